@@ -53,6 +53,7 @@ _HOME = {
     "Schedule": "tiledask.plan.pipelines.schedule",
     "Action": "tiledask.plan.pipelines.schedule",
     "schedules": "tiledask.plan.pipelines.schedules",
+    "shard_weights": "tiledask.plan.pipelines.generators.sharding",
     "validate": "tiledask.plan.pipelines.needs",
     "simulate": "tiledask.plan.pipelines.simulate",
     "program": "tiledask.plan.program.making.of_schedule",

@@ -62,6 +62,7 @@ from tiledask.plan.inputs.recipes import load_recipe as load_recipe
 from tiledask.plan.inputs.recipes import lora as lora
 from tiledask.plan.ledger import Ledger as Ledger
 from tiledask.plan.pipelines.footprint import memory_over_time as memory_over_time
+from tiledask.plan.pipelines.generators.sharding import shard_weights as shard_weights
 from tiledask.plan.pipelines.needs import validate as validate
 from tiledask.plan.pipelines.optimum import optimal_schedule as optimal_schedule
 from tiledask.plan.pipelines.schedule import Action as Action

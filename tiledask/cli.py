@@ -13,13 +13,13 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 import tiledask as td
-from tiledask.errors import ConfigError, lacking
+from tiledask.errors import ConfigError, lacking, short
 from tiledask.lab.figure_file import check_figure, save_figure
 from tiledask.lab.table import Grid, say
-from tiledask.plan.data import short
 from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.splitting.partition import layer_costs
 from tiledask.plan.units import parse_bytes
+from tiledask.plan.whole import whole_number, whole_rule
 
 __all__ = ["main"]
 
@@ -211,13 +211,13 @@ MOST_WORDS = 2_000
 
 def _whole(text: str) -> int:
     if not re.fullmatch(r"[+-]?[0-9]{1,30}", text):
-        raise argparse.ArgumentTypeError(f"must be a whole number, got {short(text)}")
+        raise argparse.ArgumentTypeError(f"must be {whole_rule()}, got {short(text)}")
     return int(text)
 
 
 def _positive(text: str) -> int:
     if _whole(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, got {short(text)}")
+        raise argparse.ArgumentTypeError(f"must be {whole_rule(1)}, got {short(text)}")
     return int(text)
 
 
@@ -552,8 +552,7 @@ def _matmul(args: argparse.Namespace, console: Console) -> Result:
     if len(mesh) != 2:
         raise ConfigError(f"a mesh is rows x columns, such as 2x2; got {short(args.mesh)}")
     lookup(args.kernel)  # a wrong name is no reason to start workers
-    if args.size < 1:
-        raise ConfigError(f"a size is 1 or more, got {args.size}")
+    whole_number("a size", args.size, 1)
     table, explanation = compare_product(args.size, mesh, args.kernel, args.tile, args.device)
     console.print(table)
     rows = list(explanation.rows())

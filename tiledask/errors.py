@@ -15,6 +15,7 @@ __all__ = [
     "RuleError",
     "ScheduleError",
     "lacking",
+    "short",
 ]
 
 
@@ -76,3 +77,16 @@ def lacking(error: ModuleNotFoundError) -> str:
     if package in ("", "tiledask"):
         raise error
     return package
+
+
+def short(value: object) -> str:
+    """A value for an error message: a number of many digits or a long list is cut.
+
+    >>> short(10**60)
+    '1000000000000000000000000000000000000000... (61 characters)'
+    """
+    try:
+        shown = repr(value)
+    except (ValueError, RecursionError):  # more digits, or deeper, than Python writes
+        return f"one {type(value).__name__} too large to print"
+    return shown if len(shown) <= 60 else f"{shown[:40]}... ({len(shown)} characters)"

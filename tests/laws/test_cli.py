@@ -96,7 +96,7 @@ def test_tables_for_people(capsys, typed, words):
         ("partition 4 2 --judge a|b", "cannot read 'a'"),
         ("partition 99999999999 2", "tiledask partition: "),
         ("idle zb-h9 4 8", "no schedule 'zb-h9'"),
-        ("idle gpipe 4 0", "microbatches must be a whole number of at least 1, got 0"),
+        ("idle gpipe 4 0", "microbatches must be a whole number of 1 or more, got 0"),
         ("idle interleaved 4 8 --devices 0", "devices must be a whole number"),
         ("idle 1f1b 4", "needs its name, stages and micro-batches, such as: idle 1f1b 4 8"),
         ("idle 1f1b 4 8 --unit ms", "go with --diagnose TRACE"),
@@ -104,10 +104,10 @@ def test_tables_for_people(capsys, typed, words):
         ("idle gpipe --diagnose no.csv", "finds schedule, stages and micro-batches in"),
         ("idle --diagnose no.csv --layers a,b", "numbers between commas"),
         ("idle --diagnose no.csv --unit h", "a unit of time is s, ms, us, ns; got 'h'"),
-        ("matmul -5", "a size is 1 or more, got -5"),
+        ("matmul -5", "a size must be a whole number of 1 or more, got -5"),
         ("matmul 64 --mesh two", "a mesh is rows x columns"),
         ("matmul 64 --mesh 2x2x2", "a mesh is rows x columns"),
-        ("matmul 64 --mesh 0x2", "workers is a whole number of 1 or more, got 0"),
+        ("matmul 64 --mesh 0x2", "workers must be a whole number of 1 or more, got 0"),
     ],
 )
 def test_a_mistake_is_explained_in_one_line(capsys, typed, words):

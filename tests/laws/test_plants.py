@@ -28,7 +28,71 @@ class Plant(NamedTuple):
 
 
 PLANTS = [
+    # weights that copies of the model share out
+    Plant(
+        "plan/pipelines/needs.py",
+        'if (a.kind == "UNSHARD") == (s in there) and a.kind != "REDUCE_GRAD":',
+        "if False:",
+        "test_sharding test_names_each_fault",
+    ),
+    Plant(
+        "plan/pipelines/needs.py",
+        "if unsummed and reduces:",
+        "if False:",
+        "test_sharding test_names_each_fault",
+    ),
+    Plant(
+        "plan/pipelines/longest_path.py",
+        "t = max(t, on_weights[1, wanted])",
+        "t = max(t, on_weights[0, wanted])",
+        "test_sharding test_closed_forms_of_one_stage",
+    ),
+    Plant(
+        "plan/program/held.py",
+        "(dropped if isinstance(each, Drop) else made)",
+        "(made if isinstance(each, Drop) else dropped)",
+        "test_program_sharded test_weights_are_held",
+    ),
+    Plant(
+        "plan/program/making/unit_states.py",
+        'if "gradients" in self.by_stage:',
+        'if "gradients" in self.by_stage and self.copy == 0:',
+        "test_training_unshard test_every_policy",
+    ),
+    Plant(
+        "distributed/programs/runner.py",
+        "for env in (self._stays, *self._frames.values()):",
+        "for env in (self._stays,):",
+        "test_training_unshard test_nothing_stays",
+    ),
     # plan: arithmetic
+    Plant(
+        "plan/whole.py",
+        "None if isinstance(value, bool) else operator.index(value)",
+        "operator.index(value)",
+        "test_whole_numbers",
+    ),
+    Plant(
+        "plan/whole.py", "number <= most", "number < most", "test_whole_numbers the_rule_the_value"
+    ),
+    Plant(
+        "plan/products/placement.py",
+        "if not is_whole(self.dim):",
+        "if not isinstance(self.dim, int):",
+        "test_whole_numbers nobody_else",
+    ),
+    Plant(
+        "plan/judged.py",
+        'MARKS = {True: "✓", None: "", False: "✗"}',
+        'MARKS = {True: "✓", None: "✓", False: "✗"}',
+        "test_judged",
+    ),
+    Plant(
+        "plan/choosing/question_check.py",
+        "all(finding.holds is not False for finding in self.findings)",
+        "all(finding.holds for finding in self.findings)",
+        "test_premise",
+    ),
     Plant(
         "plan/ledger.py",
         "max(self.per_place.values(), default=0)",
@@ -88,7 +152,37 @@ PLANTS = [
         "slowest, each = min(times)",
         "test_judge_chunks",
     ),
-    Plant("plan/products/placement.py", "(i if i < extra else extra)", "i", "test_placement"),
+    Plant("plan/intervals.py", "(i if i < extra else extra)", "i", "test_placement"),
+    Plant(
+        "plan/products/regions.py",
+        "[slice(*at) for at in pairwise(ends)]",
+        "[slice(a + 1, b + 1) for a, b in pairwise(ends)]",
+        "test_checkpoints",
+    ),
+    Plant(
+        "plan/products/placement.py",
+        "parts[placement.dim] = ((start, stop),) if start < stop else ()",
+        "parts[placement.dim] = ((max(start - 1, 0), stop - 1),) if start < stop - 1 else ()",
+        "test_tensor_summa one_device",
+    ),
+    Plant(
+        "plan/program/making/grid_layers.py",
+        "self._panel(x, way, ROW, panel.column, panel.of_x",
+        "self._panel(x, way, ROW, panel.row, panel.of_x",
+        "test_tensor_summa one_device",
+    ),
+    Plant(
+        "plan/program/making/grid_layers.py",
+        "self._summed(dw, way, COLUMN, panel.row)",
+        "self._summed(dw, way, COLUMN, self.mesh[COLUMN] - 1 - panel.row)",
+        "test_tensor_summa one_device",
+    ),
+    Plant(
+        "plan/collectives/panels.py",
+        "of_w.local(row, (start, stop))",
+        "of_w.local(row, (start - (start > 0), stop))",
+        "test_tensor_summa every_column",
+    ),
     Plant(
         "plan/inputs/hf_config.py", '4 * values["hidden"]', '3 * values["hidden"]', "test_hf_config"
     ),
@@ -133,9 +227,21 @@ PLANTS = [
         "test_tile_choice",
     ),
     Plant(
-        "tile/memory/flat_states.py",
-        "share = -(-count // copies)",
-        "share = count // copies",
+        "tile/memory/pool.py",
+        "if self.held + nbytes > self.capacity:",
+        "if nbytes > self.capacity:",
+        "test_claims refusal",
+    ),
+    Plant(
+        "tile/memory/pool.py",
+        "self._ask(tensor, array.nbytes)",
+        "self._ask(tensor, 0)",
+        "test_claims view",
+    ),
+    Plant(
+        "distributed/memory/claim_trainer.py",
+        "return x[self.here] * self.times",
+        "return x[self.here] * 1",
         "test_claims zero",
     ),
     # distributed: ranks that agree
@@ -156,25 +262,25 @@ PLANTS = [
     ),
     Plant("distributed/training/trainer.py", "g *= factor", "g *= 1", "test_training_envelope"),
     Plant(
-        "plan/program/making/convolutions.py",
+        "plan/program/making/convolution/convolutions.py",
         "if split.strips:\n            dx = self._halo(",
         "if False:\n            dx = self._halo(",
         "test_convolution_space",
     ),
     Plant(
-        "plan/program/making/convolutions.py",
+        "plan/program/making/convolution/convolutions.py",
         "extents=split.rows, before=split.before,",
         "extents=split.rows, before=max(0, split.before - 1),",
         "test_convolution_space",
     ),
     Plant(
-        "plan/program/making/convolutions.py",
+        "plan/program/making/convolution/convolutions.py",
         'self.leave(self._convolved(x, unit, w, "", window, 1), label)',
         'self._convolved(x, unit, w, "", window, 1)',
         "test_convolution_channels",
     ),
     Plant(
-        "plan/program/making/of_lenet.py",
+        "plan/program/making/convolution/of_lenet.py",
         "axes = (DATA, PARTS) if space else (DATA,)",
         "axes = (DATA,)",
         "test_program_lenet",

@@ -17,8 +17,9 @@ def in_collectives(patch, label, change):
         x, y = self._slots[each.buffer], self._slots[each.result]
 
         def called(env):
+            mine = env[x].copy()  # the sum may take its place
             call(env)
-            env[y] = change(self, env[x], env[y])
+            env[y] = change(self, mine, env[y])
 
         return called
 

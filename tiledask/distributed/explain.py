@@ -16,7 +16,9 @@ def explain(first: Any, second: Any = None, **options: Any) -> Explanation | Pro
     """What something takes, and why; nothing runs.
 
     ``explain(A, B)`` of two sharded arrays: every algorithm for A @ B, bytes, messages, memory and
-    seconds, and which is chosen; the options are those of `tiledask.matmul`.
+    seconds, and which is chosen; the options are those of `tiledask.matmul`. The ``programs`` of a
+    row are what its ranks would do, explained like a training's: ``timeline``, ``memory``, rows,
+    and ``program`` with its ``traffic`` and each rank's ``line_text``.
 
     ``explain(training)`` of what `tiledask.train` gave, or of the program of one
     (`tiledask.training_program`): where a step's seconds, bytes and memory go, instruction by

@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tiledask.errors import ConfigError
+from tiledask.plan.judged import Judged
 from tiledask.plan.units import format_bytes, format_seconds
+from tiledask.plan.whole import is_whole
 
 if TYPE_CHECKING:
     from tiledask.distributed.cluster.load import Load
 
-__all__ = ["COLUMNS", "MISSING", "Claim", "ClaimVerdict", "Value", "exact", "format_value"]
+__all__ = ["COLUMNS", "MISSING", "Claim", "Value", "exact", "format_value"]
 
 COLUMNS = ("predicted", "simulated", "measured")
 MISSING = "—"
@@ -39,24 +41,6 @@ _ROUND_OFF = 1e-9
 
 Value = int | float | str | bool | tuple | None
 """What a column holds; None where that way of knowing was not used."""
-
-
-@dataclass(frozen=True)
-class ClaimVerdict:
-    """Whether a claim holds, and the reason in a few words."""
-
-    holds: bool | None
-    """None: nothing was claimed, or nothing can be said now; then the reason says why."""
-    reason: str = ""
-
-    @property
-    def is_put_off(self) -> bool:
-        """Whether something was claimed and is to be judged later."""
-        return self.holds is None and bool(self.reason)
-
-    def __str__(self) -> str:
-        mark = {True: "✓ ", False: "✗ ", None: ""}[self.holds]
-        return f"{mark}{self.reason}"
 
 
 @dataclass(frozen=True)
@@ -112,19 +96,19 @@ class Claim:
         return tuple(format_value(value, self.unit) for value in self.values)
 
     @property
-    def verdict(self) -> ClaimVerdict:
-        """Whether the claim holds. One whose values are missing does not hold."""
+    def verdict(self) -> Judged:
+        """Whether the claim holds, and why. One whose values are missing does not hold."""
         if self.rule is None:
-            return ClaimVerdict(None)
+            return Judged("", None)
         name, *limits = self.rule
         rule = _RULES[name]
         if len(self.compared) < rule.values:
-            return ClaimVerdict(False, "nothing to compare")
+            return Judged("", False, "nothing to compare")
         holds, reason = rule.judge(self.compared, self.unit, *limits)
         late = self.load is not None and self.load.is_high and self.unit in _TIMED
         if late and not holds and rule.is_distance:
-            return ClaimVerdict(None, f"{self.load}: judged later ({reason})")
-        return ClaimVerdict(holds, reason)
+            return Judged("", None, f"{self.load}: judged later ({reason})")
+        return Judged("", holds, reason)
 
 
 def format_value(value: Value, unit: str = "") -> str:
@@ -160,12 +144,12 @@ def exact(value: Value, unit: str) -> str:
     >>> exact(134217728, "bytes")
     '134,217,728 B'
     """
-    whole = isinstance(value, int) and not isinstance(value, bool) and unit == "bytes"
+    whole = is_whole(value) and unit == "bytes"
     return f"{value:,} B" if whole else ""
 
 
 def _number(value: float) -> str:
-    if isinstance(value, int):
+    if is_whole(value):
         return f"{value:,}"
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
 

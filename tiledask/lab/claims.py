@@ -92,7 +92,8 @@ def run_cases(
 
 
 def compare_claims(title: str, runs: Mapping[str, ClaimRun]) -> Comparison:
-    """Two rows a claim: the peak of the fullest device, and the verdict.
+    """Two rows a claim: the peak of the fullest device, and the verdict. Simulated is what the
+    program holds that is run.
 
     A peak holds if predicted and measured are within TOLERANCE on every stage; of a claim that
     was refused memory, the row shows how much the refused device would have held at least.
@@ -105,16 +106,17 @@ def _rows(name: str, run: ClaimRun) -> tuple[Claim, Claim]:
         peak = Claim(
             f"{name}: peak, refused at",
             run.predicted.peak,
-            None,
+            run.simulated.peak,
             run.refused.needed,
             "bytes",
             note=str(run.refused),
         )
     else:
         stage = run.widest
-        said, ran = run.predicted.per_place[stage], run.measured.per_place[stage]
+        ledgers = run.predicted, run.simulated, run.measured
+        columns = (ledger.per_place[stage] for ledger in ledgers)
         rule = ("ratio", 1 - TOLERANCE, 1 + TOLERANCE)
-        peak = Claim(f"{name}: peak", said, None, ran, "bytes", rule, f"stage {stage}")
+        peak = Claim(f"{name}: peak", *columns, "bytes", rule, f"stage {stage}")
     verdict = Claim(
         f"{name}: verdict", run.predicted_verdict, None, run.executed_verdict, rule="equal"
     )

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from tiledask.errors import ConfigError, lacking
 from tiledask.lab.table import Grid
 from tiledask.plan import html
+from tiledask.plan.judged import MARKS
 from tiledask.plan.units import format_bytes
 
 if TYPE_CHECKING:
@@ -38,7 +39,11 @@ DRIVER_DEADLINE = 60.0
 _SMALL_SHM = 1_000_000_000  # bytes; containers give 64 MiB unless told otherwise
 _SMALL_DISK = 5_000_000_000  # bytes; workers spill blocks to it when memory runs short
 _SMALL_MEMORY = 4_000_000_000  # bytes; `tiledask tour` needs about 2 GB
-_MARKS = {"ok": ("✓", "green"), "missing": ("✗", "yellow"), "note": ("•", "cyan")}
+_MARKS = {
+    "ok": (MARKS[True], "green"),
+    "missing": (MARKS[False], "yellow"),
+    "note": ("•", "cyan"),
+}
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tiledask.errors import ConfigError
-from tiledask.plan.data import short
+from tiledask.errors import ConfigError, short
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -29,7 +29,7 @@ from tiledask.lab.claim import Claim
 from tiledask.lab.precision import verdicts
 from tiledask.lab.table import Comparison
 from tiledask.plan.program.lenet import PARAMETERS, Split
-from tiledask.plan.program.making.of_lenet import Need, need
+from tiledask.plan.program.making.convolution.of_lenet import Need, need
 from tiledask.tile.datasets import Images, load_images
 from tiledask.tile.optimizers import Adam, Rule
 

@@ -13,15 +13,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError
-from tiledask.lab.claim import COLUMNS, Claim, ClaimVerdict, Value, exact
+from tiledask.lab.claim import COLUMNS, Claim, Value, exact
 from tiledask.plan import html
+from tiledask.plan.judged import Judged
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["Claim", "ClaimVerdict", "Comparison", "Grid", "counted", "say"]
+__all__ = ["Claim", "Comparison", "Grid", "counted", "say"]
 
 _ASCII = str.maketrans({"✓": "+", "✗": "x", "—": "-", "µ": "u"})
 _STYLE = {True: "green", False: "bold red", None: ""}
@@ -51,7 +52,7 @@ class Comparison:
             )
 
     @cached_property
-    def verdicts(self) -> tuple[ClaimVerdict, ...]:
+    def verdicts(self) -> tuple[Judged, ...]:
         return tuple(row.verdict for row in self.rows)
 
     @property
@@ -67,7 +68,7 @@ class Comparison:
     @property
     def put_off(self) -> int:
         """How many rows claim something that is to be judged later."""
-        return sum(verdict.is_put_off for verdict in self.verdicts)
+        return sum(verdict.holds is None and bool(verdict.why) for verdict in self.verdicts)
 
     @property
     def failures(self) -> tuple[Claim, ...]:
@@ -101,7 +102,7 @@ class Comparison:
                     "compare": list(row.compare),
                     "note": row.note,
                     "holds": verdict.holds,
-                    "reason": verdict.reason,
+                    "reason": verdict.why,
                 }
                 for row, verdict in zip(self.rows, self.verdicts, strict=True)
             ],
@@ -238,7 +239,7 @@ _GAP = 2
 """Spaces between columns."""
 
 
-def _digits(claim: Claim, verdict: ClaimVerdict) -> tuple[str, str, str, str]:
+def _digits(claim: Claim, verdict: Judged) -> tuple[str, str, str, str]:
     """Every digit of what is claimed to be equal to the byte: once under the verdict where it
     is, under each value where it is not."""
     if claim.rule != ("equal",):
@@ -317,7 +318,7 @@ def _json(value: Value) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _row_html(row: Claim, verdict: ClaimVerdict) -> str:
+def _row_html(row: Claim, verdict: Judged) -> str:
     name = {True: "holds", False: "fails", None: "informs"}[verdict.holds]
     *below, last = _digits(row, verdict)
     titles = [exact(value, row.unit) for value in row.values]

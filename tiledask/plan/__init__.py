@@ -10,7 +10,7 @@ pipelines   schedules, checked and simulated
 splitting   layers into stages
 products    one matrix product over many ranks
 collectives who sends what to whom: rounds, bytes, closed forms      -> products.placement
-data, units, html, ledger, arrays: what all of them use
+data, units, html, ledger, arrays, intervals: what all of them use
 
 To add a schedule: a function in pipelines/generators, a line in the table of pipelines/schedules.
 To add a model family: an entry of FAMILIES in inputs/families.

@@ -9,9 +9,10 @@ from functools import cache
 from pathlib import Path
 from string import ascii_lowercase
 
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, short
+from tiledask.plan.whole import is_whole, whole_rule
 
-__all__ = ["Fields", "data_file", "names", "read", "read_named", "shipped", "short"]
+__all__ = ["Fields", "data_file", "names", "read", "read_named", "shipped"]
 
 LARGEST = 4 * 2**20
 """Bytes of the largest file that is read: a description takes some thousand."""
@@ -172,18 +173,16 @@ class Fields:
 
     def integer(self, key: str, default: object = _REQUIRED, minimum: int = 1) -> int:
         value = self._take(key, default)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self.fail(key, f"must be an integer of {minimum} or more, got {_kind(value)}")
+        if not is_whole(value):
+            raise self.fail(key, f"must be {whole_rule(minimum)}, got {_kind(value)}")
         if value < minimum:
             raise self.fail(key, f"must be {minimum} or more, got {short(value)}")
         return value
 
     def integers(self, key: str, default: object = _REQUIRED) -> tuple[int, ...]:
         value = self._take(key, default)
-        if not isinstance(value, list | tuple) or not all(
-            isinstance(v, int) and not isinstance(v, bool) for v in value
-        ):
-            raise self.fail(key, f"must be a list of integers, got {_kind(value)}")
+        if not isinstance(value, list | tuple) or not all(map(is_whole, value)):
+            raise self.fail(key, f"must be a list of whole numbers, got {_kind(value)}")
         return tuple(value)
 
     def number(self, key: str, default: object = _REQUIRED) -> float:
@@ -236,16 +235,3 @@ def _kind(value: object) -> str:
     words = {bool: "a boolean", int: "an integer", float: "a number", str: "text"}
     words |= {list: "a list", dict: "an object", type(None): "null"}
     return f"{words.get(type(value), type(value).__name__)} ({short(value)})"
-
-
-def short(value: object) -> str:
-    """A value for an error message: a number of many digits or a long list is cut.
-
-    >>> short(10**60)
-    '1000000000000000000000000000000000000000... (61 characters)'
-    """
-    try:
-        shown = repr(value)
-    except (ValueError, RecursionError):  # more digits, or deeper, than Python writes
-        return f"one {type(value).__name__} too large to print"
-    return shown if len(shown) <= 60 else f"{shown[:40]}... ({len(shown)} characters)"

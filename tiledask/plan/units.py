@@ -6,8 +6,8 @@ And the divisors of a number, by which anything is shared out.
 import re
 from math import isqrt
 
-from tiledask.errors import ConfigError
-from tiledask.plan.data import short
+from tiledask.errors import ConfigError, short
+from tiledask.plan.whole import is_whole
 
 __all__ = ["divisors", "format_bytes", "format_seconds", "format_up", "parse_bytes"]
 
@@ -79,7 +79,7 @@ def parse_bytes(text: str | int | float) -> int:
     (40000000000, 1048576, 17)
     """
     if not isinstance(text, str):
-        number = isinstance(text, int | float) and not isinstance(text, bool)
+        number = isinstance(text, float) or is_whole(text)
         if not number or not 0 <= text <= _MOST_BYTES:
             raise ConfigError(f"a size is 0 to {_MOST_BYTES:.0e} bytes, got {short(text)}")
         return int(text)

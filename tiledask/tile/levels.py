@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from tiledask.errors import KernelError
 from tiledask.plan.units import format_bytes
+from tiledask.plan.whole import whole_number
 
 __all__ = ["Tile", "TileCount", "TileTraffic", "as_tile", "traffic"]
 
@@ -149,7 +150,9 @@ def traffic(
     tile = as_tile(tile)
     out_itemsize = itemsize if out_itemsize is None else out_itemsize
     sizes = {"m": m, "n": n, "k": k, "itemsize": itemsize, "out_itemsize": out_itemsize}
-    m, n, k, itemsize, out_itemsize = (_positive(name, value) for name, value in sizes.items())
+    m, n, k, itemsize, out_itemsize = (
+        whole_number(name, value, 1, error=KernelError) for name, value in sizes.items()
+    )
     rows, columns, steps = (-(-extent // t) for extent, t in zip((m, n, k), tile, strict=True))
     return TileTraffic(
         m,
@@ -177,11 +180,9 @@ def as_tile(tile: int | Tile) -> Tile:
             f"a tile has 3 extents (tm, tn, tk), got {len(extents)} in {tile!r}; "
             f"write tile=32 or tile=(32, 32, 8)"
         )
-    tm, tn, tk = extents
-    return _positive("tm", tm), _positive("tn", tn), _positive("tk", tk)
-
-
-def _positive(name: str, value: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
-        raise KernelError(f"{name} must be a whole number of 1 or more, got {value!r}")
-    return int(value)
+    names = ("tm", "tn", "tk")
+    tm, tn, tk = (
+        whole_number(name, extent, 1, error=KernelError)
+        for name, extent in zip(names, extents, strict=True)
+    )
+    return tm, tn, tk

@@ -14,6 +14,9 @@ import pytest
 import tiledask as td
 from tiledask import Partial, Replicate, Shard
 from tiledask.errors import DoesNotFitError, PlacementError
+from tiledask.plan.products.shards import Shards
+
+TOLD = Shards(4, (((0, 3),), ((3, 4),)))
 
 pytestmark = pytest.mark.cluster
 
@@ -82,6 +85,7 @@ def refused(cluster):
     mesh, two, ones = td.Mesh(cluster, (2, 2)), td.Mesh(cluster, (2,)), np.ones((4, 4))
     for a, placements, message in (
         (ones, (Partial(), Replicate()), "partial sums are not unique"),
+        (ones, (Shard(0, TOLD), Replicate()), "arrays on workers are sharded evenly"),
         (ones, (Shard(0),), "2 axes .* got 1"),
         (ones, (Shard(0), Shard(5)), r"Shard\(5\) needs a dimension"),
         (np.ones(4, complex), (Shard(0), Replicate()), "dtype complex128"),
@@ -99,6 +103,7 @@ def refused(cluster):
         yield message, lambda made=made, d=dtype: td.from_function(made, (4, 2), d, two, Shard(0))
     x = td.distribute(ones, td.Mesh(cluster, (np.int64(2),)), Shard(0))
     yield "partial sums are not unique", lambda: td.redistribute(x, Partial())
+    yield "arrays on workers are sharded evenly", lambda: td.redistribute(x, Shard(0, TOLD))
     yield r"on a mesh, got Cluster; td\.Mesh", lambda: td.distribute(ones, cluster, Shard(0))
     yield "a mesh is made of a cluster's slots, got NoneType", lambda: td.Mesh(None, (2,))
     yield "moves a sharded array, got ndarray", lambda: td.redistribute(ones, Shard(0))

@@ -35,7 +35,8 @@ from tiledask.distributed.checkpoints import (
 from tiledask.distributed.checkpoints import index as index_room
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import CheckpointError
-from tiledask.plan.collectives.shards import deal_heads, even_shards, side_by_side
+from tiledask.plan.collectives.shards import deal_heads, side_by_side
+from tiledask.plan.products.shards import even_shards
 from tiledask.tile.backend import as_dtype
 
 HEADS, KV, WIDTH, INNER, HIDDEN, VOCABULARY, LAYERS = 6, 3, 2, 11, 5, 13, 3

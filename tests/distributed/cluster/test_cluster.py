@@ -9,6 +9,7 @@ import importlib.util
 import json
 import logging
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -193,12 +194,12 @@ def test_the_dashboard_takes_no_pages_of_other_hosts(cluster, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"workers": 0}, "workers is a whole number of 1 or more, got 0"),
+        ({"workers": 0}, "workers must be a whole number of 1 or more, got 0"),
         ({"device": "cpu", "timeout": -1}, "a timeout is a number"),
-        ({"workers": True}, "workers is a whole number"),
-        ({"workers": 2.5}, "workers is a whole number"),
+        ({"workers": True}, "workers must be a whole number"),
+        ({"workers": 2.5}, "workers must be a whole number"),
         ({"workers": 10**6}, "workers fit"),
-        ({"threads": 0}, "threads is a whole number"),
+        ({"threads": 0}, "threads must be a whole number"),
         ({"device": "tpu"}, "device is 'auto', 'cuda' or 'cpu', got 'tpu'"),
         ({"memory_cap": "lots"}, "cannot read 'lots' as a size"),
         ({"memory_limit": -1}, "0 to 1e[+]24 bytes, got -1"),
@@ -464,12 +465,10 @@ def answering(*answers):
 
     def sync(*_):
         answer = answers.pop(0) if answers[1:] else answers[0]
-        if isinstance(answer, Exception):
-            raise answer
-        return {"tcp://here:1": answer}
+        failed = isinstance(answer, Exception)
+        return {"tcp://here:1": answer if failed else pickle.dumps((0, answer))}
 
-    slot = {0: {"address": "tcp://here:1"}}
-    return mock.Mock(slots=1, wait_for_slots=lambda *_: slot, client=mock.Mock(sync=sync))
+    return mock.Mock(slots=1, client=mock.Mock(sync=sync))
 
 
 def test_a_worker_that_is_gone_is_asked_again_and_then_said_to_be_lost():

@@ -26,7 +26,7 @@ from tiledask.lab import lenet as lab
 from tiledask.plan.collectives import convolution as P
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.program.lenet import BOUNDARIES, PARAMETERS, flops
-from tiledask.plan.program.making.of_lenet import need
+from tiledask.plan.program.making.convolution.of_lenet import need
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -1,6 +1,7 @@
 """A split convolution that ranks call is a program: checked, and counted as it is recorded.
 
-Holds `tiledask.distributed.tensor.layer_programs` and `tiledask.plan.program.making.convolutions`.
+Holds `tiledask.distributed.tensor.layer_programs` and
+`tiledask.plan.program.making.convolution.convolutions`.
 """
 
 import numpy as np

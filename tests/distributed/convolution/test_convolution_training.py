@@ -1,7 +1,7 @@
 """d2l's LeNet trained under every split: losses and weights of a single device, step by step.
 
 Holds `tiledask.distributed.convolution.lenet_train`, `tiledask.plan.program.lenet`,
-`tiledask.plan.program.making.of_lenet`,
+`tiledask.plan.program.making.convolution.of_lenet`,
 `tiledask.distributed.ranks.rank`, `tiledask.lab.exercises.split_layers.lenet_hybrids` and
 `tiledask.lab.plots.training.trainings`.
 """
@@ -26,7 +26,7 @@ from tiledask.lab import exercises, plots
 from tiledask.lab import lenet as lab
 from tiledask.lab.precision import acceptable
 from tiledask.plan.program.lenet import PARAMETERS, Split, flops
-from tiledask.plan.program.making.of_lenet import need, need_of
+from tiledask.plan.program.making.convolution.of_lenet import need, need_of
 from tiledask.tile.datasets import load_images
 from tiledask.tile.optimizers import SGD, Adam
 
@@ -343,12 +343,17 @@ def test_the_result_says_what_it_is():
     ("ways", "options", "error", "words"),
     [
         ({"tensor": 2}, {}, ConfigError, "'space', got 'tensor'"),
-        ({"network": 0}, {}, ConfigError, "network has a whole number of 1 rank or more, got 0"),
+        (
+            {"network": 0},
+            {},
+            ConfigError,
+            "network must be .* 1 or more ranks, got 0",
+        ),
         ({"layerwise": 2, "space": 2}, {}, ConfigError, "got layerwise=2 and space=2; keep one"),
         ({"network": 5}, {}, PlacementError, "LeNet has 4: got 5"),
         ("layerwise", {}, ConfigError, r"how many ranks each has: \{'layerwise': 4\}"),
         ({}, {"data": WIDE}, ConfigError, "images of 28 x 28 and up to 10 classes, got Images"),
-        ({}, {"batch": 0}, ConfigError, "images of a batch 1 or more: got 1, 0"),
+        ({}, {"batch": 0}, ConfigError, "batch must be a whole number of 1 or more images, got 0"),
         ({}, {"dtype": "float16"}, ConfigError, "'float32' or 'float64', got 'float16'"),
         (
             {"layerwise": 2},

@@ -461,6 +461,6 @@ def test_a_block_does_not_come_before_it_left_by_clocks_that_are_apart(monkeypat
     monkeypatch.setattr(paced, "get_worker", lambda: worker)
     there = time.time()
     came = paced.Arrival(there, (there + left, there))
-    action = paced.Paced([paced.Action("F", 1, 0)], 0.0, [0.0])
-    paced.perform("topic", 1, action, [came], lambda: None)
+    pace = paced.Pace(np.zeros((4, 2, 1)), -np.ones((2, 1)), np.zeros((2, 1, 2)))
+    paced.perform("topic", 1, pace, [paced.Action("F", 1, 0)], [came], lambda: None)
     assert said[0]["arriving"] == [(0, min(there + left, there), there)]

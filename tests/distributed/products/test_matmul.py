@@ -26,6 +26,7 @@ from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.transport import remote_read
 from tiledask.errors import DeadlineError, DoesNotFitError, KernelError, PlacementError
 from tiledask.lab.product_claims import RandomProduct, product_rows
+from tiledask.plan.products.product import algorithms, options_of
 from tiledask.plan.program.making.of_product import AHEAD
 
 pytestmark = pytest.mark.cluster
@@ -219,7 +220,7 @@ def test_every_algorithm_on_every_mesh(cluster, transport, name, case):
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("panel", [1, 3, 1000])
-@pytest.mark.parametrize("name", ["column_parallel", "row_parallel", "summa", "2.5d"])
+@pytest.mark.parametrize("name", [name for name in algorithms if "panel" in options_of(name)])
 def test_any_panel_width(cluster, name, panel):
     c = multiply(cluster, (2, 2), 10, 17, 9, GRID, GRID, algorithm=name, panel=panel)
     whole = multiply(cluster, (2, 2), 10, 17, 9, GRID, GRID, algorithm=name)
@@ -470,6 +471,10 @@ def test_the_choice_is_what_explain_says(cluster):
     assert row.received == max(c.traffic.measured.received)
     assert row.peak == c.memory.predicted.peak
     assert row.bound <= row.received
+    assert sum(one.program.traffic.total for one in row.programs) == row.total
+    assert all(one.program.line_text(3) for one in row.programs)
+    for place, nbytes in row.programs[0].memory.items():
+        assert nbytes <= row.peak, place
     text, html = repr(found), found._repr_html_()
     assert all(name in text and name in html for name in td.algorithms)
     assert "Not worth distributing" in text

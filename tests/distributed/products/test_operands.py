@@ -9,7 +9,7 @@ from tiledask.distributed.products.operands import check_kernel, check_types
 from tiledask.errors import KernelError, PlacementError
 from tiledask.tile import kernels
 
-SINGLE, DOUBLE, INTEGER = (np.zeros((2, 2), x) for x in ("f4", "f8", "i4"))
+SINGLE, DOUBLE, INTEGER = map(np.dtype, ("f4", "f8", "i4"))
 
 
 @pytest.mark.parametrize("kernel", kernels)

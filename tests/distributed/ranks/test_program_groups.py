@@ -50,6 +50,10 @@ def by_group(rank, case):
             made.append(g.halo_reduce(made[-1], 0, 1, 1, extents=rows))
         with rank.label("swap"):
             made.append(g.all_to_all(whole, 0, 1, extents=rows))
+        with rank.label("root"):
+            made.append(g.broadcast(x if g.rank == n - 1 else None, n - 1))
+            total = g.reduce(x, n // 2, op, wide=wide)
+            made += [] if total is None else [total]
         if n > 1:
             with rank.label("shift"):
                 g.send(x, (g.rank + 1) % n)
@@ -75,6 +79,10 @@ def by_program(rank, case):
             made.append(g.agreed(kind, wider, x_, label="layer/halo"))
         swap = {"split_dim": 0, "concat_dim": 1, "extents": rows}
         made.append(g.agreed("all_to_all", swap, whole, label="layer/swap"))
+        mine, label = x if g.rank == n - 1 else None, "layer/root"
+        made.append(g.broadcast(mine, x.shape, n - 1, label=label, **how))
+        total = g.reduce(x, n // 2, op, wide=wide, label=label, **how)
+        made += [] if total is None else [total]
         if n > 1:
             with rank.label("layer"), rank.label("shift"):
                 g.send(x, (g.rank + 1) % n, **how)

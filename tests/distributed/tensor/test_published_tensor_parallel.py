@@ -23,12 +23,12 @@ from tiledask.plan.collectives import summa
 from tiledask.plan.collectives.algorithms import rounds
 from tiledask.plan.collectives.cost import cost, even
 from tiledask.plan.collectives.layers import Stream, bytes_by_rank
-from tiledask.plan.collectives.shards import even_shards
 from tiledask.plan.fitting.activations import layer_bytes
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.products.shards import even_shards
 from tiledask.tile import layers as tile
 
 CASES = load_cases("tensor_parallel.json")

@@ -88,6 +88,18 @@ def test_block_of_either_library(xp):
     check(3, program, expected, planned(Stream(B, S, H, 3), HEADS))
 
 
+def test_weights_that_no_block_has_are_not_left_out_in_silence():
+    weights, one = drawn(True, True, HEADS), T.DecoderBlock(HEADS, True)
+
+    def program(rank):
+        group = rank.group()
+        mine = T.shard_weights(group, weights, T.block_layout(HEADS, INNER, 2))
+        T.decoder_block(group, T.replicate(X), mine | {"scale_1.gamma": mine["norm_1.w"]}, one)
+
+    with pytest.raises(td.errors.ConfigError, match=r"none called scale_1\.gamma; leave it out"):
+        run_threads(program, 2)
+
+
 def test_planned_and_counted_side_by_side():
     """Multi-query attention on 4 ranks: four sums of b s h, and one of the kv head's gradient."""
     heads = tile.Heads(4, 1, 4)

@@ -11,8 +11,9 @@ import pytest
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError
-from tiledask.plan.collectives.shards import Shards, even_shards, side_by_side
-from tiledask.plan.products.placement import Partial, Shard
+from tiledask.plan.collectives.shards import side_by_side
+from tiledask.plan.products.placement import Partial, Shard, Tiling
+from tiledask.plan.products.shards import Shards, even_shards
 from tiledask.tile import layers as tile
 
 X = np.arange(24.0).reshape(2, 3, 4)
@@ -66,8 +67,8 @@ REFUSED = [
     ("say to=Replicate", lambda g: T.embedding(g, IDS, cut(g, W, 0), to=Partial())),
     ("is not sharded", lambda g: feed(g, cut(g, W, 1), T.replicate(W.T))),
     (
-        "is not sharded",
-        lambda g: T.column_linear(g, WHOLE, T.Placed(W, Shard(1), (4, 8))),
+        "over 2 ranks .* this group of 4",
+        lambda g: T.column_linear(g, WHOLE, T.Placed(W, Tiling((4, 8), (2,), (Shard(1),)))),
     ),
     (r"larger by ln 4 = 1\.3863", lambda g: T.cross_entropy(g, WHOLE, IDS)),
     ("along dimension -1", lambda g: T.cross_entropy(g, cut(g, X, 1), IDS)),

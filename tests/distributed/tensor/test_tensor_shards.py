@@ -12,10 +12,11 @@ from oracles.tensor_cases import RANKS
 
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.distributed.tensor.shards import indices
 from tiledask.errors import PlacementError
 from tiledask.plan.collectives import layers as plan
-from tiledask.plan.collectives.shards import Shards, deal_heads, even_shards, side_by_side
+from tiledask.plan.collectives.shards import deal_heads, side_by_side
+from tiledask.plan.products.placement import Tiling
+from tiledask.plan.products.shards import Shards, even_shards
 from tiledask.tile import layers as tile
 
 # -- arithmetic ------------------------------------------------------------------------------------
@@ -26,7 +27,7 @@ from tiledask.tile import layers as tile
 def test_even_shards_are_array_splits(extent, ranks):
     shards = even_shards(extent, ranks)
     parts = np.array_split(np.arange(extent), ranks)
-    assert [indices(shards, r).tolist() for r in range(ranks)] == [p.tolist() for p in parts]
+    assert [shards.indices(r).tolist() for r in range(ranks)] == [p.tolist() for p in parts]
     assert shards.in_a_row
     assert shards.covers
     assert not list(shards.shared())
@@ -40,9 +41,9 @@ def test_heads_lie_with_those_they_look_at(kv, share, ranks):
     heads, kvs = deal_heads(query, kv, ranks)
     kv_of = tile.shared_heads(query, kv)
     for rank in range(ranks):
-        wanted = {kv_of[i] for i in indices(heads, rank)}
-        assert set(indices(kvs, rank).tolist()) == wanted
-    holders = {h: tuple(r for r in range(ranks) if h in indices(kvs, r)) for h in range(kv)}
+        wanted = {kv_of[i] for i in heads.indices(rank)}
+        assert set(kvs.indices(rank).tolist()) == wanted
+    holders = {h: tuple(r for r in range(ranks) if h in kvs.indices(r)) for h in range(kv)}
     shared = {h: who for who, (start, stop) in kvs.shared() for h in range(start, stop)}
     assert shared == {h: who for h, who in holders.items() if len(who) > 1}
     assert kvs.covers
@@ -56,13 +57,14 @@ def test_every_number_is_owned_by_one_rank(kv, share, ranks):
     out, width = 2 * heads.query, 2 * (heads.query + 2 * kv)
     layout = T.attention_layout(heads, ranks)
     for name, shape in {"wqkv": (3, width), "bqkv": (width,), "wo": (out, 3), "bo": (3,)}.items():
-        owned = [layout[name].owned(shape, rank) for rank in range(ranks)]
+        tiling = Tiling(shape, (ranks,), (layout[name],))
+        owned = [tiling.owned(rank) for rank in range(ranks)]
         assert sum(each.sum() for each in owned) == np.prod(shape), name
 
 
 def test_side_by_side_by_hand():
     fused = side_by_side(even_shards(3, 2), even_shards(2, 2))
-    assert [indices(fused, r).tolist() for r in (0, 1)] == [[0, 1, 3], [2, 4]]
+    assert [fused.indices(r).tolist() for r in (0, 1)] == [[0, 1, 3], [2, 4]]
     assert fused.counts == (3, 2)
     assert fused.covers
     assert not fused.in_a_row

@@ -1,8 +1,10 @@
 """Linear layers on a grid of ranks: as on one device; bytes as planned; blocks that do not fit.
 
-Holds `tiledask.distributed.tensor.summa` and `tiledask.plan.collectives.panels`.
+Holds `tiledask.distributed.tensor.summa`, `tiledask.plan.collectives.panels` and
+`tiledask.plan.program.making.grid_layers`.
 """
 
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -15,10 +17,15 @@ from oracles.tensor_cases import assert_close
 import tiledask as td
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.errors import PlacementError
+from tiledask.errors import PlacementError, ProgramError
 from tiledask.plan.collectives import summa as plan
+from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.panels import panels
+from tiledask.plan.collectives.seconds import seconds
 from tiledask.plan.products.placement import Shard
+from tiledask.plan.program.calls import calls
+from tiledask.plan.program.instructions import Broadcast, Reduce
+from tiledask.plan.program.program import Program
 from tiledask.tile import layers as tile
 
 GRIDS = [(1, 1), (1, 4), (4, 1), (2, 2), (2, 3), (3, 2), (2, 4), (2, 2, 2), (3, 1, 2), (2, 2, 1)]
@@ -42,17 +49,6 @@ def both_ways(rank, x, w, b, dy):
     return {"y": y, "dx": dx, "dw": dw} | ({} if b is None else {"db": db})
 
 
-def whole(blocks):
-    """The array of which all ranks of the grid have these blocks."""
-    tiling = blocks[0].tiling
-    made = np.full(tiling.shape, np.nan)
-    for block, region in zip(blocks, tiling.regions, strict=True):
-        place = tuple(slice(*at) for at in region)
-        assert block.local.shape == made[place].shape
-        made[place] = block.local
-    return made
-
-
 def check(grid, run=run_threads, x=(7, 5), outputs=11, bias=True):
     """What one device finds; the ranks whose calls and bytes are planned."""
     x, w, b, dy = draw(x, (x[-1], outputs), (outputs,), (*x[:-1], outputs))
@@ -62,7 +58,7 @@ def check(grid, run=run_threads, x=(7, 5), outputs=11, bias=True):
     done = run(both_ways, grid, x, w, b, dy)
     for name, value in (expected | {"y": y}).items():
         if value is not None:
-            assert_close(whole([result[name] for result in done.results]), value, name)
+            assert_close(T.whole_of([result[name] for result in done.results]), value, name)
     assert not len(done.records.mismatches)
     return done
 
@@ -87,6 +83,71 @@ def test_as_on_one_device(grid):
 def test_batches_and_no_bias():
     """x [b, s, in], its batch over the rows of the grid."""
     check((2, 2), x=(3, 4, 5), outputs=7, bias=False)
+
+
+def programs(rank, x, w, b, dy):
+    """What its grid has bound, where the layer was called twice."""
+    for _ in range(2):
+        both_ways(rank, x, w, b, dy)
+    return [layer.program for layer in grid_of(rank).bound.values()]
+
+
+def program_on(grid):
+    tokens, inputs, outputs = 7, 5, 11
+    whole = draw((tokens, inputs), (inputs, outputs), (outputs,), (tokens, outputs))
+    done = run_threads(programs, grid, *whole)
+    ((program,), *others) = done.results
+    assert all(each == [program] for each in others)
+    return program, done.records, plan.summa_linear(tokens, inputs, outputs, grid, bias=True)
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("grid", [grid for grid in GRIDS if prod(grid) > 1])
+def test_its_program_is_checked_counted_and_read_back(grid):
+    program, records, planned = program_on(grid)
+    assert program.check().shape == grid
+    assert Program.from_text(program.to_text()).to_text() == program.to_text()
+    for rank in range(prod(grid)):
+        said = [(c.label.partition("/")[2], *c[1:]) for c in calls(program, rank)]
+        mine = records.where(rank=rank)
+        assert 2 * said == [(r.label, r.kind, r.sent, r.received, r.messages) for r in mine]
+    sent, received = plan.bytes_by_place(planned.calls, grid, 8)
+    assert (program.traffic.sent, program.traffic.received) == (sent, received)
+
+
+def test_its_time_is_that_of_its_collectives():
+    """On (1, 2) ranks: forward every panel of x, backward again, and the sum of dx."""
+    program, _, planned = program_on((1, 2))
+    link = {"latency": 1.0, "bandwidth": 8.0}
+    took = [
+        max(seconds(c.kind, "direct", even(c.elements, 2), 8, **link, root=c.root))
+        for c in planned.calls
+    ]
+    made = program.timeline(lambda each: 0.0, **link)
+    assert made.end.max() == pytest.approx(sum(took))
+
+
+def told(program, kind, **wrong):
+    """``program`` whose first instruction of ``kind`` is another, on all ranks alike."""
+    roles, done = [], 0
+    for role in program.roles:
+        parts = list(role.parts)
+        for p, part in enumerate(parts):
+            each = list(part.instructions)
+            for at in [i for i, one in enumerate(each) if isinstance(one, kind)][:1]:
+                each[at], done = replace(each[at], **wrong), done + 1
+            parts[p] = replace(part, instructions=tuple(each))
+        roles.append(replace(role, parts=tuple(parts)))
+    assert done >= len(roles)
+    return replace(program, roles=tuple(roles))
+
+
+@pytest.mark.parametrize("kind", [Broadcast, Reduce])
+@pytest.mark.parametrize("root", [1, 2, -1])
+def test_another_root_is_refused(kind, root):
+    program, *_ = program_on((2, 2))
+    with pytest.raises(ProgramError, match="a broadcast is from its root and a reduce to it"):
+        told(program, kind, root=root).check()
 
 
 @pytest.mark.cluster
@@ -117,10 +178,10 @@ def test_blocks_that_do_not_go_together_are_refused():
     def program(rank):
         grid = grid_of(rank)
         good, weight = grid.block("x", x), grid.block("w", w)
-        turned = good._replace(tiling=good.tiling.replaced(Shard(1), Shard(0)))
+        turned = T.Placed(good.local, good.tiling.replaced(Shard(1), Shard(0)))
         wrong = {
             "takes x as": (turned, weight),
-            r"holds \[2, 3\] of x \[4, 6\], got \[4, 6\]": (good.like(x), weight),
+            r"holds \[2, 3\] of x \[4, 6\], got \[4, 6\]": (T.Placed(x, good.tiling), weight),
             r"takes x as \[4, 4\] .* got \[4, 6\]": (good, grid.block("w", x)),
             "takes b as": (good, weight, grid.block("w", w)),
             r"x \[.., in\] and w": (grid.block("b", np.ones(6)), weight),

@@ -237,7 +237,7 @@ def test_a_product_fails_by_itself_and_never_by_the_page(cluster, monkeypatch):
     a = operand(cluster)
     expected = td.to_numpy(td.matmul(a, a, algorithm="summa"))
 
-    async def broken(*_):
+    def broken(*_):
         raise OSError("no page")
 
     with monkeypatch.context() as patched:

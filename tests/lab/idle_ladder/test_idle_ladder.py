@@ -112,7 +112,7 @@ def test_equal_seeds_are_equal_and_other_seeds_are_not(number):
 
 def test_other_levels_and_seeds_are_refused():
     for given in ((0,), (13,), ("3",), (True,), (3, -1), (3, 1.5), (3, 10**9)):
-        with pytest.raises(ConfigError, match=r"levels 1 to 12|a seed is"):
+        with pytest.raises(ConfigError, match=r"levels 1 to 12|seed must be"):
             td.tasks.idle_level(*given)
 
 

@@ -187,7 +187,7 @@ def test_requests_that_make_no_sense(capsys):
     for words, why in (
         ((["idle-13"]), "levels 1 to 12, got 13"),
         ((["4", "--seed", "3"]), "a seed draws the numbers of idle-1 to idle-12, not of '4'"),
-        ((["idle-3", "--seed", "-1"]), "a seed is a whole number from 0"),
+        ((["idle-3", "--seed", "-1"]), "seed must be a whole number of 0 or more"),
         ((["idle-3", "--verify"]), "the levels of the ladder have none"),
     ):
         assert main(["puzzle", *words]) == 2

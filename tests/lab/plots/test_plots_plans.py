@@ -406,8 +406,8 @@ def test_the_overhead_of_a_run_is_the_last_part_of_each_bar():
     [
         (lambda f: plots.feasibility(f, x="width"), "fields of a layout, .*; got 'width'"),
         (lambda f: plots.feasibility(f, x="tp", y="tp"), "two fields, got 'tp' twice"),
-        (lambda f: plots.pareto(f, knees=0), "integer of 1 or more, got 0"),
-        (lambda f: plots.pareto(f, knees=True), "integer of 1 or more, got True"),
+        (lambda f: plots.pareto(f, knees=0), "whole number of 1 or more, got 0"),
+        (lambda f: plots.pareto(f, knees=True), "whole number of 1 or more, got True"),
         (lambda f: plots.step_breakdown({}), "1 step or more, got 0"),
         (lambda f: plots.sensitivity_bars([]), "1 relaxed limit or more, got 0"),
     ],

@@ -83,9 +83,9 @@ def test_a_nudge_is_part_of_what_a_checkpoint_is_of(tmp_path):
     with pytest.raises(CheckpointError, match="nudge is 3 there and none here"):
         go(0, 2)
     assert len(go(3, 2).losses) == 1
-    with pytest.raises(ConfigError, match="nudge is a whole number of 0 or more, got -1"):
+    with pytest.raises(ConfigError, match="nudge must be a whole number of 0 or more, got -1"):
         go(-1, 3)
-    with pytest.raises(ConfigError, match=r"nudge is a whole number of 0 or more, got 1\.5"):
+    with pytest.raises(ConfigError, match=r"nudge must be a whole number of 0 or more, got 1\.5"):
         td.train_lenet(DIGITS, {}, steps=1, batch=2, nudge=1.5)
 
 

@@ -10,10 +10,11 @@ import pytest
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.plan.choosing.question_check import BARELY, FAILS, HOLDS, check_premise, premises
+from tiledask.plan.choosing.question_check import check_premise, premises
 from tiledask.plan.collectives.data_parallel import zero_step
 from tiledask.plan.fitting.overhead import CUDA_CONTEXT
 from tiledask.plan.inputs.recipes import load_recipe
+from tiledask.plan.judged import BARELY, FAILS, HOLDS
 from tiledask.plan.units import format_bytes
 
 # per premise and claim: the verdict, and a number that must stand in its working
@@ -104,9 +105,9 @@ def one(**claim):
     ("premise", "words"),
     [
         (changed(memory="much"), "cannot read 'much' as a size"),
-        (changed(parameters=True), "key 'parameters' must be an integer of 1 or more"),
+        (changed(parameters=True), "key 'parameters' must be a whole number of 1 or more"),
         (changed(plans={"A": {"dp": 16}}), "makes 16 devices, the premise has 8"),
-        (changed(plans={"A": {"dp": 2, "zero": 4}}), "zero must be 0, 1, 2 or 3, got 4"),
+        (changed(plans={"A": {"dp": 2, "zero": 4}}), "zero must be at most 3, got 4"),
         (changed(plans={"A": {"recompute": "full"}}), "changes what only a model tells"),
         (changed(model="gpt2"), "is 10,000,000,000, and gpt2 has 124,439,808; leave it out"),
         (changed(plans={"A": {"pd": 2}}), "'pd' is not known here"),

@@ -262,11 +262,11 @@ def test_tensor_parallelism_that_leaves_its_node_is_named():
 @pytest.mark.parametrize(
     ("space", "words"),
     [
-        ({"tp": (0,)}, "tp must be an integer of 1 or more, got 0"),
-        ({"tp": ("a",)}, "tp must be an integer of 1 or more, got 'a'"),
-        ({"zero": (4,)}, "zero must be 0, 1, 2 or 3, got 4"),
+        ({"tp": (0,)}, "tp must be a whole number of 1 or more, got 0"),
+        ({"tp": ("a",)}, "tp must be a whole number of 1 or more, got 'a'"),
+        ({"zero": (4,)}, "zero must be at most 3, got 4"),
         ({"recompute": ("some",)}, "recompute must be one of"),
-        ({"interleave": (0,)}, "interleave must be an integer of 1 or more, got 0"),
+        ({"interleave": (0,)}, "interleave must be a whole number of 1 or more, got 0"),
         ({"tp": 8}, "is a sequence of one value or more"),
         ({"tp": ()}, "Space tp is a sequence of one value or more"),
         ({"recompute": "full"}, "Space recompute is a sequence"),
@@ -294,12 +294,12 @@ def test_scores_are_blamed_and_flash_attention_advised():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda m, c: search(m, c, 0), "global_batch must be an integer of 1 or more .* got 0"),
+        (lambda m, c: search(m, c, 0), "global_batch must be a whole number of 1 or more .* got 0"),
         (lambda m, c: search(m, c, True), "got True"),
         (lambda m, c: search(m, c, 16, devices=(32,)), "between 1 and the cluster's 16"),
         (lambda m, c: search(m, c, 16, devices=(1.5,)), "between 1 and the cluster's 16"),
         (lambda m, c: search(m, c, 16, sequence="2048"), "1 or more tokens, got '2048'"),
-        (lambda m, c: search(m, c, 16, sequence=True), "sequence must be an integer"),
+        (lambda m, c: search(m, c, 16, sequence=True), "sequence must be a whole number"),
         (lambda m, c: search(m, c, 16, recipe="fp16-weights"), "keeps no gradients"),
         (lambda m, c: critique(m, Layout(), c, "fp16-weights"), "keeps no gradients: it serves"),
         *(

@@ -79,15 +79,21 @@ def test_zero3_degree_is_the_first_that_fits():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        *((lambda bad=bad: minimum_devices(bad), "integer of 1 or more") for bad in (0, 2.0, True)),
+        *(
+            (lambda bad=bad: minimum_devices(bad), "whole number of 1 or more")
+            for bad in (0, 2.0, True)
+        ),
         (lambda: minimum_devices(5, capacity=0), "capacity must be 1 byte"),
         (lambda: zero3_minimum_degree(10, "mixed-adam-16", 15), "does not hold one parameter"),
         (
             lambda: zero3_minimum_degree(1000, "deepspeed-bf16-adam", 4000),
             "leaves whole of the others, 4000 B",
         ),
-        (lambda: Overhead(nccl=-1), "overhead nccl must be bytes"),
-        (lambda: ask(Layout(), ANY, overhead=1.5), r"overhead must be bytes.* got 1\.5"),
+        (lambda: Overhead(nccl=-1), "overhead nccl must be a whole number of 0 or more bytes"),
+        (
+            lambda: ask(Layout(), ANY, overhead=1.5),
+            r"overhead must be a whole number of 0 or more bytes, or an Overhead, got 1\.5",
+        ),
     ],
 )
 def test_what_is_no_number_is_refused(call, words):

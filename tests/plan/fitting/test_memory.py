@@ -420,15 +420,15 @@ def test_partitions_with_embedding_and_head_as_items():
         (lambda: estimate(pp=7), "7 chunks need as many layers, the model has 6"),
         (lambda: estimate(GATED, dp=2, ep=2), "ep=2 shards experts and model has none"),
         (lambda: estimate(MIXED, dp=3, ep=3), r"ep=3 does not divide the 8 experts.*, 2, 4, 8\]"),
-        (lambda: estimate(sequence=10**15), "sequence must be 1,073,741,824 tokens or fewer"),
+        (lambda: estimate(sequence=10**15), "sequence must be at most 1,073,741,824 tokens"),
         *(
-            (lambda n=n: estimate(sequence=n), "sequence must be an integer")
+            (lambda n=n: estimate(sequence=n), "sequence must be a whole number")
             for n in (0, -1, 1.5, True)
         ),
         (lambda: load_recipe("fp32-adm"), "did you mean 'fp32-adam'"),
         (lambda: load_recipe(16), "a recipe is a name"),
         *(
-            (lambda rank=rank: lora(rank=rank), "rank of an adapter must be an integer of 1 or")
+            (lambda rank=rank: lora(rank=rank), "rank of an adapter must be a whole number of 1 or")
             for rank in (0, 1.5, True, float("nan"))
         ),
         (lambda: lora(matrices="query"), "matrices must be a tuple of names"),

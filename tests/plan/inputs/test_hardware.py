@@ -58,7 +58,7 @@ def read(folder, file):
         ({}, {"capability": "sm_90"}, "'capability' must be text such as '9.0', got 'sm_90'"),
         ({}, {"capability": 9.0}, "'capability' must be text"),
         ({}, {"l2_bytes": -1}, "'l2_bytes' must be 0 or more"),
-        ({}, {"threads": 1.5}, "'threads' must be an integer"),
+        ({}, {"threads": 1.5}, "'threads' must be a whole number"),
     ],
 )
 def test_links_and_devices_that_cannot_be(tmp_path, link, fact, message):

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiledask as td
-from tiledask.errors import ConfigError
-from tiledask.plan.data import LARGEST, Fields, short
+from tiledask.errors import ConfigError, short
+from tiledask.plan.data import LARGEST, Fields
 from tiledask.plan.inputs.hf_config import model_from_config
 from tiledask.plan.inputs.load import load_model
 
@@ -140,9 +140,9 @@ BAD = {
     "family": ({**LLAMA, "model_type": "gemma"}, "'model_type' is 'gemma'; the families"),
     "no family": ({"n_embd": 4}, "'model_type' is missing"),
     "missing": ({k: v for k, v in GPT2.items() if k != "n_layer"}, "'num_hidden_layers' is miss"),
-    "text": ({**GPT2, "n_layer": "12"}, "'n_layer' must be an integer of 1 or more, got text"),
-    "float": ({**GPT2, "n_layer": 12.0}, "'n_layer' must be an integer"),
-    "boolean": ({**GPT2, "n_layer": True}, "'n_layer' must be an integer .* got a boolean"),
+    "text": ({**GPT2, "n_layer": "12"}, "'n_layer' must be a whole number of 1 or more, got text"),
+    "float": ({**GPT2, "n_layer": 12.0}, "'n_layer' must be a whole number"),
+    "boolean": ({**GPT2, "n_layer": True}, "'n_layer' must be a whole number .* got a boolean"),
     "negative": ({**GPT2, "n_layer": -12}, "'n_layer' must be 1 or more, got -12"),
     "zero": ({**GPT2, "vocab_size": 0}, "'vocab_size' must be 1 or more, got 0"),
     "layers": ({**GPT2, "n_layer": 10**30}, r"layers must be at most 100,000, got 10{30}"),
@@ -168,7 +168,10 @@ BAD = {
         "'num_local_experts' is missing; add it, or write it as num_experts",
     ),
     "step": ({**QWEN_MOE, "decoder_sparse_step": 0}, "'decoder_sparse_step' must be 1 or more"),
-    "dense": ({**QWEN_MOE, "mlp_only_layers": [1.5]}, "'mlp_only_layers' must be a list of int"),
+    "dense": (
+        {**QWEN_MOE, "mlp_only_layers": [1.5]},
+        "must be a list of whole numbers",
+    ),
     "no rank": (
         {k: v for k, v in DEEPSEEK.items() if k != "q_lora_rank"},
         "'q_lora_rank' is missing; add it, null",

@@ -142,7 +142,7 @@ def test_a_refused_tp_names_those_that_are_possible():
     with pytest.raises(ConfigError, match="128 attention heads"):
         load_model("deepseek-v3").check_tp(3)
     for tp in (0, -8, True, 2.0):
-        with pytest.raises(ConfigError, match="tp must be an integer of 1 or more"):
+        with pytest.raises(ConfigError, match="tp must be a whole number of 1 or more"):
             load_model("gpt2").check_tp(tp)
 
 
@@ -211,9 +211,9 @@ def table(model):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hidden": 0}, "hidden must be an integer of 1 or more, got 0"),
-        ({"hidden": float("nan")}, "hidden must be an integer of 1 or more, got nan"),
-        ({"layers": True}, "layers must be an integer"),
+        ({"hidden": 0}, "hidden must be a whole number of 1 or more, got 0"),
+        ({"hidden": float("nan")}, "hidden must be a whole number of 1 or more, got nan"),
+        ({"layers": True}, "layers must be a whole number"),
         ({"layers": 10**30}, "layers must be at most 100,000"),
         ({"vocab": 10**5000}, "vocab must be at most .* one int too large to print"),
         ({"mlp": "moe"}, "mlp must be one of"),
@@ -228,7 +228,10 @@ def table(model):
         ({"dense_layers": (0,)}, "dense_layers belongs to a mixture"),
         ({"experts": 4, "top_k": 1, "shared_gate": True}, "needs shared_ffn"),
         ({"experts": 4, "top_k": 1, "dense_layers": (6,)}, "dense_layers must be at most 5"),
-        ({"experts": 4, "top_k": 1, "dense_layers": (-1,)}, "dense_layers must be an integer of 0"),
+        (
+            {"experts": 4, "top_k": 1, "dense_layers": (-1,)},
+            "dense_layers must be a whole number of 0",
+        ),
         ({"experts": 4, "top_k": 1, "dense_layers": range(10**12)}, "a tuple of at most 6"),
         ({"experts": 4, "top_k": 1, "dense_layers": 2}, "must be a tuple of at most 6 layer"),
         ({"v_head_dim": 16}, "v_head_dim belongs to latent attention"),

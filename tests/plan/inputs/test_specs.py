@@ -243,7 +243,7 @@ def test_planning_takes_names_and_objects_alike():
         (lambda: td.search(5, "8xH100", 64), "a model is named by text or by a path, got 5"),
         (lambda: td.simulate(5), "a schedule is td.schedule.* got 5"),
         (lambda: td.simulate("1f2b", 4, 8), "no schedule '1f2b'"),
-        (lambda: td.partition(0, 4), "layers must be a whole number of at least 1, got 0"),
+        (lambda: td.partition(0, 4), "layers must be a whole number of 1 or more, got 0"),
     ],
 )
 def test_errors_name_what_was_passed(ask, words):

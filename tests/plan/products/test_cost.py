@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tiledask.errors import PlacementError
 from tiledask.plan.products.cost import MachineRates, ProductCost, break_even, cost, least_moved
 from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling
-from tiledask.plan.products.product import algorithms, plan_product
+from tiledask.plan.products.product import algorithms, options_of, plan_product
 
 GRID = (Shard(0), Shard(1))
 COPIES = (*GRID, Replicate())
@@ -44,8 +44,7 @@ def plans(count, seed):
             for s in ((m, k), (k, n))
         )
         name = draw.choice(list(algorithms))
-        narrow = name in ("column_parallel", "row_parallel", "summa", "2.5d")
-        options = {"panel": draw.randint(1, 9)} if narrow else {}
+        options = {"panel": draw.randint(1, 9)} if "panel" in options_of(name) else {}
         try:
             found.append(plan_product(name, a, b, **options))
         except PlacementError:

@@ -1,8 +1,8 @@
 """Programs of LeNet's step and of split convolutions: right, read back, and counted as the closed
 forms say; and what is wrong with one is found before anything runs.
 
-Holds `tiledask.plan.program.lenet`, `tiledask.plan.program.making.convolutions` and
-`tiledask.plan.program.making.of_lenet`.
+Holds `tiledask.plan.program.lenet`, `tiledask.plan.program.making.convolution.convolutions` and
+`tiledask.plan.program.making.convolution.of_lenet`.
 """
 
 from dataclasses import replace
@@ -17,11 +17,10 @@ from oracles.lenet_calls import calls_of
 from tiledask.errors import ProgramError
 from tiledask.plan.collectives import convolution as P
 from tiledask.plan.collectives.cost import even
-from tiledask.plan.collectives.layouts import Sharding
 from tiledask.plan.collectives.seconds import seconds
-from tiledask.plan.collectives.shards import Shards
 from tiledask.plan.inputs.recipes import load_recipe
-from tiledask.plan.products.placement import Replicate, Shard
+from tiledask.plan.products.placement import ANY, Replicate, Shard, Tiling
+from tiledask.plan.products.shards import Shards
 from tiledask.plan.program.calls import calls
 from tiledask.plan.program.instructions import (
     AllReduce,
@@ -32,10 +31,10 @@ from tiledask.plan.program.instructions import (
     Send,
 )
 from tiledask.plan.program.lenet import Split
-from tiledask.plan.program.making import of_lenet
-from tiledask.plan.program.making.convolutions import WindowTerms
+from tiledask.plan.program.making.convolution import of_lenet
+from tiledask.plan.program.making.convolution.convolutions import WindowTerms
+from tiledask.plan.program.making.convolution.of_lenet import LeNetTerms, lenet_program, need_of
 from tiledask.plan.program.making.of_layer import LayerOperand, LayerTerms, layer_program
-from tiledask.plan.program.making.of_lenet import LeNetTerms, lenet_program, need_of
 from tiledask.plan.program.program import Program
 
 
@@ -87,10 +86,11 @@ WINDOW = WindowTerms((3, 3), padding=((1, 1), (1, 1)))
 
 def operand(name, shape, dim=None, counts=None):
     if dim is None:
-        return LayerOperand(name, shape, Sharding(Replicate()), 8)
+        return LayerOperand(name, Tiling(shape, (ANY,), (Replicate(),)), 8)
     ends = np.cumsum([0, *counts]).tolist()
     parts = tuple(((a, b),) if a < b else () for a, b in pairwise(ends))
-    return LayerOperand(name, shape, Sharding(Shard(dim), Shards(sum(counts), parts)), 8)
+    held = Shard(dim, Shards(sum(counts), parts))
+    return LayerOperand(name, Tiling(shape, (len(counts),), (held,)), 8)
 
 
 def layer_of(layer, x, w, b, ranks=4, **told):
@@ -100,7 +100,7 @@ def layer_of(layer, x, w, b, ranks=4, **told):
     return layer_program(
         LayerTerms(
             layer=layer,
-            ranks=ranks,
+            mesh=(ranks,),
             given=(given,),
             weights=weights,
             told=tuple(told.items()),

@@ -15,9 +15,11 @@ from oracles.drawn_programs import drawn_jobs
 
 from tiledask.errors import ProgramError
 from tiledask.plan.collectives.seconds import seconds as collective_seconds
+from tiledask.plan.inputs.recipes import load_recipe, state_bytes
 from tiledask.plan.program.calls import calls
 from tiledask.plan.program.check import check
 from tiledask.plan.program.instructions import Collective, Do, ProgramLine, Recv, Send
+from tiledask.plan.program.making.of_states import states_program
 from tiledask.plan.program.making.of_training import step_program
 from tiledask.plan.program.program import Program
 from tiledask.plan.program.runs import in_runs
@@ -350,3 +352,39 @@ def test_memory_of_what_stays_is_what_a_rank_keeps():
             )  # fmt: skip
             assert kept == states
             assert program.memory.per_place[rank] >= states
+
+
+@pytest.mark.parametrize("recipe", ["mixed-adam-16", "mixed-adam-20", "fp32-adam", "fp32-sgd"])
+@pytest.mark.parametrize("copies", [1, 4, 7])
+def test_an_update_holds_no_more_than_states(copies, recipe):
+    """Sums over copies and new weights take the places of gradients and weights."""
+    for zero in range(4):
+        program = states_program(1001, load_recipe(recipe), zero, copies).check()
+        held = program.memory
+        kept = state_bytes(1001, load_recipe(recipe), zero, copies)
+        assert held.per_place[0] == sum(kept.values()) + 8  # the number of updates
+        assert Program.from_text(program.to_text()) == program
+
+
+def test_what_lies_within_another_buffer_fits_there():
+    program = states_program(1000, load_recipe("fp32-adam"), 1, 2)
+    (role,) = program.roles
+    for within in ({"part.0": "gradients/elsewhere"}, {"part.0": "momentum/parameters"}):
+        size = role.nbytes["part.0"]
+        wrong = replace(role, within=within, nbytes=role.nbytes | {"part.0": size})
+        stays = wrong.stays | {"momentum/parameters": size - 4}
+        wrong = replace(wrong, stays=stays)
+        with pytest.raises(ProgramError, match="give it a place of its own"):
+            check(replace(program, roles=(wrong,)))
+
+
+def test_work_space_is_there_while_its_kernel_works():
+    text = """program
+rank 0: 0F.0
+of rank 0: x 8 B, y 8 B
+  0F
+    x = do make
+    y = do change x {'work': 100}
+    do use y"""
+    held = Program.from_text(text).check().memory
+    assert held.by_tensor(0) == {"x": 8, "y": 8, "work space": 100}

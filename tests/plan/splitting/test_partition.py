@@ -247,8 +247,8 @@ def test_a_room_is_kept_exactly_beyond_64_bits(unit):
         (lambda: partition([math.inf, 1], 1), "cost number 1"),
         (lambda: partition(["a", 1], 1), "cost number 1 .* got 'a'"),
         (lambda: partition("11", 1), "list of numbers"),
-        (lambda: partition(5.0, 1), "list of numbers"),
-        (lambda: partition([1, 1], 0), "stages must be a whole number of at least 1, got 0"),
+        (lambda: partition(5.0, 1), "layers must be a whole number of 1 or more, got 5.0; write 5"),
+        (lambda: partition([1, 1], 0), "stages must be a whole number of 1 or more, got 0"),
         (lambda: partition([1, 1], 1.5), "stages must be a whole number"),
         (lambda: partition([1, 1], True), "stages must be a whole number"),
         (lambda: partition([1, 1], 2, speeds=[1]), "got 1 speed values where 2 are needed"),
@@ -271,7 +271,7 @@ def test_a_room_is_kept_exactly_beyond_64_bits(unit):
             r"4 B, 6 B; all of them 1\.5 times as large",
         ),
         (lambda: partition([1] * 6, 5, chunks=2), "5 stages are no multiple of 2 chunks; use 6"),
-        (lambda: partition([1] * 6, 4, chunks=0), "chunks must be a whole number of at least 1"),
+        (lambda: partition([1] * 6, 4, chunks=0), "chunks must be a whole number of 1 or more"),
         (lambda: partition([1] * 6, 4, speeds=[1] * 4, chunks=2), "got 4 speed values where 2"),
         (lambda: partition([1] * 6, 2, communication=[1] * 6), "got 6 communication .* where 5"),
         (lambda: partition([1] * 3, 2, communication=-1), "communication number 1 .* got -1"),
@@ -284,7 +284,7 @@ def test_a_room_is_kept_exactly_beyond_64_bits(unit):
         *(
             (
                 lambda bad=bad: judge(bad, costs=[1, 1], devices=2),
-                "assignment|a layer is a whole number",
+                "assignment|a layer must be a whole number",
             )
             for bad in (3.5, None, [], [0.5, 1], ["a", "b"], [[1], ["x"]], [True, [1]])
         ),

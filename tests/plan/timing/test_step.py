@@ -222,7 +222,7 @@ def test_the_account_says_what_why_and_where_from():
     [
         (lambda: step(dp=128), "needs 128 devices .* the cluster has 64; .*'128xA100-80GB'"),
         (lambda: step(tp=5), "tp=5 does not divide the 32 attention heads"),
-        (lambda: step(sequence=0), "sequence must be an integer of 1 or more tokens, got 0"),
+        (lambda: step(sequence=0), "sequence must be a whole number of 1 or more tokens, got 0"),
         (lambda: step(sequence=2.5), "got 2.5"),
         (lambda: step(recipe="fp16-weights"), "keeps no gradients: it serves"),
         (

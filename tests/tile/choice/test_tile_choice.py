@@ -71,7 +71,7 @@ def test_shared_memory_is_every_row_of_every_stage(block, kept, how):
     ("make", "message"),
     [
         (lambda: plain(0, 1), "tm must be a whole number of 1 or more, got 0"),
-        (lambda: plain(4, 4, stages=0), "stages must be 1 or more, got 0"),
+        (lambda: plain(4, 4, stages=0), "stages must be a whole number of 1 or more, got 0"),
         (lambda: plain(4, 4, b_rows="m"), "b_rows is 'k' or 'n', got 'm'"),
         (lambda: plain(4, 4, a_rows=""), "a_rows is 'm' or 'k', got ''"),
         (lambda: Config("x", (64, 64, 8), (48, 64), 32, 4, "fp32"), "48x64 does not divide 64x64"),

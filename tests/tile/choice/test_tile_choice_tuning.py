@@ -160,7 +160,7 @@ def test_progress_goes_to_the_error_stream(capfd):
         ({"candidates": []}, "candidates is empty"),
         ({"candidates": [0]}, "tm must be a whole number of 1 or more, got 0"),
         ({"m": 0}, "m must be a whole number of 1 or more, got 0"),
-        ({"repeats": 0}, "repeats is 1 or more and deadline above 0 s, got 0"),
+        ({"repeats": 0}, "repeats must be a whole number of 1 or more, got 0"),
         ({"deadline": float("nan")}, "deadline above 0 s, got 5 and nan"),
     ],
 )

@@ -1,7 +1,7 @@
 """Attention by heads: against loops, complex rotation, and split over devices by heads.
 
-Holds `tiledask.tile.layers.attention`, `tiledask.tile.layers.rotary`,
-`tiledask.tile.layers.self_attention` and `tiledask.tile.memory.decoder`.
+Holds `tiledask.tile.layers.attention`, `tiledask.tile.layers.rotary`
+and `tiledask.tile.layers.self_attention`.
 """
 
 import math
@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import one_layer
 from oracles.gradients import draw
 
 from tiledask.errors import KernelError
 from tiledask.tile import layers as L
 from tiledask.tile import to_numpy
-from tiledask.tile.memory import decoder
 
 
 def by_definition(q, k, v, kv_of, causal=True, scale=None, offset=0):
@@ -134,14 +134,14 @@ def test_fused_and_separate_are_one_layer(heads, bias):
 
 
 def test_a_decoder_layer_is_made_of_these():
-    """Against tile/memory/decoder.py, whose layer is one long function: GPT-2's, in float64."""
+    """Against oracles/one_layer.py, whose layer is one long function: GPT-2's, in float64."""
     hidden, count, e, ffn = 6, 3, 2, 11
-    shapes = decoder.layer_shapes(hidden, count * e, ffn)
+    shapes = one_layer.layer_shapes(hidden, count * e, ffn)
     w = dict(zip(shapes, draw(*shapes.values(), seed=4), strict=True))
     x, dy = draw((2, 5, hidden), (2, 5, hidden), seed=5)
-    expected, saved = decoder.layer_forward(w, x, count, lambda _, value: value)
+    expected, saved = one_layer.layer_forward(w, x, count, lambda _, value: value)
     totals = {name: np.zeros(shape) for name, shape in shapes.items()}
-    expected_dx = decoder.layer_backward(
+    expected_dx = one_layer.layer_backward(
         w, totals, saved, [dy.copy()], count, lambda _, value: value, np.ndarray.__iadd__
     )
 

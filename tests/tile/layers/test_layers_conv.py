@@ -165,8 +165,8 @@ REFUSED = [
     ("3311", {}, r"w must be \[any, 2, any, any\] \(.* over 1 groups, .*\), got \[3, 3, 1, 1\]"),
     ("3211", {"x": X[0]}, r"x must be \[any, any, any, any\]"),
     ("3211", {"b": np.ones(2)}, r"b must be \[3\] .* got \[2\]"),
-    ("3211", {"stride": 0}, "stride is an integer or two, 1 or more, got 0"),
-    ("3211", {"padding": ((-1, 0), (0, 0))}, r"an integer or two, 0 or more, got \(-1, 0\)"),
+    ("3211", {"stride": 0}, "stride must be a whole number of 1 or more, or two, got 0"),
+    ("3211", {"padding": ((-1, 0), (0, 0))}, r"a whole number of 0 or more, or two, got \(-1, 0\)"),
     ("3211", {"padding": (1, 1, 1, 1)}, r"integer, .rows, columns. or .*got \(1, 1, 1, 1\)"),
 ]
 

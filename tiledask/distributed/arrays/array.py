@@ -1,6 +1,6 @@
 """Arrays whose blocks live on workers: look at them, bring them back, and make a block there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -16,14 +16,23 @@ from tiledask.distributed.arrays.recompute import anchor
 from tiledask.distributed.cluster.cluster import slot_of
 from tiledask.errors import PlacementError
 from tiledask.plan import html
-from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
+from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiled, Tiling
 from tiledask.plan.products.regions import Region, slices
 from tiledask.plan.units import format_bytes
 from tiledask.tile import TileCount
 from tiledask.tile.backend import as_dtype, namespace
 from tiledask.tile.backend import to_numpy as off_device
 
-__all__ = ["Both", "ShardedArray", "make_block", "operators", "read_block", "slices", "to_numpy"]
+__all__ = [
+    "Both",
+    "ShardedArray",
+    "check_even",
+    "make_block",
+    "operators",
+    "read_block",
+    "slices",
+    "to_numpy",
+]
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -43,7 +52,7 @@ _NEITHER = Both()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ShardedArray:
+class ShardedArray(Tiled):
     """One array, a block of it on every rank of a mesh."""
 
     __array_ufunc__ = None  # numpy_array @ sharded is nobody's guess: both must be sharded
@@ -68,18 +77,6 @@ class ShardedArray:
     they cannot be looked into, as BLAS."""
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.tiling.shape
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def placements(self) -> tuple[Placement, ...]:
-        return self.tiling.placements
-
-    @property
     def nbytes(self) -> int:
         """Bytes of the whole array, counted once."""
         return prod(self.shape) * self.dtype.itemsize
@@ -93,10 +90,8 @@ class ShardedArray:
     @cached_property
     def anchors(self) -> tuple[Future[Any], ...]:
         """Per rank an empty task after its block: what reads the block past Dask depends on it."""
-        submit = self.mesh.cluster.submit
-        return tuple(
-            submit(slot_of(b), anchor, b, name="dependency", beside=True) for b in self.blocks
-        )
+        held = {slot_of(block): (block,) for block in self.blocks}
+        return tuple(self.mesh.cluster.submit_all(anchor, held, name="dependency", beside=True))
 
     @property
     def T(self) -> "ShardedArray":
@@ -164,6 +159,18 @@ class ShardedArray:
             for rank, (at, nbytes) in enumerate(blocks)
         ]
         return html.table(("rank", "mesh", "holds", "bytes"), rows, repr(self))
+
+
+def check_even(placements: Iterable[Placement]) -> None:
+    """None; PlacementError if a dimension is to be sharded over workers in another way than
+    evenly: products cut panels where even blocks end."""
+    for placement in placements:
+        if isinstance(placement, Shard) and placement.shards is not None:
+            raise PlacementError(
+                f"arrays on workers are sharded evenly, got {placement!r}; take "
+                f"Shard({placement.dim}), or let ranks hold such blocks: tensor.shard(group, x, "
+                f"{placement.dim}, shards)"
+            )
 
 
 operators: dict[str, Callable[[ShardedArray, ShardedArray], ShardedArray]] = {}

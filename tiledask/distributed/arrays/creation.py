@@ -15,7 +15,7 @@ import numpy as np
 
 # so that A @ B has what computes it, as soon as there is an array
 import tiledask.distributed.products.matmul  # noqa: F401
-from tiledask.distributed.arrays.array import ShardedArray, make_block, read_block
+from tiledask.distributed.arrays.array import ShardedArray, check_even, make_block, read_block
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.room import Room, room_of
 from tiledask.errors import DoesNotFitError, PlacementError
@@ -117,13 +117,14 @@ def check_mesh(mesh: Any) -> None:
 
 
 def checked(placements: Iterable[Placement]) -> tuple[Placement, ...]:
-    """``placements`` as a tuple; PlacementError if one is Partial()."""
+    """``placements`` as a tuple; PlacementError if one is Partial(), or not even."""
     placements = (placements,) if isinstance(placements, Placement) else tuple(placements)
     if any(isinstance(p, Partial) for p in placements):
         raise PlacementError(
             f"an array cannot be distributed as {placements}: its partial sums are not unique; "
             f"Partial() is only what a product leaves behind. Use Shard(dim) or Replicate()"
         )
+    check_even(placements)
     return placements
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
-from operator import index
 
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.errors import PlacementError
+from tiledask.plan.whole import is_whole
 
 __all__ = ["Mesh"]
 
@@ -25,13 +25,12 @@ class Mesh:
                 f"td.Mesh(cluster, (2, 2)) with cluster = td.start_cluster()"
             )
         shape = self.shape if isinstance(self.shape, Sequence) else (self.shape,)
-        whole = (hasattr(n, "__index__") and not isinstance(n, bool) for n in shape)
-        if not shape or not all(whole) or any(n < 1 for n in shape):
+        if not shape or not all(is_whole(n, 1) for n in shape):
             raise PlacementError(
                 f"a mesh shape is a tuple of whole numbers of 1 or more, such as (2, 2); "
                 f"got {self.shape!r}"
             )
-        object.__setattr__(self, "shape", tuple(map(index, shape)))
+        object.__setattr__(self, "shape", tuple(map(int, shape)))
         if self.ranks > self.cluster.slots:
             raise PlacementError(
                 f"a mesh of shape {self.shape} has {self.ranks} ranks, the cluster has "

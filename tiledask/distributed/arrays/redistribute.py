@@ -10,7 +10,7 @@ from typing import Any
 
 from distributed import Future
 
-from tiledask.distributed.arrays.array import Both, ShardedArray
+from tiledask.distributed.arrays.array import Both, ShardedArray, check_even
 from tiledask.distributed.cluster.cluster import Cluster, slot_of
 from tiledask.distributed.cluster.counters import counting
 from tiledask.plan.products.comms import Piece, collective, redistribution, traffic_of
@@ -36,6 +36,7 @@ def redistribute(
             f"td.distribute(x, mesh, placements) makes one"
         )
     placements = (placements,) if isinstance(placements, Placement) else tuple(placements)
+    check_even(placements)
     target = Tiling(array.shape, array.mesh.shape, placements)
     name = collective(array.tiling, target)
     halfway = _reduced(array.tiling, target)

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tiledask.errors import CheckpointError, KernelError
-from tiledask.plan.data import short
+from tiledask.errors import CheckpointError, KernelError, short
 from tiledask.plan.products.regions import Region, extents_of
+from tiledask.plan.whole import is_whole
 from tiledask.tile.backend import as_dtype
 
 __all__ = [
@@ -196,7 +196,7 @@ def _need(right: bool, otherwise: str) -> None:
 
 
 def _whole(n: Any) -> bool:
-    return type(n) is int and 0 <= n < 2**63
+    return is_whole(n, 0, 2**63 - 1)
 
 
 def _stored(name: str, each: Any) -> Stored:

@@ -12,54 +12,15 @@ A TensorSlice is what tensor parallelism cuts; a Flat is what ZeRO shards.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from math import prod
 from typing import Any
 
 from tiledask.errors import CheckpointError
-from tiledask.plan.collectives.shards import Interval, Shards
-from tiledask.plan.products.regions import Region, extents_of
+from tiledask.plan.products.placement import Shard, Tiling
+from tiledask.plan.products.regions import Region, TensorSlice, extents_of
+from tiledask.plan.products.shards import Shards
 
 __all__ = ["Flat", "TensorSlice", "sharded", "whole"]
-
-
-@dataclass(frozen=True)
-class TensorSlice:
-    """Some indices along every axis of an array of ``shape``: one tuple of intervals per axis.
-
-    >>> piece = TensorSlice((4, 6), (((0, 2),), ((2, 4), (5, 6))))
-    >>> piece.local_shape, piece.boxes
-    ((2, 3), (((0, 2), (2, 4)), ((0, 2), (5, 6))))
-    """
-
-    shape: tuple[int, ...]
-    """The shape of the whole array."""
-    parts: tuple[tuple[Interval, ...], ...]
-    """Intervals by axis, in the order in which they are in the local array."""
-
-    def __post_init__(self) -> None:
-        right = len(self.parts) == len(self.shape) and all(
-            0 <= a < b <= n for n, part in zip(self.shape, self.parts, strict=True) for a, b in part
-        )
-        if not right:
-            raise CheckpointError(
-                f"a piece of an array of shape {self.shape} has intervals start < stop inside it "
-                f"for each of its {len(self.shape)} axes, got {self.parts}; an axis of which "
-                f"nothing is held has none: ()"
-            )
-
-    @property
-    def local_shape(self) -> tuple[int, ...]:
-        return tuple(sum(b - a for a, b in part) for part in self.parts)
-
-    @property
-    def boxes(self) -> tuple[Region, ...]:
-        return tuple(product(*self.parts))
-
-    def views(self, local: Any) -> Iterator[tuple[Region, Any]]:
-        """(box, the view of ``local`` that holds it)."""
-        for box, place in zip(self.boxes, product(*map(_places, self.parts)), strict=True):
-            yield box, local[(*place, ...)]  # with ..., of an array without axes a view too
 
 
 @dataclass(frozen=True)
@@ -104,31 +65,22 @@ def whole(shape: tuple[int, ...]) -> TensorSlice:
     >>> whole((4, 6)).boxes
     (((0, 4), (0, 6)),)
     """
-    return TensorSlice(tuple(shape), tuple(((0, n),) if n else () for n in shape))
+    return Tiling(tuple(shape), (), ()).slice(())
 
 
 def sharded(shape: tuple[int, ...], dim: int, shards: Shards, rank: int) -> TensorSlice:
     """What number ``rank`` holds of an array whose dimension ``dim`` is sharded.
 
-    >>> from tiledask.plan.collectives.shards import even_shards
+    >>> from tiledask.plan.products.shards import even_shards
     >>> sharded((4, 6), 1, even_shards(6, 4), 3).boxes
     (((0, 4), (5, 6)),)
     """
-    parts = list(whole(shape).parts)
     if shards.extent != shape[dim]:
         raise CheckpointError(
             f"dimension {dim} of shape {shape} has {shape[dim]} indices, and the shards are of "
             f"{shards.extent}; make them for this dimension"
         )
-    parts[dim] = shards.parts[rank]
-    return TensorSlice(tuple(shape), tuple(parts))
-
-
-def _places(part: tuple[Interval, ...]) -> Iterator[slice]:
-    at = 0
-    for start, stop in part:
-        yield slice(at, at + stop - start)
-        at += stop - start
+    return Tiling(tuple(shape), (shards.ranks,), (Shard(dim, shards),)).slice((rank,))
 
 
 def _boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Region]:

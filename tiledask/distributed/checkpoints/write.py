@@ -37,6 +37,7 @@ from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.errors import CheckpointError
 from tiledask.plan.products.regions import Region, extents_of
+from tiledask.plan.whole import whole_number
 from tiledask.tile.backend import to_numpy
 
 __all__ = ["UNFINISHED", "folder_of", "save_checkpoint"]
@@ -56,8 +57,7 @@ def folder_of(folder: str | os.PathLike[str], step: int) -> Path:
     >>> folder_of("runs/a", 40).name
     'step-00000040'
     """
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise CheckpointError(f"a step is a whole number of 0 or more, got {step!r}")
+    step = whole_number("step", step, 0, error=CheckpointError)
     return Path(folder) / f"step-{step:08d}"
 
 

@@ -10,16 +10,19 @@ slot through a restart.
 import asyncio
 import contextlib
 import copy
-import operator
 import os
+import pickle
 import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from inspect import isawaitable
 from typing import Any
 
 import numpy as np
+from dask._expr import LLGExpr
+from dask._task_spec import Task, parse_input
 from distributed import (
     Client,
     Future,
@@ -30,15 +33,19 @@ from distributed import (
     default_client,
 )
 from distributed.comm.core import CommClosedError
+from distributed.protocol.pickle import dumps
 from distributed.scheduler import NoValidWorkerError, NoWorkerError
+from distributed.spans import SpanMetadata
+from distributed.utils import has_arg
 
 from tiledask.distributed.cluster import device_arrays
 from tiledask.distributed.cluster.panel import panel
 from tiledask.distributed.cluster.spool import open_spool
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan import html
+from tiledask.plan.whole import is_whole
 
-__all__ = ["DEADLINE", "RUNNING", "Cluster", "seconds_of", "slot_of"]
+__all__ = ["DEADLINE", "RUNNING", "Cluster", "seconds_of", "slot_of", "slot_on"]
 
 DEADLINE = 300.0
 """Seconds a call waits for the cluster unless told otherwise."""
@@ -64,6 +71,24 @@ def _enter(function: Callable[..., Any], *args: Any) -> Any:
     except (SystemExit, KeyboardInterrupt) as error:
         # these would end the worker's thread, and the task would never be heard of again
         raise RuntimeError(f"the task raised {type(error).__name__}: {error}") from None
+
+
+async def _in_slot(
+    slots: set[int], function: Callable[..., Any], args: tuple[Any, ...], dask_worker: Any
+) -> bytes | None:
+    """(slot, what ``function`` returns) in one piece, which nobody on its way has to look into;
+    None on a worker in none of ``slots``."""
+    if (slot := slot_on(dask_worker)) not in slots:
+        return None
+    worker = {"dask_worker": dask_worker} if has_arg(function, "dask_worker") else {}
+    made = function(*args, **worker)
+    found: bytes = dumps((slot, await made if isawaitable(made) else made))
+    return found
+
+
+def slot_on(worker: Any) -> int:
+    """The slot that a worker is in, on itself."""
+    return next(int(n[4:]) for n in worker.state.total_resources if n.startswith("slot"))
 
 
 def seconds_of(timeout: float | None) -> float:
@@ -221,25 +246,43 @@ class Cluster:
         ``name`` is the task's name and colour on the dashboard. Futures among ``args`` whose slot
         had lost its worker for too long are made ``again``.
         """
-        self.check_alive()
-        self.again(x for x in args if isinstance(x, Future))
-        whole = hasattr(slot, "__index__") and not isinstance(slot, bool)
-        if not whole or not 0 <= slot < self.slots:
-            raise ConfigError(
-                f"slot {slot!r} does not exist: this cluster has slots 0..{self.slots - 1}; "
-                f"start_cluster(workers=...) makes more"
-            )
-        slot = operator.index(slot)
-        future = self.client.submit(
-            _enter,
-            function,
-            *args,
-            key=f"{name}-{uuid.uuid4().hex}",
-            resources={f"beside{slot}" if beside else f"slot{slot}": 1},
-            pure=False,
-        )
-        vars(future)["slot"] = slot
+        (future,) = self.submit_all(function, {slot: args}, name=name, beside=beside)
         return future
+
+    def submit_all(
+        self,
+        function: Callable[..., Any],
+        args: Mapping[int, Sequence[Any]],
+        *,
+        name: str = "task",
+        beside: bool = False,
+    ) -> list[Future[Any]]:
+        """A Future for every slot of ``args``, like `submit`; Dask is told of all at once."""
+        self.check_alive()
+        self.again(x for mine in args.values() for x in mine if isinstance(x, Future))
+        keys, tasks, needs = dict[int, str](), dict[str, Task](), dict[str, dict[str, int]]()
+        for slot, mine in args.items():
+            if not is_whole(slot, 0, self.slots - 1):
+                raise ConfigError(
+                    f"slot {slot!r} does not exist: this cluster has slots 0..{self.slots - 1}; "
+                    f"start_cluster(workers=...) makes more"
+                )
+            slot = int(slot)
+            keys[slot] = key = f"{name}-{uuid.uuid4().hex}"
+            tasks[key] = Task(key, _enter, function, *map(parse_input, mine))
+            needs[key] = {f"beside{slot}" if beside else f"slot{slot}": 1}
+        # as Client.submit does it, for several tasks
+        made = self.client._graph_to_futures(
+            LLGExpr(tasks, _determ_token=uuid.uuid4().hex),
+            list(tasks),
+            internal_priority={key: number for number, key in enumerate(tasks)},
+            resources=needs.__getitem__,
+            fifo_timeout="100 ms",
+            span_metadata=SpanMetadata(collections=[{"type": "Future"}]),
+        )
+        for slot, key in keys.items():
+            vars(made[key])["slot"] = slot
+        return [made[key] for key in keys.values()]
 
     def again(self, futures: Iterable[Future[Any]]) -> None:
         """Have Dask try those of ``futures`` again that it gave up for want of a worker.
@@ -413,8 +456,8 @@ class Cluster:
     ) -> list[Any]:
         """``function(*args)`` on every worker at once, outside the task graph; results by slot.
 
-        A parameter called ``dask_worker`` receives the worker. If a worker dies meanwhile, all
-        are asked again when its slot has another.
+        A parameter called ``dask_worker`` receives the worker. If a worker dies meanwhile, its
+        slot is asked again when it has another.
         """
         seconds = seconds_of(timeout)
         deadline = time.monotonic() + seconds
@@ -422,35 +465,40 @@ class Cluster:
             f"{getattr(function, '__name__', function)} did not return from all {self.slots} "
             f"workers within {seconds:g} s; one of them is frozen or gone"
         )
+        said: dict[int, Any] = {}
         lost: OSError | None = None
 
-        async def everywhere(addresses: list[str], seconds: float) -> dict[str, Any]:
-            call = self.client._run(function, *args, workers=addresses)
+        async def everywhere(missing: set[int], seconds: float) -> dict[str, Any]:
+            call = self.client._run(_in_slot, missing, function, args, on_error="return")
             return await asyncio.wait_for(call, seconds)
 
-        while True:
-            left = max(0.1, deadline - time.monotonic())
-            workers = self.wait_for_slots(range(self.slots), left)
-            addresses = [workers[slot]["address"] for slot in range(self.slots)]
-            try:
-                results = self.client.sync(everywhere, addresses, left)
-            except TimeoutError:
-                raise DeadlineError(late) from None
-            except OSError as error:
-                ours = any(address in str(error) for address in addresses)
-                if not ours and not isinstance(error, CommClosedError):
-                    raise  # the function's own
-                results, lost = {}, error  # a worker died meanwhile: its slot is refilled
-            if results.keys() >= set(addresses):
-                return [results[address] for address in addresses]
+        self.check_alive()
+        while missing := set(range(self.slots)) - said.keys():
             if time.monotonic() > deadline and lost is not None:
                 raise ClusterLostError(
                     f"{late} ({lost}); arrays are not lost by that: do it again when all slots "
                     f"have workers, or start a new cluster"
                 )
-            if time.monotonic() > deadline:
-                raise DeadlineError(late)
-            time.sleep(0.1)
+            left = max(0.1, deadline - time.monotonic())
+            try:
+                found = self.client.sync(everywhere, missing, left)
+            except TimeoutError:
+                raise DeadlineError(late) from None
+            except CommClosedError as error:
+                found, lost = {}, error
+            for address, answer in found.items():
+                if isinstance(answer, bytes):
+                    said.update([pickle.loads(answer)])
+                elif isinstance(answer, OSError) and (
+                    address in str(answer) or isinstance(answer, CommClosedError)
+                ):
+                    lost = answer  # a worker died meanwhile: its slot is refilled
+                elif answer is not None:
+                    raise answer  # the function's own
+            if missing - said.keys():
+                time.sleep(0.1)
+                self.wait_for_slots(missing - said.keys(), max(0.1, deadline - time.monotonic()))
+        return [said[slot] for slot in range(self.slots)]
 
     def keep(self, array: np.ndarray) -> str:
         """The path of a copy of ``array`` in the spool, for tasks that make blocks of it."""

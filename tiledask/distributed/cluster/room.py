@@ -18,7 +18,7 @@ import dask
 from distributed.system import MEMORY_LIMIT
 
 from tiledask.distributed.cluster import device_memory, host_memory
-from tiledask.distributed.cluster.cluster import Cluster, seconds_of
+from tiledask.distributed.cluster.cluster import Cluster, seconds_of, slot_on
 from tiledask.plan.units import format_bytes, format_up, parse_bytes
 from tiledask.tile.backend import probe
 
@@ -145,7 +145,7 @@ def _bounds(
     keys: list[list[str]], backend: str, limit: int, alone: bool, dask_worker: Any
 ) -> list[MemoryRule]:
     """The rules of this worker, its blocks of ``keys`` not counted as held."""
-    slot = next(int(n[4:]) for n in dask_worker.state.total_resources if n.startswith("slot"))
+    slot = slot_on(dask_worker)
     mine = keys[slot] if slot < len(keys) else []
     data = dask_worker.data
     # what is not on the disk, nor moved from the GPU to the host

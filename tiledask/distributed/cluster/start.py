@@ -36,6 +36,7 @@ from tiledask.distributed.cluster.forkserver import ForkingNanny, refuse_here, s
 from tiledask.distributed.cluster.worker import BLAS_THREADS
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan.units import format_bytes, parse_bytes
+from tiledask.plan.whole import is_whole, whole_number
 from tiledask.tile.backend import GpuInfo, probe
 from tiledask.tile.progress import in_notebook, is_watched, show, showing
 
@@ -225,14 +226,13 @@ def _without_dask_cuda() -> str:
 def _sharing(workers: int | None, backend: str) -> int:
     """Workers per GPU: as few as make room for ``workers`` of them."""
     gpus = len(probe().devices) if backend == "cupy" else 0
-    return max(1, -(-workers // gpus)) if gpus and isinstance(workers, int) else 1
+    return max(1, -(-workers // gpus)) if gpus and is_whole(workers) else 1
 
 
 def _slots(workers: int | None, backend: str, per_gpu: int, threads: int) -> int:
     for name, value in (("workers", workers), ("per_gpu", per_gpu), ("threads", threads)):
-        whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-        if not whole and not (name == "workers" and value is None):
-            raise ConfigError(f"{name} is a whole number of 1 or more, got {value!r}")
+        if value is not None or name != "workers":
+            whole_number(name, value, 1)
     if backend == "cupy":
         gpus = len(probe().devices)
         available = gpus * per_gpu

@@ -6,8 +6,8 @@ lenet.py       d2l's LeNet, layer by layer on one device
   lenet_runs.py    a step on one rank of a split; of weights and images that all have, by name
   lenet_train.py   train_lenet: trained for real, step after step
 
-Each is a program: plan/program/making/convolutions.py has the layers, of_lenet.py LeNet's step and
-what it needs. What a layer calls is predicted in plan/collectives/convolution.py.
+Each is a program: plan/program/making/convolution has the layers, and in of_lenet.py LeNet's step
+and what it needs. What a layer calls is predicted in plan/collectives/convolution.py.
 """
 
 from tiledask.distributed.convolution.channels import (
@@ -31,7 +31,7 @@ from tiledask.distributed.convolution.space import (
     max_pool2d_in_rows_grad,
 )
 from tiledask.plan.program.lenet import flops, rows_of
-from tiledask.plan.program.making.of_lenet import need
+from tiledask.plan.program.making.convolution.of_lenet import need
 
 __all__ = [
     "LENET",

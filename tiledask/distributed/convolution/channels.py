@@ -18,7 +18,8 @@ from tiledask.distributed.tensor.placed import EVERYWHERE, Placed, Weights, repl
 from tiledask.errors import PlacementError
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.products.placement import split
-from tiledask.plan.program.making.convolutions import WindowTerms
+from tiledask.plan.program.making.convolution.convolutions import WindowTerms
+from tiledask.plan.whole import is_whole
 from tiledask.tile.layers.activations import find_activation
 from tiledask.tile.layers.convolution.im2col import Windows, windows
 
@@ -52,7 +53,7 @@ def own(group: Group, units: int, groups: int = 1) -> slice:
     >>> [(s.start, s.stop) for s in run_threads(lambda rank: own(rank.group(), 10), 4).results]
     [(0, 3), (3, 6), (6, 8), (8, 10)]
     """
-    if groups < 1 or units % groups:
+    if not is_whole(groups, 1) or units % groups:
         raise PlacementError(
             f"groups divide the channels that are sharded with them, got groups={groups} and "
             f"{units} channels; use a divisor of {units}"
@@ -267,4 +268,4 @@ def _pair(
 def _made(x: Placed, w: Placed, laid: Windows) -> Placed:
     """What comes out. Raises KernelError where windows do not fit into the image."""
     n, _, high, wide = x.shape
-    return Placed(None, EVERYWHERE, (n, w.shape[0], *laid.out((high, wide))))
+    return Placed.of(None, EVERYWHERE, (n, w.shape[0], *laid.out((high, wide))))

@@ -6,7 +6,7 @@ data parallel    all layers on every rank, and some of the images: gradients are
 space            all layers on every rank, and some rows of each image
 
 Each is a step of a `LeNetTrainer` on weights and images that every rank has in full; its program
-is that of plan/program/making/of_lenet.py.
+is that of plan/program/making/convolution/of_lenet.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,17 +16,22 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from tiledask.distributed import tensor as T
 from tiledask.distributed.convolution.lenet import LENET
 from tiledask.distributed.data_parallel.chain import Weights
 from tiledask.distributed.ranks.rank import Rank
+from tiledask.distributed.tensor.placed import block_of
 from tiledask.distributed.training.trainer import Trainer
 from tiledask.distributed.training.validate import recipe_for
 from tiledask.errors import PlacementError
-from tiledask.plan.collectives.layouts import Shardings
+from tiledask.plan.products.placement import Tiling
 from tiledask.plan.program.instructions import Do, ProgramPart
 from tiledask.plan.program.lenet import NAMES, Split, unit_dim
-from tiledask.plan.program.making.of_lenet import PARTS, STAGES, LeNetTerms, lenet_program
+from tiledask.plan.program.making.convolution.of_lenet import (
+    PARTS,
+    STAGES,
+    LeNetTerms,
+    lenet_program,
+)
 from tiledask.plan.program.making.unit_states import DATA
 from tiledask.plan.program.program import Program
 from tiledask.tile import layers as L
@@ -54,8 +59,11 @@ class LeNetUnits:
     def parameters(self, unit: str) -> dict[str, L.Parameter]:
         return dict(LENET[NAMES.index(unit)].parameters)
 
-    def layout(self, unit: str, ranks: int) -> Shardings:
-        return self.split.layout(unit)
+    def tilings(self, unit: str, ranks: int) -> dict[str, Tiling]:
+        return self.split.tilings(unit)
+
+    def shapes(self, unit: str, ranks: int, rank: int) -> dict[str, tuple[int, ...]]:
+        return self.split.shapes(unit, rank)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,8 +184,9 @@ def run_step(rank: Rank, weights: Weights, images: Any, classes: Any, ways: Any)
     split, dtype = Split.of(ways, rank.ranks), images.dtype.name
     trainer = _OneStep(rank, LeNetJob.of(split, len(images), SGD(), dtype))
     for unit in trainer.units:
-        mine = T.shard_weights(trainer.tensor, dict(weights[unit]), split.layout(unit))
-        trainer.put("weights", unit, {n: rank.on_device(w.local) for n, w in mine.items()})
+        at = (trainer.tensor.rank,)
+        mine = {n: block_of(weights[unit][n], t, at) for n, t in trainer.tilings[unit].items()}
+        trainer.put("weights", unit, {n: rank.on_device(w) for n, w in mine.items()})
     here = split.images(len(images), split.at(rank.index)[0])
     loss = trainer.step(lambda _: (images[here], classes[here]))
     grads = trainer.unpacked(dict(zip(trainer.units, trainer.found, strict=True)))

@@ -26,11 +26,11 @@ from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.records import Records
 from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.distributed.training.validate import whole
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan import html
 from tiledask.plan.program.lenet import BOUNDARIES, SIDE, Split
-from tiledask.plan.program.making.of_lenet import Need, need_of
+from tiledask.plan.program.making.convolution.of_lenet import Need, need_of
+from tiledask.plan.whole import whole_number
 from tiledask.tile.datasets import Images
 from tiledask.tile.optimizers import Adam, Rule
 
@@ -147,7 +147,7 @@ def train_lenet(
             f"{split} takes {split.ranks} ranks, and the mesh has {mesh.ranks}: use "
             f"td.Mesh(cluster, ({split.ranks},)), or other ways"
         )
-    nudge = whole("nudge", nudge, 0)
+    nudge = whole_number("nudge", nudge, 0)
     told = {"data": data, "steps": steps, "seed": seed, "nudge": nudge}
     job = _Job.of(split, batch, rule or Adam(), dtype, **told)
     job.program.check()
@@ -231,7 +231,7 @@ def _check(data: Images, steps: int, batch: int, dtype: str) -> None:
             f"LeNet takes images of {SIDE} x {SIDE} and up to {most} classes, got {data!r}; "
             f'td.load_images("digits") has such'
         )
-    if steps < 0 or batch < 1:
-        raise ConfigError(f"steps are 0 or more, images of a batch 1 or more: got {steps}, {batch}")
+    whole_number("steps", steps, 0)
+    whole_number("batch", batch, 1, of="images")
     if dtype not in ("float32", "float64"):
         raise ConfigError(f"dtype is 'float32' or 'float64', got {dtype!r}")

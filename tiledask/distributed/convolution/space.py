@@ -10,7 +10,7 @@ which is the ``rows`` of the next layer. Which rank makes which row: plan/collec
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tiledask.distributed.convolution.channels import window_terms
@@ -19,8 +19,9 @@ from tiledask.distributed.tensor.layer_programs import KeptLayer, LayerRule, bac
 from tiledask.distributed.tensor.placed import Placed, Weights, replicate
 from tiledask.errors import PlacementError
 from tiledask.plan.collectives.rows import RowSplit, split_rows
-from tiledask.plan.collectives.shards import Shards
+from tiledask.plan.intervals import ends_of
 from tiledask.plan.products.placement import Shard
+from tiledask.plan.products.shards import Shards
 from tiledask.tile.layers.convolution.im2col import Pair, Sides, Windows, windows
 
 __all__ = [
@@ -197,12 +198,12 @@ def _split(
 def _rows_of(x: Any, rows: Sequence[int]) -> Placed:
     """``x``, this rank's rows, of which each has so many."""
     shape = *x.shape[:ROWS], sum(rows), *x.shape[ROWS + 1 :]
-    return Placed(x, Shard(ROWS), shape, _shards(tuple(rows)))
+    return Placed.of(x, Shard(ROWS), shape, _shards(tuple(rows)))
 
 
 @lru_cache(256)
 def _shards(rows: tuple[int, ...]) -> Shards:
-    ends = pairwise((0, *accumulate(rows)))
+    ends = pairwise(ends_of(rows))
     return Shards(sum(rows), tuple((at,) if at[0] < at[1] else () for at in ends))
 
 
@@ -236,4 +237,4 @@ def _made(x: Placed, channels: int, window: Windows, split: RowSplit) -> Placed:
     """What comes out, by rows. Raises KernelError where windows do not fit into the image."""
     n, _, high, wide = x.shape
     shape = n, channels, sum(split.out), window.out((high, wide))[1]
-    return Placed(None, Shard(ROWS), shape, _shards(split.out))
+    return Placed.of(None, Shard(ROWS), shape, _shards(split.out))

@@ -6,11 +6,12 @@
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from math import prod
 from typing import Any, Generic, TypeVar
 
 from tiledask.errors import PlacementError
+from tiledask.plan.intervals import ends_of
 from tiledask.tile.backend import array_namespace
 
 __all__ = ["Packing"]
@@ -44,7 +45,7 @@ class Packing(Generic[Name]):
     @cached_property
     def _places(self) -> list[tuple[Name, slice, tuple[int, ...]]]:
         """(name, where in the flat array, shape)."""
-        ends = (0, *accumulate(prod(shape) for _, shape in self.shapes))
+        ends = ends_of(prod(shape) for _, shape in self.shapes)
         return [
             (n, slice(*at), shape)
             for at, (n, shape) in zip(pairwise(ends), self.shapes, strict=True)

@@ -1,33 +1,77 @@
-"""What workers do for a claim about memory: hold states, go through a schedule, step.
+"""What workers do for a claim about memory: go through a training's program, in a pool.
 
                   slot 0                slot 1
 run_states        device 0, device 2    device 1, device 3      in turn, where workers are few
 run_pipeline      stage 0               stage 1                 at once: blocks travel between them
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from typing import Any
 
 import numpy as np
-from distributed import Future
 
+from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.errors import ClusterLostError
+from tiledask.distributed.memory.claim_trainer import (
+    ClaimJob,
+    ClaimTrainer,
+    StandInRank,
+    stand_aside,
+)
+from tiledask.distributed.ranks.rank import Rank
+from tiledask.distributed.ranks.run import run_ranks
+from tiledask.errors import DeadlineError
 from tiledask.plan.fitting.memory import estimate_memory
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, state_bytes
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
-from tiledask.plan.pipelines.needs import checked
-from tiledask.plan.pipelines.schedule import Action
 from tiledask.plan.pipelines.schedules import schedule
-from tiledask.tile.memory.flat_states import FlatStates, gradient_from_seed
+from tiledask.plan.products.placement import Replicate, Tiling
+from tiledask.plan.program.making.of_layout import training_terms
+from tiledask.plan.program.making.of_states import UNIT, states_program
+from tiledask.plan.program.making.of_training import step_program
+from tiledask.plan.program.program import Program
+from tiledask.plan.whole import is_whole
 from tiledask.tile.memory.pool import Pool, Refused
-from tiledask.tile.memory.stage_trainer import BACKWARD, STEP, Role, StageTrainer
+from tiledask.tile.optimizers import rule_for
 
-__all__ = ["DeviceRun", "MemoryCase", "run_pipeline", "run_states"]
+__all__ = ["DeviceRun", "MemoryCase", "Role", "run_pipeline", "run_states"]
+
+HOSTED = ("loss", "updates")
+"""What stays in host memory, whatever the device: numbers."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """Which device of a layout."""
+
+    stage: int = 0
+    slice: int = 0
+    """Rank of tensor parallelism."""
+    copy: int = 0
+    """Rank of data parallelism."""
+
+
+@dataclass(frozen=True)
+class _Parameters:
+    """A model of which only the number of its parameters is known."""
+
+    count: int
+    units = (UNIT,)
+    gated = False
+
+    def stage_units(self, stage: int, cut: Any) -> tuple[str, ...]:
+        return self.units
+
+    def shapes(self, unit: str, ranks: int, rank: int) -> Mapping[str, tuple[int, ...]]:
+        return {"w": (self.count,)}
+
+    def tilings(self, unit: str, ranks: int) -> dict[str, Tiling]:
+        return {"w": Tiling((self.count,), (ranks,), (Replicate(),))}
 
 
 @dataclass(frozen=True)
@@ -45,8 +89,13 @@ class MemoryCase:
     @property
     def share(self) -> int:
         """The parameters of one stage's slice, where a number of them is claimed."""
-        assert isinstance(self.what, int)
+        assert is_whole(self.what)
         return -(-self.what // (self.layout.tp * self.layout.pp))
+
+    @property
+    def mesh(self) -> tuple[int, int, int]:
+        """(dp, tp, pp)."""
+        return self.layout.dp, self.layout.tp, self.layout.pp
 
     @property
     def predicted(self) -> Ledger:
@@ -60,6 +109,58 @@ class MemoryCase:
             for stage in range(layout.pp)
             for tensor, n in states.items()
         )
+
+    @cached_property
+    def job(self) -> ClaimJob:
+        """What its ranks are told."""
+        recipe, layout = self.recipe, self.layout
+        told: dict[str, Any] = {
+            "rule": rule_for(recipe),
+            "dtype": f"float{8 * recipe.compute_bytes}",
+        }
+        if isinstance(self.what, Model):
+            terms = training_terms(self.what, layout, recipe, self.sequence)
+            return ClaimJob(**vars(terms), **told)
+        return ClaimJob(
+            model=_Parameters(self.share),
+            schedule=schedule("gpipe", layout.pp, 1),
+            cut=(0,) * layout.pp,
+            batch=layout.dp,
+            recipe=recipe,
+            itemsize=recipe.compute_bytes,
+            zero=layout.zero,
+            **told,
+        )
+
+    @cached_property
+    def program(self) -> Program:
+        """Of a step: of the whole mesh, or of a number of parameters that of a stage's copies."""
+        if isinstance(self.what, Model):
+            return step_program(self.job, self.mesh)
+        return states_program(self.share, self.recipe, self.layout.zero, self.layout.dp)
+
+    def rank(self, role: Role, backend: str = "numpy", rank: Rank | None = None) -> StandInRank:
+        """The rank of a device; ``rank``: by which it talks to other stages."""
+        at = role.copy, role.slice, role.stage
+        whole = isinstance(self.what, Model)
+        index = int(np.ravel_multi_index(at, self.mesh)) if whole else role.copy
+        return StandInRank(self.mesh, at, index, backend, rank)
+
+    @property
+    def simulated(self) -> Ledger:
+        """What the program says that copy 0 of slice 0 holds of each stage; places are stages."""
+        stages = range(self.layout.pp if isinstance(self.what, Model) else 1)
+        program = self.program
+        first = replace(
+            program,
+            lines=program.lines[: len(stages)],
+            of_rank=program.of_rank[: len(stages)],
+            mesh=(),
+        )
+        rows = [row for row in first.memory.rows if row.tensor not in HOSTED]
+        if len(stages) < self.layout.pp:
+            rows = [replace(row, place=s) for s in range(self.layout.pp) for row in rows]
+        return Ledger.of(rows)
 
 
 @dataclass(frozen=True)
@@ -89,144 +190,73 @@ class DeviceRun:
         return Ledger.of(self.rows).peak
 
 
-# -- a number of parameters ------------------------------------------------------------------------
-
-
 def run_states(case: MemoryCase, cluster: Cluster, seconds: float) -> tuple[DeviceRun, ...]:
     """Every device if there are workers enough, otherwise the fullest of each stage."""
     layout = case.layout
     every = layout.devices <= cluster.slots
     degrees = (layout.pp, *((layout.tp, layout.dp) if every else (1, 1)))
     roles = [Role(*role) for role in product(*map(range, degrees))]
+    slots = [at % cluster.slots for at in range(len(roles))]
     runs = [
-        cluster.submit(
-            at % cluster.slots,
-            _hold,
-            case,
-            role,
-            at % cluster.slots,
-            cluster.backend,
-            name="states",
-        )
-        for at, role in enumerate(roles)
+        cluster.submit(slot, step, case, role, slot, cluster.backend, name="states")
+        for slot, role in zip(slots, roles, strict=True)
     ]
     return tuple(cluster.gather(runs, f"the states of {len(roles)} devices", seconds, cancel=True))
 
 
-def _hold(case: MemoryCase, role: Role, slot: int, backend: str) -> DeviceRun:
-    pool, layout = Pool(case.capacity, backend), case.layout
-    refused = None
-    try:
-        seed = (role.stage, role.slice)
-        states = FlatStates(pool, case.recipe, case.share, layout.zero, layout.dp, role.copy, seed)
-        if case.recipe.trains:
-            pool.enter(BACKWARD)
-            gradient_from_seed(states)
-            pool.enter(STEP)
-            states.step()
-    except Refused as error:
-        refused = error.with_traceback(None)
-    return DeviceRun(role, slot, tuple(pool.rows(role.stage)), refused=refused)
-
-
-# -- a Model ---------------------------------------------------------------------------------------
-
-
 def run_pipeline(case: MemoryCase, cluster: Cluster, seconds: float) -> tuple[DeviceRun, ...]:
-    """Each action a task on its stage's worker, its turn a real dependency."""
-    layout = case.layout
-    built = schedule(layout.schedule, layout.pp, layout.microbatches)
-    waits, order = checked(built)
-    slots = range(layout.pp)
-    devices = [cluster.submit(s, _begin, case, s, cluster.backend, name="begin") for s in slots]
-    turns: list[Future[Any]] = list(devices)
-    done: dict[Action, Future[Any]] = {}
-    number = [0] * layout.pp
-    for action in order:
-        s = action.stage
-        block = next((done[b] for b in waits[action] if b.stage != s), None)
-        done[action] = cluster.submit(
-            s, _act, devices[s], number[s], action, turns[s], block, name=_NAMES[action.kind]
-        )
-        turns[s], number[s] = done[action], number[s] + 1
-    ends = [cluster.submit(s, _end, devices[s], number[s], turns[s], name="step") for s in slots]
-    del done, turns
-    return tuple(cluster.gather(ends, f"{built!r}", seconds, cancel=True))
+    """A rank for every stage, each on a worker."""
+    mesh = Mesh(cluster, (case.layout.pp,))
+    try:
+        return tuple(run_ranks(_stage, mesh, case, timeout=seconds).results)
+    except DeadlineError as error:
+        raise DeadlineError(
+            f"{case.job.schedule!r}: tasks not done after {seconds:g} s; give it longer with "
+            f"timeout=. {error}"
+        ) from None
 
 
-_NAMES = {"F": "forward", "B": "backward"}
+def _stage(rank: Rank, case: MemoryCase) -> DeviceRun:
+    return step(case, Role(rank.index), rank.index, rank.backend, rank)
 
 
-class _Device:
-    """A stage at work on its worker."""
+def step(
+    case: MemoryCase, role: Role, slot: int, backend: str, rank: Rank | None = None
+) -> DeviceRun:
+    """A training step of one device; ``rank``: by which it talks to other stages."""
+    here = case.rank(role, backend, rank)
+    pool, job = Pool(case.capacity, backend), case.job
+    try:
+        trainer = ClaimTrainer(here, job, case.program, pool)
+    except Refused as error:
+        if rank is not None:
+            stand_aside(here, case.program)
+        rows = tuple(pool.rows(role.stage))
+        return DeviceRun(role, slot, rows, refused=error.with_traceback(None))
+    loss = trained(trainer, case)
+    trainer.close()
+    line, last = trainer.line, rank is not None and role.stage == case.layout.pp - 1
+    rows = tuple(pool.rows(role.stage))
+    return DeviceRun(
+        role,
+        slot,
+        rows,
+        loss if last and not line.stopped else None,
+        line.refused,
+        line.starved,
+    )
 
-    def __init__(self, case: MemoryCase, stage: int, backend: str) -> None:
-        self.case, self.role = case, Role(stage)
-        self.pool = Pool(case.capacity, backend)
-        self.trainer: StageTrainer | None = None
-        self.refused: Refused | None = None
-        self.starved = False
-        """Whether another stage, refused memory, left this one without a block."""
-        self.turn = 0
 
-    def attempt(self, work: Callable[[], Any]) -> Any:
-        """What ``work`` returns; None once this or another stage was refused memory."""
-        if self.refused or self.starved:
-            return None
-        try:
-            return work()
-        except Refused as error:
-            # its frames would keep arrays
-            self.refused, self.trainer = error.with_traceback(None), None
-            return None
+def trained(trainer: ClaimTrainer, case: MemoryCase) -> float:
+    """The loss of a step: the mean over the tokens of one copy's micro-batches, which are drawn
+    from their numbers, the same on all devices."""
 
-    def build(self) -> None:
-        case = self.case
+    def batch(i: int) -> tuple[np.ndarray, np.ndarray]:
         assert isinstance(case.what, Model)
-        self.trainer = StageTrainer(
-            self.pool, case.what, case.layout, case.recipe, case.sequence, self.role
-        )
+        rng = np.random.default_rng((case.job.seed, i))
+        shape = case.layout.microbatch, case.sequence + 1
+        tokens = rng.integers(case.what.vocab, size=shape)
+        return tokens[:, :-1], tokens[:, 1:]
 
-    def act(self, action: Action, block: np.ndarray | None) -> np.ndarray | None:
-        kind, s, i = action
-        starts = s == 0 if kind == "F" else s == self.case.layout.pp - 1
-        self.starved |= block is None and not starts
-        made: np.ndarray | None = self.attempt(
-            lambda: getattr(self.trainer, _NAMES[kind])(i, block)
-        )
-        return made
-
-
-def _begin(case: MemoryCase, stage: int, backend: str) -> _Device:
-    device = _Device(case, stage, backend)
-    device.attempt(device.build)
-    return device
-
-
-def _act(
-    device: _Device, number: int, action: Action, before: Any, block: np.ndarray | None
-) -> np.ndarray | None:
-    """The block for the next stage, if there is one. ``before`` only makes it wait its turn."""
-    _check_turn(device, number)
-    return device.act(action, block)
-
-
-def _end(device: _Device, number: int, before: Any) -> DeviceRun:
-    _check_turn(device, number)
-    loss = None
-    if device.trainer is not None:
-        device.attempt(device.trainer.step)
-    if device.trainer is not None and device.trainer.ends and not device.starved:
-        loss = device.trainer.loss
-    rows = tuple(device.pool.rows(device.role.stage))
-    return DeviceRun(device.role, device.role.stage, rows, loss, device.refused, device.starved)
-
-
-def _check_turn(device: _Device, number: int) -> None:
-    """A worker that died took its arrays along: what it did cannot be done again in part."""
-    if device.turn != number:
-        raise ClusterLostError(
-            f"stage {device.role.stage} is at action {device.turn} and was asked for action "
-            f"{number}: a worker was lost meanwhile; run the claim again"
-        )
-    device.turn += 1
+    with np.errstate(over="ignore", invalid="ignore"):  # as on a GPU
+        return trainer.step(batch) * case.layout.dp

@@ -19,14 +19,17 @@ from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.units import format_bytes, parse_bytes
-from tiledask.tile.memory.flat_states import check_states
+from tiledask.plan.whole import is_whole, whole_number
 from tiledask.tile.memory.pool import Refused
-from tiledask.tile.memory.stage_trainer import check_model
+from tiledask.tile.optimizers.rules import check_states
 
 __all__ = ["TOLERANCE", "ClaimRun", "DeviceRun", "run_claim"]
 
 TOLERANCE = 0.05
 """Relative difference between predicted and measured peak with which a claim still holds."""
+SCHEDULES = ("naive", "gpipe", "1f1b", "eager-1f1b")
+"""With one chunk on a stage and whole backwards."""
+RECOMPUTED = ("none", "selective", "full")
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,6 +42,8 @@ class ClaimRun:
     """Bytes and parameters of the claim per byte and parameter run."""
     predicted: Ledger
     """Places are stages; of one device each."""
+    simulated: Ledger
+    """What its program holds, instruction by instruction; places are stages."""
     devices: tuple[DeviceRun, ...]
     """Those that were run."""
     seconds: float
@@ -172,7 +177,7 @@ def run_claim(
     cap, recipe = parse_bytes(capacity), load_recipe(recipe)
     model = isinstance(what, Model)
     scale = _scale(what, scale)
-    whole = what if isinstance(what, Model) else what // scale
+    whole = what if isinstance(what, Model) else int(what) // scale
     case = MemoryCase(whole, layout, recipe, sequence, cap // scale)
     predicted = case.predicted
     really = replace(case, recipe=recipe if kept is None else load_recipe(kept))
@@ -180,20 +185,18 @@ def run_claim(
     begun = time.monotonic()
     devices = (run_pipeline if model else run_states)(really, cluster, seconds_of(timeout))
     name = what.name if isinstance(what, Model) else f"{what:,} parameters"
-    return ClaimRun(case, name, scale, predicted, devices, time.monotonic() - begun)
+    return ClaimRun(case, name, scale, predicted, case.simulated, devices, time.monotonic() - begun)
 
 
 def _scale(what: Model | int, scale: int | None) -> int:
     model = isinstance(what, Model)
-    whole = isinstance(what, int) and not isinstance(what, bool) and what >= 1
-    if not model and not whole:
+    if not model and not is_whole(what, 1):
         raise ConfigError(
             f"a claim is about a Model or a number of parameters of 1 or more, got {what!r}; "
             f"td.load_model(name).parameters is such a number"
         )
     scale = (1 if model else 1000) if scale is None else scale
-    if isinstance(scale, bool) or not isinstance(scale, int) or scale < 1:
-        raise ConfigError(f"scale is an integer of 1 or more, got {scale!r}")
+    scale = whole_number("scale", scale, 1)
     if isinstance(what, Model) and scale > 1:
         raise ConfigError(
             f"a Model is run as it is, at scale 1, got {scale}; give a smaller Model, or run the "
@@ -204,12 +207,68 @@ def _scale(what: Model | int, scale: int | None) -> int:
     return scale
 
 
+def _check_model(model: Model, layout: Layout, recipe: Recipe, sequence: int) -> None:
+    """Refuse what no code here executes."""
+    plain = {
+        "norm": "layernorm",
+        "mlp": "gelu",
+        "kv_heads": model.heads,
+        "experts": 0,
+        "qk_norm": None,
+        "kv_lora_rank": 0,
+        "mtp_layers": 0,
+        "embedding_norm": False,
+        "dropout": False,
+        "qkv_bias": True,
+        "out_bias": True,
+        "mlp_bias": True,
+    }
+    simple = {
+        "cp": 1,
+        "ep": 1,
+        "interleave": 1,
+        "sequence_parallel": False,
+        "flash_attention": False,
+    }
+    for owner, fields in ((model, plain), (layout, simple)):
+        for field, value in fields.items():
+            if getattr(owner, field) != value:
+                raise ConfigError(
+                    f"what can be executed is a decoder like GPT-2's with {field}={value!r}, got "
+                    f"{getattr(owner, field)!r}; change it, or run the states alone of "
+                    f"model.parameters={model.parameters:,}"
+                )
+    for field, allowed in (("schedule", SCHEDULES), ("recompute", RECOMPUTED)):
+        if getattr(layout, field) not in allowed:
+            raise ConfigError(
+                f"what can be executed has {field} of {', '.join(allowed)}, got "
+                f"{getattr(layout, field)!r}"
+            )
+    if 0 < model.learned_pos < sequence:
+        raise ConfigError(
+            f"{model.name} has {model.learned_pos} positions, got sequence={sequence}; use a "
+            f"sequence of {model.learned_pos} or less"
+        )
+    if recipe.trains and recipe.weight_bytes != recipe.compute_bytes:
+        raise ConfigError(
+            f"recipe {recipe.name!r} keeps weights of {recipe.weight_bytes} B and computes with "
+            f"{recipe.compute_bytes} B; what can be executed computes with the weights that it "
+            f"keeps, such as 'mixed-adam-16' or 'fp32-adam', or run the states alone of "
+            f"model.parameters={model.parameters:,}"
+        )
+    if not recipe.trains:
+        raise ConfigError(
+            f"recipe {recipe.name!r} does not train; to hold its weights alone pass "
+            f"model.parameters={model.parameters:,} instead of the model"
+        )
+
+
 def _check(case: MemoryCase, cluster: Cluster) -> None:
     check_states(case.recipe)
     if case.layout.cp > 1:
         raise ConfigError(f"what can be run has cp=1, got {case.layout.cp}")
     if isinstance(case.what, Model):
-        check_model(case.what, case.layout, case.recipe, case.sequence)
+        _check_model(case.what, case.layout, case.recipe, case.sequence)
         if cluster.slots < case.layout.pp:
             raise PlacementError(
                 f"{case.layout.pp} stages run at once, each on a worker, and the cluster has "

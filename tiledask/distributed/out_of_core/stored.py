@@ -9,7 +9,7 @@ process's own, and the system could not tell what a plan is allowed to hold.
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from tiledask.errors import ConfigError, KernelError
 from tiledask.plan import html
 from tiledask.plan.products.regions import Region
 from tiledask.plan.units import format_bytes
+from tiledask.plan.whole import is_whole
 from tiledask.tile import as_dtype
 
 __all__ = [
@@ -234,8 +235,8 @@ def describe(
     if kind == "npy":
         return StoredArray(name, kind, shape, dtype, offset=len(npy.header(shape, dtype)))
     given: Any = CHUNK if chunks is None else chunks
-    extents = (given, given) if hasattr(given, "__index__") else tuple(given)
-    if len(extents) != 2 or any(not hasattr(c, "__index__") or c < 1 for c in extents):
+    extents = tuple(given) if isinstance(given, Iterable) else (given, given)
+    if len(extents) != 2 or not all(is_whole(c, 1) for c in extents):
         raise ConfigError(f"chunks are two whole numbers of 1 or more, got {extents}")
     # a chunk is stored in full, so that one larger than the array is only larger
     rows, columns = (min(int(c), n) for c, n in zip(extents, shape, strict=True))
@@ -329,7 +330,7 @@ def _checked(name: str, shape: Any, dtype: Any) -> tuple[tuple[int, int], np.dty
             f"stored matrices are {', '.join(DTYPES)}; convert it with astype"
         )
     shape = tuple(shape)
-    if len(shape) != 2 or any(not hasattr(n, "__index__") or n < 1 for n in shape):
+    if len(shape) != 2 or not all(is_whole(n, 1) for n in shape):
         raise ConfigError(
             f"{name} has shape {shape}, a stored matrix has 2 dimensions of 1 or more; reshape it"
         )

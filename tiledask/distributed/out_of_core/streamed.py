@@ -212,7 +212,7 @@ def _product(a: Any, b: Any, out: Any, kernel: str, tile: Any, resume: bool) -> 
             f"A {a.shape} has {a.shape[1]} columns and B {b.shape} has {b.shape[0]} rows, they "
             f"must be equal; is one of them to be stored transposed?"
         )
-    check_types(a, b, kernel, convert="store")
+    check_types(a.dtype, b.dtype, kernel, convert="store")
     workspace(1, 1, 1, a.dtype.itemsize, kernel, tile)  # raises for what does not go together
     return StreamProduct(a, b, _target(out, a, b, resume), kernel, tile)
 

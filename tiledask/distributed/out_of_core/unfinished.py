@@ -25,6 +25,7 @@ from tiledask.distributed.out_of_core.disk import writing
 from tiledask.distributed.out_of_core.stored_npy import sync
 from tiledask.errors import ConfigError, DeadlineError
 from tiledask.plan.products.regions import Region
+from tiledask.plan.whole import is_whole
 
 __all__ = ["StoppedError", "StreamRecords", "TileRecord", "differences"]
 
@@ -87,7 +88,7 @@ class StreamRecords:
         try:
             whole = value["region"] == [list(span) for span in region]
             record = TileRecord(value["summed"], value["check"])
-            whole = whole and all(type(n) is int and n >= 0 for n in asdict(record).values())
+            whole = whole and all(is_whole(n, 0) for n in asdict(record).values())
         except (KeyError, TypeError):
             whole = False
         if not whole:

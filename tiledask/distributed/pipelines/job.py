@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from distributed import Future
 from tiledask.distributed.arrays.array import read_block
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.progress import RUNS
-from tiledask.distributed.pipelines.kernels import StagesMade
+from tiledask.distributed.pipelines.kernels import StageOperands, StagesMade
 from tiledask.distributed.pipelines.paced import Pace
 from tiledask.distributed.transport.meeting import begin
 from tiledask.errors import DeadlineError
@@ -62,17 +62,6 @@ class PipelineJob:
     """Dask's name of a block -> what a span of its transfer says: kind, stage, micro-batch."""
 
     @property
-    def frames(self) -> list[dict[int, list[int]]]:
-        """By device and stage there, the micro-batches that pass."""
-        found = []
-        for device, line in enumerate(self.program.lines):
-            mine = dict[int, set[int]]()
-            for number, frame in line:
-                mine.setdefault(self.program.role(device).parts[number].stage, set()).add(frame)
-            found.append({stage: sorted(mine[stage]) for stage in sorted(mine)})
-        return found
-
-    @property
     def messages(self) -> Iterator[tuple[int, int, int]]:
         """(from, to, micro-batch) of every block that goes to another device."""
         for device, line in enumerate(self.program.lines):
@@ -96,43 +85,22 @@ class PipelineJob:
         """Seconds for what comes before and after the actions; not less because those are short."""
         return max(self.timeout, PATIENCE)
 
-    def prepare(self) -> Callable[[int, int, Iterable[int]], tuple[Any, ...]]:
-        """Weights, micro-batches and targets, in place on their devices: from a stage, its device
-        and frames to the operands of its StageKernels."""
-        submit, last = self.cluster.submit, self.schedule.stages - 1
-        weights = {
-            (s, d): submit(d, _init, self.stages[s], self.cluster.backend, name="weights")
-            for d, mine in enumerate(self.frames)
-            for s in mine
-        }
-        inputs = self._rows(self.batch, 0)
-        targets = [] if self.target is None else self._rows(self.target, last)
-        ready = [*weights.values(), *inputs, *targets]
-        self.cluster.wait(ready, "weights and micro-batches", self.patience, cancel=True)
-
-        def operands(s: int, device: int, frames: Iterable[int]) -> tuple[Any, ...]:
-            x = {i: inputs[i] for i in frames if s == 0}
-            y = {i: targets[i] for i in frames if s == last and targets}
-            return self.stages[s], weights[s, device], x, y, self.batch.size
-
-        return operands
-
-    def _rows(self, array: np.ndarray, stage: int) -> list[Future[Any]]:
-        """The micro-batches of ``array`` where ``stage`` is, from a file: readable again."""
-        parts = split(0, len(self.batch), self.schedule.microbatches)
-        path, columns = self.cluster.keep(array), (0, array.shape[1])
-        return [
-            self.cluster.submit(
-                self.schedule.holder(stage, i),
-                read_block,
-                path,
-                (part, columns),
-                array.dtype.name,
-                self.cluster.backend,
-                name="micro-batch",
-            )
-            for i, part in enumerate(parts)
-        ]
+    def prepare(self) -> list[Future[Any]]:
+        """By device, what its stages work with (`StageOperands` by stage), in place there."""
+        cluster, last, ready = self.cluster, self.schedule.stages - 1, list[Future[Any]]()
+        arrays = [a for a in (self.batch, self.target) if a is not None]
+        files = [(cluster.keep(each), each.dtype.name) for each in arrays]
+        rows = split(0, len(self.batch), self.schedule.microbatches)
+        for device, actions in enumerate(self.schedule.orders):
+            stages = []
+            for s in sorted({action.stage for action in actions}):
+                frames = sorted({i for _, stage, i in actions if stage == s})
+                targets = frames if s == last and len(arrays) > 1 else []
+                stages.append((s, self.stages[s], frames if s == 0 else [], targets))
+            given = stages, files, rows, self.batch.shape[1], self.batch.size, cluster.backend
+            ready.append(cluster.submit(device, _operands, *given, name="weights"))
+        cluster.wait(ready, "weights and micro-batches", self.patience, cancel=True)
+        return ready
 
     def begin(self, addresses: Sequence[str], simulated: Timeline | None) -> None:
         """Announce the run, and let its devices begin."""
@@ -183,5 +151,21 @@ class PipelineJob:
             time.sleep(0.01)
 
 
-def _init(stage: Any, backend: str) -> Any:
-    return stage.init(backend)
+def _operands(
+    stages: Sequence[tuple[int, Any, list[int], list[int]]],
+    files: Sequence[tuple[str, str]],
+    rows: Sequence[tuple[int, int]],
+    width: int,
+    size: int,
+    backend: str,
+) -> dict[int, StageOperands]:
+    """By stage; micro-batches and targets come from files, which can be read again."""
+
+    def read(which: int, frames: list[int]) -> dict[int, Any]:
+        path, dtype = files[which]
+        return {i: read_block(path, (rows[i], (0, width)), dtype, backend) for i in frames}
+
+    return {
+        s: StageOperands(stage, stage.init(backend), read(0, inputs), read(-1, targets), size)
+        for s, stage, inputs, targets in stages
+    }

@@ -13,14 +13,14 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from tiledask.distributed.programs.runner import LineRunner
-from tiledask.plan.program.instructions import Do, ProgramPart
+from tiledask.plan.pipelines.schedule import Action
+from tiledask.plan.program.instructions import Do, Instructions, ProgramPart
 from tiledask.plan.program.making.of_schedule import KERNELS
-from tiledask.plan.program.program import Program
 from tiledask.tile.backend import aligned, synchronize
 from tiledask.tile.backend import to_numpy as off_device
 from tiledask.tile.functions import mean_square, mean_square_grad
 
-__all__ = ["StageKernels", "StageRunner", "StagesMade", "joined"]
+__all__ = ["StageKernels", "StageOperands", "StageRunner", "StagesMade", "joined"]
 
 Gradients = list[dict[str, Any]]
 """Of a stage's weights, by layer and name."""
@@ -32,6 +32,13 @@ class StagesMade(NamedTuple):
     outputs: dict[int, Any]
     losses: dict[int, float]
     gradients: dict[int, Gradients]
+
+    def after(self, *before: "StagesMade") -> "StagesMade":
+        """The same, its gradients added to those that were made ``before``."""
+        sums = dict(self.gradients)
+        for each in before:
+            sums = {stage: _added(each.gradients[stage], mine) for stage, mine in sums.items()}
+        return self._replace(gradients=sums)
 
     def host(self) -> "StagesMade":
         """The same in NumPy."""
@@ -63,35 +70,40 @@ def _added(first: Gradients | None, second: Gradients) -> Gradients:
     return [{name: a[name] + b[name] for name in b} for a, b in zip(first, second, strict=True)]
 
 
+class StageOperands(NamedTuple):
+    """What a stage works with on one device."""
+
+    stage: Any
+    """As :mod:`tiledask.distributed.pipelines.stages` says."""
+    weights: Any
+    inputs: Mapping[int, Any]
+    """The rows of each frame, on the first stage."""
+    targets: Mapping[int, Any]
+    """Of each frame, on the last; none: no loss."""
+    size: int
+    """Elements of the whole batch."""
+
+
 class StageKernels:
-    """The kernels of one stage on one device, and what they have made beside buffers.
+    """The kernels of one stage on one device, and what they have made beside buffers."""
 
-    stage      as :mod:`tiledask.distributed.pipelines.stages` says
-    inputs     the rows of each frame, on the first stage
-    targets    of each frame, on the last; none: no loss
-    size       elements of the whole batch
-    """
+    def __init__(self, operands: StageOperands) -> None:
+        self.stage, self.weights, self.inputs, self.targets, self.size = operands
+        self._begin()
 
-    def __init__(
-        self,
-        stage: Any,
-        weights: Any,
-        inputs: Mapping[int, Any],
-        targets: Mapping[int, Any],
-        size: int,
-        sums: Gradients | None = None,
-    ) -> None:
-        self.stage, self.weights, self.size = stage, weights, size
-        self.inputs, self.targets = inputs, targets
+    def _begin(self) -> None:
         self.outputs: dict[int, Any] = {}
         self.losses: dict[int, float] = {}
-        self.sums = sums
+        self.sums: Gradients | None = None
         """Of the gradients."""
 
-    def made(self, stage: int) -> StagesMade:
-        """What was made beside buffers by this stage, whose number is ``stage``."""
+    def taken(self, stage: int) -> StagesMade:
+        """What was made beside buffers since this was last asked, by this stage, whose number is
+        ``stage``."""
         sums = {} if self.sums is None else {stage: self.sums}
-        return StagesMade(self.outputs, self.losses, sums)
+        made = StagesMade(self.outputs, self.losses, sums)
+        self._begin()
+        return made
 
     def run(self, each: Do, frame: int, arrays: Sequence[Any]) -> tuple[Any, ...]:
         """What ``each`` writes of a frame, once its device has made it."""
@@ -145,15 +157,23 @@ def _what(buffer: str) -> str:
 class StageRunner(LineRunner):
     """A rank's way through its line with the kernels of its stages."""
 
-    def __init__(self, rank: Any, program: Program, kernels: Mapping[int, StageKernels]) -> None:
-        self.kernels = kernels
+    def __init__(
+        self, rank: Any, program: Instructions, operands: Mapping[int, StageOperands]
+    ) -> None:
+        self.kernels = {stage: StageKernels(each) for stage, each in operands.items()}
         super().__init__(rank, program, {}, self._kernel)
 
     def _kernel(self, each: Do, part: ProgramPart, _: dict[str, Any]) -> Callable[..., Any]:
         run = self.kernels[part.stage].run
         return lambda *arrays: run(each, self.frame, arrays)
 
+    def action(self, turn: int) -> Action:
+        """What a schedule calls a turn of the line."""
+        number, frame = self.line[turn]
+        part = self.role.parts[number]
+        return Action(part.kind, part.stage, frame)
+
     def made(self) -> list[StagesMade]:
         """What every stage makes beside buffers as the line is gone through."""
         self.run()
-        return [each.made(stage).host() for stage, each in self.kernels.items()]
+        return [each.taken(stage).host() for stage, each in self.kernels.items()]

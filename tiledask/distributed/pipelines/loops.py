@@ -13,9 +13,9 @@ from typing import Any
 from distributed import get_worker
 
 from tiledask.distributed.pipelines.job import Done, PipelineJob
-from tiledask.distributed.pipelines.kernels import StageKernels, StageRunner, StagesMade
-from tiledask.distributed.pipelines.paced import Arrival, Pace, action_of, perform
-from tiledask.distributed.transport.meeting import meeting, of_run
+from tiledask.distributed.pipelines.kernels import StageOperands, StageRunner, StagesMade
+from tiledask.distributed.pipelines.paced import Arrival, Pace, perform
+from tiledask.distributed.transport.meeting import Meeting, meeting, of_run
 from tiledask.plan.pipelines.schedule import Action
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.program.instructions import Do, Recv, Send
@@ -28,12 +28,12 @@ __all__ = ["run_loops"]
 def run_loops(job: PipelineJob, simulated: Timeline | None) -> Done:
     """What the actions of ``job`` made, each device's in a loop of its own."""
     with meeting(job.cluster, job.topic, job.peers, job.patience) as addresses:
-        operands, loops = job.prepare(), []
         limit = job.patience + job.timeout  # the client's own comes first
-        for device, frames in enumerate(job.frames):
-            stages = {s: operands(s, device, mine) for s, mine in frames.items()}
-            given = job.topic, device, job.program, job.pace, limit, stages
-            loops.append(job.cluster.submit(device, _loop, *given, name="pipeline_loop"))
+        given = job.topic, job.program, job.pace, limit
+        loops = [
+            job.cluster.submit(device, _loop, device, operands, *given, name="pipeline_loop")
+            for device, operands in enumerate(job.prepare())
+        ]
         job.begin(addresses, simulated)
         parts = job.cluster.gather(loops, f"{job.schedule!r}", job.timeout, cancel=True)
     moves = [
@@ -46,18 +46,16 @@ def run_loops(job: PipelineJob, simulated: Timeline | None) -> Done:
 
 
 def _loop(
-    topic: str,
     device: int,
+    operands: dict[int, StageOperands],
+    topic: str,
     program: Program,
     pace: Pace,
     seconds: float,
-    stages: dict[int, tuple[Any, ...]],
 ) -> tuple[list[StagesMade], list[tuple[int, int]]]:
     """(what each of a device's stages made, what came from others)."""
-    deadline = time.monotonic() + seconds
-    kernels = {s: StageKernels(*operands) for s, operands in stages.items()}
-    runner = _PacedRunner(topic, device, program, pace, deadline, kernels)
-    runner.here.wait_for_start(deadline)
+    runner = _PacedRunner(of_run(topic, device), program, pace, seconds, operands)
+    runner.here.wait_for_start(runner.deadline)
     return runner.made(), runner.here.moves
 
 
@@ -66,39 +64,34 @@ class _PacedRunner(StageRunner):
 
     def __init__(
         self,
-        topic: str,
-        device: int,
+        here: Meeting,
         program: Program,
         pace: Pace,
-        deadline: float,
-        kernels: dict[int, StageKernels],
+        seconds: float,
+        operands: dict[int, StageOperands],
     ) -> None:
-        self.here, self.worker = of_run(topic, device), get_worker()
-        self.pace, self.deadline = pace, deadline
+        self.here, self.worker, self.pace = here, get_worker(), pace
+        self.deadline = time.monotonic() + seconds
         self.turn, self.end = 0, 0.0
         """The turn under way; the end of what was done last."""
         self.arrivals: list[Arrival | None] = []
         """Of the blocks that what is under way uses."""
-        super().__init__(SimpleNamespace(index=device), program, kernels)
+        super().__init__(SimpleNamespace(index=here.device), program, operands)
 
     def run(self) -> bool:
         here = self.here
         for turns in self.program.lines[here.device].at_once:
             here.check()
-            actions, self.arrivals = [self._action(turn) for turn in turns], []
+            actions, self.arrivals = [self.action(turn) for turn in turns], []
             for turn in turns:
                 self.arrivals.append(None)
                 self._some(Recv, turn)
-            paced, work = self.pace.of(*actions), partial(self._some, Do, *turns)
-            self.end = perform(here.run, here.device, paced, self.arrivals, work)
+            work = partial(self._some, Do, *turns)
+            self.end = perform(here.run, here.device, self.pace, actions, self.arrivals, work)
             self._some(Send, *turns)
             for turn in turns:
                 self._leave(turn)
         return True
-
-    def _action(self, turn: int) -> Action:
-        number, frame = self.line[turn]
-        return action_of(self.role.parts[number], frame)
 
     def _some(self, kind: type, *turns: int) -> None:
         """Do the instructions of a kind."""
@@ -110,10 +103,10 @@ class _PacedRunner(StageRunner):
         here, peer, name = self.here, each.peer, each.buffer
         if isinstance(each, Send):
             return lambda env: here.post(
-                self.worker, peer, self._action(self.turn), env[x], self.end
+                self.worker, peer, self.action(self.turn), env[x], self.end
             )
         makers = {
-            frame: action_of(part, frame)
+            frame: Action(part.kind, part.stage, frame)
             for part, buffer, frame in self._sends(peer)
             if buffer == name
         }

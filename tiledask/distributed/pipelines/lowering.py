@@ -1,29 +1,36 @@
-"""A program lowered to Dask: a pinned task for each part and frame, its turn a real dependency.
+"""A program lowered to Dask: a pinned task for each turn of a line, its turn a real dependency.
 
-    device 0   begin --> F0 ----> F1 ----> ...     ---->  the part before it on the line
-                | x1      | x1                        |   data: what its frame's parts have written
-    device 1   begin --> F0 ----> F1 ---->            v   and others send it ("hand" tasks)
+    device 0   begin --> F0 ----> F1 ----> ...     ---->  the turn before it on the line
+                | x1      | x1                        |   data: the block that one sends to another
+    device 1   begin --> F0 ----> F1 ---->            v
+
+A task is given its device's line, the number of its turn, and the blocks that came for its frame
+so far, one after the other: all else the device has. A worker that takes a dead one's place has
+nothing else, and goes through the frame's earlier turns again. What moves is the whole result of a
+task, so that nobody takes a part for it; what else a turn makes, a task beside it takes.
 
 The order never rests on priorities, so Dask's task stream is the Gantt chart of the schedule.
 """
 
+import operator
 import time
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any
 
 from dask.sizeof import sizeof
 from distributed import Future
 from distributed.protocol.serialize import register_generic
 
 from tiledask.distributed.pipelines.job import Done, PipelineJob
-from tiledask.distributed.pipelines.kernels import StageKernels, StagesMade
-from tiledask.distributed.pipelines.paced import Arrival, Paced, action_of, perform
+from tiledask.distributed.pipelines.kernels import StageOperands, StageRunner, StagesMade
+from tiledask.distributed.pipelines.paced import Arrival, Pace, perform
 from tiledask.distributed.transport.meeting import meeting, of_run
 from tiledask.errors import ClusterLostError
+from tiledask.plan.pipelines.needs import checked
 from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
-from tiledask.plan.program.instructions import Do, ProgramPart, Recv, Send
+from tiledask.plan.program.instructions import Instructions, ProgramPart, Recv, Send
 from tiledask.plan.program.making.of_schedule import KERNELS
 from tiledask.plan.program.program import Program
 from tiledask.tile.backend import aligned
@@ -41,13 +48,7 @@ class StageBlock:
 
 
 register_generic(StageBlock)
-
-
-def _bytes(block: StageBlock) -> int:
-    return int(block.array.nbytes)
-
-
-sizeof.register(StageBlock, _bytes)
+sizeof.register(StageBlock, lambda block: int(block.array.nbytes))
 
 
 def run_tasks(job: PipelineJob, simulated: Timeline | None) -> Done:
@@ -58,58 +59,62 @@ def run_tasks(job: PipelineJob, simulated: Timeline | None) -> Done:
         job.begin(addresses, simulated)
         cluster.wait(ends, f"{job.schedule!r}", job.timeout, cancel=True)
     heard = job.heard()
-    return Done(cluster.gather(ends, "the run's results", job.patience, cancel=True), *heard, [])
+    made = cluster.gather(ends, "the run's results", job.patience, cancel=True)
+    return Done([each for here in made for each in here], *heard, [])
 
 
 def _submit(job: PipelineJob) -> list[Future[Any]]:
-    """Those of StagesMade to wait for.
+    """What each device makes beside blocks, to wait for.
 
     All other futures are dropped here, so that activations go as soon as they are used.
     """
-    operands, submit = job.prepare(), job.cluster.submit
+    program, submit = job.program, job.cluster.submit
     # all is submitted before anything starts: the scheduler would be slow to answer meanwhile
-    before = {
-        d: submit(d, _begin, job.topic, d, job.patience, name="begin")
-        for d in range(job.program.ranks)
-    }
-    wrote: dict[_Key, Future[Any]] = {}  # a task's whole result: stays on its device
+    lines = []
+    for device, operands in enumerate(job.prepare()):
+        own = device, operands, job.topic, program.alone(device), job.pace
+        lines.append(submit(device, _begin, job.patience, *own, name="begin"))
+    before = lines.copy()
     sent: dict[_Key, Future[Any]] = {}  # by the device that it goes to
-    sums: dict[tuple[int, int], Future[Any]] = {}  # (device, stage): its result with the gradients
-    ends: list[Future[Any]] = []
-    for device, block in _in_order(job.program):
-        work: list[Any] = []
+    came: dict[tuple[int, int], list[Future[Any]]] = {}  # by device and frame: all that was sent
+    sums: dict[tuple[int, int], Future[Any]] = {}  # by device and stage: with the gradients so far
+    ends: list[list[Future[Any]]] = [[] for _ in lines]  # by device: with an output
+    for device, turns in _in_order(job):
+        line, block = lines[device], _block(program, device, turns)
+        blocks, summed = list[list[Future[Any]]](), list[list[Future[Any]]]()
         for part, frame in block:
-            reads = [n for each in part.instructions if isinstance(each, Do) for n in each.reads]
-            keys = [(device, name, frame) for name in reads]
-            own = list({wrote[key].key: wrote[key] for key in keys if key in wrote}.values())
-            came = {key[1]: sent[key] for key in keys if key in sent}
-            given = operands(part.stage, device, [frame])
-            gradients = sums.get((device, part.stage)) if part.kind in "BW" else None
-            work += [part, frame, given, own, came, gradients]
-        paced = job.pace.of(*(action_of(*each) for each in block))
-        name = KERNELS[block[0][0].kind] if len(block) == 1 else "overlapped"
-        ran = submit(device, _act, job.topic, device, paced, before[device], *work, name=name)
+            arrived = came.setdefault((device, frame), [])
+            arrived += [sent.pop(key) for key in _messages(Recv, device, [(part, frame)])]
+            blocks.append(arrived)
+            so_far = sums.get((device, part.stage)) if part.kind in "BW" else None
+            summed.append([] if so_far is None else [so_far])
+        # the task's result is what is sent, of a pair a list of that; if nothing is, what is made
+        alone, sends = len(block) == 1, bool(_messages(Send, device, block))
+        given = [*chain(*blocks), *(summed[0] if alone and not sends else [])]
+        name = KERNELS[block[0][0].kind] if alone else "overlapped"
+        ran = submit(device, _act, line, turns[0], before[device], *given, name=name)
         before[device] = ran
         for n, (part, frame) in enumerate(block):
-            mine = ran
-            if len(block) > 1:
-                mine = submit(device, _result, ran, n, name="result", beside=True)
-            for each in part.instructions:
-                if isinstance(each, Do):
-                    wrote |= {(device, written, frame): mine for written in each.writes}
-                elif isinstance(each, Send):
-                    hand = submit(device, _hand, mine, each.buffer, name="hand", beside=True)
-                    sent[each.peer, each.buffer, frame] = hand
-                    job.sent[hand.key] = (TRANSFER, part.stage, frame)
-            if part.kind in "BW":
-                sums[device, part.stage] = mine
-            elif part.kind == "F" and part.stage == job.schedule.stages - 1:
-                ends.append(submit(device, _beside, mine, name="loss", beside=True))
-    ends += [
-        submit(device, _beside, sums[device, s], name="gradients", beside=True)
-        for device, s in sorted(sums)
+            hand = made = ran
+            for key in _messages(Send, device, [(part, frame)]):
+                if not alone:
+                    hand = submit(device, operator.getitem, ran, n, name="hand", beside=True)
+                sent[key], job.sent[hand.key] = hand, (TRANSFER, part.stage, frame)
+            output = part.kind == "F" and part.stage == job.schedule.stages - 1
+            if (output or part.kind in "BW") and (sends or not alone):
+                name, given = "loss" if output else "gradients", [*blocks[n], *summed[n]]
+                made = submit(device, _beside, line, turns[n], ran, *given, name=name, beside=True)
+            if output:
+                ends[device].append(made)
+            elif part.kind in "BW":
+                sums[device, part.stage] = made
+    for device, stage in sorted(sums):
+        ends[device].append(sums[device, stage])
+    return [
+        submit(device, _on_host, *made, name="results", beside=True)
+        for device, made in enumerate(ends)
+        if made
     ]
-    return ends
 
 
 _Key = tuple[int, str, int]
@@ -118,93 +123,163 @@ _Block = list[tuple[ProgramPart, int]]
 """Parts and their frames that are done at once."""
 
 
-def _in_order(program: Program) -> Iterator[tuple[int, _Block]]:
-    """What every device does at once, each after what it receives from."""
-    left = {
-        rank: deque(
-            [(program.role(rank).parts[line.part[t]], int(line.frame[t])) for t in turns]
-            for turns in line.at_once
-        )
-        for rank, line in enumerate(program.lines)
-    }
-    sent: set[_Key] = set()
-    while any(left.values()):
-        for rank, blocks in left.items():
-            if blocks and _messages(Recv, rank, blocks[0]) <= sent:
-                block = blocks.popleft()
-                sent |= _messages(Send, rank, block)
-                yield rank, block
+def _block(program: Program, rank: int, turns: Sequence[int]) -> _Block:
+    line, parts = program.lines[rank], program.role(rank).parts
+    return [(parts[line.part[turn]], int(line.frame[turn])) for turn in turns]
 
 
-def _messages(kind: type, rank: int, block: _Block) -> set[_Key]:
+def _in_order(job: PipelineJob) -> Iterator[tuple[int, list[int]]]:
+    """A device and its turns that are done at once, each after what it receives from."""
+    blocks = [iter(line.at_once) for line in job.program.lines]
+    begun = [0] * len(blocks)
+    for action in checked(job.schedule)[1]:
+        device = job.schedule.holder(action.stage, action.microbatch)
+        if not begun[device]:
+            turns = next(blocks[device])
+            begun[device] = len(turns)
+            yield device, turns
+        begun[device] -= 1
+
+
+def _messages(kind: type, rank: int, block: _Block) -> list[_Key]:
     """By where they go."""
-    return {
+    return [
         (each.peer if isinstance(each, Send) else rank, each.buffer, frame)
         for part, frame in block
         for each in part.instructions
         if isinstance(each, Send | Recv) and isinstance(each, kind)
-    }
+    ]
 
 
 # -- on the workers -------------------------------------------------------------------------------
 
 
-def _begin(topic: str, device: int, seconds: float) -> None:
-    """Wait for the word. A worker that was replaced meanwhile missed it: the others have begun."""
+class TaskLine(StageRunner):
+    """A device's line, and what its frames' turns have left for the turns to come."""
+
+    def __init__(
+        self,
+        device: int,
+        operands: dict[int, StageOperands],
+        topic: str,
+        program: Instructions,
+        pace: Pace,
+    ) -> None:
+        self.own = device, operands, topic, program, pace
+        self.blocks: dict[int, StageBlock] = {}
+        """By turn: what came for it."""
+        self.sends: dict[int, Any] = {}
+        """By turn: what it sends, until its task is over."""
+        self.beside: dict[int, StagesMade] = {}
+        """By turn: what it made beside buffers, until somebody takes it."""
+        super().__init__(None, program, operands)
+        self._ways: dict[int, list[int]] = {}
+        for turn, (_, frame) in enumerate(self.line):
+            self._ways.setdefault(frame, []).append(turn)
+        self._reached: dict[int, int] = {}
+        """By frame: the last of its turns that was gone through."""
+        self._turn = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TaskLine, self.own  # what its frames have left can be made again
+
+    def arrived(self, turn: int, given: Sequence[Any]) -> tuple[dict[int, StageBlock], Any]:
+        """(by turn, the blocks of a frame up to a turn; the rest of what was given)."""
+        came = {}
+        for each in self._until(turn):
+            if any(isinstance(i, Recv) for i in self.role.parts[self.line[each][0]].instructions):
+                came[each], *given = given
+                came[each].array = aligned(came[each].array)
+        return came, given
+
+    def ready(self, turn: int) -> None:
+        """Have the frame as this turn finds it: if it is not here, by its turns up to then."""
+        frame, earlier = self.line[turn][1], self._until(turn)[:-1]
+        if self._reached.get(frame) != (earlier[-1] if earlier else None):
+            self._frames.pop(frame, None)
+            for each in earlier:
+                self.go(each)
+                del self.beside[each]
+
+    def go(self, turn: int) -> None:
+        """Go through a turn."""
+        number, frame = self.line[turn]
+        self._turn, self._reached[frame] = turn, turn
+        self._go(turn, self._bound[turn])
+        self._leave(turn)
+        stage = self.role.parts[number].stage
+        self.beside[turn] = self.kernels[stage].taken(stage)
+
+    def again(self, turn: int, came: dict[int, StageBlock]) -> StagesMade:
+        """What a turn made beside buffers on a worker that is gone."""
+        other = TaskLine(*self.own)
+        other.blocks = came
+        other.ready(turn)
+        other.go(turn)
+        return other.beside[turn]
+
+    def _until(self, turn: int) -> list[int]:
+        way = self._ways[self.line[turn][1]]
+        return way[: way.index(turn) + 1]
+
+    def _message(self, each: Send | Recv, x: int) -> Callable[[list[Any]], None]:
+        def send(env: list[Any]) -> None:
+            self.sends[self._turn] = env[x]
+
+        def take(env: list[Any]) -> None:
+            env[x] = self.blocks[self._turn].array
+
+        return send if isinstance(each, Send) else take
+
+
+sizeof.register(TaskLine, lambda line: int(sizeof(line.own[1])))
+
+
+def _begin(seconds: float, device: int, operands: Any, topic: str, *own: Any) -> TaskLine:
+    """The device's line, at the word to begin. A worker that was replaced meanwhile missed it: the
+    others have begun."""
+    line = TaskLine(device, operands, topic, *own)
     try:
         here = of_run(topic, device)
     except ClusterLostError:
-        return
+        return line
     here.wait_for_start(time.monotonic() + seconds)
+    return line
 
 
-class _PartMade(NamedTuple):
-    """What a part makes of a frame."""
+def _act(line: TaskLine, first: int, before: Any, *given: Any) -> Any:
+    """What a turn sends, or made if it sends nothing; of a pair a list of what is sent.
 
-    buffers: dict[str, Any]
-    beside: StagesMade
-    end: float
-    """When it was over."""
+    ``before`` only makes it wait for its turn."""
+    device, _, topic, program, pace = line.own
+    turns = [first, first + 1] if program.lines[0].paired[first] else [first]
+    arrivals: list[Arrival | None] = []
+    for turn in turns:
+        came, given = line.arrived(turn, given)
+        line.blocks |= came
+        arrivals.append(Arrival(came[turn].made) if turn in came else None)
+        line.ready(turn)
 
+    def work() -> None:
+        for turn in turns:
+            line.go(turn)
 
-def _act(topic: str, device: int, paced: Paced, before: Any, *work: Any) -> Any:
-    """What a part makes, or both of a pair. ``before`` only makes it wait for its turn."""
-    kernels, buffers, arrivals = [], list[dict[str, Any]](), list[Arrival | None]()
-    rows = [work[n : n + 6] for n in range(0, len(work), 6)]
-    for part, _, operands, own, came, gradients in rows:
-        sums = gradients and gradients.beside.gradients[part.stage]
-        kernels.append(StageKernels(*operands))
-        kernels[-1].sums = sums
-        buffers.append({name: x for made in own for name, x in made.buffers.items()})
-        buffers[-1] |= {name: aligned(block.array) for name, block in came.items()}
-        arrivals.append(next((Arrival(block.made) for block in came.values()), None))
-
-    def do() -> None:
-        for (part, frame, *_), kernel, env in zip(rows, kernels, buffers, strict=True):
-            for each in part.instructions:
-                if isinstance(each, Do):
-                    made = kernel.run(each, frame, [env[name] for name in each.reads])
-                    env |= dict(zip(each.writes, made, strict=True))
-
-    end = perform(topic, device, paced, arrivals, do)
-    results = [
-        _PartMade(_written(part, env), kernel.made(part.stage), end)
-        for (part, *_), kernel, env in zip(rows, kernels, buffers, strict=True)
+    end = perform(topic, device, pace, [*map(line.action, turns)], arrivals, work)
+    line.blocks.clear()
+    blocks = [
+        StageBlock(line.sends.pop(turn), end) if turn in line.sends else None for turn in turns
     ]
-    return results if len(results) > 1 else results[0]
+    if len(turns) > 1:
+        return blocks
+    return blocks[0] or line.beside.pop(first).after(*given)
 
 
-def _written(part: ProgramPart, env: dict[str, Any]) -> dict[str, Any]:
-    return {n: env[n] for each in part.instructions if isinstance(each, Do) for n in each.writes}
+def _beside(line: TaskLine, turn: int, ran: Any, *given: Any) -> StagesMade:
+    """What a turn that ``ran`` made beside what it sent."""
+    came, before = line.arrived(turn, given)
+    made = line.beside.pop(turn, None)
+    return (line.again(turn, came) if made is None else made).after(*before)
 
 
-def _result(results: list[_PartMade], n: int) -> _PartMade:
-    return results[n]
-
-
-def _hand(result: _PartMade, name: str) -> StageBlock:
-    return StageBlock(result.buffers[name], result.end)
-
-
-def _beside(result: _PartMade) -> StagesMade:
-    return result.beside.host()
+def _on_host(*made: StagesMade) -> list[StagesMade]:
+    return [each.host() for each in made]

@@ -17,9 +17,8 @@ from distributed import get_worker
 
 from tiledask.distributed.cluster.clocks import now
 from tiledask.plan.pipelines.schedule import KINDS, Action
-from tiledask.plan.program.instructions import ProgramPart
 
-__all__ = ["Arrival", "Pace", "Paced", "action_of", "perform"]
+__all__ = ["Arrival", "Pace", "perform"]
 
 REPORT_AFTER = 0.02
 """Seconds after its end at which an action is reported."""
@@ -35,16 +34,6 @@ class Arrival(NamedTuple):
     """(start, end) of its way, if that is known here."""
 
 
-class Paced(NamedTuple):
-    """Actions that are done at once, usually one."""
-
-    actions: Sequence[Action]
-    seconds: float
-    """For which they occupy the device; 0: as long as their work takes."""
-    latencies: Sequence[float]
-    """Seconds for which the block that each uses is on its way at least."""
-
-
 @dataclass(frozen=True)
 class Pace:
     """How long actions and their blocks take."""
@@ -57,8 +46,9 @@ class Pace:
     """[2, replicas, stages]: seconds that a result is on its way at least, from the stage before
     and from the stage behind."""
 
-    def of(self, *actions: Action) -> Paced:
-        """That of actions which are done at once."""
+    def of(self, actions: Sequence[Action]) -> tuple[float, list[float]]:
+        """Of actions that are done at once, usually one: (seconds for which they occupy the device,
+        0 as long as their work takes; seconds that the block of each is on its way at least)."""
         latencies = [
             float(self.arriving[int(kind != "F"), i % self.arriving.shape[1], s])
             for kind, s, i in actions
@@ -67,12 +57,7 @@ class Pace:
         seconds = _entry(self.together[s], i) if len(actions) > 1 else -1.0
         if seconds < 0:
             seconds = sum(_entry(self.seconds[KINDS.index(k), s], i) for k, s, i in actions)
-        return Paced(actions, seconds, latencies)
-
-
-def action_of(part: ProgramPart, frame: int) -> Action:
-    """What a schedule calls a part of a frame."""
-    return Action(part.kind, part.stage, frame)
+        return seconds, latencies
 
 
 def _entry(row: np.ndarray, microbatch: int) -> float:
@@ -83,7 +68,8 @@ def _entry(row: np.ndarray, microbatch: int) -> float:
 def perform(
     topic: str,
     device: int,
-    paced: Paced,
+    pace: Pace,
+    actions: Sequence[Action],
     arrivals: Sequence[Arrival | None],
     work: Callable[[], Any],
 ) -> float:
@@ -91,7 +77,8 @@ def perform(
 
     An event on ``topic`` says when they ran.
     """
-    came = list(zip(paced.actions, paced.latencies, arrivals, strict=True))
+    seconds, latencies = pace.of(actions)
+    came = list(zip(actions, latencies, arrivals, strict=True))
     for _, latency, block in came:
         if block is not None:
             _sleep_until(block.made + latency)
@@ -100,7 +87,7 @@ def perform(
     worked = now()
     # a paced device is free after its time to the instant; a thread that the system wakes later
     # is no work of that device, but overhead before its next action
-    end = max(worked, start + paced.seconds)
+    end = max(worked, start + seconds)
     _sleep_until(end)
     worker = get_worker()
     for action, latency, block in came:
@@ -109,7 +96,7 @@ def perform(
             "device": device,
             "start": start,
             "end": end,
-            "late": max(0.0, worked - start - paced.seconds) if paced.seconds else 0.0,
+            "late": max(0.0, worked - start - seconds) if seconds else 0.0,
             "arriving": [] if block is None else list(_ways(action, latency, block)),
         }
         # later, because a worker's messages go out 2 ms apart: the news that this action is done,

@@ -13,7 +13,7 @@ import numpy as np
 
 from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.pipelines.kernels import StageKernels, StageRunner, StagesMade, joined
+from tiledask.distributed.pipelines.kernels import StageOperands, StageRunner, StagesMade, joined
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.ranks.records import Records
 from tiledask.distributed.ranks.run import run_ranks
@@ -129,8 +129,8 @@ def _through_its_line(
             return {}
         return {frame: rank.on_device(array[rows]) for frame, rows in enumerate(cut)}
 
-    kernels = {}
+    operands = {}
     for s in sorted({part.stage for part in program.role(rank.index).parts}):
         given = rows(batch, s == 0), rows(target, s == len(stages) - 1)
-        kernels[s] = StageKernels(stages[s], stages[s].init(rank.backend), *given, batch.size)
-    return StageRunner(rank, program, kernels).made()
+        operands[s] = StageOperands(stages[s], stages[s].init(rank.backend), *given, batch.size)
+    return StageRunner(rank, program, operands).made()

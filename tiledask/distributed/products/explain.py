@@ -4,9 +4,11 @@ What follows from the operands' tilings and types alone is found once for equal 
 often repeated. What a rank may hold is asked each time.
 """
 
+import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
@@ -18,15 +20,16 @@ from tiledask.plan.products.cost import MachineRates, ProductCost, break_even, c
 from tiledask.plan.products.product import PANEL, algorithms, options_of, plan_product
 from tiledask.plan.products.product_plan import ProductPlan
 from tiledask.plan.products.regions import region_size
+from tiledask.plan.program.explained import ProgramExplanation, explain_product
 from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = ["Choice", "Explanation", "fits_in", "weigh"]
+__all__ = ["KEPT", "Choice", "Explanation", "fits_in", "remembered", "weigh"]
 
-_KEPT = 64
+KEPT = 64
 """Plans that are kept, and the most ranks of one: a plan grows with the square of these."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Choice:
     """One algorithm and what it would take."""
 
@@ -48,6 +51,8 @@ class Choice:
     cost: ProductCost | None = None
     bound: int = 0
     """Bytes that some rank must move in any algorithm with this much memory."""
+    _rated: tuple[int, int, MachineRates] | None = field(repr=False, default=None)
+    """Bytes of an element and of a partial sum, and what this machine does."""
 
     @property
     def peak(self) -> int:
@@ -58,6 +63,14 @@ class Choice:
     def keeps_placements(self) -> bool:
         """Whether C is cut as A is."""
         return self.plan is not None and self.plan.result.placements == self.plan.a.placements
+
+    @cached_property
+    def programs(self) -> tuple[ProgramExplanation, ...]:
+        """What the ranks would do, instruction by instruction, and when: one program, and where k
+        is shared out a second that sums up; none where it cannot run."""
+        if self.plan is None or self._rated is None:
+            return ()
+        return explain_product(self.plan, *self._rated)
 
     @property
     def seconds(self) -> float:
@@ -194,6 +207,44 @@ def weigh(
     return Explanation(choices, chosen, why, _advice(m, n, k, a.ranks, choices, itemsizes, rates))
 
 
+def remembered(
+    a: Any,
+    b: Any,
+    needs: ProductNeeds,
+    allowed: int,
+    rates: MachineRates | None,
+    itemsizes: tuple[int, int],
+    options: dict[str, Any],
+    only: str | None,
+) -> Explanation:
+    """What `weigh` finds, `Choice.bound` apart: known of equal operands, if all that was found
+    for them would fit."""
+    key = a, b, needs, rates, itemsizes, tuple(options.items()), only, repr((needs, options))
+    with suppress(TypeError):  # an option that is none: the plan says so
+        hash(key)
+        if prod(a.mesh) <= KEPT:
+            found, most = _in_plenty(*key)
+            if found.chosen and most <= allowed:
+                return found
+    return weigh(a, b, needs, allowed, rates, itemsizes, options, only)
+
+
+@lru_cache(KEPT)
+def _in_plenty(
+    a: Any,
+    b: Any,
+    needs: ProductNeeds,
+    rates: MachineRates | None,
+    itemsizes: tuple[int, int],
+    options: tuple[tuple[str, Any], ...],
+    only: str | None,
+    _: str,
+) -> tuple[Explanation, int]:
+    """(what `weigh` finds in any amount of memory, the most bytes that any of it takes)."""
+    found = weigh(a, b, needs, sys.maxsize, rates, itemsizes, dict(options), only)
+    return found, max(choice.peak for choice in found.choices)
+
+
 def _choice(
     name: str,
     a: Any,
@@ -216,7 +267,7 @@ def _choice(
     held = sum(map(region_size, regions)) / plan.ranks
     work = max(prod(plan.extents(rank)) for rank in range(plan.ranks))
     bound = least_moved(m, n, k, plan.ranks, allowed / itemsize, held, work) * itemsize
-    priced = cost if plan.ranks > _KEPT else _cost_once
+    priced = cost if plan.ranks > KEPT else _cost_once
     seconds = priced(plan, itemsize, partial_sum, rates) if rates else None
     return Choice(
         name,
@@ -231,6 +282,7 @@ def _choice(
         plan.result.mesh == a.mesh,
         seconds,
         int(bound),
+        None if rates is None else (*itemsizes, rates),
     )
 
 
@@ -255,7 +307,7 @@ def _planned(
         hash(key)
     except TypeError:  # an option that is none: the plan says so
         return _plan_anew(*key)
-    return (_plan_anew if a.ranks > _KEPT else _plan_once)(*key)
+    return (_plan_anew if a.ranks > KEPT else _plan_once)(*key)
 
 
 def _plan_anew(
@@ -265,8 +317,8 @@ def _plan_anew(
     return plan, needs(plan)
 
 
-_plan_once = lru_cache(_KEPT)(_plan_anew)
-_cost_once = lru_cache(_KEPT)(cost)
+_plan_once = lru_cache(KEPT)(_plan_anew)
+_cost_once = lru_cache(KEPT)(cost)
 
 
 def fits_in(

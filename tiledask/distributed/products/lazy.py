@@ -141,7 +141,7 @@ def _operands(x: Any, y: Any, kernel: str) -> tuple[da.Array, da.Array]:
             f"must be equal; transpose one of them?"
         )
     check_kernel(kernel, array_namespace(x._meta).__name__)
-    check_types(x, y, kernel, ("x", "y"))
+    check_types(x.dtype, y.dtype, kernel, ("x", "y"))
     return x, y
 
 

@@ -9,9 +9,10 @@ remote_read.py    parts of blocks from worker to worker         memory or messag
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from pickle import dumps
 from typing import Any, NamedTuple
 
 from distributed import Future
@@ -23,9 +24,9 @@ from tiledask.distributed.cluster.cluster import seconds_of, slot_of
 from tiledask.distributed.cluster.counters import counting
 from tiledask.distributed.cluster.progress import watching
 from tiledask.distributed.cluster.room import Room, as_room, asks_room, room_of
-from tiledask.distributed.products.announced import announced, ended
-from tiledask.distributed.products.explain import Choice, Explanation, weigh
-from tiledask.distributed.products.multiply import RankJob, run_line
+from tiledask.distributed.products.announced import about, announced, ended
+from tiledask.distributed.products.explain import KEPT, Choice, Explanation, remembered, weigh
+from tiledask.distributed.products.multiply import RankLine, run_line
 from tiledask.distributed.products.needed import ProductNeeds
 from tiledask.distributed.products.operands import check_kernel, check_types
 from tiledask.distributed.products.rates import rates_of
@@ -35,6 +36,7 @@ from tiledask.distributed.transport.remote_read import (
     Lender,
     LentBlock,
     Span,
+    Ticket,
     lending,
     said_of,
     transport_of,
@@ -42,8 +44,7 @@ from tiledask.distributed.transport.remote_read import (
 from tiledask.errors import PlacementError
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import algorithms, moves_nothing
-from tiledask.plan.products.product_plan import ProductPlan
-from tiledask.plan.products.regions import Region
+from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.instructions import Fetch
 from tiledask.plan.program.making.of_product import multiply_program, sum_program
 from tiledask.plan.program.program import Program
@@ -124,10 +125,10 @@ def matmul(
         )
     _check(a, b, kernel)
     deadline = time.monotonic() + seconds_of(timeout)
-    if algorithm is None and moves_nothing(a.tiling, b.tiling):
+    if algorithm is None and _moves_nothing(a.tiling, b.tiling):
         algorithm = "local"
-    if algorithm is None:  # one algorithm's time is worth no measuring
-        rates_of(a.mesh.cluster, a.dtype)
+    if algorithm is None and a.dtype.name not in a.mesh.cluster.rates:
+        rates_of(a.mesh.cluster, a.dtype)  # one algorithm's time is worth no measuring
     asked = _Asked(a, b, algorithm, options, kernel, tile, memory_limit)
     return _Run(asked, deadline, progress).result()
 
@@ -155,7 +156,8 @@ def explain(
     options = {"panel": panel, "grid": grid, "replication": replication}
     needs = _needs(a, kernel, tile)
     room = room_of(a.mesh.cluster, _by_rank(a, b), memory_limit)
-    found = _weighed(a, b, algorithm, options, needs, room)
+    rates_of(a.mesh.cluster, a.dtype)
+    found = weigh(*_weighed(a, b, algorithm, options, needs, room))
     return replace(found, moved=said_of(a.mesh.cluster))
 
 
@@ -166,23 +168,15 @@ def _weighed(
     options: dict[str, Any],
     needs: ProductNeeds,
     room: Room,
-    rated: bool = True,
-) -> Explanation:
+) -> tuple[Any, ...]:
+    """What `weigh` is given."""
     if algorithm is not None and algorithm not in algorithms:
         raise PlacementError(
             f"no algorithm {algorithm!r}; td.algorithms has {', '.join(algorithms)}"
         )
-    return weigh(
-        a.tiling,
-        b.tiling,
-        needs,
-        room.bytes,
-        # known or not: one algorithm's time is worth no measuring
-        rates_of(a.mesh.cluster, a.dtype) if rated else a.mesh.cluster.rates.get(a.dtype.name),
-        (a.dtype.itemsize, accumulator(a.dtype).itemsize),
-        options,
-        algorithm,
-    )
+    rates = a.mesh.cluster.rates.get(a.dtype.name)
+    itemsizes = a.dtype.itemsize, accumulator(a.dtype).itemsize
+    return a.tiling, b.tiling, needs, room.bytes, rates, itemsizes, options, algorithm
 
 
 class _Asked(NamedTuple):
@@ -200,8 +194,7 @@ class _Asked(NamedTuple):
         """What `matmul` runs in so much memory."""
         a, b = self.a, self.b
         needs = _needs(a, self.kernel, self.tile)
-        rated = self.algorithm is None
-        found = _weighed(a, b, self.algorithm, self.options, needs, room, rated)
+        found = remembered(*_weighed(a, b, self.algorithm, self.options, needs, room))
         if found.chosen:
             return found[found.chosen]
 
@@ -223,6 +216,9 @@ class _Asked(NamedTuple):
             self.algorithm,
             files if in_files else None,
         )
+
+
+_moves_nothing = lru_cache(KEPT)(moves_nothing)
 
 
 def _needs(a: ShardedArray, kernel: str, tile: Any) -> ProductNeeds:
@@ -277,6 +273,75 @@ class Spent:
         return cls(**by_kind, rest=max(0.0, seconds - busy), spans=facts.spans)
 
 
+class _Stage(NamedTuple):
+    """A program of a product: what its ranks are told that follows from shapes alone."""
+
+    lines: tuple[bytes, ...]
+    """By rank, its `RankLine`."""
+    sources: tuple[tuple[tuple[str, int], ...], ...]
+    """By rank, (array, rank) of the blocks that it fetches of."""
+
+    @classmethod
+    def of(
+        cls, program: Program, made: Tiling, arrays: Mapping[str, Tiling], *said: Any
+    ) -> "_Stage":
+        lines, sources = [], []
+        for rank, region in enumerate(made.regions):
+            line = program.alone(rank)
+            (part,) = line.role(0).parts
+            fetches = (each for each in part.instructions if isinstance(each, Fetch))
+            wanted = sorted({(f.array, f.source) for f in fetches if f.source is not None})
+            owners = {(name, source): arrays[name].regions[source] for name, source in wanted}
+            lines.append(dumps(RankLine(rank, line, owners, region, *said)))
+            sources.append(tuple(wanted))
+        return cls(tuple(lines), tuple(sources))
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """What follows of a product from its plan: equal products need it once."""
+
+    what: str
+    predicted: Traffic
+    resident: dict[str, tuple[int, ...]]
+    """By operand, bytes of each rank's block."""
+    panels: list[int]
+    """By rank."""
+    about: dict[str, Any]
+    """What the page is told."""
+    stages: tuple[_Stage, ...]
+    """One; where k is shared out a second, that sums."""
+
+    @classmethod
+    def of(cls, choice: Choice, dtype: str, backend: str, slots: int) -> "_Ready":
+        plan, ledger, one = choice.plan, choice.ledger, as_dtype(dtype)
+        assert plan is not None  # what cannot run is never chosen
+        assert ledger is not None
+        sizes = one.itemsize, accumulator(one).itemsize
+        predicted = plan.traffic(*sizes, slots)
+        resident = {
+            name: tuple(row.bytes for row in ledger.rows if row.tensor == name) for name in "AB"
+        }
+        operands = {"A": plan.a, "B": plan.b}
+        program = multiply_program(plan, *sizes)
+        stages = [_Stage.of(program, plan.work, operands, dtype, backend, plan.sums)]
+        if plan.sums:
+            program = sum_program(plan, *sizes)
+            partials = {"partial": plan.work}
+            stages.append(_Stage.of(program, plan.result, partials, dtype, backend, False))
+        return cls(
+            f"{choice.algorithm} product {plan.a.shape} @ {plan.b.shape}",
+            predicted,
+            resident,
+            [len(panels) for panels in plan.panels],
+            about(choice, predicted, resident),
+            tuple(stages),
+        )
+
+
+_ready_once = lru_cache(KEPT)(_Ready.of)
+
+
 class _Run:
     """One product under way."""
 
@@ -291,14 +356,11 @@ class _Run:
         """What is run, known once the workers have said what they may hold."""
         return self.asked.choice(self.room)
 
-    @property
-    def plan(self) -> ProductPlan:
-        assert self.choice.plan is not None  # what cannot run is never chosen
-        return self.choice.plan
-
-    @property
-    def what(self) -> str:
-        return f"{self.choice.algorithm} product {self.a.shape} @ {self.b.shape}"
+    @cached_property
+    def ready(self) -> _Ready:
+        once = _ready_once if len(self.a.blocks) <= KEPT else _Ready.of
+        cluster = self.cluster
+        return once(self.choice, self.a.dtype.name, cluster.backend, cluster.slots)
 
     def _left(self) -> float:
         return max(0.1, self.deadline - time.monotonic())
@@ -308,7 +370,6 @@ class _Run:
         operands, by_rank = [*a.blocks, *b.blocks], _by_rank(a, b)
         cluster.again(operands)
         cluster.wait(operands, f"the operands of {a.shape} @ {b.shape}", self._left())
-        resident = {"A": a.block_bytes, "B": b.block_bytes}
         with (
             lending(cluster) as lender,
             counting(
@@ -320,124 +381,88 @@ class _Run:
         ):
             tickets, rules = zip(*counted.first, strict=True)
             self.room = as_room(rules[: len(by_rank)], self.asked.memory_limit)
-            plan, dtype = self.plan, a.dtype
-            predicted = plan.traffic(dtype.itemsize, accumulator(dtype).itemsize, cluster.slots)
-            told = cluster, lender.name, self.choice, predicted, counted, resident
-            panels = [len(panels) for panels in plan.panels]
+            ready = self.ready
             with (
-                announced(*told) as self.on_page,
-                watching(self.progress, lender.name, panels, self.what, cluster),
+                announced(cluster, lender.name, ready.about, counted.held) as self.on_page,
+                watching(self.progress, lender.name, ready.panels, ready.what, cluster),
             ):
                 blocks = self._result(lender, tickets)
             lender.close()
-        facts: list[Facts] = [found for (found,) in counted.last]
+        plan, facts = self.choice.plan, [found for (found,) in counted.last]
+        assert plan is not None
         mesh = self.a.mesh
         if plan.result.mesh != mesh.shape:
             mesh = Mesh(cluster, plan.result.mesh)
         reads = [(src, dst, n) for dst, found in enumerate(facts) for src, n in found.reads]
-        traffic = Both(predicted, counted.moved(cluster.slots, reads))
-        memory = Both(self.choice.ledger, counted.ledger(resident))
+        traffic = Both(ready.predicted, counted.moved(cluster.slots, reads))
+        memory = Both(self.choice.ledger, counted.ledger(ready.resident))
         if self.on_page:
             ended(cluster, lender.name, traffic.measured, memory.measured, counted.seconds)
         return ShardedArray(
             mesh,
             plan.result,
-            dtype,
+            a.dtype,
             tuple(blocks),
             plan.algorithm,
             traffic=traffic,
             memory=memory,
             seconds=counted.seconds,
-            spent=tuple(Spent.of(found, counted.seconds) for found in facts[: plan.ranks]),
+            spent=tuple(Spent.of(found, counted.seconds) for found in facts[: len(blocks)]),
             tiles=TileCount.of(tiles for found in facts for tiles in found.tiles),
         )
-
-    def _wait(self, futures: list[Future[Any]], prefix: str = "") -> None:
-        """Wait for blocks that this product makes: they go if it fails, the operands never do."""
-        self.cluster.wait(futures, prefix + self.what, self._left(), cancel=True)
 
     def _result(self, lender: Lender, tickets: Sequence[Sequence[Any]]) -> list[Future[Any]]:
         """The blocks of C, for ``tickets`` of A's and B's: each rank goes through its line, and
         through a second where k is shared out."""
-        plan, size = self.plan, self.a.dtype.itemsize
-        wide, none = accumulator(self.a.dtype).itemsize, [None] * plan.ranks
-        operands = {"A": _Lent(plan.a, self.a.blocks, self.a.anchors),
-                    "B": _Lent(plan.b, self.b.blocks, self.b.anchors)}  # fmt: skip
-        program = multiply_program(plan, size, wide)
-        lent = _lent(operands, tickets)
-        blocks = self._run(lender, program, plan.work, operands, lent, none, plan.sums)
-        if not plan.sums:
-            return blocks
-        anchors = [
-            self.cluster.submit(slot_of(x), anchor, x, name="dependency", beside=True)
-            for x in blocks
-        ]
-        partials = {"partial": _Lent(plan.work, blocks, anchors)}
-        lent = _lent(partials, lender.lend([[x] for x in blocks], self._left()))
-        program = sum_program(plan, size, wide)
-        return self._run(lender, program, plan.result, partials, lent, blocks, False)
+        a, b, (stage, *more) = self.a, self.b, self.ready.stages
+        of_a, of_b = zip(*tickets[: len(a.blocks)], strict=True)
+        lent = {"A": _Lent(a.blocks, a.anchors, of_a), "B": _Lent(b.blocks, b.anchors, of_b)}
+        name = f"multiply_{self.choice.algorithm}"
+        blocks = self._run(lender, stage, lent, [None] * len(a.blocks), name)
+        for stage in more:
+            held = {slot_of(x): (x,) for x in blocks}
+            anchors = self.cluster.submit_all(anchor, held, name="dependency", beside=True)
+            found = lender.lend([[x] for x in blocks], self._left())
+            partial = _Lent(blocks, anchors, [one for (one,) in found[: len(blocks)]])
+            blocks = self._run(lender, stage, {"partial": partial}, blocks, "reduce_scatter")
+        return blocks
 
     def _run(
         self,
         lender: Lender,
-        program: Program,
-        made: Tiling,
+        stage: _Stage,
         arrays: "dict[str, _Lent]",
-        lent: dict[tuple[str, int], tuple[LentBlock, Region]],
         own: Sequence[Future[Any] | None],
-        unrounded: bool,
+        name: str,
     ) -> list[Future[Any]]:
-        """The block that each rank makes by its line of ``program``, which fetches of ``arrays``;
-        ``own`` are the ranks' partial sums."""
-        blocks = []
-        sums = own[0] is not None
-        for rank, region in enumerate(made.regions):
-            line = program.alone(rank)
-            from_ = {
-                (each.array, each.source): None
-                for each in line.role(0).parts[0].instructions
-                if isinstance(each, Fetch) and each.source is not None
-            }
-            job = RankJob(
-                lender.name,
-                lender.transport,
-                rank,
-                line,
-                {key: lent[key] for key in from_},
-                region,
-                self.a.dtype.name,
-                self.cluster.backend,
-                self.asked.kernel,
-                self.asked.tile,
-                unrounded,
-                self.on_page,
-            )
+        """The block that each rank makes by its line, which fetches of ``arrays``; ``own`` are
+        the ranks' partial sums."""
+        args = {}
+        asked, cluster = self.asked, self.cluster
+        for rank, (line, sources) in enumerate(zip(stage.lines, stage.sources, strict=True)):
+            lent = {(name, source): arrays[name].block(source) for name, source in sources}
+            told = lender.name, lender.transport, lent, asked.kernel, asked.tile, self.on_page
             # what keeps Dask able to make again the blocks that the rank reads
-            found = [arrays[name].anchors[source] for name, source in sorted(from_)]
+            found = [arrays[name].anchors[source] for name, source in sources]
             held = self.a.blocks[rank], self.b.blocks[rank], own[rank], *found
-            name = "reduce_scatter" if sums else f"multiply_{self.plan.algorithm}"
-            blocks.append(self.cluster.submit(rank, run_line, job, *held, name=name))
-        self._wait(blocks, "the sums of the " if sums else "")
+            args[rank] = line, dumps(told), *held
+        blocks = cluster.submit_all(run_line, args, name=name)
+        prefix = "the sums of the " if "partial" in arrays else ""
+        # they go if this fails, the operands never do
+        cluster.wait(blocks, prefix + self.ready.what, self._left(), cancel=True)
         return blocks
 
 
 class _Lent(NamedTuple):
     """An array that ranks fetch of."""
 
-    tiling: Tiling
     blocks: Sequence[Future[Any]]
     anchors: Sequence[Future[Any]]
+    tickets: Sequence[Ticket | None]
 
-
-def _lent(
-    arrays: dict[str, _Lent], tickets: Sequence[Sequence[Any]]
-) -> dict[tuple[str, int], tuple[LentBlock, Region]]:
-    """(array, rank) -> its block, as others may read it, and where that lies."""
-    return {
-        (name, rank): (LentBlock(str(x.blocks[rank].key), rank, tickets[rank][which]), region)
-        for which, (name, x) in enumerate(arrays.items())
-        for rank, region in enumerate(x.tiling.regions)
-    }
+    def block(self, rank: int) -> LentBlock:
+        """The block of a rank, as others may read it."""
+        return LentBlock(str(self.blocks[rank].key), rank, self.tickets[rank])
 
 
 def _check(a: Any, b: Any, kernel: str) -> None:
@@ -448,16 +473,22 @@ def _check(a: Any, b: Any, kernel: str) -> None:
                 f"dask.arrays or two files: td.distribute(x, mesh, placements) makes the first, "
                 f"td.open_array(path) the last, and td.tile.matmul takes plain arrays"
             )
-        if x.dtype.kind != "f" and x.dtype != as_dtype("bfloat16"):
-            raise PlacementError(
-                f"{name} is {x.dtype}, products are floating point; distribute "
-                f"{name}.astype('float32') or 'float64'"
-            )
     if a.mesh.cluster is not b.mesh.cluster:
         raise PlacementError(
             f"A is on {a.mesh.cluster} and B on another, {b.mesh.cluster}; distribute both on one"
         )
-    check_kernel(kernel, a.mesh.cluster.backend)
+    _check_types(a.dtype, b.dtype, kernel, a.mesh.cluster.backend)
+
+
+@lru_cache(KEPT)
+def _check_types(a: Any, b: Any, kernel: str, backend: str) -> None:
+    for name, dtype in (("A", a), ("B", b)):
+        if dtype.kind != "f" and dtype != as_dtype("bfloat16"):
+            raise PlacementError(
+                f"{name} is {dtype}, products are floating point; distribute "
+                f"{name}.astype('float32') or 'float64'"
+            )
+    check_kernel(kernel, backend)
     check_types(a, b, kernel)
 
 

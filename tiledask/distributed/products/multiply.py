@@ -9,9 +9,10 @@ Panels come in the program's order, whatever arrives when: the same program give
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, lru_cache, partial
+from pickle import loads
 from time import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from dask.context import thread_state
@@ -27,44 +28,38 @@ from tiledask.plan.program.instructions import Do, Fetch, Instructions, Keep, Pr
 from tiledask.tile import TileCount, TileTraffic, accumulator, as_dtype
 from tiledask.tile.backend import namespace, synchronize
 
-__all__ = ["SUM_BYTES", "RankJob", "run_line"]
+__all__ = ["SUM_BYTES", "RankLine", "run_line"]
 
 SUM_BYTES = {"memory": 2**20, "comm": 2**20, "ipc": 2**25}
 """Bytes of a partial sum that are fetched at a time for the sum: they stay in cache."""
 
 
 @dataclass(frozen=True)
-class RankJob:
-    """What one rank is told; one of these per rank and program."""
+class RankLine:
+    """What one rank is told that follows from shapes alone; one per rank and program."""
 
-    exchange: str
-    transport: str
     rank: int
     program: Instructions
     """Its line alone."""
-    lent: Mapping[tuple[str, int], tuple[LentBlock, Region]]
-    """(array, rank) -> its block, for readers, and where that lies in the array."""
+    owners: Mapping[tuple[str, int], Region]
+    """(array, rank) -> where the block lies in the array, of all that it fetches of."""
     region: Region
     """What of C it makes."""
     dtype: str
     backend: str
-    kernel: str = "blas"
-    tile: Any = None
     unrounded: bool = False
     """Leave C in the type that it is summed in: float32 for the half types."""
-    on_page: bool = False
-    """Whether the dashboard's page is told how far it is."""
 
-    @property
+    @cached_property
     def wide(self) -> np.dtype:
         """The type that C is summed in."""
         return accumulator(as_dtype(self.dtype))
 
-    @property
+    @cached_property
     def fetches(self) -> list[Fetch]:
         return [each for each in self._instructions if isinstance(each, Fetch)]
 
-    @property
+    @cached_property
     def products(self) -> int:
         """How many panels it multiplies."""
         return sum(isinstance(x, Do) and x.kernel == "multiply" for x in self._instructions)
@@ -75,38 +70,63 @@ class RankJob:
         return part.instructions
 
 
-def run_line(job: RankJob, own_a: Any, own_b: Any, own_partial: Any = None, *_anchors: Any) -> Any:
-    """The block of C, or a partial sum of it, that ``job`` asks for.
+@lru_cache(64)
+def _line_of(told: bytes) -> RankLine:
+    """What is told again and again is read once."""
+    line: RankLine = loads(told)
+    return line
 
-    ``own_partial``: where partial sums are added up, the rank's own. Sums are taken in the
-    program's order: always the same bits.
+
+class _Told(NamedTuple):
+    """What a rank is told of one product."""
+
+    exchange: str
+    transport: str
+    lent: Mapping[tuple[str, int], LentBlock]
+    """(array, rank) -> its block, for readers."""
+    kernel: str
+    tile: Any
+    on_page: bool
+    """Whether the dashboard's page is told how far it is."""
+
+
+def run_line(
+    line: bytes, told: bytes, own_a: Any, own_b: Any, own_partial: Any = None, *_anchors: Any
+) -> Any:
+    """The block of C, or a partial sum of it, that a rank's ``line`` makes.
+
+    ``line`` is a RankLine, ``told`` what is of this product alone, both pickled: the scheduler need
+    not look into them. ``own_partial``: where partial sums are added up, the rank's own. Sums are
+    taken in the program's order: always the same bits.
     """
-    line = _Line(job, {"A": own_a, "B": own_b, "partial": own_partial})
+    own = {"A": own_a, "B": own_b, "partial": own_partial}
+    way = _Line(_line_of(line), _Told(*loads(told)), own)
     try:
-        return line.result()
+        return way.result()
     except LoanLostError:
-        raise line.reader.step_aside() from None
+        raise way.reader.step_aside() from None
 
 
 class _Line:
     """A rank's way through its line: where it reads, and what its kernels are."""
 
-    def __init__(self, job: RankJob, own: dict[str, Any]) -> None:
-        self.job = job
-        wanted = [(*job.lent[f.array, _source(f)], f.region) for f in job.fetches]
+    def __init__(self, job: RankLine, told: _Told, own: dict[str, Any]) -> None:
+        self.job, self.told = job, told
+        wanted = [(told.lent[at := (f.array, _source(f))], ends_within(f.region, job.owners[at]))
+                  for f in job.fetches]  # fmt: skip
         self.reader = Reader(
-            job.exchange,
-            job.transport,
-            [(block.key, block.slot, ends_within(at, owner)) for block, owner, at in wanted],
+            told.exchange,
+            told.transport,
+            [(block.key, block.slot, ends) for block, ends in wanted],
         )
-        self.reporter = _reporter(job, self.reader)
+        self.reporter = _reporter(job, told, self.reader)
         self.counted: list[TileTraffic | None] = []
         self.stays = {**own, "C": _empty(job, extents_of(job.region), job.wide)}
         for name, size in job.program.role(0).stays.items():
             if name not in self.stays:
-                self.stays[name] = _room(job, size)
+                self.stays[name] = _room(job, told.transport, size)
         some = [self._some(fetch) for fetch in job.fetches if fetch.buffer == "C"]
-        self.rows = _room(job, max(some)) if some else None
+        self.rows = _room(job, told.transport, max(some)) if some else None
         """Where rows of a partial sum come, before they are added."""
 
     def result(self) -> Any:
@@ -129,8 +149,8 @@ class _Line:
     # -- where it reads ---------------------------------------------------------------------------
 
     def fetch(self, each: Fetch) -> Callable[[Any], Any]:
-        block, owner = self.job.lent[each.array, _source(each)]
-        ends = ends_within(each.region, owner)
+        at = each.array, _source(each)
+        block, ends = self.told.lent[at], ends_within(each.region, self.job.owners[at])
         return partial(self._sum if each.buffer == "C" else self._read, each, block, ends)
 
     def keep(self, each: Keep) -> Callable[[Any], None]:
@@ -157,7 +177,7 @@ class _Line:
 
     def _some(self, each: Fetch) -> int:
         """Bytes of the rows that are fetched at a time."""
-        row, most = self._row(each), SUM_BYTES[self.job.transport]
+        row, most = self._row(each), SUM_BYTES[self.told.transport]
         return min(each.nbytes, max(1, most // row) * row)
 
     # -- its kernels ------------------------------------------------------------------------------
@@ -191,7 +211,7 @@ class _Line:
         held = held_of(a, pieces[: len(a)]), held_of(b, pieces[len(a) :])
         for strip in into:
             self.counted += multiply_panel(
-                *held, out, c, strip, adds, self.job.kernel, self.job.tile
+                *held, out, c, strip, adds, self.told.kernel, self.told.tile
             )
         _finish(out)
         self.reader.facts.spans.append(Span("multiply", begun, time()))
@@ -203,15 +223,15 @@ def _source(each: Fetch) -> int:
     return each.source
 
 
-def _empty(job: RankJob, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+def _empty(job: RankLine, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     if job.backend == "numpy":
         return host_memory.empty(shape, dtype)
     return namespace(job.backend).empty(shape, dtype)
 
 
-def _room(job: RankJob, nbytes: int) -> Any:
+def _room(job: RankLine, transport: str, nbytes: int) -> Any:
     """Bytes to read into; None where messages bring their own."""
-    if job.backend == "numpy" and job.transport == "comm":
+    if job.backend == "numpy" and transport == "comm":
         return None
     made = _empty(job, (nbytes,), np.dtype(np.uint8))
     synchronize(made)  # what the GPU did with this memory before: copies do not wait for it
@@ -235,7 +255,7 @@ def _finish(x: Any) -> None:
 # -- what others see of it -----------------------------------------------------------------------
 
 
-def _reporter(job: RankJob, reader: Reader) -> Reporter:
+def _reporter(job: RankLine, told: _Told, reader: Reader) -> Reporter:
     """What says how far this task is; the dashboard's page hears what was counted besides."""
 
     def counted() -> dict[str, Any]:
@@ -250,8 +270,8 @@ def _reporter(job: RankJob, reader: Reader) -> Reporter:
             ],
         }
 
-    more = counted if job.on_page else None
-    return Reporter(job.exchange, job.rank, job.products, more=more)
+    more = counted if told.on_page else None
+    return Reporter(told.exchange, job.rank, job.products, more=more)
 
 
 def _show(spans: list[Span], reporter: Reporter) -> None:

@@ -33,25 +33,25 @@ def check_kernel(kernel: str, arrays: str) -> None:
 def check_types(
     a: Any, b: Any, kernel: str, names: tuple[str, str] = ("A", "B"), convert: str = "convert"
 ) -> None:
-    """None if ``a`` and ``b`` are of one type that ``kernel`` takes.
+    """None if ``a`` and ``b``, the types of two arrays, are one that ``kernel`` takes.
 
     Raises PlacementError, which calls them by ``names`` and says how to ``convert`` one, and
     KernelError for an unknown kernel.
     """
     x, y = names
-    if a.dtype != b.dtype:
+    if a != b:
         raise PlacementError(
-            f"{x} is {a.dtype} and {y} is {b.dtype}, they must be equal; {convert} one with astype"
+            f"{x} is {a} and {y} is {b}, they must be equal; {convert} one with astype"
         )
     found = lookup(kernel)
     takes = found.dtypes
-    if a.dtype.name not in takes:
+    if a.name not in takes:
         others = [
             repr(name)
             for name, info in kernels.items()
-            if a.dtype.name in info.dtypes and info.arrays == found.arrays
+            if a.name in info.dtypes and info.arrays == found.arrays
         ]
         raise PlacementError(
-            f"the kernel {kernel!r} takes {', '.join(takes)}, {x} and {y} are {a.dtype}; use "
+            f"the kernel {kernel!r} takes {', '.join(takes)}, {x} and {y} are {a}; use "
             f"kernel={' or '.join(others) or 'another'}, or {convert} them with astype"
         )

@@ -9,9 +9,9 @@ runs is a call per instruction. Streams are gone through in the order of the lin
 whatever their number; a collective is met by its members in that order too.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from math import prod
 from operator import itemgetter
 from typing import Any, Protocol
@@ -19,11 +19,13 @@ from typing import Any, Protocol
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.program_group import ProgramGroup
 from tiledask.distributed.ranks.rank import Rank
+from tiledask.plan.intervals import ends_of
 from tiledask.plan.program.calls import call_label, label_of
 from tiledask.plan.program.instructions import (
     AllToAll,
     Collective,
     Do,
+    Drop,
     Fetch,
     HaloExchange,
     Instruction,
@@ -38,7 +40,7 @@ from tiledask.plan.program.instructions import (
 from tiledask.tile.backend import aligned
 from tiledask.tile.layers.by_name import RankPart
 
-__all__ = ["Bind", "LineRunner", "Outside"]
+__all__ = ["Bind", "LineRunner", "Members", "Outside"]
 
 Bind = Callable[[Do, ProgramPart, dict[str, Any]], Callable[..., Any]]
 """From an instruction, its part and what the kernel is told to what is called with its arrays. It
@@ -46,6 +48,10 @@ returns what is written of a frame (a tuple if several), and changes what stays 
 _Env = list[Any]
 """The arrays of a frame, by slot."""
 _Call = Callable[[_Env], None]
+
+
+_OF_READERS = ("product", "work")
+"""Options that are for other readers."""
 
 
 class Outside(Protocol):
@@ -56,6 +62,17 @@ class Outside(Protocol):
 
     def keep(self, each: Keep) -> Callable[[Any], None]:
         """Takes what is kept."""
+
+
+class Members(Protocol):
+    """Whose ranks are those of a program, where these are not all ranks of the run."""
+
+    @property
+    def rank(self) -> int:
+        """This one's number among them."""
+
+    def among(self, numbers: Sequence[int], /) -> Group:
+        """The group of some of them, this one included."""
 
 
 class StepLeftOut(Exception):
@@ -76,7 +93,7 @@ class LineRunner:
         stays: Mapping[str, Any],
         bind: Bind,
         outside: Outside | None = None,
-        group: Group | None = None,
+        group: Members | None = None,
     ) -> None:
         """``rank``: None of a line that is alone, and talks to no other rank."""
         self.rank, self.program, self.outside, self.group = rank, program, outside, group
@@ -111,9 +128,23 @@ class LineRunner:
     def _views(self, name: str, flat: Any) -> Iterator[tuple[str, Any]]:
         """The arrays in a flat one."""
         items = self.role.items.get(name, ())
-        ends = [0, *accumulate(prod(shape) for _, shape in items)]
+        ends = ends_of(prod(shape) for _, shape in items)
         for (item, shape), (a, b) in zip(items, pairwise(ends), strict=True):
             yield f"{name}[{item}]", flat[a:b].reshape(shape)
+
+    def _shared_slots(self, name: str) -> list[int]:
+        """Those of a buffer that frames share, and of the arrays in it."""
+        return [self._slot(n) for n in self._names(name)]
+
+    def _names(self, name: str) -> list[str]:
+        """Of a buffer, and of the arrays in it."""
+        return [name, *(f"{name}[{item}]" for item, _ in self.role.items.get(name, ()))]
+
+    def _share(self, slots: Sequence[int], values: Sequence[Any]) -> None:
+        """Give all frames what they share: those under way, and those that begin later."""
+        for env in (self._stays, *self._frames.values()):
+            for slot, value in zip(slots, values, strict=True):
+                env[slot] = value
 
     def _env(self, frame: int) -> _Env:
         if frame not in self._frames:
@@ -133,6 +164,10 @@ class LineRunner:
         except StepLeftOut:
             return False
         return True
+
+    def close(self) -> None:
+        """Let go of all arrays at once, and of what would be called."""
+        self._bound, self._stays, self._frames = [], [], {}
 
     def _go(self, turn: int, calls: Iterable[tuple[Instruction, _Call]]) -> None:
         """Do instructions of a turn."""
@@ -182,12 +217,12 @@ class LineRunner:
             pairs = zip(self.role.parts[number].instructions, calls[number], strict=True)
             for each, call in reversed(list(pairs)):
                 used = {buffer_of(name) for name in (*each.reads, *each.writes)}
-                gone = [n for n in used - seen if n not in self.role.stays]
+                gone = [n for n in used - seen if n not in self.role.of_rank]
                 seen |= used
                 slots = tuple(
                     slot
                     for name in gone
-                    for n in (name, *(f"{name}[{i}]" for i, _ in self.role.items.get(name, ())))
+                    for n in self._names(name)
                     if (slot := self._slots.get(n)) is not None
                 )
                 found.append((each, _then_free(call, slots) if slots else call))
@@ -199,6 +234,9 @@ class LineRunner:
             return self._do(each, part)
         if isinstance(each, Collective):
             return self._collective(each)
+        if isinstance(each, Drop):
+            slots = self._shared_slots(each.buffer)
+            return lambda env: self._share(slots, [None] * len(slots))
         x = self._slot(each.buffer)
         if isinstance(each, Stop):
             return lambda env: _stop(env[x])
@@ -231,13 +269,22 @@ class LineRunner:
         return call
 
     def _do(self, each: Do, part: ProgramPart) -> _Call:
-        told = {name: self._resolved(value) for name, value in each.options if name != "product"}
+        told = {n: self._resolved(value) for n, value in each.options if n not in _OF_READERS}
         kernel = self._bind(each, part, told)
         in_place = [n for n in each.writes if n not in each.reads and n in self.role.stays]
         reads = tuple(map(self._slot, (*each.reads, *in_place)))
         writes = [self._slot(name) for name in each.writes if buffer_of(name) in self.role.nbytes]
         take = _taken(reads)
-        if not writes:
+        shares = [n for n in each.writes if n in self.role.shared and n not in each.reads]
+        if shares:
+            (name,) = shares
+            slots = self._shared_slots(name)
+
+            def call(env: _Env) -> None:
+                made = kernel(*take(env))
+                self._share(slots, [made, *(view for _, view in self._views(name, made))])
+
+        elif not writes:
 
             def call(env: _Env) -> None:
                 kernel(*take(env))
@@ -263,20 +310,28 @@ class LineRunner:
             return value
         _, axis, counts = value
         at = self.program.coordinates[self.index][axis] if len(counts) > 1 else 0
-        start = sum(counts[:at])
-        return RankPart(start, start + counts[at], sum(counts))
+        ends = ends_of(counts)
+        return RankPart(ends[at], ends[at + 1], ends[-1])
 
     def _collective(self, each: Collective) -> _Call:
-        group = self._group(each.axes, self.program.members(self.index, each))
+        group = self._together(each)
         x, y, name = self._slot(each.buffer), self._slot(each.result), each.result
         items = [self._slot(f"{name}[{item}]") for item, _ in self.role.items.get(name, ())]
-        # what is of a frame is never written again, here and elsewhere
-        keep = buffer_of(each.buffer) not in self.role.stays
+        base = self._slot(self.role.within[name]) if name in self.role.within else None
+        here = slice(None)
+        if each.kind == "reduce_scatter":
+            here = self._resolved(("part", each.axes[0], each.counts)).here
+        # what is of a frame is never written again, here and elsewhere, if its place is its own
+        keep = buffer_of(each.buffer) not in self.role.of_rank | self.role.within.keys()
         run: Callable[..., Any]
         if each.kind == "all_reduce":
             run = partial(group.all_reduce, op=each.op, keep=keep)
         elif each.kind == "all_gather":
             run = partial(group.all_gather, dim=each.dim, keep=keep)
+        elif each.kind == "broadcast":
+            run = partial(group.broadcast, shape=each.shape, root=each.root, keep=keep)
+        elif each.kind == "reduce":
+            run = partial(group.reduce, root=each.root, op=each.op, keep=keep)
         elif each.kind == "reduce_scatter":
             extents = each.extents or each.counts
             run = partial(group.reduce_scatter, dim=each.dim, extents=extents, keep=keep)
@@ -293,11 +348,22 @@ class LineRunner:
             if name in self.role.stays:
                 env[y][...] = made
                 return
+            if base is not None:
+                place = env[base][here]
+                place[...] = made
+                made = place
+            if name in self.role.shared:
+                self._share([y, *items], [made, *(view for _, view in self._views(name, made))])
+                return
             env[y] = made
             for slot, (_, view) in zip(items, self._views(name, made), strict=False):
                 env[slot] = view
 
         return call
+
+    def _together(self, each: Collective) -> Any:
+        """Whom a collective is among."""
+        return self._group(each.axes, self.program.members(self.index, each))
 
     def _group(self, axes: tuple[int, ...], members: tuple[int, ...]) -> ProgramGroup:
         key = axes, members

@@ -11,7 +11,7 @@ What a call does in which round is worked out once for its kind, group, sizes an
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from tiledask.distributed.transport.transport import Begun, Port, Steps
 from tiledask.errors import ConfigError
 from tiledask.plan.collectives.algorithms import adding_rounds, rounds
 from tiledask.plan.collectives.cost import SHAPES_AGREE
+from tiledask.plan.intervals import ends_of
 from tiledask.tile.backend import accumulator, array_namespace
 
 __all__ = [
@@ -183,7 +184,7 @@ def reduction(
     travel = dtype if algorithm == "direct" else sums
     adds = adding_rounds(kind, algorithm, len(counts))
     mine = rank_rounds(kind, algorithm, len(counts), me, root, counts)
-    chunks = tuple(slice(*ends) for ends in pairwise(_ends(counts)))
+    chunks = tuple(slice(*ends) for ends in pairwise(ends_of(counts)))
     terms = counts, dtype.itemsize, root, travel.itemsize
     ways = mine[:adds], mine[adds:], OPERATIONS[op]
     return RankReduction(*ways, dtype, travel, sums, algorithm, chunks, me, terms)
@@ -244,11 +245,7 @@ def joined(held: Held, shape: tuple[int, ...]) -> Any:
 def cut(x: Any, dim: int, extents: Sequence[int]) -> Held:
     """``x`` in parts of ``extents`` along ``dim``."""
     before = (slice(None),) * dim
-    return {c: x[(*before, slice(*ends))] for c, ends in enumerate(pairwise(_ends(extents)))}
-
-
-def _ends(extents: Sequence[int]) -> list[int]:
-    return [0, *accumulate(extents)]
+    return {c: x[(*before, slice(*ends))] for c, ends in enumerate(pairwise(ends_of(extents)))}
 
 
 # -- what is written down -------------------------------------------------------------------------

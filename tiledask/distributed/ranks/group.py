@@ -62,6 +62,16 @@ class Group:
         """What layers have bound to it, by what they are (tensor/layer_programs.py)."""
         self._calls = 0
 
+    @property
+    def mesh(self) -> tuple[int, ...]:
+        """Its ranks as a mesh of one axis."""
+        return (self.size,)
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """This rank's coordinate there."""
+        return (self.rank,)
+
     def label(self, *names: str) -> AbstractContextManager[None]:
         """Collectives inside the block carry the names, joined by "/", as `Rank.label` does it."""
         labelled: AbstractContextManager[None] = self.owner.label("/".join(names))

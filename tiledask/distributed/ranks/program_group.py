@@ -9,6 +9,7 @@ a deadline.
 """
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from tiledask.distributed.ranks.collectives import (
     all_reduced,
     cut,
+    joined,
     rank_rounds,
     record,
     reduced,
@@ -150,6 +152,59 @@ class ProgramGroup:
         what = "all_gather", algorithm, self.members, self.axes, name_of(x.dtype), x.nbytes
         record(self._owner, self._port, begun, what, label, terms)
         return result
+
+    def broadcast(
+        self,
+        x: Any,
+        shape: Sequence[int],
+        root: int = 0,
+        *,
+        label: str | None = None,
+        keep: bool = False,
+    ) -> Any:
+        """``x``, of ``shape``, of number ``root``, on every rank; as `Group.broadcast`."""
+        if self._group is not None:
+            with self._group.label(*_names(label)):
+                return self._group.broadcast(x, root)
+        if self.size == 1:
+            return x if keep else x.copy()
+        label = self._owner.here if label is None else label
+        begun, size = self._port.enter(("broadcast", label)), prod(shape)
+        algorithm, counts = self._algorithms["broadcast"], even(size, self.size)
+        held = {} if x is None else cut(x.reshape(-1), 0, counts)
+        given = rank_rounds("broadcast", algorithm, self.size, self.rank, root)
+        self._transport.carry(self._port, through(given, held, keep), None, 8 * size)
+        result = joined(held, tuple(shape))
+        dtype, terms = name_of(result.dtype), (counts, result.itemsize, root)
+        what = "broadcast", algorithm, self.members, self.axes, dtype, result.nbytes
+        record(self._owner, self._port, begun, what, label, terms)
+        return result
+
+    def reduce(
+        self,
+        x: Any,
+        root: int = 0,
+        op: str = "sum",
+        *,
+        wide: bool = False,
+        label: str | None = None,
+        keep: bool = False,
+    ) -> Any:
+        """The sum of all ranks' ``x`` on number ``root``, else None; as `Group.reduce`."""
+        if self._group is not None:
+            with self._group.label(*_names(label)):
+                return self._group.reduce(x, root, op, wide=wide)
+        if self.size == 1:
+            return x if keep else x.copy()
+        label = self._owner.here if label is None else label
+        begun = self._port.enter(("reduce", label))
+        algorithm, counts = self._algorithms["reduce"], even(x.size, self.size)
+        plan = reduction("reduce", algorithm, self.rank, counts, x.dtype, op, wide, root)
+        steps = reduced(plan, cut(x.reshape(-1), 0, counts), keep)
+        held = self._transport.carry(self._port, steps, None, x.nbytes)
+        what = "reduce", algorithm, self.members, self.axes, name_of(x.dtype), x.nbytes
+        record(self._owner, self._port, begun, what, label, plan.terms)
+        return joined(held, x.shape) if self.rank == root else None
 
     def send(self, x: Any, member: int, *, label: str | None = None, keep: bool = False) -> None:
         """Send ``x`` to number ``member``, which calls `recv`. Does not wait for it."""

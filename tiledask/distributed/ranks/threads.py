@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, Queue
@@ -24,6 +24,7 @@ from tiledask.distributed.transport.transport import (
     take_in,
 )
 from tiledask.errors import ConfigError, DeadlineError
+from tiledask.plan.whole import is_whole
 
 __all__ = ["Threads", "run_threads"]
 
@@ -171,8 +172,8 @@ def run_threads(
     ...             np.array([1, 10])).results
     [[3, 30], [3, 30], [3, 30]]
     """
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    if not shape or any(n < 1 for n in shape):
+    shape = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+    if not shape or not all(is_whole(n, 1) for n in shape):
         raise ConfigError(f"a mesh shape is whole numbers of 1 or more, got {shape}")
     given = arguments(shape, args, per_rank)
     boxes = [Mailbox("threads", r) for r in range(len(given))]

@@ -2,25 +2,22 @@
 
 block.py            a decoder block and its layers: norms; attention by heads; feed-forward
 vocabulary.py       an embedding sharded by rows; the loss of logits that never meet
-linear.py     the linear layers inside of a layer
-  linear.py           column-parallel, row-parallel
-  embedding.py        a table sharded by rows
-  cross_entropy.py    the loss of logits that never meet
+linear.py           the linear layers inside of a layer: column-parallel, row-parallel
 summa.py            linear on a grid of ranks: x, w and y each in blocks; 2-D and 2.5-D
 elementwise.py      activations, sums, biases: what is wrong on a Partial
 f_g.py              f and g, and their forms for tokens that are sharded
 layer_programs.py   each is a program of one layer, run on the group
 shards.py           who holds what of all weights; checkpoints under another layout
-placed.py           a block that says what it is a part of
+placed.py           a block that says what it is a part of: an array, and a Tiling of plan/products
 
 One convention, that of tiledask/tile/layers, with the group before all:
 
     y, kept        = f(group, x, weights..., options)
     dx, dweights.. = f_grad(group, dy, kept, weights...)
 
-Everything that goes in and comes out is a `Placed`: it knows whether it is replicated, a shard or
-a partial sum, and what would be silently wrong raises PlacementError. x may be on every rank,
-or sharded along its tokens (sequence parallel): y is then placed as x is.
+Everything that goes in and comes out is a `Placed`, on a group or on a grid: it knows whether it is
+replicated, a shard or a partial sum, and what would be silently wrong raises PlacementError. x may
+be on every rank, or sharded along its tokens (sequence parallel): y is then placed as x is.
 """
 
 from tiledask.distributed.ranks.records import compared
@@ -75,13 +72,15 @@ from tiledask.distributed.tensor.shards import (
     swiglu_layout,
     whole_of,
 )
-from tiledask.distributed.tensor.summa import GridBlock, RankGrid, summa_linear, summa_linear_grad
+from tiledask.distributed.tensor.summa import RankGrid, summa_linear, summa_linear_grad
 from tiledask.distributed.tensor.vocabulary import (
     cross_entropy,
     cross_entropy_grad,
     embedding,
     embedding_grad,
 )
+
+GridBlock = Placed
 
 __all__ = [
     "DecoderBlock",

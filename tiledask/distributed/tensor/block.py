@@ -38,9 +38,10 @@ from tiledask.distributed.tensor.placed import (
     refuse,
     same_placement,
 )
-from tiledask.errors import PlacementError
-from tiledask.plan.collectives.shards import Shards, deal_heads, side_by_side
+from tiledask.errors import ConfigError, PlacementError
+from tiledask.plan.collectives.shards import deal_heads, side_by_side
 from tiledask.plan.products.placement import Replicate, Shard
+from tiledask.plan.products.shards import Shards
 from tiledask.tile import layers as tile
 from tiledask.tile.layers.linear import check_weights
 
@@ -97,9 +98,14 @@ def decoder_block_grad(
 
 
 def _used(weights: Weights, block: DecoderBlock) -> Weights:
-    """Those that such a block has."""
+    """All, if such a block has them. Raises ConfigError for one that would do nothing in it."""
     rooms = "attention.", "mlp.", *(f"norm_{n}.{kind}" for n in "12" for kind in block.norm_kinds)
-    return {name: w for name, w in weights.items() if name.startswith(rooms)}
+    if unknown := sorted(name for name in weights if not name.startswith(rooms)):
+        raise ConfigError(
+            f"a decoder block has weights {', '.join(rooms)}..., and none called "
+            f"{', '.join(unknown)}; leave {'it' if len(unknown) == 1 else 'them'} out"
+        )
+    return dict(weights)
 
 
 def _block(
@@ -155,7 +161,7 @@ def self_attention_grad(
 
 def _with_angles(x: Placed, angles: tile.Angles | None) -> tuple[Placed, ...]:
     """What a layer is given that turns its heads by ``angles``."""
-    return (x,) if angles is None else (x, Placed(angles, EVERYWHERE, ()))
+    return (x,) if angles is None else (x, Placed.of(angles, EVERYWHERE, ()))
 
 
 def _attention(
@@ -192,7 +198,7 @@ def _attend(group: Group, x: Placed, weights: Weights, heads: tile.Heads) -> Pla
             )
     for name in names:
         by_columns(group, f"w{name}", x, weights[f"w{name}"], weights.get(f"b{name}"))
-    c = Placed(None, Shard(2), (*x.shape[:2], query.extent), query)
+    c = Placed.of(None, Shard(2), (*x.shape[:2], query.extent), query)
     return by_rows(group, "wo", c, weights["wo"], weights.get("bo"), x.placement, x.shards)
 
 
@@ -267,7 +273,7 @@ def _half(both: Placed, weights: Weights) -> Placed:
             f"w_gate_up must be sharded as gate and up each are, {side_by_side(inner, inner)}, "
             f"so that every rank has what it multiplies; got {both.shards}: take swiglu_layout",
         )
-    return both._replace(shape=(*both.shape[:-1], inner.extent), shards=inner)
+    return Placed.of(None, both.placement, (*both.shape[:-1], inner.extent), inner)
 
 
 # -- norms -----------------------------------------------------------------------------------------

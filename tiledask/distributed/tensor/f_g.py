@@ -24,8 +24,8 @@ from tiledask.distributed.tensor.placed import (
     replicate,
 )
 from tiledask.errors import PlacementError
-from tiledask.plan.collectives.shards import Shards, even_shards
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard
+from tiledask.plan.products.shards import Shards, even_shards
 
 __all__ = [
     "entering",
@@ -98,7 +98,7 @@ def scattered(group: Group, y: Placed, dim: int, shards: Shards | None = None) -
     """This rank's part, along ``dim``, of the sum over the ranks of ``y``; grad: `gathered`."""
     part = _dealt(group, y, dim, shards)
     at, of = part.split
-    return part._replace(local=group.reduce_scatter(y.local, at, extents=of.counts))
+    return Placed(group.reduce_scatter(y.local, at, extents=of.counts), part.tiling)
 
 
 def _dealt(group: Group, y: Placed, dim: int, shards: Shards | None) -> Placed:
@@ -111,7 +111,7 @@ def _dealt(group: Group, y: Placed, dim: int, shards: Shards | None) -> Placed:
             f"a reduce_scatter along dimension {dim} scatters {y.shape[dim]} indices one behind "
             f"the other, got shards of {shards}; use even_shards({y.shape[dim]}, {group.size})"
         )
-    return Placed(None, Shard(dim), y.shape, shards)
+    return Placed.of(None, Shard(dim), y.shape, shards)
 
 
 # -- which of both, by the placement of a layer's x ------------------------------------------------
@@ -130,5 +130,5 @@ def leaving(group: Group, y: Placed, to: Placement, shards: Shards | None) -> Pl
     if isinstance(to, Partial):
         refuse("to=Partial()", f"{y} is summed up here; say to=Replicate(), or Shard(dim) of it")
     if isinstance(to, Replicate):
-        return y._replace(placement=EVERYWHERE)
+        return Placed.of(y.local, EVERYWHERE, y.shape)
     return _dealt(group, y, to.dim, shards)

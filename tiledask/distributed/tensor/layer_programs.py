@@ -10,13 +10,10 @@ group's, whose ranks agree on each.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from tiledask.distributed.programs.runner import LineRunner
-from tiledask.distributed.ranks.group import Group
+from tiledask.distributed.programs.runner import LineRunner, Members
 from tiledask.distributed.tensor.placed import Placed, Weights, need, same_placement
-from tiledask.plan.collectives.layouts import Sharding
-from tiledask.plan.products.placement import Partial
 from tiledask.plan.program.instructions import Do, ProgramPart
 from tiledask.plan.program.making.of_layer import LayerOperand, LayerTerms, layer_program
 from tiledask.tile.layers.by_name import KERNELS
@@ -31,7 +28,8 @@ class LayerRule(NamedTuple):
     """What a layer is, once its operands were found to go together."""
 
     layer: str
-    """The method of `ConvolutionLayers`, or of `TensorLayers`, that writes it."""
+    """The method that writes it: of `ConvolutionLayers` or `TensorLayers`, on a grid of
+    `GridLayers`."""
     y: Placed
     """The placement of what comes out."""
     told: dict[str, Any]
@@ -51,7 +49,7 @@ class LayerRule(NamedTuple):
 Check = Callable[..., LayerRule]
 """From the group, the specs of what is given and of the weights, and what the layer is told."""
 _Spec = tuple[Any, ...]
-"""Placement, shape, shards, and shape and itemsize of the block."""
+"""Tiling, and shape and itemsize of the block."""
 
 
 class _Key(NamedTuple):
@@ -63,6 +61,26 @@ class _Key(NamedTuple):
     names: tuple[str, ...]
     weights: tuple[_Spec | None, ...]
     wanted: bool = True
+
+
+class LayerRanks(Members, Protocol):
+    """The ranks of a layer: a `Group`, or a `summa.RankGrid`."""
+
+    @property
+    def owner(self) -> Any:
+        """This rank, of the run."""
+
+    @property
+    def mesh(self) -> tuple[int, ...]:
+        """How they lie: (size,), or of a grid."""
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """This rank's coordinates there."""
+
+    @property
+    def bound(self) -> dict[Any, Any]:
+        """What is bound to them."""
 
 
 class BlockShape(NamedTuple):
@@ -83,7 +101,7 @@ class KeptLayer(NamedTuple):
 class BoundLayer(LineRunner):
     """This rank's line of a layer's program, bound to a group."""
 
-    def __init__(self, group: Group, key: _Key) -> None:
+    def __init__(self, group: LayerRanks, key: _Key) -> None:
         check, told, given, names, specs, wanted = key
         xs = tuple(_placed(x) for x in given)
         there = {n: _placed(spec) for n, spec in zip(names, specs, strict=True) if spec}
@@ -96,7 +114,7 @@ class BoundLayer(LineRunner):
         self._returned: Sequence[Any] = ()
         terms = LayerTerms(
             layer=rule.layer,
-            ranks=group.size,
+            mesh=group.mesh,
             given=tuple(_operand(f"x{n}", x) for n, x in enumerate(xs)),
             weights=tuple(operands),
             told=tuple(rule.told.items()),
@@ -138,7 +156,7 @@ class BoundLayer(LineRunner):
 
 
 def forward(
-    check: Check, group: Group, given: tuple[Placed, ...], weights: Weights, *told: Any
+    check: Check, group: LayerRanks, given: tuple[Placed, ...], weights: Weights, *told: Any
 ) -> tuple[Placed, KeptLayer]:
     """(y, kept) of the layer whose rule ``check`` has; PlacementError from there.
 
@@ -156,7 +174,7 @@ def forward(
 
 
 def backward(
-    group: Group, dy: Placed, kept: KeptLayer, weights: Weights, wanted: bool = True
+    group: LayerRanks, dy: Placed, kept: KeptLayer, weights: Weights, wanted: bool = True
 ) -> tuple[Any, dict[str, Any]]:
     """(dx, or None if x has no gradient, and those of the weights by name), placed as they are.
 
@@ -174,7 +192,7 @@ def backward(
     return _block(found[0], layer.x) if first else None, grads
 
 
-def _bound(group: Group, key: _Key) -> BoundLayer:
+def _bound(group: LayerRanks, key: _Key) -> BoundLayer:
     layer: BoundLayer | None = group.bound.get(key)
     if layer is None:
         if len(group.bound) == MOST:
@@ -184,22 +202,21 @@ def _bound(group: Group, key: _Key) -> BoundLayer:
 
 
 def _block(local: Any, like: Placed) -> Placed:
-    return Placed(local, like.placement, like.shape, like.shards)
+    return Placed(local, like.tiling)
 
 
 def _spec(x: Placed) -> _Spec:
     local = x.local
     of = getattr(local, "shape", ()), getattr(local, "itemsize", 0)
-    return x.placement, x.shape, x.shards, *of
+    return x.tiling, *of
 
 
 def _placed(spec: _Spec) -> Placed:
-    return Placed(BlockShape(*spec[3:]), *spec[:3])
+    return Placed(BlockShape(*spec[1:]), spec[0])
 
 
 def _operand(name: str, x: Placed) -> LayerOperand:
-    assert not isinstance(x.placement, Partial)
-    return LayerOperand(name, x.shape, Sharding(x.placement, x.shards), x.local.itemsize)
+    return LayerOperand(name, x.tiling, x.local.itemsize)
 
 
 def _tokens(x: Placed | None) -> tuple[int, tuple[int, ...]] | None:

@@ -11,8 +11,8 @@ from tiledask.distributed.tensor.elementwise import bias_fits
 from tiledask.distributed.tensor.f_g import entering, leaving
 from tiledask.distributed.tensor.layer_programs import KeptLayer, LayerRule, backward, forward
 from tiledask.distributed.tensor.placed import EVERYWHERE, Placed, Weights, fits, need, refuse
-from tiledask.plan.collectives.shards import Shards
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard
+from tiledask.plan.products.shards import Shards
 
 __all__ = [
     "OF_A_SUM",
@@ -151,7 +151,7 @@ def by_columns(group: Group, name: str, x: Placed, w: Placed, b: Placed | None =
             refuse(name, f"b is sharded as {b.shards}, the columns of w as {w.shards}")
     fits(group, name, "w", w)
     entering(group, x)
-    return Placed(None, Shard(x.ndim - 1), (*x.shape[:-1], w.shape[1]), w.shards)
+    return Placed.of(None, Shard(x.ndim - 1), (*x.shape[:-1], w.shape[1]), w.shards)
 
 
 def by_rows(
@@ -198,7 +198,7 @@ def by_rows(
     if x.local is not None:
         fits(group, name, "x", x)
     fits(group, name, "w", w)
-    y = Placed(None, Partial(), (*x.shape[:-1], w.shape[1]))
+    y = Placed.of(None, Partial(), (*x.shape[:-1], w.shape[1]))
     y = leaving(group, y, to, shards)
     bias_fits(group, y, b)
     return y

@@ -10,18 +10,30 @@ uses for itself is Partial; that of a Partial is Replicate.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from tiledask.distributed.ranks.group import Group
 from tiledask.errors import PlacementError
-from tiledask.plan.collectives.shards import Shards, even_shards
-from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard
+from tiledask.plan.products.placement import (
+    ANY,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    Tiled,
+    Tiling,
+)
+from tiledask.plan.products.regions import slices
+from tiledask.plan.products.shards import Shards, even_shards
+from tiledask.plan.whole import whole_number
 from tiledask.tile.backend import array_namespace
 
 __all__ = [
     "EVERYWHERE",
     "Placed",
     "Weights",
+    "block_of",
     "check_window",
     "checked_dim",
     "fits",
@@ -38,37 +50,62 @@ EVERYWHERE = Replicate()
 """The placement of what every rank has in full."""
 
 
-class Placed(NamedTuple):
+@dataclass(frozen=True, slots=True, repr=False)
+class Placed(Tiled):
     """This rank's block of an array; made by `replicate`, `partial`, `shard` and `sharded`."""
 
     local: Any
     """The block, a NumPy or CuPy array."""
-    placement: Placement
-    shape: tuple[int, ...]
-    """The shape of the whole array."""
-    shards: Shards | None = None
-    """Who holds what of the dimension that is sharded; None if none is."""
+    tiling: Tiling
+    """Who has which block, on the ranks of a group or of a grid."""
+
+    @classmethod
+    def of(
+        cls,
+        local: Any,
+        placement: Placement,
+        shape: Sequence[int],
+        shards: Shards | None = None,
+        ranks: int = ANY,
+    ) -> "Placed":
+        """On one group: ``shards``, or an even Shard's ``ranks``, say how many are in it."""
+        if isinstance(placement, Shard) and shards is not None:
+            placement, ranks = Shard(placement.dim, shards), shards.ranks
+        return cls(local, Tiling(tuple(shape), (ranks,), (placement,)))
+
+    @property
+    def placement(self) -> Placement:
+        """On one group. PlacementError for a block of a grid."""
+        if len(self.placements) != 1:
+            raise PlacementError(
+                f"{self} lies on a grid {self.tiling.mesh} and has a placement for each of its "
+                f"axes: take .placements, or place it on one group, by shard(group, x, dim)"
+            )
+        return self.placements[0]
+
+    @property
+    def shards(self) -> Shards | None:
+        """Who holds what of the dimension that is sharded; None if none is."""
+        return self.tiling.shards()
 
     @property
     def dim(self) -> int | None:
         """The dimension that is sharded; None if none is."""
-        return self.placement.dim if isinstance(self.placement, Shard) else None
+        placement = self.placement
+        return placement.dim if isinstance(placement, Shard) else None
 
     @property
     def split(self) -> tuple[int, Shards]:
         """(the dimension that is sharded, who holds what of it). PlacementError if none is."""
-        if not isinstance(self.placement, Shard) or self.shards is None:
+        dim, shards = self.dim, self.shards
+        if dim is None or shards is None:
             raise PlacementError(f"{self} is not sharded; shard(group, x, dim) takes its part")
-        return self.placement.dim, self.shards
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
+        return dim, shards
 
     @property
     def spec(self) -> "Placed":
         """Its placement and shape, without the block."""
-        return Placed(None, self.placement, self.shape, self.shards)
+        return Placed(None, self.tiling)
 
     def like(self, local: Any) -> "Placed":
         """Another block of the same placement and shape."""
@@ -77,10 +114,10 @@ class Placed(NamedTuple):
                 f"a block with the placement of another has its shape, {self.local.shape}; got "
                 f"{local.shape}: say what it is a part of, by shard(...)"
             )
-        return Placed(local, self.placement, self.shape, self.shards)
+        return Placed(local, self.tiling)
 
     def __str__(self) -> str:
-        return f"{self.placement} of {list(self.shape)}"
+        return str(self.tiling)
 
     def __repr__(self) -> str:
         here = "nothing" if self.local is None else list(self.local.shape)
@@ -93,12 +130,12 @@ Weights = dict[str, Any]
 
 def replicate(x: Any) -> Placed:
     """``x``, which every rank has in full."""
-    return Placed(x, EVERYWHERE, tuple(x.shape))
+    return Placed.of(x, EVERYWHERE, x.shape)
 
 
 def partial(x: Any) -> Placed:
     """``x``, this rank's partial sum: the array is the sum over the ranks."""
-    return Placed(x, Partial(), tuple(x.shape))
+    return Placed.of(x, Partial(), x.shape)
 
 
 def shard(group: Group, whole: Any, dim: int, shards: Shards | None = None) -> Placed:
@@ -110,18 +147,17 @@ def shard(group: Group, whole: Any, dim: int, shards: Shards | None = None) -> P
     [[0, 1, 2], [3, 4]]
     """
     dim = checked_dim(whole.ndim, dim)
-    shards = shards or even_shards(whole.shape[dim], group.size)
-    if (shards.ranks, shards.extent) != (group.size, whole.shape[dim]):
-        raise PlacementError(
-            f"shards of {shards.extent} indices over {shards.ranks} ranks do not fit dimension "
-            f"{dim} of an array of {list(whole.shape)} over {group.size}; make them by "
-            f"even_shards({whole.shape[dim]}, {group.size})"
-        )
-    before = (slice(None),) * dim
-    pieces = [whole[(*before, slice(*at))] for at in shards.parts[group.rank]]
-    xp = array_namespace(whole)
-    local = xp.concatenate(pieces, axis=dim) if pieces else whole[(*before, slice(0, 0))].copy()
-    return Placed(local, Shard(dim), tuple(whole.shape), shards)
+    tiling = Tiling(tuple(whole.shape), (group.size,), (Shard(dim, shards),))
+    return Placed(block_of(whole, tiling, (group.rank,)), tiling)
+
+
+def block_of(whole: Any, tiling: Tiling, at: tuple[int, ...]) -> Any:
+    """What the rank at ``at`` has, copied, of an array that is here in full."""
+    mine = tiling.slice(at)
+    local = array_namespace(whole).empty(mine.local_shape, whole.dtype)
+    for box, view in mine.views(local):
+        view[...] = whole[slices(box)]
+    return local
 
 
 def sharded(group: Group, local: Any, dim: int, shards: Shards | int) -> Placed:
@@ -130,8 +166,8 @@ def sharded(group: Group, local: Any, dim: int, shards: Shards | int) -> Placed:
     Raises PlacementError if it has another extent than the shards say, such as that of the whole.
     """
     dim = checked_dim(local.ndim, dim)
-    if isinstance(shards, int):
-        shards = even_shards(shards, group.size)
+    if not isinstance(shards, Shards):
+        shards = even_shards(whole_number("shards", shards, 0), group.size)
     if shards.ranks != group.size or shards.counts[group.rank] != local.shape[dim]:
         raise PlacementError(
             f"rank {group.rank} of {group.size} holds {local.shape[dim]} of dimension {dim}, but "
@@ -139,7 +175,7 @@ def sharded(group: Group, local: Any, dim: int, shards: Shards | int) -> Placed:
             f" ({shards}); pass this rank's block, or replicate(...) for what every rank has"
         )
     shape = (*local.shape[:dim], shards.extent, *local.shape[dim + 1 :])
-    return Placed(local, Shard(dim), shape, shards)
+    return Placed.of(local, Shard(dim), shape, shards)
 
 
 def checked_dim(ndim: int, dim: int) -> int:
@@ -161,18 +197,25 @@ def need(operation: str, name: str, x: Placed, wanted: Sequence[type], why: str)
         refuse(operation, f"{name} must be {names}, got {x}: {why}")
 
 
-def fits(group: Group, operation: str, name: str, x: Placed) -> None:
-    """None; raises PlacementError unless ``x`` is one of this rank's blocks in this group."""
-    if x.dim is None:
+def fits(group: Any, operation: str, name: str, x: Placed) -> None:
+    """None; raises PlacementError unless ``x`` is one of this rank's blocks in this group, or on
+    this grid."""
+    over, here = x.tiling.mesh, tuple(x.local.shape)
+    if ANY in over:
         return
-    dim, shards = x.split
-    here = shards.counts[group.rank] if shards.ranks == group.size else None
-    if here != x.local.shape[dim]:
+    if over != group.mesh:
         refuse(
             operation,
-            f"{name} is {x} over {shards.ranks} ranks ({shards}), and rank {group.rank} of "
-            f"this group of {group.size} has {x.local.shape[dim]} of it; place it again on this "
-            f"group, from the whole",
+            f"{name} is {x} over {' x '.join(map(str, over))} ranks ({x.shards}), and rank "
+            f"{group.rank} of this group of {group.size} has {list(here)} of it; place it again "
+            f"on this group, from the whole",
+        )
+    wanted = x.tiling.block_shape(group.place)
+    if here != wanted:
+        refuse(
+            operation,
+            f"rank {group.rank} of {group.size} holds {list(wanted)} of {name} {list(x.shape)}, "
+            f"got {list(here)}; place it from the whole",
         )
 
 
@@ -183,7 +226,7 @@ def refuse(operation: str, reason: str) -> NoReturn:
 
 def same_placement(operation: str, name: str, x: Placed, other_name: str, other: Placed) -> None:
     """None; raises PlacementError unless both have the same placement."""
-    if (x.placement, x.shape, x.shards) != (other.placement, other.shape, other.shards):
+    if x.tiling is not other.tiling and x.tiling != other.tiling:
         refuse(
             operation,
             f"{name} and {other_name} must have the same placement, got {x} "

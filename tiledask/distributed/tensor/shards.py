@@ -12,24 +12,22 @@ from typing import Any
 import numpy as np
 
 from tiledask.distributed.ranks.group import Group
-from tiledask.distributed.tensor.placed import Placed, replicate, shard, sharded
+from tiledask.distributed.tensor.placed import Placed, block_of
 from tiledask.errors import PlacementError
 from tiledask.plan.collectives.layouts import (
-    Sharding,
     Shardings,
     attention_layout,
     block_layout,
     embedding_layout,
-    indices,
     mlp_layout,
     swiglu_layout,
 )
-from tiledask.plan.products.placement import Partial, Replicate
+from tiledask.plan.products.placement import ANY, Partial, Shard, Tiling
+from tiledask.plan.products.regions import Region, overlap, slices, within
 from tiledask.tile import layers as tile
 from tiledask.tile.backend import to_numpy
 
 __all__ = [
-    "Sharding",
     "Shardings",
     "attention_layout",
     "block_layout",
@@ -45,10 +43,11 @@ __all__ = [
 
 def shard_weights(group: Group, weights: dict[str, Any], layout: Shardings) -> dict[str, Placed]:
     """This rank's blocks, copied, of weights that it has in full."""
-    chosen = _specs(weights, layout)
+    chosen = _tilings(group, weights, layout)
     return {
-        name: shard(group, w, *split) if (split := chosen[name].split) else replicate(w.copy())
+        name: Placed(block_of(w, tiling, (group.rank,)), tiling)
         for name, w in weights.items()
+        for tiling in [chosen[name]]
     }
 
 
@@ -63,19 +62,16 @@ def draw_sharded(
     nudge: tile.Nudge | None = None,
 ) -> dict[str, Placed]:
     """This rank's blocks of newly drawn weights: those that one device would draw, and no others."""  # noqa: E501
-    chosen = _specs(parameters, layout)
+    chosen = _tilings(group, parameters, layout)
     parts: dict[str, Sequence[Any] | None] = {}
-    for name, sharding in chosen.items():
-        if split := sharding.split:
-            dim, shards = split
-            axes: list[Any] = [slice(None)] * len(parameters[name].shape)
-            axes[dim] = indices(shards, group.rank)
+    for name, tiling in chosen.items():
+        ((placement, shards),) = zip(tiling.placements, [tiling.shards()], strict=True)
+        if isinstance(placement, Shard) and shards:
+            axes: list[Any] = [slice(None)] * len(tiling.shape)
+            axes[placement.dim] = shards.indices(group.rank)
             parts[name] = tuple(axes)
     drawn = tile.initialise(parameters, seed, parts, prefix, dtype, xp, nudge)
-    return {
-        name: sharded(group, w, *split) if (split := chosen[name].split) else replicate(w)
-        for name, w in drawn.items()
-    }
+    return {name: Placed(w, chosen[name]) for name, w in drawn.items()}
 
 
 def put_together(by_rank: Sequence[dict[str, Placed]]) -> dict[str, np.ndarray]:
@@ -89,32 +85,34 @@ def put_together(by_rank: Sequence[dict[str, Placed]]) -> dict[str, np.ndarray]:
 def whole_of(blocks: Sequence[Placed]) -> np.ndarray:
     """The array, in host memory, of which rank 0, 1, ... have these blocks.
 
+    >>> from tiledask.distributed.tensor.placed import replicate
     >>> whole_of([replicate(np.ones(2)), replicate(np.ones(2))]).tolist()
     [1.0, 1.0]
     """
     first, locals_ = blocks[0], [to_numpy(block.local) for block in blocks]
-    if isinstance(first.placement, Partial):
+    tiling = first.tiling
+    if tiling.placements == (Partial(),):
         total: np.ndarray = np.sum(locals_, axis=0)
         return total
-    if isinstance(first.placement, Replicate):
-        for rank, local in enumerate(locals_):
-            _check_same(first, 0, locals_[0], rank, local)
-        return locals_[0]
-    dim, shards = first.split
-    if not shards.covers or shards.ranks != len(blocks):
+    places = [(n,) for n in range(len(blocks))] if ANY in tiling.mesh else [*tiling.coordinates()]
+    shards = tiling.shards()
+    if len(places) != len(blocks) or (shards and not shards.covers):
         raise PlacementError(
             f"{len(blocks)} blocks of {first} do not make the array: they are {shards}; "
-            f"pass those of all {shards.ranks} ranks"
+            f"pass those of all {tiling.ranks} ranks"
         )
-    made, held = np.empty(first.shape, locals_[0].dtype), np.full(shards.extent, -1)
-    made = np.moveaxis(made, dim, 0)
-    for rank, local in enumerate(locals_):
-        at, local = indices(shards, rank), np.moveaxis(local, dim, 0)
-        twice = held[at] >= 0
-        if twice.any():
-            _check_same(first, held[at][twice][0], made[at[twice]], rank, local[twice])
-        made[at], held[at] = local, rank
-    return np.moveaxis(made, 0, dim)
+    made = np.empty(first.shape, locals_[0].dtype)
+    there: dict[Region, int] = {}
+    for rank, (at, local) in enumerate(zip(places, locals_, strict=True)):
+        mine = tiling.slice(at)
+        for box, view in mine.views(local):
+            for other, one in there.items():
+                if (both := overlap(box, other)) is not None:
+                    theirs = made[slices(both)]
+                    _check_same(first, one, theirs, rank, view[within(both, box)])
+            made[slices(box)] = view
+        there = dict.fromkeys(mine.boxes, rank) | there
+    return made
 
 
 def _check_same(whole: Placed, one: int, a: np.ndarray, other: int, b: np.ndarray) -> None:
@@ -126,11 +124,13 @@ def _check_same(whole: Placed, one: int, a: np.ndarray, other: int, b: np.ndarra
         )
 
 
-def _specs(weights: dict[str, Any], layout: Shardings) -> Shardings:
+def _tilings(group: Group, weights: dict[str, Any], layout: Shardings) -> dict[str, Tiling]:
     missing = [name for name in weights if name not in layout]
     if missing:
         raise PlacementError(
             f"the layout does not say how {', '.join(missing)} is placed; it knows "
             f"{', '.join(layout)}"
         )
-    return {name: layout[name] for name in weights}
+    return {
+        name: Tiling(tuple(w.shape), (group.size,), (layout[name],)) for name, w in weights.items()
+    }

@@ -9,33 +9,25 @@ grid of p x q ranks      x [tokens/p, in/q]   w [in/p, out/q]   y [tokens/p, out
 The backward goes through the same panels: what was broadcast to be used comes once more, and what
 was used to make y gets its gradient as a sum that ends at the panel's owner. With a third axis
 (2.5-D) each of d such grids has a d-th of the tokens and its own copy of w, whose gradient is then
-summed along that axis.
+summed along that axis. The program of it is written in plan/program/making/grid_layers.py.
 
 Sources: van de Geijn and Watts 1997, SUMMA, Concurrency 9(4); for layers and their gradients Xu et
 al., Optimus, arXiv:2104.05343, and Wang et al., Tesseract, arXiv:2105.14500.
 """
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tiledask.distributed.ranks.group import Group
+from tiledask.distributed.tensor.layer_programs import KeptLayer, LayerRule, backward, forward
+from tiledask.distributed.tensor.placed import Placed, Weights, block_of, fits, refuse
 from tiledask.errors import PlacementError
-from tiledask.plan.collectives.panels import Panel, panels
 from tiledask.plan.products.placement import Placement, Replicate, Shard, Tiling
-from tiledask.tile.backend import array_namespace
-from tiledask.tile.layers.operands import by_token, multiply, rounded, wide
 
-__all__ = ["GridBlock", "RankGrid", "summa_linear", "summa_linear_grad"]
-
-
-class GridBlock(NamedTuple):
-    """This rank's block of an array on a grid."""
-
-    local: Any
-    tiling: Tiling
-
-    def like(self, local: Any) -> "GridBlock":
-        """Another block of the same place."""
-        return self._replace(local=local)
+__all__ = ["RankGrid", "summa_linear", "summa_linear_grad"]
 
 
 class RankGrid(NamedTuple):
@@ -62,6 +54,33 @@ class RankGrid(NamedTuple):
     def _axes(self) -> tuple[Group, ...]:
         return tuple(group for group in (self.depth, self.column, self.row) if group is not None)
 
+    @property
+    def size(self) -> int:
+        """How many ranks it has."""
+        return prod(self.mesh)
+
+    @property
+    def rank(self) -> int:
+        """This rank's number in the mesh, row by row."""
+        return int(np.ravel_multi_index(self.place, self.mesh))
+
+    @property
+    def owner(self) -> Any:
+        """This rank, of the run."""
+        return self.row.owner
+
+    @property
+    def bound(self) -> dict[Any, Any]:
+        """What layers have bound to these groups."""
+        groups = tuple((group.axes, group.members) for group in self._axes)
+        found: dict[Any, Any] = self.row.bound.setdefault(groups, {})
+        return found
+
+    def among(self, numbers: Sequence[int]) -> Group:
+        """The group along an axis whose ranks have these numbers in the mesh."""
+        (axis,) = np.flatnonzero(np.diff(np.unravel_index(numbers[:2], self.mesh)).ravel())
+        return self._axes[axis]
+
     def placements(self, operand: str, ndim: int) -> tuple[Placement, ...]:
         """How "x" (and y), "w" or "b" is placed: one placement for each axis of the mesh."""
         along: dict[str, tuple[Placement, ...]] = {
@@ -71,16 +90,19 @@ class RankGrid(NamedTuple):
         }
         return along[operand][-len(self.mesh) :]
 
-    def block(self, operand: str, whole: Any) -> GridBlock:
+    def block(self, operand: str, whole: Any) -> Placed:
         """This rank's block, copied, of "x" (or y), "w" or "b", which it has in full."""
-        tiling = Tiling(tuple(whole.shape), self.mesh, self.placements(operand, whole.ndim))
-        region = tiling.region(self.place)
-        return GridBlock(whole[tuple(slice(*at) for at in region)].copy(), tiling)
+        tiling = self.tiling(operand, whole.shape)
+        return Placed(block_of(whole, tiling, self.place), tiling)
+
+    def tiling(self, operand: str, shape: Sequence[int]) -> Tiling:
+        """Who has which block of such an operand."""
+        return Tiling(tuple(shape), self.mesh, self.placements(operand, len(shape)))
 
 
 def summa_linear(
-    grid: RankGrid, x: GridBlock, w: GridBlock, b: GridBlock | None = None
-) -> tuple[GridBlock, GridBlock]:
+    grid: RankGrid, x: Placed, w: Placed, b: Placed | None = None
+) -> tuple[Placed, KeptLayer]:
     """(y [.., out], kept) for x [.., in], w [in, out] and b [out], in blocks as the grid cuts them.
 
     y is placed as x is; keeps x's block. Raises PlacementError for blocks that do not go together.
@@ -94,83 +116,40 @@ def summa_linear(
     >>> run_threads(program, (2, 2)).results
     [[[2.0]], [[2.0]], [[2.0]], [[2.0]]]
     """
-    if len(x.tiling.shape) < 2 or len(w.tiling.shape) != 2:
-        raise PlacementError(
-            f"a linear layer has x [.., in] and w [in, out], got {list(x.tiling.shape)} and "
-            f"{list(w.tiling.shape)}"
-        )
-    inputs, outputs = w.tiling.shape
-    _check_block(grid, "x", "x", x, (*x.tiling.shape[:-1], inputs))
-    _check_block(grid, "w", "w", w, (inputs, outputs))
-    if b is not None:
-        _check_block(grid, "b", "b", b, (outputs,))
-    flat, xp = by_token(x.local), array_namespace(x.local, w.local)
-    y = xp.zeros((len(flat), w.local.shape[1]), wide(flat[:0]).dtype)
-    with grid.row.label("summa_linear", "forward"):
-        for panel in _panels(grid, w):
-            y += multiply(_x_panel(grid, flat, panel), _w_panel(grid, w.local, panel))
-    if b is not None:
-        y += wide(b.local)
-    y = rounded(y, x.local).reshape(*x.local.shape[:-1], y.shape[1])
-    shape = (*x.tiling.shape[:-1], w.tiling.shape[1])
-    return GridBlock(y, Tiling(shape, x.tiling.mesh, x.tiling.placements)), x
+    return forward(_summa, grid, (x,), {"w": w, "b": b})
 
 
 def summa_linear_grad(
-    grid: RankGrid, dy: GridBlock, kept: GridBlock, w: GridBlock, b: GridBlock | None = None
-) -> tuple[GridBlock, GridBlock, GridBlock | None]:
+    grid: RankGrid, dy: Placed, kept: KeptLayer, w: Placed, b: Placed | None = None
+) -> tuple[Placed, Placed, Placed | None]:
     """(dx, dw, db), in blocks as x, w and b are."""
-    _check_block(grid, "dy", "x", dy, (*kept.tiling.shape[:-1], w.tiling.shape[1]))
-    flat, d = by_token(kept.local), by_token(dy.local)
-    xp = array_namespace(flat, d)
-    dx, dw = xp.empty_like(flat), xp.empty_like(w.local)
-    with grid.row.label("summa_linear", "backward"):
-        for panel in _panels(grid, w):
-            back = rounded(multiply(d, _w_panel(grid, w.local, panel).T), d)
-            total = grid.row.reduce(back, panel.column)
-            if total is not None:
-                dx[:, panel.of_x] = total
-            back = rounded(multiply(_x_panel(grid, flat, panel).T, d), d)
-            total = grid.column.reduce(back, panel.row)
-            if total is not None:
-                dw[panel.of_w] = total
-        db = None if b is None else grid.column.all_reduce(rounded(wide(d).sum(axis=0), d))
-        if grid.depth is not None:
-            dw = grid.depth.all_reduce(dw)
-            db = None if b is None else grid.depth.all_reduce(db)
-    dx = kept.like(dx.reshape(kept.local.shape))
-    return dx, w.like(dw), None if b is None else b.like(db)
+    _check_block(grid, "dy", "x", dy, kept.rule.y.tiling)
+    dx, grads = backward(grid, dy, kept, {"w": w, "b": b})
+    return dx, grads["w"], grads["b"]
 
 
-def _panels(grid: RankGrid, w: GridBlock) -> tuple[Panel, ...]:
-    return tuple(panels(w.tiling.shape[0], grid.column.size, grid.row.size))
+def _summa(grid: RankGrid, given: tuple[Placed], of: Weights) -> LayerRule:
+    (x,), w, b = given, of["w"], of["b"]
+    if x.ndim < 2 or w.ndim != 2:
+        raise PlacementError(
+            f"a linear layer has x [.., in] and w [in, out], got {list(x.shape)} and "
+            f"{list(w.shape)}"
+        )
+    inputs, outputs = w.shape
+    _check_block(grid, "x", "x", x, grid.tiling("x", (*x.shape[:-1], inputs)))
+    _check_block(grid, "w", "w", w, grid.tiling("w", w.shape))
+    if b is not None:
+        _check_block(grid, "b", "b", b, grid.tiling("b", (outputs,)))
+    y = Placed(None, grid.tiling("x", (*x.shape[:-1], outputs)))
+    return LayerRule("summa_linear", y, {"label": "summa_linear", "inputs": inputs}, "summa_linear")
 
 
-def _x_panel(grid: RankGrid, x: Any, panel: Panel) -> Any:
-    """[tokens here, panel], from its owner in this row."""
-    mine = x[:, panel.of_x] if grid.row.rank == panel.column else None
-    return grid.row.broadcast(mine, panel.column)
-
-
-def _w_panel(grid: RankGrid, w: Any, panel: Panel) -> Any:
-    """[panel, out here], from its owner in this column."""
-    mine = w[panel.of_w] if grid.column.rank == panel.row else None
-    return grid.column.broadcast(mine, panel.row)
-
-
-def _check_block(
-    grid: RankGrid, name: str, operand: str, block: GridBlock, shape: tuple[int, ...]
-) -> None:
-    wanted = Tiling(shape, grid.mesh, grid.placements(operand, len(shape)))
+def _check_block(grid: RankGrid, name: str, operand: str, block: Placed, wanted: Tiling) -> None:
     if block.tiling != wanted:
-        raise PlacementError(
-            f"summa_linear on a grid {grid.mesh} takes {name} as {list(wanted.shape)} under "
-            f"{wanted.placements}, got {list(block.tiling.shape)} under {block.tiling.placements} "
-            f"on {block.tiling.mesh}; cut it by grid.block({operand!r}, whole)"
+        refuse(
+            f"summa_linear on a grid {grid.mesh}",
+            f"it takes {name} as {list(wanted.shape)} under {wanted.placements}, got "
+            f"{list(block.shape)} under {block.placements} on {block.tiling.mesh}; cut it by "
+            f"grid.block({operand!r}, whole)",
         )
-    here = wanted.block_shape(grid.place)
-    if tuple(block.local.shape) != here:
-        raise PlacementError(
-            f"rank {grid.place} of the grid holds {list(here)} of {name} {list(shape)}, got "
-            f"{list(block.local.shape)}; cut it by grid.block({operand!r}, whole)"
-        )
+    fits(grid, "summa_linear", name, block)

@@ -27,8 +27,8 @@ from tiledask.distributed.tensor.placed import (
     refuse,
     replicate,
 )
-from tiledask.plan.collectives.shards import Shards
 from tiledask.plan.products.placement import Partial, Placement, Shard
+from tiledask.plan.products.shards import Shards
 from tiledask.tile import layers as tile
 from tiledask.tile.layers.cross_entropy import check_count
 
@@ -74,7 +74,7 @@ def _embedding(
 ) -> LayerRule:
     table, (tokens,) = weights["table"], given
     counts = _sharded_along(group, "embedding", "table", table, 0).counts
-    y = leaving(group, Placed(None, Partial(), (*tokens.shape, table.shape[1])), to, shards)
+    y = leaving(group, Placed.of(None, Partial(), (*tokens.shape, table.shape[1])), to, shards)
     return LayerRule("embedding", y, {"counts": counts}, "embedding", "", y)
 
 
@@ -133,7 +133,7 @@ def cross_entropy(
 
 def cross_entropy_grad(group: Group, dloss: float, kept: KeptShardedLoss) -> Placed:
     """dlogits, placed as the logits are. Nothing is exchanged."""
-    seed = Placed(dloss / kept.divisor, EVERYWHERE, ())
+    seed = Placed.of(dloss / kept.divisor, EVERYWHERE, ())
     dlogits: Placed = backward(group, seed, kept.layer, {})[0]
     return dlogits
 
@@ -153,4 +153,4 @@ def _loss(
     )
     counts = _sharded_along(group, "cross_entropy", "logits", logits, -1).counts
     told = {"counts": counts, "count": 1.0, "smoothing": smoothing, "ignore": ignore}
-    return LayerRule("loss", Placed(None, EVERYWHERE, ()), told, "cross_entropy")
+    return LayerRule("loss", Placed.of(None, EVERYWHERE, ()), told, "cross_entropy")

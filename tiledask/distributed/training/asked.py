@@ -9,13 +9,13 @@ from tiledask.distributed.training.validate import (
     scale_of,
     shape_of,
     terms_of,
-    whole,
 )
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.program.making.of_end import end_program
 from tiledask.plan.program.making.of_training import step_program
 from tiledask.plan.program.program import Program
+from tiledask.plan.whole import whole_number
 from tiledask.tile.optimizers import LossScale, Rule
 
 __all__ = ["training_program"]
@@ -37,6 +37,7 @@ def training_program(
     scale: LossScale | None = None,
     clip: float | None = None,
     recompute: bool = False,
+    unshard: str | int | None = None,
     checkpoint: bool = False,
 ) -> Program:
     """What every rank of a (dp, tp, pp) mesh would do in a step of `tiledask.train`.
@@ -56,11 +57,12 @@ def training_program(
     begin.0 1F.0 1B.0 1F.1 1B.1 update.0
     """
     shape = shape_of(ranks)
+    batch = whole_number("batch", batch, 1)
     of_kind(model=model, rule=rule, scale=scale)
     rule = rule_of(rule, recipe)
     scale = scale_of(scale, dtype)
     terms = terms_of(
-        model, shape, whole("batch", batch, 1), microbatches, schedule, cut, sequence_parallel,
-        zero, rule, dtype, recipe, scale, clip, recompute,
+        model, shape, batch, microbatches, schedule, cut, sequence_parallel,
+        zero, rule, dtype, recipe, scale, clip, recompute, unshard,
     )  # fmt: skip
     return end_program(terms, shape, saved=True) if checkpoint else step_program(terms, shape)

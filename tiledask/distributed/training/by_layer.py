@@ -18,6 +18,7 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from tiledask.distributed.ranks.records import Record
+from tiledask.plan.pipelines.schedule import SHARDING
 from tiledask.plan.program.calls import Planned
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ __all__ = [
     "together",
 ]
 
-_ACTION = re.compile(r"(\d+)([FBIW])\d+")
+_ACTION = re.compile(rf"(\d+)([FBIW]|{'|'.join(SHARDING)})\d+")
 _OF_HEAD = ("norm", "w_head", "cross_entropy")
 
 

@@ -11,12 +11,12 @@ sharded along the tokens. What a step does with it: tiledask.plan.program.making
 
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral
 
 from tiledask.distributed import tensor as T
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, short
 from tiledask.plan.collectives.layouts import HeadCounts
 from tiledask.plan.program.making.decoder import DecoderShapes
+from tiledask.plan.whole import whole_number
 from tiledask.tile import layers as tile
 
 __all__ = ["GPT"]
@@ -46,12 +46,17 @@ class GPT(DecoderShapes):
     stage then both have it, and add up its gradients."""
 
     def __post_init__(self) -> None:
-        counts = {name: n for name, n in vars(self).items() if name not in ("gated", "tied")}
+        switches = "gated", "tied"
+        for name in switches:
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(
+                    f"a GPT's {name} is True or False, got {short(getattr(self, name))}"
+                )
+        counts = {name: n for name, n in vars(self).items() if name not in switches}
         for name, n in counts.items():
             if n is None and name in ("kv_heads", "ffn"):
                 continue
-            if isinstance(n, bool) or not isinstance(n, Integral) or n < 1:
-                raise ConfigError(f"a GPT's {name} is a whole number of 1 or more, got {n!r}")
+            whole_number(f"a GPT's {name}", n, 1)
         if self.hidden % self.heads:
             raise ConfigError(
                 f"a GPT has a width that its heads share: got hidden={self.hidden}, heads="

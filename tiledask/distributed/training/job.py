@@ -80,7 +80,7 @@ def train_rank(
             losses.append(trainer.step(batch))
     weights = trainer.end(partial(saved.save, trainer, job))
     digest = blake2b(b"".join(to_numpy(w.local).tobytes() for w in weights.values())).digest()
-    weights = {name: w._replace(local=to_numpy(w.local)) for name, w in weights.items()}
+    weights = {name: w.like(to_numpy(w.local)) for name, w in weights.items()}
     return TrainedRank(
         losses,
         trainer.guard.norms,

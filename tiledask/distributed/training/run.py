@@ -35,7 +35,6 @@ from tiledask.distributed.training.validate import (
     scale_of,
     shape_of,
     terms_of,
-    whole,
 )
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan import html
@@ -45,6 +44,7 @@ from tiledask.plan.program.calls import Planned, calls
 from tiledask.plan.program.making.of_end import end_program
 from tiledask.plan.program.making.of_training import step_program
 from tiledask.plan.program.program import Program
+from tiledask.plan.whole import whole_number
 from tiledask.tile.optimizers import LossScale, Rule
 
 if TYPE_CHECKING:
@@ -163,6 +163,7 @@ def train(
     scale: LossScale | None = None,
     clip: float | None = None,
     recompute: bool = False,
+    unshard: str | int | None = None,
     seed: int = 0,
     nudge: int = 0,
     folder: str | os.PathLike[str] | None = None,
@@ -205,6 +206,11 @@ def train(
         The largest norm of all gradients together, each counted once, wherever it is.
     recompute
         Keep of each block its input alone, and do its forward again in the backward.
+    unshard
+        When the weights that ZeRO 3 shards are gathered. None: each layer's for itself, whenever a
+        micro-batch comes to it, and each micro-batch's gradients are reduced. Else a stage's
+        together, as `tiledask.shard_weights` keeps them ("action", "phase", "step", or a number of
+        stages), and its gradients are reduced once. A schedule may say so itself.
     nudge
         With a number other than 0 every weight begins one rounding up or down, each as that number
         draws it: the same training in other roundings, a control for
@@ -234,8 +240,8 @@ def train(
     """
     shape = shape_of(ranks.shape if isinstance(ranks, Mesh) else ranks)
     of_kind(model=model, data=data, rule=rule, scale=scale)
-    steps, batch, seed = whole("steps", steps, 0), whole("batch", batch, 1), whole("seed", seed)
-    nudge = whole("nudge", nudge, 0)
+    steps, batch = whole_number("steps", steps, 0), whole_number("batch", batch, 1)
+    seed, nudge = whole_number("seed", seed), whole_number("nudge", nudge, 0)
     if data.vocabulary > model.vocabulary:
         raise ConfigError(
             f"the data has {data.vocabulary} different tokens, the model {model.vocabulary}: "
@@ -245,7 +251,7 @@ def train(
     scale = scale_of(scale, dtype)
     terms = terms_of(
         model, shape, batch, microbatches, schedule, cut, sequence_parallel, zero, rule, dtype,
-        recipe, scale, clip, recompute,
+        recipe, scale, clip, recompute, unshard,
     )  # fmt: skip
     path, first = ready(folder, steps)
     job = TrainingJob(

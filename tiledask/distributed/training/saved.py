@@ -17,9 +17,7 @@ from tiledask.distributed.checkpoints import (
     TensorSlice,
     open_checkpoint,
     save_checkpoint,
-    sharded,
     steps_in,
-    whole,
 )
 from tiledask.distributed.checkpoints.write import folder_of
 from tiledask.distributed.training.trainer import Trainer
@@ -127,10 +125,6 @@ def _pieces(trainer: Trainer, tensor: str, unit: str) -> dict[str, tuple[str, Te
         trainer.rank.group(TENSOR),
         "" if tensor == "weights" else f"{tensor} of ",
     )
-    for name, parameter in trainer.job.model.parameters(unit).items():
-        split, piece = trainer.layouts[unit][name].split, whole(parameter.shape)
-        if split:
-            dim, shards = split
-            piece = sharded(parameter.shape, dim, shards, group.rank)
-        found[f"{before}{unit}.{name}"] = name, piece
+    for name, tiling in trainer.tilings[unit].items():
+        found[f"{before}{unit}.{name}"] = name, tiling.slice((group.rank,))
     return found

@@ -4,13 +4,15 @@
     ids, targets                the rows of a micro-batch; or images and classes
     square_sum, guard           the norm of all gradients: clipped, or the step left out
     step                        the optimizer's, of this rank's numbers
+    begin_sum                   a stage's gradients, before its first backward
     write_checkpoint, bring     after the last step: whole arrays, to files and to whoever asked
 
 All other kernels are tile's, by name.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from tiledask.tile import layers as tile
 from tiledask.tile.backend import accumulator, as_dtype
 from tiledask.tile.epilogue import pieces
 from tiledask.tile.layers.by_name import KERNELS, RankPart
+from tiledask.tile.memory.pool import Pool
 from tiledask.tile.optimizers import flush
 
 __all__ = ["Trainer"]
@@ -45,8 +48,9 @@ class Trainer:
     """One rank's part of a model, with newly drawn weights: those that one device would draw.
 
     ``job``: a `job.TrainingJob`, or what has the same; ``program``: of a step of it; ``end``: of
-    what follows the last, if anything does. ``axes``: of the program's mesh, for data, tensor and
-    pipeline parallelism; the mesh of the run may have another shape.
+    what follows the last, if anything does; ``pool``: in which its states lie. ``axes``: of the
+    program's mesh, for data, tensor and pipeline parallelism; the mesh of the run may have another
+    shape.
     """
 
     def __init__(
@@ -55,24 +59,29 @@ class Trainer:
         job: Any,
         program: Program,
         end: Program | None = None,
+        pool: Pool | None = None,
         axes: tuple[int, int, int] = (DATA, TENSOR, PIPELINE),
     ) -> None:
         self.rank, self.job = rank, job
+        self.pool = Pool(backend=rank.backend) if pool is None else pool
         self.guard = Guard(job.scale, job.clip)
-        self.stage = program.coordinates[rank.index][axes[2]]
+        copies, self.tensor, stages = (self._along(program, axis) for axis in axes)
+        self.stage = stages.rank
         self.units = job.units(self.stage)
-        copies, tensor = (_group(rank, program, axis) for axis in axes[:2])
-        self.tensor = tensor
-        self.layouts = {unit: job.model.layout(unit, tensor.size) for unit in self.units}
-        drawn = {unit: self._drawn(unit) for unit in self.units}
-        self.packings = {unit: Packing.of(arrays) for unit, arrays in drawn.items()}
+        ranks, number = self.tensor.size, self.tensor.rank
+        self.tilings = {unit: job.model.tilings(unit, ranks) for unit in self.units}
+        shapes = {unit: job.model.shapes(unit, ranks, number) for unit in self.units}
+        self.packings = {unit: Packing(tuple(of.items())) for unit, of in shapes.items()}
         sizes = {unit: packing.size for unit, packing in self.packings.items()}
         self.parts = sharded_parts(sizes, copies.size, copies.rank)
         self.sharded = {
             s.tensor: s.sharded(job.zero) and copies.size > 1 for s in job.recipe.states
         }
-        self.arrays = {s.tensor: self._made(s, drawn) for s in job.recipe.states}
+        self.arrays = {s.tensor: self._states(s) for s in job.recipe.states}
         """Tensor class -> unit -> what this rank keeps: flat, all of it or its part."""
+        for unit in self.units:
+            kept = [t for t in ("weights", MASTER) if t in self.arrays]
+            self.draw(unit, {tensor: self.arrays[tensor][unit] for tensor in kept})
         stays = {
             flat_name(tensor, unit): array
             for tensor, arrays in self.arrays.items()
@@ -92,8 +101,8 @@ class Trainer:
         self.numbers["scale"][...] = self.guard.loss_scale
         self.batch: Batch | None = None
         self._came: tuple[int, Any] = -1, None
-        self._runner = LineRunner(rank, program, stays, self._bind)
-        self._end = None if end is None else LineRunner(rank, end, stays, self._bind)
+        self._runner = self._line(program, stays)
+        self._end = None if end is None else self._line(end, stays)
         self._write: Write | None = None
         self._brought: dict[str, T.Placed] = {}
 
@@ -108,9 +117,23 @@ class Trainer:
         """The weights by "unit.name", whole but for the tensor ranks' blocks; ``write`` is called
         with what a checkpoint is made of, if there is one."""
         self._write = write
-        assert self._end is not None
-        self._end.run()
+        if self._end is not None:
+            self._end.run()
         return self._brought
+
+    def _along(self, program: Program, axis: int) -> Group:
+        """The ranks that differ from this one along an axis of the program's mesh only."""
+        return self.rank.group().among(program.along(self.rank.index, (axis,)))
+
+    def _line(self, program: Program, stays: Mapping[str, Any]) -> LineRunner:
+        return LineRunner(self.rank, program, stays, self._bind)
+
+    def close(self) -> None:
+        """Let go of all arrays at once."""
+        for line in filter(None, (self._runner, self._end)):
+            line.close()
+        for units in self.arrays.values():
+            units.clear()
 
     # -- what is kept -----------------------------------------------------------------------------
 
@@ -137,30 +160,42 @@ class Trainer:
         flat, kept = self.packings[unit].pack(arrays), self.arrays[tensor][unit]
         kept[...] = flat[self.parts[unit]] if self.sharded[tensor] else flat
 
-    def _drawn(self, unit: str) -> dict[str, Any]:
-        job, model = self.job, self.job.model
-        found = T.draw_sharded(
-            self.tensor,
-            model.parameters(unit),
-            self.layouts[unit],
-            job.seed,
-            f"{unit}.",
-            accumulator(job.dtype),
-            self.rank.backend,
-            tile.Nudge(job.nudge, job.dtype) if job.nudge else None,
-        )
-        return {name: w.local for name, w in found.items()}
+    def draw(self, unit: str, into: Mapping[str, Any]) -> None:
+        """Newly drawn weights of a unit, one after the other, into flat arrays by tensor class: of
+        all numbers, or where the class is sharded of this rank's."""
+        whole, at = slice(0, self.packings[unit].size), 0
+        for size, drawn in self._draws(unit):
+            flat = None
+            for tensor, kept in into.items():
+                mine = self.parts[unit] if self.sharded.get(tensor) else whole
+                low, high = max(at, mine.start), min(at + size, mine.stop)
+                if low < high:
+                    flat = drawn() if flat is None else flat
+                    kept[low - mine.start : high - mine.start] = flat[low - at : high - at]
+            at += size
 
-    def _made(self, state: Any, drawn: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        made = {}
+    def _draws(self, unit: str) -> Iterator[tuple[int, Callable[[], Any]]]:
+        """(how many numbers, what draws them) of a unit's weights, one after the other."""
+        job, shapes = self.job, dict(self.packings[unit].shapes)
+        layout = {name: tiling.placements[0] for name, tiling in self.tilings[unit].items()}
+        told = layout, job.seed, f"{unit}.", accumulator(job.dtype), self.rank.backend
+        nudge = tile.Nudge(job.nudge, job.dtype) if job.nudge else None
+
+        def drawn(one: dict[str, Any]) -> Any:
+            (w,) = T.draw_sharded(self.tensor, one, *told, nudge).values()
+            return w.local.reshape(-1)
+
+        for name, parameter in job.model.parameters(unit).items():
+            yield prod(shapes[name]), partial(drawn, {name: parameter})
+
+    def _states(self, state: Any) -> dict[str, Any]:
         dtype = as_dtype(self.job.dtype if state.bytes == 2 else f"float{8 * state.bytes}")
+        made = {}
         for unit, packing in self.packings.items():
-            flat = packing.pack(drawn[unit])
-            held = flat[self.parts[unit]] if self.sharded[state.tensor] else flat
-            held = held.astype(dtype)
-            if state.tensor not in ("weights", MASTER):
-                held[...] = 0
-            made[unit] = held
+            here = self.parts[unit]
+            size = here.stop - here.start if self.sharded[state.tensor] else packing.size
+            made[unit] = self.pool.empty(state.tensor, (size,), dtype)
+            made[unit][...] = 0
         return made
 
     def _owned(self, unit: str) -> np.ndarray:
@@ -168,8 +203,8 @@ class Trainer:
         model, first = self.job.model, self.job.schedule.place[0]
         again = model.tied and unit == "embedding" and self.stage != first
         parts = []
-        for name, parameter in model.parameters(unit).items():
-            owned = self.layouts[unit][name].owned(parameter.shape, self.tensor.rank)
+        for tiling in self.tilings[unit].values():
+            owned = tiling.owned(self.tensor.rank)
             parts.append((owned & (not again)).ravel())
         flat = np.concatenate(parts)
         return flat[self.parts[unit]] if self.job.zero else flat
@@ -225,9 +260,11 @@ class Trainer:
     def _bring(self, *flat: Any, units: tuple[str, ...]) -> None:
         for unit, weights in zip(units, flat, strict=True):
             for name, array in self.packings[unit].unpack(weights).items():
-                split = self.layouts[unit][name].split
-                placed = T.sharded(self.tensor, array, *split) if split else T.replicate(array)
-                self._brought[f"{unit}.{name}"] = placed
+                self._brought[f"{unit}.{name}"] = T.Placed(array, self.tilings[unit][name])
+
+    def _begin_sum(self, size: int, itemsize: int) -> Any:
+        dtype = as_dtype(self.job.dtype if itemsize == 2 else f"float{8 * itemsize}")
+        return self.rank.on_device(np.zeros(size, dtype))
 
     def _advance(self, updates: np.ndarray) -> None:
         updates += 1
@@ -240,14 +277,13 @@ class Trainer:
         states: tuple[str, ...],
         part: RankPart | None = None,
     ) -> Any:
-        """The optimizer's step of a unit's numbers that are this rank's; with ``part``, new
-        weights of it, else in place."""
+        """The optimizer's step of a unit's numbers that are this rank's, in place; with ``part``,
+        the weights that it stepped."""
         mine = dict(zip(states, reads, strict=False))
         factor, divisor = reads[len(states) :] or (1.0, 1.0)
         new = None
         if part is not None:
-            source = mine["weights"][part.here]
-            mine["weights"] = new = source.copy()
+            mine["weights"] = new = mine["weights"][part.here]
         for piece in pieces(gradients):
             of_piece = {tensor: array[piece] for tensor, array in mine.items()}
             self._step_piece(gradients[piece], of_piece, factor, divisor, int(updates))
@@ -266,18 +302,15 @@ class Trainer:
         keeps: tuple[str, ...] = rule.keeps
         kept = {s: mine[s].astype(w.dtype, copy=False) for s in keeps}
         new, states = rule.step(w, g, kept, steps)
+        states |= {"fp32 gradients": g}
         for tensor, array in mine.items():
             array[...] = flush(states.get(tensor, new), array.dtype)
-
-
-def _group(rank: Rank, program: Program, axis: int) -> Group:
-    """The ranks that differ from ``rank`` along an axis of the program's mesh only."""
-    return rank.group().among(program.along(rank.index, (axis,)))
 
 
 _OWN = {
     "add_loss",
     "advance",
+    "begin_sum",
     "bring",
     "classes",
     "guard",

@@ -1,6 +1,6 @@
 """What a training is asked for, looked at before a rank starts: who waits hours hears it at once.
 
-whole, of_kind    single arguments
+of_kind           single arguments
 scheduled         a schedule that ranks can carry out
 cut_of            layers of each of its stages
 recipe_for        what is kept of each number, and in how many bytes
@@ -10,25 +10,25 @@ ready             a folder for checkpoints, and the step of the newest that is t
 
 import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from numbers import Integral
-from operator import index
 from typing import Any
 
 from tiledask.distributed.checkpoints import steps_in
 from tiledask.distributed.training.gpt import GPT
 from tiledask.errors import CheckpointError, ConfigError
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
+from tiledask.plan.pipelines.generators.sharding import shard_weights
 from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedule as schedule_named
 from tiledask.plan.pipelines.schedules import schedules
 from tiledask.plan.program.making.of_training import TrainingTerms
+from tiledask.plan.whole import is_whole, whole_number
 from tiledask.tile.backend import as_dtype
-from tiledask.tile.memory.flat_states import check_states
 from tiledask.tile.optimizers import Adam, LossScale, Rule, rule_for
 from tiledask.tile.optimizers.clipping import clip_factor
+from tiledask.tile.optimizers.rules import check_states
 
 __all__ = [
     "cut_of",
@@ -40,7 +40,6 @@ __all__ = [
     "scheduled",
     "shape_of",
     "terms_of",
-    "whole",
     "zero_of",
 ]
 
@@ -50,21 +49,6 @@ KINDS = {
     "rule": (Rule, "SGD(rate), Adam(rate) or AdamW(rate)"),
     "scale": (LossScale, "LossScale(65536.0), which moves, or LossScale.static(1024.0)"),
 }
-
-
-def whole(name: str, value: Any, least: int | None = None) -> int:
-    """``value`` as an int of at least ``least``.
-
-    >>> whole("steps", 2.5, 0)
-    Traceback (most recent call last):
-        ...
-    tiledask.errors.ConfigError: steps is a whole number of 0 or more, got 2.5
-    """
-    right = isinstance(value, Integral) and not isinstance(value, bool)
-    if not right or (least is not None and value < least):
-        bound = "" if least is None else f" of {least} or more"
-        raise ConfigError(f"{name} is a whole number{bound}, got {value!r}")
-    return int(value)
 
 
 def of_kind(**given: Any) -> None:
@@ -92,7 +76,7 @@ def shape_of(ranks: Any) -> tuple[int, int, int]:
     if len(shape) != 3:
         raise ConfigError(f"ranks are a mesh (dp, tp, pp), three numbers; got {shape}")
     dp, tp, pp = shape
-    return whole("dp", dp, 1), whole("tp", tp, 1), whole("pp", pp, 1)
+    return whole_number("dp", dp, 1), whole_number("tp", tp, 1), whole_number("pp", pp, 1)
 
 
 def scheduled(schedule: Any, devices: int, microbatches: int | None) -> Schedule:
@@ -172,7 +156,7 @@ def _used_up(recipe: Recipe, rule: Rule) -> Recipe:
 
 def zero_of(zero: Any) -> int:
     """A stage of ZeRO."""
-    if isinstance(zero, bool) or zero not in range(4):
+    if not is_whole(zero, 0, 3):
         raise ConfigError(f"ZeRO has stages 1, 2 and 3, and 0 for none; got {zero!r}")
     return int(zero)
 
@@ -181,10 +165,9 @@ def cut_of(model: GPT, schedule: Schedule, cut: Any) -> tuple[int, ...]:
     """Layers of each stage; None: as even as they can be."""
     if cut is None:
         return model.even_cut(schedule.stages)
-    try:
-        layers = tuple(index(n) for n in cut)
-    except TypeError:
-        raise ConfigError(f"a cut is the number of layers of each stage, got {cut!r}") from None
+    if not isinstance(cut, Iterable) or not all(map(is_whole, cut := tuple(cut))):
+        raise ConfigError(f"a cut is the number of layers of each stage, got {cut!r}")
+    layers = tuple(map(int, cut))
     if len(layers) != schedule.stages:
         raise ConfigError(
             f"a cut says how many layers each stage has: {schedule!r} has {schedule.stages} "
@@ -221,12 +204,21 @@ def terms_of(
     scale: LossScale | None,
     clip: float | None,
     recompute: bool,
+    unshard: str | int | None,
 ) -> TrainingTerms:
     """What a training's program follows from; the arguments are those of `tiledask.train`."""
     if clip is not None:
         clip_factor(0.0, clip)
     kept = recipe_for(rule, dtype, recipe)
-    made = scheduled(schedule, shape[2], microbatches)
+    made, stage = scheduled(schedule, shape[2], microbatches), zero_of(zero)
+    if unshard is not None:
+        made = shard_weights(made, unshard)
+    if len(made.sharding.kind) and stage != 3:
+        raise ConfigError(
+            f"weights are gathered and dropped where ZeRO 3 shards them, and zero is {stage}; "
+            f"with zero=3 the schedule says when, without it leave unshard= out, and UNSHARD, "
+            f"RESHARD and REDUCE_GRAD"
+        )
     return TrainingTerms(
         model=model,
         schedule=made,
@@ -235,7 +227,7 @@ def terms_of(
         recipe=kept,
         itemsize=as_dtype(dtype).itemsize,
         sequence_parallel=bool(sequence_parallel),
-        zero=zero_of(zero),
+        zero=stage,
         scaled=scale is not None,
         clipped=clip is not None,
         recompute=bool(recompute),

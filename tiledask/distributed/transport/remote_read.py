@@ -39,7 +39,7 @@ from distributed import Future, Reschedule, get_worker
 from distributed.protocol.serialize import to_serialize
 
 from tiledask.distributed.arrays.recompute import Wanted, recovered
-from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.cluster.cluster import Cluster, slot_on
 from tiledask.distributed.cluster.counters import Call
 from tiledask.distributed.transport.mailbox import CancelledError
 from tiledask.errors import ClusterLostError, DeadlineError, KernelError
@@ -259,9 +259,7 @@ def _find_transport(cluster: Cluster) -> tuple[str, str]:
 async def _lend(name: str, keys: list[list[str]], dask_worker: Any) -> list[Ticket | None]:
     """Tickets of this worker's blocks, None for one that it does not hold."""
     exchange = _exchanges.setdefault(name, Loans())
-    resources = dask_worker.state.total_resources
-    slot = next(int(kind[4:]) for kind in resources if kind.startswith("slot"))
-    mine = keys[slot]
+    mine = keys[slot_on(dask_worker)]
     blocks = [dask_worker.data.get(key) for key in mine]
 
     def tickets() -> list[Ticket | None]:

@@ -18,6 +18,8 @@ from tiledask.lab.accuracy import exact, memory, time
 from tiledask.lab.accuracy.peers import error
 from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource
 from tiledask.plan.data import data_file
+from tiledask.plan.judged import MARKS
+from tiledask.plan.whole import is_whole
 
 __all__ = ["groups", "main", "page"]
 
@@ -85,7 +87,7 @@ def page() -> str:
 def _tick(group: PublishedSource) -> str:
     if group.mean == float("inf"):
         return ""
-    return "✓" if group.met else "✗"
+    return MARKS[group.met]
 
 
 def _together() -> str:
@@ -114,7 +116,7 @@ def _rows(rows: Iterable[PublishedRow]) -> str:
                 row.quantity,
                 f"{_number(row.published)} {row.unit}".strip(),
                 f"{_number(row.ours)} {row.unit}".strip(),
-                f"{row.error:+.1%}" if row.exact is None else "✓" if row.exact else "✗",
+                f"{row.error:+.1%}" if row.exact is None else MARKS[row.exact],
                 row.note,
             ]
             for row in rows
@@ -123,7 +125,7 @@ def _rows(rows: Iterable[PublishedRow]) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.5g}"
+    return f"{value:,}" if is_whole(value) else f"{value:,.5g}"
 
 
 WORDS = {

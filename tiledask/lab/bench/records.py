@@ -13,6 +13,7 @@ from rich.table import Table
 
 from tiledask.lab.doctor import examine
 from tiledask.lab.report import library_versions, write_whole
+from tiledask.plan.judged import MARKS
 
 __all__ = ["goals_table", "record"]
 
@@ -27,7 +28,7 @@ def goals_table(goals: Sequence[dict[str, Any]]) -> Table:
     table.add_column("")
     for row in goals:
         cells = (f"{row[n]:.2f}" if isinstance(row[n], float) else str(row[n]) for n in names)
-        table.add_row(*cells, "✓" if row["met"] else "✗")
+        table.add_row(*cells, MARKS[row["met"]])
     return table
 
 

@@ -14,6 +14,7 @@ from tiledask.lab.plots.style import INK, ink_on
 from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.pipelines.timeline import COMPUTE, TRANSFER, Span, Timeline
 from tiledask.plan.units import format_seconds
+from tiledask.plan.whole import is_whole
 
 __all__ = ["is_done", "last_sign", "of_run", "of_timeline"]
 
@@ -129,8 +130,7 @@ def _action(event: Any) -> tuple[Any, Span] | None:
 
 
 def _whole(value: Any) -> int | None:
-    whole = isinstance(value, int) and not isinstance(value, bool) and 0 < value < 100_000
-    return value if whole else None
+    return value if is_whole(value, 1, 99_999) else None
 
 
 def _shares(values: Any, devices: int) -> tuple[float, ...] | None:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from distributed import get_worker
 
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, short
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import GREY, RED, canvas, colour_of_rank, styled
-from tiledask.plan.data import short
+from tiledask.plan.whole import is_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,7 +75,7 @@ def tasks_on_slots(cluster: Cluster, units: Sequence[int] = UNITS) -> Exercise:
 
 def _slots_of(answer: Any, tasks: int, slots: int) -> tuple[int, ...]:
     places = tuple(answer) if isinstance(answer, Sequence) and not isinstance(answer, str) else ()
-    whole = all(isinstance(s, int) and not isinstance(s, bool) and 0 <= s < slots for s in places)
+    whole = all(is_whole(s, 0, slots - 1) for s in places)
     if len(places) != tasks or not whole:
         raise ConfigError(
             f"an answer is a tuple of {tasks} slots, each 0..{slots - 1}; got {short(answer)}"

@@ -15,6 +15,7 @@ from tiledask.lab.gpu.advice import meaning, shared
 from tiledask.lab.gpu.part import STATES, GpuPart
 from tiledask.lab.report import write_whole
 from tiledask.lab.table import Grid
+from tiledask.plan.judged import MARKS
 from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["counts", "first_wrong", "write"]
@@ -104,7 +105,7 @@ def _short(facts: Row) -> list[str]:
             g["key"],
             f"{g['wanted']:.2f}",
             _number(g["reached"]),
-            "not measured" if g["reached"] is None else "✓" if g["met"] else "✗",
+            "not measured" if g["reached"] is None else MARKS[g["met"]],
         )
         for g in facts["goals"]
     ]

@@ -13,6 +13,7 @@ from tiledask.lab.idle_ladder.slow_stage import one_slow_stage
 from tiledask.lab.idle_ladder.timetables import fill_the_timetable
 from tiledask.lab.idle_ladder.totals import from_few_to_many, idle_in_all
 from tiledask.lab.idle_ladder.waiting import who_waits_for_whom
+from tiledask.plan.whole import is_whole, whole_number
 
 __all__ = ["LEVELS", "idle_level"]
 
@@ -42,10 +43,9 @@ def idle_level(level: int, seed: int = 0) -> IdleLevel:
     >>> task.check("9 s").reason[:43]
     'Not an answer: 3 numbers are asked for, bet'
     """
-    if isinstance(level, bool) or level not in LEVELS:
+    if not is_whole(level) or level not in LEVELS:
         raise ConfigError(f"the idle-time ladder has levels 1 to {len(LEVELS)}, got {level!r}")
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 10**9:
-        raise ConfigError(f"a seed is a whole number from 0 to 999999999, got {seed!r}")
+    seed = whole_number("seed", seed, 0, 10**9 - 1)
     title, draw = LEVELS[level]
     head = {"name": f"idle-{level}", "level": level, "seed": seed, "title": title}
     return draw(head, Random(f"{level}/{seed}"))

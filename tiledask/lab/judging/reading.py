@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tiledask.errors import ConfigError
-from tiledask.plan.data import short
+from tiledask.errors import ConfigError, short
 
 __all__ = [
     "COUNT",

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, short
 from tiledask.lab.learner.cells import about
 from tiledask.lab.learner.kept import here
 from tiledask.lab.learner.typed import read_number, show_number
 from tiledask.plan import html
-from tiledask.plan.data import short
 from tiledask.plan.units import format_bytes
 
 __all__ = ["STARS", "Guess", "GuessRow", "predict"]

@@ -3,8 +3,7 @@
 import math
 import re
 
-from tiledask.errors import ConfigError
-from tiledask.plan.data import short
+from tiledask.errors import ConfigError, short
 from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["read_number", "show_number"]

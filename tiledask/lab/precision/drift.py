@@ -26,6 +26,7 @@ from tiledask.lab.claim import Claim
 from tiledask.lab.precision.formats import format_of
 from tiledask.lab.precision.small import Small, train
 from tiledask.lab.table import Comparison
+from tiledask.plan.whole import is_whole
 from tiledask.tile.optimizers import Adam, LossScale, Rule
 
 __all__ = ["GRADES", "Drift", "acceptable", "drift", "likely", "verdicts", "worst"]
@@ -172,7 +173,7 @@ def drift(
 
 
 def _check(steps: int, ranks: int, layers: int) -> None:
-    if min(steps, ranks, layers) < 1:
+    if not all(is_whole(n, 1) for n in (steps, ranks, layers)):
         raise ConfigError(
             f"losses are compared after 1 step or more, of 1 rank or more with 1 layer or more; "
             f"got steps={steps}, ranks={ranks}, layers={layers}"

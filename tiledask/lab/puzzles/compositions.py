@@ -15,13 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.errors import ConfigError, PartitionError, ScheduleError
+from tiledask.errors import ConfigError, PartitionError, ScheduleError, short
 from tiledask.lab.judging.result import TABLE, Best, within
 from tiledask.lab.puzzles.fields import either, number, numbers, size, sizes, whole
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets, frozen_key
 from tiledask.lab.puzzles.lost_time import busiest, longest_wait
 from tiledask.lab.puzzles.orders import order_of
-from tiledask.plan.data import short
 from tiledask.plan.pipelines.closed_form import split_lower_bound
 from tiledask.plan.pipelines.needs import peak_in_flight, validate
 from tiledask.plan.pipelines.schedule import Schedule

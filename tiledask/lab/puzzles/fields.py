@@ -10,6 +10,7 @@ from typing import Any
 
 from tiledask.errors import ConfigError
 from tiledask.plan.units import parse_bytes
+from tiledask.plan.whole import is_whole, whole_rule
 
 __all__ = [
     "LONGEST",
@@ -39,9 +40,9 @@ def whole(least: int, most: int) -> Reader:
     """A whole number from ``least`` to ``most``."""
 
     def read(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise ValueError(f"must be a whole number from {least} to {most}")
-        return value
+        if not is_whole(value, least, most):
+            raise ValueError(f"must be {whole_rule(least, most)}")
+        return int(value)
 
     return read
 

@@ -18,6 +18,7 @@ from tiledask.plan.pipelines.optimum import Optimum, optimal_schedule
 from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.whole import is_whole
 
 __all__ = [
     "ORDER",
@@ -61,7 +62,7 @@ def _places(inputs: Inputs) -> Iterator[tuple[int, ...]]:
 def limits_of(inputs: Inputs) -> list[int] | None:
     """The most activations that each device may keep; None if that is no rule here."""
     limit = inputs.get("memory_limit")
-    return [limit] * devices_of(inputs) if isinstance(limit, int) else limit
+    return [limit] * devices_of(inputs) if is_whole(limit) else limit
 
 
 def order_of(answer: Any) -> Schedule:

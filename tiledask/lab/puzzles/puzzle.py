@@ -20,6 +20,7 @@ from tiledask.lab.puzzles.kind import Kind, PuzzleSpec
 from tiledask.lab.puzzles.orders import ORDER
 from tiledask.lab.puzzles.questions import QUESTION
 from tiledask.plan.data import Fields, names, read, read_named
+from tiledask.plan.whole import is_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -203,7 +204,7 @@ def load_puzzle(name: str | int | os.PathLike) -> Puzzle:
     if isinstance(name, os.PathLike) or str(name).endswith(".json"):
         fields = read(name)
         return _read(Path(name).stem, fields.values, fields.where)
-    if isinstance(name, int) or re.fullmatch(r"\d{1,9}", str(name)):
+    if is_whole(name) or re.fullmatch(r"\d{1,9}", str(name)):
         level = int(name)
         levels = dict(_by_level())
         if level not in levels:

@@ -12,11 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, short
 from tiledask.lab.puzzles.fields import Reader
 from tiledask.lab.table import Comparison
 from tiledask.plan.choosing.question_check import Critique
-from tiledask.plan.data import short
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

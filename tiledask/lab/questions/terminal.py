@@ -21,7 +21,7 @@ def list_all(console: Console) -> tuple[int, dict[str, Any]]:
     say(console, "", bold="Premises, such as: tiledask ask hardware-refresh")
     critiques = {name: td.check_premise(name) for name in premises()}
     for name, critique in critiques.items():
-        failed = sum(finding.verdict == "fails" for finding in critique.findings)
+        failed = sum(finding.holds is False for finding in critique.findings)
         say(console, f": {critique.question}", bold=name)
         say(console, f"    {failed} of {len(critique.findings)} claims fail")
     return 0, {

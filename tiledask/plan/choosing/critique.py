@@ -1,6 +1,6 @@
 """What is wrong with a plan, and what would be better: every line with its numbers.
 
-a layout  ->  fits? balanced? how much is waiting, and for what?      each a Finding
+a layout  ->  fits? balanced? how much is waiting, and for what?      each Judged
           ->  one change at a time, costed: memory and seconds   ->   the advice, best first
 """
 
@@ -17,11 +17,12 @@ from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_trains
+from tiledask.plan.judged import Judged, judged_table
 from tiledask.plan.timing.step import CLOSED_FORMS, StepEstimate, estimate_step
 from tiledask.plan.timing.step_time import step_parts
 from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = ["Advice", "Line", "PlanCritique", "critique"]
+__all__ = ["Advice", "PlanCritique", "critique"]
 
 ADVISED = 10
 """Changes that are priced by simulation."""
@@ -37,19 +38,6 @@ WAITS = {
     "cp": "keys and values of other pieces of the sequence",
     "ep": "tokens on their way to experts and back",
 }
-
-
-@dataclass(frozen=True)
-class Line:
-    """One judgement."""
-
-    about: str
-    good: bool
-    why: str
-    """The numbers and the formula."""
-
-    def __str__(self) -> str:
-        return f"{'✓' if self.good else '✗'} {self.about}: {self.why}"
 
 
 @dataclass(frozen=True)
@@ -84,7 +72,7 @@ class PlanCritique:
     """None for a layout that does not fit."""
 
     @cached_property
-    def lines(self) -> tuple[Line, ...]:
+    def lines(self) -> tuple[Judged, ...]:
         return tuple(_lines(self.fit, self.step))
 
     @cached_property
@@ -131,8 +119,7 @@ class PlanCritique:
         return "\n".join([*map(str, self.lines), *(f"→ {each}" for each in self.advice)])
 
     def _repr_html_(self) -> str:
-        rows = [("✓" if line.good else "✗", line.about, line.why) for line in self.lines]
-        found = html.table((), rows, self.fit.layout, style={2: "text-align:left"})
+        found = judged_table(self.lines, self.fit.layout)
         return f"{found}<ol>{''.join(f'<li>{html.words(each)}</li>' for each in self.advice)}</ol>"
 
     def to_dict(self) -> dict[str, object]:
@@ -141,7 +128,7 @@ class PlanCritique:
             "layout": str(self.fit.layout),
             "verdict": self.fit.verdict,
             "seconds": None if self.step is None else self.step.total,
-            "lines": [vars(line) for line in self.lines],
+            "lines": [{"about": j.claim, "good": j.good, "why": j.why} for j in self.lines],
             "advice": [{**vars(each), "layout": str(each.layout)} for each in self.advice],
         }
 
@@ -176,19 +163,19 @@ def critique(
     return PlanCritique(fit, estimate_step(model, layout, cluster, recipe, sequence))
 
 
-def _lines(fit: Fit, step: StepEstimate | None) -> Iterator[Line]:
+def _lines(fit: Fit, step: StepEstimate | None) -> Iterator[Judged]:
     layout, cluster = fit.layout, fit.cluster
-    yield Line("memory", fit.verdict != "no", f"{fit.verdict}: {fit.reason}")
+    yield Judged("memory", fit.verdict != "no", f"{fit.verdict}: {fit.reason}")
     if layout.devices < cluster.devices:
         idle = cluster.devices - layout.devices
-        yield Line(
+        yield Judged(
             "devices",
             False,
             f"{idle} of {cluster.devices} stay unused: dp {layout.dp} x cp {layout.cp} x tp "
             f"{layout.tp} x pp {layout.pp} = {layout.devices}",
         )
     if layout.tp > cluster.devices_per_node:
-        yield Line(
+        yield Judged(
             "tensor parallelism",
             False,
             f"tp {layout.tp} leaves its node of {cluster.devices_per_node}: every layer then sums "
@@ -201,7 +188,7 @@ def _lines(fit: Fit, step: StepEstimate | None) -> Iterator[Line]:
         share = getattr(step, part) / total
         if share > 0:
             row = next(row for row in step.rows if row.part == part)
-            yield Line(
+            yield Judged(
                 part,
                 share <= most,
                 f"{share:.1%} of a step ({format_seconds(getattr(step, part))}) is waiting for "
@@ -211,12 +198,12 @@ def _lines(fit: Fit, step: StepEstimate | None) -> Iterator[Line]:
         yield _balance(fit)
     if layout.recompute != "none":
         share = step.recompute / total
-        yield Line(
+        yield Judged(
             "recomputation",
             True,
             f"{share:.1%} of a step computes activations again ({layout.recompute})",
         )
-    yield Line(
+    yield Judged(
         "utilisation",
         step.mfu >= 0.3,
         f"MFU {step.mfu:.1%}: {step.flops:.3g} FLOP in {format_seconds(total)} on "
@@ -224,11 +211,11 @@ def _lines(fit: Fit, step: StepEstimate | None) -> Iterator[Line]:
     )
 
 
-def _balance(fit: Fit) -> Line:
+def _balance(fit: Fit) -> Judged:
     layers = fit.memory.model.layers
     counts = [fit.layout.stage_layers(stage, layers) for stage in range(fit.layout.pp)]
     ratio = max(counts) * len(counts) / sum(counts)
-    return Line(
+    return Judged(
         "balance",
         ratio <= 1.1,
         f"the fullest of {len(counts)} stages has {max(counts)} layers, {ratio:.3g} times the "

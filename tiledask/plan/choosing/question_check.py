@@ -17,9 +17,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, short
 from tiledask.plan import html
-from tiledask.plan.data import Fields, names, read, read_named, short
+from tiledask.plan.data import Fields, names, read, read_named
 from tiledask.plan.fitting.fit import Fit, fits, minimum_devices
 from tiledask.plan.fitting.overhead import VERDICTS, default_overhead, judge, overhead_of
 from tiledask.plan.inputs.layout import Layout
@@ -27,66 +27,48 @@ from tiledask.plan.inputs.load import load_cluster, load_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import State, load_recipe, recipes, state_bytes
 from tiledask.plan.inputs.run import check_run
+from tiledask.plan.judged import BARELY, FAILS, HOLDS, Judged, judged, judged_table
 from tiledask.plan.pipelines.closed_form import bubble_fraction
 from tiledask.plan.timing.collective_time import zero_passes
 from tiledask.plan.units import divisors, format_bytes, parse_bytes
+from tiledask.plan.whole import is_whole
 
 __all__ = [
-    "BARELY",
-    "FAILS",
-    "HOLDS",
-    "CheckedClaim",
     "Critique",
     "check_premise",
     "premises",
 ]
 
-HOLDS, BARELY, FAILS = "holds", "barely", "fails"
 WORDS = dict(zip(VERDICTS, (HOLDS, BARELY, FAILS), strict=True))
 """What ``fits`` says of a plan -> what that makes of the claim that it fits."""
 
 
-@dataclass(frozen=True)
-class CheckedClaim:
-    """One claim, worked out."""
-
-    claim: str
-    verdict: str
-    """"holds", "barely" (what is left is less than the overhead of a run) or "fails"; of the
-    claim that a plan fits, what ``fits`` calls "fits", "tight" and "no"."""
-    why: str
-    """The numbers and the formula."""
-    way_out: str = ""
-    """What would make it true; empty if it is."""
-
-    def __str__(self) -> str:
-        out = f" {self.way_out}" if self.way_out else ""
-        return f"{self.verdict}: {self.claim}. {self.why}{out}"
-
-
 @dataclass(frozen=True, repr=False)
 class Critique:
-    """A premise's claims, each with its verdict; true if all of them hold."""
+    """A premise's claims, each with its verdict; true if none of them fails.
+
+    A claim that a plan fits holds, fails, or holds barely: what is left is less than the overhead
+    of a run. Those are what ``fits`` calls "fits", "no" and "tight".
+    """
 
     question: str
     convention: str
     """What is counted for every parameter: some answers change with it."""
-    findings: tuple[CheckedClaim, ...]
+    findings: tuple[Judged, ...]
 
     def __bool__(self) -> bool:
-        return all(finding.verdict != FAILS for finding in self.findings)
+        return all(finding.holds is not False for finding in self.findings)
 
     def __repr__(self) -> str:
-        failed = sum(finding.verdict == FAILS for finding in self.findings)
+        failed = sum(finding.holds is False for finding in self.findings)
         return f"Critique({self.question}: {failed} of {len(self.findings)} claims fail)"
 
     def __str__(self) -> str:
-        return "\n".join([f"{self.question} ({self.convention})", *map(str, self.findings)])
+        said = [finding.sentence for finding in self.findings]
+        return "\n".join([f"{self.question} ({self.convention})", *said])
 
     def _repr_html_(self) -> str:
-        rows = [(f.claim, f.verdict, f"{f.why} {f.way_out}") for f in self.findings]
-        style = {1: "font-weight:bold", 2: "text-align:left"}
-        found = html.table(("claim", "", "worked out"), rows, self.question, style=style)
+        found = judged_table(self.findings, self.question)
         return f"{found}<p>{html.words(self.convention)}</p>"
 
     def to_dict(self) -> dict[str, object]:
@@ -95,7 +77,10 @@ class Critique:
             "question": self.question,
             "convention": self.convention,
             "holds": bool(self),
-            "findings": [vars(finding) for finding in self.findings],
+            "findings": [
+                {"claim": f.claim, "verdict": f.verdict, "why": f.why, "way_out": f.way_out}
+                for f in self.findings
+            ],
         }
 
 
@@ -234,7 +219,7 @@ class _Premise:
                 raise given.fail(name, "changes what only a model tells; name a 'model' too")
             if isinstance(usual, bool):
                 chosen[name] = given.boolean(name)
-            elif isinstance(usual, int):
+            elif is_whole(usual):
                 chosen[name] = given.integer(name, minimum=0)
             elif isinstance(given.values[name], str):
                 chosen[name] = given.text(name)
@@ -281,7 +266,7 @@ class _Premise:
                 raise claim.fail("kind", f"is {kind!r}; there are {', '.join(_KINDS)}")
             verdict, why, way_out = _KINDS[kind](self, claim)
             claim.done()
-            findings.append(CheckedClaim(words, verdict, why, way_out))
+            findings.append(judged(words, verdict, why, way_out))
         return Critique(
             self.question,
             f"{size}{self.recipe}: {each} B a parameter ({states}{apart}); {self.devices} devices "

@@ -5,7 +5,7 @@ dp x tp x pp x cp = devices          peaks              times
       x chunks x ZeRO x ...          device has?        all at once
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import product
@@ -13,9 +13,8 @@ from typing import Any, overload
 
 import numpy as np
 
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, short
 from tiledask.plan import html
-from tiledask.plan.data import short
 from tiledask.plan.fitting.fewest import CHUNKS, context_degrees
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.fitting.memory import MemoryEstimate
@@ -31,6 +30,7 @@ from tiledask.plan.program.making.of_layout import layout_timeline, why_no_progr
 from tiledask.plan.timing.step import StepEstimate, estimate_step
 from tiledask.plan.timing.step_time import step_parts
 from tiledask.plan.units import divisors, format_bytes, format_seconds
+from tiledask.plan.whole import is_whole, whole_number
 
 __all__ = ["Plan", "Plans", "Space", "search"]
 
@@ -360,28 +360,28 @@ def search(
     """
     model, cluster = as_model(model), as_cluster(cluster)
     recipe, space = load_recipe(recipe), space or Space()
-    if isinstance(global_batch, bool) or not isinstance(global_batch, int) or global_batch < 1:
-        raise ConfigError(
-            f"global_batch must be an integer of 1 or more sequences, got {short(global_batch)}"
-        )
-    if global_batch > MOST_OF_ANY:
-        raise ConfigError(
-            f"global_batch must be at most {MOST_OF_ANY:,} sequences, got {short(global_batch)}; "
-            f"is it a number of tokens?"
-        )
+    global_batch = whole_number(
+        "global_batch",
+        global_batch,
+        1,
+        MOST_OF_ANY,
+        of="sequences",
+        way_out="is it a number of tokens?",
+    )
     check_trains(recipe)
-    check_run(model, Layout(), sequence)
+    sequence = check_run(model, Layout(), sequence)
     if not isinstance(space, Space):
         raise ConfigError(f"space is a td.Space, such as Space(tp=(1, 2)), got {short(space)}")
-    if isinstance(devices, int):
-        devices = (devices,)
-    counts = (cluster.devices,) if devices is None else tuple(devices)
-    if not all(isinstance(n, int) and 1 <= n <= cluster.devices for n in counts):
+    given = cluster.devices if devices is None else devices
+    counts = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(is_whole(n, 1, cluster.devices) for n in counts):
         raise ConfigError(
             f"devices must lie between 1 and the cluster's {cluster.devices}, got {short(counts)}"
         )
     rows = [
-        row for n in counts for row in _shapes(model, cluster, global_batch, sequence, space, n)
+        row
+        for n in map(int, counts)
+        for row in _shapes(model, cluster, global_batch, sequence, space, n)
     ]
     return Plans(model, cluster, global_batch, recipe, sequence, _columns(rows, space))
 

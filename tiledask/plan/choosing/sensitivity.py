@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, short
 from tiledask.plan.choosing.search import Plan, search
-from tiledask.plan.data import short
 from tiledask.plan.inputs.hardware import ClusterSpec, Link
 from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model

@@ -6,7 +6,7 @@ formulas.py     the bytes of each rank in closed form, from the literature
     seconds.py  how long they take where messages have a latency and links a bandwidth
 halo.py         which rows neighbours need of each other
 layers.py       what tensor-parallel layers call, forward and backward
-  shards.py       which indices of a dimension every rank holds
+  shards.py       which heads every rank holds, and which columns of fused matrices
 summa.py        what a linear layer on a grid of ranks calls
   panels.py       the pieces of its inner dimension
 convolution.py  what convolutions call when they are split, and whole networks of them

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from tiledask.errors import ConfigError
 from tiledask.plan.collectives.algorithms import Move, rounds
-from tiledask.plan.products.placement import split
+from tiledask.plan.intervals import even
 
 __all__ = ["SHAPES_AGREE", "Cost", "added_up", "cost", "even", "loads", "ranks_of"]
 
@@ -117,16 +117,6 @@ def loads(
                 size = sum_itemsize if move.adds and sum_itemsize else itemsize
                 made.append((move, elements * size))
         yield made
-
-
-@lru_cache(4096)
-def even(elements: int, n: int) -> tuple[int, ...]:
-    """``elements`` shared out over ``n`` chunks as numpy.array_split does.
-
-    >>> even(50257, 4)
-    (12565, 12564, 12564, 12564)
-    """
-    return tuple(stop - start for start, stop in split(0, elements, n))
 
 
 def ranks_of(kind: str, counts: Sequence[int]) -> int:

@@ -10,11 +10,12 @@ and 2, half as many again for stage 3.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from tiledask.errors import ConfigError
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.expected import Expected, all_reduced, expected
+from tiledask.plan.intervals import ends_of
 
 __all__ = ["averaging", "buckets", "shards", "zero_step"]
 
@@ -66,7 +67,7 @@ def shards(sizes: Sequence[int], ranks: int) -> tuple[tuple[int, ...], ...]:
     >>> shards([5, 5, 5], 4)
     ((2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1))
     """
-    until = [even(total, ranks) for total in (0, *accumulate(sizes))]
+    until = [even(total, ranks) for total in ends_of(sizes)]
     return tuple(tuple(b - a for a, b in zip(*pair, strict=True)) for pair in pairwise(until))
 
 

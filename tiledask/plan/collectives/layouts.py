@@ -8,19 +8,16 @@ embedding   w_head                    table
 
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
-from tiledask.plan.collectives.shards import Shards, deal_heads, even_shards, side_by_side
+from tiledask.plan.collectives.shards import deal_heads, side_by_side
 from tiledask.plan.products.placement import Replicate, Shard
+from tiledask.plan.products.shards import Shards, even_shards
 
 __all__ = [
     "HeadCounts",
-    "Sharding",
     "Shardings",
     "attention_layout",
     "block_layout",
     "embedding_layout",
-    "indices",
     "mlp_layout",
     "swiglu_layout",
 ]
@@ -46,50 +43,8 @@ class HasHeads(Protocol):
     def width(self) -> int: ...
 
 
-class Sharding(NamedTuple):
-    """How one weight is placed on the ranks of a group."""
-
-    placement: Replicate | Shard
-    shards: Shards | None = None
-    """Who holds what of the dimension that a Shard cuts; None for Replicate."""
-
-    @property
-    def split(self) -> tuple[int, Shards] | None:
-        """(the dimension that is sharded, who holds what of it); None if every rank has all."""
-        if not isinstance(self.placement, Shard) or self.shards is None:
-            return None
-        return self.placement.dim, self.shards
-
-    def block_shape(self, shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
-        """Of what ``rank`` has of a weight of ``shape``.
-
-        >>> Sharding(Shard(0), Shards(3, (((0, 2),), ((1, 3),)))).block_shape((3, 4), 1)
-        (2, 4)
-        """
-        if self.split is None:
-            return shape
-        dim, shards = self.split
-        return (*shape[:dim], shards.counts[rank], *shape[dim + 1 :])
-
-    def owned(self, shape: tuple[int, ...], rank: int) -> np.ndarray:
-        """Which numbers of ``rank``'s block of a weight of ``shape`` no lower rank holds as well.
-
-        >>> Sharding(Replicate()).owned((2,), 1).tolist()
-        [False, False]
-        >>> Sharding(Shard(0), Shards(3, (((0, 2),), ((1, 3),)))).owned((3,), 1).tolist()
-        [False, True]
-        """
-        if self.split is None:
-            return np.full(shape, rank == 0)
-        dim, shards = self.split
-        mine = indices(shards, rank)
-        before = np.concatenate([np.arange(0), *(indices(shards, r) for r in range(rank))])
-        line = np.expand_dims(~np.isin(mine, before), tuple(range(1, len(shape) - dim)))
-        return np.broadcast_to(line, (*shape[:dim], len(mine), *shape[dim + 1 :]))
-
-
-Shardings = dict[str, Sharding]
-"""Shardings by the weight's name. Names that weights do not have, such as biases, may be there."""
+Shardings = dict[str, Replicate | Shard]
+"""Placements by the weight's name. Names that weights do not have, such as biases, may be there."""
 
 
 def mlp_layout(inner: int, ranks: int) -> Shardings:
@@ -124,12 +79,12 @@ def attention_layout(heads: HasHeads, ranks: int) -> Shardings:
 def embedding_layout(vocabulary: int, ranks: int) -> Shardings:
     """The layout of a table [V, h], by rows, and of ``w_head`` [h, V] to logits, by columns."""
     shards = even_shards(vocabulary, ranks)
-    return {"table": Sharding(Shard(0), shards)} | _by_columns("_head", shards)
+    return {"table": Shard(0, shards)} | _by_columns("_head", shards)
 
 
 def block_layout(heads: HasHeads, inner: int, ranks: int) -> Shardings:
     """The layout of a decoder block, in one dict; the weights of its norms are on every rank."""
-    norms = {f"{n}.{kind}": Sharding(Replicate()) for n in ("norm_1", "norm_2") for kind in "wb"}
+    norms: Shardings = {f"{n}.{kind}": Replicate() for n in ("norm_1", "norm_2") for kind in "wb"}
     feed = mlp_layout(inner, ranks) | swiglu_layout(inner, ranks)
     return (
         norms
@@ -142,14 +97,8 @@ def block_layout(heads: HasHeads, inner: int, ranks: int) -> Shardings:
 
 
 def _by_columns(name: str, shards: Shards) -> Shardings:
-    return {f"w{name}": Sharding(Shard(1), shards), f"b{name}": Sharding(Shard(0), shards)}
+    return {f"w{name}": Shard(1, shards), f"b{name}": Shard(0, shards)}
 
 
 def _by_rows(name: str, shards: Shards) -> Shardings:
-    return {f"w{name}": Sharding(Shard(0), shards), f"b{name}": Sharding(Replicate())}
-
-
-def indices(shards: Shards, rank: int) -> np.ndarray:
-    """Every index that ``rank`` holds, in the order in which it holds them."""
-    intervals = [np.arange(start, stop) for start, stop in shards.parts[rank]]
-    return np.concatenate([np.arange(0), *intervals])
+    return {f"w{name}": Shard(0, shards), f"b{name}": Replicate()}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from tiledask.plan.collectives.shards import Shards, even_shards
+from tiledask.plan.products.shards import Shards, even_shards
 
 __all__ = ["Panel", "panels"]
 

@@ -14,8 +14,8 @@ from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.cost import cost, even
 from tiledask.plan.collectives.layers import LayerCalls
 from tiledask.plan.collectives.panels import panels
-from tiledask.plan.collectives.shards import even_shards
 from tiledask.plan.products.placement import Shard, Tiling
+from tiledask.plan.products.shards import even_shards
 
 __all__ = ["GridCall", "bytes_by_place", "summa_linear"]
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError
 from tiledask.plan.diagnosis.trace import Row, Trace
+from tiledask.plan.whole import is_whole
 
 __all__ = ["of_chrome"]
 
@@ -151,7 +152,7 @@ def _parsed(name: str, text: str) -> _Read:
     base = about.get("baseTimeNanoseconds", 0)
     return _Read(
         name,
-        rank if isinstance(rank, int) and not isinstance(rank, bool) else None,
+        rank if is_whole(rank) else None,
         1e-9 * base if isinstance(base, int | float) and abs(base) < 1e20 else 0.0,
         [e for e in events if isinstance(e, dict)],
     )
@@ -245,7 +246,7 @@ def _number(event: _Json, name: str, source: str) -> float:
 
 def _short(value: Any) -> str:
     """``value`` in 40 letters at most; a word as it is."""
-    if isinstance(value, int) and abs(value) >= 1 << 63:
+    if is_whole(value) and abs(value) >= 1 << 63:
         return "of more than 18 digits"
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= 40 else text[:37] + "..."

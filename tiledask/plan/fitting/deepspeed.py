@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from tiledask.errors import ConfigError
+from tiledask.plan.whole import whole_number
 
 __all__ = ["DeepSpeedEstimate", "deepspeed_estimate"]
 
@@ -42,16 +43,12 @@ def deepspeed_estimate(
     >>> [round(n / 2**30, 2) for n in own]
     [6.09, 1.43]
     """
-    given = {
-        "parameters": parameters,
-        "gpus_per_node": gpus_per_node,
-        "nodes": nodes,
-        "largest_layer": largest_layer,
-    }
-    for name, value in given.items():
-        least = 0 if name == "largest_layer" else 1
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ConfigError(f"{name} must be an integer of {least} or more, got {value!r}")
+    parameters = whole_number("parameters", parameters, 1)
+    gpus_per_node, nodes = (
+        whole_number("gpus_per_node", gpus_per_node, 1),
+        whole_number("nodes", nodes, 1),
+    )
+    largest_layer = whole_number("largest_layer", largest_layer, 0)
     if zero not in (2, 3) or isinstance(zero, bool):
         raise ConfigError(f"DeepSpeed estimates ZeRO 2 and 3, got zero={zero!r}")
     if offload_weights and not (zero == 3 and offload_optimizer):

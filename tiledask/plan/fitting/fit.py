@@ -12,7 +12,6 @@ from typing import Any
 
 from tiledask.errors import ConfigError
 from tiledask.plan import html
-from tiledask.plan.data import short
 from tiledask.plan.fitting.activations import layer_bytes
 from tiledask.plan.fitting.fixes import SINGLE, SMALLER, Fix, changes, sentence
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
@@ -25,6 +24,7 @@ from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run
 from tiledask.plan.units import format_bytes, parse_bytes
+from tiledask.plan.whole import whole_number
 
 __all__ = ["Fit", "Fix", "fits", "minimum_devices", "zero3_minimum_degree"]
 
@@ -255,19 +255,12 @@ def fits(
     ('no', ('tp', 'pp', 'dp'))
     """
     model, cluster = as_model(model), as_cluster(cluster)
-    check_run(model, layout, sequence)
+    sequence = check_run(model, layout, sequence)
     if overhead is None:
         overhead = overhead_of(layout)
     elif not isinstance(overhead, Overhead):
-        if (
-            isinstance(overhead, bool)
-            or not isinstance(overhead, int)
-            or not 0 <= overhead <= LARGEST
-        ):
-            raise ConfigError(
-                f"overhead must be bytes, 0 or more, or an Overhead, got {short(overhead)}"
-            )
-        overhead = Overhead(0, 0, 0, overhead)
+        unit = "bytes, or an Overhead"
+        overhead = Overhead(0, 0, 0, whole_number("overhead", overhead, 0, LARGEST, of=unit))
     return Fit(estimate_memory(model, layout, recipe, sequence), cluster, overhead, step)
 
 
@@ -324,7 +317,7 @@ def minimum_devices(
     >>> [minimum_devices(200_000_000_000, r) for r in ("mixed-adam-16", "mixed-adam-18")]
     [80, 90]
     """
-    whole = _parameters(parameters) * load_recipe(recipe).bytes_per_parameter
+    whole = whole_number("parameters", parameters, 1) * load_recipe(recipe).bytes_per_parameter
     return -(-whole // _capacity(capacity))
 
 
@@ -342,7 +335,8 @@ def zero3_minimum_degree(
     whole = sum(
         s.bytes for s in load_recipe(recipe).states if s.of == "parameters" and not s.sharded(3)
     )
-    each, kept = load_recipe(recipe).bytes_per_parameter, whole * _parameters(parameters)
+    parameters = whole_number("parameters", parameters, 1)
+    each, kept = load_recipe(recipe).bytes_per_parameter, whole * parameters
     room = _capacity(capacity)
     if room < kept + each - whole:
         raise ConfigError(
@@ -350,12 +344,6 @@ def zero3_minimum_degree(
             f"whole of the others, {kept} B; no degree helps"
         )
     return -(-(each - whole) * parameters // (room - kept))
-
-
-def _parameters(parameters: int) -> int:
-    if isinstance(parameters, bool) or not isinstance(parameters, int) or parameters < 1:
-        raise ConfigError(f"parameters must be an integer of 1 or more, got {parameters!r}")
-    return parameters
 
 
 def _capacity(capacity: int | str) -> int:

@@ -111,7 +111,7 @@ def estimate_memory(
     MemoryEstimate(gpt-200b, dp=1 tp=8 pp=10 recompute=full, mixed-adam-16, sequence 2048: peak 42.9 GB per device)
     """  # noqa: E501
     model, recipe = as_model(model), load_recipe(recipe)
-    check_run(model, layout, sequence)
+    sequence = check_run(model, layout, sequence)
     check_adapters(recipe.adapters, model.layer)
     peaks = np.atleast_1d(fullest(layout_terms(model, layout, recipe, sequence, range(layout.pp))))
     return MemoryEstimate(model, layout, recipe, sequence, tuple(peaks.tolist()))

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.errors import ConfigError
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.units import format_bytes
+from tiledask.plan.whole import whole_number
 
 __all__ = ["VERDICTS", "Overhead", "default_overhead", "judge", "overhead_of", "overheads"]
 
@@ -53,9 +53,8 @@ class Overhead:
 
     def __post_init__(self) -> None:
         for name in ("context", "nccl", "buckets", "allocator"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ConfigError(f"overhead {name} must be bytes, 0 or more, got {value!r}")
+            number = whole_number(f"overhead {name}", getattr(self, name), 0, of="bytes")
+            object.__setattr__(self, name, number)
 
     @property
     def certain(self) -> int:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tiledask.errors import ConfigError
-from tiledask.plan.data import Fields, names, read, read_named, short
+from tiledask.errors import ConfigError, short
+from tiledask.plan.data import Fields, names, read, read_named
 from tiledask.plan.units import format_bytes
 
 __all__ = ["LATENCY", "SHARE", "ClusterSpec", "Device", "Link", "load_cluster", "load_device"]

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from tiledask.errors import ConfigError
-from tiledask.plan.data import Fields, short
+from tiledask.errors import ConfigError, short
+from tiledask.plan.data import Fields
 from tiledask.plan.inputs.families import ALIASES, FAMILIES, HARMLESS, NEUTRAL, Family
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.model_rules import MANY

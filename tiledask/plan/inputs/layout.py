@@ -7,7 +7,6 @@ slice 0  [layers 0-5] [layers 6-11]        each device holds 1/tp of its stage's
 slice 1  [layers 0-5] [layers 6-11]
 """
 
-import operator
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -16,10 +15,11 @@ from itertools import pairwise
 from math import gcd
 from typing import Any, SupportsIndex
 
-from tiledask.errors import ConfigError, PartitionError, ScheduleError
+from tiledask.errors import ConfigError, PartitionError, ScheduleError, short
 from tiledask.plan.arrays import Array
-from tiledask.plan.data import short
+from tiledask.plan.intervals import even
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, V_SHAPED, is_looped, schedules
+from tiledask.plan.whole import is_whole, whole_number
 
 __all__ = ["RECOMPUTE", "SCHEDULES", "Layout", "Numbers"]
 
@@ -74,10 +74,9 @@ class Layout:
 
     def __post_init__(self) -> None:
         for name in ("dp", "tp", "pp", "microbatch", "microbatches", "interleave", "cp", "ep"):
-            object.__setattr__(self, name, _integer(name, getattr(self, name), 1))
-        object.__setattr__(self, "zero", _integer("zero", self.zero, 0))
-        if self.zero > 3:
-            raise ConfigError(f"zero must be 0, 1, 2 or 3, got {self.zero}")
+            number = whole_number(name, getattr(self, name), 1, MOST_OF_ANY)
+            object.__setattr__(self, name, number)
+        object.__setattr__(self, "zero", whole_number("zero", self.zero, 0, 3))
         for name in ("sequence_parallel", "flash_attention"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {short(getattr(self, name))}")
@@ -137,13 +136,13 @@ class Layout:
             )
 
     def _bounds(self, partition: Iterable[SupportsIndex]) -> tuple[int, ...]:
-        try:
-            bounds = tuple(operator.index(bound) for bound in partition)
-        except TypeError:
+        given = tuple(partition) if isinstance(partition, Iterable) else (None,)
+        if not all(map(is_whole, given)):
             raise PartitionError(
-                f"partition must be a sequence of integers such as (0, 6, 12), "
+                f"partition must be a sequence of whole numbers such as (0, 6, 12), "
                 f"got {short(partition)}"
-            ) from None
+            )
+        bounds = tuple(map(int, given))
         if len(bounds) != self.chunks + 1:
             raise PartitionError(
                 f"partition needs {self.chunks + 1} bounds for {self.chunks} chunks "
@@ -248,18 +247,6 @@ MOST_OF_ANY = 10**8
 """Of any field of a layout, as of a cluster's devices: a larger number is a slip of the hand."""
 
 
-def _integer(name: str, value: SupportsIndex, minimum: int) -> int:
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or number < minimum:
-        raise ConfigError(f"{name} must be an integer of {minimum} or more, got {short(value)}")
-    if number > MOST_OF_ANY:
-        raise ConfigError(f"{name} must be at most {MOST_OF_ANY:,}, got {short(number)}")
-    return number
-
-
 def _read_partition(text: str) -> list[int]:
     """The bounds that a text such as "E+5, 6x10, 5+E" says; see ``Layout.partition``."""
     bounds, parts = [0], text.replace(" ", "").upper().split(",")
@@ -296,8 +283,7 @@ def _chunk_layers(layout: Layout, layers: int) -> tuple[int, ...]:
                 f"{layout.chunks} chunks need as many items, the model has {layers + 2}: {layers} "
                 f"layers, embedding and head; use pp x interleave of {layers + 2} or less"
             )
-        each, more = divmod(layers + 2, layout.chunks)
-        sizes = [each + (chunk < more) for chunk in range(layout.chunks)]
+        sizes = list(even(layers + 2, layout.chunks))
         sizes[0] -= 1
         sizes[-1] -= 1
         return tuple(sizes)
@@ -313,5 +299,4 @@ def _chunk_layers(layout: Layout, layers: int) -> tuple[int, ...]:
             f"pp x interleave = {layout.chunks} chunks need as many layers, the model has "
             f"{layers}; use pp x interleave of {layers} or less"
         )
-    each, more = divmod(layers, layout.chunks)
-    return tuple(each + (chunk < more) for chunk in range(layout.chunks))
+    return even(layers, layout.chunks)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from tiledask.errors import ConfigError
-from tiledask.plan.data import names, read, read_named, short
+from tiledask.errors import ConfigError, short
+from tiledask.plan.data import names, read, read_named
 from tiledask.plan.inputs.hardware import ClusterSpec, Device, Link, load_cluster, load_device
 from tiledask.plan.inputs.hf_config import model_from_config
 from tiledask.plan.inputs.model import Model, Weight

@@ -66,7 +66,7 @@ class Model(ModelSizes):
 
     def is_mixture(self, layer: int) -> bool:
         """Whether layer number ``layer``, from 0, has experts; none such is a ConfigError."""
-        check_integer(self.name, "layer", layer, 0, self.layers - 1)
+        layer = check_integer(self.name, "layer", layer, 0, self.layers - 1)
         return self.experts > 0 and layer not in self._dense
 
     @cached_property
@@ -172,7 +172,7 @@ class Model(ModelSizes):
 
     def check_tp(self, tp: int) -> None:
         """Refuse a tensor parallelism that attention heads cannot be divided over."""
-        check_integer(self.name, "tp", tp, 1, MOST)
+        tp = check_integer(self.name, "tp", tp, 1, MOST)
         a, g = self.heads, self.kv_heads
         if a % tp:
             near = [t for t in range(1, a + 1) if a % t == 0 and not (g % t and t % g)]

@@ -1,8 +1,8 @@
 """The rules that a model's sizes obey, and the sizes that follow from the others."""
 
-from tiledask.errors import ConfigError
-from tiledask.plan.data import short
+from tiledask.errors import ConfigError, short
 from tiledask.plan.inputs.model_sizes import ModelSizes
+from tiledask.plan.whole import whole_number
 
 __all__ = ["MANY", "MOST", "check_integer", "completed"]
 
@@ -51,8 +51,9 @@ _MIXTURE = ("shared_ffn", "shared_gate", "router_bias", "dense_layers")
 
 def completed(model: ModelSizes) -> dict[str, object]:
     """The fields that follow from the others, once every rule holds; else a ConfigError."""
-    for field, (low, high) in _INTEGERS.items():
-        check_integer(model.name, field, getattr(model, field), low, high)
+    for field, bounds in _INTEGERS.items():
+        number = check_integer(model.name, field, getattr(model, field), *bounds)
+        object.__setattr__(model, field, number)
     for field in _BOOLEANS:
         if not isinstance(getattr(model, field), bool):
             raise _error(model, f"{field} must be true or false, got {_of(model, field)}")
@@ -81,13 +82,13 @@ def completed(model: ModelSizes) -> dict[str, object]:
             f"dense_layers must be a tuple of at most {model.layers} layer numbers, got "
             f"{_of(model, 'dense_layers')}",
         )
-    for number in dense:
-        check_integer(model.name, "dense_layers", number, 0, model.layers - 1)
+    most = model.layers - 1
+    layers = {check_integer(model.name, "dense_layers", number, 0, most) for number in dense}
     return {
         "kv_heads": kv_heads,
         "head_dim": head_dim,
         "expert_ffn": model.expert_ffn or model.ffn,
-        "dense_layers": tuple(sorted(set(dense))),
+        "dense_layers": tuple(sorted(layers)),
     }
 
 
@@ -136,12 +137,6 @@ def _of(model: ModelSizes, field: str) -> str:
     return short(getattr(model, field))
 
 
-def check_integer(name: str, field: str, value: object, low: int, high: int) -> None:
-    """Refuse what is not an integer from ``low`` to ``high``; a boolean is none."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        rule = f"must be an integer of {low} or more"
-    elif value > high:
-        rule = f"must be at most {high:,}"
-    else:
-        return
-    raise ConfigError(f"{_called(name)}: {field} {rule}, got {short(value)}")
+def check_integer(name: str, field: str, value: object, low: int, high: int) -> int:
+    """``value``, a whole number from ``low`` to ``high``, of the model called ``name``."""
+    return whole_number(f"{_called(name)}: {field}", value, low, high)

@@ -8,6 +8,7 @@ from tiledask.errors import ConfigError
 from tiledask.plan.data import Fields, names, read_named
 from tiledask.plan.inputs.weights import Weight
 from tiledask.plan.ledger import ALWAYS
+from tiledask.plan.whole import whole_number
 
 __all__ = [
     "Adapters",
@@ -213,8 +214,7 @@ def lora(
     recipe = load_recipe(base)
     if recipe.adapters is None:
         raise ConfigError(f"recipe {recipe.name!r} trains all weights; start from 'lora'")
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-        raise ConfigError(f"the rank of an adapter must be an integer of 1 or more, got {rank!r}")
+    rank = whole_number("the rank of an adapter", rank, 1)
     if isinstance(matrices, str) or not matrices or not all(isinstance(m, str) for m in matrices):
         raise ConfigError(
             f"matrices must be a tuple of names such as ('query', 'value'), got {matrices!r}"
@@ -233,11 +233,8 @@ def state_bytes(
     >>> sum(state_bytes(7_500_000_000, "mixed-adam-16", zero=1, dp=64).values())
     31406250000
     """
-    for name, value, least in (("parameters", parameters, 0), ("dp", dp, 1), ("zero", zero, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ConfigError(f"{name} must be an integer of {least} or more, got {value!r}")
-    if zero > 3:
-        raise ConfigError(f"zero must be 0, 1, 2 or 3, got {zero}")
+    parameters = whole_number("parameters", parameters, 0)
+    dp, zero = whole_number("dp", dp, 1), whole_number("zero", zero, 0, 3)
     return {
         state.tensor: state.on_device(parameters, -(-parameters // dp), zero)
         for state in load_recipe(recipe).states

@@ -2,11 +2,11 @@
 
 from bisect import bisect_left
 
-from tiledask.errors import ConfigError
-from tiledask.plan.data import short
+from tiledask.errors import ConfigError, short
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
+from tiledask.plan.whole import whole_number
 
 __all__ = ["check_run", "check_trains", "chunk_kinds"]
 
@@ -14,17 +14,12 @@ LONGEST = 2**30
 """Tokens of the longest sequence that is believed."""
 
 
-def check_run(model: Model, layout: Layout, sequence: int) -> None:
-    """Refuse a sequence, or a layout, that the model cannot be run with."""
+def check_run(model: Model, layout: Layout, sequence: int) -> int:
+    """The sequence; refuses one, or a layout, that the model cannot be run with."""
     if not isinstance(layout, Layout):
         raise ConfigError(f"a layout is a td.Layout, such as td.Layout(tp=8), got {short(layout)}")
-    if isinstance(sequence, bool) or not isinstance(sequence, int) or sequence < 1:
-        raise ConfigError(f"sequence must be an integer of 1 or more tokens, got {short(sequence)}")
-    if sequence > LONGEST:
-        raise ConfigError(
-            f"sequence must be {LONGEST:,} tokens or fewer, got {short(sequence)}; is it a number "
-            f"of tokens, not of bytes or of a whole batch?"
-        )
+    meant = "is it a number of tokens, not of bytes or of a whole batch?"
+    sequence = whole_number("sequence", sequence, 1, LONGEST, of="tokens", way_out=meant)
     if layout.cp > sequence:
         raise ConfigError(
             f"cp={layout.cp} cannot cut a sequence of {sequence} tokens; use cp of {sequence} or "
@@ -40,6 +35,7 @@ def check_run(model: Model, layout: Layout, sequence: int) -> None:
             f"be one of {near}"
         )
     layout.chunk_layers(model.layers)
+    return sequence
 
 
 def chunk_kinds(model: Model, layout: Layout) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tiledask.errors import ScheduleError
 from tiledask.plan.pipelines.links import Links
-from tiledask.plan.pipelines.longest_path import RESULT, longest_path
+from tiledask.plan.pipelines.longest_path import RESULT, WeightTimes, longest_path
 from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
 from tiledask.plan.units import format_seconds
 
@@ -36,12 +36,13 @@ class Evidence:
     together: np.ndarray
     """[stages, microbatches or 1]: of a forward and a backward at once; negative for the sum."""
     links: Links
+    weights: WeightTimes | None = None
 
     def bound(self) -> Bound:
         return lower_bound(self.schedule, self.seconds, self.links, self.together)
 
     def critical_path(self) -> "CriticalPath":
-        return critical_path(self.schedule, self.seconds, self.links, self.together)
+        return critical_path(self.schedule, self.seconds, self.links, self.together, self.weights)
 
 
 def lower_bound(
@@ -134,14 +135,19 @@ class CriticalPath:
 
 
 def critical_path(
-    schedule: Schedule, seconds: np.ndarray, links: Links, together: np.ndarray
+    schedule: Schedule,
+    seconds: np.ndarray,
+    links: Links,
+    together: np.ndarray,
+    weights: WeightTimes | None = None,
 ) -> CriticalPath:
     """The CriticalPath of a schedule that can run; arguments as in `longest_path`.
 
     Where several chains end at once, it follows the device's own turn. All that lies between two
-    actions counts as latency: the way, a link that carries another block, a device that sends.
+    actions counts as latency: the way, a link that carries another block, a device that sends,
+    weights that are gathered.
     """
-    path = longest_path(schedule, seconds, together, links)
+    path = longest_path(schedule, seconds, together, links, weights)
     if path is None:
         raise ScheduleError("a schedule that cannot run has no critical path; see td.validate")
     start, end, paired = path.start, path.end, schedule.paired

@@ -105,7 +105,7 @@ def idle_time(spans: Spans, waited: Waits, makespan: float) -> IdleTime:
     until = np.concatenate([a, started[held]]), np.concatenate([action, held])
     by_since, by_until = np.lexsort(since), np.lexsort(until)
     # after the last action
-    close = np.full(spans.devices, makespan)
+    close = np.full(spans.devices, last.max(initial=0.0))
     even_drain = even_end.max(initial=0.0) - even_end
     drained = np.where(close - last <= even_drain + rounding, close, last + even_drain)
     every = np.arange(spans.devices)
@@ -116,6 +116,7 @@ def idle_time(spans: Spans, waited: Waits, makespan: float) -> IdleTime:
         (device[since[1][by_since]], _OVERHEAD, since[0][by_since], until[0][by_until]),
         (every, _DRAINING, last, drained),
         (every, _IMBALANCE, drained, close),
+        (every, _TRANSFER, close, np.full(spans.devices, makespan)),  # gradients, over the copies
     ]
     where, start, end = (np.concatenate([piece[n] for piece in pieces]) for n in (0, 2, 3))
     why = np.concatenate([np.broadcast_to(cause, len(at)) for at, cause, *_ in pieces])

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tiledask.errors import ScheduleError
-from tiledask.plan.data import short
+from tiledask.errors import ScheduleError, short
 from tiledask.plan.pipelines.schedule import Schedule
 
 __all__ = ["CONVENTIONS", "Links", "PerLink"]

@@ -4,6 +4,11 @@
     device 1   .. F0 F1 B0 ..      down the devices, up the devices, until all is done
 
 One function, in plain loops: Numba compiles it for schedules large enough to be worth it.
+
+What is done with weights goes on beside the work, on a stream of each device's own, in its order:
+
+    device 0   .... F0 F1 F2 ...... B2     a gather begins when the stream is free, a drop and a
+    weights    0=== 2===     |drop0 0===   sum of gradients when the stage was last used
 """
 
 import warnings
@@ -16,7 +21,7 @@ import numpy as np
 from tiledask.plan.pipelines.links import Links
 from tiledask.plan.pipelines.schedule import Schedule
 
-__all__ = ["LARGE", "RESULT", "Path", "longest_path"]
+__all__ = ["LARGE", "RESULT", "Path", "WeightTimes", "longest_path"]
 
 LARGE = 100_000
 """Actions of a process, over all its schedules, from which the loops are compiled: for fewer,
@@ -25,6 +30,19 @@ _solved = [0]
 """Actions so far."""
 RESULT = np.array([0, 1, 1, 2], np.int8)
 """By kind (F, B, I, W): F's activations, B's or I's gradient of the input, W's of the weights."""
+
+
+class WeightTimes(NamedTuple):
+    """How long what is done with weights takes, what it waits for, and what waits for it."""
+
+    seconds: np.ndarray
+    """float64 [n], of each that a Schedule's ``sharding`` has."""
+    after: np.ndarray
+    """int64 [n]: the action that must have ended; -1 for none."""
+    gathered: np.ndarray
+    """int64 [actions]: what must be there before each; -1 for nothing."""
+    firsts: np.ndarray
+    """int64 [devices + 1]: where each device's begin."""
 
 
 class Path(NamedTuple):
@@ -36,16 +54,25 @@ class Path(NamedTuple):
     """float64 [actions]."""
     ready: np.ndarray
     """float64 [results, stages, microbatches]: when each result is there where it is used."""
+    on_weights: np.ndarray
+    """float64 [2, n]: start and end of what is done with weights."""
 
 
 def longest_path(
-    schedule: Schedule, seconds: np.ndarray, together: np.ndarray, links: Links
+    schedule: Schedule,
+    seconds: np.ndarray,
+    together: np.ndarray,
+    links: Links,
+    weights: WeightTimes | None = None,
 ) -> Path | None:
     """The Path of a complete schedule; None if some action can never start.
 
     ``seconds`` [4, stages, microbatches or 1]: by kind. ``together`` [stages, microbatches or 1],
     by the forward: of a forward and a backward at once, negative for the sum of both.
+    ``weights``: None if all are there.
     """
+    held = WeightTimes(np.empty(0), *(np.empty(0, np.int64),) * 3) if weights is None else weights
+    on_weights = np.empty((2, len(held.seconds)))
     shape = schedule.stages, schedule.microbatches
     start, end = np.empty(len(schedule)), np.empty(len(schedule))
     ready = np.full((1 + int(RESULT[schedule.kind].max(initial=0)), *shape), -1.0)
@@ -66,10 +93,12 @@ def longest_path(
         links.blocking,
         ready,
         free,
+        *held,
+        on_weights,
         start,
         end,
     )
-    return Path(start, end, ready) if done else None
+    return Path(start, end, ready, on_weights) if done else None
 
 
 @cache
@@ -103,10 +132,15 @@ def _solve(
     blocking: bool,
     ready: np.ndarray,
     link_free: np.ndarray,
+    moves: np.ndarray,
+    after: np.ndarray,
+    gathered: np.ndarray,
+    firsts: np.ndarray,
+    on_weights: np.ndarray,
     start: np.ndarray,
     end: np.ndarray,
 ) -> bool:
-    """Whether every action could start; fills ``start``, ``end`` and ``ready``.
+    """Whether every action could start; fills ``start``, ``end``, ``ready`` and ``on_weights``.
 
     ``link_free``: when each link has carried its last block.
     """
@@ -114,6 +148,7 @@ def _solve(
     simple, sends = not blocking, latency.any() or carry.any()
     varies, pair_varies = seconds.shape[2] > 1, together.shape[1] > 1
     turn, free = turns[:-1].copy(), np.zeros(devices)
+    sharded, stream, gathers = len(moves) > 0, np.zeros(devices), firsts[:-1].copy()
     left, moved, down = len(kind), True, True
     while left and moved:
         moved = False
@@ -121,6 +156,16 @@ def _solve(
             d = step if down else devices - 1 - step
             j, t = turn[d], free[d]
             while j < turns[d + 1]:
+                if sharded:
+                    wanted = max(gathered[j], gathered[j + 1] if paired[j] else -1)
+                    while gathers[d] <= wanted:
+                        g = gathers[d]
+                        issued = max(stream[d], end[after[g]] if after[g] >= 0 else 0.0)
+                        stream[d] = issued + moves[g]
+                        on_weights[0, g], on_weights[1, g] = issued, stream[d]
+                        gathers[d] = g + 1
+                    if wanted >= 0:
+                        t = max(t, on_weights[1, wanted])
                 if simple and not paired[j]:  # the common case, without the loops over pairs
                     k, s, i = kind[j], stage[j], microbatch[j]
                     if k == 0:
@@ -213,4 +258,10 @@ def _solve(
                 turn[d] = j
                 moved = True
         down = not down
+    if sharded and not left:
+        for d in range(devices):
+            for g in range(gathers[d], firsts[d + 1]):
+                issued = max(stream[d], end[after[g]] if after[g] >= 0 else 0.0)
+                stream[d] = issued + moves[g]
+                on_weights[0, g], on_weights[1, g] = issued, stream[d]
     return left == 0

@@ -8,22 +8,26 @@
 
 Only the order is here. Who makes such orders is in schedules.py, what an action waits for in
 needs.py, and how long it takes in simulate.py.
+
+Where several copies of the model share the weights out (ZeRO 3, FSDP), the order also says when
+those of a stage are gathered and dropped, and when its gradients are summed over the copies:
+
+    device 0   0UNSHARD F0 F1 F2 B0 F3 B1 B2 B3 0REDUCE_GRAD 0RESHARD
 """
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import accumulate, chain, compress, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tiledask.errors import ScheduleError
+from tiledask.errors import ScheduleError, short
 from tiledask.plan import html
-from tiledask.plan.data import short
 
-__all__ = ["KINDS", "Action", "Columns", "Schedule"]
+__all__ = ["KINDS", "SHARDING", "Action", "Columns", "Schedule", "WeightColumns"]
 
 
 class Action(NamedTuple):
@@ -34,16 +38,23 @@ class Action(NamedTuple):
     """
 
     kind: str
-    """F forward, B full backward, I gradient of the input, W gradient of the weights."""
+    """F forward, B full backward, I gradient of the input, W gradient of the weights; or one of
+    SHARDING."""
     stage: int
-    microbatch: int
+    microbatch: int = -1
+    """-1: of all, where weights are gathered or dropped, or gradients summed."""
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.kind}{self.microbatch}"
+        number = "" if self.kind in SHARDING else self.microbatch
+        return f"{self.stage}{self.kind}{number}"
 
 
 KINDS = "FBIW"
 """The kinds of actions; a column of kinds holds positions in this word."""
+SHARDING = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
+"""What is done with a stage's weights where each copy of the model holds a part of them, in
+PyTorch's words: they are gathered from all copies, dropped but for the part; and the gradients are
+summed over the copies, each keeping its part."""
 
 
 _TYPES = (np.int8, np.int32, np.int32, np.bool_)
@@ -66,6 +77,26 @@ class Columns(NamedTuple):
     @classmethod
     def none(cls) -> "Columns":
         return cls.of([], [], [])
+
+
+class WeightColumns(NamedTuple):
+    """What devices do with their stages' weights, in columns: device after device, in order."""
+
+    device: np.ndarray
+    """int32."""
+    turn: np.ndarray
+    """int64: how many actions of its device come before."""
+    kind: np.ndarray
+    """int8: positions in SHARDING."""
+    stage: np.ndarray
+    """int32."""
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[int, int, int, int]]) -> "WeightColumns":
+        """(device, turn, kind, stage) of each."""
+        columns = list(zip(*rows, strict=True)) or [()] * 4
+        types = (np.int32, np.int64, np.int8, np.int32)
+        return cls(*(np.array(c, t) for c, t in zip(columns, types, strict=True)))
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -96,6 +127,9 @@ class Schedule:
     places: tuple[tuple[int, ...], ...]
     """Per replica of the model, the device of each stage."""
     name: str = ""
+    sharding: WeightColumns = field(default_factory=lambda: WeightColumns.of(()))
+    """What is done with weights between the actions; nothing where each copy of the model has all
+    of them."""
 
     @classmethod
     def of(
@@ -105,17 +139,32 @@ class Schedule:
         name: str = "",
         paired: Iterable[Iterable[bool]] | None = None,
     ) -> "Schedule":
-        """The schedule with these actions on each device. Raises ScheduleError for other kinds.
+        """The schedule with these actions on each device, those of SHARDING among them. Raises
+        ScheduleError for other kinds.
 
         ``place``: the device of each stage, or a row of them for each replica. ``paired``, like
         the orders: which forwards run at once with the backward after them.
         """
         rows = [list(order) for order in orders]
-        pairs = [False] * len(rows) if paired is None else [list(row) for row in paired]
+        pairs: list[Any] = [False] * len(rows) if paired is None else [list(r) for r in paired]
+        on_weights = []
         for device, row in enumerate(rows):
             for action in row:
-                if action.kind not in KINDS:
-                    raise ScheduleError(f"{action} on device {device}: kinds are F, B, I, W")
+                if action.kind not in KINDS and action.kind not in SHARDING:
+                    raise ScheduleError(
+                        f"{action} on device {device}: kinds are F, B, I, W, and of what is done "
+                        f"with weights {', '.join(SHARDING)}"
+                    )
+            computes = [action.kind in KINDS for action in row]
+            before = [0, *accumulate(computes)]
+            on_weights += [
+                (device, turn, SHARDING.index(action.kind), action.stage)
+                for action, turn in zip(row, before, strict=False)
+                if action.kind in SHARDING
+            ]
+            rows[device] = list(compress(row, computes))
+            if paired is not None:
+                pairs[device] = list(compress(pairs[device], computes))
         columns = (
             Columns.of(
                 [KINDS.index(a.kind) for a in row],
@@ -125,7 +174,8 @@ class Schedule:
             )
             for row, pair in zip(rows, pairs, strict=True)
         )
-        return cls.of_columns(columns, place, name)
+        made = cls.of_columns(columns, place, name)
+        return replace(made, sharding=WeightColumns.of(on_weights)) if on_weights else made
 
     @classmethod
     def of_columns(
@@ -237,6 +287,18 @@ class Schedule:
         actions = list(map(Action, *columns))
         return tuple(tuple(actions[a:b]) for a, b in pairwise(self.turns.tolist()))
 
+    @cached_property
+    def lines(self) -> tuple[tuple[Action, ...], ...]:
+        """The orders, with what is done with weights where its turn is."""
+        found = [list[Action]() for _ in range(self.devices)]
+        done = [0] * self.devices
+        for device, turn, kind, stage in zip(*(c.tolist() for c in self.sharding), strict=True):
+            found[device] += self.orders[device][done[device] : turn]
+            found[device].append(Action(SHARDING[kind], stage))
+            done[device] = turn
+        rest = (order[n:] for order, n in zip(self.orders, done, strict=True))
+        return tuple((*line, *last) for line, last in zip(found, rest, strict=True))
+
     def action(self, position: int) -> Action:
         """The action at a position of the columns."""
         columns = self.kind[position], self.stage[position], self.microbatch[position]
@@ -259,9 +321,9 @@ class Schedule:
         if not isinstance(other, Schedule):
             return NotImplemented
         columns = ("kind", "stage", "microbatch", "paired", "turns")
-        return self.places == other.places and all(
-            np.array_equal(getattr(self, name), getattr(other, name)) for name in columns
-        )
+        both = [(getattr(self, name), getattr(other, name)) for name in columns]
+        both += zip(self.sharding, other.sharding, strict=True)
+        return self.places == other.places and all(np.array_equal(*each) for each in both)
 
     def __hash__(self) -> int:
         return hash((self.places, len(self), self.kind.tobytes(), self.microbatch.tobytes()))
@@ -277,12 +339,14 @@ class Schedule:
         """
         lines = []
         pairs = np.split(self.paired, self.turns[1:-1])
-        for order, paired in zip(self.orders, pairs, strict=True):
+        for line, paired in zip(self.lines, pairs, strict=True):
             words = []
-            rest = iter(zip(order, paired, strict=True))
-            for action, pair in rest:  # each pair as one word
-                second = next(rest, None) if pair else None
-                words.append(f"({action};{second[0]})OVERLAP_F_B" if second else str(action))
+            rest, pair = iter(line), iter(paired.tolist())
+            for action in rest:  # each pair as one word
+                second = next(rest, None) if action.kind in KINDS and next(pair) else None
+                if second:
+                    next(pair)
+                words.append(f"({action};{second})OVERLAP_F_B" if second else str(action))
             lines.append(",".join(words))
         heads = ["@" + ",".join(map(str, row)) for row in self.places] if self.replicas > 1 else []
         return "\n".join(heads + lines)
@@ -293,7 +357,8 @@ class Schedule:
 
         Actions such as ``0F3`` are separated by commas or spaces; ``(0F1;1B0)OVERLAP_F_B`` is a
         forward and a backward at once. PyTorch's CSV files can be read: empty cells are skipped,
-        and so are sends, receives and sharding, which follow from the actions.
+        and so are sends and receives, which follow from the actions. ``0UNSHARD``, ``0RESHARD`` and
+        ``0REDUCE_GRAD`` are what is done with the weights of stage 0.
         A stage is placed on the first device that names it; lines of ``@`` and a device for each
         stage place replicas, which the micro-batches take in turn. Raises ScheduleError for any
         other word, and for a stage number left out.
@@ -316,7 +381,8 @@ class Schedule:
             place: dict[int, int] = {}
             for device, order in enumerate(orders):
                 for action in order:
-                    place.setdefault(action.stage, device)
+                    if action.kind in KINDS:
+                        place.setdefault(action.stage, device)
             # of n different stages, one of 0 .. n is missing, or all of 0 .. n-1 are there
             missing = next((s for s in range(len(place) + 1) if s not in place), 0)
             if missing < len(place) or not place:
@@ -334,14 +400,16 @@ class Schedule:
 
     def __repr__(self) -> str:
         name = f"{self.name}: " if self.name else ""
+        gathers = int((self.sharding.kind == 0).sum())
+        sharded = f", {gathers} gathers of weights" if len(self.sharding.kind) else ""
         return (
             f"Schedule({name}{self.stages} stages on {self.devices} devices, "
-            f"{self.microbatches} micro-batches, {len(self)} actions)"
+            f"{self.microbatches} micro-batches, {len(self)} actions{sharded})"
         )
 
     def _repr_html_(self) -> str:
         cell = "<td style='background:{};color:#000'>{}</td>"
-        cells = [[cell.format(_COLOURS.get(a.kind, "#fff"), a) for a in o] for o in self.orders]
+        cells = [[cell.format(_COLOURS.get(a.kind, "#fff"), a) for a in o] for o in self.lines]
         rows = "".join(f"<tr><th>device {d}</th>{''.join(c)}</tr>" for d, c in enumerate(cells))
         return f"<table><caption>{html.words(repr(self))}</caption>{rows}</table>"
 
@@ -349,8 +417,8 @@ class Schedule:
 _COLOURS = {"F": "#a6cee3", "B": "#b2df8a", "I": "#fdbf6f", "W": "#cab2d6"}
 
 
-_COMMUNICATES = re.compile(r"\d+((SEND|RECV)_[FB]|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
-"""PyTorch's words for what is no compute."""
+_COMMUNICATES = re.compile(r"\d+(SEND|RECV)_[FB]\d*")
+"""PyTorch's words for what follows from the actions."""
 
 
 def _read_devices(text: str) -> list[int]:
@@ -365,6 +433,8 @@ def _read_devices(text: str) -> list[int]:
 
 def _read(word: str) -> Action:
     match = re.fullmatch(r"(\d{1,8})([FBIW])(\d{1,8})", word)
+    if on_weights := re.fullmatch(rf"(\d{{1,8}})({'|'.join(SHARDING)})\d*", word):
+        return Action(on_weights[2], int(on_weights[1]))
     if not match:
         raise ScheduleError(
             f"cannot read {short(word)} as an action; write stage, kind and micro-batch, as in "

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.errors import ScheduleError
-from tiledask.plan.data import short
+from tiledask.errors import ScheduleError, short
 from tiledask.plan.pipelines.generators.chimera import chimera
 from tiledask.plan.pipelines.generators.classic import (
     count_of,

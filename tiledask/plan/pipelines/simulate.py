@@ -3,7 +3,8 @@
 start(a) = max( end of the action before a on its device,
                 end of each result a needs  [+ its way, if it comes from another device] )
 
-How results travel is in links.py: beside the work, or in its place.
+How results travel is in links.py: beside the work, or in its place. Weights that are gathered are
+one more thing to wait for.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,17 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.errors import ScheduleError
-from tiledask.plan.data import short
+from tiledask.errors import ScheduleError, short
 from tiledask.plan.pipelines.bound import Evidence
 from tiledask.plan.pipelines.links import Links, PerLink
-from tiledask.plan.pipelines.longest_path import longest_path
-from tiledask.plan.pipelines.needs import checked
-from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.longest_path import WeightTimes, longest_path
+from tiledask.plan.pipelines.needs import check_sharding, checked
+from tiledask.plan.pipelines.schedule import SHARDING, Schedule
 from tiledask.plan.pipelines.schedules import schedule as by_name
-from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.pipelines.timeline import KINDS, Timeline
 
-__all__ = ["Times", "durations", "simulate", "together"]
+__all__ = ["Times", "durations", "simulate", "together", "weight_times"]
 
 Times = float | Sequence[float] | Sequence[Sequence[float]]
 """Seconds: one number, one per stage, or one per stage and micro-batch."""
@@ -56,6 +56,8 @@ def simulate(
     block_bytes: float | Sequence[float] = 0.0,
     bandwidth: PerLink = float("inf"),
     transfers: str = "overlapped",
+    unshard: float | Sequence[float] = 0.0,
+    reduce_grad: float | Sequence[float] = 0.0,
 ) -> Timeline:
     """The Timeline of ``schedule`` if every action takes exactly the time given.
 
@@ -77,6 +79,10 @@ def simulate(
     transfers                         "overlapped": the devices compute meanwhile. "blocking": the
                                       sender does nothing else for that time, and after it the
                                       receiver, before the action that uses the block.
+    unshard, reduce_grad              seconds in which a stage's weights are gathered, and its
+                                      gradients summed over the copies of the model, where the
+                                      schedule says so (`tiledask.shard_weights`): beside the work,
+                                      one after the other; an action waits for its weights.
 
     Each time is a number, a value per stage, or a table [stages][microbatches]; latency and
     bandwidth are a number, a value per boundary between stages, or a table [from device][to
@@ -100,20 +106,65 @@ def simulate(
     seconds = durations(schedule, forward, backward, backward_input, backward_weight)
     both = together(schedule, seconds, overlapped)
     links = Links.of(schedule, latency, block_bytes, bandwidth, transfers)
-    path = longest_path(schedule, seconds, both, links) if schedule.is_complete else None
+    weights = weight_times(schedule, unshard, reduce_grad)
+    path = longest_path(schedule, seconds, both, links, weights) if schedule.is_complete else None
     if path is None:
         checked(schedule)  # says what is wrong
         raise AssertionError("a schedule that passes every check did not run")
-    return Timeline(
-        schedule.devices,
+    columns: tuple[np.ndarray, ...] = (
         schedule.device,
         schedule.kind,
         schedule.stage,
         schedule.microbatch,
         path.start,
         path.end,
-        evidence=Evidence(schedule, seconds, both, links),
     )
+    if weights is not None:
+        code = (KINDS.index(SHARDING[0]) + schedule.sharding.kind).astype(np.int8)
+        of_all = np.full(len(code), -1, np.int32)
+        on_weights = schedule.sharding.device, code, schedule.sharding.stage, of_all
+        both_kinds = zip((*on_weights, *path.on_weights), columns, strict=True)
+        joined = [np.concatenate(each) for each in both_kinds]
+        order = np.lexsort((joined[4], joined[0]))
+        columns = tuple(column[order] for column in joined)
+    evidence = Evidence(schedule, seconds, both, links, weights)
+    device, code, stage, microbatch, start, end = columns
+    return Timeline(
+        schedule.devices, device, code, stage, microbatch, start, end, evidence=evidence
+    )
+
+
+def weight_times(
+    schedule: Schedule, unshard: float | Sequence[float], reduce_grad: float | Sequence[float]
+) -> WeightTimes | None:
+    """What is done with weights by the seconds of each stage; None of a schedule that has all.
+
+    Raises ScheduleError for what uses weights that are not there.
+    """
+    given = {"unshard": unshard, "reduce_grad": reduce_grad}
+    took = {name: _table(times, name, schedule.stages, 1)[:, 0] for name, times in given.items()}
+    device, _, kind, stage = schedule.sharding
+    if not len(kind):
+        return None
+    check_sharding(schedule)
+    seconds = np.stack([took["unshard"], np.zeros(schedule.stages), took["reduce_grad"]])
+    after, gathered = np.full(len(kind), -1), np.full(len(schedule), -1)
+    number = 0
+    for d, line in enumerate(schedule.lines):
+        at, used, there = int(schedule.turns[d]), dict[int, int](), dict[int, int]()
+        for action in line:
+            if action.kind not in SHARDING:
+                gathered[at] = there[action.stage]
+                used[action.stage] = at
+                at += 1
+                continue
+            if action.kind == "UNSHARD":
+                there[action.stage] = number
+            else:
+                after[number] = used.get(action.stage, -1)
+            number += 1
+    firsts = np.searchsorted(device, np.arange(schedule.devices + 1))
+    return WeightTimes(seconds[kind, stage], after, gathered, firsts)
 
 
 def together(schedule: Schedule, seconds: np.ndarray, overlapped: Times | None) -> np.ndarray:

@@ -18,6 +18,7 @@ from tiledask.errors import ScheduleError
 from tiledask.plan import html
 from tiledask.plan.pipelines.causes import CAUSES, IdleTime, idle_time
 from tiledask.plan.pipelines.idle import Waits, waits
+from tiledask.plan.pipelines.schedule import SHARDING
 from tiledask.plan.units import format_seconds
 
 if TYPE_CHECKING:
@@ -27,14 +28,16 @@ if TYPE_CHECKING:
 
 __all__ = ["COMPUTE", "TRANSFER", "Span", "Timeline", "union_length"]
 
-COMPUTE = ("F", "B", "I", "W", "U")
+COMPUTE = ("F", "B", "I", "W", "U", "M")
 """Kinds of compute, PyTorch's letters: forward, full backward, input gradient, weight gradient; and
-the update of a training, of no stage."""
+of no stage the update of a training, and the panels of a blocked product (M, multiply)."""
 TRANSFER = "T"
 """A block on its way to the device; it may overlap compute and is never counted as busy. Its stage
 and micro-batch are those of the action that made it, or -1 where that is not known."""
 
-KINDS = (*COMPUTE, TRANSFER)
+KINDS = (*COMPUTE, TRANSFER, *SHARDING)
+"""Those of SHARDING are a stage's weights on their way to the device, for all micro-batches, the
+moment in which they are dropped, and its gradients on their way to the copies' sums."""
 
 Span = tuple[int, str, int, int, float, float]
 """(device, kind, stage, microbatch, start, end), times in seconds."""
@@ -50,7 +53,8 @@ def union_length(intervals: np.ndarray) -> float:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Timeline:
-    """Spans in flat columns. Time 0 is the start of the first compute span.
+    """Spans in flat columns. Time 0 is the start of the first compute span, or of the gathering of
+    weights that it waits for.
 
     >>> t = Timeline.of(2, [(0, "F", 0, 0, 0.0, 1.0), (1, "F", 1, 0, 1.0, 2.0)])
     >>> t.makespan, t.busy, t.idle, t.bubble_fraction, t.bubble_overhead
@@ -81,7 +85,7 @@ class Timeline:
         Raises ScheduleError for a span on no device of 0..devices-1, or that ends before it starts.
         """
         spans = sorted(spans, key=lambda s: (s[0], s[4], s[5]))
-        zero = min((s[4] for s in spans if s[1] in COMPUTE), default=0.0)
+        zero = min((s[4] for s in spans if s[1] != TRANSFER), default=0.0)
         for device, kind, stage, microbatch, start, end in spans:
             if kind not in KINDS:
                 raise ScheduleError(
@@ -106,7 +110,7 @@ class Timeline:
 
     @cached_property
     def kind(self) -> np.ndarray:
-        """One letter per span: COMPUTE or TRANSFER."""
+        """One word per span: of COMPUTE, TRANSFER or of SHARDING."""
         kinds: np.ndarray = np.array(list(KINDS))[self.code]
         return kinds
 
@@ -127,8 +131,10 @@ class Timeline:
 
     @cached_property
     def makespan(self) -> float:
-        """Seconds from the start of the first compute span to the end of the last."""
-        return float(self.end[self.computes].max(initial=0.0))
+        """Seconds from time 0 to the end of the last compute span, or of the last sum of gradients
+        over the copies of the model."""
+        ends = self.code != KINDS.index(TRANSFER)
+        return float(self.end[ends].max(initial=0.0))
 
     @cached_property
     def bound(self) -> "Bound | None":
@@ -167,7 +173,8 @@ class Timeline:
 
     @property
     def transfer(self) -> float:
-        """Device-seconds in which a block travels to a device (may overlap compute)."""
+        """Device-seconds in which a block travels to a device, or weights or gradients do between
+        copies of the model (may overlap compute)."""
         return sum(union_length(self._spans(d, computes=False)) for d in range(self.devices))
 
     @cached_property
@@ -187,8 +194,9 @@ class Timeline:
     @cached_property
     def exposed_transfer_per_device(self) -> tuple[float, ...]:
         """Seconds in which each device waits for a block that is on its way to it, and whose
-        action could otherwise start."""
-        return self._waited("transfer")
+        action could otherwise start; for weights; and, all work done, for sums of gradients."""
+        after = self.makespan - float(self.end[self.computes].max(initial=0.0))
+        return tuple(waited + after for waited in self._waited("transfer"))
 
     @cached_property
     def overhead_per_device(self) -> tuple[float, ...]:

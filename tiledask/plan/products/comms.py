@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tiledask.errors import PlacementError
-from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling, fixed_axes, split
+from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling, fixed_axes
 from tiledask.plan.products.regions import Region, overlap, region_size
 from tiledask.plan.products.traffic import Traffic
 
@@ -67,7 +67,8 @@ def holders(
             parts = {
                 whole: [
                     (part, ends)
-                    for part, ends in enumerate(split(*whole, size))
+                    for part in range(size)
+                    for ends in [placement.interval(whole, size, part)]
                     if ends[0] < last and first < ends[1]
                 ]
                 for whole in {region[d] for _, region in found}

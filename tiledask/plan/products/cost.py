@@ -94,9 +94,8 @@ def _of_rank(
     multiply = read = 0.0
     for panel in plan.panels[rank]:
         k = panel.depth[1] - panel.depth[0]
-        touched = (m * k + k * n) * itemsize + 2 * m * n * sum_itemsize
         pairs = len(panel.a) * len(panel.b)
-        multiply += 2 * m * n * k / rates.flops + touched / rates.touch + pairs * rates.call
+        multiply += multiply_seconds(m, k, n, pairs, itemsize, sum_itemsize, rates)
         for pieces, owned in ((panel.a, blocks[0]), (panel.b, blocks[1])):
             read += _reading((p for p in pieces if p.source != rank), owned, itemsize, rates)
     added = sum(p.size for p in plan.partials[rank]) * sum_itemsize
@@ -104,17 +103,27 @@ def _of_rank(
     return multiply, read, add
 
 
+def multiply_seconds(
+    m: int, k: int, n: int, pairs: int, itemsize: int, sum_itemsize: int, rates: MachineRates
+) -> float:
+    """Seconds of C [m, n] += A [m, k] @ B [k, n], in so many ``pairs`` of pieces."""
+    touched = (m * k + k * n) * itemsize + 2 * m * n * sum_itemsize
+    return 2 * m * n * k / rates.flops + touched / rates.touch + pairs * rates.call
+
+
+def read_seconds(
+    shape: tuple[int, ...], block: tuple[int, ...], itemsize: int, rates: MachineRates
+) -> float:
+    """Seconds of reading a part of a row-major ``block``: by bytes, and by stretches of memory."""
+    d = len(shape) - 1
+    while d > 0 and shape[d] == block[d]:
+        d -= 1
+    runs = prod(shape[:d]) if d > 0 else 1
+    return rates.message + runs * rates.run + prod(shape) * itemsize / rates.read
+
+
 def _reading(pieces: Iterable[Piece], owned: Shapes, itemsize: int, rates: MachineRates) -> float:
-    seconds = 0.0
-    for p in pieces:
-        shape = _extents(p.region)
-        block = owned[p.source]
-        d = len(shape) - 1
-        while d > 0 and shape[d] == block[d]:
-            d -= 1
-        runs = prod(shape[:d]) if d > 0 else 1  # stretches of memory in the row-major block
-        seconds += rates.message + runs * rates.run + prod(shape) * itemsize / rates.read
-    return seconds
+    return sum(read_seconds(_extents(p.region), owned[p.source], itemsize, rates) for p in pieces)
 
 
 def _extents(region: Region) -> tuple[int, ...]:

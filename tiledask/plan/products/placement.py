@@ -15,14 +15,21 @@ from itertools import product
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from tiledask.errors import PlacementError
-from tiledask.plan.products.regions import Region
+from tiledask.plan.intervals import Interval, part_of, split
+from tiledask.plan.products.regions import Region, TensorSlice, overlap, within
+from tiledask.plan.products.shards import Shards, even_shards
+from tiledask.plan.whole import is_whole
 
 __all__ = [
+    "ANY",
     "Partial",
     "Placement",
     "Replicate",
     "Shard",
+    "Tiled",
     "Tiling",
     "fixed_axes",
     "split",
@@ -34,15 +41,37 @@ class Shard:
     """Split dimension ``dim`` over this mesh axis; the first ``n % parts`` blocks get one more."""
 
     dim: int
+    shards: Shards | None = None
+    """Who holds what of it, if that is not even."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.dim, bool) or not hasattr(self.dim, "__index__"):
+        if not is_whole(self.dim):
             raise PlacementError(
                 f"Shard takes the number of a dimension, 0 for the first; got {self.dim!r}"
             )
+        if not isinstance(self.shards, Shards | None):
+            raise PlacementError(
+                f"besides a dimension, Shard takes who holds what of it, a Shards; got "
+                f"{self.shards!r}"
+            )
+
+    def interval(self, whole: Interval, ranks: int, rank: int) -> Interval:
+        """What number ``rank`` of ``ranks`` has of ``whole``; PlacementError if not in one piece."""  # noqa: E501
+        if self.shards is None:
+            return part_of(*whole, ranks, rank)
+        part = self.shards.parts[rank] or ((0, 0),)
+        if len(part) > 1:
+            raise PlacementError(
+                f"rank {rank} holds {len(part)} pieces of dimension {self.dim}, no region: "
+                f"{self.shards}; ask for its slice, or place the array evenly"
+            )
+        return part[0]
+
+    def __str__(self) -> str:
+        return f"Shard({self.dim})"
 
     def __repr__(self) -> str:
-        return f"Shard({self.dim})"
+        return str(self) if self.shards is None else f"Shard({self.dim}, {self.shards})"
 
 
 @dataclass(frozen=True)
@@ -63,27 +92,16 @@ class Partial:
 
 Placement = Shard | Replicate | Partial
 
-
-def split(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
-    """``parts`` consecutive intervals of start..stop, as even as numpy.array_split makes them.
-
-    >>> split(0, 10, 4)
-    [(0, 3), (3, 6), (6, 8), (8, 10)]
-    """
-    return [_part(start, stop, parts, i) for i in range(parts)]
-
-
-def _part(start: int, stop: int, parts: int, i: int) -> tuple[int, int]:
-    """Interval ``i`` of ``split``."""
-    size, extra = divmod(stop - start, parts)
-    i = range(parts)[i]  # IndexError, as of the list, for one that is not there
-    first = start + i * size + (i if i < extra else extra)
-    return first, first + size + (i < extra)
+ANY = 0
+"""The extent of a mesh's axis along which all ranks have the whole, or partial sums of it, however
+many they are."""
 
 
 @dataclass(frozen=True)
 class Tiling:
     """An array's shape, the mesh's shape and a placement per mesh axis: who owns what.
+
+    Whatever is sharded says so by one: arrays on workers, blocks of ranks, weights of programs.
 
     >>> t = Tiling((5, 4), (2, 2), (Shard(0), Shard(1)))
     >>> t.region((0, 1)), t.block_shape((1, 0)), t.rank((1, 1))
@@ -95,32 +113,65 @@ class Tiling:
     placements: tuple[Placement, ...]
 
     def __post_init__(self) -> None:
-        for name, extents, least in (("shape", self.shape, 0), ("mesh", self.mesh, 1)):
-            whole = (hasattr(n, "__index__") and not isinstance(n, bool) for n in extents)
-            if not all(whole) or any(n < least for n in extents):
-                raise PlacementError(
-                    f"a {name} is a tuple of whole numbers of {least} or more, got {extents}"
-                )
+        _check_whole("shape", self.shape, 0)
+        _check_whole("mesh", self.mesh, ANY if ANY in self.mesh else 1)
         if len(self.placements) != len(self.mesh):
             raise PlacementError(
                 f"a mesh of {len(self.mesh)} axes {self.mesh} needs one placement per axis, got "
                 f"{len(self.placements)}: {self.placements}; add Replicate() for an axis that "
                 f"does not split the array"
             )
-        for placement in self.placements:
-            if not isinstance(placement, Shard | Replicate | Partial):
-                raise PlacementError(
-                    f"a placement is Shard(dim), Replicate() or Partial(), got {placement!r}"
-                )
-            if isinstance(placement, Shard) and not 0 <= placement.dim < len(self.shape):
+        for ranks, placement in zip(self.mesh, self.placements, strict=True):
+            if not isinstance(placement, Shard):
+                if not isinstance(placement, Replicate | Partial):
+                    raise PlacementError(
+                        f"a placement is Shard(dim), Replicate() or Partial(), got {placement!r}"
+                    )
+                continue
+            if not 0 <= placement.dim < len(self.shape):
                 raise PlacementError(
                     f"Shard({placement.dim}) needs a dimension 0..{len(self.shape) - 1} of an "
                     f"array of shape {self.shape}; choose one of those"
                 )
+            if ranks == ANY:
+                raise PlacementError(
+                    f"a mesh is a tuple of whole numbers of 1 or more where an array is sharded, "
+                    f"got {self.mesh} for {self.placements}"
+                )
+            if placement.shards is not None:
+                self._told(placement, ranks)
+
+    def _told(self, placement: Shard, ranks: int) -> None:
+        """Refuse shards of another dimension, or of other ranks; those that are even go unsaid."""
+        shards, dim = placement.shards, placement.dim
+        assert shards is not None
+        extent = self.shape[dim]
+        if (shards.ranks, shards.extent) != (ranks, extent):
+            raise PlacementError(
+                f"shards of {shards.extent} indices over {shards.ranks} ranks do not fit dimension "
+                f"{dim} of an array of {list(self.shape)} over {ranks}; make them by "
+                f"even_shards({extent}, {ranks})"
+            )
+        if shards == even_shards(extent, ranks):
+            even = (Shard(dim) if p is placement else p for p in self.placements)
+            object.__setattr__(self, "placements", tuple(even))
+        elif sum(isinstance(p, Shard) and p.dim == dim for p in self.placements) > 1:
+            raise PlacementError(
+                f"dimension {dim} is sharded along several axes of the mesh {self.mesh}, as "
+                f"{self.placements}: then evenly; leave {shards} out"
+            )
 
     def __reduce__(self) -> tuple[type["Tiling"], tuple[tuple[Any, ...], ...]]:
         """To another process go the fields alone, not the regions of all ranks."""
         return Tiling, (self.shape, self.mesh, self.placements)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Layers look for their programs by it at every call."""
+        return hash((self.shape, self.mesh, self.placements))
 
     @property
     def ranks(self) -> int:
@@ -153,8 +204,33 @@ class Tiling:
         region = [(0, n) for n in self.shape]
         for size, i, placement in zip(self.mesh, at, self.placements, strict=True):
             if isinstance(placement, Shard):
-                region[placement.dim] = _part(*region[placement.dim], size, i)
+                region[placement.dim] = placement.interval(region[placement.dim], size, i)
         return tuple(region)
+
+    def slice(self, at: Sequence[int]) -> TensorSlice:
+        """What the rank at ``at`` holds, which may be several pieces of a dimension.
+
+        >>> shards = Shards(6, (((0, 2), (4, 6)), ((2, 4),)))
+        >>> Tiling((6, 2), (2,), (Shard(0, shards),)).slice((0,)).boxes
+        (((0, 2), (0, 2)), ((4, 6), (0, 2)))
+        """
+        parts: list[tuple[Interval, ...]] = [((0, n),) if n else () for n in self.shape]
+        for size, i, placement in zip(self.mesh, at, self.placements, strict=True):
+            if isinstance(placement, Shard):
+                if placement.shards is None:
+                    (whole,) = parts[placement.dim] or ((0, 0),)
+                    start, stop = placement.interval(whole, size, i)
+                    parts[placement.dim] = ((start, stop),) if start < stop else ()
+                else:
+                    parts[placement.dim] = placement.shards.parts[i]
+        return TensorSlice(self.shape, tuple(parts))
+
+    def shards(self, axis: int = 0) -> Shards | None:
+        """Who holds what of the dimension that is cut along an axis; None if none is."""
+        placement = self.placements[axis]
+        if not isinstance(placement, Shard):
+            return None
+        return placement.shards or even_shards(self.shape[placement.dim], self.mesh[axis])
 
     @cached_property
     def regions(self) -> tuple[Region, ...]:
@@ -163,11 +239,61 @@ class Tiling:
 
     def block_shape(self, at: Sequence[int]) -> tuple[int, ...]:
         """Shape of the block at ``at``."""
+        if any(isinstance(p, Shard) and p.shards is not None for p in self.placements):
+            return self.slice(at).local_shape
         return tuple(stop - start for start, stop in self.region(at))
+
+    def owned(self, rank: int) -> np.ndarray:
+        """Which numbers of ``rank``'s block no lower rank holds as well.
+
+        >>> Tiling((2,), (2,), (Replicate(),)).owned(1).tolist()
+        [False, False]
+        >>> shards = Shards(3, (((0, 2),), ((1, 3),)))
+        >>> Tiling((3,), (2,), (Shard(0, shards),)).owned(1).tolist()
+        [False, True]
+        """
+        mine = self.slice(self.at(rank))
+        owned = np.ones(mine.local_shape, np.bool_)
+        before = [box for lower in range(rank) for box in self.slice(self.at(lower)).boxes]
+        for box, view in mine.views(owned):
+            for other in before:
+                if (both := overlap(box, other)) is not None:
+                    view[within(both, box)] = False
+        return owned
 
     def replaced(self, *placements: Placement) -> "Tiling":
         """The same array and mesh under other placements."""
         return Tiling(self.shape, self.mesh, tuple(placements))
+
+    def __str__(self) -> str:
+        return f"{', '.join(map(str, self.placements))} of {list(self.shape)}"
+
+
+class Tiled:
+    """What has a Tiling: its shape and placements are those of the whole array."""
+
+    __slots__ = ()
+    tiling: Tiling
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tiling.shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.tiling.shape)
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """One for each axis of the mesh."""
+        return self.tiling.placements
+
+
+def _check_whole(name: str, extents: tuple[int, ...], least: int) -> None:
+    if not all(is_whole(n, least) for n in extents):
+        raise PlacementError(
+            f"a {name} is a tuple of whole numbers of {least} or more, got {extents}"
+        )
 
 
 def fixed_axes(tiling: Tiling, keep: Sequence[int] = ()) -> tuple[int, ...]:

@@ -14,18 +14,18 @@ A is [..., k]: any number of leading dimensions (tokens, batches), none for a ve
 or a vector [k]. The plan alone says what moves; the same plan is executed.
 """
 
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
-from typing import SupportsIndex
 
 from tiledask.errors import PlacementError
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
 from tiledask.plan.products.product_plan import DepthWalk, ProductPlan
 from tiledask.plan.units import divisors
+from tiledask.plan.whole import is_whole, whole_number
 
 __all__ = [
+    "GRID_AXES",
     "OPTIONS",
     "PANEL",
     "algorithms",
@@ -109,7 +109,7 @@ def summa(
 
     van de Geijn and Watts, "SUMMA", 1997. ``grid``: (p, q), default the mesh if it has two axes.
     """
-    mesh = _grid("summa", a, b, grid, 2)
+    mesh = _grid("summa", a, b, grid)
     return _plan("summa", _width(panel), a, b, mesh, _grid_work("summa", a, b), panel=panel)
 
 
@@ -124,7 +124,7 @@ def cannon(a: Tiling, b: Tiling, *, grid: tuple[int, int] | None = None) -> Prod
 
     Cannon, "A cellular computer to implement the Kalman filter algorithm", 1969.
     """
-    mesh = _grid("cannon", a, b, grid, 2)
+    mesh = _grid("cannon", a, b, grid)
     return _plan(
         "cannon", "blocks", a, b, mesh, _grid_work("cannon", a, b), panel=None, skewed=True
     )
@@ -148,12 +148,12 @@ def two_and_a_half_d(
     Solomonik and Demmel, "Communication-optimal parallel 2.5D matrix multiplication and LU
     factorization algorithms", 2011.
     """
-    if replication is not None and (not _whole(replication) or a.ranks % replication):
+    if replication is not None and (not is_whole(replication, 1) or a.ranks % replication):
         raise PlacementError(
             f"2.5d with replication {replication!r} needs a number of ranks that it divides, there "
             f"are {a.ranks}; take one of {', '.join(map(str, divisors(a.ranks)))}"
         )
-    mesh = _grid("2.5d", a, b, grid, 3, last=replication)
+    mesh = _grid("2.5d", a, b, grid, last=replication)
     work = [*_grid_work("2.5d", a, b), Partial()]
     words = f"replication {mesh[2]}, {_width(panel)}"
     return _plan("2.5d", words, a, b, mesh, work, [2], panel=panel, sharded=True)
@@ -168,7 +168,7 @@ def three_d(a: Tiling, b: Tiling, *, grid: tuple[int, int, int] | None = None) -
     Agarwal, Balle, Gustavson, Joshi and Palkar, "A three-dimensional approach to parallel matrix
     multiplication", 1995.
     """
-    mesh = _grid("3d", a, b, grid, 3)
+    mesh = _grid("3d", a, b, grid)
     return _plan(
         "3d",
         "",
@@ -228,6 +228,9 @@ OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """Name -> the options that it takes; none for what is not here."""
 
+GRID_AXES: Mapping[str, int] = MappingProxyType({"summa": 2, "cannon": 2, "2.5d": 3, "3d": 3})
+"""Name -> the axes of the grid that it takes, of each that takes one."""
+
 
 def plan_product(name: str, a: Tiling, b: Tiling, **options: object) -> ProductPlan:
     """The plan of algorithm ``name`` for tilings that multiply; options that are None are left out.
@@ -247,8 +250,7 @@ def plan_product(name: str, a: Tiling, b: Tiling, **options: object) -> ProductP
             f"{', '.join(takes) or 'none at all'}"
         )
     _check_shapes(a, b)
-    if not _whole(panel := given.get("panel", 1)):
-        raise PlacementError(f"a panel is a whole number of columns of A, 1 or more, got {panel!r}")
+    whole_number("panel", given.get("panel", 1), 1, of="columns of A", error=PlacementError)
     return algorithms[name](a, b, **given)
 
 
@@ -335,10 +337,6 @@ def _grid_work(name: str, a: Tiling, b: Tiling) -> list[Placement]:
     return [Shard(longest), Shard(rows if columns else longest)]
 
 
-def _whole(x: object) -> bool:
-    return isinstance(x, SupportsIndex) and not isinstance(x, bool) and operator.index(x) >= 1
-
-
 def _width(panel: int) -> str:
     return f"panel {panel}"
 
@@ -383,9 +381,10 @@ def _unsummed(name: str, operand: str, axis: int) -> PlacementError:
 
 
 def _grid(
-    name: str, a: Tiling, b: Tiling, asked: Sequence[int] | None, axes: int, last: int | None = None
+    name: str, a: Tiling, b: Tiling, asked: Sequence[int] | None, last: int | None = None
 ) -> tuple[int, ...]:
     """The grid of ranks: the one asked for, the mesh if it fits, or the one that moves least."""
+    axes = GRID_AXES[name]
     m, n, k = prod(a.shape[:-1]), prod(b.shape[1:]), a.shape[-1]
 
     def moved(grid: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
@@ -396,7 +395,11 @@ def _grid(
     if asked is not None:
         best = min(usable, key=moved)
         wanted = tuple(asked) if isinstance(asked, Iterable) else (asked,)
-        if len(wanted) != axes or not all(map(_whole, wanted)) or prod(wanted) != a.ranks:
+        if (
+            len(wanted) != axes
+            or not all(is_whole(n, 1) for n in wanted)
+            or prod(wanted) != a.ranks
+        ):
             raise PlacementError(
                 f"{name} on {a.ranks} ranks needs a grid of {axes} extents whose product is "
                 f"{a.ranks}, got {asked!r}; for example {best}"

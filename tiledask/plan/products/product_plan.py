@@ -13,14 +13,15 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from tiledask.plan.intervals import ends_of, split
 from tiledask.plan.products.comms import Holders, Piece, holders
-from tiledask.plan.products.placement import Replicate, Shard, Tiling, fixed_axes, split
+from tiledask.plan.products.placement import Replicate, Shard, Tiling, fixed_axes
 from tiledask.plan.products.regions import region_size
 from tiledask.plan.products.traffic import Traffic
 
@@ -240,8 +241,7 @@ class ProductPlan:
         """(ranks, elements, messages) of what one takes from each of A, 0, or B, 1."""
         edges, dim = self._edges[reader], 0 if which else -1
         lengths = [stop - start for start, stop in self._blocks(reader)]
-        depth = [0, *accumulate(lengths)]
-        turns = [0, *accumulate(map(self.walk.panels, lengths))]
+        depth, turns = ends_of(lengths), ends_of(map(self.walk.panels, lengths))
         sources, sizes, counts = [], [], []
         for source, region in self._asked[reader][which]:
             first, last = (bisect_left(edges, end) for end in region[dim])

@@ -3,12 +3,20 @@
 whole array   ((0, 8), (0, 6))       one (start, stop) per dimension
 a block       ((4, 8), (0, 3))
 what is wanted of it, as the block counts:  ends_within(((4, 6), (1, 3)), block)
+several blocks        TensorSlice      what a rank holds, one behind the other in its own array
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise, product
+from typing import Any
+
+from tiledask.errors import CheckpointError
+from tiledask.plan.intervals import Interval, ends_of
 
 __all__ = [
     "Region",
+    "TensorSlice",
     "around",
     "ends_within",
     "extents_of",
@@ -76,3 +84,47 @@ def around(region: Region, hole: Region) -> Iterator[Region]:
         for ends in ((start, first), (last, stop)):
             if ends[0] < ends[1]:
                 yield (*region[:d], ends, *region[d + 1 :])
+
+
+@dataclass(frozen=True)
+class TensorSlice:
+    """Some indices along every axis of an array of ``shape``: one tuple of intervals per axis.
+
+    >>> piece = TensorSlice((4, 6), (((0, 2),), ((2, 4), (5, 6))))
+    >>> piece.local_shape, piece.boxes
+    ((2, 3), (((0, 2), (2, 4)), ((0, 2), (5, 6))))
+    """
+
+    shape: tuple[int, ...]
+    """The shape of the whole array."""
+    parts: tuple[tuple[Interval, ...], ...]
+    """Intervals by axis, in the order in which they are in the local array."""
+
+    def __post_init__(self) -> None:
+        right = len(self.parts) == len(self.shape) and all(
+            0 <= a < b <= n for n, part in zip(self.shape, self.parts, strict=True) for a, b in part
+        )
+        if not right:
+            raise CheckpointError(
+                f"a piece of an array of shape {self.shape} has intervals start < stop inside it "
+                f"for each of its {len(self.shape)} axes, got {self.parts}; an axis of which "
+                f"nothing is held has none: ()"
+            )
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        return tuple(sum(b - a for a, b in part) for part in self.parts)
+
+    @property
+    def boxes(self) -> tuple[Region, ...]:
+        return tuple(product(*self.parts))
+
+    def views(self, local: Any) -> Iterator[tuple[Region, Any]]:
+        """(box, the view of ``local`` that holds it)."""
+        for box, place in zip(self.boxes, product(*map(_places, self.parts)), strict=True):
+            yield box, local[(*place, ...)]  # with ..., of an array without axes a view too
+
+
+def _places(part: tuple[Interval, ...]) -> list[slice]:
+    ends = ends_of(stop - start for start, stop in part)
+    return [slice(*at) for at in pairwise(ends)]

@@ -10,6 +10,7 @@ from itertools import pairwise, product
 from math import gcd, lcm
 
 from tiledask.errors import DoesNotFitError
+from tiledask.plan.intervals import ends_of, even
 from tiledask.plan.products.streaming import (
     BANDWIDTH,
     DEPTH,
@@ -164,8 +165,7 @@ def _fewest(most: int, fits: Callable[[int], bool]) -> int:
 
 def _edges(extent: int, unit: int, parts: int) -> tuple[int, ...]:
     """0, ..., extent in ``parts`` parts of whole units, as even as can be; the last may be cut."""
-    size, extra = divmod(-(-extent // unit), parts)
-    edges = (i * size + min(i, extra) for i in range(parts + 1))
+    edges = ends_of(even(-(-extent // unit), parts))
     return tuple(min(extent, edge * unit) for edge in edges)
 
 

@@ -19,6 +19,7 @@ from tiledask.plan import html
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.products.regions import Region
 from tiledask.plan.units import format_bytes
+from tiledask.plan.whole import is_whole, whole_number
 
 __all__ = ["Cuts", "Problem", "StorageLayout", "StreamPlan", "Tile", "covered", "plan_cuts"]
 
@@ -101,11 +102,10 @@ class Cuts:
 
     def __post_init__(self) -> None:
         for edges in (self.rows, self.columns):
-            whole = all(type(edge) is int for edge in edges)
+            whole = all(map(is_whole, edges))
             if not whole or edges[:1] != (0,) or [*edges] != sorted({*edges}) or len(edges) < 2:
                 raise ConfigError(f"cuts are whole numbers that rise from 0, got {edges}")
-        if type(self.panel) is not int or self.panel < 1:
-            raise ConfigError(f"a panel has an extent of 1 or more, got {self.panel!r}")
+        whole_number("panel", self.panel, 1)
 
     @property
     def tile(self) -> tuple[int, int]:

@@ -12,15 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.errors import ProgramError
+from tiledask.errors import ProgramError, short
 from tiledask.plan.collectives.seconds import replayed
-from tiledask.plan.data import short
+from tiledask.plan.pipelines.schedule import SHARDING
 from tiledask.plan.pipelines.timeline import COMPUTE, TRANSFER, Span, Timeline
 from tiledask.plan.program.graph import LinePlace, Node, followers, graph
 from tiledask.plan.program.instructions import (
     COMPUTE_STREAM,
     Collective,
     Do,
+    Drop,
     Fetch,
     Instructions,
     ProgramPart,
@@ -42,17 +43,19 @@ def clock(
     bandwidth: float | Sequence[Sequence[float]] = float("inf"),
     overlapped: Mapping[str, Seconds] | None = None,
     collective: Callable[[Collective], float] | None = None,
+    fetch: Callable[[Fetch], float] | None = None,
 ) -> Timeline:
     """The Timeline of ``program``: its kernels, and what is on its way to a rank beneath them.
 
-    seconds       of a part's kernel, by the part's name ("0F") or its kind ("F"): one number, or
-                  one per frame; or a function of every kernel
+    seconds       of a part's kernel on the stream of the work, by the part's name ("0F") or its
+                  kind ("F"): one number, or one per frame; or a function of every kernel
     latency       seconds on the way of a message: a number, or a table [from rank][to rank]
     bandwidth     bytes/s of a link from one rank to another: a message takes up its stream for
                   its bytes over that
     overlapped    of two parts at once, by the first of them; default: the sum of both
     collective    the seconds of a collective among its members; default: its messages' by latency
                   and bandwidth, if these are numbers
+    fetch         the seconds of a fetch; default: its bytes by latency and bandwidth
 
     A message on the stream of the work takes up both ends for latency and carrying, first the
     sender's, then the receiver's. A collective begins when all members can, and ends for all.
@@ -64,7 +67,7 @@ def clock(
     >>> clock(program, {"F": 1.0, "B": 2.0}).makespan
     33.0
     """
-    run = _Run(program, seconds, overlapped or {}, latency, bandwidth, collective)
+    run = _Run(program, seconds, overlapped or {}, latency, bandwidth, collective, fetch)
     nodes = graph(program)
     users, left = followers(nodes)
     starts = [0.0] * len(nodes)
@@ -103,6 +106,7 @@ class _Run:
         latency: Any,
         bandwidth: Any,
         collective: Callable[[Collective], float] | None,
+        fetch: Callable[[Fetch], float] | None,
     ) -> None:
         n = program.ranks
         self.program, self.overlapped = program, overlapped
@@ -113,10 +117,11 @@ class _Run:
         if not (self.bandwidth > 0).all() or not np.isfinite(self.latency).all():
             raise ProgramError("bandwidth is above 0 bytes/s, and latency a finite number of s")
         self.collective = collective or self._by_messages
+        self.fetch = fetch
         self._known: dict[Any, float] = {}
         for part in (part for role in program.roles for part in role.parts):
             given = self.by_kernel or part.name in self.seconds or part.kind in self.seconds
-            if part.stage >= 0 and not given:
+            if part.stage >= 0 and part.kind in COMPUTE and not given:
                 raise ProgramError(
                     f"no seconds for {part.name}; give seconds={{{part.kind!r}: ...}}, or "
                     f"{part.name!r}; there are {', '.join(map(repr, seconds)) or 'none'}"  # type: ignore[arg-type]
@@ -135,8 +140,11 @@ class _Run:
         if isinstance(each, Collective):
             end = start + self._took(each)
             for one in node.places:
-                self._span(one, one.rank, TRANSFER, start, end)
+                self._span(one, one.rank, _kind_of(one, TRANSFER), start, end)
             return end, end
+        if isinstance(each, Drop):
+            self._span(place, place.rank, _kind_of(place), start, start)
+            return start, start
         if isinstance(each, Send | Recv):
             return self._message(place, each, start)
         if isinstance(each, Fetch):
@@ -146,7 +154,9 @@ class _Run:
     def _fetch(self, place: LinePlace, each: Fetch, start: float) -> tuple[float, float]:
         """Its stream is taken up until all is there: a rank reads one after the other."""
         end = start
-        if each.source is not None:
+        if self.fetch is not None:
+            end = start + self._finite(each.array, self.fetch(each))
+        elif each.source is not None:
             link = each.source, place.rank
             end = float(start + self.latency[link] + each.nbytes / self.bandwidth[link])
         self._span(place, place.rank, TRANSFER, start, end)
@@ -174,7 +184,7 @@ class _Run:
 
     def _kernel(self, place: LinePlace) -> float:
         if self.by_kernel is None:
-            if place.part.stage < 0:
+            if place.part.kind not in COMPUTE or place.instruction.stream != COMPUTE_STREAM:
                 return 0.0
             return self._of_part(place.part, place.frame, self.seconds)
         each = place.instruction
@@ -205,10 +215,12 @@ class _Run:
         return float(max(replayed(each.loads(), each.size, latency, rate)))
 
     def _span(self, place: LinePlace, rank: int, kind: str, start: float, end: float) -> None:
-        """Work of a part that goes on is one span."""
+        """Work of a part that goes on is one span; of a product each panel, by its number."""
         here = self._spans.setdefault((rank, place.turn, kind), [])
-        frame = place.frame if place.part.stage >= 0 else -1
-        if kind != TRANSFER:
+        frame = place.frame if place.part.kind in COMPUTE else -1
+        if kind == "M":
+            frame = len(here)
+        elif kind != TRANSFER:
             if start == end and here:
                 return
             if here and here[-1][5] == start:
@@ -220,9 +232,13 @@ class _Run:
         return [span for found in self._spans.values() for span in found]
 
 
-def _kind_of(place: LinePlace) -> str:
-    """The kind of a part's work in a Timeline; what is of no stage belongs to the update."""
-    return place.part.kind if place.part.kind in COMPUTE else "U"
+def _kind_of(place: LinePlace, moves: str = "") -> str:
+    """The kind of a part's work in a Timeline; what else is of no stage belongs to the update.
+    ``moves``: of what moves numbers instead, but for stages' weights."""
+    kind = place.part.kind
+    if kind in SHARDING:
+        return kind
+    return moves or (kind if kind in COMPUTE else "M" if kind in ("multiply", "sum") else "U")
 
 
 def _table(values: Any, n: int, name: str) -> np.ndarray:

@@ -1,11 +1,12 @@
-"""Where a step's seconds, bytes and memory go, instruction by instruction, and what overlaps.
+"""Where a program's seconds, bytes and memory go, instruction by instruction, and what overlaps.
 
     linear                        compute   24 x   ...    a row for each kernel, and for each place
     layer 0/mlp/w_2/forward       tp         4 x   ...    where ranks talk to each other
 
-The seconds are those of a cluster's devices (prices.py); three readings of the clock say what
-overlap is worth: the program as it is, with everything on one stream, and with no time between
-ranks at all.
+The seconds of a training's step are those of a cluster's devices (prices.py), those of a blocked
+product the rates that were measured where it is to run (products/cost.py). Three readings of the
+clock say what overlap is worth: the program as it is, with everything on one stream, and with no
+time between ranks at all.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,12 +18,14 @@ import numpy as np
 
 from tiledask.errors import ProgramError
 from tiledask.plan import html
-from tiledask.plan.collectives.algorithms import default
-from tiledask.plan.collectives.cost import cost
 from tiledask.plan.inputs.load import as_cluster
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.pipelines.timeline import Timeline
-from tiledask.plan.program.instructions import Collective, Do, Instruction, Send
+from tiledask.plan.products.cost import MachineRates, multiply_seconds, read_seconds
+from tiledask.plan.products.product_plan import ProductPlan
+from tiledask.plan.products.regions import extents_of, region_size
+from tiledask.plan.program.instructions import Collective, Do, Fetch, Instruction, Send
+from tiledask.plan.program.making.of_product import multiply_program, sum_program
 from tiledask.plan.program.prices import prices_of
 from tiledask.plan.program.program import Program
 from tiledask.plan.units import format_bytes, format_seconds
@@ -30,7 +33,7 @@ from tiledask.plan.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["ProgramExplanation", "ProgramRow", "explain_program"]
+__all__ = ["ProgramExplanation", "ProgramRow", "explain_product", "explain_program"]
 
 
 class ProgramRow(NamedTuple):
@@ -43,7 +46,7 @@ class ProgramRow(NamedTuple):
     seconds: float
     """All of them together."""
     sent: int
-    """Bytes."""
+    """Bytes; of a fetch, those that come."""
     measured: float | None = None
     """Seconds on this machine, if it was run."""
 
@@ -59,7 +62,7 @@ class ProgramExplanation:
     """The most seconds first."""
     cluster: str
     makespan: float
-    """Seconds of the step as it is written."""
+    """Seconds of the program as it is written."""
     one_stream: float
     """Seconds if collectives were on the stream of the work: nothing but messages overlapped."""
     alone: float
@@ -91,9 +94,10 @@ class ProgramExplanation:
         return frame.dropna(axis="columns", how="all")
 
     def __repr__(self) -> str:
+        step = " a step" if len(self.program.shape) == 3 else ""
         return (
             f"ProgramExplanation({self.program.name} on {self.program.ranks} ranks: "
-            f"{format_seconds(self.makespan)} a step on {self.cluster}, "
+            f"{format_seconds(self.makespan)}{step} on {self.cluster}, "
             f"{format_seconds(self.exposed)} of it between ranks, "
             f"{format_seconds(self.hidden)} more hidden)"
         )
@@ -134,18 +138,77 @@ def explain_program(
     spec = as_cluster(cluster)
     prices = prices_of(spec, load_recipe(recipe), flash=True)
     few = program.representatives()
-    kernel, collective = prices.kernels(few), prices.collective(program.shape, exposed=False)
-    hop = spec.within_node.latency, spec.within_node.reached
+    collective = prices.collective(program.shape, exposed=False)
+    within = spec.within_node
+    between = {"collective": collective, "latency": within.latency, "bandwidth": within.reached}
+    free = {"collective": lambda each: 0.0}
+    seconds = prices.kernels(few), between, free
+    return _explained(program, few, seconds, ("tp", "dp", "all"), str(spec), measured)
 
-    def reading(of: Program, between: Callable[[Collective], float], *link: float) -> Timeline:
-        latency, bandwidth = link or (0.0, float("inf"))
-        return of.timeline(kernel, latency=latency, bandwidth=bandwidth, collective=between)
 
-    as_written = reading(few, collective, *hop)
-    in_turn = reading(few.on_compute("tp", "dp", "all"), collective, *hop)
-    alone = reading(few, lambda each: 0.0)
+def explain_product(
+    plan: ProductPlan, itemsize: int, sum_itemsize: int, rates: MachineRates
+) -> tuple[ProgramExplanation, ...]:
+    """Where the time of a blocked product would go at measured ``rates``: of the program by which
+    ranks multiply, and where k is shared out of the one by which they sum up.
 
-    rows = [_rows(few, rank, kernel, collective, hop[1]) for rank in range(few.ranks)]
+    The kernels and reads of `tiledask.plan.products.cost`, which adds them up by a formula; here
+    the clock says what waits for what. Without the seconds of tasks.
+
+    >>> from tiledask.plan.products.placement import Shard, Tiling
+    >>> from tiledask.plan.products.product import plan_product
+    >>> a, b = Tiling((4, 4), (2,), (Shard(0),)), Tiling((4, 4), (2,), (Shard(1),))
+    >>> rates = MachineRates(1e9, 1e9, 1e-6, 1e9, 1e-3, 0.0, 0.0, 0.0, True)
+    >>> (found,) = explain_product(plan_product("column_parallel", a, b), 4, 4, rates)
+    >>> print(found.program.line_text(1)), found.timeline.makespan < found.makespan
+    multiply.0
+    (None, True)
+    """
+    tilings = {"A": plan.a, "B": plan.b, "partial": plan.work}
+    sizes = {"A": itemsize, "B": itemsize, "partial": sum_itemsize}
+
+    def kernel(each: Do) -> float:
+        told = dict(each.options)
+        if each.kernel == "add_up":
+            return 2 * region_size(told["into"]) * sum_itemsize / rates.touch
+        if each.kernel != "multiply":
+            return 0.0
+        pairs = len(told["a"]) * len(told["b"])
+        m, k, n = told["product"]
+        return multiply_seconds(m, k, n, pairs, itemsize, sum_itemsize, rates)
+
+    def fetch(each: Fetch) -> float:
+        assert each.source is not None  # blocks lie on ranks
+        block = extents_of(tilings[each.array].regions[each.source])
+        took = read_seconds(extents_of(each.region), block, sizes[each.array], rates)
+        return took + (2 * each.nbytes / rates.touch if each.buffer == "C" else 0.0)
+
+    programs = [multiply_program(plan, itemsize, sum_itemsize)]
+    programs += [sum_program(plan, itemsize, sum_itemsize)] * plan.sums
+    seconds = kernel, {"fetch": fetch}, {"fetch": lambda each: 0.0}
+    return tuple(
+        _explained(one, one, seconds, ("fetch",), "this cluster", one_stream=not rates.overlapped)
+        for one in programs
+    )
+
+
+def _explained(
+    program: Program,
+    few: Program,
+    seconds: tuple[Callable[[Do], float], dict[str, Any], dict[str, Any]],
+    streams: tuple[str, ...],
+    cluster: str,
+    measured: Mapping[tuple[int, str], float] | None = None,
+    one_stream: bool = False,
+) -> ProgramExplanation:
+    """The explanation of ``program``, for which ``few`` ranks stand. ``seconds``: of its kernels;
+    between ranks, as the clock is told; and told that nothing between ranks takes any.
+    ``streams``: what may be hidden; it is not where there is ``one_stream``."""
+    kernel, between, free = seconds
+    in_turn = few.on_compute(*streams).timeline(kernel, **between)
+    as_written = in_turn if one_stream else few.timeline(kernel, **between)
+    alone = few.timeline(kernel, **free)
+    rows = [_rows(few, rank, kernel, between) for rank in range(few.ranks)]
     longest = int(np.argmax([sum(row.seconds for row in mine) for mine in rows]))
     place = int(np.ravel_multi_index(few.coordinates[longest], program.shape))
     said = [
@@ -156,21 +219,25 @@ def explain_program(
         program,
         place,
         tuple(sorted(said, key=lambda row: -row.seconds)),
-        str(spec),
-        float(as_written.end.max()),
-        float(in_turn.end.max()),
-        float(alone.end.max()),
+        cluster,
+        _whole(as_written),
+        _whole(in_turn),
+        _whole(alone),
         as_written,
         _held(few),
     )
+
+
+def _whole(timeline: Timeline) -> float:
+    """Seconds from the first span, which may be on its way to the first work, to the last."""
+    return float(timeline.end.max() - min(timeline.start.min(), 0.0))
 
 
 def _rows(
     program: Program,
     rank: int,
     kernel: Callable[[Do], float],
-    collective: Callable[[Collective], float],
-    bandwidth: float,
+    between: Mapping[str, Any],
 ) -> list[ProgramRow]:
     role, line = program.role(rank), program.lines[rank]
     often = np.bincount(line.part, minlength=len(role.parts)).tolist()
@@ -187,13 +254,14 @@ def _rows(
             if isinstance(each, Do):
                 add(each.kernel, each, times, kernel(each))
             elif isinstance(each, Collective):
-                n = len(each.counts)
-                moved = cost(each.kind, default(each.kind, n), each.counts, each.itemsize)
-                add(each.label, each, times, collective(each), moved.sent[0])
+                took = between["collective"](each)
+                add(each.label, each, times, took, each.cost.sent[0])
             elif isinstance(each, Send):
                 size = role.size(each.buffer)
                 name = each.buffer.partition(":")[0]
-                add(f"send {name}", each, times, size / bandwidth, size)
+                add(f"send {name}", each, times, size / between["bandwidth"], size)
+            elif isinstance(each, Fetch):
+                add(f"fetch {each.array}", each, times, between["fetch"](each), each.nbytes)
     return [
         ProgramRow(what, stream, int(times), seconds, int(sent))
         for (what, stream), (times, seconds, sent) in found.items()

@@ -15,14 +15,17 @@ from typing import NamedTuple
 from tiledask.errors import ProgramError
 from tiledask.plan.program.instructions import (
     AllGather,
+    Broadcast,
     Collective,
     Do,
+    Drop,
     Fetch,
     Instruction,
     Instructions,
     ProgramPart,
     ProgramRole,
     Recv,
+    Reduce,
     Send,
     buffer_of,
 )
@@ -101,6 +104,13 @@ class _Walk:
         self.slot_of: dict[tuple[str, int], list[int]] = {}
         turns: dict[tuple[int, int], int] = {}
         line = self.program.lines[rank]
+        for name, base in role.within.items():
+            if role.stays.get(base, -1) < role.nbytes.get(name, 0):
+                raise ProgramError(
+                    f"{name} of {role.nbytes.get(name, 0)} B lies within {base}, which has "
+                    f"{role.stays.get(base, 0)} B that stay on rank {rank}; give it a place of its "
+                    f"own"
+                )
         block: list[LinePlace] = []
         rows = zip(line.part.tolist(), line.frame.tolist(), line.paired.tolist(), strict=True)
         for turn, (number, frame, paired) in enumerate(rows):
@@ -125,6 +135,11 @@ class _Walk:
             else:
                 for place in mine:
                     self.instruction(role, [place])
+        if left := sorted(role.shared.keys() & self.writer.keys()):
+            raise ProgramError(
+                f"{left[0]} is left over: {self.at(self.writer[left[0]])}; it is there for all "
+                f"frames until rank {rank} drops it; do so after its last use"
+            )
         if idle := sorted(role.stays.keys() - role.given - self.writer.keys()):
             raise ProgramError(
                 f"{idle[0]} stays on rank {rank}, and nothing writes it: is an instruction "
@@ -149,7 +164,7 @@ class _Walk:
         for place in places:
             waits += [] if isinstance(each, Collective) else self.reads(role, place)
             for name in place.instruction.reads:
-                if (buffer := buffer_of(name)) in role.stays:
+                if (buffer := buffer_of(name)) in role.of_rank:
                     self.readers.setdefault(buffer, []).append(number)
                 elif (held := self.slot_of.get((buffer, place.frame))) is not None:
                     held.append(number)
@@ -168,7 +183,12 @@ class _Walk:
     def maker(self, role: ProgramRole, place: LinePlace, name: str) -> list[int]:
         """What makes a buffer; nothing if it was there before."""
         buffer = name if name in role.nbytes else buffer_of(name)
-        if buffer in role.stays:
+        if buffer in role.shared and buffer not in self.writer:
+            raise ProgramError(
+                f"{name} is read and is not there: {place}; on rank {self.here}, make it first, "
+                f"and drop it after its last use"
+            )
+        if buffer in role.of_rank:
             if buffer in role.scratch and buffer not in self.writer:
                 raise ProgramError(
                     f"{name}, which every line makes anew, is read and was not written before: "
@@ -198,10 +218,19 @@ class _Walk:
         buffer = name if name in role.nbytes else buffer_of(name)
         if buffer in role.given:
             raise ProgramError(f"{name} is given, and no line changes it: {place}")
-        if buffer in role.stays:
-            before = [self.writer[buffer]] if buffer in self.writer else []
-            before += self.readers.pop(buffer, [])
-            self.writer[buffer] = number
+        drops = isinstance(place.instruction, Drop)
+        if drops and buffer not in role.shared:
+            raise ProgramError(f"{name} is dropped, and frames share no such buffer: {place}")
+        made = buffer in role.shared and name not in place.instruction.reads
+        if made and drops != (buffer in self.writer):
+            raise ProgramError(
+                f"{name} is {'dropped and is not there' if drops else 'there and made anew'}: "
+                f"{place}; make it once, and drop it once"
+            )
+        if buffer in role.of_rank:
+            before = self.overwrites(buffer, number)
+            if drops:
+                del self.writer[buffer]
             return before
         if buffer not in role.nbytes:
             raise ProgramError(f"{name} has no size: {place}; give rank {self.here} one")
@@ -211,7 +240,15 @@ class _Walk:
                 f"{self.at(first)}; {place}; write another buffer, or leave one out"
             )
         self.written[buffer, place.frame] = number
-        return []
+        base = role.within.get(buffer)
+        return [] if base is None else self.overwrites(base, number)
+
+    def overwrites(self, buffer: str, number: int) -> list[int]:
+        """All that read or wrote before what stays, and is now written."""
+        before = [self.writer[buffer]] if buffer in self.writer else []
+        before += self.readers.pop(buffer, [])
+        self.writer[buffer] = number
+        return before
 
     def at(self, number: int) -> LinePlace:
         """The place of a node on the rank under way."""
@@ -341,11 +378,22 @@ def _differs(one: LinePlace, other: LinePlace) -> str:
 
 
 def _check_sizes(role: ProgramRole, place: LinePlace, me: int) -> None:
-    """Raises ProgramError for buffers of other sizes than a collective's counts say."""
+    """Raises ProgramError for buffers of other sizes than a collective's counts say, and for what
+    is not brought or kept where its root is."""
     each = place.instruction
     assert isinstance(each, Collective)
+    brings = not isinstance(each, Broadcast) or me == each.root
+    keeps = not isinstance(each, Reduce) or me == each.root
+    said = bool(each.buffer), bool(each.result)
+    if said != (brings, keeps) or not 0 <= each.root < each.size:
+        raise ProgramError(
+            f"a broadcast is from its root and a reduce to it, number {each.root} of the "
+            f"{each.size} members; this rank is number {me}, and "
+            f"{'brings' if said[0] else 'does not bring'} what is sent and "
+            f"{'keeps' if said[1] else 'does not keep'} what comes: {place}"
+        )
     for name, elements in zip((each.buffer, each.result), each.elements(me), strict=True):
-        if role.size(name) != (size := elements * each.itemsize):
+        if name and role.size(name) != (size := elements * each.itemsize):
             raise ProgramError(
                 f"{name} has {role.size(name)} B, and the counts of its collective are {size} B: "
                 f"{place}; let both say the same"

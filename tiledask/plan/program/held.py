@@ -8,20 +8,36 @@ import numpy as np
 
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.program.instructions import (
+    Do,
+    Drop,
     Instructions,
     ProgramLine,
     ProgramRole,
     buffer_of,
 )
 
-__all__ = ["held"]
+__all__ = ["held", "tensor_classes"]
+
+_BY_WORD = {
+    **dict.fromkeys(("ids", "targets"), "token ids"),
+    **dict.fromkeys(("inverse", "mean", "maximum", "sums", "loss"), "statistics"),
+    "whole": "gathered weights",
+}
+_IN_BACKWARD = {
+    **dict.fromkeys(("db", "dw", "packed", "part", "shared"), "gradients of weights"),
+    **dict.fromkeys(("dx", "dy", "handed", "sum"), "activation gradients"),
+}
+"""By the word with which a buffer's name begins."""
+_LOGITS = {"largest_logit": "logits", "logits_grad": "logit gradients"}
+"""By the kernel that reads, or writes, them alone."""
 
 
 def held(program: Instructions) -> Ledger:
     """The Ledger of every rank's fullest moment: a row per buffer, for all frames together.
 
     Streams are taken in the order of the line, so that a send lets its buffer go at its turn. What
-    stays is there at every moment.
+    stays is there at every moment, and what lies within that is no more; what frames share is there
+    until it is dropped.
 
     >>> import tiledask as td
     >>> held(td.program(td.schedule("1f1b", 4, 8))).per_place
@@ -37,6 +53,30 @@ def held(program: Instructions) -> Ledger:
     return Ledger.of(rows)
 
 
+def tensor_classes(role: ProgramRole) -> dict[str, str]:
+    """The tensor class of every buffer of a training's role, as ledgers have them.
+
+    What a forward leaves to a backward are activations, but for statistics of norms and of the
+    loss; what is gone before its part ends is "in between".
+    """
+    classes = {name: name.partition("/")[0].replace("_", " ") for name in role.stays}
+    each_in = [(number, each) for number, part in enumerate(role.parts)
+               for each in part.instructions]  # fmt: skip
+    last = {buffer_of(name): number for number, each in each_in for name in each.reads}
+    for number, each in each_in:
+        forward = role.parts[number].kind == "F"
+        for name in map(buffer_of, each.writes):
+            word = name.partition(".")[0].partition(":")[0].rstrip("0123456789")
+            usual = "activations" if last.get(name, number) != number else "in between"
+            if not forward:
+                usual = _IN_BACKWARD.get(word, "recomputed activations")
+            classes.setdefault(name, _BY_WORD.get(word, usual))
+        if isinstance(each, Do) and each.kernel in _LOGITS:
+            named = each.reads[0] if each.kernel == "largest_logit" else each.writes[0]
+            classes[named] = _LOGITS[each.kernel]
+    return classes
+
+
 _Held = tuple[str, str, int, str]
 """What, when, bytes, and of how many."""
 
@@ -48,8 +88,10 @@ def _fullest(role: ProgramRole, line: ProgramLine) -> list[_Held]:
     most = max((len(part.instructions) for part in role.parts), default=1)
     turns = np.arange(len(line)) * most
     frames = 1 + int(line.frame.max(initial=-1))
+    change = np.zeros(len(line) * most + 1)
     born = {name: np.full(frames, -1) for name in role.nbytes}
     dies = {name: np.full(frames, -1) for name in role.nbytes}
+    made, dropped = ({name: list[np.ndarray]() for name in role.shared} for _ in range(2))
     for number, part in enumerate(role.parts):
         here = line.part == number
         frame, turn = line.frame[here], turns[here]
@@ -57,20 +99,31 @@ def _fullest(role: ProgramRole, line: ProgramLine) -> list[_Held]:
             for name in map(buffer_of, each.writes):
                 if name in born:
                     born[name][frame] = turn + at
+                elif name in made and name not in map(buffer_of, each.reads):
+                    (dropped if isinstance(each, Drop) else made)[name].append(turn + at)
             for name in map(buffer_of, (*each.reads, *each.writes)):
                 if name in dies:
                     dies[name][frame] = np.maximum(dies[name][frame], turn + at)
-    change = np.zeros(len(line) * most + 1)
-    for name, size in role.nbytes.items():
+            if isinstance(each, Do) and each.work:
+                change[turn + at] += each.work
+                change[turn + at + 1] -= each.work
+    for of, each_time in ((born, made), (dies, dropped)):  # each is dropped before the next is made
+        of.update({n: np.sort(np.concatenate(found)) for n, found in each_time.items() if found})
+    own = {name: size for name, size in (role.nbytes | role.shared).items()
+           if name in born and name not in role.within}  # fmt: skip
+    for name, size in own.items():
         there = born[name] >= 0
         np.add.at(change, born[name][there], size)
         np.add.at(change, dies[name][there] + 1, -size)
     moment = int(np.cumsum(change).argmax())
     turn = moment // most
-    when = f"{role.parts[line.part[turn]].name}.{line.frame[turn]}"
-    found = []
-    for name, size in role.nbytes.items():
+    part = role.parts[line.part[turn]]
+    when, found = f"{part.name}.{line.frame[turn]}", []
+    for name, size in own.items():
         alive = int(((born[name] >= 0) & (born[name] <= moment) & (dies[name] >= moment)).sum())
         if alive:
             found.append((name, when, alive * size, f"{alive} x {size:g}"))
+    at = part.instructions[moment % most : moment % most + 1]
+    found += [("work space", when, each.work, each.kernel) for each in at
+              if isinstance(each, Do) and each.work]  # fmt: skip
     return stays + found or [("nothing", when, 0, "")]

@@ -8,7 +8,9 @@
       send x1 to 1 @to_1               @ a stream: each goes on in its own order
 
 A buffer is of one frame: written once, and let go after the last instruction that reads it. What
-stays (weights, states) is of the rank: it is there before, may be written again, and stays.
+stays (weights, states) is of the rank: it is there before, may be written again, and stays. What
+frames share (weights that were gathered) is of the rank too: there from whoever writes it to its
+drop.
 Between the streams of a rank only buffers order things: an instruction waits for what it reads,
 and a write of what stays for all that came before it in the line and reads or writes that.
 
@@ -16,7 +18,7 @@ Ranks are those of a mesh, in row-major order. An instruction names axes of it a
 along them, never a rank: so ranks whose blocks have equal shapes share their parts.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import product
@@ -36,8 +38,10 @@ __all__ = [
     "AllGather",
     "AllReduce",
     "AllToAll",
+    "Broadcast",
     "Collective",
     "Do",
+    "Drop",
     "Fetch",
     "HaloExchange",
     "HaloReduce",
@@ -48,6 +52,7 @@ __all__ = [
     "ProgramPart",
     "ProgramRole",
     "Recv",
+    "Reduce",
     "ReduceScatter",
     "Send",
     "Stop",
@@ -75,7 +80,13 @@ class Do:
     options: tuple[tuple[str, Any], ...] = ()
     """(name, value) of what the kernel is told besides: numbers, text, and tuples of these.
     ("part", axis, counts) is the slice that is this rank's, by its coordinate along the axis;
-    "product", (m, k, n) of a matrix product, is for those who price it."""
+    "product", (m, k, n) of a matrix product, is for those who price it; "work", bytes that it
+    needs beside what it reads and writes, for those who weigh it."""
+
+    @property
+    def work(self) -> int:
+        """Bytes of its work space."""
+        return next((value for name, value in self.options if name == "work"), 0)
 
     def __repr__(self) -> str:
         made = f"{' '.join(self.writes)} = " if self.writes else ""
@@ -136,9 +147,9 @@ class Collective:
     kind: ClassVar[str] = ""
 
     buffer: str
-    """What this rank brings."""
+    """What this rank brings; empty if it brings nothing."""
     result: str
-    """What it has afterwards: another buffer."""
+    """What it has afterwards: another buffer; empty if it has nothing."""
     axes: tuple[int, ...]
     counts: tuple[int, ...]
     """Elements of each member's chunk."""
@@ -154,14 +165,18 @@ class Collective:
     op: str = "sum"
     """Of what is added up: or "max"."""
     stream: str = COMPUTE_STREAM
+    root: int = 0
+    """From or to which of the members all of it goes, by its number among them."""
+    shape: tuple[int, ...] = ()
+    """Of what a root sends: the others have nothing to tell it by."""
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return (self.buffer,)
+        return (self.buffer,) if self.buffer else ()
 
     @property
     def writes(self) -> tuple[str, ...]:
-        return (self.result,)
+        return (self.result,) if self.result else ()
 
     @property
     def size(self) -> int:
@@ -171,11 +186,13 @@ class Collective:
     @property
     def cost(self) -> Cost:
         """By member, the bytes and the messages."""
-        return cost(self.kind, default(self.kind, self.size), self.counts, self.itemsize)
+        algorithm = default(self.kind, self.size)
+        return cost(self.kind, algorithm, self.counts, self.itemsize, self.root)
 
     def loads(self) -> Iterable[list[tuple[Move, int]]]:
         """By round, its moves and their bytes."""
-        return loads(self.kind, default(self.kind, self.size), self.counts, self.itemsize)
+        algorithm = default(self.kind, self.size)
+        return loads(self.kind, algorithm, self.counts, self.itemsize, self.root)
 
     def elements(self, me: int) -> tuple[int, int]:
         """How many member ``me`` brings, and how many it has afterwards."""
@@ -184,7 +201,8 @@ class Collective:
     def __repr__(self) -> str:
         said = [f for f in fields(self) if f.name not in ("buffer", "result", "stream")]
         told = {f.name: value for f in said if (value := getattr(self, f.name)) != f.default}
-        return _on(f"{self.result} = {self.kind} {self.buffer} {told}", self.stream)
+        made = f"{self.result} = " if self.result else ""
+        return _on(f"{made}{' '.join((self.kind, *self.reads))} {told}", self.stream)
 
 
 class AllReduce(Collective):
@@ -217,6 +235,32 @@ class ReduceScatter(Collective):
 
     def elements(self, me: int) -> tuple[int, int]:
         return sum(self.counts), self.counts[me]
+
+
+class Broadcast(Collective):
+    """What the root brings, on all; the others bring nothing.
+
+    >>> Broadcast("", "x1", (1,), (2, 2), 8, shape=(2, 2), root=1)
+    x1 = broadcast {'axes': (1,), 'counts': (2, 2), 'itemsize': 8, 'root': 1, 'shape': (2, 2)}
+    """
+
+    __slots__ = ()
+    kind = "broadcast"
+
+    def elements(self, me: int) -> tuple[int, int]:
+        whole = sum(self.counts)
+        return whole if me == self.root else 0, whole
+
+
+class Reduce(Collective):
+    """The sum of what all bring, on the root; the others have nothing afterwards."""
+
+    __slots__ = ()
+    kind = "reduce"
+
+    def elements(self, me: int) -> tuple[int, int]:
+        whole = sum(self.counts)
+        return whole, whole if me == self.root else 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -290,8 +334,36 @@ class HaloReduce(HaloExchange):
 
 COLLECTIVES: dict[str, type[Collective]] = {
     each.kind: each
-    for each in (AllReduce, AllGather, ReduceScatter, AllToAll, HaloExchange, HaloReduce)
+    for each in (
+        AllReduce,
+        AllGather,
+        ReduceScatter,
+        Broadcast,
+        Reduce,
+        AllToAll,
+        HaloExchange,
+        HaloReduce,
+    )
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A buffer that frames share is let go; whoever needs it again makes it anew."""
+
+    buffer: str
+    stream: str = COMPUTE_STREAM
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.buffer,)
+
+    def __repr__(self) -> str:
+        return _on(f"drop {self.buffer}", self.stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,7 +463,7 @@ def _along(axis: int) -> str:
     return f" along {axis}" if axis else ""
 
 
-Instruction = Do | Send | Recv | Collective | Stop | Fetch | Keep
+Instruction = Do | Send | Recv | Collective | Drop | Stop | Fetch | Keep
 
 
 def buffer_of(name: str) -> str:
@@ -408,8 +480,8 @@ class ProgramPart:
     """Instructions that a rank issues one after the other, for one frame."""
 
     kind: str
-    """F forward, B full backward, I gradient of the input, W gradient of the weights; or a word
-    for what no stage does."""
+    """F forward, B full backward, I gradient of the input, W gradient of the weights; UNSHARD,
+    RESHARD and REDUCE_GRAD; or a word for what no stage does, or one before all others."""
     stage: int
     """-1: none."""
     instructions: tuple[Instruction, ...]
@@ -445,10 +517,20 @@ class ProgramRole:
     """Of what stays, what no line changes."""
     items: dict[str, Items] = field(default_factory=dict)
     """By buffer that is flat: what lies in it."""
+    within: dict[str, str] = field(default_factory=dict)
+    """By buffer of a frame that has no place of its own: the one that stays in whose it lies, over
+    what was there."""
+    shared: dict[str, int] = field(default_factory=dict)
+    """By buffer, what frames share: there from whoever writes it to its `Drop`."""
+
+    @property
+    def of_rank(self) -> Set[str]:
+        """Buffers that are of no frame."""
+        return self.stays.keys() | self.shared.keys()
 
     def size(self, name: str) -> int:
         """Bytes of a buffer."""
-        return self.nbytes[name] if name in self.nbytes else self.stays[name]
+        return (self.nbytes if name in self.nbytes else self.stays | self.shared)[name]
 
 
 @dataclass(frozen=True, eq=False)
@@ -567,10 +649,11 @@ class Instructions:
         return prod(self.stands_for[axis] for axis in axes) if self.stands_for else 1
 
     def on_compute(self, *streams: str) -> Self:
-        """The same with collectives of these streams on the stream of the work: nothing hides."""
+        """The same with collectives and fetches of these streams on the stream of the work: nothing
+        hides."""
 
         def moved(each: Instruction) -> Instruction:
-            if isinstance(each, Collective) and each.stream in streams:
+            if isinstance(each, Collective | Fetch) and each.stream in streams:
                 return replace(each, stream=COMPUTE_STREAM)
             return each
 

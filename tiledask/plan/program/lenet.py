@@ -29,10 +29,9 @@ import numpy as np
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.collectives.convolution import Boundary
 from tiledask.plan.collectives.cost import even
-from tiledask.plan.collectives.layouts import Sharding, Shardings
 from tiledask.plan.collectives.rows import RowSplit, split_rows
-from tiledask.plan.collectives.shards import even_shards
-from tiledask.plan.products.placement import Replicate, Shard, split
+from tiledask.plan.products.placement import Replicate, Shard, Tiling, split
+from tiledask.plan.whole import whole_number
 
 __all__ = [
     "BOUNDARIES",
@@ -104,8 +103,7 @@ class Split:
         for name, n in ways.items():
             if name not in WAYS:
                 raise ConfigError(f"LeNet is split by {', '.join(map(repr, WAYS))}, got {name!r}")
-            if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
-                raise ConfigError(f"{name} has a whole number of 1 rank or more, got {n!r}")
+            whole_number(name, n, 1, of="ranks")
         if {"layerwise", "space"} <= set(ways):
             raise ConfigError(
                 f"a layer is split by its units or in space, got layerwise={ways['layerwise']} and "
@@ -138,20 +136,20 @@ class Split:
         """Numbers of a stage's layers."""
         return stages_of(self.stages)[stage]
 
-    def layout(self, name: str) -> Shardings:
-        """How the weights of a layer are placed on the parts of its stage."""
-        shards = even_shards(BOUNDARIES[NAMES.index(name)].units, self.parts)
+    def tilings(self, name: str) -> dict[str, Tiling]:
+        """How the weights of a layer lie on the parts of its stage."""
         return {
-            kind: Sharding(Replicate())
-            if self.in_space
-            else Sharding(Shard(unit_dim(shape)), shards)
+            kind: Tiling(
+                shape,
+                (self.parts,),
+                (Replicate() if self.in_space else Shard(unit_dim(shape)),),
+            )
             for kind, shape in SHAPES[name].items()
         }
 
     def shapes(self, name: str, part: int) -> dict[str, tuple[int, ...]]:
         """Of what a part has of a layer's weights."""
-        layout = self.layout(name)
-        return {k: layout[k].block_shape(shape, part) for k, shape in SHAPES[name].items()}
+        return {k: tiling.block_shape((part,)) for k, tiling in self.tilings(name).items()}
 
     def shares(self, layer: int, images: int) -> tuple[int, ...]:
         """Numbers of a layer's output that each part has, of ``images`` images."""

@@ -48,8 +48,6 @@ class Prices:
     gradient: int
     """Bytes of a weight's gradient where it is added up."""
     flash: bool
-    selective: bool
-    """Whether the attention core is done again in the backward."""
 
     def kernels(self, program: Instructions) -> Callable[[Do], float]:
         """The seconds of each kernel of ``program``, which is not to be changed."""
@@ -66,7 +64,7 @@ class Prices:
         told, rates = dict(each.options), self.rates
         if each.kernel in FUSED:
             return 0.0
-        if each.kernel in ("attention", "attention_grad"):
+        if each.kernel in ("attention", "attention_weights", "attention_grad"):
             return self._attention(each.kernel, *told["product"])
         if each.kernel == "linear_grad_weight":
             k, tokens, n = told["product"]
@@ -92,11 +90,13 @@ class Prices:
             return float(2.5 * flop / rates.flash_backward + turned)
         forward = both * gemm_seconds(tokens, width, tokens, rates, self.width, heads)
         forward += memory_seconds(2 * self.width * scores, rates)
+        if kernel == "attention_weights":
+            return float(forward)
         if kernel == "attention":
             return float(forward + turned)
         back = 2 * both * gemm_seconds(tokens, tokens, width, rates, self.width, heads)
         back += memory_seconds(3 * self.width * scores, rates)
-        return float(back + turned + (forward if self.selective else 0.0))
+        return float(back + turned)
 
     @staticmethod
     def _size(role: ProgramRole, name: str) -> int:
@@ -142,11 +142,10 @@ def prices_of(
     cluster: ClusterSpec,
     recipe: Recipe,
     flash: bool,
-    selective: bool = False,
     calibration: str | Calibration | None = None,
 ) -> Prices:
     """The Prices of ``cluster`` for a recipe's numbers."""
     shares = load_calibration(calibration or cluster.device.calibration)
     rates = rates_of(cluster.device, recipe, shares)
     width, gradient = recipe.compute_bytes, recipe.gradient_bytes
-    return Prices(cluster, rates, shares, width, gradient, flash, selective)
+    return Prices(cluster, rates, shares, width, gradient, flash)

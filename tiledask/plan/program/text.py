@@ -15,12 +15,13 @@ from math import prod
 
 import numpy as np
 
-from tiledask.errors import ProgramError
-from tiledask.plan.data import short
+from tiledask.errors import ProgramError, short
+from tiledask.plan.pipelines.schedule import SHARDING
 from tiledask.plan.program.instructions import (
     COLLECTIVES,
     COMPUTE_STREAM,
     Do,
+    Drop,
     Fetch,
     Instruction,
     Instructions,
@@ -71,9 +72,13 @@ def to_text(program: Instructions) -> str:
         for word, names in _kept(role).items():
             sizes = {name: role.stays[name] for name in role.stays if name in names}
             text += [f"  {word} {_sizes(sizes)}"] * bool(sizes)
+        text += [f"  shared {_sizes(role.shared)}"] * bool(role.shared)
         for name, items in role.items.items():
             shapes = (f"{item} {'x'.join(map(str, shape))}".rstrip() for item, shape in items)
             text.append(f"  in {name}: {', '.join(shapes)}")
+        for base in dict.fromkeys(role.within.values()):
+            here = (name for name, of in role.within.items() if of == base)
+            text.append(f"  within {base}: {', '.join(here)}")
         for part in role.parts:
             text += [f"  {part.name}", *(f"    {each!r}" for each in part.instructions)]
     return "\n".join(text)
@@ -90,13 +95,16 @@ def _sizes(nbytes: Mapping[str, int]) -> str:
 
 
 _WORD = re.compile(r"(\(?)([^\s().]+)\.(\d{1,9})(\)?)")
-_PART = re.compile(r"(?:(\d{1,8})([FBIW])|([a-z]+))('*)(?::(\d{1,9}))?")
+_PART = re.compile(
+    rf"(?:(\d{{1,8}})([FBIW]|begin|{'|'.join(SHARDING)})|([a-z]+))('*)(?::(\d{{1,9}}))?"
+)
 _SEND = re.compile(r"send (\S+) to (\d{1,8})(?: along (\d))?")
 _RECV = re.compile(r"(\S+) = recv from (\d{1,8})(?: along (\d))?")
 _DO = re.compile(r"(?:(\S.*) = )?do (\S+)((?: [^\s{]\S*)*)(?: (\{.*\}))?")
-_COLLECTIVE = re.compile(rf"(\S+) = ({'|'.join(COLLECTIVES)}) (\S+) (\{{.*\}})")
+_COLLECTIVE = re.compile(rf"(?:(\S+) = )?({'|'.join(COLLECTIVES)})(?: ([^\s{{]\S*))? (\{{.*\}})")
 _FETCH = re.compile(r"(\S+) = fetch (\S+)(?: from (\d{1,8}))? (\{.*\})")
 _KEEP = re.compile(r"keep (\S+) as (\S+) (\{.*\})")
+_DROP = re.compile(r"drop (\S+)")
 _STOP = re.compile(r"stop if not (\S+)")
 
 
@@ -123,7 +131,7 @@ def from_text(text: str) -> Instructions:
         elif found := re.fullmatch(r"of rank ([\d ]+):(.*)", words):
             of_rank |= {int(rank): len(roles) for rank in found[1].split()}
             roles.append(_RoleText(_read_sizes(number, words, found[2])))
-        elif (found := re.fullmatch(r"(stays|scratch|given) (.*)", words)) and roles:
+        elif (found := re.fullmatch(r"(stays|scratch|given|shared) (.*)", words)) and roles:
             roles[-1].stays[found[1]] = _read_sizes(number, words, found[2])
         elif (found := re.fullmatch(r"in (\S+): (.*)", words)) and roles:
             items = (item.split() for item in found[2].split(","))
@@ -131,6 +139,8 @@ def from_text(text: str) -> Instructions:
                 (n, tuple(map(int, "".join(shape).split("x"))) if shape else ())
                 for n, *shape in items
             )
+        elif (found := re.fullmatch(r"within (\S+): (.+)", words)) and roles:
+            roles[-1].within |= dict.fromkeys(found[2].split(", "), found[1])
         elif (found := _PART.fullmatch(words)) and roles:
             stage, kind = (int(found[1]), found[2]) if found[1] else (-1, found[3])
             rows = int(found[5]) if found[5] else None
@@ -164,6 +174,7 @@ class _RoleText:
     nbytes: dict[str, int]
     stays: dict[str, dict[str, int]] = field(default_factory=dict)
     items: dict[str, Items] = field(default_factory=dict)
+    within: dict[str, str] = field(default_factory=dict)
     parts: list[tuple[str, int, int, int | None, list[Instruction]]] = field(default_factory=list)
 
     def made(self) -> ProgramRole:
@@ -171,9 +182,12 @@ class _RoleText:
             ProgramPart(kind, stage, tuple(instructions), replica, rows)
             for kind, stage, replica, rows, instructions in self.parts
         )
+        shared = self.stays.pop("shared", {})
         stays = {name: size for sizes in self.stays.values() for name, size in sizes.items()}
         scratch, given = (frozenset(self.stays.get(word, ())) for word in ("scratch", "given"))
-        return ProgramRole(tuple(parts), self.nbytes, stays, scratch, given, self.items)
+        return ProgramRole(
+            tuple(parts), self.nbytes, stays, scratch, given, self.items, self.within, shared
+        )
 
 
 def _read_sizes(number: int, words: str, text: str) -> dict[str, int]:
@@ -209,12 +223,14 @@ def _instruction(number: int, words: str) -> Instruction:
         return Send(found[1], int(found[2]), stream, int(found[3] or 0))
     if found := _RECV.fullmatch(words):
         return Recv(found[1], int(found[2]), stream, int(found[3] or 0))
+    if found := _DROP.fullmatch(words):
+        return Drop(found[1], stream)
     if found := _STOP.fullmatch(words):
         return Stop(found[1], stream)
     try:
         if found := _COLLECTIVE.fullmatch(words):
             told = ast.literal_eval(found[4])
-            return COLLECTIVES[found[2]](found[3], found[1], **told, stream=stream)
+            return COLLECTIVES[found[2]](found[3] or "", found[1] or "", **told, stream=stream)
         if found := _FETCH.fullmatch(words):
             source = None if found[3] is None else int(found[3])
             told = ast.literal_eval(found[4])

@@ -10,9 +10,9 @@ from contextlib import suppress
 from itertools import accumulate, pairwise
 from typing import SupportsIndex
 
-from tiledask.errors import PartitionError
-from tiledask.plan.data import short
+from tiledask.errors import PartitionError, short
 from tiledask.plan.splitting.partition import Partition
+from tiledask.plan.whole import is_whole, whole_number
 
 __all__ = ["Assignment", "read_assignment", "stages_of"]
 
@@ -53,7 +53,7 @@ def read_assignment(
             parts = words
         return [_read_group(part) for part in parts]
     if isinstance(given, list) and given:
-        places = [int(entry) for entry in given if isinstance(entry, SupportsIndex)]
+        places = [int(entry) for entry in given if is_whole(entry)]
         if len(places) == len(given):
             return _of_devices(places)
         groups = [entry for entry in given if isinstance(entry, Iterable)]
@@ -78,7 +78,7 @@ def _plain_numbers(assignment: object) -> list[int]:
         plain = all(re.fullmatch(r"\d{1,9}", word) for word in words)
         return list(map(int, words)) if plain and len(words) > 1 and (alone or not barred) else []
     if isinstance(assignment, list) and len(assignment) > 1:
-        places = [int(entry) for entry in assignment if isinstance(entry, SupportsIndex)]
+        places = [int(entry) for entry in assignment if is_whole(entry)]
         return places if len(places) == len(assignment) else []
     return []
 
@@ -151,9 +151,7 @@ def stages_of(groups: Sequence[Sequence[int]], devices: int, chunks: int) -> lis
 
 
 def _layer_number(value: SupportsIndex) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise PartitionError(f"a layer is a whole number counted from 1, got {short(value)}")
-    return int(value)
+    return whole_number("a layer", value, of="counted from 1", error=PartitionError)
 
 
 def _read_group(text: str) -> list[int]:

@@ -3,18 +3,14 @@
 import math
 from collections.abc import Sequence, Sized
 from fractions import Fraction
-from typing import SupportsIndex
 
-from tiledask.errors import PartitionError
-from tiledask.plan.data import short
+from tiledask.errors import PartitionError, short
+from tiledask.plan.whole import MOST_COUNT, whole_number
 
 __all__ = ["capacities", "count", "exact", "whole"]
 
 
 Real = float | Fraction
-
-MANY = 10**12
-"""Nobody counts further; a number of thousands of digits could not even be printed."""
 
 
 def count(value: object, name: str) -> int:
@@ -23,11 +19,7 @@ def count(value: object, name: str) -> int:
     >>> count(4, "stages")
     4
     """
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or int(value) < 1:
-        raise PartitionError(f"{name} must be a whole number of at least 1, got {short(value)}")
-    if int(value) > MANY:
-        raise PartitionError(f"{name} must be at most {MANY:,}, got {short(value)}")
-    return int(value)
+    return whole_number(name, value, 1, MOST_COUNT, error=PartitionError)
 
 
 def exact(

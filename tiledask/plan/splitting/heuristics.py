@@ -19,6 +19,8 @@ from fractions import Fraction
 from itertools import accumulate, pairwise
 
 from tiledask.errors import PartitionError
+from tiledask.plan import intervals
+from tiledask.plan.intervals import ends_of
 from tiledask.plan.splitting.partition import partition
 
 __all__ = [
@@ -39,8 +41,7 @@ def even(costs: Sequence[float], stages: int) -> tuple[int, ...]:
     >>> even([1, 1, 1, 1, 9], 2)
     (0, 3, 5)
     """
-    size, longer = divmod(len(costs), stages)
-    return tuple(s * size + min(s, longer) for s in range(stages + 1))
+    return tuple(ends_of(intervals.even(len(costs), stages)))
 
 
 def greedy(costs: Sequence[float], stages: int) -> tuple[int, ...]:

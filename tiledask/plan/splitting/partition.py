@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import combinations, pairwise
-from typing import SupportsIndex
 
-from tiledask.errors import PartitionError
+from tiledask.errors import PartitionError, short
 from tiledask.plan import html
-from tiledask.plan.data import short
 from tiledask.plan.splitting.exact import capacities, count, exact, whole
 from tiledask.plan.splitting.minmax import LayerSums, min_max_bounds
 from tiledask.plan.units import format_bytes
@@ -118,11 +116,9 @@ def layer_costs(costs: int | Sequence[float]) -> Sequence[float]:
     >>> layer_costs(3)
     [1.0, 1.0, 1.0]
     """
-    number = isinstance(costs, SupportsIndex) and not isinstance(costs, Sized)
-    if isinstance(costs, int) or number:
+    if not isinstance(costs, Sized):
         return [1.0] * _few(count(costs, "layers"))
-    if isinstance(costs, Sized):
-        _few(len(costs))
+    _few(len(costs))
     return costs
 
 

@@ -57,7 +57,7 @@ def estimate_step(
     """
     model, cluster = as_model(model), as_cluster(cluster)
     recipe = load_recipe(recipe)
-    check_run(model, layout, sequence)
+    sequence = check_run(model, layout, sequence)
     if layout.devices > cluster.devices:
         raise ConfigError(
             f"the layout needs {layout.devices} devices (dp x cp x tp x pp), the cluster has "

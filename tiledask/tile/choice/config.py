@@ -9,6 +9,7 @@ cluster      blocks that share what they load
 from dataclasses import dataclass, replace
 
 from tiledask.errors import KernelError
+from tiledask.plan.whole import whole_number
 from tiledask.tile.levels import Tile, as_tile
 
 __all__ = ["Config"]
@@ -64,8 +65,7 @@ class Config:
         object.__setattr__(self, "block", as_tile(self.block))
         tm, tn, _ = self.block
         for name in ("threads", "itemsize", "stages", "group", "splits"):
-            if getattr(self, name) < 1:
-                raise KernelError(f"{name} must be 1 or more, got {getattr(self, name)}")
+            whole_number(name, getattr(self, name), 1, error=KernelError)
         if tm % self.warp[0] or tn % self.warp[1]:
             raise KernelError(
                 f"the tile of a warp must divide the block's: {self.warp[0]}x{self.warp[1]} does "

@@ -10,6 +10,7 @@ from tiledask.errors import KernelError
 from tiledask.plan import html
 from tiledask.plan.inputs.hardware import Device
 from tiledask.plan.units import format_bytes, format_seconds
+from tiledask.plan.whole import whole_number
 from tiledask.tile.backend import as_dtype, namespace, probe
 from tiledask.tile.choice.at_hand import cpu_name, device_at_hand
 from tiledask.tile.choice.bound import predict
@@ -158,10 +159,9 @@ def tune(
 
     A CPU's prediction is the bytes between its memory and its cache, and so an order, no time.
     """
-    if repeats < 1 or not deadline > 0:
-        raise KernelError(
-            f"repeats is 1 or more and deadline above 0 s, got {repeats} and {deadline}"
-        )
+    whole_number("repeats", repeats, 1, error=KernelError)
+    if not deadline > 0:
+        raise KernelError(f"a deadline is above 0 s, got {deadline}")
     traffic(m, n, k, 1, 4)  # refuses extents that are none
     info, usual = with_tile(kernel)
     if not info.available:

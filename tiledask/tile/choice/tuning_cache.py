@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tiledask.errors import ConfigError, KernelError
-from tiledask.plan.data import LARGEST, read, short
+from tiledask.errors import ConfigError, KernelError, short
+from tiledask.plan.data import LARGEST, read
 from tiledask.tile.cache import cache_folder, read_own, write_whole
 from tiledask.tile.cuda.hopper_tile import AnyTile, HopperTile, as_tile
 

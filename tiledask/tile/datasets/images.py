@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike
 
 from tiledask.errors import ConfigError
 from tiledask.plan.data import data_file
+from tiledask.plan.whole import is_whole
 from tiledask.tile.backend import as_dtype
 from tiledask.tile.layers.rng import key, positions, splitmix64
 
@@ -64,9 +65,9 @@ class Images:
         >>> bool((labels[16:32] == mine).all())
         True
         """
-        if size < 1 or step < 0:
+        if not is_whole(size, 1) or not is_whole(step, 0):
             raise ConfigError(
-                f"a batch has 1 row or more of a step from 0, got {size} of step {step}"
+                f"a batch has 1 row or more of a step from 0, got {size!r} of step {step!r}"
             )
         places = step * size + positions((size,), (rows,))
         at = np.empty(len(places), np.int64)

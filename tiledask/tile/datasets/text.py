@@ -11,6 +11,7 @@ import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.plan.data import data_file, read
+from tiledask.plan.whole import is_whole
 from tiledask.tile.backend import Array
 from tiledask.tile.layers.rng import key, positions, splitmix64
 
@@ -84,10 +85,10 @@ class Text:
         True
         """
         starts = len(self.ids) - sequence
-        if sequence < 1 or starts < 1 or size < 1:
+        if not is_whole(sequence, 1) or starts < 1 or not is_whole(size, 1):
             raise ConfigError(
                 f"a batch has 1 row or more of 1 to {len(self.ids) - 1} characters, as the text "
-                f"{self.name!r} has {len(self.ids)}; got {size} rows of {sequence}"
+                f"{self.name!r} has {len(self.ids)}; got {size!r} rows of {sequence!r}"
             )
         drawn = splitmix64(key(seed, "batch", step), positions((size,), (rows,)))
         first = (drawn % np.uint64(starts)).astype(np.int64)

@@ -21,6 +21,7 @@ __all__ = [
     "KeptAttention",
     "attention",
     "attention_grad",
+    "attention_weights",
     "by_head",
     "merged",
     "shared_heads",
@@ -118,18 +119,31 @@ def attention(
     >>> kept.p[0, 0].tolist()
     [[1.0, 0.0], [0.5, 0.5]]
     """
-    xp = check_floats(q=q, k=k, v=v)
+    check_floats(q=q, k=k, v=v)
     kv_of = _checked(q, k, v, kv_of, causal, offset)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    scores = wide(q) @ _per_query(k, kv_of).swapaxes(-1, -2)  # [b, heads, s, t]
-    scores *= scale
+    p = attention_weights(q, k, kv_of, causal, scale, offset)
+    y = wide(p) @ _per_query(v, kv_of)
+    return rounded(y, q), KeptAttention(q, k, v, p, kv_of, scale)
+
+
+def attention_weights(
+    q: Array,
+    k: Array,
+    kv_of: tuple[int, ...],
+    causal: bool = True,
+    scale: float | None = None,
+    offset: int = 0,
+) -> Array:
+    """softmax(scale q k^T) [b, query heads, s, t], the p that `attention` keeps."""
+    xp = array_namespace(q, k)
+    scores = wide(q) @ _per_query(k, kv_of).swapaxes(-1, -2)
+    scores *= q.shape[-1] ** -0.5 if scale is None else scale
     if causal:
         s, t = scores.shape[-2:]
         later = xp.arange(t) > xp.arange(s)[:, None] + offset
         xp.copyto(scores, -np.inf, where=later)
-    p = rounded(_softmax_in(scores), q)
-    y = wide(p) @ _per_query(v, kv_of)
-    return rounded(y, q), KeptAttention(q, k, v, p, kv_of, scale)
+    return rounded(_softmax_in(scores), q)
 
 
 def attention_grad(dy: Array, kept: KeptAttention) -> tuple[Array, Array, Array]:

@@ -8,10 +8,11 @@ what they are given return None.
 """
 
 from collections.abc import Callable
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
-from tiledask.tile.backend import Array, array_namespace
+from tiledask.plan.intervals import ends_of
+from tiledask.tile.backend import Array, accumulator, array_namespace
 from tiledask.tile.layers.activations import (
     KeptGate,
     gelu,
@@ -23,7 +24,14 @@ from tiledask.tile.layers.activations import (
     swiglu,
     swiglu_grad,
 )
-from tiledask.tile.layers.attention import KeptAttention, attention, attention_grad, by_head, merged
+from tiledask.tile.layers.attention import (
+    KeptAttention,
+    attention,
+    attention_grad,
+    attention_weights,
+    by_head,
+    merged,
+)
 from tiledask.tile.layers.convolution.conv import (
     KeptConv,
     conv2d,
@@ -56,7 +64,7 @@ from tiledask.tile.layers.norms import (
     rms_norm,
     rms_norm_grad,
 )
-from tiledask.tile.layers.operands import rounded, wide
+from tiledask.tile.layers.operands import by_token, check_floats, multiply, rounded, wide
 from tiledask.tile.layers.rotary import Angles, rotate, rotate_grad
 
 __all__ = ["KERNELS", "RankPart"]
@@ -115,13 +123,44 @@ def _add(x: Array, y: Array) -> Array:
     return rounded(wide(x) + wide(y), x)
 
 
-def _join(*parts: Array) -> Array:
-    return array_namespace(*parts).concatenate(parts, axis=-1)
+def _join(*parts: Array, dim: int = -1) -> Array:
+    return array_namespace(*parts).concatenate(parts, axis=dim)
 
 
 def _cut(x: Array, widths: tuple[int, ...]) -> tuple[Array, ...]:
-    xp, ends = array_namespace(x), [0, *accumulate(widths)]
+    xp, ends = array_namespace(x), ends_of(widths)
     return tuple(xp.ascontiguousarray(x[..., a:b]) for a, b in pairwise(ends))
+
+
+# -- a linear layer on a grid, panel by panel -----------------------------------------------------
+
+
+def _take(x: Array, dim: int, ends: tuple[int, int]) -> Array:
+    part = x[slice(*ends)] if dim == 0 else x[..., slice(*ends)]
+    return array_namespace(x).ascontiguousarray(part)
+
+
+def _no_product(x: Array, columns: int) -> Array:
+    return array_namespace(x).zeros((*x.shape[:-1], columns), accumulator(x.dtype))
+
+
+def _add_product(x: Array, w: Array, total: Array) -> Array:
+    check_floats(x=x, w=w)
+    product = multiply(x, w)
+    product += total
+    return product
+
+
+def _rounded_sum(total: Array, x: Array, b: Array | None = None) -> Array:
+    return rounded(total if b is None else total + wide(b), x)
+
+
+def _product_grad_weight(dy: Array, x: Array) -> Array:
+    return rounded(multiply(by_token(x).T, by_token(dy)), dy)
+
+
+def _sum_tokens(dy: Array) -> Array:
+    return rounded(wide(by_token(dy)).sum(axis=0), dy)
 
 
 # -- activations ----------------------------------------------------------------------------------
@@ -159,6 +198,17 @@ def _attention(
     q, k, v = _apart(qkv, heads)
     c, kept = attention(q, k, v, kv_of, causal, scale)
     return merged(c), kept.p
+
+
+def _attention_weights(
+    qkv: Array,
+    heads: _Heads,
+    kv_of: tuple[int, ...],
+    causal: bool = True,
+    scale: float | None = None,
+) -> Array:
+    q, k, _ = _apart(qkv, heads)
+    return attention_weights(q, k, kv_of, causal, scale)
 
 
 def _attention_grad(
@@ -291,15 +341,15 @@ def _embedding_grad(dy: Array, ids: Array, rows: RankPart) -> Array:
 
 
 def _add_rows(x: Array, table: Array, tokens: RankPart | None = None) -> Array:
-    return x + (table if tokens is None else table[tokens.here])
+    return x + table[tokens.here if tokens else slice(x.shape[1])]
 
 
 def _add_rows_grad(dy: Array, rows: int, tokens: RankPart | None = None) -> Array:
     total = dy.sum(axis=0)
-    if tokens is None:
+    if len(total) == rows:
         return total
     whole = array_namespace(dy).zeros((rows, dy.shape[-1]), dy.dtype)
-    whole[tokens.here] = total
+    whole[tokens.here if tokens else slice(len(total))] = total
     return whole
 
 
@@ -367,10 +417,12 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "add": _add,
     "add_bias": _add,
     "add_channels": _add_channels,
+    "add_product": _add_product,
     "add_rows": _add_rows,
     "add_rows_grad": _add_rows_grad,
     "attention": _attention,
     "attention_grad": _attention_grad,
+    "attention_weights": _attention_weights,
     "avg_pool2d": _avg_pool2d,
     "avg_pool2d_grad": _avg_pool2d_grad,
     "channel_sums": _channel_sums,
@@ -397,9 +449,11 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "loss_sums": _loss_sums,
     "max_pool2d": _max_pool2d,
     "max_pool2d_grad": _max_pool2d_grad,
+    "no_product": _no_product,
     "pack": _pack,
     "part": _part,
     "part_grad": _part_grad,
+    "product_grad_weight": _product_grad_weight,
     "put_columns": _put_columns,
     "relu": lambda z: relu(z)[0],
     "relu_grad": relu_grad,
@@ -408,10 +462,13 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "rms_norm_grad": _rms_norm_grad,
     "rotate": _rotate,
     "rotate_grad": _rotate_grad,
+    "rounded_sum": _rounded_sum,
     "silu": lambda z: silu(z)[0],
     "silu_grad": silu_grad,
     "swiglu": _swiglu,
+    "sum_tokens": _sum_tokens,
     "swiglu_grad": _swiglu_grad,
+    "take": _take,
     "zeros": _zeros,
 }
 """By name: what computes it."""

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tiledask.errors import KernelError
+from tiledask.plan.whole import is_whole
 from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers.operands import check_floats, check_integers, check_shape, rounded, wide
 
@@ -52,7 +53,7 @@ class LossRule:
     """Tokens with this target have no loss and no gradient."""
 
     def __post_init__(self) -> None:
-        if self.vocabulary < 1:
+        if not is_whole(self.vocabulary, 1):
             raise KernelError(f"a vocabulary has 1 class or more, got {self.vocabulary}")
         if not 0 <= self.smoothing <= 1:
             raise KernelError(f"smoothing is from 0 to 1, got {self.smoothing}; 0.1 is usual")

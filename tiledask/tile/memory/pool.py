@@ -2,10 +2,13 @@
 
 empty("gradients", ...)   held + asked <= capacity   an array, counted until its last view goes
                           held + asked >  capacity   Refused, a MemoryError; nothing was made
+made(sizes, kernel)       the same of what a kernel returns: asked for before, and then counted as
+                          what it is, so that a view of more counts as that more
 """
 
 import weakref
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 
 import numpy as np
@@ -56,6 +59,8 @@ class Pool:
         """Bytes now."""
         self.moment = ALWAYS
         self._by_tensor: Counter[str] = Counter()
+        self._known: set[int] = set()
+        """Arrays that are counted, by their id."""
         self._fullest: dict[str, tuple[int, dict[str, int]]] = {}
 
     @property
@@ -71,17 +76,7 @@ class Pool:
     def empty(self, tensor: str, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         """A new counted array, its contents arbitrary; raises Refused if it does not fit."""
         nbytes = prod(shape) * np.dtype(dtype).itemsize
-        if self.held + nbytes > self.capacity:
-            over = self.held + nbytes - int(self.capacity)
-            raise self._refused(tensor, nbytes, f"{format_bytes(over)} too many")
-        try:
-            array = self.xp.empty(shape, dtype)
-        except MemoryError as error:  # this machine, or its cap on the process, came first
-            raise self._refused(tensor, nbytes, f"which the system refused ({error})") from None
-        self._count(tensor, nbytes)
-        self._look()
-        # views of it keep it alive, so that it goes with the last of them
-        weakref.finalize(array, self._count, tensor, -nbytes).atexit = False
+        (array,) = self.made([(tensor, nbytes)], lambda: [self.xp.empty(shape, dtype)])
         return array
 
     def put(self, tensor: str, value: Array, dtype: DTypeLike | None = None) -> Array:
@@ -89,6 +84,62 @@ class Pool:
         array = self.empty(tensor, value.shape, value.dtype if dtype is None else dtype)
         array[...] = value
         return array
+
+    def made(
+        self, sizes: Sequence[tuple[str, int]], make: Callable[[], Iterable[Array]], work: int = 0
+    ) -> list[Array]:
+        """The arrays that ``make`` returns, counted; ``sizes``: their tensor classes and bytes;
+        ``work``: bytes that it needs meanwhile.
+
+        Raises Refused before anything is made if these bytes do not fit beside what is held. What
+        is made is counted as what it is: with the whole of which it is a view, and that once.
+
+        >>> pool = Pool()
+        >>> (row,) = pool.made([("activations", 40)], lambda: [np.ones((5, 10), np.float32)[0]])
+        >>> row.nbytes, pool.held
+        (40, 200)
+        """
+        asked: list[tuple[str, int]] = []
+        try:
+            for tensor, nbytes in (*sizes, *[("work space", work)] * bool(work)):
+                self._ask(tensor, nbytes)
+                asked.append((tensor, nbytes))
+            self._look()
+            arrays = list(make())
+        except Refused:
+            raise
+        except MemoryError as error:  # this machine, or its cap on the process, came first
+            tensor, nbytes = asked.pop() if asked else ("work space", 0)
+            self._count(tensor, -nbytes)
+            raise self._refused(tensor, nbytes, f"which the system refused ({error})") from None
+        finally:
+            for tensor, nbytes in asked:
+                self._count(tensor, -nbytes)
+        for (tensor, _), array in zip(sizes, arrays, strict=True):
+            self._adopt(tensor, array)
+        self._look()
+        return arrays
+
+    def _ask(self, tensor: str, nbytes: int) -> None:
+        if self.held + nbytes > self.capacity:
+            over = self.held + nbytes - int(self.capacity)
+            raise self._refused(tensor, nbytes, f"{format_bytes(over)} too many")
+        self._count(tensor, nbytes)
+
+    def _adopt(self, tensor: str, array: Array) -> None:
+        """Count an array, or that of which it is a view, until the last view of it goes."""
+        while isinstance(array, self.xp.ndarray) and isinstance(array.base, self.xp.ndarray):
+            array = array.base
+        if id(array) in self._known or not isinstance(array, self.xp.ndarray):
+            return  # a single number is none of the device's arrays
+        self._ask(tensor, array.nbytes)
+        self._known.add(id(array))
+        gone = weakref.finalize(array, self._forget, id(array), tensor, array.nbytes)
+        gone.atexit = False
+
+    def _forget(self, array: int, tensor: str, nbytes: int) -> None:
+        self._known.discard(array)
+        self._count(tensor, -nbytes)
 
     def rows(self, place: int) -> list[Row]:
         """Ledger rows: what was there before the first moment, and what each moment added to it

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from numpy.typing import DTypeLike
 
 from tiledask.errors import ConfigError, DivergedError
+from tiledask.plan.whole import is_whole
 from tiledask.tile.backend import Array, accumulator, array_namespace
 
 __all__ = ["LossScale", "all_finite", "unscaled"]
@@ -66,7 +67,7 @@ class LossScale:
                 f"a scale grows by a factor above 1 and backs off by one between 0 and 1, got "
                 f"growth={self.growth:g} and backoff={self.backoff:g}; 2 and 0.5 are usual"
             )
-        if self.interval is not None and self.interval < 1:
+        if self.interval is not None and not is_whole(self.interval, 1):
             raise ConfigError(
                 f"a scale grows after 1 step or more, got interval={self.interval}; None makes it "
                 f"static"

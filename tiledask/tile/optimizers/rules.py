@@ -18,7 +18,10 @@ from tiledask.errors import ConfigError
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.tile.backend import Array, array_namespace
 
-__all__ = ["SGD", "Adam", "AdamW", "Rule", "rule_for"]
+__all__ = ["SGD", "Adam", "AdamW", "Rule", "check_states", "rule_for"]
+
+KNOWN = ("weights", "gradients", "fp32 gradients", "master weights", "momentum", "variance")
+"""What a step uses, of 2, 4 or 8 bytes each."""
 
 States = Mapping[str, Array]
 """Arrays of the weights' shape by the planner's words: "momentum", "variance"."""
@@ -160,3 +163,18 @@ def rule_for(recipe: str | Recipe, rate: float = 1e-3) -> Rule:
     if recipe.holds("variance"):
         return Adam(rate)
     return SGD(rate, momentum=0.9 if recipe.holds("momentum") else 0.0)
+
+
+def check_states(recipe: Recipe) -> None:
+    """Refuse a recipe that keeps what no rule uses."""
+    wrong = [
+        s
+        for s in recipe.states
+        if s.tensor not in KNOWN or s.bytes not in (2, 4, 8) or s.of != "parameters"
+    ]
+    if wrong:
+        raise ConfigError(
+            f"recipe {recipe.name!r} keeps {wrong[0].bytes} B of {wrong[0].tensor!r} for each of "
+            f"the {wrong[0].of}; what can be run keeps {', '.join(KNOWN)} of 2, 4 or 8 B for all "
+            f"parameters, such as 'mixed-adam-16'"
+        )

@@ -12,6 +12,7 @@ from tiledask.lab.bench.tiles.goals import GOALS, TWO_LEVEL, predictions
 from tiledask.lab.bench.tiles.rounds import ratio
 from tiledask.lab.bench.tiles.two_level import ALONE
 from tiledask.lab.bench.tiles.ways import AGAIN, library
+from tiledask.plan.judged import MARKS
 from tiledask.plan.units import format_seconds
 from tiledask.tile.choice import predict
 
@@ -101,7 +102,7 @@ def _goal(row: Row, base: Row | None, theirs: str) -> str:
 
 
 def _met(reached: float, wanted: float) -> str:
-    return f"{wanted:.2f} {'✓' if reached >= wanted else '✗'}"
+    return f"{wanted:.2f} {MARKS[reached >= wanted]}"
 
 
 def layouts_table(rows: Sequence[Row], arrays: str) -> Table:

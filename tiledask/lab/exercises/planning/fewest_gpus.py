@@ -14,6 +14,7 @@ from tiledask.plan.inputs.layout import RECOMPUTE, Layout
 from tiledask.plan.inputs.load import load_cluster, load_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.units import format_bytes
+from tiledask.plan.whole import is_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -178,10 +179,7 @@ def copies_that_fit(model: str = "llama-2-13b", device: str = "A100-40GB") -> Ex
 
 def _degrees(answer: Any) -> tuple[int | None, ...]:
     numbers = tuple(answer) if isinstance(answer, tuple | list) else ()
-    whole = all(
-        n is None or (isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= ENDLESS)
-        for n in numbers
-    )
+    whole = all(n is None or is_whole(n, 1, ENDLESS) for n in numbers)
     if len(numbers) != 4 or not whole:
         raise ConfigError(
             f"an answer has four entries, one for each of ZeRO 0, 1, 2 and 3: a number of GPUs "

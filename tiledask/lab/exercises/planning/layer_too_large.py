@@ -15,6 +15,7 @@ from tiledask.errors import ConfigError
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import BLUE, GREY, ORANGE, PINK, RED, SKY, canvas, styled
+from tiledask.plan.whole import is_whole
 from tiledask.tile.memory.pool import Pool, Refused
 
 if TYPE_CHECKING:
@@ -130,8 +131,7 @@ def _answer(answer: Any) -> dict[str, Any]:
                 f"{strategy!r} works with one of {', '.join(map(repr, LEVELS))}, or None if not "
                 f"even the forward pass does; got {answer[strategy]!r}"
             )
-    ranks = answer["ranks for adam"]
-    if type(ranks) is not int or not 1 <= ranks <= 64:
+    if not is_whole(ranks := answer["ranks for adam"], 1, 64):
         raise ConfigError(f"'ranks for adam' is a number from 1 to 64, got {ranks!r}")
     return dict(answer)
 

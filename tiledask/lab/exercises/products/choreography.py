@@ -23,7 +23,7 @@ from tiledask.lab.exercises.products.placements import (
 from tiledask.lab.judging import Exercise, Target
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.placement import Placement, Tiling
-from tiledask.plan.products.product import algorithms, grids, options_of, plan_product
+from tiledask.plan.products.product import GRID_AXES, algorithms, grids, options_of, plan_product
 from tiledask.plan.products.product_plan import ProductPlan
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ __all__ = ["cheapest_choreography", "choices", "held", "moved"]
 MB = 1_000_000
 NARROW = 16
 """Columns of a panel where everything is tried: the width changes the memory, not the bytes."""
-_AXES = {"summa": 2, "cannon": 2, "2.5d": 3, "3d": 3}
-"""Of the grids that an algorithm takes."""
 
 Pair = tuple[tuple[Placement, ...], tuple[Placement, ...]]
 """Placements of A and of B, one per mesh axis."""
@@ -148,7 +146,7 @@ def choices(a: Tiling, b: Tiling) -> Iterator[ProductPlan]:
     for name in algorithms:
         takes = options_of(name)
         panel = NARROW if "panel" in takes else None
-        shapes = grids(a.ranks, _AXES[name]) if "grid" in takes else (None,)
+        shapes = grids(a.ranks, GRID_AXES[name]) if "grid" in takes else (None,)
         for grid in shapes:
             try:
                 yield plan_product(name, a, b, panel=panel, grid=grid)

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
-from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError, RuleError
@@ -18,6 +17,7 @@ from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import BLUE, GREY, RED, SKY, canvas, styled
 from tiledask.plan.inputs.hardware import load_device
 from tiledask.plan.units import format_bytes
+from tiledask.plan.whole import is_whole
 from tiledask.tile import Config, Tile, config_of, order, predict
 from tiledask.tile.choice.residency import refusal
 
@@ -42,9 +42,7 @@ def tile_of(answer: Any) -> Config:
     """
     legal = isinstance(answer, tuple | list) and len(answer) == 2
     tile, stages = answer if legal else (None, None)
-    shaped = isinstance(tile, tuple | list) and all(
-        isinstance(n, Integral) for n in (*tile, stages)
-    )
+    shaped = isinstance(tile, tuple | list) and all(map(is_whole, (*tile, stages)))
     if not shaped or (tuple(tile), stages) not in _space():
         raise ConfigError(
             f"an answer is ((tm, tn, tk), stages), for instance ((64, 128, 32), 3): tm and tn one "

@@ -4,7 +4,6 @@ A rank computes k and v of every kv head that its query heads look at. A kv head
 are on two ranks is computed twice.
 """
 
-import operator
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import product
@@ -13,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.errors import ConfigError, PlacementError
+from tiledask.errors import ConfigError, PlacementError, short
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import BLUE, GREY, ORANGE, canvas, styled
 from tiledask.plan.collectives.shards import deal_heads
-from tiledask.plan.data import short
+from tiledask.plan.whole import is_whole
 from tiledask.tile import layers as tile
 
 if TYPE_CHECKING:
@@ -151,10 +150,10 @@ def _count(n: int, what: str) -> str:
 def _assigned(answer: Any, task: _Task) -> Assignment:
     try:
         assigned = tuple(tuple(part) for part in answer)
-        heads = [operator.index(i) for part in assigned for i in part]
     except TypeError:
-        assigned, heads = (), []
-    if len(assigned) != task.ranks or isinstance(answer, str):
+        assigned = ()
+    heads = [i for part in assigned for i in part]
+    if len(assigned) != task.ranks or not all(map(is_whole, heads)):
         raise ConfigError(
             f"an answer has a list of query heads for each of {task.ranks} ranks, and every head "
             f"of 0..{task.query - 1} once, for instance "

@@ -24,7 +24,8 @@ from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import BLUE, GREY, ORANGE, canvas, styled
 from tiledask.plan.collectives.rows import RowSplit, split_rows
-from tiledask.plan.program.making.of_lenet import need
+from tiledask.plan.program.making.convolution.of_lenet import need
+from tiledask.plan.whole import is_whole
 from tiledask.tile import layers as L
 
 if TYPE_CHECKING:
@@ -332,7 +333,7 @@ _BOTH = ("layerwise", "data parallel")
 
 
 def _devices(answer: Any) -> int:
-    if isinstance(answer, bool) or not isinstance(answer, int) or not 2 <= answer <= MOST:
+    if not is_whole(answer, 2, MOST):
         raise ConfigError(f"an answer is a number of devices from 2 to {MOST}, got {answer!r}")
     return answer
 

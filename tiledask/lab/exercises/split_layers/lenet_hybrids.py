@@ -16,7 +16,7 @@ from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import BLUE, ORANGE, canvas, styled
 from tiledask.plan.program.lenet import PARAMETERS, WAYS, Split
-from tiledask.plan.program.making.of_lenet import Need, need_of
+from tiledask.plan.program.making.convolution.of_lenet import Need, need_of
 from tiledask.tile.datasets import load_images
 
 if TYPE_CHECKING:

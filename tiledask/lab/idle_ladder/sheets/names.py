@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, short
 from tiledask.lab.judging import Target
 from tiledask.lab.judging.reading import from_0, labelled, parts
 from tiledask.lab.judging.result import WRONG
-from tiledask.plan.data import short
 
 __all__ = ["Name", "NameSheet"]
 

@@ -32,8 +32,14 @@ KINDS = {
     "I": ("backward: input gradient", colour_named("backward_input")),
     "W": ("backward: weight gradient", colour_named("backward_weight")),
     "U": ("update of the weights", colour_named("update")),
+    "M": ("multiply, and add up", colour_named("multiply")),
 }
 """Kind of action -> its name in a legend, its colour."""
+WEIGHTS = {
+    "UNSHARD": ("weights gathered", RED),
+    "REDUCE_GRAD": ("gradients summed over copies", PINK),
+}
+"""The same of what is done with weights that copies of the model share out."""
 
 
 class IdleLook(NamedTuple):
@@ -76,8 +82,9 @@ def gantt(
 ) -> "Figure":
     """A figure with one panel per timeline, one row per device, all on one time axis.
 
-    The number in a box is the micro-batch, where there is room for it; idle time is hatched by its
-    cause; at the right of a row is the idle share of its device, unless all are idle equally long.
+    The number in a box is the micro-batch, or of a product the panel, where there is room for it;
+    idle time is hatched by its cause; at the right of a row is the idle share of its device, unless
+    all are idle equally long.
     ``titles`` name the panels; without them a timeline's origin does. ``between``: only these
     seconds are drawn, for a closer look. A forward and a backward that a device does at once share
     the height of its row.
@@ -105,7 +112,7 @@ def gantt(
         x, _ = draw.points_per_unit(axes)
         for drawn in axes.collections:
             widths = [np.ptp(path.vertices[:, 0]) for path in drawn.get_paths()]
-            if widths and drawn.get_gid() not in (TRANSFER, *IDLE):
+            if widths and drawn.get_gid() not in (TRANSFER, *WEIGHTS, *IDLE):
                 drawn.set_linewidth(min(0.5, 0.12 * x * float(np.median(widths))))
         _numbers(axes, [a for a in done if first <= a.box[0] and a.end <= last])
     if not any(axes.texts for axes in panels):
@@ -140,11 +147,12 @@ def _panel(axes: "Axes", timeline: Timeline, actions: list[_Action], name: str) 
         alike = [a.box for a in actions if (a.kind, a.chunk) == (kind, chunk)]
         draw.boxes(axes, alike, facecolor=colour_of(kind, chunk), gid=f"{kind}{chunk}")
     # a transfer is a thin mark under the row of the device that receives
-    columns = (timeline.device, timeline.start, timeline.end)
-    moved = zip(*(c[timeline.kind == TRANSFER].tolist() for c in columns), strict=True)
     under = draw.HEIGHT / 2 + 0.03
-    marks = [(start, device + under, end - start, 0.08) for device, start, end in moved]
-    draw.boxes(axes, marks, color=INK, gid=TRANSFER)
+    for moved in (TRANSFER, *WEIGHTS):
+        columns = (timeline.device, timeline.start, timeline.end)
+        each = zip(*(c[timeline.kind == moved].tolist() for c in columns), strict=True)
+        marks = [(start, device + under, end - start, 0.08) for device, start, end in each]
+        draw.boxes(axes, marks, color=INK if moved == TRANSFER else WEIGHTS[moved][1], gid=moved)
     step = 1 + timeline.devices // 24
     devices = range(timeline.devices)
     draw.lanes(axes, [f"device {d}" for d in devices], step)
@@ -254,8 +262,12 @@ def _legend(timelines: Sequence[Timeline]) -> list:
     entries = [draw.patch_entry(*shown) for shown in kinds_shown(*timelines)]
     if any((timeline.kind == TRANSFER).any() for timeline in timelines):
         entries.append(draw.line_entry("transfer to the device", linewidth=2))
+    for kind, (words, colour) in WEIGHTS.items():
+        if any((timeline.kind == kind).any() for timeline in timelines):
+            entries.append(draw.line_entry(words, color=colour, linewidth=2))
     causes = {cause for timeline in timelines for cause in _idle_boxes(timeline)}
     for cause, words in CAUSES.items():
         if cause in causes:
             entries.append(draw.patch_entry(f"idle: {words}", PALE, linewidth=0, **_face(cause)))
-    return [*entries, draw.number_entry("the micro-batch")]
+    panels = all((t.kind[t.code < len(COMPUTE)] == "M").all() for t in timelines)
+    return [*entries, draw.number_entry("the panel" if panels else "the micro-batch")]

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tiledask.errors import ConfigError
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.planning.feasibility import round_bytes, short_layout, summary
 from tiledask.lab.plots.primitives import Axes, Figure
 from tiledask.lab.plots.style import GREY, INK, LINES, ORANGE, RED, canvas, lighter, styled
 from tiledask.plan.choosing.search import Plan, Plans
 from tiledask.plan.units import format_seconds
+from tiledask.plan.whole import whole_number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,8 +31,7 @@ def pareto(plans: Plans, *, knees: int = 6, title: str | None = None) -> "Figure
     """A figure of seconds a step, by formula, against bytes on the fullest device: a point per plan
     that fits, a line through those of each number of devices that no other beats in both, and of
     about ``knees`` points on the lines the layouts with their simulated seconds."""
-    if isinstance(knees, bool) or not isinstance(knees, int) or knees < 1:
-        raise ConfigError(f"knees must be an integer of 1 or more, got {knees!r}")
+    knees = whole_number("knees", knees, 1)
     heading = title or f"What less memory costs in time: {plans.model.name} on {plans.cluster}"
     frame = plans.to_frame(None)
     fronts = {n: _front(frame, n) for n in sorted(frame.devices.unique().tolist())}

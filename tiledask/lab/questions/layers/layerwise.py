@@ -17,10 +17,11 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.lab.puzzles.fields import whole
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
-from tiledask.plan.choosing.question_check import FAILS, HOLDS, CheckedClaim, Critique
+from tiledask.plan.choosing.question_check import Critique
 from tiledask.plan.collectives import convolution as planned
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.expected import Expected
+from tiledask.plan.judged import FAILS, HOLDS, judged
 from tiledask.plan.units import format_bytes
 
 __all__ = ["QUESTION"]
@@ -60,7 +61,7 @@ def _shown(shares: Sequence[int]) -> str:
 
 def work(channels: int, units: int, rows: int, devices: int) -> WorkedAnswer:
     """Who has which channels; what each way of splitting has to synchronise, and its bytes."""
-    from tiledask.plan.program.making.of_lenet import need
+    from tiledask.plan.program.making.convolution.of_lenet import need
 
     shares, dense = even(channels, devices), even(units, devices)
     lines = [
@@ -108,7 +109,7 @@ def work(channels: int, units: int, rows: int, devices: int) -> WorkedAnswer:
 
 def _premise(channels: int, units: int, rows: int, devices: int) -> Critique:
     """d2l's two sentences about the cost, each against LeNet's numbers."""
-    from tiledask.plan.program.making.of_lenet import need
+    from tiledask.plan.program.making.convolution.of_lenet import need
 
     layerwise, network, data = (
         need(way, 256, devices, 4) for way in ("layerwise", "network", "data parallel")
@@ -118,12 +119,12 @@ def _premise(channels: int, units: int, rows: int, devices: int) -> Critique:
         "d2l on layerwise partitioning",
         f"LeNet on {devices} devices, a step of 256 images in float32",
         (
-            CheckedClaim(
+            judged(
                 "A very large number of synchronization or barrier operations",
                 HOLDS if layerwise.barriers > data.barriers else FAILS,
                 f"{layerwise.barriers} a step, where data parallelism has {data.barriers}.",
             ),
-            CheckedClaim(
+            judged(
                 "The data to transfer is potentially even larger than with layers on GPUs",
                 HOLDS if sent > other else FAILS,
                 f"{format_bytes(sent)} against {format_bytes(other)}: {sent / other:.3g} times.",

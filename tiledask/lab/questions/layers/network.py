@@ -8,13 +8,8 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.lab.puzzles.fields import whole
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Comparison
-from tiledask.plan.choosing.question_check import (
-    BARELY,
-    FAILS,
-    HOLDS,
-    CheckedClaim,
-    Critique,
-)
+from tiledask.plan.choosing.question_check import Critique
+from tiledask.plan.judged import BARELY, FAILS, HOLDS, judged
 from tiledask.plan.units import format_bytes
 
 __all__ = ["QUESTION"]
@@ -24,7 +19,7 @@ def work(images: int, devices: int) -> WorkedAnswer:
     """d2l's four claims: memory, synchronisation, balance, transfers; a line of numbers each."""
     from tiledask.distributed.convolution.lenet import LENET
     from tiledask.plan.program.lenet import BOUNDARIES, PARAMETERS, stages_of
-    from tiledask.plan.program.making.of_lenet import need
+    from tiledask.plan.program.making.convolution.of_lenet import need
 
     stages, said = stages_of(devices), need("network", images, devices, 4)
     lines, crossed = ["weights and biases, fp32, 4 B each:"], []
@@ -69,7 +64,7 @@ def work(images: int, devices: int) -> WorkedAnswer:
 def _premise(images: int, devices: int) -> Critique:
     """d2l's sentences about this way of splitting, each against LeNet's numbers."""
     from tiledask.plan.program.lenet import PARAMETERS
-    from tiledask.plan.program.making.of_lenet import need
+    from tiledask.plan.program.making.convolution.of_lenet import need
 
     said = need("network", images, devices, 4)
     copies = sum(need("data parallel", images, devices, 4).sent)
@@ -79,17 +74,17 @@ def _premise(images: int, devices: int) -> Critique:
         "d2l on network partitioning",
         "LeNet in float32: 4 B a parameter and an activation",
         (
-            CheckedClaim(
+            judged(
                 "The memory of a GPU is a fraction of the network's",
                 fraction,
                 f"The fullest of {devices} has {share:.1%}; even parts would be {1 / devices:.1%}.",
             ),
-            CheckedClaim(
+            judged(
                 "Workloads may not be properly matched between layers",
                 HOLDS if said.imbalance > 1.1 else FAILS,
                 f"The busiest device has {said.imbalance:.3g} times the mean work.",
             ),
-            CheckedClaim(
+            judged(
                 "The interface between layers requires large amounts of data transfer",
                 HOLDS if sent > copies else FAILS,
                 f"{format_bytes(sent)} a step; copies would send {format_bytes(copies)}.",

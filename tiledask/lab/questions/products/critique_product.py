@@ -17,7 +17,7 @@ from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.questions.readers import device as device_name
 from tiledask.lab.questions.readers import grid as grid_of_workers
 from tiledask.lab.table import Claim, Comparison
-from tiledask.plan.choosing.critique import Line
+from tiledask.plan.judged import Judged
 from tiledask.plan.products.cost import MachineRates, cost
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import plan_product
@@ -137,41 +137,41 @@ def _advised(given: Proposal, memory: int) -> Proposal:
     return min([given, *better], key=worth)
 
 
-def _lines(given: Proposal, memory: int) -> Iterator[Line]:
+def _lines(given: Proposal, memory: int) -> Iterator[Judged]:
     ridge = td.tile.ridge(given.device)
     least = min((each for each in _others(given) if each.held <= memory), default=given,
                 key=lambda each: each.moved)  # fmt: skip
-    yield Line(
+    yield Judged(
         "memory",
         given.held <= memory,
         f"the fullest worker holds {format_bytes(given.held)} of {format_bytes(memory)}",
     )
-    yield Line(
+    yield Judged(
         "balance",
         given.balance <= 1.1,
         f"the fullest worker has {given.balance:.3g} times the mean FLOP; above 1.1 is a fault",
     )
-    yield Line(
+    yield Judged(
         "traffic",
         given.moved <= 1.1 * least.moved,
         f"{format_bytes(given.moved)} between workers, {format_bytes(least.moved)} by "
         f"{least.strategy} on {least.grid[0]} x {least.grid[1]}; 1.1 times that is a fault",
     )
     sums = given.plan.sums
-    yield Line(
+    yield Judged(
         "barriers",
         not sums,
         "partial sums of C: all workers wait for each other once more, and send them"
         if sums
         else "nothing is summed: each worker ends by itself",
     )
-    yield Line(
+    yield Judged(
         "tiles",
         given.intensity >= ridge,
         f"{given.intensity:.3g} FLOP a byte loaded; the {given.device} needs {ridge:.3g}, tiles of "
         f"{td.tile.ridge_extent(given.device)}",
     )
-    yield Line(
+    yield Judged(
         "time",
         given.seconds <= 2 * given.ideal,
         f"{format_seconds(given.seconds)} by formula, {given.seconds / given.ideal:.3g} times the "

@@ -1,12 +1,11 @@
 """The schedules whose backward is one action: layer-wise, GPipe, 1F1B, and their loops."""
 
-from itertools import pairwise
-
 import numpy as np
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.data import short
+from tiledask.plan.intervals import split
 from tiledask.plan.pipelines.schedule import Columns, Schedule
+from tiledask.plan.whole import MOST_COUNT, whole_number
 
 __all__ = [
     "chunks_each",
@@ -137,9 +136,7 @@ def _alternate(forwards: Columns, backwards: Columns, warmup: int) -> Columns:
 
 def even_groups(count: int, groups: int) -> list[range]:
     """0 .. count - 1 in ``groups`` runs, the larger ones first."""
-    size, extra = divmod(count, groups)
-    starts = [g * size + min(g, extra) for g in range(groups + 1)]
-    return [range(a, b) for a, b in pairwise(starts)]
+    return [range(*ends) for ends in split(0, count, groups)]
 
 
 def chunks_each(stages: int, devices: int) -> int:
@@ -153,13 +150,5 @@ def chunks_each(stages: int, devices: int) -> int:
     return stages // devices
 
 
-MANY = 10**12
-"""Nobody counts further; a number of thousands of digits could not even be printed."""
-
-
 def count_of(value: int, name: str) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
-        raise ScheduleError(f"{name} must be a whole number of at least 1, got {short(value)}")
-    if value > MANY:
-        raise ScheduleError(f"{name} must be at most {MANY:,}, got {short(value)}")
-    return int(value)
+    return whole_number(name, value, 1, MOST_COUNT, error=ScheduleError)

@@ -2,18 +2,19 @@
 
 writer.py        instructions under way; the tape from which a backward is written
 layers.py        layers over tensor-parallel ranks, forward only
-convolutions.py  convolutions and pooling over ranks, by channels and by rows of the image
+grid_layers.py   a linear layer on a grid of ranks
 unit_states.py   weights, gradients and the optimizer's states by ZeRO, and the update
 decoder.py       the shapes of a decoder's units
 of_layer.py      the program of one layer
 of_training.py   the program of a training's step
-of_lenet.py      that of d2l's LeNet, on the ranks of any split, and what it needs
 of_end.py        that of its end: a checkpoint is written, weights are brought
+of_states.py     that of a step of which the parameters are counted, and nothing else is known
 of_layout.py     that of a planner's layout, and its seconds
 of_schedule.py   the program of a pipeline schedule
 of_product.py    the programs of a blocked product
 of_stream.py     that of a product of matrices in files
 of_tile.py       that of a task of a lazy product
+convolution/     convolutions over ranks, and the program of LeNet's step
 """
 
 from tiledask.submodules import submodules

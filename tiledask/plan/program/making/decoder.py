@@ -7,18 +7,17 @@ stage                 0                          1                 2
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from tiledask.errors import PartitionError
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.layouts import (
     HeadCounts,
-    Sharding,
     Shardings,
     block_layout,
     embedding_layout,
 )
-from tiledask.plan.products.placement import Replicate
+from tiledask.plan.intervals import ends_of
+from tiledask.plan.products.placement import Replicate, Tiling
 
 __all__ = ["Decoder", "DecoderShapes"]
 
@@ -47,10 +46,15 @@ class DecoderShapes(ABC):
         """Columns between the two matrices of the feed-forward."""
 
     @property
+    def positions(self) -> int:
+        """Rows of the table of positions; 0: there is none."""
+        return 0 if self.gated else self.sequence
+
+    @property
     def units(self) -> tuple[str, ...]:
         """Its parts, in order."""
         blocks = (f"layer {n}" for n in range(self.layers))
-        return ("embedding", *(() if self.gated else ("positions",)), *blocks, "head")
+        return ("embedding", *(("positions",) if self.positions else ()), *blocks, "head")
 
     def stage_units(self, stage: int, cut: Sequence[int]) -> tuple[str, ...]:
         """The units of one stage; ``cut``: how many layers each stage has, 0 or more.
@@ -65,7 +69,7 @@ class DecoderShapes(ABC):
                 f"stages of {', '.join(map(str, cut))} layers are {sum(cut)} together, the model "
                 f"has {self.layers}; give each stage 0 or more that add up to {self.layers}"
             )
-        ends = (0, *accumulate(cut))
+        ends = ends_of(cut)
         blocks = tuple(f"layer {n}" for n in range(ends[stage], ends[stage + 1]))
         before = [u for u in self.units if u in ("embedding", "positions")] if not stage else []
         last = stage == len(cut) - 1
@@ -83,7 +87,7 @@ class DecoderShapes(ABC):
         if unit == "embedding":
             return {"table": (self.vocabulary, h)}
         if unit == "positions":
-            return {"table": (self.sequence, h)}
+            return {"table": (self.positions, h)}
         if unit == "head":
             return self._norm_shapes("norm") | (
                 {} if self.tied else {"w_head": (h, self.vocabulary)}
@@ -107,11 +111,19 @@ class DecoderShapes(ABC):
     def layout(self, unit: str, ranks: int) -> Shardings:
         """How a unit's weights are placed on the ranks of a tensor-parallel group."""
         if unit == "positions":
-            return {"table": Sharding(Replicate())}
+            return {"table": Replicate()}
         if unit in ("embedding", "head"):
-            norm = {f"norm.{kind}": Sharding(Replicate()) for kind in "wb"}
+            norm: Shardings = {f"norm.{kind}": Replicate() for kind in "wb"}
             return norm | embedding_layout(self.vocabulary, ranks)
         return block_layout(self.head_counts, self.inner, ranks)
+
+    def tilings(self, unit: str, ranks: int) -> dict[str, Tiling]:
+        """How a unit's weights lie on the ranks of a tensor-parallel group."""
+        layout = self.layout(unit, ranks)
+        return {
+            name: Tiling(shape, (ranks,), (layout[name],))
+            for name, shape in self.whole_shapes(unit).items()
+        }
 
     def shapes(self, unit: str, ranks: int, rank: int) -> Shapes:
         """Of a unit's weights on one rank of a tensor-parallel group.
@@ -119,9 +131,8 @@ class DecoderShapes(ABC):
         >>> Decoder(59, 16, 3, 8, HeadCounts(4, 4, 4), 64).shapes("embedding", ranks=4, rank=3)
         {'table': (14, 16)}
         """
-        layout = self.layout(unit, ranks)
-        whole = self.whole_shapes(unit)
-        return {name: layout[name].block_shape(shape, rank) for name, shape in whole.items()}
+        tilings = self.tilings(unit, ranks)
+        return {name: tiling.block_shape((rank,)) for name, tiling in tilings.items()}
 
 
 @dataclass(frozen=True)
@@ -138,6 +149,13 @@ class Decoder(DecoderShapes):
     """Columns between the two matrices of the feed-forward."""
     gated: bool = False
     tied: bool = False
+    learned: int | None = None
+    """Rows of the table of positions, 0 for none; None: a row per token, or none if ``gated``."""
+
+    @property
+    def positions(self) -> int:
+        """Rows of the table of positions; 0: there is none."""
+        return super().positions if self.learned is None else self.learned
 
     @property
     def head_counts(self) -> HeadCounts:

@@ -61,6 +61,8 @@ class TensorLayers:
     """Query heads, kv heads, columns of each, on all ranks together."""
     regather: bool = False
     """Whether tokens that were gathered are let go, and gathered again in the backward."""
+    selective: bool = False
+    """Whether the attention's probabilities are let go, and computed again in the backward."""
     axis: int = TENSOR
     """Of the mesh, along which the ranks of the group differ."""
 
@@ -283,13 +285,17 @@ class TensorLayers:
         told |= {"kv_of": looks, "causal": None if causal else False, "scale": scale}
         rows, tokens, _ = qkv.shape
         c = writer.value("y", (rows, tokens, n * width))
-        p = writer.value("p", (rows, n, tokens, tokens))
+        kept = writer.value("p", (rows, n, tokens, tokens))
         product = rows * n, tokens, width
-        writer.do("attention", (qkv,), (c, p), **told, product=product)
+        writer.do("attention", (qkv,), (c, kept), **told, product=product)
 
         def rule(dc: Value) -> Gradients:
-            d = writer.value("dx", qkv.shape)
+            d, p = writer.value("dx", qkv.shape), kept
+            if self.selective:
+                p = writer.value("p", kept.shape)
+                writer.do("attention_weights", (qkv,), (p,), **told, product=product)
             back = told | {"causal": None, "product": product}
+            back["work"] = p.size * p.itemsize  # p's gradient, over which that of the scores goes
             writer.do("attention_grad", (dc, qkv, p), (d,), **back)
             return [(qkv, d)]
 

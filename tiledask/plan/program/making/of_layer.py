@@ -1,4 +1,4 @@
-"""The program of one layer on the ranks of a group: made from shapes alone.
+"""The program of one layer on the ranks of a group or a grid: from shapes alone.
 
 forward     x = do arguments      the layer      do returns y
 backward    dy = do arguments     its tape       do returns dx, and the weights' gradients
@@ -7,13 +7,15 @@ backward    dy = do arguments     its tape       do returns dx, and the weights'
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tiledask.plan.collectives.layouts import Sharding
+from tiledask.plan.products.placement import Tiling
 from tiledask.plan.program.instructions import ProgramLine, ProgramPart, ProgramRole
-from tiledask.plan.program.making.convolutions import ConvolutionLayers
+from tiledask.plan.program.making.convolution.convolutions import ConvolutionLayers
+from tiledask.plan.program.making.grid_layers import GridLayers
 from tiledask.plan.program.making.writer import ProgramWriter, Value, needed
 from tiledask.plan.program.program import Program
 
@@ -24,15 +26,13 @@ class LayerOperand(NamedTuple):
     """An array that a layer is given, or one of its weights."""
 
     name: str
-    shape: tuple[int, ...]
-    """Of the whole."""
-    sharding: Sharding
+    tiling: Tiling
     itemsize: int
     """Bytes of a number."""
 
-    def value(self, rank: int) -> Value:
-        """What a rank has of it."""
-        return Value(self.name, self.sharding.block_shape(self.shape, rank), self.itemsize)
+    def value(self, at: tuple[int, ...]) -> Value:
+        """What the rank at ``at`` has of it."""
+        return Value(self.name, self.tiling.block_shape(at), self.itemsize)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +40,10 @@ class LayerTerms:
     """What a layer's program follows from."""
 
     layer: str
-    """The method of `ConvolutionLayers`, or of `TensorLayers`, that writes it."""
-    ranks: int
+    """The method that writes it: of `ConvolutionLayers` or `TensorLayers`, on a grid of
+    `GridLayers`."""
+    mesh: tuple[int, ...]
+    """(ranks,), or of a grid."""
     given: tuple[LayerOperand, ...]
     """What it takes, and the gradient of the first of which it gives, if it has one."""
     weights: tuple[LayerOperand, ...]
@@ -59,32 +61,35 @@ class LayerTerms:
 
 @lru_cache(256)
 def layer_program(terms: LayerTerms) -> Program:
-    """The Program of a layer's forward and backward on a mesh of (1, ranks); nothing is computed.
+    """The Program of a layer's forward and backward; nothing is computed.
 
-    >>> from tiledask.plan.collectives.shards import even_shards
+    On a mesh of (1, ranks), whose second axis is the tensor-parallel one, or on the grid.
+
     >>> from tiledask.plan.products.placement import Replicate, Shard
-    >>> x = LayerOperand("x", (3, 4), Sharding(Replicate()), 8)
-    >>> w = LayerOperand("w", (4, 6), Sharding(Shard(1), even_shards(6, 2)), 8)
+    >>> x = LayerOperand("x", Tiling((3, 4), (2,), (Replicate(),)), 8)
+    >>> w = LayerOperand("w", Tiling((4, 6), (2,), (Shard(1),)), 8)
     >>> told = ("unit", ""), ("names", ("w",)), ("labels", ("column_linear",))
     >>> terms = LayerTerms(
-    ...     layer="column_linear", ranks=2, given=(x,), weights=(w,), told=told, itemsize=8)
+    ...     layer="column_linear", mesh=(2,), given=(x,), weights=(w,), told=told, itemsize=8)
     >>> print(layer_program(terms).check().line_text(1), layer_program(terms).traffic.sent)
     forward.0 backward.0 (96, 96)
     """
-    roles = tuple(_role(terms, rank) for rank in range(terms.ranks))
+    roles = tuple(_role(terms, at) for at in product(*map(range, terms.mesh)))
     turns = np.arange(2, dtype=np.int32), np.zeros(2, np.int32), np.zeros(2, bool)
-    of_rank, mesh = tuple(range(terms.ranks)), (1, terms.ranks)
-    return Program(roles, (ProgramLine(*turns),) * terms.ranks, of_rank, terms.layer, mesh)
+    lines, ranks = (ProgramLine(*turns),) * len(roles), tuple(range(len(roles)))
+    mesh = terms.mesh if len(terms.mesh) > 1 else (1, *terms.mesh)
+    return Program(roles, lines, ranks, terms.layer, mesh)
 
 
-def _role(terms: LayerTerms, rank: int) -> ProgramRole:
+def _role(terms: LayerTerms, at: tuple[int, ...]) -> ProgramRole:
     writer = ProgramWriter(terms.itemsize)
-    weights = _Weights({each.name: each.value(rank) for each in terms.weights})
-    layers = ConvolutionLayers(
-        writer, weights, terms.ranks, rank, terms.tokens, terms.heads, terms.regather
-    )
+    weights = _Weights({each.name: each.value(at) for each in terms.weights})
+    layers: ConvolutionLayers | GridLayers = GridLayers(writer, weights, terms.mesh, at)
+    if len(at) == 1:
+        told = terms.tokens, terms.heads, terms.regather
+        layers = ConvolutionLayers(writer, weights, terms.mesh[0], at[0], *told)
     writer.part()
-    given = [writer.named(each.value(rank)) for each in terms.given]
+    given = [writer.named(each.value(at)) for each in terms.given]
     writer.do("arguments", (), given)
     y = getattr(layers, terms.layer)(*given, **dict(terms.told))
     writer.do("returns", (y,))

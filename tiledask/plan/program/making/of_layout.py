@@ -7,6 +7,7 @@ the model have as many rows and all tensor ranks as many columns. So 1,024 devic
 than the stages that they have.
 """
 
+from dataclasses import replace
 from functools import partial
 
 from tiledask.errors import ConfigError
@@ -25,7 +26,7 @@ from tiledask.plan.program.runs import in_runs
 from tiledask.plan.timing.collective_time import p2p
 from tiledask.plan.timing.rates import Calibration
 
-__all__ = ["layout_program", "layout_timeline", "why_no_program"]
+__all__ = ["layout_program", "layout_timeline", "training_terms", "why_no_program"]
 
 
 def why_no_program(model: Model, layout: Layout) -> str:
@@ -41,15 +42,9 @@ def why_no_program(model: Model, layout: Layout) -> str:
     return ""
 
 
-def layout_program(model: Model, layout: Layout, recipe: Recipe, sequence: int) -> Program:
-    """The Program of a step of training ``model`` in ``layout``. Raises ConfigError if it has none.
-
-    >>> from tiledask.plan.inputs.load import load_model
-    >>> from tiledask.plan.inputs.recipes import load_recipe
-    >>> layout = Layout(dp=2, tp=2, pp=2, microbatches=4)
-    >>> layout_program(load_model("gpt2"), layout, load_recipe("mixed-adam-16"), 1024)
-    Program(training 1f1b: 8 ranks, 8,776 instructions)
-    """
+def training_terms(model: Model, layout: Layout, recipe: Recipe, sequence: int) -> TrainingTerms:
+    """What the program of a layout follows from; nothing is clipped. Raises ConfigError if it has
+    none."""
     if reason := why_no_program(model, layout):
         raise ConfigError(f"no program of {layout}: {reason}")
     name = "interleaved" if layout.schedule == "1f1b" and layout.interleave > 1 else layout.schedule
@@ -63,8 +58,9 @@ def layout_program(model: Model, layout: Layout, recipe: Recipe, sequence: int) 
         model.ffn,
         gated=model.mlp == "swiglu",
         tied=model.tied,
+        learned=model.learned_pos,
     )
-    terms = TrainingTerms(
+    return TrainingTerms(
         model=decoder,
         schedule=order(devices=layout.pp) if is_looped(name) else order(),
         cut=layout.chunk_layers(model.layers),
@@ -73,9 +69,21 @@ def layout_program(model: Model, layout: Layout, recipe: Recipe, sequence: int) 
         itemsize=recipe.compute_bytes,
         sequence_parallel=layout.sequence_parallel,
         zero=layout.zero,
-        clipped=True,
         recompute=layout.recompute == "full",
+        selective=layout.recompute == "selective" and not layout.flash_attention,
     )
+
+
+def layout_program(model: Model, layout: Layout, recipe: Recipe, sequence: int) -> Program:
+    """The Program of a step of training ``model`` in ``layout``. Raises ConfigError if it has none.
+
+    >>> from tiledask.plan.inputs.load import load_model
+    >>> from tiledask.plan.inputs.recipes import load_recipe
+    >>> layout = Layout(dp=2, tp=2, pp=2, microbatches=4)
+    >>> layout_program(load_model("gpt2"), layout, load_recipe("mixed-adam-16"), 1024)
+    Program(training 1f1b: 8 ranks, 8,776 instructions)
+    """
+    terms = replace(training_terms(model, layout, recipe, sequence), clipped=True)
     return step_program(terms, (layout.dp, layout.tp, layout.pp))
 
 
@@ -89,9 +97,7 @@ def layout_timeline(
 ) -> Timeline:
     """When everything in a step happens, of one rank of each kind, by the clock."""
     program = layout_program(model, layout, recipe, sequence)
-    flash = bool(layout.flash_attention)
-    selective = layout.recompute == "selective" and not flash
-    prices = prices_of(cluster, recipe, flash, selective, calibration)
+    prices = prices_of(cluster, recipe, bool(layout.flash_attention), calibration)
     moved = layout.microbatch * sequence // layout.tp * model.hidden * recipe.compute_bytes
     hop = p2p(1.0 * moved, layout.pp, layout.tp * layout.dp, cluster)
     few = program.representatives().on_compute("tp", "dp", "pp", "all")

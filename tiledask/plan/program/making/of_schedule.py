@@ -9,30 +9,42 @@
 
 x_s is what comes into stage s, dx_s the gradient of it, kept_s what the forward leaves for the
 backward; for_w_s the part of that which the gradient of the weights needs.
+
+Where the schedule says when weights are gathered, and there are several copies of the model, each
+has a share_s of them, and of their gradients a total_s:
+
+    UNSHARD(s)       weights_s = all_gather share_s         all that stage s does reads weights_s
+    RESHARD(s)       drop weights_s                         its backwards add to gradients_s
+    REDUCE_GRAD(s)   sum_s = reduce_scatter gradients_s     total_s += sum_s, drop gradients_s
 """
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from tiledask.errors import ScheduleError
-from tiledask.plan.data import short
+from tiledask.errors import ScheduleError, short
+from tiledask.plan.collectives.cost import even
 from tiledask.plan.pipelines.links import CONVENTIONS
 from tiledask.plan.pipelines.needs import validate
-from tiledask.plan.pipelines.schedule import KINDS, Schedule
+from tiledask.plan.pipelines.schedule import KINDS, SHARDING, Schedule
 from tiledask.plan.program.instructions import (
     COMPUTE_STREAM,
+    AllGather,
     Do,
+    Drop,
     Instruction,
     ProgramLine,
     ProgramPart,
     ProgramRole,
     Recv,
+    ReduceScatter,
     Send,
 )
 from tiledask.plan.program.program import Program
 
-__all__ = ["KERNELS", "program"]
+__all__ = ["KERNELS", "Turn", "program", "turns_of"]
 
 KERNELS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
 """By kind of action: the name of its kernel."""
@@ -45,6 +57,8 @@ def program(
     activation: int = 1,
     weight_part: int | None = None,
     transfers: str = "overlapped",
+    copies: int = 1,
+    weight_bytes: int | Sequence[int] = 0,
 ) -> Program:
     """The Program of ``schedule``: every send and receive of it, and what each rank holds.
 
@@ -54,6 +68,9 @@ def program(
     weight_part    bytes of them that are kept from I to W; default: all
     transfers      "overlapped": sends and receives have streams of their own, one per link;
                    "blocking": they are on the stream of the work
+    copies         of the model, which share out what the schedule gathers (`shard_weights`): ranks
+                   are those of a mesh (copies, devices)
+    weight_bytes   of a stage's weights, and of its gradients; one number, or one per stage
 
     Raises ScheduleError for an order that cannot run, and for sizes that are negative or too many.
 
@@ -66,9 +83,64 @@ def program(
     if transfers not in CONVENTIONS:
         raise ScheduleError(f"transfers are {' or '.join(CONVENTIONS)}, got {short(transfers)}")
     validate(schedule)
+    if copies < 1 or (copies > 1 and not len(schedule.sharding.kind)):
+        raise ScheduleError(
+            f"copies is a number of 1 or more, and above 1 for a schedule that says when weights "
+            f"are gathered, tiledask.shard_weights(schedule): got {short(copies)}"
+        )
     maker = _Maker(schedule, block_bytes, activation, weight_part, transfers == "overlapped")
-    roles, lines = zip(*map(maker.rank, range(schedule.devices)), strict=True)
-    return Program(roles, lines, tuple(range(schedule.devices)), schedule.name)
+    devices = range(schedule.devices)
+    if copies == 1:
+        roles, lines = zip(*map(maker.rank, devices), strict=True)
+        return Program(roles, lines, tuple(devices), schedule.name)
+    maker.share(copies, weight_bytes)
+    found = [[maker.rank(device, copy) for device in devices] for copy in range(copies)]
+    made = [role for of_copy in found for role, _ in of_copy]
+    different = [role for n, role in enumerate(made) if role not in made[:n]]
+    return Program(
+        tuple(different),
+        tuple(line for _ in range(copies) for _, line in found[0]),
+        tuple(map(different.index, made)),
+        schedule.name,
+        (copies, schedule.devices),
+    )
+
+
+class Turn(NamedTuple):
+    """One of a device's turns, what is done with weights among them."""
+
+    kind: str
+    """Of an action; or "begin", before gradients are added to that were reduced."""
+    stage: int
+    frame: int
+    """The micro-batch; of what is of none, how often it was done before."""
+    paired: bool
+
+
+def turns_of(schedule: Schedule, device: int) -> list[Turn]:
+    """What a device does, in order."""
+    pairs = iter(schedule.paired[slice(*schedule.turns[device : device + 2])].tolist())
+    done, begun, found = Counter[tuple[str, int]](), set[int](), list[Turn]()
+    reduces = (schedule.sharding.kind == SHARDING.index("REDUCE_GRAD")).any()
+    for kind, s, microbatch in schedule.lines[device]:
+        if kind in KINDS:
+            if reduces and kind in "BW" and s not in begun:
+                begun.add(s)
+                before = len(found) - (bool(found) and found[-1].paired)  # not between a pair
+                found.insert(before, Turn("begin", s, done["begin", s], False))
+                done["begin", s] += 1
+            found.append(Turn(kind, s, microbatch, next(pairs)))
+            continue
+        begun -= {s} if kind == "REDUCE_GRAD" else set()
+        found.append(Turn(kind, s, done[kind, s], False))
+        done[kind, s] += 1
+    return found
+
+
+class _OfWeights(NamedTuple):
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    then: tuple[Instruction, ...]
 
 
 class _Maker:
@@ -104,9 +176,79 @@ class _Maker:
             for kind in ("x", "dx")
         } | {name: size for s in range(schedule.stages) for name, size in self.of_stage(s).items()}
         """By buffer: its size."""
+        self.copies, self.axis = 1, 0
+        """Of the model, and along which axis of the mesh the devices are."""
 
-    def rank(self, device: int) -> tuple[ProgramRole, ProgramLine]:
+    def share(self, copies: int, weight_bytes: int | Sequence[int]) -> None:
+        """Share weights out over so many copies of the model."""
+        sizes, stages = np.asarray(weight_bytes), self.last + 1
+        if sizes.dtype.kind not in "iu" or sizes.shape not in ((), (stages,)) or (sizes < 0).any():
+            raise ScheduleError(
+                f"weight_bytes must be one whole number of 0 or more, or one per stage, {stages}; "
+                f"got {short(weight_bytes)}"
+            )
+        self.copies, self.axis = copies, 1
+        self.shares = [even(size, copies) for size in np.broadcast_to(sizes, stages).tolist()]
+        self.reduces = bool((self.schedule.sharding.kind == SHARDING.index("REDUCE_GRAD")).any())
+
+    def rank(self, device: int, copy: int = 0) -> tuple[ProgramRole, ProgramLine]:
         """What a device's role is, and its line."""
+        if self.copies > 1:
+            return self._sharing(device, copy)
+        return self._alone(device)
+
+    def _sharing(self, device: int, copy: int) -> tuple[ProgramRole, ProgramLine]:
+        """The same, with what is done with weights."""
+        role, line = self._alone(device)
+        order, parts = self.schedule.orders[device], list(role.parts)
+        number, rows, own = dict[tuple[str, int], int](), list[tuple[int, int, bool]](), iter(line)
+        for kind, s, frame, paired in turns_of(self.schedule, device):
+            if kind not in KINDS and (kind, s) not in number:
+                number[kind, s] = len(parts)
+                parts.append(ProgramPart(kind, s, self._on_weights(kind, s)))
+            part = next(own)[0] if kind in KINDS else number[kind, s]
+            rows.append((part, frame, paired))
+        columns = zip(*rows, strict=True)
+        here = sorted({action.stage for action in order})
+        mine = {s: self.shares[s][copy] for s in here}
+        whole = {s: sum(self.shares[s]) for s in here}
+        stays, shared = (
+            {f"{name}{s}": size for s, size in of.items()}
+            for name, of in (("share", mine), ("weights", whole))
+        )
+        sizes = dict(role.nbytes)
+        trained = [s for s in here if self.schedule.trains]
+        stays |= {f"total{s}": mine[s] for s in trained}
+        sizes |= {f"sum{s}": mine[s] for s in trained}
+        (shared if self.reduces else sizes).update({f"gradients{s}": whole[s] for s in trained})
+        given = frozenset(f"share{s}" for s in here)
+        made = ProgramRole(tuple(parts), sizes, stays, given=given, shared=shared)
+        types = (np.int32, np.int32, np.bool_)
+        return made, ProgramLine(*(np.array(c, t) for c, t in zip(columns, types, strict=True)))
+
+    def _on_weights(self, word: str, s: int) -> tuple[Instruction, ...]:
+        """What is done with a stage's weights or gradients."""
+        weights, gradients = f"weights{s}", f"gradients{s}"
+        if word == "begin":
+            return (Do("begin_sum", (), (gradients,)),)
+        if word == "RESHARD":
+            return (Drop(weights, "dp"),)
+        if word == "UNSHARD":
+            told = f"{s}/weights"
+            return (AllGather(f"share{s}", weights, (0,), self.shares[s], 1, told, stream="dp"),)
+        return (*self._reduced(s), Drop(gradients, "dp"))
+
+    def _reduced(self, s: int) -> tuple[Instruction, ...]:
+        """What sums a stage's gradients over the copies."""
+        total, part, gradients = f"total{s}", f"sum{s}", f"gradients{s}"
+        told = f"{s}/gradients"
+        return (
+            ReduceScatter(gradients, part, (0,), self.shares[s], 1, told, stream="dp"),
+            Do("accumulate", (total, part), (total,), "dp"),
+        )
+
+    def _alone(self, device: int) -> tuple[ProgramRole, ProgramLine]:
+        """What a device does, and its line, but for what is done with weights."""
         schedule = self.schedule
         rows = slice(*schedule.turns[device : device + 2])
         kind, stage, frame = (c[rows] for c in (schedule.kind, schedule.stage, schedule.microbatch))
@@ -122,30 +264,44 @@ class _Maker:
             parts.append(ProgramPart(KINDS[k], s, self.instructions(KINDS[k], s, r), int(again)))
         line = ProgramLine(part.astype(np.int32), frame.copy(), schedule.paired[rows].copy())
         written = (name for part in parts for each in part.instructions for name in each.writes)
-        return ProgramRole(tuple(parts), {name: self.nbytes[name] for name in written}), line
+        sizes = {name: self.nbytes[name] for name in written if name in self.nbytes}
+        return ProgramRole(tuple(parts), sizes), line
 
     def instructions(self, kind: str, s: int, replica: int) -> tuple[Instruction, ...]:
         """Those of a part."""
         place, forward = self.schedule.places[replica], kind == "F"
         kept, dy = [f"{name}{s}" for name in self.kept if name != "dy"], f"dy{s}"
+        of_weights, made = self._of_weights(kind, s), list[Instruction]()
         if kind == "W":
-            return (Do(KERNELS[kind], (kept[-1], dy)),)
+            made.append(Do(KERNELS[kind], (kept[-1], dy, *of_weights.reads), of_weights.writes))
+            return (*made, *of_weights.then)
         comes, goes = (s - 1, s + 1) if forward else (s + 1, s - 1)
         x, y = (f"x{s}", f"x{goes}") if forward else (f"dx{comes}", f"dx{s}")
         reads = [x] if 0 <= comes <= self.last else []
         writes = [y] if 0 <= goes <= self.last else []
-        made: list[Instruction] = []
         if reads and place[comes] != place[s]:
-            made.append(Recv(x, place[comes], self.stream("from", place[comes])))
-        sends = [Send(y, place[goes], self.stream("to", place[goes]))] if writes else []
+            made.append(Recv(x, place[comes], self.stream("from", place[comes]), self.axis))
+        sends = [Send(y, place[goes], self.stream("to", place[goes]), self.axis)] if writes else []
         if forward and self.schedule.trains:
             writes += kept
         elif kind == "I":
             reads, writes = [kept[0], *reads], [*writes, dy]
         elif kind == "B":
             reads = [*kept, *reads]
+        reads, writes = [*reads, *of_weights.reads], [*writes, *of_weights.writes]
         made.append(Do(KERNELS[kind], tuple(reads), tuple(writes)))
-        return (*made, *(send for send in sends if send.peer != place[s]))
+        return (*made, *(send for send in sends if send.peer != place[s]), *of_weights.then)
+
+    def _of_weights(self, kind: str, s: int) -> "_OfWeights":
+        """What an action does with its stage's weights and gradients."""
+        if self.copies == 1:
+            return _OfWeights((), (), ())
+        weights, gradients = (f"weights{s}",), (f"gradients{s}",) * (kind in "BW")
+        if self.reduces:
+            return _OfWeights((*weights, *gradients), gradients, ())
+        return _OfWeights(weights, gradients, self._reduced(s) if gradients else ())
+
+    # -- names and sizes ---------------------------------------------------------------------------
 
     def of_stage(self, s: int) -> dict[str, int]:
         """What a forward keeps, and its size."""

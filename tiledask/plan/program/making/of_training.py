@@ -6,6 +6,7 @@
     F(s)     x of the stage before, its units' layers, x of the next or the loss
     B(s)     the rules of their tape, from the last to the first: I and W where backwards are split
     begin    gradients are cleared         update   sums over the copies, norm, optimizer's step
+    UNSHARD(s), RESHARD(s), REDUCE_GRAD(s)          what the schedule says of a stage's weights
 
 Ranks whose blocks have equal shapes share a role: made once, whatever the mesh.
 """
@@ -20,7 +21,8 @@ import numpy as np
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.data_parallel import shards
 from tiledask.plan.inputs.recipes import Recipe
-from tiledask.plan.pipelines.schedule import KINDS, Schedule
+from tiledask.plan.intervals import part_of
+from tiledask.plan.pipelines.schedule import KINDS, SHARDING, Schedule
 from tiledask.plan.products.placement import split
 from tiledask.plan.program.instructions import (
     Instruction,
@@ -32,6 +34,7 @@ from tiledask.plan.program.instructions import (
 )
 from tiledask.plan.program.making.decoder import DecoderShapes
 from tiledask.plan.program.making.layers import TENSOR, TensorLayers
+from tiledask.plan.program.making.of_schedule import turns_of
 from tiledask.plan.program.making.unit_states import PIPELINE, NormTerms, UnitStates
 from tiledask.plan.program.making.writer import ProgramWriter, Value, needed
 from tiledask.plan.program.program import Program
@@ -66,6 +69,8 @@ class TrainingTerms:
     """Whether gradients are, by the norm of all."""
     recompute: bool = False
     """Whether a block's forward is done again in its backward, from its input alone."""
+    selective: bool = False
+    """Whether the attention's probabilities are, from q, k and v."""
 
     def rows(self, copies: int, copy: int, microbatch: int) -> slice:
         """The rows of the batch of one micro-batch of one copy of the model; there may be none."""
@@ -78,6 +83,13 @@ class TrainingTerms:
         here = [s for s in range(self.schedule.stages) if place[s] == device]
         mine = {unit for s in here for unit in self.model.stage_units(s, self.cut)}
         return tuple(unit for unit in self.model.units if unit in mine)
+
+    @property
+    def by_stage(self) -> frozenset[str]:
+        """Of which tensor classes the schedule says when a stage's are whole."""
+        said = set(self.schedule.sharding.kind.tolist())
+        named = {"UNSHARD": "weights", "REDUCE_GRAD": "gradients"}
+        return frozenset(named[k] for k in named if SHARDING.index(k) in said)
 
     @property
     def guarded(self) -> tuple[int, ...]:
@@ -98,7 +110,8 @@ def step_program(terms: TrainingTerms, mesh: tuple[int, int, int]) -> Program:
     found, of_rank = by_role(terms, mesh, made, rows)
     roles, lines = zip(*found, strict=True)
     name = f"training {terms.schedule.name}".rstrip()
-    slots = (("dp", SLOTS),) if terms.zero == 3 and mesh[0] > 1 else ()
+    by_unit = terms.zero == 3 and mesh[0] > 1 and not terms.by_stage
+    slots = (("dp", SLOTS),) if by_unit else ()
     return Program(roles, tuple(lines[n] for n in of_rank), of_rank, name, mesh, slots)
 
 
@@ -141,10 +154,8 @@ def _blocks(terms: TrainingTerms, ranks: int, rank: int) -> Any:
     """What the shapes on a tensor rank follow from."""
     model, found = terms.model, []
     for unit in ("embedding", "layer 0", "head"):
-        layout = model.layout(unit, ranks)
-        for name in model.whole_shapes(unit):
-            if split := layout[name].split:
-                _, held = split
+        for tiling in model.tilings(unit, ranks).values():
+            if held := tiling.shards():
                 shared = [ranks for ranks, _ in held.shared() if rank in ranks]
                 found.append((held.counts[rank], *shared))
     tokens = even(model.sequence, ranks)[rank] if terms.sequence_parallel else 0
@@ -154,8 +165,8 @@ def _blocks(terms: TrainingTerms, ranks: int, rank: int) -> Any:
 def _looks(model: Any, ranks: int, rank: int) -> Any:
     """Where, among the kv heads here, the query heads here begin to look."""
     heads = model.head_counts
-    share, first = heads.query // heads.kv, even(heads.query, ranks)
-    return sum(first[:rank]) % share
+    first, _ = part_of(0, heads.query, ranks, rank)
+    return first % (heads.query // heads.kv)
 
 
 def _extents(terms: TrainingTerms, copies: int, ranks: int, device: int) -> Any:
@@ -198,34 +209,52 @@ class _Stages:
         )
         units = terms.units(self.device)
         shapes = {unit: self.model.shapes(unit, mesh[TENSOR], self.rank) for unit in units}
-        self.states = UnitStates(self.writer, shapes, terms.recipe, terms.zero, mesh[0], self.copy)
+        by_stage = terms.by_stage if mesh[0] > 1 else frozenset()
+        self.states = UnitStates(
+            self.writer, shapes, terms.recipe, terms.zero, mesh[0], self.copy, by_stage
+        )
         self.parts: list[ProgramPart] = []
 
     def made(self, rows: tuple[int, ...]) -> tuple[ProgramRole, ProgramLine]:
         """The role, and the line of its ranks, of whose micro-batches these are the rows."""
-        orders = self.schedule.orders[self.device]
+        turns = [
+            turn
+            for turn in turns_of(self.schedule, self.device)
+            if turn.kind in KINDS or self.states.by_stage
+        ]
         variants = sorted(set(rows))
         self._begin()
-        numbers = {}
+        numbers: dict[tuple[str, int, int], int] = {}
         for stage in sorted(self.kinds):
             for n in variants:
                 for kind, instructions in self._stage(stage, n, len(variants) > 1):
                     numbers[kind, stage, n] = len(self.parts)
                     named = n if len(variants) > 1 else None
                     self._part(kind, stage, instructions, named)
+        for kind, stage in dict.fromkeys(t[:2] for t in turns if t.kind not in KINDS):
+            numbers[kind, stage, 0] = len(self.parts)
+            self.writer.part()
+            self.states.stage = stage
+            self.states.on_weights(kind, self.model.stage_units(stage, self.terms.cut))
+            self._part(kind, stage, self.writer.written)
         self._update()
-        turns = [(numbers[a.kind, a.stage, rows[a.microbatch]], a.microbatch) for a in orders]
-        columns = np.array([(0, 0), *turns, (len(self.parts) - 1, 0)], np.int32).T
-        here = slice(*self.schedule.turns[self.device : self.device + 2])
-        paired = np.concatenate([[False], self.schedule.paired[here], [False]])
-        line = ProgramLine(columns[0].copy(), columns[1].copy(), paired)
+        of = [rows[t.frame] if t.kind in KINDS else 0 for t in turns]
+        turned = [numbers[t.kind, t.stage, n] for t, n in zip(turns, of, strict=True)]
+        columns = [0, *turned, len(self.parts) - 1], [0, *(t.frame for t in turns), 0]
+        paired = np.array([False, *(turn.paired for turn in turns), False])
+        part, frame = (np.array(column, np.int32) for column in columns)
+        line = ProgramLine(part, frame, paired)
         used = {name for part in self.parts for each in part.instructions for name in each.writes}
         nbytes = {n: size for n, size in self.writer.nbytes.items() if n in used}
         stays = self.states.stays | self._numbers()
-        items = {n: i for n, i in self.writer.items.items() if n in nbytes or n in stays}
+        shared = self.states.shared
+        kept = nbytes.keys() | stays.keys() | shared.keys()
+        items = {n: i for n, i in self.writer.items.items() if n in kept}
         scratch = frozenset(self.states.scratch | {"loss"})
         given = frozenset(self.states.given | ({"angles"} & stays.keys()))
-        return ProgramRole(tuple(self.parts), nbytes, stays, scratch, given, items), line
+        within = {n: base for n, base in self.writer.within.items() if n in nbytes}
+        parts = tuple(self.parts)
+        return ProgramRole(parts, nbytes, stays, scratch, given, items, within, shared), line
 
     def _part(
         self, kind: str, stage: int, instructions: Sequence[Instruction], rows: int | None = None
@@ -264,9 +293,8 @@ class _Stages:
         first, ranks = self.schedule.place[0], self.mesh[TENSOR]
         if self.model.tied and unit == "embedding" and self.device != first:
             return True
-        layout = self.model.layout(unit, ranks)
-        splits = [layout[name].split for name in self.model.whole_shapes(unit)]
-        return any(ranks > 1 if split is None else any(split[1].shared()) for split in splits)
+        held = [tiling.shards() for tiling in self.model.tilings(unit, ranks).values()]
+        return any(ranks > 1 if shards is None else any(shards.shared()) for shards in held)
 
     # -- a stage ----------------------------------------------------------------------------------
 
@@ -276,10 +304,13 @@ class _Stages:
         ranks = self.mesh[TENSOR]
         tokens = (1, even(model.sequence, ranks)) if terms.sequence_parallel else None
         heads = model.head_counts
-        layers = TensorLayers(writer, self.states, ranks, self.rank, tokens, heads)
+        layers = TensorLayers(
+            writer, self.states, ranks, self.rank, tokens, heads, selective=terms.selective
+        )
         shape = rows, tokens[1][self.rank] if tokens else model.sequence, model.hidden
         suffix = f":{rows}" if named else ""
         units = model.stage_units(s, terms.cut)
+        self.states.stage = s
         writer.part()
         ids, targets = self._tokens(s, rows)
         x = self._embedded(layers, ids) if s == 0 else self._comes(f"x{s}{suffix}", s - 1, shape)
@@ -313,7 +344,7 @@ class _Stages:
     def _lasting(self, s: int, suffix: str) -> Mapping[str, int]:
         """What somebody reads, though no instruction of the stage does."""
         ends = {f"x{s + 1}{suffix}": 0, f"dx{s}{suffix}": 0}
-        return self.states.stays | self._numbers() | ends
+        return self.states.stays | self.states.shared | self._numbers() | ends
 
     def _tokens(self, s: int, rows: int) -> tuple[Value, Value]:
         """(ids, targets), as far as the stage needs them."""
@@ -328,7 +359,7 @@ class _Stages:
     def _embedded(self, layers: TensorLayers, ids: Value) -> Value:
         with self.states.scope("embedding", again=False):
             x = layers.embedding(ids, even(self.model.vocabulary, layers.ranks))
-        if not self.model.gated:
+        if self.model.positions:
             with self.states.scope("positions", again=False):
                 x = layers.positions(x)
         return x

@@ -6,18 +6,22 @@ ZeRO 1       +=                            reduce_scatter, step of a part, all_g
 ZeRO 2       reduce_scatter, += a part     step of a part, all_gather
 ZeRO 3       reduce_scatter, += a part     step of a part         (weights: all_gather per use)
 
+Where the schedule says when a stage's weights are gathered and dropped (ZeRO 3), they are whole in
+between, for all micro-batches; and so are its gradients, until it says that they are reduced.
+
 Each unit's numbers are one flat buffer per tensor class, of which a rank keeps all or its part.
 Rajbhandari et al. 2020, arXiv:1910.02054.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from typing import Any, NamedTuple
 
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.data_parallel import shards
-from tiledask.plan.program.instructions import Items, Stop
+from tiledask.plan.intervals import ends_of
+from tiledask.plan.program.instructions import Do, Drop, Items, Stop
 from tiledask.plan.program.making.writer import ProgramWriter, Value
 
 __all__ = ["DATA", "PIPELINE", "NormTerms", "UnitStates", "flat_name", "sharded_parts"]
@@ -42,7 +46,7 @@ def sharded_parts(sizes: Mapping[str, int], copies: int, copy: int) -> dict[str,
     {'one': slice(0, 3, None), 'two': slice(0, 2, None)}
     """
     extents = dict(zip(sizes, shards(list(sizes.values()), copies), strict=True))
-    return {unit: slice(sum(each[:copy]), sum(each[: copy + 1])) for unit, each in extents.items()}
+    return {unit: slice(*ends_of(each)[copy : copy + 2]) for unit, each in extents.items()}
 
 
 class NormTerms(NamedTuple):
@@ -66,10 +70,15 @@ class UnitStates:
         zero: int,
         copies: int,
         copy: int,
+        by_stage: frozenset[str] = frozenset(),
         together: tuple[str, tuple[int, ...]] | None = None,
     ) -> None:
-        """``together``: (label, axes) of one sum of all units' gradients, over ``copies`` ranks;
+        """``by_stage``: of which tensor classes the schedule says when they are whole.
+        ``together``: (label, axes) of one sum of all units' gradients, over ``copies`` ranks;
         without it each unit has its own, over the copies of the model."""
+        self.stage, self.by_stage = -1, by_stage
+        self.shared: dict[str, int] = {}
+        """By buffer, what is whole for a while."""
         self.writer, self.shapes, self.recipe = writer, shapes, recipe
         self.together = together
         self.copies, self.zero, self.copy = copies, zero if copies > 1 else 0, copy
@@ -112,7 +121,18 @@ class UnitStates:
             self.writer.at_backward(lambda _: self._open(unit, "backward"))
 
     def _open(self, unit: str, when: str) -> None:
-        self._flat[unit] = self.whole("weights", unit, f"/{when}")
+        if "weights" in self.by_stage:
+            self._flat[unit] = self._shared("weights", unit)
+        else:
+            self._flat[unit] = self.whole("weights", unit, f"/{when}")
+
+    def _shared(self, tensor: str, unit: str) -> Value:
+        """All numbers of a unit of the stage under way, for all its micro-batches."""
+        name, size = flat_name(f"whole {tensor}", f"{unit} of {self.stage}"), self.sizes[unit]
+        found = Value(name, (size,), self._bytes(tensor))
+        self.shared[name] = size * found.itemsize
+        self.writer.items[name] = self._items(unit)
+        return found
 
     def whole(self, tensor: str, unit: str, when: str = "") -> Value:
         """All numbers of a unit: gathered, where this rank keeps a part of them."""
@@ -135,6 +155,11 @@ class UnitStates:
 
     def gradient(self, unit: str, name: str, g: Value) -> None:
         """Added to those of the step; where these are sharded, when the unit's are all there."""
+        if "gradients" in self.by_stage:
+            whole = self._shared("gradients", unit)
+            kept = Value(f"{whole.name}[{name}]", g.shape, whole.itemsize)
+            self.writer.do("accumulate", (kept, g), (kept,))
+            return
         if self.sharded["gradients"]:
             self._pile.setdefault(unit, {})[name] = g
             return
@@ -156,6 +181,29 @@ class UnitStates:
             )
             writer.do("accumulate", (kept, part), (kept,))
 
+    # -- what a schedule says of a stage ----------------------------------------------------------
+
+    def on_weights(self, kind: str, units: Iterable[str]) -> None:
+        """Of the stage under way, "UNSHARD", "RESHARD", "begin" or "REDUCE_GRAD"."""
+        writer = self.writer
+        for unit in units:
+            tensor = "weights" if kind in ("UNSHARD", "RESHARD") else "gradients"
+            mine, whole = self._kept(tensor, unit), self._shared(tensor, unit)
+            counts = self.extents[unit]
+            if kind == "UNSHARD":
+                label = f"{unit}/weights"
+                writer.gather_into(mine, whole, label, (DATA,), counts=counts, stream="dp")
+            elif kind == "begin":
+                writer.do("begin_sum", (), (whole,), size=whole.size, itemsize=whole.itemsize)
+            elif kind == "REDUCE_GRAD":
+                part = writer.reduce_scatter(
+                    whole, f"{unit}/gradients", (DATA,), mine.shape, counts=counts, stream="dp"
+                )
+                names = mine.name, part.name
+                writer.written += [Do("accumulate", names, names[:1], "dp"), Drop(whole.name, "dp")]
+            else:
+                writer.written.append(Drop(whole.name, "dp"))
+
     # -- the update -----------------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -171,14 +219,11 @@ class UnitStates:
         mine = {unit: self._kept("gradients", unit) for unit in self.shapes}
         if tied:
             g = mine["embedding"]
-            mine["embedding"] = writer.all_reduce(
-                g,
-                "tied table",
-                (PIPELINE,),
-                counts=even(g.size, len(tied)),
-                among=tied,
-                stream="pp",
+            counts = even(g.size, len(tied))
+            both = writer.all_reduce(
+                g, "tied table", (PIPELINE,), counts=counts, among=tied, stream="pp"
             )
+            mine["embedding"] = writer.put_within(both, g)
         if self.together and self.copies > 1:
             mine = self._added_up_together(mine, *self.together)
         else:
@@ -192,7 +237,8 @@ class UnitStates:
             kept = [self._kept(name, unit) for name in names]
             writes = list(kept)
             if self.zero in (1, 2):
-                new[unit] = writer.value("new", g.shape, self._bytes("weights"))
+                made = writer.value("new", g.shape, self._bytes("weights"))
+                new[unit] = writer.put_within(made, self._kept("weights", unit))
                 writes[names.index("weights")] = new[unit]
             part = ("part", DATA, self.extents[unit]) if self.zero in (1, 2) else None
             writer.do("step", (updates, g, *kept, *told), writes, states=names, part=part)
@@ -203,17 +249,20 @@ class UnitStates:
             )
 
     def _added_up(self, unit: str, g: Value) -> Value:
-        """The gradients over the copies of the model: of all numbers, or of this rank's."""
+        """The gradients over the copies of the model, of all numbers or of this rank's, in the
+        place of its own."""
         writer, extents = self.writer, self.extents[unit]
         if self.copies == 1 or self.sharded["gradients"]:
             return g
         label = f"{unit}/gradients"
         if not self.zero:
             counts = even(g.size, self.copies)
-            return writer.all_reduce(g, label, (DATA,), counts=counts, stream="dp")
-        return writer.reduce_scatter(
-            g, label, (DATA,), (extents[self.copy],), counts=extents, stream="dp"
-        )
+            total = writer.all_reduce(g, label, (DATA,), counts=counts, stream="dp")
+        else:
+            total = writer.reduce_scatter(
+                g, label, (DATA,), (extents[self.copy],), counts=extents, stream="dp"
+            )
+        return writer.put_within(total, g)
 
     def _added_up_together(
         self, mine: Mapping[str, Value], label: str, axes: tuple[int, ...]

@@ -16,12 +16,14 @@ from tiledask.plan.program.instructions import (
     AllGather,
     AllReduce,
     AllToAll,
+    Broadcast,
     Collective,
     Do,
     HaloExchange,
     HaloReduce,
     Instruction,
     Items,
+    Reduce,
     ReduceScatter,
     buffer_of,
 )
@@ -63,6 +65,7 @@ class ProgramWriter:
         """Whether gradients of weights are parts of their own."""
         self.nbytes: dict[str, int] = {}
         self.items: dict[str, Items] = {}
+        self.within: dict[str, str] = {}
         self._names: dict[str, int] = {}
         self._tape: Tape = []
         self._later: list[Instruction] = []
@@ -110,6 +113,11 @@ class ProgramWriter:
             self.items[value.name] = items
         return value
 
+    def put_within(self, value: Value, kept: Value) -> Value:
+        """``value``, a buffer that takes the place of ``kept``, which stays, or of a part of it."""
+        self.within[value.name] = self.within.get(kept.name, kept.name)
+        return value
+
     def rename(self, value: Value, name: str) -> None:
         """Call a buffer of this part by a name that other ranks or parts know."""
         old, value.name = value.name, name
@@ -122,7 +130,7 @@ class ProgramWriter:
             if isinstance(each, Do):
                 self.written[at] = replace(each, reads=new(each.reads), writes=new(each.writes))
             elif isinstance(each, Collective):
-                (buffer,), (result,) = new(each.reads), new(each.writes)
+                buffer, result = new((each.buffer, each.result))
                 self.written[at] = replace(each, buffer=buffer, result=result)
 
     # -- instructions ---------------------------------------------------------------------------
@@ -182,17 +190,31 @@ class ProgramWriter:
         self._collective(HaloReduce if back else HaloExchange, x, y, label, axes, **told)
         return y
 
+    def broadcast(
+        self, x: Value | None, y: Value, label: str, axes: tuple[int, ...], **told: Any
+    ) -> Value:
+        """``y``: on all what the root has, which is ``x`` there and None elsewhere."""
+        self._collective(Broadcast, x, y, label, axes, shape=y.shape, **told)
+        return y
+
+    def reduce(
+        self, x: Value, y: Value | None, label: str, axes: tuple[int, ...], **told: Any
+    ) -> None:
+        """``y``: on the root the sum, and None elsewhere."""
+        self._collective(Reduce, x, y, label, axes, **told)
+
     def _collective(
         self,
         kind: type[Collective],
-        x: Value,
-        y: Value,
+        x: Value | None,
+        y: Value | None,
         label: str,
         axes: tuple[int, ...],
         **told: Any,
     ) -> None:
-        made = kind(x.name, y.name, axes, itemsize=x.itemsize, label=label, **told)
-        self.written.append(made)
+        brought, made = (value.name if value else "" for value in (x, y))
+        size = (x or y).itemsize  # type: ignore[union-attr]  # one of both is there
+        self.written.append(kind(brought, made, axes, itemsize=size, label=label, **told))
 
     # -- backwards ------------------------------------------------------------------------------
 

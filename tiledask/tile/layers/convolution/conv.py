@@ -12,6 +12,7 @@ from math import prod
 from typing import NamedTuple
 
 from tiledask.errors import KernelError
+from tiledask.plan.whole import is_whole
 from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers.convolution.im2col import Pair, Sides, Windows, windows
 from tiledask.tile.layers.operands import check_floats, check_shape, rounded, wide
@@ -70,7 +71,7 @@ def conv2d(
     check_floats(x=x, w=w, b=b)
     check_shape("x", x, (None,) * 4, "images, channels, rows, columns")
     check_shape("w", w, (None,) * 4, "output channels, input channels of a group, rows, columns")
-    if groups < 1 or x.shape[1] % groups or w.shape[0] % groups:
+    if not is_whole(groups, 1) or x.shape[1] % groups or w.shape[0] % groups:
         raise KernelError(
             f"groups divide both channels, got groups={groups}, {x.shape[1]} input and "
             f"{w.shape[0]} output channels"

@@ -4,12 +4,14 @@ unfold   x [n, c, h, w] -> [n, c, kh, kw, oh, ow]      every window's elements
 fold     [n, c, kh, kw, oh, ow] -> [n, c, h, w]        each element, summed over its windows
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tiledask.errors import KernelError
+from tiledask.plan.whole import is_whole, whole_rule
 from tiledask.tile.backend import Array, array_namespace
 
 __all__ = ["Pair", "Sides", "Windows", "windows"]
@@ -95,7 +97,7 @@ def windows(size: Pair, stride: Pair = 1, padding: Sides = 0, dilation: Pair = 1
     (3, 4)
     """
     size, stride = _pair("size", size, 1), _pair("stride", stride, 1)
-    axes = (padding, padding) if isinstance(padding, int | np.integer) else tuple(padding)
+    axes = tuple(padding) if isinstance(padding, Iterable) else (padding, padding)
     if len(axes) != 2:
         raise KernelError(
             f"padding is an integer, (rows, columns) or ((above, below), (left, right)), got "
@@ -106,7 +108,7 @@ def windows(size: Pair, stride: Pair = 1, padding: Sides = 0, dilation: Pair = 1
 
 
 def _pair(name: str, value: Any, least: int) -> tuple[int, int]:
-    pair = (value, value) if isinstance(value, int | np.integer) else tuple(value)
-    if len(pair) != 2 or not all(isinstance(v, int | np.integer) and v >= least for v in pair):
-        raise KernelError(f"{name} is an integer or two, {least} or more, got {value!r}")
+    pair = tuple(value) if isinstance(value, Iterable) else (value, value)
+    if len(pair) != 2 or not all(is_whole(v, least) for v in pair):
+        raise KernelError(f"{name} must be {whole_rule(least)}, or two, got {value!r}")
     return int(pair[0]), int(pair[1])

@@ -1,50 +1,19 @@
-"""A decoder layer, forward and backward, that says of every tensor what it is kept for.
+"""A layer of a GPT-2 by itself, forward and backward, tensor by tensor: one long function.
 
     x --norm-- a --q,k,v-- softmax(q k) v -- c --wo--(+x)-- x2 --norm-- m --w1-- z --gelu-- g --w2--(+x2)-- y
 
-Operations are fused kernels: they compute in single precision, in registers, and only their
-result is memory. ``keep(tensor, value)`` makes it memory. Biases are there, dropout is not.
-Norm weights are stored as their distance from one, so that all weights can be drawn alike.
+Norm weights are stored as their distance from one. ``keep(tensor, value)`` gives what is kept.
 """  # noqa: E501
-
-from collections.abc import Callable
-from math import prod
 
 import numpy as np
 
-from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.functions import gelu, gelu_grad
 
-__all__ = [
-    "RECOMPUTED",
-    "attention_weights",
-    "embed",
-    "embed_grad",
-    "head_backward",
-    "head_forward",
-    "layer_backward",
-    "layer_forward",
-    "layer_shapes",
-    "views",
-]
-
-Arrays = dict[str, Array]
-Keep = Callable[[str, Array], Array]
-"""keep(tensor class, value): an array in the device's memory."""
-Add = Callable[[Array, Array], None]
-"""add(gradient, value): the value added to the gradient of a weight."""
-
 KEPT, GRADIENT = "activations", "activation gradients"
-RECOMPUTED = {
-    "none": (),
-    "selective": ("p",),
-    "full": ("a", "q", "k", "v", "p", "c", "x2", "m", "z", "g"),
-}
-"""The tensors of ``saved`` that are not kept, by kind of recomputation."""
 _SMALL = 1e-5
 
 
-def layer_shapes(hidden: int, inner: int, ffn: int) -> dict[str, tuple[int, ...]]:
+def layer_shapes(hidden, inner, ffn):
     """Shapes of a layer's weights; ``inner`` and ``ffn`` are one device's heads x head width and
     MLP width.
 
@@ -68,16 +37,7 @@ def layer_shapes(hidden: int, inner: int, ffn: int) -> dict[str, tuple[int, ...]
     }
 
 
-def views(flat: Array, shapes: dict[str, tuple[int, ...]]) -> Arrays:
-    """``flat`` [n] as consecutive arrays of these shapes."""
-    found, at = {}, 0
-    for name, shape in shapes.items():
-        found[name] = flat[at : at + prod(shape)].reshape(shape)
-        at += prod(shape)
-    return found
-
-
-def layer_forward(w: Arrays, x: Array, heads: int, keep: Keep) -> tuple[Array, Arrays]:
+def layer_forward(w, x, heads, keep):
     """(y, saved) for x [b, s, h]; y is not kept yet: the caller knows what for."""
     a = keep(KEPT, _norm(x, w["norm1"]))
     q, k, v = (keep(KEPT, _linear(a, w[f"w{n}"], w[f"b{n}"])) for n in "qkv")  # [b, s, heads e]
@@ -103,13 +63,11 @@ def layer_forward(w: Arrays, x: Array, heads: int, keep: Keep) -> tuple[Array, A
     }
 
 
-def layer_backward(
-    w: Arrays, grads: Arrays, saved: Arrays, dy: list[Array], heads: int, keep: Keep, add: Add
-) -> Array:
+def layer_backward(w, grads, saved, dy, heads, keep, add):
     """dx; adds to ``grads``. Takes what it needs out of ``saved``, and dy out of its list, so that
     a tensor is gone when its last use is over."""
 
-    def linear_back(dout: Array, name: str, into: str, last: bool = True) -> Array:
+    def linear_back(dout, name, into, last=True):
         """The gradient of the input, not kept yet."""
         x = saved.pop(into) if last else saved[into]
         flat_dout, flat_x = (_up(a).reshape(-1, a.shape[-1]) for a in (dout, x))
@@ -144,109 +102,58 @@ def layer_backward(
     return keep(GRADIENT, _up(d2) + dx)
 
 
-def attention_weights(q: Array, k: Array, heads: int) -> Array:
+def attention_weights(q, k, heads):
     """softmax(q k^T / sqrt(e)) [b, heads, s, s], each token looking at itself and those before."""
     q, k = _by_head(q, heads), _by_head(k, heads)
-    xp, s = array_namespace(q), q.shape[-2]
+    xp, s = np, q.shape[-2]
     scores = q @ k.swapaxes(-1, -2) * q.shape[-1] ** -0.5
     scores += xp.triu(xp.full((s, s), -np.inf, np.float32), 1)
     scores = xp.exp(scores - scores.max(axis=-1, keepdims=True))
     return scores / scores.sum(axis=-1, keepdims=True)
 
 
-def embed(w: Arrays, ids: Array, first: int = 0) -> Array:
-    """[b, s, h] for ids [b, s], not kept yet. The rows held here begin with token ``first``; a
-    token of another device's rows is zero here."""
-    rows, here = _local(w["tokens"], ids, first)
-    x = _up(w["tokens"])[rows] * here[..., None]
-    return x + _up(w["positions"][: ids.shape[1]]) if "positions" in w else x
-
-
-def embed_grad(grads: Arrays, dx: Array, ids: Array, add: Add, first: int = 0) -> None:
-    """None; adds to the gradients of the embedding."""
-    rows, here = _local(grads["tokens"], ids, first)
-    dx = _up(dx)
-    total = array_namespace(dx).zeros(grads["tokens"].shape, dx.dtype)
-    array_namespace(dx).add.at(total, rows, dx * here[..., None])
-    add(grads["tokens"], total)
-    if "positions" in grads:
-        add(grads["positions"][: ids.shape[1]], dx.sum(axis=0))
-
-
-def head_forward(w: Arrays, x: Array, keep: Keep) -> Arrays:
-    """What the head saves, the logits in single precision among it; ``x`` is kept already."""
-    f = keep("head activations", _norm(x, w["norm"]))
-    logits = _up(f) @ _up(w["tokens"]).T
-    return {"x": x, "f": f, "logits": keep("logits", logits)}
-
-
-def head_backward(
-    w: Arrays, grads: Arrays, saved: Arrays, targets: Array, keep: Keep, add: Add, weight: float
-) -> tuple[float, Callable[[], Array]]:
-    """(the loss, the rest of the backward, which returns dx). The mean cross entropy of
-    ``targets`` [b, s], times ``weight``. In between is the moment with all the logits."""
-    logits = saved.pop("logits")
-    xp = array_namespace(logits)
-    p = xp.exp(logits - logits.max(axis=-1, keepdims=True))
-    p /= p.sum(axis=-1, keepdims=True)
-    hot = xp.arange(p.shape[-1]) == targets[..., None]
-    loss = -float((xp.log(p + 1e-30) * hot).sum()) / targets.size * weight
-    dlogits = keep("logit gradients", (p - hot) * (weight / targets.size))
-    del logits, p, hot
-
-    def rest() -> Array:
-        nonlocal dlogits
-        f, flat = _up(saved.pop("f")), _up(dlogits).reshape(-1, dlogits.shape[-1])
-        add(grads["tokens"], flat.T @ f.reshape(-1, f.shape[-1]))
-        df = keep(GRADIENT, _up(dlogits) @ _up(w["tokens"]))
-        dlogits = None
-        return keep(GRADIENT, _norm_back(df, saved.pop("x"), w["norm"], grads["norm"], add))
-
-    return loss, rest
-
-
 # -- inside the kernels ----------------------------------------------------------------------------
 
 
-def _up(a: Array) -> Array:
+def _up(a):
     """``a`` in single precision, or double if it is that."""
     return a if a.dtype == np.float64 else a.astype(np.float32, copy=False)
 
 
-def _linear(x: Array, w: Array, b: Array) -> Array:
+def _linear(x, w, b):
     return _up(x) @ _up(w) + _up(b)
 
 
-def _by_head(a: Array, heads: int) -> Array:
+def _by_head(a, heads):
     """[b, s, heads e] as [b, heads, s, e]."""
     b, s, inner = a.shape
     return _up(a).reshape(b, s, heads, inner // heads).swapaxes(1, 2)
 
 
-def _merged(a: Array) -> Array:
+def _merged(a):
     """[b, heads, s, e] as [b, s, heads e]."""
     b, heads, s, e = a.shape
     return a.swapaxes(1, 2).reshape(b, s, heads * e)
 
 
-def _softmax_grad(dp: Array, p: Array) -> Array:
+def _softmax_grad(dp, p):
     return p * (dp - (dp * p).sum(axis=-1, keepdims=True))
 
 
-def _normed(x: Array) -> tuple[Array, Array]:
+def _normed(x):
     """(x with mean 0 and variance 1, by what it was divided)."""
     x = _up(x)
     x = x - x.mean(axis=-1, keepdims=True)
-    deviation = array_namespace(x).sqrt((x * x).mean(axis=-1, keepdims=True) + _SMALL)
+    deviation = np.sqrt((x * x).mean(axis=-1, keepdims=True) + _SMALL)
     return x / deviation, deviation
 
 
-def _norm(x: Array, w: Array) -> Array:
+def _norm(x, w):
     normed, _ = _normed(x)
     return normed * (1 + _up(w[0])) + _up(w[1])
 
 
-def _norm_back(dy: Array, x: Array, w: Array, grad: Array, add: Add) -> Array:
+def _norm_back(dy, x, w, grad, add):
     """The gradient of x, not kept yet; the statistics are computed again."""
     normed, deviation = _normed(x)
     dy = _up(dy)
@@ -255,10 +162,3 @@ def _norm_back(dy: Array, x: Array, w: Array, grad: Array, add: Add) -> Array:
     d = dy * (1 + _up(w[0]))
     along = (d * normed).mean(axis=-1, keepdims=True)
     return (d - d.mean(axis=-1, keepdims=True) - normed * along) / deviation
-
-
-def _local(rows: Array, ids: Array, first: int) -> tuple[Array, Array]:
-    """(row numbers within ``rows``, whether each token has a row there)."""
-    at = ids - first
-    here = (at >= 0) & (at < len(rows))
-    return at * here, here

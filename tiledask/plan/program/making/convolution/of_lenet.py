@@ -34,7 +34,7 @@ from tiledask.plan.program.lenet import (
     Split,
     rows_of,
 )
-from tiledask.plan.program.making.convolutions import ConvolutionLayers, WindowTerms
+from tiledask.plan.program.making.convolution.convolutions import ConvolutionLayers, WindowTerms
 from tiledask.plan.program.making.unit_states import DATA, UnitStates, flat_name
 from tiledask.plan.program.making.writer import Gradients, ProgramWriter, Value, needed
 from tiledask.plan.program.program import Program
@@ -96,9 +96,8 @@ class _Step:
         space = self.split.in_space
         axes = (DATA, PARTS) if space else (DATA,)
         adding = prod(self.split.shape[axis] for axis in axes)
-        self.states = UnitStates(
-            self.writer, shapes, terms.recipe, 0, adding, 0, ("gradients", axes)
-        )
+        told = self.writer, shapes, terms.recipe, 0, adding, 0
+        self.states = UnitStates(*told, together=("gradients", axes))
         self.alone = ConvolutionLayers(self.writer, self.states, 1, 0, axis=PARTS)
         """What a part does by itself."""
         self.all = ConvolutionLayers(self.writer, self.states, self.split.parts, part, axis=PARTS)

@@ -1,0 +1,294 @@
+"""One rank of a claim: the trainer of a training, in a pool that counts, its other ranks stood for.
+
+    mesh (dp, tp, pp)     copy 0, slice 0 of every stage is run
+    blocks                go from stage to stage; an empty one says that there is no memory for more
+    over copies           all bring the same: a sum is this rank's, as often as there are copies
+    over slices, tied     sums are left out: each adds up its own part, in arrays of the same shape
+    ZeRO-3                what other copies have of the weights is drawn again
+
+An instruction that makes something is counted before it begins; from the first that is refused on,
+nothing is done but to hand on empty blocks, so that all stages come to their end.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from tiledask.distributed.programs.runner import Bind, LineRunner
+from tiledask.distributed.ranks.rank import Rank
+from tiledask.distributed.training.trainer import Trainer
+from tiledask.plan.program.held import tensor_classes
+from tiledask.plan.program.instructions import (
+    AllGather,
+    Collective,
+    Do,
+    Instruction,
+    ProgramPart,
+    ProgramRole,
+    Recv,
+    Send,
+)
+from tiledask.plan.program.making.of_training import TrainingTerms
+from tiledask.plan.program.making.unit_states import DATA, flat_name
+from tiledask.plan.program.program import Program
+from tiledask.tile.backend import array_namespace, namespace, to_numpy
+from tiledask.tile.memory.pool import Pool, Refused
+from tiledask.tile.optimizers import Rule
+
+__all__ = ["ClaimJob", "ClaimTrainer", "StandInRank", "stand_aside"]
+
+BLOCK = 2**16
+"""Numbers that are drawn at once."""
+DEVIATION = 0.02
+"""Standard deviation of the weights that are drawn."""
+MOMENTS = {
+    "F": "forward",
+    "B": "backward",
+    "backward": "backward",
+    "update": "optimizer step",
+}
+"""By a part's kind, the planner's word."""
+NOTHING = np.empty(0, np.uint8)
+"""The block of a stage that was refused memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimJob(TrainingTerms):
+    """What a rank of a claim is told."""
+
+    model: Any
+    rule: Rule
+    dtype: str
+    seed: int = 0
+    scale: None = None
+    clip: None = None
+
+
+class StandInRank:
+    """One rank of a (dp, tp, pp) mesh whose groups are numbers: how many, and which it is."""
+
+    def __init__(
+        self,
+        mesh: tuple[int, ...],
+        at: tuple[int, ...],
+        index: int,
+        backend: str = "numpy",
+        rank: Rank | None = None,
+    ) -> None:
+        """``index``: which rank of its program it is; ``rank``: by which blocks go to other
+        stages, None if there are none."""
+        self.mesh, self.coordinates, self.index, self.backend = mesh, at, index, backend
+        self.ways: Any = SimpleNamespace(index=index)
+        if rank is not None:  # blocks go through host memory, whatever the devices are
+            self.ways = Rank((1, 1, mesh[2]), rank.transport, "numpy")
+
+    def group(self, axis: int) -> Any:
+        """How many ranks there are along an axis, and which of them this is."""
+        return SimpleNamespace(size=self.mesh[axis], rank=self.coordinates[axis])
+
+    def on_device(self, host: np.ndarray) -> Any:
+        """A copy of ``host`` as an array of this rank's device."""
+        return namespace(self.backend).array(host)
+
+
+class _Others:
+    """The ranks of a collective that are not there: what it gives is made of what this one has."""
+
+    def __init__(self, each: Collective, me: int, fill: Callable[[str, Any], None]) -> None:
+        self.each, self.fill = each, fill
+        self.here = slice(sum(each.counts[:me]), sum(each.counts[: me + 1]))
+        self.times = len(each.counts) if each.axes == (DATA,) and each.op == "sum" else 1
+
+    def all_reduce(self, x: Any, op: str, **_: Any) -> Any:
+        return x * self.times
+
+    def reduce_scatter(self, x: Any, **_: Any) -> Any:
+        return x[self.here] * self.times
+
+    def all_gather(self, x: Any, **_: Any) -> Any:
+        whole = array_namespace(x).empty(sum(self.each.counts), x.dtype)
+        self.fill(self.each.buffer, whole)
+        whole[self.here] = x
+        return whole
+
+
+class _ClaimRunner(LineRunner):
+    """A rank's way through its line, whatever it makes counted in a pool."""
+
+    def __init__(
+        self,
+        rank: StandInRank,
+        program: Program,
+        stays: Mapping[str, Any],
+        bind: Bind,
+        pool: Pool,
+        fill: Callable[[str, Any], None],
+    ) -> None:
+        self.stand_in, self.pool, self.fill = rank, pool, fill
+        self.classes = tensor_classes(program.role(rank.index))
+        self.refused: Refused | None = None
+        self.starved = False
+        """Whether another stage, refused memory, left this one without a block."""
+        super().__init__(rank.ways, program, stays, bind)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing is made any more."""
+        return self.starved or self.refused is not None
+
+    def _stop(self) -> None:
+        """Let go what was made; what came early is still to be taken."""
+        come = {
+            self._slots[each.buffer]
+            for part in self.role.parts
+            for each in part.instructions
+            if isinstance(each, Recv)
+        }
+        for env in self._frames.values():
+            for slot, value in enumerate(self._stays):
+                if slot not in come:
+                    env[slot] = value
+
+    def _call(self, each: Instruction, part: ProgramPart) -> Callable[[list[Any]], None]:
+        call, role, moment = super()._call(each, part), self.role, MOMENTS.get(part.kind)
+        if isinstance(each, Send):
+            return call
+        made = [n for n in each.writes if n in role.nbytes and n not in role.within]
+        sizes = [(self.classes[name], role.nbytes[name]) for name in made]
+        slots, work = [self._slot(n) for n in made], each.work if isinstance(each, Do) else 0
+
+        def counted(env: list[Any]) -> None:
+            if self.stopped and not isinstance(each, Recv):
+                return
+            if moment and moment != self.pool.moment:
+                self.pool.enter(moment)
+
+            def make() -> Sequence[Any]:
+                call(env)
+                return [env[slot] for slot in slots]
+
+            try:
+                if self.stopped:
+                    call(env)
+                else:
+                    self.pool.made(sizes, make, work)
+            except Refused as error:
+                self.refused = error.with_traceback(None)  # its frames would keep arrays
+                self._stop()
+                if isinstance(each, Recv):  # whoever sends it expects that it is taken
+                    call(env)
+
+        return counted
+
+    def _message(self, each: Send | Recv, x: int) -> Callable[[list[Any]], None]:
+        honest = super()._message(each, x)
+        if isinstance(each, Send):
+
+            def send(env: list[Any]) -> None:
+                block = NOTHING if self.stopped else np.array(to_numpy(env[x]))
+                way = env.copy()
+                way[x] = block  # a copy on its way: this device's memory is free again
+                honest(way)
+
+            return send
+
+        def take(env: list[Any]) -> None:
+            honest(env)
+            if env[x].dtype == NOTHING.dtype or self.stopped:
+                env[x] = None
+                if not self.stopped:
+                    self.starved = True
+                    self._stop()
+            else:
+                env[x] = self.pool.xp.array(env[x])
+
+        return take
+
+    def _collective(self, each: Collective) -> Callable[[list[Any]], None]:
+        if isinstance(each, AllGather) and each.result in self.role.stays:
+            return lambda env: None  # its own part is there, and nobody brings more
+        return super()._collective(each)
+
+    def _together(self, each: Collective) -> _Others:
+        me = 0 if each.among else self.stand_in.coordinates[each.axes[0]]
+        return _Others(each, me, self.fill)
+
+
+class ClaimTrainer(Trainer):
+    """A rank's part of what is claimed, in a pool; raises Refused if its states do not fit."""
+
+    def __init__(self, rank: StandInRank, job: ClaimJob, program: Program, pool: Pool) -> None:
+        super().__init__(rank, job, program, pool=pool)  # type: ignore[arg-type]
+
+    @property
+    def line(self) -> _ClaimRunner:
+        """Its way through the program, and how that ended."""
+        assert isinstance(self._runner, _ClaimRunner)
+        return self._runner
+
+    def _along(self, program: Program, axis: int) -> Any:
+        return self.rank.group(axis)
+
+    def _line(self, program: Program, stays: Mapping[str, Any]) -> LineRunner:
+        def fill(buffer: str, whole: Any) -> None:
+            (unit,) = (unit for unit in self.units if flat_name("weights", unit) == buffer)
+            self.draw(unit, {"whole": whole})
+
+        rank: Any = self.rank
+        return _ClaimRunner(rank, program, stays, self._bind, self.pool, fill)
+
+    def _draws(self, unit: str) -> Iterator[tuple[int, Callable[[], Any]]]:
+        """Blocks of uniform numbers, the same whoever draws them; a norm's weights are near 1."""
+        rank, job = self.rank, self.job
+        key = job.seed, *rank.coordinates[1:], job.model.units.index(unit)
+
+        def drawn(number: int, block: int, size: int, mean: float) -> Any:
+            values = np.random.default_rng((*key, number, block)).random(size, np.float32)
+            values -= np.float32(0.5)
+            values *= np.float32(DEVIATION * 12**0.5)  # of a width of 1 it is 12^-1/2
+            values += np.float32(mean)
+            return self.pool.xp.asarray(values)
+
+        for number, (name, shape) in enumerate(self.packings[unit].shapes):
+            size, mean = prod(shape), float("norm" in name and name.endswith("w"))
+            for block, start in enumerate(range(0, size, BLOCK)):
+                length = min(BLOCK, size - start)
+                yield length, partial(drawn, number, block, length, mean)
+
+    def _bind(self, each: Do, part: ProgramPart, told: dict[str, Any]) -> Callable[..., Any]:
+        if each.kernel == "gradients":
+            return self._gradients
+        return super()._bind(each, part, told)
+
+    def _gradients(self, kept: Any) -> None:
+        """As a backward would leave them, where nothing is known of layers: the copies' sum is as
+        large as weights are."""
+        (unit,) = self.units
+        self.draw(unit, {"gradients": kept})
+        kept /= self.rank.group(DATA).size
+
+
+def stand_aside(rank: StandInRank, program: Program) -> None:
+    """Hand on empty blocks for a rank whose states were refused."""
+
+    def bare(role: ProgramRole) -> ProgramRole:
+        def messages(part: ProgramPart) -> ProgramPart:
+            only = (each for each in part.instructions if isinstance(each, Send | Recv))
+            return replace(part, instructions=tuple(only))
+
+        return replace(role, parts=tuple(map(messages, role.parts)), stays={}, items={}, within={})
+
+    alone = replace(program, roles=tuple(map(bare, program.roles)))
+    pool = Pool()
+    runner = _ClaimRunner(rank, alone, {}, lambda *_: _nothing, pool, lambda *_: None)
+    runner.starved = True
+    runner.run()
+
+
+def _nothing() -> None:
+    return None

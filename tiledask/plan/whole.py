@@ -1,0 +1,92 @@
+"""What a whole number is: the one check of every count, extent, step and seed that is given.
+
+whole_number    the value as an int, or an error with the rule, the value and a way out
+is_whole        whether a value is one, where a message is about more than the number
+whole_rule      the words of the rule
+
+Python's and NumPy's integers are whole numbers. True is none, 2.0 is none, and neither is "4".
+"""
+
+import operator
+from typing import Any, TypeGuard
+
+from tiledask.errors import ConfigError, short
+
+__all__ = ["MOST_COUNT", "is_whole", "whole_number", "whole_rule"]
+
+MOST_COUNT = 10**12
+"""Nobody counts further; a number of thousands of digits could not even be printed."""
+
+
+def whole_number(
+    name: str,
+    value: Any,
+    least: int | None = None,
+    most: int | None = None,
+    *,
+    of: str = "",
+    way_out: str = "",
+    error: type[Exception] = ConfigError,
+) -> int:
+    """``value`` as an int; ``error`` for what is no whole number from ``least`` to ``most``.
+
+    ``of``: what is counted. ``way_out``: what to do where there are more than ``most``.
+
+    >>> whole_number("steps", 4, 0)
+    4
+    >>> whole_number("steps", 2.5, 0)
+    Traceback (most recent call last):
+        ...
+    tiledask.errors.ConfigError: steps must be a whole number of 0 or more, got 2.5
+    >>> whole_number("dp", "4", 1)
+    Traceback (most recent call last):
+        ...
+    tiledask.errors.ConfigError: dp must be a whole number of 1 or more, got '4'; write 4
+    """
+    if is_whole(value, least, most):
+        return operator.index(value)
+    rule = whole_rule(least)
+    if most is not None and is_whole(value, least):
+        rule = f"at most {most:,}"
+    else:
+        way_out = _meant(value, least, most)
+    rule, got = f"{rule} {of}".rstrip(), f"{short(value)}; {way_out}".rstrip("; ")
+    raise error(f"{name} must be {rule}, got {got}")
+
+
+def is_whole(value: Any, least: int | None = None, most: int | None = None) -> TypeGuard[int]:
+    """Whether ``value`` is a whole number from ``least`` to ``most``; a boolean is none.
+
+    >>> is_whole(2), is_whole(2.0), is_whole(True), is_whole(-1, 0), is_whole(5, most=4)
+    (True, False, False, False, False)
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        return False
+    return (least is None or number >= least) and (most is None or number <= most)
+
+
+def whole_rule(least: int | None = None, most: int | None = None) -> str:
+    """The rule in words.
+
+    >>> whole_rule(), whole_rule(1), whole_rule(1, 64)
+    ('a whole number', 'a whole number of 1 or more', 'a whole number from 1 to 64')
+    """
+    if least is None:
+        return "a whole number"
+    return f"a whole number {f'of {least} or more' if most is None else f'from {least} to {most}'}"
+
+
+def _meant(value: Any, least: int | None, most: int | None) -> str:
+    """ "write 4", if a text or a float says so; else nothing."""
+    if not isinstance(value, str | float):
+        return ""
+    try:
+        number = float(value)
+    except ValueError:
+        return ""
+    meant = number.is_integer() and abs(number) < 2**53 and is_whole(int(number), least, most)
+    return f"write {int(number)}" if meant else ""
