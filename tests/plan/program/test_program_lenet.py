@@ -198,7 +198,6 @@ def with_(kind, **fields):
         (with_(AllToAll, split_dim=1), "differ in split_dim"),
         (with_(AllReduce, axes=(0,)), "a collective of 1 ranks"),
     ],
-    ids=str,
 )
 def test_a_fault_on_one_rank_is_named(change, words, rank):
     program = program_of(Split(1, 1, 3, in_space=True), 4)
