@@ -1,4 +1,4 @@
-"""The chart of a training: its update is drawn as one, of no stage; weights are marks of their own."""
+"""The chart of a training: its update is one, of no stage; weights are marks of their own."""
 
 import tiledask as td
 from tiledask.lab.plots.pipelines.gantt import KINDS, chunks_of
