@@ -11,7 +11,16 @@ from dataclasses import dataclass
 
 from tiledask.plan import html
 
-__all__ = ["BARELY", "FAILS", "HOLDS", "MARKS", "Judged", "judged", "judged_table"]
+__all__ = [
+    "BARELY",
+    "FAILS",
+    "HOLDS",
+    "MARKS",
+    "Judged",
+    "JudgedSentence",
+    "judged",
+    "judged_table",
+]
 
 HOLDS, BARELY, FAILS = "holds", "barely", "fails"
 _WORDS = {True: HOLDS, None: BARELY, False: FAILS}
@@ -48,24 +57,26 @@ class Judged:
     def reason(self) -> str:
         return self.why
 
-    @property
-    def sentence(self) -> str:
-        """The verdict, the claim, why and the way out, as sentences."""
-        return " ".join(filter(None, (f"{self.verdict}: {self.claim}.", self.why, self.way_out)))
-
     def __str__(self) -> str:
         claim = self.claim and f"{self.claim}:"
         return " ".join(filter(None, (MARKS[self.holds], claim, self.why, self.way_out)))
 
 
-def judged(claim: str, verdict: str, why: str = "", way_out: str = "") -> Judged:
-    """A claim with its verdict in a word.
+class JudgedSentence(Judged):
+    """A claim that is a sentence: as text its verdict is a word, and its reasons follow."""
 
-    >>> print(judged("B starts", FAILS, "60 GB of 24 GB.", "ZeRO-2 would do.").sentence)
+    def __str__(self) -> str:
+        return " ".join(filter(None, (f"{self.verdict}: {self.claim}.", self.why, self.way_out)))
+
+
+def judged(claim: str, verdict: str, why: str = "", way_out: str = "") -> JudgedSentence:
+    """A sentence with its verdict in a word.
+
+    >>> print(judged("B starts", FAILS, "60 GB of 24 GB.", "ZeRO-2 would do."))
     fails: B starts. 60 GB of 24 GB. ZeRO-2 would do.
     """
     (holds,) = (holds for holds, word in _WORDS.items() if word == verdict)
-    return Judged(claim, holds, why, way_out)
+    return JudgedSentence(claim, holds, why, way_out)
 
 
 def judged_table(claims: Iterable[Judged], caption: object = "") -> str:

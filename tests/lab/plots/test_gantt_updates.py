@@ -1,4 +1,4 @@
-"""The chart of a training: its update is drawn as one, and belongs to no stage."""
+"""The chart of a training: its update is one, of no stage; weights are marks of their own."""
 
 import tiledask as td
 from tiledask.lab.plots.pipelines.gantt import KINDS, chunks_of
@@ -14,3 +14,18 @@ def test_an_update_is_none_of_the_stages_of_its_device():
     said = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
     assert KINDS["U"][0] in said
     assert not any(text.startswith("paler") for text in said)
+
+
+def test_weights_that_are_gathered_are_marks_of_their_own():
+    """Under the row of their device, one for each gather and each sum, named in the legend."""
+    sharded = td.shard_weights(td.schedule("1f1b", 2, 3), "phase")
+    timeline = td.simulate(sharded, unshard=0.5, reduce_grad=0.5)
+    figure = td.plots.gantt(timeline)
+    drawn = {c.get_gid(): len(c.get_paths()) for c in figure.axes[0].collections if c.get_gid()}
+    for kind in ("UNSHARD", "REDUCE_GRAD"):
+        assert drawn[kind] == (timeline.kind == kind).sum() > 0
+    words = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    assert {"weights gathered", "gradients summed over copies"} <= set(words)
+    plain = td.plots.gantt(td.simulate(td.schedule("1f1b", 2, 3)))
+    words = [text.get_text() for legend in plain.legends for text in legend.get_texts()]
+    assert "weights gathered" not in words

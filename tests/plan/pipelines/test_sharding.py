@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from tiledask.errors import ScheduleError
+from tiledask.plan.diagnosis.diagnose import diagnose
+from tiledask.plan.diagnosis.trace import of_timeline
 from tiledask.plan.pipelines import longest_path
 from tiledask.plan.pipelines.footprint import memory_over_time
 from tiledask.plan.pipelines.generators.sharding import shard_weights
@@ -245,6 +247,13 @@ def test_the_compiled_loops_say_the_same(monkeypatch):
     for one, other in zip(plain, every(), strict=True):
         assert np.array_equal(one.start, other.start)
         assert np.array_equal(one.end, other.end)
+
+
+def test_a_timeline_with_gathers_is_diagnosed():
+    """They count as transfers."""
+    t = simulate(shard_weights(schedule("1f1b", 4, 8), "action"), unshard=0.5)
+    assert of_timeline(t).transfer == t.transfer > 0
+    assert "1f1b" in str(diagnose(t))
 
 
 @pytest.mark.parametrize("seconds", [[1.0], -1.0, float("nan"), "x"])

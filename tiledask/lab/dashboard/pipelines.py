@@ -212,7 +212,7 @@ def _pauses(timeline: Timeline, over: bool) -> Iterator[Pause]:
     columns = (found.device, found.start, found.end, found.code)
     pieces = [*zip(*(column.tolist() for column in columns), strict=True)]
     last = [0.0] * timeline.devices  # when each has ended what it did
-    computes = timeline.kind != TRANSFER
+    computes = timeline.computes
     ended = timeline.device[computes].tolist(), timeline.end[computes].tolist()
     for device, end in zip(*ended, strict=True):
         last[device] = max(last[device], end)

@@ -60,9 +60,7 @@ class Answer:
         said = [f"{n} = {_shown(v)} ({q.inputs[n].meaning})" for n, v in self._sized()]
         parts.append(["Inputs", *(line for each in said for line in _wrapped(each, width, 4))])
         if self.premise is not None:
-            verdicts = [
-                line for f in self.premise.findings for line in _wrapped(f.sentence, width, 4)
-            ]
+            verdicts = [line for f in self.premise.findings for line in _wrapped(str(f), width, 4)]
             convention = _wrapped(self.premise.convention, width, 4)
             parts.append(["What it takes for granted", *convention, *verdicts])
         lines = [line for each in self.worked.lines for line in _wrapped(each, width, 4)]

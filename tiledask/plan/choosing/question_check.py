@@ -64,8 +64,7 @@ class Critique:
         return f"Critique({self.question}: {failed} of {len(self.findings)} claims fail)"
 
     def __str__(self) -> str:
-        said = [finding.sentence for finding in self.findings]
-        return "\n".join([f"{self.question} ({self.convention})", *said])
+        return "\n".join([f"{self.question} ({self.convention})", *map(str, self.findings)])
 
     def _repr_html_(self) -> str:
         found = judged_table(self.findings, self.question)

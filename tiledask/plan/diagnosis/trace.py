@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import ConfigError
-from tiledask.plan.pipelines.schedule import KINDS
+from tiledask.plan.pipelines.schedule import KINDS, SHARDING
 from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
 
 __all__ = ["UNITS", "Row", "Trace", "of_samples", "of_timeline"]
@@ -268,7 +268,7 @@ def of_timeline(timeline: Timeline) -> Trace:
     rows = [
         (str(d), a, b, str(k), s, i)
         for d, a, b, k, s, i in zip(*(c.tolist() for c in columns), strict=True)
-        if k != TRANSFER
+        if k not in (TRANSFER, *SHARDING)
     ]
     return Trace.of(
         rows,

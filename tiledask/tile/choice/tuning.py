@@ -161,7 +161,9 @@ def tune(
     """
     whole_number("repeats", repeats, 1, error=KernelError)
     if not deadline > 0:
-        raise KernelError(f"a deadline is above 0 s, got {deadline}")
+        raise KernelError(
+            f"repeats is 1 or more and deadline above 0 s, got {repeats} and {deadline}"
+        )
     traffic(m, n, k, 1, 4)  # refuses extents that are none
     info, usual = with_tile(kernel)
     if not info.available:
