@@ -262,10 +262,28 @@ PLANTS = [
     ),
     Plant("distributed/training/trainer.py", "g *= factor", "g *= 1", "test_training_envelope"),
     Plant(
-        "distributed/convolution/space.py",
-        "_given_back(group, dread, kept) if wanted",
-        "dread[:, :, : kept.kept.x.shape[2]] if wanted",
+        "plan/program/making/convolution/convolutions.py",
+        "if split.strips:\n            dx = self._halo(",
+        "if False:\n            dx = self._halo(",
         "test_convolution_space",
+    ),
+    Plant(
+        "plan/program/making/convolution/convolutions.py",
+        "extents=split.rows, before=split.before,",
+        "extents=split.rows, before=max(0, split.before - 1),",
+        "test_convolution_space",
+    ),
+    Plant(
+        "plan/program/making/convolution/convolutions.py",
+        'self.leave(self._convolved(x, unit, w, "", window, 1), label)',
+        'self._convolved(x, unit, w, "", window, 1)',
+        "test_convolution_channels",
+    ),
+    Plant(
+        "plan/program/making/convolution/of_lenet.py",
+        "axes = (DATA, PARTS) if space else (DATA,)",
+        "axes = (DATA,)",
+        "test_program_lenet",
     ),
     Plant(
         "distributed/out_of_core/stored_npy.py",

@@ -9,7 +9,6 @@ import re
 import numpy as np
 import pytest
 from oracles.finished import ROOT
-from tiledask.plan.whole import is_whole, whole_number
 
 import tiledask as td
 from tiledask.lab.idle_ladder.ladder import idle_level
@@ -20,6 +19,7 @@ from tiledask.plan.inputs.recipes import lora, state_bytes
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import plan_product
 from tiledask.plan.splitting.partition import count_contiguous_splits
+from tiledask.plan.whole import is_whole, whole_number
 
 MODEL, CLUSTER = td.load_model("gpt2"), td.load_cluster("2xA100-40GB")
 GPT = {"vocabulary": 8, "hidden": 8, "layers": 2, "heads": 2, "sequence": 8}

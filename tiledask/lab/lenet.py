@@ -17,9 +17,7 @@ import numpy as np
 
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.convolution.lenet import BATCH, LENET, samples
-from tiledask.distributed.convolution.lenet_plan import PARAMETERS, Need, need
 from tiledask.distributed.convolution.lenet_runs import PARTITIONINGS, put_together
-from tiledask.distributed.convolution.lenet_split import Split
 from tiledask.distributed.convolution.lenet_train import TrainedLeNet, train_lenet
 from tiledask.distributed.data_parallel.chain import gradients, initial_weights
 from tiledask.distributed.ranks.rank_function import Ranks
@@ -30,6 +28,8 @@ from tiledask.errors import ConfigError
 from tiledask.lab.claim import Claim
 from tiledask.lab.precision import verdicts
 from tiledask.lab.table import Comparison
+from tiledask.plan.program.lenet import PARAMETERS, Split
+from tiledask.plan.program.making.convolution.of_lenet import Need, need
 from tiledask.tile.datasets import Images, load_images
 from tiledask.tile.optimizers import Adam, Rule
 

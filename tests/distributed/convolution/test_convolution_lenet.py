@@ -1,7 +1,6 @@
 """d2l's LeNet split three ways: one loss, one gradient, and what is published about them.
 
 Holds `tiledask.distributed.convolution.lenet`, `tiledask.distributed.convolution.lenet_runs`,
-`tiledask.distributed.convolution.lenet_step`, `tiledask.distributed.convolution.local`,
 `tiledask.distributed.ranks.group`, `tiledask.distributed.ranks.halos`,
 `tiledask.distributed.ranks.nccl_own` and `tiledask.lab.lenet`.
 """
@@ -19,14 +18,15 @@ from test_convolution_space import check_conv as check_rows
 import tiledask as td
 from tiledask.distributed.convolution import channels as C
 from tiledask.distributed.convolution import lenet_runs as R
-from tiledask.distributed.convolution.lenet import BOUNDARIES, LENET, flops, samples
-from tiledask.distributed.convolution.lenet_plan import PARAMETERS, need
+from tiledask.distributed.convolution.lenet import LENET, samples
 from tiledask.distributed.data_parallel.chain import gradients, initial_weights, sizes
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError
 from tiledask.lab import lenet as lab
 from tiledask.plan.collectives import convolution as P
 from tiledask.plan.collectives.cost import even
+from tiledask.plan.program.lenet import BOUNDARIES, PARAMETERS, flops
+from tiledask.plan.program.making.convolution.of_lenet import need
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

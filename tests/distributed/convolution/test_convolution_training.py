@@ -1,7 +1,7 @@
 """d2l's LeNet trained under every split: losses and weights of a single device, step by step.
 
-Holds `tiledask.distributed.convolution.lenet_plan`,
-`tiledask.distributed.convolution.lenet_split`, `tiledask.distributed.convolution.lenet_train`,
+Holds `tiledask.distributed.convolution.lenet_train`, `tiledask.plan.program.lenet`,
+`tiledask.plan.program.making.convolution.of_lenet`,
 `tiledask.distributed.ranks.rank`, `tiledask.lab.exercises.split_layers.lenet_hybrids` and
 `tiledask.lab.plots.training.trainings`.
 """
@@ -16,10 +16,8 @@ from hypothesis import strategies as st
 from oracles.figures import drawn_texts
 
 import tiledask as td
-from tiledask.distributed.convolution import lenet_step
-from tiledask.distributed.convolution.lenet import LENET, flops
-from tiledask.distributed.convolution.lenet_plan import PARAMETERS, need, need_of
-from tiledask.distributed.convolution.lenet_split import Split
+from tiledask.distributed.convolution.lenet import LENET
+from tiledask.distributed.convolution.lenet_runs import LeNetTrainer
 from tiledask.distributed.convolution.lenet_train import train_lenet
 from tiledask.distributed.data_parallel.chain import gradients, initial_weights
 from tiledask.distributed.ranks.records import Records
@@ -27,6 +25,8 @@ from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab import exercises, plots
 from tiledask.lab import lenet as lab
 from tiledask.lab.precision import acceptable
+from tiledask.plan.program.lenet import PARAMETERS, Split, flops
+from tiledask.plan.program.making.convolution.of_lenet import need, need_of
 from tiledask.tile.datasets import load_images
 from tiledask.tile.optimizers import SGD, Adam
 
@@ -376,12 +376,15 @@ def test_refusals(ways, options, error, words):
 @pytest.mark.parametrize("ways", [{"space": 2}, {"data parallel": 2}], ids=label)
 def test_biases_that_are_not_added_up_are_refused(monkeypatch, ways):
     """Planted: the gradients of w only are summed, and each rank steps its own copy of b."""
-    honest = lenet_step._added
+    honest = LeNetTrainer._step
 
-    def only_w(group, grads):
-        added = honest(group, grads)
-        return {layer: {"w": added[layer]["w"], "b": each["b"]} for layer, each in grads.items()}
+    def only_w(self, updates, gradients, weights, *reads, **told):
+        unit = next(u for u in self.units if self.arrays["weights"][u] is weights)
+        mixed, own = gradients.copy(), self.arrays["gradients"][unit]
+        unpack = self.packings[unit].unpack
+        unpack(mixed)["b"][...] = unpack(own)["b"]
+        return honest(self, updates, mixed, weights, *reads, **told)
 
-    monkeypatch.setattr(lenet_step, "_added", only_w)
+    monkeypatch.setattr(LeNetTrainer, "_step", only_w)
     with pytest.raises(PlacementError, match="ranks 0 and 1 hold the same weights, and these"):
         check(ways)

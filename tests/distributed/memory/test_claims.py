@@ -245,13 +245,13 @@ def test_what_is_not_let_go_is_seen():
     assert held[0] > 1.01 * said[0]
 
     def twice(monkey):
-        honest = ClaimTrainer._zeros
+        honest = ClaimTrainer._states
 
         def planted(self, state):
             self.kept = [*getattr(self, "kept", []), honest(self, state)]
             return honest(self, state)
 
-        monkey.setattr(ClaimTrainer, "_zeros", planted)
+        monkey.setattr(ClaimTrainer, "_states", planted)
 
     held, said = measured(case, twice)
     assert held[0] - said[0] == 16 * TINY.parameters

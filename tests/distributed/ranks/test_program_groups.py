@@ -44,6 +44,12 @@ def by_group(rank, case):
             made.append(g.all_gather(x, dim))
         with rank.label("scatter"):
             made.append(g.reduce_scatter(whole, 0, op, extents=rows, wide=wide))
+        with rank.label("halo"):
+            mine = whole[: rows[g.rank]]
+            made.append(g.halo_exchange(mine, 0, 1, 1, extents=rows))
+            made.append(g.halo_reduce(made[-1], 0, 1, 1, extents=rows))
+        with rank.label("swap"):
+            made.append(g.all_to_all(whole, 0, 1, extents=rows))
         with rank.label("root"):
             made.append(g.broadcast(x if g.rank == n - 1 else None, n - 1))
             total = g.reduce(x, n // 2, op, wide=wide)
@@ -67,6 +73,12 @@ def by_program(rank, case):
         made = [g.all_reduce(x, op, wide=wide, label="layer/sum", **how)]
         made.append(g.all_gather(x, dim, label="layer/gather", **how))
         made.append(g.reduce_scatter(whole, rows, 0, op, wide=wide, label="layer/scatter", **how))
+        wider = {"dim": 0, "before": 1, "after": 1, "extents": rows}
+        for kind in ("halo_exchange", "halo_reduce"):
+            x_ = made[-1] if kind == "halo_reduce" else whole[: rows[g.rank]]
+            made.append(g.agreed(kind, wider, x_, label="layer/halo"))
+        swap = {"split_dim": 0, "concat_dim": 1, "extents": rows}
+        made.append(g.agreed("all_to_all", swap, whole, label="layer/swap"))
         mine, label = x if g.rank == n - 1 else None, "layer/root"
         made.append(g.broadcast(mine, x.shape, n - 1, label=label, **how))
         total = g.reduce(x, n // 2, op, wide=wide, label=label, **how)

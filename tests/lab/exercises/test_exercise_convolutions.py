@@ -11,7 +11,6 @@ from oracles.calls import assert_close
 from oracles.judged import assert_illegal, assert_quiet, targets
 
 from tiledask.distributed.convolution.lenet import LENET, samples
-from tiledask.distributed.convolution.lenet_plan import need
 from tiledask.distributed.data_parallel.chain import gradients, initial_weights
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.threads import run_threads
@@ -19,6 +18,7 @@ from tiledask.errors import PlacementError
 from tiledask.lab import plots
 from tiledask.lab.exercises import borrowed_rows, split_each_layer, until_layerwise_moves_more
 from tiledask.lab.exercises.split_layers import lenet_splits as S
+from tiledask.plan.program.making.convolution.of_lenet import need
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import tiledask as td
 from tiledask.distributed.convolution.lenet import LENET
-from tiledask.distributed.ranks.group import Group
+from tiledask.distributed.ranks.program_group import ProgramGroup
 from tiledask.errors import CheckpointError, ConfigError
 from tiledask.lab.precision import FORMATS, acceptable, compared
 from tiledask.tile import layers as L
@@ -197,11 +197,12 @@ def test_an_unsummed_gradient_is_a_fault_still(one_device, monkeypatch):
     """Planted: each part goes on with its own addend of dx."""
     plain, controls = one_device
 
-    def own_part(group, x, dim, extents):
+    def own_part(group, x, extents, dim, **_):
+        assert dim == 1
         start = sum(extents[: group.rank])
         return x[:, start : start + extents[group.rank]]
 
-    monkeypatch.setattr(Group, "reduce_scatter", own_part)
+    monkeypatch.setattr(ProgramGroup, "reduce_scatter", own_part)
     split = td.train_lenet(DIGITS, {"layerwise": 2}, **FAST).losses
     assert compared(plain, split, controls, dtype="float32", layers=len(LENET)).grade == "fault"
 

@@ -182,3 +182,12 @@ def test_windows_that_do_not_fit_are_refused():
         L.max_pool2d(X, 2, padding=2)
     with pytest.raises(KernelError, match=r"a window of 5 rows .* and 4 \+ 0 \+ 0 rows"):
         L.avg_pool2d(X, (5, 1))
+
+
+def test_no_output_channel_gives_empty_outputs_and_zeros_for_x(xp):
+    x, w, b = xp.ones((2, 3, 5, 4)), xp.ones((0, 3, 2, 2)), xp.ones(0)
+    y, kept = L.conv2d(x, w, b)
+    dx, dw, db = L.conv2d_grad(y, kept, w, b)
+    assert (y.shape, dw.shape, db.shape) == ((2, 0, 4, 3), w.shape, (0,))
+    assert dx.shape == x.shape
+    assert not dx.any()

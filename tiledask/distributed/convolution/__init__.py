@@ -1,17 +1,13 @@
 """Convolutions split over the ranks of a program, each with its gradients.
 
-placed.py      arrays that say how they are placed; the split follows, or it is refused
 channels.py    by output channels, by input channels, one after the other, by groups
 space.py       by rows of the image, with halos; pooling too
-  local.py       a rank's part, which may be empty
-lenet.py       d2l's LeNet, layer by layer
-  lenet_split.py   over how many ranks, each way: images, layers, units, rows; and hybrids
-  lenet_plan.py    what any of them needs, by arithmetic
-  lenet_step.py    a training step on one rank
-    lenet_runs.py    of weights and images that all have: one step of each, by name
-    lenet_train.py   train_lenet: trained for real, step after step
+lenet.py       d2l's LeNet, layer by layer on one device
+  lenet_runs.py    a step on one rank of a split; of weights and images that all have, by name
+  lenet_train.py   train_lenet: trained for real, step after step
 
-What each of them calls is predicted in plan/collectives/convolution.py.
+Each is a program: plan/program/making/convolution has the layers, and in of_lenet.py LeNet's step
+and what it needs. What a layer calls is predicted in plan/collectives/convolution.py.
 """
 
 from tiledask.distributed.convolution.channels import (
@@ -25,9 +21,7 @@ from tiledask.distributed.convolution.channels import (
     in_pairs_grad,
     part,
 )
-from tiledask.distributed.convolution.lenet import LENET, flops
-from tiledask.distributed.convolution.lenet_plan import need
-from tiledask.distributed.convolution.lenet_split import rows_of
+from tiledask.distributed.convolution.lenet import LENET
 from tiledask.distributed.convolution.space import (
     avg_pool2d_in_rows,
     avg_pool2d_in_rows_grad,
@@ -36,6 +30,8 @@ from tiledask.distributed.convolution.space import (
     max_pool2d_in_rows,
     max_pool2d_in_rows_grad,
 )
+from tiledask.plan.program.lenet import flops, rows_of
+from tiledask.plan.program.making.convolution.of_lenet import need
 
 __all__ = [
     "LENET",

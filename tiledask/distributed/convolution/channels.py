@@ -7,18 +7,21 @@ pair             all of it                              all of it: between the t
 by groups        channels           rows of it          channels
 
 Each rank passes its parts, cut as numpy.array_split cuts; `part` gives them. Ranks without a
-channel take part with empty arrays.
+channel take part with empty arrays. Each is a program of one layer, as those of `td.tensor`.
 """
 
 from typing import Any, NamedTuple
 
-from tiledask.distributed.convolution.local import conv2d, conv2d_grad
 from tiledask.distributed.ranks.group import Group
+from tiledask.distributed.tensor.layer_programs import KeptLayer, LayerRule, backward, forward
+from tiledask.distributed.tensor.placed import EVERYWHERE, Placed, Weights, replicate
 from tiledask.errors import PlacementError
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.products.placement import split
+from tiledask.plan.program.making.convolution.convolutions import WindowTerms
 from tiledask.plan.whole import is_whole
 from tiledask.tile.layers.activations import find_activation
+from tiledask.tile.layers.convolution.im2col import Windows, windows
 
 __all__ = [
     "by_groups",
@@ -31,23 +34,16 @@ __all__ = [
     "in_pairs_grad",
     "own",
     "part",
+    "window_terms",
 ]
 
 
 class KeptOutput(NamedTuple):
     """What `by_output` keeps."""
 
-    conv: Any
+    conv: KeptLayer
     mine: slice | None
     """This rank's channels of y, where all are gathered."""
-
-
-class KeptPair(NamedTuple):
-    """What `in_pairs` keeps."""
-
-    first: Any
-    activation: Any
-    second: Any
 
 
 def own(group: Group, units: int, groups: int = 1) -> slice:
@@ -88,11 +84,10 @@ def by_output(
 
     With ``gather`` all of y, by an all_gather. ``options``: stride, padding, dilation.
     """
-    _no_groups(options)
-    y, kept = conv2d(x, w, b, **options)
+    y, kept = _run(group, "conv_by_output", x, w, b, options)
     if not gather:
         return y, KeptOutput(kept, None)
-    with group.label("forward/y"):
+    with group.label("forward/y"):  # how many channels others have, only this tells
         whole = group.all_gather(y, 1)
     start, stop = split(0, whole.shape[1], group.size)[group.rank]
     if stop - start != y.shape[1]:
@@ -118,32 +113,25 @@ def by_output_grad(
     One all_reduce: the input went to all ranks, so its gradient comes from all of them. None,
     and dx is None, where it is not ``wanted``: of the images that a network is given.
     """
-    dx, dw, db = conv2d_grad(dy if kept.mine is None else dy[:, kept.mine], kept.conv, w, b)
-    if not wanted:
-        return None, dw, db
-    with group.label("backward/dx"):
-        return group.all_reduce(dx), dw, db
+    return _run_grad(group, dy if kept.mine is None else dy[:, kept.mine], kept.conv, w, b, wanted)
 
 
 # -- by input channels ---------------------------------------------------------------------------
 
 
-def by_input(group: Group, x: Any, w: Any, b: Any = None, **options: Any) -> tuple[Any, Any]:
+def by_input(group: Group, x: Any, w: Any, b: Any = None, **options: Any) -> tuple[Any, KeptLayer]:
     """(all of y, kept) for this rank's channels of x, its columns of w and all of b.
 
     One all_reduce; b, which every rank has, is added once, behind it.
     """
-    _no_groups(options)
-    y, kept = conv2d(x, w, None, **options)
-    with group.label("forward/y"):
-        y = group.all_reduce(y)
-    return (y if b is None else y + b[:, None, None]), kept
+    return _run(group, "conv_by_input", x, w, b, options)
 
 
-def by_input_grad(group: Group, dy: Any, kept: Any, w: Any, b: Any = None) -> tuple[Any, Any, Any]:
+def by_input_grad(
+    group: Group, dy: Any, kept: KeptLayer, w: Any, b: Any = None
+) -> tuple[Any, Any, Any]:
     """(dx of the own channels, dw, db) for all of dy; db is the same on all ranks."""
-    dx, dw, _ = conv2d_grad(dy, kept, w)
-    return dx, dw, None if b is None else dy.sum(axis=(0, 2, 3))
+    return _run_grad(group, dy, kept, w, b)
 
 
 # -- out, then in --------------------------------------------------------------------------------
@@ -157,23 +145,22 @@ def in_pairs(
     *,
     activation: str = "relu",
     options: tuple[dict[str, Any], dict[str, Any]] = ({}, {}),
-) -> tuple[Any, KeptPair]:
+) -> tuple[Any, KeptLayer]:
     """(all of y, kept) of two convolutions: the first by output, the second by input channels.
 
     ``first`` and ``second`` are (w, b) as `by_output` and `by_input` take them. The activation
     between them works on every channel by itself, so nothing has to be gathered: one all_reduce.
     """
-    h, kept_first = by_output(group, x, *first, **options[0])
-    z, kept_activation = find_activation(activation).forward(h)
-    with group.label("second"):
-        y, kept_second = by_input(group, z, *second, **options[1])
-    return y, KeptPair(kept_first, kept_activation, kept_second)
+    weights = _named("first.", *first) | _named("second.", *second)
+    laid = tuple(_windows(w[0], each) for w, each in zip((first, second), options, strict=True))
+    y, kept = forward(_pair, group, (replicate(x),), weights, laid, activation)
+    return y.local, kept
 
 
 def in_pairs_grad(
     group: Group,
     dy: Any,
-    kept: KeptPair,
+    kept: KeptLayer,
     first: tuple[Any, ...],
     second: tuple[Any, ...],
     *,
@@ -182,11 +169,10 @@ def in_pairs_grad(
 ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
     """(all of dx, (dw, db) of the first, (dw, db) of the second): one all_reduce, or none and
     no dx where it is not ``wanted``."""
-    dz, *grads = by_input_grad(group, dy, kept.second, *second)
-    dh = find_activation(activation).grad(dz, kept.activation)
-    with group.label("first"):
-        dx, *others = by_output_grad(group, dh, kept.first, *first, wanted=wanted)
-    return dx, tuple(others), tuple(grads)
+    weights = _named("first.", *first) | _named("second.", *second)
+    dx, grads = backward(group, replicate(dy), kept, weights, wanted)
+    of = {name: g and g.local for name, g in grads.items()}
+    return dx and dx.local, (of["first.w"], of["first.b"]), (of["second.w"], of["second.b"])
 
 
 # -- by groups -----------------------------------------------------------------------------------
@@ -194,7 +180,7 @@ def in_pairs_grad(
 
 def by_groups(
     group: Group, x: Any, w: Any, b: Any = None, *, groups: int, **options: Any
-) -> tuple[Any, Any]:
+) -> tuple[Any, KeptLayer]:
     """(this rank's channels of y, kept) of a grouped convolution; no rank needs another.
 
     ``groups`` are those of the whole convolution; x, w and b are cut by
@@ -207,17 +193,79 @@ def by_groups(
             f"got {x.shape[1]} input and {w.shape[0]} output channels; cut them with "
             f"part(group, x, 1, groups={groups}) and part(group, w, 0, groups={groups})"
         )
-    return conv2d(x, w, b, **options, **({"groups": mine} if mine else {}))
+    return _run(group, "conv_by_groups", x, w, b, options, groups=groups)
 
 
-def by_groups_grad(group: Group, dy: Any, kept: Any, w: Any, b: Any = None) -> tuple[Any, Any, Any]:
+def by_groups_grad(
+    group: Group, dy: Any, kept: KeptLayer, w: Any, b: Any = None
+) -> tuple[Any, Any, Any]:
     """(dx, dw, db) of the own channels; no rank needs another."""
-    return conv2d_grad(dy, kept, w, b)
+    return _run_grad(group, dy, kept, w, b)
 
 
-def _no_groups(options: dict[str, Any]) -> None:
-    if options.get("groups", 1) != 1:
+# -- programs of one layer -----------------------------------------------------------------------
+
+
+def window_terms(laid: Windows) -> WindowTerms:
+    """Windows as programs are told of them."""
+    return WindowTerms(laid.size, laid.stride, laid.padding, laid.dilation)
+
+
+def _run(
+    group: Group, layer: str, x: Any, w: Any, b: Any, options: dict[str, Any], **told: int
+) -> tuple[Any, KeptLayer]:
+    laid = _windows(w, options)
+    y, kept = forward(_one, group, (replicate(x),), _named("", w, b), layer, laid, *told.items())
+    return y.local, kept
+
+
+def _run_grad(
+    group: Group, dy: Any, kept: KeptLayer, w: Any, b: Any, wanted: bool = True
+) -> tuple[Any, Any, Any]:
+    dx, grads = backward(group, replicate(dy), kept, _named("", w, b), wanted)
+    db = grads["b"]
+    return dx and dx.local, grads["w"].local, db and db.local
+
+
+def _named(room: str, w: Any, b: Any = None) -> Weights:
+    """A rank's parts: how many channels others have is not said, and changes nothing here."""
+    return {f"{room}w": replicate(w), f"{room}b": None if b is None else replicate(b)}
+
+
+def _windows(w: Any, options: dict[str, Any]) -> Windows:
+    options = dict(options)
+    if (groups := options.pop("groups", 1)) != 1:
         raise PlacementError(
             f"an output channel of a grouped convolution needs its group's input only: this "
-            f"split has groups=1, got {options['groups']}; split whole groups with by_groups"
+            f"split has groups=1, got {groups}; split whole groups with by_groups"
         )
+    return windows(w.shape[2:], **options)
+
+
+def _one(
+    group: Group, given: tuple[Placed], of: Weights, layer: str, laid: Windows, *told: Any
+) -> LayerRule:
+    (x,) = given
+    y = _made(x, of["w"], laid)
+    terms = {"unit": "", "window": window_terms(laid)} | dict(told)
+    return LayerRule(layer, y, terms, layer)
+
+
+def _pair(
+    group: Group,
+    given: tuple[Placed],
+    of: Weights,
+    laid: tuple[Windows, Windows],
+    activation: str,
+) -> LayerRule:
+    find_activation(activation)
+    y = _made(_made(given[0], of["first.w"], laid[0]), of["second.w"], laid[1])
+    terms = tuple(map(window_terms, laid))
+    told = {"unit": "", "windows": terms, "activation": activation}
+    return LayerRule("conv_pair", y, told, "in_pairs")
+
+
+def _made(x: Placed, w: Placed, laid: Windows) -> Placed:
+    """What comes out. Raises KernelError where windows do not fit into the image."""
+    n, _, high, wide = x.shape
+    return Placed.of(None, EVERYWHERE, (n, w.shape[0], *laid.out((high, wide))))

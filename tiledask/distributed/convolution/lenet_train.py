@@ -10,21 +10,17 @@
 Each rank draws its own weights and its copy's images from the seed, so nothing is scattered first.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.convolution.channels import own
-from tiledask.distributed.convolution.lenet import BOUNDARIES, LENET, SIDE
-from tiledask.distributed.convolution.lenet_plan import Need, need_of
-from tiledask.distributed.convolution.lenet_runs import whole_weights
-from tiledask.distributed.convolution.lenet_split import RankGroups, Split
-from tiledask.distributed.convolution.lenet_step import step, unit_dim
+from tiledask.distributed.convolution.lenet import LENET
+from tiledask.distributed.convolution.lenet_runs import LeNetJob, LeNetTrainer, whole_weights
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.records import Records
@@ -32,11 +28,11 @@ from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan import html
+from tiledask.plan.program.lenet import BOUNDARIES, SIDE, Split
+from tiledask.plan.program.making.convolution.of_lenet import Need, need_of
 from tiledask.plan.whole import whole_number
-from tiledask.tile import layers as L
-from tiledask.tile.backend import to_numpy
 from tiledask.tile.datasets import Images
-from tiledask.tile.optimizers import Adam, Rule, advance, begin
+from tiledask.tile.optimizers import Adam, Rule
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -152,7 +148,9 @@ def train_lenet(
             f"td.Mesh(cluster, ({split.ranks},)), or other ways"
         )
     nudge = whole_number("nudge", nudge, 0)
-    job = _Job(data, split, steps, batch, rule or Adam(), dtype, seed, nudge)
+    told = {"data": data, "steps": steps, "seed": seed, "nudge": nudge}
+    job = _Job.of(split, batch, rule or Adam(), dtype, **told)
+    job.program.check()
     if mesh is None:
         done = run_threads(_train_rank, split.ranks, job, timeout=timeout)
     else:
@@ -160,18 +158,12 @@ def train_lenet(
     return _collected(job, done)
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What every rank is told."""
+@dataclass(frozen=True, kw_only=True)
+class _Job(LeNetJob):
+    """What every rank is told of a training."""
 
     data: Images
-    split: Split
     steps: int
-    batch: int
-    rule: Rule
-    dtype: str
-    seed: int
-    nudge: int
 
 
 class _Part(NamedTuple):
@@ -186,60 +178,21 @@ class _Part(NamedTuple):
 
 
 def _train_rank(rank: Rank, job: _Job) -> _Part:
-    """The program of one rank."""
-    place = RankGroups.of(rank, job.split)
-    drawn = _drawn(place, job, rank.backend)
-    state = begin(_flat(drawn), job.rule)
-    rows, losses, seconds, flops = job.split.images(job.batch, place.copy), [], [], 0
+    """What a rank does, step after step."""
+    trainer = LeNetTrainer(rank, job)
+    rows = job.split.images(job.batch, job.split.at(rank.index)[0])
+    losses, seconds = [], []
     for number in range(job.steps):
         begun = perf_counter()
-        images, classes = job.data.batch(job.seed, number, job.batch, rows, job.dtype)
-        weights = {
-            name: {kind: state.weights[f"{name}.{kind}"] for kind in each}
-            for name, each in drawn.items()
-        }
+        batch = job.data.batch(job.seed, number, job.batch, rows, job.dtype)
         with rank.step(number):
-            inputs = rank.on_device(images), rank.on_device(classes)
-            loss, grads, flops = step(place, weights, *inputs, job.batch)
-        state, _, _ = advance(state, job.rule, _flat(grads))
-        losses.append(loss)
+            losses.append(trainer.step(lambda _, batch=batch: batch))
         seconds.append(perf_counter() - begun)
-    weights = {
-        name: {kind: to_numpy(state.weights[f"{name}.{kind}"]) for kind in each}
-        for name, each in drawn.items()
-    }
-    digest = blake2b(b"".join(w.tobytes() for w in _flat(weights).values())).digest()
-    return _Part(losses, seconds, weights, digest, state.nbytes, flops)
-
-
-def _drawn(place: RankGroups, job: _Job, xp: str) -> dict[str, dict[str, Any]]:
-    """This rank's weights, newly drawn: of those that one device would draw its units."""
-    found = {}
-    for i in job.split.layers(place.stages.rank):
-        layer, mine = LENET[i], own(place.parts, BOUNDARIES[i].units)
-        parts: dict[str, Sequence[Any] | None] = {}
-        if not job.split.in_space:
-            parts = {
-                kind: tuple(
-                    mine if dim == unit_dim(p) else slice(None) for dim in range(len(p.shape))
-                )
-                for kind, p in layer.parameters.items()
-            }
-        found[layer.name] = L.initialise(
-            dict(layer.parameters),
-            job.seed,
-            parts,
-            f"{layer.name}.",
-            job.dtype,
-            xp,
-            L.Nudge(job.nudge, job.dtype) if job.nudge else None,
-        )
-    return found
-
-
-def _flat(weights: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Arrays by "layer.name"."""
-    return {f"{name}.{kind}": w for name, each in weights.items() for kind, w in each.items()}
+    weights = trainer.unpacked(trainer.arrays["weights"])
+    every = (w.tobytes() for each in weights.values() for w in each.values())
+    held = {tensor: n for tensor, n in trainer.held.items() if tensor != "gradients"}
+    digest = blake2b(b"".join(every)).digest()
+    return _Part(losses, seconds, weights, digest, held, trainer.flops)
 
 
 def _collected(job: _Job, done: Ranks) -> TrainedLeNet:

@@ -8,15 +8,20 @@ backward    own dx <--halo_reduce-- dx of all rows that were read <--conv_grad--
 which is the ``rows`` of the next layer. Which rank makes which row: plan/collectives/rows.py.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
-from tiledask.distributed.convolution.local import Empty, conv2d, conv2d_grad
+from tiledask.distributed.convolution.channels import window_terms
 from tiledask.distributed.ranks.group import Group
+from tiledask.distributed.tensor.layer_programs import KeptLayer, LayerRule, backward, forward
+from tiledask.distributed.tensor.placed import Placed, Weights, replicate
 from tiledask.errors import PlacementError
 from tiledask.plan.collectives.rows import RowSplit, split_rows
-from tiledask.tile import layers as L
-from tiledask.tile.backend import array_namespace
+from tiledask.plan.intervals import ends_of
+from tiledask.plan.products.placement import Shard
+from tiledask.plan.products.shards import Shards
 from tiledask.tile.layers.convolution.im2col import Pair, Sides, Windows, windows
 
 __all__ = [
@@ -25,11 +30,12 @@ __all__ = [
     "avg_pool2d_in_rows_grad",
     "conv2d_in_rows",
     "conv2d_in_rows_grad",
-    "conv2d_in_rows_partials",
     "max_pool2d_in_rows",
     "max_pool2d_in_rows_grad",
-    "sum_weights",
 ]
+
+ROWS = 2
+"""The dimension of an image's rows."""
 
 
 class KeptRows(NamedTuple):
@@ -37,8 +43,7 @@ class KeptRows(NamedTuple):
 
     split: RowSplit
     """Its ``out`` is the ``rows`` of the next layer."""
-    local: Any
-    """What the layer on the rows that were read keeps."""
+    local: KeptLayer
 
 
 def conv2d_in_rows(
@@ -78,18 +83,9 @@ def conv2d_in_rows(
     """
     window = windows(w.shape[2:], stride, padding, dilation)
     split = _split(group, x, rows, window, halo, far)
-    read, slab = _read(group, x, split)
-    y, kept = conv2d(
-        read,
-        w,
-        b,
-        split.out[group.rank],
-        stride=window.stride,
-        padding=((slab.above, slab.below), window.padding[1]),
-        dilation=window.dilation,
-        groups=groups,
-    )
-    return y, KeptRows(split, kept)
+    weights = {"w": replicate(w), "b": None if b is None else replicate(b)}
+    y, kept = forward(_conv, group, (_rows_of(x, split.rows),), weights, window, split, groups)
+    return y.local, KeptRows(split, kept)
 
 
 def conv2d_in_rows_grad(
@@ -100,28 +96,10 @@ def conv2d_in_rows_grad(
     A halo_reduce, for what other ranks' windows read here, and one all_reduce of dw and db.
     Without the first, and with None for dx, where dx is not ``wanted``.
     """
-    dx, dw, db = conv2d_in_rows_partials(group, dy, kept, w, b, wanted=wanted)
-    return dx, *sum_weights(group, dw, db)
-
-
-def conv2d_in_rows_partials(
-    group: Group, dy: Any, kept: KeptRows, w: Any, b: Any = None, *, wanted: bool = True
-) -> tuple[Any, Any, Any]:
-    """(dx, dw, db) as of `conv2d_in_rows_grad`, but dw and db of this rank's windows only.
-
-    All ranks' add up to dw and db: whoever calls this adds them, with those of other layers.
-    """
-    dread, dw, db = conv2d_grad(dy, kept.local, w, b)
-    return _given_back(group, dread, kept) if wanted else None, dw, db
-
-
-def sum_weights(group: Group, dw: Any, db: Any) -> tuple[Any, Any]:
-    """The sums over ranks of both gradients, by one all_reduce; db may be None."""
-    xp = array_namespace(dw)
-    flat = xp.concatenate([dw.reshape(-1), *([] if db is None else [db])])
-    with group.label("backward/dw db"):
-        flat = group.all_reduce(flat)
-    return flat[: dw.size].reshape(dw.shape), None if db is None else flat[dw.size :]
+    weights = {"w": replicate(w), "b": None if b is None else replicate(b)}
+    dx, grads = backward(group, _rows_of(dy, kept.split.out), kept.local, weights, wanted)
+    db = grads["b"]
+    return dx and dx.local, grads["w"].local, db and db.local
 
 
 def max_pool2d_in_rows(
@@ -137,12 +115,12 @@ def max_pool2d_in_rows(
 ) -> tuple[Any, KeptRows]:
     """This rank's rows of `tiledask.tile.layers.max_pool2d`, and what is kept; only rows of
     windows that cross are borrowed. ``rows``, ``halo`` and ``far`` as for `conv2d_in_rows`."""
-    return _pooled(group, L.max_pool2d, x, (size, stride, padding), rows, halo, far)
+    return _pooled(group, "max_pool2d", x, (size, stride, padding), rows, halo, far)
 
 
 def max_pool2d_in_rows_grad(group: Group, dy: Any, kept: KeptRows) -> Any:
     """This rank's rows of dx."""
-    return _pooled_grad(group, L.max_pool2d_grad, dy, kept)
+    return _pooled_grad(group, dy, kept)
 
 
 def avg_pool2d_in_rows(
@@ -160,12 +138,12 @@ def avg_pool2d_in_rows(
 
     The arguments are those of `max_pool2d_in_rows`.
     """
-    return _pooled(group, L.avg_pool2d, x, (size, stride, padding), rows, halo, far)
+    return _pooled(group, "avg_pool2d", x, (size, stride, padding), rows, halo, far)
 
 
 def avg_pool2d_in_rows_grad(group: Group, dy: Any, kept: KeptRows) -> Any:
     """This rank's rows of dx."""
-    return _pooled_grad(group, L.avg_pool2d_grad, dy, kept)
+    return _pooled_grad(group, dy, kept)
 
 
 # -- what they share -----------------------------------------------------------------------------
@@ -173,7 +151,7 @@ def avg_pool2d_in_rows_grad(group: Group, dy: Any, kept: KeptRows) -> Any:
 
 def _pooled(
     group: Group,
-    pool: Callable[..., tuple[Any, Any]],
+    kernel: str,
     x: Any,
     shape: tuple[Pair, Pair | None, Sides],
     rows: Sequence[int],
@@ -183,21 +161,12 @@ def _pooled(
     size, stride, padding = shape
     window = windows(size, size if stride is None else stride, padding)
     split = _split(group, x, rows, window, halo, far)
-    read, slab = _read(group, x, split)
-    if split.out[group.rank]:
-        sides = ((slab.above, slab.below), window.padding[1])
-        y, kept = pool(read, window.size, window.stride, sides)
-    else:
-        columns = window.out((window.size[0], x.shape[3]))[1]
-        y = array_namespace(x).zeros((*x.shape[:2], 0, columns), x.dtype)
-        kept = Empty(read)
-    return y, KeptRows(split, kept)
+    y, kept = forward(_pool, group, (_rows_of(x, split.rows),), {}, window, split, kernel)
+    return y.local, KeptRows(split, kept)
 
 
-def _pooled_grad(group: Group, grad: Callable[[Any, Any], Any], dy: Any, kept: KeptRows) -> Any:
-    empty = isinstance(kept.local, Empty)
-    dread = array_namespace(dy).zeros_like(kept.local.x) if empty else grad(dy, kept.local)
-    return _given_back(group, dread, kept)
+def _pooled_grad(group: Group, dy: Any, kept: KeptRows) -> Any:
+    return backward(group, _rows_of(dy, kept.split.out), kept.local, {})[0].local
 
 
 def _split(
@@ -226,24 +195,46 @@ def _split(
     return split
 
 
-def _read(group: Group, x: Any, split: RowSplit) -> tuple[Any, Any]:
-    """(the rows that this rank's windows read, their Slab)."""
-    if split.strips:
-        with group.label("forward/halo"):
-            x = group.halo_exchange(x, 2, split.before, split.after, extents=split.rows)
-    return x[:, :, split.local(group.rank)], split.slabs[group.rank]
+def _rows_of(x: Any, rows: Sequence[int]) -> Placed:
+    """``x``, this rank's rows, of which each has so many."""
+    shape = *x.shape[:ROWS], sum(rows), *x.shape[ROWS + 1 :]
+    return Placed.of(x, Shard(ROWS), shape, _shards(tuple(rows)))
 
 
-def _given_back(group: Group, dread: Any, kept: KeptRows) -> Any:
-    """dx of the own rows for that of the rows that were read."""
-    split = kept.split
-    here = split.local(group.rank)
-    ahead, behind = split.widths(group.rank)
-    held = ahead + split.rows[group.rank] + behind
-    n, c, _, w = dread.shape
-    dx = array_namespace(dread).zeros((n, c, held, w), dread.dtype)
-    dx[:, :, here] = dread
-    if split.strips:
-        with group.label("backward/halo"):
-            dx = group.halo_reduce(dx, 2, split.before, split.after, extents=split.rows)
-    return dx
+@lru_cache(256)
+def _shards(rows: tuple[int, ...]) -> Shards:
+    ends = pairwise(ends_of(rows))
+    return Shards(sum(rows), tuple((at,) if at[0] < at[1] else () for at in ends))
+
+
+def _conv(
+    group: Group,
+    given: tuple[Placed],
+    of: Weights,
+    window: Windows,
+    split: RowSplit,
+    groups: int,
+) -> LayerRule:
+    y = _made(given[0], of["w"].shape[0], window, split)
+    told = {"unit": "", "window": window_terms(window), "split": split, "groups": groups}
+    return LayerRule("conv_in_rows", y, told, "conv2d_in_rows")
+
+
+def _pool(
+    group: Group,
+    given: tuple[Placed],
+    of: Weights,
+    window: Windows,
+    split: RowSplit,
+    kernel: str,
+) -> LayerRule:
+    y = _made(given[0], given[0].shape[1], window, split)
+    told = {"kernel": kernel, "window": window_terms(window), "split": split}
+    return LayerRule("pool_in_rows", y, told, f"{kernel}_in_rows")
+
+
+def _made(x: Placed, channels: int, window: Windows, split: RowSplit) -> Placed:
+    """What comes out, by rows. Raises KernelError where windows do not fit into the image."""
+    n, _, high, wide = x.shape
+    shape = n, channels, sum(split.out), window.out((high, wide))[1]
+    return Placed.of(None, Shard(ROWS), shape, _shards(split.out))

@@ -231,6 +231,9 @@ class ClaimTrainer(Trainer):
         assert isinstance(self._runner, _ClaimRunner)
         return self._runner
 
+    def _along(self, program: Program, axis: int) -> Any:
+        return self.rank.group(axis)
+
     def _line(self, program: Program, stays: Mapping[str, Any]) -> LineRunner:
         def fill(buffer: str, whole: Any) -> None:
             (unit,) = (unit for unit in self.units if flat_name("weights", unit) == buffer)

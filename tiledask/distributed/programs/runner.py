@@ -20,12 +20,14 @@ from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.program_group import ProgramGroup
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.plan.intervals import ends_of
-from tiledask.plan.program.calls import label_of
+from tiledask.plan.program.calls import call_label, label_of
 from tiledask.plan.program.instructions import (
+    AllToAll,
     Collective,
     Do,
     Drop,
     Fetch,
+    HaloExchange,
     Instruction,
     Instructions,
     Keep,
@@ -247,9 +249,12 @@ class LineRunner:
         axis, peer, program = (each.axis,), each.peer, self.program
         group = self._group(axis, program.along(self.index, axis))
         if isinstance(each, Send):
-            return lambda env: group.send(env[x], peer, label=self._label, keep=True)
+            return lambda env: group.send(env[x], peer, label=self._called(each), keep=True)
         source = program.peer(self.index, each)
-        return lambda env: self._receive(x, group, peer, source, env)
+        return lambda env: self._receive(each, x, group, source, env)
+
+    def _called(self, each: Instruction) -> str:
+        return call_label(self._label, each)
 
     def _beyond(self, each: Fetch | Keep, x: int) -> _Call:
         assert self.outside is not None  # who runs such a program says where things lie
@@ -304,18 +309,13 @@ class LineRunner:
         if not (isinstance(value, tuple) and value[:1] == ("part",)):
             return value
         _, axis, counts = value
-        at = self.program.coordinates[self.index][axis]
+        at = self.program.coordinates[self.index][axis] if len(counts) > 1 else 0
         ends = ends_of(counts)
         return RankPart(ends[at], ends[at + 1], ends[-1])
 
     def _collective(self, each: Collective) -> _Call:
         group = self._together(each)
-        x, y, name, label = (
-            self._slot(each.buffer),
-            self._slot(each.result),
-            each.result,
-            each.label,
-        )
+        x, y, name = self._slot(each.buffer), self._slot(each.result), each.result
         items = [self._slot(f"{name}[{item}]") for item, _ in self.role.items.get(name, ())]
         base = self._slot(self.role.within[name]) if name in self.role.within else None
         here = slice(None)
@@ -332,12 +332,19 @@ class LineRunner:
             run = partial(group.broadcast, shape=each.shape, root=each.root, keep=keep)
         elif each.kind == "reduce":
             run = partial(group.reduce, root=each.root, op=each.op, keep=keep)
-        else:
+        elif each.kind == "reduce_scatter":
             extents = each.extents or each.counts
             run = partial(group.reduce_scatter, dim=each.dim, extents=extents, keep=keep)
+        elif isinstance(each, AllToAll):
+            dims = {"split_dim": each.split_dim, "concat_dim": each.dim}
+            run = partial(group.agreed, each.kind, {"extents": each.extents} | dims)
+        else:
+            assert isinstance(each, HaloExchange)
+            widths = {"dim": each.dim, "before": each.before, "after": each.after}
+            run = partial(group.agreed, each.kind, {"extents": each.extents} | widths)
 
         def call(env: _Env) -> None:
-            made = run(env[x], label=f"{self._label}/{label}" if self._label else label)
+            made = run(env[x], label=self._called(each))
             if name in self.role.stays:
                 env[y][...] = made
                 return
@@ -369,13 +376,13 @@ class LineRunner:
 
     # -- messages ---------------------------------------------------------------------------------
 
-    def _receive(self, slot: int, group: ProgramGroup, peer: int, source: int, env: _Env) -> None:
+    def _receive(self, each: Recv, slot: int, group: ProgramGroup, source: int, env: _Env) -> None:
         """Messages come in the order of their sender's line; what is early is kept in its frame."""
         if source not in self._arriving:
             self._arriving[source] = self._sends(source)
         while env[slot] is None:
             _, name, frame = next(self._arriving[source])
-            came = aligned(group.recv(peer, label=self._label))
+            came = aligned(group.recv(each.peer, label=self._called(each)))
             self._env(frame)[self._slots[name]] = came
 
     def _sends(self, source: int) -> Iterator[tuple[ProgramPart, str, int]]:

@@ -8,7 +8,7 @@ What can still go wrong at run time is said as in a Group: a rank that raised, a
 a deadline.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -74,7 +74,7 @@ class ProgramGroup:
         self._algorithms = {kind: default(kind, self.size) for kind in KINDS}
         if group is None and rank.backend == "cupy":
             group = Group(rank, axes, members)
-        self._group = group
+        self._group = self._agreeing = group
 
     def __repr__(self) -> str:
         return f"ProgramGroup(rank {self.rank} of {self.size}, members {self.members})"
@@ -231,6 +231,13 @@ class ProgramGroup:
         what = "recv", "", port.members, self.axes, name_of(x.dtype), 0
         record(self._owner, port, begun, what, label, (None, x.nbytes), synchronises=False)
         return x
+
+    def agreed(self, kind: str, how: Mapping[str, Any], x: Any, *, label: str | None = None) -> Any:
+        """A collective as a `Group` has it, whose ranks agree on the call: halos, all_to_all."""
+        if self._agreeing is None:
+            self._agreeing = Group(self._owner, self.axes, self.members)
+        with self._agreeing.label(*_names(label)):
+            return getattr(self._agreeing, kind)(x, **how)
 
     def _pair(self, member: int) -> Port:
         """The port of this rank and another: a message between two may overtake collectives."""

@@ -28,7 +28,8 @@ class LayerRule(NamedTuple):
     """What a layer is, once its operands were found to go together."""
 
     layer: str
-    """The method that writes it: of `TensorLayers`, or of `GridLayers`."""
+    """The method that writes it: of `ConvolutionLayers` or `TensorLayers`, on a grid of
+    `GridLayers`."""
     y: Placed
     """The placement of what comes out."""
     told: dict[str, Any]
@@ -49,7 +50,17 @@ Check = Callable[..., LayerRule]
 """From the group, the specs of what is given and of the weights, and what the layer is told."""
 _Spec = tuple[Any, ...]
 """Tiling, and shape and itemsize of the block."""
-_Key = tuple[Check, tuple[Any, ...], tuple[_Spec, ...], tuple[str, ...], tuple[_Spec | None, ...]]
+
+
+class _Key(NamedTuple):
+    """What a layer's program follows from."""
+
+    check: Check
+    told: tuple[Any, ...]
+    given: tuple[_Spec, ...]
+    names: tuple[str, ...]
+    weights: tuple[_Spec | None, ...]
+    wanted: bool = True
 
 
 class LayerRanks(Members, Protocol):
@@ -91,7 +102,7 @@ class BoundLayer(LineRunner):
     """This rank's line of a layer's program, bound to a group."""
 
     def __init__(self, group: LayerRanks, key: _Key) -> None:
-        check, told, given, names, specs = key
+        check, told, given, names, specs, wanted = key
         xs = tuple(_placed(x) for x in given)
         there = {n: _placed(spec) for n, spec in zip(names, specs, strict=True) if spec}
         weights: Weights = dict.fromkeys(names) | there
@@ -111,6 +122,7 @@ class BoundLayer(LineRunner):
             tokens=_tokens(rule.tokens),
             heads=rule.heads,
             regather=rule.regather,
+            wanted=wanted,
         )
         stays: dict[str, Any] = dict.fromkeys(each.name for each in operands)
         super().__init__(group.owner, layer_program(terms), stays, self._kernel, group=group)
@@ -152,7 +164,7 @@ def forward(
     """
     try:
         specs = tuple([None if w is None else _spec(w) for w in weights.values()])
-        key = check, told, tuple([_spec(x) for x in given]), tuple(weights), specs
+        key = _Key(check, told, tuple([_spec(x) for x in given]), tuple(weights), specs)
     except AttributeError:
         check(group, given, weights, *told)  # what has no placement is refused by the rule
         raise
@@ -162,14 +174,17 @@ def forward(
 
 
 def backward(
-    group: LayerRanks, dy: Placed, kept: KeptLayer, weights: Weights
+    group: LayerRanks, dy: Placed, kept: KeptLayer, weights: Weights, wanted: bool = True
 ) -> tuple[Any, dict[str, Any]]:
-    """(dx, or None if x has no gradient, and those of the weights by name), placed as they are."""
+    """(dx, or None if x has no gradient, and those of the weights by name), placed as they are.
+
+    ``wanted``: whether dx is; if not it is None, and nothing moves for it.
+    """
     y, operation = kept.rule.y, f"{kept.rule.name}'s gradient"
     if kept.rule.why:
         need(operation, "dy", dy, (type(y.placement),), kept.rule.why)
     same_placement(operation, "dy", dy, "y", y)
-    layer = _bound(group, kept.key)
+    layer = _bound(group, kept.key if wanted else kept.key._replace(wanted=False))
     found, _ = layer.through(1, kept.arrays, (dy.local,), weights)
     first = len(found) - len(layer.names)
     of = dict(zip(layer.names, found[first:], strict=True))

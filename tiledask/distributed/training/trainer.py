@@ -1,10 +1,10 @@
 """What a rank of a training keeps from step to step, and the kernels of its program that use it.
 
     weights, masters, moments   a flat array per unit, all of it or this rank's part (ZeRO)
-    ids, targets                the rows of a micro-batch
+    ids, targets                the rows of a micro-batch; or images and classes
     square_sum, guard           the norm of all gradients: clipped, or the step left out
     step                        the optimizer's, of this rank's numbers
-    zeros                       a stage's gradients, before its first backward
+    begin_sum                   a stage's gradients, before its first backward
     write_checkpoint, bring     after the last step: whole arrays, to files and to whoever asked
 
 All other kernels are tile's, by name.
@@ -20,6 +20,7 @@ import numpy as np
 from tiledask.distributed import tensor as T
 from tiledask.distributed.data_parallel.flat import Packing
 from tiledask.distributed.programs.runner import LineRunner
+from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.training.grad_norm import Guard, squares
 from tiledask.plan.program.instructions import Do, ProgramPart
@@ -37,7 +38,8 @@ __all__ = ["Trainer"]
 
 MASTER = "master weights"
 Batch = Callable[[int], tuple[np.ndarray, np.ndarray]]
-"""Micro-batch -> (ids, targets), each [rows, tokens], of this rank's copy of the model."""
+"""Micro-batch -> (ids, targets), each [rows, tokens], or (images, classes), of this rank's copy of
+the model."""
 Write = Callable[[float, Mapping[tuple[str, str], Mapping[str, Any]]], None]
 """Of the last step's loss and (tensor class, unit) -> this rank's arrays by name."""
 
@@ -45,8 +47,10 @@ Write = Callable[[float, Mapping[tuple[str, str], Mapping[str, Any]]], None]
 class Trainer:
     """One rank's part of a model, with newly drawn weights: those that one device would draw.
 
-    ``job``: a `job.TrainingJob`; ``program``: of a step of it; ``end``: of what follows the last;
-    ``pool``: in which its states lie.
+    ``job``: a `job.TrainingJob`, or what has the same; ``program``: of a step of it; ``end``: of
+    what follows the last, if anything does; ``pool``: in which its states lie. ``axes``: of the
+    program's mesh, for data, tensor and pipeline parallelism; the mesh of the run may have another
+    shape.
     """
 
     def __init__(
@@ -56,17 +60,19 @@ class Trainer:
         program: Program,
         end: Program | None = None,
         pool: Pool | None = None,
+        axes: tuple[int, int, int] = (DATA, TENSOR, PIPELINE),
     ) -> None:
         self.rank, self.job = rank, job
         self.pool = Pool(backend=rank.backend) if pool is None else pool
         self.guard = Guard(job.scale, job.clip)
-        self.units = job.units(rank.coordinates[PIPELINE])
-        tensor = rank.group(TENSOR)
-        self.tilings = {unit: job.model.tilings(unit, tensor.size) for unit in self.units}
-        shapes = {u: job.model.shapes(u, tensor.size, tensor.rank) for u in self.units}
+        copies, self.tensor, stages = (self._along(program, axis) for axis in axes)
+        self.stage = stages.rank
+        self.units = job.units(self.stage)
+        ranks, number = self.tensor.size, self.tensor.rank
+        self.tilings = {unit: job.model.tilings(unit, ranks) for unit in self.units}
+        shapes = {unit: job.model.shapes(unit, ranks, number) for unit in self.units}
         self.packings = {unit: Packing(tuple(of.items())) for unit, of in shapes.items()}
         sizes = {unit: packing.size for unit, packing in self.packings.items()}
-        copies = rank.group(DATA)
         self.parts = sharded_parts(sizes, copies.size, copies.rank)
         self.sharded = {
             s.tensor: s.sharded(job.zero) and copies.size > 1 for s in job.recipe.states
@@ -114,6 +120,10 @@ class Trainer:
         if self._end is not None:
             self._end.run()
         return self._brought
+
+    def _along(self, program: Program, axis: int) -> Group:
+        """The ranks that differ from this one along an axis of the program's mesh only."""
+        return self.rank.group().among(program.along(self.rank.index, (axis,)))
 
     def _line(self, program: Program, stays: Mapping[str, Any]) -> LineRunner:
         return LineRunner(self.rank, program, stays, self._bind)
@@ -172,7 +182,7 @@ class Trainer:
         nudge = tile.Nudge(job.nudge, job.dtype) if job.nudge else None
 
         def drawn(one: dict[str, Any]) -> Any:
-            (w,) = T.draw_sharded(self.rank.group(TENSOR), one, *told, nudge).values()
+            (w,) = T.draw_sharded(self.tensor, one, *told, nudge).values()
             return w.local.reshape(-1)
 
         for name, parameter in job.model.parameters(unit).items():
@@ -191,11 +201,10 @@ class Trainer:
     def _owned(self, unit: str) -> np.ndarray:
         """Which of the numbers that are stepped here no rank before this one holds."""
         model, first = self.job.model, self.job.schedule.place[0]
-        here, tensor = self.rank.coordinates[PIPELINE], self.rank.group(TENSOR)
-        again = model.tied and unit == "embedding" and here != first
+        again = model.tied and unit == "embedding" and self.stage != first
         parts = []
         for tiling in self.tilings[unit].values():
-            owned = tiling.owned(tensor.rank)
+            owned = tiling.owned(self.tensor.rank)
             parts.append((owned & (not again)).ravel())
         flat = np.concatenate(parts)
         return flat[self.parts[unit]] if self.job.zero else flat
@@ -221,8 +230,11 @@ class Trainer:
     def _targets(self, rows: int) -> Any:
         return self._tokens(1)
 
-    def _add_loss(self, total: np.ndarray, loss: Any) -> None:
-        total += float(loss)
+    _images, _classes = _ids, _targets
+
+    def _add_loss(self, total: np.ndarray, loss: Any, shares: int = 1) -> None:
+        """``shares``: how many ranks have the same loss, of which each counts its share."""
+        total += float(loss) / shares
 
     def _square_sum(self, *reads: Any, masked: tuple[bool, ...]) -> np.ndarray:
         left, total = iter(reads), 0.0
@@ -300,8 +312,10 @@ _OWN = {
     "advance",
     "begin_sum",
     "bring",
+    "classes",
     "guard",
     "ids",
+    "images",
     "square_sum",
     "step",
     "targets",

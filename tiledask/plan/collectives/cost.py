@@ -5,7 +5,7 @@ to which all bring arrays of one shape. Of 1 element in an all_reduce of 4 ranks
 has any, and 6 messages are left of 24.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,7 +13,7 @@ from tiledask.errors import ConfigError
 from tiledask.plan.collectives.algorithms import Move, rounds
 from tiledask.plan.intervals import even
 
-__all__ = ["SHAPES_AGREE", "Cost", "cost", "even", "loads"]
+__all__ = ["SHAPES_AGREE", "Cost", "added_up", "cost", "even", "loads", "ranks_of"]
 
 SHAPES_AGREE = ("all_reduce", "reduce_scatter", "reduce")
 """Kinds to which every rank brings an array of the same shape."""
@@ -82,10 +82,15 @@ def _cost(
     root: int,
     sum_itemsize: int | None,
 ) -> Cost:
-    n = ranks_of(kind, counts)
+    moved = loads(kind, algorithm, counts, itemsize, root, sum_itemsize)
+    return added_up(moved, ranks_of(kind, counts))
+
+
+def added_up(moved: Iterable[list[tuple[Move, int]]], n: int) -> Cost:
+    """The Cost of rounds of moves and their bytes, among ``n`` ranks."""
     sent, received, messages = [0] * n, [0] * n, [0] * n
     taken = 0
-    for moves in loads(kind, algorithm, counts, itemsize, root, sum_itemsize):
+    for moves in moved:
         taken += bool(moves)
         for move, nbytes in moves:
             sent[move.source] += nbytes

@@ -7,11 +7,12 @@ The model of Hockney (1994) with the overhead of LogP (Culler et al. 1993), repl
 moves, so that ragged chunks and trees of any size have a time, not only what divides.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from tiledask.plan.collectives.algorithms import Move
 from tiledask.plan.collectives.cost import loads, ranks_of
 
-__all__ = ["seconds"]
+__all__ = ["replayed", "seconds"]
 
 
 def seconds(
@@ -35,9 +36,20 @@ def seconds(
     >>> seconds("all_reduce", "ring", [1000] * 4, 8, latency=1.0, bandwidth=8000.0)
     (12.0, 12.0, 12.0, 12.0)
     """
-    n = ranks_of(kind, counts)
+    moved = loads(kind, algorithm, counts, itemsize, root, sum_itemsize)
+    return replayed(moved, ranks_of(kind, counts), latency, bandwidth, overhead)
+
+
+def replayed(
+    moved: Iterable[list[tuple[Move, int]]],
+    n: int,
+    latency: float,
+    bandwidth: float,
+    overhead: float = 0.0,
+) -> tuple[float, ...]:
+    """The same of any rounds of moves and their bytes, among ``n`` ranks."""
     done = [0.0] * n  # with all earlier rounds
-    for moves in loads(kind, algorithm, counts, itemsize, root, sum_itemsize):
+    for moves in moved:
         sender, taken_in = list(done), [0.0] * n
         for move, nbytes in moves:
             leaves = sender[move.source] + overhead

@@ -2,7 +2,8 @@
 
 instructions.py  the nouns: instructions, parts, lines
 program.py       a program: these and its readers
-making/          programs of schedules, trainings, layouts, layers, products
+making/          programs of schedules, trainings, layouts, layers, products, LeNet
+lenet.py         d2l's LeNet by its shapes, and how it is split
 text.py          as text that people read, and back
 check.py         what is wrong with one, before anything runs
   graph.py       what waits for what

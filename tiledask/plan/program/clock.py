@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import ProgramError, short
-from tiledask.plan.collectives.algorithms import default
-from tiledask.plan.collectives.seconds import seconds as collective_seconds
+from tiledask.plan.collectives.seconds import replayed
 from tiledask.plan.pipelines.schedule import SHARDING
 from tiledask.plan.pipelines.timeline import COMPUTE, TRANSFER, Span, Timeline
 from tiledask.plan.program.graph import LinePlace, Node, followers, graph
@@ -213,16 +212,7 @@ class _Run:
         if any((table != table.flat[0]).any() for table in (self.latency, self.bandwidth)):
             raise ProgramError("with links that differ, say how long collectives take: collective=")
         latency, rate = (float(table.flat[0]) for table in (self.latency, self.bandwidth))
-        took = collective_seconds(
-            each.kind,
-            default(each.kind, len(each.counts)),
-            each.counts,
-            each.itemsize,
-            latency=latency,
-            bandwidth=rate,
-            root=each.root,
-        )
-        return float(max(took))
+        return float(max(replayed(each.loads(), each.size, latency, rate)))
 
     def _span(self, place: LinePlace, rank: int, kind: str, start: float, end: float) -> None:
         """Work of a part that goes on is one span; of a product each panel, by its number."""

@@ -1,11 +1,10 @@
 """The reader that counts: bytes and messages between ranks, from the lines alone."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from tiledask.plan.collectives.algorithms import default
-from tiledask.plan.collectives.cost import loads
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.instructions import Collective, Fetch, Instructions, Send
 
@@ -54,22 +53,21 @@ def _by_kind(
             elif isinstance(each, Fetch) and each.source is not None:
                 fetched.append((each.source, times * each.nbytes, times))
             elif isinstance(each, Collective):
-                n = len(each.counts)
+                n = each.size
                 _, totals = groups.setdefault(
                     (each.axes, each.among), (each, np.zeros((2, n, n), np.int64))
                 )
-                what = each.kind, each.counts, each.itemsize, each.root
+                what = replace(each, buffer="", result="", label="")
                 if what not in known:
-                    known[what] = _between(*what)
+                    known[what] = _between(each)
                 totals += times * known[what]
     return sends, fetched, list(groups.values())
 
 
-def _between(kind: str, counts: tuple[int, ...], itemsize: int, root: int) -> np.ndarray:
+def _between(each: Collective) -> np.ndarray:
     """[2, n, n]: bytes and messages from member to member of a collective."""
-    n = len(counts)
-    found = np.zeros((2, n, n), np.int64)
-    for moves in loads(kind, default(kind, n), counts, itemsize, root):
+    found = np.zeros((2, each.size, each.size), np.int64)
+    for moves in each.loads():
         for move, nbytes in moves:
             found[:, move.source, move.destination] += nbytes, 1
     return found

@@ -18,8 +18,6 @@ import numpy as np
 
 from tiledask.errors import ProgramError
 from tiledask.plan import html
-from tiledask.plan.collectives.algorithms import default
-from tiledask.plan.collectives.cost import cost
 from tiledask.plan.inputs.load import as_cluster
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.pipelines.timeline import Timeline
@@ -256,10 +254,8 @@ def _rows(
             if isinstance(each, Do):
                 add(each.kernel, each, times, kernel(each))
             elif isinstance(each, Collective):
-                n = len(each.counts)
-                algorithm = default(each.kind, n)
-                moved = cost(each.kind, algorithm, each.counts, each.itemsize, each.root)
-                add(each.label, each, times, between["collective"](each), moved.sent[0])
+                took = between["collective"](each)
+                add(each.label, each, times, took, each.cost.sent[0])
             elif isinstance(each, Send):
                 size = role.size(each.buffer)
                 name = each.buffer.partition(":")[0]

@@ -8,7 +8,7 @@ What is wrong with single instructions, or does not meet, is found on the way.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import prod
 from typing import NamedTuple
 
@@ -26,7 +26,6 @@ from tiledask.plan.program.instructions import (
     ProgramRole,
     Recv,
     Reduce,
-    ReduceScatter,
     Send,
     buffer_of,
 )
@@ -296,10 +295,10 @@ class _Walk:
         assert isinstance(each, Collective)
         members = self.program.members(self.here, each)
         ranks = len(members) * self.program.stands_along(each.axes)
-        if self.here not in members or ranks != len(each.counts):
+        if self.here not in members or ranks != each.size:
             raise ProgramError(
                 f"a collective of {ranks} ranks, {members}, has a count for each and is "
-                f"called by one of them; got {len(each.counts)} on rank {self.here}: {place}"
+                f"called by one of them; got {each.size} on rank {self.here}: {place}"
             )
         done = self.calls.get((members, self.here), 0)
         self.calls[members, self.here] = done + 1
@@ -372,8 +371,10 @@ def _differs(one: LinePlace, other: LinePlace) -> str:
     here, there = ((p.part.kind, p.part.stage, p.frame) for p in (one, other))
     if here != there:
         return "their part or frame"
-    names = "kind axes among counts itemsize label dim op stream root shape"
-    return ", ".join(name for name in names.split() if getattr(a, name) != getattr(b, name))
+    if a.kind != b.kind:
+        return "kind"
+    names = (f.name for f in fields(a) if f.name not in ("buffer", "result"))
+    return ", ".join(name for name in names if getattr(a, name) != getattr(b, name))
 
 
 def _check_sizes(role: ProgramRole, place: LinePlace, me: int) -> None:
@@ -384,23 +385,15 @@ def _check_sizes(role: ProgramRole, place: LinePlace, me: int) -> None:
     brings = not isinstance(each, Broadcast) or me == each.root
     keeps = not isinstance(each, Reduce) or me == each.root
     said = bool(each.buffer), bool(each.result)
-    if said != (brings, keeps) or not 0 <= each.root < len(each.counts):
+    if said != (brings, keeps) or not 0 <= each.root < each.size:
         raise ProgramError(
             f"a broadcast is from its root and a reduce to it, number {each.root} of the "
-            f"{len(each.counts)} members; this rank is number {me}, and "
+            f"{each.size} members; this rank is number {me}, and "
             f"{'brings' if said[0] else 'does not bring'} what is sent and "
             f"{'keeps' if said[1] else 'does not keep'} what comes: {place}"
         )
-    whole, mine = (n * each.itemsize for n in (sum(each.counts), each.counts[me]))
-    wanted = (
-        (mine, whole)
-        if isinstance(each, AllGather)
-        else (whole, mine)
-        if isinstance(each, ReduceScatter)
-        else (whole, whole)
-    )
-    for name, size in zip((each.buffer, each.result), wanted, strict=True):
-        if name and role.size(name) != size:
+    for name, elements in zip((each.buffer, each.result), each.elements(me), strict=True):
+        if name and role.size(name) != (size := elements * each.itemsize):
             raise ProgramError(
                 f"{name} has {role.size(name)} B, and the counts of its collective are {size} B: "
                 f"{place}; let both say the same"

@@ -18,7 +18,7 @@ Ranks are those of a mesh, in row-major order. An instruction names axes of it a
 along them, never a rank: so ranks whose blocks have equal shapes share their parts.
 """
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import product
@@ -27,6 +27,9 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from tiledask.plan.collectives.algorithms import Move, default
+from tiledask.plan.collectives.cost import Cost, added_up, cost, loads, ranks_of
+from tiledask.plan.collectives.halo import halo_strips, halo_widths
 from tiledask.plan.products.regions import Region
 
 __all__ = [
@@ -34,11 +37,14 @@ __all__ = [
     "COMPUTE_STREAM",
     "AllGather",
     "AllReduce",
+    "AllToAll",
     "Broadcast",
     "Collective",
     "Do",
     "Drop",
     "Fetch",
+    "HaloExchange",
+    "HaloReduce",
     "Instruction",
     "Instructions",
     "Keep",
@@ -172,6 +178,26 @@ class Collective:
     def writes(self) -> tuple[str, ...]:
         return (self.result,) if self.result else ()
 
+    @property
+    def size(self) -> int:
+        """How many ranks take part."""
+        return ranks_of(self.kind, self.counts)
+
+    @property
+    def cost(self) -> Cost:
+        """By member, the bytes and the messages."""
+        algorithm = default(self.kind, self.size)
+        return cost(self.kind, algorithm, self.counts, self.itemsize, self.root)
+
+    def loads(self) -> Iterable[list[tuple[Move, int]]]:
+        """By round, its moves and their bytes."""
+        algorithm = default(self.kind, self.size)
+        return loads(self.kind, algorithm, self.counts, self.itemsize, self.root)
+
+    def elements(self, me: int) -> tuple[int, int]:
+        """How many member ``me`` brings, and how many it has afterwards."""
+        return sum(self.counts), sum(self.counts)
+
     def __repr__(self) -> str:
         said = [f for f in fields(self) if f.name not in ("buffer", "result", "stream")]
         told = {f.name: value for f in said if (value := getattr(self, f.name)) != f.default}
@@ -197,12 +223,18 @@ class AllGather(Collective):
     __slots__ = ()
     kind = "all_gather"
 
+    def elements(self, me: int) -> tuple[int, int]:
+        return self.counts[me], sum(self.counts)
+
 
 class ReduceScatter(Collective):
     """Of the sum of what all bring, each rank's part."""
 
     __slots__ = ()
     kind = "reduce_scatter"
+
+    def elements(self, me: int) -> tuple[int, int]:
+        return sum(self.counts), self.counts[me]
 
 
 class Broadcast(Collective):
@@ -215,6 +247,10 @@ class Broadcast(Collective):
     __slots__ = ()
     kind = "broadcast"
 
+    def elements(self, me: int) -> tuple[int, int]:
+        whole = sum(self.counts)
+        return whole if me == self.root else 0, whole
+
 
 class Reduce(Collective):
     """The sum of what all bring, on the root; the others have nothing afterwards."""
@@ -222,8 +258,93 @@ class Reduce(Collective):
     __slots__ = ()
     kind = "reduce"
 
+    def elements(self, me: int) -> tuple[int, int]:
+        whole = sum(self.counts)
+        return whole, whole if me == self.root else 0
 
-COLLECTIVES = {each.kind: each for each in (AllReduce, AllGather, ReduceScatter, Broadcast, Reduce)}
+
+@dataclass(frozen=True, slots=True, repr=False)
+class AllToAll(Collective):
+    """Of what each brings a part for every member, joined by whom they come from.
+
+    ``counts``: of each chunk, n*s + d of the one that goes from member s to d. ``extents``: of
+    the parts that are cut.
+    """
+
+    kind: ClassVar[str] = "all_to_all"
+
+    split_dim: int = 0
+    """The dimension along which what is brought is cut."""
+
+    def elements(self, me: int) -> tuple[int, int]:
+        n = self.size
+        return sum(self.counts[n * me : n * (me + 1)]), sum(self.counts[me::n])
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class HaloExchange(Collective):
+    """The own rows, and copies of those of others before and behind them.
+
+    ``extents``: rows of each member, along ``dim``; ``counts``: their elements.
+
+    >>> halo = HaloExchange("x", "wider", (1,), (30, 20, 0), 8, dim=2, extents=(3, 2, 0), after=1)
+    >>> halo.elements(0), halo.cost.received
+    ((30, 40), (80, 0, 0))
+    """
+
+    kind: ClassVar[str] = "halo_exchange"
+
+    before: int = 0
+    """Rows that a member gets before its own, as far as there are any; and behind them."""
+    after: int = 0
+
+    @property
+    def cost(self) -> Cost:
+        return added_up(self.loads(), self.size)
+
+    def loads(self) -> Iterable[list[tuple[Move, int]]]:
+        back, row = self.kind == "halo_reduce", self._row * self.itemsize
+        found = []
+        strips = halo_strips(self.extents, self.before, self.after)
+        for strip in sorted(strips, key=lambda each: each.source > each.destination):  # each way
+            ends = strip.destination, strip.source
+            move = Move(*(ends if back else ends[::-1]), (), back)
+            found.append((move, row * (strip.stop - strip.start)))
+        return [found]
+
+    def elements(self, me: int) -> tuple[int, int]:
+        lent = self._row * sum(halo_widths(self.extents, me, self.before, self.after))
+        return self.counts[me], self.counts[me] + lent
+
+    @property
+    def _row(self) -> int:
+        return sum(self.counts) // max(1, sum(self.extents))
+
+
+class HaloReduce(HaloExchange):
+    """Of rows with halos the own ones, to which is added what others have of them in theirs."""
+
+    __slots__ = ()
+    kind = "halo_reduce"
+
+    def elements(self, me: int) -> tuple[int, int]:
+        own, wider = HaloExchange.elements(self, me)
+        return wider, own
+
+
+COLLECTIVES: dict[str, type[Collective]] = {
+    each.kind: each
+    for each in (
+        AllReduce,
+        AllGather,
+        ReduceScatter,
+        Broadcast,
+        Reduce,
+        AllToAll,
+        HaloExchange,
+        HaloReduce,
+    )
+}
 
 
 @dataclass(frozen=True, slots=True)

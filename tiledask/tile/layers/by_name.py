@@ -32,6 +32,21 @@ from tiledask.tile.layers.attention import (
     by_head,
     merged,
 )
+from tiledask.tile.layers.convolution.conv import (
+    KeptConv,
+    conv2d,
+    conv2d_grad_input,
+    conv2d_grad_weight,
+)
+from tiledask.tile.layers.convolution.im2col import Pair, Sides, windows
+from tiledask.tile.layers.convolution.pooling import (
+    KeptMaxPool,
+    KeptMeanPool,
+    avg_pool2d,
+    avg_pool2d_grad,
+    max_pool2d,
+    max_pool2d_grad,
+)
 from tiledask.tile.layers.cross_entropy import (
     LossRule,
     count_targets,
@@ -242,6 +257,73 @@ def _put_columns(
     return made
 
 
+# -- convolution and pooling ----------------------------------------------------------------------
+
+
+def _conv2d(x: Array, w: Array, b: Array | None = None, **told: Any) -> Array:
+    return conv2d(x, w, b, **told)[0]
+
+
+def _conv2d_grad_input(dy: Array, x: Array, w: Array, groups: int = 1, **told: Any) -> Array:
+    return conv2d_grad_input(dy, KeptConv(x, windows(w.shape[2:], **told), groups), w)
+
+
+def _conv2d_grad_weight(
+    dy: Array, x: Array, size: Pair, groups: int = 1, **told: Any
+) -> tuple[Array, Array]:
+    return conv2d_grad_weight(dy, KeptConv(x, windows(size, **told), groups))
+
+
+def _avg_pool2d(x: Array, size: Pair, stride: Pair = 1, padding: Sides = 0) -> Array:
+    return avg_pool2d(x, size, stride, padding)[0]
+
+
+def _avg_pool2d_grad(dy: Array, image: tuple[int, int], size: Pair, **told: Any) -> Array:
+    return avg_pool2d_grad(dy, KeptMeanPool(windows(size, **told), image))
+
+
+def _max_pool2d(x: Array, size: Pair, stride: Pair = 1, padding: Sides = 0) -> tuple[Array, ...]:
+    y, kept = max_pool2d(x, size, stride, padding)
+    return y, kept.winner
+
+
+def _max_pool2d_grad(
+    dy: Array, winner: Array, image: tuple[int, int], size: Pair, **told: Any
+) -> Array:
+    return max_pool2d_grad(dy, KeptMaxPool(winner, windows(size, **told), image))
+
+
+def _add_channels(y: Array, b: Array) -> Array:
+    return y + b[:, None, None]
+
+
+def _channel_sums(dy: Array) -> Array:
+    return dy.sum(axis=(0, 2, 3))
+
+
+# -- parts of arrays ------------------------------------------------------------------------------
+
+
+def _part(x: Array, dim: int, at: RankPart | tuple[int, int, int]) -> Array:
+    return x[(slice(None),) * dim + (RankPart(*at).here,)].copy()
+
+
+def _part_grad(dy: Array, dim: int, at: RankPart | tuple[int, int, int]) -> Array:
+    start, stop, extent = at
+    shape = (*dy.shape[:dim], extent, *dy.shape[dim + 1 :])
+    dx = array_namespace(dy).zeros(shape, dy.dtype)
+    dx[(slice(None),) * dim + (slice(start, stop),)] = dy
+    return dx
+
+
+def _reshape(x: Array, shape: tuple[int, ...]) -> Array:
+    return x.reshape(shape)
+
+
+def _zeros(like: Array, shape: tuple[int, ...]) -> Array:
+    return array_namespace(like).zeros(shape, like.dtype)
+
+
 # -- the first and the last layer -----------------------------------------------------------------
 
 
@@ -334,14 +416,21 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "accumulate": _accumulate,
     "add": _add,
     "add_bias": _add,
+    "add_channels": _add_channels,
     "add_product": _add_product,
     "add_rows": _add_rows,
     "add_rows_grad": _add_rows_grad,
     "attention": _attention,
     "attention_grad": _attention_grad,
     "attention_weights": _attention_weights,
+    "avg_pool2d": _avg_pool2d,
+    "avg_pool2d_grad": _avg_pool2d_grad,
+    "channel_sums": _channel_sums,
     "clear": _clear,
     "columns": _columns,
+    "conv2d": _conv2d,
+    "conv2d_grad_input": _conv2d_grad_input,
+    "conv2d_grad_weight": _conv2d_grad_weight,
     "cut": _cut,
     "embedding": _embedding,
     "embedding_grad": _embedding_grad,
@@ -358,12 +447,17 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "logits_grad": _logits_grad,
     "loss": _loss,
     "loss_sums": _loss_sums,
+    "max_pool2d": _max_pool2d,
+    "max_pool2d_grad": _max_pool2d_grad,
     "no_product": _no_product,
     "pack": _pack,
+    "part": _part,
+    "part_grad": _part_grad,
     "product_grad_weight": _product_grad_weight,
+    "put_columns": _put_columns,
     "relu": lambda z: relu(z)[0],
     "relu_grad": relu_grad,
-    "put_columns": _put_columns,
+    "reshape": _reshape,
     "rms_norm": _rms_norm,
     "rms_norm_grad": _rms_norm_grad,
     "rotate": _rotate,
@@ -375,5 +469,6 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "sum_tokens": _sum_tokens,
     "swiglu_grad": _swiglu_grad,
     "take": _take,
+    "zeros": _zeros,
 }
 """By name: what computes it."""

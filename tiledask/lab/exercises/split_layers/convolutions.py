@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tiledask.distributed.convolution.lenet import LENET, samples
-from tiledask.distributed.convolution.lenet_plan import need
 from tiledask.distributed.convolution.lenet_runs import PARTITIONINGS
 from tiledask.distributed.data_parallel.chain import gradients, initial_weights
 from tiledask.distributed.ranks.threads import run_threads
@@ -25,6 +24,7 @@ from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import BLUE, GREY, ORANGE, canvas, styled
 from tiledask.plan.collectives.rows import RowSplit, split_rows
+from tiledask.plan.program.making.convolution.of_lenet import need
 from tiledask.plan.whole import is_whole
 from tiledask.tile import layers as L
 

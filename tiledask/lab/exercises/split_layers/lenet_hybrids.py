@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tiledask.distributed.convolution.lenet_plan import PARAMETERS, Need, need_of
-from tiledask.distributed.convolution.lenet_split import WAYS, Split
 from tiledask.distributed.convolution.lenet_train import TrainedLeNet, train_lenet
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import BLUE, ORANGE, canvas, styled
+from tiledask.plan.program.lenet import PARAMETERS, WAYS, Split
+from tiledask.plan.program.making.convolution.of_lenet import Need, need_of
 from tiledask.tile.datasets import load_images
 
 if TYPE_CHECKING:

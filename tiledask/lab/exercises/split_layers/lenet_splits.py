@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.distributed.convolution.channels import own
-from tiledask.distributed.convolution.lenet import BOUNDARIES, LENET, OUT
+from tiledask.distributed.convolution.lenet import LENET
 from tiledask.distributed.convolution.lenet_runs import StepShare
-from tiledask.distributed.convolution.local import conv2d, conv2d_grad
 from tiledask.distributed.ranks.group import Group
 from tiledask.errors import ConfigError
 from tiledask.plan.collectives.cost import even
+from tiledask.plan.program.lenet import BOUNDARIES, OUT
 from tiledask.tile import layers as L
 
 __all__ = [
@@ -219,7 +219,7 @@ def _part(group: Group, way: str, name: str, weights: Mapping[str, Any]) -> dict
 def _multiply(name: str, held: Mapping[str, Any], x: Any, way: str) -> tuple[Any, tuple]:
     b = None if way == "in" else held["b"]
     if held["w"].ndim == 4:
-        y, kept = conv2d(x, held["w"], b)
+        y, kept = L.conv2d(x, held["w"], b)
         return y, (kept, x.shape)
     flat, shape = L.flatten(x)
     y, kept = L.linear(flat, held["w"], b)
@@ -231,7 +231,7 @@ def _multiply_grad(
 ) -> tuple[Any, dict]:
     w, b = held["w"], None if way == "in" else held["b"]
     if w.ndim == 4:
-        dx, dw, db = conv2d_grad(dy, kept.product, w, b)
+        dx, dw, db = L.conv2d_grad(dy, kept.product, w, b)
     else:
         dx, dw, db = L.linear_grad(dy, kept.product, w, b)
         dx = L.flatten_grad(dx, kept.shape)

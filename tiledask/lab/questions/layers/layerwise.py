@@ -61,7 +61,7 @@ def _shown(shares: Sequence[int]) -> str:
 
 def work(channels: int, units: int, rows: int, devices: int) -> WorkedAnswer:
     """Who has which channels; what each way of splitting has to synchronise, and its bytes."""
-    from tiledask.distributed.convolution.lenet_plan import need
+    from tiledask.plan.program.making.convolution.of_lenet import need
 
     shares, dense = even(channels, devices), even(units, devices)
     lines = [
@@ -109,7 +109,7 @@ def work(channels: int, units: int, rows: int, devices: int) -> WorkedAnswer:
 
 def _premise(channels: int, units: int, rows: int, devices: int) -> Critique:
     """d2l's two sentences about the cost, each against LeNet's numbers."""
-    from tiledask.distributed.convolution.lenet_plan import need
+    from tiledask.plan.program.making.convolution.of_lenet import need
 
     layerwise, network, data = (
         need(way, 256, devices, 4) for way in ("layerwise", "network", "data parallel")

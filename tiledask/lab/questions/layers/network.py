@@ -17,9 +17,9 @@ __all__ = ["QUESTION"]
 
 def work(images: int, devices: int) -> WorkedAnswer:
     """d2l's four claims: memory, synchronisation, balance, transfers; a line of numbers each."""
-    from tiledask.distributed.convolution.lenet import BOUNDARIES, LENET
-    from tiledask.distributed.convolution.lenet_plan import PARAMETERS, need
-    from tiledask.distributed.convolution.lenet_split import stages_of
+    from tiledask.distributed.convolution.lenet import LENET
+    from tiledask.plan.program.lenet import BOUNDARIES, PARAMETERS, stages_of
+    from tiledask.plan.program.making.convolution.of_lenet import need
 
     stages, said = stages_of(devices), need("network", images, devices, 4)
     lines, crossed = ["weights and biases, fp32, 4 B each:"], []
@@ -63,7 +63,8 @@ def work(images: int, devices: int) -> WorkedAnswer:
 
 def _premise(images: int, devices: int) -> Critique:
     """d2l's sentences about this way of splitting, each against LeNet's numbers."""
-    from tiledask.distributed.convolution.lenet_plan import PARAMETERS, need
+    from tiledask.plan.program.lenet import PARAMETERS
+    from tiledask.plan.program.making.convolution.of_lenet import need
 
     said = need("network", images, devices, 4)
     copies = sum(need("data parallel", images, devices, 4).sent)

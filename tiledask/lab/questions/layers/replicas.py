@@ -52,7 +52,8 @@ def _difference(images: int, devices: int) -> float:
 
 def work(images: int, devices: int) -> WorkedAnswer:
     """d2l's five steps, with the bytes of the third; speed, memory and batch normalisation."""
-    from tiledask.distributed.convolution.lenet_plan import PARAMETERS, need
+    from tiledask.plan.program.lenet import PARAMETERS
+    from tiledask.plan.program.making.convolution.of_lenet import need
 
     k, said, P = devices, need("data parallel", images, devices, 4), PARAMETERS
     shares, off = even(images, k), _difference(images, k)
@@ -91,7 +92,8 @@ def work(images: int, devices: int) -> WorkedAnswer:
 
 def _premise(images: int, devices: int) -> Critique:
     """What d2l says of data parallelism, and what is tacit in it."""
-    from tiledask.distributed.convolution.lenet_plan import PARAMETERS, need
+    from tiledask.plan.program.lenet import PARAMETERS
+    from tiledask.plan.program.making.convolution.of_lenet import need
 
     said, off = need("data parallel", images, devices, 4), _difference(images, devices)
     fastest = sum(said.flops) / max(said.flops)

@@ -63,6 +63,8 @@ class TensorLayers:
     """Whether tokens that were gathered are let go, and gathered again in the backward."""
     selective: bool = False
     """Whether the attention's probabilities are let go, and computed again in the backward."""
+    axis: int = TENSOR
+    """Of the mesh, along which the ranks of the group differ."""
 
     # -- between the ranks ----------------------------------------------------------------------
 
@@ -78,7 +80,7 @@ class TensorLayers:
         dim, extents = self.tokens
         shape = (*x.shape[:dim], sum(extents), *x.shape[dim + 1 :])
         told: dict[str, Any] = {"counts": self._counts(shape), "dim": dim, "stream": "tp"}
-        return self.writer.all_gather(x, label, (TENSOR,), shape, **told)
+        return self.writer.all_gather(x, label, (self.axis,), shape, **told)
 
     def leave(self, y: Value, label: str) -> Value:
         """The sum over the ranks of ``y``, or this rank's tokens of it."""
@@ -86,11 +88,11 @@ class TensorLayers:
             return y
         told: dict[str, Any] = {"counts": self._counts(y.shape), "stream": "tp"}
         if self.tokens is None:
-            return self.writer.all_reduce(y, label, (TENSOR,), **told)
+            return self.writer.all_reduce(y, label, (self.axis,), **told)
         dim, extents = self.tokens
         shape = (*y.shape[:dim], extents[self.rank], *y.shape[dim + 1 :])
         told |= {"dim": dim, "extents": extents}
-        return self.writer.reduce_scatter(y, label, (TENSOR,), shape, **told)
+        return self.writer.reduce_scatter(y, label, (self.axis,), shape, **told)
 
     def _counts(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         if self.tokens is None:
@@ -244,7 +246,7 @@ class TensorLayers:
 
     def _summed_small(self, x: Value, label: str) -> Value:
         counts = even(x.size, self.ranks)
-        return self.writer.all_reduce(x, label, (TENSOR,), counts=counts, stream="tp")
+        return self.writer.all_reduce(x, label, (self.axis,), counts=counts, stream="tp")
 
     def add(self, x: Value, y: Value) -> Value:
         """x + y; the gradient of the sum is that of both."""
@@ -329,7 +331,7 @@ class TensorLayers:
             flat = self.writer.value("shared", (size,))
             self.writer.do("columns", mine, (flat,), columns=columns)
             total = self.writer.all_reduce(
-                flat, _label(unit, "attention/shared kv/backward"), (TENSOR,),
+                flat, _label(unit, "attention/shared kv/backward"), (self.axis,),
                 counts=even(size, len(ranks)), among=ranks if len(ranks) < self.ranks else (),
                 stream="tp",
             )  # fmt: skip
@@ -388,7 +390,7 @@ class TensorLayers:
 
     def embedding(self, ids: Value, counts: tuple[int, ...]) -> Value:
         """The rows of the table for tokens ``ids``; ``counts``: rows that each rank has."""
-        writer, part = self.writer, ("part", TENSOR, counts)
+        writer, part = self.writer, ("part", self.axis, counts)
         table = self.weights.weight("embedding", "table")
         made = writer.value("x", (*ids.shape, table.shape[-1]))
         writer.do("embedding", (ids, table), (made,), rows=part)
@@ -407,7 +409,7 @@ class TensorLayers:
     def positions(self, x: Value) -> Value:
         """x + the row of the table for each token's place."""
         writer, table = self.writer, self.weights.weight("positions", "table")
-        part = ("part", TENSOR, self.tokens[1]) if self.tokens else None
+        part = ("part", self.axis, self.tokens[1]) if self.tokens else None
         y = writer.value("x", x.shape)
         writer.do("add_rows", (x, table), (y,), tokens=part)
 
@@ -434,14 +436,14 @@ class TensorLayers:
         """The sum of the tokens' cross-entropies over ``count``; its gradient times that of the
         loss, if this is another value. ``counts``: classes that each rank has."""
         writer, tokens, n = self.writer, targets.shape, targets.size
-        rule_of: dict[str, Any] = {"classes": ("part", TENSOR, counts)}
+        rule_of: dict[str, Any] = {"classes": ("part", self.axis, counts)}
         rule_of |= {"smoothing": smoothing or None, "ignore": None if ignore == -100 else ignore}
         maximum = writer.value("maximum", tokens, writer.wide)
         writer.do("largest_logit", (logits,), (maximum,))
         told: dict[str, Any] = {"stream": "tp"}
         if self.ranks > 1:
             maximum = writer.all_reduce(
-                maximum, "cross_entropy/maximum/forward", (TENSOR,),
+                maximum, "cross_entropy/maximum/forward", (self.axis,),
                 counts=even(n, self.ranks), op="max", **told,
             )  # fmt: skip
         sums = writer.value("sums", (3 if smoothing else 2, *tokens), writer.wide)
@@ -450,7 +452,7 @@ class TensorLayers:
             sums = writer.all_reduce(
                 sums,
                 "cross_entropy/sums/forward",
-                (TENSOR,),
+                (self.axis,),
                 counts=even(sums.size, self.ranks),
                 **told,
             )

@@ -1,4 +1,4 @@
-"""The program of one layer on the ranks of a tensor-parallel group or a grid: from shapes alone.
+"""The program of one layer on the ranks of a group or a grid: from shapes alone.
 
 forward     x = do arguments      the layer      do returns y
 backward    dy = do arguments     its tape       do returns dx, and the weights' gradients
@@ -14,9 +14,9 @@ import numpy as np
 
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.program.instructions import ProgramLine, ProgramPart, ProgramRole
+from tiledask.plan.program.making.convolution.convolutions import ConvolutionLayers
 from tiledask.plan.program.making.grid_layers import GridLayers
-from tiledask.plan.program.making.layers import TensorLayers
-from tiledask.plan.program.making.writer import ProgramWriter, Value
+from tiledask.plan.program.making.writer import ProgramWriter, Value, needed
 from tiledask.plan.program.program import Program
 
 __all__ = ["LayerOperand", "LayerTerms", "layer_program"]
@@ -40,7 +40,8 @@ class LayerTerms:
     """What a layer's program follows from."""
 
     layer: str
-    """The method that writes it: of `TensorLayers`, on a grid of `GridLayers`."""
+    """The method that writes it: of `ConvolutionLayers` or `TensorLayers`, on a grid of
+    `GridLayers`."""
     mesh: tuple[int, ...]
     """(ranks,), or of a grid."""
     given: tuple[LayerOperand, ...]
@@ -54,6 +55,8 @@ class LayerTerms:
     """As of `TensorLayers`; so are the next two."""
     heads: tuple[int, int, int] = (1, 1, 1)
     regather: bool = False
+    wanted: bool = True
+    """Whether the gradient of what is given is, not those of the weights alone."""
 
 
 @lru_cache(256)
@@ -81,10 +84,10 @@ def layer_program(terms: LayerTerms) -> Program:
 def _role(terms: LayerTerms, at: tuple[int, ...]) -> ProgramRole:
     writer = ProgramWriter(terms.itemsize)
     weights = _Weights({each.name: each.value(at) for each in terms.weights})
-    layers: TensorLayers | GridLayers = GridLayers(writer, weights, terms.mesh, at)
+    layers: ConvolutionLayers | GridLayers = GridLayers(writer, weights, terms.mesh, at)
     if len(at) == 1:
         told = terms.tokens, terms.heads, terms.regather
-        layers = TensorLayers(writer, weights, terms.mesh[0], at[0], *told)
+        layers = ConvolutionLayers(writer, weights, terms.mesh[0], at[0], *told)
     writer.part()
     given = [writer.named(each.value(at)) for each in terms.given]
     writer.do("arguments", (), given)
@@ -95,8 +98,10 @@ def _role(terms: LayerTerms, at: tuple[int, ...]) -> ProgramRole:
     dy = writer.value("dy", y.shape, y.itemsize)
     writer.do("arguments", (), (dy,))
     found = writer.backward(tape, {y: dy})
-    of_x = [found[given[0]]] if given[0] in found else []
+    of_x = [found[given[0]]] if terms.wanted and given[0] in found else []
     writer.do("returns", [*of_x, *(weights.gradients[each.name] for each in terms.weights)])
+    if not terms.wanted:  # the forward is not touched: who has run it can go on with either
+        needed([writer.written], {})
     stays = {name: w.size * w.itemsize for name, w in weights.values.items()}
     written = {"forward": forward, "backward": writer.written}
     parts = tuple(ProgramPart(kind, -1, tuple(each)) for kind, each in written.items())

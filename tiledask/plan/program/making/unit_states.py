@@ -71,12 +71,16 @@ class UnitStates:
         copies: int,
         copy: int,
         by_stage: frozenset[str] = frozenset(),
+        together: tuple[str, tuple[int, ...]] | None = None,
     ) -> None:
-        """``by_stage``: of which tensor classes the schedule says when they are whole."""
+        """``by_stage``: of which tensor classes the schedule says when they are whole.
+        ``together``: (label, axes) of one sum of all units' gradients, over ``copies`` ranks;
+        without it each unit has its own, over the copies of the model."""
         self.stage, self.by_stage = -1, by_stage
         self.shared: dict[str, int] = {}
         """By buffer, what is whole for a while."""
         self.writer, self.shapes, self.recipe = writer, shapes, recipe
+        self.together = together
         self.copies, self.zero, self.copy = copies, zero if copies > 1 else 0, copy
         sizes = [sum(map(prod, of.values())) for of in shapes.values()]
         self.sizes = dict(zip(shapes, sizes, strict=True))
@@ -220,8 +224,10 @@ class UnitStates:
                 g, "tied table", (PIPELINE,), counts=counts, among=tied, stream="pp"
             )
             mine["embedding"] = writer.put_within(both, g)
-        for unit, g in mine.items():
-            mine[unit] = self._added_up(unit, g)
+        if self.together and self.copies > 1:
+            mine = self._added_up_together(mine, *self.together)
+        else:
+            mine = {unit: self._added_up(unit, g) for unit, g in mine.items()}
         told = self._guard(mine, norm) if norm else []
         updates = Value("updates", (), 8)
         writer.do("advance", (updates,), (updates,))
@@ -257,6 +263,18 @@ class UnitStates:
                 g, label, (DATA,), (extents[self.copy],), counts=extents, stream="dp"
             )
         return writer.put_within(total, g)
+
+    def _added_up_together(
+        self, mine: Mapping[str, Value], label: str, axes: tuple[int, ...]
+    ) -> dict[str, Value]:
+        """The sums of all units' gradients, one behind the other in one array."""
+        writer, width = self.writer, self._bytes("gradients")
+        items = tuple((unit, g.shape) for unit, g in mine.items())
+        flat = writer.value("packed", (sum(g.size for g in mine.values()),), width, items)
+        writer.do("pack", list(mine.values()), (flat,))
+        counts = even(flat.size, self.copies)
+        total = writer.all_reduce(flat, label, axes, counts=counts, stream="dp")
+        return {unit: Value(f"{total.name}[{unit}]", shape, width) for unit, shape in items}
 
     def _guard(self, mine: Mapping[str, Value], norm: "NormTerms") -> list[Value]:
         """The norm of all gradients, and by what they are multiplied; the step may be left out."""

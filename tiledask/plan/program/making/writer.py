@@ -15,9 +15,12 @@ from typing import Any
 from tiledask.plan.program.instructions import (
     AllGather,
     AllReduce,
+    AllToAll,
     Broadcast,
     Collective,
     Do,
+    HaloExchange,
+    HaloReduce,
     Instruction,
     Items,
     Reduce,
@@ -168,6 +171,23 @@ class ProgramWriter:
         """This rank's part, an array of ``shape``, of the sum."""
         y = self.value("part", shape, x.itemsize)
         self._collective(ReduceScatter, x, y, label, axes, **told)
+        return y
+
+    def all_to_all(
+        self, x: Value, label: str, axes: tuple[int, ...], shape: Sequence[int], **told: Any
+    ) -> Value:
+        """This rank's parts, an array of ``shape``, of what all have."""
+        y = self.value("parts", shape, x.itemsize)
+        self._collective(AllToAll, x, y, label, axes, **told)
+        return y
+
+    def halo(
+        self, x: Value, label: str, axes: tuple[int, ...], shape: Sequence[int], **told: Any
+    ) -> Value:
+        """Rows with those of others, an array of ``shape``; or, ``back``, sums of the own rows."""
+        back = told.pop("back", False)
+        y = self.value("own" if back else "wider", shape, x.itemsize)
+        self._collective(HaloReduce if back else HaloExchange, x, y, label, axes, **told)
         return y
 
     def broadcast(

@@ -8,6 +8,7 @@ one product; outside they come first. Groups g split both channels: output chann
 its input channels only. The columns are made again for the backward; x is all that is kept.
 """
 
+from math import prod
 from typing import NamedTuple
 
 from tiledask.errors import KernelError
@@ -127,7 +128,7 @@ def _columns(x: Array, geometry: Windows, groups: int) -> Array:
 
 def _by_group(x: Array, groups: int) -> Array:
     """[g, channels / g, the rest] for x [channels, ...]."""
-    return wide(x).reshape(groups, x.shape[0] // groups, -1)
+    return wide(x).reshape(groups, x.shape[0] // groups, prod(x.shape[1:]))  # there may be none
 
 
 def _images_last(x: Array) -> Array:

@@ -1,4 +1,10 @@
-"""Over how many ranks LeNet is split each way, and what of it each of them has.
+"""d2l's LeNet by its shapes, over how many ranks it is split each way, and what each of them has.
+
+images [n, 1, 28, 28]
+conv1  w 20x1x3x3    26x26   relu   mean of 2x2   ->   20 channels of 13x13
+conv2  w 50x20x5x5   9x9     relu   mean of 2x2   ->   50 channels of 4x4
+fc1    w 800x128             relu                 ->  128
+fc2    w 128x10                                   ->   10 classes
 
                  a rank has                  so its gradients
 data parallel    some of the images          are partial sums
@@ -8,29 +14,69 @@ space            some rows of each image     are partial sums
 
 The ways multiply: 2 data parallel x 2 network x 2 layerwise are 8 ranks. Rank (copy, stage, part)
 is number (copy * stages + stage) * parts + part.
+
+Zhang et al., Dive into Deep Learning, "Training on Multiple GPUs": the shapes of its `lenet`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import starmap
-from math import isqrt
-from typing import NamedTuple
+from math import isqrt, prod
 
 import numpy as np
 
-from tiledask.distributed.convolution.lenet import BOUNDARIES, LENET, SHAPES, SIDE
-from tiledask.distributed.ranks.group import Group
-from tiledask.distributed.ranks.rank import Rank
 from tiledask.errors import ConfigError, PlacementError
+from tiledask.plan.collectives.convolution import Boundary
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.rows import RowSplit, split_rows
-from tiledask.plan.products.placement import split
+from tiledask.plan.products.placement import Replicate, Shard, Tiling, split
 from tiledask.plan.whole import whole_number
 
-__all__ = ["WAYS", "RankGroups", "Split", "rows_of", "stages_of"]
+__all__ = [
+    "BOUNDARIES",
+    "DENSE",
+    "NAMES",
+    "OUT",
+    "PARAMETERS",
+    "SHAPES",
+    "SIDE",
+    "WAYS",
+    "Split",
+    "flops",
+    "rows_of",
+    "stages_of",
+    "unit_dim",
+]
 
 WAYS = ("data parallel", "network", "layerwise", "space")
+SIDE = 28
+"""Rows and columns of an image."""
+DENSE = 2
+"""Number of the first layer without rows."""
+SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
+    "conv1": {"w": (20, 1, 3, 3), "b": (20,)},
+    "conv2": {"w": (50, 20, 5, 5), "b": (50,)},
+    "fc1": {"w": (800, 128), "b": (128,)},
+    "fc2": {"w": (128, 10), "b": (10,)},
+}
+"""Of its weights."""
+NAMES = tuple(SHAPES)
+PARAMETERS = sum(prod(shape) for shapes in SHAPES.values() for shape in shapes.values())
+OUT = {"conv1": (26, 26), "conv2": (9, 9), "fc1": (1, 1), "fc2": (1, 1)}
+"""Rows and columns of what a layer's products make, before pooling."""
+BOUNDARIES = (
+    Boundary("conv1", 20, 13 * 13),
+    Boundary("conv2", 50, 4 * 4),
+    Boundary("fc1", 128),
+    Boundary("fc2", 10),
+)
+"""What each layer gives the next."""
+
+
+def unit_dim(shape: tuple[int, ...]) -> int:
+    """Along which output units are: the rows of a convolution's w and of b, a matrix's columns."""
+    return 1 if len(shape) == 2 else 0
 
 
 @dataclass(frozen=True)
@@ -90,6 +136,21 @@ class Split:
         """Numbers of a stage's layers."""
         return stages_of(self.stages)[stage]
 
+    def tilings(self, name: str) -> dict[str, Tiling]:
+        """How the weights of a layer lie on the parts of its stage."""
+        return {
+            kind: Tiling(
+                shape,
+                (self.parts,),
+                (Replicate() if self.in_space else Shard(unit_dim(shape)),),
+            )
+            for kind, shape in SHAPES[name].items()
+        }
+
+    def shapes(self, name: str, part: int) -> dict[str, tuple[int, ...]]:
+        """Of what a part has of a layer's weights."""
+        return {k: tiling.block_shape((part,)) for k, tiling in self.tilings(name).items()}
+
     def shares(self, layer: int, images: int) -> tuple[int, ...]:
         """Numbers of a layer's output that each part has, of ``images`` images."""
         boundary = BOUNDARIES[layer]
@@ -106,39 +167,6 @@ class Split:
         return " x ".join(f"{name} {n}" for n, name in names if n > 1) or "a single device"
 
 
-class RankGroups(NamedTuple):
-    """The groups of ranks that one rank works with, and which copy it is of."""
-
-    split: Split
-    copy: int
-    stages: Group
-    """This copy's ranks with the same part of each stage."""
-    parts: Group
-    """The parts of this stage of this copy."""
-    adding: Group
-    """The ranks that have partial sums of the same gradients."""
-
-    @classmethod
-    def of(cls, rank: Rank, split: Split) -> "RankGroups":
-        """The groups of ``rank``; made once, as groups count their calls."""
-        if rank.ranks != split.ranks:
-            raise PlacementError(
-                f"{split} takes {split.ranks} ranks, and the mesh has {rank.ranks}; use a mesh of "
-                f"{split.ranks}"
-            )
-        numbers = np.arange(split.ranks).reshape(split.shape)
-        copy, stage, part = split.at(rank.index)
-        made: dict[tuple[int, ...], Group] = {}
-
-        def group(members: np.ndarray) -> Group:
-            key = tuple(map(int, members.ravel()))
-            return made.setdefault(key, rank.group().among(key))
-
-        adding = numbers[:, stage] if split.in_space else numbers[:, stage, part]
-        same = group(numbers[copy, :, part]), group(numbers[copy, stage])
-        return cls(split, copy, *same, group(adding))
-
-
 @cache
 def rows_of(parts: int) -> dict[str, RowSplit]:
     """Who makes which rows in each layer that has any, by its name; pooling as "conv1/pool".
@@ -147,10 +175,10 @@ def rows_of(parts: int) -> dict[str, RowSplit]:
     ((6, 7, 7, 6), (1, 2, 1, 0))
     """
     rows, found = even(SIDE, parts), {}
-    for layer in LENET[:2]:
-        found[layer.name] = split_rows(rows, SHAPES[layer.name][2])
-        found[f"{layer.name}/pool"] = split_rows(found[layer.name].out, 2, 2)
-        rows = found[f"{layer.name}/pool"].out
+    for name in NAMES[:DENSE]:
+        found[name] = split_rows(rows, SHAPES[name]["w"][2])
+        found[f"{name}/pool"] = split_rows(found[name].out, 2, 2)
+        rows = found[f"{name}/pool"].out
     return found
 
 
@@ -160,9 +188,26 @@ def stages_of(ranks: int) -> list[tuple[int, ...]]:
     >>> stages_of(4), stages_of(3)
     ([(0,), (1,), (2,), (3,)], [(0, 1), (2,), (3,)])
     """
-    if ranks > len(LENET):
+    if ranks > len(NAMES):
         raise PlacementError(
-            f"a stage has a layer or more, and LeNet has {len(LENET)}: got {ranks} ranks; use "
-            f"{len(LENET)} or fewer"
+            f"a stage has a layer or more, and LeNet has {len(NAMES)}: got {ranks} ranks; use "
+            f"{len(NAMES)} or fewer"
         )
-    return list(map(tuple, starmap(range, split(0, len(LENET), ranks))))
+    return list(map(tuple, starmap(range, split(0, len(NAMES), ranks))))
+
+
+def flops(name: str, images: int, units: int | None = None) -> int:
+    """Floating-point operations of a layer's products, forward and backward.
+
+    2 for each weight at each place: forward, again for dw, and again for dx, which the first layer
+    does not need. ``units``: of the output channels or columns, default all.
+
+    >>> flops("fc2", 256)
+    1966080
+    """
+    shape = SHAPES[name]["w"]
+    width = shape[unit_dim(shape)]
+    once = (
+        2 * images * prod(OUT[name]) * (prod(shape) // width) * (width if units is None else units)
+    )
+    return once * (2 if name == "conv1" else 3)

@@ -1,4 +1,4 @@
-"""What LeNet needs of its ranks in a training step, for any split, before anything runs.
+"""What each rank calls in a training step of LeNet, by the closed forms of plan/collectives alone.
 
              parts of a stage              stages             copies, in space parts too
 forward      gathers, or halos and rows    send, recv
@@ -7,87 +7,17 @@ backward     the adjoints                  recv, send
 then                                                          one all_reduce of all gradients
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
-from math import isqrt
+from math import isqrt, prod
 
-from tiledask.distributed.convolution.lenet import BOUNDARIES, DENSE, LENET, OUT, SIDE, flops
-from tiledask.distributed.convolution.lenet_split import Split, rows_of
 from tiledask.plan.collectives.convolution import Boundary, in_stages, layerwise
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.expected import Expected, all_reduced, expected, halo
 from tiledask.plan.program.calls import Planned
-
-__all__ = ["PARAMETERS", "Need", "calls_of", "need", "need_of"]
-
-PARAMETERS = sum(layer.size for layer in LENET)
-PAIRS = ("send", "recv")
+from tiledask.plan.program.lenet import BOUNDARIES, DENSE, NAMES, OUT, SHAPES, SIDE, Split, rows_of
 
 Calls = list[tuple[int, Expected]]
 """By the number of the layer that calls."""
-
-
-@dataclass(frozen=True)
-class Need:
-    """What a split needs of its ranks in one training step."""
-
-    calls: tuple[tuple[Planned, ...], ...]
-    """By rank: its collectives and messages, in order."""
-    parameters: tuple[int, ...]
-    """That each rank holds."""
-    flops: tuple[int, ...]
-    """Of each rank's products."""
-
-    @property
-    def sent(self) -> tuple[int, ...]:
-        """Bytes that each rank sends."""
-        return tuple(sum(call.sent for call in mine) for mine in self.calls)
-
-    @property
-    def messages(self) -> int:
-        """That all ranks send."""
-        return sum(call.messages for mine in self.calls for call in mine)
-
-    @property
-    def barriers(self) -> int:
-        """How often a rank waits for all of a group: the most of any rank."""
-        return max(sum(call.kind not in PAIRS for call in mine) for mine in self.calls)
-
-    @property
-    def transfers(self) -> int:
-        """Messages from one rank to another that no other waits for."""
-        return sum(call.kind == "send" for mine in self.calls for call in mine)
-
-    @property
-    def imbalance(self) -> float:
-        """Operations of the busiest rank over their mean: 1 is perfect."""
-        return max(self.flops) * len(self.flops) / sum(self.flops)
-
-
-def need(ways: Mapping[str, int] | str, images: int, ranks: int, itemsize: int) -> Need:
-    """The Need of a split for a batch of ``images``.
-
-    ``ways``: "layerwise", "network", "data parallel" or "space" for all ``ranks``; or how many
-    ranks each way has, whose product is ``ranks``.
-
-    >>> found = need("network", 256, 4, 4)
-    >>> found.parameters, found.transfers, sum(found.sent)
-    ((200, 25050, 102528, 1290), 6, 8822784)
-    >>> need({"data parallel": 2, "layerwise": 2}, 256, 4, 4).barriers
-    8
-    """
-    return need_of(Split.of(ways, ranks), images, itemsize)
-
-
-def need_of(split: Split, images: int, itemsize: int) -> Need:
-    """The same for a Split."""
-    places = [split.at(rank) for rank in range(split.ranks)]
-    return Need(
-        tuple(calls_of(split, at, images, itemsize) for at in places),
-        tuple(_parameters(split, stage, part) for _, stage, part in places),
-        tuple(_flops(split, at, images) for at in places),
-    )
 
 
 def calls_of(
@@ -129,7 +59,7 @@ def _by_units(parts: int, images: int, itemsize: int) -> tuple[Calls, Calls]:
     """(forward, backward): a layer gathers what the one before it made, and the loss the last."""
     numbers = {boundary.name: i for i, boundary in enumerate(BOUNDARIES)}
     by_layer = [
-        (min(numbers[call.label.split("/")[0]] + 1, len(LENET) - 1), call)
+        (min(numbers[call.label.split("/")[0]] + 1, len(NAMES) - 1), call)
         for call in layerwise(BOUNDARIES, images, parts, itemsize)
     ]
     gathers = [each for each in by_layer if each[1].kind == "all_gather"]
@@ -173,20 +103,5 @@ def _parameters(split: Split, stage: int, part: int) -> int:
     for i in split.layers(stage):
         units = BOUNDARIES[i].units
         mine = units if split.in_space else even(units, split.parts)[part]
-        total += LENET[i].size // units * mine
-    return total
-
-
-def _flops(split: Split, at: tuple[int, int, int], images: int) -> int:
-    copy, stage, part = at
-    mine, total = even(images, split.copies)[copy], 0
-    for i in split.layers(stage):
-        name = LENET[i].name
-        if not split.in_space:
-            total += flops(name, mine, even(BOUNDARIES[i].units, split.parts)[part])
-        elif i < DENSE:
-            rows = rows_of(split.parts)[name].out
-            total += flops(name, mine) * rows[part] // sum(rows)
-        else:
-            total += flops(name, even(mine, split.parts)[part])
+        total += sum(map(prod, SHAPES[NAMES[i]].values())) // units * mine
     return total
