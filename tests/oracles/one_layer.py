@@ -17,6 +17,7 @@ def layer_shapes(hidden, inner, ffn):
     """Shapes of a layer's weights; ``inner`` and ``ffn`` are one device's heads x head width and
     MLP width.
 
+    >>> from math import prod
     >>> sum(prod(shape) for shape in layer_shapes(768, 768, 3072).values())  # GPT-2's layer
     7087872
     """

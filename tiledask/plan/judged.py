@@ -82,7 +82,7 @@ def judged(claim: str, verdict: str, why: str = "", way_out: str = "") -> Judged
 def judged_table(claims: Iterable[Judged], caption: object = "") -> str:
     """Claims as an HTML table: the verdict, the claim, and how it was worked out; all escaped.
 
-    >>> judged_table([Judged("a < b", True, "1 < 2")])[-66:]
+    >>> judged_table([Judged("a < b", True, "1 < 2")])[-77:]
     "✓</td><td>a &lt; b</td><td style='text-align:left'>1 &lt; 2</td></tr></table>"
     """
     rows = [(MARKS[c.holds] or c.verdict, c.claim, f"{c.why} {c.way_out}".rstrip()) for c in claims]

@@ -20,7 +20,7 @@ OWN = " ".join(_NAMES.values()).split()
 
 def submits(node: ast.AST) -> bool:
     called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-    return called == "submit" or called.endswith(".submit")
+    return called.rpartition(".")[2] in ("submit", "submit_all")
 
 
 def task_names() -> set[str]:
@@ -73,7 +73,7 @@ def test_any_other_name_has_always_the_same_colour_and_none_of_the_packages(name
 
 def test_figures_have_the_colours_of_the_page():
     names = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
-    names |= {"U": "update"}
+    names |= {"U": "update", "M": "multiply"}
     assert {kind: colour for kind, (_, colour) in KINDS.items()} == {
         kind: colour_named(name) for kind, name in names.items()
     }

@@ -128,7 +128,7 @@ def test_says_so():
     ("keep", "reduce", "message"),
     [
         ("layer", "step", "kept for an 'action', a 'phase', a 'step', or of the next n .*'layer'"),
-        (0, "step", "at least 1; got 0"),
+        (0, "step", "whole number of 1 or more; got 0"),
         (True, "step", "got True"),
         (1, "never", "in every 'action' or once a 'step', got 'never'"),
     ],

@@ -111,7 +111,7 @@ def _submit(job: PipelineJob) -> list[Future[Any]]:
     for device, stage in sorted(sums):
         ends[device].append(sums[device, stage])
     return [
-        submit(device, _on_host, *made, name="results", beside=True)
+        submit(device, _on_host, *made, name="result", beside=True)
         for device, made in enumerate(ends)
         if made
     ]

@@ -19,7 +19,7 @@ import numpy as np
 
 __all__ = ["Waits", "waits"]
 
-_F, _B, _I, _W, _U, _T = range(6)
+_F, _B, _I, _W, _U, _M, _T = range(7)
 """Kinds as a Timeline's column has them."""
 
 

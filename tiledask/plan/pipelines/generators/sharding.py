@@ -13,6 +13,7 @@ from itertools import islice
 
 from tiledask.errors import ScheduleError, short
 from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.whole import is_whole
 
 __all__ = ["KEEP", "REDUCE", "shard_weights"]
 
@@ -40,11 +41,10 @@ def shard_weights(schedule: Schedule, keep: str | int = "step", reduce: str = "s
     >>> print(shard_weights(schedule("gpipe", stages=1, microbatches=2), "phase").to_text())
     0UNSHARD,0F0,0F1,0RESHARD,0UNSHARD,0B0,0B1,0REDUCE_GRAD,0RESHARD
     """
-    ahead = isinstance(keep, int) and not isinstance(keep, bool)
-    if not (keep >= 1 if ahead else keep in KEEP):  # type: ignore[operator]
+    if not is_whole(keep, 1) and keep not in KEEP:
         raise ScheduleError(
             f"weights are kept for an {', a '.join(map(repr, KEEP))}, or of the next n stages, a "
-            f"number of at least 1; got {short(keep)}"
+            f"whole number of 1 or more; got {short(keep)}"
         )
     if reduce not in REDUCE:
         raise ScheduleError(
@@ -80,7 +80,7 @@ def _line(blocks: list[tuple[Action, ...]], keep: str | int, reduced: bool) -> I
     """Stages whose weights are there, and for which direction they were gathered."""
     for n, block in enumerate(blocks):
         ways = {a.stage: "F" if a.kind == "F" else "B" for a in block}
-        if isinstance(keep, int):
+        if is_whole(keep):
             wanted = nexts[n][: max(keep, len(ways))]
         else:
             wanted = nexts[n] if keep == "step" else list(ways)
