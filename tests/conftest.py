@@ -23,11 +23,37 @@ settings.load_profile("patient")
 collect_ignore = ["oracles/traces", "twins/standin", "twins/gpu_neighbours.py"]
 
 
+LONG_EXAMPLES = {
+    "tiledask.distributed.training.run.train",
+    "tiledask.lab.dashboard.saved.report",
+    "tiledask.lab.doctor.examine",
+    "tiledask.lab.exercises.split_layers.lenet_hybrids.hybrid_lenet",
+    "tiledask.lab.exercises.training.step_traffic.step_traffic",
+    "tiledask.lab.gpu.parts.fit.claims",
+    "tiledask.lab.lenet.lenet_claims",
+    "tiledask.lab.lenet.lenet_training_claims",
+    "tiledask.lab.precision.blame.blame",
+    "tiledask.lab.questions.ask.ask",
+    "tiledask.plan.choosing.critique.critique",
+    "tiledask.plan.choosing.search.search",
+    "tiledask.plan.choosing.sensitivity.sensitivity",
+    "tiledask.plan.diagnosis.remedies.remedies",
+    "tiledask.plan.fitting.fewest.fewest_devices",
+    "tiledask.plan.fitting.fit.fits",
+    "tiledask.plan.products.stream_search.plan_stream",
+    "tiledask.plan.program.making.of_layout.layout_program",
+    "tiledask.tile.cuda.prebuilt.variants",
+}
+"""Examples of docstrings that take over a tenth of a second: marked long, as tests are."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Of a test marked few(n), all cases but n are slow: the first, the last, and some between."""
     cases = {}
     for item in items:
+        if item.name in LONG_EXAMPLES:
+            item.add_marker(pytest.mark.long)
         if mark := item.get_closest_marker("few"):
             cases.setdefault((item.path, item.originalname), (mark.args[0], []))[1].append(item)
     for n, drawn in cases.values():

@@ -46,6 +46,7 @@ def with_gpu(monkeypatch, gpu: dict) -> dict[str, MachineCheck]:
     return by_name(examine())
 
 
+@pytest.mark.long
 def test_every_question_is_answered_in_order_and_what_is_missing_has_a_fix(here):
     assert "|".join(finding.name for finding in here) == NAMES
     assert not [f for f in here if f.found.startswith("could not be found out")]

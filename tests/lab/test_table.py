@@ -237,6 +237,7 @@ def test_a_comparison_without_claims_is_refused(rows):
         Comparison("empty", rows)
 
 
+@pytest.mark.long
 def test_no_digit_of_a_verdict_is_cut_where_the_columns_beside_it_do_not_give_way():
     fits = Claim("4 units: verdict", "does not fit", "does not fit", "does not fit", rule="equal")
     rule = ("ratio", 0.9, 1.05)

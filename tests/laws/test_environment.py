@@ -270,6 +270,7 @@ def make(*arguments: str, cwd: Path = ROOT, **environment: str) -> CompletedProc
     return finished("make", *arguments, cwd=cwd, env=environment)
 
 
+@pytest.mark.long
 def test_make_says_its_targets_and_what_each_of_them_runs():
     for target in ("tour", "test", "lab", "bench", "env", "lint", "clean", "help"):
         assert re.search(rf"^  {target}\s+\S", make().stdout, re.M), target
@@ -286,7 +287,7 @@ def test_make_says_its_targets_and_what_each_of_them_runs():
 
 def test_of_few_cases_the_first_the_last_and_some_between_are_kept():
     class Item:
-        path, originalname = "test_x.py", "test_all"
+        name, path, originalname = "test_all[]", "test_x.py", "test_all"
 
         def __init__(self, n):
             self.n, self.slow = n, False
@@ -459,6 +460,7 @@ def test_a_machine_without_a_fitting_python_is_told(tmp_path):
     assert not (tmp_path / ".venv").exists()
 
 
+@pytest.mark.long
 def test_ci_runs_the_test_command_and_passes_its_failure_on(tmp_path):
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci/run", tmp_path / ".ci")

@@ -71,6 +71,7 @@ def training():
     td.train(td.GPT(TEXT.vocabulary, 16, 1, 2, 8), TEXT, (1, 1, 1), steps=1, batch=2)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("one_thread")
 def test_a_model_and_a_batch_go_where_the_page_says():
     follow("A model", fitting)

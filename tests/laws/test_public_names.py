@@ -156,6 +156,7 @@ def test_every_name_that_a_walkthrough_uses_is_there():
     assert len(names) > 150
 
 
+@pytest.mark.long
 def test_every_public_name_is_used_by_a_walkthrough_or_shown_on_a_page():
     assert set(td.__all__) - shown() == set()
 

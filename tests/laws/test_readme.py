@@ -228,11 +228,13 @@ def test_a_readme_is_taken_apart():
     assert not [c for c in map(complaint, commands(SAMPLE)) if c]
 
 
+@pytest.mark.long
 def test_python_that_fails_is_found():
     source = "\n".join(blocks(SAMPLE, PYTHON))
     assert "from the README" in run([sys.executable, "-c", source])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("line", "said"),
     [

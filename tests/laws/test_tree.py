@@ -7,6 +7,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parents[1]
 PACKAGE = TESTS.parent / "tiledask"
 APART = ("laws", "oracles", "twins")
@@ -61,6 +63,7 @@ def complaints(package: Path, tests: Path) -> list[str]:
     ]
 
 
+@pytest.mark.long
 def test_every_module_is_held_by_a_test_that_says_so():
     assert complaints(PACKAGE, TESTS) == []
     assert len(modules(PACKAGE)) > 300

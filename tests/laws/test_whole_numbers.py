@@ -124,6 +124,7 @@ def test_what_is_no_whole_number_is_refused_in_words_that_show_it(name, bad):
     assert re.search(rf"(?<![\w.]){re.escape(repr(value))}(?!\w)|{bad!r}", said), said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CALLS)
 def test_numpys_whole_numbers_are_taken_as_pythons_are(name, no_cluster):
     outcomes = []
@@ -199,6 +200,7 @@ def names(node: ast.AST) -> set[str]:
     return set().union(*map(names, ast.iter_child_nodes(node)))
 
 
+@pytest.mark.long
 def test_nobody_else_asks_whether_something_is_a_whole_number():
     package = ROOT / "tiledask"
     found = {

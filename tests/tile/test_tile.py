@@ -39,6 +39,7 @@ def operands(m, n, k, dtype="float64"):
 # -- the kernels ---------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @given(m=EXTENTS, n=EXTENTS, k=EXTENTS, tile=TILES, beta=st.sampled_from([0, 1, -2]))
 @settings(max_examples=60)
 def test_tiled_equals_the_definition_and_counts_what_the_formula_says(m, n, k, tile, beta):

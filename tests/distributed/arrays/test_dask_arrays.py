@@ -157,6 +157,7 @@ def pairs():
     yield *(da.from_array(z.T, 2, asarray=False) for z in (turned, askew)), {}
 
 
+@pytest.mark.long
 def test_operands_of_every_kind():
     for x, y, options in pairs():
         c, (a, b) = multiply(x, y, **options), map(np.asarray, (x, y))

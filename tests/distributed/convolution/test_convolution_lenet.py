@@ -88,6 +88,7 @@ def test_on_workers(cluster, name):
 # -- the table -------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["threads", pytest.param("workers", marks=pytest.mark.cluster)])
 def test_the_table(where, request):
     workers = where == "workers"

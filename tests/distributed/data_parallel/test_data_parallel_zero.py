@@ -159,6 +159,7 @@ def step_calls(stage, ranks, weights, gradients):
     return D.zero_step(SIZES, ranks, stage, weights, gradients)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize(("name", "of"), [("float64 Adam", (8, 8)), ("mixed-adam-18", (2, 4))])
 def test_traffic_is_the_closed_form_s(name, of, stage):
@@ -192,6 +193,7 @@ def test_shards_are_even_in_every_layer_and_altogether(layers, ranks):
     assert tuple(map(sum, zip(*dealt, strict=True))) == even(sum(layers), ranks)
 
 
+@pytest.mark.long
 def test_half_precision_without_a_master_loses_small_updates():
     """What a step of 2^-12 changes in float16; a master in float32 remembers it."""
     moments = Adam().keeps

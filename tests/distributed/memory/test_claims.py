@@ -199,6 +199,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recipe", ["mixed-adam-16", "mixed-adam-20", "fp32-momentum"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("tied", [True, False])
@@ -320,6 +321,7 @@ def stepped(case, change=None):
     return [got[stage] for stage in range(case.layout.pp)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("pp", [1, 2])
 @pytest.mark.parametrize("tied", [True, False])
@@ -345,6 +347,7 @@ def test_gradients_are_the_derivative_of_the_loss(pp, recompute, tied):
     assert abs(slope) > 1e-3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("copies", [4, 7])
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_zero_leaves_each_copy_its_share_of_the_same_step(zero, copies):

@@ -109,6 +109,7 @@ CASES = st.tuples(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(MESHES), CASES)
 @example((9,), ((5, 3), "float16", 1, True, "sum", True))
@@ -261,6 +262,7 @@ def raised_in(program, ranks, *args, timeout):
     return caught.value, raised, time.monotonic() - begun
 
 
+@pytest.mark.long
 def test_a_rank_that_raises_ends_the_run_at_once():
     error, raised, seconds = raised_in(waiting, 3, "raises", timeout=60.0)
     assert seconds < 10.0
@@ -283,6 +285,7 @@ def test_a_rank_that_returns():
         assert words in str(error)
 
 
+@pytest.mark.long
 def test_a_deadline_names_what_is_waited_for():
     error, raised, seconds = raised_in(waiting, 3, 1.5, timeout=0.5)
     assert seconds < 10.0

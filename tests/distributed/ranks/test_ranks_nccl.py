@@ -229,6 +229,7 @@ def test_nccls_own_need_a_run_over_nccl():
 # -- ranks that disagree, and what fails ---------------------------------------------------------
 
 
+@pytest.mark.long
 def test_ranks_that_disagree(gpus):
     def program(rank, what):
         g, odd = rank.group(), rank.index == 1

@@ -23,6 +23,7 @@ def bound(group):
     return [layer.program for layer in group.bound.values()]
 
 
+@pytest.mark.long
 @pytest.mark.few(20)
 @pytest.mark.parametrize(("sequence", "regather"), LIES)
 @pytest.mark.parametrize("t", [2, 3, 4])

@@ -87,6 +87,7 @@ def check_layer(layer, t, sequence=False, regather=False):
     return check(t, program, {"y": y, "dx": dx, **grads}, planned)
 
 
+@pytest.mark.long
 @pytest.mark.few(50)
 @pytest.mark.parametrize(("sequence", "regather"), LIES)
 @pytest.mark.parametrize("t", RANKS)

@@ -57,6 +57,7 @@ def check_linear(t, inputs, outputs, sequence, regather, tokens=S):
     check(t, lambda g: by_rows(g, operands, sequence), expected, planned)
 
 
+@pytest.mark.long
 @pytest.mark.few(8)
 @pytest.mark.parametrize(("sequence", "regather"), LIES)
 @pytest.mark.parametrize("t", RANKS)

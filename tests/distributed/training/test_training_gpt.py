@@ -151,6 +151,7 @@ def test_messages_between_stages_are_the_activations():
         assert {r.sent for r in sends} == {2 * each * 16 * 8}  # rows, tokens, hidden, bytes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_bytes_held(zero):
     """Momentum is sharded from ZeRO-1 on, gradients from 2, weights from 3."""

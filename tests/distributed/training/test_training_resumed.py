@@ -117,6 +117,7 @@ def test_a_checkpoint_says_what_the_loss_was(tmp_path):
         assert open_checkpoint(tmp_path).about["loss"] == pytest.approx(got.losses[-1], rel=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [{"shape": (2, 1, 2), "zero": 1}, {"shape": (3, 2, 1), "zero": 3}, {"shape": (1, 2, 2)}],

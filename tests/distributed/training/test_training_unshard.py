@@ -40,6 +40,7 @@ def same(one, other):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [DEEP, TIED], ids=["GPT-2", "Llama tied"])
 @pytest.mark.parametrize("shape", [(2, 1, 2), (2, 2, 1), (3, 1, 1)], ids=str)
 def test_every_policy_trains_what_one_device_does(shape, model):
@@ -67,6 +68,7 @@ def test_every_kind_of_schedule(name):
         assert same(got, usual), (name, keep)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_gradients_reduced_in_every_backward_are_the_usual_training(dtype):
     """Weights alone by the schedule: to the bit ZeRO 3 as it always was."""
@@ -127,6 +129,7 @@ def test_nothing_stays_gathered_while_it_runs(monkeypatch):
     assert all(seen)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "words"),
     [

@@ -65,6 +65,7 @@ def test_each_row_and_each_goal():
             assert group.met, group.reached
 
 
+@pytest.mark.long
 def test_check_rows_reach_the_goal_by_themselves():
     for group in page.groups():
         check = [abs(row.error) for row in group.part(False)]

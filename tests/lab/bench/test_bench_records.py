@@ -5,6 +5,7 @@ Holds `tiledask.lab.bench.files`, `tiledask.lab.bench.peers` and `tiledask.lab.b
 
 import json
 
+import pytest
 from rich.console import Console
 
 from tiledask.lab.bench.records import goals_table, record
@@ -23,6 +24,7 @@ def test_goals_stand_beside_what_was_reached_and_say_which_are_met():
     assert "2.50" in lines[1]
 
 
+@pytest.mark.long
 def test_a_record_says_what_it_was_measured_on(tmp_path):
     file = tmp_path / "new" / "bench.json"
     record(file, "tiledask.lab.bench.product", {"rows": [1, 2]})

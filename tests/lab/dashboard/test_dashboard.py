@@ -113,6 +113,7 @@ def test_only_finished_tasks_are_kept(made):
     assert [task.key for task in made.tasks] == ["x", "y"]
 
 
+@pytest.mark.long
 def test_memory_is_bounded(made, monkeypatch):
     for i in range(recorder.KEPT_TASKS + 10):
         ran(made, "a", f"x-{i}", ("compute", i, i + 1))
@@ -626,6 +627,7 @@ def test_the_board_of_a_training_has_what_the_overview_has(made):
     assert board.loss.line.data == {"x": [], "y": []}
 
 
+@pytest.mark.long
 def test_a_loss_that_is_not_finite_is_no_end_of_an_axis(made):
     trains(made, until=1)
     lost = [[1, float("nan"), 102.0, 0, 0, 0]]
@@ -702,6 +704,7 @@ def test_a_report_of_timelines(tmp_path):
     assert html.replace(" ", "").count('"end":30.0') == 2  # one time axis for both
 
 
+@pytest.mark.long
 def test_a_report_of_a_run_says_what_it_counted(tmp_path):
     simulated = td.simulate("zb-v", 4, 3)
     moved, held = SimpleNamespace(total=4608), SimpleNamespace(peak=2_691_000)
@@ -719,6 +722,7 @@ def test_a_report_of_a_run_says_what_it_counted(tmp_path):
         assert html.count(words) == 1 + (words == "4.608 kB")
 
 
+@pytest.mark.long
 def test_a_report_of_what_has_a_timeline_is_made_beside_a_closed_page_of_another_thread(tmp_path):
     closed, heard = Document(), lambda event: None
     closed.on_change(heard)

@@ -107,6 +107,7 @@ def test_carried_tiles_are_judged_by_the_order_of_all(carried):
         assert missed(bad) == [f"% given away on {device}"]
 
 
+@pytest.mark.long
 def test_the_carried_tile_starts_on_neither_and_the_picture_says_so(carried):
     for device in TWO:
         assert "shared memory per block" in refusal(tile_of(CARRIED), device)

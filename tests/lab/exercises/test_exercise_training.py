@@ -169,6 +169,7 @@ def test_float64_tells(suspects):
     assert max(apart.values()) < 1e-14
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 def test_another_seed_is_another_task(suspects, seed):
     other = faulty_run(seed)

@@ -24,6 +24,7 @@ def test_the_smallest_latencies_are_found_and_only_they_are_enough(exercise):
     assert [target.best for target in late.targets] == [0, 0.01, 0.81]
 
 
+@pytest.mark.long
 def test_a_tie_is_not_ahead(exercise):
     ends = [same_work(name, 4, 8, latency=0.8).makespan for name in ("gpipe", "zb-h1")]
     assert ends == pytest.approx([37.8, 37.8])

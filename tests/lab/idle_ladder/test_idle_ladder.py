@@ -76,6 +76,7 @@ def numbers(text):
     return set(re.findall(r"\d+(?:\.\d+)?", text))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [n for n in LEVELS if level(n).sheet.drawn == "numbers"])
 def test_what_is_said_of_a_wrong_number_is_not_the_right_one(number):
     for seed in range(20):
@@ -270,6 +271,7 @@ def test_the_other_convention_is_recognised():
                 assert "did you count workers from 0?" in reason
 
 
+@pytest.mark.long
 def test_forgotten_transfers_and_costs_are_recognised():
     for seed in range(20):
         task = level(4, seed)
@@ -296,6 +298,7 @@ def test_the_first_slot_that_is_off_is_named_with_its_reason():
     assert "the last worker stands in the first line" in task.result(rows[::-1]).reason
 
 
+@pytest.mark.long
 def test_two_stars_are_for_a_rounded_share_and_for_nearly_the_best_number():
     for seed in range(50):
         task = level(7, seed)
@@ -335,6 +338,7 @@ def fresh(monkeypatch, tmp_path):
     monkeypatch.setenv("JPY_SESSION_NAME", "08_idle.ipynb")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("fresh")
 def test_the_working_opens_once_solved_or_after_the_last_hint_and_progress_has_no_seed():
     task, other = level(3, 4), level(5, 4)

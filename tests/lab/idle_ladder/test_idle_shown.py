@@ -47,6 +47,7 @@ def marked(figure):
     return [gid for gid in frames if str(gid).startswith("wrong")] + said(figure, "wrong")
 
 
+@pytest.mark.long
 def test_what_is_off_is_marked_in_its_place():
     task = td.tasks.idle_level(1, 5)
     rows = [list(row) for row in task.sheet.right]
@@ -77,6 +78,7 @@ def test_bars_are_as_long_as_the_numbers_given():
     assert not [p for p in mixed.axes[0].patches if p.get_gid() == "given"]
 
 
+@pytest.mark.long
 def test_the_empty_sheet_hides_the_run_and_the_working_labels_its_gaps():
     for number in (3, 7, 10, 12):
         task = td.tasks.idle_level(number, 5)
@@ -93,6 +95,7 @@ def test_the_empty_sheet_hides_the_run_and_the_working_labels_its_gaps():
     assert labels[f"gap {counting[0]}"] == f"{counting[0]}: {first.end - first.start:g} s"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [1, 4])
 def test_the_working_has_one_grey_and_the_words_of_the_question(number):
     task = td.tasks.idle_level(number, 5)
@@ -112,6 +115,7 @@ def test_the_working_has_one_grey_and_the_words_of_the_question(number):
     assert run.get_xlabel() == f"time ({unit})"
 
 
+@pytest.mark.long
 def test_gaps_have_their_letters_and_the_first_wrong_one_is_red():
     task = td.tasks.idle_level(11, 5)
     letters = [f"gap {letter}" for letter in "ABCDE"]

@@ -193,6 +193,7 @@ def contrast(one: str, other: str) -> float:
 # -- the start -----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_jupyterlab_stays_on_this_machine_and_in_the_learners_folder(tmp_path, monkeypatch):
     pytest.importorskip("jupyterlab_server", reason="no JupyterLab: pip install 'tiledask[lab]'")
     monkeypatch.setenv("JUPYTER_CONFIG_PATH", "/mine")

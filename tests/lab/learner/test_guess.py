@@ -127,6 +127,7 @@ def test_who_mistypes_reads_how_it_is_written(text, unit, said):
         read_number(text, unit)
 
 
+@pytest.mark.long
 @given(st.integers(0, 10**14), st.sampled_from([",", "_", "'", " "]))
 def test_marks_stand_between_groups_of_three_digits_alone(number, mark):
     text = f"{number:,}".replace(",", mark)
@@ -422,6 +423,7 @@ def test_what_is_typed_into_the_field_is_kept_and_said():
     assert guess.value == 8e6
 
 
+@pytest.mark.long
 def test_a_prediction_in_plain_python_needs_no_widgets():
     script = (
         "import sys; sys.modules['anywidget'] = None\n"

@@ -346,6 +346,7 @@ SAYS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.few(8)
 @pytest.mark.parametrize(("figure", "said"), SAYS)
 def test_what_a_figure_says_and_leaves_unsaid(figure, said):
@@ -484,6 +485,7 @@ def test_memory_bars_are_the_bytes_of_the_fullest_moment_and_marked_over_the_cap
     assert not boxes(plots.memory_bars(SPLIT, 42 * GB).axes[0], "over")
 
 
+@pytest.mark.long
 def test_memory_of_unlike_size_has_panels_of_their_own_with_the_same_capacity():
     big, small = drawn("memory")[0].axes
     assert [w for _, _, w, _ in boxes(big, "optimizer")] == [2400 * GB]
@@ -575,6 +577,7 @@ def test_memory_against_bubble_has_a_point_for_every_schedule():
     assert {"a, d", "b", "c"} <= set(words(axes))
 
 
+@pytest.mark.long
 def test_traffic_cells_are_the_bytes_and_those_that_differ_are_framed():
     for axes in plots.traffic_matrix(RING, RING).axes[:2]:
         np.testing.assert_array_equal(axes.images[0].get_array(), RING.bytes)

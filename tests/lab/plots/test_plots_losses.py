@@ -135,6 +135,7 @@ def test_losses_and_differences_are_drawn():
     assert drawn.get_label() == f"two:\nat most {off.max():.1e}"
 
 
+@pytest.mark.long
 def test_the_envelope_is_that_of_the_theory(trained):
     runs = {str(shape): run for shape, run in trained.items()}
     below = plots.losses(runs, dtype="float32").axes[1]
@@ -148,6 +149,7 @@ def test_the_envelope_is_that_of_the_theory(trained):
     assert (points.get_ydata() < expected[-1]).all()
 
 
+@pytest.mark.long
 def test_steps_are_compared_by_their_numbers():
     below = plots.losses({"one": curve(), "later": curve(40, 1e-6, first=20)}).axes[1]
     assert set(lines(below)["later"].get_xdata()) <= set(range(20, 30))
@@ -234,6 +236,7 @@ def test_in_a_notebook_one_figure_is_drawn_again_in_place():
     assert not [m for m in said if m["msg_type"] == "stream"]
 
 
+@pytest.mark.long
 def test_bars_are_the_frame(trained):
     run = trained[2, 2, 2]
     figure, frame = plots.layers_traffic(run), run.layers()

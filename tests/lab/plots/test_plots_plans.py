@@ -194,6 +194,7 @@ def test_the_best_cell_has_the_frame_and_the_darkest_colour(found, drawn):
     assert len(set(brightness.values())) > 10
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "values", "why"),
     [
@@ -213,6 +214,7 @@ def test_a_cell_without_layouts_says_what_forbids_them(name, values, why, found)
     assert why_not(found[name], values) == why
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["small", "large", "experts", "none", "counts"])
 def test_no_rule_forbids_what_the_search_found(name, found):
     frame = found[name].to_frame(None)
@@ -221,6 +223,7 @@ def test_no_rule_forbids_what_the_search_found(name, found):
             assert why_not(found[name], values._asdict()) == "none"
 
 
+@pytest.mark.long
 def test_a_cell_that_was_not_searched_does_not_claim_a_rule():
     given, options = task("llama", space=Space(tp=(4, 8), pp=(2, 4), microbatch=(1,)))
     (axes,) = plots.feasibility(search(*given, **options)).axes
@@ -281,6 +284,7 @@ def test_the_line_goes_through_the_plans_that_no_other_beats(name, found, drawn)
     assert len({lines[f"front of {n}"].get_color() for n in counts}) == len(counts)
 
 
+@pytest.mark.long
 def test_every_plan_that_fits_is_a_point_and_the_tight_ones_are_crosses(found, drawn):
     plans = found["tight"]
     axes = drawn("front tight")[0].axes[0]
@@ -315,6 +319,7 @@ def test_the_numbered_plans_lie_on_the_lines_and_their_layouts_are_listed(name, 
     assert short_layout(plans.best.layout) in listed
 
 
+@pytest.mark.long
 def test_where_nothing_fits_the_front_shows_how_far_the_nearest_is(found, drawn):
     axes = drawn("front far")[0].axes[0]
     (nearest,) = [line for line in axes.lines if line.get_gid() == "nearest"]
@@ -337,6 +342,7 @@ def test_the_parts_of_a_step_are_stacked_to_its_time(found, drawn):
         assert f"{format_seconds(step.total)}\nMFU {step.mfu:.1%}" in words(axes)
 
 
+@pytest.mark.long
 def test_steps_of_unlike_length_are_drawn_as_shares(found):
     steps = best_steps(found, ("small", "llama"))
     (axes,) = plots.step_breakdown(steps).axes
@@ -350,6 +356,7 @@ def test_steps_of_unlike_length_are_drawn_as_shares(found):
     assert longest == pytest.approx(steps["llama"].total)
 
 
+@pytest.mark.long
 def test_every_part_is_drawn_and_a_single_step_has_its_numbers_in_the_legend(found, drawn):
     assert set(PARTS) == {row.part for row in found["llama"][0].step.rows}
     step = found["tight"][0].step
@@ -390,6 +397,7 @@ def test_memory_of_many_stages_fits_a_page_and_names_the_fullest(drawn):
     assert "stage 1" not in words(axes)
 
 
+@pytest.mark.long
 def test_the_overhead_of_a_run_is_the_last_part_of_each_bar():
     fit = fits(td.load_model("gpt2"), Layout(pp=3, microbatches=3), td.load_cluster("8xA100-40GB"))
     bare = plots.memory_bars(fit.memory.ledger, place="stage")

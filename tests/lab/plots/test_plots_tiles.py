@@ -100,6 +100,7 @@ def test_levels_are_drawn_to_scale_and_as_long_as_they_take():
         assert said in text
 
 
+@pytest.mark.long
 def test_a_level_of_unknown_bandwidth_has_no_bar():
     bare = replace(load_device("H200"), clock=0.0, name="mine")
     for found, unknown in ((levels("L4", kernel="mma_multistage"), 1), (levels(bare), 2)):
@@ -142,6 +143,7 @@ def test_what_was_measured_is_a_cross():
     assert "L2 -> shared memory: bandwidth unknown, no roof" in "\n".join(words(figure))
 
 
+@pytest.mark.long
 def test_waves_are_as_counted():
     sizes = tails()
     figure = plots.wave_tails(sizes)

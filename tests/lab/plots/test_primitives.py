@@ -30,6 +30,7 @@ def past_primitives(source: str) -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_no_figure_of_the_lab_draws_past_the_primitives():
     files = [path for path in LAB.rglob("*.py") if path.name not in APART]
     assert len(files) > 100

@@ -5,6 +5,7 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,6 +43,7 @@ def task_names() -> set[str]:
     return found
 
 
+@pytest.mark.long
 def test_every_task_of_the_package_has_a_colour_of_its_own():
     names = task_names()
     assert {"multiply_summa", "reduce_scatter", "dependency", "rank_function"} <= names
@@ -62,6 +64,7 @@ def test_no_two_names_of_the_package_have_the_same_colour_and_none_is_that_of_id
     assert near == []
 
 
+@pytest.mark.long
 @given(st.text(max_size=20))
 def test_any_other_name_has_always_the_same_colour_and_none_of_the_packages(name):
     if name in OWN:

@@ -134,6 +134,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_told_from_round_off(fault, dtype, monkeypatch):

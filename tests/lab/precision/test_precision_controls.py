@@ -63,6 +63,7 @@ def test_a_control_is_the_same_training_of_images_and_the_same_control_if_split(
     assert (control.weights["fc1"]["w"] != plain.weights["fc1"]["w"]).any()
 
 
+@pytest.mark.long
 def test_halves_are_nudged_by_their_own_rounding():
     plain, control, single = (
         td.train(MODEL, TEXT, (1, 1, 1), steps=1, batch=5, dtype=dtype, nudge=n, progress=False)

@@ -230,6 +230,7 @@ def kept_in(tmp_path, monkeypatch):
     return tmp_path / "state" / "tiledask" / "terminal.json"
 
 
+@pytest.mark.long
 def test_hints_come_one_by_one_and_stars_are_listed(capsys, kept_in, monkeypatch):
     hints = [run(capsys, "7", "--hint")[1]["hint"] for _ in range(4)]
     assert hints == [str(Hint(n, 3, load_puzzle(7).hints[n - 1])) for n in (1, 2, 3, 3)]

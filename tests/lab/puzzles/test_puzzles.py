@@ -288,6 +288,7 @@ def says(text, number):
     return re.search(rf"(?<![\w.]){number}(?![\w.]*\d)", text) is not None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_that_is_shown_gives_the_answer(name):
     puzzle = load_puzzle(name)
@@ -444,6 +445,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "answer", "words"), WRONG)
 def test_a_wrong_answer_is_refused_in_its_own_words(name, answer, words):
     result = load_puzzle(name).check(answer)

@@ -126,6 +126,7 @@ def test_a_drawing_in_letters_stays_as_it_is_drawn_and_prose_wraps():
 # -- how it is asked -----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_what_takes_more_workers_says_so():
     answer = td.ask(34, devices=6)
     assert answer.run is None
@@ -143,6 +144,7 @@ def test_a_number_that_is_not_there():
         td.ask(99)
 
 
+@pytest.mark.long
 def test_the_command_says_what_td_ask_says(capsys, tmp_path):
     picture = tmp_path / "cut.svg"
     typed = [

@@ -67,6 +67,7 @@ def every_layout(model, devices, batch):
         yield replace(layout, flash_attention=flash)
 
 
+@pytest.mark.long
 def test_every_layout_is_there_once_with_its_verdict(model, cluster, plans):
     expected = set(every_layout(model, 16, 64))
     found = {plan.layout: plan for plan in plans}
@@ -94,6 +95,7 @@ def test_what_fits_comes_first_and_the_fastest_of_it(plans):
     assert not np.isfinite(plans[-1].seconds)
 
 
+@pytest.mark.long
 def test_seconds_are_those_of_one_layout_alone(model, cluster, plans):
     for plan in plans[:20]:
         alone = step_parts(model, cluster, Numbers.of(plan.layout), sequence=4096).total
@@ -123,6 +125,7 @@ def test_what_a_search_shows_stands_in_the_order_of_what_it_shows():
     assert all(f"<td>{format_seconds(s)}</td>" in html for s in seconds[:10])
 
 
+@pytest.mark.long
 def test_a_plan_explains_itself(plans):
     best = plans.best
     assert best.fit.verdict == best.verdict == "fits"
@@ -151,6 +154,7 @@ def test_the_front_is_what_nothing_beats(model, cluster):
     assert {p.layout.devices for p in front} == {8, 16}
 
 
+@pytest.mark.long
 def test_other_schedules_and_partitions_of_the_best(model):
     space = Space(pp=(4,), interleave=(1,))
     plans = search(model, "16xA100-40GB", 32, sequence=2048, space=space)
@@ -245,6 +249,7 @@ def test_a_stage_with_more_layers_is_called_unbalanced(cluster):
     assert found._repr_html_().startswith("<table>")
 
 
+@pytest.mark.long
 def test_a_good_plan_is_left_alone(model, cluster):
     best = search(model, cluster, 256, sequence=4096).best
     found = critique(model, best.layout, cluster, sequence=4096)

@@ -208,6 +208,7 @@ def test_a_steady_share_above_one_in_n_is_not(tmp_path):
     assert d.summary[-1].startswith("To tell more: poll at least 10 times within an action")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("joined", [False, True])
 def test_turns_are_seen_whatever_the_noise(joined):
     """Layer-wise, each action off by some 10 %; as one row each, or what touches as one block."""

@@ -135,6 +135,7 @@ def test_rules(fields, error, message):
         peaks(MIXED, dp=[4, 3], ep=[4, 4])
 
 
+@pytest.mark.long
 def test_tens_of_thousands_of_layouts_take_less_than_a_call_each():
     """0.2 s on a quiet machine; one layout at a time, 80 s."""
     rng, n = np.random.default_rng(0), 50_000

@@ -143,6 +143,7 @@ latents = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(mixtures)
 def test_qwen_mixtures_agree_with_the_reference(change):

@@ -51,6 +51,7 @@ def test_partition():
         Layout(pp=4, interleave=2, microbatches=4).chunk_layers(7)
 
 
+@pytest.mark.long
 @given(pp=st.integers(1, 9), more=st.integers(0, 30))
 def test_layers_are_dealt_out_whole_and_even(pp, more):
     sizes = Layout(pp=pp).chunk_layers(pp + more)

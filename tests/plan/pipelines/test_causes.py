@@ -44,6 +44,7 @@ def check(t: Timeline) -> None:
     assert found.per_device["overhead"] == pytest.approx(t.overhead_per_device, abs=1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.few(6)
 @pytest.mark.parametrize("name", sorted(schedules))
 def test_causes_partition_idle_time_and_equal_stages_are_never_slow(name):

@@ -211,6 +211,7 @@ def test_a_gather_ahead_is_hidden():
     assert two.transfer == 5.0
 
 
+@pytest.mark.long
 def test_a_gather_waits_for_what_is_dropped_before_it():
     """However free the stream: there is no room sooner."""
     t = simulate(shard_weights(schedule("gpipe", 1, 2), "action"), unshard=0.25)
@@ -235,6 +236,7 @@ def test_it_costs_nothing_that_takes_no_time_and_never_gains(name, keep):
     assert slow.critical_path.compute + slow.critical_path.latency <= slow.makespan
 
 
+@pytest.mark.long
 def test_the_compiled_loops_say_the_same(monkeypatch):
     def every():
         return [
@@ -249,6 +251,7 @@ def test_the_compiled_loops_say_the_same(monkeypatch):
         assert np.array_equal(one.end, other.end)
 
 
+@pytest.mark.long
 def test_a_timeline_with_gathers_is_diagnosed():
     """They count as transfers."""
     t = simulate(shard_weights(schedule("1f1b", 4, 8), "action"), unshard=0.5)
@@ -265,6 +268,7 @@ def test_refuses_impossible_seconds(seconds):
 # -- memory ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "keep"), EVERY)
 def test_weights_are_held_from_their_gather_to_their_drop(name, keep):
     """Counted in loops at every moment at which anything changes."""

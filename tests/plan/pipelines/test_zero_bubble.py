@@ -90,6 +90,7 @@ def test_more_memory_helps_up_to_the_plateau():
     assert warmup == 15
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", [1.0, 1.5, 2.0, 3.0, 4.0, 5.4, 8.0])
 @pytest.mark.parametrize(
     ("F", "I", "W", "c"), [(1.0, 1.0, 1.0, 0.0), (2.0, 1.0, 0.5, 0.3), (1.0, 3.0, 2.0, 1.0)]

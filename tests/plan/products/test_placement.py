@@ -34,6 +34,7 @@ def tilings(draw):
     return Tiling(shape, mesh, tuple(draw(st.sampled_from(CHOICES)) for _ in mesh))
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(st.integers(0, 40), st.integers(1, 12))
 def test_split_is_array_split(n, parts):

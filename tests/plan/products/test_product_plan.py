@@ -589,6 +589,7 @@ def calls_to_plan(side: int) -> int:
     return calls
 
 
+@pytest.mark.long
 def test_planning_grows_with_the_ranks_and_not_with_their_pairs():
     """Four times the ranks: four times as much, and a bit for their rows and columns."""
     assert calls_to_plan(32) < 6 * calls_to_plan(16)

@@ -37,6 +37,7 @@ spans = st.tuples(st.integers(0, 12), st.integers(0, 12)).map(sorted).map(tuple)
 chunk = st.one_of(st.none(), st.tuples(st.integers(1, 9), st.integers(1, 9)))
 
 
+@pytest.mark.long
 @given(region=st.tuples(spans, spans), chunks=chunk)
 def test_a_read_fetches_every_chunk_that_it_touches(region, chunks):
     form = StorageLayout((12, 12), 4, chunks=chunks)

@@ -59,6 +59,7 @@ def assert_same_times(program_timeline, simulated):
     np.testing.assert_allclose([here[k] for k in keys], [there[k] for k in keys], atol=1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", td.schedules)
 def test_its_clock_is_the_simulators(name, seed):
@@ -246,6 +247,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_named_before_anything_runs(fault):
     """25 of each kind, in schedules of all names."""

@@ -44,6 +44,7 @@ def test_the_ten_best_of_a_search_take_by_their_programs_what_the_closed_form_sa
     assert timed >= 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "layout",
     [
@@ -65,6 +66,7 @@ def test_other_layouts_too(layout):
         assert timed.end.max() == pytest.approx(closed, rel=0.05)
 
 
+@pytest.mark.long
 def test_what_has_no_program_says_why():
     model = td.load_model("mixtral-8x7b")
     with pytest.raises(ConfigError, match="experts and latent attention are not written as prog"):
@@ -87,6 +89,7 @@ def explained(**options):
     return program, explain_program(program, "16xH100")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [{}, {"sequence_parallel": True, "zero": 1}], ids=str)
 def test_a_step_is_explained(options):
     program, found = explained(**options)
@@ -112,6 +115,7 @@ def test_a_step_is_explained(options):
     assert found.to_frame().seconds.sum() == pytest.approx(sum(r.seconds for r in found.rows))
 
 
+@pytest.mark.long
 def test_overlap_is_the_order_of_lines():
     """Without streams of their own, sums of dx are waited for; what hides is at most what they
     take."""
@@ -122,6 +126,7 @@ def test_overlap_is_the_order_of_lines():
     assert explain_program(in_turn, "16xH100").hidden == pytest.approx(0.0, abs=1e-12)
 
 
+@pytest.mark.long
 def test_weights_are_fetched_ahead_as_far_as_there_are_slots():
     """ZeRO-3: with one, a unit's weights are gathered while nothing is computed; two are as good
     as any number."""
@@ -138,6 +143,7 @@ def test_weights_are_fetched_ahead_as_far_as_there_are_slots():
     assert td.Program.from_text(program.to_text()) == program
 
 
+@pytest.mark.long
 def test_td_explain_takes_programs_trainings_and_products():
     program = td.training_program(MODEL, (1, 2, 1), batch=2)
     assert td.explain(program).cluster.startswith("8 x H100")

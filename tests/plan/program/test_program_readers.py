@@ -161,6 +161,7 @@ def test_a_fault_on_one_rank_of_a_training_is_named_before_it_runs(count, seed):
     raise AssertionError(f"only {planted} of {count} faults could be planted")
 
 
+@pytest.mark.long
 def test_representatives_are_checked_as_all_would_be():
     for job, mesh in drawn_jobs(20, 7):
         program = step_program(job, mesh)
@@ -171,6 +172,7 @@ def test_representatives_are_checked_as_all_would_be():
 # -- the readers ---------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_text_is_read_back():
     for job, mesh in drawn_jobs(20, 8):
         program = step_program(job, mesh)
@@ -179,6 +181,7 @@ def test_text_is_read_back():
         assert again.to_text() == program.to_text()
 
 
+@pytest.mark.long
 def test_traffic_is_the_sum_of_the_calls():
     for job, mesh in drawn_jobs(20, 9):
         program = step_program(job, mesh)
@@ -282,6 +285,7 @@ def slow_clock(program, kernel, collective, latency):
     return max(ends.values())
 
 
+@pytest.mark.long
 def test_its_clock_is_a_second_obvious_one_s():
     """Collectives and messages that take time, on streams of their own."""
     for number, (job, mesh) in enumerate(drawn_jobs(24, 10)):
@@ -296,6 +300,7 @@ def test_its_clock_is_a_second_obvious_one_s():
         )
 
 
+@pytest.mark.long
 def test_representatives_take_as_long_as_all_and_runs_as_their_instructions():
     for job, mesh in drawn_jobs(12, 11):
         program = step_program(job, mesh).on_compute("tp", "dp", "pp", "all")
@@ -337,6 +342,7 @@ def test_seconds_of_a_collective_are_by_default_those_of_its_messages():
 # -- what it holds -------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_memory_of_what_stays_is_what_a_rank_keeps():
     for job, mesh in drawn_jobs(20, 13):
         program = step_program(job, mesh)

@@ -29,6 +29,7 @@ def spans(timeline, device):
     return frame.sort_values(["kind", "stage", "microbatch", "start"]).reset_index(drop=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "keep"), [*product(td.schedules, KEEPS)])
 def test_the_clock_says_what_the_simulator_says(name, keep):
     """Two ways to the same seconds: loops over the order, and a graph of instructions."""

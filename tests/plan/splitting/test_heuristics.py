@@ -77,6 +77,7 @@ def test_no_layer_is_dropped_and_none_beats_the_optimum(name, seed):
         assert max(sums(costs, bounds)) >= partition(costs, stages).bottleneck * (1 - 1e-12)
 
 
+@pytest.mark.long
 def test_misses_by_counting_with_an_exhaustive_optimum():
     cases = [(c, k) for c, k in random_cases(200, seed=2) if len(c) < 9 and isinstance(c[0], int)]
     table = misses(cases)

@@ -592,6 +592,7 @@ def test_shared_memory_is_the_limit_of_the_kernel_for_reading():
     assert found.flops_per_second == pytest.approx(0.25 * H200.shared_bandwidth, rel=0.01)
 
 
+@pytest.mark.long
 @given(
     m=st.integers(1, 5000),
     n=st.integers(1, 5000),

@@ -61,6 +61,7 @@ def forget():
 # -- tensor maps ---------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_map_lies_on_a_boundary_of_64_bytes_wherever_memory_is_given_out(driver):
     rows = range(1, 200)
     made = [

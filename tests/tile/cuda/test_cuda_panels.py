@@ -72,6 +72,7 @@ def test_agrees_with_float64_inside_and_touches_nothing_outside(
         assert built(kernel, "small").is_right(one, seed)
 
 
+@pytest.mark.long
 def test_tf32_is_not_float32(built):
     assert not built("tf32", "small").is_right(case("sgemm", (64, 64, 32)))
 
@@ -80,6 +81,7 @@ RUNS = {"sgemm": runs("float32", k=16), "mma": runs("bfloat16", k=32)}
 MMA, TF32 = (pytest.param(kernel, marks=pytest.mark.long) for kernel in ("mma", "tf32"))
 
 
+@pytest.mark.long
 @pytest.mark.few(20)
 @pytest.mark.parametrize("run", RUNS["mma"])
 @pytest.mark.parametrize("kernel", ["sgemm", MMA])
@@ -104,6 +106,7 @@ NO_CONFLICT = {
 float32 is turned, which ldmatrix cannot do."""
 
 
+@pytest.mark.long
 @pytest.mark.few(4)
 @pytest.mark.parametrize("layouts", ["CC", "FF"])
 @pytest.mark.parametrize("size", ["small", "large"])

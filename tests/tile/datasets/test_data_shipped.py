@@ -125,6 +125,7 @@ def test_every_picture_comes_once_before_any_comes_again():
     assert not np.array_equal(first, second)
 
 
+@pytest.mark.long
 def test_the_pictures_are_what_the_pen_draws():
     digits = td.load_images("digits")
     assert np.bincount(digits.labels).tolist() == [200] * 10

@@ -26,6 +26,7 @@ def loop(scale, growth, backoff, interval, floor, steps):
     return scales, skipped
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.booleans(), max_size=60), st.integers(1, 5), st.sampled_from([1.0, 64.0]))
 def test_the_scale_grows_and_backs_off(steps, interval, floor):
@@ -110,6 +111,7 @@ def single():
     return train("float32", STEPS, rule=RULE)
 
 
+@pytest.mark.long
 def test_without_a_scale_fp16_learns_nothing(single):
     run = train("float16", STEPS, rule=RULE, times=TINY)
     moved = [np.abs(run.state.master[n] - w).max() for n, w in _drawn().items()]
@@ -118,6 +120,7 @@ def test_without_a_scale_fp16_learns_nothing(single):
     )
 
 
+@pytest.mark.long
 def test_without_skipping_one_overflow_is_the_end():
     run = train("float16", STEPS, rule=RULE, times=HUGE)
     assert math.isfinite(run.losses[0])
@@ -125,6 +128,7 @@ def test_without_skipping_one_overflow_is_the_end():
     assert math.isnan(run.losses[-1])
 
 
+@pytest.mark.long
 def test_with_a_dynamic_scale_the_same_training_works(single):
     scale = LossScale(2.0**48, interval=10)
     run = train("float16", STEPS, rule=RULE, times=TINY, scale=scale)
@@ -137,6 +141,7 @@ def test_with_a_dynamic_scale_the_same_training_works(single):
     assert first - min(run.losses) > 0.5 * learned
 
 
+@pytest.mark.long
 def test_bf16_needs_none(single):
     run = train("bfloat16", STEPS, rule=RULE, times=TINY)
     np.testing.assert_allclose(run.losses, single.losses, rtol=0.02)

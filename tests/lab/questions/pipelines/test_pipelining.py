@@ -46,6 +46,7 @@ def test_without_overhead_more_are_always_better():
 # -- 37 --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_quarter_of_4_wants_micro_batches_and_a_pipelined_schedule():
     answer = worked(37)
     assert answer.values["cause"] == "one at a time"
