@@ -101,7 +101,7 @@ SLOW_FILES = $(filter-out tests/lab/gpu/test_gpu_rehearsal.py tests/laws/test_pl
 soak: env ## what takes minutes: all drawn cases, all faults, 50 steps under every layout of 2 to 8 ranks
 	$(ENDING) $(PYTEST) -m slow $(WORKERS) 2 --dist loadfile $(SLOW_FILES)
 
-plants: env ## faults planted in the package, one by one: each must fail its test; a minute or two
+plants: env ## faults planted in the package, one by one: each must fail its test; two minutes
 	$(ENDING) $(PYTEST) -m slow $(WORKERS) auto --maxprocesses 8 tests/laws/test_plants.py
 
 test-long: soak plants gpu-rehearsal ## what make test leaves out because it takes long: at most 40 minutes
