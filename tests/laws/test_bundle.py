@@ -173,6 +173,7 @@ def test_the_usual_image_is_listed_by_names_that_have_a_version():
     assert not {"dask", "distributed", "zarr", "ipykernel"} & set(has)
 
 
+@pytest.mark.long
 def test_the_checkout_has_what_git_knows_or_would_add_and_names_the_package(tmp_path):
     names = set(bundle.tracked(ROOT))
     here = "tests/laws/test_bundle.py"

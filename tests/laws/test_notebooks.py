@@ -290,6 +290,7 @@ def test_the_walkthroughs_are_there():
     assert set(numbers) >= FIRST, f"missing: {sorted(FIRST - set(numbers))}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_keeps_its_shape(path):
     assert faults(nbformat.read(path, as_version=nbformat.NO_CONVERT)) == []

@@ -55,6 +55,7 @@ def check(name, images, ranks, run=run_threads, dtype="float64", tolerance=2e-14
     return done, said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", R.PARTITIONINGS)
 @pytest.mark.parametrize(("images", "ranks"), [(8, 4), (7, 3), (3, 4), (2, 1)])
 def test_the_loss_and_all_gradients_are_those_of_one_device(name, images, ranks):
@@ -100,6 +101,7 @@ def test_the_table(where, request):
     assert "busiest over mean FLOP" in table._repr_html_()
 
 
+@pytest.mark.long
 def test_a_table_notices_a_wrong_prediction(monkeypatch):
     """Planted: for each rank a call less is predicted."""
 

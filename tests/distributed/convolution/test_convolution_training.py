@@ -204,6 +204,7 @@ def test_on_workers(cluster, ways):
 # -- what is planned -------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=25)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 8), st.booleans(), st.integers(1, 40))
 def test_all_that_is_sent_is_received_and_no_split_does_more_or_less_work(

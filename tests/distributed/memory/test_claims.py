@@ -270,6 +270,7 @@ def test_a_cap_that_nobody_enforces_is_seen():
     assert (planted.refused, planted.peak > case.capacity) == (None, True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("capacity", range(70_000, 120_000, 5_000))
 def test_a_refusal_anywhere_lets_all_stages_come_to_their_end(capacity):
     layout = Layout(pp=3, microbatch=4, microbatches=4, schedule="gpipe")

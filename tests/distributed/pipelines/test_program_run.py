@@ -45,6 +45,7 @@ def numbers(gradients):
     return [g for stage in gradients for layer in stage for g in layer.values()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", td.schedules)
 def test_every_schedule_gives_one_devices_gradients_and_the_bytes_that_were_counted(name):
     schedule, layers, x, y = made(name)

@@ -346,6 +346,7 @@ CHECKS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case", [c for c in CASES if not matching(c, NOT_COVERED)], ids=lambda case: case["id"]
 )

@@ -131,6 +131,7 @@ def test_norms(t, sequence):
 # -- embedding and loss ----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.few(6)
 @pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize("t", RANKS)

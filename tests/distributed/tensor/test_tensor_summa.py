@@ -101,6 +101,7 @@ def program_on(grid):
     return program, done.records, plan.summa_linear(tokens, inputs, outputs, grid, bias=True)
 
 
+@pytest.mark.long
 @pytest.mark.few(4)
 @pytest.mark.parametrize("grid", [grid for grid in GRIDS if prod(grid) > 1])
 def test_its_program_is_checked_counted_and_read_back(grid):

@@ -73,6 +73,7 @@ def test_check_rows_reach_the_goal_by_themselves():
             assert np.mean(check) <= max(group.mean, 0.05), group.name
 
 
+@pytest.mark.long
 def test_fitted_rows_exist_and_leave_more_to_check():
     groups = [g for g in page.groups() if g.mean and "log, GB" not in g.name]
     timed = [row for group in groups for row in group.rows]

@@ -15,6 +15,7 @@ from tiledask.errors import ScheduleError
 from tiledask.lab.bench import idle
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(td.schedules))
 def test_every_schedule_of_the_table_is_found(name):
     for case in idle.cases([name], [2, 4, 8], [1, 4, 8, 16]):

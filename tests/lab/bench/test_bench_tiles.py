@@ -345,6 +345,7 @@ def whole(jobs=JOBS, seconds=LATER, rounds=3, **options):
     return facts, console.export_text()
 
 
+@pytest.mark.long
 def test_the_flow_on_numpy_end_to_end():
     facts, text = whole()
     states = {(r["way"], r["orders"]): r["state"] for r in facts["rows"]}

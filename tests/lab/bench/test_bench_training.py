@@ -118,6 +118,7 @@ def test_the_peer_s_order_is_that_of_1f1b(stages, microbatches):
         assert theirs == [(action.kind, action.microbatch) for action in order]
 
 
+@pytest.mark.long
 @given(st.integers(0, 99), st.integers(1, 9))
 def test_the_peer_deals_out_as_we_do(count, ranks):
     theirs = [training_peer.part(count, ranks, rank) for rank in range(ranks)]

@@ -104,6 +104,7 @@ def test_what_is_said_of_a_gap_is_only_what_it_is_not():
     assert task.result(given).reason == said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", LEVELS)
 def test_equal_seeds_are_equal_and_other_seeds_are_not(number):
     again = td.tasks.idle_level(number, 3)

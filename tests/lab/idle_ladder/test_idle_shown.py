@@ -135,6 +135,7 @@ def run(capsys, *words):
     return code, json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", LEVELS)
 def test_a_level_is_shown_and_judged_in_a_terminal(capsys, number):
     task = td.tasks.idle_level(number, 7)
@@ -164,6 +165,7 @@ def test_hints_one_by_one_lead_to_the_working(capsys, monkeypatch, tmp_path):
     assert f"Answer: {worked(td.tasks.idle_level(4))}" in shown
 
 
+@pytest.mark.long
 def test_a_run_too_long_for_letters_is_told_in_a_line_per_worker():
     told = set()
     for number in LEVELS:

@@ -217,6 +217,7 @@ def test_jupyterlab_stays_on_this_machine_and_in_the_learners_folder(tmp_path, m
     assert settings["dask-labextension:plugin"]["defaultURL"] == "http://127.0.0.1:9000"
 
 
+@pytest.mark.long
 def test_the_first_layout_is_ours_and_later_ones_the_learners(tmp_path):
     handler = pytest.importorskip(
         "jupyterlab_server.workspaces_handler", reason="no JupyterLab: pip install 'tiledask[lab]'"

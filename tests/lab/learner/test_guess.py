@@ -142,6 +142,7 @@ def test_what_is_shown_can_be_typed(number, unit):
     assert read_number(show_number(number, unit), unit) == pytest.approx(number, rel=1e-2)
 
 
+@pytest.mark.long
 @given(st.text(max_size=30), st.sampled_from(["", "B", "s"]))
 def test_any_text_is_a_finite_number_or_refused(text, unit):
     with contextlib.suppress(ConfigError):

@@ -73,6 +73,7 @@ def backwards_first(room):
     return next_action
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "room"),
     [("order-on-2", (2, 1)), ("1f1b-by-hand", (3, 2, 1)), ("shifted-by-one", (4, 3, 2, 1))],

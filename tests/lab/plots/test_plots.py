@@ -355,6 +355,7 @@ def test_what_a_figure_says_and_leaves_unsaid(figure, said):
         assert word[1:] not in "|".join(found) if word[0] == "!" else word in found
 
 
+@pytest.mark.long
 def test_gantt_draws_every_action_where_and_as_long_as_it_was_on_a_row_of_the_makespan():
     timeline = pipeline(3, 4)
     (axes,) = plots.gantt(timeline).axes
@@ -626,6 +627,7 @@ def test_idle_bars_are_as_high_as_the_shares():
     assert {"50.0", "51.2", "27.3", "29.1"} <= set(labels)
 
 
+@pytest.mark.long
 def test_intensity_is_as_high_as_the_numbers():
     left, right = drawn("intensity")[0].axes
     for axes, table in ((left, INTENSITIES), (right, BYTES)):

@@ -321,6 +321,7 @@ def test_a_bug_is_not_named_by_a_word_of_another_rule():
         assert not others & set(re.findall(r"\w+", f"{puzzle.name} {puzzle.title}".lower()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [p.name for p in LEVELS if p.kind == "choice"])
 def test_a_wrong_answer_is_not_told_the_right_one(name):
     """In none of the ways in which a verdict is shown; whoever finds it is told."""

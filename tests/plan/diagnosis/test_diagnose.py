@@ -259,6 +259,7 @@ def test_what_edges_alone_tell_and_what_they_leave_open():
     assert "backward" not in d.to_dict()["findings"]
 
 
+@pytest.mark.long
 def test_an_order_that_is_in_no_table():
     order = td.Schedule.from_text("0F0,0F1,0I0,0I1,0W1,0W0; 1F0,1I0,1F1,1I1,1W1,1W0")
     d = diagnose(td.simulate(order, latency=0.1))

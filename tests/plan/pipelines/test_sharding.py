@@ -168,6 +168,7 @@ def test_names_each_fault(text, message):
             look(Schedule.from_text(text))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "keep"), EVERY)
 def test_whatever_is_left_out_or_done_twice_is_seen(name, keep):
     kept = shard_weights(made(name, 2), keep)

@@ -17,6 +17,7 @@ from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("p", range(1, 7))
 @pytest.mark.parametrize("m", range(1, 9))
 def test_closed_forms_for_equal_stages(p, m):
@@ -31,6 +32,7 @@ def test_closed_forms_for_equal_stages(p, m):
     assert gpipe.peak_in_flight == peak_in_flight(schedule("gpipe", p, m))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("p", range(1, 6))
 @pytest.mark.parametrize("v", range(1, 5))
 @pytest.mark.parametrize("extra", range(5))

@@ -108,6 +108,7 @@ def test_known_values(arguments, least):
 shapes = st.tuples(*[st.integers(1, 300)] * 3)
 
 
+@pytest.mark.long
 @given(shapes, st.integers(1, 1000), st.floats(0, 1e6), st.floats(0, 1e5))
 def test_no_matrix_is_special(shape, ranks, memory, held):
     values = [least_moved(*sides, ranks, memory, held) for sides in permutations(shape)]

@@ -76,6 +76,7 @@ def told(draw):
     return Tiling(shape, (ranks, 2), (Shard(dim, Shards(extent, tuple(parts))), Replicate()))
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(told())
 def test_what_ranks_are_told_to_hold_they_hold_and_own_once(tiling):

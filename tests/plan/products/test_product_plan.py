@@ -315,6 +315,7 @@ def test_nothing_moves_where_every_pair_of_placements_allows_it():
     assert not moves_nothing(square(4, (2, 2), *GRID), square(4, (4,), Replicate()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "mesh", "of_a", "of_b", "of_c"),
     [

@@ -72,6 +72,7 @@ def test_its_clock_is_the_simulators(name, seed):
     assert_same_times(timed, simulated)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", td.schedules)
 def test_transfers_that_block_are_on_the_stream_of_the_work(name):
     schedule, F, I, W, rng = drawn(name, 9)
@@ -93,6 +94,7 @@ def test_a_pair_takes_what_both_take_at_once():
     assert timed.makespan < td.program(schedule).timeline(times).makespan
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", td.schedules)
 def test_it_holds_and_moves_what_the_schedule_does(name):
     schedule, *_ = drawn(name, 4)

@@ -26,6 +26,7 @@ SEARCHES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "cluster", "batch", "sequence"),
     [*SEARCHES[:3], *(pytest.param(*each, marks=pytest.mark.slow) for each in SEARCHES[3:])],

@@ -56,6 +56,7 @@ def programs(plan, size=4, wide=4):
     return [multiply_program(plan, size, wide)] + [sum_program(plan, size, wide)] * plan.sums
 
 
+@pytest.mark.long
 @pytest.mark.few(40)
 @pytest.mark.parametrize("seed", range(200))
 def test_bytes_are_what_the_plan_says_and_panels_stay_in_two_rooms(seed):
@@ -75,6 +76,7 @@ def test_bytes_are_what_the_plan_says_and_panels_stay_in_two_rooms(seed):
 RATES = MachineRates(2e9, 3e8, 1e-5, 4e8, 2e-5, 3e-6, 1e-3, 1e-3, True)
 
 
+@pytest.mark.long
 @pytest.mark.few(20)
 @pytest.mark.parametrize("seed", range(40))
 def test_its_clock_agrees_with_the_closed_form_and_overlap_only_helps(seed):

@@ -141,6 +141,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("count", "seed"), [(45, 5), pytest.param(200, 6, marks=pytest.mark.slow)], ids=str
 )

@@ -33,6 +33,7 @@ def test_the_confusion_matrix_of_pipelines_is_diagonal():
     assert len(found) == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("polled", "cause"),
     [([24, 24, 24, 96], "imbalance"), ([25] * 4, "one at a time"), ([73] * 4, "ramp")],
