@@ -395,7 +395,7 @@ def fake_cupy(monkeypatch):
     return fake
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(5)
 @pytest.mark.long
 @pytest.mark.parametrize("scalars", SCALARS)
 @pytest.mark.parametrize(
@@ -430,6 +430,7 @@ BATCHES = {
 
 
 @pytest.mark.long
+@pytest.mark.few(3)
 @pytest.mark.parametrize("scalars", SCALARS)
 @pytest.mark.parametrize(
     ("dtype", "out"), [("bfloat16", "bfloat16"), ("float16", "float32"), ("float64", "float64")]

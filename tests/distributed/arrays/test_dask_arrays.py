@@ -297,7 +297,7 @@ PYTHON = 400_000
 """Bytes of Python's own objects in a task, and of a scheduler that other tests started here."""
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 @pytest.mark.parametrize("limit", [None, "3MB", "1.5MB"])

@@ -122,7 +122,7 @@ def assert_same(got, other):
 
 
 @pytest.mark.long
-@pytest.mark.few(7)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("name", RECIPES)
 def test_weights_are_the_plain_replicas_to_the_bit(name, stage):

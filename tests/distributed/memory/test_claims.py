@@ -200,6 +200,7 @@ LAYOUTS = [
 
 
 @pytest.mark.long
+@pytest.mark.few(16)
 @pytest.mark.parametrize("recipe", ["mixed-adam-16", "mixed-adam-20", "fp32-momentum"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("tied", [True, False])
@@ -323,6 +324,7 @@ def stepped(case, change=None):
 
 
 @pytest.mark.long
+@pytest.mark.few(5)
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("pp", [1, 2])
 @pytest.mark.parametrize("tied", [True, False])

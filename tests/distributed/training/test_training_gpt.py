@@ -53,7 +53,7 @@ def check(shape, model=SMALL, steps=2, batch=BATCH, rule=RULE, **options):
 
 
 @pytest.mark.long
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("shape", EVERY, ids=str)
 def test_every_layout_is_the_single_device(shape):
     """Without a pipeline two micro-batches are as many as any: their gradients are added up."""
@@ -96,7 +96,7 @@ def single(name):
 
 
 @pytest.mark.long
-@pytest.mark.few(8)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("model", DEEP)
 @pytest.mark.parametrize("name", ONCE)
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ def same(one, other):
 
 
 @pytest.mark.long
+@pytest.mark.few(2)
 @pytest.mark.parametrize("model", [DEEP, TIED], ids=["GPT-2", "Llama tied"])
 @pytest.mark.parametrize("shape", [(2, 1, 2), (2, 2, 1), (3, 1, 1)], ids=str)
 def test_every_policy_trains_what_one_device_does(shape, model):
@@ -56,6 +57,7 @@ def test_every_policy_trains_what_one_device_does(shape, model):
 
 
 @pytest.mark.long
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "name", ["gpipe", "zb-h1", "interleaved", "looped-bfs", "zb-v", "dualpipev"]
 )

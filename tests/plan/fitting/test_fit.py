@@ -389,6 +389,7 @@ def single_brute_force(start, fleet, name, overhead):
 
 
 @pytest.mark.long
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     "start",
     [

@@ -89,6 +89,7 @@ def assert_complete(s):
 
 
 @pytest.mark.long
+@pytest.mark.few(30)
 @pytest.mark.parametrize("p", range(1, 6))
 @pytest.mark.parametrize("name", schedules)
 def test_every_action_of_small_schedules_is_there_once_in_its_place_and_runs(name, p):

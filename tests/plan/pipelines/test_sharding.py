@@ -169,6 +169,7 @@ def test_names_each_fault(text, message):
 
 
 @pytest.mark.long
+@pytest.mark.few(20)
 @pytest.mark.parametrize(("name", "keep"), EVERY)
 def test_whatever_is_left_out_or_done_twice_is_seen(name, keep):
     kept = shard_weights(made(name, 2), keep)
@@ -270,6 +271,7 @@ def test_refuses_impossible_seconds(seconds):
 
 
 @pytest.mark.long
+@pytest.mark.few(10)
 @pytest.mark.parametrize(("name", "keep"), EVERY)
 def test_weights_are_held_from_their_gather_to_their_drop(name, keep):
     """Counted in loops at every moment at which anything changes."""

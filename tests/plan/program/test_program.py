@@ -60,6 +60,7 @@ def assert_same_times(program_timeline, simulated):
 
 
 @pytest.mark.long
+@pytest.mark.few(20)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", td.schedules)
 def test_its_clock_is_the_simulators(name, seed):
@@ -250,11 +251,12 @@ FAULTS = {
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("count", [6, pytest.param(25, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_named_before_anything_runs(fault):
-    """25 of each kind, in schedules of all names."""
+def test_a_planted_fault_is_named_before_anything_runs(fault, count):
+    """In schedules of all names, where there are as many."""
     names = list(td.schedules)
-    for number in range(25):
+    for number in range(count):
         name = names[number % len(names)]
         rng = np.random.default_rng(number)
         program = td.program(made(name, 4, 8), block_bytes=4)

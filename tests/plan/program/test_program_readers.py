@@ -143,7 +143,7 @@ FAULTS = {
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("count", "seed"), [(45, 5), pytest.param(200, 6, marks=pytest.mark.slow)], ids=str
+    ("count", "seed"), [(18, 5), pytest.param(200, 6, marks=pytest.mark.slow)], ids=str
 )
 def test_a_fault_on_one_rank_of_a_training_is_named_before_it_runs(count, seed):
     kinds, planted, rng = list(FAULTS.items()), 0, np.random.default_rng(seed)
@@ -163,8 +163,9 @@ def test_a_fault_on_one_rank_of_a_training_is_named_before_it_runs(count, seed):
 
 
 @pytest.mark.long
-def test_representatives_are_checked_as_all_would_be():
-    for job, mesh in drawn_jobs(20, 7):
+@pytest.mark.parametrize("count", [7, pytest.param(20, marks=pytest.mark.slow)])
+def test_representatives_are_checked_as_all_would_be(count):
+    for job, mesh in drawn_jobs(count, 7):
         program = step_program(job, mesh)
         check(program)
         check(program.representatives())
@@ -174,8 +175,9 @@ def test_representatives_are_checked_as_all_would_be():
 
 
 @pytest.mark.long
-def test_text_is_read_back():
-    for job, mesh in drawn_jobs(20, 8):
+@pytest.mark.parametrize("count", [7, pytest.param(20, marks=pytest.mark.slow)])
+def test_text_is_read_back(count):
+    for job, mesh in drawn_jobs(count, 8):
         program = step_program(job, mesh)
         again = Program.from_text(program.to_text())
         assert again == program
@@ -183,8 +185,9 @@ def test_text_is_read_back():
 
 
 @pytest.mark.long
-def test_traffic_is_the_sum_of_the_calls():
-    for job, mesh in drawn_jobs(20, 9):
+@pytest.mark.parametrize("count", [7, pytest.param(20, marks=pytest.mark.slow)])
+def test_traffic_is_the_sum_of_the_calls(count):
+    for job, mesh in drawn_jobs(count, 9):
         program = step_program(job, mesh)
         for rank in range(program.ranks):
             listed = calls(program, rank)
@@ -287,9 +290,10 @@ def slow_clock(program, kernel, collective, latency):
 
 
 @pytest.mark.long
-def test_its_clock_is_a_second_obvious_one_s():
+@pytest.mark.parametrize("count", [6, pytest.param(24, marks=pytest.mark.slow)])
+def test_its_clock_is_a_second_obvious_one_s(count):
     """Collectives and messages that take time, on streams of their own."""
-    for number, (job, mesh) in enumerate(drawn_jobs(24, 10)):
+    for number, (job, mesh) in enumerate(drawn_jobs(count, 10)):
         program, rng = step_program(job, mesh), np.random.default_rng(number)
         program = replace(program, slots=())  # of which it knows nothing
         length, rate, latency = rng.uniform(0.5, 2.0), rng.uniform(1e-4, 1e-2), rng.uniform(0, 3)
@@ -302,8 +306,9 @@ def test_its_clock_is_a_second_obvious_one_s():
 
 
 @pytest.mark.long
-def test_representatives_take_as_long_as_all_and_runs_as_their_instructions():
-    for job, mesh in drawn_jobs(12, 11):
+@pytest.mark.parametrize("count", [4, pytest.param(12, marks=pytest.mark.slow)])
+def test_representatives_take_as_long_as_all_and_runs_as_their_instructions(count):
+    for job, mesh in drawn_jobs(count, 11):
         program = step_program(job, mesh).on_compute("tp", "dp", "pp", "all")
         few, collective = program.representatives(), lambda each: 0.25
         joined, seconds = in_runs(few, lambda each: 1.0, collective)
@@ -344,8 +349,9 @@ def test_seconds_of_a_collective_are_by_default_those_of_its_messages():
 
 
 @pytest.mark.long
-def test_memory_of_what_stays_is_what_a_rank_keeps():
-    for job, mesh in drawn_jobs(20, 13):
+@pytest.mark.parametrize("count", [7, pytest.param(20, marks=pytest.mark.slow)])
+def test_memory_of_what_stays_is_what_a_rank_keeps(count):
+    for job, mesh in drawn_jobs(count, 13):
         program = step_program(job, mesh)
         for rank in range(program.ranks):
             states = sum(

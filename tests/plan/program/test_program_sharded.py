@@ -30,6 +30,7 @@ def spans(timeline, device):
 
 
 @pytest.mark.long
+@pytest.mark.few(24)
 @pytest.mark.parametrize(("name", "keep"), [*product(td.schedules, KEEPS)])
 def test_the_clock_says_what_the_simulator_says(name, keep):
     """Two ways to the same seconds: loops over the order, and a graph of instructions."""

@@ -59,7 +59,7 @@ VARIANTS = [
 
 
 @pytest.mark.long
-@pytest.mark.few(12)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("i", range(len(shapes(k=32))))
 @pytest.mark.parametrize(("kernel", "layouts", "boundary", "dtype", "out"), VARIANTS)
 def test_agrees_with_float64_inside_and_touches_nothing_outside(

@@ -44,7 +44,7 @@ def gpu(tmp_path_factory):
         yield built
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(5)
 @pytest.mark.long
 @pytest.mark.parametrize("extent", [8, 16, 32])
 @pytest.mark.parametrize("shape", SHAPES)
