@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import replace
 from random import Random
 from typing import NamedTuple
 
@@ -247,6 +248,18 @@ def without_an_array(step):
     del arrays["variance of layer 1.mlp.w_1"]
     shutil.rmtree(step)
     run_threads(lambda rank: save_checkpoint(rank, step.parent, 2, arrays, about=whole.about), 1)
+
+
+def test_a_switch_that_a_model_had_no_field_for_was_off(two_steps, tmp_path):
+    """As checkpoints are that were written before there was such a layer."""
+    shutil.copytree(two_steps, tmp_path, dirs_exist_ok=True)
+    before = open_checkpoint(tmp_path, 2)
+    about, arrays = before.about, before.read()
+    del about["training"]["tied"]
+    shutil.rmtree(tmp_path / "step-00000002")
+    run_threads(lambda rank: save_checkpoint(rank, tmp_path, 2, arrays, about=about), 1)
+    refused(tmp_path, "tied is False there and True here", model=replace(SMALL, tied=True))
+    assert short(tmp_path, 3).losses.size == 1
 
 
 def of_no_training(step):

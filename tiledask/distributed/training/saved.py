@@ -9,7 +9,7 @@ SGD's, and eight heads' weights four heads', and the numbers would be wrong with
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from tiledask.distributed.checkpoints import (
@@ -98,7 +98,9 @@ def _about(checkpoint: Checkpoint, job: Any) -> dict[str, Any]:
     about, here = checkpoint.about, _identity(job)
     if not {"training", "updates", "scale"} <= set(about):
         raise CheckpointError(f"{checkpoint} was not written by a training")
-    there = about["training"]
+    # what a model had no field for, when it was written, it had switched off
+    off = {each.name: each.default for each in fields(job.model) if each.default in (True, False)}
+    there = off | about["training"]
     other = [
         f"{name} is {there.get(name, 'none')} there and {here.get(name, 'none')} here"
         for name in {**here, **there}
