@@ -1,4 +1,4 @@
-"""d2l's claims about splitting its LeNet over 4 GPUs: predicted, run, and side by side.
+"""d2l's claims about splitting its LeNet over 4 GPUs: by arithmetic, by program, and run.
 
 lenet_claims      one step on random images: are the gradients those of a single device?
 lenet_trainings   trained for real under each split; lenet_training_claims: is every step as said?
@@ -10,7 +10,7 @@ Dive into Deep Learning, "Training on Multiple GPUs", says in words what is in n
     data         the simplest, synchronised once; but a model must fit on each device
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,8 +28,9 @@ from tiledask.errors import ConfigError
 from tiledask.lab.claim import Claim
 from tiledask.lab.precision import verdicts
 from tiledask.lab.table import Comparison
-from tiledask.plan.program.lenet import PARAMETERS, Split
-from tiledask.plan.program.making.convolution.of_lenet import Need, need
+from tiledask.plan.program.lenet import PARAMETERS, Need, Split
+from tiledask.plan.program.making.convolution.lenet_formulas import need_by_formulas
+from tiledask.plan.program.making.convolution.of_lenet import need
 from tiledask.tile.datasets import Images, load_images
 from tiledask.tile.optimizers import Adam, Rule
 
@@ -60,7 +61,7 @@ def lenet_claims(
     timeout: float = 120.0,
     ways: Iterable[str] = tuple(PARTITIONINGS),
 ) -> Comparison:
-    """A Comparison of LeNet's partitionings: predicted by arithmetic, measured by running.
+    """A Comparison of LeNet's partitionings: by closed forms, by counting programs, by running.
 
     On the workers of ``mesh``, or, without one, on ``ranks`` threads of this process. Bytes and
     numbers of synchronisations are those of one training step on ``images`` images. ``ways``:
@@ -75,7 +76,9 @@ def lenet_claims(
     rows, sent = [], {}
     for name in ways:
         done = _run(PARTITIONINGS[name], mesh, ranks, timeout, weights, x, classes)
-        said = need(name, images, ranks, np.dtype(dtype).itemsize)
+        itemsize = np.dtype(dtype).itemsize
+        said = need_by_formulas(Split.of(name, ranks), images, itemsize)
+        counted = need(name, images, ranks, itemsize)
         # the largest distance from the single device, of the loss or of any gradient
         found = put_together(name, done.results)
         (loss, grads), (expected, others) = found, whole
@@ -83,16 +86,14 @@ def lenet_claims(
         for layer, each in others.items():
             for kind, g in each.items():
                 errors.append(float(np.max(np.abs(grads[layer][kind] - g)) / np.max(np.abs(g))))
-        rows += _rows(name, said, done, max(errors), dtype)
-        sent[name] = sum(said.sent), sum(record.sent for record in done.records)
-    if sent.get("network", (0, 0))[1] and "layerwise" in sent:
-        (predicted, measured), network = sent["layerwise"], sent["network"]
+        rows += _rows(name, said, counted, done, max(errors), dtype)
+        sent[name] = sum(said.sent), sum(counted.sent), sum(r.sent for r in done.records)
+    if sent.get("network", (0,))[0] and "layerwise" in sent:
+        ratios = (a / b for a, b in zip(sent["layerwise"], sent["network"], strict=True))
         rows.append(
             Claim(
                 "layerwise over network: bytes",
-                predicted / network[0],
-                None,
-                measured / network[1],
+                *ratios,
                 rule="equal",
                 note='d2l: "potentially even larger"',
             )
@@ -106,11 +107,13 @@ def _run(program: Any, mesh: Mesh | None, ranks: int, timeout: float, *args: Any
     return run_ranks(program, mesh, *args, timeout=timeout)
 
 
-def _rows(name: str, said: Need, done: Ranks, error: float, dtype: str) -> list[Claim]:
+def _rows(
+    name: str, said: Need, counted: Need, done: Ranks, error: float, dtype: str
+) -> list[Claim]:
     held = [share.weight_bytes for share in done.results]
     flops = [share.flops for share in done.results]
     return [
-        *_step_rows(name, said, [_Count.of(done.records, len(held))], held, flops, dtype),
+        *_step_rows(name, said, counted, [_Count.of(done.records, len(held))], held, flops, dtype),
         Claim(
             f"{name}: gradients' error",
             ROUND_OFF[dtype],
@@ -139,9 +142,15 @@ class _Count(NamedTuple):
 
 
 def _step_rows(
-    name: str, said: Need, counts: list[_Count], held: list[int], flops: list[int], dtype: str
+    name: str,
+    said: Need,
+    counted: Need,
+    counts: list[_Count],
+    held: list[int],
+    flops: list[int],
+    dtype: str,
 ) -> list[Claim]:
-    """What each step moves and has on each device, as was said and as it was counted."""
+    """What each step moves and has on each device: by closed forms, in its program, and run."""
 
     def same(values: list[int]) -> Any:
         """The number of every step; all there were, if they differ."""
@@ -151,27 +160,19 @@ def _step_rows(
     busiest = same([max(count.sent) for count in counts])
     waits, messages = (same([c[i] for c in counts]) for i in (1, 2))
     share = max(held) / (np.dtype(dtype).itemsize * PARAMETERS)
+    imbalance = max(flops) * len(flops) / sum(flops)
+    claims: list[tuple[str, Callable[[Need], float], Any, str]] = [
+        ("bytes, all devices", lambda need: sum(need.sent), every, "bytes"),
+        ("bytes, busiest device", lambda need: max(need.sent), busiest, "bytes"),
+        ("synchronisations", lambda need: need.barriers, waits, "count"),
+        ("transfers", lambda need: need.transfers, messages, "count"),
+        ("weights on a device", lambda need: max(need.parameters) / PARAMETERS, share, "percent"),
+        ("busiest over mean FLOP", lambda need: need.imbalance, imbalance, ""),
+    ]
+    notes = {"weights on a device": "of the model, at most"}
     return [
-        Claim(f"{name}: bytes, all devices", sum(said.sent), None, every, "bytes", "equal"),
-        Claim(f"{name}: bytes, busiest device", max(said.sent), None, busiest, "bytes", "equal"),
-        Claim(f"{name}: synchronisations", said.barriers, None, waits, "count", "equal"),
-        Claim(f"{name}: transfers", said.transfers, None, messages, "count", "equal"),
-        Claim(
-            f"{name}: weights on a device",
-            max(said.parameters) / PARAMETERS,
-            None,
-            share,
-            "percent",
-            "equal",
-            "of the model, at most",
-        ),
-        Claim(
-            f"{name}: busiest over mean FLOP",
-            said.imbalance,
-            None,
-            max(flops) * len(flops) / sum(flops),
-            rule="equal",
-        ),
+        Claim(f"{name}: {what}", of(said), of(counted), run, unit, "equal", notes.get(what, ""))
+        for what, of, run, unit in claims
     ]
 
 
@@ -260,7 +261,7 @@ def _training_rows(name: str, run: TrainedLeNet, alone: TrainedLeNet) -> list[Cl
     near = verdicts(alone.losses[:EARLY], run.losses[:EARLY], dtype, ranks, len(LENET))
     apart = max(abs(a - b) / a for a, b in pairs)
     return [
-        *_step_rows(name, run.planned, counts, held, run.flops, dtype),
+        *_step_rows(name, run.planned, run.counted, counts, held, run.flops, dtype),
         Claim(
             f"{name}: losses of a single device",
             len(near),

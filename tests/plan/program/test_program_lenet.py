@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.lenet_calls import calls_of
 
 from tiledask.errors import ProgramError
 from tiledask.plan.collectives import convolution as P
@@ -33,6 +32,7 @@ from tiledask.plan.program.instructions import (
 from tiledask.plan.program.lenet import Split
 from tiledask.plan.program.making.convolution import of_lenet
 from tiledask.plan.program.making.convolution.convolutions import WindowTerms
+from tiledask.plan.program.making.convolution.lenet_formulas import calls_of, need_by_formulas
 from tiledask.plan.program.making.convolution.of_lenet import LeNetTerms, lenet_program, need_of
 from tiledask.plan.program.making.of_layer import LayerOperand, LayerTerms, layer_program
 from tiledask.plan.program.program import Program
@@ -65,6 +65,7 @@ def test_any_split_is_right_read_back_and_counted_as_the_closed_forms_say(split,
     assert Program.from_text(text).to_text() == text
     assert_counted(program, split, images, itemsize)
     traffic, said = program.traffic, need_of(split, images, itemsize)
+    assert need_by_formulas(split, images, itemsize) == said
     assert tuple(traffic.sent) == said.sent
     assert traffic.messages.sum() == said.messages
 

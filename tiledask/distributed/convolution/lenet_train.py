@@ -28,8 +28,9 @@ from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan import html
-from tiledask.plan.program.lenet import BOUNDARIES, SIDE, Split
-from tiledask.plan.program.making.convolution.of_lenet import Need, need_of
+from tiledask.plan.program.lenet import BOUNDARIES, SIDE, Need, Split
+from tiledask.plan.program.making.convolution.lenet_formulas import need_by_formulas
+from tiledask.plan.program.making.convolution.of_lenet import need_of
 from tiledask.plan.whole import whole_number
 from tiledask.tile.datasets import Images
 from tiledask.tile.optimizers import Adam, Rule
@@ -61,7 +62,9 @@ class TrainedLeNet:
     records: Records
     """Every collective and message."""
     planned: Need
-    """What a step was to need."""
+    """What a step was to need, by closed forms."""
+    counted: Need
+    """What its program does."""
 
     def classify(self, inputs: np.ndarray) -> np.ndarray:
         """[count] the class that each image [count, 1, 28, 28] is given, on this machine."""
@@ -210,7 +213,7 @@ def _collected(job: _Job, done: Ranks) -> TrainedLeNet:
     losses = np.sum([part.losses for part in parts], axis=0, dtype=float)
     seconds = np.max([part.seconds for part in parts], axis=0)
     one_copy = parts[: split.stages * split.parts]
-    said = need_of(split, job.batch, np.dtype(job.dtype).itemsize)
+    step = split, job.batch, np.dtype(job.dtype).itemsize
     return TrainedLeNet(
         split,
         losses,
@@ -219,7 +222,8 @@ def _collected(job: _Job, done: Ranks) -> TrainedLeNet:
         [part.flops for part in parts],
         seconds,
         done.records,
-        said,
+        need_by_formulas(*step),
+        need_of(*step),
     )
 
 

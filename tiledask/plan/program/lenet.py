@@ -31,6 +31,7 @@ from tiledask.plan.collectives.convolution import Boundary
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.rows import RowSplit, split_rows
 from tiledask.plan.products.placement import Replicate, Shard, Tiling, split
+from tiledask.plan.program.calls import Planned
 from tiledask.plan.whole import whole_number
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "SHAPES",
     "SIDE",
     "WAYS",
+    "Need",
     "Split",
     "flops",
     "rows_of",
@@ -165,6 +167,43 @@ class Split:
         inner = "space" if self.in_space else "layerwise"
         names = zip(self.shape, (*WAYS[:2], inner), strict=True)
         return " x ".join(f"{name} {n}" for n, name in names if n > 1) or "a single device"
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a split needs of its ranks in one training step."""
+
+    calls: tuple[tuple[Planned, ...], ...]
+    """By rank: its collectives and messages, in order."""
+    parameters: tuple[int, ...]
+    """That each rank holds."""
+    flops: tuple[int, ...]
+    """Of each rank's products."""
+
+    @property
+    def sent(self) -> tuple[int, ...]:
+        """Bytes that each rank sends."""
+        return tuple(sum(call.sent for call in mine) for mine in self.calls)
+
+    @property
+    def messages(self) -> int:
+        """That all ranks send."""
+        return sum(call.messages for mine in self.calls for call in mine)
+
+    @property
+    def barriers(self) -> int:
+        """How often a rank waits for all of a group: the most of any rank."""
+        return max(sum(call.kind not in ("send", "recv") for call in mine) for mine in self.calls)
+
+    @property
+    def transfers(self) -> int:
+        """Messages from one rank to another that no other waits for."""
+        return sum(call.kind == "send" for mine in self.calls for call in mine)
+
+    @property
+    def imbalance(self) -> float:
+        """Operations of the busiest rank over their mean: 1 is perfect."""
+        return max(self.flops) * len(self.flops) / sum(self.flops)
 
 
 @cache

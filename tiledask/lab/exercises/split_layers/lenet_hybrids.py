@@ -15,8 +15,8 @@ from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import BLUE, ORANGE, canvas, styled
-from tiledask.plan.program.lenet import PARAMETERS, WAYS, Split
-from tiledask.plan.program.making.convolution.of_lenet import Need, need_of
+from tiledask.plan.program.lenet import PARAMETERS, WAYS, Need, Split
+from tiledask.plan.program.making.convolution.of_lenet import need_of
 from tiledask.tile.datasets import load_images
 
 if TYPE_CHECKING:

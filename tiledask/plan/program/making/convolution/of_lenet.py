@@ -22,7 +22,7 @@ import numpy as np
 
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.program.calls import STEP, Planned, calls
+from tiledask.plan.program.calls import STEP, calls
 from tiledask.plan.program.instructions import Do, ProgramLine, ProgramPart, ProgramRole, Recv, Send
 from tiledask.plan.program.lenet import (
     BOUNDARIES,
@@ -31,6 +31,7 @@ from tiledask.plan.program.lenet import (
     OUT,
     SHAPES,
     SIDE,
+    Need,
     Split,
     rows_of,
 )
@@ -39,13 +40,12 @@ from tiledask.plan.program.making.unit_states import DATA, UnitStates, flat_name
 from tiledask.plan.program.making.writer import Gradients, ProgramWriter, Value, needed
 from tiledask.plan.program.program import Program
 
-__all__ = ["LeNetTerms", "Need", "lenet_program", "need", "need_of"]
+__all__ = ["LeNetTerms", "lenet_program", "need", "need_of"]
 
 STAGES, PARTS = 1, 2
 """Axes of the mesh, behind that of the copies."""
 POOL = WindowTerms((2, 2), (2, 2))
 LAST = len(NAMES) - 1
-PAIRS = ("send", "recv")
 
 
 @dataclass(frozen=True)
@@ -269,45 +269,8 @@ def _window(name: str) -> WindowTerms:
 # -- what a step needs ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Need:
-    """What a split needs of its ranks in one training step: its program, counted."""
-
-    calls: tuple[tuple[Planned, ...], ...]
-    """By rank: its collectives and messages, in order."""
-    parameters: tuple[int, ...]
-    """That each rank holds."""
-    flops: tuple[int, ...]
-    """Of each rank's products."""
-
-    @property
-    def sent(self) -> tuple[int, ...]:
-        """Bytes that each rank sends."""
-        return tuple(sum(call.sent for call in mine) for mine in self.calls)
-
-    @property
-    def messages(self) -> int:
-        """That all ranks send."""
-        return sum(call.messages for mine in self.calls for call in mine)
-
-    @property
-    def barriers(self) -> int:
-        """How often a rank waits for all of a group: the most of any rank."""
-        return max(sum(call.kind not in PAIRS for call in mine) for mine in self.calls)
-
-    @property
-    def transfers(self) -> int:
-        """Messages from one rank to another that no other waits for."""
-        return sum(call.kind == "send" for mine in self.calls for call in mine)
-
-    @property
-    def imbalance(self) -> float:
-        """Operations of the busiest rank over their mean: 1 is perfect."""
-        return max(self.flops) * len(self.flops) / sum(self.flops)
-
-
 def need(ways: Mapping[str, int] | str, images: int, ranks: int, itemsize: int) -> Need:
-    """The Need of a split for a batch of ``images``.
+    """The Need of a split for a batch of ``images``: its program, counted.
 
     ``ways``: "layerwise", "network", "data parallel" or "space" for all ``ranks``; or how many
     ranks each way has, whose product is ``ranks``.

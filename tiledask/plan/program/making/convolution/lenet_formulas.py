@@ -1,10 +1,12 @@
-"""What each rank calls in a training step of LeNet, by the closed forms of plan/collectives alone.
+"""What a split of LeNet needs of each rank, by the closed forms of plan/collectives alone.
 
              parts of a stage              stages             copies, in space parts too
 forward      gathers, or halos and rows    send, recv
              to images, layer by layer
 backward     the adjoints                  recv, send
 then                                                          one all_reduce of all gradients
+
+Nothing of its program is asked: `of_lenet.need` counts that, and a run its ranks.
 """
 
 from functools import lru_cache
@@ -14,10 +16,38 @@ from tiledask.plan.collectives.convolution import Boundary, in_stages, layerwise
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.expected import Expected, all_reduced, expected, halo
 from tiledask.plan.program.calls import Planned
-from tiledask.plan.program.lenet import BOUNDARIES, DENSE, NAMES, OUT, SHAPES, SIDE, Split, rows_of
+from tiledask.plan.program.lenet import (
+    BOUNDARIES,
+    DENSE,
+    NAMES,
+    OUT,
+    SHAPES,
+    SIDE,
+    Need,
+    Split,
+    flops,
+    rows_of,
+)
+
+__all__ = ["calls_of", "need_by_formulas"]
 
 Calls = list[tuple[int, Expected]]
 """By the number of the layer that calls."""
+
+
+def need_by_formulas(split: Split, images: int, itemsize: int) -> Need:
+    """The Need of a split for a batch of ``images``.
+
+    >>> found = need_by_formulas(Split.of("network", 4), 256, 4)
+    >>> found.parameters, found.transfers, sum(found.sent)
+    ((200, 25050, 102528, 1290), 6, 8822784)
+    """
+    places = [split.at(rank) for rank in range(split.ranks)]
+    return Need(
+        tuple(calls_of(split, at, images, itemsize) for at in places),
+        tuple(_parameters(split, stage, part) for _, stage, part in places),
+        tuple(_flops(split, at, images) for at in places),
+    )
 
 
 def calls_of(
@@ -104,4 +134,20 @@ def _parameters(split: Split, stage: int, part: int) -> int:
         units = BOUNDARIES[i].units
         mine = units if split.in_space else even(units, split.parts)[part]
         total += sum(map(prod, SHAPES[NAMES[i]].values())) // units * mine
+    return total
+
+
+def _flops(split: Split, at: tuple[int, int, int], images: int) -> int:
+    """Of a rank's products: of its units, of its rows, or behind the rows of its images."""
+    (copy, stage, part), total = at, 0
+    mine = even(images, split.copies)[copy]
+    for i in split.layers(stage):
+        name, units = NAMES[i], BOUNDARIES[i].units
+        if not split.in_space:
+            total += flops(name, mine, even(units, split.parts)[part])
+        elif i < DENSE:
+            rows = rows_of(split.parts)[name].out[part]
+            total += flops(name, mine) * rows // OUT[name][0]
+        else:
+            total += flops(name, even(mine, split.parts)[part])
     return total
