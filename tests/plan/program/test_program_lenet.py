@@ -1,7 +1,8 @@
 """Programs of LeNet's step and of split convolutions: right, read back, and counted as the closed
 forms say; and what is wrong with one is found before anything runs.
 
-Holds `tiledask.plan.program.lenet`, `tiledask.plan.program.making.convolution.convolutions` and
+Holds `tiledask.plan.program.lenet`, `tiledask.plan.program.making.convolution.convolutions`,
+`tiledask.plan.program.making.convolution.lenet_formulas` and
 `tiledask.plan.program.making.convolution.of_lenet`.
 """
 
