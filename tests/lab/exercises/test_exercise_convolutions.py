@@ -16,8 +16,8 @@ from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError
 from tiledask.lab import plots
-from tiledask.lab.exercises import borrowed_rows, split_each_layer, until_layerwise_moves_more
 from tiledask.lab.exercises.split_layers import lenet_splits as S
+from tiledask.lab.tasks import borrowed_rows, split_each_layer, until_layerwise_moves_more
 from tiledask.plan.program.making.convolution.of_lenet import need
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -9,7 +9,7 @@ import pytest
 from oracles.judged import assert_illegal, assert_quiet, targets
 
 import tiledask as td
-from tiledask.lab.exercises import fastest_within, fewest_devices, repair, shorten_bubble
+from tiledask.lab.tasks import fastest_within, fewest_devices, repair, shorten_bubble
 from tiledask.plan.inputs.model import Model
 
 GB = 10**9

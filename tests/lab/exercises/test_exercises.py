@@ -14,7 +14,12 @@ from oracles.judged import assert_illegal, assert_quiet, targets
 
 import tiledask as td
 from tiledask.errors import ConfigError, PlacementError
-from tiledask.lab.exercises import (
+from tiledask.lab.exercises import slots as on_slots
+from tiledask.lab.exercises.planning.fewest_gpus import layouts_that_fit
+from tiledask.lab.exercises.products import choreography
+from tiledask.lab.exercises.products.placements import bytes_planned, fewest_planned
+from tiledask.lab.exercises.slots import least_load
+from tiledask.lab.tasks import (
     blocks_of,
     cheapest_choreography,
     copies_that_fit,
@@ -22,11 +27,6 @@ from tiledask.lab.exercises import (
     fewest_gpus,
     tasks_on_slots,
 )
-from tiledask.lab.exercises import slots as on_slots
-from tiledask.lab.exercises.planning.fewest_gpus import layouts_that_fit
-from tiledask.lab.exercises.products import choreography
-from tiledask.lab.exercises.products.placements import bytes_planned, fewest_planned
-from tiledask.lab.exercises.slots import least_load
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import algorithms, grids, options_of, plan_product
 

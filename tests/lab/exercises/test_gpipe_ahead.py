@@ -5,8 +5,8 @@ Holds `tiledask.lab.exercises.latency`.
 
 import pytest
 
-from tiledask.lab.exercises import gpipe_ahead
 from tiledask.lab.sweep import same_work
+from tiledask.lab.tasks import gpipe_ahead
 
 
 @pytest.fixture(scope="module")

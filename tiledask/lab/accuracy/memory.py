@@ -15,7 +15,6 @@ __all__ = ["bloom", "bloom_cases", "measured", "titan", "verdicts"]
 GIB = 2**30
 HEADS = 96
 """Where the log's table does not state the heads, those of its other rows of this width."""
-VERDICTS = {0: "does not fit", 1: "fits or tight"}
 
 
 def bloom_cases(cases: dict[str, dict]) -> list[dict]:
