@@ -12,7 +12,7 @@ from tiledask.plan.inputs.load import load_cluster, load_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
 
-__all__ = ["activations", "counts", "gpt", "states"]
+__all__ = ["activations", "counts", "gpt", "layout", "states"]
 
 GIB = 2**30
 TECHNIQUES = {
@@ -35,6 +35,18 @@ def gpt(inputs: dict[str, Any], **more: Any) -> Model:
         "vocab": inputs.get("vocab", 51200),
     }
     return Model(**{**sizes, "dropout": True, **more})
+
+
+_STATED = ("dp", "tp", "pp", "cp", "zero", "interleave", "recompute", "sequence_parallel")
+
+
+def layout(inputs: dict[str, Any], **more: Any) -> Layout:
+    """The layout of a case, as far as it states one, and ``more``."""
+    said = {name: inputs[name] for name in _STATED if name in inputs}
+    at_once = said.get("dp", 1) * inputs.get("micro_batch", 1)
+    said["microbatch"] = inputs.get("micro_batch", 1)
+    said["microbatches"] = inputs.get("global_batch", at_once) // at_once
+    return Layout(**said | more)
 
 
 def counts() -> PublishedSource:
@@ -99,10 +111,10 @@ def _states(cases: dict[str, dict]) -> Iterator[PublishedRow]:
                 allowed = case["tolerance"]["rel"] * e[key] + 0.01
                 yield PublishedRow(name, f"ZeRO-{zero}", e[key], held / 1e9, "GB", allowed)
         elif name.endswith("-state"):
-            model, layout = gpt(i), Layout(tp=i["tp"], pp=i["pp"])
+            model, stages = gpt(i), Layout(tp=i["tp"], pp=i["pp"])
             each = load_recipe(f"mixed-adam-{i['bytes_per_param']}").bytes_per_parameter
-            matrices = sum(w.count(layout.tp) for w in model.layer if w.kind == "matrix")
-            held = matrices * layout.stage_layers(0, model.layers) * each / GIB
+            matrices = sum(w.count(stages.tp) for w in model.layer if w.kind == "matrix")
+            held = matrices * stages.stage_layers(0, model.layers) * each / GIB
             yield PublishedRow(
                 name, "states of matrices", e["weights_grads_optimizer_gib"], held, "GiB", 1e-6
             )
@@ -165,8 +177,7 @@ def _activations(cases: dict[str, dict]) -> Iterator[PublishedRow]:
     for name, case in cases.items():
         i, e = case["inputs"], case["expected"]
         if name.startswith("kor-fig1") and not name.endswith("-state"):
-            how = {key: i[key] for key in ("recompute", "sequence_parallel")}
-            held = _first_stage(i, **how) / GIB
+            held = _first_stage(i) / GIB
             yield PublishedRow(name, "first stage", e["activations_gib"], held, "GiB", 1e-6)
         elif name.startswith("kor-fig7"):
             part = 100 * _first_stage(i, **TECHNIQUES[i["technique"]]) / _first_stage(i)
@@ -182,11 +193,11 @@ def _activations(cases: dict[str, dict]) -> Iterator[PublishedRow]:
             )
         elif name.startswith("kor-t2-"):
             recompute = next((kind for kind in ("full", "selective") if kind in name), "none")
-            layout = Layout(
+            cut = Layout(
                 tp=i["t"], microbatch=i["b"], sequence_parallel="+sp" in name, recompute=recompute
             )
             model = gpt({"hidden": i["h"], "heads": i["a"], "layers": 1, "vocab": 1})
-            held = layer_bytes(model, layout, i["s"])
+            held = layer_bytes(model, cut, i["s"])
             yield PublishedRow(name, "a layer", e["bytes_per_layer"], held, "B", 0)
         elif name == "kor-selective-savings":
             for which, one in i.items():
@@ -213,13 +224,5 @@ def _activations(cases: dict[str, dict]) -> Iterator[PublishedRow]:
 
 def _first_stage(i: dict, **how: Any) -> int:
     """Bytes of the class "activations" on the first stage."""
-    layout = Layout(
-        tp=i["tp"],
-        pp=i["pp"],
-        microbatch=i["micro_batch"],
-        interleave=i["interleave"],
-        microbatches=i["global_batch"] // i["micro_batch"],
-        **how,
-    )
-    memory = estimate_memory(gpt(i), layout, "mixed-adam-18", i["seq"])
+    memory = estimate_memory(gpt(i), layout(i, **how), "mixed-adam-18", i["seq"])
     return memory.ledger.by_tensor(0, "forward")["activations"]
