@@ -191,10 +191,8 @@ def tables(rows: Sequence[dict[str, Any]]) -> list[Grid]:
         for row in raced
         if row["state"] != "skipped"
     ]
-    found = []
-    if cells:
-        head = ("product", "", "time", unit, f"speed / {library(arrays)}", "quartiles", "rounds")
-        found.append(Grid(head, cells, "Contenders in turn, medians", left=(0, 1)))
+    head = ("product", "", "time", unit, f"speed / {library(arrays)}", "quartiles", "rounds")
+    found = [Grid(head, cells, "Contenders in turn, medians", left=(0, 1))]
     if steps := _ladder(rows):
         head = ("kernel", f"at most, {unit}", "bound by", f"measured, {unit}", "of it")
         say = [
@@ -210,21 +208,18 @@ def tables(rows: Sequence[dict[str, Any]]) -> list[Grid]:
             for s in steps
         ]
         found.append(Grid(head, say, f"The ladder at {steps[0]['n']} cubed", left=(0, 2)))
-    if met := goals(raced, [], _ladder(rows)):
-        say = [
-            (
-                g["work"],
-                g["speed"],
-                f"{g['reached']:.3f}",
-                f"{g['wanted']:.2f}",
-                "yes" if g["met"] else "no",
-            )
-            for g in met
-        ]
-        found.append(
-            Grid(("product", "ratio", "reached", "wanted", "met"), say, "Goals", left=(0, 1))
+    met = [
+        (
+            g["work"],
+            g["speed"],
+            f"{g['reached']:.3f}",
+            f"{g['wanted']:.2f}",
+            "yes" if g["met"] else "no",
         )
-    return found
+        for g in goals(raced, [], _ladder(rows))
+    ]
+    head = ("product", "ratio", "reached", "wanted", "met")
+    return [*found, Grid(head, met, "Goals", left=(0, 1))]
 
 
 def _ladder(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

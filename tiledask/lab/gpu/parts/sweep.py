@@ -150,26 +150,18 @@ def _remember(notes: Notes, work: Gemm, kernel: str, device: str, best: dict[str
 
 def tables(rows: Sequence[dict[str, Any]]) -> list[Grid]:
     """The fastest of each product, and how much each of them took over the fastest."""
-    best = [row for row in rows if "best" in row]
-    found = []
-    if best:
-        cells = [
-            (
-                row["key"].partition(":")[0],
-                row["best"],
-                format_seconds(row["seconds"]),
-                f"{row['ratio']:.3f}" if row.get("ratio") else "-",
-            )
-            for row in best
-        ]
-        found.append(
-            Grid(
-                ("product", "fastest", "time", "speed / library"),
-                cells,
-                "What is remembered",
-                left=(0, 1),
-            )
+    best = [
+        (
+            row["key"].partition(":")[0],
+            row["best"],
+            format_seconds(row["seconds"]),
+            f"{row['ratio']:.3f}" if row.get("ratio") else "-",
         )
+        for row in rows
+        if "best" in row
+    ]
+    head = ("product", "fastest", "time", "speed / library")
+    found = [Grid(head, best, "What is remembered", left=(0, 1))]
     for contest, raced in _contests(rows).items():
         timed = _timed(raced)
         cells = [
@@ -177,8 +169,7 @@ def tables(rows: Sequence[dict[str, Any]]) -> list[Grid]:
             for row in timed[:_SHOWN]
         ]
         cells += [(row["way"], row["state"], "") for row in raced if row["state"] in _BAD]
-        if cells:
-            found.append(Grid(("way", "time", "/ fastest"), cells, contest))
+        found.append(Grid(("way", "time", "/ fastest"), cells, contest))
     return found
 
 
