@@ -3,17 +3,14 @@
 from collections.abc import Sequence
 from functools import cache
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.errors import ConfigError
 from tiledask.lab import plots, sweep
 from tiledask.lab.judging import Exercise, Target
-from tiledask.lab.plots.primitives import limit_line
+from tiledask.lab.plots.primitives import Figure, limit_line
 from tiledask.lab.plots.style import RED
 from tiledask.plan.units import format_seconds
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["gpipe_ahead"]
 
@@ -59,7 +56,7 @@ def gpipe_ahead(
         wrong = Target("latencies at which GPipe is not ahead", 0, len(behind), 0, remarks=behind)
         return [wrong, *found]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> Figure:
         tried = [] if answer is None else [n * STEP for n in _steps(answer, against)]
         latencies = sorted({n / 20 for n in range(25)} | set(tried))
         curves = sweep.bubble_by_latency(("gpipe", *against), devices, microbatches, latencies)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distributed import get_worker
 
@@ -13,9 +13,6 @@ from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import GREY, RED, canvas, colour_of_rank, styled
 from tiledask.plan.whole import is_whole
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["least_load", "tasks_on_slots"]
 
@@ -48,7 +45,7 @@ def tasks_on_slots(cluster: Cluster, units: Sequence[int] = UNITS) -> Exercise:
         )
         return [Target("units in the fullest slot", best, max(load), best, where=where)]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> draw.Figure:
         places = None if answer is None else _slots_of(answer, len(units), slots)
         return _draw_slots(places, units, slots, best)
 
@@ -119,7 +116,7 @@ def least_load(units: tuple[int, ...], slots: int) -> int:
 @styled
 def _draw_slots(
     places: Sequence[int] | None, units: Sequence[int], slots: int, best: int
-) -> "Figure":
+) -> draw.Figure:
     rows = ["not placed"] if places is None else [f"slot {s}" for s in range(slots)]
     figure = canvas(1.2 + 0.36 * len(rows), "Tasks on slots")
     axes = figure.subplots()

@@ -21,13 +21,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.errors import ConfigError
+from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.table import Grid
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["GOALS", "STATES", "GpuPart", "Notes"]
 
@@ -45,7 +43,7 @@ GOALS = {
 ``reached=`` is marked against the number."""
 
 
-def _no_figure(rows: list[dict[str, Any]]) -> "Figure | None":
+def _no_figure(rows: list[dict[str, Any]]) -> Figure | None:
     return None
 
 
@@ -71,7 +69,7 @@ class GpuPart:
     """The work, in a process of its own; what it raises ends the part, or the key under way."""
     tables: Callable[[list[dict[str, Any]]], Sequence[Grid]] = _no_tables
     """Tables for the page, of the part's rows; those without a row are left out."""
-    figure: Callable[[list[dict[str, Any]]], "Figure | None"] = _no_figure
+    figure: Callable[[list[dict[str, Any]]], Figure | None] = _no_figure
     """A figure for the page, of the part's rows."""
 
 

@@ -3,21 +3,19 @@
 import re
 from collections.abc import Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
 
 from tiledask.errors import ConfigError
 from tiledask.lab.answer_file import answer_of
 from tiledask.lab.figure_file import check_figure, save_figure
 from tiledask.lab.idle_ladder.ladder import LEVELS, idle_level
+from tiledask.lab.idle_ladder.spec import Run
 from tiledask.lab.judging.result import WRONG
 from tiledask.lab.learner.kept import TASKS, at_terminal, here
 from tiledask.lab.puzzles.sketch import letters_a_second, timeline_text
 from tiledask.lab.table import Grid, say
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from tiledask.lab.idle_ladder.spec import Run
 
 __all__ = ["is_of_ladder", "list_all", "play"]
 
@@ -28,7 +26,7 @@ def is_of_ladder(name: str) -> bool:
 
 
 @at_terminal()
-def list_all(console: "Console") -> tuple[int, list[dict]]:
+def list_all(console: Console) -> tuple[int, list[dict]]:
     """Print the levels, with the stars of answers so far; (0, what was printed)."""
     known = here().all(TASKS)
     levels = [{"name": f"idle-{n}", "title": title} for n, (title, _) in LEVELS.items()]
@@ -43,7 +41,7 @@ def list_all(console: "Console") -> tuple[int, list[dict]]:
 def play(
     name: str,
     answers: Sequence[str],
-    console: "Console",
+    console: Console,
     hint: bool = False,
     figure: str | None = None,
     verify: bool = False,
@@ -103,7 +101,7 @@ def play(
     return int(not all(results)), said
 
 
-def _letters(run: "Run") -> str:
+def _letters(run: Run) -> str:
     """The run in letters, or where they would jam, a line in words for each worker."""
     timeline = run.timeline
     if median(timeline.end - timeline.start) * letters_a_second(timeline) >= 2:

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
 
 from tiledask.lab.answer_file import answer_of
 from tiledask.lab.figure_file import check_figure, save_figure
@@ -13,16 +15,13 @@ from tiledask.lab.puzzles.sketch import sketch
 from tiledask.lab.table import Grid, say
 from tiledask.plan.units import format_bytes
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 __all__ = ["list_all", "play"]
 
 _BYTES = {"memory", "capacity", "weights", "activations"}
 
 
 @at_terminal()
-def list_all(console: "Console") -> tuple[int, list[dict]]:
+def list_all(console: Console) -> tuple[int, list[dict]]:
     """Print the levels, with the stars of answers so far; (0, what was printed)."""
     levels, known = puzzle_levels(), here().all(TASKS)
     found = [{**_head(p), "stars": known.get(p.name, {}).get("stars", 0)} for p in levels]
@@ -46,7 +45,7 @@ def _head(puzzle: Puzzle) -> dict:
 def play(
     name: str,
     answers: Sequence[str],
-    console: "Console",
+    console: Console,
     hint: bool = False,
     figure: str | None = None,
     verify: bool = False,
@@ -89,7 +88,7 @@ def play(
     return int(bool(wrong) or not all(results)), said
 
 
-def _print_puzzle(puzzle: Puzzle, console: "Console") -> None:
+def _print_puzzle(puzzle: Puzzle, console: Console) -> None:
     """The task, its numbers, its targets and how to answer."""
     title = f"Level {puzzle.level}: {puzzle.title}"
     say(console, f"\n\n{puzzle.question}\n", bold=title, wrap=True)
@@ -116,7 +115,7 @@ def _print_puzzle(puzzle: Puzzle, console: "Console") -> None:
     say(console, f"\nAnswer with {KINDS[puzzle.kind].how}.", wrap=True)
 
 
-def _print_result(puzzle: Puzzle, answer: Any, result: Result, console: "Console") -> None:
+def _print_result(puzzle: Puzzle, answer: Any, result: Result, console: Console) -> None:
     """The answer drawn in letters, and what it is worth."""
     drawing = sketch(puzzle, answer)
     if drawing:

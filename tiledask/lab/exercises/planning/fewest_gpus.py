@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.errors import ConfigError, RuleError
 from tiledask.lab import plots
 from tiledask.lab.judging import Exercise, Target
+from tiledask.lab.plots.primitives import Figure
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import RECOMPUTE, Layout
@@ -15,9 +16,6 @@ from tiledask.plan.inputs.load import load_cluster, load_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import is_whole
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["copies_that_fit", "fewest_gpus", "layouts_that_fit"]
 
@@ -37,7 +35,7 @@ def fewest_gpus(model: str = "llama-2-13b", device: str = "A10", most: int = 16)
         where = f"on the fullest the {tensor} take most, {largest}: share or cut them further"
         return [Target("GPUs", best, answer.devices, best, where=where)]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> Figure:
         layout = Layout() if answer is None else answer
         ledger = _fit(what, layout, spec).memory.ledger
         title = f"{model} on {layout.devices} {device}, without overhead: {layout}"
@@ -141,7 +139,7 @@ def copies_that_fit(model: str = "llama-2-13b", device: str = "A100-40GB") -> Ex
         wrong = [remark(zero, dp) for zero, dp in enumerate(numbers) if not right(zero, dp)]
         return [Target("ZeRO stages judged wrongly", 0, len(wrong), 0, remarks=wrong)]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> Figure:
         numbers = (1,) * 4 if answer is None else _degrees(answer)
         ledgers = {
             f"ZeRO-{zero}, dp {'as you like' if dp is None else dp}": fit(

@@ -6,7 +6,7 @@ of those that cut it the optimizer decides.
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +17,6 @@ from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import BLUE, GREY, ORANGE, PINK, RED, SKY, canvas, styled
 from tiledask.plan.whole import is_whole
 from tiledask.tile.memory.pool import Pool, Refused
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = [
     "LEVELS",
@@ -65,7 +62,7 @@ def layer_too_large(ranks: int = 4) -> Exercise:
             Target("ranks for adam", fewest, given["ranks for adam"], fewest, least=True),
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> draw.Figure:
         given = None if answer is None else _answer(answer)
         return _bars(ranks, given)
 
@@ -205,7 +202,7 @@ def _run(strategy: str, level: str, ranks: int) -> bool:
 
 
 @styled
-def _bars(ranks: int, given: Mapping[str, Any] | None) -> "Figure":
+def _bars(ranks: int, given: Mapping[str, Any] | None) -> draw.Figure:
     """GB of each strategy, array by array, beside the device's; the answers at the right."""
     wrong = _misjudged(given, ranks) if given else {}
     note = "" if given else " (not attempted: weights alone)"

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.errors import ConfigError, RuleError
 from tiledask.lab import plots
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots.planning.feasibility import short_layout
 from tiledask.lab.plots.planning.step_breakdown import PARTS
-from tiledask.lab.plots.primitives import mark_box
+from tiledask.lab.plots.primitives import Figure, mark_box
 from tiledask.plan.choosing.critique import critique
 from tiledask.plan.choosing.search import Plans, Space, search
 from tiledask.plan.fitting.fit import Fit, fits
@@ -25,9 +25,6 @@ from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.timing.step import StepEstimate, estimate_step
 from tiledask.plan.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["fastest_within", "fewest_devices", "repair", "shorten_bubble"]
 
@@ -157,7 +154,7 @@ def fastest_within(
             task.seconds((1 + within) * best.total, task.step(answer), best),
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> Figure:
         best = _fastest(task, room)
 
         def lost(step: StepEstimate) -> str:
@@ -198,7 +195,7 @@ def fewest_devices(
         best = next(n for n in counts if _search(task, n).counts["fits"])
         return [Target("devices", best, layout.devices, best, SEARCHED, least=True)]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> Figure:
         layout = Layout(tp=cluster.devices_per_node, microbatches=batch)
         fit = task.fit(layout if answer is None else answer)
         title = f"{fit.layout.devices} devices, without overhead: {short_layout(fit.layout)}"
@@ -242,7 +239,7 @@ def repair(model: Model, layout: Layout, cluster: ClusterSpec, *, sequence: int 
             task.seconds(before.total, task.step(answer), _fastest(task)),
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> Figure:
         def lost(step: StepEstimate) -> str:
             good = all(
                 line.good for line in critique(model, answer, cluster, sequence=sequence).lines
@@ -301,7 +298,7 @@ def shorten_bubble(
             task.seconds(before.total, step, _fastest(task, stages=layout.pp)),
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> Figure:
         def lost(step: StepEstimate) -> str:
             return "bubble" if step.bubble > share * step.total else ""
 
@@ -331,7 +328,7 @@ def shorten_bubble(
 
 def _beside(
     task: _Task, name: str, step: StepEstimate, answer: Any, lost: Callable[[StepEstimate], str]
-) -> "Figure":
+) -> Figure:
     """Where the time goes in ``step`` and in the answer, framed where ``lost`` says too much of it
     goes."""
     if answer is None:

@@ -1,7 +1,7 @@
 """Choose how a product is computed so that the fewest bytes move in little memory; run, counted."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,13 +21,11 @@ from tiledask.lab.exercises.products.placements import (
     wrong_numbers,
 )
 from tiledask.lab.judging import Exercise, Target
+from tiledask.lab.plots.primitives import Figure
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.placement import Placement, Tiling
 from tiledask.plan.products.product import GRID_AXES, algorithms, grids, options_of, plan_product
 from tiledask.plan.products.product_plan import ProductPlan
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["cheapest_choreography", "choices", "held", "moved"]
 
@@ -76,7 +74,7 @@ def cheapest_choreography(
             wrong_numbers("C", to_numpy(C) != expected),
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> Figure:
         if answer is None:
             named = dict(zip(("A", "B"), map(blocks_of, at), strict=True))
             return plots.owners(named, title="How A and B lie (not attempted)")

@@ -7,7 +7,7 @@ answer(a, b, tile) -> c      every element of C against exact sums   |  targets
 import inspect
 from collections.abc import Callable, Mapping
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,10 +17,6 @@ from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import BLUE, PALE, RED, canvas, styled
 from tiledask.tile import Tile, traffic
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["CountedOperand", "repaired_kernel"]
 
@@ -107,7 +103,7 @@ def repaired_kernel(given: Kernel) -> Exercise:
             _first("bytes loaded beside the formula", loads),
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> draw.Figure:
         kernel = given if answer is None else answer
         wrong = {}
         for m, n, k in SHOWN:
@@ -213,7 +209,7 @@ def _within(shapes: tuple[tuple[int, ...], ...], tile: Tile) -> bool:
 
 
 @styled
-def _wrong_elements(wrong: Mapping[int, np.ndarray], tile: Tile, note: str) -> "Figure":
+def _wrong_elements(wrong: Mapping[int, np.ndarray], tile: Tile, note: str) -> draw.Figure:
     """``wrong`` by k: whether each element of C is."""
     tm, tn, tk = tile
     figure = canvas(3.8, f"Wrong elements of C in tiles of {tm} x {tn} x {tk}{note}")
@@ -229,7 +225,7 @@ def _wrong_elements(wrong: Mapping[int, np.ndarray], tile: Tile, note: str) -> "
     return figure
 
 
-def _elements(axes: "Axes", wrong: np.ndarray, tm: int, tn: int) -> None:
+def _elements(axes: draw.Axes, wrong: np.ndarray, tm: int, tn: int) -> None:
     m, n = wrong.shape
     for i, j in np.ndindex(m, n):
         colour, name = (RED, "wrong") if wrong[i, j] else (PALE, "right")

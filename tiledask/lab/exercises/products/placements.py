@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,14 +15,12 @@ from tiledask.distributed.products.matmul import matmul
 from tiledask.errors import ConfigError
 from tiledask.lab import plots
 from tiledask.lab.judging import Exercise, Target
+from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.plots.style import RED
 from tiledask.plan.products.comms import redistribution, traffic_of
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
 from tiledask.plan.products.product import gather
 from tiledask.plan.products.product_plan import ProductPlan
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = [
     "blocks_of",
@@ -71,7 +69,7 @@ def fewest_bytes(
             wrong_numbers("Y", to_numpy(Y) != expected),
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> Figure:
         none = ((Replicate(),) * len(mesh),) * 2
         title = "Who owns which block" + (" (not attempted: everything everywhere)" * (not answer))
         tilings = [

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.errors import ConfigError, RuleError
 from tiledask.lab import plots
@@ -20,9 +20,6 @@ from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import is_whole
 from tiledask.tile import Config, Tile, config_of, order, predict
 from tiledask.tile.choice.residency import refusal
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["retuned", "tile_of", "tile_within", "tiles_of"]
 
@@ -130,7 +127,7 @@ def tile_within(
             ),
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> draw.Figure:
         config = tile_of(((64, 64, 16), stages) if answer is None else answer)
         note = " (not attempted: the smallest tile)" if answer is None else ""
         title = (
@@ -191,7 +188,7 @@ def retuned(
             targets.append(Target(f"% given away on {device}", 100 * within, lost, 0, where=where))
         return targets
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> draw.Figure:
         chosen = None if answer is None else _chosen(answer, devices)
         return _shares(size, tile_of(carried), chosen, best, within)
 
@@ -243,7 +240,7 @@ def _shares(
     chosen: Mapping[str, Config] | None,
     best: Mapping,
     within: float,
-) -> "Figure":
+) -> draw.Figure:
     series = {f"as it came: {_short(carried)}": (dict.fromkeys(best, carried), SKY)}
     if chosen:
         series["yours"] = (chosen, BLUE)

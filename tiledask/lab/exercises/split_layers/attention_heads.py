@@ -7,7 +7,7 @@ are on two ranks is computed twice.
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from tiledask.lab.plots.style import BLUE, GREY, ORANGE, canvas, styled
 from tiledask.plan.collectives.shards import deal_heads
 from tiledask.plan.whole import is_whole
 from tiledask.tile import layers as tile
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["balanced_heads", "head_flops"]
 
@@ -111,7 +108,7 @@ def balanced_heads(
             Target("wrong results", 0, _wrong(assigned, task), 0),
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> draw.Figure:
         if answer is None:
             split, _ = deal_heads(query, kv, ranks)
             assigned = tuple(tuple(i for at in part for i in range(*at)) for part in split.parts)
@@ -247,7 +244,7 @@ def _cut(weights: dict, query: Sequence[int], kv: Sequence[int], width: int) -> 
 
 
 @styled
-def _bars(assigned: Assignment, task: _Task, note: str, most: float = float("inf")) -> "Figure":
+def _bars(assigned: Assignment, task: _Task, note: str, most: float = float("inf")) -> draw.Figure:
     """FLOP of each rank; what is above ``most`` times an even share is hatched, and a kv head
     beside another on its rank is framed."""
     worst, copies = _worth(assigned, task)

@@ -8,7 +8,7 @@ until_layerwise_moves_more  devices         two training steps: bytes counted
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -27,9 +27,6 @@ from tiledask.plan.collectives.rows import RowSplit, split_rows
 from tiledask.plan.program.making.convolution.of_lenet import need
 from tiledask.plan.whole import is_whole
 from tiledask.tile import layers as L
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["borrowed_rows", "split_each_layer", "until_layerwise_moves_more"]
 
@@ -86,7 +83,7 @@ def borrowed_rows(
         idle = [(r, row) for r in right for row in sorted({*mine[r]} - {*right[r]})]
         return lacking, idle
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> draw.Figure:
         if answer is None:
             title = "Nobody borrows yet"
             return plots.rows_on_ranks(rows, size, stride, padding, borrowed={}, title=title)
@@ -214,7 +211,7 @@ def split_each_layer(images: int = 256, ranks: int = 4, seed: int = 0) -> Exerci
             Target("error of the gradients", ROUND_OFF, error, None),
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> draw.Figure:
         alike = {f'all layers "{way}"': dict.fromkeys(splits.NAMES, way) for way in splits.WAYS}
         bars = {name: splits.bytes_of(ways, images, ranks, 4) for name, ways in alike.items()}
         if answer is not None:
@@ -301,7 +298,7 @@ def until_layerwise_moves_more(each: int = 4, seed: int = 0) -> Exercise:
             Target("devices", best, devices, best, least=True),
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> draw.Figure:
         devices = 2 if answer is None else _devices(answer)
         bars = {name: planned(name, devices) for name in _BOTH}
         title = f"LeNet, {devices} devices, {each} images on each: bytes of a step"
@@ -346,7 +343,7 @@ def _counted(name: str, images: int, devices: int, seed: int) -> int:
 
 
 @styled
-def _bars(sizes: Mapping[str, int], title: str, most: int | None = None) -> "Figure":
+def _bars(sizes: Mapping[str, int], title: str, most: int | None = None) -> draw.Figure:
     """A bar for each number of bytes; what is above ``most`` in "yours" is hatched."""
     figure = canvas(0.9 + 0.38 * len(sizes), title)
     axes = figure.subplots()

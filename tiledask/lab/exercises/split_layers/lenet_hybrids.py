@@ -6,7 +6,7 @@ hybrid_lenet     name of a way -> ranks     three training steps: bytes and FLOP
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from tiledask.lab.plots.style import BLUE, ORANGE, canvas, styled
 from tiledask.plan.program.lenet import PARAMETERS, WAYS, Split
 from tiledask.plan.program.making.convolution.of_lenet import Need, need_of
 from tiledask.tile.datasets import load_images
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["hybrid_lenet"]
 
@@ -79,7 +76,7 @@ def hybrid_lenet(
             Target("losses' distance from a single device's", ROUND_OFF, far, None),
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> draw.Figure:
         drawn = {str(split): split for split in _splits(devices) if devices in split.shape}
         needs = {name: need_of(split, batch, SINGLE) for name, split in drawn.items()}
         if answer is not None:
@@ -152,7 +149,7 @@ def _percent(said: Need) -> float:
 @styled
 def _bars(
     needs: Mapping[str, Need], title: str, most: float, keeps: Callable[[Need], bool]
-) -> "Figure":
+) -> draw.Figure:
     """A bar for each split, its bytes; in words what a device holds and how even the work is. Of
     yours what is above ``most`` MB is hatched, and it is framed unless it ``keeps`` the rest."""
     figure = canvas(0.9 + 0.42 * len(needs), title)

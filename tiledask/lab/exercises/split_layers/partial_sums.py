@@ -10,7 +10,7 @@ an all_reduce may stand; forgotten ones and ones too many both run through, with
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import GREEN, INK, ORANGE, RED, SKY, canvas, styled
 from tiledask.tile import layers as tile
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["BACKWARD", "FORWARD", "fewest_sums"]
 
@@ -82,7 +79,7 @@ def fewest_sums(ranks: int = 4) -> Exercise:
             ),
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> draw.Figure:
         chosen = () if answer is None else _places(answer)
         note = " (not attempted: no sums)" if answer is None else f", {len(chosen)} summed"
         place, _ = _offence(chosen, ranks) or ("", "") if answer is not None else ("", "")
@@ -281,7 +278,7 @@ def _close(a: np.ndarray, b: np.ndarray) -> bool:
 @styled
 def _chain(
     states: dict[str, str], chosen: tuple[str, ...], title: str, offence: str = ""
-) -> "Figure":
+) -> draw.Figure:
     """Boxes in the order of the computation, by what the ranks have after the sum, if any; the
     place of the first offence in a frame."""
     figure = canvas(2.6, title)

@@ -18,6 +18,7 @@ import numpy as np
 from tiledask.distributed.training import GPT, train
 from tiledask.errors import ConfigError
 from tiledask.lab.judging import Exercise, Target
+from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.plots.training.losses import losses as draw_losses
 from tiledask.lab.precision import GRADES, verdicts
 from tiledask.tile.datasets import load_text
@@ -25,7 +26,6 @@ from tiledask.tile.optimizers import Adam, AdamW, Rule
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 __all__ = ["FaultyRun", "faulty_run"]
 
@@ -124,7 +124,7 @@ def faulty_run(seed: int = 0) -> FaultyRun:
             Target("faulty runs at large", 0, len(wrong - {answer}), 0),
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> Figure:
         shown = {"one device, float32": _losses((1, 1, 1), "float32", RULE, STEPS)}
         for name, run in runs.items():
             yours = " (yours)" if name == answer else ""

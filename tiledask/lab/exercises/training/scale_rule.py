@@ -6,7 +6,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +16,6 @@ from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import BLUE, INK, ORANGE, RED, canvas, styled
 from tiledask.lab.precision.small import Small, SmallRun, train
 from tiledask.tile.optimizers import SGD, LossScale
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["scale_rule"]
 
@@ -81,7 +78,7 @@ def scale_rule(left_out: int = 14, loss: float = 1.55) -> Exercise:
             ),
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> draw.Figure:
         if answer is None:
             title = "Scales that stay as they are (not attempted)"
             return _scales(_runs(_fixed), title, loss)
@@ -151,7 +148,9 @@ def _end(run: SmallRun) -> float:
 
 
 @styled
-def _scales(runs: dict[str, SmallRun], title: str, loss: float, judged: bool = False) -> "Figure":
+def _scales(
+    runs: dict[str, SmallRun], title: str, loss: float, judged: bool = False
+) -> draw.Figure:
     """The scale of every step of both runs, and their losses; framed, if ``judged``, where the
     last ones are above ``loss``."""
     figure = canvas(3.6, title)

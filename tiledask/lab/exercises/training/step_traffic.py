@@ -6,7 +6,7 @@
 from collections.abc import Mapping
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.distributed.training import GPT, train
 from tiledask.errors import ConfigError
@@ -16,9 +16,6 @@ from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import canvas, colour_of_rank, styled
 from tiledask.plan.products.placement import split
 from tiledask.tile.datasets import load_text
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["PARTS", "step_traffic"]
 
@@ -59,7 +56,7 @@ def step_traffic(
             for pair in [(numbers[what], counted[what])]
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> draw.Figure:
         yours = "not attempted"
         if answer is not None:
             yours = ", ".join(f"{name} {n:,}" for name, n in _numbers(answer).items())
@@ -133,7 +130,7 @@ def _counted(model: GPT, shape: Shape, microbatches: int, batch: int) -> dict[st
 
 
 @styled
-def _mesh(model: GPT, shape: Shape, microbatches: int, batch: int, title: str) -> "Figure":
+def _mesh(model: GPT, shape: Shape, microbatches: int, batch: int, title: str) -> draw.Figure:
     """A box for each rank: copies and their columns from above, stages from the left."""
     (dp, tp, pp), cut = shape, model.even_cut(shape[2])
     figure = canvas(1.0 + 0.62 * dp * tp, title)

@@ -8,7 +8,7 @@ rank 2   2 rows   gradient of their mean  /                                     
 from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +23,6 @@ from tiledask.plan.collectives.cost import cost, even
 from tiledask.plan.products.placement import split
 from tiledask.tile import layers as tile
 from tiledask.tile.datasets import load_images
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["uneven_copies"]
 
@@ -65,7 +62,7 @@ def uneven_copies(copies: int = 3, batches: tuple[int, ...] = (6, 7, 2)) -> Exer
             Target("bytes that all ranks send in a step", least, sent, least, where=more),
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> draw.Figure:
         off = {}
         if answer is not None:
             function = _function(answer)
@@ -193,7 +190,7 @@ def _trained(function: Averaging, batch: int, copies: int) -> tuple[list[np.ndar
 
 
 @styled
-def _rows_and_error(copies: int, batches: tuple[int, ...], off: dict[int, float]) -> "Figure":
+def _rows_and_error(copies: int, batches: tuple[int, ...], off: dict[int, float]) -> draw.Figure:
     """Rows of each copy, and how far from one device the weights of the answer end."""
     note = "not attempted" if not off else f"after {STEPS} steps"
     figure = canvas(0.9 + 0.55 * len(batches), f"Rows of {copies} copies, and your weights: {note}")

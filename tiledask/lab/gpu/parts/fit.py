@@ -11,10 +11,11 @@ has what kernels allocate for themselves too.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.lab.gpu.part import GpuPart, Notes
 from tiledask.lab.gpu.parts.sizes import memory_of_device, shown, shrink
+from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.table import Grid
 from tiledask.plan.fitting.memory import estimate_memory
 from tiledask.plan.inputs.layout import Layout
@@ -22,9 +23,6 @@ from tiledask.plan.inputs.load import load_model, models
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
 from tiledask.plan.units import format_seconds
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["PARTS", "Claimed", "claims", "run"]
 
@@ -212,7 +210,7 @@ def tables(rows: Sequence[dict[str, Any]]) -> list[Grid]:
     return [Grid(head, cells, "Does it fit?", left=(0, 5))]
 
 
-def figure(rows: Sequence[dict[str, Any]]) -> "Figure | None":
+def figure(rows: Sequence[dict[str, Any]]) -> Figure | None:
     """Predicted and held, for what came to its end."""
     ended = [row for row in rows if row.get("ratio")]
     if not ended:

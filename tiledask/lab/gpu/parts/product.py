@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import psutil
@@ -21,13 +21,11 @@ from tiledask.lab.bench.tiles.rounds import Gemm
 from tiledask.lab.bench.tiles.two_level import ALONE, two_level
 from tiledask.lab.gpu.part import GpuPart, Notes
 from tiledask.lab.gpu.parts.sizes import memory_of_device, shown, shrink
+from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.table import Grid
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile.backend import namespace, probe, synchronize
 from tiledask.tile.table import kernels
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["PARTS", "run"]
 
@@ -284,7 +282,7 @@ def tables(rows: Sequence[dict[str, Any]]) -> list[Grid]:
     ]
 
 
-def figure(rows: Sequence[dict[str, Any]]) -> "Figure | None":
+def figure(rows: Sequence[dict[str, Any]]) -> Figure | None:
     """The most that a worker held, predicted and measured."""
     timed = [row for row in rows if row["state"] == "timed" and row.get("peak bytes")]
     if not timed:

@@ -7,7 +7,7 @@ rounds. A kernel that hangs or breaks the device is left out of all that follows
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.lab.bench.tiles.clock import ContestClock, Stopped, clock_for
 from tiledask.lab.bench.tiles.device import clocks, device_of, facts_of
@@ -18,11 +18,9 @@ from tiledask.lab.bench.tiles.trial import trial
 from tiledask.lab.bench.tiles.ways import TORCH, TRITON, library, ways_of
 from tiledask.lab.gpu.part import GpuPart, Notes
 from tiledask.lab.gpu.parts.sizes import shrink
+from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.table import Grid
 from tiledask.plan.units import format_seconds
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["PARTS", "jobs", "race", "run"]
 
@@ -240,7 +238,7 @@ def _flops(speed: float | None, scale: float) -> str:
     return f"{speed / 1e12 * scale:.4g}" if speed else "-"
 
 
-def figure(rows: Sequence[dict[str, Any]]) -> "Figure | None":
+def figure(rows: Sequence[dict[str, Any]]) -> Figure | None:
     """The ladder under its roofline; None where nothing is known of the device."""
     from tiledask.lab.bench.tiles.shown import figure as ladder_figure
 

@@ -9,7 +9,7 @@ remembered (tile/choice/tuning_cache.py) is what `td.tile.tuned` gives from then
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.errors import KernelError
 from tiledask.lab.bench.tiles.clock import Run, clock_for
@@ -20,14 +20,12 @@ from tiledask.lab.gpu.part import GpuPart, Notes
 from tiledask.lab.gpu.parts.kernels import tile_name
 from tiledask.lab.gpu.parts.sizes import shrink
 from tiledask.lab.gpu.parts.speed import race
+from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.table import Grid
 from tiledask.plan.units import format_seconds
 from tiledask.tile.choice.tuning_cache import key_of, remember
 from tiledask.tile.product import matmul
 from tiledask.tile.table import kernels
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["PARTS", "run"]
 
@@ -191,7 +189,7 @@ def _timed(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted((r for r in rows if r["state"] == "timed"), key=lambda row: row["median"])
 
 
-def figure(rows: Sequence[dict[str, Any]]) -> "Figure | None":
+def figure(rows: Sequence[dict[str, Any]]) -> Figure | None:
     """The ways of the first contest as bars of TFLOP/s, the fastest first."""
     contest, raced = next(iter(_contests(rows).items()), ("", []))
     timed = _timed(raced)

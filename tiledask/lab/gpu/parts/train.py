@@ -9,18 +9,16 @@ pipeline       real stages forward and backward: the loss, and the idle share as
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tiledask.lab.bench.tiles.device import described
 from tiledask.lab.gpu.part import GpuPart, Notes
 from tiledask.lab.gpu.parts.sizes import shrink
+from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.table import Grid
 from tiledask.plan.units import format_seconds
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["PARTS", "run"]
 
@@ -300,7 +298,7 @@ def tables(rows: Sequence[dict[str, Any]]) -> list[Grid]:
     ]
 
 
-def figure(rows: Sequence[dict[str, Any]]) -> "Figure | None":
+def figure(rows: Sequence[dict[str, Any]]) -> Figure | None:
     """Idle shares, simulated and measured."""
     idle = [row for row in rows if "measured idle %" in row]
     if not idle:
