@@ -8,7 +8,8 @@
     task = idle_level(3, seed=7)      # the idle-time ladder: fresh numbers, and task.working()
     task.check(answer).require()      # raises unless every target is met
 
-No answer is stored; the best one is found by trying or by proof.
+No answer is stored; the best one is found by trying or by proof. terminal has the words of
+`tiledask puzzle`.
 """
 
 from tiledask.lab.exercises.latency import gpipe_ahead
