@@ -56,7 +56,7 @@ def test_an_illegal_answer_says_why_with_its_numbers_and_is_still_drawn(
     cap, fewest, repaired, bubble
 ):
     for exercise, answer, words in (
-        (cap, "tp=8", "an answer is a Layout"),
+        (cap, "tp=8", "an answer is a td.Layout"),
         (cap, td.Layout(tp=4, dp=2, microbatches=32), "64 sequences a step, the task has 32"),
         (cap, td.Layout(microbatches=32), 'the verdict is "no"'),
         (cap, td.Layout(tp=4, pp=4, microbatches=32), "needs 16 devices"),

@@ -76,7 +76,7 @@ def test_an_illegal_answer_says_what_is_wrong_and_is_still_drawn(slots, product_
         (slots, (0, 1, 2, 3, 4, 0, 1, 2, 3), "each 0..3"),
         (slots, (True,) * 9, "each 0..3"),
         (slots, "012301230", "a tuple of 9 slots"),
-        (fewest_gpus(), 14, "an answer is a Layout"),
+        (fewest_gpus(), 14, "an answer is a td.Layout"),
         (fewest_gpus(), td.Layout(tp=8, pp=2), "leave the node of 4 GPUs"),
         (fewest_gpus(), td.Layout(dp=8), 'the verdict is "no"'),
         (fewest_gpus(), td.Layout(tp=4, pp=5), 'the verdict is "no": the layout needs 20 devices'),

@@ -7,10 +7,10 @@ task.draw(answer)       a figure of the answer; of the task without one
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from tiledask.errors import ConfigError, RuleError
+from tiledask.errors import ConfigError, RuleError, short
 from tiledask.lab.judging.result import Result, Target
 from tiledask.lab.learner.kept import TASKS, here
 from tiledask.lab.placing import PlacedAnswer
@@ -149,9 +149,17 @@ class Exercise(JudgedTask):
 
     measured: Callable[[Any], Sequence[Target]]
     drawn: Callable[[Any], Figure]
+    read: Callable[[Any], Any] = field(default=lambda answer: answer)
+    """An answer as ``measured`` and ``drawn`` take it; None for what is none of this form."""
 
     def judge(self, answer: Any) -> Sequence[Target]:
-        return self.measured(answer)
+        return self.measured(self._read(answer))
 
     def figure(self, answer: Any) -> Figure:
-        return self.drawn(answer)
+        return self.drawn(None if answer is None else self._read(answer))
+
+    def _read(self, answer: Any) -> Any:
+        given = self.read(answer)
+        if given is None:
+            raise ConfigError(f"an answer is {self.form}; got {short(answer)}")
+        return given

@@ -46,8 +46,7 @@ def layer_too_large(ranks: int = 4) -> Exercise:
     layer trains with Adam, by columns. All of it is run, on devices that refuse the byte too many.
     """
 
-    def measure(answer: Any) -> list[Target]:
-        given = _answer(answer)
+    def measure(given: dict[str, Any]) -> list[Target]:
         wrong = _misjudged(given, ranks)
         name = f"judged wrongly ({', '.join(wrong)})" if wrong else "judged wrongly"
         fewest = next(n for n in range(1, 64) if _run("columns", "adam", n))
@@ -61,10 +60,6 @@ def layer_too_large(ranks: int = 4) -> Exercise:
             Target("runs with Adam that were refused", 0, refused, 0, remarks=(too_few,)),
             Target("ranks for adam", fewest, given["ranks for adam"], fewest, least=True),
         ]
-
-    def figure(answer: Any) -> draw.Figure:
-        given = None if answer is None else _answer(answer)
-        return _bars(ranks, given)
 
     return Exercise(
         name="a layer too large",
@@ -91,7 +86,8 @@ def layer_too_large(ranks: int = 4) -> Exercise:
             "how many stay below 24 GB? For Adam turn that round and ask for p.",
         ),
         measured=measure,
-        drawn=figure,
+        drawn=lambda given: _bars(ranks, given),
+        read=_answer,
     )
 
 
@@ -115,13 +111,9 @@ def _misjudged(given: Mapping[str, Any], ranks: int) -> dict[str, str]:
     return found
 
 
-def _answer(answer: Any) -> dict[str, Any]:
-    names = {*STRATEGIES, "ranks for adam"}
-    if not isinstance(answer, Mapping) or set(answer) != names:
-        raise ConfigError(
-            f"an answer is a dict of {', '.join(map(repr, STRATEGIES))} and 'ranks for adam'; "
-            f"got {answer!r}"
-        )
+def _answer(answer: Any) -> dict[str, Any] | None:
+    if not isinstance(answer, Mapping) or set(answer) != {*STRATEGIES, "ranks for adam"}:
+        return None
     for strategy in STRATEGIES:
         if answer[strategy] not in (None, *LEVELS):
             raise ConfigError(

@@ -13,6 +13,7 @@ from typing import Any
 
 from tiledask.errors import ConfigError, RuleError
 from tiledask.lab import plots
+from tiledask.lab.exercises.planning.fewest_gpus import layout_of
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots.planning.feasibility import short_layout
 from tiledask.lab.plots.planning.step_breakdown import PARTS
@@ -45,12 +46,8 @@ class _Task:
     sequence: int = 2048
     recipe: str = "mixed-adam-16"
 
-    def fit(self, answer: Any) -> Fit:
+    def fit(self, answer: Layout) -> Fit:
         """Whether ``answer``, a layout of this task, fits."""
-        if not isinstance(answer, Layout):
-            raise ConfigError(
-                f"an answer is a Layout such as td.Layout(tp=2, pp=4), got {answer!r}"
-            )
         if answer.cp > 1:
             raise RuleError(f"sequences stay whole here: cp is 1, got {answer.cp}")
         if answer.sequences != self.batch:
@@ -61,7 +58,7 @@ class _Task:
             )
         return fits(self.model, answer, self.cluster, self.recipe, self.sequence)
 
-    def fitting(self, answer: Any) -> Fit:
+    def fitting(self, answer: Layout) -> Fit:
         """The plan of a layout that must fit."""
         fit = self.fit(answer)
         if fit.verdict != "fits":
@@ -143,7 +140,7 @@ def fastest_within(
     of a run, and at most ``within`` (a share) longer than the fastest such layout."""
     task = _Task(model, cluster, batch, sequence)
 
-    def measure(answer: Any) -> list[Target]:
+    def measure(answer: Layout) -> list[Target]:
         fit, best = task.fitting(answer), _fastest(task, room)
         peak = round(fit.memory.peak / GB, 2)
         place, moment, tensor = fit.memory.ledger.binding
@@ -180,6 +177,7 @@ def fastest_within(
         ),
         measured=measure,
         drawn=figure,
+        read=layout_of,
     )
 
 
@@ -189,7 +187,7 @@ def fewest_devices(
     """Find a Layout with which ``model`` trains on the fewest devices of ``cluster``."""
     task = _Task(model, cluster, batch, recipe=recipe)
 
-    def measure(answer: Any) -> list[Target]:
+    def measure(answer: Layout) -> list[Target]:
         layout = task.fitting(answer).layout
         counts = range(1, cluster.devices + 1)
         best = next(n for n in counts if _search(task, n).counts["fits"])
@@ -220,6 +218,7 @@ def fewest_devices(
         ),
         measured=measure,
         drawn=figure,
+        read=layout_of,
     )
 
 
@@ -229,7 +228,7 @@ def repair(model: Model, layout: Layout, cluster: ClusterSpec, *, sequence: int 
     task = _Task(model, cluster, layout.sequences, sequence)
     before = task.step(layout)
 
-    def measure(answer: Any) -> list[Target]:
+    def measure(answer: Layout) -> list[Target]:
         task.fitting(answer)
         lines = critique(model, answer, cluster, sequence=sequence).lines
         # a fault with its numbers, without its formula
@@ -265,6 +264,7 @@ def repair(model: Model, layout: Layout, cluster: ClusterSpec, *, sequence: int 
         ),
         measured=measure,
         drawn=figure,
+        read=layout_of,
     )
 
 
@@ -282,7 +282,7 @@ def shorten_bubble(
 
     before = task.step(layout)
 
-    def measure(answer: Any) -> list[Target]:
+    def measure(answer: Layout) -> list[Target]:
         if task.fit(answer).layout.pp < layout.pp:
             raise RuleError(f"the task has {layout.pp} stages or more, got pp={answer.pp}")
         task.fitting(answer)
@@ -323,6 +323,7 @@ def shorten_bubble(
         ),
         measured=measure,
         drawn=figure,
+        read=layout_of,
     )
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.errors import ConfigError, RuleError
+from tiledask.errors import RuleError
 from tiledask.lab.exercises.products.placements import span
 from tiledask.lab.judging import Exercise, Target
+from tiledask.lab.judging.reading import function
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import BLUE, PALE, RED, canvas, styled
 from tiledask.tile import Tile, traffic
@@ -71,11 +72,7 @@ def repaired_kernel(given: Kernel) -> Exercise:
     loaded beyond the formula of `td.tile.traffic`, or below, are counted.
     """
 
-    def measure(answer: Any) -> list[Target]:
-        if not callable(answer):
-            raise ConfigError(
-                f"an answer is a function of a, b and tile that returns a @ b, got {answer!r}"
-            )
+    def measure(answer: Kernel) -> list[Target]:
         elements, products, loads = [], [], []  # (how many, the remark) of each case
         for shape, tile in product(SHAPES, TILES):
             a, b = _operands(*shape)
@@ -104,7 +101,7 @@ def repaired_kernel(given: Kernel) -> Exercise:
         ]
 
     def figure(answer: Any) -> draw.Figure:
-        kernel = given if answer is None else answer
+        kernel = answer or given
         wrong = {}
         for m, n, k in SHOWN:
             a, b = _operands(m, n, k)
@@ -134,6 +131,7 @@ def repaired_kernel(given: Kernel) -> Exercise:
         ),
         measured=measure,
         drawn=figure,
+        read=function,
     )
 
 

@@ -178,12 +178,10 @@ def levels_at_fault(runs: Mapping[str, BlockRun], rate: float) -> Exercise:
     `BlockRun.lost`; nothing else is known of the runs.
     """
 
-    def measure(answer: Any) -> list[Target]:
-        if not isinstance(answer, Mapping) or set(answer) != set(runs):
-            raise ConfigError(
-                f"an answer is a dict with a level for each of {', '.join(runs)}, '{BLOCKING}' or "
-                f"'{TILE}', got {answer!r}"
-            )
+    def read(answer: Any) -> Mapping[str, Any] | None:
+        return answer if isinstance(answer, Mapping) and set(answer) == set(runs) else None
+
+    def measure(answer: Mapping[str, Any]) -> list[Target]:
         if unknown := sorted({str(v) for v in answer.values()} - {BLOCKING, TILE}):
             raise ConfigError(f"a level is {BLOCKING!r} or {TILE!r}, got {unknown[0]!r}")
         wrong = _misnamed(runs, rate, answer)
@@ -192,8 +190,7 @@ def levels_at_fault(runs: Mapping[str, BlockRun], rate: float) -> Exercise:
         return [Target(f"levels named wrongly{named}", 0, len(wrong), 0, remarks=remarks)]
 
     def figure(answer: Any) -> draw.Figure:
-        wrong = _misnamed(runs, rate, answer) if isinstance(answer, Mapping) else ()
-        return _bars(runs, rate, wrong)
+        return _bars(runs, rate, _misnamed(runs, rate, answer) if answer else ())
 
     return Exercise(
         name="which level is at fault",
@@ -214,6 +211,7 @@ def levels_at_fault(runs: Mapping[str, BlockRun], rate: float) -> Exercise:
         ),
         measured=measure,
         drawn=figure,
+        read=read,
     )
 
 

@@ -91,8 +91,7 @@ def tile_within(
         )
     least = min(p.levels[L2].loaded for p in fitting)
 
-    def measure(answer: Any) -> list[Target]:
-        config = tile_of(answer)
+    def measure(config: Config) -> list[Target]:
         if config.stages < stages:
             raise RuleError(
                 f"{config.stages} stages keep copies {config.stages - 1} steps ahead; the task "
@@ -128,7 +127,7 @@ def tile_within(
         ]
 
     def figure(answer: Any) -> draw.Figure:
-        config = tile_of(((64, 64, 16), stages) if answer is None else answer)
+        config = answer or tile_of(((64, 64, 16), stages))
         note = " (not attempted: the smallest tile)" if answer is None else ""
         title = (
             f"{config} on {device}{note}\n{m} x {n} x {k}; "
@@ -166,6 +165,7 @@ def tile_within(
         ),
         measured=measure,
         drawn=figure,
+        read=tile_of,
     )
 
 
@@ -179,18 +179,14 @@ def retuned(
     """
     best = {device: order(*size, tiles_of(device), device)[0] for device in devices}
 
-    def measure(answer: Any) -> list[Target]:
+    def measure(answer: dict[str, Config]) -> list[Target]:
         targets = []
-        for device, config in _chosen(answer, devices).items():
+        for device, config in answer.items():
             found = predict(*size, config, device)
             lost = round(100 * (1 - best[device].seconds / found.seconds), 2)
             where = f"{_short(config)} is bound by {found.binding}; {_waves(size, config, device)}"
             targets.append(Target(f"% given away on {device}", 100 * within, lost, 0, where=where))
         return targets
-
-    def figure(answer: Any) -> draw.Figure:
-        chosen = None if answer is None else _chosen(answer, devices)
-        return _shares(size, tile_of(carried), chosen, best, within)
 
     (m, n, k), (tile, stages) = size, carried
     return Exercise(
@@ -213,7 +209,8 @@ def retuned(
             "nearly whole and that arithmetic still binds.",
         ),
         measured=measure,
-        drawn=figure,
+        drawn=lambda chosen: _shares(size, tile_of(carried), chosen, best, within),
+        read=lambda answer: _chosen(answer, devices),
     )
 
 
@@ -224,12 +221,9 @@ def _waves(size: Size, config: Config, device: str) -> str:
     return f"{tiles:,} tiles over {count} multiprocessors are {tiles / count:.2f} waves"
 
 
-def _chosen(answer: Any, devices: Sequence[str]) -> dict[str, Config]:
+def _chosen(answer: Any, devices: Sequence[str]) -> dict[str, Config] | None:
     if not isinstance(answer, Mapping) or set(answer) != set(devices):
-        raise ConfigError(
-            f"an answer is a dict with a tile and stages for each of {', '.join(devices)}, for "
-            f"instance {{{devices[0]!r}: ((64, 128, 32), 3), ...}}; got {answer!r}"
-        )
+        return None
     return {device: tile_of(answer[device]) for device in devices}
 
 

@@ -59,8 +59,7 @@ def borrowed_rows(
     }
     best = sum(map(len, right.values()))
 
-    def measure(answer: Any) -> list[Target]:
-        mine = _borrowed(answer, split)
+    def measure(mine: dict[int, tuple[int, ...]]) -> list[Target]:
         lost = _lost(mine, split, size, stride, padding)
         lacking, idle = offences(mine)
         remarks = [
@@ -83,11 +82,10 @@ def borrowed_rows(
         idle = [(r, row) for r in right for row in sorted({*mine[r]} - {*right[r]})]
         return lacking, idle
 
-    def figure(answer: Any) -> draw.Figure:
-        if answer is None:
+    def figure(mine: dict[int, tuple[int, ...]] | None) -> draw.Figure:
+        if mine is None:
             title = "Nobody borrows yet"
             return plots.rows_on_ranks(rows, size, stride, padding, borrowed={}, title=title)
-        mine = _borrowed(answer, split)
         lacking, idle = offences(mine)
         marked = {r: [row for at, row in (*lacking[:1], *idle) if at == r] for r in mine}
         title = "Your loans" + ("; in red, what is lacking or not read" * bool(lacking or idle))
@@ -119,17 +117,15 @@ def borrowed_rows(
         ),
         measured=measure,
         drawn=figure,
+        read=lambda answer: _borrowed(answer, split),
     )
 
 
-def _borrowed(answer: Any, split: RowSplit) -> dict[int, tuple[int, ...]]:
-    """``answer`` for every rank; raises ConfigError or PlacementError if it is none."""
+def _borrowed(answer: Any, split: RowSplit) -> dict[int, tuple[int, ...]] | None:
+    """``answer`` for every rank; raises ConfigError or PlacementError for rows that are none."""
     ranks, ends = len(split.rows), (0, *accumulate(split.rows))
     if not isinstance(answer, Mapping) or not set(answer) <= set(range(ranks)):
-        raise ConfigError(
-            f"an answer gives ranks, 0 to {ranks - 1}, the rows that they borrow, for instance "
-            f"{{0: ({ends[1]},)}}; got {answer!r}"
-        )
+        return None
     for rank, mine in answer.items():
         if not isinstance(mine, tuple | list | range | set):
             raise ConfigError(f"rows of rank {rank} are a tuple such as (3, 4), got {mine!r}")
@@ -180,8 +176,7 @@ def split_each_layer(images: int = 256, ranks: int = 4, seed: int = 0) -> Exerci
     least = min(ways_there_are, key=lambda parts: sum(part.nbytes for part in parts))
     best = sum(part.nbytes for part in least)
 
-    def measure(answer: Any) -> list[Target]:
-        ways = splits.checked(answer)
+    def measure(ways: dict[str, str]) -> list[Target]:
         weights, (x, classes), whole = _batch(images, seed)
         done = run_threads(splits.split_step, ranks, ways, weights, x, classes)
         # the layer that is furthest above the same one in the best, and the most of it
@@ -215,7 +210,7 @@ def split_each_layer(images: int = 256, ranks: int = 4, seed: int = 0) -> Exerci
         alike = {f'all layers "{way}"': dict.fromkeys(splits.NAMES, way) for way in splits.WAYS}
         bars = {name: splits.bytes_of(ways, images, ranks, 4) for name, ways in alike.items()}
         if answer is not None:
-            parts = splits.parts_of(splits.checked(answer), images, ranks, 4)
+            parts = splits.parts_of(answer, images, ranks, 4)
             bars["yours"] = sum(part.nbytes for part in parts)
             bars |= {part.what: part.nbytes for part in parts if part.nbytes}
         return _bars(bars, f"LeNet, {images} images, {ranks} devices: bytes of a step", best)
@@ -243,6 +238,7 @@ def split_each_layer(images: int = 256, ranks: int = 4, seed: int = 0) -> Exerci
         ),
         measured=measure,
         drawn=figure,
+        read=splits.checked,
     )
 
 
@@ -278,8 +274,7 @@ def until_layerwise_moves_more(each: int = 4, seed: int = 0) -> Exercise:
             f"up to {MOST} devices; take more images"
         )
 
-    def measure(answer: Any) -> list[Target]:
-        devices = _devices(answer)
+    def measure(devices: int) -> list[Target]:
         if devices <= RUN:
             sent = {name: _counted(name, each * devices, devices, seed) for name in _BOTH}
         else:
@@ -299,7 +294,7 @@ def until_layerwise_moves_more(each: int = 4, seed: int = 0) -> Exercise:
         ]
 
     def figure(answer: Any) -> draw.Figure:
-        devices = 2 if answer is None else _devices(answer)
+        devices = answer or 2
         bars = {name: planned(name, devices) for name in _BOTH}
         title = f"LeNet, {devices} devices, {each} images on each: bytes of a step"
         return _bars(bars, title)
@@ -323,16 +318,11 @@ def until_layerwise_moves_more(each: int = 4, seed: int = 0) -> Exercise:
         ),
         measured=measure,
         drawn=figure,
+        read=lambda answer: answer if is_whole(answer, 2, MOST) else None,
     )
 
 
 _BOTH = ("layerwise", "data parallel")
-
-
-def _devices(answer: Any) -> int:
-    if not is_whole(answer, 2, MOST):
-        raise ConfigError(f"an answer is a number of devices from 2 to {MOST}, got {answer!r}")
-    return answer
 
 
 def _counted(name: str, images: int, devices: int, seed: int) -> int:

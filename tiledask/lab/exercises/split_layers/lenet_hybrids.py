@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tiledask.distributed.convolution.lenet_train import TrainedLeNet, train_lenet
-from tiledask.errors import ConfigError, PlacementError
+from tiledask.errors import PlacementError
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import BLUE, ORANGE, canvas, styled
@@ -53,8 +53,7 @@ def hybrid_lenet(
         )
     best = min(sum(n.sent) for n in kept) / MB
 
-    def measure(answer: Any) -> list[Target]:
-        split = _checked(answer, devices)
+    def measure(split: Split) -> list[Target]:
         run, alone = _trained(split, batch), _trained(Split(), batch)
         sent = sum(r.sent for r in run.records) / STEPS / (8 // SINGLE) / MB
         busiest = max(run.flops) * devices / sum(run.flops)
@@ -80,8 +79,7 @@ def hybrid_lenet(
         drawn = {str(split): split for split in _splits(devices) if devices in split.shape}
         needs = {name: need_of(split, batch, SINGLE) for name, split in drawn.items()}
         if answer is not None:
-            split = _checked(answer, devices)
-            needs[f"yours: {split}"] = need_of(split, batch, SINGLE)
+            needs[f"yours: {answer}"] = need_of(answer, batch, SINGLE)
         title = f"LeNet, {batch} images, {devices} devices: bytes of a step"
         return _bars(needs, title, best, lambda n: _percent(n) <= share and n.imbalance <= balance)
 
@@ -107,6 +105,7 @@ def hybrid_lenet(
         ),
         measured=measure,
         drawn=figure,
+        read=lambda answer: _checked(answer, devices),
     )
 
 
@@ -121,12 +120,9 @@ def _splits(devices: int) -> Iterator[Split]:
                     yield Split(copies, stages, parts, in_space=True)
 
 
-def _checked(answer: Any, devices: int) -> Split:
+def _checked(answer: Any, devices: int) -> Split | None:
     if not isinstance(answer, Mapping):
-        raise ConfigError(
-            f"an answer is a dict of how many ranks each way has ({', '.join(WAYS)}), for instance "
-            f"{{'data parallel': {devices}}}; got {answer!r}"
-        )
+        return None
     split = Split.of(answer)
     if split.ranks != devices:
         raise PlacementError(

@@ -12,6 +12,7 @@ import numpy as np
 
 from tiledask.errors import ConfigError, DivergedError, RuleError
 from tiledask.lab.judging import Exercise, Target
+from tiledask.lab.judging.reading import function
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import BLUE, INK, ORANGE, RED, canvas, styled
 from tiledask.lab.precision.small import Small, SmallRun, train
@@ -105,6 +106,7 @@ def scale_rule(left_out: int = 14, loss: float = 1.55) -> Exercise:
         ),
         measured=measure,
         drawn=figure,
+        read=function,
     )
 
 
@@ -122,12 +124,7 @@ def _fixed(scale: float, good: int, finite: bool) -> tuple[float, int]:
     return scale, good
 
 
-def _runs(rule: Any) -> dict[str, SmallRun]:
-    if not callable(rule):
-        raise ConfigError(
-            f"an answer is a function of scale, good and finite that returns the next scale and "
-            f"good, got {rule!r}"
-        )
+def _runs(rule: Rule) -> dict[str, SmallRun]:
     return {name: _run(rule, begun) for name, begun in BEGUN.items()}
 
 

@@ -14,8 +14,9 @@ import numpy as np
 
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.errors import ConfigError, RuleError
+from tiledask.errors import RuleError
 from tiledask.lab.judging import Exercise, Target
+from tiledask.lab.judging.reading import function
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import GREEN, ORANGE, SKY, canvas, styled
 from tiledask.plan.collectives.algorithms import default
@@ -47,15 +48,15 @@ def uneven_copies(copies: int = 3, batches: tuple[int, ...] = (6, 7, 2)) -> Exer
     least = sum(cost("all_reduce", default("all_reduce", copies), even(size, copies), 8).sent)
 
     def measure(answer: Any) -> list[Target]:
-        function, worst, sent = _function(answer), {}, 0
+        worst, sent = {}, 0
         for batch in batches:
-            ends, records = _trained(function, batch, copies)
+            ends, records = _trained(answer, batch, copies)
             worst[batch] = max(float(np.abs(w - _alone(batch)[-1]).max()) for w in ends)
             sent = max(sent, sum(r.sent for r in records) // STEPS)
         wrong = [batch for batch, off in worst.items() if not off <= TOLERANCE]
         rows = ", ".join(map(str, wrong))
         name = "batches that end elsewhere" + (f" ({rows} rows)" if wrong else "")
-        remarks = [_weighed(function, wrong[0], copies)] if wrong else []
+        remarks = [_weighed(answer, wrong[0], copies)] if wrong else []
         more = f"{sent - least:,} bytes more than one all-reduce of the gradient"
         return [
             Target(name, 0, len(wrong), 0, remarks=remarks),
@@ -65,9 +66,8 @@ def uneven_copies(copies: int = 3, batches: tuple[int, ...] = (6, 7, 2)) -> Exer
     def figure(answer: Any) -> draw.Figure:
         off = {}
         if answer is not None:
-            function = _function(answer)
             for batch in batches:
-                ends, _ = _trained(function, batch, copies)
+                ends, _ = _trained(answer, batch, copies)
                 off[batch] = float(np.abs(ends[0] - _alone(batch)[-1]).max())
         return _rows_and_error(copies, batches, off)
 
@@ -94,6 +94,7 @@ def uneven_copies(copies: int = 3, batches: tuple[int, ...] = (6, 7, 2)) -> Exer
         ),
         measured=measure,
         drawn=figure,
+        read=function,
     )
 
 
@@ -121,15 +122,6 @@ def _weighed(function: Averaging, batch: int, copies: int) -> str:
         f"{said}: the copies have {', '.join(map(str, rows))} rows and their means count {shown}"
         + (f" on rank 0, those of {len(have)} with rows" if len(have) < copies else "")
     )
-
-
-def _function(answer: Any) -> Averaging:
-    if not callable(answer):
-        raise ConfigError(
-            f"an answer is a function of group, gradient, rows and total that returns an array "
-            f"like gradient, got {answer!r}"
-        )
-    return answer
 
 
 # -- the classifier ---------------------------------------------------------------------------
