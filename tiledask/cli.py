@@ -426,18 +426,12 @@ def _partition(args: argparse.Namespace, console: Console) -> Result:
 
 
 def _puzzle(args: argparse.Namespace, console: Console) -> Result:
-    from tiledask.lab.idle_ladder import terminal as ladder
-    from tiledask.lab.puzzles import terminal
+    from tiledask.lab.tasks import terminal
 
     if args.puzzle is None:
-        (_, levels), (_, more) = terminal.list_all(console), ladder.list_all(console)
-        return 0, [*levels, *more]
-    given = (args.puzzle, args.answer, console, args.hint, args.figure, args.verify)
-    if ladder.is_of_ladder(args.puzzle):
-        return ladder.play(*given, seed=args.seed or 0)
-    if args.seed is not None:
-        raise ConfigError(f"a seed draws the numbers of idle-1 to idle-12, not of {args.puzzle!r}")
-    return terminal.play(*given)
+        return terminal.list_all(console)
+    given = (args.answer, console, args.hint, args.figure, args.verify, args.seed)
+    return terminal.play(args.puzzle, *given)
 
 
 def _idle(args: argparse.Namespace, console: Console) -> Result:

@@ -1,5 +1,7 @@
 """The same work under every schedule: the closed forms, and each schedule's own memory."""
 
+from itertools import product
+
 import pytest
 
 from tiledask.errors import ScheduleError
@@ -23,15 +25,14 @@ def test_every_schedule_does_the_same_work(name, devices, microbatches):
 
 
 def test_utilisation_is_the_closed_forms_in_as_many_chunks_as_are_given():
-    by_m = sweep.utilisation_by_microbatches(["gpipe", "1f1b"], 4, (1, 2, 8))
-    by_p = sweep.utilisation_by_devices(["gpipe", "naive"], (1, 2, 4), 8)
-    for name in ("gpipe", "1f1b"):
-        assert by_m[name] == pytest.approx({m: 1 - cf.bubble_fraction(4, m) for m in (1, 2, 8)})
-    assert by_p["gpipe"] == pytest.approx({p: 1 - cf.bubble_fraction(p, 8) for p in (1, 2, 4)})
-    assert by_p["naive"] == pytest.approx({p: 1 / p for p in (1, 2, 4)})
+    for name, p, m in product(("gpipe", "1f1b"), (1, 2, 4), (1, 2, 8)):
+        found = sweep.same_work(name, p, m).bubble_fraction
+        assert found == pytest.approx(cf.bubble_fraction(p, m))
+    for p in (1, 2, 4):
+        assert sweep.same_work("naive", p, 8).utilisation == pytest.approx(1 / p)
     for chunks in (1, 2, 4):
-        curve = sweep.utilisation_by_microbatches(["interleaved"], 4, [8], chunks=chunks)
-        assert curve["interleaved"][8] == pytest.approx(1 - cf.bubble_fraction(4, 8, chunks))
+        found = sweep.same_work("interleaved", 4, 8, chunks=chunks).bubble_fraction
+        assert found == pytest.approx(cf.bubble_fraction(4, 8, chunks))
 
 
 def test_with_latency_gpipe_is_ahead_of_1f1b():
@@ -39,16 +40,6 @@ def test_with_latency_gpipe_is_ahead_of_1f1b():
     assert curves["gpipe"][0.0] == curves["1f1b"][0.0] == pytest.approx(3 / 11)
     assert curves["gpipe"][0.25] == pytest.approx(1 - 24 / 34.5)
     assert curves["1f1b"][0.25] == pytest.approx(1 - 24 / 37)
-
-
-def test_memory_is_counted_in_micro_batches_of_a_whole_device():
-    points = sweep.memory_and_bubble(4, 12)
-    assert set(points) == set(schedules)
-    memory = {name: kept for name, (_, kept) in points.items()}
-    assert memory["naive"] == 1
-    assert memory["gpipe"] == memory["looped-bfs"] == 12
-    assert memory["1f1b"] == memory["zb-h1"] == memory["zb-v"] == 4
-    assert memory["eager-1f1b"] == memory["zb-h2"] == 2 * 4 - 1
 
 
 def test_an_unknown_schedule_is_refused_by_name():

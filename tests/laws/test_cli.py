@@ -12,7 +12,7 @@ from oracles.finished import python
 
 import tiledask as td
 from tiledask.cli import main
-from tiledask.lab.doctor import MachineCheck, _unusable
+from tiledask.lab.doctor import _unusable
 from tiledask.plan.data import data_file
 
 
@@ -244,8 +244,7 @@ def numbers(text):
 def test_no_digit_is_cut_at_any_width(capsys, monkeypatch, tmp_path, typed):
     monkeypatch.setattr("tiledask.lab.doctor.ask_gpu", lambda: _unusable("no driver"))
     for name in ("_memory", "_disk"):  # both change while this runs
-        found = MachineCheck(name, "ok", "8 GB", "")
-        monkeypatch.setattr(f"tiledask.lab.doctor.{name}", lambda found=found: found)
+        monkeypatch.setattr(f"tiledask.lab.doctor.{name}", lambda: ("ok", "8 GB"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "first"))  # one hint, and not one more
     whole = printed(capsys, monkeypatch, 1000, *typed.split())
     for width in (40, 60, 80, None):

@@ -39,6 +39,7 @@ DRIVER_DEADLINE = 60.0
 _SMALL_SHM = 1_000_000_000  # bytes; containers give 64 MiB unless told otherwise
 _SMALL_DISK = 5_000_000_000  # bytes; workers spill blocks to it when memory runs short
 _SMALL_MEMORY = 4_000_000_000  # bytes; `tiledask tour` needs about 2 GB
+_ONE_POOL = "one pool for arrays and messages: peaks and caps see both"
 _MARKS = {
     "ok": (MARKS[True], "green"),
     "missing": (MARKS[False], "yellow"),
@@ -80,112 +81,107 @@ def examine() -> list[MachineCheck]:
     ('Python', 'workers')
     """
     gpu = ask_gpu()
-    panels = "the dashboard inside JupyterLab"
-    questions: list[tuple[str, Callable[[], MachineCheck]]] = [
-        ("Python", _python),
-        ("system", _system),
-        ("cores", _cores),
-        ("memory", _memory),
-        ("shared memory", _shared_memory),
-        ("temporary disk", _disk),
-        ("NumPy", _numpy),
-        ("Dask", _dask),
-        ("JupyterLab", lambda: _package("JupyterLab", "jupyterlab", "the walkthroughs", "lab")),
-        ("Dask panels", lambda: _package("Dask panels", "dask-labextension", panels, "lab")),
-        ("g++", _compiler),
-        ("NVRTC", lambda: _nvrtc(gpu)),
-        ("GPU", lambda: _gpu(gpu)),
-        ("CuPy", lambda: _cupy(gpu)),
-        ("Dask-CUDA", lambda: _dask_cuda(gpu)),
-        ("GPU memory", lambda: _gpu_memory(gpu)),
-        ("GPU to GPU", lambda: _between(gpu)),
-        ("NCCL", lambda: _nccl(gpu)),
-        ("workers", lambda: _workers(gpu)),
+    questions: list[tuple[Any, ...]] = [
+        ("Python", "everything; 3.11 to 3.13", _python),
+        ("system", "memory caps need Linux", _system),
+        ("cores", "one CPU worker each", _cores),
+        ("memory", "blocks; workers share it evenly", _memory),
+        ("shared memory", "transports between GPU workers (UCX)", _shared_memory),
+        ("temporary disk", "spooled arrays, spilled blocks", _disk),
+        ("NumPy", "tiles on the CPU; workers have one BLAS thread each", _numpy),
+        ("Dask", "workers, transfers, the dashboard", _dask),
+        ("JupyterLab", "the walkthroughs", _package, "jupyterlab"),
+        ("Dask panels", "the dashboard inside JupyterLab", _package, "dask-labextension"),
+        ("g++", "checking CUDA kernels on the CPU", _compiler),
+        ("NVRTC", "compiling CUDA C++, also without a GPU", _nvrtc, gpu),
+        ("GPU", "one worker per GPU", _gpu, gpu),
+        ("CuPy", "tiles on a GPU", _cupy, gpu),
+        ("Dask-CUDA", "GPU workers", _dask_cuda, gpu),
+        ("GPU memory", _ONE_POOL, _gpu_memory, gpu),
+        ("GPU to GPU", "blocks from worker to worker without host memory", _between, gpu),
+        ("NCCL", "arrays from GPU to GPU", _nccl, gpu),
+        ("workers", "td.start_cluster() without arguments", _workers, gpu),
     ]
-    return [_careful(name, question) for name, question in questions]
+    return [_careful(*each) for each in questions]
 
 
-def _careful(name: str, question: Callable[[], MachineCheck]) -> MachineCheck:
+Found = tuple[str, ...]
+"""The state, what was found, perhaps what helps, and what it is used for if that is not the
+usual."""
+
+
+def _careful(name: str, used_for: str, question: Callable[..., Found], *about: Any) -> MachineCheck:
     try:
-        return question()
+        state, found, *more = question(*about)
     except ModuleNotFoundError as error:
         package = lacking(error)
-        return MachineCheck(
-            name, "missing", f"{package} is not installed", "", f"pip install {package}"
-        )
+        found = f"{package} is not installed"
+        state, more = "missing", [f"pip install {package}", ""]
     except Exception as error:  # a broken installation raises all sorts of things
         found = f"could not be found out: {type(error).__name__}: {_line(error)}"
-        return MachineCheck(name, "note", found, "see the other lines")
+        state, more = "note", ["", "see the other lines"]
+    fix, other = (more[0] if more else ""), (more[1] if len(more) > 1 else used_for)
+    return MachineCheck(name, state, found, other, fix)
 
 
 # -- the machine ---------------------------------------------------------------------------------
 
 
-def _python() -> MachineCheck:
+def _python() -> Found:
     found = f"{platform.python_version()} ({platform.python_implementation()}, {sys.executable})"
-    return MachineCheck("Python", "ok", found, "everything; 3.11 to 3.13")
+    return "ok", found
 
 
-def _system() -> MachineCheck:
+def _system() -> Found:
     names = {}
     with contextlib.suppress(OSError):
         names = platform.freedesktop_os_release()
     system = names.get("PRETTY_NAME", platform.system())
-    return MachineCheck("system", "ok", f"{system}, {platform.machine()}", "memory caps need Linux")
+    return "ok", f"{system}, {platform.machine()}"
 
 
-def _cores() -> MachineCheck:
+def _cores() -> Found:
     from dask.system import CPU_COUNT as usable
 
     present = os.cpu_count() or 1
     found = f"{usable} usable" + (f" of {present}" if usable != present else "")
     if usable >= 2:
-        return MachineCheck("cores", "ok", found, "one CPU worker each")
-    return MachineCheck("cores", "note", found, "idle times are measured with 2 cores or more")
+        return "ok", found
+    return "note", found, "", "idle times are measured with 2 cores or more"
 
 
-def _memory() -> MachineCheck:
+def _memory() -> Found:
     import psutil
     from distributed.system import MEMORY_LIMIT
 
     free = min(psutil.virtual_memory().available, MEMORY_LIMIT)
     found = f"{format_bytes(MEMORY_LIMIT)} usable, {format_bytes(free)} free now"
-    used_for = "blocks; workers share it evenly"
     if free >= _SMALL_MEMORY:
-        return MachineCheck("memory", "ok", found, used_for)
-    return MachineCheck(
-        "memory", "note", found, used_for, "close other programs, or use fewer workers"
-    )
+        return "ok", found
+    return "note", found, "close other programs, or use fewer workers"
 
 
-def _shared_memory() -> MachineCheck:
+def _shared_memory() -> Found:
     if not os.path.isdir("/dev/shm"):
-        return MachineCheck(
-            "shared memory", "note", "no /dev/shm", "not needed on one node without it"
-        )
+        return "note", "no /dev/shm", "", "not needed on one node without it"
     total = shutil.disk_usage("/dev/shm").total
-    used_for = "transports between GPU workers (UCX)"
+    found = f"{format_bytes(total)} in /dev/shm"
     if total >= _SMALL_SHM:
-        return MachineCheck("shared memory", "ok", f"{format_bytes(total)} in /dev/shm", used_for)
-    fix = "give the container more: docker run --shm-size=1g"
-    return MachineCheck(
-        "shared memory", "note", f"{format_bytes(total)} in /dev/shm", used_for, fix
-    )
+        return "ok", found
+    return "note", found, "give the container more: docker run --shm-size=1g"
 
 
-def _disk() -> MachineCheck:
+def _disk() -> Found:
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
-    found, used_for = f"{format_bytes(free)} free in {folder}", "spooled arrays, spilled blocks"
-    if free >= _SMALL_DISK:
-        return MachineCheck("temporary disk", "ok", found, used_for)
-    return MachineCheck("temporary disk", "note", found, used_for, "set TMPDIR to a larger disk")
+    found = f"{format_bytes(free)} free in {folder}"
+    return ("ok", found) if free >= _SMALL_DISK else ("note", found, "set TMPDIR to a larger disk")
 
 
 # -- packages and programs -----------------------------------------------------------------------
 
 
-def _numpy() -> MachineCheck:
+def _numpy() -> Found:
     import numpy as np
     from threadpoolctl import threadpool_info
 
@@ -194,7 +190,6 @@ def _numpy() -> MachineCheck:
     if not blas:  # a library threadpoolctl does not know, such as Apple's Accelerate
         facts = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
         blas = [f"{facts.get('name', 'unknown BLAS')} {facts.get('version', '')}".strip()]
-    used_for = "tiles on the CPU; workers have one BLAS thread each"
     found = f"{np.__version__} with {', '.join(blas)}"
     if any(pool.get("architecture") == "Haswell" for pool in pools) and "avx512f" in _cpu_flags():
         # measured on AMD's Zen 5, two cores, float32: 230 instead of 457 GFLOP/s
@@ -202,8 +197,8 @@ def _numpy() -> MachineCheck:
         found += f"; OPENBLAS_CORETYPE={forced}" if forced else "; it sees no AVX-512 here"
         fix = f"{'unset' if forced else 'export'} OPENBLAS_CORETYPE{'' if forced else '=SkylakeX'}"
         fix += " before you start: up to twice the speed, this processor has AVX-512"
-        return MachineCheck("NumPy", "note", found, used_for, fix)
-    return MachineCheck("NumPy", "ok", found, used_for)
+        return "note", found, fix
+    return "ok", found
 
 
 def _cpu_flags() -> set[str]:
@@ -215,28 +210,24 @@ def _cpu_flags() -> set[str]:
     return {word for line in lines if line.startswith("flags") for word in line.split()}
 
 
-def _dask() -> MachineCheck:
-    found = f"dask {version('dask')}, distributed {version('distributed')}"
-    return MachineCheck("Dask", "ok", found, "workers, transfers, the dashboard")
+def _dask() -> Found:
+    return "ok", f"dask {version('dask')}, distributed {version('distributed')}"
 
 
-def _compiler() -> MachineCheck:
+def _compiler() -> Found:
     path = shutil.which("g++")
-    used_for = "checking CUDA kernels on the CPU"
     if path is None:
-        return MachineCheck("g++", "missing", "not installed", used_for, "apt-get install g++")
+        return "missing", "not installed", "apt-get install g++"
     command = [path, "--version"]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL
     )
-    return MachineCheck("g++", "ok", done.stdout.partition("\n")[0], used_for)
+    return "ok", done.stdout.partition("\n")[0]
 
 
-def _package(name: str, distribution: str, used_for: str, extra: str) -> MachineCheck:
+def _package(distribution: str) -> Found:
     installed = _version(distribution)
-    if installed:
-        return MachineCheck(name, "ok", installed, used_for)
-    return MachineCheck(name, "missing", "not installed", used_for, _install(extra))
+    return ("ok", installed) if installed else ("missing", "not installed", _install("lab"))
 
 
 def _version(distribution: str) -> str:
@@ -316,19 +307,18 @@ def _unusable(reason: str) -> dict[str, Any]:
     }
 
 
-def _gpu(gpu: dict[str, Any]) -> MachineCheck:
-    used_for = "one worker per GPU"
+def _gpu(gpu: dict[str, Any]) -> Found:
     names = [f"{d['name']} ({_memory_of(d)})" for d in gpu["devices"]]
     listing = f"{len(names)}: {', '.join(names)}; driver {gpu['driver'] or 'unknown'}"
     if gpu["usable"]:
-        return MachineCheck("GPU", "ok", listing, used_for)
+        return "ok", listing
     if names:
         fix = "nvidia-smi says whether it is free" if gpu["cupy"] else _install("gpu")
-        return MachineCheck("GPU", "missing", f"{listing}; {gpu['reason']}", used_for, fix)
+        return "missing", f"{listing}; {gpu['reason']}", fix
     if _driver_traces():
         fix = "nvidia-smi says what is wrong with the driver"
-        return MachineCheck("GPU", "missing", f"none answers: {gpu['reason']}", used_for, fix)
-    return MachineCheck("GPU", "note", f"none: {gpu['reason']}", used_for)
+        return "missing", f"none answers: {gpu['reason']}", fix
+    return "note", f"none: {gpu['reason']}"
 
 
 def _memory_of(device: dict[str, Any]) -> str:
@@ -343,48 +333,41 @@ def _driver_traces() -> bool:
     return any(map(os.path.exists, files)) or shutil.which("nvidia-smi") is not None
 
 
-def _cupy(gpu: dict[str, Any]) -> MachineCheck:
-    used_for = "tiles on a GPU"
+def _cupy(gpu: dict[str, Any]) -> Found:
     if not gpu["cupy"]:
-        return _without_gpu_extra("CuPy", used_for, gpu)
+        return _without_gpu_extra(gpu)
     found = gpu["cupy"] + (f", CUDA {gpu['cuda']}" if gpu["cuda"] else "")
     if gpu["usable"]:
-        return MachineCheck("CuPy", "ok", f"{found}, a real allocation worked", used_for)
-    return MachineCheck("CuPy", "note", f"{found}, without a usable GPU", used_for)
+        return "ok", f"{found}, a real allocation worked"
+    return "note", f"{found}, without a usable GPU"
 
 
-def _dask_cuda(gpu: dict[str, Any]) -> MachineCheck:
-    installed, used_for = _version("dask-cuda"), "GPU workers"
+def _dask_cuda(gpu: dict[str, Any]) -> Found:
+    installed = _version("dask-cuda")
     if not installed:
-        return _without_gpu_extra("Dask-CUDA", used_for, gpu)
-    state = "ok" if gpu["devices"] else "note"
-    return MachineCheck(
-        "Dask-CUDA", state, installed + ("" if gpu["devices"] else ", nothing to do here"), used_for
-    )
+        return _without_gpu_extra(gpu)
+    return ("ok", installed) if gpu["devices"] else ("note", f"{installed}, nothing to do here")
 
 
-def _gpu_memory(gpu: dict[str, Any]) -> MachineCheck:
-    used_for = "one pool for arrays and messages: peaks and caps see both"
+def _gpu_memory(gpu: dict[str, Any]) -> Found:
     if not gpu["devices"]:
-        return MachineCheck("GPU memory", "note", "nothing to do here", used_for)
+        return "note", "nothing to do here"
     found, rmm = "CuPy's pool", _version("rmm-cu13")
     if any(device.get("integrated") for device in gpu["devices"]):
         found += ", of the host's memory, which the workers share evenly"
     if rmm:
-        return MachineCheck("GPU memory", "ok", f"{found}; RMM {rmm} takes from it", used_for)
-    fix = f"for arrays over UCX: {_install('gpu')}"
-    return MachineCheck("GPU memory", "note", f"{found}; no RMM beside it", used_for, fix)
+        return "ok", f"{found}; RMM {rmm} takes from it"
+    return "note", f"{found}; no RMM beside it", f"for arrays over UCX: {_install('gpu')}"
 
 
-def _between(gpu: dict[str, Any]) -> MachineCheck:
-    used_for = "blocks from worker to worker without host memory"
+def _between(gpu: dict[str, Any]) -> Found:
     ucx = _version("distributed-ucxx-cu13")
     said = f"UCX {ucx}" if ucx else "no UCX"
     if not gpu["usable"]:
-        return MachineCheck("GPU to GPU", "note", f"nothing to do here; {said}", used_for)
+        return "note", f"nothing to do here; {said}"
     if reason := gpu.get("unshared"):
         found = f"no CUDA IPC ({_line(Exception(reason))}): through host memory and TCP; {said}"
-        return MachineCheck("GPU to GPU", "note", found, used_for, "" if ucx else _install("ucx"))
+        return "note", found, "" if ucx else _install("ucx")
     ways: dict[str, list[str]] = {}
     for one, other, how in gpu.get("links", ()):
         ways.setdefault(how, []).append(f"{one}-{other}")
@@ -395,48 +378,42 @@ def _between(gpu: dict[str, Any]) -> MachineCheck:
     found = "; ".join(["CUDA IPC", *listed, said])
     if "" in ways:
         fix = "workers of GPUs that cannot reach each other send blocks through host memory"
-        return MachineCheck("GPU to GPU", "note", found, used_for, fix)
-    return MachineCheck("GPU to GPU", "ok", found, used_for)
+        return "note", found, fix
+    return "ok", found
 
 
-def _nccl(gpu: dict[str, Any]) -> MachineCheck:
-    installed, used_for = _version("nvidia-nccl-cu13"), "arrays from GPU to GPU"
+def _nccl(gpu: dict[str, Any]) -> Found:
+    installed = _version("nvidia-nccl-cu13")
     if not installed:
-        return _without_gpu_extra("NCCL", used_for, gpu)
-    several = len(gpu["devices"]) > 1
-    found = installed if several else f"{installed}, nothing to do without a second GPU"
-    return MachineCheck("NCCL", "ok" if several else "note", found, used_for)
+        return _without_gpu_extra(gpu)
+    if len(gpu["devices"]) > 1:
+        return "ok", installed
+    return "note", f"{installed}, nothing to do without a second GPU"
 
 
-def _without_gpu_extra(name: str, used_for: str, gpu: dict[str, Any]) -> MachineCheck:
+def _without_gpu_extra(gpu: dict[str, Any]) -> Found:
     """Missing where there is a GPU to use it with, otherwise only a note."""
     state = "missing" if gpu["devices"] else "note"
-    return MachineCheck(name, state, "not installed", used_for, f"with a GPU: {_install('gpu')}")
+    return state, "not installed", f"with a GPU: {_install('gpu')}"
 
 
-def _nvrtc(gpu: dict[str, Any]) -> MachineCheck:
-    used_for = "compiling CUDA C++, also without a GPU"
+def _nvrtc(gpu: dict[str, Any]) -> Found:
     installed = _version("nvidia-cuda-nvrtc")
     if gpu["usable"] and gpu["nvrtc_reason"]:
-        return MachineCheck("NVRTC", "missing", gpu["nvrtc_reason"], used_for, _install("gpu"))
-    if not installed:
-        return MachineCheck("NVRTC", "missing", "not installed", used_for, _install("test"))
-    return MachineCheck("NVRTC", "ok", installed, used_for)
+        return "missing", gpu["nvrtc_reason"], _install("gpu")
+    return ("ok", installed) if installed else ("missing", "not installed", _install("test"))
 
 
-def _workers(gpu: dict[str, Any]) -> MachineCheck:
+def _workers(gpu: dict[str, Any]) -> Found:
     from dask.system import CPU_COUNT
     from distributed.system import MEMORY_LIMIT
 
-    used_for = "td.start_cluster() without arguments"
     dask_cuda = importlib.util.find_spec("dask_cuda") is not None
     if gpu["usable"] and dask_cuda:
-        count = len(gpu["devices"])
-        return MachineCheck("workers", "ok", f"{count} GPU workers, one per GPU", used_for)
+        return "ok", f"{len(gpu['devices'])} GPU workers, one per GPU"
     count = max(2, CPU_COUNT)
     share = format_bytes(MEMORY_LIMIT // count)
-    found = f"{count} CPU workers, one BLAS thread and {share} each"
-    return MachineCheck("workers", "ok", found, used_for)
+    return "ok", f"{count} CPU workers, one BLAS thread and {share} each"
 
 
 # -- showing it ----------------------------------------------------------------------------------

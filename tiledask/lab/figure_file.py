@@ -2,12 +2,9 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tiledask.errors import ConfigError, short
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from tiledask.lab.plots.primitives import Figure
 
 __all__ = ["FORMATS", "check_figure", "save_figure"]
 
@@ -36,7 +33,7 @@ def check_figure(path: str | os.PathLike) -> str:
     return kind
 
 
-def save_figure(figure: "Figure", path: str | os.PathLike) -> None:
+def save_figure(figure: Figure, path: str | os.PathLike) -> None:
     """Write ``figure`` to ``path``, as what its name says; ConfigError as in `check_figure`."""
     kind = check_figure(path)
     if kind == "png" and hasattr(figure, "to_png"):

@@ -13,13 +13,10 @@ from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
-from typing import TYPE_CHECKING
 
 from tiledask.errors import ConfigError
+from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.table import Comparison, counted
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["Report", "Section", "library_versions", "write_whole"]
 
@@ -51,7 +48,7 @@ class Section:
         self.items.append(("table", comparison))
         return self
 
-    def figure(self, figure: "Figure", name: str, caption: str = "") -> "Section":
+    def figure(self, figure: Figure, name: str, caption: str = "") -> "Section":
         """Add a figure. ``name`` becomes a file name: small letters, digits and dashes."""
         if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
             raise ConfigError(

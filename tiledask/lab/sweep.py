@@ -3,28 +3,17 @@
     a device's share of the model takes ``forward`` seconds forward and ``backward`` back;
     a schedule with v chunks per device cuts that share in v equal stages
 
-So every schedule has the same work, and idle time and memory can be compared. The results are
-plain numbers, for the figures in tiledask.lab.plots.pipelines.schedule_curves.
+So every schedule has the same work, and idle time can be compared.
 """
 
 import inspect
 from collections.abc import Iterable
 
-from tiledask.plan.pipelines.footprint import memory_over_time
 from tiledask.plan.pipelines.schedules import schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 
-__all__ = [
-    "bubble_by_latency",
-    "memory_and_bubble",
-    "same_work",
-    "utilisation_by_devices",
-    "utilisation_by_microbatches",
-]
-
-Curve = dict[float, float]
-"""x -> y."""
+__all__ = ["bubble_by_latency", "same_work"]
 
 
 def same_work(
@@ -67,32 +56,9 @@ def same_work(
     )
 
 
-def utilisation_by_microbatches(
-    names: Iterable[str], devices: int, microbatches: Iterable[int], **options
-) -> dict[str, Curve]:
-    """Utilisation by schedule: micro-batches -> busy share of device-time; options of `same_work`.
-
-    >>> curves = utilisation_by_microbatches(["gpipe"], 4, (1, 8))
-    >>> {m: round(share, 4) for m, share in curves["gpipe"].items()}
-    {1: 0.25, 8: 0.7273}
-    """
-    counts = list(microbatches)
-    return {n: {m: same_work(n, devices, m, **options).utilisation for m in counts} for n in names}
-
-
-def utilisation_by_devices(
-    names: Iterable[str], devices: Iterable[int], microbatches: int, **options
-) -> dict[str, Curve]:
-    """Utilisation by schedule: devices -> busy share of device-time; options of `same_work`."""
-    counts = list(devices)
-    return {
-        n: {p: same_work(n, p, microbatches, **options).utilisation for p in counts} for n in names
-    }
-
-
 def bubble_by_latency(
     names: Iterable[str], devices: int, microbatches: int, latencies: Iterable[float], **options
-) -> dict[str, Curve]:
+) -> dict[str, dict[float, float]]:
     """Bubble by schedule: seconds between two devices -> idle share of device-time."""
     times = list(latencies)
     return {
@@ -102,23 +68,3 @@ def bubble_by_latency(
         }
         for n in names
     }
-
-
-def memory_and_bubble(
-    devices: int, microbatches: int, names: Iterable[str] = tuple(schedules), **options
-) -> dict[str, tuple[float, float]]:
-    """(Idle share of device-time, activations on the fullest device) by schedule.
-
-    The unit of memory is what a device keeps of one micro-batch for all of its stages, so that
-    1F1B has ``devices``. It is kept until the backward of the weights is done.
-
-    >>> memory_and_bubble(4, 8, ["gpipe", "1f1b"])
-    {'gpipe': (0.2727272727272727, 8.0), '1f1b': (0.2727272727272727, 4.0)}
-    """
-    points = {}
-    for name in names:
-        timeline = same_work(name, devices, microbatches, **options)
-        share = devices / timeline.evidence.schedule.stages
-        peak = memory_over_time(timeline, activation=float(share)).peak.bytes
-        points[name] = (timeline.bubble_fraction, peak)
-    return points

@@ -90,10 +90,10 @@ def gemm_batch(
         )
     how = _How(alpha, beta, tf32)
     if _goes_in(a) and _goes_in(b) and _leading(c[0]) is not None:
-        _gpu_batch(a, b, c, how)
+        _gpu(a, b, c, how)
     elif _goes_in(a) and _goes_in(b) and _leading(c[0].T) is not None:
         a, b, c = (x.transpose(0, 2, 1) for x in (a, b, c))
-        _gpu_batch(b, a, c, how)
+        _gpu(b, a, c, how)
     else:
         for i in range(c.shape[0]):
             gemm(a[i], b[i], c[i], alpha, beta, tf32=tf32)
@@ -275,64 +275,30 @@ _CUDA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
 
 
 def _gpu(a: Array, b: Array, c: Array, how: _How) -> None:
+    """The product, or those of a batch at one call; c's matrices are contiguous by columns."""
     cuda = array_namespace(c).cuda
-    factors, (m, n), k = _factors(c, how), c.shape, a.shape[1]
-    (turn_a, lda), (turn_b, ldb) = _flag(a), _flag(b)
-    kind_a, kind_b, kind_c = (_CUDA_TYPES[x.dtype.name] for x in (a, b, c))
-    with on_device(c):
-        cuda.cublas.gemmEx(
-            cuda.device.get_cublas_handle(),
-            int(turn_a),
-            int(turn_b),
-            m,
-            n,
-            k,
-            factors[0].ctypes.data,
-            a.data.ptr,
-            kind_a,
-            lda,
-            b.data.ptr,
-            kind_b,
-            ldb,
-            factors[1].ctypes.data,
-            c.data.ptr,
-            kind_c,
-            _leading(c),
-            _compute_type(a.dtype.name, cuda.cublas, how.tf32),
-            cuda.cublas.CUBLAS_GEMM_DEFAULT,
+    factors = _factors(c, how)  # kept until the call has read them
+    alpha, beta = (factor.ctypes.data for factor in factors)
+    batch = c.shape[:-2]
+    (m, n), k = c.shape[-2:], a.shape[-1]
+    (turn_a, lda), (turn_b, ldb) = (_flag(x[0] if batch else x) for x in (a, b))
+    given = (a, lda), (b, ldb), (c, _leading(c[0] if batch else c))
+    x, y, z = (
+        (
+            array.data.ptr,
+            _CUDA_TYPES[array.dtype.name],
+            leading,
+            *([array.strides[0] // array.itemsize] if batch else []),
         )
-
-
-def _gpu_batch(a: Array, b: Array, c: Array, how: _How) -> None:
-    """`_gpu` for each of a batch, at one call; c's matrices are contiguous by columns."""
-    cuda = array_namespace(c).cuda
-    factors, (batch, m, n), k = _factors(c, how), c.shape, a.shape[2]
-    (turn_a, lda), (turn_b, ldb) = _flag(a[0]), _flag(b[0])
-    kind_a, kind_b, kind_c = (_CUDA_TYPES[x.dtype.name] for x in (a, b, c))
-    step_a, step_b, step_c = (x.strides[0] // x.itemsize for x in (a, b, c))
+        for array, leading in given
+    )
+    call = cuda.cublas.gemmStridedBatchedEx if batch else cuda.cublas.gemmEx
     with on_device(c):
-        cuda.cublas.gemmStridedBatchedEx(
+        call(
             cuda.device.get_cublas_handle(),
             int(turn_a),
             int(turn_b),
-            m,
-            n,
-            k,
-            factors[0].ctypes.data,
-            a.data.ptr,
-            kind_a,
-            lda,
-            step_a,
-            b.data.ptr,
-            kind_b,
-            ldb,
-            step_b,
-            factors[1].ctypes.data,
-            c.data.ptr,
-            kind_c,
-            _leading(c[0]),
-            step_c,
-            batch,
+            *(m, n, k, alpha, *x, *y, beta, *z, *batch),
             _compute_type(a.dtype.name, cuda.cublas, how.tf32),
             cuda.cublas.CUBLAS_GEMM_DEFAULT,
         )

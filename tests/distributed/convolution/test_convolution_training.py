@@ -22,8 +22,8 @@ from tiledask.distributed.convolution.lenet_train import train_lenet
 from tiledask.distributed.data_parallel.chain import gradients, initial_weights
 from tiledask.distributed.ranks.records import Records
 from tiledask.errors import ConfigError, PlacementError
-from tiledask.lab import exercises, plots
 from tiledask.lab import lenet as lab
+from tiledask.lab import plots, tasks
 from tiledask.lab.precision import acceptable
 from tiledask.plan.program.lenet import PARAMETERS, Split, flops
 from tiledask.plan.program.making.convolution.of_lenet import need, need_of
@@ -311,20 +311,20 @@ def test_a_table_notices_a_step_that_differs():
     ids=str,
 )
 def test_the_exercise_says_what_is_missed(ways, missed):
-    result = exercises.hybrid_lenet(batch=16).check(ways)
+    result = tasks.hybrid_lenet(batch=16).check(ways)
     assert not result
     assert any(missed in said for said in (result.reason, *map(str, result.targets)))
 
 
 @pytest.mark.long
 def test_the_exercise():
-    exercise = exercises.hybrid_lenet(batch=16)
+    exercise = tasks.hybrid_lenet(batch=16)
     assert not exercise.check(None).attempted
     assert exercise.check({"data parallel": 2, "layerwise": 4}).best
     drawn = exercise.draw({"data parallel": 2, "network": 4}).axes[0].texts
     assert "balance 3.67" in str([text.get_text() for text in drawn])
     with pytest.raises(PlacementError, match="leaves 5% of the model"):
-        exercises.hybrid_lenet(share=5)
+        tasks.hybrid_lenet(share=5)
 
 
 def test_the_result_says_what_it_is():

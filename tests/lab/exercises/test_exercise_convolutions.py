@@ -16,8 +16,8 @@ from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError
 from tiledask.lab import plots
-from tiledask.lab.exercises import borrowed_rows, split_each_layer, until_layerwise_moves_more
 from tiledask.lab.exercises.split_layers import lenet_splits as S
+from tiledask.lab.tasks import borrowed_rows, split_each_layer, until_layerwise_moves_more
 from tiledask.plan.program.making.convolution.of_lenet import need
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -50,8 +50,8 @@ def test_what_is_not_attempted_is_quiet_and_drawn(rows, ways, devices):
 def test_an_illegal_answer_says_why_and_is_still_drawn(rows, ways, devices):
     out = dict.fromkeys(S.NAMES, "out")
     for exercise, answer, words in (
-        (rows, [3, 4], "an answer gives ranks, 0 to 3"),
-        (rows, {4: (1,)}, "an answer gives ranks, 0 to 3"),
+        (rows, [3, 4], "an answer is a dict, rank -> rows of the image"),
+        (rows, {4: (1,)}, "an answer is a dict, rank -> rows of the image"),
         (rows, {0: 3}, "rows of rank 0 are a tuple"),
         (rows, {0: (11,)}, "rows are numbers from 0 to 10"),
         (rows, {0: (3, 3)}, "each once: got"),

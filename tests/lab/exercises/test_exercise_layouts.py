@@ -9,7 +9,7 @@ import pytest
 from oracles.judged import assert_illegal, assert_quiet, targets
 
 import tiledask as td
-from tiledask.lab.exercises import fastest_within, fewest_devices, repair, shorten_bubble
+from tiledask.lab.tasks import fastest_within, fewest_devices, repair, shorten_bubble
 from tiledask.plan.inputs.model import Model
 
 GB = 10**9
@@ -56,7 +56,7 @@ def test_an_illegal_answer_says_why_with_its_numbers_and_is_still_drawn(
     cap, fewest, repaired, bubble
 ):
     for exercise, answer, words in (
-        (cap, "tp=8", "an answer is a Layout"),
+        (cap, "tp=8", "an answer is a td.Layout"),
         (cap, td.Layout(tp=4, dp=2, microbatches=32), "64 sequences a step, the task has 32"),
         (cap, td.Layout(microbatches=32), 'the verdict is "no"'),
         (cap, td.Layout(tp=4, pp=4, microbatches=32), "needs 16 devices"),

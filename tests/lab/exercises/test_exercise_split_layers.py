@@ -11,9 +11,9 @@ import pytest
 from oracles.figures import still_drawn
 from oracles.judged import assert_illegal, assert_quiet, missed, targets
 
-from tiledask.lab.exercises import balanced_heads, fewest_sums, layer_too_large
 from tiledask.lab.exercises.planning.layer_too_large import LEVELS, STRATEGIES, survived
 from tiledask.lab.exercises.split_layers import attention_heads, partial_sums
+from tiledask.lab.tasks import balanced_heads, fewest_sums, layer_too_large
 from tiledask.plan.collectives.shards import deal_heads
 
 # -- sums -----------------------------------------------------------------------------------------

@@ -15,17 +15,17 @@ from oracles.judged import assert_illegal, assert_quiet, missed
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.lab.exercises import (
+from tiledask.lab.exercises.products.kernel_repair import CountedOperand
+from tiledask.lab.exercises.products.levels import BLOCKING, TILE, BlockRun
+from tiledask.lab.exercises.products.tile_choice import SIDES, STAGES, STEPS, tile_of, tiles_of
+from tiledask.lab.judging import UnsolvedError
+from tiledask.lab.tasks import (
     levels_at_fault,
     repaired_kernel,
     retuned,
     run_blocks,
     tile_within,
 )
-from tiledask.lab.exercises.products.kernel_repair import CountedOperand
-from tiledask.lab.exercises.products.levels import BLOCKING, TILE, BlockRun
-from tiledask.lab.exercises.products.tile_choice import SIDES, STAGES, STEPS, tile_of, tiles_of
-from tiledask.lab.judging import UnsolvedError
 from tiledask.tile.choice.residency import refusal
 
 SIZE = (4096, 4096, 4096)

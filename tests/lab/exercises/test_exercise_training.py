@@ -9,7 +9,7 @@ import pytest
 from oracles.figures import still_drawn
 from oracles.judged import assert_illegal, assert_quiet, missed
 
-from tiledask.lab.exercises import faulty_run, scale_rule, step_traffic, uneven_copies
+from tiledask.lab.tasks import faulty_run, scale_rule, step_traffic, uneven_copies
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -14,7 +14,12 @@ from oracles.judged import assert_illegal, assert_quiet, targets
 
 import tiledask as td
 from tiledask.errors import ConfigError, PlacementError
-from tiledask.lab.exercises import (
+from tiledask.lab.exercises import slots as on_slots
+from tiledask.lab.exercises.planning.fewest_gpus import layouts_that_fit
+from tiledask.lab.exercises.products import choreography
+from tiledask.lab.exercises.products.placements import bytes_planned, fewest_planned
+from tiledask.lab.exercises.slots import least_load
+from tiledask.lab.tasks import (
     blocks_of,
     cheapest_choreography,
     copies_that_fit,
@@ -22,11 +27,6 @@ from tiledask.lab.exercises import (
     fewest_gpus,
     tasks_on_slots,
 )
-from tiledask.lab.exercises import slots as on_slots
-from tiledask.lab.exercises.planning.fewest_gpus import layouts_that_fit
-from tiledask.lab.exercises.products import choreography
-from tiledask.lab.exercises.products.placements import bytes_planned, fewest_planned
-from tiledask.lab.exercises.slots import least_load
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import algorithms, grids, options_of, plan_product
 
@@ -76,7 +76,7 @@ def test_an_illegal_answer_says_what_is_wrong_and_is_still_drawn(slots, product_
         (slots, (0, 1, 2, 3, 4, 0, 1, 2, 3), "each 0..3"),
         (slots, (True,) * 9, "each 0..3"),
         (slots, "012301230", "a tuple of 9 slots"),
-        (fewest_gpus(), 14, "an answer is a Layout"),
+        (fewest_gpus(), 14, "an answer is a td.Layout"),
         (fewest_gpus(), td.Layout(tp=8, pp=2), "leave the node of 4 GPUs"),
         (fewest_gpus(), td.Layout(dp=8), 'the verdict is "no"'),
         (fewest_gpus(), td.Layout(tp=4, pp=5), 'the verdict is "no": the layout needs 20 devices'),

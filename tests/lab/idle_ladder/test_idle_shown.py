@@ -1,6 +1,6 @@
 """The ladder drawn, and in a terminal: what is off is marked, and nothing tells the answer.
 
-Holds `tiledask.lab.idle_ladder.figures` and `tiledask.lab.idle_ladder.terminal`, and
+Holds `tiledask.lab.idle_ladder.figures` and `tiledask.lab.tasks.terminal`, and
 `tiledask.lab.answer_file`.
 """
 
@@ -13,10 +13,10 @@ from matplotlib.colors import to_hex
 import tiledask as td
 from tiledask.cli import main
 from tiledask.lab.idle_ladder.ladder import LEVELS
-from tiledask.lab.idle_ladder.terminal import _letters
 from tiledask.lab.learner.kept import TASKS, here
 from tiledask.lab.plots.pipelines.gantt import IDLE
 from tiledask.lab.plots.style import PALE
+from tiledask.lab.tasks.terminal import _letters
 
 
 def worked(task):

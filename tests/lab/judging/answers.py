@@ -382,8 +382,16 @@ ANSWERS: dict[str, list[tuple]] = {
         ),
         ((0.01, 0.56, 0.82), "not yet", "seconds of latency against interleaved 0.56: near"),
         ((0.5, 1.0, 1.5), "not yet", "seconds of latency against 1f1b 0.5: "),
-        ((0.01, 0.8), "not an answer", "an answer has 3 latencies, against 1f1b, interleaved"),
-        ((0.005, 1, 1), "not an answer", "an answer has 3 latencies, against 1f1b, interleaved"),
+        (
+            (0.01, 0.8),
+            "not an answer",
+            "an answer is a tuple of 3 latencies in seconds",
+        ),
+        (
+            (0.005, 1, 1),
+            "not an answer",
+            "an answer is a tuple of 3 latencies in seconds",
+        ),
     ],
     "fewest_gpus": [
         (td.Layout(tp=4, pp=4), "not yet", "on the fullest the master weights take most, 3.336 GB"),
@@ -394,7 +402,11 @@ ANSWERS: dict[str, list[tuple]] = {
             "not yet",
             "on the fullest the master weights take most, 3.719 GB",
         ),
-        (12, "not an answer", "an answer is a Layout such as td.Layout(tp=2, pp=4), got 12"),
+        (
+            12,
+            "not an answer",
+            "example td.Layout(tp=2, pp=4); got 12",
+        ),
     ],
     "copies_that_fit": [
         (
@@ -405,7 +417,7 @@ ANSWERS: dict[str, list[tuple]] = {
         ((None, None, 64, 16), "not yet", "ZeRO-2 on 64 GPUs fits, and so it does on fewer"),
         ((8, 64, 48, 7), "not yet", "ZeRO-0 on 8 GPUs does not fit: 210.3 GB, with overhead"),
         ((None,) * 4, "not yet", "ZeRO-2: None, and there is a number of GPUs with which it"),
-        ((1, 2, 3), "not an answer", "an answer has four entries, one for each of ZeRO 0, 1, 2"),
+        ((1, 2, 3), "not an answer", "an answer is a tuple of four, for ZeRO 0, 1, 2 and 3"),
     ],
     "layer_too_large": [
         (
@@ -431,7 +443,7 @@ ANSWERS: dict[str, list[tuple]] = {
         (
             {"copies": None},
             "not an answer",
-            "an answer is a dict of 'copies', 'smaller batches', 'a",
+            "an answer is a dict of the heaviest that works, for",
         ),
         (
             survivors(None) | {"rows": "adamw"},
@@ -460,7 +472,7 @@ ANSWERS: dict[str, list[tuple]] = {
             "not legal",
             'the verdict is "no": the fullest device (loss) needs 28.17',
         ),
-        ("tp=4", "not an answer", "an answer is a Layout such as td.Layout(tp=2, pp=4), got"),
+        ("tp=4", "not an answer", "an answer is a td.Layout, for example td.Layout(tp="),
     ],
     "fewest_devices": [
         (
@@ -478,7 +490,7 @@ ANSWERS: dict[str, list[tuple]] = {
             "not legal",
             'the verdict is "no": the layout needs 16 devices (dp 1 x tp',
         ),
-        (2, "not an answer", "an answer is a Layout such as td.Layout(tp=2, pp=4), got 2"),
+        (2, "not an answer", "an answer is a td.Layout, for example td.Layout(tp="),
     ],
     "repair": [
         (BAD, "not yet", "tensor parallelism: tp 8 leaves its node of 4: every layer"),
@@ -492,7 +504,7 @@ ANSWERS: dict[str, list[tuple]] = {
             "not legal",
             "dp 1 x microbatch 1 x microbatches 16 = 16 sequences a",
         ),
-        ("tp=4", "not an answer", "an answer is a Layout such as td.Layout(tp=2, pp=4), got"),
+        ("tp=4", "not an answer", "an answer is a td.Layout, for example td.Layout(tp="),
     ],
     "shorten_bubble": [
         (IDLE, "not yet", "8 stages, 8 micro-batches, schedule 1f1b: the ramp is 230"),
@@ -506,7 +518,7 @@ ANSWERS: dict[str, list[tuple]] = {
             "not legal",
             "the task has 8 stages or more, got pp=4",
         ),
-        (0.15, "not an answer", "an answer is a Layout such as td.Layout(tp=2, pp=4), got"),
+        (0.15, "not an answer", "an answer is a td.Layout, for example td.Layout(tp="),
     ],
     "repaired_kernel": [
         (hurried, "not yet", "column 8 of C is wrong: the last tile, which has 1 of 4"),
@@ -532,7 +544,7 @@ ANSWERS: dict[str, list[tuple]] = {
             "not legal",
             "(4, 8) @ (8, 6) is (4, 6), and the kernel returned (4, 8)",
         ),
-        ("a @ b", "not an answer", "an answer is a function of a, b and tile that returns a @"),
+        ("a @ b", "not an answer", "an answer is a function such as def mine(a, b, tile)"),
     ],
     "levels_at_fault": [
         (
@@ -545,7 +557,7 @@ ANSWERS: dict[str, list[tuple]] = {
             "not yet",
             "II: 250 ms are lost at the level tile, 1.75 s at the other",
         ),
-        ({"I": "tile"}, "not an answer", "an answer is a dict with a level for each of I, II"),
+        ({"I": "tile"}, "not an answer", "an answer is a dict with a level for each, for example"),
         ({"I": "low", "II": "tile"}, "not an answer", "a level is 'blocking' or 'tile', got 'low'"),
     ],
     "tile_within": [
@@ -587,7 +599,7 @@ ANSWERS: dict[str, list[tuple]] = {
         (
             {"B200": ((128, 128, 32), 3)},
             "not an answer",
-            "an answer is a dict with a tile and stages for each of",
+            "an answer is a dict, device -> ((tm, tn, tk), stages)",
         ),
     ],
     "balanced_heads": [
@@ -612,7 +624,7 @@ ANSWERS: dict[str, list[tuple]] = {
             "not yet",
             "rank 0 has 4 query heads and 1 kv head, rank 2 has 2 query",
         ),
-        (10, "not an answer", "an answer has a list of query heads for each of 4 ranks"),
+        (10, "not an answer", "an answer is a list of query heads for each of 4 ranks"),
     ],
     "borrowed_rows": [
         (
@@ -627,7 +639,7 @@ ANSWERS: dict[str, list[tuple]] = {
             "not legal",
             "a rank borrows what it does not have: rank 1 has rows 3 to",
         ),
-        ([3, 4], "not an answer", "an answer gives ranks, 0 to 3, the rows that they borrow"),
+        ([3, 4], "not an answer", "an answer is a dict, rank -> rows of the image"),
     ],
     "split_each_layer": [
         (dict.fromkeys(LENET, "images"), "not yet", "too much is the gradients of fc1, 2.461 MB"),
@@ -644,7 +656,7 @@ ANSWERS: dict[str, list[tuple]] = {
         (
             {"conv1": "out"},
             "not an answer",
-            "an answer gives each of the 4 layers (conv1, conv2, fc1",
+            "an answer is a dict with the way of each layer, for",
         ),
         (
             cheapest_ways(None) | {"fc1": "rows"},
@@ -656,8 +668,8 @@ ANSWERS: dict[str, list[tuple]] = {
         (2, "not yet", "on 2 devices, 20 images, layerwise 0.6901 MB and data"),
         (4, "not yet", "devices 4: more than is needed"),
         (64, "not yet", "devices 64: far, more than is needed"),
-        (1, "not an answer", "an answer is a number of devices from 2 to 64, got 1"),
-        ("three", "not an answer", "an answer is a number of devices from 2 to 64, got 'three'"),
+        (1, "not an answer", "an answer is a whole number from 2 to 64; got 1"),
+        ("three", "not an answer", "an answer is a whole number from 2 to 64; got 'three'"),
     ],
     "hybrid_lenet": [
         ({"data parallel": 2}, "not yet", "1.033 MB of it between copies, 0 within them"),
@@ -665,7 +677,7 @@ ANSWERS: dict[str, list[tuple]] = {
         ({"space": 2}, "not yet", "0 MB of it between copies, 1.111 within them"),
         ({"layerwise": 3}, "not legal", "ways multiply, to 2 devices"),
         ({"rows": 2}, "not an answer", "LeNet is split by 'data parallel', 'network', 'layerwise'"),
-        (2, "not an answer", "an answer is a dict of how many ranks each way has (data"),
+        (2, "not an answer", "an answer is a dict of ranks, 'data parallel'"),
     ],
     "fewest_sums": [
         (
@@ -686,13 +698,13 @@ ANSWERS: dict[str, list[tuple]] = {
             "dx_norm is no partial sum: each rank has all of it: summed",
         ),
         (["gate", "up"], "not yet", "gate is no partial sum: each rank has its own columns of it"),
-        (["y", "y"], "not an answer", "an answer is a list of places, each once, for instance"),
-        ("y", "not an answer", "an answer is a list of places, each once, for instance"),
+        (["y", "y"], "not an answer", "an answer is a list of places, each once, for example"),
+        ("y", "not an answer", "an answer is a list of places, each once, for example"),
     ],
     "faulty_run": [
         ("A", "not yet", "A is sound: run again in float64 it lies no further from"),
         ("E", "not yet", "E is sound: run again in float64 it lies no further from"),
-        ("G", "not an answer", "an answer is one of 'A', 'B', 'C', 'D', 'E', 'F'"),
+        ("G", "not an answer", "an answer is the letter of a run, 'A' to 'F'"),
     ],
     "scale_rule": [
         (every(1), "not yet", "26 begun at 2^44, 4 begun at 1"),
@@ -708,7 +720,7 @@ ANSWERS: dict[str, list[tuple]] = {
             "not legal",
             "<lambda>(scale, good, finite): a loss scale lies between",
         ),
-        (0.5, "not an answer", "an answer is a function of scale, good and finite that"),
+        (0.5, "not an answer", "an answer is a function such as def after(scale, good"),
     ],
     "step_traffic": [
         (
@@ -721,12 +733,12 @@ ANSWERS: dict[str, list[tuple]] = {
         (
             {"tensor": 1},
             "not an answer",
-            "an answer has a number of 0 or more for each of 'tensor'",
+            "an answer is a dict of four numbers, for example",
         ),
         (
             counted(None) | {"data": "many"},
             "not an answer",
-            "an answer has a number of 0 or more for each of 'tensor'",
+            "an answer is a dict of four numbers, for example",
         ),
     ],
     "uneven_copies": [
@@ -772,11 +784,11 @@ ANSWERS: dict[str, list[tuple]] = {
     "tasks_on_slots": [
         ((0, 1, 2, 3, 3, 2, 1, 0, 3), "not yet", "slot 3 has tasks 3, 4, 8, slot 0 only 11 units"),
         ((0,) * 9, "not yet", "slot 0 has tasks 0, 1, 2, 3, 4, 5, 6, 7, 8, slot 1 only 0"),
-        ((0, 1, 2, 3), "not an answer", "an answer is a tuple of 9 slots, each 0..3"),
+        ((0, 1, 2, 3), "not an answer", "an answer is a tuple with the slot of each task"),
         (
             (0, 1, 2, 3, 4, 0, 1, 2, 3),
             "not an answer",
-            "an answer is a tuple of 9 slots, each 0..3",
+            "an answer is a tuple with the slot of each task",
         ),
     ],
     "fewest_bytes": [
@@ -823,11 +835,11 @@ ANSWERS: dict[str, list[tuple]] = {
         ),
         ({"algorithm": "cannon", "panel": 64}, "not legal", "cannon has no option panel"),
         ({"algorithm": "sumo"}, "not an answer", "no algorithm 'sumo'"),
-        ("summa", "not an answer", "an answer is a dict of td.matmul's arguments, the algorithm"),
+        ("summa", "not an answer", "an answer is a dict of td.matmul's arguments: algorithm"),
         (
             {"panel": 64},
             "not an answer",
-            "an answer is a dict of td.matmul's arguments, the algorithm",
+            "an answer is a dict of td.matmul's arguments: algorithm",
         ),
     ],
 }

@@ -28,7 +28,7 @@ from tiledask.lab.plots.style import PALETTE, ink_on
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.pipelines.footprint import memory_over_time
-from tiledask.plan.pipelines.schedules import schedule
+from tiledask.plan.pipelines.schedules import schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.products.placement import Replicate, Shard, Tiling
@@ -122,17 +122,15 @@ FIGURES = {
     "memory timeline, 16": lambda: plots.memory_timeline(held("1f1b", 16, 20), 10),
     "memory timeline, 1": lambda: plots.memory_timeline(memory_over_time(Timeline.of(1, []))),
     "utilisation": lambda: plots.utilisation_against(
-        sweep.utilisation_by_microbatches(NAMES, 4, (1, 2, 4, 8, 16)),
+        used(NAMES, (1, 2, 4, 8, 16)),
         formula=lambda m: m / (m + 3),
         measured={"1f1b": {1: 0.24, 8: 0.71}},
     ),
     "utilisation, 1": lambda: plots.utilisation_against({"a": {3: 0.5}}, x="devices p"),
     "latency": lambda: plots.bubble_against_latency(LATENCY),
-    "memory and bubble": lambda: plots.memory_against_bubble(sweep.memory_and_bubble(4, 8)),
-    "memory and bubble, 8": lambda: plots.memory_against_bubble(sweep.memory_and_bubble(8, 32)),
-    "memory and bubble, 1": lambda: plots.memory_against_bubble(
-        sweep.memory_and_bubble(1, 2, NAMES)
-    ),
+    "memory and bubble": lambda: plots.memory_against_bubble(kept(4, 8)),
+    "memory and bubble, 8": lambda: plots.memory_against_bubble(kept(8, 32)),
+    "memory and bubble, 1": lambda: plots.memory_against_bubble(kept(1, 2, NAMES)),
     "memory": lambda: plots.memory_bars({"full copy": FULL, "split": SPLIT}, 40 * GB),
     "memory, bare": lambda: plots.memory_bars(SPLIT, place="GPU"),
     "traffic, equal": lambda: plots.traffic_matrix(RING, RING),
@@ -185,6 +183,18 @@ LATENCY = sweep.bubble_by_latency(NAMES, 4, 8, [i / 10 for i in range(11)])
 def held(name: str, devices: int, microbatches: int):
     timeline = sweep.same_work(name, devices, microbatches)
     return memory_over_time(timeline, devices / timeline.evidence.schedule.stages)
+
+
+def used(names, counts):
+    return {n: {m: sweep.same_work(n, 4, m).utilisation for m in counts} for n in names}
+
+
+def kept(devices: int, microbatches: int, names=tuple(schedules)):
+    runs = {
+        n: (sweep.same_work(n, devices, microbatches), held(n, devices, microbatches))
+        for n in names
+    }
+    return {n: (t.bubble_fraction, footprint.peak.bytes) for n, (t, footprint) in runs.items()}
 
 
 UNLIKE = {n: held("1f1b", n, 2) for n in (2, 3)}
@@ -530,7 +540,7 @@ def test_memory_timeline_of_many_devices_draws_the_fullest_and_says_what_is_miss
 
 
 def test_utilisation_draws_what_was_simulated_the_formula_and_what_was_measured():
-    curves = sweep.utilisation_by_microbatches(["gpipe", "zb-h1"], 4, (1, 2, 8))
+    curves = used(["gpipe", "zb-h1"], (1, 2, 8))
     measured = {"gpipe": {1: 0.24, 8: 0.71}}
     figure = plots.utilisation_against(curves, formula=lambda m: m / (m + 3), measured=measured)
     (axes,) = figure.axes

@@ -1,7 +1,7 @@
 """Puzzle files: what is read, what is refused and how it is said; and the command.
 
 Holds `tiledask.lab.figure_file`, `tiledask.lab.puzzles.sketch` and
-`tiledask.lab.puzzles.terminal`.
+`tiledask.lab.tasks.terminal`.
 """
 
 import json

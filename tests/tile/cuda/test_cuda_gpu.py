@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import tiledask as td
-from tiledask.lab.gpu.parts.cases import is_right
+from tiledask.lab.gpu.parts.cases import check
 from tiledask.lab.gpu.parts.kernels import STEPS, variants
 
 pytestmark = pytest.mark.gpu
@@ -42,4 +42,4 @@ def test_against_float64(step, variant):
         pytest.skip(f"{variant.kernel} cannot run here: {why_not}")
     for case in cases_of(step, variant):
         case = replace(case, seed=np.random.randint(2**31))
-        assert is_right(variant.run, case, td.tile.namespace("cupy")), case
+        assert check(variant.run, case, td.tile.namespace("cupy")).right, case

@@ -2,12 +2,11 @@
 
 from twins.cuda_host.memory import lent_empty
 
-from tiledask.lab.gpu.parts import cases
-from tiledask.lab.gpu.parts.cases import GemmCase
+from tiledask.lab.gpu.parts.cases import GemmCase, check
 
 __all__ = ["GemmCase", "is_right"]
 
 
 def is_right(run, case):
     """Whether ``run(a, b, out, epilogue)`` leaves the right C, and everything around it alone."""
-    return cases.is_right(run, case, room=lent_empty)
+    return check(run, case, room=lent_empty).right

@@ -1,6 +1,6 @@
 """Numbers that papers print and arithmetic reproduces: parameters, states, activations."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
@@ -12,7 +12,7 @@ from tiledask.plan.inputs.load import load_cluster, load_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
 
-__all__ = ["activations", "counts", "gpt", "states"]
+__all__ = ["activations", "counts", "gpt", "layout", "states"]
 
 GIB = 2**30
 TECHNIQUES = {
@@ -37,105 +37,112 @@ def gpt(inputs: dict[str, Any], **more: Any) -> Model:
     return Model(**{**sizes, "dropout": True, **more})
 
 
+_STATED = ("dp", "tp", "pp", "cp", "zero", "interleave", "recompute", "sequence_parallel")
+
+
+def layout(inputs: dict[str, Any], **more: Any) -> Layout:
+    """The layout of a case, as far as it states one, and ``more``."""
+    said = {name: inputs[name] for name in _STATED if name in inputs}
+    at_once = said.get("dp", 1) * inputs.get("micro_batch", 1)
+    said["microbatch"] = inputs.get("micro_batch", 1)
+    said["microbatches"] = inputs.get("global_batch", at_once) // at_once
+    return Layout(**said | more)
+
+
+Said = tuple[Any, ...]
+"""The quantity, its key in what is expected, what we say; unit, how far off it may be, a note."""
+
+
+def _rows(of: Callable[[str, dict, dict], Iterator[Said]]) -> Iterator[PublishedRow]:
+    """A row for all that ``of`` says of the cases: by its id, its inputs, and the whole case."""
+    for name, case in published().items():
+        for quantity, key, ours, *rest in of(name, case["inputs"], case):
+            unit, allowed, note = (*rest, *("", 0, "")[len(rest) :])
+            says = case["expected"][key]
+            yield PublishedRow(name, quantity, says, ours, unit, allowed, note=note)
+
+
 def counts() -> PublishedSource:
     """Parameters."""
-    return PublishedSource.of("parameter counts", _counts(published()))
+    return PublishedSource.of("parameter counts", _rows(_counts))
 
 
-def _counts(cases: dict[str, dict]) -> Iterator[PublishedRow]:
-    for name, case in cases.items():
-        i, e = case["inputs"], case["expected"]
-        if name.startswith("params-"):
-            model = Model(**i)
-            if "params" in e:
-                yield PublishedRow(name, "parameters", e["params"], model.parameters, allowed=0)
-            if "active_params" in e:
-                yield PublishedRow(
-                    name, "active", e["active_params"], model.active_parameters, allowed=0
-                )
-        elif name.startswith("hf-safetensors-trap"):
-            model = load_model("llama-2-" + name.rsplit("-", 1)[1])
-            yield PublishedRow(
-                name, "parameters", e["trainable_params"], model.parameters, allowed=0
-            )
-            buffers = i["hf_safetensors_total"] - model.parameters
-            yield PublishedRow(name, "buffers", e["buffer_elements"], buffers, allowed=0)
-        elif name.startswith("pythia-"):
-            model = load_model(name)
-            rest = model.parameters - 2 * model.vocab * model.hidden
-            yield PublishedRow(
-                name, "without embeddings", e["non_embedding_params"], rest, allowed=0
-            )
-        elif name.startswith("sc21-t1-"):
-            billions = gpt(i, learned_pos=i["seq"]).parameters / 1e9
-            yield PublishedRow(name, "parameters", e["params_billion"], billions, "billion", 0.05)
-        elif name == "bloom-layer-sizes":
-            model = load_model("bloom-176b")
-            table = model.embedding[0].count()
-            yield PublishedRow(name, "embedding", e["embedding_params"], table, allowed=0)
-            yield PublishedRow(
-                name, "a layer", e["layer_params"], model.item_parameters[1], allowed=0
-            )
-        elif name == "bloom-checkpoint":
-            weights = state_bytes(load_model("bloom-176b").parameters, "fp16-weights")["weights"]
-            yield PublishedRow(name, "weights", e["bf16_weights_gib"], weights / GIB, "GiB", 1e-9)
+def _counts(name: str, i: dict, case: dict) -> Iterator[Said]:
+    if name.startswith("params-"):
+        model = Model(**i)
+        if "params" in case["expected"]:
+            yield "parameters", "params", model.parameters
+        if "active_params" in case["expected"]:
+            yield "active", "active_params", model.active_parameters
+    elif name.startswith("hf-safetensors-trap"):
+        model = load_model("llama-2-" + name.rsplit("-", 1)[1])
+        yield "parameters", "trainable_params", model.parameters
+        yield "buffers", "buffer_elements", i["hf_safetensors_total"] - model.parameters
+    elif name.startswith("pythia-"):
+        model = load_model(name)
+        rest = model.parameters - 2 * model.vocab * model.hidden
+        yield "without embeddings", "non_embedding_params", rest
+    elif name.startswith("sc21-t1-"):
+        billions = gpt(i, learned_pos=i["seq"]).parameters / 1e9
+        yield "parameters", "params_billion", billions, "billion", 0.05
+    elif name == "bloom-layer-sizes":
+        model = load_model("bloom-176b")
+        yield "embedding", "embedding_params", model.embedding[0].count()
+        yield "a layer", "layer_params", model.item_parameters[1]
+    elif name == "bloom-checkpoint":
+        weights = state_bytes(load_model("bloom-176b").parameters, "fp16-weights")["weights"]
+        yield "weights", "bf16_weights_gib", weights / GIB, "GiB", 1e-9
 
 
 def states() -> PublishedSource:
     """Weights, gradients and optimizer states."""
     return PublishedSource.of(
         "states: ZeRO Table 1, Korthikanti Fig. 1, Ultra-Scale Playbook, DeepSpeed's own estimate",
-        _states(published()),
+        _rows(_states),
     )
 
 
-def _states(cases: dict[str, dict]) -> Iterator[PublishedRow]:
-    for name, case in cases.items():
-        i, e = case["inputs"], case["expected"]
-        if name.startswith("zero-t1"):
-            for zero, key in ((1, "os_gb"), (2, "os_g_gb"), (3, "os_g_p_gb")):
-                held = sum(state_bytes(int(i["params"]), "mixed-adam-16", zero, i["dp"]).values())
-                # the paper rounds some cells and cuts others
-                allowed = case["tolerance"]["rel"] * e[key] + 0.01
-                yield PublishedRow(name, f"ZeRO-{zero}", e[key], held / 1e9, "GB", allowed)
-        elif name.endswith("-state"):
-            model, layout = gpt(i), Layout(tp=i["tp"], pp=i["pp"])
-            each = load_recipe(f"mixed-adam-{i['bytes_per_param']}").bytes_per_parameter
-            matrices = sum(w.count(layout.tp) for w in model.layer if w.kind == "matrix")
-            held = matrices * layout.stage_layers(0, model.layers) * each / GIB
-            yield PublishedRow(
-                name, "states of matrices", e["weights_grads_optimizer_gib"], held, "GiB", 1e-6
-            )
-        elif name.startswith("ultrascale"):
-            for recipe, key in (
-                ("mixed-adam-16", "fp32_or_bf16_no_fp32_grad_gb"),
-                ("mixed-adam-20", "bf16_with_fp32_grad_accum_gb"),
-            ):
-                held = sum(state_bytes(int(i["params"]), recipe).values())
-                yield PublishedRow(name, recipe, e[key], held / 1e9, "GB", 0.5)
-        elif name.startswith("ds-zero3"):
-            yield from _deepspeed(name, i, e)
-        elif name == "ds-issue-4527":
-            own = deepspeed_estimate(
-                int(i["total_params"]),
-                int(i["largest_layer_params"]),
-                gpus_per_node=i["gpus"],
-                offload_optimizer=True,
-                offload_weights=True,
-            )
-            yield PublishedRow(
-                name, "DeepSpeed's estimate", e["estimator_gpu_gib"], own.device / GIB, "GiB", 0.005
-            )
-        elif name.startswith("usable-"):
-            found = load_cluster("1x" + i["gpu"]).device.memory_mib
-            yield PublishedRow(name, "usable", e["total_mib"], found, "MiB", 0)
+def _states(name: str, i: dict, case: dict) -> Iterator[Said]:
+    if name.startswith("zero-t1"):
+        for zero, key in ((1, "os_gb"), (2, "os_g_gb"), (3, "os_g_p_gb")):
+            held = sum(state_bytes(int(i["params"]), "mixed-adam-16", zero, i["dp"]).values())
+            # the paper rounds some cells and cuts others
+            allowed = case["tolerance"]["rel"] * case["expected"][key] + 0.01
+            yield f"ZeRO-{zero}", key, held / 1e9, "GB", allowed
+    elif name.endswith("-state"):
+        model, split = gpt(i), Layout(tp=i["tp"], pp=i["pp"])
+        each = load_recipe(f"mixed-adam-{i['bytes_per_param']}").bytes_per_parameter
+        matrices = sum(w.count(split.tp) for w in model.layer if w.kind == "matrix")
+        held = matrices * split.stage_layers(0, model.layers) * each / GIB
+        yield "states of matrices", "weights_grads_optimizer_gib", held, "GiB", 1e-6
+    elif name.startswith("ultrascale"):
+        for recipe, key in (
+            ("mixed-adam-16", "fp32_or_bf16_no_fp32_grad_gb"),
+            ("mixed-adam-20", "bf16_with_fp32_grad_accum_gb"),
+        ):
+            held = sum(state_bytes(int(i["params"]), recipe).values())
+            yield recipe, key, held / 1e9, "GB", 0.5
+    elif name.startswith("ds-zero3"):
+        yield from _deepspeed(i)
+    elif name == "ds-issue-4527":
+        own = deepspeed_estimate(
+            int(i["total_params"]),
+            int(i["largest_layer_params"]),
+            gpus_per_node=i["gpus"],
+            offload_optimizer=True,
+            offload_weights=True,
+        )
+        yield "DeepSpeed's estimate", "estimator_gpu_gib", own.device / GIB, "GiB", 0.005
+    elif name.startswith("usable-"):
+        found = load_cluster("1x" + i["gpu"]).device.memory_mib
+        yield "usable", "total_mib", found, "MiB", 0
 
 
-def _deepspeed(name: str, i: dict, e: dict) -> Iterator[PublishedRow]:
-    for key, options in (
-        ("none_none", {}),
-        ("offload_opt", {"offload_optimizer": True}),
-        ("offload_both", {"offload_optimizer": True, "offload_weights": True}),
+def _deepspeed(i: dict) -> Iterator[Said]:
+    for key, host, options in (
+        ("none_none", "none", {}),
+        ("offload_opt", "opt", {"offload_optimizer": True}),
+        ("offload_both", "both", {"offload_optimizer": True, "offload_weights": True}),
     ):
         found = deepspeed_estimate(
             int(i["total_params"]),
@@ -144,82 +151,58 @@ def _deepspeed(name: str, i: dict, e: dict) -> Iterator[PublishedRow]:
             nodes=i["nodes"],
             **options,
         )
-        host = {"none_none": "none", "offload_opt": "opt", "offload_both": "both"}[key]
-        yield PublishedRow(
-            name, f"device, {key}", e[f"gpu_{key}_gib"], found.device / GIB, "GiB", 0.006
-        )
-        yield PublishedRow(
-            name, f"host, {host}", e[f"cpu_{host}_init1_gib"], found.host / GIB, "GiB", 0.006
-        )
+        yield f"device, {key}", f"gpu_{key}_gib", found.device / GIB, "GiB", 0.006
+        yield f"host, {host}", f"cpu_{host}_init1_gib", found.host / GIB, "GiB", 0.006
 
 
 def activations() -> PublishedSource:
     """Activations kept for the backward pass."""
     return PublishedSource.of(
         "activations: Korthikanti Fig. 1, Fig. 7, Table 2, section 5; Llama at 32k",
-        _activations(published()),
+        _rows(_activations),
     )
 
 
-def _activations(cases: dict[str, dict]) -> Iterator[PublishedRow]:
-    for name, case in cases.items():
-        i, e = case["inputs"], case["expected"]
-        if name.startswith("kor-fig1") and not name.endswith("-state"):
-            how = {key: i[key] for key in ("recompute", "sequence_parallel")}
-            held = _first_stage(i, **how) / GIB
-            yield PublishedRow(name, "first stage", e["activations_gib"], held, "GiB", 1e-6)
-        elif name.startswith("kor-fig7"):
-            part = 100 * _first_stage(i, **TECHNIQUES[i["technique"]]) / _first_stage(i)
-            points = case["tolerance"]["abs_points"]
-            yield PublishedRow(
-                name,
-                "of the tensor-parallel baseline",
-                e["percent_of_tp_baseline"],
-                part,
-                "%",
-                points,
-                note="the figure's numbers are digitised",
-            )
-        elif name.startswith("kor-t2-"):
-            recompute = next((kind for kind in ("full", "selective") if kind in name), "none")
-            layout = Layout(
-                tp=i["t"], microbatch=i["b"], sequence_parallel="+sp" in name, recompute=recompute
-            )
-            model = gpt({"hidden": i["h"], "heads": i["a"], "layers": 1, "vocab": 1})
-            held = layer_bytes(model, layout, i["s"])
-            yield PublishedRow(name, "a layer", e["bytes_per_layer"], held, "B", 0)
-        elif name == "kor-selective-savings":
-            for which, one in i.items():
-                model = gpt({"hidden": one["h"], "heads": one["a"], "layers": 1, "vocab": 1})
-                whole = layer_bytes(model, Layout(), one["s"])
-                kept = layer_bytes(model, Layout(recompute="selective"), one["s"])
-                core = (whole - kept) / (one["s"] * one["h"])
-                yield PublishedRow(name, f"5as/h of {which}", e[f"{which}_5as_over_h"], core, "", 0)
-                saved = 100 * (1 - kept / whole)
-                yield PublishedRow(
-                    name, f"saved of {which}", e[f"{which}_saving_percent"], saved, "%", 0.5
-                )
-        elif name == "mleng-llama8b-activations":
-            memory = estimate_memory(
-                load_model("llama-3.1-8b"),
-                Layout(recompute="full", flash_attention=True),
-                sequence=i["seq"],
-            )
-            kept = memory.ledger.by_tensor(0, "backward")["activations"] / GIB
-            logits = memory.ledger.by_tensor(0, "forward")["logits"] / GIB
-            yield PublishedRow(name, "checkpoints", e["checkpoints_gib"], kept, "GiB", 0.5)
-            yield PublishedRow(name, "logits", e["logits_fp32_gib"], logits, "GiB", 0.005)
+def _activations(name: str, i: dict, case: dict) -> Iterator[Said]:
+    if name.startswith("kor-fig1") and not name.endswith("-state"):
+        yield "first stage", "activations_gib", _first_stage(i) / GIB, "GiB", 1e-6
+    elif name.startswith("kor-fig7"):
+        part = 100 * _first_stage(i, **TECHNIQUES[i["technique"]]) / _first_stage(i)
+        points, note = case["tolerance"]["abs_points"], "the figure's numbers are digitised"
+        yield "of the tensor-parallel baseline", "percent_of_tp_baseline", part, "%", points, note
+    elif name.startswith("kor-t2-"):
+        recompute = next((kind for kind in ("full", "selective") if kind in name), "none")
+        cut = Layout(
+            tp=i["t"], microbatch=i["b"], sequence_parallel="+sp" in name, recompute=recompute
+        )
+        yield "a layer", "bytes_per_layer", layer_bytes(_layer(i), cut, i["s"]), "B", 0
+    elif name == "kor-selective-savings":
+        for which, one in i.items():
+            model = _layer(one)
+            whole = layer_bytes(model, Layout(), one["s"])
+            kept = layer_bytes(model, Layout(recompute="selective"), one["s"])
+            core = (whole - kept) / (one["s"] * one["h"])
+            yield f"5as/h of {which}", f"{which}_5as_over_h", core
+            saved = 100 * (1 - kept / whole)
+            yield f"saved of {which}", f"{which}_saving_percent", saved, "%", 0.5
+    elif name == "mleng-llama8b-activations":
+        memory = estimate_memory(
+            load_model("llama-3.1-8b"),
+            Layout(recompute="full", flash_attention=True),
+            sequence=i["seq"],
+        )
+        kept = memory.ledger.by_tensor(0, "backward")["activations"] / GIB
+        logits = memory.ledger.by_tensor(0, "forward")["logits"] / GIB
+        yield "checkpoints", "checkpoints_gib", kept, "GiB", 0.5
+        yield "logits", "logits_fp32_gib", logits, "GiB", 0.005
+
+
+def _layer(i: dict) -> Model:
+    """A model of one layer, of the sizes in Korthikanti's letters."""
+    return gpt({"hidden": i["h"], "heads": i["a"], "layers": 1, "vocab": 1})
 
 
 def _first_stage(i: dict, **how: Any) -> int:
     """Bytes of the class "activations" on the first stage."""
-    layout = Layout(
-        tp=i["tp"],
-        pp=i["pp"],
-        microbatch=i["micro_batch"],
-        interleave=i["interleave"],
-        microbatches=i["global_batch"] // i["micro_batch"],
-        **how,
-    )
-    memory = estimate_memory(gpt(i), layout, "mixed-adam-18", i["seq"])
+    memory = estimate_memory(gpt(i), layout(i, **how), "mixed-adam-18", i["seq"])
     return memory.ledger.by_tensor(0, "forward")["activations"]

@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from tiledask.lab.accuracy.exact import gpt
+from tiledask.lab.accuracy.exact import gpt, layout
 from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
 from tiledask.plan.fitting.fit import fits
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
 from tiledask.plan.fitting.overhead import ALLOCATOR, default_overhead
-from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import load_cluster, load_model
 
 __all__ = ["bloom", "bloom_cases", "measured", "titan", "verdicts"]
@@ -15,7 +14,6 @@ __all__ = ["bloom", "bloom_cases", "measured", "titan", "verdicts"]
 GIB = 2**30
 HEADS = 96
 """Where the log's table does not state the heads, those of its other rows of this width."""
-VERDICTS = {0: "does not fit", 1: "fits or tight"}
 
 
 def bloom_cases(cases: dict[str, dict]) -> list[dict]:
@@ -33,18 +31,9 @@ def bloom(case: dict[str, Any]) -> MemoryEstimate:
     BLOOM's as published, without dropout (the run's README speaks of Megatron's default, 0.1)."""
     i = case["inputs"]
     model = gpt({**i, "heads": i["heads"] or HEADS}, dropout=False, embedding_norm=True)
-    layout = Layout(
-        dp=i["dp"],
-        tp=i["tp"],
-        pp=i["pp"],
-        microbatch=i["micro_batch"],
-        zero=i["zero"],
-        microbatches=i["global_batch"] // (i["dp"] * i["micro_batch"]),
-        recompute=i["recompute"],
-        partition="items" if i["embedding_counts_as_pp_layer"] else None,
-    )
+    partition = "items" if i["embedding_counts_as_pp_layer"] else None
     recipe = {2: "deepspeed-fp16-adam", 6: "deepspeed-bf16-adam"}[i["grad_bytes"]]
-    return estimate_memory(model, layout, recipe, i["seq"])
+    return estimate_memory(model, layout(i, partition=partition), recipe, i["seq"])
 
 
 def titan(case: dict[str, Any]) -> MemoryEstimate:
@@ -54,22 +43,19 @@ def titan(case: dict[str, Any]) -> MemoryEstimate:
     pp, tp = i.get("pp", 1), i.get("tp", 1)
     chunks = 2 if i.get("schedule") == "interleaved" else 1
     microbatches = pp * chunks if pp > 1 else 1
-    layout = Layout(
+    split = layout(
+        i,
         dp=i["fsdp"],
-        tp=tp,
-        pp=pp,
-        cp=i.get("cp", 1),
         microbatch=i["local_batch"] // microbatches,
         microbatches=microbatches,
         zero=3,
         sequence_parallel=tp > 1,
-        recompute=i["recompute"],
         flash_attention=True,
         interleave=chunks,
     )
     recipe = "fsdp-adam-pipeline" if pp > 1 else "fsdp-adam"
     model = load_model(i["model"].replace("llama3.1", "llama-3.1"))
-    return estimate_memory(model, layout, recipe, i["seq"])
+    return estimate_memory(model, split, recipe, i["seq"])
 
 
 def measured() -> list[PublishedSource]:

@@ -5,11 +5,11 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from tiledask.lab.accuracy.exact import gpt
-from tiledask.lab.accuracy.memory import titan
+from tiledask.lab.accuracy.exact import gpt, layout
+from tiledask.lab.accuracy.memory import bloom, titan
 from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
 from tiledask.plan.data import names
-from tiledask.plan.fitting.memory import estimate_memory
+from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
 from tiledask.plan.fitting.overhead import default_overhead
 from tiledask.plan.inputs.hardware import ClusterSpec, load_cluster
 from tiledask.plan.inputs.layout import Layout
@@ -17,7 +17,7 @@ from tiledask.plan.inputs.load import load_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.timing.flops import step_flops
 from tiledask.plan.timing.rates import load_calibration
-from tiledask.plan.timing.step import estimate_step
+from tiledask.plan.timing.step import StepEstimate, estimate_step
 
 __all__ = ["calibrated", "rankings", "times"]
 
@@ -49,11 +49,11 @@ def times() -> tuple[PublishedSource, ...]:
     return tuple(
         PublishedSource.of(
             name,
-            (row for case in cases.values() for row in rows(case)),
+            (row for id, case in cases.items() if id.startswith(prefix) for row in rows(case)),
             remark=remark,
             **(REPORTED if name in (BLOOM, TITAN) else GOAL),
         )
-        for name, rows, remark in _SOURCES
+        for name, prefix, rows, remark in _SOURCES
     )
 
 
@@ -84,9 +84,9 @@ def _cluster(i: dict[str, Any]) -> ClusterSpec:
 
 
 def _seconds(
-    model: Model, i: dict[str, Any], recipe: str = "mixed-adam-16", **fields: Any
+    model: Model, i: dict[str, Any], split: Layout, recipe: str = "mixed-adam-16"
 ) -> float:
-    return estimate_step(model, Layout(**fields), _cluster(i), recipe, i["seq"]).total
+    return estimate_step(model, split, _cluster(i), recipe, i["seq"]).total
 
 
 def _row(
@@ -100,80 +100,42 @@ def _row(
 
 
 def _sc21_table_1(case: dict[str, Any]) -> Iterator[PublishedRow]:
-    if case["id"].startswith("sc21-t1-"):
-        yield _sc21(case, case["inputs"], case["expected"]["achieved_tflops_per_gpu"])
+    yield _sc21(case, case["inputs"], case["expected"]["achieved_tflops_per_gpu"])
 
 
 def _sc21_table_2(case: dict[str, Any]) -> Iterator[PublishedRow]:
-    if case["id"].startswith("sc21-t2-ptd"):
-        i = case["inputs"]
-        shape = {"tp": 8, "pp": i["model_parallel"] // 8, "dp": i["gpus"] // i["model_parallel"]}
-        yield _sc21(case, {**i, **shape}, i["achieved_tflops"])
+    i = case["inputs"]
+    shape = {"tp": 8, "pp": i["model_parallel"] // 8, "dp": i["gpus"] // i["model_parallel"]}
+    yield _sc21(case, {**i, **shape}, i["achieved_tflops"])
 
 
 def _sc21(case: dict[str, Any], i: dict[str, Any], tflops: float) -> PublishedRow:
-    ours = _seconds(
-        _megatron(i),
-        i,
-        dp=i["dp"],
-        tp=i["tp"],
-        pp=i["pp"],
-        microbatch=i["micro_batch"],
-        microbatches=i["global_batch"] // (i["dp"] * i["micro_batch"]),
-        recompute="full",
-        interleave=CHUNKS.get(case["id"], 1),
-    )
-    return _row(case, seconds_of(i, tflops, True), ours)
+    split = layout(i, recompute="full", interleave=CHUNKS.get(case["id"], 1))
+    return _row(case, seconds_of(i, tflops, True), _seconds(_megatron(i), i, split))
 
 
 def _korthikanti(case: dict[str, Any]) -> Iterator[PublishedRow]:
-    if not case["id"].startswith("kor-t5"):
-        return
     i, e = case["inputs"], case["expected"]
-    for kind, key in (
-        ("full", "iteration_s_full_recompute"),
-        ("present", "iteration_s_present_work"),
+    for kind, key, recompute in (
+        ("full", "iteration_s_full_recompute", "full"),
+        ("present", "iteration_s_present_work", "selective"),
     ):
-        ours = _seconds(
-            _megatron(i),
-            i,
-            "mixed-adam-18",
-            tp=i["tp"],
-            pp=i["pp"],
-            microbatch=i["micro_batch"],
-            microbatches=i["global_batch"] // i["micro_batch"],
-            interleave=i["interleave"],
-            recompute="full" if kind == "full" else "selective",
-            sequence_parallel=kind == "present",
-        )
-        yield _row(case, e[key], ours, kind)
+        split = layout(i, recompute=recompute, sequence_parallel=kind == "present")
+        yield _row(case, e[key], _seconds(_megatron(i), i, split, "mixed-adam-18"), kind)
 
 
 def _layers(case: dict[str, Any]) -> Iterator[PublishedRow]:
-    if not case["id"].startswith("kor-t4"):
-        return
     i, e = case["inputs"], case["expected"]
     technique = i["technique"]
     recompute = {"full_": "full", "selec": "selective"}.get(technique[:5], "none")
-    layout = Layout(
-        tp=i["tp"],
-        microbatch=i["micro_batch"],
-        recompute=recompute,
-        sequence_parallel="sequence" in technique,
-    )
-    step = estimate_step(
-        _megatron({**i, "layers": 48}),
-        layout,
-        load_cluster("8xA100-80GB"),
-        "mixed-adam-18",
-        i["seq"],
-    )
-    both = 1e3 * sum(step.layer_seconds)
+    split = layout(i, recompute=recompute, sequence_parallel="sequence" in technique)
+    model, cluster = _megatron({**i, "layers": 48}), load_cluster("8xA100-80GB")
+    step = estimate_step(model, split, cluster, "mixed-adam-18", i["seq"])
     yield PublishedRow(
         case["id"],
         "layer, forward and backward",
         e["layer_combined_ms"],
-        both,
+        1e3 * sum(step.layer_seconds),
         "ms",
         calibration=case["id"] in calibrated(),
     )
@@ -182,18 +144,10 @@ def _layers(case: dict[str, Any]) -> Iterator[PublishedRow]:
 def _llama3(case: dict[str, Any]) -> Iterator[PublishedRow]:
     """Interleaved with one layer a chunk: 128 chunks, the first and the last without a layer
     (section 3.3.2 says that these stages have one layer less; the chunks are our reading)."""
-    if not case["id"].startswith("llama3-t4"):
-        return
     i = case["inputs"]
     model = load_model("llama-3.1-405b")
-    ours = _seconds(
-        model,
+    split = layout(
         i,
-        "mixed-adam-18",
-        dp=i["dp"],
-        tp=i["tp"],
-        pp=i["pp"],
-        cp=i["cp"],
         interleave=8,
         microbatches=i["batch_per_dp"],
         zero=1,
@@ -201,13 +155,12 @@ def _llama3(case: dict[str, Any]) -> Iterator[PublishedRow]:
         flash_attention=True,
         partition=(0, *range(model.layers + 1), model.layers),
     )
-    yield _row(case, seconds_of(i, case["expected"]["tflops_per_gpu"], False), ours)
+    measured = seconds_of(i, case["expected"]["tflops_per_gpu"], False)
+    yield _row(case, measured, _seconds(model, i, split, "mixed-adam-18"))
 
 
 def _megatron_core(case: dict[str, Any]) -> Iterator[PublishedRow]:
     """The table says neither micro-batch nor interleaving: the fastest that fits."""
-    if not case["id"].startswith("mcore-h100"):
-        return
     i = case["inputs"]
     bare = {"dropout": False, "qkv_bias": False, "out_bias": False, "mlp_bias": False}
     model, batch = _megatron(i, **bare), i["global_batch"] // i["dp"]
@@ -217,109 +170,89 @@ def _megatron_core(case: dict[str, Any]) -> Iterator[PublishedRow]:
             m = batch // microbatch
             if chunks > 1 and (i["pp"] == 1 or model.layers % (i["pp"] * chunks) or m % i["pp"]):
                 continue
-            fields = {
-                "dp": i["dp"],
-                "tp": i["tp"],
-                "pp": i["pp"],
-                "microbatch": microbatch,
-                "microbatches": m,
-                "interleave": chunks,
-                "zero": 1,
-                "flash_attention": True,
-                "sequence_parallel": i["tp"] > 1,
-            }
-            held = estimate_memory(model, Layout(**fields), "mixed-adam-18", i["seq"]).peak
+            split = layout(
+                {**i, "micro_batch": microbatch},
+                interleave=chunks,
+                zero=1,
+                flash_attention=True,
+                sequence_parallel=i["tp"] > 1,
+            )
+            held = estimate_memory(model, split, "mixed-adam-18", i["seq"]).peak
             if held + default_overhead(i["gpus"]).total < 80e9:
-                found.append(_seconds(model, i, "mixed-adam-18", **fields))
+                found.append(_seconds(model, i, split, "mixed-adam-18"))
     measured = seconds_of(i, case["expected"]["tflops_per_gpu"], False)
     yield _row(case, measured, min(found), note="the fastest micro-batch and chunks that fit")
 
 
 def _mt_nlg(case: dict[str, Any]) -> Iterator[PublishedRow]:
-    if not case["id"].startswith("mtnlg"):
-        return
     i = case["inputs"]
-    layout = Layout(
-        dp=i["dp"],
-        tp=i["tp"],
-        pp=i["pp"],
-        recompute="full",
-        microbatches=i["global_batch"] // i["dp"],
-    )
-    step = estimate_step(
-        _megatron(i), layout, _cluster(i), sequence=i["seq"], calibration=DEEPSPEED
-    )
+    split = layout(i, recompute="full")
+    step = estimate_step(_megatron(i), split, _cluster(i), sequence=i["seq"], calibration=DEEPSPEED)
     yield _row(case, case["expected"]["iteration_s"], step.total)
 
 
 def _bloom(case: dict[str, Any]) -> Iterator[PublishedRow]:
     """Jean Zay: 4 adapters of 100 Gb/s for 8 GPUs (bigscience, tr11 README)."""
-    if not case["id"].startswith("bloom-") or "iteration_s" not in case["expected"]:
-        return
-    i = case["inputs"]
-    dgx = _cluster(i)
-    cluster = replace(dgx, between_nodes=replace(dgx.between_nodes, bytes_per_second=6.25e9))
-    model = gpt({**i, "heads": i["heads"] or 96}, dropout=False, embedding_norm=True)
-    layout = Layout(
-        dp=i["dp"],
-        tp=i["tp"],
-        pp=i["pp"],
-        microbatch=i["micro_batch"],
-        zero=i["zero"],
-        microbatches=i["global_batch"] // (i["dp"] * i["micro_batch"]),
-        recompute="full",
-        partition="items" if i["embedding_counts_as_pp_layer"] else None,
-    )
-    recipe = {2: "deepspeed-fp16-adam", 6: "deepspeed-bf16-adam"}[i["grad_bytes"]]
-    step = estimate_step(model, layout, cluster, recipe, i["seq"], calibration=DEEPSPEED)
-    yield _row(case, case["expected"]["iteration_s"], step.total)
+    if "iteration_s" in case["expected"]:
+        dgx, memory = _cluster(case["inputs"]), bloom(case)
+        jean_zay = replace(dgx, between_nodes=replace(dgx.between_nodes, bytes_per_second=6.25e9))
+        step = _step(memory, jean_zay, calibration=DEEPSPEED)
+        yield _row(case, case["expected"]["iteration_s"], step.total)
 
 
 def _torchtitan(case: dict[str, Any]) -> Iterator[PublishedRow]:
     """Tokens a second of each device, as seconds of a step of the same layout as for memory."""
-    if not case["id"].startswith("titan-"):
-        return
-    i, memory = case["inputs"], titan(case)
-    step = estimate_step(
-        memory.model, memory.layout, load_cluster(f"{i['gpus']}xH100"), memory.recipe, i["seq"]
-    )
-    measured = step.tokens / (case["expected"]["tps_per_gpu"] * i["gpus"])
+    gpus = case["inputs"]["gpus"]
+    step = _step(titan(case), load_cluster(f"{gpus}xH100"))
+    measured = step.tokens / (case["expected"]["tps_per_gpu"] * gpus)
     yield _row(case, measured, step.total)
 
 
-_SOURCES: tuple[tuple[str, Callable[[dict[str, Any]], Iterator[PublishedRow]], str], ...] = (
-    ("SC21 Table 1", _sc21_table_1, ""),
+def _step(memory: MemoryEstimate, cluster: ClusterSpec, **more: Any) -> StepEstimate:
+    """The step of what memory was estimated of."""
+    run = memory.model, memory.layout, cluster, memory.recipe, memory.sequence
+    return estimate_step(*run, **more)
+
+
+_SOURCES: tuple[tuple[str, str, Callable[[dict[str, Any]], Iterator[PublishedRow]], str], ...] = (
+    ("SC21 Table 1", "sc21-t1-", _sc21_table_1, ""),
     (
         "SC21 Table 2",
+        "sc21-t2-ptd",
         _sc21_table_2,
         "Without its ZeRO-3 rows, which ran several times slower than their traffic explains.",
     ),
-    ("Korthikanti Table 5", _korthikanti, ""),
-    ("Korthikanti Table 4", _layers, ""),
+    ("Korthikanti Table 5", "kor-t5", _korthikanti, ""),
+    ("Korthikanti Table 4", "kor-t4", _layers, ""),
     (
         "Llama 3 Table 4",
+        "llama3-t4",
         _llama3,
         "Eight chunks a stage and FLOP of a causal mask are our reading of the paper.",
     ),
     (
         "Megatron-Core on H100",
+        "mcore-h100",
         _megatron_core,
         "The source gives neither micro-batch nor chunks: the fastest that fit are taken.",
     ),
     (
         "MT-NLG",
+        "mtnlg",
         _mt_nlg,
         "Ran Megatron-DeepSpeed, with the shares that BLOOM's log gave; with Megatron-LM's, of "
         "SC21, it would be 21 % too fast.",
     ),
     (
         BLOOM,
+        "bloom-",
         _bloom,
         "No goal. The first rows' heads are 150 wide, which tensor cores dislike; gradients "
         "crossed 4 adapters of 100 Gb/s a node.",
     ),
     (
         TITAN,
+        "titan-",
         _torchtitan,
         "No goal, and no shares of its own: PyTorch's kernels on an H100 of 96 GB with 2.4 TB/s "
         "and 500 W, some rows in fp8, are taken for Megatron-Core's on an H100. Its ring attention "
@@ -333,17 +266,8 @@ def _ranking(case: dict[str, Any]) -> PublishedRow:
     model = _megatron({**i, "vocab": 51200})
 
     def ours(c: dict[str, Any]) -> float:
-        m = i["global_batch"] // (c["dp"] * c["micro_batch"])
-        return _seconds(
-            model,
-            {**i, "gpu": "A100-80GB"},
-            dp=c["dp"],
-            tp=c["tp"],
-            pp=c["pp"],
-            microbatch=c["micro_batch"],
-            microbatches=m,
-            recompute="full",
-        )
+        split = layout({**i, **c}, recompute="full")
+        return _seconds(model, {**i, "gpu": "A100-80GB"}, split)
 
     pick = min(case["candidates"], key=ours)
     shown = f"dp {pick['dp']} x tp {pick['tp']} x pp {pick['pp']}, b {pick['micro_batch']}"

@@ -3,19 +3,15 @@
 import time
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distributed import get_worker
 
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.errors import ConfigError, short
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import GREY, RED, canvas, colour_of_rank, styled
 from tiledask.plan.whole import is_whole
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["least_load", "tasks_on_slots"]
 
@@ -37,8 +33,7 @@ def tasks_on_slots(cluster: Cluster, units: Sequence[int] = UNITS) -> Exercise:
 
     best = least_load(tuple(units), slots)
 
-    def measure(answer: Any) -> list[Target]:
-        places = _slots_of(answer, len(units), slots)
+    def measure(places: tuple[int, ...]) -> list[Target]:
         done = _run_naps(cluster, places, units)
         load = [sum(n for slot, n in done if slot == s) for s in range(slots)]
         full, free = load.index(max(load)), load.index(min(load))
@@ -47,10 +42,6 @@ def tasks_on_slots(cluster: Cluster, units: Sequence[int] = UNITS) -> Exercise:
             f"slot {full} has tasks {', '.join(map(str, mine))}, slot {free} only {min(load)} units"
         )
         return [Target("units in the fullest slot", best, max(load), best, where=where)]
-
-    def figure(answer: Any) -> "Figure":
-        places = None if answer is None else _slots_of(answer, len(units), slots)
-        return _draw_slots(places, units, slots, best)
 
     return Exercise(
         name="tasks on slots",
@@ -69,18 +60,15 @@ def tasks_on_slots(cluster: Cluster, units: Sequence[int] = UNITS) -> Exercise:
             "themselves.",
         ),
         measured=measure,
-        drawn=figure,
+        drawn=lambda places: _draw_slots(places, units, slots, best),
+        read=lambda answer: _slots_of(answer, len(units), slots),
     )
 
 
-def _slots_of(answer: Any, tasks: int, slots: int) -> tuple[int, ...]:
+def _slots_of(answer: Any, tasks: int, slots: int) -> tuple[int, ...] | None:
     places = tuple(answer) if isinstance(answer, Sequence) and not isinstance(answer, str) else ()
     whole = all(is_whole(s, 0, slots - 1) for s in places)
-    if len(places) != tasks or not whole:
-        raise ConfigError(
-            f"an answer is a tuple of {tasks} slots, each 0..{slots - 1}; got {short(answer)}"
-        )
-    return places
+    return places if len(places) == tasks and whole else None
 
 
 def _run_naps(
@@ -119,7 +107,7 @@ def least_load(units: tuple[int, ...], slots: int) -> int:
 @styled
 def _draw_slots(
     places: Sequence[int] | None, units: Sequence[int], slots: int, best: int
-) -> "Figure":
+) -> draw.Figure:
     rows = ["not placed"] if places is None else [f"slot {s}" for s in range(slots)]
     figure = canvas(1.2 + 0.36 * len(rows), "Tasks on slots")
     axes = figure.subplots()

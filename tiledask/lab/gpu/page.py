@@ -184,7 +184,7 @@ def _part(part: GpuPart, rows: list[Row], drawn: Row) -> list[str]:
     """Tables and figure of one part; what it cannot show is said, and its rows are listed."""
     blocks = []
     try:
-        for grid in part.tables(rows) if rows else ():
+        for grid in (grid for grid in part.tables(rows) if grid.rows):
             blocks += [f"**{grid.title}**"] * bool(grid.title) + [_table(grid)]
     except Exception as error:  # rows of an older or a broken part
         blocks = [f"Its tables cannot be made: {_cell(f'{type(error).__name__}: {error}')}."]

@@ -17,16 +17,15 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.errors import ConfigError
+from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.table import Grid
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["GOALS", "STATES", "GpuPart", "Notes"]
 
@@ -44,7 +43,7 @@ GOALS = {
 ``reached=`` is marked against the number."""
 
 
-def _no_figure(rows: list[dict[str, Any]]) -> "Figure | None":
+def _no_figure(rows: list[dict[str, Any]]) -> Figure | None:
     return None
 
 
@@ -69,8 +68,8 @@ class GpuPart:
     run: Callable[["Notes"], None]
     """The work, in a process of its own; what it raises ends the part, or the key under way."""
     tables: Callable[[list[dict[str, Any]]], Sequence[Grid]] = _no_tables
-    """Tables for the page, of the part's rows."""
-    figure: Callable[[list[dict[str, Any]]], "Figure | None"] = _no_figure
+    """Tables for the page, of the part's rows; those without a row are left out."""
+    figure: Callable[[list[dict[str, Any]]], Figure | None] = _no_figure
     """A figure for the page, of the part's rows."""
 
 
@@ -128,6 +127,27 @@ class Notes:
         took = time.monotonic() - self._last
         self._write({"key": key, "state": state, "took": round(took, 3), **begun, **facts})
         self._begun, self._last = {}, time.monotonic()
+
+    def judge(self, key: str, wrong: str, **facts: Any) -> None:
+        """Note ``key`` as right, or as wrong for the reason ``wrong``."""
+        self.add(key, "wrong" if wrong else "right", why=wrong, **facts)
+
+    def late(self, key: str, seconds: float, **facts: Any) -> bool:
+        """Whether fewer than ``seconds`` are left; ``key`` is then noted as skipped."""
+        late = self.left() < seconds
+        if late:
+            self.add(key, "skipped", why="there was no time for it", **facts)
+        return late
+
+    @contextmanager
+    def failing(self, key: str, *kinds: type[Exception]) -> Iterator[None]:
+        """Note ``key`` as failed where what is within raises one of ``kinds``, by default any."""
+        try:
+            yield
+        except Exception as error:
+            if not isinstance(error, kinds or Exception):
+                raise
+            self.add(key, "failed", why=f"{type(error).__name__}: {error}")
 
     def say(self, line: str) -> None:
         """One line for whoever watches."""

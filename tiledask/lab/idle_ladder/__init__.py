@@ -15,7 +15,7 @@ microbatches, choosing              levels 7 and 12, 8 and 9: how many micro-bat
 slow_stage, gap_kinds               levels 10 and 11: what goes wrong in a pipeline
 spec, level                         what a level says; IdleLevel, its working
 sheets                              what is filled in: who reads and judges it
-figures, arithmetic, terminal       drawings; sums in words; the words of a terminal
+figures, arithmetic                 drawings; sums in words
 """
 
 from tiledask.lab.idle_ladder.ladder import idle_level

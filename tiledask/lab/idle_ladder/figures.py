@@ -6,20 +6,16 @@ worker 2  1 [F0][ 2 ][B0] 3         counts it
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tiledask.lab.idle_ladder.spec import Gap, LevelSpec
 from tiledask.lab.judging import Result
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.pipelines.gantt import IDLE, KINDS, gantt
 from tiledask.lab.plots.style import INK, PALE, RED, lighter, styled
 from tiledask.lab.puzzles.figures.draw_orders import label_devices
 from tiledask.lab.puzzles.figures.frame import titled, titled_canvas, write
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from tiledask.lab.idle_ladder.spec import Gap, LevelSpec
-    from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.pipelines.timeline import Timeline
 
 __all__ = [
     "draw_best",
@@ -41,7 +37,7 @@ _NARROW = 13
 
 
 @styled
-def draw_working(task: "LevelSpec") -> "Figure":
+def draw_working(task: LevelSpec) -> draw.Figure:
     """The runs, each gap with the number of the line that counts it, and its length.
 
     Gaps are plain grey: a line counts one as a whole, whatever its causes.
@@ -60,7 +56,7 @@ def draw_working(task: "LevelSpec") -> "Figure":
 
 
 @styled
-def draw_timetable(task: "LevelSpec", answer: Any, result: Result) -> "Figure":
+def draw_timetable(task: LevelSpec, answer: Any, result: Result) -> draw.Figure:
     """A box per slot; the first slot that is off is framed."""
     sheet = task.sheet
     given = sheet.read(answer) if result.targets else []
@@ -89,7 +85,7 @@ def draw_timetable(task: "LevelSpec", answer: Any, result: Result) -> "Figure":
 
 
 @styled
-def draw_numbers(task: "LevelSpec", answer: Any, result: Result) -> "Figure":
+def draw_numbers(task: LevelSpec, answer: Any, result: Result) -> draw.Figure:
     """What was given, in its place; the runs once all is right."""
     if result:
         return _runs(task, titled(task, result))
@@ -107,7 +103,7 @@ def draw_numbers(task: "LevelSpec", answer: Any, result: Result) -> "Figure":
 
 
 @styled
-def draw_names(task: "LevelSpec", answer: Any, result: Result) -> "Figure":
+def draw_names(task: LevelSpec, answer: Any, result: Result) -> draw.Figure:
     """What was given for each worker, in its row; the run once all is right."""
     if result:
         return _runs(task, titled(task, result))
@@ -126,7 +122,7 @@ def draw_names(task: "LevelSpec", answer: Any, result: Result) -> "Figure":
 
 
 @styled
-def draw_gaps(task: "LevelSpec", answer: Any, result: Result) -> "Figure":
+def draw_gaps(task: LevelSpec, answer: Any, result: Result) -> draw.Figure:
     """The run with a letter in each gap that is asked for; what it was called, if it was."""
     figure = _runs(task, titled(task, result))
     given = task.sheet.read(answer) if result.targets else []
@@ -139,7 +135,7 @@ def draw_gaps(task: "LevelSpec", answer: Any, result: Result) -> "Figure":
 
 
 @styled
-def draw_fewest(task: "LevelSpec", answer: Any, result: Result) -> "Figure":
+def draw_fewest(task: LevelSpec, answer: Any, result: Result) -> draw.Figure:
     """The run of the number that was chosen; before that the empty sheet."""
     if not result.targets:
         return _sheet(titled(task, result), [("micro-batches", [_OPEN])])
@@ -150,7 +146,7 @@ def draw_fewest(task: "LevelSpec", answer: Any, result: Result) -> "Figure":
 
 
 @styled
-def draw_best(task: "LevelSpec", answer: Any, result: Result) -> "Figure":
+def draw_best(task: LevelSpec, answer: Any, result: Result) -> draw.Figure:
     """What was given, off in red; the run once it is right: its title says the seconds."""
     if result:
         return _runs(task, titled(task, result))
@@ -163,7 +159,7 @@ def draw_best(task: "LevelSpec", answer: Any, result: Result) -> "Figure":
     return _sheet(titled(task, result), rows)
 
 
-def _plain(figure: "Figure", words: str) -> None:
+def _plain(figure: draw.Figure, words: str) -> None:
     """None, once all idle time looks alike and the legend has ``words`` for it."""
     for axes in figure.axes:
         for boxes in axes.collections:
@@ -178,13 +174,13 @@ def _plain(figure: "Figure", words: str) -> None:
     figure.lay_out()
 
 
-def _runs(task: "LevelSpec", title: str) -> "Figure":
+def _runs(task: LevelSpec, title: str) -> draw.Figure:
     runs = [run.timeline for run in task.runs]
     figure = gantt(*runs, titles=[run.facts for run in task.runs], title=title)
     return _named(figure, runs)
 
 
-def _named(figure: "Figure", runs: "Sequence[Timeline]") -> "Figure":
+def _named(figure: draw.Figure, runs: Sequence[Timeline]) -> draw.Figure:
     for axes, run in zip(figure.axes, runs, strict=False):
         label_devices(axes, [(words, False) for words in _workers(run.devices)])
     return figure
@@ -194,7 +190,7 @@ def _workers(p: int) -> list[str]:
     return [f"worker {w + 1}" for w in range(p)]
 
 
-def _label(figure: "Figure", gap: "Gap", short: str, words: str, wrong: bool = False) -> None:
+def _label(figure: draw.Figure, gap: Gap, short: str, words: str, wrong: bool = False) -> None:
     """``words`` in the middle of a gap if they fit, else the short ones; a letter always."""
     axes = figure.axes[gap.run]
     room = (gap.end - gap.start) * draw.points_per_unit(axes)[0]
@@ -209,7 +205,7 @@ def _label(figure: "Figure", gap: "Gap", short: str, words: str, wrong: bool = F
     draw.text_in(axes, box, text, frame["facecolor"], **look)
 
 
-def _sheet(title: str, rows: "Sequence[_Row]", lengths: Sequence[float] = ()) -> "Figure":
+def _sheet(title: str, rows: "Sequence[_Row]", lengths: Sequence[float] = ()) -> draw.Figure:
     """A row for each thing that is asked for, and what was given, off in red.
 
     ``lengths``: what was given in one unit, a bar each; without them the rows are cells.

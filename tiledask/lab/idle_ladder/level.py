@@ -2,15 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.lab.idle_ladder.spec import LevelSpec
 from tiledask.lab.judging import Hint, Target
 from tiledask.lab.learner.kept import TASKS, here
+from tiledask.lab.plots.primitives import Figure
 from tiledask.plan import html
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["IdleLevel", "LevelWorking"]
 
@@ -33,7 +31,7 @@ class LevelWorking:
     __repr__ = __str__
 
     @property
-    def figure(self) -> "Figure":
+    def figure(self) -> Figure:
         """The runs, each idle gap with the number of the line that counts it."""
         from tiledask.lab.idle_ladder.figures import draw_working
 
@@ -59,7 +57,7 @@ class IdleLevel(LevelSpec):
     def judge(self, answer: Any) -> Sequence[Target]:
         return self.sheet.judge(answer)
 
-    def figure(self, answer: Any) -> "Figure":
+    def figure(self, answer: Any) -> Figure:
         """The sheet as it is filled in, what is off in red; once it is right, the runs."""
         from tiledask.lab.idle_ladder import figures
 

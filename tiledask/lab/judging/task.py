@@ -7,18 +7,16 @@ task.draw(answer)       a figure of the answer; of the task without one
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
-from tiledask.errors import ConfigError, RuleError
+from tiledask.errors import ConfigError, RuleError, short
 from tiledask.lab.judging.result import Result, Target
 from tiledask.lab.learner.kept import TASKS, here
 from tiledask.lab.placing import PlacedAnswer
+from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.plots.style import set_title
 from tiledask.plan import html
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["Hint", "JudgedTask"]
 
@@ -66,7 +64,7 @@ class JudgedTask(ABC):
         """
 
     @abstractmethod
-    def figure(self, answer: Any) -> "Figure":
+    def figure(self, answer: Any) -> Figure:
         """A figure of ``answer``, or of the task for None; may refuse as ``judge`` does."""
 
     def check(self, answer: Any) -> Result:
@@ -109,7 +107,7 @@ class JudgedTask(ABC):
         """Why an answer has two stars at most, in words; empty where it may have three."""
         return ""
 
-    def draw(self, answer: Any = None) -> "Figure":
+    def draw(self, answer: Any = None) -> Figure:
         """A figure of ``answer``; of the task if there is none yet or it cannot be drawn."""
         try:
             return self.figure(_plain(answer))
@@ -150,10 +148,18 @@ class Exercise(JudgedTask):
     """A task that is written in Python: what measures an answer, and what draws it."""
 
     measured: Callable[[Any], Sequence[Target]]
-    drawn: Callable[[Any], "Figure"]
+    drawn: Callable[[Any], Figure]
+    read: Callable[[Any], Any] = field(default=lambda answer: answer)
+    """An answer as ``measured`` and ``drawn`` take it; None for what is none of this form."""
 
     def judge(self, answer: Any) -> Sequence[Target]:
-        return self.measured(answer)
+        return self.measured(self._read(answer))
 
-    def figure(self, answer: Any) -> "Figure":
-        return self.drawn(answer)
+    def figure(self, answer: Any) -> Figure:
+        return self.drawn(None if answer is None else self._read(answer))
+
+    def _read(self, answer: Any) -> Any:
+        given = self.read(answer)
+        if given is None:
+            raise ConfigError(f"an answer is {self.form}; got {short(answer)}")
+        return given

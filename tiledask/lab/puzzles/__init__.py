@@ -13,7 +13,6 @@ kind              what a kind of puzzle is; one in each of cuts, orders, faults,
                   questions, compositions
 policies          an order from a few lines of Python that say what a device does next
 figures, sketch   answers drawn: figures, and letters for a terminal
-terminal          the words of `tiledask puzzle`
 """
 
 from tiledask.lab.puzzles.puzzle import Puzzle, load_puzzle, puzzle_levels, puzzle_names

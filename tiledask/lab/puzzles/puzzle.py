@@ -6,11 +6,12 @@ import os
 import re
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.errors import ConfigError, RuleError
 from tiledask.lab.judging.result import LEAST, OPTIMUM, WRONG, Target, within
 from tiledask.lab.placing import PlacedAnswer
+from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.puzzles.choices import CHOICE
 from tiledask.lab.puzzles.compositions import COMPOSITION
 from tiledask.lab.puzzles.cuts import CUT
@@ -21,9 +22,6 @@ from tiledask.lab.puzzles.orders import ORDER
 from tiledask.lab.puzzles.questions import QUESTION
 from tiledask.plan.data import Fields, names, read, read_named
 from tiledask.plan.whole import is_whole
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["KINDS", "Puzzle", "load_puzzle", "puzzle_levels", "puzzle_names"]
 
@@ -67,7 +65,7 @@ class Puzzle(PuzzleSpec):
             for name, wanted in self.targets.items()
         ]
 
-    def figure(self, answer: Any) -> "Figure":
+    def figure(self, answer: Any) -> Figure:
         """A figure of ``answer``, right or wrong; of the empty task for None."""
         from tiledask.lab.puzzles import figures
 

@@ -4,9 +4,10 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.errors import ConfigError
+from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.puzzles.fields import size
 from tiledask.lab.questions.index import Taught
 from tiledask.lab.questions.question import CourseQuestion, WorkedAnswer
@@ -14,9 +15,6 @@ from tiledask.lab.table import Comparison
 from tiledask.plan import html
 from tiledask.plan.choosing.question_check import Critique
 from tiledask.plan.units import format_bytes, parse_bytes
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["Answer"]
 
@@ -47,7 +45,7 @@ class Answer:
         """Whether no claim of the run fails."""
         return self.run is None or self.run.ok
 
-    def figure(self) -> "Figure":
+    def figure(self) -> Figure:
         """The answer as a picture; ConfigError if it has none."""
         if self.worked.figure is None:
             raise ConfigError(f"the answer to question {self.question.number} has no figure")

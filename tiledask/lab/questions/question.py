@@ -10,15 +10,13 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.errors import ConfigError, short
+from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.puzzles.fields import Reader
 from tiledask.lab.table import Comparison
 from tiledask.plan.choosing.question_check import Critique
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["MOST_WORKERS", "CourseQuestion", "Input", "WorkedAnswer"]
 
@@ -71,7 +69,7 @@ class WorkedAnswer:
     """The working, as a person would write it: "24 layers / 4 devices = 6 layers a device"."""
     values: Mapping[str, Any]
     """The results by name, as JSON can hold them; no inputs."""
-    figure: "Callable[[], Figure] | None" = None
+    figure: Callable[[], Figure] | None = None
     """Draws the answer, where there is something to draw."""
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from tiledask.tile.choice.residency import as_device, occupancy
 from tiledask.tile.cuda.hopper_tile import cut_along_k
 from tiledask.tile.levels import traffic
 
-__all__ = ["DramTraffic", "Waves", "dram_traffic", "raster", "super_tile", "touched", "waves"]
+__all__ = ["DramTraffic", "Waves", "dram_traffic", "raster", "touched", "waves"]
 
 
 _MOST_WAVES = 5_000
@@ -136,20 +136,6 @@ def waves(m: int, n: int, config: Config, device: Device | str, k: int = 0) -> W
         found.tiles // team, -(-k // tk), found.slots // team, team * tm * tn * 4, config.splits
     )
     return replace(found, cut=cuts.cut * team, splits=cuts.splits)
-
-
-def super_tile(config: Config, slots: int) -> tuple[int, int]:
-    """Rows and columns of C that one wave computes where the raster divides evenly.
-
-    `traffic` of this tile is DRAM's, wherever whole groups of rows fill C, ``slots`` is a multiple
-    of the group, and C's columns of tiles are a multiple of slots / group.
-
-    >>> super_tile(Config("mine", (128, 256, 64), (64, 256), 384, 2, "bf16", group=12), 132)
-    (1536, 2816)
-    """
-    tm, tn, _ = config.block
-    group = min(config.group, slots)
-    return group * tm, slots // group * tn
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tiledask.errors import ConfigError, RuleError
+from tiledask.errors import RuleError
 from tiledask.lab import plots
 from tiledask.lab.judging import Exercise, Target
+from tiledask.lab.plots.primitives import Figure
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import RECOMPUTE, Layout
@@ -16,10 +17,7 @@ from tiledask.plan.inputs.model import Model
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import is_whole
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["copies_that_fit", "fewest_gpus", "layouts_that_fit"]
+__all__ = ["copies_that_fit", "fewest_gpus", "layout_of", "layouts_that_fit"]
 
 
 def fewest_gpus(model: str = "llama-2-13b", device: str = "A10", most: int = 16) -> Exercise:
@@ -37,7 +35,7 @@ def fewest_gpus(model: str = "llama-2-13b", device: str = "A10", most: int = 16)
         where = f"on the fullest the {tensor} take most, {largest}: share or cut them further"
         return [Target("GPUs", best, answer.devices, best, where=where)]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> Figure:
         layout = Layout() if answer is None else answer
         ledger = _fit(what, layout, spec).memory.ledger
         title = f"{model} on {layout.devices} {device}, without overhead: {layout}"
@@ -63,12 +61,16 @@ def fewest_gpus(model: str = "llama-2-13b", device: str = "A10", most: int = 16)
         ),
         measured=measure,
         drawn=figure,
+        read=layout_of,
     )
 
 
-def _fit(model: Model, layout: Any, spec: ClusterSpec) -> Fit:
-    if not isinstance(layout, Layout):
-        raise ConfigError(f"an answer is a Layout such as td.Layout(tp=2, pp=4), got {layout!r}")
+def layout_of(answer: Any) -> Layout | None:
+    """``answer``, if it is a layout."""
+    return answer if isinstance(answer, Layout) else None
+
+
+def _fit(model: Model, layout: Layout, spec: ClusterSpec) -> Fit:
     if layout.tp > spec.devices_per_node:
         raise RuleError(
             f"tp={layout.tp} would leave the node of {spec.devices_per_node} GPUs; "
@@ -136,13 +138,12 @@ def copies_that_fit(model: str = "llama-2-13b", device: str = "A100-40GB") -> Ex
             f"{format_bytes(found.capacity)} each"
         )
 
-    def measure(answer: Any) -> list[Target]:
-        numbers = _degrees(answer)
+    def measure(numbers: tuple[int | None, ...]) -> list[Target]:
         wrong = [remark(zero, dp) for zero, dp in enumerate(numbers) if not right(zero, dp)]
         return [Target("ZeRO stages judged wrongly", 0, len(wrong), 0, remarks=wrong)]
 
-    def figure(answer: Any) -> "Figure":
-        numbers = (1,) * 4 if answer is None else _degrees(answer)
+    def figure(answer: Any) -> Figure:
+        numbers = answer or (1,) * 4
         ledgers = {
             f"ZeRO-{zero}, dp {'as you like' if dp is None else dp}": fit(
                 zero, dp or ENDLESS
@@ -160,8 +161,8 @@ def copies_that_fit(model: str = "llama-2-13b", device: str = "A100-40GB") -> Ex
             f'3 give the fewest data-parallel GPUs with which it fits (verdict "fits"), or None if '
             f"no number of GPUs helps; 0 stages may be judged wrongly."
         ),
-        form="a tuple of four, for ZeRO 0, 1, 2 and 3: numbers of GPUs or None, for example "
-        "(1, 2, 4, None)",
+        form=f"a tuple of four, for ZeRO 0, 1, 2 and 3: numbers of GPUs, {ENDLESS:,} at most, or "
+        f"None, for example (1, 2, 4, None)",
         hints=(
             "Which of weights, gradients and optimizer states does each stage still keep whole?",
             "What stays whole has to fit by itself, whatever the number of GPUs: 13 billion "
@@ -174,15 +175,11 @@ def copies_that_fit(model: str = "llama-2-13b", device: str = "A100-40GB") -> Ex
         ),
         measured=measure,
         drawn=figure,
+        read=_degrees,
     )
 
 
-def _degrees(answer: Any) -> tuple[int | None, ...]:
+def _degrees(answer: Any) -> tuple[int | None, ...] | None:
     numbers = tuple(answer) if isinstance(answer, tuple | list) else ()
     whole = all(n is None or is_whole(n, 1, ENDLESS) for n in numbers)
-    if len(numbers) != 4 or not whole:
-        raise ConfigError(
-            f"an answer has four entries, one for each of ZeRO 0, 1, 2 and 3: a number of GPUs "
-            f"from 1 to {ENDLESS:,}, or None; got {answer!r}"
-        )
-    return numbers
+    return numbers if len(numbers) == 4 and whole else None

@@ -6,7 +6,7 @@ of those that cut it the optimizer decides.
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +17,6 @@ from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import BLUE, GREY, ORANGE, PINK, RED, SKY, canvas, styled
 from tiledask.plan.whole import is_whole
 from tiledask.tile.memory.pool import Pool, Refused
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = [
     "LEVELS",
@@ -49,8 +46,7 @@ def layer_too_large(ranks: int = 4) -> Exercise:
     layer trains with Adam, by columns. All of it is run, on devices that refuse the byte too many.
     """
 
-    def measure(answer: Any) -> list[Target]:
-        given = _answer(answer)
+    def measure(given: dict[str, Any]) -> list[Target]:
         wrong = _misjudged(given, ranks)
         name = f"judged wrongly ({', '.join(wrong)})" if wrong else "judged wrongly"
         fewest = next(n for n in range(1, 64) if _run("columns", "adam", n))
@@ -64,10 +60,6 @@ def layer_too_large(ranks: int = 4) -> Exercise:
             Target("runs with Adam that were refused", 0, refused, 0, remarks=(too_few,)),
             Target("ranks for adam", fewest, given["ranks for adam"], fewest, least=True),
         ]
-
-    def figure(answer: Any) -> "Figure":
-        given = None if answer is None else _answer(answer)
-        return _bars(ranks, given)
 
     return Exercise(
         name="a layer too large",
@@ -94,7 +86,8 @@ def layer_too_large(ranks: int = 4) -> Exercise:
             "how many stay below 24 GB? For Adam turn that round and ask for p.",
         ),
         measured=measure,
-        drawn=figure,
+        drawn=lambda given: _bars(ranks, given),
+        read=_answer,
     )
 
 
@@ -118,13 +111,9 @@ def _misjudged(given: Mapping[str, Any], ranks: int) -> dict[str, str]:
     return found
 
 
-def _answer(answer: Any) -> dict[str, Any]:
-    names = {*STRATEGIES, "ranks for adam"}
-    if not isinstance(answer, Mapping) or set(answer) != names:
-        raise ConfigError(
-            f"an answer is a dict of {', '.join(map(repr, STRATEGIES))} and 'ranks for adam'; "
-            f"got {answer!r}"
-        )
+def _answer(answer: Any) -> dict[str, Any] | None:
+    if not isinstance(answer, Mapping) or set(answer) != {*STRATEGIES, "ranks for adam"}:
+        return None
     for strategy in STRATEGIES:
         if answer[strategy] not in (None, *LEVELS):
             raise ConfigError(
@@ -205,7 +194,7 @@ def _run(strategy: str, level: str, ranks: int) -> bool:
 
 
 @styled
-def _bars(ranks: int, given: Mapping[str, Any] | None) -> "Figure":
+def _bars(ranks: int, given: Mapping[str, Any] | None) -> draw.Figure:
     """GB of each strategy, array by array, beside the device's; the answers at the right."""
     wrong = _misjudged(given, ranks) if given else {}
     note = "" if given else " (not attempted: weights alone)"

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.errors import ConfigError, RuleError
 from tiledask.lab import plots
+from tiledask.lab.exercises.planning.fewest_gpus import layout_of
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots.planning.feasibility import short_layout
 from tiledask.lab.plots.planning.step_breakdown import PARTS
-from tiledask.lab.plots.primitives import mark_box
+from tiledask.lab.plots.primitives import Figure, mark_box
 from tiledask.plan.choosing.critique import critique
 from tiledask.plan.choosing.search import Plans, Space, search
 from tiledask.plan.fitting.fit import Fit, fits
@@ -25,9 +26,6 @@ from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.timing.step import StepEstimate, estimate_step
 from tiledask.plan.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["fastest_within", "fewest_devices", "repair", "shorten_bubble"]
 
@@ -48,12 +46,8 @@ class _Task:
     sequence: int = 2048
     recipe: str = "mixed-adam-16"
 
-    def fit(self, answer: Any) -> Fit:
+    def fit(self, answer: Layout) -> Fit:
         """Whether ``answer``, a layout of this task, fits."""
-        if not isinstance(answer, Layout):
-            raise ConfigError(
-                f"an answer is a Layout such as td.Layout(tp=2, pp=4), got {answer!r}"
-            )
         if answer.cp > 1:
             raise RuleError(f"sequences stay whole here: cp is 1, got {answer.cp}")
         if answer.sequences != self.batch:
@@ -64,7 +58,7 @@ class _Task:
             )
         return fits(self.model, answer, self.cluster, self.recipe, self.sequence)
 
-    def fitting(self, answer: Any) -> Fit:
+    def fitting(self, answer: Layout) -> Fit:
         """The plan of a layout that must fit."""
         fit = self.fit(answer)
         if fit.verdict != "fits":
@@ -146,7 +140,7 @@ def fastest_within(
     of a run, and at most ``within`` (a share) longer than the fastest such layout."""
     task = _Task(model, cluster, batch, sequence)
 
-    def measure(answer: Any) -> list[Target]:
+    def measure(answer: Layout) -> list[Target]:
         fit, best = task.fitting(answer), _fastest(task, room)
         peak = round(fit.memory.peak / GB, 2)
         place, moment, tensor = fit.memory.ledger.binding
@@ -157,7 +151,7 @@ def fastest_within(
             task.seconds((1 + within) * best.total, task.step(answer), best),
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> Figure:
         best = _fastest(task, room)
 
         def lost(step: StepEstimate) -> str:
@@ -183,6 +177,7 @@ def fastest_within(
         ),
         measured=measure,
         drawn=figure,
+        read=layout_of,
     )
 
 
@@ -192,13 +187,13 @@ def fewest_devices(
     """Find a Layout with which ``model`` trains on the fewest devices of ``cluster``."""
     task = _Task(model, cluster, batch, recipe=recipe)
 
-    def measure(answer: Any) -> list[Target]:
+    def measure(answer: Layout) -> list[Target]:
         layout = task.fitting(answer).layout
         counts = range(1, cluster.devices + 1)
         best = next(n for n in counts if _search(task, n).counts["fits"])
         return [Target("devices", best, layout.devices, best, SEARCHED, least=True)]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> Figure:
         layout = Layout(tp=cluster.devices_per_node, microbatches=batch)
         fit = task.fit(layout if answer is None else answer)
         title = f"{fit.layout.devices} devices, without overhead: {short_layout(fit.layout)}"
@@ -223,6 +218,7 @@ def fewest_devices(
         ),
         measured=measure,
         drawn=figure,
+        read=layout_of,
     )
 
 
@@ -232,7 +228,7 @@ def repair(model: Model, layout: Layout, cluster: ClusterSpec, *, sequence: int 
     task = _Task(model, cluster, layout.sequences, sequence)
     before = task.step(layout)
 
-    def measure(answer: Any) -> list[Target]:
+    def measure(answer: Layout) -> list[Target]:
         task.fitting(answer)
         lines = critique(model, answer, cluster, sequence=sequence).lines
         # a fault with its numbers, without its formula
@@ -242,7 +238,7 @@ def repair(model: Model, layout: Layout, cluster: ClusterSpec, *, sequence: int 
             task.seconds(before.total, task.step(answer), _fastest(task)),
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> Figure:
         def lost(step: StepEstimate) -> str:
             good = all(
                 line.good for line in critique(model, answer, cluster, sequence=sequence).lines
@@ -268,6 +264,7 @@ def repair(model: Model, layout: Layout, cluster: ClusterSpec, *, sequence: int 
         ),
         measured=measure,
         drawn=figure,
+        read=layout_of,
     )
 
 
@@ -285,7 +282,7 @@ def shorten_bubble(
 
     before = task.step(layout)
 
-    def measure(answer: Any) -> list[Target]:
+    def measure(answer: Layout) -> list[Target]:
         if task.fit(answer).layout.pp < layout.pp:
             raise RuleError(f"the task has {layout.pp} stages or more, got pp={answer.pp}")
         task.fitting(answer)
@@ -301,7 +298,7 @@ def shorten_bubble(
             task.seconds(before.total, step, _fastest(task, stages=layout.pp)),
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> Figure:
         def lost(step: StepEstimate) -> str:
             return "bubble" if step.bubble > share * step.total else ""
 
@@ -326,12 +323,13 @@ def shorten_bubble(
         ),
         measured=measure,
         drawn=figure,
+        read=layout_of,
     )
 
 
 def _beside(
     task: _Task, name: str, step: StepEstimate, answer: Any, lost: Callable[[StepEstimate], str]
-) -> "Figure":
+) -> Figure:
     """Where the time goes in ``step`` and in the answer, framed where ``lost`` says too much of it
     goes."""
     if answer is None:

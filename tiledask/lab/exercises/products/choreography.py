@@ -1,7 +1,7 @@
 """Choose how a product is computed so that the fewest bytes move in little memory; run, counted."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,13 +21,11 @@ from tiledask.lab.exercises.products.placements import (
     wrong_numbers,
 )
 from tiledask.lab.judging import Exercise, Target
+from tiledask.lab.plots.primitives import Figure
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.placement import Placement, Tiling
 from tiledask.plan.products.product import GRID_AXES, algorithms, grids, options_of, plan_product
 from tiledask.plan.products.product_plan import ProductPlan
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["cheapest_choreography", "choices", "held", "moved"]
 
@@ -59,10 +57,10 @@ def cheapest_choreography(
     at = tuple(Tiling(x.shape, mesh, p) for x, p in zip((a, b), placements, strict=True))
     least = _fewest(*at, a.dtype, limit) / MB
 
-    def measure(answer: Any) -> list[Target]:
-        plan = _planned(answer, *at)
+    def measure(answer: tuple[dict[str, Any], ProductPlan]) -> list[Target]:
+        given, plan = answer
         A, B = (distribute(x, over, p) for x, p in zip((a, b), placements, strict=True))
-        C, received = finished(matmul(A, B, **answer))
+        C, received = finished(matmul(A, B, **given))
         parts = parts_moved(plan, a.itemsize, ("A", "B", "C"))
         return [
             Target(
@@ -76,11 +74,11 @@ def cheapest_choreography(
             wrong_numbers("C", to_numpy(C) != expected),
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> Figure:
         if answer is None:
             named = dict(zip(("A", "B"), map(blocks_of, at), strict=True))
             return plots.owners(named, title="How A and B lie (not attempted)")
-        plan = _planned(answer, *at)
+        _, plan = answer
         words = ", ".join(filter(None, (plan.algorithm, plan.options)))
         title = f"{words}, as planned\n{held(plan, a.dtype) / MB:.2f} MB on the fullest worker"
         return plots.traffic_matrix(plan.traffic(a.itemsize), title=title)
@@ -111,23 +109,22 @@ def cheapest_choreography(
         ),
         measured=measure,
         drawn=figure,
+        read=lambda answer: _planned(answer, *at),
     )
 
 
-def _planned(answer: Any, a: Tiling, b: Tiling) -> ProductPlan:
+def _planned(answer: Any, a: Tiling, b: Tiling) -> tuple[dict[str, Any], ProductPlan] | None:
+    """td.matmul's arguments, and what is planned with them."""
     takes = ("algorithm", "panel", "grid", "replication")
     given = dict(answer) if isinstance(answer, Mapping) else {}
     if "algorithm" not in given or not set(given) <= set(takes):
-        raise ConfigError(
-            f"an answer is a dict of td.matmul's arguments, the algorithm and what it takes of "
-            f"{', '.join(takes[1:])}, for instance {{'algorithm': 'summa', 'panel': 100}}; "
-            f"got {answer!r}"
-        )
+        return None
     if given["algorithm"] not in algorithms:
         raise ConfigError(
             f"no algorithm {given['algorithm']!r}; td.algorithms has {', '.join(algorithms)}"
         )
-    return plan_product(given.pop("algorithm"), a, b, **given)
+    options = {name: value for name, value in given.items() if name != "algorithm"}
+    return given, plan_product(given["algorithm"], a, b, **options)
 
 
 def _fewest(a: Tiling, b: Tiling, dtype: np.dtype, limit: int) -> int:

@@ -7,20 +7,17 @@ answer(a, b, tile) -> c      every element of C against exact sums   |  targets
 import inspect
 from collections.abc import Callable, Mapping
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from tiledask.errors import ConfigError, RuleError
+from tiledask.errors import RuleError
 from tiledask.lab.exercises.products.placements import span
 from tiledask.lab.judging import Exercise, Target
+from tiledask.lab.judging.reading import function
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import BLUE, PALE, RED, canvas, styled
 from tiledask.tile import Tile, traffic
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["CountedOperand", "repaired_kernel"]
 
@@ -75,11 +72,7 @@ def repaired_kernel(given: Kernel) -> Exercise:
     loaded beyond the formula of `td.tile.traffic`, or below, are counted.
     """
 
-    def measure(answer: Any) -> list[Target]:
-        if not callable(answer):
-            raise ConfigError(
-                f"an answer is a function of a, b and tile that returns a @ b, got {answer!r}"
-            )
+    def measure(answer: Kernel) -> list[Target]:
         elements, products, loads = [], [], []  # (how many, the remark) of each case
         for shape, tile in product(SHAPES, TILES):
             a, b = _operands(*shape)
@@ -107,8 +100,8 @@ def repaired_kernel(given: Kernel) -> Exercise:
             _first("bytes loaded beside the formula", loads),
         ]
 
-    def figure(answer: Any) -> "Figure":
-        kernel = given if answer is None else answer
+    def figure(answer: Any) -> draw.Figure:
+        kernel = answer or given
         wrong = {}
         for m, n, k in SHOWN:
             a, b = _operands(m, n, k)
@@ -138,6 +131,7 @@ def repaired_kernel(given: Kernel) -> Exercise:
         ),
         measured=measure,
         drawn=figure,
+        read=function,
     )
 
 
@@ -213,7 +207,7 @@ def _within(shapes: tuple[tuple[int, ...], ...], tile: Tile) -> bool:
 
 
 @styled
-def _wrong_elements(wrong: Mapping[int, np.ndarray], tile: Tile, note: str) -> "Figure":
+def _wrong_elements(wrong: Mapping[int, np.ndarray], tile: Tile, note: str) -> draw.Figure:
     """``wrong`` by k: whether each element of C is."""
     tm, tn, tk = tile
     figure = canvas(3.8, f"Wrong elements of C in tiles of {tm} x {tn} x {tk}{note}")
@@ -229,7 +223,7 @@ def _wrong_elements(wrong: Mapping[int, np.ndarray], tile: Tile, note: str) -> "
     return figure
 
 
-def _elements(axes: "Axes", wrong: np.ndarray, tm: int, tn: int) -> None:
+def _elements(axes: draw.Axes, wrong: np.ndarray, tm: int, tn: int) -> None:
     m, n = wrong.shape
     for i, j in np.ndindex(m, n):
         colour, name = (RED, "wrong") if wrong[i, j] else (PALE, "right")

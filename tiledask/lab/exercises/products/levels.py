@@ -10,7 +10,7 @@ worker 1  |wait wait|busy busy busy busy|              idle           |
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from distributed import Worker
@@ -22,9 +22,6 @@ from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import BLUE, INK, PALE, RED, YELLOW, canvas, styled
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile import TileTraffic, count_traffic
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["BLOCKING", "TILE", "BlockRun", "four_products", "levels_at_fault", "run_blocks"]
 
@@ -181,12 +178,10 @@ def levels_at_fault(runs: Mapping[str, BlockRun], rate: float) -> Exercise:
     `BlockRun.lost`; nothing else is known of the runs.
     """
 
-    def measure(answer: Any) -> list[Target]:
-        if not isinstance(answer, Mapping) or set(answer) != set(runs):
-            raise ConfigError(
-                f"an answer is a dict with a level for each of {', '.join(runs)}, '{BLOCKING}' or "
-                f"'{TILE}', got {answer!r}"
-            )
+    def read(answer: Any) -> Mapping[str, Any] | None:
+        return answer if isinstance(answer, Mapping) and set(answer) == set(runs) else None
+
+    def measure(answer: Mapping[str, Any]) -> list[Target]:
         if unknown := sorted({str(v) for v in answer.values()} - {BLOCKING, TILE}):
             raise ConfigError(f"a level is {BLOCKING!r} or {TILE!r}, got {unknown[0]!r}")
         wrong = _misnamed(runs, rate, answer)
@@ -194,9 +189,8 @@ def levels_at_fault(runs: Mapping[str, BlockRun], rate: float) -> Exercise:
         remarks = tuple(wrong.values())
         return [Target(f"levels named wrongly{named}", 0, len(wrong), 0, remarks=remarks)]
 
-    def figure(answer: Any) -> "Figure":
-        wrong = _misnamed(runs, rate, answer) if isinstance(answer, Mapping) else ()
-        return _bars(runs, rate, wrong)
+    def figure(answer: Any) -> draw.Figure:
+        return _bars(runs, rate, _misnamed(runs, rate, answer) if answer else ())
 
     return Exercise(
         name="which level is at fault",
@@ -217,6 +211,7 @@ def levels_at_fault(runs: Mapping[str, BlockRun], rate: float) -> Exercise:
         ),
         measured=measure,
         drawn=figure,
+        read=read,
     )
 
 
@@ -235,7 +230,7 @@ def _misnamed(
 
 
 @styled
-def _bars(runs: Mapping[str, BlockRun], rate: float, wrong: Collection[str] = ()) -> "Figure":
+def _bars(runs: Mapping[str, BlockRun], rate: float, wrong: Collection[str] = ()) -> draw.Figure:
     figure = canvas(0.9 + 1.25 * len(runs), "Where did the workers' time go?")
     axes = draw.stacked_axes(figure, [1] * len(runs))
     for ax, (name, run) in zip(axes, runs.items(), strict=True):

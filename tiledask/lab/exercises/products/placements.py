@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,14 +15,12 @@ from tiledask.distributed.products.matmul import matmul
 from tiledask.errors import ConfigError
 from tiledask.lab import plots
 from tiledask.lab.judging import Exercise, Target
+from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.plots.style import RED
 from tiledask.plan.products.comms import redistribution, traffic_of
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
 from tiledask.plan.products.product import gather
 from tiledask.plan.products.product_plan import ProductPlan
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = [
     "blocks_of",
@@ -55,9 +53,9 @@ def fewest_bytes(
     over, expected = Mesh(cluster, mesh), x @ a
     least = fewest_planned(x.shape, a.shape, mesh, x.dtype.itemsize, limit) / MB
 
-    def measure(answer: Any) -> list[Target]:
-        X, A = (distribute(m, over, p) for m, p in zip((x, a), _pair(answer), strict=True))
-        each = [sum(pair) for pair in zip(X.block_bytes, A.block_bytes, strict=True)]
+    def measure(pair: Pair) -> list[Target]:
+        X, A = (distribute(m, over, p) for m, p in zip((x, a), pair, strict=True))
+        each = [sum(both) for both in zip(X.block_bytes, A.block_bytes, strict=True)]
         full, held = each.index(max(each)), max(each) / MB
         Y, moved = finished(matmul(X, A, algorithm="gather"))
         blocks = (
@@ -71,16 +69,13 @@ def fewest_bytes(
             wrong_numbers("Y", to_numpy(Y) != expected),
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(pair: Pair | None) -> Figure:
         none = ((Replicate(),) * len(mesh),) * 2
-        title = "Who owns which block" + (" (not attempted: everything everywhere)" * (not answer))
-        tilings = [
-            Tiling(m.shape, mesh, p)
-            for m, p in zip((x, a), none if answer is None else _pair(answer), strict=True)
-        ]
+        title = "Who owns which block" + (" (not attempted: everything everywhere)" * (not pair))
+        tilings = [Tiling(m.shape, mesh, p) for m, p in zip((x, a), pair or none, strict=True)]
         named = dict(zip(("X", "A"), map(blocks_of, tilings), strict=True))
         drawn = plots.owners(named, title=title)
-        if answer is not None and _held(*tilings, x.dtype.itemsize) > limit:
+        if pair and _held(*tilings, x.dtype.itemsize) > limit:
             sizes = [int(np.prod(t.block_shape((0,) * len(mesh)))) for t in tilings]
             panel = drawn.axes[sizes.index(max(sizes))]
             words = f"{panel.get_title(loc='left')}: too much on a worker"
@@ -110,6 +105,7 @@ def fewest_bytes(
         ),
         measured=measure,
         drawn=figure,
+        read=_pair,
     )
 
 
@@ -151,16 +147,11 @@ def span(what: str, numbers: Sequence[int] | np.ndarray) -> str:
     return f"{what}s {', '.join(map(str, found[:6]))}{more}"
 
 
-def _pair(answer: Any) -> Pair:
+def _pair(answer: Any) -> Pair | None:
     pair = tuple(answer) if isinstance(answer, tuple | list) else ()
     kinds = Shard | Replicate | Partial
     each = [p for p in pair if isinstance(p, tuple | list) and all(isinstance(q, kinds) for q in p)]
-    if len(pair) != 2 or len(each) != 2:
-        raise ConfigError(
-            f"an answer is two tuples, the placements of X and those of A, for instance "
-            f"((Shard(0), Replicate()), (Replicate(), Shard(1))); got {answer!r}"
-        )
-    return tuple(tuple(p) for p in pair)
+    return tuple(map(tuple, pair)) if len(pair) == len(each) == 2 else None
 
 
 def finished(product: ShardedArray) -> tuple[ShardedArray, int]:

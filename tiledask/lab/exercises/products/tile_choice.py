@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.errors import ConfigError, RuleError
 from tiledask.lab import plots
@@ -20,9 +20,6 @@ from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import is_whole
 from tiledask.tile import Config, Tile, config_of, order, predict
 from tiledask.tile.choice.residency import refusal
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["retuned", "tile_of", "tile_within", "tiles_of"]
 
@@ -94,8 +91,7 @@ def tile_within(
         )
     least = min(p.levels[L2].loaded for p in fitting)
 
-    def measure(answer: Any) -> list[Target]:
-        config = tile_of(answer)
+    def measure(config: Config) -> list[Target]:
         if config.stages < stages:
             raise RuleError(
                 f"{config.stages} stages keep copies {config.stages - 1} steps ahead; the task "
@@ -130,8 +126,8 @@ def tile_within(
             ),
         ]
 
-    def figure(answer: Any) -> "Figure":
-        config = tile_of(((64, 64, 16), stages) if answer is None else answer)
+    def figure(answer: Any) -> draw.Figure:
+        config = answer or tile_of(((64, 64, 16), stages))
         note = " (not attempted: the smallest tile)" if answer is None else ""
         title = (
             f"{config} on {device}{note}\n{m} x {n} x {k}; "
@@ -169,6 +165,7 @@ def tile_within(
         ),
         measured=measure,
         drawn=figure,
+        read=tile_of,
     )
 
 
@@ -182,18 +179,14 @@ def retuned(
     """
     best = {device: order(*size, tiles_of(device), device)[0] for device in devices}
 
-    def measure(answer: Any) -> list[Target]:
+    def measure(answer: dict[str, Config]) -> list[Target]:
         targets = []
-        for device, config in _chosen(answer, devices).items():
+        for device, config in answer.items():
             found = predict(*size, config, device)
             lost = round(100 * (1 - best[device].seconds / found.seconds), 2)
             where = f"{_short(config)} is bound by {found.binding}; {_waves(size, config, device)}"
             targets.append(Target(f"% given away on {device}", 100 * within, lost, 0, where=where))
         return targets
-
-    def figure(answer: Any) -> "Figure":
-        chosen = None if answer is None else _chosen(answer, devices)
-        return _shares(size, tile_of(carried), chosen, best, within)
 
     (m, n, k), (tile, stages) = size, carried
     return Exercise(
@@ -216,7 +209,8 @@ def retuned(
             "nearly whole and that arithmetic still binds.",
         ),
         measured=measure,
-        drawn=figure,
+        drawn=lambda chosen: _shares(size, tile_of(carried), chosen, best, within),
+        read=lambda answer: _chosen(answer, devices),
     )
 
 
@@ -227,12 +221,9 @@ def _waves(size: Size, config: Config, device: str) -> str:
     return f"{tiles:,} tiles over {count} multiprocessors are {tiles / count:.2f} waves"
 
 
-def _chosen(answer: Any, devices: Sequence[str]) -> dict[str, Config]:
+def _chosen(answer: Any, devices: Sequence[str]) -> dict[str, Config] | None:
     if not isinstance(answer, Mapping) or set(answer) != set(devices):
-        raise ConfigError(
-            f"an answer is a dict with a tile and stages for each of {', '.join(devices)}, for "
-            f"instance {{{devices[0]!r}: ((64, 128, 32), 3), ...}}; got {answer!r}"
-        )
+        return None
     return {device: tile_of(answer[device]) for device in devices}
 
 
@@ -243,7 +234,7 @@ def _shares(
     chosen: Mapping[str, Config] | None,
     best: Mapping,
     within: float,
-) -> "Figure":
+) -> draw.Figure:
     series = {f"as it came: {_short(carried)}": (dict.fromkeys(best, carried), SKY)}
     if chosen:
         series["yours"] = (chosen, BLUE)

@@ -7,21 +7,18 @@ are on two ranks is computed twice.
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.errors import ConfigError, PlacementError, short
+from tiledask.errors import PlacementError
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import BLUE, GREY, ORANGE, canvas, styled
 from tiledask.plan.collectives.shards import deal_heads
 from tiledask.plan.whole import is_whole
 from tiledask.tile import layers as tile
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["balanced_heads", "head_flops"]
 
@@ -88,8 +85,7 @@ def balanced_heads(
     least = _least(task)
     one, shared_one = (f"{flops / 1e6:.1f}" for flops in head_flops(hidden, width, tokens))
 
-    def measure(answer: Any) -> list[Target]:
-        assigned = _assigned(answer, task)
+    def measure(assigned: Assignment) -> list[Target]:
         worst, copies = _worth(assigned, task)
         best = round(least[0], 4)
         work = list(map(task.flops, assigned))
@@ -111,12 +107,12 @@ def balanced_heads(
             Target("wrong results", 0, _wrong(assigned, task), 0),
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> draw.Figure:
         if answer is None:
             split, _ = deal_heads(query, kv, ranks)
             assigned = tuple(tuple(i for at in part for i in range(*at)) for part in split.parts)
             return _bars(assigned, task, " (not attempted: in a row, as even as can be)")
-        return _bars(_assigned(answer, task), task, "", least[0])
+        return _bars(answer, task, "", least[0])
 
     return Exercise(
         name="balanced heads",
@@ -140,6 +136,7 @@ def balanced_heads(
         ),
         measured=measure,
         drawn=figure,
+        read=lambda answer: _assigned(answer, task),
     )
 
 
@@ -147,19 +144,14 @@ def _count(n: int, what: str) -> str:
     return f"{n} {what}{'s' * (n != 1)}"
 
 
-def _assigned(answer: Any, task: _Task) -> Assignment:
+def _assigned(answer: Any, task: _Task) -> Assignment | None:
     try:
         assigned = tuple(tuple(part) for part in answer)
     except TypeError:
         assigned = ()
     heads = [i for part in assigned for i in part]
     if len(assigned) != task.ranks or not all(map(is_whole, heads)):
-        raise ConfigError(
-            f"an answer has a list of query heads for each of {task.ranks} ranks, and every head "
-            f"of 0..{task.query - 1} once, for instance "
-            f"{[list(map(int, p)) for p in np.array_split(range(task.query), task.ranks)]}; "
-            f"got {short(answer)}"
-        )
+        return None
     for head in sorted({*range(task.query), *heads}):
         on = [str(r) for r, part in enumerate(assigned) if head in part]
         if head not in range(task.query):
@@ -247,7 +239,7 @@ def _cut(weights: dict, query: Sequence[int], kv: Sequence[int], width: int) -> 
 
 
 @styled
-def _bars(assigned: Assignment, task: _Task, note: str, most: float = float("inf")) -> "Figure":
+def _bars(assigned: Assignment, task: _Task, note: str, most: float = float("inf")) -> draw.Figure:
     """FLOP of each rank; what is above ``most`` times an even share is hatched, and a kv head
     beside another on its rank is framed."""
     worst, copies = _worth(assigned, task)

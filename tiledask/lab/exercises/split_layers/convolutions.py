@@ -8,7 +8,7 @@ until_layerwise_moves_more  devices         two training steps: bytes counted
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -27,9 +27,6 @@ from tiledask.plan.collectives.rows import RowSplit, split_rows
 from tiledask.plan.program.making.convolution.of_lenet import need
 from tiledask.plan.whole import is_whole
 from tiledask.tile import layers as L
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["borrowed_rows", "split_each_layer", "until_layerwise_moves_more"]
 
@@ -62,8 +59,7 @@ def borrowed_rows(
     }
     best = sum(map(len, right.values()))
 
-    def measure(answer: Any) -> list[Target]:
-        mine = _borrowed(answer, split)
+    def measure(mine: dict[int, tuple[int, ...]]) -> list[Target]:
         lost = _lost(mine, split, size, stride, padding)
         lacking, idle = offences(mine)
         remarks = [
@@ -86,11 +82,10 @@ def borrowed_rows(
         idle = [(r, row) for r in right for row in sorted({*mine[r]} - {*right[r]})]
         return lacking, idle
 
-    def figure(answer: Any) -> "Figure":
-        if answer is None:
+    def figure(mine: dict[int, tuple[int, ...]] | None) -> draw.Figure:
+        if mine is None:
             title = "Nobody borrows yet"
             return plots.rows_on_ranks(rows, size, stride, padding, borrowed={}, title=title)
-        mine = _borrowed(answer, split)
         lacking, idle = offences(mine)
         marked = {r: [row for at, row in (*lacking[:1], *idle) if at == r] for r in mine}
         title = "Your loans" + ("; in red, what is lacking or not read" * bool(lacking or idle))
@@ -122,17 +117,15 @@ def borrowed_rows(
         ),
         measured=measure,
         drawn=figure,
+        read=lambda answer: _borrowed(answer, split),
     )
 
 
-def _borrowed(answer: Any, split: RowSplit) -> dict[int, tuple[int, ...]]:
-    """``answer`` for every rank; raises ConfigError or PlacementError if it is none."""
+def _borrowed(answer: Any, split: RowSplit) -> dict[int, tuple[int, ...]] | None:
+    """``answer`` for every rank; raises ConfigError or PlacementError for rows that are none."""
     ranks, ends = len(split.rows), (0, *accumulate(split.rows))
     if not isinstance(answer, Mapping) or not set(answer) <= set(range(ranks)):
-        raise ConfigError(
-            f"an answer gives ranks, 0 to {ranks - 1}, the rows that they borrow, for instance "
-            f"{{0: ({ends[1]},)}}; got {answer!r}"
-        )
+        return None
     for rank, mine in answer.items():
         if not isinstance(mine, tuple | list | range | set):
             raise ConfigError(f"rows of rank {rank} are a tuple such as (3, 4), got {mine!r}")
@@ -183,8 +176,7 @@ def split_each_layer(images: int = 256, ranks: int = 4, seed: int = 0) -> Exerci
     least = min(ways_there_are, key=lambda parts: sum(part.nbytes for part in parts))
     best = sum(part.nbytes for part in least)
 
-    def measure(answer: Any) -> list[Target]:
-        ways = splits.checked(answer)
+    def measure(ways: dict[str, str]) -> list[Target]:
         weights, (x, classes), whole = _batch(images, seed)
         done = run_threads(splits.split_step, ranks, ways, weights, x, classes)
         # the layer that is furthest above the same one in the best, and the most of it
@@ -214,11 +206,11 @@ def split_each_layer(images: int = 256, ranks: int = 4, seed: int = 0) -> Exerci
             Target("error of the gradients", ROUND_OFF, error, None),
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> draw.Figure:
         alike = {f'all layers "{way}"': dict.fromkeys(splits.NAMES, way) for way in splits.WAYS}
         bars = {name: splits.bytes_of(ways, images, ranks, 4) for name, ways in alike.items()}
         if answer is not None:
-            parts = splits.parts_of(splits.checked(answer), images, ranks, 4)
+            parts = splits.parts_of(answer, images, ranks, 4)
             bars["yours"] = sum(part.nbytes for part in parts)
             bars |= {part.what: part.nbytes for part in parts if part.nbytes}
         return _bars(bars, f"LeNet, {images} images, {ranks} devices: bytes of a step", best)
@@ -246,6 +238,7 @@ def split_each_layer(images: int = 256, ranks: int = 4, seed: int = 0) -> Exerci
         ),
         measured=measure,
         drawn=figure,
+        read=splits.checked,
     )
 
 
@@ -281,8 +274,7 @@ def until_layerwise_moves_more(each: int = 4, seed: int = 0) -> Exercise:
             f"up to {MOST} devices; take more images"
         )
 
-    def measure(answer: Any) -> list[Target]:
-        devices = _devices(answer)
+    def measure(devices: int) -> list[Target]:
         if devices <= RUN:
             sent = {name: _counted(name, each * devices, devices, seed) for name in _BOTH}
         else:
@@ -301,8 +293,8 @@ def until_layerwise_moves_more(each: int = 4, seed: int = 0) -> Exercise:
             Target("devices", best, devices, best, least=True),
         ]
 
-    def figure(answer: Any) -> "Figure":
-        devices = 2 if answer is None else _devices(answer)
+    def figure(answer: Any) -> draw.Figure:
+        devices = answer or 2
         bars = {name: planned(name, devices) for name in _BOTH}
         title = f"LeNet, {devices} devices, {each} images on each: bytes of a step"
         return _bars(bars, title)
@@ -326,16 +318,11 @@ def until_layerwise_moves_more(each: int = 4, seed: int = 0) -> Exercise:
         ),
         measured=measure,
         drawn=figure,
+        read=lambda answer: answer if is_whole(answer, 2, MOST) else None,
     )
 
 
 _BOTH = ("layerwise", "data parallel")
-
-
-def _devices(answer: Any) -> int:
-    if not is_whole(answer, 2, MOST):
-        raise ConfigError(f"an answer is a number of devices from 2 to {MOST}, got {answer!r}")
-    return answer
 
 
 def _counted(name: str, images: int, devices: int, seed: int) -> int:
@@ -346,7 +333,7 @@ def _counted(name: str, images: int, devices: int, seed: int) -> int:
 
 
 @styled
-def _bars(sizes: Mapping[str, int], title: str, most: int | None = None) -> "Figure":
+def _bars(sizes: Mapping[str, int], title: str, most: int | None = None) -> draw.Figure:
     """A bar for each number of bytes; what is above ``most`` in "yours" is hatched."""
     figure = canvas(0.9 + 0.38 * len(sizes), title)
     axes = figure.subplots()

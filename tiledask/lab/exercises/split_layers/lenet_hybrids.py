@@ -6,21 +6,18 @@ hybrid_lenet     name of a way -> ranks     three training steps: bytes and FLOP
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tiledask.distributed.convolution.lenet_train import TrainedLeNet, train_lenet
-from tiledask.errors import ConfigError, PlacementError
+from tiledask.errors import PlacementError
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import BLUE, ORANGE, canvas, styled
 from tiledask.plan.program.lenet import PARAMETERS, WAYS, Need, Split
 from tiledask.plan.program.making.convolution.of_lenet import need_of
 from tiledask.tile.datasets import load_images
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["hybrid_lenet"]
 
@@ -56,8 +53,7 @@ def hybrid_lenet(
         )
     best = min(sum(n.sent) for n in kept) / MB
 
-    def measure(answer: Any) -> list[Target]:
-        split = _checked(answer, devices)
+    def measure(split: Split) -> list[Target]:
         run, alone = _trained(split, batch), _trained(Split(), batch)
         sent = sum(r.sent for r in run.records) / STEPS / (8 // SINGLE) / MB
         busiest = max(run.flops) * devices / sum(run.flops)
@@ -79,12 +75,11 @@ def hybrid_lenet(
             Target("losses' distance from a single device's", ROUND_OFF, far, None),
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> draw.Figure:
         drawn = {str(split): split for split in _splits(devices) if devices in split.shape}
         needs = {name: need_of(split, batch, SINGLE) for name, split in drawn.items()}
         if answer is not None:
-            split = _checked(answer, devices)
-            needs[f"yours: {split}"] = need_of(split, batch, SINGLE)
+            needs[f"yours: {answer}"] = need_of(answer, batch, SINGLE)
         title = f"LeNet, {batch} images, {devices} devices: bytes of a step"
         return _bars(needs, title, best, lambda n: _percent(n) <= share and n.imbalance <= balance)
 
@@ -110,6 +105,7 @@ def hybrid_lenet(
         ),
         measured=measure,
         drawn=figure,
+        read=lambda answer: _checked(answer, devices),
     )
 
 
@@ -124,12 +120,9 @@ def _splits(devices: int) -> Iterator[Split]:
                     yield Split(copies, stages, parts, in_space=True)
 
 
-def _checked(answer: Any, devices: int) -> Split:
+def _checked(answer: Any, devices: int) -> Split | None:
     if not isinstance(answer, Mapping):
-        raise ConfigError(
-            f"an answer is a dict of how many ranks each way has ({', '.join(WAYS)}), for instance "
-            f"{{'data parallel': {devices}}}; got {answer!r}"
-        )
+        return None
     split = Split.of(answer)
     if split.ranks != devices:
         raise PlacementError(
@@ -152,7 +145,7 @@ def _percent(said: Need) -> float:
 @styled
 def _bars(
     needs: Mapping[str, Need], title: str, most: float, keeps: Callable[[Need], bool]
-) -> "Figure":
+) -> draw.Figure:
     """A bar for each split, its bytes; in words what a device holds and how even the work is. Of
     yours what is above ``most`` MB is hatched, and it is framed unless it ``keeps`` the rest."""
     figure = canvas(0.9 + 0.42 * len(needs), title)

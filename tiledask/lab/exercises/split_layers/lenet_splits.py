@@ -47,13 +47,10 @@ Ways = Mapping[str, str]
 """Name of a layer -> its way."""
 
 
-def checked(answer: Any) -> dict[str, str]:
-    """``answer`` as the way of each layer, in order; raises ConfigError if it is none."""
+def checked(answer: Any) -> dict[str, str] | None:
+    """``answer`` as the way of each layer, in order; raises ConfigError for a way that is none."""
     if not isinstance(answer, Mapping) or set(answer) != set(NAMES):
-        raise ConfigError(
-            f"an answer gives each of the {len(NAMES)} layers ({', '.join(NAMES)}) its way, for "
-            f"instance {dict.fromkeys(NAMES, 'out')}; got {answer!r}"
-        )
+        return None
     for name, way in answer.items():
         if way not in WAYS:
             raise ConfigError(f"{name} is split by one of {', '.join(WAYS)}, got {way!r}")

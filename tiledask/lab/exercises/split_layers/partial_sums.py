@@ -10,20 +10,16 @@ an all_reduce may stand; forgotten ones and ones too many both run through, with
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.errors import ConfigError
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import GREEN, INK, ORANGE, RED, SKY, canvas, styled
 from tiledask.tile import layers as tile
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["BACKWARD", "FORWARD", "fewest_sums"]
 
@@ -66,8 +62,7 @@ def fewest_sums(ranks: int = 4) -> Exercise:
 
     least = _least(ranks)
 
-    def measure(answer: Any) -> list[Target]:
-        chosen = _places(answer)
+    def measure(chosen: tuple[str, ...]) -> list[Target]:
         wrong, done = _wrong(chosen, ranks), _run(chosen, ranks)
         name = f"wrong results ({', '.join(wrong)})" if wrong else "wrong results"
         _, offence = _offence(chosen, ranks) or ("", "")
@@ -82,8 +77,8 @@ def fewest_sums(ranks: int = 4) -> Exercise:
             ),
         ]
 
-    def figure(answer: Any) -> "Figure":
-        chosen = () if answer is None else _places(answer)
+    def figure(answer: Any) -> draw.Figure:
+        chosen = answer or ()
         note = " (not attempted: no sums)" if answer is None else f", {len(chosen)} summed"
         place, _ = _offence(chosen, ranks) or ("", "") if answer is not None else ("", "")
         title = f"What {ranks} ranks have of each value{note}"
@@ -98,7 +93,7 @@ def fewest_sums(ranks: int = 4) -> Exercise:
             f"gradients) with at most {least} collectives a step."
         ),
         form=(
-            f"a list of places, for example ['gate', 'up']; forward there are "
+            f"a list of places, each once, for example ['gate', 'up']; forward there are "
             f"{', '.join(FORWARD)}, backward {', '.join(BACKWARD)}"
         ),
         hints=(
@@ -111,18 +106,16 @@ def fewest_sums(ranks: int = 4) -> Exercise:
         ),
         measured=measure,
         drawn=figure,
+        read=_places,
     )
 
 
-def _places(answer: Any) -> tuple[str, ...]:
+def _places(answer: Any) -> tuple[str, ...] | None:
     known = FORWARD + BACKWARD
     listed = isinstance(answer, Iterable) and not isinstance(answer, str)
     given = list(answer) if listed else [answer]
     if not listed or any(place not in known for place in given) or len(set(given)) < len(given):
-        raise ConfigError(
-            f"an answer is a list of places, each once, for instance ['gate', 'up']; there are "
-            f"{', '.join(known)}; got {answer!r}"
-        )
+        return None
     return tuple(place for place in known if place in given)
 
 
@@ -281,7 +274,7 @@ def _close(a: np.ndarray, b: np.ndarray) -> bool:
 @styled
 def _chain(
     states: dict[str, str], chosen: tuple[str, ...], title: str, offence: str = ""
-) -> "Figure":
+) -> draw.Figure:
     """Boxes in the order of the computation, by what the ranks have after the sum, if any; the
     place of the first offence in a frame."""
     figure = canvas(2.6, title)

@@ -18,6 +18,7 @@ import numpy as np
 from tiledask.distributed.training import GPT, train
 from tiledask.errors import ConfigError
 from tiledask.lab.judging import Exercise, Target
+from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.plots.training.losses import losses as draw_losses
 from tiledask.lab.precision import GRADES, verdicts
 from tiledask.tile.datasets import load_text
@@ -25,7 +26,6 @@ from tiledask.tile.optimizers import Adam, AdamW, Rule
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 __all__ = ["FaultyRun", "faulty_run"]
 
@@ -106,9 +106,7 @@ def faulty_run(seed: int = 0) -> FaultyRun:
     order = rng.permutation(len(drawn))
     runs = {name: drawn[i] for name, i in zip("ABCDEF", order, strict=True)}
 
-    def measure(answer: Any) -> list[Target]:
-        if not isinstance(answer, str) or answer not in runs:
-            raise ConfigError(f"an answer is one of {', '.join(map(repr, runs))}; got {answer!r}")
+    def measure(answer: str) -> list[Target]:
         wrong = {
             name
             for name, run in runs.items()
@@ -124,7 +122,7 @@ def faulty_run(seed: int = 0) -> FaultyRun:
             Target("faulty runs at large", 0, len(wrong - {answer}), 0),
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> Figure:
         shown = {"one device, float32": _losses((1, 1, 1), "float32", RULE, STEPS)}
         for name, run in runs.items():
             yours = " (yours)" if name == answer else ""
@@ -140,7 +138,7 @@ def faulty_run(seed: int = 0) -> FaultyRun:
             f"left at large. exercise.again('A', 'float64', steps={JUDGED}) runs one once more, "
             f"beside one device."
         ),
-        form="the letter of a run, for example 'B'",
+        form="the letter of a run, 'A' to 'F', for example 'B'",
         hints=(
             "Round-off shrinks with a longer format. What about a mistake in the settings?",
             "Look at exercise.table: in which formats could a small mistake hide?",
@@ -149,6 +147,7 @@ def faulty_run(seed: int = 0) -> FaultyRun:
         ),
         measured=measure,
         drawn=figure,
+        read=lambda answer: answer if isinstance(answer, str) and answer in runs else None,
         runs=runs,
     )
 

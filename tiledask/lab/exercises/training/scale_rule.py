@@ -6,19 +6,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tiledask.errors import ConfigError, DivergedError, RuleError
 from tiledask.lab.judging import Exercise, Target
+from tiledask.lab.judging.reading import function
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import BLUE, INK, ORANGE, RED, canvas, styled
 from tiledask.lab.precision.small import Small, SmallRun, train
 from tiledask.tile.optimizers import SGD, LossScale
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["scale_rule"]
 
@@ -81,7 +79,7 @@ def scale_rule(left_out: int = 14, loss: float = 1.55) -> Exercise:
             ),
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> draw.Figure:
         if answer is None:
             title = "Scales that stay as they are (not attempted)"
             return _scales(_runs(_fixed), title, loss)
@@ -108,6 +106,7 @@ def scale_rule(left_out: int = 14, loss: float = 1.55) -> Exercise:
         ),
         measured=measure,
         drawn=figure,
+        read=function,
     )
 
 
@@ -125,12 +124,7 @@ def _fixed(scale: float, good: int, finite: bool) -> tuple[float, int]:
     return scale, good
 
 
-def _runs(rule: Any) -> dict[str, SmallRun]:
-    if not callable(rule):
-        raise ConfigError(
-            f"an answer is a function of scale, good and finite that returns the next scale and "
-            f"good, got {rule!r}"
-        )
+def _runs(rule: Rule) -> dict[str, SmallRun]:
     return {name: _run(rule, begun) for name, begun in BEGUN.items()}
 
 
@@ -151,7 +145,9 @@ def _end(run: SmallRun) -> float:
 
 
 @styled
-def _scales(runs: dict[str, SmallRun], title: str, loss: float, judged: bool = False) -> "Figure":
+def _scales(
+    runs: dict[str, SmallRun], title: str, loss: float, judged: bool = False
+) -> draw.Figure:
     """The scale of every step of both runs, and their losses; framed, if ``judged``, where the
     last ones are above ``loss``."""
     figure = canvas(3.6, title)

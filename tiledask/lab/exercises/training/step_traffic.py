@@ -6,19 +6,15 @@
 from collections.abc import Mapping
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.distributed.training import GPT, train
-from tiledask.errors import ConfigError
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.judging.result import NEAR
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import canvas, colour_of_rank, styled
 from tiledask.plan.products.placement import split
 from tiledask.tile.datasets import load_text
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["PARTS", "step_traffic"]
 
@@ -52,17 +48,17 @@ def step_traffic(
     words = {part: f"{part} parallel, bytes" for part in PARTS} | {"barriers": "barriers"}
 
     def measure(answer: Any) -> list[Target]:
-        numbers, counted = _numbers(answer), _counted(model, shape, microbatches, batch)
+        counted = _counted(model, shape, microbatches, batch)
         return [
-            Target(name, 0, int(numbers[what] != counted[what]), 0, remarks=(_off(name, *pair),))
+            Target(name, 0, int(answer[what] != counted[what]), 0, remarks=(_off(name, *pair),))
             for what, name in words.items()
-            for pair in [(numbers[what], counted[what])]
+            for pair in [(answer[what], counted[what])]
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> draw.Figure:
         yours = "not attempted"
         if answer is not None:
-            yours = ", ".join(f"{name} {n:,}" for name, n in _numbers(answer).items())
+            yours = ", ".join(f"{name} {n:,}" for name, n in answer.items())
         return _mesh(model, shape, microbatches, batch, f"Who has what; your step: {yours}")
 
     dp, tp, pp = shape
@@ -90,6 +86,7 @@ def step_traffic(
         ),
         measured=measure,
         drawn=figure,
+        read=_numbers,
     )
 
 
@@ -102,14 +99,11 @@ def _off(name: str, given: float, right: float) -> str:
     return f"{name}: {given:,} is {far}too {side}"
 
 
-def _numbers(answer: Any) -> dict[str, int]:
+def _numbers(answer: Any) -> dict[str, int] | None:
     wanted = (*PARTS, "barriers")
     fits = isinstance(answer, Mapping) and set(answer) == set(wanted)
     if not fits or not all(isinstance(n, (int, float)) and n >= 0 for n in answer.values()):
-        raise ConfigError(
-            f"an answer has a number of 0 or more for each of {', '.join(map(repr, wanted))}; got "
-            f"{answer!r}"
-        )
+        return None
     return {name: answer[name] for name in wanted}
 
 
@@ -133,7 +127,7 @@ def _counted(model: GPT, shape: Shape, microbatches: int, batch: int) -> dict[st
 
 
 @styled
-def _mesh(model: GPT, shape: Shape, microbatches: int, batch: int, title: str) -> "Figure":
+def _mesh(model: GPT, shape: Shape, microbatches: int, batch: int, title: str) -> draw.Figure:
     """A box for each rank: copies and their columns from above, stages from the left."""
     (dp, tp, pp), cut = shape, model.even_cut(shape[2])
     figure = canvas(1.0 + 0.62 * dp * tp, title)

@@ -8,14 +8,15 @@ rank 2   2 rows   gradient of their mean  /                                     
 from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.errors import ConfigError, RuleError
+from tiledask.errors import RuleError
 from tiledask.lab.judging import Exercise, Target
+from tiledask.lab.judging.reading import function
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import GREEN, ORANGE, SKY, canvas, styled
 from tiledask.plan.collectives.algorithms import default
@@ -23,9 +24,6 @@ from tiledask.plan.collectives.cost import cost, even
 from tiledask.plan.products.placement import split
 from tiledask.tile import layers as tile
 from tiledask.tile.datasets import load_images
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["uneven_copies"]
 
@@ -50,27 +48,26 @@ def uneven_copies(copies: int = 3, batches: tuple[int, ...] = (6, 7, 2)) -> Exer
     least = sum(cost("all_reduce", default("all_reduce", copies), even(size, copies), 8).sent)
 
     def measure(answer: Any) -> list[Target]:
-        function, worst, sent = _function(answer), {}, 0
+        worst, sent = {}, 0
         for batch in batches:
-            ends, records = _trained(function, batch, copies)
+            ends, records = _trained(answer, batch, copies)
             worst[batch] = max(float(np.abs(w - _alone(batch)[-1]).max()) for w in ends)
             sent = max(sent, sum(r.sent for r in records) // STEPS)
         wrong = [batch for batch, off in worst.items() if not off <= TOLERANCE]
         rows = ", ".join(map(str, wrong))
         name = "batches that end elsewhere" + (f" ({rows} rows)" if wrong else "")
-        remarks = [_weighed(function, wrong[0], copies)] if wrong else []
+        remarks = [_weighed(answer, wrong[0], copies)] if wrong else []
         more = f"{sent - least:,} bytes more than one all-reduce of the gradient"
         return [
             Target(name, 0, len(wrong), 0, remarks=remarks),
             Target("bytes that all ranks send in a step", least, sent, least, where=more),
         ]
 
-    def figure(answer: Any) -> "Figure":
+    def figure(answer: Any) -> draw.Figure:
         off = {}
         if answer is not None:
-            function = _function(answer)
             for batch in batches:
-                ends, _ = _trained(function, batch, copies)
+                ends, _ = _trained(answer, batch, copies)
                 off[batch] = float(np.abs(ends[0] - _alone(batch)[-1]).max())
         return _rows_and_error(copies, batches, off)
 
@@ -97,6 +94,7 @@ def uneven_copies(copies: int = 3, batches: tuple[int, ...] = (6, 7, 2)) -> Exer
         ),
         measured=measure,
         drawn=figure,
+        read=function,
     )
 
 
@@ -124,15 +122,6 @@ def _weighed(function: Averaging, batch: int, copies: int) -> str:
         f"{said}: the copies have {', '.join(map(str, rows))} rows and their means count {shown}"
         + (f" on rank 0, those of {len(have)} with rows" if len(have) < copies else "")
     )
-
-
-def _function(answer: Any) -> Averaging:
-    if not callable(answer):
-        raise ConfigError(
-            f"an answer is a function of group, gradient, rows and total that returns an array "
-            f"like gradient, got {answer!r}"
-        )
-    return answer
 
 
 # -- the classifier ---------------------------------------------------------------------------
@@ -193,7 +182,7 @@ def _trained(function: Averaging, batch: int, copies: int) -> tuple[list[np.ndar
 
 
 @styled
-def _rows_and_error(copies: int, batches: tuple[int, ...], off: dict[int, float]) -> "Figure":
+def _rows_and_error(copies: int, batches: tuple[int, ...], off: dict[int, float]) -> draw.Figure:
     """Rows of each copy, and how far from one device the weights of the answer end."""
     note = "not attempted" if not off else f"after {STEPS} steps"
     figure = canvas(0.9 + 0.55 * len(batches), f"Rows of {copies} copies, and your weights: {note}")

@@ -1,13 +1,9 @@
 """Bars side by side under one title: the figure of most parts of `make gpu`."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import BLUE, ORANGE, canvas, styled
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["bars"]
 
@@ -15,7 +11,7 @@ __all__ = ["bars"]
 @styled
 def bars(
     names: Sequence[str], values: Mapping[str, Sequence[float]], unit: str, title: str
-) -> "Figure":
+) -> draw.Figure:
     """A figure of ``{what: a value per name}``, a bar each; at most two of them."""
     picture = canvas(1.2 + 0.26 * len(names) * len(values), title)
     axes = picture.subplots()

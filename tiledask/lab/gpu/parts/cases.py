@@ -18,7 +18,7 @@ from tiledask.tile.cuda.operands import bits
 from tiledask.tile.epilogue import Epilogue
 from tiledask.tile.product import matmul
 
-__all__ = ["GemmCase", "WorstElement", "by_kernel", "check", "differing", "embedded", "is_right"]
+__all__ = ["GemmCase", "WorstElement", "by_kernel", "check", "differing", "embedded"]
 
 EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
 """Unit roundoff of what C is stored in."""
@@ -142,13 +142,6 @@ def embedded(values: Any, layout: str, margin: int, xp: Any = np, room: Room | N
     view = around[..., 1 : 1 + rows, margin : margin + columns * step : step]
     bits(view)[...] = xp.asarray(bits(values))
     return around, view
-
-
-def is_right(
-    run: Callable[..., None], case: GemmCase, xp: Any = np, room: Room | None = None
-) -> bool:
-    """Whether ``run(a, b, out, epilogue)`` leaves the right C, and everything around it alone."""
-    return check(run, case, xp, room).right
 
 
 def check(

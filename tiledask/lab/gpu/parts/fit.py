@@ -11,20 +11,18 @@ has what kernels allocate for themselves too.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.lab.gpu.part import GpuPart, Notes
-from tiledask.lab.gpu.parts.sizes import memory_of_device, shrink
+from tiledask.lab.gpu.parts.sizes import memory_of_device, shown, shrink
+from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.table import Grid
 from tiledask.plan.fitting.memory import estimate_memory
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import load_model, models
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
-from tiledask.plan.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from tiledask.plan.units import format_seconds
 
 __all__ = ["PARTS", "Claimed", "claims", "run"]
 
@@ -132,9 +130,7 @@ def run(notes: Notes, arrays: str = "cupy") -> None:
         here = [claim for claim in wanted if claim.layout.pp == workers]
         if not here:
             continue
-        if notes.left() < 45:
-            for claim in here:
-                notes.add(claim.key, "skipped", why="there was no time for it")
+        if [claim for claim in here if notes.late(claim.key, 45)]:
             continue
         shared = workers if arrays == "cupy" else None
         with td.start_cluster(
@@ -152,10 +148,9 @@ def _one(notes: Notes, claim: Claimed, cluster: Any) -> None:
     from tiledask.distributed.cluster.counters import counting
     from tiledask.distributed.memory.claims import run_claim
 
-    patience = min(120.0, notes.left() - 10)
-    if patience < 10:
-        notes.add(claim.key, "skipped", why="there was no time for it")
+    if notes.late(claim.key, 20):
         return
+    patience = min(120.0, notes.left() - 10)
     name = claim.what.name if isinstance(claim.what, Model) else f"{claim.what:,} parameters"
     notes.begin(
         claim.key,
@@ -167,7 +162,7 @@ def _one(notes: Notes, claim: Claimed, cluster: Any) -> None:
         sequence=claim.sequence,
     )
     notes.say(claim.key)
-    try:
+    with notes.failing(claim.key):
         with counting(cluster, patience) as counted:
             ran = run_claim(
                 claim.what,
@@ -179,15 +174,8 @@ def _one(notes: Notes, claim: Claimed, cluster: Any) -> None:
                 scale=claim.scale,
                 timeout=patience,
             )
-    except Exception as error:
-        notes.add(claim.key, "failed", why=f"{type(error).__name__}: {error}")
-        return
-    predicted, measured = ran.predicted, ran.measured
-    notes.add(
-        claim.key,
-        "right" if ran.agrees else "wrong",
-        why="" if ran.agrees else str(ran),
-        **{
+        predicted, measured = ran.predicted, ran.measured
+        facts = {
             "seconds": ran.seconds,
             "capacity bytes": ran.case.capacity,
             "peak bytes, predicted": predicted.peak,
@@ -198,9 +186,11 @@ def _one(notes: Notes, claim: Claimed, cluster: Any) -> None:
             "verdict": ran.executed_verdict,
             "bytes by tensor, predicted": predicted.by_tensor(predicted.binding[0]),
             "bytes by tensor": measured.by_tensor(measured.binding[0]),
-        },
-    )
+        }
+        notes.judge(claim.key, "" if ran.agrees else str(ran), **facts)
 
+
+_BYTES = ("capacity bytes", "peak bytes, predicted", "peak bytes", "pool bytes")
 
 # -- for the page --------------------------------------------------------------------------------
 
@@ -210,25 +200,17 @@ def tables(rows: Sequence[dict[str, Any]]) -> list[Grid]:
     cells = [
         (
             row["key"],
-            _bytes(row.get("capacity bytes")),
-            *(
-                _bytes(row.get(name))
-                for name in ("peak bytes, predicted", "peak bytes", "pool bytes")
-            ),
+            *(shown(row.get(name)) for name in _BYTES),
             f"{row['verdict, predicted']}, {row['verdict']}" if "verdict" in row else row["state"],
             format_seconds(row["seconds"]) if "seconds" in row else "-",
         )
         for row in rows
     ]
     head = ("claim", "memory", "predicted", "held", "pool grew", "predicted, run", "time")
-    return [Grid(head, cells, "Does it fit?", left=(0, 5))] if cells else []
+    return [Grid(head, cells, "Does it fit?", left=(0, 5))]
 
 
-def _bytes(value: float | None) -> str:
-    return "-" if value is None else format_bytes(value)
-
-
-def figure(rows: Sequence[dict[str, Any]]) -> "Figure | None":
+def figure(rows: Sequence[dict[str, Any]]) -> Figure | None:
     """Predicted and held, for what came to its end."""
     ended = [row for row in rows if row.get("ratio")]
     if not ended:

@@ -206,22 +206,12 @@ def _halves(notes: Notes, xp: Any) -> None:
         key = f"bfloat16 arrays: {what.__name__.replace('_', ' ')}"
         if not notes.begin(key, step="arrays"):
             continue
-        try:
+        with notes.failing(key):  # CuPy raises its own kinds, and its compiler too
             got, wanted = what()
-            back = to_numpy(got)
-        except Exception as error:  # CuPy raises its own kinds, and its compiler too
-            notes.add(key, "failed", why=f"{type(error).__name__}: {error}")
-            continue
-        same = (
-            back.dtype == wanted.dtype and back.tobytes() == np.ascontiguousarray(wanted).tobytes()
-        )
-        notes.add(
-            key,
-            "right" if same else "wrong",
-            why=""
-            if same
-            else f"got {back.dtype} {back.ravel()[:8]}, wanted {wanted.dtype} {wanted.ravel()[:8]}",
-        )
+            back, wanted = to_numpy(got), np.ascontiguousarray(wanted)
+            same = back.dtype == wanted.dtype and back.tobytes() == wanted.tobytes()
+            got, wanted = (f"{x.dtype} {x.ravel()[:8]}" for x in (back, wanted))
+            notes.judge(key, "" if same else f"got {got}, wanted {wanted}")
 
 
 def _tensor_map(notes: Notes, xp: Any) -> None:
@@ -235,19 +225,12 @@ def _tensor_map(notes: Notes, xp: Any) -> None:
     from tiledask.tile.cuda.operands import address_of
 
     x = xp.zeros((128, 256), as_dtype("bfloat16"))
-    try:
+    with notes.failing(key, KernelError):
         made = tensor_map.encode(
             "bfloat16", address_of(x), (256, 128, 1), (512, 65536), (64, 64, 1)
         )
-    except KernelError as error:
-        notes.add(key, "failed", why=str(error))
-        return
-    right = made.nbytes == 128 and made.tobytes().strip(b"\0") != b""
-    notes.add(
-        key,
-        "right" if right else "wrong",
-        why="" if right else f"{made.nbytes} bytes, {made.tobytes()[:32]!r} ...",
-    )
+        right = made.nbytes == 128 and made.tobytes().strip(b"\0") != b""
+        notes.judge(key, "" if right else f"{made.nbytes} bytes, {made.tobytes()[:32]!r} ...")
 
 
 def _one(notes: Notes, xp: Any, step: str, variant: Variant, case: GemmCase) -> None:
@@ -258,18 +241,10 @@ def _one(notes: Notes, xp: Any, step: str, variant: Variant, case: GemmCase) -> 
     if why := kernels[variant.kernel].why_not:
         notes.add(key, "skipped", why=why)
         return
-    try:
+    with notes.failing(key, KernelError, MemoryError):
         found = check(variant.run, case, xp)
-    except (KernelError, MemoryError) as error:
-        notes.add(key, "failed", why=str(error))
-        return
-    notes.add(
-        key,
-        "right" if found.right else "wrong",
-        error=found.error,
-        limit=found.limit,
-        why="" if found.right else str(found),
-    )
+        wrong = "" if found.right else str(found)
+        notes.judge(key, wrong, error=found.error, limit=found.limit)
 
 
 def _facts(step: str, variant: Variant, case: GemmCase) -> dict[str, Any]:
@@ -394,33 +369,17 @@ def _group(
         if not found.right:
             break
     wrong = "" if worst.right else f"{case}: {worst}; product {number} of {len(cases)}"
-    notes.add(
-        key,
-        "wrong" if wrong else "right",
-        products=number,
-        error=worst.error,
-        limit=worst.limit,
-        why=wrong,
-    )
+    notes.judge(key, wrong, products=number, error=worst.error, limit=worst.limit)
 
 
 def _repeats(notes: Notes, xp: Any, key: str, variant: Variant, cases: Sequence[GemmCase]) -> None:
     """The same product again and again: threads that race do not always lose."""
     (case,) = cases
     notes.begin(key, seconds=60, **_facts("repeat", variant, case))
-    try:
+    with notes.failing(key, KernelError, MemoryError):
         differ = differing(variant.run, case, _TIMES, xp)
-    except (KernelError, MemoryError) as error:
-        notes.add(key, "failed", why=str(error))
-        return
-    notes.add(
-        key,
-        "wrong" if differ else "right",
-        products=1 + _TIMES,
-        why=(
-            f"{differ} of {_TIMES} more runs on the same operands gave other bits" if differ else ""
-        ),
-    )
+        wrong = f"{differ} of {_TIMES} more runs on the same operands gave other bits"
+        notes.judge(key, wrong if differ else "", products=1 + _TIMES)
 
 
 # -- compute-sanitizer ---------------------------------------------------------------------------
@@ -516,7 +475,7 @@ def tables(rows: Sequence[dict[str, Any]]) -> list[Grid]:
         )
         for kernel, precision in named
     ]
-    return [Grid(("products that were right", *steps), cells)] if cells else []
+    return [Grid(("products that were right", *steps), cells)]
 
 
 def _cell(rows: Sequence[dict[str, Any]]) -> str:

@@ -8,10 +8,10 @@ host memory    A, B and C in files in memory, a few panels at a time on the devi
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import psutil
@@ -20,14 +20,12 @@ from tiledask.lab.bench.tiles.clock import ContestClock, clock_for
 from tiledask.lab.bench.tiles.rounds import Gemm
 from tiledask.lab.bench.tiles.two_level import ALONE, two_level
 from tiledask.lab.gpu.part import GpuPart, Notes
-from tiledask.lab.gpu.parts.sizes import memory_of_device, shrink
+from tiledask.lab.gpu.parts.sizes import memory_of_device, shown, shrink
+from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.table import Grid
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile.backend import namespace, probe, synchronize
 from tiledask.tile.table import kernels
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["PARTS", "run"]
 
@@ -82,10 +80,7 @@ def _in_memory(
     many = f"{workers} worker{'s' * (workers > 1)} on {gpus} GPU{'s' * (gpus > 1)}"
     key = f"{work}, {many}, {kernel}"
     shape = [work.m, work.n, work.k]
-    if notes.has(key):
-        return
-    if notes.left() < 60:
-        notes.add(key, "skipped", why="there was no time for it")
+    if notes.has(key) or notes.late(key, 60):
         return
     seconds = min(60.0, notes.left() / 3)
     notes.begin(
@@ -121,17 +116,12 @@ def _from_host(notes: Notes, n: int, workers: int, clock: ContestClock) -> None:
 
     dtype = np.dtype("f2" if clock.arrays == "cupy" else "f4")
     key = f"{dtype} {n} cubed from host memory, {workers} worker{'s' * (workers > 1)}"
-    if notes.has(key):
+    if notes.has(key) or notes.late(key, 60):
         return
     need, nbytes = 4 * n * n * dtype.itemsize, n * n * dtype.itemsize
     folder = _in_host_memory(need) or notes.folder
-    why = ""
     if psutil.virtual_memory().available < 2 * need:
-        why = f"it takes {format_bytes(2 * need)} of host memory"
-    elif notes.left() < 60:
-        why = "there was no time for it"
-    if why:
-        notes.add(key, "skipped", why=why)
+        notes.add(key, "skipped", why=f"it takes {format_bytes(2 * need)} of host memory")
         return
     patience = min(notes.left() - 10, 240.0)
     notes.begin(
@@ -145,7 +135,9 @@ def _from_host(notes: Notes, n: int, workers: int, clock: ContestClock) -> None:
     notes.say(key)
     device = "cuda" if clock.arrays == "cupy" else "cpu"
     paths = [folder / f"tiledask-{os.getpid()}-{name}.npy" for name in "ABC"]
-    try:
+    with ExitStack() as end, notes.failing(key):
+        for path in paths:
+            end.callback(path.unlink, missing_ok=True)
         a, b = (_written(path, n, dtype, seed) for seed, path in enumerate(paths[:2]))
         clock.release()
         share = max(nbytes, 3 * n * 8192)
@@ -180,12 +172,6 @@ def _from_host(notes: Notes, n: int, workers: int, clock: ContestClock) -> None:
             notes.add(key, "wrong", why=f"a relative error of {error:.2g}", **found)
         else:
             notes.add(key, "timed", **found, **_bound(n, dtype, workers, found, clock))
-    except Exception as error:
-        notes.add(key, "failed", why=f"{type(error).__name__}: {error}")
-    finally:
-        for path in paths:
-            with suppress(OSError):
-                path.unlink()
 
 
 def _in_host_memory(need: int) -> Path | None:
@@ -277,59 +263,26 @@ def tables(rows: Sequence[dict[str, Any]]) -> list[Grid]:
         )
         for row in timed
     ]
-    bytes_ = [
+    counted = [
         (
             row["key"],
             *(
-                _bytes(row.get(name, row.get(other)))
-                for name, other in (
-                    ("bytes moved, predicted", "bytes read, predicted"),
-                    ("bytes moved", "bytes read"),
-                    ("peak bytes, predicted",) * 2,
-                    ("peak bytes",) * 2,
-                )
+                shown(row.get(f"bytes moved{said}", row.get(f"bytes read{said}")))
+                for said in (", predicted", "")
             ),
+            *(shown(row.get(f"peak bytes{said}")) for said in (", predicted", "")),
         )
         for row in timed
     ]
+    head = ("product", "moved or read, predicted", "counted", "peak, predicted", "measured")
+    speeds = ("product", "time", "speed / alone, or / bound", "by")
     return [
-        *(
-            [
-                Grid(
-                    ("product", "time", "speed / alone, or / bound", "by"),
-                    [*times, *others],
-                    "Times",
-                    left=(0, 3),
-                )
-            ]
-            if rows
-            else []
-        ),
-        *(
-            [
-                Grid(
-                    (
-                        "product",
-                        "moved or read, predicted",
-                        "counted",
-                        "peak, predicted",
-                        "measured",
-                    ),
-                    bytes_,
-                    "Bytes: in all, and on the fullest worker",
-                )
-            ]
-            if bytes_
-            else []
-        ),
+        Grid(speeds, [*times, *others], "Times", left=(0, 3)),
+        Grid(head, counted, "Bytes: in all, and on the fullest worker"),
     ]
 
 
-def _bytes(value: float | None) -> str:
-    return "-" if value is None else format_bytes(value)
-
-
-def figure(rows: Sequence[dict[str, Any]]) -> "Figure | None":
+def figure(rows: Sequence[dict[str, Any]]) -> Figure | None:
     """The most that a worker held, predicted and measured."""
     timed = [row for row in rows if row["state"] == "timed" and row.get("peak bytes")]
     if not timed:

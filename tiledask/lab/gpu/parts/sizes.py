@@ -2,9 +2,10 @@
 
 import psutil
 
+from tiledask.plan.units import format_bytes
 from tiledask.tile.backend import namespace
 
-__all__ = ["memory_of_device", "shrink"]
+__all__ = ["memory_of_device", "shown", "shrink"]
 
 _WHOLE = 12 * 10**9
 """Bytes of memory from which on nothing is made smaller."""
@@ -15,6 +16,11 @@ def memory_of_device(arrays: str = "cupy") -> int:
     if arrays == "numpy":
         return psutil.virtual_memory().total
     return int(namespace("cupy").cuda.runtime.memGetInfo()[1])
+
+
+def shown(nbytes: float | None) -> str:
+    """Bytes for a table; "-" where nothing is known."""
+    return "-" if nbytes is None else format_bytes(nbytes)
 
 
 def shrink(arrays: str = "cupy") -> int:

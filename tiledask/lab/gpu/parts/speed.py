@@ -7,7 +7,7 @@ rounds. A kernel that hangs or breaks the device is left out of all that follows
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.lab.bench.tiles.clock import ContestClock, Stopped, clock_for
 from tiledask.lab.bench.tiles.device import clocks, device_of, facts_of
@@ -18,11 +18,9 @@ from tiledask.lab.bench.tiles.trial import trial
 from tiledask.lab.bench.tiles.ways import TORCH, TRITON, library, ways_of
 from tiledask.lab.gpu.part import GpuPart, Notes
 from tiledask.lab.gpu.parts.sizes import shrink
+from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.table import Grid
 from tiledask.plan.units import format_seconds
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["PARTS", "jobs", "race", "run"]
 
@@ -191,10 +189,8 @@ def tables(rows: Sequence[dict[str, Any]]) -> list[Grid]:
         for row in raced
         if row["state"] != "skipped"
     ]
-    found = []
-    if cells:
-        head = ("product", "", "time", unit, f"speed / {library(arrays)}", "quartiles", "rounds")
-        found.append(Grid(head, cells, "Contenders in turn, medians", left=(0, 1)))
+    head = ("product", "", "time", unit, f"speed / {library(arrays)}", "quartiles", "rounds")
+    found = [Grid(head, cells, "Contenders in turn, medians", left=(0, 1))]
     if steps := _ladder(rows):
         head = ("kernel", f"at most, {unit}", "bound by", f"measured, {unit}", "of it")
         say = [
@@ -210,21 +206,18 @@ def tables(rows: Sequence[dict[str, Any]]) -> list[Grid]:
             for s in steps
         ]
         found.append(Grid(head, say, f"The ladder at {steps[0]['n']} cubed", left=(0, 2)))
-    if met := goals(raced, [], _ladder(rows)):
-        say = [
-            (
-                g["work"],
-                g["speed"],
-                f"{g['reached']:.3f}",
-                f"{g['wanted']:.2f}",
-                "yes" if g["met"] else "no",
-            )
-            for g in met
-        ]
-        found.append(
-            Grid(("product", "ratio", "reached", "wanted", "met"), say, "Goals", left=(0, 1))
+    met = [
+        (
+            g["work"],
+            g["speed"],
+            f"{g['reached']:.3f}",
+            f"{g['wanted']:.2f}",
+            "yes" if g["met"] else "no",
         )
-    return found
+        for g in goals(raced, [], _ladder(rows))
+    ]
+    head = ("product", "ratio", "reached", "wanted", "met")
+    return [*found, Grid(head, met, "Goals", left=(0, 1))]
 
 
 def _ladder(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -245,7 +238,7 @@ def _flops(speed: float | None, scale: float) -> str:
     return f"{speed / 1e12 * scale:.4g}" if speed else "-"
 
 
-def figure(rows: Sequence[dict[str, Any]]) -> "Figure | None":
+def figure(rows: Sequence[dict[str, Any]]) -> Figure | None:
     """The ladder under its roofline; None where nothing is known of the device."""
     from tiledask.lab.bench.tiles.shown import figure as ladder_figure
 

@@ -9,7 +9,7 @@ remembered (tile/choice/tuning_cache.py) is what `td.tile.tuned` gives from then
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.errors import KernelError
 from tiledask.lab.bench.tiles.clock import Run, clock_for
@@ -20,14 +20,12 @@ from tiledask.lab.gpu.part import GpuPart, Notes
 from tiledask.lab.gpu.parts.kernels import tile_name
 from tiledask.lab.gpu.parts.sizes import shrink
 from tiledask.lab.gpu.parts.speed import race
+from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.table import Grid
 from tiledask.plan.units import format_seconds
 from tiledask.tile.choice.tuning_cache import key_of, remember
 from tiledask.tile.product import matmul
 from tiledask.tile.table import kernels
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["PARTS", "run"]
 
@@ -150,26 +148,18 @@ def _remember(notes: Notes, work: Gemm, kernel: str, device: str, best: dict[str
 
 def tables(rows: Sequence[dict[str, Any]]) -> list[Grid]:
     """The fastest of each product, and how much each of them took over the fastest."""
-    best = [row for row in rows if "best" in row]
-    found = []
-    if best:
-        cells = [
-            (
-                row["key"].partition(":")[0],
-                row["best"],
-                format_seconds(row["seconds"]),
-                f"{row['ratio']:.3f}" if row.get("ratio") else "-",
-            )
-            for row in best
-        ]
-        found.append(
-            Grid(
-                ("product", "fastest", "time", "speed / library"),
-                cells,
-                "What is remembered",
-                left=(0, 1),
-            )
+    best = [
+        (
+            row["key"].partition(":")[0],
+            row["best"],
+            format_seconds(row["seconds"]),
+            f"{row['ratio']:.3f}" if row.get("ratio") else "-",
         )
+        for row in rows
+        if "best" in row
+    ]
+    head = ("product", "fastest", "time", "speed / library")
+    found = [Grid(head, best, "What is remembered", left=(0, 1))]
     for contest, raced in _contests(rows).items():
         timed = _timed(raced)
         cells = [
@@ -177,8 +167,7 @@ def tables(rows: Sequence[dict[str, Any]]) -> list[Grid]:
             for row in timed[:_SHOWN]
         ]
         cells += [(row["way"], row["state"], "") for row in raced if row["state"] in _BAD]
-        if cells:
-            found.append(Grid(("way", "time", "/ fastest"), cells, contest))
+        found.append(Grid(("way", "time", "/ fastest"), cells, contest))
     return found
 
 
@@ -200,7 +189,7 @@ def _timed(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted((r for r in rows if r["state"] == "timed"), key=lambda row: row["median"])
 
 
-def figure(rows: Sequence[dict[str, Any]]) -> "Figure | None":
+def figure(rows: Sequence[dict[str, Any]]) -> Figure | None:
     """The ways of the first contest as bars of TFLOP/s, the fastest first."""
     contest, raced = next(iter(_contests(rows).items()), ("", []))
     timed = _timed(raced)

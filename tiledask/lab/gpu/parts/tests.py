@@ -211,11 +211,10 @@ def tables(rows: list[dict[str, Any]]) -> Sequence[Grid]:
     states = ("right", "wrong", "failed", "skipped")
     counted = [(file, *(had[state] or "" for state in states)) for file, had in files.items()]
     bad = [(why, len(names), ", ".join(names)) for why, names in causes.items()]
-    grids = [
+    return [
         Grid(("file", *states), counted),
         Grid(("what happened", "tests", "which"), bad, left=(0, 2)),
     ]
-    return [grid for grid in grids if grid.rows]
 
 
 PARTS = (

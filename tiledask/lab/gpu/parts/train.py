@@ -9,18 +9,16 @@ pipeline       real stages forward and backward: the loss, and the idle share as
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tiledask.lab.bench.tiles.device import described
 from tiledask.lab.gpu.part import GpuPart, Notes
 from tiledask.lab.gpu.parts.sizes import shrink
+from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.table import Grid
 from tiledask.plan.units import format_seconds
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["PARTS", "run"]
 
@@ -39,8 +37,7 @@ def run(notes: Notes, arrays: str = "cupy") -> None:
 
     device = "cuda" if arrays == "cupy" else "cpu"
     for workers, each in ((1, _alone), (2, _on_two), (4, _on_four)):
-        if notes.left() < 40:
-            notes.add(f"on {workers} workers", "skipped", why="there was no time for them")
+        if notes.late(f"on {workers} workers", 40):
             continue
         patience = min(120.0, notes.left() - 10)
         with td.start_cluster(
@@ -70,10 +67,7 @@ def _on_four(notes: Notes, cluster: Any, arrays: str) -> None:
 
 def _begun(notes: Notes, key: str, seconds: float = 90.0, **facts: Any) -> bool:
     """Whether to do it now; what there is no time for is said."""
-    if notes.has(key):
-        return False
-    if notes.left() < 15:
-        notes.add(key, "skipped", why="there was no time for it", **facts)
+    if notes.has(key) or notes.late(key, 15, **facts):
         return False
     notes.say(key)
     return notes.begin(key, seconds=min(seconds, notes.left()) + 15, **facts)
@@ -81,28 +75,13 @@ def _begun(notes: Notes, key: str, seconds: float = 90.0, **facts: Any) -> bool:
 
 def _compared(notes: Notes, key: str, here: Callable[[], Any], host: Callable[[], Any]) -> None:
     """A row for a training: its losses beside the host's."""
-    try:
+    with notes.failing(key):
         begun = time.monotonic()
-        got, took = here(), time.monotonic() - begun
-        wanted = host()
-    except Exception as error:
-        notes.add(key, "failed", why=f"{type(error).__name__}: {error}")
-        return
-    off = float(np.max(abs(got.losses / wanted.losses - 1)))
-    why = (
-        ""
-        if off <= _LIMIT
-        else (f"losses {got.losses.tolist()}, on the host {wanted.losses.tolist()}")
-    )
-    notes.add(
-        key,
-        "wrong" if why else "right",
-        why=why,
-        error=off,
-        limit=_LIMIT,
-        seconds=took,
-        losses=got.losses.tolist(),
-    )
+        got, took = here().losses, time.monotonic() - begun
+        wanted = host().losses
+        off = float(np.max(abs(got / wanted - 1)))
+        wrong = f"losses {got.tolist()}, on the host {wanted.tolist()}" if off > _LIMIT else ""
+        notes.judge(key, wrong, error=off, limit=_LIMIT, seconds=took, losses=got.tolist())
 
 
 def _lenet(notes: Notes, cluster: Any, ways: dict[str, int]) -> None:
@@ -181,31 +160,25 @@ def _large(notes: Notes, cluster: Any, arrays: str) -> None:
         )
         return time.monotonic() - begun, made
 
-    try:
+    with notes.failing(key):
         seconds(1)  # kernels are loaded
         (short, _), (long, made) = seconds(2), seconds(8)
-    except Exception as error:
-        notes.add(key, "failed", why=f"{type(error).__name__}: {error}")
-        return
-    step, tokens = max(1e-9, (long - short) / 6), batch * model.sequence
-    flops = 6 * model.size * tokens / step
-    known = described(arrays)
-    peak = dict(known.peak_flops).get("bf16") if known else None
-    finite = bool(np.isfinite(made.losses).all())
-    facts = {
-        "seconds": step,
-        "tokens/s": tokens / step,
-        "FLOP/s": flops,
-        "share of peak": flops / peak if peak else None,
-        "losses": made.losses.tolist(),
-        "bytes held": made.held[0],
-    }
-    notes.add(
-        key,
-        "timed" if finite else "wrong",
-        why="" if finite else "losses that are no number",
-        **facts,
-    )
+        step, tokens = max(1e-9, (long - short) / 6), batch * model.sequence
+        flops = 6 * model.size * tokens / step
+        known = described(arrays)
+        peak = dict(known.peak_flops).get("bf16") if known else None
+        facts = {
+            "seconds": step,
+            "tokens/s": tokens / step,
+            "FLOP/s": flops,
+            "share of peak": flops / peak if peak else None,
+            "losses": made.losses.tolist(),
+            "bytes held": made.held[0],
+        }
+        if np.isfinite(made.losses).all():
+            notes.add(key, "timed", **facts)
+        else:
+            notes.add(key, "wrong", why="losses that are no number", **facts)
 
 
 # -- pipelines -----------------------------------------------------------------------------------
@@ -225,7 +198,7 @@ def _stages(notes: Notes, cluster: Any, arrays: str) -> None:
     rng = np.random.default_rng(0)
     batch, target = (rng.standard_normal((tokens, width), np.float32) for _ in range(2))
     schedule = td.schedule("1f1b", 2, 4)
-    try:
+    with notes.failing(key):
         for _ in range(2):  # the first one loads kernels and connects
             ran = td.run_schedule(
                 schedule,
@@ -238,24 +211,20 @@ def _stages(notes: Notes, cluster: Any, arrays: str) -> None:
             )
         (whole,) = stack((0, 4), **shape)
         y, _ = whole.forward(whole.init("numpy"), batch[: tokens // 4])
-    except Exception as error:
-        notes.add(key, "failed", why=f"{type(error).__name__}: {error}")
-        return
-    got = ran.outputs[: tokens // 4]
-    error = float(np.linalg.norm(got - y) / np.linalg.norm(y))
-    limit, moved = 1e-4, ran.traffic
-    facts = {
-        "error": error,
-        "limit": limit,
-        "seconds": ran.timeline.makespan,
-        "idle, measured": ran.timeline.bubble_fraction,
-        "idle without overhead": ran.replayed.bubble_fraction,
-        "bytes moved, predicted": moved.predicted.total,
-        "bytes moved": moved.measured and moved.measured.total,
-        "overhead per action, seconds": ran.timeline.overhead_per_action,
-    }
-    wrong = "" if error <= limit else f"outputs {error:.2g} from the host's"
-    notes.add(key, "wrong" if wrong else "right", why=wrong, **facts)
+        error = float(np.linalg.norm(ran.outputs[: tokens // 4] - y) / np.linalg.norm(y))
+        limit, moved = 1e-4, ran.traffic
+        facts = {
+            "error": error,
+            "limit": limit,
+            "seconds": ran.timeline.makespan,
+            "idle, measured": ran.timeline.bubble_fraction,
+            "idle without overhead": ran.replayed.bubble_fraction,
+            "bytes moved, predicted": moved.predicted.total,
+            "bytes moved": moved.measured and moved.measured.total,
+            "overhead per action, seconds": ran.timeline.overhead_per_action,
+        }
+        wrong = "" if error <= limit else f"outputs {error:.2g} from the host's"
+        notes.judge(key, wrong, **facts)
 
 
 def _idle(notes: Notes, cluster: Any) -> None:
@@ -267,14 +236,11 @@ def _idle(notes: Notes, cluster: Any) -> None:
         if workers != cluster.slots or not _begun(notes, key, 60.0, ranks=workers):
             continue
         (case,) = cases([name], [workers], [microbatches])
-        try:
+        with notes.failing(key):
             measure(case, cluster, "loop")  # connections are made once
             found = measure(case, cluster, "loop", rounds=3)
-        except Exception as error:
-            notes.add(key, "failed", why=f"{type(error).__name__}: {error}")
-            continue
-        found.pop("overheads")
-        notes.add(key, "timed", **found)
+            found.pop("overheads")
+            notes.add(key, "timed", **found)
 
 
 # -- for the page --------------------------------------------------------------------------------
@@ -321,7 +287,7 @@ def tables(rows: Sequence[dict[str, Any]]) -> list[Grid]:
         for row in rows
         if "measured idle %" in row or "idle, measured" in row
     ]
-    found = (
+    return [
         Grid(("training", "", "losses off the host's", "time"), compared, "Trainings"),
         Grid(("training", "a step", "tokens/s", "TFLOP/s", "of peak"), large, "Speed"),
         Grid(
@@ -329,11 +295,10 @@ def tables(rows: Sequence[dict[str, Any]]) -> list[Grid]:
             idle,
             "Idle time",
         ),
-    )
-    return [grid for grid in found if grid.rows]
+    ]
 
 
-def figure(rows: Sequence[dict[str, Any]]) -> "Figure | None":
+def figure(rows: Sequence[dict[str, Any]]) -> Figure | None:
     """Idle shares, simulated and measured."""
     idle = [row for row in rows if "measured idle %" in row]
     if not idle:

@@ -1,10 +1,12 @@
 """Figures of a partition and a schedule together: when, and how full each device gets."""
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.errors import ConfigError, RuleError
+from tiledask.lab.judging.result import Result
 from tiledask.lab.plots.pipelines.gantt import gantt
+from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.plots.style import styled
 from tiledask.lab.puzzles.compositions import (
     Composition,
@@ -15,13 +17,8 @@ from tiledask.lab.puzzles.compositions import (
 from tiledask.lab.puzzles.figures.draw_cuts import draw_cut
 from tiledask.lab.puzzles.figures.draw_orders import label_devices, mark_end
 from tiledask.lab.puzzles.figures.frame import titled
+from tiledask.lab.puzzles.kind import PuzzleSpec
 from tiledask.plan.splitting.exact import capacities
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from tiledask.lab.judging.result import Result
-    from tiledask.lab.puzzles.kind import PuzzleSpec
 
 __all__ = ["draw_composition"]
 
@@ -29,7 +26,7 @@ _GB = 1e9
 
 
 @styled
-def draw_composition(puzzle: "PuzzleSpec", answer: Any, result: "Result") -> "Figure":
+def draw_composition(puzzle: PuzzleSpec, answer: Any, result: Result) -> Figure:
     """The run with each device's layers and memory beside it; of the task for no answer."""
     inputs = puzzle.inputs
     try:

@@ -6,21 +6,16 @@ device 0   [1][2][3][4][5][6]|send      :  <- target        red: what is wrong
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.errors import PartitionError
+from tiledask.lab.judging.result import Result
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import GREY, INK, ORANGE, PALE, RED, colour_of_rank, styled
 from tiledask.lab.puzzles.figures.frame import limit_line, titled, titled_canvas, write
+from tiledask.lab.puzzles.kind import PuzzleSpec
 from tiledask.plan.splitting.assignment import read_assignment, stages_of
 from tiledask.plan.splitting.exact import capacities
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from tiledask.lab.judging.result import Result
-    from tiledask.lab.puzzles.kind import PuzzleSpec
 
 __all__ = ["draw_cut", "draw_partition"]
 
@@ -28,7 +23,7 @@ _GB = 1e9
 
 
 @styled
-def draw_partition(puzzle: "PuzzleSpec", answer: Any, result: "Result") -> "Figure":
+def draw_partition(puzzle: PuzzleSpec, answer: Any, result: Result) -> draw.Figure:
     """Rows of layers, as wide as their time; limits as lines; what breaks a rule in red."""
     shown = puzzle.inputs.get("shown")
     if answer is None and shown is not None:
@@ -39,7 +34,7 @@ def draw_partition(puzzle: "PuzzleSpec", answer: Any, result: "Result") -> "Figu
 
 def draw_cut(
     title: str, inputs: Mapping[str, Any], targets: Mapping[str, float], answer: Any
-) -> "Figure":
+) -> draw.Figure:
     """The layers of ``answer``, or all of them in one row if it is none."""
     view = _View.of(inputs, answer)
     heights = [0.8 + 0.3 * len(view.labels)]
@@ -154,7 +149,7 @@ def _label(inputs: Mapping[str, Any], stage: int) -> str:
     return f"device {stage}{speed}"
 
 
-def _time_panel(axes: "Axes", view: _View, limit: float | None) -> dict[draw.Box, tuple]:
+def _time_panel(axes: draw.Axes, view: _View, limit: float | None) -> dict[draw.Box, tuple]:
     """The layers of each row, as wide as their time; the words to write into their boxes."""
     draw.lanes(axes, view.labels)
     words: dict = {}
@@ -189,7 +184,7 @@ def _time_panel(axes: "Axes", view: _View, limit: float | None) -> dict[draw.Box
     return words
 
 
-def _memory_panel(axes: "Axes", view: _View) -> dict[draw.Box, tuple]:
+def _memory_panel(axes: draw.Axes, view: _View) -> dict[draw.Box, tuple]:
     """The bytes of the layers of each device, and what it has room for; the words as well."""
     inputs, words = view.inputs, {}
     devices = inputs["devices"]

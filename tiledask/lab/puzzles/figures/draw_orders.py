@@ -1,26 +1,21 @@
 """Figures of orders: a Gantt chart of what can run, and the turns as written of what cannot."""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.errors import ConfigError, ScheduleError
+from tiledask.lab.judging.result import Result
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.pipelines.gantt import KINDS, gantt
 from tiledask.lab.plots.style import GREY, PALE, RED, lighter, styled
 from tiledask.lab.puzzles.faults import Fault, faults
 from tiledask.lab.puzzles.figures.frame import limit_line, titled, titled_canvas, write
+from tiledask.lab.puzzles.kind import PuzzleSpec
 from tiledask.lab.puzzles.orders import devices_of, limits_of, order_of, run_order
 from tiledask.plan.pipelines.needs import peak_in_flight
 from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.units import format_seconds
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from tiledask.lab.judging.result import Result
-    from tiledask.lab.puzzles.kind import PuzzleSpec
 
 __all__ = ["draw_fault", "draw_order", "label_devices", "mark_end"]
 
@@ -29,7 +24,7 @@ _MOST = 400
 
 
 @styled
-def draw_order(puzzle: "PuzzleSpec", answer: Any, result: "Result") -> "Figure":
+def draw_order(puzzle: PuzzleSpec, answer: Any, result: Result) -> draw.Figure:
     """The run as a Gantt chart if the order can run; else the order as written, faults in red."""
     inputs, shown = puzzle.inputs, puzzle.inputs.get("shown")
     # how long each action takes, for the drawing of the task
@@ -70,7 +65,7 @@ def draw_order(puzzle: "PuzzleSpec", answer: Any, result: "Result") -> "Figure":
 
 
 @styled
-def draw_fault(puzzle: "PuzzleSpec", answer: Any, result: "Result") -> "Figure":
+def draw_fault(puzzle: PuzzleSpec, answer: Any, result: Result) -> draw.Figure:
     """The order as shown; once the fault is named it is framed."""
     inputs = puzzle.inputs
     order = order_of(inputs["shown"])
@@ -80,7 +75,7 @@ def draw_fault(puzzle: "PuzzleSpec", answer: Any, result: "Result") -> "Figure":
     return _as_written(title, order, found, _rooms(limits, order.devices))
 
 
-def label_devices(axes: "Axes", labels: Iterable[tuple[str, bool]]) -> None:
+def label_devices(axes: draw.Axes, labels: Iterable[tuple[str, bool]]) -> None:
     """Name the rows, in red where something is wrong with the device."""
     labels = list(labels)
     axes.set_yticks(range(len(labels)), [text for text, _ in labels])
@@ -90,7 +85,7 @@ def label_devices(axes: "Axes", labels: Iterable[tuple[str, bool]]) -> None:
             tick.set_fontweight("bold")
 
 
-def mark_end(axes: "Axes", run: Timeline, wanted: float | None, judged: bool = True) -> None:
+def mark_end(axes: draw.Axes, run: Timeline, wanted: float | None, judged: bool = True) -> None:
     """The target of the makespan as a line, where there is one; what is ``judged`` and lies behind
     it in a frame."""
     if wanted is None:
@@ -131,7 +126,7 @@ def _rooms(limits: list | None, devices: int) -> list[str]:
     return [f"device {d}" + (f", room for {n:g}" if n else "") for d, n in enumerate(rooms)]
 
 
-def _sketch(puzzle: "PuzzleSpec", title: str) -> "Figure":
+def _sketch(puzzle: PuzzleSpec, title: str) -> draw.Figure:
     """The empty devices up to the target, and how long the actions of a micro-batch take."""
     inputs = puzzle.inputs
     rows = devices_of(inputs)
@@ -148,7 +143,7 @@ def _sketch(puzzle: "PuzzleSpec", title: str) -> "Figure":
     return figure
 
 
-def _as_written(title: str, order: Schedule, wrong: list[Fault], labels: list[str]) -> "Figure":
+def _as_written(title: str, order: Schedule, wrong: list[Fault], labels: list[str]) -> draw.Figure:
     """A box per turn; the actions of ``wrong`` in a red frame, missing ones named below."""
     longest = max((len(row) for row in order.orders), default=1)
     figure = titled_canvas(1.2 + 0.34 * order.devices, title)

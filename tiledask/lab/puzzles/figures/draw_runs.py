@@ -1,27 +1,23 @@
 """Figures of schedules that were chosen or asked about: Gantt charts of their simulated runs."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.errors import ConfigError, ScheduleError
+from tiledask.lab.judging.result import Result
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.pipelines.gantt import gantt
 from tiledask.lab.plots.style import INK, PALE, RED, styled
 from tiledask.lab.puzzles.choices import CHOICE, Choice, chunks_of, run_choice, run_setting
 from tiledask.lab.puzzles.figures.draw_orders import label_devices, mark_end
 from tiledask.lab.puzzles.figures.frame import titled, titled_canvas
+from tiledask.lab.puzzles.kind import PuzzleSpec
 from tiledask.lab.puzzles.questions import QUESTION, right_answers, setting_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from tiledask.lab.judging.result import Result
-    from tiledask.lab.puzzles.kind import PuzzleSpec
 
 __all__ = ["draw_choice", "draw_question"]
 
 
 @styled
-def draw_choice(puzzle: "PuzzleSpec", answer: Any, result: "Result") -> "Figure":
+def draw_choice(puzzle: PuzzleSpec, answer: Any, result: Result) -> draw.Figure:
     """The run of what was chosen, its rival's below it; of the first choice for no answer."""
     value, note = _choice(puzzle, answer)
     runs = {_name({**puzzle.inputs, **value}): run_choice(puzzle.inputs, value)}
@@ -34,7 +30,7 @@ def draw_choice(puzzle: "PuzzleSpec", answer: Any, result: "Result") -> "Figure"
     return figure
 
 
-def _choice(puzzle: "PuzzleSpec", answer: Any) -> tuple[Choice, str]:
+def _choice(puzzle: PuzzleSpec, answer: Any) -> tuple[Choice, str]:
     """What is drawn, and a word on it if nobody chose it."""
     try:
         if answer is not None:
@@ -45,7 +41,7 @@ def _choice(puzzle: "PuzzleSpec", answer: Any) -> tuple[Choice, str]:
     return CHOICE.read(puzzle.inputs, first), f"for example: {first}"
 
 
-def _label(figure: "Figure", puzzle: "PuzzleSpec", value: Choice, judged: bool) -> None:
+def _label(figure: draw.Figure, puzzle: PuzzleSpec, value: Choice, judged: bool) -> None:
     """How many activations each device keeps, where that is a target; red if too many."""
     room = puzzle.targets.get("kept")
     if room is None:
@@ -69,7 +65,7 @@ def _name(setting: dict) -> str:
 
 
 @styled
-def draw_question(puzzle: "PuzzleSpec", answer: Any, result: "Result") -> "Figure":
+def draw_question(puzzle: PuzzleSpec, answer: Any, result: Result) -> draw.Figure:
     """What the simulator says, once there is an answer; until then devices that hide it."""
     asks = puzzle.inputs["asks"]
     settings: dict[str, dict] = {}
@@ -91,7 +87,7 @@ def draw_question(puzzle: "PuzzleSpec", answer: Any, result: "Result") -> "Figur
     return figure
 
 
-def _hidden(title: str, settings: dict[str, dict]) -> "Figure":
+def _hidden(title: str, settings: dict[str, dict]) -> draw.Figure:
     """Rows of devices, with a question mark where the run would be."""
     rows = [setting["devices"] for setting in settings.values()]
     figure = titled_canvas(0.6 + sum(0.5 + 0.3 * n for n in rows), title)

@@ -5,10 +5,11 @@ billions=30, memory="80GB", devices=8  ->  a Model, a ClusterSpec, a premise, st
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.puzzles.fields import number, size, whole
 from tiledask.lab.questions.question import Input
 from tiledask.lab.table import Comparison
@@ -20,9 +21,6 @@ from tiledask.plan.inputs.recipes import load_recipe, state_bytes
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.timing.collective_time import zero_passes
 from tiledask.plan.units import format_bytes
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = [
     "CONVENTIONS",
@@ -136,7 +134,7 @@ def states(billions: float, layout: Layout, recipe: str = "mixed-adam-16") -> tu
     return size, f"{each} B x {billions:g}e9{split} = {format_bytes(size)}"
 
 
-def bars(billions: float, plans: Mapping[str, tuple[Layout, str]], memory: int) -> "Figure":
+def bars(billions: float, plans: Mapping[str, tuple[Layout, str]], memory: int) -> Figure:
     """A figure of the states on a GPU, by tensor class, of each plan: (layout, recipe)."""
     ledgers = {}
     for name, (layout, recipe) in plans.items():

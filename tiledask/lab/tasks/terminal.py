@@ -1,0 +1,221 @@
+"""Tasks in a terminal: all of them, one with its numbers, what answers are worth, the working."""
+
+import re
+from collections.abc import Sequence
+from itertools import groupby
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+
+from tiledask.errors import ConfigError
+from tiledask.lab.answer_file import answer_of
+from tiledask.lab.figure_file import check_figure, save_figure
+from tiledask.lab.idle_ladder.ladder import LEVELS, idle_level
+from tiledask.lab.idle_ladder.level import IdleLevel
+from tiledask.lab.idle_ladder.spec import Run
+from tiledask.lab.judging.result import LEAST, WRONG, Result
+from tiledask.lab.learner.kept import TASKS, at_terminal, here
+from tiledask.lab.puzzles.puzzle import KINDS, Puzzle, load_puzzle, puzzle_levels
+from tiledask.lab.puzzles.sketch import letters_a_second, sketch, timeline_text
+from tiledask.lab.table import Grid, say
+from tiledask.plan.units import format_bytes
+
+__all__ = ["list_all", "play"]
+
+_BYTES = {"memory", "capacity", "weights", "activations"}
+
+
+@at_terminal()
+def list_all(console: Console) -> tuple[int, list[dict]]:
+    """Print puzzles and levels, with the stars of answers so far; (0, what was printed)."""
+    puzzles, known = puzzle_levels(), here().all(TASKS)
+
+    def starred(head: dict) -> dict:
+        return {**head, "stars": known.get(head["name"], {}).get("stars", 0)}
+
+    found = [starred(_head(p)) for p in puzzles]
+    solved = sum(known.get(p.name, {}).get("solved", False) for p in puzzles)
+    rows = [(*list(each.values())[:4], "★" * each["stars"]) for each in found]
+    console.print(Grid(("level", "name", "title", "kind", "stars"), rows, left=(1, 2, 3, 4)))
+    say(console, f"{solved} of {len(puzzles)} solved")
+    more = [starred({"name": f"idle-{n}", "title": title}) for n, (title, _) in LEVELS.items()]
+    rows = [(each["name"], each["title"], "★" * each["stars"]) for each in more]
+    say(console, "\nThe idle-time ladder: fresh numbers with each --seed", wrap=True)
+    console.print(Grid(("name", "title", "stars"), rows, left=(0, 1, 2)))
+    return 0, [*found, *more]
+
+
+def _head(puzzle: Puzzle) -> dict:
+    return {
+        "level": puzzle.level,
+        "name": puzzle.name,
+        "title": puzzle.title,
+        "kind": puzzle.kind,
+    }
+
+
+@at_terminal()
+def play(
+    name: str,
+    answers: Sequence[str],
+    console: Console,
+    hint: bool = False,
+    figure: str | None = None,
+    verify: bool = False,
+    seed: int | None = None,
+) -> tuple[int, dict]:
+    """Show a task, or judge answers to it; (1 if one is refused or does not solve it, all said).
+
+    An answer may be a file's name, or "-" for standard input. ``hint``: one more than last time.
+    ``verify`` looks at a puzzle itself, and 1 then says that it can not be set. The working of a
+    level of the ladder follows a right answer, or the last hint; ``seed`` draws its numbers.
+    """
+    ladder = bool(re.fullmatch(r"idle-\d{1,9}", name))
+    if seed is not None and not ladder:
+        raise ConfigError(f"a seed draws the numbers of idle-1 to idle-12, not of {name!r}")
+    if figure:
+        check_figure(figure)
+    if verify and ladder:
+        raise ConfigError("--verify looks at a puzzle's file; the levels of the ladder have none")
+    task: Puzzle | IdleLevel = (
+        idle_level(int(name.removeprefix("idle-")), seed or 0) if ladder else load_puzzle(name)
+    )
+    results = [task.check(answer_of(word)) for word in answers]
+    if not results:
+        _print_task(task, console)
+    for word, result in zip(answers, results, strict=True):
+        if len(answers) > 1:
+            say(console, "", bold=word)
+        _print_result(task, answer_of(word), result, console)
+    hinted = task.hint() if hint else None
+    if hinted:
+        say(console, str(hinted), wrap=True)
+    said = _said(task) | {"results": [result.to_dict() for result in results]}
+    said |= {"hint": str(hinted)} if hinted else {}
+    wrong: Sequence[str] = ()
+    if isinstance(task, IdleLevel):
+        if any(results) or hinted:
+            said["working"] = _print_working(task, console)
+    elif verify:
+        wrong = task.verify()
+        for sentence in wrong or ("it can be set: solvable, and not at once",):
+            say(console, f"{task.name}: {sentence}")
+        said["wrong"] = list(wrong)
+    if figure:
+        save_figure(task.draw(answer_of(answers[-1]) if answers else None), figure)
+    return int(bool(wrong) or not all(results)), said
+
+
+def _said(task: Puzzle | IdleLevel) -> dict[str, Any]:
+    """What a task is, for JSON."""
+    if isinstance(task, Puzzle):
+        numbers = {"inputs": dict(task.inputs), "targets": dict(task.targets)}
+        return {**_head(task), "task": task.question, **numbers}
+    return {
+        "level": task.name,
+        "name": task.name,
+        "seed": task.seed,
+        "title": task.title,
+        "kind": "idle time",
+        "task": task.question,
+        "form": task.form,
+    }
+
+
+def _print_task(task: Puzzle | IdleLevel, console: Console) -> None:
+    """The task, its numbers, its targets and how to answer, and what is drawn of it."""
+    if isinstance(task, IdleLevel):
+        head = f"Level {task.name}, seed {task.seed}: {task.title}"
+        say(console, f"\n\n{task.question}\n", bold=head, wrap=True)
+        if task.sheet.drawn == "gaps":  # the question is about what is drawn
+            say(console, f"{_letters(task.runs[0])}\n")
+        say(console, f"Answer with {task.form}.", wrap=True)
+        return
+    title = f"Level {task.level}: {task.title}"
+    say(console, f"\n\n{task.question}\n", bold=title, wrap=True)
+    measures = KINDS[task.kind].measures
+    # the inputs in words
+    facts = {} if task.kind == "question" else task.inputs
+    rows = [
+        *((name.replace("_", " "), _value(name, v)) for name, v in facts.items()),
+        *(
+            (measures[name], "the least that will do" if wanted == LEAST else f"at most {wanted:g}")
+            for name, wanted in task.targets.items()
+        ),
+    ]
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        first, *more = value.splitlines() or [""]
+        say(console, f"  {name:{width}}  {first}")
+        for line in more:
+            say(console, f"  {'':{width}}  {line}")
+    say(console, f"\nAnswer with {task.form}.", wrap=True)
+    if drawing := sketch(task):
+        say(console, f"\n{drawing}")
+
+
+def _print_result(task: Puzzle | IdleLevel, answer: Any, result: Result, console: Console) -> None:
+    """The answer drawn in letters, and what it is worth."""
+    puzzle = isinstance(task, Puzzle)
+    if puzzle and (drawing := sketch(task, answer)):
+        say(console, drawing)
+    say(console, "", bold=result.reason, colour="green" if result else "red", wrap=True)
+    first = next((t for t in result.targets if not t.met), None)  # which the reason has said
+    for t in result.targets:
+        if t.name == WRONG or t.short:
+            continue
+        best = f", best {t.beside}" if puzzle and t.beside and result else ""
+        off = f": {t.offence}" if puzzle and t.offence and t is not first else ""
+        say(console, f"  {t.name}: {t.got:g} (target {t.goal}{best}){off}", wrap=True)
+    if result.score:
+        say(console, result.score)
+
+
+def _print_working(task: IdleLevel, console: Console) -> list[str]:
+    """The lines of the working as far as it may be seen, and with them the runs."""
+    working = task.working()
+    say(console, str(working), wrap=True)
+    for run in task.runs if working.lines else ():
+        drawn = _letters(run)
+        if task.sheet.drawn == "timetable":
+            drawn = re.sub(r"0 s to (\d+) s, 1 s is", r"\1 slots, one is", drawn)
+        say(console, f"\n{run.facts}\n{drawn}")
+    return list(working.lines)
+
+
+def _letters(run: Run) -> str:
+    """The run in letters, or where they would jam, a line in words for each worker."""
+    timeline = run.timeline
+    if median(timeline.end - timeline.start) * letters_a_second(timeline) >= 2:
+        return timeline_text(timeline, name="worker", first=1)
+    rows = []
+    for w, (busy, idle) in enumerate(
+        zip(timeline.busy_per_device, timeline.idle_per_device, strict=True)
+    ):
+        kinds = timeline.kind[timeline.device == w].tolist()
+        counts = f"forwards {kinds.count('F')}, backwards {kinds.count('B')}"
+        rows.append(f"worker {w + 1}  {counts}: {busy:g} s at work, {idle:g} s idle")
+    whole = f"0 s to {timeline.makespan:g} s, too long for letters; --figure FILE draws it"
+    return "\n".join([*rows, f"{'':9} {whole}"])
+
+
+def _value(name: str, value: Any) -> str:
+    """A value as people write it: "2, 22 x 1, 4"."""
+    if isinstance(value, dict):
+        parts = (
+            f"{key} {v['from']} to {v['to']}"
+            if isinstance(v, dict)
+            else f"{key} {', '.join(map(str, v))}"
+            for key, v in value.items()
+        )
+        return "; ".join(parts)
+    if isinstance(value, list):
+        runs = ((key, len(list(same))) for key, same in groupby(value))
+        return ", ".join(
+            f"{n} x {_value(name, key)}" if n > 2 else ", ".join([_value(name, key)] * n)
+            for key, n in runs
+        )
+    if name in _BYTES:
+        return format_bytes(value)
+    return f"{value:g}" if isinstance(value, float) else f"{value}"
