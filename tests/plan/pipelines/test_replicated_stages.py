@@ -10,6 +10,7 @@ from math import lcm
 import pytest
 
 from tiledask.errors import ScheduleError
+from tiledask.plan.pipelines.footprint import memory_over_time
 from tiledask.plan.pipelines.needs import checked, needs, peak_in_flight, validate
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedule
@@ -90,6 +91,9 @@ def test_every_small_one_runs_as_the_clock_says(counts):
         forward, backward = [1 + (s + m) % 3 for s in range(p)], [2 + s % 2 for s in range(p)]
         timeline = simulate(built, forward, backward)
         assert timeline.makespan == ticked(built, forward, backward)
+        assert memory_over_time(timeline).peaks == peak_in_flight(built) == timeline.peak_in_flight
+        path = timeline.critical_path
+        assert path.compute + path.latency == timeline.makespan
         assert timeline.lower_bound <= timeline.makespan
         assert sum(timeline.idle_time.total.values()) == pytest.approx(timeline.idle)
 
