@@ -13,6 +13,7 @@ Ranks whose blocks have equal shapes share a role: made once, whatever the mesh.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from typing import Any, TypeVar
 
@@ -79,13 +80,14 @@ class TrainingTerms:
 
     def units(self, device: int) -> tuple[str, ...]:
         """What a pipeline rank holds."""
-        return tuple(unit for unit in self.model.units if device in self.holders(unit))
+        here = {s for place in self.schedule.places for s, d in enumerate(place) if d == device}
+        mine = {unit for s in here for unit in self.model.stage_units(s, self.cut)}
+        return tuple(unit for unit in self.model.units if unit in mine)
 
     def holders(self, unit: str) -> tuple[int, ...]:
         """The pipeline ranks that hold a unit."""
-        stages = range(self.schedule.stages)
-        here = [s for s in stages if unit in self.model.stage_units(s, self.cut)]
-        return tuple(sorted({device for s in here for device in self.schedule.holders(s)}))
+        stages = _stages_of(self.model, self.cut)[unit]
+        return tuple(sorted({device for s in stages for device in self.schedule.holders(s)}))
 
     @property
     def by_stage(self) -> frozenset[str]:
@@ -101,6 +103,16 @@ class TrainingTerms:
         if not self.scaled and not self.clipped:
             return ()
         return (0, 1, 2) if self.zero else (1, 2)
+
+
+@lru_cache(maxsize=16)
+def _stages_of(model: DecoderShapes, cut: tuple[int, ...]) -> dict[str, list[int]]:
+    """By unit, the stages that have it."""
+    found = dict[str, list[int]]()
+    for stage in range(len(cut)):
+        for unit in model.stage_units(stage, cut):
+            found.setdefault(unit, []).append(stage)
+    return found
 
 
 def step_program(terms: TrainingTerms, mesh: tuple[int, int, int]) -> Program:
