@@ -107,8 +107,9 @@ def program(
             f"copies is a number of 1 or more, and above 1 for a schedule that says when weights "
             f"are gathered, tiledask.shard_weights(schedule): got {short(copies)}"
         )
-    maker = _Maker(schedule, block_bytes, activation, weight_part, transfers == "overlapped")
-    maker.share(copies, weight_bytes, itemsize)
+    weights = _OfStages.of(schedule.stages, copies, weight_bytes, itemsize)
+    streams = transfers == "overlapped"
+    maker = _Maker(schedule, block_bytes, activation, weight_part, streams, weights)
     devices = range(schedule.devices)
     if copies == 1:
         roles, lines = zip(*map(maker.rank, devices), strict=True)
@@ -156,6 +157,35 @@ def turns_of(schedule: Schedule, device: int) -> list[Turn]:
     return found
 
 
+class _OfStages(NamedTuple):
+    """What stages have of weights, and of their gradients as much."""
+
+    copies: int
+    """Of the model, which share them out."""
+    sizes: list[int]
+    """By stage, bytes."""
+    itemsize: int
+
+    @classmethod
+    def of(
+        cls, stages: int, copies: int, weight_bytes: int | Sequence[int], itemsize: int
+    ) -> "_OfStages":
+        """As `program` is told. Raises ScheduleError for what cannot be."""
+        sizes = np.asarray(weight_bytes)
+        if sizes.dtype.kind not in "iu" or sizes.shape not in ((), (stages,)) or (sizes < 0).any():
+            raise ScheduleError(
+                f"weight_bytes must be one whole number of 0 or more, or one per stage, {stages}; "
+                f"got {short(weight_bytes)}"
+            )
+        itemsize = whole_number("itemsize", itemsize, 1, error=ScheduleError)
+        if (sizes % itemsize).any():
+            raise ScheduleError(
+                f"weights are whole numbers of {itemsize} bytes, got weight_bytes "
+                f"{short(weight_bytes)}; give multiples of {itemsize}, or another itemsize"
+            )
+        return cls(copies, np.broadcast_to(sizes, stages).tolist(), itemsize)
+
+
 class _OfWeights(NamedTuple):
     reads: tuple[str, ...]
     writes: tuple[str, ...]
@@ -170,6 +200,7 @@ class _Maker:
         activation: int,
         weight_part: int | None,
         streams: bool,
+        weights: _OfStages,
     ) -> None:
         last, sizes = schedule.stages - 1, np.asarray(block_bytes)
         if sizes.dtype.kind not in "iu" or sizes.shape not in ((), (last,)):
@@ -195,26 +226,11 @@ class _Maker:
             for kind in ("x", "dx")
         } | {name: size for s in range(schedule.stages) for name, size in self.of_stage(s).items()}
         """By buffer: its size."""
-
-    def share(self, copies: int, weight_bytes: int | Sequence[int], itemsize: int) -> None:
-        """Share weights out over so many copies of the model, and say of which size they are."""
-        sizes, stages = np.asarray(weight_bytes), self.last + 1
-        if sizes.dtype.kind not in "iu" or sizes.shape not in ((), (stages,)) or (sizes < 0).any():
-            raise ScheduleError(
-                f"weight_bytes must be one whole number of 0 or more, or one per stage, {stages}; "
-                f"got {short(weight_bytes)}"
-            )
-        whole_number("itemsize", itemsize, 1, error=ScheduleError)
-        if (sizes % itemsize).any():
-            raise ScheduleError(
-                f"weights are whole numbers of {itemsize} bytes, got weight_bytes "
-                f"{short(weight_bytes)}; give multiples of {itemsize}, or another itemsize"
-            )
-        self.copies, self.axis = copies, int(copies > 1)
-        """Of the model, and along which axis of the mesh the devices are."""
-        self.weights, self.itemsize = np.broadcast_to(sizes, stages).tolist(), itemsize
-        self.shares = [even(size, copies) for size in self.weights]
-        self.reduces = bool((self.schedule.sharding.kind == SHARDING.index("REDUCE_GRAD")).any())
+        self.copies, self.weights, self.itemsize = weights
+        self.axis = int(self.copies > 1)
+        """Of the mesh, along which the devices are."""
+        self.shares = [even(size, self.copies) for size in self.weights]
+        self.reduces = bool((schedule.sharding.kind == SHARDING.index("REDUCE_GRAD")).any())
 
     def rank(self, device: int, copy: int = 0) -> tuple[ProgramRole, ProgramLine]:
         """What a device's role is, and its line."""
@@ -240,13 +256,10 @@ class _Maker:
             )
             parts.append(ProgramPart("REDUCE_GRAD", s, summed))
             sizes |= {gradients: size, total: size}
-        numbers = range(len(role.parts), len(parts))
-        ends = ProgramLine(
-            np.append(line.part, numbers).astype(np.int32),
-            np.append(line.frame, [0] * len(numbers)).astype(np.int32),
-            np.append(line.paired, [False] * len(numbers)).astype(np.bool_),
-        )
-        return ProgramRole(tuple(parts), sizes), ends
+        numbers = np.arange(len(role.parts), len(parts), dtype=np.int32)
+        more = (numbers, np.zeros_like(numbers), np.zeros(len(numbers), np.bool_))
+        both = zip((line.part, line.frame, line.paired), more, strict=True)
+        return ProgramRole(tuple(parts), sizes), ProgramLine(*map(np.concatenate, both))
 
     def _sharing(self, device: int, copy: int) -> tuple[ProgramRole, ProgramLine]:
         """The same, with what is done with weights."""
