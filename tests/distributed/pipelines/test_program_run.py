@@ -48,8 +48,15 @@ def numbers(gradients):
     return [g for stage in gradients for layer in stage for g in layer.values()]
 
 
-@pytest.mark.parametrize("summed", [False, True], ids=["", "summed"])
-@pytest.mark.parametrize("name", [*td.schedules, (3, 1), (2, 2, 1), (2, 3), (4,)])
+SPREAD = ["chimera", "dualpipe", (3, 1), (2, 2, 1), (2, 3), (4,)]
+"""Schedules that have stages on several devices."""
+
+
+@pytest.mark.parametrize(
+    ("name", "summed"),
+    [*((name, False) for name in [*td.schedules, (2, 3)]), *((name, True) for name in SPREAD)],
+    ids=str,
+)
 def test_every_schedule_gives_one_devices_gradients_and_the_bytes_that_were_counted(name, summed):
     """Where stages are on several devices, their gradients are summed by the program, or by who
     brings them back."""
@@ -64,8 +71,9 @@ def test_every_schedule_gives_one_devices_gradients_and_the_bytes_that_were_coun
         np.testing.assert_allclose(mine, wanted, rtol=1e-10, atol=1e-14)
     assert done.traffic.measured == done.traffic.predicted
     sums = [r for r in done.records if r.kind == "all_reduce"]
-    spread = [schedule.holders(s) for s in range(schedule.stages)]
-    assert len(sums) == summed * sum(len(ranks) for ranks in spread if len(ranks) > 1)
+    held = [len(schedule.holders(s)) for s in range(schedule.stages)]
+    assert (schedule.replicas > 1) == (name in SPREAD)
+    assert len(sums) == summed * sum(ranks for ranks in held if ranks > 1)
     assert {r.label for r in done.records if r.kind == "send"} <= {
         label_of(part, frame)
         for line, role in zip(program.lines, program.roles, strict=True)
