@@ -161,6 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("stages", type=_whole, nargs="?")
     sub.add_argument("microbatches", type=_whole, nargs="?")
     sub.add_argument("--devices", type=_whole, help="for looped schedules: stages share devices")
+    sub.add_argument("--replicas", help="for 1f1b: devices of each stage, such as 3,1")
     sub.add_argument("--forward", default="1", help="seconds; one, or one per stage (%(default)s)")
     sub.add_argument(
         "--backward", default="2", help="seconds; half for I, half for W (%(default)s)"
@@ -451,14 +452,16 @@ def _idle(args: argparse.Namespace, console: Console) -> Result:
         )
     if any(given is not None for given in of_traces):
         raise ConfigError("--unit, --layers and --memory-limit go with --diagnose TRACE")
-    options = {} if args.devices is None else {"devices": args.devices}
+    options: dict[str, Any] = {} if args.devices is None else {"devices": args.devices}
+    if args.replicas is not None:
+        options["replicas"] = _whole_numbers(args.replicas, "replicas")
     schedule = td.schedule(args.schedule, args.stages, args.microbatches, **options)
     times = {
         name: _seconds(getattr(args, name), name)
         for name in ("forward", "backward", "latency", "overlapped")
     }
     t = td.simulate(schedule, **times, transfers=args.transfers)
-    known = _known(schedule, args.schedule, times, args.transfers)
+    known = None if args.replicas else _known(schedule, args.schedule, times, args.transfers)
     causes = {cause: seconds for cause, seconds in t.idle_time.total.items() if seconds}
     result = {
         "makespan": t.makespan,

@@ -18,9 +18,12 @@ WIDTH, ROWS = 6, 3
 
 def made(name, devices=4):
     """A schedule, its stages, and a batch of ROWS a micro-batch."""
-    stages = devices * (2 if name in V_SHAPED or is_looped(name) else 1)
-    options = {"devices": devices} if is_looped(name) else {}
-    schedule = td.schedule(name, stages, 8, **options)
+    if isinstance(name, tuple):  # on how many devices each stage is
+        stages, schedule = len(name), td.schedule("1f1b", len(name), 8, replicas=name)
+    else:
+        stages = devices * (2 if name in V_SHAPED or is_looped(name) else 1)
+        options = {"devices": devices} if is_looped(name) else {}
+        schedule = td.schedule(name, stages, 8, **options)
     layers = td.stages.stack(range(stages + 1), width=WIDTH, hidden=8, dtype="float64")
     x, y = np.random.default_rng(3).normal(size=(2, 8 * ROWS, WIDTH))
     return schedule, layers, x, y
@@ -45,11 +48,22 @@ def numbers(gradients):
     return [g for stage in gradients for layer in stage for g in layer.values()]
 
 
+SPREAD = ["chimera", "dualpipe", (3, 1), (2, 2, 1), (2, 3), (4,)]
+"""Schedules that have stages on several devices."""
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("name", td.schedules)
-def test_every_schedule_gives_one_devices_gradients_and_the_bytes_that_were_counted(name):
+@pytest.mark.parametrize(
+    ("name", "summed"),
+    [*((name, False) for name in [*td.schedules, (2, 3)]), *((name, True) for name in SPREAD)],
+    ids=str,
+)
+def test_every_schedule_gives_one_devices_gradients_and_the_bytes_that_were_counted(name, summed):
+    """Where stages are on several devices, their gradients are summed by the program, or by who
+    brings them back."""
     schedule, layers, x, y = made(name)
-    program = td.program(schedule, block_bytes=ROWS * WIDTH * 8)
+    sizes = {"weight_bytes": [layer.weight_bytes for layer in layers], "itemsize": 8}
+    program = td.program(schedule, block_bytes=ROWS * WIDTH * 8, **sizes if summed else {})
     done = run_program(program, layers, x, target=y)
     outputs, loss, gradients = alone(layers, x, y)
     np.testing.assert_allclose(done.outputs, outputs, rtol=1e-12)
@@ -57,6 +71,10 @@ def test_every_schedule_gives_one_devices_gradients_and_the_bytes_that_were_coun
     for mine, wanted in zip(numbers(done.gradients), numbers(gradients), strict=True):
         np.testing.assert_allclose(mine, wanted, rtol=1e-10, atol=1e-14)
     assert done.traffic.measured == done.traffic.predicted
+    sums = [r for r in done.records if r.kind == "all_reduce"]
+    held = [len(schedule.holders(s)) for s in range(schedule.stages)]
+    assert (schedule.replicas > 1) == (name in SPREAD)
+    assert len(sums) == summed * sum(ranks for ranks in held if ranks > 1)
     assert {r.label for r in done.records if r.kind == "send"} <= {
         label_of(part, frame)
         for line, role in zip(program.lines, program.roles, strict=True)
@@ -107,7 +125,7 @@ def test_nothing_runs_that_is_wrong():
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", (3, 1)])
 def test_workers_do_what_threads_do_to_the_bit_and_what_the_engines_of_schedules_do(name, cluster):
     schedule, layers, x, y = made(name)
     program = td.program(schedule, block_bytes=ROWS * WIDTH * 8)

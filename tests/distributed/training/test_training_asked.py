@@ -101,6 +101,7 @@ def test_a_model_that_cannot_be_is_said(changes, words):
 
 
 WAVE = td.schedule("wave", 4, 3, devices=2)
+SPREAD = td.schedule("1f1b", 2, 4, replicas=(2, 1))
 
 
 @pytest.mark.parametrize(
@@ -118,14 +119,14 @@ WAVE = td.schedule("wave", 4, 3, devices=2)
             ConfigError,
             "for 3 micro-batches, and microbatches= says 4; leave",
         ),
-        (3, {"schedule": WAVE}, ConfigError, r"a schedule of 3 devices .* on 2 devices, with 1 of"),
-        (2, {"schedule": td.schedule("gpipe", 3, 2)}, ConfigError, "takes a schedule of 2 devices"),
         (
-            2,
-            {"schedule": "chimera", "microbatches": 2},
+            3,
+            {"schedule": WAVE},
             ConfigError,
-            r"that has each stage once, .* with 2 of each",
+            "a schedule of 3 devices, got Schedule.* on 2 devices",
         ),
+        (2, {"schedule": td.schedule("gpipe", 3, 2)}, ConfigError, "takes a schedule of 2 devices"),
+        (2, {"schedule": SPREAD}, ConfigError, r"of 2 devices, got .*1f1b, 2-1: 2 stages on 3"),
         (
             2,
             {"schedule": td.schedule("gpipe", 2, 2, forward_only=True)},

@@ -77,6 +77,8 @@ def test_on_eight_workers():
             (2, 2, 2), cluster=cluster, steps=3, microbatches=2, sequence_parallel=True, zero=1
         )
         assert got.shape == (2, 2, 2)
+        spread = td.schedule("1f1b", 2, 5, replicas=(3, 1))
+        check((2, 1, 4), TIED, cluster=cluster, schedule=spread, microbatches=5, zero=1)
 
 
 # -- every schedule --------------------------------------------------------------------------------
@@ -85,8 +87,6 @@ DEEP = {
     "GPT-2": GPT(59, hidden=16, layers=4, heads=4, sequence=8),
     "Llama tied": GPT(59, 16, 4, 4, 8, kv_heads=1, gated=True, tied=True),
 }
-ONCE = [name for name in td.schedules if name not in ("chimera", "dualpipe")]
-"""Those that have each stage on one device."""
 
 
 @cache
@@ -98,19 +98,21 @@ def single(name):
 @pytest.mark.long
 @pytest.mark.few(5)
 @pytest.mark.parametrize("model", DEEP)
-@pytest.mark.parametrize("name", ONCE)
+@pytest.mark.parametrize("name", [*td.schedules, (2, 1), (1, 3), (2, 2, 1)])
 @pytest.mark.parametrize(
     ("shape", "options"),
     [
-        ((1, 1, 2), {}),
-        ((2, 2, 2), {"zero": 3, "sequence_parallel": True, "recompute": True}),
-        ((1, 4, 2), {"zero": 1, "recompute": True}),
+        ((1, 1), {}),
+        ((2, 2), {"zero": 3, "sequence_parallel": True, "recompute": True}),
+        ((1, 4), {"zero": 1, "recompute": True}),
     ],
     ids=str,
 )
 def test_every_schedule_trains_what_one_device_does(name, shape, options, model):
-    """Those that split backwards too, and with blocks' forwards done again."""
+    """Those that split backwards too, and with blocks' forwards done again; those that have a stage
+    on several ranks, which sum its gradients."""
     schedule = made(name, 2, 4)
+    shape = (*shape[:2], schedule.devices)
     options |= {"steps": 3, "batch": 8, "dtype": "float64", "progress": False}
     got = train(DEEP[model], TEXT, shape, schedule=schedule, rule=RULE, **options)
     alone = single(model)
@@ -119,8 +121,44 @@ def test_every_schedule_trains_what_one_device_does(name, shape, options, model)
         np.testing.assert_allclose(w, alone.weights[weight], rtol=1e-9, atol=1e-13)
 
 
+SPREAD = td.schedule("1f1b", 2, 5, replicas=(3, 2))
+"""The first stage on ranks 0 to 2, the second on 3 and 4."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", [SMALL, TIED], ids=["apart", "tied"])
+def test_replicas_sum_their_gradients_and_each_counts_once(model, tmp_path):
+    """What ranks move is as predicted, norms are those of one device, and a checkpoint of replicas
+    is gone on from elsewhere."""
+    options = {"batch": BATCH, "rule": RULE, "dtype": "float64", "clip": 0.3, "folder": tmp_path}
+    got = train(model, TEXT, (1, 1, 5), steps=2, schedule=SPREAD, **options)
+    assert_single(got, BATCH, RULE, clip=0.3)
+    units = {0: ["embedding", "positions", "layer 0", "layer 1"], 4: ["layer 2", "head"]}
+    for rank, mine in units.items():
+        sums = [c for c in got.planned[rank] if c.kind == "all_reduce" and "norm" not in c.label]
+        names = [c.label.removeprefix("update/").removesuffix("/replicas") for c in sums]
+        if model.tied:
+            mine = ["tied table", *(unit for unit in mine if unit != "embedding")]
+        assert names == mine
+    frame = got.layers().query("layer == 'layer 2' and when == 'gradients'")
+    assert frame.parallel.tolist() == ["pipeline"]
+    after = train(model, TEXT, (2, 1, 1), steps=3, **options)
+    assert after.first == 2
+    assert_single(after, BATCH, RULE, clip=0.3)
+
+
+@pytest.mark.long
+def test_weights_gathered_by_the_schedule_are_those_of_replicas_too():
+    options = {"steps": 2, "batch": 8, "rule": RULE, "dtype": "float64", "schedule": SPREAD}
+    shape = (2, 1, 5)
+    one, other = (train(SMALL, TEXT, shape, zero=3, unshard=n, **options) for n in (None, 1))
+    np.testing.assert_allclose(one.losses, other.losses, rtol=1e-13)
+
+
 def made(name, devices, microbatches):
-    if name in V_SHAPED:
+    if isinstance(name, tuple):
+        return td.schedule("1f1b", len(name), microbatches, replicas=name)
+    if name in (*V_SHAPED, "dualpipe"):
         return td.schedule(name, 2 * devices, microbatches)
     if is_looped(name):
         return td.schedule(name, 2 * devices, microbatches, devices=devices)
@@ -174,7 +212,7 @@ def test_bytes_held(zero):
     [
         ("/gradients", (2, 1, 2), "copies 0 and 1 of the model have diff"),
         ("embedding/gradients", (2, 1, 1), "what was summed over dp was not the same"),
-        ("tied table", (1, 1, 2), "embedding.table is on two stages, and differs"),
+        ("tied table", (1, 1, 2), "embedding.table is on several pipeline ranks, and differs"),
     ],
     ids=["copies", "embedding", "tied table"],
 )
@@ -182,7 +220,7 @@ def test_weights_that_came_apart_are_refused(monkeypatch, label, shape, words):
     """Planted: what a rank has brought is taken for the sum."""
     in_collectives(monkeypatch, label, lambda runner, mine, total: mine)
     with pytest.raises(PlacementError, match=words):
-        check(shape, TIED if "two stages" in words else SMALL)
+        check(shape, TIED if "pipeline ranks" in words else SMALL)
 
 
 @pytest.mark.long

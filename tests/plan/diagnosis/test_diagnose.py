@@ -270,6 +270,13 @@ def test_an_order_that_is_in_no_table():
     assert "micro-batches" not in levers  # of an order that nothing makes finer
 
 
+def test_stages_on_several_devices_are_an_order_of_their_own():
+    spread = td.schedule("1f1b", 2, 7, replicas=(3, 1))
+    d = diagnose(td.simulate(spread, [3.0, 1.0], [6.0, 2.0]))
+    assert (d["schedule"].value, d["devices"].value, d["microbatches"].value) == ("own order", 4, 7)
+    assert (d["forward"].value, d["backward"].value) == ((3.0, 1.0), (6.0, 2.0))
+
+
 def test_the_automatic_scheduler_is_recognised_by_its_times():
     times = {"forward": [1.0, 1.7, 1.2], "backward_input": [1.1, 1.5, 0.8]}
     times |= {"backward_weight": [0.4, 0.9, 1.6], "latency": 0.3}

@@ -178,6 +178,6 @@ def test_refuses_what_is_not_of_this_model(call, message):
 def test_an_action_in_the_wrong_replica_is_named():
     text = schedule("chimera", 2, 2).to_text().replace("0F1", "0F8").replace("0F0", "0F1")
     with pytest.raises(
-        ScheduleError, match="0F1 is on device 0, but replica 1's stage 0 is placed"
+        ScheduleError, match="0F1 is on device 0, but pipeline 1's stage 0 is placed"
     ):
         validate(Schedule.from_text(text.replace("0F8", "0F0")))

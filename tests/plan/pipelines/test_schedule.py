@@ -162,14 +162,14 @@ def test_a_forward_and_a_backward_at_once_are_written_as_pytorch_does():
     assert Schedule.from_text(s.to_text()) == s
 
 
-def test_replicas_are_placed_by_lines_of_their_own():
+def test_pipelines_are_placed_by_lines_of_their_own():
     s = Schedule.from_text("@0,1; @1,0; 0F0,1F1,1B1,0B0; 0F1,1F0,1B0,0B1")
     assert (s.replicas, s.stages, s.devices, s.places) == (2, 2, 2, ((0, 1), (1, 0)))
     assert [s.holder(0, i) for i in range(4)] == [0, 1, 0, 1]
     assert Schedule.from_text(s.to_text()) == s
     assert s == schedule("chimera", 2, 2)
     assert s.is_complete
-    with pytest.raises(ScheduleError, match=r"every stage .* is on 2 devices; places has a row"):
+    with pytest.raises(ScheduleError, match=r"stage 0 of .* is on 2 devices; places has a row"):
         _ = s.place
     for line, message in (("@0,x", "cannot read '@0,x' as the places"), ("@0", "2 and 1 stages")):
         with pytest.raises(ScheduleError, match=message):

@@ -117,6 +117,11 @@ def test_a_drop_is_of_what_frames_share():
         ({"copies": 0}, "copies is a number of 1 or more"),
         ({"copies": 2, "weight_bytes": [1]}, "weight_bytes must be one whole number .* per stage"),
         ({"copies": 2, "weight_bytes": -1}, "0 or more"),
+        (
+            {"weight_bytes": 12, "itemsize": 8},
+            "whole numbers of 8 bytes, got weight_bytes 12; give",
+        ),
+        ({"itemsize": 0}, "itemsize must be a whole number of 1 or more, got 0"),
     ],
 )
 def test_refuses_other_numbers(options, message):

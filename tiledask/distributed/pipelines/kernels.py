@@ -4,19 +4,25 @@
     kept1 = do forward x1          an output, where none is behind it; and its loss
     dx1 = do backward kept1        the gradient of that
 
-Beside buffers a stage makes outputs, losses, and the sum of its weights' gradients.
+Beside buffers a stage makes outputs, losses, and the sum of its weights' gradients. Of a stage that
+is on several devices each has the gradients of its micro-batches, until a program sums them:
+
+    gradients0 = do pack           all of them in one array
+    do unpack sum0                 and back
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from tiledask.distributed.programs.runner import LineRunner
+from tiledask.plan.intervals import ends_of
 from tiledask.plan.pipelines.schedule import Action
 from tiledask.plan.program.instructions import Do, Instructions, ProgramPart
-from tiledask.plan.program.making.of_schedule import KERNELS
-from tiledask.tile.backend import aligned, synchronize
+from tiledask.plan.program.making.of_schedule import KERNELS, PACKING
+from tiledask.tile.backend import aligned, array_namespace, synchronize
 from tiledask.tile.backend import to_numpy as off_device
 from tiledask.tile.functions import mean_square, mean_square_grad
 
@@ -32,6 +38,8 @@ class StagesMade(NamedTuple):
     outputs: dict[int, Any]
     losses: dict[int, float]
     gradients: dict[int, Gradients]
+    summed: frozenset[int] = frozenset()
+    """Stages whose gradients are those of all their devices."""
 
     def after(self, *before: "StagesMade") -> "StagesMade":
         """The same, its gradients added to those that were made ``before``."""
@@ -47,7 +55,7 @@ class StagesMade(NamedTuple):
             for stage, layers in self.gradients.items()
         }
         outputs = {frame: off_device(y) for frame, y in self.outputs.items()}
-        return StagesMade(outputs, self.losses, sums)
+        return self._replace(outputs=outputs, gradients=sums)
 
 
 def joined(parts: Iterable[StagesMade]) -> tuple[np.ndarray, float, tuple[Gradients, ...]]:
@@ -57,7 +65,8 @@ def joined(parts: Iterable[StagesMade]) -> tuple[np.ndarray, float, tuple[Gradie
         outputs |= part.outputs
         losses |= part.losses
         for stage, mine in part.gradients.items():
-            sums[stage] = _added(sums.get(stage), mine)
+            before = None if stage in part.summed else sums.get(stage)
+            sums[stage] = _added(before, mine)
     batch = np.concatenate([outputs[frame] for frame in sorted(outputs)])
     gradients = tuple(sums[stage] for stage in sorted(sums))
     return batch, float(sum(losses[frame] for frame in sorted(losses))), gradients
@@ -96,12 +105,15 @@ class StageKernels:
         self.losses: dict[int, float] = {}
         self.sums: Gradients | None = None
         """Of the gradients."""
+        self.summed = False
+        """Whether over all devices that have the stage."""
 
     def taken(self, stage: int) -> StagesMade:
         """What was made beside buffers since this was last asked, by this stage, whose number is
         ``stage``."""
         sums = {} if self.sums is None else {stage: self.sums}
-        made = StagesMade(self.outputs, self.losses, sums)
+        summed = frozenset([stage] if self.summed else [])
+        made = StagesMade(self.outputs, self.losses, sums, summed)
         self._begin()
         return made
 
@@ -141,11 +153,28 @@ class StageKernels:
         made = self._backward_input(frame, reads, last)
         return made | self._backward_weight(frame, made, last)
 
+    def _pack(self, frame: int, reads: dict[str, Any], _: bool) -> dict[str, Any]:
+        assert self.sums is not None
+        flat = [g.ravel() for layer in self.sums for g in layer.values()]
+        return {"gradients": array_namespace(flat[0]).concatenate(flat)}
+
+    def _unpack(self, frame: int, reads: dict[str, Any], _: bool) -> dict[str, Any]:
+        assert self.sums is not None
+        ends = ends_of(g.size for layer in self.sums for g in layer.values())
+        parts = (reads["sum"][a:b] for a, b in pairwise(ends))
+        self.sums = [
+            {name: next(parts).reshape(g.shape) for name, g in layer.items()} for layer in self.sums
+        ]
+        self.summed = True
+        return {}
+
     _DO: ClassVar[dict[str, Callable[..., dict[str, Any]]]] = {
         KERNELS["F"]: _forward,
         KERNELS["B"]: _backward,
         KERNELS["I"]: _backward_input,
         KERNELS["W"]: _backward_weight,
+        PACKING[0]: _pack,
+        PACKING[1]: _unpack,
     }
 
 

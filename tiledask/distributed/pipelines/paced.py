@@ -43,7 +43,7 @@ class Pace:
     together: np.ndarray
     """[stages, microbatches or 1]: of a forward and a backward at once; -1 for the sum."""
     arriving: np.ndarray
-    """[2, replicas, stages]: seconds that a result is on its way at least, from the stage before
+    """[2, pipelines, stages]: seconds that a result is on its way at least, from the stage before
     and from the stage behind."""
 
     def of(self, actions: Sequence[Action]) -> tuple[float, list[float]]:

@@ -88,6 +88,9 @@ def run_schedule(
         posted from worker to worker past the scheduler: for short actions. The results are the
         same to the bit; a worker that dies ends the run with ClusterLostError.
 
+    The gradients of a stage that is on several devices are summed when they are brought back; a
+    program that is told their bytes sums them among the devices (:func:`tiledask.program`).
+
     Every run is announced on Dask's topic "tiledask-runs", and each action is reported on the
     run's own topic when it is done, with its times on the scheduler's clock.
 

@@ -21,7 +21,7 @@ from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError, ProgramError
 from tiledask.plan.products.placement import split
 from tiledask.plan.program.instructions import Do
-from tiledask.plan.program.making.of_schedule import KERNELS
+from tiledask.plan.program.making.of_schedule import KERNELS, PACKING
 from tiledask.plan.program.program import Program
 
 __all__ = ["ProgramRun", "run_program"]
@@ -36,7 +36,9 @@ class ProgramRun:
     loss: float | None
     """Mean square error against the target; None without one."""
     gradients: tuple[Any, ...]
-    """Per stage, the gradients of its weights summed over micro-batches; () if forward only."""
+    """Per stage, the gradients of its weights summed over micro-batches; () if forward only. Those
+    of a stage that is on several ranks are summed by the program, if it was told their bytes, and
+    where they come together if not."""
     traffic: Both
     """Bytes and messages between ranks: counted in the program, and as they were received."""
     records: Records
@@ -78,8 +80,9 @@ def run_program(
     count, frames = 1 + max(part.stage for part in parts), _frames(program)
     trains = any(part.kind != "F" for part in parts)
     unknown = {each.kernel for part in parts for each in part.instructions if isinstance(each, Do)}
-    if unknown := unknown - set(KERNELS.values()):
-        raise ProgramError(f"no kernel {min(unknown)!r}; there are {', '.join(KERNELS.values())}")
+    kernels = (*KERNELS.values(), *PACKING)
+    if unknown := unknown - {*kernels}:
+        raise ProgramError(f"no kernel {min(unknown)!r}; there are {', '.join(kernels)}")
     fits = not trains or (target is not None and np.shape(target) == np.shape(batch))
     if len(stages) != count or not fits or len(batch) < frames:
         raise PlacementError(

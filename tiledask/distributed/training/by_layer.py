@@ -5,6 +5,7 @@
     0B1/layer 0/weights/backward           layer 0                weights     data (ZeRO 3)
     0B1/layer 0/gradients                  layer 0                gradients   data (ZeRO 2, 3)
     update/layer 0/gradients               layer 0                gradients   data
+    update/layer 0/replicas                layer 0                gradients   pipeline
     0F1 (send), 1F1 (recv)                 stages 0-1             forward     pipeline
     0F1/w_head/forward                     head/w_head            forward     tensor
     update/norm                            all layers             norm        all ranks
@@ -106,6 +107,8 @@ def place_of(label: str, kind: str) -> CallSite:
     if parts[-2:-1] == ["weights"]:
         return CallSite("/".join(parts[:-2]), "weights", "data")
     *layer, when = parts
+    if when == "replicas":
+        return CallSite("/".join(layer), "gradients", "pipeline")
     if when in ("gradients", "weights"):
         return CallSite("/".join(layer), when, "data")
     if action:

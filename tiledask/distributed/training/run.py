@@ -183,7 +183,8 @@ def train(
         more, or none.
     schedule
         The name of one ("gpipe", "1f1b", "zb-h1", ...), or a Schedule of pp devices, which may put
-        several stages on each.
+        several stages on each, and a stage on several: the gradients of its weights are then summed
+        over these.
     cut
         Layers of each stage; default: as even as they can be.
     zero
@@ -291,8 +292,9 @@ def _collected(
                 f"on tensor rank {slice_} and pipeline rank {device}: what was summed over dp was "
                 f"not the same on both"
             )
-    last = job.schedule.place[-1]
-    losses = np.sum([parts[copy, 0, last].losses for copy in range(shape[0])], axis=0)
+    lasts = job.schedule.holders(job.schedule.stages - 1)
+    heads = [parts[copy, 0, last] for copy in range(shape[0]) for last in lasts]
+    losses = np.sum([head.losses for head in heads], axis=0)
     weights: dict[str, np.ndarray] = {}
     for device in range(shape[2]):
         first = [parts[0, slice_, device].weights for slice_ in range(shape[1])]
@@ -300,7 +302,7 @@ def _collected(
         for name, w in found.items():
             if not np.array_equal(weights.setdefault(name, w), w, equal_nan=True):
                 raise PlacementError(
-                    f"{name} is on two stages, and differs there by up to "
+                    f"{name} is on several pipeline ranks, and differs there by up to "
                     f"{np.abs(weights[name] - w).max():.3g}: its gradients were not added up"
                 )
     names = [f"{u}.{name}" for u in job.model.units for name in job.model.parameters(u)]

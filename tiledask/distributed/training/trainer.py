@@ -200,8 +200,7 @@ class Trainer:
 
     def _owned(self, unit: str) -> np.ndarray:
         """Which of the numbers that are stepped here no rank before this one holds."""
-        model, first = self.job.model, self.job.schedule.place[0]
-        again = model.tied and unit == "embedding" and self.stage != first
+        again = self.stage != self.job.holders(unit)[0]
         parts = []
         for tiling in self.tilings[unit].values():
             owned = tiling.owned(self.tensor.rank)

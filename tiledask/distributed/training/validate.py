@@ -98,11 +98,9 @@ def scheduled(schedule: Any, devices: int, microbatches: int | None) -> Schedule
             f"{schedule!r} is for {schedule.microbatches} micro-batches, and microbatches= says "
             f"{microbatches}; leave microbatches= out, or take a schedule of {microbatches}"
         )
-    if schedule.devices != devices or schedule.replicas > 1:
+    if schedule.devices != devices:
         raise ConfigError(
-            f"a mesh with pp={devices} takes a schedule of {devices} devices that has each stage "
-            f"once, got {schedule!r} on {schedule.devices} devices, with {schedule.replicas} of "
-            f"each"
+            f"a mesh with pp={devices} takes a schedule of {devices} devices, got {schedule!r}"
         )
     if not schedule.trains:
         raise ConfigError(f"{schedule!r} has no backwards, so nothing is learned; leave them in")

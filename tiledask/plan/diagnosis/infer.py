@@ -173,19 +173,21 @@ def fit_labelled(trace: Trace) -> TraceFit:
             if found is not None:
                 return found
     # none of the table: an order of its own
-    place: dict[int, int] = {}
-    for d, s in zip(trace.device.tolist(), trace.stage.tolist(), strict=True):
-        place.setdefault(s, d)
-    missing = set(range(stages)) - place.keys()
-    if missing:
+    place = np.full((m, stages), -1)
+    place[trace.microbatch, trace.stage] = trace.device
+    anywhere = place.max(axis=0)
+    if (missing := np.flatnonzero(anywhere < 0)).size:
         raise ConfigError(
-            f"{trace.source} has stage {stages - 1} but no row of stage {min(missing)}; a trace "
+            f"{trace.source} has stage {stages - 1} but no row of stage {missing[0]}; a trace "
             f"holds every stage of one training step"
         )
+    place = np.where(place < 0, anywhere, place)
+    numbers = range(1, m + 1)
+    pipelines = next(n for n in numbers if (place == place[np.arange(m) % n]).all())
     kinds = [KINDS[k] for k in trace.code.tolist()]
     actions = list(map(Action, kinds, trace.stage.tolist(), trace.microbatch.tolist()))
     orders = [actions[a:b] for a, b in zip(trace.turns, trace.turns[1:], strict=False)]
-    own = validate(Schedule.of(orders, [place[s] for s in range(stages)], "own order"))
+    own = validate(Schedule.of(orders, place[:pipelines].tolist(), "own order"))
     times = fit(own, trace)
     if times is None:
         validate(own)

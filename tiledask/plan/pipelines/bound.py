@@ -67,7 +67,7 @@ def lower_bound(
     gradient = np.where(split & whole_back, np.minimum(B, I), np.where(split, I, B))
     before, after, lone = np.full(devices, np.inf), np.full(devices, np.inf), Bound(0.0, "no work")
     for r, place in enumerate(schedule.places):
-        mine = slice(r, None, schedule.replicas) if seconds.shape[2] > 1 else slice(None)
+        mine = slice(r, None, schedule.pipelines) if seconds.shape[2] > 1 else slice(None)
         forward, back = seconds[0][:, mine], gradient[:, mine]
         if not forward.size:
             continue
@@ -81,7 +81,7 @@ def lower_bound(
         np.minimum.at(after, np.array(place), way_back.min(axis=1))
         i = int(np.argmax(alone))
         if alone[i] > lone.seconds:
-            number = r + i * schedule.replicas
+            number = r + i * schedule.pipelines
             why = f"micro-batch {number} alone, all the way: {format_seconds(alone[i])}"
             lone = Bound(float(alone[i]), why)
     work = np.bincount(schedule.device, _work(schedule, seconds, together), minlength=devices)
@@ -184,7 +184,7 @@ def _free_after(schedule: Schedule, at: int, end: np.ndarray, links: Links) -> f
     block = (at - 1, at) if at and schedule.paired[at - 1] else (at,)
     results = ((int(RESULT[schedule.kind[a]]), a) for a in block)
     sent = (
-        links.hop[result, schedule.microbatch[a] % schedule.replicas, schedule.stage[a]]
+        links.hop[result, schedule.microbatch[a] % schedule.pipelines, schedule.stage[a]]
         for result, a in results
         if result < 2
     )

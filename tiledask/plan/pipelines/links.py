@@ -26,18 +26,18 @@ PerLink = float | Sequence[float] | Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class Links:
-    """What happens to each result that another stage waits for, by (result, replica, stage).
+    """What happens to each result that another stage waits for, by (result, pipeline, stage).
 
     Result 0 is a stage's activations, for the stage behind; 1 the gradient of its input, for the
     stage before.
     """
 
     latency: np.ndarray
-    """float64 [2, replicas, stages]: seconds on the way."""
+    """float64 [2, pipelines, stages]: seconds on the way."""
     carry: np.ndarray
-    """float64 [2, replicas, stages]: seconds for which the block takes up its link."""
+    """float64 [2, pipelines, stages]: seconds for which the block takes up its link."""
     link: np.ndarray
-    """int32 [2, replicas, stages]: which link, or -1 where both stages are on one device."""
+    """int32 [2, pipelines, stages]: which link, or -1 where both stages are on one device."""
     blocking: bool = False
 
     @classmethod
@@ -58,8 +58,8 @@ class Links:
         if transfers not in CONVENTIONS:
             raise ScheduleError(f"transfers are {' or '.join(CONVENTIONS)}, got {short(transfers)}")
         places = np.array(schedule.places)
-        devices, (replicas, stages) = schedule.devices, places.shape
-        source, target = (np.zeros((2, replicas, stages), np.int64) for _ in range(2))
+        devices, (pipelines, stages) = schedule.devices, places.shape
+        source, target = (np.zeros((2, pipelines, stages), np.int64) for _ in range(2))
         boundary = np.zeros((2, 1, stages), np.int64)
         source[:], target[:] = places, places
         target[0, :, :-1], target[1, :, 1:] = places[:, 1:], places[:, :-1]
@@ -99,13 +99,13 @@ class Links:
 
     @property
     def hop(self) -> np.ndarray:
-        """float64 [2, replicas, stages]: seconds until a result is there, if its link is free."""
+        """float64 [2, pipelines, stages]: seconds until a result is there, if its link is free."""
         hop: np.ndarray = self.latency + self.carry
         return hop
 
     @property
     def arriving(self) -> np.ndarray:
-        """float64 [2, replicas, stages]: the same for what reaches a stage, from the stage before
+        """float64 [2, pipelines, stages]: the same for what reaches a stage, from the stage before
         and from the stage behind."""
         there, hop = np.zeros_like(self.latency), self.hop
         there[0, :, 1:], there[1, :, :-1] = hop[0, :, :-1], hop[1, :, 1:]

@@ -144,7 +144,7 @@ def _solve(
 
     ``link_free``: when each link has carried its last block.
     """
-    devices, last, replicas = len(turns) - 1, ready.shape[1] - 1, latency.shape[1]
+    devices, last, pipelines = len(turns) - 1, ready.shape[1] - 1, latency.shape[1]
     simple, sends = not blocking, latency.any() or carry.any()
     varies, pair_varies = seconds.shape[2] > 1, together.shape[1] > 1
     turn, free = turns[:-1].copy(), np.zeros(devices)
@@ -186,7 +186,7 @@ def _solve(
                     result = 0 if k == 0 else (2 if k == 3 else 1)
                     there = t
                     if k < 3 and sends:
-                        r = i % replicas if replicas > 1 else 0
+                        r = i % pipelines if pipelines > 1 else 0
                         n = link[result, r, s]
                         if n >= 0:
                             gone = max(t, link_free[n]) + carry[result, r, s]
@@ -201,7 +201,7 @@ def _solve(
                 stuck = False
                 for a in range(j, until):
                     k, s, i = kind[a], stage[a], microbatch[a]
-                    r = i % replicas if replicas > 1 else 0
+                    r = i % pipelines if pipelines > 1 else 0
                     there = 0.0
                     if k == 0:
                         if s > 0:
@@ -235,7 +235,7 @@ def _solve(
                 for a in range(j, until):
                     start[a], end[a] = begin, done
                     k, s, i = kind[a], stage[a], microbatch[a]
-                    r = i % replicas if replicas > 1 else 0
+                    r = i % pipelines if pipelines > 1 else 0
                     if k == 3:
                         ready[2, s, i] = done
                         continue

@@ -173,8 +173,8 @@ def check_sharding(schedule: Schedule) -> None:
         return
     reduces = bool((schedule.sharding.kind == SHARDING.index("REDUCE_GRAD")).any())
     here: list[set[int]] = [set() for _ in range(schedule.devices)]
-    for replica in schedule.places:
-        for stage, device in enumerate(replica):
+    for place in schedule.places:
+        for stage, device in enumerate(place):
             here[device].add(stage)
     for device, line in enumerate(schedule.lines):
         there: set[int] = set()
@@ -246,9 +246,9 @@ def _check_places(schedule: Schedule, microbatches: int) -> None:
                 )
             holder = schedule.holder(a.stage, a.microbatch)
             if holder != device:
-                replica = f"replica {a.microbatch % schedule.replicas}'s "
+                of = f"pipeline {a.microbatch % schedule.pipelines}'s "
                 raise ScheduleError(
-                    f"{a} is on device {device}, but {replica if schedule.replicas > 1 else ''}"
+                    f"{a} is on device {device}, but {of if schedule.pipelines > 1 else ''}"
                     f"stage {a.stage} is placed on device {holder}: move it there"
                 )
 

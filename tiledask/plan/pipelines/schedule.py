@@ -104,8 +104,9 @@ class Schedule:
     """The order of actions on each device, and which device holds each stage.
 
     Kept as flat columns, device after device, so that millions of actions are no burden.
-    A model may be there several times (Chimera, DualPipe): each replica has its own places, and
-    micro-batch i passes through replica i mod replicas.
+    A stage may be on several devices (Chimera, DualPipe, PipeDream's replicated stages): then
+    there are several pipelines through the devices, and micro-batch i takes the one of number
+    i mod pipelines.
 
     >>> s = Schedule.from_text("0F0,0B0; 1F0,1B0")
     >>> s.devices, s.stages, s.microbatches, s.place
@@ -125,7 +126,7 @@ class Schedule:
     turns: np.ndarray
     """int64 [devices + 1]: where each device's actions begin, and where the last one's end."""
     places: tuple[tuple[int, ...], ...]
-    """Per replica of the model, the device of each stage."""
+    """Per pipeline, the device of each stage."""
     name: str = ""
     sharding: WeightColumns = field(default_factory=lambda: WeightColumns.of(()))
     """What is done with weights between the actions; nothing where each copy of the model has all
@@ -142,7 +143,7 @@ class Schedule:
         """The schedule with these actions on each device, those of SHARDING among them. Raises
         ScheduleError for other kinds.
 
-        ``place``: the device of each stage, or a row of them for each replica. ``paired``, like
+        ``place``: the device of each stage, or a row of them for each pipeline. ``paired``, like
         the orders: which forwards run at once with the backward after them.
         """
         rows = [list(order) for order in orders]
@@ -189,9 +190,9 @@ class Schedule:
         turns = np.cumsum([0, *(len(row.kind) for row in rows)], dtype=np.int64)
         joined = Columns(*map(np.concatenate, zip(*rows, strict=True))) if rows else Columns.none()
         each = list[int | Iterable[int]](place)
-        replicas = tuple(tuple(map(int, row)) for row in each if isinstance(row, Iterable))
+        pipelines = tuple(tuple(map(int, row)) for row in each if isinstance(row, Iterable))
         only = tuple(int(device) for device in each if not isinstance(device, Iterable))
-        return cls(*joined, turns=turns, places=replicas or (only,), name=name)
+        return cls(*joined, turns=turns, places=pipelines or (only,), name=name)
 
     @property
     def devices(self) -> int:
@@ -202,23 +203,33 @@ class Schedule:
         return len(self.places[0])
 
     @property
-    def replicas(self) -> int:
-        """How often every stage is there."""
+    def pipelines(self) -> int:
+        """How many ways there are through the devices, which the micro-batches take in turn."""
         return len(self.places)
 
     @property
-    def place(self) -> tuple[int, ...]:
-        """The device of each stage. Raises ScheduleError where every stage is there twice."""
-        if self.replicas > 1:
-            raise ScheduleError(
-                f"every stage of {self!r} is on {self.replicas} devices; places has a row for "
-                f"each replica, and holder(stage, microbatch) the device of a micro-batch"
-            )
-        return self.places[0]
+    def replicas(self) -> int:
+        """On how many devices a stage is, at most."""
+        return max(len(self.holders(stage)) for stage in range(self.stages))
+
+    def holders(self, stage: int) -> tuple[int, ...]:
+        """The devices that have ``stage``, in the order in which micro-batches come to them."""
+        return tuple(dict.fromkeys(place[stage] for place in self.places))
 
     def holder(self, stage: int, microbatch: int) -> int:
         """The device on which ``stage`` works on ``microbatch``."""
-        return self.places[microbatch % self.replicas][stage]
+        return self.places[microbatch % len(self.places)][stage]
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """The device of each stage. Raises ScheduleError where one is on several devices."""
+        for stage, place in enumerate(zip(*self.places, strict=True)):
+            if len(set(place)) > 1:
+                raise ScheduleError(
+                    f"stage {stage} of {self!r} is on {len(set(place))} devices; places has a row "
+                    f"for each pipeline, and holder(stage, microbatch) the device of a micro-batch"
+                )
+        return self.places[0]
 
     @cached_property
     def microbatches(self) -> int:
@@ -251,8 +262,8 @@ class Schedule:
         counts = dict.fromkeys(made, 0)
         for device, (a, b) in enumerate(pairwise(self.turns.tolist())):  # without large temporaries
             kind, stage, number = self.kind[a:b], self.stage[a:b], self.microbatch[a:b]
-            replica = number % self.replicas if self.replicas > 1 else 0
-            if (places[replica, stage] != device).any():
+            pipeline = number % len(places) if len(places) > 1 else 0
+            if (places[pipeline, stage] != device).any():
                 return False
             where = stage.astype(np.int64) * microbatches + number
             of_kind = {k: kind == code for code, k in enumerate(KINDS)}
@@ -331,7 +342,7 @@ class Schedule:
     def to_text(self) -> str:
         """One line per device, actions in PyTorch's grammar: stage, kind, micro-batch.
 
-        With several replicas a line for each comes first: ``@`` and the device of each stage.
+        With several pipelines a line for each comes first: ``@`` and the device of each stage.
 
         >>> print(Schedule.from_text("0F0 0F1 0B0 0B1; 1F0 1F1 1B0 1B1").to_text())
         0F0,0F1,0B0,0B1
@@ -348,7 +359,7 @@ class Schedule:
                     next(pair)
                 words.append(f"({action};{second})OVERLAP_F_B" if second else str(action))
             lines.append(",".join(words))
-        heads = ["@" + ",".join(map(str, row)) for row in self.places] if self.replicas > 1 else []
+        heads = ["@" + ",".join(map(str, row)) for row in self.places] if self.pipelines > 1 else []
         return "\n".join(heads + lines)
 
     @classmethod
@@ -360,7 +371,7 @@ class Schedule:
         and so are sends and receives, which follow from the actions. ``0UNSHARD``, ``0RESHARD`` and
         ``0REDUCE_GRAD`` are what is done with the weights of stage 0.
         A stage is placed on the first device that names it; lines of ``@`` and a device for each
-        stage place replicas, which the micro-batches take in turn. Raises ScheduleError for any
+        stage place pipelines, which the micro-batches take in turn. Raises ScheduleError for any
         other word, and for a stage number left out.
         Whether the order can run is another question: see :func:`tiledask.validate`.
 
@@ -393,7 +404,7 @@ class Schedule:
             places = [[place[s] for s in range(len(place))]]
         if len({len(place) for place in places}) > 1:
             raise ScheduleError(
-                f"the replicas have {' and '.join(str(len(place)) for place in places)} stages; "
+                f"the pipelines have {' and '.join(str(len(place)) for place in places)} stages; "
                 f"give each line of @ a device for every stage"
             )
         return cls.of(orders, places, name, paired)
@@ -425,8 +436,8 @@ def _read_devices(text: str) -> list[int]:
     words = [word for word in re.split(r"[,\s]+", text) if word]
     if not words or not all(word.isdecimal() and len(word) < 9 for word in words):
         raise ScheduleError(
-            f"cannot read {short('@' + text)} as the places of a replica; write the device of each "
-            f"stage, as in @0,1,2,3"
+            f"cannot read {short('@' + text)} as the places of a pipeline; write the device of "
+            f"each stage, as in @0,1,2,3"
         )
     return [int(word) for word in words]
 

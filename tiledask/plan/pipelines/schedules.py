@@ -51,8 +51,8 @@ schedules: dict[str, Callable[..., Schedule]] = {
     "dualpipev": dualpipev,
     "wave": wave,
 }
-"""The schedules by name. Each takes stages and microbatches; the looped ones also devices, and
-"zb-auto" the times and the memory that it is made for."""
+"""The schedules by name. Each takes stages and microbatches; the looped ones also devices, "1f1b"
+the replicas of each stage, and "zb-auto" the times and the memory that it is made for."""
 V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipev")
 """Down the stages and back: two on each device, whatever is asked."""
 BOTH_WAYS = ("chimera", "dualpipe")
@@ -76,7 +76,9 @@ def schedule(
     ``stages`` counts all stages of the model. "interleaved", "looped-bfs", "interleaved-zb" and
     "wave" put several on a device and need ``devices=``; "zb-v", "v-half", "v-min" and
     "dualpipev" put two on each. "chimera" and "dualpipe" have every stage on two devices, and each
-    micro-batch passes through one of the two. ``forward_only`` leaves the backwards out.
+    micro-batch passes through one of the two. "1f1b" takes ``replicas=``, on how many devices each
+    stage is: micro-batches come to them in turn (PipeDream). ``forward_only`` leaves the backwards
+    out.
     Raises ScheduleError for an unknown name or option, a count below 1, stages that do not
     divide over the devices, and a forward-only "naive" with several micro-batches, which as
     an order of actions is GPipe's.
@@ -86,6 +88,8 @@ def schedule(
     1F0,1B0,1F1,1B1,1F2,1B2
     >>> schedule("interleaved", stages=8, microbatches=8, devices=4)
     Schedule(interleaved: 8 stages on 4 devices, 8 micro-batches, 128 actions)
+    >>> schedule("1f1b", stages=2, microbatches=6, replicas=(3, 1))
+    Schedule(1f1b, 3-1: 2 stages on 4 devices, 6 micro-batches, 24 actions)
     """
     if name not in schedules:
         raise ScheduleError(f"no schedule {short(name)}; there are {', '.join(schedules)}")

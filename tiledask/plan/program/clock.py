@@ -120,7 +120,7 @@ class _Run:
         self.fetch = fetch
         self._known: dict[Any, float] = {}
         for part in (part for role in program.roles for part in role.parts):
-            given = self.by_kernel or part.name in self.seconds or part.kind in self.seconds
+            given = self.by_kernel or _said(part, self.seconds)
             if part.stage >= 0 and part.kind in COMPUTE and not given:
                 raise ProgramError(
                     f"no seconds for {part.name}; give seconds={{{part.kind!r}: ...}}, or "
@@ -178,7 +178,7 @@ class _Run:
     def _kernels(self, places: list[LinePlace]) -> float:
         """Seconds of a kernel, or of both of a pair."""
         first = places[0].part
-        if len(places) > 1 and (first.name in self.overlapped or first.kind in self.overlapped):
+        if len(places) > 1 and _said(first, self.overlapped):
             return self._of_part(first, places[0].frame, self.overlapped)
         return float(sum(self._kernel(place) for place in places))
 
@@ -192,7 +192,7 @@ class _Run:
         return self._finite(each.kernel, self.by_kernel(each))
 
     def _of_part(self, part: ProgramPart, frame: int, of: Mapping[str, Seconds]) -> float:
-        given = of[part.name] if part.name in of else of[part.kind]
+        given = of[_said(part, of)]
         return self._finite(part.name, given[frame] if np.ndim(given) else given)  # type: ignore[index]
 
     @staticmethod
@@ -239,6 +239,12 @@ def _kind_of(place: LinePlace, moves: str = "") -> str:
     if kind in SHARDING:
         return kind
     return moves or (kind if kind in COMPUTE else "M" if kind in ("multiply", "sum") else "U")
+
+
+def _said(part: ProgramPart, of: Mapping[str, Seconds]) -> str:
+    """How a part is called there: by its name, its stage and kind, or its kind; "": not at all."""
+    names = part.name, f"{part.stage}{part.kind}", part.kind
+    return next((name for name in names if name in of), "")
 
 
 def _table(values: Any, n: int, name: str) -> np.ndarray:

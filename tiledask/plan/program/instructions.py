@@ -486,13 +486,13 @@ class ProgramPart:
     """-1: none."""
     instructions: tuple[Instruction, ...]
     replica: int = 0
-    """Which replica of the model, where a rank has the stage in several."""
+    """Its number among those that differ in the pipeline alone: in who is before and after it."""
     rows: int | None = None
     """Rows of its micro-batches, where these have different numbers."""
 
     @cached_property
     def name(self) -> str:
-        """Stage and kind: 0F; one ' more for each replica, and the rows."""
+        """Stage and kind: 0F; one ' more for each other pipeline, and the rows."""
         stage = self.stage if self.stage >= 0 else ""
         rows = "" if self.rows is None else f":{self.rows}"
         return f"{stage}{self.kind}" + "'" * self.replica + rows

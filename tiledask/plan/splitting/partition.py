@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import combinations, pairwise
+from typing import Any
 
 from tiledask.errors import PartitionError, short
 from tiledask.plan import html
 from tiledask.plan.splitting.exact import capacities, count, exact, whole
 from tiledask.plan.splitting.minmax import LayerSums, min_max_bounds
+from tiledask.plan.splitting.replicated import ReplicatedLayers
 from tiledask.plan.units import format_bytes
 
 __all__ = [
@@ -43,6 +45,10 @@ class Partition:
     """Speed of each device, in cost per unit of time; stage s is on device s mod their number."""
     communication: tuple[float, ...] = ()
     """Time to send across each place between two layers; empty for none."""
+    replicas: tuple[int, ...] = ()
+    """On how many devices each stage is, which take its micro-batches in turn; empty for one."""
+    weights: tuple[float, ...] = ()
+    """Time to send each layer's weights, whose gradients replicas sum; empty for none."""
 
     @property
     def stages(self) -> int:
@@ -64,16 +70,28 @@ class Partition:
 
     @cached_property
     def times(self) -> tuple[float, ...]:
-        """Of each stage, cost over its device's speed, plus the sending after its last layer."""
+        """Of each stage, cost over its device's speed, plus the sending after its last layer; of
+        one with replicas, for each micro-batch: the replicas' part of that, or the time in which
+        they sum their gradients, if that is longer."""
         sends = (*self.communication, 0.0) if self.communication else (0.0,) * len(self.costs)
-        return tuple(
+        alone = tuple(
             math.fsum(self.costs[r.start : r.stop]) / self.speeds[s % self.devices] + sends[r[-1]]
             for s, r in enumerate(self.layers)
+        )
+        if not self.replicas:
+            return alone
+        sums = (2 * math.fsum(self.weights[r.start : r.stop]) for r in self.layers)
+        return tuple(
+            max(time, (n - 1) * each) / n
+            for time, each, n in zip(alone, sums, self.replicas, strict=True)
         )
 
     @property
     def device_times(self) -> tuple[float, ...]:
         """Of each device, the sum of its stages' times."""
+        if self.replicas:
+            each = zip(self.times, self.replicas, strict=True)
+            return tuple(time for time, n in each for _ in range(n))
         return tuple(math.fsum(self.times[d :: self.devices]) for d in range(self.devices))
 
     @property
@@ -83,11 +101,20 @@ class Partition:
 
     @property
     def place(self) -> tuple[int, ...]:
-        """The device of each layer."""
+        """The device of each layer. Raises PartitionError where one is on several."""
+        if max(self.replicas, default=1) > 1:
+            raise PartitionError(
+                f"layers of {self} are on up to {max(self.replicas)} devices; replicas says on how "
+                f"many each stage is"
+            )
         return tuple(s % self.devices for s, size in enumerate(self.sizes) for _ in range(size))
 
     def __str__(self) -> str:
-        return "".join(_range_text(layers) for layers in self.layers)
+        texts = [_range_text(layers) for layers in self.layers]
+        if self.replicas:
+            each = zip(texts, self.replicas, strict=True)
+            texts = [text if n == 1 else f"{n} x {text}" for text, n in each]
+        return " ".join(texts) if max(self.replicas, default=1) > 1 else "".join(texts)
 
     def __repr__(self) -> str:
         return f"Partition({self}, bottleneck {self.bottleneck:g})"
@@ -108,6 +135,8 @@ def _range_text(layers: range) -> str:
 
 MOST_LAYERS = 100_000
 """Of a partition: it is worked out in a second or two; beyond lies a typing error."""
+MOST_REPLICATED = 300
+"""Of one whose stages may have several devices: some seconds."""
 
 
 def layer_costs(costs: int | Sequence[float]) -> Sequence[float]:
@@ -134,12 +163,14 @@ def _few(layers: int) -> int:
 
 def partition(
     costs: int | Sequence[float],
-    stages: int,
+    stages: int | None = None,
     speeds: Sequence[float] | None = None,
     memory: Sequence[float] | None = None,
     capacity: float | Sequence[float] | None = None,
     communication: float | Sequence[float] | None = None,
     chunks: int = 1,
+    devices: int | None = None,
+    weights: float | Sequence[float] | None = None,
 ) -> Partition:
     """The contiguous split into non-empty stages with the smallest bottleneck; exact.
 
@@ -155,13 +186,24 @@ def partition(
     chunks         stages per device, as in the interleaved schedule: ``stages`` counts all of
                    them, stage s is on device s mod (stages / chunks), and the stages of one
                    device share its capacity.
+    devices        at most so many equal ones, of which a stage may have several: its replicas take
+                   its micro-batches in turn (PipeDream). ``stages`` may then be left out, for as
+                   many as are best. Bottleneck and stage times are for each micro-batch: of r
+                   replicas the r-th part.
+    weights        with ``devices``, the time (cost / speed) to send the weights of each layer, or
+                   one number for all: r replicas take 2 (r - 1) / r of their stage's to sum their
+                   gradients, beside the work, for every micro-batch. If they sum them once for m
+                   micro-batches, as in `tiledask.schedule("1f1b", ..., replicas=)`, give the m-th
+                   part.
 
     Bottlenecks are compared as exact fractions, so that no rounding decides. Ties go to the
     most even split (least sum of squared stage times, in floating point; of thousands of layers,
     of which a few are very large, among the splits near the proportional one), then to longer
-    first stages. Raises PartitionError for fewer layers than stages, a value that is negative or
-    not finite, wrong lengths, stages that chunks does not divide, capacities that no split
-    satisfies, and shared capacities that decide among too many splits to look at.
+    first stages; with ``devices``, to fewer of them, fewer stages, and longer first stages.
+    Raises PartitionError for fewer layers than stages, a value that is negative or not finite,
+    wrong lengths, stages that chunks does not divide, capacities that no split satisfies, shared
+    capacities that decide among too many splits to look at; and with ``devices`` for fewer of them
+    than stages, speeds, capacities, chunks, and more than 300 layers.
 
     >>> partition([1.0] * 24, stages=4) == partition(24, 4)
     True
@@ -175,15 +217,25 @@ def partition(
     (3, 1)
     >>> partition([1.0] * 8, stages=4, chunks=2).place
     (0, 0, 1, 1, 0, 0, 1, 1)
+    >>> partition([4, 4, 4, 1, 3], stages=2, devices=4)
+    Partition(3 x [1-3] [4-5], bottleneck 4)
+    >>> partition([4, 4, 4, 1, 3], devices=4, weights=[0, 0, 0, 9, 9]).replicas
+    (3, 1)
     """
-    stages, chunks = count(stages, "stages"), count(chunks, "chunks")
+    chunks = count(chunks, "chunks")
+    if devices is not None:
+        others = {"speeds": speeds, "memory": memory, "capacity": capacity}
+        others |= {"chunks": chunks if chunks > 1 else None}
+        return _replicated(costs, stages, devices, weights, communication, others)
+    if stages is None or weights is not None:
+        raise PartitionError(
+            "a partition is into stages=, or over devices= of which a stage may have several; "
+            "weights= are summed over these"
+        )
+    stages = count(stages, "stages")
     costs = layer_costs(costs)
     exact_costs = exact(costs, "cost")
-    if len(costs) < stages:
-        raise PartitionError(
-            f"every stage needs a layer of its own, but {len(costs)} layers are fewer than "
-            f"{short(stages)} stages; use at most {len(costs)} stages"
-        )
+    _check_stages(stages, len(costs))
     if stages % chunks:
         raise PartitionError(
             f"every device holds the same number of stages, but {stages} stages are no multiple "
@@ -192,11 +244,7 @@ def partition(
     devices = stages // chunks
     speeds = [1.0] * devices if speeds is None else speeds
     exact_speeds = exact(speeds, "speed", devices, positive=True)
-    sends: list[Fraction] = []
-    if communication is not None:
-        cuts = len(costs) - 1
-        given = communication if isinstance(communication, Sized) else [communication] * cuts
-        sends = exact(given, "communication", cuts)
+    sends = _sends(communication, len(costs))
     # stage times in whole numbers: cost / speed + send, all in one unit of time
     scale = math.lcm(*(v.denominator for v in exact_speeds))
     whole_speeds = [int(v * scale) for v in exact_speeds] * chunks
@@ -211,6 +259,60 @@ def partition(
         raise PartitionError(_why_too_small(memory, caps, stages, devices))
     sent = () if devices == 1 else tuple(map(float, sends))
     return Partition(bounds, tuple(map(float, costs)), tuple(map(float, speeds)), sent)
+
+
+def _check_stages(stages: int, layers: int) -> None:
+    if layers < stages:
+        raise PartitionError(
+            f"every stage needs a layer of its own, but {layers} layers are fewer than "
+            f"{short(stages)} stages; use at most {layers} stages"
+        )
+
+
+def _sends(communication: float | Sequence[float] | None, layers: int) -> list[Fraction]:
+    """What is sent after each layer but the last; nothing if nothing is said of it."""
+    if communication is None:
+        return []
+    given = communication if isinstance(communication, Sized) else [communication] * (layers - 1)
+    return exact(given, "communication", layers - 1)
+
+
+def _replicated(
+    costs: int | Sequence[float],
+    stages: int | None,
+    devices: int,
+    weights: float | Sequence[float] | None,
+    communication: float | Sequence[float] | None,
+    others: dict[str, Any],
+) -> Partition:
+    """The best split over equal devices, of which a stage may have several."""
+    if given := [name for name, value in others.items() if value is not None]:
+        raise PartitionError(
+            f"devices= are equal, with room for any stage, and have one each; leave out "
+            f"{' and '.join(given)}, or devices"
+        )
+    devices, costs = count(devices, "devices"), layer_costs(costs)
+    layers, exact_costs = len(costs), exact(costs, "cost")
+    if not 0 < layers <= MOST_REPLICATED:
+        raise PartitionError(
+            f"layers are shared among devices for 1 to {MOST_REPLICATED} of them, got {layers}; "
+            f"put layers that stay together into one"
+        )
+    if stages is not None:
+        _check_stages(count(stages, "stages"), layers)
+        if stages > devices:
+            raise PartitionError(
+                f"every stage needs a device, and {stages} stages are more than {devices} devices; "
+                f"use {stages} devices, or {devices} stages"
+            )
+    given_weights = weights if isinstance(weights, Sized) else [weights or 0] * layers
+    exact_weights, sends = exact(given_weights, "weights", layers), _sends(communication, layers)
+    values = whole([*exact_costs, *exact_weights, *sends, *[Fraction(0)] * (layers - len(sends))])
+    work, summed, after = (values[n * layers : (n + 1) * layers] for n in range(3))
+    bounds, replicas = ReplicatedLayers(work, summed, after, devices, stages).best()
+    sent, speeds = tuple(map(float, sends)), (1.0,) * sum(replicas)
+    of_weights = () if weights is None else tuple(map(float, exact_weights))
+    return Partition(bounds, tuple(map(float, costs)), speeds, sent, replicas, of_weights)
 
 
 def contiguous_splits(layers: int, stages: int) -> Iterator[tuple[int, ...]]:

@@ -16,6 +16,11 @@ has a share_s of them, and of their gradients a total_s:
     UNSHARD(s)       weights_s = all_gather share_s         all that stage s does reads weights_s
     RESHARD(s)       drop weights_s                         its backwards add to gradients_s
     REDUCE_GRAD(s)   sum_s = reduce_scatter gradients_s     total_s += sum_s, drop gradients_s
+
+Where a stage is on several devices, each has summed the gradients of its micro-batches, and at the
+end they are summed over these devices:
+
+    REDUCE_GRAD(s)   gradients_s = do pack      sum_s = all_reduce gradients_s      do unpack sum_s
 """
 
 from collections import Counter
@@ -32,6 +37,7 @@ from tiledask.plan.pipelines.schedule import KINDS, SHARDING, Schedule
 from tiledask.plan.program.instructions import (
     COMPUTE_STREAM,
     AllGather,
+    AllReduce,
     Do,
     Drop,
     Instruction,
@@ -43,11 +49,14 @@ from tiledask.plan.program.instructions import (
     Send,
 )
 from tiledask.plan.program.program import Program
+from tiledask.plan.whole import whole_number
 
-__all__ = ["KERNELS", "Turn", "program", "turns_of"]
+__all__ = ["KERNELS", "PACKING", "Turn", "program", "turns_of"]
 
 KERNELS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
 """By kind of action: the name of its kernel."""
+PACKING = ("pack", "unpack")
+"""From a stage's gradients to an array of all of them; and back, once it is summed."""
 
 
 def program(
@@ -59,6 +68,7 @@ def program(
     transfers: str = "overlapped",
     copies: int = 1,
     weight_bytes: int | Sequence[int] = 0,
+    itemsize: int = 1,
 ) -> Program:
     """The Program of ``schedule``: every send and receive of it, and what each rank holds.
 
@@ -70,13 +80,22 @@ def program(
                    "blocking": they are on the stream of the work
     copies         of the model, which share out what the schedule gathers (`shard_weights`): ranks
                    are those of a mesh (copies, devices)
-    weight_bytes   of a stage's weights, and of its gradients; one number, or one per stage
+    weight_bytes   of a stage's weights, and of its gradients; one number, or one per stage. With it
+                   the gradients of a stage that is on several devices are summed over these at the
+                   end (copies sum over copies alone)
+    itemsize       bytes of a number in them: of a sum each device adds up whole ones
 
-    Raises ScheduleError for an order that cannot run, and for sizes that are negative or too many.
+    Raises ScheduleError for an order that cannot run, and for sizes that are negative, too many, or
+    of no whole numbers.
 
     >>> import tiledask as td
     >>> print(td.program(td.schedule("1f1b", 2, 3)).line_text(0))
     0F.0 0F.1 0B.0 0F.2 0B.1 0B.2
+    >>> twice = td.program(td.schedule("1f1b", 2, 4, replicas=(2, 1)), weight_bytes=(8, 0))
+    >>> print(twice.line_text(1))
+    0F.1 0F.3 0B.1 0B.3 0REDUCE_GRAD.0
+    >>> twice.traffic.bytes[:2].tolist()  # between the first stage's two devices
+    [[0, 8, 0], [8, 0, 0]]
     """
     if not isinstance(schedule, Schedule):
         raise ScheduleError(f"a program is made of td.schedule(...), got {short(schedule)}")
@@ -88,12 +107,13 @@ def program(
             f"copies is a number of 1 or more, and above 1 for a schedule that says when weights "
             f"are gathered, tiledask.shard_weights(schedule): got {short(copies)}"
         )
-    maker = _Maker(schedule, block_bytes, activation, weight_part, transfers == "overlapped")
+    weights = _OfStages.of(schedule.stages, copies, weight_bytes, itemsize)
+    streams = transfers == "overlapped"
+    maker = _Maker(schedule, block_bytes, activation, weight_part, streams, weights)
     devices = range(schedule.devices)
     if copies == 1:
         roles, lines = zip(*map(maker.rank, devices), strict=True)
         return Program(roles, lines, tuple(devices), schedule.name)
-    maker.share(copies, weight_bytes)
     found = [[maker.rank(device, copy) for device in devices] for copy in range(copies)]
     made = [role for of_copy in found for role, _ in of_copy]
     different = [role for n, role in enumerate(made) if role not in made[:n]]
@@ -137,6 +157,35 @@ def turns_of(schedule: Schedule, device: int) -> list[Turn]:
     return found
 
 
+class _OfStages(NamedTuple):
+    """What stages have of weights, and of their gradients as much."""
+
+    copies: int
+    """Of the model, which share them out."""
+    sizes: list[int]
+    """By stage, bytes."""
+    itemsize: int
+
+    @classmethod
+    def of(
+        cls, stages: int, copies: int, weight_bytes: int | Sequence[int], itemsize: int
+    ) -> "_OfStages":
+        """As `program` is told. Raises ScheduleError for what cannot be."""
+        sizes = np.asarray(weight_bytes)
+        if sizes.dtype.kind not in "iu" or sizes.shape not in ((), (stages,)) or (sizes < 0).any():
+            raise ScheduleError(
+                f"weight_bytes must be one whole number of 0 or more, or one per stage, {stages}; "
+                f"got {short(weight_bytes)}"
+            )
+        itemsize = whole_number("itemsize", itemsize, 1, error=ScheduleError)
+        if (sizes % itemsize).any():
+            raise ScheduleError(
+                f"weights are whole numbers of {itemsize} bytes, got weight_bytes "
+                f"{short(weight_bytes)}; give multiples of {itemsize}, or another itemsize"
+            )
+        return cls(copies, np.broadcast_to(sizes, stages).tolist(), itemsize)
+
+
 class _OfWeights(NamedTuple):
     reads: tuple[str, ...]
     writes: tuple[str, ...]
@@ -151,6 +200,7 @@ class _Maker:
         activation: int,
         weight_part: int | None,
         streams: bool,
+        weights: _OfStages,
     ) -> None:
         last, sizes = schedule.stages - 1, np.asarray(block_bytes)
         if sizes.dtype.kind not in "iu" or sizes.shape not in ((), (last,)):
@@ -176,26 +226,40 @@ class _Maker:
             for kind in ("x", "dx")
         } | {name: size for s in range(schedule.stages) for name, size in self.of_stage(s).items()}
         """By buffer: its size."""
-        self.copies, self.axis = 1, 0
-        """Of the model, and along which axis of the mesh the devices are."""
-
-    def share(self, copies: int, weight_bytes: int | Sequence[int]) -> None:
-        """Share weights out over so many copies of the model."""
-        sizes, stages = np.asarray(weight_bytes), self.last + 1
-        if sizes.dtype.kind not in "iu" or sizes.shape not in ((), (stages,)) or (sizes < 0).any():
-            raise ScheduleError(
-                f"weight_bytes must be one whole number of 0 or more, or one per stage, {stages}; "
-                f"got {short(weight_bytes)}"
-            )
-        self.copies, self.axis = copies, 1
-        self.shares = [even(size, copies) for size in np.broadcast_to(sizes, stages).tolist()]
-        self.reduces = bool((self.schedule.sharding.kind == SHARDING.index("REDUCE_GRAD")).any())
+        self.copies, self.weights, self.itemsize = weights
+        self.axis = int(self.copies > 1)
+        """Of the mesh, along which the devices are."""
+        self.shares = [even(size, self.copies) for size in self.weights]
+        self.reduces = bool((schedule.sharding.kind == SHARDING.index("REDUCE_GRAD")).any())
 
     def rank(self, device: int, copy: int = 0) -> tuple[ProgramRole, ProgramLine]:
         """What a device's role is, and its line."""
         if self.copies > 1:
             return self._sharing(device, copy)
-        return self._alone(device)
+        return self._summed(device, *self._alone(device))
+
+    def _summed(
+        self, device: int, role: ProgramRole, line: ProgramLine
+    ) -> tuple[ProgramRole, ProgramLine]:
+        """The same, and at the end the gradients of stages that are on several devices, summed."""
+        schedule, parts, sizes = self.schedule, list(role.parts), dict(role.nbytes)
+        for s, size in enumerate(self.weights):
+            among = schedule.holders(s)
+            if not (size and schedule.trains and device in among and len(among) > 1):
+                continue
+            gradients, total, told = f"gradients{s}", f"sum{s}", f"{s}/gradients"
+            counts, width = even(size // self.itemsize, len(among)), self.itemsize
+            summed = (
+                Do(PACKING[0], (), (gradients,)),
+                AllReduce(gradients, total, (0,), counts, width, told, tuple(sorted(among))),
+                Do(PACKING[1], (total,)),
+            )
+            parts.append(ProgramPart("REDUCE_GRAD", s, summed))
+            sizes |= {gradients: size, total: size}
+        numbers = np.arange(len(role.parts), len(parts), dtype=np.int32)
+        more = (numbers, np.zeros_like(numbers), np.zeros(len(numbers), np.bool_))
+        both = zip((line.part, line.frame, line.paired), more, strict=True)
+        return ProgramRole(tuple(parts), sizes), ProgramLine(*map(np.concatenate, both))
 
     def _sharing(self, device: int, copy: int) -> tuple[ProgramRole, ProgramLine]:
         """The same, with what is done with weights."""
@@ -252,24 +316,27 @@ class _Maker:
         schedule = self.schedule
         rows = slice(*schedule.turns[device : device + 2])
         kind, stage, frame = (c[rows] for c in (schedule.kind, schedule.stage, schedule.microbatch))
-        replica = frame % schedule.replicas
-        codes = (stage * schedule.replicas + replica) * len(KINDS) + kind
-        found, part = np.unique(codes, return_inverse=True)
-        parts, seen = [], set[tuple[str, int]]()
-        for code in found.tolist():
-            code, k = divmod(code, len(KINDS))
-            s, r = divmod(code, schedule.replicas)
-            again = (KINDS[k], s) in seen  # the stage of two replicas on one device
-            seen.add((KINDS[k], s))
-            parts.append(ProgramPart(KINDS[k], s, self.instructions(KINDS[k], s, r), int(again)))
-        line = ProgramLine(part.astype(np.int32), frame.copy(), schedule.paired[rows].copy())
+        codes = (stage * schedule.pipelines + frame % schedule.pipelines) * len(KINDS) + kind
+        found, code = np.unique(codes, return_inverse=True)
+        numbers, known = [], dict[tuple[str, int, tuple[Instruction, ...]], int]()
+        for each in found.tolist():
+            each, k = divmod(each, len(KINDS))
+            s, pipeline = divmod(each, schedule.pipelines)
+            does = KINDS[k], s, self.instructions(KINDS[k], s, pipeline)
+            numbers.append(known.setdefault(does, len(known)))
+        again, parts = Counter[tuple[str, int]](), list[ProgramPart]()
+        for word, s, instructions in known:  # of several pipelines those that differ
+            parts.append(ProgramPart(word, s, instructions, again[word, s]))
+            again[word, s] += 1
+        part = np.array(numbers, np.int32)[code]
+        line = ProgramLine(part, frame.copy(), schedule.paired[rows].copy())
         written = (name for part in parts for each in part.instructions for name in each.writes)
         sizes = {name: self.nbytes[name] for name in written if name in self.nbytes}
         return ProgramRole(tuple(parts), sizes), line
 
-    def instructions(self, kind: str, s: int, replica: int) -> tuple[Instruction, ...]:
+    def instructions(self, kind: str, s: int, pipeline: int) -> tuple[Instruction, ...]:
         """Those of a part."""
-        place, forward = self.schedule.places[replica], kind == "F"
+        place, forward = self.schedule.places[pipeline], kind == "F"
         kept, dy = [f"{name}{s}" for name in self.kept if name != "dy"], f"dy{s}"
         of_weights, made = self._of_weights(kind, s), list[Instruction]()
         if kind == "W":

@@ -61,7 +61,7 @@ def _role(count: int, recipe: Recipe, zero: int, copies: int, copy: int) -> Prog
     part("begin")
     writer.do("gradients", (), (Value(flat_name("gradients", UNIT), (), 0),))
     part("backward")
-    states.update((), None)
+    states.update({}, None)
     part("update")
     return ProgramRole(
         tuple(parts),

@@ -11,8 +11,9 @@
 Ranks whose blocks have equal shapes share a role: made once, whatever the mesh.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from typing import Any, TypeVar
 
@@ -79,10 +80,14 @@ class TrainingTerms:
 
     def units(self, device: int) -> tuple[str, ...]:
         """What a pipeline rank holds."""
-        place = self.schedule.place
-        here = [s for s in range(self.schedule.stages) if place[s] == device]
+        here = {s for place in self.schedule.places for s, d in enumerate(place) if d == device}
         mine = {unit for s in here for unit in self.model.stage_units(s, self.cut)}
         return tuple(unit for unit in self.model.units if unit in mine)
+
+    def holders(self, unit: str) -> tuple[int, ...]:
+        """The pipeline ranks that hold a unit."""
+        stages = _stages_of(self.model, self.cut)[unit]
+        return tuple(sorted({device for s in stages for device in self.schedule.holders(s)}))
 
     @property
     def by_stage(self) -> frozenset[str]:
@@ -98,6 +103,16 @@ class TrainingTerms:
         if not self.scaled and not self.clipped:
             return ()
         return (0, 1, 2) if self.zero else (1, 2)
+
+
+@lru_cache(maxsize=16)
+def _stages_of(model: DecoderShapes, cut: tuple[int, ...]) -> dict[str, list[int]]:
+    """By unit, the stages that have it."""
+    found = dict[str, list[int]]()
+    for stage in range(len(cut)):
+        for unit in model.stage_units(stage, cut):
+            found.setdefault(unit, []).append(stage)
+    return found
 
 
 def step_program(terms: TrainingTerms, mesh: tuple[int, int, int]) -> Program:
@@ -224,22 +239,24 @@ class _Stages:
         ]
         variants = sorted(set(rows))
         self._begin()
-        numbers: dict[tuple[str, int, int], int] = {}
+        numbers: dict[tuple[str, int, int, int], int] = {}
+        places = self.schedule.places
         for stage in sorted(self.kinds):
+            here = [n for n, place in enumerate(places) if place[stage] == self.device]
             for n in variants:
+                named = n if len(variants) > 1 else None
                 for kind, instructions in self._stage(stage, n, len(variants) > 1):
-                    numbers[kind, stage, n] = len(self.parts)
-                    named = n if len(variants) > 1 else None
-                    self._part(kind, stage, instructions, named)
+                    for pipeline in here:
+                        sent = self._to_ranks(instructions, places[pipeline])
+                        numbers[kind, stage, n, pipeline] = self._part(kind, stage, sent, named)
         for kind, stage in dict.fromkeys(t[:2] for t in turns if t.kind not in KINDS):
-            numbers[kind, stage, 0] = len(self.parts)
             self.writer.part()
             self.states.stage = stage
             self.states.on_weights(kind, self.model.stage_units(stage, self.terms.cut))
-            self._part(kind, stage, self.writer.written)
+            numbers[kind, stage, 0, 0] = self._part(kind, stage, self.writer.written)
         self._update()
-        of = [rows[t.frame] if t.kind in KINDS else 0 for t in turns]
-        turned = [numbers[t.kind, t.stage, n] for t, n in zip(turns, of, strict=True)]
+        of = [(rows[t.frame], t.frame % len(places)) if t.kind in KINDS else (0, 0) for t in turns]
+        turned = [numbers[t.kind, t.stage, *which] for t, which in zip(turns, of, strict=True)]
         columns = [0, *turned, len(self.parts) - 1], [0, *(t.frame for t in turns), 0]
         paired = np.array([False, *(turn.paired for turn in turns), False])
         part, frame = (np.array(column, np.int32) for column in columns)
@@ -257,9 +274,16 @@ class _Stages:
         return ProgramRole(parts, nbytes, stays, scratch, given, items, within, shared), line
 
     def _part(
-        self, kind: str, stage: int, instructions: Sequence[Instruction], rows: int | None = None
-    ) -> None:
-        self.parts.append(ProgramPart(kind, stage, tuple(instructions), rows=rows))
+        self, kind: str, stage: int, instructions: Iterable[Instruction], rows: int | None = None
+    ) -> int:
+        """The number of this part, which may be there for another pipeline."""
+        part = ProgramPart(kind, stage, tuple(instructions), rows=rows)
+        while part not in self.parts:
+            if part.name not in {each.name for each in self.parts}:
+                self.parts.append(part)
+            else:
+                part = replace(part, replica=part.replica + 1)
+        return self.parts.index(part)
 
     def _numbers(self) -> dict[str, int]:
         """What else stays: the losses' sum, the number of updates, the scale, the angles."""
@@ -278,20 +302,22 @@ class _Stages:
 
     def _update(self) -> None:
         self.writer.part()
-        terms, place = self.terms, self.schedule.place
-        ends = tuple(sorted({place[0], place[-1]}))
-        tied = ends if self.model.tied and len(ends) == 2 and self.device in ends else ()
+        terms, among = self.terms, dict[str, tuple[str, tuple[int, ...]]]()
+        for unit in self.states.shapes:
+            label = "tied table" if self.model.tied and unit == "embedding" else f"{unit}/replicas"
+            if len(holders := terms.holders(unit)) > 1:
+                among[unit] = label, holders
         norm = None
         if axes := terms.guarded:
             elsewhere = {unit: self._counts_elsewhere(unit) for unit in self.states.shapes}
             norm = NormTerms(elsewhere, axes, prod(self.mesh[axis] for axis in axes))
-        self.states.update(tied, norm)
+        self.states.update(among, norm)
         self._part("update", -1, self.writer.written)
 
     def _counts_elsewhere(self, unit: str) -> bool:
         """Whether some numbers of a unit are held by several ranks, and count on one of them."""
-        first, ranks = self.schedule.place[0], self.mesh[TENSOR]
-        if self.model.tied and unit == "embedding" and self.device != first:
+        ranks = self.mesh[TENSOR]
+        if self.device != self.terms.holders(unit)[0]:
             return True
         held = [tiling.shards() for tiling in self.model.tilings(unit, ranks).values()]
         return any(ranks > 1 if shards is None else any(shards.shared()) for shards in held)
@@ -425,11 +451,8 @@ class _Stages:
 
     def _comes(self, name: str, other: int, shape: tuple[int, ...]) -> Value:
         """What another stage makes."""
-        made = Value(name, shape, self.writer.itemsize)
-        device = self.schedule.place[other]
-        if device != self.device:
-            self.writer.named(made)
-            self.writer.written.append(Recv(name, device, f"from_{device}", PIPELINE))
+        made = self.writer.named(Value(name, shape, self.writer.itemsize))
+        self.writer.written.append(Recv(name, other))
         return made
 
     def _goes(self, x: Value, came: Value | None, name: str, other: int) -> Value:
@@ -440,10 +463,19 @@ class _Stages:
             x = handed
         else:
             self.writer.rename(x, name)
-        device = self.schedule.place[other]
-        if device != self.device:
-            self.writer.written.append(Send(name, device, f"to_{device}", PIPELINE))
+        self.writer.written.append(Send(name, other))
         return x
+
+    def _to_ranks(
+        self, written: Sequence[Instruction], place: Sequence[int]
+    ) -> Iterator[Instruction]:
+        """The same, with messages to and from the ranks of stages, where these are others."""
+        for each in written:
+            if not isinstance(each, Send | Recv):
+                yield each
+            elif (rank := place[each.peer]) != self.device:
+                way = "to" if isinstance(each, Send) else "from"
+                yield replace(each, peer=rank, stream=f"{way}_{rank}", axis=PIPELINE)
 
 
 _NOTHING = Value("", (), 0)

@@ -212,18 +212,20 @@ class UnitStates:
             kept = self._kept("gradients", unit)
             self.writer.do("clear", (), (kept,))
 
-    def update(self, tied: tuple[int, ...], norm: "NormTerms | None") -> None:
-        """The optimizer's step. ``tied``: stages' ranks that both have the table; ``norm``: of all
-        gradients, if it is asked for."""
+    def update(
+        self, among: Mapping[str, tuple[str, tuple[int, ...]]], norm: "NormTerms | None"
+    ) -> None:
+        """The optimizer's step. ``among``: by unit that several pipeline ranks hold, the label of
+        the sum of its gradients and these ranks; ``norm``: of all gradients, if it is asked for."""
         writer = self.writer
         mine = {unit: self._kept("gradients", unit) for unit in self.shapes}
-        if tied:
-            g = mine["embedding"]
-            counts = even(g.size, len(tied))
-            both = writer.all_reduce(
-                g, "tied table", (PIPELINE,), counts=counts, among=tied, stream="pp"
+        for unit, (label, ranks) in among.items():
+            g = mine[unit]
+            counts = even(g.size, len(ranks))
+            total = writer.all_reduce(
+                g, label, (PIPELINE,), counts=counts, among=ranks, stream="pp"
             )
-            mine["embedding"] = writer.put_within(both, g)
+            mine[unit] = writer.put_within(total, g)
         if self.together and self.copies > 1:
             mine = self._added_up_together(mine, *self.together)
         else:

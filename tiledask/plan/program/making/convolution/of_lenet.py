@@ -110,7 +110,7 @@ class _Step:
         states.begin()
         writer.do("clear", (), (total,))
         self._forward_and_backward(total)
-        states.update((), None)
+        states.update({}, None)
         stays = states.stays | {"loss": 8, "updates": 8}
         needed([writer.written], stays)
         used = {name for each in writer.written for name in each.writes}
