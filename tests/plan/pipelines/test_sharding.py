@@ -36,6 +36,10 @@ def line(text, keep, reduce="step"):
     return shard_weights(Schedule.from_text(text), keep, reduce).to_text().replace(",", " ")
 
 
+def line_of(text, keep):
+    return shard_weights(Schedule.from_text(text), keep)
+
+
 # -- the orders ------------------------------------------------------------------------------------
 
 
@@ -199,6 +203,14 @@ def test_closed_forms_of_one_stage(m):
         assert t.transfer == gathers * U + G
         assert t.exposed_transfer == gathers * U + G
         assert t.idle_time.total["transfer"] == t.exposed_transfer == t.idle
+
+
+def test_gradients_of_weights_wait_for_no_weights():
+    """W reads what the forward and I left: its stage's weights are there, and nobody waits."""
+    t = simulate(line_of("0F0 0I0 0W0", "action"), unshard=5.0, backward_input=1, backward_weight=1)
+    assert t.makespan == 2 * (5.0 + 1.0) + 5.0  # of the last gather nobody uses anything
+    (w,) = t.to_frame().query("kind == 'W'").start
+    assert w == 2 * (5.0 + 1.0)
 
 
 def test_a_gather_ahead_is_hidden():
