@@ -5,7 +5,8 @@
 
 For a program whose collectives are on the stream of the work, but for those that its schedule has
 beside it, and ranks that stand for others: so a layout of a thousand devices and micro-batches is
-timed as a pipeline.
+timed as a pipeline. A run waits for all that it reads: of weights that are gathered beside the
+work, for all of the stage.
 """
 
 from collections.abc import Callable

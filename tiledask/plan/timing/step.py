@@ -154,7 +154,7 @@ def _chunks(time: StepTime, layout: Layout) -> list[Work]:
 
 def _between_copies(time: StepTime, layout: Layout) -> dict[str, list[float]]:
     """Seconds in which each chunk's weights are gathered, and its gradients summed over the copies
-    of the model: layer by layer."""
+    of the model: layer by layer, and all are waited for."""
     recipe, found = time.recipe, {}
     items = item_parameters(time.model, recipe, layout.tp, layout.ep)
     widths = {"unshard": recipe.gathered_bytes, "reduce_grad": recipe.gradient_bytes}
