@@ -91,6 +91,12 @@ def _parser() -> argparse.ArgumentParser:
     ):
         sub.add_argument(f"--{name}", type=_whole, default=1, help=f"{words} (%(default)s)")
     sub.add_argument("--zero", type=_whole, default=0, choices=range(4), help="(%(default)s)")
+    sub.add_argument(
+        "--unshard",
+        type=_unshard,
+        metavar="KEEP",
+        help="with --zero 3: gathered for an action, phase or step, or of the next stages: 1, 2",
+    )
     sub.add_argument("--recompute", default="none", help="none, selective or full (%(default)s)")
     sub.add_argument("--schedule", default="1f1b", help="1f1b, gpipe, zb-h1, ... (%(default)s)")
     sub.add_argument("--partition", help="layers of each stage, such as 'E+5, 6x10, 5+E'")
@@ -214,6 +220,10 @@ def _whole(text: str) -> int:
     if not re.fullmatch(r"[+-]?[0-9]{1,30}", text):
         raise argparse.ArgumentTypeError(f"must be {whole_rule()}, got {short(text)}")
     return int(text)
+
+
+def _unshard(text: str) -> str | int:
+    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else text
 
 
 def _positive(text: str) -> int:

@@ -33,6 +33,8 @@ def test_fit_says_no_why_and_what_would(capsys):
     ("typed", "code", "facts"),
     [
         ("fit gpt2 1xA100-40GB", 0, {"verdict": "fits", "smallest_fix": None}),
+        ("fit gpt2 4xT4 --dp 2 --pp 2 --zero 3 --unshard 1", 0, {"verdict": "fits"}),
+        ("fit gpt2 4xT4 --dp 2 --pp 2 --zero 3 --unshard phase", 0, {"verdict": "fits"}),
         ("partition 24 4", 0, {"sizes": [6, 6, 6, 6], "bottleneck": 6.0}),
         ("partition 4,4,9,8 3", 0, {"bottleneck": 9.0}),
         ("partition 6 2 --speeds 1,2", 0, {"sizes": [2, 4]}),

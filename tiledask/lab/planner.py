@@ -152,6 +152,7 @@ SHORT = {
     "sequence_parallel": "SP",
     "flash_attention": "flash",
     "schedule": "schedule",
+    "unshard": "unshard",
 }
 """Field of a layout -> its column."""
 

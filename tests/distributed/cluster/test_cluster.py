@@ -505,13 +505,22 @@ def test_a_task_that_kills_its_worker_each_time_is_named():
         assert started.gather([started.submit(0, where)], "the other slot", 30) == [0]
 
 
-def test_run_asks_again_when_a_worker_dies_meanwhile(cluster):
+def times_asked(seconds, dask_worker):
+    """How often this worker was asked since it began, after so many seconds."""
+    dask_worker.times_asked = getattr(dask_worker, "times_asked", 0) + 1
+    time.sleep(seconds)
+    return dask_worker.times_asked
+
+
+def test_run_asks_again_when_a_worker_dies_meanwhile_and_only_that_one(cluster):
+    """What the others said is kept."""
     pid = cluster.run(on_worker.machine)[2]["pid"]
     killer = threading.Timer(0.3, os.kill, (pid, signal.SIGKILL))
     killer.start()
-    assert cluster.run(time.sleep, 0.8, timeout=60) == [None] * cluster.slots
+    assert cluster.run(times_asked, 0.8, timeout=60) == [1] * cluster.slots
     killer.join()
     assert cluster.run(on_worker.machine)[2]["pid"] != pid
+    assert cluster.run(times_asked, 0.0) == [2] * cluster.slots
 
 
 def test_a_cluster_that_does_not_end_in_order_ends_all_the_same(monkeypatch):

@@ -20,7 +20,7 @@ from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster import worker as on_worker
 from tiledask.distributed.cluster.room import MARGIN, MemoryRule, Room, room_of
 from tiledask.distributed.out_of_core.streamed import limits_of
-from tiledask.distributed.products.explain import weigh
+from tiledask.distributed.products.explain import KEPT, remembered, weigh
 from tiledask.distributed.products.needed import RUNTIME, ProductNeeds, ledger_of
 from tiledask.distributed.products.refusal import refusal
 from tiledask.errors import DoesNotFitError
@@ -41,6 +41,31 @@ def needs(plan):
 
 def found(a, b, limit, only=None):
     return weigh(a, b, needs, limit, None, (8, 8), {}, only)
+
+
+def test_what_is_known_of_equal_operands_is_taken_where_all_of_it_fits():
+    """And else worked out anew, for as much memory as there is; or where it is of no use."""
+    a, b = (Tiling((64, 64), (2,), ROWS) for _ in range(2))
+    need = ProductNeeds(F8, "blas", None, "memory")
+
+    def known(allowed, options, a=a, only=None):
+        return remembered(a, b, need, allowed, None, (8, 8), options, only)
+
+    once = known(10**9, {})
+    assert known(10**8, {}) is once
+    assert known(10**9, {}, Tiling((64, 64), (2,), ROWS)) is once  # equal, if not the same
+    assert known(10**9, {}, Tiling((64, 64), (2,), (Shard(1),))) is not once
+    assert known(10**9, {}, only="summa") is not once
+    most = max(choice.peak for choice in once.choices)
+    assert known(most, {}) is once
+    tight = known(most - 1, {})
+    assert tight is not once
+    assert all(choice.fits == (choice.peak < most) for choice in tight.choices if choice.plan)
+    unhashable = known(10**9, {"panels": [1]})
+    assert unhashable is not known(10**9, {"panels": [1]})
+    large = [Tiling((2048, 64), (2 * KEPT,), ROWS) for _ in range(2)]
+    found = [remembered(*large, need, 10**9, None, (8, 8), {}, "summa") for _ in range(2)]
+    assert found[0] is not found[1]
 
 
 def refused(a, b, limit, only=None):

@@ -8,6 +8,7 @@ import gc
 import sys
 import tracemalloc
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from tiledask.errors import (
 from tiledask.lab.claims import CASES, DECODER, LAYER, compare_claims, run_cases
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, State, load_recipe
+from tiledask.plan.program.instructions import AllGather
 from tiledask.plan.program.making.of_states import UNIT
 from tiledask.tile import probe
 from tiledask.tile.layers.by_name import KERNELS
@@ -207,6 +209,59 @@ LAYOUTS = [
 def test_the_pool_holds_what_the_program_says_to_the_byte(tied, layout, recipe):
     held, said = measured(case_of(replace(TINY, tied=tied), layout, recipe))
     assert held == said
+
+
+SHARDED = [
+    Layout(dp=2, zero=3, microbatches=2),
+    Layout(dp=3, zero=3, pp=2, microbatches=4, schedule="gpipe"),
+    Layout(dp=2, tp=2, zero=3, pp=3, microbatches=4, recompute="full"),
+    *(Layout(dp=3, zero=3, pp=2, microbatches=4, unshard=k) for k in ("action", "phase", "step")),
+    Layout(dp=2, zero=3, microbatches=2, unshard=1, recompute="selective"),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("recipe", ["fsdp-adam", "mixed-adam-16"])
+@pytest.mark.parametrize("layout", SHARDED, ids=str)
+@pytest.mark.parametrize("tied", [True, False])
+def test_shards_are_cast_and_gathered_to_the_byte(tied, layout, recipe):
+    """Single-precision shards, half-precision weights; by the layer, or by the schedule."""
+    case = case_of(replace(TINY, tied=tied), layout, recipe)
+    held, said = measured(case)
+    assert held == said
+    widths = {
+        each.itemsize
+        for part in case.program.roles[0].parts
+        for each in part.instructions
+        if isinstance(each, AllGather)
+    }
+    assert widths == {2}
+
+
+def test_a_copy_that_is_cast_computes_what_half_weights_do():
+    """The same loss to the bit, whatever the shards' width and whenever they are gathered."""
+    losses = []
+    for recipe, unshard in product(("mixed-adam-16", "fsdp-adam"), (None, "phase")):
+        layout = Layout(dp=2, zero=3, microbatches=2, unshard=unshard)
+        trainer = trainer_of(case_of(TINY, layout, recipe))
+        before = trainer.arrays["weights"]["layer 0"].copy()
+        losses.append(trained(trainer, case_of(TINY, layout, recipe)))
+        assert np.any(trainer.arrays["weights"]["layer 0"] != before)
+        trainer.close()
+    assert len(set(losses)) == 1
+    assert losses[0] == pytest.approx(np.log(TINY.vocab), rel=0.02)
+
+
+@pytest.mark.parametrize("capacity", range(60_000, 100_000, 8_000))
+def test_a_refusal_while_weights_are_gathered_leaves_nothing(capacity):
+    layout = Layout(dp=2, zero=3, pp=2, microbatches=4, schedule="gpipe", unshard="phase")
+    case = replace(case_of(TINY, layout, "fsdp-adam"), capacity=capacity)
+    runs = run_threads(
+        lambda rank: step(case, Role(rank.index), rank.index, "numpy", rank), 2, timeout=20
+    ).results
+    needed = [*case.simulated.per_place.values()]
+    assert any(run.refused for run in runs) == (max(needed) > capacity)
+    assert all(run.peak <= min(capacity, most) for run, most in zip(runs, needed, strict=True))
 
 
 def in_kernels(name, change):
@@ -520,6 +575,21 @@ def test_a_schedule_changes_the_memory_and_not_the_loss(cluster):
 
 
 @ON_CLUSTER
+@pytest.mark.parametrize("recipe", ["fsdp-adam", "mixed-adam-16"])
+def test_a_claim_of_weights_that_are_gathered_by_the_schedule(cluster, recipe):
+    layout = Layout(dp=4, pp=2, zero=3, microbatches=4, unshard="step")
+    run = run_claim(DECODER, layout, "1GB", cluster, recipe=recipe, sequence=64)
+    assert run.agrees
+    assert run.measured.per_place == run.simulated.per_place
+    for stage in range(2):
+        held, said = (
+            ledger.by_tensor(stage, "backward") for ledger in (run.measured, run.predicted)
+        )
+        for tensor in ("gathered weights", "unreduced gradients"):
+            assert held[tensor] == said[tensor]
+
+
+@ON_CLUSTER
 def test_a_wait_has_an_end(cluster):
     with pytest.raises(DeadlineError, match=r"4 micro-batches.*tasks not done after 0\.01 s"):
         run_claim(DECODER, Layout(pp=2, microbatches=4), "1GB", cluster, sequence=64, timeout=0.01)
@@ -540,7 +610,7 @@ def test_a_wait_has_an_end(cluster):
         (
             {"what": DECODER, "recipe": "fsdp-adam"},
             ConfigError,
-            "keeps weights of 4 B and computes with 2 B",
+            "keeps weights of 4 B and computes with 2 B.*use zero=3 and dp of 2 or more",
         ),
         ({"what": DECODER, "sequence": 65}, ConfigError, "64 positions, got sequence=65"),
         ({"layout": Layout(cp=2)}, ConfigError, "cp=1, got 2"),

@@ -231,6 +231,28 @@ def test_faults_are_named_and_the_advice_is_true(cluster):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("unshard", [None, 1])
+def test_when_weights_are_gathered_is_a_change_like_others(cluster, unshard):
+    """With ZeRO 3 in a pipeline, gathering once a step beats gathering for every micro-batch."""
+    layout = Layout(dp=4, pp=4, zero=3, microbatches=8, interleave=2, unshard=unshard)
+    layout = replace(layout, flash_attention=True)
+    found = critique("llama-3.1-8b", layout, cluster, sequence=4096)
+    (step,) = (each for each in found.advice if each.change == f"unshard {unshard} -> step")
+    assert step.seconds < found.step.total
+    always = critique("llama-3.1-8b", replace(layout, unshard=None), cluster, "fsdp-adam-pipeline")
+    assert not any("unshard" in each.change for each in always.advice)
+
+
+def test_a_layout_that_gathers_by_the_schedule_is_mended_too(model):
+    layout = Layout(dp=2, pp=2, zero=3, microbatches=4, unshard="step")
+    fit = fits(model, layout, "4xA100-40GB", sequence=4096)
+    assert fit.verdict == "no"
+    assert fit.smallest_fix is not None
+    assert fit.smallest_fix.layout.unshard in ("step", None)
+    assert ("unshard" in fit.smallest_fix.changed) == (fit.smallest_fix.layout.unshard is None)
+
+
+@pytest.mark.long
 def test_what_does_not_fit_gets_the_change_that_does():
     model, fleet = td.load_model("gpt-200b"), td.load_cluster("160xA100-40GB")
     found = critique(model, Layout(dp=160), fleet)

@@ -19,6 +19,7 @@ from tiledask.errors import ConfigError, PartitionError, ScheduleError
 from tiledask.plan.diagnosis.diagnose import diagnose
 from tiledask.plan.diagnosis.remedies import MOST, every_remedy
 from tiledask.plan.diagnosis.timed import Form, TimedSchedule
+from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.timeline import Timeline
 
 TRACES = Path(__file__).parents[2] / "oracles" / "traces"
@@ -257,6 +258,60 @@ def test_what_edges_alone_tell_and_what_they_leave_open():
     d = diagnose(bare(td.simulate(order, forward=[1.0, 1.5, 1.2], latency=0.2)))
     assert (d["schedule"].value, d["microbatches"].value) == ("gpipe, forward only", 5)
     assert "backward" not in d.to_dict()["findings"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("keep", ["action", "phase", "step", 1])
+@pytest.mark.parametrize(
+    ("name", "counts"), [("1f1b", (4, 8)), ("looped-bfs", (6, 4)), ("zb-h1", (3, 6))]
+)
+def test_waiting_for_weights_is_a_cause_of_its_own(name, counts, keep):
+    """What was put in comes out: how long they are kept, what a gather takes, what it costs; and
+    neither latency nor overhead is taken for it."""
+    devices = {"devices": 3} if name == "looped-bfs" else {}
+    order = td.shard_weights(td.schedule(name, *counts, **devices), keep)
+    times = {"latency": 0.25, "forward": 1.0, "backward": 2.0}
+    gathers = [0.75 + 0.5 * s for s in range(order.stages)]
+    t = td.simulate(order, **times, unshard=gathers, reduce_grad=0.5)
+    for trace in (t, t.to_frame()):
+        d = diagnose(trace)
+        assert d.plan.schedule == order
+        assert d["gathers"].value == pytest.approx(gathers)
+        assert d["latency"].value == pytest.approx(0.25)
+        assert d["schedule"].value.startswith(name)
+        assert_adds_up(d, t)
+        causes = {cause.name: cause.seconds for cause in d.causes}
+        free = td.simulate(order, **times, reduce_grad=0.5)
+        assert causes["weights"] == pytest.approx(t.idle - free.idle)
+        assert causes["overhead"] == causes["unexplained"] == 0
+    best = [r for r in d.remedies if r.change == "weights kept for the step"]
+    assert bool(best) == (t.makespan > 1.002 * made_for_the_step(order, times, gathers))
+
+
+def made_for_the_step(order, times, gathers):
+    return td.simulate(
+        td.shard_weights(order, "step"), **times, unshard=gathers, reduce_grad=0.5
+    ).makespan
+
+
+def test_weights_that_come_late_are_the_headline():
+    t = td.simulate(td.shard_weights(td.schedule("1f1b", 4, 8), "action"), unshard=3.0)
+    d = diagnose(t)
+    assert d.cause == "weights"
+    assert d.summary[0].startswith("Weights come late: waiting for them to be gathered is 84% of")
+    assert "Best remedy: weights kept for the step" in d.summary[1]
+    assert "weights are there for each action" in str(d)
+
+
+def test_gathers_of_no_policy_are_waits_as_before():
+    """A stage gathered twice, for no reason."""
+    order = Schedule.from_text(
+        "0UNSHARD 0F0 0RESHARD 0UNSHARD 0RESHARD 0UNSHARD 0F1 0B0 0B1 0REDUCE_GRAD 0RESHARD;"
+        "1UNSHARD 1F0 1F1 1B0 1B1 1REDUCE_GRAD 1RESHARD"
+    )
+    d = diagnose(td.simulate(order, unshard=0.5))
+    assert d.plan.keep is None
+    assert d["microbatches"].value == 2
 
 
 @pytest.mark.long

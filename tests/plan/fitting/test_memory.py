@@ -1,6 +1,6 @@
 """Memory: the ledger against closed forms, loops and laws.
 
-Holds `tiledask.plan.fitting.activations`, `tiledask.plan.fitting.items`,
+Holds `tiledask.plan.fitting.activations`, `tiledask.plan.inputs.items`,
 `tiledask.plan.fitting.terms` and `tiledask.plan.inputs.recipes`.
 """
 
@@ -351,6 +351,42 @@ def test_fsdp_in_a_pipeline_keeps_weights_and_gradients_whole():
     assert held(whole, "gathered weights") == 2 * n > held(plain, "gathered weights")
     assert held(whole, "unreduced gradients") == 4 * n
     assert held(plain, "weights") == 4 * -(-n // 4) == held(whole, "weights")
+
+
+def test_weights_are_whole_while_the_schedule_says_so():
+    """Of the recipe that always keeps them so, what is kept for the step; of one stage at a time,
+    the larger."""
+    layout = Layout(dp=4, pp=2, zero=3, microbatches=4, unshard="step")
+    always, step = (
+        estimate(SMALL, each, recipe)
+        for each, recipe in (
+            (replace(layout, unshard=None), "fsdp-adam-pipeline"),
+            (layout, "fsdp-adam"),
+        )
+    )
+    for stage in range(2):
+        for tensor in ("gathered weights", "unreduced gradients"):
+            assert held(step, tensor, stage, "backward") == held(always, tensor, stage)
+    row = next(r for r in step.ledger.rows if r.tensor == "gathered weights")
+    assert "parameters of stages gathered at once, unshard=step" in row.formula
+    deep = replace(SMALL, layers=4)
+    one, two = (estimate(deep, replace(layout, interleave=2, unshard=n)) for n in (1, 2))
+    each = count(deep.layer)
+    assert held(two, "gathered weights", 0, "forward") == 2 * (2 * each + count(deep.embedding))
+    assert held(one, "gathered weights", 0, "forward") == 2 * (each + count(deep.embedding))
+    assert held(one, "gathered weights", 1, "forward") == 2 * (each + count(deep.tied_copy) + 128)
+    with pytest.raises(ConfigError, match="fsdp-adam-pipeline keeps weights gathered at all times"):
+        estimate(SMALL, layout, "fsdp-adam-pipeline")
+
+
+def test_one_copy_has_nothing_to_gather_by_a_schedule():
+    layout = Layout(pp=2, zero=3, microbatches=4)
+    plain, said = (estimate(SMALL, replace(layout, unshard=k)) for k in (None, 1))
+    assert plain.per_stage == said.per_stage
+    mixed = estimate(MIXED, dp=4, ep=4, zero=3, unshard="step")  # each device has its own experts
+    weights = [w for n in range(MIXED.layers) for w in MIXED.layer_weights(n)]
+    dense = [w.count() for w in (*MIXED.embedding, *MIXED.head, *weights) if w.copies == 1]
+    assert held(mixed, "gathered weights", 0, "forward") == 2 * sum(dense)
 
 
 def test_adapters_alone_have_gradients_and_states():

@@ -34,6 +34,14 @@ from tiledask.plan.inputs.layout import Layout
         ({"schedule": "wave", "pp": 4}, ScheduleError, "even interleave, got 1; use interleave=2"),
         ({"schedule": "wave", "pp": 4, "interleave": 3}, ScheduleError, "use interleave=4"),
         ({"schedule": "zb-v", "pp": 4, "interleave": 3}, ScheduleError, "'zb-v' has two chunks on"),
+        ({"unshard": "step"}, ConfigError, "where ZeRO 3 shards them, and zero is 0; use zero=3"),
+        ({"unshard": "layer", "zero": 3}, ScheduleError, "an 'action', a 'phase', .* got 'layer'"),
+        ({"unshard": True, "zero": 3}, ScheduleError, "a whole number of 1 or more; got True"),
+        (
+            {"unshard": 1, "zero": 3, "pp": 2, "microbatches": 4, "schedule": "chimera"},
+            ScheduleError,
+            "have each stage once, and 'chimera' has it twice",
+        ),
     ],
 )
 def test_rules(fields, error, message):

@@ -9,11 +9,11 @@ from tiledask.lab.bench.idle import cases
 from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.pipelines.schedules import schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
-from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.pipelines.timeline import KINDS, Timeline
 
 SPAN = st.tuples(
     st.integers(0, 3),
-    st.sampled_from("FBIWT"),
+    st.sampled_from(KINDS),
     *(st.integers(0, most) for most in (3, 5, 40, 12)),
 )
 
@@ -22,7 +22,7 @@ def check(t: Timeline) -> None:
     """Work and idle pieces cover every device from 0 to the makespan, and never twice."""
     found = t.idle_time
     for d in range(t.devices):
-        mine = (t.device == d) & (t.code < 4)
+        mine = (t.device == d) & t.computes
         busy = zip(t.start[mine].tolist(), t.end[mine].tolist(), strict=True)
         rows = found.device == d
         idle = list(zip(found.start[rows].tolist(), found.end[rows].tolist(), strict=True))
@@ -40,7 +40,8 @@ def check(t: Timeline) -> None:
         assert reach == t.makespan
     for d, seconds in enumerate(zip(*found.per_device.values(), strict=True)):
         assert sum(seconds) == pytest.approx(t.idle_per_device[d], abs=1e-9 * t.makespan)
-    assert found.per_device["transfer"] == pytest.approx(t.exposed_transfer_per_device, abs=1e-9)
+    between = zip(*(found.per_device[cause] for cause in ("weights", "transfer")), strict=True)
+    assert [*map(sum, between)] == pytest.approx(t.exposed_transfer_per_device, abs=1e-9)
     assert found.per_device["overhead"] == pytest.approx(t.overhead_per_device, abs=1e-9)
 
 

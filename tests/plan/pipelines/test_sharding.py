@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.diagnosis.diagnose import diagnose
-from tiledask.plan.diagnosis.trace import of_timeline
 from tiledask.plan.pipelines import longest_path
 from tiledask.plan.pipelines.footprint import memory_over_time
 from tiledask.plan.pipelines.generators.sharding import shard_weights
@@ -18,6 +16,7 @@ from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import SHARDING, Action, Schedule
 from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.timeline import Timeline
 
 KEEPS = ("action", "phase", "step", 1, 2, 3)
 
@@ -34,6 +33,10 @@ EVERY = [(name, keep) for name, keep in product(SOME, KEEPS)]
 
 def line(text, keep, reduce="step"):
     return shard_weights(Schedule.from_text(text), keep, reduce).to_text().replace(",", " ")
+
+
+def line_of(text, keep):
+    return shard_weights(Schedule.from_text(text), keep)
 
 
 # -- the orders ------------------------------------------------------------------------------------
@@ -200,7 +203,32 @@ def test_closed_forms_of_one_stage(m):
         assert t.busy == m * (F + B)
         assert t.transfer == gathers * U + G
         assert t.exposed_transfer == gathers * U + G
-        assert t.idle_time.total["transfer"] == t.exposed_transfer == t.idle
+        assert t.idle_time.total["weights"] == gathers * U
+        assert t.idle_time.total["transfer"] == G
+        assert t.exposed_transfer == t.idle
+
+
+def test_gradients_of_weights_wait_for_no_weights():
+    """W reads what the forward and I left: its stage's weights are there, and nobody waits."""
+    t = simulate(line_of("0F0 0I0 0W0", "action"), unshard=5.0, backward_input=1, backward_weight=1)
+    assert t.makespan == 2 * (5.0 + 1.0) + 5.0  # of the last gather nobody uses anything
+    (w,) = t.to_frame().query("kind == 'W'").start
+    assert w == 2 * (5.0 + 1.0)
+
+
+def test_waiting_for_weights_is_a_cause_of_its_own():
+    """Beside a block that comes later, and beside who starts late."""
+    spans = [
+        (0, "F", 0, 0, 0.0, 1.0), (1, "UNSHARD", 1, -1, 0.0, 3.0), (1, "T", 0, 0, 2.0, 4.0),
+        (1, "F", 1, 0, 4.5, 5.5), (1, "UNSHARD", 1, -1, 4.6, 5.0),  # of the next
+    ]  # fmt: skip
+    found = Timeline.of(2, spans, "measured").idle_time.per_device
+    waited = {cause: seconds[1] for cause, seconds in found.items() if seconds[1]}
+    assert waited == {"warm-up": 1.0, "weights": 2.0, "transfer": 1.0, "overhead": 0.5}
+    t = simulate(shard_weights(schedule("1f1b", 2, 2), "action"), unshard=2.0, latency=0.5)
+    assert t.idle_time.total["weights"] > 0
+    both = t.idle_time.total["weights"] + t.idle_time.total["transfer"]
+    assert both == pytest.approx(t.exposed_transfer)
 
 
 def test_a_gather_ahead_is_hidden():
@@ -251,14 +279,6 @@ def test_the_compiled_loops_say_the_same(monkeypatch):
     for one, other in zip(plain, every(), strict=True):
         assert np.array_equal(one.start, other.start)
         assert np.array_equal(one.end, other.end)
-
-
-@pytest.mark.long
-def test_a_timeline_with_gathers_is_diagnosed():
-    """They count as transfers."""
-    t = simulate(shard_weights(schedule("1f1b", 4, 8), "action"), unshard=0.5)
-    assert of_timeline(t).transfer == t.transfer > 0
-    assert "1f1b" in str(diagnose(t))
 
 
 @pytest.mark.parametrize("seconds", [[1.0], -1.0, float("nan"), "x"])

@@ -11,6 +11,7 @@ import pytest
 
 import tiledask as td
 from tiledask.errors import ConfigError, ProgramError
+from tiledask.plan.inputs.model import Model
 from tiledask.plan.program.explained import explain_program
 from tiledask.plan.program.instructions import Collective
 from tiledask.plan.program.making.of_layout import layout_program, layout_timeline, why_no_program
@@ -65,6 +66,86 @@ def test_other_layouts_too(layout):
         assert 0.9 * closed < timed.end.max() < closed
     else:
         assert timed.end.max() == pytest.approx(closed, rel=0.05)
+
+
+# -- weights gathered by the schedule --------------------------------------------------------------
+
+KEEPS = ("action", "phase", "step", 1, 2)
+TINY = Model(hidden=64, layers=4, heads=4, ffn=256, vocab=199, learned_pos=32, name="tiny")
+
+
+def gathered(keep, name, interleave=1, **fields):
+    fields = {"dp": 2, "pp": 2, "microbatches": 4} | fields
+    return td.Layout(zero=3, schedule=name, interleave=interleave, unshard=keep, **fields)
+
+
+def whole(held, place):
+    """Bytes of weights and of gradients that a place holds whole at its fullest moment."""
+    rows = [row for row in held.rows if row.place == place]
+    names = ("whole_weights/", "whole_gradients/")
+    return [sum(row.bytes for row in rows if row.tensor.startswith(name)) for name in names]
+
+
+@pytest.mark.long
+@pytest.mark.few(6)
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "interleave"),
+    [("1f1b", 1), ("1f1b", 2), ("looped-bfs", 2), ("gpipe", 1), ("zb-h1", 1), ("naive", 1)],
+)
+def test_what_is_whole_beside_the_shards_is_what_the_program_holds(name, interleave, tied, tp):
+    """To the byte, whatever is kept; and so is what less keeping saves on the fullest device."""
+    model, saved = replace(TINY, tied=tied), []
+    for keep in KEEPS:
+        layout = gathered(keep, name, interleave, tp=tp)
+        held = layout_program(model, layout, RECIPE, 32).memory
+        said = td.estimate_memory(model, layout, RECIPE, 32)
+        for stage in range(2):
+            of = said.ledger.by_tensor(stage)
+            both = [of["gathered weights"], of["unreduced gradients"]]
+            assert both == whole(held, stage), (keep, stage)
+        saved.append((held.per_place[0], said.per_stage[0]))
+        assert said.peak == pytest.approx(held.peak, rel=0.05)
+    run, said = np.array(saved).T
+    assert (run - run[0] == said - said[0]).all()
+    assert (said[0] < said[2]) == (interleave > 1)  # with one stage a device nothing is saved
+
+
+@pytest.mark.long
+def test_a_v_is_weighed_at_its_fullest_stage():
+    """Of the two chunks of a device, one with the embedding: the program's fullest moment may be
+    the other's, with logits, which are the head's."""
+    for keep in KEEPS:
+        layout = gathered(keep, "zb-v", 2)
+        held = layout_program(TINY, layout, RECIPE, 32).memory
+        of = td.estimate_memory(TINY, layout, RECIPE, 32).ledger.by_tensor(0)
+        weights, gradients = whole(held, 0)
+        assert gradients == of["unreduced gradients"]
+        assert 0 <= of["gathered weights"] - weights <= 2 * 32 * 64  # the table of positions
+
+
+@pytest.mark.long
+@pytest.mark.few(4)
+@pytest.mark.parametrize("cluster", ["64xA100-80GB", "64xH100"])
+@pytest.mark.parametrize(
+    ("name", "interleave"),
+    [("1f1b", 1), ("1f1b", 2), ("looped-bfs", 2), ("gpipe", 1), ("zb-h1", 1), ("zb-v", 2)],
+)
+def test_gathers_are_exposed_or_hidden_as_the_program_says(name, interleave, cluster):
+    """Two walks: the schedule with the seconds of whole stages, and every instruction."""
+    model, spec, waited = td.load_model("llama-2-7b"), td.load_cluster(cluster), {}
+    for keep in KEEPS:
+        layout = gathered(
+            keep, name, interleave, dp=4, tp=4, pp=4, microbatches=16, flash_attention=True
+        )
+        said = td.estimate_step(model, layout, spec, sequence=4096)
+        timed = layout_timeline(model, layout, spec, RECIPE, 4096)
+        assert timed.end.max() == pytest.approx(said.total, rel=0.05), keep
+        waited[keep] = said.dp
+        assert f"weights gathered by unshard={keep}, simulated" in said._repr_html_()
+    assert waited["action"] >= waited["phase"] >= waited["step"] > 0
+    assert waited["step"] == waited[2] <= waited[1]
 
 
 @pytest.mark.long

@@ -22,11 +22,13 @@ import numpy as np
 from tiledask.distributed.programs.runner import Bind, LineRunner
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.training.trainer import Trainer
+from tiledask.plan.ledger import ALWAYS
 from tiledask.plan.program.held import tensor_classes
 from tiledask.plan.program.instructions import (
     AllGather,
     Collective,
     Do,
+    Drop,
     Instruction,
     ProgramPart,
     ProgramRole,
@@ -34,7 +36,7 @@ from tiledask.plan.program.instructions import (
     Send,
 )
 from tiledask.plan.program.making.of_training import TrainingTerms
-from tiledask.plan.program.making.unit_states import DATA, flat_name
+from tiledask.plan.program.making.unit_states import DATA
 from tiledask.plan.program.program import Program
 from tiledask.tile.backend import array_namespace, namespace, to_numpy
 from tiledask.tile.memory.pool import Pool, Refused
@@ -112,7 +114,7 @@ class _Others:
 
     def all_gather(self, x: Any, **_: Any) -> Any:
         whole = array_namespace(x).empty(sum(self.each.counts), x.dtype)
-        self.fill(self.each.buffer, whole)
+        self.fill(self.each.label, whole)
         whole[self.here] = x
         return whole
 
@@ -158,8 +160,9 @@ class _ClaimRunner(LineRunner):
         call, role, moment = super()._call(each, part), self.role, MOMENTS.get(part.kind)
         if isinstance(each, Send):
             return call
-        made = [n for n in each.writes if n in role.nbytes and n not in role.within]
-        sizes = [(self.classes[name], role.nbytes[name]) for name in made]
+        new = (role.nbytes.keys() - role.within.keys()) | (role.shared.keys() - {*each.reads})
+        made = [] if isinstance(each, Drop) else [n for n in each.writes if n in new]
+        sizes = [(self.classes[name], role.size(name)) for name in made]
         slots, work = [self._slot(n) for n in made], each.work if isinstance(each, Do) else 0
 
         def counted(env: list[Any]) -> None:
@@ -167,6 +170,8 @@ class _ClaimRunner(LineRunner):
                 return
             if moment and moment != self.pool.moment:
                 self.pool.enter(moment)
+            elif self.pool.moment == ALWAYS and part.kind == "UNSHARD":
+                self.pool.enter(MOMENTS["F"])  # which it is gathered for
 
             def make() -> Sequence[Any]:
                 call(env)
@@ -235,9 +240,8 @@ class ClaimTrainer(Trainer):
         return self.rank.group(axis)
 
     def _line(self, program: Program, stays: Mapping[str, Any]) -> LineRunner:
-        def fill(buffer: str, whole: Any) -> None:
-            (unit,) = (unit for unit in self.units if flat_name("weights", unit) == buffer)
-            self.draw(unit, {"whole": whole})
+        def fill(label: str, whole: Any) -> None:
+            self.draw(label.partition("/")[0], {"whole": whole})
 
         rank: Any = self.rank
         return _ClaimRunner(rank, program, stays, self._bind, self.pool, fill)

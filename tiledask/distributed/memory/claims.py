@@ -249,12 +249,13 @@ def _check_model(model: Model, layout: Layout, recipe: Recipe, sequence: int) ->
             f"{model.name} has {model.learned_pos} positions, got sequence={sequence}; use a "
             f"sequence of {model.learned_pos} or less"
         )
-    if recipe.trains and recipe.weight_bytes != recipe.compute_bytes:
+    sharded = layout.zero == 3 and layout.dp > 1
+    if recipe.trains and recipe.weight_bytes != recipe.compute_bytes and not sharded:
         raise ConfigError(
             f"recipe {recipe.name!r} keeps weights of {recipe.weight_bytes} B and computes with "
-            f"{recipe.compute_bytes} B; what can be executed computes with the weights that it "
-            f"keeps, such as 'mixed-adam-16' or 'fp32-adam', or run the states alone of "
-            f"model.parameters={model.parameters:,}"
+            f"{recipe.compute_bytes} B; they are cast where ZeRO 3 gathers them, and here zero is "
+            f"{layout.zero} and dp {layout.dp}; use zero=3 and dp of 2 or more, or a recipe such "
+            f"as 'mixed-adam-16' or 'fp32-adam'"
         )
     if not recipe.trains:
         raise ConfigError(

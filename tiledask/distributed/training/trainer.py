@@ -5,6 +5,7 @@
     square_sum, guard           the norm of all gradients: clipped, or the step left out
     step                        the optimizer's, of this rank's numbers
     begin_sum                   a stage's gradients, before its first backward
+    cast                        weights, as wide as layers compute with them
     write_checkpoint, bring     after the last step: whole arrays, to files and to whoever asked
 
 All other kernels are tile's, by name.
@@ -265,6 +266,9 @@ class Trainer:
         dtype = as_dtype(self.job.dtype if itemsize == 2 else f"float{8 * itemsize}")
         return self.rank.on_device(np.zeros(size, dtype))
 
+    def _cast(self, weights: Any) -> Any:
+        return weights.astype(as_dtype(self.job.dtype))
+
     def _advance(self, updates: np.ndarray) -> None:
         updates += 1
 
@@ -311,6 +315,7 @@ _OWN = {
     "advance",
     "begin_sum",
     "bring",
+    "cast",
     "classes",
     "guard",
     "ids",

@@ -63,13 +63,15 @@ def idle_legend(activity: Activity) -> Iterator[tuple[str, str]]:
 
 def _css(look: IdleLook) -> str:
     """The style of a patch with that hatch."""
-    line = f"repeating-linear-gradient({{}}deg,{look.hatch_colour} 0 1px,transparent 1px 4px)"
+    ink = look.hatch_colour
+    line = f"repeating-linear-gradient({{}}deg,{ink} 0 1px,transparent 1px 4px)"
     hatch = {
         "/": [line.format(135)],
         "\\": [line.format(45)],
         "x": [line.format(45), line.format(135)],
         "-": [line.format(0)],
         "+": [line.format(0), line.format(90)],
-        ".": [f"radial-gradient({look.hatch_colour} 25%,transparent 30%) 0 0/4px 4px"],
+        "o": [f"radial-gradient(transparent 20%,{ink} 25% 45%,transparent 50%) 0 0/6px 6px"],
+        ".": [f"radial-gradient({ink} 25%,transparent 30%) 0 0/4px 4px"],
     }[look.hatch]
     return f"background:{','.join(hatch)},{look.colour}"

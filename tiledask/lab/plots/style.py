@@ -48,7 +48,7 @@ LINES = tuple(colour for colour in PALETTE if colour != YELLOW)
 _NAMES = {
     BLUE: "forward pipeline_loop rank_function",
     ORANGE: "backward loss gradients result",
-    YELLOW: "backward_input wait micro-batch weights",
+    YELLOW: "backward_input wait weights",
     GREEN: "backward_weight sum load tiledask_sum",
     SKY: "multiply multiply_local multiply_summa stream",
     PINK: "multiply_cannon multiply_gather tiledask_part hand",

@@ -234,7 +234,14 @@ def _neighbours(fit: Fit) -> Iterator[Layout]:
     if layout.tp > 1 and not layout.sequence_parallel:
         changes.append({"sequence_parallel": True})
     changes += [{"recompute": kind} for kind in ("none", "selective") if kind != layout.recompute]
-    changes += [{"zero": zero} for zero in range(4) if zero != layout.zero and layout.dp > 1]
+    changes += [
+        {"zero": zero, "unshard": None}
+        for zero in range(4)
+        if zero != layout.zero and layout.dp > 1
+    ]
+    if layout.zero == 3 and layout.dp > 1 and not fit.memory.recipe.holds("gathered weights"):
+        ways = (None, "phase", "step", 1)
+        changes += [{"unshard": way} for way in ways if way != layout.unshard]
     if not layout.flash_attention:
         changes.append({"flash_attention": True})
         changes += [
@@ -305,8 +312,12 @@ def _quick(fit: Fit, layout: Layout) -> float:
 
 def _fastest(fit: Fit, layouts: Iterable[Layout], limit: float = float("inf")) -> list[Layout]:
     """The ADVISED layouts that are fastest by formula, and not slower than ``limit``; and those
-    whose schedule has none."""
+    of whose schedule, or gathers by the schedule, there is none."""
     priced = [(_quick(fit, each), n, each) for n, each in enumerate(layouts)]
     chosen = sorted(each for each in priced if each[0] <= limit)[:ADVISED]
-    special = [each for each in priced if each[2].schedule not in CLOSED_FORMS]
+    special = [
+        each
+        for each in priced
+        if each[2].schedule not in CLOSED_FORMS or each[2].unshard is not None
+    ]
     return [layout for _, _, layout in dict.fromkeys([*chosen, *special])]

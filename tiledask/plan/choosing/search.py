@@ -348,7 +348,9 @@ def search(
     """All layouts of ``space`` that train on ``global_batch`` sequences a step, as Plans.
 
     ``model`` and ``cluster`` may be names, as `load_model` and `load_cluster` read them.
-    Layers are cut evenly. ``devices``: numbers of devices to use (default: all of the cluster's).
+    Layers are cut evenly, and ZeRO 3 gathers each layer's weights for every micro-batch: a layout's
+    ``unshard`` says otherwise, and `critique` advises it. ``devices``: numbers of devices to use
+    (default: all of the cluster's).
     Memory is counted to the byte (:func:`tiledask.plan.fitting.vectorized.peaks`). Time is ranked
     by the formulas of :func:`tiledask.plan.timing.step_time.step_parts`; a plan's ``seconds`` are
     those of :func:`tiledask.estimate_step`, and the first 10 stand in their order.

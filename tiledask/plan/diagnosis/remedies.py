@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from tiledask.errors import PartitionError, ScheduleError
 from tiledask.plan.diagnosis.timed import Form, TimedSchedule, built, forms, recut
+from tiledask.plan.pipelines.generators.sharding import shard_weights
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.splitting.partition import partition
@@ -14,6 +15,7 @@ __all__ = [
     "equal_stages",
     "every_remedy",
     "faster_links",
+    "kept_for",
     "more_microbatches",
     "partitioned",
     "remedies",
@@ -30,6 +32,12 @@ FINER = 8
 """By how much micro-batches are made smaller, if that gives each device two or more."""
 FASTER = (2, 10)
 """By how much links are made faster."""
+KEPT: dict[str | int, str] = {
+    "phase": "weights kept while the direction lasts",
+    "step": "weights kept for the step",
+    2: "the next two stages' weights gathered ahead",
+}
+"""How weights are kept -> what changes."""
 MOST_ACTIONS = 50_000
 """Of a plan that is simulated as a remedy: some 0.2 s."""
 
@@ -155,6 +163,10 @@ def _changes(
                 both = rescheduled(_scaled(plan, 1 / times), form._replace(microbatches=times * m))
                 if both is not None:
                     yield "micro-batches and schedule", f"{words}, {_named(form, both)}", both
+        if any(plan.unshard):
+            for keep, words in KEPT.items():
+                if keep != plan.keep:
+                    yield "weights", words, kept_for(plan, keep)
         if any(plan.latency):
             for times in FASTER:
                 yield "links", f"links {times} times as fast", faster_links(plan, times)
@@ -250,7 +262,8 @@ def rescheduled(plan: TimedSchedule, form: Form) -> TimedSchedule | None:
         mean = sum(latency) / len(latency) if latency else 0.0
         latency = (mean,) * (stages - 1)
     after = _retimed(plan, lambda times: recut(times, stages))
-    after = replace(after, form=form, latency=latency)
+    gathers, sums = recut(plan.unshard, stages), recut(plan.reduce_grad, stages)
+    after = replace(after, form=form, latency=latency, unshard=gathers, reduce_grad=sums)
     order = built(form)
     if order is not None and form.name == "zb-auto":
         times, latency = after.times, after.latency
@@ -266,7 +279,16 @@ def rescheduled(plan: TimedSchedule, form: Form) -> TimedSchedule | None:
             )
         except ScheduleError:
             return None
-    return None if order is None else replace(after, schedule=order)
+    if order is None:
+        return None
+    if plan.keep is not None:
+        order = shard_weights(order, plan.keep)
+    return replace(after, schedule=order)
+
+
+def kept_for(plan: TimedSchedule, keep: str | int) -> TimedSchedule:
+    """``plan`` with weights that are kept for as long as `tiledask.shard_weights` says."""
+    return replace(plan, schedule=shard_weights(plan.schedule, keep), keep=keep)
 
 
 def faster_links(plan: TimedSchedule, times: float) -> TimedSchedule:

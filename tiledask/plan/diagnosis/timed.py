@@ -99,6 +99,12 @@ class TimedSchedule:
     """Seconds between an action's being ready and its start, each time."""
     form: Form | None = None
     """None for an order that is not in the table."""
+    keep: str | int | None = None
+    """How long gathered weights are kept, where the schedule says so (`tiledask.shard_weights`)."""
+    unshard: tuple[float, ...] = ()
+    """To gather a stage's weights; () for no time."""
+    reduce_grad: tuple[float, ...] = ()
+    """To sum a stage's gradients over the copies of the model; () for no time."""
 
     @property
     def times(self) -> dict[str, tuple[float, ...]]:
@@ -111,7 +117,9 @@ class TimedSchedule:
             "backward_weight": self.backward_weight or half,
         }
         times = {name: tuple(t + self.overhead for t in ts) for name, ts in named.items()}
-        return times | {"latency": self.latency or (0.0,) * (self.schedule.stages - 1)}
+        none = (0.0,) * self.schedule.stages
+        times |= {"unshard": self.unshard or none, "reduce_grad": self.reduce_grad or none}
+        return times | {"latency": self.latency or none[1:]}
 
     @cached_property
     def timeline(self) -> Timeline:

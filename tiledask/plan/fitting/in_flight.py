@@ -7,16 +7,18 @@
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import mul
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.pipelines.generators.sharding import shard_weights
+from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, is_looped, schedule
 
-__all__ = ["InFlight", "alive", "in_flight", "stages_in_flight"]
+__all__ = ["InFlight", "Unsharded", "alive", "in_flight", "stages_in_flight", "stages_sharded"]
 
 
 class InFlight(NamedTuple):
@@ -61,19 +63,74 @@ def stages_in_flight(
     columns = layout.stage_chunks(np.asarray(stages))
     found = []
     for stage, *chunks in zip(stages, *(column.tolist() for column in columns), strict=True):
-        dense, mixtures = zip(*(kinds[chunk] for chunk in chunks), strict=True)
+        here = [kinds[chunk] for chunk in chunks]
         states = _alive(layout.schedule, p, m, v, stage) if cost else ((0,) * len(chunks),)
-        held = [(sum(map(mul, state, dense)), sum(map(mul, state, mixtures))) for state in states]
-        kept = max(held, key=lambda layers: sum(map(mul, layers, cost)))
-        ends = (
-            max(state[chunks.index(end)] for state in states) if end in chunks else 0
-            for end in (0, last)
-        )
-        first, heads = chunks.count(0), chunks.count(last)
-        items = sum(dense), sum(mixtures), first, heads, 0 if first else heads
-        numbers: list[int] = [*items, *(min(n, 1) for n in items), *kept, *ends]
-        found.append(InFlight(*numbers))
+        found.append(_of_stage(chunks, here, states, cost, last))
     return found
+
+
+def _of_stage(
+    chunks: list[int],
+    kinds: list[tuple[int, int]],
+    states: Sequence[tuple[int, ...]],
+    cost: Sequence[int],
+    last: int,
+) -> InFlight:
+    """The InFlight of a stage of ``chunks``, in the fullest of ``states``."""
+    dense, mixtures = zip(*kinds, strict=True)
+    held = [(_product(state, dense), _product(state, mixtures)) for state in states]
+    kept = max(held, key=partial(_product, cost))
+    ends = (
+        max(state[chunks.index(end)] for state in states) if end in chunks else 0
+        for end in (0, last)
+    )
+    first, heads = chunks.count(0), chunks.count(last)
+    items = sum(dense), sum(mixtures), first, heads, 0 if first else heads
+    numbers: list[int] = [*items, *(min(n, 1) for n in items), *kept, *ends]
+    return InFlight(*numbers)
+
+
+class Unsharded(NamedTuple):
+    """Parameters of which a stage holds all at its fullest moment, where the schedule says when
+    weights are gathered; each number is one, or a column."""
+
+    weights: Any
+    gradients: Any
+
+
+def stages_sharded(
+    layout: Layout,
+    kinds: Sequence[tuple[int, int]],
+    cost: Sequence[int],
+    sizes: Sequence[int],
+    widths: tuple[int, int],
+    stages: Sequence[int],
+) -> list[tuple[InFlight, Unsharded]]:
+    """The InFlight and the Unsharded of each of ``stages`` of a layout that says ``unshard``.
+
+    ``sizes``: parameters of each chunk, in model order; ``widths``: bytes of each where weights
+    are whole, and where gradients are. They decide with ``cost`` what moment is the fullest.
+    """
+    p, m, v, last = layout.pp, layout.microbatches, layout.interleave, layout.last_chunk
+    name = layout.schedule
+    if name not in ("gpipe", "looped-bfs"):  # all others repeat themselves
+        m = min(m, 4 * p * v + (m % 2 if name != "1f1b" else 0))
+    every = _sharded(name, p, m, v, layout.unshard)
+    found = []
+    for stage in stages:
+        chunks = list(layout.stage_chunks(stage))
+        here, size = [kinds[chunk] for chunk in chunks], [sizes[chunk] for chunk in chunks]
+        each = [_product(cost, layers) for layers in here]
+        each += [width * n for width in widths for n in size]
+        fullest = max(every[stage], key=partial(_product, each))
+        alive, *whole = (fullest[at : at + v] for at in (0, v, 2 * v))
+        held = _of_stage(chunks, here, (alive if cost else (0,) * v,), cost, last)
+        found.append((held, Unsharded(*(_product(size, part) for part in whole))))
+    return found
+
+
+def _product(a: Sequence[int], b: Sequence[int]) -> int:
+    return sum(map(mul, a, b))
 
 
 def in_flight(layout: Layout, stage: int) -> int:
@@ -142,11 +199,7 @@ def _interleaved(p: int, m: int, v: int, stage: int) -> tuple[tuple[int, ...], .
 @lru_cache(maxsize=256)
 def _counted(name: str, p: int, m: int, v: int) -> list[tuple[tuple[int, ...], ...]]:
     """For each stage the states that its actions lead through."""
-    chunks = 1 if name in BOTH_WAYS else v
-    if is_looped(name):
-        built = schedule(name, p * chunks, m, devices=p)
-    else:
-        built = schedule(name, p * chunks, m)
+    built = _built(name, p, m, 1 if name in BOTH_WAYS else v)
     layout = Layout(pp=p, microbatches=m, schedule=name, interleave=v)
     found = []
     for device in range(p):
@@ -160,6 +213,42 @@ def _counted(name: str, p: int, m: int, v: int) -> list[tuple[tuple[int, ...], .
         steps = np.zeros((len(kind), 2 if name in BOTH_WAYS else v), np.int64)
         steps[np.arange(len(kind)), place] = change
         found.append(_fullest(np.cumsum(steps, axis=0)))
+    return found
+
+
+def _built(name: str, p: int, m: int, chunks: int) -> Schedule:
+    name = "interleaved" if name == "1f1b" and chunks > 1 else name
+    if is_looped(name):
+        return schedule(name, p * chunks, m, devices=p)
+    return schedule(name, p * chunks, m)
+
+
+@lru_cache(maxsize=256)
+def _sharded(
+    name: str, p: int, m: int, v: int, unshard: str | int | None
+) -> list[tuple[tuple[int, ...], ...]]:
+    """For each stage the states of its actions: micro-batches alive in each of its chunks, then of
+    each whether its weights are whole, then whether its gradients are."""
+    assert unshard is not None
+    built = shard_weights(_built(name, p, m, v), unshard)
+    layout = Layout(pp=p, microbatches=m, schedule=name, interleave=v)
+    found = []
+    for device, line in enumerate(built.lines):
+        at = {chunk: n for n, chunk in enumerate(layout.stage_chunks(device))}
+        now, states = np.zeros(3 * v, np.int64), []
+        alive, weights, gradients = np.split(now, 3)
+        for kind, stage, _ in line:
+            n = at[stage]
+            if kind in ("UNSHARD", "RESHARD"):
+                weights[n] = kind == "UNSHARD"
+            elif kind == "REDUCE_GRAD":
+                gradients[n] = 0
+            else:
+                alive[n] += kind == "F"
+                gradients[n] |= kind in "BW"
+                states.append(now.copy())
+                alive[n] -= kind in "BW"
+        found.append(_fullest(np.array(states)))
     return found
 
 

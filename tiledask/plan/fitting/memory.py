@@ -10,19 +10,21 @@ peak = always + the fullest moment
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import mul
+from typing import Any
 
 import numpy as np
 
 from tiledask.plan import html
 from tiledask.plan.fitting.activations import cut_tokens, layer_costs, local_tokens
-from tiledask.plan.fitting.in_flight import InFlight, stages_in_flight
-from tiledask.plan.fitting.items import item_parameters
+from tiledask.plan.fitting.in_flight import InFlight, Unsharded, stages_in_flight, stages_sharded
 from tiledask.plan.fitting.terms import Costs, Terms, fullest, rows
+from tiledask.plan.inputs.items import item_parameters
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, check_adapters, load_recipe
-from tiledask.plan.inputs.run import check_run, chunk_kinds
+from tiledask.plan.inputs.run import check_run, check_unshard, chunk_items, chunk_kinds
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.units import format_bytes
 
@@ -113,6 +115,7 @@ def estimate_memory(
     model, recipe = as_model(model), load_recipe(recipe)
     sequence = check_run(model, layout, sequence)
     check_adapters(recipe.adapters, model.layer)
+    check_unshard(recipe, layout)
     peaks = np.atleast_1d(fullest(layout_terms(model, layout, recipe, sequence, range(layout.pp))))
     return MemoryEstimate(model, layout, recipe, sequence, tuple(peaks.tolist()))
 
@@ -129,10 +132,25 @@ def layout_terms(
         item_parameters(model, recipe, layout.tp, layout.ep),
         layout.recompute != "none",
     )
-    kept = [layer.kept for layer in layers] if recipe.trains else []
-    held = stages_in_flight(layout, chunk_kinds(model, layout), kept, stages)
-    columns = InFlight(*np.array(held, object).T) if len(held) > 1 else held[0]
-    return Terms(model, recipe, layout, costs, columns)
+    kept, kinds = (
+        [layer.kept for layer in layers] if recipe.trains else [],
+        chunk_kinds(model, layout),
+    )
+    if layout.unshard is None:
+        held = stages_in_flight(layout, kinds, kept, stages)
+        return Terms(model, recipe, layout, costs, InFlight(*_columns(held)))
+    copies = layout.dp * layout.cp
+    each = [(copies > 1) * item.dense + (copies > layout.ep) * item.expert for item in costs.items]
+    sizes = [sum(map(mul, items, each)) for items in chunk_items(model, layout)]
+    widths = recipe.gathered_bytes, recipe.gradient_bytes
+    held, whole = zip(*stages_sharded(layout, kinds, kept, sizes, widths, stages), strict=True)
+    columns = InFlight(*_columns(held)), Unsharded(*_columns(whole))
+    return Terms(model, recipe, layout, costs, *columns)
+
+
+def _columns(rows: Sequence[tuple[int, ...]]) -> Sequence[Any]:
+    """A column for each number; the numbers themselves of one row."""
+    return list(np.array(rows, object).T) if len(rows) > 1 else rows[0]
 
 
 def stage_parameters(model: Model, layout: Layout, stage: int) -> int:

@@ -54,7 +54,9 @@ class Search:
         own = self.overhead if self.own else None
         run = self.model, self.start, self.cluster, self.recipe, self.sequence
         found = [fewest_devices(*run, overhead=own, free=free)]
-        if self.start.partition is not None or self.start.schedule not in ORDERS:
+        start = self.start
+        special = start.partition is not None or start.unshard is not None
+        if special or start.schedule not in ORDERS:
             found += [self.single(name) for name in ("tp", "pp", "dp")]
         return min(filter(None, found), key=lambda layout: layout.devices, default=None)
 

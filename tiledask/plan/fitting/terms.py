@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.plan.fitting.activations import LayerBytes
-from tiledask.plan.fitting.in_flight import InFlight
-from tiledask.plan.fitting.items import ItemParameters
+from tiledask.plan.fitting.in_flight import InFlight, Unsharded
+from tiledask.plan.inputs.items import ItemParameters
 from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, State
@@ -102,6 +102,8 @@ class Terms:
     layout: Layout | Numbers
     costs: Costs
     held: InFlight
+    whole: Unsharded | None = None
+    """Of a layout that says ``unshard``."""
 
     def __iter__(self) -> Iterator[Term]:
         step = self._training() if self.recipe.trains else self._serving()
@@ -136,6 +138,9 @@ class Terms:
         """What ZeRO holds whole for a while: the weights of one item, its gradients before they
         are reduced."""
         layout, recipe = self.layout, self.recipe
+        if self.whole is not None:
+            yield from self._by_schedule(self.whole)
+            return
         gathers, waits = layout.zero == 3, layout.zero >= 2
         if not np.any(waits):
             return
@@ -157,6 +162,22 @@ class Terms:
             width, there = recipe.gradient_bytes, waits & (size > 0)
             whole = waits * (width * size)
             yield Term("unreduced gradients", BACKWARD, there, whole, (*formula, width), ZERO)
+
+    def _by_schedule(self, whole: Unsharded) -> Iterator[Term]:
+        """The same where the schedule says when a stage's weights are gathered and dropped, and
+        its gradients summed over the copies."""
+        assert isinstance(self.layout, Layout)
+        recipe, words = self.recipe, "{} B x {:,} parameters of stages gathered at once, unshard={}"
+        for tensor, width, size in (
+            ("gathered weights", recipe.gathered_bytes, whole.weights),
+            ("unreduced gradients", recipe.gradient_bytes, whole.gradients),
+        ):
+            there, formula = (
+                np.multiply(width, size) > 0,
+                (words.format, width, size, self.layout.unshard),
+            )
+            for moment in (FORWARD, LOSS, BACKWARD) if recipe.trains else (FORWARD,):
+                yield Term(tensor, moment, there, width * size, formula, ZERO)
 
     def _training(self) -> Iterator[Term]:
         """Activations and what is computed with them, at each moment of a training step."""

@@ -18,8 +18,8 @@ import numpy as np
 from tiledask.errors import ConfigError
 from tiledask.plan.fitting.activations import LayerBytes, cut_tokens, layer_costs, local_tokens
 from tiledask.plan.fitting.in_flight import InFlight, stages_in_flight
-from tiledask.plan.fitting.items import ItemParameters, item_parameters
 from tiledask.plan.fitting.terms import Costs, Terms, fullest
+from tiledask.plan.inputs.items import ItemParameters, item_parameters
 from tiledask.plan.inputs.layout import RECOMPUTE, SELECTIVE_OP, Layout, Numbers
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe

@@ -18,6 +18,7 @@ from typing import Any, SupportsIndex
 from tiledask.errors import ConfigError, PartitionError, ScheduleError, short
 from tiledask.plan.arrays import Array
 from tiledask.plan.intervals import even
+from tiledask.plan.pipelines.generators.sharding import kept_for
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, V_SHAPED, is_looped, schedules
 from tiledask.plan.whole import is_whole, whole_number
 
@@ -71,6 +72,11 @@ class Layout:
     layers bounds[c] .. bounds[c+1]-1. None: as even as can be. "items": embedding and head
     count as a layer each. Or text such as "E+5, 6x10, 5+E": a stage of the embedding and 5
     layers, ten of 6, one of 5 and the head; "E" alone is a stage without layers."""
+    unshard: str | int | None = None
+    """With zero=3, how long a stage's weights are kept once they are gathered: for an "action", a
+    "phase", the "step", or of the n stages that are used next (:func:`tiledask.shard_weights`);
+    gradients are then summed over the copies once, after a stage's last backward. None: each
+    layer's weights are gathered, and its gradients summed, for every micro-batch."""
 
     def __post_init__(self) -> None:
         for name in ("dp", "tp", "pp", "microbatch", "microbatches", "interleave", "cp", "ep"):
@@ -92,6 +98,8 @@ class Layout:
                     f"{name} must be one of {allowed}, got {short(getattr(self, name))}"
                 )
         self._check_interleave()
+        if self.unshard is not None:
+            self._check_unshard(self.unshard)
         given = self.partition
         if given is not None and given != ITEMS:
             bounds = self._bounds(_read_partition(given) if isinstance(given, str) else given)
@@ -133,6 +141,19 @@ class Layout:
             raise ScheduleError(
                 f"an interleaved schedule needs microbatches to be a multiple of pp, got "
                 f"{self.microbatches} and {self.pp}; {near} works"
+            )
+
+    def _check_unshard(self, unshard: Any) -> None:
+        object.__setattr__(self, "unshard", kept_for(unshard))
+        if self.zero != 3:
+            raise ConfigError(
+                f"weights are gathered and dropped where ZeRO 3 shards them, and zero is "
+                f"{self.zero}; use zero=3, or leave unshard= out"
+            )
+        if self.schedule in BOTH_WAYS:
+            raise ScheduleError(
+                f"unshard= is for schedules that have each stage once, and {self.schedule!r} has "
+                f"it twice; use schedule='1f1b', or leave unshard= out"
             )
 
     def _bounds(self, partition: Iterable[SupportsIndex]) -> tuple[int, ...]:

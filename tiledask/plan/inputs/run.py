@@ -8,7 +8,7 @@ from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.whole import whole_number
 
-__all__ = ["check_run", "check_trains", "chunk_kinds"]
+__all__ = ["check_run", "check_trains", "check_unshard", "chunk_items", "chunk_kinds"]
 
 LONGEST = 2**30
 """Tokens of the longest sequence that is believed."""
@@ -49,6 +49,31 @@ def chunk_kinds(model: Model, layout: Layout) -> list[tuple[int, int]]:
         kinds.append((dense, n - dense))
         start += n
     return kinds
+
+
+def chunk_items(model: Model, layout: Layout) -> list[tuple[int, ...]]:
+    """Of each chunk, in model order: dense layers, mixtures in a model with experts, embeddings,
+    heads, and copies of the table that a tied head needs."""
+    last, kinds = layout.last_chunk, chunk_kinds(model, layout)
+    return [
+        (
+            *(layers if model.experts else layers[:1]),
+            int(chunk == 0),
+            int(chunk == last),
+            int(chunk == last > 0),
+        )
+        for chunk, layers in enumerate(kinds)
+    ]
+
+
+def check_unshard(recipe: Recipe, layout: Layout) -> None:
+    """Refuse a recipe that has weights gathered always where the layout says when they are."""
+    if layout.unshard is not None and recipe.holds("gathered weights"):
+        raise ConfigError(
+            f"recipe {recipe.name} keeps weights gathered at all times, and unshard="
+            f"{layout.unshard!r} says when they are; use a recipe such as 'fsdp-adam', or leave "
+            f"unshard= out"
+        )
 
 
 def check_trains(recipe: Recipe) -> None:

@@ -1,15 +1,15 @@
 """Idle time by its cause: every moment in which a device does nothing, and why.
 
-    device 1   ////[ F0 ]....xxx[ F1 ]==--[ F2 ]....[ B0 ]....[ B1 ][ B2 ]\\\\\\\\
-               |         |   |        | |                                 |
-        warm-up  dependency  |        | overhead                    draining
-                     imbalance        transfer
+    device 1   ////[ F0 ]....xxx[ F1 ]ww==--[ F2 ]....[ B0 ]....[ B1 ][ B2 ]\\\\\\\\
+               |         |   |        | | |                                 |
+        warm-up  dependency  |  weights | overhead                    draining
+                     imbalance          transfer
 
 Until an action could start its device waits for the results of other stages (`idle.waits`). As
 much of that wait as equal stages would have too is the schedule's: warm-up before the device's
 first action, draining after its last, dependency in between. The rest is imbalance. To tell them
 apart the timeline is replayed with every action as long as the mean of its kind; the order, and
-what each action waited for transfers and for whoever starts it, stay as they were.
+what each action waited for weights, for transfers and for whoever starts it, stay as they were.
 
 This is what a device waited for. What would be gained by faster links or equal stages, the waits
 that they cause elsewhere included, is another question: plan/diagnosis answers it.
@@ -32,13 +32,14 @@ CAUSES: Mapping[str, str] = MappingProxyType(
         "warm-up": "not yet filled",
         "dependency": "waits for other stages",
         "imbalance": "waits for slower stages",
+        "weights": "waits for weights",
         "transfer": "waits for a transfer",
         "overhead": "ready, not started",
         "draining": "draining",
     }
 )
 """Name -> what a legend says of it."""
-_WARM_UP, _DEPENDENCY, _IMBALANCE, _TRANSFER, _OVERHEAD, _DRAINING = range(len(CAUSES))
+_WARM_UP, _DEPENDENCY, _IMBALANCE, _WEIGHTS, _TRANSFER, _OVERHEAD, _DRAINING = range(len(CAUSES))
 _EXACT = 1e-9
 """Of the makespan: less is rounding."""
 
@@ -95,13 +96,14 @@ def idle_time(spans: Spans, waited: Waits, makespan: float) -> IdleTime:
     # until an action could start
     own = np.where(ready - free <= even + rounding, ready, free + even)
     ramp = np.where(begins, _WARM_UP, _DEPENDENCY)
-    # from then on: blocks on their way, and what is left between them
+    # from then on: weights and blocks on their way, and what is left between them
+    gathered = ready + waited.weights
     action, a, b = waited.arriving.T
     action = action.astype(np.int64)
-    started = np.maximum(spans.start[spans.computes], ready)
-    held = np.flatnonzero(started > ready)
+    started = np.maximum(spans.start[spans.computes], gathered)
+    held = np.flatnonzero(started > gathered)
     # between pieces: from when it could start or one has arrived, until the next goes or it starts
-    since = np.concatenate([ready[held], b]), np.concatenate([held, action])
+    since = np.concatenate([gathered[held], b]), np.concatenate([held, action])
     until = np.concatenate([a, started[held]]), np.concatenate([action, held])
     by_since, by_until = np.lexsort(since), np.lexsort(until)
     # after the last action
@@ -112,6 +114,7 @@ def idle_time(spans: Spans, waited: Waits, makespan: float) -> IdleTime:
     pieces: list[tuple[np.ndarray, Any, np.ndarray, np.ndarray]] = [
         (device, ramp, free, own),
         (device, _IMBALANCE, own, ready),
+        (device, _WEIGHTS, ready, gathered),
         (device[action], _TRANSFER, a, b),
         (device[since[1][by_since]], _OVERHEAD, since[0][by_since], until[0][by_until]),
         (every, _DRAINING, last, drained),
@@ -139,7 +142,7 @@ def _with_equal_stages(
     mean = np.bincount(kind, length) / np.maximum(np.bincount(kind), 1)
     if np.abs(length - mean[kind]).max(initial=0.0) <= _EXACT * length.max(initial=0.0):
         return waited.true_idle, last  # they are equal
-    held = (waited.transfer + waited.overhead).tolist()
+    held = (waited.weights + waited.transfer + waited.overhead).tolist()
     device, uses = waited.device.tolist(), waited.uses.tolist()
     joined = set((waited.pairs + 1).tolist())
     wait, end = np.zeros(len(rows)), [0.0] * len(rows)

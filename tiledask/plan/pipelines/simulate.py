@@ -82,7 +82,7 @@ def simulate(
     unshard, reduce_grad              seconds in which a stage's weights are gathered, and its
                                       gradients summed over the copies of the model, where the
                                       schedule says so (`tiledask.shard_weights`): beside the work,
-                                      one after the other; an action waits for its weights.
+                                      one after the other; F, B and I wait for their weights.
 
     Each time is a number, a value per stage, or a table [stages][microbatches]; latency and
     bandwidth are a number, a value per boundary between stages, or a table [from device][to
@@ -143,28 +143,31 @@ def weight_times(
     """
     given = {"unshard": unshard, "reduce_grad": reduce_grad}
     took = {name: _table(times, name, schedule.stages, 1)[:, 0] for name, times in given.items()}
-    device, _, kind, stage = schedule.sharding
-    if not len(kind):
+    device, _, code, stage = schedule.sharding
+    if not len(code):
         return None
     check_sharding(schedule)
     seconds = np.stack([took["unshard"], np.zeros(schedule.stages), took["reduce_grad"]])
-    after, gathered = np.full(len(kind), -1), np.full(len(schedule), -1)
+    after, gathered = np.full(len(code), -1), np.full(len(schedule), -1)
     number = 0
     for d, line in enumerate(schedule.lines):
-        at, used, there = int(schedule.turns[d]), dict[int, int](), dict[int, int]()
-        for action in line:
-            if action.kind not in SHARDING:
-                gathered[at] = there[action.stage]
-                used[action.stage] = at
+        at, there = int(schedule.turns[d]), dict[int, int]()
+        reads, adds = dict[int, int](), dict[int, int]()  # the last that did, by stage
+        for kind, s, _ in line:
+            if kind not in SHARDING:
+                if kind != "W":  # which reads what the forward and I left
+                    gathered[at], reads[s] = there[s], at
+                if kind in "BW":
+                    adds[s] = at
                 at += 1
                 continue
-            if action.kind == "UNSHARD":
-                there[action.stage] = number
+            if kind == "UNSHARD":
+                there[s] = number
             else:
-                after[number] = used.get(action.stage, -1)
+                after[number] = (reads if kind == "RESHARD" else adds).get(s, -1)
             number += 1
     firsts = np.searchsorted(device, np.arange(schedule.devices + 1))
-    return WeightTimes(seconds[kind, stage], after, gathered, firsts)
+    return WeightTimes(seconds[code, stage], after, gathered, firsts)
 
 
 def together(schedule: Schedule, seconds: np.ndarray, overlapped: Times | None) -> np.ndarray:

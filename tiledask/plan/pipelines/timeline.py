@@ -17,8 +17,7 @@ import numpy as np
 from tiledask.errors import ScheduleError
 from tiledask.plan import html
 from tiledask.plan.pipelines.causes import CAUSES, IdleTime, idle_time
-from tiledask.plan.pipelines.idle import Waits, waits
-from tiledask.plan.pipelines.schedule import SHARDING
+from tiledask.plan.pipelines.idle import COMPUTE, KINDS, TRANSFER, Waits, waits
 from tiledask.plan.units import format_seconds
 
 if TYPE_CHECKING:
@@ -26,18 +25,7 @@ if TYPE_CHECKING:
 
     from tiledask.plan.pipelines.bound import Bound, CriticalPath, Evidence
 
-__all__ = ["COMPUTE", "TRANSFER", "Span", "Timeline", "union_length"]
-
-COMPUTE = ("F", "B", "I", "W", "U", "M")
-"""Kinds of compute, PyTorch's letters: forward, full backward, input gradient, weight gradient; and
-of no stage the update of a training, and the panels of a blocked product (M, multiply)."""
-TRANSFER = "T"
-"""A block on its way to the device; it may overlap compute and is never counted as busy. Its stage
-and micro-batch are those of the action that made it, or -1 where that is not known."""
-
-KINDS = (*COMPUTE, TRANSFER, *SHARDING)
-"""Those of SHARDING are a stage's weights on their way to the device, for all micro-batches, the
-moment in which they are dropped, and its gradients on their way to the copies' sums."""
+__all__ = ["COMPUTE", "KINDS", "TRANSFER", "Span", "Timeline", "union_length"]
 
 Span = tuple[int, str, int, int, float, float]
 """(device, kind, stage, microbatch, start, end), times in seconds."""
@@ -196,7 +184,8 @@ class Timeline:
         """Seconds in which each device waits for a block that is on its way to it, and whose
         action could otherwise start; for weights; and, all work done, for sums of gradients."""
         after = self.makespan - float(self.end[self.computes].max(initial=0.0))
-        return tuple(waited + after for waited in self._waited("transfer"))
+        both = self._waited("weights"), self._waited("transfer")
+        return tuple(sum(waited) + after for waited in zip(*both, strict=True))
 
     @cached_property
     def overhead_per_device(self) -> tuple[float, ...]:

@@ -21,7 +21,7 @@ __all__ = ["held", "tensor_classes"]
 _BY_WORD = {
     **dict.fromkeys(("ids", "targets"), "token ids"),
     **dict.fromkeys(("inverse", "mean", "maximum", "sums", "loss"), "statistics"),
-    "whole": "gathered weights",
+    **dict.fromkeys(("whole", "cast"), "gathered weights"),
 }
 _IN_BACKWARD = {
     **dict.fromkeys(("db", "dw", "packed", "part", "shared"), "gradients of weights"),
@@ -60,6 +60,9 @@ def tensor_classes(role: ProgramRole) -> dict[str, str]:
     loss; what is gone before its part ends is "in between".
     """
     classes = {name: name.partition("/")[0].replace("_", " ") for name in role.stays}
+    for name in role.shared:
+        weights = name.startswith("whole_weights/")
+        classes[name] = "gathered weights" if weights else "unreduced gradients"
     each_in = [(number, each) for number, part in enumerate(role.parts)
                for each in part.instructions]  # fmt: skip
     last = {buffer_of(name): number for number, each in each_in for name in each.reads}

@@ -14,6 +14,7 @@ from math import prod
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.program.instructions import (
+    COMPUTE_STREAM,
     Collective,
     Do,
     Instructions,
@@ -110,8 +111,9 @@ class Prices:
         self, mesh: tuple[int, ...], exposed: bool = True
     ) -> Callable[[Collective], float]:
         """The seconds of each collective of a program on ``mesh``; ranks stand as Megatron-LM
-        orders them: tp within a node, then dp, then pp. ``exposed``: as much of them as the
-        calibration found waited for; else all of it, which streams may hide."""
+        orders them: tp within a node, then dp, then pp. ``exposed``: of those on the stream of the
+        work, as much as the calibration found waited for; else all of it, which streams may
+        hide."""
         dp, tp, _ = mesh
         stride = {TENSOR: 1, DATA: tp}
 
@@ -119,7 +121,8 @@ class Prices:
             n, whole = len(each.counts), 1.0 * sum(each.counts) * each.itemsize
             apart = stride.get(each.axes[0], tp * dp) if len(each.axes) == 1 else 1
             formula = all_reduce if each.kind == "all_reduce" else all_gather
-            part = self._exposed(each) if exposed else 1.0
+            waits = exposed and each.stream == COMPUTE_STREAM
+            part = self._exposed(each) if waits else 1.0
             return float(formula(whole, n, apart, self.cluster)) * part
 
         return seconds

@@ -3,13 +3,16 @@
     recv x1    linear  gelu  linear ...    send x2    accumulate  accumulate
     recv x1    run                         send x2    run
 
-For a program whose collectives are on the stream of the work, and ranks that stand for others: so
-a layout of a thousand devices and micro-batches is timed as a pipeline.
+For a program whose collectives are on the stream of the work, but for those that its schedule has
+beside it, and ranks that stand for others: so a layout of a thousand devices and micro-batches is
+timed as a pipeline. A run waits for all that it reads: of weights that are gathered beside the
+work, for all of the stage.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from tiledask.plan.program.instructions import (
@@ -39,8 +42,8 @@ class _Ends(NamedTuple):
 def in_runs(
     program: P, kernel: Callable[[Do], float], collective: Callable[[Collective], float]
 ) -> tuple[P, Callable[[Do], float]]:
-    """(the program in runs, the seconds of each run). What stays is left out: the stream's order
-    keeps it."""
+    """(the program in runs, the seconds of each run, and of each kernel on another stream). What
+    stays is left out: the stream's order keeps it."""
     took: dict[int, float] = {}
 
     def alone(rank: int, each: Instruction) -> Any:
@@ -61,6 +64,7 @@ def in_runs(
             run = list(group)
             if alone(rank, run[0]) != "alone":
                 made += run
+                took.update((id(each), seconds(each)) for each in run if isinstance(each, Do))
                 continue
             reads = {buffer_of(name) for each in run for name in each.reads} & ends.come
             writes = {buffer_of(name) for each in run for name in each.writes} & ends.go
@@ -77,8 +81,16 @@ def in_runs(
             for each in part.instructions
             if alone(rank, each) != "alone"
         ]
-        come = {name for each in others for name in each.writes} - role.stays.keys()
-        go = {buffer_of(name) for each in others for name in each.reads} - role.stays.keys()
+        in_order = {id(each): role.stays.keys() for each in others if each.stream == COMPUTE_STREAM}
+        come, go = (
+            {
+                buffer
+                for each in others
+                for buffer in map(buffer_of, names(each))
+                if buffer not in in_order.get(id(each), ())
+            }
+            for names in (attrgetter("writes"), attrgetter("reads"))
+        )
         parts = tuple(of_part(rank, role, part, _Ends(come, go)) for part in role.parts)
         given = role.stays.keys() - {
             name for part in parts for each in part.instructions for name in each.writes

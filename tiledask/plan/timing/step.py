@@ -5,16 +5,25 @@ stage 1  . F F F B F B F B ...  B B . |                  |
          fill                    drain   dp                optimizer
 """
 
-from functools import lru_cache
+from functools import lru_cache, partial
+from operator import mul
 
 from tiledask.errors import ConfigError
 from tiledask.plan.arrays import Values
 from tiledask.plan.inputs.hardware import ClusterSpec
+from tiledask.plan.inputs.items import item_parameters
 from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.inputs.run import check_run, check_trains, chunk_kinds
+from tiledask.plan.inputs.run import (
+    check_run,
+    check_trains,
+    check_unshard,
+    chunk_items,
+    chunk_kinds,
+)
+from tiledask.plan.pipelines.generators.sharding import shard_weights
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, is_looped, schedule
 from tiledask.plan.pipelines.simulate import simulate
@@ -65,10 +74,12 @@ def estimate_step(
             f"'{layout.devices}x{cluster.device.name}'"
         )
     check_trains(recipe)
+    check_unshard(recipe, layout)
     calibration = load_calibration(calibration or cluster.device.calibration)
     time = StepTime(model, cluster, Numbers.of(layout), recipe, sequence, calibration)
     short = 2 * layout.microbatches * layout.chunks <= MOST_ACTIONS
     simulated = layout.pp > 1 and (short or layout.schedule not in CLOSED_FORMS)
+    simulated = simulated or layout.unshard is not None
     return StepEstimate(
         model,
         layout,
@@ -82,11 +93,18 @@ def estimate_step(
     )
 
 
-def pipeline_seconds(layout: Layout, forward: list[float], backward: list[float]) -> float:
+def pipeline_seconds(
+    layout: Layout,
+    forward: list[float],
+    backward: list[float],
+    **between_copies: list[float],
+) -> float:
     """Seconds from the first forward to the last backward pass, by simulation.
 
     ``forward``, ``backward``: seconds of a micro-batch in each chunk, in model order. For p
     equal stages of v chunks in 1F1B it is (m + (p-1)/v) micro-batches.
+    ``between_copies``: likewise ``unshard`` and ``reduce_grad`` of `tiledask.simulate`, where the
+    layout's ``unshard`` says when; then from the first gather of weights to the last sum.
 
     >>> pipeline_seconds(Layout(pp=4, microbatches=8), [1.0] * 4, [2.0] * 4)
     33.0
@@ -95,16 +113,19 @@ def pipeline_seconds(layout: Layout, forward: list[float], backward: list[float]
     """
     name = "interleaved" if layout.schedule == "1f1b" and layout.interleave > 1 else layout.schedule
     devices = layout.pp if is_looped(name) else None
-    order = _order(name, layout.chunks, layout.microbatches, devices)
-    return simulate(order, forward, backward).makespan
+    kept = layout.unshard if between_copies else None
+    order = _order(name, layout.chunks, layout.microbatches, devices, kept)
+    return simulate(order, forward, backward, **between_copies).makespan
 
 
 @lru_cache(maxsize=64)
-def _order(name: str, chunks: int, microbatches: int, devices: int | None) -> Schedule:
+def _order(
+    name: str, chunks: int, microbatches: int, devices: int | None, kept: str | int | None
+) -> Schedule:
     """A schedule, kept: a search simulates the same ones for many layouts."""
-    if devices is None:
-        return schedule(name, chunks, microbatches)
-    return schedule(name, chunks, microbatches, devices=devices)
+    order = partial(schedule, name, chunks, microbatches)
+    made = order() if devices is None else order(devices=devices)
+    return made if kept is None else shard_weights(made, kept)
 
 
 def _chunks(time: StepTime, layout: Layout) -> list[Work]:
@@ -131,9 +152,23 @@ def _chunks(time: StepTime, layout: Layout) -> list[Work]:
     return chunks
 
 
+def _between_copies(time: StepTime, layout: Layout) -> dict[str, list[float]]:
+    """Seconds in which each chunk's weights are gathered, and its gradients summed over the copies
+    of the model: layer by layer, and all are waited for."""
+    recipe, found = time.recipe, {}
+    items = item_parameters(time.model, recipe, layout.tp, layout.ep)
+    widths = {"unshard": recipe.gathered_bytes, "reduce_grad": recipe.gradient_bytes}
+    for what, width in widths.items():
+        each = [float(time.over_copies(item.dense, item.expert, width)) for item in items]
+        found[what] = [sum(map(mul, n, each)) for n in chunk_items(time.model, layout)]
+    return found
+
+
 def _over_stages(time: StepTime, layout: Layout, simulated: bool) -> Parts[float]:
     """The Parts of a layout whose stages are summed one by one."""
     chunks = _chunks(time, layout)
+    times = [chunk.seconds for chunk in chunks]
+    each = [float(s.forward) for s in times], [float(s.backward) for s in times]
     part = 0.5 if layout.schedule in BOTH_WAYS else 1  # each copy gets half of the micro-batches
     stages = [
         part * sum((chunks[chunk] for chunk in layout.stage_chunks(stage)), Work())
@@ -141,19 +176,20 @@ def _over_stages(time: StepTime, layout: Layout, simulated: bool) -> Parts[float
     ]
     slow = max(stages, key=lambda stage: stage.total)
     m = layout.microbatches
+    run = pipeline_seconds(layout, *each) if simulated else 0.0
     if simulated:
-        each = [chunk.seconds for chunk in chunks]
-        run = pipeline_seconds(
-            layout, [float(s.forward) for s in each], [float(s.backward) for s in each]
-        )
         bubble = run - m * slow.total
     else:
         bubble = (sum(stage.total for stage in stages) - slow.total) / layout.interleave
         bubble *= m if layout.schedule == "naive" else 1
     fullest = max(layout.stage_layers(stage, time.model.layers) for stage in range(layout.pp))
+    if layout.unshard is None:
+        exposed = time.reduction(fullest, slow.seconds)
+    else:
+        exposed = pipeline_seconds(layout, *each, **_between_copies(time, layout)) - run
     names = ("compute", "recompute", "tp", "cp", "ep", "pp")
     seconds: dict[str, Values] = {name: m * getattr(slow, name).total for name in names} | {
-        "dp": time.reduction(fullest, slow.seconds),
+        "dp": exposed,
         "bubble": max(0.0, bubble),
         "optimizer": time.optimizer(fullest),
     }

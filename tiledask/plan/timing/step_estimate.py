@@ -159,6 +159,13 @@ class StepEstimate:
         return ", simulated over the stages as they are" if self.simulated else ""
 
     @property
+    def _behind(self) -> str:
+        unshard = self.layout.unshard
+        if unshard is None:
+            return "the last backward pass"
+        return f"the work beside it, weights gathered by unshard={unshard}, simulated"
+
+    @property
     def _copies(self) -> int:
         return self.layout.dp * self.layout.cp
 
@@ -240,7 +247,7 @@ _ACCOUNT = (
     (
         "dp",
         "gradients over dp x cp = {s._copies}, zero={s.layout.zero}, less what hides behind "
-        "the last backward pass",
+        "{s._behind}",
         "Rajbhandari et al. 2020, arXiv:1910.02054, section 7",
     ),
     (

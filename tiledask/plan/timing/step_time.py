@@ -193,6 +193,17 @@ class StepTime:
         ]
         return layers * mean[0] + tables, layers * mean[1]
 
+    def over_copies(self, dense: Values, experts: Values, width: int) -> Values:
+        """Seconds in which the copies of the model gather so many weights of ``width`` bytes each,
+        or sum up gradients; those of experts among fewer of them."""
+        n = self.n
+        ranks = n.dp * n.cp
+        total: Values = 0.0
+        for held, size, apart in ((dense, ranks, n.tp), (experts, ranks // n.ep, n.tp * n.ep)):
+            here = np.asarray(held) > 0
+            total = total + here * all_gather(1.0 * held * width, size, apart, self.cluster)
+        return total
+
     def reduction(self, layers: Values, work: Seconds) -> Values:
         """Seconds that the reduction of gradients (and ZeRO's weights) is waited for.
 
@@ -201,24 +212,18 @@ class StepTime:
         p stages earlier each: 1 + (p-1)(v-1)/v passes in all.
         """
         n, recipe = self.n, self.recipe
-        zero, ranks = np.asarray(n.zero), n.dp * n.cp
+        zero = np.asarray(n.zero)
         each = np.where(zero >= 2, n.microbatches, 1)
         trained = recipe.gradient_bytes > 0  # otherwise only small adapters are
         of_gradients, of_weights = zero_passes(zero, n.microbatches)
         # of the weights that ZeRO-3 gathers, those for the backward passes wait beside the sums
         beside = np.where(zero == 3, of_weights / 2, 0)
         before = np.where(zero == 3, of_weights / 2, trained * of_weights)
-        summed: Values = 0.0
-        gathered: Values = 0.0
-        dense, experts = self.held(layers)
-        for held, size, apart in ((dense, ranks, n.tp), (experts, ranks // n.ep, n.tp * n.ep)):
-            here = np.asarray(held) > 0
-            gradients = (
-                trained * here * all_gather(held * recipe.gradient_bytes, size, apart, self.cluster)
-            )
-            weights = here * all_gather(held * recipe.gathered_bytes, size, apart, self.cluster)
-            summed = summed + of_gradients * gradients + beside * weights
-            gathered = gathered + before * weights
+        held = self.held(layers)
+        gradients = trained * self.over_copies(*held, recipe.gradient_bytes)
+        weights = self.over_copies(*held, recipe.gathered_bytes)
+        summed = of_gradients * gradients + beside * weights
+        gathered = before * weights
         part = self.calibration.data_overlap
         hiding = each * (1 + (n.pp - 1) * (n.interleave - 1) / n.interleave)
         summed = summed - np.minimum(part * summed, hiding * work.backward)

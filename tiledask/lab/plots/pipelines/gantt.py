@@ -56,6 +56,7 @@ IDLE = {
     "warm-up": IdleLook(PALE, "#A8A8A8", "/"),
     "dependency": IdleLook(PALE, "#A8A8A8", "."),
     "imbalance": IdleLook("#F9DFCC", RED, "x"),
+    "weights": IdleLook("#FBF6D3", "#A89A1E", "o"),
     "transfer": IdleLook("#DDF0FB", SKY, "-"),
     "overhead": IdleLook("#F5E4ED", PINK, "+"),
     "draining": IdleLook(PALE, "#A8A8A8", "\\"),

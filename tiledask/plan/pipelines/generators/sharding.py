@@ -10,12 +10,13 @@ Whoever keeps longer gathers less and holds more: that is all of the choice.
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import Any
 
 from tiledask.errors import ScheduleError, short
 from tiledask.plan.pipelines.schedule import Action, Schedule
-from tiledask.plan.whole import is_whole
+from tiledask.plan.whole import is_whole, whole_number
 
-__all__ = ["KEEP", "REDUCE", "shard_weights"]
+__all__ = ["KEEP", "REDUCE", "kept_for", "shard_weights"]
 
 KEEP = ("action", "phase", "step")
 """How long weights are kept; or a number of stages."""
@@ -41,11 +42,7 @@ def shard_weights(schedule: Schedule, keep: str | int = "step", reduce: str = "s
     >>> print(shard_weights(schedule("gpipe", stages=1, microbatches=2), "phase").to_text())
     0UNSHARD,0F0,0F1,0RESHARD,0UNSHARD,0B0,0B1,0REDUCE_GRAD,0RESHARD
     """
-    if not is_whole(keep, 1) and keep not in KEEP:
-        raise ScheduleError(
-            f"weights are kept for an {', a '.join(map(repr, KEEP))}, or of the next n stages, a "
-            f"whole number of 1 or more; got {short(keep)}"
-        )
+    keep = kept_for(keep)
     if reduce not in REDUCE:
         raise ScheduleError(
             f"gradients are reduced in every {' or once a '.join(map(repr, REDUCE))}, got "
@@ -59,6 +56,18 @@ def shard_weights(schedule: Schedule, keep: str | int = "step", reduce: str = "s
         pairs.append([action.microbatch >= 0 and next(pair) for action in line])
         orders.append(line)
     return Schedule.of(orders, schedule.places, schedule.name, pairs)
+
+
+def kept_for(keep: Any) -> str | int:
+    """``keep``, a word of KEEP or a number of stages. Raises ScheduleError for anything else."""
+    if is_whole(keep, 1):
+        return whole_number("keep", keep, 1)
+    if not isinstance(keep, str) or keep not in KEEP:
+        raise ScheduleError(
+            f"weights are kept for an {', a '.join(map(repr, KEEP))}, or of the next n stages, a "
+            f"whole number of 1 or more; got {short(keep)}"
+        )
+    return keep
 
 
 def _blocks(order: Iterable[Action], paired: Iterable[bool]) -> Iterator[tuple[Action, ...]]:

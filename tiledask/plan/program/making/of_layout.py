@@ -16,6 +16,7 @@ from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
+from tiledask.plan.pipelines.generators.sharding import shard_weights
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, is_looped, schedule
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.program.making.decoder import Decoder
@@ -49,6 +50,9 @@ def training_terms(model: Model, layout: Layout, recipe: Recipe, sequence: int) 
         raise ConfigError(f"no program of {layout}: {reason}")
     name = "interleaved" if layout.schedule == "1f1b" and layout.interleave > 1 else layout.schedule
     order = partial(schedule, name, layout.chunks, layout.microbatches)
+    made = order(devices=layout.pp) if is_looped(name) else order()
+    if layout.unshard is not None:
+        made = shard_weights(made, layout.unshard)
     decoder = Decoder(
         model.vocab,
         model.hidden,
@@ -62,7 +66,7 @@ def training_terms(model: Model, layout: Layout, recipe: Recipe, sequence: int) 
     )
     return TrainingTerms(
         model=decoder,
-        schedule=order(devices=layout.pp) if is_looped(name) else order(),
+        schedule=made,
         cut=layout.chunk_layers(model.layers),
         batch=layout.dp * layout.microbatch * layout.microbatches,
         recipe=recipe,
@@ -100,7 +104,8 @@ def layout_timeline(
     prices = prices_of(cluster, recipe, bool(layout.flash_attention), calibration)
     moved = layout.microbatch * sequence // layout.tp * model.hidden * recipe.compute_bytes
     hop = p2p(1.0 * moved, layout.pp, layout.tp * layout.dp, cluster)
-    few = program.representatives().on_compute("tp", "dp", "pp", "all")
+    beside = ("dp",) if layout.unshard is not None else ()  # what the schedule says of weights
+    few = program.representatives().on_compute(*{"tp", "dp", "pp", "all"}.difference(beside))
     kernels, collectives = prices.kernels(few), prices.collective(program.shape)
     joined, seconds = in_runs(few, kernels, collectives)
     return Program.timeline(

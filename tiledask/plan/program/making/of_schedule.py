@@ -13,7 +13,7 @@ backward; for_w_s the part of that which the gradient of the weights needs.
 Where the schedule says when weights are gathered, and there are several copies of the model, each
 has a share_s of them, and of their gradients a total_s:
 
-    UNSHARD(s)       weights_s = all_gather share_s         all that stage s does reads weights_s
+    UNSHARD(s)       weights_s = all_gather share_s         F, B and I of stage s read weights_s
     RESHARD(s)       drop weights_s                         its backwards add to gradients_s
     REDUCE_GRAD(s)   sum_s = reduce_scatter gradients_s     total_s += sum_s, drop gradients_s
 
@@ -363,7 +363,7 @@ class _Maker:
         """What an action does with its stage's weights and gradients."""
         if self.copies == 1:
             return _OfWeights((), (), ())
-        weights, gradients = (f"weights{s}",), (f"gradients{s}",) * (kind in "BW")
+        weights, gradients = (f"weights{s}",) * (kind != "W"), (f"gradients{s}",) * (kind in "BW")
         if self.reduces:
             return _OfWeights((*weights, *gradients), gradients, ())
         return _OfWeights(weights, gradients, self._reduced(s) if gradients else ())

@@ -8,6 +8,7 @@ ZeRO 3       reduce_scatter, += a part     step of a part         (weights: all_
 
 Where the schedule says when a stage's weights are gathered and dropped (ZeRO 3), they are whole in
 between, for all micro-batches; and so are its gradients, until it says that they are reduced.
+Weights that are kept wider than what is computed with are cast before they are gathered.
 
 Each unit's numbers are one flat buffer per tensor class, of which a rank keeps all or its part.
 Rajbhandari et al. 2020, arXiv:1910.02054.
@@ -124,19 +125,37 @@ class UnitStates:
         if "weights" in self.by_stage:
             self._flat[unit] = self._shared("weights", unit)
         else:
-            self._flat[unit] = self.whole("weights", unit, f"/{when}")
+            self._flat[unit] = self._gathered(unit, f"/{when}")
 
     def _shared(self, tensor: str, unit: str) -> Value:
         """All numbers of a unit of the stage under way, for all its micro-batches."""
         name, size = flat_name(f"whole {tensor}", f"{unit} of {self.stage}"), self.sizes[unit]
-        found = Value(name, (size,), self._bytes(tensor))
+        weights = tensor == "weights"
+        width = self.recipe.gathered_bytes if weights else self._bytes(tensor)
+        found = Value(name, (size,), width)
         self.shared[name] = size * found.itemsize
         self.writer.items[name] = self._items(unit)
         return found
 
     def whole(self, tensor: str, unit: str, when: str = "") -> Value:
         """All numbers of a unit: gathered, where this rank keeps a part of them."""
-        mine = self._kept(tensor, unit)
+        return self._all_of(self._kept(tensor, unit), tensor, unit, when)
+
+    def _gathered(self, unit: str, when: str) -> Value:
+        """The weights of a unit, gathered as wide as layers compute with them."""
+        kept = self._kept("weights", unit)
+        return self._all_of(self._cast(kept), "weights", unit, when)
+
+    def _cast(self, mine: Value) -> Value:
+        """This rank's part of a unit's weights, as wide as they are gathered."""
+        width = self.recipe.gathered_bytes
+        if mine.itemsize == width or not self.sharded["weights"]:
+            return mine
+        cast = self.writer.value("cast", mine.shape, width)
+        self.writer.written.append(Do("cast", (mine.name,), (cast.name,), "dp"))
+        return cast
+
+    def _all_of(self, mine: Value, tensor: str, unit: str, when: str) -> Value:
         if not self.sharded[tensor]:
             return mine
         return self.writer.all_gather(
@@ -192,7 +211,9 @@ class UnitStates:
             counts = self.extents[unit]
             if kind == "UNSHARD":
                 label = f"{unit}/weights"
-                writer.gather_into(mine, whole, label, (DATA,), counts=counts, stream="dp")
+                writer.gather_into(
+                    self._cast(mine), whole, label, (DATA,), counts=counts, stream="dp"
+                )
             elif kind == "begin":
                 writer.do("begin_sum", (), (whole,), size=whole.size, itemsize=whole.itemsize)
             elif kind == "REDUCE_GRAD":
