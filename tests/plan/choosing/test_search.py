@@ -165,6 +165,21 @@ def test_other_schedules_and_partitions_of_the_best(model):
 
 
 @pytest.mark.long
+def test_weights_gathered_by_the_schedule_are_tried_of_the_best(model):
+    """Where ZeRO 3 is in a pipeline, gathering once a step is faster than for every micro-batch."""
+    space = Space(pp=(2,), zero=(3,), interleave=(2,), recompute=("none",))
+    plans = search(model, "16xA100-80GB", 64, sequence=2048, space=space)
+    refined = plans.refined(1, ["zb-h1"])
+    assert {plan.layout.unshard for plan in refined} == {None, 1, "step"}
+    by_schedule = [plan for plan in refined if plan.layout.unshard == "step"]
+    assert by_schedule[0].seconds < plans.best.seconds
+    always = search(
+        model, "16xA100-80GB", 64, sequence=2048, space=space, recipe="fsdp-adam-pipeline"
+    )
+    assert {plan.layout.unshard for plan in always.refined(1)} == {None}
+
+
+@pytest.mark.long
 def test_layouts_of_ten_thousand_devices_take_a_few_calls_each():
     """Under a second on a quiet machine; each layout alone is thousands of calls."""
     model, cluster = td.load_model("llama-3.1-405b"), td.load_cluster("10000xH100")

@@ -300,7 +300,7 @@ def test_weights_that_come_late_are_the_headline():
     assert d.cause == "weights"
     assert d.summary[0].startswith("Weights come late: waiting for them to be gathered is 84% of")
     assert "Best remedy: weights kept for the step" in d.summary[1]
-    assert "weights are there for each action" in str(d)
+    assert "weights are kept for an action" in str(d)
 
 
 def test_gathers_of_no_policy_are_waits_as_before():

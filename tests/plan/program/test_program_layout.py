@@ -72,6 +72,8 @@ def test_other_layouts_too(layout):
 
 KEEPS = ("action", "phase", "step", 1, 2)
 TINY = Model(hidden=64, layers=4, heads=4, ffn=256, vocab=199, learned_pos=32, name="tiny")
+TOKENS = 8
+"""So few that weights are more than activations: what moment is the fullest depends on both."""
 
 
 def gathered(keep, name, interleave=1, **fields):
@@ -99,14 +101,14 @@ def test_what_is_whole_beside_the_shards_is_what_the_program_holds(name, interle
     model, saved = replace(TINY, tied=tied), []
     for keep in KEEPS:
         layout = gathered(keep, name, interleave, tp=tp)
-        held = layout_program(model, layout, RECIPE, 32).memory
-        said = td.estimate_memory(model, layout, RECIPE, 32)
+        held = layout_program(model, layout, RECIPE, TOKENS).memory
+        said = td.estimate_memory(model, layout, RECIPE, TOKENS)
         for stage in range(2):
             of = said.ledger.by_tensor(stage)
             both = [of["gathered weights"], of["unreduced gradients"]]
             assert both == whole(held, stage), (keep, stage)
         saved.append((held.per_place[0], said.per_stage[0]))
-        assert said.peak == pytest.approx(held.peak, rel=0.05)
+        assert said.peak == pytest.approx(held.peak, rel=0.08)
     run, said = np.array(saved).T
     assert (run - run[0] == said - said[0]).all()
     assert (said[0] < said[2]) == (interleave > 1)  # with one stage a device nothing is saved
@@ -143,6 +145,10 @@ def test_gathers_are_exposed_or_hidden_as_the_program_says(name, interleave, clu
         timed = layout_timeline(model, layout, spec, RECIPE, 4096)
         assert timed.end.max() == pytest.approx(said.total, rel=0.05), keep
         waited[keep] = said.dp
+        spans = timed.to_frame()
+        summed = spans[spans.kind == "REDUCE_GRAD"].groupby("device").end.max()
+        updated = spans[spans.kind == "U"].groupby("device").start.max()
+        assert (updated >= summed).all()
         assert f"weights gathered by unshard={keep}, simulated" in said._repr_html_()
     assert waited["action"] >= waited["phase"] >= waited["step"] > 0
     assert waited["step"] == waited[2] <= waited[1]

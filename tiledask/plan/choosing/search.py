@@ -8,7 +8,7 @@ dp x tp x pp x cp = devices          peaks              times
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from itertools import product
+from itertools import chain, product
 from typing import Any, overload
 
 import numpy as np
@@ -280,14 +280,16 @@ class Plans(Sequence[Plan]):
 
     def refined(self, first: int = 8, schedules: Sequence[str] = ()) -> list[Plan]:
         """The ``first`` plans and their like with embedding and head as items of the partition
-        and with other ``schedules`` (default: "zb-h1", "zb-v", "v-half"), fastest first.
+        and with other ``schedules`` (default: "zb-h1", "zb-v", "v-half"), and with ZeRO 3 those
+        whose schedule says when weights are gathered, fastest first.
 
         Each is simulated, so this takes some milliseconds a plan.
         """
         found: dict[Layout, Plan] = {}
         names = schedules or ("zb-h1", "zb-v", "v-half")
         for plan in self[:first]:
-            for layout in _alike(plan.layout, names, self.model.layers):
+            alike = _alike(plan.layout, names, self.model.layers)
+            for layout in chain(alike, _gathering(plan.layout, self.recipe)):
                 if layout not in found:
                     fit = fits(self.model, layout, self.cluster, self.recipe, self.sequence)
                     found[layout] = Plan(self, layout, fit.verdict, fit.memory.peak)
@@ -349,8 +351,8 @@ def search(
 
     ``model`` and ``cluster`` may be names, as `load_model` and `load_cluster` read them.
     Layers are cut evenly, and ZeRO 3 gathers each layer's weights for every micro-batch: a layout's
-    ``unshard`` says otherwise, and `critique` advises it. ``devices``: numbers of devices to use
-    (default: all of the cluster's).
+    ``unshard`` says otherwise, and :meth:`Plans.refined` tries it. ``devices``: numbers of devices
+    to use (default: all of the cluster's).
     Memory is counted to the byte (:func:`tiledask.plan.fitting.vectorized.peaks`). Time is ranked
     by the formulas of :func:`tiledask.plan.timing.step_time.step_parts`; a plan's ``seconds`` are
     those of :func:`tiledask.estimate_step`, and the first 10 stand in their order.
@@ -437,6 +439,13 @@ def _columns(rows: list[tuple[int, ...]], space: Space) -> dict[str, np.ndarray]
         | ((columns["interleave"] > 1) & (columns["schedule"] != "1f1b"))
     )
     return {name: column[~pointless] for name, column in columns.items()}
+
+
+def _gathering(layout: Layout, recipe: Recipe) -> Iterator[Layout]:
+    """``layout``, with weights gathered by its schedule, where copies share them out."""
+    shared = layout.zero == 3 and layout.dp * layout.cp > 1
+    if shared and not recipe.holds("gathered weights"):
+        yield from (replace(layout, unshard=keep) for keep in (1, "step"))
 
 
 def _alike(layout: Layout, names: Sequence[str], layers: int) -> Iterator[Layout]:

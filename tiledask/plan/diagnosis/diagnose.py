@@ -25,7 +25,6 @@ from tiledask.plan.diagnosis.trace_files import read_trace
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.units import format_seconds
-from tiledask.plan.whole import is_whole
 
 __all__ = ["Cause", "Diagnosis", "Finding", "diagnose"]
 
@@ -240,6 +239,11 @@ class Diagnosis:
         return head + "".join(html.table(top, rows, name) for name, top, rows in tables if rows)
 
 
+_KEPT: dict[str | int, str] = {
+    "action": "for an action",
+    "phase": "for a phase",
+    "step": "for the step",
+}
 _SECONDS = ("forward", "backward", "latency", "overhead", "gathers")
 
 
@@ -381,8 +385,8 @@ def _findings(trace: Trace, fit: TraceFit) -> tuple[Finding, ...]:
         overhead,
     ]
     if plan.keep is not None:
-        kept = f"of the next {plan.keep}" if is_whole(plan.keep) else f"for each {plan.keep}"
-        findings.append(Finding("gathers", plan.unshard, timed[0], f"weights are there {kept}"))
+        kept = _KEPT.get(plan.keep, f"of the {plan.keep} stages that are used next")
+        findings.append(Finding("gathers", plan.unshard, timed[0], f"weights are kept {kept}"))
     return tuple(findings)
 
 

@@ -132,10 +132,8 @@ def layout_terms(
         item_parameters(model, recipe, layout.tp, layout.ep),
         layout.recompute != "none",
     )
-    kept, kinds = (
-        [layer.kept for layer in layers] if recipe.trains else [],
-        chunk_kinds(model, layout),
-    )
+    kept = [layer.kept for layer in layers] if recipe.trains else []
+    kinds = chunk_kinds(model, layout)
     if layout.unshard is None:
         held = stages_in_flight(layout, kinds, kept, stages)
         return Terms(model, recipe, layout, costs, InFlight(*_columns(held)))

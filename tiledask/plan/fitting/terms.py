@@ -172,10 +172,7 @@ class Terms:
             ("gathered weights", recipe.gathered_bytes, whole.weights),
             ("unreduced gradients", recipe.gradient_bytes, whole.gradients),
         ):
-            there, formula = (
-                np.multiply(width, size) > 0,
-                (words.format, width, size, self.layout.unshard),
-            )
+            there, formula = width * size > 0, (words.format, width, size, self.layout.unshard)
             for moment in (FORWARD, LOSS, BACKWARD) if recipe.trains else (FORWARD,):
                 yield Term(tensor, moment, there, width * size, formula, ZERO)
 

@@ -18,7 +18,7 @@ from typing import Any, SupportsIndex
 from tiledask.errors import ConfigError, PartitionError, ScheduleError, short
 from tiledask.plan.arrays import Array
 from tiledask.plan.intervals import even
-from tiledask.plan.pipelines.generators.sharding import kept_for
+from tiledask.plan.pipelines.generators.sharding import checked_keep
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, V_SHAPED, is_looped, schedules
 from tiledask.plan.whole import is_whole, whole_number
 
@@ -144,7 +144,7 @@ class Layout:
             )
 
     def _check_unshard(self, unshard: Any) -> None:
-        object.__setattr__(self, "unshard", kept_for(unshard))
+        object.__setattr__(self, "unshard", checked_keep(unshard))
         if self.zero != 3:
             raise ConfigError(
                 f"weights are gathered and dropped where ZeRO 3 shards them, and zero is "

@@ -16,7 +16,7 @@ from tiledask.errors import ScheduleError, short
 from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.plan.whole import is_whole, whole_number
 
-__all__ = ["KEEP", "REDUCE", "kept_for", "shard_weights"]
+__all__ = ["KEEP", "REDUCE", "checked_keep", "shard_weights"]
 
 KEEP = ("action", "phase", "step")
 """How long weights are kept; or a number of stages."""
@@ -42,7 +42,7 @@ def shard_weights(schedule: Schedule, keep: str | int = "step", reduce: str = "s
     >>> print(shard_weights(schedule("gpipe", stages=1, microbatches=2), "phase").to_text())
     0UNSHARD,0F0,0F1,0RESHARD,0UNSHARD,0B0,0B1,0REDUCE_GRAD,0RESHARD
     """
-    keep = kept_for(keep)
+    keep = checked_keep(keep)
     if reduce not in REDUCE:
         raise ScheduleError(
             f"gradients are reduced in every {' or once a '.join(map(repr, REDUCE))}, got "
@@ -58,7 +58,7 @@ def shard_weights(schedule: Schedule, keep: str | int = "step", reduce: str = "s
     return Schedule.of(orders, schedule.places, schedule.name, pairs)
 
 
-def kept_for(keep: Any) -> str | int:
+def checked_keep(keep: Any) -> str | int:
     """``keep``, a word of KEEP or a number of stages. Raises ScheduleError for anything else."""
     if is_whole(keep, 1):
         return whole_number("keep", keep, 1)
