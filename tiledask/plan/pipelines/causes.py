@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from tiledask.plan.pipelines.idle import Spans, Waits
+from tiledask.plan.units import format_seconds
 
 __all__ = ["CAUSES", "IdleTime", "idle_time"]
 
@@ -44,10 +45,15 @@ _EXACT = 1e-9
 """Of the makespan: less is rounding."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class IdleTime:
     """Pieces of idle time in flat columns. On each device they are apart, in the order of their
-    starts, and with its compute spans they make up the makespan."""
+    starts, and with its compute spans they make up the makespan.
+
+    >>> from tiledask.plan.pipelines.simulate import simulate
+    >>> simulate("gpipe", 4, 8, latency=0.25).idle_time
+    IdleTime(4 devices, 42 s: warm-up 6.75 s, dependency 20.2 s, transfer 1.5 s, draining 13.5 s)
+    """
 
     devices: int
     device: np.ndarray
@@ -74,6 +80,11 @@ class IdleTime:
 
     def __len__(self) -> int:
         return len(self.device)
+
+    def __repr__(self) -> str:
+        told = [f"{cause} {format_seconds(s)}" for cause, s in self.total.items() if s]
+        whole = format_seconds(sum(self.total.values()))
+        return f"IdleTime({self.devices} devices, {whole}{': ' * bool(told)}{', '.join(told)})"
 
 
 def idle_time(spans: Spans, waited: Waits, makespan: float) -> IdleTime:
