@@ -200,13 +200,9 @@ class Trainer:
         return made
 
     def _owned(self, unit: str) -> np.ndarray:
-        """Which of the numbers that are stepped here no rank before this one holds."""
-        again = self.stage != self.job.holders(unit)[0]
-        parts = []
-        for tiling in self.tilings[unit].values():
-            owned = tiling.owned(self.tensor.rank)
-            parts.append((owned & (not again)).ravel())
-        flat = np.concatenate(parts)
+        """Which of the numbers that are stepped here no tensor rank before this one holds."""
+        tilings = self.tilings[unit].values()
+        flat = np.concatenate([tiling.owned(self.tensor.rank).ravel() for tiling in tilings])
         return flat[self.parts[unit]] if self.job.zero else flat
 
     # -- kernels ----------------------------------------------------------------------------------
