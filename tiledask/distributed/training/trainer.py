@@ -67,8 +67,7 @@ class Trainer:
         self.pool = Pool(backend=rank.backend) if pool is None else pool
         self.guard = Guard(job.scale, job.clip)
         copies, self.tensor, stages = (self._along(program, axis) for axis in axes)
-        self.stage = stages.rank
-        self.units = job.units(self.stage)
+        self.units = job.units(stages.rank)
         ranks, number = self.tensor.size, self.tensor.rank
         self.tilings = {unit: job.model.tilings(unit, ranks) for unit in self.units}
         shapes = {unit: job.model.shapes(unit, ranks, number) for unit in self.units}
