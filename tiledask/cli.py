@@ -139,7 +139,11 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = add("partition", _partition, "the best contiguous split of layers over devices")
     sub.add_argument("layers", help="a number of equal layers, or costs such as 1,1,2,4")
-    sub.add_argument("stages", type=_whole)
+    sub.add_argument("stages", type=_whole, nargs="?", help="with --devices, as many as are best")
+    sub.add_argument("--devices", type=_whole, help="equal ones, of which a stage may have several")
+    sub.add_argument(
+        "--weights", help="with --devices: time to send each layer's; one, or one each"
+    )
     sub.add_argument("--speeds", help="one per device, such as 1,1,2,2")
     sub.add_argument("--chunks", type=_whole, default=1, help="stages per device (%(default)s)")
     sub.add_argument("--memory", help="bytes of each layer, such as 1GB or 4GB,1GB,1GB,4GB")
@@ -412,18 +416,29 @@ def _one_or_all(values: list | None) -> Any:
 def _partition(args: argparse.Namespace, console: Console) -> Result:
     costs = _costs(args.layers)
     memory = _sizes(args.memory)
-    sends = _numbers(args.communication, "communication") if args.communication else None
+    speeds, sends, weights = (
+        _numbers(text, name) if (text := getattr(args, name)) else None
+        for name in ("speeds", "communication", "weights")
+    )
     given = {
-        "speeds": _numbers(args.speeds, "speeds") if args.speeds else None,
+        "speeds": speeds,
         "memory": memory * len(costs) if memory and len(memory) == 1 else memory,
         "capacity": _one_or_all(_sizes(args.capacity)),
         "communication": _one_or_all(sends),
         "chunks": args.chunks,
     }
-    cut = td.partition(costs, args.stages, **given)
+    if args.judge and args.devices is not None:
+        raise ConfigError("--judge is for stages that have one device each; leave out --devices")
+    shared = {"devices": args.devices, "weights": _one_or_all(weights)}
+    cut = td.partition(costs, args.stages, **given, **shared)
     say(console, f"{cut}: sizes {cut.sizes}, bottleneck {cut.bottleneck:g}")
     result = {"bounds": cut.bounds, "sizes": cut.sizes, "bottleneck": cut.bottleneck}
-    result |= {"times": cut.times, "place": cut.place, "device_times": cut.device_times}
+    result |= {"replicas": cut.replicas} if cut.replicas else {"place": cut.place}
+    result |= {"times": cut.times, "device_times": cut.device_times}
+    if cut.replicas:
+        shown, used = ", ".join(f"{time:g}" for time in cut.times), cut.devices
+        words = f"{used} of {args.devices} devices; for a micro-batch the stages take {shown}"
+        say(console, words)
     if args.chunks > 1:
         shown = ", ".join(f"{time:g}" for time in cut.device_times)
         words = f"stage s is on device s mod {cut.devices}; all of a device's stages take {shown}"

@@ -38,6 +38,13 @@ def test_fit_says_no_why_and_what_would(capsys):
         ("partition 24 4", 0, {"sizes": [6, 6, 6, 6], "bottleneck": 6.0}),
         ("partition 4,4,9,8 3", 0, {"bottleneck": 9.0}),
         ("partition 6 2 --speeds 1,2", 0, {"sizes": [2, 4]}),
+        ("partition 4,4,4,1,3 --devices 4", 0, {"bounds": [0, 5], "replicas": [4], "times": [4.0]}),
+        (
+            "partition 4,4,4,1,3 --devices 4 --weights 0,0,0,9,9",
+            0,
+            {"bounds": [0, 3, 5], "replicas": [3, 1], "times": [4.0, 4.0]},
+        ),
+        ("partition 9,3 2 --devices 4 --weights 1", 0, {"device_times": [3.0, 3.0, 3.0, 3.0]}),
         ("partition 4 2 --judge 1,3|2,4", 1, {"rule": "not contiguous"}),
         ("partition 4 2 --judge 1-2|3-4", 0, {}),
         ("idle interleaved 8 8 --devices 4", 0, {"makespan": 57.0}),
@@ -78,6 +85,11 @@ def test_matmul(capsys):
     ("typed", "words"),
     [
         ("partition 24 4", "[1-6][7-12][13-18][19-24]: sizes (6, 6, 6, 6), bottleneck 6"),
+        (
+            "partition 9,3 2 --devices 5 --weights 1,9",
+            "3 x [1] [2]: sizes (1, 1), bottleneck 3\n"
+            "4 of 5 devices; for a micro-batch the stages take 3, 3",
+        ),
         ("idle naive 4 1", "bubble_fraction          0.75"),
         ("fit gpt-200b 80xA100-40GB --tp 8 --pp 10", "in all"),
         ("plan llama-2-7b 8xA100-80GB 32 --no-sensitivity", "fastest first"),
@@ -97,6 +109,9 @@ def test_tables_for_people(capsys, typed, words):
         ("partition 2 5", "2 layers are fewer than 5 stages"),
         ("partition 1,x 2", "numbers between commas"),
         ("partition 4 2 --judge a|b", "cannot read 'a'"),
+        ("partition 4 --devices 2 --judge 1-2|3-4", "stages that have one device each; leave out"),
+        ("partition 4", "into stages=, or over devices="),
+        ("partition 4 --devices 3 --speeds 1,2,3", "leave out speeds, or devices"),
         ("partition 99999999999 2", "tiledask partition: "),
         ("idle zb-h9 4 8", "no schedule 'zb-h9'"),
         ("idle 1f1b 2 2 --replicas 3,1", "stage 0 has 3 replicas for 2 micro-batches"),
@@ -236,6 +251,7 @@ def numbers(text):
         "fit gpt2-xl 8xA100-80GB --pp 8 --microbatches 8 --critique",
         "fit gpt2-xl 1xT4",
         "partition 1000 40 --chunks 2 --judge 1-500|501-1000",
+        "partition 100 40 --devices 60",
         "idle interleaved 64 64 --devices 32",
         "ask hardware-refresh",
         "ask",

@@ -120,11 +120,16 @@ def test_vgg_16_on_16_devices_is_pipedreams_15_1(bandwidth):
 def test_says_how_many_each_stage_has():
     cut = partition([4, 4, 4, 1, 3], stages=2, devices=4, weights=1)
     assert repr(cut) == "Partition(3 x [1-3] [4-5], bottleneck 4)"
-    assert "3 x [1-3]" in cut._repr_html_()
+    page = cut._repr_html_()
+    assert "<th>devices</th><th>time of a micro-batch</th>" in page
+    assert "<td>[1-3]</td><td>3</td><td>3</td><td>4</td>" in page
+    assert "micro-batch" not in partition(5, 2)._repr_html_()
     with pytest.raises(
         PartitionError, match=r"layers of 3 x \[1-3\] \[4-5\] are on up to 3 devices"
     ):
         _ = cut.place
+    with pytest.raises(PartitionError, match=r"one device each, and those of .* have up to 3"):
+        td.judge(cut)
     alone = partition([1, 1], devices=2, weights=9)
     assert (str(alone), alone.place, alone.replicas) == ("[1][2]", (0, 1), (1, 1))
 

@@ -67,8 +67,7 @@ class Trainer:
         self.pool = Pool(backend=rank.backend) if pool is None else pool
         self.guard = Guard(job.scale, job.clip)
         copies, self.tensor, stages = (self._along(program, axis) for axis in axes)
-        self.stage = stages.rank
-        self.units = job.units(self.stage)
+        self.units = job.units(stages.rank)
         ranks, number = self.tensor.size, self.tensor.rank
         self.tilings = {unit: job.model.tilings(unit, ranks) for unit in self.units}
         shapes = {unit: job.model.shapes(unit, ranks, number) for unit in self.units}
@@ -200,13 +199,9 @@ class Trainer:
         return made
 
     def _owned(self, unit: str) -> np.ndarray:
-        """Which of the numbers that are stepped here no rank before this one holds."""
-        again = self.stage != self.job.holders(unit)[0]
-        parts = []
-        for tiling in self.tilings[unit].values():
-            owned = tiling.owned(self.tensor.rank)
-            parts.append((owned & (not again)).ravel())
-        flat = np.concatenate(parts)
+        """Which of the numbers that are stepped here no tensor rank before this one holds."""
+        tilings = self.tilings[unit].values()
+        flat = np.concatenate([tiling.owned(self.tensor.rank).ravel() for tiling in tilings])
         return flat[self.parts[unit]] if self.job.zero else flat
 
     # -- kernels ----------------------------------------------------------------------------------

@@ -106,6 +106,11 @@ def judge(
     True
     """
     if isinstance(assignment, Partition):
+        if (most := max(assignment.replicas, default=1)) > 1:
+            raise PartitionError(
+                f"a verdict is on layers that have one device each, and those of {assignment} have "
+                f"up to {most}; compare its bottleneck with that of partition(..., devices=)"
+            )
         devices = assignment.devices if devices is None else devices
         chunks = assignment.stages // assignment.devices if chunks is None else chunks
         if costs is None and layers in (None, len(assignment.costs)):

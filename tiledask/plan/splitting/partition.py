@@ -120,11 +120,14 @@ class Partition:
         return f"Partition({self}, bottleneck {self.bottleneck:g})"
 
     def _repr_html_(self) -> str:
-        rows = [
-            (s, _range_text(layers), len(layers), f"{time:g}")
-            for s, (layers, time) in enumerate(zip(self.layers, self.times, strict=True))
-        ]
-        return html.table(("stage", "layers", "count", "time"), rows, repr(self))
+        columns: dict[str, Sequence[Any]] = {
+            "stage": range(self.stages),
+            "layers": [_range_text(layers) for layers in self.layers],
+            "count": self.sizes,
+            **({"devices": self.replicas} if self.replicas else {}),
+            "time of a micro-batch" if self.replicas else "time": [f"{t:g}" for t in self.times],
+        }
+        return html.table(tuple(columns), list(zip(*columns.values(), strict=True)), repr(self))
 
 
 def _range_text(layers: range) -> str:

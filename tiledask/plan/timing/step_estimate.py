@@ -11,6 +11,7 @@ from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
+from tiledask.plan.pipelines.schedules import BOTH_WAYS
 from tiledask.plan.timing.flops import Flops, step_flops
 from tiledask.plan.timing.rates import Calibration, precision_of
 from tiledask.plan.timing.step_values import Parts, Work
@@ -77,7 +78,8 @@ class StepEstimate:
 
     @property
     def dp(self) -> float:
-        """Waiting for gradients (and ZeRO's weights) of the other copies."""
+        """Waiting for gradients (and ZeRO's weights) of the other copies: of the model, and of
+        its stages."""
         return self.parts.dp
 
     @property
@@ -166,6 +168,11 @@ class StepEstimate:
         return f"the work beside it, weights gathered by unshard={unshard}, simulated"
 
     @property
+    def _replicas(self) -> str:
+        both_ways = self.layout.schedule in BOTH_WAYS
+        return "; and over the 2 devices of each stage, which nothing hides" if both_ways else ""
+
+    @property
     def _copies(self) -> int:
         return self.layout.dp * self.layout.cp
 
@@ -247,7 +254,7 @@ _ACCOUNT = (
     (
         "dp",
         "gradients over dp x cp = {s._copies}, zero={s.layout.zero}, less what hides behind "
-        "{s._behind}",
+        "{s._behind}{s._replicas}",
         "Rajbhandari et al. 2020, arXiv:1910.02054, section 7",
     ),
     (

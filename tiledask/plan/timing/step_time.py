@@ -15,6 +15,7 @@ from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import SELECTIVE_OP, Numbers
 from tiledask.plan.inputs.model import Model, Weight
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
+from tiledask.plan.pipelines.schedules import BOTH_WAYS
 from tiledask.plan.timing.collective_time import (
     all_gather,
     all_reduce,
@@ -171,6 +172,11 @@ class StepTime:
 
     # the end of the step -----------------------------------------------------------------
 
+    @property
+    def both_ways(self) -> Values:
+        """Whether each stage is on two devices, which share its micro-batches."""
+        return np.isin(self.n.schedule, BOTH_WAYS)
+
     def held(self, layers: Values) -> tuple[Values, Values]:
         """(dense, expert) weights on a device of a stage of ``layers`` layers and an embedding."""
         n, model = self.n, self.model
@@ -183,7 +189,7 @@ class StepTime:
 
         tables = count(model.embedding, False)
         if not model.tied:
-            tables = np.where(np.asarray(n.pp) == 1, 2 * tables, tables)
+            tables = np.where((np.asarray(n.pp) == 1) | self.both_ways, 2 * tables, tables)
         mean = [
             sum(
                 many / model.layers * count(weights, experts)
@@ -215,7 +221,8 @@ class StepTime:
         zero = np.asarray(n.zero)
         each = np.where(zero >= 2, n.microbatches, 1)
         trained = recipe.gradient_bytes > 0  # otherwise only small adapters are
-        of_gradients, of_weights = zero_passes(zero, n.microbatches)
+        own = np.where(self.both_ways, 0.5, 1.0) * n.microbatches  # of each stage that is here
+        of_gradients, of_weights = zero_passes(zero, own)
         # of the weights that ZeRO-3 gathers, those for the backward passes wait beside the sums
         beside = np.where(zero == 3, of_weights / 2, 0)
         before = np.where(zero == 3, of_weights / 2, trained * of_weights)
@@ -227,7 +234,16 @@ class StepTime:
         part = self.calibration.data_overlap
         hiding = each * (1 + (n.pp - 1) * (n.interleave - 1) / n.interleave)
         summed = summed - np.minimum(part * summed, hiding * work.backward)
-        return summed + gathered - np.minimum(part * gathered, hiding * work.forward)
+        waited = summed + gathered - np.minimum(part * gathered, hiding * work.forward)
+        return waited + trained * self._over_replicas(sum(held))
+
+    def _over_replicas(self, held: Values) -> Values:
+        """Seconds in which two devices that have the same stages sum up their gradients, all that
+        each keeps of them."""
+        n = self.n
+        copies = n.dp * n.cp
+        kept = np.where(np.asarray(n.zero) >= 2, held / copies, held) * self.recipe.gradient_bytes
+        return self.both_ways * all_reduce(kept, 2, n.tp * copies, self.cluster)
 
     def optimizer(self, layers: Values) -> Values:
         """Seconds of the update, limited by memory: each state read and written once, the

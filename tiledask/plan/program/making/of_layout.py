@@ -17,7 +17,7 @@ from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.generators.sharding import shard_weights
-from tiledask.plan.pipelines.schedules import BOTH_WAYS, is_looped, schedule
+from tiledask.plan.pipelines.schedules import is_looped, schedule
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.program.making.decoder import Decoder
 from tiledask.plan.program.making.of_training import TrainingTerms, step_program
@@ -36,8 +36,6 @@ def why_no_program(model: Model, layout: Layout) -> str:
         return "experts and latent attention are not written as programs"
     if layout.cp > 1 or layout.ep > 1:
         return "context and expert parallelism are not written as programs"
-    if layout.schedule in BOTH_WAYS:
-        return f"{layout.schedule!r} has each stage twice"
     if layout.recompute not in ("none", "full", "selective"):
         return f"recompute={layout.recompute!r} is not written as a program"
     return ""

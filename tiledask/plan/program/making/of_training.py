@@ -309,16 +309,15 @@ class _Stages:
                 among[unit] = label, holders
         norm = None
         if axes := terms.guarded:
-            elsewhere = {unit: self._counts_elsewhere(unit) for unit in self.states.shapes}
+            here = [u for u in self.states.shapes if self.device == terms.holders(u)[0]]
+            elsewhere = {unit: self._counts_elsewhere(unit) for unit in here}
             norm = NormTerms(elsewhere, axes, prod(self.mesh[axis] for axis in axes))
         self.states.update(among, norm)
         self._part("update", -1, self.writer.written)
 
     def _counts_elsewhere(self, unit: str) -> bool:
-        """Whether some numbers of a unit are held by several ranks, and count on one of them."""
+        """Whether some numbers of a unit are held by several tensor ranks, and count on one."""
         ranks = self.mesh[TENSOR]
-        if self.device != self.terms.holders(unit)[0]:
-            return True
         held = [tiling.shards() for tiling in self.model.tilings(unit, ranks).values()]
         return any(ranks > 1 if shards is None else any(shards.shared()) for shards in held)
 

@@ -54,7 +54,8 @@ class NormTerms(NamedTuple):
     """Over what the norm of all gradients is taken."""
 
     elsewhere: Mapping[str, bool]
-    """By unit, whether some of its numbers are held by several ranks, and count on one of them."""
+    """By unit that counts on this pipeline rank, whether some of its numbers do on another tensor
+    rank, which holds them too."""
     axes: tuple[int, ...]
     ranks: int
     """Along these axes."""
@@ -302,15 +303,16 @@ class UnitStates:
     def _guard(self, mine: Mapping[str, Value], norm: "NormTerms") -> list[Value]:
         """The norm of all gradients, and by what they are multiplied; the step may be left out."""
         writer, reads = self.writer, []
-        for unit, g in mine.items():
+        for unit, elsewhere in norm.elsewhere.items():
+            g = mine[unit]
             reads += [g]
-            if norm.elsewhere[unit]:
+            if elsewhere:
                 owned = Value(flat_name("owned", unit), g.shape, 1)
                 self.stays[owned.name] = owned.size
                 self.given.add(owned.name)
                 reads += [owned]
         total = writer.value("squares", (), 8)
-        writer.do("square_sum", reads, (total,), masked=tuple(norm.elsewhere[u] for u in mine))
+        writer.do("square_sum", reads, (total,), masked=tuple(norm.elsewhere.values()))
         if norm.ranks > 1:
             counts = even(1, norm.ranks)
             total = writer.all_reduce(total, "norm", norm.axes, counts=counts, stream="all")
