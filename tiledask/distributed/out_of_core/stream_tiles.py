@@ -128,7 +128,9 @@ class _FileLine:
     """A worker's way through its line: files are where it reads and keeps."""
 
     def __init__(self, job: StreamJob, keeper: "_Keeper", line: Instructions) -> None:
-        self.job, self.keeper, self.line, self.read = job, keeper, line, 0
+        self.job, self.keeper, self.line = job, keeper, line
+        self.reads: list[int] = []
+        """Bytes of each read. Two threads read: their sum is taken when both are done."""
         product = job.product
         of = {"a": product.a, "b": product.b}
         self.stays = {
@@ -144,7 +146,7 @@ class _FileLine:
     def read_bytes(self) -> int:
         """Bytes read, once the line was gone through."""
         BesideRunner(self.line, {**self.stays, "C": self.room}, self.bind, self).run()
-        return self.read
+        return sum(self.reads)
 
     def fetch(self, each: Fetch) -> Callable[[Any], Any]:
         if each.buffer == "C":
@@ -152,7 +154,7 @@ class _FileLine:
 
         def fill(room: _Panel) -> Any:
             panel, nbytes = room.fill(each.region)
-            self.read += nbytes
+            self.reads.append(nbytes)
             return panel
 
         return fill
@@ -185,10 +187,10 @@ class _FileLine:
         """The room of C, once it holds the partial sum in the file."""
         array, c = self.job.product.c, self._tile(room, region)
         if isinstance(c, np.ndarray):
-            self.read += array.read(region, c)
+            self.reads.append(array.read(region, c))
         else:
             held = np.empty(c.shape, c.dtype, order=array.order)
-            self.read += array.read(region, held)
+            self.reads.append(array.read(region, held))
             c.set(held)
         return room
 
