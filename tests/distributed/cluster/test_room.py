@@ -21,12 +21,13 @@ from tiledask.distributed.cluster import worker as on_worker
 from tiledask.distributed.cluster.room import MARGIN, MemoryRule, Room, room_of
 from tiledask.distributed.out_of_core.streamed import limits_of
 from tiledask.distributed.products.explain import weigh
-from tiledask.distributed.products.needed import RUNTIME, ProductNeeds, ledger_of
+from tiledask.distributed.products.needed import ProductNeeds, ledger_of
 from tiledask.distributed.products.refusal import refusal
 from tiledask.errors import DoesNotFitError
 from tiledask.plan.products.cost import MachineRates
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import grids
+from tiledask.plan.products.product_plan import RUNTIME
 from tiledask.plan.products.stream_search import least_memory, plan_stream
 from tiledask.plan.products.streaming import Problem, StorageLayout
 from tiledask.plan.units import format_bytes, format_up, parse_bytes

@@ -1,7 +1,7 @@
 """The distributed product: right for every placement, counted to the byte, within its memory.
 
 Holds `tiledask.distributed.cluster.counters`, `tiledask.distributed.products.multiply`,
-`tiledask.distributed.products.needed`, `tiledask.distributed.products.panels` and
+`tiledask.distributed.products.needed`, `tiledask.distributed.products.line` and
 `tiledask.lab.product_claims`.
 """
 
@@ -21,13 +21,12 @@ import tiledask as td
 from tiledask import Replicate, Shard
 from tiledask.distributed.cluster import counters
 from tiledask.distributed.cluster import worker as on_worker
-from tiledask.distributed.products.needed import RUNTIME
 from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.transport import remote_read
 from tiledask.errors import DeadlineError, DoesNotFitError, KernelError, PlacementError
 from tiledask.lab.product_claims import RandomProduct, product_rows
 from tiledask.plan.products.product import algorithms, options_of
-from tiledask.plan.program.making.of_product import AHEAD
+from tiledask.plan.products.product_plan import AHEAD, RUNTIME
 
 pytestmark = pytest.mark.cluster
 

@@ -6,10 +6,11 @@ from typing import Any
 
 from tiledask.distributed.cluster.room import Room
 from tiledask.distributed.products.explain import Explanation, fits_in
-from tiledask.distributed.products.needed import RUNTIME, ProductNeeds
+from tiledask.distributed.products.needed import ProductNeeds
 from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import algorithms, grids
+from tiledask.plan.products.product_plan import RUNTIME
 from tiledask.plan.units import format_bytes, format_up
 
 __all__ = ["refusal"]
