@@ -304,7 +304,7 @@ def test_a_task_of_a_lazy_product_takes_every_piece_of_k_once(made):
             for side, box in (("a", ((0, 4), band)), ("b", (band, (0, 4)))):
                 ((ends, region),) = told[side]
                 assert region == box
-                assert extents_of(ends) == extents_of(region)
+                assert not ends or extents_of(ends) == extents_of(region)
         assert [told["adds"] for told in products] == [n > 0 for n in range(len(bands))]
         assert sum(isinstance(each, Fetch) for each in lines) == made * sum(map(len, sides))
         held = list(role.nbytes.values())

@@ -8,7 +8,7 @@ C = do multiply x1 y3       and x1 is let go after the last that reads it
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tiledask.plan.products.regions import Region, ends_within, overlap, region_size
+from tiledask.plan.products.regions import Region, ends_within, region_size
 from tiledask.plan.program.instructions import (
     COMPUTE_STREAM,
     Fetch,
@@ -56,19 +56,23 @@ def tile_role(
     lines, come = list[Instruction](), dict[str, int]()
     for band in bands:
         reads, told = list[str](), list[Pieces]()
-        boxes = ("A", left, (*region[:-1], band)), ("B", right, (band, *region[-1:]))
-        for array, pieces, box in boxes:
-            here = [(p, part) for p in pieces if (part := overlap(p.region, box)) is not None]
-            for piece, _ in here:
-                if piece.made and piece.buffer not in come:
-                    come[piece.buffer] = nbytes = region_size(piece.region) * itemsize
-                    fetch = Fetch(piece.buffer, array, piece.region, nbytes, stream=COMPUTE_STREAM)
-                    lines.append(fetch)
-            reads += [piece.buffer for piece, _ in here]
-            told.append(tuple((ends_within(part, piece.region), part) for piece, part in here))
+        for array, pieces, along in (("A", left, -1), ("B", right, 0)):
+            parts = list[tuple[Region, Region]]()
+            for name, lies, made in pieces:
+                start, stop = max(lies[along][0], band[0]), min(lies[along][1], band[1])
+                if start >= stop:
+                    continue
+                if made and name not in come:
+                    come[name] = nbytes = region_size(lies) * itemsize
+                    lines.append(Fetch(name, array, lies, nbytes, stream=COMPUTE_STREAM))
+                k = ((start, stop),)
+                part = (*lies[:-1], *k) if along else (*k, *lies[1:])
+                parts.append((ends_within(part, lies) if part != lies else (), part))
+                reads.append(name)
+            told.append(tuple(parts))
         lead = len(region) - 1
         lines.append(multiplication(reads, told, band, region, [region], adds, lead))
         adds = True
     given = {p.buffer: 0 for p in (*left, *right) if not p.made}
-    parts = (ProgramPart("multiply", -1, tuple(lines)),)
-    return ProgramRole(parts, come, {**given, "C": 0}, given=frozenset(given))
+    alone = (ProgramPart("multiply", -1, tuple(lines)),)
+    return ProgramRole(alone, come, {**given, "C": 0}, given=frozenset(given))
