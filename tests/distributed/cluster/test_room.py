@@ -20,8 +20,8 @@ from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster import worker as on_worker
 from tiledask.distributed.cluster.room import MARGIN, MemoryRule, Room, room_of
 from tiledask.distributed.out_of_core.streamed import limits_of
-from tiledask.distributed.products.explain import weigh
-from tiledask.distributed.products.needed import ProductNeeds, ledger_of
+from tiledask.distributed.products.explain import ProductQuestion
+from tiledask.distributed.products.needed import ProductNeeds
 from tiledask.distributed.products.refusal import refusal
 from tiledask.errors import DoesNotFitError
 from tiledask.plan.products.cost import MachineRates
@@ -36,12 +36,12 @@ ROWS, GRID = (Shard(0),), (Shard(0), Shard(1))
 F8 = np.dtype("f8")
 
 
-def needs(plan):
-    return ledger_of(plan, F8)
+def asked(a, b, only=None):
+    return ProductQuestion(a, b, ProductNeeds(F8, "blas", None, "memory"), algorithm=only)
 
 
 def found(a, b, limit, only=None):
-    return weigh(a, b, needs, limit, None, (8, 8), {}, only)
+    return asked(a, b, only).weigh(limit)
 
 
 def refused(a, b, limit, only=None):
@@ -49,7 +49,7 @@ def refused(a, b, limit, only=None):
     has = MemoryRule(10**10, 0, "a worker has 10 GB", "memory_limit")
     room = Room((MemoryRule(limit, 0, "it was asked for"), has))
     files = lambda: limits_of(a.shape, b.shape, F8, "blas", None)  # noqa: E731
-    error = refusal(found(a, b, limit, only), room, a, b, needs, 8, {}, only, files)
+    error = refusal(found(a, b, limit, only), room, asked(a, b, only), files)
     assert isinstance(error, DoesNotFitError)
     return str(error)
 
@@ -290,7 +290,7 @@ def test_only_plans_of_few_ranks_are_kept(side, kept):
     needs = ProductNeeds(F8, "blas", None, "memory")
 
     def planned():
-        return weigh(tiling, tiling, needs, 10**9, rates, (8, 8), {}, "summa")["summa"].plan
+        return ProductQuestion(tiling, tiling, needs, rates, "summa").weigh(10**9)["summa"].plan
 
     plan = weakref.ref(planned())
     gc.collect()
