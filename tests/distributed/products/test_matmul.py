@@ -25,7 +25,7 @@ from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.transport import remote_read
 from tiledask.errors import DeadlineError, DoesNotFitError, KernelError, PlacementError
 from tiledask.lab.product_claims import RandomProduct, product_rows
-from tiledask.plan.products.product import algorithms, options_of
+from tiledask.plan.products.product import algorithms, options_of, plan_product
 from tiledask.plan.products.product_plan import AHEAD, RUNTIME
 
 pytestmark = pytest.mark.cluster
@@ -58,6 +58,14 @@ def on_grid(cluster, *arrays):
     """These, in blocks on a mesh of 2 x 2."""
     mesh = td.Mesh(cluster, (2, 2))
     return [td.distribute(x, mesh, GRID) for x in arrays]
+
+
+def test_a_function_hears_how_far_the_ranks_are(cluster):
+    told = []
+    a, b = on_grid(cluster, integers((64, 64)), integers((64, 64), 1))
+    td.matmul(a, b, algorithm="summa", panel=8, progress=lambda *done: told.append(done))
+    panels = sum(map(len, plan_product("summa", a.tiling, b.tiling, panel=8).panels))
+    assert told[-1] == (panels, panels)
 
 
 @pytest.fixture(params=["memory", "comm"])

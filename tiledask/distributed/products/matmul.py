@@ -22,7 +22,7 @@ from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.arrays.recompute import anchor
 from tiledask.distributed.cluster.cluster import seconds_of, slot_of
 from tiledask.distributed.cluster.counters import counting
-from tiledask.distributed.cluster.progress import watching
+from tiledask.distributed.cluster.progress import Progress, watching
 from tiledask.distributed.cluster.room import as_room, asks_room, room_of
 from tiledask.distributed.products.announced import about, announced, ended
 from tiledask.distributed.products.explain import KEPT, Choice, Explanation, ProductQuestion
@@ -65,7 +65,7 @@ def matmul(
     tile: int | tuple[int, int, int] | None = None,
     memory_limit: int | str | None = None,
     timeout: float | None = None,
-    progress: bool | None = None,
+    progress: Progress = None,
     **elsewhere: Any,
 ) -> ShardedArray:
     """C = A @ B as a ShardedArray; A [..., k] may have leading dimensions, B is [k, n] or [k].
@@ -89,7 +89,8 @@ def matmul(
         disk, pause or kill a worker (``distributed.worker.memory``) no plan may come. A plan that
         needs more raises DoesNotFitError before anything runs, with what would fit.
     progress
-        Show how far the ranks are. Default: where somebody watches, after two seconds.
+        Show how far the ranks are. Default: where somebody watches, after two seconds. A function
+        is called with (panels multiplied, panels in all), from another thread.
 
     Half types are summed in float32 and rounded once; only partial sums that are left as they are
     (Partial()) are rounded before. ``C.traffic`` and ``C.memory`` hold what was predicted and
@@ -310,7 +311,7 @@ class _Run:
         question: ProductQuestion,
         memory_limit: int | str | None,
         deadline: float,
-        progress: bool | None,
+        progress: Progress,
     ) -> None:
         self.a, self.b, self.question, self.memory_limit = a, b, question, memory_limit
         self.deadline, self.progress = deadline, progress
