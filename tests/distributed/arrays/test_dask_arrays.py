@@ -508,7 +508,7 @@ def test_operands_from_a_file_beyond_the_limit_on_a_cluster(client, thin, tmp_pa
     x = da.from_zarr(stored, chunks=(16, 16))
     c = multiply(x, x.T, memory_limit=10_000)
     job = tasks(c)[(c.name, 0, 0)].args[0]
-    assert all(isinstance(piece.source, lazy_tasks.Made) for piece in job.left)
+    assert all(isinstance(job.sources[piece.buffer], lazy_tasks.Made) for piece in job.left)
     same(c, a, a.T)
 
 

@@ -8,6 +8,7 @@ import gc
 import random
 import re
 import weakref
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -20,13 +21,14 @@ from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster import worker as on_worker
 from tiledask.distributed.cluster.room import MARGIN, MemoryRule, Room, room_of
 from tiledask.distributed.out_of_core.streamed import limits_of
-from tiledask.distributed.products.explain import KEPT, remembered, weigh
-from tiledask.distributed.products.needed import RUNTIME, ProductNeeds, ledger_of
+from tiledask.distributed.products.explain import KEPT, ProductQuestion
+from tiledask.distributed.products.needed import ProductNeeds
 from tiledask.distributed.products.refusal import refusal
 from tiledask.errors import DoesNotFitError
 from tiledask.plan.products.cost import MachineRates
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import grids
+from tiledask.plan.products.product_plan import RUNTIME
 from tiledask.plan.products.stream_search import least_memory, plan_stream
 from tiledask.plan.products.streaming import Problem, StorageLayout
 from tiledask.plan.units import format_bytes, format_up, parse_bytes
@@ -35,21 +37,20 @@ ROWS, GRID = (Shard(0),), (Shard(0), Shard(1))
 F8 = np.dtype("f8")
 
 
-def needs(plan):
-    return ledger_of(plan, F8)
+def asked(a, b, only=None):
+    return ProductQuestion(a, b, ProductNeeds(F8, "blas", None, "memory"), algorithm=only)
 
 
 def found(a, b, limit, only=None):
-    return weigh(a, b, needs, limit, None, (8, 8), {}, only)
+    return asked(a, b, only).weigh(limit)
 
 
 def test_what_is_known_of_equal_operands_is_taken_where_all_of_it_fits():
     """And else worked out anew, for as much memory as there is; or where it is of no use."""
     a, b = (Tiling((64, 64), (2,), ROWS) for _ in range(2))
-    need = ProductNeeds(F8, "blas", None, "memory")
 
     def known(allowed, options, a=a, only=None):
-        return remembered(a, b, need, allowed, None, (8, 8), options, only)
+        return replace(asked(a, b, only), options=tuple(options.items())).remembered(allowed)
 
     once = known(10**9, {})
     assert known(10**8, {}) is once
@@ -64,7 +65,7 @@ def test_what_is_known_of_equal_operands_is_taken_where_all_of_it_fits():
     unhashable = known(10**9, {"panels": [1]})
     assert unhashable is not known(10**9, {"panels": [1]})
     large = [Tiling((2048, 64), (2 * KEPT,), ROWS) for _ in range(2)]
-    found = [remembered(*large, need, 10**9, None, (8, 8), {}, "summa") for _ in range(2)]
+    found = [asked(*large, "summa").remembered(10**9) for _ in range(2)]
     assert found[0] is not found[1]
 
 
@@ -73,7 +74,7 @@ def refused(a, b, limit, only=None):
     has = MemoryRule(10**10, 0, "a worker has 10 GB", "memory_limit")
     room = Room((MemoryRule(limit, 0, "it was asked for"), has))
     files = lambda: limits_of(a.shape, b.shape, F8, "blas", None)  # noqa: E731
-    error = refusal(found(a, b, limit, only), room, a, b, needs, 8, {}, only, files)
+    error = refusal(found(a, b, limit, only), room, asked(a, b, only), files)
     assert isinstance(error, DoesNotFitError)
     return str(error)
 
@@ -314,7 +315,7 @@ def test_only_plans_of_few_ranks_are_kept(side, kept):
     needs = ProductNeeds(F8, "blas", None, "memory")
 
     def planned():
-        return weigh(tiling, tiling, needs, 10**9, rates, (8, 8), {}, "summa")["summa"].plan
+        return ProductQuestion(tiling, tiling, needs, rates, "summa").weigh(10**9)["summa"].plan
 
     plan = weakref.ref(planned())
     gc.collect()

@@ -1,7 +1,7 @@
 """The distributed product: right for every placement, counted to the byte, within its memory.
 
 Holds `tiledask.distributed.cluster.counters`, `tiledask.distributed.products.multiply`,
-`tiledask.distributed.products.needed`, `tiledask.distributed.products.panels` and
+`tiledask.distributed.products.needed`, `tiledask.distributed.products.line` and
 `tiledask.lab.product_claims`.
 """
 
@@ -21,13 +21,12 @@ import tiledask as td
 from tiledask import Replicate, Shard
 from tiledask.distributed.cluster import counters
 from tiledask.distributed.cluster import worker as on_worker
-from tiledask.distributed.products.needed import RUNTIME
 from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.transport import remote_read
 from tiledask.errors import DeadlineError, DoesNotFitError, KernelError, PlacementError
 from tiledask.lab.product_claims import RandomProduct, product_rows
-from tiledask.plan.products.product import algorithms, options_of
-from tiledask.plan.program.making.of_product import AHEAD
+from tiledask.plan.products.product import algorithms, options_of, plan_product
+from tiledask.plan.products.product_plan import AHEAD, RUNTIME
 
 pytestmark = pytest.mark.cluster
 
@@ -59,6 +58,14 @@ def on_grid(cluster, *arrays):
     """These, in blocks on a mesh of 2 x 2."""
     mesh = td.Mesh(cluster, (2, 2))
     return [td.distribute(x, mesh, GRID) for x in arrays]
+
+
+def test_a_function_hears_how_far_the_ranks_are(cluster):
+    told = []
+    a, b = on_grid(cluster, integers((64, 64)), integers((64, 64), 1))
+    td.matmul(a, b, algorithm="summa", panel=8, progress=lambda *done: told.append(done))
+    panels = sum(map(len, plan_product("summa", a.tiling, b.tiling, panel=8).panels))
+    assert told[-1] == (panels, panels)
 
 
 @pytest.fixture(params=["memory", "comm"])

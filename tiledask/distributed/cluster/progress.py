@@ -10,7 +10,7 @@ from distributed import get_worker
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.tile.progress import is_watched, showing
 
-__all__ = ["PAGE", "RUNS", "TOPIC", "Reporter", "following", "subscribed", "watching"]
+__all__ = ["PAGE", "RUNS", "TOPIC", "Progress", "Reporter", "following", "subscribed", "watching"]
 
 PAGE = "tiledask-page"
 """Dask's name of what collects for the dashboard's page, on the scheduler."""
@@ -19,6 +19,8 @@ RUNS = "tiledask-runs"
 
 TOPIC = "tiledask-panels"
 """Dask's topic for the events that say how far each rank is."""
+Progress = bool | Callable[[int, int], None] | None
+"""How far a call is, for people: a bar or none, or a function that is told."""
 _REPORT = 0.25  # seconds between two events of a rank
 
 
@@ -87,13 +89,19 @@ def following(
 
 @contextmanager
 def watching(
-    wanted: bool | None, run: str, turns: Sequence[int], what: str, cluster: Cluster
+    wanted: Progress, run: str, turns: Sequence[int], what: str, cluster: Cluster
 ) -> Iterator[None]:
     """Shows the panels that are done while the block runs.
 
-    ``wanted``: True and False insist, None shows a bar on a terminal or in a notebook.
-    ``turns``: panels of each rank.
+    ``wanted``: True and False insist, None shows a bar on a terminal or in a notebook. A function
+    is called with (panels done, panels in all). ``turns``: panels of each rank.
     """
+    if callable(wanted):
+        tell, of = wanted, sum(turns)
+        with following(cluster, run, len(turns), lambda done: tell(sum(done), of)):
+            yield
+        tell(of, of)  # ranks do not report their last panels
+        return
     if wanted is False or (wanted is None and not is_watched()):
         yield
         return

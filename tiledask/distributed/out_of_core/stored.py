@@ -22,7 +22,7 @@ from tiledask.distributed.out_of_core.disk import reading, writing
 from tiledask.distributed.out_of_core.stored_file import StoredFile
 from tiledask.errors import ConfigError, KernelError
 from tiledask.plan import html
-from tiledask.plan.products.regions import Region
+from tiledask.plan.products.regions import Region, extents_of
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import is_whole
 from tiledask.tile import as_dtype
@@ -132,7 +132,7 @@ class StoredArray(StoredFile):
             span = (part.start, max(part.start, part.stop)) if isinstance(part, range) else None
             region.append(span or (part, part + 1))
             keep.append(slice(None) if span else 0)
-        out = np.empty([stop - start for start, stop in region], self.dtype, order=self.order)
+        out = np.empty(extents_of(tuple(region)), self.dtype, order=self.order)
         if out.size:
             self.read(tuple(region), out)
         found: np.ndarray = out[tuple(keep)]
@@ -144,7 +144,7 @@ class StoredArray(StoredFile):
         return self[:, :].astype(dtype or self.dtype, copy=False)
 
     def _check(self, region: Region, block: np.ndarray) -> None:
-        shape = tuple(stop - start for start, stop in region)
+        shape = extents_of(region)
         inside = all(0 <= a <= b <= n for (a, b), n in zip(region, self.shape, strict=True))
         if not inside or block.shape != shape:
             raise ConfigError(

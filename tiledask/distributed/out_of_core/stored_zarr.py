@@ -22,7 +22,7 @@ import numpy as np
 from tiledask.distributed.out_of_core.stored_file import StoredFile
 from tiledask.distributed.out_of_core.stored_npy import rounded
 from tiledask.errors import ConfigError
-from tiledask.plan.products.regions import Region
+from tiledask.plan.products.regions import Region, overlap, slices, within
 
 __all__ = ["chunk_files", "create", "look", "read", "survey", "write"]
 
@@ -147,11 +147,9 @@ def read(array: StoredFile, region: Region, out: np.ndarray) -> int:
     check = _check_of(array, stored.metadata)
     for at, part in _chunks(array, region):
         check(at, part)
-        place = out[_within(part, region)]
+        place = out[within(part, region)]
         with _decoding(array, stored.metadata.encode_chunk_key(at)):
-            stored.get_basic_selection(
-                tuple(slice(*span) for span in part), out=NDBuffer.from_numpy_array(place)
-            )
+            stored.get_basic_selection(slices(part), out=NDBuffer.from_numpy_array(place))
         read += array.form.read_bytes(part)
     return read
 
@@ -161,15 +159,13 @@ def write(array: StoredFile, region: Region, block: np.ndarray) -> None:
     stored = _opened(array, lambda: _open_to_write(array.path))
     check = _check_of(array, stored.metadata)
     for at, part in _chunks(array, region):
-        whole = tuple(
-            (i * c, min((i + 1) * c, n))
-            for i, c, n in zip(at, array.form.grid, array.shape, strict=True)
-        )
+        whole = overlap(_chunk(array, at), tuple((0, n) for n in array.shape))
+        assert whole is not None  # the chunk begins within the array
         if part != whole:  # the rest of the chunk stays
             check(at, whole)
-        chunk = rounded(block[_within(part, region)], array.dtype)
+        chunk = rounded(block[within(part, region)], array.dtype)
         with _decoding(array, stored.metadata.encode_chunk_key(at)):
-            stored[tuple(slice(*span) for span in part)] = chunk
+            stored[slices(part)] = chunk
 
 
 def chunk_files(array: StoredFile, region: Region) -> Iterator[str]:
@@ -352,11 +348,10 @@ def _chunks(array: StoredFile, region: Region) -> Iterator[tuple[tuple[int, int]
         for (start, stop), c in zip(region, array.form.grid, strict=True)
     )
     for at in product(rows, columns):
-        part = zip(at, array.form.grid, region, strict=True)
-        yield at, tuple((max(a, i * c), min(b, (i + 1) * c)) for i, c, (a, b) in part)
+        if (part := overlap(_chunk(array, at), region)) is not None:
+            yield at, part
 
 
-def _within(part: Region, whole: Region) -> tuple[slice, ...]:
-    return tuple(
-        slice(a - origin, b - origin) for (a, b), (origin, _) in zip(part, whole, strict=True)
-    )
+def _chunk(array: StoredFile, at: tuple[int, int]) -> Region:
+    """Where a chunk lies, beyond the array's edges too."""
+    return tuple((i * c, (i + 1) * c) for i, c in zip(at, array.form.grid, strict=True))

@@ -7,7 +7,6 @@ a thread                                  [fsync, record]
 
 import time
 import zlib
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,12 +19,12 @@ from tiledask.distributed.cluster.progress import Reporter
 from tiledask.distributed.out_of_core.stored import StoredArray
 from tiledask.distributed.out_of_core.stored_npy import rounded
 from tiledask.distributed.out_of_core.unfinished import StreamRecords, TileRecord
-from tiledask.distributed.products.panels import held_of, multiply_panel
-from tiledask.distributed.programs.beside import BesideRunner
+from tiledask.distributed.products.line import ProductLine
 from tiledask.plan.products.regions import Region
 from tiledask.plan.products.streaming import Cuts, StreamPlan
-from tiledask.plan.program.instructions import Do, Fetch, Instructions, Keep, ProgramPart
-from tiledask.plan.program.making.of_stream import stream_line
+from tiledask.plan.program.instructions import Do, Fetch, Instructions, Keep
+from tiledask.plan.program.making.of_product import once
+from tiledask.plan.program.making.of_stream import stream_role
 from tiledask.tile import accumulator
 from tiledask.tile import matmul as tile_matmul
 from tiledask.tile.backend import namespace, synchronize, to_numpy
@@ -117,80 +116,68 @@ def stream_tiles(job: StreamJob) -> int:
         known = {region: records.tile(region) for region in job.tiles}
         begun = [(region, record.summed if record else 0) for region, record in known.items()]
         size, wide = product.a.dtype.itemsize, product.summed_in.itemsize
-        line = stream_line(job.cuts, product.k, begun, size, wide)
-        if not line.role(0).parts:
+        role = stream_role(job.cuts, product.k, begun, size, wide)
+        if not role.parts:
             return 0
         with _Keeper(job) as keeper:
-            return _FileLine(job, keeper, line).read_bytes()
+            return _FileLine(job, keeper, once([role], "files")).read_bytes()
 
 
-class _FileLine:
+class _FileLine(ProductLine):
     """A worker's way through its line: files are where it reads and keeps."""
 
     def __init__(self, job: StreamJob, keeper: "_Keeper", line: Instructions) -> None:
-        self.job, self.keeper, self.line, self.read = job, keeper, line, 0
         product = job.product
-        of = {"a": product.a, "b": product.b}
-        self.stays = {
-            name: _Panel(of[name[0]], size // product.a.dtype.itemsize, job.backend)
-            for name, size in line.role(0).stays.items()
+        super().__init__(line, product.kernel, product.tile)
+        self.job, self.keeper = job, keeper
+        self.reads: list[int] = []
+        """Bytes of each read. Two threads read: their sum is taken when both are done."""
+        of, size = {"a": product.a, "b": product.b}, product.a.dtype.itemsize
+        self.stays: dict[str, Any] = {
+            name: _Panel(of[name[0]], nbytes // size, job.backend)
+            for name, nbytes in self.role.stays.items()
             if name != "C"
         }
         tm, tn = job.cuts.tile
-        self.room = _room(tm * tn, product.summed_in, job.backend)
-        left = sum(isinstance(each, Do) for each in line.role(0).parts[0].instructions)
+        self.stays["C"] = _room(tm * tn, product.summed_in, job.backend)
+        left = sum(isinstance(each, Do) for each in self.role.parts[0].instructions)
         self.reporter = Reporter(job.records.run, job.slot, job.panels, job.panels - left)
 
     def read_bytes(self) -> int:
         """Bytes read, once the line was gone through."""
-        BesideRunner(self.line, {**self.stays, "C": self.room}, self.bind, self).run()
-        return self.read
+        self.go(self.stays)
+        return sum(self.reads)
 
     def fetch(self, each: Fetch) -> Callable[[Any], Any]:
-        if each.buffer == "C":
-            return partial(self._take_up, each.region)
+        return partial(self._take_up if each.buffer == "C" else self._fill, each.region)
 
-        def fill(room: _Panel) -> Any:
-            panel, nbytes = room.fill(each.region)
-            self.read += nbytes
-            return panel
+    def _fill(self, region: Region, room: "_Panel") -> Any:
+        panel, nbytes = room.fill(region)
+        self.reads.append(nbytes)
+        return panel
 
-        return fill
+    def _take_up(self, region: Region, room: Any) -> Any:
+        """The room of C, once it holds the partial sum in the file."""
+        array, c = self.job.product.c, self.place(room, region)
+        held = c if isinstance(c, np.ndarray) else np.empty(c.shape, c.dtype, order=array.order)
+        self.reads.append(array.read(region, held))
+        if held is not c:
+            c.set(held)
+        return room
 
     def keep(self, each: Keep) -> Callable[[Any], None]:
         def keep(room: Any) -> None:
             if not each.partial or self.keeper.due:
-                self.keeper.keep(each.region, self._tile(room, each.region), each.summed)
+                self.keeper.keep(each.region, self.place(room, each.region), each.summed)
             self.reporter.one_more()
 
         return keep
 
-    def bind(self, each: Do, part: ProgramPart, told: dict[str, Any]) -> Callable[..., None]:
-        return partial(self._multiply, **told)
-
-    def _multiply(
-        self, x: Any, y: Any, room: Any, *, a: Any, b: Any, c: Region, into: Any, adds: bool
-    ) -> None:
-        """The tile of C, once A @ B for a pair of panels was added to it, or begins it."""
+    def check(self) -> None:
         self.job.records.check()
-        tile, product = self._tile(room, c), self.job.product
-        held = held_of(a, [x]), held_of(b, [y])
-        deque(multiply_panel(*held, tile, c, c, adds, product.kernel, product.tile), maxlen=0)
-        synchronize(tile)
 
-    def _tile(self, room: Any, region: Region) -> Any:
+    def place(self, room: Any, region: Region, like: Any = None) -> Any:
         return _view(room, region, self.job.product.c.order)
-
-    def _take_up(self, region: Region, room: Any) -> Any:
-        """The room of C, once it holds the partial sum in the file."""
-        array, c = self.job.product.c, self._tile(room, region)
-        if isinstance(c, np.ndarray):
-            self.read += array.read(region, c)
-        else:
-            held = np.empty(c.shape, c.dtype, order=array.order)
-            self.read += array.read(region, held)
-            c.set(held)
-        return room
 
 
 class _Panel:

@@ -10,16 +10,14 @@ other workers.
 import os
 import uuid
 import warnings
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.cluster.cluster import DEADLINE, Cluster, seconds_of
 from tiledask.distributed.cluster.counters import Counted, counting
-from tiledask.distributed.cluster.progress import following, watching
+from tiledask.distributed.cluster.progress import Progress, watching
 from tiledask.distributed.cluster.room import room_of
 from tiledask.distributed.out_of_core.disk import free
 from tiledask.distributed.out_of_core.stored import (
@@ -62,8 +60,6 @@ _READERS = 4
 """Threads that compare what an unfinished result holds with what was recorded of it."""
 WORTH = 128
 """Rows and columns of a tile that multiplies faster than it is read."""
-
-Progress = bool | Callable[[int, int], None] | None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -438,25 +434,14 @@ def _run(
     what = f"product {m}x{k} @ {k}x{n} into {os.path.basename(product.c.path)}"
     loads = [cluster.submit(job.slot, warm, job, name="load") for job in jobs]
     cluster.wait(loads, f"loading what the {what} needs", min(seconds, DEADLINE), cancel=True)
-    with counting(cluster) as counted, _told(cluster, jobs, what, progress):
+    panels = [0] * cluster.slots
+    for job in jobs:
+        panels[job.slot] = job.panels
+    run = jobs[0].records.run
+    with counting(cluster) as counted, watching(progress, run, panels, what, cluster):
         futures = [cluster.submit(job.slot, stream_tiles, job, name="stream") for job in jobs]
         reads = cluster.gather(futures, what, seconds, cancel=True)
     return reads, counted
-
-
-@contextmanager
-def _told(cluster: Cluster, jobs: list[StreamJob], what: str, progress: Progress) -> Iterator[None]:
-    """A bar is drawn inside the block, or ``progress`` called as the workers report."""
-    run, panels = jobs[0].records.run, [0] * cluster.slots
-    for job in jobs:
-        panels[job.slot] = job.panels
-    if not callable(progress):
-        with watching(progress, run, panels, what, cluster):
-            yield
-        return
-    with following(cluster, run, len(panels), lambda done: progress(sum(done), sum(panels))):
-        yield
-    progress(sum(panels), sum(panels))
 
 
 def _fields(array: StoredArray) -> dict[str, Any]:

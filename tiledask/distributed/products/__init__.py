@@ -7,7 +7,8 @@ rates.py       this cluster's FLOP/s, bytes/s and overheads, measured
 refusal.py     what would fit instead
 operands.py    what two operands must have in common
 announced.py   what the dashboard's page is told of it
-multiply.py    what a rank does: multiply panels, fetch the next ones
+line.py        the engine: whoever multiplies goes through a line of a product's program
+multiply.py    what a rank does: it reads others' blocks and leaves its own
 lazy.py        x @ y of dask.arrays: lazy_plan.py cuts, lazy_graph.py builds, lazy_tasks.py runs
 """
 

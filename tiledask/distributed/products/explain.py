@@ -5,9 +5,9 @@ often repeated. What a rank may hold is asked each time.
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
@@ -17,13 +17,15 @@ from tiledask.errors import PlacementError
 from tiledask.plan import html
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.cost import MachineRates, ProductCost, break_even, cost, least_moved
+from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import PANEL, algorithms, options_of, plan_product
 from tiledask.plan.products.product_plan import ProductPlan
 from tiledask.plan.products.regions import region_size
 from tiledask.plan.program.explained import ProgramExplanation, explain_product
 from tiledask.plan.units import format_bytes, format_seconds
+from tiledask.tile import accumulator
 
-__all__ = ["KEPT", "Choice", "Explanation", "fits_in", "remembered", "weigh"]
+__all__ = ["HEAD", "KEPT", "Choice", "Explanation", "ProductQuestion"]
 
 KEPT = 64
 """Plans that are kept, and the most ranks of one: a plan grows with the square of these."""
@@ -179,135 +181,144 @@ HEAD = (
 )
 
 
-def weigh(
-    a: Any,
-    b: Any,
-    needs: ProductNeeds,
-    allowed: int,
-    rates: MachineRates | None,
-    itemsizes: tuple[int, int],
-    options: dict[str, Any] | None = None,
-    only: str | None = None,
-) -> Explanation:
-    """The Explanation for tilings ``a`` and ``b``; without ``rates`` it has no times.
+@dataclass(frozen=True)
+class ProductQuestion:
+    """How to multiply: all that the answer follows from, but the bytes that a rank may hold."""
 
-    ``needs`` gives a plan's memory, ``allowed`` the bytes a rank may hold, ``itemsizes`` the
-    bytes of an element and of a partial sum. ``only``: one algorithm, asked for by name.
-    """
-    options = options or {}
-    names = [only] if only else list(algorithms)
-    choices = tuple(
-        _choice(
-            name, a, b, needs, allowed, rates, itemsizes, options if only else _own(name, options)
+    a: Tiling
+    b: Tiling
+    needs: ProductNeeds
+    """A plan's memory."""
+    rates: MachineRates | None = None
+    """Without them nothing has times."""
+    algorithm: str | None = None
+    """The only one, if it was asked for by name."""
+    options: tuple[tuple[str, Any], ...] = ()
+    """(name, value) of those that were given."""
+
+    @property
+    def itemsizes(self) -> tuple[int, int]:
+        """Bytes of an element and of a partial sum."""
+        return self.needs.dtype.itemsize, accumulator(self.needs.dtype).itemsize
+
+    @property
+    def extents(self) -> tuple[int, int, int]:
+        """m, n and k, all leading dimensions of A taken as one m."""
+        return prod(self.a.shape[:-1]), prod(self.b.shape[1:]), self.a.shape[-1]
+
+    def weigh(self, allowed: int) -> Explanation:
+        """Every algorithm, and the one to take, where a rank may hold ``allowed`` bytes."""
+        names = [self.algorithm] if self.algorithm else list(algorithms)
+        choices = tuple(self._choice(name, allowed) for name in names)
+        chosen, why = _chosen(choices, allowed, self.algorithm)
+        return Explanation(choices, chosen, why, self._advice(choices))
+
+    def remembered(self, allowed: int) -> Explanation:
+        """What `weigh` finds, `Choice.bound` apart: known of equal operands, if all that was found
+        for them would fit."""
+        with suppress(TypeError):  # an option that is none: the plan says so
+            hash(self)
+            if self.a.ranks <= KEPT:
+                found, most = _in_plenty(self, repr((self.needs, self.options)))
+                if found.chosen and most <= allowed:
+                    return found
+        return self.weigh(allowed)
+
+    def fits(self, name: str, allowed: int, elsewhere: bool = True) -> bool:
+        """Whether `weigh` finds that algorithm ``name`` fits; nothing is planned that cannot help.
+
+        ``elsewhere``: C may lie on another mesh than A.
+        """
+        own = replace(self, algorithm=None)  # of options that it has not, nothing is said
+        try:
+            plan = plan_product(name, self.a, self.b, **own._options(name))
+            if plan.result.mesh != self.a.mesh and not elsewhere:
+                return False
+            if _without_panels(own._planned(name)[1]) > allowed:
+                return False
+            return own._within(name, allowed)[1].peak <= allowed
+        except PlacementError:
+            return False
+
+    def _options(self, name: str) -> dict[str, Any]:
+        """Those that the algorithm has; all of them, where it was asked for."""
+        takes = options_of(name)
+        return {key: value for key, value in self.options if self.algorithm or key in takes}
+
+    def _planned(self, name: str, **more: Any) -> tuple[ProductPlan, Ledger]:
+        options = self._options(name) | more
+        # as text too: True is no panel of 1
+        text = repr((self.needs, options))
+        key = name, self.a, self.b, self.needs, tuple(options.items()), text
+        try:
+            hash(key)
+        except TypeError:  # an option that is none: the plan says so
+            return _plan_anew(*key)
+        return (_plan_anew if self.a.ranks > KEPT else _plan_once)(*key)
+
+    def _within(self, name: str, allowed: int) -> tuple[ProductPlan, Ledger]:
+        """The plan of ``name``, with panels as wide as fit unless their width was asked for."""
+        (plan, ledger), width = self._planned(name), PANEL
+        narrows = "panel" in options_of(name) and "panel" not in self._options(name)
+        while narrows and ledger.peak > allowed and width > 1:
+            width = width // 2 if _without_panels(ledger) <= allowed else 1
+            plan, ledger = self._planned(name, panel=width)
+        return plan, ledger
+
+    def _choice(self, name: str, allowed: int) -> Choice:
+        try:
+            plan, ledger = self._within(name, allowed)
+        except PlacementError as error:
+            return Choice(name, "", None, str(error))
+        (itemsize, partial_sum), rates = self.itemsizes, self.rates
+        traffic = plan.traffic(itemsize, partial_sum)
+        # copies counted each time
+        regions = (region for t in (plan.a, plan.b, plan.result) for region in t.regions)
+        held = sum(map(region_size, regions)) / plan.ranks
+        work = max(prod(plan.extents(rank)) for rank in range(plan.ranks))
+        least = least_moved(*self.extents, plan.ranks, allowed / itemsize, held, work)
+        priced = cost if plan.ranks > KEPT else _cost_once
+        return Choice(
+            name,
+            plan.options,
+            plan,
+            "",
+            traffic.total,
+            max(traffic.received),
+            traffic.count,
+            ledger,
+            ledger.peak <= allowed,
+            plan.result.mesh == self.a.mesh,
+            priced(plan, itemsize, partial_sum, rates) if rates else None,
+            int(least * itemsize),
+            None if rates is None else (itemsize, partial_sum, rates),
         )
-        for name in names
-    )
-    chosen, why = _chosen(choices, allowed, only)
-    m, n, k = prod(a.shape[:-1]), prod(b.shape[1:]), a.shape[-1]
-    return Explanation(choices, chosen, why, _advice(m, n, k, a.ranks, choices, itemsizes, rates))
 
-
-def remembered(
-    a: Any,
-    b: Any,
-    needs: ProductNeeds,
-    allowed: int,
-    rates: MachineRates | None,
-    itemsizes: tuple[int, int],
-    options: dict[str, Any],
-    only: str | None,
-) -> Explanation:
-    """What `weigh` finds, `Choice.bound` apart: known of equal operands, if all that was found
-    for them would fit."""
-    key = a, b, needs, rates, itemsizes, tuple(options.items()), only, repr((needs, options))
-    with suppress(TypeError):  # an option that is none: the plan says so
-        hash(key)
-        if prod(a.mesh) <= KEPT:
-            found, most = _in_plenty(*key)
-            if found.chosen and most <= allowed:
-                return found
-    return weigh(a, b, needs, allowed, rates, itemsizes, options, only)
+    def _advice(self, choices: Sequence[Choice]) -> str:
+        """Whether distributing pays."""
+        (m, n, k), rates, ranks = self.extents, self.rates, self.a.ranks
+        seconds = min((c.seconds for c in choices), default=float("inf"))
+        if rates is None or ranks == 1 or seconds == float("inf"):
+            return ""
+        itemsize, _ = self.itemsizes
+        touched = (m * k + k * n + m * n) * itemsize
+        alone = 2 * m * n * k / rates.flops + touched / rates.touch + rates.call
+        limit = break_even(ranks, itemsize, rates)
+        words = f"A task costs {format_seconds(rates.task)}; {ranks} ranks pay from about n = "
+        words += f"{limit}."
+        if seconds < alone:
+            return f"One rank alone would take {format_seconds(alone)}. {words}"
+        return (
+            f"Not worth distributing: one rank alone would take {format_seconds(alone)}, if it has "
+            f"the memory. {words}"
+        )
 
 
 @lru_cache(KEPT)
-def _in_plenty(
-    a: Any,
-    b: Any,
-    needs: ProductNeeds,
-    rates: MachineRates | None,
-    itemsizes: tuple[int, int],
-    options: tuple[tuple[str, Any], ...],
-    only: str | None,
-    _: str,
-) -> tuple[Explanation, int]:
+def _in_plenty(question: ProductQuestion, _: str) -> tuple[Explanation, int]:
     """(what `weigh` finds in any amount of memory, the most bytes that any of it takes)."""
-    found = weigh(a, b, needs, sys.maxsize, rates, itemsizes, dict(options), only)
+    found = question.weigh(sys.maxsize)
     return found, max(choice.peak for choice in found.choices)
-
-
-def _choice(
-    name: str,
-    a: Any,
-    b: Any,
-    needs: ProductNeeds,
-    allowed: int,
-    rates: MachineRates | None,
-    itemsizes: tuple[int, int],
-    options: dict[str, Any],
-) -> Choice:
-    try:
-        plan, ledger = _within(name, a, b, needs, allowed, options)
-    except PlacementError as error:
-        return Choice(name, "", None, str(error))
-    itemsize, partial_sum = itemsizes
-    traffic = plan.traffic(itemsize, partial_sum)
-    m, n, k = prod(a.shape[:-1]), prod(b.shape[1:]), a.shape[-1]
-    # copies counted each time
-    regions = (region for t in (plan.a, plan.b, plan.result) for region in t.regions)
-    held = sum(map(region_size, regions)) / plan.ranks
-    work = max(prod(plan.extents(rank)) for rank in range(plan.ranks))
-    bound = least_moved(m, n, k, plan.ranks, allowed / itemsize, held, work) * itemsize
-    priced = cost if plan.ranks > KEPT else _cost_once
-    seconds = priced(plan, itemsize, partial_sum, rates) if rates else None
-    return Choice(
-        name,
-        plan.options,
-        plan,
-        "",
-        traffic.total,
-        max(traffic.received),
-        traffic.count,
-        ledger,
-        ledger.peak <= allowed,
-        plan.result.mesh == a.mesh,
-        seconds,
-        int(bound),
-        None if rates is None else (*itemsizes, rates),
-    )
-
-
-def _within(
-    name: str, a: Any, b: Any, needs: ProductNeeds, allowed: int, options: dict[str, Any]
-) -> tuple[ProductPlan, Ledger]:
-    """The plan of ``name``, with panels as wide as fit unless their width was asked for."""
-    (plan, ledger), width = _planned(name, a, b, needs, options), PANEL
-    narrows = "panel" in options_of(name) and options.get("panel") is None
-    while narrows and ledger.peak > allowed and width > 1:
-        width = width // 2 if _without_panels(ledger) <= allowed else 1
-        plan, ledger = _planned(name, a, b, needs, options | {"panel": width})
-    return plan, ledger
-
-
-def _planned(
-    name: str, a: Any, b: Any, needs: ProductNeeds, options: dict[str, Any]
-) -> tuple[ProductPlan, Ledger]:
-    # as text too: True is no panel of 1
-    key = name, a, b, needs, tuple(options.items()), repr((needs, options))
-    try:
-        hash(key)
-    except TypeError:  # an option that is none: the plan says so
-        return _plan_anew(*key)
-    return (_plan_anew if a.ranks > KEPT else _plan_once)(*key)
 
 
 def _plan_anew(
@@ -321,39 +332,9 @@ _plan_once = lru_cache(KEPT)(_plan_anew)
 _cost_once = lru_cache(KEPT)(cost)
 
 
-def fits_in(
-    allowed: int,
-    name: str,
-    a: Any,
-    b: Any,
-    needs: ProductNeeds,
-    options: Mapping[str, Any],
-    elsewhere: bool = True,
-) -> bool:
-    """Whether `weigh` finds that algorithm ``name`` fits; nothing is planned that cannot help.
-
-    ``elsewhere``: C may lie on another mesh than A.
-    """
-    options = _own(name, dict(options))
-    try:
-        plan = plan_product(name, a, b, **options)
-        if plan.result.mesh != a.mesh and not elsewhere:
-            return False
-        if _without_panels(_planned(name, a, b, needs, options)[1]) > allowed:
-            return False
-        return _within(name, a, b, needs, allowed, options)[1].peak <= allowed
-    except PlacementError:
-        return False
-
-
 def _without_panels(ledger: Ledger) -> int:
     """Bytes of the fullest rank if panels had no width."""
     return Ledger.of(row for row in ledger.rows if row.tensor != PANELS).peak
-
-
-def _own(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Those of ``options`` that the algorithm has."""
-    return {key: value for key, value in options.items() if key in options_of(name)}
 
 
 def _chosen(choices: tuple[Choice, ...], allowed: int, only: str | None) -> tuple[str, str]:
@@ -378,28 +359,4 @@ def _chosen(choices: tuple[Choice, ...], allowed: int, only: str | None) -> tupl
         f"{best.algorithm}: predicted {format_seconds(best.seconds)}, "
         f"{format_bytes(best.received)} to the rank that receives most; next is "
         f"{second.algorithm}, {more:.0%} slower."
-    )
-
-
-def _advice(
-    m: int,
-    n: int,
-    k: int,
-    ranks: int,
-    choices: tuple[Choice, ...],
-    itemsizes: tuple[int, int],
-    rates: MachineRates | None,
-) -> str:
-    seconds = min((c.seconds for c in choices), default=float("inf"))
-    if rates is None or ranks == 1 or seconds == float("inf"):
-        return ""
-    touched = (m * k + k * n + m * n) * itemsizes[0]
-    alone = 2 * m * n * k / rates.flops + touched / rates.touch + rates.call
-    limit = break_even(ranks, itemsizes[0], rates)
-    words = f"A task costs {format_seconds(rates.task)}; {ranks} ranks pay from about n = {limit}."
-    if seconds < alone:
-        return f"One rank alone would take {format_seconds(alone)}. {words}"
-    return (
-        f"Not worth distributing: one rank alone would take {format_seconds(alone)}, if it has "
-        f"the memory. {words}"
     )

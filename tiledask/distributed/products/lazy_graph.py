@@ -15,15 +15,10 @@ from dask._task_spec import Alias, DataNode, Task, TaskRef
 from dask.typing import Key
 
 from tiledask.distributed.products.lazy_plan import FAN_IN, Edges, LazyPlan, Side, bands_of
-from tiledask.distributed.products.lazy_tasks import (
-    BlockPiece,
-    LazyTileJob,
-    Made,
-    add_up,
-    multiply_tile,
-)
+from tiledask.distributed.products.lazy_tasks import LazyTileJob, Made, add_up, multiply_tile
 from tiledask.errors import PlacementError
-from tiledask.plan.products.regions import Region, ends_within, within
+from tiledask.plan.products.regions import Region, ends_within, overlap, within
+from tiledask.plan.program.making.of_tile import TilePiece
 
 __all__ = ["Graph", "Operand", "check_chunks", "edges_of", "recipes_of", "touching_chunks"]
 
@@ -144,30 +139,46 @@ class Graph:
         self, key: Key, region: Region, k: tuple[int, int], before: Any, final: Any
     ) -> None:
         inputs: dict[Key, int] = {}
-        left = self._pieces(self.left, region[:-1], k, inputs)
-        right = self._pieces(self.right, region[-1:], k, inputs)
+        sources: dict[str, int | Made] = {}
+        left = self._pieces(self.left, (*region[:-1], k), inputs, sources)
+        right = self._pieces(self.right, (*region[-1:], k), inputs, sources)
         bands = bands_of(self.left.side.edges[-1], self.right.side.edges[-1])
-        within_k = [(max(a, k[0]), min(b, k[1])) for a, b in bands]
-        here = tuple((a, b) for a, b in within_k if a < b)
-        shape, dtype = tuple(b - a for a, b in region), self.left.array.dtype.name
-        job = LazyTileJob(shape, final, dtype, left, right, here, self.kernel, self.tile)
+        here = tuple(both for band in bands if (both := overlap((band,), (k,))) is not None)
+        tile, dtype = tuple((0, b - a) for a, b in region), self.left.array.dtype.name
+        job = LazyTileJob(
+            left,
+            right,
+            sources,
+            tile,
+            final,
+            dtype,
+            tuple(band for (band,) in here),
+            self.kernel,
+            self.tile,
+        )
         self.made[key] = Task(key, multiply_tile, job, before, *map(TaskRef, inputs))
 
     def _pieces(
-        self, operand: Operand, box: Region, k: tuple[int, int], inputs: dict[Key, int]
-    ) -> tuple[BlockPiece, ...]:
-        pieces = []
-        for key, part, less, common in operand.blocks((*box, k)):
+        self, operand: Operand, box: Region, inputs: dict[Key, int], sources: dict[str, int | Made]
+    ) -> tuple[TilePiece, ...]:
+        """What a task takes of ``operand`` in ``box``; it is told where from in ``sources``."""
+        pieces = list[TilePiece]()
+        for key, part, less, common in operand.blocks(box):
+            name = f"{'x' if operand.first else 'y'}{len(pieces)}"
             if operand.recipes:
                 task = operand.recipes[key]
                 needs = tuple(
                     (need, inputs.setdefault(need, len(inputs)))
                     for need in sorted(task.dependencies, key=str)
                 )
-                source: int | Made = Made(task, needs, part)
+                sources[name] = Made(task, needs, part)
             else:
-                source = inputs.setdefault(self._part(key, part) if less else key, len(inputs))
-            pieces.append(BlockPiece(source, ends_within(common[:-1], box), common[-1]))
+                sources[name] = inputs.setdefault(
+                    self._part(key, part) if less else key, len(inputs)
+                )
+            lies = *ends_within(common[:-1], box[:-1]), common[-1]
+            turn = 1 if operand.first else -1
+            pieces.append(TilePiece(name, lies[::turn], bool(operand.recipes)))
         return tuple(pieces)
 
     def _part(self, key: Key, part: tuple[slice, ...]) -> Key:

@@ -22,10 +22,10 @@ from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.arrays.recompute import anchor
 from tiledask.distributed.cluster.cluster import seconds_of, slot_of
 from tiledask.distributed.cluster.counters import counting
-from tiledask.distributed.cluster.progress import watching
-from tiledask.distributed.cluster.room import Room, as_room, asks_room, room_of
+from tiledask.distributed.cluster.progress import Progress, watching
+from tiledask.distributed.cluster.room import as_room, asks_room, room_of
 from tiledask.distributed.products.announced import about, announced, ended
-from tiledask.distributed.products.explain import KEPT, Choice, Explanation, remembered, weigh
+from tiledask.distributed.products.explain import KEPT, Choice, Explanation, ProductQuestion
 from tiledask.distributed.products.multiply import RankLine, run_line
 from tiledask.distributed.products.needed import ProductNeeds
 from tiledask.distributed.products.operands import check_kernel, check_types
@@ -65,7 +65,7 @@ def matmul(
     tile: int | tuple[int, int, int] | None = None,
     memory_limit: int | str | None = None,
     timeout: float | None = None,
-    progress: bool | None = None,
+    progress: Progress = None,
     **elsewhere: Any,
 ) -> ShardedArray:
     """C = A @ B as a ShardedArray; A [..., k] may have leading dimensions, B is [k, n] or [k].
@@ -89,7 +89,8 @@ def matmul(
         disk, pause or kill a worker (``distributed.worker.memory``) no plan may come. A plan that
         needs more raises DoesNotFitError before anything runs, with what would fit.
     progress
-        Show how far the ranks are. Default: where somebody watches, after two seconds.
+        Show how far the ranks are. Default: where somebody watches, after two seconds. A function
+        is called with (panels multiplied, panels in all), from another thread.
 
     Half types are summed in float32 and rounded once; only partial sums that are left as they are
     (Partial()) are rounded before. ``C.traffic`` and ``C.memory`` hold what was predicted and
@@ -129,8 +130,8 @@ def matmul(
         algorithm = "local"
     if algorithm is None and a.dtype.name not in a.mesh.cluster.rates:
         rates_of(a.mesh.cluster, a.dtype)  # one algorithm's time is worth no measuring
-    asked = _Asked(a, b, algorithm, options, kernel, tile, memory_limit)
-    return _Run(asked, deadline, progress).result()
+    question = _question(a, b, algorithm, options, kernel, tile)
+    return _Run(a, b, question, memory_limit, deadline, progress).result()
 
 
 def explain(
@@ -154,75 +155,33 @@ def explain(
     """
     _check(a, b, kernel)
     options = {"panel": panel, "grid": grid, "replication": replication}
-    needs = _needs(a, kernel, tile)
     room = room_of(a.mesh.cluster, _by_rank(a, b), memory_limit)
     rates_of(a.mesh.cluster, a.dtype)
-    found = weigh(*_weighed(a, b, algorithm, options, needs, room))
+    found = _question(a, b, algorithm, options, kernel, tile).weigh(room.bytes)
     return replace(found, moved=said_of(a.mesh.cluster))
 
 
-def _weighed(
+def _question(
     a: ShardedArray,
     b: ShardedArray,
     algorithm: str | None,
-    options: dict[str, Any],
-    needs: ProductNeeds,
-    room: Room,
-) -> tuple[Any, ...]:
-    """What `weigh` is given."""
+    options: Mapping[str, Any],
+    kernel: str,
+    tile: Any,
+) -> ProductQuestion:
+    """What is asked for, as it is weighed: with the rates that are known by now."""
     if algorithm is not None and algorithm not in algorithms:
         raise PlacementError(
             f"no algorithm {algorithm!r}; td.algorithms has {', '.join(algorithms)}"
         )
-    rates = a.mesh.cluster.rates.get(a.dtype.name)
-    itemsizes = a.dtype.itemsize, accumulator(a.dtype).itemsize
-    return a.tiling, b.tiling, needs, room.bytes, rates, itemsizes, options, algorithm
-
-
-class _Asked(NamedTuple):
-    """A product, and what was said of it."""
-
-    a: ShardedArray
-    b: ShardedArray
-    algorithm: str | None
-    options: dict[str, Any]
-    kernel: str
-    tile: Any
-    memory_limit: int | str | None
-
-    def choice(self, room: Room) -> Choice:
-        """What `matmul` runs in so much memory."""
-        a, b = self.a, self.b
-        needs = _needs(a, self.kernel, self.tile)
-        found = remembered(*_weighed(a, b, self.algorithm, self.options, needs, room))
-        if found.chosen:
-            return found[found.chosen]
-
-        def files() -> tuple[int, int]:
-            from tiledask.distributed.out_of_core.streamed import limits_of
-
-            (m, k), n = a.shape, b.shape[1]
-            return limits_of((m, k), (k, n), a.dtype, self.kernel, self.tile)
-
-        in_files = a.ndim == b.ndim == 2 and a.dtype.kind == "f"
-        raise refusal(
-            found,
-            room,
-            a.tiling,
-            b.tiling,
-            needs,
-            a.dtype.itemsize,
-            self.options,
-            self.algorithm,
-            files if in_files else None,
-        )
+    cluster = a.mesh.cluster
+    needs = ProductNeeds(a.dtype, kernel, tile, transport_of(cluster))
+    given = tuple((name, value) for name, value in options.items() if value is not None)
+    rates = cluster.rates.get(a.dtype.name)
+    return ProductQuestion(a.tiling, b.tiling, needs, rates, algorithm, given)
 
 
 _moves_nothing = lru_cache(KEPT)(moves_nothing)
-
-
-def _needs(a: ShardedArray, kernel: str, tile: Any) -> ProductNeeds:
-    return ProductNeeds(a.dtype, kernel, tile, transport_of(a.mesh.cluster))
 
 
 def _by_rank(a: ShardedArray, b: ShardedArray) -> list[tuple[Future[Any], ...]]:
@@ -345,16 +304,35 @@ _ready_once = lru_cache(KEPT)(_Ready.of)
 class _Run:
     """One product under way."""
 
-    def __init__(self, asked: _Asked, deadline: float, progress: bool | None) -> None:
-        self.asked, self.deadline, self.progress = asked, deadline, progress
-        self.a, self.b = asked.a, asked.b
-        self.cluster = asked.a.mesh.cluster
+    def __init__(
+        self,
+        a: ShardedArray,
+        b: ShardedArray,
+        question: ProductQuestion,
+        memory_limit: int | str | None,
+        deadline: float,
+        progress: Progress,
+    ) -> None:
+        self.a, self.b, self.question, self.memory_limit = a, b, question, memory_limit
+        self.deadline, self.progress = deadline, progress
+        self.cluster = a.mesh.cluster
         self.on_page = False
 
     @cached_property
     def choice(self) -> Choice:
         """What is run, known once the workers have said what they may hold."""
-        return self.asked.choice(self.room)
+        a, b, found = self.a, self.b, self.question.remembered(self.room.bytes)
+        if found.chosen:
+            return found[found.chosen]
+
+        def files() -> tuple[int, int]:
+            from tiledask.distributed.out_of_core.streamed import limits_of
+
+            (m, k), n, needs = a.shape, b.shape[1], self.question.needs
+            return limits_of((m, k), (k, n), a.dtype, needs.kernel, needs.tile)
+
+        in_files = a.ndim == b.ndim == 2 and a.dtype.kind == "f"
+        raise refusal(found, self.room, self.question, files if in_files else None)
 
     @cached_property
     def ready(self) -> _Ready:
@@ -380,7 +358,7 @@ class _Run:
             ) as counted,
         ):
             tickets, rules = zip(*counted.first, strict=True)
-            self.room = as_room(rules[: len(by_rank)], self.asked.memory_limit)
+            self.room = as_room(rules[: len(by_rank)], self.memory_limit)
             ready = self.ready
             with (
                 announced(cluster, lender.name, ready.about, counted.held) as self.on_page,
@@ -438,10 +416,10 @@ class _Run:
         """The block that each rank makes by its line, which fetches of ``arrays``; ``own`` are
         the ranks' partial sums."""
         args = {}
-        asked, cluster = self.asked, self.cluster
+        cluster, needs = self.cluster, self.question.needs
         for rank, (line, sources) in enumerate(zip(stage.lines, stage.sources, strict=True)):
             lent = {(name, source): arrays[name].block(source) for name, source in sources}
-            told = lender.name, lender.transport, lent, asked.kernel, asked.tile, self.on_page
+            told = lender.name, lender.transport, lent, needs.kernel, needs.tile, self.on_page
             # what keeps Dask able to make again the blocks that the rank reads
             found = [arrays[name].anchors[source] for name, source in sources]
             held = self.a.blocks[rank], self.b.blocks[rank], own[rank], *found

@@ -1,9 +1,7 @@
 """What one rank does for a product, on its worker: it goes through its line of the program.
 
-    fetch    [fetch 1][fetch 2]     [fetch 3]          from other workers' blocks, into two rooms
-    compute  [multiply 0][multiply 1][multiply 2]      C += A panel @ B panel, in place
-
-Panels come in the program's order, whatever arrives when: the same program gives the same bits.
+fetch    [fetch 1][fetch 2]     [fetch 3]          from other workers' blocks, into two rooms
+compute  [multiply 0][multiply 1][multiply 2]      C += A panel @ B panel, in place
 """
 
 from collections.abc import Callable, Mapping
@@ -20,12 +18,11 @@ from distributed import get_worker
 
 from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.progress import Reporter
-from tiledask.distributed.products.panels import held_of, multiply_panel, place_in
-from tiledask.distributed.programs.beside import BesideRunner
+from tiledask.distributed.products.line import ProductLine, finish, place_in
 from tiledask.distributed.transport.remote_read import LentBlock, LoanLostError, Reader, Span
 from tiledask.plan.products.regions import Region, ends_within, extents_of, region_size, slices
-from tiledask.plan.program.instructions import Do, Fetch, Instructions, Keep, ProgramPart
-from tiledask.tile import TileCount, TileTraffic, accumulator, as_dtype
+from tiledask.plan.program.instructions import Do, Fetch, Instructions, Keep
+from tiledask.tile import TileCount, accumulator, as_dtype
 from tiledask.tile.backend import namespace, synchronize
 
 __all__ = ["SUM_BYTES", "RankLine", "run_line"]
@@ -107,10 +104,11 @@ def run_line(
         raise way.reader.step_aside() from None
 
 
-class _Line:
-    """A rank's way through its line: where it reads, and what its kernels are."""
+class _Line(ProductLine):
+    """A rank's way through its line: it reads other ranks' blocks, and leaves its own."""
 
     def __init__(self, job: RankLine, told: _Told, own: dict[str, Any]) -> None:
+        super().__init__(job.program, told.kernel, told.tile)
         self.job, self.told = job, told
         wanted = [(told.lent[at := (f.array, _source(f))], ends_within(f.region, job.owners[at]))
                   for f in job.fetches]  # fmt: skip
@@ -119,10 +117,10 @@ class _Line:
             told.transport,
             [(block.key, block.slot, ends) for block, ends in wanted],
         )
+        self.spans = self.reader.facts.spans
         self.reporter = _reporter(job, told, self.reader)
-        self.counted: list[TileTraffic | None] = []
         self.stays = {**own, "C": _empty(job, extents_of(job.region), job.wide)}
-        for name, size in job.program.role(0).stays.items():
+        for name, size in self.role.stays.items():
             if name not in self.stays:
                 self.stays[name] = _room(job, told.transport, size)
         some = [self._some(fetch) for fetch in job.fetches if fetch.buffer == "C"]
@@ -131,18 +129,11 @@ class _Line:
 
     def result(self) -> Any:
         """C, once the line was gone through."""
-        job, spans = self.job, self.reader.facts.spans
-        runner = BesideRunner(
-            job.program,
-            self.stays,
-            self.bind,
-            self,
-            lambda begun, end: spans.append(Span("wait", begun, end)),
-        )
-        runner.run()
-        if job.products or "partial" not in runner.role.stays:
-            self.reader.facts.tiles.append(TileCount.of(self.counted))
-        _show(spans, self.reporter)
+        job = self.job
+        self.go(self.stays, lambda begun, end: self.spans.append(Span("wait", begun, end)))
+        if job.products or "partial" not in self.role.stays:
+            self.reader.facts.tiles.append(TileCount.of(self.loaded))
+        _show(self.spans, self.reporter)
         c = self.stays["C"]
         return c if job.unrounded else c.astype(as_dtype(job.dtype), copy=False)
 
@@ -157,6 +148,9 @@ class _Line:
         """A block stays where it was made."""
         return lambda c: None
 
+    def check(self) -> None:
+        self.reader.check()
+
     def _read(self, each: Fetch, block: LentBlock, ends: Region, room: Any) -> Any:
         return self.reader.read(block, ends, None if room is None else room[each.at :])
 
@@ -167,8 +161,8 @@ class _Line:
         for first, some in self.reader.read_by_rows(block, ends, self.rows, rows):
             at = there[first : first + len(some)] if there.ndim else there
             _put(at, some, each.adds)
-            _finish(c)  # the next rows take their place
-        self.reader.facts.spans.append(Span("sum", begun, time()))
+            finish(c)  # the next rows take their place
+        self.spans.append(Span("sum", begun, time()))
         return c
 
     def _row(self, each: Fetch) -> int:
@@ -180,10 +174,7 @@ class _Line:
         row, most = self._row(each), SUM_BYTES[self.told.transport]
         return min(each.nbytes, max(1, most // row) * row)
 
-    # -- its kernels ------------------------------------------------------------------------------
-
-    def bind(self, each: Do, part: ProgramPart, told: dict[str, Any]) -> Callable[..., None]:
-        return partial(getattr(self, each.kernel), **told)
+    # -- its kernels, beside multiply -------------------------------------------------------------
 
     def clear(self, c: Any) -> None:
         """No panel: nothing is added up."""
@@ -193,28 +184,11 @@ class _Line:
         """The rank's own partial sum is added, or begins the sum."""
         begun = time()
         _put(c[place_in(into, self.job.region)], own[(*slices(ends), ...)], adds)
-        _finish(c)
-        self.reader.facts.spans.append(Span("sum", begun, time()))
+        finish(c)
+        self.spans.append(Span("sum", begun, time()))
 
-    def multiply(
-        self,
-        *arrays: Any,
-        a: tuple[Any, ...],
-        b: tuple[Any, ...],
-        c: Region,
-        into: tuple[Region, ...],
-        adds: bool,
-    ) -> None:
-        """C (+)= A @ B for the pieces of one panel."""
-        self.reader.check()
-        begun, (*pieces, out) = time(), arrays
-        held = held_of(a, pieces[: len(a)]), held_of(b, pieces[len(a) :])
-        for strip in into:
-            self.counted += multiply_panel(
-                *held, out, c, strip, adds, self.told.kernel, self.told.tile
-            )
-        _finish(out)
-        self.reader.facts.spans.append(Span("multiply", begun, time()))
+    def multiplied(self, begun: float) -> None:
+        self.spans.append(Span("multiply", begun, time()))
         self.reporter.one_more()
 
 
@@ -243,13 +217,6 @@ def _put(place: Any, part: Any, adds: bool) -> None:
         place += part
     else:  # assigned, not added to zero: the sign of a zero stays
         place[...] = part
-
-
-def _finish(x: Any) -> None:
-    """None, once what this thread began on the GPU of ``x`` is done; copies beside it go on."""
-    if not isinstance(x, np.ndarray):
-        with x.device:
-            namespace("cupy").cuda.get_current_stream().synchronize()
 
 
 # -- what others see of it -----------------------------------------------------------------------

@@ -8,14 +8,11 @@ import numpy as np
 
 from tiledask.distributed.products.multiply import SUM_BYTES
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
-from tiledask.plan.products.product_plan import ProductPlan
-from tiledask.plan.program.making.of_product import AHEAD
+from tiledask.plan.products.product_plan import AHEAD, RUNTIME, ProductPlan
 from tiledask.tile import accumulator, workspace
 
-__all__ = ["PANELS", "RUNTIME", "ProductNeeds", "ledger_of"]
+__all__ = ["PANELS", "ProductNeeds", "ledger_of"]
 
-RUNTIME = 8 * 2**20
-"""Bytes that BLAS, the interpreter and the allocator take beside the blocks."""
 PANELS = "fetched panels"
 """The tensor class that narrower panels make smaller."""
 _SEEN = "measured: 0.5 to 6 MB above the blocks on CPU workers"

@@ -1,15 +1,15 @@
 """What would fit instead of a product that does not; each way out is planned before it is named."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from math import prod
-from typing import Any
 
 from tiledask.distributed.cluster.room import Room
-from tiledask.distributed.products.explain import Explanation, fits_in
-from tiledask.distributed.products.needed import RUNTIME, ProductNeeds
+from tiledask.distributed.products.explain import Explanation, ProductQuestion
 from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import algorithms, grids
+from tiledask.plan.products.product_plan import RUNTIME
 from tiledask.plan.units import format_bytes, format_up
 
 __all__ = ["refusal"]
@@ -22,36 +22,35 @@ error."""
 def refusal(
     found: Explanation,
     room: Room,
-    a: Tiling,
-    b: Tiling,
-    needs: ProductNeeds,
-    itemsize: int,
-    options: Mapping[str, Any],
-    only: str | None,
+    question: ProductQuestion,
     limits_of_files: Callable[[], tuple[int, int]] | None,
 ) -> Exception:
-    """Why nothing that was ``found`` is chosen: a DoesNotFitError with what would fit instead.
+    """Why nothing that was ``found`` of a question is chosen: a DoesNotFitError with what would fit
+    instead.
 
     ``limits_of_files`` gives the least bytes in which the operands are multiplied if they lie in
     files, and the least that is worth it; None if they cannot lie there. A PlacementError where
     memory is not what is wrong.
     """
+    a, b, only = question.a, question.b, question.algorithm
     able = [c for c in found.choices if c.plan is not None and (c.same_mesh or only)]
     if not able:
         return PlacementError(found.choices[-1].why_not)
     least = min(able, key=lambda c: c.peak)
     ways = []
-    if only or any(value is not None for value in options.values()):
-        fitting = (n for n in algorithms if fits_in(room.bytes, n, a, b, needs, {}))
+    if only or question.options:
+        free = replace(question, options=())
+        fitting = (n for n in algorithms if free.fits(n, room.bytes))
         ways += [f"algorithm={name!r}" for name in fitting if name != only][:1]
-    mesh = _mesh(room.elsewhere(), a, b, needs, itemsize, options, only)
+    mesh = _mesh(room.elsewhere(), question)
     if mesh:
         ways.append(f"a mesh of {_by(mesh)} ranks (this is {_by(a.mesh)})")
     if more := room.raised(least.peak):
         ways.append(more)
     least_limit, limit = limits_of_files() if limits_of_files else (0, 0)
     # while the blocks of A and B still lie there
-    held = sum(max(prod(t.block_shape(at)) for at in t.coordinates()) for t in (a, b)) * itemsize
+    held = sum(max(prod(t.block_shape(at)) for at in t.coordinates()) for t in (a, b))
+    held *= question.itemsizes[0]
     if 0 < limit <= room.at_hand() - held:
         ways.append(
             f"operands in files, td.matmul(td.open_array(...), td.open_array(...), out=..., "
@@ -79,24 +78,18 @@ def _by(mesh: tuple[int, ...]) -> str:
     return "x".join(map(str, mesh))
 
 
-def _mesh(
-    allowed: int,
-    a: Tiling,
-    b: Tiling,
-    needs: ProductNeeds,
-    itemsize: int,
-    options: Mapping[str, Any],
-    only: str | None,
-) -> tuple[int, ...] | None:
+def _mesh(allowed: int, question: ProductQuestion) -> tuple[int, ...] | None:
     """A mesh of 2, 4, 8, ... times as many ranks on which the product fits; None if none does."""
+    a, b, only = question.a, question.b, question.algorithm
     whole = prod(a.shape) + prod(b.shape) + prod((*a.shape[:-1], *b.shape[1:]))
     ranks = a.ranks
     while a.mesh == b.mesh and (ranks := 2 * ranks) <= max(RANKS, 2 * a.ranks):
-        if RUNTIME + whole * itemsize // ranks > allowed:
+        if RUNTIME + whole * question.itemsizes[0] // ranks > allowed:
             continue
         for mesh in sorted(grids(ranks, len(a.mesh)), key=max):
             A, B = (Tiling(t.shape, mesh, t.placements) for t in (a, b))
+            there = replace(question, a=A, b=B)
             for name in [only] if only else algorithms:
-                if fits_in(allowed, name, A, B, needs, options, elsewhere=only is not None):
+                if there.fits(name, allowed, elsewhere=only is not None):
                     return mesh
     return None

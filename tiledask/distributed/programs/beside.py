@@ -42,6 +42,10 @@ class BesideRunner(LineRunner):
         """``waited`` hears from when to when the work waited for another stream."""
         super().__init__(None, program, stays, bind, outside)
         self.waited = waited
+        self._steps: dict[str, list[_Step]] = {COMPUTE_STREAM: []}
+        instructions = (each for part in self.role.parts for each in part.instructions)
+        if all(each.stream == COMPUTE_STREAM for each in instructions):
+            return
         nodes = graph(program)
         _check_readers(nodes, self.role.stays)
         at: dict[str, int] = {}
@@ -51,7 +55,6 @@ class BesideRunner(LineRunner):
             at[stream] = at.get(stream, 0) + 1
             places.append((stream, at[stream]))
         calls = [call for bound in self._bound for _, call in bound]
-        self._steps: dict[str, list[_Step]] = {COMPUTE_STREAM: []}
         for node, call, (stream, _) in zip(nodes, calls, places, strict=True):
             needs: dict[str, int] = {}
             for other, number in map(places.__getitem__, node.waits):
@@ -63,6 +66,8 @@ class BesideRunner(LineRunner):
 
     def run(self) -> bool:
         """True, once the line was gone through."""
+        if len(self._steps) == 1:
+            return super().run()
         self._frames.clear()
         for _, frame in self.line:
             self._env(frame)

@@ -75,6 +75,7 @@ class ProgramGroup:
         if group is None and rank.backend == "cupy":
             group = Group(rank, axes, members)
         self._group = self._agreeing = group
+        self._among_themselves = group is None and self.size > 1
 
     def __repr__(self) -> str:
         return f"ProgramGroup(rank {self.rank} of {self.size}, members {self.members})"
@@ -89,11 +90,8 @@ class ProgramGroup:
         keep: bool = False,
     ) -> Any:
         """The sum of all ranks' ``x``, on every rank; as `Group.all_reduce`."""
-        if self._group is not None:
-            with self._group.label(*_names(label)):
-                return self._group.all_reduce(x, op, wide=wide)
-        if self.size == 1:
-            return x if keep else x.copy()
+        if not self._among_themselves:
+            return self._elsewhere("all_reduce", x, label, keep, op=op, wide=wide)
         label = self._owner.here if label is None else label
         begun = self._port.enter(("all_reduce", label))
         algorithm, counts = self._algorithms["all_reduce"], even(x.size, self.size)
@@ -116,11 +114,9 @@ class ProgramGroup:
         keep: bool = False,
     ) -> Any:
         """This rank's part of the sum of all ranks' ``x``; as `Group.reduce_scatter`."""
-        if self._group is not None:
-            with self._group.label(*_names(label)):
-                return self._group.reduce_scatter(x, dim, op, extents=extents, wide=wide)
-        if self.size == 1:
-            return x if keep else x.copy()
+        if not self._among_themselves:
+            how = {"dim": dim, "op": op, "extents": extents, "wide": wide}
+            return self._elsewhere("reduce_scatter", x, label, keep, **how)
         label = self._owner.here if label is None else label
         begun, parts = self._port.enter(("reduce_scatter", label)), cut(x, dim, extents)
         algorithm = self._algorithms["reduce_scatter"]
@@ -136,11 +132,8 @@ class ProgramGroup:
         self, x: Any, dim: int = 0, *, label: str | None = None, keep: bool = False
     ) -> Any:
         """All ranks' ``x``, one after the other along ``dim``; as `Group.all_gather`."""
-        if self._group is not None:
-            with self._group.label(*_names(label)):
-                return self._group.all_gather(x, dim)
-        if self.size == 1:
-            return x if keep else x.copy()
+        if not self._among_themselves:
+            return self._elsewhere("all_gather", x, label, keep, dim=dim)
         label = self._owner.here if label is None else label
         begun = self._port.enter(("all_gather", label))
         algorithm, held = self._algorithms["all_gather"], {self.rank: x}
@@ -163,11 +156,8 @@ class ProgramGroup:
         keep: bool = False,
     ) -> Any:
         """``x``, of ``shape``, of number ``root``, on every rank; as `Group.broadcast`."""
-        if self._group is not None:
-            with self._group.label(*_names(label)):
-                return self._group.broadcast(x, root)
-        if self.size == 1:
-            return x if keep else x.copy()
+        if not self._among_themselves:
+            return self._elsewhere("broadcast", x, label, keep, root=root)
         label = self._owner.here if label is None else label
         begun, size = self._port.enter(("broadcast", label)), prod(shape)
         algorithm, counts = self._algorithms["broadcast"], even(size, self.size)
@@ -175,9 +165,8 @@ class ProgramGroup:
         given = rank_rounds("broadcast", algorithm, self.size, self.rank, root)
         self._transport.carry(self._port, through(given, held, keep), None, 8 * size)
         result = joined(held, tuple(shape))
-        dtype, terms = name_of(result.dtype), (counts, result.itemsize, root)
-        what = "broadcast", algorithm, self.members, self.axes, dtype, result.nbytes
-        record(self._owner, self._port, begun, what, label, terms)
+        what = "broadcast", algorithm, self.members, self.axes, name_of(result.dtype), result.nbytes
+        record(self._owner, self._port, begun, what, label, (counts, result.itemsize, root))
         return result
 
     def reduce(
@@ -191,11 +180,8 @@ class ProgramGroup:
         keep: bool = False,
     ) -> Any:
         """The sum of all ranks' ``x`` on number ``root``, else None; as `Group.reduce`."""
-        if self._group is not None:
-            with self._group.label(*_names(label)):
-                return self._group.reduce(x, root, op, wide=wide)
-        if self.size == 1:
-            return x if keep else x.copy()
+        if not self._among_themselves:
+            return self._elsewhere("reduce", x, label, keep, root=root, op=op, wide=wide)
         label = self._owner.here if label is None else label
         begun = self._port.enter(("reduce", label))
         algorithm, counts = self._algorithms["reduce"], even(x.size, self.size)
@@ -238,6 +224,13 @@ class ProgramGroup:
             self._agreeing = Group(self._owner, self.axes, self.members)
         with self._agreeing.label(*_names(label)):
             return getattr(self._agreeing, kind)(x, **how)
+
+    def _elsewhere(self, kind: str, x: Any, label: str | None, keep: bool, **how: Any) -> Any:
+        """The result of a collective that a `Group` has, or of one that a rank alone has."""
+        if self._group is None:
+            return x if keep else x.copy()
+        with self._group.label(*_names(label)):
+            return getattr(self._group, kind)(x, **how)
 
     def _pair(self, member: int) -> Port:
         """The port of this rank and another: a message between two may overtake collectives."""

@@ -38,6 +38,9 @@ class MachineRates:
     """Seconds for one question to all workers."""
     overlapped: bool
     """Whether reading goes on beside multiplying: False if every core multiplies already."""
+    requests: int = 2
+    """Questions to all workers that any product asks: what they hold and lend, and what they have
+    counted; between GPUs, before that, whether all have closed what they read."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,9 @@ def cost(plan: ProductPlan, itemsize: int, sum_itemsize: int, rates: MachineRate
         _of_rank(plan, rank, blocks, itemsize, sum_itemsize, rates) for rank in range(plan.ranks)
     ]
     multiply, read, add = max(ranks, key=lambda parts: _together(parts, rates))
-    stages, requests = (2, 5) if plan.sums else (1, 4)
-    overhead = stages * plan.ranks * rates.task + requests * rates.request
+    # where partial sums are added up they are lent too, and each has an anchor (a task) and a sum
+    tasks, requests = (3, rates.requests + 1) if plan.sums else (1, rates.requests)
+    overhead = tasks * plan.ranks * rates.task + requests * rates.request
     total = _together((multiply, read, add), rates) + overhead
     busy = tuple(multiplying + adding for multiplying, _, adding in ranks)
     return ProductCost(multiply, read, add, overhead, total, busy)
@@ -180,7 +184,7 @@ def break_even(ranks: int, itemsize: int, rates: MachineRates) -> int:
     Each rank of a p x 1 grid reads what it lacks of B. 2**20 if none does below that. The time of
     a call is the same on one rank and on many and left out.
     """
-    overhead = ranks * rates.task + 4 * rates.request
+    overhead = ranks * rates.task + rates.requests * rates.request
     low, high = 1, 2**20
     while low < high:
         n = (low + high) // 2

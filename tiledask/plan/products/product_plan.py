@@ -25,7 +25,12 @@ from tiledask.plan.products.placement import Replicate, Shard, Tiling, fixed_axe
 from tiledask.plan.products.regions import region_size
 from tiledask.plan.products.traffic import Traffic
 
-__all__ = ["DepthWalk", "ProductPanel", "ProductPlan"]
+__all__ = ["AHEAD", "RUNTIME", "DepthWalk", "ProductPanel", "ProductPlan"]
+
+AHEAD = 2
+"""Panels in memory at a time, or pairs of them: the one in use and the one that is fetched."""
+RUNTIME = 8 * 2**20
+"""Bytes that BLAS, the interpreter and the allocator take beside the arrays."""
 
 Interval = tuple[int, int]
 

@@ -11,9 +11,9 @@ from math import gcd, lcm
 
 from tiledask.errors import DoesNotFitError
 from tiledask.plan.intervals import ends_of, even
+from tiledask.plan.products.product_plan import AHEAD
 from tiledask.plan.products.streaming import (
     BANDWIDTH,
-    DEPTH,
     Cuts,
     Problem,
     StreamPlan,
@@ -51,7 +51,7 @@ reads 8.12 GB, writes 2.03 GB, peak 902.5 MB a slot)
         least = least_memory(problem)
         smaller = ", or store the matrices in smaller chunks" if problem.chunked else ""
         raise DoesNotFitError(
-            f"a tile of C and {DEPTH} pairs of panels take at least {format_up(least)} a slot, "
+            f"a tile of C and {AHEAD} pairs of panels take at least {format_up(least)} a slot, "
             f"allowed are {format_bytes(memory_limit)}; raise memory_limit{smaller}"
         )
     return plan_cuts(problem, min(found, key=lambda best: best[0])[1], slots, memory_limit)

@@ -17,16 +17,13 @@ from typing import NamedTuple
 from tiledask.errors import ConfigError, DoesNotFitError
 from tiledask.plan import html
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
+from tiledask.plan.products.product_plan import AHEAD, RUNTIME
 from tiledask.plan.products.regions import Region
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import is_whole, whole_number
 
 __all__ = ["Cuts", "Problem", "StorageLayout", "StreamPlan", "Tile", "covered", "plan_cuts"]
 
-DEPTH = 2
-"""Pairs of panels in memory: one is multiplied while the next is read."""
-RUNTIME = 8 * 2**20
-"""Bytes that BLAS, the interpreter and the allocator take beside the arrays."""
 CHUNK_COPIES = 3
 """Times a chunk is in memory while it is read or written: as stored, decoded, on its way."""
 
@@ -260,7 +257,7 @@ class Problem:
         """Tensor class -> (bytes, formula) of a slot, for tiles of m x n and panels of w."""
         return {
             "accumulator": (m * n * self.accumulator, "rows x columns x itemsize"),
-            "panels": (self._panels(m, n, w), f"{DEPTH} (rows + columns) x panel x itemsize"),
+            "panels": (self._panels(m, n, w), f"{AHEAD} (rows + columns) x panel x itemsize"),
             "tile workspace": (self.workspace(m, n, w), "td.tile.workspace"),
             "chunk buffers": (self._chunks, f"{CHUNK_COPIES} chunks read, {CHUNK_COPIES} written"),
             "runtime": (self.memory(m, n, w) - self._arrays(m, n, w), "8 MiB + 2 %"),
@@ -276,7 +273,7 @@ class Problem:
         return m * n * self.accumulator + self._panels(m, n, w) + work
 
     def _panels(self, m: int, n: int, w: int) -> int:
-        return DEPTH * (m + n) * w * self.a.itemsize
+        return AHEAD * (m + n) * w * self.a.itemsize
 
     @property
     def _chunks(self) -> int:

@@ -523,7 +523,7 @@ class ProgramRole:
     shared: dict[str, int] = field(default_factory=dict)
     """By buffer, what frames share: there from whoever writes it to its `Drop`."""
 
-    @property
+    @cached_property
     def of_rank(self) -> Set[str]:
         """Buffers that are of no frame."""
         return self.stays.keys() | self.shared.keys()

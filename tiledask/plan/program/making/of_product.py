@@ -15,11 +15,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
 
 import numpy as np
 
-from tiledask.plan.products.product_plan import ProductPanel, ProductPlan
+from tiledask.plan.products.product_plan import AHEAD, ProductPanel, ProductPlan
 from tiledask.plan.products.regions import (
     Region,
     around,
@@ -39,12 +38,24 @@ from tiledask.plan.program.instructions import (
 )
 from tiledask.plan.program.program import Program
 
-__all__ = ["AHEAD", "multiply_program", "sum_program"]
+__all__ = [
+    "Pieces",
+    "Turn",
+    "in_turn",
+    "multiplication",
+    "multiply_program",
+    "once",
+    "sum_program",
+]
 
-AHEAD = 2
-"""Fetched panels in memory at a time: the one in use and the next."""
 _ALIGN = 64
 """Bytes: pieces in a room begin where a line of the cache does."""
+
+Pieces = tuple[tuple[Region, Region], ...]
+"""Pieces of an operand that a product reads: which part of what is read, or () for all of it; where
+that lies."""
+Turn = tuple[list[Instruction], list[Instruction]]
+"""(what is fetched for it, what is done)."""
 
 
 def multiply_program(plan: ProductPlan, itemsize: int, sum_itemsize: int | None = None) -> Program:
@@ -63,7 +74,7 @@ def multiply_program(plan: ProductPlan, itemsize: int, sum_itemsize: int | None 
         _Rank(plan, rank, itemsize, sum_itemsize or itemsize).multiplies()
         for rank in range(plan.ranks)
     ]
-    return _of_roles(plan, "multiply", ranks)
+    return once(ranks, f"{plan.algorithm}, multiply")
 
 
 def sum_program(plan: ProductPlan, itemsize: int, sum_itemsize: int | None = None) -> Program:
@@ -72,14 +83,7 @@ def sum_program(plan: ProductPlan, itemsize: int, sum_itemsize: int | None = Non
         _Rank(plan, rank, itemsize, sum_itemsize or itemsize).sums_up()
         for rank in range(plan.ranks)
     ]
-    return _of_roles(plan, "sum", ranks)
-
-
-def _of_roles(plan: ProductPlan, word: str, roles: Sequence[ProgramRole]) -> Program:
-    once = np.zeros(1, np.int32)
-    line = ProgramLine(once, once, np.zeros(1, np.bool_))
-    ranks = tuple(range(plan.ranks))
-    return Program(tuple(roles), (line,) * plan.ranks, ranks, f"{plan.algorithm}, {word}")
+    return once(ranks, f"{plan.algorithm}, sum")
 
 
 @dataclass
@@ -154,39 +158,30 @@ class _Rank:
         self, region: Region, strips: list[Region], adds: bool
     ) -> tuple[list[Instruction], dict[str, int]]:
         """(what multiplies all panels into the ``strips`` of C, which has ``region``; the bytes of
-        each room). What is fetched is so as soon as its room is free."""
-        turns = self.plan.panels[self.rank]
-        fetches, lines = list[list[Instruction]](), list[Instruction]()
-        products = []
+        each room)."""
+        turns = list[Turn]()
         rooms: dict[str, int] = {}
-        for number, panel in enumerate(turns):
-            room = f"room{len(fetches) % AHEAD}"
-            come, reads, told, nbytes = self.panel(panel, room)
-            made = self.product(panel, strips, region)
-            told = (*told, ("into", tuple(strips)), ("c", region), ("adds", adds or number > 0))
-            products.append((Do("multiply", reads, ("C",), options=(*told, made)), bool(come)))
+        for panel in self.plan.panels[self.rank]:
+            room = f"room{sum(bool(come) for come, _ in turns) % AHEAD}"
+            come, reads, pieces, nbytes = self.panel(panel, room)
+            first, lead = not (adds or turns), len(self.plan.a.shape) - 1
+            multiply = multiplication(reads, pieces, panel.depth, region, strips, not first, lead)
+            turns.append((come, [multiply]))
             if come:
-                fetches.append(come)
                 rooms[room] = max(nbytes, rooms.get(room, 0))
-        ahead = iter(fetches)
-        for _ in range(AHEAD):
-            lines += next(ahead, [])
-        for multiply, fetched in products:
-            lines.append(multiply)
-            if fetched:
-                lines += next(ahead, [])
-        return lines, rooms
+        return in_turn(turns), rooms
 
     def panel(
         self, panel: ProductPanel, room: str
-    ) -> tuple[list[Instruction], tuple[str, ...], tuple[Any, ...], int]:
-        """(its fetches, what its product reads, which regions these are, bytes of its room)."""
-        come, reads, told, at = list[Instruction](), list[str](), [], 0
+    ) -> tuple[list[Instruction], tuple[str, ...], list[Pieces], int]:
+        """(its fetches, what its product reads, which pieces of A and of B these are, bytes of its
+        room)."""
+        come, reads, told, at = list[Instruction](), list[str](), list[Pieces](), 0
         for name, tiling, pieces in (
             ("A", self.plan.a, panel.a),
             ("B", self.plan.b, panel.b),
         ):
-            regions = []
+            regions = list[tuple[Region, Region]]()
             for number, piece in enumerate(pieces):
                 if piece.source == self.rank:
                     reads.append(name)
@@ -198,18 +193,58 @@ class _Rank:
                 reads.append(buffer)
                 regions.append(((), piece.region))
                 at += -(-nbytes // _ALIGN) * _ALIGN
-            told.append((name.lower(), tuple(regions)))
-        return come, tuple(reads), tuple(told), at
+            told.append(tuple(regions))
+        return come, tuple(reads), told, at
 
-    def product(
-        self, panel: ProductPanel, strips: Iterable[Region], region: Region
-    ) -> tuple[str, tuple[int, int, int]]:
-        """("product", its m, k and n over all strips)."""
-        lead = len(self.plan.a.shape) - 1
-        shapes = [extents_of(strip) for strip in strips]
-        k = panel.depth[1] - panel.depth[0]
-        n = prod(extents_of(region)[lead:])
-        if all(prod(shape[lead:]) == n for shape in shapes):
-            return "product", (sum(prod(shape[:lead]) for shape in shapes), k, n)
-        m = prod(extents_of(region)[:lead])
-        return "product", (m, k, sum(prod(shape[lead:]) for shape in shapes))
+
+# -- what every product's program has, wherever its operands lie ----------------------------------
+
+
+def once(roles: Sequence[ProgramRole], name: str) -> Program:
+    """The Program in which each rank goes through its role's one part, if it has one."""
+    turns = (np.zeros(len(role.parts), np.int32) for role in roles)
+    lines = tuple(ProgramLine(turn, turn, turn.astype(np.bool_)) for turn in turns)
+    return Program(tuple(roles), lines, tuple(range(len(roles))), name)
+
+
+def in_turn(turns: Iterable[Turn]) -> list[Instruction]:
+    """What is fetched and done ``turns`` by turn, through so many rooms as are fetched `AHEAD`:
+    each fetch as soon as its room is free.
+
+    >>> come, done = ([Fetch(f"x{i}", "A", (), 0)] for i in range(4)), Do("multiply")
+    >>> [each.writes for each in in_turn((one, [done]) for one in come)]
+    [('x0',), ('x1',), (), ('x2',), (), ('x3',), (), ()]
+    """
+    turns = list(turns)
+    ahead = iter([come for come, _ in turns if come])
+    lines = [each for _ in range(AHEAD) for each in next(ahead, [])]
+    for come, done in turns:
+        lines += done
+        if come:
+            lines += next(ahead, [])
+    return lines
+
+
+def multiplication(
+    reads: Sequence[str],
+    pieces: Sequence[Pieces],
+    depth: tuple[int, int],
+    region: Region,
+    strips: Sequence[Region],
+    adds: bool,
+    lead: int,
+) -> Do:
+    """C (+)= A[..., depth] @ B[depth, :] in the ``strips`` of C, which has ``region``.
+
+    ``pieces``: those of A and those of B that are read. ``lead``: dimensions that C has from A.
+    """
+    shapes = [(prod(shape[:lead]), prod(shape[lead:])) for shape in map(extents_of, strips)]
+    k, extents = depth[1] - depth[0], extents_of(region)
+    m, n = prod(extents[:lead]), prod(extents[lead:])
+    if all(columns == n for _, columns in shapes):
+        m = sum(rows for rows, _ in shapes)
+    else:
+        n = sum(columns for _, columns in shapes)
+    a, b = pieces
+    told = {"a": a, "b": b, "into": tuple(strips), "c": region, "adds": adds}
+    return Do("multiply", tuple(reads), ("C",), options=(*told.items(), ("product", (m, k, n))))

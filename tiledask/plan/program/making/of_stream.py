@@ -10,24 +10,21 @@ A product that is taken up again has a shorter line: a tile that was begun is fe
 
 from collections.abc import Iterable
 
-import numpy as np
-
+from tiledask.plan.products.product_plan import AHEAD
 from tiledask.plan.products.regions import Region, region_size
-from tiledask.plan.products.streaming import DEPTH, Cuts, StreamPlan
+from tiledask.plan.products.streaming import Cuts, StreamPlan
 from tiledask.plan.program.instructions import (
     COMPUTE_STREAM,
-    Do,
     Fetch,
     Instruction,
-    Instructions,
     Keep,
-    ProgramLine,
     ProgramPart,
     ProgramRole,
 )
+from tiledask.plan.program.making.of_product import Turn, in_turn, multiplication, once
 from tiledask.plan.program.program import Program
 
-__all__ = ["stream_line", "stream_program"]
+__all__ = ["stream_program", "stream_role"]
 
 
 def stream_program(plan: StreamPlan, sum_itemsize: int | None = None) -> Program:
@@ -45,58 +42,39 @@ def stream_program(plan: StreamPlan, sum_itemsize: int | None = None) -> Program
     for tile in plan.tiles:
         tiles[tile.slot].append((tile.region, tile.begin))
     k, size = plan.extents[2], plan.a.itemsize
-    lines = [stream_line(plan.cuts, k, mine, size, sum_itemsize or size) for mine in tiles]
-    roles = tuple(line.roles[0] for line in lines)
-    return Program(roles, tuple(x.lines[0] for x in lines), tuple(range(plan.slots)), "files")
+    roles = [stream_role(plan.cuts, k, mine, size, sum_itemsize or size) for mine in tiles]
+    return once(roles, "files")
 
 
-def stream_line(
+def stream_role(
     cuts: Cuts, k: int, tiles: Iterable[tuple[Region, int]], itemsize: int, sum_itemsize: int
-) -> Instructions:
+) -> ProgramRole:
     """What one slot does for ``tiles``, each with up to which k it is summed already."""
-    fetches, lines = list[list[Instruction]](), list[list[Instruction]]()
+    turns = list[Turn]()
     for region, begin in tiles:
+        rows, columns = region
         mine = list[Instruction]()
         if 0 < begin < k:
             nbytes = region_size(region) * sum_itemsize
             mine.append(Fetch("C", "C", region, nbytes, stream=COMPUTE_STREAM))
         for depth in cuts.panels(k, begin):
-            come, multiply = _panel(len(fetches) % DEPTH, region, depth, itemsize)
-            fetches.append(come)
-            mine += [multiply, Keep("C", "C", region, depth[1], partial=depth[1] < k)]
-            lines.append(mine)
+            room, of_a, of_b = len(turns) % AHEAD, (rows, depth), (depth, columns)
+            come = [
+                Fetch(f"{name}{room}[panel]", name.upper(), part, region_size(part) * itemsize)
+                for name, part in (("a", of_a), ("b", of_b))
+            ]
+            reads = [each.buffer for each in come]
+            mine += [
+                multiplication(
+                    reads, [(((), of_a),), (((), of_b),)], depth, region, [region], depth[0] > 0, 1
+                ),
+                Keep("C", "C", region, depth[1], partial=depth[1] < k),
+            ]
+            turns.append(([*come], mine))
             mine = []
-    ahead = iter(fetches)
-    program = [each for _ in range(DEPTH) for each in next(ahead, [])]
-    for mine in lines:
-        program += [*mine, *next(ahead, [])]
     (tm, tn), wide = cuts.tile, min(cuts.panel, k)
-    stays = {"C": tm * tn * sum_itemsize} if lines else {}
-    for room in range(min(DEPTH, len(lines))):
+    stays = {"C": tm * tn * sum_itemsize} if turns else {}
+    for room in range(min(AHEAD, len(turns))):
         stays |= {f"a{room}": tm * wide * itemsize, f"b{room}": wide * tn * itemsize}
-    parts = (ProgramPart("multiply", -1, tuple(program)),) if lines else ()
-    turns = np.zeros(len(parts), np.int32)
-    line = ProgramLine(turns, turns, turns.astype(np.bool_))
-    return Instructions((ProgramRole(parts, {}, stays),), (line,), (0,), "files")
-
-
-def _panel(
-    room: int, region: Region, depth: tuple[int, int], itemsize: int
-) -> tuple[list[Instruction], Do]:
-    """(what fetches a pair of panels, what multiplies them)."""
-    rows, columns = region
-    of_a, of_b = (rows, depth), (depth, columns)
-    a, b = f"a{room}[panel]", f"b{room}[panel]"
-    come: list[Instruction] = [
-        Fetch(a, "A", of_a, region_size(of_a) * itemsize),
-        Fetch(b, "B", of_b, region_size(of_b) * itemsize),
-    ]
-    told = {
-        "a": (((), of_a),),
-        "b": (((), of_b),),
-        "into": (region,),
-        "c": region,
-        "adds": depth[0] > 0,
-        "product": (rows[1] - rows[0], depth[1] - depth[0], columns[1] - columns[0]),
-    }
-    return come, Do("multiply", (a, b), ("C",), options=tuple(told.items()))
+    parts = (ProgramPart("multiply", -1, tuple(in_turn(turns))),) if turns else ()
+    return ProgramRole(parts, {}, stays)

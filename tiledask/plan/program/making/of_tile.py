@@ -8,21 +8,17 @@ C = do multiply x1 y3       and x1 is let go after the last that reads it
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from tiledask.plan.products.regions import Region, region_size
+from tiledask.plan.products.regions import Region, ends_within, region_size
 from tiledask.plan.program.instructions import (
     COMPUTE_STREAM,
-    Do,
     Fetch,
     Instruction,
-    Instructions,
-    ProgramLine,
     ProgramPart,
     ProgramRole,
 )
+from tiledask.plan.program.making.of_product import Pieces, multiplication
 
-__all__ = ["TilePiece", "tile_line"]
+__all__ = ["TilePiece", "tile_role"]
 
 
 class TilePiece(NamedTuple):
@@ -30,25 +26,28 @@ class TilePiece(NamedTuple):
 
     buffer: str
     region: Region
-    """Where it lies: across within the tile, then along k."""
+    """Where it lies: across within the tile, along k in the whole; [..., k] of A, [k, n] of B."""
     made: bool
     """Whether it is made in the task; else the task is given it."""
 
 
-def tile_line(
+def tile_role(
     left: Sequence[TilePiece],
     right: Sequence[TilePiece],
+    region: Region,
     bands: Iterable[tuple[int, int]],
     itemsize: int,
     adds: bool = False,
-) -> Instructions:
-    """What a task does that multiplies ``left`` by ``right``, k band by band, ascending.
+) -> ProgramRole:
+    """What a task does that multiplies ``left`` by ``right``, k band by band, ascending, into a
+    tile of C that has ``region``.
 
     ``adds``: to what is in C already.
 
     >>> x = [TilePiece("x0", ((0, 4), (0, 8)), True)]
-    >>> y = [TilePiece(f"y{i}", ((0, 2), (4 * i, 4 * i + 4)), False) for i in range(2)]
-    >>> for each in tile_line(x, y, [(0, 4), (4, 8)], 8).roles[0].parts[0].instructions:
+    >>> y = [TilePiece(f"y{i}", ((4 * i, 4 * i + 4), (0, 2)), False) for i in range(2)]
+    >>> role = tile_role(x, y, ((0, 4), (0, 2)), [(0, 4), (4, 8)], 8)
+    >>> for each in role.parts[0].instructions:
     ...     print(each.writes, each.reads)
     ('x0',) ()
     ('C',) ('x0', 'y0')
@@ -56,21 +55,24 @@ def tile_line(
     """
     lines, come = list[Instruction](), dict[str, int]()
     for band in bands:
-        reads, told = list[str](), list[tuple[str, tuple[Region, ...]]]()
-        for array, pieces in (("A", left), ("B", right)):
-            here = [p for p in pieces if p.region[-1][0] < band[1] and band[0] < p.region[-1][1]]
-            for piece in here:
-                if piece.made and piece.buffer not in come:
-                    come[piece.buffer] = nbytes = region_size(piece.region) * itemsize
-                    fetch = Fetch(piece.buffer, array, piece.region, nbytes, stream=COMPUTE_STREAM)
-                    lines.append(fetch)
-            reads += [piece.buffer for piece in here]
-            told.append((array.lower(), tuple(piece.region for piece in here)))
-        options = (*told, ("band", band), ("adds", adds))
-        lines.append(Do("multiply", tuple(reads), ("C",), options=options))
+        reads, told = list[str](), list[Pieces]()
+        for array, pieces, along in (("A", left, -1), ("B", right, 0)):
+            parts = list[tuple[Region, Region]]()
+            for name, lies, made in pieces:
+                start, stop = max(lies[along][0], band[0]), min(lies[along][1], band[1])
+                if start >= stop:
+                    continue
+                if made and name not in come:
+                    come[name] = nbytes = region_size(lies) * itemsize
+                    lines.append(Fetch(name, array, lies, nbytes, stream=COMPUTE_STREAM))
+                k = ((start, stop),)
+                part = (*lies[:-1], *k) if along else (*k, *lies[1:])
+                parts.append((ends_within(part, lies) if part != lies else (), part))
+                reads.append(name)
+            told.append(tuple(parts))
+        lead = len(region) - 1
+        lines.append(multiplication(reads, told, band, region, [region], adds, lead))
         adds = True
     given = {p.buffer: 0 for p in (*left, *right) if not p.made}
-    part = ProgramPart("multiply", -1, tuple(lines))
-    role = ProgramRole((part,), come, {**given, "C": 0}, given=frozenset(given))
-    once = np.zeros(1, np.int32)
-    return Instructions((role,), (ProgramLine(once, once, once.astype(np.bool_)),), (0,), "tile")
+    alone = (ProgramPart("multiply", -1, tuple(lines)),)
+    return ProgramRole(alone, come, {**given, "C": 0}, given=frozenset(given))
