@@ -63,10 +63,15 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.slow)
 
 
+def pytest_sessionstart():
+    """What thousands of tests are made of stays: it is not looked through again and again."""
+    gc.disable()
+
+
 def pytest_collection_finish():
-    """What thousands of tests are made of stays, and is not looked through again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(params=["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])

@@ -97,6 +97,7 @@ def test_within_is_the_distance_of_the_extremes(values, allowed):
     assert verdict.holds == (apart <= allowed or apart == pytest.approx(allowed, rel=1e-9, abs=0))
 
 
+@pytest.mark.long
 @given(st.integers(0, 2**62), st.integers(-3, 3))
 def test_equal_bytes_are_equal_to_the_byte(size, error):
     verdict = Claim("x", size, None, size + error, unit="bytes", rule="equal").verdict

@@ -786,6 +786,7 @@ def test_other_outputs_are_no_correction(tmp_path):
     assert len(list(learn.glob("*.ipynb"))) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_copy_answers_nothing_before_it_is_run(path):
     """And running all of it runs no solution and leaves the cluster up."""

@@ -140,6 +140,7 @@ def test_one_question_has_one_answer_however_it_is_asked(first):
     assert seen == {*WORDS}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(3))
 def test_what_is_printed_says_the_same(number):
     case = drawn_case(number)

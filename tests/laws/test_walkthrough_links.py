@@ -76,6 +76,7 @@ def way(pages: Mapping[str, list[str]]) -> Iterator[str]:
             yield f"{following} does not begin with a link back to {name}"
 
 
+@pytest.mark.long
 def test_links_lead_somewhere_and_each_walkthrough_to_the_next():
     assert list(faults(NBS)) == []
     assert len(ENTRY.findall((NBS / "glossary.md").read_text())) >= 60

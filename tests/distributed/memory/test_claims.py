@@ -238,6 +238,7 @@ def test_shards_are_cast_and_gathered_to_the_byte(tied, layout, recipe):
     assert widths == {2}
 
 
+@pytest.mark.long
 def test_a_copy_that_is_cast_computes_what_half_weights_do():
     """The same loss to the bit, whatever the shards' width and whenever they are gathered."""
     losses = []
@@ -252,6 +253,7 @@ def test_a_copy_that_is_cast_computes_what_half_weights_do():
     assert losses[0] == pytest.approx(np.log(TINY.vocab), rel=0.02)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("capacity", range(60_000, 100_000, 8_000))
 def test_a_refusal_while_weights_are_gathered_leaves_nothing(capacity):
     layout = Layout(dp=2, zero=3, pp=2, microbatches=4, schedule="gpipe", unshard="phase")
@@ -455,6 +457,7 @@ def test_gradients_in_single_precision_are_those_that_were_stepped():
     assert kept.any()
 
 
+@pytest.mark.long
 def test_a_stage_has_the_planners_parameters():
     for layout in (Layout(), Layout(pp=2), Layout(pp=3), Layout(pp=2, tp=2)):
         for learned in (0, 8, 20):

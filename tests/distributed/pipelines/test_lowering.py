@@ -72,6 +72,7 @@ def asked_of(schedule, monkeypatch):
     return cluster.tasks
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", td.schedules)
 @pytest.mark.parametrize("m", [2, 12])
 def test_a_task_is_small_and_flat_and_there_are_few(name, m, monkeypatch):

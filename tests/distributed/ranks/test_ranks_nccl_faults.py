@@ -90,6 +90,7 @@ FAULTS_OF_NCCLS_OWN = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", [*FAULTS, *FAULTS_OF_NCCLS_OWN])
 def test_a_planted_fault_is_found(gpus, fault):
     of_own = fault in FAULTS_OF_NCCLS_OWN

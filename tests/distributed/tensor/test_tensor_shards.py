@@ -102,6 +102,7 @@ def dealt(t, whole):
     return run_threads(program, t).results
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("t", RANKS)
 def test_a_checkpoint_of_t_ranks_is_read_by_any_other_number(t, fused):

@@ -250,6 +250,7 @@ def without_an_array(step):
     run_threads(lambda rank: save_checkpoint(rank, step.parent, 2, arrays, about=whole.about), 1)
 
 
+@pytest.mark.long
 def test_a_switch_that_a_model_had_no_field_for_was_off(two_steps, tmp_path):
     """As checkpoints are that were written before there was such a layer."""
     shutil.copytree(two_steps, tmp_path, dirs_exist_ok=True)

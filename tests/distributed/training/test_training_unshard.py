@@ -161,6 +161,7 @@ def test_an_instruction_left_out_is_refused(kind, words):
     assert tried >= 7
 
 
+@pytest.mark.long
 def test_refuses_what_does_not_go_together():
     for zero in (0, 1, 2):
         with pytest.raises(ConfigError, match=f"where ZeRO 3 shards them, and zero is {zero}"):

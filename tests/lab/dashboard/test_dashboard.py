@@ -213,6 +213,7 @@ def test_a_transfer_of_dask_is_for_the_action_that_comes_next(made):
     ]
 
 
+@pytest.mark.long
 def test_a_run_under_way_says_so_and_one_only_announced_has_its_devices(made):
     pipeline(made, until=0)
     drawn = shown(made.record())
@@ -349,6 +350,7 @@ def test_a_worker_that_came_back_keeps_its_row(made):
     assert drawn.idle == pytest.approx((0.25, 1.0))
 
 
+@pytest.mark.long
 def test_workers_are_in_the_order_of_their_numbers():
     made = collecting(**{a: a for a in ("w10", "w9", "w1")}, x="tcp://127.0.0.1:99")
     drawn = shown(made.record())

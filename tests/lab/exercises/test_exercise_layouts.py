@@ -141,6 +141,7 @@ def test_a_bubble_is_shortened_by_chunks_and_not_by_wishes(bubble):
     assert short
 
 
+@pytest.mark.long
 def test_a_room_that_nothing_fits_in_is_refused_with_both_numbers():
     tiny = fastest_within(GPT, CLUSTER, 32, room=GB)
     result = tiny.check(searched(32)[0].layout)

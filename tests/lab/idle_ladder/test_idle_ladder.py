@@ -118,6 +118,7 @@ def test_other_levels_and_seeds_are_refused():
             td.tasks.idle_level(*given)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", LEVELS)
 def test_the_gaps_of_the_working_are_idle_and_all_are_counted(number):
     for seed in range(12):

@@ -19,6 +19,7 @@ def test_an_update_is_none_of_the_stages_of_its_device():
     assert not any(text.startswith("paler") for text in said)
 
 
+@pytest.mark.long
 def test_weights_that_are_gathered_are_marks_of_their_own():
     """Under the row of their device, one for each gather and each sum, named in the legend."""
     sharded = td.shard_weights(td.schedule("1f1b", 2, 3), "phase")

@@ -415,6 +415,7 @@ def test_gantt_of_what_is_too_narrow_says_how_to_look_closer():
     assert len(numbers) == int((timeline.end <= 20).sum())
 
 
+@pytest.mark.long
 def test_gantt_halves_the_row_where_a_forward_and_a_backward_run_at_once():
     (axes,) = plots.gantt(PAIRS).axes
     for kind, up in (("F0", -0.36), ("B1", 0)):

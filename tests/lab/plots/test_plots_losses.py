@@ -100,6 +100,7 @@ def lines(axes):
     return {line.get_label().partition(":")[0]: line for line in axes.get_lines()}
 
 
+@pytest.mark.long
 def test_the_band_holds_all_controls_and_so_a_split_that_parts_no_farther():
     """With one of them alone, a run that parts as another control does looks faulty."""
     alone, near, far = curve(), curve(off=1e-7), curve(off=1e-3)

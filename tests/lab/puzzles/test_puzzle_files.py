@@ -194,6 +194,7 @@ def test_verify_says_what_cannot_be_met(tmp_path, name, changes, words):
     assert any(words in sentence for sentence in puzzle.verify())
 
 
+@pytest.mark.long
 def test_verify_complains_if_there_is_nothing_to_find(tmp_path):
     values = changed("order-on-2", targets__makespan=24, targets__kept=4)
     puzzle = load_puzzle(write(tmp_path / "easy.json", values))

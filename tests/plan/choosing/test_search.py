@@ -258,6 +258,7 @@ def test_when_weights_are_gathered_is_a_change_like_others(cluster, unshard):
     assert not any("unshard" in each.change for each in always.advice)
 
 
+@pytest.mark.long
 def test_a_layout_that_gathers_by_the_schedule_is_mended_too(model):
     layout = Layout(dp=2, pp=2, zero=3, microbatches=4, unshard="step")
     fit = fits(model, layout, "4xA100-40GB", sequence=4096)

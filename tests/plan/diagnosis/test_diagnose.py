@@ -244,6 +244,7 @@ def test_overhead_between_actions_is_not_taken_for_latency():
         assert by_change(d)["no overhead between actions"].makespan < t.makespan
 
 
+@pytest.mark.long
 def test_what_edges_alone_tell_and_what_they_leave_open():
     d = diagnose(bare(td.simulate(td.schedule("gpipe", 4, 5), latency=[0.1, 0.5, 0.2])))
     np.testing.assert_allclose(d["latency"].value, [0.1, 0.5, 0.2], atol=1e-9)
@@ -294,6 +295,7 @@ def made_for_the_step(order, times, gathers):
     ).makespan
 
 
+@pytest.mark.long
 def test_weights_that_come_late_are_the_headline():
     t = td.simulate(td.shard_weights(td.schedule("1f1b", 4, 8), "action"), unshard=3.0)
     d = diagnose(t)

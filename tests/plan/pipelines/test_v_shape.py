@@ -73,6 +73,7 @@ def test_v_min_and_v_half_as_their_authors(build, p, m, makespan, peak):
     assert (t.makespan, max(t.peak_in_flight)) == (makespan, peak)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("p", range(1, 9))
 def test_v_schedules_trade_time_for_memory(p):
     for m in (1, 2, 5, 12):

@@ -649,6 +649,7 @@ def test_tiles_of_1_to_32_and_the_ridge():
     assert td.tile.extents(55 * 9, 55 * 9, 64, tiles=[55])[0].share < 1
 
 
+@pytest.mark.long
 def test_a_tile_carried_to_another_device_loses_or_does_not_run():
     found = td.tile.carry("mma_multistage", ["T4", "L4", "A100-40GB", "H200"], 4096, 4096, 4096)
     assert found.refused == (("T4", "needs compute capability 8.0 or higher, and T4 has 7.5"),)

@@ -37,6 +37,7 @@ def cache(tmp_path, monkeypatch):
 # -- measured on this CPU ------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_every_tile_is_measured_and_the_order_compared():
     found = td.tile.tune("tiled", 128, 128, 128, "float32", TILES, **HERE)
     assert {trial.tile for trial in found.trials} == {(t,) * 3 for t in TILES}

@@ -79,6 +79,7 @@ def test_workers_refuse_b_as_written_and_hold_it_with_zero_2(cluster):
     assert ends == ["does not fit", "does not fit", "fits"]
 
 
+@pytest.mark.long
 def test_the_hybrids_of_a_memory_bound_run():
     told = values(25)
     sizes = {name: size / 1e9 for name, size in told["states"].items()}
