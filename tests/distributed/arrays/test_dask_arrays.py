@@ -455,6 +455,21 @@ def test_lazy_and_persisted_operands_on_a_cluster(client):
 
 
 @pytest.mark.cluster
+def test_workers_are_known_whenever_dask_looks_at_the_cluster_itself(cluster, client, monkeypatch):
+    """It does every two seconds, and keeps totals alone: here at once after each other look."""
+    look = client._update_scheduler_info
+
+    async def look_again(n_workers=0):
+        await look(n_workers)
+        await look()
+
+    monkeypatch.setattr(client, "_update_scheduler_info", look_again)
+    assert not client.scheduler_info()["workers"]
+    assert sorted(cluster._workers()) == list(range(cluster.slots))
+    assert lazy._machine(da.ones(2), da.ones(2)).workers == cluster.slots
+
+
+@pytest.mark.cluster
 def test_the_cluster_is_what_a_plan_is_made_for(cluster, client):
     machine = lazy._machine(da.ones(2), da.ones(2))
     assert (machine.workers, machine.threads) == (cluster.slots, cluster.slots)
@@ -541,7 +556,7 @@ SHAPES = [((7, 5), "f4"), ((1, 9), "f4"), ((2, 2), "f4"), ((0, 3), "f4")]
 
 
 @pytest.mark.cluster
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("shape", "dtype"), [*SHAPES, *product([(5,), (3, 4, 5)], TYPES)])
 def test_round_trips_of_every_placement(cluster, client, shape, dtype):
     a, mesh = integers(shape).astype(as_dtype(dtype)), td.Mesh(cluster, (2, 2))

@@ -335,7 +335,7 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path):
     script = tmp_path / "unguarded.py"
     script.write_text(
         "import tiledask as td\n"
-        "with td.start_cluster(workers=1, device='cpu', timeout=6) as c:\n"
+        "with td.start_cluster(workers=1, device='cpu', timeout=3) as c:\n"
         "    print(c)\n"
     )
     done = subprocess.run(

@@ -385,7 +385,7 @@ def test_a_missing_result_is_begun_anew(cluster, begun):
 
 
 def test_a_late_product_stops_and_goes_on_and_says_how_far_it_is(cluster, tmp_path):
-    a, b = operands(tmp_path, 500, 500, 500)
+    a, b = operands(tmp_path, 340, 340, 340)
     options, told = {"memory_limit": "9MB", **slow(5)}, []  # a rank reports four times a second
     with pytest.raises(DeadlineError, match=r"not done after 0\.1 s"):
         multiply_stored(a, b, tmp_path / "c.npy", cluster, timeout=0.1, **options)

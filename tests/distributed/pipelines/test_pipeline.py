@@ -107,7 +107,7 @@ def small(name, m):
 OTHERS = sorted(set(td.schedules) - {"naive", "gpipe", "1f1b"})
 
 
-@pytest.mark.few(len(OTHERS))
+@pytest.mark.few(len(OTHERS) // 2)
 @pytest.mark.parametrize(("m", "engine"), [(6, "loop"), (5, "tasks"), (1, "tasks")])
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_other_schedule_does_too(cluster, name, m, engine):

@@ -45,7 +45,7 @@ from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan import html
 from tiledask.plan.whole import is_whole
 
-__all__ = ["DEADLINE", "RUNNING", "Cluster", "seconds_of", "slot_of", "slot_on"]
+__all__ = ["DEADLINE", "RUNNING", "Cluster", "seconds_of", "slot_of", "slot_on", "workers_of"]
 
 DEADLINE = 300.0
 """Seconds a call waits for the cluster unless told otherwise."""
@@ -118,6 +118,21 @@ def _users_client_is_default() -> bool:
     return all(cluster.client is not found for cluster in RUNNING)
 
 
+def workers_of(client: Client) -> dict[str, dict[str, Any]]:
+    """Address -> what the scheduler knows of each worker now; nothing of an asynchronous client's.
+
+    `Client.scheduler_info` reads what its own look every two seconds may have replaced meanwhile,
+    by totals without workers.
+    """
+    if client.asynchronous:
+        return {}
+    with contextlib.suppress(OSError):  # whoever needs a worker waits for it, and says so
+        scheduler: Any = client.scheduler
+        found: dict[str, Any] = client.sync(scheduler.identity, n_workers=-1)["workers"]
+        return found
+    return {}
+
+
 class Cluster:
     """Workers in slots 0..n-1 and the client that speaks to them; a context manager."""
 
@@ -188,9 +203,8 @@ class Cluster:
     def _workers(self) -> dict[int, dict[str, Any]]:
         """slot -> what the scheduler knows of the worker there now."""
         self.check_alive()
-        info = self.client.scheduler_info(n_workers=-1)["workers"]
         found = {}
-        for address, facts in info.items():
+        for address, facts in workers_of(self.client).items():
             for name in facts.get("resources", {}):
                 if name.startswith("slot"):
                     found[int(name[4:])] = {**facts, "address": address}

@@ -25,7 +25,7 @@ from distributed import Client
 from distributed.system import MEMORY_LIMIT
 
 from tiledask.distributed.arrays.array import ShardedArray
-from tiledask.distributed.cluster.cluster import RUNNING
+from tiledask.distributed.cluster.cluster import RUNNING, workers_of
 from tiledask.distributed.products.lazy_graph import Graph, Operand, check_chunks
 from tiledask.distributed.products.lazy_plan import LazyPlan, Machine, plan_product
 from tiledask.distributed.products.operands import check_kernel, check_types
@@ -169,7 +169,7 @@ def _machine(x: da.Array, y: da.Array) -> Machine:
     get = get_scheduler(collections=[x, y])
     client = getattr(get, "__self__", None)
     if isinstance(client, Client):
-        workers = list(client.scheduler_info(n_workers=-1)["workers"].values())
+        workers = list(workers_of(client).values())
         if workers:
             ours = (c.memory_limit for c in RUNNING if c.client is client)
             return _distributed(workers, x, next(ours, None))
