@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import tiledask as td
@@ -19,6 +19,7 @@ WAY = st.floats(1e-4, 1.0)
 
 @pytest.mark.long
 @given(st.floats(-1e4, 1e4), st.lists(st.tuples(WAY, WAY), min_size=1, max_size=9))
+@example(1.0, [(0.1, 0.1)])
 def test_the_offset_is_right_to_within_its_error(offset, ways):
     trips, at = [], 100.0
     for there, back in ways:
