@@ -262,6 +262,7 @@ def test_what_edges_alone_tell_and_what_they_leave_open():
 
 
 @pytest.mark.long
+@pytest.mark.few(3)
 @pytest.mark.parametrize("keep", ["action", "phase", "step", 1])
 @pytest.mark.parametrize(
     ("name", "counts"), [("1f1b", (4, 8)), ("looped-bfs", (6, 4)), ("zb-h1", (3, 6))]
