@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.plan.inputs.layout import Layout
-from tiledask.plan.pipelines.generators.sharding import shard_weights
-from tiledask.plan.pipelines.schedule import Schedule
-from tiledask.plan.pipelines.schedules import BOTH_WAYS, is_looped, schedule
+from tiledask.plan.pipelines.schedules import BOTH_WAYS, layout_schedule
 
 __all__ = ["InFlight", "Unsharded", "alive", "in_flight", "stages_in_flight", "stages_sharded"]
 
@@ -199,7 +197,7 @@ def _interleaved(p: int, m: int, v: int, stage: int) -> tuple[tuple[int, ...], .
 @lru_cache(maxsize=256)
 def _counted(name: str, p: int, m: int, v: int) -> list[tuple[tuple[int, ...], ...]]:
     """For each stage the states that its actions lead through."""
-    built = _built(name, p, m, 1 if name in BOTH_WAYS else v)
+    built = layout_schedule(name, p * (1 if name in BOTH_WAYS else v), m, p)
     layout = Layout(pp=p, microbatches=m, schedule=name, interleave=v)
     found = []
     for device in range(p):
@@ -216,13 +214,6 @@ def _counted(name: str, p: int, m: int, v: int) -> list[tuple[tuple[int, ...], .
     return found
 
 
-def _built(name: str, p: int, m: int, chunks: int) -> Schedule:
-    name = "interleaved" if name == "1f1b" and chunks > 1 else name
-    if is_looped(name):
-        return schedule(name, p * chunks, m, devices=p)
-    return schedule(name, p * chunks, m)
-
-
 @lru_cache(maxsize=256)
 def _sharded(
     name: str, p: int, m: int, v: int, unshard: str | int | None
@@ -230,7 +221,7 @@ def _sharded(
     """For each stage the states of its actions: micro-batches alive in each of its chunks, then of
     each whether its weights are whole, then whether its gradients are."""
     assert unshard is not None
-    built = shard_weights(_built(name, p, m, v), unshard)
+    built = layout_schedule(name, p * v, m, p, unshard)
     layout = Layout(pp=p, microbatches=m, schedule=name, interleave=v)
     found = []
     for device, line in enumerate(built.lines):

@@ -18,6 +18,7 @@ from tiledask.plan.pipelines.generators.classic import (
     one_forward_one_backward,
 )
 from tiledask.plan.pipelines.generators.dualpipe import dualpipe, dualpipev
+from tiledask.plan.pipelines.generators.sharding import shard_weights
 from tiledask.plan.pipelines.generators.zb_v import v_half, v_min, wave, zb_v
 from tiledask.plan.pipelines.generators.zero_bubble import (
     interleaved_zero_bubble,
@@ -27,7 +28,7 @@ from tiledask.plan.pipelines.generators.zero_bubble import (
 )
 from tiledask.plan.pipelines.schedule import Schedule
 
-__all__ = ["BOTH_WAYS", "V_SHAPED", "is_looped", "schedule", "schedules"]
+__all__ = ["BOTH_WAYS", "V_SHAPED", "is_looped", "layout_schedule", "schedule", "schedules"]
 
 MOST_BLOCKS = 10**7
 """Stages x micro-batches: what takes some seconds and gigabytes; beyond lies a typing error."""
@@ -66,6 +67,21 @@ def is_looped(name: str) -> bool:
     ['interleaved', 'looped-bfs', 'interleaved-zb', 'wave']
     """
     return "devices" in inspect.signature(schedules[name]).parameters
+
+
+def layout_schedule(
+    name: str, stages: int, microbatches: int, devices: int, unshard: str | int | None = None
+) -> Schedule:
+    """The schedule that a layout means by ``name``: 1F1B of several stages on a device is
+    interleaved; with weights gathered as ``unshard`` says, if it does.
+
+    >>> layout_schedule("1f1b", stages=8, microbatches=8, devices=4)
+    Schedule(interleaved: 8 stages on 4 devices, 8 micro-batches, 128 actions)
+    """
+    name = "interleaved" if name == "1f1b" and stages > devices else name
+    options: dict[str, Any] = {"devices": devices} if is_looped(name) else {}
+    made = schedule(name, stages, microbatches, **options)
+    return made if unshard is None else shard_weights(made, unshard)
 
 
 def schedule(

@@ -5,7 +5,7 @@ stage 1  . F F F B F B F B ...  B B . |                  |
          fill                    drain   dp                optimizer
 """
 
-from functools import lru_cache, partial
+from functools import lru_cache
 from operator import mul
 
 from tiledask.errors import ConfigError
@@ -23,9 +23,7 @@ from tiledask.plan.inputs.run import (
     chunk_items,
     chunk_kinds,
 )
-from tiledask.plan.pipelines.generators.sharding import shard_weights
-from tiledask.plan.pipelines.schedule import Schedule
-from tiledask.plan.pipelines.schedules import BOTH_WAYS, is_looped, schedule
+from tiledask.plan.pipelines.schedules import BOTH_WAYS, layout_schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.timing.rates import Calibration, load_calibration
 from tiledask.plan.timing.step_estimate import StepEstimate, StepRow
@@ -111,21 +109,13 @@ def pipeline_seconds(
     >>> pipeline_seconds(Layout(pp=4, microbatches=8, schedule="zb-h1"), [1.0] * 4, [2.0] * 4)
     27.0
     """
-    name = "interleaved" if layout.schedule == "1f1b" and layout.interleave > 1 else layout.schedule
-    devices = layout.pp if is_looped(name) else None
     kept = layout.unshard if between_copies else None
-    order = _order(name, layout.chunks, layout.microbatches, devices, kept)
+    order = _order(layout.schedule, layout.chunks, layout.microbatches, layout.pp, kept)
     return simulate(order, forward, backward, **between_copies).makespan
 
 
-@lru_cache(maxsize=64)
-def _order(
-    name: str, chunks: int, microbatches: int, devices: int | None, kept: str | int | None
-) -> Schedule:
-    """A schedule, kept: a search simulates the same ones for many layouts."""
-    order = partial(schedule, name, chunks, microbatches)
-    made = order() if devices is None else order(devices=devices)
-    return made if kept is None else shard_weights(made, kept)
+_order = lru_cache(maxsize=64)(layout_schedule)
+"""Kept: a search simulates the same ones for many layouts."""
 
 
 def _chunks(time: StepTime, layout: Layout) -> list[Work]:

@@ -8,7 +8,6 @@ than the stages that they have.
 """
 
 from dataclasses import replace
-from functools import partial
 
 from tiledask.errors import ConfigError
 from tiledask.plan.collectives.layouts import HeadCounts
@@ -16,8 +15,7 @@ from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
-from tiledask.plan.pipelines.generators.sharding import shard_weights
-from tiledask.plan.pipelines.schedules import is_looped, schedule
+from tiledask.plan.pipelines.schedules import layout_schedule
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.program.making.decoder import Decoder
 from tiledask.plan.program.making.of_training import TrainingTerms, step_program
@@ -46,11 +44,9 @@ def training_terms(model: Model, layout: Layout, recipe: Recipe, sequence: int) 
     none."""
     if reason := why_no_program(model, layout):
         raise ConfigError(f"no program of {layout}: {reason}")
-    name = "interleaved" if layout.schedule == "1f1b" and layout.interleave > 1 else layout.schedule
-    order = partial(schedule, name, layout.chunks, layout.microbatches)
-    made = order(devices=layout.pp) if is_looped(name) else order()
-    if layout.unshard is not None:
-        made = shard_weights(made, layout.unshard)
+    made = layout_schedule(
+        layout.schedule, layout.chunks, layout.microbatches, layout.pp, layout.unshard
+    )
     decoder = Decoder(
         model.vocab,
         model.hidden,
