@@ -157,8 +157,6 @@ def _between_copies(time: StepTime, layout: Layout) -> dict[str, list[float]]:
 def _over_stages(time: StepTime, layout: Layout, simulated: bool) -> Parts[float]:
     """The Parts of a layout whose stages are summed one by one."""
     chunks = _chunks(time, layout)
-    times = [chunk.seconds for chunk in chunks]
-    each = [float(s.forward) for s in times], [float(s.backward) for s in times]
     part = 0.5 if layout.schedule in BOTH_WAYS else 1  # each copy gets half of the micro-batches
     stages = [
         part * sum((chunks[chunk] for chunk in layout.stage_chunks(stage)), Work())
@@ -166,8 +164,10 @@ def _over_stages(time: StepTime, layout: Layout, simulated: bool) -> Parts[float
     ]
     slow = max(stages, key=lambda stage: stage.total)
     m = layout.microbatches
-    run = pipeline_seconds(layout, *each) if simulated else 0.0
     if simulated:
+        times = [chunk.seconds for chunk in chunks]
+        each = [float(s.forward) for s in times], [float(s.backward) for s in times]
+        run = pipeline_seconds(layout, *each)
         bubble = run - m * slow.total
     else:
         bubble = (sum(stage.total for stage in stages) - slow.total) / layout.interleave
