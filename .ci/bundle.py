@@ -395,6 +395,8 @@ def make(asked) -> None:
         if asked.capability != "none":
             made = make_cubins(asked.capability)
             pack(folder / "cubins.tar.xz", {file.name: file for file in made.glob("*.cubin")})
+        # what the machine keeps, whatever its version: pip would refuse another than it is asked for
+        listed |= {n: Requirement(n) for n in listed if n in KEEPS and n in has}
         finder = Finder(
             Path(scratch), has, pins((ROOT / "constraints.txt").read_text(), there), there
         )

@@ -15,7 +15,7 @@ from tiledask.tile.epilogue import activation_bytes
 from tiledask.tile.kernel import Kernel, Sizes, needs, unsuited
 from tiledask.tile.levels import Tile
 
-__all__ = ["KernelInfo", "KernelTable", "find", "kernels", "lookup"]
+__all__ = ["KernelInfo", "KernelTable", "find", "kernels", "lookup", "meant"]
 
 _ALL = ("float16", "bfloat16", "float32", "float64")
 
@@ -259,13 +259,21 @@ def lookup(name: str) -> Kernel:
     return _KERNELS[name]
 
 
+def meant(name: str, arrays: str) -> str:
+    """The kernel's own name: "blas" is the library's product on either kind of ``arrays``.
+
+    >>> meant("blas", "cupy"), meant("blas", "numpy")
+    ('cublas', 'blas')
+    """
+    return "cublas" if (name, arrays) == ("blas", "cupy") else name
+
+
 def find(name: str, arrays: str) -> Kernel:
     """The kernel that ``name`` means for operands that are ``arrays``, "numpy" or "cupy".
 
     Raises KernelError if there is none, if it takes other arrays, or if this machine cannot run it.
     """
-    if name == "blas" and arrays == "cupy":
-        name = "cublas"
+    name = meant(name, arrays)
     kernel = lookup(name)
     if kernel.arrays != arrays:
         mine = ", ".join(other.name for other in _KERNELS.values() if other.arrays == arrays)

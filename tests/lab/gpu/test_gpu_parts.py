@@ -365,4 +365,4 @@ def test_each_kernel_once_on_the_stand_in_and_one_that_is_off_by_a_row(tmp_path)
     found = rows(SimpleNamespace(journal=tmp_path / "journal"))
     assert len(found) > 30
     wrong = [row["key"] for row in found if row["state"] != "right"]
-    assert wrong == ["one tile: sgemm_warptiled 128x128x16, fp32, 128 x 128 x 16"]
+    assert wrong == ["one tile: sgemm_warptiled 128x128x32, fp32, 128 x 128 x 32"]

@@ -95,7 +95,7 @@ def test_a_kernels_configuration_follows_type_and_tile():
     assert td.tile.config_of("tiled", "float64", 100).block == (100, 100, 100)
     assert td.tile.config_of("tiled", "float64").itemsize == 8
     other = td.tile.config_of("sgemm_warptiled", "float32", (96, 128, 8))
-    assert (other.block, other.warp, other.threads) == ((96, 128, 8), (48, 64), 128)
+    assert (other.block, other.warp, other.threads) == ((96, 128, 8), (32, 64), 192)
 
 
 @pytest.mark.parametrize("kernel", ["sgemm_warptiled", "mma_multistage"])

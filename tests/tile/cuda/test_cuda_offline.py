@@ -334,9 +334,9 @@ def test_panels_compile_without_spills_and_two_blocks_fit(tmp_path, arch, varian
         assert 1 <= compiler_said.round_trips(machine_code(code, tmp_path)) <= ROUND_TRIPS
     assert found.spilled == found.stack == 0
     assert found.remarks == ()
-    # 65,536 registers for two blocks of 128 threads, 164 and 228 KB of shared memory with 1 KB a
-    # block for the system
-    assert found.registers <= 255
+    # 65,536 registers for two blocks of 128 or 256 threads, 164 and 228 KB of shared memory with
+    # 1 KB a block for the system
+    assert found.registers <= {"sgemm": 128}.get(variant, 255)
     assert 2 * (shared + 1024) <= {"sm_80": 164, "sm_90": 228}[arch] * 1024
 
 
@@ -348,7 +348,7 @@ def test_panels_read_c_before_they_wait_for_it(tmp_path, variant):
     name, macros, _ = panels(variant, HAS_BETA=1, PAIRS=1)
     read = machine_code(compile_it(name, "sm_80", macros)[0], tmp_path)
     trips = compiler_said.round_trips(read)
-    assert trips == 2
+    assert trips == {"sgemm": 1}.get(variant, 2)  # its warps have half as many rows
     assert len(starting([n for n, _ in read], "LDG.E")) / trips == 8  # pairs at a time
 
 

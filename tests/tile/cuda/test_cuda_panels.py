@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 TILES = {
     ("sgemm", "small"): ("sgemm_warptiled", 64, 64, 16, 3),
-    ("sgemm", "large"): ("sgemm_warptiled", 128, 128, 16, 2),
+    ("sgemm", "large"): ("sgemm_warptiled", 128, 128, 32, 2),
     ("mma", "small"): ("mma_multistage", 64, 64, 32, 4),
     ("mma", "large"): ("mma_multistage", 128, 128, 32, 3),
     ("tf32", "small"): ("mma_multistage", 64, 64, 16, 4),

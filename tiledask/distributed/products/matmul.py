@@ -49,6 +49,7 @@ from tiledask.plan.program.instructions import Fetch
 from tiledask.plan.program.making.of_product import multiply_program, sum_program
 from tiledask.plan.program.program import Program
 from tiledask.tile import TileCount, accumulator, as_dtype
+from tiledask.tile.table import meant
 
 __all__ = ["Spent", "algorithms", "explain", "matmul"]
 
@@ -175,7 +176,7 @@ def _question(
             f"no algorithm {algorithm!r}; td.algorithms has {', '.join(algorithms)}"
         )
     cluster = a.mesh.cluster
-    needs = ProductNeeds(a.dtype, kernel, tile, transport_of(cluster))
+    needs = ProductNeeds(a.dtype, meant(kernel, cluster.backend), tile, transport_of(cluster))
     given = tuple((name, value) for name, value in options.items() if value is not None)
     rates = cluster.rates.get(a.dtype.name)
     return ProductQuestion(a.tiling, b.tiling, needs, rates, algorithm, given)

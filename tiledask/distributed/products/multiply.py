@@ -49,8 +49,12 @@ class RankLine:
 
     @cached_property
     def wide(self) -> np.dtype:
-        """The type that C is summed in."""
-        return accumulator(as_dtype(self.dtype))
+        """The type that C is summed in. On a GPU one panel alone is rounded as it is written; NumPy
+        would make it in float32 first all the same."""
+        own = as_dtype(self.dtype)
+        summed = self.products != 1 or any(fetch.buffer == "C" for fetch in self.fetches)
+        rounds = self.backend == "cupy" and not (summed or self.unrounded)
+        return own if rounds else accumulator(own)
 
     @cached_property
     def fetches(self) -> list[Fetch]:

@@ -10,6 +10,7 @@ from tiledask.distributed.products.multiply import SUM_BYTES
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.products.product_plan import AHEAD, RUNTIME, ProductPlan
 from tiledask.tile import accumulator, workspace
+from tiledask.tile.table import lookup
 
 __all__ = ["PANELS", "ProductNeeds", "ledger_of"]
 
@@ -37,13 +38,15 @@ def ledger_of(
     """What every rank holds while it multiplies and while it sums, in bytes.
 
     Beside its operands and its part of C: the panels fetched ahead, and for half types the part
-    of C in float32 before it is rounded.
+    of C in float32 before it is rounded, unless on a GPU one panel is all of it.
     """
-    size, wide = dtype.itemsize, accumulator(dtype).itemsize
+    size, sums = dtype.itemsize, accumulator(dtype).itemsize
+    rounds = lookup(kernel).arrays == "cupy" and not plan.sums
     blocks = [[prod(t.block_shape(at)) for at in t.coordinates()] for t in (plan.a, plan.b)]
     rows = []
     for rank, at in enumerate(plan.result.coordinates()):
         m, n, _ = plan.extents(rank)
+        wide = size if rounds and len(plan.panels[rank]) == 1 else sums
         depth = max((p.depth[1] - p.depth[0] for p in plan.panels[rank]), default=0)
         fetching = sum(any(p.source != rank for p in (*x.a, *x.b)) for x in plan.panels[rank])
         work = 0
@@ -91,7 +94,7 @@ def ledger_of(
                 ),
             ]
         if transport == "comm":
-            mine += _messages(plan, rank, size, wide)
+            mine += _messages(plan, rank, size, sums)
         for moment in ("product", "sum") if plan.sums else ("product",):
             held = sum(row.bytes for row in mine if row.moment in (ALWAYS, moment))
             rows.append(Row(rank, "runtime", moment, RUNTIME + held // 50, "8 MiB + 2 %", _SEEN))

@@ -40,17 +40,17 @@ def _smem(extent: int) -> Config:
     )
 
 
-def _quarters(tm: int, tn: int) -> tuple[int, int]:
-    """A warp's tile of at most 64 x 64, such that each quarter of a multiprocessor has a warp."""
+def _quarters(tm: int, tn: int, most: int = 64) -> tuple[int, int]:
+    """A warp's tile of at most ``most`` x 64, such that each quarter of a multiprocessor has one."""
     rows, columns = (
-        max(side for side in range(1, max(1, min(t // 2, 64)) + 1) if t % side == 0)
-        for t in (tm, tn)
+        max(side for side in range(1, max(1, min(t // 2, limit)) + 1) if t % side == 0)
+        for t, limit in ((tm, most), (tn, 64))
     )
     return rows, columns
 
 
 _REGISTERS = {
-    "sgemm_warptiled": {32: 115, 64: 157, 128: 233},
+    "sgemm_warptiled": {32: 115, 64: 127},
     "mma_multistage": {32: 112, 64: 156, 128: 255},
 }
 """Kernel -> sums that a thread has -> registers: the most that ptxas of CUDA 13.0 reports for
@@ -62,9 +62,9 @@ def _registers(kernel: str, warp: tuple[int, int]) -> int:
     return next(r for sums, r in _REGISTERS[kernel].items() if 32 * sums >= warp[0] * warp[1])
 
 
-def _sgemm(block: Tile = (128, 128, 16), stages: int = 2) -> Config:
+def _sgemm(block: Tile = (128, 128, 32), stages: int = 2) -> Config:
     tm, tn, _ = block
-    warp = _quarters(tm, tn)
+    warp = _quarters(tm, tn, most=32)
     threads = 32 * (tm // warp[0]) * (tn // warp[1])
     return Config(
         "sgemm_warptiled",

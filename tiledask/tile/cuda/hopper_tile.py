@@ -58,8 +58,8 @@ class HopperTile:
     raster: int = 8
     """Rows of clusters that are walked column by column."""
     staged: bool = True
-    """Whether C leaves through shared memory; where not all of its rows start on boundaries of 16
-    bytes it leaves directly all the same."""
+    """Whether C leaves through shared memory; where not all of its rows start and end on boundaries
+    of 16 bytes it leaves directly all the same."""
     blocks: int = 0
     """Most blocks at a time; 0 for one per multiprocessor."""
     panels: int = 0

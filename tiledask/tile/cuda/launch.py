@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 SMEM_TILES = ((16, 16, 16), (32, 32, 32))
-SGEMM_TILES = ((128, 128, 16), (64, 64, 16))
+SGEMM_TILES = ((128, 128, 32), (64, 64, 16))
 MMA_TILES = ((128, 128, 32), (64, 64, 32), (128, 128, 16), (64, 64, 16))
 MMA_K_BYTES = 64
 """Bytes of k at a time: 32 halves, or 16 of float32."""
@@ -94,9 +94,9 @@ def wgmma_ws_persistent(
 
     What ``tile`` does not say is chosen by the count of tiles (hopper_tile.py); where the last of
     them are cut along k it takes memory for partial sums. Copies an operand whose lines of elements
-    do not all start on boundaries of 16 bytes. C leaves through shared memory where its rows do and
-    it is of the operands' type and neither read nor wanted before the activation, and with a
-    HopperTile wherever its rows do; else by pairs, or element by element.
+    do not all start on boundaries of 16 bytes. C leaves through shared memory where its rows start
+    and end on such boundaries and it is of the operands' type and neither read nor wanted before
+    the activation, and with a HopperTile wherever its rows do so; else by pairs, or one by one.
     """
     plan, a, b, c, before = _hopper(a, b, out, tile, epilogue, _multiprocessors())
     m, n, k, batches, a_batched, b_batched, *strides = plan.numbers
@@ -352,7 +352,7 @@ def _panels_plan(
         name,
         macros,
         (across * down, 1),
-        (128,),
+        (256 if name == "sgemm_warptiled" and rows == 128 else 128,),  # THREADS of panels.cuh
         shared,
         _numbers(a, b, c),
         _loads(tile, across, down, a, b, c, parts),
@@ -410,7 +410,9 @@ def _hopper_plan(
     multiprocessors: int,
 ) -> LaunchPlan:
     _check_extents("wgmma_ws_persistent", a, b)
-    can, reads = c.by_rows and c.boundary == 16, parts.beta or parts.before
+    # the copy engine writes whole 16 bytes, beyond the last column too if that ends between them
+    can = c.by_rows and c.boundary == 16 and c.columns * c.itemsize % 16 == 0
+    reads = parts.beta or parts.before
     if not isinstance(tile, HopperTile):
         usual = can and c.dtype == a.dtype and not reads
         tile = chosen(c.rows, c.columns, a.columns, c.batches, multiprocessors, usual, tile)

@@ -25,6 +25,7 @@
 // TILE_N, TILE_K, STAGES, A_TURNED (1: A is contiguous along m), B_TURNED (1: along n), A_BYTES and
 // B_BYTES (16, 4 or, of halves, 2: every line starts at a multiple of so many bytes).
 
+#define WARP_ROWS 64
 #include "panels.cuh"
 
 const int STEP_K = 32 / sizeof(TYPE);      // of k, for one mma

@@ -14,16 +14,17 @@
 // lies beyond the matrix becomes 0 in shared memory and is not read, so that ragged edges need no
 // special case in the product.
 //
-// On the compiler's command line: TILE_M, TILE_N, TILE_K, STAGES; RASTER, to be tried out.
+// On the compiler's command line: TILE_M, TILE_N, TILE_K, STAGES; RASTER, to be tried out. A kernel says
+// WARP_ROWS: of a tile of 128 rows or more, those of one warp.
 
 #pragma once
 
 #include "epilogue.cuh"
 
-const int WARP_M = TILE_M < 128 ? 32 : 64, WARP_N = TILE_N < 128 ? 32 : 64;  // of C, for one warp
+const int WARP_M = TILE_M < 128 ? 32 : WARP_ROWS, WARP_N = TILE_N < 128 ? 32 : 64;  // of C, for one
 const int WARPS_DOWN = TILE_M / WARP_M, WARPS_ACROSS = TILE_N / WARP_N;
 const int THREADS = 32 * WARPS_DOWN * WARPS_ACROSS;
-const int BLOCKS = THREADS > 128 ? 1 : 2;  // per multiprocessor, with 255 registers a thread
+const int BLOCKS = TILE_M * TILE_N > 128 * 128 ? 1 : 2;  // per multiprocessor: sums fill registers
 
 #ifndef RASTER
 #define RASTER 8  // rows of tiles that are walked column by column, for the sake of L2
@@ -97,7 +98,7 @@ template <class T, int EXTENT, int TURNED, int BOUNDARY, class Layout> struct Co
     template <bool WHOLE> __device__ inline void copy(T* to, int left) const {
         const T* piece = from;
         // the longer, the more addresses are kept in registers, which the sums and fragments fill
-#pragma unroll WHOLE || BYTES == 16 ? LINES / DOWN : 4
+#pragma unroll WHOLE || BYTES == 16 ? LINES / DOWN : 2
         for (int i = 0; i < LINES; i += DOWN, piece += DOWN * line) {
 #pragma unroll
             for (int j = 0; j < LENGTH; j += ACROSS * PIECE) {

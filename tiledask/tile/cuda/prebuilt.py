@@ -49,10 +49,10 @@ LAYOUTS = (*map("".join, product("CF", repeat=3)), "SSS")
 class ProductForm(NamedTuple):
     """What makes a product another variant of a kernel, its types and its tile aside."""
 
-    m: int = 518
-    """Clusters take 518 rows, and not 100."""
-    n: int = 770
-    """An even number of columns moves by pairs, 771 do not."""
+    m: int = 520
+    """Clusters take 520 rows, and not 100."""
+    n: int = 776
+    """These end on a boundary of 16 bytes; 770 columns do not and move by pairs, 771 one by one."""
     layouts: str = "CCC"
     margin: int = 8
     """Elements before each line of the larger array around: with 8 lines begin on boundaries of 16
@@ -73,6 +73,7 @@ FORMS = (
     ProductForm(100),
     ProductForm(100, wide=True),
     ProductForm(100, ending=ENDINGS[0], wide=True),
+    ProductForm(n=770),
     ProductForm(n=771),
     ProductForm(n=771, wide=True),
     ProductForm(100, 771),

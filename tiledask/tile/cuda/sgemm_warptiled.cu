@@ -1,29 +1,32 @@
 // C = activation(alpha A B + beta C + bias) in float32 on CUDA cores, from sm_80 on: tiles within
-// tiles, down to 128 sums in the registers of a thread, copies a stage ahead of the arithmetic.
+// tiles, down to 64 sums in the registers of a thread, copies a stage ahead of the arithmetic.
 //
 //                          n                      level      what it is           what it owns
 //                 .-----+-----+-----.             grid       blockIdx.x: a tile   C, by tiles in a
 //                 |     |/////|     |                        blockIdx.z: of       raster; one matrix
 //               k |-----+-----+-----|                        which matrix         of the batch
-//                 |     |/////|     |  B          block      4 warps, two by      one tile of C,
-//                 '-----+-----+-----'                        two                  TILE_M x TILE_N
+//                 |     |/////|     |  B          block      8 warps, four by     one tile of C,
+//                 '-----+-----+-----'                        two, or 4            TILE_M x TILE_N
 //            k                                    stage      one of STAGES in     TILE_M x TILE_K of A,
 //   .-----+-----.  .-----+-----+-----.                       shared memory        TILE_K x TILE_N of B
-//   |     |     |  |     |     |     |            warp       32 threads, 8 by 4   64 x 64 of C, or
+//   |     |     |  |     |     |     |            warp       32 threads, 8 by 4   32 x 64 of C, or
 // m |/////|/////|  |-----+XXXXX+-----| m                                          32 x 32
 //   |     |     |  |     |     |     |            patch      the 32 threads,      32 x 16 of it
 //   '-----+-----'  '-----+-----+-----'                       each with 4 x 4
-//     A              C                            thread     4 x 4 of each patch  128 sums, or 32
+//     A              C                            thread     4 x 4 of each patch  64 sums, or 32
 //
 // What this is for: a block's tile of 128 x 128 reads A and B from L2 once for 128 rows and columns
-// of C, 32 FLOP a byte. Within the block every float that a warp reads from shared memory serves 64,
-// and every float in a register 8 or 16: per step of k a thread reads 24 floats, in 6 instructions,
-// for 128 multiplications.
+// of C, 32 FLOP a byte. Within the block every float that a warp reads from shared memory serves 32 or
+// 64, and every float in a register 4 or 16: per step of k a thread reads 20 floats, in 5 instructions,
+// for 64 multiplications. Twice the sums in a thread would read less, and leave two warps to a quarter
+// of the multiprocessor instead of four: on an H200 that was slower, as something else had to run while
+// one of them waits at a barrier or for its copies. The longer a step along k, the fewer barriers.
 //
-// On the compiler's command line: TYPE and OUT (float), TILE_M, TILE_N (64 or 128), TILE_K (8, 16),
+// On the compiler's command line: TYPE and OUT (float), TILE_M, TILE_N (64 or 128), TILE_K (8, 16, 32),
 // STAGES, A_TURNED (1: A is contiguous along m), B_TURNED (1: along n), A_BYTES and B_BYTES (16: every
 // line starts at a multiple of 16 bytes; otherwise 4).
 
+#define WARP_ROWS 32
 #include "panels.cuh"
 
 const int PATCH_M = 32, PATCH_N = 16;  // of C, for 8 x 4 lanes with 4 x 4 each

@@ -48,7 +48,8 @@ def embedding(
             )
     kept = KeptEmbedding(tokens, first, len(table))
     at, here = _local(kept)
-    return xp.where(here[..., None], table[at], table.dtype.type(0)), kept
+    bits = table[at].view(f"i{table.itemsize}")  # CuPy's where has no bfloat16, and would widen it
+    return xp.where(here[..., None], bits, 0).view(table.dtype), kept
 
 
 def embedding_grad(dy: Array, kept: KeptEmbedding) -> Array:

@@ -19,6 +19,8 @@ from tiledask.tile.layers.rng import Part, key, normals, positions, uniforms
 __all__ = ["Nudge", "Parameter", "draw", "initialise", "matrix"]
 
 KINDS = ("normal", "uniform", "zeros", "ones")
+_AT_ONCE = 2**16
+"""Numbers that are drawn at a time: what is between a place and its number stays in the cache."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,19 @@ def draw(
     True
     """
     at = positions(parameter.shape, part)
+    made = np.empty(at.shape, as_dtype(dtype))
+    numbers, places = made.reshape(-1), at.reshape(-1)
+    for first in range(0, at.size, _AT_ONCE):
+        some = slice(first, first + _AT_ONCE)
+        numbers[some] = _drawn(parameter, seed, name, places[some], nudge)
+    return namespace(xp).asarray(made)
+
+
+def _drawn(
+    parameter: Parameter, seed: int, name: str, at: np.ndarray, nudge: Nudge | None
+) -> np.ndarray:
+    """The float64 numbers at those places."""
+    values: np.ndarray
     if parameter.kind == "normal":
         values = normals(key(seed, name), at) * parameter.scale
     elif parameter.kind == "uniform":
@@ -91,7 +106,7 @@ def draw(
         finfo = import_module("ml_dtypes").finfo  # NumPy's knows no bfloat16
         up = uniforms(key(seed, name, "nudge", nudge.number), at) < 0.5
         values = values * (1 + np.where(up, 1, -1) * finfo(as_dtype(nudge.dtype)).eps)
-    return namespace(xp).asarray(values.astype(as_dtype(dtype)))
+    return values
 
 
 def initialise(

@@ -102,8 +102,11 @@ def _largest(room: int) -> str:
 
 
 def _decoders(room: float, sequence: int) -> Iterator[Model]:
-    """The largest GPT-2 of which a step takes ``room`` bytes or less, and about a tenth of it."""
-    known = [load_model(name) for name in _GPT2]
+    """The largest GPT-2 of which a step takes ``room`` bytes or less, and about a tenth of it.
+
+    Without dropout, as `run_claim` executes them.
+    """
+    known = [replace(load_model(name), dropout=False) for name in _GPT2]
     small = Model(
         hidden=256, layers=4, heads=4, ffn=1024, vocab=5056, learned_pos=1024, name="gpt2 at 1:28"
     )

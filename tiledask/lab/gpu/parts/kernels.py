@@ -300,16 +300,18 @@ def _edges(variant: Variant, less: int) -> Iterator[tuple[str, list[GemmCase]]]:
 
 def _batches(variant: Variant, less: int) -> Iterator[tuple[str, list[GemmCase]]]:
     cases = [
-        variant.case(130, 260, 70, batch=7, shared=shared, bias=True) for shared in ("", "a", "b")
+        variant.case(130, 264, 70, batch=7, shared=shared, bias=True) for shared in ("", "a", "b")
     ]
     yield "", cases
 
 
 def _many(variant: Variant, less: int) -> Iterator[tuple[str, list[GemmCase]]]:
     """Persistent blocks take many tiles, the raster has many bands, stages go round and round."""
-    size = tuple(x // less + 3 for x in (4096, 4224, 2048))
+    m, n, k = (x // less for x in (4096, 4224, 2048))
     outs = ("",) if variant.dtype in ("float32", "tf32") else ("", "float32")
-    yield "", [variant.case(*size, out_dtype=out) for out in outs]
+    # columns that end on a boundary of 16 bytes, and not
+    yield "", [variant.case(m + 3, n + 8, k + 3, out_dtype=out) for out in outs]
+    yield "odd", [variant.case(m + 3, n + 3, k + 3)]
 
 
 def _forms(variant: Variant, less: int, ended: bool) -> Iterator[tuple[str, list[GemmCase]]]:
@@ -337,8 +339,9 @@ def _forms(variant: Variant, less: int, ended: bool) -> Iterator[tuple[str, list
 
 
 def _repeated(variant: Variant, less: int) -> Iterator[tuple[str, list[GemmCase]]]:
-    yield "", [variant.case(*(x // less + 5 for x in (1400, 1100, 800)))]
-    yield "few tiles", [variant.case(*(x // less - 3 for x in (1024, 1024, 4096)))]
+    yield "", [variant.case(1400 // less + 5, 1120 // less + 16, 800 // less + 5)]
+    yield "few tiles", [variant.case(1024 // less - 3, 1024 // less - 8, 4096 // less - 3)]
+    yield "odd", [variant.case(*(x // less + 5 for x in (1400, 1100, 800)))]
 
 
 STEPS = {

@@ -57,7 +57,7 @@ def run(notes: Notes) -> None:
     peak = getattr(described("cupy"), "memory_bandwidth", None)
     on_device = lambda: copy(y.data.ptr, x.data.ptr, x.nbytes, "DeviceToDevice", up)  # noqa: E731
     for key, call, nbytes, expected in (
-        ("written on the device", lambda: x.fill(1), x.nbytes, peak),
+        ("written on the device", lambda: x.data.memset_async(1, x.nbytes, up), x.nbytes, peak),
         ("copied on the device, read and written", on_device, 2 * x.nbytes, peak),
         ("host to device, pinned", lambda: to_device(pinned), pinned.nbytes, None),
         ("device to host, pinned", to_host, back.nbytes, None),

@@ -9,6 +9,7 @@ pipeline       real stages forward and backward: the loss, and the idle share as
 
 import time
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ _LIMIT = 1e-9
 """Relative difference of float64 losses after some steps, in sums of another order."""
 _SHAPES = ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2))
 _WAYS = ({}, {"data parallel": 2}, {"network": 2}, {"layerwise": 2}, {"space": 2})
+_STEPS = 10
+"""Of the training whose speed is measured."""
 _CASES = (("gpipe", 2, 8), ("1f1b", 2, 8), ("1f1b", 4, 8), ("zb-h1", 4, 8))
 """(schedule, workers, micro-batches)."""
 
@@ -129,7 +132,7 @@ def _gpt(notes: Notes, cluster: Any, shape: tuple[int, int, int]) -> None:
 
 
 def _large(notes: Notes, cluster: Any, arrays: str) -> None:
-    """Two trainings of one length and another: their difference has no start in it."""
+    """The median of the last steps: the first ones load kernels."""
     import tiledask as td
 
     less = shrink(arrays)
@@ -146,24 +149,20 @@ def _large(notes: Notes, cluster: Any, arrays: str) -> None:
     if not _begun(notes, key, 150.0, parameters=model.size, precision="bf16"):
         return
 
-    def seconds(steps: int) -> tuple[float, Any]:
-        begun = time.monotonic()
+    steps: list[Any] = []
+    with notes.failing(key):
         made = td.train(
             model,
             text,
             td.Mesh(cluster, (1, 1, 1)),
-            steps=steps,
+            steps=_STEPS,
             batch=batch,
             dtype="bfloat16",
-            progress=False,
+            progress=steps.append,
             timeout=140.0,
         )
-        return time.monotonic() - begun, made
-
-    with notes.failing(key):
-        seconds(1)  # kernels are loaded
-        (short, _), (long, made) = seconds(2), seconds(8)
-        step, tokens = max(1e-9, (long - short) / 6), batch * model.sequence
+        step = median(each.seconds for each in steps[_STEPS // 2 :])
+        tokens = batch * model.sequence
         flops = 6 * model.size * tokens / step
         known = described(arrays)
         peak = dict(known.peak_flops).get("bf16") if known else None
