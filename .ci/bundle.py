@@ -161,6 +161,15 @@ def stays(requirement: Requirement, version: str) -> bool:
     )
 
 
+def kept(listed: dict[str, Requirement], has: dict[str, str]) -> dict[str, Requirement]:
+    """Those listed, without bounds where the machine keeps its own whatever its version: pip would
+    refuse a version that is there and not asked for."""
+    return {
+        name: Requirement(name) if name in KEEPS and name in has else requirement
+        for name, requirement in listed.items()
+    }
+
+
 def empty_wheel(folder: Path, name: str, version: str) -> str:
     """A wheel that says it is there, and nothing else; its version, as pip is to ask for it."""
     there = f"{version}+there"
@@ -395,8 +404,7 @@ def make(asked) -> None:
         if asked.capability != "none":
             made = make_cubins(asked.capability)
             pack(folder / "cubins.tar.xz", {file.name: file for file in made.glob("*.cubin")})
-        # what the machine keeps, whatever its version: pip would refuse another than it is asked for
-        listed |= {n: Requirement(n) for n in listed if n in KEEPS and n in has}
+        listed = kept(listed, has)
         finder = Finder(
             Path(scratch), has, pins((ROOT / "constraints.txt").read_text(), there), there
         )

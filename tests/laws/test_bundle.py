@@ -136,6 +136,17 @@ def test_no_version_of_numpy_stands_in_the_way_and_other_bounds_hold(name, versi
 
 
 @pytest.mark.slow
+def test_what_the_machine_keeps_may_be_newer_than_asked_for(tmp_path, index):
+    """As an image's cuda-bindings 13.3 where 13.0 was asked for."""
+    finder, (old,) = found(tmp_path, "numpy==9.9", ["numpy<3"])
+    with pytest.raises(bundle.Problem, match="numpy<3"):
+        finder.find([old])
+    finder, (dask,) = found(tmp_path, "numpy==9.9", ["dask==7"])
+    asked = bundle.kept({"numpy": old, "dask": dask}, {"numpy": "9.9"})
+    assert set(finder.find(list(asked.values()))) == {"dask", "toolz", "late"}
+
+
+@pytest.mark.slow
 def test_what_does_not_fit_or_does_not_go_is_left_out_and_named(tmp_path, index, monkeypatch):
     monkeypatch.setattr(bundle, "IF_IT_FITS", ("large", "odd"))
     listed = {r.name: r for r in map(Requirement, ["dask==7", "large", "odd", "cupy-cuda13x"])}

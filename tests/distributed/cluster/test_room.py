@@ -321,3 +321,17 @@ def test_only_plans_of_few_ranks_are_kept(side, kept):
     gc.collect()
     assert (plan() is not None) == kept
     assert (planned() is plan()) == kept
+
+
+@pytest.mark.parametrize(
+    ("kernel", "ranks", "wide"), [("cublas", 1, 2), ("blas", 1, 4), ("cublas", 2, 4)]
+)
+def test_one_panel_of_halves_is_rounded_as_it_is_written_on_a_gpu(kernel, ranks, wide):
+    """Several panels, and NumPy's, are summed in float32 and rounded then."""
+    tiling = Tiling((64, 64), (ranks,), (Shard(0),))
+    needs = ProductNeeds(np.dtype("f2"), kernel, None, "memory")
+    plan = ProductQuestion(tiling, tiling, needs, None).weigh(10**9)["gather"].plan
+    held = needs(plan).by_tensor(0)
+    assert len(plan.panels[0]) == ranks
+    assert held["C"] == 64 // ranks * 64 * wide
+    assert held.get("rounded C", 0) == (64 // ranks * 64 * 2 if wide == 4 else 0)

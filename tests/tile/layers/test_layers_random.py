@@ -170,6 +170,13 @@ def test_a_part_of_a_huge_matrix_is_drawn_without_the_rest():
     assert len(np.unique(corner)) == 6
 
 
+def test_what_is_drawn_in_pieces_is_what_is_drawn_at_once():
+    shape = (300, 500)
+    at_once = L.normals(L.key(3, "wq"), L.positions(shape)) * 0.5
+    drawn = L.draw(L.Parameter(shape, scale=0.5), 3, "wq", dtype="float64")
+    np.testing.assert_array_equal(drawn, at_once)
+
+
 def test_parameters_have_the_deviation_they_say():
     values = L.initialise(L.matrix("1", 400, 300, bias=True), 0, dtype="float64")
     assert values["w1"].std() == pytest.approx(1 / 20, rel=0.02)

@@ -41,7 +41,7 @@ def _smem(extent: int) -> Config:
 
 
 def _quarters(tm: int, tn: int, most: int = 64) -> tuple[int, int]:
-    """A warp's tile of at most ``most`` x 64, such that each quarter of a multiprocessor has one."""
+    """A warp's tile of ``most`` x 64 or less, so that each quarter of a multiprocessor has one."""
     rows, columns = (
         max(side for side in range(1, max(1, min(t // 2, limit)) + 1) if t % side == 0)
         for t, limit in ((tm, most), (tn, 64))

@@ -12,7 +12,7 @@ from cupy import StandInFault, _machine
 from cupy.cuda import runtime
 from cupy.cuda.runtime import CUDARuntimeError
 
-from tiledask.tile import as_dtype, probe, to_numpy
+from tiledask.tile import as_dtype, layers, probe, to_numpy
 
 BF16 = as_dtype("bfloat16")
 
@@ -63,6 +63,15 @@ def test_only_what_cupy_has():
         cp.add(x, x, where=x > 0)
     with pytest.raises(NotImplementedError):
         cp.multiply.at(x, 0, 2)
+
+
+def test_a_choice_of_bfloat16_is_float32_and_an_embedding_is_not():
+    x = cp.ones(4, BF16)
+    assert cp.where(x > 0, x, x).dtype == np.float32
+    table, tokens = cp.ones((5, 3), BF16), cp.asarray([0, 4, 9])
+    y, _ = layers.embedding(tokens, table)
+    assert y.dtype == BF16
+    assert y.astype("f4").get().tolist() == [[1.0] * 3, [1.0] * 3, [0.0] * 3]
 
 
 def test_bfloat16_has_no_name_in_cudas_interface():

@@ -137,6 +137,18 @@ def copyto(dst, src, casting="same_kind", where=None):
     dst[...] = src if where is None else lifted(np.where)(where, src, dst)
 
 
+def where(condition, x=None, y=None):
+    """CuPy's has no bfloat16, and takes float32 for it."""
+    if x is None and y is None:
+        return lifted(np.where)(condition)
+    x, y = (z.astype("f4") if _is_bfloat16(z) else z for z in (x, y))
+    return lifted(np.where)(condition, x, y)
+
+
+def _is_bfloat16(x):
+    return getattr(getattr(x, "dtype", None), "name", "") == "bfloat16"
+
+
 def may_share_memory(a, b, max_work=None):
     if not (isinstance(a, ndarray) and isinstance(b, ndarray)):
         return False
