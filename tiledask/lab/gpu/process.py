@@ -25,6 +25,8 @@ from tiledask.lab.gpu.record import Journal
 
 __all__ = ["End", "guard", "run_process"]
 
+_QUIET = {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore:resource_tracker:UserWarning"}
+"""A part leaves without an orderly end, and its semaphores with it: nobody need be told."""
 _POLL = 0.05
 _LAST_WORDS = 3.0
 """Seconds that a process has to say where it is before it is killed."""
@@ -68,7 +70,7 @@ def run_process(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        env={**environ, leftover.MARK: mark, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"},
+        env={**environ, **_QUIET, leftover.MARK: mark, "TMPDIR": str(folder)},
     )
     printer = Thread(target=_print, args=(part, child.stdout, say), daemon=True)
     printer.start()
