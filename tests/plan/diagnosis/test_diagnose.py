@@ -8,6 +8,7 @@ Holds `tiledask.plan.diagnosis.blocks`, `tiledask.plan.diagnosis.chrome`,
 
 import json
 from datetime import datetime, timedelta
+from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -304,6 +305,17 @@ def test_weights_that_come_late_are_the_headline():
     assert d.summary[0].startswith("Weights come late: waiting for them to be gathered is 84% of")
     assert "Best remedy: weights kept for the step" in d.summary[1]
     assert "weights are kept for an action" in str(d)
+
+
+def test_a_run_takes_the_times_of_a_plan_but_not_those_of_weights():
+    order = td.schedule("1f1b", 4, 8)
+    best = diagnose(td.simulate(td.schedule("naive", 4, 1), forward=0.4)).remedies[0].plan
+    arguments = signature(td.run_schedule).bind(best.schedule, **best.pace).arguments
+    assert td.simulate(**arguments).makespan == best.makespan
+    for name in ("unshard", "reduce_grad"):
+        late = td.simulate(td.shard_weights(order, "action"), **{name: 3.0})
+        with pytest.raises(ScheduleError, match=f"{name} would take 0 s, and .* says 12 s"):
+            _ = diagnose(late).plan.pace
 
 
 def test_gathers_of_no_policy_are_waits_as_before():

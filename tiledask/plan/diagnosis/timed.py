@@ -121,6 +121,22 @@ class TimedSchedule:
         times |= {"unshard": self.unshard or none, "reduce_grad": self.reduce_grad or none}
         return times | {"latency": self.latency or none[1:]}
 
+    @property
+    def pace(self) -> dict[str, tuple[float, ...]]:
+        """The arguments of :func:`tiledask.run_schedule`: ``times`` but for those of weights.
+
+        Raises ScheduleError for a plan in which those take time, as they do not in a run.
+        """
+        times = self.times
+        for name in ("unshard", "reduce_grad"):
+            if seconds := sum(times.pop(name)):
+                raise ScheduleError(
+                    f"a run has no gathers of weights and no sums over copies of the model: "
+                    f"{name} would take 0 s, and this plan says {seconds:g} s; take plan.timeline, "
+                    f"which is simulated with them"
+                )
+        return times
+
     @cached_property
     def timeline(self) -> Timeline:
         """Simulated."""

@@ -3,6 +3,9 @@
 Holds `tiledask.lab.questions.pipelines.diagnosis` and `tiledask.lab.questions.pipelines.hybrids`.
 """
 
+from inspect import signature
+from types import SimpleNamespace
+
 import pytest
 
 import tiledask as td
@@ -82,6 +85,22 @@ def test_advice_that_only_changes_the_order_is_not_enough():
     assert diagnosis._is_pipelined(found)
     found.__dict__["remedies"] = found.remedies[1:]
     assert not diagnosis._is_pipelined(found)
+
+
+@pytest.mark.parametrize("inputs", [{}, {"uneven": 2.0}])
+def test_the_remedy_is_run_with_arguments_that_a_run_takes(monkeypatch, inputs):
+    """On workers that take exactly as long as they are told to."""
+    ran = []
+
+    def executed(cluster, schedule, **times):
+        signature(td.run_schedule).bind(schedule, cluster=cluster, engine="loop", **times)
+        ran.append(schedule.name)
+        return SimpleNamespace(timeline=td.simulate(schedule, **times))
+
+    monkeypatch.setattr(diagnosis, "executed", executed)
+    said = diagnosis.run(None, **diagnosis.QUESTION.read(inputs | {"plans": 1}))
+    assert ran[0] == "naive" != ran[1]
+    assert [row.quantity for row in said.failures] == []
 
 
 # -- 11 --------------------------------------------------------------------------------------------
