@@ -8,7 +8,7 @@ from itertools import combinations, product
 
 import pytest
 from oracles.calls import assert_close
-from oracles.judged import assert_illegal, assert_quiet, targets
+from oracles.judged import assert_illegal, assert_quiet, assert_still_drawn, targets
 
 from tiledask.distributed.convolution.lenet import LENET, samples
 from tiledask.distributed.data_parallel.chain import gradients, initial_weights
@@ -46,22 +46,35 @@ def test_what_is_not_attempted_is_quiet_and_drawn(rows, ways, devices):
     assert_quiet(rows, ways, devices)
 
 
-@pytest.mark.slow
-def test_an_illegal_answer_says_why_and_is_still_drawn(rows, ways, devices):
+def refused(rows, ways, devices):
+    """(exercise, answer, words) of answers that are none."""
     out = dict.fromkeys(S.NAMES, "out")
-    for exercise, answer, words in (
-        (rows, [3, 4], "an answer is a dict, rank -> rows of the image"),
-        (rows, {4: (1,)}, "an answer is a dict, rank -> rows of the image"),
+    return (
+        (
+            rows,
+            [3, 4],
+            "an answer is a dict, rank (0..3) -> rows of the image (0..10), for example",
+        ),
+        (rows, {4: (1,)}, "a dict, rank (0..3) -> rows"),
         (rows, {0: 3}, "rows of rank 0 are a tuple"),
         (rows, {0: (11,)}, "rows are numbers from 0 to 10"),
         (rows, {0: (3, 3)}, "each once: got"),
         (rows, {1: (4,)}, "rank 1 has rows 3 to 5, got row 4"),
-        (ways, {"conv1": "out"}, "each of the 4 layers"),
+        (ways, {"conv1": "out"}, f"the way of each layer, for example {out}; got {{'conv1'"),
         (ways, out | {"fc1": "rows"}, "fc1 is split by one of images, out, in, got 'rows'"),
-        (devices, 1, "from 2 to 64, got 1"),
-        (devices, 3.0, "from 2 to 64, got 3.0"),
-    ):
+        (devices, 1, "a whole number from 2 to 64; got 1"),
+        (devices, 3.0, "a whole number from 2 to 64; got 3.0"),
+    )
+
+
+def test_an_illegal_answer_says_why(rows, ways, devices):
+    for exercise, answer, words in refused(rows, ways, devices):
         assert_illegal(exercise, answer, words)
+
+
+@pytest.mark.slow
+def test_an_illegal_answer_is_still_drawn(rows, ways, devices):
+    assert_still_drawn(refused(rows, ways, devices))
 
 
 # -- rows ----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Holds `tiledask.lab.exercises.planning.layouts`.
 from dataclasses import replace
 
 import pytest
+from oracles.figures import still_drawn
 from oracles.judged import assert_illegal, assert_quiet, targets
 
 import tiledask as td
@@ -66,6 +67,7 @@ def test_an_illegal_answer_says_why_with_its_numbers_and_is_still_drawn(
         (bubble, td.Layout(tp=2, pp=4, microbatches=8), "8 stages or more, got pp=4"),
     ):
         assert_illegal(exercise, answer, words)
+        assert still_drawn(exercise, answer)
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ from itertools import product
 
 import pytest
 from oracles.figures import still_drawn
-from oracles.judged import assert_illegal, assert_quiet, missed, targets
+from oracles.judged import assert_illegal, assert_quiet, assert_still_drawn, missed, targets
 
 from tiledask.lab.exercises.planning.layer_too_large import LEVELS, STRATEGIES, survived
 from tiledask.lab.exercises.split_layers import attention_heads, partial_sums
@@ -172,8 +172,8 @@ def test_runs_end_where_arithmetic_says(ranks):
         assert survived(strategy, ranks) == (fitting[-1] if fitting else None), strategy
 
 
-@pytest.mark.slow
-def test_an_illegal_answer_says_why_and_is_still_drawn(sums, heads, large):
+def refused(sums, heads, large):
+    """(exercise, answer, words) of answers that are none."""
     for exercise, words, answers in (
         (sums, "a list of places", ("y", ["z"], ["y", "y"], 3, [["y"]])),
         (
@@ -190,7 +190,17 @@ def test_an_illegal_answer_says_why_and_is_still_drawn(sums, heads, large):
         (large, "a number from 1 to 64", ({**GOOD, "ranks for adam": r} for r in (4.5, 0))),
     ):
         for answer in answers:
-            assert_illegal(exercise, answer, words)
+            yield exercise, answer, words
+
+
+def test_an_illegal_answer_says_why(sums, heads, large):
+    for exercise, answer, words in refused(sums, heads, large):
+        assert_illegal(exercise, answer, words)
+
+
+@pytest.mark.slow
+def test_an_illegal_answer_is_still_drawn(sums, heads, large):
+    assert_still_drawn(refused(sums, heads, large))
 
 
 @pytest.mark.long

@@ -7,7 +7,7 @@ Holds `tiledask.lab.exercises.training.faulty_run`, `tiledask.lab.exercises.trai
 import numpy as np
 import pytest
 from oracles.figures import still_drawn
-from oracles.judged import assert_illegal, assert_quiet, missed
+from oracles.judged import assert_illegal, assert_quiet, assert_still_drawn, missed
 
 from tiledask.lab.tasks import faulty_run, scale_rule, step_traffic, uneven_copies
 
@@ -177,27 +177,43 @@ def test_another_seed_is_another_task(suspects, seed):
     assert sum(map(bool, map(other.check, other.runs))) == 1
 
 
-@pytest.mark.slow
-def test_an_illegal_answer_says_why_and_is_still_drawn(suspects):
-    for name in ("G", ["A"]):
-        assert "one of 'A', 'B'" in suspects.check(name).reason
-    with pytest.raises(ValueError, match="runs are called A, B, C, D, E, F; got 'G'"):
-        suspects.again("G")
+def refused():
+    """(exercise, answer, words) of answers that are none."""
     traffic, copies, scale = step_traffic(), uneven_copies(), scale_rule()
     right = by_hand((2, 2, 2))
     for exercise, words, answers in (
-        (traffic, "'tensor', 'pipeline', 'data', 'barriers'", (3, {}, {"tensor": 1}, "x")),
-        (traffic, "", ({**right, "data": value} for value in (-1, "many", None))),
-        (copies, "a function of group, gradient, rows and total", (3,)),
+        (
+            traffic,
+            "0 or more, for example {'tensor': 0, 'pipeline': 0, 'data': 0, 'barriers': 0}",
+            (3, {}, {"tensor": 1}, "x"),
+        ),
+        (traffic, "'data' is a number of 0 or more, got -1", ({**right, "data": -1},)),
+        (traffic, "'data' is a number", ({**right, "data": bad} for bad in ("many", None))),
+        (copies, "def averaged(group, gradient, rows, total)", (3,)),
         (copies, "raised ZeroDivisionError with a batch of 2 rows", (raising,)),
         (copies, "has [784, 10] numbers, got [3] back", (lambda *a: np.zeros(3),)),
         (copies, "raised", (lambda group, *a: group.all_reduce(a[0]) if group.rank else a[0],)),
-        (scale, "a function of scale, good and finite", (3,)),
+        (scale, "def after(scale, good, finite)", (3,)),
         (scale, "returns two numbers", (lambda scale, good, finite: scale,)),
         (scale, "a loss scale lies between", (lambda *a: (0, 0), lambda *a: (float("nan"), 0))),
     ):
         for answer in answers:
-            assert_illegal(exercise, answer, words)
+            yield exercise, answer, words
+
+
+def test_an_illegal_answer_says_why(suspects):
+    for name in ("G", ["A"]):
+        said = f"the letter of a run, 'A' to 'F', for example 'B'; got {name!r}"
+        assert said in suspects.check(name).reason
+    with pytest.raises(ValueError, match="runs are called A, B, C, D, E, F; got 'G'"):
+        suspects.again("G")
+    for exercise, answer, words in refused():
+        assert_illegal(exercise, answer, words)
+
+
+@pytest.mark.slow
+def test_an_illegal_answer_is_still_drawn():
+    assert_still_drawn(refused())
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from oracles.judged import assert_illegal, assert_quiet, targets
+from oracles.judged import assert_illegal, assert_quiet, assert_still_drawn, targets
 
 import tiledask as td
 from tiledask.errors import ConfigError, PlacementError
@@ -68,10 +68,9 @@ def test_what_is_not_attempted_is_quiet_and_false(slots, product_exercise, choic
     assert_quiet(slots, fewest_gpus(), copies_that_fit(), product_exercise, choice)
 
 
-@pytest.mark.slow
-@pytest.mark.cluster
-def test_an_illegal_answer_says_what_is_wrong_and_is_still_drawn(slots, product_exercise, choice):
-    for exercise, answer, words in (
+def refused(slots, product_exercise, choice):
+    """(exercise, answer, words) of answers that are none."""
+    return (
         (slots, (0,) * 8, "a tuple of 9 slots, each 0..3"),
         (slots, (0, 1, 2, 3, 4, 0, 1, 2, 3), "each 0..3"),
         (slots, (True,) * 9, "each 0..3"),
@@ -80,16 +79,16 @@ def test_an_illegal_answer_says_what_is_wrong_and_is_still_drawn(slots, product_
         (fewest_gpus(), td.Layout(tp=8, pp=2), "leave the node of 4 GPUs"),
         (fewest_gpus(), td.Layout(dp=8), 'the verdict is "no"'),
         (fewest_gpus(), td.Layout(tp=4, pp=5), 'the verdict is "no": the layout needs 20 devices'),
-        (copies_that_fit(), (1, 2, 3), "four entries"),
-        (copies_that_fit(), (0, 1, 2, 3), "from 1 to"),
-        (copies_that_fit(), 8, "four entries"),
+        (copies_that_fit(), (1, 2, 3), "a tuple of four, for ZeRO 0, 1, 2 and 3"),
+        (copies_that_fit(), (0, 1, 2, 3), "GPUs from 1 to 1,048,576, or None"),
+        (copies_that_fit(), 8, "a tuple of four"),
         (product_exercise, (S0, S1), "two tuples"),
         (product_exercise, ((S0,), (S1, R)), "needs one placement per axis"),
         (product_exercise, ((td.Partial(), R), (R, R)), "cannot be distributed as"),
         (product_exercise, ((td.Shard(2), R), (R, R)), "dimension 0..1"),
         (choice, "summa", "a dict of td.matmul's arguments"),
-        (choice, {"panel": 64}, "the algorithm and what it takes"),
-        (choice, {"algorithm": "summa", "kernel": "loops"}, "panel, grid, replication"),
+        (choice, {"panel": 64}, "algorithm, and where it takes them"),
+        (choice, {"algorithm": "summa", "kernel": "loops"}, "panel, grid or replication"),
         (choice, {"algorithm": "sumo"}, "td.algorithms has local"),
         (choice, {"algorithm": "cannon", "panel": 64}, "cannon has no option panel"),
         (choice, {"algorithm": "2.5d", "grid": (2, 2)}, "a grid of 3 extents"),
@@ -97,8 +96,19 @@ def test_an_illegal_answer_says_what_is_wrong_and_is_still_drawn(slots, product_
         (choice, {"algorithm": "2.5d", "replication": 3}, "take one of 1, 2, 4"),
         (choice, {"algorithm": "summa", "panel": 0}, "a whole number of 1 or more columns"),
         (choice, {"algorithm": "local"}, "cannot be multiplied where it lies"),
-    ):
+    )
+
+
+@pytest.mark.cluster
+def test_an_illegal_answer_says_why(slots, product_exercise, choice):
+    for exercise, answer, words in refused(slots, product_exercise, choice):
         assert_illegal(exercise, answer, words)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_an_illegal_answer_is_still_drawn(slots, product_exercise, choice):
+    assert_still_drawn(refused(slots, product_exercise, choice))
 
 
 # -- tasks on slots ------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def test_a_tie_is_not_ahead(exercise):
 def test_what_is_no_answer_is_refused_in_words(exercise, answer):
     result = exercise.check(answer)
     assert not result.legal
-    assert "an answer is a tuple of 2 latencies in seconds, hundredths" in result.reason
+    assert "2 latencies in seconds, hundredths above 0 and up to 2, for" in result.reason
 
 
 @pytest.mark.long

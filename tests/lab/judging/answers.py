@@ -385,12 +385,12 @@ ANSWERS: dict[str, list[tuple]] = {
         (
             (0.01, 0.8),
             "not an answer",
-            "an answer is a tuple of 3 latencies in seconds",
+            "3 latencies in seconds, hundredths above 0 and up to 2",
         ),
         (
             (0.005, 1, 1),
             "not an answer",
-            "an answer is a tuple of 3 latencies in seconds",
+            "3 latencies in seconds, hundredths above 0 and up to 2",
         ),
     ],
     "fewest_gpus": [
@@ -557,7 +557,7 @@ ANSWERS: dict[str, list[tuple]] = {
             "not yet",
             "II: 250 ms are lost at the level tile, 1.75 s at the other",
         ),
-        ({"I": "tile"}, "not an answer", "an answer is a dict with a level for each, for example"),
+        ({"I": "tile"}, "not an answer", "a level, 'blocking' or 'tile', for each of I, II"),
         ({"I": "low", "II": "tile"}, "not an answer", "a level is 'blocking' or 'tile', got 'low'"),
     ],
     "tile_within": [
@@ -624,7 +624,7 @@ ANSWERS: dict[str, list[tuple]] = {
             "not yet",
             "rank 0 has 4 query heads and 1 kv head, rank 2 has 2 query",
         ),
-        (10, "not an answer", "an answer is a list of query heads for each of 4 ranks"),
+        (10, "not an answer", "query heads for each of 4 ranks, every head of 0..9 once"),
     ],
     "borrowed_rows": [
         (
@@ -639,7 +639,7 @@ ANSWERS: dict[str, list[tuple]] = {
             "not legal",
             "a rank borrows what it does not have: rank 1 has rows 3 to",
         ),
-        ([3, 4], "not an answer", "an answer is a dict, rank -> rows of the image"),
+        ([3, 4], "not an answer", "an answer is a dict, rank (0..3) -> rows of the image"),
     ],
     "split_each_layer": [
         (dict.fromkeys(LENET, "images"), "not yet", "too much is the gradients of fc1, 2.461 MB"),
@@ -733,12 +733,12 @@ ANSWERS: dict[str, list[tuple]] = {
         (
             {"tensor": 1},
             "not an answer",
-            "an answer is a dict of four numbers, for example",
+            "an answer is a dict of four numbers of 0 or more",
         ),
         (
             counted(None) | {"data": "many"},
             "not an answer",
-            "an answer is a dict of four numbers, for example",
+            "'data' is a number of 0 or more, got 'many'",
         ),
     ],
     "uneven_copies": [
@@ -784,11 +784,11 @@ ANSWERS: dict[str, list[tuple]] = {
     "tasks_on_slots": [
         ((0, 1, 2, 3, 3, 2, 1, 0, 3), "not yet", "slot 3 has tasks 3, 4, 8, slot 0 only 11 units"),
         ((0,) * 9, "not yet", "slot 0 has tasks 0, 1, 2, 3, 4, 5, 6, 7, 8, slot 1 only 0"),
-        ((0, 1, 2, 3), "not an answer", "an answer is a tuple with the slot of each task"),
+        ((0, 1, 2, 3), "not an answer", "an answer is a tuple of 9 slots, each 0..3"),
         (
             (0, 1, 2, 3, 4, 0, 1, 2, 3),
             "not an answer",
-            "an answer is a tuple with the slot of each task",
+            "an answer is a tuple of 9 slots, each 0..3",
         ),
     ],
     "fewest_bytes": [

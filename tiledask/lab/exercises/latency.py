@@ -79,8 +79,8 @@ def gpipe_ahead(
             f"give the smallest latency, in whole hundredths of a second, at which GPipe finishes "
             f"before it, by {TIE:g} s or more."
         ),
-        form=f"a tuple of {len(against)} latencies in seconds, hundredths up to {LONGEST:g}, for "
-        f"example {(0.3,) * len(against)}",
+        form=f"a tuple of {len(against)} latencies in seconds, hundredths above 0 and up to "
+        f"{LONGEST:g}, for example {(0.3,) * len(against)}",
         hints=(
             "Without latency, by how many seconds does GPipe finish later than each of them?",
             "Each second of latency costs GPipe one hop there and back over all devices. How often "

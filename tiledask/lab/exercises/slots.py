@@ -50,8 +50,8 @@ def tasks_on_slots(cluster: Cluster, units: Sequence[int] = UNITS) -> Exercise:
             f"slot from 0 to {slots - 1} for each, so that the fullest slot has at most {best} "
             f"units to do."
         ),
-        form=f"a tuple with the slot of each task, for example {(*range(slots), 0, 0)[:5]} and "
-        f"so on, {len(units)} in all",
+        form=f"a tuple of {len(units)} slots, each 0..{slots - 1}, for the tasks in turn, for "
+        f"example {(*range(slots), 0, 0)[:5]} and so on",
         hints=(
             "Add up all units: how many are there for each slot?",
             "Longest first, each to the slot with the least to do, is a good rule and not the "

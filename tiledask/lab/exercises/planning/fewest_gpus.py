@@ -161,8 +161,8 @@ def copies_that_fit(model: str = "llama-2-13b", device: str = "A100-40GB") -> Ex
             f'3 give the fewest data-parallel GPUs with which it fits (verdict "fits"), or None if '
             f"no number of GPUs helps; 0 stages may be judged wrongly."
         ),
-        form=f"a tuple of four, for ZeRO 0, 1, 2 and 3: numbers of GPUs, {ENDLESS:,} at most, or "
-        f"None, for example (1, 2, 4, None)",
+        form=f"a tuple of four, for ZeRO 0, 1, 2 and 3: numbers of GPUs from 1 to {ENDLESS:,}, "
+        f"or None, for example (1, 2, 4, None)",
         hints=(
             "Which of weights, gradients and optimizer states does each stage still keep whole?",
             "What stays whole has to fit by itself, whatever the number of GPUs: 13 billion "

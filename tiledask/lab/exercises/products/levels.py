@@ -200,7 +200,8 @@ def levels_at_fault(runs: Mapping[str, BlockRun], rate: float) -> Exercise:
             f"longest - mean busy, lost between workers, or '{TILE}', mean busy - what a good tile "
             f"needs, lost within them. 0 may be wrong."
         ),
-        form=f"a dict with a level for each, for example {dict.fromkeys(runs, TILE)}",
+        form=f"a dict with a level, {BLOCKING!r} or {TILE!r}, for each of {', '.join(runs)}, for "
+        f"example {dict.fromkeys(runs, TILE)}",
         hints=(
             "A worker that computes all the time may compute badly: look at the red line, where a "
             "good tile and an even split would end.",

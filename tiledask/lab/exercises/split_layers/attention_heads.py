@@ -124,8 +124,8 @@ def balanced_heads(
             f"at most {least[1]} kv heads computed in all, and 0 wrong results."
         ),
         form=(
-            f"a list of query heads for each of {ranks} ranks, for example "
-            f"{[list(map(int, p)) for p in np.array_split(range(query), ranks)]}"
+            f"a list of query heads for each of {ranks} ranks, every head of 0..{query - 1} once, "
+            f"for example {[list(map(int, p)) for p in np.array_split(range(query), ranks)]}"
         ),
         hints=(
             f"Query heads 0 to {task.share - 1} look at kv head 0, the next {task.share} at the "

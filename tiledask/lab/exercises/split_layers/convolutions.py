@@ -104,8 +104,8 @@ def borrowed_rows(
             f"an input row, and at most {best} rows may be borrowed in all."
         ),
         form=(
-            f"a dict, rank -> rows of the image, numbered from 0, for example "
-            f"{{0: ({ends[1]},), 1: ({ends[1] - 1},)}}"
+            f"a dict, rank (0..{len(rows) - 1}) -> rows of the image (0..{sum(rows) - 1}), for "
+            f"example {{0: ({ends[1]},), 1: ({ends[1] - 1},)}}"
         ),
         hints=(
             "Where does each window begin, where is its middle, and so whose is it? draw has a "

@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 
 from tiledask.distributed.training import GPT, train
+from tiledask.errors import ConfigError, short
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.judging.result import NEAR
 from tiledask.lab.plots import primitives as draw
@@ -71,8 +72,8 @@ def step_traffic(
             f"do all ranks together send in a step for tensor, pipeline and data parallelism, and "
             f"how many barriers has the busiest rank? 0 of the 4 numbers may be off."
         ),
-        form="a dict of four numbers, for example {'tensor': 0, 'pipeline': 0, 'data': 0, "
-        "'barriers': 0}",
+        form="a dict of four numbers of 0 or more, for example {'tensor': 0, 'pipeline': 0, "
+        "'data': 0, 'barriers': 0}",
         hints=(
             "An all-reduce between 2 ranks sends the array once from each. What is all-reduced "
             "forward and backward in each layer, and what at the embedding and the head?",
@@ -101,9 +102,11 @@ def _off(name: str, given: float, right: float) -> str:
 
 def _numbers(answer: Any) -> dict[str, int] | None:
     wanted = (*PARTS, "barriers")
-    fits = isinstance(answer, Mapping) and set(answer) == set(wanted)
-    if not fits or not all(isinstance(n, (int, float)) and n >= 0 for n in answer.values()):
+    if not isinstance(answer, Mapping) or set(answer) != set(wanted):
         return None
+    for name, n in answer.items():
+        if not isinstance(n, (int, float)) or not n >= 0:
+            raise ConfigError(f"{name!r} is a number of 0 or more, got {short(n)}")
     return {name: answer[name] for name in wanted}
 
 
