@@ -16,7 +16,9 @@ from tiledask.distributed.cluster.load import Load
 from tiledask.distributed.cluster.panel import SCRIPT
 from tiledask.lab.learner.contents import SHOW_ANEW
 from tiledask.plan import html
+from tiledask.plan.choosing.question_check import Critique
 from tiledask.plan.inputs.hardware import ClusterSpec, Link, load_device
+from tiledask.plan.judged import Judged, judged
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 
 ROOT = Path(__file__).parents[2]
@@ -123,7 +125,9 @@ HOSTILE = {
         EVIL, [import_module("tiledask.lab.claim").Claim(EVIL, 1, None, 1, unit=QUOTES, note=EVIL)]
     ),
     "plan.choosing.critique.PlanCritique": lambda: td.critique(MODEL, td.Layout(dp=2), CLUSTER),
-    "plan.choosing.question_check.Critique": lambda: Words(findings=[Words()]),
+    "plan.choosing.question_check.Critique": lambda: Critique(
+        EVIL, EVIL, (Judged(EVIL, None, EVIL, EVIL), judged(EVIL, "fails", EVIL, EVIL))
+    ),
     "plan.choosing.search.Plans": lambda: td.search(MODEL, CLUSTER, 8),
     "plan.diagnosis.diagnose.Diagnosis": lambda: Words(
         _finding_rows=lambda: [(EVIL, EVIL, EVIL)], _cause_rows=list, remedies=(), summary=(EVIL,)
