@@ -20,7 +20,12 @@ settings.load_profile("patient")
 
 
 # what made the recordings needs PyTorch; the stand-in for CuPy has processes of its own
-collect_ignore = ["oracles/traces", "twins/standin", "twins/gpu_neighbours.py"]
+collect_ignore = [
+    "oracles/traces",
+    "plan/pipelines/torch_csv",
+    "twins/standin",
+    "twins/gpu_neighbours.py",
+]
 
 
 LONG_EXAMPLES = {

@@ -486,7 +486,7 @@ def _idle(args: argparse.Namespace, console: Console) -> Result:
         for name in ("forward", "backward", "latency", "overlapped")
     }
     t = td.simulate(schedule, **times, transfers=args.transfers)
-    known = None if args.replicas else _known(schedule, args.schedule, times, args.transfers)
+    known = None if args.replicas else _known(schedule, times, args.transfers)
     causes = {cause: seconds for cause, seconds in t.idle_time.total.items() if seconds}
     result = {
         "makespan": t.makespan,
@@ -531,7 +531,7 @@ def _seconds(text: str | None, what: str) -> float | list[float] | None:
     return numbers if len(numbers) > 1 else numbers[0]
 
 
-def _known(schedule: td.Schedule, name: str, times: dict, transfers: str) -> Any:
+def _known(schedule: td.Schedule, times: dict, transfers: str) -> Any:
     """The makespan by formula, if there is one for equal stages and these transfers."""
     from tiledask.plan.pipelines.known import known_makespan
 
@@ -539,7 +539,7 @@ def _known(schedule: td.Schedule, name: str, times: dict, transfers: str) -> Any
         return None
     half = times["backward"] / 2
     return known_makespan(
-        name,
+        schedule.name,
         schedule.devices,
         schedule.microbatches,
         times["forward"],

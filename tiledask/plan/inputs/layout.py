@@ -19,7 +19,7 @@ from tiledask.errors import ConfigError, PartitionError, ScheduleError, short
 from tiledask.plan.arrays import Array
 from tiledask.plan.intervals import even
 from tiledask.plan.pipelines.generators.sharding import checked_keep
-from tiledask.plan.pipelines.schedules import BOTH_WAYS, V_SHAPED, is_looped, schedules
+from tiledask.plan.pipelines.schedules import BOTH_WAYS, V_SHAPED, called, is_looped, schedules
 from tiledask.plan.whole import is_whole, whole_number
 
 __all__ = ["RECOMPUTE", "SCHEDULES", "Layout", "Numbers"]
@@ -91,6 +91,7 @@ class Layout:
                 f"ep must divide dp x cp, over which experts are sharded, got {self.ep} and "
                 f"{self.dp} x {self.cp}; ep={gcd(self.dp * self.cp, self.ep)} does"
             )
+        object.__setattr__(self, "schedule", called(self.schedule))
         recomputes = (*RECOMPUTE, SELECTIVE_OP)
         for name, allowed in (("recompute", recomputes), ("schedule", SCHEDULES)):
             if getattr(self, name) not in allowed:

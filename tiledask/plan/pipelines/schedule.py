@@ -26,6 +26,7 @@ import numpy as np
 
 from tiledask.errors import ScheduleError, short
 from tiledask.plan import html
+from tiledask.plan.pipelines.generators.messages import with_messages
 
 __all__ = ["KINDS", "SHARDING", "Action", "Columns", "Schedule", "WeightColumns"]
 
@@ -339,37 +340,80 @@ class Schedule:
     def __hash__(self) -> int:
         return hash((self.places, len(self), self.kind.tobytes(), self.microbatch.tobytes()))
 
-    def to_text(self) -> str:
+    def to_text(self, communication: str = "") -> str:
         """One line per device, actions in PyTorch's grammar: stage, kind, micro-batch.
 
         With several pipelines a line for each comes first: ``@`` and the device of each stage.
+        A schedule of one pipeline that says nothing of weights is a file for PyTorch's
+        ``_PipelineScheduleRuntime._load_csv``, "compute_only".
+
+        ``communication``: with messages between devices, a file that PyTorch loads as
+        "compute_comms". "waits": sends, receives, and the waits that PyTorch demands from 2.15 on;
+        "sends": without waits, which older ones don't know. PyTorch then gathers weights and sums
+        and scales gradients only where its file says so: ``td.shard_weights(schedule, 3)`` says it
+        as PyTorch does. Raises ScheduleError where gradients would not be summed, where a stage is
+        on several devices, and for other words.
 
         >>> print(Schedule.from_text("0F0 0F1 0B0 0B1; 1F0 1F1 1B0 1B1").to_text())
         0F0,0F1,0B0,0B1
         1F0,1F1,1B0,1B1
+        >>> print(Schedule.from_text("0F0; 1F0").to_text("waits"))
+        0F0,0SEND_F0,0WAIT_SEND_F0
+        1RECV_F0,1F0
         """
-        lines = []
-        pairs = np.split(self.paired, self.turns[1:-1])
-        for line, paired in zip(self.lines, pairs, strict=True):
-            words = []
-            rest, pair = iter(line), iter(paired.tolist())
-            for action in rest:  # each pair as one word
-                second = next(rest, None) if action.kind in KINDS and next(pair) else None
-                if second:
-                    next(pair)
-                words.append(f"({action};{second})OVERLAP_F_B" if second else str(action))
-            lines.append(",".join(words))
+        if communication:
+            self._check_for_messages(communication)
+            words = with_messages([*self._blocks()], self.place, communication == "waits")
+        else:
+            words = [[word for word, _ in row] for row in self._blocks()]
         heads = ["@" + ",".join(map(str, row)) for row in self.places] if self.pipelines > 1 else []
-        return "\n".join(heads + lines)
+        return "\n".join([*heads, *map(",".join, words)])
+
+    def _blocks(self) -> Iterator[Iterator[tuple[str, tuple[Action, ...]]]]:
+        """Of each device, what it does at once, an action or a pair, and how that is written."""
+
+        def of(line: Iterable[Action], paired: list[bool]) -> Iterator[tuple[str, Any]]:
+            rest, pair = iter(line), iter(paired)
+            for action in rest:
+                second = next(rest, None) if action.kind in KINDS and next(pair) else None
+                if second is None:
+                    yield str(action), (action,)
+                else:
+                    next(pair)
+                    yield f"({action};{second})OVERLAP_F_B", (action, second)
+
+        for line, paired in zip(self.lines, np.split(self.paired, self.turns[1:-1]), strict=True):
+            yield of(line, paired.tolist())
+
+    def _check_for_messages(self, communication: str) -> None:
+        if communication not in ("sends", "waits"):
+            raise ScheduleError(
+                f"a schedule is written with its 'sends' (and receives), or with 'waits' for them "
+                f"too, got {short(communication)}; without a word, only with its actions"
+            )
+        if self.pipelines > 1:
+            raise ScheduleError(
+                f"PyTorch's files have one pipeline, each stage on one device, and {self!r} has "
+                f"{self.pipelines}; to_text() without communication is read by Schedule.from_text"
+            )
+        kept = self.sharding
+        summed = set(kept.stage[kept.kind == SHARDING.index("REDUCE_GRAD")].tolist())
+        if self.trains and (missing := set(range(self.stages)) - summed):
+            raise ScheduleError(
+                f"PyTorch sums and scales the gradients of a stage where its file has REDUCE_GRAD, "
+                f"and stage {min(missing)} has none; write td.shard_weights(schedule, 3), which "
+                f"says when, as PyTorch itself does"
+            )
 
     @classmethod
     def from_text(cls, text: str, name: str = "") -> "Schedule":
         """The schedule written in ``text``: a line (or a part between ``;``) per device.
 
         Actions such as ``0F3`` are separated by commas or spaces; ``(0F1;1B0)OVERLAP_F_B`` is a
-        forward and a backward at once. PyTorch's CSV files can be read: empty cells are skipped,
-        and so are sends and receives, which follow from the actions. ``0UNSHARD``, ``0RESHARD`` and
-        ``0REDUCE_GRAD`` are what is done with the weights of stage 0.
+        forward and a backward at once. PyTorch's CSV files can be read, with communication or
+        without: empty cells are left out, and so are sends, receives and waits for them or for a
+        sum of gradients, which follow from the actions. ``0UNSHARD``, ``0RESHARD`` and
+        ``0REDUCE_GRAD`` are what is done with the weights of stage 0, and are kept.
         A stage is placed on the first device that names it; lines of ``@`` and a device for each
         stage place pipelines, which the micro-batches take in turn. Raises ScheduleError for any
         other word, and for a stage number left out.
@@ -428,7 +472,7 @@ class Schedule:
 _COLOURS = {"F": "#a6cee3", "B": "#b2df8a", "I": "#fdbf6f", "W": "#cab2d6"}
 
 
-_COMMUNICATES = re.compile(r"\d+(SEND|RECV)_[FB]\d*")
+_COMMUNICATES = re.compile(r"\d+(((WAIT_)?SEND|RECV)_[FB]\d*|WAIT_REDUCE_GRAD)")
 """PyTorch's words for what follows from the actions."""
 
 

@@ -28,7 +28,15 @@ from tiledask.plan.pipelines.generators.zero_bubble import (
 )
 from tiledask.plan.pipelines.schedule import Schedule
 
-__all__ = ["BOTH_WAYS", "V_SHAPED", "is_looped", "layout_schedule", "schedule", "schedules"]
+__all__ = [
+    "BOTH_WAYS",
+    "V_SHAPED",
+    "called",
+    "is_looped",
+    "layout_schedule",
+    "schedule",
+    "schedules",
+]
 
 MOST_BLOCKS = 10**7
 """Stages x micro-batches: what takes some seconds and gigabytes; beyond lies a typing error."""
@@ -54,10 +62,29 @@ schedules: dict[str, Callable[..., Schedule]] = {
 }
 """The schedules by name. Each takes stages and microbatches; the looped ones also devices, "1f1b"
 the replicas of each stage, and "zb-auto" the times and the memory that it is made for."""
+OF_PYTORCH = {
+    "gpipe": "gpipe",
+    "1f1b": "1f1b",
+    "interleaved1f1b": "interleaved",
+    "loopedbfs": "looped-bfs",
+    "interleavedzerobubble": "interleaved-zb",
+    "zbvzerobubble": "zb-v",
+    "dualpipev": "dualpipev",
+}
+"""What PyTorch calls them, in lower case, as it takes its names in any."""
 V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipev")
 """Down the stages and back: two on each device, whatever is asked."""
 BOTH_WAYS = ("chimera", "dualpipe")
 """Two copies of the model, the second from the last stage to the first."""
+
+
+def called(name: str) -> str:
+    """The schedule's name, of that or of PyTorch's name for it; others come back as they are.
+
+    >>> called("Interleaved1F1B"), called("1F1B"), called("wave")
+    ('interleaved', '1f1b', 'wave')
+    """
+    return OF_PYTORCH.get(name.lower(), name) if isinstance(name, str) else name
 
 
 def is_looped(name: str) -> bool:
@@ -89,6 +116,10 @@ def schedule(
 ) -> Schedule:
     """The schedule called ``name`` (see :data:`schedules`), for any number of each.
 
+    PyTorch's names are taken too: "GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS",
+    "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV". The orders are PyTorch's, but for the
+    backwards of "LoopedBFS", which it does from the last micro-batch to the first.
+
     ``stages`` counts all stages of the model. "interleaved", "looped-bfs", "interleaved-zb" and
     "wave" put several on a device and need ``devices=``; "zb-v", "v-half", "v-min" and
     "dualpipev" put two on each. "chimera" and "dualpipe" have every stage on two devices, and each
@@ -107,8 +138,11 @@ def schedule(
     >>> schedule("1f1b", stages=2, microbatches=6, replicas=(3, 1))
     Schedule(1f1b, 3-1: 2 stages on 4 devices, 6 micro-batches, 24 actions)
     """
-    if name not in schedules:
-        raise ScheduleError(f"no schedule {short(name)}; there are {', '.join(schedules)}")
+    if (name := called(name)) not in schedules:
+        raise ScheduleError(
+            f"no schedule {short(name)}; there are {', '.join(schedules)}, and PyTorch's names of "
+            f"those that it has, such as Interleaved1F1B"
+        )
     size = count_of(stages, "stages") * count_of(microbatches, "microbatches")
     if size > MOST_BLOCKS:
         raise ScheduleError(

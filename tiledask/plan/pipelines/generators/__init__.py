@@ -6,6 +6,8 @@ zb_v.py         stages down the devices and up again: ZB-V, V-Half, V-Min, waves
 chimera.py      two replicas in opposite directions
 dualpipe.py     two streams of micro-batches, a forward and a backward at once
 lanes.py        a device's order from words for its steps, as zb_v and dualpipe write them
+sharding.py     into any schedule: when weights are gathered and dropped, and gradients summed
+messages.py     into its text: sends, receives and waits, as PyTorch's files have them
 """
 
 from tiledask.submodules import submodules
