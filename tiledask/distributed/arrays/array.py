@@ -16,9 +16,11 @@ from tiledask.distributed.arrays.recompute import anchor
 from tiledask.distributed.cluster.cluster import slot_of
 from tiledask.errors import PlacementError
 from tiledask.plan import html
+from tiledask.plan.products.comms import shares
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiled, Tiling
 from tiledask.plan.products.regions import Region, slices
 from tiledask.plan.units import format_bytes
+from tiledask.plan.whole import is_whole
 from tiledask.tile import TileCount
 from tiledask.tile.backend import as_dtype, namespace
 from tiledask.tile.backend import to_numpy as off_device
@@ -26,7 +28,7 @@ from tiledask.tile.backend import to_numpy as off_device
 __all__ = [
     "Both",
     "ShardedArray",
-    "check_even",
+    "check_placements",
     "make_block",
     "operators",
     "read_block",
@@ -114,7 +116,7 @@ class ShardedArray(Tiled):
         """
         import dask.array as da
 
-        if Partial() in self.placements:
+        if any(isinstance(p, Partial) for p in self.placements):
             raise PlacementError(
                 f"an array placed as {self.placements} has partial sums on its ranks, not blocks; "
                 f"td.redistribute it to Replicate() or a Shard first"
@@ -138,12 +140,40 @@ class ShardedArray(Tiled):
         meta = namespace(self.mesh.cluster.backend).empty((0,) * self.ndim, self.dtype)
         return da.Array(graph, name, chunks, meta=meta)
 
+    def redistribute(
+        self, placements: Iterable[Placement], *, timeout: float | None = None
+    ) -> "ShardedArray":
+        """This array under other placements, as `tiledask.redistribute` has it."""
+        return operators["redistribute"](self, placements, timeout=timeout)
+
+    def full_tensor(self, timeout: float | None = None) -> np.ndarray:
+        """The whole array in this machine's memory, as `tiledask.to_numpy` has it."""
+        return to_numpy(self, timeout)
+
+    def to_local(self, rank: int, timeout: float | None = None) -> np.ndarray:
+        """The block of one rank, copied into this machine's memory: its shard, its replica, or its
+        part of a sum or mean as it is, not added up.
+
+        PyTorch's takes no number, for each of its processes is one rank and has one block; a client
+        sees all of them. Raises PlacementError if there is no such rank, DeadlineError after
+        ``timeout`` seconds (default 300).
+        """
+        if not is_whole(rank, 0) or rank >= self.mesh.ranks:
+            raise PlacementError(
+                f"to_local takes the number of a rank, 0 to {self.mesh.ranks - 1} on a mesh "
+                f"{self.mesh}, got {rank!r}; full_tensor() has the whole array"
+            )
+        cluster, block = self.mesh.cluster, self.blocks[int(rank)]
+        cluster.again([block])
+        (blocks,) = cluster.gather_parts([[block]], f"block {rank} of {self!r}", timeout)
+        return np.array(off_device(blocks[0]))
+
     def __matmul__(self, other: "ShardedArray") -> "ShardedArray":
         return operators["@"](self, other)
 
     def __repr__(self) -> str:
         return (
-            f"ShardedArray({'x'.join(map(str, self.shape))} {self.dtype}, mesh {self.mesh.shape}, "
+            f"ShardedArray({'x'.join(map(str, self.shape))} {self.dtype}, mesh {self.mesh}, "
             f"{', '.join(map(repr, self.placements))})"
         )
 
@@ -152,7 +182,7 @@ class ShardedArray(Tiled):
         rows = [
             (
                 rank,
-                at,
+                self.mesh.said(at),
                 " x ".join(f"{start}:{stop}" for start, stop in self.tiling.region(at)),
                 format_bytes(nbytes),
             )
@@ -161,10 +191,15 @@ class ShardedArray(Tiled):
         return html.table(("rank", "mesh", "holds", "bytes"), rows, repr(self))
 
 
-def check_even(placements: Iterable[Placement]) -> None:
+def check_placements(placements: Iterable[Placement], dtype: np.dtype) -> None:
     """None; PlacementError if a dimension is to be sharded over workers in another way than
-    evenly: products cut panels where even blocks end."""
+    evenly, since products cut panels where even blocks end, or if whole numbers have a mean."""
     for placement in placements:
+        if placement == Partial("avg") and dtype.kind in "iu":
+            raise PlacementError(
+                f"an array of {dtype} is no mean of the ranks' parts, which need not be whole; "
+                f"make it of float32 or float64, or leave it Replicate()"
+            )
         if isinstance(placement, Shard) and placement.shards is not None:
             raise PlacementError(
                 f"arrays on workers are sharded evenly, got {placement!r}; take "
@@ -173,13 +208,15 @@ def check_even(placements: Iterable[Placement]) -> None:
             )
 
 
-operators: dict[str, Callable[[ShardedArray, ShardedArray], ShardedArray]] = {}
-"""What computes A @ B: `tiledask.distributed.products.matmul` puts it here as it loads, which
-whatever makes the first array sees to."""
+operators: dict[str, Callable[..., ShardedArray]] = {}
+"""What computes A @ B, and what redistributes: `tiledask.distributed.products.matmul` and
+`tiledask.distributed.arrays.redistribute` put it here as they load, which whatever makes the first
+array sees to."""
 
 
 def to_numpy(array: ShardedArray, timeout: float | None = None) -> np.ndarray:
-    """The whole array in this machine's memory; partial sums are summed in rank order.
+    """The whole array in this machine's memory; partial sums are summed in rank order, and for
+    Partial("avg") divided by how many they are.
 
     Blocks come one after the other, so that there is room here for the array and two of them;
     those of GPUs by way of their workers' host memory, and this process needs no GPU.
@@ -211,6 +248,9 @@ def to_numpy(array: ShardedArray, timeout: float | None = None) -> np.ndarray:
                 whole[where] += blocks.pop(0)
             else:
                 whole[where] = blocks.pop(0)
+    everywhere = (Replicate() for _ in array.placements)
+    if (divisor := shares(array.tiling, array.tiling.replaced(*everywhere))) > 1:
+        whole /= divisor
     return whole
 
 
@@ -246,9 +286,12 @@ def read_block(path: str, region: Region, dtype: str, backend: str) -> Any:
     return block
 
 
-def make_block(function: Callable[..., Any], region: Region, dtype: str, backend: str) -> Any:
-    """One block, made by ``function`` (on the worker)."""
-    block = namespace(backend).asarray(function(slices(region)), order="C")
+def make_block(
+    function: Callable[..., Any], region: Region, dtype: str, backend: str, *at: tuple[int, ...]
+) -> Any:
+    """One block, made by ``function`` of the region, and of the rank's coordinates if they are
+    given (on the worker)."""
+    block = namespace(backend).asarray(function(slices(region), *at), order="C")
     if not np.can_cast(block.dtype, as_dtype(dtype), "same_kind"):
         raise PlacementError(
             f"the function gave {block.dtype} for an array of {dtype}, which would lose "

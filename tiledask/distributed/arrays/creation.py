@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-# so that A @ B has what computes it, as soon as there is an array
+# so that A @ B and A.redistribute have what computes them, as soon as there is an array
+import tiledask.distributed.arrays.redistribute
 import tiledask.distributed.products.matmul  # noqa: F401
-from tiledask.distributed.arrays.array import ShardedArray, check_even, make_block, read_block
-from tiledask.distributed.arrays.mesh import Mesh
+from tiledask.distributed.arrays.array import ShardedArray, check_placements, make_block, read_block
+from tiledask.distributed.arrays.mesh import Mesh, Submesh, on_whole_mesh
 from tiledask.distributed.cluster.room import Room, room_of
 from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan.products.placement import Partial, Placement, Tiling
@@ -36,7 +37,7 @@ __all__ = [
 
 def distribute(
     array: np.ndarray,
-    mesh: Mesh,
+    mesh: Mesh | Submesh,
     placements: Iterable[Placement],
     *,
     name: str = "distribute",
@@ -44,9 +45,12 @@ def distribute(
 ) -> ShardedArray:
     """``array`` as a ShardedArray: one placement per mesh axis, uneven extents allowed.
 
-    The array is copied once to the cluster's spool folder, so changing it later changes nothing.
+    On a submesh, ``mesh["tp"]``, placements are those of its axes, and along the others of the mesh
+    every rank has a replica. The array is copied once to the cluster's spool folder, so changing it
+    later changes nothing.
     Raises PlacementError for placements that the mesh or the shape does not allow.
     """
+    mesh, placements = on_whole_mesh(mesh, placements)
     check_mesh(mesh)
     if isinstance(array, np.ma.MaskedArray):
         raise PlacementError(
@@ -55,7 +59,7 @@ def distribute(
         )
     array = np.asarray(off_device(array))
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    tiling = Tiling(array.shape, mesh.shape, checked(placements))
+    tiling = Tiling(array.shape, mesh.shape, checked(placements, array.dtype))
     check_dtype(array.dtype)
     refuse_large_blocks(tiling, array.dtype, room_of(mesh.cluster, alone=True, timeout=timeout))
     path = mesh.cluster.keep(array)
@@ -77,10 +81,10 @@ def distribute(
 
 
 def from_function(
-    function: Callable[[tuple[slice, ...]], Any],
+    function: Callable[..., Any],
     shape: Iterable[int],
     dtype: Any,
-    mesh: Mesh,
+    mesh: Mesh | Submesh,
     placements: Iterable[Placement],
     *,
     name: str = "distribute",
@@ -89,17 +93,29 @@ def from_function(
     """A ShardedArray whose blocks are made where they live: ``function(slices)`` of each region.
 
     ``function`` must give the same block whenever it is called with the same slices (a lost
-    block is made again), in the shape of the slices; the result is cast to ``dtype``.
+    block is made again), in the shape of the slices; the result is cast to ``dtype``. If any
+    placement is Partial() or Partial("avg"), ranks with the same slices make parts of their own:
+    ``function(slices, at)``, with the coordinates of the rank on the mesh.
     """
+    mesh, placements = on_whole_mesh(mesh, placements)
     check_mesh(mesh)
-    tiling = Tiling(tuple(shape), mesh.shape, checked(placements))
     dtype = as_dtype(dtype)
+    check_placements(placements, dtype)
+    tiling = Tiling(tuple(shape), mesh.shape, placements)
+    own = any(isinstance(p, Partial) for p in placements)
     check_dtype(dtype)
     refuse_large_blocks(tiling, dtype, room_of(mesh.cluster, alone=True, timeout=timeout))
     backend = mesh.cluster.backend
     blocks = [
         mesh.cluster.submit(
-            rank, make_block, function, tiling.region(at), dtype.name, backend, name=name
+            rank,
+            make_block,
+            function,
+            tiling.region(at),
+            dtype.name,
+            backend,
+            *((at,) if own else ()),
+            name=name,
         )
         for rank, at in enumerate(tiling.coordinates())
     ]
@@ -116,15 +132,14 @@ def check_mesh(mesh: Any) -> None:
     mesh.cluster.check_alive()
 
 
-def checked(placements: Iterable[Placement]) -> tuple[Placement, ...]:
-    """``placements`` as a tuple; PlacementError if one is Partial(), or not even."""
-    placements = (placements,) if isinstance(placements, Placement) else tuple(placements)
-    if any(isinstance(p, Partial) for p in placements):
+def checked(placements: tuple[Placement, ...], dtype: np.dtype) -> tuple[Placement, ...]:
+    """``placements``; PlacementError if one is Partial(), or as `check_placements` has it."""
+    if Partial() in placements:
         raise PlacementError(
-            f"an array cannot be distributed as {placements}: its partial sums are not unique; "
-            f"Partial() is only what a product leaves behind. Use Shard(dim) or Replicate()"
+            f"an array cannot be distributed as {placements}: its partial sums are not unique. Use "
+            f"Shard(dim) or Replicate(), or let td.from_function make each rank's part"
         )
-    check_even(placements)
+    check_placements(placements, dtype)
     return placements
 
 

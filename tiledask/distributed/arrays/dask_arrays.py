@@ -16,7 +16,7 @@ from tiledask.distributed.arrays.creation import (
     checked,
     refuse_large_blocks,
 )
-from tiledask.distributed.arrays.mesh import Mesh
+from tiledask.distributed.arrays.mesh import Mesh, Submesh, on_whole_mesh
 from tiledask.distributed.cluster.room import Room, room_of
 from tiledask.distributed.products.lazy_graph import check_chunks, edges_of, touching_chunks
 from tiledask.errors import DoesNotFitError, PlacementError
@@ -31,7 +31,7 @@ __all__ = ["from_dask"]
 
 def from_dask(
     x: da.Array,
-    mesh: Mesh,
+    mesh: Mesh | Submesh,
     placements: Iterable[Placement],
     *,
     name: str = "from_dask",
@@ -51,10 +51,11 @@ def from_dask(
         raise TypeError(
             f"from_dask takes a dask.array, got {type(x).__name__}; td.distribute takes NumPy's"
         )
+    mesh, placements = on_whole_mesh(mesh, placements)
     check_mesh(mesh)
     check_chunks("x", x)
     check_dtype(x.dtype)
-    cluster, tiling = mesh.cluster, Tiling(x.shape, mesh.shape, checked(placements))
+    cluster, tiling = mesh.cluster, Tiling(x.shape, mesh.shape, checked(placements, x.dtype))
     room = room_of(cluster, alone=True, timeout=timeout)
     refuse_large_blocks(tiling, x.dtype, room)
     others = [future.client for future in futures_of(x) if future.client is not cluster.client]

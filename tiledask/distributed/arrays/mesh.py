@@ -1,22 +1,40 @@
-"""A mesh of ranks: the slots of a cluster, arranged in rows and columns."""
+"""A mesh of ranks: the slots of a cluster, arranged in rows and columns, whose axes may have names.
 
-from collections.abc import Sequence
+td.Mesh(cluster, (2, 4), names=("dp", "tp"))
+
+                tp                   mesh["tp"], for whoever places an array on it:
+           0  1  2  3                along tp as told, a replica along dp
+    dp  0 [0][1][2][3]
+        1 [4][5][6][7]
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any, Union
 
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.errors import PlacementError
+from tiledask.plan.products.placement import Placement, Replicate
 from tiledask.plan.whole import is_whole
 
-__all__ = ["Mesh"]
+__all__ = ["Mesh", "Submesh", "on_whole_mesh"]
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """Ranks 0..n-1 of ``cluster`` in row-major order on a grid of ``shape``; rank r is slot r."""
+    """Ranks 0..n-1 of ``cluster`` in row-major order on a grid of ``shape``; rank r is slot r.
+
+    ``names``: of the axes, if they have any. Then ``mesh.size("tp")`` is the extent of one, in a
+    rank function ``rank.group("tp")`` the ranks along it, and ``mesh["tp"]`` the submesh to place
+    arrays on: ``td.distribute(x, mesh["tp"], td.Shard(0))`` shards along it and has a replica along
+    every other axis, as each of PyTorch's processes does with its own ``mesh["tp"]``. Raises
+    PlacementError for a shape or names that no mesh has.
+    """
 
     cluster: Cluster = field(repr=False)
     shape: tuple[int, ...]
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.cluster, Cluster):
@@ -37,7 +55,114 @@ class Mesh:
                 f"{self.cluster.slots} slots; use a smaller mesh or "
                 f"start_cluster(workers={self.ranks})"
             )
+        object.__setattr__(self, "names", _checked_names(self.names, self.shape))
 
     @property
     def ranks(self) -> int:
         return prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """How many axes it has."""
+        return len(self.shape)
+
+    def size(self, axis: int | str | None = None) -> int:
+        """The extent of an axis, by its number or name; of all of them, the number of ranks."""
+        return self.ranks if axis is None else self.shape[axis_of(axis, self.shape, self.names)]
+
+    def __getitem__(self, names: str | tuple[str, ...]) -> Union["Mesh", "Submesh"]:
+        """The submesh along the axes of these names; along all, this mesh itself.
+
+        Raises PlacementError for others, and for an order that is not the mesh's.
+        """
+        chosen = (names,) if isinstance(names, str) else tuple(names)
+        axes = [axis_of(name, self.shape, self.names) for name in chosen]
+        if not axes or axes != sorted({*axes}):
+            raise PlacementError(
+                f"a submesh is along different axes in the order of the mesh, {self.names}; got "
+                f"{names!r}"
+            )
+        return self if len(axes) == self.ndim else Submesh(self, chosen)
+
+    def said(self, at: Sequence[int]) -> str:
+        """Something of each axis, by name: ``(dp=0, tp=3)``, or ``(0, 3)`` without names."""
+        if not self.names:
+            return str(tuple(at))
+        return f"({', '.join(f'{name}={i}' for name, i in zip(self.names, at, strict=True))})"
+
+    def __str__(self) -> str:
+        return self.said(self.shape)
+
+    def __repr__(self) -> str:
+        return f"Mesh({self.said(self.shape)})"
+
+
+@dataclass(frozen=True)
+class Submesh:
+    """A mesh along some of its axes, to place an array on: a replica along the others."""
+
+    mesh: Mesh
+    names: tuple[str, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(map(self.mesh.size, self.names))
+
+    @property
+    def ndim(self) -> int:
+        """How many axes it has."""
+        return len(self.names)
+
+    def size(self, axis: int | str | None = None) -> int:
+        """The extent of an axis, by its number or name; of all, how many ranks share an array."""
+        shape = self.shape
+        return prod(shape) if axis is None else shape[axis_of(axis, shape, self.names)]
+
+    def __repr__(self) -> str:
+        return f"{self.mesh!r}[{', '.join(map(repr, self.names))}]"
+
+
+def on_whole_mesh(
+    mesh: Mesh | Submesh, placements: Iterable[Placement]
+) -> tuple[Mesh, tuple[Placement, ...]]:
+    """The mesh and a placement for each of its axes, of those on a submesh; a mesh's as they are.
+
+    Raises PlacementError for more or fewer placements than a submesh has axes.
+    """
+    placements = (placements,) if isinstance(placements, Placement) else tuple(placements)
+    if not isinstance(mesh, Submesh):
+        return mesh, placements
+    if len(placements) != mesh.ndim:
+        raise PlacementError(
+            f"{mesh!r} needs one placement for each of its {mesh.ndim} axes, got "
+            f"{len(placements)}: {placements}"
+        )
+    told = dict(zip(mesh.names, placements, strict=True))
+    return mesh.mesh, tuple(told.get(name, Replicate()) for name in mesh.mesh.names)
+
+
+def axis_of(axis: Any, shape: tuple[int, ...], names: tuple[str, ...]) -> int:
+    """The number of an axis of a mesh, of that or its name. Raises PlacementError for others."""
+    if isinstance(axis, str) and axis in names:
+        return names.index(axis)
+    if not isinstance(axis, str) and is_whole(axis, 0) and axis < len(shape):
+        return int(axis)
+    if names:
+        have = f"axes {', '.join(map(repr, names))}"
+    else:
+        have = f"axes 0..{len(shape) - 1} without names; td.Mesh(cluster, {shape}, names=(...))"
+    raise PlacementError(f"the mesh has no axis {axis!r}, it has {have}")
+
+
+def _checked_names(names: Any, shape: tuple[int, ...]) -> tuple[str, ...]:
+    given = (names,) if isinstance(names, str) else tuple(names or ())
+    if given and (
+        len({*given}) != len(shape)
+        or len(given) != len(shape)
+        or not all(isinstance(name, str) and name for name in given)
+    ):
+        raise PlacementError(
+            f"a mesh of shape {shape} takes {len(shape)} different names of its axes, or none; got "
+            f"{names!r}"
+        )
+    return given

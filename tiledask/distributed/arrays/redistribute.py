@@ -10,10 +10,10 @@ from typing import Any
 
 from distributed import Future
 
-from tiledask.distributed.arrays.array import Both, ShardedArray, check_even
+from tiledask.distributed.arrays.array import Both, ShardedArray, check_placements, operators
 from tiledask.distributed.cluster.cluster import Cluster, slot_of
 from tiledask.distributed.cluster.counters import counting
-from tiledask.plan.products.comms import Piece, collective, redistribution, traffic_of
+from tiledask.plan.products.comms import Piece, collective, redistribution, shares, traffic_of
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
 from tiledask.plan.products.regions import within
 from tiledask.tile.backend import array_namespace
@@ -28,7 +28,9 @@ def redistribute(
 
     Shard -> Replicate is an all_gather, Partial -> Shard a reduce_scatter, Partial -> Replicate an
     all_reduce (done as a reduce_scatter and an all_gather), Shard -> Shard an all_to_all;
-    Replicate -> Shard moves nothing. Sums are taken in rank order: the same bits every time.
+    Replicate -> Shard moves nothing. Sums are taken in rank order: the same bits every time; for
+    the mean of Partial("avg") they are then divided by how many they are. What is whole on every
+    rank may go to Partial("avg"), the mean of equals, and to Partial() nothing goes.
     """
     if not isinstance(array, ShardedArray):
         raise TypeError(
@@ -36,7 +38,7 @@ def redistribute(
             f"td.distribute(x, mesh, placements) makes one"
         )
     placements = (placements,) if isinstance(placements, Placement) else tuple(placements)
-    check_even(placements)
+    check_placements(placements, array.dtype)
     target = Tiling(array.shape, array.mesh.shape, placements)
     name = collective(array.tiling, target)
     halfway = _reduced(array.tiling, target)
@@ -115,13 +117,15 @@ def _exchange(
 ) -> list[Future[Any]]:
     """The new block of every rank: its pieces, cut where they are and joined where they go."""
     here = old.regions
-    sender, joined = Sender(cluster, name), []
+    sender, joined, divisor = Sender(cluster, name), [], shares(old, new)
     for rank, at in enumerate(new.coordinates()):
         mine = [p for p in pieces if p.destination == rank]
         parts = [sender.send(blocks[p.source], within(p.region, here[p.source])) for p in mine]
         where = [within(p.region, new.region(at)) for p in mine]
         joined.append(
-            cluster.submit(rank, _join, new.block_shape(at), where, blocks[rank], *parts, name=name)
+            cluster.submit(
+                rank, _join, new.block_shape(at), where, divisor, blocks[rank], *parts, name=name
+            )
         )
     return joined
 
@@ -136,8 +140,15 @@ def _same(piece: Any) -> Any:
     return piece
 
 
-def _join(shape: tuple[int, ...], where: list[tuple[slice, ...]], like: Any, *parts: Any) -> Any:
-    """A new block with every part at its place; parts for the same place are added in order."""
+def _join(
+    shape: tuple[int, ...],
+    where: list[tuple[slice, ...]],
+    divisor: int,
+    like: Any,
+    *parts: Any,
+) -> Any:
+    """A new block with every part at its place; parts for the same place are added in order, and
+    the sums divided by ``divisor``."""
     block, begun = array_namespace(like).empty(shape, like.dtype), set()
     for index, part in zip(where, parts, strict=True):
         place = tuple((s.start, s.stop) for s in index)
@@ -146,4 +157,9 @@ def _join(shape: tuple[int, ...], where: list[tuple[slice, ...]], like: Any, *pa
         else:  # assigned, not added to zero: the sign of a zero stays
             block[index] = part
             begun.add(place)
+    if divisor > 1:
+        block /= divisor
     return block
+
+
+operators["redistribute"] = redistribute

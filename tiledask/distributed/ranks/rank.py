@@ -27,8 +27,14 @@ class Rank:
     [(0, (0, 0), (0, 1)), (1, (0, 1), (0, 1)), (2, (1, 0), (2, 3)), (3, (1, 1), (2, 3))]
     """  # noqa: E501
 
-    def __init__(self, shape: tuple[int, ...], transport: Transport, backend: str) -> None:
-        self.shape = shape
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        transport: Transport,
+        backend: str,
+        names: tuple[str, ...] = (),
+    ) -> None:
+        self.shape, self.names = shape, names
         self.index = transport.rank
         self.coordinates = list(product(*map(range, shape)))[self.index]
         self.backend = backend
@@ -49,14 +55,21 @@ class Rank:
         """How many there are."""
         return prod(self.shape)
 
-    def group(self, axes: int | tuple[int, ...] | None = None) -> Group:
-        """The ranks that differ from this one along ``axes`` of the mesh only; None: all ranks."""
+    def group(self, axes: int | str | tuple[int | str, ...] | None = None) -> Group:
+        """The ranks that differ from this one along ``axes`` of the mesh only; None: all ranks.
+
+        Axes are numbers, or the names that the mesh has given them.
+        """
         every = range(len(self.shape))
-        chosen = tuple(every) if axes is None else axes if isinstance(axes, tuple) else (axes,)
+        asked = tuple(every) if axes is None else axes if isinstance(axes, tuple) else (axes,)
+        chosen: tuple[Any, ...] = tuple(
+            self.names.index(axis) if axis in self.names else axis for axis in asked
+        )
         if not chosen or len(set(chosen)) != len(chosen) or not set(chosen) <= set(every):
             raise ConfigError(
                 f"a group is along different axes of the mesh {self.shape}, which has axes "
-                f"0..{len(self.shape) - 1}; got {axes!r}"
+                f"0..{len(self.shape) - 1}{''.join(f', {name!r}' for name in self.names)}; got "
+                f"{axes!r}"
             )
         chosen = tuple(sorted(chosen))
         if chosen not in self._groups:
@@ -67,7 +80,7 @@ class Rank:
         return self._groups[chosen]
 
     def program_group(
-        self, axes: int | tuple[int, ...] | None = None, stream: str = ""
+        self, axes: int | str | tuple[int | str, ...] | None = None, stream: str = ""
     ) -> ProgramGroup:
         """The ranks of `group`, for what a checked program does on one of its streams."""
         group = self.group(axes)

@@ -67,9 +67,10 @@ def ran(
     transport: Transport,
     backend: str,
     args: tuple[Any, ...],
+    names: tuple[str, ...] = (),
 ) -> RankResult:
     """The RankResult of ``function`` on this rank. Whatever it raises ends the run for all."""
-    rank = Rank(shape, transport, backend)
+    rank = Rank(shape, transport, backend, names)
     try:
         result = function(rank, *args)
         transport.box.check()

@@ -42,6 +42,7 @@ class _Plan(NamedTuple):
     run: str
     rank: int
     shape: tuple[int, ...]
+    names: tuple[str, ...]
     backend: str
     way: str
     places: tuple[Place, ...]
@@ -60,7 +61,8 @@ def run_ranks(
     """``function(rank, *args)`` on every worker of ``mesh`` at once: results, records, traffic.
 
     function
-        An ordinary function. Its first argument is a `Rank`, whose groups have the collectives;
+        An ordinary function. Its first argument is a `Rank`, whose groups have the collectives
+        (``rank.group("tp")`` along an axis that the mesh has a name for);
         what it returns must be picklable; arrays of GPUs come back as NumPy's.
     args, per_rank
         Arrays, numbers, or Dask futures of what is on the workers. ``per_rank``: one more
@@ -84,7 +86,8 @@ def run_ranks(
     if not isinstance(mesh, Mesh):
         raise ConfigError(
             f"run_ranks(function, mesh, ...) needs a mesh of workers, got {type(mesh).__name__}; "
-            f"td.Mesh(cluster, (2, 2)), or run_threads(function, (2, 2)) without a cluster"
+            f"td.Mesh(cluster, (2, 2)), or run_threads(function, (2, 2)) without a cluster; the "
+            f"ranks along an axis are rank.group(axis) in the function"
         )
     cluster, seconds = mesh.cluster, seconds_of(timeout)
     given = arguments(mesh.shape, args, per_rank)
@@ -107,7 +110,7 @@ def run_ranks(
         with meeting(cluster, run, peers, patience, prepare):
             tasks = []
             for r, mine in enumerate(given):
-                plan = _Plan(run, r, mesh.shape, cluster.backend, way, places, seconds)
+                plan = _Plan(run, r, mesh.shape, mesh.names, cluster.backend, way, places, seconds)
                 tasks.append(cluster.submit(r, _work, plan, function, *mine, name="rank_function"))
             begin(cluster, run, patience)
             name = getattr(function, "__name__", "function")
@@ -158,4 +161,4 @@ def _work(plan: _Plan, function: Callable[..., Any], *args: Any) -> RankResult:
         here.at_end.append(transport.devices.close)  # when all ranks are done with it
     here.wait_for_start(deadline)
     with host_memory.kept_by_malloc():
-        return ran(function, plan.shape, transport, plan.backend, args)
+        return ran(function, plan.shape, transport, plan.backend, args, plan.names)

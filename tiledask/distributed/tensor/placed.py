@@ -195,6 +195,8 @@ def need(operation: str, name: str, x: Placed, wanted: Sequence[type], why: str)
     if not isinstance(x.placement, tuple(wanted)):
         names = " or ".join(kind.__name__ for kind in wanted)
         refuse(operation, f"{name} must be {names}, got {x}: {why}")
+    if isinstance(x.placement, Partial) and x.placement != Partial():
+        refuse(operation, f"{name} is {x}, and layers add up; divide it, and say partial(x)")
 
 
 def fits(group: Any, operation: str, name: str, x: Placed) -> None:

@@ -239,7 +239,7 @@ def train(
     >>> bool(abs(runs[0].losses - runs[1].losses).max() < 1e-12)
     True
     """
-    shape = shape_of(ranks.shape if isinstance(ranks, Mesh) else ranks)
+    shape = shape_of(ranks.shape, ranks.names) if isinstance(ranks, Mesh) else shape_of(ranks)
     of_kind(model=model, data=data, rule=rule, scale=scale)
     steps, batch = whole_number("steps", steps, 0), whole_number("batch", batch, 1)
     seed, nudge = whole_number("seed", seed), whole_number("nudge", nudge, 0)

@@ -21,8 +21,8 @@ from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.pipelines.generators.sharding import shard_weights
 from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.schedules import called, schedules
 from tiledask.plan.pipelines.schedules import schedule as schedule_named
-from tiledask.plan.pipelines.schedules import schedules
 from tiledask.plan.program.making.of_training import TrainingTerms
 from tiledask.plan.whole import is_whole, whole_number
 from tiledask.tile.backend import as_dtype
@@ -70,8 +70,15 @@ def of_kind(**given: Any) -> None:
             raise ConfigError(f"{name} is {words}, got {value!r}")
 
 
-def shape_of(ranks: Any) -> tuple[int, int, int]:
-    """(dp, tp, pp)."""
+def shape_of(ranks: Any, names: Sequence[str] = ()) -> tuple[int, int, int]:
+    """(dp, tp, pp). ``names``: of the mesh's axes, if it has any; they may be others, and these
+    must not be in another order."""
+    order = ("dp", "tp", "pp")
+    if any(name in order and order[axis : axis + 1] != (name,) for axis, name in enumerate(names)):
+        raise ConfigError(
+            f"ranks are a mesh (dp, tp, pp) in this order, got one of {', '.join(names)}; "
+            f"td.Mesh(cluster, (...), names={order})"
+        )
     shape = tuple(ranks) if isinstance(ranks, Sequence) else (ranks,)
     if len(shape) != 3:
         raise ConfigError(f"ranks are a mesh (dp, tp, pp), three numbers; got {shape}")
@@ -83,7 +90,7 @@ def scheduled(schedule: Any, devices: int, microbatches: int | None) -> Schedule
     """A schedule that can be carried out on as many devices."""
     if isinstance(schedule, str):
         count = 1 if microbatches is None else microbatches
-        made = schedules.get(schedule)
+        made = schedules.get(called(schedule))
         if made and "devices" in inspect.signature(made).parameters:
             raise ConfigError(
                 f"{schedule!r} puts several stages on a device; say how many: "

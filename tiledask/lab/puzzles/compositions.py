@@ -24,7 +24,7 @@ from tiledask.lab.puzzles.orders import order_of
 from tiledask.plan.pipelines.closed_form import split_lower_bound
 from tiledask.plan.pipelines.needs import peak_in_flight, validate
 from tiledask.plan.pipelines.schedule import Schedule
-from tiledask.plan.pipelines.schedules import is_looped, schedule, schedules
+from tiledask.plan.pipelines.schedules import called, is_looped, schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.splitting.assignment import read_assignment
@@ -112,7 +112,7 @@ def _order_of(inputs: Inputs, stages: int, order: Any) -> Schedule:
     if isinstance(order, str) and re.search(r"(?i)(?<!\w)\d*F\d+(?!\w)", order):
         order = order_of(order)
     elif isinstance(order, str):
-        name = order.strip().lower()
+        name = called(order.strip().lower())
         if name not in schedules:
             raise ConfigError(f"no schedule {short(name)}; there are {', '.join(schedules)}")
         options = {"devices": devices} if is_looped(name) else {}

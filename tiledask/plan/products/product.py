@@ -67,7 +67,7 @@ def local(a: Tiling, b: Tiling) -> ProductPlan:
                 f"are Replicate() or rows of A with B replicated, columns of B with A replicated, "
                 f"and columns of A with rows of B. Use td.redistribute, or algorithm='gather'"
             )
-        work.append(_local_result(a, pair, of_a))
+        work.append(_local_result(a, pair, of_a, of_b))
         if pair == ("Sk", "Sk"):
             cut.append(axis)
     return _plan("local", "", a, b, a.mesh, work, cut, panel=None, leave=True)
@@ -190,7 +190,7 @@ def gather(a: Tiling, b: Tiling) -> ProductPlan:
     for axis, (of_a, of_b) in enumerate(zip(a.placements, b.placements, strict=True)):
         along_a, along_b = _along_a(a, of_a), _along_b(of_b)
         if (along_a, along_b) in _LOCAL:
-            work.append(_local_result(a, (along_a, along_b), of_a))
+            work.append(_local_result(a, (along_a, along_b), of_a, of_b))
             if (along_a, along_b) == ("Sk", "Sk"):
                 cut.append(axis)
         elif "P" in (along_a, along_b):
@@ -310,10 +310,11 @@ def _along_b(placement: Placement) -> str:
     return "R"
 
 
-def _local_result(a: Tiling, pair: tuple[str, str], of_a: Placement) -> Placement:
+def _local_result(a: Tiling, pair: tuple[str, str], of_a: Placement, of_b: Placement) -> Placement:
+    left = next((p for p in (of_a, of_b) if isinstance(p, Partial)), Partial())
     results: dict[str, Placement] = {
         "R": Replicate(),
-        "P": Partial(),
+        "P": left,
         "Sd": of_a,
         "Sn": Shard(len(a.shape) - 1),
     }
@@ -374,7 +375,7 @@ def _same_mesh(name: str, a: Tiling, b: Tiling) -> None:
 
 def _unsummed(name: str, operand: str, axis: int) -> PlacementError:
     return PlacementError(
-        f"{operand} is Partial() along mesh axis {axis}, and {name} would multiply before the "
+        f"{operand} is Partial along mesh axis {axis}, and {name} would multiply before the "
         f"partial sums are added; td.redistribute {operand} to Replicate() or a Shard, or the "
         f"other operand to Replicate() along that axis and use 'local', which leaves C Partial()"
     )
@@ -453,9 +454,9 @@ def _kept(
     keep = []
     for operand, tiling in (("A", a), ("B", b)):
         for axis, placement in enumerate(tiling.placements):
-            if placement != Partial():
+            if not isinstance(placement, Partial):
                 continue
-            stays = a.mesh == b.mesh == mesh and work[axis] == Partial() and axis not in cut
+            stays = a.mesh == b.mesh == mesh and work[axis] == placement and axis not in cut
             if not stays:
                 raise _unsummed(name, operand, axis)
             keep.append(axis)

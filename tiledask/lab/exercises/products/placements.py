@@ -157,7 +157,7 @@ def _pair(answer: Any) -> Pair | None:
 def finished(product: ShardedArray) -> tuple[ShardedArray, int]:
     """``product`` with its partial sums added up, and the bytes that both moved, as counted."""
     moved = product.traffic.measured.total
-    if Partial() in product.placements:
+    if any(isinstance(p, Partial) for p in product.placements):
         product = redistribute(product, _summed(product.placements))
         moved += product.traffic.measured.total
     return product, moved
@@ -166,14 +166,14 @@ def finished(product: ShardedArray) -> tuple[ShardedArray, int]:
 def moved(plan: ProductPlan, itemsize: int) -> int:
     """The bytes that ``plan`` moves, with the sum of what it leaves partial."""
     total = plan.traffic(itemsize).total
-    if Partial() in plan.result.placements:
+    if any(isinstance(p, Partial) for p in plan.result.placements):
         target = plan.result.replaced(*_summed(plan.result.placements))
         total += traffic_of(plan.ranks, redistribution(plan.result, target), itemsize).total
     return total
 
 
 def _summed(placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
-    return tuple(Shard(0) if p == Partial() else p for p in placements)
+    return tuple(Shard(0) if isinstance(p, Partial) else p for p in placements)
 
 
 def fewest_planned(
