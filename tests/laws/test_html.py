@@ -80,7 +80,9 @@ class Words:
 
 HOSTILE = {
     "distributed.arrays.array.ShardedArray": lambda: Words(
-        tiling=Words(coordinates=lambda: [EVIL], region=lambda at: ((0, 1),)), block_bytes=[8]
+        mesh=Words(said=lambda at: at),
+        tiling=Words(coordinates=lambda: [EVIL], region=lambda at: ((0, 1),)),
+        block_bytes=[8],
     ),
     "distributed.memory.claims.ClaimRun": lambda: Words(
         predicted=Words(per_place={0: 1}),

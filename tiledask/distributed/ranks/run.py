@@ -42,12 +42,12 @@ class _Plan(NamedTuple):
     run: str
     rank: int
     shape: tuple[int, ...]
-    names: tuple[str, ...]
     backend: str
     way: str
     places: tuple[Place, ...]
     """The places of all ranks, if arrays go from GPU to GPU."""
     seconds: float
+    names: tuple[str, ...] = ()
 
 
 def run_ranks(
@@ -110,7 +110,7 @@ def run_ranks(
         with meeting(cluster, run, peers, patience, prepare):
             tasks = []
             for r, mine in enumerate(given):
-                plan = _Plan(run, r, mesh.shape, mesh.names, cluster.backend, way, places, seconds)
+                plan = _Plan(run, r, mesh.shape, cluster.backend, way, places, seconds, mesh.names)
                 tasks.append(cluster.submit(r, _work, plan, function, *mine, name="rank_function"))
             begin(cluster, run, patience)
             name = getattr(function, "__name__", "function")

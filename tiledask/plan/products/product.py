@@ -60,7 +60,7 @@ def local(a: Tiling, b: Tiling) -> ProductPlan:
     for axis, (of_a, of_b) in enumerate(zip(a.placements, b.placements, strict=True)):
         pair = (_along_a(a, of_a), _along_b(of_b))
         if pair not in _LOCAL and "P" in pair:
-            raise _unsummed("local", "A" if pair[0] == "P" else "B", axis)
+            raise _unsummed("local", a, b, axis)
         if pair not in _LOCAL:
             raise PlacementError(
                 f"mesh axis {axis}: {of_a} @ {of_b} cannot be multiplied where it lies; allowed "
@@ -194,7 +194,7 @@ def gather(a: Tiling, b: Tiling) -> ProductPlan:
             if (along_a, along_b) == ("Sk", "Sk"):
                 cut.append(axis)
         elif "P" in (along_a, along_b):
-            raise _unsummed("gather", "A" if along_a == "P" else "B", axis)
+            raise _unsummed("gather", a, b, axis)
         else:  # rows of A win over columns of B
             columns = Shard(len(a.shape) - 1) if along_b == "Sn" else Replicate()
             work.append(of_a if along_a == "Sd" else columns)
@@ -373,11 +373,14 @@ def _same_mesh(name: str, a: Tiling, b: Tiling) -> None:
         )
 
 
-def _unsummed(name: str, operand: str, axis: int) -> PlacementError:
+def _unsummed(name: str, a: Tiling, b: Tiling, axis: int) -> PlacementError:
+    first = axis < len(a.mesh) and isinstance(a.placements[axis], Partial)
+    operand, tiling = ("A", a) if first else ("B", b)
     return PlacementError(
-        f"{operand} is Partial along mesh axis {axis}, and {name} would multiply before the "
-        f"partial sums are added; td.redistribute {operand} to Replicate() or a Shard, or the "
-        f"other operand to Replicate() along that axis and use 'local', which leaves C Partial()"
+        f"{operand} is {tiling.placements[axis]!r} along mesh axis {axis}, and {name} would "
+        f"multiply before the partial sums are added; td.redistribute {operand} to Replicate() or "
+        f"a Shard, or the other operand to Replicate() along that axis and use 'local', which "
+        f"leaves C as it is"
     )
 
 
@@ -452,13 +455,13 @@ def _kept(
 ) -> tuple[int, ...]:
     """The axes along which an operand's own partial sums are multiplied and stay partial sums."""
     keep = []
-    for operand, tiling in (("A", a), ("B", b)):
+    for tiling in (a, b):
         for axis, placement in enumerate(tiling.placements):
             if not isinstance(placement, Partial):
                 continue
             stays = a.mesh == b.mesh == mesh and work[axis] == placement and axis not in cut
             if not stays:
-                raise _unsummed(name, operand, axis)
+                raise _unsummed(name, a, b, axis)
             keep.append(axis)
     return tuple(keep)
 
