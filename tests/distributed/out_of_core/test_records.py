@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tiledask.distributed.out_of_core import unfinished as records_module
+from tiledask.distributed.out_of_core.folder import Folder
 from tiledask.distributed.out_of_core.unfinished import (
     StoppedError,
     StreamRecords,
@@ -186,7 +187,7 @@ def test_a_worker_that_never_lets_go_is_named(folder, monkeypatch):
     monkeypatch.setattr(records_module, "_TAKEOVER", 0.1)
     os.makedirs(folder)
     with (
-        records_module._locked(os.path.join(folder, "slot-5.lock"), 0),
+        Folder(folder).locked("slot-5.lock", 0),
         pytest.raises(DeadlineError, match=r"slot-5\.lock after 0\.1 s"),
         StreamRecords(folder, "x").claimed(),
     ):

@@ -31,8 +31,7 @@ from tiledask.distributed.checkpoints.index import (
     write_index,
 )
 from tiledask.distributed.checkpoints.pieces import Flat, TensorSlice, whole
-from tiledask.distributed.out_of_core.disk import writing
-from tiledask.distributed.out_of_core.stored_npy import sync
+from tiledask.distributed.out_of_core.disk import sync, writing
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.errors import CheckpointError

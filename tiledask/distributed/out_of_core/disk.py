@@ -10,7 +10,7 @@ from pathlib import Path
 from tiledask.errors import ConfigError
 from tiledask.plan.units import format_bytes
 
-__all__ = ["free", "reading", "writing"]
+__all__ = ["free", "opened", "reading", "sync", "writing"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -59,3 +59,19 @@ def free(path: str | os.PathLike[str]) -> int:
     while not there.exists():
         there = there.parent
     return shutil.disk_usage(there).free
+
+
+def sync(path: str) -> None:
+    """None, once the file or folder is on its disk as it is now."""
+    with opened(path, os.O_RDONLY) as file:
+        os.fsync(file)
+
+
+@contextmanager
+def opened(path: str, flags: int) -> Iterator[int]:
+    """The descriptor of an open file."""
+    file = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        yield file
+    finally:
+        os.close(file)

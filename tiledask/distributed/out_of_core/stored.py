@@ -1,15 +1,15 @@
-"""Matrices in files: a .npy file, or a zarr directory. A region is read or written at a time.
+"""Matrices in files: a .npy file, or a zarr array. A region is read or written at a time.
 
     .npy    header | element, element, ...      any run of contiguous elements can be read
     zarr    [0.0] [0.1] ...                     chunks, each read and written as a whole
 
 Files are read into the caller's memory and never mapped: mapped pages would count as this
-process's own, and the system could not tell what a plan is allowed to hold.
+process's own, and the system could not tell what a plan is allowed to hold. A zarr array is a
+directory, or by its URL lies in a store that fsspec knows.
 """
 
 import os
-import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ import numpy as np
 
 from tiledask.distributed.out_of_core import stored_npy as npy
 from tiledask.distributed.out_of_core import stored_zarr as zarr
-from tiledask.distributed.out_of_core.disk import reading, writing
+from tiledask.distributed.out_of_core.disk import reading, sync, writing
+from tiledask.distributed.out_of_core.folder import folder_of, is_url, located
 from tiledask.distributed.out_of_core.stored_file import StoredFile
 from tiledask.errors import ConfigError, KernelError
 from tiledask.plan import html
@@ -33,6 +34,7 @@ __all__ = [
     "describe",
     "materialize",
     "open_array",
+    "present",
     "records_of",
     "remove",
     "unfinished",
@@ -86,33 +88,32 @@ class StoredArray(StoredFile):
             (npy.write if self.kind == "npy" else zarr.write)(self, region, block)
 
     def sync(self, region: Region) -> None:
-        """None, once what was written to ``region`` would survive a loss of power."""
+        """None, once what was written to ``region`` would survive a loss of power.
+
+        A store has it when it was written.
+        """
+        if is_url(self.path):
+            return
         with writing(self.path, self._unwritten):
             if self.kind == "npy":
-                npy.sync(self.path)
+                sync(self.path)
                 return
             names = list(zarr.chunk_files(self, region))
             for name in [*names, *{os.path.dirname(name) for name in names}, self.path]:
-                npy.sync(name)
+                sync(name)
 
     def identity(self) -> dict[str, Any]:
         """What tells this file from another, or from itself after a change; for JSON."""
-        files, size, newest = 0, 0, 0
-        for stat in _stats(self.path):
-            files, size = files + 1, size + stat.st_size
-            newest = max(newest, stat.st_mtime_ns)
         return {
             "path": self.path,
             "shape": list(self.shape),
             "dtype": self.dtype.name,
-            "files": files,
-            "bytes": size,
-            "mtime_ns": newest,
+            **self.folder.state(),
         }
 
     def allocated(self) -> int:
         """Bytes that the file takes on its disk now; 0 if it is not there."""
-        return sum(stat.st_blocks * 512 for stat in _stats(self.path))
+        return self.folder.allocated()
 
     def _unwritten(self) -> int:
         """Bytes that the elements take and the disk has not given yet."""
@@ -167,8 +168,15 @@ class StoredArray(StoredFile):
         )
 
 
-def open_array(path: str | os.PathLike[str], *, missing: str = "refuse") -> StoredArray:
+def open_array(
+    path: str | os.PathLike[str],
+    *,
+    missing: str = "refuse",
+    storage_options: Mapping[str, Any] | None = None,
+) -> StoredArray:
     """The matrix in a .npy file or a zarr directory (format 2 or 3), of float16, 32 or 64.
+
+    A zarr array may also be named by a URL that fsspec knows, such as "s3://bucket/a.zarr".
 
     Only the header is read, and it is compared with what is there: a file of another size, a chunk
     that is missing or one too many raises ConfigError, as does everything that is no such matrix.
@@ -178,13 +186,16 @@ def open_array(path: str | os.PathLike[str], *, missing: str = "refuse") -> Stor
     missing
         "refuse": a chunk of a zarr array that is not there is damage. "fill": it is full of the
         array's fill value, as zarr reads it; for arrays that were stored sparse.
+    storage_options
+        What fsspec needs besides a URL: endpoint, credentials. Workers are told. Without it,
+        fsspec's own configuration on every machine says so.
     """
     if missing not in ("refuse", "fill"):
         raise ConfigError(f'missing is "refuse" or "fill", got {missing!r}')
-    name = os.path.abspath(os.fspath(path))
+    name = located(path, storage_options)
     with reading(name):
-        if os.path.isdir(name):
-            return _open_zarr(name, missing)
+        if is_url(name) or os.path.isdir(name):
+            return _open_zarr(name, missing, storage_options)
         if not os.path.exists(name):
             raise ConfigError(f"there is no file {name}; td.create_array makes one")
         return _open_npy(name)
@@ -197,6 +208,7 @@ def create_array(
     chunks: tuple[int, int] | int | None = None,
     *,
     overwrite: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> StoredArray:
     """A new matrix of zeros: a .npy file, or a zarr directory (format 3) in ``chunks``.
 
@@ -204,14 +216,15 @@ def create_array(
     other name is zarr if it has chunks. The .npy file is sparse and takes no space until it is
     written; it has no checksum. A zarr directory has a file for every chunk, each with a crc32c. An
     existing file raises ConfigError unless ``overwrite``, which also forgets what an
-    unfinished product had recorded about it.
+    unfinished product had recorded about it. A zarr array may be named by a URL, with
+    ``storage_options``, as of `open_array`.
     """
-    array = describe(path, shape, dtype, chunks)
-    if os.path.lexists(array.path) and not overwrite:
+    array = describe(path, shape, dtype, chunks, storage_options)
+    if present(array) and not overwrite:
         raise ConfigError(
             f"{array.path} exists; td.open_array opens it, overwrite=True replaces it"
         )
-    shutil.rmtree(records_of(array), ignore_errors=True)
+    folder_of(records_of(array), storage_options).clear()
     return materialize(array, zeros=True)
 
 
@@ -220,9 +233,10 @@ def describe(
     shape: tuple[int, int],
     dtype: Any,
     chunks: tuple[int, int] | int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> StoredArray:
     """The array that `create_array` would make; nothing is touched."""
-    name = os.path.abspath(os.fspath(path))
+    name = located(path, storage_options)
     kind = "npy" if name.endswith(".npy") else "zarr"
     if kind == "zarr" and chunks is None and not name.endswith(".zarr"):
         raise ConfigError(
@@ -240,7 +254,8 @@ def describe(
         raise ConfigError(f"chunks are two whole numbers of 1 or more, got {extents}")
     # a chunk is stored in full, so that one larger than the array is only larger
     rows, columns = (min(int(c), n) for c, n in zip(extents, shape, strict=True))
-    return StoredArray(name, kind, shape, dtype, (rows, columns), checksum="crc32c")
+    more: dict[str, Any] = {"checksum": "crc32c", "storage_options": storage_options}
+    return StoredArray(name, kind, shape, dtype, (rows, columns), **more)
 
 
 def materialize(array: StoredArray, zeros: bool) -> StoredArray:
@@ -249,7 +264,8 @@ def materialize(array: StoredArray, zeros: bool) -> StoredArray:
     It is all zeros; a zarr array has no chunks yet unless ``zeros``, and reading them is refused.
     """
     with writing(array.path, lambda: array.nbytes if array.kind == "zarr" else array.offset):
-        Path(array.path).parent.mkdir(parents=True, exist_ok=True)
+        if not is_url(array.path):
+            Path(array.path).parent.mkdir(parents=True, exist_ok=True)
         remove(array)
         if array.kind == "npy":
             npy.create(array)
@@ -258,10 +274,15 @@ def materialize(array: StoredArray, zeros: bool) -> StoredArray:
     return array
 
 
+def present(array: StoredArray) -> bool:
+    """Whether there is anything at the array's path or URL."""
+    return array.folder.exists() if is_url(array.path) else os.path.lexists(array.path)
+
+
 def remove(array: StoredArray) -> None:
-    """None, once there is no file or folder at the array's path."""
-    if os.path.isdir(array.path) and not os.path.islink(array.path):
-        shutil.rmtree(array.path)
+    """None, once there is no file or folder at the array's path or URL."""
+    if is_url(array.path) or (os.path.isdir(array.path) and not os.path.islink(array.path)):
+        array.folder.clear()
     else:
         Path(array.path).unlink(missing_ok=True)
 
@@ -273,7 +294,7 @@ def records_of(array: StoredArray) -> str:
 
 def unfinished(array: StoredArray) -> bool:
     """Whether a product that is to fill ``array`` was begun and not finished."""
-    return os.path.exists(os.path.join(records_of(array), "plan.json"))
+    return folder_of(records_of(array), array.storage_options).exists("plan.json")
 
 
 def _open_npy(name: str) -> StoredArray:
@@ -300,19 +321,24 @@ def _open_npy(name: str) -> StoredArray:
     return array
 
 
-def _open_zarr(name: str, missing: str) -> StoredArray:
+def _open_zarr(name: str, missing: str, options: Mapping[str, Any] | None) -> StoredArray:
     try:
-        shape, dtype, chunks, checksum = zarr.look(name)
+        shape, dtype, chunks, checksum = zarr.look(name, options)
+    except ConfigError:  # of a store
+        raise
     except Exception as error:  # zarr raises all sorts of things for what it cannot read
         words = str(error).splitlines()[0] if str(error) else ""
+        what = "names no zarr array" if is_url(name) else "is a folder and no zarr array"
         raise ConfigError(
-            f"{name} is a folder and no zarr array ({type(error).__name__}: {words}); give the "
-            f"path of the array itself, which has a zarr.json or a .zarray"
+            f"{name} {what} ({type(error).__name__}: {words}); give the "
+            f"{'URL' if is_url(name) else 'path'} of the array itself, which has a zarr.json or a "
+            f".zarray; td.create_array makes one"
         ) from None
     extents, found = _checked(name, shape, dtype)
     rows, columns = chunks  # as many as the array has dimensions
+    more: dict[str, Any] = {"checksum": checksum, "missing": missing}
     array = StoredArray(
-        name, "zarr", extents, found, (rows, columns), checksum=checksum, missing=missing
+        name, "zarr", extents, found, (rows, columns), **more, storage_options=options
     )
     zarr.survey(array, unfinished(array))
     return array
@@ -336,17 +362,3 @@ def _checked(name: str, shape: Any, dtype: Any) -> tuple[tuple[int, int], np.dty
         )
     rows, columns = map(int, shape)
     return (rows, columns), found
-
-
-def _stats(path: str) -> Iterator[os.stat_result]:
-    """What the system says of the file ``path``, or of all files in that folder."""
-    if not os.path.isdir(path):
-        if os.path.exists(path):
-            yield os.stat(path)
-        return
-    with os.scandir(path) as entries:
-        for entry in entries:
-            if entry.is_dir():
-                yield from _stats(entry.path)
-            else:
-                yield entry.stat()

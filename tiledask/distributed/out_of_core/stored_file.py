@@ -1,10 +1,12 @@
 """What is known of a matrix in a file: where it is, and how its elements lie there."""
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 
+from tiledask.distributed.out_of_core.folder import Folder, folder_of
 from tiledask.plan.products.streaming import StorageLayout
 
 __all__ = ["StoredFile"]
@@ -15,7 +17,7 @@ class StoredFile:
     """A matrix in a file: where it is and how it lies there. Nothing is open, nothing is loaded."""
 
     path: str
-    """Absolute."""
+    """Absolute; or a URL."""
     kind: str
     """"npy" or "zarr"."""
     shape: tuple[int, int]
@@ -30,6 +32,8 @@ class StoredFile:
     """What every chunk of a zarr array ends in, such as "crc32c"; "" if it has none."""
     missing: str = "refuse"
     """What chunks of a zarr array are that are not there: damage, or ("fill") its fill value."""
+    storage_options: Mapping[str, Any] | None = field(default=None, hash=False, compare=False)
+    """What fsspec needs besides a URL; never printed or recorded, it may have credentials."""
 
     @property
     def ndim(self) -> int:
@@ -39,6 +43,11 @@ class StoredFile:
     def nbytes(self) -> int:
         """Bytes of all elements, before any compression."""
         return self.form.nbytes
+
+    @property
+    def folder(self) -> Folder:
+        """The folder of a zarr array, or the .npy file."""
+        return folder_of(self.path, self.storage_options)
 
     @property
     def form(self) -> StorageLayout:

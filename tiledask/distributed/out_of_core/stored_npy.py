@@ -7,18 +7,18 @@ F order    column 0 | column 1 | ...      rows are whole; of an "F" file, column
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from tiledask.distributed.out_of_core.disk import opened
 from tiledask.distributed.out_of_core.stored_file import StoredFile
 from tiledask.errors import ConfigError
 from tiledask.plan.products.regions import Region
 
-__all__ = ["create", "header", "look", "opened", "read", "rounded", "sync", "write"]
+__all__ = ["create", "header", "look", "read", "rounded", "write"]
 
 _SLAB = 2**20
 """Bytes that are converted at a time where memory and file do not agree."""
@@ -153,19 +153,3 @@ def _transfer(call: Any, file: int, part: np.ndarray, offset: int, array: Stored
             )
         done += more
     return done
-
-
-def sync(path: str) -> None:
-    """None, once the file or folder is on its disk as it is now."""
-    with opened(path, os.O_RDONLY) as file:
-        os.fsync(file)
-
-
-@contextmanager
-def opened(path: str, flags: int) -> Iterator[int]:
-    """The descriptor of an open file."""
-    file = os.open(path, flags | os.O_CLOEXEC)
-    try:
-        yield file
-    finally:
-        os.close(file)

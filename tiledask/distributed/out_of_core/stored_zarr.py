@@ -8,17 +8,16 @@ with ``missing="fill"``. So whatever is written here is written in full, chunks 
 import json
 import os
 import re
-import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import product
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tiledask.distributed.out_of_core.folder import folder_of, is_url
 from tiledask.distributed.out_of_core.stored_file import StoredFile
 from tiledask.distributed.out_of_core.stored_npy import rounded
 from tiledask.errors import ConfigError
@@ -36,18 +35,17 @@ _NONE = 2**64 - 1
 """Offset of a chunk that a shard does not have."""
 
 
-def look(path: str) -> tuple[tuple[int, ...], np.dtype, tuple[int, ...], str]:
+def look(
+    path: str, options: Mapping[str, Any] | None = None
+) -> tuple[tuple[int, ...], np.dtype, tuple[int, ...], str]:
     """(shape, dtype, chunks, checksum of each) of a zarr array; of a sharded one, its shards.
 
     Raises whatever zarr raises for a folder that is none, and ValueError for a header that is not
     what `create` wrote, if it was `create` that wrote it.
     """
-    import zarr
-
-    found = zarr.open_array(path, mode="r")
-    header = Path(path, "zarr.json")
-    if header.exists():
-        said = json.loads(header.read_text())
+    found = _open(path, options)
+    if found.metadata.zarr_format == 3:
+        said = json.loads(folder_of(path, options).read("zarr.json"))
         checksum = (said.get("attributes") or {}).get("tiledask", {}).get("header crc32")
         if checksum is not None and checksum != _checksum(said):
             raise ValueError(
@@ -68,7 +66,7 @@ def survey(array: StoredFile, unfinished: bool) -> None:
     """
     metadata, grid = _metadata(array), _grid(array)
     # not the other way round: a damaged header may promise more chunks than can be listed
-    found = {name: size for name, size in _files(array.path) if _CHUNK.fullmatch(name)}
+    found = {name: size for name, size in array.folder.files() if _CHUNK.fullmatch(name)}
     held = {}
     for name in found:
         at = tuple(map(int, re.findall(r"\d+", name)))
@@ -108,42 +106,36 @@ def create(array: StoredFile, zeros: bool) -> None:
     import zarr
     from zarr.codecs import Crc32cCodec, ZstdCodec
 
-    partial = f"{array.path}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        zarr.create_array(
-            partial,
+    held: dict[str, Any] = {}
+    with zarr.config.set({"array.write_empty_chunks": True}):
+        blank = zarr.create_array(
+            held,
             shape=array.shape,
             dtype=array.dtype,
             chunks=array.form.grid,
             fill_value=0,
             compressors=[ZstdCodec(), Crc32cCodec()],
         )
-        header = Path(partial, "zarr.json")
-        said = json.loads(header.read_text())
-        said["attributes"] = {"tiledask": {"header crc32": _checksum(said)}}
-        header.write_text(json.dumps(said, indent=2))
+    said = json.loads(held.pop("zarr.json").to_bytes())
+    said["attributes"] = {"tiledask": {"header crc32": _checksum(said)}}
+
+    def files() -> Iterator[tuple[str, bytes]]:
         if zeros:  # all chunks are the same bytes, also those at the edges
-            stored = _open_to_write(partial)
             rows, columns = array.form.grid
-            stored[:rows, :columns] = 0
-            names = [stored.metadata.encode_chunk_key(at) for at in np.ndindex(*_grid(array))]
-            chunk = Path(partial, names[0]).read_bytes()
-            for name in names[1:]:
-                os.makedirs(os.path.dirname(os.path.join(partial, name)), exist_ok=True)
-                Path(partial, name).write_bytes(chunk)
-        os.rename(partial, array.path)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+            blank[:rows, :columns] = 0
+            (chunk,) = (each.to_bytes() for each in held.values())
+            for at in np.ndindex(*_grid(array)):
+                yield blank.metadata.encode_chunk_key(at), chunk
+        yield "zarr.json", json.dumps(said, indent=2).encode()
+
+    array.folder.fill(files())
 
 
 def read(array: StoredFile, region: Region, out: np.ndarray) -> int:
     """Bytes of the decoded chunks, once ``out`` holds the region."""
-    import zarr
     from zarr.buffer.cpu import NDBuffer
 
-    stored, read = _opened(array, lambda: zarr.open_array(array.path, mode="r")), 0
+    stored, read = _opened(array), 0
     check = _check_of(array, stored.metadata)
     for at, part in _chunks(array, region):
         check(at, part)
@@ -156,7 +148,7 @@ def read(array: StoredFile, region: Region, out: np.ndarray) -> int:
 
 def write(array: StoredFile, region: Region, block: np.ndarray) -> None:
     """None, once the chunks hold ``block`` there."""
-    stored = _opened(array, lambda: _open_to_write(array.path))
+    stored = _opened(array, write=True)
     check = _check_of(array, stored.metadata)
     for at, part in _chunks(array, region):
         whole = overlap(_chunk(array, at), tuple((0, n) for n in array.shape))
@@ -182,16 +174,15 @@ def _check_of(array: StoredFile, metadata: Any) -> Callable[[tuple[int, int], Re
     """A function of (chunk, part of the array in it): ConfigError if some of that is not stored."""
     if array.missing == "fill":
         return lambda at, part: None
-    sharded = any(name == "sharding_indexed" for name, _ in _codecs(metadata))
+    folder, sharded = array.folder, any(name == "sharding_indexed" for name, _ in _codecs(metadata))
 
     def check(at: tuple[int, int], part: Region) -> None:
         name = metadata.encode_chunk_key(at)
-        file = os.path.join(array.path, name)
-        if not os.path.exists(file):
+        if not folder.exists(name):
             raise _missing(array, f"chunk {name}")
         if not sharded:
             return
-        index, inner = _shard_index(array, metadata, name, file)
+        index, inner = _shard_index(array, metadata, name)
         inside = tuple(
             slice((a - i * c) // extent, -(-(b - i * c) // extent))
             for (a, b), i, c, extent in zip(part, at, array.form.grid, inner, strict=True)
@@ -202,9 +193,7 @@ def _check_of(array: StoredFile, metadata: Any) -> Callable[[tuple[int, int], Re
     return check
 
 
-def _shard_index(
-    array: StoredFile, metadata: Any, name: str, file: str
-) -> tuple[np.ndarray, tuple[int, int]]:
+def _shard_index(array: StoredFile, metadata: Any, name: str) -> tuple[np.ndarray, tuple[int, int]]:
     """(offset of every chunk in a shard, extents of such a chunk); zarr compares its checksum."""
     about = [dict(each) for each in metadata.to_dict()["codecs"]]
     inner = about[0].get("configuration", {})
@@ -219,16 +208,16 @@ def _shard_index(
         )
     extents = tuple(inner["chunk_shape"])
     counts = tuple(c // extent for c, extent in zip(array.form.grid, extents, strict=True))
-    size, there = 16 * prod(counts) + 4, os.path.getsize(file)
+    size, there = 16 * prod(counts) + 4, array.folder.size(name)
     if there < size:
         raise ConfigError(
             f"{array.path}: the shard {name} has {there} bytes, its index alone has {size}; it is "
             f"damaged: write the array again"
         )
-    with open(file, "rb") as shard:
-        at_start = str(inner.get("index_location", "end")) == "start"
-        shard.seek(0 if at_start else there - size)
-        index = np.frombuffer(shard.read(size - 4), "<u8").reshape(*counts, 2)
+    at_start = str(inner.get("index_location", "end")) == "start"
+    start = 0 if at_start else there - size
+    held = array.folder.read(name, start, start + size - 4)
+    index = np.frombuffer(held, "<u8").reshape(*counts, 2)
     ends = [int(offset) + int(n) for offset, n in index.reshape(-1, 2) if offset != _NONE]
     end = there if at_start else there - size
     if ends and max(ends) != end:
@@ -249,14 +238,15 @@ def _missing(array: StoredFile, what: str) -> ConfigError:
 
 @contextmanager
 def _decoding(array: StoredFile, name: str) -> Iterator[None]:
-    """ConfigError for whatever a codec raises inside the block; what the disk says stays."""
+    """ConfigError for whatever a codec raises inside the block; what disk or store say stays."""
     try:
         yield
+    except ConfigError:
+        raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno:
             raise
-        file = os.path.join(array.path, name)
-        size = os.path.getsize(file) if os.path.exists(file) else 0
+        size = array.folder.size(name)
         whole = prod(array.form.grid) * array.dtype.itemsize
         words = str(error).splitlines()[0] if str(error) else ""
         raise ConfigError(
@@ -266,11 +256,13 @@ def _decoding(array: StoredFile, name: str) -> Iterator[None]:
         ) from error
 
 
-def _opened(array: StoredFile, open_it: Any) -> Any:
+def _opened(array: StoredFile, write: bool = False) -> Any:
     """The zarr array, if it still is what ``array`` says."""
     try:
-        found = open_it()
+        found = _open(array.path, array.storage_options, write)
         now = found.shape, found.dtype, tuple(found.shards or found.chunks)
+    except ConfigError:
+        raise
     except Exception as error:
         raise ConfigError(
             f"{array.path} is no zarr array any more ({type(error).__name__}: "
@@ -284,17 +276,23 @@ def _opened(array: StoredFile, open_it: Any) -> Any:
     return found
 
 
-def _open_to_write(path: str) -> Any:
+def _open(path: str, options: Mapping[str, Any] | None, write: bool = False) -> Any:
+    """What zarr says is at ``path``."""
     import zarr
 
+    store: Any = path
+    if is_url(path):
+        from tiledask.distributed.out_of_core.by_url import zarr_store
+
+        store = zarr_store(path, options, read_only=not write)
+    if not write:
+        return zarr.open_array(store, mode="r")
     with zarr.config.set({"array.write_empty_chunks": True}):  # it is looked at on opening
-        return zarr.open_array(path, mode="r+")
+        return zarr.open_array(store, mode="r+")
 
 
 def _metadata(array: StoredFile) -> Any:
-    import zarr
-
-    return _opened(array, lambda: zarr.open_array(array.path, mode="r")).metadata
+    return _opened(array).metadata
 
 
 def _codecs(metadata: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -320,17 +318,6 @@ def _checksum(header: dict[str, Any]) -> int:
     """CRC-32 of what a zarr.json says of the elements."""
     about = {key: header.get(key) for key in _HEADER}
     return zlib.crc32(json.dumps(about, sort_keys=True, separators=(",", ":")).encode())
-
-
-def _files(path: str, below: str = "") -> Iterator[tuple[str, int]]:
-    """(name from the array's folder, bytes) of all files in it."""
-    with os.scandir(os.path.join(path, below)) as entries:
-        for entry in entries:
-            name = f"{below}/{entry.name}" if below else entry.name
-            if entry.is_dir():
-                yield from _files(path, name)
-            else:
-                yield name, entry.stat().st_size
 
 
 # -- which chunks --------------------------------------------------------------------------------

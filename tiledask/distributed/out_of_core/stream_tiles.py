@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from tiledask.distributed.cluster.progress import Reporter
+from tiledask.distributed.out_of_core.folder import is_url
 from tiledask.distributed.out_of_core.stored import StoredArray
 from tiledask.distributed.out_of_core.stored_npy import rounded
+from tiledask.distributed.out_of_core.stored_zarr import look
 from tiledask.distributed.out_of_core.unfinished import StreamRecords, TileRecord
 from tiledask.distributed.products.line import ProductLine
 from tiledask.plan.products.regions import Region
@@ -96,6 +98,9 @@ def warm(job: StreamJob) -> None:
     product = job.product
     if "zarr" in (product.a.kind, product.b.kind, product.c.kind):
         import zarr.buffer.cpu  # noqa: F401
+    for array in (product.a, product.b, product.c):
+        if is_url(array.path):  # what its store needs, or an error that says what is missing here
+            look(array.path, array.storage_options)
     xp = namespace(job.backend)
     a, c = xp.ones((256, 256), product.a.dtype), xp.ones((256, 256), product.summed_in)
     loops = product.kernel == "loops"  # would take seconds, and needs what "tiled" does
@@ -112,14 +117,14 @@ def stream_tiles(job: StreamJob) -> int:
     died.
     """
     product, records = job.product, job.records
-    with records.working(job.slot):
+    with records.working(job.slot) as check:
         known = {region: records.tile(region) for region in job.tiles}
         begun = [(region, record.summed if record else 0) for region, record in known.items()]
         size, wide = product.a.dtype.itemsize, product.summed_in.itemsize
         role = stream_role(job.cuts, product.k, begun, size, wide)
         if not role.parts:
             return 0
-        with _Keeper(job) as keeper:
+        with _Keeper(job, check) as keeper:
             return _FileLine(job, keeper, once([role], "files")).read_bytes()
 
 
@@ -174,7 +179,7 @@ class _FileLine(ProductLine):
         return keep
 
     def check(self) -> None:
-        self.job.records.check()
+        self.keeper.check()
 
     def place(self, room: Any, region: Region, like: Any = None) -> Any:
         return _view(room, region, self.job.product.c.order)
@@ -204,8 +209,10 @@ class _Panel:
 class _Keeper:
     """Writes tiles to the file; syncs and records them in the background. A context manager."""
 
-    def __init__(self, job: StreamJob) -> None:
+    def __init__(self, job: StreamJob, check: Callable[[], None]) -> None:
         self.job = job
+        self.check = check
+        """Raises StoppedError if the worker works no more."""
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="keep")
         self.pending: Future[Any] | None = None
         self.last, self.pause = time.monotonic(), job.checkpoint
@@ -220,6 +227,7 @@ class _Keeper:
         """None, once the file has ``c``; the record of it follows."""
         begun, array = time.monotonic(), self.job.product.c
         self.wait()
+        self.check()
         self.job.records.strike(region)
         array.write(region, to_numpy(c))
         (top, _), (left, _) = region

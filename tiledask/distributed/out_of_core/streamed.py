@@ -10,6 +10,7 @@ other workers.
 import os
 import uuid
 import warnings
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -20,11 +21,13 @@ from tiledask.distributed.cluster.counters import Counted, counting
 from tiledask.distributed.cluster.progress import Progress, watching
 from tiledask.distributed.cluster.room import room_of
 from tiledask.distributed.out_of_core.disk import free
+from tiledask.distributed.out_of_core.folder import is_url
 from tiledask.distributed.out_of_core.stored import (
     StoredArray,
     describe,
     materialize,
     open_array,
+    present,
     records_of,
     remove,
     unfinished,
@@ -52,7 +55,7 @@ __all__ = ["OPTIONS", "StoredProduct", "multiply_stored", "plan_stored"]
 
 OPTIONS = (
     *("out", "cluster", "kernel", "tile", "memory_limit", "timeout", "progress"),
-    *("checkpoint", "resume", "overwrite"),
+    *("checkpoint", "resume", "overwrite", "storage_options"),
 )
 """What `multiply_stored` takes."""
 
@@ -99,12 +102,14 @@ def multiply_stored(
     checkpoint: float = CHECKPOINT,
     resume: bool = True,
     overwrite: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> StoredProduct:
     """C = A @ B from files into a file, as a StoredProduct.
 
     out
-        A path, .npy or .zarr, which is created; or a StoredArray, whose elements are replaced.
-        If the path exists and is no unfinished product, only ``overwrite`` replaces it.
+        A path, .npy or .zarr, or a URL of a zarr array, which is created; or a StoredArray, whose
+        elements are replaced. If the path exists and is no unfinished product, only ``overwrite``
+        replaces it.
     kernel, tile
         How each worker multiplies its panels: see ``td.tile.matmul``.
     memory_limit
@@ -125,6 +130,11 @@ def multiply_stored(
         What an unfinished product recorded in ``<out>.tiledask`` is taken up where it ended, with
         its tiles, if operands and kernel are the same (otherwise ConfigError). Tiles that do not
         have their checksum any more are computed again, with a UserWarning. False starts over.
+        Of a URL, ``<out>.tiledask`` are objects beside it, and what a process that died had
+        claimed is taken over 30 s later.
+    storage_options
+        What fsspec needs for an ``out`` that is a URL, as of ``td.open_array``. Every worker needs
+        the store's package (s3fs, gcsfs, ...), and memory:// is in one process alone.
 
     The same plan gives the same bits, interrupted or not. Raises DoesNotFitError before anything
     runs if no tiles fit, ConfigError if ``out`` is an operand, its disk is too full, or an operand
@@ -133,17 +143,17 @@ def multiply_stored(
     """
     seconds = None if timeout is None else seconds_of(timeout)
     check_kernel(kernel, cluster.backend)
-    product = _product(a, b, out, kernel, tile, resume)
+    product = _product(a, b, out, kernel, tile, resume, storage_options)
     target = product.c
-    records = StreamRecords(records_of(target), uuid.uuid4().hex)
+    records = StreamRecords(records_of(target), uuid.uuid4().hex, target.storage_options)
     given = isinstance(out, StoredArray)
-    if os.path.lexists(target.path) and not (given or overwrite or records.exist):
+    if present(target) and not (given or overwrite or records.exist):
         raise ConfigError(
             f"{target.path} exists and is no unfinished product; overwrite=True replaces it, "
             f"td.open_array opens it"
         )
     with records.claimed():
-        if not (resume and os.path.exists(target.path)):
+        if not (resume and present(target)):
             records.forget()
         about = _about(product)
         if records.exist:
@@ -184,16 +194,26 @@ def plan_stored(
     kernel: str = "blas",
     tile: int | tuple[int, int, int] | None = None,
     memory_limit: int | str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> StreamPlan:
     """The plan that `multiply_stored` would follow from the start; nothing runs."""
     check_kernel(kernel, cluster.backend)
-    return _planned(_product(a, b, out, kernel, tile, resume=False), cluster, memory_limit)
+    product = _product(a, b, out, kernel, tile, False, storage_options)
+    return _planned(product, cluster, memory_limit)
 
 
 # -- what is asked for ---------------------------------------------------------------------------
 
 
-def _product(a: Any, b: Any, out: Any, kernel: str, tile: Any, resume: bool) -> StreamProduct:
+def _product(
+    a: Any,
+    b: Any,
+    out: Any,
+    kernel: str,
+    tile: Any,
+    resume: bool,
+    options: Mapping[str, Any] | None = None,
+) -> StreamProduct:
     """What is multiplied, all of it as its files are now, or an error that says what is wrong."""
     a, b = _reopened("A", a), _reopened("B", b)
     for name, operand in (("A", a), ("B", b)):
@@ -210,7 +230,15 @@ def _product(a: Any, b: Any, out: Any, kernel: str, tile: Any, resume: bool) -> 
         )
     check_types(a.dtype, b.dtype, kernel, convert="store")
     workspace(1, 1, 1, a.dtype.itemsize, kernel, tile)  # raises for what does not go together
-    return StreamProduct(a, b, _target(out, a, b, resume), kernel, tile)
+    c = _target(out, a, b, resume, options)
+    for name, array in (("A", a), ("B", b), ("the result", c)):
+        if array.path.startswith("memory://"):
+            raise ConfigError(
+                f"{name}, {array.path}, is in the memory of this process, and workers are "
+                f"processes of their own; name a file, file://..., or a store that all of them "
+                f"reach, s3://..."
+            )
+    return StreamProduct(a, b, c, kernel, tile)
 
 
 def _reopened(name: str, array: Any) -> StoredArray:
@@ -220,7 +248,7 @@ def _reopened(name: str, array: Any) -> StoredArray:
             f"{name} is a {type(array).__name__}; stored matrices are multiplied with stored "
             f"matrices: numpy.save it and td.open_array the file"
         )
-    now = open_array(array.path, missing=array.missing)
+    now = open_array(array.path, missing=array.missing, storage_options=array.storage_options)
     if (now.shape, now.dtype) != (array.shape, array.dtype):
         raise ConfigError(
             f"{name} was opened as {array.shape} {array.dtype}, and {array.path} is now "
@@ -229,22 +257,33 @@ def _reopened(name: str, array: Any) -> StoredArray:
     return now
 
 
-def _target(out: Any, a: StoredArray, b: StoredArray, resume: bool) -> StoredArray:
+def _target(
+    out: Any, a: StoredArray, b: StoredArray, resume: bool, options: Mapping[str, Any] | None
+) -> StoredArray:
     """The result as it is, or as it will be once it is created."""
     shape = a.shape[0], b.shape[1]
     if isinstance(out, StoredArray):
+        if options:
+            raise ConfigError(
+                "storage_options are for an out that is a URL; a StoredArray has its own: give "
+                "them to td.open_array or td.create_array"
+            )
         target = _reopened("out", out)
     else:
-        target = describe(out, shape, a.dtype)
-        if resume and StreamRecords(records_of(target), "").exist and os.path.exists(target.path):
-            target = open_array(target.path)
+        target = describe(out, shape, a.dtype, storage_options=options)
+        if resume and unfinished(target) and present(target):
+            target = open_array(target.path, storage_options=options)
     if (target.shape, target.dtype) != (shape, a.dtype):
         raise PlacementError(
             f"A {a.shape} @ B {b.shape} is {shape} {a.dtype}, {target.path} is {target.shape} "
             f"{target.dtype}; name another file, or start this one over with resume=False"
         )
     for name, operand in (("A", a), ("B", b)):
-        if os.path.exists(target.path) and os.path.samefile(target.path, operand.path):
+        if target.path == operand.path or (
+            os.path.exists(target.path)
+            and os.path.exists(operand.path)
+            and os.path.samefile(target.path, operand.path)
+        ):
             raise ConfigError(
                 f"the result {target.path} is {name} itself, which is read until the end; name "
                 f"another file"
@@ -375,6 +414,8 @@ def _taken_up(
 
 
 def _refuse_if_too_full(target: StoredArray) -> None:
+    if is_url(target.path):  # a store does not say what is free
+        return
     folder = os.path.dirname(target.path)
     needs, room = target.nbytes - target.allocated(), free(folder)
     if needs > room:

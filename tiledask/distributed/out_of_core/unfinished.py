@@ -5,24 +5,21 @@
     run                    the name of the run that may work now
     client.lock, slot-*.lock    held, as long as they live, by the processes that do
 
+Beside a result that is named by its URL it is objects in the same store: see by_url.py.
+
 A record says less than the result holds and never more: a tile is on the disk before its record
 is, and a partial sum that is about to be overwritten is struck out first. It has the checksum of
 all of the tile, so that one that changed since is computed again.
 """
 
-import fcntl
 import json
-import os
-import shutil
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tiledask.distributed.out_of_core.disk import writing
-from tiledask.distributed.out_of_core.stored_npy import sync
+from tiledask.distributed.out_of_core.folder import Folder, folder_of
 from tiledask.errors import ConfigError, DeadlineError
 from tiledask.plan.products.regions import Region
 from tiledask.plan.whole import is_whole
@@ -58,11 +55,13 @@ class StreamRecords:
     folder: str
     run: str
     """This run's name."""
+    options: Mapping[str, Any] | None = field(default=None, repr=False)
+    """storage_options of a folder by URL."""
 
     @property
     def exist(self) -> bool:
         """Whether a product was begun and not finished."""
-        return os.path.exists(self._path("plan.json"))
+        return self._files.exists("plan.json")
 
     def plan(self) -> dict[str, Any]:
         """What `begin` was given; ConfigError if it is damaged."""
@@ -75,16 +74,16 @@ class StreamRecords:
 
     def forget(self) -> None:
         """Remove all that is recorded; first what says that there is anything."""
-        Path(self._path("plan.json")).unlink(missing_ok=True)
-        for record in Path(self.folder).glob("tile-*"):
-            record.unlink(missing_ok=True)
+        self._files.remove("plan.json")
+        self._files.remove(*self._names("tile-"))
 
     def tile(self, region: Region) -> TileRecord | None:
         """What is recorded of the tile at ``region``; ConfigError if it is damaged."""
         name = _name(region)
-        if not os.path.exists(self._path(name)):
+        try:
+            value = self._read(name)
+        except FileNotFoundError:
             return None
-        value = self._read(name)
         try:
             whole = value["region"] == [list(span) for span in region]
             record = TileRecord(value["summed"], value["check"])
@@ -101,7 +100,7 @@ class StreamRecords:
 
     def strike(self, region: Region) -> None:
         """Record that the tile at ``region`` is about to be overwritten, if it has a record."""
-        if os.path.exists(self._path(_name(region))):
+        if self._files.exists(_name(region)):
             self.keep(region, TileRecord(0))
 
     # -- who may work -----------------------------------------------------------------------------
@@ -115,37 +114,50 @@ class StreamRecords:
         """
         with ExitStack() as stack:
             with self._writing():
-                os.makedirs(self.folder, exist_ok=True)
+                self._files.make()
                 try:
-                    stack.enter_context(_locked(self._path("client.lock"), 0.0))
+                    stack.enter_context(self._files.locked("client.lock", 0.0))
                 except TimeoutError:
                     raise ConfigError(
                         f"another process is working on {self.folder.removesuffix('.tiledask')} "
                         f"right now; wait for it, or name another result"
                     ) from None
-                Path(self._path("run")).write_text(self.run)
+                self._files.write("run", self.run.encode())
             self._wait_for_workers(_TAKEOVER)
             try:
                 yield
             finally:
-                Path(self._path("run")).unlink(missing_ok=True)
+                self._files.remove("run")
                 with suppress(DeadlineError):  # frozen ones: they stop as soon as they wake up
                     self._wait_for_workers(_LETTING_GO)
                 if not self.exist:
-                    shutil.rmtree(self.folder, ignore_errors=True)
+                    with suppress(OSError, ConfigError):
+                        self._files.clear()
 
     @contextmanager
-    def working(self, slot: int) -> Iterator[None]:
-        """The worker of ``slot`` works for this run inside the block, and no other in its place."""
+    def working(self, slot: int) -> Iterator[Callable[[], None]]:
+        """The worker of ``slot`` works for this run inside the block, and no other in its place.
+
+        What it gives is `check`, of that too: workers ask it between panels, and before they write.
+        """
         self.check()
-        with _locked(self._path(f"slot-{slot}.lock"), _TAKEOVER, self.check):
-            self.check()
-            yield
+        with self._files.locked(f"slot-{slot}.lock", _TAKEOVER, self.check) as held:
+
+            def check() -> None:
+                self.check()
+                if not held():
+                    raise StoppedError(
+                        f"slot {slot} was away too long, and another worker may be at work on "
+                        f"{self.folder} in its place; what is finished is recorded"
+                    )
+
+            check()
+            yield check
 
     def check(self) -> None:
-        """Raise StoppedError if this run is over. Workers ask between panels."""
+        """Raise StoppedError if this run is over."""
         try:
-            now = Path(self._path("run")).read_text()
+            now = self._files.read("run").decode()
         except FileNotFoundError:
             now = ""
         if now != self.run:
@@ -156,24 +168,24 @@ class StreamRecords:
             )
 
     def _wait_for_workers(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        for lock in sorted(Path(self.folder).glob("slot-*.lock")):
-            try:
-                with _locked(str(lock), max(0.0, deadline - time.monotonic())):
-                    pass
-            except TimeoutError:
-                raise DeadlineError(
-                    f"a worker of an earlier run still holds {lock} after {seconds:g} s; end it, "
-                    f"or wait"
-                ) from None
+        if held := self._files.still_held(self._names("slot-"), seconds):
+            raise DeadlineError(
+                f"a worker of an earlier run still holds {self._files.at(held)} after "
+                f"{seconds:g} s; end it, or wait"
+            )
 
     # -- files ------------------------------------------------------------------------------------
 
-    def _path(self, name: str) -> str:
-        return os.path.join(self.folder, name)
+    @property
+    def _files(self) -> Folder:
+        return folder_of(self.folder, self.options)
+
+    def _names(self, start: str) -> list[str]:
+        """The files whose names start so."""
+        return sorted(name for name, _ in self._files.files() if name.startswith(start))
 
     def _read(self, name: str) -> dict[str, Any]:
-        text = Path(self._path(name)).read_text(errors="replace")
+        text = self._files.read(name).decode(errors="replace")
         try:
             value = json.loads(text)
         except json.JSONDecodeError as error:
@@ -183,26 +195,16 @@ class StreamRecords:
         return value
 
     def _write(self, name: str, value: Mapping[str, Any]) -> None:
-        partial = self._path(f"{name}.{os.getpid()}.partial")
         with self._writing():
-            try:
-                with open(partial, "w") as file:
-                    json.dump(value, file)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(partial, self._path(name))
-            except OSError:
-                Path(partial).unlink(missing_ok=True)
-                raise
-            sync(self.folder)
+            self._files.write(name, json.dumps(value).encode())
 
     def _writing(self) -> AbstractContextManager[None]:
         return writing(self.folder, lambda: _BLOCK)
 
     def _damaged(self, name: str, why: str) -> ConfigError:
         return ConfigError(
-            f"the record {self._path(name)} is damaged ({why}); records are written whole or not "
-            f"at all, so something else wrote there. resume=False starts over"
+            f"the record {self._files.at(name)} is damaged ({why}); records are written whole or "
+            f"not at all, so something else wrote there. resume=False starts over"
         )
 
 
@@ -225,23 +227,3 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any], of: str = "") ->
 def _name(region: Region) -> str:
     (top, _), (left, _) = region
     return f"tile-{top}-{left}.json"
-
-
-@contextmanager
-def _locked(path: str, seconds: float, meanwhile: Any = lambda: None) -> Iterator[None]:
-    """Holds the lock ``path``; TimeoutError if others do for ``seconds``. It dies with us."""
-    deadline = time.monotonic() + seconds
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise TimeoutError(path) from None
-            meanwhile()
-            time.sleep(0.05)
-        yield
-    finally:
-        os.close(file)

@@ -1,0 +1,276 @@
+"""A folder in a store that fsspec reaches by URL, such as s3://bucket/a.zarr.
+
+An object is put whole or not at all; there is nothing to rename, to sync or to lock. So a lock is
+an object that its holder renews, a lease:
+
+    create-if-absent --> [holder 0] --5 s--> [holder 1] --5 s--> ...       somebody lives
+                         [holder 7] ............ 30 s ............ taken   nobody does
+"""
+
+import threading
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+from zarr.storage import FsspecStore
+
+from tiledask.distributed.out_of_core.folder import Folder
+from tiledask.errors import ConfigError
+
+__all__ = ["UrlFolder", "zarr_store"]
+
+_BEAT = 5.0
+"""Seconds between two renewals of a lease."""
+_STALE = 30.0
+"""Seconds without one, after which its holder is taken for dead; it stops by itself before."""
+_POLL = 0.5
+"""Seconds between two looks at a lease of somebody else's."""
+_AT_ONCE = 500
+"""Objects that are put at a time."""
+
+
+@contextmanager
+def _saying(url: str, done: str) -> Iterator[None]:
+    """ConfigError that names the URL, for whatever a store raises inside the block, but for what
+    is not there, or already is."""
+    try:
+        yield
+    except (ConfigError, FileNotFoundError, FileExistsError, IsADirectoryError):
+        raise
+    except Exception as refused:
+        words = str(refused).splitlines()[0] if str(refused) else ""
+        raise ConfigError(
+            f"{url} cannot be {done} ({type(refused).__name__}: {words[:300]}); see that the store "
+            f"can be reached, and that its credentials, from storage_options= or fsspec's own "
+            f"configuration, may do that"
+        ) from refused
+
+
+class UrlFolder(Folder):
+    """A folder by URL. fsspec remembers what it listed; others write too, so here it is asked."""
+
+    def __init__(self, url: str, options: Mapping[str, Any] | None) -> None:
+        super().__init__(url)
+        try:
+            self.fs, self.root = url_to_fs(url, **(options or {}))
+        except ImportError as error:
+            raise ConfigError(
+                f"{url} needs a package that is not installed: {error}; install it with pip, here "
+                f"and wherever workers run"
+            ) from error
+        except Exception as error:
+            raise ConfigError(
+                f"fsspec cannot go to {url} ({type(error).__name__}: {error}); see its protocol, "
+                f"and storage_options="
+            ) from error
+
+    def at(self, name: str) -> str:
+        return f"{self.path}/{name}"
+
+    def _object(self, name: str) -> str:
+        return f"{self.root}/{name}" if name else self.root
+
+    def exists(self, name: str = "") -> bool:
+        with _saying(self.at(name), "read"):
+            self.fs.invalidate_cache()
+            return bool(self.fs.exists(self._object(name)))
+
+    def size(self, name: str) -> int:
+        with _saying(self.at(name), "read"), suppress(FileNotFoundError):
+            self.fs.invalidate_cache()
+            return int(self.fs.size(self._object(name)))
+        return 0
+
+    def read(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
+        with _saying(self.at(name), "read"):
+            return bytes(self.fs.cat_file(self._object(name), start=start, end=stop))
+
+    def files(self) -> Iterator[tuple[str, int]]:
+        for name, about in self._listed().items():
+            yield name, int(about["size"])
+
+    def state(self) -> dict[str, int]:
+        """What changes when any of its objects does; of times and tags a checksum."""
+        listed = sorted(self._listed().items())
+        said = [(name, sorted(about.items(), key=str)) for name, about in listed]
+        return {
+            "files": len(listed),
+            "bytes": sum(int(about["size"]) for _, about in listed),
+            "listing crc32": zlib.crc32(repr(said).encode()),
+        }
+
+    def allocated(self) -> int:
+        return self.state()["bytes"]
+
+    def _listed(self) -> dict[str, dict[str, Any]]:
+        """By name, what the store says of every object."""
+        with _saying(self.path, "listed"), suppress(FileNotFoundError):
+            self.fs.invalidate_cache()
+            found = self.fs.find(self.root, detail=True)
+            below = f"{self.root}/"
+            return {
+                name.removeprefix(below): about
+                for name, about in found.items()
+                if name.startswith(below)
+            }
+        return {}
+
+    def write(self, name: str, data: bytes) -> None:
+        with self._writing(name):
+            self.fs.pipe_file(self._object(name), data)
+
+    def make(self) -> None:
+        """Nothing: a store has no empty folders."""
+
+    def fill(self, files: Iterable[tuple[str, bytes]]) -> None:
+        """Puts all ``files``, the last of them at the end; if that fails, the folder is cleared."""
+        *others, (last, data) = files
+        try:
+            with self._writing():
+                for i in range(0, len(others), _AT_ONCE):
+                    some = {self._object(name): data for name, data in others[i : i + _AT_ONCE]}
+                    self.fs.pipe(some)
+            self.write(last, data)
+        except BaseException:
+            with suppress(Exception):
+                self.clear()
+            raise
+
+    def remove(self, *names: str) -> None:
+        for name in names:
+            with self._writing(name), suppress(FileNotFoundError):
+                self.fs.rm_file(self._object(name))
+
+    def clear(self) -> None:
+        if self.exists():
+            with self._writing(), suppress(FileNotFoundError):
+                self.fs.rm(self.root, recursive=True)
+
+    @contextmanager
+    def _writing(self, name: str = "") -> Iterator[None]:
+        try:
+            with _saying(self.at(name), "written"):
+                yield
+        except FileNotFoundError as error:  # of a bucket
+            raise ConfigError(
+                f"{self.at(name)} cannot be written: there is no such bucket ({error}); make it, "
+                f"or name another"
+            ) from error
+
+    # -- who may work -----------------------------------------------------------------------------
+
+    @contextmanager
+    def locked(
+        self, name: str, seconds: float, meanwhile: Callable[[], None] = lambda: None
+    ) -> Iterator[Callable[[], bool]]:
+        """Holds the lease ``name``; TimeoutError if others, who live, do for ``seconds``.
+
+        Whether somebody who holds it lives is known after up to 30 s, whatever ``seconds`` are.
+        """
+        mine, deadline, seen = uuid.uuid4().hex, time.monotonic() + seconds, _Watch()
+        renewed = [time.monotonic()]
+        while not self._create(name, mine):
+            if seen.dead(self._said(name)):
+                self.remove(name)
+            elif seen.alive and time.monotonic() >= deadline:
+                raise TimeoutError(self.at(name))
+            else:
+                meanwhile()
+                time.sleep(_POLL)
+            renewed[0] = time.monotonic()
+        over = threading.Event()
+
+        def held() -> bool:
+            return time.monotonic() - renewed[0] < _STALE
+
+        def renew() -> None:
+            count = 0
+            while not over.wait(_BEAT) and held():
+                with suppress(Exception):  # the network; what is not renewed in time is lost
+                    now = time.monotonic()
+                    if not self._said(name).startswith(mine):
+                        renewed[0] = -_STALE  # somebody took it
+                        return
+                    count += 1
+                    self.write(name, f"{mine} {count}".encode())
+                    renewed[0] = now
+
+        beats = threading.Thread(target=renew, name=f"lease {name}", daemon=True)
+        beats.start()
+        try:
+            yield held
+        finally:
+            over.set()
+            beats.join(_BEAT)
+            with suppress(Exception):  # it goes stale
+                if self._said(name).startswith(mine):
+                    self.remove(name)
+
+    def still_held(self, names: Iterable[str], seconds: float) -> str | None:
+        deadline, watched = time.monotonic() + seconds, {name: _Watch() for name in names}
+        while watched:
+            for name, seen in [*watched.items()]:
+                if not (said := self._said(name)) or seen.dead(said):
+                    del watched[name]
+            if watched and time.monotonic() >= deadline:
+                return min(watched)
+            time.sleep(_POLL if watched else 0.0)
+        return None
+
+    def _create(self, name: str, text: str) -> bool:
+        """Whether the object was not there, and now says ``text``."""
+        if self._said(name):
+            return False
+        try:
+            with self._writing(name):
+                self.fs.pipe_file(self._object(name), text.encode(), mode="create")
+        except FileExistsError:
+            return False
+        except ConfigError:  # a store without conditional puts; `renew` sees who came last
+            self.write(name, text.encode())
+        return True
+
+    def _said(self, name: str) -> str:
+        """What a lease says; "" if there is none."""
+        with suppress(FileNotFoundError):
+            return self.read(name).decode(errors="replace")
+        return ""
+
+
+class _Watch:
+    """Somebody else's lease, looked at now and then."""
+
+    def __init__(self) -> None:
+        self.said = ""
+        self.since = time.monotonic()
+        self.alive = False
+        """Whether it was renewed since."""
+
+    def dead(self, said: str) -> bool:
+        """Whether nobody has renewed it for too long, now that it says ``said``."""
+        if said != self.said:
+            self.alive = bool(self.said)
+            self.said, self.since = said, time.monotonic()
+        return bool(said) and time.monotonic() - self.since >= _STALE
+
+
+class _Store(FsspecStore):  # type: ignore[misc]
+    """zarr's store, which says what it could not do."""
+
+    async def get(self, key: str, *args: Any, **options: Any) -> Any:
+        with _saying(f"{self.path}/{key}", "read"):
+            return await super().get(key, *args, **options)
+
+    async def set(self, key: str, *args: Any, **options: Any) -> None:
+        with _saying(f"{self.path}/{key}", "written"):
+            await super().set(key, *args, **options)
+
+
+def zarr_store(url: str, options: Mapping[str, Any] | None, read_only: bool) -> FsspecStore:
+    """What zarr opens for the array at ``url``."""
+    UrlFolder(url, options)  # or an error that says what is missing
+    return _Store.from_url(url, dict(options or {}), read_only=read_only)

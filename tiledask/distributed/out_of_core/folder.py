@@ -1,0 +1,213 @@
+"""A folder of files, by its path on a disk here; one by its URL is in by_url.py, and has the same.
+
+Names in it have "/". A file is written whole or not at all, and what is written stays.
+"""
+
+import fcntl
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePath
+from typing import Any
+from urllib.parse import urlsplit
+
+from tiledask.distributed.out_of_core.disk import sync
+from tiledask.errors import ConfigError
+
+__all__ = ["Folder", "folder_of", "is_url", "located"]
+
+
+def located(path: str | os.PathLike[str], options: Mapping[str, Any] | None) -> str:
+    """``path``, absolute; or the URL that it is. What file:// names is a path."""
+    name = os.fspath(path)
+    if isinstance(path, PurePath) and re.match(r"[a-z][a-z0-9+.-]+:/", name):
+        raise ConfigError(f"a URL is given as a string: pathlib has made {name} of it")
+    if "://" not in name:
+        place = os.path.abspath(name)
+    elif "::" in name:
+        raise ConfigError(
+            f"{name} goes through several file systems, of which workers would have copies of "
+            f"their own; give the URL of the array itself"
+        )
+    elif name.startswith(("file://", "local://")):
+        place = os.path.abspath(name.partition("://")[2])
+    else:
+        place = name.rstrip("/")
+        _check_url(place)
+        return place
+    if options:
+        raise ConfigError(
+            f"storage_options are what fsspec needs for a URL such as s3://bucket/a.zarr, and "
+            f"{place} is a path; leave them out"
+        )
+    return place
+
+
+def _check_url(url: str) -> None:
+    parts = urlsplit(url)
+    if parts.password is not None:
+        raise ConfigError(
+            f"the URL on {parts.hostname} has a password in it, and URLs are printed and recorded; "
+            f"give it in storage_options=, or in fsspec's own configuration"
+        )
+    if url.endswith(".npy"):
+        raise ConfigError(
+            f"{url}: .npy files are read and written in place, on a disk; copy it there (fsspec's "
+            f"get_file), or store the matrix as zarr, whose chunks a URL can name: a.zarr"
+        )
+    if parts.scheme != "memory" and not parts.path.strip("/"):
+        raise ConfigError(f"{url} is a whole bucket or host; give the URL of an array in it")
+
+
+def is_url(place: str) -> bool:
+    """Whether ``place``, which `located` returned, is a URL."""
+    return "://" in place
+
+
+def folder_of(place: str, options: Mapping[str, Any] | None = None) -> "Folder":
+    """The folder at ``place``, which `located` returned; ConfigError if fsspec cannot go there."""
+    if not is_url(place):
+        return Folder(place)
+    from tiledask.distributed.out_of_core.by_url import UrlFolder
+
+    return UrlFolder(place, options)
+
+
+class Folder:
+    """A folder on a disk, or a single file, which need not be there yet."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def at(self, name: str) -> str:
+        """Where the file ``name`` is."""
+        return os.path.join(self.path, name)
+
+    def exists(self, name: str = "") -> bool:
+        """Whether there is such a file; without a name, whether the folder is there."""
+        return os.path.exists(self.at(name))
+
+    def size(self, name: str) -> int:
+        """Bytes of a file; 0 if it is not there."""
+        return os.path.getsize(self.at(name)) if self.exists(name) else 0
+
+    def read(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
+        """A file's bytes, or those from ``start`` to ``stop``; FileNotFoundError."""
+        with open(self.at(name), "rb") as file:
+            file.seek(start or 0)
+            return file.read() if stop is None else file.read(stop - (start or 0))
+
+    def files(self) -> Iterator[tuple[str, int]]:
+        """(name, bytes) of all files in it and in the folders below; none if it is not there."""
+        for name, stat in self._stats(""):
+            yield name, stat.st_size
+
+    def state(self) -> dict[str, int]:
+        """What changes when any of its files does."""
+        stats = [stat for _, stat in self._stats("")]
+        return {
+            "files": len(stats),
+            "bytes": sum(stat.st_size for stat in stats),
+            "mtime_ns": max((stat.st_mtime_ns for stat in stats), default=0),
+        }
+
+    def allocated(self) -> int:
+        """Bytes that it takes on its disk."""
+        return sum(stat.st_blocks * 512 for _, stat in self._stats(""))
+
+    def _stats(self, below: str) -> Iterator[tuple[str, os.stat_result]]:
+        """(name, what the system says of it) of every file."""
+        place = self.at(below) if below else self.path
+        if not os.path.isdir(place):
+            if os.path.exists(place):
+                yield below, os.stat(place)
+            return
+        with os.scandir(place) as entries:
+            for entry in entries:
+                name = f"{below}/{entry.name}" if below else entry.name
+                if entry.is_dir():
+                    yield from self._stats(name)
+                else:
+                    yield name, entry.stat()
+
+    def write(self, name: str, data: bytes) -> None:
+        """None, once the file ``name`` is ``data`` and would survive a loss of power."""
+        partial = self.at(f"{name}.{os.getpid()}.partial")
+        try:
+            with open(partial, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, self.at(name))
+        except OSError:
+            Path(partial).unlink(missing_ok=True)
+            raise
+        sync(self.path)
+
+    def make(self) -> None:
+        """None, once the folder is there."""
+        os.makedirs(self.path, exist_ok=True)
+
+    def fill(self, files: Iterable[tuple[str, bytes]]) -> None:
+        """Makes the folder, with all ``files`` at once, or not at all."""
+        partial = f"{self.path}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            for name, data in files:
+                file = Path(partial, name)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(data)
+            os.rename(partial, self.path)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+
+    def remove(self, *names: str) -> None:
+        """None, once there are no such files."""
+        for name in names:
+            Path(self.at(name)).unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """None, once the folder is gone, with all in it."""
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self.path)
+
+    # -- who may work -----------------------------------------------------------------------------
+
+    @contextmanager
+    def locked(
+        self, name: str, seconds: float, meanwhile: Callable[[], None] = lambda: None
+    ) -> Iterator[Callable[[], bool]]:
+        """Holds the lock ``name``; TimeoutError if others do for ``seconds``. It dies with us.
+
+        What it gives says whether we still hold it.
+        """
+        deadline = time.monotonic() + seconds
+        file = os.open(self.at(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        raise TimeoutError(self.at(name)) from None
+                meanwhile()
+                time.sleep(0.05)
+            yield lambda: True
+        finally:
+            os.close(file)
+
+    def still_held(self, names: Iterable[str], seconds: float) -> str | None:
+        """None, once nobody holds any of these locks; one that is held after ``seconds``."""
+        deadline = time.monotonic() + seconds
+        for name in names:
+            try:
+                with self.locked(name, max(0.0, deadline - time.monotonic())):
+                    pass
+            except TimeoutError:
+                return name
+        return None
