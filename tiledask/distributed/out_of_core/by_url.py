@@ -69,7 +69,7 @@ class UrlFolder(Folder):
             ) from error
 
     def at(self, name: str) -> str:
-        return f"{self.path}/{name}"
+        return f"{self.path}/{name}" if name else self.path
 
     def _object(self, name: str) -> str:
         return f"{self.root}/{name}" if name else self.root

@@ -83,8 +83,8 @@ class Folder:
         self.path = path
 
     def at(self, name: str) -> str:
-        """Where the file ``name`` is."""
-        return os.path.join(self.path, name)
+        """Where the file ``name`` is; without one, the folder."""
+        return os.path.join(self.path, name) if name else self.path
 
     def exists(self, name: str = "") -> bool:
         """Whether there is such a file; without a name, whether the folder is there."""
@@ -120,7 +120,7 @@ class Folder:
 
     def _stats(self, below: str) -> Iterator[tuple[str, os.stat_result]]:
         """(name, what the system says of it) of every file."""
-        place = self.at(below) if below else self.path
+        place = self.at(below)
         if not os.path.isdir(place):
             if os.path.exists(place):
                 yield below, os.stat(place)
