@@ -1,5 +1,9 @@
 """A store that several processes reach by URL, disk:///folder/a.zarr, and no path of ours."""
 
+import os
+import uuid
+from contextlib import suppress
+
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
@@ -7,7 +11,7 @@ __all__ = ["DiskStore", "register"]
 
 
 class DiskStore(LocalFileSystem):
-    """Objects are files, put by renaming; a folder is there as soon as an object in it is."""
+    """Objects are files, put whole; a folder is there as soon as an object in it is."""
 
     protocol = "disk"
 
@@ -17,6 +21,19 @@ class DiskStore(LocalFileSystem):
     @classmethod
     def _strip_protocol(cls, path):
         return super()._strip_protocol(path.removeprefix("disk://"))
+
+    def pipe_file(self, path, value, mode="overwrite", **options):
+        path = self._strip_protocol(path)
+        folder = os.path.dirname(path)
+        os.makedirs(folder, exist_ok=True)
+        partial = f"{os.path.dirname(folder)}/{uuid.uuid4().hex}"  # not listed with the records
+        with open(partial, "wb") as file:
+            file.write(value)
+        try:
+            (os.link if mode == "create" else os.replace)(partial, path)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(partial)
 
 
 def register():

@@ -1,11 +1,14 @@
 """Stored arrays by URL: the same elements, damage and records as on a disk, in any store.
 
-Holds `tiledask.distributed.out_of_core.folder` and `tiledask.distributed.out_of_core.by_url`.
+Holds `tiledask.distributed.out_of_core.place`, `tiledask.distributed.out_of_core.folder` and
+`tiledask.distributed.out_of_core.by_url`.
 """
 
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -17,6 +20,7 @@ import pytest
 import zarr
 from fsspec.implementations.memory import MemoryFileSystem
 from oracles.disk_store import register
+from oracles.waiting import wait_until
 
 from tiledask.distributed.out_of_core import by_url
 from tiledask.distributed.out_of_core.by_url import UrlFolder
@@ -99,6 +103,26 @@ def test_what_zarr_has_written_is_read_and_damage_is_seen(memory, form):
         with pytest.raises(ConfigError, match=rf"{file}.* is missing; write it"):
             read()
     assert open_array(path, missing="fill")[10, 1] == 1
+
+
+def test_a_chunk_costs_one_request(memory, monkeypatch):
+    array = stored("memory://x.zarr", values(), (5, 4))
+    asked = []
+    for name in ("cat_file", "info", "exists", "pipe_file"):
+        real = getattr(MemoryFileSystem, name)
+
+        def counted(self, path, *rest, real=real, **more):
+            asked.append(path)
+            return real(self, path, *rest, **more)
+
+        monkeypatch.setattr(MemoryFileSystem, name, counted)
+    array[2:9, 1:9]
+    assert sorted(path for path in asked if "/c/" in path) == [
+        f"/x.zarr/c/{i}/{j}" for i in range(2) for j in range(3)
+    ]
+    asked.clear()
+    array.write(((5, 10), (4, 8)), np.ones((5, 4)))
+    assert [path for path in asked if "/c/" in path] == ["/x.zarr/c/1/1"]
 
 
 def test_a_url_is_not_replaced_unasked_and_then_with_its_records(memory):
@@ -262,6 +286,7 @@ def test_what_a_dead_process_held_is_taken_over(memory, quick):
     folder.write("slot-0.lock", b"somebody 3")
     assert folder.still_held(["slot-0.lock"], 0.1) == "slot-0.lock"
     assert folder.still_held(["slot-0.lock"], 5.0) is None
+    assert not folder.exists("slot-0.lock")
     began = time.monotonic()
     with folder.locked("lock", 0.0) as held:
         assert time.monotonic() - began >= 0.4
@@ -483,6 +508,53 @@ def test_a_product_by_url_has_the_bytes_of_one_by_path(cluster, disk, tmp_path):
         multiply_stored(a, one, one, cluster, storage_options={"auto_mkdir": True})
 
 
+CLIENT = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import tiledask as td
+from oracles.disk_store import register
+
+if __name__ == "__main__":
+    register()
+    options = json.loads(sys.argv[3])
+    with td.start_cluster(workers=2, device="cpu", quiet=True) as cluster:
+        cluster.run(register)
+        a, b, c = (td.open_array(f"{sys.argv[2]}/{x}.zarr", storage_options=options) for x in "abc")
+        td.matmul(a, b, out=c, cluster=cluster, **json.loads(sys.argv[4]))
+"""
+
+
+def taken_up_after_a_kill(cluster, url, folder, **options):
+    """C, whose first client was killed when it had some tiles."""
+    a, b = operands(url, **options)
+    c = create_array(f"{url}/c.zarr", (K, K), "f8", 50, **options)
+    (folder / "client.py").write_text(CLIENT)
+    given = json.dumps(options.get("storage_options") or {}), json.dumps(SLOW)
+    tests = Path(__file__).parents[2]
+    client = subprocess.Popen([sys.executable, folder / "client.py", tests, url, *given])
+    records = StreamRecords(records_of(c), "", c.storage_options)
+    recorded = lambda: [records._read(name)["summed"] for name in records._names("tile-")]  # noqa: E731
+    try:
+        wait_until(lambda: K in recorded())
+    finally:
+        client.kill()
+        client.wait()
+    finished, began = recorded().count(K), time.monotonic()
+    d = multiply_stored(a, b, c, cluster, **SLOW)
+    # nothing but their leases says that client and workers are dead
+    assert 20 < time.monotonic() - began < 85
+    assert d.resumed_tiles >= finished >= 1
+    assert d.plan.tiles
+    np.testing.assert_array_equal(d[:, :], a[:, :] @ b[:, :])
+    assert not UrlFolder(records_of(d), d.storage_options).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_a_client_that_dies_is_taken_up_by_another(cluster, disk, tmp_path):
+    taken_up_after_a_kill(cluster, disk, tmp_path)
+
+
 @pytest.fixture(scope="module")
 def s3():
     """(URL of a bucket, storage_options) of an S3 server on this machine."""
@@ -516,6 +588,13 @@ def test_products_on_s3_are_resumed(cluster, s3, tmp_path, monkeypatch):
     whole_and_resumed(a, b, f"{url}/d.zarr", cluster, one_chunk, storage_options=options)
     names = {name.split("/")[0] for name, _ in UrlFolder(url, options).files()}
     assert names == {"a.zarr", "b.zarr", "c.zarr", "d.zarr"}
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_a_client_that_dies_is_taken_up_on_s3(cluster, s3, tmp_path):
+    url, options = s3
+    taken_up_after_a_kill(cluster, f"{url}/killed", tmp_path, storage_options=options)
 
 
 @pytest.mark.slow

@@ -211,10 +211,14 @@ class UrlFolder(Folder):
                     self.remove(name)
 
     def still_held(self, names: Iterable[str], seconds: float) -> str | None:
+        """As of a folder on a disk; those of the dead are gone then."""
         deadline, watched = time.monotonic() + seconds, {name: _Watch() for name in names}
         while watched:
             for name, seen in [*watched.items()]:
-                if not (said := self._said(name)) or seen.dead(said):
+                if seen.dead(said := self._said(name)):
+                    self.remove(name)
+                    said = ""
+                if not said:
                     del watched[name]
             if watched and time.monotonic() >= deadline:
                 return min(watched)
@@ -259,18 +263,31 @@ class _Watch:
 
 
 class _Store(FsspecStore):  # type: ignore[misc]
-    """zarr's store, which says what it could not do."""
+    """zarr's store, which says what it could not do, and what is missing."""
+
+    absent: Callable[[str], Exception | None] = staticmethod(lambda key: None)
 
     async def get(self, key: str, *args: Any, **options: Any) -> Any:
         with _saying(f"{self.path}/{key}", "read"):
-            return await super().get(key, *args, **options)
+            found = await super().get(key, *args, **options)
+        if found is None and (error := self.absent(key)):
+            raise error
+        return found
 
     async def set(self, key: str, *args: Any, **options: Any) -> None:
         with _saying(f"{self.path}/{key}", "written"):
             await super().set(key, *args, **options)
 
 
-def zarr_store(url: str, options: Mapping[str, Any] | None, read_only: bool) -> FsspecStore:
-    """What zarr opens for the array at ``url``."""
+def zarr_store(
+    url: str,
+    options: Mapping[str, Any] | None,
+    absent: Callable[[str], Exception | None],
+    read_only: bool,
+) -> FsspecStore:
+    """What zarr opens for the array at ``url``; it raises ``absent(name)`` for an object that is
+    not there, unless that is None."""
     UrlFolder(url, options)  # or an error that says what is missing
-    return _Store.from_url(url, dict(options or {}), read_only=read_only)
+    store = _Store.from_url(url, dict(options or {}), read_only=read_only)
+    store.absent = absent
+    return store

@@ -19,7 +19,7 @@ import numpy as np
 from tiledask.distributed.out_of_core import stored_npy as npy
 from tiledask.distributed.out_of_core import stored_zarr as zarr
 from tiledask.distributed.out_of_core.disk import reading, sync, writing
-from tiledask.distributed.out_of_core.folder import folder_of, is_url, located
+from tiledask.distributed.out_of_core.place import folder_of, is_url, located
 from tiledask.distributed.out_of_core.stored_file import StoredFile
 from tiledask.errors import ConfigError, KernelError
 from tiledask.plan import html

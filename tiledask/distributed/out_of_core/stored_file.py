@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tiledask.distributed.out_of_core.folder import Folder, folder_of
+from tiledask.distributed.out_of_core.folder import Folder
+from tiledask.distributed.out_of_core.place import folder_of
 from tiledask.plan.products.streaming import StorageLayout
 
 __all__ = ["StoredFile"]

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.out_of_core.folder import folder_of, is_url
+from tiledask.distributed.out_of_core.place import folder_of, is_url
 from tiledask.distributed.out_of_core.stored_file import StoredFile
 from tiledask.distributed.out_of_core.stored_npy import rounded
 from tiledask.errors import ConfigError
@@ -172,9 +172,9 @@ def chunk_files(array: StoredFile, region: Region) -> Iterator[str]:
 
 def _check_of(array: StoredFile, metadata: Any) -> Callable[[tuple[int, int], Region], None]:
     """A function of (chunk, part of the array in it): ConfigError if some of that is not stored."""
-    if array.missing == "fill":
-        return lambda at, part: None
     folder, sharded = array.folder, any(name == "sharding_indexed" for name, _ in _codecs(metadata))
+    if array.missing == "fill" or (is_url(array.path) and not sharded):  # the store says so itself
+        return lambda at, part: None
 
     def check(at: tuple[int, int], part: Region) -> None:
         name = metadata.encode_chunk_key(at)
@@ -259,7 +259,7 @@ def _decoding(array: StoredFile, name: str) -> Iterator[None]:
 def _opened(array: StoredFile, write: bool = False) -> Any:
     """The zarr array, if it still is what ``array`` says."""
     try:
-        found = _open(array.path, array.storage_options, write)
+        found = _open(array.path, array.storage_options, array, write)
         now = found.shape, found.dtype, tuple(found.shards or found.chunks)
     except ConfigError:
         raise
@@ -276,15 +276,25 @@ def _opened(array: StoredFile, write: bool = False) -> Any:
     return found
 
 
-def _open(path: str, options: Mapping[str, Any] | None, write: bool = False) -> Any:
-    """What zarr says is at ``path``."""
+def _open(
+    path: str,
+    options: Mapping[str, Any] | None,
+    array: StoredFile | None = None,
+    write: bool = False,
+) -> Any:
+    """What zarr says is at ``path``. By URL, chunks of ``array`` that are missing say so."""
     import zarr
 
     store: Any = path
     if is_url(path):
         from tiledask.distributed.out_of_core.by_url import zarr_store
 
-        store = zarr_store(path, options, read_only=not write)
+        def absent(name: str) -> ConfigError | None:
+            if array is None or array.missing == "fill" or not _CHUNK.fullmatch(name):
+                return None
+            return _missing(array, f"chunk {name}")
+
+        store = zarr_store(path, options, absent, read_only=not write)
     if not write:
         return zarr.open_array(store, mode="r")
     with zarr.config.set({"array.write_empty_chunks": True}):  # it is looked at on opening

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tiledask.distributed.cluster.progress import Reporter
-from tiledask.distributed.out_of_core.folder import is_url
+from tiledask.distributed.out_of_core.place import is_url
 from tiledask.distributed.out_of_core.stored import StoredArray
 from tiledask.distributed.out_of_core.stored_npy import rounded
 from tiledask.distributed.out_of_core.stored_zarr import look
@@ -101,6 +101,7 @@ def warm(job: StreamJob) -> None:
     for array in (product.a, product.b, product.c):
         if is_url(array.path):  # what its store needs, or an error that says what is missing here
             look(array.path, array.storage_options)
+            array.folder.size("zarr.json")
     xp = namespace(job.backend)
     a, c = xp.ones((256, 256), product.a.dtype), xp.ones((256, 256), product.summed_in)
     loops = product.kernel == "loops"  # would take seconds, and needs what "tiled" does

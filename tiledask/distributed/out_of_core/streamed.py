@@ -21,7 +21,7 @@ from tiledask.distributed.cluster.counters import Counted, counting
 from tiledask.distributed.cluster.progress import Progress, watching
 from tiledask.distributed.cluster.room import room_of
 from tiledask.distributed.out_of_core.disk import free
-from tiledask.distributed.out_of_core.folder import is_url
+from tiledask.distributed.out_of_core.place import is_url
 from tiledask.distributed.out_of_core.stored import (
     StoredArray,
     describe,
@@ -130,8 +130,8 @@ def multiply_stored(
         What an unfinished product recorded in ``<out>.tiledask`` is taken up where it ended, with
         its tiles, if operands and kernel are the same (otherwise ConfigError). Tiles that do not
         have their checksum any more are computed again, with a UserWarning. False starts over.
-        Of a URL, ``<out>.tiledask`` are objects beside it, and what a process that died had
-        claimed is taken over 30 s later.
+        Of a URL, ``<out>.tiledask`` are objects beside it, and a minute may go by before processes
+        that were killed are known to be dead.
     storage_options
         What fsspec needs for an ``out`` that is a URL, as of ``td.open_array``. Every worker needs
         the store's package (s3fs, gcsfs, ...), and memory:// is in one process alone.

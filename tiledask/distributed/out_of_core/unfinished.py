@@ -19,7 +19,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tiledask.distributed.out_of_core.disk import writing
-from tiledask.distributed.out_of_core.folder import Folder, folder_of
+from tiledask.distributed.out_of_core.folder import Folder
+from tiledask.distributed.out_of_core.place import folder_of
 from tiledask.errors import ConfigError, DeadlineError
 from tiledask.plan.products.regions import Region
 from tiledask.plan.whole import is_whole
