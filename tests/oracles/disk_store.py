@@ -4,10 +4,10 @@ import os
 import uuid
 from contextlib import suppress
 
-import fsspec
+import fsspec.registry
 from fsspec.implementations.local import LocalFileSystem
 
-__all__ = ["DiskStore", "register"]
+__all__ = ["DiskStore", "forget", "register"]
 
 
 class DiskStore(LocalFileSystem):
@@ -39,3 +39,8 @@ class DiskStore(LocalFileSystem):
 def register():
     """None, once this process knows disk://."""
     fsspec.register_implementation("disk", DiskStore, clobber=True)
+
+
+def forget():
+    """None, once this process does not."""
+    fsspec.registry._registry.pop("disk")

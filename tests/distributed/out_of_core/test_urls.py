@@ -4,6 +4,8 @@ Holds `tiledask.distributed.out_of_core.place`, `tiledask.distributed.out_of_cor
 `tiledask.distributed.out_of_core.by_url`.
 """
 
+import functools
+import http.server
 import json
 import os
 import signal
@@ -175,6 +177,35 @@ def test_what_a_store_refuses_is_no_damage(memory, monkeypatch):
     monkeypatch.setattr(by_url.FsspecStore, "get", of_chunks)
     with pytest.raises(ConfigError, match=r"x\.zarr/c/0/0 cannot be read \(ConnectionResetError"):
         array[0, 0]
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Files and lists of their names, as any web server."""
+
+    def log_message(self, *_):
+        pass
+
+
+def test_arrays_on_a_web_server_are_read(tmp_path):
+    pytest.importorskip("aiohttp")
+    x = values()
+    zarr.create_array(
+        tmp_path / "x.zarr", shape=SHAPE, dtype="f4", chunks=(5, 4), compressors=None
+    )[:] = x
+    serves = functools.partial(Quiet, directory=tmp_path)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), serves) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        array = open_array(f"{url}/x.zarr")
+        np.testing.assert_array_equal(array[:, :], x)
+        assert array.identity()["files"] == 26
+        (tmp_path / "x.zarr" / CHUNK[3]).unlink()
+        for read in (lambda: open_array(array.path), lambda: array[10, 1]):
+            with pytest.raises(ConfigError, match=rf"{CHUNK[3]}.* is missing; write it"):
+                read()
+        with pytest.raises(ConfigError, match=r"cannot be written \(ClientResponseError: 501"):
+            create_array(f"{url}/y.zarr", SHAPE, "f4")
+        server.shutdown()
 
 
 fsspec.register_implementation("lacking", "no_such_package.FS", errtxt="Install s9fs to reach S9")
@@ -542,7 +573,7 @@ def taken_up_after_a_kill(cluster, url, folder, **options):
     finished, began = recorded().count(K), time.monotonic()
     d = multiply_stored(a, b, c, cluster, **SLOW)
     # nothing but their leases says that client and workers are dead
-    assert 20 < time.monotonic() - began < 85
+    assert 20 < time.monotonic() - began - d.seconds < 80
     assert d.resumed_tiles >= finished >= 1
     assert d.plan.tiles
     np.testing.assert_array_equal(d[:, :], a[:, :] @ b[:, :])
@@ -634,10 +665,14 @@ def test_regions_on_s3(s3, form):
     x[4:19, 3:17] *= 7
     np.testing.assert_array_equal(zarr.open_array(path, mode="r", storage_options=options)[:], x)
     assert array.identity() != before
-    file = CHUNK[form]
-    array.folder.remove(file)
-    with pytest.raises(ConfigError, match=rf"{file}.* is missing; write it"):
-        array[10, 1]
+    assert open_array(path, storage_options=options) == array
+    file, before = CHUNK[form], array.identity()
+    other = fsspec.filesystem("s3", skip_instance_cache=True, **options)  # as another process
+    other.rm(f"bucket/{form}.zarr/{file}")
+    assert array.identity()["files"] == before["files"] - 1
+    for read in (lambda: open_array(path, storage_options=options), lambda: array[10, 1]):
+        with pytest.raises(ConfigError, match=rf"{file}.* is missing; write it"):
+            read()
 
 
 @pytest.mark.slow

@@ -82,16 +82,16 @@ class UrlFolder(Folder):
     def size(self, name: str) -> int:
         with _saying(self.at(name), "read"), suppress(FileNotFoundError):
             self.fs.invalidate_cache()
-            return int(self.fs.size(self._object(name)))
+            return int(self.fs.size(self._object(name)) or 0)
         return 0
 
     def read(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
         with _saying(self.at(name), "read"):
             return bytes(self.fs.cat_file(self._object(name), start=start, end=stop))
 
-    def files(self) -> Iterator[tuple[str, int]]:
+    def files(self) -> Iterator[tuple[str, int | None]]:
         for name, about in self._listed().items():
-            yield name, int(about["size"])
+            yield name, about["size"]
 
     def state(self) -> dict[str, int]:
         """What changes when any of its objects does; of times and tags a checksum."""
@@ -99,7 +99,7 @@ class UrlFolder(Folder):
         said = [(name, sorted(about.items(), key=str)) for name, about in listed]
         return {
             "files": len(listed),
-            "bytes": sum(int(about["size"]) for _, about in listed),
+            "bytes": sum(about["size"] or 0 for _, about in listed),
             "listing crc32": zlib.crc32(repr(said).encode()),
         }
 
@@ -111,12 +111,7 @@ class UrlFolder(Folder):
         with _saying(self.path, "listed"), suppress(FileNotFoundError):
             self.fs.invalidate_cache()
             found = self.fs.find(self.root, detail=True)
-            below = f"{self.root}/"
-            return {
-                name.removeprefix(below): about
-                for name, about in found.items()
-                if name.startswith(below)
-            }
+            return {name.removeprefix(f"{self.root}/"): about for name, about in found.items()}
         return {}
 
     def write(self, name: str, data: bytes) -> None:

@@ -40,8 +40,11 @@ class Folder:
             file.seek(start or 0)
             return file.read() if stop is None else file.read(stop - (start or 0))
 
-    def files(self) -> Iterator[tuple[str, int]]:
-        """(name, bytes) of all files in it and in the folders below; none if it is not there."""
+    def files(self) -> Iterator[tuple[str, int | None]]:
+        """(name, bytes) of all files in it and in the folders below; none if it is not there.
+
+        None for the bytes where a store lists names alone.
+        """
         for name, stat in self._stats(""):
             yield name, stat.st_size
 

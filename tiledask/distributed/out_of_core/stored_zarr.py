@@ -91,7 +91,7 @@ def survey(array: StoredFile, unfinished: bool) -> None:
     if not unfinished and all(name in _PLAIN for name in codecs):
         size = prod(array.form.grid) * array.dtype.itemsize + 4 * codecs.count("crc32c")
         for name, there in sorted(found.items()):
-            if there != size:
+            if there not in (size, None):
                 raise ConfigError(
                     f"{array.path}: chunk {name} has {there} bytes, one of {array.chunks} "
                     f"{array.dtype} has {size}; it is damaged: write the array again"
