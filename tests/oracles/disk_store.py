@@ -4,8 +4,9 @@ import os
 import uuid
 from contextlib import suppress
 
-import fsspec.registry
+import fsspec
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.registry import _registry
 
 __all__ = ["DiskStore", "forget", "register"]
 
@@ -43,4 +44,4 @@ def register():
 
 def forget():
     """None, once this process does not."""
-    fsspec.registry._registry.pop("disk")
+    _registry.pop("disk")

@@ -1,7 +1,7 @@
 """Stored arrays by URL: the same elements, damage and records as on a disk, in any store.
 
-Holds `tiledask.distributed.out_of_core.place`, `tiledask.distributed.out_of_core.folder` and
-`tiledask.distributed.out_of_core.by_url`.
+Holds `tiledask.distributed.out_of_core.place`, `tiledask.distributed.out_of_core.folder`,
+`tiledask.distributed.out_of_core.by_url` and `tiledask.distributed.out_of_core.zarr_store`.
 """
 
 import functools
@@ -21,10 +21,10 @@ import numpy as np
 import pytest
 import zarr
 from fsspec.implementations.memory import MemoryFileSystem
-from oracles.disk_store import register
+from oracles.disk_store import forget, register
 from oracles.waiting import wait_until
 
-from tiledask.distributed.out_of_core import by_url
+from tiledask.distributed.out_of_core import by_url, zarr_store
 from tiledask.distributed.out_of_core.by_url import UrlFolder
 from tiledask.distributed.out_of_core.stored import create_array, open_array, records_of, unfinished
 from tiledask.distributed.out_of_core.stream_tiles import StreamJob, StreamProduct, stream_tiles
@@ -166,7 +166,7 @@ def test_what_a_store_refuses_is_no_damage(memory, monkeypatch):
         open_array("memory://x.zarr")
     with pytest.raises(ConfigError, match=words):
         array[0, 0]
-    read = by_url.FsspecStore.get
+    read = zarr_store.FsspecStore.get
     monkeypatch.undo()
 
     async def of_chunks(self, key, *rest, **more):
@@ -174,7 +174,7 @@ def test_what_a_store_refuses_is_no_damage(memory, monkeypatch):
             raise ConnectionResetError("gone")
         return await read(self, key, *rest, **more)
 
-    monkeypatch.setattr(by_url.FsspecStore, "get", of_chunks)
+    monkeypatch.setattr(zarr_store.FsspecStore, "get", of_chunks)
     with pytest.raises(ConfigError, match=r"x\.zarr/c/0/0 cannot be read \(ConnectionResetError"):
         array[0, 0]
 
@@ -436,6 +436,18 @@ def disk(cluster, tmp_path):
     register()
     cluster.run(register)
     return f"disk://{tmp_path}"
+
+
+@pytest.mark.cluster
+def test_a_worker_that_cannot_go_there_says_so(cluster, disk):
+    a = stored(f"{disk}/a.zarr", values((9, 9)), 5)
+    cluster.run(forget)
+    words = rf"fsspec cannot go to {disk}/a\.zarr \(ValueError: Protocol not known"
+    with pytest.raises(ConfigError, match=words):
+        multiply_stored(a, a, f"{disk}/c.zarr", cluster)
+    cluster.run(register)
+    c = multiply_stored(a, a, f"{disk}/c.zarr", cluster)
+    np.testing.assert_array_equal(c[:, :], a[:, :] @ a[:, :])
 
 
 K = 450

@@ -5,7 +5,8 @@ stored_file.py   where a matrix is and how it lies there; stored_npy.py, stored_
 streamed.py      the product: planned, begun or resumed, run
 stream_tiles.py  what one worker does for it
 unfinished.py    what it remembers until it is finished
-place.py         a path or a URL; folder.py, by_url.py the folder there, on a disk or in a store
+place.py         a path or a URL; folder.py, by_url.py the folder there, on a disk or in a store;
+                 zarr_store.py what zarr opens by URL
 disk.py          what a disk refuses, in words
 """
 

@@ -16,12 +16,11 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from fsspec.core import url_to_fs  # type: ignore[import-untyped]
-from zarr.storage import FsspecStore
 
 from tiledask.distributed.out_of_core.folder import Folder
 from tiledask.errors import ConfigError
 
-__all__ = ["UrlFolder", "zarr_store"]
+__all__ = ["UrlFolder", "saying"]
 
 _BEAT = 5.0
 """Seconds between two renewals of a lease."""
@@ -34,7 +33,7 @@ _AT_ONCE = 500
 
 
 @contextmanager
-def _saying(url: str, done: str) -> Iterator[None]:
+def saying(url: str, done: str) -> Iterator[None]:
     """ConfigError that names the URL, for whatever a store raises inside the block, but for what
     is not there, or already is."""
     try:
@@ -75,18 +74,18 @@ class UrlFolder(Folder):
         return f"{self.root}/{name}" if name else self.root
 
     def exists(self, name: str = "") -> bool:
-        with _saying(self.at(name), "read"):
+        with saying(self.at(name), "read"):
             self.fs.invalidate_cache()
             return bool(self.fs.exists(self._object(name)))
 
     def size(self, name: str) -> int:
-        with _saying(self.at(name), "read"), suppress(FileNotFoundError):
+        with saying(self.at(name), "read"), suppress(FileNotFoundError):
             self.fs.invalidate_cache()
             return int(self.fs.size(self._object(name)) or 0)
         return 0
 
     def read(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
-        with _saying(self.at(name), "read"):
+        with saying(self.at(name), "read"):
             return bytes(self.fs.cat_file(self._object(name), start=start, end=stop))
 
     def files(self) -> Iterator[tuple[str, int | None]]:
@@ -108,7 +107,7 @@ class UrlFolder(Folder):
 
     def _listed(self) -> dict[str, dict[str, Any]]:
         """By name, what the store says of every object."""
-        with _saying(self.path, "listed"), suppress(FileNotFoundError):
+        with saying(self.path, "listed"), suppress(FileNotFoundError):
             self.fs.invalidate_cache()
             found = self.fs.find(self.root, detail=True)
             return {name.removeprefix(f"{self.root}/"): about for name, about in found.items()}
@@ -148,7 +147,7 @@ class UrlFolder(Folder):
     @contextmanager
     def _writing(self, name: str = "") -> Iterator[None]:
         try:
-            with _saying(self.at(name), "written"):
+            with saying(self.at(name), "written"):
                 yield
         except FileNotFoundError as error:  # of a bucket
             raise ConfigError(
@@ -255,34 +254,3 @@ class _Watch:
             self.alive = bool(self.said)
             self.said, self.since = said, time.monotonic()
         return bool(said) and time.monotonic() - self.since >= _STALE
-
-
-class _Store(FsspecStore):  # type: ignore[misc]
-    """zarr's store, which says what it could not do, and what is missing."""
-
-    absent: Callable[[str], Exception | None] = staticmethod(lambda key: None)
-
-    async def get(self, key: str, *args: Any, **options: Any) -> Any:
-        with _saying(f"{self.path}/{key}", "read"):
-            found = await super().get(key, *args, **options)
-        if found is None and (error := self.absent(key)):
-            raise error
-        return found
-
-    async def set(self, key: str, *args: Any, **options: Any) -> None:
-        with _saying(f"{self.path}/{key}", "written"):
-            await super().set(key, *args, **options)
-
-
-def zarr_store(
-    url: str,
-    options: Mapping[str, Any] | None,
-    absent: Callable[[str], Exception | None],
-    read_only: bool,
-) -> FsspecStore:
-    """What zarr opens for the array at ``url``; it raises ``absent(name)`` for an object that is
-    not there, unless that is None."""
-    UrlFolder(url, options)  # or an error that says what is missing
-    store = _Store.from_url(url, dict(options or {}), read_only=read_only)
-    store.absent = absent
-    return store

@@ -133,9 +133,9 @@ def create(array: StoredFile, zeros: bool) -> None:
 
 def read(array: StoredFile, region: Region, out: np.ndarray) -> int:
     """Bytes of the decoded chunks, once ``out`` holds the region."""
+    stored, read = _opened(array), 0
     from zarr.buffer.cpu import NDBuffer
 
-    stored, read = _opened(array), 0
     check = _check_of(array, stored.metadata)
     for at, part in _chunks(array, region):
         check(at, part)
@@ -287,7 +287,7 @@ def _open(
 
     store: Any = path
     if is_url(path):
-        from tiledask.distributed.out_of_core.by_url import zarr_store
+        from tiledask.distributed.out_of_core.zarr_store import zarr_store
 
         def absent(name: str) -> ConfigError | None:
             if array is None or array.missing == "fill" or not _CHUNK.fullmatch(name):
