@@ -134,7 +134,8 @@ def multiply_stored(
         that were killed are known to be dead.
     storage_options
         What fsspec needs for an ``out`` that is a URL, as of ``td.open_array``. Every worker needs
-        the store's package (s3fs, gcsfs, ...), and memory:// is in one process alone.
+        the store's package (s3fs, gcsfs, ...), whose own memory is in no plan (of s3fs up to 25 MB
+        in a worker's first product), and memory:// is in one process alone.
 
     The same plan gives the same bits, interrupted or not. Raises DoesNotFitError before anything
     runs if no tiles fit, ConfigError if ``out`` is an operand, its disk is too full, or an operand
