@@ -149,13 +149,9 @@ def _load(name: str) -> object:
                 f"with pip install --editable .",
                 name=error.name,
             ) from None
-        package = (error.name or "tiledask").partition(".")[0]
-        if package == "tiledask":  # a fault of ours
-            raise
-        raise ModuleNotFoundError(
-            f"td.{name} needs {package}, which is not installed: pip install {package}",
-            name=error.name,
-        ) from None
+        from tiledask.extras import needs
+
+        raise needs(f"td.{name}", error) from None
 
 
 def __getattr__(name: str) -> object:

@@ -22,6 +22,7 @@ import numpy as np
 from tiledask.distributed.out_of_core.stored_file import StoredFile
 from tiledask.distributed.out_of_core.stored_npy import rounded
 from tiledask.errors import ConfigError
+from tiledask.extras import needed_for
 from tiledask.plan.products.regions import Region, overlap, slices, within
 
 __all__ = ["chunk_files", "create", "look", "read", "survey", "write"]
@@ -42,8 +43,7 @@ def look(path: str) -> tuple[tuple[int, ...], np.dtype, tuple[int, ...], str]:
     Raises whatever zarr raises for a folder that is none, and ValueError for a header that is not
     what `create` wrote, if it was `create` that wrote it.
     """
-    import zarr
-
+    zarr = _zarr()
     found = zarr.open_array(path, mode="r")
     header = Path(path, "zarr.json")
     if header.exists():
@@ -105,7 +105,7 @@ def create(array: StoredFile, zeros: bool) -> None:
 
     Chunks are compressed by zstd and end in a crc32c, and the header has a checksum too.
     """
-    import zarr
+    zarr = _zarr()
     from zarr.codecs import Crc32cCodec, ZstdCodec
 
     partial = f"{array.path}.partial"
@@ -140,7 +140,7 @@ def create(array: StoredFile, zeros: bool) -> None:
 
 def read(array: StoredFile, region: Region, out: np.ndarray) -> int:
     """Bytes of the decoded chunks, once ``out`` holds the region."""
-    import zarr
+    zarr = _zarr()
     from zarr.buffer.cpu import NDBuffer
 
     stored, read = _opened(array, lambda: zarr.open_array(array.path, mode="r")), 0
@@ -284,16 +284,21 @@ def _opened(array: StoredFile, open_it: Any) -> Any:
     return found
 
 
-def _open_to_write(path: str) -> Any:
-    import zarr
+def _zarr() -> Any:
+    """The package."""
+    with needed_for("a zarr array"):
+        import zarr
+    return zarr
 
+
+def _open_to_write(path: str) -> Any:
+    zarr = _zarr()
     with zarr.config.set({"array.write_empty_chunks": True}):  # it is looked at on opening
         return zarr.open_array(path, mode="r+")
 
 
 def _metadata(array: StoredFile) -> Any:
-    import zarr
-
+    zarr = _zarr()
     return _opened(array, lambda: zarr.open_array(array.path, mode="r")).metadata
 
 
