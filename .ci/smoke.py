@@ -1,14 +1,19 @@
 """One of each, on the Dask, NumPy and Python that are here: planned, simulated and run.
 
-Needs the package with its extra `run` and nothing else; `make test-versions` runs it in many
-environments. Prints a line for each thing that works; the first that does not ends it.
+    smoke.py         needs the package with its extra `run` and nothing else
+    smoke.py plan    needs the base install: the planner
+
+`make test-versions` runs it in many environments. What works is printed; the first thing that does
+not ends it.
 """
 
+import logging
 import os
 import signal
 import sys
 import tempfile
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -93,16 +98,22 @@ def a_lost_worker(cluster) -> None:
     assert np.array_equal(td.to_numpy(array, timeout=60), a + 1)
 
 
-def main() -> None:
-    names = "numpy", "dask", "distributed"
+def main(*only: str) -> None:
+    """All of it; the planner alone, and that nothing else was loaded, if ``only`` is "plan"."""
+    names = [name for name in ("numpy", "dask", "distributed") if find_spec(name)]
     print(sys.version.split()[0], *(f"{name} {version(name)}" for name in names), flush=True)
     plan_and_simulate()
-    print("  planned and simulated", flush=True)
+    print("planned and simulated", flush=True)
+    if only:
+        assert names == ["numpy"], f"the base install brought {names}"
+        return
+    logging.getLogger("tiledask").setLevel(logging.ERROR)  # it would say that Bokeh has no page
     with td.start_cluster(workers=4, device="cpu", quiet=True) as cluster:
         for run in (products, dask_arrays, files, schedules, trainings, a_lost_worker):
             run(cluster)
-            print(f"  {run.__name__.replace('_', ' ')}", flush=True)
+            print(f", {run.__name__.replace('_', ' ')}", end="", flush=True)
+    print()
 
 
 if __name__ == "__main__":  # workers import this file too
-    main()
+    main(*sys.argv[1:])
