@@ -216,6 +216,7 @@ def test_the_versions_that_are_tried_are_the_ends_of_the_range_and_more():
     assert len(dasks) >= 4
     (allowed,) = (r.specifier for r in requirements("run") if r.name == "dask")
     assert all(map(allowed.contains, dasks))
+    assert f"Dask {low} to {high}" in (ROOT / "README.md").read_text("utf-8")
     assert {python.rpartition(".")[0] for python in PYTHONS} == {e.python for e in tried}
     assert {e.name.partition("-")[0] for e in tried} == {"base", "oldest", "dask"}
     (oldest,) = (e for e in tried if e.name.startswith("oldest"))
@@ -488,6 +489,26 @@ def test_setup_is_done_once_and_again_when_it_failed_or_a_pin_changes(tmp_path):
     later = (folder / ".venv/ready-lab,test").stat().st_mtime + 10
     os.utime(folder / "constraints.txt", (later, later))
     assert "set up in" in make("env", "EXTRAS=lab,test", cwd=folder).stdout
+
+
+def set_up(folder: Path, *targets: str) -> list[set[str]]:
+    """The extras of each set-up that these targets would make."""
+    said = make("--dry-run", *targets, cwd=folder).stdout
+    return [{*found.split(",")} - {"gpu"} for found in re.findall(r'\.ci/setup "(.+?)"', said)]
+
+
+@pytest.mark.long
+def test_the_tour_takes_no_package_for_tests_unless_they_are_there(tmp_path):
+    folder = tiny_project(tmp_path)
+    assert set_up(folder, "tour") == set_up(folder, "lab") == [{"all"}]
+    assert set_up(folder, "test") == set_up(folder, "tour", "test") == [{"all", "test"}]
+    (whole,) = re.findall(r"ready-all\S*,test", make("--dry-run", "env", cwd=folder).stdout)
+    (folder / ".venv").mkdir()
+    (folder / ".venv" / whole.strip('"')).touch()
+    assert set_up(folder, "tour") == set_up(folder, "test") == []
+    assert {"all", "lab", "test"} <= set(EXTRAS)
+    for extra in ("all", "lab"):
+        assert not [r for r in requirements(extra) if r.name.startswith(("nvidia", "dask-cuda"))]
 
 
 def test_a_machine_without_a_fitting_python_is_told(tmp_path):

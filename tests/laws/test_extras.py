@@ -6,6 +6,7 @@ does it in an environment that has no other, and measures it.
 Holds `tiledask.extras`.
 """
 
+import re
 import tomllib
 from importlib.metadata import packages_distributions
 
@@ -184,3 +185,10 @@ for what in {list(MISSING)!r}:
     said = dict(zip(MISSING, done.stdout.splitlines(), strict=True))
     for what, extra in MISSING.items():
         assert said[what].endswith(install(extra)), (what, said[what])
+
+
+@pytest.mark.slow
+def test_a_clean_environment_of_the_wheel_is_small_and_plans():
+    done = python(ROOT / ".ci/versions.py", "base", timeout=900)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"planned and simulated, \d+ MB\n1 passed, 0 failed", done.stdout)
