@@ -103,7 +103,7 @@ def main(*only: str) -> None:
     names = [name for name in ("numpy", "dask", "distributed") if find_spec(name)]
     print(sys.version.split()[0], *(f"{name} {version(name)}" for name in names), flush=True)
     plan_and_simulate()
-    print("planned and simulated", flush=True)
+    print("planned and simulated", end="", flush=True)
     if only:
         assert names == ["numpy"], f"the base install brought {names}"
         return
