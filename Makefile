@@ -2,17 +2,22 @@
 # POSIX sh and any make will do.
 
 ifndef EXTRAS
-EXTRAS := lab,test$(shell timeout 20 nvidia-smi -L 2>/dev/null | grep -q '^GPU ' && echo ,gpu)
+USED := all$(shell timeout 20 nvidia-smi -L 2>/dev/null | grep -q '^GPU ' && echo ,gpu)
+EXTRAS := $(USED),test
 endif
+USED ?= $(EXTRAS)
 DASHBOARD_PORT ?= 8787
 LAB_ARGS ?=
 BENCH_ARGS ?=
 GPU_ARGS ?=
 BUNDLE_ARGS ?=
+VERSIONS ?=
 
 BIN := .venv/bin
 # A stamp per set of extras: a GPU that appears later brings its packages.
 STAMP := .venv/ready-$(EXTRAS)
+# What people use needs no package for tests; where those are already, or asked for, they will do.
+USED_STAMP := $(if $(wildcard $(STAMP))$(filter-out tour lab,$(MAKECMDGOALS)),$(STAMP),.venv/ready-$(USED))
 NOTEBOOKS := $(wildcard nbs/*.ipynb)
 LATEST_FIRST = $(shell ls -r nbs/*.ipynb)
 # nbval takes seconds to load, in every process
@@ -28,14 +33,14 @@ marked = $(sort $(shell grep -rlE --include='test_*.py' 'pytest.mark.($(1))' tes
 # Or each of hundreds of processes would compile everything for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help tour test quick lint lab bench bench-matmul bench-files bench-schedules bench-idle bench-search bench-tiles bench-training gpu gpu-bundle gpu-rehearsal soak plants test-long accuracy env clean
+.PHONY: help tour test quick lint lab bench bench-matmul bench-files bench-schedules bench-idle bench-search bench-tiles bench-training gpu gpu-bundle gpu-rehearsal soak plants test-long test-versions accuracy env clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1	\2/p' Makefile
 	@echo "The first one you run sets up .venv (Python 3.11 to 3.13, about 1.4 GB; 3 GB more with a GPU)."
 
-tour: env ## run the whole story on this machine; the report is left in build/tour/
+tour: $(USED_STAMP) ## run the whole story on this machine; the report is left in build/tour/
 	$(BIN)/tiledask tour
 
 quick: env lint ## lint, types, and every test that is fast and needs no workers: a minute
@@ -59,7 +64,7 @@ lint: env ## ruff: rules and format; mypy: types
 	$(BIN)/mypy
 
 # JupyterLab saves what is run, so it is given copies; links from them reach the rest of the checkout.
-lab: env ## open your copies of the walkthroughs, learn/, in JupyterLab (DASHBOARD_PORT=8787 LAB_ARGS=)
+lab: $(USED_STAMP) ## open your copies of the walkthroughs, learn/, in JupyterLab (DASHBOARD_PORT=8787 LAB_ARGS=)
 	TILEDASK_DASHBOARD_PORT=$(DASHBOARD_PORT) $(BIN)/tiledask notebooks learn --lab $(LAB_ARGS)
 
 bench: env ## compare with peers on this machine: one product, about a minute
@@ -106,14 +111,17 @@ plants: env ## faults planted in the package, one by one: each must fail its tes
 
 test-long: soak plants gpu-rehearsal ## what make test leaves out because it takes long: at most 40 minutes
 
+test-versions: env ## the oldest and the newest Dask and NumPy allowed, other Pythons: build/versions/
+	$(BIN)/python .ci/versions.py $(VERSIONS)
+
 accuracy: env ## the planner against every published number: data/published/ACCURACY.md
 	$(BIN)/python -m tiledask.lab.accuracy.page
 
 env: $(STAMP) ## set up .venv and nothing else
 
 # Unfinished set-ups leave no stamp, and the next one starts from nothing.
-$(STAMP): pyproject.toml constraints.txt
-	@.ci/setup "$(EXTRAS)" && touch "$@"
+.venv/ready-%: pyproject.toml constraints.txt
+	@.ci/setup "$*" && touch "$@"
 
 clean: ## remove build/ and caches; .venv and your copies in learn/ stay
 	rm -rf build .pytest_cache .ruff_cache .mypy_cache .hypothesis

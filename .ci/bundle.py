@@ -59,6 +59,8 @@ KEEPS = (
 whatever its version."""
 TOO_LARGE = {"cupy-cuda13x": "70 MB; parts on a GPU need it", "nvidia-nccl-cu13": "200 MB"}
 """Never brought along."""
+IMPORTED = "run", "plots", "files", "fast", "optimum", "gpu"
+"""Extras of which all is; the last one's exact versions count."""
 RUNS_TESTS = (
     "hypothesis",
     "ipykernel",
@@ -134,8 +136,9 @@ def applies(requirement: Requirement, there: dict[str, str], extras=("",)) -> bo
 def wanted(project: dict) -> dict[str, Requirement]:
     """Name -> requirement of all that the parts of `make gpu`, tests and notebooks import."""
     extras = project["optional-dependencies"]
-    lines = [*project["dependencies"], *extras["gpu"]]
+    lines = [*project["dependencies"], *(line for extra in IMPORTED for line in extras[extra])]
     listed = {canonicalize_name(Requirement(x).name): Requirement(x) for x in lines}
+    del listed[project["name"]]  # an extra that has another one
     for line in (line for lines in extras.values() for line in lines):
         name = canonicalize_name(Requirement(line).name)
         if name in (*RUNS_TESTS, *IF_IT_FITS):

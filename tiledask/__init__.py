@@ -16,8 +16,8 @@ tasks        puzzles and exercises that judge answers
 studies      comparisons that are worked out or run at one call
 precision    floating point, as lessons that run
 doctor       what this machine has and lacks
-accuracy     the planner beside published numbers; in a checkout only
-bench        comparisons with peers; in a checkout only
+accuracy     the planner beside published numbers
+bench        comparisons with peers
 errors       what is raised
 plan, distributed, lab  the rest, room by room
 """
@@ -124,9 +124,6 @@ _MODULES = {
 }
 """The public modules by the name that they have here."""
 
-_CHECKOUT = ("accuracy", "bench")
-"""Those that no wheel brings along."""
-
 _RENAMED = {
     "dist": "distributed",
     "Trained": "training.Trained",
@@ -143,19 +140,9 @@ def _load(name: str) -> object:
             return import_module(_MODULES[name])
         return getattr(import_module(_HOME[name]), name)
     except ModuleNotFoundError as error:
-        if name in _CHECKOUT and error.name == _MODULES[name]:
-            raise ModuleNotFoundError(
-                f"td.{name} is left out of wheels: use a checkout of tiledask, installed there "
-                f"with pip install --editable .",
-                name=error.name,
-            ) from None
-        package = (error.name or "tiledask").partition(".")[0]
-        if package == "tiledask":  # a fault of ours
-            raise
-        raise ModuleNotFoundError(
-            f"td.{name} needs {package}, which is not installed: pip install {package}",
-            name=error.name,
-        ) from None
+        from tiledask.extras import needs
+
+        raise needs(f"td.{name}", error) from None
 
 
 def __getattr__(name: str) -> object:

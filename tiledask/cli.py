@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 import tiledask as td
-from tiledask.errors import ConfigError, lacking, short
+from tiledask.errors import ConfigError, short
+from tiledask.extras import needs
 from tiledask.lab.figure_file import check_figure, save_figure
 from tiledask.lab.table import Grid, say
 from tiledask.plan.pipelines.causes import CAUSES
@@ -38,12 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"tiledask {args.command}: {_shown(error)}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        package = lacking(error)
-        print(
-            f"tiledask {args.command}: needs {package}, which is not installed: pip install "
-            f"{package}",
-            file=sys.stderr,
-        )
+        print(needs(f"tiledask {args.command}:", error), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"tiledask {args.command}: stopped", file=sys.stderr)

@@ -14,7 +14,6 @@ __all__ = [
     "ProgramError",
     "RuleError",
     "ScheduleError",
-    "lacking",
     "short",
 ]
 
@@ -69,14 +68,6 @@ class DeadlineError(TimeoutError):
 
 class ClusterLostError(RuntimeError):
     """The scheduler or the last worker is gone; the message says how to start again."""
-
-
-def lacking(error: ModuleNotFoundError) -> str:
-    """The package that is not installed; raises ``error`` again if it is a module of our own."""
-    package = (error.name or "").partition(".")[0]
-    if package in ("", "tiledask"):
-        raise error
-    return package
 
 
 def short(value: object) -> str:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable
 from importlib import import_module
 
+from tiledask.extras import needed_for
+
 __all__ = ["submodules"]
 
 
@@ -24,6 +26,7 @@ def submodules(
     def get(name: str) -> object:
         if name.startswith("_") or name not in names():
             raise AttributeError(f"{package} has no {name!r}; it has {', '.join(names())}")
-        return import_module(f"{package}.{name}")
+        with needed_for(f"{package}.{name}"):
+            return import_module(f"{package}.{name}")
 
     return get, names

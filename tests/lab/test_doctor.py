@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from tiledask import extras
 from tiledask.errors import ConfigError
 from tiledask.lab import doctor
 from tiledask.lab.doctor import MachineCheck, examine, show, to_html, to_json
@@ -199,7 +200,7 @@ def test_what_is_not_installed_is_missing(monkeypatch):
     monkeypatch.setattr(doctor, "_version", lambda distribution: "")
     found = with_gpu(monkeypatch, NO_GPU)
     missing = {name: f.fix for name, f in found.items() if f.state == "missing"}
-    lab, test = (doctor._install(extra) for extra in ("lab", "test"))
+    lab, test = (doctor.install(extra) for extra in ("lab", "test"))
     fixes = {"g++": "apt-get install g++", "NVRTC": test}
     assert missing == fixes | {"JupyterLab": lab, "Dask panels": lab}
     assert "4 missing" in printed(list(found.values()))
@@ -249,9 +250,9 @@ def test_the_workers_it_promises_are_the_ones_that_start(here):
 
 
 def test_advice_fits_the_way_it_was_installed(monkeypatch):
-    assert doctor._install("lab") == "pip install --constraint constraints.txt -e .[lab]"
-    monkeypatch.setattr(doctor, "__file__", "/opt/site-packages/tiledask/lab/doctor.py")
-    assert doctor._install("lab") == "pip install 'tiledask[lab]'"
+    assert doctor.install("lab") == "pip install --constraint constraints.txt -e '.[lab]'"
+    monkeypatch.setattr(extras, "__file__", "/opt/site-packages/tiledask/extras.py")
+    assert doctor.install("lab") == "pip install 'tiledask[lab]'"
     monkeypatch.setattr(doctor, "_version", lambda distribution: "")
     fixes = " ".join(f.fix for f in with_gpu(monkeypatch, NO_CUPY).values())
     assert "constraints.txt" not in fixes
@@ -261,4 +262,4 @@ def test_advice_fits_the_way_it_was_installed(monkeypatch):
 def test_a_package_that_is_not_there_is_missing_and_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "psutil", None)
     found = with_gpu(monkeypatch, NO_GPU)["memory"]
-    assert (found.state, found.fix) == ("missing", "pip install psutil")
+    assert (found.state, found.fix) == ("missing", extras.install("run"))

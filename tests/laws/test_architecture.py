@@ -6,7 +6,8 @@
     distributed -> tile, plan
     tile  ->       plan
     plan  ->       the standard library and NumPy; Numba for what is large, OR-tools for the best
-    errors, submodules
+    submodules ->  extras
+    errors, extras
 
 The rules are read from the source by `ast`, and then a fresh process imports the modules.
 
@@ -31,19 +32,25 @@ STDLIB = sys.stdlib_module_names
 
 BELOW = {
     "errors": set(),
-    "submodules": set(),
-    "plan": {"errors", "submodules"},
-    "tile": {"errors", "plan"},
-    "distributed": {"errors", "submodules", "plan", "tile"},
-    "lab": {"errors", "submodules", "plan", "tile", "distributed"},
-    "cli": {"errors", "plan", "tile", "distributed", "lab"},
+    "extras": set(),
+    "submodules": {"extras"},
+    "plan": {"errors", "extras", "submodules"},
+    "tile": {"errors", "extras", "plan"},
+    "distributed": {"errors", "extras", "submodules", "plan", "tile"},
+    "lab": {"errors", "extras", "submodules", "plan", "tile", "distributed"},
+    "cli": {"errors", "extras", "plan", "tile", "distributed", "lab"},
     "__main__": {"cli"},
 }
 """What each layer may import besides itself."""
 
-AT_IMPORT = {"": set(), "errors": set(), "plan": {"numpy"}, "tile": {"numpy"}}
+AT_IMPORT = {"": set(), "errors": set(), "extras": set(), "plan": {"numpy"}, "tile": {"numpy"}}
 """The only outside packages these layers may import when they are imported themselves."""
-INSIDE_FUNCTIONS = {"": set(), "errors": set(), "plan": {"numpy", "numba", "ortools", "pandas"}}
+INSIDE_FUNCTIONS = {
+    "": set(),
+    "errors": set(),
+    "extras": set(),
+    "plan": {"numpy", "numba", "ortools", "pandas"},
+}
 """The only outside packages these layers may import at all."""
 NEVER = {
     "tile": {"dask", "distributed", "dask_cuda", "bokeh", "matplotlib", "IPython"},
@@ -141,7 +148,7 @@ def inner(layer: str, what: Import) -> str:
         return ""
     if target not in BELOW:  # the package itself gives every public name: for the top only
         return "" if layer in ("lab", "cli") else f"{layer or '__init__'} imports td"
-    if layer == target or target in BELOW.get(layer, set()):
+    if layer == target or target in BELOW.get(layer, {"extras"}):
         return ""
     return f"{layer or '__init__'} imports {target}"
 
@@ -330,6 +337,7 @@ PLANTED = [
     ("lab/bad.py", "import tiledask.cli", "lab imports cli"),
     ("lab/bad.py", "f = lambda: __import__('cupy')", "CuPy outside"),
     ("errors.py", "import numpy", "errors imports numpy"),
+    ("extras.py", "from tiledask.errors import ConfigError", "extras imports errors"),
     ("__init__.py", "from tiledask.plan import units", "__init__ imports plan"),
     ("__init__.py", "import numpy", "__init__ imports numpy"),
     ("extra/x.py", "", "belongs to no layer"),

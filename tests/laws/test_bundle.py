@@ -1,6 +1,5 @@
 """`make gpu-bundle`: which wheels it takes along, and how `run` puts them beside what is there."""
 
-import importlib.util
 import json
 import os
 import re
@@ -13,17 +12,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from oracles.finished import ROOT, script
 from packaging.requirements import Requirement
-
-ROOT = Path(__file__).parents[2]
-
-
-def script(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / ".ci" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 bundle, runs = script("bundle"), script("bundle_run")
 

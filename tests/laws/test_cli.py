@@ -12,6 +12,7 @@ from oracles.finished import python
 
 import tiledask as td
 from tiledask.cli import main
+from tiledask.extras import bring, install
 from tiledask.lab.doctor import _unusable
 from tiledask.plan.data import data_file
 
@@ -361,7 +362,7 @@ def test_a_package_that_is_not_there_is_named_with_its_pip_line(
     monkeypatch.setitem(sys.modules, package, None)
     assert main(words.format(tmp_path).split()) == 2
     error = capsys.readouterr().err
-    assert error.endswith(f"needs {package}, which is not installed: pip install {package}\n")
+    assert error.endswith(f"needs {package}, which is not installed: {bring(package)}\n")
 
 
 @pytest.mark.long
@@ -370,5 +371,5 @@ def test_a_name_that_needs_a_package_says_so():
         "import sys; sys.modules['distributed'] = None; import tiledask as td\n"
         "try: td.start_cluster\nexcept ModuleNotFoundError as e: print(e)"
     )
-    needs = "needs distributed, which is not installed: pip install distributed"
+    needs = f"needs distributed, which is not installed: {install('run')}"
     assert python("-c", code).stdout == f"td.start_cluster {needs}\n"

@@ -18,7 +18,7 @@ import psutil
 import pytest
 import yaml
 from conftest import pytest_collection_modifyitems
-from oracles.finished import ROOT, finished, python
+from oracles.finished import ROOT, finished, python, script
 from oracles.waiting import wait_until
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
@@ -37,9 +37,12 @@ REGISTRIES = """
 
 
 def requirements(*extras: str) -> list[Requirement]:
-    """The package's own requirements and those of ``extras``."""
-    lines = PROJECT["dependencies"] + [line for extra in extras for line in EXTRAS[extra]]
-    return [Requirement(line) for line in lines]
+    """The package's own requirements and those of ``extras``, and of the extras that these have."""
+    found = [Requirement(line) for line in PROJECT["dependencies"]]
+    for each in (Requirement(line) for extra in extras for line in EXTRAS[extra]):
+        ours = each.name == PROJECT["name"]
+        found += requirements(*each.extras) if ours else [each]
+    return found
 
 
 def marker_environment(python: str) -> dict[str, str]:
@@ -121,9 +124,11 @@ def test_constraints_satisfy_every_requirement(python):
 
 def test_a_constraint_that_contradicts_is_found():
     pinned = pins(CONSTRAINTS, "3.11.7")
-    dask = f"dask=={pinned['dask']}"
-    assert unsatisfied(requirements(), {**pinned, "dask": "2020.1.0"}, "3.11.7") == [dask]
-    assert unsatisfied(requirements(), {k: v for k, v in pinned.items() if k != "dask"}, "3.11.7")
+    (dask,) = (str(r) for r in requirements("run") if r.name == "dask")
+    assert unsatisfied(requirements("run"), {**pinned, "dask": "2020.1.0"}, "3.11.7") == [dask]
+    assert unsatisfied(
+        requirements("run"), {k: v for k, v in pinned.items() if k != "dask"}, "3.11.7"
+    )
     with pytest.raises(AssertionError, match="does not pin"):
         pins("numpy>=2", "3.11.7")
     with pytest.raises(AssertionError, match="pinned twice"):
@@ -135,7 +140,7 @@ def test_what_the_packages_need_in_turn_is_pinned_too():
     """Everything installed here that tiledask's extras bring in has a line."""
     installed = {canonicalize_name(d.name): d for d in distributions()}
     pinned = pins(CONSTRAINTS, ".".join(map(str, sys.version_info[:3])))
-    todo, seen = [canonicalize_name(r.name) for r in requirements("lab", "test")], set()
+    todo, seen = [canonicalize_name(r.name) for r in requirements("all", "test")], set()
     while todo:
         name = todo.pop()
         if name in seen or name not in installed:
@@ -154,7 +159,7 @@ def test_installed_versions_are_the_pinned_ones():
     """True in .venv as `make env` leaves it; another environment says what differs."""
     pinned = pins(CONSTRAINTS, ".".join(map(str, sys.version_info[:3])))
     installed = {canonicalize_name(d.name): d.version for d in distributions()}
-    wanted = {canonicalize_name(r.name) for r in requirements("lab", "test")}
+    wanted = {canonicalize_name(r.name) for r in requirements("all", "test")}
     differs = {
         name: (installed[name], pin)
         for name, pin in pinned.items()
@@ -177,7 +182,7 @@ def test_versions_with_known_holes_are_excluded():
         "jupyter-server": "2.20.0",
         "jupyterlab": "4.5.7",
     }
-    wanted = {canonicalize_name(r.name): r for r in requirements("lab")}
+    wanted = {canonicalize_name(r.name): r for r in requirements("all")}
     pinned = pins(CONSTRAINTS, "3.11.7")
     for name, floor in floors.items():
         assert Version(pinned[name]) >= Version(floor)
@@ -185,6 +190,39 @@ def test_versions_with_known_holes_are_excluded():
         older = ".".join(map(str, (*release[:-1], release[-1] - 1)))
         older = older if release[-1] else f"{release[0]}.{release[1] - 1}"
         assert not wanted[name].specifier.contains(older), f"{name} {older} would be accepted"
+
+
+def exact(extra: str) -> set[str]:
+    return {r.name for r in requirements(extra) if any(s.operator == "==" for s in r.specifier)}
+
+
+def test_only_the_gpu_pins_a_dask_and_the_rest_takes_a_range():
+    """constraints.txt is the tested set; dask-cuda is what needs exactly one Dask."""
+    assert {"dask", "distributed", "dask-cuda"} <= exact("gpu")
+    assert exact("all") == set()
+    asked = {r.name: r.specifier for r in requirements("run") if r.name in ("dask", "distributed")}
+    assert asked["dask"] == asked["distributed"]
+    assert {spec.operator for spec in asked["dask"]} == {">=", "<="}
+
+
+def test_the_versions_that_are_tried_are_the_ends_of_the_range_and_more():
+    """At least four releases of Dask, the pinned one among them, on each Python promised."""
+    versions = script("versions")
+    ends = map(versions.bounds, versions.requirements("run"))
+    low, high = next((low, high) for name, low, high in ends if name == "dask")
+    tried = versions.planned(list(versions.PYTHONS))
+    dasks = {pin.removeprefix("dask==") for e in tried for pin in e.pins if "dask==" in pin}
+    assert {low, high, pins(CONSTRAINTS, "3.12.1")["dask"]} <= dasks
+    assert len(dasks) >= 4
+    (allowed,) = (r.specifier for r in requirements("run") if r.name == "dask")
+    assert all(map(allowed.contains, dasks))
+    assert f"Dask {low} to {high}" in (ROOT / "README.md").read_text("utf-8")
+    assert {python.rpartition(".")[0] for python in PYTHONS} == {e.python for e in tried}
+    assert {e.name.partition("-")[0] for e in tried} == {"base", "oldest", "dask"}
+    (oldest,) = (e for e in tried if e.name.startswith("oldest"))
+    assert {pin.partition("==")[0] for pin in oldest.pins} == {r.name for r in requirements("run")}
+    with pytest.raises(SystemExit, match="is no NAME>=LOWEST"):
+        versions.bounds("dask==1")
 
 
 def test_every_python_that_is_promised_is_checked_and_is_what_the_set_up_asks_for():
@@ -201,10 +239,10 @@ def test_every_python_that_is_promised_is_checked_and_is_what_the_set_up_asks_fo
 CONDA, PIP = read_environment((ROOT / "environment.yml").read_text())
 
 
-def test_the_conda_environment_is_python_and_pip_with_the_constraints_and_two_extras():
+def test_the_conda_environment_is_python_and_pip_with_the_constraints_and_all():
     assert [Requirement(entry).name for entry in CONDA] == ["python", "pip"]
     assert Requirement(CONDA[0]).specifier == SpecifierSet(PROJECT["requires-python"])
-    assert PIP == ["--constraint constraints.txt", "-e .[lab,test]"]
+    assert PIP == ["--constraint constraints.txt", "-e .[all]"]
 
 
 @pytest.mark.slow
@@ -220,7 +258,7 @@ def test_pip_accepts_what_conda_would_hand_it(tmp_path):
     done = python("-m", "pip", *offline, *files)
     assert done.returncode == 0, done.stderr
     (item,) = json.loads((tmp_path / "report.json").read_text())["install"]
-    assert set(item["requested_extras"]) == {"lab", "test"}
+    assert set(item["requested_extras"]) == {"all"}
 
 
 # -- .devcontainer -------------------------------------------------------------------------------
@@ -451,6 +489,26 @@ def test_setup_is_done_once_and_again_when_it_failed_or_a_pin_changes(tmp_path):
     later = (folder / ".venv/ready-lab,test").stat().st_mtime + 10
     os.utime(folder / "constraints.txt", (later, later))
     assert "set up in" in make("env", "EXTRAS=lab,test", cwd=folder).stdout
+
+
+def set_up(folder: Path, *targets: str) -> list[set[str]]:
+    """The extras of each set-up that these targets would make."""
+    said = make("--dry-run", *targets, cwd=folder).stdout
+    return [{*found.split(",")} - {"gpu"} for found in re.findall(r'\.ci/setup "(.+?)"', said)]
+
+
+@pytest.mark.long
+def test_the_tour_takes_no_package_for_tests_unless_they_are_there(tmp_path):
+    folder = tiny_project(tmp_path)
+    assert set_up(folder, "tour") == set_up(folder, "lab") == [{"all"}]
+    assert set_up(folder, "test") == set_up(folder, "tour", "test") == [{"all", "test"}]
+    (whole,) = re.findall(r"ready-all\S*,test", make("--dry-run", "env", cwd=folder).stdout)
+    (folder / ".venv").mkdir()
+    (folder / ".venv" / whole.strip('"')).touch()
+    assert set_up(folder, "tour") == set_up(folder, "test") == []
+    assert {"all", "lab", "test"} <= set(EXTRAS)
+    for extra in ("all", "lab"):
+        assert not [r for r in requirements(extra) if r.name.startswith(("nvidia", "dask-cuda"))]
 
 
 def test_a_machine_without_a_fitting_python_is_told(tmp_path):

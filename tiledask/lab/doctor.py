@@ -21,7 +21,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tiledask.errors import ConfigError, lacking
+from tiledask.errors import ConfigError
+from tiledask.extras import bring, install, lacking
 from tiledask.lab.table import Grid
 from tiledask.plan import html
 from tiledask.plan.judged import MARKS
@@ -116,7 +117,7 @@ def _careful(name: str, used_for: str, question: Callable[..., Found], *about: A
     except ModuleNotFoundError as error:
         package = lacking(error)
         found = f"{package} is not installed"
-        state, more = "missing", [f"pip install {package}", ""]
+        state, more = "missing", [bring(package)]
     except Exception as error:  # a broken installation raises all sorts of things
         found = f"could not be found out: {type(error).__name__}: {_line(error)}"
         state, more = "note", ["", "see the other lines"]
@@ -183,9 +184,12 @@ def _disk() -> Found:
 
 def _numpy() -> Found:
     import numpy as np
-    from threadpoolctl import threadpool_info
 
-    pools = [p for p in threadpool_info() if p["user_api"] == "blas"]
+    pools = []
+    with contextlib.suppress(ModuleNotFoundError):  # the planner does without it
+        from threadpoolctl import threadpool_info
+
+        pools = [p for p in threadpool_info() if p["user_api"] == "blas"]
     blas = [f"{p['internal_api']} {p['version']}, {p['num_threads']} threads" for p in pools]
     if not blas:  # a library threadpoolctl does not know, such as Apple's Accelerate
         facts = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
@@ -227,22 +231,13 @@ def _compiler() -> Found:
 
 def _package(distribution: str) -> Found:
     installed = _version(distribution)
-    return ("ok", installed) if installed else ("missing", "not installed", _install("lab"))
+    return ("ok", installed) if installed else ("missing", "not installed", install("lab"))
 
 
 def _version(distribution: str) -> str:
     with contextlib.suppress(PackageNotFoundError):
         return version(distribution)
     return ""
-
-
-def _install(extra: str) -> str:
-    """The command that brings an extra, for a checkout or for an installed package."""
-    # whether the package lies in a checkout, with its lists of versions beside it
-    root = Path(__file__).resolve().parents[2]
-    if all((root / name).is_file() for name in ("pyproject.toml", "constraints.txt")):
-        return f"pip install --constraint constraints.txt -e .[{extra}]"
-    return f"pip install 'tiledask[{extra}]'"
 
 
 # -- the GPU -------------------------------------------------------------------------------------
@@ -313,7 +308,7 @@ def _gpu(gpu: dict[str, Any]) -> Found:
     if gpu["usable"]:
         return "ok", listing
     if names:
-        fix = "nvidia-smi says whether it is free" if gpu["cupy"] else _install("gpu")
+        fix = "nvidia-smi says whether it is free" if gpu["cupy"] else install("gpu")
         return "missing", f"{listing}; {gpu['reason']}", fix
     if _driver_traces():
         fix = "nvidia-smi says what is wrong with the driver"
@@ -357,7 +352,7 @@ def _gpu_memory(gpu: dict[str, Any]) -> Found:
         found += ", of the host's memory, which the workers share evenly"
     if rmm:
         return "ok", f"{found}; RMM {rmm} takes from it"
-    return "note", f"{found}; no RMM beside it", f"for arrays over UCX: {_install('gpu')}"
+    return "note", f"{found}; no RMM beside it", f"for arrays over UCX: {install('gpu')}"
 
 
 def _between(gpu: dict[str, Any]) -> Found:
@@ -367,7 +362,7 @@ def _between(gpu: dict[str, Any]) -> Found:
         return "note", f"nothing to do here; {said}"
     if reason := gpu.get("unshared"):
         found = f"no CUDA IPC ({_line(Exception(reason))}): through host memory and TCP; {said}"
-        return "note", found, "" if ucx else _install("ucx")
+        return "note", found, "" if ucx else install("ucx")
     ways: dict[str, list[str]] = {}
     for one, other, how in gpu.get("links", ()):
         ways.setdefault(how, []).append(f"{one}-{other}")
@@ -394,14 +389,14 @@ def _nccl(gpu: dict[str, Any]) -> Found:
 def _without_gpu_extra(gpu: dict[str, Any]) -> Found:
     """Missing where there is a GPU to use it with, otherwise only a note."""
     state = "missing" if gpu["devices"] else "note"
-    return state, "not installed", f"with a GPU: {_install('gpu')}"
+    return state, "not installed", f"with a GPU: {install('gpu')}"
 
 
 def _nvrtc(gpu: dict[str, Any]) -> Found:
     installed = _version("nvidia-cuda-nvrtc")
     if gpu["usable"] and gpu["nvrtc_reason"]:
-        return "missing", gpu["nvrtc_reason"], _install("gpu")
-    return ("ok", installed) if installed else ("missing", "not installed", _install("test"))
+        return "missing", gpu["nvrtc_reason"], install("gpu")
+    return ("ok", installed) if installed else ("missing", "not installed", install("test"))
 
 
 def _workers(gpu: dict[str, Any]) -> Found:

@@ -1,9 +1,11 @@
 """A figure as a file, in the format that the file's name says."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 from tiledask.errors import ConfigError, short
+from tiledask.extras import needs
 from tiledask.lab.plots.primitives import Figure
 
 __all__ = ["FORMATS", "check_figure", "save_figure"]
@@ -19,7 +21,8 @@ FORMATS = tuple(_UNDATED)
 
 def check_figure(path: str | os.PathLike) -> str:
     """The format that the name of ``path`` says; a ConfigError if it is none of FORMATS, or if
-    there is no such folder. It loads nothing and is quick: ask before the work begins."""
+    there is no such folder; ModuleNotFoundError without matplotlib. It loads nothing and is quick:
+    ask before the work begins."""
     path = Path(path)
     kind = path.suffix.lower().removeprefix(".")
     if kind not in FORMATS:
@@ -30,6 +33,8 @@ def check_figure(path: str | os.PathLike) -> str:
         )
     if not path.parent.is_dir():
         raise ConfigError(f"there is no folder {short(str(path.parent))} for a figure; make it")
+    if not find_spec("matplotlib"):
+        raise needs("a figure", ModuleNotFoundError(name="matplotlib"))
     return kind
 
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tiledask.extras import needed_for
 from tiledask.plan.pipelines import closed_form
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
@@ -80,7 +81,8 @@ def bubble_rate(inputs: Mapping[str, Any]) -> Rate:
 def zero_bubble_table(cases: Iterable[Mapping[str, Any]]) -> "pd.DataFrame":
     """A row per case: model, p, m, schedule, the printed rate, ours, how, and whether they agree
     within the case's tolerance."""
-    import pandas as pd
+    with needed_for("a frame"):
+        import pandas as pd
 
     rows = []
     for case in cases:

@@ -15,6 +15,7 @@ from pathlib import Path
 from platform import python_version
 
 from tiledask.errors import ConfigError
+from tiledask.extras import needed_for
 from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.table import Comparison, counted
 
@@ -156,7 +157,8 @@ class Report:
 
     def to_html(self) -> str:
         """The page as text. It loads nothing: figures are inside it."""
-        from jinja2 import Environment, PackageLoader, StrictUndefined
+        with needed_for("a report"):
+            from jinja2 import Environment, PackageLoader, StrictUndefined
 
         jinja = Environment(
             loader=PackageLoader("tiledask.lab"),

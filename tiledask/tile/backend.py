@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from tiledask.errors import KernelError
+from tiledask.extras import install, needed_for
 
 __all__ = [
     "HALVES",
@@ -41,8 +42,6 @@ Array: TypeAlias = Any
 
 HALVES = ("float16", "bfloat16")
 """Element types of 2 bytes; sums of them are float32."""
-
-_INSTALL = "pip install 'tiledask[gpu]' (in a checkout: pip install -e '.[gpu]')"
 
 
 @dataclass(frozen=True)
@@ -109,9 +108,11 @@ def probe() -> Backend:
         else:
             fault = f"CuPy cannot be imported ({_line(error)})"
         if driver.devices:
-            reason = f"{fault} although the driver reports {_listing(driver)}: {_INSTALL}"
+            reason = f"{fault} although the driver reports {_listing(driver)}: {install('gpu')}"
         elif "bindings" in driver.problem:
-            reason = f"{fault} and {driver.problem}; on a machine with an NVIDIA GPU: {_INSTALL}"
+            reason = (
+                f"{fault} and {driver.problem}; on a machine with an NVIDIA GPU: {install('gpu')}"
+            )
         else:
             reason = f"{driver.problem or 'the NVIDIA driver reports no device'}, and {fault}"
         return Backend(False, reason, devices=driver.devices, driver=driver.version)
@@ -218,7 +219,8 @@ def as_dtype(dtype: DTypeLike) -> np.dtype:
     ('bfloat16', 'float64')
     """
     if isinstance(dtype, str) and dtype == "bfloat16":
-        import_module("ml_dtypes")
+        with needed_for("bfloat16"):
+            import_module("ml_dtypes")
     try:
         found: np.dtype = np.dtype(dtype)
     except TypeError:
@@ -332,7 +334,7 @@ def nvrtc_reason() -> str:
     except Exception as error:  # a missing library is a RuntimeError of its own kind
         return (
             f"NVRTC, which compiles CUDA C++, cannot be used ({_line(error)}); install it with "
-            f"{_INSTALL}"
+            f"{install('gpu')}"
         )
     return ""
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.errors import KernelError
+from tiledask.extras import needed_for
 from tiledask.tile.backend import Array, accumulator, array_namespace, on_device
 
 __all__ = ["PANEL_ROWS", "gemm", "gemm_batch"]
@@ -239,7 +240,8 @@ def _blas(name: str) -> _Function:
 
     SciPy publishes the addresses for other compiled modules, each with its C signature.
     """
-    capsule = import_module("scipy.linalg.cython_blas").__pyx_capi__[name]
+    with needed_for("a product that adds to what is there"):
+        capsule = import_module("scipy.linalg.cython_blas").__pyx_capi__[name]
     signature = _capsule("Name", ctypes.c_char_p)(capsule)
     address = _capsule("Pointer", ctypes.c_void_p, ctypes.c_char_p)(capsule, signature)
     fields = _fields(name, signature.decode())

@@ -1,5 +1,6 @@
 """The simulation against a plain reference, closed forms, bounds, and every order there is."""
 
+import re
 import sys
 
 import numpy as np
@@ -9,8 +10,10 @@ from hypothesis import strategies as st
 from oracles.python_calls import python_calls
 
 from tiledask.errors import ScheduleError
+from tiledask.extras import install
 from tiledask.plan.pipelines import closed_form as cf
 from tiledask.plan.pipelines import longest_path
+from tiledask.plan.pipelines.generators.sharding import shard_weights
 from tiledask.plan.pipelines.needs import peak_in_flight
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedule
@@ -128,15 +131,42 @@ def test_many_small_ones_are_worth_compiling_too(monkeypatch):
         assert bool(solved) == wanted
 
 
-def test_without_a_numba_for_this_numpy_it_is_slower_and_says_so(monkeypatch):
-    s = schedule("1f1b", 4, 8)
-    expected = simulate(s, 1.0, 2.0)
-    monkeypatch.setattr(longest_path, "_compiled", longest_path._compiled.__wrapped__)
+def both_ways(monkeypatch, make):
+    """What ``make()`` returns with the loops compiled, and with loops that can't be."""
     monkeypatch.setattr(longest_path, "LARGE", 0)
+    compiled = make()
+    monkeypatch.setattr(longest_path, "_compiled", longest_path._compiled.__wrapped__)
     monkeypatch.setitem(sys.modules, "numba", None)  # importing it is an ImportError
-    with pytest.warns(UserWarning, match="not compiled.*newest Numba, for NumPy"):
-        found = simulate(s, 1.0, 2.0)
-    assert np.array_equal(found.end, expected.end)
+    return compiled, make()
+
+
+def test_without_a_numba_for_this_numpy_it_is_slower_and_says_so(monkeypatch):
+    said = rf"not compiled.*newest Numba that knows NumPy .*: {re.escape(install('fast'))}"
+    with pytest.warns(UserWarning, match=said):
+        compiled, plain = both_ways(monkeypatch, lambda: simulate(schedule("1f1b", 4, 8), 1.0, 2.0))
+    assert np.array_equal(plain.end, compiled.end)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:schedules are timed by loops")
+@pytest.mark.parametrize("name", ["interleaved", "zb-h1", "zb-v", "dualpipev", "chimera"])
+def test_loops_that_are_compiled_and_those_that_are_not_give_the_same(monkeypatch, name):
+    """With latency, blocking links, pairs, backwards in two and weights that come and go."""
+    devices = {"devices": 4} if name == "interleaved" else {}
+    order = schedule(name, 8, 8, **devices)
+    several = [
+        (order, {}),
+        (order, {"latency": 0.25}),
+        (order, {"latency": 0.25, "transfers": "blocking"}),
+    ]
+    if name == "interleaved":
+        several.append((shard_weights(order, keep=1), {"unshard": 0.75, "reduce_grad": 0.5}))
+
+    def ends():
+        return [simulate(s, forward=1.0, backward=2.0, **more).end for s, more in several]
+
+    for compiled, plain in zip(*both_ways(monkeypatch, ends), strict=True):
+        assert np.array_equal(plain, compiled)
 
 
 @pytest.mark.long

@@ -35,6 +35,7 @@ from tiledask.distributed.cluster.device_memory import OnePool
 from tiledask.distributed.cluster.forkserver import ForkingNanny, refuse_here, server_of_now
 from tiledask.distributed.cluster.worker import BLAS_THREADS
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
+from tiledask.extras import install
 from tiledask.plan.units import format_bytes, parse_bytes
 from tiledask.plan.whole import is_whole, whole_number
 from tiledask.tile.backend import GpuInfo, probe
@@ -219,7 +220,7 @@ def _without_dask_cuda() -> str:
         importlib.import_module("dask_cuda")
     except Exception as error:  # of a package that it needs and that is too old, too
         said = " ".join(str(error).split())
-        return f"dask-cuda cannot be imported ({said}): pip install 'tiledask[gpu]'"
+        return f"dask-cuda cannot be imported ({said}): {install('gpu')}"
     return ""
 
 
@@ -335,9 +336,7 @@ def _security(tls: bool) -> Any:
     try:
         return Security.temporary()
     except ImportError:
-        raise ConfigError(
-            "tls=True needs the package 'cryptography': pip install cryptography"
-        ) from None
+        raise ConfigError(f"tls=True needs the package 'cryptography': {install('tls')}") from None
 
 
 def _settings(threads: int, dashboard_port: int) -> dict[str, Any]:
@@ -604,8 +603,8 @@ def _gpu_protocol(security: Any) -> str | None:
     if security is not None or not importlib.util.find_spec("distributed_ucxx"):
         reason = "tls=True and UCX do not go together" if security else "UCX is not installed"
         raise ConfigError(
-            f"Dask's setting distributed.comm.default-scheme is {asked!r}, and {reason}; pip "
-            f"install 'tiledask[ucx]', or set it to 'tcp'"
+            f"Dask's setting distributed.comm.default-scheme is {asked!r}, and {reason}; "
+            f"{install('ucx')}, or set it to 'tcp'"
         )
     return "ucx"
 

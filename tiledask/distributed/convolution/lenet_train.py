@@ -27,6 +27,7 @@ from tiledask.distributed.ranks.records import Records
 from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import ConfigError, PlacementError
+from tiledask.extras import needed_for
 from tiledask.plan import html
 from tiledask.plan.program.lenet import BOUNDARIES, SIDE, Need, Split
 from tiledask.plan.program.making.convolution.lenet_formulas import need_by_formulas
@@ -83,7 +84,8 @@ class TrainedLeNet:
     def to_frame(self) -> "pd.DataFrame":
         """A row per step: loss, bytes sent and messages of all ranks, barriers of the busiest,
         seconds of the slowest."""
-        import pandas as pd
+        with needed_for("a frame"):
+            import pandas as pd
 
         totals, barriers = self.records.totals("step"), self.records.barriers
         rows = [

@@ -21,6 +21,7 @@ from tiledask.distributed.out_of_core.place import folder_of, is_url
 from tiledask.distributed.out_of_core.stored_file import StoredFile
 from tiledask.distributed.out_of_core.stored_npy import rounded
 from tiledask.errors import ConfigError
+from tiledask.extras import needed_for
 from tiledask.plan.products.regions import Region, overlap, slices, within
 
 __all__ = ["chunk_files", "create", "look", "read", "survey", "write"]
@@ -103,7 +104,7 @@ def create(array: StoredFile, zeros: bool) -> None:
 
     Chunks are compressed by zstd and end in a crc32c, and the header has a checksum too.
     """
-    import zarr
+    zarr = _zarr()
     from zarr.codecs import Crc32cCodec, ZstdCodec
 
     held: dict[str, Any] = {}
@@ -276,6 +277,13 @@ def _opened(array: StoredFile, write: bool = False) -> Any:
     return found
 
 
+def _zarr() -> Any:
+    """The package."""
+    with needed_for("a zarr array"):
+        import zarr
+    return zarr
+
+
 def _open(
     path: str,
     options: Mapping[str, Any] | None,
@@ -283,8 +291,7 @@ def _open(
     write: bool = False,
 ) -> Any:
     """What zarr says is at ``path``. By URL, chunks of ``array`` that are missing say so."""
-    import zarr
-
+    zarr = _zarr()
     store: Any = path
     if is_url(path):
         from tiledask.distributed.out_of_core.zarr_store import zarr_store

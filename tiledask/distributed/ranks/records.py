@@ -6,6 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tiledask.errors import ConfigError
+from tiledask.extras import needed_for
 from tiledask.plan import html
 from tiledask.plan.collectives.algorithms import KINDS
 from tiledask.plan.collectives.cost import cost
@@ -209,7 +210,8 @@ class Records:
 
     def to_frame(self) -> "pd.DataFrame":
         """A row per record, with predicted_sent, predicted_received, predicted_messages beside."""
-        import pandas as pd
+        with needed_for("a frame"):
+            import pandas as pd
 
         names = [name for name in Record._fields if name != "terms"]
         rows = [[*(getattr(r, name) for name in names), r.seconds, *r.predicted] for r in self.rows]
@@ -254,7 +256,8 @@ def compared(records: Records, calls: Iterable[Call], itemsize: int) -> "pd.Data
     {'label': 'row_linear/forward', 'kind': 'all_reduce', 'planned_calls': 2, 'counted_calls': 0, \
 'planned_bytes': 64, 'counted_bytes': 0, 'equal': False}
     """
-    import pandas as pd
+    with needed_for("a frame"):
+        import pandas as pd
 
     sums: dict[tuple[str, str], list[int]] = {}
     for call in calls:

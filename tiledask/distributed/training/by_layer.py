@@ -19,6 +19,7 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from tiledask.distributed.ranks.records import Record
+from tiledask.extras import needed_for
 from tiledask.plan.pipelines.schedule import SHARDING
 from tiledask.plan.program.calls import Planned
 
@@ -174,7 +175,8 @@ def by_layer(
     Of all ranks together: calls, bytes (sent) and messages; of the rank that has most of them:
     barriers, and seconds, waiting included.
     """
-    import pandas as pd
+    with needed_for("a frame"):
+        import pandas as pd
 
     steps = set(steps)
     ranks: list[list[Record]] = [[] for _ in planned]

@@ -37,6 +37,7 @@ from tiledask.distributed.training.validate import (
     terms_of,
 )
 from tiledask.errors import ConfigError, PlacementError
+from tiledask.extras import needed_for
 from tiledask.plan import html
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedule import Schedule
@@ -106,7 +107,8 @@ class Trained:
     def to_frame(self) -> "pd.DataFrame":
         """A row per step: loss, bytes sent and messages of all ranks, barriers of the busiest;
         the gradients' norm and the loss scale, if there were any."""
-        import pandas as pd
+        with needed_for("a frame"):
+            import pandas as pd
 
         totals, barriers = self.records.totals("step"), self.records.barriers
         rows = [

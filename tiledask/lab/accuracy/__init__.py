@@ -4,8 +4,8 @@ published   every published number, by its id
 measured    memory that devices showed, beside the estimate
 verdicts    set-ups that ran or did not, beside what we say of them
 
-It is for a checkout, and no wheel has it. `make accuracy` (page.py) writes ACCURACY.md
-of memory.py, time.py and exact.py, tables of rows.py; peers.py asks other tools the same questions.
+`make accuracy` (page.py) writes ACCURACY.md of memory.py, time.py and exact.py, tables of rows.py;
+peers.py asks other tools the same questions.
 """
 
 from tiledask.lab.accuracy.memory import measured, verdicts

@@ -9,7 +9,7 @@ training          where a training step's time goes, and torch beside it
   training_shown    its picture and tables, of a record too
 records           goals beside what was reached, and the numbers as JSON
 
-They are for a checkout, and no wheel has them: `make bench` and its kin run them.
+`make bench` and its kin run them.
 """
 
 from tiledask.submodules import submodules

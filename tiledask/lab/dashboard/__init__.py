@@ -17,6 +17,7 @@ page, saved                  the page in the dashboard, and `td.report`: the sam
 import logging
 from typing import TYPE_CHECKING
 
+from tiledask.extras import needed_for
 from tiledask.lab.dashboard.recorder import Collector
 
 if TYPE_CHECKING:
@@ -37,9 +38,10 @@ class Recorder(Collector):
         """Called by Dask: once with the scheduler, or when the plugin is registered later."""
         await super().start(scheduler)
         try:
-            from tiledask.lab.dashboard.page import put_into
+            with needed_for("it"):
+                from tiledask.lab.dashboard.page import put_into
 
-            put_into(scheduler)
+                put_into(scheduler)
         except Exception as error:  # a page is worth no scheduler
             logger.warning("tiledask's page is not in the dashboard: %s", error)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError, DeadlineError
+from tiledask.extras import needed_for
 from tiledask.lab.dashboard.activity import Activity, stacked
 from tiledask.lab.dashboard.pipelines import of_run, of_timeline
 from tiledask.lab.dashboard.products import ProductActivity, of_product
@@ -231,10 +232,11 @@ def _undisturbed(make: Callable[[], str], what: list) -> str:
 
 
 def _html(activities: list[Activity | Overview], title: str) -> str:
-    from bokeh.document import Document
-    from bokeh.embed import components
-    from bokeh.resources import Resources
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    with needed_for("a report"):
+        from bokeh.document import Document
+        from bokeh.embed import components
+        from bokeh.resources import Resources
+        from jinja2 import Environment, PackageLoader, StrictUndefined
 
     from tiledask.lab.dashboard.board import headline, legend
     from tiledask.lab.dashboard.training_board import training_legend

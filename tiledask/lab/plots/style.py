@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from tiledask.extras import needed_for
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -88,7 +90,8 @@ _RC = {
 
 def look() -> AbstractContextManager:
     """The settings of this look, for as long as the context lasts."""
-    import matplotlib.style
+    with needed_for("a figure"):
+        import matplotlib.style
 
     return matplotlib.style.context(["default", _RC])
 
@@ -106,7 +109,8 @@ def styled(draw: Callable[..., "Figure"]) -> Callable[..., "Figure"]:
 
 def canvas(height: float, title: str, width: float = WIDTH) -> "Picture":
     """An empty figure of ``width`` x ``height`` inches with its title at the left."""
-    from tiledask.lab.plots.picture import Picture
+    with needed_for("a figure"):
+        from tiledask.lab.plots.picture import Picture
 
     figure = Picture(figsize=(width, height), look=look)
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.06)

@@ -12,33 +12,19 @@ No answer is stored; the best one is found by trying or by proof. terminal has t
 `tiledask puzzle`.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from tiledask.extras import needed_for
 from tiledask.lab.exercises.latency import gpipe_ahead
 from tiledask.lab.exercises.planning.fewest_gpus import copies_that_fit, fewest_gpus
-from tiledask.lab.exercises.planning.layer_too_large import layer_too_large
 from tiledask.lab.exercises.planning.layouts import (
     fastest_within,
     fewest_devices,
     repair,
     shorten_bubble,
 )
-from tiledask.lab.exercises.products.choreography import cheapest_choreography
-from tiledask.lab.exercises.products.kernel_repair import repaired_kernel
-from tiledask.lab.exercises.products.levels import four_products, levels_at_fault, run_blocks
-from tiledask.lab.exercises.products.placements import blocks_of, fewest_bytes
 from tiledask.lab.exercises.products.tile_choice import retuned, tile_within
-from tiledask.lab.exercises.slots import tasks_on_slots
-from tiledask.lab.exercises.split_layers.attention_heads import balanced_heads
-from tiledask.lab.exercises.split_layers.convolutions import (
-    borrowed_rows,
-    split_each_layer,
-    until_layerwise_moves_more,
-)
-from tiledask.lab.exercises.split_layers.lenet_hybrids import hybrid_lenet
-from tiledask.lab.exercises.split_layers.partial_sums import fewest_sums
-from tiledask.lab.exercises.training.faulty_run import faulty_run
-from tiledask.lab.exercises.training.scale_rule import scale_rule
-from tiledask.lab.exercises.training.step_traffic import step_traffic
-from tiledask.lab.exercises.training.uneven_copies import uneven_copies
 from tiledask.lab.idle_ladder import IdleLevel, LevelWorking, idle_level
 from tiledask.lab.judging import Exercise, Hint, JudgedTask, Result, Target, UnsolvedError
 from tiledask.lab.puzzles import (
@@ -47,6 +33,26 @@ from tiledask.lab.puzzles import (
     puzzle_levels,
     puzzle_names,
 )
+
+if TYPE_CHECKING:
+    from tiledask.lab.exercises.planning.layer_too_large import layer_too_large
+    from tiledask.lab.exercises.products.choreography import cheapest_choreography
+    from tiledask.lab.exercises.products.kernel_repair import repaired_kernel
+    from tiledask.lab.exercises.products.levels import four_products, levels_at_fault, run_blocks
+    from tiledask.lab.exercises.products.placements import blocks_of, fewest_bytes
+    from tiledask.lab.exercises.slots import tasks_on_slots
+    from tiledask.lab.exercises.split_layers.attention_heads import balanced_heads
+    from tiledask.lab.exercises.split_layers.convolutions import (
+        borrowed_rows,
+        split_each_layer,
+        until_layerwise_moves_more,
+    )
+    from tiledask.lab.exercises.split_layers.lenet_hybrids import hybrid_lenet
+    from tiledask.lab.exercises.split_layers.partial_sums import fewest_sums
+    from tiledask.lab.exercises.training.faulty_run import faulty_run
+    from tiledask.lab.exercises.training.scale_rule import scale_rule
+    from tiledask.lab.exercises.training.step_traffic import step_traffic
+    from tiledask.lab.exercises.training.uneven_copies import uneven_copies
 
 __all__ = [
     "Exercise",
@@ -91,3 +97,40 @@ __all__ = [
     "uneven_copies",
     "until_layerwise_moves_more",
 ]
+
+_RUNNING = {
+    "layer_too_large": "planning.layer_too_large",
+    "cheapest_choreography": "products.choreography",
+    "repaired_kernel": "products.kernel_repair",
+    "four_products": "products.levels",
+    "levels_at_fault": "products.levels",
+    "run_blocks": "products.levels",
+    "blocks_of": "products.placements",
+    "fewest_bytes": "products.placements",
+    "tasks_on_slots": "slots",
+    "balanced_heads": "split_layers.attention_heads",
+    "borrowed_rows": "split_layers.convolutions",
+    "split_each_layer": "split_layers.convolutions",
+    "until_layerwise_moves_more": "split_layers.convolutions",
+    "hybrid_lenet": "split_layers.lenet_hybrids",
+    "fewest_sums": "split_layers.partial_sums",
+    "faulty_run": "training.faulty_run",
+    "scale_rule": "training.scale_rule",
+    "step_traffic": "training.step_traffic",
+    "uneven_copies": "training.uneven_copies",
+}
+"""Exercises that run on ranks, by the module of `exercises` that each is at home in: loaded when
+named, for puzzles need no Dask."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _RUNNING:
+        raise AttributeError(f"td.tasks has no {name!r}; it has {', '.join(__all__)}")
+    with needed_for(f"td.tasks.{name}"):
+        value = getattr(import_module(f"tiledask.lab.exercises.{_RUNNING[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -14,6 +14,7 @@ from typing import Any, overload
 import numpy as np
 
 from tiledask.errors import ConfigError, short
+from tiledask.extras import needed_for
 from tiledask.plan import html
 from tiledask.plan.fitting.fewest import CHUNKS, context_degrees
 from tiledask.plan.fitting.fit import Fit, fits
@@ -298,7 +299,8 @@ class Plans(Sequence[Plan]):
     def to_frame(self, first: int | None = 1000) -> Any:
         """A pandas DataFrame: a row per plan, the fields of its layout, its devices, peak bytes,
         verdict, and its seconds by formula."""
-        import pandas as pd
+        with needed_for("a frame"):
+            import pandas as pd
 
         rows = {name: column[:first] for name, column in self.settle()._rows.items()}
         return pd.DataFrame(rows | {"verdict": np.array(VERDICTS)[rows["verdict"]]})

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from tiledask.errors import ConfigError
+from tiledask.extras import needed_for
 from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.cost import Cost, cost, even
 from tiledask.plan.collectives.shards import deal_heads
@@ -91,7 +92,8 @@ class LayerCalls(Generic[C]):
 
     def to_frame(self: "LayerCalls[Call]", itemsize: int) -> "pd.DataFrame":
         """A row per collective: way, label, kind, ranks, and the most bytes that one rank sends."""
-        import pandas as pd
+        with needed_for("a frame"):
+            import pandas as pd
 
         rows = [
             (way, c.label, c.kind, len(c.members), max(c.cost(itemsize).sent))

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tiledask.extras import bring
 from tiledask.plan.pipelines.links import Links
 from tiledask.plan.pipelines.schedule import Schedule
 
@@ -109,7 +110,7 @@ def _compiled() -> Callable[..., bool]:
     except ImportError as error:
         warnings.warn(
             f"schedules are timed by loops that are not compiled, some 100 times slower: {error}; "
-            f"install the newest Numba, for NumPy {np.__version__}",
+            f"the newest Numba that knows NumPy {np.__version__} compiles them: {bring('numba')}",
             UserWarning,
             stacklevel=4,
         )

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import ScheduleError
+from tiledask.extras import needed_for
 from tiledask.plan.pipelines.bound import lower_bound
 from tiledask.plan.pipelines.links import Links, PerLink
 from tiledask.plan.pipelines.needs import validate
@@ -151,7 +152,8 @@ def _solve(
     least: int,
     timeout: float,
 ) -> _Found:
-    from ortools.sat.python import cp_model
+    with needed_for("the best order of a pipeline"):
+        from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
     horizon = int(seconds.max(axis=2).sum() * schedule.microbatches + arriving.sum() * 2 + 1)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tiledask.errors import ScheduleError
+from tiledask.extras import needed_for
 from tiledask.plan import html
 from tiledask.plan.pipelines.causes import CAUSES, IdleTime, idle_time
 from tiledask.plan.pipelines.idle import COMPUTE, KINDS, TRANSFER, Waits, waits
@@ -291,7 +292,8 @@ class Timeline:
 
     def to_frame(self) -> "pd.DataFrame":
         """A pandas DataFrame with the columns device, kind, stage, microbatch, start, end."""
-        import pandas as pd
+        with needed_for("a frame"):
+            import pandas as pd
 
         names = ("device", "kind", "stage", "microbatch", "start", "end")
         return pd.DataFrame({name: getattr(self, name) for name in names})

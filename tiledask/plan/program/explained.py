@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tiledask.errors import ProgramError
+from tiledask.extras import needed_for
 from tiledask.plan import html
 from tiledask.plan.inputs.load import as_cluster
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
@@ -88,7 +89,8 @@ class ProgramExplanation:
 
     def to_frame(self) -> "pd.DataFrame":
         """A row per kind of instruction; ``measured`` only if something was."""
-        import pandas as pd
+        with needed_for("a frame"):
+            import pandas as pd
 
         frame = pd.DataFrame(self.rows, columns=list(ProgramRow._fields)).set_index("what")
         return frame.dropna(axis="columns", how="all")

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from tiledask.errors import KernelError
+from tiledask.extras import needed_for
 from tiledask.tile.backend import Array, as_dtype, namespace
 from tiledask.tile.layers.rng import Part, key, normals, positions, uniforms
 
@@ -103,7 +104,8 @@ def _drawn(
     else:
         values = np.full(at.shape, float(parameter.kind == "ones"))
     if nudge is not None:
-        finfo = import_module("ml_dtypes").finfo  # NumPy's knows no bfloat16
+        with needed_for("a nudge"):
+            finfo = import_module("ml_dtypes").finfo  # NumPy's knows no bfloat16
         up = uniforms(key(seed, name, "nudge", nudge.number), at) < 0.5
         values = values * (1 + np.where(up, 1, -1) * finfo(as_dtype(nudge.dtype)).eps)
     return values

@@ -17,6 +17,7 @@ import numpy as np
 
 from tiledask.distributed.training import GPT, train
 from tiledask.errors import ConfigError
+from tiledask.extras import needed_for
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.plots.training.losses import losses as draw_losses
@@ -63,7 +64,8 @@ class FaultyRun(Exercise):
     def table(self) -> "pd.DataFrame":
         """A row per run: its layout, its format, its verdict by `acceptable` after each step, the
         worst of all."""
-        import pandas as pd
+        with needed_for("a frame"):
+            import pandas as pd
 
         rows = [
             (name, *run.shape, run.dtype, _verdict(run, run.dtype, STEPS, "float32"))

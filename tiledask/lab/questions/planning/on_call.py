@@ -9,6 +9,7 @@ from typing import Any
 
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.extras import needed_for
 from tiledask.lab.claim import COLUMNS
 from tiledask.lab.puzzles.fields import choice, numbers, whole
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
@@ -110,7 +111,8 @@ def work(fault: str, polled: list[float], microbatches: int) -> WorkedAnswer:
     p, m = len(polled), microbatches
     if fault != POLLED:
         return _pipeline(pipelines(p, m)[fault].simulated(), m)
-    import pandas as pd
+    with needed_for("a frame"):
+        import pandas as pd
 
     devices = {f"{at}": [busy] * POLLS for at, busy in enumerate(polled)}
     return _pipeline(pd.DataFrame({"time": range(POLLS)} | devices), m)

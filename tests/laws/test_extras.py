@@ -1,0 +1,194 @@
+"""The base install is NumPy and rich: the planner works with them alone, and says what is missing.
+
+A process that finds no other package plans, simulates and judges puzzles; `make test-versions`
+does it in an environment that has no other, and measures it.
+
+Holds `tiledask.extras`.
+"""
+
+import re
+import tomllib
+from importlib.metadata import packages_distributions
+
+import pytest
+from oracles.finished import ROOT, python
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from test_architecture import STDLIB, read
+
+from tiledask import extras
+from tiledask.extras import EXTRAS, bring, install, needed_for, needs
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+BASE = {"numpy", "rich"}
+BROUGHT = BASE | {"pygments", "markdown_it", "mdurl"}
+"""With what rich needs in turn."""
+CHECKOUT = ("accuracy", "bench", "gpu")
+"""Folders of lab that no wheel has."""
+
+ONLY_BASE = f"""
+import sys
+
+class Nothing:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        posix = top in ("fcntl", "resource")
+        if posix or top not in sys.stdlib_module_names | {BROUGHT | {"tiledask"}!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+for name in ("fcntl", "resource"):
+    sys.modules.pop(name, None)
+sys.meta_path.insert(0, Nothing())
+import tiledask as td
+"""
+"""What comes before code that runs as if nothing else was installed, on a system without them."""
+
+PLANNED = """
+from tiledask.cli import main
+
+model, cluster = td.load_model("llama-2-7b"), td.load_cluster("8xA100-80GB")
+plans = td.search(model, cluster, global_batch=64)
+layout = plans.best.layout
+assert td.fits(model, layout, cluster).verdict == "fits"
+assert td.estimate_memory(model, layout).peak > 0 < td.estimate_step(model, layout, cluster).total
+print(plans, td.critique(model, layout, cluster), td.sensitivity(model, cluster, 64))
+assert td.partition([1.0] * 24, stages=4).sizes == (6, 6, 6, 6)
+for name in ("naive", "gpipe", "1f1b", "zb-h1", "zb-auto"):
+    order = td.schedule(name, stages=4, microbatches=8)
+    timeline = td.simulate(order, forward=1.0, backward=2.0)
+    assert 0 <= timeline.bubble_fraction < 1, name
+    td.program(order, block_bytes=32).check()
+td.diagnose(timeline)
+for name in td.tasks.puzzle_names():
+    td.tasks.load_puzzle(name).check(None)
+td.tasks.idle_level(3, seed=7).check(None)
+for words in (
+    "--version", "doctor", "fit gpt2 1xA100-40GB --critique", "partition 24 4", "idle 1f1b 4 8",
+    "puzzle", "puzzle 14 --answer 8", "puzzle idle-3", "plan llama-2-7b 8xA100-80GB 64 --json",
+):
+    try:
+        status = main(words.split())
+    except SystemExit as end:
+        status = end.code
+    assert status == (words == "puzzle 14 --answer 8"), words
+"""
+
+MISSING = {
+    "td.start_cluster": "run",
+    "td.matmul": "run",
+    "td.tasks.fewest_bytes": "run",
+    "td.tile.as_dtype('bfloat16')": "run",
+    "td.lab.dashboard": "run",
+    "td.simulate('1f1b', 4, 8).to_frame()": "plots",
+    "td.plots.gantt(td.simulate('1f1b', 4, 8))": "plots",
+    "td.plots.canvas(2, 'nothing')": "plots",
+    "td.create_array('x.zarr', (4, 4), 'f4', chunks=(2, 2))": "files",
+    "td.optimal_schedule(2, 3, forward=1.0, backward=2.0)": "optimum",
+}
+"""What is asked for, and the extra that it needs."""
+
+
+# -- the table -----------------------------------------------------------------------------------
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {canonicalize_name(Requirement(line).name) for line in requirements}
+
+
+def test_the_base_install_is_numpy_and_rich():
+    assert names(PROJECT["dependencies"]) == BASE
+
+
+@pytest.mark.parametrize("extra", ["run", "plots", "files", "fast", "optimum"])
+def test_every_package_of_an_extra_is_in_the_table(extra):
+    found = packages_distributions()
+    brought = {canonicalize_name(name) for module in EXTRAS[extra] for name in found[module]}
+    wanted = names(PROJECT["optional-dependencies"][extra])
+    assert wanted <= brought, f"no module of {wanted - brought} is in EXTRAS[{extra!r}]"
+
+
+def test_all_is_every_extra_that_needs_no_gpu():
+    (line,) = PROJECT["optional-dependencies"]["all"]
+    assert Requirement(line).name == PROJECT["name"]
+    rest = {"all", "test", "tls", "gpu", "ucx"}
+    assert Requirement(line).extras == set(PROJECT["optional-dependencies"]) - rest
+
+
+def unnamed(package) -> set[str]:
+    """Packages that are imported under ``package``, and that no extra has."""
+    known = {module for modules in EXTRAS.values() for module in modules}
+    files = (f for f in package.rglob("*.py") if not {*f.relative_to(package).parts} & {*CHECKOUT})
+    tops = {what.module.partition(".")[0] for f in files for what in read(f, ROOT).imports}
+    return tops - known - BASE - STDLIB - {"tiledask", "cupyx"}
+
+
+@pytest.mark.long
+def test_whatever_is_imported_is_brought_by_the_base_or_by_an_extra():
+    assert unnamed(ROOT / "tiledask") == set()
+
+
+# -- the words -----------------------------------------------------------------------------------
+
+
+def test_what_is_missing_is_told_with_its_extra(monkeypatch):
+    with (
+        pytest.raises(
+            ModuleNotFoundError, match="a frame needs pandas, which is not ins"
+        ) as caught,
+        needed_for("a frame"),
+    ):
+        raise ModuleNotFoundError("No module", name="pandas.core")
+    assert str(caught.value).endswith(f": {install('plots')}")
+    assert caught.value.name == "pandas.core"
+    monkeypatch.setattr(extras, "__file__", "/opt/site-packages/tiledask/extras.py")
+    assert bring("numba") == "pip install 'tiledask[fast]'"
+    assert bring("something_else") == "pip install something_else"
+
+
+def test_what_python_itself_lacks_on_a_system_is_not_to_be_installed():
+    said = str(needs("td.start_cluster", ModuleNotFoundError(name="fcntl")))
+    assert "needs Python's fcntl" in said
+    assert "use Linux" in said
+    assert "pip" not in said
+
+
+def test_a_fault_of_ours_is_not_a_missing_package():
+    with pytest.raises(ModuleNotFoundError, match=r"^No module"), needed_for("td.x"):
+        raise ModuleNotFoundError("No module named 'tiledask.x'", name="tiledask.x")
+
+
+# -- the planner alone ---------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_the_planner_works_with_the_base_alone_and_without_fcntl():
+    loaded = "print('loaded', *sorted({name.partition('.')[0] for name in sys.modules}))"
+    done = python("-c", f"{ONLY_BASE}{PLANNED}{loaded}", timeout=240)
+    assert done.returncode == 0, done.stderr
+    there = set(done.stdout.splitlines()[-1].split()[1:])
+    assert "numpy" in there
+    assert not there & {module for modules in EXTRAS.values() for module in modules} - BROUGHT
+
+
+@pytest.mark.long
+def test_each_thing_that_needs_more_says_what_brings_it(tmp_path):
+    """Never that there is no module of some name, and never after work that is lost."""
+    ask = f"""
+for what in {list(MISSING)!r}:
+    try:
+        eval(what)
+    except ModuleNotFoundError as error:
+        print(error)
+"""
+    done = python("-c", f"{ONLY_BASE.replace('posix or', 'not posix and')}{ask}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = dict(zip(MISSING, done.stdout.splitlines(), strict=True))
+    for what, extra in MISSING.items():
+        assert said[what].endswith(install(extra)), (what, said[what])
+
+
+@pytest.mark.slow
+def test_a_clean_environment_of_the_wheel_is_small_and_plans():
+    done = python(ROOT / ".ci/versions.py", "base", timeout=900)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"planned and simulated, \d+ MB\n1 passed, 0 failed", done.stdout)
