@@ -12,7 +12,16 @@ from pathlib import Path
 __all__ = ["EXTRAS", "bring", "install", "lacking", "needed_for", "needs"]
 
 EXTRAS = {
-    "run": ("dask", "distributed", "ml_dtypes", "psutil", "scipy", "threadpoolctl", "tornado"),
+    "run": (
+        "dask",
+        "distributed",
+        "fsspec",
+        "ml_dtypes",
+        "psutil",
+        "scipy",
+        "threadpoolctl",
+        "tornado",
+    ),
     "plots": ("bokeh", "jinja2", "markdown_it", "markupsafe", "matplotlib", "pandas"),
     "files": ("zarr", "numcodecs"),
     "fast": ("numba",),

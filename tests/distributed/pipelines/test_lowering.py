@@ -11,7 +11,7 @@ import pytest
 
 import tiledask as td
 from tests.distributed.pipelines.test_pipeline import BATCH, SHAPE, TARGET, kill_soon, small
-from tiledask.distributed.pipelines import lowering
+from tiledask.distributed.pipelines import lowering, paced
 from tiledask.distributed.pipelines.job import PipelineJob
 from tiledask.distributed.pipelines.kernels import StageOperands
 from tiledask.distributed.pipelines.lowering import TaskLine, run_tasks
@@ -131,6 +131,10 @@ def test_a_frame_whose_earlier_turns_were_elsewhere_is_gone_through_again():
         assert all(mine[name].tobytes() == theirs[name].tobytes() for name in theirs)
 
 
+def _reports_late():
+    paced.REPORT_AFTER = 1.0
+
+
 @pytest.mark.cluster
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["1f1b", "zb-v", "dualpipev", "chimera"])
@@ -140,6 +144,8 @@ def test_what_a_dead_worker_had_done_is_the_same_to_the_bit_when_it_is_done_agai
     given = {"target": TARGET, "cluster": cluster, "timeout": 120}
     times = {"forward": 0.05, "backward": 0.05, "backward_input": 0.05, "backward_weight": 0.05}
     alive = td.run_schedule(schedule, stages, BATCH, engine="loop", **given)
+    # what the one that dies would have said is lost
+    cluster.gather([cluster.submit(1, _reports_late)], "a setting", 20)
     killing = kill_soon(cluster, 1, 0.5)  # of a second that it takes at least
     run = td.run_schedule(schedule, stages, BATCH, **given, **times)
     killing.join()

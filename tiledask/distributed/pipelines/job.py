@@ -133,8 +133,10 @@ class PipelineJob:
         deadline = time.monotonic() + self.patience
         while True:
             events = self.cluster.client.get_events(self.topic) or ()
-            # an action that ran again, after its worker died, counts as it ran last
-            ran = {tuple(e["action"]): e for _, e in events}
+            # an action that ran again, after its worker died, counts as it ran last; of one whose
+            # worker died before it reported, whoever was given its block says what it knows
+            told = [e["before"] for _, e in events if "before" in e] + [e for _, e in events]
+            ran = {tuple(e["action"]): e for e in told}
             if len(ran) == len(self.schedule):
                 spans = [(e["device"], *e["action"], e["start"], e["end"]) for e in ran.values()]
                 spans += [

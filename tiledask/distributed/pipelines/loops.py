@@ -87,7 +87,7 @@ class _PacedRunner(StageRunner):
                 self.arrivals.append(None)
                 self._some(Recv, turn)
             work = partial(self._some, Do, *turns)
-            self.end = perform(here.run, here.device, self.pace, actions, self.arrivals, work)
+            self.end, _ = perform(here.run, here.device, self.pace, actions, self.arrivals, work)
             self._some(Send, *turns)
             for turn in turns:
                 self._leave(turn)

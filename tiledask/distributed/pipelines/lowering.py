@@ -45,6 +45,8 @@ class StageBlock:
     array: Any
     made: float
     """When, by the scheduler's clock."""
+    said: dict[str, Any] | None = None
+    """What was reported of the action that made it."""
 
 
 register_generic(StageBlock)
@@ -257,17 +259,19 @@ def _act(line: TaskLine, first: int, before: Any, *given: Any) -> Any:
     for turn in turns:
         came, given = line.arrived(turn, given)
         line.blocks |= came
-        arrivals.append(Arrival(came[turn].made) if turn in came else None)
+        block = came.get(turn)
+        arrivals.append(block and Arrival(block.made, said=block.said))
         line.ready(turn)
 
     def work() -> None:
         for turn in turns:
             line.go(turn)
 
-    end = perform(topic, device, pace, [*map(line.action, turns)], arrivals, work)
+    end, said = perform(topic, device, pace, [*map(line.action, turns)], arrivals, work)
     line.blocks.clear()
     blocks = [
-        StageBlock(line.sends.pop(turn), end) if turn in line.sends else None for turn in turns
+        StageBlock(line.sends.pop(turn), end, event) if turn in line.sends else None
+        for turn, event in zip(turns, said, strict=True)
     ]
     if len(turns) > 1:
         return blocks

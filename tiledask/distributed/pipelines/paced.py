@@ -32,6 +32,8 @@ class Arrival(NamedTuple):
     made: float
     sent: tuple[float, float] | None = None
     """(start, end) of its way, if that is known here."""
+    said: dict[str, Any] | None = None
+    """What was reported of the action that made it, if that is known here."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,12 @@ def perform(
     actions: Sequence[Action],
     arrivals: Sequence[Arrival | None],
     work: Callable[[], Any],
-) -> float:
-    """The moment at which actions were over, whose ``work`` began when their blocks were there.
+) -> tuple[float, list[dict[str, Any]]]:
+    """(the moment at which actions were over, whose ``work`` began when their blocks were there;
+    what an event on ``topic`` says of each).
 
-    An event on ``topic`` says when they ran.
+    What is known of whoever made a block is said again: a worker that dies within `REPORT_AFTER`
+    takes its report along, and where its block has gone by then nobody does its work again.
     """
     seconds, latencies = pace.of(actions)
     came = list(zip(actions, latencies, arrivals, strict=True))
@@ -89,7 +93,7 @@ def perform(
     # is no work of that device, but overhead before its next action
     end = max(worked, start + seconds)
     _sleep_until(end)
-    worker = get_worker()
+    worker, said = get_worker(), []
     for action, latency, block in came:
         event = {
             "action": tuple(action),
@@ -99,12 +103,15 @@ def perform(
             "late": max(0.0, worked - start - seconds) if seconds else 0.0,
             "arriving": [] if block is None else list(_ways(action, latency, block)),
         }
+        said.append(event)
+        if block is not None and block.said is not None:
+            event = {**event, "before": block.said}
         # later, because a worker's messages go out 2 ms apart: the news that this action is done,
         # for which another device may be waiting, shall not queue behind its time of day
         worker.loop.add_callback(
             worker.loop.call_later, REPORT_AFTER, worker.log_event, topic, event
         )
-    return end
+    return end, said
 
 
 def _ways(action: Action, latency: float, block: Arrival) -> Sequence[tuple[int, float, float]]:
