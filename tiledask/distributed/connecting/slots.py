@@ -96,6 +96,8 @@ class Slots(SchedulerPlugin):
         """Address -> done when that worker is equipped, or cannot be."""
         self.refused: dict[str, str] = {}
         """Address -> why a worker could not be equipped."""
+        self.leaving = False
+        """Whether all is being taken back."""
         self.page = False
         """Whether what collects for the dashboard's page was put there here."""
         self.lost: set[str] = set()
@@ -122,8 +124,8 @@ class Slots(SchedulerPlugin):
             self._soon(leave, client, scheduler)
 
     def _soon(self, function: Callable[..., Any], *args: Any) -> None:
-        """Have the scheduler call ``function``, unless it is ending."""
-        if not self.scheduler._ongoing_background_tasks.closed:
+        """Have the scheduler call ``function``, unless it is ending, or this is."""
+        if not self.leaving and not self.scheduler._ongoing_background_tasks.closed:
             self.scheduler._ongoing_background_tasks.call_soon(function, *args)
 
     # -- hosts that are cut off ----------------------------------------------------------------
@@ -172,13 +174,14 @@ class Slots(SchedulerPlugin):
                 return
             self.waiting[address] = done = asyncio.get_running_loop().create_future()
             try:
-                self.ready[address] = await asyncio.wait_for(
-                    self.on(address, _equip, VERSION), patience
-                )
-                self.refused.pop(address, None)
+                found = await asyncio.wait_for(self.on(address, _equip, VERSION), patience)
+                if address in known:  # it has not gone meanwhile
+                    self.ready[address] = found
+                    self.refused.pop(address, None)
             except Exception as error:  # whatever it lacks: it works on without a slot
-                self.refused[address] = f"{type(error).__name__}: {error}"
                 logger.warning("worker %s has no slot: %s", address, error)
+                if address in known:
+                    self.refused[address] = f"{type(error).__name__}: {error}"
             finally:
                 del self.waiting[address]
                 done.set_result(None)
@@ -299,7 +302,8 @@ async def join(
 
     ``patience``: seconds that a worker has to get ready.
     """
-    plugin = dask_scheduler.plugins.get(_NAME)
+    while (plugin := dask_scheduler.plugins.get(_NAME)) is not None and plugin.leaving:
+        await asyncio.sleep(0.02)  # what is taken back is not given meanwhile
     if plugin is None:
         plugin = Slots(dask_scheduler)
         dask_scheduler.add_plugin(plugin)
@@ -326,12 +330,13 @@ async def leave(client: str, dask_scheduler: Any) -> None:
     plugin = dask_scheduler.plugins.get(_NAME)
     if plugin is None or plugin.wanted.pop(client, None) is None or plugin.wanted:
         return
+    plugin.leaving = True
+    await plugin.strip()
     dask_scheduler.remove_plugin(_NAME)
     for name in [name for name in dask_scheduler.handlers if name.startswith("tiledask_")]:
         del dask_scheduler.handlers[name]
     if plugin.page and PAGE in dask_scheduler.plugins:
         dask_scheduler.remove_plugin(PAGE)
-    await plugin.strip()
 
 
 # -- run on a worker, for the scheduler ------------------------------------------------------------
