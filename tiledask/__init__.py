@@ -66,6 +66,7 @@ _HOME = {
     "load_images": "tiledask.tile.datasets",
     # distributed: many devices
     "start_cluster": "tiledask.distributed.cluster.start",
+    "connect": "tiledask.distributed.connecting.connect",
     "Mesh": "tiledask.distributed.arrays.mesh",
     "Shard": "tiledask.plan.products.placement",
     "Replicate": "tiledask.plan.products.placement",

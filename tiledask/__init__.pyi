@@ -17,6 +17,7 @@ from tiledask.distributed.arrays.redistribute import redistribute as redistribut
 from tiledask.distributed.checkpoints import open_checkpoint as open_checkpoint
 from tiledask.distributed.checkpoints import save_checkpoint as save_checkpoint
 from tiledask.distributed.cluster.start import start_cluster as start_cluster
+from tiledask.distributed.connecting.connect import connect as connect
 from tiledask.distributed.convolution.lenet_train import train_lenet as train_lenet
 from tiledask.distributed.explain import explain as explain
 from tiledask.distributed.memory.claims import run_claim as run_claim

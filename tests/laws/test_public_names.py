@@ -127,7 +127,12 @@ def notebooks() -> Iterator[tuple[str, str]]:
         yield path.name, "\n\n".join(code)
 
 
-PAGES = ("README.md", "tiledask/distributed/COMING_FROM_DASK.md", "data/puzzles/README.md")
+PAGES = (
+    "README.md",
+    "tiledask/distributed/COMING_FROM_DASK.md",
+    "tiledask/distributed/connecting/ON_ANY_CLUSTER.md",
+    "data/puzzles/README.md",
+)
 
 
 def shown() -> set[str]:

@@ -30,7 +30,7 @@ from oracles.waiting import wait_until
 import tiledask as td
 from tiledask.distributed.cluster import host_memory, start
 from tiledask.distributed.cluster import worker as on_worker
-from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.cluster.cluster import Cluster, StartedCluster
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.tile import backend
 
@@ -468,7 +468,7 @@ def answering(*answers):
         failed = isinstance(answer, Exception)
         return {"tcp://here:1": answer if failed else pickle.dumps((0, answer))}
 
-    return mock.Mock(slots=1, client=mock.Mock(sync=sync))
+    return mock.Mock(slots=1, client=mock.Mock(sync=sync), anew=StartedCluster.anew)
 
 
 def test_a_worker_that_is_gone_is_asked_again_and_then_said_to_be_lost():

@@ -103,7 +103,7 @@ def test_what_is_not_known_to_be_dead_stays(temporary, client, monkeypatch, anot
     process.wait()
     with monkeypatch.context() as patched:
         if another == "machine":
-            patched.setattr(spool, "_machine", lambda: "of another start")
+            patched.setattr(spool, "machine", lambda: "of another start")
         else:
             patched.setattr(os, "geteuid", lambda: os.getuid() + 1)
         assert remove_spools_of_the_dead() == []

@@ -271,15 +271,17 @@ def _transposed(block: Any) -> Any:
     return block.T
 
 
-def read_block(path: str, region: Region, dtype: str, backend: str) -> Any:
-    """One block, read from the spool (on the worker)."""
+def read_block(source: str | np.ndarray, region: Region, dtype: str, backend: str) -> Any:
+    """One block (on the worker), of a file in the spool or what a `KeptArray` gave the task."""
     found, xp = as_dtype(dtype), namespace(backend)
+    if not isinstance(source, str):
+        return xp.asarray(source.view(found))
     block = xp.empty([stop - start for start, stop in region], found)
     # the pages of a mapped file are this process's until it is unmapped: a slab of rows at a time
     (first, last), *others = region or [(0, 1)]
     across = max(1, block.nbytes // max(1, last - first))
     for start, stop in pairwise([*range(first, last, max(1, SLAB // across)), last]):
-        whole = np.load(path, mmap_mode="r", allow_pickle=False)
+        whole = np.load(source, mmap_mode="r", allow_pickle=False)
         whole = whole.view(found)  # bfloat16 is saved as bytes without a name
         place = (slice(start - first, stop - first),) if region else ...
         block[place] = xp.asarray(whole[slices(((start, stop), *others)) if region else ...])

@@ -2,9 +2,10 @@
 
     distribute(a, mesh, (Shard(0), Shard(1)))
         a  --save once-->  spool file  --each slot reads its region-->  one block per rank
+        a  --cut-->  a task's argument, where a worker does not see the spool  -->  the same
 
-Blocks are made by tasks (from the file, or from a function), never scattered: when a worker
-dies, Dask runs the task again and the block is back.
+Blocks are made by tasks (from the file or the argument, or by a function), never scattered: when a
+worker dies, Dask runs the task again and the block is back.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,6 +19,7 @@ import tiledask.distributed.arrays.redistribute
 import tiledask.distributed.products.matmul  # noqa: F401
 from tiledask.distributed.arrays.array import ShardedArray, check_placements, make_block, read_block
 from tiledask.distributed.arrays.mesh import Mesh, Submesh, on_whole_mesh
+from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.room import Room, room_of
 from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan.products.placement import Partial, Placement, Tiling
@@ -46,8 +48,8 @@ def distribute(
     """``array`` as a ShardedArray: one placement per mesh axis, uneven extents allowed.
 
     On a submesh, ``mesh["tp"]``, placements are those of its axes, and along the others of the mesh
-    every rank has a replica. The array is copied once to the cluster's spool folder, so changing it
-    later changes nothing.
+    every rank has a replica. The array is copied once, so changing it later changes nothing: to
+    the cluster's spool folder, or into the tasks of workers that do not see that.
     Raises PlacementError for placements that the mesh or the shape does not allow.
     """
     mesh, placements = on_whole_mesh(mesh, placements)
@@ -62,12 +64,12 @@ def distribute(
     tiling = Tiling(array.shape, mesh.shape, checked(placements, array.dtype))
     check_dtype(array.dtype)
     refuse_large_blocks(tiling, array.dtype, room_of(mesh.cluster, alone=True, timeout=timeout))
-    path = mesh.cluster.keep(array)
+    kept = mesh.cluster.keep(array)
     blocks = [
         mesh.cluster.submit(
             rank,
             read_block,
-            path,
+            kept.part(rank, tiling.region(at)),
             tiling.region(at),
             array.dtype.name,
             mesh.cluster.backend,
@@ -126,8 +128,9 @@ def from_function(
 def check_mesh(mesh: Any) -> None:
     """None if ``mesh`` is a Mesh of a cluster that runs; else TypeError or ClusterLostError."""
     if not isinstance(mesh, Mesh):
+        kind = Cluster if isinstance(mesh, Cluster) else type(mesh)
         raise TypeError(
-            f"arrays lie on a mesh, got {type(mesh).__name__}; td.Mesh(cluster, (2, 2)) makes one"
+            f"arrays lie on a mesh, got {kind.__name__}; td.Mesh(cluster, (2, 2)) makes one"
         )
     mesh.cluster.check_alive()
 

@@ -14,6 +14,7 @@ from math import prod
 from typing import Any, Union
 
 from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.errors import PlacementError
 from tiledask.plan.products.placement import Placement, Replicate
 from tiledask.plan.whole import is_whole
@@ -24,6 +25,8 @@ __all__ = ["Mesh", "Submesh", "on_whole_mesh"]
 @dataclass(frozen=True)
 class Mesh:
     """Ranks 0..n-1 of ``cluster`` in row-major order on a grid of ``shape``; rank r is slot r.
+
+    A Dask client, or a scheduler's address, is connected to (`tiledask.connect`).
 
     ``names``: of the axes, if they have any. Then ``mesh.size("tp")`` is the extent of one, in a
     rank function ``rank.group("tp")`` the ranks along it, and ``mesh["tp"]`` the submesh to place
@@ -37,11 +40,7 @@ class Mesh:
     names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.cluster, Cluster):
-            raise TypeError(
-                f"a mesh is made of a cluster's slots, got {type(self.cluster).__name__}; "
-                f"td.Mesh(cluster, (2, 2)) with cluster = td.start_cluster()"
-            )
+        object.__setattr__(self, "cluster", cluster_of(self.cluster, "a mesh"))
         shape = self.shape if isinstance(self.shape, Sequence) else (self.shape,)
         if not shape or not all(is_whole(n, 1) for n in shape):
             raise PlacementError(
@@ -53,7 +52,7 @@ class Mesh:
             raise PlacementError(
                 f"a mesh of shape {self.shape} has {self.ranks} ranks, the cluster has "
                 f"{self.cluster.slots} slots; use a smaller mesh or "
-                f"start_cluster(workers={self.ranks})"
+                f"{self.cluster.with_slots(self.ranks)}"
             )
         object.__setattr__(self, "names", _checked_names(self.names, self.shape))
 

@@ -18,7 +18,7 @@ from distributed import Worker
 from tiledask.distributed.cluster.cluster import Cluster, seconds_of
 from tiledask.errors import DeadlineError
 
-__all__ = ["Clock", "draw_by_this_clock", "now", "set_clocks", "time_there"]
+__all__ = ["Clock", "draw_by_dasks_clock", "draw_by_this_clock", "now", "set_clocks", "time_there"]
 
 ROUNDS = 8
 """Round trips of which the shortest counts."""
@@ -98,6 +98,12 @@ def draw_by_this_clock() -> None:
     before the end of the first, and transfers against the actions that waited for them.
     """
     setattr(Worker, "scheduler_delay", _AsMeasured())  # noqa: B010 - Dask says float
+
+
+def draw_by_dasks_clock() -> None:
+    """Have Dask draw this worker's times as it does by itself."""
+    if isinstance(vars(Worker).get("scheduler_delay"), _AsMeasured):
+        delattr(Worker, "scheduler_delay")
 
 
 def _answer(dask_scheduler: Any) -> float:

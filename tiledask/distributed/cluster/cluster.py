@@ -16,10 +16,13 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from inspect import isawaitable
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
+import dask
 import numpy as np
 from dask._expr import LLGExpr
 from dask._task_spec import Task, parse_input
@@ -43,12 +46,30 @@ from tiledask.distributed.cluster.panel import panel
 from tiledask.distributed.cluster.spool import open_spool
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan import html
+from tiledask.plan.products.regions import Region, slices
 from tiledask.plan.whole import is_whole
 
-__all__ = ["DEADLINE", "RUNNING", "Cluster", "seconds_of", "slot_of", "slot_on", "workers_of"]
+__all__ = [
+    "DEADLINE",
+    "PAGE",
+    "RUNNING",
+    "Cluster",
+    "KeptArray",
+    "StartedCluster",
+    "seconds_of",
+    "slot_named",
+    "slot_of",
+    "slot_on",
+    "workers_of",
+]
 
+T = TypeVar("T")
 DEADLINE = 300.0
 """Seconds a call waits for the cluster unless told otherwise."""
+PAGE = "tiledask-page"
+"""Dask's name of what collects for the dashboard's page, on the scheduler."""
+_LARGE_GRAPHS = {"distributed.admin.large-graph-warning-threshold": 2**60}
+"""Blocks go as arguments to workers that do not see the spool: Dask need not warn of them."""
 RUNNING: list["Cluster"] = []
 """The clusters of this process that are not closed, the newest last."""
 
@@ -86,9 +107,19 @@ async def _in_slot(
     return found
 
 
+def slot_named(resources: Iterable[str]) -> int:
+    """The slot of a worker that has these resources; -1 if it is in none.
+
+    >>> slot_named(["GPU", "slot12", "beside12"]), slot_named(["slots"])
+    (12, -1)
+    """
+    named = (name[4:] for name in resources if name.startswith("slot"))
+    return next((int(number) for number in named if number.isdigit()), -1)
+
+
 def slot_on(worker: Any) -> int:
-    """The slot that a worker is in, on itself."""
-    return next(int(n[4:]) for n in worker.state.total_resources if n.startswith("slot"))
+    """The slot that a worker is in, on itself; -1 if it is in none."""
+    return slot_named(worker.state.total_resources)
 
 
 def seconds_of(timeout: float | None) -> float:
@@ -133,49 +164,57 @@ def workers_of(client: Client) -> dict[str, dict[str, Any]]:
     return {}
 
 
-class Cluster:
-    """Workers in slots 0..n-1 and the client that speaks to them; a context manager."""
+class KeptArray(NamedTuple):
+    """An array of which workers make blocks, and lost ones again."""
+
+    path: str
+    """Of a copy in the spool; empty if nobody reads it there."""
+    array: np.ndarray
+    near: frozenset[int]
+    """The slots whose workers see the spool."""
+
+    def part(self, slot: int, region: Region) -> str | np.ndarray:
+        """What a task in ``slot`` makes the block of ``region`` from: the path, or the block."""
+        return self.path if slot in self.near else self.array[slices(region)].copy()
+
+
+class Cluster(ABC):
+    """Workers in slots 0..n-1 and the client that speaks to them; a context manager.
+
+    `StartedCluster` is one of td.start_cluster, `AttachedCluster` one of td.connect.
+    """
+
+    given: Any
+    """Dask's own cluster, or what was connected to."""
+    started_here: bool
+    """Whether the workers are this process's, and end with the cluster."""
+    _one_here: str
+    """How another process gets a cluster of its own, in words."""
+    _another: str
+    """How another one is had when this one is closed."""
+    anew: str
+    """How what is lost is had again."""
 
     def __init__(
-        self,
-        dask_cluster: SpecCluster,
-        slots: int,
-        backend: str,
-        why: str,
-        memory_limit: int,
-        default: bool | None = None,
+        self, client: Client, slots: int, backend: str, why: str, memory_limit: int
     ) -> None:
-        self.dask_cluster = dask_cluster
+        self.client = client
         self.slots = slots
         self.backend = backend
         """"numpy" or "cupy": what the blocks on the workers are."""
         self.why = why
         """Why these devices were chosen, one sentence."""
-        device_arrays.register(on_host=True)
-        try:
-            if default is None:
-                default = not _users_client_is_default()
-            # results come from workers' host memory by UCX too, and not onto a GPU of this process
-            families = ["dask", "pickle"]
-            self.client = Client(dask_cluster, set_as_default=default, serializers=families)
-            # Dask's client gathers messages for 10 ms before it sends them, which is most of the
-            # time of a small product
-            if self.client.scheduler_comm is not None:
-                self.client.scheduler_comm.interval = 0.001
-            self.spool, self._remove_spool = open_spool(self)
-            """Folder of the arrays that were distributed; workers make lost blocks again from
-            it, so it only grows until the cluster is closed. The folder of a client that was
-            killed goes when the next cluster starts."""
-        except BaseException:
-            dask_cluster.close(timeout=20)
-            raise
+        self.spool, self._remove_spool = open_spool(self)
+        """Folder of the arrays that were distributed; workers make lost blocks again from
+        it, so it only grows until the cluster is closed. The folder of a client that was
+        killed goes when the next cluster starts."""
         self._process = os.getpid()
         self.started = time.time()
         """Seconds since 1970."""
         self.counting = threading.Lock()
         """Held while transfers and memory are counted: one operation at a time."""
         self.transport = ""
-        """How blocks are read from other workers: "memory" or "comm"; empty until the first is."""
+        """How blocks are read from other workers: see `transport_of`; empty until the first is."""
         self.transport_why = ""
         self.rates: dict[str, Any] = {}
         """Element type -> its measured `tiledask.plan.products.cost.MachineRates`."""
@@ -191,9 +230,15 @@ class Cluster:
         return "GPU" if self.backend == "cupy" else "CPU"
 
     @property
+    @abstractmethod
     def is_running(self) -> bool:
-        """Whether its workers run, and are this process's."""
-        return os.getpid() == self._process and self.dask_cluster.status is Status.running
+        """Whether it is open, and this process's."""
+
+    @property
+    def status(self) -> str:
+        """ "running", or what else has become of it."""
+        found: str = self.client.status
+        return found
 
     @property
     def dashboard_link(self) -> str:
@@ -205,9 +250,8 @@ class Cluster:
         self.check_alive()
         found = {}
         for address, facts in workers_of(self.client).items():
-            for name in facts.get("resources", {}):
-                if name.startswith("slot"):
-                    found[int(name[4:])] = {**facts, "address": address}
+            if (slot := slot_named(facts.get("resources", ()))) >= 0:
+                found[slot] = {**facts, "address": address}
         return found
 
     def address(self, slot: int) -> str:
@@ -220,12 +264,12 @@ class Cluster:
         if os.getpid() != self._process:  # the threads that speak to the workers are not here
             raise ClusterLostError(
                 f"the cluster is process {self._process}'s, and this is {os.getpid()}, forked from "
-                f"it; use it there, or start one here with td.start_cluster()"
+                f"it; use it there, or {self._one_here}"
             )
-        if self.client.status != "running":
+        if self.status != "running":
             raise ClusterLostError(
-                f"the cluster is closed (client status {self.client.status!r}, needed 'running'); "
-                f"start a new one with td.start_cluster()"
+                f"the cluster is closed (client status {self.status!r}, needed 'running'); "
+                f"{self._another}"
             )
 
     def wait_for_slots(self, slots: Iterable[int], timeout: float) -> dict[int, dict[str, Any]]:
@@ -239,7 +283,7 @@ class Cluster:
             if time.monotonic() > deadline:
                 raise DeadlineError(
                     f"waited {timeout:g} s for workers in {len(wanted)} slots, slots {missing} "
-                    f"have none; look at the workers' output above, or start a new cluster"
+                    f"have none; look at the workers' output above, or {self.anew}"
                 )
             time.sleep(0.05)
 
@@ -279,21 +323,22 @@ class Cluster:
             if not is_whole(slot, 0, self.slots - 1):
                 raise ConfigError(
                     f"slot {slot!r} does not exist: this cluster has slots 0..{self.slots - 1}; "
-                    f"start_cluster(workers=...) makes more"
+                    f"{self.with_slots('...')} makes more"
                 )
             slot = int(slot)
             keys[slot] = key = f"{name}-{uuid.uuid4().hex}"
             tasks[key] = Task(key, _enter, function, *map(parse_input, mine))
             needs[key] = {f"beside{slot}" if beside else f"slot{slot}": 1}
         # as Client.submit does it, for several tasks
-        made = self.client._graph_to_futures(
-            LLGExpr(tasks, _determ_token=uuid.uuid4().hex),
-            list(tasks),
-            internal_priority={key: number for number, key in enumerate(tasks)},
-            resources=needs.__getitem__,
-            fifo_timeout="100 ms",
-            span_metadata=SpanMetadata(collections=[{"type": "Future"}]),
-        )
+        with nullcontext() if self.started_here else dask.config.set(_LARGE_GRAPHS):
+            made = self.client._graph_to_futures(
+                LLGExpr(tasks, _determ_token=uuid.uuid4().hex),
+                list(tasks),
+                internal_priority={key: number for number, key in enumerate(tasks)},
+                resources=needs.__getitem__,
+                fifo_timeout="100 ms",
+                span_metadata=SpanMetadata(collections=[{"type": "Future"}]),
+            )
         for slot, key in keys.items():
             vars(made[key])["slot"] = slot
         return [made[key] for key in keys.values()]
@@ -356,10 +401,11 @@ class Cluster:
         seconds: float,
         progress: Callable[[int, int], None] | None,
     ) -> None:
-        pending, count = {f.key: f for f in futures}, 0
+        pending, count, deadline = {f.key: f for f in futures}, 0, time.monotonic() + seconds
         done = as_completed(futures, loop=self.client.loop, timeout=seconds, raise_errors=False)
         while True:
             try:
+                self._until_ready(done, deadline)
                 future = next(done)
             except StopIteration:
                 return
@@ -376,6 +422,15 @@ class Cluster:
             if progress:
                 progress(count, len(futures))
 
+    def _until_ready(self, done: as_completed, deadline: float) -> None:
+        """None at once, or when one of ``done`` is or ``deadline`` has passed: who is told of lost
+        slots raises ClusterLostError meanwhile."""
+        return
+
+    async def _bounded(self, call: Awaitable[T], seconds: float) -> T:
+        """What ``call`` returns; TimeoutError after ``seconds``, or ClusterLostError before."""
+        return await asyncio.wait_for(call, seconds)
+
     def _failure(self, future: Future[Any], what: str) -> BaseException:
         """What the failed ``future`` raised, and where."""
         slot = slot_of(future)
@@ -390,14 +445,14 @@ class Cluster:
             return ClusterLostError(
                 f"{what}: slot {slot} or one that it waits for had no worker for "
                 f"{error.timeout:g} s; arrays are not lost by that: run it again when the slot "
-                f"is back, or start a new cluster"
+                f"is back, or {self.anew}"
             )
         if isinstance(error, KilledWorker):
             words = str(error).splitlines()[0]
             return ClusterLostError(
                 f"{what}: slot {slot} or one that it waits for lost its worker, or the task killed "
-                f"it each time it was tried ({words}); look at the memory it needs, then start a "
-                f"new cluster"
+                f"it each time it was tried ({words}); look at the memory it needs, then "
+                f"{self.anew}"
             )
         with contextlib.suppress(Exception):
             # the client keeps its own as long as the future lives, and so would keep the frames
@@ -454,7 +509,7 @@ class Cluster:
 
             async def fetch(part: Sequence[Future[Any]] = part) -> list[Any]:
                 left = max(0.5, deadline - time.monotonic())
-                return await asyncio.wait_for(self.client._gather(part, direct=False), left)
+                return await self._bounded(self.client._gather(part, direct=False), left)
 
             try:
                 yield self.client.sync(fetch)
@@ -483,15 +538,18 @@ class Cluster:
         lost: OSError | None = None
 
         async def everywhere(missing: set[int], seconds: float) -> dict[str, Any]:
-            call = self.client._run(_in_slot, missing, function, args, on_error="return")
-            return await asyncio.wait_for(call, seconds)
+            to = self._addresses(missing)
+            call = self.client._run(
+                _in_slot, missing, function, args, workers=to, on_error="return"
+            )
+            return await self._bounded(call, seconds)
 
         self.check_alive()
         while missing := set(range(self.slots)) - said.keys():
             if time.monotonic() > deadline and lost is not None:
                 raise ClusterLostError(
                     f"{late} ({lost}); arrays are not lost by that: do it again when all slots "
-                    f"have workers, or start a new cluster"
+                    f"have workers, or {self.anew}"
                 )
             left = max(0.1, deadline - time.monotonic())
             try:
@@ -514,12 +572,29 @@ class Cluster:
                 self.wait_for_slots(missing - said.keys(), max(0.1, deadline - time.monotonic()))
         return [said[slot] for slot in range(self.slots)]
 
-    def keep(self, array: np.ndarray) -> str:
-        """The path of a copy of ``array`` in the spool, for tasks that make blocks of it."""
+    def _addresses(self, slots: Iterable[int]) -> list[str] | None:
+        """The workers that are asked what those in ``slots`` shall do; None for all."""
+        return None
+
+    def keep(self, array: np.ndarray) -> KeptArray:
+        """``array``, for tasks that make blocks of it: a copy in the spool where they see that."""
         self.check_alive()
-        path = self.spool / f"{uuid.uuid4().hex}.npy"
-        np.save(path, array, allow_pickle=False)
-        return str(path)
+        near, path = self.near(), self.spool / f"{uuid.uuid4().hex}.npy"
+        if near:
+            np.save(path, array, allow_pickle=False)
+        return KeptArray(str(path) if near else "", array, near)
+
+    def near(self) -> frozenset[int]:
+        """The slots whose workers are on this machine and see what lies in the spool."""
+        return frozenset(range(self.slots))
+
+    @abstractmethod
+    def tell_page(self, topic: str, said: dict[str, Any]) -> bool:
+        """Whether there is a page of tiledask's in the dashboard; it is told then."""
+
+    @abstractmethod
+    def with_slots(self, slots: int | str) -> str:
+        """What makes a cluster of as many ``slots``, in words."""
 
     # -- end --------------------------------------------------------------
 
@@ -532,6 +607,82 @@ class Cluster:
             return
         if self in RUNNING:
             RUNNING.remove(self)
+        self._end()
+        self._remove_spool()
+
+    @abstractmethod
+    def _end(self) -> None:
+        """None; what belongs to this cluster on the workers and the scheduler is gone."""
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"Cluster({self.slots} {self.kind} workers, {self.status}, dashboard "
+            f"{self.dashboard_link})"
+        )
+
+    def _repr_html_(self) -> str:
+        said = f"{self.slots} {self.kind} workers"
+        if self.is_running:
+            return panel(said, self.why, self.dashboard_link, self.started)
+        return f"<b>{html.words(said)}</b>, {html.words(self.status)}"
+
+
+class StartedCluster(Cluster):
+    """Workers that td.start_cluster started, and their scheduler in this process."""
+
+    started_here = True
+    _one_here = "start one here with td.start_cluster()"
+    _another = "start a new one with td.start_cluster()"
+    anew = "start a new cluster"
+
+    def __init__(
+        self,
+        dask_cluster: SpecCluster,
+        slots: int,
+        backend: str,
+        why: str,
+        memory_limit: int,
+        default: bool | None = None,
+    ) -> None:
+        self.given = self.dask_cluster = dask_cluster
+        device_arrays.register(on_host=True)
+        try:
+            if default is None:
+                default = not _users_client_is_default()
+            # results come from workers' host memory by UCX too, and not onto a GPU of this process
+            families = ["dask", "pickle"]
+            client = Client(dask_cluster, set_as_default=default, serializers=families)
+            # Dask's client gathers messages for 10 ms before it sends them, which is most of the
+            # time of a small product
+            if client.scheduler_comm is not None:
+                client.scheduler_comm.interval = 0.001
+            super().__init__(client, slots, backend, why, memory_limit)
+        except BaseException:
+            dask_cluster.close(timeout=20)
+            raise
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its workers run, and are this process's."""
+        return os.getpid() == self._process and self.dask_cluster.status is Status.running
+
+    def tell_page(self, topic: str, said: dict[str, Any]) -> bool:
+        scheduler: Any = self.dask_cluster.scheduler  # Dask says no types of it
+        there = PAGE in scheduler.plugins
+        if there:
+            scheduler.loop.add_callback(scheduler.log_event, topic, said)
+        return there
+
+    def with_slots(self, slots: int | str) -> str:
+        return f"start_cluster(workers={slots})"
+
+    def _end(self) -> None:
         with contextlib.suppress(Exception):
             self.client.close(timeout=5)
         try:
@@ -544,22 +695,3 @@ class Cluster:
                 if pid is not None:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
-        self._remove_spool()
-
-    def __enter__(self) -> "Cluster":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        state = self.client.status
-        return (
-            f"Cluster({self.slots} {self.kind} workers, {state}, dashboard {self.dashboard_link})"
-        )
-
-    def _repr_html_(self) -> str:
-        said = f"{self.slots} {self.kind} workers"
-        if self.is_running:
-            return panel(said, self.why, self.dashboard_link, self.started)
-        return f"<b>{html.words(said)}</b>, {html.words(self.client.status)}"

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
+from distributed import Status
 from tornado.ioloop import PeriodicCallback
 
 from tiledask.distributed.cluster import device_memory
@@ -41,6 +42,7 @@ __all__ = [
     "empty",
     "held",
     "keep",
+    "keep_nothing",
     "kept_by_malloc",
     "peak_bytes",
     "reset_peak",
@@ -136,7 +138,19 @@ def keep(worker: Any) -> None:
         _room = int(limit * KEEP_SHARE)
         shares = manager.memory_spill_fraction or 1.0, manager.memory_pause_fraction or 1.0
         _most = min(shares) * limit
-        worker.periodic_callbacks["tiledask-kept"] = PeriodicCallback(_forget, 2000)
+        forgets = worker.periodic_callbacks["tiledask-kept"] = PeriodicCallback(_forget, 2000)
+        if worker.status is Status.running:  # else it starts with the others
+            forgets.start()
+
+
+def keep_nothing(worker: Any) -> None:
+    """None; what is kept goes to the system, and nothing is kept any more."""
+    global _room
+    _room = 0
+    forgets = worker.periodic_callbacks.pop("tiledask-kept", None)
+    if forgets is not None:
+        forgets.stop()
+        _forget()
 
 
 @contextlib.contextmanager

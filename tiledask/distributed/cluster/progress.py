@@ -10,10 +10,8 @@ from distributed import get_worker
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.tile.progress import is_watched, showing
 
-__all__ = ["PAGE", "RUNS", "TOPIC", "Progress", "Reporter", "following", "subscribed", "watching"]
+__all__ = ["RUNS", "TOPIC", "Progress", "Reporter", "following", "subscribed", "watching"]
 
-PAGE = "tiledask-page"
-"""Dask's name of what collects for the dashboard's page, on the scheduler."""
 RUNS = "tiledask-runs"
 """Dask's topic on which runs, trainings and products announce themselves."""
 

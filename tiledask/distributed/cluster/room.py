@@ -59,6 +59,8 @@ class Room:
 
     bounds: tuple[MemoryRule, ...]
     """Every rule of every worker that takes part."""
+    started_here: bool = True
+    """Whether the workers are those of td.start_cluster."""
 
     @property
     def binding(self) -> MemoryRule:
@@ -102,6 +104,8 @@ class Room:
             return ""
         given = ", ".join(f"{name}={format_up(n)!r}" for name, n in sorted(cluster.items()))
         workers = f"workers of td.start_cluster({given})" if given else ""
+        if workers and not self.started_here:
+            workers = f"workers of 'dask worker --memory-limit {max(cluster.values())}'"
         return " on ".join(filter(None, (call, workers)))
 
 
@@ -121,7 +125,7 @@ def room_of(
     """
     function, args = asks_room(cluster, blocks, alone)
     found = cluster.run(function, *args, timeout=min(60.0, seconds_of(timeout)))
-    return as_room(found[: len(blocks) or None], limit)
+    return as_room(found[: len(blocks) or None], limit, cluster.started_here)
 
 
 def asks_room(
@@ -132,13 +136,17 @@ def asks_room(
     return _bounds, (keys, cluster.backend, cluster.memory_limit, alone)
 
 
-def as_room(found: Sequence[Sequence[MemoryRule]], limit: int | str | None = None) -> Room:
+def as_room(
+    found: Sequence[Sequence[MemoryRule]],
+    limit: int | str | None = None,
+    started_here: bool = True,
+) -> Room:
     """The Room that the workers' rules leave, and the bytes that the call allows itself."""
     bounds = [bound for mine in found for bound in mine]
     if limit is not None:
         given = parse_bytes(limit)
         bounds.insert(0, MemoryRule(given, 0, f"memory_limit={limit!r} was asked for"))
-    return Room(tuple(bounds))
+    return Room(tuple(bounds), started_here)
 
 
 def _bounds(

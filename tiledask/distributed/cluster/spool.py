@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["open_spool", "remove_spools_of_the_dead"]
+__all__ = ["machine", "open_spool", "remove_spools_of_the_dead"]
 
 PREFIX = "tiledask-"
 OWNER = "owner"
@@ -51,7 +51,7 @@ def remove_spools_of_the_dead(folder: Path | None = None) -> list[Path]:
                 continue
             with open(os.open(spool / OWNER, os.O_RDWR | os.O_NOFOLLOW)) as owner:
                 fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if owner.read() == _machine():
+                if owner.read() == machine():
                     shutil.rmtree(spool)
                     found.append(spool)
     return found
@@ -63,7 +63,7 @@ def _claim(folder: Path) -> IO[str] | None:
     claiming = open(folder / f"{OWNER}.new", "x")  # noqa: SIM115
     try:
         fcntl.flock(claiming, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        claiming.write(_machine())
+        claiming.write(machine())
         claiming.flush()
         os.rename(claiming.name, folder / OWNER)  # nobody sees it unlocked
     except OSError:
@@ -79,7 +79,7 @@ def _remove(folder: Path, claim: IO[str] | None, pid: int) -> None:
         claim.close()
 
 
-def _machine() -> str:
+def machine() -> str:
     """This machine since its last start: where it differs, locks may not be seen."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

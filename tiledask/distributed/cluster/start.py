@@ -30,7 +30,12 @@ from tornado.netutil import bind_sockets
 
 from tiledask.distributed.cluster import device_memory, host_memory
 from tiledask.distributed.cluster import worker as on_worker
-from tiledask.distributed.cluster.cluster import RUNNING, Cluster, seconds_of
+from tiledask.distributed.cluster.cluster import (
+    RUNNING,
+    Cluster,
+    StartedCluster,
+    seconds_of,
+)
 from tiledask.distributed.cluster.device_memory import OnePool
 from tiledask.distributed.cluster.forkserver import ForkingNanny, refuse_here, server_of_now
 from tiledask.distributed.cluster.worker import BLAS_THREADS
@@ -118,7 +123,7 @@ def start_cluster(
     cap = _cap(memory_cap, backend)
     host = MEMORY_LIMIT // slots if memory_limit is None else parse_bytes(memory_limit)
     security, port, seconds = _security(tls), _port(dashboard_port), seconds_of(timeout)
-    others = [cluster for cluster in RUNNING if cluster.is_running]
+    others = [each for each in RUNNING if isinstance(each, StartedCluster) and each.is_running]
     for other in others:
         if replace:
             other.close()
@@ -146,7 +151,7 @@ def start_cluster(
         with dask.config.set(settings), _blas_threads(threads):
             running = _launch(start, slots, seconds, options)
         limit = room if cap is None else cap
-        cluster = Cluster(running, slots, backend, why, limit, default)
+        cluster = StartedCluster(running, slots, backend, why, limit, default)
         try:
             cluster.wait_for_slots(range(slots), timeout)
             if backend == "cupy":
@@ -291,7 +296,7 @@ def _free(port: int) -> int:
     raise ConfigError(f"no free port on {_HOST} for the dashboard; close a server and try again")
 
 
-def _leave(port: int, cluster: Cluster) -> None:
+def _leave(port: int, cluster: StartedCluster) -> None:
     """None; if the dashboard of ``cluster`` was at ``port``, it is at any free one now.
 
     Pages that were open there are cut off, and ask again: whoever has the port then answers.

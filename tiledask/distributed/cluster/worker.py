@@ -25,8 +25,10 @@ __all__ = [
     "BLAS_THREADS",
     "FailWaiting",
     "dask_setup",
+    "equip",
     "machine",
     "start_threads",
+    "strip",
     "warm_up",
 ]
 
@@ -37,6 +39,16 @@ BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 def dask_setup(worker: Any) -> None:
     """Called by Dask in the new worker process."""
+    equip(worker)
+    if get_address_host(worker.scheduler.address).startswith("127."):
+        clocks.draw_by_this_clock()  # it is the scheduler's
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    warm_up()
+
+
+def equip(worker: Any) -> None:
+    """None, with what products, runs and trainings need in place on ``worker``."""
     from tiledask.distributed.transport import remote_read
 
     device_arrays.register(on_host=False)
@@ -45,11 +57,16 @@ def dask_setup(worker: Any) -> None:
     worker.handlers["tiledask_read"] = remote_read.serve
     remote_read.let_siblings_read()
     host_memory.keep(worker)
-    if get_address_host(worker.scheduler.address).startswith("127."):
-        clocks.draw_by_this_clock()  # it is the scheduler's
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    warm_up()
+
+
+def strip(worker: Any) -> None:
+    """None; what `equip` put there is gone, on a worker that goes on without."""
+    worker.plugins.pop(FailWaiting.name, None)
+    worker._deque_handler.removeFilter(_without_frames)
+    for name in [name for name in worker.handlers if name.startswith("tiledask_")]:
+        del worker.handlers[name]
+    host_memory.keep_nothing(worker)
+    clocks.draw_by_dasks_clock()
 
 
 def _without_frames(record: logging.LogRecord) -> bool:

@@ -10,7 +10,10 @@ Devices that hold the same are run once; with fewer workers than devices, in tur
 import time
 from dataclasses import dataclass, replace
 
+from distributed import Client
+
 from tiledask.distributed.cluster.cluster import Cluster, seconds_of
+from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.distributed.memory.claim_tasks import DeviceRun, MemoryCase, run_pipeline, run_states
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan import html
@@ -140,7 +143,7 @@ def run_claim(
     what: Model | int,
     layout: Layout,
     capacity: int | str,
-    cluster: Cluster,
+    cluster: Cluster | Client | str,
     *,
     recipe: str | Recipe = "mixed-adam-16",
     sequence: int = 128,
@@ -181,9 +184,10 @@ def run_claim(
     case = MemoryCase(whole, layout, recipe, sequence, cap // scale)
     predicted = case.predicted
     really = replace(case, recipe=recipe if kept is None else load_recipe(kept))
-    _check(really, cluster)
+    workers = cluster_of(cluster, "a claim")
+    _check(really, workers)
     begun = time.monotonic()
-    devices = (run_pipeline if model else run_states)(really, cluster, seconds_of(timeout))
+    devices = (run_pipeline if model else run_states)(really, workers, seconds_of(timeout))
     name = what.name if isinstance(what, Model) else f"{what:,} parameters"
     return ClaimRun(case, name, scale, predicted, case.simulated, devices, time.monotonic() - begun)
 
@@ -273,5 +277,5 @@ def _check(case: MemoryCase, cluster: Cluster) -> None:
         if cluster.slots < case.layout.pp:
             raise PlacementError(
                 f"{case.layout.pp} stages run at once, each on a worker, and the cluster has "
-                f"{cluster.slots}; start_cluster(workers={case.layout.pp})"
+                f"{cluster.slots}; {cluster.with_slots(case.layout.pp)}"
             )

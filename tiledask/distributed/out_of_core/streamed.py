@@ -15,11 +15,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from distributed import Client
+
 from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.cluster.cluster import DEADLINE, Cluster, seconds_of
 from tiledask.distributed.cluster.counters import Counted, counting
 from tiledask.distributed.cluster.progress import Progress, watching
 from tiledask.distributed.cluster.room import room_of
+from tiledask.distributed.connecting.connect import cluster_of
+from tiledask.distributed.connecting.shared import check_shared
 from tiledask.distributed.out_of_core.disk import free
 from tiledask.distributed.out_of_core.place import is_url
 from tiledask.distributed.out_of_core.stored import (
@@ -92,7 +96,7 @@ def multiply_stored(
     a: StoredArray,
     b: StoredArray,
     out: StoredArray | str | os.PathLike[str],
-    cluster: Cluster,
+    cluster: Cluster | Client | str,
     *,
     kernel: str = "blas",
     tile: int | tuple[int, int, int] | HopperTile | None = None,
@@ -106,6 +110,10 @@ def multiply_stored(
 ) -> StoredProduct:
     """C = A @ B from files into a file, as a StoredProduct.
 
+    cluster
+        On one that td.connect gave, workers must find A, B and the folder of ``out`` as they are
+        here, on a file system that all share: that is looked at first, else ConfigError. URLs
+        are not looked at.
     out
         A path, .npy or .zarr, or a URL of a zarr array, which is created; or a StoredArray, whose
         elements are replaced. If the path exists and is no unfinished product, only ``overwrite``
@@ -143,9 +151,13 @@ def multiply_stored(
     then the same call goes on.
     """
     seconds = None if timeout is None else seconds_of(timeout)
+    cluster = cluster_of(cluster, "a product of files")
     check_kernel(kernel, cluster.backend)
     product = _product(a, b, out, kernel, tile, resume, storage_options)
     target = product.c
+    on_disk = [each.path for each in (product.a, product.b) if not is_url(each.path)]
+    written = [] if is_url(target.path) else [os.path.dirname(target.path)]
+    check_shared(cluster, on_disk, written)
     records = StreamRecords(records_of(target), uuid.uuid4().hex, target.storage_options)
     given = isinstance(out, StoredArray)
     if present(target) and not (given or overwrite or records.exist):
@@ -190,7 +202,7 @@ def plan_stored(
     a: StoredArray,
     b: StoredArray,
     out: StoredArray | str | os.PathLike[str],
-    cluster: Cluster,
+    cluster: Cluster | Client | str,
     *,
     kernel: str = "blas",
     tile: int | tuple[int, int, int] | None = None,
@@ -198,6 +210,7 @@ def plan_stored(
     storage_options: Mapping[str, Any] | None = None,
 ) -> StreamPlan:
     """The plan that `multiply_stored` would follow from the start; nothing runs."""
+    cluster = cluster_of(cluster, "a product of files")
     check_kernel(kernel, cluster.backend)
     product = _product(a, b, out, kernel, tile, False, storage_options)
     return _planned(product, cluster, memory_limit)

@@ -89,15 +89,22 @@ class PipelineJob:
         """By device, what its stages work with (`StageOperands` by stage), in place there."""
         cluster, last, ready = self.cluster, self.schedule.stages - 1, list[Future[Any]]()
         arrays = [a for a in (self.batch, self.target) if a is not None]
-        files = [(cluster.keep(each), each.dtype.name) for each in arrays]
+        kept = [cluster.keep(each) for each in arrays]
+        dtypes = [each.dtype.name for each in arrays]
         rows = split(0, len(self.batch), self.schedule.microbatches)
+        width = self.batch.shape[1]
         for device, actions in enumerate(self.schedule.orders):
             stages = []
             for s in sorted({action.stage for action in actions}):
                 frames = sorted({i for _, stage, i in actions if stage == s})
                 targets = frames if s == last and len(arrays) > 1 else []
-                stages.append((s, self.stages[s], frames if s == 0 else [], targets))
-            given = stages, files, rows, self.batch.shape[1], self.batch.size, cluster.backend
+                inputs = frames if s == 0 else []
+                parts = [
+                    {i: array.part(device, (rows[i], (0, width))) for i in wanted}
+                    for array, wanted in ((kept[0], inputs), (kept[-1], targets))
+                ]
+                stages.append((s, self.stages[s], *parts))
+            given = stages, dtypes, rows, width, self.batch.size, cluster.backend
             ready.append(cluster.submit(device, _operands, *given, name="weights"))
         cluster.wait(ready, "weights and micro-batches", self.patience, cancel=True)
         return ready
@@ -154,18 +161,18 @@ class PipelineJob:
 
 
 def _operands(
-    stages: Sequence[tuple[int, Any, list[int], list[int]]],
-    files: Sequence[tuple[str, str]],
+    stages: Sequence[tuple[int, Any, dict[int, Any], dict[int, Any]]],
+    dtypes: Sequence[str],
     rows: Sequence[tuple[int, int]],
     width: int,
     size: int,
     backend: str,
 ) -> dict[int, StageOperands]:
-    """By stage; micro-batches and targets come from files, which can be read again."""
+    """By stage; micro-batches and targets come from what was kept, which can be read again."""
 
-    def read(which: int, frames: list[int]) -> dict[int, Any]:
-        path, dtype = files[which]
-        return {i: read_block(path, (rows[i], (0, width)), dtype, backend) for i in frames}
+    def read(which: int, parts: dict[int, Any]) -> dict[int, Any]:
+        dtype = dtypes[which]
+        return {i: read_block(p, (rows[i], (0, width)), dtype, backend) for i, p in parts.items()}
 
     return {
         s: StageOperands(stage, stage.init(backend), read(0, inputs), read(-1, targets), size)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from distributed import Client
 
 from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.cluster.clocks import set_clocks
@@ -19,6 +20,7 @@ from tiledask.distributed.cluster.cluster import Cluster, seconds_of
 from tiledask.distributed.cluster.counters import counting
 from tiledask.distributed.cluster.load import measuring_load
 from tiledask.distributed.cluster.progress import subscribed
+from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.distributed.pipelines.job import PipelineJob
 from tiledask.distributed.pipelines.kernels import joined
 from tiledask.distributed.pipelines.loops import run_loops
@@ -47,7 +49,7 @@ def run_schedule(
     schedule: Schedule,
     stages: Sequence[Any] | None = None,
     batch: np.ndarray | None = None,
-    cluster: Cluster | None = None,
+    cluster: Cluster | Client | str | None = None,
     *,
     target: np.ndarray | None = None,
     forward: Times | None = None,
@@ -59,7 +61,8 @@ def run_schedule(
     engine: str = "tasks",
     timeout: float | None = None,
 ) -> PipelineRun:
-    """The Run of ``schedule`` on ``cluster``, whose slot d is the schedule's device d.
+    """The Run of ``schedule`` on ``cluster``, whose slot d is the schedule's device d; a Dask
+    client, or a scheduler's address, is connected to (`tiledask.connect`).
 
     stages
         Real stages (see :mod:`tiledask.distributed.pipelines.stages`), or None for dummies: they
@@ -104,6 +107,7 @@ def run_schedule(
             if cluster is None
             else f"no engine {engine!r}; there are {', '.join(ENGINES)}"
         )
+    workers = cluster_of(cluster, "a pipeline")
     times = (forward, backward, backward_input, backward_weight)
     seconds = _seconds(schedule, *times)
     both = together(schedule, seconds, overlapped)
@@ -115,7 +119,7 @@ def run_schedule(
             target = np.zeros_like(batch)
         stages = [Dummy(np.shape(batch)[-1])] * schedule.stages
     validate(schedule, stages=len(stages))
-    batch = _check(schedule, stages, batch, target, cluster)
+    batch = _check(schedule, stages, batch, target, workers)
     simulated = _simulated(schedule, times, seconds, latency, overlapped)
     job = PipelineJob(
         schedule,
@@ -123,12 +127,12 @@ def run_schedule(
         stages,
         batch,
         target,
-        cluster,
+        workers,
         Pace(seconds, both, arriving),
         seconds_of(timeout),
     )
-    clocks = set_clocks(cluster, job.patience)
-    with counting(cluster, job.patience) as counted, _shown(job), measuring_load() as load_so_far:
+    clocks = set_clocks(workers, job.patience)
+    with counting(workers, job.patience) as counted, _shown(job), measuring_load() as load_so_far:
         done = ENGINES[engine](job, simulated)
         load = load_so_far()
     arrived = [
@@ -146,7 +150,7 @@ def run_schedule(
         outputs,
         None if target is None or dummies else loss,
         gradients,
-        Both(_predicted_traffic(job), counted.moved(cluster.slots, done.moves)),
+        Both(_predicted_traffic(job), counted.moved(workers.slots, done.moves)),
         counted.ledger({}),
         done.late,
         clocks,
@@ -208,7 +212,7 @@ def _check(
     if schedule.devices > cluster.slots:
         raise PlacementError(
             f"the schedule has {schedule.devices} devices, the cluster {cluster.slots} slots; "
-            f"start_cluster(workers={schedule.devices})"
+            f"{cluster.with_slots(schedule.devices)}"
         )
     widths = {stage.width for stage in stages}
     if batch is None or np.ndim(batch) != 2 or widths != {batch.shape[1]}:

@@ -4,8 +4,8 @@ client   --- plan: bytes, memory, seconds --->  topic "tiledask-runs"      once
 ranks    --- panels, bytes, spans ----------->  topic "tiledask-panels"    four times a second
 client   --- counted bytes, peaks, seconds -->  topic "tiledask-panels"    once
 
-Where there's no page nothing is said, and no product fails because of it. The scheduler is in
-this process, so it is looked at, and told on its own thread, without a message.
+Where there's no page nothing is said, and no product fails because of it. A scheduler that is in
+this process is looked at, and told on its own thread, without a message.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.distributed.cluster.progress import PAGE, RUNS, TOPIC
+from tiledask.distributed.cluster.progress import RUNS, TOPIC
 from tiledask.distributed.products.explain import Choice
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.traffic import Traffic
@@ -55,14 +55,14 @@ def announced(
     """
     there = False
     with suppress(Exception):  # a page is worth no product
-        there = _say(cluster, RUNS, {"run": run, **said, "held": list(held)})
+        there = cluster.tell_page(RUNS, {"run": run, **said, "held": list(held)})
     try:
         yield there
     except BaseException as error:
         if there:
             words = f"{type(error).__name__}: {error}".rstrip(": ").splitlines()[0]
             with suppress(Exception):
-                _say(cluster, TOPIC, {"run": run, "failed": words})
+                cluster.tell_page(TOPIC, {"run": run, "failed": words})
         raise
 
 
@@ -76,13 +76,4 @@ def ended(
         "seconds": seconds,
     }
     with suppress(Exception):  # of a cluster that is closed
-        _say(cluster, TOPIC, {"run": run, "ended": counted})
-
-
-def _say(cluster: Cluster, topic: str, said: dict[str, Any]) -> bool:
-    """Whether there is a page; it is told then."""
-    scheduler: Any = cluster.dask_cluster.scheduler  # Dask says no types of it
-    there = PAGE in scheduler.plugins
-    if there:
-        scheduler.loop.add_callback(scheduler.log_event, topic, said)
-    return there
+        cluster.tell_page(TOPIC, {"run": run, "ended": counted})

@@ -25,7 +25,7 @@ from distributed import Client
 from distributed.system import MEMORY_LIMIT
 
 from tiledask.distributed.arrays.array import ShardedArray
-from tiledask.distributed.cluster.cluster import RUNNING, workers_of
+from tiledask.distributed.cluster.cluster import RUNNING, Cluster, slot_named, workers_of
 from tiledask.distributed.products.lazy_graph import Graph, Operand, check_chunks
 from tiledask.distributed.products.lazy_plan import LazyPlan, Machine, plan_product
 from tiledask.distributed.products.operands import check_kernel, check_types
@@ -171,8 +171,8 @@ def _machine(x: da.Array, y: da.Array) -> Machine:
     if isinstance(client, Client):
         workers = list(workers_of(client).values())
         if workers:
-            ours = (c.memory_limit for c in RUNNING if c.client is client)
-            return _distributed(workers, x, next(ours, None))
+            ours = next((c for c in RUNNING if c.client is client), None)
+            return _distributed(workers, x, ours)
     threads = 1
     if get is not dask.local.get_sync:
         pool = getattr(dask.config.get("pool", None), "_max_workers", None)
@@ -183,11 +183,15 @@ def _machine(x: da.Array, y: da.Array) -> Machine:
     return Machine(processes, threads, int(memory * SHARE / threads), _TASK["local"])
 
 
-def _distributed(workers: list[dict[str, Any]], x: da.Array, cap: int | None = None) -> Machine:
-    """The Machine of these workers, each of which has no more than ``cap`` bytes."""
+def _distributed(
+    workers: list[dict[str, Any]], x: da.Array, cluster: Cluster | None = None
+) -> Machine:
+    """The Machine of these workers, each of which has no more bytes than a slot of ``cluster``."""
+    cap = cluster and cluster.memory_limit
     # a slot of td.start_cluster computes one task at a time; its other thread hands data over
+    one = cluster is None or cluster.started_here
     threads = [
-        1 if any(name.startswith("slot") for name in worker["resources"]) else worker["nthreads"]
+        1 if one and slot_named(worker["resources"]) >= 0 else worker["nthreads"]
         for worker in workers
     ]
     memory = [

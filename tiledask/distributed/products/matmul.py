@@ -359,7 +359,7 @@ class _Run:
             ) as counted,
         ):
             tickets, rules = zip(*counted.first, strict=True)
-            self.room = as_room(rules[: len(by_rank)], self.memory_limit)
+            self.room = as_room(rules[: len(by_rank)], self.memory_limit, self.cluster.started_here)
             ready = self.ready
             with (
                 announced(cluster, lender.name, ready.about, counted.held) as self.on_page,

@@ -93,7 +93,7 @@ def ledger_of(
                     f"{SUM_BYTES[transport] >> 20} MiB at most",
                 ),
             ]
-        if transport == "comm":
+        if transport in ("comm", "mixed"):
             mine += _messages(plan, rank, size, sums)
         for moment in ("product", "sum") if plan.sums else ("product",):
             held = sum(row.bytes for row in mine if row.moment in (ALWAYS, moment))

@@ -142,11 +142,12 @@ def _places(cluster: Cluster, ranks: int, asked: str | None, timeout: float) -> 
 def _way(cluster: Cluster, asked: str | None, folder: Path, timeout: float) -> str:
     slots = cluster.wait_for_slots(range(cluster.slots), timeout)
     hosts = {slots[slot]["host"] for slot in range(cluster.slots)}
-    near = len(hosts) == 1 and len(str(folder)) + 5 < sockets.LONGEST
+    near = len(cluster.near()) == cluster.slots and len(str(folder)) + 5 < sockets.LONGEST
     if asked == "sockets" and not near:
         raise ConfigError(
-            f"sockets need workers on one machine and a path of at most {sockets.LONGEST} "
-            f"characters; these are on {len(hosts)} machines, in {folder}: transport='posts'"
+            f"sockets need workers on one machine that share {folder}, a path of at most "
+            f"{sockets.LONGEST} characters; these are on {', '.join(sorted(hosts))}: "
+            f"transport='posts'"
         )
     return asked or ("sockets" if near else "posts")
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from tiledask.distributed import tensor as T
 from tiledask.distributed.arrays.mesh import Mesh
+from tiledask.distributed.connecting.shared import check_shared
 from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.records import Records
 from tiledask.distributed.ranks.run import run_ranks
@@ -270,6 +271,8 @@ def train(
         first=first,
         nudge=nudge,
     )
+    if path is not None and isinstance(ranks, Mesh):
+        check_shared(ranks.cluster, write=(path,))
     program = step_program(job, shape).check()
     end = end_program(job, shape, saved=path is not None and first < steps).check()
     with watched(progress, job, program, ranks) as say:

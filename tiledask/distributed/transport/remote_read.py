@@ -6,6 +6,7 @@
     token: still lent?     <-------------      "ipc":    from GPU to GPU (tile/ipc.py)
                                                "comm":   a message through Dask, for other machines
                                                          and where the system says no
+                                             "mixed":    from memory on one host, else as messages
 
 A read from memory takes the token along, after the data, and a copy from GPU to GPU looks at it
 when it is done: if the owner took the block back or died and another process has its number now,
@@ -23,6 +24,7 @@ import asyncio
 import contextlib
 import ctypes
 import errno
+import hashlib
 import os
 import secrets
 import sys
@@ -41,6 +43,7 @@ from distributed.protocol.serialize import to_serialize
 from tiledask.distributed.arrays.recompute import Wanted, recovered
 from tiledask.distributed.cluster.cluster import Cluster, slot_on
 from tiledask.distributed.cluster.counters import Call
+from tiledask.distributed.cluster.spool import machine
 from tiledask.distributed.transport.mailbox import CancelledError
 from tiledask.errors import ClusterLostError, DeadlineError, KernelError
 from tiledask.plan.products.regions import Region
@@ -85,6 +88,8 @@ class Ticket:
 
     address: str
     """Address of the owner, as Dask knows it."""
+    host: str
+    """The machine, and which numbers its processes have: see `_this_host`."""
     pid: int
     name: str
     """Name of the block within the exchange."""
@@ -206,7 +211,8 @@ def lending(cluster: Cluster) -> Iterator[Lender]:
 
 
 def transport_of(cluster: Cluster) -> str:
-    """ "memory" or "ipc" if every worker may read the others', else "comm"; found out once."""
+    """ "memory" or "ipc" if every worker may read the others', "mixed" if those of its host alone,
+    else "comm"; found out once."""
     if not cluster.transport:
         cluster.transport, cluster.transport_why = _find_transport(cluster)
     return cluster.transport
@@ -218,16 +224,18 @@ def said_of(cluster: Cluster) -> str:
     how = {
         "memory": "Blocks are read from memory to memory",
         "ipc": "Blocks are copied from GPU to GPU",
+        "mixed": "Blocks are read from memory to memory on one host, and go as messages to others",
         "comm": "Blocks go as messages",
     }[way]
     if way == "comm" and cluster.backend == "cupy":
-        by_ucx = cluster.dask_cluster.scheduler_address.startswith("ucx")
+        by_ucx = cluster.address(0).startswith("ucx")
         how += " by UCX" if by_ucx else " through host memory and TCP"
     return f"{how}: {cluster.transport_why}."
 
 
 _SENTENCES = {
     "memory": "workers may read each other's memory",
+    "mixed": "workers of a host may read each other's memory",
     "ipc": "workers open each other's GPU memory by CUDA's interprocess handles",
 }
 
@@ -250,7 +258,9 @@ def _find_transport(cluster: Cluster) -> tuple[str, str]:
             cluster.run(_end, name)
     if any(reasons):
         return "comm", next(filter(None, reasons))
-    return way, _SENTENCES[way]
+    if way == "memory" and len({ticket.host for ticket in tickets}) > 1:
+        way = "mixed" if len({ticket.host for ticket in tickets}) < len(tickets) else "comm"
+    return way, _SENTENCES.get(way, "workers are on hosts of their own")
 
 
 # -- the owner -----------------------------------------------------------------------------------
@@ -288,6 +298,7 @@ def _ticket(exchange: Loans, block: Any, name: str, worker: Any) -> Ticket:
             shared = ipc.share(block)
     return Ticket(
         worker.address,
+        _this_host(),
         os.getpid(),
         name,
         block.ctypes.data if host else 0,
@@ -414,7 +425,9 @@ class Reader:
         self.facts.reads.append((block.slot, total))
 
     def _part(self, ticket: Ticket, ends: Region, buffer: Any) -> Any:
-        if self.transport == "memory":
+        if self.transport == "memory" or (
+            self.transport == "mixed" and ticket.host == _this_host()
+        ):
             return _read_memory(ticket, ends, buffer)
         if self.transport == "ipc" and ticket.shared:
             with contextlib.suppress(ipc.Unreachable):  # it goes as a message
@@ -573,6 +586,16 @@ def _readv() -> Any:
     return call
 
 
+@cache
+def _this_host() -> str:
+    """The machine since its last start, and the numbers that its processes have: of containers on
+    one machine, those that share them are one host."""
+    numbers = ""
+    with contextlib.suppress(OSError):
+        numbers = os.readlink("/proc/self/ns/pid")
+    return hashlib.sha256(f"{machine()} {numbers}".encode()).hexdigest()[:12]
+
+
 def let_siblings_read() -> None:
     """Where the kernel lets only ancestors look into a process (Yama), the client's processes may.
 
@@ -600,9 +623,11 @@ async def _read_probes(name: str, backend: str, tickets: Sequence[Ticket]) -> st
 
 
 def _why_not(name: str, backend: str, tickets: Sequence[Ticket]) -> str:
-    """Why this worker cannot read all the others' memory; empty if it can."""
+    """Why this worker cannot read the memory of all others on its host; empty if it can."""
     exchange = _exchanges.get(name) or Loans()
     for ticket in tickets:
+        if ticket.host != _this_host() and backend == "numpy":
+            continue
         try:
             buffer = namespace(backend).empty(64, np.uint8)
             if backend == "numpy":

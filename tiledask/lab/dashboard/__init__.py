@@ -1,6 +1,7 @@
 """tiledask's page in the Dask dashboard, and the same page as a file.
 
-On a cluster that ``td.start_cluster`` starts, the page is there. On another one:
+On a cluster that ``td.start_cluster`` starts or that ``td.connect`` connects to, the page is there.
+On another one:
 
     dask scheduler --preload tiledask.lab.dashboard
     client.register_plugin(tiledask.lab.dashboard.Recorder())    # if it runs already
@@ -23,7 +24,7 @@ from tiledask.lab.dashboard.recorder import Collector
 if TYPE_CHECKING:
     from distributed import Scheduler
 
-__all__ = ["Recorder", "dask_setup"]
+__all__ = ["Recorder", "dask_setup", "open_page"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,11 @@ class Recorder(Collector):
                 put_into(scheduler)
         except Exception as error:  # a page is worth no scheduler
             logger.warning("tiledask's page is not in the dashboard: %s", error)
+
+
+async def open_page(scheduler: "Scheduler") -> None:
+    """None; the page is in the dashboard of a scheduler that runs already."""
+    await scheduler.register_scheduler_plugin(Recorder(), idempotent=True)
 
 
 def dask_setup(scheduler: "Scheduler") -> None:

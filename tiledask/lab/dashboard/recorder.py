@@ -19,7 +19,8 @@ from dask.utils import key_split
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.metrics import time
 
-from tiledask.distributed.cluster.progress import PAGE, RUNS
+from tiledask.distributed.cluster.cluster import PAGE
+from tiledask.distributed.cluster.progress import RUNS
 from tiledask.distributed.cluster.progress import TOPIC as PANELS
 from tiledask.distributed.training.progress import TOPIC as TRAINING_TOPIC
 from tiledask.lab.dashboard.products import ReportedProduct

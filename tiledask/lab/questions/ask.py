@@ -5,6 +5,7 @@ from typing import Any
 
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.lab.questions.answer import Answer
 from tiledask.lab.questions.index import taught
 from tiledask.lab.questions.question import MOST_WORKERS, CourseQuestion
@@ -19,8 +20,9 @@ def ask(
     """The Answer to the question ``number``, worked out and run with these ``inputs``.
 
     cluster
-        Where it runs. Default: workers that are started for it, and closed again; at most
-        MOST_WORKERS of them, so that what takes more runs only on a cluster of your own.
+        Where it runs, or a Dask client of there. Default: workers that are started for it, and
+        closed again; at most MOST_WORKERS of them, so that what takes more runs only on a cluster
+        of your own.
     run
         False: arithmetic and simulation only.
     inputs
@@ -34,6 +36,7 @@ def ask(
     [4, 4, 4]
     """
     asked = question(number)
+    cluster = None if cluster is None else cluster_of(cluster, "what a question runs on")
     given = asked.read(inputs)
     worked, premise = asked.work(**given), asked.premise(**given)
     needed, table = asked.workers(**given), None

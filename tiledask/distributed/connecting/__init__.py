@@ -1,0 +1,12 @@
+"""Clusters that run already: any that a Dask client reaches.
+
+connect.py        connect, and AttachedCluster: slots on somebody else's workers
+  versions.py     whether they can work with this process; the package sent to them
+  shared.py       whether they see the same files
+  slots.py        what the scheduler and the workers do for it
+ON_ANY_CLUSTER.md how to start or reach one: by hand, SSH, Slurm, Kubernetes, Coiled, two hosts
+"""
+
+from tiledask.submodules import submodules
+
+__getattr__, __dir__ = submodules(__name__, __path__)

@@ -1,0 +1,404 @@
+"""`tiledask.connect`: a Cluster on whatever Dask runs already.
+
+    dask scheduler                        td.connect("tcp://10.0.0.1:8786")
+    dask worker  (host 1)    slots 0, 1       |
+    dask worker  (host 2)    slots 2, 3       '--> Cluster(4 CPU workers)
+
+Nothing of the user's changes: neither the default client nor other tasks, and what was put on the
+workers and the scheduler goes when the cluster is closed, or its client is gone.
+"""
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Awaitable, Iterable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from distributed import Client, as_completed
+
+from tiledask.distributed.cluster.cluster import (
+    RUNNING,
+    Cluster,
+    seconds_of,
+    workers_of,
+)
+from tiledask.distributed.cluster.spool import machine
+from tiledask.distributed.connecting.slots import LOST, Joined, join, leave
+from tiledask.distributed.connecting.versions import check_versions, upload_package, versions_of
+from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
+from tiledask.plan.whole import whole_number
+
+__all__ = ["AttachedCluster", "cluster_of", "connect"]
+
+T = TypeVar("T")
+HEAR = 0.25
+"""Seconds after which a call to workers looks whether one of them is lost."""
+SAY = 2.0
+"""Seconds that the scheduler has to say which workers were not ready."""
+LOOK = 0.1
+"""Seconds between two looks at how many workers there are."""
+
+
+def connect(
+    client: Any,
+    *,
+    workers: int | None = None,
+    security: Any = None,
+    upload: bool = False,
+    timeout: float = 60.0,
+) -> Cluster:
+    """A Cluster on workers that run already, a slot on each; use it in a ``with`` block.
+
+    Mesh, products, schedules, trainings and claims take it as they take one of ``start_cluster``.
+    Workers compute with NumPy. Closing it takes back what was put on workers and scheduler, and
+    leaves them running; so does the end of this process, however it ends.
+
+    client
+        A Dask client, which stays open; a scheduler's address; or a cluster of Dask's, such as
+        LocalCluster, SSHCluster, SLURMCluster, KubeCluster. One that is connected to already is
+        given back, with slots for workers that came since.
+    workers
+        Slots to wait for. Default: as many as there are workers now, at least 1. Workers beyond
+        stand by, and take the slot of one that goes.
+    security
+        Of TLS, as Dask's Client takes it; for an address.
+    upload
+        Send this package to the scheduler and to workers, for those that do not have it.
+    timeout
+        Seconds until there are enough workers and all is in place.
+
+    Slots are numbered by host, so that neighbours share one. A worker that is restarted comes back
+    to the lowest free slot. Raises ConfigError for an asynchronous client, and for processes whose
+    versions of tiledask, Python, Dask or NumPy do not go with this one's; DeadlineError with both
+    numbers if there are fewer workers than asked, ClusterLostError if no scheduler answers.
+    """
+    seconds = seconds_of(timeout)
+    wanted = None if workers is None else whole_number("workers", workers, 1)
+    if isinstance(client, Cluster):
+        return client
+    known = _known(client)
+    if isinstance(known, AttachedCluster):
+        known.grow(wanted, seconds)
+    if known is not None:
+        return known
+    deadline = time.monotonic() + seconds
+    found, ours = _client(client, security, seconds)
+    try:
+        _wait_for(found, wanted or 1, deadline, seconds)
+        if upload:
+            upload_package(found)
+        check_versions(_versions(found, max(1.0, deadline - time.monotonic())), upload)
+        return AttachedCluster(found, client, ours, wanted, deadline, seconds)
+    except BaseException:
+        if ours:
+            found.close(timeout=5)
+        raise
+
+
+def cluster_of(given: Any, what: str) -> Cluster:
+    """``given``, if it is a Cluster; else the one that is, or now becomes, connected to it.
+
+    ``what`` needs it, in words. Raises TypeError if nothing can be connected to it.
+    """
+    if isinstance(given, Cluster):
+        return given
+    if not isinstance(given, Client | str) and not hasattr(given, "scheduler_address"):
+        raise TypeError(
+            f"{what} is made of a cluster's slots, got {type(given).__name__}; "
+            f"cluster = td.start_cluster(), or td.connect(client) where Dask runs already"
+        )
+    return connect(given)
+
+
+def _known(given: Any) -> Cluster | None:
+    """The running cluster of this process that is, or is connected to, ``given``."""
+    for cluster in reversed(RUNNING):
+        its = (cluster.client, cluster.given, _address(cluster.client))
+        if any(each is given or (isinstance(each, str) and each == given) for each in its):
+            if cluster.is_running and cluster.status == "running":
+                return cluster
+            if isinstance(cluster, AttachedCluster):  # its client was closed
+                cluster.close()
+    return None
+
+
+def _client(given: Any, security: Any, seconds: float) -> tuple[Client, bool]:
+    """(a client of ``given``, whether it was made here)."""
+    if getattr(given, "asynchronous", False):
+        raise ConfigError(
+            f"{given!r} is asynchronous, and calls of tiledask wait for what they return; connect "
+            f"by the scheduler's address, td.connect(client.scheduler.address), in a thread of its "
+            f"own: asyncio.to_thread"
+        )
+    if isinstance(given, Client):
+        if security is not None:
+            raise ConfigError(
+                "security= is for the address of a scheduler, this client has its own; leave it out"
+            )
+        if given.status != "running":
+            raise ClusterLostError(
+                f"the client is {given.status!r}, needed 'running'; make a new one"
+            )
+        return given, False
+    where = given if isinstance(given, str) else getattr(given, "scheduler_address", given)
+    try:
+        made = Client(given, security=security, set_as_default=False, timeout=seconds)
+    except TypeError as error:  # Dask's, of what it was not given
+        if "ssl_context" not in str(error):
+            raise
+        raise ConfigError(
+            f"{where} encrypts, and needs the certificates that its workers have: "
+            f"td.connect(..., security=distributed.Security(tls_ca_file=..., tls_client_cert=..., "
+            f"tls_client_key=...))"
+        ) from None
+    except (OSError, TimeoutError) as error:
+        raise ClusterLostError(
+            f"no scheduler answers at {where} within {seconds:g} s ({error}); start one with "
+            f"'dask scheduler', and give the address that it prints"
+        ) from None
+    return made, True
+
+
+def _wait_for(client: Client, wanted: int, deadline: float, seconds: float) -> None:
+    """None, once ``wanted`` workers run."""
+    while (there := len(workers_of(client))) < wanted:
+        if time.monotonic() > deadline:
+            raise _too_few(client, wanted, there, seconds)
+        time.sleep(LOOK)
+
+
+def _versions(client: Client, seconds: float) -> dict[str, Any]:
+    """What the scheduler and the workers say of their versions."""
+    try:
+        return versions_of(client, seconds)
+    except TimeoutError:
+        raise DeadlineError(
+            f"the workers of {_address(client)} did not all say their versions within "
+            f"{seconds:.3g} s: one of them is frozen or cannot be reached; look at their logs"
+        ) from None
+
+
+def _too_few(
+    client: Client, wanted: int, there: int, seconds: float, refused: Iterable[str] = ()
+) -> DeadlineError:
+    why = "".join(f"; {words}" for words in refused)
+    fewer = f", or ask for fewer: td.connect(..., workers={there})" if there else ""
+    address = _address(client)
+    return DeadlineError(
+        f"{wanted} workers were asked for, {there} run on {address} after {seconds:g} s{why}. "
+        f"Start more with 'dask worker {address}'{fewer}"
+    )
+
+
+def _address(client: Client) -> str:
+    """Where its scheduler listens."""
+    scheduler: Any = client.scheduler
+    address: str = scheduler.address
+    return address
+
+
+class AttachedCluster(Cluster):
+    """Slots on workers that somebody else started."""
+
+    started_here = False
+    _one_here = "connect here with td.connect(address)"
+    _another = "connect again with td.connect(client)"
+    anew = "start a worker in its place"
+
+    def __init__(
+        self,
+        client: Client,
+        given: Any,
+        ours: bool,
+        wanted: int | None,
+        deadline: float,
+        seconds: float,
+    ) -> None:
+        self.given = given
+        self._ours, self._closed, self._page = ours, False, False
+        self._lost: dict[str, str] = {}
+        """Address of a worker whose host cannot be reached -> in words."""
+        self._at: dict[int, str] = {}
+        """Slot -> where its worker listened when it was last looked up."""
+        comm: Any = client.scheduler_comm
+        self._interval = comm.interval
+        why = f"workers of {_address(client)} were connected to"
+        super().__init__(client, 0, "numpy", why, 0)
+        try:
+            self._join(wanted, deadline, seconds)
+        except BaseException:
+            self._ours = False  # whoever called closes it
+            self.close()
+            raise
+        client.subscribe_topic(LOST, self._hear)
+        comm.interval = 0.001  # as a client of start_cluster's has it
+
+    def grow(self, wanted: int | None, seconds: float) -> None:
+        """None, with ``wanted`` slots at least; None takes in whatever workers came since."""
+        if wanted is None and len(workers_of(self.client)) <= self.slots:
+            return
+        if wanted is not None and wanted <= self.slots:
+            return
+        if not self.counting.acquire(blocking=False):
+            return  # an operation counts on as many slots as it began with
+        try:
+            self._join(wanted, time.monotonic() + seconds, seconds)
+        finally:
+            self.counting.release()
+
+    def _join(self, wanted: int | None, deadline: float, seconds: float) -> None:
+        """None, once there are slots."""
+        while True:
+            left = max(1.0, deadline - time.monotonic())
+            found = self._on_scheduler(join, wanted, left, seconds=left + SAY)
+            slots: dict[int, tuple[str, Joined]] = found["slots"]
+            refused = [f"{address} cannot: {why}" for address, why in found["refused"].items()]
+            if wanted is None and not refused and slots:
+                break
+            if wanted is not None and set(range(wanted)) <= slots.keys():
+                break
+            if wanted is None and refused:
+                raise ConfigError(
+                    f"{len(refused)} workers cannot have a slot: {'; '.join(refused)}; mend them, "
+                    f"or ask for as many as can: td.connect(..., workers={len(slots)})"
+                )
+            if time.monotonic() > deadline:
+                raise _too_few(self.client, wanted or 1, len(slots), seconds, refused)
+            time.sleep(LOOK)
+        count = wanted if wanted is not None else max(slots) + 1
+        mine = {slot: worker for slot, worker in slots.items() if slot < count}
+        _refuse_threads([worker for _, worker in mine.values()])
+        self._at = {slot: address for slot, (address, _) in mine.items()}
+        machines = [worker.machine for _, worker in slots.values()]
+        self.memory_limit = min(
+            w.memory // (1 if w.limited else machines.count(w.machine)) for _, w in mine.values()
+        )
+        self._page = found["page"]
+        self.slots, self.transport = count, ""
+        self.rates.clear()
+
+    def _on_scheduler(self, function: Any, *args: Any, seconds: float) -> Any:
+        """What ``function(client, *args)`` returns on the scheduler."""
+        call = partial(self.client._run_on_scheduler, function, self.client.id, *args)
+
+        async def bounded() -> Any:
+            return await asyncio.wait_for(call(), seconds)
+
+        try:
+            return self.client.sync(bounded)
+        except TimeoutError:
+            raise DeadlineError(
+                f"{_address(self.client)} and its workers were not ready for slots within "
+                f"{seconds:g} s; give them longer with timeout=, or look at their logs"
+            ) from None
+
+    @property
+    def is_running(self) -> bool:
+        return os.getpid() == self._process and self.status == "running"
+
+    @property
+    def status(self) -> str:
+        return "closed" if self._closed else super().status
+
+    def _workers(self) -> dict[int, dict[str, Any]]:
+        found = super()._workers()
+        self._at = {slot: facts["address"] for slot, facts in found.items()}
+        return found
+
+    def _addresses(self, slots: Iterable[int]) -> list[str] | None:
+        return [self._at[slot] for slot in slots if slot in self._at]
+
+    # -- a host that is cut off ----------------------------------------------------------------
+
+    def _hear(self, event: Any) -> None:
+        """The scheduler says that a slot is lost, or is no more."""
+        _, said = event
+        self._lost.pop(said["address"], None)
+        if said["silent"] is not None and 0 <= said["slot"] < self.slots:
+            words = f"slot {said['slot']} at {said['address']}, last heard of "
+            self._lost[said["address"]] = f"{words}{said['silent']:.1f} s ago"
+
+    def _check_lost(self) -> None:
+        """Raise ClusterLostError if a slot's host is cut off."""
+        if self._lost:
+            raise ClusterLostError(
+                f"{len(self._lost)} of {self.slots} slots cannot be reached: "
+                f"{'; '.join(self._lost.values())}. Its host is down, or cut off; arrays are not "
+                f"lost by that: run it again when it is back, or {self.anew}"
+            )
+
+    def _until_ready(self, done: as_completed, deadline: float) -> None:
+        while done.count() and not done.has_ready() and time.monotonic() < deadline:
+            self._check_lost()
+            with done.thread_condition:
+                done.thread_condition.wait(0.1)
+
+    async def _bounded(self, call: Awaitable[T], seconds: float) -> T:
+        task, deadline = asyncio.ensure_future(call), time.monotonic() + seconds
+        try:
+            while not task.done():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError
+                await asyncio.wait([task], timeout=min(left, HEAR))
+                if not task.done():
+                    self._check_lost()
+            return task.result()
+        finally:
+            task.cancel()
+
+    def wait_for_slots(self, slots: Iterable[int], timeout: float) -> dict[int, dict[str, Any]]:
+        self._check_lost()
+        return super().wait_for_slots(slots, timeout)
+
+    def near(self) -> frozenset[int]:
+        token = secrets.token_hex(8)
+        (self.spool / "seen").write_text(token)
+        seen = self.run(_sees, str(self.spool / "seen"), token, machine())
+        return frozenset(slot for slot, sees in enumerate(seen) if sees)
+
+    def tell_page(self, topic: str, said: dict[str, Any]) -> bool:
+        if self._page:
+            self.client.log_event(topic, said)
+        return self._page
+
+    def with_slots(self, slots: int | str) -> str:
+        return f"td.connect(client, workers={slots})"
+
+    def _end(self) -> None:
+        if self._closed:
+            return
+        if self.client.status == "running":
+            with suppress(Exception):  # of a scheduler that is gone: nothing is left there
+                self.client.unsubscribe_topic(LOST)
+                self._on_scheduler(leave, seconds=10.0)
+                comm: Any = self.client.scheduler_comm
+                comm.interval = self._interval
+        self._closed = True
+        if self._ours:
+            with suppress(Exception):
+                self.client.close(timeout=5)
+
+
+def _refuse_threads(workers: list[Joined]) -> None:
+    """None if each of ``workers`` is a process of its own; else ConfigError."""
+    processes = [(w.machine, w.pid) for w in workers]
+    mine = Joined.of(None)
+    own = len(set(processes) - {(mine.machine, mine.pid)})
+    if own < len(processes):
+        raise ConfigError(
+            f"{len(workers)} workers have {own} processes of their own, and each needs one: "
+            f"LocalCluster(processes=True), or 'dask worker --nworkers {len(workers)}'"
+        )
+
+
+def _sees(path: str, token: str, where: str) -> bool:
+    """Whether this worker is on the machine ``where``, and reads ``token`` there."""
+    try:
+        return machine() == where and Path(path).read_text() == token
+    except OSError:
+        return False

@@ -1,0 +1,410 @@
+"""Slots on workers that somebody else started: numbered by the scheduler, taken back in the end.
+
+    client --- join --->  scheduler: Slots         numbers workers by host, then by port
+                             |  join, restart        lowest free number first
+                             v
+                          worker  slot3, beside3    equipped as a worker of td.start_cluster is
+
+A worker beyond those that are asked for stands by: it takes the slot of one that goes. Nothing is
+registered on workers, so one that cannot import tiledask, or has another version, joins Dask as
+ever and only has no slot.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from distributed import SchedulerPlugin
+from distributed.comm.addressing import get_address_host_port
+from distributed.core import clean_exception
+from distributed.protocol.pickle import dumps
+from distributed.protocol.serialize import Serialize, Serialized, deserialize
+from distributed.scheduler import heartbeat_interval
+from distributed.system import MEMORY_LIMIT
+from distributed.utils import offload
+from tornado.ioloop import PeriodicCallback
+
+from tiledask.distributed.cluster import worker as on_worker
+from tiledask.distributed.cluster.cluster import PAGE, slot_named
+from tiledask.distributed.cluster.spool import machine
+from tiledask.distributed.connecting.versions import VERSION
+from tiledask.errors import ConfigError
+
+__all__ = ["LOST", "Joined", "join", "leave"]
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 60.0
+"""Seconds that a worker has to load what it needs."""
+TRANSFERS = 100_000
+"""Transfers that a worker remembers: they are counted."""
+INTERVALS = {"profile": 100, "memory_monitor": 500, "tick": 200, "monitor": 2000}
+"""Milliseconds, at least, between what Dask does by the clock on a worker: its own intervals take a
+tenth of the time of a small product (see `tiledask.distributed.cluster.start`)."""
+_NAME = "tiledask-slots"
+_PAGE = "tiledask.lab.dashboard"  # what people look at: loaded by name, as Dask does it
+
+
+LOST = "tiledask-lost"
+"""Dask's topic of slots that cannot be reached, and of those that can be again."""
+SILENT = 6.0
+"""Seconds without a word from a worker after which it is looked whether it can be reached."""
+_LOOK = 0.5
+_REACH = 1.0
+"""Seconds in which a host that is there takes a connection, whatever its worker does."""
+
+
+class Joined(NamedTuple):
+    """A worker that is ready for a slot."""
+
+    machine: str
+    pid: int
+    memory: int
+    """Bytes of its limit, or of its machine if it has none."""
+    limited: bool
+    """Whether it has one."""
+
+    @classmethod
+    def of(cls, limit: int | None) -> "Joined":
+        """This process, as a worker whose memory has this limit."""
+        where = f"{socket.gethostname()} {machine()}"
+        return cls(where, os.getpid(), int(limit or MEMORY_LIMIT), bool(limit))
+
+
+class Slots(SchedulerPlugin):
+    """The slots of a scheduler's workers, for as long as a client of tiledask's is there."""
+
+    name = _NAME
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+        self.wanted: dict[str, int] = {}
+        """Client -> slots that it asked for."""
+        self.ready: dict[str, Joined] = {}
+        """Address -> a worker that was equipped here."""
+        self.given: dict[str, int] = {}
+        """Address -> the slot that it was given here; one of td.start_cluster has its own."""
+        self.waiting: dict[str, asyncio.Future[None]] = {}
+        """Address -> done when that worker is equipped, or cannot be."""
+        self.refused: dict[str, str] = {}
+        """Address -> why a worker could not be equipped."""
+        self.leaving = False
+        """Whether all is being taken back."""
+        self.page = False
+        """Whether what collects for the dashboard's page was put there here."""
+        self.lost: set[str] = set()
+        """Addresses of workers in slots whose hosts cannot be reached."""
+        self._looks = PeriodicCallback(self._look, 1000 * _LOOK)
+        self._looks.start()
+
+    # -- what Dask calls ----------------------------------------------------------------------
+
+    def add_worker(self, scheduler: Any, worker: str) -> None:
+        """A worker answers when Dask has taken it in, which waits for this to return."""
+        self._soon(self.take_in, [worker])
+
+    def remove_worker(self, scheduler: Any, worker: str, **_: Any) -> None:
+        self._say_lost(worker, None)
+        for known in (self.ready, self.given, self.refused):
+            known.pop(worker, None)
+        if self.spare():
+            self._soon(self.number)
+
+    def remove_client(self, scheduler: Any, client: str) -> None:
+        """A client that was closed or killed leaves too."""
+        if client in self.wanted:
+            self._soon(leave, client, scheduler)
+
+    def _soon(self, function: Callable[..., Any], *args: Any) -> None:
+        """Have the scheduler call ``function``, unless it is ending, or this is."""
+        if not self.leaving and not self.scheduler._ongoing_background_tasks.closed:
+            self.scheduler._ongoing_background_tasks.call_soon(function, *args)
+
+    # -- hosts that are cut off ----------------------------------------------------------------
+
+    async def _look(self) -> None:
+        """None; clients are told of slots that have become silent and cannot be reached.
+
+        A worker that is busy is silent too, and its host takes connections. Dask itself waits for
+        the system to give a connection up, half a minute; the worker stays registered until then,
+        so that a short cut leaves nothing behind.
+        """
+        patience = max(SILENT, 3 * heartbeat_interval(len(self.scheduler.workers)))
+
+        async def one(address: str) -> None:
+            known = self.scheduler.workers.get(address)
+            silent = 0.0 if known is None else time.time() - known.last_seen
+            if silent < patience:
+                self._say_lost(address, None)
+            elif address not in self.lost and not await _reached(address):
+                self._say_lost(address, silent)
+
+        await asyncio.gather(*map(one, list(self.given)))
+
+    def _say_lost(self, address: str, silent: float | None) -> None:
+        """Tell clients that a slot is lost, or (None) that it is no more."""
+        if (address in self.lost) == (silent is not None):
+            return
+        self.lost.symmetric_difference_update([address])
+        said = {"slot": self.given.get(address, -1), "address": address, "silent": silent}
+        self.scheduler.log_event(LOST, said)
+
+    # -- workers -------------------------------------------------------------------------------
+
+    async def take_in(self, addresses: Iterable[str]) -> None:
+        """None, once those of ``addresses`` that can be are in the slots that are free."""
+        await self.equip(addresses)
+        await self.number()
+
+    async def equip(self, addresses: Iterable[str], patience: float = PATIENCE) -> None:
+        """None, once those of ``addresses`` that can be are ready for a slot."""
+
+        async def one(address: str) -> None:
+            done = self.waiting.get(address)
+            if done is not None:
+                await asyncio.wait([done], timeout=patience)
+                return
+            self.waiting[address] = done = asyncio.get_running_loop().create_future()
+            try:
+                found = await asyncio.wait_for(self.on(address, _equip, VERSION), patience)
+                if address in known:  # it has not gone meanwhile
+                    self.ready[address] = found
+                    self.refused.pop(address, None)
+            except Exception as error:  # whatever it lacks: it works on without a slot
+                logger.warning("worker %s has no slot: %s", address, error)
+                if address in known:
+                    self.refused[address] = f"{type(error).__name__}: {error}"
+            finally:
+                del self.waiting[address]
+                done.set_result(None)
+
+        known = self.scheduler.workers
+        await asyncio.gather(*(one(a) for a in addresses if a in known and a not in self.ready))
+
+    def taken(self) -> dict[int, str]:
+        """Slot -> the address of the worker in it now."""
+        found = {slot_named(ws.resources): a for a, ws in self.scheduler.workers.items()}
+        found |= {slot: address for address, slot in self.given.items()}
+        found.pop(-1, None)
+        return found
+
+    def spare(self) -> list[str]:
+        """Workers without a slot that are ready for one; neighbours on one host follow each
+        other."""
+        taken = set(self.taken().values())
+        return sorted((a for a in self.ready if a not in taken), key=_place)
+
+    async def number(self) -> None:
+        """None, once the lowest free slots have the workers that there are for them."""
+        most = max(self.wanted.values(), default=0)
+        taken = self.taken()
+        free = [slot for slot in range(most) if slot not in taken]
+        pairs = list(zip(self.spare(), free, strict=False))
+        self.given.update(pairs)  # before anybody else looks
+        await asyncio.gather(*(self._give(address, slot) for address, slot in pairs))
+
+    async def _give(self, address: str, slot: int) -> None:
+        names = _resources(slot)
+        try:
+            await self.on(address, _take, names)
+        except Exception as error:  # it died meanwhile
+            self.given.pop(address, None)
+            logger.warning("worker %s did not take slot %s: %s", address, slot, error)
+            return
+        scheduler = self.scheduler
+        if (known := scheduler.workers.get(address)) is None:
+            return
+        # not Dask's set_resources: it forgets what of the worker's other resources is in use
+        for name in names:
+            known.resources[name] = 1
+            known.used_resources.setdefault(name, 0)
+            scheduler.resources.setdefault(name, {})[address] = 1
+        unrunnable = scheduler.bulk_schedule_unrunnable_after_adding_worker(known)
+        scheduler.transitions(unrunnable, f"tiledask-slot-{slot}")
+
+    async def strip(self) -> None:
+        """None, once every worker is as it was before it was equipped."""
+        self._looks.stop()
+        for address, slot in self.given.items():
+            if (known := self.scheduler.workers.get(address)) is None:
+                continue
+            for name in _resources(slot):
+                known.resources.pop(name, None)
+                self.scheduler.resources.get(name, {}).pop(address, None)
+                if not self.scheduler.resources.get(name):
+                    self.scheduler.resources.pop(name, None)
+                if not known.used_resources.get(name):  # else a task that is ending gives it back
+                    known.used_resources.pop(name, None)
+
+        async def one(address: str) -> None:
+            names = _resources(self.given[address]) if address in self.given else ()
+            with suppress(Exception):  # of a worker that dies
+                await self.on(address, _strip, names)
+
+        await asyncio.gather(*map(one, list(self.ready)))
+
+    async def on(self, address: str, function: Callable[..., Any], *args: Any) -> Any:
+        """What ``function(*args, dask_worker=)`` returns on a worker."""
+        call = self.scheduler.broadcast(
+            msg={"op": "run", "function": dumps(function), "args": dumps(args), "wait": True},
+            workers=[address],
+            on_error="raise",
+        )
+        answer = (await asyncio.wait_for(call, PATIENCE))[address]
+        if answer["status"] != "OK":
+            _, error, _ = clean_exception(**answer)
+            raise error if error is not None else RuntimeError(str(answer))
+        found = answer["result"]
+        if isinstance(found, Serialized):  # a scheduler leaves it as it came
+            return deserialize(found.header, found.frames)
+        return found.data if isinstance(found, Serialize) else found  # it did not travel at all
+
+
+async def _reached(address: str) -> bool:
+    """Whether the host of ``address`` takes a connection."""
+    try:
+        call = asyncio.open_connection(*get_address_host_port(address))
+        _, writer = await asyncio.wait_for(call, _REACH)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
+
+
+def _resources(slot: int) -> tuple[str, str]:
+    return f"slot{slot}", f"beside{slot}"
+
+
+def _place(address: str) -> tuple[str, int]:
+    """By host, then by port."""
+    with suppress(ValueError):  # of a worker in the scheduler's process
+        host, port = get_address_host_port(address)
+        return host, port
+    return address, 0
+
+
+# -- run on the scheduler, for a client ------------------------------------------------------------
+
+
+async def join(
+    client: str, slots: int | None, patience: float, dask_scheduler: Any
+) -> dict[str, Any]:
+    """By slot the address and what is known of each worker, now that ``client`` has as many
+    slots, or as there are workers; and why others have none.
+
+    ``patience``: seconds that a worker has to get ready.
+    """
+    while (plugin := dask_scheduler.plugins.get(_NAME)) is not None and plugin.leaving:
+        await asyncio.sleep(0.02)  # what is taken back is not given meanwhile
+    if plugin is None:
+        plugin = Slots(dask_scheduler)
+        dask_scheduler.add_plugin(plugin)
+    plugin.wanted.setdefault(client, 0)
+    await plugin.equip(list(dask_scheduler.workers), patience)
+    if client in plugin.wanted:  # it has not left meanwhile
+        able = len(plugin.ready)
+        plugin.wanted[client] = max(plugin.wanted[client], able if slots is None else slots)
+        await plugin.number()
+    if PAGE not in dask_scheduler.plugins:
+        with suppress(Exception):  # a page is worth no cluster
+            await import_module(_PAGE).open_page(dask_scheduler)
+            plugin.page = True
+    taken = sorted(plugin.taken().items())
+    return {
+        "slots": {s: (a, plugin.ready[a]) for s, a in taken if a in plugin.ready},
+        "refused": dict(plugin.refused),
+        "page": PAGE in dask_scheduler.plugins,
+    }
+
+
+async def leave(client: str, dask_scheduler: Any) -> None:
+    """None; the slots go with the last client that has asked for some."""
+    plugin = dask_scheduler.plugins.get(_NAME)
+    if plugin is None or plugin.wanted.pop(client, None) is None or plugin.wanted:
+        return
+    plugin.leaving = True
+    await plugin.strip()
+    dask_scheduler.remove_plugin(_NAME)
+    for name in [name for name in dask_scheduler.handlers if name.startswith("tiledask_")]:
+        del dask_scheduler.handlers[name]
+    if plugin.page and PAGE in dask_scheduler.plugins:
+        dask_scheduler.remove_plugin(PAGE)
+
+
+# -- run on a worker, for the scheduler ------------------------------------------------------------
+
+
+async def _equip(version: str, dask_worker: Any) -> Joined:
+    """What the worker is, now that it has what a slot needs."""
+    if version != VERSION:
+        raise ConfigError(f"it has tiledask {VERSION}, the scheduler {version}")
+    if "tiledask_read" not in dask_worker.handlers:
+        _settle(dask_worker)
+        on_worker.equip(dask_worker)
+        await offload(on_worker.warm_up)
+    return Joined.of(dask_worker.memory_manager.memory_limit)
+
+
+async def _take(names: tuple[str, ...], dask_worker: Any) -> None:
+    """None; the worker has these resources, one of each."""
+    for name in names:
+        dask_worker.state.total_resources[name] = 1
+        dask_worker.state.available_resources[name] = 1
+
+
+async def _strip(names: tuple[str, ...], dask_worker: Any) -> None:
+    """None; the worker has neither these resources nor what `_equip` gave it."""
+    for name in names:
+        dask_worker.state.total_resources.pop(name, None)
+        if name not in _in_use(dask_worker):
+            dask_worker.state.available_resources.pop(name, None)
+    if dask_worker.address in _settled:  # one of td.start_cluster had all that before
+        on_worker.strip(dask_worker)
+        _unsettle(dask_worker)
+
+
+_settled: dict[str, tuple[int | None, dict[str, float | None]]] = {}
+"""Address -> what a worker of this process had: transfers remembered, and milliseconds by what
+Dask does by the clock; None for what does not run."""
+
+
+def _settle(worker: Any) -> None:
+    """None; the worker remembers as many transfers, and looks around as seldom, as one of
+    td.start_cluster."""
+    log, clock = worker.transfer_incoming_log, worker.periodic_callbacks
+    runs = {name: clock[name] for name in INTERVALS if name in clock}
+    before = {
+        name: each.callback_time if each.is_running() else None for name, each in runs.items()
+    }
+    _settled[worker.address] = log.maxlen, before
+    worker.transfer_incoming_log = deque(log, max(TRANSFERS, log.maxlen or 0))
+    for name, each in runs.items():
+        each.callback_time = max(INTERVALS[name], each.callback_time)
+    if "profile" in runs and sys.version_info < (3, 12):  # may crash it (python/cpython#99110)
+        runs["profile"].stop()
+
+
+def _unsettle(worker: Any) -> None:
+    """None; it does so as before."""
+    most, before = _settled.pop(worker.address)
+    worker.transfer_incoming_log = deque(worker.transfer_incoming_log, most)
+    for name, interval in before.items():
+        each = worker.periodic_callbacks[name]
+        if interval is not None:
+            each.callback_time = interval
+            if not each.is_running():
+                each.start()
+
+
+def _in_use(worker: Any) -> set[str]:
+    """Names of the resources that running tasks give back when they end."""
+    running = (*worker.state.executing, *worker.state.long_running)
+    return {name for task in running for name in task.resource_restrictions or ()}

@@ -1,0 +1,105 @@
+"""Whether the processes of a cluster can work with this one: the versions that must agree.
+
+Tasks are pickled here and read there, so Python, Dask and NumPy agree in their first two numbers,
+and tiledask altogether.
+"""
+
+import base64
+import io
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from distributed import Client
+from distributed.versions import get_versions
+
+from tiledask.errors import ConfigError
+
+__all__ = ["VERSION", "check_versions", "differing", "upload_package", "versions_of"]
+
+_PACKAGE = sys.modules["tiledask"]  # whose first line ran before this one
+VERSION: str = _PACKAGE.__version__
+"""Of this package, in this process."""
+_ALIKE = ("python", "dask", "distributed", "numpy")
+_MOST = 5
+"""Processes that an error names."""
+
+
+def differing(here: dict[str, Any], there: dict[str, Any], uploaded: bool = False) -> list[str]:
+    """How the versions of packages ``there`` keep a process from working with one ``here``.
+
+    >>> differing({"tiledask": "1.2.0", "numpy": "2.4.6"}, {"tiledask": None, "numpy": "2.4.1"})
+    ['no tiledask (here 1.2.0)']
+    """
+    found = []
+    for name in ("tiledask", *_ALIKE) if not uploaded else _ALIKE:
+        mine, its = here.get(name), there.get(name)
+        same = mine == its if name == "tiledask" else _first_two(mine) == _first_two(its)
+        if not same:
+            found.append(f"{f'{name} {its}' if its else f'no {name}'} (here {mine})")
+    return found
+
+
+def _first_two(version: str | None) -> list[str]:
+    return (version or "").split(".")[:2]
+
+
+def versions_of(client: Client, seconds: float) -> dict[str, Any]:
+    """What the scheduler and the workers say of their versions; TimeoutError after ``seconds``."""
+    ask: Any = client._get_versions
+    found: dict[str, Any] = client.sync(ask, packages=["tiledask"], callback_timeout=seconds)
+    return found
+
+
+def check_versions(said: dict[str, Any], uploaded: bool) -> None:
+    """None if those who ``said`` which versions they have can work with this process; else
+    ConfigError.
+
+    ``uploaded``: whether tiledask is sent to them anyway.
+    """
+    here = get_versions(packages=["tiledask"])["packages"] | {"tiledask": VERSION}
+    there = {"the scheduler": said["scheduler"]}
+    there |= {f"worker {address}": each for address, each in said["workers"].items()}
+    wrong = {
+        who: words
+        for who, each in there.items()
+        if isinstance(each, dict) and (words := differing(here, each["packages"], uploaded))
+    }
+    if not wrong:
+        return
+    listed = [f"{who} has {', '.join(words)}" for who, words in wrong.items()]
+    more = f"; and {len(listed) - _MOST} more" if len(listed) > _MOST else ""
+    only = all(word.partition(" (")[0].endswith("tiledask") for w in wrong.values() for word in w)
+    way = f"pip install tiledask=={VERSION} there, or td.connect(..., upload=True)"
+    if not only:
+        way = "run them and this process from equal environments"
+    raise ConfigError(
+        f"{len(wrong)} of {len(there)} processes cannot work with this one: "
+        f"{'; '.join(listed[:_MOST])}{more}. What is pickled here must be read there: {way}"
+    )
+
+
+def upload_package(client: Client) -> None:
+    """None; the scheduler and all workers, also those that come later, can import this tiledask.
+
+    Dask imports a file that it was sent: this one unpacks the package, and goes before others.
+    """
+    home, packed = Path(str(_PACKAGE.__file__)).parent, io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(home.rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                archive.write(file, Path("tiledask") / file.relative_to(home))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tiledask_package.py"
+        path.write_text(_UNPACKS.format(base64.b64encode(packed.getvalue())))
+        client.upload_file(str(path))
+
+
+_UNPACKS = """
+import base64, io, sys, tempfile, zipfile
+folder = tempfile.mkdtemp(prefix="tiledask-package-", dir=__file__.rpartition("/")[0] or None)
+zipfile.ZipFile(io.BytesIO(base64.b64decode({!r}))).extractall(folder)
+sys.path.insert(0, folder)
+"""
