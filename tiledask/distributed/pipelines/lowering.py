@@ -260,7 +260,7 @@ def _act(line: TaskLine, first: int, before: Any, *given: Any) -> Any:
         came, given = line.arrived(turn, given)
         line.blocks |= came
         block = came.get(turn)
-        arrivals.append(block and Arrival(block.made, said=block.said))
+        arrivals.append(None if block is None else Arrival(block.made, said=block.said))
         line.ready(turn)
 
     def work() -> None:
