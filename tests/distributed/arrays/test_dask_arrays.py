@@ -489,8 +489,9 @@ def test_tasks_may_hold_their_share_of_a_gpu_but_no_more_than_the_cap_or_the_hos
     assert [lazy._memory(x, n, 10**9) for n in (2, 4)] == [8 * 10**9, 4 * 10**9]
     workers = [{"memory_limit": 10**9, "nthreads": 1, "resources": {}}] * 4
     assert lazy._distributed(workers, x).task_bytes == 2 * 10**9
-    assert lazy._distributed(workers, x, cap=10**9).task_bytes == 10**9 // 2
-    assert lazy._distributed(workers, da.ones(2), cap=10**8).task_bytes == 10**8 // 2
+    capped = [SimpleNamespace(memory_limit=cap, started_here=True) for cap in (10**9, 10**8)]
+    assert lazy._distributed(workers, x, capped[0]).task_bytes == 10**9 // 2
+    assert lazy._distributed(workers, da.ones(2), capped[1]).task_bytes == 10**8 // 2
     x = on_gpus(monkeypatch, SimpleNamespace(memory=8 * 10**9, integrated=True))
     assert [lazy._memory(x, n, 10**9) for n in (1, 16)] == [10**9, 8 * 10**9 // 16]
     assert lazy._memory(on_gpus(monkeypatch), 1, 10**9) == 10**9  # no GPU here

@@ -42,7 +42,7 @@ class Asking:
         return task
 
     def keep(self, array):
-        return "/a/file.npy"
+        return SimpleNamespace(part=lambda device, region: "/a/file.npy")
 
     def wait(self, *_args, **_options):
         """Nothing is done: nothing is late."""

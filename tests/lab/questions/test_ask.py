@@ -4,6 +4,7 @@ Holds `tiledask.lab.questions.answer`, `tiledask.lab.questions.question`,
 `tiledask.lab.questions.table` and `tiledask.lab.questions.terminal`.
 """
 
+import importlib
 import io
 import json
 from dataclasses import replace
@@ -134,7 +135,9 @@ def test_what_takes_more_workers_says_so():
     assert "td.start_cluster(workers=6, device='auto')" in answer.not_run
 
 
-def test_what_counts_numpys_tiles_says_so_on_gpus():
+def test_what_counts_numpys_tiles_says_so_on_gpus(monkeypatch):
+    module = importlib.import_module("tiledask.lab.questions.ask")
+    monkeypatch.setattr(module, "cluster_of", lambda given, what: given)
     answer = td.ask(9, cluster=SimpleNamespace(slots=4, backend="cupy"))
     assert "td.start_cluster(workers=4, device='cpu') will do" in answer.not_run
 
