@@ -646,7 +646,7 @@ def test_an_unknown_case_is_named(cluster):
 @pytest.mark.skipif(sys.platform != "linux", reason="memory caps need Linux")
 def test_the_kernel_refuses_what_the_pool_does():
     """The pool lets everything pass here; the cap is the system's, on the worker's process."""
-    with td.start_cluster(workers=1, device="cpu", memory_cap="24MB", quiet=True) as capped:
+    with td.start_cluster(workers=1, device="cpu", memory_cap="25.5MB", quiet=True) as capped:
         passes = run_claim(LAYER, Layout(tp=4), "1TB", capped, recipe="fp32-momentum")
         assert passes.refused is None
         assert passes.measured.peak == 19_500_000

@@ -243,7 +243,7 @@ def test_a_product_fails_by_itself_and_never_by_the_page(cluster, monkeypatch):
         raise OSError("no page")
 
     with monkeypatch.context() as patched:
-        patched.setattr(announced, "_say", broken)
+        patched.setattr(type(cluster), "tell_page", broken)
         c = td.matmul(a, a, algorithm="summa")
     np.testing.assert_array_equal(td.to_numpy(c), expected)
 
