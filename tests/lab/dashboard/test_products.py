@@ -13,7 +13,7 @@ from oracles.waiting import wait_until
 
 import tiledask as td
 from tiledask.distributed.cluster.progress import RUNS, TOPIC
-from tiledask.distributed.products import announced, matmul
+from tiledask.distributed.products import matmul
 from tiledask.errors import PlacementError
 from tiledask.lab.dashboard import Recorder, recorder
 from tiledask.lab.dashboard.product_board import ProductBoard
