@@ -701,7 +701,7 @@ def checkout(tmp_path):
 def test_make_lab_run_and_save_leave_the_checkout_clean(checkout):
     """JupyterLab saves what it ran where it was opened: so does nbconvert --inplace."""
     program = f"BIN={Path(sys.executable).parent}"
-    lab = ("make", "-o", "env", program, "lab", "LAB_ARGS=--version")
+    lab = ("make", "-o", ".venv/ready-all", program, "lab", "LAB_ARGS=--version")
     shell(*lab, cwd=checkout)
     assert {p.name for p in (checkout / "learn").glob("*.ipynb")} == {p.name for p in NOTEBOOKS}
     saved = checkout / "learn" / NOTEBOOKS[0].name
