@@ -18,8 +18,8 @@ from twins.by_hand import ByHand, dask_by_hand
 
 import tiledask as td
 from tiledask.distributed.cluster.cluster import RUNNING
+from tiledask.distributed.cluster.worker import INTERVALS, TRANSFERS
 from tiledask.distributed.connecting import versions
-from tiledask.distributed.connecting.slots import INTERVALS, TRANSFERS
 from tiledask.errors import (
     ClusterLostError,
     ConfigError,

@@ -52,6 +52,7 @@ from tiledask.plan.whole import is_whole
 __all__ = [
     "DEADLINE",
     "PAGE",
+    "PAGE_MODULE",
     "RUNNING",
     "Cluster",
     "KeptArray",
@@ -68,6 +69,8 @@ DEADLINE = 300.0
 """Seconds a call waits for the cluster unless told otherwise."""
 PAGE = "tiledask-page"
 """Dask's name of what collects for the dashboard's page, on the scheduler."""
+PAGE_MODULE = "tiledask.lab.dashboard"
+"""What people look at: loaded on the scheduler by this name, and imported nowhere below it."""
 _LARGE_GRAPHS = {"distributed.admin.large-graph-warning-threshold": 2**60}
 """Blocks go as arguments to workers that do not see the spool: Dask need not warn of them."""
 RUNNING: list["Cluster"] = []

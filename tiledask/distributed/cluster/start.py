@@ -31,6 +31,7 @@ from tornado.netutil import bind_sockets
 from tiledask.distributed.cluster import device_memory, host_memory
 from tiledask.distributed.cluster import worker as on_worker
 from tiledask.distributed.cluster.cluster import (
+    PAGE_MODULE,
     RUNNING,
     Cluster,
     StartedCluster,
@@ -38,7 +39,7 @@ from tiledask.distributed.cluster.cluster import (
 )
 from tiledask.distributed.cluster.device_memory import OnePool
 from tiledask.distributed.cluster.forkserver import ForkingNanny, refuse_here, server_of_now
-from tiledask.distributed.cluster.worker import BLAS_THREADS
+from tiledask.distributed.cluster.worker import BLAS_THREADS, INTERVALS, PROFILED, TRANSFERS
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.extras import install
 from tiledask.plan.units import format_bytes, parse_bytes
@@ -50,7 +51,6 @@ __all__ = ["choose_device", "start_cluster"]
 
 _HOST = "127.0.0.1"
 _PRELOAD = ["tiledask.distributed.cluster.worker"]
-_PAGE = "tiledask.lab.dashboard"  # what people look at: Dask loads it by name, we never do
 _THREADS = 2  # of a worker: one computes, one hands data over beside it
 _IDLE_WORKER = 150_000_000  # bytes of a worker process that does nothing, rounded up
 _LEAST_CAP = 8_000_000  # bytes
@@ -347,29 +347,21 @@ def _security(tls: bool) -> Any:
 def _settings(threads: int, dashboard_port: int) -> dict[str, Any]:
     """Dask settings under which pinned work stays where it was put."""
     origins = "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin"
-    environ = "distributed.nanny.pre-spawn-environ"
-    # longer intervals for what Dask does by the clock in every process, where nobody chose
-    # others. On a worker with one core each look takes time from the product: at Dask's own
-    # intervals a product of 0.5 TFLOP lost 8 % to them on two cores. The dashboard shows the
-    # same, a little more coarsely. On Python 3.11 there is no profile: reading another
-    # thread's frames, as it does, may crash that interpreter (python/cpython#99110; seen as a
-    # worker killed by signal 11).
-    intervals = {
-        "distributed.worker.profile.enabled": sys.version_info >= (3, 12),
-        "distributed.worker.profile.interval": "100ms",
-        "distributed.worker.memory.monitor-interval": "500ms",
-        "distributed.admin.tick.interval": "200ms",
-        "distributed.admin.system-monitor.interval": "2s",
+    environ, preload = "distributed.nanny.pre-spawn-environ", "distributed.scheduler.preload"
+    # for what Dask does by the clock in every process, where nobody chose others
+    intervals: dict[str, Any] = {
+        "distributed.worker.profile.enabled": PROFILED,
+        **{name: f"{milliseconds}ms" for name, milliseconds in INTERVALS.values()},
     }
     as_shipped = dask.config.merge(*dask.config.defaults)
     return {
         "distributed.scheduler.work-stealing": False,
         "distributed.scheduler.active-memory-manager.start": False,
         "distributed.scheduler.no-workers-timeout": "60s",
-        "distributed.admin.low-level-log-length": 100_000,  # of transfers: they are counted
+        "distributed.admin.low-level-log-length": TRANSFERS,
         "distributed.comm.timeouts.connect": "10s",
         "distributed.comm.timeouts.tcp": "15s",
-        "distributed.scheduler.preload": [*dask.config.get("distributed.scheduler.preload"), _PAGE],
+        preload: [*dask.config.get(preload), PAGE_MODULE],
         origins: _origins(dashboard_port),
         environ: {**dask.config.get(environ), **dict.fromkeys(BLAS_THREADS, str(threads))},
         **{

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 import threading
 from typing import Any
 
@@ -23,6 +24,9 @@ from tiledask.tile import matmul
 
 __all__ = [
     "BLAS_THREADS",
+    "INTERVALS",
+    "PROFILED",
+    "TRANSFERS",
     "FailWaiting",
     "dask_setup",
     "equip",
@@ -35,6 +39,21 @@ __all__ = [
 
 BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """What BLAS libraries read to learn how many threads they may use."""
+INTERVALS = {
+    "profile": ("distributed.worker.profile.interval", 100),
+    "memory_monitor": ("distributed.worker.memory.monitor-interval", 500),
+    "tick": ("distributed.admin.tick.interval", 200),
+    "monitor": ("distributed.admin.system-monitor.interval", 2000),
+}
+"""By Dask's name of what a worker does by the clock: its setting, and the milliseconds between two.
+
+On a worker with one core each look takes time from the product: at Dask's own intervals a product
+of 0.5 TFLOP lost 8 % to them on two cores. The dashboard shows the same, a little more coarsely."""
+PROFILED = sys.version_info >= (3, 12)
+"""Whether workers are profiled. Reading another thread's frames, as that does, may crash Python
+3.11 (python/cpython#99110; seen as a worker killed by signal 11)."""
+TRANSFERS = 100_000
+"""Transfers that a worker remembers: they are counted."""
 
 
 def dask_setup(worker: Any) -> None:

@@ -14,7 +14,6 @@ import asyncio
 import logging
 import os
 import socket
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -33,7 +32,7 @@ from distributed.utils import offload
 from tornado.ioloop import PeriodicCallback
 
 from tiledask.distributed.cluster import worker as on_worker
-from tiledask.distributed.cluster.cluster import PAGE, slot_named
+from tiledask.distributed.cluster.cluster import PAGE, PAGE_MODULE, slot_named
 from tiledask.distributed.cluster.spool import machine
 from tiledask.distributed.connecting.versions import VERSION
 from tiledask.errors import ConfigError
@@ -44,15 +43,7 @@ logger = logging.getLogger(__name__)
 
 PATIENCE = 60.0
 """Seconds that a worker has to load what it needs."""
-TRANSFERS = 100_000
-"""Transfers that a worker remembers: they are counted."""
-INTERVALS = {"profile": 100, "memory_monitor": 500, "tick": 200, "monitor": 2000}
-"""Milliseconds, at least, between what Dask does by the clock on a worker: its own intervals take a
-tenth of the time of a small product (see `tiledask.distributed.cluster.start`)."""
 _NAME = "tiledask-slots"
-_PAGE = "tiledask.lab.dashboard"  # what people look at: loaded by name, as Dask does it
-
-
 LOST = "tiledask-lost"
 """Dask's topic of slots that cannot be reached, and of those that can be again."""
 SILENT = 6.0
@@ -315,7 +306,7 @@ async def join(
         await plugin.number()
     if PAGE not in dask_scheduler.plugins:
         with suppress(Exception):  # a page is worth no cluster
-            await import_module(_PAGE).open_page(dask_scheduler)
+            await import_module(PAGE_MODULE).open_page(dask_scheduler)
             plugin.page = True
     taken = sorted(plugin.taken().items())
     return {
@@ -380,15 +371,15 @@ def _settle(worker: Any) -> None:
     """None; the worker remembers as many transfers, and looks around as seldom, as one of
     td.start_cluster."""
     log, clock = worker.transfer_incoming_log, worker.periodic_callbacks
-    runs = {name: clock[name] for name in INTERVALS if name in clock}
+    runs = {name: clock[name] for name in on_worker.INTERVALS if name in clock}
     before = {
         name: each.callback_time if each.is_running() else None for name, each in runs.items()
     }
     _settled[worker.address] = log.maxlen, before
-    worker.transfer_incoming_log = deque(log, max(TRANSFERS, log.maxlen or 0))
+    worker.transfer_incoming_log = deque(log, max(on_worker.TRANSFERS, log.maxlen or 0))
     for name, each in runs.items():
-        each.callback_time = max(INTERVALS[name], each.callback_time)
-    if "profile" in runs and sys.version_info < (3, 12):  # may crash it (python/cpython#99110)
+        each.callback_time = max(on_worker.INTERVALS[name][1], each.callback_time)
+    if "profile" in runs and not on_worker.PROFILED:
         runs["profile"].stop()
 
 

@@ -25,10 +25,23 @@ from tiledask.plan.program.instructions import Do, Fetch, Instructions, Keep
 from tiledask.tile import TileCount, accumulator, as_dtype
 from tiledask.tile.backend import namespace, synchronize
 
-__all__ = ["SUM_BYTES", "RankLine", "run_line"]
+__all__ = ["SUM_BYTES", "RankLine", "run_line", "summed_in"]
 
 SUM_BYTES = {"memory": 2**20, "mixed": 2**20, "comm": 2**20, "ipc": 2**25}
 """Bytes of a partial sum that are fetched at a time for the sum: they stay in cache."""
+
+
+def summed_in(dtype: np.dtype, arrays: str, panels: int, sums: bool) -> np.dtype:
+    """The type in which a rank adds up its ``panels`` of C, and other ranks' if there are ``sums``.
+
+    On a GPU one panel alone is rounded as it is written; NumPy would make it in float32 first all
+    the same.
+
+    >>> [summed_in(np.dtype("f2"), arrays, 1, False).name for arrays in ("cupy", "numpy")]
+    ['float16', 'float32']
+    """
+    rounds = arrays == "cupy" and panels == 1 and not sums
+    return dtype if rounds else accumulator(dtype)
 
 
 @dataclass(frozen=True)
@@ -49,12 +62,9 @@ class RankLine:
 
     @cached_property
     def wide(self) -> np.dtype:
-        """The type that C is summed in. On a GPU one panel alone is rounded as it is written; NumPy
-        would make it in float32 first all the same."""
-        own = as_dtype(self.dtype)
-        summed = self.products != 1 or any(fetch.buffer == "C" for fetch in self.fetches)
-        rounds = self.backend == "cupy" and not (summed or self.unrounded)
-        return own if rounds else accumulator(own)
+        """The type that C is summed in."""
+        sums = self.unrounded or any(fetch.buffer == "C" for fetch in self.fetches)
+        return summed_in(as_dtype(self.dtype), self.backend, self.products, sums)
 
     @cached_property
     def fetches(self) -> list[Fetch]:

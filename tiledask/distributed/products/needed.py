@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.products.multiply import SUM_BYTES
+from tiledask.distributed.products.multiply import SUM_BYTES, summed_in
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.products.product_plan import AHEAD, RUNTIME, ProductPlan
 from tiledask.tile import accumulator, workspace
@@ -41,12 +41,12 @@ def ledger_of(
     of C in float32 before it is rounded, unless on a GPU one panel is all of it.
     """
     size, sums = dtype.itemsize, accumulator(dtype).itemsize
-    rounds = lookup(kernel).arrays == "cupy" and not plan.sums
+    arrays = lookup(kernel).arrays
     blocks = [[prod(t.block_shape(at)) for at in t.coordinates()] for t in (plan.a, plan.b)]
     rows = []
     for rank, at in enumerate(plan.result.coordinates()):
         m, n, _ = plan.extents(rank)
-        wide = size if rounds and len(plan.panels[rank]) == 1 else sums
+        wide = summed_in(dtype, arrays, len(plan.panels[rank]), bool(plan.sums)).itemsize
         depth = max((p.depth[1] - p.depth[0] for p in plan.panels[rank]), default=0)
         fetching = sum(any(p.source != rank for p in (*x.a, *x.b)) for x in plan.panels[rank])
         work = 0
