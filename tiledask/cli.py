@@ -36,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             check_figure(path)  # before the work begins
         code, result = args.run(args, console)
     except _ERRORS as error:
-        print(f"tiledask {args.command}: {_shown(error)}", file=sys.stderr)
+        words = ConfigError(str(error) or type(error).__name__)  # others' are made short, too
+        print(f"tiledask {args.command}: {words}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         print(needs(f"tiledask {args.command}:", error), file=sys.stderr)
@@ -111,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     _of_models(sub)
     sub.add_argument("batch", type=_whole, help="sequences of a step, over all devices")
     sub.add_argument("--devices", help="numbers of devices to try, such as 64,128 (all)")
-    sub.add_argument("--first", type=_positive, default=8, help="plans to show (%(default)s)")
+    sub.add_argument("--first", type=_few, default=8, help="plans to show, to 100 (%(default)s)")
     sub.add_argument("--no-sensitivity", action="store_true", help="leave out what binds")
     sub.add_argument("--figure", metavar="FILE", help="time against memory, as a picture")
     sub.add_argument("--map", metavar="FILE", help="what fits by tp and pp, as a picture")
@@ -206,16 +207,6 @@ class _Parser(argparse.ArgumentParser):
         super().error(message if len(message) < 600 else f"{message[:300]} ... {message[-200:]}")
 
 
-def _shown(error: Exception) -> str:
-    """The message; of one that echoes a long input, both ends."""
-    words = str(error) or type(error).__name__
-    return words if len(words) < MOST_WORDS else f"{words[:300]} ... {words[-300:]}"
-
-
-MOST_WORDS = 2_000
-"""Characters of the longest message that is printed whole."""
-
-
 def _whole(text: str) -> int:
     if not re.fullmatch(r"[+-]?[0-9]{1,30}", text):
         raise argparse.ArgumentTypeError(f"must be {whole_rule()}, got {short(text)}")
@@ -226,9 +217,9 @@ def _unshard(text: str) -> str | int:
     return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else text
 
 
-def _positive(text: str) -> int:
-    if _whole(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be {whole_rule(1)}, got {short(text)}")
+def _few(text: str) -> int:
+    if not 1 <= _whole(text) <= 100:
+        raise argparse.ArgumentTypeError(f"must be {whole_rule(1, 100)}, got {short(text)}")
     return int(text)
 
 
@@ -570,7 +561,8 @@ def _matmul(args: argparse.Namespace, console: Console) -> Result:
     if len(mesh) != 2:
         raise ConfigError(f"a mesh is rows x columns, such as 2x2; got {short(args.mesh)}")
     lookup(args.kernel)  # a wrong name is no reason to start workers
-    whole_number("a size", args.size, 1)
+    for what, number in (("a size", args.size), ("workers", min(mesh))):
+        whole_number(what, number, 1)
     table, explanation = compare_product(args.size, mesh, args.kernel, args.tile, args.device)
     console.print(table)
     rows = list(explanation.rows())

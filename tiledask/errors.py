@@ -1,5 +1,7 @@
 """The errors tiledask raises: each states the rule, both numbers and a way out."""
 
+import re
+
 __all__ = [
     "CheckpointError",
     "ClusterLostError",
@@ -18,7 +20,28 @@ __all__ = [
 ]
 
 
-class RuleError(ValueError):
+MOST_WORDS = 600
+"""Characters of a message as it is shown: one that echoes a long input loses its middle."""
+
+
+class _Shown(Exception):
+    """Whose words are short and printable, whatever was given; ``args`` has them whole.
+
+    >>> print(str(ConfigError("a" * 1_000 + chr(27)))[-9:])
+    aaaaa\\x1b
+    """
+
+    def __str__(self) -> str:
+        words = super().__str__()
+        if len(words) > MOST_WORDS:
+            words = f"{words[:350]} ... {words[-240:]}"
+        return _UNPRINTED.sub(lambda found: ascii(found[0])[1:-1], words)
+
+
+_UNPRINTED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]")
+
+
+class RuleError(_Shown, ValueError):
     """What can be read, and breaks a rule; the message names the rule, and where it is broken."""
 
 
@@ -38,19 +61,19 @@ class ProgramError(RuleError):
     """A program whose instructions do not fit together; the message names the two that disagree."""
 
 
-class CollectiveError(RuntimeError):
+class CollectiveError(_Shown, RuntimeError):
     """Ranks that did not call the same collectives; the message names both ranks and both calls."""
 
 
-class ConfigError(ValueError):
+class ConfigError(_Shown, ValueError):
     """A model, hardware or run description that cannot be read without guessing."""
 
 
-class CheckpointError(ValueError):
+class CheckpointError(_Shown, ValueError):
     """A checkpoint that is unfinished, damaged, or does not hold what is asked of it."""
 
 
-class DivergedError(ArithmeticError):
+class DivergedError(_Shown, ArithmeticError):
     """A training run whose numbers are no longer finite, and nothing in its rules can help."""
 
 
@@ -58,15 +81,15 @@ class KernelError(RuleError):
     """A tile kernel that does not exist, or that this machine or these operands cannot use."""
 
 
-class DoesNotFitError(MemoryError):
+class DoesNotFitError(_Shown, MemoryError):
     """A plan that needs more memory than is allowed, refused before anything runs."""
 
 
-class DeadlineError(TimeoutError):
+class DeadlineError(_Shown, TimeoutError):
     """A wait on the cluster that ran out of time; the message says what it waited for."""
 
 
-class ClusterLostError(RuntimeError):
+class ClusterLostError(_Shown, RuntimeError):
     """The scheduler or the last worker is gone; the message says how to start again."""
 
 

@@ -2,17 +2,21 @@
 
 from dataclasses import dataclass
 from itertools import pairwise, product
+from math import isqrt
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+import psutil
 
 import tiledask as td
 from tiledask.distributed.arrays.array import ShardedArray
 from tiledask.distributed.products.explain import Explanation
+from tiledask.errors import DoesNotFitError
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.products.placement import split
 from tiledask.plan.products.product import PANEL
+from tiledask.plan.units import format_bytes
 
 __all__ = ["GRID", "RandomProduct", "compare_product", "product_rows"]
 
@@ -31,7 +35,14 @@ class RandomProduct:
 
     @classmethod
     def random(cls, n: int, seed: int = 0) -> "RandomProduct":
-        """Of n x n float32 numbers."""
+        """Of n x n float32 numbers; DoesNotFitError where they and the workers' have no room."""
+        needed, free = 7 * 4 * n * n, psutil.virtual_memory().available
+        if needed > free:  # A, B and C here and on the workers, and C once more to compare
+            raise DoesNotFitError(
+                f"a product of {n:,} x {n:,} float32 numbers and its comparison take "
+                f"{format_bytes(needed)}, and {format_bytes(free)} are free; take a size of "
+                f"{isqrt(free // 28):,} or less"
+            )
         rng = np.random.default_rng(seed)
         return cls.of(*(rng.standard_normal((n, n), np.float32) for _ in range(2)))
 

@@ -49,9 +49,19 @@ def read_named(kind: str, name: str) -> "Fields":
         hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
         raise ConfigError(
             f"no {kind.removesuffix('s')} description is called {short(name)}; {hint}"
-            f"{_OWN.get(kind, '')}tiledask has {', '.join(names(kind))}"
+            f"{_OWN.get(kind, '')}tiledask has {_listed(names(kind))}"
         )
     return read(data_file(kind, f"{name.lower()}.json"))
+
+
+def _listed(known: tuple[str, ...], most: int = 24) -> str:
+    """The names, of a long list the first and how many there are.
+
+    >>> _listed(("a", "b", "c"), 2)
+    'a, b and 1 more'
+    """
+    more = f" and {len(known) - most} more" if len(known) > most else ""
+    return ", ".join(known[:most]) + more
 
 
 _OWN = {

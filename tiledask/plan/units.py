@@ -72,6 +72,9 @@ def format_seconds(s: float) -> str:
     return f"{s:.3g} s"
 
 
+_SIZE = re.compile(r"\s*((?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:e[0-9]+)?)\s*([a-z]*)\s*")
+
+
 def parse_bytes(text: str | int | float) -> int:
     """Bytes from a number or from text such as "40GB" (1e9) or "40 GiB" (2**30).
 
@@ -83,7 +86,7 @@ def parse_bytes(text: str | int | float) -> int:
         if not number or not 0 <= text <= _MOST_BYTES:
             raise ConfigError(f"a size is 0 to {_MOST_BYTES:.0e} bytes, got {short(text)}")
         return int(text)
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)\s*", text.lower())
+    match = _SIZE.fullmatch(text.lower())
     if not match or match[2] not in _SIZES:
         raise ConfigError(
             f"cannot read {short(text)} as a size; write a number and a unit: '40GB' (1e9 bytes "

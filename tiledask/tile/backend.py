@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike
 
-from tiledask.errors import KernelError
+from tiledask.errors import KernelError, short
 from tiledask.extras import install, needed_for
 
 __all__ = [
@@ -223,10 +223,10 @@ def as_dtype(dtype: DTypeLike) -> np.dtype:
             import_module("ml_dtypes")
     try:
         found: np.dtype = np.dtype(dtype)
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):  # of lists of fields, and of letters of no script
         raise KernelError(
             f"an element type is 'float16', 'bfloat16', 'float32', 'float64' or another that NumPy "
-            f"knows, got {dtype!r}; write its name"
+            f"knows, got {short(dtype)}; write its name"
         ) from None
     if found.type is np.void:
         raise KernelError(

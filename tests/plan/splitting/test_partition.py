@@ -289,7 +289,7 @@ def test_a_room_is_kept_exactly_beyond_64_bits(unit):
             for bad in (3.5, None, [], [0.5, 1], ["a", "b"], [[1], ["x"]], [True, [1]])
         ),
         (lambda: judge("1-x | 2", costs=[1, 1]), "cannot read '1-x'"),
-        (lambda: judge("1-999999999 | 2", costs=[1, 1]), "1000000 at most"),
+        (lambda: judge("1-999999999 | 2", costs=[1, 1]), "1,000,000 at most"),
         (lambda: judge([0, -1], costs=[1, 1]), "counted from 0, got device -1"),
         (lambda: judge([0, 1], layers=3, costs=[1, 1]), "2 costs do not describe 3 layers"),
         (lambda: judge([0, 1], devices=0), "devices must be"),

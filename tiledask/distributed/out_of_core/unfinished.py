@@ -21,7 +21,7 @@ from typing import Any
 from tiledask.distributed.out_of_core.disk import writing
 from tiledask.distributed.out_of_core.folder import Folder
 from tiledask.distributed.out_of_core.place import folder_of
-from tiledask.errors import ConfigError, DeadlineError
+from tiledask.errors import ConfigError, DeadlineError, short
 from tiledask.plan.products.regions import Region
 from tiledask.plan.whole import is_whole
 
@@ -92,7 +92,7 @@ class StreamRecords:
         except (KeyError, TypeError):
             whole = False
         if not whole:
-            raise self._damaged(name, f"it says {value}, for the tile {region}")
+            raise self._damaged(name, f"it says {short(value)}, for the tile {region}")
         return record
 
     def keep(self, region: Region, record: TileRecord) -> None:
@@ -189,10 +189,10 @@ class StreamRecords:
         text = self._files.read(name).decode(errors="replace")
         try:
             value = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise self._damaged(name, f"not JSON: {error}") from None
         if not isinstance(value, dict):
-            raise self._damaged(name, f"it says {value!r}")
+            raise self._damaged(name, f"it says {short(value)}")
         return value
 
     def _write(self, name: str, value: Mapping[str, Any]) -> None:

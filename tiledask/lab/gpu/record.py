@@ -60,7 +60,7 @@ def load(path: Path) -> dict[str, Any]:
         facts["device"]["name"], facts["code"]["digest"], facts["runs"]
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise ConfigError(
             f"{path} is no record of `make gpu`, whose JSON has rows, parts, runs, device and "
             f"code: name another file, or another folder with --out"

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from platform import python_version
 
@@ -38,10 +39,7 @@ def copy_walkthroughs(source: str | os.PathLike, folder: str | os.PathLike) -> l
     """
     source, folder = Path(source), Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        given = json.loads((folder / _GIVEN).read_text("utf-8"))
-    except (FileNotFoundError, ValueError):
-        given = {}
+    given = _handed_out(folder)
     in_use, said = bool(given), []
     for path in sorted(source.glob("*.ipynb")):
         notebook = json.loads(path.read_text("utf-8"))
@@ -69,6 +67,18 @@ def copy_walkthroughs(source: str | os.PathLike, folder: str | os.PathLike) -> l
     return said
 
 
+def _handed_out(folder: Path) -> dict[str, list[str]]:
+    """What `_GIVEN` says; nothing, where it is not there or is damaged."""
+    found: object = None
+    with suppress(FileNotFoundError, ValueError, RecursionError):
+        found = json.loads((folder / _GIVEN).read_text("utf-8"))
+    return {
+        name: [digest for digest in digests if isinstance(digest, str) and digest.isascii()]
+        for name, digests in (found.items() if isinstance(found, dict) else ())
+        if isinstance(digests, list) and name.isascii()
+    }
+
+
 def refresh(folder: str | os.PathLike) -> None:
     """None, once no copy in ``folder`` waits for a kernel of yesterday; for when none runs.
 
@@ -87,7 +97,7 @@ def refresh(folder: str | os.PathLike) -> None:
                 if _WIDGET in out.get("data", ())
             ]
             language = notebook["metadata"].get("language_info", {})
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue  # the learner's own, whatever it is
         for data in fields:
             del data[_WIDGET]
@@ -153,4 +163,9 @@ def _markdown(cell: dict, source: str) -> dict:
 
 def _write(path: Path, content: dict) -> None:
     """Whole: an interrupted copy would pass for the learner's."""
-    write_whole(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+    write_whole(
+        path,
+        (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode(
+            "utf-8", "backslashreplace"
+        ),
+    )

@@ -66,7 +66,7 @@ class Kept:
             text = json.dumps(self._known, indent=1, ensure_ascii=False)
             with contextlib.suppress(OSError):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(self.path, text.encode())
+                write_whole(self.path, text.encode("utf-8", "backslashreplace"))
 
     def all(self, table: str = PREDICTIONS) -> dict[str, dict[str, Any]]:
         """What is known of each, by its name: copies."""
@@ -77,7 +77,9 @@ class Kept:
 def _read(path: Path | None) -> dict[str, dict[str, dict[str, Any]]]:
     found: Any = {}
     if path is not None:
-        with contextlib.suppress(OSError, ValueError):  # none yet, or damaged: begun anew
+        with contextlib.suppress(
+            OSError, ValueError, RecursionError
+        ):  # none yet, or damaged: begun anew
             found = json.loads(path.read_text("utf-8"))
     kept: dict[str, dict[str, dict[str, Any]]] = {PREDICTIONS: {}, TASKS: {}}
     for table, into in kept.items():

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tiledask.errors import ConfigError, RuleError
+from tiledask.errors import ConfigError, RuleError, short
 from tiledask.lab.judging.result import LEAST, OPTIMUM, WRONG, Target, within
 from tiledask.lab.placing import PlacedAnswer
 from tiledask.lab.plots.primitives import Figure
@@ -218,9 +218,9 @@ def _read(name: str, values: dict, where: str = "") -> Puzzle:
             raise fields.fail(key, "is missing; add it")
         if key not in _MAY:
             raise fields.fail(key, f"is not known here; {_near(key, _KEYS | _MAY)}")
-    if values["kind"] not in KINDS:
-        raise fields.fail("kind", f"is {values['kind']!r}; there are {', '.join(KINDS)}")
-    kind = KINDS[values["kind"]]
+    kind = KINDS.get(fields.text("kind"))
+    if kind is None:
+        raise fields.fail("kind", f"is {short(values['kind'])}; there are {', '.join(KINDS)}")
     inputs = fields.object("inputs")
     for key in inputs.values:
         if key not in kind.readers:

@@ -22,6 +22,7 @@ from tiledask.plan import html
 from tiledask.plan.data import Fields, names, read, read_named
 from tiledask.plan.fitting.fit import Fit, fits, minimum_devices
 from tiledask.plan.fitting.overhead import VERDICTS, default_overhead, judge, overhead_of
+from tiledask.plan.inputs.hardware import MOST_DEVICES
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import load_cluster, load_model
 from tiledask.plan.inputs.model import Model
@@ -187,8 +188,8 @@ class _Premise:
         self.question = given.text("question")
         self.recipe = load_recipe(given.text("recipe", "mixed-adam-16")).name
         self.memory = _memory(given)
-        self.devices = given.integer("devices", 1)
-        self.per_node = given.integer("devices_per_node", 8)
+        self.devices = _count(given, "devices", 1)
+        self.per_node = _count(given, "devices_per_node", 8)
         self.sequence = given.integer("sequence", 2048)
         self.model = load_model(given.text("model")) if "model" in given else model
         self._size = given.integer("parameters") if "parameters" in given else None
@@ -420,8 +421,8 @@ class _Premise:
         found: dict[str, dict[tuple[int, int, int], int]] = {}
         for name in clusters.values:
             one = clusters.object(name)
-            devices, memory = one.integer("devices"), _memory(one)
-            per_node = one.integer("devices_per_node", devices)
+            devices, memory = _count(one, "devices"), _memory(one)
+            per_node = _count(one, "devices_per_node", devices)
             one.done()
             found[name] = dict(self._fitting(devices, memory, per_node))
         common = set.intersection(*(set(each) for each in found.values()))
@@ -503,6 +504,14 @@ def _no_time(*run: Any) -> None:
 
 def _capital(words: str) -> str:
     return words[:1].upper() + words[1:]
+
+
+def _count(given: Fields, key: str, *default: int) -> int:
+    """A number of devices, of which there are not so many."""
+    count = given.integer(key, *default)
+    if count > MOST_DEVICES:
+        raise given.fail(key, f"must be at most {MOST_DEVICES:,}, got {short(count)}")
+    return count
 
 
 def _memory(given: Fields) -> int:

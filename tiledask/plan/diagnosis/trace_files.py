@@ -6,6 +6,7 @@ device,start,end            time,device0,device1      timestamp, index, utilizat
 
 import csv
 import gzip
+import os
 import re
 import zlib
 from collections.abc import Iterable
@@ -49,7 +50,7 @@ def read_trace(trace: Any, unit: str | None = None) -> Trace:
         return of_timeline(trace)
     if isinstance(trace, str | PathLike):
         path = Path(trace)
-        if not path.is_dir():
+        if not os.path.isdir(path):  # a name that is too long is none
             return _read_file(path, unit)
         files = sorted(p for p in path.iterdir() if p.name.endswith((".json", ".json.gz")))
         if not files:
@@ -91,11 +92,14 @@ def _read_ranks(paths: list[Path], source: str, unit: str | None) -> Trace:
 
 def _text(path: Path, most: int = MAX_BYTES) -> str:
     """What is in a file, unpacked if it is gzip. Raises ConfigError above ``most`` bytes."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ConfigError(f"no trace at {str(path)!r}; give a CSV or a Chrome trace JSON file")
     size = path.stat().st_size
     if size <= most:
-        data = path.read_bytes()
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
         if data[:2] == b"\x1f\x8b":
             try:
                 with gzip.open(path) as file:
@@ -132,9 +136,18 @@ def _read_file(path: Path, unit: str | None) -> Trace:
     return _of_table(table[0], table[1:], path.name, unit)
 
 
+def _without_unit(name: str) -> str:
+    """The name of a column without what stands behind it in brackets.
+
+    >>> _without_unit("utilization.gpu [%]"), _without_unit("time (s)"), _without_unit("start")
+    ('utilization.gpu', 'time', 'start')
+    """
+    opens = max(name.rfind("["), name.rfind("("))
+    return name[:opens].rstrip() if opens >= 0 and name.endswith(("]", ")")) else name
+
+
 def _of_table(header: list[str], rows: list[list[str]], source: str, unit: str | None) -> Trace:
-    # without units: "utilization.gpu [%]" is utilization.gpu
-    names = [re.sub(r"\s*[\[(][^\])]*[\])]\s*$", "", name.strip()).lower() for name in header]
+    names = [_without_unit(name.strip()).lower() for name in header]
     for number, row in enumerate(rows):
         if len(row) != len(header):
             raise ConfigError(

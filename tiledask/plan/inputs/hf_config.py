@@ -6,7 +6,7 @@ from tiledask.errors import ConfigError, short
 from tiledask.plan.data import Fields
 from tiledask.plan.inputs.families import ALIASES, FAMILIES, HARMLESS, NEUTRAL, Family
 from tiledask.plan.inputs.model import Model
-from tiledask.plan.inputs.model_rules import MANY
+from tiledask.plan.inputs.model_rules import MOST_LAYERS
 
 __all__ = ["families", "model_from_config"]
 
@@ -157,8 +157,10 @@ _READERS = {"sparse step": _sparse_step, "dense first": _dense_first, "latent": 
 def _few_layers(config: Fields, values: _Sizes) -> int:
     """The layers, once it is safe to count through them."""
     layers: int = values["layers"]
-    if layers > MANY:
-        raise ConfigError(f"{config.where}: layers must be at most {MANY:,}, got {short(layers)}")
+    if layers > MOST_LAYERS:
+        raise ConfigError(
+            f"{config.where}: layers must be at most {MOST_LAYERS:,}, got {short(layers)}"
+        )
     return layers
 
 

@@ -4,13 +4,15 @@ from tiledask.errors import ConfigError, short
 from tiledask.plan.inputs.model_sizes import ModelSizes
 from tiledask.plan.whole import whole_number
 
-__all__ = ["MANY", "MOST", "check_integer", "completed"]
+__all__ = ["MOST", "MOST_LAYERS", "check_integer", "completed"]
 
 MANY, MOST = 100_000, 10**9
+MOST_LAYERS = 4096
+"""Thirty times what anyone has built; every way to cut them into stages can still be looked at."""
 
 _INTEGERS = {
     "hidden": (1, MOST),
-    "layers": (1, MANY),
+    "layers": (1, MOST_LAYERS),
     "heads": (1, MANY),
     "ffn": (1, MOST),
     "vocab": (1, MOST),

@@ -247,6 +247,8 @@ class Schedule:
         """Whether every stage sees every micro-batch forward once and, in training, backward
         once, each on the device that holds it."""
         stages, microbatches, stage = self.stages, self.microbatches, self.stage
+        if stages * microbatches > len(self):  # before anything is made for each of them
+            return False
         if stage.min(initial=0) < 0 or stage.max(initial=-1) >= stages:
             return False
         if self.microbatch.min(initial=0) < 0:

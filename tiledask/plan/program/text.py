@@ -98,6 +98,7 @@ _WORD = re.compile(r"(\(?)([^\s().]+)\.(\d{1,9})(\)?)")
 _PART = re.compile(
     rf"(?:(\d{{1,8}})([FBIW]|begin|{'|'.join(SHARDING)})|([a-z]+))('*)(?::(\d{{1,9}}))?"
 )
+_RANKS = r"\d{1,8}(?: \d{1,8})*"
 _SEND = re.compile(r"send (\S+) to (\d{1,8})(?: along (\d))?")
 _RECV = re.compile(r"(\S+) = recv from (\d{1,8})(?: along (\d))?")
 _DO = re.compile(r"(?:(\S.*) = )?do (\S+)((?: [^\s{]\S*)*)(?: (\{.*\}))?")
@@ -126,9 +127,9 @@ def from_text(text: str) -> Instructions:
             mesh = tuple(map(int, found[1].split()))
         elif found := re.fullmatch(r"slots (\S+) ([1-9]\d{0,8})", words):
             slots.append((found[1], int(found[2])))
-        elif found := re.fullmatch(r"rank ([\d ]+):(.*)", words):
+        elif found := re.fullmatch(rf"rank ({_RANKS}):(.*)", words):
             orders |= {int(rank): found[2].strip() for rank in found[1].split()}
-        elif found := re.fullmatch(r"of rank ([\d ]+):(.*)", words):
+        elif found := re.fullmatch(rf"of rank ({_RANKS}):(.*)", words):
             of_rank |= {int(rank): len(roles) for rank in found[1].split()}
             roles.append(_RoleText(_read_sizes(number, words, found[2])))
         elif (found := re.fullmatch(r"(stays|scratch|given|shared) (.*)", words)) and roles:
@@ -149,6 +150,8 @@ def from_text(text: str) -> Instructions:
             roles[-1].parts[-1][-1].append(_instruction(number, words))
         elif words:
             raise _unreadable(number, words, "a line of a rank, or 'of rank ...' before its parts")
+    if not orders:
+        raise ProgramError("a program has a rank or more, and no line here begins with 'rank 0:'")
     if sorted(orders) != list(range(len(orders))) or not set(orders) <= set(of_rank):
         raise ProgramError(
             f"ranks are numbered from 0 and each has parts ('of rank ...'); got lines of ranks "

@@ -20,6 +20,9 @@ Assignment = Partition | str | Iterable[SupportsIndex] | Iterable[Iterable[Suppo
 """A split, text, the device of each layer, or the layers of each device."""
 
 
+_MOST = 1_000_000
+
+
 def read_assignment(
     assignment: Assignment, layers: int | None = None, stages: int | None = None
 ) -> list[list[int]]:
@@ -122,7 +125,9 @@ def _between(bounds: list[int]) -> list[list[int]]:
 
 def _of_devices(places: list[int]) -> list[list[int]]:
     if min(places) < 0:
-        raise PartitionError(f"devices are counted from 0, got device {min(places)}")
+        raise PartitionError(f"devices are counted from 0, got device {short(min(places))}")
+    if max(places) >= _MOST:
+        raise PartitionError(f"there are {_MOST:,} devices at most, got device {max(places)}")
     layers: list[list[int]] = [[] for _ in range(max(places) + 1)]
     for layer, device in enumerate(places, start=1):
         layers[device].append(layer)
@@ -165,9 +170,9 @@ def _read_group(text: str) -> list[int]:
                 f"'1,4,7'"
             )
         first, last = int(match[1]), int(match[2] or match[1])
-        if last - first > 1_000_000:
+        if abs(last - first) >= _MOST:
             raise PartitionError(
-                f"{short(word)} names {short(last - first + 1)} layers; 1000000 at most"
+                f"{short(word)} names {short(abs(last - first) + 1)} layers; {_MOST:,} at most"
             )
         group += range(first, last + 1) if first <= last else range(first, last - 1, -1)
     return group

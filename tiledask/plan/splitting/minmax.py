@@ -280,7 +280,9 @@ def _most_even(limits: Limits) -> tuple[int, ...]:
         raise AssertionError("limits that some split keeps within have cuts")
     layers = len(time.sums) - 1
     cost = time.times(int(np.argmax(time.speeds)), 0, np.arange(layers + 1), sending=False)
-    weight = np.cumsum([0.0] + [(v / max(time.speeds)) ** 2 for v in time.speeds])
+    shares = [(v / max(time.speeds)) ** 2 for v in time.speeds]
+    weight = np.cumsum([0.0, *shares])
+    after = np.cumsum([0.0, *shares[::-1]])[::-1]  # a difference would lose the slowest ones
     line = np.searchsorted(cost, cost[-1] * weight / weight[-1])
     reach, squares = _NEAR, math.inf
     bounds: tuple[int, ...] = ()
@@ -291,9 +293,11 @@ def _most_even(limits: Limits) -> tuple[int, ...]:
     enough = squares * (1 + 1e-9)
     with np.errstate(divide="ignore", invalid="ignore"):
         cuts = [cuts[0]] + [
-            c[~(cost[c] ** 2 / w + (cost[-1] - cost[c]) ** 2 / (weight[-1] - w) > enough)]
-            for c, w in zip(cuts[1:], weight[1:], strict=True)
+            c[~(cost[c] ** 2 / w + (cost[-1] - cost[c]) ** 2 / rest > enough)]
+            for c, w, rest in zip(cuts[1:], weight[1:], after[1:], strict=True)
         ]
+    if not all(map(len, cuts)):  # speeds so far apart that squares of them are lost
+        return bounds
     looks = sum(
         len(starts) * _width(limits, s, starts, cuts[s + 1]) for s, starts in enumerate(cuts[:-1])
     )

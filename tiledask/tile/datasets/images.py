@@ -1,6 +1,10 @@
 """Pictures with labels, and batches that any rank can draw its part of."""
 
 import os
+import struct
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -10,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, short
 from tiledask.plan.data import data_file
 from tiledask.plan.whole import is_whole
 from tiledask.tile.backend import as_dtype
@@ -87,6 +91,16 @@ def pictures() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in data_file("images").glob("*.npz")))
 
 
+MOST_BYTES = 2**29
+"""Of a file's arrays, unpacked: a small file can hold far more zeros than there is memory."""
+_DAMAGE = (
+    *(OSError, ValueError, KeyError, EOFError, TypeError, MemoryError, OverflowError),
+    *(NotImplementedError, RuntimeError, SyntaxError),  # ways of packing, passwords, names
+    *(zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError),
+)
+"""What numpy and zipfile raise for a file that is not whole."""
+
+
 @lru_cache(maxsize=8)
 def load_images(name: str | os.PathLike[str]) -> Images:
     """The shipped pictures of that name, or those in an .npz file with ``pixels`` and ``labels``.
@@ -96,12 +110,17 @@ def load_images(name: str | os.PathLike[str]) -> Images:
     """
     path = data_file("images", f"{name}.npz") if str(name) in pictures() else Path(name)
     try:
+        with zipfile.ZipFile(path) as packed:
+            size = sum(member.file_size for member in packed.infolist())
+        if size > MOST_BYTES:
+            raise ValueError(f"unpacked it has {size:,} bytes, and pictures {MOST_BYTES:,} at most")
         with np.load(path, allow_pickle=False) as file:
             pixels, labels = file["pixels"], file["labels"].astype(np.int64)
-    except (OSError, ValueError, KeyError, EOFError) as error:
+    except _DAMAGE as error:
         raise ConfigError(
             f"pictures are one of {', '.join(pictures())}, or an .npz file with pixels "
-            f"[count, rows, columns] and labels [count]; {str(name)!r} is not ({error})"
+            f"[count, rows, columns] and labels [count]; {short(str(name))} is not "
+            f"({str(error)[:200] or type(error).__name__})"
         ) from None
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or labels.shape != pixels.shape[:1]:
         raise ConfigError(

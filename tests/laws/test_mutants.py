@@ -1,0 +1,41 @@
+"""Damaged inputs of every reader and command: an answer, or an error that tiledask declares.
+
+Each mutant is answered within 6 s and a gigabyte, by words of 600 printable characters at most.
+"""
+
+import pytest
+from twins.mutants import mutant, survey
+from twins.readers import READERS
+
+from tiledask import errors
+
+FEW = 500 // len(READERS) + 1
+MANY = 20_000 // len(READERS) + 1
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_mutants(reader):
+    assert survey(reader, range(FEW)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reader", READERS)
+def test_many_mutants(reader):
+    assert survey(reader, range(FEW, MANY)) == []
+
+
+def test_a_mutant_is_made_again_by_its_number():
+    for seed in ('{"a": [1, 2]}', b"\x93NUMPY\x01\x00", "0F0,0F1"):
+        made = [mutant(seed, number) for number in range(50)]
+        assert made == [mutant(seed, number) for number in range(50)]
+        assert len({*made} - {seed}) > 25
+
+
+@pytest.mark.parametrize("name", [name for name in errors.__all__ if name.endswith("Error")])
+def test_messages_are_short_and_printable(name):
+    error = getattr(errors, name)("first " + "x" * 10_000 + " last\x1b[2J\u202e")
+    said = str(error)
+    assert len(said) <= 620
+    assert said.startswith("first x")
+    assert said.endswith("last\\x1b[2J\\u202e")
+    assert len(error.args[0]) > 10_000

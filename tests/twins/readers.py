@@ -1,0 +1,423 @@
+"""Readers of what a user or a disk gives: for each whole inputs, and how one is read and used.
+
+READERS["config.json"]() -> ([text, ...], read)      read(path, text)
+"""
+
+import contextlib
+import io
+import json
+import random
+import shlex
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tiledask as td
+from tiledask.errors import ConfigError
+from tiledask.plan.data import data_file
+
+Read = Callable[[Path, Any], object]
+
+
+def _shipped(folder: str, *names: str) -> list[str]:
+    return [data_file(folder, f"{name}.json").read_text("utf-8") for name in names]
+
+
+def _in_file(read: Callable[[Path], object]) -> Read:
+    """``read`` of a file that has the input as its content."""
+
+    def of(path: Path, given: str | bytes) -> object:
+        data = given.encode("utf-8", "surrogatepass") if isinstance(given, str) else given
+        path.write_bytes(data)
+        return read(path)
+
+    return of
+
+
+def _shown(*values: Any) -> None:
+    for value in values:
+        repr(value)
+        getattr(value, "_repr_html_", str)()
+
+
+def _config():
+    def read(path: Path) -> None:
+        model = td.load_model(path)
+        _shown(model, td.fits(model, td.Layout(dp=2), "2xA100-40GB", sequence=128))
+
+    configs = [
+        {
+            "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,
+            "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "vocab_size": 100, "tie_word_embeddings": False,
+            "max_position_embeddings": 128, "attention_bias": False, "mlp_bias": False,
+        },
+        {
+            "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_layer": 2,
+            "n_head": 4, "n_positions": 128, "vocab_size": 100, "n_ctx": 128,
+        },
+        {
+            "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": 64,
+            "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "vocab_size": 100, "num_local_experts": 4,
+            "num_experts_per_tok": 2, "tie_word_embeddings": False,
+        },
+    ]  # fmt: skip
+    own = _shipped("models", "gpt2", "llama-2-7b", "deepseek-v3", "gpt-200b")
+    return [*map(json.dumps, configs), *own], _in_file(read)
+
+
+def _cluster():
+    link = {"name": "NVLink", "bytes_per_second": 300e9, "latency": 1e-5, "share": 0.8}
+    named = {"devices": 16, "device": "A100-40GB", "devices_per_node": 8, "within_node": link}
+    own = {"devices": 4, "device": json.loads(_shipped("hardware", "t4")[0])}
+    read = _in_file(lambda path: _shown(td.load_cluster(path.with_suffix(".json"))))
+    return [json.dumps(named), json.dumps(own)], lambda path, given: read(
+        path.with_suffix(".json"), given
+    )
+
+
+def _premise():
+    seeds = _shipped("premises", "200b-on-40-gb", "two-clusters", "70b-on-8", "fp16-postmortem")
+    return seeds, _in_file(lambda path: _shown(td.check_premise(path)))
+
+
+def _puzzle():
+    from tiledask.lab.puzzles import load_puzzle, puzzle_names
+
+    def read(path: Path) -> None:
+        puzzle = load_puzzle(path)
+        _shown(puzzle)
+        puzzle.result("6,6,6,6")
+
+    return _shipped("puzzles", *puzzle_names()), _in_file(read)
+
+
+def _answers():
+    from tiledask.lab.puzzles import load_puzzle, puzzle_names
+    from tiledask.lab.tasks import idle_level
+
+    tasks = [load_puzzle(name) for name in puzzle_names()] + [idle_level(n) for n in range(1, 13)]
+    forms = ["6,6,6,6", "1-6 | 7-12 | 13-18 | 19-24", "0F0,0F1,0B0,0B1; 1F0,1B0,1F1,1B1", "42", "x"]
+    forms += ['{"partition": [6, 6, 6, 6], "schedule": "1f1b"}', "1f1b 4 8", "33.0 s, 27 %"]
+
+    def read(path: Path, given: str) -> None:
+        for task in random.Random(given).sample(tasks, 6):
+            _shown(task.result(given))
+        with contextlib.suppress(json.JSONDecodeError, RecursionError, ValueError):
+            _shown(random.Random(given).choice(tasks).result(json.loads(given)))
+
+    return forms, read
+
+
+def _chrome():
+    spans = [
+        {"name": "F", "ph": "X", "ts": n * 10, "dur": 8, "pid": n % 2, "tid": 0, "args": {"mb": n}}
+        for n in range(8)
+    ]
+    named = [
+        {"name": "process_name", "ph": "M", "pid": n, "tid": 0, "args": {"name": f"GPU {n}"}}
+        for n in range(2)
+    ]
+    begun = [
+        {"name": "F", "ph": ph, "ts": ts, "pid": 0, "tid": 0} for ph, ts in (("B", 1), ("E", 5))
+    ]
+    seeds = [{"traceEvents": named + spans}, spans + begun, {"traceEvents": spans, "unit": "ms"}]
+    return [json.dumps(seed) for seed in seeds], _trace(".json")
+
+
+def _csv():
+    return [
+        "device,start,end,kind,stage,microbatch\n0,0.0,1.0,F,0,0\n1,1.0,2.0,F,1,0\n1,2,4,B,1,0\n0,4,6,B,0,0\n",
+        "time,device0,device1\n0.0,1.0,0.0\n1.0,0.5,0.25\n2.0,0,1\n",
+        "timestamp, index, utilization.gpu [%]\n2026/01/01 10:00:00.000, 0, 97 %\n"
+        "2026/01/01 10:00:00.000, 1, 5 %\n2026/01/01 10:00:01.000, 0, 90 %\n"
+        "2026/01/01 10:00:01.000, 1, 0 %\n",
+    ], _trace(".csv")
+
+
+def _trace(suffix: str) -> Read:
+    def read(path: Path) -> None:
+        _shown(td.diagnose(path))
+
+    whole = _in_file(read)
+    return lambda path, given: whole(path.with_suffix(suffix), given)
+
+
+def _schedule():
+    seeds = [
+        td.schedule("1f1b", 3, 4).to_text(),
+        td.schedule("dualpipev", 4, 6).to_text(),
+        td.shard_weights(td.schedule("zb-h1", 2, 3), 3).to_text("waits"),
+        "@0,1; @1,0; 0F0,1F1,1B1,0B0; 0F1,1F0,1B0,0B1",
+    ]
+
+    def read(path: Path, given: str) -> None:
+        schedule = td.Schedule.from_text(given)
+        _shown(schedule)
+        td.validate(schedule)
+        _shown(td.simulate(schedule))
+
+    return seeds, read
+
+
+def _program():
+    from tiledask.plan.program.program import Program
+
+    seeds = [
+        td.program(td.schedule("1f1b", 2, 2), block_bytes=16).to_text(),
+        td.program(td.schedule("zb-h1", 3, 3), block_bytes=16).to_text(),
+    ]
+
+    def read(path: Path, given: str) -> None:
+        program = Program.from_text(given)
+        _shown(program)
+        program.check()
+        _shown(program.traffic, program.memory)
+
+    return seeds, read
+
+
+def _sizes():
+    from tiledask.plan.units import parse_bytes
+
+    return ["40GB", "1.5 GiB", "200 MB", "17", "1e9"], lambda path, given: parse_bytes(given)
+
+
+def _text():
+    seeds = ["Once upon a time there was a worker.\n" * 40, "é𝟙 and tabs\t" * 200]
+
+    def read(path: Path) -> None:
+        _shown(td.load_text(path))
+
+    whole = _in_file(read)
+    return seeds, lambda path, given: whole(path.with_suffix(".txt"), given)
+
+
+def _images():
+    file = io.BytesIO()
+    with np.load(data_file("images", "digits.npz"), allow_pickle=False) as held:
+        keys = {name: held[name][:20] for name in held.files}
+    np.savez(file, **keys)
+    whole = _in_file(lambda path: _shown(td.load_images(path)))
+    return [file.getvalue()], lambda path, given: whole(path.with_suffix(".npz"), given)
+
+
+def _npy():
+    files = []
+    for array in (np.arange(48.0).reshape(6, 8), np.ones((5, 3), "f4", order="F")):
+        file = io.BytesIO()
+        np.save(file, array)
+        files.append(file.getvalue())
+
+    def read(path: Path) -> None:
+        opened = td.open_array(path)
+        _shown(opened)
+        opened[:4, :2]
+
+    whole = _in_file(read)
+    return files, lambda path, given: whole(path.with_suffix(".npy"), given)
+
+
+def _zarr():
+    home = Path("whole.zarr").resolve()
+    array = td.create_array(home, (6, 8), "f8", (3, 4))
+    array.write(((0, 6), (0, 8)), np.arange(48.0).reshape(6, 8))
+    files = sorted(path.relative_to(home) for path in home.rglob("*") if path.is_file())
+    held = {name: (home / name).read_bytes() for name in files}
+    seeds = [b"%d\n" % n + data for n, data in enumerate(held.values())]
+
+    def read(path: Path, given: bytes) -> None:
+        which, _, data = given.partition(b"\n")
+        changed = files[int(which) % len(files)] if which.isdigit() and len(which) < 9 else files[0]
+        for name, whole in held.items():
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).write_bytes(data if name == changed else whole)
+        opened = td.open_array(path)
+        _shown(opened)
+        opened[:, :]
+
+    return seeds, read
+
+
+def _checkpoint_files() -> tuple[Path, Path]:
+    from tiledask.distributed.checkpoints import save_checkpoint
+    from tiledask.distributed.ranks.threads import run_threads
+
+    home = Path("checkpoint").resolve()
+    arrays = {"w": np.arange(24.0).reshape(4, 6), "b": np.ones(6, "f4"), "step": np.array(3)}
+    run_threads(lambda rank: save_checkpoint(rank, home, 7, arrays), 1, timeout=20)
+    return home, next(home.glob("step-*7"))
+
+
+def _index():
+    home, step = _checkpoint_files()
+    file = step / "index.json"
+    body = json.loads(file.read_text())["index"]
+
+    def read(path: Path, given: str) -> None:
+        body = given.encode("utf-8", "replace").decode()
+        with contextlib.suppress(ValueError, RecursionError):  # the checksum agrees: it was written
+            body = json.dumps(json.loads(body), sort_keys=True, separators=(",", ":"))
+        text = f'{{"crc32": {zlib.crc32(body.encode())}, "index": {body}}}\n'
+        file.write_text(text)
+        opened = td.open_checkpoint(home)
+        _shown(opened)
+        opened.read()
+
+    return [json.dumps(body, sort_keys=True, separators=(",", ":"))], read
+
+
+def _checkpoint():
+    home, step = _checkpoint_files()
+    files = sorted(path for path in step.iterdir() if path.is_file())
+    held = [path.read_bytes() for path in files]
+
+    def read(path: Path, given: bytes) -> None:
+        which, _, data = given.partition(b"\n")
+        changed = int(which) % len(files) if which.isdigit() and len(which) < 9 else 0
+        for n, (file, whole) in enumerate(zip(files, held, strict=True)):
+            file.write_bytes(data if n == changed else whole)
+        opened = td.open_checkpoint(home)
+        opened.read()
+
+    return [b"%d\n" % n + data for n, data in enumerate(held)], read
+
+
+def _records():
+    from tiledask.distributed.out_of_core.unfinished import StreamRecords
+
+    def read(path: Path, given: str) -> None:
+        path.mkdir()
+        for name in ("plan.json", "tile-0-0.json"):
+            (path / name).write_bytes(given.encode("utf-8", "surrogatepass"))
+        records = StreamRecords(str(path), "run")
+        for look in (records.plan, lambda: records.tile(((0, 4), (0, 4)))):
+            with contextlib.suppress(ConfigError):
+                look()
+
+    return [json.dumps({"region": [[0, 4], [0, 4]], "summed": 4, "check": 17})], read
+
+
+def _learner():
+    from tiledask.lab.learner.kept import Kept
+
+    facts = {"predictions": {"p": {"said": 4, "at": "x"}}, "tasks": {"24-on-4": {"tries": 2}}}
+    return [json.dumps(facts)], _in_file(lambda path: _shown(Kept("x", path)))
+
+
+def _notebook():
+    from tiledask.lab.learner.copies import copy_walkthroughs, refresh
+
+    out = {"output_type": "display_data", "data": {"text/plain": "x"}, "metadata": {}}
+    out["data"]["application/vnd.jupyter.widget-view+json"] = {"model_id": "1"}
+    cell = {"cell_type": "code", "source": ["1 + 1"], "metadata": {"tags": []}, "outputs": [out]}
+    cell["execution_count"] = None
+    whole = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    course = Path("course").resolve()
+    course.mkdir()
+    (course / "01_x.ipynb").write_text(json.dumps(whole))
+
+    def read(path: Path, given: str) -> None:
+        path.mkdir()
+        for name in ("01_x.ipynb", ".given.json"):  # a learner's folder, in any state
+            (path / name).write_bytes(given.encode("utf-8", "surrogatepass"))
+        copy_walkthroughs(course, path)
+        refresh(path)
+
+    return [json.dumps(whole), json.dumps({"01_x.ipynb": ["0" * 64]})], read
+
+
+def _gpu_record():
+    from tiledask.lab.gpu.record import load
+
+    row = {"part": "first", "key": "k", "state": "ok"}
+    facts = {"rows": [row], "parts": [row], "device": {"name": "H200"}, "runs": []}
+    return [json.dumps(facts | {"code": {"digest": "0"}})], _in_file(load)
+
+
+COMMANDS = (
+    "fit gpt2 4xT4 --dp 2 --pp 2 --zero 1 --recompute full",
+    "fit gpt-200b 160xA100-40GB --dp 4 --tp 8 --pp 5 --critique --partition E+5,6x10,5+E",
+    "fit gpt2 4xT4 --dp 2 --pp 2 --zero 3 --unshard 1",
+    "plan gpt2 4xT4 8 --devices 2,4 --first 2",
+    "partition 24 4",
+    "partition 4,4,9,8 3 --communication 1,1,1",
+    "partition 4,4,4,1,3 --devices 4 --weights 0,0,0,9,9",
+    "partition 4 2 --judge 1-2|3-4",
+    "partition 1,1,2,4 2 --memory 1GB --capacity 8GB --speeds 1,2",
+    "puzzle 24-on-4 --answer 6,6,6,6",
+    "puzzle idle-3 --seed 7 --answer 12",
+    "puzzle 1 --hint",
+    "idle 1f1b 4 8 --latency 0.25 --transfers blocking",
+    "idle interleaved 8 8 --devices 4 --forward 1 --backward 2",
+    "idle 1f1b 2 6 --replicas 3,1 --forward 3,1 --backward 6,2",
+    "idle --layers 1,1,2,4 1f1b 2 4",
+    "idle --diagnose trace.csv --unit ms",
+    "ask 34 --no-run --set layers=12 devices=3",
+    "ask 34 --set layers=1,1,2,4",
+    "matmul 64 --kernel blas --tile x8",
+)
+
+
+def _commands():
+    import tiledask.errors as errors
+    from tiledask import cli
+
+    Path("trace.csv").write_text("device,start,end\n0,0,10\n1,10,20\n1,20,40\n0,40,60\n")
+    cli._ERRORS = tuple(getattr(errors, name) for name in errors.__all__ if name != "short")
+
+    def read(path: Path, given: str) -> None:
+        try:
+            typed = shlex.split(given)
+        except ValueError:
+            typed = given.split()
+        typed = [word.replace("\0", "") for word in typed]
+        if typed[:1] in (["tour"], ["doctor"], ["notebooks"]) or "--run" in typed:
+            return
+        if typed[:1] == ["matmul"] and "x8" not in typed:
+            typed += ["--mesh", "0x1"]  # no workers here
+        if typed[:1] == ["ask"] and typed[1:2] and typed[1].isdecimal():
+            typed += ["--no-run"]
+        said, wrong = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(wrong):
+            try:
+                code = cli.main(typed)
+            except SystemExit as error:
+                code = error.code
+        words = wrong.getvalue()
+        if "Traceback" in words or code not in (0, 1, 2):
+            raise AssertionError(f"exit code {code}: {words[-200:]}")
+        complaint = words.rpartition("error: ")[2] if code == 2 else ""
+        if len(complaint) > 700:
+            raise AssertionError(f"{len(complaint)} characters: {complaint[:100]}")
+
+    return list(COMMANDS), read
+
+
+READERS = {
+    "config.json": _config,
+    "cluster.json": _cluster,
+    "premise": _premise,
+    "puzzle": _puzzle,
+    "answer": _answers,
+    "chrome trace": _chrome,
+    "csv trace": _csv,
+    "schedule": _schedule,
+    "program": _program,
+    "size": _sizes,
+    "text": _text,
+    "images": _images,
+    "npy": _npy,
+    "zarr": _zarr,
+    "index": _index,
+    "checkpoint": _checkpoint,
+    "records of a product": _records,
+    "learner": _learner,
+    "notebook": _notebook,
+    "gpu record": _gpu_record,
+    "command": _commands,
+}
