@@ -12,6 +12,7 @@ import os
 import pickle
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -28,7 +29,7 @@ from distributed.comm.core import CommClosedError
 from oracles.waiting import wait_until
 
 import tiledask as td
-from tiledask.distributed.cluster import host_memory, start
+from tiledask.distributed.cluster import host_memory, start, web
 from tiledask.distributed.cluster import worker as on_worker
 from tiledask.distributed.cluster.cluster import Cluster, StartedCluster
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
@@ -188,7 +189,22 @@ def test_the_dashboard_takes_no_pages_of_other_hosts(cluster, monkeypatch):
     assert status_of_websocket(port, f"http://localhost:{port}") != 403
     assert status_of_websocket(port, "http://localhost:8888") != 403  # JupyterLab's extension
     monkeypatch.setenv("TILEDASK_DASHBOARD_ORIGINS", "hub:1 b:2")
-    assert {"hub:1", "b:2"} < set(start._origins(5))
+    assert {"hub:1", "b:2"} < set(web.origins(5))
+    assert {"hub", "b", "localhost"} < web.allowed_hosts()
+
+
+def status_of_page(port, host):
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as stream:
+        stream.sendall(f"GET /status HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        return int(stream.recv(64).split()[1])
+
+
+def test_the_dashboard_is_asked_for_by_names_of_this_machine(cluster):
+    port = port_of(cluster)
+    for host in (f"127.0.0.1:{port}", f"localhost:{port}", "LocalHost", f"[::1]:{port}"):
+        assert status_of_page(port, host) == 200
+    for host in (f"evil.example:{port}", "127.0.0.1.evil.example", "0.0.0.0", ""):
+        assert status_of_page(port, host) in (400, 403)
 
 
 @pytest.mark.parametrize(
@@ -368,6 +384,12 @@ def test_tls_on_request():
     with td.start_cluster(workers=1, device="cpu", tls=True, quiet=True) as cluster:
         assert cluster.address(0).startswith("tls://")
         assert cluster.gather([cluster.submit(0, where)], "over TLS") == [0]
+        assert cluster.dashboard_link.startswith("https://127.0.0.1:")
+        trusted = ssl._create_unverified_context()  # made for this cluster, for no name
+        with urllib.request.urlopen(cluster.dashboard_link, context=trusted, timeout=20) as page:
+            assert b"Bokeh" in page.read()
+        with pytest.raises(ConnectionError):  # the same without encryption
+            urllib.request.urlopen(cluster.dashboard_link.replace("https", "http"), timeout=5)
 
 
 def test_tasks_get_aligned_arrays_and_transposed_ones_are_not_copied(cluster):
@@ -545,7 +567,7 @@ def workers_at(port):
 
 
 def test_the_dashboards_port_follows_the_newest_and_the_first_says_where_it_is(monkeypatch, capfd):
-    port = start._free(0)
+    port = web.free_port(0)
     monkeypatch.setenv("TILEDASK_DASHBOARD_PORT", str(port))
     with td.start_cluster(1, device="cpu", quiet=True) as first:
         assert (port_of(first), workers_at(port)) == (port, 1)

@@ -1,6 +1,7 @@
 """Workers: started here or joined, given work by slot, watched, and what each of them may hold.
 
 start.py          start_cluster: GPU workers, or CPU workers
+web.py            the dashboard's port, and who may ask it
 worker.py         what a worker process loads before its first task
 cluster.py        Cluster: slots, tasks that are pinned to them, deadlines
 spool.py          the folder of the arrays that were distributed

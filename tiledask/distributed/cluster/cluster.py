@@ -675,6 +675,13 @@ class StartedCluster(Cluster):
         """Whether its workers run, and are this process's."""
         return os.getpid() == self._process and self.dask_cluster.status is Status.running
 
+    @property
+    def dashboard_link(self) -> str:
+        link = super().dashboard_link
+        server = getattr(self.dask_cluster.scheduler, "http_server", None)
+        secure = getattr(server, "ssl_options", None) is not None
+        return link.replace("http:", "https:", 1) if secure else link  # Dask asks its settings
+
     def tell_page(self, topic: str, said: dict[str, Any]) -> bool:
         scheduler: Any = self.dask_cluster.scheduler  # Dask says no types of it
         there = PAGE in scheduler.plugins

@@ -11,7 +11,6 @@ import copy
 import importlib.util
 import logging
 import os
-import socket
 import sys
 import threading
 import warnings
@@ -25,8 +24,6 @@ from dask.system import CPU_COUNT
 from distributed import Nanny, Scheduler, SpecCluster, WorkerPlugin
 from distributed.deploy.cluster import Cluster as BaseCluster
 from distributed.system import MEMORY_LIMIT
-from tornado.httpserver import HTTPServer
-from tornado.netutil import bind_sockets
 
 from tiledask.distributed.cluster import device_memory, host_memory
 from tiledask.distributed.cluster import worker as on_worker
@@ -39,6 +36,15 @@ from tiledask.distributed.cluster.cluster import (
 )
 from tiledask.distributed.cluster.device_memory import OnePool
 from tiledask.distributed.cluster.forkserver import ForkingNanny, refuse_here, server_of_now
+from tiledask.distributed.cluster.web import (
+    HOST,
+    asked_port,
+    certified,
+    free_port,
+    move_away,
+    only_to_allowed_hosts,
+    origins,
+)
 from tiledask.distributed.cluster.worker import BLAS_THREADS, INTERVALS, PROFILED, TRANSFERS
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.extras import install
@@ -49,7 +55,6 @@ from tiledask.tile.progress import in_notebook, is_watched, show, showing
 
 __all__ = ["choose_device", "start_cluster"]
 
-_HOST = "127.0.0.1"
 _PRELOAD = ["tiledask.distributed.cluster.worker"]
 _THREADS = 2  # of a worker: one computes, one hands data over beside it
 _IDLE_WORKER = 150_000_000  # bytes of a worker process that does nothing, rounded up
@@ -99,10 +104,12 @@ def start_cluster(
         Default: the environment variable TILEDASK_DASHBOARD_PORT, else any free port. If an older
         cluster of this process has it, that one's dashboard moves to a free port, so that what
         watches the port sees the newest; if another process has it, any free one is taken. Pages
-        of other servers than JupyterLab on this machine may show the dashboard if
-        TILEDASK_DASHBOARD_ORIGINS names them ("host:port host:port").
+        of other servers than JupyterLab on this machine may show the dashboard, and it may be asked
+        for by other names than localhost, if TILEDASK_DASHBOARD_ORIGINS names them ("host:port
+        host:port").
     tls
-        Encrypt and authenticate connections with certificates made for this cluster. Not those of
+        Encrypt and authenticate connections with certificates made for this cluster; the dashboard
+        is encrypted too, with one that a browser asks about. Not those of
         UCX, which GPU workers use if Dask's setting distributed.comm.default-scheme is "ucx"
         (extra ucx): it listens on all of this machine's networks, everything else on none.
     quiet
@@ -122,16 +129,16 @@ def start_cluster(
     slots = _slots(workers, backend, per_gpu, threads)
     cap = _cap(memory_cap, backend)
     host = MEMORY_LIMIT // slots if memory_limit is None else parse_bytes(memory_limit)
-    security, port, seconds = _security(tls), _port(dashboard_port), seconds_of(timeout)
+    security, port, seconds = _security(tls), asked_port(dashboard_port), seconds_of(timeout)
     others = [each for each in RUNNING if isinstance(each, StartedCluster) and each.is_running]
     for other in others:
         if replace:
             other.close()
         else:
-            _leave(port, other)
+            move_away(port, other)
     options: dict[str, Any] = {
         "memory_limit": host,
-        "dashboard_port": _free(port),
+        "dashboard_port": free_port(port),
         "security": security,
     }
     born: list[SpecCluster] = []
@@ -148,8 +155,13 @@ def start_cluster(
         if quiet or not is_watched()
         else showing(what, _counting(born, slots), after=0.5)
     ):
-        with dask.config.set(settings), _blas_threads(threads):
+        with (
+            certified(security) as files,
+            dask.config.set(settings | files),
+            _blas_threads(threads),
+        ):
             running = _launch(start, slots, seconds, options)
+        only_to_allowed_hosts(running.scheduler)
         limit = room if cap is None else cap
         cluster = StartedCluster(running, slots, backend, why, limit, default)
         try:
@@ -273,66 +285,6 @@ def _cap(memory_cap: int | str | None, backend: str) -> int | None:
     return cap
 
 
-def _port(port: int | None) -> int:
-    """The dashboard's port that was asked for, here or in the environment; 0 for any."""
-    text = os.environ.get("TILEDASK_DASHBOARD_PORT", "0") if port is None else port
-    try:
-        number = int(text)
-    except ValueError:
-        number = -1
-    if not 0 <= number < 65536:
-        raise ConfigError(f"a dashboard port is 0 (any free one) to 65535, got {text!r}")
-    return number
-
-
-def _free(port: int) -> int:
-    """``port`` if it is free, otherwise one that is."""
-    for wanted in (port, 0):
-        with socket.socket() as probing, contextlib.suppress(OSError):
-            probing.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probing.bind((_HOST, wanted))
-            found: int = probing.getsockname()[1]
-            return found
-    raise ConfigError(f"no free port on {_HOST} for the dashboard; close a server and try again")
-
-
-def _leave(port: int, cluster: StartedCluster) -> None:
-    """None; if the dashboard of ``cluster`` was at ``port``, it is at any free one now.
-
-    Pages that were open there are cut off, and ask again: whoever has the port then answers.
-    """
-    running: Any = cluster.dask_cluster
-    scheduler: Any = getattr(running, "scheduler", None)
-    server = getattr(scheduler, "http_server", None)
-    if server is None or server.port != port:
-        return
-
-    async def move() -> None:
-        moved: Any = HTTPServer(scheduler.http_application, ssl_options=server.ssl_options)
-        moved.add_sockets(bound := bind_sockets(0, address=_HOST))
-        moved.address, moved.port = bound[0].getsockname()[:2]
-        for pages in scheduler.http_application.applications:
-            if hasattr(pages, "websocket_origins"):
-                pages.websocket_origins.update(_origins(moved.port))
-        server.stop()
-        scheduler.http_server = scheduler.services["dashboard"] = moved
-        running.scheduler_info["services"]["dashboard"] = moved.port
-        await server.close_all_connections()
-
-    with contextlib.suppress(TimeoutError):  # it is busy and stays where it is
-        running.sync(move, callback_timeout=10)
-
-
-def _origins(port: int) -> list[str]:
-    """Pages that may open the dashboard's websocket: itself, and JupyterLab on this machine.
-
-    Bokeh takes no wildcard for a port alone, and Dask's default takes every page of the web.
-    """
-    ports = [port, *range(8888, 8900)]
-    more = os.environ.get("TILEDASK_DASHBOARD_ORIGINS", "")
-    return [f"{host}:{p}" for p in ports for host in (_HOST, "localhost")] + more.split()
-
-
 def _security(tls: bool) -> Any:
     if not tls:
         return None
@@ -346,7 +298,7 @@ def _security(tls: bool) -> Any:
 
 def _settings(threads: int, dashboard_port: int) -> dict[str, Any]:
     """Dask settings under which pinned work stays where it was put."""
-    origins = "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin"
+    websockets = "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin"
     environ, preload = "distributed.nanny.pre-spawn-environ", "distributed.scheduler.preload"
     # for what Dask does by the clock in every process, where nobody chose others
     intervals: dict[str, Any] = {
@@ -362,7 +314,7 @@ def _settings(threads: int, dashboard_port: int) -> dict[str, Any]:
         "distributed.comm.timeouts.connect": "10s",
         "distributed.comm.timeouts.tcp": "15s",
         preload: [*dask.config.get(preload), PAGE_MODULE],
-        origins: _origins(dashboard_port),
+        websockets: origins(dashboard_port),
         environ: {**dask.config.get(environ), **dict.fromkeys(BLAS_THREADS, str(threads))},
         **{
             name: interval
@@ -422,7 +374,7 @@ def _start_cpu(
     server = server_of_now()  # it loads while the scheduler starts
     nanny = Nanny if server is None else partial(ForkingNanny, server=server)
     common = {
-        "host": _HOST,
+        "host": HOST,
         "protocol": protocol,
         "security": security,
         "memory_limit": memory_limit,
@@ -438,12 +390,12 @@ def _start_cpu(
         scheduler={
             "cls": Scheduler,
             "options": {
-                "host": _HOST,
+                "host": HOST,
                 "protocol": protocol,
                 "port": 0,
                 "security": security,
                 "dashboard": True,
-                "dashboard_address": f"{_HOST}:{dashboard_port}",
+                "dashboard_address": f"{HOST}:{dashboard_port}",
             },
         },
         security=security,
@@ -518,8 +470,8 @@ def _start_gpu(
         threads_per_worker=_THREADS,
         memory_limit=memory_limit,
         device_memory_limit=None,
-        dashboard_address=f"{_HOST}:{dashboard_port}",
-        host=_HOST,
+        dashboard_address=f"{HOST}:{dashboard_port}",
+        host=HOST,
         security=security,
         preload=_PRELOAD,
         death_timeout=max(60.0, seconds),
