@@ -33,7 +33,7 @@ marked = $(sort $(shell grep -rlE --include='test_*.py' 'pytest.mark.($(1))' tes
 # Or each of hundreds of processes would compile everything for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help tour test quick lint lab bench bench-matmul bench-files bench-schedules bench-idle bench-search bench-tiles bench-training gpu gpu-bundle gpu-rehearsal soak plants test-long test-versions accuracy env clean
+.PHONY: help tour test quick lint lab bench bench-matmul bench-files bench-schedules bench-idle bench-search bench-tiles bench-training gpu gpu-bundle gpu-rehearsal soak plants test-long test-versions audit accuracy env clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -113,6 +113,9 @@ test-long: soak plants gpu-rehearsal ## what make test leaves out because it tak
 
 test-versions: env ## the oldest and the newest Dask and NumPy allowed, other Pythons: build/versions/
 	$(BIN)/python .ci/versions.py $(VERSIONS)
+
+audit: ## known vulnerabilities of the packages in constraints.txt (asks pypi.org)
+	python3 .ci/audit.py
 
 accuracy: env ## the planner against every published number: data/published/ACCURACY.md
 	$(BIN)/python -m tiledask.lab.accuracy.page
