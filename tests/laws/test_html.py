@@ -13,7 +13,7 @@ import pytest
 
 import tiledask as td
 from tiledask.distributed.cluster.load import Load
-from tiledask.distributed.cluster.panel import SCRIPT
+from tiledask.distributed.cluster.web import SCRIPT
 from tiledask.lab.learner.contents import SHOW_ANEW
 from tiledask.plan import html
 from tiledask.plan.choosing.question_check import Critique

@@ -1,7 +1,6 @@
 """Slots keep their work, waits end, caps hold, nothing listens off this machine.
 
-Holds `tiledask.distributed.cluster.start`, `tiledask.distributed.cluster.web` and
-`tiledask.distributed.cluster.worker`.
+Holds `tiledask.distributed.cluster.start` and `tiledask.distributed.cluster.worker`.
 """
 
 import contextlib

@@ -42,8 +42,8 @@ from distributed.spans import SpanMetadata
 from distributed.utils import has_arg
 
 from tiledask.distributed.cluster import device_arrays
-from tiledask.distributed.cluster.panel import panel
 from tiledask.distributed.cluster.spool import open_spool
+from tiledask.distributed.cluster.web import panel
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan import html
 from tiledask.plan.products.regions import Region, slices

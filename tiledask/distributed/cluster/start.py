@@ -135,7 +135,7 @@ def start_cluster(
         if replace:
             other.close()
         else:
-            move_away(port, other)
+            move_away(port, other.dask_cluster)
     options: dict[str, Any] = {
         "memory_limit": host,
         "dashboard_port": free_port(port),

@@ -1,4 +1,4 @@
-"""The dashboard's web server: at which port it is, who may ask it, and by which protocol.
+"""The dashboard: its port, who may ask it, by which protocol, and how a notebook shows it.
 
 It shows what runs to whoever asks, so it listens on this machine alone. A page of the web that a
 browser here shows is no reason to answer: its websockets are refused by their origin, and its
@@ -17,12 +17,13 @@ from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
 from tornado.web import ErrorHandler
 
-from tiledask.distributed.cluster.cluster import StartedCluster
 from tiledask.errors import ConfigError
+from tiledask.plan import html
 
 __all__ = [
     "HOST",
     "ORIGINS",
+    "SCRIPT",
     "allowed_hosts",
     "asked_port",
     "certified",
@@ -30,6 +31,7 @@ __all__ = [
     "move_away",
     "only_to_allowed_hosts",
     "origins",
+    "panel",
 ]
 
 HOST = "127.0.0.1"
@@ -61,12 +63,11 @@ def free_port(port: int) -> int:
     raise ConfigError(f"no free port on {HOST} for the dashboard; close a server and try again")
 
 
-def move_away(port: int, cluster: StartedCluster) -> None:
-    """None; if the dashboard of ``cluster`` was at ``port``, it is at any free one now.
+def move_away(port: int, running: Any) -> None:
+    """None; if the dashboard of a Dask cluster was at ``port``, it is at any free one now.
 
     Pages that were open there are cut off, and ask again: whoever has the port then answers.
     """
-    running: Any = cluster.dask_cluster
     scheduler: Any = getattr(running, "scheduler", None)
     server = getattr(scheduler, "http_server", None)
     if server is None or server.port != port:
@@ -132,3 +133,23 @@ def certified(security: Any) -> Iterator[dict[str, str]]:
         for name, path in files.items():
             path.write_text(said[name])  # in a folder of mode 0700
         yield {f"distributed.scheduler.dashboard.tls.{name}": str(p) for name, p in files.items()}
+
+
+SCRIPT = f"<script>{Path(__file__).with_name('panel.js').read_text('utf-8')}</script>"
+"""Runs where outputs are trusted; nothing in it depends on the cluster."""
+
+
+def panel(said: str, why: str, link: str, started: float) -> str:
+    """HTML of a cluster that ``said`` describes: where its dashboard is, and a button for its page.
+
+    JupyterLab's panels then show the cluster that was ``started`` last, in seconds since 1970, of
+    those that answer. Elsewhere the link stays, and no button.
+    """
+    address = html.words(link.removesuffix("/status"))
+    return (
+        f"<div data-dashboard='{address}' data-started='{html.words(started)}'>"
+        f"<b>{html.words(said)}</b>, dashboard: "
+        f"<a href='{address}/tiledask' target='_blank'>{address}/tiledask</a> "
+        f"<button hidden>Show the dashboard page</button><br><small>{html.words(why)}</small></div>"
+        f"{SCRIPT}"
+    )

@@ -6,7 +6,7 @@ import pytest
 
 import tiledask as td
 from tiledask.distributed.cluster import start
-from tiledask.distributed.cluster.panel import SCRIPT, panel
+from tiledask.distributed.cluster.web import SCRIPT, panel
 
 
 def test_it_says_the_address_with_and_without_the_script():
