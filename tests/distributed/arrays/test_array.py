@@ -137,7 +137,7 @@ def test_a_mesh_of_one_axis_may_be_a_number(cluster):
 
 
 def test_a_block_that_no_worker_can_hold_is_refused_before_it_is_made(cluster, monkeypatch):
-    monkeypatch.setattr(cluster, "memory_limit", 1000)
+    monkeypatch.setattr(cluster, "memory_limits", (1000,) * cluster.slots)
     mesh = td.Mesh(cluster, (4,))
     message = r"has 1\.024 kB, a worker may hold 1 kB .*; shard it over at least 2 times as many"
     with pytest.raises(DoesNotFitError, match=message):

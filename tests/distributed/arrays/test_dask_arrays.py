@@ -645,12 +645,12 @@ def test_what_another_client_persisted_is_refused(cluster):
 
 @pytest.mark.cluster
 def test_blocks_that_do_not_fit_are_refused(cluster, client, monkeypatch):
-    monkeypatch.setattr(cluster, "memory_limit", 700)
+    monkeypatch.setattr(cluster, "memory_limits", (700,) * cluster.slots)
     x, mesh = da.ones((8, 8), chunks=(4, 8)), td.Mesh(cluster, (2,))
     assert from_dask(x, mesh, (Shard(0),)).shape == (8, 8)  # 256 bytes, a chunk each
     with pytest.raises(DoesNotFitError, match=r"in parts and put together, 512 B|1\.024 kB"):
         from_dask(x, mesh, (Replicate(),))
-    monkeypatch.setattr(cluster, "memory_limit", 100)
+    monkeypatch.setattr(cluster, "memory_limits", (100,) * cluster.slots)
     with pytest.raises(DoesNotFitError, match="a worker may hold 100 B"):
         from_dask(x, mesh, (Shard(0),))
 

@@ -197,7 +197,7 @@ def test_products_that_make_no_sense(cluster):
 
 def test_what_the_workers_have_is_the_limit(cluster, monkeypatch):
     (a,) = on_grid(cluster, np.ones((64, 64)))
-    monkeypatch.setattr(cluster, "memory_limit", 1000)
+    monkeypatch.setattr(cluster, "memory_limits", (1000,) * cluster.slots)
     with pytest.raises(DoesNotFitError, match="allowed are 1 kB"):
         td.matmul(a, a)
 

@@ -67,15 +67,15 @@ def distribute(
     kept = mesh.cluster.keep(array)
     blocks = [
         mesh.cluster.submit(
-            rank,
+            slot,
             read_block,
-            kept.part(rank, tiling.region(at)),
+            kept.part(slot, tiling.region(at)),
             tiling.region(at),
             array.dtype.name,
             mesh.cluster.backend,
             name=name,
         )
-        for rank, at in enumerate(tiling.coordinates())
+        for slot, at in zip(mesh.at, tiling.coordinates(), strict=True)
     ]
     what = f"distributing {array.shape} over {mesh.shape}"
     mesh.cluster.wait(blocks, what, timeout, cancel=True)
@@ -110,7 +110,7 @@ def from_function(
     backend = mesh.cluster.backend
     blocks = [
         mesh.cluster.submit(
-            rank,
+            slot,
             make_block,
             function,
             tiling.region(at),
@@ -119,7 +119,7 @@ def from_function(
             *((at,) if own else ()),
             name=name,
         )
-        for rank, at in enumerate(tiling.coordinates())
+        for slot, at in zip(mesh.at, tiling.coordinates(), strict=True)
     ]
     mesh.cluster.wait(blocks, f"making {tiling.shape} on {mesh.shape}", timeout, cancel=True)
     return ShardedArray(mesh, tiling, dtype, tuple(blocks), "from_function")

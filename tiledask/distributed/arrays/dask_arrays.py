@@ -70,12 +70,12 @@ def from_dask(
     _refuse_two_copies(touching, x.dtype, room)
     chunks = _Chunks(x, cluster.client)
     blocks = []
-    for rank, region in enumerate(regions):
+    for slot, region in zip(mesh.at, regions, strict=True):
         shape = tuple(b - a for a, b in region)
         where = [within(common, region) for _, common, _ in touching[region]]
         parts = [chunks.part(*found) for found in touching[region]]
         made = shape, x.dtype.name, cluster.backend, where
-        blocks.append(cluster.submit(rank, _assemble, *made, *parts, name=name))
+        blocks.append(cluster.submit(slot, _assemble, *made, *parts, name=name))
     what = f"taking over {x.npartitions} chunks of {x.shape}"
     cluster.wait(blocks, what, timeout, cancel=True)
     return ShardedArray(mesh, tiling, x.dtype, tuple(blocks), "from_dask")

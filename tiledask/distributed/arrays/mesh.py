@@ -6,6 +6,8 @@ td.Mesh(cluster, (2, 4), names=("dp", "tp"))
            0  1  2  3                along tp as told, a replica along dp
     dp  0 [0][1][2][3]
         1 [4][5][6][7]
+
+On several hosts the ranks of one row share one, wherever it has as many slots.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,9 +15,12 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Union
 
+import numpy as np
+
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.errors import PlacementError
+from tiledask.plan.hosts import arranged, heaviest_first
 from tiledask.plan.products.placement import Placement, Replicate
 from tiledask.plan.whole import is_whole
 
@@ -24,7 +29,11 @@ __all__ = ["Mesh", "Submesh", "on_whole_mesh"]
 
 @dataclass(frozen=True)
 class Mesh:
-    """Ranks 0..n-1 of ``cluster`` in row-major order on a grid of ``shape``; rank r is slot r.
+    """Ranks 0..n-1 of ``cluster`` in row-major order on a grid of ``shape``, each in a slot.
+
+    Rank r is slot r on one host. On several, neighbours along the axis that moves most share a host
+    as far as there is room: along "tp", then axes of other names, the last first, then "pp", then
+    "dp". ``slots``: the slot of each rank, if you say it yourself; ``mesh.at`` has it either way.
 
     A Dask client, or a scheduler's address, is connected to (`tiledask.connect`).
 
@@ -38,6 +47,9 @@ class Mesh:
     cluster: Cluster = field(repr=False)
     shape: tuple[int, ...]
     names: tuple[str, ...] = ()
+    slots: tuple[int, ...] = field(default=(), repr=False)
+    at: tuple[int, ...] = field(init=False, repr=False)
+    """The slot of each rank."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cluster", cluster_of(self.cluster, "a mesh"))
@@ -55,6 +67,36 @@ class Mesh:
                 f"{self.cluster.with_slots(self.ranks)}"
             )
         object.__setattr__(self, "names", _checked_names(self.names, self.shape))
+        object.__setattr__(self, "slots", tuple(self.slots))
+        object.__setattr__(self, "at", self._slots_of_ranks())
+
+    def _slots_of_ranks(self) -> tuple[int, ...]:
+        if not self.slots:
+            within = heaviest_first(self.ndim, self.names)
+            return arranged(self.cluster.hosts, self.shape, within)
+        have = self.cluster.slots
+        right = all(is_whole(slot, 0, have - 1) for slot in self.slots)
+        if not right or not len({*self.slots}) == len(self.slots) == self.ranks:
+            raise PlacementError(
+                f"slots says a slot of its own for each of the mesh's {self.ranks} ranks, from 0 "
+                f"to {have - 1}; got {self.slots}. Leave it out, and hosts decide"
+            )
+        return tuple(map(int, self.slots))
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The host of each rank."""
+        hosts = self.cluster.hosts
+        return tuple(hosts[slot] for slot in self.at)
+
+    def speeds(self, axis: int | str) -> tuple[float, ...]:
+        """FLOP/s along an axis, as `Cluster.speeds` measures slots: of each place the slowest rank,
+        for which the others wait. ``td.partition(layers, stages, speeds=mesh.speeds("pp"))`` cuts a
+        pipeline by it."""
+        of_slots, number = self.cluster.speeds(), axis_of(axis, self.shape, self.names)
+        by_rank = np.reshape([of_slots[slot] for slot in self.at], self.shape)
+        others = tuple(each for each in range(self.ndim) if each != number)
+        return tuple(by_rank.min(axis=others).tolist())
 
     @property
     def ranks(self) -> int:

@@ -49,7 +49,8 @@ def redistribute(
     for stop in stops:
         plans.append((source, stop, redistribution(source, stop)))
         source = stop
-    predicted = [traffic_of(cluster.slots, pieces, array.dtype.itemsize) for *_, pieces in plans]
+    ranks, itemsize, at = array.mesh.ranks, array.dtype.itemsize, array.mesh.at
+    predicted = [traffic_of(ranks, pieces, itemsize).on(cluster.hosts, at) for *_, pieces in plans]
     with counting(cluster, timeout) as counted:
         blocks: Sequence[Future[Any]] = array.blocks
         for old, new, pieces in plans:
@@ -124,7 +125,14 @@ def _exchange(
         where = [within(p.region, new.region(at)) for p in mine]
         joined.append(
             cluster.submit(
-                rank, _join, new.block_shape(at), where, divisor, blocks[rank], *parts, name=name
+                slot_of(blocks[rank]),
+                _join,
+                new.block_shape(at),
+                where,
+                divisor,
+                blocks[rank],
+                *parts,
+                name=name,
             )
         )
     return joined

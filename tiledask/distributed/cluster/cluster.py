@@ -48,6 +48,8 @@ from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan import html
 from tiledask.plan.products.regions import Region, slices
 from tiledask.plan.whole import is_whole
+from tiledask.tile import matmul
+from tiledask.tile.backend import namespace, synchronize
 
 __all__ = [
     "DEADLINE",
@@ -73,6 +75,8 @@ PAGE_MODULE = "tiledask.lab.dashboard"
 """What people look at: loaded on the scheduler by this name, and imported nowhere below it."""
 _LARGE_GRAPHS = {"distributed.admin.large-graph-warning-threshold": 2**60}
 """Blocks go as arguments to workers that do not see the spool: Dask need not warn of them."""
+_CUBE = 768
+"""Extents of the products by which slots are compared."""
 RUNNING: list["Cluster"] = []
 """The clusters of this process that are not closed, the newest last."""
 
@@ -108,6 +112,18 @@ async def _in_slot(
     made = function(*args, **worker)
     found: bytes = dumps((slot, await made if isawaitable(made) else made))
     return found
+
+
+def _speed(backend: str) -> float:
+    """FLOP/s of this worker: the best of a few products."""
+    a = namespace(backend).ones((_CUBE, _CUBE), np.float32)
+    out, seconds = a.copy(), []
+    for _ in range(10):  # of which the first loads what the others need
+        begun = time.perf_counter()
+        matmul(a, a, out=out)
+        synchronize(out)
+        seconds.append(time.perf_counter() - begun)
+    return 2 * _CUBE**3 / min(seconds)
 
 
 def slot_named(resources: Iterable[str]) -> int:
@@ -221,8 +237,9 @@ class Cluster(ABC):
         self.transport_why = ""
         self.rates: dict[str, Any] = {}
         """Element type -> its measured `tiledask.plan.products.cost.MachineRates`."""
-        self.memory_limit = memory_limit
-        """Bytes that a slot may hold: its cap, its share of a GPU, or its share of this machine."""
+        self.memory_limits = (memory_limit,) * slots
+        """Per slot, bytes that it may hold: its cap, its share of a GPU, or of its machine."""
+        self._speeds: tuple[float, ...] = ()
         RUNNING.append(self)
 
     # -- state ------------------------------------------------------------
@@ -231,6 +248,27 @@ class Cluster(ABC):
     def kind(self) -> str:
         """ "GPU" or "CPU": what computes."""
         return "GPU" if self.backend == "cupy" else "CPU"
+
+    @property
+    def memory_limit(self) -> int:
+        """Bytes that every slot may hold: the least of ``memory_limits``."""
+        return min(self.memory_limits)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The host of each slot, by the address under which others reach it."""
+        return ("this machine",) * self.slots
+
+    def speeds(self, again: bool = False) -> tuple[float, ...]:
+        """FLOP/s of each slot: the best of some products in single precision, all slots at once.
+
+        Measured when it is first asked for, within a second, and ``again``.
+        """
+        if again or len(self._speeds) != self.slots:
+            asked = dict.fromkeys(range(self.slots), (self.backend,))
+            tried = self.submit_all(_speed, asked, name="measure_speed")
+            self._speeds = tuple(self.gather(tried, "measuring speeds", 60.0, cancel=True))
+        return self._speeds
 
     @property
     @abstractmethod

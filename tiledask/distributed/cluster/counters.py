@@ -75,21 +75,23 @@ class Counted:
         """All measured Traffic, with what went ``past_dask`` (source, destination, bytes)."""
         return None if self.traffic is None else self.traffic + Traffic.of(ranks, past_dask)
 
-    def ledger(self, resident: dict[str, tuple[int, ...]]) -> Ledger | None:
-        """The measured Ledger: ``resident`` bytes per slot by tensor class, plus the growth.
-
-        None if that could not be measured.
+    def ledger(
+        self, resident: dict[str, tuple[int, ...]], slots: Sequence[int] = ()
+    ) -> Ledger | None:
+        """The measured Ledger: ``resident`` bytes by tensor class, plus the growth, of the ranks in
+        ``slots``; without, of every slot. None if that could not be measured.
         """
         if self.silent:
             return None
+        source = "peak resident set - at start"
         rows = [
-            Row(slot, tensor, ALWAYS, nbytes, source="bytes of the blocks on the worker")
-            for tensor, per_slot in resident.items()
-            for slot, nbytes in enumerate(per_slot)
+            Row(place, tensor, ALWAYS, nbytes, source="bytes of the blocks on the worker")
+            for tensor, per_place in resident.items()
+            for place, nbytes in enumerate(per_place)
         ]
         rows += [
-            Row(slot, "process growth", "product", nbytes, source="peak resident set - at start")
-            for slot, nbytes in enumerate(self.growth)
+            Row(place, "process growth", "product", self.growth[slot], source=source)
+            for place, slot in enumerate(slots or range(len(self.growth)))
         ]
         return Ledger.of(rows)
 
@@ -141,7 +143,7 @@ def counting(
                 source = slot_of.get(who, slot)  # of a worker that died since: nobody's bytes
                 moves += [(source, slot, size) for size in sizes.values()]
                 counted.transfers.append(Transfer(source, slot, start, stop, tuple(sizes)))
-        counted.traffic = Traffic.of(len(reports), moves)
+        counted.traffic = Traffic.of(len(reports), moves).on(cluster.hosts)
     finally:
         cluster.counting.release()
 

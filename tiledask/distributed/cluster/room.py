@@ -11,7 +11,7 @@ the least that any leaves on any worker.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dask
@@ -42,6 +42,8 @@ class MemoryRule:
     """What moves it: an option of start_cluster; empty for the call's own memory_limit."""
     share: float = 1.0
     """``at`` over that option's bytes."""
+    slot: int = -1
+    """Whose worker's; -1 for the call's own."""
 
     @property
     def room(self) -> int:
@@ -50,7 +52,8 @@ class MemoryRule:
 
     def __str__(self) -> str:
         beside = f", and {format_bytes(self.held)} are held already" if self.held else ""
-        return f"{self.rule}{beside}"
+        where = f"slot {self.slot}: " if self.slot >= 0 else ""
+        return f"{where}{self.rule}{beside}"
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ def asks_room(
 ) -> tuple[Callable[..., list[MemoryRule]], tuple[Any, ...]]:
     """What `room_of` has every worker do, for who asks them anyway: a function and arguments."""
     keys = [[block.key for block in mine] for mine in blocks]
-    return _bounds, (keys, cluster.backend, cluster.memory_limit, alone)
+    return _here, (keys, cluster.backend, cluster.memory_limits, alone)
 
 
 def as_room(
@@ -147,6 +150,15 @@ def as_room(
         given = parse_bytes(limit)
         bounds.insert(0, MemoryRule(given, 0, f"memory_limit={limit!r} was asked for"))
     return Room(tuple(bounds), started_here)
+
+
+def _here(
+    keys: list[list[str]], backend: str, limits: Sequence[int], alone: bool, dask_worker: Any
+) -> list[MemoryRule]:
+    """The rules of this worker, by its slot's limit."""
+    slot = slot_on(dask_worker)
+    found = _bounds(keys, backend, limits[slot], alone, dask_worker)
+    return [replace(rule, slot=slot) for rule in found]
 
 
 def _bounds(

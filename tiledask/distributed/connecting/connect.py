@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from distributed import Client, as_completed
+from distributed.comm.addressing import get_address_host
 
 from tiledask.distributed.cluster.cluster import (
     RUNNING,
@@ -224,6 +225,8 @@ class AttachedCluster(Cluster):
         """Address of a worker whose host cannot be reached -> in words."""
         self._at: dict[int, str] = {}
         """Slot -> where its worker listened when it was last looked up."""
+        self._hosts: dict[int, str] = {}
+        """Slot -> the host of its worker, or of the last one."""
         comm: Any = client.scheduler_comm
         self._interval = comm.interval
         why = f"workers of {_address(client)} were connected to"
@@ -272,14 +275,16 @@ class AttachedCluster(Cluster):
         count = wanted if wanted is not None else max(slots) + 1
         mine = {slot: worker for slot, worker in slots.items() if slot < count}
         _refuse_threads([worker for _, worker in mine.values()])
-        self._at = {slot: address for slot, (address, _) in mine.items()}
+        self._lie({slot: address for slot, (address, _) in mine.items()})
         machines = [worker.machine for _, worker in slots.values()]
-        self.memory_limit = min(
-            w.memory // (1 if w.limited else machines.count(w.machine)) for _, w in mine.values()
+        self.memory_limits = tuple(
+            w.memory // (1 if w.limited else machines.count(w.machine))
+            for _, (_, w) in sorted(mine.items())
         )
         self._page = found["page"]
         self.slots, self.transport = count, ""
         self.rates.clear()
+        self._speeds = ()
 
     def _on_scheduler(self, function: Any, *args: Any, seconds: float) -> Any:
         """What ``function(client, *args)`` returns on the scheduler."""
@@ -306,8 +311,17 @@ class AttachedCluster(Cluster):
 
     def _workers(self) -> dict[int, dict[str, Any]]:
         found = super()._workers()
-        self._at = {slot: facts["address"] for slot, facts in found.items()}
+        self._lie({slot: facts["address"] for slot, facts in found.items()})
         return found
+
+    def _lie(self, at: dict[int, str]) -> None:
+        """None; slots are where these addresses say."""
+        self._at = at
+        self._hosts |= {slot: get_address_host(address) for slot, address in at.items()}
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(self._hosts[slot] for slot in range(self.slots))
 
     def _addresses(self, slots: Iterable[int]) -> list[str] | None:
         return [self._at[slot] for slot in slots if slot in self._at]

@@ -190,7 +190,7 @@ def multiply_stored(
     return StoredProduct(
         **_fields(target),
         plan=left,
-        traffic=Both(Traffic.of(cluster.slots), counted.traffic),
+        traffic=Both(Traffic.of(cluster.slots).on(cluster.hosts), counted.traffic),
         memory=Both(left.ledger, counted.ledger({})),
         bytes_read=Both(left.bytes_read, sum(reads)),
         seconds=counted.seconds,

@@ -239,6 +239,5 @@ def _predicted_traffic(job: PipelineJob) -> Traffic:
     """Activations [rows, width] to the next stage's device, gradients of that shape back."""
     rows = [stop - start for start, stop in split(0, len(job.batch), job.schedule.microbatches)]
     nbytes = job.batch[0].nbytes
-    return Traffic.of(
-        job.cluster.slots, ((a, b, rows[frame] * nbytes) for a, b, frame in job.messages)
-    )
+    moves = ((a, b, rows[frame] * nbytes) for a, b, frame in job.messages)
+    return Traffic.of(job.cluster.slots, moves).on(job.cluster.hosts)

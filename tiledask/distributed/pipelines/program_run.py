@@ -107,7 +107,7 @@ def run_program(
         outputs,
         loss if trains else None,
         gradients,
-        Both(program.traffic, ranks.traffic),
+        Both(program.traffic if mesh is None else program.traffic.on(mesh.hosts), ranks.traffic),
         ranks.records,
     )
 

@@ -51,7 +51,7 @@ def announced(
 ) -> Iterator[bool]:
     """Whether the page follows product ``run`` while the block runs; it is told if that fails.
 
-    ``said``: what `about` says; ``held``: bytes that each worker held before.
+    ``said``: what `about` says; ``held``: bytes that each rank's worker held before.
     """
     there = False
     with suppress(Exception):  # a page is worth no product
@@ -67,11 +67,17 @@ def announced(
 
 
 def ended(
-    cluster: Cluster, run: str, traffic: Traffic | None, memory: Ledger | None, seconds: float
+    cluster: Cluster,
+    run: str,
+    slots: Sequence[int],
+    traffic: Traffic | None,
+    memory: Ledger | None,
+    seconds: float,
 ) -> None:
-    """Tell the page what product ``run`` counted; None where a worker did not say."""
+    """Tell the page what product ``run`` counted between slots, and of each rank, which are in
+    ``slots``; None where a worker did not say."""
     counted = {
-        "received": None if traffic is None else list(traffic.received),
+        "received": None if traffic is None else [traffic.received[slot] for slot in slots],
         "memory": None if memory is None else list(memory.per_place.values()),
         "seconds": seconds,
     }

@@ -15,6 +15,7 @@ from typing import Any
 from tiledask.distributed.products.needed import PANELS, ProductNeeds
 from tiledask.errors import PlacementError
 from tiledask.plan import html
+from tiledask.plan.hosts import said_of_hosts
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.cost import MachineRates, ProductCost, break_even, cost, least_moved
 from tiledask.plan.products.placement import Tiling
@@ -53,6 +54,8 @@ class Choice:
     cost: ProductCost | None = None
     bound: int = 0
     """Bytes that some rank must move in any algorithm with this much memory."""
+    between_hosts: int = 0
+    """Bytes of ``total`` that go between hosts, where the mesh is known: in `tiledask.explain`."""
     _rated: tuple[int, int, MachineRates] | None = field(repr=False, default=None)
     """Bytes of an element and of a partial sum, and what this machine does."""
 
@@ -92,6 +95,25 @@ class Explanation:
     """Whether distributing pays, in a sentence."""
     moved: str = ""
     """How parts of blocks get from worker to worker, and why so."""
+    placed: str = ""
+    """Which axes of the mesh cross hosts, and what that costs; empty on one host."""
+
+    def on(self, mesh: Any, itemsizes: tuple[int, int]) -> "Explanation":
+        """The same where the ranks are those of ``mesh``: with the bytes between hosts."""
+        hosts = mesh.cluster.hosts
+        if len(set(hosts)) < 2:
+            return self
+        moved = {c.algorithm: c.plan.traffic(*itemsizes) for c in self.choices if c.plan}
+        choices = tuple(
+            replace(c, between_hosts=moved[c.algorithm].on(hosts, mesh.at).between_hosts)
+            if c.plan
+            else c
+            for c in self.choices
+        )
+        placed = ""
+        if self.chosen:
+            placed = said_of_hosts(moved[self.chosen], hosts, mesh.shape, mesh.names, mesh.at)
+        return replace(self, choices=choices, placed=placed)
 
     def __getitem__(self, algorithm: str) -> Choice:
         for choice in self.choices:
@@ -111,6 +133,8 @@ class Explanation:
                 notes.append("does not fit")
             elif not c.same_mesh:
                 notes.append(f"C on {'x'.join(map(str, c.plan.result.mesh))}")
+            if c.between_hosts:
+                notes.append(f"{format_bytes(c.between_hosts)} between hosts")
             yield (
                 mark,
                 c.algorithm,
@@ -132,6 +156,7 @@ class Explanation:
                 "why_not": c.why_not,
                 "received": c.received,
                 "total": c.total,
+                "between_hosts": c.between_hosts,
                 "messages": c.messages,
                 "peak": c.peak,
                 "fits": c.fits,
@@ -145,8 +170,12 @@ class Explanation:
             "why": self.why,
             "advice": self.advice,
             "moved": self.moved,
+            "placed": self.placed,
             "choices": rows,
         }
+
+    def _said(self) -> tuple[str, ...]:
+        return self.why, self.advice, self.moved, self.placed
 
     def __repr__(self) -> str:
         rows = [HEAD, *self.rows()]
@@ -158,13 +187,13 @@ class Explanation:
                 for i, (cell, w) in enumerate(zip(row, widths, strict=False))
             ]
             lines.append(("  ".join(cells) + "  " + row[-1]).rstrip())
-        return "\n".join([*lines, "", *filter(None, (self.why, self.advice, self.moved))]).rstrip()
+        return "\n".join([*lines, "", *filter(None, self._said())]).rstrip()
 
     def _repr_html_(self) -> str:
         rows = list(self.rows())
         chosen = [number for number, cells in enumerate(rows) if cells[0]]
         found = html.table(HEAD, rows, bold=chosen)
-        said = map(html.words, filter(None, (self.why, self.advice, self.moved)))
+        said = map(html.words, filter(None, self._said()))
         return f"{found}<p>{'<br>'.join(said)}</p>"
 
 
@@ -291,7 +320,7 @@ class ProductQuestion:
             plan.result.mesh == self.a.mesh,
             priced(plan, itemsize, partial_sum, rates) if rates else None,
             int(least * itemsize),
-            None if rates is None else (itemsize, partial_sum, rates),
+            _rated=None if rates is None else (itemsize, partial_sum, rates),
         )
 
     def _advice(self, choices: Sequence[Choice]) -> str:

@@ -9,11 +9,11 @@ remote_read.py    parts of blocks from worker to worker         memory or messag
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pickle import dumps
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from distributed import Future
 
@@ -52,6 +52,8 @@ from tiledask.tile import TileCount, accumulator, as_dtype
 from tiledask.tile.table import meant
 
 __all__ = ["Spent", "algorithms", "explain", "matmul"]
+
+T = TypeVar("T")
 
 
 def matmul(
@@ -156,10 +158,12 @@ def explain(
     """
     _check(a, b, kernel)
     options = {"panel": panel, "grid": grid, "replication": replication}
-    room = room_of(a.mesh.cluster, _by_rank(a, b), memory_limit)
-    rates_of(a.mesh.cluster, a.dtype)
-    found = _question(a, b, algorithm, options, kernel, tile).weigh(room.bytes)
-    return replace(found, moved=said_of(a.mesh.cluster))
+    mesh, cluster = a.mesh, a.mesh.cluster
+    room = room_of(cluster, _by_slot(mesh, zip(a.blocks, b.blocks, strict=True)), memory_limit)
+    rates_of(cluster, a.dtype)
+    question = _question(a, b, algorithm, options, kernel, tile)
+    found = question.weigh(room.bytes)
+    return replace(found, moved=said_of(cluster)).on(mesh, question.itemsizes)
 
 
 def _question(
@@ -185,8 +189,10 @@ def _question(
 _moves_nothing = lru_cache(KEPT)(moves_nothing)
 
 
-def _by_rank(a: ShardedArray, b: ShardedArray) -> list[tuple[Future[Any], ...]]:
-    return [*zip(a.blocks, b.blocks, strict=False)]
+def _by_slot(mesh: Mesh, of_ranks: Iterable[Sequence[T]]) -> list[Sequence[T]]:
+    """What there is of each rank, by slot; of a slot without a rank there is nothing."""
+    found = dict(zip(mesh.at, of_ranks, strict=True))
+    return [found.get(slot, ()) for slot in range(mesh.cluster.slots)]
 
 
 def _of_other_arrays(a: Any, b: Any) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
@@ -273,12 +279,12 @@ class _Ready:
     """One; where k is shared out a second, that sums."""
 
     @classmethod
-    def of(cls, choice: Choice, dtype: str, backend: str, slots: int) -> "_Ready":
+    def of(cls, choice: Choice, dtype: str, backend: str) -> "_Ready":
         plan, ledger, one = choice.plan, choice.ledger, as_dtype(dtype)
         assert plan is not None  # what cannot run is never chosen
         assert ledger is not None
         sizes = one.itemsize, accumulator(one).itemsize
-        predicted = plan.traffic(*sizes, slots)
+        predicted = plan.traffic(*sizes)
         resident = {
             name: tuple(row.bytes for row in ledger.rows if row.tensor == name) for name in "AB"
         }
@@ -338,15 +344,15 @@ class _Run:
     @cached_property
     def ready(self) -> _Ready:
         once = _ready_once if len(self.a.blocks) <= KEPT else _Ready.of
-        cluster = self.cluster
-        return once(self.choice, self.a.dtype.name, cluster.backend, cluster.slots)
+        return once(self.choice, self.a.dtype.name, self.cluster.backend)
 
     def _left(self) -> float:
         return max(0.1, self.deadline - time.monotonic())
 
     def result(self) -> ShardedArray:
         cluster, a, b = self.cluster, self.a, self.b
-        operands, by_rank = [*a.blocks, *b.blocks], _by_rank(a, b)
+        operands, slots = [*a.blocks, *b.blocks], a.mesh.at
+        by_slot = _by_slot(a.mesh, zip(a.blocks, b.blocks, strict=True))
         cluster.again(operands)
         cluster.wait(operands, f"the operands of {a.shape} @ {b.shape}", self._left())
         with (
@@ -354,15 +360,15 @@ class _Run:
             counting(
                 cluster,
                 self._left(),
-                first=[lender.lends(by_rank), asks_room(cluster, by_rank)],
+                first=[lender.lends(by_slot), asks_room(cluster, by_slot)],
                 last=[lender.ends],
             ) as counted,
         ):
-            tickets, rules = zip(*counted.first, strict=True)
-            self.room = as_room(rules[: len(by_rank)], self.memory_limit, self.cluster.started_here)
-            ready = self.ready
+            tickets, rules = zip(*(counted.first[slot] for slot in slots), strict=True)
+            self.room = as_room(rules, self.memory_limit, self.cluster.started_here)
+            ready, held = self.ready, [counted.held[slot] for slot in slots]
             with (
-                announced(cluster, lender.name, ready.about, counted.held) as self.on_page,
+                announced(cluster, lender.name, ready.about, held) as self.on_page,
                 watching(self.progress, lender.name, ready.panels, ready.what, cluster),
             ):
                 blocks = self._result(lender, tickets)
@@ -371,12 +377,14 @@ class _Run:
         assert plan is not None
         mesh = self.a.mesh
         if plan.result.mesh != mesh.shape:
-            mesh = Mesh(cluster, plan.result.mesh)
+            mesh = Mesh(cluster, plan.result.mesh, slots=slots)
         reads = [(src, dst, n) for dst, found in enumerate(facts) for src, n in found.reads]
-        traffic = Both(ready.predicted, counted.moved(cluster.slots, reads))
-        memory = Both(self.choice.ledger, counted.ledger(ready.resident))
+        predicted = ready.predicted.on(cluster.hosts, slots)
+        traffic = Both(predicted, counted.moved(cluster.slots, reads))
+        memory = Both(self.choice.ledger, counted.ledger(ready.resident, slots))
         if self.on_page:
-            ended(cluster, lender.name, traffic.measured, memory.measured, counted.seconds)
+            counts = traffic.measured, memory.measured, counted.seconds
+            ended(cluster, lender.name, slots, *counts)
         return ShardedArray(
             mesh,
             plan.result,
@@ -386,7 +394,7 @@ class _Run:
             traffic=traffic,
             memory=memory,
             seconds=counted.seconds,
-            spent=tuple(Spent.of(found, counted.seconds) for found in facts[: len(blocks)]),
+            spent=tuple(Spent.of(facts[slot], counted.seconds) for slot in slots if facts),
             tiles=TileCount.of(tiles for found in facts for tiles in found.tiles),
         )
 
@@ -394,15 +402,15 @@ class _Run:
         """The blocks of C, for ``tickets`` of A's and B's: each rank goes through its line, and
         through a second where k is shared out."""
         a, b, (stage, *more) = self.a, self.b, self.ready.stages
-        of_a, of_b = zip(*tickets[: len(a.blocks)], strict=True)
+        of_a, of_b = zip(*tickets, strict=True)
         lent = {"A": _Lent(a.blocks, a.anchors, of_a), "B": _Lent(b.blocks, b.anchors, of_b)}
         name = f"multiply_{self.choice.algorithm}"
         blocks = self._run(lender, stage, lent, [None] * len(a.blocks), name)
         for stage in more:
             held = {slot_of(x): (x,) for x in blocks}
             anchors = self.cluster.submit_all(anchor, held, name="dependency", beside=True)
-            found = lender.lend([[x] for x in blocks], self._left())
-            partial = _Lent(blocks, anchors, [one for (one,) in found[: len(blocks)]])
+            found = lender.lend(_by_slot(a.mesh, ([x] for x in blocks)), self._left())
+            partial = _Lent(blocks, anchors, [found[slot][0] for slot in a.mesh.at])
             blocks = self._run(lender, stage, {"partial": partial}, blocks, "reduce_scatter")
         return blocks
 
@@ -424,7 +432,7 @@ class _Run:
             # what keeps Dask able to make again the blocks that the rank reads
             found = [arrays[name].anchors[source] for name, source in sources]
             held = self.a.blocks[rank], self.b.blocks[rank], own[rank], *found
-            args[rank] = line, dumps(told), *held
+            args[self.a.mesh.at[rank]] = line, dumps(told), *held
         blocks = cluster.submit_all(run_line, args, name=name)
         prefix = "the sums of the " if "partial" in arrays else ""
         # they go if this fails, the operands never do
@@ -441,7 +449,8 @@ class _Lent(NamedTuple):
 
     def block(self, rank: int) -> LentBlock:
         """The block of a rank, as others may read it."""
-        return LentBlock(str(self.blocks[rank].key), rank, self.tickets[rank])
+        block = self.blocks[rank]
+        return LentBlock(str(block.key), slot_of(block), self.tickets[rank])
 
 
 def _check(a: Any, b: Any, kernel: str) -> None:
@@ -455,6 +464,11 @@ def _check(a: Any, b: Any, kernel: str) -> None:
     if a.mesh.cluster is not b.mesh.cluster:
         raise PlacementError(
             f"A is on {a.mesh.cluster} and B on another, {b.mesh.cluster}; distribute both on one"
+        )
+    if a.mesh.at != b.mesh.at:
+        raise PlacementError(
+            f"rank r of A and of B must be in one slot, and theirs are {a.mesh.at} and "
+            f"{b.mesh.at}; distribute both on one mesh, or on td.Mesh(..., slots={a.mesh.at})"
         )
     _check_types(a.dtype, b.dtype, kernel, a.mesh.cluster.backend)
 

@@ -41,7 +41,7 @@ class Ranks:
     """Bytes and messages from rank to rank, as they were received."""
 
     def __repr__(self) -> str:
-        return f"Ranks({len(self.results)} results, {self.records!r})"
+        return f"Ranks({len(self.results)} results, {self.records!r}{self.traffic.crossed()})"
 
     def _repr_html_(self) -> str:
         return self.records._repr_html_()
@@ -105,10 +105,11 @@ def _told(transport: Transport, error: BaseException) -> BaseException:
     return error
 
 
-def collected(parts: Sequence[RankResult]) -> Ranks:
-    """The Ranks of all parts. Raises CollectiveError if a message was sent that nobody took."""
+def collected(parts: Sequence[RankResult], hosts: Sequence[str] = ()) -> Ranks:
+    """The Ranks of all parts, each on its host. Raises CollectiveError if a message was sent that
+    nobody took."""
     ports = [{(each.members, each.stream): each for each in part.ports} for part in parts]
-    moves = Traffic.of(len(parts))
+    moves = Traffic.of(len(parts)).on(hosts or [""] * len(parts))
     for rank, part in enumerate(parts):
         for each in part.ports:
             me = each.members.index(rank)

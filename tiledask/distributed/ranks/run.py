@@ -94,7 +94,7 @@ def run_ranks(
     patience = max(seconds, PATIENCE)
     run = f"tiledask-ranks-{uuid.uuid4().hex[:12]}"
     folder = cluster.spool / run[-12:]
-    places = _places(cluster, mesh.ranks, transport, patience)
+    places = _places(cluster, mesh.at, transport, patience)
     way = _way(cluster, None if transport == "nccl" else transport, folder, patience)
     everyone = set(range(mesh.ranks))
     peers: list[set[int]] = [set()] * mesh.ranks
@@ -107,21 +107,24 @@ def run_ranks(
         prepare, peers = dask_transport.prepare, [everyone - {r} for r in everyone]
     set_clocks(cluster, patience)
     try:
-        with meeting(cluster, run, peers, patience, prepare):
+        with meeting(cluster, run, peers, patience, prepare, mesh.at):
             tasks = []
-            for r, mine in enumerate(given):
+            for r, (slot, mine) in enumerate(zip(mesh.at, given, strict=True)):
                 plan = _Plan(run, r, mesh.shape, cluster.backend, way, places, seconds, mesh.names)
-                tasks.append(cluster.submit(r, _work, plan, function, *mine, name="rank_function"))
+                told = plan, function, *mine
+                tasks.append(cluster.submit(slot, _work, *told, name="rank_function"))
             begin(cluster, run, patience)
             name = getattr(function, "__name__", "function")
             what = f"{name} on {mesh.ranks} ranks"
             parts = cluster.gather(tasks, what, seconds + GRACE, cancel=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return collected(parts)
+    return collected(parts, mesh.hosts)
 
 
-def _places(cluster: Cluster, ranks: int, asked: str | None, timeout: float) -> tuple[Place, ...]:
+def _places(
+    cluster: Cluster, slots: Sequence[int], asked: str | None, timeout: float
+) -> tuple[Place, ...]:
     """Where the ranks are, if arrays go by NCCL; else none. Raises ConfigError if they should go
     by NCCL and cannot."""
     if asked not in (None, "nccl", *TRANSPORTS):
@@ -130,7 +133,8 @@ def _places(cluster: Cluster, ranks: int, asked: str | None, timeout: float) -> 
         return ()
     places = ()
     if cluster.backend == "cupy":
-        places = tuple(cluster.run(place, timeout=timeout)[:ranks])
+        found = cluster.run(place, timeout=timeout)
+        places = tuple(found[slot] for slot in slots)
         reason = why_not(places)
     else:
         reason = "NCCL needs GPU workers, and these compute on CPUs"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tiledask.distributed import tensor as T
+from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.connecting.shared import check_shared
 from tiledask.distributed.ranks.rank_function import Ranks
@@ -30,6 +31,7 @@ from tiledask.distributed.training.job import TrainedRank, TrainingJob, train_ra
 from tiledask.distributed.training.progress import watched
 from tiledask.distributed.training.reports import Progress
 from tiledask.distributed.training.validate import (
+    AXES,
     of_kind,
     ready,
     rule_of,
@@ -40,8 +42,10 @@ from tiledask.distributed.training.validate import (
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.extras import needed_for
 from tiledask.plan import html
+from tiledask.plan.hosts import said_of_hosts
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.calls import Planned, calls
 from tiledask.plan.program.making.of_end import end_program
 from tiledask.plan.program.making.of_training import step_program
@@ -52,7 +56,7 @@ from tiledask.tile.optimizers import LossScale, Rule
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Trained", "train"]
+__all__ = ["Trained", "said_on", "train"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,6 +86,21 @@ class Trained:
     """[steps] by which each loss was multiplied before its gradients were taken."""
     scaled: bool
     """Whether by a `LossScale`, so that steps with a norm that is not finite were left out."""
+    end: Program
+    """What every rank did after the last step."""
+    measured: Traffic
+    """What moved from rank to rank in all of it."""
+    placed: str = ""
+    """Which axes crossed hosts, and what that cost a step; empty on one host."""
+
+    @cached_property
+    def traffic(self) -> Both:
+        """Traffic of all steps and of the end, predicted and measured; a step that was left out
+        moves less than predicted."""
+        steps = [*[self.program.traffic] * len(self.losses), self.end.traffic]
+        none = Traffic.of(self.program.ranks)
+        hosts = self.measured.hosts
+        return Both(sum(steps, none).on(hosts), self.measured)
 
     @cached_property
     def planned(self) -> list[list[Planned]]:
@@ -141,7 +160,7 @@ class Trained:
         left_out = f", {len(self.skipped)} left out" if self.skipped else ""
         return (
             f"Trained({len(self.losses)} steps{left_out} on {dp * tp * pp} ranks (dp={dp}, "
-            f"tp={tp}, pp={pp}), {ends}, {self.model.size:,} parameters)"
+            f"tp={tp}, pp={pp}), {ends}, {self.model.size:,} parameters{self.measured.crossed()})"
         )
 
     def _repr_html_(self) -> str:
@@ -179,7 +198,9 @@ def train(
         A `tiledask.load_text` or whatever else has ``vocabulary`` and ``batch(seed, step, size,
         sequence, rows)``. Each rank draws its own rows.
     ranks
-        A mesh of workers with three axes; or three numbers: threads of this process.
+        A mesh of workers with three axes; or three numbers: threads of this process. On several
+        hosts those along tp share one wherever it has as many slots, then those along pp, then dp,
+        unless the mesh says in which ``slots`` its ranks are.
     batch, microbatches
         Rows of a step, whatever the layout, and into how many micro-batches the rows of one copy
         of the model are cut; default: the schedule's, or 1. Neither must divide: some get a row
@@ -243,6 +264,8 @@ def train(
     True
     """
     shape = shape_of(ranks.shape, ranks.names) if isinstance(ranks, Mesh) else shape_of(ranks)
+    if isinstance(ranks, Mesh):
+        ranks = Mesh(ranks.cluster, shape, AXES, ranks.slots)
     of_kind(model=model, data=data, rule=rule, scale=scale)
     steps, batch = whole_number("steps", steps, 0), whole_number("batch", batch, 1)
     seed, nudge = whole_number("seed", seed), whole_number("nudge", nudge, 0)
@@ -280,11 +303,27 @@ def train(
             done = run_ranks(train_rank, ranks, job, program, end, say, timeout=timeout)
         else:
             done = run_threads(train_rank, shape, job, program, end, say, timeout=timeout)
-    return _collected(job, shape, program, done)
+    placed = said_on(ranks, program) if isinstance(ranks, Mesh) else ""
+    return _collected(job, shape, program, end, done, placed)
+
+
+def said_on(mesh: Mesh, program: Program) -> str:
+    """What crosses hosts where the ranks of a training's ``program`` are those of ``mesh``, in
+    words; nothing on one host."""
+    cluster = mesh.cluster
+    if len(set(cluster.hosts)) == 1:
+        return ""
+    at = Mesh(cluster, program.shape, AXES, mesh.slots).at
+    return said_of_hosts(program.traffic, cluster.hosts, program.shape, AXES, at)
 
 
 def _collected(
-    job: TrainingJob, shape: tuple[int, int, int], program: Program, done: Ranks
+    job: TrainingJob,
+    shape: tuple[int, int, int],
+    program: Program,
+    end: Program,
+    done: Ranks,
+    placed: str,
 ) -> Trained:
     """All ranks' parts together. Raises PlacementError if copies of the model differ."""
     parts: dict[tuple[int, ...], TrainedRank] = dict(
@@ -328,4 +367,7 @@ def _collected(
         norms,
         scales,
         job.scale is not None,
+        end,
+        done.traffic,
+        placed,
     )

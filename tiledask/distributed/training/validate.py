@@ -31,6 +31,7 @@ from tiledask.tile.optimizers.clipping import clip_factor
 from tiledask.tile.optimizers.rules import check_states
 
 __all__ = [
+    "AXES",
     "cut_of",
     "of_kind",
     "ready",
@@ -43,6 +44,8 @@ __all__ = [
     "zero_of",
 ]
 
+AXES = ("dp", "tp", "pp")
+"""Of a training's mesh."""
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 KINDS = {
     "model": (GPT, "tiledask.GPT(vocabulary, hidden, layers, heads, sequence)"),
@@ -73,11 +76,10 @@ def of_kind(**given: Any) -> None:
 def shape_of(ranks: Any, names: Sequence[str] = ()) -> tuple[int, int, int]:
     """(dp, tp, pp). ``names``: of the mesh's axes, if it has any; they may be others, and these
     must not be in another order."""
-    order = ("dp", "tp", "pp")
-    if any(name in order and order[axis : axis + 1] != (name,) for axis, name in enumerate(names)):
+    if any(name in AXES and AXES[axis : axis + 1] != (name,) for axis, name in enumerate(names)):
         raise ConfigError(
             f"ranks are a mesh (dp, tp, pp) in this order, got one of {', '.join(names)}; "
-            f"td.Mesh(cluster, (...), names={order})"
+            f"td.Mesh(cluster, (...), names={AXES})"
         )
     shape = tuple(ranks) if isinstance(ranks, Sequence) else (ranks,)
     if len(shape) != 3:

@@ -144,14 +144,17 @@ def meeting(
     peers: Sequence[Iterable[int]],
     timeout: float,
     prepare: Callable[[Meeting, Any], None] | None = None,
+    slots: Sequence[int] | None = None,
 ) -> Iterator[tuple[str, ...]]:
     """Open for the devices of ``run`` inside the block, closed however it ends; their addresses.
 
     ``peers``: for each device, those that it will exchange blocks with. ``prepare``: called with
-    the Meeting and the worker, in each, before anything can arrive.
+    the Meeting and the worker, in each, before anything can arrive. ``slots``: of each device;
+    default: device d is in slot d.
     """
-    slots = cluster.wait_for_slots(range(len(peers)), timeout)
-    addresses = tuple(slots[device]["address"] for device in range(len(peers)))
+    slots = range(len(peers)) if slots is None else slots
+    workers = cluster.wait_for_slots(slots, timeout)
+    addresses = tuple(workers[slot]["address"] for slot in slots)
     try:
         known = [sorted(each) for each in peers]
         cluster.run(_open, run, addresses, known, prepare, timeout=timeout)

@@ -17,8 +17,6 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from tiledask.plan.intervals import ends_of, split
 from tiledask.plan.products.comms import Holders, Piece, holders
 from tiledask.plan.products.placement import Replicate, Shard, Tiling, fixed_axes
@@ -124,18 +122,16 @@ class ProductPlan:
         """
         return self.sums and bool(self.result.shape) and not self._read.count
 
-    def traffic(self, itemsize: int, sum_itemsize: int | None = None, ranks: int = 0) -> Traffic:
+    def traffic(self, itemsize: int, sum_itemsize: int | None = None) -> Traffic:
         """Bytes and messages from rank to rank, for operands of ``itemsize`` bytes an element.
 
-        Partial sums of half types have 4 (``sum_itemsize``). ``ranks``: of the cluster, if larger.
+        Partial sums of half types have 4 (``sum_itemsize``).
         """
-        moved, more = self._read, max(ranks - self.ranks, 0)
+        moved = self._read
         nbytes, messages = moved.bytes * itemsize, moved.messages
         if self.sums:
             nbytes += self._summed.bytes * (sum_itemsize or itemsize)
             messages = messages + self._summed.messages
-        if more:
-            nbytes, messages = (np.pad(table, (0, more)) for table in (nbytes, messages))
         return Traffic(nbytes, messages)
 
     def extents(self, rank: int) -> tuple[int, int, int]:

@@ -24,6 +24,8 @@ class Traffic:
     """int64 [source rank, destination rank], bytes."""
     messages: np.ndarray
     """int64 [source rank, destination rank], blocks sent, whatever their size."""
+    hosts: tuple[str, ...] = ()
+    """The host of each rank; none if that was not said, and then all are on one."""
 
     @classmethod
     def of(cls, ranks: int, moves: Iterable[tuple[int, int, int]] = ()) -> "Traffic":
@@ -61,9 +63,30 @@ class Traffic:
         np.fill_diagonal(messages, 0)
         return cls(nbytes, messages)
 
+    def on(self, hosts: Sequence[str], slots: Sequence[int] | None = None) -> "Traffic":
+        """The same between the slots of a cluster, each on its host; rank r is slot ``slots[r]``,
+        or r.
+
+        >>> t = Traffic.of(2, [(0, 1, 8), (1, 0, 4)]).on(("a", "b", "a"), slots=(1, 2))
+        >>> t.between_hosts, t.bytes.tolist(), Traffic.of(2, [(0, 1, 8)]).on("aa").between_hosts
+        (12, [[0, 0, 0], [0, 0, 8], [0, 4, 0]], 0)
+        """
+        if slots is None and len(hosts) == self.ranks:
+            return Traffic(self.bytes, self.messages, tuple(hosts))
+        moved = np.zeros((2, len(hosts), len(hosts)), np.int64)
+        at = np.arange(self.ranks) if slots is None else np.array(slots)
+        moved[:, at[:, None], at] = self.bytes, self.messages
+        return Traffic(moved[0], moved[1], tuple(hosts))
+
     @property
     def ranks(self) -> int:
         return len(self.bytes)
+
+    @property
+    def between_hosts(self) -> int:
+        """Bytes moved between ranks on different hosts, which are part of ``total``."""
+        hosts = np.array(self.hosts or [""] * self.ranks)
+        return int(self.bytes[hosts[:, None] != hosts].sum())
 
     @property
     def total(self) -> int:
@@ -86,7 +109,8 @@ class Traffic:
         return tuple(self.bytes.sum(axis=0).tolist())
 
     def __add__(self, other: "Traffic") -> "Traffic":
-        return Traffic(self.bytes + other.bytes, self.messages + other.messages)
+        hosts = self.hosts or other.hosts
+        return Traffic(self.bytes + other.bytes, self.messages + other.messages, hosts)
 
     def __eq__(self, other: object) -> bool:
         """Equal to the byte and to the message, for every pair of ranks."""
@@ -97,7 +121,15 @@ class Traffic:
         )
 
     def __repr__(self) -> str:
-        return f"Traffic({self.total:,} bytes in {self.count} messages among {self.ranks} ranks)"
+        return f"Traffic({self._said()} among {self.ranks} ranks{self.crossed()})"
+
+    def _said(self) -> str:
+        return f"{self.total:,} bytes in {self.count} messages"
+
+    def crossed(self) -> str:
+        """What of it goes between hosts, in words; nothing if there is one."""
+        hosts = len(set(self.hosts))
+        return f", {self.between_hosts:,} of them between {hosts} hosts" if hosts > 1 else ""
 
     def _repr_html_(self) -> str:
         head = ("", *(f"to {j}" for j in range(self.ranks)))
@@ -105,4 +137,4 @@ class Traffic:
             (f"from {i}", *(format_bytes(n) if n else "·" for n in row))
             for i, row in enumerate(self.bytes.tolist())
         ]
-        return html.table(head, rows, f"{self.total:,} bytes in {self.count} messages", first="th")
+        return html.table(head, rows, self._said() + self.crossed(), first="th")

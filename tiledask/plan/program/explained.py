@@ -71,6 +71,9 @@ class ProgramExplanation:
     timeline: Timeline = field(repr=False)
     """When everything happens, of one rank of each kind; `tiledask.plots.gantt` draws it."""
     _fullest: tuple[tuple[str, int], ...] = field(repr=False, default=())
+    placed: str = ""
+    """Which axes cross hosts on the workers that it is for, and what that costs a step; empty if
+    nobody said which, or on one host."""
 
     @property
     def hidden(self) -> float:
@@ -101,7 +104,7 @@ class ProgramExplanation:
             f"ProgramExplanation({self.program.name} on {self.program.ranks} ranks: "
             f"{format_seconds(self.makespan)}{step} on {self.cluster}, "
             f"{format_seconds(self.exposed)} of it between ranks, "
-            f"{format_seconds(self.hidden)} more hidden)"
+            f"{format_seconds(self.hidden)} more hidden){self.placed and f' {self.placed}'}"
         )
 
     def _repr_html_(self) -> str:

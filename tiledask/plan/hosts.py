@@ -1,0 +1,137 @@
+"""Ranks onto hosts: along which axis of a mesh neighbours share one, and what then goes between.
+
+    mesh (dp=1, tp=2, pp=2)         in order, 0 1 2 3      tp within a host, 0 2 1 3
+    hosts A A B B                   pp  A0 A1              pp  A0 B2
+                                    tp  B2 B3                  A1 B3
+
+The heaviest axis is put within hosts first, then the next; where a host has no room for a whole
+group, what is left on several makes one.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import permutations
+from math import prod
+
+import numpy as np
+
+from tiledask.plan.products.traffic import Traffic
+
+__all__ = ["arranged", "cheapest", "crossings", "heaviest_first", "said_of_hosts"]
+
+HEAVY = {"tp": 0, "": 1, "pp": 2, "dp": 3}
+"""Axes of a training, the one that moves most first, and between them those of other names."""
+MOST_AXES = 4
+"""Of a mesh whose axes are tried in every order."""
+
+
+def heaviest_first(axes: int, names: Sequence[str] = ()) -> tuple[int, ...]:
+    """The axes in the order in which they are put within hosts: tensor before pipeline before data;
+    others come between, the last of a mesh first, as in row-major order.
+
+    >>> heaviest_first(3, ("dp", "tp", "pp")), heaviest_first(2)
+    ((1, 2, 0), (1, 0))
+    """
+    named = [*names, *[""] * (axes - len(names))]
+    return tuple(sorted(range(axes), key=lambda axis: (HEAVY.get(named[axis], HEAVY[""]), -axis)))
+
+
+def arranged(hosts: Sequence[str], shape: Sequence[int], within: Sequence[int]) -> tuple[int, ...]:
+    """The slot of each rank of a mesh, row-major: along axis ``within[0]`` neighbours share a host
+    wherever there are as many slots, then along ``within[1]``, and so on.
+
+    ``hosts``: of each slot, at least as many as there are ranks. In order, slot r for rank r, where
+    nothing else crosses hosts less often, axis by axis.
+
+    >>> arranged("AABB", (1, 2, 2), (1, 2, 0)), arranged("ABBBBCCC", (2, 4), (1, 0))
+    ((0, 2, 1, 3), (1, 2, 3, 4, 0, 5, 6, 7))
+    """
+    order = tuple(range(prod(shape)))
+    if len(set(hosts)) == 1:
+        return order
+    units: list[tuple[tuple[int, ...], str]] = [((i,), host) for i, host in enumerate(hosts)]
+    for axis in within:
+        n, whole, rest = shape[axis], [], []
+        for host in dict.fromkeys(hosts):
+            mine = [slots for slots, its in units if its == host]
+            cut = len(mine) - len(mine) % n
+            whole += [(_joined(mine[i : i + n]), host) for i in range(0, cut, n)]
+            rest += mine[cut:]
+        rest += [slots for slots, host in units if not host]
+        cut = len(rest) - len(rest) % n
+        units = whole + [(_joined(rest[i : i + n]), "") for i in range(0, cut, n)]
+    outward = [*reversed(within)]
+    slots = np.reshape(units[0][0], [shape[axis] for axis in outward])
+    found = tuple(slots.transpose(np.argsort(outward)).ravel().tolist())
+
+    def crossed(at: Sequence[int]) -> list[int]:
+        by_axis = crossings([hosts[slot] for slot in at], shape)
+        return [by_axis[axis] for axis in within]
+
+    return min(order, found, key=crossed)
+
+
+def _joined(slots: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(slot for each in slots for slot in each)
+
+
+def crossings(hosts: Sequence[str], shape: Sequence[int]) -> tuple[int, ...]:
+    """Along each axis of a mesh, how often the next rank, of the last one the first, is on another
+    host; ``hosts`` by rank.
+
+    >>> crossings("AABB", (2, 2)), crossings("ABBA", (4,))
+    ((4, 0), (2,))
+    """
+    names = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
+    at = np.reshape([names[host] for host in hosts], shape)
+    return tuple(int((at != np.roll(at, 1, axis)).sum()) for axis in range(len(shape)))
+
+
+def cheapest(
+    traffic: Traffic, hosts: Sequence[str], shape: Sequence[int]
+) -> tuple[tuple[int, ...], int]:
+    """(the slot of each rank, bytes between hosts): of `arranged` in every order of the axes, the
+    one that moves least between hosts; ``traffic`` by rank.
+
+    >>> heavy = Traffic.of(4, [(0, 2, 9), (1, 3, 9), (0, 1, 1)])
+    >>> cheapest(heavy, "AABB", (2, 2))
+    ((0, 2, 1, 3), 1)
+    """
+    axes = range(len(shape))
+    orders = permutations(axes) if len(shape) <= MOST_AXES else [heaviest_first(len(shape))]
+    tried = [tuple(range(prod(shape))), *(arranged(hosts, shape, order) for order in orders)]
+    found = [(traffic.on(hosts, slots).between_hosts, slots) for slots in dict.fromkeys(tried)]
+    moved, slots = min(found, key=lambda each: each[0])
+    return slots, moved
+
+
+def said_of_hosts(
+    traffic: Traffic,
+    hosts: Sequence[str],
+    shape: Sequence[int],
+    names: Sequence[str],
+    slots: Sequence[int],
+) -> str:
+    """Which axes of a mesh cross hosts, and the bytes between hosts with its ranks in these
+    ``slots``, in order, and in the `cheapest`; nothing if there is one host. ``traffic`` by rank.
+
+    >>> heavy = Traffic.of(4, [(0, 2, 9), (1, 3, 9), (0, 1, 1)])
+    >>> said_of_hosts(heavy, "AABB", (2, 2), ("tp", "pp"), (0, 2, 1, 3))
+    'Axis pp crosses 2 hosts: 1 of 19 bytes go between hosts, 18 if rank r were in slot r.'
+    >>> print(said_of_hosts(heavy, "AABB", (2, 2), (), range(4)))
+    Axis 0 crosses 2 hosts: 18 of 19 bytes go between hosts, 1 would with slots=(0, 2, 1, 3).
+    """
+    mine = [hosts[slot] for slot in slots]
+    if len(set(mine)) < 2:
+        return ""
+    called = [*names] or [*map(str, range(len(shape)))]
+    often = zip(called, crossings(mine, shape), strict=True)
+    across = [name for name, count in often if count]
+    verb = f"Axes {', '.join(across)} cross" if across[1:] else f"Axis {across[0]} crosses"
+    here, plain = (traffic.on(hosts, at).between_hosts for at in (slots, range(len(slots))))
+    best, least = cheapest(traffic, hosts, shape)
+    words = f"{verb} {len(set(mine))} hosts: {here:,} of {traffic.total:,} bytes go between hosts"
+    if tuple(slots) != tuple(range(len(slots))):
+        words += f", {plain:,} if rank r were in slot r"
+    if least < min(here, plain):
+        words += f", {least:,} would with slots={best}"
+    return f"{words}."
