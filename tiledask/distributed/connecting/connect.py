@@ -222,7 +222,8 @@ class AttachedCluster(Cluster):
         self.given = given
         self._ours, self._closed, self._page = ours, False, False
         self._lost: dict[str, str] = {}
-        """Address of a worker whose host cannot be reached -> in words."""
+        """Address of a worker whose host cannot be reached, or name of a slot that has none -> in
+        words."""
         self._at: dict[int, str] = {}
         """Slot -> where its worker listened when it was last looked up."""
         self._hosts: dict[int, str] = {}
@@ -331,18 +332,22 @@ class AttachedCluster(Cluster):
     def _hear(self, event: Any) -> None:
         """The scheduler says that a slot is lost, or is no more."""
         _, said = event
-        self._lost.pop(said["address"], None)
-        if said["silent"] is not None and 0 <= said["slot"] < self.slots:
-            words = f"slot {said['slot']} at {said['address']}, last heard of "
-            self._lost[said["address"]] = f"{words}{said['silent']:.1f} s ago"
+        what, silent = said["what"], said["silent"]
+        self._lost.pop(what, None)
+        if silent is None or not 0 <= said["slot"] < self.slots:
+            return
+        heard = f"at {what}, last heard of {silent:.1f} s ago: its host is down, or cut off"
+        none = f"has had no worker for {silent:.0f} s"
+        self._lost[what] = f"slot {said['slot']} {none if said['empty'] else heard}"
 
     def _check_lost(self) -> None:
-        """Raise ClusterLostError if a slot's host is cut off."""
         if self._lost:
+            have = self.slots - len(self._lost)
             raise ClusterLostError(
                 f"{len(self._lost)} of {self.slots} slots cannot be reached: "
-                f"{'; '.join(self._lost.values())}. Its host is down, or cut off; arrays are not "
-                f"lost by that: run it again when it is back, or {self.anew}"
+                f"{'; '.join(self._lost.values())}. Arrays are not lost by that: run it again when "
+                f"it is back, or {self.anew}. To go on with the {have} that are there, close this "
+                f"and td.connect(client, workers={have})"
             )
 
     def _until_ready(self, done: as_completed, deadline: float) -> None:
@@ -364,10 +369,6 @@ class AttachedCluster(Cluster):
             return task.result()
         finally:
             task.cancel()
-
-    def wait_for_slots(self, slots: Iterable[int], timeout: float) -> dict[int, dict[str, Any]]:
-        self._check_lost()
-        return super().wait_for_slots(slots, timeout)
 
     def near(self) -> frozenset[int]:
         token = secrets.token_hex(8)

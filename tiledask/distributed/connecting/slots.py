@@ -48,6 +48,8 @@ LOST = "tiledask-lost"
 """Dask's topic of slots that cannot be reached, and of those that can be again."""
 SILENT = 6.0
 """Seconds without a word from a worker after which it is looked whether it can be reached."""
+EMPTY = 20.0
+"""Seconds that a slot may be without a worker: a nanny has started another by then."""
 _LOOK = 0.5
 _REACH = 1.0
 """Seconds in which a host that is there takes a connection, whatever its worker does."""
@@ -92,7 +94,10 @@ class Slots(SchedulerPlugin):
         self.page = False
         """Whether what collects for the dashboard's page was put there here."""
         self.lost: set[str] = set()
-        """Addresses of workers in slots whose hosts cannot be reached."""
+        """What clients are told is lost: addresses of workers in slots, if their hosts cannot be
+        reached, and names of slots that have nobody."""
+        self.empty: dict[int, float] = {}
+        """Slot that has no worker -> since when, in seconds since 1970."""
         self._looks = PeriodicCallback(self._look, 1000 * _LOOK)
         self._looks.start()
 
@@ -122,7 +127,8 @@ class Slots(SchedulerPlugin):
     # -- hosts that are cut off ----------------------------------------------------------------
 
     async def _look(self) -> None:
-        """None; clients are told of slots that have become silent and cannot be reached.
+        """None; clients are told of slots that have become silent and cannot be reached, and of
+        those that nobody is in any more.
 
         A worker that is busy is silent too, and its host takes connections. Dask itself waits for
         the system to give a connection up, half a minute; the worker stays registered until then,
@@ -139,13 +145,23 @@ class Slots(SchedulerPlugin):
                 self._say_lost(address, silent)
 
         await asyncio.gather(*map(one, list(self.given)))
+        now, taken = time.time(), self.taken()
+        for slot in range(max(self.wanted.values(), default=0)):
+            if slot in taken:
+                self.empty.pop(slot, None)
+                self._say_lost(f"slot {slot}", None, slot)
+            elif (away := now - self.empty.setdefault(slot, now)) > EMPTY:
+                self._say_lost(f"slot {slot}", away, slot)
 
-    def _say_lost(self, address: str, silent: float | None) -> None:
-        """Tell clients that a slot is lost, or (None) that it is no more."""
-        if (address in self.lost) == (silent is not None):
+    def _say_lost(self, what: str, silent: float | None, slot: int | None = None) -> None:
+        """Tell clients that a slot is lost, or (None) that it is no more: by the address of the
+        worker there, or, where nobody is, by its name."""
+        if (what in self.lost) == (silent is not None):
             return
-        self.lost.symmetric_difference_update([address])
-        said = {"slot": self.given.get(address, -1), "address": address, "silent": silent}
+        self.lost.symmetric_difference_update([what])
+        empty = slot is not None
+        slot = self.given.get(what, -1) if slot is None else slot
+        said = {"slot": slot, "what": what, "silent": silent, "empty": empty}
         self.scheduler.log_event(LOST, said)
 
     # -- workers -------------------------------------------------------------------------------
