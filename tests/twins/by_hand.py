@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,8 @@ ROOT = Path(__file__).parents[2]
 START = 30.0
 """Seconds that a process has to start."""
 ADDRESSES = {"A": "10.77.0.1", "B": "10.77.0.2"}
+_PAIRS = count()
+"""Numbers of pairs of hosts; one may be up beside another."""
 MEMORY = ("--nthreads", "1", "--memory-limit", "2GB")
 
 
@@ -80,7 +83,8 @@ class TwoHosts(ByHand):
         super().__init__(folder)
         self.shared = folder / "temporary"
         self.shared.mkdir()
-        self.names = {host: f"td{host}{os.getpid()}" for host in ADDRESSES}
+        pair = next(_PAIRS)
+        self.names = {host: f"td{host}{pair}p{os.getpid()}" for host in ADDRESSES}
 
     def within(self, host: str) -> tuple[str, ...]:
         """What stands before a command that is to run on ``host``."""

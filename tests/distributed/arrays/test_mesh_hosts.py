@@ -45,7 +45,9 @@ def test_whoever_says_the_slots_has_them(on_hosts):
     assert td.Mesh(cluster, (2, 2), ("tp", "pp"), slots=range(4)).at == (0, 1, 2, 3)
     assert td.Mesh(cluster, (2,), slots=[3, 1]).at == (3, 1)
     for wrong in ((0,), (0, 0), (0, 4), (0, -1), (0, 1.5)):
-        with pytest.raises(PlacementError, match=r"own for each of the mesh's 2 ranks, from 0 to 3"):
+        with pytest.raises(
+            PlacementError, match=r"own for each of the mesh's 2 ranks, from 0 to 3"
+        ):
             td.Mesh(cluster, (2,), slots=wrong)
 
 
@@ -150,7 +152,7 @@ def test_a_training_keeps_tensor_ranks_on_one_host_and_its_losses(on_hosts, host
         assert run.traffic.predicted == run.traffic.measured
         between = run.traffic.measured.between_hosts
         assert between == run.traffic.predicted.between_hosts > 0
-        assert f"{between:,} of them between 2 hosts" in repr(run)
+        assert f"{between:,} bytes between 2 hosts" in repr(run)
         found[name] = between
         said = td.explain(run, cluster="4xA100-40GB")
         assert run.placed in repr(said)

@@ -251,7 +251,9 @@ def test_what_would_pass_it_is_refused_with_numbers_before_any_task(small):
     idle = r"Dask \w+ .*to disk from \d+ MB on, \d0% of the worker's memory_limit of 400 MB"
     with pytest.raises(DoesNotFitError, match=idle) as caught:
         td.matmul(a, b)
-    assert re.search(r"needs least, \d.*MB on a rank, allowed are \d.*MB \(slot \d: Dask", str(caught.value))
+    assert re.search(
+        r"needs least, \d.*MB on a rank, allowed are \d.*MB \(slot \d: Dask", str(caught.value)
+    )
     assert "and " in str(caught.value)
     assert not td.explain(a, b).chosen
     assert alive(small)[0] == pids

@@ -47,7 +47,7 @@ class Mesh:
     cluster: Cluster = field(repr=False)
     shape: tuple[int, ...]
     names: tuple[str, ...] = ()
-    slots: tuple[int, ...] = field(default=(), repr=False)
+    slots: Sequence[int] = field(default=(), repr=False)
     at: tuple[int, ...] = field(init=False, repr=False)
     """The slot of each rank."""
 

@@ -401,9 +401,9 @@ class AttachedCluster(Cluster):
 
 def _refuse_threads(workers: list[Joined]) -> None:
     """None if each of ``workers`` is a process of its own; else ConfigError."""
-    processes = [(w.machine, w.pid) for w in workers]
+    processes = [(w.machine, w.process) for w in workers]
     mine = Joined.of(None)
-    own = len(set(processes) - {(mine.machine, mine.pid)})
+    own = len(set(processes) - {(mine.machine, mine.process)})
     if own < len(processes):
         raise ConfigError(
             f"{len(workers)} workers have {own} processes of their own, and each needs one: "

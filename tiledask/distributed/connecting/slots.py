@@ -59,7 +59,8 @@ class Joined(NamedTuple):
     """A worker that is ready for a slot."""
 
     machine: str
-    pid: int
+    process: str
+    """Its number, and in a container whose numbers that is one of."""
     memory: int
     """Bytes of its limit, or of its machine if it has none."""
     limited: bool
@@ -69,7 +70,10 @@ class Joined(NamedTuple):
     def of(cls, limit: int | None) -> "Joined":
         """This process, as a worker whose memory has this limit."""
         where = f"{socket.gethostname()} {machine()}"
-        return cls(where, os.getpid(), int(limit or MEMORY_LIMIT), bool(limit))
+        numbers = ""
+        with suppress(OSError):
+            numbers = os.readlink("/proc/self/ns/pid")
+        return cls(where, f"{os.getpid()} {numbers}", int(limit or MEMORY_LIMIT), bool(limit))
 
 
 class Slots(SchedulerPlugin):

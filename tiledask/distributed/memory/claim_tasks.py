@@ -206,7 +206,7 @@ def run_states(case: MemoryCase, cluster: Cluster, seconds: float) -> tuple[Devi
 
 def run_pipeline(case: MemoryCase, cluster: Cluster, seconds: float) -> tuple[DeviceRun, ...]:
     """A rank for every stage, each on a worker."""
-    mesh = Mesh(cluster, (case.layout.pp,))
+    mesh = Mesh(cluster, (case.layout.pp,), slots=range(case.layout.pp))
     try:
         return tuple(run_ranks(_stage, mesh, case, timeout=seconds).results)
     except DeadlineError as error:

@@ -129,7 +129,7 @@ class Traffic:
     def crossed(self) -> str:
         """What of it goes between hosts, in words; nothing if there is one."""
         hosts = len(set(self.hosts))
-        return f", {self.between_hosts:,} of them between {hosts} hosts" if hosts > 1 else ""
+        return f", {self.between_hosts:,} bytes between {hosts} hosts" if hosts > 1 else ""
 
     def _repr_html_(self) -> str:
         head = ("", *(f"to {j}" for j in range(self.ranks)))
