@@ -94,7 +94,11 @@ HOSTILE = {
     ),
     "distributed.convolution.lenet_train.TrainedLeNet": lambda: Words(to_frame=a_frame),
     "distributed.products.explain.Explanation": lambda: Words(
-        why=EVIL, moved=EVIL, advice=EVIL, rows=lambda: [("*", EVIL, "", "", "", "", "", "", EVIL)]
+        why=EVIL,
+        moved=EVIL,
+        advice=EVIL,
+        placed=EVIL,
+        rows=lambda: [("*", EVIL, "", "", "", "", "", "", EVIL)],
     ),
     "distributed.ranks.rank_function.Ranks": some_records,
     "distributed.ranks.records.Records": lambda: some_records().records,
@@ -145,7 +149,9 @@ HOSTILE = {
     ),
     "plan.products.traffic.Traffic": lambda: td.Traffic.of(2),
     "plan.program.explained.ProgramExplanation": lambda: replace(
-        td.explain(td.training_program(td.GPT(9, 8, 1, 2, 4), (1, 1, 1), batch=1)), cluster=EVIL
+        td.explain(td.training_program(td.GPT(9, 8, 1, 2, 4), (1, 1, 1), batch=1)),
+        cluster=EVIL,
+        placed=EVIL,
     ),
     "plan.program.program.Program": lambda: replace(
         td.program(td.schedule("1f1b", 2, 2)), name=EVIL

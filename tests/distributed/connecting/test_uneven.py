@@ -1,7 +1,6 @@
 """Workers that come and go, and workers that are not alike.
 
-Holds `tiledask.distributed.connecting.slots`, `tiledask.distributed.cluster.room` and what
-`tiledask.partition` is told of a cluster.
+Holds `tiledask.distributed.connecting.slots` and `tiledask.distributed.cluster.room`.
 """
 
 import time

@@ -315,6 +315,7 @@ class Cluster(ABC):
 
     def _check_lost(self) -> None:
         """Raise ClusterLostError if this cluster has been told that a slot is lost."""
+        return
 
     def wait_for_slots(self, slots: Iterable[int], timeout: float) -> dict[int, dict[str, Any]]:
         """slot -> what the scheduler knows of its worker, once all ``slots`` have one."""

@@ -174,9 +174,6 @@ class Explanation:
             "choices": rows,
         }
 
-    def _said(self) -> tuple[str, ...]:
-        return self.why, self.advice, self.moved, self.placed
-
     def __repr__(self) -> str:
         rows = [HEAD, *self.rows()]
         widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD) - 1)]
@@ -187,14 +184,15 @@ class Explanation:
                 for i, (cell, w) in enumerate(zip(row, widths, strict=False))
             ]
             lines.append(("  ".join(cells) + "  " + row[-1]).rstrip())
-        return "\n".join([*lines, "", *filter(None, self._said())]).rstrip()
+        said = filter(None, (self.why, self.advice, self.moved, self.placed))
+        return "\n".join([*lines, "", *said]).rstrip()
 
     def _repr_html_(self) -> str:
         rows = list(self.rows())
         chosen = [number for number, cells in enumerate(rows) if cells[0]]
         found = html.table(HEAD, rows, bold=chosen)
-        said = map(html.words, filter(None, self._said()))
-        return f"{found}<p>{'<br>'.join(said)}</p>"
+        said = filter(None, (self.why, self.advice, self.moved, self.placed))
+        return f"{found}<p>{'<br>'.join(map(html.words, said))}</p>"
 
 
 HEAD = (
