@@ -278,10 +278,12 @@ class AttachedCluster(Cluster):
         _refuse_threads([worker for _, worker in mine.values()])
         self._lie({slot: address for slot, (address, _) in mine.items()})
         machines = [worker.machine for _, worker in slots.values()]
-        self.memory_limits = tuple(
-            w.memory // (1 if w.limited else machines.count(w.machine))
-            for _, (_, w) in sorted(mine.items())
-        )
+        limits = {
+            slot: w.memory // (1 if w.limited else machines.count(w.machine))
+            for slot, (_, w) in mine.items()
+        }
+        least = min(limits.values())  # of a slot whose worker is just being restarted
+        self.memory_limits = tuple(limits.get(slot, least) for slot in range(count))
         self._page = found["page"]
         self.slots, self.transport = count, ""
         self.rates.clear()
@@ -322,7 +324,7 @@ class AttachedCluster(Cluster):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        return tuple(self._hosts[slot] for slot in range(self.slots))
+        return tuple(self._hosts.get(slot, "unknown") for slot in range(self.slots))
 
     def _addresses(self, slots: Iterable[int]) -> list[str] | None:
         return [self._at[slot] for slot in slots if slot in self._at]
