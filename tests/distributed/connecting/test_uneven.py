@@ -96,24 +96,35 @@ def test_a_cluster_that_adapts_keeps_as_many_as_it_is_told(local, client):
 
 
 def test_a_slot_with_less_memory_is_named_with_both_numbers(tmp_path):
-    with dask_by_hand(tmp_path, 1) as dask:
+    with dask_by_hand(tmp_path, 2) as dask:
         dask.worker("--no-nanny", "--memory-limit", "400MB")
-        with td.connect(dask.address, workers=2) as cluster:
-            assert sorted(cluster.memory_limits) == [400_000_000, 2_000_000_000]
+        with td.connect(dask.address, workers=3) as cluster:
+            assert sorted(cluster.memory_limits) == [400_000_000, 2_000_000_000, 2_000_000_000]
             assert cluster.memory_limit == 400_000_000
             small = cluster.memory_limits.index(400_000_000)
-            n, mesh = 4500, td.Mesh(cluster, (2,))
-            A = td.from_function(lambda at: np.ones((n // 2, n)), (n, n), "f8", mesh, [td.Shard(0)])
+            large = tuple(slot for slot in range(3) if slot != small)
+
+            def ones(*slots, n=4500):
+                mesh = td.Mesh(cluster, (len(slots),), slots=slots)
+                make = lambda at: np.ones((-(-n // len(slots)), n), "f4")  # noqa: E731
+                return td.from_function(make, (n, n), "f4", mesh, [td.Shard(0)])
+
+            A = ones(small, large[0], n=6400)
             with pytest.raises(DoesNotFitError) as refused:
                 A @ A
             said = str(refused.value)
             assert f"(slot {small}: " in said
             assert "400 MB" in said
             assert "needs least, " in said
+            assert f"workers that have it, td.Mesh(cluster, (2,), slots={large})" in said
             assert "--memory-limit" in said
-            alone = td.Mesh(cluster, (1,), slots=(1 - small,))
-            B = td.distribute(np.ones((n, n)), alone, [td.Shard(0)])
-            assert td.to_numpy(B @ B)[0, 0] == n
+            assert not td.explain(A, A).chosen
+            B = ones(*large, n=6400)
+            assert td.to_numpy(B @ B)[0, 0] == 6400
+            with pytest.raises(DoesNotFitError, match=rf"a worker may hold .*slot {small}: "):
+                ones(small, n=11000)
+            del A, B
+            assert ones(large[0], n=11000).block_bytes == (484_000_000,)
 
 
 def test_layers_are_cut_by_the_speeds_and_memory_of_the_slots(cluster, monkeypatch):

@@ -63,7 +63,8 @@ def distribute(
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     tiling = Tiling(array.shape, mesh.shape, checked(placements, array.dtype))
     check_dtype(array.dtype)
-    refuse_large_blocks(tiling, array.dtype, room_of(mesh.cluster, alone=True, timeout=timeout))
+    room = room_of(mesh.cluster, alone=True, timeout=timeout, slots=mesh.at)
+    refuse_large_blocks(tiling, array.dtype, room)
     kept = mesh.cluster.keep(array)
     blocks = [
         mesh.cluster.submit(
@@ -106,7 +107,8 @@ def from_function(
     tiling = Tiling(tuple(shape), mesh.shape, placements)
     own = any(isinstance(p, Partial) for p in placements)
     check_dtype(dtype)
-    refuse_large_blocks(tiling, dtype, room_of(mesh.cluster, alone=True, timeout=timeout))
+    room = room_of(mesh.cluster, alone=True, timeout=timeout, slots=mesh.at)
+    refuse_large_blocks(tiling, dtype, room)
     backend = mesh.cluster.backend
     blocks = [
         mesh.cluster.submit(

@@ -56,7 +56,7 @@ def from_dask(
     check_chunks("x", x)
     check_dtype(x.dtype)
     cluster, tiling = mesh.cluster, Tiling(x.shape, mesh.shape, checked(placements, x.dtype))
-    room = room_of(cluster, alone=True, timeout=timeout)
+    room = room_of(cluster, alone=True, timeout=timeout, slots=mesh.at)
     refuse_large_blocks(tiling, x.dtype, room)
     others = [future.client for future in futures_of(x) if future.client is not cluster.client]
     if others:

@@ -64,6 +64,8 @@ class Room:
     """Every rule of every worker that takes part."""
     started_here: bool = True
     """Whether the workers are those of td.start_cluster."""
+    others: tuple[MemoryRule, ...] = ()
+    """Every rule of every worker that takes no part."""
 
     @property
     def binding(self) -> MemoryRule:
@@ -84,6 +86,20 @@ class Room:
     def elsewhere(self) -> int:
         """Bytes that other workers, started with the same options, will leave too."""
         return self.bytes if not self.binding.option else max(0, self.bytes - MARGIN)
+
+    def slots(self, need: int) -> tuple[int, ...]:
+        """As many slots as take part, all of which leave ``need`` bytes; none if there are fewer.
+
+        >>> small, large = (MemoryRule(at, 0, "", slot=slot) for at, slot in ((8, 0), (80, 2)))
+        >>> room = Room((small,), others=(large,))
+        >>> room.slots(50), room.slots(100)
+        ((2,), ())
+        """
+        rules = (*self.bounds, *self.others)
+        short = {rule.slot for rule in rules if rule.room < need}
+        able = sorted({rule.slot for rule in rules} - short - {-1})
+        ranks = len({rule.slot for rule in self.bounds} - {-1})
+        return tuple(able[:ranks]) if len(able) >= ranks and -1 not in short else ()
 
     def raised(self, need: int) -> str:
         """The options under which a rank may hold ``need`` bytes; empty if this machine has not
@@ -118,8 +134,9 @@ def room_of(
     limit: int | str | None = None,
     alone: bool = False,
     timeout: float | None = None,
+    slots: Sequence[int] | None = None,
 ) -> Room:
-    """The Room of the slots that hold ``blocks`` (futures, by slot; default: of all slots).
+    """The Room of ``slots``; default: of those that hold ``blocks`` (futures, by slot), or of all.
 
     What these blocks take is part of the room. ``limit``: bytes that the call allows itself.
     ``alone``: for one block that comes to lie there, while Dask may move others to disk.
@@ -128,7 +145,9 @@ def room_of(
     """
     function, args = asks_room(cluster, blocks, alone)
     found = cluster.run(function, *args, timeout=min(60.0, seconds_of(timeout)))
-    return as_room(found[: len(blocks) or None], limit, cluster.started_here)
+    if slots is None:
+        slots = [slot for slot, mine in enumerate(blocks) if mine] or range(cluster.slots)
+    return as_room(found, limit, cluster.started_here, slots)
 
 
 def asks_room(
@@ -143,13 +162,17 @@ def as_room(
     found: Sequence[Sequence[MemoryRule]],
     limit: int | str | None = None,
     started_here: bool = True,
+    slots: Sequence[int] | None = None,
 ) -> Room:
-    """The Room that the workers' rules leave, and the bytes that the call allows itself."""
-    bounds = [bound for mine in found for bound in mine]
+    """The Room that the workers' rules, by slot, leave in ``slots`` (default: in all), and the
+    bytes that the call allows itself."""
+    slots = range(len(found)) if slots is None else slots
+    bounds = [bound for slot in slots for bound in found[slot]]
+    others = [bound for slot in set(range(len(found))) - {*slots} for bound in found[slot]]
     if limit is not None:
         given = parse_bytes(limit)
         bounds.insert(0, MemoryRule(given, 0, f"memory_limit={limit!r} was asked for"))
-    return Room(tuple(bounds), started_here)
+    return Room(tuple(bounds), started_here, tuple(others))
 
 
 def _here(

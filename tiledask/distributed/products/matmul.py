@@ -364,8 +364,9 @@ class _Run:
                 last=[lender.ends],
             ) as counted,
         ):
-            tickets, rules = zip(*(counted.first[slot] for slot in slots), strict=True)
-            self.room = as_room(rules, self.memory_limit, self.cluster.started_here)
+            lent, rules = zip(*counted.first, strict=True)
+            tickets = [lent[slot] for slot in slots]
+            self.room = as_room(rules, self.memory_limit, cluster.started_here, slots)
             ready, held = self.ready, [counted.held[slot] for slot in slots]
             with (
                 announced(cluster, lender.name, ready.about, held) as self.on_page,

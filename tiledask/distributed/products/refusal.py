@@ -45,6 +45,8 @@ def refusal(
     mesh = _mesh(room.elsewhere(), question)
     if mesh:
         ways.append(f"a mesh of {_by(mesh)} ranks (this is {_by(a.mesh)})")
+    if slots := room.slots(least.peak):
+        ways.append(f"workers that have it, td.Mesh(cluster, {a.mesh}, slots={slots})")
     if more := room.raised(least.peak):
         ways.append(more)
     least_limit, limit = limits_of_files() if limits_of_files else (0, 0)
