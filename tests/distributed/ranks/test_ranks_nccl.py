@@ -357,14 +357,16 @@ def machine_of(places, backend="cupy"):
 def test_who_takes_nccl():
     there = [Place("a", f"0000:0{i}:00.0", "") for i in range(3)]
     shared = [there[0], there[1], there[0]]
-    assert run._places(machine_of(there), 3, None, 1.0) == tuple(there)
-    assert run._places(machine_of(there), 3, "nccl", 1.0) == tuple(there)
-    assert not run._places(machine_of(there), 3, "posts", 1.0)
-    assert not run._places(machine_of(shared), 3, None, 1.0)
-    assert len(run._places(machine_of(shared), 2, None, 1.0)) == 2  # the first two have one each
-    assert not run._places(machine_of(there, "numpy"), 3, None, 1.0)
+    assert run._places(machine_of(there), range(3), None, 1.0) == tuple(there)
+    assert run._places(machine_of(there), range(3), "nccl", 1.0) == tuple(there)
+    assert not run._places(machine_of(there), range(3), "posts", 1.0)
+    assert not run._places(machine_of(shared), range(3), None, 1.0)
+    first = run._places(machine_of(shared), range(2), None, 1.0)
+    assert len(first) == 2  # they have one each
+    assert run._places(machine_of(there), (2, 0), None, 1.0) == (there[2], there[0])
+    assert not run._places(machine_of(there, "numpy"), range(3), None, 1.0)
     with pytest.raises(ConfigError, match=r"ranks 0 and 2 share GPU .* leave transport= out"):
-        run._places(machine_of(shared), 3, "nccl", 1.0)
+        run._places(machine_of(shared), range(3), "nccl", 1.0)
 
 
 def test_the_task_of_a_worker_opens_the_way_and_leaves_it_to_be_closed(gpus, monkeypatch):
