@@ -2,6 +2,7 @@
 
 cluster/        workers in numbered slots: started, given work, watched, measured
 connecting/     the same on workers that somebody else started: td.connect
+recovering/     what brings back what was lost
 transport/      arrays from worker to worker: memory, CUDA's handles, sockets, Dask's messages
 arrays/         arrays sharded over a mesh of workers, moved by named collectives
 products/       C = A @ B of sharded arrays, and of dask.arrays: planned, chosen, run, counted

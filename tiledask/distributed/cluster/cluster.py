@@ -44,6 +44,7 @@ from distributed.utils import has_arg
 from tiledask.distributed.cluster import device_arrays
 from tiledask.distributed.cluster.spool import open_spool
 from tiledask.distributed.cluster.web import panel
+from tiledask.distributed.recovering.supervisor import Supervisor
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan import html
 from tiledask.plan.products.regions import Region, slices
@@ -712,6 +713,7 @@ class StartedCluster(Cluster):
         except BaseException:
             dask_cluster.close(timeout=20)
             raise
+        self._supervisor = Supervisor(dask_cluster)
 
     @property
     def is_running(self) -> bool:
@@ -736,6 +738,7 @@ class StartedCluster(Cluster):
         return f"start_cluster(workers={slots})"
 
     def _end(self) -> None:
+        self._supervisor.stop()
         with contextlib.suppress(Exception):
             self.client.close(timeout=5)
         try:

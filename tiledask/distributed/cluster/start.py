@@ -46,6 +46,7 @@ from tiledask.distributed.cluster.web import (
     origins,
 )
 from tiledask.distributed.cluster.worker import BLAS_THREADS, INTERVALS, PROFILED, TRANSFERS
+from tiledask.distributed.recovering.supervisor import ENDED, close_quietly
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.extras import install
 from tiledask.plan.units import format_bytes, parse_bytes
@@ -56,6 +57,7 @@ from tiledask.tile.progress import in_notebook, is_watched, show, showing
 __all__ = ["choose_device", "start_cluster"]
 
 _PRELOAD = ["tiledask.distributed.cluster.worker"]
+_STARTS = 5  # of a worker that ends while it starts
 _THREADS = 2  # of a worker: one computes, one hands data over beside it
 _IDLE_WORKER = 150_000_000  # bytes of a worker process that does nothing, rounded up
 _LEAST_CAP = 8_000_000  # bytes
@@ -421,7 +423,16 @@ def _start_workers(cluster: SpecCluster, seconds: float) -> None:
     half way leaves its worker behind."""
 
     async def all_of_them() -> None:
-        await cluster._correct_state()
+        for more in reversed(range(_STARTS)):
+            try:
+                await cluster._correct_state()
+                return
+            except Exception:  # a worker that ended before it was there: another one may be luckier
+                failed = [s for s, nanny in cluster.workers.items() if nanny.status in ENDED]
+                if not more or not failed:
+                    raise
+                for slot in failed:
+                    await close_quietly(cluster.workers.pop(slot))
 
     loop: Any = cluster.loop
     started = asyncio.run_coroutine_threadsafe(all_of_them(), loop.asyncio_loop)

@@ -1,0 +1,147 @@
+"""A slot has a worker again, whatever ended or was stopped; and who is busy is left alone."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from oracles.waiting import wait_until
+
+import tiledask as td
+from tiledask.distributed.cluster.forkserver import ForkingNanny
+from tiledask.distributed.recovering import supervisor
+from tiledask.distributed.recovering.supervisor import process_state
+
+SHARDS = (td.Shard(0), td.Shard(1))
+
+
+def test_the_kernel_says_who_is_stopped():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        started = process_state(child.pid).started
+        child.send_signal(signal.SIGSTOP)
+        wait_until(lambda: process_state(child.pid).letter == "T")
+        child.send_signal(signal.SIGCONT)
+        wait_until(lambda: process_state(child.pid).letter in "RS")
+        assert process_state(child.pid).started == started
+    finally:
+        child.kill()
+        child.wait()
+    assert process_state(child.pid) is None
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with td.start_cluster(workers=2, device="cpu", quiet=True) as running:
+        yield running
+
+
+def pids(cluster):
+    return {slot: worker["pid"] for slot, worker in enumerate(cluster.run(process))}
+
+
+def process():
+    return {"pid": os.getpid()}
+
+
+def seconds_until_back(cluster, slot, before):
+    """From now until the slot has another worker that answers."""
+    begun = time.monotonic()
+    wait_until(lambda: pids_now(cluster).get(slot, before) != before, seconds=30)
+    cluster.wait_for_slots([0, 1], 10)
+    return time.monotonic() - begun
+
+
+def pids_now(cluster):
+    found = {}
+    for slot, nanny in list(cluster.dask_cluster.workers.items()):
+        process = getattr(getattr(nanny, "process", None), "process", None)
+        if getattr(process, "pid", None):
+            found[slot] = process.pid
+    return found
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("end", ["nanny", "retired"])
+def test_a_slot_without_a_nanny_is_filled_again(cluster, end):
+    before = pids(cluster)[1]
+    if end == "nanny":
+        cluster.dask_cluster.sync(cluster.dask_cluster.workers[1].close)
+    else:
+        cluster.client.retire_workers([cluster.address(1)])
+    assert seconds_until_back(cluster, 1, before) < 5
+    assert pids(cluster)[1] != before
+
+
+@pytest.mark.cluster
+def test_a_product_goes_on_when_its_worker_is_frozen(cluster, caplog):
+    mesh = td.Mesh(cluster, (1, 2))
+    a, b = (np.random.default_rng(n).standard_normal((300, 200)) for n in range(2))
+    b = b.T.copy()
+    A, B = (td.distribute(x, mesh, SHARDS) for x in (a, b))
+    right = td.to_numpy(A @ B)
+    frozen = pids(cluster)[1]
+    os.kill(frozen, signal.SIGSTOP)
+    begun = time.monotonic()
+    with caplog.at_level(logging.WARNING):
+        again = td.to_numpy(td.matmul(A, B, timeout=20))
+    took = time.monotonic() - begun
+    assert (again == right).all()
+    assert 3 < took < 8
+    assert f"slot 1 (process {frozen}) was stopped" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_who_keeps_the_interpreter_or_is_stopped_for_a_moment_is_left_alone(cluster):
+    before = pids(cluster)
+    busy = cluster.submit(0, keep_the_lock, 4.5)
+    os.kill(before[1], signal.SIGSTOP)
+    time.sleep(1.5)
+    os.kill(before[1], signal.SIGCONT)
+    cluster.gather([busy], "a long call")
+    assert pids(cluster) == before
+
+
+def keep_the_lock(seconds):
+    """Calls that let no other thread of the process run, for about so long."""
+    end, n = time.monotonic() + seconds, 200_000
+    while time.monotonic() < end:
+        3**n
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_a_watcher_that_was_away_forgets_what_it_saw(cluster, monkeypatch):
+    """As after Ctrl-Z, which stops the client and its workers alike."""
+    watcher, before = cluster._supervisor, pids(cluster)
+    looked = []
+    monkeypatch.setattr(supervisor, "monotonic", lambda: time.monotonic() + 100 * len(looked))
+    os.kill(before[1], signal.SIGSTOP)
+    time.sleep(2.0)
+    looked.append(1)  # 100 s later: the first look after being away
+    time.sleep(1.0)
+    os.kill(before[1], signal.SIGCONT)
+    assert watcher._cluster() is cluster.dask_cluster
+    assert pids(cluster) == before
+
+
+@pytest.mark.cluster
+def test_a_worker_that_dies_while_it_starts_is_started_again(monkeypatch):
+    started = []
+    instantiate = ForkingNanny.instantiate
+
+    async def dying(nanny):
+        started.append(nanny.name)
+        if started.count(nanny.name) == 1 and nanny.name == 1:
+            raise RuntimeError("it ended while it started")
+        return await instantiate(nanny)
+
+    monkeypatch.setattr(ForkingNanny, "instantiate", dying)
+    with td.start_cluster(workers=2, device="cpu", quiet=True) as cluster:
+        assert started.count(1) == 2
+        assert len(pids(cluster)) == 2
