@@ -20,8 +20,9 @@ import pytest
 from cupy.cuda import function, runtime
 from cupy.cuda.stream import _Null as Null
 
-from tiledask.distributed.transport import remote_read
-from tiledask.distributed.transport.remote_read import LoanLostError, Loans
+from tiledask.distributed.transport import remote_read, tickets
+from tiledask.distributed.transport.remote_read import Loans
+from tiledask.distributed.transport.tickets import LoanLostError
 from tiledask.errors import KernelError
 from tiledask.tile import ipc
 
@@ -190,7 +191,7 @@ def parts_of_every_layout():
                 np.testing.assert_array_equal(read(opened_too, other, ends), wanted)
                 # and as a message, in the owner's order
                 flat = np.frombuffer(owner.serve(view, ends), np.uint8)
-                told = remote_read._laid_out(one, ends, flat)
+                told = tickets.laid_out(one, ends, flat)
                 np.testing.assert_array_equal(told, wanted)
 
 
@@ -309,7 +310,7 @@ def memory_without_a_handle():
         assert ticket.shared is None
         flat = np.frombuffer(owner.serve("x", [(10, 20)]), np.uint8)
         np.testing.assert_array_equal(
-            remote_read._laid_out(ticket, [(10, 20)], flat), range(10, 20)
+            tickets.laid_out(ticket, [(10, 20)], flat), range(10, 20)
         )
     managed = cupy.cuda.ManagedMemory(4000)
     x = cupy.ndarray((1000,), "f4", cupy.cuda.MemoryPointer(managed, 0))

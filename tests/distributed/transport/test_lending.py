@@ -1,6 +1,7 @@
 """Blocks lent to other processes: read right, counted, and never read once they are taken back.
 
-Holds `tiledask.distributed.transport.mailbox`, `tiledask.distributed.transport.remote_read` and
+Holds `tiledask.distributed.transport.mailbox`, `tiledask.distributed.transport.process_memory`,
+`tiledask.distributed.transport.remote_read`, `tiledask.distributed.transport.tickets` and
 `tiledask.tile.ipc`.
 """
 
@@ -19,8 +20,10 @@ import pytest
 from oracles.stand_ins import TESTS, on_stand_ins
 
 import tiledask as td
-from tiledask.distributed.transport import remote_read
-from tiledask.distributed.transport.remote_read import LoanLostError, Loans, Ticket, _read_memory
+from tiledask.distributed.transport import process_memory, remote_read
+from tiledask.distributed.transport.process_memory import read_memory
+from tiledask.distributed.transport.remote_read import Loans
+from tiledask.distributed.transport.tickets import LoanLostError, Ticket
 from tiledask.errors import DeadlineError
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="process_vm_readv is Linux's")
@@ -68,7 +71,7 @@ def test_parts_are_read_as_they_are(name):
         ends = tuple(tuple(sorted(rng.choice(n + 1, 2, replace=False))) for n in array.shape)
         expected = array[tuple(slice(*e) for e in ends)]
         buffer = np.full(expected.nbytes + 8, 0xA5, np.uint8)
-        part = _read_memory(ticket, ends, buffer)
+        part = read_memory(ticket, ends, buffer)
         np.testing.assert_array_equal(part, expected)
         assert part.dtype == array.dtype
         assert (buffer[expected.nbytes :] == 0xA5).all()  # nothing beyond its end
@@ -80,9 +83,9 @@ def test_more_stretches_and_longer_ones_than_one_call_takes(monkeypatch):
     rows = (((0, 5000), (1, 3)), None), (((10, 4000), (0, 6)), 1000), (((3, 7), (1, 6)), 13)
     for ends, most in rows:
         if most:
-            monkeypatch.setattr(remote_read, "_MOST_BYTES", most)
+            monkeypatch.setattr(process_memory, "_MOST_BYTES", most)
         expected = x[tuple(slice(*each) for each in ends)]
-        part = _read_memory(ticket_of(x), ends, np.empty(expected.nbytes, np.uint8))
+        part = read_memory(ticket_of(x), ends, np.empty(expected.nbytes, np.uint8))
         np.testing.assert_array_equal(part, expected)
 
 
@@ -92,10 +95,10 @@ def test_what_was_taken_back_is_not_read():
     remote_read._exchanges["ending"] = exchange
     x = np.arange(8.0)
     ticket = ticket_of(x, exchange)
-    _read_memory(ticket, ((0, 8),), np.empty(64, np.uint8))
+    read_memory(ticket, ((0, 8),), np.empty(64, np.uint8))
     remote_read._end("ending")
     with pytest.raises(LoanLostError, match="does not lend"):
-        _read_memory(ticket, ((0, 8),), np.empty(64, np.uint8))
+        read_memory(ticket, ((0, 8),), np.empty(64, np.uint8))
     assert exchange.cancelled.is_set()
     assert not exchange.lent
 
@@ -106,26 +109,33 @@ def test_a_process_that_is_gone_or_another():
     gone.wait()
     ticket = ticket_of(np.arange(8.0), pid=gone.pid)
     with pytest.raises(LoanLostError, match="No such process"):
-        _read_memory(ticket, ((0, 8),), np.empty(64, np.uint8))
+        read_memory(ticket, ((0, 8),), np.empty(64, np.uint8))
     # a process with this number that has other things there: its token differs
     other = replace(ticket_of(np.arange(8.0)), token=bytes(16))
     with pytest.raises(LoanLostError, match="another's memory"):
-        _read_memory(other, ((0, 8),), np.empty(64, np.uint8))
+        read_memory(other, ((0, 8),), np.empty(64, np.uint8))
 
 
 @linux
 def test_a_kernel_that_forbids_it_and_a_probe_that_reads_nonsense_are_reported(monkeypatch):
-    def why_not(array):
-        return remote_read._why_not("probe", "numpy", [ticket_of(array)])
+    def tried(array):
+        remote_read._refused.clear()
+        return remote_read._tried("probe", ticket_of(array))
 
     def forbidden(*_):
         ctypes.set_errno(errno.EPERM)
         return -1
 
-    assert why_not(np.arange(8, 16) + os.getpid()) == ""
-    assert "read [1, 1, 1, 1, 1, 1, 1, 1], which it does not have" in why_not(np.ones(8, int))
-    monkeypatch.setattr(remote_read, "_readv", lambda: forbidden)
-    assert "not permitted" in why_not(np.arange(8))
+    assert tried(np.arange(8, 16) + os.getpid()) == ("memory", "")
+    way, why = tried(np.ones(8, int))
+    assert way == "messages"
+    assert "read [1, 1, 1, 1, 1, 1, 1, 1], which it does not have; " in why
+    monkeypatch.setattr(process_memory, "_readv", lambda: forbidden)
+    way, why = tried(np.arange(8))
+    assert way == "messages"
+    assert "not permitted" in why
+    assert "has no port for others" in why
+    remote_read._refused.clear()
 
 
 @pytest.mark.cluster

@@ -68,18 +68,21 @@ def dask_setup(worker: Any) -> None:
 
 def equip(worker: Any) -> None:
     """None, with what products, runs and trainings need in place on ``worker``."""
-    from tiledask.distributed.transport import remote_read
+    from tiledask.distributed.transport import process_memory, remote_read
 
     device_arrays.register(on_host=False)
     worker.plugins[FailWaiting.name] = FailWaiting(worker)
     worker._deque_handler.addFilter(_without_frames)
     worker.handlers["tiledask_read"] = remote_read.serve
-    remote_read.let_siblings_read()
+    process_memory.let_siblings_read()
     host_memory.keep(worker)
 
 
 def strip(worker: Any) -> None:
     """None; what `equip` put there is gone, on a worker that goes on without."""
+    from tiledask.distributed.transport import listener
+
+    listener.close()
     worker.plugins.pop(FailWaiting.name, None)
     worker._deque_handler.removeFilter(_without_frames)
     for name in [name for name in worker.handlers if name.startswith("tiledask_")]:

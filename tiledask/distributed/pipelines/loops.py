@@ -27,7 +27,7 @@ __all__ = ["run_loops"]
 
 def run_loops(job: PipelineJob, simulated: Timeline | None) -> Done:
     """What the actions of ``job`` made, each device's in a loop of its own."""
-    with meeting(job.cluster, job.topic, job.peers, job.patience) as addresses:
+    with meeting(job.cluster, job.topic, job.peers, job.patience) as (addresses, _):
         limit = job.patience + job.timeout  # the client's own comes first
         given = job.topic, job.program, job.pace, limit
         loops = [

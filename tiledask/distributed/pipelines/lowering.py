@@ -56,7 +56,7 @@ sizeof.register(StageBlock, lambda block: int(block.array.nbytes))
 def run_tasks(job: PipelineJob, simulated: Timeline | None) -> Done:
     """What the actions of ``job`` made, each a task of its own."""
     cluster = job.cluster
-    with meeting(cluster, job.topic, job.peers, job.patience) as addresses:
+    with meeting(cluster, job.topic, job.peers, job.patience) as (addresses, _):
         ends = _submit(job)
         job.begin(addresses, simulated)
         cluster.wait(ends, f"{job.schedule!r}", job.timeout, cancel=True)

@@ -27,7 +27,13 @@ from tiledask.tile.backend import namespace, synchronize
 
 __all__ = ["SUM_BYTES", "RankLine", "run_line", "summed_in"]
 
-SUM_BYTES = {"memory": 2**20, "mixed": 2**20, "comm": 2**20, "ipc": 2**25}
+SUM_BYTES = {
+    "memory": 2**20,
+    "sockets": 2**20,
+    "mixed": 2**20,
+    "comm": 2**20,
+    "ipc": 2**25,
+}
 """Bytes of a partial sum that are fetched at a time for the sum: they stay in cache."""
 
 

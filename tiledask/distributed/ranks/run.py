@@ -4,12 +4,12 @@ slot 0   function(rank 0) ....[all_reduce]....[all_gather]... result    one Dask
 slot 1   function(rank 1) ....[all_reduce]....[all_gather]... result    none between two collectives
 """
 
+import secrets
 import shutil
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from distributed import get_worker
@@ -24,7 +24,7 @@ from tiledask.distributed.transport import dask_transport, sockets
 from tiledask.distributed.transport.dask_transport import DaskTransport
 from tiledask.distributed.transport.meeting import Meeting, begin, meeting, of_run
 from tiledask.distributed.transport.remote_read import transport_of
-from tiledask.distributed.transport.sockets import Sockets
+from tiledask.distributed.transport.sockets import Sockets, WaysIn, Where
 from tiledask.errors import ConfigError
 from tiledask.tile.nccl import Place, place, stay_near, why_not
 
@@ -47,6 +47,8 @@ class _Plan(NamedTuple):
     places: tuple[Place, ...]
     """The places of all ranks, if arrays go from GPU to GPU."""
     seconds: float
+    where: tuple[Where, ...]
+    """Where the ranks are, if messages go by sockets."""
     names: tuple[str, ...] = ()
 
 
@@ -70,10 +72,10 @@ def run_ranks(
     timeout
         Seconds that the function may take (default 300). Nothing waits longer.
     transport
-        "sockets" between workers of one machine, "posts" by Dask's messages; both carry arrays
-        of GPUs through host memory. "nccl" carries them from GPU to GPU, and only messages by one
-        of the two. None takes NCCL where every rank has a GPU of its own and there is NCCL, else
-        what is left.
+        "sockets" from worker to worker, "posts" by Dask's messages, which go wherever Dask does
+        and are encrypted where it encrypts; both carry arrays of GPUs through host memory. "nccl"
+        carries them from GPU to GPU, and only messages by one of the two. None takes NCCL where
+        every rank has a GPU of its own and there is NCCL, else sockets where all can connect.
 
     If any rank raises, the run is over for all: each raises the same error, and so does this.
     Raises CollectiveError where ranks do not call the same collectives, DeadlineError after
@@ -95,23 +97,26 @@ def run_ranks(
     run = f"tiledask-ranks-{uuid.uuid4().hex[:12]}"
     folder = cluster.spool / run[-12:]
     places = _places(cluster, mesh.at, transport, patience)
-    way = _way(cluster, None if transport == "nccl" else transport, folder, patience)
     everyone = set(range(mesh.ranks))
+    slots = cluster.near() if len(str(folder)) + 5 < sockets.LONGEST else frozenset()
+    near = frozenset(r for r, slot in enumerate(mesh.at) if slot in slots)
+    way = _way(cluster, None if transport == "nccl" else transport, near == everyone)
     peers: list[set[int]] = [set()] * mesh.ranks
-    prepare: Callable[[Meeting, Any], None]
+    prepare: Callable[[Meeting, Any], Any]
     if way == "sockets":
         folder.mkdir()
-        reads = transport_of(cluster) == "memory"
-        prepare = partial(sockets.prepare, str(folder), reads)
+        reads = transport_of(cluster) != "comm"
+        ways = WaysIn(str(folder), near, reads, secrets.token_bytes(32))
+        prepare = partial(sockets.prepare, ways)
     else:
         prepare, peers = dask_transport.prepare, [everyone - {r} for r in everyone]
     set_clocks(cluster, patience)
     try:
-        with meeting(cluster, run, peers, patience, prepare, mesh.at):
+        with meeting(cluster, run, peers, patience, prepare, mesh.at) as (_, where):
             tasks = []
+            facts = mesh.shape, cluster.backend, way, places, seconds, where, mesh.names
             for r, (slot, mine) in enumerate(zip(mesh.at, given, strict=True)):
-                plan = _Plan(run, r, mesh.shape, cluster.backend, way, places, seconds, mesh.names)
-                told = plan, function, *mine
+                told = _Plan(run, r, *facts), function, *mine
                 tasks.append(cluster.submit(slot, _work, *told, name="rank_function"))
             begin(cluster, run, patience)
             name = getattr(function, "__name__", "function")
@@ -143,22 +148,22 @@ def _places(
     return () if reason else places
 
 
-def _way(cluster: Cluster, asked: str | None, folder: Path, timeout: float) -> str:
-    slots = cluster.wait_for_slots(range(cluster.slots), timeout)
-    hosts = {slots[slot]["host"] for slot in range(cluster.slots)}
-    near = len(cluster.near()) == cluster.slots and len(str(folder)) + 5 < sockets.LONGEST
-    if asked == "sockets" and not near:
+def _way(cluster: Cluster, asked: str | None, near: bool) -> str:
+    """ "sockets" or "posts". Raises ConfigError for sockets where there can be none."""
+    able = near or transport_of(cluster) == "sockets"
+    if asked == "sockets" and not able:
         raise ConfigError(
-            f"sockets need workers on one machine that share {folder}, a path of at most "
-            f"{sockets.LONGEST} characters; these are on {', '.join(sorted(hosts))}: "
-            f"transport='posts'"
+            f"sockets need workers that share a folder, or can connect to each other, and these "
+            f"do neither: {cluster.transport_why}; transport='posts'"
         )
-    return asked or ("sockets" if near else "posts")
+    return asked or ("sockets" if able else "posts")
 
 
 def _work(plan: _Plan, function: Callable[..., Any], *args: Any) -> RankResult:
     """The function on this worker (a task)."""
     deadline, here = time.monotonic() + plan.seconds, of_run(plan.run, plan.rank)
+    if plan.way == "sockets":
+        here.door.where = plan.where
     transport = TRANSPORTS[plan.way](plan.rank, here, deadline, get_worker())
     if plan.places:
         stay_near(plan.places)

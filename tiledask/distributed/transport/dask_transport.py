@@ -52,6 +52,27 @@ class ByDask(Transport):
             return None
         return doing
 
+    def _by_dask(
+        self, to: int, key: tuple[Any, ...], note: Any, parts: Sequence[np.ndarray] = ()
+    ) -> Future[None]:
+        """Done when rank ``to``'s mailbox has the message."""
+        sending: Future[None] = asyncio.run_coroutine_threadsafe(
+            self._bring(to, pickle.dumps((key, note)), parts), self._worker.loop.asyncio_loop
+        )
+        return sending
+
+    async def _bring(self, to: int, about: bytes, parts: Sequence[np.ndarray]) -> None:
+        answer = await self._worker.rpc(self._here.addresses[to]).tiledask_message(
+            run=self._here.run,
+            about=about,
+            parts=[
+                (to_serialize(part.reshape(-1).view(np.uint8)), name_of(part.dtype), part.shape)
+                for part in parts
+            ],
+        )
+        if not answer["taken"]:
+            raise OSError("another worker has taken its place")
+
 
 class DaskTransport(ByDask):
     """Messages through Dask's own connections."""
@@ -74,24 +95,10 @@ class DaskTransport(ByDask):
     ) -> int:
         # they are sent later
         copies = [np.array(part, order="C", copy=None if lend else True) for part in parts]
-        sending = asyncio.run_coroutine_threadsafe(
-            self._send(to, pickle.dumps((key, note)), copies), self._worker.loop.asyncio_loop
-        )
+        sending = self._by_dask(to, key, note, copies)
         self._sending.add(sending)
         sending.add_done_callback(partial(self._sent, to))
         return sum(part.nbytes for part in copies)
-
-    async def _send(self, to: int, about: bytes, parts: list[np.ndarray]) -> None:
-        answer = await self._worker.rpc(self._here.addresses[to]).tiledask_message(
-            run=self._here.run,
-            about=about,
-            parts=[
-                (to_serialize(part.reshape(-1).view(np.uint8)), name_of(part.dtype), part.shape)
-                for part in parts
-            ],
-        )
-        if not answer["taken"]:
-            raise OSError("another worker has taken its place")
 
     def _sent(self, to: int, sending: Future[Any]) -> None:
         error = None if sending.cancelled() else sending.exception()

@@ -23,7 +23,7 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.transport.mailbox import CancelledError, Mailbox
 from tiledask.errors import ClusterLostError, DeadlineError
 
-__all__ = ["Meeting", "Parcel", "begin", "meeting", "of_run"]
+__all__ = ["Meeting", "Met", "Parcel", "begin", "meeting", "of_run"]
 
 LEAD = 0.05
 """Seconds from the word to begin until all do: the word must have reached every worker."""
@@ -137,16 +137,25 @@ async def _take_in(
 # -- the client ----------------------------------------------------------------------------------
 
 
+class Met(NamedTuple):
+    """The devices of a run, by number."""
+
+    addresses: tuple[str, ...]
+    """Of their workers."""
+    prepared: tuple[Any, ...]
+    """What was prepared there."""
+
+
 @contextmanager
 def meeting(
     cluster: Cluster,
     run: str,
     peers: Sequence[Iterable[int]],
     timeout: float,
-    prepare: Callable[[Meeting, Any], None] | None = None,
+    prepare: Callable[[Meeting, Any], Any] | None = None,
     slots: Sequence[int] | None = None,
-) -> Iterator[tuple[str, ...]]:
-    """Open for the devices of ``run`` inside the block, closed however it ends; their addresses.
+) -> Iterator["Met"]:
+    """Open for the devices of ``run`` inside the block, closed however it ends.
 
     ``peers``: for each device, those that it will exchange blocks with. ``prepare``: called with
     the Meeting and the worker, in each, before anything can arrive. ``slots``: of each device;
@@ -157,8 +166,8 @@ def meeting(
     addresses = tuple(workers[slot]["address"] for slot in slots)
     try:
         known = [sorted(each) for each in peers]
-        cluster.run(_open, run, addresses, known, prepare, timeout=timeout)
-        yield addresses
+        prepared = cluster.run(_open, run, addresses, known, prepare, timeout=timeout)
+        yield Met(addresses, tuple(prepared[slot] for slot in slots))
     finally:
         with suppress(Exception):  # of a cluster that is gone: nobody meets there any more
             cluster.run(_close, run, timeout=10.0)
@@ -173,18 +182,19 @@ async def _open(
     run: str,
     addresses: tuple[str, ...],
     peers: list[list[int]],
-    prepare: Callable[[Meeting, Any], None] | None,
+    prepare: Callable[[Meeting, Any], Any] | None,
     dask_worker: Any,
-) -> None:
+) -> Any:
+    """What ``prepare`` returns."""
     dask_worker.handlers["tiledask_post"] = _take_in
     if dask_worker.address not in addresses:
-        return
+        return None
     device = addresses.index(dask_worker.address)
     _meetings[run] = here = Meeting(run, device, addresses)
-    if prepare is not None:
-        prepare(here, dask_worker)
+    prepared = None if prepare is None else prepare(here, dask_worker)
     # connections take milliseconds to make: do that before anybody waits for a block
     await asyncio.gather(*(dask_worker.rpc(addresses[d]).identity() for d in peers[device]))
+    return prepared
 
 
 def _begin(run: str, start: float) -> None:

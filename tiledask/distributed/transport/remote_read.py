@@ -2,11 +2,14 @@
 
     owner                                    borrower (a task that is computing)
     block, kept until the exchange ends      Reader.read(ticket, part, buffer)
-    ticket: where it lies  -- client -->       "memory": process_vm_readv(2), one copy, no socket
-    token: still lent?     <-------------      "ipc":    from GPU to GPU (tile/ipc.py)
-                                               "comm":   a message through Dask, for other machines
-                                                         and where the system says no
-                                             "mixed":    from memory on one host, else as messages
+    ticket: where it lies  -- client -->       memory     of one host: process_vm_readv(2)
+    token: still lent?     <-------------      a socket   between hosts (streams.py)
+                                               a message  by Dask, where neither can be
+                                               a GPU      to another's (tile/ipc.py)
+
+    "memory"   all by the first              "sockets"  by the first within a host, else the second
+    "ipc"      from GPU to GPU               "mixed"    some pairs by messages
+    "comm"     all by messages
 
 A read from memory takes the token along, after the data, and a copy from GPU to GPU looks at it
 when it is done: if the owner took the block back or died and another process has its number now,
@@ -22,16 +25,12 @@ What was read is counted by the borrower, from what the call, the copy or the me
 
 import asyncio
 import contextlib
-import ctypes
-import errno
-import hashlib
 import os
 import secrets
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from time import time
 from typing import Any, NamedTuple, TypeVar
 
@@ -43,9 +42,19 @@ from distributed.protocol.serialize import to_serialize
 from tiledask.distributed.arrays.recompute import Wanted, recovered
 from tiledask.distributed.cluster.cluster import Cluster, slot_on
 from tiledask.distributed.cluster.counters import Call
-from tiledask.distributed.cluster.spool import machine
+from tiledask.distributed.transport import listener
+from tiledask.distributed.transport.listener import Unreachable
 from tiledask.distributed.transport.mailbox import CancelledError
-from tiledask.errors import ClusterLostError, DeadlineError, KernelError
+from tiledask.distributed.transport.process_memory import check_lent, read_memory, this_host
+from tiledask.distributed.transport.streams import PATIENCE, Streams
+from tiledask.distributed.transport.tickets import (
+    LentBlock,
+    LoanLostError,
+    Ticket,
+    laid_out,
+    layout_of,
+)
+from tiledask.errors import DeadlineError, KernelError
 from tiledask.plan.products.regions import Region
 from tiledask.tile import TileCount, as_dtype, ipc
 from tiledask.tile.backend import array_namespace, namespace
@@ -61,8 +70,7 @@ __all__ = [
     "Ticket",
     "lend_array",
     "lending",
-    "let_siblings_read",
-    "read_lent",
+    "reads_memory_of",
     "said_of",
     "serve",
     "ticket_of",
@@ -71,47 +79,8 @@ __all__ = [
 
 T = TypeVar("T")
 
-PATIENCE = 30.0
-"""Seconds that a borrower waits for one message of an owner."""
-
-_MOST_PIECES = 1024  # IOV_MAX of Linux: pieces of memory in one call
-_MOST_BYTES = 2**30  # in one call; Linux stops at 2 GiB - 4 KiB
-
-
-class LoanLostError(ClusterLostError):
-    """The owner of a block is gone or has taken it back."""
-
-
-@dataclass(frozen=True)
-class Ticket:
-    """Where a lent block lies."""
-
-    address: str
-    """Address of the owner, as Dask knows it."""
-    host: str
-    """The machine, and which numbers its processes have: see `_this_host`."""
-    pid: int
-    name: str
-    """Name of the block within the exchange."""
-    pointer: int
-    """Address of its first element in the owner's memory; 0 if it is not in host memory."""
-    shared: ipc.Shared | None
-    """Where it lies on a GPU, as other processes find it; None if they cannot."""
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: str
-    token_at: int
-    token: bytes
-
-
-@dataclass(frozen=True)
-class LentBlock:
-    """A block on some worker, for a reader: Dask's name for it, and the way past Dask."""
-
-    key: str
-    slot: int
-    ticket: Ticket | None
-    """None if it could not be lent."""
+HOSTS = 16
+"""Of the other hosts, how many a worker tries to connect to before anything is read."""
 
 
 @dataclass(frozen=True)
@@ -149,11 +118,19 @@ class Loans:
     tiles: list[TileCount | None] = field(default_factory=list)
     opened: ipc.Opened = field(default_factory=ipc.Opened)
     """What this worker has open of the others' GPU memory."""
+    door: listener.Door | None = None
+    """Where who borrows connects; None if nobody does."""
+    secret: bytes = b""
+    """By which they prove that they may."""
+    streams: Streams = field(default_factory=Streams)
+    """Its connections with others."""
     cancelled: threading.Event = field(default_factory=threading.Event)
 
 
 _exchanges: dict[str, Loans] = {}
 """The operations under way in this worker, by name."""
+_refused: dict[tuple[str, int, str], str] = {}
+"""(address of another worker, its process, way) -> why its blocks cannot be read that way."""
 _failed: set[str] = set()
 """Tasks of this worker that could not read what they were lent, and will run again."""
 
@@ -167,6 +144,8 @@ class Lender:
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster, self.name = cluster, name
         self.transport = transport_of(cluster)
+        self.doors = self.transport in ("sockets", "mixed")
+        """Whether workers connect to others' ports."""
 
     def lend(
         self, blocks: Sequence[Sequence[Future[Any]]], timeout: float | None
@@ -184,7 +163,8 @@ class Lender:
     def lends(self, blocks: Sequence[Sequence[Future[Any]]]) -> Call:
         """What `lend` has every worker do, for who asks them anyway."""
         keys = [[future.key for future in mine] for mine in blocks]
-        return _lend, (self.name, [*keys, *[[]] * (self.cluster.slots - len(keys))])
+        everyone = [*keys, *[[]] * (self.cluster.slots - len(keys))]
+        return _lend, (self.name, everyone, self.doors)
 
     @property
     def ends(self) -> Call:
@@ -211,8 +191,7 @@ def lending(cluster: Cluster) -> Iterator[Lender]:
 
 
 def transport_of(cluster: Cluster) -> str:
-    """ "memory" or "ipc" if every worker may read the others', "mixed" if those of its host alone,
-    else "comm"; found out once."""
+    """How its blocks are read, by the name that is drawn above; found out once."""
     if not cluster.transport:
         cluster.transport, cluster.transport_why = _find_transport(cluster)
     return cluster.transport
@@ -224,7 +203,8 @@ def said_of(cluster: Cluster) -> str:
     how = {
         "memory": "Blocks are read from memory to memory",
         "ipc": "Blocks are copied from GPU to GPU",
-        "mixed": "Blocks are read from memory to memory on one host, and go as messages to others",
+        "sockets": "Blocks are read through sockets",
+        "mixed": "Blocks are read past Dask, but between some workers go as messages",
         "comm": "Blocks go as messages",
     }[way]
     if way == "comm" and cluster.backend == "cupy":
@@ -233,42 +213,50 @@ def said_of(cluster: Cluster) -> str:
     return f"{how}: {cluster.transport_why}."
 
 
-_SENTENCES = {
-    "memory": "workers may read each other's memory",
-    "mixed": "workers of a host may read each other's memory",
-    "ipc": "workers open each other's GPU memory by CUDA's interprocess handles",
-}
-
-
 def _find_transport(cluster: Cluster) -> tuple[str, str]:
-    way = "memory" if cluster.backend == "numpy" else "ipc"
     if sys.platform != "linux":
         return "comm", f"process_vm_readv is Linux's, this is {sys.platform}"
-    name = f"probe-{secrets.token_hex(8)}"
+    name, tried = f"probe-{secrets.token_hex(8)}", list[_Tried]()
     try:
-        lent = cluster.run(_lend_probe, name, cluster.backend)
-        tickets, reasons = ([found[i] for found in lent] for i in range(2))
-        if not any(reasons):
-            reasons = cluster.run(_read_probes, name, cluster.backend, tickets)
+        for doors in (False, True):  # nobody listens where memory is enough
+            tickets = cluster.run(_lend_probe, name, cluster.backend, doors)
+            if doors or cluster.backend == "cupy" or len({t.host for t in tickets}) == 1:
+                found = cluster.run(_try_ways, name, cluster.backend, tickets)
+                tried = [each for mine in found for each in mine]
+                if cluster.backend == "cupy" or all(each.way == "memory" for each in tried):
+                    break
     except DeadlineError as error:
-        reasons = [f"trying it did not end: {error}"]
+        return "comm", f"trying it did not end: {error}"
     finally:
         with contextlib.suppress(Exception):
             cluster.run(_close, name)
             cluster.run(_end, name)
-    if any(reasons):
-        return "comm", next(filter(None, reasons))
-    if way == "memory" and len({ticket.host for ticket in tickets}) > 1:
-        way = "mixed" if len({ticket.host for ticket in tickets}) < len(tickets) else "comm"
-    return way, _SENTENCES.get(way, "workers are on hosts of their own")
+    ways = {each.way for each in tried}
+    why = next((each.why for each in tried if each.why), "")
+    if "messages" in ways and (cluster.backend == "cupy" or len(ways) == 1):
+        return "comm", why
+    if cluster.backend == "cupy":
+        return "ipc", "workers open each other's GPU memory by CUDA's interprocess handles"
+    if ways <= {"memory"}:
+        return "memory", "workers may read each other's memory"
+    if "messages" in ways:
+        return "mixed", next(each.why for each in tried if each.way == "messages")
+    on_one = "workers are on several hosts, and on one host read each other's memory"
+    own = on_one if "memory" in ways else "workers are on hosts of their own"
+    return "sockets", why or own
 
 
 # -- the owner -----------------------------------------------------------------------------------
 
 
-async def _lend(name: str, keys: list[list[str]], dask_worker: Any) -> list[Ticket | None]:
-    """Tickets of this worker's blocks, None for one that it does not hold."""
-    exchange = _exchanges.setdefault(name, Loans())
+async def _lend(
+    name: str, keys: list[list[str]], doors: bool, dask_worker: Any
+) -> list[Ticket | None]:
+    """Tickets of this worker's blocks, None for one that it does not hold.
+
+    ``doors``: whether other hosts may connect to read them.
+    """
+    exchange = _opened(name, doors, dask_worker)
     mine = keys[slot_on(dask_worker)]
     blocks = [dask_worker.data.get(key) for key in mine]
 
@@ -281,6 +269,20 @@ async def _lend(name: str, keys: list[list[str]], dask_worker: Any) -> list[Tick
     if all(block is None or isinstance(block, np.ndarray) for block in blocks):
         return tickets()
     return await _beside(tickets)  # a GPU may have much to finish first
+
+
+def _opened(name: str, doors: bool, worker: Any) -> Loans:
+    """The exchange; with ``doors`` others may connect to it, where this process can listen."""
+    exchange = _exchanges.setdefault(name, Loans())
+    if doors and exchange.door is None and (found := listener.listener_of(worker)):
+        exchange.door, exchange.secret = found.door, secrets.token_bytes(32)
+
+        def lent(token: bytes) -> np.ndarray | None:
+            held = (block for block, its in exchange.lent.values() if its.tobytes() == token)
+            return next(held, None)
+
+        found.expect(exchange.secret, lambda peer, _: exchange.streams.lend(peer, lent))
+    return exchange
 
 
 async def _beside(function: Callable[..., T], *args: Any) -> T:
@@ -298,7 +300,7 @@ def _ticket(exchange: Loans, block: Any, name: str, worker: Any) -> Ticket:
             shared = ipc.share(block)
     return Ticket(
         worker.address,
-        _this_host(),
+        this_host(),
         os.getpid(),
         name,
         block.ctypes.data if host else 0,
@@ -308,13 +310,14 @@ def _ticket(exchange: Loans, block: Any, name: str, worker: Any) -> Ticket:
         block.dtype.name,
         token.ctypes.data,
         token.tobytes(),
+        exchange.door if host else None,
+        exchange.secret,
     )
 
 
-def lend_array(name: str, array: Any, worker: Any) -> Ticket:
+def lend_array(name: str, array: Any, doors: bool, worker: Any) -> Ticket:
     """The Ticket of an array that is no block of Dask's; called on the worker that has it."""
-    exchange = _exchanges.setdefault(name, Loans())
-    return _ticket(exchange, array, "array", worker)
+    return _ticket(_opened(name, doors, worker), array, "array", worker)
 
 
 def ticket_of(exchange: Loans, array: np.ndarray, name: Any, worker: Any) -> Ticket:
@@ -334,6 +337,9 @@ def _end(name: str, dask_worker: Any = None) -> Facts:
     exchange = _exchanges.pop(name, None) or Loans()
     exchange.cancelled.set()
     exchange.opened.close(0.0)
+    exchange.streams.close()
+    if exchange.door is not None and (found := listener.opened()):
+        found.forget(exchange.secret)
     for _, token in exchange.lent.values():
         token[:] = 0
     exchange.lent.clear()
@@ -343,13 +349,13 @@ def _end(name: str, dask_worker: Any = None) -> Facts:
 async def serve(exchange: str, name: str, ends: Region, to_host: bool = False) -> dict[str, Any]:
     """What a borrower asks for through Dask (a handler of the worker): a part of a lent block.
 
-    ``to_host``: of a block on a GPU its bytes in host memory, in the order of `_layout`.
+    ``to_host``: of a block on a GPU its bytes in host memory, in the order of `layout_of`.
     """
     if exchange not in _exchanges or name not in _exchanges[exchange].lent:
         return {"status": "OK", "part": None}
     block, _ = _exchanges[exchange].lent[name]
     if to_host and not isinstance(block, np.ndarray):
-        layout = _layout(ends, block.strides, block.dtype.itemsize)
+        layout = layout_of(ends, block.strides, block.dtype.itemsize)
         return {
             "status": "OK",
             "part": to_serialize(await _beside(ipc.to_host, block, layout.part)),
@@ -425,10 +431,14 @@ class Reader:
         self.facts.reads.append((block.slot, total))
 
     def _part(self, ticket: Ticket, ends: Region, buffer: Any) -> Any:
-        if self.transport == "memory" or (
-            self.transport == "mixed" and ticket.host == _this_host()
-        ):
-            return _read_memory(ticket, ends, buffer)
+        if self.transport == "memory":
+            return read_memory(ticket, ends, buffer)
+        if self.transport in ("sockets", "mixed"):
+            for way in _ways_to(ticket):
+                try:
+                    return _read_by(way, self.facts, ticket, ends, buffer, self.check)
+                except Unreachable as error:  # it goes as a message, and others will
+                    _refused[_pair(ticket, way)] = str(error)
         if self.transport == "ipc" and ticket.shared:
             with contextlib.suppress(ipc.Unreachable):  # it goes as a message
                 return _read_gpu(self.facts.opened, ticket, ends, buffer)
@@ -460,186 +470,123 @@ class Reader:
             )
         if to_host:
             ipc.from_host(np.require(part, requirements="C"), buffer)
-            return _laid_out(ticket, ends, buffer)
+            return laid_out(ticket, ends, buffer)
         if isinstance(part, np.ndarray):  # messages arrive unaligned, and then sums round otherwise
             part = np.require(part, requirements=["C", "A"])
         return part
 
 
-class _Layout(NamedTuple):
-    """How a part of a block lies in its owner's memory, and so in a buffer once it was copied."""
-
-    shape: tuple[int, ...]
-    order: tuple[int, ...]
-    """Its dimensions from the one of the longest stride to the one of the shortest."""
-    part: ipc.Stretches
+def _pair(ticket: Ticket, way: str) -> tuple[str, int, str]:
+    return ticket.address, ticket.pid, way
 
 
-def _layout(ends: Region, strides: tuple[int, ...], itemsize: int) -> _Layout:
-    shape = tuple(stop - start for start, stop in ends)
-    base = sum(start * step for (start, _), step in zip(ends, strides, strict=True))
-    order = sorted(range(len(shape)), key=lambda d: -strides[d])  # stable: C order stays
-    length, rest = itemsize, list(order)
-    while rest and (strides[rest[-1]] == length or shape[rest[-1]] == 1):
-        length *= shape[rest.pop()]
-    rows, pitch = (shape[rest[-1]], strides[rest.pop()]) if rest else (1, length)
-    starts = np.array([base], np.int64)
-    for d in rest:
-        starts = (starts[:, None] + np.arange(shape[d]) * strides[d]).ravel()
-    return _Layout(shape, tuple(order), ipc.Stretches(starts, rows, pitch, length))
+def _ways_to(ticket: Ticket) -> list[str]:
+    """How a block of host memory may be read past Dask, the best first."""
+    ways = ("memory", "sockets") if ticket.host == this_host() else ("sockets",)
+    return [way for way in ways if _pair(ticket, way) not in _refused]
 
 
-def _laid_out(ticket: Ticket, ends: Region, buffer: Any) -> Any:
-    """The part whose bytes were copied into the start of ``buffer``."""
-    dtype = as_dtype(ticket.dtype)
-    shape, order, part = _layout(ends, ticket.strides, dtype.itemsize)
-    flat = buffer[: part.nbytes].view(dtype).reshape([shape[d] for d in order])
-    return flat.transpose([order.index(d) for d in range(len(order))])
+def reads_memory_of(host: str, address: str, pid: int) -> bool:
+    """Whether this process can read the memory of another on ``host``, as far as is known."""
+    return host == this_host() and (address, pid, "memory") not in _refused
 
 
-def _read_memory(ticket: Ticket, ends: Region, buffer: np.ndarray) -> np.ndarray:
-    """The part, by process_vm_readv into the start of ``buffer`` (uint8)."""
-    part = _layout(ends, ticket.strides, as_dtype(ticket.dtype).itemsize).part
-    starts = part.starts[:, None] + np.arange(part.rows) * part.pitch
-    pointers = starts.ravel().astype(np.uint64) + np.uint64(ticket.pointer)
-    _copy(ticket, pointers, part.width, buffer.ctypes.data)
-    laid_out: np.ndarray = _laid_out(ticket, ends, buffer)
-    return laid_out
+def _read_by(
+    way: str, facts: Loans, ticket: Ticket, ends: Region, buffer: Any, check: Callable[[], None]
+) -> np.ndarray:
+    """The part, past Dask. Raises Unreachable if it cannot be had this way."""
+    if way == "sockets":
+        return facts.streams.read(ticket, ends, buffer, check)
+    try:
+        return read_memory(ticket, ends, buffer)
+    except (PermissionError, AttributeError) as error:
+        raise Unreachable(f"process_vm_readv: {error}") from None
 
 
 def _read_gpu(opened: ipc.Opened, ticket: Ticket, ends: Region, buffer: Any) -> Any:
     """The part, from the owner's GPU into the start of ``buffer`` (uint8, on this one)."""
     assert ticket.shared is not None  # of what is not shared no part is read this way
-    part = _layout(ends, ticket.strides, as_dtype(ticket.dtype).itemsize).part
+    part = layout_of(ends, ticket.strides, as_dtype(ticket.dtype).itemsize).part
     try:
         opened.copy(ticket.pid, ticket.shared, part, buffer)
     except InterruptedError as error:
         raise LoanLostError(f"the exchange is over: {error}") from None
     except ipc.failures():
         try:
-            _check_lent(ticket)
+            check_lent(ticket)
         except LoanLostError:
             if ipc.lost():  # went down with the owner: Dask starts this worker again
                 os._exit(1)
             raise
         raise
-    _check_lent(ticket)
-    return _laid_out(ticket, ends, buffer)
-
-
-def read_lent(ticket: Ticket, flat: np.ndarray) -> None:
-    """Fill ``flat`` (uint8) with the array of ``ticket``, which has that shape and type too.
-
-    Raises LoanLostError if it is not lent any more.
-    """
-    if flat.nbytes:
-        _copy(ticket, np.array([ticket.pointer], np.uint64), flat.nbytes, flat.ctypes.data)
-
-
-def _check_lent(ticket: Ticket) -> None:
-    """Raise LoanLostError if the owner is gone or has taken the block back."""
-    _take(ticket, np.empty(0, np.uint64), 0, 0)
-
-
-def _copy(ticket: Ticket, starts: np.ndarray, length: int, to: int) -> None:
-    """Copy ``length`` bytes from each of ``starts`` in the owner's memory, one after the other."""
-    if length > _MOST_BYTES:  # one long run: in parts
-        parts = np.arange(0, length, _MOST_BYTES, dtype=np.uint64)
-        for start in starts:
-            for at in parts.tolist():
-                one = np.array([start + np.uint64(at)], np.uint64)
-                _copy(ticket, one, min(_MOST_BYTES, length - at), to + at)
-            to += length
-        return
-    each = max(1, min(_MOST_PIECES - 1, _MOST_BYTES // max(1, length)))
-    for first in range(0, len(starts), each):
-        batch = starts[first : first + each]
-        _take(ticket, batch, length, to)
-        to += length * len(batch)
-
-
-def _take(ticket: Ticket, starts: np.ndarray, length: int, to: int) -> None:
-    """Copy ``length`` bytes from each of ``starts``, in one call that brings the token last."""
-    token, nbytes = np.empty(16, np.uint8), length * len(starts)
-    remote = np.empty((len(starts) + 1, 2), np.uint64)
-    remote[:-1, 0], remote[:-1, 1] = starts, length
-    remote[-1] = ticket.token_at, token.nbytes
-    local = np.array([[to, nbytes], [token.ctypes.data, token.nbytes]], np.uint64)
-    wanted = nbytes + token.nbytes
-    got = _readv()(ticket.pid, local.ctypes.data, 2, remote.ctypes.data, len(remote), 0)
-    if got != wanted or token.tobytes() != ticket.token:
-        code = ctypes.get_errno() if got < 0 else 0
-        if code in (errno.EPERM, errno.ENOSYS):
-            raise PermissionError(code, os.strerror(code))
-        why = os.strerror(code) if code else f"{got} of {wanted} bytes, or another's memory"
-        raise LoanLostError(
-            f"the worker at {ticket.address} does not lend {ticket.name} any more: {why}"
-        )
-
-
-@cache
-def _readv() -> Any:
-    call = ctypes.CDLL(None, use_errno=True).process_vm_readv
-    call.restype = ctypes.c_ssize_t
-    pointer, count = ctypes.c_void_p, ctypes.c_ulong
-    call.argtypes = [ctypes.c_int, pointer, count, pointer, count, count]
-    return call
-
-
-@cache
-def _this_host() -> str:
-    """The machine since its last start, and the numbers that its processes have: of containers on
-    one machine, those that share them are one host."""
-    numbers = ""
-    with contextlib.suppress(OSError):
-        numbers = os.readlink("/proc/self/ns/pid")
-    return hashlib.sha256(f"{machine()} {numbers}".encode()).hexdigest()[:12]
-
-
-def let_siblings_read() -> None:
-    """Where the kernel lets only ancestors look into a process (Yama), the client's processes may.
-
-    PR_SET_PTRACER of prctl(2) names the parent, which is the client, and so its other children.
-    Elsewhere this does nothing.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(os.getppid()), 0, 0, 0)
+    check_lent(ticket)
+    return laid_out(ticket, ends, buffer)
 
 
 # -- may they read each other? -------------------------------------------------------------------
 
 
-def _lend_probe(name: str, backend: str, dask_worker: Any) -> tuple[Ticket, str]:
-    """The ticket of 8 numbers that no other worker has, and why they cannot be lent, if so."""
+class _Tried(NamedTuple):
+    """How a worker can read another's blocks."""
+
+    way: str
+    """"memory", "sockets", "ipc" or "messages"."""
+    why: str
+    """Why not in a better way; empty if there is none."""
+
+
+def _lend_probe(name: str, backend: str, doors: bool, dask_worker: Any) -> Ticket:
+    """The ticket of 8 numbers that no other worker has."""
     array = (namespace(backend).arange(24) + os.getpid())[8:16]
-    ticket = lend_array(name, array, dask_worker)
-    if backend != "numpy" and ticket.shared is None:
-        return ticket, ipc.why_no_handles() or "a block on the GPU has no interprocess handle"
-    return ticket, ""
+    return lend_array(name, array, doors, dask_worker)
 
 
-async def _read_probes(name: str, backend: str, tickets: Sequence[Ticket]) -> str:
-    return await _beside(_why_not, name, backend, tickets)
+async def _try_ways(
+    name: str, backend: str, tickets: Sequence[Ticket], dask_worker: Any
+) -> list[_Tried]:
+    """How this worker can read those of ``tickets`` that others have: on other hosts of some."""
+    mine = slot_on(dask_worker)
+    others = [*tickets[mine + 1 :], *tickets[:mine]]
+    if backend == "cupy":
+        return await _beside(lambda: [_tried_gpu(name, ticket) for ticket in tickets])
+    near = [ticket for ticket in others if ticket.host == this_host()]
+    far = {t.host: t for t in reversed(others) if t.host != this_host()}
+    some = [*near, *[*far.values()][-HOSTS:]]
+    _refused.clear()
+    return await _beside(lambda: [_tried(name, ticket) for ticket in some])
 
 
-def _why_not(name: str, backend: str, tickets: Sequence[Ticket]) -> str:
-    """Why this worker cannot read the memory of all others on its host; empty if it can."""
-    exchange = _exchanges.get(name) or Loans()
-    for ticket in tickets:
-        if ticket.host != _this_host() and backend == "numpy":
-            continue
+def _tried(name: str, ticket: Ticket) -> _Tried:
+    exchange, buffer, whys = _exchanges.get(name) or Loans(), np.empty(64, np.uint8), list[str]()
+    for way in _ways_to(ticket):
         try:
-            buffer = namespace(backend).empty(64, np.uint8)
-            if backend == "numpy":
-                part = _read_memory(ticket, ((0, 8),), buffer)
-            elif ticket.pid != os.getpid():
-                part = _read_gpu(exchange.opened, ticket, ((0, 8),), buffer).get()
-            else:  # CUDA opens no handle of one's own
-                continue
-        except (OSError, AttributeError, LoanLostError) as error:
-            return f"process_vm_readv: {error}"
-        except Exception as error:  # CUDA's
-            return f"CUDA's interprocess handles: {error}"
-        if part.tolist() != [ticket.pid + i for i in range(8, 16)]:
-            return f"the worker at {ticket.address}: read {part.tolist()}, which it does not have"
-    return ""
+            part = _read_by(way, exchange, ticket, ((0, 8),), buffer, lambda: None)
+            if part.tolist() == _numbers(ticket):
+                return _Tried(way, "".join(whys[:1]))
+            why = f"the worker at {ticket.address}: read {part.tolist()}, which it does not have"
+        except (Unreachable, LoanLostError, DeadlineError) as error:
+            why = str(error)
+        _refused[_pair(ticket, way)] = why
+        whys.append(why)
+    return _Tried("messages", "; ".join(whys))
+
+
+def _tried_gpu(name: str, ticket: Ticket) -> _Tried:
+    exchange, buffer = _exchanges.get(name) or Loans(), namespace("cupy").empty(64, np.uint8)
+    if ticket.shared is None:
+        why = ipc.why_no_handles() or "a block on the GPU has no interprocess handle"
+        return _Tried("messages", why)
+    if ticket.pid == os.getpid():  # CUDA opens no handle of one's own
+        return _Tried("ipc", "")
+    try:
+        part = _read_gpu(exchange.opened, ticket, ((0, 8),), buffer).get()
+    except Exception as error:  # CUDA's
+        return _Tried("messages", f"CUDA's interprocess handles: {error}")
+    if part.tolist() == _numbers(ticket):
+        return _Tried("ipc", "")
+    why = f"the worker at {ticket.address}: read {part.tolist()}, which it does not have"
+    return _Tried("messages", why)
+
+
+def _numbers(ticket: Ticket) -> list[int]:
+    return [ticket.pid + i for i in range(8, 16)]

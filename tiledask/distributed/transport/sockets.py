@@ -1,74 +1,122 @@
-"""Messages through a socket between each two workers of one machine, past Dask's event loops.
+"""Messages through a socket between each two workers, past Dask's event loops.
 
     task of rank 0 == send ==> kernel ==> recv == task of rank 1      no thread in between
 
-Large arrays stay where they are: the message has a ticket for them, the receiver reads them from
-the sender's memory, one copy, and acknowledges it; the sender's `settle` waits for that.
+    workers that see one folder      a socket file in it, which only the user may enter
+    others                           the port of a worker's process, once they have proven that
+                                     they are of this run (listener.py)
 
-The socket files lie in a folder that only the user may enter. A rank that waits for a message, or
-for room to send one, takes in whatever comes from anybody, so two ranks may send to each other at
-the same time. A connection that ends before its rank has returned means that its worker is gone.
+Where ranks may read each other's memory large arrays stay where they are: the message has a ticket
+for them, the receiver reads them from the sender's memory, one copy, and acknowledges it; the
+sender's `settle` waits for that. Nothing that comes through a socket is unpickled: an error, which
+must be, goes to the other ranks by Dask.
+
+A rank that waits for a message, or for room to send one, takes in whatever comes from anybody, so
+two ranks may send to each other at the same time. A connection that ends before its rank has
+returned means that its worker is gone.
 """
 
-import pickle
+import os
 import selectors
 import socket
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Empty, Queue
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tiledask.distributed.cluster import host_memory
-from tiledask.distributed.transport import dask_transport
-from tiledask.distributed.transport.dask_transport import ByDask, gone
+from tiledask.distributed.transport import dask_transport, listener
+from tiledask.distributed.transport.dask_transport import ANSWER, ByDask, gone
+from tiledask.distributed.transport.heads import Kind, head_of, note_of, packed
+from tiledask.distributed.transport.listener import Door, Unreachable
 from tiledask.distributed.transport.meeting import Meeting
-from tiledask.distributed.transport.remote_read import (
-    LoanLostError,
-    Loans,
-    Ticket,
-    read_lent,
-    ticket_of,
-)
-from tiledask.distributed.transport.transport import LOOK, take_in
-from tiledask.errors import CollectiveError, DeadlineError
+from tiledask.distributed.transport.process_memory import read_lent, this_host
+from tiledask.distributed.transport.remote_read import Loans, reads_memory_of, ticket_of
+from tiledask.distributed.transport.tickets import LoanLostError, Ticket
+from tiledask.distributed.transport.transport import LOOK, portable, take_in
+from tiledask.errors import ClusterLostError, CollectiveError, DeadlineError
 from tiledask.tile.backend import as_dtype, name_of
 
-__all__ = ["LONGEST", "Sockets", "prepare"]
+__all__ = ["LONGEST", "Sockets", "WaysIn", "Where", "prepare"]
 
 LONGEST = 100
 """Characters that the path of a socket may have; systems stop at 104 or 108."""
 _SIZE = struct.Struct("<I")
+_MOST = 1 << 20
+"""Bytes that what stands before a message's arrays may have."""
 _TOGETHER = 1 << 16
 """Bytes up to which a message is sent by one call."""
 _LENT = 1 << 17
 """Bytes from which on a message's arrays are lent, where ranks may read each other's memory."""
 
 
-def prepare(folder: str, reads: bool, here: Meeting, worker: Any) -> None:
-    """Let other ranks connect to this one; called as a run opens in the worker."""
-    dask_transport.prepare(here, worker)
-    path = Path(folder) / str(here.device)
-    with suppress(FileNotFoundError):
-        path.unlink()
-    opened = socket.socket(socket.AF_UNIX)
-    here.door = _Door(opened, folder, reads)
-    here.at_end.append(opened.close)
-    opened.bind(str(path))
-    opened.listen(len(here.addresses))
+class WaysIn(NamedTuple):
+    """How the ranks of a run reach each other, the same for all."""
+
+    folder: str
+    """Of the socket files."""
+    near: frozenset[int]
+    """Ranks that see it."""
+    reads: bool
+    """Whether those on one host may read each other's memory, as far as the system lets them."""
+    secret: bytes
+    """By which others prove that they are of this run."""
 
 
-class _Door(NamedTuple):
+class Where(NamedTuple):
+    """Where a rank is."""
+
+    host: str
+    address: str
+    """As Dask knows it."""
+    pid: int
+    door: Door | None
+    """Where its process listens, if anybody is to connect there."""
+
+
+@dataclass
+class _Door:
     """Where others knock that want to connect to this rank."""
 
-    opened: socket.socket
-    folder: str
-    """The folder of the sockets of all ranks."""
-    reads: bool
-    """Whether they may read each other's memory."""
+    ways: WaysIn
+    file: socket.socket | None = None
+    """Listens for those that are near."""
+    came: "Queue[tuple[socket.socket, int] | None]" = field(default_factory=Queue)
+    """Who came by the port; None when the run is over."""
+    where: tuple[Where, ...] = ()
+    """By rank."""
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+        if found := listener.opened():
+            found.forget(self.ways.secret)
+        self.came.put(None)
+
+
+def prepare(ways: WaysIn, here: Meeting, worker: Any) -> Where:
+    """Let other ranks connect to this one; called as a run opens in the worker."""
+    dask_transport.prepare(here, worker)
+    here.door, found = _Door(ways), None
+    here.at_end.append(here.door.close)
+    if here.device in ways.near:
+        path = Path(ways.folder) / str(here.device)
+        with suppress(FileNotFoundError):
+            path.unlink()
+        here.door.file = opened = socket.socket(socket.AF_UNIX)
+        opened.bind(str(path))
+        opened.listen(len(here.addresses))
+    if len(ways.near) < len(here.addresses) and (found := listener.listener_of(worker)):
+        came = here.door.came
+        found.expect(ways.secret, lambda peer, rank: came.put((peer, rank)))
+    return Where(this_host(), worker.address, os.getpid(), found.door if found else None)
 
 
 class Sockets(ByDask):
@@ -79,7 +127,7 @@ class Sockets(ByDask):
         super().__init__(rank, here, deadline, worker)
         self._peers: dict[int, socket.socket] = {}
         self._selector = selectors.DefaultSelector()
-        self._note: tuple[Any, bytes] = (None, pickle.dumps(None))
+        self._note: tuple[Any, str] = (None, note_of(None))
         self._lent: dict[
             tuple[int, tuple[Any, ...]], Loans
         ] = {}  # (receiver, message's key) -> arrays
@@ -90,26 +138,63 @@ class Sockets(ByDask):
         ] = []  # (sender, message's key) of what was read
         here.at_end.append(self._close)
         try:
-            # a connection with every other rank: this one calls those below it
-            for other in range(rank):
-                self._peers[other] = peer = self._limited(socket.socket(socket.AF_UNIX))
-                peer.connect(str(Path(here.door.folder) / str(other)))
-                peer.sendall(_SIZE.pack(rank))
-            while len(self._peers) < self.ranks - 1:
-                peer, _ = self._limited(here.door.opened).accept()
-                self._limited(peer)
-                self._peers[_SIZE.unpack(peer.recv(_SIZE.size, socket.MSG_WAITALL))[0]] = peer
-        except TimeoutError:
+            self._connect()
+        except (TimeoutError, Empty):
             missing = [r for r in self._others() if r not in self._peers]
             raise DeadlineError(
                 f"rank {rank} waited until the run's deadline for a connection with ranks "
                 f"{missing}: their slots are busy or their workers gone. Give it longer with "
                 f"timeout="
             ) from None
+        self._lends = self._said_to_read()
+        """Ranks that read what is lent to them."""
         self._inboxes = {other: _Inbox(self._incoming(other)) for other in self._peers}
         for other, peer in self._peers.items():
             peer.setblocking(False)
             self._selector.register(peer, selectors.EVENT_READ, other)
+
+    def _connect(self) -> None:
+        """None, once there is a connection with every other rank: this one calls those below it."""
+        door: _Door = self._here.door
+        near = door.ways.near if self.rank in door.ways.near else frozenset()
+        for other in range(self.rank):
+            if other in near:
+                self._peers[other] = peer = self._limited(socket.socket(socket.AF_UNIX))
+                peer.connect(str(Path(door.ways.folder) / str(other)))
+                peer.sendall(_SIZE.pack(self.rank))
+                continue
+            there = door.where[other]
+            try:
+                if there.door is None:
+                    raise Unreachable(f"{there.address} has no port for others")
+                self._peers[other] = listener.connect(there.door, door.ways.secret, self.rank)
+            except Unreachable as error:
+                raise ClusterLostError(
+                    f"rank {self.rank} cannot connect to rank {other}: {error}. Its worker is "
+                    f"gone, or a firewall closes its port: transport='posts' goes by Dask's own"
+                ) from None
+        for _ in near & set(range(self.rank + 1, self.ranks)):
+            assert door.file is not None  # this rank is near
+            peer, _ = self._limited(door.file).accept()
+            self._limited(peer)
+            self._peers[_SIZE.unpack(peer.recv(_SIZE.size, socket.MSG_WAITALL))[0]] = peer
+        while len(self._peers) < self.ranks - 1:
+            came = door.came.get(timeout=max(0.001, self.deadline - time.monotonic()))
+            if came is None:
+                self.box.check()
+            else:
+                self._peers[came[1]] = came[0]
+
+    def _said_to_read(self) -> set[int]:
+        """The ranks that can read this one's memory, as they say; they hear whether it can read
+        theirs."""
+        door: _Door = self._here.door
+        for other, peer in self._peers.items():
+            there = door.where[other]
+            reads = door.ways.reads and reads_memory_of(there.host, there.address, there.pid)
+            peer.sendall(bytes([reads]))
+        said = {other: self._limited(peer).recv(1) for other, peer in self._peers.items()}
+        return {other for other, reads in said.items() if reads == b"\1"}
 
     def _limited(self, peer: socket.socket) -> socket.socket:
         peer.settimeout(max(0.001, self.deadline - time.monotonic()))
@@ -127,10 +212,10 @@ class Sockets(ByDask):
     ) -> int:
         parts = [np.asarray(part, order="C") for part in parts]
         if self._note[0] is not note:  # the messages of a collective all carry the same call
-            self._note = note, pickle.dumps(note)
+            self._note = note, note_of(note)
         flat = [part.reshape(-1).view(np.uint8) for part in parts]
         nbytes = sum(part.nbytes for part in flat)
-        lent = self._here.door.reads and nbytes >= _LENT
+        lent = to in self._lends and nbytes >= _LENT
         tickets: list[Ticket | None] = [None] * len(parts)
         if lent:
             self._lent[to, key] = exchange = Loans()
@@ -138,8 +223,11 @@ class Sockets(ByDask):
                 self._own.append((to, key))
             tickets = [ticket_of(exchange, part, i, self._worker) for i, part in enumerate(flat)]
             flat = []
-        shapes = [(name_of(part.dtype), part.shape) for part in parts]
-        head = pickle.dumps((key, list(zip(shapes, tickets, strict=True)), self._note[1]))
+        kinds = [
+            Kind(name_of(part.dtype), part.shape, ticket)
+            for part, ticket in zip(parts, tickets, strict=True)
+        ]
+        head = packed(key, kinds, self._note[1])
         views = [memoryview(_SIZE.pack(len(head)) + head), *(part.data for part in flat)]
         if sum(map(len, views)) <= _TOGETHER:
             views = [memoryview(b"".join(views))]
@@ -193,6 +281,14 @@ class Sockets(ByDask):
                 f"{self._words(to)}. All ranks of a group make the same calls"
             )
 
+    def fail(self, error: BaseException) -> None:
+        self.box.tell(over=error)
+        why, others = portable(error), self._others()
+        wait([self._by_dask(other, ("over", self.rank), why) for other in others], ANSWER)
+        for other in others:
+            with suppress(Exception):  # of a rank that is gone: the others shall look
+                self.deliver(other, ("over", self.rank), None, [])
+
     # -- in -----------------------------------------------------------------------------------
 
     def arrived(self) -> None:
@@ -222,7 +318,7 @@ class Sockets(ByDask):
                 continue
             try:
                 self._inboxes[ready.data].fill(self._peers[ready.data])
-            except (EOFError, OSError, LoanLostError) as error:
+            except (EOFError, OSError, ValueError, LoanLostError) as error:
                 self._selector.unregister(ready.fileobj)
                 if ("end", ready.data) not in self.box.parcels:
                     self.box.tell(over=gone(self.rank, ready.data, error))
@@ -231,7 +327,7 @@ class Sockets(ByDask):
         """Acknowledge what was read; not while a message is half sent, it would break into that."""
         while self._unacknowledged:
             to, key = self._unacknowledged.pop()
-            head = pickle.dumps((key, None, b""))
+            head = packed(key, None, note_of(None))
             self._send(to, memoryview(_SIZE.pack(len(head)) + head))
 
     def _incoming(self, source: int) -> Iterator[memoryview]:
@@ -239,14 +335,19 @@ class Sockets(ByDask):
         while True:
             size = bytearray(_SIZE.size)
             yield memoryview(size)
-            head = bytearray(_SIZE.unpack(size)[0])
+            (nbytes,) = _SIZE.unpack(size)
+            if not 0 < nbytes <= _MOST:
+                raise ValueError(f"{nbytes} bytes before a message's arrays, at most {_MOST}")
+            head = bytearray(nbytes)
             yield memoryview(head)
-            key, kinds, note = pickle.loads(head)
+            key, kinds, note = head_of(head)
             if kinds is None:
-                del self._lent[source, key]
+                self._lent.pop((source, key), None)
                 continue
+            if key[0] == "over":
+                continue  # Dask has brought why, and the task shall look
             parts, nbytes = [], 0
-            for (name, shape), ticket in kinds:
+            for name, shape, ticket in kinds:
                 parts.append(host_memory.empty(shape, as_dtype(name)))
                 flat = parts[-1].reshape(-1).view(np.uint8)
                 nbytes += flat.nbytes
@@ -254,9 +355,9 @@ class Sockets(ByDask):
                     read_lent(ticket, flat)
                 elif flat.nbytes:
                     yield flat.data
-            if kinds and kinds[0][1] is not None:
+            if kinds and kinds[0].ticket is not None:
                 self._unacknowledged.append((source, key))
-            take_in(self.box, key, pickle.loads(note), parts, nbytes)
+            take_in(self.box, key, note, parts, nbytes)
 
     def _close(self) -> None:
         for peer in self._peers.values():

@@ -1,0 +1,115 @@
+"""Blocks read from the memory of another process of this host: process_vm_readv(2), one copy.
+
+A read takes the token of the block along, after the data: if the owner took the block back or died
+and another process has its number now, the token differs, and what was read is thrown away.
+"""
+
+import contextlib
+import ctypes
+import errno
+import hashlib
+import os
+import sys
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from tiledask.distributed.cluster.spool import machine
+from tiledask.distributed.transport.tickets import LoanLostError, Ticket, laid_out, layout_of
+from tiledask.plan.products.regions import Region
+from tiledask.tile import as_dtype
+
+__all__ = ["check_lent", "let_siblings_read", "read_lent", "read_memory", "this_host"]
+
+_MOST_PIECES = 1024  # IOV_MAX of Linux: pieces of memory in one call
+_MOST_BYTES = 2**30  # in one call; Linux stops at 2 GiB - 4 KiB
+
+
+def read_memory(ticket: Ticket, ends: Region, buffer: np.ndarray) -> np.ndarray:
+    """The part, by process_vm_readv into the start of ``buffer`` (uint8)."""
+    lies = layout_of(ends, ticket.strides, as_dtype(ticket.dtype).itemsize).part
+    starts = lies.starts[:, None] + np.arange(lies.rows) * lies.pitch
+    pointers = starts.ravel().astype(np.uint64) + np.uint64(ticket.pointer)
+    _copy(ticket, pointers, lies.width, buffer.ctypes.data)
+    part: np.ndarray = laid_out(ticket, ends, buffer)
+    return part
+
+
+def read_lent(ticket: Ticket, flat: np.ndarray) -> None:
+    """Fill ``flat`` (uint8) with the array of ``ticket``, which has that shape and type too.
+
+    Raises LoanLostError if it is not lent any more.
+    """
+    if flat.nbytes:
+        _copy(ticket, np.array([ticket.pointer], np.uint64), flat.nbytes, flat.ctypes.data)
+
+
+def check_lent(ticket: Ticket) -> None:
+    """Raise LoanLostError if the owner is gone or has taken the block back."""
+    _take(ticket, np.empty(0, np.uint64), 0, 0)
+
+
+def _copy(ticket: Ticket, starts: np.ndarray, length: int, to: int) -> None:
+    """Copy ``length`` bytes from each of ``starts`` in the owner's memory, one after the other."""
+    if length > _MOST_BYTES:  # one long run: in parts
+        parts = np.arange(0, length, _MOST_BYTES, dtype=np.uint64)
+        for start in starts:
+            for at in parts.tolist():
+                one = np.array([start + np.uint64(at)], np.uint64)
+                _copy(ticket, one, min(_MOST_BYTES, length - at), to + at)
+            to += length
+        return
+    each = max(1, min(_MOST_PIECES - 1, _MOST_BYTES // max(1, length)))
+    for first in range(0, len(starts), each):
+        batch = starts[first : first + each]
+        _take(ticket, batch, length, to)
+        to += length * len(batch)
+
+
+def _take(ticket: Ticket, starts: np.ndarray, length: int, to: int) -> None:
+    """Copy ``length`` bytes from each of ``starts``, in one call that brings the token last."""
+    token, nbytes = np.empty(16, np.uint8), length * len(starts)
+    remote = np.empty((len(starts) + 1, 2), np.uint64)
+    remote[:-1, 0], remote[:-1, 1] = starts, length
+    remote[-1] = ticket.token_at, token.nbytes
+    local = np.array([[to, nbytes], [token.ctypes.data, token.nbytes]], np.uint64)
+    wanted = nbytes + token.nbytes
+    got = _readv()(ticket.pid, local.ctypes.data, 2, remote.ctypes.data, len(remote), 0)
+    if got != wanted or token.tobytes() != ticket.token:
+        code = ctypes.get_errno() if got < 0 else 0
+        if code in (errno.EPERM, errno.ENOSYS):
+            raise PermissionError(code, os.strerror(code))
+        why = os.strerror(code) if code else f"{got} of {wanted} bytes, or another's memory"
+        raise LoanLostError(
+            f"the worker at {ticket.address} does not lend {ticket.name} any more: {why}"
+        )
+
+
+@cache
+def _readv() -> Any:
+    call = ctypes.CDLL(None, use_errno=True).process_vm_readv
+    call.restype = ctypes.c_ssize_t
+    pointer, count = ctypes.c_void_p, ctypes.c_ulong
+    call.argtypes = [ctypes.c_int, pointer, count, pointer, count, count]
+    return call
+
+
+@cache
+def this_host() -> str:
+    """The machine since its last start, and the numbers that its processes have: of containers on
+    one machine, those that share them are one host."""
+    numbers = ""
+    with contextlib.suppress(OSError):
+        numbers = os.readlink("/proc/self/ns/pid")
+    return hashlib.sha256(f"{machine()} {numbers}".encode()).hexdigest()[:12]
+
+
+def let_siblings_read() -> None:
+    """Where the kernel lets only ancestors look into a process (Yama), the client's processes may.
+
+    PR_SET_PTRACER of prctl(2) names the parent, which is the client, and so its other children.
+    Elsewhere this does nothing.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(os.getppid()), 0, 0, 0)
