@@ -309,9 +309,7 @@ def memory_without_a_handle():
         ticket = owner.lend("x")
         assert ticket.shared is None
         flat = np.frombuffer(owner.serve("x", [(10, 20)]), np.uint8)
-        np.testing.assert_array_equal(
-            tickets.laid_out(ticket, [(10, 20)], flat), range(10, 20)
-        )
+        np.testing.assert_array_equal(tickets.laid_out(ticket, [(10, 20)], flat), range(10, 20))
     managed = cupy.cuda.ManagedMemory(4000)
     x = cupy.ndarray((1000,), "f4", cupy.cuda.MemoryPointer(managed, 0))
     raises(KernelError, "cudaMallocAsync and managed memory cannot", ipc.share, x)

@@ -15,6 +15,7 @@ from itertools import product
 import numpy as np
 import pytest
 from distributed import get_task_stream
+from oracles.apart import apart
 from oracles.waiting import wait_until
 
 import tiledask as td
@@ -68,9 +69,13 @@ def test_a_function_hears_how_far_the_ranks_are(cluster):
     assert told[-1] == (panels, panels)
 
 
-@pytest.fixture(params=["memory", "comm"])
+@pytest.fixture(params=["memory", "sockets", "comm"])
 def transport(request, cluster):
-    """Both ways to read another worker's blocks, whatever this machine would choose."""
+    """Every way to read another worker's blocks, whatever this machine would choose."""
+    if request.param == "sockets":
+        with apart(cluster):
+            yield request.param
+        return
     if request.param == "memory" and remote_read.transport_of(cluster) != "memory":
         pytest.skip(f"workers cannot read each other's memory here: {cluster.transport_why}")
     before, cluster.transport = cluster.transport, request.param
@@ -299,14 +304,22 @@ def test_operands_on_two_arrangements_of_the_same_ranks(cluster):
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("name", MOVING)
-def test_the_same_plan_gives_the_same_bits_by_either_transport(cluster, name, monkeypatch):
+def test_the_same_plan_gives_the_same_bits_by_every_transport(cluster, name, monkeypatch):
     rng = np.random.default_rng(7)
     a, b = on_grid(cluster, *(rng.standard_normal((130, 130), "f4") for _ in range(2)))
     bits = set()
+
+
+    def multiplied():
+        c = td.matmul(a, b, algorithm=name, panel=16 if name == "summa" else None)
+        assert c.traffic.measured == c.traffic.predicted
+        bits.add(td.to_numpy(c).tobytes())
+
     for way in [remote_read.transport_of(cluster), "comm"] * 2:
         monkeypatch.setattr(cluster, "transport", way)
-        c = td.matmul(a, b, algorithm=name, panel=16 if name == "summa" else None)
-        bits.add(td.to_numpy(c).tobytes())
+        multiplied()
+    with apart(cluster):
+        multiplied()
     assert len(bits) == 1
 
 

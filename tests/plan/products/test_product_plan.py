@@ -7,7 +7,7 @@ Holds `tiledask.plan.products.product` and `tiledask.plan.products.product_plan`
 
 import sys
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 
 import numpy as np
@@ -172,6 +172,15 @@ def check_nothing_at_hand_is_fetched(plan):
                 assert any(min(b, d) <= max(a, c) for (a, b), (c, d) in common), (p, own)
 
 
+def check_own_panels_come_first(plan):
+    """A rank with a panel that it holds itself begins with one, and goes round k from there."""
+    for rank, panels in enumerate(plan.panels if not plan.walk.skewed else ()):
+        own = [all(p.source == rank for p in (*x.a, *x.b)) for x in panels]
+        assert not any(own) or own[0]
+        starts = [x.depth[0] for x in panels]
+        assert sum(b < a for a, b in pairwise(starts)) <= 1
+
+
 def check_accounts(plan):
     """Traffic, messages and the largest panel, counted piece by piece."""
     moves = []
@@ -242,6 +251,7 @@ def check(name, a, b, **options):
     assert (multiplications(plan, x, y) == times).all()
     check_panels(plan)
     check_nothing_at_hand_is_fetched(plan)
+    check_own_panels_come_first(plan)
     check_accounts(plan)
     return plan
 

@@ -91,13 +91,12 @@ class Streams:
             if comes != nbytes:
                 raise ConnectionError("it was taken back")
             _fill(peer, buffer.data[:nbytes], check, ticket)
-        except OSError as error:
+        except BaseException as error:
             self._drop(peer)
-            raise LoanLostError(
-                f"the worker at {ticket.address} does not lend {ticket.name} any more: {error}"
-            ) from None
-        except BaseException:
-            self._drop(peer)
+            if isinstance(error, OSError) and not isinstance(error, DeadlineError):
+                raise LoanLostError(
+                    f"the worker at {ticket.address} does not lend {ticket.name} any more: {error}"
+                ) from None
             raise
         assert ticket.door is not None  # there is a connection
         with self._lock:

@@ -90,7 +90,7 @@ class ProductPlan:
 
     @cached_property
     def panels(self) -> tuple[tuple[ProductPanel, ...], ...]:
-        """For each rank, its panels in the order it takes them."""
+        """For each rank, its panels in the order it takes them: first what it holds itself."""
         return tuple(map(self._panels, range(self.ranks)))
 
     @cached_property
@@ -220,7 +220,10 @@ class ProductPlan:
         if self.walk.skewed:
             mesh = self.work.mesh
             turn = sum(self.work.at(rank)) * len(blocks) // max(mesh) % len(blocks)
-            blocks = blocks[turn:] + blocks[:turn]
+        else:  # what it holds itself comes first, and meanwhile the next is fetched
+            own = (i for i, block in enumerate(blocks) if _at_hand(block, of_a, of_b))
+            turn = next(own, 0)
+        blocks = blocks[turn:] + blocks[:turn]
         return tuple(p for block in blocks for p in _panels(block, of_a, of_b, self.walk))
 
     # -- bytes ------------------------------------------------------------------------------------
@@ -296,6 +299,22 @@ def _shares(blocks: list[Interval], layer: int, layers: int) -> list[Interval]:
     return shares
 
 
+def _over(
+    block: Interval, of_a: tuple[Piece, ...], of_b: tuple[Piece, ...]
+) -> tuple[list[Piece], list[Piece]]:
+    """The pieces of A and of B that ``block`` of k is made from."""
+    over_a = [p for p in of_a if p.region[-1][0] <= block[0] < p.region[-1][1]]
+    over_b = [p for p in of_b if p.region[0][0] <= block[0] < p.region[0][1]]
+    return over_a, over_b
+
+
+def _at_hand(block: Interval, of_a: tuple[Piece, ...], of_b: tuple[Piece, ...]) -> bool:
+    """Whether nothing of ``block`` is fetched."""
+    return block[0] < block[1] and all(
+        p.source == p.destination for pieces in _over(block, of_a, of_b) for p in pieces
+    )
+
+
 def _panels(
     block: Interval, of_a: tuple[Piece, ...], of_b: tuple[Piece, ...], walk: DepthWalk
 ) -> Iterator[ProductPanel]:
@@ -305,10 +324,8 @@ def _panels(
     """
     if block[0] == block[1]:
         return
-    over_a = [p for p in of_a if p.region[-1][0] <= block[0] < p.region[-1][1]]
-    over_b = [p for p in of_b if p.region[0][0] <= block[0] < p.region[0][1]]
-    at_hand = all(p.source == p.destination for p in (*over_a, *over_b))
-    parts = 1 if at_hand else walk.panels(block[1] - block[0])
+    over_a, over_b = _over(block, of_a, of_b)
+    parts = 1 if _at_hand(block, of_a, of_b) else walk.panels(block[1] - block[0])
     for depth in split(*block, parts):
         yield ProductPanel(
             depth,

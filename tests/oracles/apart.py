@@ -1,0 +1,29 @@
+"""Workers of one machine that take each other for workers of other hosts."""
+
+import os
+from contextlib import contextmanager
+
+from tiledask.distributed.transport import remote_read
+
+
+@contextmanager
+def apart(cluster):
+    """Inside the block the workers of ``cluster`` go by sockets of their own, on loopback."""
+
+    def look(alone):
+        from tiledask.distributed.transport import listener, process_memory, remote_read
+
+        pid = str(os.getpid())
+        remote_read.this_host = (lambda: pid) if alone else process_memory.this_host
+        if not alone:
+            listener.close()
+
+    known = cluster.transport, cluster.transport_why
+    cluster.run(look, True)
+    cluster.transport = ""
+    try:
+        assert remote_read.transport_of(cluster) == "sockets"
+        yield
+    finally:
+        cluster.run(look, False)
+        cluster.transport, cluster.transport_why = known
