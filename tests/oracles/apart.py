@@ -7,8 +7,8 @@ from tiledask.distributed.transport import remote_read
 
 
 @contextmanager
-def apart(cluster):
-    """Inside the block the workers of ``cluster`` go by sockets of their own, on loopback."""
+def apart(cluster, way="sockets"):
+    """Inside the block the workers of ``cluster`` read blocks by ``way``, on loopback."""
 
     def look(alone):
         from tiledask.distributed.transport import listener, process_memory, remote_read
@@ -22,7 +22,7 @@ def apart(cluster):
     cluster.run(look, True)
     cluster.transport = ""
     try:
-        assert remote_read.transport_of(cluster) == "sockets"
+        assert remote_read.transport_of(cluster) == way
         yield
     finally:
         cluster.run(look, False)

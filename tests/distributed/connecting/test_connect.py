@@ -13,6 +13,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster, default_client
+from oracles.apart import apart
 from oracles.waiting import wait_until
 from twins.by_hand import ByHand, dask_by_hand
 
@@ -57,6 +58,12 @@ def attached(client):
 def resources(dask_worker):
     held = dask_worker.state
     return dict(held.total_resources), dict(held.available_resources)
+
+
+def listening():
+    from tiledask.distributed.transport import listener
+
+    return listener.opened()
 
 
 def the_default():
@@ -373,7 +380,7 @@ def test_the_package_is_sent_to_workers_that_lack_it(tmp_path):
 
 
 @pytest.mark.slow
-def test_tls_is_taken_as_dask_takes_it(tmp_path):
+def test_tls_is_taken_as_dask_takes_it(tmp_path, monkeypatch):
     pytest.importorskip("cryptography")
     from distributed.security import Security
 
@@ -403,3 +410,13 @@ def test_tls_is_taken_as_dask_takes_it(tmp_path):
             assert C.traffic.predicted == C.traffic.measured
             summed = td.run_ranks(lambda r: r.group().all_reduce(1.0), td.Mesh(cluster, (2,)))
             assert summed.results == [2.0, 2.0]
+            with apart(cluster, "comm"):  # as between hosts
+                assert "encrypt" in td.explain(A, A).moved
+                C = A @ A
+                assert C.traffic.predicted == C.traffic.measured
+                assert cluster.client.run(listening) == dict.fromkeys(cluster._addresses((0, 1)))
+                monkeypatch.setattr(cluster, "near", lambda: frozenset({0}))
+                with pytest.raises(ConfigError, match=r"encrypt.*transport='posts'"):
+                    td.run_ranks(abs, td.Mesh(cluster, (2,)), transport="sockets")
+                summed = td.run_ranks(lambda r: r.group().all_reduce(1.0), td.Mesh(cluster, (2,)))
+                assert summed.results == [2.0, 2.0]

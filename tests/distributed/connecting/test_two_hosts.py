@@ -12,9 +12,10 @@ from twins.by_hand import two_hosts
 pytestmark = pytest.mark.cluster
 
 PROGRAM = """
-import json, os, sys, time
+import json, os, subprocess, sys, threading, time
 import numpy as np
 import tiledask as td
+from distributed import Client
 from tiledask.errors import ConfigError
 
 said = {}
@@ -58,13 +59,41 @@ for name, what in (
     ("checkpoint", lambda: td.train(
         model, text, td.Mesh(cluster, (1, 2, 1)), steps=1, batch=2, folder=f"{folder}/run",
     )),
-    ("sockets", lambda: td.run_ranks(abs, mesh, transport="sockets")),
 ):
     try:
         said[name] = f"nothing raised: {what()}"
     except ConfigError as error:
         said[name] = str(error)
 said["left"] = sorted(os.listdir(folder + "/run"))
+
+def program(rank):
+    g = rank.group()
+    made = [g.all_reduce(np.arange(n) / (3 + rank.index)) for n in (3, 300_000)]
+    return [type(rank.transport).__name__, *(x.tobytes().hex()[-64:] for x in made)]
+
+line = td.Mesh(cluster, (2,))
+for way in (None, "sockets", "posts"):
+    done = td.run_ranks(program, line, transport=way)
+    said[f"ranks {way}"] = [*done.results, done.traffic.total]
+
+def port(dask_worker):
+    from tiledask.distributed.transport import listener
+    return listener.opened().door.port
+
+ports = cluster.run(port)
+closed = ["rule", "add", "ipproto", "tcp", "sport", str(ports[0]), "blackhole"]
+subprocess.run(["ip", *closed], check=True)  # what comes to host A's port is never answered
+cluster.transport, A, B = "", *(td.distribute(x, line, [td.Shard(0)]) for x in (a, b))
+said["closed"] = [td.explain(A, B).moved, cluster.transport]
+begun = time.monotonic()
+C = A @ B
+said["closed"] += [C.traffic.predicted == C.traffic.measured, time.monotonic() - begun < 2]
+said["closed"] += [float(np.abs(td.to_numpy(C) - a @ b).max())]
+said["closed"] += td.run_ranks(program, line).results[0][:1]
+closed[1] = "del"
+subprocess.run(["ip", *closed], check=True)
+cluster.transport = ""
+said["opened"] = [td.explain(A, B).moved, cluster.transport]
 
 def die(dask_worker):
     os._exit(1)
@@ -78,7 +107,14 @@ C = A @ B
 said["again"] = [cluster.address(1) != at, cluster._workers()[1]["host"]]
 said["again"] += [C.traffic.predicted == C.traffic.measured]
 said["again"] += [float(np.abs(td.to_numpy(C) - a @ b).max())]
+ports = cluster.run(port)
 cluster.close()
+
+def names():
+    return [t.name for t in threading.enumerate() if t.name.startswith("tiledask")]
+
+with Client(sys.argv[1], set_as_default=False) as client:
+    said["threads"] = sum(client.run(names).values(), [])
 print(json.dumps(said))
 """
 
@@ -100,6 +136,8 @@ with td.connect(sys.argv[1], workers=3, timeout=60) as cluster:
     said["transport"] = cluster.transport
     said["moved"] = td.explain(A, B).moved
     said["close"] = C.memory.measured is not None
+    total = lambda rank: float(rank.group().all_reduce(np.full(99_999, rank.index + 1.0))[-1])
+    said["ranks"] = td.run_ranks(total, td.Mesh(cluster, (3,)), transport="sockets").results
 print(json.dumps(said))
 """
 
@@ -215,7 +253,7 @@ def test_a_product_over_two_hosts_moves_what_was_predicted(said, mesh):
     assert equal
     assert moved > 0
     assert far < 1e-3
-    assert "Blocks go as messages" in said["moved"]
+    assert said["moved"] == "Blocks are read through sockets: workers are on hosts of their own."
 
 
 def test_a_schedule_over_two_hosts_moves_what_was_predicted(said):
@@ -239,8 +277,30 @@ def test_files_that_a_host_does_not_see_are_refused(said):
     assert said["left"] == []
 
 
-def test_sockets_of_one_machine_are_refused_by_name(said):
-    assert "10.77.0.1, 10.77.0.2: transport='posts'" in said["sockets"]
+def test_ranks_of_two_hosts_connect_to_each_other(said):
+    default, sockets, posts = (said[f"ranks {way}"] for way in (None, "sockets", "posts"))
+    assert default == sockets
+    assert sockets[0][0] == "Sockets"
+    assert posts[0][0] == "DaskTransport"
+    assert [mine[1:] for mine in sockets[:2]] == [mine[1:] for mine in posts[:2]]
+    assert sockets[2] == posts[2] > 0
+
+
+def test_a_port_that_is_closed_leaves_messages_and_says_so(said):
+    moved, transport, equal, soon, far, way = said["closed"]
+    assert transport == "mixed"
+    assert "between some workers go as messages" in moved
+    assert "10.77.0.1:" in moved
+    assert "cannot be reached" in moved
+    assert equal
+    assert soon
+    assert far < 1e-3
+    assert way == "DaskTransport"
+    assert said["opened"] == [said["moved"], "sockets"]
+
+
+def test_nobody_listens_when_it_is_closed(said):
+    assert said["threads"] == []
 
 
 def test_a_killed_worker_on_the_other_host_comes_back_to_its_slot(said):
@@ -319,12 +379,13 @@ def test_a_host_that_is_cut_off_is_named_and_fills_its_slot_again(hosts):
 
 
 @pytest.mark.slow
-def test_workers_of_one_host_read_memory_and_those_of_two_send_messages(hosts):
+def test_workers_of_one_host_read_memory_and_those_of_two_connect(hosts):
     hosts.on("A", "--no-nanny")
     said = json.loads(hosts.client(THREE).splitlines()[-1])
     assert said["hosts"] == ["10.77.0.1", "10.77.0.1", "10.77.0.2"]
-    assert said["transport"] == "mixed"
-    assert "memory to memory on one host, and go as messages to others" in said["moved"]
+    assert said["transport"] == "sockets"
+    assert "several hosts, and on one host read each other's memory" in said["moved"]
+    assert said["ranks"] == [6.0] * 3
     assert said["equal"]
     assert said["close"]
     assert said["far"] < 1e-3

@@ -226,7 +226,20 @@ def test_what_was_taken_back_is_not_lent(exchange):
     remote_read._end(exchange)  # that closes the connections too
     with pytest.raises((LoanLostError, Unreachable)):
         borrows.read(ticket, ((0, 8),), room, go_on)
-    assert not [t for t in threading.enumerate() if t.name == "tiledask-lends" and t.is_alive()]
+
+
+def test_when_all_ends_no_thread_and_no_port_is_left(exchange):
+    ticket, borrows, room = lent(exchange, np.arange(8.0)), Streams(), np.empty(64, np.uint8)
+    borrows.read(ticket, ((0, 8),), room, go_on)
+    lends = [t for t in threading.enumerate() if t.name.startswith("tiledask")]
+    assert len(lends) == 2
+    remote_read.end_all()
+    for thread in lends:
+        thread.join(5)
+        assert not thread.is_alive()
+    assert exchange not in remote_read._exchanges
+    with pytest.raises(Unreachable):
+        Streams().read(ticket, ((0, 8),), room, go_on)
 
 
 @pytest.mark.parametrize(

@@ -80,9 +80,9 @@ def equip(worker: Any) -> None:
 
 def strip(worker: Any) -> None:
     """None; what `equip` put there is gone, on a worker that goes on without."""
-    from tiledask.distributed.transport import listener
+    from tiledask.distributed.transport import remote_read
 
-    listener.close()
+    remote_read.end_all()
     worker.plugins.pop(FailWaiting.name, None)
     worker._deque_handler.removeFilter(_without_frames)
     for name in [name for name in worker.handlers if name.startswith("tiledask_")]:

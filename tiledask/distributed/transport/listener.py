@@ -38,6 +38,7 @@ __all__ = [
     "close",
     "connect",
     "listener_of",
+    "no_door",
     "opened",
     "receive",
 ]
@@ -281,6 +282,13 @@ def listener_of(worker: Any) -> Listener | None:
         with suppress(OSError):  # an address that others know it by, behind a router
             _open = Listener(host)
     return _open
+
+
+def no_door(address: str) -> str:
+    """Why others cannot connect to the process of a worker."""
+    if address.startswith("tls"):
+        return f"connections with {address} are encrypted, as those of workers' own ports are not"
+    return f"the worker at {address} has no port for others"
 
 
 def opened() -> Listener | None:

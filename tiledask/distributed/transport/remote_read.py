@@ -68,6 +68,7 @@ __all__ = [
     "Reader",
     "Span",
     "Ticket",
+    "end_all",
     "lend_array",
     "lending",
     "reads_memory_of",
@@ -344,6 +345,14 @@ def _end(name: str, dask_worker: Any = None) -> Facts:
         token[:] = 0
     exchange.lent.clear()
     return Facts(tuple(exchange.reads), tuple(exchange.spans), tuple(exchange.tiles))
+
+
+def end_all() -> None:
+    """None; this process lends and borrows nothing any more, and nobody connects to it."""
+    for name in list(_exchanges):
+        _end(name)
+    _refused.clear()
+    listener.close()
 
 
 async def serve(exchange: str, name: str, ends: Region, to_host: bool = False) -> dict[str, Any]:

@@ -166,7 +166,7 @@ class Sockets(ByDask):
             there = door.where[other]
             try:
                 if there.door is None:
-                    raise Unreachable(f"{there.address} has no port for others")
+                    raise Unreachable(listener.no_door(there.address))
                 self._peers[other] = listener.connect(there.door, door.ways.secret, self.rank)
             except Unreachable as error:
                 raise ClusterLostError(

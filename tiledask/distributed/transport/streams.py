@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.transport.listener import Door, Unreachable, connect, receive
+from tiledask.distributed.transport.listener import Door, Unreachable, connect, no_door, receive
 from tiledask.distributed.transport.tickets import LoanLostError, Ticket, laid_out, layout_of
 from tiledask.errors import DeadlineError
 from tiledask.plan.products.regions import Region, slices
@@ -106,7 +106,7 @@ class Streams:
 
     def _connected(self, ticket: Ticket) -> socket.socket:
         if ticket.door is None:
-            raise Unreachable(f"the worker at {ticket.address} has no port for others")
+            raise Unreachable(no_door(ticket.address))
         with self._lock:
             if free := self._free.get(ticket.door):
                 return free.pop()
