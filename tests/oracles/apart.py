@@ -11,10 +11,11 @@ def apart(cluster, way="sockets"):
     """Inside the block the workers of ``cluster`` read blocks by ``way``, on loopback."""
 
     def look(alone):
-        from tiledask.distributed.transport import listener, process_memory, remote_read
+        from tiledask.distributed.transport import listener, process_memory, reader, remote_read
 
         pid = str(os.getpid())
-        remote_read.this_host = (lambda: pid) if alone else process_memory.this_host
+        for module in (reader, remote_read):
+            module.this_host = (lambda: pid) if alone else process_memory.this_host
         if not alone:
             listener.close()
 

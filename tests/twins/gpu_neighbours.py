@@ -20,8 +20,8 @@ import pytest
 from cupy.cuda import function, runtime
 from cupy.cuda.stream import _Null as Null
 
-from tiledask.distributed.transport import remote_read, tickets
-from tiledask.distributed.transport.remote_read import Loans
+from tiledask.distributed.transport import loans, reader, remote_read, tickets
+from tiledask.distributed.transport.loans import Loans
 from tiledask.distributed.transport.tickets import LoanLostError
 from tiledask.errors import KernelError
 from tiledask.tile import ipc
@@ -42,7 +42,7 @@ class Owner:
         self.begin_again()
 
     def begin_again(self):
-        self.exchange = remote_read._exchanges["of the test"] = Loans()
+        self.exchange = loans.exchanges["of the test"] = Loans()
 
     def make(self, name, values, view="x"):
         x = cupy.asarray(values)
@@ -148,7 +148,7 @@ def read(opened, ticket, ends=None):
     ends = tuple((0, n) for n in ticket.shape) if ends is None else ends
     nbytes = int(np.prod([b - a for a, b in ends])) * np.dtype(ticket.dtype).itemsize
     buffer = cupy.full(nbytes + 64, 0x5A, np.uint8)
-    part = remote_read._read_gpu(opened, ticket, ends, buffer).get()
+    part = reader.read_gpu(opened, ticket, ends, buffer).get()
     assert (buffer.get()[nbytes:] == 0x5A).all(), "written beyond the part's end"
     return part
 
@@ -401,7 +401,7 @@ def of_cluster(cluster):
         names = os.listdir(FOLDER)
         assert not [name for name in names if name.startswith("open-")], names
         assert "faults" not in names
-        assert cluster.run(lambda: len(remote_read._exchanges)) == [0] * 4
+        assert cluster.run(lambda: len(loans.exchanges)) == [0] * 4
 
     def copied_from_gpu_to_gpu():
         assert remote_read.transport_of(cluster) == "ipc", cluster.transport_why

@@ -23,7 +23,7 @@ from tiledask import Replicate, Shard
 from tiledask.distributed.cluster import counters
 from tiledask.distributed.cluster import worker as on_worker
 from tiledask.distributed.products.rates import rates_of
-from tiledask.distributed.transport import remote_read
+from tiledask.distributed.transport import loans, remote_read
 from tiledask.errors import DeadlineError, DoesNotFitError, KernelError, PlacementError
 from tiledask.lab.product_claims import RandomProduct, product_rows
 from tiledask.plan.products.product import algorithms, options_of, plan_product
@@ -309,7 +309,6 @@ def test_the_same_plan_gives_the_same_bits_by_every_transport(cluster, name, mon
     a, b = on_grid(cluster, *(rng.standard_normal((130, 130), "f4") for _ in range(2)))
     bits = set()
 
-
     def multiplied():
         c = td.matmul(a, b, algorithm=name, panel=16 if name == "summa" else None)
         assert c.traffic.measured == c.traffic.predicted
@@ -328,7 +327,7 @@ def idle(cluster):
 
     def state(dask_worker):
         names = [thread.name for thread in threading.enumerate()]
-        return len(remote_read._exchanges), names.count("panels"), dask_worker.state.executing_count
+        return len(loans.exchanges), names.count("panels"), dask_worker.state.executing_count
 
     return cluster.run(state)
 

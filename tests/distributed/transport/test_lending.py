@@ -21,9 +21,9 @@ from oracles.memory_orders import arrays
 from oracles.stand_ins import TESTS, on_stand_ins
 
 import tiledask as td
-from tiledask.distributed.transport import process_memory, remote_read
+from tiledask.distributed.transport import loans, process_memory, reader, remote_read
+from tiledask.distributed.transport.loans import Loans
 from tiledask.distributed.transport.process_memory import read_memory
-from tiledask.distributed.transport.remote_read import Loans
 from tiledask.distributed.transport.tickets import LoanLostError, Ticket
 from tiledask.errors import DeadlineError
 
@@ -74,7 +74,7 @@ def test_more_stretches_and_longer_ones_than_one_call_takes(monkeypatch):
 @linux
 def test_what_was_taken_back_is_not_read():
     exchange = Loans()
-    remote_read._exchanges["ending"] = exchange
+    loans.exchanges["ending"] = exchange
     x = np.arange(8.0)
     ticket = ticket_of(x, exchange)
     read_memory(ticket, ((0, 8),), np.empty(64, np.uint8))
@@ -101,7 +101,7 @@ def test_a_process_that_is_gone_or_another():
 @linux
 def test_a_kernel_that_forbids_it_and_a_probe_that_reads_nonsense_are_reported(monkeypatch):
     def tried(array):
-        remote_read._refused.clear()
+        reader.refused.clear()
         return remote_read._tried("probe", ticket_of(array))
 
     def forbidden(*_):
@@ -117,7 +117,7 @@ def test_a_kernel_that_forbids_it_and_a_probe_that_reads_nonsense_are_reported(m
     assert way == "messages"
     assert "not permitted" in why
     assert "has no port for others" in why
-    remote_read._refused.clear()
+    reader.refused.clear()
 
 
 @pytest.mark.cluster
@@ -142,7 +142,7 @@ def test_a_failed_operation_lends_nothing_on(cluster):
     x = td.distribute(np.ones((8, 8)), td.Mesh(cluster, (4,)), [td.Shard(0)])
 
     def lent(dask_worker):
-        return len(remote_read._exchanges)
+        return len(loans.exchanges)
 
     def fail():
         with remote_read.lending(cluster) as lender:

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from oracles.memory_orders import arrays
 
-from tiledask.distributed.transport import listener, remote_read, streams
+from tiledask.distributed.transport import listener, loans, reader, remote_read, streams
 from tiledask.distributed.transport.listener import Door, Listener, Unreachable, connect, receive
-from tiledask.distributed.transport.remote_read import Loans
+from tiledask.distributed.transport.loans import Loans
 from tiledask.distributed.transport.streams import Streams
 from tiledask.distributed.transport.tickets import LoanLostError
 from tiledask.errors import DeadlineError
@@ -219,7 +219,7 @@ def test_what_was_taken_back_is_not_lent(exchange):
     array = np.arange(8.0)
     ticket, borrows, room = lent(exchange, array), Streams(), np.empty(64, np.uint8)
     assert borrows.read(ticket, ((0, 8),), room, go_on).sum() == 28
-    held = remote_read._exchanges[exchange]
+    held = loans.exchanges[exchange]
     held.lent.clear()
     with pytest.raises(LoanLostError, match="taken back"):
         borrows.read(ticket, ((0, 8),), room, go_on)
@@ -237,7 +237,7 @@ def test_when_all_ends_no_thread_and_no_port_is_left(exchange):
     for thread in lends:
         thread.join(5)
         assert not thread.is_alive()
-    assert exchange not in remote_read._exchanges
+    assert exchange not in loans.exchanges
     with pytest.raises(Unreachable):
         Streams().read(ticket, ((0, 8),), room, go_on)
 
@@ -303,9 +303,9 @@ def test_an_owner_that_is_silent_has_a_deadline_and_an_exchange_that_is_over_end
 def test_who_is_not_let_in_by_a_port_has_another_way(exchange):
     ticket = lent(exchange, np.arange(8.0))
     listener.close()
-    remote_read._refused.clear()
+    reader.refused.clear()
     way, why = remote_read._tried("probe", ticket.__class__(**vars(ticket) | {"host": "another"}))
     assert way == "messages"
     assert f"{ticket.door} cannot be reached" in why
-    remote_read._refused.clear()
+    reader.refused.clear()
     assert Loans().door is None

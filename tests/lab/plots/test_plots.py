@@ -20,7 +20,7 @@ import pytest
 from oracles.figures import clipped, drawn_texts, overlaps, words
 
 from tiledask.distributed.products.matmul import Spent
-from tiledask.distributed.transport.remote_read import Facts, Span
+from tiledask.distributed.transport.loans import Facts, Span
 from tiledask.errors import ConfigError
 from tiledask.lab import plots, sweep
 from tiledask.lab.plots.pipelines.schedule_curves import crossing

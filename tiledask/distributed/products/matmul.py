@@ -4,7 +4,7 @@ plan/products/product.py   who multiplies what, and what must move       arithme
 plan/program/making        that as a program: what each rank fetches, and when
 here              lend the blocks, one task per rank, count     the client
 multiply.py       goes through a rank's line of the program     a worker
-remote_read.py    parts of blocks from worker to worker         memory or messages
+transport/        parts of blocks from worker to worker         memory, sockets, messages
 """
 
 import sys
@@ -31,16 +31,9 @@ from tiledask.distributed.products.needed import ProductNeeds
 from tiledask.distributed.products.operands import check_kernel, check_types
 from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.products.refusal import refusal
-from tiledask.distributed.transport.remote_read import (
-    Facts,
-    Lender,
-    LentBlock,
-    Span,
-    Ticket,
-    lending,
-    said_of,
-    transport_of,
-)
+from tiledask.distributed.transport.loans import Facts, Span
+from tiledask.distributed.transport.remote_read import Lender, lending, said_of, transport_of
+from tiledask.distributed.transport.tickets import LentBlock, Ticket
 from tiledask.errors import PlacementError
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import algorithms, moves_nothing

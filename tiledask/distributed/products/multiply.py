@@ -19,7 +19,9 @@ from distributed import get_worker
 from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.progress import Reporter
 from tiledask.distributed.products.line import ProductLine, finish, place_in
-from tiledask.distributed.transport.remote_read import LentBlock, LoanLostError, Reader, Span
+from tiledask.distributed.transport.loans import Span
+from tiledask.distributed.transport.reader import Reader
+from tiledask.distributed.transport.tickets import LentBlock, LoanLostError
 from tiledask.plan.products.regions import Region, ends_within, extents_of, region_size, slices
 from tiledask.plan.program.instructions import Do, Fetch, Instructions, Keep
 from tiledask.tile import TileCount, accumulator, as_dtype

@@ -28,50 +28,31 @@ import contextlib
 import os
 import secrets
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from time import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from dask.context import thread_state
-from distributed import Future, Reschedule, get_worker
+from distributed import Future
 from distributed.protocol.serialize import to_serialize
 
-from tiledask.distributed.arrays.recompute import Wanted, recovered
 from tiledask.distributed.cluster.cluster import Cluster, slot_on
 from tiledask.distributed.cluster.counters import Call
 from tiledask.distributed.transport import listener
 from tiledask.distributed.transport.listener import Unreachable
-from tiledask.distributed.transport.mailbox import CancelledError
-from tiledask.distributed.transport.process_memory import check_lent, read_memory, this_host
-from tiledask.distributed.transport.streams import PATIENCE, Streams
-from tiledask.distributed.transport.tickets import (
-    LentBlock,
-    LoanLostError,
-    Ticket,
-    laid_out,
-    layout_of,
-)
+from tiledask.distributed.transport.loans import Facts, Loans, exchanges
+from tiledask.distributed.transport.process_memory import this_host
+from tiledask.distributed.transport.reader import read_by, read_gpu, refused, way_of, ways_to
+from tiledask.distributed.transport.tickets import LoanLostError, Ticket, layout_of
 from tiledask.errors import DeadlineError, KernelError
 from tiledask.plan.products.regions import Region
-from tiledask.tile import TileCount, as_dtype, ipc
+from tiledask.tile import ipc
 from tiledask.tile.backend import array_namespace, namespace
 
 __all__ = [
-    "Facts",
     "Lender",
-    "LentBlock",
-    "LoanLostError",
-    "Loans",
-    "Reader",
-    "Span",
-    "Ticket",
     "end_all",
     "lend_array",
     "lending",
-    "reads_memory_of",
     "said_of",
     "serve",
     "ticket_of",
@@ -82,58 +63,6 @@ T = TypeVar("T")
 
 HOSTS = 16
 """Of the other hosts, how many a worker tries to connect to before anything is read."""
-
-
-@dataclass(frozen=True)
-class Span:
-    """Something that a rank did, on its worker's clock."""
-
-    kind: str
-    """"multiply", "read", "wait" (for a panel), or "sum"."""
-    start: float
-    stop: float
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What one slot did in an exchange."""
-
-    reads: tuple[tuple[int, int], ...]
-    """(source slot, bytes) of every piece that was read."""
-    spans: tuple[Span, ...]
-    tiles: tuple[TileCount | None, ...] = ()
-    """What the kernel of every task that multiplied loaded; None where that is not counted."""
-
-
-@dataclass
-class Loans:
-    """What this worker lends and has read for one operation."""
-
-    lent: dict[str, tuple[Any, np.ndarray]] = field(default_factory=dict)
-    """name -> the block and its token."""
-    reads: list[tuple[int, int]] = field(default_factory=list)
-    """(source slot, bytes) of every piece that was read."""
-    spans: list[Span] = field(default_factory=list)
-    told: int = 0
-    """Of the spans, how many the dashboard's page knows."""
-    tiles: list[TileCount | None] = field(default_factory=list)
-    opened: ipc.Opened = field(default_factory=ipc.Opened)
-    """What this worker has open of the others' GPU memory."""
-    door: listener.Door | None = None
-    """Where who borrows connects; None if nobody does."""
-    secret: bytes = b""
-    """By which they prove that they may."""
-    streams: Streams = field(default_factory=Streams)
-    """Its connections with others."""
-    cancelled: threading.Event = field(default_factory=threading.Event)
-
-
-_exchanges: dict[str, Loans] = {}
-"""The operations under way in this worker, by name."""
-_refused: dict[tuple[str, int, str], str] = {}
-"""(address of another worker, its process, way) -> why its blocks cannot be read that way."""
-_failed: set[str] = set()
-"""Tasks of this worker that could not read what they were lent, and will run again."""
 
 
 # -- the client ----------------------------------------------------------------------------------
@@ -274,7 +203,7 @@ async def _lend(
 
 def _opened(name: str, doors: bool, worker: Any) -> Loans:
     """The exchange; with ``doors`` others may connect to it, where this process can listen."""
-    exchange = _exchanges.setdefault(name, Loans())
+    exchange = exchanges.setdefault(name, Loans())
     if doors and exchange.door is None and (found := listener.listener_of(worker)):
         exchange.door, exchange.secret = found.door, secrets.token_bytes(32)
 
@@ -328,14 +257,14 @@ def ticket_of(exchange: Loans, array: np.ndarray, name: Any, worker: Any) -> Tic
 
 async def _close(name: str) -> None:
     """None, once this worker reads nothing more in the exchange, and has nothing of others open."""
-    if name in _exchanges:
-        _exchanges[name].cancelled.set()
-        await _beside(_exchanges[name].opened.close)
+    if name in exchanges:
+        exchanges[name].cancelled.set()
+        await _beside(exchanges[name].opened.close)
 
 
 def _end(name: str, dask_worker: Any = None) -> Facts:
     """The facts of the exchange; its blocks are let go, the tokens first."""
-    exchange = _exchanges.pop(name, None) or Loans()
+    exchange = exchanges.pop(name, None) or Loans()
     exchange.cancelled.set()
     exchange.opened.close(0.0)
     exchange.streams.close()
@@ -349,9 +278,9 @@ def _end(name: str, dask_worker: Any = None) -> Facts:
 
 def end_all() -> None:
     """None; this process lends and borrows nothing any more, and nobody connects to it."""
-    for name in list(_exchanges):
+    for name in list(exchanges):
         _end(name)
-    _refused.clear()
+    refused.clear()
     listener.close()
 
 
@@ -360,9 +289,9 @@ async def serve(exchange: str, name: str, ends: Region, to_host: bool = False) -
 
     ``to_host``: of a block on a GPU its bytes in host memory, in the order of `layout_of`.
     """
-    if exchange not in _exchanges or name not in _exchanges[exchange].lent:
+    if exchange not in exchanges or name not in exchanges[exchange].lent:
         return {"status": "OK", "part": None}
-    block, _ = _exchanges[exchange].lent[name]
+    block, _ = exchanges[exchange].lent[name]
     if to_host and not isinstance(block, np.ndarray):
         layout = layout_of(ends, block.strides, block.dtype.itemsize)
         return {
@@ -372,164 +301,6 @@ async def serve(exchange: str, name: str, ends: Region, to_host: bool = False) -
     part = block[tuple(slice(*e) for e in ends)]
     # not ascontiguousarray, which gives what has no dimensions one
     return {"status": "OK", "part": to_serialize(array_namespace(part).asarray(part, order="C"))}
-
-
-# -- the borrower --------------------------------------------------------------------------------
-
-
-class Reader:
-    """Reads parts of other workers' blocks for the running task, and counts them.
-
-    ``parts``: all that it will read. If this task runs again because a worker died, they come
-    from Dask, and making a Reader may raise Reschedule (see recompute.py).
-    """
-
-    def __init__(self, exchange: str, transport: str, parts: Iterable[Wanted]) -> None:
-        self.exchange, self.transport = exchange, transport
-        self.worker, self.task = get_worker(), thread_state.key
-        self.facts = _exchanges.get(exchange) or Loans()
-        self.recovered: dict[Wanted, Any] = {}
-        if exchange not in _exchanges or self.task in _failed:
-            self.recovered = recovered(self.task, parts)
-            _failed.discard(self.task)
-
-    def check(self) -> None:
-        """Raise CancelledError if the exchange is over."""
-        if self.facts.cancelled.is_set():
-            raise CancelledError("the product was cancelled or has failed elsewhere")
-
-    def step_aside(self) -> Reschedule:
-        """What to raise after a LoanLostError: the task will run again, with parts from Dask."""
-        _failed.add(self.task)
-        return Reschedule()
-
-    def read(self, block: LentBlock, ends: Region, buffer: Any) -> Any:
-        """The part of ``block``, laid into the bytes of ``buffer`` in the order its owner has it.
-
-        ``ends``: (start, stop) per dimension. ``buffer`` is uint8, on the GPU if the block is on
-        one, and nothing that was begun there still uses it. A message ("comm") in host memory
-        brings its own, and ``buffer`` is left alone. Raises LoanLostError if the block is not
-        lent any more.
-        """
-        ((_, part),) = self.read_by_rows(block, ends, buffer, rows=None)
-        return part
-
-    def read_by_rows(
-        self, block: LentBlock, ends: Region, buffer: Any, rows: int | None
-    ) -> Iterator[tuple[int, Any]]:
-        """(first row, some rows of the part), at most ``rows`` at a time (None: all).
-
-        Counted as one piece. ``buffer`` is used again for every part.
-        """
-        if self.recovered:
-            yield 0, self.recovered[block.key, block.slot, ends]
-            return
-        if block.ticket is None:
-            raise LoanLostError(f"slot {block.slot} had lost {block.key} before it could lend it")
-        total = 0
-        start, stop = ends[0] if ends else (0, 1)
-        for first in range(start, stop, rows or max(1, stop - start)):
-            self.check()
-            begun, some = time(), ends
-            if rows and ends:
-                some = ((first, min(first + rows, stop)), *ends[1:])
-            part = self._part(block.ticket, some, buffer)
-            total += part.nbytes
-            self.facts.spans.append(Span("read", begun, time()))
-            yield first - start, part
-        self.facts.reads.append((block.slot, total))
-
-    def _part(self, ticket: Ticket, ends: Region, buffer: Any) -> Any:
-        if self.transport == "memory":
-            return read_memory(ticket, ends, buffer)
-        if self.transport in ("sockets", "mixed"):
-            for way in _ways_to(ticket):
-                try:
-                    return _read_by(way, self.facts, ticket, ends, buffer, self.check)
-                except Unreachable as error:  # it goes as a message, and others will
-                    _refused[_pair(ticket, way)] = str(error)
-        if self.transport == "ipc" and ticket.shared:
-            with contextlib.suppress(ipc.Unreachable):  # it goes as a message
-                return _read_gpu(self.facts.opened, ticket, ends, buffer)
-        # UCX carries GPU memory as it is; over TCP its bytes go, moved by neither's event loop
-        to_host = not ticket.pointer and not ticket.address.startswith("ucx")
-
-        async def ask() -> dict[str, Any]:
-            call = self.worker.rpc(ticket.address).tiledask_read(
-                exchange=self.exchange, name=ticket.name, ends=ends, to_host=to_host
-            )
-            return await asyncio.wait_for(call, PATIENCE)
-
-        loop: Any = self.worker.loop  # of asyncio, which Dask's types leave open
-        try:
-            answer = asyncio.run_coroutine_threadsafe(ask(), loop.asyncio_loop).result()
-        except TimeoutError:
-            raise DeadlineError(
-                f"the worker at {ticket.address} did not send a block's part within "
-                f"{PATIENCE:g} s; it is frozen or gone. Start a new cluster"
-            ) from None
-        except OSError as error:  # Dask's comm errors are
-            raise LoanLostError(
-                f"the worker at {ticket.address} cannot be asked any more: {error}"
-            ) from None
-        part = answer["part"]
-        if part is None:
-            raise LoanLostError(
-                f"the worker at {ticket.address} does not lend {ticket.name} any more"
-            )
-        if to_host:
-            ipc.from_host(np.require(part, requirements="C"), buffer)
-            return laid_out(ticket, ends, buffer)
-        if isinstance(part, np.ndarray):  # messages arrive unaligned, and then sums round otherwise
-            part = np.require(part, requirements=["C", "A"])
-        return part
-
-
-def _pair(ticket: Ticket, way: str) -> tuple[str, int, str]:
-    return ticket.address, ticket.pid, way
-
-
-def _ways_to(ticket: Ticket) -> list[str]:
-    """How a block of host memory may be read past Dask, the best first."""
-    ways = ("memory", "sockets") if ticket.host == this_host() else ("sockets",)
-    return [way for way in ways if _pair(ticket, way) not in _refused]
-
-
-def reads_memory_of(host: str, address: str, pid: int) -> bool:
-    """Whether this process can read the memory of another on ``host``, as far as is known."""
-    return host == this_host() and (address, pid, "memory") not in _refused
-
-
-def _read_by(
-    way: str, facts: Loans, ticket: Ticket, ends: Region, buffer: Any, check: Callable[[], None]
-) -> np.ndarray:
-    """The part, past Dask. Raises Unreachable if it cannot be had this way."""
-    if way == "sockets":
-        return facts.streams.read(ticket, ends, buffer, check)
-    try:
-        return read_memory(ticket, ends, buffer)
-    except (PermissionError, AttributeError) as error:
-        raise Unreachable(f"process_vm_readv: {error}") from None
-
-
-def _read_gpu(opened: ipc.Opened, ticket: Ticket, ends: Region, buffer: Any) -> Any:
-    """The part, from the owner's GPU into the start of ``buffer`` (uint8, on this one)."""
-    assert ticket.shared is not None  # of what is not shared no part is read this way
-    part = layout_of(ends, ticket.strides, as_dtype(ticket.dtype).itemsize).part
-    try:
-        opened.copy(ticket.pid, ticket.shared, part, buffer)
-    except InterruptedError as error:
-        raise LoanLostError(f"the exchange is over: {error}") from None
-    except ipc.failures():
-        try:
-            check_lent(ticket)
-        except LoanLostError:
-            if ipc.lost():  # went down with the owner: Dask starts this worker again
-                os._exit(1)
-            raise
-        raise
-    check_lent(ticket)
-    return laid_out(ticket, ends, buffer)
 
 
 # -- may they read each other? -------------------------------------------------------------------
@@ -561,34 +332,34 @@ async def _try_ways(
     near = [ticket for ticket in others if ticket.host == this_host()]
     far = {t.host: t for t in reversed(others) if t.host != this_host()}
     some = [*near, *[*far.values()][-HOSTS:]]
-    _refused.clear()
+    refused.clear()
     return await _beside(lambda: [_tried(name, ticket) for ticket in some])
 
 
 def _tried(name: str, ticket: Ticket) -> _Tried:
-    exchange, buffer, whys = _exchanges.get(name) or Loans(), np.empty(64, np.uint8), list[str]()
-    for way in _ways_to(ticket):
+    exchange, buffer, whys = exchanges.get(name) or Loans(), np.empty(64, np.uint8), list[str]()
+    for way in ways_to(ticket):
         try:
-            part = _read_by(way, exchange, ticket, ((0, 8),), buffer, lambda: None)
+            part = read_by(way, exchange, ticket, ((0, 8),), buffer, lambda: None)
             if part.tolist() == _numbers(ticket):
                 return _Tried(way, "".join(whys[:1]))
             why = f"the worker at {ticket.address}: read {part.tolist()}, which it does not have"
         except (Unreachable, LoanLostError, DeadlineError) as error:
             why = str(error)
-        _refused[_pair(ticket, way)] = why
+        refused[way_of(ticket, way)] = why
         whys.append(why)
     return _Tried("messages", "; ".join(whys))
 
 
 def _tried_gpu(name: str, ticket: Ticket) -> _Tried:
-    exchange, buffer = _exchanges.get(name) or Loans(), namespace("cupy").empty(64, np.uint8)
+    exchange, buffer = exchanges.get(name) or Loans(), namespace("cupy").empty(64, np.uint8)
     if ticket.shared is None:
         why = ipc.why_no_handles() or "a block on the GPU has no interprocess handle"
         return _Tried("messages", why)
     if ticket.pid == os.getpid():  # CUDA opens no handle of one's own
         return _Tried("ipc", "")
     try:
-        part = _read_gpu(exchange.opened, ticket, ((0, 8),), buffer).get()
+        part = read_gpu(exchange.opened, ticket, ((0, 8),), buffer).get()
     except Exception as error:  # CUDA's
         return _Tried("messages", f"CUDA's interprocess handles: {error}")
     if part.tolist() == _numbers(ticket):

@@ -36,9 +36,11 @@ from tiledask.distributed.transport import dask_transport, listener
 from tiledask.distributed.transport.dask_transport import ANSWER, ByDask, gone
 from tiledask.distributed.transport.heads import Kind, head_of, note_of, packed
 from tiledask.distributed.transport.listener import Door, Unreachable
+from tiledask.distributed.transport.loans import Loans
 from tiledask.distributed.transport.meeting import Meeting
 from tiledask.distributed.transport.process_memory import read_lent, this_host
-from tiledask.distributed.transport.remote_read import Loans, reads_memory_of, ticket_of
+from tiledask.distributed.transport.reader import reads_memory_of
+from tiledask.distributed.transport.remote_read import ticket_of
 from tiledask.distributed.transport.tickets import LoanLostError, Ticket
 from tiledask.distributed.transport.transport import LOOK, portable, take_in
 from tiledask.errors import ClusterLostError, CollectiveError, DeadlineError

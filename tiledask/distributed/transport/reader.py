@@ -1,0 +1,191 @@
+"""The borrower's side of lent blocks: a task reads parts of them, and they are counted."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from time import time
+from typing import Any
+
+import numpy as np
+from dask.context import thread_state
+from distributed import Reschedule, get_worker
+
+from tiledask.distributed.arrays.recompute import Wanted, recovered
+from tiledask.distributed.transport.listener import Unreachable
+from tiledask.distributed.transport.loans import Loans, Span, exchanges
+from tiledask.distributed.transport.mailbox import CancelledError
+from tiledask.distributed.transport.process_memory import check_lent, read_memory, this_host
+from tiledask.distributed.transport.streams import PATIENCE
+from tiledask.distributed.transport.tickets import (
+    LentBlock,
+    LoanLostError,
+    Ticket,
+    laid_out,
+    layout_of,
+)
+from tiledask.errors import DeadlineError
+from tiledask.plan.products.regions import Region
+from tiledask.tile import as_dtype, ipc
+
+__all__ = ["Reader", "read_by", "read_gpu", "reads_memory_of", "refused", "way_of", "ways_to"]
+
+refused: dict[tuple[str, int, str], str] = {}
+"""(address of another worker, its process, way) -> why its blocks cannot be read that way."""
+_failed: set[str] = set()
+"""Tasks of this worker that could not read what they were lent, and will run again."""
+
+
+class Reader:
+    """Reads parts of other workers' blocks for the running task, and counts them.
+
+    ``parts``: all that it will read. If this task runs again because a worker died, they come
+    from Dask, and making a Reader may raise Reschedule (see recompute.py).
+    """
+
+    def __init__(self, exchange: str, transport: str, parts: Iterable[Wanted]) -> None:
+        self.exchange, self.transport = exchange, transport
+        self.worker, self.task = get_worker(), thread_state.key
+        self.facts = exchanges.get(exchange) or Loans()
+        self.recovered: dict[Wanted, Any] = {}
+        if exchange not in exchanges or self.task in _failed:
+            self.recovered = recovered(self.task, parts)
+            _failed.discard(self.task)
+
+    def check(self) -> None:
+        """Raise CancelledError if the exchange is over."""
+        if self.facts.cancelled.is_set():
+            raise CancelledError("the product was cancelled or has failed elsewhere")
+
+    def step_aside(self) -> Reschedule:
+        """What to raise after a LoanLostError: the task will run again, with parts from Dask."""
+        _failed.add(self.task)
+        return Reschedule()
+
+    def read(self, block: LentBlock, ends: Region, buffer: Any) -> Any:
+        """The part of ``block``, laid into the bytes of ``buffer`` in the order its owner has it.
+
+        ``ends``: (start, stop) per dimension. ``buffer`` is uint8, on the GPU if the block is on
+        one, and nothing that was begun there still uses it. A message ("comm") in host memory
+        brings its own, and ``buffer`` is left alone. Raises LoanLostError if the block is not
+        lent any more.
+        """
+        ((_, part),) = self.read_by_rows(block, ends, buffer, rows=None)
+        return part
+
+    def read_by_rows(
+        self, block: LentBlock, ends: Region, buffer: Any, rows: int | None
+    ) -> Iterator[tuple[int, Any]]:
+        """(first row, some rows of the part), at most ``rows`` at a time (None: all).
+
+        Counted as one piece. ``buffer`` is used again for every part.
+        """
+        if self.recovered:
+            yield 0, self.recovered[block.key, block.slot, ends]
+            return
+        if block.ticket is None:
+            raise LoanLostError(f"slot {block.slot} had lost {block.key} before it could lend it")
+        total = 0
+        start, stop = ends[0] if ends else (0, 1)
+        for first in range(start, stop, rows or max(1, stop - start)):
+            self.check()
+            begun, some = time(), ends
+            if rows and ends:
+                some = ((first, min(first + rows, stop)), *ends[1:])
+            part = self._part(block.ticket, some, buffer)
+            total += part.nbytes
+            self.facts.spans.append(Span("read", begun, time()))
+            yield first - start, part
+        self.facts.reads.append((block.slot, total))
+
+    def _part(self, ticket: Ticket, ends: Region, buffer: Any) -> Any:
+        if self.transport == "memory":
+            return read_memory(ticket, ends, buffer)
+        if self.transport in ("sockets", "mixed"):
+            for way in ways_to(ticket):
+                try:
+                    return read_by(way, self.facts, ticket, ends, buffer, self.check)
+                except Unreachable as error:  # it goes as a message, and others will
+                    refused[way_of(ticket, way)] = str(error)
+        if self.transport == "ipc" and ticket.shared:
+            with contextlib.suppress(ipc.Unreachable):  # it goes as a message
+                return read_gpu(self.facts.opened, ticket, ends, buffer)
+        # UCX carries GPU memory as it is; over TCP its bytes go, moved by neither's event loop
+        to_host = not ticket.pointer and not ticket.address.startswith("ucx")
+
+        async def ask() -> dict[str, Any]:
+            call = self.worker.rpc(ticket.address).tiledask_read(
+                exchange=self.exchange, name=ticket.name, ends=ends, to_host=to_host
+            )
+            return await asyncio.wait_for(call, PATIENCE)
+
+        loop: Any = self.worker.loop  # of asyncio, which Dask's types leave open
+        try:
+            answer = asyncio.run_coroutine_threadsafe(ask(), loop.asyncio_loop).result()
+        except TimeoutError:
+            raise DeadlineError(
+                f"the worker at {ticket.address} did not send a block's part within "
+                f"{PATIENCE:g} s; it is frozen or gone. Start a new cluster"
+            ) from None
+        except OSError as error:  # Dask's comm errors are
+            raise LoanLostError(
+                f"the worker at {ticket.address} cannot be asked any more: {error}"
+            ) from None
+        part = answer["part"]
+        if part is None:
+            raise LoanLostError(
+                f"the worker at {ticket.address} does not lend {ticket.name} any more"
+            )
+        if to_host:
+            ipc.from_host(np.require(part, requirements="C"), buffer)
+            return laid_out(ticket, ends, buffer)
+        if isinstance(part, np.ndarray):  # messages arrive unaligned, and then sums round otherwise
+            part = np.require(part, requirements=["C", "A"])
+        return part
+
+
+def way_of(ticket: Ticket, way: str) -> tuple[str, int, str]:
+    return ticket.address, ticket.pid, way
+
+
+def ways_to(ticket: Ticket) -> list[str]:
+    """How a block of host memory may be read past Dask, the best first."""
+    ways = ("memory", "sockets") if ticket.host == this_host() else ("sockets",)
+    return [way for way in ways if way_of(ticket, way) not in refused]
+
+
+def reads_memory_of(host: str, address: str, pid: int) -> bool:
+    """Whether this process can read the memory of another on ``host``, as far as is known."""
+    return host == this_host() and (address, pid, "memory") not in refused
+
+
+def read_by(
+    way: str, facts: Loans, ticket: Ticket, ends: Region, buffer: Any, check: Callable[[], None]
+) -> np.ndarray:
+    """The part, past Dask. Raises Unreachable if it cannot be had this way."""
+    if way == "sockets":
+        return facts.streams.read(ticket, ends, buffer, check)
+    try:
+        return read_memory(ticket, ends, buffer)
+    except (PermissionError, AttributeError) as error:
+        raise Unreachable(f"process_vm_readv: {error}") from None
+
+
+def read_gpu(opened: ipc.Opened, ticket: Ticket, ends: Region, buffer: Any) -> Any:
+    """The part, from the owner's GPU into the start of ``buffer`` (uint8, on this one)."""
+    assert ticket.shared is not None  # of what is not shared no part is read this way
+    part = layout_of(ends, ticket.strides, as_dtype(ticket.dtype).itemsize).part
+    try:
+        opened.copy(ticket.pid, ticket.shared, part, buffer)
+    except InterruptedError as error:
+        raise LoanLostError(f"the exchange is over: {error}") from None
+    except ipc.failures():
+        try:
+            check_lent(ticket)
+        except LoanLostError:
+            if ipc.lost():  # went down with the owner: Dask starts this worker again
+                os._exit(1)
+            raise
+        raise
+    check_lent(ticket)
+    return laid_out(ticket, ends, buffer)
