@@ -1,6 +1,7 @@
 """Blocks lent to other processes: read right, counted, and never read once they are taken back.
 
-Holds `tiledask.distributed.transport.mailbox`, `tiledask.distributed.transport.process_memory`,
+Holds `tiledask.distributed.transport.mailbox`, `tiledask.distributed.transport.loans`,
+`tiledask.distributed.transport.process_memory`, `tiledask.distributed.transport.reader`,
 `tiledask.distributed.transport.remote_read`, `tiledask.distributed.transport.tickets` and
 `tiledask.tile.ipc`.
 """

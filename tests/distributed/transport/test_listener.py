@@ -16,7 +16,7 @@ import pytest
 from oracles.memory_orders import arrays
 
 from tiledask.distributed.transport import listener, loans, reader, remote_read, streams
-from tiledask.distributed.transport.listener import Door, Listener, Unreachable, connect, receive
+from tiledask.distributed.transport.listener import Door, Listener, UnreachedError, connect, receive
 from tiledask.distributed.transport.loans import Loans
 from tiledask.distributed.transport.streams import Streams
 from tiledask.distributed.transport.tickets import LoanLostError
@@ -93,11 +93,11 @@ def test_garbage_and_what_proves_nothing(listening, said):
 
 
 def test_a_wrong_secret_and_one_that_is_forgotten(listening):
-    with pytest.raises(Unreachable, match=r"127\.0\.0\.1:.*cannot be reached"):
+    with pytest.raises(UnreachedError, match=r"127\.0\.0\.1:.*cannot be reached"):
         connect(listening.door, secrets.token_bytes(32))
     assert works(listening)
     listening.forget(SECRET)
-    with pytest.raises(Unreachable):
+    with pytest.raises(UnreachedError):
         connect(listening.door, SECRET)
 
 
@@ -137,7 +137,7 @@ def test_nobody_listens_once_it_is_closed():
     here.close()
     assert not here._thread.is_alive()
     assert len(left_with(silent)) <= 32
-    with pytest.raises(Unreachable, match="refused"):
+    with pytest.raises(UnreachedError, match="refused"):
         connect(here.door, SECRET)
 
 
@@ -152,7 +152,7 @@ def test_an_impostor_that_listens_is_found_out():
                 peer.sendall(bytes(32))
 
         threading.Thread(target=pretend, daemon=True).start()
-        with pytest.raises(Unreachable, match="does not know the secret"):
+        with pytest.raises(UnreachedError, match="does not know the secret"):
             connect(Door(*server.getsockname()), SECRET)
 
 
@@ -224,7 +224,7 @@ def test_what_was_taken_back_is_not_lent(exchange):
     with pytest.raises(LoanLostError, match="taken back"):
         borrows.read(ticket, ((0, 8),), room, go_on)
     remote_read._end(exchange)  # that closes the connections too
-    with pytest.raises((LoanLostError, Unreachable)):
+    with pytest.raises((LoanLostError, UnreachedError)):
         borrows.read(ticket, ((0, 8),), room, go_on)
 
 
@@ -238,7 +238,7 @@ def test_when_all_ends_no_thread_and_no_port_is_left(exchange):
         thread.join(5)
         assert not thread.is_alive()
     assert exchange not in loans.exchanges
-    with pytest.raises(Unreachable):
+    with pytest.raises(UnreachedError):
         Streams().read(ticket, ((0, 8),), room, go_on)
 
 

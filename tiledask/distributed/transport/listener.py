@@ -34,7 +34,7 @@ from tiledask.errors import ClusterLostError
 __all__ = [
     "Door",
     "Listener",
-    "Unreachable",
+    "UnreachedError",
     "close",
     "connect",
     "listener_of",
@@ -60,7 +60,7 @@ _UNHEARD = 8_000
 """Milliseconds after which one ends whose bytes nobody acknowledges (TCP_USER_TIMEOUT)."""
 
 
-class Unreachable(ClusterLostError):
+class UnreachedError(ClusterLostError):
     """No connection can be made there."""
 
 
@@ -211,7 +211,7 @@ class Listener:
 def connect(door: Door, secret: bytes, who: int = 0, seconds: float = REACH) -> socket.socket:
     """A connection with who listens at ``door`` and has proven that it knows ``secret``.
 
-    Raises Unreachable if there is none within ``seconds``, or it does not know it.
+    Raises UnreachedError if there is none within ``seconds``, or it does not know it.
     """
     peer = socket.socket(socket.AF_INET6 if ":" in door.host else socket.AF_INET)
     try:
@@ -229,7 +229,7 @@ def connect(door: Door, secret: bytes, who: int = 0, seconds: float = REACH) -> 
         peer.settimeout(None)
     except OSError as error:
         peer.close()
-        raise Unreachable(f"{door} cannot be reached: {error}") from None
+        raise UnreachedError(f"{door} cannot be reached: {error}") from None
     except BaseException:
         peer.close()
         raise

@@ -12,7 +12,7 @@ from dask.context import thread_state
 from distributed import Reschedule, get_worker
 
 from tiledask.distributed.arrays.recompute import Wanted, recovered
-from tiledask.distributed.transport.listener import Unreachable
+from tiledask.distributed.transport.listener import UnreachedError
 from tiledask.distributed.transport.loans import Loans, Span, exchanges
 from tiledask.distributed.transport.mailbox import CancelledError
 from tiledask.distributed.transport.process_memory import check_lent, read_memory, this_host
@@ -105,7 +105,7 @@ class Reader:
             for way in ways_to(ticket):
                 try:
                     return read_by(way, self.facts, ticket, ends, buffer, self.check)
-                except Unreachable as error:  # it goes as a message, and others will
+                except UnreachedError as error:  # it goes as a message, and others will
                     refused[way_of(ticket, way)] = str(error)
         if self.transport == "ipc" and ticket.shared:
             with contextlib.suppress(ipc.Unreachable):  # it goes as a message
@@ -162,13 +162,13 @@ def reads_memory_of(host: str, address: str, pid: int) -> bool:
 def read_by(
     way: str, facts: Loans, ticket: Ticket, ends: Region, buffer: Any, check: Callable[[], None]
 ) -> np.ndarray:
-    """The part, past Dask. Raises Unreachable if it cannot be had this way."""
+    """The part, past Dask. Raises UnreachedError if it cannot be had this way."""
     if way == "sockets":
         return facts.streams.read(ticket, ends, buffer, check)
     try:
         return read_memory(ticket, ends, buffer)
     except (PermissionError, AttributeError) as error:
-        raise Unreachable(f"process_vm_readv: {error}") from None
+        raise UnreachedError(f"process_vm_readv: {error}") from None
 
 
 def read_gpu(opened: ipc.Opened, ticket: Ticket, ends: Region, buffer: Any) -> Any:

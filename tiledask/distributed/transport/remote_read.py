@@ -38,7 +38,7 @@ from distributed.protocol.serialize import to_serialize
 from tiledask.distributed.cluster.cluster import Cluster, slot_on
 from tiledask.distributed.cluster.counters import Call
 from tiledask.distributed.transport import listener
-from tiledask.distributed.transport.listener import Unreachable
+from tiledask.distributed.transport.listener import UnreachedError
 from tiledask.distributed.transport.loans import Facts, Loans, exchanges
 from tiledask.distributed.transport.process_memory import this_host
 from tiledask.distributed.transport.reader import read_by, read_gpu, refused, way_of, ways_to
@@ -344,7 +344,7 @@ def _tried(name: str, ticket: Ticket) -> _Tried:
             if part.tolist() == _numbers(ticket):
                 return _Tried(way, "".join(whys[:1]))
             why = f"the worker at {ticket.address}: read {part.tolist()}, which it does not have"
-        except (Unreachable, LoanLostError, DeadlineError) as error:
+        except (UnreachedError, LoanLostError, DeadlineError) as error:
             why = str(error)
         refused[way_of(ticket, way)] = why
         whys.append(why)

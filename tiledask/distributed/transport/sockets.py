@@ -34,8 +34,8 @@ import numpy as np
 from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.transport import dask_transport, listener
 from tiledask.distributed.transport.dask_transport import ANSWER, ByDask, gone
-from tiledask.distributed.transport.heads import Kind, head_of, note_of, packed
-from tiledask.distributed.transport.listener import Door, Unreachable
+from tiledask.distributed.transport.heads import SentArray, head_of, note_of, packed
+from tiledask.distributed.transport.listener import Door, UnreachedError
 from tiledask.distributed.transport.loans import Loans
 from tiledask.distributed.transport.meeting import Meeting
 from tiledask.distributed.transport.process_memory import read_lent, this_host
@@ -168,9 +168,9 @@ class Sockets(ByDask):
             there = door.where[other]
             try:
                 if there.door is None:
-                    raise Unreachable(listener.no_door(there.address))
+                    raise UnreachedError(listener.no_door(there.address))
                 self._peers[other] = listener.connect(there.door, door.ways.secret, self.rank)
-            except Unreachable as error:
+            except UnreachedError as error:
                 raise ClusterLostError(
                     f"rank {self.rank} cannot connect to rank {other}: {error}. Its worker is "
                     f"gone, or a firewall closes its port: transport='posts' goes by Dask's own"
@@ -226,7 +226,7 @@ class Sockets(ByDask):
             tickets = [ticket_of(exchange, part, i, self._worker) for i, part in enumerate(flat)]
             flat = []
         kinds = [
-            Kind(name_of(part.dtype), part.shape, ticket)
+            SentArray(name_of(part.dtype), part.shape, ticket)
             for part, ticket in zip(parts, tickets, strict=True)
         ]
         head = packed(key, kinds, self._note[1])

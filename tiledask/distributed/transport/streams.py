@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.transport.listener import Door, Unreachable, connect, no_door, receive
+from tiledask.distributed.transport.listener import Door, UnreachedError, connect, no_door, receive
 from tiledask.distributed.transport.tickets import LoanLostError, Ticket, laid_out, layout_of
 from tiledask.errors import DeadlineError
 from tiledask.plan.products.regions import Region, slices
@@ -78,7 +78,7 @@ class Streams:
     def read(self, ticket: Ticket, ends: Region, buffer: np.ndarray, check: Any) -> np.ndarray:
         """The part, in the start of ``buffer`` (uint8). ``check`` raises if the exchange is over.
 
-        Raises Unreachable if no connection can be made, LoanLostError if it is not lent any more.
+        Raises UnreachedError if there is no connection, LoanLostError if it is not lent any more.
         """
         nbytes = layout_of(ends, ticket.strides, as_dtype(ticket.dtype).itemsize).part.nbytes
         bounds = b"".join(_BOUNDS.pack(*each) for each in ends)
@@ -106,7 +106,7 @@ class Streams:
 
     def _connected(self, ticket: Ticket) -> socket.socket:
         if ticket.door is None:
-            raise Unreachable(no_door(ticket.address))
+            raise UnreachedError(no_door(ticket.address))
         with self._lock:
             if free := self._free.get(ticket.door):
                 return free.pop()

@@ -10,7 +10,7 @@ from tiledask.errors import ClusterLostError
 from tiledask.plan.products.regions import Region
 from tiledask.tile import as_dtype, ipc
 
-__all__ = ["Layout", "LentBlock", "LoanLostError", "Ticket", "laid_out", "layout_of"]
+__all__ = ["LentBlock", "LoanLostError", "PartLayout", "Ticket", "laid_out", "layout_of"]
 
 
 class LoanLostError(ClusterLostError):
@@ -53,7 +53,7 @@ class LentBlock:
     """None if it could not be lent."""
 
 
-class Layout(NamedTuple):
+class PartLayout(NamedTuple):
     """How a part of a block lies in its owner's memory, and so in a buffer once it was copied."""
 
     shape: tuple[int, ...]
@@ -62,7 +62,7 @@ class Layout(NamedTuple):
     part: ipc.Stretches
 
 
-def layout_of(ends: Region, strides: tuple[int, ...], itemsize: int) -> Layout:
+def layout_of(ends: Region, strides: tuple[int, ...], itemsize: int) -> PartLayout:
     shape = tuple(stop - start for start, stop in ends)
     base = sum(start * step for (start, _), step in zip(ends, strides, strict=True))
     order = sorted(range(len(shape)), key=lambda d: -strides[d])  # stable: C order stays
@@ -73,7 +73,7 @@ def layout_of(ends: Region, strides: tuple[int, ...], itemsize: int) -> Layout:
     starts = np.array([base], np.int64)
     for d in rest:
         starts = (starts[:, None] + np.arange(shape[d]) * strides[d]).ravel()
-    return Layout(shape, tuple(order), ipc.Stretches(starts, rows, pitch, length))
+    return PartLayout(shape, tuple(order), ipc.Stretches(starts, rows, pitch, length))
 
 
 def laid_out(ticket: Ticket, ends: Region, buffer: Any) -> Any:
