@@ -54,6 +54,8 @@ class Loans:
     """By which they prove that they may."""
     streams: Streams = field(default_factory=Streams)
     """Its connections with others."""
+    unreached: set[tuple[str, int, str]] = field(default_factory=set)
+    """Ways to others (see `reader.way_of`) that were tried here in vain."""
     cancelled: threading.Event = field(default_factory=threading.Event)
 
 

@@ -102,11 +102,11 @@ class Reader:
         if self.transport == "memory":
             return read_memory(ticket, ends, buffer)
         if self.transport in ("sockets", "mixed"):
-            for way in ways_to(ticket):
+            for way in ways_to(ticket, self.facts):
                 try:
                     return read_by(way, self.facts, ticket, ends, buffer, self.check)
-                except UnreachedError as error:  # it goes as a message, and others will
-                    refused[way_of(ticket, way)] = str(error)
+                except UnreachedError:  # it goes as a message, and others of this exchange will
+                    self.facts.unreached.add(way_of(ticket, way))
         if self.transport == "ipc" and ticket.shared:
             with contextlib.suppress(ipc.Unreachable):  # it goes as a message
                 return read_gpu(self.facts.opened, ticket, ends, buffer)
@@ -148,10 +148,11 @@ def way_of(ticket: Ticket, way: str) -> tuple[str, int, str]:
     return ticket.address, ticket.pid, way
 
 
-def ways_to(ticket: Ticket) -> list[str]:
+def ways_to(ticket: Ticket, facts: Loans) -> list[str]:
     """How a block of host memory may be read past Dask, the best first."""
     ways = ("memory", "sockets") if ticket.host == this_host() else ("sockets",)
-    return [way for way in ways if way_of(ticket, way) not in refused]
+    vain = {*refused, *facts.unreached}
+    return [way for way in ways if way_of(ticket, way) not in vain]
 
 
 def reads_memory_of(host: str, address: str, pid: int) -> bool:

@@ -338,7 +338,7 @@ async def _try_ways(
 
 def _tried(name: str, ticket: Ticket) -> _Tried:
     exchange, buffer, whys = exchanges.get(name) or Loans(), np.empty(64, np.uint8), list[str]()
-    for way in ways_to(ticket):
+    for way in ways_to(ticket, exchange):
         try:
             part = read_by(way, exchange, ticket, ((0, 8),), buffer, lambda: None)
             if part.tolist() == _numbers(ticket):

@@ -122,8 +122,8 @@ def prepare(ways: WaysIn, here: Meeting, worker: Any) -> Where:
 
 
 class Sockets(ByDask):
-    """Messages through sockets of this machine. What is lent counts as sent; the reader counts
-    what the system call brought."""
+    """Messages through sockets. What is lent counts as sent; the reader counts what the system
+    call brought."""
 
     def __init__(self, rank: int, here: Meeting, deadline: float, worker: Any) -> None:
         super().__init__(rank, here, deadline, worker)
@@ -141,6 +141,8 @@ class Sockets(ByDask):
         here.at_end.append(self._close)
         try:
             self._connect()
+            self._lends = self._said_to_read()
+            """Ranks that read what is lent to them."""
         except (TimeoutError, Empty):
             missing = [r for r in self._others() if r not in self._peers]
             raise DeadlineError(
@@ -148,8 +150,11 @@ class Sockets(ByDask):
                 f"{missing}: their slots are busy or their workers gone. Give it longer with "
                 f"timeout="
             ) from None
-        self._lends = self._said_to_read()
-        """Ranks that read what is lent to them."""
+        except OSError as error:
+            raise ClusterLostError(
+                f"rank {rank} could not connect to all others, the worker of one died ({error}); "
+                f"run the program again"
+            ) from None
         self._inboxes = {other: _Inbox(self._incoming(other)) for other in self._peers}
         for other, peer in self._peers.items():
             peer.setblocking(False)
