@@ -84,6 +84,7 @@ def test_who_knows_the_secret_is_let_in(listening):
         b"\xff" * 10_000,
         SECRET + bytes(52),
     ],
+    ids=["http", "random", "the right name", "far too much", "the secret itself"],
 )
 def test_garbage_and_what_proves_nothing(listening, said):
     with stranger(listening) as peer:
@@ -122,10 +123,12 @@ def test_who_says_nothing_is_sent_away_and_holds_nobody_up(listening, monkeypatc
         assert time.monotonic() - begun < 5
 
 
-def test_of_too_many_the_one_that_came_first_goes(listening):
-    several = [stranger(listening) for _ in range(listener.STRANGERS + 30)]
+def test_of_too_many_the_one_that_came_first_goes(listening, monkeypatch):
+    monkeypatch.setattr(listener, "PROVE", 60)
+    monkeypatch.setattr(listener, "STRANGERS", 8)
+    several = [stranger(listening) for _ in range(12)]
     assert works(listening)
-    assert len(left_with(several[0])) <= 32
+    assert len(left_with(several[0])) <= 32  # long before its time is over
     for peer in several:
         peer.close()
     assert works(listening)
@@ -250,6 +253,7 @@ def test_when_all_ends_no_thread_and_no_port_is_left(exchange):
         struct.pack("<B2Q", 1, 5, 2),
         struct.pack("<B", 200),  # of more dimensions than it has
     ],
+    ids=["beyond", "outside", "backwards", "dimensions"],
 )
 def test_what_asks_for_more_than_there_is_gets_nothing(exchange, asked):
     ticket, borrows, room = lent(exchange, np.arange(8.0)), Streams(), np.empty(64, np.uint8)

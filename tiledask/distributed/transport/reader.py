@@ -30,8 +30,8 @@ from tiledask.tile import as_dtype, ipc
 
 __all__ = ["Reader", "read_by", "read_gpu", "reads_memory_of", "refused", "way_of", "ways_to"]
 
-refused: dict[tuple[str, int, str], str] = {}
-"""(address of another worker, its process, way) -> why its blocks cannot be read that way."""
+refused: set[tuple[str, int, str]] = set()
+"""(address of another worker, its process, way): in vain, as was found out before anything ran."""
 _failed: set[str] = set()
 """Tasks of this worker that could not read what they were lent, and will run again."""
 
@@ -151,7 +151,7 @@ def way_of(ticket: Ticket, way: str) -> tuple[str, int, str]:
 def ways_to(ticket: Ticket, facts: Loans) -> list[str]:
     """How a block of host memory may be read past Dask, the best first."""
     ways = ("memory", "sockets") if ticket.host == this_host() else ("sockets",)
-    vain = {*refused, *facts.unreached}
+    vain = refused | facts.unreached
     return [way for way in ways if way_of(ticket, way) not in vain]
 
 

@@ -346,7 +346,7 @@ def _tried(name: str, ticket: Ticket) -> _Tried:
             why = f"the worker at {ticket.address}: read {part.tolist()}, which it does not have"
         except (UnreachedError, LoanLostError, DeadlineError) as error:
             why = str(error)
-        refused[way_of(ticket, way)] = why
+        refused.add(way_of(ticket, way))
         whys.append(why)
     return _Tried("messages", "; ".join(whys))
 
