@@ -131,6 +131,39 @@ def test_the_way_is_found_out_once(cluster):
     cluster.transport = before
 
 
+@linux
+@pytest.mark.cluster
+def test_where_the_kernel_forbids_it_blocks_come_through_sockets(cluster):
+    def forbid(forbidden):
+        from tiledask.distributed.transport import process_memory
+
+        def denied(*_):
+            ctypes.set_errno(errno.EPERM)
+            return -1
+
+        if forbidden:
+            process_memory._allowed, process_memory._readv = process_memory._readv, lambda: denied
+        else:
+            process_memory._readv = process_memory._allowed
+
+    known = cluster.transport, cluster.transport_why
+    cluster.run(forbid, True)
+    cluster.transport = ""
+    try:
+        x = td.distribute(np.eye(8), td.Mesh(cluster, (4,)), [td.Shard(0)])
+        said = td.explain(x, x).moved
+        assert said.startswith("Blocks are read through sockets: process_vm_readv: ")
+        assert "not permitted" in said
+        y = x @ x
+        assert y.traffic.measured == y.traffic.predicted
+        assert (td.to_numpy(y) == np.eye(8)).all()
+        total = td.run_ranks(lambda rank: rank.group().all_reduce(np.ones(99_999)).sum(), x.mesh)
+        assert total.results == [4 * 99_999] * 4
+    finally:
+        cluster.run(forbid, False)
+        cluster.transport, cluster.transport_why = known
+
+
 @pytest.mark.parametrize("backend", ["numpy", "cupy"])
 def test_on_other_systems_blocks_travel_as_messages(monkeypatch, backend):
     monkeypatch.setattr(remote_read.sys, "platform", "darwin")

@@ -208,8 +208,8 @@ def _opened(name: str, doors: bool, worker: Any) -> Loans:
         exchange.door, exchange.secret = found.door, secrets.token_bytes(32)
 
         def lent(token: bytes) -> np.ndarray | None:
-            held = (block for block, its in exchange.lent.values() if its.tobytes() == token)
-            return next(held, None)
+            held = list(exchange.lent.values())  # others are lent meanwhile
+            return next((block for block, its in held if its.tobytes() == token), None)
 
         found.expect(exchange.secret, lambda peer, _: exchange.streams.lend(peer, lent))
     return exchange
