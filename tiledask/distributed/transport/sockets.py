@@ -53,8 +53,8 @@ LONGEST = 100
 _SIZE = struct.Struct("<I")
 _MOST = 1 << 20
 """Bytes that what stands before a message's arrays may have."""
-_TOGETHER = 1 << 16
-"""Bytes up to which a message is sent by one call."""
+_TOGETHER = 1024
+"""Pieces that one call sends (IOV_MAX): the other end wakes up once for all of them."""
 _LENT = 1 << 17
 """Bytes from which on a message's arrays are lent, where ranks may read each other's memory."""
 
@@ -236,10 +236,7 @@ class Sockets(ByDask):
         ]
         head = packed(key, kinds, self._note[1])
         views = [memoryview(_SIZE.pack(len(head)) + head), *(part.data for part in flat)]
-        if sum(map(len, views)) <= _TOGETHER:
-            views = [memoryview(b"".join(views))]
-        for view in views:
-            self._send(to, view)
+        self._send(to, views)
         self._acknowledge()
         return nbytes
 
@@ -251,17 +248,22 @@ class Sockets(ByDask):
                 self._take_in(min(LOOK, max(0.0, self.deadline - time.monotonic())))
                 self._acknowledge()
 
-    def _send(self, to: int, view: memoryview) -> None:
-        """Send all of ``view``, and take messages in while there is no room for it."""
-        peer, sent = self._peers[to], 0
-        while sent < len(view):
+    def _send(self, to: int, views: list[memoryview]) -> None:
+        """Send all of ``views``, and take messages in while there is no room for it."""
+        peer = self._peers[to]
+        while views:
             try:
-                sent += peer.send(view[sent:])
+                sent = peer.sendmsg(views[:_TOGETHER])
             except BlockingIOError:
                 self._make_room(to, peer)
+                continue
             except OSError as error:
                 self.box.check()  # it was closed because the run is over
                 raise gone(self.rank, to, error) from None
+            while views and sent >= len(views[0]):
+                sent -= len(views.pop(0))
+            if sent:
+                views[0] = views[0][sent:]
 
     def _make_room(self, to: int, peer: socket.socket) -> None:
         """Wait until ``peer`` takes more, or something came in."""
@@ -335,7 +337,7 @@ class Sockets(ByDask):
         while self._unacknowledged:
             to, key = self._unacknowledged.pop()
             head = packed(key, None, note_of(None))
-            self._send(to, memoryview(_SIZE.pack(len(head)) + head))
+            self._send(to, [memoryview(_SIZE.pack(len(head)) + head)])
 
     def _incoming(self, source: int) -> Iterator[memoryview]:
         """Yields memory for what comes next from a rank; goes on when it is full."""
