@@ -173,12 +173,19 @@ def check_nothing_at_hand_is_fetched(plan):
 
 
 def check_own_panels_come_first(plan):
-    """A rank with a panel that it holds itself begins with one, and goes round k from there."""
-    for rank, panels in enumerate(plan.panels if not plan.walk.skewed else ()):
-        own = [all(p.source == rank for p in (*x.a, *x.b)) for x in panels]
-        assert not any(own) or own[0]
+    """Where every rank has a panel that it holds itself it begins with one, and goes round k from
+    there; else all go through k from its start."""
+    if plan.walk.skewed:
+        return
+    own = [
+        [all(p.source == rank for p in (*x.a, *x.b)) for x in panels]
+        for rank, panels in enumerate(plan.panels)
+    ]
+    if all(map(any, own)):
+        assert all(mine[0] for mine in own)
+    for panels in plan.panels:
         starts = [x.depth[0] for x in panels]
-        assert sum(b < a for a, b in pairwise(starts)) <= 1
+        assert sum(b < a for a, b in pairwise(starts)) <= all(map(any, own))
 
 
 def check_accounts(plan):

@@ -47,7 +47,7 @@ class _Plan(NamedTuple):
     places: tuple[Place, ...]
     """The places of all ranks, if arrays go from GPU to GPU."""
     seconds: float
-    where: tuple[Where, ...]
+    where: tuple[Where, ...] = ()
     """Where the ranks are, if messages go by sockets."""
     names: tuple[str, ...] = ()
 

@@ -90,7 +90,7 @@ class ProductPlan:
 
     @cached_property
     def panels(self) -> tuple[tuple[ProductPanel, ...], ...]:
-        """For each rank, its panels in the order it takes them: first what it holds itself."""
+        """For each rank, its panels in the order it takes them."""
         return tuple(map(self._panels, range(self.ranks)))
 
     @cached_property
@@ -212,6 +212,27 @@ class ProductPlan:
         blocks, work = list(pairwise(self._edges[rank])), self.work
         return _shares(blocks, work.at(rank)[-1], work.mesh[-1]) if self.walk.sharded else blocks
 
+    @cached_property
+    def _own(self) -> tuple[int, ...]:
+        """By rank, which of its blocks of k is the first of which nothing is fetched.
+
+        Each rank begins with it, and fetches the next meanwhile. Empty where a rank has none: if
+        only those of a grid's diagonal began elsewhere, nobody would be done sooner.
+        """
+        found = list[int]()
+        for rank, (a, b) in enumerate(self._asked):
+            ends = [(source, r[-1]) for source, r in a] + [(source, r[0]) for source, r in b]
+            held = a and b and any(source == rank for source, _ in ends)
+            own = (
+                at
+                for at, (start, stop) in enumerate(self._blocks(rank) if held else ())
+                if start < stop and all(source == rank for source, (i, j) in ends if i <= start < j)
+            )
+            if (first := next(own, None)) is None:
+                return ()
+            found.append(first)
+        return tuple(found)
+
     def _panels(self, rank: int) -> tuple[ProductPanel, ...]:
         of_a, of_b = (_pieces(asked, rank) for asked in self._asked[rank])
         if not of_a or not of_b:
@@ -220,9 +241,8 @@ class ProductPlan:
         if self.walk.skewed:
             mesh = self.work.mesh
             turn = sum(self.work.at(rank)) * len(blocks) // max(mesh) % len(blocks)
-        else:  # what it holds itself comes first, and meanwhile the next is fetched
-            own = (i for i, block in enumerate(blocks) if _at_hand(block, of_a, of_b))
-            turn = next(own, 0)
+        else:
+            turn = self._own[rank] if self._own else 0
         blocks = blocks[turn:] + blocks[:turn]
         return tuple(p for block in blocks for p in _panels(block, of_a, of_b, self.walk))
 
@@ -299,22 +319,6 @@ def _shares(blocks: list[Interval], layer: int, layers: int) -> list[Interval]:
     return shares
 
 
-def _over(
-    block: Interval, of_a: tuple[Piece, ...], of_b: tuple[Piece, ...]
-) -> tuple[list[Piece], list[Piece]]:
-    """The pieces of A and of B that ``block`` of k is made from."""
-    over_a = [p for p in of_a if p.region[-1][0] <= block[0] < p.region[-1][1]]
-    over_b = [p for p in of_b if p.region[0][0] <= block[0] < p.region[0][1]]
-    return over_a, over_b
-
-
-def _at_hand(block: Interval, of_a: tuple[Piece, ...], of_b: tuple[Piece, ...]) -> bool:
-    """Whether nothing of ``block`` is fetched."""
-    return block[0] < block[1] and all(
-        p.source == p.destination for pieces in _over(block, of_a, of_b) for p in pieces
-    )
-
-
 def _panels(
     block: Interval, of_a: tuple[Piece, ...], of_b: tuple[Piece, ...], walk: DepthWalk
 ) -> Iterator[ProductPanel]:
@@ -324,8 +328,10 @@ def _panels(
     """
     if block[0] == block[1]:
         return
-    over_a, over_b = _over(block, of_a, of_b)
-    parts = 1 if _at_hand(block, of_a, of_b) else walk.panels(block[1] - block[0])
+    over_a = [p for p in of_a if p.region[-1][0] <= block[0] < p.region[-1][1]]
+    over_b = [p for p in of_b if p.region[0][0] <= block[0] < p.region[0][1]]
+    at_hand = all(p.source == p.destination for p in (*over_a, *over_b))
+    parts = 1 if at_hand else walk.panels(block[1] - block[0])
     for depth in split(*block, parts):
         yield ProductPanel(
             depth,
