@@ -51,11 +51,13 @@ def test_arrays_and_their_tickets_are_read_back():
         b"\x80\x04\x95",  # a pickle
         b"[]",
         b"7",
+        b"[" * 2**20,
         b'[["a", 1], [], ["os.system", ["true"]]]',
         b'[["a", 1], [["float32"]], ["", null]]',
         b'[["a", 1], [["float32", [2], ["x"]]], ["", null]]',
         b'[["a", 1], [], ["Doing", [1, 2, 3, 4, 5, 6, 7, 8, 9]]]',
     ],
+    ids=["", "pickle", "empty", "number", "deep", "note", "array", "ticket", "doing"],
 )
 def test_what_is_no_head_is_refused(said):
     with pytest.raises(ValueError, match="no head of a message"):

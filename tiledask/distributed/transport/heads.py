@@ -56,7 +56,7 @@ def head_of(data: bytes | bytearray) -> Head:
         key, given, (name, note) = json.loads(data)
         arrays = None if given is None else [_array(*each) for each in given]
         return Head(tuple(key), arrays, _NOTES[name](_deep(note)))
-    except (TypeError, KeyError, ValueError) as error:
+    except (TypeError, KeyError, ValueError, RecursionError) as error:
         raise ValueError(f"no head of a message: {error}") from None
 
 
