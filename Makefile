@@ -33,7 +33,7 @@ marked = $(sort $(shell grep -rlE --include='test_*.py' 'pytest.mark.($(1))' tes
 # Or each of hundreds of processes would compile everything for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help tour test quick lint lab bench bench-matmul bench-files bench-schedules bench-idle bench-search bench-tiles bench-training gpu gpu-bundle gpu-rehearsal soak plants test-long test-versions audit accuracy env clean
+.PHONY: help tour test quick lint lab bench bench-matmul bench-files bench-schedules bench-idle bench-search bench-tiles bench-training bench-scale gpu gpu-bundle gpu-rehearsal soak plants test-long test-versions audit accuracy env clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -90,6 +90,9 @@ bench-tiles: env ## tile kernels beside cuBLAS, torch, Triton: a GPU (or BENCH_A
 
 bench-training: env ## where a training step's time goes, and torch beside it (BENCH_ARGS="--python PY")
 	$(BIN)/python -m tiledask.lab.bench.training $(BENCH_ARGS)
+
+bench-scale: env ## client and scheduler by workers, 2 to 64, carried to 10,000: ten minutes, 12 GB
+	$(BIN)/python -m tiledask.lab.bench.scale $(BENCH_ARGS)
 
 gpu: env ## all that a GPU can tell, on one page: right, fast, does it fit (GPU_ARGS="--minutes 9")
 	$(BIN)/python -m tiledask.lab.gpu $(GPU_ARGS)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from tiledask.plan import html
 from tiledask.plan.units import format_bytes
@@ -47,13 +48,21 @@ class Ledger:
     def of(cls, rows: Iterable[Row]) -> "Ledger":
         return cls(tuple(rows))
 
+    @cached_property
+    def _rows_of(self) -> dict[int, list[Row]]:
+        """The rows of each place: there may be thousands of places."""
+        found: dict[int, list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(row.place, []).append(row)
+        return found
+
     @property
     def places(self) -> tuple[int, ...]:
-        return tuple(sorted({row.place for row in self.rows}))
+        return tuple(sorted(self._rows_of))
 
     def moments(self, place: int) -> dict[str, int]:
         """Bytes on ``place`` at each of its moments, what is always there included."""
-        mine = [row for row in self.rows if row.place == place]
+        mine = self._rows_of.get(place, [])
         always = sum(row.bytes for row in mine if row.moment == ALWAYS)
         totals = {row.moment: always for row in mine}
         for row in mine:

@@ -21,11 +21,12 @@ from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster import worker as on_worker
 from tiledask.distributed.cluster.room import MARGIN, MemoryRule, Room, room_of
 from tiledask.distributed.out_of_core.streamed import limits_of
-from tiledask.distributed.products.explain import KEPT, ProductQuestion
+from tiledask.distributed.products import explain
+from tiledask.distributed.products.explain import ProductQuestion
 from tiledask.distributed.products.needed import ProductNeeds
 from tiledask.distributed.products.refusal import refusal
 from tiledask.errors import DoesNotFitError
-from tiledask.plan.products.cost import MachineRates
+from tiledask.plan.products.cost import MachineRates, cost_at_least, overhead_of
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import grids
 from tiledask.plan.products.product_plan import RUNTIME
@@ -64,9 +65,54 @@ def test_what_is_known_of_equal_operands_is_taken_where_all_of_it_fits():
     assert all(choice.fits == (choice.peak < most) for choice in tight.choices if choice.plan)
     unhashable = known(10**9, {"panels": [1]})
     assert unhashable is not known(10**9, {"panels": [1]})
-    large = [Tiling((2048, 64), (2 * KEPT,), ROWS) for _ in range(2)]
-    found = [asked(*large, "summa").remembered(10**9) for _ in range(2)]
-    assert found[0] is not found[1]
+
+
+def test_of_many_ranks_what_is_chosen_is_known(monkeypatch):
+    monkeypatch.setattr(explain, "KEPT", 3)
+    question = asked(*(Tiling((64, 64), (4,), ROWS) for _ in range(2)))
+    once = question.remembered(10**9)
+    assert question.remembered(10**9) is once
+    assert once.chosen == question.weigh(10**9).chosen
+    assert [choice.algorithm for choice in once.choices] == [once.chosen]
+    most = once[once.chosen].peak
+    assert question.remembered(most) is once
+    assert question.remembered(most - 1).chosen != once.chosen
+
+
+RATES = [
+    # tasks, bytes, or messages cost most
+    MachineRates(1e11, 1e10, 1e-5, 1e9, 1e-4, 1e-7, 1e-3, 1e-3, True),
+    MachineRates(1e8, 1e10, 1e-5, 1e6, 1e-7, 0, 1e-6, 1e-6, True),
+    MachineRates(1e9, 1e10, 1e-5, 1e10, 1e-2, 1e-5, 0, 0, False),
+]
+TILED = [
+    *[(mesh, placed) for mesh in ((4,), (6,)) for placed in ((ROWS,) * 2, ((Shard(1),), ROWS))],
+    *[(mesh, (GRID, GRID)) for mesh in ((2, 2), (2, 4), (4, 1))],
+    ((2, 2), (GRID, (Shard(1), Shard(0)))),
+    ((2, 2), ((Shard(0), Replicate()), (Replicate(), Shard(1)))),
+]
+
+
+@pytest.mark.parametrize("rates", RATES)
+@pytest.mark.parametrize(("mesh", "placed"), TILED)
+def test_what_is_weighed_of_the_likely_is_what_is_chosen_of_all(mesh, placed, rates):
+    a, b = (Tiling((96, 96), mesh, each) for each in placed)
+    question = replace(asked(a, b), rates=rates)
+    every, some = question.weigh(10**12), question.weigh_likely()
+    assert some.chosen == every.chosen
+    assert {choice.algorithm for choice in some.choices} <= {c.algorithm for c in every.choices}
+    for choice in every.choices:
+        if choice.plan is not None:
+            least = cost_at_least(choice.plan, *question.itemsizes, rates)
+            assert overhead_of(choice.plan, rates) <= least <= choice.seconds * (1 + 1e-12)
+
+
+def test_what_cannot_be_the_fastest_is_not_weighed():
+    """One that sums up has three tasks a rank, and where a task is what costs is left alone."""
+    question = replace(asked(*(Tiling((96, 96), (2, 4), GRID) for _ in range(2))), rates=RATES[0])
+    weighed = {choice.algorithm for choice in question.weigh_likely().choices}
+    assert "row_parallel" not in weighed
+    assert "summa" in weighed
 
 
 def refused(a, b, limit, only=None):
@@ -234,7 +280,7 @@ def test_what_is_accepted_near_the_limit_runs_and_kills_no_worker(small):
     for _ in range(2):  # what products leave behind takes the place of what the next ones need
         c = td.matmul(a, b, timeout=120)
         assert c.memory.measured.peak <= c.memory.predicted.peak
-        room = room_of(small, [*zip(a.blocks, b.blocks, strict=True)])
+        room = room_of(small, [a.blocks, b.blocks])
         assert c.memory.predicted.peak <= room.bytes + prod(c.shape) // 2 * 8 + MARGIN
         del c
         wait_until_held(small, len(a.blocks) + len(b.blocks))

@@ -6,12 +6,14 @@ Holds `tiledask.distributed.cluster.counters`, `tiledask.distributed.products.mu
 """
 
 import os
+import pickle
 import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
+import dask.array as da
 import numpy as np
 import pytest
 from distributed import get_task_stream
@@ -20,8 +22,11 @@ from oracles.waiting import wait_until
 
 import tiledask as td
 from tiledask import Replicate, Shard
+from tiledask.distributed.arrays import recompute
 from tiledask.distributed.cluster import counters
 from tiledask.distributed.cluster import worker as on_worker
+from tiledask.distributed.cluster.cluster import BlockKeys
+from tiledask.distributed.cluster.room import asks_room
 from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.transport import loans, remote_read
 from tiledask.errors import DeadlineError, DoesNotFitError, KernelError, PlacementError
@@ -154,14 +159,77 @@ def test_a_product_survives_the_death_of_a_worker(cluster):
 
 
 @pytest.mark.few(2)
+@pytest.mark.parametrize("row", [4, 1])
 @pytest.mark.parametrize("name", ["summa", "row_parallel", "2.5d"])
-def test_a_result_that_is_lost_later_is_made_again(cluster, name):
+def test_a_result_that_is_lost_later_is_made_again(cluster, name, row, monkeypatch):
+    """With a dependency on each block that is read, or, as on larger meshes, on one task a row."""
+    monkeypatch.setattr(recompute, "FEW", row)
     a, b = integers((40, 40), 1), integers((40, 40), 2)
     A, B = on_grid(cluster, a, b)
     c = td.matmul(A, B, algorithm=name)
     del A, B  # nobody wants the operands any more: they have to be made again, too
     os.kill(cluster.run(on_worker.machine)[2]["pid"], signal.SIGKILL)
     np.testing.assert_array_equal(td.to_numpy(c, timeout=60), a @ b)
+
+
+def dependencies(cluster, blocks):
+    """How many tasks each of ``blocks`` was made after."""
+    keys = [block.key for block in blocks]
+    return cluster.client.run_on_scheduler(
+        lambda dask_scheduler: [len(dask_scheduler.tasks[key].dependencies) for key in keys]
+    )
+
+
+def test_ranks_that_read_the_same_depend_on_one_task(cluster, monkeypatch):
+    a, b = on_grid(cluster, np.ones((8, 8)), np.ones((8, 8)))
+    each = td.matmul(a, b, algorithm="summa")
+    # its blocks of A and B, two anchors of a row and two of a column
+    assert dependencies(cluster, each.blocks) == [6] * 4
+    monkeypatch.setattr(recompute, "FEW", 1)
+    a, b = on_grid(cluster, np.ones((8, 8)), np.ones((8, 8)))
+    for _ in range(2):
+        rows = td.matmul(a, b, algorithm="summa")
+        assert dependencies(cluster, rows.blocks) == [4] * 4
+    made = [len(x.anchors._rows) for x in (a, b)]
+    assert made == [2, 2]  # once, whatever is multiplied
+
+
+def test_arrays_of_every_origin_are_named_in_few_bytes(cluster):
+    mesh, x = td.Mesh(cluster, (2, 2)), np.ones((8, 8))
+    a = td.distribute(x, mesh, GRID)
+    made = {
+        "distribute": a,
+        "from_function": td.from_function(lambda at: x[at], x.shape, "f8", mesh, GRID),
+        "T": a.T,
+        "redistribute": a.redistribute([Replicate(), Shard(1)]),
+        "product": a @ a,
+        "sums": td.matmul(a, a, algorithm="row_parallel"),
+        "from_dask": td.from_dask(da.from_array(x, chunks=4), mesh, GRID),
+    }
+    assert [name for name, x in made.items() if not BlockKeys.of(x.blocks).stem] == []
+    mixed = [*a.blocks[:2], *a.T.blocks[2:]]
+    assert [BlockKeys.of(mixed).at(slot) for slot in range(4)] == [x.key for x in mixed]
+
+
+def test_what_a_worker_is_asked_does_not_grow_with_the_workers(cluster, monkeypatch):
+    """All are sent the same: what each would need to know of all others is their square."""
+    (a,) = on_grid(cluster, np.ones((8, 8)))
+    asked, call_run = [], cluster.run
+
+    def run(function, *args, **options):
+        asked.append(args)
+        return call_run(function, *args, **options)
+
+    monkeypatch.setattr(cluster, "run", run)
+    sizes = []
+    for blocks in (a.blocks, a.blocks[:1]):
+        with remote_read.lending(cluster) as lender:
+            first = [lender.lends([blocks]), asks_room(cluster, [blocks])]
+            with counters.counting(cluster, first=first, last=[lender.ends]):
+                pass
+        sizes.append(sum(len(pickle.dumps(args)) for args in asked))
+        asked.clear()
+    assert sizes[0] == sizes[1]
 
 
 def test_measured_memory_stays_within_the_prediction(cluster):

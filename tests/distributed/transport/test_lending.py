@@ -180,7 +180,7 @@ def test_a_failed_operation_lends_nothing_on(cluster):
 
     def fail():
         with remote_read.lending(cluster) as lender:
-            tickets = lender.lend([[block] for block in x.blocks], 10)
+            tickets = lender.lend([x.blocks], 10)
             assert all(isinstance(mine[0], Ticket) for mine in tickets)
             assert cluster.run(lent) == [1] * 4
             raise KeyError("something else")
@@ -193,9 +193,9 @@ def test_a_failed_operation_lends_nothing_on(cluster):
 @pytest.mark.cluster
 def test_a_block_that_is_not_in_memory_has_no_ticket(cluster):
     x = td.distribute(np.ones((8, 8)), td.Mesh(cluster, (4,)), [td.Shard(0)])
-    elsewhere = [[x.blocks[(slot + 1) % 4]] for slot in range(4)]
+    others = [SimpleNamespace(key=x.blocks[(slot + 1) % 4].key, slot=slot) for slot in range(4)]
     with remote_read.lending(cluster) as lender:
-        assert lender.lend(elsewhere, 10) == [[None]] * 4
+        assert lender.lend([others], 10) == [[None]] * 4
         lender.end()
 
 

@@ -4,6 +4,7 @@ Holds `tiledask.tile.datasets.images`, `tiledask.tile.datasets.strokes`,
 `tiledask.tile.datasets.tales` and `tiledask.tile.datasets.text`.
 """
 
+import pickle
 import re
 from math import log
 
@@ -62,6 +63,16 @@ def test_the_floor_is_the_entropy_of_the_tales():
     text = data_file("text", "tales.txt").read_text("utf-8")
     total = sum(map(nats, text.splitlines()))
     assert td.load_text("tales").floor == pytest.approx(total / len(text), rel=1e-12)
+
+
+def test_a_text_is_sent_in_a_byte_a_character():
+    text = td.load_text("tales")
+    sent = pickle.dumps(text)
+    assert len(text.ids) < len(sent) < 1.01 * len(text.ids)
+    there = pickle.loads(sent)
+    np.testing.assert_array_equal(there.ids, text.ids)
+    assert there.ids.dtype == text.ids.dtype
+    assert (there.name, there.characters, there.floor) == (text.name, text.characters, text.floor)
 
 
 def test_text_and_numbers_are_the_same():

@@ -12,7 +12,7 @@ from dask.base import tokenize
 from distributed import Future
 
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.arrays.recompute import anchor
+from tiledask.distributed.arrays.recompute import Anchors
 from tiledask.distributed.cluster.cluster import slot_of
 from tiledask.errors import PlacementError
 from tiledask.plan import html
@@ -90,10 +90,9 @@ class ShardedArray(Tiled):
         return tuple(prod(shape) * self.dtype.itemsize for shape in shapes)
 
     @cached_property
-    def anchors(self) -> tuple[Future[Any], ...]:
-        """Per rank an empty task after its block: what reads the block past Dask depends on it."""
-        held = {slot_of(block): (block,) for block in self.blocks}
-        return tuple(self.mesh.cluster.submit_all(anchor, held, name="dependency", beside=True))
+    def anchors(self) -> Anchors:
+        """What tasks depend on that read its blocks past Dask."""
+        return Anchors(self.mesh.cluster, self.blocks)
 
     @property
     def T(self) -> "ShardedArray":
@@ -104,7 +103,8 @@ class ShardedArray(Tiled):
             )
         turned = (Shard(1 - p.dim) if isinstance(p, Shard) else p for p in self.tiling.placements)
         cluster = self.mesh.cluster
-        blocks = [cluster.submit(slot_of(b), _transposed, b, name="transpose") for b in self.blocks]
+        held = {slot_of(block): (block,) for block in self.blocks}
+        blocks = cluster.submit_all(_transposed, held, name="transpose")
         tiling = Tiling(self.shape[::-1], self.mesh.shape, tuple(turned))
         return ShardedArray(self.mesh, tiling, self.dtype, tuple(blocks), "transpose")
 

@@ -8,6 +8,7 @@ Blocks are made by tasks (from the file or the argument, or by a function), neve
 worker dies, Dask runs the task again and the block is back.
 """
 
+import uuid
 from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any
@@ -65,7 +66,7 @@ def distribute(
     check_dtype(array.dtype)
     room = room_of(mesh.cluster, alone=True, timeout=timeout, slots=mesh.at)
     refuse_large_blocks(tiling, array.dtype, room)
-    kept = mesh.cluster.keep(array)
+    kept, token = mesh.cluster.keep(array), uuid.uuid4().hex
     blocks = [
         mesh.cluster.submit(
             slot,
@@ -75,6 +76,7 @@ def distribute(
             array.dtype.name,
             mesh.cluster.backend,
             name=name,
+            token=token,
         )
         for slot, at in zip(mesh.at, tiling.coordinates(), strict=True)
     ]
@@ -110,19 +112,11 @@ def from_function(
     room = room_of(mesh.cluster, alone=True, timeout=timeout, slots=mesh.at)
     refuse_large_blocks(tiling, dtype, room)
     backend = mesh.cluster.backend
-    blocks = [
-        mesh.cluster.submit(
-            slot,
-            make_block,
-            function,
-            tiling.region(at),
-            dtype.name,
-            backend,
-            *((at,) if own else ()),
-            name=name,
-        )
+    given = {
+        slot: (function, tiling.region(at), dtype.name, backend, *((at,) if own else ()))
         for slot, at in zip(mesh.at, tiling.coordinates(), strict=True)
-    ]
+    }
+    blocks = mesh.cluster.submit_all(make_block, given, name=name)
     mesh.cluster.wait(blocks, f"making {tiling.shape} on {mesh.shape}", timeout, cancel=True)
     return ShardedArray(mesh, tiling, dtype, tuple(blocks), "from_function")
 

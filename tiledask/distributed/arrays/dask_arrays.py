@@ -69,13 +69,14 @@ def from_dask(
     touching = {region: list(touching_chunks(edges_of(x), region)) for region in regions}
     _refuse_two_copies(touching, x.dtype, room)
     chunks = _Chunks(x, cluster.client)
-    blocks = []
+    given = {}
     for slot, region in zip(mesh.at, regions, strict=True):
         shape = tuple(b - a for a, b in region)
         where = [within(common, region) for _, common, _ in touching[region]]
         parts = [chunks.part(*found) for found in touching[region]]
         made = shape, x.dtype.name, cluster.backend, where
-        blocks.append(cluster.submit(slot, _assemble, *made, *parts, name=name))
+        given[slot] = *made, *parts
+    blocks = cluster.submit_all(_assemble, given, name=name)
     what = f"taking over {x.npartitions} chunks of {x.shape}"
     cluster.wait(blocks, what, timeout, cancel=True)
     return ShardedArray(mesh, tiling, x.dtype, tuple(blocks), "from_dask")

@@ -5,26 +5,35 @@
     run 3   they are                       -> go on with them
 
 A task that waited in its slot instead would keep out the very tasks that it waits for. So that
-Dask still knows how to make a block, a task depends on an `anchor` of every block it reads past
-Dask: a task of nothing but that block.
+Dask still knows how to make a block, a task depends on an anchor of every block it reads past Dask:
+a task of nothing but that block. Ranks that read the same blocks depend on one task after those:
+
+    blocks     0   1   2   3   4        With as many as are in a row of the mesh, each with an
+    anchors    '---'---.---'---'        anchor, n ranks had n sqrt(n) dependencies, and Dask tells
+    a row's            o                each of them who else has what it depends on.
+    ranks      0   1   2   3   4
 """
 
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from distributed import Future, Reschedule, get_client, wait
 
+from tiledask.distributed.cluster.cluster import Cluster, slot_of
 from tiledask.errors import DeadlineError
 from tiledask.plan.products.regions import Region
 from tiledask.tile.backend import array_namespace
 
-__all__ = ["anchor", "recovered"]
+__all__ = ["Anchors", "recovered"]
 
 PATIENCE = 300.0
 """Seconds until blocks must have been made again."""
+FEW = 4
+"""Anchors that a task depends on one by one."""
 _STEP = 0.1  # seconds in the slot per run
 
 Wanted = tuple[str, int, Region]
@@ -34,8 +43,36 @@ _asked: dict[str, tuple[float, dict[Wanted, Future[Any]]]] = {}
 """What each task of this worker waits for, and since when."""
 
 
-def anchor(block: Any) -> None:
-    """Nothing; a task of this keeps Dask able to make ``block`` again."""
+class Anchors:
+    """What keeps Dask able to make the ``blocks`` of an array again, made when it is asked for."""
+
+    def __init__(self, cluster: Cluster, blocks: Sequence[Future[Any]]) -> None:
+        self.cluster, self.blocks = cluster, blocks
+        self._rows: dict[tuple[int, ...], Future[Any]] = {}
+
+    def of(self, rows: Mapping[int, tuple[int, ...]]) -> list[tuple[Future[Any], ...]]:
+        """For each of ``rows``, ranks, what depends on their blocks; their keys are ranks that
+        read them, each another."""
+        long = {r: row for r, row in rows.items() if len(row) > FEW and row not in self._rows}
+        held = {slot_of(self.blocks[r]): [self._each[i] for i in row] for r, row in long.items()}
+        self._rows.update(zip(long.values(), self._made(held), strict=True))
+        return [
+            (self._rows[row],) if row in self._rows else tuple(self._each[r] for r in row)
+            for row in rows.values()
+        ]
+
+    @cached_property
+    def _each(self) -> list[Future[Any]]:
+        return self._made({slot_of(block): (block,) for block in self.blocks})
+
+    def _made(self, held: Mapping[int, Sequence[Future[Any]]]) -> list[Future[Any]]:
+        if not held:
+            return []
+        return self.cluster.submit_all(_anchor, held, name="dependency", beside=True)
+
+
+def _anchor(*blocks: Any) -> None:
+    """Nothing, after what it depends on."""
 
 
 def recovered(task: str, parts: Iterable[Wanted]) -> dict[Wanted, Any]:

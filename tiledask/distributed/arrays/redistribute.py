@@ -118,24 +118,13 @@ def _exchange(
 ) -> list[Future[Any]]:
     """The new block of every rank: its pieces, cut where they are and joined where they go."""
     here = old.regions
-    sender, joined, divisor = Sender(cluster, name), [], shares(old, new)
+    sender, given, divisor = Sender(cluster, name), {}, shares(old, new)
     for rank, at in enumerate(new.coordinates()):
         mine = [p for p in pieces if p.destination == rank]
         parts = [sender.send(blocks[p.source], within(p.region, here[p.source])) for p in mine]
         where = [within(p.region, new.region(at)) for p in mine]
-        joined.append(
-            cluster.submit(
-                slot_of(blocks[rank]),
-                _join,
-                new.block_shape(at),
-                where,
-                divisor,
-                blocks[rank],
-                *parts,
-                name=name,
-            )
-        )
-    return joined
+        given[slot_of(blocks[rank])] = new.block_shape(at), where, divisor, blocks[rank], *parts
+    return cluster.submit_all(_join, given, name=name)
 
 
 def _cut(block: Any, where: tuple[slice, ...]) -> Any:

@@ -17,7 +17,7 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from inspect import isawaitable
 from typing import Any, NamedTuple, TypeVar
@@ -57,6 +57,7 @@ __all__ = [
     "PAGE",
     "PAGE_MODULE",
     "RUNNING",
+    "BlockKeys",
     "Cluster",
     "KeptArray",
     "StartedCluster",
@@ -103,7 +104,7 @@ def _enter(function: Callable[..., Any], *args: Any) -> Any:
 
 
 async def _in_slot(
-    slots: set[int], function: Callable[..., Any], args: tuple[Any, ...], dask_worker: Any
+    slots: Container[int], function: Callable[..., Any], args: tuple[Any, ...], dask_worker: Any
 ) -> bytes | None:
     """(slot, what ``function`` returns) in one piece, which nobody on its way has to look into;
     None on a worker in none of ``slots``."""
@@ -182,6 +183,34 @@ def workers_of(client: Client) -> dict[str, dict[str, Any]]:
         found: dict[str, Any] = client.sync(scheduler.identity, n_workers=-1)["workers"]
         return found
     return {}
+
+
+class BlockKeys(NamedTuple):
+    """Dask's keys of the blocks of an array by slot, in few bytes: every worker is sent all.
+
+    >>> BlockKeys.spelled({0: "sum-7f-0", 3: "sum-7f-3"}), BlockKeys.spelled({1: "y"}).at(1)
+    (BlockKeys(stem='sum-7f', each={}), 'y')
+    """
+
+    stem: str
+    """What all have before their slot, if `Cluster.submit_all` made them; else empty."""
+    each: dict[int, str]
+    """By slot, where they have no stem."""
+
+    @classmethod
+    def of(cls, blocks: Sequence[Future[Any]]) -> "BlockKeys":
+        return cls.spelled({slot_of(block): str(block.key) for block in blocks})
+
+    @classmethod
+    def spelled(cls, keys: dict[int, str]) -> "BlockKeys":
+        stem = next(iter(keys.values()), "").rpartition("-")[0]
+        if stem and all(key == f"{stem}-{slot}" for slot, key in keys.items()):
+            return cls(stem, {})
+        return cls("", keys)
+
+    def at(self, slot: int) -> str:
+        """The key that a block in ``slot`` has; a slot without one has nothing of that name."""
+        return f"{self.stem}-{slot}" if self.stem else self.each.get(slot, "")
 
 
 class KeptArray(NamedTuple):
@@ -343,15 +372,18 @@ class Cluster(ABC):
         *args: Any,
         name: str = "task",
         beside: bool = False,
+        token: str = "",
     ) -> Future[Any]:
         """A Future of ``function(*args)``, run by the worker in ``slot`` and nowhere else.
 
         A slot computes one task at a time. Tasks that only hand data over run ``beside``, one
         at a time too, so that no other slot waits for them until a computation ends.
         ``name`` is the task's name and colour on the dashboard. Futures among ``args`` whose slot
-        had lost its worker for too long are made ``again``.
+        had lost its worker for too long are made ``again``. ``token``: of the blocks of one array
+        the same, which no other has; then their keys take few bytes (see `BlockKeys`).
         """
-        (future,) = self.submit_all(function, {slot: args}, name=name, beside=beside)
+        given = {slot: args}
+        (future,) = self.submit_all(function, given, name=name, beside=beside, token=token)
         return future
 
     def submit_all(
@@ -361,10 +393,12 @@ class Cluster(ABC):
         *,
         name: str = "task",
         beside: bool = False,
+        token: str = "",
     ) -> list[Future[Any]]:
         """A Future for every slot of ``args``, like `submit`; Dask is told of all at once."""
         self.check_alive()
         self.again(x for mine in args.values() for x in mine if isinstance(x, Future))
+        token = token or uuid.uuid4().hex
         keys, tasks, needs = dict[int, str](), dict[str, Task](), dict[str, dict[str, int]]()
         for slot, mine in args.items():
             if not is_whole(slot, 0, self.slots - 1):
@@ -373,7 +407,7 @@ class Cluster(ABC):
                     f"{self.with_slots('...')} makes more"
                 )
             slot = int(slot)
-            keys[slot] = key = f"{name}-{uuid.uuid4().hex}"
+            keys[slot] = key = f"{name}-{token}-{slot}"
             tasks[key] = Task(key, _enter, function, *map(parse_input, mine))
             needs[key] = {f"beside{slot}" if beside else f"slot{slot}": 1}
         # as Client.submit does it, for several tasks
@@ -586,9 +620,9 @@ class Cluster(ABC):
 
         async def everywhere(missing: set[int], seconds: float) -> dict[str, Any]:
             to = self._addresses(missing)
-            call = self.client._run(
-                _in_slot, missing, function, args, workers=to, on_error="return"
-            )
+            # every worker is sent these: of all slots no more than how many they are
+            slots = range(self.slots) if len(missing) == self.slots else missing
+            call = self.client._run(_in_slot, slots, function, args, workers=to, on_error="return")
             return await self._bounded(call, seconds)
 
         self.check_alive()

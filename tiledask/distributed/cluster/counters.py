@@ -1,5 +1,6 @@
 """What the workers themselves count: bytes received from whom, and the most memory held."""
 
+import secrets
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -121,14 +122,14 @@ def counting(
             f"run one at a time, or give each thread a cluster of its own"
         )
     try:
-        marks = cluster.run(_mark, cluster.backend, first, timeout=seconds)
+        token = secrets.token_hex(8)
+        marks = cluster.run(_mark, token, cluster.backend, first, timeout=seconds)
         counted = Counted(held=tuple(mark["held"] for mark in marks))
         counted.first = [mark["beside"] for mark in marks]
         begun = perf_counter()
         yield counted
         counted.seconds = perf_counter() - begun
-        logs = [mark["log"] for mark in marks]
-        reports = counted.told(partial(cluster.run, _report, cluster.backend, logs, last))
+        reports = counted.told(partial(cluster.run, _report, token, cluster.backend, last))
         if reports is None:
             return
         counted.last = [report["beside"] for report in reports]
@@ -148,24 +149,30 @@ def counting(
         cluster.counting.release()
 
 
-async def _mark(backend: str, first: Sequence[Call], dask_worker: Any) -> dict[str, Any]:
-    """Where this worker's log of incoming transfers stands, and the bytes it holds."""
+_marks: dict[str, int] = {}
+"""Where the log of this worker's incoming transfers stood when each counting began."""
+
+
+async def _mark(
+    token: str, backend: str, first: Sequence[Call], dask_worker: Any
+) -> dict[str, Any]:
+    """The bytes that this worker holds; it remembers where its log of transfers stands."""
     log = dask_worker.transfer_incoming_log
     if len(log) > log.maxlen // 2:
         log.clear()  # a full log forgets its oldest entries, and then a mark means nothing
+        _marks.clear()
+    _marks[token] = len(log)
     return {
-        "address": dask_worker.address,
-        "log": (dask_worker.address, len(log)),
         "held": host_memory.reset_peak(backend),
         "beside": await _called(first, dask_worker),
     }
 
 
 async def _report(
-    backend: str, marks: list[tuple[str, int]], last: Sequence[Call], dask_worker: Any
+    token: str, backend: str, last: Sequence[Call], dask_worker: Any
 ) -> dict[str, Any]:
-    """What came in since the mark, and the peak. A restarted worker has a new address and log."""
-    since = dict(marks).get(dask_worker.address, 0)
+    """What came in since the mark, and the peak. A restarted worker has a new log and no mark."""
+    since = _marks.pop(token, 0)
     came = []
     for entry in list(dask_worker.transfer_incoming_log)[since:]:
         # these are empty, and only say what depends on what

@@ -18,7 +18,13 @@ import dask
 from distributed.system import MEMORY_LIMIT
 
 from tiledask.distributed.cluster import device_memory, host_memory
-from tiledask.distributed.cluster.cluster import Cluster, seconds_of, slot_on
+from tiledask.distributed.cluster.cluster import (
+    BlockKeys,
+    Cluster,
+    seconds_of,
+    slot_of,
+    slot_on,
+)
 from tiledask.plan.units import format_bytes, format_up, parse_bytes
 from tiledask.tile.backend import probe
 
@@ -130,32 +136,34 @@ class Room:
 
 def room_of(
     cluster: Cluster,
-    blocks: Sequence[Sequence[Any]] = (),
+    arrays: Sequence[Sequence[Any]] = (),
     limit: int | str | None = None,
     alone: bool = False,
     timeout: float | None = None,
     slots: Sequence[int] | None = None,
 ) -> Room:
-    """The Room of ``slots``; default: of those that hold ``blocks`` (futures, by slot), or of all.
+    """The Room of ``slots``; default: of those that hold ``arrays`` (futures of each), or of all.
 
-    What these blocks take is part of the room. ``limit``: bytes that the call allows itself.
+    What their blocks take is part of the room. ``limit``: bytes that the call allows itself.
     ``alone``: for one block that comes to lie there, while Dask may move others to disk.
     Measured in the workers' own processes, outside of the task graph; DeadlineError if one does
     not answer within ``timeout`` seconds (at most and by default a minute).
     """
-    function, args = asks_room(cluster, blocks, alone)
+    function, args = asks_room(cluster, arrays, alone)
     found = cluster.run(function, *args, timeout=min(60.0, seconds_of(timeout)))
     if slots is None:
-        slots = [slot for slot, mine in enumerate(blocks) if mine] or range(cluster.slots)
-    return as_room(found, limit, cluster.started_here, slots)
+        slots = sorted({slot_of(block) for blocks in arrays for block in blocks})
+    return as_room(found, limit, cluster.started_here, slots or range(cluster.slots))
 
 
 def asks_room(
-    cluster: Cluster, blocks: Sequence[Sequence[Any]] = (), alone: bool = False
+    cluster: Cluster, arrays: Sequence[Sequence[Any]] = (), alone: bool = False
 ) -> tuple[Callable[..., list[MemoryRule]], tuple[Any, ...]]:
     """What `room_of` has every worker do, for who asks them anyway: a function and arguments."""
-    keys = [[block.key for block in mine] for mine in blocks]
-    return _here, (keys, cluster.backend, cluster.memory_limits, alone)
+    keys, limits = [BlockKeys.of(blocks) for blocks in arrays], set(cluster.memory_limits)
+    # to every worker those of all only where they differ
+    own = limits.pop() if len(limits) == 1 else cluster.memory_limits
+    return _here, (keys, cluster.backend, own, alone)
 
 
 def as_room(
@@ -176,20 +184,25 @@ def as_room(
 
 
 def _here(
-    keys: list[list[str]], backend: str, limits: Sequence[int], alone: bool, dask_worker: Any
+    keys: list[BlockKeys],
+    backend: str,
+    limits: int | Sequence[int],
+    alone: bool,
+    dask_worker: Any,
 ) -> list[MemoryRule]:
     """The rules of this worker, by its slot's limit."""
     slot = slot_on(dask_worker)
-    found = _bounds(keys, backend, limits[slot], alone, dask_worker)
+    limit = limits if isinstance(limits, int) else limits[slot]
+    found = _bounds(keys, backend, limit, alone, dask_worker)
     return [replace(rule, slot=slot) for rule in found]
 
 
 def _bounds(
-    keys: list[list[str]], backend: str, limit: int, alone: bool, dask_worker: Any
+    keys: list[BlockKeys], backend: str, limit: int, alone: bool, dask_worker: Any
 ) -> list[MemoryRule]:
     """The rules of this worker, its blocks of ``keys`` not counted as held."""
     slot = slot_on(dask_worker)
-    mine = keys[slot] if slot < len(keys) else []
+    mine = [each.at(slot) for each in keys]
     data = dask_worker.data
     # what is not on the disk, nor moved from the GPU to the host
     fast = getattr(data, "device", getattr(data, "fast", data))

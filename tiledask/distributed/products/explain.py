@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from heapq import heappop, heappush
 from math import prod
 from typing import Any
 
@@ -17,7 +18,15 @@ from tiledask.errors import PlacementError
 from tiledask.plan import html
 from tiledask.plan.hosts import said_of_hosts
 from tiledask.plan.ledger import Ledger
-from tiledask.plan.products.cost import MachineRates, ProductCost, break_even, cost, least_moved
+from tiledask.plan.products.cost import (
+    MachineRates,
+    ProductCost,
+    break_even,
+    cost,
+    cost_at_least,
+    least_moved,
+    overhead_of,
+)
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import PANEL, algorithms, options_of, plan_product
 from tiledask.plan.products.product_plan import ProductPlan
@@ -26,10 +35,13 @@ from tiledask.plan.program.explained import ProgramExplanation, explain_product
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile import accumulator
 
-__all__ = ["HEAD", "KEPT", "Choice", "Explanation", "ProductQuestion"]
+__all__ = ["HEAD", "KEPT", "LARGE", "Choice", "Explanation", "ProductQuestion"]
 
-KEPT = 64
-"""Plans that are kept, and the most ranks of one: a plan grows with the square of these."""
+KEPT, LARGE = 64, 2
+"""Plans that are kept, and the most ranks of one; of more ranks LARGE are. A plan grows with the
+square of the ranks."""
+ALIKE = 1.02
+"""How much longer what is as good as the fastest may take."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,22 +245,55 @@ class ProductQuestion:
         """m, n and k, all leading dimensions of A taken as one m."""
         return prod(self.a.shape[:-1]), prod(self.b.shape[1:]), self.a.shape[-1]
 
+    @property
+    def names(self) -> list[str]:
+        """The algorithms among which one is chosen."""
+        return [self.algorithm] if self.algorithm else list(algorithms)
+
     def weigh(self, allowed: int) -> Explanation:
         """Every algorithm, and the one to take, where a rank may hold ``allowed`` bytes."""
-        names = [self.algorithm] if self.algorithm else list(algorithms)
-        choices = tuple(self._choice(name, allowed) for name in names)
+        choices = tuple(self._choice(name, allowed) for name in self.names)
+        return self._among(choices, allowed)
+
+    def _among(self, choices: tuple[Choice, ...], allowed: int) -> Explanation:
         chosen, why = _chosen(choices, allowed, self.algorithm)
         return Explanation(choices, chosen, why, self._advice(choices))
 
+    def weigh_likely(self) -> Explanation:
+        """What `weigh` chooses in any amount of memory, of algorithms that may be the fastest.
+
+        They are taken by what they cost at least: first by tasks and requests alone, then with what
+        they move, which is soon known; until what was weighed is faster than any other can be.
+        """
+        if self.rates is None or self.algorithm:
+            return self.weigh(sys.maxsize)
+        fastest, weighed = float("inf"), dict[str, Choice]()
+        left: list[tuple[float, int, str, ProductPlan]] = []
+        for name in self.names:
+            with suppress(PlacementError):  # it does not multiply these
+                plan = plan_product(name, self.a, self.b, **self._options(name))
+                if plan.result.mesh == self.a.mesh:  # others are chosen by name alone
+                    heappush(left, (overhead_of(plan, self.rates), 0, name, plan))
+        while left and left[0][0] <= ALIKE * fastest:
+            _, steps, name, plan = heappop(left)
+            if steps == 0:
+                least = cost_at_least(plan, *self.itemsizes, self.rates)
+                heappush(left, (least, 1, name, plan))
+            else:
+                weighed[name] = self._choice(name, sys.maxsize)
+                fastest = min(fastest, weighed[name].seconds)
+        choices = tuple(weighed[name] for name in self.names if name in weighed)
+        return self._among(choices, sys.maxsize) if choices else self.weigh(sys.maxsize)
+
     def remembered(self, allowed: int) -> Explanation:
         """What `weigh` finds, `Choice.bound` apart: known of equal operands, if all that was found
-        for them would fit."""
+        for them would fit. Of more than KEPT ranks only what is chosen, if that fits."""
         with suppress(TypeError):  # an option that is none: the plan says so
             hash(self)
-            if self.a.ranks <= KEPT:
-                found, most = _in_plenty(self, repr((self.needs, self.options)))
-                if found.chosen and most <= allowed:
-                    return found
+            known = _in_plenty if self.a.ranks <= KEPT else _chosen_in_plenty
+            found, most = known(self, repr((self.needs, self.options)))
+            if found.chosen and most <= allowed:
+                return found
         return self.weigh(allowed)
 
     def fits(self, name: str, allowed: int, elsewhere: bool = True) -> bool:
@@ -348,6 +393,15 @@ def _in_plenty(question: ProductQuestion, _: str) -> tuple[Explanation, int]:
     return found, max(choice.peak for choice in found.choices)
 
 
+@lru_cache(LARGE)
+def _chosen_in_plenty(question: ProductQuestion, _: str) -> tuple[Explanation, int]:
+    """The same of what is chosen alone: less memory makes no other algorithm faster, and the plans
+    of all for 1,024 ranks take 1 GB and 18 s."""
+    found = question.weigh_likely()
+    chosen = tuple(choice for choice in found.choices if choice.algorithm == found.chosen)
+    return replace(found, choices=chosen), max((choice.peak for choice in chosen), default=0)
+
+
 def _plan_anew(
     name: str, a: Any, b: Any, needs: ProductNeeds, options: tuple[tuple[str, Any], ...], _: str
 ) -> tuple[ProductPlan, Ledger]:
@@ -374,7 +428,7 @@ def _chosen(choices: tuple[Choice, ...], allowed: int, only: str | None) -> tupl
     if first.algorithm == "local":
         return "local", "local: the operands lie so that nothing has to move."
     fastest = min(c.seconds for c in fitting)
-    alike = [c for c in fitting if c.seconds <= 1.02 * fastest]
+    alike = [c for c in fitting if c.seconds <= ALIKE * fastest]
     # of equally fast ones, what leaves C cut as A is, and then what needs least memory
     best = min(alike, key=lambda c: (not c.keeps_placements, c.peak))
     others = [c for c in fitting if c is not best]

@@ -9,7 +9,7 @@ transport/        parts of blocks from worker to worker         memory, sockets,
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pickle import dumps
@@ -19,13 +19,13 @@ from distributed import Future
 
 from tiledask.distributed.arrays.array import Both, ShardedArray, operators
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.arrays.recompute import anchor
+from tiledask.distributed.arrays.recompute import Anchors
 from tiledask.distributed.cluster.cluster import seconds_of, slot_of
 from tiledask.distributed.cluster.counters import counting
 from tiledask.distributed.cluster.progress import Progress, watching
 from tiledask.distributed.cluster.room import as_room, asks_room, room_of
 from tiledask.distributed.products.announced import about, announced, ended
-from tiledask.distributed.products.explain import KEPT, Choice, Explanation, ProductQuestion
+from tiledask.distributed.products.explain import KEPT, LARGE, Choice, Explanation, ProductQuestion
 from tiledask.distributed.products.multiply import RankLine, run_line
 from tiledask.distributed.products.needed import ProductNeeds
 from tiledask.distributed.products.operands import check_kernel, check_types
@@ -152,7 +152,7 @@ def explain(
     _check(a, b, kernel)
     options = {"panel": panel, "grid": grid, "replication": replication}
     mesh, cluster = a.mesh, a.mesh.cluster
-    room = room_of(cluster, _by_slot(mesh, zip(a.blocks, b.blocks, strict=True)), memory_limit)
+    room = room_of(cluster, [a.blocks, b.blocks], memory_limit)
     rates_of(cluster, a.dtype)
     question = _question(a, b, algorithm, options, kernel, tile)
     found = question.weigh(room.bytes)
@@ -180,12 +180,6 @@ def _question(
 
 
 _moves_nothing = lru_cache(KEPT)(moves_nothing)
-
-
-def _by_slot(mesh: Mesh, of_ranks: Iterable[Sequence[T]]) -> list[Sequence[T]]:
-    """What there is of each rank, by slot; of a slot without a rank there is nothing."""
-    found = dict(zip(mesh.at, of_ranks, strict=True))
-    return [found.get(slot, ()) for slot in range(mesh.cluster.slots)]
 
 
 def _of_other_arrays(a: Any, b: Any) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
@@ -237,14 +231,17 @@ class _Stage(NamedTuple):
 
     lines: tuple[bytes, ...]
     """By rank, its `RankLine`."""
-    sources: tuple[tuple[tuple[str, int], ...], ...]
-    """By rank, (array, rank) of the blocks that it fetches of."""
+    rows: tuple[tuple[str, dict[int, tuple[int, ...]]], ...]
+    """By array, the ranks whose blocks are fetched together, each under one that does."""
+    reads: tuple[tuple[tuple[str, int], ...], ...]
+    """By rank, (array, key among its rows) of what it fetches of."""
 
     @classmethod
     def of(
         cls, program: Program, made: Tiling, arrays: Mapping[str, Tiling], *said: Any
     ) -> "_Stage":
-        lines, sources = [], []
+        lines, reads = [], []
+        keys: dict[str, dict[tuple[int, ...], int]] = {name: {} for name in arrays}
         for rank, region in enumerate(made.regions):
             line = program.alone(rank)
             (part,) = line.role(0).parts
@@ -252,8 +249,14 @@ class _Stage(NamedTuple):
             wanted = sorted({(f.array, f.source) for f in fetches if f.source is not None})
             owners = {(name, source): arrays[name].regions[source] for name, source in wanted}
             lines.append(dumps(RankLine(rank, line, owners, region, *said)))
-            sources.append(tuple(wanted))
-        return cls(tuple(lines), tuple(sources))
+            mine = []
+            for name in dict.fromkeys(name for name, _ in wanted):
+                # its own block makes the ranks of a row alike
+                row = tuple(sorted({rank, *(source for of, source in wanted if of == name)}))
+                mine.append((name, keys[name].setdefault(row, rank)))
+            reads.append(tuple(mine))
+        rows = ((name, {key: row for row, key in of.items()}) for name, of in keys.items())
+        return cls(tuple(lines), tuple(rows), tuple(reads))
 
 
 @dataclass(frozen=True)
@@ -298,7 +301,7 @@ class _Ready:
         )
 
 
-_ready_once = lru_cache(KEPT)(_Ready.of)
+_ready_once, _ready_of_many = lru_cache(KEPT)(_Ready.of), lru_cache(LARGE)(_Ready.of)
 
 
 class _Run:
@@ -336,7 +339,7 @@ class _Run:
 
     @cached_property
     def ready(self) -> _Ready:
-        once = _ready_once if len(self.a.blocks) <= KEPT else _Ready.of
+        once = _ready_once if len(self.a.blocks) <= KEPT else _ready_of_many
         return once(self.choice, self.a.dtype.name, self.cluster.backend)
 
     def _left(self) -> float:
@@ -344,8 +347,8 @@ class _Run:
 
     def result(self) -> ShardedArray:
         cluster, a, b = self.cluster, self.a, self.b
-        operands, slots = [*a.blocks, *b.blocks], a.mesh.at
-        by_slot = _by_slot(a.mesh, zip(a.blocks, b.blocks, strict=True))
+        arrays, slots = [a.blocks, b.blocks], a.mesh.at
+        operands = [*a.blocks, *b.blocks]
         cluster.again(operands)
         cluster.wait(operands, f"the operands of {a.shape} @ {b.shape}", self._left())
         with (
@@ -353,7 +356,7 @@ class _Run:
             counting(
                 cluster,
                 self._left(),
-                first=[lender.lends(by_slot), asks_room(cluster, by_slot)],
+                first=[lender.lends(arrays), asks_room(cluster, arrays)],
                 last=[lender.ends],
             ) as counted,
         ):
@@ -401,10 +404,9 @@ class _Run:
         name = f"multiply_{self.choice.algorithm}"
         blocks = self._run(lender, stage, lent, [None] * len(a.blocks), name)
         for stage in more:
-            held = {slot_of(x): (x,) for x in blocks}
-            anchors = self.cluster.submit_all(anchor, held, name="dependency", beside=True)
-            found = lender.lend(_by_slot(a.mesh, ([x] for x in blocks)), self._left())
-            partial = _Lent(blocks, anchors, [found[slot][0] for slot in a.mesh.at])
+            found = lender.lend([blocks], self._left())
+            of_c = [found[slot][0] for slot in a.mesh.at]
+            partial = _Lent(blocks, Anchors(self.cluster, blocks), of_c)
             blocks = self._run(lender, stage, {"partial": partial}, blocks, "reduce_scatter")
         return blocks
 
@@ -418,15 +420,20 @@ class _Run:
     ) -> list[Future[Any]]:
         """The block that each rank makes by its line, which fetches of ``arrays``; ``own`` are
         the ranks' partial sums."""
-        args = {}
+        args, rows, anchors = {}, dict[tuple[str, int], bytes](), {}
         cluster, needs = self.cluster, self.question.needs
-        for rank, (line, sources) in enumerate(zip(stage.lines, stage.sources, strict=True)):
-            lent = {(name, source): arrays[name].block(source) for name, source in sources}
-            told = lender.name, lender.transport, lent, needs.kernel, needs.tile, self.on_page
+        for array, found in stage.rows:
+            one = arrays[array]
+            for (key, row), held in zip(found.items(), one.anchors.of(found), strict=True):
+                rows[array, key] = dumps([((array, r), one.block(r)) for r in row])
+                anchors[array, key] = held
+        for rank, (line, reads) in enumerate(zip(stage.lines, stage.reads, strict=True)):
+            said = [rows[each] for each in reads]
+            told = lender.name, lender.transport, said, needs.kernel, needs.tile, self.on_page
             # what keeps Dask able to make again the blocks that the rank reads
-            found = [arrays[name].anchors[source] for name, source in sources]
-            held = self.a.blocks[rank], self.b.blocks[rank], own[rank], *found
-            args[self.a.mesh.at[rank]] = line, dumps(told), *held
+            after = [future for each in reads for future in anchors[each]]
+            mine = self.a.blocks[rank], self.b.blocks[rank], own[rank]
+            args[self.a.mesh.at[rank]] = line, dumps(told), *mine, *after
         blocks = cluster.submit_all(run_line, args, name=name)
         prefix = "the sums of the " if "partial" in arrays else ""
         # they go if this fails, the operands never do
@@ -438,7 +445,7 @@ class _Lent(NamedTuple):
     """An array that ranks fetch of."""
 
     blocks: Sequence[Future[Any]]
-    anchors: Sequence[Future[Any]]
+    anchors: Anchors
     tickets: Sequence[Ticket | None]
 
     def block(self, rank: int) -> LentBlock:

@@ -4,7 +4,7 @@ fetch    [fetch 1][fetch 2]     [fetch 3]          from other workers' blocks, i
 compute  [multiply 0][multiply 1][multiply 2]      C += A panel @ B panel, in place
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
@@ -101,8 +101,8 @@ class _Told(NamedTuple):
 
     exchange: str
     transport: str
-    lent: Mapping[tuple[str, int], LentBlock]
-    """(array, rank) -> its block, for readers."""
+    rows: Sequence[bytes]
+    """What ranks read that read the same: pickled pairs of (array, rank) and its block."""
     kernel: str
     tile: Any
     on_page: bool
@@ -132,7 +132,10 @@ class _Line(ProductLine):
     def __init__(self, job: RankLine, told: _Told, own: dict[str, Any]) -> None:
         super().__init__(job.program, told.kernel, told.tile)
         self.job, self.told = job, told
-        wanted = [(told.lent[at := (f.array, _source(f))], ends_within(f.region, job.owners[at]))
+        self.lent: dict[tuple[str, int], LentBlock] = {}
+        for row in told.rows:
+            self.lent.update(loads(row))
+        wanted = [(self.lent[at := (f.array, _source(f))], ends_within(f.region, job.owners[at]))
                   for f in job.fetches]  # fmt: skip
         self.reader = Reader(
             told.exchange,
@@ -163,7 +166,7 @@ class _Line(ProductLine):
 
     def fetch(self, each: Fetch) -> Callable[[Any], Any]:
         at = each.array, _source(each)
-        block, ends = self.told.lent[at], ends_within(each.region, self.job.owners[at])
+        block, ends = self.lent[at], ends_within(each.region, self.job.owners[at])
         return partial(self._sum if each.buffer == "C" else self._read, each, block, ends)
 
     def keep(self, each: Keep) -> Callable[[Any], None]:

@@ -35,7 +35,7 @@ import numpy as np
 from distributed import Future
 from distributed.protocol.serialize import to_serialize
 
-from tiledask.distributed.cluster.cluster import Cluster, slot_on
+from tiledask.distributed.cluster.cluster import BlockKeys, Cluster, slot_on
 from tiledask.distributed.cluster.counters import Call
 from tiledask.distributed.transport import listener
 from tiledask.distributed.transport.listener import UnreachedError
@@ -78,10 +78,11 @@ class Lender:
         """Whether workers connect to others' ports."""
 
     def lend(
-        self, blocks: Sequence[Sequence[Future[Any]]], timeout: float | None
+        self, arrays: Sequence[Sequence[Future[Any]]], timeout: float | None
     ) -> list[list[Ticket | None]]:
-        """A Ticket for every block of ``blocks[slot]``, by slot; None for one not in memory now."""
-        function, args = self.lends(blocks)
+        """By slot a Ticket for its block of each of ``arrays``; None for one that is not in memory
+        there now."""
+        function, args = self.lends(arrays)
         return self.cluster.run(function, *args, timeout=timeout)
 
     def end(self, timeout: float = 20.0) -> list[Facts]:
@@ -90,11 +91,9 @@ class Lender:
         function, args = self.ends
         return self.cluster.run(function, *args, timeout=timeout)
 
-    def lends(self, blocks: Sequence[Sequence[Future[Any]]]) -> Call:
+    def lends(self, arrays: Sequence[Sequence[Future[Any]]]) -> Call:
         """What `lend` has every worker do, for who asks them anyway."""
-        keys = [[future.key for future in mine] for mine in blocks]
-        everyone = [*keys, *[[]] * (self.cluster.slots - len(keys))]
-        return _lend, (self.name, everyone, self.doors)
+        return _lend, (self.name, [BlockKeys.of(blocks) for blocks in arrays], self.doors)
 
     @property
     def ends(self) -> Call:
@@ -180,14 +179,14 @@ def _find_transport(cluster: Cluster) -> tuple[str, str]:
 
 
 async def _lend(
-    name: str, keys: list[list[str]], doors: bool, dask_worker: Any
+    name: str, keys: list[BlockKeys], doors: bool, dask_worker: Any
 ) -> list[Ticket | None]:
     """Tickets of this worker's blocks, None for one that it does not hold.
 
     ``doors``: whether other hosts may connect to read them.
     """
     exchange = _opened(name, doors, dask_worker)
-    mine = keys[slot_on(dask_worker)]
+    mine = [each.at(slot_on(dask_worker)) for each in keys]
     blocks = [dask_worker.data.get(key) for key in mine]
 
     def tickets() -> list[Ticket | None]:

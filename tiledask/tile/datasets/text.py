@@ -3,9 +3,10 @@
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +35,14 @@ class Text:
     """[length] int32, not to be changed."""
     floor: float | None = None
     """The best loss there is, in nats per character; None where nobody knows it."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is sent to each rank of a training: numbers of no more bytes than they need."""
+        few = np.min_scalar_type(max(1, len(self.characters)) - 1)
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {"ids": self.ids.astype(few)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state | {"ids": state["ids"].astype(np.int32)})
 
     @property
     def vocabulary(self) -> int:
