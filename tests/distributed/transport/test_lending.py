@@ -237,3 +237,11 @@ def test_a_probe_that_does_not_end_leaves_messages():
     run = mock.Mock(side_effect=DeadlineError("one worker is frozen"))
     way, why = remote_read._find_transport(SimpleNamespace(backend="numpy", run=run))
     assert (way, "trying it did not end: one worker is frozen" in why) == ("comm", True)
+
+
+def test_what_workers_try_does_not_grow_with_their_number():
+    at = [SimpleNamespace(host=str(n % 100), address=n) for n in range(5_000)]
+    some = remote_read._some_of(at)
+    assert len(some) == remote_read.HOSTS * remote_read.EACH
+    assert len({ticket.host for ticket in some}) == remote_read.HOSTS
+    assert remote_read._some_of(at[:9]) == at[:9]

@@ -28,7 +28,7 @@ import contextlib
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -61,8 +61,9 @@ __all__ = [
 
 T = TypeVar("T")
 
-HOSTS = 16
-"""Of the other hosts, how many a worker tries to connect to before anything is read."""
+HOSTS, EACH = 16, 16
+"""Hosts, and workers of each, that the others try to read from before anything is: all of fewer.
+Whoever else cannot be read from is found out by the first read, which then goes by messages."""
 
 
 # -- the client ----------------------------------------------------------------------------------
@@ -150,7 +151,7 @@ def _find_transport(cluster: Cluster) -> tuple[str, str]:
         for doors in (False, True):  # nobody listens where memory is enough
             tickets = cluster.run(_lend_probe, name, cluster.backend, doors)
             if doors or cluster.backend == "cupy" or len({t.host for t in tickets}) == 1:
-                found = cluster.run(_try_ways, name, cluster.backend, tickets)
+                found = cluster.run(_try_ways, name, cluster.backend, _some_of(tickets))
                 tried = [each for mine in found for each in mine]
                 if cluster.backend == "cupy" or all(each.way == "memory" for each in tried):
                     break
@@ -173,6 +174,14 @@ def _find_transport(cluster: Cluster) -> tuple[str, str]:
     on_one = "workers are on several hosts, and on one host read each other's memory"
     own = on_one if "memory" in ways else "workers are on hosts of their own"
     return "sockets", why or own
+
+
+def _some_of(tickets: Iterable[Ticket]) -> list[Ticket]:
+    """Those that all workers try; what each is sent must not grow with their number."""
+    by_host: dict[str, list[Ticket]] = {}
+    for ticket in tickets:
+        by_host.setdefault(ticket.host, []).append(ticket)
+    return [ticket for mine in [*by_host.values()][:HOSTS] for ticket in mine[:EACH]]
 
 
 # -- the owner -----------------------------------------------------------------------------------
@@ -324,13 +333,13 @@ async def _try_ways(
     name: str, backend: str, tickets: Sequence[Ticket], dask_worker: Any
 ) -> list[_Tried]:
     """How this worker can read those of ``tickets`` that others have: on other hosts of some."""
-    mine = slot_on(dask_worker)
-    others = [*tickets[mine + 1 :], *tickets[:mine]]
     if backend == "cupy":
         return await _beside(lambda: [_tried_gpu(name, ticket) for ticket in tickets])
+    others = [ticket for ticket in tickets if ticket.address != dask_worker.address]
+    first = slot_on(dask_worker) % max(1, len(others))  # each begins with another
     near = [ticket for ticket in others if ticket.host == this_host()]
-    far = {t.host: t for t in reversed(others) if t.host != this_host()}
-    some = [*near, *[*far.values()][-HOSTS:]]
+    far = {t.host: t for t in (*others[first:], *others[:first]) if t.host != this_host()}
+    some = [*near, *far.values()]
     refused.clear()
     return await _beside(lambda: [_tried(name, ticket) for ticket in some])
 
