@@ -28,6 +28,7 @@ from tiledask.errors import (
     DoesNotFitError,
     PlacementError,
 )
+from tiledask.lab.dashboard import saved
 
 pytestmark = pytest.mark.cluster
 RNG = np.random.default_rng(0)
@@ -146,6 +147,22 @@ def test_the_dashboard_has_the_page_and_the_report_shows_it(attached, tmp_path):
     A @ A
     page = td.report(tmp_path / "page.html", attached).read_text()
     assert "gather" in page
+
+
+def test_a_product_does_not_wait_for_the_page_and_the_report_does(attached, monkeypatch):
+    tell, told = attached._tell, []
+
+    async def late(before, topic, said):
+        await asyncio.sleep(0.2)
+        await tell(before, topic, said)
+        told.append(said)
+
+    A = td.distribute(np.eye(8), td.Mesh(attached, (2,)), [td.Shard(0)])
+    monkeypatch.setattr(attached, "_tell", late)
+    C = A @ A
+    assert "ended" not in "".join(" ".join(said) for said in told)
+    (*_, product) = saved._fetch(attached.client).products
+    assert tuple(product.counted["received"]) == C.traffic.measured.received
 
 
 def test_a_client_has_one_cluster_and_keeps_everything_of_its_own(client, dask):

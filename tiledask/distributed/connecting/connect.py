@@ -9,6 +9,7 @@ workers and the scheduler goes when the cluster is closed, or its client is gone
 """
 
 import asyncio
+import concurrent.futures
 import os
 import secrets
 import time
@@ -221,6 +222,8 @@ class AttachedCluster(Cluster):
     ) -> None:
         self.given = given
         self._ours, self._closed, self._page = ours, False, False
+        self._telling: concurrent.futures.Future[None] | None = None
+        """Done when the page knows all that it was told."""
         self._lost: dict[str, str] = {}
         """Address of a worker whose host cannot be reached, or name of a slot that has none -> in
         words."""
@@ -379,9 +382,26 @@ class AttachedCluster(Cluster):
         return frozenset(slot for slot, sees in enumerate(seen) if sees)
 
     def tell_page(self, topic: str, said: dict[str, Any]) -> bool:
-        if self._page:
-            self.client.log_event(topic, said)
+        if self._page:  # an answer takes a small product's time, and nobody needs it
+            loop: Any = self.client.loop
+            said_now = self._tell(self._telling, topic, said)
+            self._telling = asyncio.run_coroutine_threadsafe(said_now, loop.asyncio_loop)
         return self._page
+
+    async def _tell(
+        self, before: concurrent.futures.Future[None] | None, topic: str, said: dict[str, Any]
+    ) -> None:
+        """Tell the page, once it was told what came ``before``."""
+        if before is not None:
+            with suppress(Exception):
+                await asyncio.wrap_future(before)
+        scheduler: Any = self.client.scheduler
+        await scheduler.log_event(topic=topic, msg=said)
+
+    def await_page(self) -> None:
+        if self._telling is not None:
+            with suppress(Exception):  # a page is worth no more than that
+                self._telling.result(SAY)
 
     def with_slots(self, slots: int | str) -> str:
         return f"td.connect(client, workers={slots})"
@@ -390,6 +410,7 @@ class AttachedCluster(Cluster):
         if self._closed:
             return
         if self.client.status == "running":
+            self.await_page()
             with suppress(Exception):  # of a scheduler that is gone: nothing is left there
                 self.client.unsubscribe_topic(LOST)
                 self._on_scheduler(leave, seconds=10.0)
