@@ -22,13 +22,16 @@ from typing import Any, TypeVar
 from distributed import Client, as_completed
 from distributed.comm.addressing import get_address_host
 
+from tiledask.distributed.cluster import device_arrays
 from tiledask.distributed.cluster.cluster import (
     RUNNING,
     Cluster,
     seconds_of,
     workers_of,
 )
+from tiledask.distributed.cluster.device_memory import share_of
 from tiledask.distributed.cluster.spool import machine
+from tiledask.distributed.connecting.gpus import check_device
 from tiledask.distributed.connecting.slots import LOST, Joined, join, leave
 from tiledask.distributed.connecting.versions import check_versions, upload_package, versions_of
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
@@ -49,6 +52,7 @@ def connect(
     client: Any,
     *,
     workers: int | None = None,
+    device: str = "auto",
     security: Any = None,
     upload: bool = False,
     timeout: float = 60.0,
@@ -56,8 +60,8 @@ def connect(
     """A Cluster on workers that run already, a slot on each; use it in a ``with`` block.
 
     Mesh, products, schedules, trainings and claims take it as they take one of ``start_cluster``.
-    Workers compute with NumPy. Closing it takes back what was put on workers and scheduler, and
-    leaves them running; so does the end of this process, however it ends.
+    Closing it takes back what was put on workers and scheduler, and leaves them running; so does
+    the end of this process, however it ends.
 
     client
         A Dask client, which stays open; a scheduler's address; or a cluster of Dask's, such as
@@ -66,6 +70,10 @@ def connect(
     workers
         Slots to wait for. Default: as many as there are workers now, at least 1. Workers beyond
         stand by, and take the slot of one that goes.
+    device
+        "auto" takes GPUs where every worker was given one of its own, as LocalCUDACluster and
+        ``dask cuda worker`` do (CUDA_VISIBLE_DEVICES), and else computes with NumPy; "cuda" and
+        "cpu" insist. Workers that share a GPU, which only "cuda" takes, share its memory.
     security
         Of TLS, as Dask's Client takes it; for an address.
     upload
@@ -80,9 +88,12 @@ def connect(
     """
     seconds = seconds_of(timeout)
     wanted = None if workers is None else whole_number("workers", workers, 1)
+    check_device(device)
+    known = client if isinstance(client, Cluster) else _known(client)
+    if known is not None:
+        _check_known(known, device)
     if isinstance(client, Cluster):
         return client
-    known = _known(client)
     if isinstance(known, AttachedCluster):
         known.grow(wanted, seconds)
     if known is not None:
@@ -94,7 +105,7 @@ def connect(
         if upload:
             upload_package(found)
         check_versions(_versions(found, max(1.0, deadline - time.monotonic())), upload)
-        return AttachedCluster(found, client, ours, wanted, deadline, seconds)
+        return AttachedCluster(found, client, ours, wanted, device, deadline, seconds)
     except BaseException:
         if ours:
             found.close(timeout=5)
@@ -126,6 +137,16 @@ def _known(given: Any) -> Cluster | None:
             if isinstance(cluster, AttachedCluster):  # its client was closed
                 cluster.close()
     return None
+
+
+def _check_known(cluster: Cluster, device: str) -> None:
+    """None if ``cluster`` computes on what was asked for; else ConfigError."""
+    has = "cuda" if cluster.backend == "cupy" else "cpu"
+    if device not in ("auto", has):
+        raise ConfigError(
+            f"device={device!r} was asked for, and {cluster} is connected to already; it has "
+            f"{cluster.kind} workers ({cluster.why}): close it first"
+        )
 
 
 def _client(given: Any, security: Any, seconds: float) -> tuple[Client, bool]:
@@ -217,6 +238,7 @@ class AttachedCluster(Cluster):
         given: Any,
         ours: bool,
         wanted: int | None,
+        device: str,
         deadline: float,
         seconds: float,
     ) -> None:
@@ -233,10 +255,9 @@ class AttachedCluster(Cluster):
         """Slot -> the host of its worker, or of the last one."""
         comm: Any = client.scheduler_comm
         self._interval = comm.interval
-        why = f"workers of {_address(client)} were connected to"
-        super().__init__(client, 0, "numpy", why, 0)
+        super().__init__(client, 0, "numpy", "", 0)
         try:
-            self._join(wanted, deadline, seconds)
+            self._join(wanted, device, deadline, seconds)
         except BaseException:
             self._ours = False  # whoever called closes it
             self.close()
@@ -253,15 +274,16 @@ class AttachedCluster(Cluster):
         if not self.counting.acquire(blocking=False):
             return  # an operation counts on as many slots as it began with
         try:
-            self._join(wanted, time.monotonic() + seconds, seconds)
+            device = "cuda" if self.backend == "cupy" else "cpu"
+            self._join(wanted, device, time.monotonic() + seconds, seconds)
         finally:
             self.counting.release()
 
-    def _join(self, wanted: int | None, deadline: float, seconds: float) -> None:
+    def _join(self, wanted: int | None, device: str, deadline: float, seconds: float) -> None:
         """None, once there are slots."""
         while True:
             left = max(1.0, deadline - time.monotonic())
-            found = self._on_scheduler(join, wanted, left, seconds=left + SAY)
+            found = self._on_scheduler(join, wanted, device, left, seconds=left + SAY)
             slots: dict[int, tuple[str, Joined]] = found["slots"]
             refused = [f"{address} cannot: {why}" for address, why in found["refused"].items()]
             if wanted is None and not refused and slots:
@@ -280,13 +302,16 @@ class AttachedCluster(Cluster):
         mine = {slot: worker for slot, worker in slots.items() if slot < count}
         _refuse_threads([worker for _, worker in mine.values()])
         self._lie({slot: address for slot, (address, _) in mine.items()})
-        machines = [worker.machine for _, worker in slots.values()]
-        limits = {
-            slot: w.memory // (1 if w.limited else machines.count(w.machine))
-            for slot, (_, w) in mine.items()
-        }
+        self.backend = "numpy" if found["without"] else "cupy"
+        self.why = f"workers of {_address(self.client)} were connected to"
+        if device != "cpu":
+            self.why += f": {found['without'] or 'each has a GPU'}"
+        memories = _memories([w for _, w in slots.values()], self.backend)
+        limits = {slot: m for slot, m in zip(slots, memories, strict=True) if slot < count}
         least = min(limits.values())  # of a slot whose worker is just being restarted
         self.memory_limits = tuple(limits.get(slot, least) for slot in range(count))
+        if self.backend == "cupy":  # what comes here allocates nothing on a GPU of this process
+            device_arrays.register(on_host=True)
         self._page = found["page"]
         self.slots, self.transport = count, ""
         self.rates.clear()
@@ -417,9 +442,25 @@ class AttachedCluster(Cluster):
                 comm: Any = self.client.scheduler_comm
                 comm.interval = self._interval
         self._closed = True
+        if self.backend == "cupy" and not RUNNING:  # CuPy's arrays are CuPy's again
+            device_arrays.register(on_host=False)
         if self._ours:
             with suppress(Exception):
                 self.client.close(timeout=5)
+
+
+def _memories(workers: list[Joined], backend: str) -> list[int]:
+    """Bytes that each of ``workers`` may plan with, of its GPU or of its machine."""
+    machines = [w.machine for w in workers]
+    host = [w.memory // (1 if w.limited else machines.count(w.machine)) for w in workers]
+    if backend == "numpy":
+        return host
+    gpus = [w.gpu for w in workers if w.gpu]  # each has one
+    uuids = [gpu.uuid for gpu in gpus]
+    return [
+        share_of(gpu.memory, gpu.integrated, uuids.count(gpu.uuid), own)
+        for gpu, own in zip(gpus, host, strict=True)
+    ]
 
 
 def _refuse_threads(workers: list[Joined]) -> None:

@@ -15,7 +15,7 @@ import logging
 import os
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib import import_module
@@ -31,9 +31,11 @@ from distributed.system import MEMORY_LIMIT
 from distributed.utils import offload
 from tornado.ioloop import PeriodicCallback
 
+from tiledask.distributed.cluster import device_memory
 from tiledask.distributed.cluster import worker as on_worker
 from tiledask.distributed.cluster.cluster import PAGE, PAGE_MODULE, slot_named
 from tiledask.distributed.cluster.spool import machine
+from tiledask.distributed.connecting.gpus import DEVICES, OwnGpu, most_of, own_gpu, shared
 from tiledask.distributed.connecting.versions import VERSION
 from tiledask.errors import ConfigError
 
@@ -65,6 +67,12 @@ class Joined(NamedTuple):
     """Bytes of its limit, or of its machine if it has none."""
     limited: bool
     """Whether it has one."""
+    gpu: OwnGpu | None = None
+    """What it computes on, if that is a GPU."""
+    without: str = ""
+    """Why it has none, in words."""
+    asked: str = "cpu"
+    """The device that it was asked for."""
 
     @classmethod
     def of(cls, limit: int | None) -> "Joined":
@@ -85,6 +93,12 @@ class Slots(SchedulerPlugin):
         self.scheduler = scheduler
         self.wanted: dict[str, int] = {}
         """Client -> slots that it asked for."""
+        self.device = DEVICES[0]
+        """What workers are asked for: of all that clients did, what looks most for a GPU."""
+        self.on_gpus: set[str] = set()
+        """Clients that compute on GPUs: slots are then of workers that have one."""
+        self.sharers: dict[str, int] = {}
+        """Address -> workers of its GPU, if it was told."""
         self.ready: dict[str, Joined] = {}
         """Address -> a worker that was equipped here."""
         self.given: dict[str, int] = {}
@@ -113,7 +127,7 @@ class Slots(SchedulerPlugin):
 
     def remove_worker(self, scheduler: Any, worker: str, **_: Any) -> None:
         self._say_lost(worker, None)
-        for known in (self.ready, self.given, self.refused):
+        for known in (self.ready, self.given, self.refused, self.sharers):
             known.pop(worker, None)
         if self.spare():
             self._soon(self.number)
@@ -185,7 +199,8 @@ class Slots(SchedulerPlugin):
                 return
             self.waiting[address] = done = asyncio.get_running_loop().create_future()
             try:
-                found = await asyncio.wait_for(self.on(address, _equip, VERSION), patience)
+                equipped = self.on(address, _equip, VERSION, self.device)
+                found = await asyncio.wait_for(equipped, patience)
                 if address in known:  # it has not gone meanwhile
                     self.ready[address] = found
                     self.refused.pop(address, None)
@@ -198,7 +213,14 @@ class Slots(SchedulerPlugin):
                 done.set_result(None)
 
         known = self.scheduler.workers
-        await asyncio.gather(*(one(a) for a in addresses if a in known and a not in self.ready))
+        new = [a for a in addresses if a in known and not self._knows(a)]
+        await asyncio.gather(*map(one, new))
+
+    def _knows(self, address: str) -> bool:
+        """Whether a worker is equipped, and was asked for a GPU if any was."""
+        if (each := self.ready.get(address)) is None:
+            return False
+        return DEVICES.index(each.asked) >= DEVICES.index(self.device)
 
     def taken(self) -> dict[int, str]:
         """Slot -> the address of the worker in it now."""
@@ -208,10 +230,15 @@ class Slots(SchedulerPlugin):
         return found
 
     def spare(self) -> list[str]:
-        """Workers without a slot that are ready for one; neighbours on one host follow each
-        other."""
+        """Workers without a slot that are ready for one: first those with a GPU, alone if one is
+        needed; neighbours on one host follow each other."""
         taken = set(self.taken().values())
-        return sorted((a for a in self.ready if a not in taken), key=_place)
+        able = [
+            (each.gpu is None, _place(address), address)
+            for address, each in self.ready.items()
+            if address not in taken and (each.gpu or not self.on_gpus)
+        ]
+        return [address for *_, address in sorted(able)]
 
     async def number(self) -> None:
         """None, once the lowest free slots have the workers that there are for them."""
@@ -221,6 +248,17 @@ class Slots(SchedulerPlugin):
         pairs = list(zip(self.spare(), free, strict=False))
         self.given.update(pairs)  # before anybody else looks
         await asyncio.gather(*(self._give(address, slot) for address, slot in pairs))
+        await self._share_gpus()
+
+    async def _share_gpus(self) -> None:
+        """None, once workers in slots that share a GPU share its memory too."""
+        gpus = {a: each.gpu for a in self.taken().values() if (each := self.ready.get(a))}
+        count = Counter(gpu.uuid for gpu in gpus.values() if gpu)
+        for address, gpu in gpus.items():
+            if gpu and count[gpu.uuid] != self.sharers.get(address, 1):
+                self.sharers[address] = sharers = count[gpu.uuid]
+                with suppress(Exception):  # of a worker that dies
+                    await self.on(address, _allow, most_of(gpu, sharers), sharers)
 
     async def _give(self, address: str, slot: int) -> None:
         names = _resources(slot)
@@ -306,10 +344,10 @@ def _place(address: str) -> tuple[str, int]:
 
 
 async def join(
-    client: str, slots: int | None, patience: float, dask_scheduler: Any
+    client: str, slots: int | None, device: str, patience: float, dask_scheduler: Any
 ) -> dict[str, Any]:
     """By slot the address and what is known of each worker, now that ``client`` has as many
-    slots, or as there are workers; and why others have none.
+    slots, or as there are workers; why others have none; and why not GPUs, if it has none.
 
     ``patience``: seconds that a worker has to get ready.
     """
@@ -319,27 +357,56 @@ async def join(
         plugin = Slots(dask_scheduler)
         dask_scheduler.add_plugin(plugin)
     plugin.wanted.setdefault(client, 0)
+    plugin.device = max(plugin.device, device, key=DEVICES.index)
+    if device == "cuda":
+        plugin.on_gpus.add(client)
     await plugin.equip(list(dask_scheduler.workers), patience)
+    fit = {a: each for a, each in plugin.ready.items() if each.gpu or device != "cuda"}
     if client in plugin.wanted:  # it has not left meanwhile
-        able = len(plugin.ready)
-        plugin.wanted[client] = max(plugin.wanted[client], able if slots is None else slots)
+        able = len(fit) if slots is None else slots
+        plugin.wanted[client] = max(plugin.wanted[client], able)
         await plugin.number()
     if PAGE not in dask_scheduler.plugins:
         with suppress(Exception):  # a page is worth no cluster
             await import_module(PAGE_MODULE).open_page(dask_scheduler)
             plugin.page = True
     taken = sorted(plugin.taken().items())
+    found = {s: (a, fit[a]) for s, a in taken if a in fit}
+    without = _without(found, slots, device)
+    if not without and client in plugin.wanted:
+        plugin.on_gpus.add(client)
+    lacking = {a: each.without for a, each in plugin.ready.items() if a not in fit}
     return {
-        "slots": {s: (a, plugin.ready[a]) for s, a in taken if a in plugin.ready},
-        "refused": dict(plugin.refused),
+        "slots": found,
+        "refused": plugin.refused | lacking,
+        "without": without,
         "page": PAGE in dask_scheduler.plugins,
     }
+
+
+def _without(found: dict[int, tuple[str, Joined]], slots: int | None, device: str) -> str:
+    """Why the slots asked for do not compute on GPUs, in words; empty if they do.
+
+    "auto" takes them where each has one of its own.
+    """
+    if device == "cpu":
+        return "CPU workers were asked for"
+    mine = [each for slot, each in found.items() if slots is None or slot < slots]
+    if len(mine) < (slots or 1):
+        return f"there are {len(mine)} workers yet"
+    for address, each in mine:
+        if each.gpu is None:
+            return f"{address} has none: {each.without}"
+    return "" if device == "cuda" else shared([each.gpu for _, each in mine if each.gpu])
 
 
 async def leave(client: str, dask_scheduler: Any) -> None:
     """None; the slots go with the last client that has asked for some."""
     plugin = dask_scheduler.plugins.get(_NAME)
-    if plugin is None or plugin.wanted.pop(client, None) is None or plugin.wanted:
+    if plugin is None:
+        return
+    plugin.on_gpus.discard(client)
+    if plugin.wanted.pop(client, None) is None or plugin.wanted:
         return
     plugin.leaving = True
     await plugin.strip()
@@ -353,7 +420,7 @@ async def leave(client: str, dask_scheduler: Any) -> None:
 # -- run on a worker, for the scheduler ------------------------------------------------------------
 
 
-async def _equip(version: str, dask_worker: Any) -> Joined:
+async def _equip(version: str, device: str, dask_worker: Any) -> Joined:
     """What the worker is, now that it has what a slot needs."""
     if version != VERSION:
         raise ConfigError(f"it has tiledask {VERSION}, the scheduler {version}")
@@ -361,7 +428,14 @@ async def _equip(version: str, dask_worker: Any) -> Joined:
         _settle(dask_worker)
         on_worker.equip(dask_worker)
         await offload(on_worker.warm_up)
-    return Joined.of(dask_worker.memory_manager.memory_limit)
+    found = await offload(own_gpu, device)
+    gpu, without = (None, found) if isinstance(found, str) else (found, "")
+    joined = Joined.of(dask_worker.memory_manager.memory_limit)
+    return joined._replace(gpu=gpu, without=without, asked=device)
+
+
+def _allow(most: int | None, sharers: int) -> None:
+    device_memory.allow(most, sharers)
 
 
 async def _take(names: tuple[str, ...], dask_worker: Any) -> None:
@@ -379,6 +453,7 @@ async def _strip(names: tuple[str, ...], dask_worker: Any) -> None:
             dask_worker.state.available_resources.pop(name, None)
     if dask_worker.address in _settled:  # one of td.start_cluster had all that before
         on_worker.strip(dask_worker)
+        device_memory.give_back()
         _unsettle(dask_worker)
 
 
