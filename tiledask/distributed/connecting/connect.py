@@ -32,6 +32,7 @@ from tiledask.distributed.cluster.cluster import (
 from tiledask.distributed.cluster.device_memory import share_of
 from tiledask.distributed.cluster.spool import machine
 from tiledask.distributed.connecting.gpus import check_device
+from tiledask.distributed.connecting.per_thread import is_per_thread
 from tiledask.distributed.connecting.slots import LOST, Joined, join, leave
 from tiledask.distributed.connecting.versions import check_versions, upload_package, versions_of
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
@@ -53,6 +54,7 @@ def connect(
     *,
     workers: int | None = None,
     device: str = "auto",
+    slots: str = "process",
     security: Any = None,
     upload: bool = False,
     timeout: float = 60.0,
@@ -74,6 +76,9 @@ def connect(
         "auto" takes GPUs where every worker was given one of its own, as LocalCUDACluster and
         ``dask cuda worker`` do (CUDA_VISIBLE_DEVICES), and else computes with NumPy; "cuda" and
         "cpu" insist. Workers that share a GPU, which only "cuda" takes, share its memory.
+    slots
+        "process": a worker is a slot. "thread": it has as many as it has threads, each a process:
+        this starts those that lack, and their share of its memory limit is theirs. CPU workers.
     security
         Of TLS, as Dask's Client takes it; for an address.
     upload
@@ -89,23 +94,25 @@ def connect(
     seconds = seconds_of(timeout)
     wanted = None if workers is None else whole_number("workers", workers, 1)
     check_device(device)
+    split = _per_thread(slots, device)
     known = client if isinstance(client, Cluster) else _known(client)
     if known is not None:
-        _check_known(known, device)
+        _check_known(known, device, split)
     if isinstance(client, Cluster):
         return client
     if isinstance(known, AttachedCluster):
-        known.grow(wanted, seconds)
+        known.grow(wanted, seconds, split)
     if known is not None:
         return known
     deadline = time.monotonic() + seconds
     found, ours = _client(client, security, seconds)
     try:
-        _wait_for(found, wanted or 1, deadline, seconds)
+        _wait_for(found, wanted or 1, split, deadline, seconds)
         if upload:
             upload_package(found)
         check_versions(_versions(found, max(1.0, deadline - time.monotonic())), upload)
-        return AttachedCluster(found, client, ours, wanted, device, deadline, seconds)
+        on = "cpu" if split else device
+        return AttachedCluster(found, client, ours, wanted, on, split, deadline, seconds)
     except BaseException:
         if ours:
             found.close(timeout=5)
@@ -139,12 +146,24 @@ def _known(given: Any) -> Cluster | None:
     return None
 
 
-def _check_known(cluster: Cluster, device: str) -> None:
-    """None if ``cluster`` computes on what was asked for; else ConfigError."""
-    has = "cuda" if cluster.backend == "cupy" else "cpu"
-    if device not in ("auto", has):
+def _per_thread(slots: str, device: str) -> bool:
+    """Whether each thread is to have a slot; ConfigError for what there is not."""
+    if slots not in ("process", "thread"):
+        raise ConfigError(f"slots is 'process' or 'thread', got {slots!r}")
+    if slots == "thread" and device == "cuda":
         raise ConfigError(
-            f"device={device!r} was asked for, and {cluster} is connected to already; it has "
+            "slots='thread' is for CPU workers, device='cuda' asks for GPUs: one process for each; "
+            "leave one of them out"
+        )
+    return slots == "thread"
+
+
+def _check_known(cluster: Cluster, device: str, split: bool) -> None:
+    """None if ``cluster`` computes on what was asked for; else ConfigError."""
+    has, wanted = "cuda" if cluster.backend == "cupy" else "cpu", "cpu" if split else device
+    if wanted not in ("auto", has):
+        raise ConfigError(
+            f"device={wanted!r} was asked for, and {cluster} is connected to already; it has "
             f"{cluster.kind} workers ({cluster.why}): close it first"
         )
 
@@ -186,9 +205,17 @@ def _client(given: Any, security: Any, seconds: float) -> tuple[Client, bool]:
     return made, True
 
 
-def _wait_for(client: Client, wanted: int, deadline: float, seconds: float) -> None:
-    """None, once ``wanted`` workers run."""
-    while (there := len(workers_of(client))) < wanted:
+def _slots_of(client: Client, split: bool) -> int:
+    """Workers that run now; or threads of those that nobody started beside others."""
+    found = workers_of(client).values()
+    if not split:
+        return len(found)
+    return sum(facts["nthreads"] for facts in found if not is_per_thread(facts["name"]))
+
+
+def _wait_for(client: Client, wanted: int, split: bool, deadline: float, seconds: float) -> None:
+    """None, once ``wanted`` workers run, or as many threads of them."""
+    while (there := _slots_of(client, split)) < wanted:
         if time.monotonic() > deadline:
             raise _too_few(client, wanted, there, seconds)
         time.sleep(LOOK)
@@ -239,10 +266,11 @@ class AttachedCluster(Cluster):
         ours: bool,
         wanted: int | None,
         device: str,
+        split: bool,
         deadline: float,
         seconds: float,
     ) -> None:
-        self.given = given
+        self.given, self._split = given, split
         self._ours, self._closed, self._page = ours, False, False
         self._telling: concurrent.futures.Future[None] | None = None
         """Done when the page knows all that it was told."""
@@ -265,9 +293,11 @@ class AttachedCluster(Cluster):
         client.subscribe_topic(LOST, self._hear)
         comm.interval = 0.001  # as a client of start_cluster's has it
 
-    def grow(self, wanted: int | None, seconds: float) -> None:
+    def grow(self, wanted: int | None, seconds: float, split: bool = False) -> None:
         """None, with ``wanted`` slots at least; None takes in whatever workers came since."""
-        if wanted is None and len(workers_of(self.client)) <= self.slots:
+        if split > self._split:
+            self._split = True
+        elif wanted is None and _slots_of(self.client, self._split) <= self.slots:
             return
         if wanted is not None and wanted <= self.slots:
             return
@@ -281,9 +311,12 @@ class AttachedCluster(Cluster):
 
     def _join(self, wanted: int | None, device: str, deadline: float, seconds: float) -> None:
         """None, once there are slots."""
+        if self._split and wanted is None:
+            wanted = _slots_of(self.client, True)
         while True:
             left = max(1.0, deadline - time.monotonic())
-            found = self._on_scheduler(join, wanted, device, left, seconds=left + SAY)
+            asked = wanted, device, self._split, left
+            found = self._on_scheduler(join, *asked, seconds=left + SAY)
             slots: dict[int, tuple[str, Joined]] = found["slots"]
             refused = [f"{address} cannot: {why}" for address, why in found["refused"].items()]
             if wanted is None and not refused and slots:

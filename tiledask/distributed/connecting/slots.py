@@ -36,6 +36,7 @@ from tiledask.distributed.cluster import worker as on_worker
 from tiledask.distributed.cluster.cluster import PAGE, PAGE_MODULE, slot_named
 from tiledask.distributed.cluster.spool import machine
 from tiledask.distributed.connecting.gpus import DEVICES, OwnGpu, most_of, own_gpu, shared
+from tiledask.distributed.connecting.per_thread import end_processes, is_per_thread, start_processes
 from tiledask.distributed.connecting.versions import VERSION
 from tiledask.errors import ConfigError
 
@@ -73,6 +74,8 @@ class Joined(NamedTuple):
     """Why it has none, in words."""
     asked: str = "cpu"
     """The device that it was asked for."""
+    split: bool = False
+    """Whether each of its threads has a process."""
 
     @classmethod
     def of(cls, limit: int | None) -> "Joined":
@@ -95,6 +98,8 @@ class Slots(SchedulerPlugin):
         """Client -> slots that it asked for."""
         self.device = DEVICES[0]
         """What workers are asked for: of all that clients did, what looks most for a GPU."""
+        self.split = False
+        """Whether each thread of a worker is to have a process, and so a slot."""
         self.on_gpus: set[str] = set()
         """Clients that compute on GPUs: slots are then of workers that have one."""
         self.sharers: dict[str, int] = {}
@@ -103,6 +108,8 @@ class Slots(SchedulerPlugin):
         """Address -> a worker that was equipped here."""
         self.given: dict[str, int] = {}
         """Address -> the slot that it was given here; one of td.start_cluster has its own."""
+        self.named: set[str] = set()
+        """Resources that were ever given here."""
         self.waiting: dict[str, asyncio.Future[None]] = {}
         """Address -> done when that worker is equipped, or cannot be."""
         self.refused: dict[str, str] = {}
@@ -199,7 +206,7 @@ class Slots(SchedulerPlugin):
                 return
             self.waiting[address] = done = asyncio.get_running_loop().create_future()
             try:
-                equipped = self.on(address, _equip, VERSION, self.device)
+                equipped = self.on(address, _equip, VERSION, self.device, self.split)
                 found = await asyncio.wait_for(equipped, patience)
                 if address in known:  # it has not gone meanwhile
                     self.ready[address] = found
@@ -217,8 +224,9 @@ class Slots(SchedulerPlugin):
         await asyncio.gather(*map(one, new))
 
     def _knows(self, address: str) -> bool:
-        """Whether a worker is equipped, and was asked for a GPU if any was."""
-        if (each := self.ready.get(address)) is None:
+        """Whether a worker is equipped, with all that was asked for by now."""
+        each = self.ready.get(address)
+        if each is None or self.split > each.split:
             return False
         return DEVICES.index(each.asked) >= DEVICES.index(self.device)
 
@@ -271,6 +279,7 @@ class Slots(SchedulerPlugin):
         scheduler = self.scheduler
         if (known := scheduler.workers.get(address)) is None:
             return
+        self.named.update(names)
         # not Dask's set_resources: it forgets what of the worker's other resources is in use
         for name in names:
             known.resources[name] = 1
@@ -282,14 +291,17 @@ class Slots(SchedulerPlugin):
     async def strip(self) -> None:
         """None, once every worker is as it was before it was equipped."""
         self._looks.stop()
+        workers = self.scheduler.workers.items()
+        beside = [address for address, state in workers if is_per_thread(state.name)]
+        if beside:  # what lies there of others' goes to other workers first
+            with suppress(Exception):
+                await self.scheduler.retire_workers(workers=beside, close_workers=True)
         for address, slot in self.given.items():
             if (known := self.scheduler.workers.get(address)) is None:
                 continue
             for name in _resources(slot):
                 known.resources.pop(name, None)
                 self.scheduler.resources.get(name, {}).pop(address, None)
-                if not self.scheduler.resources.get(name):
-                    self.scheduler.resources.pop(name, None)
                 if not known.used_resources.get(name):  # else a task that is ending gives it back
                     known.used_resources.pop(name, None)
 
@@ -299,6 +311,9 @@ class Slots(SchedulerPlugin):
                 await self.on(address, _strip, names)
 
         await asyncio.gather(*map(one, list(self.ready)))
+        for name in self.named:  # Dask leaves those of a worker that is gone
+            if not self.scheduler.resources.get(name):
+                self.scheduler.resources.pop(name, None)
 
     async def on(self, address: str, function: Callable[..., Any], *args: Any) -> Any:
         """What ``function(*args, dask_worker=)`` returns on a worker."""
@@ -344,12 +359,13 @@ def _place(address: str) -> tuple[str, int]:
 
 
 async def join(
-    client: str, slots: int | None, device: str, patience: float, dask_scheduler: Any
+    client: str, slots: int | None, device: str, split: bool, patience: float, dask_scheduler: Any
 ) -> dict[str, Any]:
     """By slot the address and what is known of each worker, now that ``client`` has as many
     slots, or as there are workers; why others have none; and why not GPUs, if it has none.
 
-    ``patience``: seconds that a worker has to get ready.
+    ``split``: each thread of a worker has a slot. ``patience``: seconds that a worker has to get
+    ready.
     """
     while (plugin := dask_scheduler.plugins.get(_NAME)) is not None and plugin.leaving:
         await asyncio.sleep(0.02)  # what is taken back is not given meanwhile
@@ -358,6 +374,7 @@ async def join(
         dask_scheduler.add_plugin(plugin)
     plugin.wanted.setdefault(client, 0)
     plugin.device = max(plugin.device, device, key=DEVICES.index)
+    plugin.split |= split
     if device == "cuda":
         plugin.on_gpus.add(client)
     await plugin.equip(list(dask_scheduler.workers), patience)
@@ -420,7 +437,7 @@ async def leave(client: str, dask_scheduler: Any) -> None:
 # -- run on a worker, for the scheduler ------------------------------------------------------------
 
 
-async def _equip(version: str, device: str, dask_worker: Any) -> Joined:
+async def _equip(version: str, device: str, split: bool, dask_worker: Any) -> Joined:
     """What the worker is, now that it has what a slot needs."""
     if version != VERSION:
         raise ConfigError(f"it has tiledask {VERSION}, the scheduler {version}")
@@ -431,6 +448,9 @@ async def _equip(version: str, device: str, dask_worker: Any) -> Joined:
     found = await offload(own_gpu, device)
     gpu, without = (None, found) if isinstance(found, str) else (found, "")
     joined = Joined.of(dask_worker.memory_manager.memory_limit)
+    if split:
+        shares = 1 if is_per_thread(dask_worker.name) else start_processes(dask_worker)
+        joined = joined._replace(split=True, memory=joined.memory // shares)
     return joined._replace(gpu=gpu, without=without, asked=device)
 
 
@@ -452,6 +472,7 @@ async def _strip(names: tuple[str, ...], dask_worker: Any) -> None:
         if name not in _in_use(dask_worker):
             dask_worker.state.available_resources.pop(name, None)
     if dask_worker.address in _settled:  # one of td.start_cluster had all that before
+        await end_processes(dask_worker)
         on_worker.strip(dask_worker)
         device_memory.give_back()
         _unsettle(dask_worker)
