@@ -182,7 +182,7 @@ def _table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
             *("" if row[name] is None else f"{row[name]:.3f}" for name in ("ratio", "worst")),
             format_bytes(counted) if counted else "",
             MARKS[moved == counted] if moved else "",
-            row["transport"],
+            ", ".join(filter(None, (row["transport"], row["how"]))),
         )
     return found
 
@@ -199,6 +199,7 @@ def main() -> int:
     chosen |= {name: value for name, value in vars(args).items() if name in chosen and value}
     sizes = tuple(args.sizes or (QUICK_SIZES if args.quick else SIZES))
     console, rows = Console(width=None if sys.stdout.isatty() else 150), list[dict[str, Any]]()
+    load = os.getloadavg()[0]
     folder = Path(tempfile.mkdtemp(prefix="tiledask-hosts-"))
     try:
         with _started(folder) as found:
@@ -215,7 +216,7 @@ def main() -> int:
                     facts = {
                         "arguments": chosen | {"sizes": sizes},
                         "skipped": found.why,
-                        "load": [round(x, 2) for x in os.getloadavg()],
+                        "load before and after": [round(load, 2), round(os.getloadavg()[0], 2)],
                         "goals": goals(rows),
                         "rows": rows,
                     }

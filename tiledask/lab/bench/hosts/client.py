@@ -1,8 +1,8 @@
 """What the bench of hosts measures, run on host A: each row is printed as JSON when it is there.
 
-two hosts   a connected worker on A and one on B         products, dask.array, trainings: the same
-one host    two connected workers on A                   work in each place, in rounds that take
-ours        two workers of td.start_cluster on A         turns
+TWO     a connected worker on A and one on B         products, dask.array, trainings: the same
+ONE     two connected workers on A                   work in each place, in rounds that take
+OURS    two workers of td.start_cluster on A         turns
 
 ``python -m tiledask.lab.bench.hosts.client`` takes its Options as JSON, of schedulers that run.
 """
@@ -28,7 +28,7 @@ from tiledask.lab.bench.hosts.rows import Told, Way, in_turns, row, timed
 
 __all__ = ["CHUNKS", "LAYOUTS", "ONE", "OURS", "TWO", "Options", "measure", "training_of"]
 
-TWO, ONE, OURS = "two hosts", "one host", "td.start_cluster"
+TWO, ONE, OURS = "two hosts", "one host, td.connect", "td.start_cluster"
 LAYOUTS = ((1, 2, 1), (1, 1, 2), (2, 1, 1))
 """(dp, tp, pp)."""
 CHUNKS: dict[str, Callable[[int], tuple[Any, Any]]] = {

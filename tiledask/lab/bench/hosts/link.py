@@ -5,6 +5,8 @@ python -m tiledask.lab.bench.hosts.link HOST     answers on a free port, which i
 
 import socket
 import sys
+from collections.abc import Callable
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple
@@ -54,12 +56,12 @@ def measure_link(host: str, port: int) -> Cable:
     return Cable(median(trips) / 2, LARGE / median(large[1:]))
 
 
-def answer(host: str) -> None:
-    """Answer one who measures: a byte with a byte, "m" with a large message."""
+def answer(host: str, say: Callable[[str], None]) -> None:
+    """Answer one who measures: "m" with a large message, a byte with one; ``say`` hears where."""
     message = bytes(LARGE)
     with socket.create_server((host, 0)) as door:
         door.settimeout(_PATIENCE)
-        print("listens at:", door.getsockname()[1], flush=True)
+        say(f"listens at: {door.getsockname()[1]}")
         end, _ = door.accept()
     with end:
         _set(end)
@@ -68,4 +70,4 @@ def answer(host: str) -> None:
 
 
 if __name__ == "__main__":
-    answer(sys.argv[1])
+    answer(sys.argv[1], partial(print, flush=True))
