@@ -33,7 +33,7 @@ marked = $(sort $(shell grep -rlE --include='test_*.py' 'pytest.mark.($(1))' tes
 # Or each of hundreds of processes would compile everything for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help tour test quick lint lab bench bench-matmul bench-files bench-schedules bench-idle bench-search bench-tiles bench-training bench-scale gpu gpu-bundle gpu-rehearsal soak plants test-long test-versions audit accuracy env clean
+.PHONY: help tour test quick lint lab bench bench-matmul bench-files bench-schedules bench-hosts bench-idle bench-search bench-tiles bench-training bench-scale gpu gpu-bundle gpu-rehearsal soak plants test-long test-versions audit accuracy env clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -81,6 +81,9 @@ bench-schedules: env ## schedules of up to 16.8 million actions (BENCH_ARGS="--p
 
 bench-idle: env ## idle time of every schedule on workers, measured and simulated: ten minutes
 	$(BIN)/python -m tiledask.lab.bench.idle $(BENCH_ARGS)
+
+bench-hosts: env ## two hosts (namespaces, as root) beside one, and dask.array there: ten minutes
+	$(BIN)/python -m tiledask.lab.bench.hosts $(BENCH_ARGS)
 
 bench-search: env ## the search of all layouts beside calculon's (BENCH_ARGS="--calculon PATH")
 	$(BIN)/python -m tiledask.lab.bench.search $(BENCH_ARGS)

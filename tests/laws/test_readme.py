@@ -17,6 +17,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from oracles.fences import FENCE, PYTHON, SHELL, blocks
 from oracles.finished import ROOT, finished
 
 from tiledask.cli import main
@@ -25,16 +26,6 @@ README = (ROOT / "README.md").read_text("utf-8")
 DEADLINE = 120
 SLOW = {"tour", "bench"}
 """Subcommands of tiledask that take minutes; tests of their own run them."""
-SHELL, PYTHON = ("sh", "bash", "shell", "console"), ("python", "py")
-FENCE = re.compile(
-    r"^(?P<fence>```+|~~~+)[ \t]*(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=fence)", re.M | re.S
-)
-
-
-def blocks(text: str, languages: tuple[str, ...]) -> list[str]:
-    """The fenced blocks whose first word after the fence is one of ``languages``."""
-    found = ((m["info"].split(), m["body"]) for m in FENCE.finditer(text))
-    return [body for info, body in found if info and info[0] in languages]
 
 
 def unmarked(text: str) -> int:

@@ -9,12 +9,19 @@ import pytest
 
 HERE = Path(__file__).parents[1]
 CHECKS = sorted((HERE / "twins" / "standin" / "checks").glob("*.py"))
-WITH_WORKERS = ("client",)
+WITH_WORKERS = ("client", "connect")
 
 
 def on_gpus(*args, tmp_path, gpus=2, **environ):
     """pytest with the stand-in for CuPy; the end of what it said if a test fails."""
-    paths = [str(HERE / "twins" / "standin"), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+    standin = HERE / "twins" / "standin"
+    paths = [
+        str(standin / "driver"),
+        str(standin),
+        str(HERE),
+        str(HERE.parent),
+        os.environ.get("PYTHONPATH", ""),
+    ]
     env = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "STANDIN_GPUS": str(gpus),

@@ -1,6 +1,8 @@
 """`td.connect` to a scheduler and workers that were started by hand.
 
-Holds `tiledask.distributed.connecting.slots` and `tiledask.distributed.connecting.versions`.
+Holds `tiledask.distributed.connecting.per_thread`, `tiledask.distributed.connecting.gpus`,
+`tiledask.distributed.connecting.slots` and `tiledask.distributed.connecting.versions`. GPUs are
+those of the stand-in: twins/standin/checks.
 """
 
 import asyncio
@@ -11,6 +13,7 @@ import time
 
 import dask.array as da
 import numpy as np
+import psutil
 import pytest
 from distributed import Client, LocalCluster, default_client
 from oracles.apart import apart
@@ -20,7 +23,7 @@ from twins.by_hand import ByHand, dask_by_hand
 import tiledask as td
 from tiledask.distributed.cluster.cluster import RUNNING
 from tiledask.distributed.cluster.worker import INTERVALS, TRANSFERS
-from tiledask.distributed.connecting import versions
+from tiledask.distributed.connecting import per_thread, versions
 from tiledask.errors import (
     ClusterLostError,
     ConfigError,
@@ -28,6 +31,7 @@ from tiledask.errors import (
     DoesNotFitError,
     PlacementError,
 )
+from tiledask.lab.dashboard import saved
 
 pytestmark = pytest.mark.cluster
 RNG = np.random.default_rng(0)
@@ -146,6 +150,22 @@ def test_the_dashboard_has_the_page_and_the_report_shows_it(attached, tmp_path):
     A @ A
     page = td.report(tmp_path / "page.html", attached).read_text()
     assert "gather" in page
+
+
+def test_a_product_does_not_wait_for_the_page_and_the_report_does(attached, monkeypatch):
+    tell, told = attached._tell, []
+
+    async def late(before, topic, said):
+        await asyncio.sleep(0.2)
+        await tell(before, topic, said)
+        told.append(said)
+
+    A = td.distribute(np.eye(8), td.Mesh(attached, (2,)), [td.Shard(0)])
+    monkeypatch.setattr(attached, "_tell", late)
+    C = A @ A
+    assert "ended" not in "".join(" ".join(said) for said in told)
+    (*_, product) = saved._fetch(attached.client).products
+    assert tuple(product.counted["received"]) == C.traffic.measured.received
 
 
 def test_a_client_has_one_cluster_and_keeps_everything_of_its_own(client, dask):
@@ -282,6 +302,79 @@ def test_errors_name_what_helps_there(attached):
         td.matmul(A, A, memory_limit=8)
     with pytest.raises(ConfigError, match=r"slot 7 .*td\.connect\(client, workers="):
         attached.submit(7, abs, -1)
+
+
+def beside(dask_scheduler):
+    """Names and threads of the workers that were not started by hand."""
+    every = dask_scheduler.workers.values()
+    return {str(w.name): w.nthreads for w in every if per_thread.is_per_thread(w.name)}
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_each_thread_is_a_slot_if_asked(tmp_path, workers):
+    with (
+        dask_by_hand(tmp_path, workers, "--nanny", "--nthreads", "2") as dask,
+        Client(dask.address, set_as_default=False) as client,
+    ):
+        client.wait_for_workers(workers, timeout=60)
+        before = client.run(habits), client.run_on_scheduler(of_scheduler)
+        with td.connect(client, slots="thread") as cluster:
+            n = 2 * workers
+            assert cluster.slots == len(set(cluster.run(os.getpid))) == n
+            assert cluster.memory_limit == 1e9  # half of the worker's
+            assert set(client.run_on_scheduler(beside).values()) == {1}
+            a = RNG.standard_normal((41, 30))
+            A, B = (td.distribute(x, td.Mesh(client, (n,)), [td.Shard(0)]) for x in (a, a.T))
+            C = A @ B
+            assert C.traffic.predicted == C.traffic.measured
+            assert C.traffic.measured.total > 0
+            np.testing.assert_allclose(td.to_numpy(C), a @ a.T, atol=1e-12)
+            order, x = td.schedule("1f1b", n, 4), np.ones((8, 4), "f4")
+            stages = [td.stages.FeedForward((i,), 4, 8) for i in range(n)]
+            for engine in ("tasks", "loop"):
+                run = td.run_schedule(order, stages, x, cluster, target=x, engine=engine)
+                assert run.traffic.predicted == run.traffic.measured
+            text = td.load_text("tales")
+            model = td.GPT(text.vocabulary, hidden=16, layers=2, heads=4, sequence=8)
+            there = td.train(model, text, td.Mesh(cluster, (workers, 2, 1)), steps=2, batch=4)
+            here = td.train(model, text, (workers, 2, 1), steps=2, batch=4)
+            np.testing.assert_array_equal(there.losses, here.losses)
+            names = {str(facts["name"]): slot for slot, facts in cluster._workers().items()}
+            slot = next(slot for name, slot in names.items() if per_thread.is_per_thread(name))
+            at = cluster.address(slot)
+            kept = client.submit(np.ones, 5, workers=[at])
+            assert kept.result(20).sum() == 5
+            client.run(os._exit, 1, workers=[at], on_error="ignore")
+            wait_until(
+                lambda: cluster._workers().get(slot, {}).get("address", at) != at, seconds=60
+            )
+            np.testing.assert_array_equal(td.to_numpy(A), a)
+            kept = client.submit(np.ones, 5, workers=[cluster.address(slot)], pure=False)
+            assert kept.result(20).sum() == 5
+        wait_until(lambda: not client.run_on_scheduler(beside), "the others to go", seconds=60)
+        assert kept.result(20).sum() == 5
+        assert (client.run(habits), client.run_on_scheduler(of_scheduler)) == before
+        assert all(total == {} for total, _ in client.run(resources).values())
+
+
+def test_slots_are_of_processes_or_threads(attached):
+    with pytest.raises(ConfigError, match="slots is 'process' or 'thread', got 'core'"):
+        td.connect(attached.client, slots="core")
+    with pytest.raises(ConfigError, match="slots='thread' is for CPU workers"):
+        td.connect(attached.client, slots="thread", device="cuda")
+    assert td.connect(attached.client, slots="thread") is attached  # of one thread each
+    assert attached.slots == 2
+
+
+def test_processes_beside_a_worker_end_with_it(tmp_path):
+    with (
+        dask_by_hand(tmp_path, 1, "--no-nanny", "--nthreads", "3") as dask,
+        td.connect(dask.address, slots="thread", workers=3) as cluster,
+    ):
+        pids = [pid for pid in cluster.run(os.getpid) if pid != dask.running[-1].pid]
+        assert len(pids) == 2
+        dask.running[-1].kill()
+        wait_until(lambda: not any(map(psutil.pid_exists, pids)), seconds=20)
 
 
 def test_what_cannot_be_connected_to_is_refused():

@@ -673,6 +673,10 @@ class Cluster(ABC):
     def tell_page(self, topic: str, said: dict[str, Any]) -> bool:
         """Whether there is a page of tiledask's in the dashboard; it is told then."""
 
+    def await_page(self) -> None:
+        """None, once the page has heard all that it was told; at once where it hears at once."""
+        return
+
     @abstractmethod
     def with_slots(self, slots: int | str) -> str:
         """What makes a cluster of as many ``slots``, in words."""

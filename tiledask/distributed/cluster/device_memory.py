@@ -12,6 +12,7 @@ no pool sees it.
 """
 
 import threading
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -22,7 +23,20 @@ from tiledask.plan.units import format_bytes
 from tiledask.tile.backend import namespace
 from tiledask.tile.memory.pool import Refused
 
-__all__ = ["OnePool", "allocate", "cap", "held", "peak_bytes", "problem", "reachable", "reset_peak"]
+__all__ = [
+    "OnePool",
+    "allocate",
+    "allow",
+    "cap",
+    "give_back",
+    "held",
+    "peak_bytes",
+    "pooled",
+    "problem",
+    "reachable",
+    "reset_peak",
+    "share_of",
+]
 
 UNIT = 512
 """Bytes that CuPy's pool rounds sizes up to a multiple of."""
@@ -35,6 +49,8 @@ _peak = 0
 """The most bytes held since ``reset_peak``."""
 _lent: dict[int, Any] = {}
 """What RMM has taken of the pool, by address."""
+_before: list[tuple[Callable[[Any], None], Any]] = []
+"""Calls that make memory come from where it came before the pool was the worker's."""
 
 
 class OnePool(WorkerPlugin):
@@ -66,16 +82,49 @@ class OnePool(WorkerPlugin):
         global _pool, _rules
         cupy = namespace("cupy")
         _pool, _rules = cupy.get_default_memory_pool(), self
+        _before.append((_pool.set_limit, _pool.get_limit()))
         if self.most is not None:  # CUPY_GPU_MEMORY_LIMIT may say another
             _pool.set_limit(size=self.most)
+        _before.append((cupy.cuda.set_allocator, cupy.cuda.get_allocator()))
         cupy.cuda.set_allocator(allocate)
         if find_spec("rmm"):
             mr = import_module("rmm").mr
+            _before.append((mr.set_current_device_resource, mr.get_current_device_resource()))
             mr.set_current_device_resource(mr.CallbackMemoryResource(_lend, _take_back))
 
 
 _rules = OnePool()
 """Those of this worker, once it has its pool."""
+
+
+def pooled() -> bool:
+    """Whether this worker takes all memory of its GPU from the pool."""
+    return _pool is not None
+
+
+def allow(most: int | None, sharers: int) -> None:
+    """None; from now on the pool keeps at most so many bytes, on a GPU of so many workers."""
+    _rules.most, _rules.sharers = most, sharers
+    _pool.set_limit(size=most or 0)
+
+
+def give_back() -> None:
+    """None; CuPy and RMM take memory as they did before, and what is free goes to the driver."""
+    global _pool, _problem
+    while _before:
+        restore, was = _before.pop()
+        restore(was)
+    if _pool is not None:
+        _pool.free_all_blocks()
+    _pool, _problem = None, ""
+
+
+def share_of(memory: int, integrated: bool, sharers: int, host: int) -> int:
+    """Bytes of a GPU that each of its ``sharers`` may plan with: a tenth is CUDA's own.
+
+    ``host``: bytes of host memory per worker, which is what a GPU without memory of its own uses.
+    """
+    return int(0.9 * (host if integrated else memory / sharers))
 
 
 def problem() -> str:

@@ -515,10 +515,9 @@ def _start_gpu(
 def _gpu_share(devices: Sequence[GpuInfo], per_gpu: int, host: int) -> tuple[int, str]:
     """(bytes of its GPU that each worker may plan with, whose they are in words).
 
-    A tenth is left to what CUDA keeps for itself. All workers have what the least of them has.
-    ``host``: bytes of host memory per worker, which is what a GPU without memory of its own uses.
+    All workers have what the least of them has. ``host``: bytes of host memory per worker.
     """
-    shares = [int(0.9 * (host if d.integrated else d.memory / per_gpu)) for d in devices]
+    shares = [device_memory.share_of(d.memory, d.integrated, per_gpu, host) for d in devices]
     least = min(range(len(devices)), key=shares.__getitem__)
     words = f"a worker has {format_bytes(shares[least])} of "
     if devices[least].integrated:

@@ -9,6 +9,7 @@ workers and the scheduler goes when the cluster is closed, or its client is gone
 """
 
 import asyncio
+import concurrent.futures
 import os
 import secrets
 import time
@@ -21,13 +22,17 @@ from typing import Any, TypeVar
 from distributed import Client, as_completed
 from distributed.comm.addressing import get_address_host
 
+from tiledask.distributed.cluster import device_arrays
 from tiledask.distributed.cluster.cluster import (
     RUNNING,
     Cluster,
     seconds_of,
     workers_of,
 )
+from tiledask.distributed.cluster.device_memory import share_of
 from tiledask.distributed.cluster.spool import machine
+from tiledask.distributed.connecting.gpus import check_device
+from tiledask.distributed.connecting.per_thread import is_per_thread
 from tiledask.distributed.connecting.slots import LOST, Joined, join, leave
 from tiledask.distributed.connecting.versions import check_versions, upload_package, versions_of
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
@@ -48,6 +53,8 @@ def connect(
     client: Any,
     *,
     workers: int | None = None,
+    device: str = "auto",
+    slots: str = "process",
     security: Any = None,
     upload: bool = False,
     timeout: float = 60.0,
@@ -55,8 +62,8 @@ def connect(
     """A Cluster on workers that run already, a slot on each; use it in a ``with`` block.
 
     Mesh, products, schedules, trainings and claims take it as they take one of ``start_cluster``.
-    Workers compute with NumPy. Closing it takes back what was put on workers and scheduler, and
-    leaves them running; so does the end of this process, however it ends.
+    Closing it takes back what was put on workers and scheduler, and leaves them running; so does
+    the end of this process, however it ends.
 
     client
         A Dask client, which stays open; a scheduler's address; or a cluster of Dask's, such as
@@ -65,6 +72,13 @@ def connect(
     workers
         Slots to wait for. Default: as many as there are workers now, at least 1. Workers beyond
         stand by, and take the slot of one that goes.
+    device
+        "auto" takes GPUs where every worker was given one of its own, as LocalCUDACluster and
+        ``dask cuda worker`` do (CUDA_VISIBLE_DEVICES), and else computes with NumPy; "cuda" and
+        "cpu" insist. Workers that share a GPU, which only "cuda" takes, share its memory.
+    slots
+        "process": a worker is a slot. "thread": it has as many as it has threads, each a process:
+        this starts those that lack, and their share of its memory limit is theirs. CPU workers.
     security
         Of TLS, as Dask's Client takes it; for an address.
     upload
@@ -79,21 +93,26 @@ def connect(
     """
     seconds = seconds_of(timeout)
     wanted = None if workers is None else whole_number("workers", workers, 1)
+    check_device(device)
+    split = _per_thread(slots, device)
+    known = client if isinstance(client, Cluster) else _known(client)
+    if known is not None:
+        _check_known(known, device, split)
     if isinstance(client, Cluster):
         return client
-    known = _known(client)
     if isinstance(known, AttachedCluster):
-        known.grow(wanted, seconds)
+        known.grow(wanted, seconds, split)
     if known is not None:
         return known
     deadline = time.monotonic() + seconds
     found, ours = _client(client, security, seconds)
     try:
-        _wait_for(found, wanted or 1, deadline, seconds)
+        _wait_for(found, wanted or 1, split, deadline, seconds)
         if upload:
             upload_package(found)
         check_versions(_versions(found, max(1.0, deadline - time.monotonic())), upload)
-        return AttachedCluster(found, client, ours, wanted, deadline, seconds)
+        on = "cpu" if split else device
+        return AttachedCluster(found, client, ours, wanted, on, split, deadline, seconds)
     except BaseException:
         if ours:
             found.close(timeout=5)
@@ -125,6 +144,28 @@ def _known(given: Any) -> Cluster | None:
             if isinstance(cluster, AttachedCluster):  # its client was closed
                 cluster.close()
     return None
+
+
+def _per_thread(slots: str, device: str) -> bool:
+    """Whether each thread is to have a slot; ConfigError for what there is not."""
+    if slots not in ("process", "thread"):
+        raise ConfigError(f"slots is 'process' or 'thread', got {slots!r}")
+    if slots == "thread" and device == "cuda":
+        raise ConfigError(
+            "slots='thread' is for CPU workers, device='cuda' asks for GPUs: one process for each; "
+            "leave one of them out"
+        )
+    return slots == "thread"
+
+
+def _check_known(cluster: Cluster, device: str, split: bool) -> None:
+    """None if ``cluster`` computes on what was asked for; else ConfigError."""
+    has, wanted = "cuda" if cluster.backend == "cupy" else "cpu", "cpu" if split else device
+    if wanted not in ("auto", has):
+        raise ConfigError(
+            f"device={wanted!r} was asked for, and {cluster} is connected to already; it has "
+            f"{cluster.kind} workers ({cluster.why}): close it first"
+        )
 
 
 def _client(given: Any, security: Any, seconds: float) -> tuple[Client, bool]:
@@ -164,9 +205,17 @@ def _client(given: Any, security: Any, seconds: float) -> tuple[Client, bool]:
     return made, True
 
 
-def _wait_for(client: Client, wanted: int, deadline: float, seconds: float) -> None:
-    """None, once ``wanted`` workers run."""
-    while (there := len(workers_of(client))) < wanted:
+def _slots_of(client: Client, split: bool) -> int:
+    """Workers that run now; or threads of those that nobody started beside others."""
+    found = workers_of(client).values()
+    if not split:
+        return len(found)
+    return sum(facts["nthreads"] for facts in found if not is_per_thread(facts["name"]))
+
+
+def _wait_for(client: Client, wanted: int, split: bool, deadline: float, seconds: float) -> None:
+    """None, once ``wanted`` workers run, or as many threads of them."""
+    while (there := _slots_of(client, split)) < wanted:
         if time.monotonic() > deadline:
             raise _too_few(client, wanted, there, seconds)
         time.sleep(LOOK)
@@ -216,11 +265,15 @@ class AttachedCluster(Cluster):
         given: Any,
         ours: bool,
         wanted: int | None,
+        device: str,
+        split: bool,
         deadline: float,
         seconds: float,
     ) -> None:
-        self.given = given
+        self.given, self._split = given, split
         self._ours, self._closed, self._page = ours, False, False
+        self._telling: concurrent.futures.Future[None] | None = None
+        """Done when the page knows all that it was told."""
         self._lost: dict[str, str] = {}
         """Address of a worker whose host cannot be reached, or name of a slot that has none -> in
         words."""
@@ -230,10 +283,9 @@ class AttachedCluster(Cluster):
         """Slot -> the host of its worker, or of the last one."""
         comm: Any = client.scheduler_comm
         self._interval = comm.interval
-        why = f"workers of {_address(client)} were connected to"
-        super().__init__(client, 0, "numpy", why, 0)
+        super().__init__(client, 0, "numpy", "", 0)
         try:
-            self._join(wanted, deadline, seconds)
+            self._join(wanted, device, deadline, seconds)
         except BaseException:
             self._ours = False  # whoever called closes it
             self.close()
@@ -241,24 +293,30 @@ class AttachedCluster(Cluster):
         client.subscribe_topic(LOST, self._hear)
         comm.interval = 0.001  # as a client of start_cluster's has it
 
-    def grow(self, wanted: int | None, seconds: float) -> None:
+    def grow(self, wanted: int | None, seconds: float, split: bool = False) -> None:
         """None, with ``wanted`` slots at least; None takes in whatever workers came since."""
-        if wanted is None and len(workers_of(self.client)) <= self.slots:
+        if split > self._split:
+            self._split = True
+        elif wanted is None and _slots_of(self.client, self._split) <= self.slots:
             return
         if wanted is not None and wanted <= self.slots:
             return
         if not self.counting.acquire(blocking=False):
             return  # an operation counts on as many slots as it began with
         try:
-            self._join(wanted, time.monotonic() + seconds, seconds)
+            device = "cuda" if self.backend == "cupy" else "cpu"
+            self._join(wanted, device, time.monotonic() + seconds, seconds)
         finally:
             self.counting.release()
 
-    def _join(self, wanted: int | None, deadline: float, seconds: float) -> None:
+    def _join(self, wanted: int | None, device: str, deadline: float, seconds: float) -> None:
         """None, once there are slots."""
+        if self._split and wanted is None:
+            wanted = _slots_of(self.client, True)
         while True:
             left = max(1.0, deadline - time.monotonic())
-            found = self._on_scheduler(join, wanted, left, seconds=left + SAY)
+            asked = wanted, device, self._split, left
+            found = self._on_scheduler(join, *asked, seconds=left + SAY)
             slots: dict[int, tuple[str, Joined]] = found["slots"]
             refused = [f"{address} cannot: {why}" for address, why in found["refused"].items()]
             if wanted is None and not refused and slots:
@@ -277,13 +335,16 @@ class AttachedCluster(Cluster):
         mine = {slot: worker for slot, worker in slots.items() if slot < count}
         _refuse_threads([worker for _, worker in mine.values()])
         self._lie({slot: address for slot, (address, _) in mine.items()})
-        machines = [worker.machine for _, worker in slots.values()]
-        limits = {
-            slot: w.memory // (1 if w.limited else machines.count(w.machine))
-            for slot, (_, w) in mine.items()
-        }
+        self.backend = "numpy" if found["without"] else "cupy"
+        self.why = f"workers of {_address(self.client)} were connected to"
+        if device != "cpu":
+            self.why += f": {found['without'] or 'each has a GPU'}"
+        memories = _memories([w for _, w in slots.values()], self.backend)
+        limits = {slot: m for slot, m in zip(slots, memories, strict=True) if slot < count}
         least = min(limits.values())  # of a slot whose worker is just being restarted
         self.memory_limits = tuple(limits.get(slot, least) for slot in range(count))
+        if self.backend == "cupy":  # what comes here allocates nothing on a GPU of this process
+            device_arrays.register(on_host=True)
         self._page = found["page"]
         self.slots, self.transport = count, ""
         self.rates.clear()
@@ -379,9 +440,26 @@ class AttachedCluster(Cluster):
         return frozenset(slot for slot, sees in enumerate(seen) if sees)
 
     def tell_page(self, topic: str, said: dict[str, Any]) -> bool:
-        if self._page:
-            self.client.log_event(topic, said)
+        if self._page:  # an answer takes a small product's time, and nobody needs it
+            loop: Any = self.client.loop
+            said_now = self._tell(self._telling, topic, said)
+            self._telling = asyncio.run_coroutine_threadsafe(said_now, loop.asyncio_loop)
         return self._page
+
+    async def _tell(
+        self, before: concurrent.futures.Future[None] | None, topic: str, said: dict[str, Any]
+    ) -> None:
+        """Tell the page, once it was told what came ``before``."""
+        if before is not None:
+            with suppress(Exception):
+                await asyncio.wrap_future(before)
+        scheduler: Any = self.client.scheduler
+        await scheduler.log_event(topic=topic, msg=said)
+
+    def await_page(self) -> None:
+        if self._telling is not None:
+            with suppress(Exception):  # a page is worth no more than that
+                self._telling.result(SAY)
 
     def with_slots(self, slots: int | str) -> str:
         return f"td.connect(client, workers={slots})"
@@ -390,15 +468,32 @@ class AttachedCluster(Cluster):
         if self._closed:
             return
         if self.client.status == "running":
+            self.await_page()
             with suppress(Exception):  # of a scheduler that is gone: nothing is left there
                 self.client.unsubscribe_topic(LOST)
                 self._on_scheduler(leave, seconds=10.0)
                 comm: Any = self.client.scheduler_comm
                 comm.interval = self._interval
         self._closed = True
+        if self.backend == "cupy" and not RUNNING:  # CuPy's arrays are CuPy's again
+            device_arrays.register(on_host=False)
         if self._ours:
             with suppress(Exception):
                 self.client.close(timeout=5)
+
+
+def _memories(workers: list[Joined], backend: str) -> list[int]:
+    """Bytes that each of ``workers`` may plan with, of its GPU or of its machine."""
+    machines = [w.machine for w in workers]
+    host = [w.memory // (1 if w.limited else machines.count(w.machine)) for w in workers]
+    if backend == "numpy":
+        return host
+    gpus = [w.gpu for w in workers if w.gpu]  # each has one
+    uuids = [gpu.uuid for gpu in gpus]
+    return [
+        share_of(gpu.memory, gpu.integrated, uuids.count(gpu.uuid), own)
+        for gpu, own in zip(gpus, host, strict=True)
+    ]
 
 
 def _refuse_threads(workers: list[Joined]) -> None:

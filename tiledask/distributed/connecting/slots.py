@@ -15,7 +15,7 @@ import logging
 import os
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib import import_module
@@ -31,9 +31,12 @@ from distributed.system import MEMORY_LIMIT
 from distributed.utils import offload
 from tornado.ioloop import PeriodicCallback
 
+from tiledask.distributed.cluster import device_memory
 from tiledask.distributed.cluster import worker as on_worker
 from tiledask.distributed.cluster.cluster import PAGE, PAGE_MODULE, slot_named
 from tiledask.distributed.cluster.spool import machine
+from tiledask.distributed.connecting.gpus import DEVICES, OwnGpu, most_of, own_gpu, shared
+from tiledask.distributed.connecting.per_thread import end_processes, is_per_thread, start_processes
 from tiledask.distributed.connecting.versions import VERSION
 from tiledask.errors import ConfigError
 
@@ -65,6 +68,14 @@ class Joined(NamedTuple):
     """Bytes of its limit, or of its machine if it has none."""
     limited: bool
     """Whether it has one."""
+    gpu: OwnGpu | None = None
+    """What it computes on, if that is a GPU."""
+    without: str = ""
+    """Why it has none, in words."""
+    asked: str = "cpu"
+    """The device that it was asked for."""
+    split: bool = False
+    """Whether each of its threads has a process."""
 
     @classmethod
     def of(cls, limit: int | None) -> "Joined":
@@ -85,10 +96,20 @@ class Slots(SchedulerPlugin):
         self.scheduler = scheduler
         self.wanted: dict[str, int] = {}
         """Client -> slots that it asked for."""
+        self.device = DEVICES[0]
+        """What workers are asked for: of all that clients did, what looks most for a GPU."""
+        self.split = False
+        """Whether each thread of a worker is to have a process, and so a slot."""
+        self.on_gpus: set[str] = set()
+        """Clients that compute on GPUs: slots are then of workers that have one."""
+        self.sharers: dict[str, int] = {}
+        """Address -> workers of its GPU, if it was told."""
         self.ready: dict[str, Joined] = {}
         """Address -> a worker that was equipped here."""
         self.given: dict[str, int] = {}
         """Address -> the slot that it was given here; one of td.start_cluster has its own."""
+        self.named: set[str] = set()
+        """Resources that were ever given here."""
         self.waiting: dict[str, asyncio.Future[None]] = {}
         """Address -> done when that worker is equipped, or cannot be."""
         self.refused: dict[str, str] = {}
@@ -113,7 +134,7 @@ class Slots(SchedulerPlugin):
 
     def remove_worker(self, scheduler: Any, worker: str, **_: Any) -> None:
         self._say_lost(worker, None)
-        for known in (self.ready, self.given, self.refused):
+        for known in (self.ready, self.given, self.refused, self.sharers):
             known.pop(worker, None)
         if self.spare():
             self._soon(self.number)
@@ -185,7 +206,8 @@ class Slots(SchedulerPlugin):
                 return
             self.waiting[address] = done = asyncio.get_running_loop().create_future()
             try:
-                found = await asyncio.wait_for(self.on(address, _equip, VERSION), patience)
+                equipped = self.on(address, _equip, VERSION, self.device, self.split)
+                found = await asyncio.wait_for(equipped, patience)
                 if address in known:  # it has not gone meanwhile
                     self.ready[address] = found
                     self.refused.pop(address, None)
@@ -198,7 +220,15 @@ class Slots(SchedulerPlugin):
                 done.set_result(None)
 
         known = self.scheduler.workers
-        await asyncio.gather(*(one(a) for a in addresses if a in known and a not in self.ready))
+        new = [a for a in addresses if a in known and not self._knows(a)]
+        await asyncio.gather(*map(one, new))
+
+    def _knows(self, address: str) -> bool:
+        """Whether a worker is equipped, with all that was asked for by now."""
+        each = self.ready.get(address)
+        if each is None or self.split > each.split:
+            return False
+        return DEVICES.index(each.asked) >= DEVICES.index(self.device)
 
     def taken(self) -> dict[int, str]:
         """Slot -> the address of the worker in it now."""
@@ -208,10 +238,15 @@ class Slots(SchedulerPlugin):
         return found
 
     def spare(self) -> list[str]:
-        """Workers without a slot that are ready for one; neighbours on one host follow each
-        other."""
+        """Workers without a slot that are ready for one: first those with a GPU, alone if one is
+        needed; neighbours on one host follow each other."""
         taken = set(self.taken().values())
-        return sorted((a for a in self.ready if a not in taken), key=_place)
+        able = [
+            (each.gpu is None, _place(address), address)
+            for address, each in self.ready.items()
+            if address not in taken and (each.gpu or not self.on_gpus)
+        ]
+        return [address for *_, address in sorted(able)]
 
     async def number(self) -> None:
         """None, once the lowest free slots have the workers that there are for them."""
@@ -221,6 +256,17 @@ class Slots(SchedulerPlugin):
         pairs = list(zip(self.spare(), free, strict=False))
         self.given.update(pairs)  # before anybody else looks
         await asyncio.gather(*(self._give(address, slot) for address, slot in pairs))
+        await self._share_gpus()
+
+    async def _share_gpus(self) -> None:
+        """None, once workers in slots that share a GPU share its memory too."""
+        gpus = {a: each.gpu for a in self.taken().values() if (each := self.ready.get(a))}
+        count = Counter(gpu.uuid for gpu in gpus.values() if gpu)
+        for address, gpu in gpus.items():
+            if gpu and count[gpu.uuid] != self.sharers.get(address, 1):
+                self.sharers[address] = sharers = count[gpu.uuid]
+                with suppress(Exception):  # of a worker that dies
+                    await self.on(address, _allow, most_of(gpu, sharers), sharers)
 
     async def _give(self, address: str, slot: int) -> None:
         names = _resources(slot)
@@ -233,6 +279,7 @@ class Slots(SchedulerPlugin):
         scheduler = self.scheduler
         if (known := scheduler.workers.get(address)) is None:
             return
+        self.named.update(names)
         # not Dask's set_resources: it forgets what of the worker's other resources is in use
         for name in names:
             known.resources[name] = 1
@@ -244,14 +291,17 @@ class Slots(SchedulerPlugin):
     async def strip(self) -> None:
         """None, once every worker is as it was before it was equipped."""
         self._looks.stop()
+        workers = self.scheduler.workers.items()
+        beside = [address for address, state in workers if is_per_thread(state.name)]
+        if beside:  # what lies there of others' goes to other workers first
+            with suppress(Exception):
+                await self.scheduler.retire_workers(workers=beside, close_workers=True)
         for address, slot in self.given.items():
             if (known := self.scheduler.workers.get(address)) is None:
                 continue
             for name in _resources(slot):
                 known.resources.pop(name, None)
                 self.scheduler.resources.get(name, {}).pop(address, None)
-                if not self.scheduler.resources.get(name):
-                    self.scheduler.resources.pop(name, None)
                 if not known.used_resources.get(name):  # else a task that is ending gives it back
                     known.used_resources.pop(name, None)
 
@@ -261,6 +311,9 @@ class Slots(SchedulerPlugin):
                 await self.on(address, _strip, names)
 
         await asyncio.gather(*map(one, list(self.ready)))
+        for name in self.named:  # Dask leaves those of a worker that is gone
+            if not self.scheduler.resources.get(name):
+                self.scheduler.resources.pop(name, None)
 
     async def on(self, address: str, function: Callable[..., Any], *args: Any) -> Any:
         """What ``function(*args, dask_worker=)`` returns on a worker."""
@@ -306,12 +359,13 @@ def _place(address: str) -> tuple[str, int]:
 
 
 async def join(
-    client: str, slots: int | None, patience: float, dask_scheduler: Any
+    client: str, slots: int | None, device: str, split: bool, patience: float, dask_scheduler: Any
 ) -> dict[str, Any]:
     """By slot the address and what is known of each worker, now that ``client`` has as many
-    slots, or as there are workers; and why others have none.
+    slots, or as there are workers; why others have none; and why not GPUs, if it has none.
 
-    ``patience``: seconds that a worker has to get ready.
+    ``split``: each thread of a worker has a slot. ``patience``: seconds that a worker has to get
+    ready.
     """
     while (plugin := dask_scheduler.plugins.get(_NAME)) is not None and plugin.leaving:
         await asyncio.sleep(0.02)  # what is taken back is not given meanwhile
@@ -319,27 +373,57 @@ async def join(
         plugin = Slots(dask_scheduler)
         dask_scheduler.add_plugin(plugin)
     plugin.wanted.setdefault(client, 0)
+    plugin.device = max(plugin.device, device, key=DEVICES.index)
+    plugin.split |= split
+    if device == "cuda":
+        plugin.on_gpus.add(client)
     await plugin.equip(list(dask_scheduler.workers), patience)
+    fit = {a: each for a, each in plugin.ready.items() if each.gpu or device != "cuda"}
     if client in plugin.wanted:  # it has not left meanwhile
-        able = len(plugin.ready)
-        plugin.wanted[client] = max(plugin.wanted[client], able if slots is None else slots)
+        able = len(fit) if slots is None else slots
+        plugin.wanted[client] = max(plugin.wanted[client], able)
         await plugin.number()
     if PAGE not in dask_scheduler.plugins:
         with suppress(Exception):  # a page is worth no cluster
             await import_module(PAGE_MODULE).open_page(dask_scheduler)
             plugin.page = True
     taken = sorted(plugin.taken().items())
+    found = {s: (a, fit[a]) for s, a in taken if a in fit}
+    without = _without(found, slots, device)
+    if not without and client in plugin.wanted:
+        plugin.on_gpus.add(client)
+    lacking = {a: each.without for a, each in plugin.ready.items() if a not in fit}
     return {
-        "slots": {s: (a, plugin.ready[a]) for s, a in taken if a in plugin.ready},
-        "refused": dict(plugin.refused),
+        "slots": found,
+        "refused": plugin.refused | lacking,
+        "without": without,
         "page": PAGE in dask_scheduler.plugins,
     }
+
+
+def _without(found: dict[int, tuple[str, Joined]], slots: int | None, device: str) -> str:
+    """Why the slots asked for do not compute on GPUs, in words; empty if they do.
+
+    "auto" takes them where each has one of its own.
+    """
+    if device == "cpu":
+        return "CPU workers were asked for"
+    mine = [each for slot, each in found.items() if slots is None or slot < slots]
+    if len(mine) < (slots or 1):
+        return f"there are {len(mine)} workers yet"
+    for address, each in mine:
+        if each.gpu is None:
+            return f"{address} has none: {each.without}"
+    return "" if device == "cuda" else shared([each.gpu for _, each in mine if each.gpu])
 
 
 async def leave(client: str, dask_scheduler: Any) -> None:
     """None; the slots go with the last client that has asked for some."""
     plugin = dask_scheduler.plugins.get(_NAME)
-    if plugin is None or plugin.wanted.pop(client, None) is None or plugin.wanted:
+    if plugin is None:
+        return
+    plugin.on_gpus.discard(client)
+    if plugin.wanted.pop(client, None) is None or plugin.wanted:
         return
     plugin.leaving = True
     await plugin.strip()
@@ -353,7 +437,7 @@ async def leave(client: str, dask_scheduler: Any) -> None:
 # -- run on a worker, for the scheduler ------------------------------------------------------------
 
 
-async def _equip(version: str, dask_worker: Any) -> Joined:
+async def _equip(version: str, device: str, split: bool, dask_worker: Any) -> Joined:
     """What the worker is, now that it has what a slot needs."""
     if version != VERSION:
         raise ConfigError(f"it has tiledask {VERSION}, the scheduler {version}")
@@ -361,7 +445,17 @@ async def _equip(version: str, dask_worker: Any) -> Joined:
         _settle(dask_worker)
         on_worker.equip(dask_worker)
         await offload(on_worker.warm_up)
-    return Joined.of(dask_worker.memory_manager.memory_limit)
+    found = await offload(own_gpu, device)
+    gpu, without = (None, found) if isinstance(found, str) else (found, "")
+    joined = Joined.of(dask_worker.memory_manager.memory_limit)
+    if split:
+        shares = 1 if is_per_thread(dask_worker.name) else start_processes(dask_worker)
+        joined = joined._replace(split=True, memory=joined.memory // shares)
+    return joined._replace(gpu=gpu, without=without, asked=device)
+
+
+def _allow(most: int | None, sharers: int) -> None:
+    device_memory.allow(most, sharers)
 
 
 async def _take(names: tuple[str, ...], dask_worker: Any) -> None:
@@ -378,7 +472,9 @@ async def _strip(names: tuple[str, ...], dask_worker: Any) -> None:
         if name not in _in_use(dask_worker):
             dask_worker.state.available_resources.pop(name, None)
     if dask_worker.address in _settled:  # one of td.start_cluster had all that before
+        await end_processes(dask_worker)
         on_worker.strip(dask_worker)
+        device_memory.give_back()
         _unsettle(dask_worker)
 
 

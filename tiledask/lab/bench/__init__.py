@@ -2,6 +2,7 @@
 
 product, files    td.matmul beside one process and dask.array          (peers.py)
 schedules         the simulator beside others                          (schedule_peers.py)
+hosts             two hosts on this machine beside one, td.connect beside td.start_cluster
 idle              idle time of every schedule, measured and simulated
 search            the search beside calculon's                         (search_peer.py)
 tiles             tile kernels beside cuBLAS, torch and Triton

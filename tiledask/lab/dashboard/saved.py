@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tiledask.distributed.cluster.cluster import RUNNING
 from tiledask.errors import ConfigError, DeadlineError
 from tiledask.extras import needed_for
 from tiledask.lab.dashboard.activity import Activity, stacked
@@ -177,6 +178,10 @@ def _timelines(thing: Any) -> list[_Shown]:
 
 
 def _fetch(client: Any) -> Snapshot:
+    for cluster in RUNNING:
+        if cluster.client is client:
+            cluster.await_page()
+
     async def fetch() -> Snapshot | None:
         return await asyncio.wait_for(client._run_on_scheduler(_record), _DEADLINE)
 
