@@ -192,7 +192,7 @@ def _here(
 ) -> list[MemoryRule]:
     """The rules of this worker, by its slot's limit."""
     slot = slot_on(dask_worker)
-    limit = limits if isinstance(limits, int) else limits[slot]
+    limit = limits[slot] if isinstance(limits, Sequence) else limits
     found = _bounds(keys, backend, limit, alone, dask_worker)
     return [replace(rule, slot=slot) for rule in found]
 
