@@ -16,6 +16,7 @@ data_parallel/  arrays by name in one piece; a chain of layers on one device
 convolution/    LeNet split by channels and by space
 training/       a GPT trained under (dp, tp, pp)
 checkpoints/    saved under one layout, read under another
+deadlines.py    one end for all that a public call waits for
 explain.py      what a product, or a training's step, would take
 """
 

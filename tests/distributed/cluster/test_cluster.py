@@ -107,7 +107,7 @@ def test_a_deadline_says_what_it_waited_for_and_leaves_what_it_did_not_make(
     for get in (cluster.wait, cluster.gather):
         with pytest.raises(DeadlineError):
             get([there, answer], "both", timeout=0.1)
-    monkeypatch.setattr("tiledask.distributed.cluster.cluster.DEADLINE", 0.2)
+    monkeypatch.setattr("tiledask.distributed.deadlines.DEADLINE", 0.2)
     with pytest.raises(DeadlineError, match=r"after 0\.2 s"):
         cluster.wait([there], "nap")
     (tmp_path / "go on").touch()
@@ -490,13 +490,14 @@ def answering(*answers):
         failed = isinstance(answer, Exception)
         return {"tcp://here:1": answer if failed else pickle.dumps((0, answer))}
 
-    return mock.Mock(slots=1, client=mock.Mock(sync=sync), anew=StartedCluster.anew)
+    client, heard = mock.Mock(sync=sync), mock.Mock(return_value=[])
+    return mock.Mock(slots=1, client=client, anew=StartedCluster.anew, _heard=heard)
 
 
 def test_a_worker_that_is_gone_is_asked_again_and_then_said_to_be_lost():
     gone = OSError("Timed out trying to connect to tcp://here:1 after 30 s")
     assert Cluster.run(answering(gone, CommClosedError("closed"), 7), abs, -7) == [7]
-    with pytest.raises(ClusterLostError, match=r"abs did not return.*Timed out.*start a new clus"):
+    with pytest.raises(ClusterLostError, match=r"'abs', asked of.*Timed out.*start a new clus"):
         Cluster.run(answering(gone), abs, -7, timeout=0.2)
     with pytest.raises(FileNotFoundError):  # the function's own
         Cluster.run(answering(FileNotFoundError(2, "No such file", "x")), open, "x")

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiledask as td
+from tiledask.distributed import deadlines
 from tiledask.distributed.memory import claim_tasks, claim_trainer
 from tiledask.distributed.memory.claim_tasks import MemoryCase, Role, step, trained
 from tiledask.distributed.memory.claim_trainer import ClaimTrainer
@@ -593,7 +594,9 @@ def test_a_claim_of_weights_that_are_gathered_by_the_schedule(cluster, recipe):
 
 
 @ON_CLUSTER
-def test_a_wait_has_an_end(cluster):
+def test_a_wait_has_an_end(cluster, monkeypatch):
+    for name in ("GRACE", "LAST"):  # it would be done in that time
+        monkeypatch.setattr(deadlines, name, 0.005)
     with pytest.raises(DeadlineError, match=r"4 micro-batches.*tasks not done after 0\.01 s"):
         run_claim(DECODER, Layout(pp=2, microbatches=4), "1GB", cluster, sequence=64, timeout=0.01)
 

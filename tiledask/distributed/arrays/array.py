@@ -14,6 +14,7 @@ from distributed import Future
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.arrays.recompute import Anchors
 from tiledask.distributed.cluster.cluster import slot_of
+from tiledask.distributed.deadlines import bounded
 from tiledask.errors import PlacementError
 from tiledask.plan import html
 from tiledask.plan.products.comms import shares
@@ -214,6 +215,7 @@ operators: dict[str, Callable[..., ShardedArray]] = {}
 array sees to."""
 
 
+@bounded
 def to_numpy(array: ShardedArray, timeout: float | None = None) -> np.ndarray:
     """The whole array in this machine's memory; partial sums are summed in rank order, and for
     Partial("avg") divided by how many they are.

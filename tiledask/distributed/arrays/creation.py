@@ -22,6 +22,7 @@ from tiledask.distributed.arrays.array import ShardedArray, check_placements, ma
 from tiledask.distributed.arrays.mesh import Mesh, Submesh, on_whole_mesh
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.room import Room, room_of
+from tiledask.distributed.deadlines import bounded
 from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan.products.placement import Partial, Placement, Tiling
 from tiledask.plan.units import format_bytes
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 
+@bounded
 def distribute(
     array: np.ndarray,
     mesh: Mesh | Submesh,
@@ -85,6 +87,7 @@ def distribute(
     return ShardedArray(mesh, tiling, array.dtype, tuple(blocks), "distribute")
 
 
+@bounded
 def from_function(
     function: Callable[..., Any],
     shape: Iterable[int],

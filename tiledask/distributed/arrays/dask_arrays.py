@@ -18,6 +18,7 @@ from tiledask.distributed.arrays.creation import (
 )
 from tiledask.distributed.arrays.mesh import Mesh, Submesh, on_whole_mesh
 from tiledask.distributed.cluster.room import Room, room_of
+from tiledask.distributed.deadlines import bounded
 from tiledask.distributed.products.lazy_graph import check_chunks, edges_of, touching_chunks
 from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan.products.placement import Placement, Tiling
@@ -29,6 +30,7 @@ from tiledask.tile.backend import to_numpy as off_device
 __all__ = ["from_dask"]
 
 
+@bounded
 def from_dask(
     x: da.Array,
     mesh: Mesh | Submesh,

@@ -13,6 +13,7 @@ from distributed import Future
 from tiledask.distributed.arrays.array import Both, ShardedArray, check_placements, operators
 from tiledask.distributed.cluster.cluster import Cluster, slot_of
 from tiledask.distributed.cluster.counters import counting
+from tiledask.distributed.deadlines import bounded
 from tiledask.plan.products.comms import Piece, collective, redistribution, shares, traffic_of
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
 from tiledask.plan.products.regions import within
@@ -21,6 +22,7 @@ from tiledask.tile.backend import array_namespace
 __all__ = ["Sender", "redistribute"]
 
 
+@bounded
 def redistribute(
     array: ShardedArray, placements: Iterable[Placement], *, timeout: float | None = None
 ) -> ShardedArray:

@@ -15,7 +15,8 @@ from typing import Any
 
 from distributed import Worker
 
-from tiledask.distributed.cluster.cluster import Cluster, seconds_of
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.deadlines import seconds_of
 from tiledask.errors import DeadlineError
 
 __all__ = ["Clock", "draw_by_dasks_clock", "draw_by_this_clock", "now", "set_clocks", "time_there"]

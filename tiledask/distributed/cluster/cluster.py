@@ -44,6 +44,7 @@ from distributed.utils import has_arg
 from tiledask.distributed.cluster import device_arrays
 from tiledask.distributed.cluster.spool import open_spool
 from tiledask.distributed.cluster.web import panel
+from tiledask.distributed.deadlines import Left, left_of, seconds_of
 from tiledask.distributed.recovering.supervisor import Supervisor
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan import html
@@ -53,7 +54,6 @@ from tiledask.tile import matmul
 from tiledask.tile.backend import namespace, synchronize
 
 __all__ = [
-    "DEADLINE",
     "PAGE",
     "PAGE_MODULE",
     "RUNNING",
@@ -61,7 +61,6 @@ __all__ = [
     "Cluster",
     "KeptArray",
     "StartedCluster",
-    "seconds_of",
     "slot_named",
     "slot_of",
     "slot_on",
@@ -69,8 +68,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-DEADLINE = 300.0
-"""Seconds a call waits for the cluster unless told otherwise."""
+_SILENT = 1.0  # seconds without a heartbeat after which a worker is named
 PAGE = "tiledask-page"
 """Dask's name of what collects for the dashboard's page, on the scheduler."""
 PAGE_MODULE = "tiledask.lab.dashboard"
@@ -141,18 +139,6 @@ def slot_named(resources: Iterable[str]) -> int:
 def slot_on(worker: Any) -> int:
     """The slot that a worker is in, on itself; -1 if it is in none."""
     return slot_named(worker.state.total_resources)
-
-
-def seconds_of(timeout: float | None) -> float:
-    """Seconds to wait: ``timeout``, or DEADLINE for None."""
-    if timeout is None:
-        return DEADLINE
-    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-    if not number or not 0 < timeout < float("inf"):
-        raise ConfigError(
-            f"a timeout is a number of seconds above 0, got {timeout!r}; None takes {DEADLINE:g}"
-        )
-    return float(timeout)
 
 
 def slot_of(future: Future[Any]) -> int:
@@ -349,7 +335,8 @@ class Cluster(ABC):
 
     def wait_for_slots(self, slots: Iterable[int], timeout: float) -> dict[int, dict[str, Any]]:
         """slot -> what the scheduler knows of its worker, once all ``slots`` have one."""
-        wanted, deadline = set(slots), time.monotonic() + timeout
+        wanted, left = set(slots), left_of(timeout)
+        deadline = time.monotonic() + left.seconds
         while True:
             self._check_lost()
             workers = self._workers()
@@ -358,7 +345,7 @@ class Cluster(ABC):
                 return workers
             if time.monotonic() > deadline:
                 raise DeadlineError(
-                    f"waited {timeout:g} s for workers in {len(wanted)} slots, slots {missing} "
+                    f"waited {left.said:.3g} s for workers in {len(wanted)} slots, slots {missing} "
                     f"have none; look at the workers' output above, or {self.anew}"
                 )
             time.sleep(0.05)
@@ -467,7 +454,7 @@ class Cluster(ABC):
         if all(future.status == "finished" for future in futures):
             return
         try:
-            self._wait(futures, what, seconds, progress)
+            self._wait(futures, what, left_of(seconds), progress)
         except BaseException:
             if cancel:
                 with contextlib.suppress(Exception):  # of a closed client: nothing is left to stop
@@ -479,11 +466,12 @@ class Cluster(ABC):
         self,
         futures: list[Future[Any]],
         what: str,
-        seconds: float,
+        left: Left,
         progress: Callable[[int, int], None] | None,
     ) -> None:
-        pending, count, deadline = {f.key: f for f in futures}, 0, time.monotonic() + seconds
-        done = as_completed(futures, loop=self.client.loop, timeout=seconds, raise_errors=False)
+        pending, count = {f.key: f for f in futures}, 0
+        deadline, loop = time.monotonic() + left.seconds, self.client.loop
+        done = as_completed(futures, loop=loop, timeout=left.seconds, raise_errors=False)
         while True:
             try:
                 self._until_ready(done, deadline)
@@ -491,7 +479,9 @@ class Cluster(ABC):
             except StopIteration:
                 return
             except TimeoutError:
-                late = self._late(pending.values(), what, seconds, len(futures))
+                if not pending:
+                    return
+                late = self._late(pending.values(), what, left.said, len(futures))
                 raise DeadlineError(late) from None
             if future.status in ("pending", "lost"):  # its worker died since; it is made again
                 done.add(future)
@@ -545,19 +535,24 @@ class Cluster(ABC):
 
     def _late(self, pending: Iterable[Future[Any]], what: str, timeout: float, total: int) -> str:
         pending = list(pending)
-        workers, now = self._workers(), time.time()
-        slots = sorted(set(map(slot_of, pending)))
-        states = [
-            f"slot {s} (its worker was last heard of {now - workers[s]['last_seen']:.1f} s ago)"
-            if s in workers
-            else f"slot {s} (it has no worker)"
-            for s in slots
-        ]
+        states = self._heard(set(map(slot_of, pending)))
         return (
             f"{what}: {len(pending)} of {total} tasks not done after {timeout:.3g} s; waiting for "
             f"{', '.join(states)}. First of them: {pending[0].key}. Give it longer with timeout=, "
             f"or look at {self.dashboard_link}"
         )
+
+    def _heard(self, slots: Iterable[int], silent: float = 0.0) -> list[str]:
+        """Of each of these slots that has no worker, or one that is silent for so many seconds."""
+        workers, now = self._workers(), time.time()
+        ago = {s: now - workers[s]["last_seen"] if s in workers else None for s in sorted(slots)}
+        return [
+            f"slot {slot} (it has no worker)"
+            if seconds is None
+            else f"slot {slot} (its worker was last heard of {seconds:.1f} s ago)"
+            for slot, seconds in ago.items()
+            if seconds is None or seconds >= silent
+        ]
 
     def gather(
         self,
@@ -583,7 +578,7 @@ class Cluster(ABC):
 
         All are waited for first, like ``wait``; ``timeout`` is for everything.
         """
-        seconds = seconds_of(timeout)
+        seconds, said = left_of(seconds_of(timeout))
         deadline = time.monotonic() + seconds
         self.wait([f for part in parts for f in part], what, seconds, cancel=cancel)
         for part in parts:
@@ -595,10 +590,10 @@ class Cluster(ABC):
             try:
                 yield self.client.sync(fetch)
             except TimeoutError:
-                slots = sorted(set(map(slot_of, part)))
+                states = self._heard(set(map(slot_of, part)))
                 raise DeadlineError(
-                    f"{what}: the results were ready and did not arrive within {seconds:g} s; a "
-                    f"worker of slots {slots} is frozen or gone. Give it longer with timeout="
+                    f"{what}: the results were ready and did not arrive within {said:.3g} s from "
+                    f"{', '.join(states)}. Give it longer with timeout="
                 ) from None
 
     def run(
@@ -609,12 +604,18 @@ class Cluster(ABC):
         A parameter called ``dask_worker`` receives the worker. If a worker dies meanwhile, its
         slot is asked again when it has another.
         """
-        seconds = seconds_of(timeout)
+        seconds, whole = left_of(seconds_of(timeout))
         deadline = time.monotonic() + seconds
-        late = (
-            f"{getattr(function, '__name__', function)} did not return from all {self.slots} "
-            f"workers within {seconds:g} s; one of them is frozen or gone"
-        )
+        name = getattr(function, "__name__", str(function)).strip("_").replace("_", " ")
+
+        def late() -> str:
+            silent = self._heard(range(self.slots), _SILENT)
+            from_whom = ", ".join(silent[:8]) or f"all {self.slots} workers"
+            return (
+                f"{name!r}, asked of every worker, did not come within {whole:.3g} s from "
+                f"{from_whom}; it is frozen, busy or gone. Give it longer with timeout="
+            )
+
         said: dict[int, Any] = {}
         lost: OSError | None = None
 
@@ -629,14 +630,14 @@ class Cluster(ABC):
         while missing := set(range(self.slots)) - said.keys():
             if time.monotonic() > deadline and lost is not None:
                 raise ClusterLostError(
-                    f"{late} ({lost}); arrays are not lost by that: do it again when all slots "
+                    f"{late()} ({lost}); arrays are not lost by that: do it again when all slots "
                     f"have workers, or {self.anew}"
                 )
             left = max(0.1, deadline - time.monotonic())
             try:
                 found = self.client.sync(everywhere, missing, left)
             except TimeoutError:
-                raise DeadlineError(late) from None
+                raise DeadlineError(late()) from None
             except CommClosedError as error:
                 found, lost = {}, error
             for address, answer in found.items():

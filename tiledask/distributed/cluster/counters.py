@@ -11,7 +11,8 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from tiledask.distributed.cluster import host_memory
-from tiledask.distributed.cluster.cluster import Cluster, seconds_of
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.deadlines import seconds_of
 from tiledask.errors import DeadlineError
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.products.traffic import Traffic

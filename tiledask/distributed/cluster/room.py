@@ -21,10 +21,10 @@ from tiledask.distributed.cluster import device_memory, host_memory
 from tiledask.distributed.cluster.cluster import (
     BlockKeys,
     Cluster,
-    seconds_of,
     slot_of,
     slot_on,
 )
+from tiledask.distributed.deadlines import seconds_of
 from tiledask.plan.units import format_bytes, format_up, parse_bytes
 from tiledask.tile.backend import probe
 

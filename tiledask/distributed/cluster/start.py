@@ -32,7 +32,6 @@ from tiledask.distributed.cluster.cluster import (
     RUNNING,
     Cluster,
     StartedCluster,
-    seconds_of,
 )
 from tiledask.distributed.cluster.device_memory import OnePool
 from tiledask.distributed.cluster.forkserver import ForkingNanny, refuse_here, server_of_now
@@ -46,6 +45,7 @@ from tiledask.distributed.cluster.web import (
     origins,
 )
 from tiledask.distributed.cluster.worker import BLAS_THREADS, INTERVALS, PROFILED, TRANSFERS
+from tiledask.distributed.deadlines import seconds_of
 from tiledask.distributed.recovering.supervisor import ENDED, close_quietly
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.extras import install

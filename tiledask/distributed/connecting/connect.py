@@ -26,7 +26,6 @@ from tiledask.distributed.cluster import device_arrays
 from tiledask.distributed.cluster.cluster import (
     RUNNING,
     Cluster,
-    seconds_of,
     workers_of,
 )
 from tiledask.distributed.cluster.device_memory import share_of
@@ -35,6 +34,7 @@ from tiledask.distributed.connecting.gpus import check_device
 from tiledask.distributed.connecting.per_thread import is_per_thread
 from tiledask.distributed.connecting.slots import LOST, Joined, join, leave
 from tiledask.distributed.connecting.versions import check_versions, upload_package, versions_of
+from tiledask.distributed.deadlines import seconds_of
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan.whole import whole_number
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 from distributed import Client
 
-from tiledask.distributed.cluster.cluster import Cluster, seconds_of
+from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.connecting.connect import cluster_of
+from tiledask.distributed.deadlines import bounded, seconds_of
 from tiledask.distributed.memory.claim_tasks import DeviceRun, MemoryCase, run_pipeline, run_states
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan import html
@@ -139,6 +140,7 @@ def _verdict(fits: bool) -> str:
     return "fits" if fits else "does not fit"
 
 
+@bounded
 def run_claim(
     what: Model | int,
     layout: Layout,

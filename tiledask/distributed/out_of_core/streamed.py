@@ -18,12 +18,13 @@ from typing import Any
 from distributed import Client
 
 from tiledask.distributed.arrays.array import Both
-from tiledask.distributed.cluster.cluster import DEADLINE, Cluster, seconds_of
+from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.counters import Counted, counting
 from tiledask.distributed.cluster.progress import Progress, watching
 from tiledask.distributed.cluster.room import room_of
 from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.distributed.connecting.shared import check_shared
+from tiledask.distributed.deadlines import DEADLINE, seconds_of
 from tiledask.distributed.out_of_core.disk import free
 from tiledask.distributed.out_of_core.place import is_url
 from tiledask.distributed.out_of_core.stored import (

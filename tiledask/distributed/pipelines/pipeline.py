@@ -16,11 +16,12 @@ from distributed import Client
 
 from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.cluster.clocks import set_clocks
-from tiledask.distributed.cluster.cluster import Cluster, seconds_of
+from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.counters import counting
 from tiledask.distributed.cluster.load import measuring_load
 from tiledask.distributed.cluster.progress import subscribed
 from tiledask.distributed.connecting.connect import cluster_of
+from tiledask.distributed.deadlines import bounded, seconds_of
 from tiledask.distributed.pipelines.job import PipelineJob
 from tiledask.distributed.pipelines.kernels import joined
 from tiledask.distributed.pipelines.loops import run_loops
@@ -45,6 +46,7 @@ ENGINES = {"tasks": run_tasks, "loop": run_loops}
 """Ways to run a Job, by name."""
 
 
+@bounded
 def run_schedule(
     schedule: Schedule,
     stages: Sequence[Any] | None = None,

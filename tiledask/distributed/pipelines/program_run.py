@@ -13,6 +13,7 @@ import numpy as np
 
 from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.arrays.mesh import Mesh
+from tiledask.distributed.deadlines import bounded
 from tiledask.distributed.pipelines.kernels import StageOperands, StageRunner, StagesMade, joined
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.ranks.records import Records
@@ -48,6 +49,7 @@ class ProgramRun:
         return f"ProgramRun(loss {self.loss}, {self.traffic.measured!r})"
 
 
+@bounded
 def run_program(
     program: Program,
     stages: Sequence[Any],

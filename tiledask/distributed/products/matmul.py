@@ -20,10 +20,11 @@ from distributed import Future
 from tiledask.distributed.arrays.array import Both, ShardedArray, operators
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.arrays.recompute import Anchors
-from tiledask.distributed.cluster.cluster import seconds_of, slot_of
+from tiledask.distributed.cluster.cluster import slot_of
 from tiledask.distributed.cluster.counters import counting
 from tiledask.distributed.cluster.progress import Progress, watching
 from tiledask.distributed.cluster.room import as_room, asks_room, room_of
+from tiledask.distributed.deadlines import bounded, seconds_of
 from tiledask.distributed.products.announced import about, announced, ended
 from tiledask.distributed.products.explain import KEPT, LARGE, Choice, Explanation, ProductQuestion
 from tiledask.distributed.products.multiply import RankLine, run_line
@@ -49,6 +50,7 @@ __all__ = ["Spent", "algorithms", "explain", "matmul"]
 T = TypeVar("T")
 
 
+@bounded
 def matmul(
     a: ShardedArray,
     b: ShardedArray,

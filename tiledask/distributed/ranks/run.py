@@ -17,7 +17,8 @@ from distributed import get_worker
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.clocks import set_clocks
-from tiledask.distributed.cluster.cluster import Cluster, seconds_of
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.deadlines import GRACE, LAST, bounded, left_of, seconds_of
 from tiledask.distributed.ranks.nccl import Devices
 from tiledask.distributed.ranks.rank_function import RankResult, Ranks, arguments, collected, ran
 from tiledask.distributed.transport import dask_transport, sockets
@@ -32,8 +33,6 @@ __all__ = ["TRANSPORTS", "run_ranks"]
 
 PATIENCE = 20.0
 """Seconds that setting up may take even if the function's own timeout is shorter."""
-GRACE = 6.0
-"""Seconds after the deadline in which the ranks may say themselves what they waited for."""
 TRANSPORTS = {"sockets": Sockets, "posts": DaskTransport}
 """How messages go between CPU workers, by name."""
 
@@ -52,6 +51,7 @@ class _Plan(NamedTuple):
     names: tuple[str, ...] = ()
 
 
+@bounded
 def run_ranks(
     function: Callable[..., Any],
     mesh: Mesh,
@@ -114,7 +114,8 @@ def run_ranks(
     try:
         with meeting(cluster, run, peers, patience, prepare, mesh.at) as (_, where):
             tasks = []
-            facts = mesh.shape, cluster.backend, way, places, seconds, where, mesh.names
+            left = left_of(seconds).seconds - GRACE  # they say it before this call does
+            facts = mesh.shape, cluster.backend, way, places, max(LAST, left), where, mesh.names
             for r, (slot, mine) in enumerate(zip(mesh.at, given, strict=True)):
                 told = _Plan(run, r, *facts), function, *mine
                 tasks.append(cluster.submit(slot, _work, *told, name="rank_function"))

@@ -21,6 +21,7 @@ from tiledask.distributed import tensor as T
 from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.connecting.shared import check_shared
+from tiledask.distributed.deadlines import bounded
 from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.records import Records
 from tiledask.distributed.ranks.run import run_ranks
@@ -167,6 +168,7 @@ class Trained:
         return f"<p>{html.words(repr(self))}</p>{self.to_frame().to_html()}"
 
 
+@bounded
 def train(
     model: GPT,
     data: Any,

@@ -1,0 +1,141 @@
+"""Every public call that waits for a cluster ends with its timeout, and says for whom it waited.
+
+Holds `tiledask.distributed.deadlines`.
+"""
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import tiledask as td
+from tiledask.distributed.deadlines import GRACE, LAST, bounded, left_of, until
+from tiledask.errors import DeadlineError
+
+GRID = (td.Shard(0), td.Shard(1))
+SECONDS = 2.0
+
+
+def test_calls_within_a_call_only_shorten_it():
+    with until(1.0, GRACE), until(5.0):
+        assert left_of(300.0) == (pytest.approx(1.0 + GRACE, abs=0.1), 1.0)
+        with until(0.05):
+            assert left_of(300.0) == (LAST, 0.05)
+            assert left_of(0.01) == (0.01, 0.01)
+    assert left_of(300.0) == (300.0, 300.0)
+
+
+def test_a_timeout_is_found_wherever_it_stands():
+    @bounded
+    def call(what, timeout=None, *, more=1):
+        """Words."""
+        return left_of(300.0).said
+
+    assert call("x") == 300.0
+    assert call("x", 4) == call("x", timeout=4, more=2) == 4
+    assert call.__doc__ == "Words."
+    with pytest.raises(ValueError, match="a timeout is a number of seconds above 0, got -1"):
+        call("x", -1)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with td.start_cluster(workers=2, device="cpu", quiet=True) as running:
+        running._supervisor.stop()  # it would end a frozen worker, and the call go on
+        yield running
+
+
+@pytest.fixture(scope="module")
+def calls(cluster):
+    mesh, x = td.Mesh(cluster, (1, 2)), np.arange(32.0).reshape(8, 4)
+    A = td.distribute(np.ones((64, 64)), mesh, GRID)
+    td.matmul(A, A)  # its rates are measured once, before anything is frozen
+    text = td.load_text("tales")
+    model = td.GPT(text.vocabulary, hidden=16, layers=2, heads=4, sequence=8)
+    pipeline = td.schedule("1f1b", 2, 4)
+
+    def schedule(engine):
+        stages = [td.stages.FeedForward((i,), 4, 8) for i in range(2)]
+        how = {"target": x, "engine": engine, "timeout": SECONDS}
+        return td.run_schedule(pipeline, stages, x, cluster, **how)
+
+    return {
+        "distribute": lambda: td.distribute(x, mesh, GRID, timeout=SECONDS),
+        "matmul": lambda: td.matmul(A, A, timeout=SECONDS),
+        "to_numpy": lambda: td.to_numpy(A, timeout=SECONDS),
+        "redistribute": lambda: A.redistribute((td.Replicate(),) * 2, timeout=SECONDS),
+        "run_ranks": lambda: td.run_ranks(summed, mesh, timeout=SECONDS),
+        "loop": lambda: schedule("loop"),
+        "tasks": lambda: schedule("tasks"),
+        "train": lambda: td.train(
+            model, text, td.Mesh(cluster, (1, 2, 1)), steps=2, batch=4, timeout=SECONDS
+        ),
+        "run": lambda: cluster.run(os.getpid, timeout=SECONDS),
+    }
+
+
+def summed(rank):
+    return rank.group().all_reduce(np.ones(3))
+
+
+def for_ever(rank):
+    while True:
+        rank.group().all_reduce(np.ones(3))
+
+
+def late(call):
+    """(seconds beyond SECONDS that the call took, what it raised)."""
+    begun = time.monotonic()
+    with pytest.raises(DeadlineError) as error:
+        call()
+    return time.monotonic() - begun - SECONDS, str(error.value)
+
+
+@pytest.mark.cluster
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "matmul",
+        "distribute",
+        "to_numpy",
+        "redistribute",
+        "run_ranks",
+        "loop",
+        "tasks",
+        "run",
+        "train",
+    ],
+)
+def test_a_call_that_finds_a_slot_frozen_ends_in_time_and_names_it(cluster, calls, name):
+    frozen = cluster.run(os.getpid)[1]
+    os.kill(frozen, signal.SIGSTOP)
+    try:
+        over, said = late(calls[name])
+    finally:
+        os.kill(frozen, signal.SIGCONT)
+    assert over < 1
+    assert "slot 1 (its worker was last heard of" in said
+    assert f" {SECONDS:g} s" in said
+    calls[name]()  # nothing of it is left
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_ranks_that_never_end_are_ended_in_time(cluster):
+    mesh = td.Mesh(cluster, (1, 2))
+    over, _ = late(lambda: td.run_ranks(for_ever, mesh, timeout=SECONDS))
+    assert over < 1
+    frozen = cluster.run(os.getpid)[1]
+    stopping = threading.Timer(1.0, os.kill, (frozen, signal.SIGSTOP))
+    stopping.start()
+    try:
+        over, said = late(lambda: td.run_ranks(for_ever, mesh, timeout=SECONDS))
+    finally:
+        os.kill(frozen, signal.SIGCONT)
+    assert over < 1
+    assert "rank" in said
+    assert td.run_ranks(summed, mesh).results[0].sum() == 6

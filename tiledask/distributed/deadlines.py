@@ -1,0 +1,104 @@
+"""How long a public call may wait: one end for all that it does.
+
+    td.matmul(a, b, timeout=5)       @bounded: the end is in 5 s
+      cluster.run(lend)   60 s       waits 5 s at most
+      cluster.wait(...)   300 s      4.8 s
+      cluster.run(end)    60 s       what is left, or LAST: to put things in order
+
+Calls within a call can only shorten it. Threads that are started within have no end of their own.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from inspect import signature
+from typing import NamedTuple, ParamSpec, TypeVar
+
+from tiledask.errors import ConfigError
+
+__all__ = ["DEADLINE", "GRACE", "LAST", "Left", "bounded", "left_of", "seconds_of", "until"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+DEADLINE = 300.0
+"""Seconds that one call may wait for the cluster unless told otherwise."""
+GRACE = 0.25
+"""Seconds after a call's timeout in which what it waits for may say itself what was missing."""
+LAST = 0.25
+"""Seconds that a wait may take in any case: a call that is late still lets go of what it holds."""
+
+
+class _Span(NamedTuple):
+    """A public call."""
+
+    end: float
+    seconds: float
+
+
+class Left(NamedTuple):
+    """How long a wait may take."""
+
+    seconds: float
+    said: float
+    """What it was given, or if that is less the public call: the number that a user knows."""
+
+
+_span: ContextVar[_Span | None] = ContextVar("tiledask-deadline", default=None)
+
+
+def seconds_of(timeout: float | None) -> float:
+    """Seconds to wait: ``timeout``, or DEADLINE for None."""
+    if timeout is None:
+        return DEADLINE
+    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if not number or not 0 < timeout < float("inf"):
+        raise ConfigError(
+            f"a timeout is a number of seconds above 0, got {timeout!r}; None takes {DEADLINE:g}"
+        )
+    return float(timeout)
+
+
+@contextmanager
+def until(seconds: float, grace: float = 0.0) -> Iterator[None]:
+    """Inside the block no wait goes on for longer than ``seconds``, and ``grace``, from now.
+
+    >>> with until(5):
+    ...     with until(60):
+    ...         left_of(300).seconds <= 5, left_of(300).said, left_of(1)
+    (True, 5, Left(seconds=1, said=1))
+    """
+    span, now = _span.get(), time.monotonic()
+    mine = _Span(now + seconds + grace, seconds)
+    token = _span.set(mine if span is None or mine.end < span.end else span)
+    try:
+        yield
+    finally:
+        _span.reset(token)
+
+
+def left_of(seconds: float) -> Left:
+    """How long a wait of ``seconds`` may take here."""
+    span = _span.get()
+    if span is None or (left := span.end - time.monotonic()) >= seconds:
+        return Left(seconds, seconds)
+    return Left(min(seconds, max(LAST, left)), span.seconds)
+
+
+def bounded(function: Callable[P, T]) -> Callable[P, T]:
+    """``function``, a public one with ``timeout``, ending when that is over, whatever it waits for
+    within. Without a timeout each of its waits has its own."""
+    asked = signature(function)
+
+    @wraps(function)
+    def ends(*args: P.args, **options: P.kwargs) -> T:
+        given = asked.bind_partial(*args, **options).arguments
+        timeout = given.get("timeout", asked.parameters["timeout"].default)
+        if timeout is None:
+            return function(*args, **options)
+        with until(seconds_of(timeout), GRACE):
+            return function(*args, **options)
+
+    return ends
