@@ -612,8 +612,8 @@ class Cluster(ABC):
             silent = self._heard(range(self.slots), _SILENT)
             from_whom = ", ".join(silent[:8]) or f"all {self.slots} workers"
             return (
-                f"{name!r}, asked of every worker, did not come within {whole:.3g} s from "
-                f"{from_whom}; it is frozen, busy or gone. Give it longer with timeout="
+                f"{from_whom} did not answer within {whole:.3g} s ({name!r}, asked of every "
+                f"worker): frozen, busy or gone. Give it longer with timeout="
             )
 
         said: dict[int, Any] = {}
