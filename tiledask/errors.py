@@ -7,6 +7,7 @@ __all__ = [
     "ClusterLostError",
     "CollectiveError",
     "ConfigError",
+    "DamagedBlockError",
     "DeadlineError",
     "DivergedError",
     "DoesNotFitError",
@@ -71,6 +72,10 @@ class ConfigError(_Shown, ValueError):
 
 class CheckpointError(_Shown, ValueError):
     """A checkpoint that is unfinished, damaged, or does not hold what is asked of it."""
+
+
+class DamagedBlockError(_Shown, ArithmeticError):
+    """Numbers that are not what was stored, sent or computed; the message names the block."""
 
 
 class DivergedError(_Shown, ArithmeticError):

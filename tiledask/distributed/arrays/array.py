@@ -11,6 +11,7 @@ import numpy as np
 from dask.base import tokenize
 from distributed import Future
 
+from tiledask.distributed.arrays.block_sums import remember
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.arrays.recompute import Anchors
 from tiledask.distributed.cluster.cluster import slot_of
@@ -29,6 +30,7 @@ from tiledask.tile.backend import to_numpy as off_device
 __all__ = [
     "Both",
     "ShardedArray",
+    "Verified",
     "check_placements",
     "make_block",
     "operators",
@@ -52,6 +54,18 @@ class Both(NamedTuple):
 
 
 _NEITHER = Both()
+
+
+class Verified(NamedTuple):
+    """What was checked of a product whose numbers are right."""
+
+    blocks: int
+    """Blocks of C that were compared with A @ B."""
+    repaired: tuple[str, ...] = ()
+    """Of each block that was damaged and made again, which it was and where."""
+
+    def __str__(self) -> str:
+        return f"verified, {len(self.repaired)} made again" if self.repaired else "verified"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -78,6 +92,8 @@ class ShardedArray(Tiled):
     tiles: TileCount | None = None
     """What the tile kernels of a product loaded on all workers, counted as they ran; None where
     they cannot be looked into, as BLAS."""
+    verified: Verified | None = None
+    """What the check of a product found, if it was made with ``verify``."""
 
     @property
     def nbytes(self) -> int:
@@ -175,7 +191,8 @@ class ShardedArray(Tiled):
     def __repr__(self) -> str:
         return (
             f"ShardedArray({'x'.join(map(str, self.shape))} {self.dtype}, mesh {self.mesh}, "
-            f"{', '.join(map(repr, self.placements))})"
+            f"{', '.join(map(repr, self.placements))}"
+            f"{f', {self.verified}' if self.verified else ''})"
         )
 
     def _repr_html_(self) -> str:
@@ -277,7 +294,7 @@ def read_block(source: str | np.ndarray, region: Region, dtype: str, backend: st
     """One block (on the worker), of a file in the spool or what a `KeptArray` gave the task."""
     found, xp = as_dtype(dtype), namespace(backend)
     if not isinstance(source, str):
-        return xp.asarray(source.view(found))
+        return remember(xp.asarray(source.view(found)))
     block = xp.empty([stop - start for start, stop in region], found)
     # the pages of a mapped file are this process's until it is unmapped: a slab of rows at a time
     (first, last), *others = region or [(0, 1)]
@@ -287,7 +304,7 @@ def read_block(source: str | np.ndarray, region: Region, dtype: str, backend: st
         whole = whole.view(found)  # bfloat16 is saved as bytes without a name
         place = (slice(start - first, stop - first),) if region else ...
         block[place] = xp.asarray(whole[slices(((start, stop), *others)) if region else ...])
-    return block
+    return remember(block)
 
 
 def make_block(
@@ -308,4 +325,4 @@ def make_block(
             f"the function gave a block of shape {block.shape} for the region {region}, which "
             f"has shape {expected}; return exactly the slices it is called with"
         )
-    return block
+    return remember(block)

@@ -9,15 +9,18 @@ transport/        parts of blocks from worker to worker         memory, sockets,
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pickle import dumps
+from secrets import randbits
 from typing import Any, NamedTuple, TypeVar
 
 from distributed import Future
 
-from tiledask.distributed.arrays.array import Both, ShardedArray, operators
+from tiledask.distributed.arrays.array import Both, ShardedArray, Verified, operators
+from tiledask.distributed.arrays.block_sums import make_again
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.arrays.recompute import Anchors
 from tiledask.distributed.cluster.cluster import slot_of
@@ -32,12 +35,25 @@ from tiledask.distributed.products.needed import ProductNeeds
 from tiledask.distributed.products.operands import check_kernel, check_types
 from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.products.refusal import refusal
+from tiledask.distributed.products.verify import (
+    Compared,
+    Weighed,
+    Weigher,
+    asks_finite,
+    check_blocks,
+    check_finite,
+    check_verify,
+    compare,
+    weigh,
+    weighers,
+)
 from tiledask.distributed.transport.loans import Facts, Span
 from tiledask.distributed.transport.remote_read import Lender, lending, said_of, transport_of
 from tiledask.distributed.transport.tickets import LentBlock, Ticket
-from tiledask.errors import PlacementError
+from tiledask.errors import DamagedBlockError, PlacementError
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import algorithms, moves_nothing
+from tiledask.plan.products.regions import Region
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.instructions import Fetch
 from tiledask.plan.program.making.of_product import multiply_program, sum_program
@@ -64,6 +80,7 @@ def matmul(
     memory_limit: int | str | None = None,
     timeout: float | None = None,
     progress: Progress = None,
+    verify: bool | str = False,
     **elsewhere: Any,
 ) -> ShardedArray:
     """C = A @ B as a ShardedArray; A [..., k] may have leading dimensions, B is [k, n] or [k].
@@ -89,6 +106,12 @@ def matmul(
     progress
         Show how far the ranks are. Default: where somebody watches, after two seconds. A function
         is called with (panels multiplied, panels in all), from another thread.
+    verify
+        True compares every block of C with A and B where their owners have them, by random signs
+        (Freivalds), and these with the sums that were kept when they were made: a bit that
+        changed in memory or on the way is seen from about 1e-2 of C's rms. What is damaged is made
+        and multiplied again once, with a UserWarning that names it, and ``C.verified`` says so; if
+        that is wrong again, DamagedBlockError. "finite" also refuses A and B with NaN or infinity.
 
     Half types are summed in float32 and rounded once; only partial sums that are left as they are
     (Partial()) are rounded before. ``C.traffic`` and ``C.memory`` hold what was predicted and
@@ -108,6 +131,7 @@ def matmul(
             "progress": progress,
             "memory_limit": memory_limit,
             "tile": tile,
+            "verify": verify or None,
         }
         given = {name: value for name, value in given.items() if value is not None} | elsewhere
         if unknown := sorted(set(given) - set(takes)):
@@ -129,7 +153,9 @@ def matmul(
     if algorithm is None and a.dtype.name not in a.mesh.cluster.rates:
         rates_of(a.mesh.cluster, a.dtype)  # one algorithm's time is worth no measuring
     question = _question(a, b, algorithm, options, kernel, tile)
-    return _Run(a, b, question, memory_limit, deadline, progress).result()
+    check_verify(verify)
+    run = _Run(a, b, question, memory_limit, deadline, progress, verify)
+    return run.verified() if verify else run.result()
 
 
 def explain(
@@ -317,9 +343,11 @@ class _Run:
         memory_limit: int | str | None,
         deadline: float,
         progress: Progress,
+        verify: bool | str = False,
     ) -> None:
         self.a, self.b, self.question, self.memory_limit = a, b, question, memory_limit
-        self.deadline, self.progress = deadline, progress
+        self.deadline, self.progress, self.verify = deadline, progress, verify
+        self.signs = randbits(32)
         self.cluster = a.mesh.cluster
         self.on_page = False
 
@@ -347,6 +375,45 @@ class _Run:
     def _left(self) -> float:
         return max(0.1, self.deadline - time.monotonic())
 
+    def verified(self) -> ShardedArray:
+        """C, of which all blocks are right: at the second attempt, if some were not."""
+        c, first = self.result(), self.compared
+        if first.right:
+            return replace(c, verified=Verified(len(c.blocks)))
+        del c  # so that there is room for the next
+        for rank, name in first.damaged:
+            block = (self.a if name == "A" else self.b).blocks[rank]
+            make_again(self.cluster, block, self._left())
+        c, second = self.result(), self.compared
+        if wrong := second.still_wrong(first):
+            raise DamagedBlockError(
+                f"{self.ready.what} gave wrong numbers twice: {self._named(second, wrong)}. Other "
+                f"blocks are right. Memory or processor of that worker's machine are at fault, or "
+                f"the kernel {self.question.needs.kernel!r}: try another slot, td.Mesh(..., "
+                f"slots=), or another kernel"
+            )
+        if not (faults := second.repaired(first)):
+            return replace(c, verified=Verified(len(c.blocks)))
+        words = tuple(self._named(first, [fault]) for fault in faults)
+        warnings.warn(
+            f"{self.ready.what}: {'; '.join(words)} was damaged, and was made again; the result "
+            f"is right. If that happens again on the same machine, look at its memory",
+            UserWarning,
+            stacklevel=3,
+        )
+        return replace(c, verified=Verified(len(c.blocks), words))
+
+    def _named(self, found: Compared, faults: Iterable[tuple[int, str]]) -> str:
+        """Blocks, and where they are."""
+        plan = self.choice.plan
+        assert plan is not None
+        tilings = {"A": plan.a, "B": plan.b, "C": plan.result}
+        return "; ".join(
+            f"the block {_said(tilings[name].regions[rank])} of {name} on rank {rank}, slot "
+            f"{self.a.mesh.at[rank]}"
+            for rank, name in faults
+        )
+
     def result(self) -> ShardedArray:
         cluster, a, b = self.cluster, self.a, self.b
         arrays, slots = [a.blocks, b.blocks], a.mesh.at
@@ -358,12 +425,19 @@ class _Run:
             counting(
                 cluster,
                 self._left(),
-                first=[lender.lends(arrays), asks_room(cluster, arrays)],
+                first=[
+                    lender.lends(arrays),
+                    asks_room(cluster, arrays),
+                    *[asks_finite(arrays)] * (self.verify == "finite"),
+                ],
                 last=[lender.ends],
             ) as counted,
         ):
-            lent, rules = zip(*counted.first, strict=True)
+            lent, rules, *finite = zip(*counted.first, strict=True)
             tickets = [lent[slot] for slot in slots]
+            check_blocks(a, b, tickets)
+            for said in finite:
+                check_finite(a, b, [said[slot] for slot in slots])
             self.room = as_room(rules, self.memory_limit, cluster.started_here, slots)
             ready, held = self.ready, [counted.held[slot] for slot in slots]
             with (
@@ -381,6 +455,8 @@ class _Run:
         predicted = ready.predicted.on(cluster.hosts, slots)
         traffic = Both(predicted, counted.moved(cluster.slots, reads))
         memory = Both(self.choice.ledger, counted.ledger(ready.resident, slots))
+        if self.verify:
+            self.compared = compare(plan, self._weighed(facts, blocks))
         if self.on_page:
             counts = traffic.measured, memory.measured, counted.seconds
             ended(cluster, lender.name, slots, *counts)
@@ -396,6 +472,26 @@ class _Run:
             spent=tuple(Spent.of(facts[slot], counted.seconds) for slot in slots if facts),
             tiles=TileCount.of(tiles for found in facts for tiles in found.tiles),
         )
+
+    @cached_property
+    def weighers(self) -> tuple[Weigher, ...]:
+        """By rank, what looks whether it multiplied right."""
+        plan = self.choice.plan
+        assert plan is not None
+        of_a, of_b = ([str(block.key) for block in x.blocks] for x in (self.a, self.b))
+        return weighers(plan, self.signs, list(zip(of_a, of_b, strict=True)))
+
+    def _weighed(self, facts: Iterable[Facts], blocks: Sequence[Future[Any]]) -> list[Weighed]:
+        """What each rank found; those that did not say so, as of workers that died, look again."""
+        found: dict[int, Weighed] = {x.rank: x for each in facts for x in each.weighed}
+        a, b, slots = self.a.blocks, self.b.blocks, self.a.mesh.at
+        if missing := [rank for rank in range(len(blocks)) if rank not in found]:
+            args = {slots[r]: (self.weighers[r], a[r], b[r], blocks[r]) for r in missing}
+            again = self.cluster.submit_all(weigh, args, name="verify")
+            what = f"verifying the {self.ready.what}"
+            told = self.cluster.gather(again, what, self._left(), cancel=True)
+            found |= zip(missing, told, strict=True)
+        return [found[rank] for rank in range(len(blocks))]
 
     def _result(self, lender: Lender, tickets: Sequence[Sequence[Any]]) -> list[Future[Any]]:
         """The blocks of C, for ``tickets`` of A's and B's: each rank goes through its line, and
@@ -429,9 +525,12 @@ class _Run:
             for (key, row), held in zip(found.items(), one.anchors.of(found), strict=True):
                 rows[array, key] = dumps([((array, r), one.block(r)) for r in row])
                 anchors[array, key] = held
+        last = stage is self.ready.stages[-1]
         for rank, (line, reads) in enumerate(zip(stage.lines, stage.reads, strict=True)):
             said = [rows[each] for each in reads]
-            told = lender.name, lender.transport, said, needs.kernel, needs.tile, self.on_page
+            weigher = self.weighers[rank] if self.verify and last else None
+            way = lender.name, lender.transport, said, needs.kernel, needs.tile, self.on_page
+            told = *way, weigher
             # what keeps Dask able to make again the blocks that the rank reads
             after = [future for each in reads for future in anchors[each]]
             mine = self.a.blocks[rank], self.b.blocks[rank], own[rank]
@@ -441,6 +540,10 @@ class _Run:
         # they go if this fails, the operands never do
         cluster.wait(blocks, prefix + self.ready.what, self._left(), cancel=True)
         return blocks
+
+
+def _said(region: Region) -> str:
+    return f"[{', '.join(f'{start}:{stop}' for start, stop in region)}]"
 
 
 class _Lent(NamedTuple):

@@ -32,6 +32,8 @@ class Facts:
     spans: tuple[Span, ...]
     tiles: tuple[TileCount | None, ...] = ()
     """What the kernel of every task that multiplied loaded; None where that is not counted."""
+    weighed: tuple[Any, ...] = ()
+    """What its tasks found where they looked whether they had multiplied right."""
 
 
 @dataclass
@@ -46,6 +48,7 @@ class Loans:
     told: int = 0
     """Of the spans, how many the dashboard's page knows."""
     tiles: list[TileCount | None] = field(default_factory=list)
+    weighed: list[Any] = field(default_factory=list)
     opened: ipc.Opened = field(default_factory=ipc.Opened)
     """What this worker has open of the others' GPU memory."""
     door: Door | None = None

@@ -281,7 +281,8 @@ def _end(name: str, dask_worker: Any = None) -> Facts:
     for _, token in exchange.lent.values():
         token[:] = 0
     exchange.lent.clear()
-    return Facts(tuple(exchange.reads), tuple(exchange.spans), tuple(exchange.tiles))
+    reads, spans, tiles = exchange.reads, exchange.spans, exchange.tiles
+    return Facts(tuple(reads), tuple(spans), tuple(tiles), tuple(exchange.weighed))
 
 
 def end_all() -> None:

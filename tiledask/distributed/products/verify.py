@@ -1,0 +1,425 @@
+"""Was C = A @ B multiplied right? By Freivalds: u C w = (u A)(B w), for random signs u and w.
+
+    owner of A's block    u A    its columns, added up with random signs, some rows at a time
+    owner of B's block    B w    its rows, likewise
+    who has C's block     u C w
+    the client            u C w against the sum over k of (u A)(B w), within what rounding may do
+
+Each rank looks once over the three blocks that it owns, and tells what it found with what it counts
+anyway: nothing more moves between ranks. What a rank multiplied were copies of others' blocks, what
+is compared comes from those who own them, so that damage on the way is seen as well as damage of C.
+Of its own operands a rank looks whether they still are what was made (block_sums.py).
+
+Rows are taken GROUP at a time, and each group is compared: one damaged element is one of
+GROUP x n whose rounding adds up, and is seen from about 1e-2 of their rms (measured: 2e-3 at 1024,
+7e-3 at 4096).
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tiledask.distributed.arrays.array import ShardedArray
+from tiledask.distributed.arrays.block_sums import changed
+from tiledask.distributed.cluster.cluster import BlockKeys, slot_on
+from tiledask.distributed.cluster.counters import Call
+from tiledask.distributed.transport.tickets import Ticket
+from tiledask.errors import ConfigError, PlacementError, short
+from tiledask.plan.products.product_plan import ProductPlan
+from tiledask.plan.products.regions import Region, extents_of, overlap, slices, within
+from tiledask.tile import accumulator
+from tiledask.tile.backend import array_namespace, on_device
+from tiledask.tile.backend import to_numpy as off_device
+
+__all__ = ["Compared", "Weighed", "Weigher", "compare", "weighers"]
+
+GROUP = 64
+"""Rows of C that are compared together, at least; never more groups than this of a block."""
+ROWS, COLUMNS = 4, 8
+"""Parts of a group, and of a row of B, whose sums say how large its elements are."""
+SAFETY = 3.0
+"""How far beyond what rounding usually does a difference may be."""
+
+Sums = tuple[np.ndarray, np.ndarray]
+"""(added up with random signs, about the root of the sum of squares)."""
+
+
+@dataclass(frozen=True)
+class Weigher:
+    """What one rank is told: its blocks, and how those of C cut them."""
+
+    seed: int
+    rank: int
+    lead: tuple[int, ...]
+    """Extents of all of C's rows; (1,) where A is a vector."""
+    columns: int
+    a: Region
+    b: Region
+    c: Region
+    rows: tuple[Region, ...]
+    """Of C's blocks, each once."""
+    cuts: tuple[Region, ...]
+    """Their columns, each once."""
+    keys: tuple[str, str] = ("", "")
+    """Of its blocks of A and B."""
+
+    def weigh(self, a: Any, b: Any, c: Any) -> "Weighed":
+        """What the rank found; ``c`` as it was summed up, if that was in a wider type."""
+        own = a, b
+        with on_device(c):
+            a, b, c = (
+                x.reshape(extents_of(region))
+                for x, region in ((a, self.a), (b, self.b), (c, self.c))
+            )
+            u, w = _signs(self.seed, self.lead), _signs(self.seed + 1, (self.columns,))
+            of_a, of_b = {}, {}
+            for i, rows in enumerate(self.rows):
+                if (here := overlap(rows, self.a[:-1])) is not None:
+                    block = a[within(here, self.a[:-1])]
+                    of_a[i] = _of_rows(block, u[slices(here)], _edges(here[-1], rows[-1]))
+            for i, cut in enumerate(self.cuts):
+                if (here := overlap(cut, self.b[1:])) is not None:
+                    block = b[:, within(here, self.b[1:])[0]]
+                    of_b[i] = _of_columns(block, w[slices(here)])
+            here, cut = self.c[:-1], self.c[-1:]
+            of_c = _of_both(c, u[slices(here)], w[slices(cut)], _edges(here[-1], here[-1]))
+            blocks = zip("AB", self.keys, own, strict=True)
+            wrong = tuple(name for name, key, block in blocks if changed(key, block))
+        return Weighed(self.rank, of_a, of_b, of_c, c.dtype.name, wrong)
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """What one rank found of its blocks."""
+
+    rank: int
+    a: Mapping[int, Sums]
+    """By number of the rows of C that touch its block of A."""
+    b: Mapping[int, Sums]
+    """By number of the columns of C that touch its block of B."""
+    c: Sums
+    dtype: str
+    """The type in which that was given, which bounds how it was rounded."""
+    damaged: tuple[str, ...]
+    """Which of "A" and "B" is not what it was made."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What the comparison of a product's blocks gave."""
+
+    wrong: tuple[int, ...]
+    """Ranks whose block of C is not A @ B."""
+    damaged: tuple[tuple[int, str], ...]
+    """(rank, "A" or "B") of operands that are not what they were made."""
+    beyond: tuple[int, ...]
+    """Of ``wrong``, those that no rounding explains."""
+    sums: tuple[bytes, ...]
+    """Of every rank's block of C what was compared: the same for the same bits."""
+
+    @property
+    def right(self) -> bool:
+        return not (self.wrong or self.damaged)
+
+    def rounded(self, first: "Compared") -> set[int]:
+        """Ranks that were wrong in both runs with the same bits, from operands that were right, and
+        no further off than rounding can be: so rounding it was."""
+        if first.damaged:
+            return set()
+        both = set(self.wrong) & set(first.wrong) - set(self.beyond)
+        return {rank for rank in both if self.sums[rank] == first.sums[rank]}
+
+    def still_wrong(self, first: "Compared") -> list[tuple[int, str]]:
+        """(rank, operand or "C") of blocks that are damaged in this run, which was the second."""
+        return [*self.damaged, *((r, "C") for r in self.wrong if r not in self.rounded(first))]
+
+    def repaired(self, first: "Compared") -> list[tuple[int, str]]:
+        """(rank, operand or "C") of blocks that were damaged in the ``first`` run, and are right.
+
+        Where an operand was, what was multiplied with it is none by itself.
+        """
+        if first.damaged:
+            return list(first.damaged)
+        return [(rank, "C") for rank in first.wrong if rank not in self.rounded(first)]
+
+
+def weighers(plan: ProductPlan, seed: int, keys: Sequence[tuple[str, str]]) -> tuple[Weigher, ...]:
+    """By rank, what it is told."""
+    columns, a, b, c = len(plan.a.shape) - 1, *_regions(plan)
+    rows = tuple(dict.fromkeys(region[:-1] for region in c))
+    cuts = tuple(dict.fromkeys(region[-1:] for region in c))
+    lead, n = plan.a.shape[:-1] or (1,), prod(plan.result.shape[columns:])
+    return tuple(
+        Weigher(seed, rank, lead, n, *blocks, rows, cuts, keys[rank])
+        for rank, blocks in enumerate(zip(a, b, c, strict=True))
+    )
+
+
+def compare(plan: ProductPlan, found: Sequence[Weighed]) -> Compared:
+    """Which blocks are wrong, by what all ranks ``found``."""
+    _, _, regions = _regions(plan)
+    rows = list(dict.fromkeys(region[:-1] for region in regions))
+    cuts = list(dict.fromkeys(region[-1:] for region in regions))
+    of_a, of_b, _ = _regions(plan)
+    wrong, beyond = [], []
+    for rank, region in enumerate(regions):
+        if 0 in extents_of(region):
+            continue
+        i, j = rows.index(region[:-1]), cuts.index(region[-1:])
+        groups = len(_edges(region[-2], region[-2])) - 1
+        expected, squares, most = np.zeros((3, *extents_of(region[:-2]), groups))
+        depth = 0
+        sources = dict.fromkeys(p.source for p in plan.partials[rank]) if plan.sums else [rank]
+        for panel in (panel for source in sources for panel in plan.panels[source]):
+            depth += panel.depth[1] - panel.depth[0]
+            for x in panel.a:
+                here = overlap(region[:-1], of_a[x.source][:-1])
+                if here is None:
+                    continue
+                at = *within(here[:-1], region[:-2]), _groups(here[-1], region[-2])
+                (k,) = within((panel.depth,), of_a[x.source][-1:])
+                s, size = (part[..., k].astype(float) for part in found[x.source].a[i])
+                for y in panel.b:
+                    if j not in found[y.source].b:
+                        continue
+                    (k,) = within((panel.depth,), of_b[y.source][:1])
+                    t, other = (part[k].astype(float) for part in found[y.source].b[j])
+                    with np.errstate(invalid="ignore", over="ignore"):
+                        expected[at] += s @ t
+                        squares[at] += size**2 @ other**2
+                        most[at] += size @ other
+        got, norm = found[rank].c
+        usual, largest = _bounds(found[rank].dtype, region, depth, norm, squares, most)
+        with np.errstate(invalid="ignore", over="ignore"):
+            difference = np.abs(got - expected)
+        # what overflows, or comes of what is not finite, nothing can be said of
+        said = np.isfinite(expected) & np.isfinite(largest)
+        if (said & ~(difference <= usual)).any():
+            wrong.append(rank)
+        if (said & ~(difference <= largest)).any():
+            beyond.append(rank)
+    damaged = tuple((each.rank, name) for each in found for name in each.damaged)
+    sums = tuple(b"".join(part.tobytes() for part in each.c) for each in found)
+    return Compared(tuple(wrong), damaged, tuple(beyond), sums)
+
+
+def _bounds(
+    dtype: str,
+    region: Region,
+    depth: int,
+    norm: np.ndarray,
+    squares: np.ndarray,
+    most: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """(what rounding usually leaves of a group at most, what it can at all).
+
+    An element of C is rounded ``depth`` times, by half an eps of what it is meanwhile: of the size
+    of C, or where terms cancel, of the root of the sum of their squares. Random signs add up the
+    elements' errors as independent ones. At worst, each rounding is of the sum of all terms' sizes.
+    """
+    about = _finfo(dtype)
+    unit, elements = float(about.eps) / 2, prod(extents_of(region))
+    least = SAFETY * depth * elements * float(about.tiny)
+    with np.errstate(over="ignore", invalid="ignore"):
+        size = np.sqrt(np.where(np.isfinite(norm), norm, 0.0) + squares)
+        usual = SAFETY * unit * np.sqrt(depth + 16) * size + least
+        largest = 4 * SAFETY * unit * (depth + 16) * (most + size) + least
+        # a sum that may have been larger than the type has numbers for
+        largest = np.where(64 * most > float(about.max), np.inf, largest)
+    return usual, largest
+
+
+def _finfo(dtype: str) -> Any:
+    return import_module("ml_dtypes").finfo(dtype) if dtype == "bfloat16" else np.finfo(dtype)
+
+
+def weigh(weigher: Weigher, a: Any, b: Any, c: Any) -> Weighed:
+    """What a rank finds, as a task of its own."""
+    return weigher.weigh(a, b, c)
+
+
+# -- on entry ------------------------------------------------------------------------------------
+
+
+def check_verify(verify: Any) -> None:
+    """None if ``verify`` is one of what there is; else ConfigError."""
+    if not (isinstance(verify, bool) or verify == "finite"):
+        raise ConfigError(
+            f'verify is True, False or "finite" (True, and NaN and infinity in the operands '
+            f"refused), got {short(verify)}"
+        )
+
+
+def check_blocks(
+    a: ShardedArray, b: ShardedArray, tickets: Sequence[Sequence[Ticket | None]]
+) -> None:
+    """None if every block that is lent, by rank of A and of B, is of the shape and type that its
+    array says, and aligned; else PlacementError."""
+    for name, x, lent in zip("AB", (a, b), zip(*tickets, strict=True), strict=True):
+        for rank, (region, ticket) in enumerate(zip(x.tiling.regions, lent, strict=True)):
+            if ticket is None:  # it was lost, and is made again as it was
+                continue
+            shape, size = extents_of(region), x.dtype.itemsize
+            steps = (ticket.pointer, *ticket.strides)
+            if (ticket.shape, ticket.dtype) != (shape, x.dtype.name):
+                what = f"{ticket.shape} {ticket.dtype}"
+            elif any(step % size for step in steps):
+                what = f"not aligned to the {size} bytes of an element"
+            else:
+                continue
+            raise PlacementError(
+                f"the block of {name} on rank {rank}, slot {x.mesh.at[rank]}, is {what}, and by "
+                f"its placement {shape} {x.dtype.name}; blocks are not to be exchanged: make the "
+                f"array by td.distribute or td.from_function"
+            )
+
+
+def asks_finite(arrays: Sequence[Sequence[Any]]) -> Call:
+    """What has every worker look whether its blocks of ``arrays`` are finite."""
+    return _finite, ([BlockKeys.of(blocks) for blocks in arrays],)
+
+
+async def _finite(keys: Sequence[BlockKeys], dask_worker: Any) -> list[int]:
+    """How many elements of this worker's block of each array are NaN or infinite."""
+    blocks = [dask_worker.data.get(each.at(slot_on(dask_worker))) for each in keys]
+
+    def counts() -> list[int]:
+        return [0 if block is None else _not_finite(block) for block in blocks]
+
+    return await asyncio.get_running_loop().run_in_executor(None, counts)
+
+
+def _not_finite(block: Any) -> int:
+    xp = array_namespace(block)
+    with on_device(block):
+        rows = block.reshape(len(block), -1) if block.ndim else block.reshape(1, 1)
+        found = (xp.isfinite(rows[a:b]) for a, b in _slabs(len(rows), True))
+        return sum(int(x.size) - int(xp.count_nonzero(x)) for x in found)
+
+
+def check_finite(a: ShardedArray, b: ShardedArray, counts: Sequence[Sequence[int]]) -> None:
+    """None if none of the ``counts``, by rank of A and of B, found any; else PlacementError."""
+    for rank, found in enumerate(counts):
+        for name, x, count in zip("AB", (a, b), found, strict=True):
+            if count:
+                raise PlacementError(
+                    f"the block of {name} on rank {rank}, slot {x.mesh.at[rank]}, has {count} "
+                    f"elements that are NaN or infinite; find out where they come from, or "
+                    f"multiply without verify='finite'"
+                )
+
+
+# -- sums with random signs ----------------------------------------------------------------------
+
+
+@lru_cache(8)
+def _signs(seed: int, shape: tuple[int, ...]) -> np.ndarray:
+    """An array of -1 and 1, as float32."""
+    bits = np.random.default_rng(seed).integers(0, 2, shape, np.int8)
+    return (2 * bits - 1).astype(np.float32)
+
+
+def _of_rows(x: Any, u: np.ndarray, edges: Sequence[int]) -> Sums:
+    """u A by groups of rows: [..., rows, k] as [..., groups, k]."""
+    groups, k = len(edges) - 1, x.shape[-1]
+    sums, squares = np.zeros((2, *x.shape[:-2], groups, k))
+    for at in np.ndindex(*x.shape[:-2]):
+        for group, (start, stop) in enumerate(pairwise(edges)):
+            found = _parts(x[at][start:stop], u[at][start:stop])
+            sums[(*at, group)] = found.sum(0)
+            squares[(*at, group)] = np.einsum("pk,pk->k", found, found, dtype=float)
+    return _kept(sums, squares, x)
+
+
+def _parts(x: Any, u: np.ndarray) -> np.ndarray:
+    """u x of ROWS parts of the rows of x [rows, k], or of each row."""
+    xp, wide = array_namespace(x), accumulator(x.dtype)
+    x, u = x.astype(wide, copy=False), xp.asarray(u, wide)
+    each, rest = divmod(len(x), ROWS)
+    if rest or not x.flags.c_contiguous:
+        cuts = pairwise(sorted({len(x) * part // ROWS for part in range(ROWS + 1)}))
+        found = xp.stack([u[a:b] @ x[a:b] for a, b in cuts])
+    else:
+        found = u.reshape(ROWS, 1, each) @ x.reshape(ROWS, each, -1)
+    whole: np.ndarray = off_device(found).reshape(found.shape[0], x.shape[-1])
+    return whole
+
+
+def _kept(sums: np.ndarray, squares: np.ndarray, x: Any) -> Sums:
+    """Both in as few bytes as they have digits."""
+    wide = accumulator(x.dtype)
+    with np.errstate(over="ignore"):
+        return sums.astype(wide), np.sqrt(squares).astype(wide)
+
+
+def _of_columns(x: Any, w: np.ndarray) -> Sums:
+    """B w: [k, n] as [k]."""
+    xp, wide = array_namespace(x), accumulator(x.dtype)
+    n, w = x.shape[1], xp.asarray(w, wide)
+    sums, squares = np.zeros((2, len(x)))
+    for start, stop in _slabs(len(x), x.dtype.itemsize < 4):
+        rows = x[start:stop].astype(wide, copy=False)
+        for a, b in pairwise(sorted({n * part // COLUMNS for part in range(COLUMNS + 1)})):
+            part = off_device(rows[:, a:b] @ w[a:b]).astype(float)
+            sums[start:stop] += part
+            squares[start:stop] += part * part
+    return _kept(sums, squares, x)
+
+
+def _of_both(c: Any, u: np.ndarray, w: np.ndarray, edges: Sequence[int]) -> Sums:
+    """(u C w by groups of rows, the sum of their squares): [..., rows, n] as [..., groups]."""
+    xp, wide = array_namespace(c), accumulator(c.dtype)
+    w = xp.asarray(w, wide)
+    sums, squares = np.zeros((2, *c.shape[:-2], len(edges) - 1))
+    for at in np.ndindex(*c.shape[:-2]):
+        for group, (start, stop) in enumerate(pairwise(edges)):
+            rows = c[at][start:stop].astype(wide, copy=False)
+            with np.errstate(invalid="ignore", over="ignore"):
+                sums[(*at, group)] = off_device(rows @ w).astype(float) @ u[at][start:stop]
+                flat = rows.reshape(-1)
+                squares[(*at, group)] = float(flat @ flat)
+    return sums, squares
+
+
+def _slabs(rows: int, converted: bool) -> Iterator[tuple[int, int]]:
+    """Some rows at a time where they are converted, else all."""
+    return pairwise([*range(0, rows, GROUP if converted else max(rows, 1)), rows])
+
+
+# -- regions -------------------------------------------------------------------------------------
+
+
+def _regions(plan: ProductPlan) -> tuple[tuple[Region, ...], ...]:
+    """Of A, B and C by rank, as [..., k], [k, n] and [..., n]; a vector is of one row or column."""
+    one: Region = ((0, 1),)
+    lead, tail = len(plan.a.shape) - 1, len(plan.b.shape) - 1
+    before, after = () if lead else one, () if tail else one
+    return (
+        tuple((*before, *region) for region in plan.a.regions),
+        tuple((*region, *after) for region in plan.b.regions),
+        tuple((*before, *region, *after) for region in plan.result.regions),
+    )
+
+
+def _group(rows: tuple[int, int]) -> int:
+    return max(GROUP, -(-(rows[1] - rows[0]) // GROUP))
+
+
+def _edges(here: tuple[int, int], rows: tuple[int, int]) -> list[int]:
+    """Where groups of ``rows`` end within ``here``, counted from its start."""
+    (start, stop), step = here, _group(rows)
+    first = rows[0] + ((start - rows[0]) // step + 1) * step
+    return [0, *(end - start for end in range(first, stop, step)), stop - start]
+
+
+def _groups(here: tuple[int, int], rows: tuple[int, int]) -> slice:
+    """The groups of ``rows`` that ``here`` touches."""
+    step = _group(rows)
+    return slice((here[0] - rows[0]) // step, -(-(here[1] - rows[0]) // step))
