@@ -7,7 +7,7 @@ a thread                                  [fsync, record]
 
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,8 @@ from tiledask.distributed.out_of_core.stored_npy import rounded
 from tiledask.distributed.out_of_core.stored_zarr import look
 from tiledask.distributed.out_of_core.unfinished import StreamRecords, TileRecord
 from tiledask.distributed.products.line import ProductLine
+from tiledask.distributed.products.tile_check import TileCheck
+from tiledask.errors import DamagedBlockError
 from tiledask.plan.products.regions import Region
 from tiledask.plan.products.streaming import Cuts, StreamPlan
 from tiledask.plan.program.instructions import Do, Fetch, Instructions, Keep
@@ -31,7 +33,15 @@ from tiledask.tile import accumulator
 from tiledask.tile import matmul as tile_matmul
 from tiledask.tile.backend import namespace, synchronize, to_numpy
 
-__all__ = ["CHECKPOINT", "StreamJob", "StreamProduct", "checksum", "stream_tiles", "warm"]
+__all__ = [
+    "CHECKPOINT",
+    "StreamJob",
+    "StreamProduct",
+    "checksum",
+    "stream_tiles",
+    "stream_verified",
+    "warm",
+]
 
 CHECKPOINT = 30.0
 """Seconds between two records of a tile that is being summed."""
@@ -51,6 +61,7 @@ class StreamProduct:
     c: StoredArray
     kernel: str
     tile: Any
+    verify: bool = False
 
     @property
     def k(self) -> int:
@@ -111,11 +122,42 @@ def warm(job: StreamJob) -> None:
     synchronize(c)
 
 
-def stream_tiles(job: StreamJob) -> int:
+class _WrongTileError(Exception):
+    """A tile that is not what its panels give."""
+
+    def __init__(self, region: Region, off: str, check: int) -> None:
+        super().__init__(region)
+        self.region, self.off, self.check = region, off, check
+
+
+def stream_verified(job: StreamJob) -> tuple[int, tuple[Region, ...]]:
+    """(bytes read, tiles that were wrong and were computed again), as of `stream_tiles`.
+
+    Raises DamagedBlockError for a tile that is wrong a second time.
+    """
+    wrong: dict[Region, _WrongTileError] = {}
+    rounded: set[Region] = set()
+    while True:
+        try:
+            return stream_tiles(job, rounded), tuple(wrong.keys() - rounded)
+        except _WrongTileError as error:
+            first = wrong.setdefault(error.region, error)
+            if first is error:
+                continue
+            if error.off == "most" or error.check != first.check:
+                raise DamagedBlockError(
+                    f"{job.product.c.path}: the tile {error.region} was multiplied wrong twice in "
+                    f"slot {job.slot}; memory or processor of that machine are at fault, or the "
+                    f"kernel {job.product.kernel!r}: use another, what is finished is recorded"
+                ) from None
+            rounded.add(error.region)  # the same bits twice, no further off than rounding can be
+
+
+def stream_tiles(job: StreamJob, rounded: Collection[Region] = ()) -> int:
     """Bytes read, once all tiles of ``job`` are in the file and recorded.
 
     What the records say is finished is left alone: this may be a second attempt, after a worker
-    died.
+    died. Of tiles in ``rounded`` it is not asked whether they are right.
     """
     product, records = job.product, job.records
     with records.working(job.slot) as check:
@@ -126,16 +168,23 @@ def stream_tiles(job: StreamJob) -> int:
         if not role.parts:
             return 0
         with _Keeper(job, check) as keeper:
-            return _FileLine(job, keeper, once([role], "files")).read_bytes()
+            return _FileLine(job, keeper, once([role], "files"), rounded).read_bytes()
 
 
 class _FileLine(ProductLine):
     """A worker's way through its line: files are where it reads and keeps."""
 
-    def __init__(self, job: StreamJob, keeper: "_Keeper", line: Instructions) -> None:
-        product = job.product
+    def __init__(
+        self,
+        job: StreamJob,
+        keeper: "_Keeper",
+        line: Instructions,
+        rounded: Collection[Region] = (),
+    ) -> None:
+        product, self.rounded = job.product, rounded
         super().__init__(line, product.kernel, product.tile)
         self.job, self.keeper = job, keeper
+        self.tile_check = TileCheck() if product.verify else None
         self.reads: list[int] = []
         """Bytes of each read. Two threads read: their sum is taken when both are done."""
         of, size = {"a": product.a, "b": product.b}, product.a.dtype.itemsize
@@ -174,10 +223,19 @@ class _FileLine(ProductLine):
     def keep(self, each: Keep) -> Callable[[Any], None]:
         def keep(room: Any) -> None:
             if not each.partial or self.keeper.due:
-                self.keeper.keep(each.region, self.place(room, each.region), each.summed)
+                tile = self.place(room, each.region)
+                self._verify(each.region, tile)
+                self.keeper.keep(each.region, tile, each.summed)
             self.reporter.one_more()
 
         return keep
+
+    def _verify(self, region: Region, tile: Any) -> None:
+        if self.tile_check is None or region in self.rounded:
+            return
+        if off := self.tile_check.off(tile):
+            c = np.ascontiguousarray(to_numpy(tile))
+            raise _WrongTileError(region, off, zlib.crc32(c.data))
 
     def check(self) -> None:
         self.keeper.check()

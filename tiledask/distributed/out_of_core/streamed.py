@@ -12,12 +12,12 @@ import uuid
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from distributed import Client
 
-from tiledask.distributed.arrays.array import Both
+from tiledask.distributed.arrays.array import Both, Verified
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.counters import Counted, counting
 from tiledask.distributed.cluster.progress import Progress, watching
@@ -43,11 +43,12 @@ from tiledask.distributed.out_of_core.stream_tiles import (
     StreamProduct,
     checksum,
     stream_tiles,
+    stream_verified,
     warm,
 )
 from tiledask.distributed.out_of_core.unfinished import StreamRecords, differences
 from tiledask.distributed.products.operands import check_kernel, check_types
-from tiledask.errors import ConfigError, DoesNotFitError, PlacementError
+from tiledask.errors import ConfigError, DoesNotFitError, PlacementError, short
 from tiledask.plan.products.regions import Region
 from tiledask.plan.products.stream_search import least_memory, plan_stream
 from tiledask.plan.products.streaming import Cuts, Problem, StorageLayout, StreamPlan, plan_cuts
@@ -60,7 +61,7 @@ __all__ = ["OPTIONS", "StoredProduct", "multiply_stored", "plan_stored"]
 
 OPTIONS = (
     *("out", "cluster", "kernel", "tile", "memory_limit", "timeout", "progress"),
-    *("checkpoint", "resume", "overwrite", "storage_options"),
+    *("checkpoint", "resume", "overwrite", "storage_options", "verify"),
 )
 """What `multiply_stored` takes."""
 
@@ -86,6 +87,11 @@ class StoredProduct(StoredArray):
     """How long this run took, measured by the client."""
     resumed_tiles: int = 0
     """Tiles that an earlier run had finished."""
+    verified: Verified | None = None
+    """What the check of the tiles of this run found, if it was made with ``verify``."""
+
+    def _words(self) -> str:
+        return f"{super()._words()}{f', {self.verified}' if self.verified else ''}"
 
     @property
     def array(self) -> StoredArray:
@@ -108,6 +114,7 @@ def multiply_stored(
     resume: bool = True,
     overwrite: bool = False,
     storage_options: Mapping[str, Any] | None = None,
+    verify: bool = False,
 ) -> StoredProduct:
     """C = A @ B from files into a file, as a StoredProduct.
 
@@ -146,6 +153,11 @@ def multiply_stored(
         the store's package (s3fs, gcsfs, ...), whose own memory is in no plan (of s3fs up to 25 MB
         in a worker's first product), and memory:// is in one process alone.
 
+    verify
+        Every tile is compared with the panels that were read, by random signs (Freivalds), before
+        it is recorded; one that is wrong is computed again once, with a UserWarning, and
+        ``.verified`` says so; then DamagedBlockError.
+
     The same plan gives the same bits, interrupted or not. Raises DoesNotFitError before anything
     runs if no tiles fit, ConfigError if ``out`` is an operand, its disk is too full, or an operand
     changes meanwhile. An error, an interrupt or a timeout stops the workers at their next panel;
@@ -154,7 +166,13 @@ def multiply_stored(
     seconds = None if timeout is None else seconds_of(timeout)
     cluster = cluster_of(cluster, "a product of files")
     check_kernel(kernel, cluster.backend)
+    if not isinstance(verify, bool):
+        raise ConfigError(
+            f"verify of a product of files is True or False, got {short(verify)}; whether what "
+            f"they hold is finite nobody knows before it is read"
+        )
     product = _product(a, b, out, kernel, tile, resume, storage_options)
+    product = replace(product, verify=verify)
     target = product.c
     on_disk = [each.path for each in (product.a, product.b) if not is_url(each.path)]
     written = [] if is_url(target.path) else [os.path.dirname(target.path)]
@@ -181,13 +199,22 @@ def multiply_stored(
             StreamJob.of(left, slot, product, records, cluster.backend, checkpoint)
             for slot in sorted({tile.slot for tile in left.tiles})
         ]
-        reads, counted = _run(cluster, jobs, seconds or DEADLINE + 20 * left.seconds, progress)
+        reads, wrong, counted = _run(
+            cluster, jobs, seconds or DEADLINE + 20 * left.seconds, progress
+        )
         if changed := differences(about, _about(product)):
             raise ConfigError(
                 f"while it was multiplied, {'; '.join(changed)}: {target.path} mixes before and "
                 f"after. Run it again with resume=False"
             )
         records.forget()
+    if wrong:
+        warnings.warn(
+            f"{target.path}: {'; '.join(wrong)} was multiplied wrong, and again; the result is "
+            f"right. If that happens again on the same machine, look at its memory",
+            UserWarning,
+            stacklevel=3,
+        )
     return StoredProduct(
         **_fields(target),
         plan=left,
@@ -196,6 +223,7 @@ def multiply_stored(
         bytes_read=Both(left.bytes_read, sum(reads)),
         seconds=counted.seconds,
         resumed_tiles=sum(k == product.k for k in summed.values()),
+        verified=Verified(len(left.tiles), wrong) if verify else None,
     )
 
 
@@ -480,11 +508,11 @@ def _summed(plan: StreamPlan, target: StoredArray, records: StreamRecords) -> di
 
 def _run(
     cluster: Cluster, jobs: list[StreamJob], seconds: float, progress: Progress
-) -> tuple[list[int], Counted]:
-    """(bytes that each job read, what was counted meanwhile)."""
+) -> tuple[list[int], tuple[str, ...], Counted]:
+    """(bytes that each job read, tiles that were wrong at first, what was counted meanwhile)."""
     if not jobs:  # the last run was killed between its last tile and its end
         with counting(cluster) as counted:
-            return [], counted
+            return [], (), counted
     product = jobs[0].product
     (m, k), n = product.a.shape, product.b.shape[1]
     what = f"product {m}x{k} @ {k}x{n} into {os.path.basename(product.c.path)}"
@@ -495,9 +523,19 @@ def _run(
         panels[job.slot] = job.panels
     run = jobs[0].records.run
     with counting(cluster) as counted, watching(progress, run, panels, what, cluster):
-        futures = [cluster.submit(job.slot, stream_tiles, job, name="stream") for job in jobs]
-        reads = cluster.gather(futures, what, seconds, cancel=True)
-    return reads, counted
+        work = stream_verified if product.verify else _streamed
+        futures = [cluster.submit(job.slot, work, job, name="stream") for job in jobs]
+        found = cluster.gather(futures, what, seconds, cancel=True)
+    wrong = tuple(
+        f"the tile {region} in slot {job.slot}"
+        for job, (_, regions) in zip(jobs, found, strict=True)
+        for region in regions
+    )
+    return [reads for reads, _ in found], wrong, counted
+
+
+def _streamed(job: StreamJob) -> tuple[int, tuple[Region, ...]]:
+    return stream_tiles(job), ()
 
 
 def _fields(array: StoredArray) -> dict[str, Any]:

@@ -29,14 +29,14 @@ from tiledask.distributed.cluster.cluster import RUNNING, Cluster, slot_named, w
 from tiledask.distributed.products.lazy_graph import Graph, Operand, check_chunks
 from tiledask.distributed.products.lazy_plan import LazyPlan, Machine, plan_product
 from tiledask.distributed.products.operands import check_kernel, check_types
-from tiledask.errors import DoesNotFitError, KernelError, PlacementError
+from tiledask.errors import ConfigError, DoesNotFitError, KernelError, PlacementError, short
 from tiledask.plan.units import parse_bytes
 from tiledask.tile import probe
 from tiledask.tile.backend import array_namespace
 
 __all__ = ["OPTIONS", "multiply"]
 
-OPTIONS = ("memory_limit", "kernel", "tile")
+OPTIONS = ("memory_limit", "kernel", "tile", "verify")
 """What `multiply` takes."""
 
 SHARE = 0.5
@@ -56,6 +56,7 @@ def multiply(
     memory_limit: int | str | None = None,
     kernel: str = "blas",
     tile: Any = None,
+    verify: bool = False,
 ) -> da.Array:
     """x @ y as a lazy dask.array, for dask.arrays of any chunks.
 
@@ -68,6 +69,9 @@ def multiply(
         less what a worker's process takes by itself; no more than 70 % of it on a cluster.
     kernel, tile
         How a task multiplies: see ``td.tile.matmul``.
+    verify
+        Each task compares its tile with the blocks that it was given, by random signs (Freivalds),
+        and multiplies again once, with a UserWarning, if that is wrong; then DamagedBlockError.
 
     Where x and y together are larger than all tasks may hold at once, blocks that depend on nothing
     but a source (a file, a random seed) are made within each task that uses them, and dropped. What
@@ -80,6 +84,11 @@ def multiply(
     >>> multiply(x, x.T).sum().compute(scheduler="synchronous").item()
     144.0
     """
+    if not isinstance(verify, bool):
+        raise ConfigError(
+            f"verify of a lazy product is True or False, got {short(verify)}; whether blocks are "
+            f"finite is known when they are computed: da.isfinite(x).all()"
+        )
     x, y = _operands(x, y, kernel)
     shape = (*x.shape[:-1], *y.shape[1:])
     meta = meta_from_array(x._meta, ndim=len(shape), dtype=x.dtype)
@@ -89,10 +98,10 @@ def multiply(
     machine = _machine(x, y)
     limit = machine.task_bytes if memory_limit is None else parse_bytes(memory_limit)
     left, right, plan = _planned(x, y, machine, limit, kernel, tile)
-    token = tokenize(x, y, plan, left.side, right.side, kernel, tile)
+    token = tokenize(x, y, plan, left.side, right.side, kernel, tile, verify)
     # Dask learns from its prefix how long a task takes: products of other sizes have other names
     name = f"tiledask_matmul_1e{len(str(plan.task_flops)) - 1}-{token}"
-    tasks = Graph(name, plan, left, right, kernel, tile).tasks()
+    tasks = Graph(name, plan, left, right, kernel, tile, verify).tasks()
     cuts = (plan.tiles[:-1] if x.ndim > 1 else ()) + (plan.tiles[-1:] if y.ndim > 1 else ())
     chunks = tuple(tuple(b - a for a, b in pairwise(edges)) for edges in cuts)
     graph = HighLevelGraph.from_collections(name, tasks, dependencies=[x, y])

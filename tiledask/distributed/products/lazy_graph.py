@@ -103,6 +103,7 @@ class Graph:
     right: Operand
     kernel: str
     tile: Any
+    verify: bool = False
     made: dict[Key, Task] = field(default_factory=dict)
     parts: dict[tuple[Key, Region], Key] = field(default_factory=dict)
 
@@ -155,6 +156,7 @@ class Graph:
             tuple(band for (band,) in here),
             self.kernel,
             self.tile,
+            region if self.verify else None,
         )
         self.made[key] = Task(key, multiply_tile, job, before, *map(TaskRef, inputs))
 

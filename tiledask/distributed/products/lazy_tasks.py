@@ -3,6 +3,7 @@
 No task changes what it receives, so any scheduler may run one twice or keep what it likes.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,11 +15,14 @@ from dask._task_spec import Task
 
 from tiledask.distributed.products.lazy_plan import SLAB
 from tiledask.distributed.products.line import Held, ProductLine, cut
+from tiledask.distributed.products.tile_check import TileCheck
+from tiledask.errors import DamagedBlockError
 from tiledask.plan.products.regions import Region, extents_of, region_size, within
 from tiledask.plan.program.instructions import Fetch
 from tiledask.plan.program.making.of_product import once
 from tiledask.plan.program.making.of_tile import TilePiece, tile_role
 from tiledask.tile.backend import accumulator, array_namespace, as_dtype, on_device
+from tiledask.tile.backend import to_numpy as off_device
 
 __all__ = ["LazyTileJob", "Made", "add_up", "multiply_tile"]
 
@@ -54,11 +58,29 @@ class LazyTileJob:
     """The intervals of k that are multiplied at once."""
     kernel: str
     tile: Any
+    verified: Region | None = None
+    """Where the tile lies in C, if it is asked whether it is right."""
 
 
 def multiply_tile(job: LazyTileJob, before: Any, *inputs: Any) -> Any:
     """The tile of C, or ``before`` and what is to be added to it; k ascending."""
-    return _TaskLine(job, before, inputs).result()
+    line = _TaskLine(job, before, inputs)
+    found = line.result()
+    if line.off:
+        second = _TaskLine(job, before, inputs)
+        again = second.result()
+        same = off_device(found).tobytes() == off_device(again).tobytes()
+        where = f"the tile {job.verified} of a lazy product"
+        if second.off == "most" or (second.off and not same):
+            raise DamagedBlockError(
+                f"{where}, was multiplied wrong twice; memory or processor of that machine are at "
+                f"fault, or the kernel {job.kernel!r}: use another"
+            )
+        if not same:
+            words = f"{where}, was multiplied wrong, and again: now it is right"
+            warnings.warn(words, UserWarning, stacklevel=2)
+        return again
+    return found
 
 
 class _TaskLine(ProductLine):
@@ -70,6 +92,7 @@ class _TaskLine(ProductLine):
         role = tile_role(job.left, job.right, job.region, job.bands, size, adds)
         super().__init__(once([role], "tile"), job.kernel, job.tile)
         self.job, self.inputs, self.before, self.c = job, inputs, before, before
+        self.tile_check = TileCheck() if job.verified else None
         depth = min(SLAB, max(stop - start for start, stop in job.bands))
         self.sides = _Side(job.region[:-1], True, depth), _Side(job.region[-1:], False, depth)
 
@@ -78,6 +101,7 @@ class _TaskLine(ProductLine):
         sources = self.job.sources.items()
         given = {name: self.inputs[at] for name, at in sources if not isinstance(at, Made)}
         self.go({**{name: _matrix(name, x) for name, x in given.items()}, "C": None})
+        self.off = self.tile_check.off(self.c) if self.tile_check is not None else ""
         final = self.job.final
         return self.c if final is None else _finished(self.c, self.dtype, final)
 

@@ -38,7 +38,7 @@ from tiledask.tile import accumulator
 from tiledask.tile.backend import array_namespace, on_device
 from tiledask.tile.backend import to_numpy as off_device
 
-__all__ = ["Compared", "Weighed", "Weigher", "compare", "weighers"]
+__all__ = ["Compared", "Weighed", "Weigher", "compare", "finfo_of", "weighers"]
 
 GROUP = 64
 """Rows of C that are compared together, at least; never more groups than this of a block."""
@@ -224,7 +224,7 @@ def _bounds(
     of C, or where terms cancel, of the root of the sum of their squares. Random signs add up the
     elements' errors as independent ones. At worst, each rounding is of the sum of all terms' sizes.
     """
-    about = _finfo(dtype)
+    about = finfo_of(dtype)
     unit, elements = float(about.eps) / 2, prod(extents_of(region))
     least = SAFETY * depth * elements * float(about.tiny)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -236,7 +236,7 @@ def _bounds(
     return usual, largest
 
 
-def _finfo(dtype: str) -> Any:
+def finfo_of(dtype: str) -> Any:
     return import_module("ml_dtypes").finfo(dtype) if dtype == "bfloat16" else np.finfo(dtype)
 
 
