@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from dask.base import tokenize
-from distributed import Future
+from distributed import Future, get_worker
 
-from tiledask.distributed.arrays.block_sums import remember
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.arrays.recompute import Anchors
-from tiledask.distributed.cluster.cluster import slot_of
+from tiledask.distributed.cluster.cluster import crc_of, slot_of, slot_on
 from tiledask.distributed.deadlines import bounded
-from tiledask.errors import PlacementError
+from tiledask.errors import DamagedBlockError, PlacementError
 from tiledask.plan import html
 from tiledask.plan.products.comms import shares
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiled, Tiling
@@ -290,21 +289,49 @@ def _transposed(block: Any) -> Any:
     return block.T
 
 
-def read_block(source: str | np.ndarray, region: Region, dtype: str, backend: str) -> Any:
-    """One block (on the worker), of a file in the spool or what a `KeptArray` gave the task."""
-    found, xp = as_dtype(dtype), namespace(backend)
+def read_block(
+    source: str | np.ndarray, region: Region, dtype: str, backend: str, check: int | None = None
+) -> Any:
+    """One block (on the worker), of a file in the spool or what a `KeptArray` gave the task.
+
+    Raises DamagedBlockError if it has not the checksum ``check``.
+    """
+    found, xp, crc = as_dtype(dtype), namespace(backend), 0
     if not isinstance(source, str):
-        return remember(xp.asarray(source.view(found)))
+        _compare("what the task was sent", region, check, source)
+        return xp.asarray(source.view(found))
     block = xp.empty([stop - start for start, stop in region], found)
     # the pages of a mapped file are this process's until it is unmapped: a slab of rows at a time
     (first, last), *others = region or [(0, 1)]
     across = max(1, block.nbytes // max(1, last - first))
     for start, stop in pairwise([*range(first, last, max(1, SLAB // across)), last]):
-        whole = np.load(source, mmap_mode="r", allow_pickle=False)
-        whole = whole.view(found)  # bfloat16 is saved as bytes without a name
-        place = (slice(start - first, stop - first),) if region else ...
-        block[place] = xp.asarray(whole[slices(((start, stop), *others)) if region else ...])
-    return remember(block)
+        try:
+            whole = np.load(source, mmap_mode="r", allow_pickle=False)
+            whole = whole.view(found)  # bfloat16 is saved as bytes without a name
+            part = whole[slices(((start, stop), *others)) if region else ...]
+            place = (slice(start - first, stop - first),) if region else ...
+            block[place] = xp.asarray(part)
+        except (OSError, ValueError, EOFError) as error:
+            raise _damaged(source, region, f"it cannot be read ({error})") from None
+        crc = 0 if check is None else crc_of(part, crc)
+    _compare(source, region, check, crc)
+    return block
+
+
+def _compare(source: str, region: Region, check: int | None, found: np.ndarray | int) -> None:
+    if check is not None:
+        now = found if isinstance(found, int) else crc_of(found)
+        if check != now:
+            raise _damaged(source, region, f"its CRC-32 was {check:08x} and is {now:08x}")
+
+
+def _damaged(source: str, region: Region, why: str) -> DamagedBlockError:
+    ends = ", ".join(f"{start}:{stop}" for start, stop in region)
+    return DamagedBlockError(
+        f"the block [{ends}] of an array cannot be made in slot {slot_on(get_worker())} from "
+        f"{source}: {why}. The copy that the cluster keeps was damaged or removed; td.distribute "
+        f"the array again"
+    )
 
 
 def make_block(
@@ -325,4 +352,4 @@ def make_block(
             f"the function gave a block of shape {block.shape} for the region {region}, which "
             f"has shape {expected}; return exactly the slices it is called with"
         )
-    return remember(block)
+    return block

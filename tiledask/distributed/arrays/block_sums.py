@@ -65,12 +65,12 @@ def _in_rows(block: Any) -> bool:
 
 
 def make_again(cluster: Cluster, block: Future[Any], timeout: float) -> None:
-    """None, once the worker that has ``block`` let go of it, and Dask makes it once more."""
-    key, slot = str(block.key), slot_of(block)
-    cluster.run(_let_go, slot, key, timeout=min(timeout, 20.0))
-    end = time.monotonic() + min(timeout, 5.0)
-    while block.status == "finished" and time.monotonic() < end:
-        time.sleep(0.005)  # the scheduler hears of it from the worker, the client from that
+    """None, once the worker that had ``block`` let go of it and has it again, made once more, or
+    after ``timeout`` seconds."""
+    key, slot, end = str(block.key), slot_of(block), time.monotonic() + timeout
+    cluster.run(_let_go, slot, key, timeout=timeout)
+    while time.monotonic() < end and not any(cluster.run(_has, slot, key, timeout=timeout)):
+        time.sleep(0.01)
 
 
 async def _let_go(slot: int, key: str, dask_worker: Any) -> None:
@@ -78,3 +78,7 @@ async def _let_go(slot: int, key: str, dask_worker: Any) -> None:
         _sums.pop(key, None)
         name = f"damaged-{secrets.token_hex(8)}"
         dask_worker.handle_stimulus(FreeKeysEvent(keys=[key], stimulus_id=name))
+
+
+async def _has(slot: int, key: str, dask_worker: Any) -> bool:
+    return slot_on(dask_worker) == slot and key in dask_worker.data

@@ -19,6 +19,7 @@ import numpy as np
 import tiledask.distributed.arrays.redistribute
 import tiledask.distributed.products.matmul  # noqa: F401
 from tiledask.distributed.arrays.array import ShardedArray, check_placements, make_block, read_block
+from tiledask.distributed.arrays.block_sums import remember
 from tiledask.distributed.arrays.mesh import Mesh, Submesh, on_whole_mesh
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.room import Room, room_of
@@ -69,14 +70,16 @@ def distribute(
     room = room_of(mesh.cluster, alone=True, timeout=timeout, slots=mesh.at)
     refuse_large_blocks(tiling, array.dtype, room)
     kept, token = mesh.cluster.keep(array), uuid.uuid4().hex
+    checks = {region: kept.check(region) for region in dict.fromkeys(tiling.regions)}
     blocks = [
         mesh.cluster.submit(
             slot,
-            read_block,
+            _kept_block,
             kept.part(slot, tiling.region(at)),
             tiling.region(at),
             array.dtype.name,
             mesh.cluster.backend,
+            checks[tiling.region(at)],
             name=name,
             token=token,
         )
@@ -119,9 +122,17 @@ def from_function(
         slot: (function, tiling.region(at), dtype.name, backend, *((at,) if own else ()))
         for slot, at in zip(mesh.at, tiling.coordinates(), strict=True)
     }
-    blocks = mesh.cluster.submit_all(make_block, given, name=name)
+    blocks = mesh.cluster.submit_all(_made_block, given, name=name)
     mesh.cluster.wait(blocks, f"making {tiling.shape} on {mesh.shape}", timeout, cancel=True)
     return ShardedArray(mesh, tiling, dtype, tuple(blocks), "from_function")
+
+
+def _kept_block(*args: Any) -> Any:
+    return remember(read_block(*args))
+
+
+def _made_block(*args: Any) -> Any:
+    return remember(make_block(*args))
 
 
 def check_mesh(mesh: Any) -> None:

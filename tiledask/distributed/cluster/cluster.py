@@ -16,6 +16,7 @@ import signal
 import threading
 import time
 import uuid
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -199,6 +200,10 @@ class BlockKeys(NamedTuple):
         return f"{self.stem}-{slot}" if self.stem else self.each.get(slot, "")
 
 
+_SLAB = 2**18
+"""Bytes whose checksum is taken at a time: they stay in cache."""
+
+
 class KeptArray(NamedTuple):
     """An array of which workers make blocks, and lost ones again."""
 
@@ -211,6 +216,20 @@ class KeptArray(NamedTuple):
     def part(self, slot: int, region: Region) -> str | np.ndarray:
         """What a task in ``slot`` makes the block of ``region`` from: the path, or the block."""
         return self.path if slot in self.near else self.array[slices(region)].copy()
+
+    def check(self, region: Region) -> int:
+        """CRC-32 of the block of ``region``, which the task compares."""
+        return crc_of(self.array[slices(region)])
+
+
+def crc_of(block: np.ndarray, check: int = 0) -> int:
+    """CRC-32 of the elements of ``block``, row after row, after those of ``check``."""
+    rows = block if block.ndim else block.reshape(1)
+    step = max(1, _SLAB // max(1, rows[:1].nbytes))
+    for start in range(0, len(rows), step):
+        part = np.ascontiguousarray(rows[start : start + step])
+        check = zlib.crc32(part.reshape(-1).view(np.uint8).data, check)
+    return check
 
 
 class Cluster(ABC):

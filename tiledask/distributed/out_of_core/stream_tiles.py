@@ -7,10 +7,11 @@ a thread                                  [fsync, record]
 
 import time
 import zlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from tiledask.distributed.out_of_core.stored_npy import rounded
 from tiledask.distributed.out_of_core.stored_zarr import look
 from tiledask.distributed.out_of_core.unfinished import StreamRecords, TileRecord
 from tiledask.distributed.products.line import ProductLine
-from tiledask.distributed.products.tile_check import TileCheck
+from tiledask.distributed.products.tile_check import RowCheck, TileChecks
 from tiledask.errors import DamagedBlockError
 from tiledask.plan.products.regions import Region
 from tiledask.plan.products.streaming import Cuts, StreamPlan
@@ -125,39 +126,40 @@ def warm(job: StreamJob) -> None:
 class _WrongTileError(Exception):
     """A tile that is not what its panels give."""
 
-    def __init__(self, region: Region, off: str, check: int) -> None:
-        super().__init__(region)
-        self.region, self.off, self.check = region, off, check
+    def __init__(self, tile: Region, row: Region, check: int) -> None:
+        super().__init__(tile)
+        self.tile, self.row, self.check = tile, row, check
 
 
 def stream_verified(job: StreamJob) -> tuple[int, tuple[Region, ...]]:
     """(bytes read, tiles that were wrong and were computed again), as of `stream_tiles`.
 
-    Raises DamagedBlockError for a tile that is wrong a second time.
+    Raises DamagedBlockError for a tile that is wrong a second time. One that has the same bits then
+    is compared in float64, a row of it: it may be rounding.
     """
     wrong: dict[Region, _WrongTileError] = {}
-    rounded: set[Region] = set()
+    rows: dict[Region, Region] = {}
     while True:
         try:
-            return stream_tiles(job, rounded), tuple(wrong.keys() - rounded)
+            return stream_tiles(job, rows), tuple(wrong.keys() - rows)
         except _WrongTileError as error:
-            first = wrong.setdefault(error.region, error)
+            tile, first = error.tile, wrong.setdefault(error.tile, error)
             if first is error:
                 continue
-            if error.off == "most" or error.check != first.check:
+            if tile in rows or error.check != first.check:
                 raise DamagedBlockError(
-                    f"{job.product.c.path}: the tile {error.region} was multiplied wrong twice in "
-                    f"slot {job.slot}; memory or processor of that machine are at fault, or the "
-                    f"kernel {job.product.kernel!r}: use another, what is finished is recorded"
+                    f"{job.product.c.path}: the tile {tile} was multiplied wrong twice in slot "
+                    f"{job.slot}; memory or processor of that machine are at fault, or the kernel "
+                    f"{job.product.kernel!r}: use another, what is finished is recorded"
                 ) from None
-            rounded.add(error.region)  # the same bits twice, no further off than rounding can be
+            rows[tile] = first.row
 
 
-def stream_tiles(job: StreamJob, rounded: Collection[Region] = ()) -> int:
+def stream_tiles(job: StreamJob, rows: Mapping[Region, Region] = MappingProxyType({})) -> int:
     """Bytes read, once all tiles of ``job`` are in the file and recorded.
 
     What the records say is finished is left alone: this may be a second attempt, after a worker
-    died. Of tiles in ``rounded`` it is not asked whether they are right.
+    died. Of tiles in ``rows``, that row is compared in float64.
     """
     product, records = job.product, job.records
     with records.working(job.slot) as check:
@@ -168,7 +170,7 @@ def stream_tiles(job: StreamJob, rounded: Collection[Region] = ()) -> int:
         if not role.parts:
             return 0
         with _Keeper(job, check) as keeper:
-            return _FileLine(job, keeper, once([role], "files"), rounded).read_bytes()
+            return _FileLine(job, keeper, once([role], "files"), rows).read_bytes()
 
 
 class _FileLine(ProductLine):
@@ -179,12 +181,13 @@ class _FileLine(ProductLine):
         job: StreamJob,
         keeper: "_Keeper",
         line: Instructions,
-        rounded: Collection[Region] = (),
+        rows: Mapping[Region, Region] = MappingProxyType({}),
     ) -> None:
-        product, self.rounded = job.product, rounded
+        product = job.product
         super().__init__(line, product.kernel, product.tile)
         self.job, self.keeper = job, keeper
-        self.tile_check = TileCheck() if product.verify else None
+        if product.verify:
+            self.tile_check = TileChecks(RowCheck(*each) for each in rows.items())
         self.reads: list[int] = []
         """Bytes of each read. Two threads read: their sum is taken when both are done."""
         of, size = {"a": product.a, "b": product.b}, product.a.dtype.itemsize
@@ -231,11 +234,11 @@ class _FileLine(ProductLine):
         return keep
 
     def _verify(self, region: Region, tile: Any) -> None:
-        if self.tile_check is None or region in self.rounded:
+        if self.tile_check is None:
             return
-        if off := self.tile_check.off(tile):
+        if (row := self.tile_check.off(tile)) is not None:
             c = np.ascontiguousarray(to_numpy(tile))
-            raise _WrongTileError(region, off, zlib.crc32(c.data))
+            raise _WrongTileError(region, row, zlib.crc32(c.data))
 
     def check(self) -> None:
         self.keeper.check()

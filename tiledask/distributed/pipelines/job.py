@@ -100,7 +100,11 @@ class PipelineJob:
                 targets = frames if s == last and len(arrays) > 1 else []
                 inputs = frames if s == 0 else []
                 parts = [
-                    {i: array.part(device, (rows[i], (0, width))) for i in wanted}
+                    {
+                        i: (array.part(device, region), array.check(region))
+                        for i in wanted
+                        for region in [(rows[i], (0, width))]
+                    }
                     for array, wanted in ((kept[0], inputs), (kept[-1], targets))
                 ]
                 stages.append((s, self.stages[s], *parts))
@@ -172,7 +176,10 @@ def _operands(
 
     def read(which: int, parts: dict[int, Any]) -> dict[int, Any]:
         dtype = dtypes[which]
-        return {i: read_block(p, (rows[i], (0, width)), dtype, backend) for i, p in parts.items()}
+        return {
+            i: read_block(part, (rows[i], (0, width)), dtype, backend, check)
+            for i, (part, check) in parts.items()
+        }
 
     return {
         s: StageOperands(stage, stage.init(backend), read(0, inputs), read(-1, targets), size)

@@ -36,7 +36,6 @@ from tiledask.distributed.products.operands import check_kernel, check_types
 from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.products.refusal import refusal
 from tiledask.distributed.products.verify import (
-    Compared,
     Weighed,
     Weigher,
     asks_finite,
@@ -44,6 +43,7 @@ from tiledask.distributed.products.verify import (
     check_finite,
     check_verify,
     compare,
+    explained,
     weigh,
     weighers,
 )
@@ -53,7 +53,6 @@ from tiledask.distributed.transport.tickets import LentBlock, Ticket
 from tiledask.errors import DamagedBlockError, PlacementError
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import algorithms, moves_nothing
-from tiledask.plan.products.regions import Region
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.instructions import Fetch
 from tiledask.plan.program.making.of_product import multiply_program, sum_program
@@ -385,16 +384,24 @@ class _Run:
             block = (self.a if name == "A" else self.b).blocks[rank]
             make_again(self.cluster, block, self._left())
         c, second = self.result(), self.compared
-        if wrong := second.still_wrong(first):
+        plan, arrays = self.choice.plan, (self.a, self.b, c)
+        assert plan is not None
+        rounded = [
+            rank
+            for rank in second.same(first)
+            if explained(plan, rank, second.wrong[rank], arrays, self._left())
+        ]
+        first, second = first.without(rounded), second.without(rounded)
+        if not second.right:
+            named = "; ".join(map(self._named, second.faults))
             raise DamagedBlockError(
-                f"{self.ready.what} gave wrong numbers twice: {self._named(second, wrong)}. Other "
-                f"blocks are right. Memory or processor of that worker's machine are at fault, or "
-                f"the kernel {self.question.needs.kernel!r}: try another slot, td.Mesh(..., "
-                f"slots=), or another kernel"
+                f"{self.ready.what} gave wrong numbers twice: {named}. Memory or processor there "
+                f"are at fault, or the kernel {self.question.needs.kernel!r}: try other slots, "
+                f"td.Mesh(..., slots=), or another kernel"
             )
-        if not (faults := second.repaired(first)):
+        if first.right:
             return replace(c, verified=Verified(len(c.blocks)))
-        words = tuple(self._named(first, [fault]) for fault in faults)
+        words = tuple(map(self._named, first.faults))
         warnings.warn(
             f"{self.ready.what}: {'; '.join(words)} was damaged, and was made again; the result "
             f"is right. If that happens again on the same machine, look at its memory",
@@ -403,16 +410,13 @@ class _Run:
         )
         return replace(c, verified=Verified(len(c.blocks), words))
 
-    def _named(self, found: Compared, faults: Iterable[tuple[int, str]]) -> str:
-        """Blocks, and where they are."""
-        plan = self.choice.plan
+    def _named(self, fault: tuple[int, str]) -> str:
+        """A block, and where it is."""
+        (rank, name), plan = fault, self.choice.plan
         assert plan is not None
-        tilings = {"A": plan.a, "B": plan.b, "C": plan.result}
-        return "; ".join(
-            f"the block {_said(tilings[name].regions[rank])} of {name} on rank {rank}, slot "
-            f"{self.a.mesh.at[rank]}"
-            for rank, name in faults
-        )
+        region = {"A": plan.a, "B": plan.b, "C": plan.result}[name].regions[rank]
+        ends = ", ".join(f"{start}:{stop}" for start, stop in region)
+        return f"the block [{ends}] of {name} on rank {rank}, slot {self.a.mesh.at[rank]}"
 
     def result(self) -> ShardedArray:
         cluster, a, b = self.cluster, self.a, self.b
@@ -540,10 +544,6 @@ class _Run:
         # they go if this fails, the operands never do
         cluster.wait(blocks, prefix + self.ready.what, self._left(), cancel=True)
         return blocks
-
-
-def _said(region: Region) -> str:
-    return f"[{', '.join(f'{start}:{stop}' for start, stop in region)}]"
 
 
 class _Lent(NamedTuple):

@@ -16,11 +16,11 @@ GROUP x n whose rounding adds up, and is seen from about 1e-2 of their rms (meas
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
-from itertools import pairwise
+from itertools import pairwise, product
 from math import prod
 from typing import Any
 
@@ -38,7 +38,7 @@ from tiledask.tile import accumulator
 from tiledask.tile.backend import array_namespace, on_device
 from tiledask.tile.backend import to_numpy as off_device
 
-__all__ = ["Compared", "Weighed", "Weigher", "compare", "finfo_of", "weighers"]
+__all__ = ["Compared", "ExactRows", "Weighed", "Weigher", "compare", "finfo_of", "weighers"]
 
 GROUP = 64
 """Rows of C that are compared together, at least; never more groups than this of a block."""
@@ -47,6 +47,8 @@ ROWS, COLUMNS = 4, 8
 SAFETY = 3.0
 """How far beyond what rounding usually does a difference may be."""
 
+Pieces = list[tuple[Region, Any]]
+"""Pieces of an operand: where each lies in the whole array, and its numbers."""
 Sums = tuple[np.ndarray, np.ndarray]
 """(added up with random signs, about the root of the sum of squares)."""
 
@@ -115,12 +117,10 @@ class Weighed:
 class Compared:
     """What the comparison of a product's blocks gave."""
 
-    wrong: tuple[int, ...]
-    """Ranks whose block of C is not A @ B."""
+    wrong: dict[int, Region]
+    """Ranks whose block of C is not A @ B: the rows that are furthest from it."""
     damaged: tuple[tuple[int, str], ...]
     """(rank, "A" or "B") of operands that are not what they were made."""
-    beyond: tuple[int, ...]
-    """Of ``wrong``, those that no rounding explains."""
     sums: tuple[bytes, ...]
     """Of every rank's block of C what was compared: the same for the same bits."""
 
@@ -128,26 +128,23 @@ class Compared:
     def right(self) -> bool:
         return not (self.wrong or self.damaged)
 
-    def rounded(self, first: "Compared") -> set[int]:
-        """Ranks that were wrong in both runs with the same bits, from operands that were right, and
-        no further off than rounding can be: so rounding it was."""
+    def same(self, first: "Compared") -> list[int]:
+        """Ranks that were wrong in both runs with the same bits, from operands that were right:
+        what is worth a look in float64, for rounding would be like that."""
         if first.damaged:
-            return set()
-        both = set(self.wrong) & set(first.wrong) - set(self.beyond)
-        return {rank for rank in both if self.sums[rank] == first.sums[rank]}
+            return []
+        both = self.wrong.keys() & first.wrong.keys()
+        return sorted(rank for rank in both if self.sums[rank] == first.sums[rank])
 
-    def still_wrong(self, first: "Compared") -> list[tuple[int, str]]:
-        """(rank, operand or "C") of blocks that are damaged in this run, which was the second."""
-        return [*self.damaged, *((r, "C") for r in self.wrong if r not in self.rounded(first))]
+    def without(self, ranks: Collection[int]) -> "Compared":
+        """The same, where the blocks of C on ``ranks`` are right."""
+        wrong = {rank: rows for rank, rows in self.wrong.items() if rank not in ranks}
+        return replace(self, wrong=wrong)
 
-    def repaired(self, first: "Compared") -> list[tuple[int, str]]:
-        """(rank, operand or "C") of blocks that were damaged in the ``first`` run, and are right.
-
-        Where an operand was, what was multiplied with it is none by itself.
-        """
-        if first.damaged:
-            return list(first.damaged)
-        return [(rank, "C") for rank in first.wrong if rank not in self.rounded(first)]
+    @property
+    def faults(self) -> list[tuple[int, str]]:
+        """(rank, "A" or "B") of damaged operands, or where there are none, (rank, "C")."""
+        return [*self.damaged] or [(rank, "C") for rank in self.wrong]
 
 
 def weighers(plan: ProductPlan, seed: int, keys: Sequence[tuple[str, str]]) -> tuple[Weigher, ...]:
@@ -165,19 +162,18 @@ def weighers(plan: ProductPlan, seed: int, keys: Sequence[tuple[str, str]]) -> t
 def compare(plan: ProductPlan, found: Sequence[Weighed]) -> Compared:
     """Which blocks are wrong, by what all ranks ``found``."""
     _, _, regions = _regions(plan)
-    rows = list(dict.fromkeys(region[:-1] for region in regions))
+    bands = list(dict.fromkeys(region[:-1] for region in regions))
     cuts = list(dict.fromkeys(region[-1:] for region in regions))
     of_a, of_b, _ = _regions(plan)
-    wrong, beyond = [], []
+    wrong = dict[int, Region]()
     for rank, region in enumerate(regions):
         if 0 in extents_of(region):
             continue
-        i, j = rows.index(region[:-1]), cuts.index(region[-1:])
+        i, j = bands.index(region[:-1]), cuts.index(region[-1:])
         groups = len(_edges(region[-2], region[-2])) - 1
-        expected, squares, most = np.zeros((3, *extents_of(region[:-2]), groups))
+        expected, squares = np.zeros((2, *extents_of(region[:-2]), groups))
         depth = 0
-        sources = dict.fromkeys(p.source for p in plan.partials[rank]) if plan.sums else [rank]
-        for panel in (panel for source in sources for panel in plan.panels[source]):
+        for panel in (p for source in _sources(plan, rank) for p in plan.panels[source]):
             depth += panel.depth[1] - panel.depth[0]
             for x in panel.a:
                 here = overlap(region[:-1], of_a[x.source][:-1])
@@ -194,46 +190,40 @@ def compare(plan: ProductPlan, found: Sequence[Weighed]) -> Compared:
                     with np.errstate(invalid="ignore", over="ignore"):
                         expected[at] += s @ t
                         squares[at] += size**2 @ other**2
-                        most[at] += size @ other
         got, norm = found[rank].c
-        usual, largest = _bounds(found[rank].dtype, region, depth, norm, squares, most)
+        usual = _usual(found[rank].dtype, region, depth, norm, squares)
         with np.errstate(invalid="ignore", over="ignore"):
-            difference = np.abs(got - expected)
+            off = np.where(np.isfinite(usual), np.abs(got - expected) / usual, 0.0)
+        off[np.isnan(off)] = np.inf
         # what overflows, or comes of what is not finite, nothing can be said of
-        said = np.isfinite(expected) & np.isfinite(largest)
-        if (said & ~(difference <= usual)).any():
-            wrong.append(rank)
-        if (said & ~(difference <= largest)).any():
-            beyond.append(rank)
+        off[~np.isfinite(expected)] = 0.0
+        if off.max() > 1.0:
+            *lead, group = map(int, np.unravel_index(int(off.argmax()), off.shape))
+            begin, end = _edges(region[-2], region[-2])[group : group + 2]
+            rows = ((a + i, a + i + 1) for i, (a, _) in zip(lead, region[:-2], strict=True))
+            first = region[-2][0]
+            wrong[rank] = (*rows, (first + begin, first + end))
     damaged = tuple((each.rank, name) for each in found for name in each.damaged)
     sums = tuple(b"".join(part.tobytes() for part in each.c) for each in found)
-    return Compared(tuple(wrong), damaged, tuple(beyond), sums)
+    return Compared(wrong, damaged, sums)
 
 
-def _bounds(
-    dtype: str,
-    region: Region,
-    depth: int,
-    norm: np.ndarray,
-    squares: np.ndarray,
-    most: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """(what rounding usually leaves of a group at most, what it can at all).
+def _usual(
+    dtype: str, region: Region, depth: int, norm: np.ndarray, squares: np.ndarray
+) -> np.ndarray:
+    """What rounding leaves of each group, at most; infinite where nothing can be said.
 
     An element of C is rounded ``depth`` times, by half an eps of what it is meanwhile: of the size
     of C, or where terms cancel, of the root of the sum of their squares. Random signs add up the
-    elements' errors as independent ones. At worst, each rounding is of the sum of all terms' sizes.
+    elements' errors as independent ones.
     """
     about = finfo_of(dtype)
-    unit, elements = float(about.eps) / 2, prod(extents_of(region))
-    least = SAFETY * depth * elements * float(about.tiny)
+    least = SAFETY * depth * prod(extents_of(region)) * float(about.tiny)
     with np.errstate(over="ignore", invalid="ignore"):
         size = np.sqrt(np.where(np.isfinite(norm), norm, 0.0) + squares)
-        usual = SAFETY * unit * np.sqrt(depth + 16) * size + least
-        largest = 4 * SAFETY * unit * (depth + 16) * (most + size) + least
+        usual = SAFETY * float(about.eps) / 2 * np.sqrt(depth + 16) * size + least
         # a sum that may have been larger than the type has numbers for
-        largest = np.where(64 * most > float(about.max), np.inf, largest)
-    return usual, largest
+        return np.where(64 * size * np.sqrt(depth + 1) > float(about.max), np.inf, usual)
 
 
 def finfo_of(dtype: str) -> Any:
@@ -243,6 +233,100 @@ def finfo_of(dtype: str) -> Any:
 def weigh(weigher: Weigher, a: Any, b: Any, c: Any) -> Weighed:
     """What a rank finds, as a task of its own."""
     return weigher.weigh(a, b, c)
+
+
+# -- once more, in float64 ------------------------------------------------------------------------
+
+
+class ExactRows:
+    """Some rows of C in float64, and how far from them rounding can be at most."""
+
+    def __init__(self, region: Region) -> None:
+        self.region, self.depth = region, 0
+        self.c, self.sizes = np.zeros((2, *extents_of(region)))
+
+    def begin(self, held: Any) -> None:
+        """None; the rows were ``held`` before anything is added."""
+        self.c[...] = off_device(held)
+        self.sizes[...] = np.abs(self.c)
+
+    def add(self, a: Pieces, b: Pieces) -> None:
+        """None, once A @ B of these pieces is added, as far as it is of the rows."""
+        rows, columns = self.region[:-1], self.region[-1:]
+        for at, x in a:
+            if (here := overlap(rows, at[:-1])) is None:
+                continue
+            x = off_device(x[within(here, at[:-1])]).astype(float)
+            for to, y in b:
+                cut, deep = overlap(columns, to[1:]), overlap(at[-1:], to[:1])
+                if cut is None or deep is None:
+                    continue
+                into = *within(here, rows), *within(cut, columns)
+                self.depth += deep[0][1] - deep[0][0]
+                for start, stop in pairwise([*range(*deep[0], GROUP), deep[0][1]]):
+                    of_x = x[..., start - at[-1][0] : stop - at[-1][0]]
+                    of_y = y[start - to[0][0] : stop - to[0][0], within(cut, to[1:])[0]]
+                    of_y = off_device(of_y).astype(float)
+                    self.c[into] += of_x @ of_y
+                    self.sizes[into] += np.abs(of_x) @ np.abs(of_y)
+
+    def explain(self, found: Any) -> bool:
+        """Whether rounding explains how far the rows ``found`` are from these: each of as many
+        roundings as there are terms is of half an eps of the sum of all terms' sizes, at most."""
+        found = off_device(found)
+        wide, given = (finfo_of(np.dtype(t).name) for t in (accumulator(found.dtype), found.dtype))
+        most = 2 * (self.depth + 2) * (float(wide.eps) / 2 * self.sizes + float(given.tiny))
+        most += float(given.eps) * np.abs(self.c) * (found.dtype.itemsize < 4)
+        with np.errstate(invalid="ignore"):
+            right = np.abs(found.astype(float) - self.c) <= most
+        too_large = ~np.isfinite(found.astype(float)) & (4 * self.sizes > float(given.max))
+        return bool((right | too_large | ~np.isfinite(self.c)).all())
+
+
+def explained(
+    plan: ProductPlan, rank: int, rows: Region, arrays: tuple[ShardedArray, ...], timeout: float
+) -> bool:
+    """Whether ``rows`` of the block of C on ``rank`` are A @ B but for rounding.
+
+    They are computed in float64 in that rank's slot, from the owners' blocks: ``arrays`` are A, B
+    and C. Parts travel by Dask, a pair after the other, and are not counted.
+    """
+    a, b, c = arrays
+    (of_a, of_b, of_c), cluster, slots = _regions(plan), a.mesh.cluster, a.mesh.at
+    cut, slot = of_c[rank][-1:], slots[rank]
+    state = cluster.submit(slot, ExactRows, (*rows, *cut), name="verify")
+
+    def part(x: ShardedArray, source: int, block: Region, wanted: Region) -> Any:
+        return cluster.submit(
+            slots[source], _cut, x.blocks[source], block, wanted, name="verify", beside=True
+        )
+
+    for source in _sources(plan, rank):
+        for panel in plan.panels[source]:
+            for x, y in product(panel.a, panel.b):
+                here = overlap(rows, of_a[x.source][:-1])
+                there = overlap(cut, of_b[y.source][1:])
+                if here is None or there is None:
+                    continue
+                left, right = (*here, panel.depth), (panel.depth, *there)
+                cuts = (
+                    part(a, x.source, of_a[x.source], left),
+                    part(b, y.source, of_b[y.source], right),
+                )
+                state = cluster.submit(slot, _add, state, left, right, *cuts, name="verify")
+    mine = part(c, rank, of_c[rank], (*rows, *cut))
+    said = cluster.submit(slot, ExactRows.explain, state, mine, name="verify")
+    (found,) = cluster.gather([said], "computing rows again in float64", timeout, cancel=True)
+    return bool(found)
+
+
+def _cut(block: Any, region: Region, wanted: Region) -> np.ndarray:
+    return off_device(block.reshape(extents_of(region))[within(wanted, region)])
+
+
+def _add(state: ExactRows, left: Region, right: Region, x: Any, y: Any) -> ExactRows:
+    state.add([(left, x)], [(right, y)])
+    return state
 
 
 # -- on entry ------------------------------------------------------------------------------------
@@ -391,6 +475,11 @@ def _of_both(c: Any, u: np.ndarray, w: np.ndarray, edges: Sequence[int]) -> Sums
 def _slabs(rows: int, converted: bool) -> Iterator[tuple[int, int]]:
     """Some rows at a time where they are converted, else all."""
     return pairwise([*range(0, rows, GROUP if converted else max(rows, 1)), rows])
+
+
+def _sources(plan: ProductPlan, rank: int) -> list[int]:
+    """The ranks that multiplied what is summed up to a rank's block of C."""
+    return list(dict.fromkeys(p.source for p in plan.partials[rank])) if plan.sums else [rank]
 
 
 # -- regions -------------------------------------------------------------------------------------
