@@ -8,11 +8,11 @@ from threading import Event
 import numpy as np
 import pytest
 
+from tiledask.distributed.out_of_core.checksums import checksum
 from tiledask.distributed.out_of_core.stored import StoredArray, create_array, records_of
 from tiledask.distributed.out_of_core.stream_tiles import (
     StreamJob,
     StreamProduct,
-    checksum,
     stream_tiles,
 )
 from tiledask.distributed.out_of_core.unfinished import StreamRecords, TileRecord

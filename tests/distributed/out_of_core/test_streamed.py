@@ -18,7 +18,8 @@ import pytest
 from oracles.waiting import wait_until
 
 from tiledask.distributed.cluster import worker as on_worker
-from tiledask.distributed.out_of_core import stream_tiles, streamed
+from tiledask.distributed.out_of_core import checksums, stream_tiles, streamed
+from tiledask.distributed.out_of_core.checksums import checksum
 from tiledask.distributed.out_of_core.disk import free
 from tiledask.distributed.out_of_core.stored import (
     StoredArray,
@@ -26,7 +27,6 @@ from tiledask.distributed.out_of_core.stored import (
     open_array,
     records_of,
 )
-from tiledask.distributed.out_of_core.stream_tiles import checksum
 from tiledask.distributed.out_of_core.streamed import multiply_stored, plan_stored
 from tiledask.distributed.out_of_core.unfinished import StreamRecords, TileRecord
 from tiledask.errors import ConfigError, DeadlineError, DoesNotFitError, KernelError, PlacementError
@@ -197,7 +197,7 @@ CLIENT = """
 import sys
 import tiledask as td
 from tiledask.distributed.out_of_core.stored import open_array
-from tiledask.distributed.out_of_core.stream_tiles import checksum
+from tiledask.distributed.out_of_core.checksums import checksum
 from tiledask.distributed.out_of_core.streamed import multiply_stored
 
 if __name__ == "__main__":
@@ -366,7 +366,7 @@ def test_the_checksum_of_a_tile_sees_every_bit_and_no_cuts(tmp_path, monkeypatch
     array, region = stored(tmp_path / "c", x, lies), ((4, 21), (3, 14))
     of_file = checksum(array, region, lambda rows, columns: array[rows, columns])
     y = x.astype("f4")  # as a worker holds it
-    monkeypatch.setattr(stream_tiles, "_SLAB", 1)
+    monkeypatch.setattr(checksums, "_SLAB", 1)
     assert checksum(array, region, lambda rows, columns: y[rows, columns]) == of_file
     for i, j in np.ndindex(21, 14):
         z = x.copy()

@@ -7,6 +7,7 @@ stream_tiles.py  what one worker does for it
 unfinished.py    what it remembers until it is finished
 place.py         a path or a URL; folder.py, by_url.py the folder there, on a disk or in a store;
                  zarr_store.py what zarr opens by URL
+checksums.py     of parts of a matrix, and those beside a .npy file
 disk.py          what a disk refuses, in words
 """
 

@@ -10,7 +10,7 @@ directory, or by its URL lies in a store that fsspec knows.
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from tiledask.distributed.out_of_core import stored_npy as npy
 from tiledask.distributed.out_of_core import stored_zarr as zarr
+from tiledask.distributed.out_of_core.checksums import Sums, checksum, forget, keep, kept, lines
 from tiledask.distributed.out_of_core.disk import reading, sync, writing
 from tiledask.distributed.out_of_core.place import folder_of, is_url, located
 from tiledask.distributed.out_of_core.stored_file import StoredFile
@@ -55,6 +56,8 @@ class StoredArray(StoredFile):
     @property
     def checked(self) -> str:
         """What is compared when it is read: what is not, nothing here can vouch for."""
+        if self.kind == "npy" and self.checksum:
+            return "size and header, and as an operand its crc32, from the .crc beside it"
         if self.kind == "npy":
             return "size and header only: .npy has no checksum"
         if self.checksum:
@@ -84,8 +87,29 @@ class StoredArray(StoredFile):
         the disk is full.
         """
         self._check(region, block)
+        forget(self)
         with writing(self.path, self._unwritten):
             (npy.write if self.kind == "npy" else zarr.write)(self, region, block)
+
+    def write_checksums(self) -> "StoredArray":
+        """This array, once a .npy file's checksums are beside it, in ``<path>.crc``: as an operand
+        it is compared with them. What is written to it here removes them."""
+        if self.kind != "npy":
+            raise ConfigError(
+                f"{self.path} is zarr, whose chunks have checksums of their own (checked: "
+                f"{self.checked}); td.create_array makes one with crc32c"
+            )
+        parts = ((region, self.check_of(region)) for region in lines(self))
+        keep(self, list(parts))
+        return replace(self, checksum="crc32")
+
+    def check_of(self, region: Region) -> int:
+        """CRC-32 of the elements of ``region``, line by line as the file has them."""
+        return checksum(self, region, lambda rows, columns: self[rows, columns])
+
+    def wrong(self, sums: Sums) -> list[Region]:
+        """Of these parts and their checksums, those that have others."""
+        return [region for region, check in sums if self.check_of(region) != check]
 
     def sync(self, region: Region) -> None:
         """None, once what was written to ``region`` would survive a loss of power.
@@ -181,7 +205,8 @@ def open_array(
     Only the header is read, and it is compared with what is there: a file of another size, a chunk
     that is missing or one too many raises ConfigError, as does everything that is no such matrix.
     Chunks are decoded, and compared with their checksum if they have one, when they are read;
-    ``.checked`` says what is.
+    ``.checked`` says what is. A .npy file has checksums where td.matmul wrote it, or
+    `StoredArray.write_checksums` was called: in a file beside it, ``<path>.crc``.
 
     missing
         "refuse": a chunk of a zarr array that is not there is damage. "fill": it is full of the
@@ -284,6 +309,7 @@ def remove(array: StoredArray) -> None:
     if is_url(array.path) or (os.path.isdir(array.path) and not os.path.islink(array.path)):
         array.folder.clear()
     else:
+        forget(array)
         Path(array.path).unlink(missing_ok=True)
 
 
@@ -318,7 +344,7 @@ def _open_npy(name: str) -> StoredArray:
             f"{name} says it is {shape[0]}x{shape[1]} {dtype}, {offset + array.nbytes} bytes with "
             f"its header, and has {size}; it {what}, or its header is damaged: write it again"
         )
-    return array
+    return replace(array, checksum="crc32") if kept(array) else array
 
 
 def _open_zarr(name: str, missing: str, options: Mapping[str, Any] | None) -> StoredArray:

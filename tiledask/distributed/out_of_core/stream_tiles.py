@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from tiledask.distributed.cluster.progress import Reporter
+from tiledask.distributed.out_of_core.checksums import checksum
 from tiledask.distributed.out_of_core.place import is_url
 from tiledask.distributed.out_of_core.stored import StoredArray
-from tiledask.distributed.out_of_core.stored_npy import rounded
 from tiledask.distributed.out_of_core.stored_zarr import look
 from tiledask.distributed.out_of_core.unfinished import StreamRecords, TileRecord
 from tiledask.distributed.products.line import ProductLine
@@ -38,7 +38,6 @@ __all__ = [
     "CHECKPOINT",
     "StreamJob",
     "StreamProduct",
-    "checksum",
     "stream_tiles",
     "stream_verified",
     "warm",
@@ -48,8 +47,6 @@ CHECKPOINT = 30.0
 """Seconds between two records of a tile that is being summed."""
 _SHARE = 20
 """Partial sums keep a worker from multiplying for at most one part in so many of its time."""
-_SLAB = 2**20
-"""Bytes of a tile, about, that are read or rounded at a time for its checksum."""
 _ALIGN = 64
 
 
@@ -320,25 +317,6 @@ class _Keeper:
         self.pool.shutdown()
         if error[0] is None:
             self.wait()
-
-
-def checksum(array: StoredArray, region: Region, part: Callable[[slice, slice], np.ndarray]) -> int:
-    """CRC-32 of the tile of ``array`` at ``region``, line by line as the file has them.
-
-    ``part(rows, columns)`` is that part of the array. It is asked for one slab after the other, of
-    whole chunks where there are chunks; the checksum does not depend on how the tile is cut.
-    """
-    along = int(array.order == "F")  # the axis across lines
-    (start, stop), (low, high) = region[along], region[1 - along]
-    step = max(1, _SLAB // ((high - low) * array.dtype.itemsize))
-    if array.chunks:
-        step = -(-step // array.chunks[0]) * array.chunks[0]
-    check = 0
-    for i in range(start, stop, step):
-        across = slice(i, min(stop, i + step)), slice(low, high)
-        lines = part(*across) if along == 0 else part(*across[::-1]).T
-        check = zlib.crc32(rounded(lines, array.dtype).data, check)
-    return check
 
 
 def _room(elements: int, dtype: np.dtype, backend: str) -> Any:

@@ -25,6 +25,7 @@ from tiledask.distributed.cluster.room import room_of
 from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.distributed.connecting.shared import check_shared
 from tiledask.distributed.deadlines import DEADLINE, seconds_of
+from tiledask.distributed.out_of_core.checksums import keep, kept
 from tiledask.distributed.out_of_core.disk import free
 from tiledask.distributed.out_of_core.place import is_url
 from tiledask.distributed.out_of_core.stored import (
@@ -41,7 +42,6 @@ from tiledask.distributed.out_of_core.stream_tiles import (
     CHECKPOINT,
     StreamJob,
     StreamProduct,
-    checksum,
     stream_tiles,
     stream_verified,
     warm,
@@ -207,6 +207,9 @@ def multiply_stored(
                 f"while it was multiplied, {'; '.join(changed)}: {target.path} mixes before and "
                 f"after. Run it again with resume=False"
             )
+        if target.kind == "npy":
+            found = ((region, records.tile(region)) for region in plan.cuts.regions)
+            keep(target, [(region, record.check) for region, record in found if record])
         records.forget()
     if wrong:
         warnings.warn(
@@ -216,7 +219,7 @@ def multiply_stored(
             stacklevel=3,
         )
     return StoredProduct(
-        **_fields(target),
+        **_fields(replace(target, checksum="crc32") if target.kind == "npy" else target),
         plan=left,
         traffic=Both(Traffic.of(cluster.slots).on(cluster.hosts), counted.traffic),
         memory=Both(left.ledger, counted.ledger({})),
@@ -482,8 +485,7 @@ def _summed(plan: StreamPlan, target: StoredArray, records: StreamRecords) -> di
         if record.summed != k and (record.summed > k or record.summed % plan.panel):
             return False
         try:
-            read = lambda rows, columns: target[rows, columns]  # noqa: E731
-            return checksum(target, region, read) == record.check
+            return target.check_of(region) == record.check
         except ConfigError:  # a chunk that is missing or does not decode
             return False
 
@@ -516,6 +518,8 @@ def _run(
     product = jobs[0].product
     (m, k), n = product.a.shape, product.b.shape[1]
     what = f"product {m}x{k} @ {k}x{n} into {os.path.basename(product.c.path)}"
+    for name, operand in (("A", product.a), ("B", product.b)):
+        _check_whole(cluster, name, operand, seconds)
     loads = [cluster.submit(job.slot, warm, job, name="load") for job in jobs]
     cluster.wait(loads, f"loading what the {what} needs", min(seconds, DEADLINE), cancel=True)
     panels = [0] * cluster.slots
@@ -532,6 +536,22 @@ def _run(
         for region in regions
     )
     return [reads for reads, _ in found], wrong, counted
+
+
+def _check_whole(cluster: Cluster, name: str, array: StoredArray, seconds: float) -> None:
+    """None if a .npy file has the checksums that are beside it; all slots look at a part of it."""
+    if not (sums := kept(array) if array.kind == "npy" else ()):
+        return
+    shares = [(slot, sums[slot :: cluster.slots]) for slot in range(cluster.slots)]
+    looks = [cluster.submit(s, array.wrong, mine, name="verify") for s, mine in shares if mine]
+    found = cluster.gather(looks, f"reading {array.path}", seconds, cancel=True)
+    if wrong := [region for regions in found for region in regions]:
+        (top, bottom), (left, right) = wrong[0]
+        raise ConfigError(
+            f"{name}, {array.path}, does not have the checksums of {array.path}.crc: rows "
+            f"{top}:{bottom}, columns {left}:{right}, and {len(wrong) - 1} parts more of "
+            f"{len(sums)}. It is damaged: write it again; or if it was you who changed it, remove the .crc"
+        )
 
 
 def _streamed(job: StreamJob) -> tuple[int, tuple[Region, ...]]:
