@@ -23,7 +23,7 @@ from tiledask.distributed.out_of_core.stored import StoredArray
 from tiledask.distributed.out_of_core.stored_zarr import look
 from tiledask.distributed.out_of_core.unfinished import StreamRecords, TileRecord
 from tiledask.distributed.products.line import ProductLine
-from tiledask.distributed.products.tile_check import RowCheck, TileChecks
+from tiledask.distributed.products.verifying.tiles import RowCheck, TileChecks
 from tiledask.errors import DamagedBlockError
 from tiledask.plan.products.regions import Region
 from tiledask.plan.products.streaming import Cuts, StreamPlan

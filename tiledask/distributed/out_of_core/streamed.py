@@ -550,7 +550,8 @@ def _check_whole(cluster: Cluster, name: str, array: StoredArray, seconds: float
         raise ConfigError(
             f"{name}, {array.path}, does not have the checksums of {array.path}.crc: rows "
             f"{top}:{bottom}, columns {left}:{right}, and {len(wrong) - 1} parts more of "
-            f"{len(sums)}. It is damaged: write it again; or if it was you who changed it, remove the .crc"
+            f"{len(sums)}. It is "
+            f"damaged: write it again; or if it was you who changed it, remove the .crc"
         )
 
 

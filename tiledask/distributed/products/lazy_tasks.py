@@ -15,7 +15,7 @@ from dask._task_spec import Task
 
 from tiledask.distributed.products.lazy_plan import SLAB
 from tiledask.distributed.products.line import Held, ProductLine, cut
-from tiledask.distributed.products.tile_check import RowCheck, TileCheck
+from tiledask.distributed.products.verifying.tiles import RowCheck, TileCheck
 from tiledask.errors import DamagedBlockError
 from tiledask.plan.products.regions import Region, extents_of, region_size, within
 from tiledask.plan.program.instructions import Fetch

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.products.tile_check import TileCheck
+from tiledask.distributed.products.verifying.tiles import TileCheck
 from tiledask.distributed.programs.beside import BesideRunner
 from tiledask.plan.products.regions import Region, slices, within
 from tiledask.plan.program.instructions import Do, Fetch, Instructions, Keep, ProgramPart

@@ -35,17 +35,19 @@ from tiledask.distributed.products.needed import ProductNeeds
 from tiledask.distributed.products.operands import check_kernel, check_types
 from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.products.refusal import refusal
-from tiledask.distributed.products.verify import (
+from tiledask.distributed.products.verifying.by_signs import (
     Weighed,
     Weigher,
+    compare,
+    weigh,
+    weighers,
+)
+from tiledask.distributed.products.verifying.exact_rows import explained
+from tiledask.distributed.products.verifying.on_entry import (
     asks_finite,
     check_blocks,
     check_finite,
     check_verify,
-    compare,
-    explained,
-    weigh,
-    weighers,
 )
 from tiledask.distributed.transport.loans import Facts, Span
 from tiledask.distributed.transport.remote_read import Lender, lending, said_of, transport_of

@@ -20,7 +20,7 @@ from tiledask.distributed.arrays.block_sums import remember
 from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.progress import Reporter
 from tiledask.distributed.products.line import ProductLine, finish, place_in
-from tiledask.distributed.products.verify import Weigher
+from tiledask.distributed.products.verifying.by_signs import Weigher
 from tiledask.distributed.transport.loans import Span
 from tiledask.distributed.transport.reader import Reader
 from tiledask.distributed.transport.tickets import LentBlock, LoanLostError

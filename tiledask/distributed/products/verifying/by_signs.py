@@ -15,30 +15,37 @@ GROUP x n whose rounding adds up, and is seen from about 1e-2 of their rms (meas
 7e-3 at 4096).
 """
 
-import asyncio
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
-from itertools import pairwise, product
+from itertools import pairwise
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.arrays.array import ShardedArray
 from tiledask.distributed.arrays.block_sums import changed
-from tiledask.distributed.cluster.cluster import BlockKeys, slot_on
-from tiledask.distributed.cluster.counters import Call
-from tiledask.distributed.transport.tickets import Ticket
-from tiledask.errors import ConfigError, PlacementError, short
 from tiledask.plan.products.product_plan import ProductPlan
 from tiledask.plan.products.regions import Region, extents_of, overlap, slices, within
 from tiledask.tile import accumulator
 from tiledask.tile.backend import array_namespace, on_device
 from tiledask.tile.backend import to_numpy as off_device
 
-__all__ = ["Compared", "ExactRows", "Weighed", "Weigher", "compare", "finfo_of", "weighers"]
+__all__ = [
+    "GROUP",
+    "SAFETY",
+    "BlocksCompared",
+    "Pieces",
+    "Weighed",
+    "Weigher",
+    "compare",
+    "finfo_of",
+    "regions_of",
+    "sources_of",
+    "weigh",
+    "weighers",
+]
 
 GROUP = 64
 """Rows of C that are compared together, at least; never more groups than this of a block."""
@@ -114,7 +121,7 @@ class Weighed:
 
 
 @dataclass(frozen=True)
-class Compared:
+class BlocksCompared:
     """What the comparison of a product's blocks gave."""
 
     wrong: dict[int, Region]
@@ -128,7 +135,7 @@ class Compared:
     def right(self) -> bool:
         return not (self.wrong or self.damaged)
 
-    def same(self, first: "Compared") -> list[int]:
+    def same(self, first: "BlocksCompared") -> list[int]:
         """Ranks that were wrong in both runs with the same bits, from operands that were right:
         what is worth a look in float64, for rounding would be like that."""
         if first.damaged:
@@ -136,7 +143,7 @@ class Compared:
         both = self.wrong.keys() & first.wrong.keys()
         return sorted(rank for rank in both if self.sums[rank] == first.sums[rank])
 
-    def without(self, ranks: Collection[int]) -> "Compared":
+    def without(self, ranks: Collection[int]) -> "BlocksCompared":
         """The same, where the blocks of C on ``ranks`` are right."""
         wrong = {rank: rows for rank, rows in self.wrong.items() if rank not in ranks}
         return replace(self, wrong=wrong)
@@ -149,7 +156,7 @@ class Compared:
 
 def weighers(plan: ProductPlan, seed: int, keys: Sequence[tuple[str, str]]) -> tuple[Weigher, ...]:
     """By rank, what it is told."""
-    columns, a, b, c = len(plan.a.shape) - 1, *_regions(plan)
+    columns, a, b, c = len(plan.a.shape) - 1, *regions_of(plan)
     rows = tuple(dict.fromkeys(region[:-1] for region in c))
     cuts = tuple(dict.fromkeys(region[-1:] for region in c))
     lead, n = plan.a.shape[:-1] or (1,), prod(plan.result.shape[columns:])
@@ -159,12 +166,12 @@ def weighers(plan: ProductPlan, seed: int, keys: Sequence[tuple[str, str]]) -> t
     )
 
 
-def compare(plan: ProductPlan, found: Sequence[Weighed]) -> Compared:
+def compare(plan: ProductPlan, found: Sequence[Weighed]) -> BlocksCompared:
     """Which blocks are wrong, by what all ranks ``found``."""
-    _, _, regions = _regions(plan)
+    _, _, regions = regions_of(plan)
     bands = list(dict.fromkeys(region[:-1] for region in regions))
     cuts = list(dict.fromkeys(region[-1:] for region in regions))
-    of_a, of_b, _ = _regions(plan)
+    of_a, of_b, _ = regions_of(plan)
     wrong = dict[int, Region]()
     for rank, region in enumerate(regions):
         if 0 in extents_of(region):
@@ -173,7 +180,7 @@ def compare(plan: ProductPlan, found: Sequence[Weighed]) -> Compared:
         groups = len(_edges(region[-2], region[-2])) - 1
         expected, squares = np.zeros((2, *extents_of(region[:-2]), groups))
         depth = 0
-        for panel in (p for source in _sources(plan, rank) for p in plan.panels[source]):
+        for panel in (p for source in sources_of(plan, rank) for p in plan.panels[source]):
             depth += panel.depth[1] - panel.depth[0]
             for x in panel.a:
                 here = overlap(region[:-1], of_a[x.source][:-1])
@@ -205,7 +212,7 @@ def compare(plan: ProductPlan, found: Sequence[Weighed]) -> Compared:
             wrong[rank] = (*rows, (first + begin, first + end))
     damaged = tuple((each.rank, name) for each in found for name in each.damaged)
     sums = tuple(b"".join(part.tobytes() for part in each.c) for each in found)
-    return Compared(wrong, damaged, sums)
+    return BlocksCompared(wrong, damaged, sums)
 
 
 def _usual(
@@ -233,171 +240,6 @@ def finfo_of(dtype: str) -> Any:
 def weigh(weigher: Weigher, a: Any, b: Any, c: Any) -> Weighed:
     """What a rank finds, as a task of its own."""
     return weigher.weigh(a, b, c)
-
-
-# -- once more, in float64 ------------------------------------------------------------------------
-
-
-class ExactRows:
-    """Some rows of C in float64, and how far from them rounding can be at most."""
-
-    def __init__(self, region: Region) -> None:
-        self.region, self.depth = region, 0
-        self.c, self.sizes = np.zeros((2, *extents_of(region)))
-
-    def begin(self, held: Any) -> None:
-        """None; the rows were ``held`` before anything is added."""
-        self.c[...] = off_device(held)
-        self.sizes[...] = np.abs(self.c)
-
-    def add(self, a: Pieces, b: Pieces) -> None:
-        """None, once A @ B of these pieces is added, as far as it is of the rows."""
-        rows, columns = self.region[:-1], self.region[-1:]
-        for at, x in a:
-            if (here := overlap(rows, at[:-1])) is None:
-                continue
-            x = off_device(x[within(here, at[:-1])]).astype(float)
-            for to, y in b:
-                cut, deep = overlap(columns, to[1:]), overlap(at[-1:], to[:1])
-                if cut is None or deep is None:
-                    continue
-                into = *within(here, rows), *within(cut, columns)
-                self.depth += deep[0][1] - deep[0][0]
-                for start, stop in pairwise([*range(*deep[0], GROUP), deep[0][1]]):
-                    of_x = x[..., start - at[-1][0] : stop - at[-1][0]]
-                    of_y = y[start - to[0][0] : stop - to[0][0], within(cut, to[1:])[0]]
-                    of_y = off_device(of_y).astype(float)
-                    self.c[into] += of_x @ of_y
-                    self.sizes[into] += np.abs(of_x) @ np.abs(of_y)
-
-    def explain(self, found: Any) -> bool:
-        """Whether rounding explains how far the rows ``found`` are from these: each of as many
-        roundings as there are terms is of half an eps of the sum of all terms' sizes, at most."""
-        found = off_device(found)
-        wide, given = (finfo_of(np.dtype(t).name) for t in (accumulator(found.dtype), found.dtype))
-        most = 2 * (self.depth + 2) * (float(wide.eps) / 2 * self.sizes + float(given.tiny))
-        most += float(given.eps) * np.abs(self.c) * (found.dtype.itemsize < 4)
-        with np.errstate(invalid="ignore"):
-            right = np.abs(found.astype(float) - self.c) <= most
-        too_large = ~np.isfinite(found.astype(float)) & (4 * self.sizes > float(given.max))
-        return bool((right | too_large | ~np.isfinite(self.c)).all())
-
-
-def explained(
-    plan: ProductPlan, rank: int, rows: Region, arrays: tuple[ShardedArray, ...], timeout: float
-) -> bool:
-    """Whether ``rows`` of the block of C on ``rank`` are A @ B but for rounding.
-
-    They are computed in float64 in that rank's slot, from the owners' blocks: ``arrays`` are A, B
-    and C. Parts travel by Dask, a pair after the other, and are not counted.
-    """
-    a, b, c = arrays
-    (of_a, of_b, of_c), cluster, slots = _regions(plan), a.mesh.cluster, a.mesh.at
-    cut, slot = of_c[rank][-1:], slots[rank]
-    state = cluster.submit(slot, ExactRows, (*rows, *cut), name="verify")
-
-    def part(x: ShardedArray, source: int, block: Region, wanted: Region) -> Any:
-        return cluster.submit(
-            slots[source], _cut, x.blocks[source], block, wanted, name="verify", beside=True
-        )
-
-    for source in _sources(plan, rank):
-        for panel in plan.panels[source]:
-            for x, y in product(panel.a, panel.b):
-                here = overlap(rows, of_a[x.source][:-1])
-                there = overlap(cut, of_b[y.source][1:])
-                if here is None or there is None:
-                    continue
-                left, right = (*here, panel.depth), (panel.depth, *there)
-                cuts = (
-                    part(a, x.source, of_a[x.source], left),
-                    part(b, y.source, of_b[y.source], right),
-                )
-                state = cluster.submit(slot, _add, state, left, right, *cuts, name="verify")
-    mine = part(c, rank, of_c[rank], (*rows, *cut))
-    said = cluster.submit(slot, ExactRows.explain, state, mine, name="verify")
-    (found,) = cluster.gather([said], "computing rows again in float64", timeout, cancel=True)
-    return bool(found)
-
-
-def _cut(block: Any, region: Region, wanted: Region) -> np.ndarray:
-    return off_device(block.reshape(extents_of(region))[within(wanted, region)])
-
-
-def _add(state: ExactRows, left: Region, right: Region, x: Any, y: Any) -> ExactRows:
-    state.add([(left, x)], [(right, y)])
-    return state
-
-
-# -- on entry ------------------------------------------------------------------------------------
-
-
-def check_verify(verify: Any) -> None:
-    """None if ``verify`` is one of what there is; else ConfigError."""
-    if not (isinstance(verify, bool) or verify == "finite"):
-        raise ConfigError(
-            f'verify is True, False or "finite" (True, and NaN and infinity in the operands '
-            f"refused), got {short(verify)}"
-        )
-
-
-def check_blocks(
-    a: ShardedArray, b: ShardedArray, tickets: Sequence[Sequence[Ticket | None]]
-) -> None:
-    """None if every block that is lent, by rank of A and of B, is of the shape and type that its
-    array says, and aligned; else PlacementError."""
-    for name, x, lent in zip("AB", (a, b), zip(*tickets, strict=True), strict=True):
-        for rank, (region, ticket) in enumerate(zip(x.tiling.regions, lent, strict=True)):
-            if ticket is None:  # it was lost, and is made again as it was
-                continue
-            shape, size = extents_of(region), x.dtype.itemsize
-            steps = (ticket.pointer, *ticket.strides)
-            if (ticket.shape, ticket.dtype) != (shape, x.dtype.name):
-                what = f"{ticket.shape} {ticket.dtype}"
-            elif any(step % size for step in steps):
-                what = f"not aligned to the {size} bytes of an element"
-            else:
-                continue
-            raise PlacementError(
-                f"the block of {name} on rank {rank}, slot {x.mesh.at[rank]}, is {what}, and by "
-                f"its placement {shape} {x.dtype.name}; blocks are not to be exchanged: make the "
-                f"array by td.distribute or td.from_function"
-            )
-
-
-def asks_finite(arrays: Sequence[Sequence[Any]]) -> Call:
-    """What has every worker look whether its blocks of ``arrays`` are finite."""
-    return _finite, ([BlockKeys.of(blocks) for blocks in arrays],)
-
-
-async def _finite(keys: Sequence[BlockKeys], dask_worker: Any) -> list[int]:
-    """How many elements of this worker's block of each array are NaN or infinite."""
-    blocks = [dask_worker.data.get(each.at(slot_on(dask_worker))) for each in keys]
-
-    def counts() -> list[int]:
-        return [0 if block is None else _not_finite(block) for block in blocks]
-
-    return await asyncio.get_running_loop().run_in_executor(None, counts)
-
-
-def _not_finite(block: Any) -> int:
-    xp = array_namespace(block)
-    with on_device(block):
-        rows = block.reshape(len(block), -1) if block.ndim else block.reshape(1, 1)
-        found = (xp.isfinite(rows[a:b]) for a, b in _slabs(len(rows), True))
-        return sum(int(x.size) - int(xp.count_nonzero(x)) for x in found)
-
-
-def check_finite(a: ShardedArray, b: ShardedArray, counts: Sequence[Sequence[int]]) -> None:
-    """None if none of the ``counts``, by rank of A and of B, found any; else PlacementError."""
-    for rank, found in enumerate(counts):
-        for name, x, count in zip("AB", (a, b), found, strict=True):
-            if count:
-                raise PlacementError(
-                    f"the block of {name} on rank {rank}, slot {x.mesh.at[rank]}, has {count} "
-                    f"elements that are NaN or infinite; find out where they come from, or "
-                    f"multiply without verify='finite'"
-                )
 
 
 # -- sums with random signs ----------------------------------------------------------------------
@@ -477,7 +319,7 @@ def _slabs(rows: int, converted: bool) -> Iterator[tuple[int, int]]:
     return pairwise([*range(0, rows, GROUP if converted else max(rows, 1)), rows])
 
 
-def _sources(plan: ProductPlan, rank: int) -> list[int]:
+def sources_of(plan: ProductPlan, rank: int) -> list[int]:
     """The ranks that multiplied what is summed up to a rank's block of C."""
     return list(dict.fromkeys(p.source for p in plan.partials[rank])) if plan.sums else [rank]
 
@@ -485,7 +327,7 @@ def _sources(plan: ProductPlan, rank: int) -> list[int]:
 # -- regions -------------------------------------------------------------------------------------
 
 
-def _regions(plan: ProductPlan) -> tuple[tuple[Region, ...], ...]:
+def regions_of(plan: ProductPlan) -> tuple[tuple[Region, ...], ...]:
     """Of A, B and C by rank, as [..., k], [k, n] and [..., n]; a vector is of one row or column."""
     one: Region = ((0, 1),)
     lead, tail = len(plan.a.shape) - 1, len(plan.b.shape) - 1

@@ -5,7 +5,7 @@
 
 w are random signs. What is compared comes from the same panels, in the memory of the same process:
 this sees what went wrong in the product and in C. (Where blocks come from other workers, see
-verify.py.)
+by_signs.py.)
 """
 
 import secrets
@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.products.verify import SAFETY, ExactRows, Pieces, finfo_of
+from tiledask.distributed.products.verifying.by_signs import SAFETY, Pieces, finfo_of
+from tiledask.distributed.products.verifying.exact_rows import ExactRows
 from tiledask.plan.products.regions import Region, extents_of, overlap, within
 from tiledask.tile import accumulator
 from tiledask.tile.backend import array_namespace
