@@ -65,11 +65,13 @@ def _in_rows(block: Any) -> bool:
 
 
 def make_again(cluster: Cluster, block: Future[Any], timeout: float) -> None:
-    """None, once the worker that had ``block`` let go of it and has it again, made once more, or
-    after ``timeout`` seconds."""
+    """None, once the worker that had ``block`` let go of it and has it again, made once more;
+    or cannot be made, or ``timeout`` seconds are over."""
     key, slot, end = str(block.key), slot_of(block), time.monotonic() + timeout
     cluster.run(_let_go, slot, key, timeout=timeout)
-    while time.monotonic() < end and not any(cluster.run(_has, slot, key, timeout=timeout)):
+    while time.monotonic() < end and block.status != "error":
+        if any(cluster.run(_has, slot, key, timeout=timeout)):
+            return
         time.sleep(0.01)
 
 
