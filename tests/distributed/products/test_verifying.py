@@ -150,12 +150,10 @@ def test_one_damaged_element_is_seen_and_located_in_every_plan(mesh, shapes):
     a, b = (rng.standard_normal(shape).astype("f4") for shape in shapes)
     c, tried = a @ b, 0
     for placed in product(*[ALL] * len(mesh) * 2):
-        tilings = (
-            Tiling(a.shape, mesh, placed[: len(mesh)]),
-            Tiling(b.shape, mesh, placed[-len(mesh) :]),
-        )
+        of_a, of_b = placed[: len(mesh)], placed[len(mesh) :]
         for algorithm in algorithms:
             try:
+                tilings = Tiling(a.shape, mesh, of_a), Tiling(b.shape, mesh, of_b)
                 plan = plan_product(algorithm, *tilings)
             except PlacementError:
                 continue

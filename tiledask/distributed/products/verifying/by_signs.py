@@ -49,7 +49,7 @@ __all__ = [
 
 GROUP = 64
 """Rows of C that are compared together, at least; never more groups than this of a block."""
-ROWS, COLUMNS = 4, 8
+ROWS, COLUMNS = 4, 4
 """Parts of a group, and of a row of B, whose sums say how large its elements are."""
 SAFETY = 3.0
 """How far beyond what rounding usually does a difference may be."""
@@ -82,7 +82,7 @@ class Weigher:
     def weigh(self, a: Any, b: Any, c: Any) -> "Weighed":
         """What the rank found; ``c`` as it was summed up, if that was in a wider type."""
         own = a, b
-        with on_device(c):
+        with on_device(c), np.errstate(over="ignore", invalid="ignore"):
             a, b, c = (
                 x.reshape(extents_of(region))
                 for x, region in ((a, self.a), (b, self.b), (c, self.c))
@@ -255,48 +255,47 @@ def _signs(seed: int, shape: tuple[int, ...]) -> np.ndarray:
 def _of_rows(x: Any, u: np.ndarray, edges: Sequence[int]) -> Sums:
     """u A by groups of rows: [..., rows, k] as [..., groups, k]."""
     groups, k = len(edges) - 1, x.shape[-1]
-    sums, squares = np.zeros((2, *x.shape[:-2], groups, k))
+    found = np.empty((*x.shape[:-2], groups, ROWS, k), accumulator(x.dtype))
     for at in np.ndindex(*x.shape[:-2]):
         for group, (start, stop) in enumerate(pairwise(edges)):
-            found = _parts(x[at][start:stop], u[at][start:stop])
-            sums[(*at, group)] = found.sum(0)
-            squares[(*at, group)] = np.einsum("pk,pk->k", found, found, dtype=float)
-    return _kept(sums, squares, x)
+            _parts(x[at][start:stop], u[at][start:stop], found[(*at, group)])
+    return _kept(found, -2)
 
 
-def _parts(x: Any, u: np.ndarray) -> np.ndarray:
-    """u x of ROWS parts of the rows of x [rows, k], or of each row."""
-    xp, wide = array_namespace(x), accumulator(x.dtype)
-    x, u = x.astype(wide, copy=False), xp.asarray(u, wide)
-    each, rest = divmod(len(x), ROWS)
+def _parts(x: Any, u: np.ndarray, out: np.ndarray) -> None:
+    """None, once ``out`` has u x of ROWS parts of the rows of x [rows, k]."""
+    xp, x = array_namespace(x), _widened(x)
+    u, (each, rest) = xp.asarray(u, x.dtype), divmod(len(x), ROWS)
     if rest or not x.flags.c_contiguous:
-        cuts = pairwise(sorted({len(x) * part // ROWS for part in range(ROWS + 1)}))
-        found = xp.stack([u[a:b] @ x[a:b] for a, b in cuts])
+        ends = [len(x) * part // ROWS for part in range(ROWS + 1)]
+        for part, (start, stop) in enumerate(pairwise(ends)):
+            out[part] = off_device(u[start:stop] @ x[start:stop])
     else:
         found = u.reshape(ROWS, 1, each) @ x.reshape(ROWS, each, -1)
-    whole: np.ndarray = off_device(found).reshape(found.shape[0], x.shape[-1])
-    return whole
-
-
-def _kept(sums: np.ndarray, squares: np.ndarray, x: Any) -> Sums:
-    """Both in as few bytes as they have digits."""
-    wide = accumulator(x.dtype)
-    with np.errstate(over="ignore"):
-        return sums.astype(wide), np.sqrt(squares).astype(wide)
+        out[...] = off_device(found).reshape(out.shape)
 
 
 def _of_columns(x: Any, w: np.ndarray) -> Sums:
     """B w: [k, n] as [k]."""
-    xp, wide = array_namespace(x), accumulator(x.dtype)
-    n, w = x.shape[1], xp.asarray(w, wide)
-    sums, squares = np.zeros((2, len(x)))
+    xp, wide, n = array_namespace(x), accumulator(x.dtype), x.shape[1]
+    found, w = np.empty((COLUMNS, len(x)), wide), xp.asarray(w, wide)
+    ends = [n * part // COLUMNS for part in range(COLUMNS + 1)]
     for start, stop in _slabs(len(x), x.dtype.itemsize < 4):
-        rows = x[start:stop].astype(wide, copy=False)
-        for a, b in pairwise(sorted({n * part // COLUMNS for part in range(COLUMNS + 1)})):
-            part = off_device(rows[:, a:b] @ w[a:b]).astype(float)
-            sums[start:stop] += part
-            squares[start:stop] += part * part
-    return _kept(sums, squares, x)
+        rows = _widened(x[start:stop])
+        for part, (a, b) in enumerate(pairwise(ends)):
+            found[part, start:stop] = off_device(rows[:, a:b] @ w[a:b])
+    return _kept(found, 0)
+
+
+def _kept(found: np.ndarray, axis: int) -> Sums:
+    """Parts' sums along ``axis`` as one, and the root of the sum of their squares."""
+    scale = float(np.abs(found).max(initial=0.0))
+    if not 0.0 < scale < np.inf:
+        scale = 1.0
+    part = found if 1e-9 < scale < 1e9 else found / found.dtype.type(scale)
+    squares = np.square(part).sum(axis)
+    size = np.sqrt(squares, out=squares)
+    return found.sum(axis), size if part is found else size * found.dtype.type(scale)
 
 
 def _of_both(c: Any, u: np.ndarray, w: np.ndarray, edges: Sequence[int]) -> Sums:
@@ -306,12 +305,24 @@ def _of_both(c: Any, u: np.ndarray, w: np.ndarray, edges: Sequence[int]) -> Sums
     sums, squares = np.zeros((2, *c.shape[:-2], len(edges) - 1))
     for at in np.ndindex(*c.shape[:-2]):
         for group, (start, stop) in enumerate(pairwise(edges)):
-            rows = c[at][start:stop].astype(wide, copy=False)
-            with np.errstate(invalid="ignore", over="ignore"):
-                sums[(*at, group)] = off_device(rows @ w).astype(float) @ u[at][start:stop]
-                flat = rows.reshape(-1)
-                squares[(*at, group)] = float(flat @ flat)
+            rows = _widened(c[at][start:stop])
+            by_row = rows @ w
+            sums[(*at, group)] = off_device(by_row).astype(float) @ u[at][start:stop]
+            flat = rows.reshape(-1)
+            if not np.isfinite(size := float(flat @ flat)) or size < 1e-20:
+                size = float(xp.square(flat.astype(float)).sum())
+            squares[(*at, group)] = size
     return sums, squares
+
+
+def _widened(x: Any) -> Any:
+    """``x`` in the type that is summed in."""
+    xp = array_namespace(x)
+    if x.dtype.name == "bfloat16":  # the first half of a float32; astype takes four times as long
+        raw = xp.ascontiguousarray(x).view(xp.uint16).astype(xp.uint32)
+        raw <<= 16
+        return raw.view(xp.float32)
+    return x.astype(accumulator(x.dtype), copy=False)
 
 
 def _slabs(rows: int, converted: bool) -> Iterator[tuple[int, int]]:

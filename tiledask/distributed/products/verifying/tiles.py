@@ -61,8 +61,9 @@ class TileCheck:
                 self.depth += stop - start
                 for first, last in _parts(stop - start):
                     part = _product(of_a[..., first:last], of_b[first:last], signs)
-                    self.expected[rows] += part
-                    self.squares[rows] += part * part
+                    with np.errstate(over="ignore", invalid="ignore"):
+                        self.expected[rows] += part
+                        self.squares[rows] += part * part
 
     def off(self, c: Any) -> Region | None:
         """The row of the tile ``c`` that is further off than rounding is; None if none is."""
