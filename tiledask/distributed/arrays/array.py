@@ -298,7 +298,7 @@ def read_block(
     """
     found, xp, crc = as_dtype(dtype), namespace(backend), 0
     if not isinstance(source, str):
-        _compare("what the task was sent", region, check, source)
+        _compare("what the task was sent", region, check, 0 if check is None else crc_of(source))
         return xp.asarray(source.view(found))
     block = xp.empty([stop - start for start, stop in region], found)
     # the pages of a mapped file are this process's until it is unmapped: a slab of rows at a time
@@ -318,11 +318,9 @@ def read_block(
     return block
 
 
-def _compare(source: str, region: Region, check: int | None, found: np.ndarray | int) -> None:
-    if check is not None:
-        now = found if isinstance(found, int) else crc_of(found)
-        if check != now:
-            raise _damaged(source, region, f"its CRC-32 was {check:08x} and is {now:08x}")
+def _compare(source: str, region: Region, check: int | None, found: int) -> None:
+    if check is not None and check != found:
+        raise _damaged(source, region, f"its CRC-32 was {check:08x} and is {found:08x}")
 
 
 def _damaged(source: str, region: Region, why: str) -> DamagedBlockError:

@@ -31,7 +31,7 @@ def sum_of(block: Any) -> int:
     xp = array_namespace(block)
     flat = block.ravel(order="K").view(xp.uint8)
     whole = len(flat) // 8 * 8
-    total = int(xp.add.reduce(flat[:whole].view(xp.uint64))) if whole else 0
+    total = int(flat[:whole].view(xp.uint64).sum()) if whole else 0
     # the last few are a word of their own
     return (total + int.from_bytes(flat[whole:].tolist(), "little")) % 2**64
 

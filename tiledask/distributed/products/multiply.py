@@ -122,12 +122,18 @@ def run_line(
     not look into them. ``own_partial``: where partial sums are added up, the rank's own. Sums are
     taken in the program's order: always the same bits.
     """
-    own = {"A": own_a, "B": own_b, "partial": own_partial}
+    own = {"A": _aligned(own_a), "B": _aligned(own_b), "partial": own_partial}
     way = _Line(_line_of(line), _Told(*loads(told)), own)
     try:
         return way.result()
     except LoanLostError:
         raise way.reader.step_aside() from None
+
+
+def _aligned(block: Any) -> Any:
+    """``block``; a copy where Dask had put it on disk and brought it back to any address, for then
+    sums round otherwise."""
+    return np.require(block, requirements="A") if isinstance(block, np.ndarray) else block
 
 
 class _Line(ProductLine):
