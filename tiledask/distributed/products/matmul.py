@@ -408,7 +408,7 @@ class _Run:
             f"{self.ready.what}: {'; '.join(words)} was damaged, and was made again; the result "
             f"is right. If that happens again on the same machine, look at its memory",
             UserWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
         return replace(c, verified=Verified(len(c.blocks), words))
 

@@ -254,12 +254,14 @@ def _signs(seed: int, shape: tuple[int, ...]) -> np.ndarray:
 
 def _of_rows(x: Any, u: np.ndarray, edges: Sequence[int]) -> Sums:
     """u A by groups of rows: [..., rows, k] as [..., groups, k]."""
-    groups, k = len(edges) - 1, x.shape[-1]
-    found = np.empty((*x.shape[:-2], groups, ROWS, k), accumulator(x.dtype))
+    groups, k, wide = len(edges) - 1, x.shape[-1], accumulator(x.dtype)
+    sums, sizes = (np.empty((*x.shape[:-2], groups, k), wide) for _ in range(2))
+    parts = np.empty((ROWS, k))  # one for all groups: new memory costs more than what is done in it
     for at in np.ndindex(*x.shape[:-2]):
         for group, (start, stop) in enumerate(pairwise(edges)):
-            _parts(x[at][start:stop], u[at][start:stop], found[(*at, group)])
-    return _kept(found, -2)
+            _parts(x[at][start:stop], u[at][start:stop], parts)
+            _keep(parts, sums[(*at, group)], sizes[(*at, group)])
+    return sums, sizes
 
 
 def _parts(x: Any, u: np.ndarray, out: np.ndarray) -> None:
@@ -275,27 +277,26 @@ def _parts(x: Any, u: np.ndarray, out: np.ndarray) -> None:
         out[...] = off_device(found).reshape(out.shape)
 
 
+def _keep(parts: np.ndarray, sums: np.ndarray, sizes: np.ndarray) -> None:
+    """None, once ``sums`` has the sum of ``parts`` and ``sizes`` the root of that of their squares;
+    ``parts`` are used up."""
+    sums[...] = parts.sum(0)
+    np.multiply(parts, parts, out=parts)
+    sizes[...] = np.sqrt(parts.sum(0))
+
+
 def _of_columns(x: Any, w: np.ndarray) -> Sums:
     """B w: [k, n] as [k]."""
     xp, wide, n = array_namespace(x), accumulator(x.dtype), x.shape[1]
-    found, w = np.empty((COLUMNS, len(x)), wide), xp.asarray(w, wide)
+    parts, w = np.empty((COLUMNS, len(x))), xp.asarray(w, wide)
+    sums, sizes = (np.empty(len(x), wide) for _ in range(2))
     ends = [n * part // COLUMNS for part in range(COLUMNS + 1)]
     for start, stop in _slabs(len(x), x.dtype.itemsize < 4):
         rows = _widened(x[start:stop])
         for part, (a, b) in enumerate(pairwise(ends)):
-            found[part, start:stop] = off_device(rows[:, a:b] @ w[a:b])
-    return _kept(found, 0)
-
-
-def _kept(found: np.ndarray, axis: int) -> Sums:
-    """Parts' sums along ``axis`` as one, and the root of the sum of their squares."""
-    scale = float(np.abs(found).max(initial=0.0))
-    if not 0.0 < scale < np.inf:
-        scale = 1.0
-    part = found if 1e-9 < scale < 1e9 else found / found.dtype.type(scale)
-    squares = np.square(part).sum(axis)
-    size = np.sqrt(squares, out=squares)
-    return found.sum(axis), size if part is found else size * found.dtype.type(scale)
+            parts[part, start:stop] = off_device(rows[:, a:b] @ w[a:b])
+    _keep(parts, sums, sizes)
+    return sums, sizes
 
 
 def _of_both(c: Any, u: np.ndarray, w: np.ndarray, edges: Sequence[int]) -> Sums:
