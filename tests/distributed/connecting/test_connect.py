@@ -142,7 +142,8 @@ def test_files_are_multiplied_where_workers_see_them(attached, tmp_path):
     A, B = (td.open_array(tmp_path / f"{name}.npy") for name in "ab")
     C = td.matmul(A, B, out=tmp_path / "c.npy", cluster=attached.client)
     np.testing.assert_allclose(C[:, :], a @ a.T, atol=1e-12)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.npy", "b.npy", "c.npy"]
+    names = ["a.npy", "b.npy", "c.npy", "c.npy.crc"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == names
 
 
 def test_the_dashboard_has_the_page_and_the_report_shows_it(attached, tmp_path):
