@@ -26,14 +26,14 @@ PREFIX = "tiledask-"
 OWNER = "owner"
 
 
-def open_spool(of: Any) -> tuple[Path, Callable[[], None]]:
-    """(a new folder in the system's folder for temporary files, what removes it).
+def open_spool(of: Any, where: Path | None = None) -> tuple[Path, Callable[[], None]]:
+    """(a new folder in ``where``, or the system's folder for temporary files; what removes it).
 
     It is removed with the object ``of``, at the latest when this process ends; a forked child has
     that object too, and removes nothing. What killed clients have left there is removed first.
     """
-    remove_spools_of_the_dead()
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    remove_spools_of_the_dead(where)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=where))
     return folder, weakref.finalize(of, _remove, folder, _claim(folder), os.getpid())
 
 

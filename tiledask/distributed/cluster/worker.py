@@ -20,6 +20,7 @@ from distributed.utils import offload
 from distributed.worker_state_machine import TaskErredMsg
 
 from tiledask.distributed.cluster import clocks, device_arrays, host_memory
+from tiledask.distributed.recovering.kept_folder import forget
 from tiledask.tile import matmul
 
 __all__ = [
@@ -88,6 +89,7 @@ def strip(worker: Any) -> None:
     for name in [name for name in worker.handlers if name.startswith("tiledask_")]:
         del worker.handlers[name]
     host_memory.keep_nothing(worker)
+    forget()
     clocks.draw_by_dasks_clock()
 
 

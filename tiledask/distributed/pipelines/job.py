@@ -3,7 +3,7 @@
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,10 @@ PATIENCE = 20.0
 """Seconds that setting up and reporting may take even if the run's own timeout is shorter."""
 
 
+def _topic() -> str:
+    return f"tiledask-run-{uuid.uuid4().hex}"
+
+
 @dataclass(frozen=True)
 class Done:
     """What an engine brings back."""
@@ -56,10 +60,14 @@ class PipelineJob:
     pace: Pace
     timeout: float
     """Seconds that the actions may take, all together."""
-    topic: str = field(default_factory=lambda: f"tiledask-run-{uuid.uuid4().hex}")
+    topic: str = field(default_factory=_topic)
     """The run's name, and the topic of its events."""
     sent: dict[Key, tuple[str, int, int]] = field(default_factory=dict)
     """Dask's name of a block -> what a span of its transfer says: kind, stage, micro-batch."""
+
+    def again(self, timeout: float) -> "PipelineJob":
+        """The same run from its start, under another name."""
+        return replace(self, timeout=timeout, topic=_topic(), sent={})
 
     @property
     def messages(self) -> Iterator[tuple[int, int, int]]:

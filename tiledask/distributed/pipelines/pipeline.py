@@ -15,20 +15,21 @@ import numpy as np
 from distributed import Client
 
 from tiledask.distributed.arrays.array import Both
-from tiledask.distributed.cluster.clocks import set_clocks
+from tiledask.distributed.cluster.clocks import Clock, set_clocks
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.counters import counting
 from tiledask.distributed.cluster.load import measuring_load
 from tiledask.distributed.cluster.progress import subscribed
 from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.distributed.deadlines import bounded, seconds_of
-from tiledask.distributed.pipelines.job import PipelineJob
+from tiledask.distributed.pipelines.job import Done, PipelineJob
 from tiledask.distributed.pipelines.kernels import joined
 from tiledask.distributed.pipelines.loops import run_loops
 from tiledask.distributed.pipelines.lowering import run_tasks
 from tiledask.distributed.pipelines.paced import Pace
 from tiledask.distributed.pipelines.run import PipelineRun, replay
 from tiledask.distributed.pipelines.stages import Dummy
+from tiledask.distributed.recovering.going_on import until_done
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.pipelines.links import Links, PerLink
 from tiledask.plan.pipelines.needs import validate
@@ -91,7 +92,7 @@ def run_schedule(
         that Dask's task stream is the Gantt chart, and what a worker that dies had done is done
         again. "loop": each device is one task that goes through its actions, and blocks are
         posted from worker to worker past the scheduler: for short actions. The results are the
-        same to the bit; a worker that dies ends the run with ClusterLostError.
+        same to the bit; when a worker dies, the whole schedule runs again in its time.
 
     The gradients of a stage that is on several devices are summed when they are brought back; a
     program that is told their bytes sums them among the devices (:func:`tiledask.program`).
@@ -133,9 +134,18 @@ def run_schedule(
         Pace(seconds, both, arriving),
         seconds_of(timeout),
     )
-    clocks = set_clocks(workers, job.patience)
-    with counting(workers, job.patience) as counted, _shown(job), measuring_load() as load_so_far:
-        done = ENGINES[engine](job, simulated)
+
+    def attempt(number: int, left: float) -> tuple[PipelineJob, Done, tuple[Clock, ...]]:
+        again = job.again(left) if number else job
+        clocks = set_clocks(workers, again.patience)
+        with _shown(again):
+            return again, ENGINES[engine](again, simulated), clocks
+
+    with counting(workers, job.patience) as counted, measuring_load() as load_so_far:
+        if engine == "loop":
+            job, done, clocks = until_done(workers, range(schedule.devices), job.timeout, attempt)
+        else:  # Dask does again what was lost
+            job, done, clocks = attempt(0, job.timeout)
         load = load_so_far()
     arrived = [
         (transfer.destination, *job.sent[key], transfer.start, transfer.stop)

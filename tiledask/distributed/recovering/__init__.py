@@ -1,6 +1,9 @@
-"""What brings a cluster back when a part of it is lost.
+"""What brings a cluster back when a part of it is lost, and lets what ran on it go on.
 
 supervisor.py     every slot of a started cluster has a worker again, whatever became of the last
+going_on.py       the client tries again what a lost worker ended, until its time is over
+kept_state.py     a rank keeps its state every few steps in a file, and goes on from it
+kept_folder.py    where these files are, on the rank's own host
 """
 
 from tiledask.submodules import submodules

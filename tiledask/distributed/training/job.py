@@ -9,6 +9,7 @@ import numpy as np
 
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.rank import Rank
+from tiledask.distributed.recovering.kept_state import NEVER, Keeper, Keeping, Kept
 from tiledask.distributed.training import saved
 from tiledask.distributed.training.gpt import GPT
 from tiledask.distributed.training.reports import Say, reported
@@ -39,8 +40,15 @@ class TrainingJob(TrainingTerms):
     """Where checkpoints are."""
     first: int = 0
     """Steps that are done already, by the newest of them."""
+    save_every: int | None = None
+    """Steps from one checkpoint to the next; there is one after the last."""
     nudge: int = 0
     """Whether, and by which draw, the weights begin a rounding away."""
+
+    def is_saved(self, done: int) -> bool:
+        """Whether there is a checkpoint after so many steps, and more to do."""
+        every = self.save_every
+        return every is not None and done % every == 0 and self.first < done < self.steps
 
 
 class TrainedRank(NamedTuple):
@@ -55,20 +63,38 @@ class TrainedRank(NamedTuple):
     """The weights here of the first copy of the model; None on others."""
     digest: bytes
     held: dict[str, int]
+    kept: Kept
 
 
 def train_rank(
-    rank: Rank, job: TrainingJob, program: Program, end: Program, say: Say | None = None
+    rank: Rank,
+    job: TrainingJob,
+    program: Program,
+    end: Program,
+    say: Say | None = None,
+    keeping: Keeping | None = None,
 ) -> TrainedRank:
     """What a rank does with its ``program``, step after step, and at the ``end``; ``say`` is told
-    of steps."""
+    of steps, and its state is kept as ``keeping`` says."""
     copies = rank.group(0)
     trainer = Trainer(rank, job, program, end)
     losses: list[float] = []
     scales: list[float] = []
-    if job.first:
+    keeping = keeping or Keeping("", every=NEVER)
+    growing: tuple[list[Any], ...] = rank.records, rank.steps, losses, scales, trainer.guard.norms
+    keeper = Keeper(rank, keeping, trainer.between_steps, growing)
+    first = job.first
+    if keeping.found is not None:
+        trainer.guard.scale, updates = keeper.take_up()
+        trainer.resume(updates)
+        first = keeping.found.step
+    elif job.first:
         saved.load(trainer, job)
-    for number in reported(range(job.first, job.steps), losses, rank, say):
+
+    def save(step: int) -> dict[str, T.Placed]:
+        return trainer.end(partial(saved.save, trainer, job, step, keeping.attempt > 0))
+
+    for number in reported(range(first, job.steps), losses, rank, say, keeping.attempt):
 
         def batch(microbatch: int, number: int = number) -> tuple[np.ndarray, np.ndarray]:
             rows = job.rows(copies.size, copies.rank, microbatch)
@@ -78,7 +104,10 @@ def train_rank(
         # what overflows becomes infinite, as on a GPU; the norm finds it
         with rank.step(number), np.errstate(over="ignore", invalid="ignore"):
             losses.append(trainer.step(batch))
-    weights = trainer.end(partial(saved.save, trainer, job))
+        if job.is_saved(number + 1):
+            save(number + 1)
+        keeper.stepped(number + 1, lambda: (trainer.guard.scale, trainer.updates))
+    weights = save(job.steps)
     digest = blake2b(b"".join(to_numpy(w.local).tobytes() for w in weights.values())).digest()
     weights = {name: w.like(to_numpy(w.local)) for name, w in weights.items()}
     return TrainedRank(
@@ -88,6 +117,7 @@ def train_rank(
         None if copies.rank else weights,
         digest,
         trainer.held,
+        Kept(keeper.count, keeper.seconds),
     )
 
 

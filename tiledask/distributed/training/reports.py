@@ -17,12 +17,15 @@ from typing import Any, NamedTuple
 from distributed import get_worker
 
 from tiledask.distributed.ranks.rank import Rank
+from tiledask.distributed.ranks.records import Record
 from tiledask.distributed.training.by_layer import CallSite, Sums, tally
 
 __all__ = ["Assembly", "Post", "Progress", "Say", "reported"]
 
 EVERY = 0.1
 """Seconds between two reports of a rank, at least."""
+AGAIN = 1.0
+"""Seconds of steps that are reported again when a run goes on from what was kept."""
 Say = Callable[[dict[str, Any]], None]
 
 
@@ -91,11 +94,16 @@ class Post:
 
 
 def reported(
-    numbers: Iterable[int], losses: Sequence[float], rank: Rank, say: Say | None
+    numbers: Iterable[int],
+    losses: Sequence[float],
+    rank: Rank,
+    say: Say | None,
+    attempt: int = 0,
 ) -> Iterator[int]:
     """The ``numbers`` of a rank's steps. When the next is asked for the last is done, and the
-    last of ``losses`` is this rank's part of its loss."""
-    reporter = say and _Reporter(rank, say)
+    last of ``losses`` is this rank's part of its loss. ``attempt``: how often the run was begun
+    before; some steps are then reported again."""
+    reporter = say and _Reporter(rank, say, attempt, losses)
     for number in numbers:
         yield number
         if reporter:
@@ -105,26 +113,37 @@ def reported(
 
 
 class _Reporter:
-    def __init__(self, rank: Rank, say: Say) -> None:
-        self.rank, self.say = rank, say
-        self.sums: dict[CallSite, Sums] = {}
+    def __init__(self, rank: Rank, say: Say, attempt: int, losses: Sequence[float]) -> None:
+        self.rank, self.say, self.attempt = rank, say, attempt
         self.steps: list[list[float]] = []
         self.seen, self.begin = len(rank.records), rank.transport.now()
         self.last = self.begin - EVERY
+        # what was kept is not done again; the last of it may not have been reported
+        rows: dict[int, list[Record]] = {}
+        for each in rank.records:
+            if each.step is not None:
+                rows.setdefault(each.step, []).append(each)
+        self.sums = dict(tally(each for mine in rows.values() for each in mine))
+        for step, loss in zip(rank.steps, losses, strict=True):
+            if step.end > rank.steps[-1].end - AGAIN:
+                self._add(step.step, loss, step.end, tally(rows.get(step.step, ())))
 
     def done(self, number: int, loss: float) -> None:
         """A step is done."""
-        now, sent, messages, barriers = self.rank.transport.now(), 0, 0, 0
-        for place, mine in tally(self.rank.records[self.seen :]).items():
-            self.sums[place] = self.sums.get(place, Sums()).plus(mine)
-            sent, messages = sent + mine.sent, messages + mine.messages
-            barriers += mine.barriers
+        now = self.rank.transport.now()
+        mine = tally(row for row in self.rank.records[self.seen :] if row.step == number)
         self.seen = len(self.rank.records)
-        # the ranks of a tensor-parallel group all have the loss of the same rows
-        part = 0.0 if self.rank.coordinates[1] else loss
-        self.steps.append([number, part, now, sent, messages, barriers])
+        for place, sums in mine.items():
+            self.sums[place] = self.sums.get(place, Sums()).plus(sums)
+        self._add(number, loss, now, mine)
         if now - self.last >= EVERY:
             self.report()
+
+    def _add(self, number: int, loss: float, end: float, mine: Mapping[CallSite, Sums]) -> None:
+        sums = reduce(Sums.plus, mine.values(), Sums())
+        # the ranks of a tensor-parallel group all have the loss of the same rows
+        part = 0.0 if self.rank.coordinates[1] else loss
+        self.steps.append([number, part, end, sums.sent, sums.messages, sums.barriers])
 
     def report(self) -> None:
         """All that was not reported yet."""
@@ -132,7 +151,8 @@ class _Reporter:
             return
         self.last = self.steps[-1][2]
         sums = [[*place, *mine] for place, mine in self.sums.items()]
-        self.say({"rank": self.rank.index, "begin": self.begin, "steps": self.steps, "sums": sums})
+        report = {"rank": self.rank.index, "begin": self.begin, "steps": self.steps, "sums": sums}
+        self.say(report | {"attempt": self.attempt})
         self.steps = []
 
 
@@ -147,13 +167,17 @@ class Assembly:
         self.sums: dict[int, dict[CallSite, Sums]] = {}
         """Rank -> of all its steps so far."""
         self.done: dict[int, int] = {}
-        """Rank -> how many steps it has reported."""
+        """Rank -> how many steps it has reported, those once that it did again."""
+        self._steps: dict[int, int] = {}
+        """Rank -> the step after the furthest that it reported."""
         self.begin: dict[int, float] = {}
         self.end: dict[int, float] = {}
         """Rank -> when its first step began, and its last one ended."""
         self._open: dict[int, list[_Step]] = {}
         """Number -> what the ranks that are through have reported."""
         self._last: float | None = None
+        self._attempt, self._next = 0, 0
+        """The attempt that reports; the step that no attempt has finished yet."""
 
     def heard(self, report: Mapping[str, Any]) -> Iterator[Progress]:
         """The steps that this report completes. Raises KeyError, TypeError or ValueError if it is
@@ -166,17 +190,27 @@ class Assembly:
             sums[CallSite(*row[:3])] = Sums(calls, barriers, sent, messages, float(row[7]))
         if not 0 <= rank < self.ranks:
             raise ValueError(f"ranks are 0..{self.ranks - 1}, a report is of {rank}")
+        attempt = int(report.get("attempt", 0))
+        if attempt < self._attempt:
+            return  # a worker was lost since
+        if attempt > self._attempt:
+            self._attempt = attempt
+            self._open.clear()
         self.begin.setdefault(rank, begin)
-        self.sums[rank], self.done[rank] = sums, self.done.get(rank, 0) + len(steps)
+        self.sums[rank] = sums
         for step in steps:
             self.end[rank] = step.end
+            if step.number >= self._steps.get(rank, 0):
+                self._steps[rank], self.done[rank] = step.number + 1, self.done.get(rank, 0) + 1
+            if step.number < self._next:
+                continue  # it was told before
             ranks = self._open.setdefault(step.number, [])
             ranks.append(step)
             if len(ranks) < self.ranks:
                 continue
             whole = reduce(_Step.plus, self._open.pop(step.number))
             before = min(self.begin.values()) if self._last is None else self._last
-            self._last = whole.end
+            self._last, self._next = whole.end, whole.number + 1
             yield Progress(
                 whole.number,
                 self.steps,

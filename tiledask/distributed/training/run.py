@@ -10,8 +10,9 @@ has, gradients are added up as they are: over micro-batches, and over dp.
 """
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -20,19 +21,24 @@ import numpy as np
 from tiledask.distributed import tensor as T
 from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.arrays.mesh import Mesh
+from tiledask.distributed.checkpoints import steps_in
+from tiledask.distributed.cluster.cluster import seconds_of
 from tiledask.distributed.connecting.shared import check_shared
 from tiledask.distributed.deadlines import bounded
 from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.records import Records
 from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads
+from tiledask.distributed.recovering.going_on import KeptStates, until_done
+from tiledask.distributed.recovering.kept_state import Kept
 from tiledask.distributed.training.by_layer import by_layer
 from tiledask.distributed.training.gpt import GPT
 from tiledask.distributed.training.job import TrainedRank, TrainingJob, train_rank
 from tiledask.distributed.training.progress import watched
-from tiledask.distributed.training.reports import Progress
+from tiledask.distributed.training.reports import Progress, Say
 from tiledask.distributed.training.validate import (
     AXES,
+    intervals_of,
     of_kind,
     ready,
     rule_of,
@@ -93,12 +99,18 @@ class Trained:
     """What moved from rank to rank in all of it."""
     placed: str = ""
     """Which axes crossed hosts, and what that cost a step; empty on one host."""
+    saves: int = 0
+    """How many checkpoints were written before the last step."""
+    kept: Kept | None = None
+    """How often the state was kept, and where the training went on when a worker was lost; None of
+    threads, which are lost with their process."""
 
     @cached_property
     def traffic(self) -> Both:
         """Traffic of all steps and of the end, predicted and measured; a step that was left out
         moves less than predicted."""
-        steps = [*[self.program.traffic] * len(self.losses), self.end.traffic]
+        ends = [self.end.traffic] * (1 + self.saves)
+        steps = [*[self.program.traffic] * len(self.losses), *ends]
         none = Traffic.of(self.program.ranks)
         hosts = self.measured.hosts
         return Both(sum(steps, none).on(hosts), self.measured)
@@ -191,6 +203,9 @@ def train(
     seed: int = 0,
     nudge: int = 0,
     folder: str | os.PathLike[str] | None = None,
+    save_every: int | None = None,
+    keep_every: int | None = None,
+    mtbf: float = 3600.0,
     progress: bool | Callable[[Progress], Any] | None = None,
     timeout: float = 300.0,
 ) -> Trained:
@@ -247,10 +262,24 @@ def train(
         on from the newest, under whatever layout that was written: ``steps`` counts from the very
         first. The loss scale goes on from where it was. Model, seed, dtype and what the rule keeps
         must be those of the checkpoint; rates and batches may change.
+    save_every
+        Steps from one checkpoint in ``folder`` to the next: what the same call goes on from when
+        everything was lost, this process and the hosts too.
+    keep_every
+        Steps after which each rank's state is kept in a file of its own host, in memory where
+        there is room, until the training is over. None: as often as is best where a worker is lost
+        every ``mtbf`` seconds, by `tiledask.formulas.checkpoint_interval`, at about half a percent
+        of the time. 0: never.
     progress
         None shows a bar on a terminal or in a notebook, True does anywhere, False never. A
         function is called with a `Progress` after every step, in a thread of its own: steps do
         not wait for it. `tiledask.lab.plots.LiveLoss()` draws the loss as it falls.
+
+    A worker that dies, or is frozen for three seconds, ends no training: when its slot has another,
+    all ranks go on from the newest step that each of them has kept, and the result is the same to
+    the bit. If the host of a rank is lost with its files, they go on from the newest checkpoint, or
+    from the beginning, and a warning says so. ``kept.resumed`` says from where. ``timeout`` is for
+    all of it.
 
     With equal seeds the result is that of a single device, whatever the layout, but for the order
     in which sums are rounded. Raises ConfigError, PartitionError or ScheduleError for what does
@@ -283,6 +312,7 @@ def train(
         recipe, scale, clip, recompute, unshard,
     )  # fmt: skip
     path, first = ready(folder, steps)
+    save_every, keep_every, mtbf = intervals_of(path, save_every, keep_every, mtbf)
     job = TrainingJob(
         **vars(terms),
         data=data,
@@ -294,6 +324,7 @@ def train(
         clip=clip,
         folder=path,
         first=first,
+        save_every=save_every,
         nudge=nudge,
     )
     if path is not None and isinstance(ranks, Mesh):
@@ -302,11 +333,56 @@ def train(
     end = end_program(job, shape, saved=path is not None and first < steps).check()
     with watched(progress, job, program, ranks) as say:
         if isinstance(ranks, Mesh):
-            done = run_ranks(train_rank, ranks, job, program, end, say, timeout=timeout)
+            keeping = KeptStates(ranks.cluster, ranks.at, _state_bytes(program), keep_every, mtbf)
+            told = ranks, job, program, end, say
+            job, done, resumed = _going_on(told, keeping, seconds_of(timeout))
         else:
+            resumed = None
             done = run_threads(train_rank, shape, job, program, end, say, timeout=timeout)
     placed = said_on(ranks, program) if isinstance(ranks, Mesh) else ""
-    return _collected(job, shape, program, end, done, placed)
+    return _collected(job, shape, program, end, done, placed, resumed)
+
+
+def _state_bytes(program: Program) -> list[int]:
+    """By rank, of what a step leaves to the next."""
+    roles = {
+        number: sum(n for name, n in role.stays.items() if not name.startswith("gradients/"))
+        for number, role in enumerate(program.roles)
+    }
+    return [roles[number] for number in program.of_rank]
+
+
+def _going_on(
+    told: tuple[Mesh, TrainingJob, Program, Program, Say | None],
+    keeping: KeptStates,
+    seconds: float,
+) -> tuple[TrainingJob, Ranks, tuple[int, ...]]:
+    """(the job as it was done, what the ranks bring back, the steps from which they went on)."""
+    mesh, job, program, end, say = told
+    resumed: list[int] = []
+
+    def attempt(number: int, left: float) -> Ranks:
+        nonlocal job
+        found = keeping.found(left) if number else None
+        if found is not None and found.gone and job.folder is not None:
+            job = replace(job, first=max(steps_in(job.folder), default=0))
+        if found is not None:
+            resumed.append(found.newest[0].step if found.newest else job.first)
+        if found is not None and found.gone:
+            lost = ", ".join(map(str, found.gone))
+            warnings.warn(
+                f"what ranks {lost} had kept is gone with their hosts: the training goes on from "
+                f"step {job.first}"
+                f"{' of its checkpoint' if job.first else ', the beginning; save_every= saves it'}",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+        ranks = keeping.told(number, found, left)
+        return run_ranks(train_rank, mesh, job, program, end, say, per_rank=ranks, timeout=left)
+
+    with keeping:
+        done = until_done(mesh.cluster, mesh.at, seconds, attempt)
+    return job, done, tuple(resumed)
 
 
 def said_on(mesh: Mesh, program: Program) -> str:
@@ -326,6 +402,7 @@ def _collected(
     end: Program,
     done: Ranks,
     placed: str,
+    resumed: tuple[int, ...] | None,
 ) -> Trained:
     """All ranks' parts together. Raises PlacementError if copies of the model differ."""
     parts: dict[tuple[int, ...], TrainedRank] = dict(
@@ -356,6 +433,10 @@ def _collected(
     ordered = {name: weights[name] for name in names}
     losses = np.asarray(losses, float)
     norms, scales = (np.asarray(each) for each in (parts[0, 0, 0].norms, parts[0, 0, 0].scales))
+    kept = None
+    if resumed is not None:
+        each = [part.kept for part in done.results]
+        kept = Kept(max(k.times for k in each), max(k.seconds for k in each), resumed)
     return Trained(
         job.model,
         shape,
@@ -372,4 +453,6 @@ def _collected(
         end,
         done.traffic,
         placed,
+        sum(map(job.is_saved, range(job.steps))),
+        kept,
     )

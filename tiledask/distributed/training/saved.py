@@ -28,12 +28,21 @@ __all__ = ["load", "save"]
 
 
 def save(
-    trainer: Trainer, job: Any, loss: float, whole: Mapping[tuple[str, str], Mapping[str, Any]]
+    trainer: Trainer,
+    job: Any,
+    step: int,
+    again: bool,
+    loss: float,
+    whole: Mapping[tuple[str, str], Mapping[str, Any]],
 ) -> None:
-    """Write the checkpoint of a `job.TrainingJob`'s last step, of this loss; all ranks call this.
+    """Write the checkpoint of a `job.TrainingJob` after so many steps, of this loss; all ranks call
+    this.
 
+    ``again``: what was written may be there, by an attempt that a lost worker has ended.
     ``whole``: (tensor class, unit) -> this rank's arrays by name, none of them sharded by ZeRO.
     """
+    if again and folder_of(job.folder, step).exists():
+        return
     scale = trainer.guard.scale
     arrays, pieces = {}, {}
     for (tensor, unit), found in whole.items():
@@ -45,7 +54,7 @@ def save(
         "scale": asdict(scale) if scale else None,
         "training": _identity(job),
     }
-    save_checkpoint(trainer.rank, job.folder, job.steps, arrays, pieces, about)
+    save_checkpoint(trainer.rank, job.folder, step, arrays, pieces, about)
 
 
 def load(trainer: Trainer, job: Any) -> None:

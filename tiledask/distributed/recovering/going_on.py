@@ -1,0 +1,165 @@
+"""What a lost worker ended is tried again by the client, which alone decides, until time is over.
+
+attempt 0  ....x  worker lost
+                  slots have workers again; what did every rank keep?
+attempt 1         ............ done
+"""
+
+import os
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import count
+from typing import Any, NamedTuple, TypeVar
+
+from tiledask.distributed.cluster.cluster import Cluster, slot_on
+from tiledask.distributed.cluster.spool import open_spool
+from tiledask.distributed.recovering.kept_folder import folder_here, forget, place_for
+from tiledask.distributed.recovering.kept_state import Keeping, KeptFile
+from tiledask.errors import ClusterLostError, DeadlineError
+
+__all__ = ["Found", "KeptStates", "until_done"]
+
+T = TypeVar("T")
+_ALIKE = 3
+"""How often a run is lost, and no worker, until it is said."""
+
+
+def until_done(
+    cluster: Cluster, slots: Sequence[int], seconds: float, attempt: Callable[[int, float], T]
+) -> T:
+    """What ``attempt(number, seconds left)`` returns, made again when a worker was lost in it.
+
+    Raises what it raises otherwise: ClusterLostError where the cluster is closed, a host cannot be
+    reached, no time is left, or the workers are those that were there before.
+    """
+    deadline, alike = time.monotonic() + seconds, 0
+    before = _addresses(cluster, slots, seconds)
+    for number in count():
+        left = deadline - time.monotonic() if number else seconds
+        try:
+            return attempt(number, left)
+        except ClusterLostError as lost:
+            cluster.check_alive()
+            try:
+                now = _addresses(cluster, slots, max(0.0, deadline - time.monotonic()))
+            except DeadlineError:
+                raise lost from None
+            # a connection may break and every worker live; not again and again
+            alike, before = alike + 1 if now == before else 0, now
+            if alike == _ALIKE or time.monotonic() >= deadline:
+                raise
+    raise AssertionError
+
+
+def _addresses(cluster: Cluster, slots: Sequence[int], seconds: float) -> list[str]:
+    workers = cluster.wait_for_slots(slots, seconds)
+    return [workers[slot]["address"] for slot in slots]
+
+
+class Found(NamedTuple):
+    """What ranks have kept."""
+
+    newest: dict[int, KeptFile]
+    """Rank -> of the newest step that all have; {} if there is none."""
+    gone: tuple[int, ...]
+    """Ranks whose part is missing, though it was kept once."""
+
+
+class KeptStates:
+    """What the ranks of one run keep; a context manager, after which nothing of it is left.
+
+    ``at``: the slot of each rank; ``nbytes``: of each rank's state. ``every`` 0 keeps nothing.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        at: Sequence[int],
+        nbytes: Sequence[int],
+        every: int | None,
+        mtbf: float,
+    ) -> None:
+        self.cluster, self.at, self.every, self.mtbf = cluster, at, every, mtbf
+        self._need = [2 * each for each in nbytes]
+        self._run = uuid.uuid4().hex[:12]
+        self._near: frozenset[int] = frozenset()
+        self._here = ""
+        self._remove: Callable[[], None] | None = None
+        self._folders: dict[int, str] = {}  # by slot
+
+    def __enter__(self) -> "KeptStates":
+        if self.every == 0:
+            return self
+        self._near = self.cluster.near()
+        near = sum(
+            need for slot, need in zip(self.at, self._need, strict=True) if slot in self._near
+        )
+        if near and (place := place_for(near)) is not None:
+            folder, self._remove = open_spool(self, place)
+            self._here = str(folder)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._remove is not None:
+            self._remove()
+        if not set(self.at) <= self._near and self.every != 0:
+            with suppress(Exception):  # of a cluster that is gone
+                self.cluster.run(forget, timeout=10.0)
+
+    def told(self, attempt: int, found: Found | None, timeout: float) -> list[Keeping]:
+        """What each rank is told."""
+        if self.every != 0:
+            self._find_folders(timeout)
+        newest = found.newest if found else {}
+        return [
+            Keeping(self._folders.get(slot, ""), attempt, self.every, self.mtbf, newest.get(rank))
+            for rank, slot in enumerate(self.at)
+        ]
+
+    def _find_folders(self, timeout: float) -> None:
+        """Again in every attempt: a slot may have come to another host."""
+        if set(self.at) <= self._near:
+            self._folders = dict.fromkeys(self.at, self._here)
+            return
+        # as many ranks may share that host
+        need = sum(self._need)
+        there = self.cluster.run(_folder, self._here, self._near, self._run, need, timeout=timeout)
+        self._folders = {slot: there[slot] for slot in self.at}
+
+    def found(self, timeout: float) -> Found:
+        """What is there now, on the hosts of the slots."""
+        if not any(self._folders.values()):
+            return Found({}, ())
+        if set(self.at) <= self._near:
+            listed = [_names(self._here)] * len(self.at)
+        else:
+            there = self.cluster.run(_listed, self._folders, timeout=timeout)
+            listed = [there[slot] for slot in self.at]
+        steps: list[dict[int, KeptFile]] = []
+        for rank, names in enumerate(listed):
+            files = [each for each in map(KeptFile.named, names) if each and each.rank == rank]
+            steps.append({each.step: each for each in sorted(files)})
+        common = set.intersection(*(set(each) for each in steps))
+        if common:
+            return Found({rank: each[max(common)] for rank, each in enumerate(steps)}, ())
+        if not any(len(each) > 1 for each in steps):
+            return Found({}, ())  # the first keep was under way
+        ((most, _),) = Counter(step for each in steps for step in each).most_common(1)
+        return Found({}, tuple(rank for rank, each in enumerate(steps) if most not in each))
+
+
+def _folder(given: str, near: frozenset[int], run: str, nbytes: int, dask_worker: Any) -> str:
+    return folder_here(given if slot_on(dask_worker) in near else "", run, nbytes)
+
+
+def _listed(folders: dict[int, str], dask_worker: Any) -> list[str]:
+    return _names(folders.get(slot_on(dask_worker), ""))
+
+
+def _names(folder: str) -> list[str]:
+    with suppress(OSError):
+        return os.listdir(folder) if folder else []
+    return []
