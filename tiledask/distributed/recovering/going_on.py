@@ -38,7 +38,7 @@ def until_done(
     deadline, alike = time.monotonic() + seconds, 0
     before = _addresses(cluster, slots, seconds)
     for number in count():
-        left = deadline - time.monotonic() if number else seconds
+        left = max(1e-3, deadline - time.monotonic()) if number else seconds
         try:
             return attempt(number, left)
         except ClusterLostError as lost:

@@ -29,7 +29,7 @@ from tiledask.errors import CheckpointError
 from tiledask.plan.timing.checkpointing import checkpoint_interval
 from tiledask.tile.backend import to_numpy
 
-__all__ = ["NEVER", "Keeper", "Keeping", "Kept", "KeptFile", "steps_between"]
+__all__ = ["NEVER", "Keeper", "Keeping", "KeptFile", "StateKept", "steps_between"]
 
 LEAST, MOST = 0.005, 0.01
 """Shares of the time that keeping takes: not less, for what is lost takes time too."""
@@ -74,7 +74,7 @@ class Keeping:
     """What it goes on from."""
 
 
-class Kept(NamedTuple):
+class StateKept(NamedTuple):
     """What keeping came to."""
 
     times: int
@@ -123,14 +123,14 @@ class Keeper:
         """How much of what grows is in them."""
         self._next, self._from, self._since = 0, 0, 0.0
         """The step of the next keep; the step, and when, that the last one ended."""
-        if self._folder is not None:
+        if self._folder is not None and not self._files:
             self._remove_others(self._folder)
 
     def _remove_others(self, folder: Path) -> None:
         """None; what this rank kept is gone, but for what can be taken up."""
-        logs = {f"{self.rank.index}-{n}.log" for n in range(self.keeping.attempt + 1)}
+        needed = {*(each.name for each in self._files), *(name for name, _ in self._logged)}
         for path in folder.glob(f"{self.rank.index}-*"):
-            if path.name not in logs and KeptFile.named(path.name) not in self._files:
+            if path.name not in needed:
                 path.unlink(missing_ok=True)
 
     # -- taken up ---------------------------------------------------------------------------------
@@ -161,6 +161,7 @@ class Keeper:
         for members, stream, came, messages in counts:
             port = self.rank.transport.port(members, stream)
             port.counts.came[:], port.counts.messages[:] = came, messages
+        self._remove_others(self._folder)
         return about
 
     # -- kept -------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.rank import Rank
-from tiledask.distributed.recovering.kept_state import NEVER, Keeper, Keeping, Kept
+from tiledask.distributed.recovering.kept_state import NEVER, Keeper, Keeping, StateKept
 from tiledask.distributed.training import saved
 from tiledask.distributed.training.gpt import GPT
 from tiledask.distributed.training.reports import Say, reported
@@ -63,7 +63,7 @@ class TrainedRank(NamedTuple):
     """The weights here of the first copy of the model; None on others."""
     digest: bytes
     held: dict[str, int]
-    kept: Kept
+    kept: StateKept
 
 
 def train_rank(
@@ -117,7 +117,7 @@ def train_rank(
         None if copies.rank else weights,
         digest,
         trainer.held,
-        Kept(keeper.count, keeper.seconds),
+        StateKept(keeper.count, keeper.seconds),
     )
 
 

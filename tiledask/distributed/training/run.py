@@ -30,7 +30,7 @@ from tiledask.distributed.ranks.records import Records
 from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.distributed.recovering.going_on import KeptStates, until_done
-from tiledask.distributed.recovering.kept_state import Kept
+from tiledask.distributed.recovering.kept_state import StateKept
 from tiledask.distributed.training.by_layer import by_layer
 from tiledask.distributed.training.gpt import GPT
 from tiledask.distributed.training.job import TrainedRank, TrainingJob, train_rank
@@ -101,7 +101,7 @@ class Trained:
     """Which axes crossed hosts, and what that cost a step; empty on one host."""
     saves: int = 0
     """How many checkpoints were written before the last step."""
-    kept: Kept | None = None
+    kept: StateKept | None = None
     """How often the state was kept, and where the training went on when a worker was lost; None of
     threads, which are lost with their process."""
 
@@ -436,7 +436,7 @@ def _collected(
     kept = None
     if resumed is not None:
         each = [part.kept for part in done.results]
-        kept = Kept(max(k.times for k in each), max(k.seconds for k in each), resumed)
+        kept = StateKept(max(k.times for k in each), max(k.seconds for k in each), resumed)
     return Trained(
         job.model,
         shape,

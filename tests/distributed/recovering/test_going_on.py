@@ -1,0 +1,437 @@
+"""A training whose workers are killed or frozen is, to the bit, the training that went undisturbed.
+
+Holds `tiledask.distributed.recovering.kept_state`, `tiledask.distributed.recovering.kept_folder`.
+"""
+
+import glob
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from oracles.finished import ROOT
+
+import tiledask as td
+from tiledask.distributed.checkpoints import steps_in
+from tiledask.distributed.ranks.threads import run_threads
+from tiledask.distributed.recovering import kept_folder, kept_state
+from tiledask.distributed.recovering.going_on import until_done
+from tiledask.distributed.recovering.kept_state import Keeper, Keeping, KeptFile, steps_between
+from tiledask.errors import CheckpointError, ClusterLostError, ConfigError, DeadlineError
+from tiledask.tile.datasets import load_text
+
+TEXT = load_text("tales")
+MODEL = td.GPT(TEXT.vocabulary, hidden=16, layers=2, heads=2, sequence=8)
+STEPS = 14
+OPTIONS = {"steps": STEPS, "batch": 4, "seed": 3, "timeout": 60.0}
+
+
+class Fatal:
+    """Text of which the batch of a step ends the process that draws it, or whatever is told."""
+
+    vocabulary = TEXT.vocabulary
+
+    def __init__(self, at, marker, what=signal.SIGKILL, pids=(), files=""):
+        self.at, self.marker, self.what = at, str(marker), what
+        self.pids, self.files = pids, files
+        Path(marker).touch()
+
+    def batch(self, seed, step, *which):
+        if step == self.at and self.is_first():
+            for path in glob.glob(self.files):
+                os.unlink(path)
+            for pid in {*self.pids} - {os.getpid()}:
+                os.kill(pid, self.what)
+            os.kill(os.getpid(), self.what)
+        return TEXT.batch(seed, step, *which)
+
+    def is_first(self):
+        try:
+            os.unlink(self.marker)
+        except FileNotFoundError:
+            return False
+        return True
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with td.start_cluster(workers=2, device="cpu", quiet=True) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster):
+    """The training of (shape, options), which is run once."""
+    found = {}
+
+    def trained(shape, **options):
+        key = shape, *sorted(options.items())
+        if key not in found:
+            found[key] = td.train(MODEL, TEXT, td.Mesh(cluster, shape), **OPTIONS | options)
+        return found[key]
+
+    return trained
+
+
+def facts(trained):
+    """All of its records, but for their times."""
+    names = ("rank", "kind", "label", "step", "barrier", "sent", "received", "messages", "terms")
+    return [tuple(getattr(r, name) for name in names) for r in trained.records]
+
+
+def assert_same(got, right):
+    assert (got.losses == right.losses).all()
+    assert got.weights.keys() == right.weights.keys()
+    assert all((got.weights[name] == w).all() for name, w in right.weights.items())
+    assert (got.norms == right.norms).all()
+    assert (got.scales == right.scales).all()
+    assert got.first == right.first == 0
+    assert facts(got) == facts(right)
+    assert [s[:2] for s in got.records.steps] == [s[:2] for s in right.records.steps]
+    assert got.traffic.measured == got.traffic.predicted
+
+
+def kept_now():
+    return set(glob.glob("/dev/shm/tiledask-*/*-*"))
+
+
+LAYOUTS = {
+    "dp": ((2, 1, 1), {"zero": 1, "dtype": "float16", "clip": 1.0}),
+    "tp": ((1, 2, 1), {"sequence_parallel": True}),
+    "pp": ((1, 1, 2), {"microbatches": 2}),
+}
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_rank_that_is_killed_is_replaced_and_the_training_goes_on(
+    cluster, undisturbed, layout, tmp_path
+):
+    shape, options = LAYOUTS[layout]
+    right, before, told = undisturbed(shape, **options), kept_now(), []
+    data = Fatal(12, tmp_path / "once")
+    mesh = td.Mesh(cluster, shape)
+    options = OPTIONS | options | {"keep_every": 5, "progress": told.append}
+    got = td.train(MODEL, data, mesh, **options)
+    assert_same(got, right)
+    assert got.kept.resumed == (10,)
+    assert [(each.step, each.loss) for each in told] == [*enumerate(right.losses)]
+    assert kept_now() == before
+
+
+@pytest.mark.cluster
+def test_all_that_are_killed_at_once_go_on_from_what_they_kept(cluster, undisturbed, tmp_path):
+    data = Fatal(12, tmp_path / "once", pids=cluster.run(os.getpid))
+    got = td.train(MODEL, data, td.Mesh(cluster, (2, 1, 1)), **OPTIONS, keep_every=5)
+    assert_same(got, undisturbed((2, 1, 1)))
+    assert got.kept.resumed == (10,)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("call", [1, 2, 3, 4])
+def test_a_rank_that_is_killed_while_it_keeps_has_kept_nothing(cluster, undisturbed, call):
+    """Before each rename: of the first file, of the second, and of the third, both of them."""
+    cluster.run(die_at_rename, call)
+    got = td.train(MODEL, TEXT, td.Mesh(cluster, (2, 1, 1)), **OPTIONS, keep_every=3)
+    assert_same(got, undisturbed((2, 1, 1)))
+    assert got.kept.resumed == ({1: 0, 2: 3, 3: 6, 4: 6}[call],)
+
+
+def die_at_rename(call, dask_worker):
+    """The worker in slot 1 ends before it renames a file of what is kept for the ``call``-th time;
+    its successor knows nothing of that."""
+    if "slot1" not in dask_worker.state.total_resources:
+        return
+    calls = []
+
+    class Dying:
+        def __getattr__(self, name):
+            return getattr(os, name)
+
+        def rename(self, *paths):
+            calls.append(paths)
+            if len(calls) == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            os.rename(*paths)
+
+    kept_state.os = Dying()
+
+
+@pytest.mark.cluster
+def test_a_rank_that_is_frozen_is_replaced(cluster, undisturbed, tmp_path):
+    data = Fatal(8, tmp_path / "once", signal.SIGSTOP)
+    begun = time.monotonic()
+    got = td.train(MODEL, data, td.Mesh(cluster, (2, 1, 1)), **OPTIONS, keep_every=4)
+    assert 3 < time.monotonic() - begun < 9
+    assert_same(got, undisturbed((2, 1, 1)))
+    assert got.kept.resumed == (8,)
+
+
+@pytest.mark.cluster
+def test_with_nothing_kept_it_begins_anew(cluster, undisturbed, tmp_path):
+    data = Fatal(12, tmp_path / "once")
+    got = td.train(MODEL, data, td.Mesh(cluster, (2, 1, 1)), **OPTIONS, keep_every=0)
+    assert_same(got, undisturbed((2, 1, 1)))
+    assert got.kept == (0, 0.0, (0,))
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("saved", [True, False])
+def test_files_that_are_lost_with_their_host_cost_what_was_not_saved(
+    cluster, undisturbed, tmp_path, saved
+):
+    """As if rank 1's slot had come to another host."""
+    data = Fatal(11, tmp_path / "once", files="/dev/shm/tiledask-*/1-*")
+    options = {"folder": tmp_path / "run", "save_every": 4} if saved else {}
+    words = "step 8 of its checkpoint" if saved else "step 0, the beginning"
+    with pytest.warns(RuntimeWarning, match=f"ranks 1 had kept is gone .* goes on from {words}"):
+        got = td.train(MODEL, data, td.Mesh(cluster, (1, 2, 1)), **OPTIONS, **options, keep_every=3)
+    right = undisturbed((1, 2, 1))
+    assert got.first == got.kept.resumed[0] == (8 if saved else 0)
+    assert (got.losses == right.losses[got.first :]).all()
+    assert all((got.weights[name] == w).all() for name, w in right.weights.items())
+    if saved:
+        assert steps_in(tmp_path / "run") == (4, 8, 12, 14)
+
+
+@pytest.mark.long
+def test_what_was_saved_is_gone_on_from_by_the_same_call(tmp_path):
+    """After the loss of everything; here an error ends the training."""
+
+    class Failing(Fatal):
+        def batch(self, seed, step, *which):
+            if step == 9 and self.is_first():
+                raise OSError("everything is lost")
+            return TEXT.batch(seed, step, *which)
+
+    options = OPTIONS | {"folder": tmp_path / "run", "save_every": 4}
+    data = Failing(9, tmp_path / "once")
+    right = td.train(MODEL, TEXT, (2, 1, 1), **OPTIONS, zero=1)
+    with pytest.raises(OSError, match="everything is lost"):
+        td.train(MODEL, data, (2, 1, 1), **options, zero=1)
+    assert steps_in(tmp_path / "run") == (4, 8)
+    got = td.train(MODEL, data, (2, 1, 1), **options, zero=1)
+    assert (got.first, got.saves, got.kept) == (8, 1, None)
+    assert (got.losses == right.losses[8:]).all()
+    assert all((got.weights[name] == w).all() for name, w in right.weights.items())
+    # what the index and the barriers of each checkpoint take comes on top of the program's
+    moved, said = got.traffic.measured.bytes.sum(), got.traffic.predicted.bytes.sum()
+    index = sum(r.sent for r in got.records if "checkpoint" in r.label)
+    assert moved == said + index
+
+
+def test_what_does_not_go_together_is_refused():
+    def asked(**options):
+        return td.train(MODEL, TEXT, (1, 1, 1), steps=1, batch=1, **options)
+
+    with pytest.raises(ConfigError, match="save_every=5 writes checkpoints, and needs folder="):
+        asked(save_every=5)
+    with pytest.raises(ConfigError, match="keep_every"):
+        asked(keep_every=-1)
+    with pytest.raises(ConfigError, match="losses are more than 0 s apart"):
+        asked(mtbf=0)
+
+
+# -- the client decides ----------------------------------------------------------------------------
+
+
+class Slots:
+    """Of a cluster what the client asks: each list says where the workers are."""
+
+    def __init__(self, *addresses, closed=False):
+        self.addresses, self.closed = list(addresses), closed
+
+    def wait_for_slots(self, slots, seconds):
+        if not self.addresses:
+            raise DeadlineError("slots have no workers")
+        now = self.addresses.pop(0)
+        return {slot: {"address": now[slot]} for slot in slots}
+
+    def check_alive(self):
+        if self.closed:
+            raise ClusterLostError("closed")
+
+
+def lost(times, tried):
+    def attempt(number, left):
+        tried.append(number)
+        if number < times:
+            raise ClusterLostError("a worker died")
+        return "done"
+
+    return attempt
+
+
+def test_it_is_tried_again_as_often_as_workers_are_lost():
+    tried = []
+    assert until_done(Slots(*"abcdefghij"), [0], 60.0, lost(9, tried)) == "done"
+    assert tried == [*range(10)]
+
+
+@pytest.mark.parametrize(
+    ("slots", "words", "count"),
+    [
+        (Slots(*"aaaaaaa"), "a worker died", 3),  # nobody was lost: it would be so for ever
+        (Slots("a", "b"), "a worker died", 2),  # and no slot comes back
+        (Slots("a", "b", closed=True), "closed", 1),
+    ],
+)
+def test_it_is_not_tried_for_ever(slots, words, count):
+    tried = []
+    with pytest.raises(ClusterLostError, match=words):
+        until_done(slots, [0], 60.0, lost(100, tried))
+    assert tried == [*range(count)]
+
+
+def test_it_is_not_tried_beyond_its_time():
+    tried = []
+
+    def slow(number, left):
+        tried.append(left)
+        time.sleep(0.2)
+        raise ClusterLostError("a worker died")
+
+    with pytest.raises(ClusterLostError):
+        until_done(Slots(*"abcdefghij"), [0], 0.5, slow)
+    assert len(tried) == 3
+    assert tried[0] == 0.5 > tried[1] > tried[2] > 0
+
+
+# -- a rank's files --------------------------------------------------------------------------------
+
+
+def keeps(rank, folder, steps, attempt=0, found=None, every=2):
+    """A toy of a training: (its array, its list) after the steps."""
+    x, losses = np.arange(3.0) + rank.index, []
+    if found is not None:
+        found = KeptFile(rank.index, *found)
+    keeper = Keeper(rank, Keeping(folder, attempt, every, found=found), [x], [losses])
+    if found is not None:
+        assert keeper.take_up() == f"after {found.step}"
+    for step in range(found.step if found else 0, steps):
+        x *= 3
+        losses.append(float(x[0]))
+        keeper.stepped(step + 1, lambda step=step: f"after {step + 1}")
+    return x.tolist(), losses, keeper.count
+
+
+def test_a_rank_takes_up_what_it_kept(tmp_path):
+    right = run_threads(keeps, 2, str(tmp_path), 7).results
+    names = {f"{r}-{step}-0" for r in range(2) for step in (4, 6)} | {"0-0.log", "1-0.log"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    for step in (4, 6):
+        got = run_threads(keeps, 2, str(tmp_path), 7, 1, (step, 0)).results
+        assert [each[:2] for each in got] == [each[:2] for each in right]
+        run_threads(keeps, 2, str(tmp_path), 7)  # as they were
+
+
+def test_a_file_that_is_cut_is_refused(tmp_path):
+    run_threads(keeps, 1, str(tmp_path), 2)
+    path = tmp_path / "0-2-0"
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(CheckpointError, match=r"0-2-0 has less than the 24 bytes of an array"):
+        run_threads(keeps, 1, str(tmp_path), 2, 1, (2, 0))
+
+
+def test_a_training_goes_on_where_nothing_can_be_kept(tmp_path):
+    folder = tmp_path / "gone"
+    for every in (2, None):
+        results = run_threads(keeps, 2, str(folder), 7, 0, None, every).results
+        assert [each[2] for each in results] == [0, 0]
+
+
+def test_the_interval_is_that_of_the_slowest(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(kept_state, "steps_between", lambda *given: asked.append(given) or 3)
+    run_threads(keeps, 2, str(tmp_path), 12, 0, None, None)
+    assert len(asked) == 4  # after 2, 5, 8 and 11 steps
+    assert {path.name for path in tmp_path.glob("0-*-0")} == {"0-8-0", "0-11-0"}
+
+
+def test_the_interval_costs_a_half_to_one_percent():
+    assert steps_between(cost=0.001, step=0.2, mtbf=3600.0) == 1
+    for cost in (1e-4, 1e-2, 0.3, 1.0, 10.0):
+        steps = steps_between(cost, 1e-3, 3600.0)
+        assert cost / (steps * 1e-3) <= 0.01 * (1 + 1e-9)
+        assert cost / (steps * 1e-3) >= 0.005 * (1 - 1e-9)
+    assert steps_between(0.0, 0.0, 1.0) == steps_between(0.0, 1.0, 1.0) == 1
+
+
+def test_it_is_kept_in_memory_where_that_is_little(monkeypatch, tmp_path):
+    assert kept_folder.place_for(2**20) == kept_folder.MEMORY
+    monkeypatch.setattr(kept_folder, "MEMORY", tmp_path / "none")
+    monkeypatch.setattr(kept_folder.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert kept_folder.place_for(2**20) == tmp_path
+    assert kept_folder.place_for(2**60) is None
+
+
+def test_a_host_of_its_own_has_a_folder_until_it_is_given_up(monkeypatch, tmp_path):
+    monkeypatch.setattr(kept_folder, "MEMORY", tmp_path)
+    folder = kept_folder.folder_here("", "run", 2**10)
+    assert folder == kept_folder.folder_here("", "run", 2**10) == str(tmp_path / "tiledask-run")
+    assert Path(folder).stat().st_mode & 0o777 == 0o700
+    assert kept_folder.folder_here(str(tmp_path), "run", 1) == str(tmp_path)
+    kept_folder.forget()
+    assert [*tmp_path.iterdir()] == []
+    assert kept_folder.folder_here("", "run", 2**60) == ""
+
+
+# -- soaks -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_twenty_kills_at_any_moment(cluster, undisturbed, layout):
+    shape, options = LAYOUTS[layout]
+    options = options | {"steps": 60}
+    right, draw = undisturbed(shape, **options), random.Random(layout)
+    for _ in range(20):
+        victim = draw.choice(cluster.run(os.getpid))
+        killing = threading.Timer(draw.uniform(0.0, 0.5), os.kill, (victim, signal.SIGKILL))
+        killing.start()
+        got = td.train(MODEL, TEXT, td.Mesh(cluster, shape), **OPTIONS | options)
+        killing.join()
+        assert_same(got, right)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_a_client_that_is_killed_leaves_what_it_saved_and_nothing_else(undisturbed, tmp_path):
+    code = f"""
+import os, signal, sys
+import tiledask as td
+text = td.load_text("tales")
+
+class Ending:
+    vocabulary = text.vocabulary
+    client = os.getpid()
+    def batch(self, seed, step, *which):
+        if step == 9:
+            os.kill(self.client, signal.SIGKILL)
+        return text.batch(seed, step, *which)
+
+if __name__ == "__main__":
+    model = td.GPT(text.vocabulary, hidden=16, layers=2, heads=2, sequence=8)
+    with td.start_cluster(workers=2, device="cpu", quiet=True) as cluster:
+        td.train(model, Ending(), td.Mesh(cluster, (2, 1, 1)), **{OPTIONS!r},
+                 folder={str(tmp_path / "run")!r}, save_every=4, keep_every=2)
+"""
+    (tmp_path / "client.py").write_text(code)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run([sys.executable, tmp_path / "client.py"], env=environment, timeout=60)
+    assert ended.returncode == -signal.SIGKILL
+    assert steps_in(tmp_path / "run") == (4, 8)
+    right = undisturbed((2, 1, 1))
+    with td.start_cluster(workers=2, device="cpu", quiet=True) as fresh:
+        mesh = td.Mesh(fresh, (2, 1, 1))
+        got = td.train(MODEL, TEXT, mesh, **OPTIONS, folder=tmp_path / "run", save_every=4)
+        assert kept_now() == set()  # what the killed one left went with the new one's start
+    assert got.first == 8
+    assert all((got.weights[name] == w).all() for name, w in right.weights.items())
