@@ -97,6 +97,8 @@ class _Door:
 
     def close(self) -> None:
         if self.file is not None:
+            with suppress(OSError):
+                self.file.shutdown(socket.SHUT_RDWR)  # wakes the task, if it waits for others
             self.file.close()
         if found := listener.opened():
             found.forget(self.ways.secret)
@@ -184,7 +186,7 @@ class Sockets(ByDask):
             assert door.file is not None  # this rank is near
             peer, _ = self._limited(door.file).accept()
             self._limited(peer)
-            self._peers[_SIZE.unpack(peer.recv(_SIZE.size, socket.MSG_WAITALL))[0]] = peer
+            self._peers[_SIZE.unpack(listener.receive(peer, _SIZE.size))[0]] = peer
         while len(self._peers) < self.ranks - 1:
             came = door.came.get(timeout=max(0.001, self.deadline - time.monotonic()))
             if came is None:
