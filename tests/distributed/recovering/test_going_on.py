@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from distributed import LocalCluster
 from oracles.finished import ROOT
 
 import tiledask as td
@@ -97,8 +98,13 @@ def assert_same(got, right):
     assert got.traffic.measured == got.traffic.predicted
 
 
-def kept_now():
-    return set(glob.glob("/dev/shm/tiledask-*/*-*"))
+@pytest.fixture(autouse=True)
+def memory(tmp_path, monkeypatch):
+    """The folder in which this process takes one for what is kept; others have theirs."""
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    monkeypatch.setattr(kept_folder, "MEMORY", folder)
+    return folder
 
 
 LAYOUTS = {
@@ -111,10 +117,10 @@ LAYOUTS = {
 @pytest.mark.cluster
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_rank_that_is_killed_is_replaced_and_the_training_goes_on(
-    cluster, undisturbed, layout, tmp_path
+    cluster, undisturbed, layout, tmp_path, memory
 ):
     shape, options = LAYOUTS[layout]
-    right, before, told = undisturbed(shape, **options), kept_now(), []
+    right, told = undisturbed(shape, **options), []
     data = Fatal(12, tmp_path / "once")
     mesh = td.Mesh(cluster, shape)
     options = OPTIONS | options | {"keep_every": 5, "progress": told.append}
@@ -122,7 +128,7 @@ def test_a_rank_that_is_killed_is_replaced_and_the_training_goes_on(
     assert_same(got, right)
     assert got.kept.resumed == (10,)
     assert [(each.step, each.loss) for each in told] == [*enumerate(right.losses)]
-    assert kept_now() == before
+    assert [*memory.iterdir()] == []
 
 
 @pytest.mark.cluster
@@ -182,12 +188,25 @@ def test_with_nothing_kept_it_begins_anew(cluster, undisturbed, tmp_path):
 
 
 @pytest.mark.cluster
+def test_a_checkpoint_is_written_once_and_what_it_took_is_kept_too(cluster, tmp_path):
+    mesh, options = td.Mesh(cluster, (2, 1, 1)), {"save_every": 4, "keep_every": 5, "zero": 1}
+    right = td.train(MODEL, TEXT, mesh, **OPTIONS, **options, folder=tmp_path / "right")
+    data = Fatal(8, tmp_path / "once")
+    got = td.train(MODEL, data, mesh, **OPTIONS, **options, folder=tmp_path / "got")
+    assert (got.kept.resumed, got.saves) == ((8,), 3)
+    assert facts(got) == facts(right)
+    assert got.traffic.measured == right.traffic.measured
+    assert steps_in(tmp_path / "got") == steps_in(tmp_path / "right") == (4, 8, 12, 14)
+    assert all((got.weights[name] == w).all() for name, w in right.weights.items())
+
+
+@pytest.mark.cluster
 @pytest.mark.parametrize("saved", [True, False])
 def test_files_that_are_lost_with_their_host_cost_what_was_not_saved(
-    cluster, undisturbed, tmp_path, saved
+    cluster, undisturbed, tmp_path, memory, saved
 ):
     """As if rank 1's slot had come to another host."""
-    data = Fatal(11, tmp_path / "once", files="/dev/shm/tiledask-*/1-*")
+    data = Fatal(11, tmp_path / "once", files=f"{memory}/*/1-*")
     options = {"folder": tmp_path / "run", "save_every": 4} if saved else {}
     words = "step 8 of its checkpoint" if saved else "step 0, the beginning"
     with pytest.warns(RuntimeWarning, match=f"ranks 1 had kept is gone .* goes on from {words}"):
@@ -198,6 +217,40 @@ def test_files_that_are_lost_with_their_host_cost_what_was_not_saved(
     assert all((got.weights[name] == w).all() for name, w in right.weights.items())
     if saved:
         assert steps_in(tmp_path / "run") == (4, 8, 12, 14)
+
+
+@pytest.mark.cluster
+def test_ranks_of_other_hosts_keep_in_folders_of_their_own(
+    cluster, undisturbed, tmp_path, monkeypatch
+):
+    """As far as workers of this host can be told that the client's folders are not theirs."""
+    right = undisturbed((2, 1, 1))
+    monkeypatch.setattr(type(cluster), "near", lambda _: frozenset())
+    kept = []
+    data = Fatal(12, tmp_path / "once")
+    mesh = td.Mesh(cluster, (2, 1, 1))
+
+    def told(_):
+        kept.extend(glob.glob("/dev/shm/tiledask-????????????/0-*"))
+
+    got = td.train(MODEL, data, mesh, **OPTIONS, keep_every=5, progress=told)
+    assert_same(got, right)
+    assert got.kept.resumed == (10,)
+    assert kept
+    assert not any(map(os.path.exists, kept))
+
+
+@pytest.mark.cluster
+def test_a_cluster_that_was_connected_to_goes_on_too(undisturbed, tmp_path, memory):
+    right = undisturbed((2, 1, 1))
+    data = Fatal(12, tmp_path / "once")
+    made = LocalCluster(2, threads_per_worker=1, dashboard_address=None)
+    with made as given, td.connect(given) as connected:
+        mesh = td.Mesh(connected, (2, 1, 1))
+        got = td.train(MODEL, data, mesh, **OPTIONS, keep_every=5)
+    assert_same(got, right)
+    assert got.kept.resumed == (10,)
+    assert [*memory.iterdir()] == []
 
 
 @pytest.mark.long
@@ -324,7 +377,7 @@ def keeps(rank, folder, steps, attempt=0, found=None, every=2):
 def test_a_rank_takes_up_what_it_kept(tmp_path):
     right = run_threads(keeps, 2, str(tmp_path), 7).results
     names = {f"{r}-{step}-0" for r in range(2) for step in (4, 6)} | {"0-0.log", "1-0.log"}
-    assert {path.name for path in tmp_path.iterdir()} == names
+    assert {path.name for path in tmp_path.iterdir()} == names | {"memory"}
     for step in (4, 6):
         got = run_threads(keeps, 2, str(tmp_path), 7, 1, (step, 0)).results
         assert [each[:2] for each in got] == [each[:2] for each in right]
@@ -363,22 +416,21 @@ def test_the_interval_costs_a_half_to_one_percent():
     assert steps_between(0.0, 0.0, 1.0) == steps_between(0.0, 1.0, 1.0) == 1
 
 
-def test_it_is_kept_in_memory_where_that_is_little(monkeypatch, tmp_path):
-    assert kept_folder.place_for(2**20) == kept_folder.MEMORY
+def test_it_is_kept_in_memory_where_that_is_little(monkeypatch, tmp_path, memory):
+    assert kept_folder.place_for(2**20) == memory
     monkeypatch.setattr(kept_folder, "MEMORY", tmp_path / "none")
     monkeypatch.setattr(kept_folder.tempfile, "gettempdir", lambda: str(tmp_path))
     assert kept_folder.place_for(2**20) == tmp_path
     assert kept_folder.place_for(2**60) is None
 
 
-def test_a_host_of_its_own_has_a_folder_until_it_is_given_up(monkeypatch, tmp_path):
-    monkeypatch.setattr(kept_folder, "MEMORY", tmp_path)
+def test_a_host_of_its_own_has_a_folder_until_it_is_given_up(tmp_path, memory):
     folder = kept_folder.folder_here("", "run", 2**10)
-    assert folder == kept_folder.folder_here("", "run", 2**10) == str(tmp_path / "tiledask-run")
+    assert folder == kept_folder.folder_here("", "run", 2**10) == str(memory / "tiledask-run")
     assert Path(folder).stat().st_mode & 0o777 == 0o700
     assert kept_folder.folder_here(str(tmp_path), "run", 1) == str(tmp_path)
     kept_folder.forget()
-    assert [*tmp_path.iterdir()] == []
+    assert [*memory.iterdir()] == []
     assert kept_folder.folder_here("", "run", 2**60) == ""
 
 
@@ -403,10 +455,38 @@ def test_twenty_kills_at_any_moment(cluster, undisturbed, layout):
 
 @pytest.mark.slow
 @pytest.mark.cluster
-def test_a_client_that_is_killed_leaves_what_it_saved_and_nothing_else(undisturbed, tmp_path):
+def test_twenty_kills_of_a_schedule_of_loops(cluster):
+    rng, draw = np.random.default_rng(0), random.Random(0)
+    batch, target = rng.standard_normal((2, 16, 8))
+    stages = [td.stages.FeedForward((stage,), 8, 32) for stage in range(2)]
+    options = {"target": target, "forward": 0.02, "backward": 0.02, "engine": "loop"}
+
+    def run():
+        return td.run_schedule(td.schedule("1f1b", 2, 8), stages, batch, cluster, **options)
+
+    right = run()
+    for _ in range(20):
+        victim = draw.choice(cluster.run(os.getpid))
+        killing = threading.Timer(draw.uniform(0.0, 0.6), os.kill, (victim, signal.SIGKILL))
+        killing.start()
+        got = run()
+        killing.join()
+        assert got.loss == right.loss
+        assert (got.outputs == right.outputs).all()
+        for (mine,), (other,) in zip(got.gradients, right.gradients, strict=True):
+            assert all((mine[name] == g).all() for name, g in other.items())
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_a_client_that_is_killed_leaves_what_it_saved_and_nothing_else(
+    undisturbed, tmp_path, memory
+):
     code = f"""
-import os, signal, sys
+import os, pathlib, signal
 import tiledask as td
+from tiledask.distributed.recovering import kept_folder
+kept_folder.MEMORY = pathlib.Path({str(memory)!r})
 text = td.load_text("tales")
 
 class Ending:
@@ -428,10 +508,11 @@ if __name__ == "__main__":
     ended = subprocess.run([sys.executable, tmp_path / "client.py"], env=environment, timeout=60)
     assert ended.returncode == -signal.SIGKILL
     assert steps_in(tmp_path / "run") == (4, 8)
+    assert len([*memory.iterdir()]) == 1
     right = undisturbed((2, 1, 1))
     with td.start_cluster(workers=2, device="cpu", quiet=True) as fresh:
         mesh = td.Mesh(fresh, (2, 1, 1))
         got = td.train(MODEL, TEXT, mesh, **OPTIONS, folder=tmp_path / "run", save_every=4)
-        assert kept_now() == set()  # what the killed one left went with the new one's start
+    assert [*memory.iterdir()] == []
     assert got.first == 8
     assert all((got.weights[name] == w).all() for name, w in right.weights.items())

@@ -20,9 +20,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["machine", "open_spool", "remove_spools_of_the_dead"]
+__all__ = ["MEMORY", "machine", "open_spool", "remove_spools_of_the_dead"]
 
 PREFIX = "tiledask-"
+MEMORY = Path("/dev/shm")
+"""Where some of them are, on Linux."""
 OWNER = "owner"
 
 
@@ -32,7 +34,8 @@ def open_spool(of: Any, where: Path | None = None) -> tuple[Path, Callable[[], N
     It is removed with the object ``of``, at the latest when this process ends; a forked child has
     that object too, and removes nothing. What killed clients have left there is removed first.
     """
-    remove_spools_of_the_dead(where)
+    for each in {where, None, MEMORY}:
+        remove_spools_of_the_dead(each)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=where))
     return folder, weakref.finalize(of, _remove, folder, _claim(folder), os.getpid())
 

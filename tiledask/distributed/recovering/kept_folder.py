@@ -15,9 +15,10 @@ from pathlib import Path
 
 import psutil
 
+from tiledask.distributed.cluster.spool import MEMORY
+
 __all__ = ["folder_here", "forget", "place_for"]
 
-MEMORY = Path("/dev/shm")
 RESERVE = 256 * 2**20
 """Bytes that stay free beside what is kept."""
 _here: set[str] = set()

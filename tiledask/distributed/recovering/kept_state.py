@@ -166,10 +166,11 @@ class Keeper:
 
     # -- kept -------------------------------------------------------------------------------------
 
-    def stepped(self, done: int, about: Callable[[], Any]) -> None:
-        """After each step, all ranks: ``done`` of them are. Where it is time, the state is kept."""
+    def stepped(self, done: int, about: Callable[[], Any], saved: bool = False) -> None:
+        """After each step, all ranks: ``done`` of them are. Where it is time, or a checkpoint was
+        ``saved``, the state is kept."""
         if self.every:
-            if done % self.every == 0 and self._folder is not None:
+            if done % self.every == 0 or saved:
                 self._keep(done, about())
             return
         now = perf_counter()
@@ -180,6 +181,8 @@ class Keeper:
             self._keep(done, about())
             self._next = done + self._agreed(step)
             self._from, self._since = done, perf_counter()
+        elif saved:
+            self._keep(done, about())
 
     def _keep(self, done: int, about: Any) -> None:
         if self._folder is None:
@@ -206,7 +209,7 @@ class Keeper:
         self._logged = [*before, (log.name, size)]
         counts = [
             (port.members, port.counts.stream, port.counts.came, port.counts.messages)
-            for port in self.rank.transport.ports.values()
+            for port in list(self.rank.transport.ports.values())
         ]
         new = folder / f"{made.rank}-{made.attempt}.new"
         if len(self._files) == 2:

@@ -106,7 +106,8 @@ def train_rank(
             losses.append(trainer.step(batch))
         if job.is_saved(number + 1):
             save(number + 1)
-        keeper.stepped(number + 1, lambda: (trainer.guard.scale, trainer.updates))
+        about = lambda: (trainer.guard.scale, trainer.updates)  # noqa: E731
+        keeper.stepped(number + 1, about, job.is_saved(number + 1))
     weights = save(job.steps)
     digest = blake2b(b"".join(to_numpy(w.local).tobytes() for w in weights.values())).digest()
     weights = {name: w.like(to_numpy(w.local)) for name, w in weights.items()}
