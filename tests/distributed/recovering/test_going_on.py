@@ -139,6 +139,7 @@ def test_all_that_are_killed_at_once_go_on_from_what_they_kept(cluster, undistur
     assert got.kept.resumed == (10,)
 
 
+@pytest.mark.few(2)
 @pytest.mark.cluster
 @pytest.mark.parametrize("call", [1, 2, 3, 4])
 def test_a_rank_that_is_killed_while_it_keeps_has_kept_nothing(cluster, undisturbed, call):
@@ -179,6 +180,7 @@ def test_a_rank_that_is_frozen_is_replaced(cluster, undisturbed, tmp_path):
     assert got.kept.resumed == (8,)
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_with_nothing_kept_it_begins_anew(cluster, undisturbed, tmp_path):
     data = Fatal(12, tmp_path / "once")
@@ -200,6 +202,7 @@ def test_a_checkpoint_is_written_once_and_what_it_took_is_kept_too(cluster, tmp_
     assert all((got.weights[name] == w).all() for name, w in right.weights.items())
 
 
+@pytest.mark.few(1)
 @pytest.mark.cluster
 @pytest.mark.parametrize("saved", [True, False])
 def test_files_that_are_lost_with_their_host_cost_what_was_not_saved(
@@ -240,6 +243,7 @@ def test_ranks_of_other_hosts_keep_in_folders_of_their_own(
     assert not any(map(os.path.exists, kept))
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_cluster_that_was_connected_to_goes_on_too(undisturbed, tmp_path, memory):
     right = undisturbed((2, 1, 1))

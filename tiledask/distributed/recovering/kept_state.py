@@ -140,7 +140,7 @@ class Keeper:
         assert self._folder is not None
         assert self.keeping.found is not None
         with open(self._folder / self.keeping.found.name, "rb") as file:
-            about, counts, self._logged = pickle.load(file)
+            about, self.rank.barriers, counts, self._logged = pickle.load(file)
             for array in self.arrays:
                 host = (
                     array if isinstance(array, np.ndarray) else np.empty(array.shape, array.dtype)
@@ -215,7 +215,7 @@ class Keeper:
         if len(self._files) == 2:
             os.rename(folder / self._files.pop(0).name, new)  # its pages are there already
         with open(os.open(new, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
-            file.write(pickle.dumps((about, counts, self._logged)))
+            file.write(pickle.dumps((about, self.rank.barriers, counts, self._logged)))
             for array in self.arrays:
                 file.write(_bytes(to_numpy(array)))
             file.truncate()
