@@ -21,11 +21,13 @@ import numpy as np
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.convolution.lenet import LENET
 from tiledask.distributed.convolution.lenet_runs import LeNetJob, LeNetTrainer, whole_weights
+from tiledask.distributed.deadlines import bounded, seconds_of
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.records import Records
 from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads
+from tiledask.distributed.recovering.going_on import until_done
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.extras import needed_for
 from tiledask.plan import html
@@ -106,6 +108,7 @@ class TrainedLeNet:
         return f"<p>{html.words(repr(self))}</p>{self.to_frame().to_html()}"
 
 
+@bounded
 def train_lenet(
     data: Images,
     ways: Mapping[str, int],
@@ -140,8 +143,9 @@ def train_lenet(
         `tiledask.train`.
 
     With equal seeds the result is that of a single device, whatever the split, but for the order
-    in which sums are rounded. Raises ConfigError or PlacementError for what does not go together,
-    and what `run_ranks` raises.
+    in which sums are rounded. When a worker dies, the training is done again from its beginning, in
+    its time. Raises ConfigError or PlacementError for what does not go together, and what
+    `run_ranks` raises.
     """
     if isinstance(ways, str):
         raise ConfigError(f"ways say how many ranks each has: {{{ways!r}: 4}}, got {ways!r} alone")
@@ -159,7 +163,11 @@ def train_lenet(
     if mesh is None:
         done = run_threads(_train_rank, split.ranks, job, timeout=timeout)
     else:
-        done = run_ranks(_train_rank, mesh, job, timeout=timeout)
+
+        def attempt(_: int, left: float) -> Ranks:
+            return run_ranks(_train_rank, mesh, job, timeout=left)
+
+        done = until_done(mesh.cluster, mesh.at, seconds_of(timeout), attempt)
     return _collected(job, done)
 
 

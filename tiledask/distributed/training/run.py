@@ -22,9 +22,8 @@ from tiledask.distributed import tensor as T
 from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.checkpoints import steps_in
-from tiledask.distributed.cluster.cluster import seconds_of
 from tiledask.distributed.connecting.shared import check_shared
-from tiledask.distributed.deadlines import bounded
+from tiledask.distributed.deadlines import bounded, seconds_of
 from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.records import Records
 from tiledask.distributed.ranks.run import run_ranks
