@@ -421,7 +421,7 @@ def test_tasks_do_again_what_a_dead_worker_had_done(cluster):
 def test_a_loop_runs_again_when_a_worker_died(cluster):
     stages = stack((0, 1, 2), **SHAPE)
     options = {"target": TARGET, "engine": "loop", "timeout": 120}
-    schedule = td.schedule("1f1b", 3, 4)
+    schedule = td.schedule("1f1b", 2, 4)
     right = td.run_schedule(schedule, stages, BATCH, cluster, **options)
     killing = kill_soon(cluster, 1, 0.4)
     options |= {"forward": 0.1, "backward": 0.1}
