@@ -107,7 +107,7 @@ class KeptStates:
             self._remove()
         if not set(self.at) <= self._near and self.every != 0:
             with suppress(Exception):  # of a cluster that is gone
-                self.cluster.run(forget, timeout=10.0)
+                self.cluster.run(forget, self._run, timeout=10.0)
 
     def told(self, attempt: int, found: Found | None, timeout: float) -> list[Keeping]:
         """What each rank is told."""

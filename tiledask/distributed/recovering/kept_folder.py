@@ -53,7 +53,8 @@ def folder_here(given: str, run: str, nbytes: int) -> str:
     return str(folder)
 
 
-def forget() -> None:
-    """None; the folders that are this worker's host's own are removed."""
-    while _here:
-        shutil.rmtree(_here.pop(), ignore_errors=True)
+def forget(run: str = "") -> None:
+    """None; what a run, or all, kept in folders of this worker's host's own is removed."""
+    for folder in [each for each in _here if each.endswith(run)]:
+        _here.discard(folder)
+        shutil.rmtree(folder, ignore_errors=True)

@@ -260,8 +260,9 @@ class Sockets(ByDask):
                 self._make_room(to, peer)
                 continue
             except OSError as error:
-                self.box.check()  # it was closed because the run is over
-                raise gone(self.rank, to, error) from None
+                # it was closed because the run is over, or its worker is gone: as others see too
+                self.box.tell(over=gone(self.rank, to, error))
+                self.box.check()
             while views and sent >= len(views[0]):
                 sent -= len(views.pop(0))
             if sent:
