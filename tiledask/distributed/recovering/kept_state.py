@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -33,6 +32,8 @@ __all__ = ["NEVER", "Keeper", "Keeping", "KeptFile", "StateKept", "steps_between
 
 LEAST, MOST = 0.005, 0.01
 """Shares of the time that keeping takes: not less, for what is lost takes time too."""
+_SECOND = 10
+"""Steps to the second keep, at most: what only the first one took says little."""
 NEVER = 2**62
 """Steps that nobody takes."""
 
@@ -112,7 +113,7 @@ class Keeper:
         self.every = keeping.every or 0
         """Steps from one keep to the next; 0 while that is not known."""
         self.costs: deque[float] = deque(maxlen=3)
-        """Seconds of the last keeps."""
+        """Seconds of the last keeps; the least of them is the machine's at its quietest."""
         self.count, self.seconds = 0, 0.0
         """How often the state was kept, and what all of that took."""
         self._folder = Path(keeping.folder) if keeping.folder else None
@@ -179,7 +180,10 @@ class Keeper:
         elif done == self._next:
             step = (now - self._since) / (done - self._from)
             self._keep(done, about())
-            self._next = done + self._agreed(step)
+            between = self._agreed(step)
+            if self.count == 1:
+                between = min(between, _SECOND)
+            self._next = done + between
             self._from, self._since = done, perf_counter()
         elif saved:
             self._keep(done, about())
@@ -227,7 +231,7 @@ class Keeper:
 
         What they tell each other counts as no traffic of the run.
         """
-        mine = (median(self.costs) if self._folder is not None else float("inf")), step
+        mine = (min(self.costs) if self._folder is not None else float("inf")), step
         members = tuple(range(self.rank.ranks))
         port = self.rank.transport.port(members, "kept")
         begun = port.enter(("keep", "state"))
