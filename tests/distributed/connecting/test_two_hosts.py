@@ -326,7 +326,7 @@ def test_bytes_between_hosts_are_predicted_and_measured(four):
     assert len(counted) == 11
     for name in counted:
         equal, predicted, measured, *_ = four[name]
-        assert equal, name
+        assert equal, (name, four[name])
         assert predicted == measured >= 0, name
     for algorithm in ("summa", "gather"):
         for slots in ("()", "(0, 2, 1, 3)"):

@@ -222,6 +222,8 @@ def environment(**more: str) -> dict[str, str]:
     tests, if they run now."""
     path = [_HOME, *(p for p in sys.path if p.startswith(_HOME + os.sep))]
     settings = {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)}
+    # it drops copies that a later action needs: they would be fetched, and counted, again
+    settings["DASK_DISTRIBUTED__SCHEDULER__ACTIVE_MEMORY_MANAGER__START"] = "False"
     return os.environ | settings | more
 
 
