@@ -17,6 +17,7 @@ from tiledask.distributed.pipelines.kernels import StageOperands
 from tiledask.distributed.pipelines.lowering import TaskLine, run_tasks
 from tiledask.distributed.pipelines.paced import Pace
 from tiledask.distributed.pipelines.stages import Dummy, stack
+from tiledask.distributed.transport.meeting import Met
 from tiledask.plan.program.making.of_schedule import KERNELS
 
 ACTIONS = {*KERNELS.values(), "overlapped"}
@@ -53,7 +54,7 @@ def asked_of(schedule, monkeypatch):
 
     class Nowhere:
         def __enter__(self):
-            return ()
+            return Met((), ())
 
         def __exit__(self, *error):
             return None
