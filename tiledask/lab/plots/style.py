@@ -57,7 +57,7 @@ _NAMES = {
     RED: "read reduce_scatter all_reduce all_gather all_to_all",
     "#8C6D31": "multiply_2.5d multiply_row_parallel step empty begin states",
     "#5254A3": "multiply_3d multiply_column_parallel distribute from_dask transpose",
-    "#8FA3AD": "update",
+    "#8FA3AD": "update verify measure_speed",
     "#858585": "task cut lost_part measure_rates dependency",
     "#7BB32E": "overlapped send_reduce_scatter send_all_reduce send_all_gather send_all_to_all",
 }
