@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from tiledask.distributed.cluster import device_memory, host_memory, room
+from tiledask.distributed.cluster.cluster import BlockKeys, slot_on
 from tiledask.tile import backend
 from tiledask.tile.memory.pool import Refused
 
@@ -193,7 +194,9 @@ def test_blocks_of_the_plan_are_part_of_its_room_on_a_gpu(cupy, tmp_path):
     data = found.DeviceHostFile(str(tmp_path), device_memory_limit=90 * MB, memory_limit=10**12)
     data["a"], data["b"] = cupy.empty(20 * MB, "u1"), cupy.empty(10 * MB, "u1")
     mine, others = (
-        room._bounds(keys, "cupy", 90 * MB, False, worker_with(data)) for keys in ([["a"]], [[]])
+        room._bounds([BlockKeys("", keys)], "cupy", 90 * MB, False, worker)
+        for worker in [worker_with(data)]
+        for keys in ({slot_on(worker): "a"}, {})
     )
     assert [other.held - own.held for own, other in zip(mine, others, strict=True)] == [20 * MB] * 3
     assert mine[0].room == pytest.approx(80 * MB, abs=1024)
@@ -225,7 +228,9 @@ def test_memory_that_a_gpu_shares_with_the_host_is_under_the_hosts_rules(cupy, m
     shared = SimpleNamespace(devices=(backend.GpuInfo(0, "GB10", "12.1", 10**9, True),))
     monkeypatch.setattr(room, "probe", lambda: shared)
     data = SimpleNamespace(fast={"a": cupy.empty(20 * MB, "u1")})
-    found = room._bounds([["a"]], "cupy", 90 * MB, False, worker_with(data))
+    worker = worker_with(data)
+    mine = [BlockKeys("", {slot_on(worker): "a"})]
+    found = room._bounds(mine, "cupy", 90 * MB, False, worker)
     assert [bound.option for bound in found] == ["GPU"] + ["memory_limit"] * 2
     assert found[1].held - host_memory.held() == pytest.approx(0, abs=8 * MB)
     others = room._bounds([], "cupy", 90 * MB, False, worker_with(data))
