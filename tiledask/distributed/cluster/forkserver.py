@@ -61,7 +61,7 @@ _LOADED = (
     "prometheus_client",
     "scipy.linalg.cython_blas",
     "tiledask.distributed.cluster.worker",
-    "tiledask.distributed.transport.remote_read",
+    "tiledask.distributed.products.matmul",
 )
 """What every worker loads, by itself or with its first product, if it is installed."""
 _NEVER_READ = {"PYTEST_CURRENT_TEST"}  # by a library; it is another one all the time
