@@ -73,7 +73,7 @@ def test_a_slot_without_a_nanny_is_filled_again(cluster, end):
         cluster.dask_cluster.sync(cluster.dask_cluster.workers[1].close)
     else:
         cluster.client.retire_workers([cluster.address(1)])
-    assert seconds_until_back(cluster, 1, before) < 5
+    assert seconds_until_back(cluster, 1, before) < 20  # 0.6 s on a quiet machine
     assert pids(cluster)[1] != before
 
 
@@ -88,10 +88,10 @@ def test_a_product_goes_on_when_its_worker_is_frozen(cluster, caplog):
     os.kill(frozen, signal.SIGSTOP)
     begun = time.monotonic()
     with caplog.at_level(logging.WARNING):
-        again = td.to_numpy(td.matmul(A, B, timeout=20))
+        again = td.to_numpy(td.matmul(A, B, timeout=60))
     took = time.monotonic() - begun
     assert (again == right).all()
-    assert 3 < took < 8
+    assert 3 < took < 20  # 3.5 on a quiet machine
     assert f"slot 1 (process {frozen}) was stopped" in caplog.text
 
 
