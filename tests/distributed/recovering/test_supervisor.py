@@ -24,9 +24,9 @@ def test_the_kernel_says_who_is_stopped():
     try:
         started = process_state(child.pid).started
         child.send_signal(signal.SIGSTOP)
-        wait_until(lambda: process_state(child.pid).letter == "T")
+        wait_until(lambda: process_state(child.pid).status == "stopped")
         child.send_signal(signal.SIGCONT)
-        wait_until(lambda: process_state(child.pid).letter in "RS")
+        wait_until(lambda: process_state(child.pid).status in ("running", "sleeping"))
         assert process_state(child.pid).started == started
     finally:
         child.kill()

@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from time import monotonic
 from typing import Any, NamedTuple
 
+import psutil
 from distributed import SpecCluster, Status
 
 __all__ = ["ENDED", "Supervisor", "close_quietly", "process_state"]
@@ -40,22 +41,21 @@ _MOST_PAUSE = 10.0
 
 
 class ProcessState(NamedTuple):
-    """What Linux says of a process."""
+    """What the kernel says of a process."""
 
-    letter: str
-    """R, S, D, Z, T for stopped, t for stopped by a debugger, ..."""
-    started: str
-    """When, in ticks since the machine's start: another process of the number differs."""
+    status: str
+    """psutil's: "stopped", which is not "tracing-stop" of a debugger, "running", "sleeping", ..."""
+    started: float
+    """When, in seconds since 1970: another process of the number differs."""
 
 
 def process_state(pid: int) -> ProcessState | None:
-    """The state of a process; None where there is no such process, or no /proc."""
+    """The state of a process; None where there is no such process."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
-            fields = stat.read().rpartition(")")[2].split()
-    except OSError:
+        process = psutil.Process(pid)
+        return ProcessState(process.status(), process.create_time())
+    except psutil.Error:
         return None
-    return ProcessState(fields[0], fields[19])
 
 
 class Supervisor:
@@ -109,7 +109,7 @@ class Supervisor:
             del self._stopped[pid]
         for pid, slot in pids.items():
             state = process_state(pid)
-            if state is None or state.letter != "T":
+            if state is None or state.status != psutil.STATUS_STOPPED:
                 self._stopped.pop(pid, None)
                 continue
             before, since = self._stopped.setdefault(pid, (state, now))
