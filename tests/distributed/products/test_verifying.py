@@ -1,6 +1,7 @@
 """verify=True: no false alarm, no damage that is not seen, and what is damaged made again.
 
 Holds `tiledask.distributed.arrays.block_sums`,
+`tiledask.distributed.products.verifying.by_blocks`,
 `tiledask.distributed.products.verifying.by_signs`,
 `tiledask.distributed.products.verifying.exact_rows`,
 `tiledask.distributed.products.verifying.on_entry` and
@@ -14,6 +15,7 @@ import warnings
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from unittest import mock
 
 import dask.array as da
 import numpy as np
@@ -24,7 +26,8 @@ from tiledask import Replicate, Shard
 from tiledask.distributed.arrays.block_sums import changed, sum_of
 from tiledask.distributed.cluster import worker as on_worker
 from tiledask.distributed.products import lazy_tasks
-from tiledask.distributed.products.verifying.by_signs import compare, weighers
+from tiledask.distributed.products.verifying.by_blocks import Comparing
+from tiledask.distributed.products.verifying.by_signs import compare, expected_of, weighers
 from tiledask.distributed.products.verifying.exact_rows import ExactRows
 from tiledask.distributed.products.verifying.on_entry import check_verify
 from tiledask.distributed.products.verifying.tiles import TileCheck
@@ -47,14 +50,21 @@ def wide(x):
     return x.astype(accumulator(x.dtype))
 
 
-def compared(plan, a, b, c, seed):
-    """What the ranks of ``plan`` find, whose blocks are those of a, b and, by rank, of c."""
+def weighed(plan, a, b, c, seed, operands=True):
     keys = [(f"a-{uuid.uuid4()}", f"b-{uuid.uuid4()}") for _ in range(plan.ranks)]
-    told, found = weighers(plan, seed, keys), []
-    for rank, weigher in enumerate(told):
+    for rank, weigher in enumerate(weighers(plan, seed, keys, operands)):
         blocks = a[slices(plan.a.regions[rank])], b[slices(plan.b.regions[rank])]
-        found.append(weigher.weigh(*blocks, c[rank]))
-    return compare(plan, found)
+        yield weigher.weigh(*blocks, c[rank])
+
+
+def compared(plan, a, b, c, seed, known=False):
+    """What the ranks of ``plan`` find, whose blocks are those of a, b and, by rank, of c; when
+    they look over c alone, if what it has to give is ``known``."""
+    found = list(weighed(plan, a, b, c, seed))
+    expected = expected_of(plan, found)
+    if known:
+        found = list(weighed(plan, a, b, c, seed, operands=False))
+    return compare(plan, found, expected)
 
 
 def blocks_of(plan, c):
@@ -99,7 +109,7 @@ KINDS = ("plain", "rows", "terms", "all", "positive", "equal", "cancelling", "ti
 @pytest.mark.few(1)
 @pytest.mark.parametrize("part", range(10))
 def test_no_false_alarm_in_ten_thousand_draws(part):
-    again = 0
+    again = alone = 0
     for seed in range(1000 * part, 1000 * (part + 1)):
         rng = np.random.default_rng(seed)
         a, b = drawn(rng, KINDS[seed % len(KINDS)], TYPES[seed % len(TYPES)])
@@ -108,18 +118,23 @@ def test_no_false_alarm_in_ten_thousand_draws(part):
         mesh = (1, 2) if seed % 2 else (1, 1)
         placed = [Tiling(x.shape, mesh, (Replicate(), Shard(1))) for x in (a, b)]
         plan = plan_product("summa", *placed)
-        found = compared(plan, a, b, blocks_of(plan, c), seed)
-        assert found.right, (seed, found)
-        whole = tuple((0, extent) for extent in c.shape)
-        deep = [(((0, a.shape[0]), (0, a.shape[1])), a)], [(((0, b.shape[0]), whole[1]), b)]
+        blocks, columns = blocks_of(plan, c), ((0, c.shape[1]),)
+        off = [rows + columns for rows in compared(plan, a, b, blocks, seed).wrong.values()]
+        # of C's size a few rows tell less: then all is looked at, and this is what is found
+        alone += not compared(plan, a, b, blocks, seed, known=True).right
+        whole, deep = ((0, c.shape[0]), *columns), (0, a.shape[1])
+        pieces = [((whole[0], deep), a)], [((deep, whole[1]), b)]
         check = TileCheck()
         check.begin(whole, c, adds=False)
-        check.add(*deep)
-        if (row := check.off(c)) is not None:  # is told from damage by a look in float64
+        check.add(*pieces)
+        if (row := check.off(c)) is not None:
+            off.append(row)
+        for row in off:  # equal numbers are rounded alike: told from damage by a look in float64
             again, exact = again + 1, ExactRows(row)
-            exact.add(*deep)
+            exact.add(*pieces)
             assert exact.explain(c[slices(row)]), seed
     assert again <= 10
+    assert alone <= 10
 
 
 def test_sums_in_any_order_are_within_rounding():
@@ -166,6 +181,7 @@ def test_one_damaged_element_is_seen_and_located_in_every_plan(mesh, shapes):
             blocks[rank].reshape(-1)[at] += rng.choice([-1, 1]) * 1e-2 * rms(c)
             found = compared(plan, a, b, blocks, tried)
             assert list(found.wrong) == [rank], (algorithm, tilings)
+            assert not compared(plan, a, b, blocks, tried, known=True).right
             columns = plan.result.regions[rank][-1] if b.ndim > 1 else (0, 1)
             if a.ndim == 2:  # the rows that are said have the element
                 row = plan.result.regions[rank][0][0] + at // (columns[1] - columns[0])
@@ -187,7 +203,8 @@ def test_one_hundredth_of_the_rms_is_seen_in_large_blocks(n, dtype):
     for seed in range(20):
         at, size = tuple(rng.integers(n, size=2)), 1e-2 * rms(c)
         before, c[at] = c[at], c[at] + size
-        assert list(compared(plan, a, b, [c], seed).wrong) == [0]
+        for known in (False, True):
+            assert list(compared(plan, a, b, [c], seed, known).wrong) == [0]
         c[at] = before
 
 
@@ -324,6 +341,22 @@ def test_nothing_more_moves_and_the_bits_are_the_same(operands, algorithm):
     assert td.to_numpy(c).tobytes() == plain.tobytes()
     assert c.traffic.predicted == c.traffic.measured
     assert c.memory.measured.peak <= c.memory.predicted.peak
+
+
+@pytest.mark.cluster
+def test_operands_that_were_right_are_looked_at_again_when_c_is_not(cluster, operands):
+    """A second product of the same operands looks over C alone, as long as that is right."""
+    expected = td.to_numpy(td.matmul(*operands, verify=True)).tobytes()
+    of_all = Comparing._of_all
+    with mock.patch.object(Comparing, "_of_all", autospec=True, side_effect=of_all) as of:
+        td.matmul(*operands, verify=True)
+        (call,) = of.call_args_list
+        assert not any(found.a or found.b for found in call.args[1].values())
+        cluster.run(flip, 1, str(operands[0].blocks[1].key), 4 * 11 + 3)
+        with pytest.warns(UserWarning, match=r"of A on rank 1, slot 1 was damaged, and was made"):
+            c = td.matmul(*operands, verify=True)
+        assert of.call_count == 4  # that C is off, in what, and that it is right; the next of which
+    assert td.to_numpy(c).tobytes() == expected
 
 
 @pytest.mark.cluster

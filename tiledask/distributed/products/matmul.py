@@ -10,11 +10,10 @@ transport/        parts of blocks from worker to worker         memory, sockets,
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pickle import dumps
-from secrets import randbits
 from typing import Any, NamedTuple, TypeVar
 
 from distributed import Future
@@ -35,13 +34,7 @@ from tiledask.distributed.products.needed import ProductNeeds
 from tiledask.distributed.products.operands import check_kernel, check_types
 from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.products.refusal import refusal
-from tiledask.distributed.products.verifying.by_signs import (
-    Weighed,
-    Weigher,
-    compare,
-    weigh,
-    weighers,
-)
+from tiledask.distributed.products.verifying.by_blocks import Comparing
 from tiledask.distributed.products.verifying.exact_rows import explained
 from tiledask.distributed.products.verifying.on_entry import (
     asks_finite,
@@ -110,9 +103,10 @@ def matmul(
     verify
         True compares every block of C with A and B where their owners have them, by random signs
         (Freivalds), and these with the sums that were kept when they were made: a bit that
-        changed in memory or on the way is seen from about 1e-2 of C's rms. What is damaged is made
-        and multiplied again once, with a UserWarning that names it, and ``C.verified`` says so; if
-        that is wrong again, DamagedBlockError. "finite" also refuses A and B with NaN or infinity.
+        changed in memory or on the way is seen from about 1e-2 of C's rms. The next product of
+        the same operands looks over C alone, and over all if anything is off. What is damaged is
+        made and multiplied again once, with a UserWarning that names it, and ``C.verified`` says
+        so; if that is wrong again, DamagedBlockError. "finite" also refuses A and B with NaN or infinity.
 
     Half types are summed in float32 and rounded once; only partial sums that are left as they are
     (Partial()) are rounded before. ``C.traffic`` and ``C.memory`` hold what was predicted and
@@ -348,7 +342,6 @@ class _Run:
     ) -> None:
         self.a, self.b, self.question, self.memory_limit = a, b, question, memory_limit
         self.deadline, self.progress, self.verify = deadline, progress, verify
-        self.signs = randbits(32)
         self.cluster = a.mesh.cluster
         self.on_page = False
 
@@ -395,7 +388,7 @@ class _Run:
         ]
         first, second = first.without(rounded), second.without(rounded)
         if not second.right:
-            named = "; ".join(map(self._named, second.faults))
+            named = "; ".join(map(self.comparing.named, second.faults))
             raise DamagedBlockError(
                 f"{self.ready.what} gave wrong numbers twice: {named}. Memory or processor there "
                 f"are at fault, or the kernel {self.question.needs.kernel!r}: try other slots, "
@@ -403,7 +396,7 @@ class _Run:
             )
         if first.right:
             return replace(c, verified=Verified(len(c.blocks)))
-        words = tuple(map(self._named, first.faults))
+        words = tuple(map(self.comparing.named, first.faults))
         warnings.warn(
             f"{self.ready.what}: {'; '.join(words)} was damaged, and was made again; the result "
             f"is right. If that happens again on the same machine, look at its memory",
@@ -412,13 +405,12 @@ class _Run:
         )
         return replace(c, verified=Verified(len(c.blocks), words))
 
-    def _named(self, fault: tuple[int, str]) -> str:
-        """A block, and where it is."""
-        (rank, name), plan = fault, self.choice.plan
+    @cached_property
+    def comparing(self) -> Comparing:
+        """What looks whether it was multiplied right."""
+        plan = self.choice.plan
         assert plan is not None
-        region = {"A": plan.a, "B": plan.b, "C": plan.result}[name].regions[rank]
-        ends = ", ".join(f"{start}:{stop}" for start, stop in region)
-        return f"the block [{ends}] of {name} on rank {rank}, slot {self.a.mesh.at[rank]}"
+        return Comparing(plan, self.a, self.b, self.ready.what)
 
     def result(self) -> ShardedArray:
         cluster, a, b = self.cluster, self.a, self.b
@@ -462,7 +454,8 @@ class _Run:
         traffic = Both(predicted, counted.moved(cluster.slots, reads))
         memory = Both(self.choice.ledger, counted.ledger(ready.resident, slots))
         if self.verify:
-            self.compared = compare(plan, self._weighed(facts, blocks))
+            told = (each for found in facts for each in found.weighed)
+            self.compared = self.comparing.compared(told, blocks, self._left())
         if self.on_page:
             counts = traffic.measured, memory.measured, counted.seconds
             ended(cluster, lender.name, slots, *counts)
@@ -478,26 +471,6 @@ class _Run:
             spent=tuple(Spent.of(facts[slot], counted.seconds) for slot in slots if facts),
             tiles=TileCount.of(tiles for found in facts for tiles in found.tiles),
         )
-
-    @cached_property
-    def weighers(self) -> tuple[Weigher, ...]:
-        """By rank, what looks whether it multiplied right."""
-        plan = self.choice.plan
-        assert plan is not None
-        of_a, of_b = ([str(block.key) for block in x.blocks] for x in (self.a, self.b))
-        return weighers(plan, self.signs, list(zip(of_a, of_b, strict=True)))
-
-    def _weighed(self, facts: Iterable[Facts], blocks: Sequence[Future[Any]]) -> list[Weighed]:
-        """What each rank found; those that did not say so, as of workers that died, look again."""
-        found: dict[int, Weighed] = {x.rank: x for each in facts for x in each.weighed}
-        a, b, slots = self.a.blocks, self.b.blocks, self.a.mesh.at
-        if missing := [rank for rank in range(len(blocks)) if rank not in found]:
-            args = {slots[r]: (self.weighers[r], a[r], b[r], blocks[r]) for r in missing}
-            again = self.cluster.submit_all(weigh, args, name="verify")
-            what = f"verifying the {self.ready.what}"
-            told = self.cluster.gather(again, what, self._left(), cancel=True)
-            found |= zip(missing, told, strict=True)
-        return [found[rank] for rank in range(len(blocks))]
 
     def _result(self, lender: Lender, tickets: Sequence[Sequence[Any]]) -> list[Future[Any]]:
         """The blocks of C, for ``tickets`` of A's and B's: each rank goes through its line, and
@@ -534,7 +507,7 @@ class _Run:
         last = stage is self.ready.stages[-1]
         for rank, (line, reads) in enumerate(zip(stage.lines, stage.reads, strict=True)):
             said = [rows[each] for each in reads]
-            weigher = self.weighers[rank] if self.verify and last else None
+            weigher = self.comparing.weighers[rank] if self.verify and last else None
             way = lender.name, lender.transport, said, needs.kernel, needs.tile, self.on_page
             told = *way, weigher
             # what keeps Dask able to make again the blocks that the rank reads

@@ -1,5 +1,6 @@
 """Whether a product was multiplied right.
 
+by_blocks.py    the blocks of a product that ran: what is damaged is found, and named
 by_signs.py     blocks on ranks: by random signs, from what the owners have (Freivalds)
 exact_rows.py   rows in float64, where it is to be told from rounding
 tiles.py        tiles of files and lazy products, from the panels as they come

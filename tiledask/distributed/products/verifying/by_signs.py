@@ -8,7 +8,9 @@
 Each rank looks once over the three blocks that it owns, and tells what it found with what it counts
 anyway: nothing more moves between ranks. What a rank multiplied were copies of others' blocks, what
 is compared comes from those who own them, so that damage on the way is seen as well as damage of C.
-Of its own operands a rank looks whether they still are what was made (block_sums.py).
+Of its own operands a rank looks whether they still are what was made (block_sums.py). A product of
+operands that were found right before looks over C alone, for what was expected of it is known; if
+that is not there, over all three again.
 
 Rows are taken GROUP at a time, and each group is compared: one damaged element is one of
 GROUP x n whose rounding adds up, and is seen from about 1e-2 of their rms (2e-3 at 1024 cubed in
@@ -37,10 +39,12 @@ __all__ = [
     "GROUP",
     "SAFETY",
     "BlocksCompared",
+    "Expected",
     "Pieces",
     "Weighed",
     "Weigher",
     "compare",
+    "expected_of",
     "finfo_of",
     "regions_of",
     "sources_of",
@@ -79,30 +83,35 @@ class Weigher:
     """Their columns, each once."""
     keys: tuple[str, str] = ("", "")
     """Of its blocks of A and B."""
+    operands: bool = True
+    """Whether to look over A and B too; else only over C, whose size is then estimated."""
 
     def weigh(self, a: Any, b: Any, c: Any) -> "Weighed":
         """What the rank found; ``c`` as it was summed up, if that was in a wider type."""
-        own = a, b
+        u, w = _signs(self.seed, self.lead), _signs(self.seed + 1, (self.columns,))
+        of_a, of_b, wrong = dict[int, Sums](), dict[int, Sums](), tuple[str, ...]()
         with on_device(c), np.errstate(over="ignore", invalid="ignore"):
-            a, b, c = (
-                x.reshape(extents_of(region))
-                for x, region in ((a, self.a), (b, self.b), (c, self.c))
-            )
-            u, w = _signs(self.seed, self.lead), _signs(self.seed + 1, (self.columns,))
-            of_a, of_b = {}, {}
-            for i, rows in enumerate(self.rows):
-                if (here := overlap(rows, self.a[:-1])) is not None:
-                    block = a[within(here, self.a[:-1])]
-                    of_a[i] = _of_rows(block, u[slices(here)], _edges(here[-1], rows[-1]))
-            for i, cut in enumerate(self.cuts):
-                if (here := overlap(cut, self.b[1:])) is not None:
-                    block = b[:, within(here, self.b[1:])[0]]
-                    of_b[i] = _of_columns(block, w[slices(here)])
-            here, cut = self.c[:-1], self.c[-1:]
-            of_c = _of_both(c, u[slices(here)], w[slices(cut)], _edges(here[-1], here[-1]))
-            blocks = zip("AB", self.keys, own, strict=True)
-            wrong = tuple(name for name, key, block in blocks if changed(key, block))
+            if self.operands:
+                blocks = zip("AB", self.keys, (a, b), strict=True)
+                wrong = tuple(name for name, key, block in blocks if changed(key, block))
+                self._operands(a, b, u, w, of_a, of_b)
+            c, here = c.reshape(extents_of(self.c)), self.c[:-1]
+            signs, edges = (u[slices(here)], w[slices(self.c[-1:])]), _edges(here[-1], here[-1])
+            of_c = _of_both(c, *signs, edges, exact=self.operands)
         return Weighed(self.rank, of_a, of_b, of_c, c.dtype.name, wrong)
+
+    def _operands(
+        self, a: Any, b: Any, u: Any, w: Any, of_a: dict[int, Sums], of_b: dict[int, Sums]
+    ) -> None:
+        a, b = a.reshape(extents_of(self.a)), b.reshape(extents_of(self.b))
+        for i, rows in enumerate(self.rows):
+            if (here := overlap(rows, self.a[:-1])) is not None:
+                block = a[within(here, self.a[:-1])]
+                of_a[i] = _of_rows(block, u[slices(here)], _edges(here[-1], rows[-1]))
+        for i, cut in enumerate(self.cuts):
+            if (here := overlap(cut, self.b[1:])) is not None:
+                block = b[:, within(here, self.b[1:])[0]]
+                of_b[i] = _of_columns(block, w[slices(here)])
 
 
 @dataclass(frozen=True)
@@ -131,6 +140,8 @@ class BlocksCompared:
     """(rank, "A" or "B") of operands that are not what they were made."""
     sums: tuple[bytes, ...]
     """Of every rank's block of C what was compared: the same for the same bits."""
+    said: bool = True
+    """Whether something can be said of all of C, for it is finite."""
 
     @property
     def right(self) -> bool:
@@ -155,33 +166,42 @@ class BlocksCompared:
         return [*self.damaged] or [(rank, "C") for rank in self.wrong]
 
 
-def weighers(plan: ProductPlan, seed: int, keys: Sequence[tuple[str, str]]) -> tuple[Weigher, ...]:
+@dataclass(frozen=True)
+class Expected:
+    """What a rank's block of C gives if it is A @ B, by groups of its rows."""
+
+    sums: np.ndarray
+    squares: np.ndarray
+    """Of the sizes of the terms that are summed up."""
+    depth: int
+
+
+def weighers(
+    plan: ProductPlan, seed: int, keys: Sequence[tuple[str, str]], operands: bool = True
+) -> tuple[Weigher, ...]:
     """By rank, what it is told."""
     columns, a, b, c = len(plan.a.shape) - 1, *regions_of(plan)
     rows = tuple(dict.fromkeys(region[:-1] for region in c))
     cuts = tuple(dict.fromkeys(region[-1:] for region in c))
     lead, n = plan.a.shape[:-1] or (1,), prod(plan.result.shape[columns:])
     return tuple(
-        Weigher(seed, rank, lead, n, *blocks, rows, cuts, keys[rank])
+        Weigher(seed, rank, lead, n, *blocks, rows, cuts, keys[rank], operands)
         for rank, blocks in enumerate(zip(a, b, c, strict=True))
     )
 
 
-def compare(plan: ProductPlan, found: Sequence[Weighed]) -> BlocksCompared:
-    """Which blocks are wrong, by what all ranks ``found``."""
-    _, _, regions = regions_of(plan)
+def expected_of(plan: ProductPlan, found: Sequence[Weighed]) -> tuple[Expected, ...]:
+    """By rank, what its block of C has to give, by what all ranks ``found`` of A and B."""
+    of_a, of_b, regions = regions_of(plan)
     bands = list(dict.fromkeys(region[:-1] for region in regions))
     cuts = list(dict.fromkeys(region[-1:] for region in regions))
-    of_a, of_b, _ = regions_of(plan)
-    wrong = dict[int, Region]()
+    made = []
     for rank, region in enumerate(regions):
-        if 0 in extents_of(region):
-            continue
         i, j = bands.index(region[:-1]), cuts.index(region[-1:])
         groups = len(_edges(region[-2], region[-2])) - 1
-        expected, squares = np.zeros((2, *extents_of(region[:-2]), groups))
-        depth = 0
-        for panel in (p for source in sources_of(plan, rank) for p in plan.panels[source]):
+        sums, squares = np.zeros((2, *extents_of(region[:-2]), groups))
+        depth, panels = 0, [p for source in sources_of(plan, rank) for p in plan.panels[source]]
+        for panel in panels if 0 not in extents_of(region) else ():
             depth += panel.depth[1] - panel.depth[0]
             for x in panel.a:
                 here = overlap(region[:-1], of_a[x.source][:-1])
@@ -196,15 +216,28 @@ def compare(plan: ProductPlan, found: Sequence[Weighed]) -> BlocksCompared:
                     (k,) = within((panel.depth,), of_b[y.source][:1])
                     t, other = (part[k].astype(float) for part in found[y.source].b[j])
                     with np.errstate(invalid="ignore", over="ignore"):
-                        expected[at] += s @ t
+                        sums[at] += s @ t
                         squares[at] += size**2 @ other**2
-        got, norm = found[rank].c
-        usual = _usual(found[rank].dtype, region, depth, norm, squares)
+        made.append(Expected(sums, squares, depth))
+    return tuple(made)
+
+
+def compare(
+    plan: ProductPlan, found: Sequence[Weighed], expected: Sequence[Expected]
+) -> BlocksCompared:
+    """Which blocks of C are wrong, by what all ranks ``found`` and what was ``expected``."""
+    wrong, said = dict[int, Region](), True
+    for rank, region in enumerate(regions_of(plan)[-1]):
+        if 0 in extents_of(region):
+            continue
+        (got, norm), sought = found[rank].c, expected[rank]
+        usual = _usual(found[rank].dtype, region, sought.depth, norm, sought.squares)
         with np.errstate(invalid="ignore", over="ignore"):
-            off = np.where(np.isfinite(usual), np.abs(got - expected) / usual, 0.0)
+            off = np.abs(got - sought.sums) / usual
         off[np.isnan(off)] = np.inf
         # what overflows, or comes of what is not finite, nothing can be said of
-        off[~np.isfinite(expected)] = 0.0
+        off[unsaid := ~np.isfinite(usual) | ~np.isfinite(sought.sums)] = 0.0
+        said = said and not unsaid.any()
         if off.max() > 1.0:
             *lead, group = map(int, np.unravel_index(int(off.argmax()), off.shape))
             begin, end = _edges(region[-2], region[-2])[group : group + 2]
@@ -213,7 +246,7 @@ def compare(plan: ProductPlan, found: Sequence[Weighed]) -> BlocksCompared:
             wrong[rank] = (*rows, (first + begin, first + end))
     damaged = tuple((each.rank, name) for each in found for name in each.damaged)
     sums = tuple(b"".join(part.tobytes() for part in each.c) for each in found)
-    return BlocksCompared(wrong, damaged, sums)
+    return BlocksCompared(wrong, damaged, sums, said)
 
 
 def _usual(
@@ -301,20 +334,29 @@ def _of_columns(x: Any, w: np.ndarray) -> Sums:
     return sums, sizes
 
 
-def _of_both(c: Any, u: np.ndarray, w: np.ndarray, edges: Sequence[int]) -> Sums:
-    """(u C w by groups of rows, the sum of their squares): [..., rows, n] as [..., groups]."""
+def _of_both(c: Any, u: np.ndarray, w: np.ndarray, edges: Sequence[int], exact: bool) -> Sums:
+    """(u C w by groups of rows, the sum of their squares): [..., rows, n] as [..., groups].
+
+    Not ``exact``: the sum of (C w)**2, which is that of squares on the average over signs.
+    """
     xp, wide = array_namespace(c), accumulator(c.dtype)
-    w = xp.asarray(w, wide)
+    w, by_row = xp.asarray(w, wide), np.empty(c.shape[:-1])
     sums, squares = np.zeros((2, *c.shape[:-2], len(edges) - 1))
+    groups = list(pairwise(edges))
     for at in np.ndindex(*c.shape[:-2]):
-        for group, (start, stop) in enumerate(pairwise(edges)):
+        for start, stop in groups if exact or c.dtype != wide else [(0, edges[-1])]:
             rows = _widened(c[at][start:stop])
-            by_row = rows @ w
-            sums[(*at, group)] = off_device(by_row).astype(float) @ u[at][start:stop]
-            flat = rows.reshape(-1)
-            if not np.isfinite(size := float(flat @ flat)) or size < 1e-20:
-                size = float(xp.square(flat.astype(float)).sum())
-            squares[(*at, group)] = size
+            by_row[at][start:stop] = off_device(rows @ w)
+            if exact:
+                flat = rows.reshape(-1)
+                if not np.isfinite(size := float(flat @ flat)) or size < 1e-20:
+                    size = float(xp.square(flat.astype(float)).sum())
+                squares[(*at, groups.index((start, stop)))] = size
+        for group, (start, stop) in enumerate(groups):
+            part = by_row[at][start:stop]
+            sums[(*at, group)] = part @ u[at][start:stop]
+            if not exact:
+                squares[(*at, group)] = part @ part
     return sums, squares
 
 
