@@ -27,6 +27,8 @@ __all__ = ["Meeting", "Met", "Parcel", "begin", "meeting", "of_run"]
 
 LEAD = 0.05
 """Seconds from the word to begin until all do: the word must have reached every worker."""
+REACHED = 5.0
+"""Seconds in which a worker connects to the others: Dask would try one that died for 10."""
 
 
 class Parcel(NamedTuple):
@@ -193,7 +195,15 @@ async def _open(
     _meetings[run] = here = Meeting(run, device, addresses)
     prepared = None if prepare is None else prepare(here, dask_worker)
     # connections take milliseconds to make: do that before anybody waits for a block
-    await asyncio.gather(*(dask_worker.rpc(addresses[d]).identity() for d in peers[device]))
+    reached = (dask_worker.rpc(addresses[d]).identity() for d in peers[device])
+    try:
+        await asyncio.wait_for(asyncio.gather(*reached), REACHED)
+    except (OSError, TimeoutError, asyncio.TimeoutError) as error:
+        others = ", ".join(map(str, peers[device]))
+        raise ClusterLostError(
+            f"device {device} cannot reach all of the devices that it exchanges blocks with, "
+            f"{others}: the worker of one died as the run began ({error or 'no answer'})"
+        ) from None
     return prepared
 
 
