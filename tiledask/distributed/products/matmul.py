@@ -106,7 +106,8 @@ def matmul(
         changed in memory or on the way is seen from about 1e-2 of C's rms. The next product of
         the same operands looks over C alone, and over all if anything is off. What is damaged is
         made and multiplied again once, with a UserWarning that names it, and ``C.verified`` says
-        so; if that is wrong again, DamagedBlockError. "finite" also refuses A and B with NaN or infinity.
+        so; if that is wrong again, DamagedBlockError. "finite" also refuses A and B with NaN or
+        infinity.
 
     Half types are summed in float32 and rounded once; only partial sums that are left as they are
     (Partial()) are rounded before. ``C.traffic`` and ``C.memory`` hold what was predicted and

@@ -198,7 +198,7 @@ async def _open(
     reached = (dask_worker.rpc(addresses[d]).identity() for d in peers[device])
     try:
         await asyncio.wait_for(asyncio.gather(*reached), REACHED)
-    except (OSError, TimeoutError, asyncio.TimeoutError) as error:
+    except (OSError, TimeoutError) as error:
         others = ", ".join(map(str, peers[device]))
         raise ClusterLostError(
             f"device {device} cannot reach all of the devices that it exchanges blocks with, "
