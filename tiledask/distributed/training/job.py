@@ -109,14 +109,16 @@ def train_rank(
         about = lambda: (trainer.guard.scale, trainer.updates)  # noqa: E731
         keeper.stepped(number + 1, about, job.is_saved(number + 1))
     weights = save(job.steps)
-    digest = blake2b(b"".join(to_numpy(w.local).tobytes() for w in weights.values())).digest()
     weights = {name: w.like(to_numpy(w.local)) for name, w in weights.items()}
+    digest = blake2b()
+    for w in weights.values():  # one after the other: no second copy of all
+        digest.update(np.ascontiguousarray(w.local).reshape(-1).view(np.uint8))
     return TrainedRank(
         losses,
         trainer.guard.norms,
         scales,
         None if copies.rank else weights,
-        digest,
+        digest.digest(),
         trainer.held,
         StateKept(keeper.count, keeper.seconds),
     )
