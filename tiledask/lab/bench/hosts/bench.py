@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tiledask.errors import ClusterLostError, ConfigError
+from tiledask.lab.bench import records
 from tiledask.lab.bench.hosts.by_hand import ByHand, environment, hosts_on_one, said
 from tiledask.lab.bench.hosts.client import LAYOUTS, ONE, TWO, Options, training_of
 from tiledask.lab.bench.records import goals_table, record
@@ -207,7 +208,9 @@ def main() -> int:
                 console.print(
                     f"skipped: two hosts, the link between them, trainings on them. {found.why}"
                 )
-            for each in measured_rows(found, Options(sizes=sizes, **chosen, **found.schedulers)):
+            unfinished = str(records.UNFINISHED.resolve())
+            options = Options(sizes=sizes, **chosen, unfinished=unfinished, **found.schedulers)
+            for each in measured_rows(found, options):
                 if "now" in each:
                     console.print(each["now"], style="dim")
                     continue
