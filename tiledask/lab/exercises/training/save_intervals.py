@@ -1,5 +1,6 @@
 """Say for three trainings after how many steps to save: one where the square root is not enough."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from tiledask.lab import plots
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots.primitives import Figure
+from tiledask.lab.plots.style import RED
 from tiledask.plan.timing.checkpointing import Checkpointing
 from tiledask.plan.units import format_seconds
 
@@ -39,7 +41,7 @@ def save_intervals() -> Exercise:
         start = TRAININGS[name].steps or 1
         return min(lost(name, every) for every in range(max(1, start // 4), 4 * start))
 
-    def measure(answer: list[int]) -> list[Target]:
+    def measure(answer: Sequence[int]) -> list[Target]:
         return [
             Target(
                 f"{name}: time lost beyond the least, %",
@@ -48,7 +50,7 @@ def save_intervals() -> Exercise:
                 0,
                 where=f"every {every:,} steps",
             )
-            for name, every in zip(TRAININGS, answer, strict=True)
+            for name, every in zip(TRAININGS, answer, strict=False)
         ]
 
     def figure(answer: Any) -> Figure:
@@ -62,7 +64,13 @@ def save_intervals() -> Exercise:
         yours = dict(zip(TRAININGS, answer or (), strict=False))
         points = {f"yours, {n}": {every: min(lost(n, every), 1e3)} for n, every in yours.items()}
         title = "What saving and losses cost three trainings"
-        return plots.time_lost(curves, points, title=title + " (not attempted)" * (not answer))
+        drawn = plots.time_lost(curves, points, title=title + " (not attempted)" * (not answer))
+        missed = [not target.met for target in measure(answer or ())]
+        for line in drawn.axes[0].lines:
+            name = str(line.get_gid()).removeprefix("yours, ")
+            if name in yours and missed[list(yours).index(name)]:
+                line.set(color=RED, gid=f"wrong {name}")
+        return drawn
 
     said = "; ".join(
         f"{name}: a save takes {format_seconds(each.cost)}, a step {format_seconds(each.step)}, a "
