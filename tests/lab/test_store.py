@@ -1,6 +1,7 @@
 """Cells of a sweep: killed, damaged, written by two, without room. What is kept is what was
 measured, and is not measured again."""
 
+import fcntl
 import json
 import multiprocessing
 import os
@@ -189,6 +190,23 @@ def test_of_many_that_ask_at_once_one_has_it(path, tmp_path):
         child.join(60)
     assert [child.exitcode for child in children] == [0] * 4
     assert list(tmp_path.glob("two-*")) == []
+
+
+def test_a_lock_that_its_owner_has_just_removed_is_no_lock(path, monkeypatch):
+    lock, flock, calls = Path(f"{path}.lock"), fcntl.flock, []
+
+    def late(fd, how):
+        if not calls:  # the owner ends, and another one begins
+            lock.unlink()
+            lock.touch()
+        calls.append(fd)
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with alone(path):
+        assert len(calls) == 2
+        with pytest.raises(ConfigError, match="one writer at a time"), alone(path):
+            pass
 
 
 def test_a_full_disk_leaves_what_was_kept_and_says_so(path):

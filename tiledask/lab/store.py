@@ -135,8 +135,9 @@ def alone(path: Path) -> Iterator[None]:
         fd = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.exists(lock) and os.path.samestat(os.fstat(fd), os.stat(lock)):
-                break  # and not one that its owner has just removed
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(fd), os.stat(lock)):
+                    break  # and not one that its owner has just removed
         except BlockingIOError:
             pid = os.pread(fd, 20, 0).decode("ascii", "replace") or "?"
             os.close(fd)

@@ -63,6 +63,7 @@ def test_the_whole_sum_is_what_a_drawn_run_takes_where_losses_are_many_too(every
     said = Checkpointing(
         6.0, bandwidth=1.0, mtbf=mtbf, restart=20.0, step=2.0 if every else 0.0, every=every
     )
+    assert said.steps == every
     found = sum(drawn(said, 3_000 * mtbf, seed) for seed in range(3)) / 3
     assert found == pytest.approx(said.stretch, rel=0.03)
 

@@ -11,6 +11,7 @@ from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.plots.style import RED
 from tiledask.plan.timing.checkpointing import Checkpointing
 from tiledask.plan.units import format_seconds
+from tiledask.plan.whole import is_whole
 
 __all__ = ["save_intervals"]
 
@@ -102,5 +103,5 @@ def save_intervals() -> Exercise:
 
 def _read(answer: Any) -> list[int] | None:
     values = list(answer) if isinstance(answer, tuple | list) else []
-    whole = all(type(x) is int and 1 <= x <= LONGEST for x in values)
+    whole = all(is_whole(x) and 1 <= x <= LONGEST for x in values)
     return values if whole and len(values) == len(TRAININGS) else None
