@@ -262,9 +262,9 @@ def main() -> int:
                 console.print(
                     f"where the last {OURS} spent its time (its slowest product and rank): {parts}"
                 )
-                if args.record:  # after every work: a run that is stopped leaves what it has
-                    facts = {"rates": vars(rates), "pays from n": pays, "goals": reached}
-                    record(Path(args.record), "tiledask.lab.bench.product", facts | {"rows": rows})
+    if args.record:
+        facts = {"rates": vars(rates), "pays from n": pays, "goals": reached, "rows": rows}
+        record(Path(args.record), "tiledask.lab.bench.product", facts)
     console.print(goals_table(reached))
     console.print(
         f"One task costs {format_seconds(rates.task)}, a question to all workers "

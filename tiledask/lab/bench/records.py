@@ -76,5 +76,5 @@ def resumed(
 
 @cache
 def _machine() -> dict[str, str]:
-    """What was found, asked once: a bench that keeps what it has may write many times."""
+    """What was found, asked once: `make gpu` writes its record many times."""
     return {f.name: f.found.replace(os.getcwd(), ".") for f in examine()}

@@ -215,15 +215,6 @@ def main() -> int:
                     console.print(each["now"], style="dim")
                     continue
                 rows.append(each)
-                if args.record:  # what there is, if a long run is cut off
-                    facts = {
-                        "arguments": chosen | {"sizes": sizes},
-                        "skipped": found.why,
-                        "load before and after": [round(load, 2), round(os.getloadavg()[0], 2)],
-                        "goals": goals(rows),
-                        "rows": rows,
-                    }
-                    record(Path(args.record), "tiledask.lab.bench.hosts", facts)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     for table in tables(rows):
@@ -235,4 +226,13 @@ def main() -> int:
         )
     if reached := goals(rows):
         console.print(goals_table(reached))
+    if args.record:
+        facts = {
+            "arguments": chosen | {"sizes": sizes},
+            "skipped": found.why,
+            "load before and after": [round(load, 2), round(os.getloadavg()[0], 2)],
+            "goals": reached,
+            "rows": rows,
+        }
+        record(Path(args.record), "tiledask.lab.bench.hosts", facts)
     return 0
