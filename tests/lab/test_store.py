@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import random
 import resource
+import shutil
 import signal
 import time
 import warnings
@@ -230,6 +231,19 @@ def test_a_full_disk_leaves_what_was_kept_and_says_so(path):
     assert "run again, what is there is not measured twice" in said
     assert len(said) < 600
     assert kept(path) == {0: "small"}
+
+
+def test_where_nothing_can_be_written_is_said_and_nothing_is_held(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "file" / "sweep", tmp_path / "folder"):
+        with pytest.raises(ConfigError, match=r"cannot be written: .+; make room"):
+            Store(path)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "folder"]
+    with Store(tmp_path / "gone" / "sweep") as store:
+        shutil.rmtree(tmp_path / "gone")
+        with pytest.raises(ConfigError, match="cannot be written: No such file or directory"):
+            store.once(lambda: 1, n=1)
 
 
 # -- lines ---------------------------------------------------------------------------------------

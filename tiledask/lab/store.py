@@ -33,7 +33,10 @@ def append(path: Path, facts: Mapping[str, Any], sync: bool = True) -> None:
     ConfigError where they are not JSON, or there is no room: the file is then as it was.
     """
     line, made = _line(facts), not path.exists()
-    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise _unwritten(path, error) from None
     try:
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":  # half a line, whose writer is gone
@@ -56,6 +59,13 @@ def append(path: Path, facts: Mapping[str, Any], sync: bool = True) -> None:
         folder = os.open(path.parent, os.O_RDONLY)
         os.fsync(folder)
         os.close(folder)
+
+
+def _unwritten(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"{path} cannot be written: {error.strerror or error}; make room there, or name a file in "
+        f"a folder that is yours"
+    )
 
 
 def _line(facts: Mapping[str, Any]) -> bytes:
@@ -173,34 +183,43 @@ class Store:
 
     def __init__(self, path: str | os.PathLike, made: Mapping[str, Any] | None = None) -> None:
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         made = {**made_by(), **(made or {})}
         self.by = _digest(_line(made)).decode()
         """Digest of what makes the cells."""
-        self._open = ExitStack()
-        self._open.enter_context(alone(self.path))
-        lines = Lines(self.path)
-        rows = lines.read()
-        whole, damaged = lines.at, lines.damaged
-        if lines.half():  # of a writer that was killed: it was never kept
-            os.truncate(self.path, whole)
-        if damaged:
-            aside = self.path.with_name(f"{self.path.name}.damaged")
-            with open(aside, "ab") as file:
-                file.write(b"\n".join([*damaged, b""]))
-            write_whole(self.path, b"".join(map(_line, rows)))
-            warnings.warn(
-                f"{self.path}: {len(damaged)} of {len(damaged) + len(rows)} lines are not what "
-                f"was written; they are in {aside} now, and their cells are measured again",
-                stacklevel=2,
-            )
+        try:
+            with ExitStack() as stack:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(alone(self.path))
+                rows = self._read()
+                if not any(row.get("by") == self.by and "made" in row for row in rows):
+                    append(self.path, {"by": self.by, "made": made})
+                self._open = stack.pop_all()
+        except OSError as error:
+            raise _unwritten(self.path, error) from None
         self._values = {
             _key(row["cell"]): (row["cell"], row["value"])
             for row in rows
             if row.get("by") == self.by and "cell" in row
         }
-        if not any(row.get("by") == self.by and "made" in row for row in rows):
-            append(self.path, {"by": self.by, "made": made})
+
+    def _read(self) -> list[dict[str, Any]]:
+        """Its lines, once what is damaged is set aside."""
+        lines = Lines(self.path)
+        rows, whole = lines.read(), lines.at
+        if lines.half():  # of a writer that was killed: it was never kept
+            os.truncate(self.path, whole)
+        if lines.damaged:
+            aside = self.path.with_name(f"{self.path.name}.damaged")
+            with open(aside, "ab") as file:
+                file.write(b"\n".join([*lines.damaged, b""]))
+            write_whole(self.path, b"".join(map(_line, rows)))
+            warnings.warn(
+                f"{self.path}: {len(lines.damaged)} of {len(lines.damaged) + len(rows)} lines are "
+                f"not what was written; they are in {aside} now, and their cells are measured "
+                f"again",
+                stacklevel=3,
+            )
+        return rows
 
     def __enter__(self) -> "Store":
         return self
