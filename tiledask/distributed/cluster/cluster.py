@@ -574,7 +574,8 @@ class Cluster(ABC):
         return [
             f"slot {slot} (it has no worker)"
             if seconds is None
-            else f"slot {slot} (its worker was last heard of {seconds:.1f} s ago)"
+            else f"slot {slot} (its worker was last heard of {seconds:.1f} s ago"
+            f"{workers[slot].get('alone', '') if seconds >= _SILENT else ''})"
             for slot, seconds in ago.items()
             if seconds is None or seconds >= silent
         ]

@@ -376,6 +376,9 @@ class AttachedCluster(Cluster):
     def _workers(self) -> dict[int, dict[str, Any]]:
         found = super()._workers()
         self._lie({slot: facts["address"] for slot, facts in found.items()})
+        for facts in found.values():
+            if not facts["nanny"] and not is_per_thread(facts["name"]):
+                facts["alone"] = "; it has no nanny: if it is frozen, nobody replaces it"
         return found
 
     def _lie(self, at: dict[int, str]) -> None:

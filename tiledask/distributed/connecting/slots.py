@@ -455,7 +455,7 @@ async def _equip(version: str, device: str, split: bool, dask_worker: Any) -> Jo
         died = on_worker.equip(dask_worker, nanny)
         if nanny is not None:  # no other follows one that has none
             register = poison.name_of(nanny, os.getppid())
-            _watchers[dask_worker.address] = await offload(frozen.watcher, register)
+            _watchers[dask_worker.address] = await offload(frozen.watcher, os.getpid(), register)
         await offload(on_worker.warm_up)
     found = await offload(own_gpu, device)
     gpu, without = (None, found) if isinstance(found, str) else (found, "")

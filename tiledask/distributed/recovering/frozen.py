@@ -100,8 +100,8 @@ def end(pid: int, register: str) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def watcher(register: str) -> "subprocess.Popen[bytes]":
-    """A process that watches this one, until its standard input is closed, and ends it if it is
+def watcher(pid: int, register: str) -> "subprocess.Popen[bytes]":
+    """A process that watches ``pid``, until its standard input is closed, and ends it if it is
     frozen."""
     home = os.path.dirname(os.path.dirname(psutil.__file__))
     code = (
@@ -109,7 +109,7 @@ def watcher(register: str) -> "subprocess.Popen[bytes]":
         f"runpy.run_path({__file__!r}, run_name='__main__')"
     )
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", code, str(os.getpid()), register],
+        [sys.executable, "-I", "-S", "-c", code, str(pid), register],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         start_new_session=True,  # no Ctrl-C or Ctrl-Z of a terminal reaches it

@@ -43,7 +43,8 @@ class Supervisor:
         self._empty: dict[Any, float] = {}  # slot: since when
         self._filling: Any = None
         self._failures, self._again = 0, 0.0
-        threading.Thread(target=self._watch, name="tiledask-supervisor", daemon=True).start()
+        self.thread = threading.Thread(target=self._watch, name="tiledask-supervisor", daemon=True)
+        self.thread.start()
 
     def stop(self) -> None:
         """None; no slot is refilled from now on."""
