@@ -526,9 +526,8 @@ def test_start_keeps_its_deadline():
 def test_a_task_that_kills_its_worker_each_time_is_named():
     # a cluster of its own: a nanny whose worker dies while it starts is never quite well again
     with td.start_cluster(2, device="cpu", quiet=True) as started:
-        with pytest.raises(
-            ClusterLostError, match=r"poison: task poison-\w+-1 ended the worker of slot 1 4 times"
-        ):
+        words = r"poison: task poison-\w+-1 ended the worker of slot 1 4 times"
+        with pytest.raises(ClusterLostError, match=words):
             started.wait([started.submit(1, os._exit, 1, name="poison")], "poison", 200)
         assert started.gather([started.submit(0, where)], "the other slot", 30) == [0]
 

@@ -38,6 +38,9 @@ def dask(tmp_path_factory):
 def cluster(dask):
     with td.connect(dask.address, workers=2, timeout=60) as running:
         yield running
+        mine = {each for pid in pids(running) for each in watching(pid)}
+        assert len(mine) == 2
+    wait_until(lambda: not mine & watchers(), "the watchers' end", 20)
 
 
 def pids(cluster):
@@ -135,7 +138,7 @@ def test_nobody_watches_a_worker_without_a_nanny_and_the_error_says_so(tmp_path)
         assert not watching(pid)
         os.kill(pid, signal.SIGSTOP)
         try:
-            with pytest.raises(DeadlineError, match="slot 0 .* it has no nanny: if it is frozen"):
+            with pytest.raises(DeadlineError, match=r"slot 0 .* it has no nanny: if it is frozen"):
                 cluster.run(on_worker.machine, timeout=4.5)
         finally:
             os.kill(pid, signal.SIGCONT)
@@ -148,6 +151,7 @@ def watching(pid):
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_each_thread_is_watched_and_nobody_after_the_end(tmp_path):
     with dask_by_hand(tmp_path, 1, "--nanny", "--nthreads", "2") as dask:
         with td.connect(dask.address, workers=2, slots="thread", timeout=60) as cluster:

@@ -110,17 +110,22 @@ def test_deaths_are_counted_for_those_who_ran():
     elsewhere, users = Known("d", 2, "slot11"), Known("e", 2)
 
     class Scheduler:
-        tasks = {task.key: task for task in (running, waiting, handing, elsewhere, users)}
+        def __init__(self, *tasks):
+            self.tasks = {task.key: task for task in tasks}
 
+        def suspicious(self):
+            return [task.suspicious for task in self.tasks.values()]
+
+    scheduler = Scheduler(running, waiting, handing, elsewhere, users)
     deaths = poison.Deaths()
-    deaths.count(Scheduler, poison.Death(1, ("a", "c")))
-    assert [task.suspicious for task in Scheduler.tasks.values()] == [1, 0, 1, 2, 2]
+    deaths.count(scheduler, poison.Death(1, ("a", "c")))
+    assert scheduler.suspicious() == [1, 0, 1, 2, 2]
     running.suspicious += 1
     handing.suspicious += 1
-    deaths.count(Scheduler, poison.Death(1, ("a",)))
-    assert [task.suspicious for task in Scheduler.tasks.values()] == [2, 0, 1, 2, 2]
-    deaths.count(Scheduler, poison.Death(1, ()))
-    assert [task.suspicious for task in Scheduler.tasks.values()] == [2, 0, 1, 2, 2]
+    deaths.count(scheduler, poison.Death(1, ("a",)))
+    assert scheduler.suspicious() == [2, 0, 1, 2, 2]
+    deaths.count(scheduler, poison.Death(1, ()))
+    assert scheduler.suspicious() == [2, 0, 1, 2, 2]
 
 
 @pytest.fixture

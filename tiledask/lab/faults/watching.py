@@ -13,7 +13,7 @@ import logging
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from tiledask.distributed.cluster.worker import machine
 from tiledask.distributed.recovering import frozen, poison, supervisor
 from tiledask.lab.bench.records import record
 
-__all__ = ["KINDS", "Alarms", "Cost", "alarms", "cost", "main", "measure"]
+__all__ = ["KINDS", "FalseAlarms", "WatchingCost", "alarms", "cost", "main", "measure"]
 
 WORKERS = 2
 LOOPS = 10
@@ -37,7 +37,7 @@ LONG = 4.0
 """Seconds, at least, for which one call keeps the lock."""
 
 
-class Cost(NamedTuple):
+class WatchingCost(NamedTuple):
     """CPU seconds while products were computed."""
 
     workers: float
@@ -54,13 +54,13 @@ class Cost(NamedTuple):
         return (self.thread + self.processes + self.register) / self.workers
 
 
-class Alarms(NamedTuple):
+class FalseAlarms(NamedTuple):
     """What was taken for frozen, and was not."""
 
     kind: str
     seconds: float
     thread: int
-    """Alarms of the thread that watches in the client."""
+    """FalseAlarms of the thread that watches in the client."""
     processes: int
     """Of those that watch beside workers."""
     silent: float
@@ -68,11 +68,11 @@ class Alarms(NamedTuple):
 
 
 def measure(seconds: float = 200.0) -> dict[str, Any]:
-    """{"cost": Cost, "alarms": [Alarms]}: of a quiet product, and of ``seconds`` of each kind."""
+    """ "cost", of a quiet product, and "alarms", of ``seconds`` of each kind of busy workers."""
     return {"cost": cost(), "alarms": [alarms(kind, seconds) for kind in KINDS]}
 
 
-def cost(n: int = 4096, products: int = 3) -> Cost:
+def cost(n: int = 4096, products: int = 3) -> WatchingCost:
     """Of some products of n x n matrices in single precision, one after the other."""
     with td.start_cluster(WORKERS, device="cpu", quiet=True) as cluster:
         mesh, shards = td.Mesh(cluster, (1, WORKERS)), (td.Shard(0), td.Shard(1))
@@ -86,7 +86,7 @@ def cost(n: int = 4096, products: int = 3) -> Cost:
             after = _cpu(cluster, pids, processes)
         tasks = products * WORKERS
     workers, thread, beside = (b - a for a, b in zip(before, after, strict=True))
-    return Cost(workers, thread, beside, tasks * _line())
+    return WatchingCost(workers, thread, beside, tasks * _line())
 
 
 def _cpu(
@@ -128,7 +128,7 @@ def _watched(cluster: Cluster) -> Iterator[tuple[list[int], list["subprocess.Pop
             process.communicate()
 
 
-def alarms(kind: str, seconds: float) -> Alarms:
+def alarms(kind: str, seconds: float) -> FalseAlarms:
     """Those of ``seconds`` in which the workers are busy in this way, one of KINDS."""
     said, silent = _Counting(), 0.0
     supervisor.logger.addHandler(said)
@@ -146,7 +146,7 @@ def alarms(kind: str, seconds: float) -> Alarms:
     finally:
         supervisor.logger.removeHandler(said)
     ended = sum(process.returncode == frozen.KILLED for process in processes)
-    return Alarms(kind, past, said.count, ended, silent)
+    return FalseAlarms(kind, past, said.count, ended, silent)
 
 
 class _Counting(logging.Handler):
@@ -163,7 +163,7 @@ def _silent(cluster: Cluster) -> list[float]:
     return [now - each["last_seen"] for each in cluster._workers().values()]
 
 
-def _keeping_the_lock(cluster: Cluster) -> Iterator[None]:
+def _keeping_the_lock(cluster: Cluster) -> Generator[None, None, None]:
     digits = cluster.gather([cluster.submit(0, _digits, LONG)], "a long call", 300)[0]
     while True:
         calls = [cluster.submit(slot, _power, digits) for slot in range(cluster.slots)]
@@ -183,10 +183,10 @@ def _digits(seconds: float) -> int:
 
 
 def _power(n: int) -> bool:
-    return 3**n > 0
+    return bool(3**n)
 
 
-def _blas(cluster: Cluster) -> Iterator[None]:
+def _blas(cluster: Cluster) -> Generator[None, None, None]:
     code = "while True: pass"
     loops = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(LOOPS)]
     try:
@@ -201,7 +201,7 @@ def _blas(cluster: Cluster) -> Iterator[None]:
             loop.wait()
 
 
-def _spilling(cluster: Cluster) -> Iterator[None]:
+def _spilling(cluster: Cluster) -> Generator[None, None, None]:
     while True:
         made = [
             cluster.submit(n % cluster.slots, np.full, BLOCK, float(n), name="spilled")
@@ -213,7 +213,7 @@ def _spilling(cluster: Cluster) -> Iterator[None]:
             yield
 
 
-KINDS: dict[str, Callable[[Cluster], Iterator[None]]] = {
+KINDS: dict[str, Callable[[Cluster], Generator[None, None, None]]] = {
     "keeping the lock": _keeping_the_lock,
     f"BLAS beside {LOOPS} busy loops": _blas,
     "spilling": _spilling,
@@ -227,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--record", type=Path, metavar="FILE.json", help="keep the numbers")
     given = parser.parse_args(arguments)
     found = measure(60 * given.minutes / len(KINDS))
-    spent: Cost = found["cost"]
+    spent: WatchingCost = found["cost"]
     print(
         f"quiet product of 4096^3: watching {100 * spent.share:.3f} % of the workers' CPU seconds "
         f"(thread {1e3 * spent.thread:.1f} ms, processes {1e3 * spent.processes:.1f} ms, register "
