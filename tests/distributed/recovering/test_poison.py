@@ -3,18 +3,41 @@
 import os
 import signal
 import time
+from functools import partial
 
+import numpy as np
 import pytest
 from oracles.waiting import wait_until
 from twins.by_hand import dask_by_hand
 
 import tiledask as td
 from tiledask.distributed.cluster import worker as on_worker
+from tiledask.distributed.pipelines.stages import Dummy
 from tiledask.distributed.recovering import poison
 from tiledask.distributed.recovering.frozen import end
 from tiledask.errors import ClusterLostError
+from tiledask.tile.datasets import load_text
 
 INNOCENTS = 40
+TEXT = load_text("tales")
+
+
+class Fatal:
+    """Text of which one rank's part of the batch of step 5 ends the process that draws it."""
+
+    vocabulary = TEXT.vocabulary
+
+    def batch(self, seed, step, size, sequence, rows):
+        if step == 5 and rows.start == 0:
+            os._exit(1)
+        return TEXT.batch(seed, step, size, sequence, rows)
+
+
+class Deadly(Dummy):
+    """A stage whose backward ends its process."""
+
+    def backward_input(self, weights, saved, dy):
+        os._exit(1)
 
 
 @pytest.fixture(params=["started", "connected"], scope="module")
@@ -33,6 +56,12 @@ def cluster(request, tmp_path_factory):
 
 def number(n, seconds):
     time.sleep(seconds)
+    return n
+
+
+def number_once(n, path):
+    while not os.path.exists(path):
+        time.sleep(0.05)
     return n
 
 
@@ -79,17 +108,50 @@ def test_the_task_is_named_and_the_innocents_finish(cluster, how, seconds):
     assert took < 60  # 4 s where workers are forks, 8 s else, on a quiet machine
 
 
+def training(cluster):
+    model = td.GPT(TEXT.vocabulary, hidden=16, layers=2, heads=2, sequence=8)
+    td.train(model, Fatal(), td.Mesh(cluster, (2, 1, 1)), steps=8, batch=4, timeout=300)
+
+
+def schedule(cluster, engine):
+    batch = np.zeros((8, 1))
+    options = {"target": batch, "engine": engine, "timeout": 300}
+    td.run_schedule(td.schedule("1f1b", 2, 8), [Dummy(), Deadly()], batch, cluster, **options)
+
+
+SLOT_0, SLOT_1 = (rf"work of slots \[{slot}\] ended their workers 4 times" for slot in (0, 1))
+
+
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_who_is_ended_for_being_frozen_is_not_to_blame(cluster):
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        (training, SLOT_0),
+        (partial(schedule, engine="loop"), SLOT_1),
+        (partial(schedule, engine="tasks"), r"task \S+-1 ended the worker of slot 1 4 times"),
+    ],
+    ids=["training", "loop", "tasks"],
+)
+def test_what_ends_a_worker_each_time_is_said_long_before_the_deadline(cluster, work, words):
+    begun = time.monotonic()
+    with pytest.raises(ClusterLostError, match=words):
+        work(cluster)
+    assert time.monotonic() - begun < 150  # 4 s where workers are forks, 15 s else, if it is quiet
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_who_is_ended_for_being_frozen_is_not_to_blame(cluster, tmp_path):
     """Five times, each by a watcher: Dask gives a task up after four."""
-    task = cluster.submit(1, number, 7, 6.0, name="long")
+    task = cluster.submit(1, number_once, 7, str(tmp_path / "over"), name="long")
     for _ in range(5):
         pid = cluster.run(on_worker.machine, timeout=60)[1]["pid"]
         wait_until(lambda: task.key in cluster.client.processing().get(cluster.address(1), ()))
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda pid=pid: not os.path.exists(f"/proc/{pid}"), "its end", 60)
         cluster.wait_for_slots([1], 60)
+    (tmp_path / "over").touch()
     assert cluster.gather([task], "a long task", 60) == [7]
 
 
