@@ -13,6 +13,7 @@ import time
 import numpy as np
 import psutil
 import pytest
+from oracles.innocents import poison_among_innocents
 from oracles.waiting import wait_until
 from twins.by_hand import dask_by_hand
 
@@ -129,6 +130,12 @@ def test_ctrl_z_of_who_runs_the_workers_is_no_freeze(cluster):
 
 
 @pytest.mark.cluster
+def test_a_task_that_ends_its_worker_is_named_and_the_innocents_finish(cluster):
+    assert poison_among_innocents(cluster, "kill", 0.1) < 60  # 8 on a quiet machine
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
 def test_nobody_watches_a_worker_without_a_nanny_and_the_error_says_so(tmp_path):
     with (
         dask_by_hand(tmp_path, 1, "--no-nanny") as dask,
