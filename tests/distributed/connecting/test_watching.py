@@ -130,6 +130,17 @@ def test_ctrl_z_of_who_runs_the_workers_is_no_freeze(cluster):
 
 
 @pytest.mark.cluster
+def test_nobody_is_asked_where_a_worker_was(cluster):
+    """Dask would try to connect there for half a minute."""
+    pid = pids(cluster)[1]
+    os.kill(pid, signal.SIGKILL)
+    time.sleep(0.5)
+    begun = time.monotonic()
+    assert pids(cluster)[1] != pid
+    assert time.monotonic() - begun < 25  # 1 on a quiet machine
+
+
+@pytest.mark.cluster
 def test_a_task_that_ends_its_worker_is_named_and_the_innocents_finish(cluster):
     assert poison_among_innocents(cluster, "kill", 0.1) < 60  # 8 on a quiet machine
 

@@ -400,6 +400,8 @@ class AttachedCluster(Cluster):
         _, said = event
         what, silent = said["what"], said["silent"]
         self._lost.pop(what, None)
+        if silent is None:  # it may have gone: who is asked there would not be given up for long
+            self._at = {slot: address for slot, address in self._at.items() if address != what}
         if silent is None or not 0 <= said["slot"] < self.slots:
             return
         heard = f"at {what}, last heard of {silent:.1f} s ago: its host is down, or cut off"

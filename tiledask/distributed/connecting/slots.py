@@ -138,6 +138,8 @@ class Slots(SchedulerPlugin):
         self._soon(self.take_in, [worker])
 
     def remove_worker(self, scheduler: Any, worker: str, **_: Any) -> None:
+        if worker in self.given:  # clients hear that nobody is at its address any more
+            self.lost.add(worker)
         self._say_lost(worker, None)
         for known in (self.ready, self.given, self.refused, self.sharers):
             known.pop(worker, None)
