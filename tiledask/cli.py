@@ -228,6 +228,22 @@ def _of_models(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("cluster", help="COUNTxNAME such as 80xA100-40GB, or a JSON file")
     sub.add_argument("--recipe", default="mixed-adam-16", help="(%(default)s)")
     sub.add_argument("--sequence", type=_whole, default=2048, help="tokens (%(default)s)")
+    for name, unit, words in (
+        ("--mtbf", "HOURS", "between two losses of a device (Llama 3's: 51000)"),
+        ("--storage", "GB", "that a device saves in a second (Llama 3's: 0.122)"),
+        ("--restart", "SECONDS", "from a loss until steps go on (600)"),
+    ):
+        sub.add_argument(name, type=float, metavar=unit, help=words)
+
+
+def _losses(args: argparse.Namespace) -> dict[str, float]:
+    """What was given of how often a device is lost, and what it takes to save."""
+    units = {"mtbf": ("mtbf", 3600), "storage": ("bandwidth", 1e9), "restart": ("restart", 1)}
+    return {
+        name: unit * getattr(args, option)
+        for option, (name, unit) in units.items()
+        if getattr(args, option) is not None
+    }
 
 
 def _adder(commands: Any) -> Callable[..., argparse.ArgumentParser]:
@@ -292,6 +308,8 @@ def _fit(args: argparse.Namespace, console: Console) -> Result:
     fit, found = td.fits(*run), td.critique(*run) if args.critique else None
     planner.show_fit(fit, console)
     result = planner.fit_facts(fit)
+    if fit.verdict != "no" and fit.memory.recipe.trains:
+        result["saving"] = planner.show_saving(fit.checkpointing(**_losses(args)), console)
     if found is not None:
         planner.show_critique(found, console)
         result["critique"] = found.to_dict()
@@ -338,6 +356,8 @@ def _plan(args: argparse.Namespace, console: Console) -> Result:
     result = planner.plan_facts(plans, args.first, relaxed)
     if plans.best.verdict != "no":
         result["step"] = planner.step_facts(plans.best.step)
+        saving = plans.best.checkpointing(**_losses(args))
+        result["saving"] = planner.show_saving(saving, console)
     return (1 if plans.best.verdict == "no" else 0), result
 
 

@@ -304,9 +304,11 @@ def _records():
 
 def _learner():
     from tiledask.lab.learner.kept import Kept
+    from tiledask.lab.store import _line
 
-    facts = {"predictions": {"p": {"said": 4, "at": "x"}}, "tasks": {"24-on-4": {"tries": 2}}}
-    return [json.dumps(facts)], _in_file(lambda path: _shown(Kept("x", path)))
+    rows = ("predictions", "p", {"said": 4, "at": "x"}), ("tasks", "24-on-4", {"tries": 2})
+    lines = (_line(dict(zip(("table", "name", "facts"), row, strict=True))) for row in rows)
+    return [b"".join(lines).decode()], _in_file(lambda path: _shown(Kept("x", path)))
 
 
 def _notebook():

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Sequence
 from dataclasses import fields
+from math import inf
 from typing import Any
 
 from rich.console import Console
@@ -14,6 +15,7 @@ from tiledask.plan.choosing.sensitivity import Relaxed
 from tiledask.plan.fitting.fit import Fit
 from tiledask.plan.fitting.memory import MemoryEstimate
 from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.timing.checkpointing import Checkpointing
 from tiledask.plan.timing.step import StepEstimate
 from tiledask.plan.units import format_bytes, format_seconds
 
@@ -23,6 +25,7 @@ __all__ = [
     "show_critique",
     "show_fit",
     "show_plans",
+    "show_saving",
     "show_step",
     "step_facts",
 ]
@@ -215,6 +218,15 @@ def show_step(step: StepEstimate, console: Console) -> None:
     ]
     title = f"where the {format_seconds(step.total)} of a step go, {used}"
     console.print(Grid(("part", "time", "share", "formula"), rows, title, left=(0, 3)))
+
+
+def show_saving(saving: Checkpointing, console: Console) -> dict[str, Any]:
+    """How often to save, in a line; the facts of it for JSON."""
+    say(console, saving.line)
+    names = ("state_bytes", "bandwidth", "mtbf", "devices", "restart", "cost", "between_failures")
+    shares = ("steps", "interval", "saving", "redone", "restarting", "stretch")
+    found = {name: getattr(saving, name) for name in (*names, *shares)}
+    return {name: None if value == inf else value for name, value in found.items()}
 
 
 def show_critique(found: PlanCritique, console: Console) -> None:

@@ -221,7 +221,10 @@ def write_whole(path: Path, content: bytes) -> Path:
     """``path``, holding ``content``; on an error it holds what it held before."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        part.write_bytes(content)
+        with open(part, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)

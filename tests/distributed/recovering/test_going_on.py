@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -326,9 +327,13 @@ def lost(times, tried):
 
 
 def test_it_is_tried_again_as_often_as_workers_are_lost():
-    tried = []
-    assert until_done(Slots(*"abcdefghij"), [0], 60.0, lost(9, tried)) == "done"
-    assert tried == [*range(10)]
+    """Of one slot and the other; or of one, and more is kept each time."""
+    both = ["aa", "ab", "bb", "bc", "cc", "cd", "dd", "de", "ee", "ef"]
+    for slots, kept in ((Slots(*both), tuple), (Slots(*"abcdefghij"), count().__next__)):
+        tried = []
+        at = range(len(slots.addresses[0]))
+        assert until_done(slots, at, 60.0, lost(9, tried), kept) == "done"
+        assert tried == [*range(10)]
 
 
 @pytest.mark.parametrize(
@@ -337,6 +342,7 @@ def test_it_is_tried_again_as_often_as_workers_are_lost():
         (Slots(*"aaaaaaa"), "a worker died", 3),  # nobody was lost: it would be so for ever
         (Slots("a", "b"), "a worker died", 2),  # and no slot comes back
         (Slots("a", "b", closed=True), "closed", 1),
+        (Slots(*"abcdefghij"), r"work of slots \[0\] ended their workers 4 times", 4),
     ],
 )
 def test_it_is_not_tried_for_ever(slots, words, count):
@@ -354,8 +360,9 @@ def test_it_is_not_tried_beyond_its_time():
         time.sleep(0.2)
         raise ClusterLostError("a worker died")
 
+    both = Slots("aa", "ab", "bb", "bc", "cc", "cd", "dd", "de", "ee", "ef")
     with pytest.raises(ClusterLostError):
-        until_done(Slots(*"abcdefghij"), [0], 0.5, slow)
+        until_done(both, [0, 1], 0.5, slow)
     assert len(tried) == 3
     assert tried[0] == 0.5 > tried[1] > tried[2] > 0
 

@@ -14,7 +14,7 @@ from oracles.waiting import wait_until
 import tiledask as td
 from tiledask.distributed.cluster.forkserver import ForkingNanny
 from tiledask.distributed.recovering import supervisor
-from tiledask.distributed.recovering.supervisor import process_state
+from tiledask.distributed.recovering.frozen import process_state
 
 SHARDS = (td.Shard(0), td.Shard(1))
 

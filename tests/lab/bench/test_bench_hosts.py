@@ -18,6 +18,7 @@ from rich.console import Console
 from twins.by_hand import two_hosts
 
 from tiledask.errors import ConfigError
+from tiledask.lab.bench import records
 from tiledask.lab.bench.hosts import bench, client, link
 from tiledask.lab.bench.hosts.rows import Told, in_turns, row
 
@@ -107,6 +108,7 @@ def test_without_two_hosts_the_rest_runs_and_says_what_is_skipped(
 
     monkeypatch.setattr(bench, "hosts_on_one", none)
     file = tmp_path / "hosts.json"
+    monkeypatch.setattr(records, "UNFINISHED", tmp_path / "unfinished")
     monkeypatch.setattr(sys, "argv", ["hosts", "--quick", "--record", str(file)])
     assert bench.main() == 0
     assert "skipped: two hosts" in " ".join(capsys.readouterr().out.split())
@@ -125,6 +127,7 @@ def test_two_hosts_beside_one(small, monkeypatch, tmp_path):
     with two_hosts(tmp_path):  # or skipped
         pass
     file = tmp_path / "hosts.json"
+    monkeypatch.setattr(records, "UNFINISHED", tmp_path / "unfinished")
     monkeypatch.setattr(sys, "argv", ["hosts", "--quick", "--record", str(file)])
     assert bench.main() == 0
     kept = json.loads(file.read_text())

@@ -12,7 +12,7 @@ import pytest
 
 import tiledask as td
 from tiledask.errors import ScheduleError
-from tiledask.lab.bench import idle
+from tiledask.lab.bench import idle, records
 
 
 @pytest.mark.long
@@ -77,6 +77,7 @@ def test_it_prints_and_records(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(idle, "LONG", 0.02)
     path = tmp_path / "idle.json"
     words = ["idle", "--schedules", "naive", "--devices", "2", "--microbatches", "1", "--record"]
+    monkeypatch.setattr(records, "UNFINISHED", tmp_path / "unfinished")
     monkeypatch.setattr(sys, "argv", [*words, str(path)])
     assert idle.main() == 0
     kept = json.loads(path.read_text())

@@ -8,7 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
-from tiledask.lab.bench.records import goals_table, record
+from tiledask.lab.bench.records import goals_table, record, resumed
 
 
 def test_goals_stand_beside_what_was_reached_and_say_which_are_met():
@@ -34,3 +34,24 @@ def test_a_record_says_what_it_was_measured_on(tmp_path):
     assert {"date", "machine", "processor", "versions", "BLAS"} < set(kept)
     assert "numpy" in kept["versions"]
     assert "cores" in kept["machine"]
+
+
+def test_rows_of_an_interrupted_bench_are_not_measured_again_and_end_with_it(tmp_path):
+    measured, said = [], []
+
+    def bench(fails):
+        with resumed("some", said.append, tmp_path) as known:
+            for n in range(3):
+                if n == fails:
+                    raise KeyboardInterrupt
+                known.once(lambda n=n: measured.append(n), n=n)
+
+    for fails in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            bench(fails)
+    assert said[0].startswith("1 measurements of a run that was interrupted are in ")
+    bench(None)
+    assert measured == [0, 1, 2]
+    assert list(tmp_path.iterdir()) == []
+    bench(None)
+    assert measured == [0, 1, 2, 0, 1, 2]

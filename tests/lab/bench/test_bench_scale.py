@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import tiledask as td
+from tiledask.lab.bench import records
 from tiledask.lab.bench.scale import bench as scale
 from tiledask.lab.bench.scale.shown import HEAD, _lines, page, picture
 from tiledask.plan.data import data_file
@@ -126,6 +127,7 @@ def test_the_record_is_of_all_sizes_and_its_goals_are_met():
 def test_two_workers_are_measured_end_to_end(monkeypatch, tmp_path, capsys):
     file = tmp_path / "found" / "scale.json"
     options = ["--workers", "2", "--repeats", "2", "--plan", "4", "--record", str(file)]
+    monkeypatch.setattr(records, "UNFINISHED", tmp_path / "unfinished")
     monkeypatch.setattr(sys, "argv", ["scale", *options])
     assert scale.main() == 0
     assert "2 workers: measured" in capsys.readouterr().out

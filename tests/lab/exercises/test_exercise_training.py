@@ -1,6 +1,7 @@
-"""Exercises on training: traffic, uneven copies, a loss scale, a faulty run; judged by runs.
+"""Exercises on training: traffic, uneven copies, a loss scale, a faulty run, how often to save.
 
-Holds `tiledask.lab.exercises.training.faulty_run`, `tiledask.lab.exercises.training.scale_rule`,
+Holds `tiledask.lab.exercises.training.faulty_run`,
+`tiledask.lab.exercises.training.save_intervals`, `tiledask.lab.exercises.training.scale_rule`,
 `tiledask.lab.exercises.training.step_traffic` and `tiledask.lab.exercises.training.uneven_copies`.
 """
 
@@ -9,7 +10,13 @@ import pytest
 from oracles.figures import still_drawn
 from oracles.judged import assert_illegal, assert_quiet, assert_still_drawn, missed
 
-from tiledask.lab.tasks import faulty_run, scale_rule, step_traffic, uneven_copies
+from tiledask.lab.tasks import (
+    faulty_run,
+    save_intervals,
+    scale_rule,
+    step_traffic,
+    uneven_copies,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -222,3 +229,19 @@ def test_what_is_not_attempted_is_quiet_and_drawn(suspects):
     assert suspects.draw(None).to_png().startswith(b"\x89PNG")
     assert_quiet(step_traffic(), uneven_copies(), scale_rule())
     assert still_drawn(scale_rule(), every(4))
+
+
+# -- how often to save -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "missing"),
+    [((54, 54, 57), []), ((50, 60, 55), []), ((54, 54, 69), ["C"]), ((9, 1, 57), ["A", "B"])],
+)
+def test_the_square_root_is_enough_for_two_of_three(answer, missing):
+    exercise = save_intervals()
+    found = exercise.check(answer)
+    assert [name[0] for name in missed(found)] == missing
+    assert bool(found) == (not missing)
+    assert still_drawn(exercise, answer)
+    assert_quiet(exercise)

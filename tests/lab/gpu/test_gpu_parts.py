@@ -25,6 +25,7 @@ from tiledask.lab.bench.tiles.jobs import JOBS
 from tiledask.lab.gpu.part import Notes
 from tiledask.lab.gpu.parts import fit, kernels, product, speed, sweep, train
 from tiledask.lab.gpu.parts.cases import GemmCase, by_kernel, check, differing, embedded
+from tiledask.lab.store import Lines
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import load_recipe
 from tiledask.tile.cuda import prebuilt
@@ -42,8 +43,7 @@ def notes(tmp_path):
 
 def rows(notes):
     """What was noted."""
-    lines = [json.loads(line) for line in notes.journal.read_text().splitlines()]
-    return [line for line in lines if "key" in line]
+    return [line for line in Lines(notes.journal).read() if "key" in line]
 
 
 # -- a product in the middle of NaN --------------------------------------------------------------

@@ -25,8 +25,9 @@ from tiledask.errors import ConfigError
 from tiledask.lab.gpu import command, leftover, page
 from tiledask.lab.gpu.advice import meaning, shared
 from tiledask.lab.gpu.part import GpuPart, Notes
-from tiledask.lab.gpu.record import DeviceRecord, Journal, code
+from tiledask.lab.gpu.record import DeviceRecord
 from tiledask.lab.gpu.runner import MODULES, Lost, find_parts, shares
+from tiledask.lab.store import Lines, alone, code
 from tiledask.tile import probe
 
 pytestmark = pytest.mark.long
@@ -400,9 +401,9 @@ def test_a_record_of_another_device_or_none_at_all_is_refused(tmp_path):
 
 
 def test_two_runs_do_not_write_into_one_folder(tmp_path, capsys):
-    with command._alone(tmp_path):
+    with alone(tmp_path / "record"):
         assert command.main(["--parts", "twins.gpu_parts", "--out", str(tmp_path)]) == 1
-    assert "another `make gpu` is writing into" in " ".join(capsys.readouterr().out.split())
+    assert f"and process {os.getpid()} is writing it" in " ".join(capsys.readouterr().out.split())
 
 
 # -- plans ---------------------------------------------------------------------------------------
@@ -500,7 +501,7 @@ def test_notes_are_on_disk_when_add_returns_with_what_begin_knew(notes):
     assert not notes.begin("known")
     assert notes.begin("new", kernel="wgmma")
     notes.add("new", "right", error=float("inf"), end="a fact")
-    begun, row = Journal(notes.journal).read()
+    begun, row = Lines(notes.journal).read()
     assert begun == {"part": "p", "begin": "new", "seconds": 60.0, "kernel": "wgmma"}
     assert row.pop("took") >= 0
     said = {"state": "right", "kernel": "wgmma", "error": "inf", "end": "a fact"}
@@ -514,18 +515,6 @@ def test_notes_say_why(notes):
         with pytest.raises(ConfigError, match="why="):
             notes.add("x", state)
     assert not notes.journal.exists()
-
-
-def test_half_a_line_waits_for_its_other_half(tmp_path):
-    journal = Journal(tmp_path / "j")
-    assert journal.read() == []
-    with open(journal.path, "a") as file:
-        print('{"a": 1}\n{"b"', end="", file=file, flush=True)
-        assert journal.read() == [{"a": 1}]
-        print(": 2}", file=file, flush=True)
-        assert journal.read() == [{"b": 2}]
-    assert not journal.cut()
-    assert journal.damaged == 0
 
 
 def test_the_first_failing_line_names_the_layer():

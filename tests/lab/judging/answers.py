@@ -706,6 +706,16 @@ ANSWERS: dict[str, list[tuple]] = {
         ("E", "not yet", "E is sound: run again in float64 it lies no further from"),
         ("G", "not an answer", "an answer is the letter of a run, 'A' to 'F'"),
     ],
+    "save_intervals": [
+        ((54, 54, 69), "not yet", "C: time lost beyond the least, % 1.9164, target at most 1"),
+        ((54, 5, 57), "not yet", "B: time lost beyond the least, %"),
+        ((1, 54, 57), "not yet", "far, "),
+        ((50, 60, 55), "solved", "every target is met"),
+        ((54, 54, 10_000), "not yet", "every 10,000 steps"),
+        ((54, 54), "not an answer", "3 whole numbers from 1 to 100,000"),
+        ((54, 54.5, 57), "not an answer", "one a training, for example (9, 9, 9)"),
+        ((0, 54, 57), "not an answer", "3 whole numbers from 1 to 100,000"),
+    ],
     "scale_rule": [
         (every(1), "not yet", "26 begun at 2^44, 4 begun at 1"),
         (every(2000), "not yet", "its scale lies between 2^0 and 2^0 and ends at 2^0, too"),

@@ -3,13 +3,11 @@
 Holds `tiledask.lab.judging.result` and `tiledask.lab.judging.task`.
 """
 
-import json
-
 import pytest
 
 from tiledask.errors import ConfigError, PartitionError
 from tiledask.lab.judging import Exercise, Target, UnsolvedError
-from tiledask.lab.learner.kept import TASKS, here
+from tiledask.lab.learner.kept import TASKS, Kept, here
 
 
 def judged(answer):
@@ -58,9 +56,9 @@ def test_hints_come_one_by_one_and_stars_are_kept(task, tmp_path):
     for answer in (None, 9, 8, "x"):  # not attempted does not count, and what was reached stays
         task.check(answer)
     task.result(11)  # kept of nothing
-    kept = json.loads((tmp_path / "07_cut.json").read_text())
+    kept = Kept("07_cut", tmp_path / "07_cut.jsonl")
     known = {"hints": 3, "tries": 3, "stars": 3, "solved": True}
-    assert kept == {"predictions": {}, "tasks": {"cut": known}}
+    assert (kept.all(), kept.all(TASKS)) == ({}, {"cut": known})
     assert here().get("cut", TASKS) == known
 
 

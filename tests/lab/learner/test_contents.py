@@ -62,7 +62,9 @@ def predicted(learn: Path, name: str, *stars: int | None) -> None:
         f"q{i}": {"unit": ""} if s is None else {"value": 1.0, "stars": s}
         for i, s in enumerate(stars)
     }
-    (learn / ".progress" / f"{name}.json").write_text(json.dumps({"predictions": table}))
+    into = kept.Kept(name, learn / ".progress" / f"{name}.jsonl")
+    for question, facts in table.items():
+        into.put(question, **facts)
 
 
 def test_minutes_are_counted_from_the_notebook(nbs):

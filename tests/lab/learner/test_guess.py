@@ -7,7 +7,6 @@ Holds `tiledask.lab.learner`, `tiledask.lab.learner.cells`, `tiledask.lab.learne
 
 import contextlib
 import itertools
-import json
 import subprocess
 import sys
 import threading
@@ -243,7 +242,7 @@ def test_a_prediction_outlives_the_kernel(folder, monkeypatch):
     guess = td.predict("bytes", unit="B")
     assert guess.value == 8e6
     assert repr(guess) == "Your prediction of bytes: 8,000,000 B"
-    assert [path.name for path in folder.iterdir()] == ["02_split.json"]
+    assert [path.name for path in folder.iterdir()] == ["02_split.jsonl"]
 
 
 def test_a_value_in_the_call_wins_over_the_kept_one(folder):
@@ -252,16 +251,25 @@ def test_a_value_in_the_call_wins_over_the_kept_one(folder):
     assert td.predict("bytes", unit="B").value == 7
 
 
+def test_a_damaged_line_counts_for_nothing_and_the_others_stay(folder, monkeypatch):
+    for value in (5, 7):
+        td.predict(f"bytes {value}", value, unit="B")
+    path = folder / "02_split.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"value": 5', b'"value": 6'))
+    another_kernel(monkeypatch, "02_split.ipynb")
+    assert [td.predict(f"bytes {n}", unit="B").value for n in (5, 7)] == [None, 7]
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"predictions": 5}', '{"predictions": {"bytes": 5}}']
 )
 def test_a_damaged_file_is_begun_anew(folder, text):
     folder.mkdir()
-    (folder / "02_split.json").write_text(text)
+    (folder / "02_split.jsonl").write_text(text)
     guess = td.predict("bytes", unit="B")
     assert guess.value is None
     guess.take("5")
-    assert json.loads((folder / "02_split.json").read_text())["predictions"]["bytes"]["value"] == 5
+    assert kept.Kept("", folder / "02_split.jsonl").get("bytes")["value"] == 5
 
 
 def test_without_a_folder_no_file_is_written(tmp_path, monkeypatch):
@@ -286,7 +294,7 @@ def test_threads_keep_all_they_were_told(folder):
         thread.start()
     for thread in threads:
         thread.join(60)
-    known = json.loads((folder / "02_split.json").read_text())["predictions"]
+    known = kept.Kept("", folder / "02_split.jsonl").all()
     assert [known[g.question]["value"] for g in guesses] == [i + 190 for i in range(8)]
     assert len(list(folder.iterdir())) == 1
 

@@ -19,6 +19,8 @@ import pytest
 from oracles.finished import ROOT, finished
 from oracles.waiting import wait_until
 
+from tiledask.lab.learner.kept import Kept
+
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="Playwright is not installed: pip install playwright"
 )
@@ -309,6 +311,6 @@ def test_the_first_ten_minutes_of_a_learner(page, checkout):
     page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
     saved = json.loads((learn / "02_split_one_product.ipynb").read_text())
     assert any(cell.get("outputs") for cell in saved["cells"])
-    kept = json.loads((learn / ".progress" / "02_split_one_product.json").read_text())
-    assert kept["predictions"]["bytes of A"]["value"] == 8e6
+    kept = Kept("02", learn / ".progress" / "02_split_one_product.jsonl")
+    assert kept.get("bytes of A")["value"] == 8e6
     assert git(checkout, "status", "--porcelain") == ""

@@ -1,7 +1,7 @@
 """Figures of trainings: what they draw is what was counted, and every word can be read.
 
-Holds `tiledask.lab.plots.training.layers_traffic`, `tiledask.lab.plots.training.live` and
-`tiledask.lab.plots.training.losses`.
+Holds `tiledask.lab.plots.training.layers_traffic`, `tiledask.lab.plots.training.live`,
+`tiledask.lab.plots.training.losses` and `tiledask.lab.plots.training.time_lost`.
 """
 
 from types import SimpleNamespace
@@ -56,6 +56,8 @@ def told(n, floor=0.1419):
     return [Progress(i, 30, loss, 0.01, 4096, 10, 1, 1, floor) for i, loss in enumerate(losses)]
 
 
+VALLEY = {k: 0.5 / k + k / 200 for k in (1, 2, 4, 8, 40, 2_000)}
+HIGHER = {k: 1.1 * y for k, y in VALLEY.items()}
 OF_EIGHT = {"dtype": "bfloat16", "ranks": 8, "layers": 24}
 FIGURES = {
     "losses, one": lambda t: plots.losses({"one rank": t[1, 1, 1]}),
@@ -78,6 +80,15 @@ FIGURES = {
     "live, a step": lambda t: live._drawn(told(1), ""),
     "live, more": lambda t: live._drawn(told(25), "GPT, 8 ranks"),
     "live, no floor": lambda t: live._drawn(told(30, None), ""),
+    "time lost": lambda t: plots.time_lost(
+        {
+            "first order (Young)": VALLEY,
+            "whole sum (Daly)": HIGHER,
+        },
+        {"simulated: 1,000 draws": VALLEY, "run": {2: 0.3}},
+        best={"the square root": 8.0},
+    ),
+    "time lost, flat": lambda t: plots.time_lost({"formula": {1: 0.5, 2: 0.49, 900: 0.6}}),
     "layers": lambda t: plots.layers_traffic(t[2, 2, 2]),
     "layers, many": lambda t: plots.layers_traffic(deep(96)),
 }
@@ -278,3 +289,16 @@ def test_parts_of_a_layer():
     }
     assert bars.predicted == [6, 0, 1]
     assert INK not in {colour for colour, _ in PARTS.values()}  # that of what is predicted
+
+
+def test_what_is_lost_is_drawn_where_it_is_and_nothing_at_zero():
+    axes = plots.time_lost({"formula": VALLEY}, {"run": {2: 0.3}}, best={"root": 10.0}).axes[0]
+    found = lines(axes)
+    assert dict(zip(*found["formula"].get_data(), strict=True)) == VALLEY
+    assert [*found["run"].get_xydata()[0]] == [2, 0.3]
+    assert found["root"].get_xdata() == [10.0, 10.0]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    with pytest.raises(ConfigError, match="1 curve or more of 1 point or more"):
+        plots.time_lost({"formula": {}})
+    with pytest.raises(ConfigError, match="steps and shares above 0"):
+        plots.time_lost({"formula": {1: 0.0}})

@@ -13,6 +13,7 @@ import pytest
 from tiledask.cli import main
 from tiledask.errors import ConfigError
 from tiledask.lab.judging import Hint
+from tiledask.lab.learner.kept import TASKS, Kept
 from tiledask.lab.puzzles import load_puzzle, puzzle_levels
 from tiledask.lab.puzzles.puzzle import KINDS
 
@@ -228,7 +229,7 @@ def test_lists_and_shows(capsys):
 def kept_in(tmp_path, monkeypatch):
     """Where the command line keeps progress, begun anew."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return tmp_path / "state" / "tiledask" / "terminal.json"
+    return tmp_path / "state" / "tiledask" / "terminal.jsonl"
 
 
 @pytest.mark.long
@@ -241,13 +242,13 @@ def test_hints_come_one_by_one_and_stars_are_listed(capsys, kept_in, monkeypatch
     assert {name: n for name, n in stars.items() if n} == {"24-on-4": 1, "24-uneven": 3}
     assert main(["puzzle"]) == 0
     assert f"1 of {len(puzzle_levels())} solved" in capsys.readouterr().out
-    kept = json.loads(kept_in.read_text())["tasks"]
+    kept = Kept("", kept_in).all(TASKS)
     assert kept["24-uneven"] == {"hints": 3, "tries": 2, "stars": 3, "solved": True}
     load_puzzle(7).check("x")  # not the command line's: nowhere to be kept
-    assert json.loads(kept_in.read_text())["tasks"] == kept
+    assert Kept("", kept_in).all(TASKS) == kept
     monkeypatch.setenv("TILEDASK_PROGRESS", str(kept_in.parent.parent))
     assert run(capsys, "7", "--hint")[1]["hint"].startswith("Hint 1 of 3")
-    assert (kept_in.parent.parent / "terminal.json").exists()
+    assert (kept_in.parent.parent / "terminal.jsonl").exists()
 
 
 def test_progress_that_cannot_be_written_stops_nobody(capsys, tmp_path, monkeypatch):

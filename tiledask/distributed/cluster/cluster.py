@@ -46,6 +46,7 @@ from tiledask.distributed.cluster import device_arrays
 from tiledask.distributed.cluster.spool import open_spool
 from tiledask.distributed.cluster.web import panel
 from tiledask.distributed.deadlines import Left, left_of, seconds_of
+from tiledask.distributed.recovering import poison
 from tiledask.distributed.recovering.supervisor import Supervisor
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan import html
@@ -95,11 +96,14 @@ def _aligned(value: Any) -> Any:
 
 def _enter(function: Callable[..., Any], *args: Any) -> Any:
     """Every task starts here, on its worker."""
+    at = poison.runs()
     try:
         return function(*map(_aligned, args))
     except (SystemExit, KeyboardInterrupt) as error:
         # these would end the worker's thread, and the task would never be heard of again
         raise RuntimeError(f"the task raised {type(error).__name__}: {error}") from None
+    finally:
+        poison.stopped(at)
 
 
 async def _in_slot(
@@ -538,11 +542,13 @@ class Cluster(ABC):
                 f"is back, or {self.anew}"
             )
         if isinstance(error, KilledWorker):
-            words = str(error).splitlines()[0]
+            last = str(error.task).rpartition("-")[2]
+            where = f"slot {last}" if last.isdigit() else str(error.last_worker.address)
             return ClusterLostError(
-                f"{what}: slot {slot} or one that it waits for lost its worker, or the task killed "
-                f"it each time it was tried ({words}); look at the memory it needs, then "
-                f"{self.anew}"
+                f"{what}: task {str(error.task)[:200]} ended the worker of {where} "
+                f"{error.allowed_failures + 1} times, whenever it ran there; other tasks go on. It "
+                f"needs more memory than there is, or native code that it calls crashes: look at "
+                f"the workers' output, give it less at a time, or call its function by itself"
             )
         with contextlib.suppress(Exception):
             # the client keeps its own as long as the future lives, and so would keep the frames
@@ -568,7 +574,8 @@ class Cluster(ABC):
         return [
             f"slot {slot} (it has no worker)"
             if seconds is None
-            else f"slot {slot} (its worker was last heard of {seconds:.1f} s ago)"
+            else f"slot {slot} (its worker was last heard of {seconds:.1f} s ago"
+            f"{workers[slot].get('alone', '') if seconds >= _SILENT else ''})"
             for slot, seconds in ago.items()
             if seconds is None or seconds >= silent
         ]
@@ -771,6 +778,8 @@ class StartedCluster(Cluster):
         except BaseException:
             dask_cluster.close(timeout=20)
             raise
+        scheduler: Any = dask_cluster.scheduler  # Dask says no types of it
+        scheduler.loop.add_callback(scheduler.add_plugin, poison.Deaths())
         self._supervisor = Supervisor(dask_cluster)
 
     @property

@@ -20,6 +20,7 @@ from distributed.utils import offload
 from distributed.worker_state_machine import TaskErredMsg
 
 from tiledask.distributed.cluster import clocks, device_arrays, host_memory
+from tiledask.distributed.recovering import poison
 from tiledask.distributed.recovering.kept_folder import forget
 from tiledask.tile import matmul
 
@@ -59,7 +60,10 @@ TRANSFERS = 100_000
 
 def dask_setup(worker: Any) -> None:
     """Called by Dask in the new worker process."""
-    equip(worker)
+    died = equip(worker, worker.nanny)
+    if died is not None:
+        worker.startup_information[poison.JOINING] = lambda _worker: list(died)
+    poison.in_slot(int(worker.name))
     if get_address_host(worker.scheduler.address).startswith("127."):
         clocks.draw_by_this_clock()  # it is the scheduler's
     if threading.current_thread() is threading.main_thread():
@@ -67,8 +71,9 @@ def dask_setup(worker: Any) -> None:
     warm_up()
 
 
-def equip(worker: Any) -> None:
-    """None, with what products, runs and trainings need in place on ``worker``."""
+def equip(worker: Any, nanny: Any) -> poison.Death | None:
+    """How the last worker of ``nanny`` ended, if that is known; with what products, runs and
+    trainings need in place on ``worker``."""
     from tiledask.distributed.transport import process_memory, remote_read
 
     device_arrays.register(on_host=False)
@@ -77,6 +82,8 @@ def equip(worker: Any) -> None:
     worker.handlers["tiledask_read"] = remote_read.serve
     process_memory.let_siblings_read()
     host_memory.keep(worker)
+    worker.plugins[poison.Register.name] = poison.Register()
+    return poison.open_register(nanny)
 
 
 def strip(worker: Any) -> None:
@@ -85,6 +92,8 @@ def strip(worker: Any) -> None:
 
     remote_read.end_all()
     worker.plugins.pop(FailWaiting.name, None)
+    worker.plugins.pop(poison.Register.name, None)
+    poison.close_register()
     worker._deque_handler.removeFilter(_without_frames)
     for name in [name for name in worker.handlers if name.startswith("tiledask_")]:
         del worker.handlers[name]

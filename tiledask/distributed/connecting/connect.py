@@ -376,6 +376,9 @@ class AttachedCluster(Cluster):
     def _workers(self) -> dict[int, dict[str, Any]]:
         found = super()._workers()
         self._lie({slot: facts["address"] for slot, facts in found.items()})
+        for facts in found.values():
+            if not facts["nanny"] and not is_per_thread(facts["name"]):
+                facts["alone"] = "; it has no nanny: if it is frozen, nobody replaces it"
         return found
 
     def _lie(self, at: dict[int, str]) -> None:
@@ -397,6 +400,8 @@ class AttachedCluster(Cluster):
         _, said = event
         what, silent = said["what"], said["silent"]
         self._lost.pop(what, None)
+        if silent is None:  # it may have gone: who is asked there would not be given up for long
+            self._at = {slot: address for slot, address in self._at.items() if address != what}
         if silent is None or not 0 <= said["slot"] < self.slots:
             return
         heard = f"at {what}, last heard of {silent:.1f} s ago: its host is down, or cut off"

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import os
 import socket
+import subprocess
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -38,6 +39,7 @@ from tiledask.distributed.cluster.spool import machine
 from tiledask.distributed.connecting.gpus import DEVICES, OwnGpu, most_of, own_gpu, shared
 from tiledask.distributed.connecting.per_thread import end_processes, is_per_thread, start_processes
 from tiledask.distributed.connecting.versions import VERSION
+from tiledask.distributed.recovering import frozen, poison
 from tiledask.errors import ConfigError
 
 __all__ = ["LOST", "Joined", "join", "leave"]
@@ -76,6 +78,8 @@ class Joined(NamedTuple):
     """The device that it was asked for."""
     split: bool = False
     """Whether each of its threads has a process."""
+    died: poison.Death | None = None
+    """How the worker before it ended, if that is known."""
 
     @classmethod
     def of(cls, limit: int | None) -> "Joined":
@@ -118,6 +122,7 @@ class Slots(SchedulerPlugin):
         """Whether all is being taken back."""
         self.page = False
         """Whether what collects for the dashboard's page was put there here."""
+        self.deaths = poison.Deaths()
         self.lost: set[str] = set()
         """What clients are told is lost: addresses of workers in slots, if their hosts cannot be
         reached, and names of slots that have nobody."""
@@ -133,6 +138,8 @@ class Slots(SchedulerPlugin):
         self._soon(self.take_in, [worker])
 
     def remove_worker(self, scheduler: Any, worker: str, **_: Any) -> None:
+        if worker in self.given:  # clients hear that nobody is at its address any more
+            self.lost.add(worker)
         self._say_lost(worker, None)
         for known in (self.ready, self.given, self.refused, self.sharers):
             known.pop(worker, None)
@@ -210,6 +217,8 @@ class Slots(SchedulerPlugin):
                 found = await asyncio.wait_for(equipped, patience)
                 if address in known:  # it has not gone meanwhile
                     self.ready[address] = found
+                    if found.died is not None:
+                        self.deaths.count(self.scheduler, found.died)
                     self.refused.pop(address, None)
             except Exception as error:  # whatever it lacks: it works on without a slot
                 logger.warning("worker %s has no slot: %s", address, error)
@@ -441,13 +450,18 @@ async def _equip(version: str, device: str, split: bool, dask_worker: Any) -> Jo
     """What the worker is, now that it has what a slot needs."""
     if version != VERSION:
         raise ConfigError(f"it has tiledask {VERSION}, the scheduler {version}")
+    died = None
     if "tiledask_read" not in dask_worker.handlers:
         _settle(dask_worker)
-        on_worker.equip(dask_worker)
+        nanny = dask_worker.name if is_per_thread(dask_worker.name) else dask_worker.nanny
+        died = on_worker.equip(dask_worker, nanny)
+        if nanny is not None:  # no other follows one that has none
+            register = poison.name_of(nanny, os.getppid())
+            _watchers[dask_worker.address] = await offload(frozen.watcher, os.getpid(), register)
         await offload(on_worker.warm_up)
     found = await offload(own_gpu, device)
     gpu, without = (None, found) if isinstance(found, str) else (found, "")
-    joined = Joined.of(dask_worker.memory_manager.memory_limit)
+    joined = Joined.of(dask_worker.memory_manager.memory_limit)._replace(died=died)
     if split:
         shares = 1 if is_per_thread(dask_worker.name) else start_processes(dask_worker)
         joined = joined._replace(split=True, memory=joined.memory // shares)
@@ -463,6 +477,7 @@ async def _take(names: tuple[str, ...], dask_worker: Any) -> None:
     for name in names:
         dask_worker.state.total_resources[name] = 1
         dask_worker.state.available_resources[name] = 1
+    poison.in_slot(slot_named(names))
 
 
 async def _strip(names: tuple[str, ...], dask_worker: Any) -> None:
@@ -473,6 +488,8 @@ async def _strip(names: tuple[str, ...], dask_worker: Any) -> None:
             dask_worker.state.available_resources.pop(name, None)
     if dask_worker.address in _settled:  # one of td.start_cluster had all that before
         await end_processes(dask_worker)
+        if (watcher := _watchers.pop(dask_worker.address, None)) is not None:
+            await offload(watcher.communicate)
         on_worker.strip(dask_worker)
         device_memory.give_back()
         _unsettle(dask_worker)
@@ -481,6 +498,10 @@ async def _strip(names: tuple[str, ...], dask_worker: Any) -> None:
 _settled: dict[str, tuple[int | None, dict[str, float | None]]] = {}
 """Address -> what a worker of this process had: transfers remembered, and milliseconds by what
 Dask does by the clock; None for what does not run."""
+
+
+_watchers: dict[str, subprocess.Popen[bytes]] = {}
+"""Address of a worker of this process -> the process that watches whether it is frozen."""
 
 
 def _settle(worker: Any) -> None:

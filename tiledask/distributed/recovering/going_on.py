@@ -25,30 +25,53 @@ __all__ = ["Found", "KeptStates", "until_done"]
 T = TypeVar("T")
 _ALIKE = 3
 """How often a run is lost, and no worker, until it is said."""
+_ABOUT = 0.1
+"""Seconds that are no difference; on a busy machine the same work may take twice as long, too."""
+_DEATHS = 4
+"""How often in a row the same work ends the same workers until it is said; Dask's number."""
 
 
 def until_done(
-    cluster: Cluster, slots: Sequence[int], seconds: float, attempt: Callable[[int, float], T]
+    cluster: Cluster,
+    slots: Sequence[int],
+    seconds: float,
+    attempt: Callable[[int, float], T],
+    kept: Callable[[], Any] = tuple,
 ) -> T:
     """What ``attempt(number, seconds left)`` returns, made again when a worker was lost in it.
 
     Raises what it raises otherwise: ClusterLostError where the cluster is closed, a host cannot be
-    reached, no time is left, or the workers are those that were there before.
+    reached, no time is left, or the workers are those that were there before; and where the same
+    slots have lost theirs after about as long, four times in a row, from the same ``kept`` state.
     """
     deadline, alike = time.monotonic() + seconds, 0
     before = _addresses(cluster, slots, seconds)
+    ended: tuple[set[int], Any] = set(), None
+    times: list[float] = []
     for number in count():
-        left = max(1e-3, deadline - time.monotonic()) if number else seconds
+        begun = time.monotonic()
+        left = max(1e-3, deadline - begun) if number else seconds
         try:
             return attempt(number, left)
         except ClusterLostError as lost:
+            took = time.monotonic() - begun
             cluster.check_alive()
             try:
                 now = _addresses(cluster, slots, max(0.0, deadline - time.monotonic()))
             except DeadlineError:
                 raise lost from None
+            gone = {slot for slot, a, b in zip(slots, before, now, strict=True) if a != b}
             # a connection may break and every worker live; not again and again
             alike, before = alike + 1 if now == before else 0, now
+            last, ended = ended, (gone, kept())
+            times = [*(times if ended == last else []), took][-_DEATHS:]
+            if gone and len(times) == _DEATHS and max(times) <= 2 * min(times) + _ABOUT:
+                raise ClusterLostError(
+                    f"the work of slots {sorted(gone)} ended their workers {_DEATHS} times in a "
+                    f"row, {times[-1]:.1f} s after it was begun: it needs more memory than there "
+                    f"is, or native code that it calls crashes. Look at the workers' output, give "
+                    f"it less at a time, or call its functions by themselves"
+                ) from lost
             if alike == _ALIKE or time.monotonic() >= deadline:
                 raise
     raise AssertionError

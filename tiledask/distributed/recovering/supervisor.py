@@ -4,34 +4,27 @@
     its nanny ended, or was retired         another nanny is started for the slot
     its process was stopped, for 3 s        it is killed, and its nanny starts another
 
-Only the kernel knows who is frozen: a task that keeps the interpreter's lock for seconds is as
-silent as a stopped process, and must not be killed. So it is asked for the process's state, and
-stopped is who was so whenever it was looked at. Who looks may have been stopped too (Ctrl-Z stops
-client and workers alike): it then comes late, and forgets what it saw before.
+Who is frozen, frozen.py says.
 """
 
 import asyncio
 import contextlib
 import logging
-import os
-import signal
 import threading
 import weakref
 from collections.abc import Iterable
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
-import psutil
 from distributed import SpecCluster, Status
 
-__all__ = ["ENDED", "Supervisor", "close_quietly", "process_state"]
+from tiledask.distributed.recovering.frozen import LOOK, Frozen, end, process_state
+from tiledask.distributed.recovering.poison import name_of
+
+__all__ = ["ENDED", "Supervisor", "close_quietly"]
 
 logger = logging.getLogger(__name__)
 
-LOOK = 0.25
-"""Seconds between two looks."""
-PATIENCE = 3.0
-"""Seconds for which a process is stopped before it is taken for frozen."""
 ENDED = (Status.closing, Status.closing_gracefully, Status.closed, Status.failed)
 """States of a nanny that starts no worker any more."""
 _UNSEEN = 1.0
@@ -40,50 +33,30 @@ _MOST_PAUSE = 10.0
 """Seconds, at most, between two tries to start a worker that does not start."""
 
 
-class ProcessState(NamedTuple):
-    """What the kernel says of a process."""
-
-    status: str
-    """psutil's: "stopped", which is not "tracing-stop" of a debugger, "running", "sleeping", ..."""
-    started: float
-    """When, in seconds since 1970: another process of the number differs."""
-
-
-def process_state(pid: int) -> ProcessState | None:
-    """The state of a process; None where there is no such process."""
-    try:
-        process = psutil.Process(pid)
-        return ProcessState(process.status(), process.create_time())
-    except psutil.Error:
-        return None
-
-
 class Supervisor:
     """Watches the nannies and workers of a Dask cluster in this process, until it is stopped."""
 
     def __init__(self, cluster: SpecCluster) -> None:
         self._cluster = weakref.ref(cluster)
         self._stopping = threading.Event()
-        self._stopped: dict[int, tuple[ProcessState, float]] = {}  # pid: since when
+        self._frozen = Frozen()
         self._empty: dict[Any, float] = {}  # slot: since when
         self._filling: Any = None
         self._failures, self._again = 0, 0.0
-        threading.Thread(target=self._watch, name="tiledask-supervisor", daemon=True).start()
+        self.thread = threading.Thread(target=self._watch, name="tiledask-supervisor", daemon=True)
+        self.thread.start()
 
     def stop(self) -> None:
         """None; no slot is refilled from now on."""
         self._stopping.set()
 
     def _watch(self) -> None:
-        last = monotonic()
         while not self._stopping.wait(LOOK):
             cluster, now = self._cluster(), monotonic()
             if cluster is None or cluster.status not in (Status.running, Status.starting):
                 return
-            if now - last > 4 * LOOK:  # this process was away itself
-                self._stopped.clear()
+            if self._frozen.late(now):  # this process was away itself
                 self._empty.clear()
-            last = now
             self._look(cluster, now)
             del cluster
 
@@ -101,29 +74,21 @@ class Supervisor:
             else:
                 self._empty.pop(slot, None)
             if pid is not None:
-                pids[pid] = slot
+                pids[pid] = slot, nanny.address
         self._end_the_frozen(pids, now)
 
-    def _end_the_frozen(self, pids: dict[int, Any], now: float) -> None:
-        for pid in self._stopped.keys() - pids.keys():
-            del self._stopped[pid]
-        for pid, slot in pids.items():
+    def _end_the_frozen(self, slots: dict[int, tuple[Any, str]], now: float) -> None:
+        for pid, seconds in self._frozen.among(slots.keys(), now).items():
+            slot, nanny = slots[pid]
             state = process_state(pid)
-            if state is None or state.status != psutil.STATUS_STOPPED:
-                self._stopped.pop(pid, None)
+            if state is None:
                 continue
-            before, since = self._stopped.setdefault(pid, (state, now))
-            if before.started != state.started:
-                self._stopped[pid] = state, now
-            elif now - since >= PATIENCE:
-                del self._stopped[pid]
-                logger.warning(
-                    "the worker of slot %s (process %d) was stopped for %.0f s: it is ended, and "
-                    "another takes its slot",
-                    *(slot, pid, now - since),
-                )
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            logger.warning(
+                "the worker of slot %s (process %d) was stopped for %.0f s: it is ended, and "
+                "another takes its slot",
+                *(slot, pid, seconds),
+            )
+            end(pid, name_of(nanny, state.parent))
 
     def _fill(self, cluster: SpecCluster, now: float) -> None:
         """None; nannies for the slots that are empty are on their way."""

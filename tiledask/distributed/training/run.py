@@ -380,7 +380,7 @@ def _going_on(
         return run_ranks(train_rank, mesh, job, program, end, say, per_rank=ranks, timeout=left)
 
     with keeping:
-        done = until_done(mesh.cluster, mesh.at, seconds, attempt)
+        done = until_done(mesh.cluster, mesh.at, seconds, attempt, lambda: resumed[-1:])
     return job, done, tuple(resumed)
 
 

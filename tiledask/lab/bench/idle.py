@@ -16,6 +16,7 @@ import argparse
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.pipelines.run import PipelineRun
 from tiledask.errors import ScheduleError
-from tiledask.lab.bench.records import goals_table, record
+from tiledask.lab.bench.records import goals_table, record, resumed
 from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
 from tiledask.plan.units import format_seconds
 
@@ -205,18 +206,26 @@ def main() -> int:
     every = list(cases(args.schedules, args.devices, args.microbatches))
     wanted = [case for case in every if case.schedule is not None]
     rows: list[dict[str, Any]] = []
+    warm: set[int] = set()
+
+    def ask(case: ScheduleCase) -> dict[str, Any]:
+        if case.devices not in warm:  # connections are made once
+            measure(case, cluster, args.engine, 1, args.forward)
+            warm.add(case.devices)
+        return measure(case, cluster, args.engine, args.rounds, args.forward)
+
     with (
+        resumed("idle", console.print) as known,
         td.start_cluster(workers=max(4, *args.devices), device="cpu", quiet=True) as cluster,
         Progress(console=console, transient=True) as progress,
     ):
         bar = progress.add_task("", total=len(wanted))
         for case in wanted:
             progress.update(bar, description=f"{case.name}, p={case.devices} m={case.microbatches}")
-            if not rows or rows[-1]["devices"] != case.devices:  # connections are made once
-                measure(case, cluster, args.engine, 1, args.forward)
-            rows.append(measure(case, cluster, args.engine, args.rounds, args.forward))
+            known_as = {"case": case[:3], "engine": args.engine, "forward": args.forward}
+            rows.append(known.once(partial(ask, case), rounds=args.rounds, **known_as))
             progress.advance(bar)
-        pair = two_and_four(cluster, args.engine)
+        pair = known.once(partial(two_and_four, cluster, args.engine), pair=args.engine)
     console.print(_table(rows, args.forward))
     console.print(_refused(every))
     goals = _goals(rows, pair)

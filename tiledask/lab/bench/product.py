@@ -8,6 +8,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -21,7 +22,7 @@ import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.products.rates import rates_of
 from tiledask.lab.bench.peers import DaskArrays, Ran, count, dask_client
-from tiledask.lab.bench.records import goals_table, record
+from tiledask.lab.bench.records import goals_table, record, resumed
 from tiledask.lab.product_claims import GRID
 from tiledask.plan.products.cost import break_even
 from tiledask.plan.units import format_bytes, format_seconds
@@ -237,13 +238,19 @@ def main() -> int:
     parser.add_argument("--record", metavar="FILE.json", help="also write the numbers there")
     args = parser.parse_args()
     console, rows, reached = Console(), [], []
-    with both_clusters(args.workers) as (cluster, client):
+    with (
+        resumed("product", console.print) as known,
+        both_clusters(args.workers) as (cluster, client),
+    ):
         rates = rates_of(cluster, "f4")
         pays = break_even(args.workers, 4, rates)
         for work in WORKS.values():
             if work.name in args.works or "all" in args.works:
                 with console.status(f"{work.name}, {args.rounds} rounds"):
-                    found = measure(work, args.rounds, cluster, client)
+                    ask = partial(measure, work, args.rounds, cluster, client)
+                    found = known.once(
+                        ask, work=work.name, rounds=args.rounds, workers=args.workers
+                    )
                 rows += found
                 reached += goals(work, found)
                 console.print(_table(work, found))
@@ -255,9 +262,9 @@ def main() -> int:
                 console.print(
                     f"where the last {OURS} spent its time (its slowest product and rank): {parts}"
                 )
-                if args.record:  # after every work: a run that is stopped leaves what it has
-                    facts = {"rates": vars(rates), "pays from n": pays, "goals": reached}
-                    record(Path(args.record), "tiledask.lab.bench.product", facts | {"rows": rows})
+    if args.record:
+        facts = {"rates": vars(rates), "pays from n": pays, "goals": reached, "rows": rows}
+        record(Path(args.record), "tiledask.lab.bench.product", facts)
     console.print(goals_table(reached))
     console.print(
         f"One task costs {format_seconds(rates.task)}, a question to all workers "

@@ -3,7 +3,8 @@
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -13,9 +14,13 @@ from rich.table import Table
 
 from tiledask.lab.doctor import examine
 from tiledask.lab.report import library_versions, write_whole
+from tiledask.lab.store import Store
 from tiledask.plan.judged import MARKS
 
-__all__ = ["goals_table", "record"]
+__all__ = ["goals_table", "record", "resumed"]
+
+UNFINISHED = Path("build") / "bench"
+"""Where rows are that a bench has so far."""
 
 
 def goals_table(goals: Sequence[dict[str, Any]]) -> Table:
@@ -54,7 +59,22 @@ def record(path: Path, module: str, facts: dict[str, Any]) -> None:
     write_whole(path, (json.dumps(head | facts, indent=1) + "\n").encode())
 
 
+@contextmanager
+def resumed(
+    bench: str, say: Callable[[str], object], folder: Path | None = None
+) -> Iterator[Store]:
+    """Rows that ``bench`` had when it was last interrupted; gone once it has come to its end."""
+    with Store((folder or UNFINISHED) / f"{bench}.jsonl") as store:
+        if count := len(store.cells()):
+            say(
+                f"{count} measurements of a run that was interrupted are in {store.path} and not "
+                f"made again; remove it to begin anew"
+            )
+        yield store
+        store.path.unlink()
+
+
 @cache
 def _machine() -> dict[str, str]:
-    """What was found, asked once: a bench that keeps what it has may write many times."""
+    """What was found, asked once: `make gpu` writes its record many times."""
     return {f.name: f.found.replace(os.getcwd(), ".") for f in examine()}

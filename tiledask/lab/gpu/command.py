@@ -1,8 +1,6 @@
 """`make gpu`: ask for the GPU, plan, run, and leave a record with its page."""
 
 import argparse
-import fcntl
-import os
 import re
 import signal
 import time
@@ -19,8 +17,9 @@ from tiledask.lab.doctor import ask_gpu
 from tiledask.lab.gpu import page
 from tiledask.lab.gpu.advice import meaning
 from tiledask.lab.gpu.part import GpuPart
-from tiledask.lab.gpu.record import DeviceRecord, code, now
+from tiledask.lab.gpu.record import DeviceRecord, now
 from tiledask.lab.gpu.runner import MODULES, Lost, Runner, find_parts, shares
+from tiledask.lab.store import alone, code
 from tiledask.lab.table import Grid, say
 
 __all__ = ["main"]
@@ -62,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device = {"name": "no GPU"} if args.parts else _device()
         folder = args.out or (args.resume.parent if args.resume else _FOLDER)
         folder.mkdir(parents=True, exist_ok=True)
-        with _alone(folder):
+        with alone(folder / "record"):
             name = re.sub(r"[^a-z0-9]+", "-", device["name"].lower()).strip("-")
             record = DeviceRecord(folder / f"{name}.json", device, args.resume)
             shown = _parts(found)  # the page is of the whole record
@@ -139,22 +138,6 @@ def _device() -> dict[str, Any]:
 
 def _parts(found: Sequence) -> list[GpuPart]:
     return [each[1] for each in found if not isinstance(each, Lost)]
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Nobody else writes a record into ``folder`` meanwhile."""
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise ConfigError(
-            f"another `make gpu` is writing into {folder}: wait for it, or name another folder "
-            f"with --out; two at once would also disturb each other's times"
-        ) from None
-    finally:
-        os.close(file)
 
 
 @contextmanager

@@ -13,9 +13,7 @@ Where the process ends between `begin` and `add`, or the key takes longer than i
 is noted as failed, and ``run`` goes on behind it in a new process.
 """
 
-import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +23,7 @@ from typing import Any
 
 from tiledask.errors import ConfigError
 from tiledask.lab.plots.primitives import Figure
+from tiledask.lab.store import append
 from tiledask.lab.table import Grid
 
 __all__ = ["GOALS", "STATES", "GpuPart", "Notes"]
@@ -79,7 +78,7 @@ class Notes:
 
     part: str
     journal: Path
-    """Lines of JSON; what is in it survives the process."""
+    """Its lines survive the process (`tiledask.lab.store`)."""
     until: float
     """When the part is cut off, by time.time()."""
     folder: Path
@@ -158,12 +157,7 @@ class Notes:
         self._write({"end": " ".join(why.split())[:500]})
 
     def _write(self, facts: dict[str, Any]) -> None:
-        line = json.dumps(_plain({"part": self.part, **facts})) + "\n"
-        fd = os.open(self.journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(fd, line.encode())  # a whole line at once, in the kernel's hands
-        finally:
-            os.close(fd)
+        append(self.journal, _plain({"part": self.part, **facts}), sync=False)
 
 
 def _plain(value: Any) -> Any:

@@ -21,7 +21,7 @@ from threading import Thread
 from typing import IO, Any
 
 from tiledask.lab.gpu import leftover
-from tiledask.lab.gpu.record import Journal
+from tiledask.lab.store import Lines
 
 __all__ = ["End", "guard", "run_process"]
 
@@ -52,7 +52,7 @@ def run_process(
     module: str,
     part: str,
     given: dict[str, Any],
-    journal: Journal,
+    journal: Lines,
     mark: str,
     take: Callable[[list[dict[str, Any]]], None],
     say: Callable[[str], None],
@@ -82,14 +82,14 @@ def run_process(
         printer.join(1.0)
         shutil.rmtree(folder, ignore_errors=True)
         heard.listen()  # what it wrote last
-        half = "; half a line of its notes is left out" if journal.cut() else ""
+        half = "; half a line of its notes is left out" if journal.half() else ""
     return cut or heard.end(child.returncode, half)
 
 
 class _Heard:
     """What a process has noted: rows go to ``take``, the rest says where it is."""
 
-    def __init__(self, journal: Journal, take: Callable[[list[dict[str, Any]]], None]) -> None:
+    def __init__(self, journal: Lines, take: Callable[[list[dict[str, Any]]], None]) -> None:
         self.journal, self.take = journal, take
         self.row: dict[str, Any] | None = None
         """The measurement under way."""

@@ -5,21 +5,17 @@ record    the JSON, written anew by the runner as lines arrive; lines that a run
           because it was ended between the two, are taken in by the next run
 """
 
-import hashlib
 import json
-import subprocess
-from contextlib import suppress
 from datetime import datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import tiledask
 from tiledask.errors import ConfigError
 from tiledask.lab.bench.records import record
 from tiledask.lab.gpu.part import GOALS
+from tiledask.lab.store import Lines, append, code
 
-__all__ = ["DeviceRecord", "Journal", "code", "load"]
+__all__ = ["DeviceRecord", "load"]
 
 Row = dict[str, Any]
 
@@ -29,26 +25,6 @@ MEASURED = ("right", "wrong", "timed")
 
 def now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
-
-
-@cache
-def code() -> dict[str, str]:
-    """The digest of the package's sources, and the commit where this is a checkout of git."""
-    package = Path(tiledask.__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*")):
-        if path.suffix in (".py", ".cu", ".cuh"):
-            digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
-    commit = ""
-    with suppress(OSError, subprocess.SubprocessError):
-        commit = subprocess.run(
-            ["git", "-C", str(package), "describe", "--always", "--dirty", "--abbrev=12"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        ).stdout.strip()
-    return {"digest": digest.hexdigest()[:16], "commit": commit}
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -68,50 +44,6 @@ def load(path: Path) -> dict[str, Any]:
     return facts
 
 
-class Journal:
-    """Lines of JSON that a part's process appends; half a line waits for its other half."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.at = 0
-        self.damaged = 0
-        """Lines that are no JSON objects."""
-
-    def begin(self, head: dict[str, Any]) -> None:
-        """Empty it, but for a first line."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(head) + "\n")
-        self.at = self.path.stat().st_size
-
-    def read(self) -> list[dict[str, Any]]:
-        """What has come since it was last read."""
-        try:
-            with open(self.path, "rb") as file:
-                file.seek(self.at)
-                come = file.read()
-        except FileNotFoundError:
-            return []
-        whole = come[: come.rfind(b"\n") + 1]
-        self.at += len(whole)
-        found = []
-        for line in whole.splitlines():
-            with suppress(ValueError):
-                found.append(json.loads(line))
-        found = [each for each in found if isinstance(each, dict)]
-        self.damaged += whole.count(b"\n") - len(found)
-        return found
-
-    def cut(self) -> bool:
-        """Whether half a line is there, which is left out: its writer is gone."""
-        half = self.path.exists() and self.path.stat().st_size > self.at
-        if half:
-            with open(self.path, "ab") as file:
-                file.write(b"\n")
-            self.read()
-            self.damaged -= 1
-        return half
-
-
 class DeviceRecord:
     """What is known of one device, in ``path``; a new row takes the place of the old one.
 
@@ -120,7 +52,7 @@ class DeviceRecord:
 
     def __init__(self, path: Path, device: dict[str, Any], resume: Path | None = None) -> None:
         self.path, self.device, self.resumes = path, device, resume is not None
-        self.journal = Journal(path.with_suffix(".journal"))
+        self.journal = Lines(path.with_suffix(".journal"))
         old = load(path) if path.exists() else {}
         if resume and resume != path:
             old = load(resume)
@@ -148,7 +80,9 @@ class DeviceRecord:
     def open(self) -> None:
         """Begin a run: its journal is empty."""
         self._kept.clear()
-        self.journal.begin({"code": code()["digest"], "resumes": self.resumes})
+        self.journal = Lines(self.journal.path)
+        self.journal.path.unlink(missing_ok=True)
+        append(self.journal.path, {"code": code()["digest"], "resumes": self.resumes})
 
     def start(self, part: str, resumes: bool | None = None) -> None:
         """Begin ``part``: from now on its rows are of this run. The first one removes the old

@@ -134,7 +134,7 @@ class Runner:
 
     def _run(self, module: str, part: GpuPart, seconds: float) -> None:
         """Run ``part``, in as many processes as it takes."""
-        begun, processes, damaged = time.time(), 0, self.record.journal.damaged
+        begun, processes, damaged = time.time(), 0, len(self.record.journal.damaged)
         facts = {"limit": round(seconds, 1)}
         self.say(f"{part.name}, {seconds:.0f} s at most: {part.title}")
         self.record.start(part.name)
@@ -153,7 +153,7 @@ class Runner:
                 self._fail(part.name, end)
                 again = begun + seconds - time.time() > _AGAIN
         why = f"{end.row['key']}: {end.why}" if end.how else end.why
-        if lost := self.record.journal.damaged - damaged:
+        if lost := len(self.record.journal.damaged) - damaged:
             why += "; " * bool(why) + f"lines of its notes that cannot be read: {lost}"
         facts |= {"took": round(time.time() - begun, 1), "processes": processes}
         self.record.end_part(part.name, end.state, why, **facts)

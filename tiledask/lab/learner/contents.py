@@ -32,7 +32,7 @@ def write_contents(source: Path, folder: Path) -> None:
     """
     text = (source / PAGE).read_text("utf-8")
     titles = {row["name"]: row["title"] for row in _ROW.finditer(text)}
-    done = {name: _done(folder / PROGRESS / f"{name}.json") for name in titles}
+    done = {name: _done(folder / PROGRESS / f"{name}.jsonl") for name in titles}
     walkthroughs = {each.name: each for each in course(source) if each.name in titles}
     text = _HEAD.sub(
         r"| walkthrough | \1 | minutes | predicted | stars |\n|---|---|--:|--:|--:|", text

@@ -1,15 +1,15 @@
 """What outlives a kernel: a file per notebook with the learner's predictions and judged tasks.
 
-    <folder>/02_split_one_product.json    {"predictions": {question: {"value": 8e6, "stars": 1}},
-                                           "tasks": {name: {"tries": 2, "stars": 3, "hints": 1}}}
+    <folder>/02_split_one_product.jsonl    predictions, question: {"value": 8e6}      a line each
+                                           predictions, question: {"stars": 1}        time, as
+                                           tasks, name: {"tries": 2, "stars": 3}      store has it
 
 The folder is what TILEDASK_PROGRESS names, as `make lab` sets it; without one, as under a test or
 in plain Python, everything is kept as long as the process lives and no file is read or written.
-What the command line does is kept in terminal.json, `at_terminal`: there is always a folder for it.
+What the command line does is kept in terminal.jsonl, `at_terminal`: there is always a folder.
 """
 
 import contextlib
-import json
 import os
 import re
 import threading
@@ -18,7 +18,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from tiledask.lab.report import write_whole
+from tiledask.errors import ConfigError
+from tiledask.lab.store import Lines, append
 
 __all__ = ["TASKS", "Kept", "at_terminal", "here", "notebooks"]
 
@@ -38,7 +39,15 @@ class Kept:
 
     def __init__(self, notebook: str, path: Path | None) -> None:
         self.notebook, self.path = notebook, path
-        self._known = _read(path)
+        self._known: dict[str, dict[str, dict[str, Any]]] = {PREDICTIONS: {}, TASKS: {}}
+        lines: list[dict[str, Any]] = []
+        if path is not None:
+            with contextlib.suppress(OSError):
+                lines = Lines(path).read()  # a damaged one counts for nothing
+        for line in lines:
+            table, name, facts = (line.get(word) for word in ("table", "name", "facts"))
+            if table in (PREDICTIONS, TASKS) and isinstance(name, str) and isinstance(facts, dict):
+                self._known[table].setdefault(name, {}).update(facts)
 
     def __repr__(self) -> str:
         where = self.path or "this process"
@@ -53,8 +62,7 @@ class Kept:
     def put(self, name: str, table: str = PREDICTIONS, **facts: Any) -> None:
         """None, once ``facts`` are known of ``name``, in the file too, if there is one.
 
-        The file is replaced whole: another reader never sees half of it. Where none can be
-        written, as on a full disk, what is known is known to this process alone.
+        Where none can be written, as on a full disk, they are known to this process alone.
         """
         with _LOCK:
             known = self._known[table].setdefault(name, {})
@@ -63,31 +71,14 @@ class Kept:
             known.update(facts)
             if self.path is None:
                 return
-            text = json.dumps(self._known, indent=1, ensure_ascii=False)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ConfigError):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(self.path, text.encode("utf-8", "backslashreplace"))
+                append(self.path, {"table": table, "name": name, "facts": facts}, sync=False)
 
     def all(self, table: str = PREDICTIONS) -> dict[str, dict[str, Any]]:
         """What is known of each, by its name: copies."""
         with _LOCK:
             return {name: dict(facts) for name, facts in self._known[table].items()}
-
-
-def _read(path: Path | None) -> dict[str, dict[str, dict[str, Any]]]:
-    found: Any = {}
-    if path is not None:
-        with contextlib.suppress(
-            OSError, ValueError, RecursionError
-        ):  # none yet, or damaged: begun anew
-            found = json.loads(path.read_text("utf-8"))
-    kept: dict[str, dict[str, dict[str, Any]]] = {PREDICTIONS: {}, TASKS: {}}
-    for table, into in kept.items():
-        known = found.get(table) if isinstance(found, dict) else None
-        for name, facts in known.items() if isinstance(known, dict) else ():
-            if isinstance(facts, dict):
-                into[name] = facts
-    return kept
 
 
 _open: dict[tuple[str, str], Kept] = {}
@@ -97,7 +88,7 @@ _typing: ContextVar[bool] = ContextVar("_typing", default=False)
 
 @contextlib.contextmanager
 def at_terminal() -> Iterator[None]:
-    """None; within it `here` is terminal.json, which the next command reads."""
+    """None; within it `here` is terminal.jsonl, which the next command reads."""
     token = _typing.set(True)
     try:
         yield
@@ -121,7 +112,7 @@ def here() -> Kept:
     folder, notebook = _place()
     with _LOCK:
         if (folder, notebook) not in _open:
-            path = Path(folder) / f"{notebook}.json" if folder and notebook else None
+            path = Path(folder) / f"{notebook}.jsonl" if folder and notebook else None
             _open[folder, notebook] = Kept(notebook, path)
         return _open[folder, notebook]
 
@@ -131,7 +122,7 @@ def notebooks() -> list[Kept]:
     mine, (folder, _) = here(), _place()
     others = (
         Kept(path.stem, path)
-        for path in (Path(folder).glob("*.json") if folder else ())
+        for path in (Path(folder).glob("*.jsonl") if folder else ())
         if path != mine.path
     )
     return sorted([mine, *others], key=lambda kept: kept.notebook)

@@ -38,6 +38,7 @@ from tiledask.lab.plots.training.layers_traffic import layers_traffic
 from tiledask.lab.plots.training.live import LiveLoss
 from tiledask.lab.plots.training.losses import losses
 from tiledask.lab.plots.training.rows_on_ranks import rows_on_ranks
+from tiledask.lab.plots.training.time_lost import time_lost
 from tiledask.lab.plots.training.trainings import trainings
 
 __all__ = [
@@ -68,6 +69,7 @@ __all__ = [
     "short_layout",
     "step_breakdown",
     "tile_levels",
+    "time_lost",
     "tradeoff",
     "traffic_matrix",
     "trainings",

@@ -6,6 +6,8 @@ schedules   misses: how often usual heuristics miss the best cut, and by how muc
             same_work: a schedule's Timeline, with the same work for every device
             timeline_of, zero_bubble_table: Table 5 of the Zero Bubble paper, row by row
 kernels     ladders, recorded: rungs that others published, and runs of ours
+losses      train_with_losses: a small GPT whose workers are killed at chosen steps
+sweeps      Store: cells that are kept as they come, and measured once
 LeNet       lenet_claims, lenet_trainings, lenet_training_claims: what a textbook says of splits
 """
 
@@ -13,11 +15,15 @@ from tiledask.lab.claims import compare_claims, run_cases
 from tiledask.lab.ladders import ladders, recorded
 from tiledask.lab.lenet import lenet_claims, lenet_training_claims, lenet_trainings
 from tiledask.lab.published import timeline_of, zero_bubble_table
+from tiledask.lab.store import Store
+from tiledask.lab.studies.losses import LossyRun, train_with_losses
 from tiledask.lab.sweep import same_work
 from tiledask.plan.fitting.replay import replay
 from tiledask.plan.splitting.heuristics import misses
 
 __all__ = [
+    "LossyRun",
+    "Store",
     "compare_claims",
     "ladders",
     "lenet_claims",
@@ -29,5 +35,6 @@ __all__ = [
     "run_cases",
     "same_work",
     "timeline_of",
+    "train_with_losses",
     "zero_bubble_table",
 ]

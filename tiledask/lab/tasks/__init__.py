@@ -25,6 +25,7 @@ from tiledask.lab.exercises.planning.layouts import (
     shorten_bubble,
 )
 from tiledask.lab.exercises.products.tile_choice import retuned, tile_within
+from tiledask.lab.exercises.training.save_intervals import save_intervals
 from tiledask.lab.idle_ladder import IdleLevel, LevelWorking, idle_level
 from tiledask.lab.judging import Exercise, Hint, JudgedTask, Result, Target, UnsolvedError
 from tiledask.lab.puzzles import (
@@ -88,6 +89,7 @@ __all__ = [
     "repaired_kernel",
     "retuned",
     "run_blocks",
+    "save_intervals",
     "scale_rule",
     "shorten_bubble",
     "split_each_layer",

@@ -28,6 +28,7 @@ from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_trains
 from tiledask.plan.program.making.of_layout import layout_timeline, why_no_program
+from tiledask.plan.timing.checkpointing import Checkpointing
 from tiledask.plan.timing.step import StepEstimate, estimate_step
 from tiledask.plan.timing.step_time import step_parts
 from tiledask.plan.units import divisors, format_bytes, format_seconds
@@ -132,6 +133,10 @@ class Plan:
         """Where the time goes; the stages as they are, simulated."""
         found = self.found
         return estimate_step(found.model, self.layout, found.cluster, found.recipe, found.sequence)
+
+    def checkpointing(self, **given: Any) -> Checkpointing:
+        """How often to save, and what that costs: `Fit.checkpointing` for this plan's step."""
+        return self.fit.checkpointing(self.step.total, **given)
 
     @cached_property
     def program_seconds(self) -> float:

@@ -5,6 +5,7 @@
                                                                   left of the context:   "no"
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,7 +23,8 @@ from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.inputs.run import check_run
+from tiledask.plan.inputs.run import check_run, check_trains
+from tiledask.plan.timing.checkpointing import RESTART, Checkpointing
 from tiledask.plan.units import format_bytes, parse_bytes
 from tiledask.plan.whole import whole_number
 
@@ -114,6 +116,29 @@ class Fit:
             f"the fullest device ({where}) needs {low}{context}, {format_bytes(self.shortfall)} "
             f"more than the {room} of {device}; {why}"
         )
+
+    def checkpointing(self, step: float = 0.0, **given: Any) -> Checkpointing:
+        """How often each rank saves what it keeps beside gradients, and what that costs.
+
+        ``step``: seconds of a step; 0: by `estimate_step`. ``given``: bandwidth (bytes per second
+        of a rank), mtbf (seconds, of a device) and restart (seconds) where they are not what is
+        published of Llama 3's training. ConfigError for a recipe that does not train.
+        """
+        recipe, ledger = self.memory.recipe, self.memory.ledger
+        check_trains(recipe)
+        trained = "adapters" if recipe.adapters else "parameters"
+        saved = {
+            state.tensor
+            for state in recipe.states
+            if state.of == trained and not re.search("gradients|gathered", state.tensor)
+        }
+        held = (
+            sum(size for tensor, size in ledger.by_tensor(stage).items() if tensor in saved)
+            for stage in ledger.places
+        )
+        step = step or self._seconds(self)
+        given = {"restart": RESTART, **given}
+        return Checkpointing(max(held), devices=self.layout.devices, step=step, **given)
 
     @cached_property
     def smallest_fix(self) -> Fix | None:

@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tiledask.errors import ClusterLostError, ConfigError
+from tiledask.lab.bench import records
 from tiledask.lab.bench.hosts.by_hand import ByHand, environment, hosts_on_one, said
 from tiledask.lab.bench.hosts.client import LAYOUTS, ONE, TWO, Options, training_of
 from tiledask.lab.bench.records import goals_table, record
@@ -207,20 +208,13 @@ def main() -> int:
                 console.print(
                     f"skipped: two hosts, the link between them, trainings on them. {found.why}"
                 )
-            for each in measured_rows(found, Options(sizes=sizes, **chosen, **found.schedulers)):
+            unfinished = str(records.UNFINISHED.resolve())
+            options = Options(sizes=sizes, **chosen, unfinished=unfinished, **found.schedulers)
+            for each in measured_rows(found, options):
                 if "now" in each:
                     console.print(each["now"], style="dim")
                     continue
                 rows.append(each)
-                if args.record:  # what there is, if a long run is cut off
-                    facts = {
-                        "arguments": chosen | {"sizes": sizes},
-                        "skipped": found.why,
-                        "load before and after": [round(load, 2), round(os.getloadavg()[0], 2)],
-                        "goals": goals(rows),
-                        "rows": rows,
-                    }
-                    record(Path(args.record), "tiledask.lab.bench.hosts", facts)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     for table in tables(rows):
@@ -232,4 +226,13 @@ def main() -> int:
         )
     if reached := goals(rows):
         console.print(goals_table(reached))
+    if args.record:
+        facts = {
+            "arguments": chosen | {"sizes": sizes},
+            "skipped": found.why,
+            "load before and after": [round(load, 2), round(os.getloadavg()[0], 2)],
+            "goals": reached,
+            "rows": rows,
+        }
+        record(Path(args.record), "tiledask.lab.bench.hosts", facts)
     return 0

@@ -12,8 +12,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import dask.array as da
@@ -25,6 +26,8 @@ from tiledask.distributed.arrays.array import ShardedArray
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.lab.bench.hosts.link import measure_link
 from tiledask.lab.bench.hosts.rows import Told, Way, in_turns, row, timed
+from tiledask.lab.bench.records import resumed
+from tiledask.lab.store import Store
 
 __all__ = ["CHUNKS", "LAYOUTS", "ONE", "OURS", "TWO", "Options", "measure", "training_of"]
 
@@ -56,6 +59,8 @@ class Options:
     """Rounds of a training."""
     steps: tuple[int, int]
     """Of the shorter and of the longer training whose difference is timed."""
+    unfinished: str
+    """A folder: what an interrupted run has measured is there."""
     one: str
     """A scheduler's address."""
     two: str = ""
@@ -64,8 +69,8 @@ class Options:
     """Where somebody answers on host B."""
 
 
-def measure(options: Options) -> Iterator[dict[str, Any]]:
-    """Every row, as it comes; what is under way comes as {"now": words}."""
+def measure(options: Options, known: Store) -> Iterator[dict[str, Any]]:
+    """Every row, as it comes or as it is ``known``; what is under way comes as {"now": words}."""
     with ExitStack() as stack:
         places = {
             name: stack.enter_context(td.connect(address, workers=2))
@@ -73,22 +78,26 @@ def measure(options: Options) -> Iterator[dict[str, Any]]:
             if address
         }
         places[OURS] = stack.enter_context(td.start_cluster(2, device="cpu", quiet=True))
+        two = bool(options.two)
         if options.link:
             yield {"now": "the link alone"}
-            yield _link(*options.link)
+            yield known.once(lambda: _link(*options.link), part="link")
         for n in options.sizes:
-            operands = {name: _operands(cluster, n) for name, cluster in places.items()}
+            held = cache(partial(_operands, places, n))
             yield {"now": f"{n}^3 in {len(places)} places"}
-            yield from _products(n, operands, options.pairs)
-            first = next(iter(places))  # two hosts, if there are
-            yield {"now": f"{n}^3 by dask.array on {first}"}
+            ask = partial(_products, n, held, options.pairs)
+            yield from known.once(ask, n=n, pairs=options.pairs, two=two)
+            yield {"now": f"{n}^3 by dask.array on {next(iter(places))}"}
             pairs = options.large_pairs if n >= 8192 else options.pairs
-            yield from _beside_dask(n, places[first], operands[first], pairs)
-            del operands
+            ask = partial(_beside_dask, n, places, held, pairs)
+            yield from known.once(ask, n=n, beside="dask", pairs=pairs, two=two)
+            del held, ask
         if options.two:
             for shape in LAYOUTS:
                 yield {"now": f"training {shape}"}
-                yield from _trainings(shape, places, options)
+                ask = partial(_trainings, shape, places, options)
+                how = {"steps": options.steps, "trainings": options.trainings}
+                yield from known.once(ask, shape=shape, **how)
 
 
 def _link(host: str, port: int) -> dict[str, Any]:
@@ -99,41 +108,50 @@ def _link(host: str, port: int) -> dict[str, Any]:
 # -- products --------------------------------------------------------------------------------------
 
 
-def _operands(cluster: Cluster, n: int) -> tuple[ShardedArray, ShardedArray]:
-    """A and B [n, n], float32, by rows on two workers."""
-    rng, mesh = np.random.default_rng(0), td.Mesh(cluster, (2,))
-    a, b = (
-        td.distribute(rng.standard_normal((n, n), np.float32), mesh, (td.Shard(0),)) for _ in "ab"
-    )
-    return a, b
+Both = tuple[ShardedArray, ShardedArray]
 
 
-def _ours(operands: tuple[ShardedArray, ShardedArray]) -> tuple[float, Told]:
+def _operands(places: dict[str, Cluster], n: int) -> dict[str, Both]:
+    """A and B [n, n], float32, by rows on two workers of each place."""
+    found = {}
+    for name, cluster in places.items():
+        rng, mesh = np.random.default_rng(0), td.Mesh(cluster, (2,))
+        a, b = (
+            td.distribute(rng.standard_normal((n, n), np.float32), mesh, (td.Shard(0),))
+            for _ in "ab"
+        )
+        found[name] = a, b
+    return found
+
+
+def _ours(operands: Both) -> tuple[float, Told]:
     seconds, c = timed(lambda: operands[0] @ operands[1])
     predicted, counted = c.traffic.predicted.total, c.traffic.measured.total
     return seconds, Told(predicted, counted, c.mesh.cluster.transport, c.made_by)
 
 
-def _products(n: int, operands: dict[str, Any], pairs: int) -> Iterator[dict[str, Any]]:
+def _products(n: int, held: Callable[[], dict[str, Both]], pairs: int) -> list[dict[str, Any]]:
     """The same product in each place."""
-    work, flop = f"{n}^3", 2.0 * n**3
-    ways: dict[str, Way] = {name: partial(_ours, both) for name, both in operands.items()}
+    work, flop, rows = f"{n}^3", 2.0 * n**3, []
+    ways: dict[str, Way] = {name: partial(_ours, both) for name, both in held().items()}
     found = in_turns(ways, pairs)
     for name, mine in found.items():
         other = {TWO: ONE, ONE: OURS}.get(name)
         against = (other, found[other][0]) if other else None
-        yield row("hosts", work, name, mine, against, flop)
+        rows.append(row("hosts", work, name, mine, against, flop))
+    return rows
 
 
 def _beside_dask(
-    n: int, cluster: Cluster, operands: tuple[ShardedArray, ShardedArray], pairs: int
-) -> Iterator[dict[str, Any]]:
+    n: int, places: dict[str, Cluster], held: Callable[[], dict[str, Both]], pairs: int
+) -> list[dict[str, Any]]:
     """td.matmul beside dask.array on the same workers: the best of its chunkings, its default."""
+    first, cluster = next(iter(places.items()))  # two hosts, if there are
     tried = {
         name: min(_dask(cluster, n, cut(n))[0] for _ in range(2)) for name, cut in CHUNKS.items()
     }
     best = min(tried, key=tried.__getitem__)
-    ours = "td.matmul"
+    ours, operands, rows = "td.matmul", held()[first], list[dict[str, Any]]()
     ways: dict[str, Way] = {
         ours: lambda: _ours(operands),
         f"dask.array, {best}": lambda: _dask(cluster, n, CHUNKS[best](n)),
@@ -145,10 +163,10 @@ def _beside_dask(
         if name != ours:
             kind = "default" if name.endswith(DEFAULT) else "best chunks"
             against = (name, theirs[0])
-            yield row("dask", f"{n}^3, {kind}", ours, mine, against, 2.0 * n**3)
-            yield row("dask", f"{n}^3, {kind}", name, theirs, None, 2.0 * n**3) | {
-                "tried": {chunks: round(s, 4) for chunks, s in tried.items()}
-            }
+            rows.append(row("dask", f"{n}^3, {kind}", ours, mine, against, 2.0 * n**3))
+            other = row("dask", f"{n}^3, {kind}", name, theirs, None, 2.0 * n**3)
+            rows.append(other | {"tried": {chunks: round(s, 4) for chunks, s in tried.items()}})
+    return rows
 
 
 def _dask(cluster: Cluster, n: int, chunks: tuple[Any, Any]) -> tuple[float, Told]:
@@ -183,7 +201,7 @@ def training_of(shape: tuple[int, int, int]) -> str:
 
 def _trainings(
     shape: tuple[int, int, int], places: dict[str, Cluster], options: Options
-) -> Iterator[dict[str, Any]]:
+) -> list[dict[str, Any]]:
     """Seconds of a step on two hosts and on one."""
     text = td.load_text("tales")
     model = td.GPT(text.vocabulary, hidden=128, layers=4, heads=4, sequence=64)
@@ -201,15 +219,21 @@ def _trainings(
         told = Told(predicted, step.sent, places[name].transport, "a step")
         return (long - short) / (many - few), told
 
+    rows = []
     found = in_turns({name: partial(way, name) for name in (TWO, ONE)}, options.trainings)
     for name, mine in found.items():
         against = (ONE, found[ONE][0]) if name == TWO else None
-        yield row("training", training_of(shape), name, mine, against) | {
-            "same losses": losses[TWO] == losses[ONE]
-        }
+        same = {"same losses": losses[TWO] == losses[ONE]}
+        rows.append(row("training", training_of(shape), name, mine, against) | same)
+    return rows
+
+
+def _tell(line: dict[str, Any]) -> None:
+    print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
-    for each in measure(Options(**given)):
-        print(json.dumps(each), flush=True)
+    given = Options(**json.loads(sys.argv[1]))
+    with resumed("hosts", lambda now: _tell({"now": now}), Path(given.unfinished)) as known:
+        for each in measure(given, known):
+            _tell(each)

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,7 +34,7 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.products.explain import ProductQuestion
 from tiledask.distributed.products.needed import ProductNeeds
 from tiledask.distributed.products.rates import rates_of
-from tiledask.lab.bench.records import goals_table, record
+from tiledask.lab.bench.records import goals_table, record, resumed
 from tiledask.lab.bench.scale.counted import count_messages, counted
 from tiledask.lab.bench.scale.shown import page, picture, table
 from tiledask.plan.products.cost import MachineRates
@@ -284,11 +285,14 @@ def main() -> int:
     console = Console(width=None if sys.stdout.isatty() else 150)
     rows: list[dict[str, Any]] = []
     with (
+        resumed("scale", console.print) as known,
         tempfile.TemporaryDirectory(prefix="tiledask-") as folder,
         by_hand(Path(folder)) as (address, more),
     ):
         running = 0
-        for count in sorted(args.workers):
+
+        def ask(count: int, trains: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+            nonlocal running
             more(count - running)
             running = count
             with Client(address, set_as_default=False) as client:
@@ -296,10 +300,14 @@ def main() -> int:
                 cluster, row = connected(client, count)
                 with cluster:
                     rates = rates_of(cluster, np.dtype("f4"))
-                    some = measured(cluster, args.repeats, trains=count <= args.train)
-                rows += [row, *some]
+                    return [row, *measured(cluster, args.repeats, trains)], vars(rates)
+
+        for count in sorted(args.workers):
+            cell = {"count": count, "trains": count <= args.train}
+            some, rates = known.once(partial(ask, **cell), repeats=args.repeats, **cell)
+            rows += some
             console.print(f"{count} workers: measured")
-    plans = planned(args.plan, rates)
+    plans = planned(args.plan, MachineRates(**rates))
     laws = _laws(rows)
     console.print(table(rows, laws))
     broken = first_to_break(rows, plans) if laws and len(plans) > 1 else []

@@ -1,0 +1,215 @@
+"""A task that ends its worker each time is named, and nobody who waited there is blamed."""
+
+import os
+import signal
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+from oracles.innocents import poison_among_innocents
+from oracles.waiting import wait_until
+from twins.by_hand import dask_by_hand
+
+import tiledask as td
+from tiledask.distributed.cluster import worker as on_worker
+from tiledask.distributed.pipelines.stages import Dummy
+from tiledask.distributed.recovering import poison
+from tiledask.distributed.recovering.frozen import end
+from tiledask.errors import ClusterLostError
+from tiledask.tile.datasets import load_text
+
+TEXT = load_text("tales")
+
+
+class Fatal:
+    """Text of which one rank's part of the batch of step 5 ends the process that draws it."""
+
+    vocabulary = TEXT.vocabulary
+
+    def batch(self, seed, step, size, sequence, rows):
+        if step == 5 and rows.start == 0:
+            os._exit(1)
+        return TEXT.batch(seed, step, size, sequence, rows)
+
+
+class Deadly(Dummy):
+    """A stage whose backward ends its process."""
+
+    def backward_input(self, weights, saved, dy):
+        os._exit(1)
+
+
+@pytest.fixture(
+    params=["started", pytest.param("connected", marks=pytest.mark.slow)], scope="module"
+)
+def cluster(request, tmp_path_factory):
+    if request.param == "started":
+        with td.start_cluster(workers=2, device="cpu", quiet=True) as running:
+            yield running
+        return
+    folder = tmp_path_factory.mktemp("dask")
+    with (
+        dask_by_hand(folder, 2, "--nanny") as dask,
+        td.connect(dask.address, workers=2, timeout=60) as running,
+    ):
+        yield running
+
+
+def number_once(n, path):
+    while not os.path.exists(path):
+        time.sleep(0.05)
+    return n
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("how", "seconds"),
+    [
+        ("exit", 0.4),
+        pytest.param("exit", 0, marks=pytest.mark.slow),
+        pytest.param("kill", 0, marks=pytest.mark.slow),
+        pytest.param("kill", 0.4, marks=pytest.mark.slow),
+    ],
+)
+def test_the_task_is_named_and_the_innocents_finish(cluster, how, seconds):
+    assert poison_among_innocents(cluster, how, seconds) < 60  # 4 s where workers are forks, else 8
+
+
+def training(cluster):
+    model = td.GPT(TEXT.vocabulary, hidden=16, layers=2, heads=2, sequence=8)
+    td.train(model, Fatal(), td.Mesh(cluster, (2, 1, 1)), steps=8, batch=4, timeout=300)
+
+
+def schedule(cluster, engine):
+    batch = np.zeros((8, 1))
+    options = {"target": batch, "engine": engine, "timeout": 300}
+    td.run_schedule(td.schedule("1f1b", 2, 8), [Dummy(), Deadly()], batch, cluster, **options)
+
+
+SLOT_0, SLOT_1 = (rf"work of slots \[{slot}\] ended their workers 4 times" for slot in (0, 1))
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        (training, SLOT_0),
+        (partial(schedule, engine="loop"), SLOT_1),
+        (partial(schedule, engine="tasks"), r"task \S+-1 ended the worker of slot 1 4 times"),
+    ],
+    ids=["training", "loop", "tasks"],
+)
+def test_what_ends_a_worker_each_time_is_said_long_before_the_deadline(cluster, work, words):
+    begun = time.monotonic()
+    with pytest.raises(ClusterLostError, match=words):
+        work(cluster)
+    assert time.monotonic() - begun < 150  # 4 s where workers are forks, 15 s else, if it is quiet
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_who_is_ended_for_being_frozen_is_not_to_blame(cluster, tmp_path):
+    """Five times, each by a watcher: Dask gives a task up after four."""
+    task = cluster.submit(1, number_once, 7, str(tmp_path / "over"), name="long")
+    for _ in range(5):
+        pid = cluster.run(on_worker.machine, timeout=60)[1]["pid"]
+        wait_until(lambda: task.key in cluster.client.processing().get(cluster.address(1), ()))
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda pid=pid: not os.path.exists(f"/proc/{pid}"), "its end", 60)
+        cluster.wait_for_slots([1], 60)
+    (tmp_path / "over").touch()
+    assert cluster.gather([task], "a long task", 60) == [7]
+
+
+class Known:
+    """A scheduler's task."""
+
+    def __init__(self, key, suspicious, *needs):
+        self.key, self.suspicious = key, suspicious
+        self.resource_restrictions = dict.fromkeys(needs, 1) or None
+
+
+def test_deaths_are_counted_for_those_who_ran():
+    running, waiting, handing = (
+        Known("a", 1, "slot1"),
+        Known("b", 3, "slot1"),
+        Known("c", 2, "beside1"),
+    )
+    elsewhere, users = Known("d", 2, "slot11"), Known("e", 2)
+
+    class Scheduler:
+        def __init__(self, *tasks):
+            self.tasks = {task.key: task for task in tasks}
+
+        def suspicious(self):
+            return [task.suspicious for task in self.tasks.values()]
+
+    scheduler = Scheduler(running, waiting, handing, elsewhere, users)
+    deaths = poison.Deaths()
+    deaths.count(scheduler, poison.Death(1, ("a", "c")))
+    assert scheduler.suspicious() == [1, 0, 1, 2, 2]
+    running.suspicious += 1
+    handing.suspicious += 1
+    deaths.count(scheduler, poison.Death(1, ("a",)))
+    assert scheduler.suspicious() == [2, 0, 1, 2, 2]
+    deaths.count(scheduler, poison.Death(1, ()))
+    assert scheduler.suspicious() == [2, 0, 1, 2, 2]
+
+
+@pytest.fixture
+def register(tmp_path, monkeypatch):
+    """A way to open a register, as one worker after the other of a nanny does."""
+    monkeypatch.setattr(poison, "MEMORY", tmp_path)
+    yield lambda: poison.open_register("tcp://somewhere:1")
+    poison.close_register()
+
+
+def test_a_register_outlives_its_worker(register, monkeypatch):
+    assert register() is None
+    poison.in_slot(12)
+    assert register() is None  # nothing ran
+    for frozen, says in (
+        (False, poison.Death(12, ("solve-1", "hand-2"))),
+        (True, poison.Death(12, ())),
+    ):
+        poison.in_slot(12)
+        for key in ("over-0", "hand-2", "solve-1"):
+            monkeypatch.setattr(poison.thread_state, "key", key, raising=False)
+            at = poison.runs()
+            if key == "over-0":
+                poison.stopped(at)
+        if frozen:
+            end(2**22 + 1, poison.name_of("tcp://somewhere:1", os.getppid()))  # nobody's number
+        said = register()
+        assert said is not None
+        assert said.slot == says.slot
+        assert sorted(said.ran) == sorted(says.ran)
+
+
+def test_registers_go(register, tmp_path):
+    old = tmp_path / f"tiledask-{2**22 + 1}-0123456789abcdef.running"
+    old.touch()
+    assert register() is None
+    (mine,) = tmp_path.iterdir()
+    assert mine != old
+    assert mine.stat().st_mode & 0o777 == 0o600
+    poison.close_register()
+    assert not any(tmp_path.iterdir())
+
+
+def test_there_is_no_register_where_no_worker_follows(tmp_path, monkeypatch):
+    monkeypatch.setattr(poison, "MEMORY", tmp_path)
+    assert poison.open_register(None) is None
+    assert not any(tmp_path.iterdir())
+    poison.stopped(poison.runs())
+
+
+def test_more_tasks_than_lines_run(register):
+    register()
+    places = [poison.runs() for _ in range(20)]
+    assert places.count(0) > 1
+    for at in places:
+        poison.stopped(at)
+    assert poison.runs() != 0

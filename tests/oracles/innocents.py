@@ -1,0 +1,45 @@
+"""A task that ends its worker, among others that do nothing wrong."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from tiledask.errors import ClusterLostError
+
+INNOCENTS = 40
+
+
+def number(n, seconds):
+    time.sleep(seconds)
+    return n
+
+
+def ends(how, seconds):
+    time.sleep(seconds)
+    if how == "exit":
+        os._exit(1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def poison_among_innocents(cluster, how, seconds):
+    """Seconds until the guilty task is named, once the others have returned what they should."""
+    begun = time.monotonic()
+
+    def some(these):
+        names = {"name": "innocent"}
+        return [cluster.submit(n % 2, number, n, 0.05, beside=n % 5 == 0, **names) for n in these]
+
+    tasks = some(range(INNOCENTS // 2))
+    guilty = cluster.submit(1, ends, how, seconds, name="guilty")
+    tasks += some(range(INNOCENTS // 2, INNOCENTS))
+    with pytest.raises(ClusterLostError) as raised:
+        cluster.wait([guilty], "solving", 120)
+    took = time.monotonic() - begun
+    assert cluster.gather(tasks, "innocents", 120) == list(range(INNOCENTS))
+    words = str(raised.value)
+    assert "solving: task guilty-" in words
+    assert "ended the worker of slot 1 4 times" in words
+    assert len(words) <= 600
+    return took

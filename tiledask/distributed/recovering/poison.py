@@ -1,0 +1,177 @@
+"""Which task ended its worker: a register of what runs, in memory that outlives the process.
+
+    worker of slot 3   |  3  | solve-1f0c-3 |              |   a line for each task that runs
+    its next one       reads what the last one left, and says it when it joins
+    scheduler          counts deaths for whom it names, and for nobody else of that slot
+
+Dask counts a death for every task that a worker was given, those that wait too, and after four
+gives all of them up. A worker that was ended because it was frozen leaves a register that names
+nobody, one that ended while nothing ran none: Dask's own count stands then.
+"""
+
+import hashlib
+import mmap
+import os
+import tempfile
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+from dask.context import thread_state
+from distributed import SchedulerPlugin, WorkerPlugin
+
+from tiledask.distributed.cluster.spool import MEMORY
+from tiledask.distributed.recovering.frozen import NOBODY
+
+__all__ = [
+    "JOINING",
+    "Death",
+    "Deaths",
+    "Register",
+    "close_register",
+    "in_slot",
+    "name_of",
+    "open_register",
+    "runs",
+    "stopped",
+]
+
+_LINE, _LINES = 256, 8
+_SIZE = _LINE * _LINES + 1
+_SLOT = slice(0, 16)
+_END = ".running"
+JOINING = "tiledask-death"
+"""Dask's name of what a worker says of the one before it when it joins."""
+
+
+class Death(NamedTuple):
+    """What a worker's register says of its end."""
+
+    slot: int
+    ran: tuple[str, ...]
+    """Keys of the tasks that ran; of nobody, if it was ended by no fault of theirs."""
+
+
+# -- on a worker -----------------------------------------------------------------------------------
+
+_register: Any = bytearray(_SIZE)
+_path = ""
+_free = list(range(_LINE, _LINE * _LINES, _LINE))
+
+
+def runs() -> int:
+    """Where this thread's task stands in the register from now on, for `stopped`."""
+    try:
+        at = _free.pop()
+    except IndexError:  # more than ever run at once
+        return 0
+    line = str(getattr(thread_state, "key", "")).encode()[: _LINE - 1] + b"\0"
+    _register[at : at + len(line)] = line
+    return at
+
+
+def stopped(at: int) -> None:
+    """None; the task that stood ``at`` does not run any more."""
+    if at:
+        _register[at] = 0
+        _free.append(at)
+
+
+def in_slot(slot: int) -> None:
+    """None; the register says which slot this worker is in."""
+    _register[_SLOT] = str(slot).encode().ljust(16, b"\0")
+
+
+def name_of(nanny: Any, parent: int) -> str:
+    """The path of the register of the worker of ``nanny``, started by process ``parent``."""
+    place = MEMORY if os.access(MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+    known = hashlib.sha256(str(nanny).encode()).hexdigest()[:16]
+    return str(place / f"tiledask-{parent}-{known}{_END}")
+
+
+def open_register(nanny: Any) -> Death | None:
+    """What the last worker of ``nanny`` left, None if it says nothing; this one writes from now on.
+    No other follows a worker that has None.
+
+    A file of 2 kB of this user's, which goes with the worker, or when the next one on this host
+    begins and who started its worker is gone.
+    """
+    global _register, _path
+    if nanny is None:
+        return None
+    path, before = name_of(nanny, os.getppid()), b""
+    _sweep(Path(path).parent)
+    with suppress(OSError):  # another's, or no room: then nobody is named
+        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        with open(number, "r+b", buffering=0) as file:
+            if os.fstat(number).st_uid == os.geteuid():
+                before = file.read(_SIZE)
+                file.seek(0)
+                file.write(bytes(_SIZE))  # a full disk says so here
+                _register, _path = mmap.mmap(number, _SIZE), path
+    return _read(before)
+
+
+def close_register() -> None:
+    """None; the register is gone, and nobody reads what is written from now on."""
+    global _register, _path
+    _register = bytearray(_SIZE)
+    if _path:
+        with suppress(OSError):
+            os.unlink(_path)
+    _path = ""
+
+
+class Register(WorkerPlugin):
+    """Has the register go with its worker, when that ends in order."""
+
+    name = "tiledask-register"
+
+    def teardown(self, worker: Any) -> None:
+        close_register()
+
+
+def _read(register: bytes) -> Death | None:
+    slot = register[_SLOT].rstrip(b"\0")
+    if len(register) != _SIZE or not slot.isdigit():
+        return None
+    lines = [register[at : at + _LINE] for at in range(_LINE, _LINE * _LINES, _LINE)]
+    ran = tuple(line.split(b"\0")[0].decode(errors="replace") for line in lines if line[0])
+    if register[-1:] == NOBODY:
+        return Death(int(slot), ())
+    return Death(int(slot), ran) if ran else None
+
+
+def _sweep(place: Path) -> None:
+    for file in place.glob(f"tiledask-*{_END}"):
+        parent = file.name.split("-")[1]
+        with suppress(OSError):
+            if parent.isdigit() and not psutil.pid_exists(int(parent)):
+                file.unlink()
+
+
+# -- on the scheduler ------------------------------------------------------------------------------
+
+
+class Deaths(SchedulerPlugin):
+    """How many workers each task has ended, as their registers say."""
+
+    name = "tiledask-deaths"
+
+    def __init__(self) -> None:
+        self._of = Counter[str]()
+
+    def add_worker(self, scheduler: Any, worker: str) -> None:
+        """A worker has joined, and says in which way the one before it ended."""
+        if (told := scheduler.workers[worker].extra.get(JOINING)) is not None:
+            self.count(scheduler, Death(*told))
+
+    def count(self, scheduler: Any, death: Death) -> None:
+        """None; tasks of that slot are as suspicious as often as a worker ended while they ran."""
+        self._of.update(death.ran)
+        own = {f"slot{death.slot}", f"beside{death.slot}"}
+        for task in scheduler.tasks.values():
+            if task.suspicious and not own.isdisjoint(task.resource_restrictions or ()):
+                task.suspicious = self._of[str(task.key)[: _LINE - 1]]

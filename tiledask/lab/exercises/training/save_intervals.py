@@ -1,0 +1,107 @@
+"""Say for three trainings after how many steps to save: one where the square root is not enough."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from tiledask.lab import plots
+from tiledask.lab.judging import Exercise, Target
+from tiledask.lab.plots.primitives import Figure
+from tiledask.lab.plots.style import RED
+from tiledask.plan.timing.checkpointing import Checkpointing
+from tiledask.plan.units import format_seconds
+from tiledask.plan.whole import is_whole
+
+__all__ = ["save_intervals"]
+
+TRAININGS = {
+    "A": Checkpointing(0.05, bandwidth=1.0, mtbf=7200.0, restart=5.0, step=0.5),
+    "B": Checkpointing(0.05, bandwidth=1.0, mtbf=7200.0, restart=600.0, step=0.5),
+    "C": Checkpointing(200.0, bandwidth=1.0, mtbf=1200.0, restart=60.0, step=10.0),
+}
+"""In memory; the same, and slow to begin again; on a slow disk, and lost every twenty minutes."""
+MOST = 1.0
+"""Percent beyond the least time lost."""
+LONGEST = 100_000
+
+
+def save_intervals() -> Exercise:
+    """Give for each of three trainings the steps from one save to the next; judged by the whole
+    sum of what saving and losses cost, `Checkpointing.stretch`.
+
+    >>> save_intervals().check((1, 1, 1)).legal  # and good?
+    True
+    """
+
+    def lost(name: str, every: int) -> float:
+        return replace(TRAININGS[name], every=every).stretch - 1
+
+    @cache
+    def least(name: str) -> float:
+        start = TRAININGS[name].steps or 1
+        return min(lost(name, every) for every in range(max(1, start // 4), 4 * start))
+
+    def measure(answer: Sequence[int]) -> list[Target]:
+        return [
+            Target(
+                f"{name}: time lost beyond the least, %",
+                MOST,
+                100 * (lost(name, every) / least(name) - 1),
+                0,
+                where=f"every {every:,} steps",
+            )
+            for name, every in zip(TRAININGS, answer, strict=False)
+        ]
+
+    def figure(answer: Any) -> Figure:
+        tried = [round(10 ** (n / 12)) for n in range(32)]
+        curves = {
+            f"{name}: save {format_seconds(each.cost)}, restart {format_seconds(each.restart)}": {
+                every: lost(name, every) for every in tried if lost(name, every) < 1e3
+            }
+            for name, each in TRAININGS.items()
+        }
+        yours = dict(zip(TRAININGS, answer or (), strict=False))
+        points = {f"yours, {n}": {every: min(lost(n, every), 1e3)} for n, every in yours.items()}
+        title = "What saving and losses cost three trainings"
+        drawn = plots.time_lost(curves, points, title=title + " (not attempted)" * (not answer))
+        missed = [not target.met for target in measure(answer or ())]
+        for line in drawn.axes[0].lines:
+            name = str(line.get_gid()).removeprefix("yours, ")
+            if name in yours and missed[list(yours).index(name)]:
+                line.set(color=RED, gid=f"wrong {name}")
+        return drawn
+
+    said = "; ".join(
+        f"{name}: a save takes {format_seconds(each.cost)}, a step {format_seconds(each.step)}, a "
+        f"loss comes every {each.mtbf / 60:g} minutes, and steps go on after "
+        f"{format_seconds(each.restart)}"
+        for name, each in TRAININGS.items()
+    )
+    return Exercise(
+        name="how often three trainings save",
+        question=(
+            f"Losses come at random. {said}. Give for each the steps from one save to the next: "
+            f"what is lost by saving, doing again and restarting shall be at most {MOST:g} % more "
+            f"than the least that can be."
+        ),
+        form=f"{len(TRAININGS)} whole numbers from 1 to {LONGEST:,}, one a training, for example "
+        f"(9, 9, 9)",
+        hints=(
+            "Which of the numbers does the square root need? Which of them differ between A and B?",
+            "The root holds where the interval is far below the time between losses. Where is it "
+            "not?",
+            "For C look at the whole sum: td.formulas.Checkpointing(..., step=, every=).stretch "
+            "for several numbers of steps.",
+        ),
+        measured=measure,
+        drawn=figure,
+        read=_read,
+    )
+
+
+def _read(answer: Any) -> list[int] | None:
+    values = list(answer) if isinstance(answer, tuple | list) else []
+    whole = all(is_whole(x) and 1 <= x <= LONGEST for x in values)
+    return values if whole and len(values) == len(TRAININGS) else None

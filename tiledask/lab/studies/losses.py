@@ -1,0 +1,86 @@
+"""A training whose workers are killed at chosen steps, and what was done twice for it.
+
+step  0 ... 12 ... 17 x             lost at step 17, kept after 12: five steps are done again
+            12 ... 17 ... 40
+"""
+
+import os
+import signal
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import tiledask as td
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.plan.whole import whole_number
+
+__all__ = ["LossyRun", "train_with_losses"]
+
+
+class LossyRun(NamedTuple):
+    """What a training came to whose workers were killed."""
+
+    keep_every: int
+    """Steps from one keep to the next."""
+    seconds: float
+    """Of all of it, with the first connections and the end."""
+    resumed: tuple[int, ...]
+    """The step from which it went on, for each loss."""
+    redone: int
+    """Steps that were done twice."""
+    cost: float
+    """Seconds of a keep, on the slowest rank."""
+    losses: np.ndarray
+    """[steps], as the training had them at its end."""
+
+
+class _Fatal:
+    """Text whose batch of certain steps ends the process that draws it first, by SIGKILL."""
+
+    def __init__(self, text: Any, at: Sequence[int], folder: str) -> None:
+        self.text, self.at, self.folder = text, at, folder
+        self.vocabulary = text.vocabulary
+
+    def batch(self, seed: int, step: int, *which: Any) -> Any:
+        if step in self.at:
+            try:
+                (Path(self.folder) / str(step)).touch(exist_ok=False)
+            except FileExistsError:
+                pass  # and not a second time
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return self.text.batch(seed, step, *which)
+
+
+def train_with_losses(
+    cluster: Cluster, at: Sequence[int] = (), keep_every: int = 10, steps: int = 100
+) -> LossyRun:
+    """A small GPT, trained on two ranks of ``cluster`` on this machine; at the beginning of each
+    step in ``at``, when it is first reached, a worker is killed, and another one takes its slot.
+
+    ``keep_every``: steps from one keep of the state to the next; 0: it is never kept.
+    """
+    steps = whole_number("steps", steps, 1)
+    at = sorted({whole_number("a step of a loss", each, 0, steps - 1) for each in at})
+    text = td.load_text("tales")
+    model = td.GPT(text.vocabulary, hidden=32, layers=2, heads=2, sequence=16)
+    with tempfile.TemporaryDirectory(prefix="tiledask-losses-") as folder:
+        begun = perf_counter()
+        trained = td.train(
+            model,
+            _Fatal(text, at, folder),
+            td.Mesh(cluster, (2, 1, 1)),
+            steps=steps,
+            batch=8,
+            keep_every=keep_every,
+            progress=False,
+        )
+        seconds = perf_counter() - begun
+    resumed = trained.kept.resumed
+    redone = sum(step - back for step, back in zip(at, resumed, strict=True))
+    cost = trained.kept.seconds / max(1, trained.kept.times)
+    return LossyRun(keep_every, seconds, resumed, redone, cost, trained.losses)
