@@ -611,7 +611,7 @@ class Cluster(ABC):
 
             async def fetch(part: Sequence[Future[Any]] = part) -> list[Any]:
                 left = max(0.5, deadline - time.monotonic())
-                return await self._bounded(self.client._gather(part, direct=False), left)
+                return await self._bounded(self.client._gather(part, direct=self.started_here), left)
 
             try:
                 yield self.client.sync(fetch)
