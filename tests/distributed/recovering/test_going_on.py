@@ -22,9 +22,10 @@ from oracles.finished import ROOT
 import tiledask as td
 from tiledask.distributed.checkpoints import steps_in
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.distributed.recovering import kept_folder, kept_state
+from tiledask.distributed.recovering import kept_files, kept_folder, kept_state
 from tiledask.distributed.recovering.going_on import until_done
-from tiledask.distributed.recovering.kept_state import Keeper, Keeping, KeptFile, steps_between
+from tiledask.distributed.recovering.kept_files import KeptFile
+from tiledask.distributed.recovering.kept_state import Keeper, Keeping, steps_between
 from tiledask.errors import CheckpointError, ClusterLostError, ConfigError, DeadlineError
 from tiledask.tile.datasets import load_text
 
@@ -168,7 +169,7 @@ def die_at_rename(call, dask_worker):
                 os.kill(os.getpid(), signal.SIGKILL)
             os.rename(*paths)
 
-    kept_state.os = Dying()
+    kept_files.os = Dying()
 
 
 @pytest.mark.cluster
