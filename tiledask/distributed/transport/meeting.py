@@ -168,6 +168,10 @@ def meeting(
         known = [sorted(each) for each in peers]
         prepared = cluster.run(_open, run, addresses, known, prepare, timeout=timeout)
         yield Met(addresses, tuple(prepared[slot] for slot in slots))
+    except ClusterLostError:
+        with suppress(Exception):  # where they are now: who is gone would be waited for
+            cluster.wait_for_slots(slots, 0.0)
+        raise
     finally:
         with suppress(Exception):  # of a cluster that is gone: nobody meets there any more
             cluster.run(_close, run, timeout=10.0)
