@@ -449,20 +449,70 @@ def test_a_host_of_its_own_has_a_folder_until_it_is_given_up(tmp_path, memory):
 # -- soaks -----------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def four():
+    with td.start_cluster(workers=4, device="cpu", quiet=True) as running:
+        yield running
+
+
+HALVES = {"dtype": "float16", "scale": td.LossScale(2.0**12), "clip": 1.0}
+EVERY = {
+    "dp": ((2, 1, 1), {}),
+    "dp of 4": ((4, 1, 1), {}),
+    "ZeRO 1": ((2, 1, 1), {"zero": 1, "clip": 1.0}),
+    "ZeRO 2": ((3, 1, 1), {"zero": 2, "microbatches": 2}),
+    "ZeRO 3": ((2, 1, 1), {"zero": 3}),
+    "tp": ((1, 2, 1), {}),
+    "sequence": ((1, 2, 1), {"sequence_parallel": True}),
+    "pp": ((1, 1, 2), {"microbatches": 2}),
+    "pp of 3": ((1, 1, 3), {"microbatches": 4, "schedule": "zb-h1"}),
+    "halves": ((2, 1, 1), HALVES),
+    "halves, ZeRO 3": ((2, 1, 1), {**HALVES, "zero": 3}),
+    "dp, tp": ((2, 2, 1), {"zero": 1}),
+    "dp, pp": ((2, 1, 2), {**HALVES, "zero": 2, "microbatches": 2}),
+    "tp, pp": ((1, 2, 2), {"microbatches": 2, "recompute": True}),
+}
+KILLS = int(os.environ.get("TILEDASK_KILLS", "500"))
+"""Over all layouts."""
+
+
 @pytest.mark.slow
 @pytest.mark.cluster
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_twenty_kills_at_any_moment(cluster, undisturbed, layout):
-    shape, options = LAYOUTS[layout]
-    options = options | {"steps": 60}
-    right, draw = undisturbed(shape, **options), random.Random(layout)
-    for _ in range(20):
-        victim = draw.choice(cluster.run(os.getpid))
-        killing = threading.Timer(draw.uniform(0.0, 0.5), os.kill, (victim, signal.SIGKILL))
+@pytest.mark.parametrize("layout", EVERY)
+def test_kills_at_any_moment(four, layout, capsys):
+    """Four of a training: steps go on, and a rank ends, now and then another beside it."""
+    shape, options = EVERY[layout]
+    mesh, draw = td.Mesh(four, shape), random.Random(layout)
+    model = td.GPT(TEXT.vocabulary, hidden=16, layers=3, heads=2, sequence=8)
+    options = OPTIONS | {"steps": 80} | options
+    right = td.train(model, TEXT, mesh, **options)
+    nannies, killed, tried, begun = four.dask_cluster.workers, 0, 0, time.monotonic()
+    stepped = threading.Event()
+
+    def kill_some(count):
+        nonlocal killed
+        for _ in range(count):
+            stepped.clear()
+            if not stepped.wait(30):
+                return
+            time.sleep(draw.uniform(0.0, 0.2))
+            for slot in draw.sample(range(mesh.ranks), draw.choice((1, 1, 1, 2))):
+                worker = getattr(nannies[slot].process, "process", None)
+                if worker is not None and worker.pid is not None:
+                    os.kill(worker.pid, signal.SIGKILL)
+                    killed += 1
+
+    while killed < KILLS / len(EVERY):
+        killing = threading.Thread(target=kill_some, args=(4,))
         killing.start()
-        got = td.train(MODEL, TEXT, td.Mesh(cluster, shape), **OPTIONS | options)
+        got = td.train(model, TEXT, mesh, **options, keep_every=5, progress=lambda _: stepped.set())
+        stepped.set()
         killing.join()
         assert_same(got, right)
+        tried += 1
+    with capsys.disabled():
+        seconds = time.monotonic() - begun
+        print(f" {layout}: {killed} kills of {tried} trainings in {seconds:.0f} s, 0 wrong")
 
 
 @pytest.mark.slow

@@ -41,6 +41,7 @@ from tiledask.distributed.connecting.gpus import DEVICES, OwnGpu, most_of, own_g
 from tiledask.distributed.connecting.per_thread import end_processes, is_per_thread, start_processes
 from tiledask.distributed.connecting.versions import VERSION
 from tiledask.distributed.recovering import frozen, poison
+from tiledask.distributed.transport.listener import reached
 from tiledask.errors import ConfigError
 
 __all__ = ["LOST", "Joined", "join", "leave"]
@@ -173,7 +174,7 @@ class Slots(SchedulerPlugin):
             if self._silent(address) < self._patience():
                 self._say_lost(address, None)
                 return False
-            return address in self.lost or not await _reached(address)
+            return address in self.lost or not await reached(address, _REACH)
 
         given = list(self.given)
         found = await asyncio.gather(*map(is_lost, given))
@@ -361,17 +362,6 @@ class Slots(SchedulerPlugin):
         if isinstance(found, Serialized):  # a scheduler leaves it as it came
             return deserialize(found.header, found.frames)
         return found.data if isinstance(found, Serialize) else found  # it did not travel at all
-
-
-async def _reached(address: str) -> bool:
-    """Whether the host of ``address`` takes a connection."""
-    try:
-        call = asyncio.open_connection(*get_address_host_port(address))
-        _, writer = await asyncio.wait_for(call, _REACH)
-    except (OSError, TimeoutError):
-        return False
-    writer.close()
-    return True
 
 
 def _resources(slot: int) -> tuple[str, str]:
