@@ -28,6 +28,7 @@ from tiledask.distributed.recovering.kept_files import KeptFile
 from tiledask.distributed.recovering.kept_state import Keeper, Keeping, steps_between
 from tiledask.errors import CheckpointError, ClusterLostError, ConfigError, DeadlineError
 from tiledask.tile.datasets import load_text
+from tiledask.tile.optimizers import LossScale
 
 TEXT = load_text("tales")
 MODEL = td.GPT(TEXT.vocabulary, hidden=16, layers=2, heads=2, sequence=8)
@@ -92,12 +93,13 @@ def assert_same(got, right):
     assert (got.losses == right.losses).all()
     assert got.weights.keys() == right.weights.keys()
     assert all((got.weights[name] == w).all() for name, w in right.weights.items())
-    assert (got.norms == right.norms).all()
+    assert got.norms.tobytes() == right.norms.tobytes()  # of a step left out it is not finite
     assert (got.scales == right.scales).all()
     assert got.first == right.first == 0
     assert facts(got) == facts(right)
     assert [s[:2] for s in got.records.steps] == [s[:2] for s in right.records.steps]
-    assert got.traffic.measured == got.traffic.predicted
+    assert got.traffic.measured == right.traffic.measured
+    assert right.skipped or got.traffic.measured == got.traffic.predicted
 
 
 @pytest.fixture(autouse=True)
@@ -455,7 +457,7 @@ def four():
         yield running
 
 
-HALVES = {"dtype": "float16", "scale": td.LossScale(2.0**12), "clip": 1.0}
+HALVES = {"dtype": "float16", "scale": LossScale(2.0**22), "clip": 1.0}
 EVERY = {
     "dp": ((2, 1, 1), {}),
     "dp of 4": ((4, 1, 1), {}),
@@ -486,33 +488,35 @@ def test_kills_at_any_moment(four, layout, capsys):
     model = td.GPT(TEXT.vocabulary, hidden=16, layers=3, heads=2, sequence=8)
     options = OPTIONS | {"steps": 80} | options
     right = td.train(model, TEXT, mesh, **options)
-    nannies, killed, tried, begun = four.dask_cluster.workers, 0, 0, time.monotonic()
-    stepped = threading.Event()
+    nannies, killed, resumed, begun = four.dask_cluster.workers, 0, 0, time.monotonic()
 
-    def kill_some(count):
+    def kill_some():
         nonlocal killed
-        for _ in range(count):
+        for _ in range(4):
             stepped.clear()
-            if not stepped.wait(30):
-                return
+            stepped.wait(60)
             time.sleep(draw.uniform(0.0, 0.2))
             for slot in draw.sample(range(mesh.ranks), draw.choice((1, 1, 1, 2))):
                 worker = getattr(nannies[slot].process, "process", None)
-                if worker is not None and worker.pid is not None:
+                if worker is not None and worker.pid is not None and not ended.is_set():
                     os.kill(worker.pid, signal.SIGKILL)
                     killed += 1
 
     while killed < KILLS / len(EVERY):
-        killing = threading.Thread(target=kill_some, args=(4,))
+        stepped, ended = threading.Event(), threading.Event()
+        killing = threading.Thread(target=kill_some)
         killing.start()
-        got = td.train(model, TEXT, mesh, **options, keep_every=5, progress=lambda _: stepped.set())
-        stepped.set()
-        killing.join()
+        told = lambda _, stepped=stepped: stepped.set()  # noqa: E731
+        got = td.train(model, TEXT, mesh, **options, keep_every=5, progress=told)
+        ended.set()
+        while killing.is_alive():
+            stepped.set()
+            killing.join(0.1)
         assert_same(got, right)
-        tried += 1
+        resumed += len(got.kept.resumed)
     with capsys.disabled():
         seconds = time.monotonic() - begun
-        print(f" {layout}: {killed} kills of {tried} trainings in {seconds:.0f} s, 0 wrong")
+        print(f" {layout}: {killed} kills in {seconds:.0f} s, gone on {resumed} times, 0 wrong")
 
 
 @pytest.mark.slow
