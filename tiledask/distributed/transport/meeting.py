@@ -177,9 +177,10 @@ def meeting(
             cluster.run(_close, run, timeout=10.0)
 
 
-def begin(cluster: Cluster, run: str, timeout: float) -> None:
-    """Let all devices of ``run`` begin at one moment of the scheduler's clock."""
-    cluster.run(_begin, run, time_there(cluster, timeout) + LEAD, timeout=timeout)
+def begin(cluster: Cluster, run: str, timeout: float, lead: float = LEAD) -> None:
+    """Let all devices of ``run`` begin at one moment of the scheduler's clock, in ``lead`` seconds;
+    each when it hears of it, if that is later."""
+    cluster.run(_begin, run, time_there(cluster, timeout) + lead, timeout=timeout)
 
 
 async def _open(
