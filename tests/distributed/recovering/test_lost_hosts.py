@@ -213,5 +213,7 @@ def test_hosts_that_are_left_go_on_or_say_why_not(tmp_path):
             assert "1 of 2 slots cannot be reached: slot 1 at tcp://" in said
             assert hosts.addresses[away] in said
             assert "td.connect(client, workers=1)" in said
+            begun = time.monotonic()
             _, (_, first, resumed), there, said = done("training", 1, [1, 1, 1], saved)
+            assert time.monotonic() - begun < 20  # who is away is not waited for
             assert (first >= 20, resumed, there, said) == (True, [], [hosts.addresses["A"]], "")

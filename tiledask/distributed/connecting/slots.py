@@ -170,15 +170,11 @@ class Slots(SchedulerPlugin):
         until then, so that a short cut leaves nothing behind.
         """
 
-        async def is_lost(address: str) -> bool:
-            if self._silent(address) < self._patience():
-                self._say_lost(address, None)
-                return False
-            return address in self.lost or not await reached(address, _REACH)
-
         given = list(self.given)
-        found = await asyncio.gather(*map(is_lost, given))
+        found = await asyncio.gather(*map(self._is_away, given))
         lost = [address for address, its in zip(given, found, strict=True) if its]
+        for address in {*given} - {*lost}:
+            self._say_lost(address, None)
         for address, successor in zip_longest(lost, self.spare()[: len(lost)]):
             silent = self._silent(address)
             if successor is None:
@@ -188,8 +184,7 @@ class Slots(SchedulerPlugin):
                 "the host of %s is down, or cut off, for %.1f s: %s takes slot %d",
                 *(address, silent, successor, self.given[address]),
             )
-            why = f"tiledask-lost-{time.time()}"
-            await self.scheduler.remove_worker(address, stimulus_id=why, expected=True)
+            await self._remove(address)
         now, taken = time.time(), self.taken()
         for slot in range(max(self.wanted.values(), default=0)):
             if slot in taken:
@@ -197,6 +192,16 @@ class Slots(SchedulerPlugin):
                 self._say_lost(f"slot {slot}", None, slot)
             elif (away := now - self.empty.setdefault(slot, now)) > EMPTY:
                 self._say_lost(f"slot {slot}", away, slot)
+
+    async def _remove(self, address: str) -> None:
+        why = f"tiledask-lost-{time.time()}"
+        await self.scheduler.remove_worker(address, stimulus_id=why, expected=True)
+
+    async def _is_away(self, address: str) -> bool:
+        """Whether a worker is silent and its host cannot be reached."""
+        if self._silent(address) < self._patience():
+            return False
+        return address in self.lost or not await reached(address, _REACH)
 
     def _patience(self) -> float:
         return max(SILENT, 3 * heartbeat_interval(len(self.scheduler.workers)))
@@ -234,6 +239,8 @@ class Slots(SchedulerPlugin):
                 return
             self.waiting[address] = done = asyncio.get_running_loop().create_future()
             try:
+                if await self._is_away(address):
+                    raise ConfigError("its host is down, or cut off")
                 equipped = self.on(address, _equip, VERSION, self.device, self.split)
                 found = await asyncio.wait_for(equipped, patience)
                 if address in known:  # it has not gone meanwhile
@@ -340,7 +347,10 @@ class Slots(SchedulerPlugin):
         async def one(address: str) -> None:
             names = _resources(self.given[address]) if address in self.given else ()
             with suppress(Exception):  # of a worker that dies
-                await self.on(address, _strip, names)
+                if await self._is_away(address):  # who connects next shall not wait for it
+                    await self._remove(address)
+                else:
+                    await self.on(address, _strip, names)
 
         await asyncio.gather(*map(one, list(self.ready)))
         for name in self.named:  # Dask leaves those of a worker that is gone
