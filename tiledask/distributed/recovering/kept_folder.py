@@ -3,6 +3,7 @@
     /dev/shm/tiledask-x1y2z3/    the client's host: gone with the client, as its spool is
     /dev/shm/tiledask-RUN/       another host: the client has it removed; if it was killed, workers
                                  do when they are given up
+        copies/                  what ranks here keep of those on another host
 
 Neither is on a disk that a power cut leaves as it was: for that there are checkpoints.
 """
