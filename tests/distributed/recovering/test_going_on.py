@@ -247,6 +247,30 @@ def test_ranks_of_other_hosts_keep_in_folders_of_their_own(
     assert not any(map(os.path.exists, kept))
 
 
+@pytest.mark.cluster
+@pytest.mark.parametrize("layout", ["dp", "pp"])
+def test_a_rank_that_comes_to_another_host_has_its_state_from_a_neighbour(
+    cluster, undisturbed, tmp_path, monkeypatch, layout
+):
+    """As far as slots of this host can be told apart; messages are Dask's."""
+    shape, options = LAYOUTS[layout]
+    right = undisturbed(shape, **options)
+    monkeypatch.setattr(type(cluster), "near", lambda _: frozenset())
+    monkeypatch.setattr(type(cluster), "hosts", ("A", "B"))
+    cluster.run(move_to, str(tmp_path))  # who replaces one of these is elsewhere
+    data = Fatal(12, tmp_path / "once")
+    got = td.train(MODEL, data, td.Mesh(cluster, shape), **OPTIONS | options, keep_every=5)
+    assert_same(got, right)
+    assert got.kept.resumed == (10,)
+    cluster.run(move_to, "/dev/shm")
+
+
+def move_to(folder, dask_worker):
+    own = "" if folder == "/dev/shm" else dask_worker.address.rpartition(":")[2]
+    kept_folder.MEMORY = Path(folder) / own
+    kept_folder.MEMORY.mkdir(exist_ok=True)
+
+
 @pytest.mark.slow
 @pytest.mark.cluster
 def test_a_cluster_that_was_connected_to_goes_on_too(undisturbed, tmp_path, memory):

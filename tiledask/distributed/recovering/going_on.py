@@ -140,7 +140,7 @@ class KeptStates:
 
     def told(self, attempt: int, found: Found | None, timeout: float) -> list[Keeping]:
         """What each rank is told."""
-        if self.every != 0:
+        if self.every != 0 and found is None:
             self._find_folders(timeout)
         newest, holders, _ = found or Found({}, {}, ())
         hosts = self.cluster.hosts
@@ -174,6 +174,8 @@ class KeptStates:
 
     def found(self, timeout: float) -> Found:
         """What is there now, on the hosts of the slots."""
+        if self.every != 0:
+            self._find_folders(timeout)
         if not any(self._folders.values()):
             return Found({}, {}, ())
         if set(self.at) <= self._near:
