@@ -521,7 +521,8 @@ def test_kills_at_any_moment(four, layout, capsys):
             stepped.wait(60)
             time.sleep(draw.uniform(0.0, 0.2))
             for slot in draw.sample(range(mesh.ranks), draw.choice((1, 1, 1, 2))):
-                worker = getattr(nannies[slot].process, "process", None)
+                nanny = getattr(nannies.get(slot), "process", None)
+                worker = getattr(nanny, "process", None)
                 if worker is not None and worker.pid is not None and not ended.is_set():
                     os.kill(worker.pid, signal.SIGKILL)
                     killed += 1

@@ -64,7 +64,8 @@ def test_what_a_lost_host_had_kept_comes_from_its_neighbours(tmp_path):
         shutil.rmtree(tmp_path / lost)
         (tmp_path / lost).mkdir()
         assert run_threads(keeps, 3, tmp_path, 7, 6, holders).results == right
-        # and what was brought is kept, here and there, from then on
+        assert all((tmp_path / lost / f"{r}-7-1").exists() for r in holders)  # at once
+        # and from then on, here and there
         assert run_threads(keeps, 3, tmp_path, 10, 6, holders).results[0][1][:7] == right[0][1]
         assert {path.name for path in (tmp_path / lost).glob("?-*-1")} >= {
             f"{r}-{step}-1" for r in holders for step in (8, 10)

@@ -129,6 +129,8 @@ class Keeper:
             with suppress(OSError):
                 copies.mkdir(mode=0o700, exist_ok=True)
         self._copies = {each: KeptFiles(copies, each, found) for each, found in keeping.copies}
+        self._lacks_copies = keeping.attempt > 0 and keeping.neighbour is not None
+        """Whether a host that was lost may have had some; the same on all ranks."""
         self._logged = 0
         """Bytes of this attempt's log."""
         self._saw = [0] * len(growing)
@@ -194,8 +196,9 @@ class Keeper:
         """After each step, all ranks: ``done`` of them are. Where it is time, or a checkpoint was
         ``saved``, the state is kept."""
         if self.every:
-            if done % self.every == 0 or saved:
+            if done % self.every == 0 or saved or self._lacks_copies:
                 self._keep(done, about())
+                self._lacks_copies = False
             return
         now = perf_counter()
         if not self._next:  # the first step makes what later ones use again
