@@ -75,6 +75,8 @@ PAGE = "tiledask-page"
 """Dask's name of what collects for the dashboard's page, on the scheduler."""
 PAGE_MODULE = "tiledask.lab.dashboard"
 """What people look at: loaded on the scheduler by this name, and imported nowhere below it."""
+_LOOK = 0.02
+"""Seconds between two looks at who is there."""
 _LARGE_GRAPHS = {"distributed.admin.large-graph-warning-threshold": 2**60}
 """Blocks go as arguments to workers that do not see the spool: Dask need not warn of them."""
 _CUBE, _TRIES = 768, 0.5
@@ -371,7 +373,7 @@ class Cluster(ABC):
                     f"waited {left.said:.3g} s for workers in {len(wanted)} slots, slots {missing} "
                     f"have none; look at the workers' output above, or {self.anew}"
                 )
-            time.sleep(0.05)
+            time.sleep(_LOOK)
 
     # -- work -------------------------------------------------------------
 
@@ -676,7 +678,7 @@ class Cluster(ABC):
                 elif answer is not None:
                     raise answer  # the function's own
             if missing - said.keys():
-                time.sleep(0.1)
+                time.sleep(_LOOK)
                 self.wait_for_slots(missing - said.keys(), max(0.1, deadline - time.monotonic()))
         return [said[slot] for slot in range(self.slots)]
 

@@ -45,6 +45,7 @@ import distributed.nanny
 import distributed.process
 from distributed import Nanny, Status
 from distributed.utils import get_mp_context
+from distributed.versions import get_versions
 
 from tiledask.errors import ClusterLostError, ConfigError
 
@@ -62,8 +63,9 @@ _LOADED = (
     "scipy.linalg.cython_blas",
     "tiledask.distributed.cluster.worker",
     "tiledask.distributed.products.matmul",
+    "tiledask.distributed.training.run",
 )
-"""What every worker loads, by itself or with its first product, if it is installed."""
+"""What every worker loads, by itself or with its first product or training, if it is installed."""
 _NEVER_READ = {"PYTEST_CURRENT_TEST"}  # by a library; it is another one all the time
 _MOST_FDS = 64  # of one worker: its pipes
 _END_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
@@ -284,6 +286,7 @@ def serve(asked: int) -> None:
     for name in _LOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    get_versions()  # of packages, which every worker tells the scheduler: they are remembered
     gc.collect()
     gc.freeze()  # a worker that collects garbage would copy every page of what is loaded
     statuses: dict[int, int] = {}

@@ -71,7 +71,9 @@ def connect(
         given back, with slots for workers that came since.
     workers
         Slots to wait for. Default: as many as there are workers now, at least 1. Workers beyond
-        stand by, and take the slot of one that goes.
+        stand by, and take the slot of one that goes, or whose host cannot be reached for some
+        seconds: what runs goes on there. Of a host that comes back the worker ends, since another
+        has its slot, and stands by when it is started again.
     device
         "auto" takes GPUs where every worker was given one of its own, as LocalCUDACluster and
         ``dask cuda worker`` do (CUDA_VISIBLE_DEVICES), and else computes with NumPy; "cuda" and

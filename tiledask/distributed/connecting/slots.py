@@ -5,9 +5,9 @@
                              v
                           worker  slot3, beside3    equipped as a worker of td.start_cluster is
 
-A worker beyond those that are asked for stands by: it takes the slot of one that goes. Nothing is
-registered on workers, so one that cannot import tiledask, or has another version, joins Dask as
-ever and only has no slot.
+A worker beyond those that are asked for stands by: it takes the slot of one that goes, or whose
+host cannot be reached. Nothing is registered on workers, so one that cannot import tiledask, or has
+another version, joins Dask as ever and only has no slot.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib import import_module
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from distributed import SchedulerPlugin
@@ -40,6 +41,7 @@ from tiledask.distributed.connecting.gpus import DEVICES, OwnGpu, most_of, own_g
 from tiledask.distributed.connecting.per_thread import end_processes, is_per_thread, start_processes
 from tiledask.distributed.connecting.versions import VERSION
 from tiledask.distributed.recovering import frozen, poison
+from tiledask.distributed.transport.listener import reached
 from tiledask.errors import ConfigError
 
 __all__ = ["LOST", "Joined", "join", "leave"]
@@ -159,24 +161,30 @@ class Slots(SchedulerPlugin):
     # -- hosts that are cut off ----------------------------------------------------------------
 
     async def _look(self) -> None:
-        """None; clients are told of slots that have become silent and cannot be reached, and of
-        those that nobody is in any more.
+        """None; slots whose workers have become silent and cannot be reached have been given to
+        those that stand by. Clients are told of the others, and of those that nobody is in any
+        more.
 
         A worker that is busy is silent too, and its host takes connections. Dask itself waits for
-        the system to give a connection up, half a minute; the worker stays registered until then,
-        so that a short cut leaves nothing behind.
+        the system to give a connection up, half a minute; who has no successor stays registered
+        until then, so that a short cut leaves nothing behind.
         """
-        patience = max(SILENT, 3 * heartbeat_interval(len(self.scheduler.workers)))
 
-        async def one(address: str) -> None:
-            known = self.scheduler.workers.get(address)
-            silent = 0.0 if known is None else time.time() - known.last_seen
-            if silent < patience:
-                self._say_lost(address, None)
-            elif address not in self.lost and not await _reached(address):
+        given = list(self.given)
+        found = await asyncio.gather(*map(self._is_away, given))
+        lost = [address for address, its in zip(given, found, strict=True) if its]
+        for address in {*given} - {*lost}:
+            self._say_lost(address, None)
+        for address, successor in zip_longest(lost, self.spare()[: len(lost)]):
+            silent = self._silent(address)
+            if successor is None:
                 self._say_lost(address, silent)
-
-        await asyncio.gather(*map(one, list(self.given)))
+                continue
+            logger.warning(
+                "the host of %s is down, or cut off, for %.1f s: %s takes slot %d",
+                *(address, silent, successor, self.given[address]),
+            )
+            await self._remove(address)
         now, taken = time.time(), self.taken()
         for slot in range(max(self.wanted.values(), default=0)):
             if slot in taken:
@@ -184,6 +192,24 @@ class Slots(SchedulerPlugin):
                 self._say_lost(f"slot {slot}", None, slot)
             elif (away := now - self.empty.setdefault(slot, now)) > EMPTY:
                 self._say_lost(f"slot {slot}", away, slot)
+
+    async def _remove(self, address: str) -> None:
+        why = f"tiledask-lost-{time.time()}"
+        await self.scheduler.remove_worker(address, stimulus_id=why, expected=True)
+
+    async def _is_away(self, address: str) -> bool:
+        """Whether a worker is silent and its host cannot be reached."""
+        if self._silent(address) < self._patience():
+            return False
+        return address in self.lost or not await reached(address, _REACH)
+
+    def _patience(self) -> float:
+        return max(SILENT, 3 * heartbeat_interval(len(self.scheduler.workers)))
+
+    def _silent(self, address: str) -> float:
+        """Seconds since a worker was heard of; 0 of one that is not there."""
+        known = self.scheduler.workers.get(address)
+        return 0.0 if known is None else time.time() - known.last_seen
 
     def _say_lost(self, what: str, silent: float | None, slot: int | None = None) -> None:
         """Tell clients that a slot is lost, or (None) that it is no more: by the address of the
@@ -213,6 +239,8 @@ class Slots(SchedulerPlugin):
                 return
             self.waiting[address] = done = asyncio.get_running_loop().create_future()
             try:
+                if await self._is_away(address):
+                    raise ConfigError("its host is down, or cut off")
                 equipped = self.on(address, _equip, VERSION, self.device, self.split)
                 found = await asyncio.wait_for(equipped, patience)
                 if address in known:  # it has not gone meanwhile
@@ -247,13 +275,15 @@ class Slots(SchedulerPlugin):
         return found
 
     def spare(self) -> list[str]:
-        """Workers without a slot that are ready for one: first those with a GPU, alone if one is
-        needed; neighbours on one host follow each other."""
+        """Workers without a slot that are ready for one, and were heard of: first those with a GPU,
+        alone if one is needed; neighbours on one host follow each other."""
         taken = set(self.taken().values())
         able = [
             (each.gpu is None, _place(address), address)
             for address, each in self.ready.items()
-            if address not in taken and (each.gpu or not self.on_gpus)
+            if address not in taken
+            and (each.gpu or not self.on_gpus)
+            and self._silent(address) < self._patience()
         ]
         return [address for *_, address in sorted(able)]
 
@@ -317,7 +347,10 @@ class Slots(SchedulerPlugin):
         async def one(address: str) -> None:
             names = _resources(self.given[address]) if address in self.given else ()
             with suppress(Exception):  # of a worker that dies
-                await self.on(address, _strip, names)
+                if await self._is_away(address):  # who connects next shall not wait for it
+                    await self._remove(address)
+                else:
+                    await self.on(address, _strip, names)
 
         await asyncio.gather(*map(one, list(self.ready)))
         for name in self.named:  # Dask leaves those of a worker that is gone
@@ -339,17 +372,6 @@ class Slots(SchedulerPlugin):
         if isinstance(found, Serialized):  # a scheduler leaves it as it came
             return deserialize(found.header, found.frames)
         return found.data if isinstance(found, Serialize) else found  # it did not travel at all
-
-
-async def _reached(address: str) -> bool:
-    """Whether the host of ``address`` takes a connection."""
-    try:
-        call = asyncio.open_connection(*get_address_host_port(address))
-        _, writer = await asyncio.wait_for(call, _REACH)
-    except (OSError, TimeoutError):
-        return False
-    writer.close()
-    return True
 
 
 def _resources(slot: int) -> tuple[str, str]:

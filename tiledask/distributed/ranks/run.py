@@ -119,7 +119,7 @@ def run_ranks(
             for r, (slot, mine) in enumerate(zip(mesh.at, given, strict=True)):
                 told = _Plan(run, r, *facts), function, *mine
                 tasks.append(cluster.submit(slot, _work, *told, name="rank_function"))
-            begin(cluster, run, patience)
+            begin(cluster, run, patience, lead=0.0)  # they wait for each other's messages anyway
             name = getattr(function, "__name__", "function")
             what = f"{name} on {mesh.ranks} ranks"
             parts = cluster.gather(tasks, what, seconds + GRACE, cancel=True)

@@ -6,18 +6,20 @@ attempt 1         ............ done
 """
 
 import os
+import secrets
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
 from tiledask.distributed.cluster.cluster import Cluster, slot_on
 from tiledask.distributed.cluster.spool import open_spool
+from tiledask.distributed.recovering.kept_files import COPIES, KeptFile
 from tiledask.distributed.recovering.kept_folder import folder_here, forget, place_for
-from tiledask.distributed.recovering.kept_state import Keeping, KeptFile
+from tiledask.distributed.recovering.kept_state import Keeping, neighbours
 from tiledask.errors import ClusterLostError, DeadlineError
 
 __all__ = ["Found", "KeptStates", "until_done"]
@@ -86,7 +88,9 @@ class Found(NamedTuple):
     """What ranks have kept."""
 
     newest: dict[int, KeptFile]
-    """Rank -> of the newest step that all have; {} if there is none."""
+    """Rank -> of the newest step that all have, here or as a copy; {} if there is none."""
+    holders: dict[int, int]
+    """Rank -> the one that has a copy of it, where its own host has nothing."""
     gone: tuple[int, ...]
     """Ranks whose part is missing, though it was kept once."""
 
@@ -107,7 +111,7 @@ class KeptStates:
     ) -> None:
         self.cluster, self.at, self.every, self.mtbf = cluster, at, every, mtbf
         self._need = [2 * each for each in nbytes]
-        self._run = uuid.uuid4().hex[:12]
+        self._run, self._key = uuid.uuid4().hex[:12], secrets.token_bytes(32)
         self._near: frozenset[int] = frozenset()
         self._here = ""
         self._remove: Callable[[], None] | None = None
@@ -120,6 +124,8 @@ class KeptStates:
         near = sum(
             need for slot, need in zip(self.at, self._need, strict=True) if slot in self._near
         )
+        if near and not set(self.at) <= self._near:
+            near = sum(self._need)  # and copies of others'
         if near and (place := place_for(near)) is not None:
             folder, self._remove = open_spool(self, place)
             self._here = str(folder)
@@ -134,11 +140,25 @@ class KeptStates:
 
     def told(self, attempt: int, found: Found | None, timeout: float) -> list[Keeping]:
         """What each rank is told."""
-        if self.every != 0:
+        if self.every != 0 and found is None:
             self._find_folders(timeout)
-        newest = found.newest if found else {}
+        newest, holders, _ = found or Found({}, {}, ())
+        hosts = self.cluster.hosts
+        near = neighbours([hosts[slot] for slot in self.at]) if self.every != 0 else []
+        ranks = range(len(self.at))
         return [
-            Keeping(self._folders.get(slot, ""), attempt, self.every, self.mtbf, newest.get(rank))
+            Keeping(
+                self._folders.get(slot, ""),
+                attempt,
+                self.every,
+                self.mtbf,
+                newest.get(rank),
+                holders.get(rank),
+                tuple((to, newest[to]) for to, holder in holders.items() if holder == rank),
+                near[rank] if near else None,
+                tuple((each, newest.get(each)) for each in ranks if near and near[each] == rank),
+                self._key,
+            )
             for rank, slot in enumerate(self.at)
         ]
 
@@ -154,24 +174,33 @@ class KeptStates:
 
     def found(self, timeout: float) -> Found:
         """What is there now, on the hosts of the slots."""
+        if self.every != 0:
+            self._find_folders(timeout)
         if not any(self._folders.values()):
-            return Found({}, ())
+            return Found({}, {}, ())
         if set(self.at) <= self._near:
             listed = [_names(self._here)] * len(self.at)
         else:
             there = self.cluster.run(_listed, self._folders, timeout=timeout)
             listed = [there[slot] for slot in self.at]
-        steps: list[dict[int, KeptFile]] = []
+        steps = [dict[int, tuple[KeptFile, int | None]]() for _ in self.at]
+        for holder, names in enumerate(listed):
+            for file, copied in _files(names):
+                if copied and file.rank != holder:
+                    steps[file.rank].setdefault(file.step, (file, holder))
         for rank, names in enumerate(listed):
-            files = [each for each in map(KeptFile.named, names) if each and each.rank == rank]
-            steps.append({each.step: each for each in sorted(files)})
+            own = sorted(file for file, copied in _files(names) if file.rank == rank and not copied)
+            steps[rank] |= {file.step: (file, None) for file in own}
         common = set.intersection(*(set(each) for each in steps))
         if common:
-            return Found({rank: each[max(common)] for rank, each in enumerate(steps)}, ())
+            chosen = [each[max(common)] for each in steps]
+            files = {rank: file for rank, (file, _) in enumerate(chosen)}
+            held = {rank: by for rank, (_, by) in enumerate(chosen) if by is not None}
+            return Found(files, held, ())
         if not any(len(each) > 1 for each in steps):
-            return Found({}, ())  # the first keep was under way
+            return Found({}, {}, ())  # the first keep was under way
         ((most, _),) = Counter(step for each in steps for step in each).most_common(1)
-        return Found({}, tuple(rank for rank, each in enumerate(steps) if most not in each))
+        return Found({}, {}, tuple(rank for rank, each in enumerate(steps) if most not in each))
 
 
 def _folder(given: str, near: frozenset[int], run: str, nbytes: int, dask_worker: Any) -> str:
@@ -183,6 +212,16 @@ def _listed(folders: dict[int, str], dask_worker: Any) -> list[str]:
 
 
 def _names(folder: str) -> list[str]:
-    with suppress(OSError):
-        return os.listdir(folder) if folder else []
-    return []
+    names = []
+    for below in ("", COPIES):
+        with suppress(OSError):
+            inside = os.listdir(os.path.join(folder, below)) if folder else []
+            names += [os.path.join(below, name) for name in inside]
+    return names
+
+
+def _files(names: Iterable[str]) -> Iterator[tuple[KeptFile, bool]]:
+    """Each of these that is a rank's state, and whether it is a copy."""
+    for name in names:
+        if (file := KeptFile.named(os.path.basename(name))) is not None:
+            yield file, os.path.dirname(name) == COPIES

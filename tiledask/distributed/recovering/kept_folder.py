@@ -3,6 +3,7 @@
     /dev/shm/tiledask-x1y2z3/    the client's host: gone with the client, as its spool is
     /dev/shm/tiledask-RUN/       another host: the client has it removed; if it was killed, workers
                                  do when they are given up
+        copies/                  what ranks here keep of those on another host
 
 Neither is on a disk that a power cut leaves as it was: for that there are checkpoints.
 """
@@ -42,11 +43,13 @@ def folder_here(given: str, run: str, nbytes: int) -> str:
     own for so many bytes; "" if there is room for none."""
     if given and os.access(given, os.W_OK):
         return given
-    place = place_for(nbytes)
-    if place is None:
-        return ""
-    folder = place / f"tiledask-{run}"
-    folder.mkdir(mode=0o700, exist_ok=True)  # by the first of the workers here
+    places = (each / f"tiledask-{run}" for each in (MEMORY, Path(tempfile.gettempdir())))
+    folder = next((each for each in places if each.is_dir()), None)  # by the first worker here
+    if folder is None:
+        if (place := place_for(nbytes)) is None:
+            return ""
+        folder = place / f"tiledask-{run}"
+        folder.mkdir(mode=0o700, exist_ok=True)
     if folder.lstat().st_uid != os.geteuid():
         return ""
     _here.add(str(folder))

@@ -266,9 +266,9 @@ def train(
         everything was lost, this process and the hosts too.
     keep_every
         Steps after which each rank's state is kept in a file of its own host, in memory where
-        there is room, until the training is over. None: as often as is best where a worker is lost
-        every ``mtbf`` seconds, by `tiledask.formulas.checkpoint_interval`, at about half a percent
-        of the time. 0: never.
+        there is room, until the training is over; where ranks are on several hosts, one of another
+        host keeps a copy. None: as often as is best where a worker is lost every ``mtbf`` seconds,
+        by `tiledask.formulas.checkpoint_interval`, at about half a percent of the time. 0: never.
     progress
         None shows a bar on a terminal or in a notebook, True does anywhere, False never. A
         function is called with a `Progress` after every step, in a thread of its own: steps do
@@ -276,9 +276,12 @@ def train(
 
     A worker that dies, or is frozen for three seconds, ends no training: when its slot has another,
     all ranks go on from the newest step that each of them has kept, and the result is the same to
-    the bit. If the host of a rank is lost with its files, they go on from the newest checkpoint, or
-    from the beginning, and a warning says so. ``kept.resumed`` says from where. ``timeout`` is for
-    all of it.
+    the bit. So they do when a whole host is lost or cut off, and workers that stand by
+    (`tiledask.connect`), or are started, take its slots; the copies are there. Where none does,
+    ClusterLostError says within 12 s which slots and host, and the same call with ``folder`` goes
+    on from the newest checkpoint, on a mesh of what is left. If a host is lost before the copies
+    of its neighbour were made anew, ranks go on from the newest checkpoint, or from the beginning,
+    and a warning says so. ``kept.resumed`` says from where. ``timeout`` is for all of it.
 
     With equal seeds the result is that of a single device, whatever the layout, but for the order
     in which sums are rounded. Raises ConfigError, PartitionError or ScheduleError for what does

@@ -13,6 +13,7 @@ of too many the one that came first is sent away. Nothing here is encrypted: whe
 connections are, nobody listens.
 """
 
+import asyncio
 import hashlib
 import hmac
 import secrets
@@ -27,7 +28,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NamedTuple
 
-from distributed.comm.addressing import get_address_host
+from distributed.comm.addressing import get_address_host, get_address_host_port
 
 from tiledask.errors import ClusterLostError
 
@@ -40,6 +41,7 @@ __all__ = [
     "listener_of",
     "no_door",
     "opened",
+    "reached",
     "receive",
 ]
 
@@ -282,6 +284,18 @@ def listener_of(worker: Any) -> Listener | None:
         with suppress(OSError):  # an address that others know it by, behind a router
             _open = Listener(host)
     return _open
+
+
+async def reached(address: str, seconds: float = REACH) -> bool:
+    """Whether the host of a worker's ``address`` takes a connection, as one does whose worker is
+    busy."""
+    try:
+        call = asyncio.open_connection(*get_address_host_port(address))
+        _, writer = await asyncio.wait_for(call, seconds)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
 
 
 def no_door(address: str) -> str:

@@ -170,14 +170,19 @@ def meeting(
         known = [sorted(each) for each in peers]
         prepared = cluster.run(_open, run, addresses, known, prepare, timeout=timeout)
         yield Met(addresses, tuple(prepared[slot] for slot in slots))
+    except ClusterLostError:
+        with suppress(Exception):  # where they are now: who is gone would be waited for
+            cluster.wait_for_slots(slots, 0.0)
+        raise
     finally:
         with suppress(Exception):  # of a cluster that is gone: nobody meets there any more
             cluster.run(_close, run, timeout=10.0)
 
 
-def begin(cluster: Cluster, run: str, timeout: float) -> None:
-    """Let all devices of ``run`` begin at one moment of the scheduler's clock."""
-    cluster.run(_begin, run, time_there(cluster, timeout) + LEAD, timeout=timeout)
+def begin(cluster: Cluster, run: str, timeout: float, lead: float = LEAD) -> None:
+    """Let all devices of ``run`` begin at one moment of the scheduler's clock, in ``lead`` seconds;
+    each when it hears of it, if that is later."""
+    cluster.run(_begin, run, time_there(cluster, timeout) + lead, timeout=timeout)
 
 
 async def _open(

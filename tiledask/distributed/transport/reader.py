@@ -3,16 +3,16 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from time import time
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from dask.context import thread_state
 from distributed import Reschedule, get_worker
 
 from tiledask.distributed.arrays.recompute import Wanted, recovered
-from tiledask.distributed.transport.listener import UnreachedError
+from tiledask.distributed.transport.listener import REACH, UnreachedError, reached
 from tiledask.distributed.transport.loans import Loans, Span, exchanges
 from tiledask.distributed.transport.mailbox import CancelledError
 from tiledask.distributed.transport.process_memory import check_lent, read_memory, this_host
@@ -30,6 +30,7 @@ from tiledask.tile import as_dtype, ipc
 
 __all__ = ["Reader", "read_by", "read_gpu", "reads_memory_of", "refused", "way_of", "ways_to"]
 
+T = TypeVar("T")
 refused: set[tuple[str, int, str]] = set()
 """(address of another worker, its process, way): in vain, as was found out before anything ran."""
 _failed: set[str] = set()
@@ -117,7 +118,7 @@ class Reader:
             call = self.worker.rpc(ticket.address).tiledask_read(
                 exchange=self.exchange, name=ticket.name, ends=ends, to_host=to_host
             )
-            return await asyncio.wait_for(call, PATIENCE)
+            return await asyncio.wait_for(_while_reached(call, ticket.address), PATIENCE)
 
         loop: Any = self.worker.loop  # of asyncio, which Dask's types leave open
         try:
@@ -142,6 +143,18 @@ class Reader:
         if isinstance(part, np.ndarray):  # messages arrive unaligned, and then sums round otherwise
             part = np.require(part, requirements=["C", "A"])
         return part
+
+
+async def _while_reached(call: Coroutine[Any, Any, T], address: str) -> T:
+    """What ``call`` returns; OSError if the host of ``address`` takes no connection meanwhile."""
+    asked = asyncio.ensure_future(call)
+    try:
+        while not (await asyncio.wait([asked], timeout=REACH))[0]:
+            if address.startswith(("tcp", "tls")) and not await reached(address):
+                raise OSError("its host cannot be reached")
+        return await asked
+    finally:
+        asked.cancel()
 
 
 def way_of(ticket: Ticket, way: str) -> tuple[str, int, str]:

@@ -181,11 +181,11 @@ class Port:
             self.put(to, parts, note, lend)
         return [message.parts for message in self.get(sources)] if sources else []
 
-    def signal(self, to: int, note: Any) -> None:
-        """Tell number ``to``, which calls `hear`, of ``note``; counts nowhere."""
+    def signal(self, to: int, note: Any, parts: Sequence[np.ndarray] = ()) -> None:
+        """Tell number ``to``, which calls `hear`, of ``note``, and ``parts``; counts nowhere."""
         self._box.check()
         key = self._name, self.rank, self.counts.posted[to]
-        self.transport.deliver(self.members[to], key, note, [], True)
+        self.transport.deliver(self.members[to], key, note, parts, not parts)
         self.counts.posted[to] += 1
 
     def hear(self, source: int) -> Message:
