@@ -12,20 +12,23 @@ import asyncio
 import concurrent.futures
 import os
 import secrets
+import socket
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from distributed import Client, as_completed
-from distributed.comm.addressing import get_address_host
+from distributed import Client
+from distributed.comm.addressing import get_address_host, get_address_host_port
 
 from tiledask.distributed.cluster import device_arrays
 from tiledask.distributed.cluster.cluster import (
     RUNNING,
     Cluster,
+    asked,
+    check_client,
     workers_of,
 )
 from tiledask.distributed.cluster.device_memory import share_of
@@ -40,11 +43,10 @@ from tiledask.plan.whole import whole_number
 
 __all__ = ["AttachedCluster", "cluster_of", "connect"]
 
-T = TypeVar("T")
-HEAR = 0.25
-"""Seconds after which a call to workers looks whether one of them is lost."""
 SAY = 2.0
 """Seconds that the scheduler has to say which workers were not ready."""
+KNOCK = 1.5
+"""Seconds in which a host takes a connection, or nobody listens there."""
 LOOK = 0.1
 """Seconds between two looks at how many workers there are."""
 
@@ -181,12 +183,10 @@ def _client(given: Any, security: Any, seconds: float) -> tuple[Client, bool]:
             raise ConfigError(
                 "security= is for the address of a scheduler, this client has its own; leave it out"
             )
-        if given.status != "running":
-            raise ClusterLostError(
-                f"the client is {given.status!r}, needed 'running'; make a new one"
-            )
+        check_client(given)
         return given, False
     where = given if isinstance(given, str) else getattr(given, "scheduler_address", given)
+    _knock(str(where), seconds)
     try:
         made = Client(given, security=security, set_as_default=False, timeout=seconds)
     except TypeError as error:  # Dask's, of what it was not given
@@ -198,11 +198,34 @@ def _client(given: Any, security: Any, seconds: float) -> tuple[Client, bool]:
             f"tls_client_key=...))"
         ) from None
     except (OSError, TimeoutError) as error:
-        raise ClusterLostError(
-            f"no scheduler answers at {where} within {seconds:g} s ({error}); start one with "
-            f"'dask scheduler', and give the address that it prints"
-        ) from None
+        raise _nobody(where, seconds, error) from None
     return made, True
+
+
+def _knock(where: str, seconds: float) -> None:
+    """None if something takes connections at the address ``where``, or it is of no TCP; else
+    ClusterLostError."""
+    scheme, _, place = where.rpartition("://")
+    if scheme not in ("", "tcp", "tls") or ":" not in place:
+        return
+    host, port = get_address_host_port(where)
+    deadline = time.monotonic() + min(seconds, KNOCK)
+    while True:
+        left = max(0.1, deadline - time.monotonic())
+        try:
+            socket.create_connection((host, port), left).close()
+            return
+        except OSError as error:
+            if time.monotonic() + 2 * LOOK > deadline:
+                raise _nobody(where, min(seconds, KNOCK), error) from None
+        time.sleep(LOOK)
+
+
+def _nobody(where: str, seconds: float, error: Exception) -> ClusterLostError:
+    return ClusterLostError(
+        f"no scheduler answers at {where} within {seconds:g} s ({error}); start one with "
+        f"'dask scheduler', and give the address that it prints"
+    )
 
 
 def _slots_of(client: Client, split: bool) -> int:
@@ -256,7 +279,7 @@ class AttachedCluster(Cluster):
 
     started_here = False
     _one_here = "connect here with td.connect(address)"
-    _another = "connect again with td.connect(client)"
+    _another = "connect again with td.connect(address)"
     anew = "start a worker in its place"
 
     def __init__(
@@ -271,7 +294,7 @@ class AttachedCluster(Cluster):
         seconds: float,
     ) -> None:
         self.given, self._split = given, split
-        self._ours, self._closed, self._page = ours, False, False
+        self._ours, self._page = ours, False
         self._telling: concurrent.futures.Future[None] | None = None
         """Done when the page knows all that it was told."""
         self._lost: dict[str, str] = {}
@@ -353,12 +376,8 @@ class AttachedCluster(Cluster):
     def _on_scheduler(self, function: Any, *args: Any, seconds: float) -> Any:
         """What ``function(client, *args)`` returns on the scheduler."""
         call = partial(self.client._run_on_scheduler, function, self.client.id, *args)
-
-        async def bounded() -> Any:
-            return await asyncio.wait_for(call(), seconds)
-
         try:
-            return self.client.sync(bounded)
+            return asked(self.client, call, seconds)
         except TimeoutError:
             raise DeadlineError(
                 f"{_address(self.client)} and its workers were not ready for slots within "
@@ -368,10 +387,6 @@ class AttachedCluster(Cluster):
     @property
     def is_running(self) -> bool:
         return os.getpid() == self._process and self.status == "running"
-
-    @property
-    def status(self) -> str:
-        return "closed" if self._closed else super().status
 
     def _workers(self) -> dict[int, dict[str, Any]]:
         found = super()._workers()
@@ -404,6 +419,7 @@ class AttachedCluster(Cluster):
         self._lost[what] = f"slot {said['slot']} {none if said['empty'] else heard}"
 
     def _check_lost(self) -> None:
+        super()._check_lost()
         if self._lost:
             have = self.slots - len(self._lost)
             raise ClusterLostError(
@@ -412,26 +428,6 @@ class AttachedCluster(Cluster):
                 f"it is back, or {self.anew}. To go on with the {have} that are there, close this "
                 f"and td.connect(client, workers={have})"
             )
-
-    def _until_ready(self, done: as_completed, deadline: float) -> None:
-        while done.count() and not done.has_ready() and time.monotonic() < deadline:
-            self._check_lost()
-            with done.thread_condition:
-                done.thread_condition.wait(0.1)
-
-    async def _bounded(self, call: Awaitable[T], seconds: float) -> T:
-        task, deadline = asyncio.ensure_future(call), time.monotonic() + seconds
-        try:
-            while not task.done():
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise TimeoutError
-                await asyncio.wait([task], timeout=min(left, HEAR))
-                if not task.done():
-                    self._check_lost()
-            return task.result()
-        finally:
-            task.cancel()
 
     def near(self) -> frozenset[int]:
         token = secrets.token_hex(8)
@@ -465,8 +461,6 @@ class AttachedCluster(Cluster):
         return f"td.connect(client, workers={slots})"
 
     def _end(self) -> None:
-        if self._closed:
-            return
         if self.client.status == "running":
             self.await_page()
             with suppress(Exception):  # of a scheduler that is gone: nothing is left there
@@ -474,7 +468,6 @@ class AttachedCluster(Cluster):
                 self._on_scheduler(leave, seconds=10.0)
                 comm: Any = self.client.scheduler_comm
                 comm.interval = self._interval
-        self._closed = True
         if self.backend == "cupy" and not RUNNING:  # CuPy's arrays are CuPy's again
             device_arrays.register(on_host=False)
         if self._ours:

@@ -9,12 +9,14 @@ import io
 import sys
 import tempfile
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from distributed import Client
 from distributed.versions import get_versions
 
+from tiledask.distributed.cluster.cluster import asked
 from tiledask.errors import ConfigError
 
 __all__ = ["VERSION", "check_versions", "differing", "upload_package", "versions_of"]
@@ -48,8 +50,8 @@ def _first_two(version: str | None) -> list[str]:
 
 def versions_of(client: Client, seconds: float) -> dict[str, Any]:
     """What the scheduler and the workers say of their versions; TimeoutError after ``seconds``."""
-    ask: Any = client._get_versions
-    found: dict[str, Any] = client.sync(ask, packages=["tiledask"], callback_timeout=seconds)
+    call: Any = partial(client._get_versions, packages=["tiledask"])
+    found: dict[str, Any] = asked(client, call, seconds)
     return found
 
 
