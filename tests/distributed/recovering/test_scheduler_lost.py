@@ -166,8 +166,8 @@ def test_a_call_ends_with_its_scheduler(tmp_path, name, own):
         begun = time.monotonic()
         cluster.close()
         took["close"] = time.monotonic() - begun
-    print({what: f"{seconds:.2f} s" for what, seconds in took.items()})
-    assert max(took.values()) < 2 if not own else took[name] < 2
+    assert took[name] < 2
+    assert max(took.values()) < 6  # 1.5 s on a quiet machine, to know that nobody listens
 
 
 def counts(path, seconds):
@@ -197,7 +197,6 @@ def test_a_product_of_files_goes_on_on_another_cluster(tmp_path):
         c = of_files(cluster, tmp_path, **options)
     p, q = c.plan.cuts.grid
     panels = -(-k // c.plan.cuts.panel)
-    print(done.stat().st_size, p * q, panels, c.resumed_tiles)
     assert c.resumed_tiles >= 2
     assert 0 <= done.stat().st_size - p * q * panels <= 2 * panels  # of a tile per worker
     np.testing.assert_allclose(c[:, :], a @ a, atol=1e-9)
@@ -220,7 +219,6 @@ def test_a_training_goes_on_on_another_cluster(tmp_path):
         got = trained(cluster, data=Counted(), **options)
     drawn = steps.stat().st_size
     right = trained(None, steps=40)
-    print(drawn, got.first)
     assert got.first >= 18
     assert 0 <= drawn - 2 * 40 <= 2 * 4  # each of two ranks draws its own
     assert all((got.weights[name] == w).all() for name, w in right.weights.items())

@@ -873,7 +873,7 @@ class StartedCluster(Cluster):
         with contextlib.suppress(Exception):
             self.client.close(timeout=5)
         try:
-            self.dask_cluster.close(timeout=10)
+            self.dask_cluster.close(timeout=10 if self._ended == "closed" else 1)
         except Exception:  # whatever kept it from ending in order: no worker outlives its cluster
             # end every worker process at once; their nannies start no others
             for nanny in self.dask_cluster.workers.values():
