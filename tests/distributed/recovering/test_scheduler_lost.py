@@ -5,6 +5,9 @@ What a call had recorded in files, the same call on another cluster goes on from
 
 import asyncio
 import contextlib
+import functools
+import os
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -222,3 +225,44 @@ def test_a_training_goes_on_on_another_cluster(tmp_path):
     assert got.first >= 18
     assert 0 <= drawn - 2 * 40 <= 2 * 4  # each of two ranks draws its own
     assert all((got.weights[name] == w).all() for name, w in right.weights.items())
+
+
+def in_a_child(calls):
+    """What these calls raised in a forked child, each within its seconds."""
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        signal.alarm(30)
+        for name, call in calls.items():
+            begun, said = time.monotonic(), "nothing"
+            with contextlib.suppress(BaseException):
+                try:
+                    call()
+                except BaseException as error:
+                    said = f"{type(error).__name__} {error}"
+            took = time.monotonic() - begun
+            os.write(write, f"{name}: {'late' if took > 2 else 'at once'}, {said}\n".encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as said:
+        lines = said.read().splitlines()
+    os.waitpid(child, 0)
+    return lines
+
+
+def test_a_forked_child_is_told_at_once_that_the_cluster_is_its_parents(tmp_path):
+    np.save(tmp_path / "a.npy", np.ones((20, 20)))
+    with td.start_cluster(workers=2, device="cpu", quiet=True) as cluster:
+        A = td.distribute(np.ones((20, 20)), td.Mesh(cluster, (1, 2)), GRID)
+        td.matmul(A, A)
+        every = {n: c for n, c in (CALLS | AFTER).items() if n != "connect to the address"}
+        for name, call in every.items():
+            every[name] = functools.partial(call, cluster, tmp_path, A)
+        lines = in_a_child(every)
+        assert len(lines) == len(every)
+        for line in lines:
+            assert ": at once, ClusterLostError the cl" in line
+            assert f"is process {os.getpid()}'s" in line or "connect" in line
+            assert "forked from it" in line
+        assert cluster.run(abs, -1) == [1, 1]
+        again = {"connect": lambda: print(td.connect(cluster.scheduler_address).run(abs, -1))}
+        assert in_a_child(again) == ["connect: at once, nothing"]
