@@ -392,15 +392,14 @@ class Cluster(ABC):
                 f"the cluster is process {self._process}'s, and this is {os.getpid()}, forked from "
                 f"it; use it there, or {self._one_here}"
             )
-        status = self.status
         if self._ended == "closed":
             raise ClusterLostError(f"the cluster is closed; {self._another}")
-        if status != "running":
+        if self.status != "running":
             raise ClusterLostError(
-                f"the scheduler at {self.scheduler_address} is gone, or the client was closed "
-                f"(client status {status!r}, needed 'running'), and with it what lay on the "
-                f"workers; {self._another}. There the same call goes on where records end: a "
-                f"product of files, td.matmul(a, b, out=, cluster=), or td.train(..., folder=)"
+                f"the scheduler at {self.scheduler_address} is gone, or the client was closed, and "
+                f"with it what lay on the workers; {self._another}. There the same call goes on "
+                f"where records end: a product of files, td.matmul(a, b, out=, cluster=), or "
+                f"td.train(..., folder=)"
             )
 
     def _check_lost(self) -> None:

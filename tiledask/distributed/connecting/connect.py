@@ -14,11 +14,11 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from distributed import Client
 from distributed.comm.addressing import get_address_host, get_address_host_port
@@ -43,6 +43,7 @@ from tiledask.plan.whole import whole_number
 
 __all__ = ["AttachedCluster", "cluster_of", "connect"]
 
+T = TypeVar("T")
 SAY = 2.0
 """Seconds that the scheduler has to say which workers were not ready."""
 KNOCK = 1.5
@@ -111,8 +112,8 @@ def connect(
     try:
         _wait_for(found, wanted or 1, split, deadline, seconds)
         if upload:
-            upload_package(found)
-        check_versions(_versions(found, max(1.0, deadline - time.monotonic())), upload)
+            _in_time(found, upload_package, deadline, "take in this package")
+        check_versions(_in_time(found, versions_of, deadline, "say their versions"), upload)
         on = "cpu" if split else device
         return AttachedCluster(found, client, ours, wanted, on, split, deadline, seconds)
     except BaseException:
@@ -244,14 +245,15 @@ def _wait_for(client: Client, wanted: int, split: bool, deadline: float, seconds
         time.sleep(LOOK)
 
 
-def _versions(client: Client, seconds: float) -> dict[str, Any]:
-    """What the scheduler and the workers say of their versions."""
+def _in_time(client: Client, call: Callable[..., T], deadline: float, what: str) -> T:
+    """What ``call(client, seconds)`` returns, in which scheduler and workers do ``what``."""
+    seconds = max(1.0, deadline - time.monotonic())
     try:
-        return versions_of(client, seconds)
+        return call(client, seconds)
     except TimeoutError:
         raise DeadlineError(
-            f"the workers of {_address(client)} did not all say their versions within "
-            f"{seconds:.3g} s: one of them is frozen or cannot be reached; look at their logs"
+            f"the workers of {_address(client)} did not all {what} within {seconds:.3g} s: "
+            f"one of them is frozen or cannot be reached; look at their logs"
         ) from None
 
 

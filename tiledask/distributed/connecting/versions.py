@@ -83,8 +83,9 @@ def check_versions(said: dict[str, Any], uploaded: bool) -> None:
     )
 
 
-def upload_package(client: Client) -> None:
+def upload_package(client: Client, seconds: float) -> None:
     """None; the scheduler and all workers, also those that come later, can import this tiledask.
+    TimeoutError after ``seconds``.
 
     Dask imports a file that it was sent: this one unpacks the package, and goes before others.
     """
@@ -96,7 +97,7 @@ def upload_package(client: Client) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tiledask_package.py"
         path.write_text(_UNPACKS.format(base64.b64encode(packed.getvalue())))
-        client.upload_file(str(path))
+        asked(client, partial(client.upload_file, str(path)), seconds)
 
 
 _UNPACKS = """
