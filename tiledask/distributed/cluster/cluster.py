@@ -196,18 +196,21 @@ def check_client(client: Client) -> None:
         )
 
 
-def workers_of(client: Client) -> dict[str, dict[str, Any]]:
+def workers_of(
+    client: Client, check: Callable[[], object] | None = None
+) -> dict[str, dict[str, Any]]:
     """Address -> what the scheduler knows of each worker now; nothing of an asynchronous client's.
 
     `Client.scheduler_info` reads what its own look every two seconds may have replaced meanwhile,
-    by totals without workers. Raises ClusterLostError if the scheduler is gone.
+    by totals without workers. Raises ClusterLostError if the scheduler is gone (``check``: as of
+    `asked`).
     """
     if client.asynchronous:
         return {}
     with contextlib.suppress(OSError):  # whoever needs a worker waits for it, and says so
         scheduler: Any = client.scheduler
         call = partial(scheduler.identity, n_workers=-1)
-        found: dict[str, Any] = asked(client, call, left_of(DEADLINE).seconds)
+        found: dict[str, Any] = asked(client, call, left_of(DEADLINE).seconds, check)
         return dict(found["workers"])
     return {}
 
@@ -373,9 +376,8 @@ class Cluster(ABC):
 
     def _workers(self) -> dict[int, dict[str, Any]]:
         """slot -> what the scheduler knows of the worker there now."""
-        self.check_alive()
         found = {}
-        for address, facts in workers_of(self.client).items():
+        for address, facts in workers_of(self.client, self.check_alive).items():
             if (slot := slot_named(facts.get("resources", ()))) >= 0:
                 found[slot] = {**facts, "address": address}
         return found
