@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import dask.array as da
 import numpy as np
 import pytest
+from distributed import Client
 from oracles.waiting import wait_until
 from twins.by_hand import ByHand
 
@@ -232,6 +233,27 @@ def test_a_training_goes_on_on_another_cluster(tmp_path):
     assert got.first >= 18
     assert 0 <= drawn - 2 * 40 <= 2 * 4  # each of two ranks draws its own
     assert all((got.weights[name] == w).all() for name, w in right.weights.items())
+
+
+@pytest.mark.slow
+def test_a_scheduler_in_the_place_of_another_knows_nothing_of_what_was_there(tmp_path):
+    with ByHand(tmp_path) as dask:
+        address = dask.scheduler()
+        dask.worker("--no-nanny")
+        with Client(address, set_as_default=False, timeout=60) as client:
+            first = td.connect(client, workers=1, timeout=60)
+            A = td.distribute(np.ones((8, 8)), td.Mesh(first, (1,)), (td.Shard(0),))
+            kill(first, dask.running[0])
+            lost(lambda: td.to_numpy(A))
+            dask.scheduler("--port", address.rpartition(":")[2])
+            wait_until(lambda: client.status == "running")
+            lost(lambda: td.to_numpy(A))
+            dask.worker("--no-nanny")
+            second = td.connect(client, workers=1, timeout=60)
+            assert second is not first
+            assert second.run(abs, -1) == [1]
+            _, words = lost(lambda: td.matmul(A, A))
+            assert f"the scheduler at {address} is gone" in words
 
 
 def in_a_child(calls):
