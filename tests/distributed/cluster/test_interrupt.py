@@ -128,4 +128,4 @@ def test_a_cluster_survives_the_interrupt(kernel, name):
     found = run(client, AFTER)
     assert reply["content"].get("ename") == "KeyboardInterrupt", reply["content"]
     assert found[0].endswith("s, [] 0 [0, 0] True [0, 1]")
-    assert stopped_after < 3  # 0.3 s on a quiet machine
+    assert stopped_after < 8  # 0.3 s on a quiet machine

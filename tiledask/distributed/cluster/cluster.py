@@ -710,8 +710,8 @@ class Cluster(ABC):
             to = self._addresses(missing)
             # every worker is sent these: of all slots no more than how many they are
             slots = range(self.slots) if len(missing) == self.slots else missing
-            asked: Any = self.client._run
-            found: Awaitable[dict[str, Any]] = asked(
+            call: Any = self.client._run
+            found: Awaitable[dict[str, Any]] = call(
                 _in_slot, slots, function, args, workers=to, on_error="return"
             )
             return found

@@ -38,7 +38,7 @@ from tiledask.distributed.connecting.per_thread import is_per_thread
 from tiledask.distributed.connecting.slots import LOST, Joined, join, leave
 from tiledask.distributed.connecting.versions import check_versions, upload_package, versions_of
 from tiledask.distributed.deadlines import seconds_of
-from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
+from tiledask.errors import ClusterLostError, ConfigError, DeadlineError, short
 from tiledask.plan.whole import whole_number
 
 __all__ = ["AttachedCluster", "cluster_of", "connect"]
@@ -198,28 +198,42 @@ def _client(given: Any, security: Any, seconds: float) -> tuple[Client, bool]:
             f"td.connect(..., security=distributed.Security(tls_ca_file=..., tls_client_cert=..., "
             f"tls_client_key=...))"
         ) from None
-    except (OSError, TimeoutError) as error:
+    except (OSError, MemoryError, AssertionError) as error:  # these of what is no scheduler
         raise _nobody(where, seconds, error) from None
     return made, True
 
 
 def _knock(where: str, seconds: float) -> None:
-    """None if something takes connections at the address ``where``, or it is of no TCP; else
-    ClusterLostError."""
-    scheme, _, place = where.rpartition("://")
-    if scheme not in ("", "tcp", "tls") or ":" not in place:
+    """None if something at the address ``where`` takes connections, and without TLS says something,
+    as Dask does at once and its client waits for without end; or if ``where`` is of no TCP. Else
+    ClusterLostError, or ConfigError if it is no address."""
+    scheme, _, _ = where.rpartition("://")
+    if scheme not in ("", "tcp", "tls"):
         return
-    host, port = get_address_host_port(where)
+    try:
+        host, port = get_address_host_port(where)
+    except ValueError as error:
+        raise ConfigError(
+            f"{short(where)} is no address of a scheduler ({error}): 'dask scheduler' prints one, "
+            f"as tcp://10.0.0.1:8786"
+        ) from None
     deadline = time.monotonic() + min(seconds, KNOCK)
     while True:
         left = max(0.1, deadline - time.monotonic())
         try:
-            socket.create_connection((host, port), left).close()
-            return
+            there = socket.create_connection((host, port), left)
+            break
         except OSError as error:
             if time.monotonic() + 2 * LOOK > deadline:
                 raise _nobody(where, min(seconds, KNOCK), error) from None
         time.sleep(LOOK)
+    with there:
+        there.settimeout(seconds)
+        try:
+            if scheme != "tls" and not there.recv(1):
+                raise ConnectionError("the connection was closed")
+        except OSError as error:
+            raise _nobody(where, seconds, error) from None
 
 
 def _nobody(where: str, seconds: float, error: Exception) -> ClusterLostError:
