@@ -48,7 +48,7 @@ def scheduled(engine):
 
 def held(dask_scheduler):
     return (sorted(map(str, dask_scheduler.tasks)),
-            sum(each.nbytes for each in dask_scheduler.workers.values()))
+            sum(each.nbytes for each in dask_scheduler.workers.values()) // 1000)  # of None: 16 B
 
 def running(dask_worker):
     return len(dask_worker.state.executing) + len(dask_worker.state.long_running)
