@@ -6,10 +6,12 @@
       cluster.run(end)    60 s       what is left, or LAST: to put things in order
 
 Calls within a call can only shorten it. Threads that are started within have no end of their own.
+A wait for what the scheduler or a worker answers is `heard`: it ends when one of them is lost.
 """
 
+import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
@@ -18,7 +20,10 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 from tiledask.errors import ConfigError
 
-__all__ = ["DEADLINE", "GRACE", "LAST", "Left", "bounded", "left_of", "seconds_of", "until"]
+__all__ = [
+    *("DEADLINE", "GRACE", "HEAR", "LAST", "Left", "bounded", "heard", "left_of", "seconds_of"),
+    "until",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,6 +34,11 @@ GRACE = 0.25
 """Seconds after a call's timeout in which what it waits for may say itself what was missing."""
 LAST = 0.25
 """Seconds that a wait may take in any case: a call that is late still lets go of what it holds."""
+
+HEAR = 0.1
+"""Seconds after which a wait looks whether what it waits for is lost."""
+_NEWS = 1.0
+"""Seconds after which it is known of a connection that broke whose end is gone."""
 
 
 class _Span(NamedTuple):
@@ -85,6 +95,29 @@ def left_of(seconds: float) -> Left:
     if span is None or (left := span.end - time.monotonic()) >= seconds:
         return Left(seconds, seconds)
     return Left(min(seconds, max(LAST, left)), span.seconds)
+
+
+async def heard(call: Awaitable[T], seconds: float, check: Callable[[], object]) -> T:
+    """What ``call`` returns; TimeoutError after ``seconds``, or before that what ``check()``
+    raises. Where the connection breaks, that is asked first."""
+    task, deadline = asyncio.ensure_future(call), time.monotonic() + seconds
+    try:
+        while not task.done():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            await asyncio.wait([task], timeout=min(left, HEAR))
+            if not task.done():
+                check()
+        error = task.exception()
+        if isinstance(error, OSError) and not isinstance(error, TimeoutError):
+            deadline = min(deadline, time.monotonic() + _NEWS)
+            while time.monotonic() < deadline:
+                check()
+                await asyncio.sleep(HEAR / 5)
+        return task.result()
+    finally:
+        task.cancel()
 
 
 def bounded(function: Callable[P, T]) -> Callable[P, T]:

@@ -488,13 +488,12 @@ def answering(*answers):
     """A cluster of one slot whose worker answers `Cluster.run` by these, the last one for ever."""
     answers = list(answers)
 
-    def sync(*_):
+    def ask(*_, **__):
         answer = answers.pop(0) if answers[1:] else answers[0]
         failed = isinstance(answer, Exception)
         return {"tcp://here:1": answer if failed else pickle.dumps((0, answer))}
 
-    client, heard = mock.Mock(sync=sync), mock.Mock(return_value=[])
-    return mock.Mock(slots=1, client=client, anew=StartedCluster.anew, _heard=heard)
+    return mock.Mock(slots=1, ask=ask, anew=StartedCluster.anew, _heard=mock.Mock(return_value=[]))
 
 
 def test_a_worker_that_is_gone_is_asked_again_and_then_said_to_be_lost():

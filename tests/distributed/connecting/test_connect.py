@@ -10,6 +10,8 @@ import os
 import re
 import sys
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 
 import dask.array as da
 import numpy as np
@@ -382,7 +384,15 @@ def test_what_cannot_be_connected_to_is_refused():
     with pytest.raises(TypeError, match=r"a mesh is made of .* got int; .*td\.connect\(client\)"):
         td.Mesh(3, (2,))
     with pytest.raises(ClusterLostError, match=r"no scheduler answers at tcp://127\.0\.0\.1:9 "):
-        td.connect("tcp://127.0.0.1:9", timeout=0.5)
+        td.connect("tcp://127.0.0.1:9")
+    for wrong in ("127.0.0.1", "tcp://127.0.0.1:port"):
+        with pytest.raises(ConfigError, match="is no address of a scheduler"):
+            td.connect(wrong)
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
+        Thread(target=other.serve_forever, daemon=True).start()
+        with pytest.raises(ClusterLostError, match="no scheduler answers at"):
+            td.connect(f"tcp://127.0.0.1:{other.server_port}", timeout=3.0)
+        other.shutdown()
     with pytest.raises(ConfigError, match="workers"):
         td.connect("tcp://127.0.0.1:9", workers=0)
 

@@ -3,6 +3,7 @@
 Holds `tiledask.distributed.deadlines`.
 """
 
+import asyncio
 import os
 import signal
 import threading
@@ -12,8 +13,8 @@ import numpy as np
 import pytest
 
 import tiledask as td
-from tiledask.distributed.deadlines import GRACE, LAST, bounded, left_of, until
-from tiledask.errors import DeadlineError
+from tiledask.distributed.deadlines import GRACE, LAST, bounded, heard, left_of, until
+from tiledask.errors import ClusterLostError, DeadlineError
 
 GRID = (td.Shard(0), td.Shard(1))
 SECONDS = 2.0
@@ -39,6 +40,30 @@ def test_a_timeout_is_found_wherever_it_stands():
     assert call.__doc__ == "Words."
     with pytest.raises(ValueError, match="a timeout is a number of seconds above 0, got -1"):
         call("x", -1)
+
+
+def test_a_wait_ends_with_what_it_waits_for():
+    lost, begun = [], time.monotonic()
+
+    def check():
+        if lost:
+            raise ClusterLostError("lost")
+
+    async def answers(seconds, error=None):
+        await asyncio.sleep(seconds)
+        if error is not None:
+            asyncio.get_running_loop().call_later(0.1, lost.append, True)  # it is heard of later
+            raise error
+        return "answer"
+
+    assert asyncio.run(heard(answers(0.15), 5.0, check)) == "answer"
+    with pytest.raises(TimeoutError):
+        asyncio.run(heard(answers(9.0), 0.05, check))
+    with pytest.raises(ClusterLostError):
+        asyncio.run(heard(answers(0.0, OSError("connection reset")), 5.0, check))
+    with pytest.raises(ClusterLostError):
+        asyncio.run(heard(answers(9.0), 5.0, check))
+    assert time.monotonic() - begun < 4
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ from tiledask.distributed.recovering.going_on import until_done
 from tiledask.distributed.recovering.kept_files import KeptFile
 from tiledask.distributed.recovering.kept_state import Keeper, Keeping, steps_between
 from tiledask.errors import CheckpointError, ClusterLostError, ConfigError, DeadlineError
+from tiledask.lab.claims import DECODER
 from tiledask.tile.datasets import load_text
 from tiledask.tile.optimizers import LossScale
 
@@ -566,6 +567,70 @@ def test_twenty_kills_of_a_schedule_of_loops(cluster):
         assert (got.outputs == right.outputs).all()
         for (mine,), (other,) in zip(got.gradients, right.gradients, strict=True):
             assert all((mine[name] == g).all() for name, g in other.items())
+
+
+def averaged(rank, x):
+    """Of what all ranks have, again and again."""
+    for _ in range(60):
+        x = rank.group().all_reduce(np.sin(x)) / rank.ranks
+        time.sleep(0.005)
+    return x
+
+
+def of_ranks(cluster):
+    x = np.random.default_rng(0).standard_normal((2, 1000))
+    mesh = td.Mesh(cluster, (2,))
+    return td.run_ranks(averaged, mesh, per_rank=[*x], again=True, timeout=60).results
+
+
+def of_a_program(cluster):
+    stages = td.stages.stack((0, 1, 2), width=200, hidden=400)
+    program = td.program(td.schedule("1f1b", 2, 16), block_bytes=100 * 200 * 4)
+    x = np.random.default_rng(0).standard_normal((1600, 200)).astype(np.float32)
+    run = td.run_program(program, stages, x, td.Mesh(cluster, (2,)), target=x)
+    return [run.outputs, run.loss, *(g for (each,) in run.gradients for g in each.values())]
+
+
+def of_a_claim(cluster):
+    layout = td.Layout(pp=2, microbatches=8)
+    run = td.run_claim(DECODER, layout, "1GB", cluster, sequence=64, timeout=60)
+    return [run.measured.peak, *(device.loss for device in run.devices)]
+
+
+@pytest.mark.few(3)
+@pytest.mark.cluster
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("made", [of_ranks, of_a_program, of_a_claim])
+def test_ranks_run_again_when_one_is_killed_at_any_moment(cluster, made, seed):
+    draw = random.Random(f"{made.__name__} {seed}")
+    begun, right = time.monotonic(), made(cluster)
+    quiet = time.monotonic() - begun
+    victim = draw.choice(cluster.run(os.getpid))
+    killing = threading.Timer(draw.uniform(0.1, 0.9) * quiet, os.kill, (victim, signal.SIGKILL))
+    killing.start()
+    got = made(cluster)
+    killing.join()
+    assert all(np.array_equal(mine, other) for mine, other in zip(got, right, strict=True))
+    cluster.wait_for_slots(range(2), 30)
+
+
+@pytest.mark.cluster
+def test_ranks_run_once_unless_they_may_run_again(cluster, tmp_path):
+    def dying(rank, path):
+        with open(path, "ab") as file:
+            file.write(b"1")
+        rank.group().barrier()
+        if rank.index and path.stat().st_size == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rank.group().all_reduce(1.0)
+
+    mesh, path = td.Mesh(cluster, (2,)), tmp_path / "runs"
+    with pytest.raises(ClusterLostError):
+        td.run_ranks(dying, mesh, path)
+    assert path.read_bytes() == b"11"
+    path.unlink()
+    assert td.run_ranks(dying, mesh, path, again=True).results == [2.0, 2.0]
+    assert path.read_bytes() == b"1111"
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import operator
 import uuid
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import dask.array as da
@@ -80,7 +81,11 @@ def from_dask(
         given[slot] = *made, *parts
     blocks = cluster.submit_all(_assemble, given, name=name)
     what = f"taking over {x.npartitions} chunks of {x.shape}"
-    cluster.wait(blocks, what, timeout, cancel=True)
+    try:
+        cluster.wait(blocks, what, timeout, cancel=True)
+    except BaseException:
+        chunks.cancel()
+        raise
     return ShardedArray(mesh, tiling, x.dtype, tuple(blocks), "from_dask")
 
 
@@ -88,8 +93,10 @@ class _Chunks:
     """The chunks of x, and parts of them, as futures."""
 
     def __init__(self, x: da.Array, client: Client) -> None:
+        kept = {future.key for future in futures_of(x)}
         self.client, self.x = client, client.persist(x)
         self.futures = {future.key: future for future in futures_of(self.x)}
+        self.made = [future for key, future in self.futures.items() if key not in kept]
         self.parts: dict[Any, Future[Any]] = {}
 
     def part(self, index: tuple[int, ...], common: Region, chunk: Region) -> Future[Any]:
@@ -106,6 +113,11 @@ class _Chunks:
                 pure=False,
             )
         return self.parts[index, common]
+
+    def cancel(self) -> None:
+        """None; what was begun here is cancelled, and what others had persisted stays."""
+        with suppress(Exception):  # of a client that is closed: nothing is left there
+            self.client.cancel([*self.made, *self.parts.values()], force=True)
 
 
 def _assemble(

@@ -8,9 +8,9 @@ most (Cristian 1989). An offset within its error is taken for none: workers on t
 machine read the same clock, and noise shall not make a result be used before it was made.
 """
 
-import asyncio
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from distributed import Worker
@@ -57,12 +57,8 @@ def set_clocks(cluster: Cluster, timeout: float | None = None) -> tuple[Clock, .
 def time_there(cluster: Cluster, timeout: float | None = None) -> float:
     """Seconds since 1970 on the scheduler, which answers its workers that question from now on."""
     seconds = min(60.0, seconds_of(timeout))
-
-    async def ask() -> float:
-        return await asyncio.wait_for(cluster.client._run_on_scheduler(_answer), seconds)
-
     try:
-        there: float = cluster.client.sync(ask)
+        there: float = cluster.ask(partial(cluster.client._run_on_scheduler, _answer), seconds)
     except TimeoutError:
         raise DeadlineError(
             f"the scheduler did not tell the time within {seconds:g} s; it is frozen or gone. "

@@ -20,6 +20,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from inspect import isawaitable
 from typing import Any, NamedTuple, TypeVar
 
@@ -45,7 +46,7 @@ from distributed.utils import has_arg
 from tiledask.distributed.cluster import device_arrays
 from tiledask.distributed.cluster.spool import open_spool
 from tiledask.distributed.cluster.web import panel
-from tiledask.distributed.deadlines import Left, left_of, seconds_of
+from tiledask.distributed.deadlines import DEADLINE, HEAR, Left, heard, left_of, seconds_of
 from tiledask.distributed.recovering import poison
 from tiledask.distributed.recovering.supervisor import Supervisor
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
@@ -63,6 +64,8 @@ __all__ = [
     "Cluster",
     "KeptArray",
     "StartedCluster",
+    "asked",
+    "check_client",
     "slot_named",
     "slot_of",
     "slot_on",
@@ -71,6 +74,7 @@ __all__ = [
 
 T = TypeVar("T")
 _SILENT = 1.0  # seconds without a heartbeat after which a worker is named
+_EVENT = 30.0  # seconds that the scheduler may take to hear, or say, what an event is
 PAGE = "tiledask-page"
 """Dask's name of what collects for the dashboard's page, on the scheduler."""
 PAGE_MODULE = "tiledask.lab.dashboard"
@@ -163,18 +167,57 @@ def _users_client_is_default() -> bool:
     return all(cluster.client is not found for cluster in RUNNING)
 
 
-def workers_of(client: Client) -> dict[str, dict[str, Any]]:
+def asked(
+    client: Client,
+    call: Callable[[], Awaitable[T]],
+    seconds: float,
+    check: Callable[[], object] | None = None,
+) -> T:
+    """What ``call()``, of the client's loop, returns; TimeoutError after ``seconds``. Before,
+    in between, and if it fails ``check()`` may raise instead: by default that the client has lost
+    its scheduler, ClusterLostError."""
+    check = check or partial(check_client, client)
+    check()
+    try:
+        found: T = client.sync(lambda: heard(call(), seconds, check))
+    except (Exception, asyncio.CancelledError):
+        check()
+        raise
+    return found
+
+
+def check_client(client: Client) -> None:
+    """None if ``client`` speaks to its scheduler; else ClusterLostError."""
+    loop: Any = client.loop
+    thread = getattr(loop.asyncio_loop, "_thread_id", None)
+    if thread is not None and all(each.ident != thread for each in threading.enumerate()):
+        raise ClusterLostError(
+            f"the client is of another process than {os.getpid()}, which was forked from it: the "
+            f"thread that speaks to the scheduler is not here; make a new one from its address"
+        )
+    if client.status != "running":
+        raise ClusterLostError(
+            f"the client is {client.status!r}, needed 'running': its scheduler is gone, or it was "
+            f"closed; make a new one"
+        )
+
+
+def workers_of(
+    client: Client, check: Callable[[], object] | None = None
+) -> dict[str, dict[str, Any]]:
     """Address -> what the scheduler knows of each worker now; nothing of an asynchronous client's.
 
     `Client.scheduler_info` reads what its own look every two seconds may have replaced meanwhile,
-    by totals without workers.
+    by totals without workers. Raises ClusterLostError if the scheduler is gone (``check``: as of
+    `asked`).
     """
     if client.asynchronous:
         return {}
     with contextlib.suppress(OSError):  # whoever needs a worker waits for it, and says so
         scheduler: Any = client.scheduler
-        found: dict[str, Any] = client.sync(scheduler.identity, n_workers=-1)["workers"]
-        return found
+        call = partial(scheduler.identity, n_workers=-1)
+        found: dict[str, Any] = asked(client, call, left_of(DEADLINE).seconds, check)
+        return dict(found["workers"])
     return {}
 
 
@@ -259,6 +302,10 @@ class Cluster(ABC):
         self, client: Client, slots: int, backend: str, why: str, memory_limit: int
     ) -> None:
         self.client = client
+        self._comm, self._ended = client.scheduler_comm, ""
+        scheduler: Any = client.scheduler
+        self.scheduler_address: str = scheduler.address
+        """Where the scheduler listens, or did."""
         self.slots = slots
         self.backend = backend
         """"numpy" or "cupy": what the blocks on the workers are."""
@@ -318,8 +365,14 @@ class Cluster(ABC):
 
     @property
     def status(self) -> str:
-        """ "running", or what else has become of it."""
-        found: str = self.client.status
+        """ "running", or what else has become of it.
+
+        A client that has lost its scheduler connects again, to the same or to one that took its
+        place. Neither knows anything of what was there before.
+        """
+        found: str = self._ended or self.client.status
+        if found == "running" and self.client.scheduler_comm is not self._comm:
+            return "lost"
         return found
 
     @property
@@ -329,9 +382,8 @@ class Cluster(ABC):
 
     def _workers(self) -> dict[int, dict[str, Any]]:
         """slot -> what the scheduler knows of the worker there now."""
-        self.check_alive()
         found = {}
-        for address, facts in workers_of(self.client).items():
+        for address, facts in workers_of(self.client, self.check_alive).items():
             if (slot := slot_named(facts.get("resources", ()))) >= 0:
                 found[slot] = {**facts, "address": address}
         return found
@@ -348,15 +400,36 @@ class Cluster(ABC):
                 f"the cluster is process {self._process}'s, and this is {os.getpid()}, forked from "
                 f"it; use it there, or {self._one_here}"
             )
+        if self._ended == "closed":
+            raise ClusterLostError(f"the cluster is closed; {self._another}")
         if self.status != "running":
             raise ClusterLostError(
-                f"the cluster is closed (client status {self.status!r}, needed 'running'); "
-                f"{self._another}"
+                f"the scheduler at {self.scheduler_address} is gone, or the client was closed, and "
+                f"with it what lay on the workers; {self._another}. There the same call goes on "
+                f"where records end: a product of files, td.matmul(a, b, out=, cluster=), or "
+                f"td.train(..., folder=)"
             )
 
     def _check_lost(self) -> None:
-        """Raise ClusterLostError if this cluster has been told that a slot is lost."""
-        return
+        """Raise ClusterLostError if the cluster is closed or lost, or one of its slots is."""
+        self.check_alive()
+
+    def ask(self, call: Callable[[], Awaitable[T]], seconds: float, workers: bool = False) -> T:
+        """What ``call()``, of the client's loop, returns; TimeoutError after ``seconds``, and
+        ClusterLostError as soon as the scheduler is lost, or if it asks ``workers`` one of them."""
+        check = self._check_lost if workers else self.check_alive
+        return asked(self.client, call, seconds, check)
+
+    def log_event(self, topic: str, said: Any) -> None:
+        """None; the scheduler has one more of Dask's events on ``topic``."""
+        scheduler: Any = self.client.scheduler
+        self.ask(partial(scheduler.log_event, topic=topic, msg=said), left_of(_EVENT).seconds)
+
+    def events(self, topic: str) -> list[Any]:
+        """What was said on ``topic``, by Dask's events."""
+        scheduler: Any = self.client.scheduler
+        found = self.ask(partial(scheduler.events, topic=topic), left_of(_EVENT).seconds)
+        return [said for _, said in found or ()]
 
     def wait_for_slots(self, slots: Iterable[int], timeout: float) -> dict[int, dict[str, Any]]:
         """slot -> what the scheduler knows of its worker, once all ``slots`` have one."""
@@ -456,7 +529,7 @@ class Cluster(ABC):
             if self.client.scheduler is not None:
                 await self.client.scheduler.retry(keys=list(lost), client=self.client.id)
 
-        self.client.sync(retry)
+        self.ask(retry, left_of(DEADLINE).seconds)
 
     def wait(
         self,
@@ -519,13 +592,12 @@ class Cluster(ABC):
                 progress(count, len(futures))
 
     def _until_ready(self, done: as_completed, deadline: float) -> None:
-        """None at once, or when one of ``done`` is or ``deadline`` has passed: who is told of lost
-        slots raises ClusterLostError meanwhile."""
-        return
-
-    async def _bounded(self, call: Awaitable[T], seconds: float) -> T:
-        """What ``call`` returns; TimeoutError after ``seconds``, or ClusterLostError before."""
-        return await asyncio.wait_for(call, seconds)
+        """None, when one of ``done`` is, or ``deadline`` has passed; ClusterLostError if what it
+        waits for is lost."""
+        while done.count() and not done.has_ready() and time.monotonic() < deadline:
+            self._check_lost()
+            with done.thread_condition:
+                done.thread_condition.wait(HEAR)
 
     def _failure(self, future: Future[Any], what: str) -> BaseException:
         """What the failed ``future`` raised, and where."""
@@ -610,13 +682,10 @@ class Cluster(ABC):
         deadline = time.monotonic() + seconds
         self.wait([f for part in parts for f in part], what, seconds, cancel=cancel)
         for part in parts:
-
-            async def fetch(part: Sequence[Future[Any]] = part) -> list[Any]:
-                left = max(0.5, deadline - time.monotonic())
-                return await self._bounded(self.client._gather(part, direct=self.started_here), left)
-
+            left = max(0.5, deadline - time.monotonic())
             try:
-                yield self.client.sync(fetch)
+                fetch = partial(self.client._gather, part, direct=self.started_here)
+                yield self.ask(fetch, left, workers=True)
             except TimeoutError:
                 states = self._heard(set(map(slot_of, part)))
                 raise DeadlineError(
@@ -647,12 +716,15 @@ class Cluster(ABC):
         said: dict[int, Any] = {}
         lost: OSError | None = None
 
-        async def everywhere(missing: set[int], seconds: float) -> dict[str, Any]:
+        def everywhere(missing: set[int]) -> Awaitable[dict[str, Any]]:
             to = self._addresses(missing)
             # every worker is sent these: of all slots no more than how many they are
             slots = range(self.slots) if len(missing) == self.slots else missing
-            call = self.client._run(_in_slot, slots, function, args, workers=to, on_error="return")
-            return await self._bounded(call, seconds)
+            call: Any = self.client._run
+            found: Awaitable[dict[str, Any]] = call(
+                _in_slot, slots, function, args, workers=to, on_error="return"
+            )
+            return found
 
         self.check_alive()
         while missing := set(range(self.slots)) - said.keys():
@@ -663,7 +735,7 @@ class Cluster(ABC):
                 )
             left = max(0.1, deadline - time.monotonic())
             try:
-                found = self.client.sync(everywhere, missing, left)
+                found = self.ask(partial(everywhere, missing), left, workers=True)
             except TimeoutError:
                 raise DeadlineError(late()) from None
             except CommClosedError as error:
@@ -721,6 +793,9 @@ class Cluster(ABC):
             return
         if self in RUNNING:
             RUNNING.remove(self)
+        if self._ended:
+            return
+        self._ended = "closed" if self.status == "running" else "lost"
         self._end()
         self._remove_spool()
 
@@ -811,7 +886,7 @@ class StartedCluster(Cluster):
         with contextlib.suppress(Exception):
             self.client.close(timeout=5)
         try:
-            self.dask_cluster.close(timeout=10)
+            self.dask_cluster.close(timeout=10 if self._ended == "closed" else 1)
         except Exception:  # whatever kept it from ending in order: no worker outlives its cluster
             # end every worker process at once; their nannies start no others
             for nanny in self.dask_cluster.workers.values():

@@ -28,7 +28,7 @@ from tiledask.distributed.deadlines import seconds_of
 from tiledask.plan.units import format_bytes, format_up, parse_bytes
 from tiledask.tile.backend import probe
 
-__all__ = ["MARGIN", "MemoryRule", "Room", "as_room", "asks_room", "room_of"]
+__all__ = ["MARGIN", "MemoryRule", "Room", "as_room", "asks_room", "room_of", "rooms_of"]
 
 MARGIN = 16 * 2**20
 """Bytes by which one worker that does nothing may weigh more than another."""
@@ -154,6 +154,13 @@ def room_of(
     if slots is None:
         slots = sorted({slot_of(block) for blocks in arrays for block in blocks})
     return as_room(found, limit, cluster.started_here, slots or range(cluster.slots))
+
+
+def rooms_of(cluster: Cluster, slots: Sequence[int], timeout: float) -> list[Room]:
+    """By rank, the Room that its own slot leaves to what is not Dask's to move: a rank's program."""
+    function, args = asks_room(cluster, alone=True)
+    found = cluster.run(function, *args, timeout=timeout)
+    return [as_room(found, None, cluster.started_here, [slot]) for slot in slots]
 
 
 def asks_room(

@@ -12,20 +12,23 @@ import asyncio
 import concurrent.futures
 import os
 import secrets
+import socket
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from distributed import Client, as_completed
-from distributed.comm.addressing import get_address_host
+from distributed import Client
+from distributed.comm.addressing import get_address_host, get_address_host_port
 
 from tiledask.distributed.cluster import device_arrays
 from tiledask.distributed.cluster.cluster import (
     RUNNING,
     Cluster,
+    asked,
+    check_client,
     workers_of,
 )
 from tiledask.distributed.cluster.device_memory import share_of
@@ -35,16 +38,16 @@ from tiledask.distributed.connecting.per_thread import is_per_thread
 from tiledask.distributed.connecting.slots import LOST, Joined, join, leave
 from tiledask.distributed.connecting.versions import check_versions, upload_package, versions_of
 from tiledask.distributed.deadlines import seconds_of
-from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
+from tiledask.errors import ClusterLostError, ConfigError, DeadlineError, short
 from tiledask.plan.whole import whole_number
 
 __all__ = ["AttachedCluster", "cluster_of", "connect"]
 
 T = TypeVar("T")
-HEAR = 0.25
-"""Seconds after which a call to workers looks whether one of them is lost."""
 SAY = 2.0
 """Seconds that the scheduler has to say which workers were not ready."""
+KNOCK = 1.5
+"""Seconds in which a host takes a connection, or nobody listens there."""
 LOOK = 0.1
 """Seconds between two looks at how many workers there are."""
 
@@ -111,8 +114,8 @@ def connect(
     try:
         _wait_for(found, wanted or 1, split, deadline, seconds)
         if upload:
-            upload_package(found)
-        check_versions(_versions(found, max(1.0, deadline - time.monotonic())), upload)
+            _in_time(found, upload_package, deadline, "take in this package")
+        check_versions(_in_time(found, versions_of, deadline, "say their versions"), upload)
         on = "cpu" if split else device
         return AttachedCluster(found, client, ours, wanted, on, split, deadline, seconds)
     except BaseException:
@@ -183,12 +186,10 @@ def _client(given: Any, security: Any, seconds: float) -> tuple[Client, bool]:
             raise ConfigError(
                 "security= is for the address of a scheduler, this client has its own; leave it out"
             )
-        if given.status != "running":
-            raise ClusterLostError(
-                f"the client is {given.status!r}, needed 'running'; make a new one"
-            )
+        check_client(given)
         return given, False
     where = given if isinstance(given, str) else getattr(given, "scheduler_address", given)
+    _knock(str(where), seconds)
     try:
         made = Client(given, security=security, set_as_default=False, timeout=seconds)
     except TypeError as error:  # Dask's, of what it was not given
@@ -199,12 +200,49 @@ def _client(given: Any, security: Any, seconds: float) -> tuple[Client, bool]:
             f"td.connect(..., security=distributed.Security(tls_ca_file=..., tls_client_cert=..., "
             f"tls_client_key=...))"
         ) from None
-    except (OSError, TimeoutError) as error:
-        raise ClusterLostError(
-            f"no scheduler answers at {where} within {seconds:g} s ({error}); start one with "
-            f"'dask scheduler', and give the address that it prints"
-        ) from None
+    except (OSError, MemoryError, AssertionError) as error:  # these of what is no scheduler
+        raise _nobody(where, seconds, error) from None
     return made, True
+
+
+def _knock(where: str, seconds: float) -> None:
+    """None if something at the address ``where`` takes connections, and without TLS says something,
+    as Dask does at once and its client waits for without end; or if ``where`` is of no TCP. Else
+    ClusterLostError, or ConfigError if it is no address."""
+    scheme, _, _ = where.rpartition("://")
+    if scheme not in ("", "tcp", "tls"):
+        return
+    try:
+        host, port = get_address_host_port(where)
+    except ValueError as error:
+        raise ConfigError(
+            f"{short(where)} is no address of a scheduler ({error}): 'dask scheduler' prints one, "
+            f"as tcp://10.0.0.1:8786"
+        ) from None
+    deadline = time.monotonic() + min(seconds, KNOCK)
+    while True:
+        left = max(0.1, deadline - time.monotonic())
+        try:
+            there = socket.create_connection((host, port), left)
+            break
+        except OSError as error:
+            if time.monotonic() + 2 * LOOK > deadline:
+                raise _nobody(where, min(seconds, KNOCK), error) from None
+        time.sleep(LOOK)
+    with there:
+        there.settimeout(seconds)
+        try:
+            if scheme != "tls" and not there.recv(1):
+                raise ConnectionError("the connection was closed")
+        except OSError as error:
+            raise _nobody(where, seconds, error) from None
+
+
+def _nobody(where: str, seconds: float, error: Exception) -> ClusterLostError:
+    return ClusterLostError(
+        f"no scheduler answers at {where} within {seconds:g} s ({error}); start one with "
+        f"'dask scheduler', and give the address that it prints"
+    )
 
 
 def _slots_of(client: Client, split: bool) -> int:
@@ -223,14 +261,15 @@ def _wait_for(client: Client, wanted: int, split: bool, deadline: float, seconds
         time.sleep(LOOK)
 
 
-def _versions(client: Client, seconds: float) -> dict[str, Any]:
-    """What the scheduler and the workers say of their versions."""
+def _in_time(client: Client, call: Callable[..., T], deadline: float, what: str) -> T:
+    """What ``call(client, seconds)`` returns, in which scheduler and workers do ``what``."""
+    seconds = max(1.0, deadline - time.monotonic())
     try:
-        return versions_of(client, seconds)
+        return call(client, seconds)
     except TimeoutError:
         raise DeadlineError(
-            f"the workers of {_address(client)} did not all say their versions within "
-            f"{seconds:.3g} s: one of them is frozen or cannot be reached; look at their logs"
+            f"the workers of {_address(client)} did not all {what} within {seconds:.3g} s: "
+            f"one of them is frozen or cannot be reached; look at their logs"
         ) from None
 
 
@@ -258,7 +297,7 @@ class AttachedCluster(Cluster):
 
     started_here = False
     _one_here = "connect here with td.connect(address)"
-    _another = "connect again with td.connect(client)"
+    _another = "connect again with td.connect(address)"
     anew = "start a worker in its place"
 
     def __init__(
@@ -273,7 +312,7 @@ class AttachedCluster(Cluster):
         seconds: float,
     ) -> None:
         self.given, self._split = given, split
-        self._ours, self._closed, self._page = ours, False, False
+        self._ours, self._page = ours, False
         self._telling: concurrent.futures.Future[None] | None = None
         """Done when the page knows all that it was told."""
         self._lost: dict[str, str] = {}
@@ -355,12 +394,8 @@ class AttachedCluster(Cluster):
     def _on_scheduler(self, function: Any, *args: Any, seconds: float) -> Any:
         """What ``function(client, *args)`` returns on the scheduler."""
         call = partial(self.client._run_on_scheduler, function, self.client.id, *args)
-
-        async def bounded() -> Any:
-            return await asyncio.wait_for(call(), seconds)
-
         try:
-            return self.client.sync(bounded)
+            return asked(self.client, call, seconds)
         except TimeoutError:
             raise DeadlineError(
                 f"{_address(self.client)} and its workers were not ready for slots within "
@@ -370,10 +405,6 @@ class AttachedCluster(Cluster):
     @property
     def is_running(self) -> bool:
         return os.getpid() == self._process and self.status == "running"
-
-    @property
-    def status(self) -> str:
-        return "closed" if self._closed else super().status
 
     def _workers(self) -> dict[int, dict[str, Any]]:
         found = super()._workers()
@@ -411,6 +442,7 @@ class AttachedCluster(Cluster):
         self._lost[what] = f"slot {said['slot']} {none if said['empty'] else heard}"
 
     def _check_lost(self) -> None:
+        super()._check_lost()
         if self._lost:
             have = self.slots - len(self._lost)
             raise ClusterLostError(
@@ -419,26 +451,6 @@ class AttachedCluster(Cluster):
                 f"it is back, or {self.anew}. To go on with the {have} that are there, close this "
                 f"and td.connect(client, workers={have})"
             )
-
-    def _until_ready(self, done: as_completed, deadline: float) -> None:
-        while done.count() and not done.has_ready() and time.monotonic() < deadline:
-            self._check_lost()
-            with done.thread_condition:
-                done.thread_condition.wait(0.1)
-
-    async def _bounded(self, call: Awaitable[T], seconds: float) -> T:
-        task, deadline = asyncio.ensure_future(call), time.monotonic() + seconds
-        try:
-            while not task.done():
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise TimeoutError
-                await asyncio.wait([task], timeout=min(left, HEAR))
-                if not task.done():
-                    self._check_lost()
-            return task.result()
-        finally:
-            task.cancel()
 
     def near(self) -> frozenset[int]:
         token = secrets.token_hex(8)
@@ -472,8 +484,6 @@ class AttachedCluster(Cluster):
         return f"td.connect(client, workers={slots})"
 
     def _end(self) -> None:
-        if self._closed:
-            return
         if self.client.status == "running":
             self.await_page()
             with suppress(Exception):  # of a scheduler that is gone: nothing is left there
@@ -481,7 +491,6 @@ class AttachedCluster(Cluster):
                 self._on_scheduler(leave, seconds=10.0)
                 comm: Any = self.client.scheduler_comm
                 comm.interval = self._interval
-        self._closed = True
         if self.backend == "cupy" and not RUNNING:  # CuPy's arrays are CuPy's again
             device_arrays.register(on_host=False)
         if self._ours:

@@ -9,12 +9,14 @@ import io
 import sys
 import tempfile
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from distributed import Client
 from distributed.versions import get_versions
 
+from tiledask.distributed.cluster.cluster import asked
 from tiledask.errors import ConfigError
 
 __all__ = ["VERSION", "check_versions", "differing", "upload_package", "versions_of"]
@@ -48,8 +50,8 @@ def _first_two(version: str | None) -> list[str]:
 
 def versions_of(client: Client, seconds: float) -> dict[str, Any]:
     """What the scheduler and the workers say of their versions; TimeoutError after ``seconds``."""
-    ask: Any = client._get_versions
-    found: dict[str, Any] = client.sync(ask, packages=["tiledask"], callback_timeout=seconds)
+    call: Any = partial(client._get_versions, packages=["tiledask"])
+    found: dict[str, Any] = asked(client, call, seconds)
     return found
 
 
@@ -81,8 +83,9 @@ def check_versions(said: dict[str, Any], uploaded: bool) -> None:
     )
 
 
-def upload_package(client: Client) -> None:
+def upload_package(client: Client, seconds: float) -> None:
     """None; the scheduler and all workers, also those that come later, can import this tiledask.
+    TimeoutError after ``seconds``.
 
     Dask imports a file that it was sent: this one unpacks the package, and goes before others.
     """
@@ -94,7 +97,7 @@ def upload_package(client: Client) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tiledask_package.py"
         path.write_text(_UNPACKS.format(base64.b64encode(packed.getvalue())))
-        client.upload_file(str(path))
+        asked(client, partial(client.upload_file, str(path)), seconds)
 
 
 _UNPACKS = """

@@ -21,13 +21,12 @@ import numpy as np
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.convolution.lenet import LENET
 from tiledask.distributed.convolution.lenet_runs import LeNetJob, LeNetTrainer, whole_weights
-from tiledask.distributed.deadlines import bounded, seconds_of
+from tiledask.distributed.deadlines import bounded
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.records import Records
 from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.distributed.recovering.going_on import until_done
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.extras import needed_for
 from tiledask.plan import html
@@ -163,11 +162,7 @@ def train_lenet(
     if mesh is None:
         done = run_threads(_train_rank, split.ranks, job, timeout=timeout)
     else:
-
-        def attempt(_: int, left: float) -> Ranks:
-            return run_ranks(_train_rank, mesh, job, timeout=left)
-
-        done = until_done(mesh.cluster, mesh.at, seconds_of(timeout), attempt)
+        done = run_ranks(_train_rank, mesh, job, timeout=timeout, again=True)
     return _collected(job, done)
 
 

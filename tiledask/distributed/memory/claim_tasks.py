@@ -208,7 +208,7 @@ def run_pipeline(case: MemoryCase, cluster: Cluster, seconds: float) -> tuple[De
     """A rank for every stage, each on a worker."""
     mesh = Mesh(cluster, (case.layout.pp,), slots=range(case.layout.pp))
     try:
-        return tuple(run_ranks(_stage, mesh, case, timeout=seconds).results)
+        return tuple(run_ranks(_stage, mesh, case, timeout=seconds, again=True).results)
     except DeadlineError as error:
         raise DeadlineError(
             f"{case.job.schedule!r}: tasks not done after {seconds:g} s; give it longer with "

@@ -520,8 +520,12 @@ def _run(
     what = f"product {m}x{k} @ {k}x{n} into {os.path.basename(product.c.path)}"
     for name, operand in (("A", product.a), ("B", product.b)):
         _check_whole(cluster, name, operand, seconds)
-    loads = [cluster.submit(job.slot, warm, job, name="load") for job in jobs]
-    cluster.wait(loads, f"loading what the {what} needs", min(seconds, DEADLINE), cancel=True)
+    cluster.wait(
+        [cluster.submit(job.slot, warm, job, name="load") for job in jobs],
+        f"loading what the {what} needs",
+        min(seconds, DEADLINE),
+        cancel=True,
+    )
     panels = [0] * cluster.slots
     for job in jobs:
         panels[job.slot] = job.panels

@@ -131,7 +131,7 @@ class PipelineJob:
                 names = ("device", "kind", "stage", "microbatch", "start", "end")
                 columns = (getattr(simulated, name).tolist() for name in names)
                 spans = list(zip(*columns, strict=True))
-        self.cluster.client.log_event(
+        self.cluster.log_event(
             RUNS,
             {
                 "run": self.topic,
@@ -151,10 +151,10 @@ class PipelineJob:
         been reported; they are done already."""
         deadline = time.monotonic() + self.patience
         while True:
-            events = self.cluster.client.get_events(self.topic) or ()
+            events = self.cluster.events(self.topic)
             # an action that ran again, after its worker died, counts as it ran last; of one whose
             # worker died before it reported, whoever was given its block says what it knows
-            told = [e["before"] for _, e in events if "before" in e] + [e for _, e in events]
+            told = [e["before"] for e in events if "before" in e] + events
             ran = {tuple(e["action"]): e for e in told}
             if len(ran) == len(self.schedule):
                 spans = [(e["device"], *e["action"], e["start"], e["end"]) for e in ran.values()]

@@ -67,7 +67,8 @@ def run_program(
 
     The program is checked before anything runs. Raises ProgramError for what is wrong with it,
     PlacementError for stages, a mesh, a batch or a target that do not go with it, DeadlineError
-    after ``timeout`` seconds.
+    after ``timeout`` seconds. When a worker dies, the program runs again in that time, with the
+    same bits.
 
     >>> import tiledask as td
     >>> layers = td.stages.stack((0, 1, 2), width=4, hidden=8)
@@ -103,7 +104,7 @@ def run_program(
     if mesh is None:
         ranks = run_threads(_through_its_line, program.ranks, *given, timeout=timeout)
     else:
-        ranks = run_ranks(_through_its_line, mesh, *given, timeout=timeout)
+        ranks = run_ranks(_through_its_line, mesh, *given, timeout=timeout, again=True)
     outputs, loss, gradients = joined(made for here in ranks.results for made in here)
     return ProgramRun(
         outputs,

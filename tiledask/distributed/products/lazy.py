@@ -178,9 +178,11 @@ def _machine(x: da.Array, y: da.Array) -> Machine:
     get = get_scheduler(collections=[x, y])
     client = getattr(get, "__self__", None)
     if isinstance(client, Client):
+        ours = next((c for c in RUNNING if c.client is client), None)
+        if ours is not None:
+            ours.check_alive()
         workers = list(workers_of(client).values())
         if workers:
-            ours = next((c for c in RUNNING if c.client is client), None)
             return _distributed(workers, x, ours)
     threads = 1
     if get is not dask.local.get_sync:

@@ -5,6 +5,7 @@ No task changes what it receives, so any scheduler may run one twice or keep wha
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -12,10 +13,13 @@ from typing import Any
 
 import numpy as np
 from dask._task_spec import Task
+from dask.context import thread_state
+from distributed import get_worker
 
 from tiledask.distributed.products.lazy_plan import SLAB
 from tiledask.distributed.products.line import Held, ProductLine, cut
 from tiledask.distributed.products.verifying.tiles import RowCheck, TileCheck
+from tiledask.distributed.transport.mailbox import CancelledError
 from tiledask.errors import DamagedBlockError
 from tiledask.plan.products.regions import Region, extents_of, region_size, within
 from tiledask.plan.program.instructions import Fetch
@@ -108,6 +112,13 @@ class _TaskLine(ProductLine):
         self.off = None if self.tile_check is None else self.tile_check.off(self.c)
         final = self.job.final
         return self.c if final is None else _finished(self.c, self.dtype, final)
+
+    def check(self) -> None:
+        """Raise CancelledError if this is a task of Dask's that nobody waits for any more."""
+        with suppress(ValueError):  # on no worker
+            task = get_worker().state.tasks.get(thread_state.key)
+            if task is None or task.state == "cancelled":
+                raise CancelledError(f"{thread_state.key} was cancelled")
 
     def fetch(self, each: Fetch) -> Callable[[Any], Any]:
         return partial(self._make, each.buffer)

@@ -21,6 +21,7 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.deadlines import GRACE, LAST, bounded, left_of, seconds_of
 from tiledask.distributed.ranks.nccl import Devices
 from tiledask.distributed.ranks.rank_function import RankResult, Ranks, arguments, collected, ran
+from tiledask.distributed.recovering.going_on import until_done
 from tiledask.distributed.transport import dask_transport, sockets
 from tiledask.distributed.transport.dask_transport import DaskTransport
 from tiledask.distributed.transport.meeting import Meeting, begin, meeting, of_run
@@ -59,6 +60,7 @@ def run_ranks(
     per_rank: Sequence[Any] | None = None,
     timeout: float | None = None,
     transport: str | None = None,
+    again: bool = False,
 ) -> Ranks:
     """``function(rank, *args)`` on every worker of ``mesh`` at once: results, records, traffic.
 
@@ -76,11 +78,16 @@ def run_ranks(
         and are encrypted where it encrypts; both carry arrays of GPUs through host memory. "nccl"
         carries them from GPU to GPU, and only messages by one of the two. None takes NCCL where
         every rank has a GPU of its own and there is NCCL, else sockets where all can connect.
+    again
+        When a worker dies, run the function again on all ranks, from its beginning, as soon as the
+        slot has another, until ``timeout`` is over. For a function that may run several times: what
+        it writes it must write over, and what it draws it must draw from a seed, and then the
+        result is the same to the bit. Otherwise, which is the default, ClusterLostError.
 
     If any rank raises, the run is over for all: each raises the same error, and so does this.
     Raises CollectiveError where ranks do not call the same collectives, DeadlineError after
-    ``timeout``, ClusterLostError if a worker dies. A rank that computes without ever calling a
-    collective cannot be interrupted: it keeps its slot until it returns.
+    ``timeout``, ClusterLostError if a worker dies, or the scheduler. A rank that computes without
+    ever calling a collective cannot be interrupted: it keeps its slot until it returns.
 
     With ``def function(rank, x): return rank.group().all_reduce(x)``:
     ``td.run_ranks(function, td.Mesh(cluster, (4,)), 1.0).results`` is ``[4.0] * 4``.
@@ -91,8 +98,25 @@ def run_ranks(
             f"td.Mesh(cluster, (2, 2)), or run_threads(function, (2, 2)) without a cluster; the "
             f"ranks along an axis are rank.group(axis) in the function"
         )
-    cluster, seconds = mesh.cluster, seconds_of(timeout)
-    given = arguments(mesh.shape, args, per_rank)
+    seconds, given = seconds_of(timeout), arguments(mesh.shape, args, per_rank)
+
+    def attempt(_: int, left: float) -> Ranks:
+        return _run(function, mesh, given, left, transport)
+
+    if not again:
+        return attempt(0, seconds)
+    return until_done(mesh.cluster, mesh.at, seconds, attempt)
+
+
+def _run(
+    function: Callable[..., Any],
+    mesh: Mesh,
+    given: Sequence[Sequence[Any]],
+    seconds: float,
+    transport: str | None,
+) -> Ranks:
+    """`run_ranks`, once."""
+    cluster = mesh.cluster
     patience = max(seconds, PATIENCE)
     run = f"tiledask-ranks-{uuid.uuid4().hex[:12]}"
     folder = cluster.spool / run[-12:]

@@ -181,13 +181,13 @@ def _announced(cluster: Cluster, job: TrainingJob, program: Program) -> Iterator
     """Where the run's reports go; the dashboard's page is told of it, and if the block fails."""
     topic = f"{TOPIC}{uuid.uuid4().hex[:12]}"
     with suppress(Exception):  # a page is worth no training
-        cluster.client.log_event(RUNS, _about(topic, job, program))
+        cluster.log_event(RUNS, _about(topic, job, program))
     try:
         yield Post(topic)
     except BaseException as error:
         with suppress(Exception):  # the cluster may be what failed
             words = f"{type(error).__name__}: {error}".rstrip(": ").splitlines()[0]
-            cluster.client.log_event(topic, {"failed": words})
+            cluster.log_event(topic, {"failed": words})
         raise
 
 

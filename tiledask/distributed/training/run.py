@@ -34,6 +34,7 @@ from tiledask.distributed.training.by_layer import by_layer
 from tiledask.distributed.training.gpt import GPT
 from tiledask.distributed.training.job import TrainedRank, TrainingJob, train_rank
 from tiledask.distributed.training.progress import watched
+from tiledask.distributed.training.refusal import check_training
 from tiledask.distributed.training.reports import Progress, Say
 from tiledask.distributed.training.validate import (
     AXES,
@@ -283,6 +284,9 @@ def train(
     of its neighbour were made anew, ranks go on from the newest checkpoint, or from the beginning,
     and a warning says so. ``kept.resumed`` says from where. ``timeout`` is for all of it.
 
+    A training whose ranks would hold more than their workers leave is refused before anything runs
+    (DoesNotFitError), with one that fits.
+
     With equal seeds the result is that of a single device, whatever the layout, but for the order
     in which sums are rounded. Raises ConfigError, PartitionError or ScheduleError for what does
     not go together, CheckpointError for a checkpoint that is damaged or of another training, and
@@ -335,6 +339,7 @@ def train(
     end = end_program(job, shape, saved=path is not None and first < steps).check()
     with watched(progress, job, program, ranks) as say:
         if isinstance(ranks, Mesh):
+            check_training(ranks, terms, (program, end), seconds_of(timeout))
             keeping = KeptStates(ranks.cluster, ranks.at, _state_bytes(program), keep_every, mtbf)
             told = ranks, job, program, end, say
             job, done, resumed = _going_on(told, keeping, seconds_of(timeout))

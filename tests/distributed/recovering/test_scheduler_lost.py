@@ -1,0 +1,297 @@
+"""A scheduler that is killed ends every call that waits for its cluster, in two seconds.
+
+What a call had recorded in files, the same call on another cluster goes on from.
+"""
+
+import asyncio
+import contextlib
+import functools
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client
+from oracles.waiting import wait_until
+from twins.by_hand import ByHand
+
+import tiledask as td
+from tiledask.distributed.products.line import ProductLine
+from tiledask.errors import ClusterLostError
+from tiledask.lab.claims import DECODER
+from tiledask.tile.datasets import load_text
+
+pytestmark = pytest.mark.cluster
+
+GRID = (td.Shard(0), td.Shard(1))
+TEXT = load_text("tales")
+GPT = td.GPT(TEXT.vocabulary, hidden=16, layers=2, heads=4, sequence=8)
+SECONDS = 60.0
+"""The timeout of every call; it ends long before."""
+SLOWLY = {"kernel": "tiled", "tile": 16}
+
+
+@contextlib.contextmanager
+def connected(folder, workers=2):
+    """A cluster on a scheduler and workers that were started by hand, and the scheduler."""
+    with ByHand(folder) as dask:
+        dask.scheduler()
+        for _ in range(workers):
+            dask.worker("--no-nanny", "--death-timeout", "10")
+        with td.connect(dask.address, workers=workers, timeout=60) as cluster:
+            yield cluster, dask.running[0]
+
+
+@contextlib.contextmanager
+def started():
+    """A cluster of this process's, whose scheduler is no process."""
+    with td.start_cluster(workers=2, device="cpu", quiet=True) as cluster:
+        yield cluster, None
+
+
+class Slow:
+    """Text whose batches take their time."""
+
+    vocabulary = TEXT.vocabulary
+
+    def batch(self, *which):
+        time.sleep(0.05)
+        return TEXT.batch(*which)
+
+
+def slow(*_):
+    time.sleep(SECONDS)
+
+
+def slow_block(region):
+    time.sleep(SECONDS)
+
+
+def for_ever(rank):
+    while True:
+        rank.group().all_reduce(np.ones(3))
+
+
+def scheduled(cluster, engine):
+    x = np.arange(32.0).reshape(8, 4)
+    stages = [td.stages.FeedForward((i,), 4, 8) for i in range(2)]
+    paced = {"forward": 1.0, "backward": 1.0, "engine": engine, "timeout": SECONDS}
+    return td.run_schedule(td.schedule("1f1b", 2, 8), stages, x, cluster, target=x, **paced)
+
+
+def programmed(cluster):
+    layers = td.stages.stack((0, 1, 2), width=2000, hidden=4000)
+    program = td.program(td.schedule("1f1b", 2, 4), block_bytes=500 * 2000 * 4)
+    x = np.ones((2000, 2000), np.float32)
+    td.run_program(program, layers, x, td.Mesh(cluster, (2,)), target=x, timeout=SECONDS)
+
+
+def of_files(cluster, folder, **options):
+    a = td.open_array(folder / "a.npy")
+    return td.matmul(a, a, out=folder / "c.npy", cluster=cluster, timeout=SECONDS, **options)
+
+
+def trained(cluster, folder=None, data=None, **options):
+    options = {"steps": 2000, "batch": 4, "timeout": SECONDS, "folder": folder} | options
+    ranks = (1, 2, 1) if cluster is None else td.Mesh(cluster, (1, 2, 1))
+    return td.train(GPT, data or (Slow() if cluster else TEXT), ranks, **options)
+
+
+def lazy(cluster):
+    x = da.random.default_rng(0).standard_normal((4000, 4000), chunks=1000)
+    y = da.map_blocks(slow, x, meta=x._meta)
+    return td.from_dask(td.matmul(y, x), td.Mesh(cluster, (2,)), (td.Shard(0),), timeout=SECONDS)
+
+
+CALLS = {
+    "matmul": lambda c, f, A: td.matmul(A, A, panel=50, timeout=SECONDS, **SLOWLY),
+    "files": lambda c, f, A: of_files(c, f, **SLOWLY),
+    "lazy": lambda c, f, A: lazy(c),
+    "from_function": lambda c, f, A: td.from_function(
+        slow_block, (8, 8), float, A.mesh, GRID, timeout=SECONDS
+    ),
+    "train": lambda c, f, A: trained(c),
+    "train in a folder": lambda c, f, A: trained(c, f / "run", save_every=1),
+    "loop": lambda c, f, A: scheduled(c, "loop"),
+    "tasks": lambda c, f, A: scheduled(c, "tasks"),
+    "run_ranks": lambda c, f, A: td.run_ranks(for_ever, A.mesh, timeout=SECONDS),
+    "run_program": lambda c, f, A: programmed(c),
+    "claim": lambda c, f, A: td.run_claim(
+        DECODER, td.Layout(pp=2, microbatches=512), "1GB", c, sequence=64, timeout=SECONDS
+    ),
+    "run": lambda c, f, A: c.run(slow, timeout=SECONDS),
+    "connect": lambda c, f, A: td.connect(c.client, workers=5, timeout=SECONDS),
+    "gather": lambda c, f, A: c.gather([c.submit(0, slow)], "naps", SECONDS),
+}
+AFTER = {
+    "distribute": lambda c, f, A: td.distribute(np.ones((8, 8)), A.mesh, GRID),
+    "to_numpy": lambda c, f, A: td.to_numpy(A),
+    "redistribute": lambda c, f, A: A.redistribute((td.Replicate(),) * 2),
+    "explain": lambda c, f, A: td.explain(A, A),
+    "speeds": lambda c, f, A: c.speeds(again=True),
+    "connect again": lambda c, f, A: td.connect(c.client),
+    "connect to the address": lambda c, f, A: td.connect(c.scheduler_address),
+}
+"""Calls that are over too soon for somebody to kill a scheduler under them."""
+
+
+def lost(call):
+    """(seconds that a call took to raise ClusterLostError, its words)."""
+    begun = time.monotonic()
+    with pytest.raises(ClusterLostError) as error:
+        call()
+    return time.monotonic() - begun, str(error.value)
+
+
+def kill(cluster, scheduler, seconds=0.0):
+    """When the scheduler was ended: killed, or closed where it is in this process."""
+    time.sleep(seconds)
+    if scheduler is not None:
+        scheduler.kill()
+    else:
+        loop = cluster.dask_cluster.loop.asyncio_loop
+        asyncio.run_coroutine_threadsafe(cluster.dask_cluster.scheduler.close(), loop)
+    return time.monotonic()
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize(("name", "own"), [*((name, False) for name in CALLS), ("train", True)])
+def test_a_call_ends_with_its_scheduler(tmp_path, name, own):
+    np.save(tmp_path / "a.npy", np.ones((2000, 2000)))
+    with started() if own else connected(tmp_path) as made, ThreadPoolExecutor() as pool:
+        cluster, scheduler = made
+        A = td.distribute(np.ones((2000, 2000)), td.Mesh(cluster, (1, 2)), GRID)
+        td.matmul(A, A)  # rates are measured once
+        killed = pool.submit(kill, cluster, scheduler, 1.0)
+        lost(lambda: CALLS[name](cluster, tmp_path, A))
+        took = {name: time.monotonic() - killed.result()}
+        _, words = lost(lambda: td.to_numpy(A))
+        assert "td.matmul(a, b, out=, cluster=), or td.train(" in words
+        for other, call in (CALLS | AFTER).items():
+            seconds, again = lost(lambda call=call: call(cluster, tmp_path, A))
+            took[f"then {other}"] = seconds
+            assert "connect" in other or again == words
+        begun = time.monotonic()
+        cluster.close()
+        took["close"] = time.monotonic() - begun
+    assert took[name] < 2
+    assert max(took.values()) < 6  # 1.5 s on a quiet machine, to know that nobody listens
+
+
+def counts(path, seconds):
+    """A worker's panels take so long, and are counted in a file."""
+
+    def multiplied(self, begun):
+        with open(path, "ab") as file:
+            file.write(b"1")
+        time.sleep(seconds)
+
+    ProductLine.multiplied = multiplied
+
+
+def test_a_product_of_files_goes_on_on_another_cluster(tmp_path):
+    k, done = 600, tmp_path / "done"
+    a = np.random.default_rng(0).standard_normal((k, k))
+    np.save(tmp_path / "a.npy", a)
+    options = {"memory_limit": "9MB", "kernel": "tiled", "tile": 12}
+    with connected(tmp_path) as (cluster, scheduler), ThreadPoolExecutor() as pool:
+        cluster.run(counts, done, 0.05)
+        run = pool.submit(lost, lambda: of_files(cluster, tmp_path, **options))
+        wait_until(lambda: len([*tmp_path.glob("c.npy.tiledask/tile-*.json")]) >= 4)
+        kill(cluster, scheduler)
+        run.result()
+    with td.start_cluster(workers=2, device="cpu", quiet=True) as cluster:
+        cluster.run(counts, done, 0.0)
+        c = of_files(cluster, tmp_path, **options)
+    p, q = c.plan.cuts.grid
+    panels = -(-k // c.plan.cuts.panel)
+    assert c.resumed_tiles >= 2
+    assert 0 <= done.stat().st_size - p * q * panels <= 2 * panels  # of a tile per worker
+    np.testing.assert_allclose(c[:, :], a @ a, atol=1e-9)
+
+
+def test_a_training_goes_on_on_another_cluster(tmp_path):
+    class Counted(Slow):
+        def batch(self, seed, step, *which):
+            with open(tmp_path / "steps", "ab") as file:
+                file.write(b"1")
+            return super().batch(seed, step, *which)
+
+    steps, options = tmp_path / "steps", {"steps": 40, "save_every": 3, "folder": tmp_path / "run"}
+    with connected(tmp_path) as (cluster, scheduler), ThreadPoolExecutor() as pool:
+        run = pool.submit(lost, lambda: trained(cluster, data=Counted(), **options))
+        wait_until(lambda: steps.exists() and steps.stat().st_size > 40)
+        kill(cluster, scheduler)
+        run.result()
+    with td.start_cluster(workers=2, device="cpu", quiet=True) as cluster:
+        got = trained(cluster, data=Counted(), **options)
+    drawn = steps.stat().st_size
+    right = trained(None, steps=40)
+    assert got.first >= 18
+    assert 0 <= drawn - 2 * 40 <= 2 * 4  # each of two ranks draws its own
+    assert all((got.weights[name] == w).all() for name, w in right.weights.items())
+
+
+@pytest.mark.slow
+def test_a_scheduler_in_the_place_of_another_knows_nothing_of_what_was_there(tmp_path):
+    with ByHand(tmp_path) as dask:
+        address = dask.scheduler()
+        dask.worker("--no-nanny")
+        with Client(address, set_as_default=False, timeout=60) as client:
+            first = td.connect(client, workers=1, timeout=60)
+            A = td.distribute(np.ones((8, 8)), td.Mesh(first, (1,)), (td.Shard(0),))
+            kill(first, dask.running[0])
+            lost(lambda: td.to_numpy(A))
+            dask.scheduler("--port", address.rpartition(":")[2])
+            wait_until(lambda: client.status == "running")
+            lost(lambda: td.to_numpy(A))
+            dask.worker("--no-nanny")
+            second = td.connect(client, workers=1, timeout=60)
+            assert second is not first
+            assert second.run(abs, -1) == [1]
+            _, words = lost(lambda: td.matmul(A, A))
+            assert f"the scheduler at {address} is gone" in words
+
+
+def in_a_child(calls):
+    """What these calls raised in a forked child, each within its seconds."""
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        signal.alarm(30)
+        for name, call in calls.items():
+            begun, said = time.monotonic(), "nothing"
+            with contextlib.suppress(BaseException):
+                try:
+                    call()
+                except BaseException as error:
+                    said = f"{type(error).__name__} {error}"
+            took = time.monotonic() - begun
+            os.write(write, f"{name}: {'late' if took > 2 else 'at once'}, {said}\n".encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as said:
+        lines = said.read().splitlines()
+    os.waitpid(child, 0)
+    return lines
+
+
+def test_a_forked_child_is_told_at_once_that_the_cluster_is_its_parents(tmp_path):
+    np.save(tmp_path / "a.npy", np.ones((20, 20)))
+    with td.start_cluster(workers=2, device="cpu", quiet=True) as cluster:
+        A = td.distribute(np.ones((20, 20)), td.Mesh(cluster, (1, 2)), GRID)
+        td.matmul(A, A)
+        every = {n: c for n, c in (CALLS | AFTER).items() if n != "connect to the address"}
+        for name, call in every.items():
+            every[name] = functools.partial(call, cluster, tmp_path, A)
+        lines = in_a_child(every)
+        assert len(lines) == len(every)
+        for line in lines:
+            assert ": at once, ClusterLostError the cl" in line
+            assert f"is process {os.getpid()}'s" in line or "connect" in line
+            assert "forked from it" in line
+        assert cluster.run(abs, -1) == [1, 1]
+        again = {"connect": lambda: print(td.connect(cluster.scheduler_address).run(abs, -1))}
+        assert in_a_child(again) == ["connect: at once, nothing"]
