@@ -25,13 +25,16 @@ from tiledask.distributed.cluster.cluster import (
     slot_on,
 )
 from tiledask.distributed.deadlines import seconds_of
+from tiledask.errors import DoesNotFitError
 from tiledask.plan.units import format_bytes, format_up, parse_bytes
 from tiledask.tile.backend import probe
 
-__all__ = ["MARGIN", "MemoryRule", "Room", "as_room", "asks_room", "room_of", "rooms_of"]
+__all__ = ["MARGIN", "SLACK", "MemoryRule", "Room", "as_room", "asks_room", "check_room", "room_of"]
 
 MARGIN = 16 * 2**20
 """Bytes by which one worker that does nothing may weigh more than another."""
+SLACK = 1.05
+"""What a process takes over the arrays of a rank: what they are sent in, and the allocator."""
 
 
 @dataclass(frozen=True)
@@ -156,11 +159,33 @@ def room_of(
     return as_room(found, limit, cluster.started_here, slots or range(cluster.slots))
 
 
-def rooms_of(cluster: Cluster, slots: Sequence[int], timeout: float) -> list[Room]:
-    """By rank, the Room that its own slot leaves to what is not Dask's to move: a rank's program."""
+def check_room(
+    cluster: Cluster,
+    slots: Sequence[int],
+    peaks: Sequence[int],
+    what: str,
+    timeout: float,
+    other: Callable[[int], str] = lambda least: "",
+) -> None:
+    """None if the slot of every rank leaves what its arrays take at their fullest, ``peaks``, and
+    what a process takes besides; else DoesNotFitError: what ``what`` says, and what would fit.
+
+    ``other``: what would, in words, if no rank's arrays may take more than this; empty if nothing.
+    """
     function, args = asks_room(cluster, alone=True)
     found = cluster.run(function, *args, timeout=timeout)
-    return [as_room(found, None, cluster.started_here, [slot]) for slot in slots]
+    rooms = [as_room(found, None, cluster.started_here, [slot]) for slot in slots]
+    needs = [int(SLACK * peak) + MARGIN for peak in peaks]
+    short = [need - room.bytes for need, room in zip(needs, rooms, strict=True)]
+    if max(short) <= 0:
+        return
+    rank = short.index(max(short))
+    least = min(room.bytes for room in rooms) - MARGIN
+    ways = filter(None, (other(int(least / SLACK)), rooms[rank].raised(needs[rank])))
+    raise DoesNotFitError(
+        f"{what} takes {format_bytes(needs[rank])} on rank {rank}, and slot {slots[rank]} leaves "
+        f"{rooms[rank]}. What would fit: {'; or '.join(ways) or 'more ranks, or less on each'}"
+    )
 
 
 def asks_room(

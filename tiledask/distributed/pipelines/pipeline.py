@@ -20,6 +20,7 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.counters import counting
 from tiledask.distributed.cluster.load import measuring_load
 from tiledask.distributed.cluster.progress import subscribed
+from tiledask.distributed.cluster.room import check_room
 from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.distributed.deadlines import bounded, seconds_of
 from tiledask.distributed.pipelines.job import Done, PipelineJob
@@ -39,6 +40,7 @@ from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.products.placement import split
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.making.of_schedule import program
+from tiledask.plan.units import format_bytes
 from tiledask.tile.progress import is_watched, showing
 
 __all__ = ["ENGINES", "PipelineRun", "run_schedule"]
@@ -102,6 +104,7 @@ def run_schedule(
 
     Raises ScheduleError for an order that cannot run and for impossible times, PlacementError
     for too few slots or arrays of the wrong shape, ConfigError for an unknown engine,
+    DoesNotFitError where a device's stages and what they keep would not fit its worker,
     DeadlineError after ``timeout`` seconds (default 300).
     """
     if cluster is None or engine not in ENGINES:
@@ -124,6 +127,7 @@ def run_schedule(
     validate(schedule, stages=len(stages))
     batch = _check(schedule, stages, batch, target, workers)
     simulated = _simulated(schedule, times, seconds, latency, overlapped)
+    _check_room(schedule, stages, batch, workers, seconds_of(timeout))
     job = PipelineJob(
         schedule,
         program(schedule),
@@ -245,6 +249,35 @@ def _check(
             f"they must be equal"
         )
     return batch
+
+
+def _check_room(
+    schedule: Schedule,
+    stages: Sequence[Any],
+    batch: np.ndarray,
+    cluster: Cluster,
+    timeout: float,
+) -> None:
+    """None if each device's worker has room for its stages' weights, their gradients, and what is
+    kept of micro-batches that are under way; else DoesNotFitError. Of stages that do not say their
+    ``weight_bytes`` and ``kept_bytes`` nothing is known."""
+    weights = [getattr(stage, "weight_bytes", 0) for stage in stages]
+    if not any(weights):
+        return
+    rows = -(-len(batch) // schedule.microbatches)
+    kept = max(stage.kept_bytes(rows) if hasattr(stage, "kept_bytes") else 0 for stage in stages)
+    # a backward that is in two parts keeps as much again of gradients for the second
+    parts = 2 if any(action.kind == "W" for action in schedule) else 1
+    held = program(schedule, block_bytes=rows * batch[0].nbytes, activation=parts * kept).memory
+    sizes = np.array(weights) * (2 if schedule.trains else 1)
+    peaks = [
+        held.per_place.get(device, 0)
+        + 2 * kept  # while one is worked on
+        + sum(int(n) for s, n in enumerate(sizes) if device in schedule.holders(s))
+        for device in range(schedule.devices)
+    ]
+    what = f"{schedule.name} with weights of {format_bytes(max(weights))} a stage"
+    check_room(cluster, range(schedule.devices), peaks, what, timeout)
 
 
 def _predicted_traffic(job: PipelineJob) -> Traffic:

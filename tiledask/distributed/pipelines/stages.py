@@ -62,6 +62,11 @@ class FeedForward:
         per_layer = 2 * self.width * self.hidden + self.width + self.hidden
         return len(self.layers) * per_layer * np.dtype(self.dtype).itemsize
 
+    def kept_bytes(self, rows: int) -> int:
+        """Bytes that a forward of ``rows`` tokens leaves to its backward."""
+        per_layer = rows * (self.width + self.hidden)
+        return len(self.layers) * per_layer * np.dtype(self.dtype).itemsize
+
     def init(self, backend: str) -> list[dict[str, Any]]:
         return [
             mlp_init(self.seed + i, self.width, self.hidden, self.dtype, backend)

@@ -3,6 +3,7 @@
 run.py        train: (dp, tp, pp) ranks, threads or workers; losses, weights and records
   asked.py      training_program: what every rank would do, before anything runs
   validate.py   what a training is asked for, looked at before a rank starts; its recipe
+  refusal.py    whether the workers have room for it, and what would fit
   job.py        what every rank is told, and one rank's way through its steps
     trainer.py    what a rank keeps, and the kernels of its program that use it
     grad_norm.py  the norm of all gradients: clipping, and steps that are left out

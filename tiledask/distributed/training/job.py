@@ -112,7 +112,7 @@ def train_rank(
     weights = {name: w.like(to_numpy(w.local)) for name, w in weights.items()}
     digest = blake2b()
     for w in weights.values():  # one after the other: no second copy of all
-        digest.update(np.ascontiguousarray(w.local).reshape(-1).view(np.uint8))
+        digest.update(np.ascontiguousarray(w.local).reshape(-1).view(np.uint8).data)
     return TrainedRank(
         losses,
         trainer.guard.norms,

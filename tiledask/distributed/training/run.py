@@ -55,7 +55,7 @@ from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.calls import Planned, calls
 from tiledask.plan.program.making.of_end import end_program
-from tiledask.plan.program.making.of_training import step_program
+from tiledask.plan.program.making.of_training import TrainingTerms, step_program
 from tiledask.plan.program.program import Program
 from tiledask.plan.whole import whole_number
 from tiledask.tile.optimizers import LossScale, Rule
@@ -335,11 +335,15 @@ def train(
     )
     if path is not None and isinstance(ranks, Mesh):
         check_shared(ranks.cluster, write=(path,))
-    program = step_program(job, shape).check()
-    end = end_program(job, shape, saved=path is not None and first < steps).check()
+    saves = path is not None and first < steps
+
+    def programs(terms: TrainingTerms) -> tuple[Program, Program]:
+        return step_program(terms, shape), end_program(terms, shape, saves)
+
+    program, end = (each.check() for each in programs(job))
     with watched(progress, job, program, ranks) as say:
         if isinstance(ranks, Mesh):
-            check_training(ranks, terms, (program, end), seconds_of(timeout))
+            check_training(ranks, terms, programs, seconds_of(timeout))
             keeping = KeptStates(ranks.cluster, ranks.at, _state_bytes(program), keep_every, mtbf)
             told = ranks, job, program, end, say
             job, done, resumed = _going_on(told, keeping, seconds_of(timeout))
