@@ -11,7 +11,7 @@ from distributed import Future
 from tiledask.distributed.arrays.array import ShardedArray
 from tiledask.distributed.products.verifying.by_signs import (
     BlocksCompared,
-    Expected,
+    ExpectedSums,
     Weighed,
     Weigher,
     compare,
@@ -24,7 +24,7 @@ from tiledask.plan.products.product_plan import ProductPlan
 __all__ = ["Comparing"]
 
 _MOST = 64
-_known: OrderedDict[Any, tuple[int, tuple[Expected, ...]]] = OrderedDict()
+_known: OrderedDict[Any, tuple[int, tuple[ExpectedSums, ...]]] = OrderedDict()
 """By what was multiplied: the seed of the signs, and what they gave of operands that were right."""
 
 
@@ -35,7 +35,7 @@ class Comparing:
         self.plan, self.a, self.b, self.what = plan, a, b, what
         self.keys = [[str(block.key) for block in x.blocks] for x in (a, b)]
         self.about = *map(tuple, self.keys), plan.result
-        self.expected: tuple[Expected, ...] | None
+        self.expected: tuple[ExpectedSums, ...] | None
         self.signs, self.expected = _known.get(self.about) or (randbits(32), None)
 
     @cached_property

@@ -39,7 +39,7 @@ __all__ = [
     "GROUP",
     "SAFETY",
     "BlocksCompared",
-    "Expected",
+    "ExpectedSums",
     "Pieces",
     "Weighed",
     "Weigher",
@@ -167,7 +167,7 @@ class BlocksCompared:
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedSums:
     """What a rank's block of C gives if it is A @ B, by groups of its rows."""
 
     sums: np.ndarray
@@ -190,7 +190,7 @@ def weighers(
     )
 
 
-def expected_of(plan: ProductPlan, found: Sequence[Weighed]) -> tuple[Expected, ...]:
+def expected_of(plan: ProductPlan, found: Sequence[Weighed]) -> tuple[ExpectedSums, ...]:
     """By rank, what its block of C has to give, by what all ranks ``found`` of A and B."""
     of_a, of_b, regions = regions_of(plan)
     bands = list(dict.fromkeys(region[:-1] for region in regions))
@@ -218,12 +218,12 @@ def expected_of(plan: ProductPlan, found: Sequence[Weighed]) -> tuple[Expected, 
                     with np.errstate(invalid="ignore", over="ignore"):
                         sums[at] += s @ t
                         squares[at] += size**2 @ other**2
-        made.append(Expected(sums, squares, depth))
+        made.append(ExpectedSums(sums, squares, depth))
     return tuple(made)
 
 
 def compare(
-    plan: ProductPlan, found: Sequence[Weighed], expected: Sequence[Expected]
+    plan: ProductPlan, found: Sequence[Weighed], expected: Sequence[ExpectedSums]
 ) -> BlocksCompared:
     """Which blocks of C are wrong, by what all ranks ``found`` and what was ``expected``."""
     wrong, said = dict[int, Region](), True
