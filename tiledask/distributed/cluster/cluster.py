@@ -46,6 +46,7 @@ from tiledask.distributed.cluster import device_arrays
 from tiledask.distributed.cluster.spool import open_spool
 from tiledask.distributed.cluster.web import panel
 from tiledask.distributed.deadlines import Left, left_of, seconds_of
+from tiledask.distributed.out_of_core.disk import writing
 from tiledask.distributed.recovering.supervisor import Supervisor
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan import html
@@ -682,7 +683,12 @@ class Cluster(ABC):
         self.check_alive()
         near, path = self.near(), self.spool / f"{uuid.uuid4().hex}.npy"
         if near:
-            np.save(path, array, allow_pickle=False)
+            with writing(path, lambda: array.nbytes):
+                try:
+                    np.save(path, array, allow_pickle=False)
+                except OSError:
+                    path.unlink(missing_ok=True)
+                    raise
         return KeptArray(str(path) if near else "", array, near)
 
     def near(self) -> frozenset[int]:
