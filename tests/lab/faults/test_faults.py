@@ -1,8 +1,9 @@
 """Every row of `make faults`: some in `make test`, all in `make test-long`.
 
 Holds `tiledask.lab.faults.apart`, `tiledask.lab.faults.command`, `tiledask.lab.faults.contents`,
-`tiledask.lab.faults.damage`, `tiledask.lab.faults.running`, `tiledask.lab.faults.soak`,
-`tiledask.lab.faults.table`, `tiledask.lab.faults.trying` and `tiledask.lab.faults.workloads`.
+`tiledask.lab.faults.damage`, `tiledask.lab.faults.page`, `tiledask.lab.faults.running`,
+`tiledask.lab.faults.soak`, `tiledask.lab.faults.table`, `tiledask.lab.faults.trying` and
+`tiledask.lab.faults.workloads`.
 """
 
 import argparse
@@ -51,7 +52,7 @@ def test_what_is_promised_is_kept(bench, fault, what):
 def test_a_soak_of_seconds_leaves_nothing():
     asked = argparse.Namespace(minutes=0.5, load=2, rate=60.0, seed=0)
     with started_bench() as bench:
-        found = soak._soak(bench, asked, Console())
+        found = soak.soak(bench, asked, Console())
     assert found["lost workers"] > 15
     assert {*found["ends"]} == {"right"}
     assert not any(count > 0 for count in found["left"].values())

@@ -21,6 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from inspect import isawaitable
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import dask
@@ -222,6 +223,11 @@ class KeptArray(NamedTuple):
         """CRC-32 of the block of ``region``, which the task compares."""
         return crc_of(self.array[slices(region)])
 
+    def remove(self) -> None:
+        """None; no block is made of it any more."""
+        if self.path:
+            Path(self.path).unlink(missing_ok=True)
+
 
 def crc_of(block: np.ndarray, check: int = 0) -> int:
     """CRC-32 of the elements of ``block``, row after row, after those of ``check``."""
@@ -261,7 +267,7 @@ class Cluster(ABC):
         """Why these devices were chosen, one sentence."""
         self.spool, self._remove_spool = open_spool(self)
         """Folder of the arrays that were distributed; workers make lost blocks again from
-        it, so it only grows until the cluster is closed. The folder of a client that was
+        it, so it grows until the cluster is closed. The folder of a client that was
         killed goes when the next cluster starts."""
         self._process = os.getpid()
         self.started = time.time()

@@ -57,6 +57,8 @@ def scheduler_killed(bench: Bench, workload: str) -> Tried:
             found = tried(lambda: run(**options), ready.right, ready.seconds + LATE)
             timer.join()
             found = found._replace(seconds=perf_counter() - killed[0])
+            for worker in dask.running:  # who waits for a scheduler would do so for seconds
+                worker.kill()
         if found.end == "said" and options:
             again = tried(lambda: ready.run(**options), ready.right, TIMEOUT)
             if again.end != "right":

@@ -2,6 +2,7 @@
 
 import argparse
 import faulthandler
+import logging
 import subprocess
 import sys
 import warnings
@@ -131,6 +132,7 @@ def main() -> int:
     parser.add_argument("--record", metavar="FILE.json", help="also write the numbers there")
     args = parser.parse_args()
     console = Console()
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
     faults = [f for f in FAULTS if not args.only or f.name.startswith(tuple(args.only))]
     rows: list[dict[str, Any]] = []
     with busy(args.load), started_bench(seed=args.seed) as bench:

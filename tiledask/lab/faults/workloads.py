@@ -68,7 +68,7 @@ def _blocks(bench: Bench) -> Run:
 
     def run(**options: Any) -> bytes:
         options = {"algorithm": "summa", "timeout": TIMEOUT, **SLOW} | options
-        return td.to_numpy(td.matmul(a, b, **options), timeout=TIMEOUT).tobytes()
+        return td.to_numpy(td.matmul(a, b, **options), timeout=options["timeout"]).tobytes()
 
     return run
 
@@ -89,10 +89,10 @@ def _files(bench: Bench) -> Run:
 
 
 def _lazy(bench: Bench) -> Run:
-    def run() -> bytes:
+    def run(timeout: float = TIMEOUT) -> bytes:
         x, y = (da.from_array(x, chunks=300) for x in bench.matrices())
         made = bench.cluster.client.compute(td.matmul(x, y, **SLOW))
-        return made.result(timeout=TIMEOUT).tobytes()
+        return made.result(timeout=timeout).tobytes()
 
     return run
 
