@@ -615,6 +615,11 @@ class Cluster(ABC):
 
             try:
                 yield self.client.sync(fetch)
+            except KilledWorker:  # a result was lost since, and whoever made it again, too
+                erred = next((f for f in part if f.status == "error"), None)
+                if erred is None:
+                    raise
+                raise self._failure(erred, what) from None
             except TimeoutError:
                 states = self._heard(set(map(slot_of, part)))
                 raise DeadlineError(

@@ -19,12 +19,13 @@ from rich.table import Table
 import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.lab.bench.records import record
+from tiledask.lab.faults.page import renewed
 from tiledask.lab.faults.table import FAULTS, Fault
 from tiledask.lab.faults.workloads import Bench
 from tiledask.plan.judged import MARKS
 from tiledask.plan.units import format_seconds
 
-__all__ = ["busy", "main", "measured_row", "started_bench"]
+__all__ = ["busy", "code", "main", "measured_row", "started_bench"]
 
 SLOTS = 3
 HUNG = 300
@@ -79,6 +80,16 @@ def measured_row(bench: Bench, fault: Fault, tries: int, load: int = 0) -> dict[
     return _row(fault, each, ends, broken)
 
 
+def code() -> str:
+    """The commit of the code that runs here, "+" if it was changed since; empty if nobody says."""
+    here = Path(__file__).parent
+    said = ("git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+")
+    try:
+        return subprocess.run(said, cwd=here, capture_output=True, text=True).stdout.strip()
+    except OSError:
+        return ""
+
+
 def _row(
     fault: Fault,
     each: dict[str, list[float]],
@@ -130,6 +141,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", metavar="FAULT", help="faults whose names begin so")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", metavar="FILE.json", help="also write the numbers there")
+    parser.add_argument("--page", metavar="RELIABILITY.md", help="and write them into this page")
     args = parser.parse_args()
     console = Console()
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
@@ -143,9 +155,12 @@ def main() -> int:
             for words in rows[-1]["broken"]:
                 console.print(f"    {words}", markup=False, highlight=False)
             if args.record:
-                facts = {"load": args.load, "seed": args.seed, "slots": SLOTS, "rows": rows}
+                facts = {"code": code(), "load": args.load, "seed": args.seed, "rows": rows}
                 record(Path(args.record), "tiledask.lab.faults.command", facts)
     console.print(shown(rows, f"faults, {SLOTS} workers, beside {args.load} busy loops"))
+    if args.page:
+        page = Path(args.page)
+        page.write_text(renewed(page.read_text(), rows))
     return int(any(row["kept"] is False for row in rows))
 
 

@@ -29,7 +29,7 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.spool import MEMORY
 from tiledask.distributed.recovering import kept_folder
 from tiledask.lab.bench.records import record
-from tiledask.lab.faults.command import HUNG, busy, started_bench
+from tiledask.lab.faults.command import HUNG, busy, code, started_bench
 from tiledask.lab.faults.running import PROCESS_FAULTS, processes, slots_are_full
 from tiledask.lab.faults.trying import tried
 from tiledask.lab.faults.workloads import Bench
@@ -109,7 +109,7 @@ def main() -> int:
     for name, value in found.items():
         console.print(f"{name}: {value}", markup=False, highlight=False)
     if args.record:
-        record(Path(args.record), "tiledask.lab.faults.soak", found)
+        record(Path(args.record), "tiledask.lab.faults.soak", {"code": code()} | found)
     return int(not found["kept"])
 
 
