@@ -15,7 +15,7 @@ from rich.console import Console
 from tiledask.errors import ConfigError, DeadlineError
 from tiledask.lab.faults import soak
 from tiledask.lab.faults.command import measured_row, shown, started_bench
-from tiledask.lab.faults.table import FAULTS, Fault
+from tiledask.lab.faults.table import FAULTS, Promised
 from tiledask.lab.faults.trying import Tried, tried
 
 CASES = [
@@ -87,7 +87,9 @@ def test_a_timeout_that_was_asked_for_is_no_hang():
 
 def test_a_row_says_what_is_not_as_promised():
     ends = iter([Tried("right", 0.1), Tried("right", 9.0), Tried("wrong", 0.2), Tried("hang", 1.0)])
-    fault = Fault("x", "right <= 5 s", 5, ("right",), lambda bench, what: next(ends), ("a", "b"), 2)
+    fault = Promised(
+        "x", "right <= 5 s", 5, ("right",), lambda bench, what: next(ends), ("a", "b"), 2
+    )
     row = measured_row(None, fault, 2)
     assert (row["tried"], row["wrong"], row["hangs"], row["kept"]) == (4, 1, 1, False)
     assert [words.split(":")[0] for words in row["broken"]] == ["a", "b", "b"]
@@ -95,6 +97,8 @@ def test_a_row_says_what_is_not_as_promised():
     ends = iter([Tried("right", 9.0)] * 4)
     assert measured_row(None, fault, 2, load=10)["kept"]  # on a busy machine times are printed
     assert shown([row], "faults").row_count == 1
+    (over,) = shown([row], "faults", {"x": 0.3}).columns[4].cells
+    assert over == "2.0"  # a median of 0.6 s
 
 
 def test_every_class_is_tried_in_the_suite():

@@ -20,7 +20,7 @@ from tiledask.errors import ConfigError
 from tiledask.lab.bench.hosts.by_hand import dask_by_hand, hosts_on_one
 from tiledask.lab.faults.running import LATE
 from tiledask.lab.faults.trying import Tried, tried
-from tiledask.lab.faults.workloads import TIMEOUT, WORKLOADS, Bench
+from tiledask.lab.faults.workloads import TIMEOUT, WORKLOADS, Workbench
 
 __all__ = ["full_disk", "host_cut_off", "interrupted", "scheduler_killed", "small_disk"]
 
@@ -34,7 +34,7 @@ def _folder() -> Iterator[Path]:
 # -- the scheduler ---------------------------------------------------------------------------------
 
 
-def scheduler_killed(bench: Bench, workload: str) -> Tried:
+def scheduler_killed(bench: Workbench, workload: str) -> Tried:
     """Of a cluster that was connected to: the call ends; a training goes on elsewhere by the same
     call, to the same bits. Seconds from the kill to the error."""
     ready, slots = bench.ready(workload), bench.cluster.slots
@@ -42,7 +42,7 @@ def scheduler_killed(bench: Bench, workload: str) -> Tried:
     with _folder() as folder, dask_by_hand(folder, slots) as dask:
         scheduler = dask.running[0]
         with td.connect(dask.address, workers=slots) as cluster:
-            run = WORKLOADS[workload](Bench(cluster, folder))
+            run = WORKLOADS[workload](Workbench(cluster, folder))
             run()
             if workload == "training":
                 options = {"folder": folder / "run", "save_every": 5}
@@ -73,9 +73,9 @@ import json, sys, time
 from pathlib import Path
 import tiledask as td
 from tiledask.lab.faults.trying import tried
-from tiledask.lab.faults.workloads import WORKLOADS, Bench
+from tiledask.lab.faults.workloads import WORKLOADS, Workbench
 with td.connect(sys.argv[1], workers=2) as cluster:
-    ready = Bench(cluster, Path(sys.argv[3])).ready(sys.argv[2])
+    ready = Workbench(cluster, Path(sys.argv[3])).ready(sys.argv[2])
     print(json.dumps(ready.seconds), flush=True)
     found = tried(ready.run, ready.right, 100)
     print(json.dumps([time.time(), *found]), flush=True)
@@ -90,7 +90,7 @@ _AWAY = 9.0
 """Seconds for which a host is away at least: a shorter cut may pass unnoticed."""
 
 
-def host_cut_off(bench: Bench, workload: str) -> Tried:
+def host_cut_off(bench: Workbench, workload: str) -> Tried:
     """One of two hosts is cut off: the call goes on or ends with an error, and is right again when
     the host is back. Seconds from the cut."""
     with _folder() as folder, hosts_on_one(folder) as hosts:
@@ -124,10 +124,10 @@ _START = """
 import json, os, time
 from pathlib import Path
 import tiledask as td
-from tiledask.lab.faults.workloads import WORKLOADS, Bench
+from tiledask.lab.faults.workloads import WORKLOADS, Workbench
 cluster = td.start_cluster(workers={slots}, device="cpu", quiet=True)
 pids = cluster.run(os.getpid)
-ready = Bench(cluster, Path({folder!r})).ready({workload!r})
+ready = Workbench(cluster, Path({folder!r})).ready({workload!r})
 tasks = cluster.given.scheduler.tasks
 before = len(tasks)
 print(json.dumps(ready.seconds))
@@ -145,7 +145,7 @@ print(json.dumps([left, cluster.run(os.getpid) == pids, ready.run() == ready.rig
 """
 
 
-def interrupted(bench: Bench, workload: str) -> Tried:
+def interrupted(bench: Workbench, workload: str) -> Tried:
     """A real kernel is interrupted: seconds until the cell ends. No task of it is left, the same
     workers run, and the same cell is right when it runs again."""
     from jupyter_client.manager import start_new_kernel
@@ -214,7 +214,7 @@ def small_disk(nbytes: int) -> Iterator[Path]:
         yield folder
 
 
-def full_disk(bench: Bench, what: str) -> Tried:
+def full_disk(bench: Workbench, what: str) -> Tried:
     """A disk that is full, or fills up meanwhile: an error that names the file, what was there is
     as it was, and with room the same call is right."""
     with small_disk(4 * 2**20) as disk:
@@ -236,7 +236,7 @@ def _then_with_room(disk: Path, found: Tried, call: Any, right: Any) -> Tried:
     return found if again.end == "right" else again._replace(words=f"with room: {again.words}")
 
 
-def _spool(bench: Bench, disk: Path) -> Tried:
+def _spool(bench: Workbench, disk: Path) -> Tried:
     cluster, spool = bench.cluster, bench.cluster.spool
     mesh, x = td.Mesh(cluster, (cluster.slots,)), np.arange(2.0**18).reshape(512, 512)
 
@@ -255,7 +255,7 @@ def _spool(bench: Bench, disk: Path) -> Tried:
         cluster.spool = spool
 
 
-def _checkpoint(bench: Bench, disk: Path) -> Tried:
+def _checkpoint(bench: Workbench, disk: Path) -> Tried:
     ready = bench.ready("training")
     options = {"folder": disk / "run", "save_every": 20}
     ready.run(steps=20, **options)
@@ -268,7 +268,7 @@ def _checkpoint(bench: Bench, disk: Path) -> Tried:
     return _then_with_room(disk, found, lambda: ready.run(**options), ready.right)
 
 
-def _files(bench: Bench, disk: Path) -> Tried:
+def _files(bench: Workbench, disk: Path) -> Tried:
     ready = bench.ready("files")
     long = {"tile": 8, "overwrite": False, "checkpoint": 0.0}
     right = ready.run(**long | {"overwrite": True})
@@ -280,7 +280,7 @@ def _files(bench: Bench, disk: Path) -> Tried:
     return _then_with_room(disk, found, product, right)
 
 
-def _kept(bench: Bench, disk: Path) -> Tried:
+def _kept(bench: Workbench, disk: Path) -> Tried:
     """No room for what ranks keep: the training is worth more."""
     from tiledask.distributed.recovering import kept_folder
 

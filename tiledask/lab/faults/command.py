@@ -2,11 +2,12 @@
 
 import argparse
 import faulthandler
+import json
 import logging
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -20,14 +21,18 @@ import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.lab.bench.records import record
 from tiledask.lab.faults.page import renewed
-from tiledask.lab.faults.table import FAULTS, Fault
-from tiledask.lab.faults.workloads import Bench
+from tiledask.lab.faults.table import FAULTS, Promised
+from tiledask.lab.faults.workloads import Workbench
 from tiledask.plan.judged import MARKS
 from tiledask.plan.units import format_seconds
 
 __all__ = ["busy", "code", "main", "measured_row", "started_bench"]
 
 SLOTS = 3
+QUIET = Path("data/measured/faults/cpu-2cores.json")
+"""The record of a quiet machine, from the checkout's top."""
+_LEAST = 0.1
+"""Seconds; what took less is not told from it."""
 HUNG = 300
 """Seconds after which a try ends the process, and says where it was."""
 
@@ -45,16 +50,16 @@ def busy(loops: int) -> Iterator[None]:
 
 
 @contextmanager
-def started_bench(slots: int = SLOTS, seed: int = 0) -> Iterator[Bench]:
+def started_bench(slots: int = SLOTS, seed: int = 0) -> Iterator[Workbench]:
     """A bench on a cluster of its own."""
     with (
         TemporaryDirectory(prefix="tiledask-faults-", ignore_cleanup_errors=True) as folder,
         td.start_cluster(slots, device="cpu", quiet=True) as cluster,
     ):
-        yield Bench(cluster, Path(folder), seed)
+        yield Workbench(cluster, Path(folder), seed)
 
 
-def measured_row(bench: Bench, fault: Fault, tries: int, load: int = 0) -> dict[str, Any]:
+def measured_row(bench: Workbench, fault: Promised, tries: int, load: int = 0) -> dict[str, Any]:
     """What came of a fault: counts, seconds, and words of what was not as promised."""
     each: dict[str, list[float]] = {}
     ends: list[str] = []
@@ -91,7 +96,7 @@ def code() -> str:
 
 
 def _row(
-    fault: Fault,
+    fault: Promised,
     each: dict[str, list[float]],
     ends: list[str],
     broken: list[str],
@@ -115,21 +120,37 @@ def _row(
     }
 
 
-def shown(rows: Sequence[dict[str, Any]], title: str) -> Table:
-    """The table of the rows."""
+def _quiet() -> dict[str, float]:
+    """By fault, the median seconds that were recorded on a machine that did nothing else."""
+    if not QUIET.exists():
+        return {}
+    rows = json.loads(QUIET.read_text())["rows"]
+    return {row["fault"]: row["median"] for row in rows if row["tried"]}
+
+
+def shown(
+    rows: Sequence[dict[str, Any]], title: str, quiet: Mapping[str, float] | None = None
+) -> Table:
+    """The table of the rows; with ``quiet``, by how much their medians are longer than those."""
     table = Table(title=title)
     table.add_column("fault")
     table.add_column("promised", max_width=34)
-    for name in ("median", "most", "tried", "wrong", "hangs"):
+    for name in ("median", "most", *(["/ quiet"] if quiet else []), "tried", "wrong", "hangs"):
         table.add_column(name, justify="right")
     table.add_column("")
     table.add_column("most, by workload", max_width=60)
     for row in rows:
         times = ("-" if row[n] is None else format_seconds(row[n]) for n in ("median", "most"))
+        ratio = []
+        if quiet:
+            known = row["fault"] in quiet and row["tried"]
+            ratio = [f"{row['median'] / max(_LEAST, quiet[row['fault']]):.1f}" if known else "-"]
         counts = (str(row[n]) for n in ("tried", "wrong", "hangs"))
         by = ", ".join(f"{what} {max(found):.2g}" for what, found in row["each"].items())
         mark = MARKS[row["kept"]]
-        table.add_row(row["fault"], row["promised"], *times, *counts, mark, row["note"] or by)
+        table.add_row(
+            row["fault"], row["promised"], *times, *ratio, *counts, mark, row["note"] or by
+        )
     return table
 
 
@@ -144,7 +165,7 @@ def main() -> int:
     parser.add_argument("--page", metavar="RELIABILITY.md", help="and write them into this page")
     args = parser.parse_args()
     console = Console()
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    logging.disable()  # of workers that end, there is much to say
     faults = [f for f in FAULTS if not args.only or f.name.startswith(tuple(args.only))]
     rows: list[dict[str, Any]] = []
     with busy(args.load), started_bench(seed=args.seed) as bench:
@@ -157,7 +178,8 @@ def main() -> int:
             if args.record:
                 facts = {"code": code(), "load": args.load, "seed": args.seed, "rows": rows}
                 record(Path(args.record), "tiledask.lab.faults.command", facts)
-    console.print(shown(rows, f"faults, {SLOTS} workers, beside {args.load} busy loops"))
+    title = f"faults, {SLOTS} workers, beside {args.load} busy loops"
+    console.print(shown(rows, title, _quiet() if args.load else None))
     if args.page:
         page = Path(args.page)
         page.write_text(renewed(page.read_text(), rows))

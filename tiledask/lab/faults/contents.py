@@ -14,7 +14,7 @@ from tiledask.distributed.cluster.cluster import Cluster, slot_on
 from tiledask.errors import DoesNotFitError
 from tiledask.lab.faults.damage import KINDS_OF_DAMAGE, damage
 from tiledask.lab.faults.trying import Tried, tried
-from tiledask.lab.faults.workloads import GRID, Bench
+from tiledask.lab.faults.workloads import GRID, Workbench
 
 __all__ = ["BAD_BLOCKS", "FORMS", "bad_block", "damaged_file", "flipped_in_memory", "too_little"]
 
@@ -71,7 +71,7 @@ def _replace_block(slot: int, key: str, kind: str, dask_worker: Any) -> None:
     dask_worker.data[key] = BAD_BLOCKS[kind](np.array(dask_worker.data[key]))
 
 
-def _operands(bench: Bench, n: int = 60) -> list[Any]:
+def _operands(bench: Workbench, n: int = 60) -> list[Any]:
     slots = bench.cluster.slots
     mesh, rng = td.Mesh(bench.cluster, (1, slots)), np.random.default_rng(4)
     shapes = (n, (n - 10) * slots), ((n - 10) * slots, 40 * slots)
@@ -84,7 +84,7 @@ def _product(a: Any, b: Any, **options: Any) -> bytes:
         return td.to_numpy(td.matmul(a, b, timeout=LATE, **options)).tobytes()
 
 
-def bad_block(bench: Bench, kind: str) -> Tried:
+def bad_block(bench: Workbench, kind: str) -> Tried:
     """A block of the product is something else: it is refused by name, or the numbers are right."""
     a, b = _operands(bench)
     right = _product(a, b)
@@ -97,7 +97,7 @@ def bad_block(bench: Bench, kind: str) -> Tried:
     return found
 
 
-def flipped_in_memory(bench: Bench, name: str) -> Tried:
+def flipped_in_memory(bench: Workbench, name: str) -> Tried:
     """A bit of A, of B, or of a verified C that is an operand next, flips in its owner's memory."""
     a, b = _operands(bench)
     if name == "C":
@@ -161,10 +161,10 @@ FORMS = {
 """How a matrix is stored, read back, and the files of it that are damaged."""
 
 
-def damaged_file(kinds: tuple[str, ...] = KINDS_OF_DAMAGE) -> Callable[[Bench, str], Tried]:
+def damaged_file(kinds: tuple[str, ...] = KINDS_OF_DAMAGE) -> Callable[[Workbench, str], Tried]:
     """Tries a drawn damage of a file, of these kinds: it is refused, or the numbers are right."""
 
-    def attempt(bench: Bench, form: str) -> Tried:
+    def attempt(bench: Workbench, form: str) -> Tried:
         x = np.random.default_rng(5).standard_normal((40, 40)).astype("f4")
         if form == "spool":
             return _damaged_spool(bench, x, kinds)
@@ -188,7 +188,7 @@ def _damage(files: list[Path], kinds: tuple[str, ...], rng: np.random.Generator)
     return kind
 
 
-def _damaged_spool(bench: Bench, x: np.ndarray, kinds: tuple[str, ...]) -> Tried:
+def _damaged_spool(bench: Workbench, x: np.ndarray, kinds: tuple[str, ...]) -> Tried:
     """The copy from which lost blocks are made again: a worker loses one."""
     cluster, before = bench.cluster, {*bench.cluster.spool.glob("*.npy")}
     mesh = td.Mesh(cluster, (cluster.slots,))
@@ -212,7 +212,7 @@ def _named(found: Tried, path: Path) -> Tried:
 # -- memory ----------------------------------------------------------------------------------------
 
 
-def too_little(bench: Bench, what: str) -> Tried:
+def too_little(bench: Workbench, what: str) -> Tried:
     """A drawn limit: the plan is refused before any task, or keeps it."""
     begun = perf_counter()
     if what == "claim":

@@ -12,7 +12,7 @@ from typing import Any
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.lab.faults.trying import Tried, tried
-from tiledask.lab.faults.workloads import TIMEOUT, Bench
+from tiledask.lab.faults.workloads import TIMEOUT, Workbench
 
 __all__ = [
     "PROCESS_FAULTS",
@@ -99,11 +99,11 @@ def slots_are_full(cluster: Cluster, seconds: float = 30.0) -> None:
     cluster.run(os.getpid, timeout=seconds)
 
 
-def during(fault: str) -> Callable[[Bench, str], Tried]:
+def during(fault: str) -> Callable[[Workbench, str], Tried]:
     """Tries the fault of that name at a random moment of a workload: seconds beyond twice what
     the workload takes, for what was lost may be computed again."""
 
-    def attempt(bench: Bench, workload: str) -> Tried:
+    def attempt(bench: Workbench, workload: str) -> Tried:
         ready, slot = bench.ready(workload), int(bench.rng.integers(bench.cluster.slots))
         slots_are_full(bench.cluster)
         moment = float(bench.rng.uniform(0.05, 0.9)) * ready.seconds
@@ -127,7 +127,7 @@ def during(fault: str) -> Callable[[Bench, str], Tried]:
     return attempt
 
 
-def at_start(bench: Bench, workload: str) -> Tried:
+def at_start(bench: Workbench, workload: str) -> Tried:
     """The worker is killed, and the workload begins while the slot is empty."""
     ready, slot = bench.ready(workload), int(bench.rng.integers(bench.cluster.slots))
     slots_are_full(bench.cluster)
@@ -136,7 +136,7 @@ def at_start(bench: Bench, workload: str) -> Tried:
     return found._replace(seconds=max(0.0, found.seconds - ready.seconds))
 
 
-def while_starting(bench: Bench, _: str) -> Tried:
+def while_starting(bench: Workbench, _: str) -> Tried:
     """A worker is killed inside start_cluster, as soon as there is one."""
     from distributed import SpecCluster
 
@@ -173,7 +173,7 @@ def _pids(cluster: Any) -> set[int]:
     return found
 
 
-def frozen_with_timeout(bench: Bench, workload: str) -> Tried:
+def frozen_with_timeout(bench: Workbench, workload: str) -> Tried:
     """The call ends with its timeout of 2 s and names the slot: nobody ends the frozen worker.
     Seconds beyond the timeout."""
     ready, slot = bench.ready(workload), int(bench.rng.integers(bench.cluster.slots))
@@ -210,7 +210,7 @@ def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def poison(bench: Bench, what: str) -> Tried:
+def poison(bench: Workbench, what: str) -> Tried:
     """Who kills its worker whenever it is tried is named, and innocents are finished."""
     slots_are_full(bench.cluster)
     if what == "training":

@@ -32,7 +32,7 @@ from tiledask.lab.bench.records import record
 from tiledask.lab.faults.command import HUNG, busy, code, started_bench
 from tiledask.lab.faults.running import PROCESS_FAULTS, processes, slots_are_full
 from tiledask.lab.faults.trying import tried
-from tiledask.lab.faults.workloads import Bench
+from tiledask.lab.faults.workloads import Workbench
 
 __all__ = ["Killer", "main", "soak"]
 
@@ -71,14 +71,14 @@ class Killer(threading.Thread):
                 self.lost += len(living) if fault == "all killed" else 1
 
 
-def _left(bench: Bench, before: dict[str, int]) -> dict[str, int]:
+def _left(bench: Workbench, before: dict[str, int]) -> dict[str, int]:
     """What there is more of than ``before``."""
     gc.collect()
     now = _held(bench)
     return {name: count - before[name] for name, count in now.items()}
 
 
-def _held(bench: Bench) -> dict[str, int]:
+def _held(bench: Workbench) -> dict[str, int]:
     me = psutil.Process()
     return {
         "descriptors": me.num_fds(),
@@ -100,7 +100,7 @@ def main() -> int:
     parser.add_argument("--record", metavar="FILE.json", help="also write the numbers there")
     args = parser.parse_args()
     console = Console()
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    logging.disable()  # of workers that end, there is much to say
     with started_bench(seed=args.seed) as bench:
         found = soak(bench, args, console)
     me = psutil.Process()  # whose own are the server of workers, which the next cluster takes, ...
@@ -125,7 +125,7 @@ def _memory_of_its_own() -> Iterator[None]:
 
 
 @_memory_of_its_own()
-def soak(bench: Bench, args: argparse.Namespace, console: Console) -> dict[str, Any]:
+def soak(bench: Workbench, args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """What came of it."""
     me, ends, words = psutil.Process(), Counter[str](), []
     for name in WORK:

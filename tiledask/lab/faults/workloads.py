@@ -12,7 +12,7 @@ import numpy as np
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 
-__all__ = ["TIMEOUT", "WORKLOADS", "Bench", "Ready"]
+__all__ = ["TIMEOUT", "WORKLOADS", "Ready", "Workbench"]
 
 TIMEOUT = 60.0
 """Seconds after which a call that did not end is taken to hang."""
@@ -34,7 +34,7 @@ class Ready(NamedTuple):
     """That it takes then: the median of three."""
 
 
-class Bench:
+class Workbench:
     """A cluster, a folder for files, and the workloads that were made ready there."""
 
     def __init__(self, cluster: Cluster, folder: Path, seed: int = 0) -> None:
@@ -62,7 +62,7 @@ class Bench:
         return [rng.standard_normal((edge, edge)).astype(np.float32) for _ in range(2)]
 
 
-def _blocks(bench: Bench) -> Run:
+def _blocks(bench: Workbench) -> Run:
     mesh = td.Mesh(bench.cluster, (1, bench.cluster.slots))
     a, b = (td.distribute(x, mesh, GRID) for x in bench.matrices())
 
@@ -73,7 +73,7 @@ def _blocks(bench: Bench) -> Run:
     return run
 
 
-def _files(bench: Bench) -> Run:
+def _files(bench: Workbench) -> Run:
     paths = [bench.folder / f"{name}.npy" for name in "abc"]
     for path, x in zip(paths, bench.matrices(600), strict=False):
         np.save(path, x)
@@ -88,7 +88,7 @@ def _files(bench: Bench) -> Run:
     return run
 
 
-def _lazy(bench: Bench) -> Run:
+def _lazy(bench: Workbench) -> Run:
     def run(timeout: float = TIMEOUT) -> bytes:
         x, y = (da.from_array(x, chunks=300) for x in bench.matrices())
         made = bench.cluster.client.compute(td.matmul(x, y, **SLOW))
@@ -97,8 +97,8 @@ def _lazy(bench: Bench) -> Run:
     return run
 
 
-def _schedule(engine: str) -> Callable[[Bench], Run]:
-    def make(bench: Bench) -> Run:
+def _schedule(engine: str) -> Callable[[Workbench], Run]:
+    def make(bench: Workbench) -> Run:
         slots = bench.cluster.slots
         stages = [td.stages.FeedForward((i,), 8, 16) for i in range(slots)]
         batch = np.random.default_rng(2).standard_normal((24, 8))
@@ -124,7 +124,7 @@ def _arrays(gradients: Any) -> list[np.ndarray]:
     return [array for part in parts for array in _arrays(part)]
 
 
-def _training(bench: Bench) -> Run:
+def _training(bench: Workbench) -> Run:
     text = td.load_text("tales")
     model = td.GPT(text.vocabulary, hidden=16, layers=2, heads=2, sequence=8)
     mesh = td.Mesh(bench.cluster, (bench.cluster.slots, 1, 1))
@@ -143,7 +143,7 @@ def _training(bench: Bench) -> Run:
     return run
 
 
-def _claim(bench: Bench) -> Run:
+def _claim(bench: Workbench) -> Run:
     layout = td.Layout(dp=bench.cluster.slots)
 
     def run(**options: Any) -> bytes:
@@ -155,7 +155,7 @@ def _claim(bench: Bench) -> Run:
     return run
 
 
-WORKLOADS: dict[str, Callable[[Bench], Run]] = {
+WORKLOADS: dict[str, Callable[[Workbench], Run]] = {
     "blocks": _blocks,
     "files": _files,
     "lazy": _lazy,
