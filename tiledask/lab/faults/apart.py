@@ -175,7 +175,7 @@ def interrupted(bench: Workbench, workload: str) -> Tried:
         left, same, right = json.loads(printed)
         if not right:
             return Tried("wrong", seconds, "not the same when it runs again")
-        if left or not same:
+        if left > 0 or not same:
             return Tried("raw", seconds, f"{left} tasks are left; same workers: {same}")
         return Tried("right", seconds)
     finally:
