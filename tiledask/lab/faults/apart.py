@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from queue import Empty
 from tempfile import TemporaryDirectory
 from time import monotonic, perf_counter
 from typing import Any
@@ -163,10 +164,11 @@ def interrupted(bench: Workbench, workload: str) -> Tried:
             time.sleep(float(bench.rng.uniform(0.1, 0.5)) * json.loads(printed))
             begun = monotonic()
             manager.interrupt_kernel()
-            while (reply := client.get_shell_msg(timeout=60))["parent_header"].get(
-                "msg_id"
-            ) != message:
-                pass
+            try:
+                while _of((reply := client.get_shell_msg(timeout=LATE))) != message:
+                    pass
+            except Empty:
+                return Tried("hang", LATE, "the cell goes on")
             seconds, name = monotonic() - begun, reply["content"].get("ename", "nothing")
             printed, wrong = _cell(client, _AFTER)
             _cell(client, "cluster.close()")
@@ -181,6 +183,11 @@ def interrupted(bench: Workbench, workload: str) -> Tried:
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
+
+
+def _of(reply: Any) -> Any:
+    """What it answers."""
+    return reply["parent_header"].get("msg_id")
 
 
 def _cell(client: Any, code: str) -> tuple[str, str]:
