@@ -165,7 +165,7 @@ def interrupted(bench: Workbench, workload: str) -> Tried:
             begun = monotonic()
             manager.interrupt_kernel()
             try:
-                while _of((reply := client.get_shell_msg(timeout=LATE))) != message:
+                while _of(reply := client.get_shell_msg(timeout=LATE)) != message:
                     pass
             except Empty:
                 return Tried("hang", LATE, "the cell goes on")
