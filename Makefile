@@ -11,6 +11,8 @@ LAB_ARGS ?=
 BENCH_ARGS ?=
 GPU_ARGS ?=
 BUNDLE_ARGS ?=
+FAULTS_ARGS ?=
+SOAK_ARGS ?=
 VERSIONS ?=
 
 BIN := .venv/bin
@@ -33,7 +35,7 @@ marked = $(sort $(shell grep -rlE --include='test_*.py' 'pytest.mark.($(1))' tes
 # Or each of hundreds of processes would compile everything for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help tour test quick lint lab bench bench-matmul bench-files bench-schedules bench-hosts bench-idle bench-search bench-tiles bench-training bench-scale gpu gpu-bundle gpu-rehearsal soak plants test-long test-versions audit accuracy env clean
+.PHONY: help tour test quick lint lab bench bench-matmul bench-files bench-schedules bench-hosts bench-idle bench-search bench-tiles bench-training bench-scale gpu gpu-bundle gpu-rehearsal faults soak-faults soak plants test-long test-versions audit accuracy env clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -105,6 +107,12 @@ gpu-rehearsal: env ## make gpu end to end without a GPU, on a stand-in for CuPy:
 
 gpu-bundle: env ## build/gpu-bundle: `make gpu` for a machine with no network (BUNDLE_ARGS="--has FILE")
 	$(BIN)/python .ci/bundle.py $(BUNDLE_ARGS)
+
+faults: env ## every fault that is promised to be borne, into a real cluster (FAULTS_ARGS="--load 10")
+	$(BIN)/python -m tiledask.lab.faults.command $(FAULTS_ARGS)
+
+soak-faults: env ## 50 lost workers a minute for half an hour (SOAK_ARGS="--minutes 5"): is anything left?
+	$(BIN)/python -m tiledask.lab.faults.soak $(SOAK_ARGS)
 
 # Files of tests, one per core: plants, rehearsals of make gpu and soaks are apart.
 SLOW_FILES = $(filter-out tests/lab/gpu/test_gpu_rehearsal.py tests/laws/test_plants.py,$(call marked,slow|few))

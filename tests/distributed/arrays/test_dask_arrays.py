@@ -189,6 +189,24 @@ def test_on_either_kind_of_array(xp):
     np.testing.assert_array_equal(td.tile.to_numpy(c.compute(scheduler="synchronous")), a @ b)
 
 
+def unaligned(block):
+    raw = np.empty(block.nbytes + 1, np.uint8)[1:]
+    raw[:] = np.ascontiguousarray(block).reshape(-1).view(np.uint8)
+    return raw.view(block.dtype).reshape(block.shape)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_how_a_block_came_changes_no_bit(dtype):
+    """What another worker has sent may lie unaligned; what it had itself does not."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(shape).astype(dtype) for shape in ((300, 1400), (1400, 200)))
+    x, y = da.from_array(a, chunks=(300, 700)), da.from_array(b, chunks=(700, 200))
+    right = multiply(x, y).compute(scheduler="synchronous").tobytes()
+    for left, other in ((unaligned, None), (None, unaligned), (unaligned, unaligned)):
+        came = [z.map_blocks(how) if how else z for z, how in ((x, left), (y, other))]
+        assert multiply(*came).compute(scheduler="synchronous").tobytes() == right
+
+
 def test_further_operations_and_parts_of_it():
     a, b = integers((40, 30)), integers((30, 20), 1)
     c = multiply(da.from_array(a, 7), da.from_array(b, 8))

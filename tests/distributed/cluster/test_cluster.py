@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from unittest import mock
 
@@ -34,6 +35,7 @@ from tiledask.distributed.cluster import host_memory, start, web
 from tiledask.distributed.cluster import worker as on_worker
 from tiledask.distributed.cluster.cluster import Cluster, StartedCluster
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
+from tiledask.lab.learner.start import lab_command
 from tiledask.tile import backend
 
 pytestmark = pytest.mark.cluster
@@ -152,17 +154,61 @@ def test_a_wait_that_is_broken_off_cancels_its_tasks(cluster, tmp_path, error, o
     assert 1 <= len(list(tmp_path.iterdir())) < len(naps)  # and their futures are still held
 
 
-def test_everything_listens_on_this_machine_only(cluster):
-    me = psutil.Process()
-    workers = {m["pid"] for m in cluster.run(on_worker.machine)}
+def listening(process):
+    """{process: addresses at which it listens}, of ``process`` and all below it."""
     found = {}
-    for process in [me, *me.children(recursive=True)]:
-        for connection in process.net_connections("inet"):
-            if connection.status == psutil.CONN_LISTEN:
-                found.setdefault(process.pid, set()).add(connection.laddr.ip)
-    assert workers | {me.pid} <= set(found)  # the scheduler is in this process
+    for each in [process, *process.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            for connection in each.net_connections("inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    found.setdefault(each.pid, set()).add(connection.laddr.ip)
+    return found
+
+
+def test_everything_listens_on_this_machine_only(cluster):
+    workers = {m["pid"] for m in cluster.run(on_worker.machine)}
+    found = listening(psutil.Process())
+    assert workers | {os.getpid()} <= set(found)  # the scheduler is in this process
     assert set().union(*found.values()) == {"127.0.0.1"}
     assert cluster.dashboard_link.startswith("http://127.0.0.1:")
+
+
+def status_of(address, path, token="", data=None):
+    headers = {"Authorization": f"token {token}"} if token else {}
+    request = urllib.request.Request(f"{address}{path}", data, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as reply:
+            return reply.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_jupyterlab_and_its_kernels_listen_on_this_machine_only_and_ask_for_a_token(tmp_path):
+    """As `tiledask notebooks --lab` and `make lab` start it."""
+    pytest.importorskip("jupyterlab", reason="no JupyterLab: pip install 'tiledask[lab]'")
+    (tmp_path / "learn").mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = ["--no-browser", f"--port={port}", "--IdentityProvider.token=secret"]
+    command, environment = lab_command(tmp_path / "learn", options)
+    environment |= {"HOME": str(tmp_path), "JUPYTER_RUNTIME_DIR": str(tmp_path / "runtime")}
+    address, log = f"http://127.0.0.1:{port}", tmp_path / "log"
+    with log.open("w") as out:
+        server = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
+    try:
+        up = lambda: server.poll() is not None or listening(psutil.Process(server.pid))  # noqa: E731
+        wait_until(up, "JupyterLab", seconds=60)
+        assert server.poll() is None, log.read_text()
+        assert status_of(address, "/api/kernels", "secret", b"{}") == 201
+        wait_until(lambda: len(listening(psutil.Process(server.pid))) == 2, seconds=60)
+        assert set().union(*listening(psutil.Process(server.pid)).values()) == {"127.0.0.1"}
+        assert status_of(address, "/api/kernels") == 403
+        assert status_of(address, "/api/kernels", "another") == 403
+        assert status_of(address, "/api/kernels", data=b"{}") == 403
+    finally:
+        server.terminate()
+        server.wait(30)
 
 
 def port_of(cluster):

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracles.damaged import KINDS_OF_DAMAGE, damage
 
 from tiledask.distributed.out_of_core import checksums
 from tiledask.distributed.out_of_core.stored import create_array, open_array
 from tiledask.errors import ConfigError
+from tiledask.lab.faults.damage import KINDS_OF_DAMAGE, damage
 
 
 @pytest.fixture(params="CF")

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -75,6 +76,23 @@ def test_a_slot_without_a_nanny_is_filled_again(cluster, end):
         cluster.client.retire_workers([cluster.address(1)])
     assert seconds_until_back(cluster, 1, before) < 20  # 0.6 s on a quiet machine
     assert pids(cluster)[1] != before
+
+
+@pytest.mark.cluster
+def test_a_worker_that_is_stopped_while_it_starts_does_not_outlive_its_nanny(cluster):
+    first = pids(cluster)[1]
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: pids_now(cluster).get(1, first) != first, seconds=30)
+    stopped = pids_now(cluster)[1]
+    os.kill(stopped, signal.SIGSTOP)
+    closing = threading.Thread(
+        target=cluster.dask_cluster.sync, args=(cluster.dask_cluster.workers[1].close,)
+    )
+    closing.start()
+    assert seconds_until_back(cluster, 1, stopped) < 25  # 6 s on a quiet machine
+    closing.join(20)
+    assert not closing.is_alive()
+    assert process_state(stopped) is None
 
 
 @pytest.mark.cluster

@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, 
 from contextlib import nullcontext
 from functools import partial
 from inspect import isawaitable
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import dask
@@ -47,6 +48,7 @@ from tiledask.distributed.cluster import device_arrays
 from tiledask.distributed.cluster.spool import open_spool
 from tiledask.distributed.cluster.web import panel
 from tiledask.distributed.deadlines import DEADLINE, HEAR, Left, heard, left_of, seconds_of
+from tiledask.distributed.out_of_core.disk import writing
 from tiledask.distributed.recovering import poison
 from tiledask.distributed.recovering.supervisor import Supervisor
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
@@ -270,6 +272,11 @@ class KeptArray(NamedTuple):
         """CRC-32 of the block of ``region``, which the task compares."""
         return crc_of(self.array[slices(region)])
 
+    def remove(self) -> None:
+        """None; no block is made of it any more."""
+        if self.path:
+            Path(self.path).unlink(missing_ok=True)
+
 
 def crc_of(block: np.ndarray, check: int = 0) -> int:
     """CRC-32 of the elements of ``block``, row after row, after those of ``check``."""
@@ -313,7 +320,7 @@ class Cluster(ABC):
         """Why these devices were chosen, one sentence."""
         self.spool, self._remove_spool = open_spool(self)
         """Folder of the arrays that were distributed; workers make lost blocks again from
-        it, so it only grows until the cluster is closed. The folder of a client that was
+        it, so it grows until the cluster is closed. The folder of a client that was
         killed goes when the next cluster starts."""
         self._process = os.getpid()
         self.started = time.time()
@@ -686,6 +693,11 @@ class Cluster(ABC):
             try:
                 fetch = partial(self.client._gather, part, direct=self.started_here)
                 yield self.ask(fetch, left, workers=True)
+            except KilledWorker:  # a result was lost since, and whoever made it again, too
+                erred = next((f for f in part if f.status == "error"), None)
+                if erred is None:
+                    raise
+                raise self._failure(erred, what) from None
             except TimeoutError:
                 states = self._heard(set(map(slot_of, part)))
                 raise DeadlineError(
@@ -763,7 +775,12 @@ class Cluster(ABC):
         self.check_alive()
         near, path = self.near(), self.spool / f"{uuid.uuid4().hex}.npy"
         if near:
-            np.save(path, array, allow_pickle=False)
+            with writing(path, lambda: array.nbytes):
+                try:
+                    np.save(path, array, allow_pickle=False)
+                except OSError:
+                    path.unlink(missing_ok=True)
+                    raise
         return KeptArray(str(path) if near else "", array, near)
 
     def near(self) -> frozenset[int]:

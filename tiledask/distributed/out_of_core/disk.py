@@ -26,7 +26,8 @@ def writing(
     try:
         yield
     except OSError as refused:
-        if refused.errno in _FULL:
+        # of an array that had no room NumPy says how much was "requested and written", and no more
+        if refused.errno in _FULL or (refused.errno is None and "requested and" in str(refused)):
             why = (
                 f"its disk is full: {format_bytes(needs())} more are needed, "
                 f"{format_bytes(free(path))} are free; make room and do the same again"

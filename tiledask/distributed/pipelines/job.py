@@ -11,7 +11,7 @@ from dask.typing import Key
 from distributed import Future
 
 from tiledask.distributed.arrays.array import read_block
-from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.cluster.cluster import Cluster, KeptArray
 from tiledask.distributed.cluster.progress import RUNS
 from tiledask.distributed.pipelines.kernels import StageOperands, StagesMade
 from tiledask.distributed.pipelines.paced import Pace
@@ -64,10 +64,12 @@ class PipelineJob:
     """The run's name, and the topic of its events."""
     sent: dict[Key, tuple[str, int, int]] = field(default_factory=dict)
     """Dask's name of a block -> what a span of its transfer says: kind, stage, micro-batch."""
+    kept: list[KeptArray] = field(default_factory=list)
+    """Batch and target, for its tasks, until it is over."""
 
     def again(self, timeout: float) -> "PipelineJob":
         """The same run from its start, under another name."""
-        return replace(self, timeout=timeout, topic=_topic(), sent={})
+        return replace(self, timeout=timeout, topic=_topic(), sent={}, kept=[])
 
     @property
     def messages(self) -> Iterator[tuple[int, int, int]]:
@@ -97,7 +99,7 @@ class PipelineJob:
         """By device, what its stages work with (`StageOperands` by stage), in place there."""
         cluster, last, ready = self.cluster, self.schedule.stages - 1, list[Future[Any]]()
         arrays = [a for a in (self.batch, self.target) if a is not None]
-        kept = [cluster.keep(each) for each in arrays]
+        self.kept += [cluster.keep(each) for each in arrays]
         dtypes = [each.dtype.name for each in arrays]
         rows = split(0, len(self.batch), self.schedule.microbatches)
         width = self.batch.shape[1]
@@ -113,7 +115,7 @@ class PipelineJob:
                         for i in wanted
                         for region in [(rows[i], (0, width))]
                     }
-                    for array, wanted in ((kept[0], inputs), (kept[-1], targets))
+                    for array, wanted in ((self.kept[0], inputs), (self.kept[-1], targets))
                 ]
                 stages.append((s, self.stages[s], *parts))
             given = stages, dtypes, rows, width, self.batch.size, cluster.backend

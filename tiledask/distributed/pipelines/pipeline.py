@@ -142,8 +142,12 @@ def run_schedule(
     def attempt(number: int, left: float) -> tuple[PipelineJob, Done, tuple[Clock, ...]]:
         again = job.again(left) if number else job
         clocks = set_clocks(workers, again.patience)
-        with _shown(again):
-            return again, ENGINES[engine](again, simulated), clocks
+        try:
+            with _shown(again):
+                return again, ENGINES[engine](again, simulated), clocks
+        finally:
+            for each in again.kept:
+                each.remove()
 
     with counting(workers, job.patience) as counted, measuring_load() as load_so_far:
         if engine == "loop":

@@ -138,14 +138,13 @@ class _TaskLine(ProductLine):
         return self.c
 
     def pairs(self, a: Held, b: Held) -> Iterator[tuple[Held, Held]]:
-        """The pieces, or where BLAS cannot take them so, some of their k packed together."""
+        """Some of their k at a time, packed together where BLAS cannot take the pieces so.
+
+        How a block came, aligned or not, changes no sum: the next time it may come otherwise.
+        """
         ends = [region[-1] for region, _ in a]
         band = min(ends)[0], max(stop for _, stop in ends)
-        ready = [side.ready(held, band) for side, held in zip(self.sides, (a, b), strict=True)]
-        if all(ready):
-            yield a, b
-            return
-        (x, y), (left, right) = self.sides, ready
+        (x, y), left, right = self.sides, self.sides[0].ready(a, band), self.sides[1].ready(b, band)
         for k in pairwise([*range(*band, SLAB), band[1]]):
             yield x.at(a, k, left), y.at(b, k, right)
 
@@ -170,6 +169,11 @@ def _matrix(name: str, x: Any) -> Any:
     return x if x.ndim > 1 else x[None] if name[0] == "x" else x[:, None]
 
 
+def _aligned(x: Any) -> Any:
+    """``x``, and if BLAS could not take it, a copy in the same order: what another worker sent."""
+    return x if getattr(x.flags, "aligned", True) else x.copy(order="K")
+
+
 class _Side:
     """One operand of a tile, whose pieces are packed where they are thin."""
 
@@ -183,16 +187,14 @@ class _Side:
         """Whether BLAS can take them as they are."""
         thick = len(pieces) == 1 or region_size(self.across) >= THICK * len(pieces)
         along = -1 if self.first else 0
-        return thick and all(
-            region[along] == band and getattr(x.flags, "aligned", True) for region, x in pieces
-        )
+        return thick and all(region[along] == band for region, _ in pieces)
 
     def at(self, pieces: Held, k: tuple[int, int], ready: bool) -> Held:
         """What the pieces have of ``k``, as they are or all in one."""
         box = (*self.across, k) if self.first else (k, *self.across)
         here = list(cut(pieces, box))
         if ready:
-            return here
+            return [(region, _aligned(x)) for region, x in here]
         if self.room is None:
             sample = pieces[0][1]
             self.room = array_namespace(sample).empty(self.shape, sample.dtype)

@@ -19,6 +19,7 @@ from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.clocks import set_clocks
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.deadlines import GRACE, LAST, bounded, left_of, seconds_of
+from tiledask.distributed.out_of_core.disk import writing
 from tiledask.distributed.ranks.nccl import Devices
 from tiledask.distributed.ranks.rank_function import RankResult, Ranks, arguments, collected, ran
 from tiledask.distributed.recovering.going_on import until_done
@@ -128,7 +129,8 @@ def _run(
     peers: list[set[int]] = [set()] * mesh.ranks
     prepare: Callable[[Meeting, Any], Any]
     if way == "sockets":
-        folder.mkdir()
+        with writing(folder, lambda: 0):
+            folder.mkdir()
         reads = transport_of(cluster) != "comm"
         ways = WaysIn(str(folder), near, reads, secrets.token_bytes(32))
         prepare = partial(sockets.prepare, ways)

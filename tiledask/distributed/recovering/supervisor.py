@@ -108,9 +108,14 @@ class Supervisor:
 
 
 async def close_quietly(nanny: Any) -> None:
-    """None; the nanny is closed, or was asked to in vain for 5 s."""
+    """None; the nanny is closed, or was asked to in vain for 5 s. Its worker's process has ended:
+    one that was stopped while it started would be waited for by its nanny for ever."""
+    process = getattr(nanny.process, "process", None)
     with contextlib.suppress(Exception):
         await asyncio.wait_for(nanny.close(timeout=2), 5)
+    with contextlib.suppress(Exception):  # it is closed, and has no process any more
+        if process is not None and process.is_alive():
+            await process.kill()
 
 
 async def refilled(cluster: SpecCluster, slots: Iterable[Any]) -> None:

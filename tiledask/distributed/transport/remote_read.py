@@ -29,6 +29,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -196,15 +197,13 @@ async def _lend(
     """
     exchange = _opened(name, doors, dask_worker)
     mine = [each.at(slot_on(dask_worker)) for each in keys]
-    blocks = [dask_worker.data.get(key) for key in mine]
+    blocks = {key: dask_worker.data[key] for key in mine if key in dask_worker.data}
 
     def tickets() -> list[Ticket | None]:
-        return [
-            None if block is None else _ticket(exchange, block, key, dask_worker)
-            for key, block in zip(mine, blocks, strict=True)
-        ]
+        there = {key: _ticket(exchange, x, key, dask_worker) for key, x in blocks.items()}
+        return [there.get(key) for key in mine]
 
-    if all(block is None or isinstance(block, np.ndarray) for block in blocks):
+    if all(isinstance(block, np.ndarray) for block in blocks.values()):
         return tickets()
     return await _beside(tickets)  # a GPU may have much to finish first
 
@@ -229,6 +228,9 @@ async def _beside(function: Callable[..., T], *args: Any) -> T:
 
 
 def _ticket(exchange: Loans, block: Any, name: str, worker: Any) -> Ticket:
+    if not hasattr(block, "dtype"):  # whoever asked for it refuses it by this name
+        nothing = _ticket(exchange, np.empty(0), name, worker)
+        return replace(nothing, dtype=type(block).__name__)
     if name not in exchange.lent:
         exchange.lent[name] = (block, np.frombuffer(secrets.token_bytes(16), np.uint8).copy())
     block, token = exchange.lent[name]
@@ -245,7 +247,7 @@ def _ticket(exchange: Loans, block: Any, name: str, worker: Any) -> Ticket:
         shared,
         block.shape,
         block.strides,
-        block.dtype.name,
+        block.dtype.name if block.dtype.isnative else block.dtype.str,
         token.ctypes.data,
         token.tobytes(),
         exchange.door if host else None,

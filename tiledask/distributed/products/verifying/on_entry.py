@@ -63,6 +63,8 @@ async def _finite(keys: Sequence[BlockKeys], dask_worker: Any) -> list[int]:
 
 
 def _not_finite(block: Any) -> int:
+    if getattr(getattr(block, "dtype", None), "kind", "O") == "O":
+        return 0  # it is refused as what it is
     xp = array_namespace(block)
     with on_device(block):
         rows = block.reshape(len(block), -1) if block.ndim else block.reshape(1, 1)

@@ -1,0 +1,34 @@
+"""RELIABILITY.md: each fault of the table, by tests that there are, with the record's numbers."""
+
+import json
+import re
+
+from oracles.finished import ROOT
+
+from tiledask.lab.faults.page import renewed
+from tiledask.lab.faults.table import FAULTS
+
+PAGE = (ROOT / "RELIABILITY.md").read_text()
+RECORD = ROOT / "data" / "measured" / "faults" / "cpu-2cores.json"
+
+
+def test_every_fault_is_promised_once_and_tested():
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| .+? \| (`.+`) \|$", PAGE, re.M)
+    assert [row[:2] for row in rows] == [(fault.name, fault.promise) for fault in FAULTS]
+    files = (ROOT / "tests").rglob("test_*.py")
+    there = {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text())}
+    for name, _, tests in rows:
+        assert {*re.findall(r"test_\w+", tests)} <= there, name
+
+
+def test_what_was_measured_is_the_records():
+    rows = json.loads(RECORD.read_text())["rows"]
+    assert renewed(PAGE, rows) == PAGE
+    assert {row["fault"] for row in rows} == {fault.name for fault in FAULTS}
+    assert not any(row["wrong"] for row in rows)
+
+
+def test_what_others_promise_has_its_source():
+    others = PAGE.partition("## What others promise")[2]
+    cited = {*re.findall(r"\[(\d+)\]", others.partition("\n\n[1]")[0])}
+    assert cited == {*re.findall(r"^\[(\d+)\] \[.+\]\(https://", others, re.M)}

@@ -1,0 +1,34 @@
+"""RELIABILITY.md: what it says of each fault is the record's."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from tiledask.plan.units import format_seconds
+
+__all__ = ["measured", "renewed"]
+
+
+def measured(row: dict[str, Any]) -> str:
+    """What came of a row of the record, in words.
+
+    >>> row = {"tried": 70, "median": 0.91, "most": 2.3, "wrong": 0, "hangs": 0, "kept": True}
+    >>> measured(row)
+    '910 ms, at most 2.3 s; 70 tried, 0 wrong, 0 hangs'
+    >>> measured(row | {"kept": False, "broken": ["a: hang"], "hangs": 1})
+    '910 ms, at most 2.3 s; 70 tried, 0 wrong, 1 hangs; **1 not as promised**'
+    """
+    if not row["tried"]:
+        return "not tried on this machine"
+    times = f"{format_seconds(row['median'])}, at most {format_seconds(row['most'])}"
+    broken = "" if row["kept"] else f"; **{len(row['broken'])} not as promised**"
+    return f"{times}; {row['tried']} tried, {row['wrong']} wrong, {row['hangs']} hangs{broken}"
+
+
+def renewed(page: str, rows: Iterable[dict[str, Any]]) -> str:
+    """The page, with what is promised and measured of each fault in the first table that has it."""
+    for row in rows:
+        cells = f"| {row['fault']} | {row['promised']} | {measured(row)} |"
+        line = re.compile(rf"^\| {re.escape(row['fault'])} \|[^|]*\|[^|]*\|", re.M)
+        page = line.sub(lambda _, cells=cells: cells, page, count=1)
+    return page

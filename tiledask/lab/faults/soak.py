@@ -1,0 +1,188 @@
+"""`make soak-faults`: workers are killed and stopped for half an hour while work goes on.
+
+Products, schedules and trainings, one after the other, on three workers; a killer beside them, at
+random moments: one worker, several at once, stops, nannies. What comes back is right, nothing
+hangs, nothing grows in client and scheduler (one process), and nothing is left at the end.
+"""
+
+import argparse
+import faulthandler
+import gc
+import logging
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from rich.console import Console
+
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.cluster.spool import MEMORY
+from tiledask.distributed.recovering import kept_folder
+from tiledask.lab.bench.records import record
+from tiledask.lab.faults.command import HUNG, busy, code, started_bench
+from tiledask.lab.faults.running import PROCESS_FAULTS, processes, slots_are_full
+from tiledask.lab.faults.trying import tried
+from tiledask.lab.faults.workloads import Workbench
+
+__all__ = ["Killer", "main", "soak"]
+
+WORK = ("blocks", "tasks", "files", "loop", "lazy", "training")
+RATE = 60.0
+"""Losses of workers a minute that are aimed at: at least 50 are needed."""
+SHARES = {"killed": 0.86, "all killed": 0.06, "frozen": 0.04, "nanny closed": 0.04}
+WARM = 0.25
+"""Share of the time after which memory has reached what it keeps."""
+LATE = 240.0
+"""Seconds after which a call hangs: workers may be lost faster than a busy machine starts them."""
+
+
+class Killer(threading.Thread):
+    """Injects faults into a cluster at random moments until it is stopped."""
+
+    def __init__(self, cluster: Cluster, rate: float, seed: int) -> None:
+        super().__init__(name="killer", daemon=True)
+        self.cluster, self.rate, self.ending = cluster, rate, threading.Event()
+        self.rng, self.made, self.lost = np.random.default_rng(seed), Counter[str](), 0
+
+    def run(self) -> None:
+        begun = time.monotonic()
+        names, shares = list(SHARES), list(SHARES.values())
+        while not self.ending.wait(float(self.rng.exponential(30 / self.rate))):
+            if self.lost >= self.rate * (time.monotonic() - begun) / 60:
+                continue
+            fault = names[int(self.rng.choice(len(names), p=shares))]
+            living = processes(self.cluster)
+            if not living:
+                continue
+            slot = int(self.rng.choice(list(living)))
+            with suppress(Exception):  # of a worker that went meanwhile
+                PROCESS_FAULTS[fault](self.cluster, slot)
+                self.made[fault] += 1
+                self.lost += len(living) if fault == "all killed" else 1
+
+
+def _left(bench: Workbench, before: dict[str, int]) -> dict[str, int]:
+    """What there is more of than ``before``."""
+    gc.collect()
+    now = _held(bench)
+    return {name: count - before[name] for name, count in now.items()}
+
+
+def _held(bench: Workbench) -> dict[str, int]:
+    me = psutil.Process()
+    return {
+        "descriptors": me.num_fds(),
+        "threads": me.num_threads(),
+        "tasks": len(bench.cluster.given.scheduler.tasks),
+        "spooled files": sum(1 for _ in bench.cluster.spool.rglob("*")),
+        "in memory": len([*kept_folder.MEMORY.glob("*")]),
+        "processes": len(me.children(recursive=True)),
+    }
+
+
+def main() -> int:
+    """Print what came of it; 1 if anything was wrong, hung, raw, grew or is left."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--load", type=int, default=10, metavar="N", help="busy loops, at times")
+    parser.add_argument("--rate", type=float, default=RATE, help="lost workers a minute")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--record", metavar="FILE.json", help="also write the numbers there")
+    args = parser.parse_args()
+    console = Console()
+    logging.disable()  # of workers that end, there is much to say
+    with started_bench(seed=args.seed) as bench:
+        found = soak(bench, args, console)
+    me = psutil.Process()  # whose own are the server of workers, which the next cluster takes, ...
+    found["workers after close"] = len([p for p in me.children(True) if p.ppid() != me.pid])
+    found["kept"] &= not found["workers after close"]
+    for name, value in found.items():
+        console.print(f"{name}: {value}", markup=False, highlight=False)
+    if args.record:
+        record(Path(args.record), "tiledask.lab.faults.soak", {"code": code()} | found)
+    return int(not found["kept"])
+
+
+@contextmanager
+def _memory_of_its_own() -> Iterator[None]:
+    """Inside the block ranks keep their states where no other process of this machine does."""
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        kept_folder.MEMORY = Path(folder)
+        try:
+            yield
+        finally:
+            kept_folder.MEMORY = MEMORY
+
+
+@_memory_of_its_own()
+def soak(bench: Workbench, args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """What came of it."""
+    me, ends, words = psutil.Process(), Counter[str](), []
+    for name in WORK:
+        bench.ready(name)
+    slots_are_full(bench.cluster)
+    gc.collect()
+    before = _held(bench)
+    begun, most = time.monotonic(), 0.0
+    seconds = 60 * args.minutes
+    warm, held = 0, []
+    killer = Killer(bench.cluster, args.rate, args.seed)
+    killer.start()
+    # one half of the time beside busy loops
+    for loops in (0, args.load):
+        until = time.monotonic() + seconds / 2
+        with busy(loops):
+            for name in cycle(WORK):
+                if time.monotonic() >= until:
+                    break
+                faulthandler.dump_traceback_later(HUNG + LATE, exit=True)
+                ready = bench.ready(name)
+                result = tried(partial(ready.run, timeout=LATE), ready.right, LATE + 5)
+                faulthandler.cancel_dump_traceback_later()
+                ends[result.end] += 1
+                most = max(most, result.seconds)
+                if result.end != "right":
+                    words.append(f"{name}, beside {loops}: {result.end}: {result.words}")
+                    console.print(words[-1], markup=False, highlight=False)
+                if time.monotonic() - begun > 60 * len(held):
+                    held.append(me.memory_info().rss)
+                if not warm and time.monotonic() - begun > WARM * seconds:
+                    gc.collect()
+                    warm = me.memory_info().rss
+    killer.ending.set()
+    killer.join(30)
+    took = time.monotonic() - begun
+    slots_are_full(bench.cluster, 60)
+    gc.collect()
+    grown = me.memory_info().rss / warm - 1
+    for name in WORK:  # what a last kill has taken is given back
+        bench.ready(name).run()
+    time.sleep(3)
+    left = _left(bench, before)
+    return {
+        "minutes": took / 60,
+        "lost workers": killer.lost,
+        "a minute": killer.lost / took * 60,
+        "faults": dict(killer.made),
+        "ends": dict(ends),
+        "longest": most,
+        "grown after warm-up": grown,
+        "resident by minute": held,
+        "left": left,
+        "words": words,
+        "kept": {*ends} <= {"right"} and grown < 0.02 and not any(v > 0 for v in left.values()),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
