@@ -164,7 +164,7 @@ def main() -> int:
     parser.add_argument("--record", metavar="FILE.json", help="also write the numbers there")
     parser.add_argument("--page", metavar="RELIABILITY.md", help="and write them into this page")
     args = parser.parse_args()
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 160)
     logging.disable()  # of workers that end, there is much to say
     faults = [f for f in FAULTS if not args.only or f.name.startswith(tuple(args.only))]
     rows: list[dict[str, Any]] = []
