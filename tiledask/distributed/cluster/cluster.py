@@ -18,6 +18,7 @@ import time
 import uuid
 import zlib
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -33,6 +34,7 @@ from distributed import (
     Client,
     Future,
     KilledWorker,
+    SchedulerPlugin,
     SpecCluster,
     Status,
     as_completed,
@@ -839,6 +841,28 @@ class Cluster(ABC):
         return f"<b>{html.words(said)}</b>, {html.words(self.status)}"
 
 
+class Forgets(SchedulerPlugin):
+    """Streams to workers and clients keep the last few messages alone, and the tasks in them, the
+    scheduler the last of what became of tasks: of as many as transfers are counted (TRANSFERS, by
+    the same setting), a client that trains or runs graphs would grow by megabytes a run."""
+
+    name, messages = "tiledask-forgets", 8
+
+    @classmethod
+    def soon(cls, stream: Any) -> None:
+        stream.recent_message_log = deque(stream.recent_message_log, cls.messages)
+
+    def joins(self, scheduler: Any) -> None:
+        """None; from now on, of those that are there and of those that come."""
+        scheduler.add_plugin(self)
+        scheduler.transition_log = deque(scheduler.transition_log, 1000)
+        for stream in (*scheduler.stream_comms.values(), *scheduler.client_comms.values()):
+            self.soon(stream)
+
+    def add_worker(self, scheduler: Any, worker: str) -> None:
+        self.soon(scheduler.stream_comms[worker])
+
+
 class StartedCluster(Cluster):
     """Workers that td.start_cluster started, and their scheduler in this process."""
 
@@ -868,12 +892,14 @@ class StartedCluster(Cluster):
             # time of a small product
             if client.scheduler_comm is not None:
                 client.scheduler_comm.interval = 0.001
+                Forgets.soon(client.scheduler_comm)
             super().__init__(client, slots, backend, why, memory_limit)
         except BaseException:
             dask_cluster.close(timeout=20)
             raise
         scheduler: Any = dask_cluster.scheduler  # Dask says no types of it
         scheduler.loop.add_callback(scheduler.add_plugin, poison.Deaths())
+        scheduler.loop.add_callback(Forgets().joins, scheduler)
         self._supervisor = Supervisor(dask_cluster)
 
     @property
