@@ -339,7 +339,7 @@ def test_a_memory_cap_raises_and_outlives_a_restart():
                 ask(41_000_000)
             ask(30_000_000)  # the worker is none the worse for it
             (held,) = cluster.gather([cluster.submit(0, fill_up)], "allocation", 30)
-            assert 30_000_000 < held <= 40_000_000
+            assert 25_000_000 < held <= 40_000_000  # in pieces of 4 MiB
             kill_worker(cluster, 0)
 
 

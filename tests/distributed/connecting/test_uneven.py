@@ -134,10 +134,9 @@ def test_layers_are_cut_by_the_speeds_and_memory_of_the_slots(cluster, monkeypat
     assert mesh.speeds("dp") == (1.0, 1.0)
     mesh = td.Mesh(cluster, (1, 1, 3), ("dp", "tp", "pp"), slots=(0, 1, 2))
     assert mesh.speeds("pp") == mesh.speeds(2) == (1.0, 3.0, 2.0)
-    monkeypatch.setattr(cluster, "memory_limits", (8, 2, 8, 8))
     costs, sizes = [3.0, 1.0, 2.0, 2.0, 1.0, 4.0], [1.0] * 6
     for memory in (None, sizes):
-        room = None if memory is None else cluster.memory_limits[:3]
+        room = None if memory is None else (8, 2, 8)
         cut = td.partition(costs, 3, speeds=mesh.speeds("pp"), memory=memory, capacity=room)
         best = min(
             max(

@@ -162,26 +162,25 @@ def room_of(
 def check_room(
     cluster: Cluster,
     slots: Sequence[int],
-    peaks: Sequence[int],
+    needs: Sequence[int],
     what: str,
     timeout: float,
     other: Callable[[int], str] = lambda least: "",
 ) -> None:
-    """None if the slot of every rank leaves what its arrays take at their fullest, ``peaks``, and
-    what a process takes besides; else DoesNotFitError: what ``what`` says, and what would fit.
+    """None if the slot of every rank leaves the bytes that it ``needs`` at its fullest; else
+    DoesNotFitError: what ``what`` says, and what would fit.
 
-    ``other``: what would, in words, if no rank's arrays may take more than this; empty if nothing.
+    ``other``: what would, in words, if no rank may need more than this; empty if nothing.
     """
     function, args = asks_room(cluster, alone=True)
     found = cluster.run(function, *args, timeout=timeout)
     rooms = [as_room(found, None, cluster.started_here, [slot]) for slot in slots]
-    needs = [int(SLACK * peak) + MARGIN for peak in peaks]
     short = [need - room.bytes for need, room in zip(needs, rooms, strict=True)]
     if max(short) <= 0:
         return
     rank = short.index(max(short))
-    least = min(room.bytes for room in rooms) - MARGIN
-    ways = filter(None, (other(int(least / SLACK)), rooms[rank].raised(needs[rank])))
+    least = min(room.bytes for room in rooms)
+    ways = filter(None, (other(least), rooms[rank].raised(needs[rank])))
     raise DoesNotFitError(
         f"{what} takes {format_bytes(needs[rank])} on rank {rank}, and slot {slots[rank]} leaves "
         f"{rooms[rank]}. What would fit: {'; or '.join(ways) or 'more ranks, or less on each'}"

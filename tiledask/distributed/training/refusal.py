@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.cluster.room import check_room
+from tiledask.distributed.cluster.room import MARGIN, SLACK, check_room
 from tiledask.plan.program.making.of_training import TrainingTerms
 from tiledask.plan.program.program import Program
 
@@ -21,18 +21,19 @@ def check_training(mesh: Mesh, terms: TrainingTerms, programs: Programs, timeout
     else DoesNotFitError, with what would fit."""
     ledgers = [program.memory for program in programs(terms)]
     peaks = [max(each.per_place.get(rank, 0) for each in ledgers) for rank in range(len(mesh.at))]
+    needs = [int(SLACK * peak) + MARGIN for peak in peaks]
     largest = max(ledgers, key=lambda each: each.peak).binding[-1] if max(peaks) else ""
 
     def other(least: int) -> str:
         fitting = (
             words
             for words, changed in _others(terms, mesh.shape[0])
-            if max(each.memory.peak for each in programs(changed)) <= least
+            if SLACK * max(each.memory.peak for each in programs(changed)) + MARGIN <= least
         )
         return next(fitting, "")
 
     check_room(
-        mesh.cluster, mesh.at, peaks, f"this training, most of it {largest},", timeout, other
+        mesh.cluster, mesh.at, needs, f"this training, most of it {largest},", timeout, other
     )
 
 
