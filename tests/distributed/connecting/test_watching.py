@@ -100,6 +100,7 @@ def test_a_product_goes_on_when_its_worker_is_frozen(cluster):
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_a_training_goes_on_when_a_rank_is_frozen(cluster):
     options = {"steps": 12, "batch": 4, "seed": 3, "timeout": 120.0}
     mesh, pid = td.Mesh(cluster, (2, 1, 1)), pids(cluster)[0]
@@ -141,6 +142,7 @@ def test_nobody_is_asked_where_a_worker_was(cluster):
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_a_task_that_ends_its_worker_is_named_and_the_innocents_finish(cluster):
     assert poison_among_innocents(cluster, "kill", 0.1) < 60  # 8 on a quiet machine
 

@@ -176,6 +176,7 @@ def die_at_rename(call, dask_worker):
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_a_rank_that_is_frozen_is_replaced(cluster, undisturbed, tmp_path):
     data = Fatal(8, tmp_path / "once", signal.SIGSTOP)
     begun = time.monotonic()

@@ -63,15 +63,9 @@ def number_once(n, path):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize(
-    ("how", "seconds"),
-    [
-        ("exit", 0.4),
-        pytest.param("exit", 0, marks=pytest.mark.slow),
-        pytest.param("kill", 0, marks=pytest.mark.slow),
-        pytest.param("kill", 0.4, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["exit", "kill"])
+@pytest.mark.parametrize("seconds", [0, 0.4])
 def test_the_task_is_named_and_the_innocents_finish(cluster, how, seconds):
     assert poison_among_innocents(cluster, how, seconds) < 60  # 4 s where workers are forks, else 8
 

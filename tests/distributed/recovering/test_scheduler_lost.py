@@ -157,7 +157,7 @@ def kill(cluster, scheduler, seconds=0.0):
     return time.monotonic()
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "own"), [*((name, False) for name in CALLS), ("train", True)])
 def test_a_call_ends_with_its_scheduler(tmp_path, name, own):
     np.save(tmp_path / "a.npy", np.ones((2000, 2000)))
@@ -192,6 +192,7 @@ def counts(path, seconds):
     ProductLine.multiplied = multiplied
 
 
+@pytest.mark.slow
 def test_a_product_of_files_goes_on_on_another_cluster(tmp_path):
     k, done = 600, tmp_path / "done"
     a = np.random.default_rng(0).standard_normal((k, k))

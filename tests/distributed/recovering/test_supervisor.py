@@ -79,6 +79,7 @@ def test_a_slot_without_a_nanny_is_filled_again(cluster, end):
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_while_it_starts_does_not_outlive_its_nanny(cluster):
     first = pids(cluster)[1]
     os.kill(first, signal.SIGKILL)
