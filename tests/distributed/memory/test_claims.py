@@ -7,6 +7,7 @@ Holds `tiledask.distributed.memory.claim_tasks`, `tiledask.distributed.memory.cl
 import gc
 import sys
 import tracemalloc
+import weakref
 from dataclasses import replace
 from itertools import product
 
@@ -97,6 +98,23 @@ def test_a_view_counts_as_what_it_keeps_and_a_refusal_lets_nothing_be_made():
 
 
 # -- what is executed is a training step -----------------------------------------------------------
+
+
+def test_what_only_a_circle_holds_goes_before_anything_is_refused():
+    class Circle:
+        pass
+
+    circle = Circle()
+    circle.itself, known = circle, weakref.ref(circle)
+    del circle
+
+    def make():
+        if known() is not None:
+            raise MemoryError
+        return [np.ones(4)]
+
+    (made,) = Pool().made([("weights", 32)], make)
+    assert made.nbytes == 32
 
 
 def case_of(model, layout, recipe, sequence=8):

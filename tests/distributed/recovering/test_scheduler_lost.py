@@ -214,6 +214,7 @@ def test_a_product_of_files_goes_on_on_another_cluster(tmp_path):
     np.testing.assert_allclose(c[:, :], a @ a, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_on_another_cluster(tmp_path):
     class Counted(Slow):
         def batch(self, seed, step, *which):

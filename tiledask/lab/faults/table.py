@@ -83,7 +83,7 @@ FAULTS = (
     Promised("scheduler killed", "ClusterLostError <= 2 s; a training resumes", 2,
           EITHER, scheduler_killed, tuple(n for n in ALL if n != "lazy"), 1, ("training",)),
     Promised("notebook interrupted", "<= 1 s, no task left, right again", 1,
-          RIGHT, interrupted, ("blocks", "tasks", "loop", "training"), 1, ("loop",)),
+          RIGHT, interrupted, ("blocks", "tasks", "loop", "training"), 1),
     Promised("bad block", "refused and named, or the same bits", 5,
           EITHER, bad_block, tuple(BAD_BLOCKS), 1, ("nan", "of another shape", "a list")),
     Promised("bit flipped in memory", "seen, the same bits", 5,

@@ -6,6 +6,7 @@ made(sizes, kernel)       the same of what a kernel returns: asked for before, a
                           what it is, so that a view of more counts as that more
 """
 
+import gc
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -105,7 +106,11 @@ class Pool:
                 self._ask(tensor, nbytes)
                 asked.append((tensor, nbytes))
             self._look()
-            arrays = list(make())
+            try:
+                arrays = list(make())
+            except MemoryError:  # what went before may be held by a circle that nobody holds
+                gc.collect()
+                arrays = list(make())
         except Refused:
             raise
         except MemoryError as error:  # this machine, or its cap on the process, came first
