@@ -20,7 +20,7 @@ from twins.process_memory import SAYS, most, reset
 import tiledask as td
 from tiledask.distributed.cluster.progress import RUNS
 from tiledask.distributed.cluster.room import MARGIN, SLACK
-from tiledask.distributed.pipelines import paced, pipeline
+from tiledask.distributed.pipelines import job, paced, pipeline
 from tiledask.distributed.pipelines.stages import (
     FeedForward,
     HalfFeedForward,
@@ -523,3 +523,22 @@ def test_no_device_holds_more_than_was_allowed_for(monkeypatch, name, engine):
         after = own.run(most)
     for start, end, peak in zip(before, after, asked[-1], strict=True):
         assert 0 < end - start <= SLACK * peak + MARGIN
+
+
+def test_a_report_that_went_with_its_worker_is_not_waited_for(cluster, monkeypatch):
+    """Planted: for a while one event is missing, all work being done. The loops run again."""
+    every, asked = cluster.events, []
+
+    def events(topic):
+        asked.append(topic)
+        return every(topic)[: -1 if topic == asked[0] else None]
+
+    monkeypatch.setattr(cluster, "events", events)
+    monkeypatch.setattr(job, "SILENCE", 0.3)
+    stages = [td.stages.FeedForward((i,), 8, 8) for i in range(2)]
+    batch = np.ones((4, 8))
+    run = td.run_schedule(
+        td.schedule("1f1b", 2, 4), stages, batch, cluster, target=batch, engine="loop", timeout=30
+    )
+    assert run.loss > 0
+    assert len({*asked}) == 2

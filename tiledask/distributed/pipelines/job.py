@@ -16,7 +16,7 @@ from tiledask.distributed.cluster.progress import RUNS
 from tiledask.distributed.pipelines.kernels import StageOperands, StagesMade
 from tiledask.distributed.pipelines.paced import Pace
 from tiledask.distributed.transport.meeting import begin
-from tiledask.errors import DeadlineError
+from tiledask.errors import ClusterLostError, DeadlineError
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.timeline import TRANSFER, Span, Timeline
 from tiledask.plan.products.placement import split
@@ -27,6 +27,8 @@ __all__ = ["Done", "PipelineJob"]
 
 _FOLLOWED = 4_000
 """Actions of a run up to which its announcement says when each is predicted."""
+SILENCE = 5.0
+"""Seconds without a report, all work being done, after which one is not waited for any more."""
 PATIENCE = 20.0
 """Seconds that setting up and reporting may take even if the run's own timeout is shorter."""
 
@@ -152,6 +154,7 @@ class PipelineJob:
         """(every action and the blocks that it waited for, the longest overrun), once all have
         been reported; they are done already."""
         deadline = time.monotonic() + self.patience
+        known, since = 0, time.monotonic()
         while True:
             events = self.cluster.events(self.topic)
             # an action that ran again, after its worker died, counts as it ran last; of one whose
@@ -166,6 +169,14 @@ class PipelineJob:
                     for stage, start, stop in e["arriving"]
                 ]
                 return spans, max(e["late"] for e in ran.values())
+            if len(ran) > known:
+                known, since = len(ran), time.monotonic()
+            if time.monotonic() > since + SILENCE:
+                raise ClusterLostError(
+                    f"{len(ran)} of {len(self.schedule)} actions reported when they ran, and then "
+                    f"none for {SILENCE:g} s after all were done: a worker died before it did. Run "
+                    f"the schedule again"
+                )
             if time.monotonic() > deadline:
                 raise DeadlineError(
                     f"{len(ran)} of {len(self.schedule)} actions reported when they ran within "
