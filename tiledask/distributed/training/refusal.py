@@ -16,10 +16,16 @@ Programs = Callable[[TrainingTerms], tuple[Program, ...]]
 """What is done one after the other for a training of these terms."""
 
 
-def check_training(mesh: Mesh, terms: TrainingTerms, programs: Programs, timeout: float) -> None:
-    """None if every rank's slot leaves the bytes that its ``programs`` hold at their fullest;
-    else DoesNotFitError, with what would fit."""
-    ledgers = [program.memory for program in programs(terms)]
+def check_training(
+    mesh: Mesh,
+    terms: TrainingTerms,
+    asked: tuple[Program, ...],
+    programs: Programs,
+    timeout: float,
+) -> None:
+    """None if every rank's slot leaves the bytes that the programs ``asked`` for hold at their
+    fullest; else DoesNotFitError, with what would fit: other terms, whose ``programs`` do."""
+    ledgers = [program.memory for program in asked]
     peaks = [max(each.per_place.get(rank, 0) for each in ledgers) for rank in range(len(mesh.at))]
     needs = [int(SLACK * peak) + MARGIN for peak in peaks]
     largest = max(ledgers, key=lambda each: each.peak).binding[-1] if max(peaks) else ""

@@ -343,7 +343,7 @@ def train(
     program, end = (each.check() for each in programs(job))
     with watched(progress, job, program, ranks) as say:
         if isinstance(ranks, Mesh):
-            check_training(ranks, terms, programs, seconds_of(timeout))
+            check_training(ranks, terms, (program, end), programs, seconds_of(timeout))
             keeping = KeptStates(ranks.cluster, ranks.at, _state_bytes(program), keep_every, mtbf)
             told = ranks, job, program, end, say
             job, done, resumed = _going_on(told, keeping, seconds_of(timeout))
