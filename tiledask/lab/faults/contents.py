@@ -3,6 +3,7 @@
 import shutil
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -15,6 +16,7 @@ from tiledask.errors import DoesNotFitError
 from tiledask.lab.faults.damage import KINDS_OF_DAMAGE, damage
 from tiledask.lab.faults.trying import Tried, tried
 from tiledask.lab.faults.workloads import GRID, Workbench
+from tiledask.tile.backend import array_namespace, to_numpy
 
 __all__ = ["BAD_BLOCKS", "FORMS", "bad_block", "damaged_file", "flipped_in_memory", "too_little"]
 
@@ -68,7 +70,11 @@ def _replace_block(slot: int, key: str, kind: str, dask_worker: Any) -> None:
     """None; on the worker of ``slot`` the block is another."""
     if slot_on(dask_worker) != slot:
         return
-    dask_worker.data[key] = BAD_BLOCKS[kind](np.array(dask_worker.data[key]))
+    block = dask_worker.data[key]
+    bad = BAD_BLOCKS[kind](to_numpy(block).copy())
+    with suppress(TypeError, ValueError):  # what a device cannot hold is there as the host's
+        bad = array_namespace(block).asarray(bad) if isinstance(bad, np.ndarray) else bad
+    dask_worker.data[key] = bad
 
 
 def _operands(bench: Workbench, n: int = 60) -> list[Any]:
@@ -116,7 +122,8 @@ def flipped_in_memory(bench: Workbench, name: str) -> Tried:
 def _flip(slot: int, key: str, at: int, bit: int, dask_worker: Any) -> None:
     if slot_on(dask_worker) == slot:
         block = dask_worker.data[key]
-        block.setflags(write=True)
+        if isinstance(block, np.ndarray):
+            block.setflags(write=True)
         raw = block.reshape(-1).view(np.uint8)
         raw[at % len(raw)] ^= bit
 

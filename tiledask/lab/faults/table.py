@@ -22,7 +22,7 @@ from tiledask.lab.faults.running import (
 from tiledask.lab.faults.trying import Tried
 from tiledask.lab.faults.workloads import WORKLOADS, Workbench
 
-__all__ = ["FAULTS", "Promised"]
+__all__ = ["FAULTS", "ON_GPUS", "Promised"]
 
 ALL = tuple(WORKLOADS)
 RIGHT, SAID = ("right",), ("said",)
@@ -94,3 +94,18 @@ FAULTS = (
           EITHER, damaged_file(), (*FORMS, "spool"), 125, (*FORMS,)),
 )  # fmt: skip
 """In the order in which they are tried."""
+
+ON_GPUS = (
+    "bit flipped in memory",
+    "too little memory",
+    "bad block",
+    "worker killed",
+    "killed before the call",
+    "killed twice",
+    "all workers killed",
+    "worker frozen",
+    "nanny closed",
+    "worker retired",
+    "frozen, with timeout=",
+)
+"""Those that are others where workers compute on GPUs."""

@@ -4,6 +4,9 @@ A number follows from the seed, the parameter's name and its place in the whole 
 rng.py): a device draws its part without the rest, and the other devices need not be asked.
 """
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from math import prod
@@ -86,9 +89,16 @@ def draw(
     at = positions(parameter.shape, part)
     made = np.empty(at.shape, as_dtype(dtype))
     numbers, places = made.reshape(-1), at.reshape(-1)
-    for first in range(0, at.size, _AT_ONCE):
+
+    def fill(first: int) -> None:
         some = slice(first, first + _AT_ONCE)
         numbers[some] = _drawn(parameter, seed, name, places[some], nudge)
+
+    # workers on GPUs leave the host's cores idle
+    threads = 1 if xp == "numpy" else min(8, os.cpu_count() or 1, -(-at.size // _AT_ONCE))
+    with ThreadPoolExecutor(threads) if threads > 1 else nullcontext() as pool:
+        for _ in (map if pool is None else pool.map)(fill, range(0, at.size, _AT_ONCE)):
+            pass
     return namespace(xp).asarray(made)
 
 
