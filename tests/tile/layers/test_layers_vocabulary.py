@@ -15,6 +15,7 @@ from oracles.gradients import draw
 from tiledask.errors import KernelError
 from tiledask.tile import as_dtype
 from tiledask.tile import layers as L
+from tiledask.tile.backend import to_numpy
 
 # -- embedding -------------------------------------------------------------------------------------
 
@@ -31,6 +32,18 @@ def test_devices_with_some_rows_add_up(cuts):
     np.testing.assert_array_equal(sum(y for y, _ in parts), y)  # one term is not zero: exact
     grads = [L.embedding_grad(dy, kept) for _, kept in parts]
     np.testing.assert_array_equal(np.concatenate(grads), whole)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_terms_of_a_row_are_added_in_one_order_everywhere(xp, dtype):
+    """On a GPU the bits are the host's: atomic additions would come in any order."""
+    tokens = np.random.default_rng(4).integers(0, 5, (30, 50))
+    dy = draw((30, 50, 300), seed=4)[0].astype(as_dtype(dtype))
+    host = L.embedding_grad(dy, L.embedding(tokens, np.zeros((5, 300), dy.dtype))[1])
+    _, kept = L.embedding(xp.asarray(tokens), xp.zeros((5, 300), dy.dtype))
+    for _ in range(3):
+        made = to_numpy(L.embedding_grad(xp.asarray(dy), kept))
+        np.testing.assert_array_equal(made.view(np.uint8), host.view(np.uint8))
 
 
 def test_rows_that_are_not_numbers_stay_where_they_are():

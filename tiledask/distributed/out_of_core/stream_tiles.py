@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tiledask.distributed.cluster.device_arrays import SLAB, to_host
 from tiledask.distributed.cluster.progress import Reporter
 from tiledask.distributed.out_of_core.checksums import checksum
 from tiledask.distributed.out_of_core.place import is_url
@@ -288,14 +289,15 @@ class _Keeper:
         self.wait()
         self.check()
         self.job.records.strike(region)
-        array.write(region, to_numpy(c))
+        held = on_host(c, array.dtype)
+        array.write(region, held)
         (top, _), (left, _) = region
         check = checksum(
             array,
             region,
-            lambda rows, columns: to_numpy(
-                c[rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
-            ),
+            lambda rows, columns: held[
+                rows.start - top : rows.stop - top, columns.start - left : columns.stop - left
+            ],
         )
         self.pending = self.pool.submit(self._settle, region, TileRecord(summed, check))
         self.last = time.monotonic()
@@ -317,6 +319,22 @@ class _Keeper:
         self.pool.shutdown()
         if error[0] is None:
             self.wait()
+
+
+def on_host(c: Any, dtype: np.dtype) -> np.ndarray:
+    """``c`` itself; of one on a GPU its numbers in host memory, rounded to ``dtype`` there, some
+    lines at a time."""
+    if isinstance(c, np.ndarray):
+        return c
+    if c.dtype == dtype:
+        return to_host(c)
+    held = np.empty(c.shape, dtype, "C" if c.flags.c_contiguous else "F")
+    lines, there = (held, c) if c.flags.c_contiguous else (held.T, c.T)
+    step = max(1, SLAB // max(1, lines.shape[1] * dtype.itemsize))
+    for first in range(0, len(lines), step):
+        some = slice(first, first + step)
+        lines[some] = to_host(there[some].astype(dtype))
+    return held
 
 
 def _room(elements: int, dtype: np.dtype, backend: str) -> Any:
