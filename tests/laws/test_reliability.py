@@ -5,11 +5,12 @@ import re
 
 from oracles.finished import ROOT
 
-from tiledask.lab.faults.page import renewed
-from tiledask.lab.faults.table import FAULTS
+from tiledask.lab.faults.page import measured, renewed
+from tiledask.lab.faults.table import FAULTS, ON_GPUS
 
 PAGE = (ROOT / "RELIABILITY.md").read_text()
 RECORD = ROOT / "data" / "measured" / "faults" / "cpu-2cores.json"
+ON_GPU = RECORD.with_name("nvidia-h200.json")
 
 
 def test_every_fault_is_promised_once_and_tested():
@@ -26,6 +27,13 @@ def test_what_was_measured_is_the_records():
     assert renewed(PAGE, rows) == PAGE
     assert {row["fault"] for row in rows} == {fault.name for fault in FAULTS}
     assert not any(row["wrong"] for row in rows)
+
+
+def test_what_was_measured_on_a_gpu_is_the_records():
+    rows = json.loads(ON_GPU.read_text())["rows"]
+    assert {row["fault"] for row in rows} == {*ON_GPUS} <= {fault.name for fault in FAULTS}
+    assert all(row["kept"] and not row["wrong"] for row in rows)
+    assert [row for row in rows if f"\n| {row['fault']} | {measured(row)} |\n" not in PAGE] == []
 
 
 def test_what_others_promise_has_its_source():
