@@ -10,6 +10,7 @@ slot through a restart.
 import asyncio
 import contextlib
 import copy
+import math
 import os
 import pickle
 import signal
@@ -50,12 +51,13 @@ from tiledask.distributed.cluster import device_arrays
 from tiledask.distributed.cluster.spool import open_spool
 from tiledask.distributed.cluster.web import panel
 from tiledask.distributed.deadlines import DEADLINE, HEAR, Left, heard, left_of, seconds_of
-from tiledask.distributed.out_of_core.disk import writing
+from tiledask.distributed.out_of_core.disk import free, writing
 from tiledask.distributed.recovering import poison
 from tiledask.distributed.recovering.supervisor import Supervisor
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan import html
 from tiledask.plan.products.regions import Region, slices
+from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import is_whole
 from tiledask.tile import matmul
 from tiledask.tile.backend import namespace, synchronize
@@ -619,9 +621,11 @@ class Cluster(ABC):
             )
         error = future.exception(timeout=30)
         if isinstance(error, NoValidWorkerError | NoWorkerError):
+            paused = self._heard(range(self.slots), math.inf)
             return ClusterLostError(
                 f"{what}: slot {slot} or one that it waits for had no worker for "
-                f"{error.timeout:g} s; arrays are not lost by that: run it again when the slot "
+                f"{error.timeout:g} s{': ' * bool(paused)}{', '.join(paused[:2])}; "
+                f"arrays are not lost by that: run it again when the slot "
                 f"is back, or {self.anew}"
             )
         if isinstance(error, KilledWorker):
@@ -651,17 +655,32 @@ class Cluster(ABC):
         )
 
     def _heard(self, slots: Iterable[int], silent: float = 0.0) -> list[str]:
-        """Of each of these slots that has no worker, or one that is silent for so many seconds."""
+        """Of each of these slots that has no worker, one that is paused, or one that is silent for
+        so many seconds."""
         workers, now = self._workers(), time.time()
-        ago = {s: now - workers[s]["last_seen"] if s in workers else None for s in sorted(slots)}
-        return [
-            f"slot {slot} (it has no worker)"
-            if seconds is None
-            else f"slot {slot} (its worker was last heard of {seconds:.1f} s ago"
-            f"{workers[slot].get('alone', '') if seconds >= _SILENT else ''})"
-            for slot, seconds in ago.items()
-            if seconds is None or seconds >= silent
-        ]
+        said = []
+        for slot in sorted(slots):
+            facts = workers.get(slot)
+            if facts is None:
+                said.append(f"slot {slot} (it has no worker)")
+            elif facts["status"] == "paused":
+                said.append(f"slot {slot} ({self._paused(facts)})")
+            elif (seconds := now - facts["last_seen"]) >= silent:
+                alone = facts.get("alone", "") if seconds >= _SILENT else ""
+                said.append(
+                    f"slot {slot} (its worker was last heard of {seconds:.1f} s ago{alone})"
+                )
+        return said
+
+    def _paused(self, facts: Mapping[str, Any]) -> str:
+        """Why a worker runs nothing more, until something is let go."""
+        held, limit = facts["metrics"]["memory"], facts["memory_limit"]
+        folder = facts["local_directory"]
+        room = f", with {format_bytes(free(folder))} free" if self.started_here else ""
+        return (
+            f"its worker is paused at {format_bytes(held)} of {format_bytes(limit)}: let arrays "
+            f"go, or make room where it puts blocks aside, {folder}{room}"
+        )
 
     def gather(
         self,

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from time import monotonic, perf_counter
 from typing import Any
 
+import dask
 import numpy as np
 
 import tiledask as td
@@ -225,9 +226,7 @@ def full_disk(bench: Workbench, what: str) -> Tried:
     """A disk that is full, or fills up meanwhile: an error that names the file, what was there is
     as it was, and with room the same call is right."""
     with small_disk(4 * 2**20) as disk:
-        return {"spool": _spool, "checkpoint": _checkpoint, "files": _files, "kept": _kept}[what](
-            bench, disk
-        )
+        return _DISKS[what](bench, disk)
 
 
 def _fill(disk: Path, leave: int = 0) -> None:
@@ -298,3 +297,43 @@ def _kept(bench: Workbench, disk: Path) -> Tried:
         return tried(ready.run, ready.right, LATE)
     finally:
         kept_folder.MEMORY, kept_folder.RESERVE = MEMORY, before
+
+
+def _spilled(bench: Workbench, _: Path) -> Tried:
+    """A worker that may put no more blocks aside: it is paused, and so named within the timeout."""
+    timeout, right = 4.0, np.ones((2000, 2000), "f4").tobytes()
+    with (
+        small_disk(256 * 2**20) as disk,
+        dask.config.set({"temporary-directory": str(disk)}),
+        td.start_cluster(
+            workers=1, device="cpu", quiet=True, memory_limit="300MB", default=False
+        ) as cluster,
+    ):
+        mesh, held = td.Mesh(cluster, (1,)), list[Any]()
+        _fill(disk, 4096)
+
+        def more() -> bytes:
+            while len(held) < 20:  # of 16 MB
+                made = td.from_function(
+                    _ones, (2000, 2000), "f4", mesh, (td.Replicate(),), timeout=timeout
+                )
+                held.append(made)
+                time.sleep(0.1)  # workers look at their memory that often
+            return td.to_numpy(held[0], timeout=LATE).tobytes()
+
+        found = tried(more, right, timeout + LATE, said=True)
+        found = found._replace(seconds=max(0.0, found.seconds - timeout))
+        return _then_with_room(disk, found, more, right)
+
+
+def _ones(region: tuple[slice, ...]) -> np.ndarray:
+    return np.ones([part.stop - part.start for part in region], "f4")
+
+
+_DISKS = {
+    "spool": _spool,
+    "checkpoint": _checkpoint,
+    "files": _files,
+    "kept": _kept,
+    "spilled": _spilled,
+}
