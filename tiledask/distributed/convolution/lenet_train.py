@@ -12,7 +12,6 @@ Each rank draws its own weights and its copy's images from the seed, so nothing 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,6 +29,7 @@ from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.extras import needed_for
 from tiledask.plan import html
+from tiledask.plan.digests import digest_of
 from tiledask.plan.program.lenet import BOUNDARIES, SIDE, Need, Split
 from tiledask.plan.program.making.convolution.lenet_formulas import need_by_formulas
 from tiledask.plan.program.making.convolution.of_lenet import need_of
@@ -197,9 +197,8 @@ def _train_rank(rank: Rank, job: _Job) -> _Part:
             losses.append(trainer.step(lambda _, batch=batch: batch))
         seconds.append(perf_counter() - begun)
     weights = trainer.unpacked(trainer.arrays["weights"])
-    every = (w.tobytes() for each in weights.values() for w in each.values())
+    digest = digest_of(w for each in weights.values() for w in each.values())
     held = {tensor: n for tensor, n in trainer.held.items() if tensor != "gradients"}
-    digest = blake2b(b"".join(every)).digest()
     return _Part(losses, seconds, weights, digest, held, trainer.flops)
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import partial
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +14,7 @@ from tiledask.distributed.training.gpt import GPT
 from tiledask.distributed.training.reports import Say, reported
 from tiledask.distributed.training.trainer import Trainer
 from tiledask.errors import ConfigError
+from tiledask.plan.digests import digest_of
 from tiledask.plan.program.making.of_training import TrainingTerms
 from tiledask.plan.program.program import Program
 from tiledask.tile.backend import to_numpy
@@ -110,15 +110,12 @@ def train_rank(
         keeper.stepped(number + 1, about, job.is_saved(number + 1))
     weights = save(job.steps)
     weights = {name: w.like(to_numpy(w.local)) for name, w in weights.items()}
-    digest = blake2b()
-    for w in weights.values():  # one after the other: no second copy of all
-        digest.update(np.ascontiguousarray(w.local).reshape(-1).view(np.uint8).data)
     return TrainedRank(
         losses,
         trainer.guard.norms,
         scales,
         None if copies.rank else weights,
-        digest.digest(),
+        digest_of(w.local for w in weights.values()),
         trainer.held,
         StateKept(keeper.count, keeper.seconds),
     )

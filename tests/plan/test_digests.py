@@ -1,0 +1,49 @@
+"""Checksums of arrays are those of their bytes in order.
+
+Holds `tiledask.plan.digests`.
+"""
+
+import tracemalloc
+import zlib
+from hashlib import blake2b
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tiledask.plan import digests
+from tiledask.plan.digests import crc_of, digest_of
+
+X = np.random.default_rng(0).standard_normal((40, 30, 3))
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        X,
+        X[::3, 5:, ::-1],
+        np.asfortranarray(X[0]),
+        X.astype(ml_dtypes.bfloat16),
+        X[:, 0, 0] > 0,
+        np.float32(7)[...],
+        X[:0],
+        X[:, :0],
+    ],
+    ids=["plain", "steps", "columns", "bfloat16", "bool", "number", "no rows", "no columns"],
+)
+@pytest.mark.parametrize("slab", [1, 100, 2**18])
+def test_they_are_of_all_bytes_in_order(monkeypatch, x, slab):
+    monkeypatch.setattr(digests, "_SLAB", slab)
+    assert crc_of(x) == zlib.crc32(x.tobytes())
+    assert crc_of(x, crc_of(X)) == zlib.crc32(X.tobytes() + x.tobytes())
+    assert digest_of([X, x]) == blake2b(X.tobytes() + x.tobytes()).digest()
+
+
+def test_nothing_is_copied_but_a_slab():
+    x = np.ones((2000, 1000)).T  # 16 MB, no two elements of a row beside each other
+    tracemalloc.start()
+    crc_of(x)
+    digest_of([x])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * digests._SLAB

@@ -1,0 +1,38 @@
+"""Checksums of arrays' elements, row after row, whatever their order in memory: no copy of all."""
+
+import zlib
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+
+import numpy as np
+
+from tiledask.plan.arrays import Array
+
+__all__ = ["crc_of", "digest_of"]
+
+_SLAB = 2**18
+"""Bytes that are looked at at a time: they stay in cache."""
+
+
+def crc_of(array: Array, check: int = 0) -> int:
+    """CRC-32 of the elements of ``array``, row after row, after those of ``check``."""
+    for part in _slabs(array):
+        check = zlib.crc32(part, check)
+    return check
+
+
+def digest_of(arrays: Iterable[Array]) -> bytes:
+    """A digest that arrays have alone which are equal to the bit, one after the other."""
+    digest = blake2b()
+    for array in arrays:
+        for part in _slabs(array):
+            digest.update(part)
+    return digest.digest()
+
+
+def _slabs(array: Array) -> Iterator[memoryview]:
+    rows = array if array.ndim else array.reshape(1)
+    step = max(1, _SLAB // max(1, rows[:1].nbytes))
+    for start in range(0, len(rows), step):
+        part = np.ascontiguousarray(rows[start : start + step])
+        yield part.reshape(-1).view(np.uint8).data
