@@ -40,6 +40,7 @@ from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.products.placement import split
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.making.of_schedule import program
+from tiledask.plan.program.program import Program
 from tiledask.plan.units import format_bytes
 from tiledask.tile.progress import is_watched, showing
 
@@ -127,10 +128,10 @@ def run_schedule(
     validate(schedule, stages=len(stages))
     batch = _check(schedule, stages, batch, target, workers)
     simulated = _simulated(schedule, times, seconds, latency, overlapped)
-    _check_room(schedule, stages, batch, workers, seconds_of(timeout))
+    made, kept = _sized(schedule, stages, batch)
     job = PipelineJob(
         schedule,
-        program(schedule),
+        made,
         stages,
         batch,
         target,
@@ -138,6 +139,7 @@ def run_schedule(
         Pace(seconds, both, arriving),
         seconds_of(timeout),
     )
+    _check_room(job, kept)
 
     def attempt(number: int, left: float) -> tuple[PipelineJob, Done, tuple[Clock, ...]]:
         again = job.again(left) if number else job
@@ -255,25 +257,26 @@ def _check(
     return batch
 
 
-def _check_room(
-    schedule: Schedule,
-    stages: Sequence[Any],
-    batch: np.ndarray,
-    cluster: Cluster,
-    timeout: float,
-) -> None:
-    """None if each device's worker has room for its stages' weights, their gradients, and what is
-    kept of micro-batches that are under way; else DoesNotFitError. Of stages that do not say their
-    ``weight_bytes`` and ``kept_bytes`` nothing is known."""
-    weights = [getattr(stage, "weight_bytes", 0) for stage in stages]
-    if not any(weights):
-        return
+def _sized(schedule: Schedule, stages: Sequence[Any], batch: np.ndarray) -> tuple[Program, int]:
+    """The program of ``schedule`` with its bytes; and those that a stage keeps of a micro-batch, 0
+    if none says its ``kept_bytes``."""
     rows = -(-len(batch) // schedule.microbatches)
     kept = max(stage.kept_bytes(rows) if hasattr(stage, "kept_bytes") else 0 for stage in stages)
     # a backward that is in two parts keeps as much again of gradients for the second
     parts = 2 if any(action.kind == "W" for action in schedule) else 1
-    held = program(schedule, block_bytes=rows * batch[0].nbytes, activation=parts * kept).memory
-    sizes = np.array(weights) * (2 if schedule.trains else 1)
+    nbytes = rows * batch[0].nbytes
+    return program(schedule, block_bytes=nbytes, activation=parts * kept), kept
+
+
+def _check_room(job: PipelineJob, kept: int) -> None:
+    """None if each device's worker has room for its stages' weights, their gradients, and what is
+    kept of micro-batches that are under way; else DoesNotFitError. Of stages that do not say their
+    ``weight_bytes`` nothing is known."""
+    schedule = job.schedule
+    weights = [getattr(stage, "weight_bytes", 0) for stage in job.stages]
+    if not any(weights):
+        return
+    held, sizes = job.program.memory, np.array(weights) * (2 if schedule.trains else 1)
     peaks = [
         held.per_place.get(device, 0)
         + 2 * kept  # while one is worked on
@@ -281,7 +284,7 @@ def _check_room(
         for device in range(schedule.devices)
     ]
     what = f"{schedule.name} with weights of {format_bytes(max(weights))} a stage"
-    check_room(cluster, range(schedule.devices), peaks, what, timeout)
+    check_room(job.cluster, range(schedule.devices), peaks, what, job.timeout)
 
 
 def _predicted_traffic(job: PipelineJob) -> Traffic:
