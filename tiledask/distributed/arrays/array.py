@@ -13,10 +13,11 @@ from distributed import Future, get_worker
 
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.arrays.recompute import Anchors
-from tiledask.distributed.cluster.cluster import crc_of, slot_of, slot_on
+from tiledask.distributed.cluster.cluster import slot_of, slot_on
 from tiledask.distributed.deadlines import bounded
 from tiledask.errors import DamagedBlockError, PlacementError
 from tiledask.plan import html
+from tiledask.plan.digests import crc_of
 from tiledask.plan.products.comms import shares
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiled, Tiling
 from tiledask.plan.products.regions import Region, slices

@@ -8,7 +8,6 @@ A rank holds what it asked for and one slab, never the whole model.
 
 import os
 import re
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -23,6 +22,7 @@ from tiledask.distributed.checkpoints.pieces import Flat, TensorSlice, whole
 from tiledask.distributed.checkpoints.write import UNFINISHED, folder_of
 from tiledask.distributed.out_of_core.stored_npy import look
 from tiledask.errors import CheckpointError
+from tiledask.plan.digests import crc_of
 from tiledask.plan.products.regions import Region, extents_of, overlap, within
 from tiledask.plan.units import format_bytes
 from tiledask.tile.backend import as_dtype
@@ -140,7 +140,7 @@ class Checkpoint:
                     got = 0
                     while got < len(into) and (more := file.readinto(into[got:])):
                         got += more
-                    if got < lines.nbytes or zlib.crc32(lines.data) != part.checksums[number]:
+                    if got < lines.nbytes or crc_of(lines) != part.checksums[number]:
                         what = "does not have its checksum"
                         if got < lines.nbytes:
                             what = f"has {got} of {lines.nbytes} bytes"

@@ -12,7 +12,6 @@ that has least to write so far. Until the rename the folder has a name that nobo
 import json
 import os
 import shutil
-import zlib
 from collections.abc import Mapping
 from itertools import pairwise
 from math import prod
@@ -35,6 +34,7 @@ from tiledask.distributed.out_of_core.disk import sync, writing
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.errors import CheckpointError
+from tiledask.plan.digests import crc_of
 from tiledask.plan.products.regions import Region, extents_of
 from tiledask.plan.whole import whole_number
 from tiledask.tile.backend import to_numpy
@@ -227,7 +227,7 @@ def _write_box(path: Path, box: Region, view: Any) -> StoredBox:
             raise
     lines = host.reshape(len(host) if host.ndim else 1, -1)
     rows = rows_of(box, host.itemsize)
-    sums = tuple(zlib.crc32(lines[i : i + rows].data) for i in range(0, len(lines), rows))
+    sums = tuple(crc_of(lines[i : i + rows]) for i in range(0, len(lines), rows))
     return StoredBox(path.name, box, offset, rows, sums)
 
 

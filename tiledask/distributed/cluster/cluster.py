@@ -17,7 +17,6 @@ import signal
 import threading
 import time
 import uuid
-import zlib
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -56,6 +55,7 @@ from tiledask.distributed.recovering import poison
 from tiledask.distributed.recovering.supervisor import Supervisor
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan import html
+from tiledask.plan.digests import crc_of
 from tiledask.plan.products.regions import Region, slices
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import is_whole
@@ -255,10 +255,6 @@ class BlockKeys(NamedTuple):
         return f"{self.stem}-{slot}" if self.stem else self.each.get(slot, "")
 
 
-_SLAB = 2**18
-"""Bytes whose checksum is taken at a time: they stay in cache."""
-
-
 class KeptArray(NamedTuple):
     """An array of which workers make blocks, and lost ones again."""
 
@@ -280,16 +276,6 @@ class KeptArray(NamedTuple):
         """None; no block is made of it any more."""
         if self.path:
             Path(self.path).unlink(missing_ok=True)
-
-
-def crc_of(block: np.ndarray, check: int = 0) -> int:
-    """CRC-32 of the elements of ``block``, row after row, after those of ``check``."""
-    rows = block if block.ndim else block.reshape(1)
-    step = max(1, _SLAB // max(1, rows[:1].nbytes))
-    for start in range(0, len(rows), step):
-        part = np.ascontiguousarray(rows[start : start + step])
-        check = zlib.crc32(part.reshape(-1).view(np.uint8).data, check)
-    return check
 
 
 class Cluster(ABC):

@@ -9,7 +9,6 @@ the file removes them.
 
 import json
 import os
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from tiledask.distributed.out_of_core.disk import reading, writing
 from tiledask.distributed.out_of_core.stored_file import StoredFile
 from tiledask.distributed.out_of_core.stored_npy import rounded
 from tiledask.errors import ConfigError
+from tiledask.plan.digests import crc_of
 from tiledask.plan.products.regions import Region, overlap, region_size
 from tiledask.plan.whole import is_whole
 
@@ -49,7 +49,7 @@ def checksum(array: StoredFile, region: Region, part: Callable[[slice, slice], n
     for i in range(start, stop, step):
         across = slice(i, min(stop, i + step)), slice(low, high)
         lines = part(*across) if along == 0 else part(*across[::-1]).T
-        check = zlib.crc32(rounded(lines, array.dtype).data, check)
+        check = crc_of(rounded(lines, array.dtype), check)
     return check
 
 

@@ -6,7 +6,6 @@ a thread                                  [fsync, record]
 """
 
 import time
-import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from tiledask.distributed.out_of_core.unfinished import StreamRecords, TileRecor
 from tiledask.distributed.products.line import ProductLine
 from tiledask.distributed.products.verifying.tiles import RowCheck, TileChecks
 from tiledask.errors import DamagedBlockError
+from tiledask.plan.digests import crc_of
 from tiledask.plan.products.regions import Region
 from tiledask.plan.products.streaming import Cuts, StreamPlan
 from tiledask.plan.program.instructions import Do, Fetch, Instructions, Keep
@@ -235,8 +235,7 @@ class _FileLine(ProductLine):
         if self.tile_check is None:
             return
         if (row := self.tile_check.off(tile)) is not None:
-            c = np.ascontiguousarray(to_numpy(tile))
-            raise _WrongTileError(region, row, zlib.crc32(c.data))
+            raise _WrongTileError(region, row, crc_of(to_numpy(tile)))
 
     def check(self) -> None:
         self.keeper.check()
