@@ -509,27 +509,6 @@ def test_arrays_outlive_calls_that_end_early_and_a_slot_that_is_long_away(caplog
         np.testing.assert_array_equal(td.to_numpy(y), a @ a)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs signals to worker processes")
-def test_a_frozen_worker_meets_every_deadline(cluster):
-    x = td.distribute(np.ones((8, 8)), td.Mesh(cluster, (4,)), (td.Shard(0),))
-    pid = cluster.run(on_worker.machine)[3]["pid"]
-    calls = (
-        lambda: cluster.run(abs, 1, timeout=1),
-        lambda: td.to_numpy(x, timeout=1),
-        lambda: td.redistribute(x, td.Replicate(), timeout=1),
-    )
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        for call in calls:
-            begun = time.monotonic()
-            with pytest.raises(DeadlineError):
-                call()
-            assert time.monotonic() - begun < 30
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    assert cluster.run(abs, -1, timeout=30) == [1] * cluster.slots
-
-
 def answering(*answers):
     """A cluster of one slot whose worker answers `Cluster.run` by these, the last one for ever."""
     answers = list(answers)
@@ -566,15 +545,6 @@ def test_start_keeps_its_deadline():
     with pytest.raises(DeadlineError, match=r"did not start within 0\.05 s"):
         td.start_cluster(4, device="cpu", timeout=0.05, quiet=True)
     assert time.monotonic() - begun < 30
-
-
-def test_a_task_that_kills_its_worker_each_time_is_named():
-    # a cluster of its own: a nanny whose worker dies while it starts is never quite well again
-    with td.start_cluster(2, device="cpu", quiet=True) as started:
-        words = r"poison: task poison-\w+-1 ended the worker of slot 1 4 times"
-        with pytest.raises(ClusterLostError, match=words):
-            started.wait([started.submit(1, os._exit, 1, name="poison")], "poison", 200)
-        assert started.gather([started.submit(0, where)], "the other slot", 30) == [0]
 
 
 def times_asked(seconds, dask_worker):

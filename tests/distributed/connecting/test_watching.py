@@ -13,7 +13,6 @@ import time
 import numpy as np
 import psutil
 import pytest
-from oracles.innocents import poison_among_innocents
 from oracles.waiting import wait_until
 from twins.by_hand import dask_by_hand
 
@@ -21,10 +20,7 @@ import tiledask as td
 from tiledask.distributed.cluster import worker as on_worker
 from tiledask.distributed.recovering import frozen
 from tiledask.errors import DeadlineError
-from tiledask.tile.datasets import load_text
 
-TEXT = load_text("tales")
-MODEL = td.GPT(TEXT.vocabulary, hidden=16, layers=2, heads=2, sequence=8)
 ACTED = 3 * 5.0
 """Seconds until somebody who is frozen is ended; 3.3 on a quiet machine."""
 
@@ -101,21 +97,6 @@ def test_a_product_goes_on_when_its_worker_is_frozen(cluster):
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_a_training_goes_on_when_a_rank_is_frozen(cluster):
-    options = {"steps": 12, "batch": 4, "seed": 3, "timeout": 120.0}
-    mesh, pid = td.Mesh(cluster, (2, 1, 1)), pids(cluster)[0]
-    right = td.train(MODEL, TEXT, mesh, **options)
-    assert pids(cluster)[0] == pid
-    freezing = Freezing(pid, 0.1)
-    got = td.train(MODEL, TEXT, mesh, **options)
-    assert 3 <= freezing.seconds() < ACTED
-    assert (got.losses == right.losses).all()
-    assert all((got.weights[name] == w).all() for name, w in right.weights.items())
-    assert pids(cluster)[0] != pid
-
-
-@pytest.mark.cluster
-@pytest.mark.slow
 def test_ctrl_z_of_who_runs_the_workers_is_no_freeze(cluster):
     pid = pids(cluster)[1]
     both = psutil.Process(pid).ppid(), pid
@@ -139,12 +120,6 @@ def test_nobody_is_asked_where_a_worker_was(cluster):
     begun = time.monotonic()
     assert pids(cluster)[1] != pid
     assert time.monotonic() - begun < 25  # 1 on a quiet machine
-
-
-@pytest.mark.cluster
-@pytest.mark.slow
-def test_a_task_that_ends_its_worker_is_named_and_the_innocents_finish(cluster):
-    assert poison_among_innocents(cluster, "kill", 0.1) < 60  # 8 on a quiet machine
 
 
 @pytest.mark.cluster

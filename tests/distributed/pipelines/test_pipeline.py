@@ -408,37 +408,6 @@ def kill_soon(cluster, slot, after):
     return thread
 
 
-def test_tasks_do_again_what_a_dead_worker_had_done(cluster):
-    stages = stack((0, 1, 2), **SHAPE)
-    schedule = td.schedule("gpipe", 2, 4)
-    killing = kill_soon(cluster, 1, 0.4)  # of a second that it takes at least
-    run = td.run_schedule(
-        schedule, stages, BATCH, cluster, target=TARGET, forward=0.1, backward=0.1, timeout=120
-    )
-    killing.join()
-    outputs, loss, _ = one_device(stages)
-    np.testing.assert_allclose(run.outputs, outputs, rtol=0, atol=1e-12)
-    assert run.loss == pytest.approx(loss, abs=1e-12)
-
-
-def test_a_loop_runs_again_when_a_worker_died(cluster):
-    stages = stack((0, 1, 2), **SHAPE)
-    options = {"target": TARGET, "engine": "loop", "timeout": 120}
-    schedule = td.schedule("1f1b", 2, 4)
-    right = td.run_schedule(schedule, stages, BATCH, cluster, **options)
-    killing = kill_soon(cluster, 1, 0.4)
-    options |= {"forward": 0.1, "backward": 0.1}
-    before = len(cluster.client.get_events(RUNS))
-    run = td.run_schedule(schedule, stages, BATCH, cluster, **options)
-    killing.join()
-    assert len(cluster.client.get_events(RUNS)) == before + 2
-    assert run.loss == right.loss
-    assert (run.outputs == right.outputs).all()
-    for stage, theirs in zip(run.gradients, right.gradients, strict=True):
-        for layer, other in zip(stage, theirs, strict=True):
-            assert all((layer[name] == other[name]).all() for name in other)
-
-
 def test_a_loop_says_that_a_worker_died_when_no_time_is_left(cluster):
     killing = kill_soon(cluster, 1, 0.4)
     options = {"forward": 0.1, "backward": 0.1, "engine": "loop", "timeout": 0.6}

@@ -145,19 +145,6 @@ def test_what_a_kernel_loads_on_a_worker_is_what_is_shown(cluster):
     assert "not counted: blas does not say what it loads" in shown.note
 
 
-def test_a_product_survives_the_death_of_a_worker(cluster):
-    rng = np.random.default_rng(5)
-    a, b = on_grid(cluster, *(rng.standard_normal((1500, 1500)) for _ in range(2)))
-    expected = td.to_numpy(td.matmul(a, b, kernel="tiled", tile=64))
-    victim = cluster.run(on_worker.machine)[3]["pid"]
-    killer = threading.Timer(0.25, os.kill, (victim, signal.SIGKILL))
-    killer.start()
-    c = td.matmul(a, b, kernel="tiled", tile=64, timeout=60)
-    killer.join()
-    assert td.to_numpy(c, timeout=60).tobytes() == expected.tobytes()
-    assert cluster.run(on_worker.machine)[3]["pid"] != victim
-
-
 @pytest.mark.few(2)
 @pytest.mark.parametrize("row", [4, 1])
 @pytest.mark.parametrize("name", ["summa", "row_parallel", "2.5d"])

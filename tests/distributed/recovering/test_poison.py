@@ -64,8 +64,7 @@ def number_once(n, path):
 
 @pytest.mark.cluster
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["exit", "kill"])
-@pytest.mark.parametrize("seconds", [0, 0.4])
+@pytest.mark.parametrize(("how", "seconds"), [("exit", 0.4), ("kill", 0)])
 def test_the_task_is_named_and_the_innocents_finish(cluster, how, seconds):
     assert poison_among_innocents(cluster, how, seconds) < 60  # 4 s where workers are forks, else 8
 
