@@ -31,7 +31,8 @@ __all__ = ["ByHand", "HostsOnOne", "dask_by_hand", "environment", "hosts_on_one"
 
 START = 30.0
 """Seconds that a process has to start."""
-MEMORY = ("--nthreads", "1", "--memory-limit", "2GB")
+PLAIN = ("--nthreads", "1", "--memory-limit", "2GB", "--no-dashboard")
+"""Of a worker, unless it is told otherwise: loading what its own pages need takes half a second."""
 _SETS = count()
 """Numbers of sets of hosts; one may be up beside another."""
 _HOME = str(Path(__file__).parents[4])
@@ -84,7 +85,7 @@ class ByHand:
         self, *options: str, program: str = "worker", **where: object
     ) -> subprocess.Popen[bytes]:
         """A worker's process, or its nanny's."""
-        self.start(program, self.address, *MEMORY, *options, **where)  # type: ignore[arg-type]
+        self.start(program, self.address, *PLAIN, *options, **where)  # type: ignore[arg-type]
         return self.running[-1]
 
 
