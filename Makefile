@@ -48,8 +48,10 @@ tour: $(USED_STAMP) ## run the whole story on this machine; the report is left i
 quick: env lint ## lint, types, and every test that is fast and needs no workers: a minute
 	OPENBLAS_NUM_THREADS=1 $(ENDING) $(PYTEST) -q -m "not cluster and not slow and not long" $(WORKERS) auto --maxprocesses 8 --dist loadfile tests tiledask
 
-# Nobody shall wait for what takes longest at the end: the tour, a minute; the late notebooks.
-LONGEST_FIRST = tests/lab/tour/test_tour.py $(filter-out tests/lab/tour/%,$(call marked,cluster))
+# Nobody shall wait for what takes longest at the end: a minute of the tour, and of faults; the
+# late notebooks.
+LONGEST = tests/lab/tour/test_tour.py tests/lab/faults/test_faults.py
+LONGEST_FIRST = $(LONGEST) $(filter-out $(LONGEST),$(call marked,cluster))
 
 # What needs no workers runs on all cores at once; three files of tests with workers or
 # three notebooks at a time, which wait more. Threads of BLAS that wait for each other on busy cores

@@ -6,8 +6,10 @@ those of the stand-in: twins/standin/checks.
 """
 
 import asyncio
+import contextlib
 import os
 import re
+import signal
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -313,12 +315,17 @@ def beside(dask_scheduler):
     return {str(w.name): w.nthreads for w in every if per_thread.is_per_thread(w.name)}
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_each_thread_is_a_slot_if_asked(tmp_path, workers):
-    with (
-        dask_by_hand(tmp_path, workers, "--nanny", "--nthreads", "2") as dask,
-        Client(dask.address, set_as_default=False) as client,
-    ):
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)])
+def threads(request, tmp_path_factory):
+    """A scheduler and so many workers of two threads each, under nannies; and how many."""
+    options = ("--nanny", "--nthreads", "2")
+    with dask_by_hand(tmp_path_factory.mktemp("threads"), request.param, *options) as started:
+        yield started, request.param
+
+
+def test_each_thread_is_a_slot_if_asked(threads):
+    dask, workers = threads
+    with Client(dask.address, set_as_default=False) as client:
         client.wait_for_workers(workers, timeout=60)
         before = client.run(habits), client.run_on_scheduler(of_scheduler)
         with td.connect(client, slots="thread") as cluster:
@@ -369,15 +376,22 @@ def test_slots_are_of_processes_or_threads(attached):
     assert attached.slots == 2
 
 
-def test_processes_beside_a_worker_end_with_it(tmp_path):
-    with (
-        dask_by_hand(tmp_path, 1, "--no-nanny", "--nthreads", "3") as dask,
-        td.connect(dask.address, slots="thread", workers=3) as cluster,
-    ):
-        pids = [pid for pid in cluster.run(os.getpid) if pid != dask.running[-1].pid]
-        assert len(pids) == 2
-        dask.running[-1].kill()
-        wait_until(lambda: not any(map(psutil.pid_exists, pids)), seconds=20)
+def process(dask_worker):
+    return os.getpid(), dask_worker.name
+
+
+def test_processes_beside_a_worker_end_with_it(threads):
+    dask, workers = threads
+    with td.connect(dask.address, slots="thread", workers=2 * workers) as cluster:
+        found = cluster.run(process)
+        beside = [pid for pid, name in found if per_thread.is_per_thread(name)]
+        assert len(beside) == workers
+        for nanny in dask.running[1:]:  # or there would soon be others
+            nanny.kill()
+        for pid in {pid for pid, _ in found} - {*beside}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not any(map(psutil.pid_exists, beside)), seconds=20)
 
 
 def test_what_cannot_be_connected_to_is_refused():
