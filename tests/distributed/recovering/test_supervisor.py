@@ -67,7 +67,7 @@ def pids_now(cluster):
 
 
 @pytest.mark.cluster
-def test_a_slot_whose_worker_was_retired_is_filled_again(cluster):
+def test_a_slot_without_a_nanny_is_filled_again(cluster):
     before = pids(cluster)[1]
     cluster.client.retire_workers([cluster.address(1)])
     assert seconds_until_back(cluster, 1, before) < 20  # 0.6 s on a quiet machine
