@@ -77,8 +77,8 @@ halves = st.integers(0, 6).map(lambda n: n / 2)  # exact in binary, so that equa
 
 @pytest.mark.long
 @pytest.mark.few(1)
-@pytest.mark.parametrize("part", range(5))
-@settings(max_examples=50, deadline=None)
+@pytest.mark.parametrize("part", range(10))
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_equals_the_reference_for_any_schedule_links_and_convention(part, data):
     def lists(values, *shape):
