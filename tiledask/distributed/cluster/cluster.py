@@ -23,7 +23,6 @@ from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, 
 from contextlib import nullcontext
 from functools import partial
 from inspect import isawaitable
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import dask
@@ -47,7 +46,7 @@ from distributed.spans import SpanMetadata
 from distributed.utils import has_arg
 
 from tiledask.distributed.cluster import device_arrays
-from tiledask.distributed.cluster.spool import open_spool
+from tiledask.distributed.cluster.spool import KeptArray, open_spool
 from tiledask.distributed.cluster.web import panel
 from tiledask.distributed.deadlines import DEADLINE, HEAR, Left, heard, left_of, seconds_of
 from tiledask.distributed.out_of_core.disk import free, writing
@@ -55,8 +54,6 @@ from tiledask.distributed.recovering import poison
 from tiledask.distributed.recovering.supervisor import Supervisor
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan import html
-from tiledask.plan.digests import crc_of
-from tiledask.plan.products.regions import Region, slices
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import is_whole
 from tiledask.tile import matmul
@@ -68,7 +65,6 @@ __all__ = [
     "RUNNING",
     "BlockKeys",
     "Cluster",
-    "KeptArray",
     "StartedCluster",
     "asked",
     "check_client",
@@ -253,29 +249,6 @@ class BlockKeys(NamedTuple):
     def at(self, slot: int) -> str:
         """The key that a block in ``slot`` has; a slot without one has nothing of that name."""
         return f"{self.stem}-{slot}" if self.stem else self.each.get(slot, "")
-
-
-class KeptArray(NamedTuple):
-    """An array of which workers make blocks, and lost ones again."""
-
-    path: str
-    """Of a copy in the spool; empty if nobody reads it there."""
-    array: np.ndarray
-    near: frozenset[int]
-    """The slots whose workers see the spool."""
-
-    def part(self, slot: int, region: Region) -> str | np.ndarray:
-        """What a task in ``slot`` makes the block of ``region`` from: the path, or the block."""
-        return self.path if slot in self.near else self.array[slices(region)].copy()
-
-    def check(self, region: Region) -> int:
-        """CRC-32 of the block of ``region``, which the task compares."""
-        return crc_of(self.array[slices(region)])
-
-    def remove(self) -> None:
-        """None; no block is made of it any more."""
-        if self.path:
-            Path(self.path).unlink(missing_ok=True)
 
 
 class Cluster(ABC):

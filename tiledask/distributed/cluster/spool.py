@@ -18,14 +18,42 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
-__all__ = ["MEMORY", "machine", "open_spool", "remove_spools_of_the_dead"]
+import numpy as np
+
+from tiledask.plan.digests import crc_of
+from tiledask.plan.products.regions import Region, slices
+
+__all__ = ["MEMORY", "KeptArray", "machine", "open_spool", "remove_spools_of_the_dead"]
 
 PREFIX = "tiledask-"
 MEMORY = Path("/dev/shm")
 """Where some of them are, on Linux."""
 OWNER = "owner"
+
+
+class KeptArray(NamedTuple):
+    """An array of which workers make blocks, and lost ones again."""
+
+    path: str
+    """Of a copy in the spool; empty if nobody reads it there."""
+    array: np.ndarray
+    near: frozenset[int]
+    """The slots whose workers see the spool."""
+
+    def part(self, slot: int, region: Region) -> str | np.ndarray:
+        """What a task in ``slot`` makes the block of ``region`` from: the path, or the block."""
+        return self.path if slot in self.near else self.array[slices(region)].copy()
+
+    def check(self, region: Region) -> int:
+        """CRC-32 of the block of ``region``, which the task compares."""
+        return crc_of(self.array[slices(region)])
+
+    def remove(self) -> None:
+        """None; no block is made of it any more."""
+        if self.path:
+            Path(self.path).unlink(missing_ok=True)
 
 
 def open_spool(of: Any, where: Path | None = None) -> tuple[Path, Callable[[], None]]:

@@ -11,8 +11,9 @@ from dask.typing import Key
 from distributed import Future
 
 from tiledask.distributed.arrays.array import read_block
-from tiledask.distributed.cluster.cluster import Cluster, KeptArray
+from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.progress import RUNS
+from tiledask.distributed.cluster.spool import KeptArray
 from tiledask.distributed.pipelines.kernels import StageOperands, StagesMade
 from tiledask.distributed.pipelines.paced import Pace
 from tiledask.distributed.transport.meeting import begin
