@@ -269,6 +269,8 @@ def test_slots_go_with_a_client_that_does_not_say_goodbye(dask, client):
     wait_until(lambda: client.run_on_scheduler(of_scheduler) == before, seconds=10)
     with pytest.raises(ClusterLostError, match="closed"):
         mesh.cluster.check_alive()
+    with td.connect(client) as cluster:  # whoever is gone is in nobody's way
+        assert cluster.slots == 2
     mesh.cluster.close()
 
 

@@ -286,9 +286,8 @@ def _too_few(
 
 
 def _address(client: Client) -> str:
-    """Where its scheduler listens."""
-    scheduler: Any = client.scheduler
-    address: str = scheduler.address
+    """Where its scheduler listens; empty once it was closed."""
+    address: str = getattr(client.scheduler, "address", "")
     return address
 
 
