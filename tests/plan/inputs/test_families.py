@@ -1,16 +1,26 @@
-"""Every family against its checkpoint's tensors, listed one by one."""
+"""Every family against transformers' own count, and its checkpoint's tensors one by one.
+
+Holds `tiledask.plan.inputs.counted`.
+"""
 
 import json
+from dataclasses import replace
+from functools import partial
 from math import prod
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiledask as td
+from tiledask.errors import ConfigError
 from tiledask.plan.data import Fields
+from tiledask.plan.fitting.activations import layer_bytes
+from tiledask.plan.inputs.counted import CountedModel
 from tiledask.plan.inputs.hf_config import families, model_from_config
 from tiledask.plan.inputs.load import load_model, models
+from tiledask.plan.timing.flops import step_flops
 
 
 def shipped(name):
@@ -162,9 +172,72 @@ def test_deepseek_agrees_with_the_reference(change):
     assert model.parameters == sum(map(prod, tensors(config))) == sum(model.item_parameters)
 
 
-@pytest.mark.parametrize("kind", [k for k in families if k != "olmo"])
-def test_every_other_family_has_a_shipped_model(kind):
-    assert kind in {shipped(name)["model_type"] for name in models()}
+# made by tests/oracles/transformers_counts.py: what transformers itself counts
+COUNTS = json.loads(
+    Path(__file__).parents[2].joinpath("oracles/transformers_counts.json").read_text()
+)
+
+
+@pytest.mark.parametrize("kind", families)
+def test_every_family_has_the_parameters_that_transformers_counts(kind):
+    base, cases = COUNTS[kind]["config"], COUNTS[kind]["cases"]
+    assert len(cases) > 1  # two sizes at least
+    for change, parameters in cases:
+        model = model_of(base | change)
+        assert model.parameters == parameters, change
+        if not isinstance(model, CountedModel):
+            assert sum(model.item_parameters) == parameters
+
+
+OLDER = {
+    "starcoder2": {"mlp_type": "default", "norm_type": "layer_norm"},
+    "gpt_oss": {"experts_per_token": 2, "quantization_config": {"quant_method": "mxfp4"}},
+    "gptj": {"rotary": True, "scale_attn_weights": True, "n_inner": None},
+    "mamba": {"d_inner": 96, "d_model": 48, "n_layer": 5, "ssm_cfg": {}, "time_step_rank": "auto"},
+    "whisper": {"num_hidden_layers": 3, "forced_decoder_ids": [[1, 2]]},
+    "bert": {"position_embedding_type": "absolute", "pooler_fc_size": 768},
+    "t5": {"n_positions": 512, "output_past": True},
+}
+
+
+@pytest.mark.parametrize("kind", OLDER)
+def test_keys_of_published_files_change_nothing(kind):
+    config = COUNTS[kind]["config"]
+    assert model_of(config | OLDER[kind]).parameters == COUNTS[kind]["cases"][0][1]
+
+
+def test_an_output_projection_of_its_own_is_counted_where_older_versions_have_it():
+    base = COUNTS["t5"]["config"]
+    more = model_of(base | {"tie_word_embeddings": False}).parameters - model_of(base).parameters
+    assert more == base["vocab_size"] * base["d_model"]
+
+
+@pytest.mark.parametrize("kind", ["t5", "vit", "whisper", "mamba", "qwen3_next"])
+def test_what_is_only_counted_is_refused_by_its_number(kind):
+    model = model_of(COUNTS[kind]["config"])
+    for ask in (td.estimate_memory, partial(td.fits, cluster="1xH100")):
+        with pytest.raises(ConfigError, match=rf"{model.parameters:,} parameters; .*td\.Model\("):
+            ask(model, layout=td.Layout())
+    assert f"{model.parameters:,}" in repr(model)
+    assert "<table>" in model._repr_html_()
+
+
+def test_an_encoder_computes_all_scores_and_a_side_by_side_layer_keeps_one_input():
+    bert = model_of(COUNTS["bert"]["config"])
+    assert not bert.causal
+    assert bert.dropout
+    flops, causal = (step_flops(replace(bert, causal=c), 4, 32) for c in (False, True))
+    assert flops.causal == flops.model == causal.model > causal.causal
+    layout, cluster = td.Layout(flash_attention=True), td.load_cluster("1xH100")
+    large = replace(bert, hidden=768, heads=12, head_dim=0, ffn=3072)
+    ours, half = (
+        td.estimate_step(replace(large, causal=c), layout, cluster, sequence=4096).compute
+        for c in (False, True)
+    )
+    assert ours > half
+    h, one, two, four = 48, *(replace(bert, layer_norms=n) for n in (1, 2, 4))
+    kept = [layer_bytes(m, td.Layout(), sequence=10) for m in (one, two, four)]
+    assert kept[1] - kept[0] == kept[2] - kept[1] == 2 * (10 * 2 * h)  # two tensors a step
 
 
 def test_olmo_1_has_norms_without_parameters():

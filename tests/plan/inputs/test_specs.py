@@ -263,7 +263,7 @@ def test_counts_and_schedules_may_be_written_as_the_command_line_does():
 def test_a_model_that_is_not_understood_names_the_way_out(tmp_path):
     inner = "the object under 'text_config'"
     for config, words in (
-        ({"model_type": "phi3", "hidden_size": 8}, r"described by hand: td\.Model\("),
+        ({"model_type": "rwkv", "hidden_size": 8}, r"described by hand: td\.Model\("),
         ({"model_type": "llama4", "text_config": {}}, inner),
         ({"text_config": {}}, inner),
     ):

@@ -29,12 +29,15 @@ _INTEGERS = {
     "qk_rope_head_dim": (0, MOST),
     "v_head_dim": (0, MOST),
     "mtp_layers": (0, 1000),
+    "embedding_width": (0, MOST),
+    "token_types": (0, MOST),
 }
 """Field -> the smallest and the largest value; beyond lies no transformer but a typing error."""
 _WORDS = {
     "mlp": ("gelu", "swiglu"),
     "norm": ("layernorm", "rmsnorm", "none"),
-    "qk_norm": (None, "per_head", "full"),
+    "qk_norm": (None, "per_head", "full", "own"),
+    "layer_norms": (1, 2, 4),
 }
 _BOOLEANS = (
     "qkv_bias",
@@ -46,6 +49,11 @@ _BOOLEANS = (
     "shared_gate",
     "router_bias",
     "with_mtp",
+    "final_norm",
+    "head_bias",
+    "head_dense",
+    "attention_sinks",
+    "causal",
 )
 _LATENT = ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _MIXTURE = ("shared_ffn", "shared_gate", "router_bias", "dense_layers")

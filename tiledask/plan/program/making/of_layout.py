@@ -32,6 +32,8 @@ def why_no_program(model: Model, layout: Layout) -> str:
     """Why a layout has no program; empty if it has one."""
     if model.experts or model.latent:
         return "experts and latent attention are not written as programs"
+    if model.layer_norms != 2 or not model.causal or model.head_dense or model.embedding_width:
+        return "of layers and heads only those like GPT-2's and Llama's are written as programs"
     if layout.cp > 1 or layout.ep > 1:
         return "context and expert parallelism are not written as programs"
     if layout.recompute not in ("none", "full", "selective"):
