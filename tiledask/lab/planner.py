@@ -1,34 +1,141 @@
-"""The words of `tiledask fit` and `tiledask plan`: verdicts, ledgers, ranked layouts, time."""
+"""The words of `tiledask fit` and `tiledask plan`: verdicts, ledgers, ranked layouts, time; and of
+the lists of what they take."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from math import inf
 from typing import Any
 
 from rich.console import Console
 
+from tiledask.errors import ConfigError, short
 from tiledask.lab.table import Grid, say
 from tiledask.plan.choosing.critique import PlanCritique
 from tiledask.plan.choosing.search import Plan, Plans
 from tiledask.plan.choosing.sensitivity import Relaxed
+from tiledask.plan.data import meant, names
 from tiledask.plan.fitting.fit import Fit
 from tiledask.plan.fitting.memory import MemoryEstimate
 from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.load import load_cluster, load_model, models
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.recipes import load_recipe, recipes
+from tiledask.plan.inputs.sized import ASSUMED
+from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, layout_schedule, schedules
+from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.timing.checkpointing import Checkpointing
 from tiledask.plan.timing.step import StepEstimate
 from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = [
+    "LISTS",
     "fit_facts",
     "plan_facts",
+    "show_assumed",
     "show_critique",
     "show_fit",
+    "show_list",
     "show_plans",
     "show_saving",
     "show_step",
     "step_facts",
 ]
+
+Facts = dict[str, Any]
+
+
+def _model_facts(name: str) -> Facts:
+    model = load_model(name)
+    active = model.active_parameters if model.experts else None
+    sizes = {
+        name: getattr(model, name) for name in ("layers", "hidden", "heads", "kv_heads", "vocab")
+    }
+    return {"parameters": model.parameters, "active": active, **sizes}
+
+
+def _device_facts(name: str) -> Facts:
+    cluster = load_cluster(f"1x{name}")
+    device, peaks = cluster.device, dict(cluster.device.peak_flops)
+    half = next((peaks[p] for p in ("bf16", "fp16") if p in peaks), max(peaks.values()))
+    return {
+        "memory": device.memory_bytes,
+        "memory/s": device.memory_bandwidth,
+        "TFLOP/s in half": half / 1e12,
+        "a node": cluster.devices_per_node,
+        "within it/s": cluster.within_node.bytes_per_second,
+        "between/s": cluster.between_nodes.bytes_per_second,
+    }
+
+
+def _recipe_facts(name: str) -> Facts:
+    recipe = load_recipe(name)
+    return {"bytes/parameter": recipe.bytes_per_parameter, "what": recipe.description}
+
+
+def _schedule_facts(name: str) -> Facts:
+    """Of 8 micro-batches on 4 devices, where a backward takes as long as two forwards."""
+    stages = 8 if is_looped(name) or name in V_SHAPED else 4
+    made = layout_schedule(name, stages, 8, 4)
+    timeline = simulate(made, 4 / stages, 8 / stages)
+    words = (schedules[name].__doc__ or "").split("\n\n")[0]
+    return {
+        "idle": timeline.bubble_fraction,
+        "kept": float(max(timeline.peak_in_flight) * 4 / stages),
+        "what": " ".join(words.split()),
+    }
+
+
+LISTS: dict[str, tuple[str, Callable[[], Iterable[str]], Callable[[str], Facts]]] = {
+    "models": (
+        "models; or a config.json, a name on the hub, a number such as 70B",
+        models,
+        _model_facts,
+    ),
+    "hardware": (
+        "devices, as in 8xH100; links are one device's, one way",
+        lambda: names("hardware"),
+        _device_facts,
+    ),
+    "recipes": ("what is kept for every parameter", recipes, _recipe_facts),
+    "schedules": (
+        "on 4 devices with 8 micro-batches, a backward of two forwards: idle time, and "
+        "micro-batches that the fullest device keeps",
+        lambda: schedules,
+        _schedule_facts,
+    ),
+}
+"""What there is -> its title, its names, and the main numbers of one."""
+
+
+def show_list(kind: str, part: str, console: Console) -> dict[str, Facts]:
+    """What there is of ``kind`` whose name has ``part`` in it, with its main numbers."""
+    title, known, facts = LISTS[kind]
+    found = {name: facts(name) for name in known() if part.lower() in name}
+    if not found:
+        near = meant(part, known())
+        raise ConfigError(
+            f"no name of {kind} has {short(part)} in it; {near}without it all are listed"
+        )
+    columns = [
+        name for name in next(iter(found.values())) if any(each[name] for each in found.values())
+    ]
+    rows = [(name, *(_cell(key, each[key]) for key in columns)) for name, each in found.items()]
+    left = [0, *(i for i, name in enumerate(columns, 1) if name == "what")]
+    console.print(Grid((kind, *columns), rows, title, left=left))
+    return found
+
+
+def _cell(name: str, value: Any) -> str:
+    """A fact as the column ``name`` shows it."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if name in ("parameters", "active"):
+        return f"{value / 1e9:,.2f} B" if value > 1e9 else f"{value / 1e6:,.0f} M"
+    if name.startswith("memory") or name.endswith("/s"):
+        return format_bytes(value)
+    return f"{value:.1%}" if name == "idle" else f"{value:,.5g}" if value < 1e4 else f"{value:,}"
+
 
 MANY_STAGES = 12
 """Above this, only the first, the fullest and the last stages are shown."""
@@ -49,6 +156,12 @@ def show_fit(fit: Fit, console: Console) -> None:
     say(console, f"  no value is enough of one of these alone: {rest}")
 
 
+def show_assumed(model: Model, console: Console) -> None:
+    """What is assumed of a model that is only a number of parameters."""
+    if model.source.startswith(ASSUMED):
+        say(console, f"{model.name}: {model.source}")
+
+
 def fit_facts(fit: Fit) -> dict[str, Any]:
     """The facts of a fit as plain values, for JSON."""
     fix = fit.smallest_fix
@@ -58,6 +171,7 @@ def fit_facts(fit: Fit) -> dict[str, Any]:
         "shortfall": fit.shortfall,
         "expected": fit.expected,
         "per_stage": list(fit.memory.per_stage),
+        "model": {"name": fit.memory.model.name, "source": fit.memory.model.source},
         "rows": [vars(row) for row in fit.memory.ledger.rows],
         "smallest_fix": str(fix) if fix else None,
         "fixes": {name: str(each) if each else None for name, each in fit.fixes.items()},
@@ -242,6 +356,7 @@ def show_critique(found: PlanCritique, console: Console) -> None:
 def plan_facts(plans: Plans, first: int, relaxed: Sequence[Relaxed] = ()) -> dict[str, Any]:
     """The search as plain values, for JSON."""
     return {
+        "model": {"name": plans.model.name, "source": plans.model.source},
         "considered": plans.considered,
         "counts": plans.counts,
         "plans": [_facts(plan) | _by_program(plan) for plan in plans.settle(first)[:first]],

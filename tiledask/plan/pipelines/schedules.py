@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import ScheduleError, short
+from tiledask.plan.data import meant
 from tiledask.plan.pipelines.generators.chimera import chimera
 from tiledask.plan.pipelines.generators.classic import (
     count_of,
@@ -140,8 +141,9 @@ def schedule(
     """
     if (name := called(name)) not in schedules:
         raise ScheduleError(
-            f"no schedule {short(name)}; there are {', '.join(schedules)}, and PyTorch's names of "
-            f"those that it has, such as Interleaved1F1B"
+            f"no schedule {short(name)}; {meant(str(name), schedules)}there are "
+            f"{', '.join(schedules)}, and PyTorch's names of those that it has, such as "
+            "Interleaved1F1B"
         )
     size = count_of(stages, "stages") * count_of(microbatches, "microbatches")
     if size > MOST_BLOCKS:
