@@ -358,7 +358,7 @@ def _fit(args: argparse.Namespace, console: Console) -> Result:
     fit, found = td.fits(*run), td.critique(*run) if args.critique else None
     planner.show_assumed(model, console)
     planner.show_fit(fit, console)
-    result = planner.fit_facts(fit)
+    result = fit.to_dict()
     if fit.verdict != "no" and fit.memory.recipe.trains:
         result["saving"] = planner.show_saving(fit.checkpointing(**_losses(args)), console)
     if found is not None:
@@ -405,9 +405,9 @@ def _plan(args: argparse.Namespace, console: Console) -> Result:
         for draw, path in ((pareto, args.figure), (feasibility, args.map)):
             if path:
                 save_figure(draw(plans), path)
-    result = planner.plan_facts(plans, args.first, relaxed)
+    result = plans.to_dict(args.first) | {"sensitivity": [each.to_dict() for each in relaxed]}
     if plans.best.verdict != "no":
-        result["step"] = planner.step_facts(plans.best.step)
+        result["step"] = plans.best.step.to_dict()
         saving = plans.best.checkpointing(**_losses(args))
         result["saving"] = planner.show_saving(saving, console)
     return (1 if plans.best.verdict == "no" else 0), result

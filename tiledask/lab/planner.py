@@ -3,8 +3,6 @@ the lists of what they take."""
 
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
-from math import inf
 from typing import Any
 
 from rich.console import Console
@@ -13,7 +11,6 @@ from tiledask.errors import ConfigError, short
 from tiledask.lab.table import Grid, say
 from tiledask.plan.choosing.critique import PlanCritique
 from tiledask.plan.choosing.search import Plan, Plans
-from tiledask.plan.choosing.sensitivity import Relaxed
 from tiledask.plan.data import meant, names
 from tiledask.plan.fitting.fit import Fit
 from tiledask.plan.fitting.memory import MemoryEstimate
@@ -30,8 +27,6 @@ from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = [
     "LISTS",
-    "fit_facts",
-    "plan_facts",
     "show_assumed",
     "show_critique",
     "show_fit",
@@ -39,7 +34,6 @@ __all__ = [
     "show_plans",
     "show_saving",
     "show_step",
-    "step_facts",
 ]
 
 Facts = dict[str, Any]
@@ -162,22 +156,6 @@ def show_assumed(model: Model, console: Console) -> None:
         say(console, f"{model.name}: {model.source}")
 
 
-def fit_facts(fit: Fit) -> dict[str, Any]:
-    """The facts of a fit as plain values, for JSON."""
-    fix = fit.smallest_fix
-    return {
-        "verdict": fit.verdict,
-        "reason": fit.reason,
-        "shortfall": fit.shortfall,
-        "expected": fit.expected,
-        "per_stage": list(fit.memory.per_stage),
-        "model": {"name": fit.memory.model.name, "source": fit.memory.model.source},
-        "rows": [vars(row) for row in fit.memory.ledger.rows],
-        "smallest_fix": str(fix) if fix else None,
-        "fixes": {name: str(each) if each else None for name, each in fit.fixes.items()},
-    }
-
-
 def _ledger(memory: MemoryEstimate) -> Grid:
     """A row per stage, a column per group of tensor classes; alike stages once."""
     ledger = memory.ledger
@@ -247,7 +225,7 @@ def show_plans(plans: Plans, first: int, console: Console, asked: Sequence[str] 
     sure = "" if plans.best.verdict == "fits" else "none fits for sure; of the tight ones, "
     console.print(_table(shown, f"{sure}fastest first", plans, timed=True))
     if asked:
-        words = shlex.join(["tiledask", "fit", *asked, *_options(shown[0].layout)])
+        words = shlex.join(["tiledask", "fit", *asked, *shown[0].layout.options])
         say(console, f"the first one: {words}")
     front = plans.front
     if len(front) > 1:
@@ -306,16 +284,6 @@ def _table(plans: Sequence[Plan], title: str, found: Plans, timed: bool = False)
     return Grid(tuple(columns), rows, f"{title}; all: {same}" if same else title, left)
 
 
-def _options(layout: Layout) -> list[str]:
-    """The layout as `tiledask fit` takes it."""
-    words = []
-    for field in fields(layout):
-        value, name = getattr(layout, field.name), field.name.replace("_", "-")
-        if value != field.default:
-            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    return words
-
-
 def _word(value: Any) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
@@ -337,10 +305,7 @@ def show_step(step: StepEstimate, console: Console) -> None:
 def show_saving(saving: Checkpointing, console: Console) -> dict[str, Any]:
     """How often to save, in a line; the facts of it for JSON."""
     say(console, saving.line)
-    names = ("state_bytes", "bandwidth", "mtbf", "devices", "restart", "cost", "between_failures")
-    shares = ("steps", "interval", "saving", "redone", "restarting", "stretch")
-    found = {name: getattr(saving, name) for name in (*names, *shares)}
-    return {name: None if value == inf else value for name, value in found.items()}
+    return saving.to_dict()
 
 
 def show_critique(found: PlanCritique, console: Console) -> None:
@@ -351,53 +316,3 @@ def show_critique(found: PlanCritique, console: Console) -> None:
         say(console, f"  → {advice}")
     if not found.advice and found.step is not None:
         say(console, "  no single change makes it 1 % faster")
-
-
-def plan_facts(plans: Plans, first: int, relaxed: Sequence[Relaxed] = ()) -> dict[str, Any]:
-    """The search as plain values, for JSON."""
-    return {
-        "model": {"name": plans.model.name, "source": plans.model.source},
-        "considered": plans.considered,
-        "counts": plans.counts,
-        "plans": [_facts(plan) | _by_program(plan) for plan in plans.settle(first)[:first]],
-        "front": [_facts(plan) for plan in plans.front],
-        "sensitivity": [
-            {
-                "limit": each.limit,
-                "times": each.times,
-                "speedup": each.speedup,
-                "changed": each.changed,
-            }
-            for each in relaxed
-        ],
-    }
-
-
-def step_facts(step: StepEstimate) -> dict[str, Any]:
-    """Where the time of a step goes, for JSON."""
-    return {
-        "seconds": step.total,
-        "parts": {row.part: row.seconds for row in step.rows},
-        "mfu": step.mfu,
-        "mfu_causal": step.mfu_causal,
-        "hfu": step.hfu,
-        "tokens_per_second": step.tokens_per_second,
-    }
-
-
-def _by_program(plan: Plan) -> dict[str, Any]:
-    """Seconds of a step by the clock of its program; None without one."""
-    seconds = plan.program_seconds
-    return {"program_seconds": seconds if seconds > 0 else None}
-
-
-def _facts(plan: Plan) -> dict[str, Any]:
-    runs = plan.seconds < float("inf")
-    return {
-        "layout": vars(plan.layout),
-        "devices": plan.layout.devices,
-        "verdict": plan.verdict,
-        "peak": plan.peak,
-        "seconds": plan.seconds if runs else None,
-        "options": shlex.join(_options(plan.layout)),
-    }

@@ -42,25 +42,35 @@ __all__ = [
 MOST_BLOCKS = 10**7
 """Stages x micro-batches: what takes some seconds and gigabytes; beyond lies a typing error."""
 
-schedules: dict[str, Callable[..., Schedule]] = {
-    "naive": naive,
-    "gpipe": gpipe,
-    "1f1b": one_forward_one_backward,
-    "eager-1f1b": eager_one_forward_one_backward,
-    "interleaved": interleaved,
-    "looped-bfs": looped_bfs,
-    "zb-h1": zb_h1,
-    "zb-h2": zb_h2,
-    "zb-auto": zb_auto,
-    "interleaved-zb": interleaved_zero_bubble,
-    "zb-v": zb_v,
-    "v-half": v_half,
-    "v-min": v_min,
-    "chimera": chimera,
-    "dualpipe": dualpipe,
-    "dualpipev": dualpipev,
-    "wave": wave,
-}
+
+class Schedules(dict[str, Callable[..., Schedule]]):
+    """A table of schedules by name."""
+
+    def __repr__(self) -> str:
+        return f"Schedules({', '.join(self)})"
+
+
+schedules = Schedules(
+    {
+        "naive": naive,
+        "gpipe": gpipe,
+        "1f1b": one_forward_one_backward,
+        "eager-1f1b": eager_one_forward_one_backward,
+        "interleaved": interleaved,
+        "looped-bfs": looped_bfs,
+        "zb-h1": zb_h1,
+        "zb-h2": zb_h2,
+        "zb-auto": zb_auto,
+        "interleaved-zb": interleaved_zero_bubble,
+        "zb-v": zb_v,
+        "v-half": v_half,
+        "v-min": v_min,
+        "chimera": chimera,
+        "dualpipe": dualpipe,
+        "dualpipev": dualpipev,
+        "wave": wave,
+    }
+)
 """The schedules by name. Each takes stages and microbatches; the looped ones also devices, "1f1b"
 the replicas of each stage, and "zb-auto" the times and the memory that it is made for."""
 OF_PYTORCH = {
