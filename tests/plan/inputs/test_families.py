@@ -9,6 +9,7 @@ from functools import partial
 from math import prod
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -257,3 +258,56 @@ SOME = """gpt2 bloom-3b smollm3-3b llama-3.2-1b pythia-1b qwen2.5-0.5b qwen3-4b 
 def test_whether_the_head_is_the_embedding_if_the_config_does_not_say(name):
     config = {k: v for k, v in shipped(name).items() if k != "tie_word_embeddings"}
     assert model_of(config).tied == (config["model_type"] in TIED)
+
+
+WINDOWS = {
+    "mistral": ({"sliding_window": 7}, 7, 5),
+    "phi3": ({"sliding_window": None}, 0, 0),
+    "gemma2": ({"sliding_window": 9, "layer_types": None}, 9, 3),
+    "gemma3_text": ({"sliding_window": 9, "layer_types": None, "sliding_window_pattern": 3}, 9, 4),
+    "cohere2": ({}, 4096, 4),
+    "gpt_oss": ({}, 128, 3),
+    "qwen2": ({"sliding_window": 9, "use_sliding_window": False}, 0, 0),
+    "llama": ({}, 0, 0),
+}
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_a_sliding_window_is_that_of_the_layers_that_have_it(kind):
+    change, window, layers = WINDOWS[kind]
+    model = model_of(COUNTS[kind]["config"] | change)
+    assert (model.window, model.windowed_layers) == (window, layers)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [1, 10, 100, 400, 1000])
+def test_what_a_window_leaves_is_what_is_counted_of_a_mask(causal, window):
+    s, model = 400, model_of(COUNTS["llama"]["config"])
+    model = replace(model, window=window, windowed_layers=2, causal=causal)
+    at = np.arange(s)
+    ahead = at[:, None] - at[None, :]
+    masks = [ahead >= 0 if causal else ahead > -s] * 3
+    masks += [(ahead >= 0 if causal else ahead > -window) & (ahead < window)] * 2
+    counted = np.mean([mask.mean() for mask in masks])
+    assert model.visible(s) == pytest.approx(counted, abs=1.5 / s)
+
+
+def test_a_window_makes_long_attention_shorter_and_short_no_longer():
+    near, far = (load_model("mistral-7b-v0.1"), load_model("mistral-7b-v0.3"))
+    assert (near.window, near.windowed_layers, far.window) == (4096, 32, 0)
+    layout, cluster = td.Layout(tp=8, flash_attention=True), td.load_cluster("8xH100")
+    wide = replace(near, window=0, windowed_layers=0)
+    for sequence, shorter in ((4096, False), (32768, True)):
+        a, b = (td.estimate_step(m, layout, cluster, sequence=sequence) for m in (near, wide))
+        assert (a.compute < b.compute) == shorter
+        assert a.flops == b.flops
+
+
+@pytest.mark.parametrize("kind", ["phi", "gemma2", "bert", "opt", "gpt_oss"])
+def test_what_is_unlike_a_gpt_is_planned_and_has_no_program(kind):
+    change = {"word_embed_proj_dim": 20} if kind == "opt" else {}
+    model = model_of(COUNTS[kind]["config"] | change)
+    plans = td.search(model, "2xH100", 4, sequence=32)
+    assert plans.best.verdict == "fits"
+    assert plans.best.seconds > 0
+    assert np.isnan(plans.best.program_seconds)

@@ -144,7 +144,7 @@ class Plan:
         """Seconds of a step by the clock of the layout's program: what ``step`` says, worked out
         again instruction by instruction. NaN where there is none (experts, context parallelism)."""
         found = self.found
-        if self.verdict == "no" or why_no_program(found.model, self.layout):
+        if self.verdict == "no" or why_no_program(found.model, self.layout, found.sequence):
             return np.nan
         of = found.model, self.layout, found.cluster, found.recipe, found.sequence
         return float(layout_timeline(*of).end.max())

@@ -65,6 +65,9 @@ class Family:
     """The ``architectures`` with exactly these weights."""
     readers: tuple[str, ...] = ()
     """What else is read, by functions of hf_config's table."""
+    window: int | None = None
+    """Which layers have the ``sliding_window``: 0: all; n: all but each n-th; None: none has. What
+    ``layer_types`` says goes first."""
     router: str = "greedy"
     """Default of topk_method, for a "dense first" family."""
     neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
@@ -102,6 +105,7 @@ _COHERE = Family(  # its norm has a weight and no bias, as an RMS norm has
     dropout=_NO_DROPOUT,
     tied=True,
     classes=("Cohere2ForCausalLM",),
+    window=4,
 )
 _BERT = Family(
     {**_GPT, "embedding_norm": True, "final_norm": False, "head_dense": True, "head_bias": True}
@@ -176,6 +180,7 @@ FAMILIES = MappingProxyType(
             ("head_dim",),
             dropout=_NO_DROPOUT,
             classes=("MistralForCausalLM",),
+            window=0,
             neutral=_NEVER_BIAS,
         ),
         "mixtral": Family(
@@ -184,6 +189,7 @@ FAMILIES = MappingProxyType(
             ("head_dim",),
             dropout=_NO_DROPOUT,
             classes=("MixtralForCausalLM",),
+            window=0,
             neutral=_NEVER_BIAS,
         ),
         "qwen2": Family(
@@ -253,6 +259,7 @@ FAMILIES = MappingProxyType(
             ("kv_heads",),
             dropout=_THREE_DROPOUTS,
             classes=("Phi3ForCausalLM",),
+            window=0,
             neutral=_NEVER_BIAS,
         ),
         "gemma": _GEMMA,
@@ -260,11 +267,13 @@ FAMILIES = MappingProxyType(
             _GEMMA,
             fixed={**_GEMMA.fixed, "layer_norms": 4},
             classes=("Gemma2ForCausalLM",),
+            window=2,
         ),
         "gemma3_text": replace(
             _GEMMA,
             fixed={**_GEMMA.fixed, "layer_norms": 4, "qk_norm": "per_head"},
             classes=("Gemma3ForCausalLM",),
+            window=6,
         ),
         "granite": Family(
             _LLAMA,
@@ -282,6 +291,7 @@ FAMILIES = MappingProxyType(
             dropout={"attention_dropout": 0.0, "residual_dropout": 0.0, "embedding_dropout": 0.0},
             tied=True,
             classes=("Starcoder2ForCausalLM",),
+            window=0,
             neutral={"mlp_type": ("default",), "norm_type": ("layer_norm",)},
         ),
         "opt": Family(
@@ -321,6 +331,7 @@ FAMILIES = MappingProxyType(
             _COHERE,
             switches={**_ATTENTION_BIAS, "use_qk_norm": Switch(False, {"qk_norm": "own"})},
             classes=("CohereForCausalLM",),
+            window=None,
         ),
         "cohere2": _COHERE,
         "gpt_oss": Family(
@@ -329,6 +340,7 @@ FAMILIES = MappingProxyType(
             switches={"attention_bias": _sets(True, *_ATTENTION)},
             dropout=_NO_DROPOUT,
             classes=("GptOssForCausalLM",),
+            window=2,
         ),
         "glm4_moe": Family(
             {**_LLAMA, "out_bias": False, "mlp_bias": False},

@@ -59,6 +59,8 @@ def model_from_config(config: Fields, name: str) -> Model | CountedModel:
         values |= switch.true if config.boolean(key, switch.default) else switch.false
     for reader in family.readers:
         values |= _READERS[reader](config, family, values)
+    if family.window is not None and "sliding_window" in config:
+        values |= _window(config, family.window, _few_layers(config, values))
     rates = [config.number(key, default) for key, default in family.dropout.items()]
     if "tie_word_embeddings" not in family.neutral:
         values["tied"] = config.boolean("tie_word_embeddings", family.tied)
@@ -116,6 +118,16 @@ def _aliased(config: Fields, key: str, default: int | None = None) -> int:
         either = f", or write it as {' or '.join(others)}" if others else ""
         raise config.fail(first, f"is missing; add it{either}")
     return default
+
+
+def _window(config: Fields, every: int, layers: int) -> _Sizes:
+    """The window, and the layers that have it: as listed, or all but each ``every``-th."""
+    every = config.integer("sliding_window_pattern", every, minimum=0)
+    usual = ["full_attention" if every and not (i + 1) % every else "" for i in range(layers)]
+    kinds = config.texts("layer_types", usual)[:layers]
+    near = sum(kind != "full_attention" for kind in kinds)
+    width = config.integer("sliding_window")
+    return {"window": width, "windowed_layers": near} if near else {}
 
 
 def _sparse_step(config: Fields, family: Family, values: _Sizes) -> _Sizes:

@@ -31,6 +31,8 @@ _INTEGERS = {
     "mtp_layers": (0, 1000),
     "embedding_width": (0, MOST),
     "token_types": (0, MOST),
+    "window": (0, MOST),
+    "windowed_layers": (0, MOST_LAYERS),
 }
 """Field -> the smallest and the largest value; beyond lies no transformer but a typing error."""
 _WORDS = {
@@ -83,6 +85,12 @@ def completed(model: ModelSizes) -> dict[str, object]:
         raise _error(model, f"{given[0]} belongs to a mixture, which needs experts of 1 or more")
     if model.shared_gate and not model.shared_ffn:
         raise _error(model, "shared_gate scales a shared expert, which needs shared_ffn")
+    if bool(model.window) != bool(model.windowed_layers) or model.windowed_layers > model.layers:
+        raise _error(
+            model,
+            f"window={model.window} and windowed_layers={model.windowed_layers} go together, and "
+            f"of {model.layers} layers no more can have it",
+        )
     if model.with_mtp and not model.mtp_layers:
         raise _error(model, "with_mtp counts modules that mtp_layers=0 says do not exist")
     head_dim, dense = _head_dim(model, kv_heads), model.dense_layers

@@ -1,6 +1,9 @@
 """The sizes of a transformer of equal blocks, as its config gives them: the fields of a Model."""
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 __all__ = ["ModelSizes"]
 
@@ -90,6 +93,26 @@ class ModelSizes:
     """Rows of an embedding of token types, as in BERT."""
     causal: bool = True
     """A token attends to those before it; False: to all, as in an encoder."""
+    window: int = 0
+    """Tokens that a token sees in a layer with a sliding window, itself included; 0: all."""
+    windowed_layers: int = 0
+    """Layers with that window; the others see all."""
+
+    def visible(self, sequence: Any) -> Any:
+        """The part of a layer's s x s scores that its mask leaves, of long sequences; the mean over
+        all layers: 1/2 under a causal mask, w/s - (w/s)^2/2 in a window of w tokens.
+
+        >>> sizes = dict(hidden=64, layers=4, heads=4, ffn=256, vocab=100)
+        >>> ModelSizes(**sizes).visible(1000)
+        0.5
+        >>> ModelSizes(**sizes, window=100, windowed_layers=2).visible(1000)
+        0.2975
+        """
+        whole = 0.5 if self.causal else 1.0
+        near = np.minimum(1.0, self.window / sequence)
+        seen = near - near**2 / 2 if self.causal else np.minimum(1.0, 2 * near - near**2)
+        part = self.windowed_layers / self.layers
+        return float(part * seen + (1 - part) * whole)
 
     @property
     def head_matrices(self) -> tuple[tuple[int, int], ...]:

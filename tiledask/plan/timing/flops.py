@@ -20,7 +20,8 @@ class Flops:
     """Forward and backward, all s x s scores counted: Korthikanti et al. 2022 (arXiv:2205.05198),
     Appendix A, 72 B L s h^2 (1 + s/6h + V/12hL) for a GPT; Megatron-LM's log counts so too."""
     causal: float
-    """The same with only the half of the scores that a causal mask leaves; all of an encoder's."""
+    """The same with only the scores that the mask leaves: half under a causal one, fewer in a
+    sliding window, all of an encoder's."""
     hardware: float
     """The model's, and what is recomputed; for recompute="selective" as Appendix A has it, with
     s/3h in place of s/6h: the attention core's 3 again, although only its forward 1 is."""
@@ -58,4 +59,8 @@ def step_flops(
         "selective": 0.0 if flash else 3 * core,
         SELECTIVE_OP: tokens * layers,
     }
-    return Flops(needed, needed - 1.5 * core * model.causal, needed + again.get(recompute, 0.0))
+    return Flops(
+        needed,
+        needed - 3 * core * (1 - model.visible(sequence)),
+        needed + again.get(recompute, 0.0),
+    )

@@ -158,7 +158,7 @@ def attention_core(
 
     Without flash attention: two batched products over all keys, masked or not, and the scores
     read and written by softmax (2 passes forward, 3 backward) and by dropout (2 passes and a
-    mask of one byte, each way). With it: one kernel that skips what the causal mask hides, and
+    mask of one byte, each way). With it: one kernel that skips what the mask hides, and
     that computes the scores again backward: 5 products for the 2 of the forward pass (Dao 2023,
     arXiv:2307.08691, section 3.1).
     """
@@ -178,8 +178,7 @@ def attention_core(
         memory_seconds((2 * width + masked) * scores, rates),
         memory_seconds((3 * width + masked) * scores, rates),
     )
-    # of scores under a causal mask half are computed
-    flop = 2.0 * scores * (model.qk_dim + model.v_dim) / (1 + model.causal)
+    flop = 2.0 * scores * (model.qk_dim + model.v_dim) * model.visible(keys)
     return Seconds(
         np.where(flash, flop / rates.flash, eager.forward),
         np.where(flash, 2.5 * flop / rates.flash_backward, eager.backward),
