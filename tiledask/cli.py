@@ -70,7 +70,9 @@ def _parser() -> argparse.ArgumentParser:
             "part", nargs="?", default="", help="of a name, such as llama; all if none"
         )
 
-    sub = add("completion", _completion, "words for bash or zsh: source <(tiledask completion)")
+    sub = add(
+        "completion", _completion, "what bash completes words by: source <(tiledask completion)"
+    )
 
     sub = add("tour", _tour, "run the whole story on this machine and write the report")
     sub.add_argument("--folder", default="build/tour", help="where the report goes (%(default)s)")
@@ -327,7 +329,6 @@ _tiledask() {
   esac; fi
   COMPREPLY=($(compgen -W "$words" -- "$word"))
 }
-[ -n "$ZSH_VERSION" ] && autoload -U +X bashcompinit && bashcompinit
 complete -o default -F _tiledask tiledask"""
 
 

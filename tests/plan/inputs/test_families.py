@@ -198,6 +198,8 @@ OLDER = {
     "whisper": {"num_hidden_layers": 3, "forced_decoder_ids": [[1, 2]]},
     "bert": {"position_embedding_type": "absolute", "pooler_fc_size": 768},
     "t5": {"n_positions": 512, "output_past": True},
+    "gemma2": {"sliding_window_size": 4096, "hidden_act": "gelu", "cache_implementation": "hybrid"},
+    "cohere2": {"use_parallel_block": True, "order_of_interleaved_layers": "local_attn_first"},
 }
 
 
@@ -205,6 +207,96 @@ OLDER = {
 def test_keys_of_published_files_change_nothing(kind):
     config = COUNTS[kind]["config"]
     assert model_of(config | OLDER[kind]).parameters == COUNTS[kind]["cases"][0][1]
+
+
+# parameters of published checkpoints, from sizes that their papers and cards give
+PUBLISHED = {
+    "google/gemma-2-9b": (
+        9_241_705_984,
+        "gemma2",
+        {
+            "hidden_size": 3584,
+            "num_hidden_layers": 42,
+            "num_attention_heads": 16,
+            "head_dim": 256,
+            "num_key_value_heads": 8,
+            "intermediate_size": 14336,
+            "vocab_size": 256000,
+        },
+    ),
+    "microsoft/phi-2": (
+        2_779_683_840,
+        "phi",
+        {
+            "hidden_size": 2560,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "intermediate_size": 10240,
+            "vocab_size": 51200,
+        },
+    ),
+    "tiiuae/falcon-7b": (
+        6_921_720_704,
+        "falcon",
+        {
+            "hidden_size": 4544,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 71,
+            "num_kv_heads": 71,
+            "ffn_hidden_size": None,
+            "vocab_size": 65024,
+        },
+    ),
+    "openai/gpt-oss-20b": (
+        20_914_757_184,
+        "gpt_oss",
+        {
+            "hidden_size": 2880,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 64,
+            "head_dim": 64,
+            "num_key_value_heads": 8,
+            "intermediate_size": 2880,
+            "vocab_size": 201088,
+            "num_local_experts": 32,
+            "num_experts_per_tok": 4,
+            "layer_types": None,
+        },
+    ),
+    "facebook/opt-350m": (
+        331_196_416,
+        "opt",
+        {
+            "hidden_size": 1024,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "ffn_dim": 4096,
+            "word_embed_proj_dim": 512,
+            "do_layer_norm_before": False,
+            "vocab_size": 50272,
+            "max_position_embeddings": 2048,
+        },
+    ),
+    "google-bert/bert-base-uncased": (
+        109_514_298,
+        "bert",
+        {
+            "hidden_size": 768,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "intermediate_size": 3072,
+            "vocab_size": 30522,
+            "max_position_embeddings": 512,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_checkpoints_have_as_many(name):
+    parameters, kind, sizes = PUBLISHED[name]
+    assert model_of(COUNTS[kind]["config"] | sizes).parameters == parameters
 
 
 def test_an_output_projection_of_its_own_is_counted_where_older_versions_have_it():

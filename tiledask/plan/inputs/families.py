@@ -106,6 +106,14 @@ _COHERE = Family(  # its norm has a weight and no bias, as an RMS norm has
     tied=True,
     classes=("Cohere2ForCausalLM",),
     window=4,
+    neutral={
+        "use_qk_norm": (False,),
+        "use_parallel_block": (True,),
+        "use_gated_activation": (True,),
+        "use_embedding_sharing": (True,),
+        "use_parallel_embedding": (True, False),
+        "position_embedding_type": ("rope_gptj",),
+    },
 )
 _BERT = Family(
     {**_GPT, "embedding_norm": True, "final_norm": False, "head_dense": True, "head_bias": True}
@@ -408,7 +416,7 @@ HARMLESS = re.compile(
     |rope_(theta|scaling|parameters|interleave|type|local_base_freq|position_.*|traditional)
     |rotary_(pct|emb_base)
     |(max_)?(seq|sequence)_len(gth)?|max_position_embeddings|n_ctx|partial_rotary_factor
-    |no_rope_layers|no_rope_layer_interval|use_mrope|sliding_window|use_sliding_window|layer_types
+    |no_rope_layers|no_rope_layer_interval|use_mrope|sliding_window|use_sliding_window|layer_types|sliding_window_size|order_of_interleaved_layers
     |max_window_layers|(layer|rms)_norm_eps|layer_norm_epsilon|hidden_act|activation_function
     |pretraining_tp|clip_qkv|scale_att(n|ention_soft).*|reorder_and_upcast_attn|attention_softmax_in_fp32
     |use_parallel_residual|bias_dropout_fusion|skip_bias_add(_qkv)?|masked_softmax_fusion
