@@ -59,6 +59,21 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     add = _adder(commands)
 
+    for kind, words in (
+        ("models", "the models that are shipped, and their sizes"),
+        ("hardware", "the devices that are shipped: memory, speed, links"),
+        ("recipes", "the training recipes: bytes of a parameter"),
+        ("schedules", "the pipeline schedules: idle time, micro-batches kept"),
+    ):
+        sub = add(kind, _list, words)
+        sub.add_argument(
+            "part", nargs="?", default="", help="of a name, such as llama; all if none"
+        )
+
+    sub = add(
+        "completion", _completion, "what bash completes words by: source <(tiledask completion)"
+    )
+
     sub = add("tour", _tour, "run the whole story on this machine and write the report")
     sub.add_argument("--folder", default="build/tour", help="where the report goes (%(default)s)")
     _device(sub)
@@ -224,7 +239,9 @@ def _few(text: str) -> int:
 
 
 def _of_models(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("model", help="a shipped name such as gpt-200b, or a config.json")
+    sub.add_argument(
+        "model", help="a shipped name such as gpt-200b, a config.json, a hub's name, or 70B"
+    )
     sub.add_argument("cluster", help="COUNTxNAME such as 80xA100-40GB, or a JSON file")
     sub.add_argument("--recipe", default="mixed-adam-16", help="(%(default)s)")
     sub.add_argument("--sequence", type=_whole, default=2048, help="tokens (%(default)s)")
@@ -298,6 +315,40 @@ def _doctor(args: argparse.Namespace, console: Console) -> Result:
     return 0, json.loads(doctor.to_json(findings))
 
 
+def _list(args: argparse.Namespace, console: Console) -> Result:
+    from tiledask.lab.planner import show_list
+
+    return 0, show_list(args.command, args.part, console)
+
+
+_COMPLETION = """\
+_tiledask() {
+  local word=${COMP_WORDS[COMP_CWORD]} words
+  if [ "$COMP_CWORD" = 1 ]; then words="%s"; else case ${COMP_WORDS[1]} in
+%s
+  esac; fi
+  COMPREPLY=($(compgen -W "$words" -- "$word"))
+}
+complete -o default -F _tiledask tiledask"""
+
+
+def _completion(args: argparse.Namespace, console: Console) -> Result:
+    """Each subcommand's options, and the names that it takes."""
+    from tiledask.lab.planner import LISTS
+
+    (commands,) = (a for a in _parser()._actions if isinstance(a, argparse._SubParsersAction))
+    named = {"fit": ("models", "recipes"), "plan": ("models", "recipes"), "idle": ("schedules",)}
+    cases = []
+    for name, sub in commands.choices.items():
+        options = [word for each in sub._actions for word in each.option_strings]
+        taken = (word for kind in named.get(name, ()) for word in LISTS[kind][1]())
+        cases.append(f'    {name}) words="{" ".join([*options, *taken])}" ;;')
+    script = _COMPLETION % (" ".join(commands.choices), "\n".join(cases))
+    if not args.json:
+        print(script)
+    return 0, {"script": script}
+
+
 def _fit(args: argparse.Namespace, console: Console) -> Result:
     from tiledask.lab import planner
 
@@ -306,8 +357,9 @@ def _fit(args: argparse.Namespace, console: Console) -> Result:
     model, cluster = td.load_model(args.model), td.load_cluster(args.cluster)
     run = (model, layout, cluster, args.recipe, args.sequence)
     fit, found = td.fits(*run), td.critique(*run) if args.critique else None
+    planner.show_assumed(model, console)
     planner.show_fit(fit, console)
-    result = planner.fit_facts(fit)
+    result = fit.to_dict()
     if fit.verdict != "no" and fit.memory.recipe.trains:
         result["saving"] = planner.show_saving(fit.checkpointing(**_losses(args)), console)
     if found is not None:
@@ -340,6 +392,7 @@ def _plan(args: argparse.Namespace, console: Console) -> Result:
     if args.devices:
         options["devices"] = _whole_numbers(args.devices, "devices")
     plans = td.search(model, cluster, args.batch, **options)
+    planner.show_assumed(model, console)
     asked = [args.model, args.cluster, "--sequence", str(args.sequence), "--recipe", args.recipe]
     planner.show_plans(plans, args.first, console, asked)
     relaxed = [] if args.no_sensitivity else td.sensitivity(model, cluster, args.batch, **options)
@@ -353,9 +406,9 @@ def _plan(args: argparse.Namespace, console: Console) -> Result:
         for draw, path in ((pareto, args.figure), (feasibility, args.map)):
             if path:
                 save_figure(draw(plans), path)
-    result = planner.plan_facts(plans, args.first, relaxed)
+    result = plans.to_dict(args.first) | {"sensitivity": [each.to_dict() for each in relaxed]}
     if plans.best.verdict != "no":
-        result["step"] = planner.step_facts(plans.best.step)
+        result["step"] = plans.best.step.to_dict()
         saving = plans.best.checkpointing(**_losses(args))
         result["saving"] = planner.show_saving(saving, console)
     return (1 if plans.best.verdict == "no" else 0), result

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import subprocess
 import sys
 from collections import Counter
 from dataclasses import fields
@@ -14,7 +15,8 @@ import tiledask as td
 from tiledask.cli import main
 from tiledask.extras import bring, install
 from tiledask.lab.doctor import _unusable
-from tiledask.plan.data import data_file
+from tiledask.plan.data import data_file, names
+from tiledask.plan.inputs.load import models
 
 
 def run(capsys, *arguments):
@@ -161,6 +163,56 @@ def test_a_mistake_is_explained_in_one_line(capsys, typed, words):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("typed", "name", "facts"),
+    [
+        ("models llama-3.1", "llama-3.1-8b", {"parameters": 8_030_261_248, "active": None}),
+        ("models", "mixtral-8x7b", {"active": 12_879_925_248, "kv_heads": 8}),
+        ("hardware", "h200", {"memory": 141e9, "a node": 8}),
+        ("recipes adam-16", "mixed-adam-16", {"bytes/parameter": 16}),
+        ("schedules", "1f1b", {"idle": 3 / 11, "kept": 4.0}),
+        ("schedules", "gpipe", {"idle": 3 / 11, "kept": 8.0}),
+    ],
+)
+def test_lists_have_every_name_and_its_main_numbers(capsys, typed, name, facts):
+    code, answer = run(capsys, *typed.split())
+    assert code == 0
+    assert deep(answer[name], {k: pytest.approx(v) for k, v in facts.items()})
+    kind, *part = typed.split()
+    known = {"models": models(), "schedules": td.schedules}.get(kind) or names(kind)
+    assert list(answer) == [each for each in known if "".join(part) in each]
+
+
+def test_completion_knows_commands_options_and_names(capsys, tmp_path):
+    assert main(["completion"]) == 0
+    (tmp_path / "words").write_text(capsys.readouterr().out)
+    for typed, words in (
+        ("mod", {"models"}),
+        ("fit gpt2-", {"gpt2-large", "gpt2-medium", "gpt2-xl"}),
+        ("plan --se", {"--sequence"}),
+        ("idle zb-h", {"zb-h1", "zb-h2"}),
+    ):
+        asked = f"COMP_WORDS=(tiledask {typed}); COMP_CWORD={len(typed.split())}; _tiledask"
+        done = subprocess.run(
+            ["bash", "-c", f". {tmp_path / 'words'}; {asked}; echo ${{COMPREPLY[@]}}"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+        assert set(done.stdout.split()) == words
+
+
+def test_a_number_of_parameters_says_what_it_assumes(capsys):
+    code, answer = run(capsys, "fit", "175B", "64xH100", "--tp", "8", "--pp", "8")
+    assert code in (0, 1)
+    assert answer["model"]["name"] == "175B"
+    assert "96 layers of width 12,288" in answer["model"]["source"]
+    main(["plan", "7e9", "8xH100", "64", "--no-sensitivity"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "7e9: assumed: 32 layers of width 4,096 (32 heads of 128" in said
+
+
 def test_doctor(capsys):
     code, answer = run(capsys, "doctor")
     assert code == 0
@@ -284,6 +336,11 @@ def numbers(text):
         "puzzle 4 --hint --answer 1|2",
         "puzzle",
         "doctor",
+        "models",
+        "hardware",
+        "recipes",
+        "schedules",
+        "fit 175B 8xH100 --tp 8",
     ],
 )
 def test_no_digit_is_cut_at_any_width(capsys, monkeypatch, tmp_path, typed):

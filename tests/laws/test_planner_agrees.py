@@ -1,4 +1,7 @@
-"""The same question asked in every way of the planner has one answer: verdict, bytes, seconds."""
+"""The same question asked in every way of the planner has one answer: verdict, bytes, seconds.
+
+Holds `tiledask.plan.frames`.
+"""
 
 import json
 from dataclasses import replace
@@ -10,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import tiledask as td
-from tiledask.lab.planner import fit_facts, plan_facts, show_fit, show_plans
+from tiledask.lab.planner import show_fit, show_plans
 from tiledask.plan.fitting.overhead import CUDA_CONTEXT, default_overhead, overhead_of
 from tiledask.plan.inputs.layout import RECOMPUTE, Layout
 from tiledask.plan.inputs.model import Model
@@ -126,7 +129,7 @@ def test_one_question_has_one_answer_however_it_is_asked(first):
         (plan,) = plans
         assert plan.layout == layout
         assert (plan.verdict, plan.peak) == (fit.verdict, fit.memory.peak), number
-        facts = plan_facts(plans, 1)["plans"][0]
+        facts = plans.to_dict(1)["plans"][0]
         assert (facts["verdict"], facts["peak"]) == (fit.verdict, fit.memory.peak)
         if fit.verdict != "no":
             step = td.estimate_step(model, layout, cluster, recipe, sequence)
@@ -148,7 +151,7 @@ def test_what_is_printed_says_the_same(number):
     plans = searched(*case)
     peak = format_bytes(fit.memory.peak)
     assert text_of(show_fit, fit).startswith(f"{fit.verdict}: the fullest device")
-    assert fit_facts(fit)["verdict"] == fit.verdict
+    assert fit.to_dict()["verdict"] == fit.verdict
     shown = text_of(lambda console: show_plans(plans, 1, console))
     assert f"1 {fit.verdict}" in shown
     assert peak in shown
@@ -209,3 +212,58 @@ def test_notebook_01_says_no_and_tight_as_fits_does():
         said.append(td.fits(td.load_model("gpt-200b"), layout, fleet))
     assert [fit.verdict for fit in said] == ["no", "tight"]
     assert text == " ".join(f"{fit.verdict}: {fit.reason}" for fit in said)
+
+
+FEW = {"sequence": 1024}
+LLAMA, EIGHT = td.load_model("llama-2-7b"), td.load_cluster("8xA100-80GB")
+SPLIT = td.Layout(dp=2, tp=4, zero=1)
+RESULTS = {
+    "fit": lambda: td.fits(LLAMA, SPLIT, EIGHT, **FEW),
+    "memory": lambda: td.estimate_memory(LLAMA, SPLIT, **FEW),
+    "ledger": lambda: td.estimate_memory(LLAMA, SPLIT, **FEW).ledger,
+    "step": lambda: td.estimate_step(LLAMA, SPLIT, EIGHT, **FEW),
+    "plans": lambda: td.search(LLAMA, EIGHT, 16, **FEW),
+    "sensitivity": lambda: td.sensitivity(LLAMA, EIGHT, 16, **FEW),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_every_result_is_plain_values_and_a_frame(name):
+    found = RESULTS[name]()
+    facts, frame = found.to_dict(), found.to_frame()
+    assert json.loads(json.dumps(facts))
+    assert len(frame)
+    told = {
+        "fit": lambda: (
+            (facts["verdict"], max(facts["per_stage"])) == (found.verdict, found.band[0])
+        ),
+        "memory": lambda: frame[frame.moment != "step"]["bytes"].sum() > found.peak,
+        "ledger": lambda: list(frame.bytes) == [row.bytes for row in found.rows],
+        "step": lambda: frame.seconds.sum() == pytest.approx(facts["seconds"]) == found.total,
+        "plans": lambda: facts["plans"][0]["seconds"] == found.best.seconds,
+        "sensitivity": lambda: list(frame.speedup) == [each.speedup for each in found],
+    }
+    assert told[name]()
+
+
+@pytest.mark.parametrize(
+    ("thing", "most"),
+    [
+        (SPLIT, 40),
+        (EIGHT, 140),
+        (EIGHT.device, 120),
+        (td.load_recipe("mixed-adam-16"), 120),
+        (td.schedules, 220),
+        (td.load_model("175B"), 90),
+    ],
+)
+def test_a_repr_is_a_line_of_what_is_said(thing, most):
+    assert len(repr(thing)) <= most
+    assert repr(thing).startswith(f"{type(thing).__name__}(")
+
+
+def test_a_layout_is_written_as_it_is_made():
+    for layout in (td.Layout(), SPLIT, td.Layout(pp=2, microbatches=4, schedule="zb-h1")):
+        assert eval(repr(layout), {"Layout": td.Layout}) == layout
+    assert repr(SPLIT) == "Layout(dp=2, tp=4, zero=1)"
+    assert SPLIT.options == ["--dp", "2", "--tp", "4", "--zero", "1"]

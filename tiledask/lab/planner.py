@@ -1,34 +1,135 @@
-"""The words of `tiledask fit` and `tiledask plan`: verdicts, ledgers, ranked layouts, time."""
+"""The words of `tiledask fit` and `tiledask plan`: verdicts, ledgers, ranked layouts, time; and of
+the lists of what they take."""
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import fields
-from math import inf
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
 
+from tiledask.errors import ConfigError, short
 from tiledask.lab.table import Grid, say
 from tiledask.plan.choosing.critique import PlanCritique
 from tiledask.plan.choosing.search import Plan, Plans
-from tiledask.plan.choosing.sensitivity import Relaxed
+from tiledask.plan.data import meant, names
 from tiledask.plan.fitting.fit import Fit
 from tiledask.plan.fitting.memory import MemoryEstimate
 from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.load import load_cluster, load_model, models
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.recipes import load_recipe, recipes
+from tiledask.plan.inputs.sized import ASSUMED
+from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, layout_schedule, schedules
+from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.timing.checkpointing import Checkpointing
 from tiledask.plan.timing.step import StepEstimate
 from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = [
-    "fit_facts",
-    "plan_facts",
+    "LISTS",
+    "show_assumed",
     "show_critique",
     "show_fit",
+    "show_list",
     "show_plans",
     "show_saving",
     "show_step",
-    "step_facts",
 ]
+
+Facts = dict[str, Any]
+
+
+def _model_facts(name: str) -> Facts:
+    model = load_model(name)
+    active = model.active_parameters if model.experts else None
+    sizes = {
+        name: getattr(model, name) for name in ("layers", "hidden", "heads", "kv_heads", "vocab")
+    }
+    return {"parameters": model.parameters, "active": active, **sizes}
+
+
+def _device_facts(name: str) -> Facts:
+    cluster = load_cluster(f"1x{name}")
+    device, peaks = cluster.device, dict(cluster.device.peak_flops)
+    half = next((peaks[p] for p in ("bf16", "fp16") if p in peaks), max(peaks.values()))
+    return {
+        "memory": device.memory_bytes,
+        "memory/s": device.memory_bandwidth,
+        "TFLOP/s in half": half / 1e12,
+        "a node": cluster.devices_per_node,
+        "within it/s": cluster.within_node.bytes_per_second,
+        "between/s": cluster.between_nodes.bytes_per_second,
+    }
+
+
+def _recipe_facts(name: str) -> Facts:
+    recipe = load_recipe(name)
+    return {"bytes/parameter": recipe.bytes_per_parameter, "what": recipe.description}
+
+
+def _schedule_facts(name: str) -> Facts:
+    """Of 8 micro-batches on 4 devices, where a backward takes as long as two forwards."""
+    stages = 8 if is_looped(name) or name in V_SHAPED else 4
+    made = layout_schedule(name, stages, 8, 4)
+    timeline = simulate(made, 4 / stages, 8 / stages)
+    words = (schedules[name].__doc__ or "").split("\n\n")[0]
+    return {
+        "idle": timeline.bubble_fraction,
+        "kept": float(max(timeline.peak_in_flight) * 4 / stages),
+        "what": " ".join(words.split()),
+    }
+
+
+LISTS: dict[str, tuple[str, Callable[[], Iterable[str]], Callable[[str], Facts]]] = {
+    "models": (
+        "models; or a config.json, a name on the hub, a number such as 70B",
+        models,
+        _model_facts,
+    ),
+    "hardware": (
+        "devices, as in 8xH100; links are one device's, one way",
+        lambda: names("hardware"),
+        _device_facts,
+    ),
+    "recipes": ("what is kept for every parameter", recipes, _recipe_facts),
+    "schedules": (
+        "on 4 devices with 8 micro-batches, a backward of two forwards: idle time, and "
+        "micro-batches that the fullest device keeps",
+        lambda: schedules,
+        _schedule_facts,
+    ),
+}
+"""What there is -> its title, its names, and the main numbers of one."""
+
+
+def show_list(kind: str, part: str, console: Console) -> dict[str, Facts]:
+    """What there is of ``kind`` whose name has ``part`` in it, with its main numbers."""
+    title, known, facts = LISTS[kind]
+    found = {name: facts(name) for name in known() if part.lower() in name}
+    if not found:
+        near = meant(part, known())
+        raise ConfigError(
+            f"no name of {kind} has {short(part)} in it; {near}without it all are listed"
+        )
+    columns = [
+        name for name in next(iter(found.values())) if any(each[name] for each in found.values())
+    ]
+    rows = [(name, *(_cell(key, each[key]) for key in columns)) for name, each in found.items()]
+    left = [0, *(i for i, name in enumerate(columns, 1) if name == "what")]
+    console.print(Grid((kind, *columns), rows, title, left=left))
+    return found
+
+
+def _cell(name: str, value: Any) -> str:
+    """A fact as the column ``name`` shows it."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if name in ("parameters", "active"):
+        return f"{value / 1e9:,.2f} B" if value > 1e9 else f"{value / 1e6:,.0f} M"
+    if name.startswith("memory") or name.endswith("/s"):
+        return format_bytes(value)
+    return f"{value:.1%}" if name == "idle" else f"{value:,.5g}" if value < 1e4 else f"{value:,}"
+
 
 MANY_STAGES = 12
 """Above this, only the first, the fullest and the last stages are shown."""
@@ -49,19 +150,10 @@ def show_fit(fit: Fit, console: Console) -> None:
     say(console, f"  no value is enough of one of these alone: {rest}")
 
 
-def fit_facts(fit: Fit) -> dict[str, Any]:
-    """The facts of a fit as plain values, for JSON."""
-    fix = fit.smallest_fix
-    return {
-        "verdict": fit.verdict,
-        "reason": fit.reason,
-        "shortfall": fit.shortfall,
-        "expected": fit.expected,
-        "per_stage": list(fit.memory.per_stage),
-        "rows": [vars(row) for row in fit.memory.ledger.rows],
-        "smallest_fix": str(fix) if fix else None,
-        "fixes": {name: str(each) if each else None for name, each in fit.fixes.items()},
-    }
+def show_assumed(model: Model, console: Console) -> None:
+    """What is assumed of a model that is only a number of parameters."""
+    if model.source.startswith(ASSUMED):
+        say(console, f"{model.name}: {model.source}")
 
 
 def _ledger(memory: MemoryEstimate) -> Grid:
@@ -133,7 +225,7 @@ def show_plans(plans: Plans, first: int, console: Console, asked: Sequence[str] 
     sure = "" if plans.best.verdict == "fits" else "none fits for sure; of the tight ones, "
     console.print(_table(shown, f"{sure}fastest first", plans, timed=True))
     if asked:
-        words = shlex.join(["tiledask", "fit", *asked, *_options(shown[0].layout)])
+        words = shlex.join(["tiledask", "fit", *asked, *shown[0].layout.options])
         say(console, f"the first one: {words}")
     front = plans.front
     if len(front) > 1:
@@ -192,16 +284,6 @@ def _table(plans: Sequence[Plan], title: str, found: Plans, timed: bool = False)
     return Grid(tuple(columns), rows, f"{title}; all: {same}" if same else title, left)
 
 
-def _options(layout: Layout) -> list[str]:
-    """The layout as `tiledask fit` takes it."""
-    words = []
-    for field in fields(layout):
-        value, name = getattr(layout, field.name), field.name.replace("_", "-")
-        if value != field.default:
-            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    return words
-
-
 def _word(value: Any) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
@@ -223,10 +305,7 @@ def show_step(step: StepEstimate, console: Console) -> None:
 def show_saving(saving: Checkpointing, console: Console) -> dict[str, Any]:
     """How often to save, in a line; the facts of it for JSON."""
     say(console, saving.line)
-    names = ("state_bytes", "bandwidth", "mtbf", "devices", "restart", "cost", "between_failures")
-    shares = ("steps", "interval", "saving", "redone", "restarting", "stretch")
-    found = {name: getattr(saving, name) for name in (*names, *shares)}
-    return {name: None if value == inf else value for name, value in found.items()}
+    return saving.to_dict()
 
 
 def show_critique(found: PlanCritique, console: Console) -> None:
@@ -237,52 +316,3 @@ def show_critique(found: PlanCritique, console: Console) -> None:
         say(console, f"  → {advice}")
     if not found.advice and found.step is not None:
         say(console, "  no single change makes it 1 % faster")
-
-
-def plan_facts(plans: Plans, first: int, relaxed: Sequence[Relaxed] = ()) -> dict[str, Any]:
-    """The search as plain values, for JSON."""
-    return {
-        "considered": plans.considered,
-        "counts": plans.counts,
-        "plans": [_facts(plan) | _by_program(plan) for plan in plans.settle(first)[:first]],
-        "front": [_facts(plan) for plan in plans.front],
-        "sensitivity": [
-            {
-                "limit": each.limit,
-                "times": each.times,
-                "speedup": each.speedup,
-                "changed": each.changed,
-            }
-            for each in relaxed
-        ],
-    }
-
-
-def step_facts(step: StepEstimate) -> dict[str, Any]:
-    """Where the time of a step goes, for JSON."""
-    return {
-        "seconds": step.total,
-        "parts": {row.part: row.seconds for row in step.rows},
-        "mfu": step.mfu,
-        "mfu_causal": step.mfu_causal,
-        "hfu": step.hfu,
-        "tokens_per_second": step.tokens_per_second,
-    }
-
-
-def _by_program(plan: Plan) -> dict[str, Any]:
-    """Seconds of a step by the clock of its program; None without one."""
-    seconds = plan.program_seconds
-    return {"program_seconds": seconds if seconds > 0 else None}
-
-
-def _facts(plan: Plan) -> dict[str, Any]:
-    runs = plan.seconds < float("inf")
-    return {
-        "layout": vars(plan.layout),
-        "devices": plan.layout.devices,
-        "verdict": plan.verdict,
-        "peak": plan.peak,
-        "seconds": plan.seconds if runs else None,
-        "options": shlex.join(_options(plan.layout)),
-    }

@@ -3,8 +3,10 @@
 import difflib
 import json
 import os
+import re
 import stat
 import sys
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from string import ascii_lowercase
@@ -12,7 +14,7 @@ from string import ascii_lowercase
 from tiledask.errors import ConfigError, short
 from tiledask.plan.whole import is_whole, whole_rule
 
-__all__ = ["Fields", "data_file", "names", "read", "read_named", "shipped"]
+__all__ = ["Fields", "data_file", "meant", "names", "read", "read_named", "shipped"]
 
 LARGEST = 4 * 2**20
 """Bytes of the largest file that is read: a description takes some thousand."""
@@ -45,10 +47,9 @@ def names(kind: str) -> tuple[str, ...]:
 def read_named(kind: str, name: str) -> "Fields":
     """The shipped description ``name`` of one kind; unknown names are a ConfigError."""
     if name.lower() not in names(kind):
-        near = _near(name[:200].lower().rsplit("/", 1)[-1], names(kind))
-        hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
         raise ConfigError(
-            f"no {kind.removesuffix('s')} description is called {short(name)}; {hint}"
+            f"no {kind.removesuffix('s')} description is called {short(name)}; "
+            f"{meant(name.rsplit('/', 1)[-1], names(kind))}"
             f"{_OWN.get(kind, '')}tiledask has {_listed(names(kind))}"
         )
     return read(data_file(kind, f"{name.lower()}.json"))
@@ -65,14 +66,26 @@ def _listed(known: tuple[str, ...], most: int = 24) -> str:
 
 
 _OWN = {
-    "models": "one of your own is td.Model(...), or the path of its Hugging Face config.json; ",
+    "models": "one of your own is td.Model(...), or the path of its Hugging Face config.json, or a "
+    "number of parameters such as '70B'; ",
     "hardware": "a cluster of your own is a JSON file with its device in it; ",
 }
 """How to go on without a shipped description of that kind."""
 
 
+def meant(name: str, known: Iterable[str]) -> str:
+    """The question whether one of ``known`` was meant by ``name``; empty if none is near.
+
+    >>> meant("zbh1", ("zb-h1", "zb-h2", "zb-v"))
+    "did you mean 'zb-h1'? "
+    """
+    near = _near(name[:200].lower(), tuple(known))
+    return f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+
+
 def _near(name: str, known: tuple[str, ...]) -> list[str]:
-    """Up to three of ``known`` that begin so, or the nearest of the same family.
+    """The one of ``known`` of the same letters and digits, up to three that begin so, or the
+    nearest of the same family.
 
     The letters that a name begins with are its family: all llamas are nearer to each other than
     any is to a gemma, whatever the digits behind them.
@@ -80,6 +93,9 @@ def _near(name: str, known: tuple[str, ...]) -> list[str]:
     >>> _near("lama-2-7b", ("llama-2-7b", "olmo-2-7b")), _near("gemma-2-7b", ("llama-2-7b",))
     (['llama-2-7b'], [])
     """
+    bare = {re.sub("[^a-z0-9]", "", each.lower()): each for each in known}
+    if same := bare.get(re.sub("[^a-z0-9]", "", name)):
+        return [same]
     begun = [each for each in known if name and each.startswith(name)]
     families = {each: _family(each) for each in known}
     alike = difflib.get_close_matches(_family(name), set(families.values()), 3, 0.75)

@@ -1,11 +1,16 @@
 """A memory ledger: one row per place, tensor class and moment, predicted and measured alike."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from tiledask.plan import html
+from tiledask.plan.frames import frame
 from tiledask.plan.units import format_bytes
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["ALWAYS", "Ledger", "Row"]
 
@@ -100,6 +105,14 @@ class Ledger:
             if row.place == place and row.moment in (ALWAYS, moment):
                 totals[row.tensor] = totals.get(row.tensor, 0) + row.bytes
         return totals
+
+    def to_dict(self) -> dict[str, Any]:
+        """The peak of every place and every row, as plain values for JSON."""
+        return {"per_place": self.per_place, "rows": [vars(row) for row in self.rows]}
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row each: place, tensor, moment, bytes, formula, source."""
+        return frame([vars(row) for row in self.rows], [field.name for field in fields(Row)])
 
     def __repr__(self) -> str:
         if not self.rows:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.lab.planner import plan_facts, show_plans
+from tiledask.lab.planner import show_plans
 from tiledask.plan.choosing.critique import critique
 from tiledask.plan.choosing.search import Space, search
 from tiledask.plan.choosing.sensitivity import sensitivity
@@ -119,7 +119,7 @@ def test_what_a_search_shows_stands_in_the_order_of_what_it_shows():
     assert seconds == sorted(seconds)
     shown = [line for line in console.export_text().splitlines() if line.startswith("│")]
     assert all(format_seconds(s) in line for s, line in zip(seconds, shown, strict=False))
-    facts = plan_facts(plans, 16)["plans"]
+    facts = plans.to_dict(16)["plans"]
     assert [fact["seconds"] for fact in facts] == seconds
     html = plans._repr_html_()
     assert all(f"<td>{format_seconds(s)}</td>" in html for s in seconds[:10])

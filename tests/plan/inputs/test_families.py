@@ -1,16 +1,27 @@
-"""Every family against its checkpoint's tensors, listed one by one."""
+"""Every family against transformers' own count, and its checkpoint's tensors one by one.
+
+Holds `tiledask.plan.inputs.counted`.
+"""
 
 import json
+from dataclasses import replace
+from functools import partial
 from math import prod
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiledask as td
+from tiledask.errors import ConfigError
 from tiledask.plan.data import Fields
+from tiledask.plan.fitting.activations import layer_bytes
+from tiledask.plan.inputs.counted import CountedModel
 from tiledask.plan.inputs.hf_config import families, model_from_config
 from tiledask.plan.inputs.load import load_model, models
+from tiledask.plan.timing.flops import step_flops
 
 
 def shipped(name):
@@ -162,9 +173,164 @@ def test_deepseek_agrees_with_the_reference(change):
     assert model.parameters == sum(map(prod, tensors(config))) == sum(model.item_parameters)
 
 
-@pytest.mark.parametrize("kind", [k for k in families if k != "olmo"])
-def test_every_other_family_has_a_shipped_model(kind):
-    assert kind in {shipped(name)["model_type"] for name in models()}
+# made by tests/oracles/transformers_counts.py: what transformers itself counts
+COUNTS = json.loads(
+    Path(__file__).parents[2].joinpath("oracles/transformers_counts.json").read_text()
+)
+
+
+@pytest.mark.parametrize("kind", families)
+def test_every_family_has_the_parameters_that_transformers_counts(kind):
+    base, cases = COUNTS[kind]["config"], COUNTS[kind]["cases"]
+    assert len(cases) > 1  # two sizes at least
+    for change, parameters in cases:
+        model = model_of(base | change)
+        assert model.parameters == parameters, change
+        if not isinstance(model, CountedModel):
+            assert sum(model.item_parameters) == parameters
+
+
+OLDER = {
+    "starcoder2": {"mlp_type": "default", "norm_type": "layer_norm"},
+    "gpt_oss": {"experts_per_token": 2, "quantization_config": {"quant_method": "mxfp4"}},
+    "gptj": {"rotary": True, "scale_attn_weights": True, "n_inner": None},
+    "mamba": {"d_inner": 96, "d_model": 48, "n_layer": 5, "ssm_cfg": {}, "time_step_rank": "auto"},
+    "whisper": {"num_hidden_layers": 3, "forced_decoder_ids": [[1, 2]]},
+    "bert": {"position_embedding_type": "absolute", "pooler_fc_size": 768},
+    "t5": {"n_positions": 512, "output_past": True},
+    "gemma2": {"sliding_window_size": 4096, "hidden_act": "gelu", "cache_implementation": "hybrid"},
+    "cohere2": {"use_parallel_block": True, "order_of_interleaved_layers": "local_attn_first"},
+}
+
+
+@pytest.mark.parametrize("kind", OLDER)
+def test_keys_of_published_files_change_nothing(kind):
+    config = COUNTS[kind]["config"]
+    assert model_of(config | OLDER[kind]).parameters == COUNTS[kind]["cases"][0][1]
+
+
+# parameters of published checkpoints, from sizes that their papers and cards give
+PUBLISHED = {
+    "google/gemma-2-9b": (
+        9_241_705_984,
+        "gemma2",
+        {
+            "hidden_size": 3584,
+            "num_hidden_layers": 42,
+            "num_attention_heads": 16,
+            "head_dim": 256,
+            "num_key_value_heads": 8,
+            "intermediate_size": 14336,
+            "vocab_size": 256000,
+        },
+    ),
+    "microsoft/phi-2": (
+        2_779_683_840,
+        "phi",
+        {
+            "hidden_size": 2560,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "intermediate_size": 10240,
+            "vocab_size": 51200,
+        },
+    ),
+    "tiiuae/falcon-7b": (
+        6_921_720_704,
+        "falcon",
+        {
+            "hidden_size": 4544,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 71,
+            "num_kv_heads": 71,
+            "ffn_hidden_size": None,
+            "vocab_size": 65024,
+        },
+    ),
+    "openai/gpt-oss-20b": (
+        20_914_757_184,
+        "gpt_oss",
+        {
+            "hidden_size": 2880,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 64,
+            "head_dim": 64,
+            "num_key_value_heads": 8,
+            "intermediate_size": 2880,
+            "vocab_size": 201088,
+            "num_local_experts": 32,
+            "num_experts_per_tok": 4,
+            "layer_types": None,
+        },
+    ),
+    "facebook/opt-350m": (
+        331_196_416,
+        "opt",
+        {
+            "hidden_size": 1024,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "ffn_dim": 4096,
+            "word_embed_proj_dim": 512,
+            "do_layer_norm_before": False,
+            "vocab_size": 50272,
+            "max_position_embeddings": 2048,
+        },
+    ),
+    "google-bert/bert-base-uncased": (
+        109_514_298,
+        "bert",
+        {
+            "hidden_size": 768,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "intermediate_size": 3072,
+            "vocab_size": 30522,
+            "max_position_embeddings": 512,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_checkpoints_have_as_many(name):
+    parameters, kind, sizes = PUBLISHED[name]
+    assert model_of(COUNTS[kind]["config"] | sizes).parameters == parameters
+
+
+def test_an_output_projection_of_its_own_is_counted_where_older_versions_have_it():
+    base = COUNTS["t5"]["config"]
+    more = model_of(base | {"tie_word_embeddings": False}).parameters - model_of(base).parameters
+    assert more == base["vocab_size"] * base["d_model"]
+
+
+@pytest.mark.parametrize("kind", ["t5", "vit", "whisper", "mamba", "qwen3_next"])
+def test_what_is_only_counted_is_refused_by_its_number(kind):
+    model = model_of(COUNTS[kind]["config"])
+    for ask in (td.estimate_memory, partial(td.fits, cluster="1xH100")):
+        with pytest.raises(ConfigError, match=rf"{model.parameters:,} parameters; .*td\.Model\("):
+            ask(model, layout=td.Layout())
+    assert f"{model.parameters:,}" in repr(model)
+    assert "<table>" in model._repr_html_()
+
+
+def test_an_encoder_computes_all_scores_and_a_side_by_side_layer_keeps_one_input():
+    bert = model_of(COUNTS["bert"]["config"])
+    assert not bert.causal
+    assert bert.dropout
+    flops, causal = (step_flops(replace(bert, causal=c), 4, 32) for c in (False, True))
+    assert flops.causal == flops.model == causal.model > causal.causal
+    layout, cluster = td.Layout(flash_attention=True), td.load_cluster("1xH100")
+    large = replace(bert, hidden=768, heads=12, head_dim=0, ffn=3072)
+    ours, half = (
+        td.estimate_step(replace(large, causal=c), layout, cluster, sequence=4096).compute
+        for c in (False, True)
+    )
+    assert ours > half
+    h, one, two, four = 48, *(replace(bert, layer_norms=n) for n in (1, 2, 4))
+    kept = [layer_bytes(m, td.Layout(), sequence=10) for m in (one, two, four)]
+    assert kept[1] - kept[0] == kept[2] - kept[1] == 2 * (10 * 2 * h)  # two tensors a step
 
 
 def test_olmo_1_has_norms_without_parameters():
@@ -184,3 +350,56 @@ SOME = """gpt2 bloom-3b smollm3-3b llama-3.2-1b pythia-1b qwen2.5-0.5b qwen3-4b 
 def test_whether_the_head_is_the_embedding_if_the_config_does_not_say(name):
     config = {k: v for k, v in shipped(name).items() if k != "tie_word_embeddings"}
     assert model_of(config).tied == (config["model_type"] in TIED)
+
+
+WINDOWS = {
+    "mistral": ({"sliding_window": 7}, 7, 5),
+    "phi3": ({"sliding_window": None}, 0, 0),
+    "gemma2": ({"sliding_window": 9, "layer_types": None}, 9, 3),
+    "gemma3_text": ({"sliding_window": 9, "layer_types": None, "sliding_window_pattern": 3}, 9, 4),
+    "cohere2": ({}, 4096, 4),
+    "gpt_oss": ({}, 128, 3),
+    "qwen2": ({"sliding_window": 9, "use_sliding_window": False}, 0, 0),
+    "llama": ({}, 0, 0),
+}
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_a_sliding_window_is_that_of_the_layers_that_have_it(kind):
+    change, window, layers = WINDOWS[kind]
+    model = model_of(COUNTS[kind]["config"] | change)
+    assert (model.window, model.windowed_layers) == (window, layers)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [1, 10, 100, 400, 1000])
+def test_what_a_window_leaves_is_what_is_counted_of_a_mask(causal, window):
+    s, model = 400, model_of(COUNTS["llama"]["config"])
+    model = replace(model, window=window, windowed_layers=2, causal=causal)
+    at = np.arange(s)
+    ahead = at[:, None] - at[None, :]
+    masks = [ahead >= 0 if causal else ahead > -s] * 3
+    masks += [(ahead >= 0 if causal else ahead > -window) & (ahead < window)] * 2
+    counted = np.mean([mask.mean() for mask in masks])
+    assert model.visible(s) == pytest.approx(counted, abs=1.5 / s)
+
+
+def test_a_window_makes_long_attention_shorter_and_short_no_longer():
+    near, far = (load_model("mistral-7b-v0.1"), load_model("mistral-7b-v0.3"))
+    assert (near.window, near.windowed_layers, far.window) == (4096, 32, 0)
+    layout, cluster = td.Layout(tp=8, flash_attention=True), td.load_cluster("8xH100")
+    wide = replace(near, window=0, windowed_layers=0)
+    for sequence, shorter in ((4096, False), (32768, True)):
+        a, b = (td.estimate_step(m, layout, cluster, sequence=sequence) for m in (near, wide))
+        assert (a.compute < b.compute) == shorter
+        assert a.flops == b.flops
+
+
+@pytest.mark.parametrize("kind", ["phi", "gemma2", "bert", "opt", "gpt_oss"])
+def test_what_is_unlike_a_gpt_is_planned_and_has_no_program(kind):
+    change = {"word_embed_proj_dim": 20} if kind == "opt" else {}
+    model = model_of(COUNTS[kind]["config"] | change)
+    plans = td.search(model, "2xH100", 4, sequence=32)
+    assert plans.best.verdict == "fits"
+    assert plans.best.seconds > 0
+    assert np.isnan(plans.best.program_seconds)

@@ -137,7 +137,10 @@ BAD = {
     "too deep": ("[" * 1_000_000, "nested too deep"),
     "too deep in a key": ('{"a":' * 800_000, "nested too deep"),
     "digits": ('{"n_layer": 1' + "0" * 5000 + "}", "thousands of digits"),
-    "family": ({**LLAMA, "model_type": "gemma"}, "'model_type' is 'gemma'; the families"),
+    "family": (
+        {**LLAMA, "model_type": "rwkv"},
+        r"'model_type' is 'rwkv'; the families .* td\.Model\(",
+    ),
     "no family": ({"n_embd": 4}, "'model_type' is missing"),
     "missing": ({k: v for k, v in GPT2.items() if k != "n_layer"}, "'num_hidden_layers' is miss"),
     "text": ({**GPT2, "n_layer": "12"}, "'n_layer' must be a whole number of 1 or more, got text"),

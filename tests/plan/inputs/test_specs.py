@@ -1,6 +1,6 @@
 """Shipped models and clusters: published counts, to the last parameter; datasheets.
 
-Holds `tiledask.plan.inputs.load` and `tiledask.plan.inputs.run`.
+Holds `tiledask.plan.inputs.load`, `tiledask.plan.inputs.sized` and `tiledask.plan.inputs.run`.
 """
 
 import json
@@ -10,7 +10,7 @@ import pytest
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.plan.data import names
+from tiledask.plan.data import data_file, names
 from tiledask.plan.inputs.hardware import load_device
 from tiledask.plan.inputs.load import load_cluster, load_model, models
 from tiledask.plan.inputs.model import count
@@ -208,6 +208,48 @@ def test_shipped_models_are_found_by_their_name_on_the_hub():
         assert load_model(hub) == load_model(name)
 
 
+def test_a_config_in_the_local_cache_is_found_by_its_name_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"no config\.json in .*hf download my-org/My-Own config"):
+        load_model("my-org/My-Own")
+    folder = tmp_path / "hub" / "models--my-org--My-Own"
+    for commit, layers in (("0a", 3), ("ff", 5)):
+        (folder / "snapshots" / commit).mkdir(parents=True)
+        config = json.loads(data_file("models", "gpt2.json").read_text()) | {"n_layer": layers}
+        (folder / "snapshots" / commit / "config.json").write_text(json.dumps(config))
+    (folder / "refs").mkdir()
+    for commit, layers in (("0a", 3), ("ff", 5)):
+        (folder / "refs" / "main").write_text(commit)
+        model = load_model("my-org/My-Own")
+        assert (model.layers, model.name) == (layers, "my-own")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
+    with pytest.raises(ConfigError, match="no config"):
+        load_model("my-org/My-Own")
+
+
+SIZES = "100M 125m 350M 1.3B 2.7B 6.7B 7e9 13B 30B 65b 70B 175B 405B 540B 1T 7000000000 1e14"
+
+
+@pytest.mark.parametrize("typed", SIZES.split())
+def test_a_number_of_parameters_is_a_decoder_of_about_as_many(typed):
+    model = load_model(typed)
+    units = {"m": 6, "b": 9, "t": 12}
+    wanted = float(typed.rstrip("mbtMBT")) * 10 ** units.get(typed[-1].lower(), 0)
+    assert model.parameters == pytest.approx(wanted, rel=0.02)
+    assert model.head_dim == 128
+    assert 1.5 * model.hidden <= model.ffn <= 4 * model.hidden
+    assert 60 <= model.hidden / model.layers <= 180
+    assert wanted < 5e9 or (model.heads % 8, model.layers % 4) == (0, 0)
+    assert f"{model.layers} layers of width {model.hidden:,}" in model.source
+
+
+@pytest.mark.parametrize("typed", ["7", "99M", "1e15", "200T", "0b"])
+def test_a_number_that_no_model_has_is_refused(typed):
+    with pytest.raises(ConfigError, match=r"from 100,000,000 to .* write '7B'"):
+        load_model(typed)
+
+
 @pytest.mark.parametrize(
     ("typed", "near"),
     [
@@ -263,7 +305,7 @@ def test_counts_and_schedules_may_be_written_as_the_command_line_does():
 def test_a_model_that_is_not_understood_names_the_way_out(tmp_path):
     inner = "the object under 'text_config'"
     for config, words in (
-        ({"model_type": "phi3", "hidden_size": 8}, r"described by hand: td\.Model\("),
+        ({"model_type": "rwkv", "hidden_size": 8}, r"described by hand: td\.Model\("),
         ({"model_type": "llama4", "text_config": {}}, inner),
         ({"text_config": {}}, inner),
     ):

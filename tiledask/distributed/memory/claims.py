@@ -228,6 +228,14 @@ def _check_model(model: Model, layout: Layout, recipe: Recipe, sequence: int) ->
         "qkv_bias": True,
         "out_bias": True,
         "mlp_bias": True,
+        "layer_norms": 2,
+        "final_norm": True,
+        "head_bias": False,
+        "head_dense": False,
+        "attention_sinks": False,
+        "embedding_width": 0,
+        "token_types": 0,
+        "causal": True,
     }
     simple = {
         "cp": 1,

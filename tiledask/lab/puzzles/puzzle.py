@@ -1,6 +1,5 @@
 """A puzzle, read from a file, and the check that works out what an answer to it is worth."""
 
-import difflib
 import math
 import os
 import re
@@ -20,7 +19,7 @@ from tiledask.lab.puzzles.fields import text, texts, whole
 from tiledask.lab.puzzles.kind import Kind, PuzzleSpec
 from tiledask.lab.puzzles.orders import ORDER
 from tiledask.lab.puzzles.questions import QUESTION
-from tiledask.plan.data import Fields, names, read, read_named
+from tiledask.plan.data import Fields, meant, names, read, read_named
 from tiledask.plan.whole import is_whole
 
 __all__ = ["KINDS", "Puzzle", "load_puzzle", "puzzle_levels", "puzzle_names"]
@@ -277,6 +276,4 @@ def _read_targets(fields: Fields, kind: Kind) -> dict[str, float]:
 
 
 def _near(key: str, known: Any) -> str:
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}known: {', '.join(sorted(known))}"
+    return f"{meant(key, known)}known: {', '.join(sorted(known))}"

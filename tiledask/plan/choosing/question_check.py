@@ -24,7 +24,7 @@ from tiledask.plan.fitting.fit import Fit, fits, minimum_devices
 from tiledask.plan.fitting.overhead import VERDICTS, default_overhead, judge, overhead_of
 from tiledask.plan.inputs.hardware import MOST_DEVICES
 from tiledask.plan.inputs.layout import Layout
-from tiledask.plan.inputs.load import load_cluster, load_model
+from tiledask.plan.inputs.load import as_model, load_cluster
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import State, load_recipe, recipes, state_bytes
 from tiledask.plan.inputs.run import check_run
@@ -191,7 +191,7 @@ class _Premise:
         self.devices = _count(given, "devices", 1)
         self.per_node = _count(given, "devices_per_node", 8)
         self.sequence = given.integer("sequence", 2048)
-        self.model = load_model(given.text("model")) if "model" in given else model
+        self.model = as_model(given.text("model")) if "model" in given else model
         self._size = given.integer("parameters") if "parameters" in given else None
         if self.model is not None:
             if self._size not in (None, self.model.parameters):

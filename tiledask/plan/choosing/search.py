@@ -5,6 +5,7 @@ dp x tp x pp x cp = devices          peaks              times
       x chunks x ZeRO x ...          device has?        all at once
 """
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -14,13 +15,13 @@ from typing import Any, overload
 import numpy as np
 
 from tiledask.errors import ConfigError, short
-from tiledask.extras import needed_for
 from tiledask.plan import html
 from tiledask.plan.fitting.fewest import CHUNKS, context_degrees
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.fitting.memory import MemoryEstimate
 from tiledask.plan.fitting.overhead import VERDICTS, judge, overhead_of, overheads
 from tiledask.plan.fitting.vectorized import peaks
+from tiledask.plan.frames import frame
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import MOST_OF_ANY, RECOMPUTE, Layout, Numbers
 from tiledask.plan.inputs.load import as_cluster, as_model
@@ -143,10 +144,26 @@ class Plan:
         """Seconds of a step by the clock of the layout's program: what ``step`` says, worked out
         again instruction by instruction. NaN where there is none (experts, context parallelism)."""
         found = self.found
-        if self.verdict == "no" or why_no_program(found.model, self.layout):
+        if self.verdict == "no" or why_no_program(found.model, self.layout, found.sequence):
             return np.nan
         of = found.model, self.layout, found.cluster, found.recipe, found.sequence
         return float(layout_timeline(*of).end.max())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The layout, also as `tiledask fit` takes it, and what it takes, as plain values for JSON;
+        seconds of a layout that does not fit are None."""
+        seconds = self.program_seconds
+        return self._facts() | {"program_seconds": seconds if seconds > 0 else None}
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "layout": vars(self.layout),
+            "devices": self.layout.devices,
+            "verdict": self.verdict,
+            "peak": self.peak,
+            "seconds": self.seconds if self.seconds < np.inf else None,
+            "options": shlex.join(self.layout.options),
+        }
 
     def __repr__(self) -> str:
         return (
@@ -301,14 +318,21 @@ class Plans(Sequence[Plan]):
                     found[layout] = Plan(self, layout, fit.verdict, fit.memory.peak)
         return sorted(found.values(), key=lambda p: (VERDICTS.index(p.verdict), p.seconds))
 
+    def to_dict(self, first: int = FIRST) -> dict[str, Any]:
+        """How many were considered, the ``first`` plans and the front, as plain values for JSON."""
+        return {
+            "model": {"name": self.model.name, "source": self.model.source},
+            "considered": self.considered,
+            "counts": self.counts,
+            "plans": [plan.to_dict() for plan in self.settle(first)[:first]],
+            "front": [plan._facts() for plan in self.front],
+        }
+
     def to_frame(self, first: int | None = 1000) -> Any:
         """A pandas DataFrame: a row per plan, the fields of its layout, its devices, peak bytes,
         verdict, and its seconds by formula."""
-        with needed_for("a frame"):
-            import pandas as pd
-
         rows = {name: column[:first] for name, column in self.settle()._rows.items()}
-        return pd.DataFrame(rows | {"verdict": np.array(VERDICTS)[rows["verdict"]]})
+        return frame(rows | {"verdict": np.array(VERDICTS)[rows["verdict"]]})
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{n} {word}" for word, n in self.counts.items())

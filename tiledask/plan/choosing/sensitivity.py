@@ -8,18 +8,22 @@ between nodes x 2   48.0 -> 47.9 s    1.00 x
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.choosing.search import Plan, search
+from tiledask.plan.frames import frame
 from tiledask.plan.inputs.hardware import ClusterSpec, Link
 from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 __all__ = ["Relaxed", "sensitivity"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Relaxed:
     """The best plan on a cluster with one limit relaxed."""
 
@@ -42,6 +46,14 @@ class Relaxed:
         a, b = vars(self.before.layout), vars(self.after.layout)
         return tuple(name for name in a if a[name] != b[name])
 
+    def to_dict(self) -> dict[str, Any]:
+        """The limit and what it buys, as plain values for JSON."""
+        names = ("limit", "times", "speedup", "changed")
+        return {name: getattr(self, name) for name in names}
+
+    def __repr__(self) -> str:
+        return f"Relaxed({self})"
+
     def __str__(self) -> str:
         if self.after.verdict == "no":
             return f"{self.limit} x {self.times:g}: still nothing fits"
@@ -51,6 +63,18 @@ class Relaxed:
         return f"{self.limit} x {self.times:g}: {self.speedup:.3g} times as fast{other}"
 
 
+class Sensitivity(list[Relaxed]):
+    """What relaxing each limit buys, the most first."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Of each limit, as plain values for JSON."""
+        return {each.limit: each.to_dict() for each in self}
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row per limit: limit, times, speedup, changed."""
+        return frame([each.to_dict() for each in self], ["limit", "times", "speedup", "changed"])
+
+
 def sensitivity(
     model: Model | str,
     cluster: ClusterSpec | str,
@@ -58,7 +82,7 @@ def sensitivity(
     *,
     times: float = 2.0,
     **options: Any,
-) -> list[Relaxed]:
+) -> Sensitivity:
     """What relaxing each limit ``times``-fold buys, the most first; the first one binds.
 
     The limits: memory of a device, its peak FLOP/s, its memory bandwidth, bandwidth within and
@@ -84,7 +108,7 @@ def sensitivity(
         plans = search(model, other, global_batch, **options)
         if len(plans):
             found.append(Relaxed(limit, times, before, plans.best))
-    return sorted(found, key=lambda relaxed: -relaxed.speedup)
+    return Sensitivity(sorted(found, key=lambda relaxed: -relaxed.speedup))
 
 
 def _relaxed(cluster: ClusterSpec, times: float) -> Iterator[tuple[str, ClusterSpec]]:

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from tiledask.errors import ConfigError
-from tiledask.extras import needed_for
 from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.cost import Cost, cost, even
 from tiledask.plan.collectives.shards import deal_heads
+from tiledask.plan.frames import frame
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,15 +92,12 @@ class LayerCalls(Generic[C]):
 
     def to_frame(self: "LayerCalls[Call]", itemsize: int) -> "pd.DataFrame":
         """A row per collective: way, label, kind, ranks, and the most bytes that one rank sends."""
-        with needed_for("a frame"):
-            import pandas as pd
-
         rows = [
             (way, c.label, c.kind, len(c.members), max(c.cost(itemsize).sent))
             for way in ("forward", "backward")
             for c in getattr(self, way)
         ]
-        return pd.DataFrame(rows, columns=["way", "label", "kind", "ranks", "bytes_sent"])
+        return frame(rows, ["way", "label", "kind", "ranks", "bytes_sent"])
 
     def inside(self: "LayerCalls[Call]", label: str) -> "LayerCalls[Call]":
         """The same as parts of a layer called ``label``."""

@@ -77,10 +77,13 @@ def _saved(
             tensors += _inside(model, "shared mlp", -(-model.shared_ffn // tp), width)
     else:
         inside = _inside(model, "mlp", -(-model.ffn // tp), width)
-        tensors += [Saved("mlp input", h, width, False), *inside]
-    # inputs of the two norms, masks of the two dropouts on the residual stream
+        if model.layer_norms > 1:  # otherwise it is the attention's input
+            tensors += [Saved("mlp input", h, width, False)]
+        tensors += inside
+    # inputs of the norms, masks of the two dropouts on the residual stream
     if model.norm != "none":
-        tensors += [Saved(f"{at} norm input", h, width, False) for at in ends]
+        inputs = ("attention", "mlp", "attention output", "mlp output")[: model.layer_norms]
+        tensors += [Saved(f"{at} norm input", h, width, False) for at in inputs]
     if model.dropout:
         tensors += [Saved(f"{at} dropout mask", h, 1, False, flows=False) for at in ends]
     return tuple(tensors)

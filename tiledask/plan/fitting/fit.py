@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError
 from tiledask.plan import html
@@ -27,6 +27,9 @@ from tiledask.plan.inputs.run import check_run, check_trains
 from tiledask.plan.timing.checkpointing import RESTART, Checkpointing
 from tiledask.plan.units import format_bytes, parse_bytes
 from tiledask.plan.whole import whole_number
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Fit", "Fix", "fits", "minimum_devices", "zero3_minimum_degree"]
 
@@ -239,6 +242,23 @@ class Fit:
         cluster = replace(self.cluster, devices=most)
         estimate = step(memory.model, memory.layout, cluster, memory.recipe, memory.sequence)
         return float(estimate.total)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The verdict, why, what would fit, and the memory, as plain values for JSON."""
+        fix = self.smallest_fix
+        return {
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "shortfall": self.shortfall,
+            "expected": self.expected,
+            **self.memory.to_dict(),
+            "smallest_fix": str(fix) if fix else None,
+            "fixes": {name: str(each) if each else None for name, each in self.fixes.items()},
+        }
+
+    def to_frame(self) -> "pd.DataFrame":
+        """The ledger of the memory as a frame; its places are stages."""
+        return self.memory.to_frame()
 
     def __repr__(self) -> str:
         return f"Fit({self.verdict}: {self.reason})"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import mul
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from tiledask.plan.inputs.recipes import Recipe, check_adapters, load_recipe
 from tiledask.plan.inputs.run import check_run, check_unshard, chunk_items, chunk_kinds
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.units import format_bytes
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["MemoryEstimate", "estimate_memory", "layout_terms", "stage_parameters"]
 
@@ -65,6 +68,21 @@ class MemoryEstimate:
     def total(self) -> int:
         """Peak bytes of all devices together."""
         return sum(self.per_stage) * self.layout.dp * self.layout.cp * self.layout.tp
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was asked, the peak of each stage and the rows, as plain values for JSON."""
+        return {
+            "model": {"name": self.model.name, "source": self.model.source},
+            "layout": vars(self.layout),
+            "recipe": self.recipe.name,
+            "sequence": self.sequence,
+            "per_stage": list(self.per_stage),
+            "rows": self.ledger.to_dict()["rows"],
+        }
+
+    def to_frame(self) -> "pd.DataFrame":
+        """The ledger as a frame; its places are stages."""
+        return self.ledger.to_frame()
 
     def __repr__(self) -> str:
         return (

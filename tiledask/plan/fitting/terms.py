@@ -209,7 +209,7 @@ class Terms:
             size, formula = n * (per_token * tokens), ((words + "x {} micro-batches").format, n)
             yield "embedding activations", held.has_embedding, size, formula, ENDS
         n, words = held.kept_heads, "inputs of the final norm and of the output projection, "
-        size, inputs = n * (width * tokens), 1 + (model.norm != "none")
+        size, inputs = n * (width * tokens), model.head_tensors
         formula = (words + "{} B each, x {} micro-batches").format, width, n
         yield "head activations", held.has_head, inputs * size, formula, ENDS
 

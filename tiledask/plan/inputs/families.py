@@ -9,35 +9,54 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-__all__ = ["ALIASES", "FAMILIES", "HARMLESS", "NEUTRAL", "Family"]
+__all__ = ["ALIASES", "FAMILIES", "HARMLESS", "NEUTRAL", "Family", "Switch"]
 
 ALIASES = {
     "hidden": ("hidden_size", "n_embd", "n_embed"),
     "layers": ("num_hidden_layers", "n_layer"),
     "heads": ("num_attention_heads", "n_head"),
     "vocab": ("vocab_size",),
-    "ffn": ("intermediate_size", "n_inner", "ffn_dim"),
+    "ffn": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
     "kv_heads": ("num_key_value_heads",),
     "head_dim": ("head_dim",),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
-    "top_k": ("num_experts_per_tok",),
+    "top_k": ("num_experts_per_tok", "experts_per_token"),
     "expert_ffn": ("moe_intermediate_size",),
     "shared_ffn": ("shared_expert_intermediate_size",),
     "learned_pos": ("n_positions", "max_position_embeddings", "n_ctx"),
+    "token_types": ("type_vocab_size",),
 }
 """Field of a Model -> the keys that name it, the usual one first."""
+
+
+Values = Mapping[str, object]
+"""Fields of a Model, and what they are."""
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A key that is true or false, and the Model fields that it sets."""
+
+    default: bool
+    true: Values
+    false: Values = field(default_factory=dict)
+
+
+def _sets(default: bool, *fields: str) -> Switch:
+    """The key's own value goes into ``fields``."""
+    return Switch(default, dict.fromkeys(fields, True), dict.fromkeys(fields, False))
 
 
 @dataclass(frozen=True)
 class Family:
     """What a ``model_type`` implies."""
 
-    fixed: Mapping[str, object]
+    fixed: Values
     """Model fields that every member has."""
     required: tuple[str, ...]
     optional: tuple[str, ...] = ()
-    biases: Mapping[str, tuple[bool, tuple[str, ...]]] = field(default_factory=dict)
-    """Boolean key -> (its default, the Model fields it switches)."""
+    switches: Mapping[str, "Switch"] = field(default_factory=dict)
+    """Boolean key -> what it changes."""
     dropout: Mapping[str, float] = field(default_factory=dict)
     """Dropout key -> its default."""
     tied: bool = False
@@ -45,7 +64,10 @@ class Family:
     classes: tuple[str, ...] = ()
     """The ``architectures`` with exactly these weights."""
     readers: tuple[str, ...] = ()
-    """What else is read, by functions of hf_config: "sparse step", "dense first", "latent"."""
+    """What else is read, by functions of hf_config's table."""
+    window: int | None = None
+    """Which layers have the ``sliding_window``: 0: all; n: all but each n-th; None: none has. What
+    ``layer_types`` says goes first."""
     router: str = "greedy"
     """Default of topk_method, for a "dense first" family."""
     neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
@@ -58,17 +80,60 @@ _LLAMA = {"mlp": "swiglu", "norm": "rmsnorm"}
 _NO_BIAS = {"qkv_bias": False, "out_bias": False, "mlp_bias": False}
 _QWEN_BIAS = {"qkv_bias": True, "out_bias": False, "mlp_bias": False}
 _ATTENTION = ("qkv_bias", "out_bias")
-_ATTENTION_BIAS = MappingProxyType({"attention_bias": (False, _ATTENTION)})
-_LLAMA_BIAS = MappingProxyType({**_ATTENTION_BIAS, "mlp_bias": (False, ("mlp_bias",))})
+_ATTENTION_BIAS = MappingProxyType({"attention_bias": _sets(False, *_ATTENTION)})
+_LLAMA_BIAS = MappingProxyType({**_ATTENTION_BIAS, "mlp_bias": _sets(False, "mlp_bias")})
 _QWEN3 = {**_LLAMA, "mlp_bias": False, "qk_norm": "per_head"}
 _NEVER_BIAS = MappingProxyType({"attention_bias": (False,), "mlp_bias": (False,)})
 _NO_DROPOUT = MappingProxyType({"attention_dropout": 0.0})
 _TWO_DROPOUTS = MappingProxyType({"attention_dropout": 0.0, "hidden_dropout": 0.0})
+_THREE_DROPOUTS = MappingProxyType(
+    {"attention_dropout": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+)
+_GEMMA = Family(
+    {**_LLAMA, "mlp_bias": False},
+    (*_BASE, "ffn", "kv_heads", "head_dim"),
+    switches={**_ATTENTION_BIAS, "use_bidirectional_attention": Switch(False, {"causal": False})},
+    dropout=_NO_DROPOUT,
+    tied=True,
+    classes=("GemmaForCausalLM",),
+)
+_COHERE = Family(  # its norm has a weight and no bias, as an RMS norm has
+    {**_LLAMA, "mlp_bias": False, "layer_norms": 1},
+    (*_BASE, "ffn"),
+    ("kv_heads", "head_dim"),
+    switches=_ATTENTION_BIAS,
+    dropout=_NO_DROPOUT,
+    tied=True,
+    classes=("Cohere2ForCausalLM",),
+    window=4,
+    neutral={
+        "use_qk_norm": (False,),
+        "use_parallel_block": (True,),
+        "use_gated_activation": (True,),
+        "use_embedding_sharing": (True,),
+        "use_parallel_embedding": (True, False),
+        "position_embedding_type": ("rope_gptj",),
+    },
+)
+_BERT = Family(
+    {**_GPT, "embedding_norm": True, "final_norm": False, "head_dense": True, "head_bias": True}
+    | {"causal": False},
+    (*_BASE, "ffn", "learned_pos", "token_types"),
+    dropout={"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1},
+    tied=True,
+    classes=("BertForMaskedLM", "BertLMHeadModel", "BertModel", "BertForPreTraining"),
+    # of an untied head the bias is one or two, by the version of transformers
+    neutral={
+        "is_decoder": (False,),
+        "tie_word_embeddings": (True,),
+        "position_embedding_type": ("absolute",),
+    },
+)
 _DEEPSEEK_V2 = Family(
     {**_LLAMA, "mlp_bias": False},
     (*_BASE, "ffn"),
     ("kv_heads",),
-    biases=_ATTENTION_BIAS,
+    switches=_ATTENTION_BIAS,
     dropout=_NO_DROPOUT,
     readers=("latent", "dense first"),
     neutral={"mlp_bias": (False,)},
@@ -88,7 +153,7 @@ FAMILIES = MappingProxyType(
         "gpt_neox": Family(
             _GPT,
             (*_BASE, "ffn"),
-            biases={"attention_bias": (True, _ATTENTION)},
+            switches={"attention_bias": _sets(True, *_ATTENTION)},
             dropout=_TWO_DROPOUTS,
             classes=("GPTNeoXForCausalLM",),
         ),
@@ -104,7 +169,7 @@ FAMILIES = MappingProxyType(
             _LLAMA,
             (*_BASE, "ffn"),
             ("kv_heads", "head_dim"),
-            biases=_LLAMA_BIAS,
+            switches=_LLAMA_BIAS,
             dropout=_NO_DROPOUT,
             classes=("LlamaForCausalLM", "LLaMAForCausalLM"),
         ),
@@ -112,7 +177,7 @@ FAMILIES = MappingProxyType(
             _LLAMA,
             (*_BASE, "ffn", "kv_heads"),
             ("head_dim",),
-            biases=_LLAMA_BIAS,
+            switches=_LLAMA_BIAS,
             tied=True,
             dropout=_NO_DROPOUT,
             classes=("SmolLM3ForCausalLM",),
@@ -123,6 +188,7 @@ FAMILIES = MappingProxyType(
             ("head_dim",),
             dropout=_NO_DROPOUT,
             classes=("MistralForCausalLM",),
+            window=0,
             neutral=_NEVER_BIAS,
         ),
         "mixtral": Family(
@@ -131,6 +197,7 @@ FAMILIES = MappingProxyType(
             ("head_dim",),
             dropout=_NO_DROPOUT,
             classes=("MixtralForCausalLM",),
+            window=0,
             neutral=_NEVER_BIAS,
         ),
         "qwen2": Family(
@@ -143,7 +210,7 @@ FAMILIES = MappingProxyType(
         "qwen2_moe": Family(
             {**_LLAMA, **_QWEN_BIAS, "shared_gate": True},
             (*_BASE, "ffn", "kv_heads", "experts", "top_k", "expert_ffn", "shared_ffn"),
-            biases={"qkv_bias": (True, ("qkv_bias",))},
+            switches={"qkv_bias": _sets(True, "qkv_bias")},
             dropout=_NO_DROPOUT,
             classes=("Qwen2MoeForCausalLM",),
             readers=("sparse step",),
@@ -151,14 +218,15 @@ FAMILIES = MappingProxyType(
         "qwen3": Family(
             _QWEN3,
             (*_BASE, "ffn", "kv_heads", "head_dim"),
-            biases=_ATTENTION_BIAS,
+            switches=_ATTENTION_BIAS,
             dropout=_NO_DROPOUT,
             classes=("Qwen3ForCausalLM",),
         ),
         "qwen3_moe": Family(
             _QWEN3,
-            (*_BASE, "ffn", "kv_heads", "head_dim", "experts", "top_k", "expert_ffn"),
-            biases=_ATTENTION_BIAS,
+            (*_BASE, "ffn", "kv_heads", "experts", "top_k", "expert_ffn"),
+            ("head_dim",),
+            switches=_ATTENTION_BIAS,
             dropout=_NO_DROPOUT,
             classes=("Qwen3MoeForCausalLM",),
             readers=("sparse step",),
@@ -167,7 +235,7 @@ FAMILIES = MappingProxyType(
             {"mlp": "swiglu", "norm": "none", "mlp_bias": False},
             (*_BASE, "ffn"),
             ("kv_heads",),
-            biases=_ATTENTION_BIAS,
+            switches=_ATTENTION_BIAS,
             dropout=_NO_DROPOUT,
             classes=("OlmoForCausalLM",),
         ),
@@ -175,7 +243,7 @@ FAMILIES = MappingProxyType(
             {**_LLAMA, "mlp_bias": False, "qk_norm": "full"},
             (*_BASE, "ffn"),
             ("kv_heads",),
-            biases=_ATTENTION_BIAS,
+            switches=_ATTENTION_BIAS,
             dropout=_NO_DROPOUT,
             classes=("Olmo2ForCausalLM",),
         ),
@@ -185,21 +253,187 @@ FAMILIES = MappingProxyType(
             classes=("DeepseekV3ForCausalLM",),
             router="noaux_tc",
         ),
+        "phi": Family(
+            {**_GPT, "layer_norms": 1, "head_bias": True},
+            (*_BASE, "ffn"),
+            ("kv_heads",),
+            switches={"qk_layernorm": Switch(False, {"qk_norm": "per_head"})},
+            dropout=_THREE_DROPOUTS,
+            classes=("PhiForCausalLM",),
+        ),
+        "phi3": Family(
+            {**_LLAMA, **_NO_BIAS},
+            (*_BASE, "ffn"),
+            ("kv_heads",),
+            dropout=_THREE_DROPOUTS,
+            classes=("Phi3ForCausalLM",),
+            window=0,
+            neutral=_NEVER_BIAS,
+        ),
+        "gemma": _GEMMA,
+        "gemma2": replace(
+            _GEMMA,
+            fixed={**_GEMMA.fixed, "layer_norms": 4},
+            classes=("Gemma2ForCausalLM",),
+            window=2,
+        ),
+        "gemma3_text": replace(
+            _GEMMA,
+            fixed={**_GEMMA.fixed, "layer_norms": 4, "qk_norm": "per_head"},
+            classes=("Gemma3ForCausalLM",),
+            window=6,
+        ),
+        "granite": Family(
+            _LLAMA,
+            (*_BASE, "ffn"),
+            ("kv_heads",),
+            switches=_LLAMA_BIAS,
+            dropout=_NO_DROPOUT,
+            classes=("GraniteForCausalLM",),
+        ),
+        "starcoder2": Family(
+            _GPT,
+            (*_BASE, "ffn", "kv_heads"),
+            ("head_dim",),
+            switches={"use_bias": _sets(True, *_ATTENTION, "mlp_bias")},
+            dropout={"attention_dropout": 0.0, "residual_dropout": 0.0, "embedding_dropout": 0.0},
+            tied=True,
+            classes=("Starcoder2ForCausalLM",),
+            window=0,
+            neutral={"mlp_type": ("default",), "norm_type": ("layer_norm",)},
+        ),
+        "opt": Family(
+            _GPT,
+            (*_BASE, "ffn", "learned_pos"),
+            switches={
+                "enable_bias": _sets(True, *_ATTENTION, "mlp_bias"),
+                "layer_norm_elementwise_affine": Switch(True, {}, {"norm": "none"}),
+                "do_layer_norm_before": _sets(True, "final_norm"),
+                "_remove_final_layer_norm": Switch(False, {"final_norm": False}),
+            },
+            dropout={"dropout": 0.1, "attention_dropout": 0.0},
+            tied=True,
+            classes=("OPTForCausalLM",),
+            readers=("opt",),
+        ),
+        "olmoe": Family(
+            {**_LLAMA, "mlp_bias": False, "qk_norm": "full"},
+            (*_BASE, "ffn", "experts", "top_k"),
+            ("kv_heads",),
+            switches=_ATTENTION_BIAS,
+            dropout=_NO_DROPOUT,
+            classes=("OlmoeForCausalLM",),
+        ),
+        "stablelm": Family(
+            {"mlp": "swiglu", "norm": "layernorm", "out_bias": False, "mlp_bias": False},
+            (*_BASE, "ffn", "kv_heads"),
+            switches={
+                "use_qkv_bias": _sets(False, "qkv_bias"),
+                "qk_layernorm": Switch(False, {"qk_norm": "own"}),
+                "use_parallel_residual": Switch(False, {"layer_norms": 1}),
+            },
+            dropout=_TWO_DROPOUTS,
+            classes=("StableLmForCausalLM",),
+        ),
+        "cohere": replace(
+            _COHERE,
+            switches={**_ATTENTION_BIAS, "use_qk_norm": Switch(False, {"qk_norm": "own"})},
+            classes=("CohereForCausalLM",),
+            window=None,
+        ),
+        "cohere2": _COHERE,
+        "gpt_oss": Family(
+            {**_LLAMA, "mlp_bias": True, "router_bias": True, "attention_sinks": True},
+            (*_BASE, "ffn", "kv_heads", "head_dim", "experts", "top_k"),
+            switches={"attention_bias": _sets(True, *_ATTENTION)},
+            dropout=_NO_DROPOUT,
+            classes=("GptOssForCausalLM",),
+            window=2,
+        ),
+        "glm4_moe": Family(
+            {**_LLAMA, "out_bias": False, "mlp_bias": False},
+            (*_BASE, "ffn", "kv_heads"),
+            ("head_dim",),
+            switches={
+                "attention_bias": _sets(False, "qkv_bias"),
+                "use_qk_norm": Switch(False, {"qk_norm": "per_head"}),
+            },
+            dropout=_NO_DROPOUT,
+            readers=("dense first", "floor"),
+            router="noaux_tc",
+            classes=("Glm4MoeForCausalLM",),
+        ),
+        "gptj": Family(
+            {**_GPT, "layer_norms": 1, "head_bias": True, "qkv_bias": False, "out_bias": False},
+            _BASE,
+            ("ffn",),
+            dropout={"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0},
+            classes=("GPTJForCausalLM",),
+        ),
+        "falcon": Family(
+            _GPT,
+            _BASE,
+            ("ffn",),
+            switches={"bias": _sets(False, *_ATTENTION, "mlp_bias")},
+            dropout=_TWO_DROPOUTS,
+            tied=True,
+            classes=("FalconForCausalLM",),
+            readers=("falcon",),
+        ),
+        "llama4_text": Family(
+            {**_LLAMA, "mlp_bias": False},
+            (*_BASE, "ffn", "kv_heads", "head_dim", "experts", "top_k"),
+            switches=_ATTENTION_BIAS,
+            dropout=_NO_DROPOUT,
+            classes=("Llama4ForCausalLM",),
+            readers=("llama4",),
+            neutral={"use_qk_norm": (True, False)},  # a norm without weights
+        ),
+        "qwen3_next": Family(
+            {**_QWEN3, "shared_gate": True},
+            (*_BASE, "ffn", "kv_heads", "head_dim", "experts", "top_k", "expert_ffn", "shared_ffn"),
+            switches=_ATTENTION_BIAS,
+            dropout=_NO_DROPOUT,
+            classes=("Qwen3NextForCausalLM",),
+            readers=("sparse step",),
+        ),
+        "qwen2_vl_text": Family(
+            {**_LLAMA, **_QWEN_BIAS},
+            (*_BASE, "ffn", "kv_heads"),
+            dropout=_NO_DROPOUT,
+            classes=("Qwen2VLForConditionalGeneration",),
+        ),
+        "bert": _BERT,
+        "roberta": replace(
+            _BERT, classes=("RobertaForMaskedLM", "RobertaForCausalLM", "RobertaModel")
+        ),
     }
 )
 """``model_type`` -> its family."""
 
 HARMLESS = re.compile(
-    r"""_.*|(.*_)?token_ids?|(torch_)?dtype|.*pdrop|.*dropout(_prob)?|init.*_range|initializer_.*
+    r"""_.*|(.*_)?token_ids?|(torch_)?dtype|.*pdrop|.*dropout(_prob|_rate)?|init.*_range|initializer_.*
     |rope_(theta|scaling|parameters|interleave|type|local_base_freq|position_.*|traditional)
     |rotary_(pct|emb_base)
     |(max_)?(seq|sequence)_len(gth)?|max_position_embeddings|n_ctx|partial_rotary_factor
-    |no_rope_layers|no_rope_layer_interval|use_mrope|sliding_window|use_sliding_window|layer_types
+    |no_rope_layers|no_rope_layer_interval|use_mrope|sliding_window|use_sliding_window|layer_types|sliding_window_size|order_of_interleaved_layers
     |max_window_layers|(layer|rms)_norm_eps|layer_norm_epsilon|hidden_act|activation_function
-    |pretraining_tp|clip_qkv|scale_attn.*|reorder_and_upcast_attn|attention_softmax_in_fp32
+    |pretraining_tp|clip_qkv|scale_att(n|ention_soft).*|reorder_and_upcast_attn|attention_softmax_in_fp32
     |use_parallel_residual|bias_dropout_fusion|skip_bias_add(_qkv)?|masked_softmax_fusion
     |offset_alibi|slow_but_exact|apply_residual_connection_post_layernorm
     |router_(aux_loss_coef|jitter_noise|z_loss_coef)|output_router_logits|norm_topk_prob
+    |n_positions|rotary_dim|original_max_position_embeddings|norm_epsilon|query_pre_attn_scalar
+    |hidden_activation|activation|dense_act_fn|swiglu_(alpha|limit)|logit_scale|logits_scaling
+    |scale_(embedding|decoder_outputs)|forced_decoder_ids|directionality|output_past
+    |relative_attention_max_distance|initializer_factor|is_gated_act|pooler_(act|fc_.*|num_.*|type)
+    |pooler_size_per_head|model_max_length|rotary|ff_factor|initial_context_length
+    |median_filter_width|mask_(time|feature)_.*|apply_spec_augment|use_weighted_layer_sum
+    |(fused_add|rms)_norm|pad_vocab_size_multiple|ssm_cfg|classifier_proj_size|encoder_stride|time_step_(scale|min|max|init_scheme|floor)|residual_in_fp32
+    |rescale_prenorm_residual|use_mambapy|use_associative_scan
+    |(final|attn)_logit_softcapping|cache_implementation|alibi
+    |(embedding|residual|attention)_multiplier|.*layerdrop|init_std|attention_chunk_size
+    |attn_(scale|temperature_tuning)|floor_scale|for_llm_compressor
+    |full_attention_interval
     |aux_loss_alpha|seq_aux|ep_size|n_group|topk_group|routed_scaling_factor|scoring_func
     |use_cache|gradient_checkpointing|chunk_size_feed_forward|use_bfloat16|torchscript
     |summary_.*|task_specific_params|id2label|label2id|num_labels|problem_type|classifier_dropout

@@ -35,7 +35,7 @@ class Link:
         return self.bytes_per_second * self.share
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Device:
     """One accelerator.
 
@@ -99,6 +99,13 @@ class Device:
         """
         return self.shared_bytes_per_clock * self.multiprocessors * self.clock
 
+    def __repr__(self) -> str:
+        peaks = ", ".join(f"{flops / 1e12:.4g} in {name}" for name, flops in self.peak_flops[-3:])
+        return (
+            f"Device({self.name}: {format_bytes(self.memory_bytes)} at "
+            f"{format_bytes(self.memory_bandwidth)}/s, TFLOP/s: {peaks})"
+        )
+
     def peak(self, precision: str) -> float:
         """FLOP/s in ``precision``; one that the datasheet does not give is a ConfigError."""
         peaks = dict(self.peak_flops)
@@ -109,7 +116,7 @@ class Device:
         return peaks[precision]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ClusterSpec:
     """Equal devices in equal nodes: what a plan is made for.
 
@@ -127,6 +134,16 @@ class ClusterSpec:
     @property
     def nodes(self) -> int:
         return -(-self.devices // self.devices_per_node)
+
+    def __repr__(self) -> str:
+        within, between = (
+            f"{link.name}, {format_bytes(link.bytes_per_second)}/s"
+            for link in (self.within_node, self.between_nodes)
+        )
+        return (
+            f"ClusterSpec({self}, nodes of {self.devices_per_node}; within: {within}; "
+            f"between: {between})"
+        )
 
     def __str__(self) -> str:
         size = format_bytes(self.device.memory_bytes)

@@ -1,23 +1,25 @@
 """A Hugging Face config.json as a Model: every key is understood, harmless or refused."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.data import Fields
+from tiledask.plan.inputs.counted import DERIVED, OTHERS, CountedModel
 from tiledask.plan.inputs.families import ALIASES, FAMILIES, HARMLESS, NEUTRAL, Family
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.model_rules import MOST_LAYERS
 
 __all__ = ["families", "model_from_config"]
 
-families = tuple(FAMILIES)
+families = (*FAMILIES, *OTHERS)
 """The ``model_type`` values that are understood."""
 _Sizes = dict[str, Any]
 """Fields of a Model, each of its own type."""
 
 
-def model_from_config(config: Fields, name: str) -> Model:
-    """The Model that ``config`` describes.
+def model_from_config(config: Fields, name: str) -> Model | CountedModel:
+    """The Model that ``config`` describes, or a CountedModel where only parameters are known.
 
     A family or a key that may change the count and is not understood is a ConfigError.
     Counts are of trainable parameters; buffers in a checkpoint, such as the rotary
@@ -33,38 +35,59 @@ def model_from_config(config: Fields, name: str) -> Model:
     if "model_type" not in config and "text_config" in config:
         raise config.fail("model_type", f"is missing. {_way(config)}")
     kind = config.text("model_type")
-    if kind not in FAMILIES:
+    if kind not in families:
         raise config.fail(
             "model_type",
             f"is {short(kind)}; the families understood are {', '.join(families)}. {_way(config)}",
         )
+    source = config.text("source", "") or config.where
+    if kind in OTHERS:
+        other = OTHERS[kind]
+        items = other.read(config, _class(config, kind, other.classes))
+        _check_quantization(config)
+        for key in other.ignored:
+            config.integer(key, 1)
+        _check_rest(config, {"is_encoder_decoder": (True, False)})
+        return CountedModel(name, tuple(items), other.why, source)
     family = FAMILIES[kind]
-    for head in config.texts("architectures", ()):
-        if head not in family.classes:
-            raise config.fail(
-                "architectures",
-                f"names {short(head)}, whose head may hold other weights; for {kind!r} the count "
-                f"is known of {', '.join(family.classes)}. {_way(config)}",
-            )
+    head = _class(config, kind, family.classes)
     values: _Sizes = {key: _aliased(config, key) for key in family.required}
     values |= {key: _aliased(config, key, 0) for key in family.optional}
     if not values["ffn"]:
         values["ffn"] = 4 * values["hidden"]
-    for key, (default, targets) in family.biases.items():
-        values |= dict.fromkeys(targets, config.boolean(key, default))
+    for key, switch in family.switches.items():
+        values |= switch.true if config.boolean(key, switch.default) else switch.false
     for reader in family.readers:
         values |= _READERS[reader](config, family, values)
+    if family.window is not None and "sliding_window" in config:
+        values |= _window(config, family.window, _few_layers(config, values))
     rates = [config.number(key, default) for key, default in family.dropout.items()]
-    tied = config.boolean("tie_word_embeddings", family.tied)
+    if "tie_word_embeddings" not in family.neutral:
+        values["tied"] = config.boolean("tie_word_embeddings", family.tied)
     _check_quantization(config)
-    _check_rest(config, family)
-    source = config.text("source", "") or config.where
     try:
-        return Model(
-            **{**family.fixed, **values}, tied=tied, dropout=any(rates), name=name, source=source
-        )
+        model = Model(**{**family.fixed, **values}, dropout=any(rates), name=name, source=source)
+        found = DERIVED[head](config, model) if head in DERIVED else model
     except ConfigError as error:
-        raise ConfigError(f"{config.where}: {error}") from None
+        words = str(error)
+        raise ConfigError(
+            words if words.startswith(config.where) else f"{config.where}: {words}"
+        ) from None
+    _check_rest(config, family.neutral)
+    return found
+
+
+def _class(config: Fields, kind: str, known: tuple[str, ...]) -> str:
+    """The class that ``config`` names, or the usual one of its family."""
+    heads = config.texts("architectures", ())
+    for head in heads:
+        if head not in known:
+            raise config.fail(
+                "architectures",
+                f"names {short(head)}, whose head may hold other weights; for {kind!r} the count "
+                f"is known of {', '.join(known)}. {_way(config)}",
+            )
+    return (*heads, known[0])[0]
 
 
 def _way(config: Fields) -> str:
@@ -97,6 +120,16 @@ def _aliased(config: Fields, key: str, default: int | None = None) -> int:
     return default
 
 
+def _window(config: Fields, every: int, layers: int) -> _Sizes:
+    """The window, and the layers that have it: as listed, or all but each ``every``-th."""
+    every = config.integer("sliding_window_pattern", every, minimum=0)
+    usual = ["full_attention" if every and not (i + 1) % every else "" for i in range(layers)]
+    kinds = config.texts("layer_types", usual)[:layers]
+    near = sum(kind != "full_attention" for kind in kinds)
+    width = config.integer("sliding_window")
+    return {"window": width, "windowed_layers": near} if near else {}
+
+
 def _sparse_step(config: Fields, family: Family, values: _Sizes) -> _Sizes:
     """Qwen's mixtures: every decoder_sparse_step-th layer, less mlp_only_layers."""
     step = config.integer("decoder_sparse_step", 1)
@@ -109,6 +142,8 @@ def _dense_first(config: Fields, family: Family, values: _Sizes) -> _Sizes:
     """DeepSeek's mixtures: first_k_dense_replace dense layers, then one in moe_layer_freq."""
     experts, width = _aliased(config, "experts", 0), _aliased(config, "expert_ffn", 0)
     top_k, every = _aliased(config, "top_k", 0), config.integer("moe_layer_freq", 1)
+    if experts and "n_shared_experts" not in config.values:
+        raise config.fail("n_shared_experts", "is missing; add it, null if there are none")
     shared = config.integer("n_shared_experts", 0, minimum=0)
     first = config.integer("first_k_dense_replace", 0, minimum=0)
     method = config.text("topk_method", family.router)
@@ -151,7 +186,51 @@ def _latent(config: Fields, family: Family, values: _Sizes) -> _Sizes:
     return read | {"q_lora_rank": config.integer("q_lora_rank") if "q_lora_rank" in config else 0}
 
 
-_READERS = {"sparse step": _sparse_step, "dense first": _dense_first, "latent": _latent}
+def _floor(config: Fields, family: Family, values: _Sizes) -> _Sizes:
+    """The width of a head, without its fraction, where the config does not say it."""
+    return {"head_dim": values["head_dim"] or values["hidden"] // values["heads"]}
+
+
+def _opt(config: Fields, family: Family, values: _Sizes) -> _Sizes:
+    """Two rows more than positions; the embedding may be narrower than the layers."""
+    width = config.integer("word_embed_proj_dim", values["hidden"])
+    wide = {} if width == values["hidden"] else {"embedding_width": width}
+    return {"learned_pos": values["learned_pos"] + 2, **wide}
+
+
+def _falcon(config: Fields, family: Family, values: _Sizes) -> _Sizes:
+    """One key-value head, groups, or all; attention and MLP side by side, or in turn."""
+    groups = config.integer("num_kv_heads", values["heads"])
+    new = config.boolean("new_decoder_architecture", False)
+    one = config.boolean("multi_query", True) and not new
+    side = config.boolean("parallel_attn", True)
+    norms = config.integer("num_ln_in_parallel_attn", 1 + new)
+    if not new:
+        groups = values["heads"]
+    return {"kv_heads": 1 if one else groups, "layer_norms": 1 if side and norms != 2 else 2}
+
+
+def _llama4(config: Fields, family: Family, values: _Sizes) -> _Sizes:
+    """Mixtures in the layers listed, or in every n-th; a shared expert as wide as the others."""
+    step, width = config.integer("interleave_moe_layer_step", 1), values["ffn"]
+    layers = range(_few_layers(config, values))
+    mixtures = set(config.integers("moe_layers", tuple(layers)[step - 1 :: step]))
+    dense = {"ffn": config.integer("intermediate_size_mlp")}
+    if not mixtures & set(layers):
+        return {**dense, "experts": 0, "top_k": 0}
+    of_experts = {"expert_ffn": width, "shared_ffn": width}
+    return {**dense, **of_experts, "dense_layers": tuple(i for i in layers if i not in mixtures)}
+
+
+_READERS = {
+    "sparse step": _sparse_step,
+    "dense first": _dense_first,
+    "latent": _latent,
+    "floor": _floor,
+    "opt": _opt,
+    "falcon": _falcon,
+    "llama4": _llama4,
+}
 
 
 def _few_layers(config: Fields, values: _Sizes) -> int:
@@ -165,12 +244,12 @@ def _few_layers(config: Fields, values: _Sizes) -> int:
 
 
 def _check_quantization(config: Fields) -> None:
-    """fp8 changes the bytes of a weight and adds scales, which are no parameters; other methods
-    pack or replace weights."""
+    """fp8 and mxfp4 change the bytes of a weight and add scales, which are no parameters; other
+    methods pack or replace weights."""
     if "quantization_config" not in config:
         return
     method = config.object("quantization_config").values.get("quant_method")
-    if method != "fp8":
+    if method not in ("fp8", "mxfp4"):
         raise config.fail(
             "quantization_config",
             f"has quant_method {short(method)}, whose packed weights are not counted here; take "
@@ -178,8 +257,8 @@ def _check_quantization(config: Fields) -> None:
         )
 
 
-def _check_rest(config: Fields, family: Family) -> None:
-    neutral = {**NEUTRAL, **family.neutral}
+def _check_rest(config: Fields, of_family: Mapping[str, tuple[object, ...]]) -> None:
+    neutral = {**NEUTRAL, **of_family}
     for key in config.left():
         value = config.values[key]
         if key in neutral:

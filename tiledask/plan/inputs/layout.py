@@ -230,15 +230,29 @@ class Layout:
             return tuple(c * p + (p - 1 - stage if c % 2 else stage) for c in range(v))
         return tuple(stage + c * p for c in range(v))
 
+    @property
+    def options(self) -> list[str]:
+        """The layout as `tiledask fit` takes it: ["--tp", "8", "--sequence-parallel"]."""
+        words = []
+        for name, value in self._changed().items():
+            flag = f"--{name.replace('_', '-')}"
+            words += [flag] if value is True else [flag, str(value)]
+        return words
+
+    def _changed(self) -> dict[str, Any]:
+        """The fields that differ from the default."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {f.name: values[f.name] for f in fields(self) if values[f.name] != f.default}
+
+    def __repr__(self) -> str:
+        words = ", ".join(f"{name}={value!r}" for name, value in self._changed().items())
+        return f"Layout({words})"
+
     def __str__(self) -> str:
         """The fields that differ from the default: "dp=2 tp=8 pp=10 zero=1"."""
         sizes = f"dp={self.dp} tp={self.tp} pp={self.pp}"
-        others = [
-            f"{f.name}={getattr(self, f.name)}"
-            for f in fields(self)
-            if f.name not in ("dp", "tp", "pp") and getattr(self, f.name) != f.default
-        ]
-        return " ".join([sizes, *others])
+        others = (item for item in self._changed().items() if item[0] not in ("dp", "tp", "pp"))
+        return " ".join([sizes, *(f"{name}={value}" for name, value in others)])
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,19 @@ import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.data import names, read, read_named
+from tiledask.plan.data import meant, names, read, read_named
+from tiledask.plan.inputs.counted import CountedModel
 from tiledask.plan.inputs.hardware import ClusterSpec, Device, Link, load_cluster, load_device
 from tiledask.plan.inputs.hf_config import model_from_config
 from tiledask.plan.inputs.model import Model, Weight
+from tiledask.plan.inputs.sized import model_of_size
 
 __all__ = [
     "ClusterSpec",
+    "CountedModel",
     "Device",
     "Link",
     "Model",
@@ -32,12 +36,15 @@ def models() -> tuple[str, ...]:
     return names("models")
 
 
-def load_model(spec: str | os.PathLike[str]) -> Model:
+def load_model(spec: str | os.PathLike[str]) -> Model | Any:
     """The shipped model of that name, or the one in a local Hugging Face config.json.
 
-    ``spec`` may also be the folder that holds the config.json, or a shipped model's name on the
-    Hugging Face hub. Nothing is downloaded. What cannot be counted exactly is a ConfigError that
-    names the file and the key.
+    ``spec`` may also be the folder that holds the config.json; a name on the Hugging Face hub, of a
+    shipped model or of one whose config.json is in the local cache; or a number of parameters,
+    "175B", for a decoder of the usual shape, which its ``source`` says. Nothing is downloaded.
+    What cannot be counted exactly is a ConfigError that names the file and the key. Of a family
+    whose memory and time are not known here (T5, ViT, Whisper, Mamba, ...) it is a CountedModel,
+    which has ``parameters`` alone.
 
     >>> load_model("llama-3.1-70b").parameters
     70553706496
@@ -53,15 +60,25 @@ def load_model(spec: str | os.PathLike[str]) -> Model:
         )
     text = os.fspath(spec)
     path = Path(text)
+    if (sized := model_of_size(text)) and not _is(path, Path.exists):
+        return sized
     if text.lower() in models() and not isinstance(spec, os.PathLike):
         return model_from_config(read_named("models", text), text.lower())
     if _is(path, Path.is_dir):
         if not _is(path / "config.json", Path.exists):
             raise ConfigError(f"{text}: the folder holds no config.json; name the file itself")
         return model_from_config(read(path / "config.json"), path.resolve().name)
-    hub = re.fullmatch(r"[\w.-]+/[\w.-]+", text)
+    hub = re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", text)
     if hub and not _is(path, Path.exists) and not text.lower().endswith(".json"):
-        name = _on_the_hub().get(text.lower(), text)
+        name = _on_the_hub().get(text.lower())
+        if name is None and (cached := _in_the_cache(text)):
+            return model_from_config(read(cached), text.rsplit("/", 1)[-1].lower())
+        if name is None:
+            raise ConfigError(
+                f"{text} is no shipped model, and has no config.json in {_cache()}; "
+                f"{meant(path.name, models())}to get it: hf download {text} config.json. One of "
+                "your own is td.Model(...), or the path of its config.json"
+            )
         return model_from_config(read_named("models", name), name)
     if text.lower().endswith(".json") or os.sep in text or _is(path, Path.exists):
         name = path.parent.resolve().name if path.stem == "config" else path.stem
@@ -77,13 +94,32 @@ def _on_the_hub() -> dict[str, str]:
     return {match[1].lower(): name for name, match in found.items() if match}
 
 
+def _cache() -> Path:
+    """Where Hugging Face's programs keep what they download."""
+    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+
+
+def _in_the_cache(hub: str) -> Path | None:
+    """The config.json of that model in the local cache: of its main branch, or the newest."""
+    folder = _cache() / f"models--{hub.replace('/', '--')}"
+    found = [path for path in folder.glob("snapshots/*/config.json") if _is(path, Path.is_file)]
+    main = folder / "refs" / "main"
+    commit = main.read_text("utf-8", "replace").strip() if _is(main, Path.is_file) else ""
+    return max(found, key=lambda p: (p.parent.name == commit, p.stat().st_mtime), default=None)
+
+
 def as_model(model: Model | str | os.PathLike[str]) -> Model:
-    """The Model itself, or the one that a name or a path says; else ConfigError.
+    """The Model itself, or the one that a name or a path says; else, and where only its
+    parameters are known, ConfigError.
 
     >>> as_model("gpt2") == load_model("gpt2") == as_model(load_model("gpt2"))
     True
     """
-    return model if isinstance(model, Model) else load_model(model)
+    found = model if isinstance(model, Model | CountedModel) else load_model(model)
+    if isinstance(found, CountedModel):
+        raise found.refused()
+    return found
 
 
 def as_cluster(cluster: ClusterSpec | str | os.PathLike[str]) -> ClusterSpec:

@@ -1,4 +1,4 @@
-"""A decoder-only transformer as a list of weights: every parameter count follows from it.
+"""A transformer as a list of weights: every parameter count follows from it.
 
 embedding | layer 1 | ... | layer L | head      items, in the order of a pipeline
  V x h      attention, MLP, norms     norm, V x h
@@ -27,7 +27,7 @@ __all__ = ["Model", "Weight", "count"]
 
 @dataclass(frozen=True, repr=False)
 class Model(ModelSizes):
-    """A decoder-only transformer.
+    """A decoder-only transformer, or an encoder of the same blocks (``causal=False``).
 
     Heads, groups of heads or latent attention; dense MLPs or mixtures of experts, whose
     first layers may be dense. Sizes that contradict each other are a ConfigError.
@@ -59,9 +59,14 @@ class Model(ModelSizes):
     @cached_property
     def embedding(self) -> tuple[Weight, ...]:
         """Weights of the first item: token rows, position rows, norm."""
-        weights: tuple[Weight, ...] = (Weight("token embedding", self.vocab, self.hidden),)
+        h, width = self.hidden, self.embedding_width or self.hidden
+        weights: tuple[Weight, ...] = (Weight("token embedding", self.vocab, width),)
+        if self.embedding_width:
+            weights += (Weight("embedding projection", h, width, split=False, inputs=width),)
         if self.learned_pos:
-            weights += (Weight("position embedding", self.learned_pos, self.hidden, split=False),)
+            weights += (Weight("position embedding", self.learned_pos, h, split=False),)
+        if self.token_types:
+            weights += (Weight("token type embedding", self.token_types, h, split=False),)
         return weights + (norm(self, "embedding norm", self.hidden) if self.embedding_norm else ())
 
     def is_mixture(self, layer: int) -> bool:
@@ -81,7 +86,7 @@ class Model(ModelSizes):
         >>> count(v3.layer_weights(2)), count(v3.layer_weights(3))
         (583483392, 11507286272)
         """
-        return self._mixture_layer if self.is_mixture(layer) else self._dense_layer
+        return self.mixture_layer if self.is_mixture(layer) else self.dense_layer
 
     @property
     def layer(self) -> tuple[Weight, ...]:
@@ -90,24 +95,37 @@ class Model(ModelSizes):
         return self.layer_weights(self.layers - 1)
 
     @cached_property
-    def _dense_layer(self) -> tuple[Weight, ...]:
+    def dense_layer(self) -> tuple[Weight, ...]:
+        """Weights of a layer with a dense MLP."""
         return self._around(mlp(self))
 
     @cached_property
-    def _mixture_layer(self) -> tuple[Weight, ...]:
+    def mixture_layer(self) -> tuple[Weight, ...]:
+        """Weights of a layer with experts."""
         return self._around(mixture(self))
 
     def _around(self, inner: tuple[Weight, ...]) -> tuple[Weight, ...]:
-        before = norm(self, "attention norm", self.hidden) + attention(self)
-        return before + norm(self, "mlp norm", self.hidden) + inner
+        h, after = self.hidden, self.layer_norms == 4
+        weights = norm(self, "attention norm", h) + attention(self)
+        weights += norm(self, "attention output norm", h) if after else ()
+        weights += norm(self, "mlp norm", h) if self.layer_norms > 1 else ()
+        return weights + inner + (norm(self, "mlp output norm", h) if after else ())
 
     @cached_property
     def head(self) -> tuple[Weight, ...]:
         """Weights of the last item: final norm, output projection unless tied, and the
         multi-token-prediction modules if they are counted."""
-        weights = norm(self, "final norm", self.hidden)
+        h, width = self.hidden, self.embedding_width or self.hidden
+        weights = norm(self, "final norm", h) if self.final_norm else ()
+        if self.head_dense:
+            weights += (Weight("head dense", h, h, split=False, inputs=h),)
+            weights += (Weight("head dense bias", h, 1, False, "bias"), *norm(self, "head norm", h))
+        if self.embedding_width:
+            weights += (Weight("head projection", width, h, split=False, inputs=h),)
         if not self.tied:
-            weights += (Weight("output projection", self.vocab, self.hidden, inputs=self.hidden),)
+            weights += (Weight("output projection", self.vocab, width, inputs=width),)
+        if self.head_bias:
+            weights += (Weight("output projection bias", self.vocab, 1, kind="bias"),)
         return weights + (self.mtp_module * self.mtp_layers if self.with_mtp else ())
 
     @cached_property
@@ -126,14 +144,15 @@ class Model(ModelSizes):
         """What the last of several stages holds again because the embedding is elsewhere: the
         output projection is that matrix, or a multi-token-prediction module looks tokens up."""
         again = self.tied or self.with_mtp
-        return (Weight("token embedding copy", self.vocab, self.hidden),) if again else ()
+        width = self.embedding_width or self.hidden
+        return (Weight("token embedding copy", self.vocab, width),) if again else ()
 
     @property
     def item_parameters(self) -> tuple[int, ...]:
         """Parameters of the embedding, each layer and the head: layers + 2 numbers that
         add up to ``parameters``, so that any partition of the items can be costed."""
-        usual = count(self._mixture_layer if self.experts else self._dense_layer)
-        dense = count(self._dense_layer)
+        usual = count(self.mixture_layer if self.experts else self.dense_layer)
+        dense = count(self.dense_layer)
         layers = (dense if i in self._dense else usual for i in range(self.layers))
         return (count(self.embedding), *layers, count(self.head))
 
@@ -142,8 +161,8 @@ class Model(ModelSizes):
         """The kinds of layer: (name, how many, weights of one)."""
         dense = len(self.dense_layers) if self.experts else self.layers
         kinds = (
-            ("dense layer" if self.experts else "layer", dense, self._dense_layer),
-            ("mixture layer", self.layers - dense, self._mixture_layer),
+            ("dense layer" if self.experts else "layer", dense, self.dense_layer),
+            ("mixture layer", self.layers - dense, self.mixture_layer),
         )
         return tuple(kind for kind in kinds if kind[1])
 

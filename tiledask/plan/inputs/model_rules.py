@@ -29,12 +29,17 @@ _INTEGERS = {
     "qk_rope_head_dim": (0, MOST),
     "v_head_dim": (0, MOST),
     "mtp_layers": (0, 1000),
+    "embedding_width": (0, MOST),
+    "token_types": (0, MOST),
+    "window": (0, MOST),
+    "windowed_layers": (0, MOST_LAYERS),
 }
 """Field -> the smallest and the largest value; beyond lies no transformer but a typing error."""
 _WORDS = {
     "mlp": ("gelu", "swiglu"),
     "norm": ("layernorm", "rmsnorm", "none"),
-    "qk_norm": (None, "per_head", "full"),
+    "qk_norm": (None, "per_head", "full", "own"),
+    "layer_norms": (1, 2, 4),
 }
 _BOOLEANS = (
     "qkv_bias",
@@ -46,6 +51,11 @@ _BOOLEANS = (
     "shared_gate",
     "router_bias",
     "with_mtp",
+    "final_norm",
+    "head_bias",
+    "head_dense",
+    "attention_sinks",
+    "causal",
 )
 _LATENT = ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _MIXTURE = ("shared_ffn", "shared_gate", "router_bias", "dense_layers")
@@ -75,6 +85,12 @@ def completed(model: ModelSizes) -> dict[str, object]:
         raise _error(model, f"{given[0]} belongs to a mixture, which needs experts of 1 or more")
     if model.shared_gate and not model.shared_ffn:
         raise _error(model, "shared_gate scales a shared expert, which needs shared_ffn")
+    if bool(model.window) != bool(model.windowed_layers) or model.windowed_layers > model.layers:
+        raise _error(
+            model,
+            f"window={model.window} and windowed_layers={model.windowed_layers} go together, and "
+            f"of {model.layers} layers no more can have it",
+        )
     if model.with_mtp and not model.mtp_layers:
         raise _error(model, "with_mtp counts modules that mtp_layers=0 says do not exist")
     head_dim, dense = _head_dim(model, kv_heads), model.dense_layers

@@ -1,6 +1,9 @@
-"""The sizes of a decoder-only transformer, as its config gives them: the fields of a Model."""
+"""The sizes of a transformer of equal blocks, as its config gives them: the fields of a Model."""
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 __all__ = ["ModelSizes"]
 
@@ -39,7 +42,8 @@ class ModelSizes:
     top_k: int = 0
     """Experts that a token visits."""
     qk_norm: str | None = None
-    """None, "per_head" (one norm of head_dim) or "full" (one over all heads)."""
+    """None, "per_head" (one norm of head_dim), "full" (one over all heads) or "own" (a scale of
+    head_dim for each head)."""
     embedding_norm: bool = False
     """A norm after the embedding, as in BLOOM."""
     dropout: bool = False
@@ -71,6 +75,61 @@ class ModelSizes:
     """Multi-token-prediction modules that belong to the model."""
     with_mtp: bool = False
     """Count these modules, with the head; published sizes leave them out."""
+    layer_norms: int = 2
+    """Norms of a layer on the residual stream: 2; 1 where attention and MLP read the same normed
+    input, side by side; 4 where what they add is normed, too."""
+    final_norm: bool = True
+    """A norm before the head."""
+    head_bias: bool = False
+    """The output projection has a bias."""
+    head_dense: bool = False
+    """A matrix of h x h, its bias and a norm before the output projection, as in BERT."""
+    attention_sinks: bool = False
+    """A learned score per head that takes part in the softmax, as in gpt-oss."""
+    embedding_width: int = 0
+    """Width of the embedding and of the output projection, between which and the layers
+    matrices stand; 0 means h, and none."""
+    token_types: int = 0
+    """Rows of an embedding of token types, as in BERT."""
+    causal: bool = True
+    """A token attends to those before it; False: to all, as in an encoder."""
+    window: int = 0
+    """Tokens that a token sees in a layer with a sliding window, itself included; 0: all."""
+    windowed_layers: int = 0
+    """Layers with that window; the others see all."""
+
+    def visible(self, sequence: Any) -> Any:
+        """The part of a layer's s x s scores that its mask leaves, of long sequences; the mean over
+        all layers: 1/2 under a causal mask, w/s - (w/s)^2/2 in a window of w tokens.
+
+        >>> sizes = dict(hidden=64, layers=4, heads=4, ffn=256, vocab=100)
+        >>> ModelSizes(**sizes).visible(1000)
+        0.5
+        >>> ModelSizes(**sizes, window=100, windowed_layers=2).visible(1000)
+        0.2975
+        """
+        whole = 0.5 if self.causal else 1.0
+        near = np.minimum(1.0, self.window / sequence)
+        seen = near - near**2 / 2 if self.causal else np.minimum(1.0, 2 * near - near**2)
+        part = self.windowed_layers / self.layers
+        return float(part * seen + (1 - part) * whole)
+
+    @property
+    def head_matrices(self) -> tuple[tuple[int, int], ...]:
+        """(inputs, outputs) of the products from the last layer to the logits.
+
+        They end in the output projection.
+        """
+        h, width = self.hidden, self.embedding_width or self.hidden
+        before = ((h, h),) if self.head_dense else ()
+        return (*before, *(((h, width),) if self.embedding_width else ()), (width, self.vocab))
+
+    @property
+    def head_tensors(self) -> int:
+        """Tensors of h numbers a token that the head keeps for the backward pass: the inputs of
+        its products and norms, and of BERT's activation."""
+        normed = self.norm != "none"
+        return 1 + (self.final_norm and normed) + self.head_dense * (2 + normed)
 
     @property
     def latent(self) -> bool:

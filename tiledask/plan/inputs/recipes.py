@@ -93,7 +93,7 @@ def check_adapters(adapters: Adapters | None, layer: tuple[Weight, ...]) -> None
             )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Recipe:
     """What training (or serving) keeps for every parameter.
 
@@ -110,6 +110,10 @@ class Recipe:
     working: tuple[Working, ...] = ()
     adapters: Adapters | None = None
     """None: all parameters are trained."""
+
+    def __repr__(self) -> str:
+        states = " + ".join(f"{state.bytes} {state.tensor}" for state in self.states)
+        return f"Recipe({self.name}: {states} bytes a parameter)"
 
     @property
     def bytes_per_parameter(self) -> int:

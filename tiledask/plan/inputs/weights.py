@@ -81,6 +81,11 @@ def attention(model: ModelSizes) -> tuple[Weight, ...]:
             weights += norm(model, "query norm", e) + norm(model, "key norm", e)
         if model.qk_norm == "full":
             weights += norm(model, "query norm", a * e, True) + norm(model, "key norm", g * e, True)
+        if model.qk_norm == "own":
+            owners = (("query norm", a), ("key norm", g))
+            weights += tuple(Weight(name, n, e, kind="norm") for name, n in owners)
+        if model.attention_sinks:
+            weights += (Weight("attention sinks", a, 1, kind="bias"),)
     weights += (Weight("attention output", a, v * h, inputs=a * v, row=True),)
     if model.out_bias:
         # added once, after the sum over devices: held whole by each

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import ScheduleError, short
+from tiledask.plan.data import meant
 from tiledask.plan.pipelines.generators.chimera import chimera
 from tiledask.plan.pipelines.generators.classic import (
     count_of,
@@ -41,25 +42,35 @@ __all__ = [
 MOST_BLOCKS = 10**7
 """Stages x micro-batches: what takes some seconds and gigabytes; beyond lies a typing error."""
 
-schedules: dict[str, Callable[..., Schedule]] = {
-    "naive": naive,
-    "gpipe": gpipe,
-    "1f1b": one_forward_one_backward,
-    "eager-1f1b": eager_one_forward_one_backward,
-    "interleaved": interleaved,
-    "looped-bfs": looped_bfs,
-    "zb-h1": zb_h1,
-    "zb-h2": zb_h2,
-    "zb-auto": zb_auto,
-    "interleaved-zb": interleaved_zero_bubble,
-    "zb-v": zb_v,
-    "v-half": v_half,
-    "v-min": v_min,
-    "chimera": chimera,
-    "dualpipe": dualpipe,
-    "dualpipev": dualpipev,
-    "wave": wave,
-}
+
+class Schedules(dict[str, Callable[..., Schedule]]):
+    """A table of schedules by name."""
+
+    def __repr__(self) -> str:
+        return f"Schedules({', '.join(self)})"
+
+
+schedules = Schedules(
+    {
+        "naive": naive,
+        "gpipe": gpipe,
+        "1f1b": one_forward_one_backward,
+        "eager-1f1b": eager_one_forward_one_backward,
+        "interleaved": interleaved,
+        "looped-bfs": looped_bfs,
+        "zb-h1": zb_h1,
+        "zb-h2": zb_h2,
+        "zb-auto": zb_auto,
+        "interleaved-zb": interleaved_zero_bubble,
+        "zb-v": zb_v,
+        "v-half": v_half,
+        "v-min": v_min,
+        "chimera": chimera,
+        "dualpipe": dualpipe,
+        "dualpipev": dualpipev,
+        "wave": wave,
+    }
+)
 """The schedules by name. Each takes stages and microbatches; the looped ones also devices, "1f1b"
 the replicas of each stage, and "zb-auto" the times and the memory that it is made for."""
 OF_PYTORCH = {
@@ -140,8 +151,9 @@ def schedule(
     """
     if (name := called(name)) not in schedules:
         raise ScheduleError(
-            f"no schedule {short(name)}; there are {', '.join(schedules)}, and PyTorch's names of "
-            f"those that it has, such as Interleaved1F1B"
+            f"no schedule {short(name)}; {meant(str(name), schedules)}there are "
+            f"{', '.join(schedules)}, and PyTorch's names of those that it has, such as "
+            "Interleaved1F1B"
         )
     size = count_of(stages, "stages") * count_of(microbatches, "microbatches")
     if size > MOST_BLOCKS:

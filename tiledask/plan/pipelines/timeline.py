@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tiledask.errors import ScheduleError
-from tiledask.extras import needed_for
 from tiledask.plan import html
+from tiledask.plan.frames import frame
 from tiledask.plan.pipelines.causes import CAUSES, IdleTime, idle_time
 from tiledask.plan.pipelines.idle import COMPUTE, KINDS, TRANSFER, Waits, waits
 from tiledask.plan.units import format_seconds
@@ -292,11 +292,8 @@ class Timeline:
 
     def to_frame(self) -> "pd.DataFrame":
         """A pandas DataFrame with the columns device, kind, stage, microbatch, start, end."""
-        with needed_for("a frame"):
-            import pandas as pd
-
         names = ("device", "kind", "stage", "microbatch", "start", "end")
-        return pd.DataFrame({name: getattr(self, name) for name in names})
+        return frame({name: getattr(self, name) for name in names})
 
     def __len__(self) -> int:
         return len(self.device)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tiledask.errors import ProgramError
-from tiledask.extras import needed_for
 from tiledask.plan import html
+from tiledask.plan.frames import frame
 from tiledask.plan.inputs.load import as_cluster
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.pipelines.timeline import Timeline
@@ -92,11 +92,8 @@ class ProgramExplanation:
 
     def to_frame(self) -> "pd.DataFrame":
         """A row per kind of instruction; ``measured`` only if something was."""
-        with needed_for("a frame"):
-            import pandas as pd
-
-        frame = pd.DataFrame(self.rows, columns=list(ProgramRow._fields)).set_index("what")
-        return frame.dropna(axis="columns", how="all")
+        found = frame(self.rows, list(ProgramRow._fields)).set_index("what")
+        return found.dropna(axis="columns", how="all")
 
     def __repr__(self) -> str:
         step = " a step" if len(self.program.shape) == 3 else ""

@@ -167,6 +167,21 @@ class Checkpointing:
             f"{self.stretch - 1:.2%} more time in all"
         )
 
+    def to_dict(self) -> dict[str, float | None]:
+        """What was given and what follows, as plain values for JSON; None for what is infinite."""
+        given = ("state_bytes", "bandwidth", "mtbf", "devices", "restart", "cost")
+        rest = (
+            "between_failures",
+            "steps",
+            "interval",
+            "saving",
+            "redone",
+            "restarting",
+            "stretch",
+        )
+        found = {name: getattr(self, name) for name in (*given, *rest)}
+        return {name: None if value == float("inf") else value for name, value in found.items()}
+
     def __repr__(self) -> str:
         return (
             f"Checkpointing(every {format_seconds(self.interval)}: {self.saving:.1%} for saving, "

@@ -20,7 +20,8 @@ class Flops:
     """Forward and backward, all s x s scores counted: Korthikanti et al. 2022 (arXiv:2205.05198),
     Appendix A, 72 B L s h^2 (1 + s/6h + V/12hL) for a GPT; Megatron-LM's log counts so too."""
     causal: float
-    """The same with only the half of the scores that a causal mask leaves."""
+    """The same with only the scores that the mask leaves: half under a causal one, fewer in a
+    sliding window, all of an encoder's."""
     hardware: float
     """The model's, and what is recomputed; for recompute="selective" as Appendix A has it, with
     s/3h in place of s/6h: the attention core's 3 again, although only its forward 1 is."""
@@ -50,7 +51,7 @@ def step_flops(
         many * sum(w.units * w.size * w.active for w in weights if w.inputs)
         for _, many, weights in model.layer_kinds
     )
-    head = model.vocab * model.hidden
+    head = sum(into * out for into, out in model.head_matrices)
     core = 2.0 * sequence * model.heads * (model.qk_dim + model.v_dim) * model.layers * tokens
     needed = (4 if frozen else 6) * tokens * (layers + head) + 3 * core
     again = {
@@ -58,4 +59,8 @@ def step_flops(
         "selective": 0.0 if flash else 3 * core,
         SELECTIVE_OP: tokens * layers,
     }
-    return Flops(needed, needed - 1.5 * core, needed + again.get(recompute, 0.0))
+    return Flops(
+        needed,
+        needed - 3 * core * (1 - model.visible(sequence)),
+        needed + again.get(recompute, 0.0),
+    )

@@ -158,7 +158,7 @@ def attention_core(
 
     Without flash attention: two batched products over all keys, masked or not, and the scores
     read and written by softmax (2 passes forward, 3 backward) and by dropout (2 passes and a
-    mask of one byte, each way). With it: one kernel that skips what the causal mask hides, and
+    mask of one byte, each way). With it: one kernel that skips what the mask hides, and
     that computes the scores again backward: 5 products for the 2 of the forward pass (Dao 2023,
     arXiv:2307.08691, section 3.1).
     """
@@ -178,7 +178,7 @@ def attention_core(
         memory_seconds((2 * width + masked) * scores, rates),
         memory_seconds((3 * width + masked) * scores, rates),
     )
-    flop = 2.0 * scores * (model.qk_dim + model.v_dim) / 2  # causal: half of the scores
+    flop = 2.0 * scores * (model.qk_dim + model.v_dim) * model.visible(keys)
     return Seconds(
         np.where(flash, flop / rates.flash, eager.forward),
         np.where(flash, 2.5 * flop / rates.flash_backward, eager.backward),
@@ -203,7 +203,7 @@ def passes(
     context turned from heads to rows 2, 2; gradients of q, k, v joined 0, 2 | a bias 0, 1
     mixture: tokens sorted to their experts and back 4, 4
     """
-    h, norms = model.hidden, 2 * (model.norm != "none")
+    h, norms = model.hidden, model.layer_norms * (model.norm != "none")
     mask, biases = model.dropout / width, model.out_bias + model.mlp_bias
     there: Values = h * (norms * 2 + 2 * (3 + mask)) * whole
     back: Values = h * (norms * 3 + 2 * (3 + (2 + 1 / width) * model.dropout) + biases) * whole
@@ -234,12 +234,14 @@ def logits(
     The product, and passes over single-precision logits: cast, maximum, exponential, sum and
     quotient forward (24 + width bytes a logit), gradient and cast backward (12 + width).
     """
-    h, columns = model.hidden, ceil_div(model.vocab, tp)
+    columns = ceil_div(model.vocab, tp)
     numbers = 1.0 * tokens * columns
-    return Seconds(
-        gemm_seconds(tokens, h, columns, rates, width)
-        + memory_seconds((24 + width) * numbers, rates),
-        gemm_seconds(tokens, columns, h, rates, width)
-        + weight_gradient(tokens, h, columns, rates, width, gradient)
-        + memory_seconds((12 + width) * numbers, rates),
+    total = Seconds(
+        memory_seconds((24 + width) * numbers, rates), memory_seconds((12 + width) * numbers, rates)
     )
+    *before, (last, _) = model.head_matrices
+    for k, n in (*before, (last, columns)):
+        there = gemm_seconds(tokens, k, n, rates, width)
+        back = gemm_seconds(tokens, n, k, rates, width)
+        total += Seconds(there, back + weight_gradient(tokens, k, n, rates, width, gradient))
+    return total

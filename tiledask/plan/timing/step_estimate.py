@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.plan import html
+from tiledask.plan.frames import frame
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
@@ -16,6 +18,9 @@ from tiledask.plan.timing.flops import Flops, step_flops
 from tiledask.plan.timing.rates import Calibration, precision_of
 from tiledask.plan.timing.step_values import Parts, Work
 from tiledask.plan.units import format_seconds
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["StepEstimate", "StepRow"]
 
@@ -183,6 +188,18 @@ class StepEstimate:
             StepRow(part, getattr(self, part), formula.format(s=self), source.format(s=self))
             for part, formula, source in _ACCOUNT
         )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Where the time of a step goes, as plain values for JSON."""
+        names = ("mfu", "mfu_causal", "hfu", "tokens_per_second")
+        parts = {row.part: row.seconds for row in self.rows}
+        found = {name: float(getattr(self, name)) for name in names}
+        return {"seconds": self.total, "parts": parts, **found}
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row for each part of the step: part, seconds, share, formula, source."""
+        rows = [(r.part, r.seconds, r.seconds / self.total, r.formula, r.source) for r in self.rows]
+        return frame(rows, ["part", "seconds", "share", "formula", "source"])
 
     def __repr__(self) -> str:
         return (

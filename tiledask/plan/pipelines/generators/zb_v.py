@@ -79,7 +79,9 @@ def v_half(stages: int, microbatches: int) -> Schedule:
 
 
 def v_min(stages: int, microbatches: int) -> Schedule:
-    """V-Min: about a third of the memory of 1F1B (arXiv 2405.15362); see :func:`v_half`."""
+    """V-Min: about a third of the memory of 1F1B (arXiv 2405.15362).
+
+    What is said of :func:`v_half` holds for it."""
     p = half_of(stages)
     gap = 0 if p % 3 else 2
     return _building_block(

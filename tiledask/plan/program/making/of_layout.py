@@ -28,10 +28,14 @@ from tiledask.plan.timing.rates import Calibration
 __all__ = ["layout_program", "layout_timeline", "training_terms", "why_no_program"]
 
 
-def why_no_program(model: Model, layout: Layout) -> str:
-    """Why a layout has no program; empty if it has one."""
+def why_no_program(model: Model, layout: Layout, sequence: int = 0) -> str:
+    """Why a layout has no program for sequences of that length; empty if it has one."""
     if model.experts or model.latent:
         return "experts and latent attention are not written as programs"
+    if model.layer_norms != 2 or not model.causal or model.head_dense or model.embedding_width:
+        return "of layers and heads only those like GPT-2's and Llama's are written as programs"
+    if model.windowed_layers and sequence > model.window:
+        return f"sequences longer than a window of {model.window} are not written as programs"
     if layout.cp > 1 or layout.ep > 1:
         return "context and expert parallelism are not written as programs"
     if layout.recompute not in ("none", "full", "selective"):
@@ -42,7 +46,7 @@ def why_no_program(model: Model, layout: Layout) -> str:
 def training_terms(model: Model, layout: Layout, recipe: Recipe, sequence: int) -> TrainingTerms:
     """What the program of a layout follows from; nothing is clipped. Raises ConfigError if it has
     none."""
-    if reason := why_no_program(model, layout):
+    if reason := why_no_program(model, layout, sequence):
         raise ConfigError(f"no program of {layout}: {reason}")
     made = layout_schedule(
         layout.schedule, layout.chunks, layout.microbatches, layout.pp, layout.unshard
