@@ -84,6 +84,27 @@ def test_an_answer_is_an_exit_code_and_facts(capsys, typed, code, facts):
     assert deep(answer, facts)
 
 
+def test_a_layout_is_imported_and_exported(capsys, tmp_path):
+    flags = "--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 32 --bf16"
+    typed = ("fit", "gpt2", "8xA100-40GB", "--megatron", flags, "--zero", "1")
+    code, answer = run(capsys, *typed, "--export", "deepspeed")
+    assert code == 0
+    found = answer["imported"]
+    assert (found["recipe"], found["layout"]["dp"], found["layout"]["zero"]) == (
+        "mixed-adam-18",
+        4,
+        1,
+    )
+    path = tmp_path / "ds.json"
+    path.write_text(answer["export"]["text"])
+    code, again = run(capsys, "fit", "gpt2", "8xA100-40GB", "--deepspeed", str(path))
+    assert again["imported"]["layout"]["tp"] == 2
+    model = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 " + flags
+    assert run(capsys, "fit", "8xA100-40GB", "--megatron", model)[0] == 0
+    typed = "plan gpt2 2xA100-40GB 8 --no-sensitivity --first 1 --export megatron"
+    assert "--global-batch-size 8" in run(capsys, *typed.split())[1]["export"]["text"]
+
+
 @pytest.mark.long
 def test_idle(capsys, tmp_path):
     picture = tmp_path / "gantt.png"
@@ -131,6 +152,8 @@ def test_tables_for_people(capsys, typed, words):
     [
         ("fit gpt-9 1xH100", "tiledask fit: no model description is called 'gpt-9'"),
         ("fit gpt2 0xH100", "0xH100"),
+        ("fit 1xH100", "a model and a cluster are named"),
+        ("fit gpt2 1xH100 --deepspeed a --torchtitan b", "one configuration at a time"),
         ("partition 2 5", "2 layers are fewer than 5 stages"),
         ("partition 1,x 2", "numbers between commas"),
         ("partition 4 2 --judge a|b", "cannot read 'a'"),

@@ -14,6 +14,7 @@ from tiledask.plan.choosing.search import Plan, Plans
 from tiledask.plan.choosing.sensitivity import Relaxed
 from tiledask.plan.fitting.fit import Fit
 from tiledask.plan.fitting.memory import MemoryEstimate
+from tiledask.plan.frameworks.job import Exported
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.timing.checkpointing import Checkpointing
 from tiledask.plan.timing.step import StepEstimate
@@ -23,6 +24,7 @@ __all__ = [
     "fit_facts",
     "plan_facts",
     "show_critique",
+    "show_export",
     "show_fit",
     "show_plans",
     "show_saving",
@@ -227,6 +229,15 @@ def show_saving(saving: Checkpointing, console: Console) -> dict[str, Any]:
     shares = ("steps", "interval", "saving", "redone", "restarting", "stretch")
     found = {name: getattr(saving, name) for name in (*names, *shares)}
     return {name: None if value == inf else value for name, value in found.items()}
+
+
+def show_export(exported: Exported, console: Console) -> dict[str, Any]:
+    """The configuration as it is, what differs below it; the facts of it for JSON."""
+    say(console, "", bold=f"for {exported.framework}")
+    console.out(exported.text.rstrip("\n"), highlight=False)
+    for note in exported.notes:
+        say(console, f"  {note}")
+    return {"framework": exported.framework, "text": exported.text, "notes": list(exported.notes)}
 
 
 def show_critique(found: PlanCritique, console: Console) -> None:
