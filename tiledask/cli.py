@@ -188,6 +188,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--figure", metavar="FILE", help="write the Gantt chart")
     sub.add_argument(
+        "--trace", metavar="FILE", help="write a trace for Perfetto, .json or .json.gz"
+    )
+    sub.add_argument(
         "--diagnose",
         metavar="TRACE",
         help="instead of a schedule: why a measured run idles; "
@@ -520,10 +523,10 @@ def _idle(args: argparse.Namespace, console: Console) -> Result:
     counts = (args.schedule, args.stages, args.microbatches)
     of_traces = (args.unit, args.layers, args.memory_limit)
     if args.diagnose is not None:
-        if any(given is not None for given in (*counts, args.figure)):
+        if any(given is not None for given in (*counts, args.figure, args.trace)):
             raise ConfigError(
-                "--diagnose finds schedule, stages and micro-batches in the trace and draws no "
-                "figure; leave them out"
+                "--diagnose finds schedule, stages and micro-batches in the trace and writes no "
+                "figure and no trace; leave them out"
             )
         return _diagnose(args, console)
     if None in counts:
@@ -573,6 +576,8 @@ def _idle(args: argparse.Namespace, console: Console) -> Result:
     path = t.critical_path
     result |= {"causes": causes, "lower_bound_why": t.bound.why, "binds": path.binds}
     say(console, f"  {path!r}")
+    if args.trace:
+        t.to_trace(args.trace)
     if args.figure:
         from tiledask.lab.plots import gantt
 

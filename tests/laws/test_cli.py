@@ -154,6 +154,7 @@ def test_tables_for_people(capsys, typed, words):
         ("fit gpt2 0xH100", "0xH100"),
         ("fit 1xH100", "a model and a cluster are named"),
         ("fit gpt2 1xH100 --deepspeed a --torchtitan b", "one configuration at a time"),
+        ("idle --diagnose a.csv --trace b.json", "writes no figure and no trace"),
         ("partition 2 5", "2 layers are fewer than 5 stages"),
         ("partition 1,x 2", "numbers between commas"),
         ("partition 4 2 --judge a|b", "cannot read 'a'"),
