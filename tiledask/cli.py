@@ -19,7 +19,7 @@ from tiledask.lab.figure_file import check_figure, save_figure
 from tiledask.lab.table import Grid, say
 from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.splitting.partition import layer_costs
-from tiledask.plan.units import parse_bytes
+from tiledask.plan.units import parse_bytes, parse_count
 from tiledask.plan.whole import whole_number, whole_rule
 
 __all__ = ["main"]
@@ -244,7 +244,9 @@ def _of_models(sub: argparse.ArgumentParser, optional: bool = False) -> None:
     usual = ("mixed-adam-16", 2048) if not optional else (None, None)  # an import says others
     sub.add_argument("--recipe", default=usual[0], help="(mixed-adam-16)")
     sub.add_argument("--sequence", type=_whole, default=usual[1], help="tokens (2048)")
+    sub.add_argument("--tokens", metavar="N", help="days and device-hours for N, such as 15T")
     for name, unit, words in (
+        ("--price", "AMOUNT", "with --tokens: of a device for an hour, such as 2.5"),
         ("--mtbf", "HOURS", "between two losses of a device (Llama 3's: 51000)"),
         ("--storage", "GB", "that a device saves in a second (Llama 3's: 0.122)"),
         ("--restart", "SECONDS", "from a loss until steps go on (600)"),
@@ -257,6 +259,21 @@ def _exports(sub: argparse.ArgumentParser) -> None:
 
     words = f"the layout (of plan, the first one) for {', '.join(FRAMEWORKS)}"
     sub.add_argument("--export", metavar="FRAMEWORK", choices=tuple(FRAMEWORKS), help=words)
+
+
+def _budget(
+    args: argparse.Namespace, step: Any, stretch: float, console: Console
+) -> dict[str, Any]:
+    """What --tokens ask: days, device-hours and, with --price, money; for JSON too."""
+    if args.tokens is None:
+        if args.price is not None:
+            raise ConfigError("--price is for --tokens, such as --tokens 15T --price 2.5")
+        return {}
+    budget = step.budget(parse_count(args.tokens), args.price, stretch)
+    share = f"{budget.error:.0%} either way, {stretch - 1:.1%} for savings and losses in it"
+    say(console, f"{budget.line}: {share}")
+    names = ("tokens", "days", "device_hours", "price", "cost", "stretch", "error")
+    return {"budget": {name: getattr(budget, name) for name in names}}
 
 
 def _losses(args: argparse.Namespace) -> dict[str, float]:
@@ -334,7 +351,10 @@ def _fit(args: argparse.Namespace, console: Console) -> Result:
         exported = td.export_config(model, layout, args.export, recipe=recipe, sequence=sequence)
         result["export"] = planner.show_export(exported, console)
     if fit.verdict != "no" and fit.memory.recipe.trains:
-        result["saving"] = planner.show_saving(fit.checkpointing(**_losses(args)), console)
+        saving = fit.checkpointing(**_losses(args))
+        result["saving"] = planner.show_saving(saving, console)
+        if args.tokens or args.price:
+            result |= _budget(args, td.estimate_step(*run), saving.stretch, console)
     if found is not None:
         planner.show_critique(found, console)
         result["critique"] = found.to_dict()
@@ -410,6 +430,7 @@ def _plan(args: argparse.Namespace, console: Console) -> Result:
         result["step"] = planner.step_facts(plans.best.step)
         saving = plans.best.checkpointing(**_losses(args))
         result["saving"] = planner.show_saving(saving, console)
+        result |= _budget(args, plans.best.step, saving.stretch, console)
     return (1 if plans.best.verdict == "no" else 0), result
 
 

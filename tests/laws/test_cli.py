@@ -60,6 +60,11 @@ def test_fit_says_no_why_and_what_would(capsys):
                 }
             },
         ),
+        (
+            "fit gpt2 2xA100-40GB --dp 2 --tokens 1.5B --price 2",
+            0,
+            {"budget": {"tokens": 1.5e9, "price": 2.0, "error": 0.15}},
+        ),
         ("partition 24 4", 0, {"sizes": [6, 6, 6, 6], "bottleneck": 6.0}),
         ("partition 4,4,9,8 3", 0, {"bottleneck": 9.0}),
         ("partition 6 2 --speeds 1,2", 0, {"sizes": [2, 4]}),
@@ -155,6 +160,9 @@ def test_tables_for_people(capsys, typed, words):
         ("fit 1xH100", "a model and a cluster are named"),
         ("fit gpt2 1xH100 --deepspeed a --torchtitan b", "one configuration at a time"),
         ("idle --diagnose a.csv --trace b.json", "writes no figure and no trace"),
+        ("fit gpt2 1xH100 --price 2", "--price is for --tokens"),
+        ("fit gpt2 1xH100 --tokens many", "cannot read 'many' as a number; write 15T"),
+        ("fit gpt2 1xH100 --tokens 1T --price -2", "price must be a number of 0 or more, got -2"),
         ("partition 2 5", "2 layers are fewer than 5 stages"),
         ("partition 1,x 2", "numbers between commas"),
         ("partition 4 2 --judge a|b", "cannot read 'a'"),
