@@ -109,6 +109,10 @@ def _parser() -> argparse.ArgumentParser:
     _exports(sub)
     sub.add_argument("--figure", metavar="FILE", help="memory of each stage, as a picture")
     sub.add_argument(
+        "--snapshot", metavar="FILE", help="torch's memory snapshot: what is larger than predicted"
+    )
+    sub.add_argument("--stage", type=_whole, default=0, help="of the snapshot (%(default)s)")
+    sub.add_argument(
         "--run",
         dest="execute",
         action="store_true",
@@ -355,6 +359,9 @@ def _fit(args: argparse.Namespace, console: Console) -> Result:
         result["saving"] = planner.show_saving(saving, console)
         if args.tokens or args.price:
             result |= _budget(args, td.estimate_step(*run), saving.stretch, console)
+    if args.snapshot:
+        beside = fit.beside_snapshot(args.snapshot, args.stage)
+        result["snapshot"] = planner.show_snapshot(beside, console)
     if found is not None:
         planner.show_critique(found, console)
         result["critique"] = found.to_dict()

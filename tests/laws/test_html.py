@@ -140,6 +140,7 @@ HOSTILE = {
     ),
     "plan.fitting.fit.Fit": no_fit,
     "plan.fitting.memory.MemoryEstimate": lambda: a_fit().memory,
+    "plan.fitting.snapshot.BesideSnapshot": lambda: Words(rows=((EVIL, 1, 2),)),
     "plan.inputs.model.Model": lambda: MODEL,
     "plan.ledger.Ledger": lambda: LEDGER,
     "plan.pipelines.schedule.Schedule": lambda: replace(td.schedule("1f1b", 2, 2), name=EVIL),

@@ -14,6 +14,7 @@ from tiledask.plan.choosing.search import Plan, Plans
 from tiledask.plan.choosing.sensitivity import Relaxed
 from tiledask.plan.fitting.fit import Fit
 from tiledask.plan.fitting.memory import MemoryEstimate
+from tiledask.plan.fitting.snapshot import BesideSnapshot
 from tiledask.plan.frameworks.job import Exported
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.timing.checkpointing import Checkpointing
@@ -28,6 +29,7 @@ __all__ = [
     "show_fit",
     "show_plans",
     "show_saving",
+    "show_snapshot",
     "show_step",
     "step_facts",
 ]
@@ -238,6 +240,19 @@ def show_export(exported: Exported, console: Console) -> dict[str, Any]:
     for note in exported.notes:
         say(console, f"  {note}")
     return {"framework": exported.framework, "text": exported.text, "notes": list(exported.notes)}
+
+
+def show_snapshot(beside: BesideSnapshot, console: Console) -> dict[str, Any]:
+    """What the allocator held beside the ledger, and what is larger; the facts for JSON."""
+    rows = [
+        (name, *map(format_bytes, (predicted, there, there - predicted)))
+        for name, predicted, there in beside.rows
+    ]
+    title = f"a device of stage {beside.stage}, as its memory snapshot tells by sizes"
+    console.print(Grid(("class", "predicted", "in it", "more"), rows, title, left=(0,)))
+    for line in (beside.why, *beside.said):
+        say(console, f"  {line}")
+    return beside.to_dict()
 
 
 def show_critique(found: PlanCritique, console: Console) -> None:
