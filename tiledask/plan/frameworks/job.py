@@ -1,5 +1,6 @@
 """What is trained, and how, between our words and a framework's."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -90,22 +91,28 @@ class Read:
         value = self.settings.get(name)
         return default if value is None or value == "auto" else value
 
-    def whole(self, name: str, default: int | None = None) -> int:
-        """A whole number; without a default it has to be there."""
+    def whole(self, name: str, default: int | None = None, least: int = 0) -> int:
+        """A whole number of ``least`` or more; without a default it has to be there."""
         value = self.get(name, default)
         if value is None:
             raise ConfigError(f"{self.where} has no {name}, which says the layout; add it")
-        number = int(value) if isinstance(value, str) and value.isdecimal() else value
-        if not is_whole(number, 0):
-            raise ConfigError(f"{self.where}: {name} is a whole number, got {short(value)}")
+        digits = isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value)
+        number = int(value) if digits else value
+        if not is_whole(number, least):
+            raise ConfigError(
+                f"{self.where}: {name} is a whole number from {least} on, got {short(value)}"
+            )
         return int(number)
 
-    def assume(self, name: str, default: Any, words: str) -> Any:
-        """The value; or the default, and that it was assumed."""
-        value = self.get(name)
-        if value is None:
+    def open_number(self, name: str) -> int | None:
+        """A whole number, or None where it is left out or -1."""
+        return None if self.get(name, -1) == -1 else self.whole(name)
+
+    def assume(self, name: str, default: int, words: str) -> int:
+        """The whole number; or the default, and that it was assumed."""
+        if self.get(name) is None:
             self.assumed.append(words)
-        return default if value is None else value
+        return self.whole(name, default)
 
     def copies(self, each: int, way_out: str) -> int:
         """Data-parallel copies of ``each`` devices."""

@@ -249,13 +249,13 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     flags = _flags(text)
     per_node = flags.pop("nproc_per_node", None)
     nodes = flags.pop("nnodes", 1)
-    if devices is None and str(per_node).isdecimal() and str(nodes).isdecimal():
+    if devices is None and all(re.fullmatch("[0-9]{1,7}", str(n)) for n in (per_node, nodes)):
         devices = int(str(per_node)) * int(str(nodes))
     found = Read("the command", flags, devices)
-    sequence = int(found.assume("seq_length", 2048, "no --seq-length: 2048 tokens assumed"))
+    sequence = found.assume("seq_length", 2048, "no --seq-length: 2048 tokens assumed")
     model = _read_model(found) if model is None else model
     layout: Settings = {
-        field: found.whole(f"{name}_size", 1)
+        field: found.whole(f"{name}_size", 1, least=1)
         for field, name in (
             ("tp", "tensor_model_parallel"),
             ("pp", "pipeline_model_parallel"),
@@ -343,7 +343,7 @@ def _cut(found: Read, layers: int, layout: Settings) -> tuple[Settings, tuple[in
         int(bool(found.get(f"account_for_{end}_in_pipeline_split")))
         for end in ("embedding", "loss")
     ]
-    v = found.whole("num_virtual_stages_per_pipeline_rank", 1)
+    v = max(1, found.whole("num_virtual_stages_per_pipeline_rank", 1))
     each = found.whole("num_layers_per_virtual_pipeline_stage", 0)
     if given is not None:
         sizes = tuple(stage.count("t") for stage in _unrolled(str(given)).split("|"))
@@ -374,9 +374,13 @@ def _cut(found: Read, layers: int, layout: Settings) -> tuple[Settings, tuple[in
 
 def _unrolled(text: str) -> str:
     """A pipeline layout with its products written out: "(tt|)*2L" is "tt|tt|L"."""
+    text = text.replace(",", "")
     for pattern in (r"\(([^)]*)\)\*(\d{1,4})", r"(.)\*(\d{1,4})"):
-        text = re.sub(pattern, lambda found: found[1] * int(found[2]), text.replace(",", ""))
-    if re.search(r"[^EtmL|]", text) or len(text) > 100_000:
+        grows = sum(len(of) * int(times) for of, times in re.findall(pattern, text))
+        if re.search(r"[^EtmL|()*0-9]", text) or grows > 100_000:
+            break
+        text = re.sub(pattern, lambda found: found[1] * int(found[2]), text)
+    if re.search(r"[^EtmL|]", text):
         raise ConfigError(
             f"--pipeline-model-parallel-layout has E, t, m, L and | in it, got {short(text)}"
         )
@@ -396,12 +400,12 @@ def _read_model(found: Read) -> Model:
     learned = found.get("position_embedding_type", "learned_absolute") == "learned_absolute"
     learned = learned and not found.get("use_rotary_position_embeddings")
     positions = found.whole("max_position_embeddings", 0)
-    rates = [float(found.get(f"{name}_dropout", 0.1)) for name in ("attention", "hidden")]
+    rates = [str(found.get(f"{name}_dropout", 0.1)) for name in ("attention", "hidden")]
     usual = (
         50257 if found.get("tokenizer_type", "GPT2BPETokenizer") == "GPT2BPETokenizer" else 32000
     )
     words = f"no --vocab-size: {usual:,} assumed"
-    vocab = found.get("padded_vocab_size") or found.assume("vocab_size", usual, words)
+    vocab = found.whole("padded_vocab_size", 0) or found.assume("vocab_size", usual, words)
     found.used |= {"make_vocab_size_divisible_by", "moe_router_score_function"}
     found.used |= {"moe_token_dispatcher_type"}
     sizes: dict[str, Any] = {}
@@ -415,7 +419,7 @@ def _read_model(found: Read) -> Model:
         }
         sizes |= {field: found.whole(*each) for field, each in names.items()}
     else:
-        sizes["head_dim"] = found.whole("kv_channels", hidden // heads)
+        sizes["head_dim"] = found.whole("kv_channels", hidden // max(1, heads))
     if experts:
         sizes |= {"experts": experts, "top_k": found.whole("moe_router_topk", 2)}
         sizes["expert_ffn"] = found.whole("moe_ffn_hidden_size", ffn)
@@ -432,7 +436,7 @@ def _read_model(found: Read) -> Model:
         hidden=hidden,
         heads=heads,
         ffn=ffn,
-        vocab=int(vocab),
+        vocab=vocab,
         kv_heads=found.whole("num_query_groups", 1) if grouped else 0,
         mlp="swiglu" if gated else "gelu",
         norm=norm,
@@ -442,7 +446,7 @@ def _read_model(found: Read) -> Model:
         tied=not found.get("untie_embeddings_and_output_weights"),
         learned_pos=positions if learned else 0,
         qk_norm="per_head" if qk_norm else None,
-        dropout=max(rates) > 0,
+        dropout=any(rate.strip("0.") for rate in rates),
         mtp_layers=mtp,
         with_mtp=mtp > 0,
         **sizes,
@@ -451,10 +455,11 @@ def _read_model(found: Read) -> Model:
 
 def _dense(freq: str, layers: int) -> tuple[int, ...]:
     """Layers without experts: all but every n-th, or the 0s of "([0]*3+[1]*58)"."""
-    if freq.isdecimal():
+    if re.fullmatch("[0-9]{1,4}", freq):
         return tuple(i for i in range(layers) if i % max(1, int(freq)))
-    runs = re.findall(r"\[([01, ]+)\](?:\*(\d{1,4}))?", freq.strip("()"))
-    ones = [int(one) for each, n in runs for one in re.findall("[01]", each) * int(n or 1)]
+    runs = re.findall(r"\[([01, ]{1,9999})\](?:\*(\d{1,4}))?", freq[:20_000].strip("()"))
+    few = sum(len(each) * int(n or 1) for each, n in runs) <= 1_000_000
+    ones = [int(one) for each, n in runs if few for one in re.findall("[01]", each) * int(n or 1)]
     if len(ones) != layers:
         raise ConfigError(
             f"--moe-layer-freq is a number or a list of {layers} zeros and ones such as "

@@ -167,7 +167,7 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     """The model, layout and recipe of a torchtitan TOML."""
     try:
         tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, numbers of 5,000 digits
         raise ConfigError(f"the TOML cannot be read: {error}") from None
     wanted = ("model", "training", "parallelism", "activation_checkpoint")
     flat: Settings = {
@@ -182,7 +182,7 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     model = _known(found) if model is None else model
     found.used |= {"model.name", "model.flavor"}
     parallel = {
-        field: found.whole(f"parallelism.{name}_parallel_degree", 1)
+        field: found.whole(f"parallelism.{name}_parallel_degree", 1, least=1)
         for field, name in (
             ("tp", "tensor"),
             ("pp", "pipeline"),
@@ -191,20 +191,19 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
         )
     }
     found.used.add("parallelism.expert_tensor_parallel_degree")
-    replicas = found.whole("parallelism.data_parallel_replicate_degree", 1)
-    shards = found.get("parallelism.data_parallel_shard_degree", -1)
+    replicas = found.whole("parallelism.data_parallel_replicate_degree", 1, least=1)
+    shards = found.open_number("parallelism.data_parallel_shard_degree")
     copy = parallel["tp"] * parallel["pp"] * parallel["cp"]
-    if shards == -1:
+    if shards is None:
         shards = found.copies(copy * replicas, "give devices=, or data_parallel_shard_degree")
-    shards = int(shards)
     layout: Settings = parallel | {"dp": replicas * shards}
     layout["zero"] = 3 if shards * parallel["cp"] > 1 else 0
     if 1 < shards < layout["dp"]:
         words = f"HSDP: weights are sharded over {shards}, here over all {layout['dp']} copies"
         found.assumed.append(words)
     local = found.whole("training.local_batch_size", 8)
-    batch = found.get("training.global_batch_size", -1)
-    batch = local * layout["dp"] if batch == -1 else int(batch)
+    batch = found.open_number("training.global_batch_size")
+    batch = local * layout["dp"] if batch is None else batch
     size = found.whole("parallelism.pipeline_parallel_microbatch_size", 1)
     layout["microbatch"] = size if parallel["pp"] > 1 else local
     layout["microbatches"] = found.microbatches(batch, layout["dp"], layout["microbatch"])
