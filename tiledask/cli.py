@@ -24,6 +24,8 @@ from tiledask.plan.whole import whole_number, whole_rule
 
 __all__ = ["main"]
 
+EXPORTS = ("megatron", "torchtitan", "deepspeed", "nemo", "nanotron")
+"""What td.export_config writes, without loading it."""
 _ERRORS = (ValueError, MemoryError, TimeoutError, RuntimeError, OSError)
 
 
@@ -259,10 +261,8 @@ def _of_models(sub: argparse.ArgumentParser, optional: bool = False) -> None:
 
 
 def _exports(sub: argparse.ArgumentParser) -> None:
-    from tiledask.plan.frameworks.exchange import FRAMEWORKS
-
-    words = f"the layout (of plan, the first one) for {', '.join(FRAMEWORKS)}"
-    sub.add_argument("--export", metavar="FRAMEWORK", choices=tuple(FRAMEWORKS), help=words)
+    words = f"the layout (of plan, the first one) for {', '.join(EXPORTS)}"
+    sub.add_argument("--export", metavar="FRAMEWORK", choices=EXPORTS, help=words)
 
 
 def _budget(

@@ -11,10 +11,11 @@ import pytest
 from oracles.finished import python
 
 import tiledask as td
-from tiledask.cli import main
+from tiledask.cli import EXPORTS, main
 from tiledask.extras import bring, install
 from tiledask.lab.doctor import _unusable
 from tiledask.plan.data import data_file
+from tiledask.plan.frameworks.exchange import FRAMEWORKS
 
 
 def run(capsys, *arguments):
@@ -107,6 +108,7 @@ def test_a_layout_is_imported_and_exported(capsys, tmp_path):
     model = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 " + flags
     assert run(capsys, "fit", "8xA100-40GB", "--megatron", model)[0] == 0
     typed = "plan gpt2 2xA100-40GB 8 --no-sensitivity --first 1 --export megatron"
+    assert tuple(FRAMEWORKS) == EXPORTS
     assert "--global-batch-size 8" in run(capsys, *typed.split())[1]["export"]["text"]
 
 

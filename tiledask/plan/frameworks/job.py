@@ -10,6 +10,7 @@ from tiledask.errors import ConfigError, short
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
+from tiledask.plan.intervals import even
 from tiledask.plan.whole import is_whole
 
 __all__ = ["Exported", "Imported", "Job", "Read", "fitting_recipe", "sized"]
@@ -144,8 +145,7 @@ class Read:
 
 def even_cut(layout: Layout, layers: int) -> tuple[int, ...] | None:
     """Layers of each chunk where nobody says how; None if there are too few for one each."""
-    fewer, more = divmod(layers, layout.chunks)
-    return tuple(fewer + (chunk < more) for chunk in range(layout.chunks)) if fewer else None
+    return even(layers, layout.chunks) if layout.chunks <= layers else None
 
 
 def sized(layout: Settings, sizes: Sequence[int]) -> Layout:
