@@ -41,6 +41,8 @@ _HOME = {
     "Space": "tiledask.plan.choosing.search",
     "sensitivity": "tiledask.plan.choosing.sensitivity",
     "critique": "tiledask.plan.choosing.critique",
+    "export_config": "tiledask.plan.frameworks.exchange",
+    "import_config": "tiledask.plan.frameworks.exchange",
     "check_premise": "tiledask.plan.choosing.question_check",
     "Ledger": "tiledask.plan.ledger",
     "Traffic": "tiledask.plan.products.traffic",

@@ -55,6 +55,8 @@ from tiledask.plan.choosing.sensitivity import sensitivity as sensitivity
 from tiledask.plan.diagnosis.diagnose import diagnose as diagnose
 from tiledask.plan.fitting.fit import fits as fits
 from tiledask.plan.fitting.memory import estimate_memory as estimate_memory
+from tiledask.plan.frameworks.exchange import export_config as export_config
+from tiledask.plan.frameworks.exchange import import_config as import_config
 from tiledask.plan.inputs.layout import Layout as Layout
 from tiledask.plan.inputs.load import load_cluster as load_cluster
 from tiledask.plan.inputs.load import load_model as load_model

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,11 +19,13 @@ from tiledask.lab.figure_file import check_figure, save_figure
 from tiledask.lab.table import Grid, say
 from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.splitting.partition import layer_costs
-from tiledask.plan.units import parse_bytes
+from tiledask.plan.units import parse_bytes, parse_count
 from tiledask.plan.whole import whole_number, whole_rule
 
 __all__ = ["main"]
 
+EXPORTS = ("megatron", "torchtitan", "deepspeed", "nemo", "nanotron")
+"""What td.export_config writes, without loading it."""
 _ERRORS = (ValueError, MemoryError, TimeoutError, RuntimeError, OSError)
 
 
@@ -90,7 +92,13 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     sub = add("fit", _fit, "does a model fit on a cluster under a layout? why, and what would")
-    _of_models(sub)
+    _of_models(sub, optional=True)
+    for name, metavar, words in (
+        ("megatron", "FLAGS", "model, layout and recipe from Megatron-LM's flags, or their file"),
+        ("torchtitan", "FILE", "from a torchtitan TOML"),
+        ("deepspeed", "FILE", "layout and recipe from a DeepSpeed JSON"),
+    ):
+        sub.add_argument(f"--{name}", metavar=metavar, help=words)
     for name, words in (
         ("dp", "data-parallel copies"),
         ("tp", "tensor-parallel slices of each layer"),
@@ -115,7 +123,12 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--sequence-parallel", action="store_true", help="with --tp")
     sub.add_argument("--flash-attention", action="store_true", help="keeps no scores")
     sub.add_argument("--critique", action="store_true", help="what is wrong, what is better")
+    _exports(sub)
     sub.add_argument("--figure", metavar="FILE", help="memory of each stage, as a picture")
+    sub.add_argument(
+        "--snapshot", metavar="FILE", help="torch's memory snapshot: what is larger than predicted"
+    )
+    sub.add_argument("--stage", type=_whole, default=0, help="of the snapshot (%(default)s)")
     sub.add_argument(
         "--run",
         dest="execute",
@@ -129,6 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--devices", help="numbers of devices to try, such as 64,128 (all)")
     sub.add_argument("--first", type=_few, default=8, help="plans to show, to 100 (%(default)s)")
     sub.add_argument("--no-sensitivity", action="store_true", help="leave out what binds")
+    _exports(sub)
     sub.add_argument("--figure", metavar="FILE", help="time against memory, as a picture")
     sub.add_argument("--map", metavar="FILE", help="what fits by tp and pp, as a picture")
 
@@ -195,6 +209,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--figure", metavar="FILE", help="write the Gantt chart")
     sub.add_argument(
+        "--trace", metavar="FILE", help="write a trace for Perfetto, .json or .json.gz"
+    )
+    sub.add_argument(
         "--diagnose",
         metavar="TRACE",
         help="instead of a schedule: why a measured run idles; "
@@ -238,19 +255,44 @@ def _few(text: str) -> int:
     return int(text)
 
 
-def _of_models(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument(
-        "model", help="a shipped name such as gpt-200b, a config.json, a hub's name, or 70B"
-    )
+def _of_models(sub: argparse.ArgumentParser, optional: bool = False) -> None:
+    words = "a shipped name such as gpt-200b, a config.json, a hub's name, or 70B"
+    if optional:
+        sub.add_argument("model", nargs="?", help=f"{words}; what is imported may say it")
+    else:
+        sub.add_argument("model", help=words)
     sub.add_argument("cluster", help="COUNTxNAME such as 80xA100-40GB, or a JSON file")
-    sub.add_argument("--recipe", default="mixed-adam-16", help="(%(default)s)")
-    sub.add_argument("--sequence", type=_whole, default=2048, help="tokens (%(default)s)")
+    usual = ("mixed-adam-16", 2048) if not optional else (None, None)  # an import says others
+    sub.add_argument("--recipe", default=usual[0], help="(mixed-adam-16)")
+    sub.add_argument("--sequence", type=_whole, default=usual[1], help="tokens (2048)")
+    sub.add_argument("--tokens", metavar="N", help="days and device-hours for N, such as 15T")
     for name, unit, words in (
+        ("--price", "AMOUNT", "with --tokens: of a device for an hour, such as 2.5"),
         ("--mtbf", "HOURS", "between two losses of a device (Llama 3's: 51000)"),
         ("--storage", "GB", "that a device saves in a second (Llama 3's: 0.122)"),
         ("--restart", "SECONDS", "from a loss until steps go on (600)"),
     ):
         sub.add_argument(name, type=float, metavar=unit, help=words)
+
+
+def _exports(sub: argparse.ArgumentParser) -> None:
+    words = f"the layout (of plan, the first one) for {', '.join(EXPORTS)}"
+    sub.add_argument("--export", metavar="FRAMEWORK", choices=EXPORTS, help=words)
+
+
+def _budget(
+    args: argparse.Namespace, step: Any, stretch: float, console: Console
+) -> dict[str, Any]:
+    """What --tokens ask: days, device-hours and, with --price, money; for JSON too."""
+    if args.tokens is None:
+        if args.price is not None:
+            raise ConfigError("--price is for --tokens, such as --tokens 15T --price 2.5")
+        return {}
+    budget = step.budget(parse_count(args.tokens), args.price, stretch)
+    share = f"{budget.error:.0%} either way, {stretch - 1:.1%} for savings and losses in it"
+    say(console, f"{budget.line}: {share}")
+    names = ("tokens", "days", "device_hours", "price", "cost", "stretch", "error")
+    return {"budget": {name: getattr(budget, name) for name in names}}
 
 
 def _losses(args: argparse.Namespace) -> dict[str, float]:
@@ -352,16 +394,24 @@ def _completion(args: argparse.Namespace, console: Console) -> Result:
 def _fit(args: argparse.Namespace, console: Console) -> Result:
     from tiledask.lab import planner
 
-    given = vars(args)
-    layout = td.Layout(**{f.name: given[f.name] for f in fields(td.Layout) if f.name in given})
-    model, cluster = td.load_model(args.model), td.load_cluster(args.cluster)
-    run = (model, layout, cluster, args.recipe, args.sequence)
+    cluster = td.load_cluster(args.cluster)
+    model, layout, recipe, sequence, imported = _asked(args, cluster.devices, console)
+    run = (model, layout, cluster, recipe, sequence)
     fit, found = td.fits(*run), td.critique(*run) if args.critique else None
     planner.show_assumed(model, console)
     planner.show_fit(fit, console)
-    result = fit.to_dict()
+    result = fit.to_dict() | imported
+    if args.export:
+        exported = td.export_config(model, layout, args.export, recipe=recipe, sequence=sequence)
+        result["export"] = planner.show_export(exported, console)
     if fit.verdict != "no" and fit.memory.recipe.trains:
-        result["saving"] = planner.show_saving(fit.checkpointing(**_losses(args)), console)
+        saving = fit.checkpointing(**_losses(args))
+        result["saving"] = planner.show_saving(saving, console)
+        if args.tokens or args.price:
+            result |= _budget(args, td.estimate_step(*run), saving.stretch, console)
+    if args.snapshot:
+        beside = fit.beside_snapshot(args.snapshot, args.stage)
+        result["snapshot"] = planner.show_snapshot(beside, console)
     if found is not None:
         planner.show_critique(found, console)
         result["critique"] = found.to_dict()
@@ -370,7 +420,7 @@ def _fit(args: argparse.Namespace, console: Console) -> Result:
 
         with td.start_cluster(workers=2, quiet=True) as workers:
             run = td.run_claim(
-                model.parameters, layout, cluster.device.memory_bytes, workers, recipe=args.recipe
+                model.parameters, layout, cluster.device.memory_bytes, workers, recipe=recipe
             )
         table = compare_claims("states alone, allocated here at 1:1000", {"states": run})
         console.print(table)
@@ -382,6 +432,31 @@ def _fit(args: argparse.Namespace, console: Console) -> Result:
         picture = memory_bars(ledger, fit.capacity, place="stage", overhead=over)
         save_figure(picture, args.figure)
     return (1 if fit.verdict == "no" else 0), result
+
+
+def _asked(args: argparse.Namespace, devices: int, console: Console) -> tuple[Any, ...]:
+    """Model, layout, recipe, sequence as typed or imported; what is typed besides goes before. And
+    the facts of an import, for JSON."""
+    typed = {f.name: vars(args)[f.name] for f in fields(td.Layout) if f.name in vars(args)}
+    configs = [name for name in ("megatron", "torchtitan", "deepspeed") if vars(args)[name]]
+    recipe, sequence = args.recipe or "mixed-adam-16", args.sequence or 2048
+    if not configs:
+        if args.model is None:
+            raise ConfigError("a model and a cluster are named, such as: fit gpt2 1xA100-40GB")
+        return td.load_model(args.model), td.Layout(**typed), recipe, sequence, {}
+    if len(configs) > 1:
+        raise ConfigError(f"one configuration at a time; got --{' and --'.join(configs)}")
+    given = vars(args)[configs[0]]
+    given = given if configs[0] == "megatron" else Path(given)
+    found = td.import_config(configs[0], given, model=args.model, devices=devices)
+    changed = {name: value for name, value in typed.items() if value != getattr(td.Layout(), name)}
+    layout = replace(found.layout, **changed)
+    say(console, f": {found.model!r}, {layout}", bold=f"read from {configs[0]}")
+    for line in found.assumed:
+        say(console, f"  {line}")
+    facts = {"layout": vars(layout), "recipe": found.recipe, "assumed": list(found.assumed)}
+    given = args.recipe or found.recipe, args.sequence or found.sequence
+    return found.model, layout, *given, {"imported": facts}
 
 
 def _plan(args: argparse.Namespace, console: Console) -> Result:
@@ -407,10 +482,13 @@ def _plan(args: argparse.Namespace, console: Console) -> Result:
             if path:
                 save_figure(draw(plans), path)
     result = plans.to_dict(args.first) | {"sensitivity": [each.to_dict() for each in relaxed]}
+    if args.export:
+        result["export"] = planner.show_export(plans.best.to(args.export), console)
     if plans.best.verdict != "no":
         result["step"] = plans.best.step.to_dict()
         saving = plans.best.checkpointing(**_losses(args))
         result["saving"] = planner.show_saving(saving, console)
+        result |= _budget(args, plans.best.step, saving.stretch, console)
     return (1 if plans.best.verdict == "no" else 0), result
 
 
@@ -524,10 +602,10 @@ def _idle(args: argparse.Namespace, console: Console) -> Result:
     counts = (args.schedule, args.stages, args.microbatches)
     of_traces = (args.unit, args.layers, args.memory_limit)
     if args.diagnose is not None:
-        if any(given is not None for given in (*counts, args.figure)):
+        if any(given is not None for given in (*counts, args.figure, args.trace)):
             raise ConfigError(
-                "--diagnose finds schedule, stages and micro-batches in the trace and draws no "
-                "figure; leave them out"
+                "--diagnose finds schedule, stages and micro-batches in the trace and writes no "
+                "figure and no trace; leave them out"
             )
         return _diagnose(args, console)
     if None in counts:
@@ -577,6 +655,8 @@ def _idle(args: argparse.Namespace, console: Console) -> Result:
     path = t.critical_path
     result |= {"causes": causes, "lower_bound_why": t.bound.why, "binds": path.binds}
     say(console, f"  {path!r}")
+    if args.trace:
+        t.to_trace(args.trace)
     if args.figure:
         from tiledask.lab.plots import gantt
 

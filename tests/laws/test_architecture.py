@@ -193,7 +193,8 @@ def test_imports_point_down():
 
 
 ROOMS = {
-    "choosing": {"inputs", "fitting", "timing", "pipelines", "program"},
+    "choosing": {"inputs", "fitting", "timing", "pipelines", "program", "frameworks"},
+    "frameworks": {"inputs", "pipelines"},
     "fitting": {"inputs", "timing", "pipelines"},
     "timing": {"inputs", "pipelines"},
     "diagnosis": {"pipelines", "splitting"},

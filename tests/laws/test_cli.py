@@ -12,10 +12,11 @@ import pytest
 from oracles.finished import python
 
 import tiledask as td
-from tiledask.cli import main
+from tiledask.cli import EXPORTS, main
 from tiledask.extras import bring, install
 from tiledask.lab.doctor import _unusable
 from tiledask.plan.data import data_file, names
+from tiledask.plan.frameworks.exchange import FRAMEWORKS
 from tiledask.plan.inputs.load import models
 
 
@@ -62,6 +63,11 @@ def test_fit_says_no_why_and_what_would(capsys):
                 }
             },
         ),
+        (
+            "fit gpt2 2xA100-40GB --dp 2 --tokens 1.5B --price 2",
+            0,
+            {"budget": {"tokens": 1.5e9, "price": 2.0, "error": 0.15}},
+        ),
         ("partition 24 4", 0, {"sizes": [6, 6, 6, 6], "bottleneck": 6.0}),
         ("partition 4,4,9,8 3", 0, {"bottleneck": 9.0}),
         ("partition 6 2 --speeds 1,2", 0, {"sizes": [2, 4]}),
@@ -84,6 +90,28 @@ def test_an_answer_is_an_exit_code_and_facts(capsys, typed, code, facts):
     found, answer = run(capsys, *typed.split())
     assert found == code
     assert deep(answer, facts)
+
+
+def test_a_layout_is_imported_and_exported(capsys, tmp_path):
+    flags = "--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 32 --bf16"
+    typed = ("fit", "gpt2", "8xA100-40GB", "--megatron", flags, "--zero", "1")
+    code, answer = run(capsys, *typed, "--export", "deepspeed")
+    assert code == 0
+    found = answer["imported"]
+    assert (found["recipe"], found["layout"]["dp"], found["layout"]["zero"]) == (
+        "mixed-adam-18",
+        4,
+        1,
+    )
+    path = tmp_path / "ds.json"
+    path.write_text(answer["export"]["text"])
+    code, again = run(capsys, "fit", "gpt2", "8xA100-40GB", "--deepspeed", str(path))
+    assert again["imported"]["layout"]["tp"] == 2
+    model = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 " + flags
+    assert run(capsys, "fit", "8xA100-40GB", "--megatron", model)[0] == 0
+    typed = "plan gpt2 2xA100-40GB 8 --no-sensitivity --first 1 --export megatron"
+    assert tuple(FRAMEWORKS) == EXPORTS
+    assert "--global-batch-size 8" in run(capsys, *typed.split())[1]["export"]["text"]
 
 
 @pytest.mark.long
@@ -133,6 +161,12 @@ def test_tables_for_people(capsys, typed, words):
     [
         ("fit gpt-9 1xH100", "tiledask fit: no model description is called 'gpt-9'"),
         ("fit gpt2 0xH100", "0xH100"),
+        ("fit 1xH100", "a model and a cluster are named"),
+        ("fit gpt2 1xH100 --deepspeed a --torchtitan b", "one configuration at a time"),
+        ("idle --diagnose a.csv --trace b.json", "writes no figure and no trace"),
+        ("fit gpt2 1xH100 --price 2", "--price is for --tokens"),
+        ("fit gpt2 1xH100 --tokens many", "cannot read 'many' as a number; write 15T"),
+        ("fit gpt2 1xH100 --tokens 1T --price -2", "price must be a number of 0 or more, got -2"),
         ("partition 2 5", "2 layers are fewer than 5 stages"),
         ("partition 1,x 2", "numbers between commas"),
         ("partition 4 2 --judge a|b", "cannot read 'a'"),

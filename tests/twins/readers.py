@@ -6,6 +6,7 @@ READERS["config.json"]() -> ([text, ...], read)      read(path, text)
 import contextlib
 import io
 import json
+import pickle
 import random
 import shlex
 import zlib
@@ -400,7 +401,43 @@ def _commands():
     return list(COMMANDS), read
 
 
+def _exported(framework: str):
+    """A configuration of a framework, as we write it of a dense model and of a mixture."""
+    layouts = {
+        "llama-3.1-8b": td.Layout(
+            dp=2, tp=2, pp=2, microbatches=4, zero=3, interleave=2, partition=(0, 7, 16, 24, 32)
+        ),
+        "deepseek-v2-lite": td.Layout(dp=4, ep=2, microbatches=2, zero=1, recompute="full"),
+    }
+
+    def read(path: Path, given: str) -> None:
+        model = "gpt2" if framework == "deepspeed" else None  # the others say it
+        _shown(td.import_config(framework, given, model=model, devices=8))
+
+    seeds = [td.export_config(m, layout, framework).text for m, layout in layouts.items()]
+    return seeds, read
+
+
+def _memory_snapshot():
+    block = {"size": 2048, "requested_size": 2000, "address": 512, "state": "active_allocated"}
+    segment = {"address": 512, "total_size": 4096, "device": 0, "blocks": [block]}
+    events = [{"action": "alloc", "addr": 512, "size": 2000}, {"action": "oom", "size": 9999}]
+    memory = td.estimate_memory("gpt2", td.Layout(), sequence=128)
+    found = {"segments": [segment], "device_traces": [events]}
+
+    def read(path: Path) -> None:
+        from tiledask.plan.fitting.snapshot import beside_snapshot
+
+        _shown(beside_snapshot(memory, path))
+
+    return [pickle.dumps(found), pickle.dumps(found, protocol=0)], _in_file(read)
+
+
 READERS = {
+    "megatron flags": lambda: _exported("megatron"),
+    "torchtitan toml": lambda: _exported("torchtitan"),
+    "deepspeed json": lambda: _exported("deepspeed"),
+    "memory snapshot": _memory_snapshot,
     "config.json": _config,
     "cluster.json": _cluster,
     "premise": _premise,

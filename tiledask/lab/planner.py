@@ -14,6 +14,8 @@ from tiledask.plan.choosing.search import Plan, Plans
 from tiledask.plan.data import meant, names
 from tiledask.plan.fitting.fit import Fit
 from tiledask.plan.fitting.memory import MemoryEstimate
+from tiledask.plan.fitting.snapshot import BesideSnapshot
+from tiledask.plan.frameworks.job import Exported
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import load_cluster, load_model, models
 from tiledask.plan.inputs.model import Model
@@ -29,10 +31,12 @@ __all__ = [
     "LISTS",
     "show_assumed",
     "show_critique",
+    "show_export",
     "show_fit",
     "show_list",
     "show_plans",
     "show_saving",
+    "show_snapshot",
     "show_step",
 ]
 
@@ -306,6 +310,28 @@ def show_saving(saving: Checkpointing, console: Console) -> dict[str, Any]:
     """How often to save, in a line; the facts of it for JSON."""
     say(console, saving.line)
     return saving.to_dict()
+
+
+def show_export(exported: Exported, console: Console) -> dict[str, Any]:
+    """The configuration as it is, what differs below it; the facts of it for JSON."""
+    say(console, "", bold=f"for {exported.framework}")
+    console.out(exported.text.rstrip("\n"), highlight=False)
+    for note in exported.notes:
+        say(console, f"  {note}")
+    return {"framework": exported.framework, "text": exported.text, "notes": list(exported.notes)}
+
+
+def show_snapshot(beside: BesideSnapshot, console: Console) -> dict[str, Any]:
+    """What the allocator held beside the ledger, and what is larger; the facts for JSON."""
+    rows = [
+        (name, *map(format_bytes, (predicted, there, there - predicted)))
+        for name, predicted, there in beside.rows
+    ]
+    title = f"a device of stage {beside.stage}, as its memory snapshot tells by sizes"
+    console.print(Grid(("class", "predicted", "in it", "more"), rows, title, left=(0,)))
+    for line in (beside.why, *beside.said):
+        say(console, f"  {line}")
+    return beside.to_dict()
 
 
 def show_critique(found: PlanCritique, console: Console) -> None:

@@ -9,7 +9,15 @@ from math import isqrt
 from tiledask.errors import ConfigError, short
 from tiledask.plan.whole import is_whole
 
-__all__ = ["divisors", "format_bytes", "format_seconds", "format_up", "parse_bytes"]
+__all__ = [
+    "divisors",
+    "format_bytes",
+    "format_count",
+    "format_seconds",
+    "format_up",
+    "parse_bytes",
+    "parse_count",
+]
 
 _SIZES = {
     "": 1,
@@ -96,6 +104,35 @@ def parse_bytes(text: str | int | float) -> int:
     if size > _MOST_BYTES:
         raise ConfigError(f"a size is 0 to {_MOST_BYTES:.0e} bytes, got {short(text)}")
     return round(size)
+
+
+_COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+
+
+def parse_count(text: str) -> float:
+    """A number of tokens or parameters as people write it.
+
+    >>> parse_count("15T"), parse_count("300B"), parse_count("1.5e12")
+    (15000000000000.0, 300000000000.0, 1500000000000.0)
+    """
+    match = _SIZE.fullmatch(text.lower().replace(",", "").replace("_", ""))
+    if not match or match[2] not in _COUNTS or float(match[1]) > 1e30:
+        raise ConfigError(
+            f"cannot read {short(text)} as a number; write 15T, 300B, 1.5e12 or 2,000"
+        )
+    return float(match[1]) * _COUNTS[match[2]]
+
+
+def format_count(n: float) -> str:
+    """``n`` in three digits, with T, B, M for 1e12, 1e9, 1e6.
+
+    >>> format_count(15e12), format_count(10_430_000), format_count(48_600), format_count(26.49)
+    ('15T', '10.4M', '48,600', '26.5')
+    """
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
+        if n >= 0.9995 * size:
+            return f"{n / size:.3g}{unit}"
+    return f"{float(f'{n:.3g}'):,.0f}" if n >= 1000 else f"{n:.3g}"
 
 
 def divisors(n: int, most: int | None = None) -> list[int]:

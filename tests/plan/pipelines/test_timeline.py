@@ -1,11 +1,20 @@
 """The Timeline: time is conserved, overlaps count once, and edges are quiet."""
 
+import gzip
+import json
+from collections import defaultdict
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import ScheduleError
+from tiledask.plan.diagnosis.trace import of_timeline
+from tiledask.plan.diagnosis.trace_files import read_trace
+from tiledask.plan.pipelines.generators.sharding import shard_weights
 from tiledask.plan.pipelines.schedules import schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
@@ -246,3 +255,69 @@ def test_a_pair_waits_for_what_either_uses():
     assert t.true_idle_per_device == (3.0, 5.0)
     assert t.exposed_transfer_per_device == (0.5, 0.0)
     assert t.overhead_per_device == (0.5, 0.0)
+
+
+# -- Chrome's trace events -----------------------------------------------------------------------
+
+
+def traced(path, *timelines):
+    """The events of a file, once they are what the format's description asks for.
+
+    "Trace Event Format": X has name, ts and dur in microseconds, pid and tid; M one of the names
+    below, with its argument; complete events of a thread are nested or apart.
+    """
+    timelines[0].to_trace(path, *timelines[1:])
+    read = gzip.decompress if path.suffix == ".gz" else bytes
+    data = json.loads(read(path.read_bytes()))
+    assert data["displayTimeUnit"] in ("ms", "ns")
+    metadata = {"process_name": "name", "thread_name": "name", "thread_sort_index": "sort_index"}
+    threads = defaultdict(list)
+    for e in data["traceEvents"]:
+        assert {type(e["pid"]), type(e["tid"])} == {int}
+        if e["ph"] == "M":
+            assert set(e["args"]) == {metadata[e["name"]]}
+        else:
+            assert e["ph"] == "X"
+            assert isinstance(e["name"], str)
+            assert isinstance(e["cat"], str)
+            assert min(e["ts"], e["dur"]) >= 0
+            threads[e["pid"], e["tid"]].append((e["ts"], e["ts"] + e["dur"]))
+    for spans in threads.values():
+        assert all(b[0] >= a[1] * (1 - 1e-12) for a, b in pairwise(spans))
+    return data["traceEvents"]
+
+
+@given(SPANS)
+def test_a_trace_has_every_span_and_no_two_at_once_on_a_thread(tmp_path_factory, rows):
+    t = timeline(rows)
+    path = tmp_path_factory.mktemp("trace") / "t.json"
+    spans = [e for e in traced(path, t) if e["ph"] == "X"]
+    found = [(e["args"]["device"], e["cat"], e["ts"], e["dur"]) for e in spans]
+    zero = t.start.min(initial=0.0)
+    columns = t.device, t.kind, 1e6 * (t.start - zero), 1e6 * (t.end - t.start)
+    assert found == list(zip(*(c.tolist() for c in columns), strict=True))
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
+def test_a_trace_is_read_again_as_the_same_actions(tmp_path, name):
+    """With what is on its way, and weights that are gathered, which are no actions."""
+    order = shard_weights(schedules["1f1b"](4, 8), 1)
+    t = simulate(order, latency=0.25, unshard=0.5, reduce_grad=0.5)
+    traced(tmp_path / name, t)
+    again, mine = read_trace(tmp_path / name), of_timeline(t)
+    for column in ("device", "code", "stage", "microbatch"):
+        assert (getattr(again, column) == getattr(mine, column)).all()
+    assert again.start == pytest.approx(mine.start - mine.start.min())
+    assert again.names == mine.names
+
+
+def test_simulated_and_measured_are_two_processes_of_which_the_measured_is_diagnosed(tmp_path):
+    t = simulate(schedules["gpipe"](2, 3))
+    traced(tmp_path / "both.json", simulate(schedules["1f1b"](2, 5)), replace(t, origin="measured"))
+    assert len(read_trace(tmp_path / "both.json").device) == len(t)
+    events = traced(tmp_path / "both.json", t, replace(t, origin="measured"))
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names == {0: "simulated: 2 devices", 1: "measured: 2 devices"}
+    assert {e["pid"] for e in events if e["ph"] == "X"} == {0, 1}
+    threads = [e["args"]["name"] for e in events if e["name"] == "thread_name" and e["pid"] == 1]
+    assert threads == ["device 0", "device 1"]

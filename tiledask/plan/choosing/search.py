@@ -22,6 +22,8 @@ from tiledask.plan.fitting.memory import MemoryEstimate
 from tiledask.plan.fitting.overhead import VERDICTS, judge, overhead_of, overheads
 from tiledask.plan.fitting.vectorized import peaks
 from tiledask.plan.frames import frame
+from tiledask.plan.frameworks.exchange import export_config
+from tiledask.plan.frameworks.job import Exported
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import MOST_OF_ANY, RECOMPUTE, Layout, Numbers
 from tiledask.plan.inputs.load import as_cluster, as_model
@@ -138,6 +140,13 @@ class Plan:
     def checkpointing(self, **given: Any) -> Checkpointing:
         """How often to save, and what that costs: `Fit.checkpointing` for this plan's step."""
         return self.fit.checkpointing(self.step.total, **given)
+
+    def to(self, framework: str) -> Exported:
+        """The layout as a framework takes it, "megatron" or another that
+        :func:`tiledask.export_config` knows; its ``notes`` say what has no counterpart."""
+        found = self.found
+        recipe, sequence = found.recipe, found.sequence
+        return export_config(found.model, self.layout, framework, recipe=recipe, sequence=sequence)
 
     @cached_property
     def program_seconds(self) -> float:

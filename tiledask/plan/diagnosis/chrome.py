@@ -26,6 +26,8 @@ ACTION = re.compile(r"(?<![A-Za-z0-9])(\d{1,9})([FBIW])(\d{1,9})(?![A-Za-z0-9])"
 PHASE = re.compile(r"^(Forward|Backward) (\d{1,9})$")
 """The same of torch's GPipe; the stage is the device's place."""
 STEP = re.compile(r"^ProfilerStep#(\d{1,9})$")
+BESIDE = re.compile(r"^(measured|simulated): \d{1,9} devices$")
+"""What Timeline.to_trace calls a process; of several the measured one is read."""
 TRAVELS = re.compile(r"nccl|gloo:|c10d", re.IGNORECASE)
 TUNES = re.compile(r"^optimizer\.|multi_tensor_apply|adam", re.IGNORECASE)
 """The optimizer's annotations, and kernels of its step."""
@@ -147,6 +149,15 @@ def _parsed(name: str, text: str) -> _Read:
             f"{name} has traceEvents {_short(events)}; they are a list of events, as "
             f"torch.profiler writes them"
         )
+    events = [e for e in events if isinstance(e, dict)]
+    names = {
+        _short(e.get("pid", "")): str(_args(e).get("name"))
+        for e in events
+        if e.get("name") == "process_name"
+    }
+    ours = sorted((name, pid) for pid, name in names.items() if BESIDE.match(name))
+    others = {pid for _, pid in ours[1:]}
+    events = [e for e in events if _short(e.get("pid", "")) not in others] if others else events
     told = about.get("distributedInfo")
     rank = told.get("rank") if isinstance(told, dict) else None
     base = about.get("baseTimeNanoseconds", 0)
@@ -154,7 +165,7 @@ def _parsed(name: str, text: str) -> _Read:
         name,
         rank if is_whole(rank) else None,
         1e-9 * base if isinstance(base, int | float) and abs(base) < 1e20 else 0.0,
-        [e for e in events if isinstance(e, dict)],
+        events,
     )
 
 

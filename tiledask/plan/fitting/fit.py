@@ -5,6 +5,7 @@
                                                                   left of the context:   "no"
 """
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from tiledask.plan.fitting.fixes import SINGLE, SMALLER, Fix, changes, sentence
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
 from tiledask.plan.fitting.overhead import VERDICTS, Overhead, judge, overhead_of
 from tiledask.plan.fitting.repair import Search
+from tiledask.plan.fitting.snapshot import BesideSnapshot, beside_snapshot
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import as_cluster, as_model
@@ -119,6 +121,11 @@ class Fit:
             f"the fullest device ({where}) needs {low}{context}, {format_bytes(self.shortfall)} "
             f"more than the {room} of {device}; {why}"
         )
+
+    def beside_snapshot(self, snapshot: str | os.PathLike[str], stage: int = 0) -> BesideSnapshot:
+        """Why it ran out of memory: what torch's allocator held on a device of ``stage``, in the
+        file that ``torch.cuda.memory._dump_snapshot`` wrote, beside what was predicted."""
+        return beside_snapshot(self.memory, snapshot, stage)
 
     def checkpointing(self, step: float = 0.0, **given: Any) -> Checkpointing:
         """How often each rank saves what it keeps beside gradients, and what that costs.

@@ -7,10 +7,13 @@ device 1  .. F0 F1 F2 F3 .. B0 ...           a micro-batch, a start and an end
 devices x makespan  =  busy + idle  =  busy + exposed_transfer + overhead + true_idle    (idle.py)
 """
 
-from collections.abc import Iterable
+import gzip
+import json
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -294,6 +297,52 @@ class Timeline:
         """A pandas DataFrame with the columns device, kind, stage, microbatch, start, end."""
         names = ("device", "kind", "stage", "microbatch", "start", "end")
         return frame({name: getattr(self, name) for name in names})
+
+    def to_trace(self, path: str | os.PathLike[str], *beside: "Timeline") -> None:
+        """Write Chrome's trace events, which Perfetto and chrome://tracing show: this timeline and
+        those ``beside`` it a process each, its devices the threads. Packed if ``path`` ends in .gz.
+
+        What is on its way to a device has a thread of its own, and so has work at the same time as
+        other work. Kinds are categories; stage, micro-batch and device stand in ``args``.
+        """
+        every = (self, *beside)
+        zero = min(float(t.start.min(initial=0.0)) for t in every)  # a block may come before 0
+        events = [e for pid, t in enumerate(every) for e in t._trace_events(pid, zero)]
+        text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode()
+        with open(path, "wb") as file:
+            file.write(gzip.compress(text, mtime=0) if os.fspath(path).endswith(".gz") else text)
+
+    def _trace_events(self, pid: int, zero: float) -> Iterator[dict[str, Any]]:
+        def named(kind: str, tid: int, **args: Any) -> dict[str, Any]:
+            return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": args}
+
+        yield named("process_name", 0, name=f"{self.origin}: {self.devices} devices")
+        lanes: dict[tuple[int, bool, int], tuple[int, float]] = {}  # -> (thread, free from)
+        columns = self.device, self.kind, self.stage, self.microbatch, self.start, self.end
+        for d, kind, stage, batch, start, end in zip(*(c.tolist() for c in columns), strict=True):
+            travels, lane = kind not in COMPUTE, 0
+            while lanes.get((d, travels, lane), (0, -np.inf))[1] > start:
+                lane += 1
+            thread = lanes.get((d, travels, lane), (len(lanes), 0.0))[0]
+            if (d, travels, lane) not in lanes:
+                words = f"device {d}" + (", on its way" if travels else "")
+                yield named("thread_name", thread, name=words)
+                yield named("thread_sort_index", thread, sort_index=2 * d + travels)
+            lanes[d, travels, lane] = thread, end
+            name = f"stage {stage}, micro-batch {batch}"
+            if kind != TRANSFER:
+                first, last = (str(n) if n >= 0 else "" for n in (stage, batch))
+                name = f"{first}{kind}{last}"
+            yield {
+                "name": name,
+                "cat": kind,
+                "ph": "X",
+                "ts": 1e6 * (start - zero),
+                "dur": 1e6 * (end - start),
+                "pid": pid,
+                "tid": thread,
+                "args": {"device": d, "stage": stage, "microbatch": batch},
+            }
 
     def __len__(self) -> int:
         return len(self.device)

@@ -8,6 +8,7 @@ layer_time.py       one layer on one device
   roofline.py         a matrix product by its shape; passes over memory
 collective_time.py  collectives among ranks that sit in nodes
 flops.py            FLOP that the model needs, and that hardware is made to do
+budget.py           days, device-hours and money of a training
 checkpointing.py    how often to save, so that savings and losses cost least
 rates.py            what programs reach of a datasheet's numbers
 """

@@ -4,9 +4,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from tiledask.errors import ConfigError
 from tiledask.plan import html
 from tiledask.plan.frames import frame
 from tiledask.plan.inputs.hardware import ClusterSpec
@@ -14,6 +11,7 @@ from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedules import BOTH_WAYS
+from tiledask.plan.timing.budget import Budget
 from tiledask.plan.timing.flops import Flops, step_flops
 from tiledask.plan.timing.rates import Calibration, precision_of
 from tiledask.plan.timing.step_values import Parts, Work
@@ -152,9 +150,12 @@ class StepEstimate:
 
     def days(self, tokens: float) -> float:
         """Days of training on ``tokens`` tokens, without interruptions."""
-        if not (isinstance(tokens, int | float) and np.isfinite(tokens) and tokens >= 0):
-            raise ConfigError(f"tokens must be a number of 0 or more, got {tokens!r}")
-        return tokens / self.tokens_per_second / 86400
+        return self.budget(tokens).days
+
+    def budget(self, tokens: float, price: float | None = None, stretch: float = 1.0) -> Budget:
+        """Days, device-hours and money for ``tokens`` tokens, at ``price`` an hour of a device;
+        ``stretch``: wall time over the work's, for savings and losses."""
+        return Budget(tokens, self.tokens_per_second, self.layout.devices, price, stretch)
 
     @property
     def layer_seconds(self) -> tuple[float, float]:

@@ -1,0 +1,251 @@
+"""Gives what we export to the frameworks' own parsers, and keeps what each read in accepted.json.
+
+    python make.py MEGATRON_LM TORCHTITAN DEEPSPEED NANOTRON_SRC BRIDGE MEGATRON_CORE
+
+The folders that hold megatron/, torchtitan/ (0.2.2), deepspeed/, nanotron/, and megatron/ twice
+more; of the last two only the fields of dataclasses are read. It needs an environment apart with
+torch (CPU), NumPy, tyro, dacite, PyYAML, pydantic and hjson; what else they import is put in by
+name only. Run with Megatron-LM of August 2026, Megatron-Bridge 0.3.1 over Megatron-Core 0.16.1,
+DeepSpeed 0.19.6 and nanotron of April 2026.
+"""
+
+import ast
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import sys
+import tempfile
+import types
+import typing
+from pathlib import Path
+from unittest.mock import MagicMock
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[3]))
+import tiledask as td  # noqa: E402
+
+LLAMA, QWEN = "llama-3.1-8b", "qwen3-30b-a3b"
+FLASH = {"flash_attention": True}
+CASES = {
+    "interleaved": (
+        LLAMA,
+        {"dp": 4, "tp": 2, "pp": 2, "microbatches": 8, "zero": 1, "sequence_parallel": True}
+        | {"interleave": 2}
+        | FLASH,
+        "mixed-adam-16",
+    ),
+    "one device": ("gpt2", {"microbatches": 4, "recompute": "selective"}, "fp32-adam"),
+    "latent, uneven": (
+        "deepseek-v3",
+        {"dp": 16, "pp": 8, "ep": 16, "microbatches": 32, "zero": 1} | FLASH,
+        "mixed-adam-18",
+    ),
+    "zero 3, experts": (QWEN, {"dp": 8, "ep": 8, "microbatch": 2, "zero": 3} | FLASH, "fsdp-adam"),
+    "context": (
+        "llama-2-7b",
+        {"dp": 2, "cp": 2, "zero": 2, "recompute": "full"} | FLASH,
+        "bf16-adam",
+    ),
+    "more than the heads": (LLAMA, {"tp": 16, "sequence_parallel": True} | FLASH, "mixed-adam-20"),
+}
+"""Name -> (model, layout, recipe); all with sequences of 4096 but GPT-2's of 1024."""
+
+
+class Named(types.ModuleType, importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """A package that is there by name: triton, flash_attn, datasets and their like."""
+
+    __path__ = ()
+    __version__ = "2.0.0"
+    packages = ("triton", "datasets", "flash_attn", "datatrove", "torchdata", "transformers")
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return MagicMock(name=name)
+
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in self.packages:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec):
+        return Named(spec.name)
+
+    def exec_module(self, module):
+        pass
+
+
+def layout_of(case):
+    model, layout, recipe = CASES[case]
+    return model, td.Layout(**layout), recipe, 1024 if model == "gpt2" else 4096
+
+
+def megatron(text, layout):
+    import torch
+    from megatron.training import argument_utils, arguments
+
+    torch.cuda.get_device_properties = lambda *_: MagicMock(major=9)
+    sys.argv = ["pretrain_gpt.py", *arguments_of(text)]
+    os.environ |= {"WORLD_SIZE": str(layout.devices), "RANK": "0"}
+    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "8" if layout.zero > 1 else "1"
+    args = arguments.parse_args()
+    args.lr, args.train_iters, args.apply_rope_fusion = 1e-4, 10, False  # no TransformerEngine
+    arguments.validate_args(args)
+    names = (
+        "data_parallel_size tensor_model_parallel_size pipeline_model_parallel_size "
+        "context_parallel_size expert_model_parallel_size micro_batch_size global_batch_size "
+        "virtual_pipeline_model_parallel_size num_layers recompute_granularity params_dtype "
+        "accumulate_allreduce_grads_in_fp32 use_distributed_optimizer sequence_parallel "
+        "data_parallel_sharding_strategy use_megatron_fsdp multi_latent_attention num_experts"
+    )
+    found = {name: getattr(args, name) for name in names.split()}
+    config = argument_utils.core_transformer_config_from_args(args)  # which checks, too
+    found["num_query_groups"] = config.num_query_groups
+    if config.pipeline_model_parallel_layout is not None:
+        stages = config.pipeline_model_parallel_layout.layout
+        kinds = [[[each.name for each in chunk] for chunk in rank] for rank in stages]
+        found["layers"] = str([[chunk.count("decoder") for chunk in rank] for rank in kinds])
+    return found
+
+
+def arguments_of(text):
+    import shlex
+
+    return shlex.split(text.replace("\\\n", " "))
+
+
+def torchtitan(text, layout):
+    from torchtitan.config.manager import ConfigManager
+    from torchtitan.distributed import ParallelDims
+
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(text)
+        file.flush()
+        read = ConfigManager().parse_args(["--job.config_file", file.name])
+    p = read.parallelism
+    dims = ParallelDims(
+        dp_replicate=p.data_parallel_replicate_degree,
+        dp_shard=p.data_parallel_shard_degree,
+        cp=p.context_parallel_degree,
+        tp=p.tensor_parallel_degree,
+        pp=p.pipeline_parallel_degree,
+        ep=p.expert_parallel_degree,
+        etp=p.expert_tensor_parallel_degree,
+        world_size=layout.devices,
+    )
+    assert dims.world_size == layout.devices
+    return {
+        name: vars(getattr(read, name))
+        for name in ("model", "training", "parallelism", "activation_checkpoint")
+    }
+
+
+def deepspeed(text, layout):
+    from deepspeed.runtime import config
+
+    config.dist = MagicMock(get_rank=lambda: 0)
+    mpu = MagicMock(get_data_parallel_world_size=lambda: layout.dp)
+    read = config.DeepSpeedConfig(json.loads(text), mpu=mpu)
+    return {
+        "train_batch_size": read.train_batch_size,
+        "train_micro_batch_size_per_gpu": read.train_micro_batch_size_per_gpu,
+        "gradient_accumulation_steps": read.gradient_accumulation_steps,
+        "stage": int(read.zero_config.stage),
+        "autotp_size": read.tensor_parallel_config.autotp_size,
+        "grad_accum_dtype": read.grad_accum_dtype,
+        "bf16": read.bfloat16_config.enabled,
+        "fp16": read.float16_config.enabled,
+    }
+
+
+def nanotron(text, layout):
+    import yaml
+    from nanotron.config import get_config_from_dict
+
+    read = get_config_from_dict(yaml.safe_load(text))
+    return {
+        "parallelism": vars(read.parallelism),
+        "tokens": vars(read.tokens),
+        "model": vars(read.model.model_config),
+        "zero_stage": read.optimizer.zero_stage,
+        "accumulate_grad_in_fp32": read.optimizer.accumulate_grad_in_fp32,
+        "global_batch_size": read.global_batch_size,
+    }
+
+
+def fields_of(folder, wanted):
+    """Class -> the names of its fields and of those it inherits, as they stand in the source."""
+    own, above = {}, {}
+    for path in Path(folder).rglob("*.py"):
+        text = path.read_text("utf-8", errors="replace")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                names = [s.target.id for s in node.body if isinstance(s, ast.AnnAssign)]
+                own.setdefault(node.name, set()).update(names)
+                bases = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
+                above.setdefault(node.name, set()).update(b.removeprefix("MCore") for b in bases)
+
+    def of(name, seen=()):
+        below = [of(b, (*seen, name)) for b in above.get(name, ()) if b not in (*seen, name)]
+        return own.get(name, set()).union(*below)
+
+    return {name: sorted(of(name)) for name in wanted}
+
+
+def plain(value):
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def main():
+    typing.override = getattr(typing, "override", lambda each: each)
+    import torch.distributed.fsdp  # these look for triton before it is there by name
+    import torch.distributed.pipelining.schedules
+    import torch.nn.attention.flex_attention
+    import torch.utils.flop_counter
+
+    try:
+        import torch._inductor.compile_fx
+        import torch._inductor.select_algorithm  # noqa: F401
+    except ImportError:
+        pass
+    sys.meta_path.append(Named("finder"))
+    folders, readers = sys.argv[1:], (megatron, torchtitan, deepspeed, nanotron)
+    sys.path[:0] = folders[:4]
+    accepted = {"cases": {name: list(layout_of(name)) for name in CASES}}
+    for case in accepted["cases"].values():
+        case[1] = vars(case[1])
+    for reader in readers:
+        cases = accepted[reader.__name__] = {}
+        for case in CASES:
+            model, layout, recipe, sequence = layout_of(case)
+            text = exported(model, layout, reader.__name__, recipe, sequence)
+            try:
+                read = reader(text, layout)
+            except (Exception, SystemExit) as error:
+                read = {"refused": f"{type(error).__name__}: {error}"[:300]}
+            read = {
+                k: {kk: plain(vv) for kk, vv in v.items() if kk in text}
+                if isinstance(v, dict)
+                else plain(v)
+                for k, v in read.items()
+            }
+            cases[case] = {"text": text, "read": read}
+            print(reader.__name__, case, read.get("refused", "read"))
+    wanted = ["GPTModelProvider", "MLAModelProvider", "TrainingConfig", "OptimizerConfig"]
+    wanted += ["DistributedDataParallelConfig", "MixedPrecisionConfig", "CheckpointConfig"]
+    both = [fields_of(folder, [*wanted, "DistributedInitConfig"]) for folder in folders[4:]]
+    transformer = fields_of(folders[5], ["TransformerConfig", "MLATransformerConfig"])
+    accepted["nemo"] = {name: sorted({*both[0][name], *both[1][name]}) for name in both[0]}
+    for name, more in (("GPT", "TransformerConfig"), ("MLA", "MLATransformerConfig")):
+        key = f"{name}ModelProvider"
+        accepted["nemo"][key] = sorted({*accepted["nemo"][key], *transformer[more]})
+    (HERE / "accepted.json").write_text(json.dumps(accepted, indent=1, sort_keys=True) + "\n")
+
+
+def exported(model, layout, framework, recipe, sequence):
+    return td.export_config(model, layout, framework, recipe=recipe, sequence=sequence).text
+
+
+if __name__ == "__main__":
+    main()

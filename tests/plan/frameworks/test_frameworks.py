@@ -1,0 +1,315 @@
+"""Layouts to the frameworks' own words and back.
+
+export_config(model, layout, "megatron")  ->  text  ->  import_config("megatron", text)
+                                               |        the same layout, but for what is said
+                                               v
+                              the framework's own parser (own/make.py), kept in own/accepted.json
+
+Holds `tiledask.plan.frameworks.exchange`, `tiledask.plan.frameworks.job`,
+`tiledask.plan.frameworks.megatron`, `tiledask.plan.frameworks.torchtitan`,
+`tiledask.plan.frameworks.deepspeed` and `tiledask.plan.frameworks.nanotron`.
+"""
+
+import ast
+import json
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tiledask as td
+from tiledask.errors import ConfigError
+from tiledask.plan.frameworks.exchange import FRAMEWORKS, READABLE
+from tiledask.plan.inputs.load import models
+from tiledask.plan.inputs.recipes import load_recipe, recipes
+
+ACCEPTED = json.loads((Path(__file__).parent / "own/accepted.json").read_text())
+CASES = ACCEPTED.pop("cases")
+TRAINS = [name for name in recipes() if load_recipe(name).trains]
+
+
+def exported(case, framework):
+    model, layout, recipe, sequence = CASES[case]
+    layout = td.Layout(**layout)
+    found = td.export_config(model, layout, framework, recipe=recipe, sequence=sequence)
+    return layout, found
+
+
+# -- beside the frameworks' own parsers ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("framework", sorted(ACCEPTED.keys() - {"nemo"}))
+def test_what_is_exported_is_what_the_framework_read(framework, case):
+    """The very text that its parser was given, and there it means the layout."""
+    layout, found = exported(case, framework)
+    kept = ACCEPTED[framework][case]
+    assert found.text == kept["text"], "run own/make.py again: another text is not known to be read"
+    if framework == "nanotron" and layout.tp > 8:
+        assert kept["read"] == {
+            "refused": "AssertionError: num_key_value_heads (8) must be >= tp (16)"
+        }
+        return
+    read = {
+        k: v for part in kept["read"].values() if isinstance(part, dict) for k, v in part.items()
+    }
+    read |= kept["read"]
+    said = {
+        "megatron": {
+            "data_parallel_size": layout.dp,
+            "tensor_model_parallel_size": layout.tp,
+            "pipeline_model_parallel_size": layout.pp,
+            "context_parallel_size": layout.cp,
+            "expert_model_parallel_size": layout.ep,
+            "virtual_pipeline_model_parallel_size": layout.interleave
+            if layout.interleave > 1
+            else None,
+            "global_batch_size": layout.sequences,
+            "use_distributed_optimizer": layout.zero > 0,
+            "use_megatron_fsdp": layout.zero > 1,
+        },
+        "torchtitan": {
+            "tensor_parallel_degree": layout.tp,
+            "pipeline_parallel_degree": layout.pp,
+            "context_parallel_degree": layout.cp,
+            "data_parallel_shard_degree": layout.dp if layout.zero else 1,
+            "global_batch_size": layout.sequences,
+        },
+        "deepspeed": {
+            "train_batch_size": layout.sequences,
+            "gradient_accumulation_steps": layout.microbatches,
+            "stage": layout.zero,
+            "autotp_size": layout.tp if layout.tp > 1 else 0,
+        },
+        "nanotron": {
+            "dp": layout.dp,
+            "tp": layout.tp,
+            "pp": layout.pp,
+            "context_parallel_size": layout.cp,
+            "global_batch_size": layout.sequences,
+        },
+    }[framework]
+    assert {name: read[name] for name in said} == said
+
+
+def test_megatron_cuts_uneven_layers_as_we_do():
+    layout, _ = exported("latent, uneven", "megatron")
+    read = ACCEPTED["megatron"]["latent, uneven"]["read"]
+    cut = [[n] for n in layout.chunk_layers(61)]
+    assert json.loads(read["layers"]) == cut
+
+
+CLASSES = {
+    "train": "TrainingConfig",
+    "ddp": "DistributedDataParallelConfig",
+    "optimizer": "OptimizerConfig",
+    "dist": "DistributedInitConfig",
+    "checkpoint": "CheckpointConfig",
+    "mixed_precision": "MixedPrecisionConfig",
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nemo_is_python_and_sets_fields_that_there_are(case):
+    _, found = exported(case, "nemo")
+    known = ACCEPTED["nemo"]
+    made, set_ = 0, 0
+    for node in ast.walk(ast.parse(found.text)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("ModelProvider"):
+            names = {word.arg for word in node.keywords}
+            assert names <= set(known[ast.unparse(node.func)])
+            made += len(names)
+        if isinstance(node, ast.Assign):
+            _, part, *name = ast.unparse(node.targets[0]).split(".")
+            assert not name or part == "dataset" or name[0] in known[CLASSES[part]]
+            set_ += 1
+    assert made > 15
+    assert set_ > 4
+
+
+# -- there and back ------------------------------------------------------------------------------
+
+
+@cache
+def plans(model, cluster, batch):
+    return td.search(model, cluster, batch, space=td.Space(zero=(0, 1, 2, 3)))
+
+
+WHERE = (
+    ("llama-3.1-8b", "64xH100", 128),
+    ("gpt2-xl", "16xA100-80GB", 48),
+    ("qwen3-30b-a3b", "64xH200", 64),
+    ("deepseek-v2-lite", "32xH100", 64),
+    ("qwen2.5-7b", "28xH100", 56),
+)
+
+
+def back(framework, model, layout, recipe, sequence):
+    """What comes back; asserted to be what was there but for what the notes name."""
+    found = td.export_config(model, layout, framework, recipe=recipe, sequence=sequence)
+    devices = None if framework == "deepspeed" else layout.devices
+    named = None if framework == "megatron" else model
+    read = td.import_config(framework, found.text, model=named, devices=devices)
+    layers = td.load_model(model).layers
+    lost = {*found.lost, *(("unshard",) if "zero" in found.lost else ())}
+    for field in fields(td.Layout):
+        if field.name not in {*lost, "partition"}:
+            mine, theirs = getattr(layout, field.name), getattr(read.layout, field.name)
+            assert theirs == mine, (field.name, str(layout), found.text)
+    if not lost & {"partition", "pp"}:
+        assert read.layout.chunk_layers(layers) == layout.chunk_layers(layers)
+    if "recipe" not in lost:
+        assert read.recipe == recipe
+    if framework != "deepspeed":
+        assert read.sequence == sequence
+    return read
+
+
+@given(st.sampled_from(sorted(READABLE)), st.sampled_from(WHERE), st.data())
+def test_what_is_exported_is_read_as_the_same_layout(framework, where, data):
+    found = plans(*where)
+    layout = found._plan(data.draw(st.integers(0, len(found) - 1))).layout
+    recipe = data.draw(st.sampled_from(TRAINS))
+    back(framework, where[0], layout, recipe, 2048)
+
+
+CUT = (
+    {"pp": 4, "microbatches": 8, "partition": "items"},
+    {"pp": 4, "microbatches": 8, "partition": "E+7, 9x2, 7+E"},
+    {"pp": 2, "microbatches": 8, "interleave": 4, "partition": (0, 3, 8, 12, 16, 20, 24, 28, 32)},
+    {"pp": 4, "microbatches": 8, "schedule": "zb-v"},
+    {"pp": 4, "microbatches": 8, "schedule": "dualpipev", "partition": "items"},
+    {"pp": 4, "microbatches": 8, "schedule": "zb-h1"},
+    {"dp": 4, "zero": 3, "unshard": "step", "recompute": "selective_op", "flash_attention": True},
+)
+
+
+@pytest.mark.parametrize("layout", CUT, ids=str)
+@pytest.mark.parametrize("framework", sorted(READABLE))
+def test_cuts_and_orders_of_pipelines_come_back(framework, layout):
+    back(framework, "llama-3.1-8b", td.Layout(**layout), "fsdp-adam", 4096)
+
+
+@pytest.mark.parametrize("name", models())
+def test_a_model_comes_back_from_megatrons_flags(name):
+    """With as many parameters, unless a note names what Megatron's layers cannot be."""
+    model = td.load_model(name)
+    found = td.export_config(model, td.Layout(), "megatron", sequence=model.learned_pos or 2048)
+    read = td.import_config("megatron", found.text, devices=1).model
+    differs = {"biases", "norm", "qk_norm", "embedding_norm"} & set(found.lost)
+    assert differs or read.parameters == model.parameters
+    assert read.active_parameters == model.active_parameters or differs
+
+
+def test_a_search_s_plan_says_itself_and_what_is_lost():
+    plan = plans("llama-3.1-8b", "64xH100", 128)[0]
+    found = plan.to("deepspeed")
+    assert str(found) == found.text
+    assert json.loads(found.text)["train_batch_size"] == 128
+    assert any("attn_implementation" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_more_tensor_ranks_than_key_value_heads_are_said_of_each(framework):
+    layout = td.Layout(tp=16)
+    notes = td.export_config("llama-3.1-8b", layout, framework).notes
+    assert any("tp=16 is more than the 8 key-value heads" in note for note in notes)
+    layout = td.Layout(tp=8)
+    notes = td.export_config("llama-3.1-8b", layout, framework).notes
+    assert not any("key-value heads" in note for note in notes)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nanotron_is_yaml(case):
+    layout, found = exported(case, "nanotron")
+    read = yaml.safe_load(found.text)
+    assert read["parallelism"]["dp"] == layout.dp
+    assert read["optimizer"]["learning_rate_scheduler"]["learning_rate"] == 3e-4
+
+
+# -- what people bring ---------------------------------------------------------------------------
+
+
+SCRIPT = """torchrun --nproc_per_node 8 --nnodes 4 pretrain_gpt.py \\
+  --num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 1024 \\
+  --max-position-embeddings 1024 --tensor-model-parallel-size 4 --sequence-parallel \\
+  --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 6 \\
+  --micro-batch-size 2 --global-batch-size 64 --fp16 --recompute-activations \\
+  --use-distributed-optimizer --lr=1e-4 --train-iters 100 --data-path my-data  # a comment
+"""
+
+
+def test_a_script_is_read_with_torchruns_devices():
+    found = td.import_config("megatron", SCRIPT)
+    layout = "dp=4 tp=4 pp=2 microbatch=2 microbatches=8 zero=1 sequence_parallel=True "
+    assert str(found.layout) == layout + "recompute=selective interleave=2 flash_attention=True"
+    assert (found.recipe, found.sequence, found.model.layers) == ("mixed-adam-16", 1024, 24)
+    assert (found.model.ffn, found.model.learned_pos) == (8192, 1024)
+    assert "no --vocab-size: 50,257 assumed" in found.assumed
+    assert "not looked at: data_path, lr, train_iters" in found.assumed
+
+
+def test_files_of_other_people_are_read(tmp_path):
+    path = tmp_path / "llama3_8b.toml"
+    path.write_text(
+        '[model]\nname = "llama3"\nflavor = "8B"\n[optimizer]\nlr = 3e-4\n[training]\n'
+        "local_batch_size = 8\nseq_len = 8192\n[parallelism]\npipeline_parallel_degree = 4\n"
+        "pipeline_parallel_microbatch_size = 2\n"
+        '[activation_checkpoint]\nmode = "selective"\nselective_ac_option = "op"\n'
+    )
+    found = td.import_config("torchtitan", path, devices=64)
+    assert (found.layout.dp, found.layout.microbatches, found.layout.zero) == (16, 4, 3)
+    assert found.layout.recompute == "selective_op"
+    assert found.layout.chunk_layers(32) == (8, 9, 8, 7)  # embedding and head count as layers
+    assert (found.recipe, found.sequence) == ("fsdp-adam-pipeline", 8192)
+    ours = '{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, '
+    ours += '"bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": "auto"}'
+    found = td.import_config("deepspeed", ours, model="llama-2-7b", devices=8)
+    assert (found.layout.dp, found.layout.zero, found.recipe) == (8, 3, "mixed-adam-16")
+    assert any("offload_optimizer is not counted" in line for line in found.assumed)
+
+
+WRONG = {
+    "no framework": (("axolotl", "--a 1"), "configurations of megatron, torchtitan, deepspeed"),
+    "no devices": (("megatron", "--seq-length 8"), "has no num_layers"),
+    "no flags": (("megatron", "gpt"), "Megatron's flags look like"),
+    "open quote": (("megatron", "--a 'b"), "No closing quotation"),
+    "a variable": (("megatron", "--num-layers $N --hidden-size 8"), "num_layers is a whole number"),
+    "no TOML": (("torchtitan", "[model"), "the TOML cannot be read"),
+    "no flavor": (
+        ("torchtitan", "[model]\nflavor='9B'"),
+        "'9B' are not known here; give the model",
+    ),
+    "no JSON": (("deepspeed", "{"), "the JSON cannot be read"),
+    "no model": (("deepspeed", '{"a": 1}'), "does not say the model; give it beside the file"),
+    "no file": (("deepspeed", Path("nowhere.json")), "is no file"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_cannot_be_read_says_why_and_a_way_out(wrong):
+    asked, words = WRONG[wrong]
+    with pytest.raises(ConfigError, match=words):
+        td.import_config(*asked)
+    with pytest.raises(ConfigError, match="is exported to megatron, torchtitan"):
+        td.export_config("gpt2", td.Layout(), "axolotl")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--tensor-model-parallel-size 3", "copies of 3 devices, which do not divide 8"),
+        ("--micro-batch-size 3 --global-batch-size 32", "32 sequences a step, no multiple of 8"),
+        ("--pipeline-model-parallel-size 8", "12 layers do not divide over 8 stages"),
+        ("--pipeline-model-parallel-layout Et*4|t*7L --micro-batch-size 1", "2 stages with 11"),
+        ("--pipeline-model-parallel-layout X|t", "has E, t, m, L and | in it"),
+        ("--recompute-granularity some", "is selective or full"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_refused(flags, words):
+    with pytest.raises(ConfigError, match=words.replace("|", r"\|")):
+        td.import_config("megatron", flags, model="gpt2", devices=8)

@@ -1,0 +1,37 @@
+"""Days, device-hours and money: one from the other, with a band that is as wide as the error."""
+
+import pytest
+
+import tiledask as td
+from tiledask.errors import ConfigError
+from tiledask.plan.timing.budget import ERROR, Budget
+
+
+def test_money_is_hours_and_hours_are_days():
+    step = td.estimate_step("llama-2-7b", td.Layout(dp=8, microbatches=4, zero=1), "8xA100-80GB")
+    budget = step.budget(3e11, price=2.0, stretch=1.25)
+    assert budget.days == pytest.approx(step.days(3e11) * 1.25)
+    assert budget.device_hours == pytest.approx(budget.days * 24 * 8)
+    assert budget.cost == pytest.approx(2 * budget.device_hours)
+    low, high = budget.band(budget.cost)
+    assert (low, high) == pytest.approx((budget.cost * (1 - ERROR), budget.cost * (1 + ERROR)))
+    seconds = 3e11 / step.tokens * step.total * 1.25
+    assert budget.days * 86_400 == pytest.approx(seconds)
+
+
+def test_a_line_says_all_that_was_asked():
+    assert "an hour" not in Budget(1e9, 1e5, 8).line
+    assert Budget(1e9, 1e5, 8).cost is None
+    line = Budget(86_400e6, 1e6, 100, price=0.5, error=0.1).line
+    assert line == (
+        "86.4B tokens: 1 days (0.9 to 1.1), 2,400 device-hours (2,160 to 2,640), 1,200 at 0.5 an "
+        "hour (1,080 to 1,320)"
+    )
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan"), True, "15T"])
+def test_what_is_no_number_is_refused(wrong):
+    with pytest.raises(ConfigError, match="tokens must be a number of 0 or more"):
+        Budget(wrong, 1.0, 1)
+    with pytest.raises(ConfigError, match="price must be a number of 0 or more"):
+        Budget(1.0, 1.0, 1, price=wrong)

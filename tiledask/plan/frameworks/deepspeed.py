@@ -1,0 +1,108 @@
+"""DeepSpeed's JSON both ways: ZeRO, batches, precision and AutoTP; the rest is code there."""
+
+import json
+from typing import Any
+
+from tiledask.errors import ConfigError, short
+from tiledask.plan.frameworks.job import Imported, Job, Read, Settings, fitting_recipe
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.model import Model
+
+__all__ = ["read", "write"]
+
+IN_FP32 = {"data_types.grad_accum_dtype": "fp32"}
+BF16, FP16 = {"bf16.enabled": True}, {"fp16.enabled": True}
+ALL_BF16 = {"bf16.bf16_master_weights_and_grads": True, "bf16.bf16_optimizer_states": True}
+RECIPES: dict[str, Settings] = {
+    "mixed-adam-16": BF16,
+    "mixed-adam-20": BF16 | IN_FP32,
+    "deepspeed-bf16-adam": BF16 | IN_FP32,
+    "deepspeed-fp16-adam": FP16,
+    "bf16-adam": BF16 | ALL_BF16,
+    "fp32-adam": {},
+}
+
+
+def write(job: Job) -> str:
+    """The JSON, with an Adam whose rates are to be set."""
+    layout, lost = job.layout, job.lost
+    flat = job.of_recipe(RECIPES, "mixed-adam-16")
+    nested: dict[str, Any] = {
+        "train_batch_size": job.batch,
+        "train_micro_batch_size_per_gpu": layout.microbatch,
+        "gradient_accumulation_steps": layout.microbatches,
+        "zero_optimization": {"stage": layout.zero},
+    }
+    for name, value in flat.items():
+        table, _, key = name.partition(".")
+        nested.setdefault(table, {})[key] = value
+    if layout.tp > 1:
+        nested["tensor_parallel"] = {"autotp_size": layout.tp}
+    stages = {"deepspeed-bf16-adam": (1,), "mixed-adam-20": (2, 3)}
+    if layout.zero not in stages.get(job.recipe.name, (layout.zero,)):
+        words = "BF16_Optimizer is what fp32 accumulation with ZeRO 1 means, and nothing else does"
+        lost["recipe"] = words
+    for field, words in (
+        ("pp", f"pp={layout.pp} is PipelineModule(num_stages={layout.pp}) in the program"),
+        ("cp", "no ring attention: DeepSpeed-Ulysses deals out heads instead"),
+        ("ep", f"ep={layout.ep} is deepspeed.moe.layer.MoE(ep_size={layout.ep}) in the program"),
+        ("recompute", f"recompute={layout.recompute} is activation checkpointing in the program"),
+        ("schedule", f"its pipeline is 1F1B; {layout.schedule} has no counterpart"),
+        ("interleave", "its stages have one chunk of layers each"),
+        ("sequence_parallel", "AutoTP does not cut the sequence"),
+        (
+            "flash_attention",
+            "the attention is the model's: attn_implementation='flash_attention_2'",
+        ),
+        ("partition", "layers are given to stages by PipelineModule(partition_method=...)"),
+        ("unshard", "stage3_max_live_parameters bounds what stays gathered"),
+    ):
+        if getattr(layout, field) != getattr(Layout(), field):
+            lost[field] = words
+    return json.dumps(nested, indent=2) + "\n"
+
+
+def read(text: str, model: Model | None, devices: int | None) -> Imported:
+    """The layout and recipe of a DeepSpeed JSON; the model is given beside it."""
+    try:
+        nested = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"the JSON cannot be read: {error}") from None
+    if not isinstance(nested, dict) or not nested:
+        raise ConfigError(f"a DeepSpeed JSON is an object, got {short(nested)}")
+    if model is None:
+        raise ConfigError("a DeepSpeed JSON does not say the model; give it beside the file")
+    flat: Settings = {}
+    for name, value in nested.items():
+        inner = value if isinstance(value, dict) else None
+        flat |= {name: value} if inner is None else {f"{name}.{k}": v for k, v in inner.items()}
+    found = Read("the JSON", flat, devices)
+    tp = found.whole("tensor_parallel.autotp_size", 1) or 1
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    batch, size, steps = (found.whole(name, 0) for name in names)
+    if batch and size and steps:
+        dp = max(1, batch // (size * steps))
+    else:
+        dp = found.copies(tp, f"give devices=, or {', '.join(names)}, all three")
+    size = size or (batch // (dp * steps) if batch and steps else 0)
+    if not size:
+        found.assumed.append(f"no {names[1]}: 1 sequence assumed")
+    size = size or 1
+    steps = found.microbatches(batch, dp, size) if batch else steps or 1
+    stage = found.whole("zero_optimization.stage", 0)
+    settings = {k: flat.get(k) for each in RECIPES.values() for k in each}
+    found.used |= settings.keys()
+    dtype = settings["data_types.grad_accum_dtype"]
+    settings["data_types.grad_accum_dtype"] = {"float32": "fp32"}.get(str(dtype), dtype)
+    recipe = fitting_recipe(tuple(RECIPES.items()), settings)
+    if recipe == "mixed-adam-20" and stage < 2:
+        recipe = "deepspeed-bf16-adam"
+    for key in flat:
+        if "offload" in key:
+            found.assumed.append(f"{key} is not counted: all states stay on the devices")
+    found.assumed.append(
+        "the JSON has no sequence: 2048 tokens assumed, and attention keeps scores"
+    )
+    found.left()
+    layout = Layout(dp=dp, tp=tp, microbatch=size, microbatches=steps, zero=stage)
+    return Imported(model, layout, recipe, 2048, tuple(found.assumed))

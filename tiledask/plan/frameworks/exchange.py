@@ -1,0 +1,111 @@
+"""The table of frameworks: what writes a layout for each, and what reads one."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from tiledask.errors import ConfigError, short
+from tiledask.plan.frameworks import deepspeed, megatron, nanotron, torchtitan
+from tiledask.plan.frameworks.job import Exported, Imported, Job
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.load import as_model
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.recipes import Recipe, load_recipe
+from tiledask.plan.inputs.run import check_run, check_trains
+
+__all__ = ["FRAMEWORKS", "READABLE", "export_config", "import_config"]
+
+FRAMEWORKS: dict[str, Callable[[Job], str]] = {
+    "megatron": megatron.write,
+    "torchtitan": torchtitan.write,
+    "deepspeed": deepspeed.write,
+    "nemo": megatron.write_nemo,
+    "nanotron": nanotron.write,
+}
+READABLE: dict[str, Callable[[str, Model | None, int | None], Imported]] = {
+    "megatron": megatron.read,
+    "torchtitan": torchtitan.read,
+    "deepspeed": deepspeed.read,
+}
+
+MORE_TP = {
+    "megatron": "each rank keeps one, so that {times} ranks have copies of the same",
+    "nemo": "each rank keeps one, so that {times} ranks have copies of the same",
+    "torchtitan": "it cuts heads apart and stops; use tp={heads} or less",
+    "deepspeed": "AutoTP gives whole heads to {heads} ranks and none to the others; use tp={heads} "
+    "or less",
+    "nanotron": "it refuses what does not divide them; use tp={heads} or less",
+}
+"""What each does with more tensor ranks than key-value heads."""
+MOST_BYTES = 1_000_000
+
+
+def export_config(
+    model: Model | str,
+    layout: Layout,
+    framework: str,
+    *,
+    recipe: str | Recipe = "mixed-adam-16",
+    sequence: int = 2048,
+) -> Exported:
+    """The layout as ``framework`` takes it: "megatron" (flags), "torchtitan" (TOML, of 0.2),
+    "deepspeed" (JSON), "nemo" (Python, for Megatron-Bridge) or "nanotron" (YAML).
+
+    What has no counterpart stands in ``notes``, and so does what the framework does otherwise.
+    Data, learning rate and the number of steps are yours to add.
+
+    >>> print(export_config("gpt2", Layout(dp=4, zero=1), "deepspeed").notes)
+    ()
+    """
+    if framework not in FRAMEWORKS:
+        raise ConfigError(
+            f"a layout is exported to {', '.join(FRAMEWORKS)}; got {short(framework)}"
+        )
+    model, recipe = as_model(model), load_recipe(recipe)
+    check_trains(recipe)
+    job = Job(model, layout, recipe, check_run(model, layout, sequence))
+    text = FRAMEWORKS[framework](job)
+    if layout.tp > model.kv_heads and not model.latent:
+        times = layout.tp // model.kv_heads
+        words = MORE_TP[framework].format(times=times, heads=model.kv_heads)
+        job.said.append(
+            f"tp={layout.tp} is more than the {model.kv_heads} key-value heads: {words}"
+        )
+    return Exported(framework, text, job.lost, tuple(job.said))
+
+
+def import_config(
+    framework: str,
+    config: str | os.PathLike[str],
+    *,
+    model: Model | str | None = None,
+    devices: int | None = None,
+) -> Imported:
+    """What a configuration trains: Megatron-LM's flags, a torchtitan TOML, a DeepSpeed JSON, as
+    text or as the path of a file.
+
+    ``model``: where the configuration does not say it; ``devices``: on how many it runs, where it
+    says only a part of the layout. What it leaves open is assumed, and said in ``assumed``.
+
+    >>> flags = "--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 16"
+    >>> import_config("megatron", flags, model="gpt2", devices=8).layout
+    Layout(dp=4, tp=2, pp=1, microbatch=1, microbatches=4, zero=0, sequence_parallel=False, \
+recompute='none', schedule='1f1b', interleave=1, cp=1, ep=1, flash_attention=True, \
+partition=None, unshard=None)
+    """
+    if framework not in READABLE:
+        raise ConfigError(
+            f"configurations of {', '.join(READABLE)} are read; got {short(framework)}"
+        )
+    text = os.fspath(config)
+    if isinstance(config, os.PathLike) or ("\n" not in text and os.path.isfile(text)):
+        path = Path(text)
+        if not path.is_file() or path.stat().st_size > MOST_BYTES:
+            raise ConfigError(
+                f"{short(text)} is no file of up to {MOST_BYTES:,} bytes; give the path of a "
+                f"configuration, or its text"
+            )
+        text = path.read_text("utf-8", errors="replace")
+    found = READABLE[framework](text, None if model is None else as_model(model), devices)
+    check_run(found.model, found.layout, found.sequence)
+    return found

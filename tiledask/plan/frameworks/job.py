@@ -1,0 +1,166 @@
+"""What is trained, and how, between our words and a framework's."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from tiledask.errors import ConfigError, short
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.recipes import Recipe
+from tiledask.plan.intervals import even
+from tiledask.plan.whole import is_whole
+
+__all__ = ["Exported", "Imported", "Job", "Read", "fitting_recipe", "sized"]
+
+Settings = dict[str, Any]
+"""A framework's own names, and their values."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is written: a run, and what is found to say of it meanwhile."""
+
+    model: Model
+    layout: Layout
+    recipe: Recipe
+    sequence: int
+    lost: dict[str, str] = field(default_factory=dict)
+    """What the framework has no counterpart of: name of the field -> a sentence."""
+    said: list[str] = field(default_factory=list)
+
+    @property
+    def batch(self) -> int:
+        return self.layout.sequences
+
+    @property
+    def is_even(self) -> bool:
+        """Whether the layers are cut as they are where nobody says how."""
+        given = self.layout.chunk_layers(self.model.layers)
+        return given == even_cut(self.layout, self.model.layers)
+
+    def of_recipe(self, table: Mapping[str, Settings], nearest: str) -> Settings:
+        """The settings of the recipe; those of the ``nearest`` that there is, and that is said."""
+        if self.recipe.name not in table:
+            self.lost["recipe"] = f"recipe {self.recipe.name} has no counterpart: as {nearest}"
+        return table.get(self.recipe.name, table[nearest])
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A framework's configuration of a layout; ``str()`` of it is its text."""
+
+    framework: str
+    text: str
+    lost: Mapping[str, str]
+    """What the text does not say, for want of a counterpart: name of the field -> a sentence."""
+    said: tuple[str, ...]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence for each thing that differs, or that the framework does otherwise."""
+        return (*self.lost.values(), *self.said)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What a framework's configuration trains, in our words."""
+
+    model: Model
+    layout: Layout
+    recipe: str
+    sequence: int
+    assumed: tuple[str, ...]
+    """A sentence for each thing that the configuration does not say, and what is taken."""
+
+
+class Read:
+    """A configuration that is read: flat settings, the values found in them, what was assumed."""
+
+    def __init__(self, where: str, settings: Settings, devices: int | None):
+        self.where, self.settings, self.devices = where, settings, devices
+        self.used: set[str] = set()
+        self.assumed: list[str] = []
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.used.add(name)
+        value = self.settings.get(name)
+        return default if value is None or value == "auto" else value
+
+    def whole(self, name: str, default: int | None = None, least: int = 0) -> int:
+        """A whole number of ``least`` or more; without a default it has to be there."""
+        value = self.get(name, default)
+        if value is None:
+            raise ConfigError(f"{self.where} has no {name}, which says the layout; add it")
+        digits = isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value)
+        number = int(value) if digits else value
+        if not is_whole(number, least):
+            raise ConfigError(
+                f"{self.where}: {name} is a whole number from {least} on, got {short(value)}"
+            )
+        return int(number)
+
+    def open_number(self, name: str) -> int | None:
+        """A whole number, or None where it is left out or -1."""
+        return None if self.get(name, -1) == -1 else self.whole(name)
+
+    def assume(self, name: str, default: int, words: str) -> int:
+        """The whole number; or the default, and that it was assumed."""
+        if self.get(name) is None:
+            self.assumed.append(words)
+        return self.whole(name, default)
+
+    def copies(self, each: int, way_out: str) -> int:
+        """Data-parallel copies of ``each`` devices."""
+        if self.devices is None:
+            raise ConfigError(f"{self.where} does not say on how many devices it runs; {way_out}")
+        if self.devices % each:
+            raise ConfigError(
+                f"{self.where} has copies of {each} devices, which do not divide {self.devices}; "
+                f"give it on a multiple of {each}"
+            )
+        return self.devices // each
+
+    def microbatches(self, batch: int, dp: int, microbatch: int) -> int:
+        """Micro-batches of a copy in a step of ``batch`` sequences."""
+        if not dp * microbatch or batch % (dp * microbatch):
+            raise ConfigError(
+                f"{self.where} has {batch} sequences a step, no multiple of {dp} copies x "
+                f"{microbatch} in a micro-batch; change one of them"
+            )
+        return batch // (dp * microbatch)
+
+    def left(self) -> None:
+        """Say what was not looked at."""
+        rest = sorted(self.settings.keys() - self.used)
+        if rest:
+            more = f" and {len(rest) - 12} more" if len(rest) > 12 else ""
+            self.assumed.append(f"not looked at: {', '.join(rest[:12])}{more}")
+
+
+def even_cut(layout: Layout, layers: int) -> tuple[int, ...] | None:
+    """Layers of each chunk where nobody says how; None if there are too few for one each."""
+    return even(layers, layout.chunks) if layout.chunks <= layers else None
+
+
+def sized(layout: Settings, sizes: Sequence[int]) -> Layout:
+    """The Layout with chunks of ``sizes`` layers; without a partition where they are even."""
+    plain = Layout(**layout)
+    if tuple(sizes) == even_cut(plain, sum(sizes)):
+        return plain
+    return Layout(**layout, partition=(0, *accumulate(sizes)))
+
+
+def fitting_recipe(table: Sequence[tuple[str, Settings]], settings: Mapping[str, Any]) -> str:
+    """The name of that recipe of which most is said in ``settings``, and nothing otherwise."""
+    held = [
+        (len(each), -at, name)
+        for at, (name, each) in enumerate(table)
+        if all(str(settings.get(key)) == str(value) for key, value in each.items())
+    ]
+    return max(held)[2]

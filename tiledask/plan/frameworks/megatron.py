@@ -1,0 +1,468 @@
+"""Megatron-LM's flags both ways, and NeMo's Megatron-Bridge, which calls nearly all the same.
+
+--num-layers 32    num_layers=32       names with dashes, and switches without a value, are flags;
+--swiglu           gated_linear_unit   with underscores they are fields of Bridge's configuration
+"""
+
+import re
+import shlex
+from typing import Any
+
+from tiledask.errors import ConfigError, short
+from tiledask.plan.frameworks.job import Imported, Job, Read, Settings, fitting_recipe, sized
+from tiledask.plan.inputs.model import Model
+
+__all__ = ["read", "write", "write_nemo"]
+
+FP8_MOMENTS = {
+    "use_precision_aware_optimizer": True,
+    "exp_avg_dtype": "fp8",
+    "exp_avg_sq_dtype": "fp8",
+}
+SGD = {"optimizer": "sgd", "sgd_momentum": 0.0}
+MOMENTUM = {"optimizer": "sgd", "sgd_momentum": 0.9}
+IN_BF16 = {"bf16": True, "grad_reduce_in_bf16": True}
+RECIPES: dict[str, Settings] = {
+    "mixed-adam-18": {"bf16": True},
+    "mixed-adam-16": IN_BF16,
+    "mixed-adam-8bit": IN_BF16 | FP8_MOMENTS,
+    "mixed-momentum": IN_BF16 | MOMENTUM,
+    "fp32-adam": {},
+    "fp32-momentum": MOMENTUM,
+    "fp32-sgd": SGD,
+}
+FP16 = {"fp16": True}
+READ_AS = (
+    *RECIPES.items(),
+    ("mixed-adam-16", FP16),
+    ("mixed-adam-18", FP16 | {"accumulate_allreduce_grads_in_fp32": True}),
+)
+STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+"""Megatron-FSDP's, by ZeRO's stage."""
+
+
+def write(job: Job) -> str:
+    """The flags of pretrain_gpt.py, a line for each of model, layout and precision."""
+    lines = [
+        " ".join(
+            f"--{name.replace('_', '-')}" + ("" if value is True else f" {shlex.quote(str(value))}")
+            for name, value in part.items()
+        )
+        for part in (_model(job), _layout(job), job.of_recipe(RECIPES, "mixed-adam-18"))
+    ]
+    return " \\\n".join(filter(None, lines)) + "\n"
+
+
+def _model(job: Job) -> Settings:
+    m = job.model
+    found: Settings = {
+        "num_layers": m.layers,
+        "hidden_size": m.hidden,
+        "ffn_hidden_size": m.ffn,
+        "num_attention_heads": m.heads,
+    }
+    if m.latent:
+        found["multi_latent_attention"] = True
+        found |= {"q_lora_rank": m.q_lora_rank} if m.q_lora_rank else {}
+        found |= {"kv_lora_rank": m.kv_lora_rank, "qk_head_dim": m.qk_nope_head_dim}
+        found |= {"qk_pos_emb_head_dim": m.qk_rope_head_dim, "v_head_dim": m.v_head_dim}
+    else:
+        found["kv_channels"] = m.head_dim
+        if m.kv_heads < m.heads:
+            found |= {"group_query_attention": True, "num_query_groups": m.kv_heads}
+    if m.latent or m.qk_norm == "per_head":
+        found["qk_layernorm"] = True
+    positions = "learned_absolute" if m.learned_pos else "rope"
+    found["position_embedding_type"] = positions
+    found["max_position_embeddings"] = m.learned_pos or job.sequence
+    found["normalization"] = "RMSNorm" if m.norm == "rmsnorm" else "LayerNorm"
+    found |= {"swiglu": True} if m.mlp == "swiglu" else {}
+    biases = m.qkv_bias, m.out_bias, m.mlp_bias
+    if not m.out_bias and not m.mlp_bias:
+        found["disable_bias_linear"] = True
+        found |= {"add_qkv_bias": True} if m.qkv_bias and not m.latent else {}
+    elif not all(biases):
+        job.lost["biases"] = "Megatron has biases everywhere, nowhere or at query, key and value"
+    found |= {} if m.tied else {"untie_embeddings_and_output_weights": True}
+    found |= {"tokenizer_type": "NullTokenizer", "vocab_size": m.vocab}
+    found["make_vocab_size_divisible_by"] = 1
+    rate = 0.1 if m.dropout else 0.0
+    found |= {"attention_dropout": rate, "hidden_dropout": rate}
+    if m.experts:
+        found |= {"num_experts": m.experts, "moe_router_topk": m.top_k}
+        found |= {"moe_ffn_hidden_size": m.expert_ffn, "moe_token_dispatcher_type": "alltoall"}
+        if m.shared_ffn:
+            found["moe_shared_expert_intermediate_size"] = m.shared_ffn
+        found |= {"moe_shared_expert_gate": True} if m.shared_gate else {}
+        if m.router_bias:
+            found |= {"moe_router_score_function": "sigmoid"}
+            found |= {"moe_router_enable_expert_bias": True}
+        if m.dense_layers:
+            found["moe_layer_freq"] = _frequency([m.is_mixture(i) for i in range(m.layers)])
+    found |= {"mtp_num_layers": m.mtp_layers} if m.with_mtp else {}
+    for lost, words in (
+        (m.norm == "none" and "norm", "Megatron's norms have weights; the model's have none"),
+        (m.qk_norm == "full" and "qk_norm", "norms of all heads at once: Megatron's are by head"),
+        (m.embedding_norm and "embedding_norm", "a norm after the embedding has no flag"),
+    ):
+        if lost:
+            job.lost[lost] = words
+    if m.embedding_norm and not m.learned_pos:
+        job.lost["positions"] = "ALiBi positions have no flag: rotary ones stand there"
+    return found
+
+
+def _frequency(mixtures: list[bool]) -> str:
+    """The list of layers that are mixtures, as Megatron takes it: "([0]*3+[1]*58)"."""
+    runs = re.findall(r"0+|1+", "".join(str(int(each)) for each in mixtures))
+    return "(" + "+".join(f"[{run[0]}]*{len(run)}" for run in runs) + ")"
+
+
+def _layout(job: Job) -> Settings:
+    layout, lost = job.layout, job.lost
+    found: Settings = {
+        "tensor_model_parallel_size": layout.tp,
+        "pipeline_model_parallel_size": layout.pp,
+        "context_parallel_size": layout.cp,
+        "micro_batch_size": layout.microbatch,
+        "global_batch_size": job.batch,
+        "seq_length": job.sequence,
+    }
+    found |= {"expert_model_parallel_size": layout.ep} if layout.ep > 1 else {}
+    if layout.sequence_parallel and layout.tp > 1:
+        found["sequence_parallel"] = True
+    elif layout.sequence_parallel:
+        lost["sequence_parallel"] = "sequence_parallel does nothing with tp=1: left out"
+    if job.is_even and job.model.layers % layout.chunks == 0:
+        if layout.interleave > 1:
+            found["num_virtual_stages_per_pipeline_rank"] = layout.interleave
+    else:
+        sizes = layout.chunk_layers(job.model.layers)
+        stages = [f"t*{n}" if n > 1 else "t" * n for n in sizes]
+        stages[0], mtp = f"E{stages[0]}", "m" * (job.model.mtp_layers * job.model.with_mtp)
+        found["pipeline_model_parallel_layout"] = "|".join(stages) + f"{mtp}L"
+    if layout.schedule != "1f1b" and layout.pp > 1:
+        lost["schedule"] = (
+            f"Megatron runs 1F1B, plain or interleaved; {layout.schedule} has no flag"
+        )
+    if layout.recompute == "selective":
+        found["recompute_granularity"] = "selective"
+    elif layout.recompute == "full":
+        found |= {"recompute_granularity": "full", "recompute_method": "uniform"}
+        found["recompute_num_layers"] = 1
+    elif layout.recompute != "none":
+        lost["recompute"] = f"recompute={layout.recompute} is torch's: left out"
+    found["attention_backend"] = "flash" if layout.flash_attention else "unfused"
+    if layout.zero:
+        found["use_distributed_optimizer"] = True
+        found |= {"overlap_grad_reduce": True, "overlap_param_gather": True}
+    if layout.zero > 1:
+        found |= {"use_megatron_fsdp": True, "ckpt_format": "fsdp_dtensor"}
+        found["data_parallel_sharding_strategy"] = STRATEGIES[layout.zero]
+    if layout.zero < 2 and layout.tp * layout.cp > 1:
+        job.said.append("before Blackwell Megatron wants CUDA_DEVICE_MAX_CONNECTIONS=1 set")
+    elif layout.zero > 1:
+        job.said.append("Megatron-FSDP wants CUDA_DEVICE_MAX_CONNECTIONS unset, or above 1")
+    if layout.unshard is not None:
+        lost["unshard"] = f"Megatron-FSDP gathers layer by layer; unshard={layout.unshard} is lost"
+    return found
+
+
+# --- Megatron-Bridge ------------------------------------------------------------------------
+
+RENAMED = {
+    "num_experts": "num_moe_experts",
+    "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
+}
+OPPOSITE = {
+    "disable_bias_linear": "add_bias_linear",
+    "untie_embeddings_and_output_weights": "share_embeddings_and_output_weights",
+}
+OF_FLAGS = ("group_query_attention", "tokenizer_type", "max_position_embeddings")
+PARTS = {
+    "train": ("micro_batch_size", "global_batch_size"),
+    "dist": ("use_megatron_fsdp",),
+    "checkpoint": ("ckpt_format",),
+    "ddp": ("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"),
+}
+DTYPES = {"fp8": "torch.uint8"}
+
+
+def write_nemo(job: Job) -> str:
+    """Python that sets these fields of a ConfigContainer, such as a recipe's."""
+    model = {k: v for k, v in _model(job).items() if k not in OF_FLAGS}
+    rest, precision = _layout(job), job.of_recipe(RECIPES, "mixed-adam-18")
+    lines: list[str] = []
+    for part, names in PARTS.items():
+        lines += [f"cfg.{part}.{name} = {rest.pop(name)!r}" for name in names if name in rest]
+    strategy = rest.pop("data_parallel_sharding_strategy", None)
+    lines += [f"cfg.ddp.data_parallel_sharding_strategy = {strategy!r}"] if strategy else []
+    if "use_megatron_fsdp" in PARTS["dist"] and strategy:
+        lines += ["cfg.ddp.use_megatron_fsdp = True"]
+    lines += [f"cfg.dataset.seq_length = {job.sequence}"]
+    if job.layout.zero:
+        lines += ["cfg.optimizer.use_distributed_optimizer = True"]
+    in_fp32 = "grad_reduce_in_bf16" not in precision
+    lines += [f"cfg.ddp.grad_reduce_in_fp32 = {in_fp32}"]
+    if "bf16" in precision:
+        lines += ["cfg.mixed_precision = bf16_mixed()"]
+        lines += [f"cfg.mixed_precision.grad_reduce_in_fp32 = {in_fp32}"]
+    else:
+        lines += ["cfg.mixed_precision = None"]
+    of_optimizer = {k: v for k, v in precision.items() if k not in IN_BF16}
+    for name, value in of_optimizer.items():
+        lines += [f"cfg.optimizer.{name} = {DTYPES.get(str(value), repr(value))}"]
+    fields = []
+    for name, value in (model | rest).items():
+        if name == "swiglu":
+            fields += ["gated_linear_unit=True", "activation_func=F.silu"]
+        elif name == "attention_backend":
+            fields += [f"attention_backend=AttnBackend.{value}"]
+        elif name == "moe_layer_freq":
+            ones = [int(job.model.is_mixture(i)) for i in range(job.model.layers)]
+            fields += [f"moe_layer_freq={ones}"]
+        elif name in OPPOSITE:
+            fields += [f"{OPPOSITE[name]}=False"]
+        else:
+            fields += [f"{RENAMED.get(name, name)}={value!r}"]
+    kind, home = ("MLA", "mla") if job.model.latent else ("GPT", "gpt")
+    head = [
+        *(["import torch"] if any("torch." in line for line in lines) else []),
+        *(["import torch.nn.functional as F"] if "swiglu" in model else []),
+        f"from megatron.bridge.models.{home}_provider import {kind}ModelProvider",
+        *(
+            ["from megatron.bridge.training.mixed_precision import bf16_mixed"]
+            if "bf16" in precision
+            else []
+        ),
+        "from megatron.core.transformer.enums import AttnBackend",
+    ]
+    body = [f"cfg.model = {kind}ModelProvider(", *(f"    {each}," for each in fields), ")", *lines]
+    return "\n".join([*head, "", "", "def configure(cfg):", *(f"    {line}" for line in body), ""])
+
+
+# --- flags to a layout ----------------------------------------------------------------------
+
+
+def read(text: str, model: Model | None, devices: int | None) -> Imported:
+    """The model, layout and recipe of the flags of pretrain_gpt.py, torchrun's before them too."""
+    flags = _flags(text)
+    per_node = flags.pop("nproc_per_node", None)
+    nodes = flags.pop("nnodes", 1)
+    if devices is None and all(re.fullmatch("[0-9]{1,7}", str(n)) for n in (per_node, nodes)):
+        devices = int(str(per_node)) * int(str(nodes))
+    found = Read("the command", flags, devices)
+    sequence = found.assume("seq_length", 2048, "no --seq-length: 2048 tokens assumed")
+    model = _read_model(found) if model is None else model
+    layout: Settings = {
+        field: found.whole(f"{name}_size", 1, least=1)
+        for field, name in (
+            ("tp", "tensor_model_parallel"),
+            ("pp", "pipeline_model_parallel"),
+            ("cp", "context_parallel"),
+            ("ep", "expert_model_parallel"),
+            ("microbatch", "micro_batch"),
+        )
+    }
+    copy = layout["tp"] * layout["pp"] * layout["cp"]
+    dp = layout["dp"] = found.copies(
+        copy, "give devices=, or torchrun's --nproc-per-node, --nnodes"
+    )
+    batch = found.whole("global_batch_size", dp * layout["microbatch"])
+    layout["microbatches"] = found.microbatches(batch, dp, layout["microbatch"])
+    layout["sequence_parallel"] = bool(found.get("sequence_parallel")) and layout["tp"] > 1
+    layout["zero"] = _zero(found)
+    layout["recompute"] = _recompute(found)
+    backend = found.get("attention_backend")
+    if backend is None and not found.get("use_flash_attn"):
+        found.assumed.append("no --attention-backend: one that keeps no scores assumed")
+    layout["flash_attention"] = backend not in ("unfused", "local")
+    layout, sizes = _cut(found, model.layers, layout)
+    recipe = fitting_recipe(READ_AS, flags)
+    found.used |= {key for _, each in READ_AS for key in each}
+    found.left()
+    return Imported(model, sized(layout, sizes), recipe, sequence, tuple(found.assumed))
+
+
+def _flags(text: str) -> Settings:
+    try:
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise ConfigError(f"the flags cannot be read as a shell reads them: {error}") from None
+    flags: Settings = {}
+    name = ""
+    for word in words:
+        if match := re.match(r"--([A-Za-z][\w-]*)(?:=(.*))?$", word):
+            name = match[1].replace("-", "_")
+            flags[name] = True if match[2] is None else match[2]
+        elif word.endswith(".py"):
+            name = ""  # torchrun ends, the program begins
+        elif name:
+            flags[name] = word if flags[name] is True else f"{flags[name]} {word}"
+    if not flags:
+        raise ConfigError(
+            f"Megatron's flags look like --tensor-model-parallel-size 8 --swiglu; got {short(text)}"
+        )
+    return flags
+
+
+def _zero(found: Read) -> int:
+    strategy = found.get("data_parallel_sharding_strategy", STRATEGIES[3])
+    if found.get("use_torch_fsdp2"):
+        return 3
+    distributed = bool(found.get("use_distributed_optimizer"))
+    found.used |= {"overlap_grad_reduce", "overlap_param_gather", "ckpt_format"}
+    if not (found.get("use_megatron_fsdp") or found.get("use_custom_fsdp")):
+        return int(distributed)
+    if strategy not in STRATEGIES:
+        raise ConfigError(f"--data-parallel-sharding-strategy is {', '.join(STRATEGIES)}")
+    return STRATEGIES.index(strategy)
+
+
+def _recompute(found: Read) -> str:
+    asked = found.get("recompute_granularity", "none")
+    asked = "selective" if found.get("recompute_activations") else asked
+    modules = found.get("recompute_modules", "core_attn")
+    if asked == "selective" and modules != "core_attn":
+        found.assumed.append(f"of --recompute-modules {modules} only core_attn is counted")
+    number, method = found.whole("recompute_num_layers", 1), found.get("recompute_method")
+    if asked == "full" and (number != 1 or method == "block"):
+        found.assumed.append(f"full recomputation of every layer, not {method} of {number}")
+    if asked not in ("none", "selective", "full"):
+        raise ConfigError(f"--recompute-granularity is selective or full, got {short(asked)}")
+    return str(asked)
+
+
+def _cut(found: Read, layers: int, layout: Settings) -> tuple[Settings, tuple[int, ...]]:
+    """The layout with its chunks a stage, and the layers of each chunk."""
+    pp, given = layout["pp"], found.get("pipeline_model_parallel_layout")
+    first, last = (
+        found.whole(f"decoder_{end}_pipeline_num_layers", 0) for end in ("first", "last")
+    )
+    ends = [
+        int(bool(found.get(f"account_for_{end}_in_pipeline_split")))
+        for end in ("embedding", "loss")
+    ]
+    v = max(1, found.whole("num_virtual_stages_per_pipeline_rank", 1))
+    each = found.whole("num_layers_per_virtual_pipeline_stage", 0)
+    if given is not None:
+        sizes = tuple(stage.count("t") for stage in _unrolled(str(given)).split("|"))
+        if len(sizes) % pp or sum(sizes) != layers:
+            raise ConfigError(
+                f"--pipeline-model-parallel-layout has {len(sizes)} stages with {sum(sizes)} "
+                f"layers, and the run {pp} pipeline ranks and {layers} layers"
+            )
+        v = len(sizes) // pp
+    else:
+        if each:
+            v = max(1, (layers + sum(ends)) // (pp * each))
+        chunks, inner = pp * v, layers + sum(ends)
+        between = chunks - bool(first) - bool(last)
+        inner -= first + last
+        if between < 0 or (between and inner % between) or (not between and inner):
+            raise ConfigError(
+                f"{layers} layers do not divide over {chunks} stages; Megatron asks for "
+                f"--pipeline-model-parallel-layout or --decoder-first-pipeline-num-layers"
+            )
+        middle = [inner // between] * between if between else []
+        cut = [first] * bool(first) + middle + [last] * bool(last)
+        cut[0] -= ends[0]
+        cut[-1] -= ends[1]
+        sizes = tuple(cut)
+    return layout | {"interleave": v}, sizes
+
+
+def _unrolled(text: str) -> str:
+    """A pipeline layout with its products written out: "(tt|)*2L" is "tt|tt|L"."""
+    text = text.replace(",", "")
+    for pattern in (r"\(([^)]*)\)\*(\d{1,4})", r"(.)\*(\d{1,4})"):
+        grows = sum(len(of) * int(times) for of, times in re.findall(pattern, text))
+        if re.search(r"[^EtmL|()*0-9]", text) or grows > 100_000:
+            break
+        text = re.sub(pattern, lambda found: found[1] * int(found[2]), text)
+    if re.search(r"[^EtmL|]", text):
+        raise ConfigError(
+            f"--pipeline-model-parallel-layout has E, t, m, L and | in it, got {short(text)}"
+        )
+    return text
+
+
+def _read_model(found: Read) -> Model:
+    layers, hidden, heads = (
+        found.whole(name) for name in ("num_layers", "hidden_size", "num_attention_heads")
+    )
+    gated = bool(found.get("swiglu"))
+    ffn = found.whole("ffn_hidden_size", hidden * 8 // 3 // 64 * 64 if gated else 4 * hidden)
+    plain = bool(found.get("disable_bias_linear"))
+    latent = bool(found.get("multi_latent_attention"))
+    grouped = found.get("group_query_attention") and not latent
+    experts = found.whole("num_experts", 0)
+    learned = found.get("position_embedding_type", "learned_absolute") == "learned_absolute"
+    learned = learned and not found.get("use_rotary_position_embeddings")
+    positions = found.whole("max_position_embeddings", 0)
+    rates = [str(found.get(f"{name}_dropout", 0.1)) for name in ("attention", "hidden")]
+    usual = (
+        50257 if found.get("tokenizer_type", "GPT2BPETokenizer") == "GPT2BPETokenizer" else 32000
+    )
+    words = f"no --vocab-size: {usual:,} assumed"
+    vocab = found.whole("padded_vocab_size", 0) or found.assume("vocab_size", usual, words)
+    found.used |= {"make_vocab_size_divisible_by", "moe_router_score_function"}
+    found.used |= {"moe_token_dispatcher_type"}
+    sizes: dict[str, Any] = {}
+    if latent:
+        names = {
+            "q_lora_rank": ("q_lora_rank", 0),
+            "kv_lora_rank": ("kv_lora_rank", 32),
+            "qk_nope_head_dim": ("qk_head_dim", 128),
+            "qk_rope_head_dim": ("qk_pos_emb_head_dim", 64),
+            "v_head_dim": ("v_head_dim", 128),
+        }
+        sizes |= {field: found.whole(*each) for field, each in names.items()}
+    else:
+        sizes["head_dim"] = found.whole("kv_channels", hidden // max(1, heads))
+    if experts:
+        sizes |= {"experts": experts, "top_k": found.whole("moe_router_topk", 2)}
+        sizes["expert_ffn"] = found.whole("moe_ffn_hidden_size", ffn)
+        sizes["shared_ffn"] = found.whole("moe_shared_expert_intermediate_size", 0)
+        sizes["shared_gate"] = bool(found.get("moe_shared_expert_gate"))
+        sizes["router_bias"] = bool(found.get("moe_router_enable_expert_bias"))
+        sizes["dense_layers"] = _dense(str(found.get("moe_layer_freq", 1)), layers)
+    mtp = found.whole("mtp_num_layers", 0)
+    norm = "rmsnorm" if latent else "layernorm"
+    norm = {"RMSNorm": "rmsnorm", "LayerNorm": "layernorm"}.get(found.get("normalization"), norm)
+    qk_norm = bool(found.get("qk_layernorm")) and not latent
+    return Model(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        ffn=ffn,
+        vocab=vocab,
+        kv_heads=found.whole("num_query_groups", 1) if grouped else 0,
+        mlp="swiglu" if gated else "gelu",
+        norm=norm,
+        qkv_bias=not plain or bool(found.get("add_qkv_bias")),
+        out_bias=not plain,
+        mlp_bias=not plain,
+        tied=not found.get("untie_embeddings_and_output_weights"),
+        learned_pos=positions if learned else 0,
+        qk_norm="per_head" if qk_norm else None,
+        dropout=any(rate.strip("0.") for rate in rates),
+        mtp_layers=mtp,
+        with_mtp=mtp > 0,
+        **sizes,
+    )
+
+
+def _dense(freq: str, layers: int) -> tuple[int, ...]:
+    """Layers without experts: all but every n-th, or the 0s of "([0]*3+[1]*58)"."""
+    if re.fullmatch("[0-9]{1,4}", freq):
+        return tuple(i for i in range(layers) if i % max(1, int(freq)))
+    runs = re.findall(r"\[([01, ]{1,9999})\](?:\*(\d{1,4}))?", freq[:20_000].strip("()"))
+    few = sum(len(each) * int(n or 1) for each, n in runs) <= 1_000_000
+    ones = [int(one) for each, n in runs if few for one in re.findall("[01]", each) * int(n or 1)]
+    if len(ones) != layers:
+        raise ConfigError(
+            f"--moe-layer-freq is a number or a list of {layers} zeros and ones such as "
+            f"([0]*3+[1]*{layers - 3}); got {short(freq)}"
+        )
+    return tuple(i for i, one in enumerate(ones) if not one)

@@ -1,0 +1,294 @@
+"""torchtitan's TOML, as its releases up to 0.2.2 take it, both ways."""
+
+import json
+import tomllib
+from typing import Any
+
+from tiledask.errors import ConfigError, short
+from tiledask.plan.frameworks.job import Imported, Job, Read, Settings, sized
+from tiledask.plan.inputs.load import load_model
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.intervals import even
+from tiledask.plan.pipelines.schedules import OF_PYTORCH, V_SHAPED, called
+
+__all__ = ["read", "write"]
+
+FLAVORS = {
+    "llama-3.1-8b": ("llama3", "8B"),
+    "llama-3.1-70b": ("llama3", "70B"),
+    "llama-3.1-405b": ("llama3", "405B"),
+    "deepseek-v2-lite": ("deepseek_v3", "16B"),
+    "deepseek-v2": ("deepseek_v3", "236B"),
+    "deepseek-v3": ("deepseek_v3", "671B"),
+    "qwen3-0.6b": ("qwen3", "0.6B"),
+    "qwen3-1.7b": ("qwen3", "1.7B"),
+    "qwen3-4b": ("qwen3", "4B"),
+    "qwen3-8b": ("qwen3", "8B"),
+    "qwen3-14b": ("qwen3", "14B"),
+    "qwen3-32b": ("qwen3", "32B"),
+    "qwen3-30b-a3b": ("qwen3", "30B-A3B"),
+    "qwen3-235b-a22b": ("qwen3", "235B-A22B"),
+}
+"""Our name of a model -> (name, flavor) there."""
+NAMES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "Interleaved1F1B",
+    "looped-bfs": "LoopedBFS",
+    "interleaved-zb": "InterleavedZeroBubble",
+    "zb-v": "ZBVZeroBubble",
+    "dualpipev": "DualPipeV",
+}
+"""Our schedules that torch has, by what it calls them."""
+RECIPES: dict[str, Settings] = {
+    "fsdp-adam": {"dtype": "float32", "mixed_precision_param": "bfloat16"},
+    "fsdp-adam-pipeline": {"dtype": "float32", "mixed_precision_param": "bfloat16"},
+    "fp32-adam": {"dtype": "float32", "mixed_precision_param": "float32"},
+    "bf16-adam": {"dtype": "bfloat16", "mixed_precision_param": "bfloat16"},
+}
+
+
+def write(job: Job) -> str:
+    """The TOML: [model], [training], [parallelism] and [activation_checkpoint]."""
+    layout, lost = job.layout, job.lost
+    name, flavor = FLAVORS.get(job.model.name, ("llama3", job.model.name))
+    if job.model.name not in FLAVORS:
+        lost["model"] = f"torchtitan has no flavor of {job.model.name}: add it by its sizes"
+    local = layout.microbatch * (layout.microbatches if layout.pp > 1 else 1)
+    training = job.of_recipe(RECIPES, "fsdp-adam") | {
+        "seq_len": job.sequence,
+        "local_batch_size": local,
+        "global_batch_size": job.batch,
+    }
+    copies = layout.dp * layout.cp
+    shards = layout.dp if layout.zero else 1
+    if layout.zero and copies == 1:
+        lost["zero"] = "one copy has nobody to share weights with"
+    elif not layout.zero and layout.cp > 1:
+        lost["zero"] = "context parallelism shards weights over its ranks there"
+    if job.recipe.name == "fsdp-adam-pipeline" and (layout.pp == 1 or layout.zero < 3):
+        lost["recipe"] = "weights stay gathered in pipelines with ZeRO 3 only: as fsdp-adam"
+    parallel: Settings = {
+        "data_parallel_replicate_degree": layout.dp // shards,
+        "data_parallel_shard_degree": shards,
+        "tensor_parallel_degree": layout.tp,
+        "pipeline_parallel_degree": layout.pp,
+        "context_parallel_degree": layout.cp,
+    }
+    if layout.ep > 1:
+        parallel["expert_parallel_degree"] = layout.ep
+        parallel["expert_tensor_parallel_degree"] = layout.tp
+    if layout.zero and copies > 1:
+        parallel["fsdp_reshard_after_forward"] = _reshard(job)
+    if layout.pp > 1:
+        parallel |= _pipeline(job)
+    if layout.tp > 1 and not layout.sequence_parallel:
+        lost["sequence_parallel"] = "torchtitan's tensor parallelism cuts the sequence too"
+    elif layout.sequence_parallel and layout.tp == 1:
+        lost["sequence_parallel"] = "sequence_parallel does nothing with tp=1: left out"
+    if not layout.flash_attention:
+        lost["flash_attention"] = "torchtitan's attention keeps no scores"
+    saved = {"mode": "none"}
+    if layout.recompute == "full":
+        saved = {"mode": "full"}
+    elif layout.recompute == "selective_op":
+        saved = {"mode": "selective", "selective_ac_option": "op"}
+    elif layout.recompute == "selective":
+        lost["recompute"] = "attention's core alone is not recomputed there, nor are scores kept"
+    job.said.append("for torchtitan up to 0.2.2; from 0.3 the same names are fields in Python")
+    return _toml(
+        {
+            "model": {"name": name, "flavor": flavor},
+            "training": training,
+            "parallelism": parallel,
+            "activation_checkpoint": saved,
+        }
+    )
+
+
+def _reshard(job: Job) -> str:
+    """When weights that were gathered are dropped: after each forward, or never before the
+    backward, which makes ZeRO 3 into ZeRO 2."""
+    layout = job.layout
+    if layout.zero < 3:
+        words = f"FSDP2 shards weights too: zero={layout.zero} is nearest to never dropping them"
+        job.lost["zero"] = words
+        return "never"
+    if job.recipe.name == "fsdp-adam-pipeline":
+        return "default"
+    if layout.unshard in ("phase", "step"):
+        if layout.unshard == "phase":
+            job.lost["unshard"] = "unshard=phase has no counterpart: as unshard=step"
+        return "never"
+    if layout.unshard not in (None, "action"):
+        job.lost["unshard"] = f"unshard={layout.unshard} has no counterpart: as unshard=action"
+    elif layout.unshard == "action":
+        job.lost["unshard"] = "unshard=action is written as None: a layer's weights at a time"
+    return "always"
+
+
+def _pipeline(job: Job) -> Settings:
+    layout = job.layout
+    name = "interleaved" if layout.schedule == "1f1b" and layout.interleave > 1 else layout.schedule
+    found: Settings = {
+        "pipeline_parallel_schedule": NAMES.get(name, "_PipelineScheduleRuntime"),
+        "pipeline_parallel_microbatch_size": layout.microbatch,
+    }
+    if name not in NAMES:
+        found["pipeline_parallel_schedule_csv"] = f"{name}.csv"
+        words = f"write td.schedule({name!r}, ...).to_text() to {name}.csv: torch has no such name"
+        job.lost["schedule"] = words
+    if job.is_even and layout.interleave <= 2:
+        found["pipeline_parallel_first_stage_less_layers"] = 0
+        found["pipeline_parallel_last_stage_less_layers"] = 0
+        return found
+    parts, start = [], 0
+    for size in layout.chunk_layers(job.model.layers):
+        parts.append([f"layers.{i}" for i in range(start, start + size)])
+        start += size
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", "output"]
+    return found | {"module_fqns_per_model_part": parts}
+
+
+def _toml(tables: dict[str, Settings]) -> str:
+    """What JSON writes of texts, whole numbers, switches and lists of texts is TOML."""
+    return "\n".join(
+        "\n".join([f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())])
+        + "\n"
+        for name, table in tables.items()
+    )
+
+
+# --- TOML to a layout -----------------------------------------------------------------------
+
+
+def read(text: str, model: Model | None, devices: int | None) -> Imported:
+    """The model, layout and recipe of a torchtitan TOML."""
+    try:
+        tables = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, numbers of 5,000 digits
+        raise ConfigError(f"the TOML cannot be read: {error}") from None
+    wanted = ("model", "training", "parallelism", "activation_checkpoint")
+    flat: Settings = {
+        f"{table}.{key}": value
+        for table in wanted
+        if isinstance(tables.get(table), dict)
+        for key, value in tables[table].items()
+    }
+    if not flat:
+        raise ConfigError(f"a torchtitan TOML has tables such as [{'], ['.join(wanted)}]")
+    found = Read("the TOML", flat, devices)
+    model = _known(found) if model is None else model
+    found.used |= {"model.name", "model.flavor"}
+    parallel = {
+        field: found.whole(f"parallelism.{name}_parallel_degree", 1, least=1)
+        for field, name in (
+            ("tp", "tensor"),
+            ("pp", "pipeline"),
+            ("cp", "context"),
+            ("ep", "expert"),
+        )
+    }
+    found.used.add("parallelism.expert_tensor_parallel_degree")
+    replicas = found.whole("parallelism.data_parallel_replicate_degree", 1, least=1)
+    shards = found.open_number("parallelism.data_parallel_shard_degree")
+    copy = parallel["tp"] * parallel["pp"] * parallel["cp"]
+    if shards is None:
+        shards = found.copies(copy * replicas, "give devices=, or data_parallel_shard_degree")
+    layout: Settings = parallel | {"dp": replicas * shards}
+    layout["zero"] = 3 if shards * parallel["cp"] > 1 else 0
+    if 1 < shards < layout["dp"]:
+        words = f"HSDP: weights are sharded over {shards}, here over all {layout['dp']} copies"
+        found.assumed.append(words)
+    local = found.whole("training.local_batch_size", 8)
+    batch = found.open_number("training.global_batch_size")
+    batch = local * layout["dp"] if batch is None else batch
+    size = found.whole("parallelism.pipeline_parallel_microbatch_size", 1)
+    layout["microbatch"] = size if parallel["pp"] > 1 else local
+    layout["microbatches"] = found.microbatches(batch, layout["dp"], layout["microbatch"])
+    layout |= {"sequence_parallel": parallel["tp"] > 1, "flash_attention": True}
+    layout["recompute"] = _saved(found)
+    layout, sizes = _stages(found, layout, model.layers)
+    recipe = _precision(found, layout)
+    reshard = found.get("parallelism.fsdp_reshard_after_forward", "default")
+    if reshard == "never" and layout["zero"] == 3:
+        layout["unshard"] = "step"
+    sequence = found.whole("training.seq_len", 2048)
+    found.left()
+    return Imported(model, sized(layout, sizes), recipe, sequence, tuple(found.assumed))
+
+
+def _known(found: Read) -> Model:
+    asked = (found.get("model.name", "llama3"), found.get("model.flavor", "debugmodel"))
+    name = next((name for name, flavor in FLAVORS.items() if flavor == asked), None)
+    if name is None:
+        raise ConfigError(
+            f"the sizes of torchtitan's {asked[0]} {short(asked[1])} are not known here; give the "
+            f"model beside the file"
+        )
+    return load_model(name)
+
+
+def _saved(found: Read) -> str:
+    mode = found.get("activation_checkpoint.mode", "selective")
+    option = str(found.get("activation_checkpoint.selective_ac_option", "2"))
+    if mode in ("none", "full"):
+        return str(mode)
+    if mode == "selective" and option == "op":
+        return "selective_op"
+    found.assumed.append(f"activation checkpointing {mode} {option} has no word here: as full")
+    return "full"
+
+
+def _stages(found: Read, layout: Settings, layers: int) -> tuple[Settings, tuple[int, ...]]:
+    """The layout with schedule and chunks, and the layers of each chunk."""
+    asked = str(found.get("parallelism.pipeline_parallel_schedule", "1F1B"))
+    csv = found.get("parallelism.pipeline_parallel_schedule_csv")
+    ends = [
+        found.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers", 1)
+        for end in ("first", "last")
+    ]
+    each = found.whole("parallelism.pipeline_parallel_layers_per_stage", 0)
+    parts: Any = found.get("parallelism.module_fqns_per_model_part")
+    pp = layout["pp"]
+    if pp == 1:
+        return layout, (layers,)
+    name = called(asked)
+    if csv:
+        name = str(csv).rpartition("/")[2].removesuffix(".csv")
+        found.assumed.append(f"the order in {csv} taken for the schedule of that name, {name}")
+    elif asked.lower() not in OF_PYTORCH:
+        raise ConfigError(f"torch's schedules are {', '.join(NAMES.values())}; got {short(asked)}")
+    several = name in ("interleaved", "looped-bfs", "interleaved-zb", "wave", *V_SHAPED)
+    if isinstance(parts, list):
+        sizes = tuple(sum(str(m).startswith("layers.") for m in part) for part in parts)
+        chunks = len(sizes)
+    else:
+        effective = layers + sum(ends)
+        chunks = -(-effective // each) if each else pp * (2 if several else 1)
+        cut = list(even(effective, chunks)) if chunks <= effective else []
+        if cut:
+            cut[0] -= ends[0]
+            cut[-1] -= ends[1]
+        sizes = tuple(cut)
+    if not chunks or chunks % pp or sum(sizes) != layers or min(sizes, default=0) < 0:
+        raise ConfigError(
+            f"the TOML has {chunks} stages with {sum(sizes)} layers, and the run {pp} pipeline "
+            f"ranks and {layers} layers; every rank has as many stages"
+        )
+    schedule = "1f1b" if name == "interleaved" else name
+    return layout | {"schedule": schedule, "interleave": chunks // pp}, sizes
+
+
+def _precision(found: Read, layout: Settings) -> str:
+    weights = found.get("training.dtype", "float32")
+    compute = found.get("training.mixed_precision_param", "bfloat16")
+    found.used.add("training.mixed_precision_reduce")
+    reshard = found.get("parallelism.fsdp_reshard_after_forward", "default")
+    if weights == "bfloat16":
+        return "bf16-adam"
+    if compute == "float32":
+        return "fp32-adam"
+    kept = layout["pp"] > 1 and reshard == "default" and layout["zero"] == 3
+    return "fsdp-adam-pipeline" if kept else "fsdp-adam"
