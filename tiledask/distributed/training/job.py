@@ -62,6 +62,7 @@ class TrainedRank(NamedTuple):
     weights: dict[str, T.Placed] | None
     """The weights here of the first copy of the model; None on others."""
     digest: bytes
+    """Of the weights, where there are copies to compare; else none."""
     held: dict[str, int]
     kept: StateKept
 
@@ -115,7 +116,7 @@ def train_rank(
         trainer.guard.norms,
         scales,
         None if copies.rank else weights,
-        digest_of(w.local for w in weights.values()),
+        digest_of(w.local for w in weights.values()) if copies.size > 1 else b"",
         trainer.held,
         StateKept(keeper.count, keeper.seconds),
     )
