@@ -146,6 +146,7 @@ def run_schedule(
             with _shown(again):
                 return again, ENGINES[engine](again, simulated), clocks
         finally:
+            workers.run_is_over(again.topic)
             for each in again.kept:
                 each.remove()
 
