@@ -525,8 +525,9 @@ def test_no_device_holds_more_than_was_allowed_for(monkeypatch, name, engine):
         assert 0 < end - start <= SLACK * peak + MARGIN
 
 
-def test_a_report_that_went_with_its_worker_is_not_waited_for(cluster, monkeypatch):
-    """Planted: for a while one event is missing, all work being done. The loops run again."""
+@pytest.mark.parametrize("engine", ["loop", "tasks"])
+def test_a_report_that_went_with_its_worker_is_not_waited_for(cluster, monkeypatch, engine):
+    """Planted: for a while one event is missing, all work being done. The schedule runs again."""
     every, asked = cluster.events, []
 
     def events(topic):
@@ -538,7 +539,7 @@ def test_a_report_that_went_with_its_worker_is_not_waited_for(cluster, monkeypat
     stages = [td.stages.FeedForward((i,), 8, 8) for i in range(2)]
     batch = np.ones((4, 8))
     run = td.run_schedule(
-        td.schedule("1f1b", 2, 4), stages, batch, cluster, target=batch, engine="loop", timeout=30
+        td.schedule("1f1b", 2, 4), stages, batch, cluster, target=batch, engine=engine, timeout=30
     )
     assert run.loss > 0
     assert len({*asked}) == 2

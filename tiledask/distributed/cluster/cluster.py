@@ -641,12 +641,14 @@ class Cluster(ABC):
         if isinstance(error, KilledWorker):
             last = str(error.task).rpartition("-")[2]
             where = f"slot {last}" if last.isdigit() else str(error.last_worker.address)
-            return ClusterLostError(
+            named = ClusterLostError(
                 f"{what}: task {str(error.task)[:200]} ended the worker of {where} "
                 f"{error.allowed_failures + 1} times, whenever it ran there; other tasks go on. It "
                 f"needs more memory than there is, or native code that it calls crashes: look at "
                 f"the workers' output, give it less at a time, or call its function by itself"
             )
+            named.__cause__ = error  # by which it is known that trying again will not do
+            return named
         with contextlib.suppress(Exception):
             # the client keeps its own as long as the future lives, and so would keep the frames
             # that this one passes, or has passed, and the future and blocks in them
@@ -734,7 +736,8 @@ class Cluster(ABC):
             self.check_alive()
             # a result was lost since, and making it again has failed
             if (erred := next((f for f in part if f.status == "error"), None)) is not None:
-                raise self._failure(erred, what) from None
+                failure = self._failure(erred, what)
+                raise failure from failure.__cause__
             if not isinstance(error, TimeoutError):
                 raise
             states = self._heard(set(map(slot_of, part)))
