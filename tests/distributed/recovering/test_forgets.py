@@ -14,8 +14,8 @@ from oracles.waiting import wait_until
 from twins.by_hand import dask_by_hand
 
 import tiledask as td
-from tiledask.distributed.cluster.progress import RUNS
 from tiledask.distributed.recovering import forgets
+from tiledask.distributed.recovering.forgets import RUNS
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +44,10 @@ def test_events_of_the_last_runs_are_kept(cluster):
     kept = [False] * 3 + [True] * forgets._RUNS
     wait_until(lambda: are_kept(cluster.given.scheduler, topics) == kept, "old runs to go", 5)
     assert cluster.events(topics[-1])
+    topics = cluster.given.scheduler._broker._topics
+    kept = {name: topics[name].events.maxlen for name in ("all", "scheduler", RUNS)}
+    assert kept == {"all": forgets._EVENTS, "scheduler": forgets._EVENTS, RUNS: forgets._ANNOUNCED}
+    assert topics[cluster.client.id].events.maxlen == forgets._EVENTS
 
 
 @pytest.mark.cluster

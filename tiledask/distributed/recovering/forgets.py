@@ -14,19 +14,29 @@ from typing import Any
 from distributed import SchedulerPlugin
 from distributed.spans import SpansSchedulerExtension
 
-__all__ = ["OVER", "Forgets", "RunTopics"]
+__all__ = ["OVER", "RUNS", "TOPIC", "Forgets", "RunTopics"]
 
+RUNS = "tiledask-runs"
+"""Dask's topic on which runs, trainings and products announce themselves."""
+TOPIC = "tiledask-panels"
+"""Dask's topic for the events that say how far each rank is."""
 OVER = "tiledask-over"
 """Dask's topic on which a client says the topic of a run that is over."""
-_RUNS, _SPANS, _EVENTS = 4, 100, 1000
-"""Kept of each: runs that are over, spans, events and transitions."""
+_RUNS, _SPANS, _ANNOUNCED, _EVENTS = 4, 100, 100, 1000
+"""Kept of each: runs that are over, spans, announcements, which are long, events, transitions."""
 
 
 class RunTopics:
-    """The topics of the last runs that are over on a scheduler; those before are gone."""
+    """Topics of runs on a scheduler: those of the last that are over, the last announcements."""
 
     def __init__(self, scheduler: Any) -> None:
         self._topics, self._over = scheduler._broker._topics, deque[Any]()
+        self.shorten(RUNS, _ANNOUNCED)
+        self.shorten(TOPIC)
+
+    def shorten(self, topic: str, events: int = _EVENTS) -> None:
+        """None; of the ``topic`` so many events are kept."""
+        self._topics[topic].events = deque(self._topics[topic].events, events)
 
     def heard(self, topic: str, said: Any) -> None:
         """None; a run is over, if this says so."""
@@ -74,11 +84,8 @@ class Forgets(SchedulerPlugin):
         scheduler.transition_log = deque(scheduler.transition_log, _EVENTS)
         for stream in (*scheduler.stream_comms.values(), *scheduler.client_comms.values()):
             self.soon(stream)
-        for topic in ("all", *scheduler.clients):
-            self._shorten(topic)
-
-    def _shorten(self, topic: str) -> None:
-        self._topics[topic].events = deque(self._topics[topic].events, _EVENTS)
+        for topic in ("all", "scheduler", *scheduler.clients):
+            self._runs.shorten(topic)
 
     def add_worker(self, scheduler: Any, worker: str) -> None:
         self.soon(scheduler.stream_comms[worker])
@@ -87,7 +94,7 @@ class Forgets(SchedulerPlugin):
         self._topics.pop(worker, None)
 
     def add_client(self, scheduler: Any, client: str) -> None:
-        self._shorten(client)
+        self._runs.shorten(client)
 
     def remove_client(self, scheduler: Any, client: str) -> None:
         self._topics.pop(client, None)
