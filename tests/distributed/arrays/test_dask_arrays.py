@@ -488,6 +488,17 @@ def test_workers_are_known_whenever_dask_looks_at_the_cluster_itself(cluster, cl
 
 
 @pytest.mark.cluster
+@pytest.mark.parametrize("there", [0, 1])
+def test_a_plan_is_the_same_while_workers_are_away(cluster, client, monkeypatch, there):
+    """And so are the bits of the product: who is lost comes back."""
+    x = da.ones((900, 900), chunks=300, dtype="f4")
+    name, known = multiply(x, x, kernel="tiled", tile=24).name, lazy.workers_of
+    monkeypatch.setattr(lazy, "workers_of", lambda client: dict([*known(client).items()][:there]))
+    assert lazy._machine(x, x).workers == cluster.slots
+    assert multiply(x, x, kernel="tiled", tile=24).name == name
+
+
+@pytest.mark.cluster
 def test_the_cluster_is_what_a_plan_is_made_for(cluster, client):
     machine = lazy._machine(da.ones(2), da.ones(2))
     assert (machine.workers, machine.threads) == (cluster.slots, cluster.slots)

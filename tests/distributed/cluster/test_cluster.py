@@ -364,7 +364,12 @@ def test_what_a_worker_cannot_take_in_fails_the_tasks_that_wait_for_it(cluster):
     assert cluster.gather([cluster.submit(1, where)], "others", 30)
 
 
-def test_a_failure_that_was_caught_keeps_no_blocks(cluster):
+@pytest.mark.parametrize("late", [False, True])
+def test_a_failure_that_was_caught_keeps_no_blocks(cluster, monkeypatch, late):
+    """``late``: a result is lost when all were there, and making it again fails."""
+    if late:
+        monkeypatch.setattr(cluster, "wait", lambda *_, **__: None)
+
     def refused():
         block = cluster.submit(0, np.ones, 10)
         with pytest.raises(TypeError):

@@ -392,13 +392,18 @@ def test_a_run_without_times_predicts_nothing(cluster):
 # -- a worker dies --------------------------------------------------------------------------------
 
 
+def announced(cluster):
+    """The last runs, by topic."""
+    return [said["run"] for _, said in cluster.client.get_events(RUNS)]
+
+
 def kill_soon(cluster, slot, after):
     """Kills the worker so many seconds after the next run has begun."""
     pid = cluster.run(os.getpid)[slot]
-    before = len(cluster.client.get_events(RUNS))
+    before = announced(cluster)
 
     def kill():
-        while len(cluster.client.get_events(RUNS)) == before:
+        while announced(cluster) == before:
             time.sleep(0.05)
         time.sleep(after)
         os.kill(pid, signal.SIGKILL)
@@ -406,6 +411,24 @@ def kill_soon(cluster, slot, after):
     thread = threading.Thread(target=kill)
     thread.start()
     return thread
+
+
+def test_a_loop_runs_again_when_a_worker_died(cluster):
+    stages = stack((0, 1, 2), **SHAPE)
+    options = {"target": TARGET, "engine": "loop", "timeout": 120}
+    schedule = td.schedule("1f1b", 2, 4)
+    right = td.run_schedule(schedule, stages, BATCH, cluster, **options)
+    killing = kill_soon(cluster, 1, 0.4)
+    options |= {"forward": 0.1, "backward": 0.1}
+    before = announced(cluster)
+    run = td.run_schedule(schedule, stages, BATCH, cluster, **options)
+    killing.join()
+    assert len({*announced(cluster)} - {*before}) == 2
+    assert run.loss == right.loss
+    assert (run.outputs == right.outputs).all()
+    for stage, theirs in zip(run.gradients, right.gradients, strict=True):
+        for layer, other in zip(stage, theirs, strict=True):
+            assert all((layer[name] == other[name]).all() for name in other)
 
 
 def test_a_loop_says_that_a_worker_died_when_no_time_is_left(cluster):
@@ -494,8 +517,9 @@ def test_no_device_holds_more_than_was_allowed_for(monkeypatch, name, engine):
         assert 0 < end - start <= SLACK * peak + MARGIN
 
 
-def test_a_report_that_went_with_its_worker_is_not_waited_for(cluster, monkeypatch):
-    """Planted: for a while one event is missing, all work being done. The loops run again."""
+@pytest.mark.parametrize("engine", ["loop", "tasks"])
+def test_a_report_that_went_with_its_worker_is_not_waited_for(cluster, monkeypatch, engine):
+    """Planted: for a while one event is missing, all work being done. The schedule runs again."""
     every, asked = cluster.events, []
 
     def events(topic):
@@ -507,7 +531,7 @@ def test_a_report_that_went_with_its_worker_is_not_waited_for(cluster, monkeypat
     stages = [td.stages.FeedForward((i,), 8, 8) for i in range(2)]
     batch = np.ones((4, 8))
     run = td.run_schedule(
-        td.schedule("1f1b", 2, 4), stages, batch, cluster, target=batch, engine="loop", timeout=30
+        td.schedule("1f1b", 2, 4), stages, batch, cluster, target=batch, engine=engine, timeout=30
     )
     assert run.loss > 0
     assert len({*asked}) == 2

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from distributed import LocalCluster
+from distributed import KilledWorker, LocalCluster
 from oracles.finished import ROOT
 
 import tiledask as td
@@ -367,6 +367,17 @@ def test_it_is_not_tried_for_ever(slots, words, count):
     with pytest.raises(ClusterLostError, match=words):
         until_done(slots, [0], 60.0, lost(100, tried))
     assert tried == [*range(count)]
+
+
+def test_it_is_not_tried_again_where_a_task_is_named():
+    def attempt(number, left):
+        tried.append(number)
+        raise ClusterLostError("named") from KilledWorker("a-0", None, 3)
+
+    tried = []
+    with pytest.raises(ClusterLostError, match="named"):
+        until_done(Slots(*"abcdefghij"), [0], 60.0, attempt)
+    assert tried == [0]
 
 
 def test_it_is_not_tried_beyond_its_time():

@@ -149,6 +149,17 @@ def test_deaths_are_counted_for_those_who_ran():
     assert scheduler.suspicious() == [2, 0, 1, 2, 2]
     deaths.count(scheduler, poison.Death(1, ()))
     assert scheduler.suspicious() == [2, 0, 1, 2, 2]
+    given_up = 0
+    while waiting.suspicious <= 3:  # Dask's number; nothing runs whenever its worker ends
+        deaths.count(scheduler, poison.Death(1, None))
+        waiting.suspicious += 1
+        given_up += 1
+    assert given_up == 13
+    assert scheduler.suspicious() == [2, 4, 1, 2, 2]
+    del scheduler.tasks["b"]
+    deaths.count(scheduler, poison.Death(1, ()))
+    assert not deaths._unknown
+    assert {*deaths._ran} == {"a", "c"}
 
 
 @pytest.fixture
@@ -162,7 +173,8 @@ def register(tmp_path, monkeypatch):
 def test_a_register_outlives_its_worker(register, monkeypatch):
     assert register() is None
     poison.in_slot(12)
-    assert register() is None  # nothing ran
+    assert register() == poison.Death(12, None)  # nothing ran
+    assert register() == poison.Death(12, None)  # it ended before it was in a slot
     for frozen, says in (
         (False, poison.Death(12, ("solve-1", "hand-2"))),
         (True, poison.Death(12, ())),

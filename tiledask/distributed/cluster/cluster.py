@@ -18,7 +18,6 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -33,7 +32,6 @@ from distributed import (
     Client,
     Future,
     KilledWorker,
-    SchedulerPlugin,
     SpecCluster,
     Status,
     as_completed,
@@ -51,6 +49,7 @@ from tiledask.distributed.cluster.web import panel
 from tiledask.distributed.deadlines import DEADLINE, HEAR, Left, heard, left_of, seconds_of
 from tiledask.distributed.out_of_core.disk import free, writing
 from tiledask.distributed.recovering import poison
+from tiledask.distributed.recovering.forgets import OVER, Forgets
 from tiledask.distributed.recovering.supervisor import Supervisor
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan import html
@@ -395,6 +394,11 @@ class Cluster(ABC):
         scheduler: Any = self.client.scheduler
         self.ask(partial(scheduler.log_event, topic=topic, msg=said), left_of(_EVENT).seconds)
 
+    def run_is_over(self, topic: str) -> None:
+        """None; what was said on the ``topic`` of a run is forgotten when some others are over."""
+        with contextlib.suppress(Exception):  # a cluster that is gone has forgotten it
+            self.log_event(OVER, topic)
+
     def events(self, topic: str) -> list[Any]:
         """What was said on ``topic``, by Dask's events."""
         scheduler: Any = self.client.scheduler
@@ -521,10 +525,16 @@ class Cluster(ABC):
         self.check_alive()
         if all(future.status == "finished" for future in futures):
             return
-        try:
+        with self._let_go(futures if cancel else ()):
             self._wait(futures, what, left_of(seconds), progress)
+
+    @contextlib.contextmanager
+    def _let_go(self, futures: Sequence[Future[Any]]) -> Iterator[None]:
+        """Cancels ``futures`` if the block ends early."""
+        try:
+            yield
         except BaseException:
-            if cancel:
+            if futures:
                 with contextlib.suppress(Exception):  # of a closed client: nothing is left to stop
                     self.client.cancel(futures, force=True)
             self.check_alive()  # if it was closed meanwhile, say that
@@ -590,16 +600,18 @@ class Cluster(ABC):
         if isinstance(error, KilledWorker):
             last = str(error.task).rpartition("-")[2]
             where = f"slot {last}" if last.isdigit() else str(error.last_worker.address)
-            return ClusterLostError(
+            named = ClusterLostError(
                 f"{what}: task {str(error.task)[:200]} ended the worker of {where} "
                 f"{error.allowed_failures + 1} times, whenever it ran there; other tasks go on. It "
                 f"needs more memory than there is, or native code that it calls crashes: look at "
                 f"the workers' output, give it less at a time, or call its function by itself"
             )
+            named.__cause__ = error  # by which it is known that trying again will not do
+            return named
         with contextlib.suppress(Exception):
             # the client keeps its own as long as the future lives, and so would keep the frames
-            # that this one passes, and the future and blocks in them
-            error = copy.copy(error)
+            # that this one passes, or has passed, and the future and blocks in them
+            error = copy.copy(error.with_traceback(None))
         error.add_note(f"raised in slot {slot} during {what}")
         raised: BaseException = error.with_traceback(future.traceback(timeout=30))
         return raised
@@ -666,24 +678,32 @@ class Cluster(ABC):
         All are waited for first, like ``wait``; ``timeout`` is for everything.
         """
         seconds, said = left_of(seconds_of(timeout))
-        deadline = time.monotonic() + seconds
-        self.wait([f for part in parts for f in part], what, seconds, cancel=cancel)
+        deadline, everything = time.monotonic() + seconds, [f for part in parts for f in part]
+        self.wait(everything, what, seconds, cancel=cancel)
         for part in parts:
-            left = max(0.5, deadline - time.monotonic())
-            try:
-                fetch = partial(self.client._gather, part, direct=self.started_here)
-                yield self.ask(fetch, left, workers=True)
-            except KilledWorker:  # a result was lost since, and whoever made it again, too
-                erred = next((f for f in part if f.status == "error"), None)
-                if erred is None:
-                    raise
-                raise self._failure(erred, what) from None
-            except TimeoutError:
-                states = self._heard(set(map(slot_of, part)))
-                raise DeadlineError(
-                    f"{what}: the results were ready and did not arrive within {said:.3g} s from "
-                    f"{', '.join(states)}. Give it longer with timeout="
-                ) from None
+            with self._let_go(everything if cancel else ()):
+                results = self._fetch(part, what, max(0.5, deadline - time.monotonic()), said)
+            yield results
+
+    def _fetch(
+        self, part: Sequence[Future[Any]], what: str, seconds: float, said: float
+    ) -> list[Any]:
+        try:
+            fetch = partial(self.client._gather, part, direct=self.started_here)
+            return self.ask(fetch, seconds, workers=True)
+        except Exception as error:
+            self.check_alive()
+            # a result was lost since, and making it again has failed
+            if (erred := next((f for f in part if f.status == "error"), None)) is not None:
+                failure = self._failure(erred, what)
+                raise failure from failure.__cause__
+            if not isinstance(error, TimeoutError):
+                raise
+            states = self._heard(set(map(slot_of, part)))
+            raise DeadlineError(
+                f"{what}: the results were ready and did not arrive within {said:.3g} s from "
+                f"{', '.join(states)}. Give it longer with timeout="
+            ) from None
 
     def run(
         self, function: Callable[..., Any], *args: Any, timeout: float | None = 60.0
@@ -817,28 +837,6 @@ class Cluster(ABC):
         if self.is_running:
             return panel(said, self.why, self.dashboard_link, self.started)
         return f"<b>{html.words(said)}</b>, {html.words(self.status)}"
-
-
-class Forgets(SchedulerPlugin):
-    """Streams to workers and clients keep the last few messages alone, and the tasks in them, the
-    scheduler the last of what became of tasks: of as many as transfers are counted (TRANSFERS, by
-    the same setting), a client that trains or runs graphs would grow by megabytes a run."""
-
-    name, messages = "tiledask-forgets", 8
-
-    @classmethod
-    def soon(cls, stream: Any) -> None:
-        stream.recent_message_log = deque(stream.recent_message_log, cls.messages)
-
-    def joins(self, scheduler: Any) -> None:
-        """None; from now on, of those that are there and of those that come."""
-        scheduler.add_plugin(self)
-        scheduler.transition_log = deque(scheduler.transition_log, 1000)
-        for stream in (*scheduler.stream_comms.values(), *scheduler.client_comms.values()):
-            self.soon(stream)
-
-    def add_worker(self, scheduler: Any, worker: str) -> None:
-        self.soon(scheduler.stream_comms[worker])
 
 
 class StartedCluster(Cluster):

@@ -61,6 +61,7 @@ _STARTS = 5  # of a worker that ends while it starts
 _THREADS = 2  # of a worker: one computes, one hands data over beside it
 _IDLE_WORKER = 150_000_000  # bytes of a worker process that does nothing, rounded up
 _LEAST_CAP = 8_000_000  # bytes
+_UNTIL_FORGOTTEN = "distributed.scheduler.events-cleanup-delay"
 _UUID = len("GPU-00000000-0000-0000-0000-000000000000")
 
 
@@ -151,6 +152,9 @@ def start_cluster(
         why = f"{why}; {words}" if cap is None else why
         start = partial(_start_gpu, born=born, per_gpu=per_gpu, room=room, cap=cap)
     settings = _settings(threads, options["dashboard_port"])
+    if dask.config.get(_UNTIL_FORGOTTEN) == "1h":  # as shipped
+        # asked for whenever a worker goes; each is a task on the scheduler's loop until then
+        dask.config.set({_UNTIL_FORGOTTEN: "1 minute"})
     what = f"starting {slots} {'GPU' if backend == 'cupy' else 'CPU'} workers"
     with (
         nullcontext()

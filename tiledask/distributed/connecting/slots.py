@@ -41,6 +41,7 @@ from tiledask.distributed.connecting.gpus import DEVICES, OwnGpu, most_of, own_g
 from tiledask.distributed.connecting.per_thread import end_processes, is_per_thread, start_processes
 from tiledask.distributed.connecting.versions import VERSION
 from tiledask.distributed.recovering import frozen, poison
+from tiledask.distributed.recovering.forgets import RunTopics
 from tiledask.distributed.transport.listener import reached
 from tiledask.errors import ConfigError
 
@@ -125,6 +126,7 @@ class Slots(SchedulerPlugin):
         self.page = False
         """Whether what collects for the dashboard's page was put there here."""
         self.deaths = poison.Deaths()
+        self.runs = RunTopics(scheduler)
         self.lost: set[str] = set()
         """What clients are told is lost: addresses of workers in slots, if their hosts cannot be
         reached, and names of slots that have nobody."""
@@ -152,6 +154,10 @@ class Slots(SchedulerPlugin):
         """A client that was closed or killed leaves too."""
         if client in self.wanted:
             self._soon(leave, client, scheduler)
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        """A client says that a run is over."""
+        self.runs.heard(topic, msg)
 
     def _soon(self, function: Callable[..., Any], *args: Any) -> None:
         """Have the scheduler call ``function``, unless it is ending, or this is."""

@@ -148,14 +148,13 @@ def run_schedule(
             with _shown(again):
                 return again, ENGINES[engine](again, simulated), clocks
         finally:
+            workers.run_is_over(again.topic)
             for each in again.kept:
                 each.remove()
 
     with counting(workers, job.patience) as counted, measuring_load() as load_so_far:
-        if engine == "loop":
-            job, done, clocks = until_done(workers, range(schedule.devices), job.timeout, attempt)
-        else:  # Dask does again what was lost
-            job, done, clocks = attempt(0, job.timeout)
+        # of tasks Dask does again what was lost, but for a worker that was when all began
+        job, done, clocks = until_done(workers, range(schedule.devices), job.timeout, attempt)
         load = load_so_far()
     arrived = [
         (transfer.destination, *job.sent[key], transfer.start, transfer.stop)

@@ -29,7 +29,15 @@ from tiledask.distributed.cluster.cluster import RUNNING, Cluster, slot_named, w
 from tiledask.distributed.products.lazy_graph import Graph, Operand, check_chunks
 from tiledask.distributed.products.lazy_plan import LazyPlan, Machine, plan_product
 from tiledask.distributed.products.operands import check_kernel, check_types
-from tiledask.errors import ConfigError, DoesNotFitError, KernelError, PlacementError, short
+from tiledask.errors import (
+    ClusterLostError,
+    ConfigError,
+    DeadlineError,
+    DoesNotFitError,
+    KernelError,
+    PlacementError,
+    short,
+)
 from tiledask.plan.units import parse_bytes
 from tiledask.tile import probe
 from tiledask.tile.backend import array_namespace
@@ -45,6 +53,8 @@ live there, and whatever else it keeps, have the rest."""
 MOST = 0.7
 """The share of it that one task may hold if it is asked to: beyond, Dask moves blocks to disk, then
 pauses the worker and kills it."""
+_BACK = 30.0
+"""Seconds that a plan waits for a first worker where all are lost."""
 _GRAIN = 2**26
 _TASK = {"distributed": 1.5e-3, "local": 1e-4}  # seconds that a task costs besides its work
 
@@ -182,6 +192,10 @@ def _machine(x: da.Array, y: da.Array) -> Machine:
         if ours is not None:
             ours.check_alive()
         workers = list(workers_of(client).values())
+        if ours is not None:  # who is lost comes back: plans, and so bits, are those of all slots
+            with suppress(ClusterLostError, DeadlineError):
+                workers = workers or list(ours.wait_for_slots([0], _BACK).values())
+            workers += workers[:1] * (ours.slots - len(workers))
         if workers:
             return _distributed(workers, x, ours)
     threads = 1

@@ -15,6 +15,8 @@ from contextlib import suppress
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
+from distributed import KilledWorker
+
 from tiledask.distributed.cluster.cluster import Cluster, slot_on
 from tiledask.distributed.cluster.spool import open_spool
 from tiledask.distributed.recovering.kept_files import COPIES, KeptFile
@@ -42,9 +44,10 @@ def until_done(
 ) -> T:
     """What ``attempt(number, seconds left)`` returns, made again when a worker was lost in it.
 
-    Raises what it raises otherwise: ClusterLostError where the cluster is closed, a host cannot be
-    reached, no time is left, or the workers are those that were there before; and where the same
-    slots have lost theirs after about as long, four times in a row, from the same ``kept`` state.
+    Raises what it raises otherwise: ClusterLostError where the cluster is closed, a task is named
+    that ends its worker each time, a host cannot be reached, no time is left, or the workers are
+    those that were there before; and where the same slots have lost theirs after about as long,
+    four times in a row, from the same ``kept`` state.
     """
     deadline, alike = time.monotonic() + seconds, 0
     before = _addresses(cluster, slots, seconds)
@@ -58,6 +61,8 @@ def until_done(
         except ClusterLostError as lost:
             took = time.monotonic() - begun
             cluster.check_alive()
+            if isinstance(lost.__cause__, KilledWorker):  # whose task that was is known
+                raise
             try:
                 now = _addresses(cluster, slots, max(0.0, deadline - time.monotonic()))
             except DeadlineError:

@@ -6,7 +6,8 @@
 
 Dask counts a death for every task that a worker was given, those that wait too, and after four
 gives all of them up. A worker that was ended because it was frozen leaves a register that names
-nobody, one that ended while nothing ran none: Dask's own count stands then.
+nobody. Of one that ended while nothing ran nobody knows why: somebody may have killed it, or a task
+that crashes when it is read; four such deaths count as one.
 """
 
 import hashlib
@@ -42,6 +43,8 @@ _LINE, _LINES = 256, 8
 _SIZE = _LINE * _LINES + 1
 _SLOT = slice(0, 16)
 _END = ".running"
+_UNKNOWN = 4
+"""Deaths of which nobody knows why that count as one."""
 JOINING = "tiledask-death"
 """Dask's name of what a worker says of the one before it when it joins."""
 
@@ -50,8 +53,9 @@ class Death(NamedTuple):
     """What a worker's register says of its end."""
 
     slot: int
-    ran: tuple[str, ...]
-    """Keys of the tasks that ran; of nobody, if it was ended by no fault of theirs."""
+    ran: tuple[str, ...] | None
+    """Keys of the tasks that ran; of nobody, if it was ended by no fault of theirs; None if nothing
+    ran, and what ended it is not known."""
 
 
 # -- on a worker -----------------------------------------------------------------------------------
@@ -109,7 +113,8 @@ def open_register(nanny: Any) -> Death | None:
             if os.fstat(number).st_uid == os.geteuid():
                 before = file.read(_SIZE)
                 file.seek(0)
-                file.write(bytes(_SIZE))  # a full disk says so here
+                # the slot stays: this worker may end before it is in one. A full disk says so here
+                file.write(before[_SLOT].ljust(_SIZE, b"\0"))
                 _register, _path = mmap.mmap(number, _SIZE), path
     return _read(before)
 
@@ -141,7 +146,7 @@ def _read(register: bytes) -> Death | None:
     ran = tuple(line.split(b"\0")[0].decode(errors="replace") for line in lines if line[0])
     if register[-1:] == NOBODY:
         return Death(int(slot), ())
-    return Death(int(slot), ran) if ran else None
+    return Death(int(slot), ran or None)
 
 
 def _sweep(place: Path) -> None:
@@ -161,7 +166,7 @@ class Deaths(SchedulerPlugin):
     name = "tiledask-deaths"
 
     def __init__(self) -> None:
-        self._of = Counter[str]()
+        self._ran, self._unknown = Counter[str](), Counter[str]()
 
     def add_worker(self, scheduler: Any, worker: str) -> None:
         """A worker has joined, and says in which way the one before it ended."""
@@ -169,9 +174,19 @@ class Deaths(SchedulerPlugin):
             self.count(scheduler, Death(*told))
 
     def count(self, scheduler: Any, death: Death) -> None:
-        """None; tasks of that slot are as suspicious as often as a worker ended while they ran."""
-        self._of.update(death.ran)
+        """None; tasks of that slot are as suspicious as often as a worker ended while they ran, and
+        once for every four times that it ended while nothing did."""
+        tasks = {str(key)[: _LINE - 1]: task for key, task in scheduler.tasks.items()}
+        self._ran.update(death.ran or ())
+        for known in (self._ran, self._unknown):
+            for gone in known.keys() - tasks.keys():
+                del known[gone]
         own = {f"slot{death.slot}", f"beside{death.slot}"}
-        for task in scheduler.tasks.values():
+        for key, task in tasks.items():
             if task.suspicious and not own.isdisjoint(task.resource_restrictions or ()):
-                task.suspicious = self._of[str(task.key)[: _LINE - 1]]
+                if death.ran is None and task.suspicious > self._suspicion(key):  # it was there
+                    self._unknown[key] += 1
+                task.suspicious = self._suspicion(key)
+
+    def _suspicion(self, key: str) -> int:
+        return self._ran[key] + self._unknown[key] // _UNKNOWN

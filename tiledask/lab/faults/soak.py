@@ -9,6 +9,8 @@ import argparse
 import faulthandler
 import gc
 import logging
+import os
+import re
 import sys
 import tempfile
 import threading
@@ -23,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from dask.utils import key_split
 from rich.console import Console
 
 from tiledask.distributed.cluster.cluster import Cluster
@@ -39,9 +42,14 @@ __all__ = ["Killer", "main", "soak"]
 WORK = ("blocks", "tasks", "files", "loop", "lazy", "training")
 RATE = 60.0
 """Losses of workers a minute that are aimed at: at least 50 are needed."""
+BURSTS = 2.0
+"""Deviation of the logarithm of the seconds between two faults."""
 SHARES = {"killed": 0.86, "all killed": 0.06, "frozen": 0.04, "nanny closed": 0.04}
 WARM = 0.25
 """Share of the time after which memory has reached what it keeps."""
+_NUMBERS = r"[0-9a-f]{12,}|\d+"
+_BEATS = 3.0
+"""Seconds in which every worker and client asks the scheduler something."""
 LATE = 240.0
 """Seconds after which a call hangs: workers may be lost faster than a busy machine starts them."""
 
@@ -57,7 +65,9 @@ class Killer(threading.Thread):
     def run(self) -> None:
         begun = time.monotonic()
         names, shares = list(SHARES), list(SHARES.values())
-        while not self.ending.wait(float(self.rng.exponential(30 / self.rate))):
+        # many at a time, then none for a while: 30 / rate in the mean, in which workers start
+        mean = np.log(30 / self.rate) - BURSTS**2 / 2
+        while not self.ending.wait(float(self.rng.lognormal(mean, BURSTS))):
             if self.lost >= self.rate * (time.monotonic() - begun) / 60:
                 continue
             fault = names[int(self.rng.choice(len(names), p=shares))]
@@ -71,23 +81,84 @@ class Killer(threading.Thread):
                 self.lost += len(living) if fault == "all killed" else 1
 
 
-def _left(bench: Workbench, before: dict[str, int]) -> dict[str, int]:
-    """What there is more of than ``before``."""
+def _left(bench: Workbench, before: dict[str, Counter[str]]) -> dict[str, dict[str, int]]:
+    """What there is more of than ``before``, and less, by name; nothing of what is as many."""
     gc.collect()
-    now = _held(bench)
-    return {name: count - before[name] for name, count in now.items()}
+    left = {}
+    for kind, names in _held(bench).items():
+        of = {name: names[name] - before[kind][name] for name in names | before[kind]}
+        left[kind] = {name: more for name, more in sorted(of.items()) if more}
+    return left
 
 
-def _held(bench: Workbench) -> dict[str, int]:
+def _held(bench: Workbench) -> dict[str, Counter[str]]:
+    """Kind -> how many of each name: numbers and the like are left out of names."""
     me = psutil.Process()
-    return {
-        "descriptors": me.num_fds(),
-        "threads": me.num_threads(),
-        "tasks": len(bench.cluster.given.scheduler.tasks),
-        "spooled files": sum(1 for _ in bench.cluster.spool.rglob("*")),
-        "in memory": len([*kept_folder.MEMORY.glob("*")]),
-        "processes": len(me.children(recursive=True)),
+    threads = [thread.name for thread in threading.enumerate()]
+    threads += ["native"] * (me.num_threads() - len(threads))
+    tasks = bench.cluster.given.scheduler.tasks.values()
+    wanted = {True: "wanted", False: "wanted by none"}
+    named = {
+        "descriptors": _descriptors(bench.cluster, me),
+        "threads": threads,
+        "tasks": [f"{key_split(t.key)}, {t.state}, {wanted[bool(t.who_wants)]}" for t in tasks],
+        "spooled files": [path.name for path in bench.cluster.spool.rglob("*")],
+        "in memory": [path.name for path in kept_folder.MEMORY.glob("*")],
+        "processes": [_command(each) for each in me.children(recursive=True)],
     }
+    return {
+        kind: Counter(re.sub(_NUMBERS, "#", name)[:100] for name in names)
+        for kind, names in named.items()
+    }
+
+
+def _descriptors(cluster: Cluster, me: psutil.Process) -> list[str]:
+    """What each is: a file's path, or both ends of a connection.
+
+    First all connections that Dask's pools keep to use again are closed: as many as calls were
+    ever under way at once. Those of workers' heartbeats are then opened again.
+    """
+    cluster.run(_close_unused)
+    nannies = list(cluster.given.workers.values())
+
+    async def close_unused() -> None:
+        for each in (*nannies, cluster.given.scheduler, cluster.client):
+            each.rpc.collect()
+
+    cluster.given.sync(close_unused)
+    time.sleep(_BEATS)
+    ends = {cluster.scheduler_address: "scheduler"}
+    ends |= {nanny.address: "a nanny" for nanny in nannies}
+    ends |= {nanny.worker_address: "a worker" for nanny in nannies}
+    ports = {int(address.rpartition(":")[2]): who for address, who in ends.items()}
+    for child in me.children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            asking = {each.laddr[1]: f"worker {child.pid}" for each in child.net_connections()}
+            ports = asking | ports
+    connected = {each.fd: each for each in me.net_connections("all")}
+    found, asked = [], set[str]()
+    for link in Path(f"/proc/{me.pid}/fd").iterdir():
+        with suppress(OSError):  # of this very look
+            name, each = os.readlink(link), connected.get(int(link.name))
+            if each is not None:
+                own, other = (
+                    ports.get(end[1], "somebody") if isinstance(end, tuple) and end else ""
+                    for end in (each.laddr, each.raddr)
+                )
+                name = f"socket of {own or 'nobody'} with {other or 'nobody'}, {each.status}"
+            # a worker that lives asks by as many as it likes: they end with it
+            (asked.add if " with worker " in name else found.append)(name)
+    return [*found, *asked]
+
+
+def _command(process: psutil.Process) -> str:
+    with suppress(psutil.Error):  # it has just ended
+        return " ".join(process.cmdline()) or process.name()
+    return "ended"
+
+
+def _close_unused(dask_worker: Any) -> None:
+    dask_worker.rpc.collect()
 
 
 def main() -> int:
@@ -104,7 +175,9 @@ def main() -> int:
     with started_bench(seed=args.seed) as bench:
         found = soak(bench, args, console)
     me = psutil.Process()  # whose own are the server of workers, which the next cluster takes, ...
-    found["workers after close"] = len([p for p in me.children(True) if p.ppid() != me.pid])
+    workers = [each for each in me.children(recursive=True) if each.ppid() != me.pid]
+    _, alive = psutil.wait_procs(workers, timeout=_BEATS)
+    found["workers after close"] = [f"{each.status()} {_command(each)}" for each in alive]
     found["kept"] &= not found["workers after close"]
     for name, value in found.items():
         console.print(f"{name}: {value}", markup=False, highlight=False)
@@ -167,8 +240,8 @@ def soak(bench: Workbench, args: argparse.Namespace, console: Console) -> dict[s
     grown = me.memory_info().rss / warm - 1
     for name in WORK:  # what a last kill has taken is given back
         bench.ready(name).run()
-    time.sleep(3)
     left = _left(bench, before)
+    clean = all(sum(names.values()) <= 0 for names in left.values())
     return {
         "minutes": took / 60,
         "lost workers": killer.lost,
@@ -180,7 +253,7 @@ def soak(bench: Workbench, args: argparse.Namespace, console: Console) -> dict[s
         "resident by minute": held,
         "left": left,
         "words": words,
-        "kept": {*ends} <= {"right"} and grown < 0.02 and not any(v > 0 for v in left.values()),
+        "kept": {*ends} <= {"right"} and grown < 0.02 and clean,
     }
 
 
