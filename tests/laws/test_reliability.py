@@ -5,7 +5,7 @@ import re
 
 from oracles.finished import ROOT
 
-from tiledask.lab.faults.page import measured, renewed
+from tiledask.lab.faults.page import measured, renewed, soaked
 from tiledask.lab.faults.table import FAULTS, ON_GPUS
 
 PAGE = (ROOT / "RELIABILITY.md").read_text()
@@ -27,6 +27,10 @@ def test_what_was_measured_is_the_records():
     assert renewed(PAGE, rows) == PAGE
     assert {row["fault"] for row in rows} == {fault.name for fault in FAULTS}
     assert not any(row["wrong"] for row in rows)
+    soak = json.loads((RECORD.parent / "soak.json").read_text())
+    assert soaked(PAGE, soak) == PAGE
+    assert "Soaked: " in PAGE
+    assert soak["kept"]
 
 
 def test_what_was_measured_on_a_gpu_is_the_records():

@@ -1,9 +1,11 @@
 """A task that ends its worker each time is named, and nobody who waited there is blamed."""
 
 import os
+import pickle
 import signal
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,8 +16,10 @@ from twins.by_hand import dask_by_hand
 import tiledask as td
 from tiledask.distributed.cluster import worker as on_worker
 from tiledask.distributed.pipelines.stages import Dummy
+from tiledask.distributed.products import lazy_tasks
 from tiledask.distributed.recovering import poison
 from tiledask.distributed.recovering.frozen import end
+from tiledask.distributed.recovering.poison import LAZY
 from tiledask.errors import ClusterLostError
 from tiledask.tile.datasets import load_text
 
@@ -121,6 +125,7 @@ class Known:
 
     def __init__(self, key, suspicious, *needs):
         self.key, self.suspicious = key, suspicious
+        self.prefix = SimpleNamespace(name=str(key).rpartition("-")[0])
         self.resource_restrictions = dict.fromkeys(needs, 1) or None
 
 
@@ -160,6 +165,53 @@ def test_deaths_are_counted_for_those_who_ran():
     deaths.count(scheduler, poison.Death(1, ()))
     assert not deaths._unknown
     assert {*deaths._ran} == {"a", "c"}
+
+
+def test_tasks_of_a_lazy_product_are_in_no_slot_and_blamed_by_the_register_alone():
+    lazy, users, beside = Known(f"{LAZY}-0", 0), Known("users-0", 0), Known(f"{LAZY}-1", 0)
+    tasks = {task.key: task for task in (lazy, users, beside)}
+    scheduler, deaths = SimpleNamespace(tasks=tasks, workers={}), poison.Deaths()
+
+    def joins(address, slot, *told):
+        extra = {poison.JOINING: [slot, *told]} if told else {}
+        scheduler.workers[address] = SimpleNamespace(name=slot, extra=extra)
+        deaths.add_worker(scheduler, address)
+
+    def goes(address, *had):
+        for task in had:
+            task.suspicious += 1
+        keys = {task.key for task in had}
+        said = {"action": "remove-worker", "worker": address, "processing-tasks": keys}
+        deaths.log_event("all", said)
+
+    def suspicious():
+        return [task.suspicious for task in (lazy, users, beside)]
+
+    for slot in range(5):
+        joins(f"tcp://{slot}", slot)
+    for slot in range(5):  # before anybody joins again
+        goes(f"tcp://{slot}", lazy, users)
+    assert suspicious() == [0, 5, 0]
+    joins("tcp://5", 0, ["other"])
+    assert suspicious() == [0, 5, 0]
+    joins("tcp://6", 1, [lazy.key])
+    assert suspicious() == [1, 5, 0]
+    for slot in (2, 3, 4):  # nothing ran, or there is no register
+        joins(f"tcp://{slot}", slot, *[None] * (slot == 2))
+    assert suspicious() == [1, 5, 0]
+    goes("tcp://2", lazy)
+    joins("tcp://7", 2, None)
+    assert suspicious() == [2, 5, 0]
+    assert pickle.loads(pickle.dumps(lazy_tasks.multiply_tile)) is lazy_tasks.multiply_tile
+
+
+def test_what_is_registered_stands_there_while_it_runs(register, monkeypatch):
+    monkeypatch.setattr(poison.thread_state, "key", "tile-0", raising=False)
+    register()
+    poison.in_slot(2)
+    within = poison.registered(lambda: poison._read(bytes(poison._register)))
+    assert within() == poison.Death(2, ("tile-0",))
+    assert poison._read(bytes(poison._register)) == poison.Death(2, None)
 
 
 @pytest.fixture

@@ -15,7 +15,9 @@ import mmap
 import os
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +30,7 @@ from tiledask.distributed.recovering.frozen import NOBODY
 
 __all__ = [
     "JOINING",
+    "LAZY",
     "Death",
     "Deaths",
     "Register",
@@ -35,6 +38,7 @@ __all__ = [
     "in_slot",
     "name_of",
     "open_register",
+    "registered",
     "runs",
     "stopped",
 ]
@@ -45,6 +49,8 @@ _SLOT = slice(0, 16)
 _END = ".running"
 _UNKNOWN = 4
 """Deaths of which nobody knows why that count as one."""
+LAZY = "tiledask_matmul"
+"""How names of tasks begin that are in no slot, and in the register."""
 JOINING = "tiledask-death"
 """Dask's name of what a worker says of the one before it when it joins."""
 
@@ -81,6 +87,20 @@ def stopped(at: int) -> None:
     if at:
         _register[at] = 0
         _free.append(at)
+
+
+def registered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, of a task in no slot, whose task stands in the register while it runs."""
+
+    @wraps(function)
+    def stands(*args: Any) -> Any:
+        at = runs()
+        try:
+            return function(*args)
+        finally:
+            stopped(at)
+
+    return stands
 
 
 def in_slot(slot: int) -> None:
@@ -167,26 +187,57 @@ class Deaths(SchedulerPlugin):
 
     def __init__(self) -> None:
         self._ran, self._unknown = Counter[str](), Counter[str]()
+        self._tasks: dict[Any, Any] = {}
+        self._slots: dict[str, Any] = {}
+        """Address of a worker -> its slot."""
+        self._given: dict[Any, set[Any]] = {}
+        """Slot -> keys of the tasks that its last worker had when it ended."""
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Dask says what a worker had that is gone. What may run anywhere is given to the next at
+        once, which may go too before anybody joins and says why: it is counted only then."""
+        if topic == "all" and msg.get("action") == "remove-worker":
+            slot = self._slots.pop(msg["worker"], None)
+            self._given[slot] = given = {*msg["processing-tasks"]}
+            for key in given:
+                if (task := self._tasks.get(key)) is not None and _is_registered(task):
+                    task.suspicious = self._suspicion(_named(key))
 
     def add_worker(self, scheduler: Any, worker: str) -> None:
         """A worker has joined, and says in which way the one before it ended."""
-        if (told := scheduler.workers[worker].extra.get(JOINING)) is not None:
+        self._tasks, joined = scheduler.tasks, scheduler.workers[worker]
+        self._slots[worker] = joined.name
+        if (told := joined.extra.get(JOINING)) is not None:
             self.count(scheduler, Death(*told))
+        elif joined.name in self._given:
+            self.count(scheduler, Death(joined.name, None))
 
     def count(self, scheduler: Any, death: Death) -> None:
         """None; tasks of that slot are as suspicious as often as a worker ended while they ran, and
         once for every four times that it ended while nothing did."""
-        tasks = {str(key)[: _LINE - 1]: task for key, task in scheduler.tasks.items()}
+        tasks = {_named(key): task for key, task in scheduler.tasks.items()}
         self._ran.update(death.ran or ())
         for known in (self._ran, self._unknown):
             for gone in known.keys() - tasks.keys():
                 del known[gone]
         own = {f"slot{death.slot}", f"beside{death.slot}"}
+        given = self._given.pop(death.slot, ())
         for key, task in tasks.items():
-            if task.suspicious and not own.isdisjoint(task.resource_restrictions or ()):
-                if death.ran is None and task.suspicious > self._suspicion(key):  # it was there
+            there = task.key in given and _is_registered(task)
+            ours = task.suspicious and not own.isdisjoint(task.resource_restrictions or ())
+            if there or ours:
+                if death.ran is None and (there or task.suspicious > self._suspicion(key)):
                     self._unknown[key] += 1
                 task.suspicious = self._suspicion(key)
 
     def _suspicion(self, key: str) -> int:
         return self._ran[key] + self._unknown[key] // _UNKNOWN
+
+
+def _named(key: Any) -> str:
+    """What a register has of a task's key."""
+    return str(key)[: _LINE - 1]
+
+
+def _is_registered(task: Any) -> bool:
+    return bool(task.prefix.name.startswith(LAZY))

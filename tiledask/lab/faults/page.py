@@ -6,7 +6,7 @@ from typing import Any
 
 from tiledask.plan.units import format_seconds
 
-__all__ = ["measured", "renewed"]
+__all__ = ["measured", "renewed", "soaked"]
 
 
 def measured(row: dict[str, Any]) -> str:
@@ -32,3 +32,15 @@ def renewed(page: str, rows: Iterable[dict[str, Any]]) -> str:
         line = re.compile(rf"^\| {re.escape(row['fault'])} \|[^|]*\|[^|]*\|", re.M)
         page = line.sub(lambda _, cells=cells: cells, page, count=1)
     return page
+
+
+def soaked(page: str, found: dict[str, Any]) -> str:
+    """The page, with what the record of `make soak-faults` found in its line on it."""
+    ends, left = found["ends"], sum(sum(names.values()) for names in found["left"].values())
+    line = (
+        f"Soaked: {found['lost workers']} workers lost in {found['minutes']:.0f} minutes, "
+        f"{ends.get('right', 0)} of {sum(ends.values())} results right, {ends.get('hang', 0)} "
+        f"hangs; client and scheduler grew by {found['grown after warm-up']:.1%} after a quarter "
+        f"of the time; {max(0, left)} left."
+    )
+    return re.sub("^Soaked: .*$", line, page, flags=re.M)

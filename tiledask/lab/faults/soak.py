@@ -33,6 +33,7 @@ from tiledask.distributed.cluster.spool import MEMORY
 from tiledask.distributed.recovering import kept_folder
 from tiledask.lab.bench.records import record
 from tiledask.lab.faults.command import HUNG, busy, code, started_bench
+from tiledask.lab.faults.page import soaked
 from tiledask.lab.faults.running import PROCESS_FAULTS, processes, slots_are_full
 from tiledask.lab.faults.trying import tried
 from tiledask.lab.faults.workloads import Workbench
@@ -169,6 +170,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=RATE, help="lost workers a minute")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", metavar="FILE.json", help="also write the numbers there")
+    parser.add_argument("--page", metavar="RELIABILITY.md", help="and write them into this page")
     args = parser.parse_args()
     console = Console()
     logging.disable()  # of workers that end, there is much to say
@@ -183,6 +185,9 @@ def main() -> int:
         console.print(f"{name}: {value}", markup=False, highlight=False)
     if args.record:
         record(Path(args.record), "tiledask.lab.faults.soak", {"code": code()} | found)
+    if args.page:
+        page = Path(args.page)
+        page.write_text(soaked(page.read_text(), found))
     return int(not found["kept"])
 
 

@@ -98,7 +98,10 @@ def _lazy(bench: Workbench) -> Run:
     def run(timeout: float = TIMEOUT) -> bytes:
         x, y = (da.from_array(x, chunks=300) for x in bench.matrices())
         made = bench.cluster.client.compute(td.matmul(x, y, **SLOW))
-        return made.result(timeout=timeout).tobytes()
+        try:
+            return made.result(timeout=timeout).tobytes()
+        finally:  # Dask keeps one that failed, by its own error's frames
+            made.release()
 
     return run
 
