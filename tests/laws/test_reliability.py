@@ -30,7 +30,9 @@ def test_what_was_measured_is_the_records():
     soak = json.loads((RECORD.parent / "soak.json").read_text())
     assert soaked(PAGE, soak) == PAGE
     assert "Soaked: " in PAGE
-    assert soak["kept"]
+    assert {*soak["ends"]} == {"right"}
+    assert soak["lost workers"] >= 1500
+    assert not any(soak["left"].values())
 
 
 def test_what_was_measured_on_a_gpu_is_the_records():
