@@ -1,7 +1,7 @@
 """Published numbers beside ours: every row, every goal, what sets the constants, and the page.
 
 Holds `tiledask.lab.accuracy.exact`, `tiledask.lab.accuracy.page`, `tiledask.lab.accuracy.rows`,
-`tiledask.lab.accuracy.time` and `tiledask.plan.fitting.deepspeed`.
+`tiledask.lab.accuracy.stacks`, `tiledask.lab.accuracy.time` and `tiledask.plan.fitting.deepspeed`.
 """
 
 from dataclasses import replace
@@ -14,6 +14,7 @@ from tiledask.lab.accuracy import page
 from tiledask.lab.accuracy.exact import gpt
 from tiledask.lab.accuracy.memory import bloom, bloom_cases
 from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
+from tiledask.lab.accuracy.stacks import rows_of, run_of, seconds_measured, stacks
 from tiledask.lab.accuracy.time import calibrated, seconds_of
 from tiledask.plan.data import data_file
 from tiledask.plan.fitting.activations import layer_bytes
@@ -79,6 +80,20 @@ def test_fitted_rows_exist_and_leave_more_to_check():
     timed = [row for group in groups for row in group.rows]
     fitted = [row for row in timed if row.calibration]
     assert len(fitted) == len(calibrated()) < len(timed) / 2
+
+
+def test_every_timed_step_of_todays_programs_is_in_a_group_or_has_a_reason():
+    cases = published("plan2")
+    timed = {id for id, case in cases.items() if seconds_measured(case) is not None}
+    groups, unsaid = rows_of(cases.values())
+    said = [row.case for rows in groups.values() for row in rows]
+    assert len(said) == len(set(said))
+    assert (len(timed), set(said) | set(unsaid)) == (197, timed)
+    assert all(unsaid.values())
+    shown = [row for group in stacks() for row in group.rows]
+    assert all(row.published == seconds_measured(cases[row.case]) for row in shown)
+    run = run_of(cases["simumax-b200-llama3_70b_l12_tp1_pp2_dp4_mbc8_cef"])
+    assert (run.model.layers, run.layout.sequences, run.layout.devices) == (12, 32, 8)
 
 
 def test_a_row_that_is_off_is_not_exact_and_fails_its_group():

@@ -17,6 +17,7 @@ from rich.table import Table
 from tiledask.lab.accuracy import exact, memory, time
 from tiledask.lab.accuracy.peers import error
 from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource
+from tiledask.lab.accuracy.stacks import stacks
 from tiledask.plan.data import data_file
 from tiledask.plan.judged import MARKS
 from tiledask.plan.whole import is_whole
@@ -50,6 +51,7 @@ def groups() -> tuple[PublishedSource, ...]:
         memory.verdicts(),
         *time.times(),
         time.rankings(),
+        *stacks(),
     )
 
 
@@ -57,14 +59,17 @@ def page() -> str:
     """The page in Markdown."""
     parts = [
         "# Accuracy of the planner",
-        "Made by `make accuracy` from plan.json and the package; not written by hand. Errors are "
-        "ours / published - 1. *Fitted* rows set constants of the model (data/calibration and "
-        "tiledask/plan/fitting/overhead.py) and show how well it can bend; *check* rows had no "
-        "part in that. Nothing is fitted to a single row.",
+        "Made by `make accuracy` from plan.json, plan2.json and the package; not written by hand. "
+        "Errors are ours / published - 1. *Fitted* rows set constants of the model "
+        "(data/calibration and tiledask/plan/fitting/overhead.py) and show how well it can "
+        "bend; *check* rows had no part in that. Nothing is fitted to a single row.",
         _table(
-            ("source", "goal", "all rows", "fitted", "check", ""),
+            ("source", "goal", "all rows", "signed", "fitted", "check", ""),
             (
-                [g.name, g.goal, g.reached, _errors(g.part(True)), _errors(g.part(False)), _tick(g)]
+                [
+                    *(g.name, g.goal, g.reached, g.signed),
+                    *(_errors(g.part(True)), _errors(g.part(False)), _tick(g)),
+                ]
                 for g in groups()
             ),
         ),

@@ -76,6 +76,11 @@ class PublishedSource:
         return statistics.mean(sizes), max(sizes)
 
     @property
+    def signed(self) -> str:
+        """The mean error with its sign; nothing where rows are exact or not."""
+        return "" if self.mean is None else f"{statistics.mean(r.error for r in self.rows):+.1%}"
+
+    @property
     def goal(self) -> str:
         if self.mean is None:
             return "every row to its printed digits"
