@@ -36,6 +36,7 @@ _HOME = {
     "Layout": "tiledask.plan.inputs.layout",
     "estimate_memory": "tiledask.plan.fitting.memory",
     "estimate_step": "tiledask.plan.timing.step",
+    "calibrate": "tiledask.plan.timing.step",
     "fits": "tiledask.plan.fitting.fit",
     "search": "tiledask.plan.choosing.search",
     "Space": "tiledask.plan.choosing.search",

@@ -86,6 +86,7 @@ from tiledask.plan.splitting.judge import judge as judge
 from tiledask.plan.splitting.partition import Partition as Partition
 from tiledask.plan.splitting.partition import contiguous_splits as contiguous_splits
 from tiledask.plan.splitting.partition import partition as partition
+from tiledask.plan.timing.step import calibrate as calibrate
 from tiledask.plan.timing.step import estimate_step as estimate_step
 from tiledask.tile.datasets import load_images as load_images
 from tiledask.tile.datasets import load_text as load_text

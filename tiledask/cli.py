@@ -265,6 +265,8 @@ def _of_models(sub: argparse.ArgumentParser, optional: bool = False) -> None:
     usual = ("mixed-adam-16", 2048) if not optional else (None, None)  # an import says others
     sub.add_argument("--recipe", default=usual[0], help="(mixed-adam-16)")
     sub.add_argument("--sequence", type=_whole, default=usual[1], help="tokens (2048)")
+    sub.add_argument("--framework", help="whose kernels and overlaps, such as megatron-2025")
+    sub.add_argument("--calibration", metavar="FILE", help="made by td.calibrate, in its place")
     sub.add_argument("--tokens", metavar="N", help="days and device-hours for N, such as 15T")
     for name, unit, words in (
         ("--price", "AMOUNT", "with --tokens: of a device for an hour, such as 2.5"),
@@ -397,7 +399,8 @@ def _fit(args: argparse.Namespace, console: Console) -> Result:
     cluster = td.load_cluster(args.cluster)
     model, layout, recipe, sequence, imported = _asked(args, cluster.devices, console)
     run = (model, layout, cluster, recipe, sequence)
-    fit, found = td.fits(*run), td.critique(*run) if args.critique else None
+    assumed = {"calibration": args.calibration, "framework": args.framework}
+    fit, found = td.fits(*run, **assumed), td.critique(*run) if args.critique else None
     planner.show_assumed(model, console)
     planner.show_fit(fit, console)
     result = fit.to_dict() | imported
@@ -408,7 +411,7 @@ def _fit(args: argparse.Namespace, console: Console) -> Result:
         saving = fit.checkpointing(**_losses(args))
         result["saving"] = planner.show_saving(saving, console)
         if args.tokens or args.price:
-            result |= _budget(args, td.estimate_step(*run), saving.stretch, console)
+            result |= _budget(args, td.estimate_step(*run, **assumed), saving.stretch, console)
     if args.snapshot:
         beside = fit.beside_snapshot(args.snapshot, args.stage)
         result["snapshot"] = planner.show_snapshot(beside, console)
@@ -466,7 +469,8 @@ def _plan(args: argparse.Namespace, console: Console) -> Result:
     options = {"sequence": args.sequence, "recipe": args.recipe}
     if args.devices:
         options["devices"] = _whole_numbers(args.devices, "devices")
-    plans = td.search(model, cluster, args.batch, **options)
+    assumed = {"calibration": args.calibration, "framework": args.framework}
+    plans = td.search(model, cluster, args.batch, **options, **assumed)
     planner.show_assumed(model, console)
     asked = [args.model, args.cluster, "--sequence", str(args.sequence), "--recipe", args.recipe]
     planner.show_plans(plans, args.first, console, asked)

@@ -66,7 +66,7 @@ def test_fit_says_no_why_and_what_would(capsys):
         (
             "fit gpt2 2xA100-40GB --dp 2 --tokens 1.5B --price 2",
             0,
-            {"budget": {"tokens": 1.5e9, "price": 2.0, "error": 0.15}},
+            {"budget": {"tokens": 1.5e9, "price": 2.0}},
         ),
         ("partition 24 4", 0, {"sizes": [6, 6, 6, 6], "bottleneck": 6.0}),
         ("partition 4,4,9,8 3", 0, {"bottleneck": 9.0}),

@@ -231,6 +231,9 @@ def show_plans(plans: Plans, first: int, console: Console, asked: Sequence[str] 
     if asked:
         words = shlex.join(["tiledask", "fit", *asked, *shown[0].layout.options])
         say(console, f"the first one: {words}")
+    alike = len(plans.alike)
+    if alike > 1:
+        say(console, f"the first {alike} cannot be told apart by their times")
     front = plans.front
     if len(front) > 1:
         chosen = front[:: max(1, len(front) // 6)][:6]
@@ -304,6 +307,7 @@ def show_step(step: StepEstimate, console: Console) -> None:
     ]
     title = f"where the {format_seconds(step.total)} of a step go, {used}"
     console.print(Grid(("part", "time", "share", "formula"), rows, title, left=(0, 3)))
+    say(console, f"assumed: {step.assumed}")
 
 
 def show_saving(saving: Checkpointing, console: Console) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Published numbers beside ours: every row, every goal, what sets the constants, and the page.
 
-Holds `tiledask.lab.accuracy.exact`, `tiledask.lab.accuracy.page`, `tiledask.lab.accuracy.rows`,
-`tiledask.lab.accuracy.stacks`, `tiledask.lab.accuracy.time` and `tiledask.plan.fitting.deepspeed`.
+Holds `tiledask.lab.accuracy.exact`, `tiledask.lab.accuracy.page`, `tiledask.lab.accuracy.refit`,
+`tiledask.lab.accuracy.rows`, `tiledask.lab.accuracy.stacks`, `tiledask.lab.accuracy.time` and
+`tiledask.plan.fitting.deepspeed`.
 """
 
 from dataclasses import replace
@@ -13,9 +14,10 @@ import tiledask as td
 from tiledask.lab.accuracy import page
 from tiledask.lab.accuracy.exact import gpt
 from tiledask.lab.accuracy.memory import bloom, bloom_cases
+from tiledask.lab.accuracy.refit import CONSTANTS, refit
 from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
-from tiledask.lab.accuracy.stacks import rows_of, run_of, seconds_measured, stacks
-from tiledask.lab.accuracy.time import calibrated, seconds_of
+from tiledask.lab.accuracy.stacks import left_out, rows_of, run_of, seconds_measured, stacks
+from tiledask.lab.accuracy.time import calibrated, seconds_of, times
 from tiledask.plan.data import data_file
 from tiledask.plan.fitting.activations import layer_bytes
 from tiledask.plan.fitting.deepspeed import deepspeed_estimate
@@ -70,16 +72,35 @@ def test_each_row_and_each_goal():
 def test_check_rows_reach_the_goal_by_themselves():
     for group in page.groups():
         check = [abs(row.error) for row in group.part(False)]
-        if group.mean is not None and group.mean < 1:
+        if check and group.mean is not None and group.mean < 1:
             assert np.mean(check) <= max(group.mean, 0.05), group.name
 
 
 @pytest.mark.long
 def test_fitted_rows_exist_and_leave_more_to_check():
-    groups = [g for g in page.groups() if g.mean and "log, GB" not in g.name]
-    timed = [row for group in groups for row in group.rows]
-    fitted = [row for row in timed if row.calibration]
-    assert len(fitted) == len(calibrated()) < len(timed) / 2
+    """plan2.json's rows are fitted together, and judged by models left out (refit.py)."""
+    timed = [row for group in times() for row in group.rows]
+    fitted = {row.case for row in timed if row.calibration}
+    together = {row.case for group in stacks() for row in group.rows if row.calibration}
+    assert fitted | together == {case.split(":")[0] for case in calibrated()}
+    assert len([row for row in timed if row.calibration]) < len(timed) / 2
+
+
+@pytest.mark.slow
+def test_the_fitted_constants_are_found_again_and_say_models_left_out():
+    """From round guesses and wide priors, half a minute. Rows of a model that was left out are as
+    far off as the page says (`python -m tiledask.lab.accuracy.refit` writes that anew)."""
+    rows = refit()
+    values = rows.fitted()
+    kept = {key: number for known in rows.known for key, number in known.numbers}
+    for constant, value in zip(CONSTANTS, values, strict=True):
+        number = kept[constant.number]
+        assert number.low <= value <= number.high, constant.number
+        assert value == pytest.approx(number.value, rel=0.03), constant.number
+        assert number.origin.startswith("fit"), constant.number
+    kept = left_out()
+    for name, (count, mean, worst) in rows.by_group(rows.left_out(values)).items():
+        assert kept[name] == [count, pytest.approx(mean, abs=3e-3), pytest.approx(worst, abs=0.01)]
 
 
 def test_every_timed_step_of_todays_programs_is_in_a_group_or_has_a_reason():

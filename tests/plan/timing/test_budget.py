@@ -4,7 +4,7 @@ import pytest
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.plan.timing.budget import ERROR, Budget
+from tiledask.plan.timing.budget import Budget
 
 
 def test_money_is_hours_and_hours_are_days():
@@ -14,7 +14,7 @@ def test_money_is_hours_and_hours_are_days():
     assert budget.device_hours == pytest.approx(budget.days * 24 * 8)
     assert budget.cost == pytest.approx(2 * budget.device_hours)
     low, high = budget.band(budget.cost)
-    assert (low, high) == pytest.approx((budget.cost * (1 - ERROR), budget.cost * (1 + ERROR)))
+    assert (low, high) == pytest.approx(tuple(budget.cost * (1 + e * step.error) for e in (-1, 1)))
     seconds = 3e11 / step.tokens * step.total * 1.25
     assert budget.days * 86_400 == pytest.approx(seconds)
 

@@ -15,10 +15,10 @@ import tiledask as td
 from tiledask.plan.inputs.layout import Numbers
 from tiledask.plan.inputs.model import Model, count
 from tiledask.plan.inputs.recipes import load_recipe
+from tiledask.plan.timing.calibration import calibration_of
 from tiledask.plan.timing.collective_time import all_gather, all_reduce, all_to_all, members, p2p
 from tiledask.plan.timing.flops import step_flops
 from tiledask.plan.timing.layer_time import passes, products
-from tiledask.plan.timing.rates import load_calibration
 from tiledask.plan.timing.roofline import TILES, Rates, gemm_bytes, gemm_seconds
 from tiledask.plan.timing.step_time import StepTime, step_parts
 from tiledask.plan.timing.step_values import Parts
@@ -65,7 +65,8 @@ def test_products_and_steps_hold_every_weight(name, tp):
         matrices = tuple(w for w in weights if w.inputs)
         held = sum(np.prod(p.shape(tp)) * p.weights[0].copies for p in products(weights))
         assert held == count(matrices, tp)
-    recipe, rates = load_recipe("mixed-adam-16"), load_calibration("a100")
+    recipe = load_recipe("mixed-adam-16")
+    rates = calibration_of(DGX.device, recipe)
     held = sum(StepTime(model, DGX, Numbers(tp=tp), recipe, 2048, rates).held(model.layers))
     layers = sum(many * count(weights, tp) for _, many, weights in model.layer_kinds)
     known = layers + count(model.embedding, tp) + count(model.head, tp)
@@ -170,11 +171,3 @@ def test_appendix_a_of_korthikanti(h, a, L):
     mixture = td.load_model("mixtral-8x7b")
     visited = mixture.active_parameters - mixture.vocab * mixture.hidden  # a table is looked up
     assert step_flops(mixture, 1, 1).model == pytest.approx(6 * visited, rel=1e-3)
-
-
-def test_the_calibrations_name_their_rows_and_reasons():
-    for name in ("a100", "h100"):
-        calibration = load_calibration(name)
-        assert len(calibration.calibrated) >= 4
-        assert "calibrated row" in calibration.source
-    assert load_calibration(calibration) is calibration

@@ -31,6 +31,7 @@ from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_trains
 from tiledask.plan.program.making.of_layout import layout_timeline, why_no_program
+from tiledask.plan.timing.calibration import Calibration
 from tiledask.plan.timing.checkpointing import Checkpointing
 from tiledask.plan.timing.step import StepEstimate, estimate_step
 from tiledask.plan.timing.step_time import step_parts
@@ -124,7 +125,8 @@ class Plan:
     def fit(self) -> Fit:
         """The verdict explained."""
         found = self.found
-        return fits(found.model, self.layout, found.cluster, found.recipe, found.sequence)
+        run = found.model, self.layout, found.cluster, found.recipe, found.sequence
+        return fits(*run, calibration=found.calibration, framework=found.framework)
 
     @property
     def memory(self) -> MemoryEstimate:
@@ -135,7 +137,8 @@ class Plan:
     def step(self) -> StepEstimate:
         """Where the time goes; the stages as they are, simulated."""
         found = self.found
-        return estimate_step(found.model, self.layout, found.cluster, found.recipe, found.sequence)
+        run = found.model, self.layout, found.cluster, found.recipe, found.sequence
+        return estimate_step(*run, calibration=found.calibration, framework=found.framework)
 
     def checkpointing(self, **given: Any) -> Checkpointing:
         """How often to save, and what that costs: `Fit.checkpointing` for this plan's step."""
@@ -153,10 +156,12 @@ class Plan:
         """Seconds of a step by the clock of the layout's program: what ``step`` says, worked out
         again instruction by instruction. NaN where there is none (experts, context parallelism)."""
         found = self.found
-        if self.verdict == "no" or why_no_program(found.model, self.layout, found.sequence):
+        none = why_no_program(found.model, self.layout, found.sequence)
+        if self.verdict == "no" or none or found.recipe.product_bytes:
             return np.nan
         of = found.model, self.layout, found.cluster, found.recipe, found.sequence
-        return float(layout_timeline(*of).end.max())
+        line = layout_timeline(*of, found.calibration, found.framework)
+        return self.step.calibration.scale * float(line.end.max())
 
     def to_dict(self) -> dict[str, Any]:
         """The layout, also as `tiledask fit` takes it, and what it takes, as plain values for JSON;
@@ -202,9 +207,12 @@ class Plans(Sequence[Plan]):
         recipe: Recipe,
         sequence: int,
         columns: dict[str, np.ndarray],
+        calibration: Calibration | str | None = None,
+        framework: str | None = None,
     ):
         self.model, self.cluster, self.global_batch = model, cluster, global_batch
         self.recipe, self.sequence = recipe, sequence
+        self.calibration, self.framework = calibration, framework
         self._plans: dict[int, Plan] = {}
         self._settled = 0
         devices = columns["dp"] * columns["tp"] * columns["pp"] * columns["cp"]
@@ -215,7 +223,9 @@ class Plans(Sequence[Plan]):
         inside = np.flatnonzero(verdict < 2)
         if len(inside):
             chosen = {name: column[inside] for name, column in columns.items()}
-            parts = step_parts(model, cluster, Numbers(**chosen), recipe, sequence)
+            parts = step_parts(
+                model, cluster, Numbers(**chosen), recipe, sequence, calibration, framework
+            )
             seconds[inside] = parts.total
         order = np.lexsort((peak, seconds, verdict))
         rows = columns | {
@@ -299,6 +309,17 @@ class Plans(Sequence[Plan]):
                 f"batch, the devices or the space"
             )
         return self[0]
+
+    @property
+    def alike(self) -> list[Plan]:
+        """The plans of the settled ones that cannot be told from the best: they take no longer than
+        it does with the error of its framework, as the device's error is the same for all."""
+        best = self.best
+        if best.verdict == "no":
+            return [best]
+        errors = dict(best.step.calibration.errors)
+        most = best.seconds * (1 + errors.get("framework", best.step.calibration.error))
+        return [p for p in self[:FIRST] if p.verdict == best.verdict and p.seconds <= most]
 
     @property
     def front(self) -> list[Plan]:
@@ -386,13 +407,15 @@ def search(
     recipe: str | Recipe = "mixed-adam-16",
     space: Space | None = None,
     devices: Sequence[int] | None = None,
+    calibration: Calibration | str | None = None,
+    framework: str | None = None,
 ) -> Plans:
     """All layouts of ``space`` that train on ``global_batch`` sequences a step, as Plans.
 
     ``model`` and ``cluster`` may be names, as `load_model` and `load_cluster` read them.
     Layers are cut evenly, and ZeRO 3 gathers each layer's weights for every micro-batch: a layout's
     ``unshard`` says otherwise, and :meth:`Plans.refined` tries it. ``devices``: numbers of devices
-    to use (default: all of the cluster's).
+    to use (default: all of the cluster's). ``calibration``, ``framework``: as of `estimate_step`.
     Memory is counted to the byte (:func:`tiledask.plan.fitting.vectorized.peaks`). Time is ranked
     by the formulas of :func:`tiledask.plan.timing.step_time.step_parts`; a plan's ``seconds`` are
     those of :func:`tiledask.estimate_step`, and the first 10 stand in their order.
@@ -427,7 +450,8 @@ def search(
         for n in map(int, counts)
         for row in _shapes(model, cluster, global_batch, sequence, space, n)
     ]
-    return Plans(model, cluster, global_batch, recipe, sequence, _columns(rows, space))
+    columns = _columns(rows, space)
+    return Plans(model, cluster, global_batch, recipe, sequence, columns, calibration, framework)
 
 
 def _shapes(

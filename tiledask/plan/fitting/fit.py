@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError
@@ -291,6 +291,9 @@ def fits(
     sequence: int = 2048,
     overhead: Overhead | int | None = None,
     step: Callable[..., Any] | None = None,
+    *,
+    calibration: Any = None,
+    framework: str | None = None,
 ) -> Fit:
     """Whether ``layout`` fits on the devices of ``cluster``, why, and what would.
 
@@ -298,7 +301,8 @@ def fits(
     The capacity is the device's nominal one, 1e9 bytes a GB. ``overhead`` is the budget for
     what no tensor accounts for (bytes, or an Overhead; default: ``overhead_of`` the layout).
     ``step`` is the time model that prices fixes, called as step(model, layout, cluster, recipe,
-    sequence) for an object with ``total`` seconds (default: ``estimate_step``).
+    sequence) for an object with ``total`` seconds (default: ``estimate_step``, with
+    ``calibration`` and ``framework``).
 
     >>> from tiledask.plan.inputs.load import load_cluster, load_model
     >>> model, cluster = load_model("gpt-200b"), load_cluster("160xA100-40GB")
@@ -313,6 +317,10 @@ def fits(
     elif not isinstance(overhead, Overhead):
         unit = "bytes, or an Overhead"
         overhead = Overhead(0, 0, 0, whole_number("overhead", overhead, 0, LARGEST, of=unit))
+    if step is None and (calibration is not None or framework is not None):
+        from tiledask.plan.timing.step import estimate_step
+
+        step = partial(estimate_step, calibration=calibration, framework=framework)
     return Fit(estimate_memory(model, layout, recipe, sequence), cluster, overhead, step)
 
 

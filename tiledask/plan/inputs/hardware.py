@@ -60,8 +60,8 @@ class Device:
     """What the numbers were compared with, and what was not seen."""
     multiprocessors: int = 0
     """Units that each compute one tile of a matrix product; 0 if unknown."""
-    calibration: str = "a100"
-    """The file of data/calibration with the shares of these numbers that programs reach."""
+    calibration: str = "other"
+    """The file of data/calibration/device with the shares of these numbers that programs reach."""
     capability: str = ""
     """Compute capability, such as "9.0"; empty if unknown, and the rest is then 0."""
     clock: float = 0.0
@@ -234,7 +234,7 @@ def _device(fields: Fields) -> Device:
         source=fields.text("source", ""),
         checked=fields.text("checked", ""),
         multiprocessors=fields.integer("multiprocessors", 0, minimum=0),
-        calibration=fields.text("calibration", "a100"),
+        calibration=fields.text("calibration", "other"),
         capability=capability,
         clock=fields.number("clock", 0.0),
         **{name: fields.integer(name, 0, minimum=0) for name in _COUNTS},

@@ -110,6 +110,11 @@ class Recipe:
     working: tuple[Working, ...] = ()
     adapters: Adapters | None = None
     """None: all parameters are trained."""
+    product_bytes: int = 0
+    """Bytes of an operand of the layers' products, where it is cast before them: 1 in FP8. The
+    attention core, the head, what is kept and what is sent stay ``compute_bytes`` wide."""
+    framework: str = ""
+    """The framework of data/calibration whose way it is; empty: it is nobody's own."""
 
     def __repr__(self) -> str:
         states = " + ".join(f"{state.bytes} {state.tensor}" for state in self.states)
@@ -127,6 +132,11 @@ class Recipe:
         return next(
             (s.bytes for s in self.states if s.tensor == "gradients" and s.of == "parameters"), 0
         )
+
+    @property
+    def operand_bytes(self) -> int:
+        """Bytes of an operand of the layers' products."""
+        return self.product_bytes or self.compute_bytes
 
     @property
     def weight_bytes(self) -> int:
@@ -158,6 +168,7 @@ def _load(name: str) -> Recipe:
     width = fields.integer("compute_bytes")
     states = tuple(_state(each) for each in fields.objects("states"))
     source = fields.text("source")
+    product, framework = fields.integer("product_bytes", 0, 0), fields.text("framework", "")
     working = []
     for each in fields.objects("working") if "working" in fields else ():
         tensor, size = each.text("tensor"), each.integer("bytes")
@@ -172,7 +183,7 @@ def _load(name: str) -> Recipe:
     fields.done()
     if adapters is None and any(state.of == "adapters" for state in states):
         raise fields.fail("states", "keep something for adapters, and there are none; add them")
-    return Recipe(own, words, width, states, source, tuple(working), adapters)
+    return Recipe(own, words, width, states, source, tuple(working), adapters, product, framework)
 
 
 def _state(each: Fields) -> State:

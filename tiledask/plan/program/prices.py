@@ -23,9 +23,10 @@ from tiledask.plan.program.instructions import (
 )
 from tiledask.plan.program.making.layers import TENSOR
 from tiledask.plan.program.making.unit_states import DATA
+from tiledask.plan.timing.calibration import Calibration, calibration_of
 from tiledask.plan.timing.collective_time import all_gather, all_reduce
 from tiledask.plan.timing.layer_time import weight_gradient
-from tiledask.plan.timing.rates import Calibration, load_calibration, rates_of
+from tiledask.plan.timing.rates import rates_of
 from tiledask.plan.timing.roofline import Rates, gemm_seconds, memory_seconds
 
 __all__ = ["Prices", "prices_of"]
@@ -131,14 +132,12 @@ class Prices:
         """The part of a collective that the calibration found waited for."""
         of = self.calibration
         if each.axes == (DATA,):
-            return 1 - of.data_overlap
+            return of.waits("dp")
         if each.axes != (TENSOR,):
             return 1.0
         behind = each.label.endswith("/backward") and "/" in each.label
-        if each.kind != "all_reduce":  # one of both hides behind the gradient of the weights
-            hidden = behind and each.kind == "reduce_scatter"
-            return (0.0 if hidden else 1.0) * (1 - of.tensor_overlap)
-        return 1 - of.sum_overlap if behind else 1.0
+        kind = "sum" if each.kind == "all_reduce" else "tp"
+        return of.waits(f"{kind}_backward" if behind else kind)
 
 
 def prices_of(
@@ -146,9 +145,10 @@ def prices_of(
     recipe: Recipe,
     flash: bool,
     calibration: str | Calibration | None = None,
+    framework: str | None = None,
 ) -> Prices:
     """The Prices of ``cluster`` for a recipe's numbers."""
-    shares = load_calibration(calibration or cluster.device.calibration)
+    shares = calibration_of(cluster.device, recipe, calibration, framework)
     rates = rates_of(cluster.device, recipe, shares)
     width, gradient = recipe.compute_bytes, recipe.gradient_bytes
     return Prices(cluster, rates, shares, width, gradient, flash)

@@ -17,6 +17,7 @@ __all__ = [
     "all_reduce",
     "all_to_all",
     "bandwidth",
+    "exchange",
     "latency",
     "members",
     "p2p",
@@ -36,9 +37,15 @@ def members(size: Values, stride: Values, cluster: ClusterSpec) -> Values:
     return here
 
 
-def bandwidth(size: Values, stride: Values, cluster: ClusterSpec) -> Values:
-    """Bytes/s at which each member of the group passes a ring's data on."""
+def bandwidth(
+    size: Values, stride: Values, cluster: ClusterSpec, own_adapter: bool = False
+) -> Values:
+    """Bytes/s at which each member of the group passes a ring's data on; through its own adapter
+    alone where a program builds one ring of all."""
     here = members(size, stride, cluster)
+    if own_adapter:
+        between = cluster.between_nodes.reached
+        return np.where(here >= size, cluster.within_node.reached, between)
     within, between = cluster.within_node.reached, cluster.between_nodes.reached
     return np.where(here >= size, within, np.minimum(within, here * between))
 
@@ -50,7 +57,13 @@ def latency(size: Values, stride: Values, cluster: ClusterSpec) -> Values:
     return inside + np.ceil(np.log2(np.maximum(size / here, 1))) * cluster.between_nodes.latency
 
 
-def all_gather(whole: Values, size: Values, stride: Values, cluster: ClusterSpec) -> Values:
+def all_gather(
+    whole: Values,
+    size: Values,
+    stride: Values,
+    cluster: ClusterSpec,
+    own_adapter: bool = False,
+) -> Values:
     """Seconds until each of ``size`` ranks holds all ``whole`` bytes; reduce-scatter is equal.
 
     A ring moves (n-1)/n of the whole through each rank (Thakur et al. 2005, section 4).
@@ -60,7 +73,7 @@ def all_gather(whole: Values, size: Values, stride: Values, cluster: ClusterSpec
     >>> bool(all_gather(1e9, 1, 1, dgx) == 0)
     True
     """
-    moved = whole * (size - 1) / size / bandwidth(size, stride, cluster)
+    moved = whole * (size - 1) / size / bandwidth(size, stride, cluster, own_adapter)
     return np.where(np.asarray(size) > 1, moved + latency(size, stride, cluster), 0.0)
 
 
@@ -77,6 +90,33 @@ def all_to_all(mine: Values, size: Values, stride: Values, cluster: ClusterSpec)
     here = members(size, stride, cluster)
     inside = mine * (here - 1) / size / cluster.within_node.reached
     outside = mine * (size - here) / size / cluster.between_nodes.reached
+    moved = np.maximum(inside, outside) + latency(size, stride, cluster)
+    return np.where(np.asarray(size) > 1, moved, 0.0)
+
+
+def exchange(
+    token: Values,
+    copies: int,
+    size: Values,
+    stride: Values,
+    cluster: ClusterSpec,
+    share: float,
+    most_nodes: float,
+) -> Values:
+    """Seconds in which ranks send ``token`` bytes each, ``copies`` times over, to experts on
+    ``size`` ranks: an all-to-all at ``share`` of the links' bandwidth. ``most_nodes``: a token
+    crosses to a node once, and to so many at most, where the program sends it so (DeepEP, and
+    DeepSeek-V3's routing); 0: each copy crosses by itself.
+    """
+    here = members(size, stride, cluster)
+    nodes = size / here
+    inside = token * copies * (here - 1) / size / (share * cluster.within_node.bytes_per_second)
+    crossing = 1.0 * copies * np.ones_like(nodes)
+    if most_nodes:
+        inside = inside * nodes  # all copies are handed on within the node that they come to
+        crossing = np.minimum(nodes * (1 - (1 - 1 / nodes) ** copies), most_nodes)
+    outside = token * crossing * (nodes - 1) / nodes
+    outside = outside / (share * cluster.between_nodes.bytes_per_second)
     moved = np.maximum(inside, outside) + latency(size, stride, cluster)
     return np.where(np.asarray(size) > 1, moved, 0.0)
 

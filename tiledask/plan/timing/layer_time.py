@@ -15,12 +15,14 @@ import numpy as np
 
 from tiledask.plan.arrays import Values
 from tiledask.plan.inputs.model import Model, Weight
+from tiledask.plan.inputs.recipes import Adapters
 from tiledask.plan.timing.roofline import Rates, ceil_div, gemm_bytes, gemm_seconds, memory_seconds
 
 __all__ = [
     "NOTHING",
     "Product",
     "Seconds",
+    "adapter_passes",
     "attention_core",
     "logits",
     "passes",
@@ -97,11 +99,14 @@ def weight_products(
     rates: Rates,
     width: int,
     gradient: int,
+    casts: float = 0.0,
 ) -> Seconds:
     """Seconds of all products with weights for ``tokens`` on one device.
 
-    Experts get equal shares of the tokens; ``ep`` devices hold them. ``gradient``: bytes of a
-    weight's gradient where it is added up.
+    Experts get equal shares of the tokens; ``ep`` devices hold them. Their products are small:
+    what reads and writes their weights is not hidden but comes on top. ``gradient``: bytes of a
+    weight's gradient where it is added up. ``casts``: passes of 4 bytes over each input, forward,
+    and each output's gradient, backward, that make operands of 8 bits.
     """
     total = Seconds()
     for product in products(weights):
@@ -114,7 +119,12 @@ def weight_products(
         forward = gemm_seconds(rows, k, n, rates, width, batch)
         inputs = gemm_seconds(rows, n, k, rates, width, batch)
         weight = weight_gradient(rows, k, n, rates, width, gradient, batch)
-        total += Seconds(forward, inputs + weight)
+        if first.copies > 1:
+            held = 1.0 * batch * k * n
+            forward = forward + memory_seconds(width * held, rates)
+            inputs = inputs + memory_seconds((width + 2 * gradient) * held, rates)
+        cast = [memory_seconds(4.0 * casts * batch * rows * side, rates) for side in (k, n)]
+        total += Seconds(forward + cast[0], inputs + weight + cast[1])
     return total
 
 
@@ -179,8 +189,9 @@ def attention_core(
         memory_seconds((3 * width + masked) * scores, rates),
     )
     flop = 2.0 * scores * (model.qk_dim + model.v_dim) * model.visible(keys)
+    filled = 1 + rates.flash_fill / (batch * queries / 128)
     return Seconds(
-        np.where(flash, flop / rates.flash, eager.forward),
+        np.where(flash, filled * flop / rates.flash, eager.forward),
         np.where(flash, 2.5 * flop / rates.flash_backward, eager.backward),
     )
 
@@ -226,18 +237,53 @@ def passes(
     )
 
 
+def adapter_passes(
+    adapters: Adapters | None,
+    weights: tuple[Weight, ...],
+    tokens: Values,
+    tp: Values,
+    rates: Rates,
+    width: int,
+) -> Seconds:
+    """Seconds of low-rank adapters, limited by memory: beside a product [t, k] x [k, n] its input
+    is read, and the adapter's output written and added, k + 4 n numbers a token forward, and
+    4 k + 2 n backward."""
+    if adapters is None:
+        return Seconds()
+    there: Values = 0.0
+    back: Values = 0.0
+    for product in products(weights):
+        for weight in product.weights:
+            if weight.name in adapters.matrices:
+                k, n = Product(weight.name, (weight,)).shape(tp)
+                there = there + weight.active * (k + 4 * n)
+                back = back + weight.active * (4 * k + 2 * n)
+    return Seconds(
+        memory_seconds(1.0 * width * tokens * there, rates),
+        memory_seconds(1.0 * width * tokens * back, rates),
+    )
+
+
 def logits(
-    model: Model, tokens: Values, tp: Values, rates: Rates, width: int, gradient: int
+    model: Model,
+    tokens: Values,
+    tp: Values,
+    rates: Rates,
+    width: int,
+    gradient: int,
+    passed: float = 1.0,
 ) -> Seconds:
     """Seconds of the logits and of the cross-entropy over the vocabulary, cut over ``tp``.
 
     The product, and passes over single-precision logits: cast, maximum, exponential, sum and
-    quotient forward (24 + width bytes a logit), gradient and cast backward (12 + width).
+    quotient forward (24 + width bytes a logit), gradient and cast backward (12 + width); of them
+    the part ``passed`` is done by a fused or compiled loss.
     """
     columns = ceil_div(model.vocab, tp)
     numbers = 1.0 * tokens * columns
     total = Seconds(
-        memory_seconds((24 + width) * numbers, rates), memory_seconds((12 + width) * numbers, rates)
+        memory_seconds(passed * (24 + width) * numbers, rates),
+        memory_seconds(passed * (12 + width) * numbers, rates),
     )
     *before, (last, _) = model.head_matrices
     for k, n in (*before, (last, columns)):

@@ -36,6 +36,8 @@ class Rates:
     """FLOP/s of a fused attention core, forward."""
     flash_backward: float = 1.0
     """The same, backward."""
+    flash_fill: float = 0.0
+    """Tiles of 128 rows of a head at which the forward core reaches half of ``flash``."""
 
 
 @overload

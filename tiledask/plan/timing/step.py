@@ -5,10 +5,11 @@ stage 1  . F F F B F B F B ...  B B . |                  |
          fill                    drain   dp                optimizer
 """
 
+from dataclasses import replace
 from functools import lru_cache
 from operator import mul
 
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, short
 from tiledask.plan.arrays import Values
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.items import item_parameters
@@ -25,15 +26,17 @@ from tiledask.plan.inputs.run import (
 )
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, layout_schedule
 from tiledask.plan.pipelines.simulate import simulate
-from tiledask.plan.timing.rates import Calibration, load_calibration
+from tiledask.plan.timing.calibration import Calibration, calibration_of
 from tiledask.plan.timing.step_estimate import StepEstimate, StepRow
 from tiledask.plan.timing.step_time import StepTime
 from tiledask.plan.timing.step_values import Parts, Work
 
-__all__ = ["StepEstimate", "StepRow", "estimate_step", "pipeline_seconds"]
+__all__ = ["StepEstimate", "StepRow", "calibrate", "estimate_step", "pipeline_seconds"]
 
 MOST_ACTIONS = 200_000
 """Pipelines of more actions are not simulated if their schedule is in CLOSED_FORMS."""
+ELSEWHERE = 0.05
+"""The relative error of a scale that one layout showed, in others."""
 CLOSED_FORMS = ("naive", "gpipe", "1f1b", "interleaved")
 """Schedules whose bubble the closed form has."""
 
@@ -46,12 +49,14 @@ def estimate_step(
     sequence: int = 2048,
     *,
     calibration: str | Calibration | None = None,
+    framework: str | None = None,
 ) -> StepEstimate:
     """The StepEstimate of training ``model`` in ``layout`` on ``cluster``.
 
     ``model``, ``cluster``: or their names. ``sequence``: tokens of a sequence.
-    ``calibration``: shares of the datasheets' numbers that programs reach, a name in
-    data/calibration or a Calibration; the device's own by default.
+    ``framework``: whose kernels and overlaps are assumed, a name in data/calibration/framework;
+    by default the recipe's, or the device's. ``calibration``: one that `tiledask.calibrate` made
+    of measured steps, or the path of a saved one, in place of both.
     Ranks stand as Megatron-LM orders them: tp within a node, then cp (and ep), dp, pp.
     Raises ConfigError for a layout of more devices than the cluster has, heads that tp cannot
     divide, a recipe that does not train, or a sequence that is not a whole number of 1 or more.
@@ -73,8 +78,8 @@ def estimate_step(
         )
     check_trains(recipe)
     check_unshard(recipe, layout)
-    calibration = load_calibration(calibration or cluster.device.calibration)
-    time = StepTime(model, cluster, Numbers.of(layout), recipe, sequence, calibration)
+    known = calibration_of(cluster.device, recipe, calibration, framework, model.experts > 0)
+    time = StepTime(model, cluster, Numbers.of(layout), recipe, sequence, known)
     short = 2 * layout.microbatches * layout.chunks <= MOST_ACTIONS
     simulated = layout.pp > 1 and (short or layout.schedule not in CLOSED_FORMS)
     simulated = simulated or layout.unshard is not None
@@ -84,11 +89,44 @@ def estimate_step(
         cluster,
         recipe,
         sequence,
-        calibration,
-        _over_stages(time, layout, simulated),
-        time.mean_layer(),
+        known,
+        known.scale * _over_stages(time, layout, simulated),
+        known.scale * time.mean_layer(),
         simulated,
     )
+
+
+def calibrate(
+    seconds: float,
+    model: Model | str,
+    layout: Layout,
+    cluster: ClusterSpec | str,
+    recipe: str | Recipe = "mixed-adam-16",
+    sequence: int = 2048,
+    *,
+    framework: str | None = None,
+    error: float = 0.02,
+) -> Calibration:
+    """The Calibration in which a step of ``model`` in ``layout`` takes the ``seconds`` it took.
+
+    All parts of a step are scaled by measured over estimated seconds: one number cannot tell which
+    of them is off. ``error``: the relative error of the measurement. `Calibration.save` writes it;
+    ``calibration=`` of `estimate_step`, `fits` and `search`, and --calibration of the command
+    line, take it or its path. Raises what `estimate_step` does, and ConfigError for seconds of 0.
+
+    >>> run = "llama-2-70b", Layout(tp=8, pp=4, dp=2, microbatches=64), "64xA100-80GB"
+    >>> mine = calibrate(70.0, *run, sequence=4096)
+    >>> round(estimate_step(*run, sequence=4096, calibration=mine).total, 6)
+    70.0
+    """
+    for name, value in (("seconds", seconds), ("error", error)):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (number and 0 < value < float("inf")):
+            raise ConfigError(f"{name} must be a measured number above 0, got {short(value)}")
+    step = estimate_step(model, layout, cluster, recipe, sequence, framework=framework)
+    errors = (("measurement", float(error)), ("other layouts", ELSEWHERE))
+    scale = seconds / step.total
+    return replace(step.calibration, scale=scale, errors=errors, why="scaled to a measured step")
 
 
 def pipeline_seconds(

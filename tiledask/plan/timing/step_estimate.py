@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import hypot
 from typing import TYPE_CHECKING, Any
 
 from tiledask.plan import html
@@ -12,8 +13,9 @@ from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedules import BOTH_WAYS
 from tiledask.plan.timing.budget import Budget
+from tiledask.plan.timing.calibration import Calibration
 from tiledask.plan.timing.flops import Flops, step_flops
-from tiledask.plan.timing.rates import Calibration, precision_of
+from tiledask.plan.timing.rates import precision_of
 from tiledask.plan.timing.step_values import Parts, Work
 from tiledask.plan.units import format_seconds
 
@@ -139,6 +141,37 @@ class StepEstimate:
         return self._flops.hardware / self.total / self._peak
 
     @property
+    def doubts(self) -> dict[str, float]:
+        """The relative errors that add up, in quadrature, to ``error``: of the calibration, of a
+        framework that nobody named, of a pipeline with little to do."""
+        found, layout = dict(self.calibration.errors), self.layout
+        if self.calibration.why.startswith("the default"):
+            found["framework and release not named"] = 0.05
+        if layout.pp > 1 and layout.microbatches < 2 * layout.pp:
+            found["fewer than 2 micro-batches a stage"] = 0.10
+        return found
+
+    @property
+    def error(self) -> float:
+        """Relative error of ``total`` that is to be expected."""
+        return hypot(*self.doubts.values())
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """Seconds between which the step likely takes."""
+        return self.total * (1 - self.error), self.total * (1 + self.error)
+
+    @property
+    def assumed(self) -> str:
+        """Which files the estimate rests on, why, its error and what dominates that."""
+        known, doubts = self.calibration, self.doubts
+        scaled = "" if known.scale == 1 else f", times {known.scale:.3g}"
+        return (
+            f"{known.name} ({known.why}){scaled}: within {self.error:.0%}, most of it: "
+            f"{max(doubts, key=lambda name: doubts[name])}"
+        )
+
+    @property
     def tokens(self) -> int:
         """Tokens of a step."""
         return self.layout.sequences * self.sequence
@@ -155,7 +188,8 @@ class StepEstimate:
     def budget(self, tokens: float, price: float | None = None, stretch: float = 1.0) -> Budget:
         """Days, device-hours and money for ``tokens`` tokens, at ``price`` an hour of a device;
         ``stretch``: wall time over the work's, for savings and losses."""
-        return Budget(tokens, self.tokens_per_second, self.layout.devices, price, stretch)
+        run = self.tokens_per_second, self.layout.devices
+        return Budget(tokens, *run, price, stretch, self.error)
 
     @property
     def layer_seconds(self) -> tuple[float, float]:
@@ -195,7 +229,8 @@ class StepEstimate:
         names = ("mfu", "mfu_causal", "hfu", "tokens_per_second")
         parts = {row.part: row.seconds for row in self.rows}
         found = {name: float(getattr(self, name)) for name in names}
-        return {"seconds": self.total, "parts": parts, **found}
+        doubt = {"assumed": self.assumed, "error": self.error}
+        return {"seconds": self.total, "parts": parts, **found, **doubt}
 
     def to_frame(self) -> "pd.DataFrame":
         """A row for each part of the step: part, seconds, share, formula, source."""
@@ -227,7 +262,8 @@ class StepEstimate:
             if row.seconds
         ]
         head = ("part", "time", "share", "formula", "source")
-        return html.table(head, rows, title, style=dict.fromkeys((1, 2), "text-align:right"))
+        table = html.table(head, rows, title, style=dict.fromkeys((1, 2), "text-align:right"))
+        return f"{table}<p><small>Assumed: {html.words(self.assumed)}.</small></p>"
 
 
 _ACCOUNT = (

@@ -5,7 +5,7 @@ total = m x (compute + recompute + tp + cp + ep + pp)  + bubble + dp + optimizer
 """
 
 from dataclasses import dataclass, fields
-from functools import reduce
+from functools import cached_property, reduce
 from operator import add
 
 import numpy as np
@@ -16,21 +16,23 @@ from tiledask.plan.inputs.layout import SELECTIVE_OP, Numbers
 from tiledask.plan.inputs.model import Model, Weight
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.pipelines.schedules import BOTH_WAYS
+from tiledask.plan.timing.calibration import Calibration, calibration_of
 from tiledask.plan.timing.collective_time import (
     all_gather,
     all_reduce,
-    all_to_all,
+    exchange,
     p2p,
     zero_passes,
 )
 from tiledask.plan.timing.layer_time import (
     Seconds,
+    adapter_passes,
     attention_core,
     logits,
     passes,
     weight_products,
 )
-from tiledask.plan.timing.rates import Calibration, load_calibration, rates_of
+from tiledask.plan.timing.rates import rates_of
 from tiledask.plan.timing.roofline import Rates, ceil_div, memory_seconds
 from tiledask.plan.timing.step_values import Parts, Work
 
@@ -48,9 +50,16 @@ class StepTime:
     sequence: int
     calibration: Calibration
 
-    @property
+    @cached_property
     def rates(self) -> Rates:
+        """Of the attention core, the head and the passes over memory."""
         return rates_of(self.cluster.device, self.recipe, self.calibration)
+
+    @cached_property
+    def product_rates(self) -> Rates:
+        """Of the layers' products."""
+        width = self.recipe.operand_bytes
+        return rates_of(self.cluster.device, self.recipe, self.calibration, width)
 
     @property
     def width(self) -> int:
@@ -82,12 +91,23 @@ class StepTime:
             rates,
             width,
         )
+        recipe, known = self.recipe, self.calibration
         matrices = weight_products(
-            weights, self.tokens, n.tp, n.ep, rates, width, self.recipe.gradient_bytes
+            weights,
+            self.tokens,
+            n.tp,
+            n.ep,
+            self.product_rates,
+            recipe.operand_bytes,
+            recipe.gradient_bytes,
+            known.casts if recipe.product_bytes else 0.0,
         )
-        compute = (
-            matrices + core + passes(model, weights, self.tokens, self.whole, n.tp, rates, width)
-        )
+        around = passes(model, weights, self.tokens, self.whole, n.tp, rates, width)
+        mixture = any(weight.copies > 1 for weight in weights)
+        host = known.launch_layer + known.layer_seconds + mixture * known.mixture_seconds
+        beside = adapter_passes(recipe.adapters, weights, self.tokens, n.tp, rates, width)
+        beside += Seconds(host / 3, host * 2 / 3)
+        compute = matrices + core + beside + known.eager_passes * around
         recompute = np.asarray(n.recompute)
         full = recompute == "full"
         attention = np.where(n.flash_attention, 0.0, core.forward)
@@ -99,6 +119,9 @@ class StepTime:
         )
         collectives = (self._tensor(), self._context(core), self._experts(weights))
         repeated = (Seconds(c.forward, c.backward + full * c.forward) for c in collectives)
+        if known.floor_seconds:
+            short = np.maximum(0.0, known.floor_seconds - compute.total - again)
+            compute += Seconds(0.0, short)
         return Work(compute, Seconds(0.0, again), *repeated)
 
     def mean_layer(self) -> Work:
@@ -114,17 +137,18 @@ class StepTime:
         return all_reduce(moved, self.n.tp, 1, self.cluster)
 
     def _tensor(self) -> Seconds:
-        """Two sums of the residual stream over tp each way.
-
-        With sequence parallelism, an all-gather and a reduce-scatter in place of each sum;
-        backward, one of both hides behind the gradient of the weights (Korthikanti et al.
-        2022, section 4.2.2). Without it the whole sum can hide there: ``sum_overlap`` of it
-        did. ``tensor_overlap`` of what is left is cut into pieces behind the products.
-        """
-        each, cut = self._sum(), np.asarray(self.n.sequence_parallel)
-        behind = np.where(cut, 0.5, self.calibration.sum_overlap)
-        rest = 1 - self.calibration.tensor_overlap * cut
-        return Seconds(2 * each * rest, 2 * each * (1 - behind) * rest)
+        """Two sums of the residual stream over tp each way: with sequence parallelism an
+        all-gather and a reduce-scatter in place of each (Korthikanti et al. 2022, section 4.2.2),
+        four collectives each way. As much as the framework leaves exposed is waited for."""
+        each, cut, waits = self._sum(), np.asarray(self.n.sequence_parallel), self.calibration.waits
+        tp = np.asarray(self.n.tp)
+        known = self.calibration
+        launch = (tp > 1) * (known.launch_collective + known.launch_rank * (tp - 1))
+        launch = np.where(cut, 4, 2) * launch
+        return Seconds(
+            2 * each * np.where(cut, waits("tp"), waits("sum")) + launch,
+            2 * each * np.where(cut, waits("tp_backward"), waits("sum_backward")) + launch,
+        )
 
     def _context(self, core: Seconds) -> Seconds:
         """Keys and values pass round the ring while the core computes on those at hand."""
@@ -139,8 +163,18 @@ class StepTime:
         """Tokens go to their experts and come back: two exchanges each way."""
         if not any(weight.copies > 1 for weight in weights):
             return Seconds()
-        mine = 1.0 * self.whole * self.model.top_k * self.model.hidden * self.width
-        twice = 2 * all_to_all(mine, self.n.ep, self.n.tp, self.cluster)
+        token = 1.0 * self.whole * self.model.hidden * self.width
+        known = self.calibration
+        once = exchange(
+            token,
+            self.model.top_k,
+            self.n.ep,
+            self.n.tp,
+            self.cluster,
+            known.exchange_share,
+            known.most_nodes,
+        )
+        twice = 2 * known.waits("ep") * once
         return Seconds(twice, twice)
 
     def embedding(self) -> Work:
@@ -152,7 +186,13 @@ class StepTime:
     def head(self) -> Work:
         """Logits, loss, and the sum of their gradient over tp."""
         compute = logits(
-            self.model, self.tokens, self.n.tp, self.rates, self.width, self.recipe.gradient_bytes
+            self.model,
+            self.tokens,
+            self.n.tp,
+            self.rates,
+            self.width,
+            self.recipe.gradient_bytes,
+            self.calibration.loss_passes,
         )
         return Work(compute, tp=Seconds(0.0, self._sum()))
 
@@ -167,7 +207,7 @@ class StepTime:
         hop = p2p(slice_, n.pp, n.tp * n.cp * n.dp, self.cluster)
         gather = all_gather(slice_ * n.tp, n.tp, 1, self.cluster)
         gather = np.where(np.asarray(n.sequence_parallel) | (np.asarray(n.pp) == 1), 0.0, gather)
-        waited = (hop + gather) * (1 - self.calibration.pipeline_overlap)
+        waited = (hop + gather) * self.calibration.waits("pp")
         return Work(pp=Seconds(waited, waited))
 
     # the end of the step -----------------------------------------------------------------
@@ -203,11 +243,12 @@ class StepTime:
         """Seconds in which the copies of the model gather so many weights of ``width`` bytes each,
         or sum up gradients; those of experts among fewer of them."""
         n = self.n
-        ranks = n.dp * n.cp
+        ranks, own = n.dp * n.cp, self.calibration.own_adapter
         total: Values = 0.0
         for held, size, apart in ((dense, ranks, n.tp), (experts, ranks // n.ep, n.tp * n.ep)):
             here = np.asarray(held) > 0
-            total = total + here * all_gather(1.0 * held * width, size, apart, self.cluster)
+            moved = 1.0 * held * width
+            total = total + here * all_gather(moved, size, apart, self.cluster, own)
         return total
 
     def reduction(self, layers: Values, work: Seconds) -> Values:
@@ -219,19 +260,23 @@ class StepTime:
         """
         n, recipe = self.n, self.recipe
         zero = np.asarray(n.zero)
-        each = np.where(zero >= 2, n.microbatches, 1)
+        kept = recipe.holds("gathered weights")  # gathered, and gradients summed, once a step
+        each = np.where((zero >= 2) & (not kept), n.microbatches, 1)
         trained = recipe.gradient_bytes > 0  # otherwise only small adapters are
         own = np.where(self.both_ways, 0.5, 1.0) * n.microbatches  # of each stage that is here
+        own = np.where(kept, 1, own)
         of_gradients, of_weights = zero_passes(zero, own)
         # of the weights that ZeRO-3 gathers, those for the backward passes wait beside the sums
-        beside = np.where(zero == 3, of_weights / 2, 0)
+        again = np.where(np.asarray(n.recompute) == "full", own, 0)  # gathered for it, once more
+        beside = np.where((zero == 3) & (not kept), of_weights / 2 + again, 0)
         before = np.where(zero == 3, of_weights / 2, trained * of_weights)
         held = self.held(layers)
         gradients = trained * self.over_copies(*held, recipe.gradient_bytes)
         weights = self.over_copies(*held, recipe.gathered_bytes)
         summed = of_gradients * gradients + beside * weights
         gathered = before * weights
-        part = self.calibration.data_overlap
+        waits = self.calibration.waits
+        part = 1 - np.where(zero == 3, waits("fsdp"), waits("dp"))
         hiding = each * (1 + (n.pp - 1) * (n.interleave - 1) / n.interleave)
         summed = summed - np.minimum(part * summed, hiding * work.backward)
         waited = summed + gathered - np.minimum(part * gathered, hiding * work.forward)
@@ -257,7 +302,7 @@ class StepTime:
         written = recipe.weight_bytes if gradient else 0
         reduced = np.where(np.asarray(n.zero) >= 2, mine, held)
         moved = mine * (2 * states + written) + reduced * 4 * gradient
-        return memory_seconds(moved, self.rates)
+        return memory_seconds(moved, self.rates) + self.calibration.step_seconds
 
 
 def stage_layers(n: Numbers, layers: int) -> tuple[Values, Values]:
@@ -275,6 +320,7 @@ def step_parts(
     recipe: str | Recipe = "mixed-adam-16",
     sequence: int = 2048,
     calibration: str | Calibration | None = None,
+    framework: str | None = None,
 ) -> Parts[Values]:
     """The Parts of a step; arrays where ``n`` holds arrays.
 
@@ -288,14 +334,9 @@ def step_parts(
     >>> bool(parts.total[0] < parts.total[1]), bool(parts.bubble[0] < parts.bubble[1])
     (False, True)
     """
-    time = StepTime(
-        model,
-        cluster,
-        n,
-        load_recipe(recipe),
-        sequence,
-        load_calibration(calibration or cluster.device.calibration),
-    )
+    recipe = load_recipe(recipe)
+    known = calibration_of(cluster.device, recipe, calibration, framework, model.experts > 0)
+    time = StepTime(model, cluster, n, recipe, sequence, known)
     layer, embedding, head = time.mean_layer(), time.embedding(), time.head()
     send = n.interleave * time.transfer()
     at_first, at_last = stage_layers(n, model.layers)
@@ -313,7 +354,7 @@ def step_parts(
     every = model.layers * layer.total + embedding.total + head.total + n.pp * send.total
     fill = np.maximum(0.0, every - slowest.total)
     naive = np.asarray(n.schedule) == "naive"
-    return Parts[Values](
+    return known.scale * Parts[Values](
         **{f.name: n.microbatches * getattr(slowest, f.name).total for f in fields(Work)},
         dp=time.reduction(at_first, slowest.seconds),
         bubble=np.where(naive, n.microbatches * fill, fill / n.interleave),

@@ -61,6 +61,9 @@ class Parts(Generic[V]):
     bubble: V
     optimizer: V
 
+    def __rmul__(self, times: float) -> "Parts[V]":
+        return Parts(**{f.name: times * getattr(self, f.name) for f in fields(self)})
+
     @property
     def total(self) -> V:
         every: Iterator[V] = (getattr(self, f.name) for f in fields(self))

@@ -22,8 +22,8 @@ from tiledask.plan.program.making.of_training import TrainingTerms, step_program
 from tiledask.plan.program.prices import prices_of
 from tiledask.plan.program.program import Program
 from tiledask.plan.program.runs import in_runs
+from tiledask.plan.timing.calibration import Calibration
 from tiledask.plan.timing.collective_time import p2p
-from tiledask.plan.timing.rates import Calibration
 
 __all__ = ["layout_program", "layout_timeline", "training_terms", "why_no_program"]
 
@@ -46,7 +46,9 @@ def why_no_program(model: Model, layout: Layout, sequence: int = 0) -> str:
 def training_terms(model: Model, layout: Layout, recipe: Recipe, sequence: int) -> TrainingTerms:
     """What the program of a layout follows from; nothing is clipped. Raises ConfigError if it has
     none."""
-    if reason := why_no_program(model, layout, sequence):
+    reason = why_no_program(model, layout, sequence)
+    if reason or recipe.product_bytes:
+        reason = reason or f"the FP8 products of recipe {recipe.name} are not written as programs"
         raise ConfigError(f"no program of {layout}: {reason}")
     made = layout_schedule(
         layout.schedule, layout.chunks, layout.microbatches, layout.pp, layout.unshard
@@ -96,10 +98,11 @@ def layout_timeline(
     recipe: Recipe,
     sequence: int,
     calibration: str | Calibration | None = None,
+    framework: str | None = None,
 ) -> Timeline:
     """When everything in a step happens, of one rank of each kind, by the clock."""
     program = layout_program(model, layout, recipe, sequence)
-    prices = prices_of(cluster, recipe, bool(layout.flash_attention), calibration)
+    prices = prices_of(cluster, recipe, bool(layout.flash_attention), calibration, framework)
     moved = layout.microbatch * sequence // layout.tp * model.hidden * recipe.compute_bytes
     hop = p2p(1.0 * moved, layout.pp, layout.tp * layout.dp, cluster)
     beside = ("dp",) if layout.unshard is not None else ()  # what the schedule says of weights
@@ -109,6 +112,6 @@ def layout_timeline(
     return Program.timeline(
         joined,
         seconds,
-        latency=float(hop) * (1 - prices.calibration.pipeline_overlap),
+        latency=float(hop) * prices.calibration.waits("pp"),
         collective=collectives,
     )

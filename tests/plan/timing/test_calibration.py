@@ -1,0 +1,150 @@
+"""Calibrations: files that can be joined, numbers with sources, a step of one's own.
+
+Holds `tiledask.plan.timing.calibration` and `tiledask.plan.timing.rates`.
+"""
+
+import json
+from dataclasses import replace
+from math import hypot
+
+import pytest
+
+import tiledask as td
+from tiledask.errors import ConfigError
+from tiledask.lab.accuracy.rows import published
+from tiledask.plan.data import names
+from tiledask.plan.inputs.hardware import load_device
+from tiledask.plan.inputs.recipes import load_recipe
+from tiledask.plan.timing.calibration import EXPOSED, ORIGINS, calibration_of, frameworks
+from tiledask.plan.timing.collective_time import exchange
+from tiledask.plan.timing.rates import rates_of
+
+MIXED, FP8 = load_recipe("mixed-adam-18"), load_recipe("mixed-adam-18-fp8")
+RUN = "llama-3.1-70b", td.Layout(tp=8, pp=4, dp=2, microbatches=16), "64xH100"
+
+
+@pytest.mark.parametrize("device", names("hardware"))
+def test_every_device_joins_every_framework_and_each_number_says_where_it_is_from(device):
+    for framework in frameworks():
+        known = calibration_of(load_device(device), MIXED, framework=framework)
+        assert known.source
+        assert 0 < known.error < 0.5
+        assert {kind for kind, _ in known.exposed} == set(EXPOSED)
+        assert all(0 <= part <= 1 for _, part in known.exposed)
+        assert 0 < known.flash_backward_share <= known.flash_share <= 1
+        assert all(0 < share <= 1 for _, share in known.product_share)
+        keys = [key for key, _ in known.numbers]
+        assert len(keys) == len(set(keys)) > 25
+        for _, number in known.numbers:
+            assert number.low <= number.value <= number.high
+            assert number.unit
+            assert number.origin.startswith(ORIGINS)
+
+
+def test_what_a_fit_names_is_published_and_no_row_is_of_two_frameworks():
+    cases = published() | published("plan2")
+    ids = [
+        case
+        for framework in frameworks()
+        for case in calibration_of(load_device("A100-80GB"), MIXED, framework=framework).calibrated
+    ]
+    assert len(ids) == len(set(ids)) > 200
+    assert {case.split(":")[0] for case in ids} <= set(cases)
+    assert not any(case.startswith("megascale") for case in ids)  # recalled: only predicted
+
+
+def test_precision_holds_for_an_operation_not_for_a_run():
+    """FP8 runs in the layers' products; core, head, passes and what is sent stay in bf16."""
+    wide, narrow = (td.estimate_step(*RUN, recipe=each, sequence=8192) for each in (MIXED, FP8))
+    assert (narrow.tp, narrow.pp, narrow.optimizer) == (wide.tp, wide.pp, wide.optimizer)
+    assert 0.5 * wide.compute < narrow.compute < 0.85 * wide.compute
+    device, known = load_device("H100"), wide.calibration
+    kept, products = (rates_of(device, FP8, known, width) for width in (2, 1))
+    assert kept.flash == products.flash
+    assert products.flops / kept.flops == pytest.approx(2 * 0.62 / 0.705, rel=1e-3)
+    assert narrow.mfu < wide.mfu  # of the peak in FP8
+    uncast = replace(narrow.calibration, casts=0.0)
+    assert td.estimate_step(*RUN, FP8, 8192, calibration=uncast).total < narrow.total
+    with pytest.raises(ConfigError, match="A100-80GB has no peak"):
+        td.estimate_step(RUN[0], RUN[1], "64xA100-80GB", FP8)
+
+
+def test_tokens_cross_to_a_node_once_where_the_program_sends_them_so():
+    cluster = td.load_cluster("64xH100")
+    plain, once, near = (exchange(1e8, 8, 64, 1, cluster, 0.6, most) for most in (0, 4, 1))
+    assert near < once < plain
+    adapter = 0.6 * cluster.between_nodes.bytes_per_second
+    assert plain == pytest.approx(8e8 * 7 / 8 / adapter, rel=0.05)
+    assert exchange(1e6, 8, 1, 1, cluster, 0.6, 0) == 0
+
+
+@pytest.mark.parametrize(("gpus", "measured"), [(384, 81.6), (768, 66.7), (1536, 66.7)])
+def test_deepspeed_of_2021_gathers_through_each_devices_own_adapter(gpus, measured):
+    """SC21 table 2, ZeRO-3 of 174.6 B: seconds from achieved FLOP/s; traffic decides."""
+    gpt = td.Model(hidden=12288, layers=96, heads=96, ffn=49152, vocab=51200, learned_pos=2048)
+    batch = 1536 // gpus
+    layout = td.Layout(dp=gpus, microbatch=batch, zero=3, recompute="full")
+    cluster = f"{gpus}xA100-80GB"
+    step = td.estimate_step(gpt, layout, cluster, framework="deepspeed-2021")
+    assert step.total == pytest.approx(measured, rel=0.08)
+
+
+def test_a_measured_step_scales_every_part_and_is_kept(tmp_path):
+    mine = td.calibrate(20.0, *RUN, sequence=8192, framework="megatron-2025", error=0.03)
+    mine.save(tmp_path / "mine.json")
+    before = td.estimate_step(*RUN, sequence=8192)
+    for known in (mine, str(tmp_path / "mine.json")):
+        step = td.estimate_step(*RUN, sequence=8192, calibration=known)
+        assert step.total == pytest.approx(20.0)
+        assert step.tp / step.total == pytest.approx(before.tp / before.total)
+        assert step.calibration.error == pytest.approx(hypot(0.03, 0.05))
+        assert step.band[0] < 20 < step.band[1]
+        plans = td.search(RUN[0], RUN[2], 256, sequence=8192, calibration=known)
+        plain = td.search(RUN[0], RUN[2], 256, sequence=8192)
+        assert plans.best.layout == plain.best.layout
+        ratio = plans.best.seconds / plain.best.seconds
+        assert ratio == pytest.approx(mine.scale)
+        assert plans.by_formula[0] / plain.by_formula[0] == pytest.approx(mine.scale)
+    fit = td.fits(*RUN, sequence=8192, calibration=mine)
+    assert fit.checkpointing().steps > 0
+    kept = json.loads((tmp_path / "mine.json").read_text())
+    kept["scale"]["value"] = -1
+    (tmp_path / "mine.json").write_text(json.dumps(kept))
+    with pytest.raises(ConfigError, match="'value' must be a finite number of 0 or more"):
+        td.estimate_step(*RUN, calibration=str(tmp_path / "mine.json"))
+
+
+def test_an_estimate_says_what_it_assumes_and_which_doubt_dominates():
+    step, named = (td.estimate_step(*RUN, framework=f) for f in (None, "megatron-2025"))
+    assert step.error == pytest.approx(hypot(*step.doubts.values()))
+    assert named.error < step.error
+    assert step.assumed.startswith("h100 x cudnn x megatron-2025 (the default for H100): within")
+    assert "as asked" in named.assumed
+    assert step.assumed in step._repr_html_()
+    shallow = td.estimate_step(RUN[0], td.Layout(tp=8, pp=8, microbatches=8), RUN[2])
+    assert shallow.assumed.endswith("fewer than 2 micro-batches a stage")
+    assert td.estimate_step("gpt2", td.Layout(), "1xMI300X").error > 0.2
+    fsdp = td.estimate_step("gpt2", td.Layout(dp=8, zero=3), "8xH100", "fsdp-adam")
+    assert fsdp.calibration.name == "h100 x fa2 x torchtitan"
+    alike = td.search(*RUN[::2], 256).alike
+    assert alike[0].seconds <= alike[-1].seconds <= alike[0].seconds * 1.03
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"framework": "keras"}, "no calibration/framework description is called 'keras'"),
+        ({"framework": 3}, "framework is a name such as 'megatron-2025', got 3"),
+        ({"framework": "torchtitan", "calibration": "mine.json"}, "leave framework="),
+        ({"calibration": "nowhere.json"}, "nowhere.json: cannot be read"),
+    ],
+)
+def test_calibrations_that_cannot_be(given, message):
+    with pytest.raises(ConfigError, match=message):
+        td.estimate_step(*RUN, **given)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "1", True])
+def test_only_a_time_calibrates(seconds):
+    with pytest.raises(ConfigError, match="seconds must be a measured number above 0"):
+        td.calibrate(seconds, *RUN)

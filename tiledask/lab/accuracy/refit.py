@@ -1,0 +1,239 @@
+"""The fitted constants of data/calibration, found again from the rows that they name.
+
+log(measured) = log(estimated(constants)) + error     Gauss-Newton from round guesses, a wide prior
+                                                      each, rows of a family of runs weighing as one
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tiledask.errors import ConfigError
+from tiledask.lab.accuracy.rows import published
+from tiledask.lab.accuracy.stacks import StackRun, group_of, run_of, seconds_measured
+from tiledask.lab.accuracy.time import calibrated
+from tiledask.plan.data import data_file
+from tiledask.plan.timing.calibration import Calibration
+
+__all__ = ["CONSTANTS", "Refit", "main", "refit"]
+
+NOISE, OUTLIER = 0.03, 0.09
+"""Relative error of a row that is well described, and from where it counts linearly."""
+
+Put = Callable[[Calibration, float], Calibration]
+
+
+class Constant(NamedTuple):
+    """A constant that is fitted: where it is kept, and which estimates it changes."""
+
+    number: str
+    start: float
+    prior: float
+    """Standard deviation of its logarithm about ``start``."""
+    holds: Callable[[Calibration], bool]
+    put: Put
+
+
+def _product(precision: str) -> Put:
+    return lambda known, value: replace(
+        known,
+        product_share=tuple((k, value if k == precision else v) for k, v in known.product_share),
+    )
+
+
+def _exposed(*kinds: str) -> Put:
+    return lambda known, value: replace(
+        known, exposed=tuple((k, value if k in kinds else v) for k, v in known.exposed)
+    )
+
+
+def _field(name: str) -> Put:
+    return lambda known, value: replace(known, **{name: value})  # type: ignore[arg-type]
+
+
+def _on(*devices: str, kernel: str = "") -> Callable[[Calibration], bool]:
+    return lambda known: known.device in devices and kernel in ("", known.kernel)
+
+
+def _by(*programs: str) -> Callable[[Calibration], bool]:
+    return lambda known: known.framework in programs
+
+
+def _all(known: Calibration) -> bool:
+    return True
+
+
+_NVIDIA = _by("megatron-2025", "megatron-2025-fused-loss", "nemo-24.07")
+_FSDP, _MPT, _HF = _by("llm-foundry", "automodel", "torchtitan"), _by("llm-foundry"), _by("hf-lora")
+_HOPPER, _BLACKWELL = _on("h100", "h200"), _on("b200", "gb200")
+_OLD = {device: _on(device, kernel="triton-2023") for device in ("a100", "h100")}
+_CORE, _BACK = _field("flash_share"), _field("flash_backward_share")
+CONSTANTS = tuple(
+    Constant(*row)
+    for row in (
+        ("device a100.product_share.bf16", 0.78, 0.3, _on("a100"), _product("bf16")),
+        ("device h100.product_share.bf16", 0.65, 0.3, _HOPPER, _product("bf16")),
+        ("device h100.product_share.fp8", 0.60, 0.3, _HOPPER, _product("fp8")),
+        ("device b200.product_share.bf16", 0.50, 0.2, _on("b200"), _product("bf16")),
+        ("device b200.product_share.fp8", 0.55, 0.3, _on("b200"), _product("fp8")),
+        ("device gb200.product_share.bf16", 0.55, 0.2, _on("gb200"), _product("bf16")),
+        ("device h100.product_depth", 300.0, 0.5, _all, _field("product_depth")),
+        ("device h100.memory_share", 0.75, 0.15, _all, _field("memory_share")),
+        ("device b200.launch_layer", 6e-4, 0.5, _BLACKWELL, _field("launch_layer")),
+        ("kernel triton-2023 a100.forward", 0.5, 0.3, _OLD["a100"], _CORE),
+        ("kernel triton-2023 a100.backward", 0.3, 0.4, _OLD["a100"], _BACK),
+        ("kernel triton-2023 h100.forward", 0.3, 0.3, _OLD["h100"], _CORE),
+        ("kernel triton-2023 h100.backward", 0.2, 0.4, _OLD["h100"], _BACK),
+        ("framework megatron-2025.casts", 1.7, 0.4, _all, _field("casts")),
+        ("framework megatron-2025.exposed.tp", 0.6, 0.3, _NVIDIA, _exposed("tp", "tp_backward")),
+        ("framework megatron-2025.exposed.dp", 0.3, 0.5, _NVIDIA, _exposed("dp")),
+        ("framework megatron-2025.exposed.pp", 0.3, 0.5, _NVIDIA, _exposed("pp")),
+        ("framework megatron-2025.mixture_seconds", 1.2e-3, 0.5, _all, _field("mixture_seconds")),
+        ("framework megatron-2025.exchange_share", 0.6, 0.05, _all, _field("exchange_share")),
+        ("framework llm-foundry.exposed.fsdp", 0.5, 0.3, _FSDP, _exposed("fsdp")),
+        ("framework llm-foundry.step_seconds", 0.04, 0.5, _MPT, _field("step_seconds")),
+        ("framework llm-foundry.layer_seconds", 8e-4, 0.5, _MPT, _field("layer_seconds")),
+        ("framework hf-lora.eager_passes", 4.0, 0.4, _HF, _field("eager_passes")),
+        ("framework hf-lora.floor_seconds", 4.5e-3, 0.3, _HF, _field("floor_seconds")),
+    )
+)
+"""All that the rows of published/plan2.json set, and the prior of each."""
+
+
+@dataclass(frozen=True)
+class Refit:
+    """Rows, and the constants that describe them best."""
+
+    cases: tuple[dict[str, Any], ...]
+    runs: tuple[StackRun, ...]
+    known: tuple[Calibration, ...]
+
+    @classmethod
+    def of(cls, cases: Sequence[dict[str, Any]]) -> "Refit":
+        said = []
+        for case in cases:
+            try:
+                said.append((case, run := run_of(case), run.step().calibration))
+            except ConfigError:  # it has no row either
+                continue
+        return cls(*map(tuple, zip(*said, strict=True)))
+
+    @cached_property
+    def measured(self) -> np.ndarray:
+        """Logarithm of the seconds of each row."""
+        return np.log([seconds_measured(case) or np.nan for case in self.cases])
+
+    def estimated(self, values: Sequence[float], only: Sequence[int] | None = None) -> np.ndarray:
+        """Logarithm of what each row (of ``only``) takes with ``values`` of CONSTANTS."""
+        found = []
+        for row in range(len(self.cases)) if only is None else only:
+            known = self.known[row]
+            for constant, value in zip(CONSTANTS, values, strict=True):
+                if constant.holds(known):
+                    known = constant.put(known, float(value))
+            found.append(np.log(self.runs[row].step(known).total))
+        return np.array(found)
+
+    def slopes(self, values: np.ndarray) -> np.ndarray:
+        """[rows, constants]: how the logarithm of each row goes with that of each constant."""
+        here, by = self.estimated(values), 1.02
+        found = np.zeros((len(here), len(values)))
+        for at, constant in enumerate(CONSTANTS):
+            rows = [n for n, known in enumerate(self.known) if constant.holds(known)]
+            moved = np.where(np.arange(len(values)) == at, values * by, values)
+            if rows:
+                found[rows, at] = (self.estimated(moved, rows) - here[rows]) / np.log(by)
+        return found
+
+    def solve(
+        self, values: np.ndarray, slopes: np.ndarray, here: np.ndarray, rows: np.ndarray
+    ) -> np.ndarray:
+        """``values`` after the step that describes ``rows`` best, given slopes and estimates."""
+        start = np.log([constant.start for constant in CONSTANTS])
+        prior = np.array([constant.prior for constant in CONSTANTS])
+        families = [family(case) for case in self.cases]
+        many = {each: sum(families[n] == each for n in rows) for each in families}
+        even = np.array([1 / np.sqrt(many[families[n]]) for n in rows])
+        change = np.zeros(len(values))
+        for _ in range(6):  # outliers are told anew after each
+            left = (self.measured - here)[rows] - slopes[rows] @ change
+            weight = even * np.sqrt(np.minimum(1, OUTLIER / np.maximum(abs(left), 1e-9))) / NOISE
+            matrix = np.vstack([slopes[rows] * weight[:, None], np.diag(1 / prior)])
+            away = (start - np.log(values) - change) / prior
+            change = change + np.linalg.lstsq(matrix, np.append(left * weight, away), rcond=None)[0]
+        return values * np.exp(np.clip(change, -0.4, 0.4))
+
+    def fitted(self, steps: int = 3) -> np.ndarray:
+        """The constants after ``steps`` steps from their round guesses."""
+        values = np.array([constant.start for constant in CONSTANTS])
+        every = np.arange(len(self.cases))
+        for _ in range(steps):
+            values = self.solve(values, self.slopes(values), self.estimated(values), every)
+        return values
+
+    def left_out(self, values: np.ndarray) -> np.ndarray:
+        """The relative error of each row where all rows of its model, on every device, were left
+        out: one step from ``values``."""
+        slopes, here = self.slopes(values), self.estimated(values)
+        models = np.array([family(case).split("/")[0] for case in self.cases])
+        errors = np.zeros(len(models))
+        for each in set(models):
+            gone = np.flatnonzero(models == each)
+            without = self.solve(values, slopes, here, np.flatnonzero(models != each))
+            errors[gone] = np.exp(self.estimated(without, gone) - self.measured[gone]) - 1
+        return errors
+
+    def by_group(self, errors: np.ndarray) -> dict[str, tuple[int, float, float]]:
+        """(rows, mean, worst) of the sizes of ``errors`` by device and program."""
+        groups: dict[str, list[float]] = {}
+        for case, error in zip(self.cases, errors, strict=True):
+            groups.setdefault(group_of(case), []).append(abs(error))
+        return {
+            name: (len(each), float(np.mean(each)), float(max(each)))
+            for name, each in sorted(groups.items())
+        }
+
+
+def family(case: dict[str, Any]) -> str:
+    """Model, device and precision: a series of such runs is one measurement."""
+    name, i = case["id"], case["inputs"]
+    if "case" in i:
+        model = f"{i['case'].split('_l')[0]} tp {run_of(case).layout.tp}"
+    else:
+        model = i.get("model") or name.split("-")[name.startswith(("mpt", "dgxc", "nemo"))]
+    return f"{model}/{i['gpu']}/{i.get('precision')}"
+
+
+def refit() -> Refit:
+    """The rows of published/plan2.json that the shipped constants were fitted to."""
+    kept = calibrated()
+    return Refit.of(
+        [
+            case
+            for id, case in published("plan2").items()
+            if id in kept and not id.startswith("titan2506")
+        ]
+    )
+
+
+def main() -> int:
+    """Print each constant beside its file's, and keep the errors of models that were left out."""
+    rows = refit()
+    values = rows.fitted()
+    kept = {key: number for known in rows.known for key, number in known.numbers}
+    for constant, value in zip(CONSTANTS, values, strict=True):
+        shipped = kept[constant.number]
+        range_ = f"{shipped.low:g} .. {shipped.high:g}"
+        print(f"{constant.number}: {value:.4g}, shipped {shipped.value:g} in {range_}")
+    found = rows.by_group(rows.left_out(values))
+    left = {name: [n, round(mean, 4), round(worst, 4)] for name, (n, mean, worst) in found.items()}
+    data_file("calibration", "left_out.json").write_text(json.dumps(left, indent=2) + "\n", "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,342 @@
+"""What programs reach of a datasheet's numbers: three small files, joined by the run.
+
+data/calibration/device/h100.json          share of the peak in products, of the memory's bandwidth
+                 kernel/cudnn.json         share of the peak in the attention core, by device
+                 framework/megatron-2025   what of each collective is waited for, the host, the loss
+"""
+
+import json
+import os
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from math import hypot
+from pathlib import Path
+from typing import Any
+
+from tiledask.errors import ConfigError, short
+from tiledask.plan.data import Fields, names, read, read_named
+from tiledask.plan.inputs.hardware import Device
+from tiledask.plan.inputs.recipes import Recipe
+
+__all__ = ["Calibration", "Reached", "calibration_of", "frameworks"]
+
+ORIGINS = ("datasheet", "microbenchmark", "literature", "fit", "guess")
+OTHER = "other"
+"""The entry of a kernel's file for devices that it does not name, and of precisions."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """One number of a calibration, its likely range, and where it is from."""
+
+    value: float
+    low: float
+    high: float
+    unit: str
+    origin: str
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a run reaches: the numbers of a device, of an attention kernel and of a framework."""
+
+    device: str
+    kernel: str
+    framework: str
+    why: str
+    """Why this framework is assumed."""
+    product_share: tuple[tuple[str, float], ...]
+    """(precision, share of the peak) in a deep matrix product that fills the device."""
+    product_depth: float
+    """The k at which a product reaches half of that."""
+    memory_share: float
+    """Of the memory bandwidth, in element-wise kernels."""
+    tiles: bool
+    """Products run in whole waves of tiles; otherwise their FLOP count."""
+    launch_layer: float
+    """Seconds of a layer, both ways, that launches and small kernels add for each micro-batch."""
+    launch_collective: float
+    """Seconds that each collective over tp takes beside its bytes and its links' latency."""
+    launch_rank: float
+    """More of them for each rank but the first."""
+    flash_share: float
+    """Of the peak, in a fused attention core; forward."""
+    flash_backward_share: float
+    flash_fill: float
+    """Tiles of 128 rows of a head at which the forward core reaches half of its share."""
+    exposed: tuple[tuple[str, float], ...]
+    """(kind of collective, the part that is waited for though work could hide it)."""
+    exchange_share: float
+    """Of a link's bandwidth, in exchanges of tokens between experts."""
+    most_nodes: float
+    """Nodes that a token crosses to at most, once each, however many of its experts are there; 0:
+    each copy crosses by itself."""
+    own_adapter: bool
+    """Copies gather weights through the adapter of each device, not through all of a node."""
+    step_seconds: float
+    """Seconds of the host for a step."""
+    layer_seconds: float
+    """Seconds of the host for a layer and micro-batch, both ways."""
+    floor_seconds: float
+    """The least seconds of a layer and micro-batch, both ways: the host issues no faster."""
+    mixture_seconds: float
+    """Seconds that routing and its many small kernels add to a mixture, both ways."""
+    eager_passes: float
+    """How often the fused passes over memory are done: 1 with fused or compiled kernels."""
+    loss_passes: float
+    """The part of the unfused loss's passes over the logits that is done."""
+    product_part: float
+    """Of the device's share in products, what those of this program reach."""
+    casts: float
+    """Passes of 4 bytes over each input and output gradient of a product in 8 bits."""
+    errors: tuple[tuple[str, float], ...]
+    """(what, relative error) that add up in quadrature to the error of an estimate."""
+    calibrated: tuple[str, ...] = ()
+    """Ids of the published cases that the shares were fitted to; the others check them."""
+    source: str = ""
+    scale: float = 1.0
+    """Measured over estimated seconds, where a step of one's own was measured."""
+    numbers: tuple[tuple[str, Reached], ...] = field(default=(), repr=False)
+    """Every number of the three files with its range, unit and origin."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.device} x {self.kernel} x {self.framework}"
+
+    def waits(self, kind: str) -> float:
+        """The exposed part of ``kind``: "tp", "sum", their backward ones, "dp", "fsdp", ..."""
+        return dict(self.exposed)[kind]
+
+    @property
+    def error(self) -> float:
+        """Relative: its errors in quadrature."""
+        return hypot(*(error for _, error in self.errors))
+
+    def product(self, precision: str) -> float:
+        """The share in ``precision``; what the file does not name is as bf16."""
+        known = dict(self.product_share)
+        return known.get(precision, known["bf16"])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what every ``calibration=`` reads again: the names of its files, and its scale."""
+        low, high = (self.scale * (1 + side * self.error) for side in (-1, 1))
+        said: dict[str, Any] = {
+            "device": self.device,
+            "framework": self.framework,
+            "scale": {
+                "value": self.scale,
+                "range": [low, high],
+                "unit": "measured over estimated seconds",
+                "from": "microbenchmark: a measured step",
+            },
+            "errors": dict(self.errors),
+        }
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+
+
+EXPOSED = ("tp", "tp_backward", "sum", "sum_backward", "dp", "fsdp", "pp", "ep")
+
+
+class _Numbers:
+    """Numbers of a file, taken out by name and kept with their ranges."""
+
+    def __init__(self, fields: Fields, path: str):
+        self.fields, self.path = fields, path
+        self.found: list[tuple[str, Reached]] = []
+
+    def __call__(self, key: str, default: float | None = None) -> float:
+        if default is not None and key not in self.fields:
+            return default
+        told = self.fields.object(key)
+        low, high = (told.values.get("range") or (None, None))[:2]
+        value = told.number("value")
+        told._take("range", None)
+        origin = told.text("from")
+        if origin.split(":")[0] not in ORIGINS:
+            raise told.fail("from", f"must begin with one of {ORIGINS}, got {short(origin)}")
+        number = Reached(value, low or value, high or value, told.text("unit", "share"), origin)
+        told.done()
+        if not number.low <= value <= number.high:
+            raise told.fail("value", f"must lie in its range, got {value:g} and {low} .. {high}")
+        self.found.append((f"{self.path}.{key}", number))
+        return value
+
+    def table(self, key: str, optional: tuple[str, ...] = ()) -> tuple[tuple[str, float], ...]:
+        """The numbers of the object under ``key``, by their names."""
+        inner = _Numbers(self.fields.object(key), f"{self.path}.{key}")
+        pairs = tuple((name, inner(name)) for name in inner.fields.values)
+        self.found += inner.found
+        return pairs
+
+
+def frameworks() -> tuple[str, ...]:
+    """Names of the shipped frameworks.
+
+    >>> "megatron-2025" in frameworks()
+    True
+    """
+    return names("calibration/framework")
+
+
+@cache
+def _device(name: str) -> tuple[dict[str, Any], tuple[tuple[str, Reached], ...]]:
+    told = read_named("calibration/device", name)
+    number = _Numbers(told, f"device {name}")
+    known: dict[str, Any] = {
+        "device": told.text("name"),
+        "generation": told.text("generation"),
+        "framework": told.text("framework"),
+        "tiles": told.text("basis") == "tiles",
+        "product_share": number.table("product_share"),
+        "product_depth": number("product_depth"),
+        "memory_share": number("memory_share"),
+        "launch_layer": number("launch_layer", 0.0),
+        "launch_collective": number("launch_collective", 0.0),
+        "launch_rank": number("launch_rank", 0.0),
+        "error": number("error"),
+        "power_w": told.integer("power_w", 0, 0),
+        "calibrated": told.texts("fitted", ()),
+        "source": told.text("source"),
+    }
+    told.done()
+    return known, tuple(number.found)
+
+
+@cache
+def _kernel(
+    name: str, device: str, generation: str
+) -> tuple[dict[str, Any], tuple[tuple[str, Reached], ...]]:
+    told = read_named("calibration/kernel", name)
+    told.text("name"), told.text("source")
+    devices = told.object("devices")
+    there = next(each for each in (device, generation, OTHER) if each in devices)
+    number = _Numbers(devices.object(there), f"kernel {name} {there}")
+    known = {
+        "flash_share": number("forward"),
+        "flash_backward_share": number("backward"),
+        "flash_fill": number("fill_tiles", 0.0),
+    }
+    number.fields.done()
+    return known, tuple(number.found)
+
+
+@cache
+def _framework(name: str) -> tuple[dict[str, Any], tuple[tuple[str, Reached], ...]]:
+    told = read_named("calibration/framework", name)
+    like: dict[str, Any] = {}
+    found: tuple[tuple[str, Reached], ...] = ()
+    if "like" in told:
+        like, found = _framework(told.text("like"))
+    number = _Numbers(told, f"framework {name}")
+    known: dict[str, Any] = {"framework": told.text("name"), "source": told.text("source")}
+    if "attention" in told:
+        inner = told.object("attention")
+        known["attention"] = {key: inner.text(key) for key in inner.values}
+    if "exposed" in told:
+        known["exposed"] = number.table("exposed")
+        missing = set(EXPOSED) ^ {key for key, _ in known["exposed"]}
+        if missing:
+            raise told.fail("exposed", f"must name {EXPOSED}; look at {sorted(missing)}")
+    if "errors" in told:
+        known["errors"] = number.table("errors")
+    for key in ("own_adapter",):
+        if key in told:
+            known[key] = told.boolean(key)
+    for key in _FRAMEWORK:
+        if key in told:
+            known[key] = number(key)
+    known["calibrated"] = told.texts("fitted", ())
+    told.texts("known_bad", ())
+    told.done()
+    own = {key.split(".", 1)[1] for key, _ in number.found}
+    kept = tuple(pair for pair in found if pair[0].split(".", 1)[1] not in own)
+    return {"own_adapter": False, **like, **known}, (*kept, *number.found)
+
+
+_FRAMEWORK = ("exchange_share", "most_nodes", "step_seconds", "layer_seconds", "floor_seconds",
+              "mixture_seconds", "eager_passes", "loss_passes", "product_part",
+              "casts")  # fmt: skip
+
+
+@cache
+def _joined(device: str, framework: str, why: str, kind: str) -> Calibration:
+    """``kind``: "dense", "fp8" or "mixture", whose errors differ."""
+    of_device, first = _device(device)
+    of_framework, third = _framework(framework)
+    generation = of_device["generation"]
+    attention = of_framework["attention"]
+    kernel = attention.get(generation, attention[OTHER])
+    of_kernel, second = _kernel(kernel, device, generation)
+    errors = dict(of_framework["errors"])
+    known = {f.name for f in fields(Calibration)}
+    both = {**of_framework, **of_device, **of_kernel}
+    return Calibration(
+        **{key: value for key, value in both.items() if key in known}
+        | {
+            "kernel": kernel,
+            "framework": framework,
+            "why": why,
+            "errors": (("framework", errors[kind]), ("device", of_device["error"])),
+            "calibrated": (*of_device["calibrated"], *of_framework["calibrated"]),
+            "source": f"{of_device['source']} {of_framework['source']}",
+            "numbers": (*first, *second, *third),
+        }
+    )
+
+
+def calibration_of(
+    device: Device,
+    recipe: Recipe,
+    calibration: "Calibration | str | os.PathLike[str] | None" = None,
+    framework: str | None = None,
+    mixture: bool = False,
+) -> Calibration:
+    """The numbers that a run on ``device`` is estimated with.
+
+    ``calibration``: one that was made (`tiledask.calibrate`), or the path of a saved one.
+    ``framework``: a name in data/calibration/framework; by default the one that the recipe is
+    written after, else the one that the device was calibrated with.
+
+    >>> from tiledask.plan.inputs.hardware import load_device
+    >>> from tiledask.plan.inputs.recipes import load_recipe
+    >>> calibration_of(load_device("H100"), load_recipe("mixed-adam-16")).name
+    'h100 x cudnn x megatron-2025'
+    """
+    if calibration is not None:
+        if framework is not None:
+            raise ConfigError(
+                f"a calibration names its framework; leave framework={framework!r} out, or give "
+                f"no calibration"
+            )
+        if isinstance(calibration, Calibration):
+            return calibration
+        return _saved(calibration)
+    kind = "mixture" if mixture else "fp8" if recipe.operand_bytes == 1 else "dense"
+    if framework is not None:
+        return _joined(device.calibration, _known(framework), "as asked", kind)
+    if recipe.framework:
+        return _joined(device.calibration, recipe.framework, f"as recipe {recipe.name} is", kind)
+    default = _device(device.calibration)[0]["framework"]
+    return _joined(device.calibration, default, f"the default for {device.name}", kind)
+
+
+def _saved(path: str | os.PathLike[str]) -> Calibration:
+    """The Calibration that ``Calibration.save`` wrote."""
+    told = read(path)
+    number = _Numbers(told, "scale")
+    scale, errors = number("scale"), told.numbers("errors")
+    device, framework = told.text("device"), _known(told.text("framework"))
+    told.done()
+    if not scale:
+        raise told.fail("scale", "must be above 0, got 0")
+    found = _joined(device, framework, f"read from {path}", "dense")
+    return replace(found, scale=scale, errors=errors)
+
+
+def _known(framework: Any) -> str:
+    if not isinstance(framework, str):
+        raise ConfigError(f"framework is a name such as 'megatron-2025', got {short(framework)}")
+    if framework not in frameworks():
+        read_named("calibration/framework", framework)  # says which there are
+    return framework
