@@ -6,6 +6,8 @@ Holds `tiledask.distributed.recovering.forgets`.
 import os
 import signal
 import time
+from itertools import product
+from string import ascii_lowercase
 
 import dask
 import numpy as np
@@ -81,8 +83,9 @@ def test_spans_of_tasks_that_are_forgotten_go_but_for_the_last(cluster):
     kept = cluster.submit(0, float, name="kept")
     cluster.wait([kept], "it", 30)
     (own,) = [s for s in spans.root_spans if any(g.name.startswith("kept") for g in s.groups)]
-    for _ in range(forgets._SPANS + 20):
-        cluster.gather([cluster.submit(1, float, name="short")], "it", 30)
+    for first, second in list(product(ascii_lowercase, repeat=2))[: forgets._SPANS + 20]:
+        # of another name each: Dask may put those of one into a span that is there
+        cluster.gather([cluster.submit(1, float, name=f"short{first}{second}")], "it", 30)
     time.sleep(1.5)  # workers tell of spans with their heartbeats, of those that are gone too
     assert len(spans.root_spans) <= forgets._SPANS + 2
     assert own in spans.root_spans

@@ -18,7 +18,7 @@ TIMEOUT = 60.0
 """Seconds after which a call that did not end is taken to hang."""
 SLOW = {"kernel": "tiled", "tile": 24}
 """Products long enough to be met by a fault."""
-ON_GPUS = {"kernel": "smem_tiled"}
+SLOW_ON_GPUS = {"kernel": "smem_tiled"}
 """The same on GPUs, where matrices are `TIMES` as long."""
 TIMES = 5
 GRID = (td.Shard(0), td.Shard(1))
@@ -44,7 +44,7 @@ class Workbench:
         self.cluster, self.folder = cluster, folder
         self.rng = np.random.default_rng(seed)
         gpus = cluster.backend == "cupy"
-        self.slow, self.times = (ON_GPUS, TIMES) if gpus else (SLOW, 1)
+        self.slow, self.times = (SLOW_ON_GPUS, TIMES) if gpus else (SLOW, 1)
         self._ready: dict[str, Ready] = {}
 
     def ready(self, name: str) -> Ready:

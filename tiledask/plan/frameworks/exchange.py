@@ -89,9 +89,7 @@ def import_config(
 
     >>> flags = "--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 16"
     >>> import_config("megatron", flags, model="gpt2", devices=8).layout
-    Layout(dp=4, tp=2, pp=1, microbatch=1, microbatches=4, zero=0, sequence_parallel=False, \
-recompute='none', schedule='1f1b', interleave=1, cp=1, ep=1, flash_attention=True, \
-partition=None, unshard=None)
+    Layout(dp=4, tp=2, microbatches=4, flash_attention=True)
     """
     if framework not in READABLE:
         raise ConfigError(
