@@ -303,6 +303,57 @@ def test_tensor_parallelism_that_leaves_its_node_is_named():
 
 
 @pytest.mark.parametrize(
+    ("framework", "recipe", "runs"),
+    [
+        ("megatron-2025", "mixed-adam-16", lambda n: n.zero < 2 or n.pp == 1),
+        ("nemo-24.07", "mixed-adam-16", lambda n: n.zero < 2),
+        (
+            "deepspeed-2021",
+            "mixed-adam-16",
+            lambda n: n.tp == n.interleave == 1 and n.zero < 2 + 2 * (n.pp == 1),
+        ),
+        (
+            "torchtitan",
+            "fsdp-adam",
+            lambda n: n.zero in (0, 3) and n.sequence_parallel == (n.tp > 1),
+        ),
+        ("llm-foundry", "fsdp-adam", lambda n: n.tp == n.pp == 1 and n.zero != 1),
+        (None, "mixed-adam-16", lambda n: True),
+    ],
+)
+def test_only_what_the_framework_runs_is_proposed_and_the_rest_is_counted(
+    model, framework, recipe, runs
+):
+    """By its own recipe; without one named, everything is there."""
+    cluster = td.load_cluster("8xH100")
+    found = search(model, cluster, 16, sequence=4096, framework=framework)
+    assert found.recipe.name == recipe
+    every = search(model, cluster, 16, sequence=4096)
+    assert {plan.layout for plan in found} == {p.layout for p in every if runs(p.layout)}
+    assert found.considered + sum(found.left_out.values()) == every.considered
+    assert bool(found.left_out) == (framework is not None)
+    assert found.to_dict(1)["left_out"] == found.left_out
+    assert all(words.startswith(f"{framework} runs ") for words in found.left_out)
+
+
+def test_embedding_and_head_count_as_layers_where_that_makes_chunks_equal():
+    """126 layers in 64 chunks of 2: a layout of the space, to the byte and by the same formula."""
+    model, cluster = td.load_model("llama-3.1-405b"), td.load_cluster("1024xH100")
+    plans = search(model, cluster, 512, sequence=8192, space=Space(tp=(8,), cp=(2,), zero=(1,)))
+    inside = [plan for plan in plans if plan.layout.partition]
+    assert {plan.layout.partition for plan in inside} == {"items"}
+    assert all(128 % plan.layout.chunks == 0 for plan in inside)
+    assert max(plan.layout.chunks for plan in inside) == 128
+    for plan in inside[::7]:
+        fit = fits(model, plan.layout, cluster, sequence=8192)
+        assert (plan.verdict, plan.peak) == (fit.verdict, fit.memory.peak)
+        if plan.verdict != "no":
+            alone = step_parts(model, cluster, Numbers.of(plan.layout), sequence=8192).total
+            assert plan.by_formula == pytest.approx(float(alone), rel=1e-12)
+            assert plan.seconds == pytest.approx(plan.by_formula, rel=0.02)
+
+
+@pytest.mark.parametrize(
     ("space", "words"),
     [
         ({"tp": (0,)}, "tp must be a whole number of 1 or more, got 0"),
@@ -313,6 +364,10 @@ def test_tensor_parallelism_that_leaves_its_node_is_named():
         ({"tp": 8}, "is a sequence of one value or more"),
         ({"tp": ()}, "Space tp is a sequence of one value or more"),
         ({"recompute": "full"}, "Space recompute is a sequence"),
+        (
+            {"partition": ((0, 3, 6),)},
+            r"Space partition holds None or 'items', got .*0, 3",
+        ),
     ],
 )
 def test_bad_spaces(space, words):

@@ -61,7 +61,7 @@ def test_precision_holds_for_an_operation_not_for_a_run():
     device, known = load_device("H100"), wide.calibration
     kept, products = (rates_of(device, FP8, known, width) for width in (2, 1))
     assert kept.flash == products.flash
-    assert products.flops / kept.flops == pytest.approx(2 * 0.62 / 0.705, rel=1e-3)
+    assert products.flops / kept.flops == pytest.approx(2 * 0.615 / 0.702, rel=1e-3)
     assert narrow.mfu < wide.mfu  # of the peak in FP8
     uncast = replace(narrow.calibration, casts=0.0)
     assert td.estimate_step(*RUN, FP8, 8192, calibration=uncast).total < narrow.total

@@ -95,10 +95,10 @@ def test_all_reduce_by_hand():
     for apart, link, rate in ((1, within, 300e9), (8, between, 25e9)):
         by_hand = 2 * (7 / 8 * 1e9 / (rate * link.share) + 3 * link.latency)
         assert all_reduce(1e9, 8, apart, DGX) == pytest.approx(by_hand)
-    two = all_gather(1e9, 16, 4, DGX)  # 2 members a node, 8 nodes
-    assert two == pytest.approx(
-        15 / 16 * 1e9 / (2 * 25e9 * between.share) + within.latency + 3 * between.latency
-    )
+    moved = 15 / 16 * 1e9 / (2 * 25e9 * between.share)  # 2 members a node, 8 nodes: a ring
+    for calls in (1, 10):
+        two = all_gather(1e9, 16, 4, DGX, calls=calls)
+        assert two == pytest.approx(moved + calls * (within.latency + 7 * between.latency))
 
 
 @pytest.mark.parametrize("collective", [all_gather, all_reduce, all_to_all, p2p])

@@ -17,6 +17,7 @@ from rich.table import Table
 from tiledask.lab.accuracy import exact, memory, time
 from tiledask.lab.accuracy.peers import error
 from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource
+from tiledask.lab.accuracy.searched import searched
 from tiledask.lab.accuracy.stacks import left_out, stacks
 from tiledask.plan.data import data_file
 from tiledask.plan.judged import MARKS
@@ -50,6 +51,7 @@ def groups() -> tuple[PublishedSource, ...]:
         *time.times(),
         time.rankings(),
         *stacks(),
+        *searched(),
     )
 
 

@@ -25,13 +25,13 @@ from tiledask.plan.frames import frame
 from tiledask.plan.frameworks.exchange import export_config
 from tiledask.plan.frameworks.job import Exported
 from tiledask.plan.inputs.hardware import ClusterSpec
-from tiledask.plan.inputs.layout import MOST_OF_ANY, RECOMPUTE, Layout, Numbers
+from tiledask.plan.inputs.layout import ITEMS, MOST_OF_ANY, RECOMPUTE, Layout, Numbers
 from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_trains
 from tiledask.plan.program.making.of_layout import layout_timeline, why_no_program
-from tiledask.plan.timing.calibration import Calibration
+from tiledask.plan.timing.calibration import BESIDE, Calibration, calibration_of
 from tiledask.plan.timing.checkpointing import Checkpointing
 from tiledask.plan.timing.step import StepEstimate, estimate_step
 from tiledask.plan.timing.step_time import step_parts
@@ -55,6 +55,7 @@ COLUMNS = (
     "sequence_parallel",
     "flash_attention",
     "schedule",
+    "items",
 )
 
 
@@ -78,6 +79,9 @@ class Space:
     flash_attention: Sequence[bool] = (True,)
     schedule: Sequence[str] = ("1f1b",)
     """Of "naive", "gpipe" and "1f1b", the ones whose time and memory have formulas."""
+    partition: Sequence[str | None] = (None, "items")
+    """None: layers cut evenly; "items": embedding and head count as a layer each, where that makes
+    all chunks equal."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -88,6 +92,11 @@ class Space:
                 raise ConfigError(
                     f"Space {field.name} is a sequence of one value or more, such as "
                     f"{field.name}=({short(values or 1)},); got {short(values)}"
+                )
+            if field.name == "partition" and not {*values} <= {None, ITEMS}:
+                raise ConfigError(
+                    f"Space partition holds None or {ITEMS!r}, got {short(values)}; other bounds "
+                    f"are for one Layout"
                 )
             for value in values:  # the smallest layout with each says what is wrong with it
                 others = {"dp": value} if field.name == "ep" else {}
@@ -196,7 +205,8 @@ class Plans(Sequence[Plan]):
 
     The fastest are those by formula; the first 10 of them are in the order of their ``seconds``,
     the simulated ones (``settle`` for more).
-    ``considered``: how many layouts were looked at; ``counts``: how many have each verdict.
+    ``considered``: how many layouts were looked at; ``counts``: how many have each verdict;
+    ``left_out``: how many were not, as the framework that was named does not run them, by why.
     """
 
     def __init__(
@@ -209,10 +219,12 @@ class Plans(Sequence[Plan]):
         columns: dict[str, np.ndarray],
         calibration: Calibration | str | None = None,
         framework: str | None = None,
+        left_out: dict[str, int] | None = None,
     ):
         self.model, self.cluster, self.global_batch = model, cluster, global_batch
         self.recipe, self.sequence = recipe, sequence
         self.calibration, self.framework = calibration, framework
+        self.left_out = left_out or {}
         self._plans: dict[int, Plan] = {}
         self._settled = 0
         devices = columns["dp"] * columns["tp"] * columns["pp"] * columns["cp"]
@@ -256,7 +268,8 @@ class Plans(Sequence[Plan]):
             row = {name: column[at].item() for name, column in self._rows.items()}
             del row["devices"]
             verdict, peak, seconds = (row.pop(name) for name in ("verdict", "peak", "by_formula"))
-            self._plans[at] = Plan(self, Layout(**row), VERDICTS[verdict], peak, seconds)
+            layout = Layout(partition=ITEMS if row.pop("items") else None, **row)
+            self._plans[at] = Plan(self, layout, VERDICTS[verdict], peak, seconds)
         return self._plans[at]
 
     @property
@@ -354,6 +367,7 @@ class Plans(Sequence[Plan]):
             "model": {"name": self.model.name, "source": self.model.source},
             "considered": self.considered,
             "counts": self.counts,
+            "left_out": self.left_out,
             "plans": [plan.to_dict() for plan in self.settle(first)[:first]],
             "front": [plan._facts() for plan in self.front],
         }
@@ -404,7 +418,7 @@ def search(
     global_batch: int,
     *,
     sequence: int = 2048,
-    recipe: str | Recipe = "mixed-adam-16",
+    recipe: str | Recipe | None = None,
     space: Space | None = None,
     devices: Sequence[int] | None = None,
     calibration: Calibration | str | None = None,
@@ -413,9 +427,12 @@ def search(
     """All layouts of ``space`` that train on ``global_batch`` sequences a step, as Plans.
 
     ``model`` and ``cluster`` may be names, as `load_model` and `load_cluster` read them.
-    Layers are cut evenly, and ZeRO 3 gathers each layer's weights for every micro-batch: a layout's
-    ``unshard`` says otherwise, and :meth:`Plans.refined` tries it. ``devices``: numbers of devices
-    to use (default: all of the cluster's). ``calibration``, ``framework``: as of `estimate_step`.
+    ``framework``: whose kernels and overlaps are assumed, as of `estimate_step`; named, only what
+    it runs is considered (data/calibration/framework), and ``left_out`` says what was not.
+    ``recipe``: default the framework's, "mixed-adam-16" without one. ``devices``: numbers of
+    devices to use (default: all of the cluster's). ``calibration``: as of `estimate_step`.
+    ZeRO 3 gathers each layer's weights for every micro-batch: a layout's ``unshard`` says
+    otherwise, and :meth:`Plans.refined` tries it.
     Memory is counted to the byte (:func:`tiledask.plan.fitting.vectorized.peaks`). Time is ranked
     by the formulas of :func:`tiledask.plan.timing.step_time.step_parts`; a plan's ``seconds`` are
     those of :func:`tiledask.estimate_step`, and the first 10 stand in their order.
@@ -426,7 +443,11 @@ def search(
     ('fits', True)
     """
     model, cluster = as_model(model), as_cluster(cluster)
-    recipe, space = load_recipe(recipe), space or Space()
+    runs: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    if framework is not None and calibration is None:
+        named = calibration_of(cluster.device, load_recipe("mixed-adam-16"), None, framework)
+        recipe, runs = recipe or named.trains, named.runs
+    recipe, space = load_recipe(recipe or "mixed-adam-16"), space or Space()
     global_batch = whole_number(
         "global_batch",
         global_batch,
@@ -450,8 +471,24 @@ def search(
         for n in map(int, counts)
         for row in _shapes(model, cluster, global_batch, sequence, space, n)
     ]
-    columns = _columns(rows, space)
-    return Plans(model, cluster, global_batch, recipe, sequence, columns, calibration, framework)
+    columns = _columns(rows, space, model.layers)
+    left_out = {}
+    for field, values in runs:
+        runs_it = _runs_it(columns, field, values)
+        columns = {name: column[runs_it] for name, column in columns.items()}
+        if not runs_it.all():
+            shown = " or ".join(map(str, values))
+            left_out[f"{framework} runs {field} {shown}"] = int((~runs_it).sum())
+    of = model, cluster, global_batch, recipe, sequence
+    return Plans(*of, columns, calibration, framework, left_out)
+
+
+def _runs_it(columns: dict[str, np.ndarray], field: str, values: tuple[Any, ...]) -> np.ndarray:
+    """Which layouts have one of ``values`` in ``field``, where that field does anything."""
+    pp, tp = columns["pp"], columns["tp"]
+    idle = {BESIDE: pp == 1, "sequence_parallel": tp == 1}.get(field, False)
+    found: np.ndarray = np.isin(columns["zero" if field == BESIDE else field], values) | idle
+    return found
 
 
 def _shapes(
@@ -461,6 +498,7 @@ def _shapes(
     node = cluster.devices_per_node
     tps = space.tp or [t for t in divisors(model.heads, min(node, devices)) if node % t == 0]
     pps = space.pp or range(1, min(model.layers, devices) + 1)
+    most = model.layers + 2 * (ITEMS in space.partition)  # chunks
     cps = space.cp or context_degrees(sequence)
     eps = space.ep or (divisors(model.experts, model.experts) if model.experts else [1])
     for tp, pp, cp in product(tps, pps, cps):
@@ -472,13 +510,13 @@ def _shapes(
         share = batch // dp
         sizes = space.microbatch or divisors(share, LARGEST_MICROBATCH)
         for ep, b, v in product(eps, sizes, space.interleave if pp > 1 else (1,)):
-            if dp * cp % ep or share % b or pp * v > model.layers:
+            if dp * cp % ep or share % b or pp * v > most:
                 continue
             if v == 1 or share // b % pp == 0:
                 yield dp, tp, pp, cp, ep, b, share // b, v
 
 
-def _columns(rows: list[tuple[int, ...]], space: Space) -> dict[str, np.ndarray]:
+def _columns(rows: list[tuple[int, ...]], space: Space, layers: int) -> dict[str, np.ndarray]:
     """The columns of all layouts: each of ``rows`` with every choice of the rest."""
     shapes = np.array(rows, np.int64).reshape(-1, 8)
     rest = list(
@@ -488,6 +526,7 @@ def _columns(rows: list[tuple[int, ...]], space: Space) -> dict[str, np.ndarray]
             space.sequence_parallel,
             space.flash_attention,
             space.schedule,
+            [partition == ITEMS for partition in space.partition],
         )
     )
     which, choice = np.divmod(np.arange(len(shapes) * len(rest)), len(rest))
@@ -495,12 +534,16 @@ def _columns(rows: list[tuple[int, ...]], space: Space) -> dict[str, np.ndarray]
     for n, name in enumerate(COLUMNS[8:]):
         columns[name] = np.array([each[n] for each in rest])[choice]
     # choices that change nothing: a sequence cut over one device, scores that are not kept,
-    # ZeRO over one copy, chunks in other orders than 1F1B
+    # ZeRO over one copy, chunks in other orders than 1F1B, items where two chunks are even so
+    chunks = columns["pp"] * columns["interleave"]
+    unequal = (chunks <= 2) | ((layers + 2) % chunks > 0)
     pointless = (
         (columns["sequence_parallel"] & (columns["tp"] == 1))
         | ((columns["recompute"] == "selective") & columns["flash_attention"])
         | ((columns["zero"] > min(space.zero)) & (columns["dp"] * columns["cp"] == 1))
         | ((columns["interleave"] > 1) & (columns["schedule"] != "1f1b"))
+        | (columns["items"] & unequal & (None in space.partition))
+        | (~columns["items"] & (chunks > layers))
     )
     return {name: column[~pointless] for name, column in columns.items()}
 

@@ -20,7 +20,7 @@ from tiledask.plan.fitting.activations import LayerBytes, cut_tokens, layer_cost
 from tiledask.plan.fitting.in_flight import InFlight, stages_in_flight
 from tiledask.plan.fitting.terms import Costs, Terms, fullest
 from tiledask.plan.inputs.items import ItemParameters, item_parameters
-from tiledask.plan.inputs.layout import RECOMPUTE, SELECTIVE_OP, Layout, Numbers
+from tiledask.plan.inputs.layout import ITEMS, RECOMPUTE, SELECTIVE_OP, Layout, Numbers
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, chunk_kinds
@@ -49,21 +49,20 @@ class Many:
             check_run(self.model, Layout(tp=tp, cp=cp, ep=ep, dp=ep), self.sequence)
             return (0,)
 
-        def check_pipe(pp: int, interleave: int, schedule: int) -> tuple[int]:
-            order = ORDERS[schedule]
-            pipeline = Layout(pp=pp, interleave=interleave, microbatches=pp, schedule=order)
-            pipeline.chunk_layers(self.model.layers)
+        def check_pipe(**pipe: int) -> tuple[int]:
+            _pipeline(microbatches=pipe["pp"], **pipe).chunk_layers(self.model.layers)
             return (0,)
 
         self.each({name: n[name] for name in ("tp", "cp", "ep")}, check)
-        self.each({name: n[name] for name in ("pp", "interleave", "schedule")}, check_pipe)
+        self.each({name: n[name] for name in PIPE}, check_pipe)
         uneven = (n["dp"] * n["cp"] % n["ep"] > 0) | (
             (n["interleave"] > 1) & (n["microbatches"] % n["pp"] > 0)
         )
         if uneven.any():
             row = {name: column[uneven][0].item() for name, column in n.items()}
             row |= {"schedule": ORDERS[row["schedule"]], "recompute": KINDS[row["recompute"]]}
-            Layout(**{name: row[name] for name in row if not name.endswith(("parallel", "tion"))})
+            flags = ("parallel", "tion", "items")
+            Layout(**{name: row[name] for name in row if not name.endswith(flags)})
 
     def each(
         self, columns: dict[str, np.ndarray], function: Callable[..., Iterable[int]]
@@ -131,14 +130,15 @@ class Many:
     @cached_property
     def stages(self) -> int:
         """How many of the first stages may be the fullest: those that may hold fewer mixtures
-        than a later one."""
+        than a later one, and the next, where the embedding stands for a layer of the first."""
         dense = self.model.dense_layers if self.model.experts else ()
+        more = int(self.n["items"].any())
         if not dense:
-            return 1
+            return 1 + more
         chunks = self.n["pp"] * self.n["interleave"]
         layers = np.maximum(1, self.model.layers // chunks)
         covering = -(-(max(dense) + 1) // layers) + 1
-        return int(np.minimum(covering, self.n["pp"]).max())
+        return int(np.minimum(covering + more, self.n["pp"]).max())
 
     def in_flight(self) -> Iterator[InFlight]:
         """What is in flight on each of the stages that may be the fullest, the last first. More
@@ -146,18 +146,14 @@ class Many:
         proportion."""
         n, gpipe = self.n, self.n["schedule"] == ORDERS.index("gpipe")
         enough = np.where(n["interleave"] > 1, 4 * n["pp"], np.where(gpipe, 1, n["pp"]))
-        columns = {name: n[name] for name in ("pp", "interleave", "schedule")}
+        columns = {name: n[name] for name in PIPE}
         columns["microbatches"] = np.minimum(n["microbatches"], enough)
         _, which, pairs = self.costs
         if not self.model.experts:  # all states of a stage hold layers of one kind
             which = np.zeros_like(which)
 
-        def in_flight(
-            pp: int, interleave: int, schedule: int, microbatches: int, cost: int
-        ) -> Iterable[int]:
-            layout = Layout(
-                pp=pp, interleave=interleave, microbatches=microbatches, schedule=ORDERS[schedule]
-            )
+        def in_flight(cost: int, **pipe: int) -> Iterable[int]:
+            layout, pp = _pipeline(**pipe), pipe["pp"]
             stages = [pp - 1, *(min(stage, pp - 1) for stage in range(self.stages))]
             kinds = chunk_kinds(self.model, layout)
             return chain(*stages_in_flight(layout, kinds, pairs[cost], stages))
@@ -181,6 +177,15 @@ class Many:
         return peak
 
 
+PIPE = ("pp", "interleave", "schedule", "items")
+"""What a pipeline is made of, beside its micro-batches."""
+
+
+def _pipeline(items: int, schedule: int, **sizes: Any) -> Layout:
+    """A layout that is nothing but a pipeline."""
+    return Layout(**sizes, schedule=ORDERS[schedule], partition=ITEMS if items else None)
+
+
 def peaks(
     model: Model,
     recipe: str | Recipe = "mixed-adam-16",
@@ -190,9 +195,10 @@ def peaks(
     """Peak bytes on the fullest device of every layout: int64, of the shape that the fields
     have together. Equal to ``estimate_memory(...).peak``, to the byte.
 
-    ``fields`` are those of Numbers, each one value or an array; layers are cut evenly, and the
-    schedules are "naive", "gpipe" and "1f1b", interleaved if there are several chunks. Layouts
-    that Layout or the model refuses raise what they raise there.
+    ``fields`` are those of Numbers, each one value or an array; layers are cut evenly, with
+    embedding and head as one each where ``items``, and the schedules are "naive", "gpipe" and
+    "1f1b", interleaved if there are several chunks. Layouts that Layout or the model refuses raise
+    what they raise there.
 
     >>> from tiledask.plan.inputs.load import load_model
     >>> peaks(load_model("gpt-200b"), tp=8, pp=10, dp=[1, 2, 4], zero=1, recompute="full")
@@ -227,7 +233,7 @@ def _codes(name: str, words: Any, allowed: tuple[str, ...]) -> np.ndarray:
 
 def _numbers(name: str, values: Any) -> np.ndarray:
     given = np.asarray(values)
-    flag = name in ("sequence_parallel", "flash_attention")
+    flag = name in ("sequence_parallel", "flash_attention", "items")
     if given.size and given.dtype.kind not in ("b" if flag else "iu"):
         rule = "True or False" if flag else "integers"
         raise ConfigError(f"{name} must be {rule}, got {values!r}")

@@ -188,6 +188,11 @@ class Layout:
         return self.pp * self.interleave
 
     @property
+    def by_items(self) -> bool:
+        """Whether embedding and head count as a layer each."""
+        return self.partition == ITEMS
+
+    @property
     def last_chunk(self) -> int:
         """The chunk that the head belongs to."""
         return self.chunks - 1
@@ -272,11 +277,14 @@ class Numbers:
     flash_attention: bool | Array = False
     schedule: str | Array = "1f1b"
     interleave: int | Array = 1
+    items: bool | Array = False
+    """Embedding and head count as a layer each: ``partition="items"``."""
 
     @classmethod
     def of(cls, layout: Layout) -> "Numbers":
-        """The numbers of one Layout."""
-        return cls(**{field.name: getattr(layout, field.name) for field in fields(cls)})
+        """The numbers of one Layout; bounds of its own are taken to be even."""
+        names = (field.name for field in fields(cls) if field.name != "items")
+        return cls(**{name: getattr(layout, name) for name in names}, items=layout.by_items)
 
 
 MOST_OF_ANY = 10**8

@@ -70,7 +70,8 @@ class Prices:
             return self._attention(each.kernel, *told["product"])
         if each.kernel == "linear_grad_weight":
             k, tokens, n = told["product"]
-            return float(weight_gradient(tokens, k, n, rates, self.width, self.gradient))
+            of, added = (tokens, k, n, rates, self.width), self.calibration.adds_gradients
+            return float(weight_gradient(*of, self.gradient, added=added))
         if "product" in told:
             m, k, n = told["product"]
             return float(gemm_seconds(m, k, n, rates, self.width))

@@ -73,6 +73,12 @@ class Calibration:
     each copy crosses by itself."""
     own_adapter: bool
     """Copies gather weights through the adapter of each device, not through all of a node."""
+    prefetch: float
+    """Weights that ZeRO-3 gathers ahead, matrix by matrix; 0: a layer is gathered at once, while
+    the one before is at work."""
+    adds_gradients: bool
+    """The products of weights' gradients add to those of earlier micro-batches, whatever their
+    width (Transformer Engine); otherwise only to gradients wider than the product's numbers."""
     step_seconds: float
     """Seconds of the host for a step."""
     layer_seconds: float
@@ -94,6 +100,10 @@ class Calibration:
     calibrated: tuple[str, ...] = ()
     """Ids of the published cases that the shares were fitted to; the others check them."""
     source: str = ""
+    runs: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    """(field of a layout, the values that the program runs); what it does not name is free."""
+    trains: str = "mixed-adam-16"
+    """The recipe that the program trains with."""
     scale: float = 1.0
     """Measured over estimated seconds, where a step of one's own was measured."""
     numbers: tuple[tuple[str, Reached], ...] = field(default=(), repr=False)
@@ -135,7 +145,13 @@ class Calibration:
         Path(path).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
 
 
+BESIDE = "zero beside pp"
+"""The stages of ZeRO that a program runs in a pipeline's stages."""
 EXPOSED = ("tp", "tp_backward", "sum", "sum_backward", "dp", "fsdp", "pp", "ep")
+
+
+RULED = ("zero", BESIDE, "sequence_parallel", "tp", "pp", "cp", "ep", "interleave")
+"""Of what a framework's file may say which values its program runs."""
 
 
 class _Numbers:
@@ -240,9 +256,13 @@ def _framework(name: str) -> tuple[dict[str, Any], tuple[tuple[str, Reached], ..
             raise told.fail("exposed", f"must name {EXPOSED}; look at {sorted(missing)}")
     if "errors" in told:
         known["errors"] = number.table("errors")
-    for key in ("own_adapter",):
+    for key in ("own_adapter", "adds_gradients"):
         if key in told:
             known[key] = told.boolean(key)
+    if "trains" in told:
+        known["trains"] = told.text("trains")
+    if "runs" in told:
+        known["runs"] = _runs(told.object("runs"))
     for key in _FRAMEWORK:
         if key in told:
             known[key] = number(key)
@@ -251,11 +271,28 @@ def _framework(name: str) -> tuple[dict[str, Any], tuple[tuple[str, Reached], ..
     told.done()
     own = {key.split(".", 1)[1] for key, _ in number.found}
     kept = tuple(pair for pair in found if pair[0].split(".", 1)[1] not in own)
-    return {"own_adapter": False, **like, **known}, (*kept, *number.found)
+    return {"prefetch": 0.0, "own_adapter": False, "adds_gradients": False, **like, **known}, (
+        *kept,
+        *number.found,
+    )
 
 
-_FRAMEWORK = ("exchange_share", "most_nodes", "step_seconds", "layer_seconds", "floor_seconds",
-              "mixture_seconds", "eager_passes", "loss_passes", "product_part",
+def _runs(told: Fields) -> tuple[tuple[str, tuple[Any, ...]], ...]:
+    """What a program runs: a list of values for each of RULED that it restricts."""
+    told.text("from")
+    found = []
+    for key in (key for key in RULED if key in told):
+        values = told._take(key, None)
+        kind = bool if key == "sequence_parallel" else int
+        if not isinstance(values, list) or {type(value) for value in values} != {kind}:
+            raise told.fail(key, f"must be a list of values of that field, got {short(values)}")
+        found.append((key, tuple(values)))
+    told.done()
+    return tuple(found)
+
+
+_FRAMEWORK = ("prefetch", "exchange_share", "most_nodes", "step_seconds", "layer_seconds",
+              "floor_seconds", "mixture_seconds", "eager_passes", "loss_passes", "product_part",
               "casts")  # fmt: skip
 
 

@@ -63,10 +63,12 @@ def all_gather(
     stride: Values,
     cluster: ClusterSpec,
     own_adapter: bool = False,
+    calls: Values = 1,
 ) -> Values:
     """Seconds until each of ``size`` ranks holds all ``whole`` bytes; reduce-scatter is equal.
 
-    A ring moves (n-1)/n of the whole through each rank (Thakur et al. 2005, section 4).
+    A ring moves (n-1)/n of the whole through each rank (Thakur et al. 2005, section 4), and a
+    message round all nodes, in each of ``calls`` that the bytes are cut into.
 
     >>> from tiledask.plan.inputs.hardware import load_cluster
     >>> dgx = load_cluster("64xA100-80GB")
@@ -74,12 +76,17 @@ def all_gather(
     True
     """
     moved = whole * (size - 1) / size / bandwidth(size, stride, cluster, own_adapter)
-    return np.where(np.asarray(size) > 1, moved + latency(size, stride, cluster), 0.0)
+    here = members(size, stride, cluster)
+    inside = np.log2(np.maximum(here, 1)) * cluster.within_node.latency
+    round_ = inside + (np.maximum(size / here, 1) - 1) * cluster.between_nodes.latency
+    return np.where(np.asarray(size) > 1, moved + calls * round_, 0.0)
 
 
 def all_reduce(whole: Values, size: Values, stride: Values, cluster: ClusterSpec) -> Values:
-    """Seconds of a sum over ``size`` ranks: a reduce-scatter, then an all-gather."""
-    return 2 * all_gather(whole, size, stride, cluster)
+    """Seconds of a sum over ``size`` ranks: the bytes of a reduce-scatter and an all-gather, up and
+    down a tree."""
+    moved = whole * (size - 1) / size / bandwidth(size, stride, cluster)
+    return np.where(np.asarray(size) > 1, 2 * (moved + latency(size, stride, cluster)), 0.0)
 
 
 def all_to_all(mine: Values, size: Values, stride: Values, cluster: ClusterSpec) -> Values:

@@ -100,13 +100,15 @@ def weight_products(
     width: int,
     gradient: int,
     casts: float = 0.0,
+    added: bool = False,
 ) -> Seconds:
     """Seconds of all products with weights for ``tokens`` on one device.
 
     Experts get equal shares of the tokens; ``ep`` devices hold them. Their products are small:
     what reads and writes their weights is not hidden but comes on top. ``gradient``: bytes of a
-    weight's gradient where it is added up. ``casts``: passes of 4 bytes over each input, forward,
-    and each output's gradient, backward, that make operands of 8 bits.
+    weight's gradient where it is added up, by the product itself if ``added``. ``casts``: passes
+    of 4 bytes over each input, forward, and each output's gradient, backward, that make operands
+    of 8 bits.
     """
     total = Seconds()
     for product in products(weights):
@@ -118,7 +120,7 @@ def weight_products(
             batch, rows = ceil_div(first.copies, ep), tokens * first.active * ep / first.copies
         forward = gemm_seconds(rows, k, n, rates, width, batch)
         inputs = gemm_seconds(rows, n, k, rates, width, batch)
-        weight = weight_gradient(rows, k, n, rates, width, gradient, batch)
+        weight = weight_gradient(rows, k, n, rates, width, gradient, batch, added)
         if first.copies > 1:
             held = 1.0 * batch * k * n
             forward = forward + memory_seconds(width * held, rates)
@@ -136,18 +138,20 @@ def weight_gradient(
     width: int,
     gradient: int,
     batch: Values = 1,
+    added: bool = False,
 ) -> Values:
     """Seconds of [k, tokens] x [tokens, n], added to the gradients of earlier micro-batches.
 
     Gradients as wide as the product's numbers are added by a kernel of its own, which reads
     two and writes one. Into wider ones the product itself adds (Megatron-LM's fused
-    accumulation of fp32 gradients). Frozen weights, ``gradient`` 0, have none.
+    accumulation of fp32 gradients), or into any if ``added``. Frozen weights, ``gradient`` 0, have
+    none.
     """
     if not gradient:
         return 0.0
     product = gemm_seconds(k, tokens, n, rates, width, batch)
     weights = 1.0 * batch * k * n
-    if gradient <= width:
+    if gradient <= width and not added:
         return product + memory_seconds((width + 2 * gradient) * weights, rates)
     moved = gemm_bytes(k, tokens, n, width, batch) + (2 * gradient - width) * weights
     seconds: Values = np.maximum(product, memory_seconds(moved, rates))
@@ -272,12 +276,13 @@ def logits(
     width: int,
     gradient: int,
     passed: float = 1.0,
+    added: bool = False,
 ) -> Seconds:
     """Seconds of the logits and of the cross-entropy over the vocabulary, cut over ``tp``.
 
     The product, and passes over single-precision logits: cast, maximum, exponential, sum and
     quotient forward (24 + width bytes a logit), gradient and cast backward (12 + width); of them
-    the part ``passed`` is done by a fused or compiled loss.
+    the part ``passed`` is done by a fused or compiled loss. ``added``: as of `weight_gradient`.
     """
     columns = ceil_div(model.vocab, tp)
     numbers = 1.0 * tokens * columns
@@ -289,5 +294,6 @@ def logits(
     for k, n in (*before, (last, columns)):
         there = gemm_seconds(tokens, k, n, rates, width)
         back = gemm_seconds(tokens, n, k, rates, width)
-        total += Seconds(there, back + weight_gradient(tokens, k, n, rates, width, gradient))
+        weight = weight_gradient(tokens, k, n, rates, width, gradient, added=added)
+        total += Seconds(there, back + weight)
     return total

@@ -30,6 +30,7 @@ from tiledask.plan.timing.layer_time import (
     attention_core,
     logits,
     passes,
+    products,
     weight_products,
 )
 from tiledask.plan.timing.rates import rates_of
@@ -37,6 +38,10 @@ from tiledask.plan.timing.roofline import Rates, ceil_div, memory_seconds
 from tiledask.plan.timing.step_values import Parts, Work
 
 __all__ = ["Parts", "StepTime", "stage_layers", "step_parts"]
+
+
+BUCKET, BUCKET_OF_COPY = 4e7, 1e6
+"""Numbers in a bucket of gradients: at least, and for each copy (Megatron-Core's default)."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,7 @@ class StepTime:
             recipe.operand_bytes,
             recipe.gradient_bytes,
             known.casts if recipe.product_bytes else 0.0,
+            known.adds_gradients,
         )
         around = passes(model, weights, self.tokens, self.whole, n.tp, rates, width)
         mixture = any(weight.copies > 1 for weight in weights)
@@ -193,6 +199,7 @@ class StepTime:
             self.width,
             self.recipe.gradient_bytes,
             self.calibration.loss_passes,
+            self.calibration.adds_gradients,
         )
         return Work(compute, tp=Seconds(0.0, self._sum()))
 
@@ -239,16 +246,20 @@ class StepTime:
         ]
         return layers * mean[0] + tables, layers * mean[1]
 
-    def over_copies(self, dense: Values, experts: Values, width: int) -> Values:
+    def over_copies(self, dense: Values, experts: Values, width: int, layers: Values = 1) -> Values:
         """Seconds in which the copies of the model gather so many weights of ``width`` bytes each,
-        or sum up gradients; those of experts among fewer of them."""
+        or sum up gradients; those of experts among fewer of them. ZeRO-3 makes a call for each of
+        the ``layers``, or for each of their matrices; else each bucket is one."""
         n = self.n
         ranks, own = n.dp * n.cp, self.calibration.own_adapter
+        each = len(products(self.model.layer)) if self.calibration.prefetch else 1
         total: Values = 0.0
         for held, size, apart in ((dense, ranks, n.tp), (experts, ranks // n.ep, n.tp * n.ep)):
             here = np.asarray(held) > 0
             moved = 1.0 * held * width
-            total = total + here * all_gather(moved, size, apart, self.cluster, own)
+            buckets = np.ceil(held / np.maximum(BUCKET, BUCKET_OF_COPY * size))
+            calls = np.where(np.asarray(n.zero) == 3, each * layers, buckets)
+            total = total + here * all_gather(moved, size, apart, self.cluster, own, calls)
         return total
 
     def reduction(self, layers: Values, work: Seconds) -> Values:
@@ -271,16 +282,25 @@ class StepTime:
         beside = np.where((zero == 3) & (not kept), of_weights / 2 + again, 0)
         before = np.where(zero == 3, of_weights / 2, trained * of_weights)
         held = self.held(layers)
-        gradients = trained * self.over_copies(*held, recipe.gradient_bytes)
-        weights = self.over_copies(*held, recipe.gathered_bytes)
-        summed = of_gradients * gradients + beside * weights
-        gathered = before * weights
+        gradients = trained * self.over_copies(*held, recipe.gradient_bytes, layers)
+        weights = self.over_copies(*held, recipe.gathered_bytes, layers)
         waits = self.calibration.waits
         part = 1 - np.where(zero == 3, waits("fsdp"), waits("dp"))
+        ahead = part * np.where(zero == 3, self._ahead(), 1.0)  # of what is gathered
+        summed = of_gradients * gradients + beside * weights
+        hidden = part * of_gradients * gradients + ahead * beside * weights
+        gathered = before * weights
         hiding = each * (1 + (n.pp - 1) * (n.interleave - 1) / n.interleave)
-        summed = summed - np.minimum(part * summed, hiding * work.backward)
-        waited = summed + gathered - np.minimum(part * gathered, hiding * work.forward)
+        summed = summed - np.minimum(hidden, hiding * work.backward)
+        waited = summed + gathered - np.minimum(ahead * gathered, hiding * work.forward)
         return waited + trained * self._over_replicas(sum(held))
+
+    def _ahead(self) -> float:
+        """The part of a layer's weights that is gathered while other weights are at work: all, or
+        what is fetched ahead, one matrix or as many as the prefetch bucket holds."""
+        sizes = [1.0 * w.size * w.units * w.copies for w in self.model.layer]
+        fetched = self.calibration.prefetch
+        return min(1.0, max(fetched, *sizes) / sum(sizes)) if fetched else 1.0
 
     def _over_replicas(self, held: Values) -> Values:
         """Seconds in which two devices that have the same stages sum up their gradients, all that
@@ -305,12 +325,27 @@ class StepTime:
         return memory_seconds(moved, self.rates) + self.calibration.step_seconds
 
 
-def stage_layers(n: Numbers, layers: int) -> tuple[Values, Values]:
-    """(layers of the first stage, layers of the last): the first chunks get one more."""
-    chunks = n.pp * n.interleave
-    each, more = layers // chunks, layers % chunks
-    last = each * n.interleave + more // n.pp
-    return last + (more % n.pp > 0), last
+def stage_layers(n: Numbers, layers: int) -> tuple[Values, Values, Values]:
+    """(layers of the first stage, of the next, of the last): the first chunks get one more. Of
+    ``items``, embedding and head are one each; of one stage, all are the same."""
+    chunks, inside = n.pp * n.interleave, np.asarray(n.items) & (np.asarray(n.pp) > 1)
+    each, more = np.divmod(layers + 2 * inside, chunks)
+    stages = (0, np.minimum(1, n.pp - 1), n.pp - 1)
+    first, second, last = (each * n.interleave + ceil_div(more - at, n.pp) for at in stages)
+    last = last - inside
+    return first - inside, np.where(np.asarray(n.pp) > 2, second, last), last
+
+
+def _slower(a: Work, b: Work) -> Work:
+    """Of two stages' work the one that takes longer, layout by layout."""
+    behind = b.total > a.total
+
+    def chosen(a: Seconds, b: Seconds) -> Seconds:
+        return Seconds(
+            np.where(behind, b.forward, a.forward), np.where(behind, b.backward, a.backward)
+        )
+
+    return Work(*(chosen(getattr(a, f.name), getattr(b, f.name)) for f in fields(Work)))
 
 
 def step_parts(
@@ -324,7 +359,7 @@ def step_parts(
 ) -> Parts[Values]:
     """The Parts of a step; arrays where ``n`` holds arrays.
 
-    The slowest stage, the first (embedding) or the last (head), works through all
+    The slowest stage, the first (embedding), the next or the last (head), works through all
     micro-batches; before and after, it waits while one micro-batch passes the other stages:
     (sum of stages - slowest) / v, which for p equal stages is (p-1)/v of a micro-batch.
 
@@ -339,24 +374,19 @@ def step_parts(
     time = StepTime(model, cluster, n, recipe, sequence, known)
     layer, embedding, head = time.mean_layer(), time.embedding(), time.head()
     send = n.interleave * time.transfer()
-    at_first, at_last = stage_layers(n, model.layers)
+    at_first, at_second, at_last = stage_layers(n, model.layers)
     single = np.where(np.asarray(n.pp) == 1, 1.0, 0.0)
     first = at_first * layer + embedding + single * head + send
     last = at_last * layer + head + single * embedding + send
-    behind = last.total > first.total
-
-    def slower(a: Seconds, b: Seconds) -> Seconds:
-        return Seconds(
-            np.where(behind, b.forward, a.forward), np.where(behind, b.backward, a.backward)
-        )
-
-    slowest = Work(*(slower(getattr(first, f.name), getattr(last, f.name)) for f in fields(Work)))
+    slowest = _slower(first, last)
+    if np.any(n.items):
+        slowest = _slower(slowest, at_second * layer + send)
     every = model.layers * layer.total + embedding.total + head.total + n.pp * send.total
     fill = np.maximum(0.0, every - slowest.total)
-    naive = np.asarray(n.schedule) == "naive"
+    naive, fullest = np.asarray(n.schedule) == "naive", np.maximum(at_first, at_second)
     return known.scale * Parts[Values](
         **{f.name: n.microbatches * getattr(slowest, f.name).total for f in fields(Work)},
-        dp=time.reduction(at_first, slowest.seconds),
+        dp=time.reduction(fullest, slowest.seconds),
         bubble=np.where(naive, n.microbatches * fill, fill / n.interleave),
-        optimizer=time.optimizer(at_first),
+        optimizer=time.optimizer(fullest),
     )

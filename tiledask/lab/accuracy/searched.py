@@ -1,0 +1,106 @@
+"""What NVIDIA runs, against what ``search`` finds for the same model, devices and batch.
+
+a published run  ->  its layout by our clock  \\
+                 ->  search, the same program  ->  the best that fits as surely  ->  how much slower
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+from tiledask.errors import ConfigError
+from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
+from tiledask.lab.accuracy.stacks import StackRun, run_of, seconds_measured
+from tiledask.plan.choosing.search import FIRST, Plan, Space, search
+from tiledask.plan.fitting.overhead import VERDICTS
+from tiledask.plan.inputs.layout import Layout
+
+__all__ = ["Beside", "found", "searched", "workloads"]
+
+RECIPES = "dgxc-", "mbridge-", "nemo2407-"
+"""How the ids of NVIDIA's runs begin."""
+CUT = "proxy", "-2l-", "-4l-", "-16l-"
+"""In the ids of models cut down to fewer layers, which run the layouts of the whole ones."""
+
+
+class Beside(NamedTuple):
+    """A published run, and what a search says of it."""
+
+    run: StackRun
+    theirs: Plan | None
+    """Its layout among the plans; None if no Layout of the space is it."""
+    best: Plan
+    """The fastest plan that fits as surely."""
+
+
+@cache
+def workloads(device: str = "H100") -> tuple[dict[str, Any], ...]:
+    """NVIDIA's runs on ``device``: of those with one model, devices, batch and precision the one
+    that was measured fastest."""
+    cases: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for name, case in published("plan2").items():
+        i, seconds = case["inputs"], seconds_measured(case)
+        if seconds and name.startswith(RECIPES) and i["gpu"] == device:
+            model = i.get("model") or tuple(i["fields"].items())
+            key = (model, i.get("layers"), i["gpus"], i["global_batch"], i["seq"], i["precision"])
+            if key not in cases or seconds < (seconds_measured(cases[key]) or 0):
+                cases[key] = case
+    return tuple(cases.values())
+
+
+def found(case: dict[str, Any]) -> Beside:
+    """What ``search`` finds for the workload of ``case``, with the program that ran it."""
+    run = run_of(case)
+    options: dict[str, Any] = {"sequence": run.sequence, "recipe": run.recipe}
+    of = run.model, run.cluster, case["inputs"]["global_batch"]
+    plans = search(*of, **options, framework=run.framework)
+    theirs = search(*of, **options, framework=run.framework, space=_only(run.layout))
+    there = next((plan for plan in theirs if plan.layout == run.layout), None)
+    words = VERDICTS[: 1 + VERDICTS.index(there.verdict)] if there else VERDICTS
+    firsts = (sum(plans.counts[word] for word in VERDICTS[:n]) for n in range(len(words)))
+    near = [plan for at in firsts for plan in plans[at : at + FIRST]]
+    best = min((p for p in near if p.verdict in words), key=lambda plan: plan.seconds)
+    return Beside(run, there, best)
+
+
+def _only(layout: Layout) -> Space:
+    """The space of ``layout`` alone."""
+    return Space(**{name: (getattr(layout, name),) for name in vars(Space())})
+
+
+@cache
+def searched() -> tuple[PublishedSource, ...]:
+    """How much slower NVIDIA's layouts are than the best one found, by our clock."""
+    groups: dict[bool, list[PublishedRow]] = {True: [], False: []}
+    refused = []
+    for case in workloads():
+        name, i = case["id"], case["inputs"]
+        judged = i["precision"] == "bf16" and not any(part in name for part in CUT)
+        try:
+            run, theirs, best = found(case)
+        except ConfigError as error:
+            refused.append(f"{name} (cannot be said: {error})")
+            continue
+        if theirs is None or theirs.verdict == "no":
+            refused.append(f"{name} ({run.layout}: the estimate of its memory is too high)")
+            continue
+        note = "the same" if best.layout == run.layout else " ".join(_changes(run.layout, best))
+        seconds = best.seconds, theirs.seconds
+        row = PublishedRow(name, "best found, theirs", *seconds, "s", note=note)
+        groups[judged].append(row)
+    words = "Theirs by our clock over the best found for the same program, with what it changes. "
+    said = "Refused by memory, though they ran: " + "; ".join(refused) + "."
+    cut = "No goal: models cut down to few layers in the layout of the whole ones, and FP8 of 2024."
+    title = "what NVIDIA runs on H100 against the best found"
+    return (
+        PublishedSource.of(title, groups[True], mean=0.05, worst=0.05, remark=words + said),
+        PublishedSource.of(
+            f"{title}: cut models, FP8", groups[False], mean=float("inf"), remark=words + cut
+        ),
+    )
+
+
+def _changes(theirs: Layout, best: Plan) -> Iterator[str]:
+    for name, value in vars(theirs).items():
+        if getattr(best.layout, name) != value:
+            yield f"{name} {value} -> {getattr(best.layout, name)}"
