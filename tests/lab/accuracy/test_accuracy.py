@@ -39,7 +39,7 @@ OTHERWISE |= {"zero-infinity-comm"}
 WITHOUT_LAYOUT = {
     name
     for name, case in CASES.items()
-    if case["kind"] == "train_time" and not name.startswith("sc21-t2-ptd")
+    if case["kind"] == "train_time" and not name.startswith("sc21-t2-")
 }
 """GPU hours and days of whole trainings whose layout is not published, and ZeRO-3 runs that were
 several times slower than their traffic explains."""

@@ -32,6 +32,7 @@ DEEPSPEED = "megatron-deepspeed"
 
 BLOOM = "BLOOM-176B log, step times"
 TITAN = "torchtitan, seconds a step"
+ZERO_3 = "SC21 Table 2, ZeRO-3"
 GOAL, REPORTED = {"mean": 0.05, "worst": 0.12}, {"mean": float("inf")}
 
 
@@ -54,7 +55,7 @@ def times() -> tuple[PublishedSource, ...]:
             name,
             (row for id, case in cases.items() if id.startswith(prefix) for row in rows(case)),
             remark=remark,
-            **(REPORTED if name in (BLOOM, TITAN) else GOAL),
+            **(REPORTED if name in (BLOOM, TITAN, ZERO_3) else GOAL),
         )
         for name, prefix, rows, remark in _SOURCES
     )
@@ -64,7 +65,7 @@ def rankings() -> PublishedSource:
     """How much longer than the best measured layout the estimate's first choice takes."""
     rows = (_ranking(case) for case in published().values() if case["kind"] == "ranking")
     return PublishedSource.of(
-        "vTrain: the measured time of the first choice over the best", rows, mean=0.03
+        "vTrain: the measured time of the first choice over the best", rows, mean=0.02, worst=0.02
     )
 
 
@@ -114,6 +115,13 @@ def _sc21_table_2(case: dict[str, Any]) -> Iterator[PublishedRow]:
     i = case["inputs"]
     shape = {"tp": 8, "pp": i["model_parallel"] // 8, "dp": i["gpus"] // i["model_parallel"]}
     yield _sc21(case, {**i, **shape}, i["achieved_tflops"])
+
+
+def _sc21_zero3(case: dict[str, Any]) -> Iterator[PublishedRow]:
+    i = case["inputs"]
+    split = layout({**i, "dp": i["gpus"]}, zero=3, recompute="full")
+    measured = seconds_of(i, i["achieved_tflops"], True)
+    yield _row(case, measured, _seconds(_megatron(i), i, split, framework="deepspeed-2021"))
 
 
 def _sc21(case: dict[str, Any], i: dict[str, Any], tflops: float) -> PublishedRow:
@@ -231,11 +239,13 @@ def _step(memory: MemoryEstimate, cluster: ClusterSpec, **more: Any) -> StepEsti
 
 _SOURCES: tuple[tuple[str, str, Callable[[dict[str, Any]], Iterator[PublishedRow]], str], ...] = (
     ("SC21 Table 1", "sc21-t1-", _sc21_table_1, ""),
+    ("SC21 Table 2", "sc21-t2-ptd", _sc21_table_2, ""),
     (
-        "SC21 Table 2",
-        "sc21-t2-ptd",
-        _sc21_table_2,
-        "Without its ZeRO-3 rows, whose gathers through one adapter each are a framework.",
+        ZERO_3,
+        "sc21-t2-zero3",
+        _sc21_zero3,
+        "DeepSpeed of 2021: each device gathers through its own adapter, matrix by matrix, and "
+        "hides the one that it fetches ahead. Nothing but its other collectives was fitted.",
     ),
     ("Korthikanti Table 5", "kor-t5", _korthikanti, ""),
     ("Korthikanti Table 4", "kor-t4", _layers, ""),

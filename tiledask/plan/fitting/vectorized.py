@@ -8,7 +8,7 @@ functions, once for each combination that occurs; the rest is arithmetic over co
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property, lru_cache, reduce
 from itertools import chain, starmap
 from math import prod
 from typing import Any
@@ -49,8 +49,8 @@ class Many:
             check_run(self.model, Layout(tp=tp, cp=cp, ep=ep, dp=ep), self.sequence)
             return (0,)
 
-        def check_pipe(**pipe: int) -> tuple[int]:
-            _pipeline(microbatches=pipe["pp"], **pipe).chunk_layers(self.model.layers)
+        def check_pipe(pp: int, **pipe: int) -> tuple[int]:
+            _pipeline(pp, **pipe, microbatches=pp).chunk_layers(self.model.layers)
             return (0,)
 
         self.each({name: n[name] for name in ("tp", "cp", "ep")}, check)
@@ -153,10 +153,7 @@ class Many:
             which = np.zeros_like(which)
 
         def in_flight(cost: int, **pipe: int) -> Iterable[int]:
-            layout, pp = _pipeline(**pipe), pipe["pp"]
-            stages = [pp - 1, *(min(stage, pp - 1) for stage in range(self.stages))]
-            kinds = chunk_kinds(self.model, layout)
-            return chain(*stages_in_flight(layout, kinds, pairs[cost], stages))
+            return _in_flight(self.model, pairs[cost], self.stages, *pipe.values())
 
         numbers = iter(self.each(columns | {"cost": which}, in_flight))
         times = np.where(gpipe, n["microbatches"], 1)
@@ -181,9 +178,24 @@ PIPE = ("pp", "interleave", "schedule", "items")
 """What a pipeline is made of, beside its micro-batches."""
 
 
-def _pipeline(items: int, schedule: int, **sizes: Any) -> Layout:
+def _pipeline(pp: int, interleave: int, schedule: int, items: int, microbatches: int) -> Layout:
     """A layout that is nothing but a pipeline."""
-    return Layout(**sizes, schedule=ORDERS[schedule], partition=ITEMS if items else None)
+    return Layout(
+        pp=pp,
+        interleave=interleave,
+        microbatches=microbatches,
+        schedule=ORDERS[schedule],
+        partition=ITEMS if items else None,
+    )
+
+
+@lru_cache(maxsize=2**14)
+def _in_flight(model: Model, pair: tuple[int, ...], stages: int, *pipe: int) -> tuple[int, ...]:
+    """The numbers of the InFlight of the last stage and of the first ``stages`` of a pipeline.
+    Kept: searches of one model on several clusters ask for the same."""
+    layout = _pipeline(*pipe)
+    places = [layout.pp - 1, *(min(stage, layout.pp - 1) for stage in range(stages))]
+    return tuple(chain(*stages_in_flight(layout, chunk_kinds(model, layout), pair, places)))
 
 
 def peaks(
