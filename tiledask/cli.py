@@ -262,9 +262,9 @@ def _of_models(sub: argparse.ArgumentParser, optional: bool = False) -> None:
     else:
         sub.add_argument("model", help=words)
     sub.add_argument("cluster", help="COUNTxNAME such as 80xA100-40GB, or a JSON file")
-    usual = ("mixed-adam-16", 2048) if not optional else (None, None)  # an import says others
-    sub.add_argument("--recipe", default=usual[0], help="(mixed-adam-16)")
-    sub.add_argument("--sequence", type=_whole, default=usual[1], help="tokens (2048)")
+    usual = None if optional else 2048  # an import says others
+    sub.add_argument("--recipe", help="(the framework's, mixed-adam-16 if none is named)")
+    sub.add_argument("--sequence", type=_whole, default=usual, help="tokens (2048)")
     sub.add_argument("--framework", help="whose kernels and overlaps, such as megatron-2025")
     sub.add_argument("--calibration", metavar="FILE", help="made by td.calibrate, in its place")
     sub.add_argument("--tokens", metavar="N", help="days and device-hours for N, such as 15T")
@@ -472,8 +472,11 @@ def _plan(args: argparse.Namespace, console: Console) -> Result:
     assumed = {"calibration": args.calibration, "framework": args.framework}
     plans = td.search(model, cluster, args.batch, **options, **assumed)
     planner.show_assumed(model, console)
-    asked = [args.model, args.cluster, "--sequence", str(args.sequence), "--recipe", args.recipe]
+    asked = [args.model, args.cluster, "--sequence", str(args.sequence)]
+    asked += ["--recipe", args.recipe or plans.recipe.name]
+    asked += ["--framework", args.framework] if args.framework else []
     planner.show_plans(plans, args.first, console, asked)
+    options |= assumed
     relaxed = [] if args.no_sensitivity else td.sensitivity(model, cluster, args.batch, **options)
     if plans.best.verdict != "no":
         planner.show_step(plans.best.step, console)

@@ -220,6 +220,8 @@ def show_plans(plans: Plans, first: int, console: Console, asked: Sequence[str] 
     counts = ", ".join(f"{n:,} {word}" for word, n in plans.counts.items())
     words = f" of {plans.model.name} on {plans.cluster}: {counts}"
     say(console, words, bold=f"{plans.considered:,} layouts")
+    for why, many in plans.left_out.items():
+        say(console, f"  not considered: {why} ({many:,} layouts)")
     if not plans.considered:
         plans.best  # noqa: B018 -- says why there is none
     shown = plans.settle(first)[:first]
@@ -231,9 +233,7 @@ def show_plans(plans: Plans, first: int, console: Console, asked: Sequence[str] 
     if asked:
         words = shlex.join(["tiledask", "fit", *asked, *shown[0].layout.options])
         say(console, f"the first one: {words}")
-    alike = len(plans.alike)
-    if alike > 1:
-        say(console, f"the first {alike} cannot be told apart by their times")
+    say(console, plans.told_apart)
     front = plans.front
     if len(front) > 1:
         chosen = front[:: max(1, len(front) // 6)][:6]

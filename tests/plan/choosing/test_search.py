@@ -336,6 +336,30 @@ def test_only_what_the_framework_runs_is_proposed_and_the_rest_is_counted(
     assert all(words.startswith(f"{framework} runs ") for words in found.left_out)
 
 
+@pytest.mark.parametrize(
+    ("framework", "shared"),
+    [
+        ("megatron-2025", "device 2.0%,"),
+        (None, "device 2.0%, framework and release not named 5.0%,"),
+    ],
+)
+def test_plans_closer_than_what_they_do_not_share_are_not_told_apart(model, framework, shared):
+    """A framework that nobody named is as unknown to all plans: it does not widen the set."""
+    plans = search(model, "16xH100", 64, sequence=4096, framework=framework)
+    alike = plans.alike
+    assert 1 < len(alike) < 10
+    assert [plan.layout for plan in alike] == [plan.layout for plan in plans[: len(alike)]]
+    assert alike[-1].seconds <= 1.025 * plans.best.seconds < plans[len(alike)].seconds
+    assert plans.told_apart.startswith(f"the first {len(alike)} of ")
+    assert "do not share, framework 2.5%" in plans.told_apart
+    assert f"what they share, {shared}" in plans.told_apart
+    text = plans._repr_html_()
+    assert text.count("font-weight:bold") == len(alike)
+    assert plans.told_apart in text
+    assert ("Not considered: megatron-2025 runs" in text) == (framework is not None)
+    assert plans.to_dict()["alike"] == len(alike)
+
+
 def test_embedding_and_head_count_as_layers_where_that_makes_chunks_equal():
     """126 layers in 64 chunks of 2: a layout of the space, to the byte and by the same formula."""
     model, cluster = td.load_model("llama-3.1-405b"), td.load_cluster("1024xH100")

@@ -34,6 +34,7 @@ from tiledask.plan.program.making.of_layout import layout_timeline, why_no_progr
 from tiledask.plan.timing.calibration import BESIDE, Calibration, calibration_of
 from tiledask.plan.timing.checkpointing import Checkpointing
 from tiledask.plan.timing.step import StepEstimate, estimate_step
+from tiledask.plan.timing.step_estimate import SHARED
 from tiledask.plan.timing.step_time import step_parts
 from tiledask.plan.units import divisors, format_bytes, format_seconds
 from tiledask.plan.whole import is_whole, whole_number
@@ -325,14 +326,31 @@ class Plans(Sequence[Plan]):
 
     @property
     def alike(self) -> list[Plan]:
-        """The plans of the settled ones that cannot be told from the best: they take no longer than
-        it does with the error of its framework, as the device's error is the same for all."""
+        """The plans, of the first 10, that cannot be told from the best: they take no longer than
+        it does with the error that they do not share (`StepEstimate.own_error`)."""
         best = self.best
         if best.verdict == "no":
             return [best]
-        errors = dict(best.step.calibration.errors)
-        most = best.seconds * (1 + errors.get("framework", best.step.calibration.error))
-        return [p for p in self[:FIRST] if p.verdict == best.verdict and p.seconds <= most]
+        return [
+            plan
+            for plan in self[:FIRST]
+            if plan.verdict == best.verdict
+            and plan.seconds / best.seconds <= 1 + max(best.step.own_error, plan.step.own_error)
+        ]
+
+    @property
+    def told_apart(self) -> str:
+        """Which plans the error bar tells apart, and which part of it does."""
+        step, many = self.best.step, len(self.alike)
+        doubts = {what: f"{what} {error:.1%}" for what, error in step.doubts.items()}
+        shared = ", ".join(doubts.pop(what) for what in SHARED if what in doubts)
+        words = f"the first {many} of {self.counts[self.best.verdict]:,}"
+        words += " (and perhaps more)" if many == FIRST else ""
+        words += " cannot be told apart" if many > 1 else " stands apart"
+        return (
+            f"{words} by the error that plans do not share, {', '.join(doubts.values())}; what "
+            f"they share, {shared}, moves all together (in quadrature {step.error:.1%})"
+        )
 
     @property
     def front(self) -> list[Plan]:
@@ -368,6 +386,7 @@ class Plans(Sequence[Plan]):
             "considered": self.considered,
             "counts": self.counts,
             "left_out": self.left_out,
+            "alike": len(self.alike) if len(self) else 0,
             "plans": [plan.to_dict() for plan in self.settle(first)[:first]],
             "front": [plan._facts() for plan in self.front],
         }
@@ -399,7 +418,14 @@ class Plans(Sequence[Plan]):
         ]
         counts = ", ".join(f"{n:,} {word}" for word, n in self.counts.items())
         title = f"{self.model.name} on {self.cluster}, {self.considered:,} layouts: {counts}"
-        return html.table(head, rows, title)
+        left_out = self.left_out.items()
+        notes = [f"Not considered: {why} ({many:,} layouts)." for why, many in left_out]
+        alike: list[Plan] = []
+        if len(self) and self.best.verdict != "no":
+            alike = self.alike
+            notes.append(f"In bold: {self.told_apart}.")
+        shown = html.table(head, rows, title, bold=[self[:FIRST].index(plan) for plan in alike])
+        return shown + "".join(f"<p><small>{html.words(note)}</small></p>" for note in notes)
 
 
 def _unbeaten(cost: Any) -> list[int]:

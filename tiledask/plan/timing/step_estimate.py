@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["StepEstimate", "StepRow"]
 
+SHARED = ("device", "framework and release not named", "measurement")
+"""Doubts that all layouts of one run share: they move all its seconds together."""
+
 
 @dataclass(frozen=True)
 class StepRow:
@@ -155,6 +158,12 @@ class StepEstimate:
     def error(self) -> float:
         """Relative error of ``total`` that is to be expected."""
         return hypot(*self.doubts.values())
+
+    @property
+    def own_error(self) -> float:
+        """The part of ``error`` that other layouts on the same devices, by the same program, do not
+        share: closer than that, two of them cannot be told apart."""
+        return hypot(*(error for what, error in self.doubts.items() if what not in SHARED))
 
     @property
     def band(self) -> tuple[float, float]:
