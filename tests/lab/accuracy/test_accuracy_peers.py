@@ -19,7 +19,7 @@ from tiledask.lab.accuracy.peer_run import Cannot, PeerAnswers, answer, settle
 from tiledask.lab.accuracy.peers import CHECKOUTS, ask, error, judged, summary
 
 ROOT = Path(__file__).parents[3]
-ASKED = read(ROOT / "data" / "published" / "plan.json")
+ASKED = [q for name in peers.PUBLISHED for q in read(ROOT / "data" / "published" / name)]
 RECORD = ROOT / "data" / "measured" / "planner-peers.json"
 AGAIN = "make the record again: python -m tiledask.lab.accuracy.peers ... --record " + RECORD.name
 
@@ -30,7 +30,7 @@ def one(case, key=None) -> Question:
 
 
 def test_every_question_can_be_asked_or_says_why_not():
-    assert len({(q.case, q.quantity, q.key) for q in ASKED}) == len(ASKED) == 252
+    assert len({(q.case, q.quantity, q.key) for q in ASKED}) == len(ASKED) == 449
     for q in ASKED:
         assert bool(q.cannot) != bool(q.model or q.run), q
         assert None not in q.model.values()

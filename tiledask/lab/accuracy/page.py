@@ -16,7 +16,7 @@ from rich.table import Table
 
 from tiledask.lab.accuracy import exact, memory, time
 from tiledask.lab.accuracy.peers import error
-from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource
+from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
 from tiledask.lab.accuracy.searched import searched
 from tiledask.lab.accuracy.stacks import left_out, stacks
 from tiledask.plan.data import data_file
@@ -154,6 +154,13 @@ WORDS = {
         "MT-NLG",
         "BLOOM-176B log, step",
         "torchtitan, seconds",
+        "torchtitan, H100 of",
+        "NVIDIA's",
+        "SimuMax's",
+        "AutoModel",
+        "llm-foundry",
+        "mixtures",
+        "MegaScale's",
     ),
     "layer seconds": ("Korthikanti Table 4",),
     "ranking regret": ("vTrain",),
@@ -169,22 +176,44 @@ def _peers() -> str:
     said: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in kept["rows"]:
         said.setdefault((row["quantity"], row["case"], row["peer"]), []).append(row)
+    said |= _simumax()
+    peers = [*kept["peers"], SIMUMAX]
     lines = [
         line
         for quantity, starts in WORDS.items()
         for group in groups()
         if group.name.startswith(starts)
-        for line in _beside(quantity, group, kept["peers"], said)
+        for line in _beside(quantity, group, peers, said)
     ]
-    names = ", ".join(f"{name} ({version[:7]})" for name, version in kept["peers"].items())
+    commits = ", ".join(f"{name} ({version[:7]})" for name, version in kept["peers"].items())
     return (
-        f"The same cases through {names}, on {kept['date'][:10]}: how many of our rows a tool can "
+        f"The same cases through {commits}, on {kept['date'][:10]}, and the figures that SimuMax "
+        f"prints beside its own measurements: how many of our rows a tool can "
         f"express (a tool without a line: none), its errors on them (mean, worst), and ours on the "
         f"same ones. How each was used, "
         f"and each answer: data/measured/planner-peers.json. "
         f"EleutherAI's calculator does not divide states by tp x pp, which is most of its error "
         f"there.\n\n" + _table(("", "tool", "rows", "its error", "ours", "ours, check rows"), lines)
     )
+
+
+SIMUMAX = "SimuMax"
+
+
+def _simumax() -> dict[tuple[str, str, str], list[dict[str, Any]]]:
+    """What SimuMax prints beside its own measurements."""
+    quantity = "iteration seconds"
+    return {
+        (quantity, name, SIMUMAX): [
+            {
+                "quantity": quantity,
+                "value": case["expected"]["simumax_ms"],
+                "published": case["expected"]["measured_ms"],
+            }
+        ]
+        for name, case in published("plan2").items()
+        if "simumax_ms" in case["expected"]
+    }
 
 
 def _beside(

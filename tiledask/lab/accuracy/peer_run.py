@@ -99,6 +99,13 @@ def regret(peer, question):
     return pick["measured_ms"] / best - 1, note
 
 
+def of_device(run, systems):
+    """The program's name for a run's device."""
+    name = "H100" if run["gpu"].startswith("H100") else run["gpu"]
+    refuse((name not in systems, f"no {name}"))
+    return systems[name]
+
+
 class PeerAnswers:
     """What no program answers unless it says otherwise below."""
 
@@ -211,7 +218,7 @@ class Calculon(PeerAnswers):
         return self.system("a100_80g").mem1.capacity
 
     def iteration_seconds(self, model, run):
-        system = "h100_80g_nvl8" if run["gpu"].startswith("H100") else "a100_80g"
+        system = of_device(run, {"H100": "h100_80g_nvl8", "A100-80GB": "a100_80g"})
         return self.stats(model, run, system)["total_time"]
 
     def layer_seconds(self, q):
@@ -239,7 +246,9 @@ class LlmAnalysis(PeerAnswers):
             (r["tp"] > 8, "no tensor parallelism over more than a node of 8"),
         )
         config = self.config
-        gpu = "h100-sxm-80gb" if r["gpu"].startswith("H100") else "a100-sxm-80gb"
+        gpu = of_device(
+            r, {"H100": "h100-sxm-80gb", "A100-80GB": "a100-sxm-80gb", "A100-40GB": "a100-sxm-40gb"}
+        )
         return self.analysis.LLMAnalysis(
             self.model(m, r["seq"] or 2048),
             config.get_gpu_config_by_name(gpu),

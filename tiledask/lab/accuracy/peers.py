@@ -35,6 +35,8 @@ CHECKOUTS = {
 }
 """Peer -> where it comes from, and a file that its checkout has."""
 
+PUBLISHED = "plan.json", "plan2.json"
+
 SETTINGS = {
     "calculon": [
         "systems a100_80g and h100_80g_nvl8 for time, where it refuses what it thinks does not "
@@ -301,7 +303,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "give a checkout of one peer or more: " + ", ".join(f"--{n}" for n in CHECKOUTS)
         )
     console = Console()
-    cases = read(args.published or data_file("published", "plan.json"))
+    files = [args.published] if args.published else [data_file("published", f) for f in PUBLISHED]
+    cases = [case for file in files for case in read(file)]
     rows = []
     for name, checkout in given.items():
         try:
