@@ -20,6 +20,7 @@ from tiledask.plan.choosing.critique import critique
 from tiledask.plan.choosing.search import Space, search
 from tiledask.plan.choosing.sensitivity import sensitivity
 from tiledask.plan.fitting.fit import fits
+from tiledask.plan.fitting.vectorized import _in_flight
 from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.timing.step_time import step_parts
 from tiledask.plan.units import format_seconds
@@ -192,6 +193,16 @@ def test_layouts_of_ten_thousand_devices_take_a_few_calls_each():
 
 
 @pytest.mark.long
+def test_another_cluster_of_as_many_devices_counts_no_pipeline_again():
+    """What is in flight is the model's and the layout's: a sensitivity counts it once."""
+    found = [
+        (search("gpt2-xl", f"16x{device}", 32, sequence=1024).considered, _in_flight.cache_info())
+        for device in ("H100", "A100-40GB", "H100")
+    ]
+    assert len({considered for considered, _ in found}) == 1
+    assert len({kept.misses for _, kept in found}) == 1
+
+
 def test_mixtures_try_expert_parallelism_and_a_slice_divides_a_node():
     plans = search("mixtral-8x7b", "32xH100", 64, sequence=4096)
     assert {plan.layout.ep for plan in plans[:2000]} == {1, 2, 4, 8}

@@ -58,6 +58,7 @@ def space_of(model: Model, devices: int, batch: int) -> Space:
         flash_attention=(False,),
         cp=(1,),
         microbatch=[k for k in range(1, batch + 1) if batch % k == 0],
+        partition=(None,),
     )
 
 

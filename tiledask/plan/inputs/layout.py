@@ -75,7 +75,8 @@ class Layout:
     unshard: str | int | None = None
     """With zero=3, how long a stage's weights are kept once they are gathered: for an "action", a
     "phase", the "step", or of the n stages that are used next (:func:`tiledask.shard_weights`);
-    gradients are then summed over the copies once, after a stage's last backward. None: each
+    gradients are then summed over the copies once, after a stage's last backward; FSDP2 with
+    one micro-batch and without reshard_after_forward is "step". None: each
     layer's weights are gathered, and its gradients summed, for every micro-batch."""
 
     def __post_init__(self) -> None:

@@ -81,8 +81,8 @@ def estimate_step(
     known = calibration_of(cluster.device, recipe, calibration, framework, model.experts > 0)
     time = StepTime(model, cluster, Numbers.of(layout), recipe, sequence, known)
     short = 2 * layout.microbatches * layout.chunks <= MOST_ACTIONS
-    simulated = layout.pp > 1 and (short or layout.schedule not in CLOSED_FORMS)
-    simulated = simulated or layout.unshard is not None
+    special = layout.schedule not in CLOSED_FORMS or layout.unshard is not None
+    simulated = layout.pp > 1 and (short or special)
     return StepEstimate(
         model,
         layout,
@@ -211,8 +211,8 @@ def _over_stages(time: StepTime, layout: Layout, simulated: bool) -> Parts[float
         bubble = (sum(stage.total for stage in stages) - slow.total) / layout.interleave
         bubble *= m if layout.schedule == "naive" else 1
     fullest = max(layout.stage_layers(stage, time.model.layers) for stage in range(layout.pp))
-    if layout.unshard is None:
-        exposed = time.reduction(fullest, slow.seconds)
+    if layout.unshard is None or layout.pp == 1:
+        exposed = time.reduction(fullest, slow.seconds, layout.unshard)
     else:
         exposed = pipeline_seconds(layout, *each, **_between_copies(time, layout)) - run
     names = ("compute", "recompute", "tp", "cp", "ep", "pp")

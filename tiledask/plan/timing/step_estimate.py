@@ -214,7 +214,8 @@ class StepEstimate:
         unshard = self.layout.unshard
         if unshard is None:
             return "the last backward pass"
-        return f"the work beside it, weights gathered by unshard={unshard}, simulated"
+        simulated = ", simulated" if self.layout.pp > 1 else ""
+        return f"the work beside it, weights gathered by unshard={unshard}{simulated}"
 
     @property
     def _replicas(self) -> str:
