@@ -83,6 +83,8 @@ def run_of(case: dict[str, Any]) -> StackRun:
         model = replace(model, layers=i["layers"])
     i["recompute"] = i["recompute"].split()[0]  # "none (not stated per row)"
     more = {"ep": i["ep"]} if i.get("ep", 1) > 1 else {}
+    if i["dp"] * i.get("cp", 1) % i.get("ep", 1):  # then experts are folded over tp too
+        more["expert_tp"] = 1
     split = layout(
         i,
         sequence_parallel=i["tp"] > 1,
