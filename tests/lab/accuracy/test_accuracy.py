@@ -1,7 +1,8 @@
 """Published numbers beside ours: every row, every goal, what sets the constants, and the page.
 
-Holds `tiledask.lab.accuracy.exact`, `tiledask.lab.accuracy.page`, `tiledask.lab.accuracy.refit`,
-`tiledask.lab.accuracy.rows`, `tiledask.lab.accuracy.stacks`, `tiledask.lab.accuracy.time` and
+Holds `tiledask.lab.accuracy.exact`, `tiledask.lab.accuracy.exposures`,
+`tiledask.lab.accuracy.page`, `tiledask.lab.accuracy.refit`, `tiledask.lab.accuracy.rows`,
+`tiledask.lab.accuracy.stacks`, `tiledask.lab.accuracy.time` and
 `tiledask.plan.fitting.deepspeed`.
 """
 
@@ -13,6 +14,7 @@ import pytest
 import tiledask as td
 from tiledask.lab.accuracy import page
 from tiledask.lab.accuracy.exact import gpt
+from tiledask.lab.accuracy.exposures import exposed_shares, reasons
 from tiledask.lab.accuracy.memory import bloom, bloom_cases
 from tiledask.lab.accuracy.refit import CONSTANTS, refit
 from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
@@ -124,6 +126,19 @@ def test_every_timed_step_of_todays_programs_is_in_a_group_or_has_a_reason():
     assert run_of(cases[row.case]).layout.expert_copies == 1
     run = run_of(cases["simumax-b200-llama3_70b_l12_tp1_pp2_dp4_mbc8_cef"])
     assert (run.model.layers, run.layout.sequences, run.layout.devices) == (12, 32, 8)
+
+
+@pytest.mark.long
+def test_what_streams_leave_exposed_is_as_calibrated_or_has_a_reason():
+    """In tp and pp from two walks that share no overlap: the fit of whole steps, and the clock."""
+    rows = exposed_shares()
+    assert {row.kind for row in rows} == {"tp", "dp", "fsdp", "pp"}
+    assert all(0 <= row.streams <= 1.01 and 0 < row.of_step < 0.5 for row in rows)
+    assert [row for row in rows if not row.within and not row.why] == []
+    assert {(row.framework, row.kind) for row in rows if row.why} == set(reasons())  # none is stale
+    of_fits = [row for row in rows if row.framework == "megatron-2025" and row.kind != "dp"]
+    assert all(row.within for row in of_fits)
+    assert len(of_fits) == 2
 
 
 def test_a_row_that_is_off_is_not_exact_and_fails_its_group():
