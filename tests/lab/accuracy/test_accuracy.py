@@ -124,6 +124,15 @@ def test_every_timed_step_of_todays_programs_is_in_a_group_or_has_a_reason():
     assert not row.calibration
     assert abs(row.error) < 0.1
     assert run_of(cases[row.case]).layout.expert_copies == 1
+    bridge = {**cases["mbridge-fp8-2602-h100-qwen3-30b"]["inputs"], "tp": 2, "dp": 16, "gpus": 64}
+    for id, ep, framework in (
+        ("mbridge-fp8-2602-h100-qwen3-30b", 8, "megatron-2025"),
+        ("mbridge-fp8-2602-h100-qwen3-30b", 16, "megatron-2025-ep-overlap"),
+        ("mbridge-fp8-2509-h100-deepseekv3", 16, "megatron-2025-ep-overlap"),
+        ("mbridge-fp8-2602-h100-deepseekv3", 16, "megatron-bridge-2026"),
+    ):
+        run = run_of({"id": id, "inputs": {**bridge, "ep": ep}})
+        assert (run.framework, run.layout.expert_tp) == (framework, 1)
     run = run_of(cases["simumax-b200-llama3_70b_l12_tp1_pp2_dp4_mbc8_cef"])
     assert (run.model.layers, run.layout.sequences, run.layout.devices) == (12, 32, 8)
 

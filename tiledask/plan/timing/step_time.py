@@ -38,6 +38,10 @@ from tiledask.plan.timing.step_values import Parts, Work
 
 __all__ = ["Parts", "StepTime", "stage_layers", "step_parts"]
 
+SENDING = 20 / 132
+"""Share of a device's multiprocessors that send tokens to experts beside other work (DeepSeek-V3,
+arXiv:2412.19437, section 3.2.2)."""
+
 
 @dataclass(frozen=True)
 class StepTime:
@@ -180,7 +184,7 @@ class StepTime:
         """Tokens go to their experts and come back: two exchanges each way. As much is waited for
         as the framework leaves exposed, or the work of another micro-batch going the other way,
         ``others``, cannot hide. Under a schedule that has a pair of them at work all the time
-        that is all (DeepSeek-V3, arXiv:2412.19437, section 3.2.1)."""
+        it is what the sending multiprocessors are missed for."""
         token = self.model.imbalance * self.whole * self.model.hidden * self.width
         known = self.calibration
         once = exchange(
@@ -193,7 +197,7 @@ class StepTime:
             known.most_nodes,
         )
         twice = 2 * once
-        least = np.where(self.both_ways, 0.0, known.waits("ep")) * twice
+        least = np.where(self.both_ways, SENDING, known.waits("ep")) * twice
         return Seconds(
             np.maximum(least, twice - others.backward), np.maximum(least, twice - others.forward)
         )
