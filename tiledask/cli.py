@@ -110,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         ("interleave", "chunks of layers a stage"),
     ):
         sub.add_argument(f"--{name}", type=_whole, default=1, help=f"{words} (%(default)s)")
+    sub.add_argument("--expert-tp", type=_whole, default=0, help="slices of each expert; 0: tp")
     sub.add_argument("--zero", type=_whole, default=0, choices=range(4), help="(%(default)s)")
     sub.add_argument(
         "--unshard",

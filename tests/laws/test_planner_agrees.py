@@ -50,19 +50,23 @@ def drawn_layout(draw, model):
     b = draw.choice((1, 2, 4))
     tp = draw.choice([t for t in (1, 2, 4, 8) if model.allows_tp(t)])
     eps = [e for e in (1, 2, 4) if model.experts and model.experts % e == 0 and dp * cp % e == 0]
-    flash = draw.random() < 0.5
+    ep = draw.choice(eps or [1])
+    flash, cut = draw.random() < 0.5, tp > 1 and draw.random() < 0.5
+    free = model.experts and (cut or tp == 1)
+    folds = [e for e in (1, 2, 4) if free and tp * dp * cp % (ep * e) == 0]
     return Layout(
         dp=dp,
         tp=tp,
         pp=pp,
         cp=cp,
-        ep=draw.choice(eps or [1]),
+        ep=ep,
+        expert_tp=draw.choice([0, *folds]),
         microbatch=b,
         interleave=v,
         microbatches=pp * draw.randint(1, 3) if v > 1 else draw.randint(1, 6),
         zero=draw.choice(range(4)) if dp * cp > 1 else 0,
         recompute=draw.choice([r for r in RECOMPUTE if not (flash and r == "selective")]),
-        sequence_parallel=tp > 1 and draw.random() < 0.5,
+        sequence_parallel=cut,
         flash_attention=flash,
         schedule="1f1b" if v > 1 else draw.choice(("1f1b", "gpipe")),
     )

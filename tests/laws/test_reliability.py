@@ -10,6 +10,7 @@ from tiledask.lab.faults.table import FAULTS, ON_GPUS
 
 PAGE = (ROOT / "RELIABILITY.md").read_text()
 RECORD = ROOT / "data" / "measured" / "faults" / "cpu-2cores.json"
+LOADED = RECORD.with_name("cpu-2cores-load-10.json")
 ON_GPU = RECORD.with_name("nvidia-h200.json")
 
 
@@ -33,6 +34,19 @@ def test_what_was_measured_is_the_records():
     assert {*soak["ends"]} == {"right"}
     assert soak["lost workers"] >= 1500
     assert not any(soak["left"].values())
+
+
+def test_what_was_measured_beside_busy_loops_is_the_records():
+    found = json.loads(LOADED.read_text())
+    rows = {row["fault"]: row for row in found["rows"]}
+    assert {*rows} == {fault.name for fault in FAULTS}
+    assert found["load"] == 10
+    assert not any(row["wrong"] or row["hangs"] for row in rows.values())
+    said = PAGE.partition("## Beside ten busy loops")[2].partition("\n## ")[0]
+    assert f"{sum(row['tried'] for row in rows.values())} tried, 0 wrong" in said
+    shown = re.findall(r"^\| (.+?) \| (\d.+) \|$", said, re.M)
+    assert shown == [(name, measured(rows[name])) for name, _ in shown]
+    assert len(shown) == 9
 
 
 def test_what_was_measured_on_a_gpu_is_the_records():

@@ -246,6 +246,7 @@ SHORT = {
     "pp": "pp",
     "cp": "cp",
     "ep": "ep",
+    "expert_tp": "expert tp",
     "microbatch": "b",
     "microbatches": "m",
     "interleave": "v",

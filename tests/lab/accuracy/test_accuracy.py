@@ -1,7 +1,8 @@
 """Published numbers beside ours: every row, every goal, what sets the constants, and the page.
 
-Holds `tiledask.lab.accuracy.exact`, `tiledask.lab.accuracy.page`, `tiledask.lab.accuracy.refit`,
-`tiledask.lab.accuracy.rows`, `tiledask.lab.accuracy.stacks`, `tiledask.lab.accuracy.time` and
+Holds `tiledask.lab.accuracy.exact`, `tiledask.lab.accuracy.exposures`,
+`tiledask.lab.accuracy.page`, `tiledask.lab.accuracy.refit`, `tiledask.lab.accuracy.rows`,
+`tiledask.lab.accuracy.stacks`, `tiledask.lab.accuracy.time` and
 `tiledask.plan.fitting.deepspeed`.
 """
 
@@ -13,6 +14,7 @@ import pytest
 import tiledask as td
 from tiledask.lab.accuracy import page
 from tiledask.lab.accuracy.exact import gpt
+from tiledask.lab.accuracy.exposures import exposed_shares, reasons
 from tiledask.lab.accuracy.memory import bloom, bloom_cases
 from tiledask.lab.accuracy.refit import CONSTANTS, refit
 from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
@@ -109,12 +111,43 @@ def test_every_timed_step_of_todays_programs_is_in_a_group_or_has_a_reason():
     groups, unsaid = rows_of(cases.values())
     said = [row.case for rows in groups.values() for row in rows]
     assert len(said) == len(set(said))
-    assert (len(timed), set(said) | set(unsaid)) == (197, timed)
-    assert all(unsaid.values())
+    assert (len(timed), set(said)) == (197, timed)
+    assert not unsaid
     shown = [row for group in stacks() for row in group.rows]
     assert all(row.published == seconds_measured(cases[row.case]) for row in shown)
+    assert not unsaid
+    row = next(
+        row
+        for row in (row for rows in groups.values() for row in rows)
+        if row.case == "dgxc-deepseekv3-bf16-1024"
+    )
+    assert not row.calibration
+    assert abs(row.error) < 0.1
+    assert run_of(cases[row.case]).layout.expert_copies == 1
+    bridge = {**cases["mbridge-fp8-2602-h100-qwen3-30b"]["inputs"], "tp": 2, "dp": 16, "gpus": 64}
+    for id, ep, framework in (
+        ("mbridge-fp8-2602-h100-qwen3-30b", 8, "megatron-2025"),
+        ("mbridge-fp8-2602-h100-qwen3-30b", 16, "megatron-2025-ep-overlap"),
+        ("mbridge-fp8-2509-h100-deepseekv3", 16, "megatron-2025-ep-overlap"),
+        ("mbridge-fp8-2602-h100-deepseekv3", 16, "megatron-bridge-2026"),
+    ):
+        run = run_of({"id": id, "inputs": {**bridge, "ep": ep}})
+        assert (run.framework, run.layout.expert_tp) == (framework, 1)
     run = run_of(cases["simumax-b200-llama3_70b_l12_tp1_pp2_dp4_mbc8_cef"])
     assert (run.model.layers, run.layout.sequences, run.layout.devices) == (12, 32, 8)
+
+
+@pytest.mark.long
+def test_what_streams_leave_exposed_is_as_calibrated_or_has_a_reason():
+    """In tp and pp from two walks that share no overlap: the fit of whole steps, and the clock."""
+    rows = exposed_shares()
+    assert {row.kind for row in rows} == {"tp", "dp", "fsdp", "pp"}
+    assert all(0 <= row.streams <= 1.01 and 0 < row.of_step < 0.5 for row in rows)
+    assert [row for row in rows if not row.within and not row.why] == []
+    assert {(row.framework, row.kind) for row in rows if row.why} == set(reasons())  # none is stale
+    of_fits = [row for row in rows if row.framework == "megatron-2025" and row.kind != "dp"]
+    assert all(row.within for row in of_fits)
+    assert len(of_fits) == 2
 
 
 def test_a_row_that_is_off_is_not_exact_and_fails_its_group():

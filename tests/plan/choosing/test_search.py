@@ -206,6 +206,12 @@ def test_another_cluster_of_as_many_devices_counts_no_pipeline_again():
 def test_mixtures_try_expert_parallelism_and_a_slice_divides_a_node():
     plans = search("mixtral-8x7b", "32xH100", 64, sequence=4096)
     assert {plan.layout.ep for plan in plans[:2000]} == {1, 2, 4, 8}
+    space = Space(tp=(2, 4), ep=(8,), pp=(1, 2), expert_tp=(0, 1, 4))
+    folded = search("mixtral-8x7b", "32xH100", 64, sequence=4096, space=space)
+    seen = {(plan.layout.tp, plan.layout.expert_tp) for plan in folded}
+    assert seen == {(2, 0), (2, 1), (2, 4), (4, 0), (4, 1)}
+    with pytest.raises(ConfigError, match="expert_tp must be a whole number of 0 or more"):
+        Space(expert_tp=(-1,))
     plans = search("gpt-200b", "96xA100-80GB", 96)
     assert {plan.layout.tp for plan in plans} == {1, 2, 4, 8}
 

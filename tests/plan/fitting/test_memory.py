@@ -274,6 +274,40 @@ def test_experts_are_dealt_out_and_their_states_over_what_is_left(ep):
     assert f"of experts / (dp 4 x cp 2 / ep {ep})" in row.formula
 
 
+@pytest.mark.parametrize("slices", [0, 1, 2, 4])
+def test_experts_folded_over_tp_are_dealt_out_over_all_of_a_stage(slices):
+    """The same devices hold as much of the experts, however each expert is sliced."""
+    model = replace(MIXED, dense_layers=(), layers=4)
+    ep = 16 // (slices or 4)  # of tp 4 x dp 8: 16 devices hold all experts, 2 have the same
+    split = Layout(dp=8, tp=4, ep=ep, expert_tp=slices, sequence_parallel=True, zero=1)
+    model = replace(model, experts=16, mlp_bias=False)
+    memory = estimate(model, split)
+    expert = sum(w.count() for w in model.layer if w.copies > 1) * 4
+    dense = sum(w.count(4) for w in (*model.layer * 4, *model.embedding) if w.copies == 1)
+    dense += sum(w.count(4) for w in model.head)
+    assert split.expert_copies == 2
+    assert held(memory, "weights") == 2 * (dense + expert // 16)
+    assert held(memory, "variance") == 4 * (-(-dense // 8) + expert // 32)
+    row = next(r for r in memory.ledger.rows if r.tensor == "variance")
+    over = f"tp 4 x dp 8 / (ep {ep} x expert_tp {slices})"
+    assert f"of experts / ({over if slices in (1, 2) else f'dp 8 / ep {ep}'})" in row.formula
+
+
+def test_imbalance_is_more_tokens_on_the_fullest_device_of_experts():
+    even, full = (replace(MIXED, imbalance=each) for each in (1.0, 1.5))
+    of = {m.imbalance: saved_tensors(m, 32, 1, 2, flash=True, mixture=True) for m in (even, full)}
+    more = {a.name: b.elements / a.elements for a, b in zip(of[1.0], of[1.5], strict=True)}
+    routed = {name for name, times in more.items() if times > 1}
+    inside = {"gate", "activated gate", "up", "product"}
+    assert routed == {"mlp input", "expert outputs", *(f"mlp {part}" for part in inside)}
+    assert {more[name] for name in routed} == {1.5}
+    for wrong in (0.9, True, "2", float("nan")):
+        with pytest.raises(ConfigError, match="imbalance must be a number of 1 or more"):
+            replace(MIXED, imbalance=wrong)
+    with pytest.raises(ConfigError, match="there are none; leave it out"):
+        replace(GATED, imbalance=1.2)
+
+
 def test_experts_of_one_device_gather_nothing():
     model = replace(MIXED, dense_layers=())
     alone, all_of_them = (estimate(model, dp=8, ep=ep, zero=3) for ep in (8, 1))

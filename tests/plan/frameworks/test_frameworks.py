@@ -205,6 +205,31 @@ def test_a_model_comes_back_from_megatrons_flags(name):
     assert read.active_parameters == model.active_parameters or differs
 
 
+@pytest.mark.parametrize("slices", [0, 1])
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan"])
+def test_the_slices_of_experts_go_there_and_back(framework, slices):
+    layout = td.Layout(dp=8, tp=4, ep=8, sequence_parallel=True, expert_tp=slices, zero=1)
+    found = td.export_config("mixtral-8x7b", layout, framework, sequence=2048)
+    assert "expert_tp" not in found.lost
+    read = td.import_config(framework, found.text, model="mixtral-8x7b", devices=32).layout
+    assert (read.ep, read.expert_tp) == (8, slices)
+
+
+def test_slices_of_experts_are_said_where_they_have_no_counterpart():
+    folded = td.Layout(dp=8, tp=4, ep=8, sequence_parallel=True, expert_tp=2)
+    for framework in ("nanotron", "deepspeed", "torchtitan"):
+        assert "expert_tp" in td.export_config("mixtral-8x7b", folded, framework).lost
+    flags = td.export_config("mixtral-8x7b", folded, "megatron").text
+    flags += " --moe-expert-capacity-factor 1.5 --overlap-moe-expert-parallel-comm"
+    found = td.import_config("megatron", flags, devices=32)
+    assert (found.layout.expert_tp, found.model.imbalance) == (2, 1.5)
+    assert any("framework='megatron-2025-ep-overlap'" in line for line in found.assumed)
+    uneven = td.import_config("megatron", flags, devices=32).model
+    assert "imbalance" in td.export_config(uneven, folded, "megatron").lost
+    with pytest.raises(ConfigError, match="capacity-factor is a number, got 'much'"):
+        td.import_config("megatron", flags.replace("1.5", "much"), devices=32)
+
+
 def test_a_search_s_plan_says_itself_and_what_is_lost():
     plan = plans("llama-3.1-8b", "64xH100", 128)[0]
     found = plan.to("deepspeed")

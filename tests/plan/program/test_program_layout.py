@@ -11,11 +11,14 @@ import pytest
 
 import tiledask as td
 from tiledask.errors import ConfigError, ProgramError
+from tiledask.lab.accuracy.rows import published
+from tiledask.lab.accuracy.stacks import run_of
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.pipelines.schedules import BOTH_WAYS
 from tiledask.plan.program.explained import explain_program
-from tiledask.plan.program.instructions import Collective
+from tiledask.plan.program.instructions import Collective, Do
 from tiledask.plan.program.making.of_layout import layout_program, layout_timeline, why_no_program
+from tiledask.plan.program.prices import prices_of
 
 RECIPE = td.load_recipe("mixed-adam-16")
 SEARCHES = [
@@ -71,6 +74,60 @@ def test_other_layouts_too(layout):
         assert 0.9 * closed < timed.end.max() < closed
     else:
         assert timed.end.max() == pytest.approx(closed, rel=0.05)
+
+
+ROWS = {
+    "mbridge-fp8-2509-h100-llama8b": "FP8, ZeRO-3",
+    "mbridge-fp8-2509-b200-llama8b": "FP8 by FLOP, launches",
+    "nemo2407-fp8-gpt20b": "FP8, tp 2",
+    "nemo2407-fp8-nemotron22b": "FP8, interleaved, 256,000 words",
+    "simumax-b200-llama3_70b_l12_tp8_pp1_dp1_mbc8_cef": "launches of tp 8, fused loss",
+    "dgxc-nemotron340b-2409-bf16-128": "BF16, tp 8, interleaved",
+    "mpt-13b-T2048-8xh100_80gb-33": "FSDP, the host's seconds",
+    "mpt-3b-T16384-8xa100_80gb-93": "an old attention kernel",
+    "titan2506-70b-async": "full recomputation",
+}
+"""A published run -> what its price is made of, on a device and with a framework of its own."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("row", ROWS)
+def test_published_runs_take_by_their_programs_what_the_closed_form_says(row):
+    run = run_of(published("plan2")[row])
+    recipe, cluster = td.load_recipe(run.recipe), td.load_cluster(run.cluster)
+    closed = run.step().total
+    of = run.model, run.layout, cluster, recipe, run.sequence
+    timed = layout_timeline(*of, framework=run.framework).end.max()
+    least = 0.9 if run.layout.recompute == "full" else 0.95
+    assert least * closed < timed < 1.01 * closed
+
+
+def test_in_fp8_run_the_products_of_layers_alone():
+    """Twice the peak, less the share, and casts; head, core and what is sent as before."""
+    model, layout = replace(TINY, hidden=4096, heads=32, ffn=16384), td.Layout(tp=2)
+    found = []
+    for name in ("mixed-adam-18", "mixed-adam-18-fp8"):
+        recipe = td.load_recipe(name)
+        program = layout_program(model, layout, recipe, 4096)
+        seconds = prices_of(td.load_cluster("8xH100"), recipe, flash=True).kernels(program)
+        parts = program.role(0).parts
+        works = [each for part in parts for each in part.instructions if isinstance(each, Do)]
+        head = [e for e in works if 199 // 2 + 1 in dict(e.options).get("product", ())]
+        assert len(head) == 3  # forward, its input's gradient, its weight's
+        products = [e for e in works if "linear" in e.kernel and e not in head]
+        others = [e for e in works if e not in products]
+        found.append([sum(map(seconds, some)) for some in (products, others)])
+    (wide, kept), (narrow, same) = found
+    assert same == kept
+    assert 0.6 < narrow / wide < 0.8
+
+
+def test_recipes_that_no_program_has_are_refused_with_a_way_out():
+    with pytest.raises(ConfigError, match=r"adapters of recipe lora .* estimate_step has it by"):
+        layout_program(TINY, td.Layout(), td.load_recipe("lora"), 32)
+    folded = td.Layout(dp=4, tp=2, ep=4, expert_tp=1, sequence_parallel=True)
+    with pytest.raises(ConfigError, match=r"experts .* not written as programs; estimate_step has"):
+        layout_program(replace(TINY, experts=8, top_k=2), folded, RECIPE, 32)
 
 
 # -- each stage on two devices ---------------------------------------------------------------------

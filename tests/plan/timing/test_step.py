@@ -181,6 +181,73 @@ def test_experts_on_more_devices_trade_exchanges_for_weights():
     assert spread.flops == pytest.approx(6 * spread.tokens * mixtral.active_parameters, rel=0.1)
 
 
+FOLDED = {"dp": 8, "tp": 4, "zero": 1, "sequence_parallel": True, "flash_attention": True}
+
+
+def test_folded_experts_trade_slices_for_exchanges_and_compute_the_same():
+    """What a device computes, holds and updates stays; tokens gathered over the slices become
+    tokens sent to other devices."""
+    model, cluster = replace(td.load_model("mixtral-8x7b"), experts=32), td.load_cluster("32xH100")
+    sliced, folded = (
+        step(model, cluster, "mixed-adam-18", 4096, **FOLDED, ep=ep, expert_tp=slices)
+        for ep, slices in ((8, 0), (32, 1))
+    )
+    flop = replace(sliced.calibration, tiles=False, product_depth=0.0, casts=0.0)
+    same = [
+        estimate_step(model, s.layout, cluster, "mixed-adam-18", 4096, calibration=flop)
+        for s in (sliced, folded)
+    ]
+    assert same[1].compute == pytest.approx(same[0].compute, rel=1e-9)
+    assert folded.optimizer == pytest.approx(sliced.optimizer, rel=1e-9)
+    assert folded.tp < sliced.tp
+    assert folded.ep > sliced.ep > 0
+    assert step(model, cluster, **FOLDED, ep=8, expert_tp=4).total == pytest.approx(
+        step(model, cluster, **FOLDED, ep=8).total, rel=1e-12
+    )
+    with pytest.raises(ConfigError, match="expert_tp=1 slices experts and model has none"):
+        step(**FOLDED, expert_tp=1)
+
+
+def test_an_uneven_routing_stretches_work_and_exchange_of_experts():
+    cluster, run = td.load_cluster("32xH100"), {**FOLDED, "ep": 32, "expert_tp": 1}
+    even = replace(td.load_model("mixtral-8x7b"), experts=32)
+    one, two = (
+        step(replace(even, imbalance=each), cluster, "mixed-adam-18", 4096, **run)
+        for each in (1.0, 1.25)
+    )
+    assert two.ep == pytest.approx(1.25 * one.ep, rel=0.02)  # latency stays
+    assert one.compute < two.compute < 1.25 * one.compute
+    assert one.flops == two.flops  # what the model needs
+    assert "experts' tokens 1.25 x the mean on the fullest" in two.assumed
+    assert "experts' tokens spread evenly" in one.assumed
+    assert "experts" not in step().assumed
+
+
+def test_an_exchange_hides_behind_the_work_of_another_micro_batch_and_no_more():
+    """DualPipe and Megatron's overlap: what is left is what that work is shorter by."""
+    model, cluster = td.load_model("deepseek-v3"), td.load_cluster("128xH100")
+    run = {"dp": 8, "pp": 16, "ep": 8, "microbatches": 64, "flash_attention": True}
+    plain, dual = (
+        step(model, cluster, "mixed-adam-18", 4096, **run, schedule=name)
+        for name in ("1f1b", "dualpipe")
+    )
+    assert dual.ep == pytest.approx(20 / 132 * plain.ep, rel=0.05)  # multiprocessors that send
+    (row,) = (row for row in dual.rows if row.part == "ep")
+    assert row.formula.endswith("less what another micro-batch's work hides")
+    slow = replace(cluster, within_node=replace(cluster.within_node, bytes_per_second=1e10))
+    layout = Layout(**run)
+    known = calibration_of(slow.device, MIXED, framework="megatron-2025-ep-overlap", mixture=True)
+    bare = replace(known, exposed=tuple((k, v if k != "ep" else 1.0) for k, v in known.exposed))
+    both, hidden = (
+        estimate_step(model, layout, slow, "mixed-adam-18", 4096, calibration=each)
+        for each in (bare, known)
+    )
+    assert 0 < hidden.ep < both.ep
+    mixtures = 4 * layout.microbatches  # of a stage
+    left = (both.ep - hidden.ep) / mixtures
+    assert left == pytest.approx(both.work.compute.total, rel=0.1)  # dense layers take as long
+
+
 def test_zero_moves_weights_and_saves_updating():
     plain, one, three = (step(dp=64, zero=z) for z in (0, 1, 3))
     assert one.optimizer < plain.optimizer

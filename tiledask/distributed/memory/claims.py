@@ -240,6 +240,7 @@ def _check_model(model: Model, layout: Layout, recipe: Recipe, sequence: int) ->
     simple = {
         "cp": 1,
         "ep": 1,
+        "expert_tp": 0,
         "interleave": 1,
         "sequence_parallel": False,
         "flash_attention": False,

@@ -4,8 +4,9 @@ published   every published number, by its id
 measured    memory that devices showed, beside the estimate
 verdicts    set-ups that ran or did not, beside what we say of them
 
-`make accuracy` (page.py) writes ACCURACY.md of memory.py, time.py and exact.py, tables of rows.py;
-peers.py asks other tools the same questions.
+`make accuracy` (page.py) writes ACCURACY.md of memory.py, time.py, stacks.py and exact.py, tables
+of rows.py; exposures.py sets overlap as fitted beside the clock's of programs; peers.py asks other
+tools the same questions.
 """
 
 from tiledask.lab.accuracy.memory import measured, verdicts

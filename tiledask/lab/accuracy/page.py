@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tiledask.lab.accuracy import exact, memory, time
+from tiledask.lab.accuracy.exposures import exposed_shares
 from tiledask.lab.accuracy.peers import error
 from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
 from tiledask.lab.accuracy.searched import searched
@@ -33,8 +34,8 @@ NOT_MODELLED = (
     "runs short and cleans up, stragglers, data loading, checkpoints, failures.",
     "GPU hours of whole trainings whose layout is not published.",
     "Rings of attention over many pieces of a sequence in PyTorch, which are twice as slow.",
-    "Exchanges between experts that overlap with other micro-batches, as DeepSeek-V3 trains; "
-    "experts are taken to be visited evenly.",
+    "How unevenly experts are visited: evenly, unless the model's `imbalance` says more; exchanges "
+    "in 8 bits.",
     "Memory: activations of implementations that keep more than fused kernels need; the host.",
 )
 
@@ -77,6 +78,8 @@ def page() -> str:
         _together(),
         "## Beside other tools",
         _peers(),
+        "## What collectives wait for, beside the streams of programs",
+        _exposures(),
         "## What is not modelled",
         "\n".join(f"- {line}" for line in NOT_MODELLED),
     ]
@@ -88,6 +91,25 @@ def page() -> str:
             if rows:
                 parts += [f"### {title}" if group.part(True) else "", _rows(rows)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _exposures() -> str:
+    rows = (
+        [
+            *(row.case, row.framework, row.kind, f"{row.calibrated.value:.2f}"),
+            f"{row.calibrated.low:.2f} .. {row.calibrated.high:.2f}",
+            *(f"{row.streams:.2f}", f"{row.of_step:.1%}", row.why),
+        ]
+        for row in exposed_shares()
+    )
+    head = "case", "framework", "", "calibrated", "range", "streams", "all of it", "why they differ"
+    return (
+        "The part of each kind of collective that is waited for: as the framework's file has it, "
+        "and as the clock finds it for the program of the ranks, each kind on its own stream with "
+        "nothing else sent. *All of it*: seconds if all were waited for, over the step's without. "
+        "Experts have no program; their exchange is beside no other work of its micro-batch, so "
+        "all of it is waited for but under DualPipe.\n\n" + _table(head, rows)
+    )
 
 
 def _left_out(group: PublishedSource) -> str:

@@ -16,6 +16,7 @@ from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
 from tiledask.lab.accuracy.time import calibrated
 from tiledask.plan.data import data_file
 from tiledask.plan.fitting.fit import fits
+from tiledask.plan.frameworks.megatron import OVERLAPPED
 from tiledask.plan.inputs.hardware import ClusterSpec, load_cluster
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import load_model
@@ -84,6 +85,9 @@ def run_of(case: dict[str, Any]) -> StackRun:
         model = replace(model, layers=i["layers"])
     i["recompute"] = i["recompute"].split()[0]  # "none (not stated per row)"
     more = {"ep": i["ep"]} if i.get("ep", 1) > 1 else {}
+    whole = i["dp"] * i.get("cp", 1) % i.get("ep", 1) == 0
+    if i["tp"] > 1 and more and (not whole or case["id"].startswith("mbridge")):
+        more["expert_tp"] = 1  # as all of Megatron-Bridge's configurations have it
     split = layout(
         i,
         sequence_parallel=i["tp"] > 1,
@@ -122,8 +126,13 @@ def _recipe(case: dict[str, Any]) -> str | Recipe:
 
 
 def _framework(case: dict[str, Any]) -> str:
-    """Whose program a case ran, by its source."""
-    name = case["id"]
+    """Whose program a case ran, by its source; of Megatron-Bridge's mixtures that cross nodes also
+    by what its configurations of that release send tokens with."""
+    name, i = case["id"], case["inputs"]
+    node = load_cluster(f"{i['gpus']}x{i['gpu']}").devices_per_node
+    if name.startswith("mbridge") and i.get("ep", 1) > node:
+        of_2026 = re.match(r"mbridge-\w+-26", name) and "deepseek" in name
+        return "megatron-bridge-2026" if of_2026 else OVERLAPPED
     return next(framework for start, framework in FRAMEWORKS.items() if name.startswith(start))
 
 

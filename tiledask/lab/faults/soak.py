@@ -6,6 +6,7 @@ hangs, nothing grows in client and scheduler (one process), and nothing is left 
 """
 
 import argparse
+import ctypes
 import faulthandler
 import gc
 import logging
@@ -46,6 +47,8 @@ RATE = 60.0
 BURSTS = 2.0
 """Deviation of the logarithm of the seconds between two faults."""
 SHARES = {"killed": 0.86, "all killed": 0.06, "frozen": 0.04, "nanny closed": 0.04}
+PARTS = 8
+"""Of the time: quiet ones and busy ones."""
 WARM = 0.25
 """Share of the time after which memory has reached what it keeps."""
 _NUMBERS = r"[0-9a-f]{12,}|\d+"
@@ -158,6 +161,15 @@ def _command(process: psutil.Process) -> str:
     return "ended"
 
 
+def _resident() -> int:
+    """Bytes of client and scheduler. What malloc has free goes back first: how much it keeps grows
+    with the threads that ask at once, which on a busy machine are more."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    resident: int = psutil.Process().memory_info().rss
+    return resident
+
+
 def _close_unused(dask_worker: Any) -> None:
     dask_worker.rpc.collect()
 
@@ -205,7 +217,7 @@ def _memory_of_its_own() -> Iterator[None]:
 @_memory_of_its_own()
 def soak(bench: Workbench, args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """What came of it."""
-    me, ends, words = psutil.Process(), Counter[str](), []
+    ends, words = Counter[str](), []
     for name in WORK:
         bench.ready(name)
     slots_are_full(bench.cluster)
@@ -216,9 +228,9 @@ def soak(bench: Workbench, args: argparse.Namespace, console: Console) -> dict[s
     warm, held = 0, []
     killer = Killer(bench.cluster, args.rate, args.seed)
     killer.start()
-    # one half of the time beside busy loops
-    for loops in (0, args.load):
-        until = time.monotonic() + seconds / 2
+    # one half of the time beside busy loops, and so of the warm-up
+    for loops in (0, args.load) * (PARTS // 2):
+        until = time.monotonic() + seconds / PARTS
         with busy(loops):
             for name in cycle(WORK):
                 if time.monotonic() >= until:
@@ -233,16 +245,14 @@ def soak(bench: Workbench, args: argparse.Namespace, console: Console) -> dict[s
                     words.append(f"{name}, beside {loops}: {result.end}: {result.words}")
                     console.print(words[-1], markup=False, highlight=False)
                 if time.monotonic() - begun > 60 * len(held):
-                    held.append(me.memory_info().rss)
+                    held.append(_resident())
                 if not warm and time.monotonic() - begun > WARM * seconds:
-                    gc.collect()
-                    warm = me.memory_info().rss
+                    warm = _resident()
     killer.ending.set()
     killer.join(30)
     took = time.monotonic() - begun
     slots_are_full(bench.cluster, 60)
-    gc.collect()
-    grown = me.memory_info().rss / warm - 1
+    grown = _resident() / warm - 1
     for name in WORK:  # what a last kill has taken is given back
         bench.ready(name).run()
     left = _left(bench, before)

@@ -295,8 +295,7 @@ def _other_shapes(layout: Layout, devices: int) -> Iterator[_Change]:
                     shapes.add((grown[0] // b[0], grown[1] // b[1], grown[2] // b[2]))
     shapes.discard((layout.dp, layout.tp, layout.pp))
     for dp, tp, pp in sorted(shapes):
-        fitting = dp * tp * pp * layout.cp <= devices and sequences % dp == 0
-        if fitting and dp * layout.cp % layout.ep == 0:
+        if dp * tp * pp * layout.cp <= devices and sequences % dp == 0:
             shape = {"dp": dp, "tp": tp, "pp": pp, "microbatches": sequences // dp}
             yield shape if pp > 1 else {**shape, "interleave": 1}
 

@@ -48,6 +48,7 @@ COLUMNS = (
     "pp",
     "cp",
     "ep",
+    "expert_tp",
     "microbatch",
     "microbatches",
     "interleave",
@@ -71,6 +72,8 @@ class Space:
     """Default: powers of two that leave pieces of 4096 tokens or more."""
     ep: Sequence[int] | None = None
     """Default: what divides the number of experts; 1 for a dense model."""
+    expert_tp: Sequence[int] = (0,)
+    """Slices of each expert, 0: tp; (0, 1) looks at experts folded over tp too."""
     microbatch: Sequence[int] | None = None
     """Default: what divides a copy's share of the batch, up to 64."""
     interleave: Sequence[int] = CHUNKS
@@ -101,6 +104,8 @@ class Space:
                 )
             for value in values:  # the smallest layout with each says what is wrong with it
                 others = {"dp": value} if field.name == "ep" else {}
+                if field.name == "expert_tp" and is_whole(value, 1):
+                    others = {"dp": value}
                 if field.name == "interleave" and value not in (0, 1):
                     others = {"pp": 2, "microbatches": 2}
                 Layout(**others, **{field.name: value})
@@ -167,7 +172,7 @@ class Plan:
         again instruction by instruction. NaN where there is none (experts, context parallelism)."""
         found = self.found
         none = why_no_program(found.model, self.layout, found.sequence)
-        if self.verdict == "no" or none or found.recipe.product_bytes:
+        if self.verdict == "no" or none or found.recipe.adapters:
             return np.nan
         of = found.model, self.layout, found.cluster, found.recipe, found.sequence
         line = layout_timeline(*of, found.calibration, found.framework)
@@ -520,7 +525,8 @@ def _runs_it(columns: dict[str, np.ndarray], field: str, values: tuple[Any, ...]
 def _shapes(
     model: Model, cluster: ClusterSpec, batch: int, sequence: int, space: Space, devices: int
 ) -> Iterator[tuple[int, ...]]:
-    """(dp, tp, pp, cp, ep, microbatch, microbatches, interleave) on ``devices`` devices."""
+    """(dp, tp, pp, cp, ep, expert_tp, microbatch, microbatches, interleave) on ``devices``
+    devices."""
     node = cluster.devices_per_node
     tps = space.tp or [t for t in divisors(model.heads, min(node, devices)) if node % t == 0]
     pps = space.pp or range(1, min(model.layers, devices) + 1)
@@ -535,16 +541,19 @@ def _shapes(
             continue
         share = batch // dp
         sizes = space.microbatch or divisors(share, LARGEST_MICROBATCH)
-        for ep, b, v in product(eps, sizes, space.interleave if pp > 1 else (1,)):
-            if dp * cp % ep or share % b or pp * v > most:
+        same = tp if 0 in space.expert_tp else -1  # said twice
+        slices = [e for e in space.expert_tp if e != same] if model.experts else [0]
+        chunks = space.interleave if pp > 1 else (1,)
+        for ep, e, b, v in product(eps, slices, sizes, chunks):
+            if tp * dp * cp % (ep * (e or tp)) or share % b or pp * v > most:
                 continue
             if v == 1 or share // b % pp == 0:
-                yield dp, tp, pp, cp, ep, b, share // b, v
+                yield dp, tp, pp, cp, ep, e, b, share // b, v
 
 
 def _columns(rows: list[tuple[int, ...]], space: Space, layers: int) -> dict[str, np.ndarray]:
     """The columns of all layouts: each of ``rows`` with every choice of the rest."""
-    shapes = np.array(rows, np.int64).reshape(-1, 8)
+    shapes = np.array(rows, np.int64).reshape(-1, 9)
     rest = list(
         product(
             space.zero,
@@ -556,11 +565,12 @@ def _columns(rows: list[tuple[int, ...]], space: Space, layers: int) -> dict[str
         )
     )
     which, choice = np.divmod(np.arange(len(shapes) * len(rest)), len(rest))
-    columns = {name: shapes[which, n] for n, name in enumerate(COLUMNS[:8])}
-    for n, name in enumerate(COLUMNS[8:]):
+    columns = {name: shapes[which, n] for n, name in enumerate(COLUMNS[:9])}
+    for n, name in enumerate(COLUMNS[9:]):
         columns[name] = np.array([each[n] for each in rest])[choice]
     # choices that change nothing: a sequence cut over one device, scores that are not kept,
-    # ZeRO over one copy, chunks in other orders than 1F1B, items where two chunks are even so
+    # ZeRO over one copy, chunks in other orders than 1F1B, items where two chunks are even so; and
+    # experts folded over devices that have the same tokens
     chunks = columns["pp"] * columns["interleave"]
     unequal = (chunks <= 2) | ((layers + 2) % chunks > 0)
     pointless = (
@@ -570,6 +580,7 @@ def _columns(rows: list[tuple[int, ...]], space: Space, layers: int) -> dict[str
         | ((columns["interleave"] > 1) & (columns["schedule"] != "1f1b"))
         | (columns["items"] & unequal & (None in space.partition))
         | (~columns["items"] & (chunks > layers))
+        | ((columns["expert_tp"] > 0) & (columns["tp"] > 1) & ~columns["sequence_parallel"])
     )
     return {name: column[~pointless] for name, column in columns.items()}
 

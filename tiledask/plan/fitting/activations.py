@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil
 from typing import Any, NamedTuple
 
 from tiledask.plan.inputs.layout import SELECTIVE_OP, Layout
@@ -65,12 +66,13 @@ def _saved(
     h, ends = model.hidden, ("attention", "mlp")
     tensors = _attention(model, sequence, -(-model.heads // tp), tp, width, flash)
     if mixture:  # each token, its copies for top_k experts, their answers before they are summed
-        k = model.top_k
+        k = model.top_k * model.imbalance
+        each = ceil(k * -(-(model.expert_ffn or model.ffn) // tp))
         tensors += [
-            Saved("mlp input", h * k, width, False),
-            *_inside(model, "mlp", k * -(-(model.expert_ffn or model.ffn) // tp), width),
+            Saved("mlp input", ceil(h * k), width, False),
+            *_inside(model, "mlp", each, width),
             Saved("router input", h, width, False),
-            Saved("expert outputs", h * k, width, False),
+            Saved("expert outputs", ceil(h * k), width, False),
             Saved("router probabilities", model.experts, 4, False),
         ]
         if model.shared_ffn:

@@ -160,6 +160,7 @@ def _columns(
         "sequence_parallel": choices("sequence_parallel", (True, False)),
         "zero": choices("zero", range(4)),
     }
+    cut = list(kept).index("sequence_parallel")  # without it, experts have tp slices
     eps = choices("ep", divisors(model.experts)) if model.experts else [1]
     schedule = start.schedule if start.schedule in ORDERS else "1f1b"
     own = start.interleave if start.schedule == "1f1b" and "interleave" not in free else None
@@ -178,10 +179,17 @@ def _columns(
         whole = schedule == "1f1b" and pp > 1 and count % pp == 0
         for v in chunks if whole else (1,):
             if pp * v <= model.layers and own in (None, v):
-                rows += [(tp, pp, cp, ep, v, *rest) for rest in product(*kept.values())]
-                steps += [ep // gcd(ep, cp)] * (len(rows) - len(steps))
+                slices = start.expert_tp or tp
+                rows += [
+                    (tp, pp, cp, ep, v, *rest)
+                    for rest in product(*kept.values())
+                    if tp in (1, slices) or rest[cut]
+                ]
+                step = ep * slices // gcd(ep * slices, tp * cp)
+                steps += [step] * (len(rows) - len(steps))
     names = ("tp", "pp", "cp", "ep", "interleave", *kept)
     columns = {name: np.array([row[n] for row in rows]) for n, name in enumerate(names)}
     same = {"microbatch": size, "microbatches": count, "schedule": schedule}
+    same |= {"expert_tp": start.expert_tp}
     columns |= {name: np.full(len(rows), value) for name, value in same.items()}
     return columns, np.array(steps)

@@ -147,7 +147,7 @@ def layout_terms(
         local_tokens(layout, sequence),
         cut_tokens(layout, sequence),
         layers,
-        item_parameters(model, recipe, layout.tp, layout.ep),
+        item_parameters(model, recipe, layout.tp, layout.ep, layout.expert_slices),
         layout.recompute != "none",
     )
     kept = [layer.kept for layer in layers] if recipe.trains else []
@@ -155,8 +155,8 @@ def layout_terms(
     if layout.unshard is None:
         held = stages_in_flight(layout, kinds, kept, stages)
         return Terms(model, recipe, layout, costs, InFlight(*_columns(held)))
-    copies = layout.dp * layout.cp
-    each = [(copies > 1) * item.dense + (copies > layout.ep) * item.expert for item in costs.items]
+    apart, beside = layout.dp * layout.cp > 1, layout.expert_copies > 1
+    each = [apart * item.dense + beside * item.expert for item in costs.items]
     sizes = [sum(map(mul, items, each)) for items in chunk_items(model, layout)]
     widths = recipe.gathered_bytes, recipe.gradient_bytes
     held, whole = zip(*stages_sharded(layout, kinds, kept, sizes, widths, stages), strict=True)
@@ -175,7 +175,8 @@ def stage_parameters(model: Model, layout: Layout, stage: int) -> int:
     The last of several stages holds the embedding matrix once more if it is tied.
     """
     (held,) = stages_in_flight(layout, chunk_kinds(model, layout), (), [stage])
-    items = item_parameters(model, load_recipe("fp16-weights"), layout.tp, layout.ep)
+    split = layout.tp, layout.ep, layout.expert_slices
+    items = item_parameters(model, load_recipe("fp16-weights"), *split)
     layers = held[:2] if model.experts else held[:1]
     each = zip((*layers, *held[2:5]), items, strict=True)
     return int(sum(n * (item.dense + item.expert) for n, item in each))

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations, product
-from math import gcd
 from typing import Any
 
 import numpy as np
@@ -105,7 +104,7 @@ class Search:
             return base if base.dp <= top and self._ok(base) else None
         sharded = any(state.sharded(base.zero) for state in self.recipe.states)
         top = top if sharded else min(top, 1)  # without ZeRO, dp changes no device's bytes
-        step = base.ep // gcd(base.ep, base.cp)  # dp x cp is a multiple of ep
+        step = base.dp_step
         if top < step:
             return None
         # a single copy gathers nothing, so it is looked at apart from the shrinking shards
@@ -128,7 +127,8 @@ class Search:
             capacity = self.cluster.device.memory_bytes
             return bool(judge(held, overhead.certain, overhead.total, capacity) == 0)
 
-        slices = layout.tp * layout.pp * layout.ep  # the most that a weight can be in
+        # the most that a weight can be in
+        slices = layout.pp * max(layout.tp, layout.ep * layout.expert_slices)
         share, copies = self.model.parameters // slices, layout.dp * layout.cp
         if not fits(sum(state_bytes(share, self.recipe, layout.zero, copies).values())):
             return False  # not even the average device holds its states

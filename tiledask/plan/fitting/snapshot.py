@@ -192,8 +192,8 @@ def beside_snapshot(
             groups.setdefault(state.bytes, []).append(state)
     totals = {b: sum(predicted[s.tensor] for s in each) for b, each in groups.items()}
     widest = max(groups, default=0)
-    joined = {n * widest for n in set(_tensors(memory, stage, 1, True))}
-    joined -= {n * widest for n in _tensors(memory, stage, 1, False)}
+    joined = {n * widest for n in set(_tensors(memory, stage, False, True))}
+    joined -= {n * widest for n in _tensors(memory, stage, False, False)}
     fused = bool(joined) and joined <= set(held.blocks)
     found, left = _sorted(memory, stage, groups, predicted, held.blocks, fused)
     rows = [(", ".join(s.tensor for s in each), totals[b], found[b]) for b, each in groups.items()]
@@ -217,9 +217,8 @@ def _sorted(
     other = {n * width for _, n, _ in _activations(memory) for width in (2, 4)}
     for width, states in groups.items():
         for state in states:
-            copies = layout.dp * layout.cp if state.sharded(layout.zero) else 1
             whole = predicted[state.tensor]
-            for elements in _tensors(memory, stage, copies, fused):
+            for elements in _tensors(memory, stage, state.sharded(layout.zero), fused):
                 wanted.setdefault(elements * width, Counter())[width] += 1
             wanted.setdefault(whole, Counter())[width] += 1  # one buffer for all
     sizes = sorted(wanted)
@@ -240,7 +239,7 @@ def _sorted(
     return found, left
 
 
-def _tensors(memory: MemoryEstimate, stage: int, copies: int, fused: bool) -> Iterator[int]:
+def _tensors(memory: MemoryEstimate, stage: int, sharded: bool, fused: bool) -> Iterator[int]:
     """Elements of each tensor of parameters on a device, or of its shard of them."""
     model, layout = memory.model, memory.layout
     sizes = layout.chunk_layers(model.layers)
@@ -255,10 +254,11 @@ def _tensors(memory: MemoryEstimate, stage: int, copies: int, fused: bool) -> It
         joined: Counter[str] = Counter()
         for w in weights:
             experts = w.copies > 1
+            slices = layout.expert_slices if experts else layout.tp
             each = w.size if w.kind == "norm" else 1  # weight and bias
-            elements = Weight(w.name, w.units, w.size, w.split).count(layout.tp) // each
-            shards = max(1, copies // layout.ep) if experts else copies
-            elements = -(-elements // shards)
+            elements = Weight(w.name, w.units, w.size, w.split).count(slices) // each
+            copies = layout.expert_copies if experts else layout.dp * layout.cp
+            elements = -(-elements // copies) if sharded else elements
             times = w.copies // layout.ep if experts else each
             part = {"query": "qkv", "key": "qkv", "value": "qkv"}.get(w.name, "")
             part = part or ("in" if w.name in ("mlp gate", "mlp up") and not experts else "")

@@ -6,6 +6,7 @@ one stage of many layouts     columns of 64 bits                       ->  peaks
 one stage's devices      dp x cp copies                dense weights: shards over dp x cp
                          = ep expert groups            experts: 1/ep of them on each device,
                            x dp x cp / ep copies       their shards over dp x cp / ep
+                                                       (tp x dp x cp / (ep x expert_tp))
 """
 
 from collections.abc import Iterable, Iterator
@@ -125,7 +126,7 @@ class Terms:
                 dense, expert = (sum(n * item[at + k] for n, _, item in items) for k in (0, 1))
                 shard = -(-dense // copies)
                 if self.model.experts:
-                    shard = shard - (-expert // (copies // layout.ep))
+                    shard = shard - (-expert // layout.expert_copies)
                 held[of] = dense, expert, dense + expert, shard
         for state in recipe.states:
             dense, expert, whole, shard = held[state.of]
@@ -145,7 +146,7 @@ class Terms:
         if not np.any(waits):
             return
         copies = layout.dp * layout.cp  # ZeRO shards what others hold copies of
-        apart, beside = copies > 1, copies > layout.ep
+        apart, beside = copies > 1, layout.expert_copies > 1
         *sizes, head, tied = (
             there * (apart * item.dense + beside * item.expert) for _, there, item in self._items()
         )
@@ -278,7 +279,7 @@ LOGITS = "{} B x {:,} logits".format
 
 
 def _shards(state: State, layout: Layout | Numbers) -> Any:
-    return state.sharded(layout.zero) & (layout.dp * layout.cp > 1)
+    return state.sharded(layout.zero) & ((layout.dp * layout.cp > 1) | (layout.expert_copies > 1))
 
 
 def _state_formula(state: State, layout: Layout, dense: int, expert: int) -> str:
@@ -288,7 +289,10 @@ def _state_formula(state: State, layout: Layout, dense: int, expert: int) -> str
     over = f" / {copies}" if sharded else ""
     formula = f"{state.bytes} B x {dense:,} {what}{over}"
     if expert:
-        over = f" / ({copies} / ep {layout.ep})" if sharded else ""
+        held = f"{copies} / ep {layout.ep}"
+        if layout.expert_slices != layout.tp:
+            held = f"tp {layout.tp} x {copies} / (ep {layout.ep} x expert_tp {layout.expert_tp})"
+        over = f" / ({held})" if sharded else ""
         formula += f" + {state.bytes} B x {expert:,} of experts{over}"
     return formula + (f" (ZeRO-{layout.zero})" if sharded else "")
 

@@ -45,24 +45,33 @@ class Many:
     def __post_init__(self) -> None:
         n = self.n
 
-        def check(tp: int, cp: int, ep: int) -> tuple[int]:
-            check_run(self.model, Layout(tp=tp, cp=cp, ep=ep, dp=ep), self.sequence)
+        def check(tp: int, cp: int, ep: int, expert_tp: int) -> tuple[int]:
+            dp = ep * max(1, expert_tp)
+            split = Layout(dp, tp, cp=cp, ep=ep, expert_tp=expert_tp, sequence_parallel=True)
+            check_run(self.model, split, self.sequence)
             return (0,)
 
         def check_pipe(pp: int, **pipe: int) -> tuple[int]:
             _pipeline(pp, **pipe, microbatches=pp).chunk_layers(self.model.layers)
             return (0,)
 
-        self.each({name: n[name] for name in ("tp", "cp", "ep")}, check)
+        self.each({name: n[name] for name in ("tp", "cp", "ep", "expert_tp")}, check)
         self.each({name: n[name] for name in PIPE}, check_pipe)
-        uneven = (n["dp"] * n["cp"] % n["ep"] > 0) | (
-            (n["interleave"] > 1) & (n["microbatches"] % n["pp"] > 0)
-        )
+        slices = self.numbers.expert_slices
+        uneven = n["tp"] * n["dp"] * n["cp"] % (n["ep"] * slices) > 0
+        uneven |= (slices != n["tp"]) & (n["tp"] > 1) & (n["sequence_parallel"] == 0)
+        uneven |= (n["interleave"] > 1) & (n["microbatches"] % n["pp"] > 0)
         if uneven.any():
             row = {name: column[uneven][0].item() for name, column in n.items()}
             row |= {"schedule": ORDERS[row["schedule"]], "recompute": KINDS[row["recompute"]]}
-            flags = ("parallel", "tion", "items")
+            row |= {"sequence_parallel": bool(row["sequence_parallel"])}
+            flags = ("tion", "items")
             Layout(**{name: row[name] for name in row if not name.endswith(flags)})
+
+    @cached_property
+    def numbers(self) -> Numbers:
+        """The same columns as Numbers."""
+        return Numbers(**self.n)
 
     def each(
         self, columns: dict[str, np.ndarray], function: Callable[..., Iterable[int]]
@@ -111,13 +120,14 @@ class Many:
             at = kept.setdefault(tuple(layer.kept for layer in layers), len(kept))
             return at, *tokens, *chain(*layers)
 
-        def items(tp: int, ep: int) -> tuple[int, ...]:
-            return tuple(chain(*item_parameters(self.model, self.recipe, tp, ep)))
+        def items(tp: int, ep: int, expert_tp: int) -> tuple[int, ...]:
+            return tuple(chain(*item_parameters(self.model, self.recipe, tp, ep, expert_tp)))
 
         names = ("tp", "cp", "sequence_parallel", "recompute", "flash_attention")
         found = self.each({name: self.n[name] for name in names}, layer)
         whole, cut, *layers = (self.n["microbatch"] * column for column in found[1:])
-        parameters = self.each({name: self.n[name] for name in ("tp", "ep")}, items)
+        split = {name: self.n[name] for name in ("tp", "ep")}
+        parameters = self.each(split | {"expert_tp": self.numbers.expert_slices}, items)
         costs = Costs(
             whole,
             cut,
@@ -167,7 +177,7 @@ class Many:
         Of equal layers cut evenly, the first stage holds the most of everything but the logits,
         which are on the last.
         """
-        run = self.model, self.recipe, Numbers(**self.n), self.costs[0]
+        run = self.model, self.recipe, self.numbers, self.costs[0]
         peak: np.ndarray = reduce(
             np.maximum, (fullest(Terms(*run, held)) for held in self.in_flight())
         )
@@ -250,7 +260,7 @@ def _numbers(name: str, values: Any) -> np.ndarray:
         rule = "True or False" if flag else "integers"
         raise ConfigError(f"{name} must be {rule}, got {values!r}")
     numbers = given.astype(np.int64)
-    least = 0 if flag or name in ("zero", "recompute", "schedule") else 1
+    least = 0 if flag or name in ("zero", "recompute", "schedule", "expert_tp") else 1
     most = 3 if name == "zero" else 2**31
     if ((numbers < least) | (numbers > most)).any():
         wrong = numbers[(numbers < least) | (numbers > most)].flat[0]

@@ -46,6 +46,7 @@ def write(job: Job) -> str:
         ("pp", f"pp={layout.pp} is PipelineModule(num_stages={layout.pp}) in the program"),
         ("cp", "no ring attention: DeepSpeed-Ulysses deals out heads instead"),
         ("ep", f"ep={layout.ep} is deepspeed.moe.layer.MoE(ep_size={layout.ep}) in the program"),
+        ("expert_tp", "its experts are sliced by tp"),
         ("recompute", f"recompute={layout.recompute} is activation checkpointing in the program"),
         ("schedule", f"its pipeline is 1F1B; {layout.schedule} has no counterpart"),
         ("interleave", "its stages have one chunk of layers each"),

@@ -37,6 +37,8 @@ READ_AS = (
     ("mixed-adam-16", FP16),
     ("mixed-adam-18", FP16 | {"accumulate_allreduce_grads_in_fp32": True}),
 )
+OVERLAPPED = "megatron-2025-ep-overlap"
+"""The framework in which --overlap-moe-expert-parallel-comm is set."""
 STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 """Megatron-FSDP's, by ZeRO's stage."""
 
@@ -107,6 +109,8 @@ def _model(job: Job) -> Settings:
     ):
         if lost:
             job.lost[lost] = words
+    if m.imbalance > 1:
+        job.lost["imbalance"] = "how uneven the routing is has no flag"
     if m.embedding_norm and not m.learned_pos:
         job.lost["positions"] = "ALiBi positions have no flag: rotary ones stand there"
     return found
@@ -129,6 +133,8 @@ def _layout(job: Job) -> Settings:
         "seq_length": job.sequence,
     }
     found |= {"expert_model_parallel_size": layout.ep} if layout.ep > 1 else {}
+    if layout.expert_tp:
+        found["expert_tensor_parallel_size"] = layout.expert_tp
     if layout.sequence_parallel and layout.tp > 1:
         found["sequence_parallel"] = True
     elif layout.sequence_parallel:
@@ -264,6 +270,9 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
             ("microbatch", "micro_batch"),
         )
     }
+    layout["expert_tp"] = found.whole("expert_tensor_parallel_size", 0, least=0)
+    if not model.experts or layout["expert_tp"] == layout["tp"]:
+        layout["expert_tp"] = 0
     copy = layout["tp"] * layout["pp"] * layout["cp"]
     dp = layout["dp"] = found.copies(
         copy, "give devices=, or torchrun's --nproc-per-node, --nnodes"
@@ -407,7 +416,9 @@ def _read_model(found: Read) -> Model:
     words = f"no --vocab-size: {usual:,} assumed"
     vocab = found.whole("padded_vocab_size", 0) or found.assume("vocab_size", usual, words)
     found.used |= {"make_vocab_size_divisible_by", "moe_router_score_function"}
-    found.used |= {"moe_token_dispatcher_type"}
+    found.used |= {"moe_token_dispatcher_type", "overlap_moe_expert_parallel_comm"}
+    if found.get("overlap_moe_expert_parallel_comm"):
+        found.assumed.append(f"experts' exchange is hidden with framework={OVERLAPPED!r}")
     sizes: dict[str, Any] = {}
     if latent:
         names = {
@@ -426,6 +437,10 @@ def _read_model(found: Read) -> Model:
         sizes["shared_ffn"] = found.whole("moe_shared_expert_intermediate_size", 0)
         sizes["shared_gate"] = bool(found.get("moe_shared_expert_gate"))
         sizes["router_bias"] = bool(found.get("moe_router_enable_expert_bias"))
+        factor = str(found.get("moe_expert_capacity_factor", 1))
+        if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,9})?", factor):
+            raise ConfigError(f"--moe-expert-capacity-factor is a number, got {short(factor)}")
+        sizes["imbalance"] = max(1.0, float(factor))
         sizes["dense_layers"] = _dense(str(found.get("moe_layer_freq", 1)), layers)
     mtp = found.whole("mtp_num_layers", 0)
     norm = "rmsnorm" if latent else "layernorm"

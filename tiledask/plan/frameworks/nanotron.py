@@ -32,6 +32,7 @@ def write(job: Job) -> str:
             layout.recompute not in ("none", "full"),
             f"recompute_layer recomputes all; {layout.recompute} has no counterpart",
         ),
+        ("expert_tp", layout.expert_slices != layout.tp, "experts are sliced by tp there"),
         ("flash_attention", not layout.flash_attention, "its attention keeps no scores"),
         ("unshard", layout.unshard is not None, "weights are not sharded over the copies"),
         (

@@ -77,7 +77,9 @@ def write(job: Job) -> str:
     }
     if layout.ep > 1:
         parallel["expert_parallel_degree"] = layout.ep
-        parallel["expert_tensor_parallel_degree"] = layout.tp
+        parallel["expert_tensor_parallel_degree"] = layout.expert_slices
+        if layout.expert_slices not in (1, layout.tp):
+            lost["expert_tp"] = "torchtitan slices experts by 1 or tp"
     if layout.zero and copies > 1:
         parallel["fsdp_reshard_after_forward"] = _reshard(job)
     if layout.pp > 1:
@@ -190,7 +192,9 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
             ("ep", "expert"),
         )
     }
-    found.used.add("parallelism.expert_tensor_parallel_degree")
+    slices = found.whole("parallelism.expert_tensor_parallel_degree", 1, least=1)
+    folded = parallel["ep"] > 1 and slices != parallel["tp"]  # else experts have tp slices
+    parallel["expert_tp"] = slices if folded else 0
     replicas = found.whole("parallelism.data_parallel_replicate_degree", 1, least=1)
     shards = found.open_number("parallelism.data_parallel_shard_degree")
     copy = parallel["tp"] * parallel["pp"] * parallel["cp"]

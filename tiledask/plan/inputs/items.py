@@ -23,29 +23,33 @@ class ItemParameters(NamedTuple):
     """Parameters of its largest weight, of a single expert."""
 
 
-def item_parameters(model: Model, recipe: Recipe, tp: int, ep: int) -> tuple[ItemParameters, ...]:
+def item_parameters(
+    model: Model, recipe: Recipe, tp: int, ep: int, expert_tp: int
+) -> tuple[ItemParameters, ...]:
     """Those of a dense layer, of a mixture in a model with experts, of the embedding, the head and
-    the tied copy in it."""
+    the tied copy in it; of ``expert_tp`` slices of each expert."""
     kinds = {name: weights for name, _, weights in model.layer_kinds}
     layers = [kinds.get("dense layer", ()), kinds.get("mixture layer", ())]
     layers = layers if model.experts else [kinds["layer"]]
     items = *layers, model.embedding, model.head, model.tied_copy
-    return tuple(_item_parameters(weights, recipe, tp, ep) for weights in items)
+    return tuple(_item_parameters(weights, recipe, tp, ep, expert_tp) for weights in items)
 
 
 @lru_cache(maxsize=16384)
 def _item_parameters(
-    weights: tuple[Weight, ...], recipe: Recipe, tp: int, ep: int
+    weights: tuple[Weight, ...], recipe: Recipe, tp: int, ep: int, expert_tp: int
 ) -> ItemParameters:
     dense = expert = dense_adapters = expert_adapters = 0
+    largest = 0
     for w in weights:
-        adapters = recipe.adapters.parameters((w,), tp) if recipe.adapters else 0
+        slices = expert_tp if w.copies > 1 else tp
+        largest = max(largest, w.count(slices) // w.copies)
+        adapters = recipe.adapters.parameters((w,), slices) if recipe.adapters else 0
         if w.copies > 1:
             held = -(-w.copies // ep)
-            expert += w.count(tp) // w.copies * held
+            expert += w.count(slices) // w.copies * held
             expert_adapters += adapters // w.copies * held
         else:
             dense += w.count(tp)
             dense_adapters += adapters
-    largest = max((w.count(tp) // w.copies for w in weights), default=0)
     return ItemParameters(dense, expert, dense_adapters, expert_adapters, largest)

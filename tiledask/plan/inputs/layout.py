@@ -34,8 +34,39 @@ ITEMS = "items"
 """The partition that counts embedding and head as a layer each."""
 
 
+class _Experts:
+    """Over which devices a layout deals out experts; each field one number, or an array."""
+
+    dp: Any
+    tp: Any
+    cp: Any
+    ep: Any
+    expert_tp: Any
+
+    @property
+    def expert_slices(self) -> Any:
+        """Tensor-parallel slices of each expert."""
+        return self.expert_tp + (self.expert_tp == 0) * self.tp
+
+    @property
+    def expert_copies(self) -> Any:
+        """Devices of a stage with the same slice of the same experts: ZeRO shards over them.
+
+        >>> folded = Layout(dp=32, tp=2, ep=64, expert_tp=1, sequence_parallel=True)
+        >>> folded.expert_copies, Layout(dp=32, tp=2, ep=32).expert_copies
+        (1, 1)
+        """
+        return self.tp * self.dp * self.cp // (self.ep * self.expert_slices)
+
+    @property
+    def dp_step(self) -> int:
+        """dp is a multiple of it: experts take whole copies of a stage."""
+        slices = self.ep * self.expert_slices
+        return int(slices // gcd(slices, self.tp * self.cp))
+
+
 @dataclass(frozen=True)
-class Layout:
+class Layout(_Experts):
     """A validated layout.
 
     >>> layout = Layout(tp=8, pp=10, dp=2, zero=1)
@@ -64,7 +95,8 @@ class Layout:
     cp: int = 1
     """Context-parallel pieces that every sequence is cut into; ZeRO shards over dp x cp."""
     ep: int = 1
-    """Expert-parallel devices, out of a stage's dp x cp, that the experts are divided over."""
+    """Expert-parallel devices, out of a stage's dp x cp, that the experts are divided over; out
+    of tp x dp x cp with ``expert_tp``."""
     flash_attention: bool = False
     """The attention core keeps no s x s scores: it computes them again in its backward."""
     partition: tuple[int, ...] | str | None = None
@@ -78,6 +110,9 @@ class Layout:
     gradients are then summed over the copies once, after a stage's last backward; FSDP2 with
     one micro-batch and without reshard_after_forward is "step". None: each
     layer's weights are gathered, and its gradients summed, for every micro-batch."""
+    expert_tp: int = 0
+    """Tensor-parallel slices of each expert, 0: tp. With fewer, ep x expert_tp devices out of a
+    stage's tp x dp x cp hold all experts (Megatron-Core's parallel folding)."""
 
     def __post_init__(self) -> None:
         for name in ("dp", "tp", "pp", "microbatch", "microbatches", "interleave", "cp", "ep"):
@@ -87,11 +122,8 @@ class Layout:
         for name in ("sequence_parallel", "flash_attention"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {short(getattr(self, name))}")
-        if self.dp * self.cp % self.ep:
-            raise ConfigError(
-                f"ep must divide dp x cp, over which experts are sharded, got {self.ep} and "
-                f"{self.dp} x {self.cp}; ep={gcd(self.dp * self.cp, self.ep)} does"
-            )
+        object.__setattr__(self, "expert_tp", whole_number("expert_tp", self.expert_tp, 0, 2**20))
+        self._check_experts()
         object.__setattr__(self, "schedule", called(self.schedule))
         recomputes = (*RECOMPUTE, SELECTIVE_OP)
         for name, allowed in (("recompute", recomputes), ("schedule", SCHEDULES)):
@@ -106,6 +138,27 @@ class Layout:
         if given is not None and given != ITEMS:
             bounds = self._bounds(_read_partition(given) if isinstance(given, str) else given)
             object.__setattr__(self, "partition", bounds)
+
+    def _check_experts(self) -> None:
+        if self.expert_slices == self.tp:
+            if self.dp * self.cp % self.ep:
+                raise ConfigError(
+                    f"ep must divide dp x cp, over which experts are sharded, got {self.ep} and "
+                    f"{self.dp} x {self.cp}; ep={gcd(self.dp * self.cp, self.ep)} does, or with "
+                    f"expert_tp=1 experts are sharded over tp x dp x cp"
+                )
+            return
+        if self.dp % self.dp_step:
+            raise ConfigError(
+                f"ep x expert_tp must divide tp x dp x cp, over which experts are sharded, got "
+                f"{self.ep} x {self.expert_tp} and {self.tp} x {self.dp} x {self.cp}; a dp that "
+                f"{self.dp_step} divides does"
+            )
+        if self.tp > 1 and not self.sequence_parallel:
+            raise ConfigError(
+                f"expert_tp={self.expert_tp} beside tp={self.tp} sends each device's own tokens to "
+                f"experts; use sequence_parallel=True, which cuts the sequence over tp"
+            )
 
     def _check_interleave(self) -> None:
         if self.schedule in (*V_SHAPED, "wave") and self.pp == 1:
@@ -262,7 +315,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Numbers:
+class Numbers(_Experts):
     """The numbers of a Layout: each one value, or an array with one value per layout."""
 
     dp: int | Array = 1
@@ -278,6 +331,7 @@ class Numbers:
     flash_attention: bool | Array = False
     schedule: str | Array = "1f1b"
     interleave: int | Array = 1
+    expert_tp: int | Array = 0
     items: bool | Array = False
     """Embedding and head count as a layer each: ``partition="items"``."""
 

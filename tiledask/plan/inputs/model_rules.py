@@ -83,6 +83,13 @@ def completed(model: ModelSizes) -> dict[str, object]:
     given = [field for field in _MIXTURE if getattr(model, field)]
     if given and not model.experts:
         raise _error(model, f"{given[0]} belongs to a mixture, which needs experts of 1 or more")
+    told = model.imbalance
+    if isinstance(told, bool) or not isinstance(told, int | float) or not 1 <= told <= MANY:
+        raise _error(
+            model, f"imbalance must be a number of 1 or more, got {short(told)}; 1 is even routing"
+        )
+    if told > 1 and not model.experts:
+        raise _error(model, "imbalance is of experts' tokens, and there are none; leave it out")
     if model.shared_gate and not model.shared_ffn:
         raise _error(model, "shared_gate scales a shared expert, which needs shared_ffn")
     if bool(model.window) != bool(model.windowed_layers) or model.windowed_layers > model.layers:

@@ -97,6 +97,9 @@ class ModelSizes:
     """Tokens that a token sees in a layer with a sliding window, itself included; 0: all."""
     windowed_layers: int = 0
     """Layers with that window; the others see all."""
+    imbalance: float = 1.0
+    """Tokens of the fullest device of experts over the mean: what routing leaves uneven, or the
+    capacity factor that tokens are dropped or padded to."""
 
     def visible(self, sequence: Any) -> Any:
         """The part of a layer's s x s scores that its mask leaves, of long sequences; the mean over

@@ -28,6 +28,10 @@ def check_run(model: Model, layout: Layout, sequence: int) -> int:
     model.check_tp(layout.tp)
     if layout.ep > 1 and not model.experts:
         raise ConfigError(f"ep={layout.ep} shards experts and {model.name} has none; use ep=1")
+    if layout.expert_tp and not model.experts:
+        raise ConfigError(
+            f"expert_tp={layout.expert_tp} slices experts and {model.name} has none; leave it out"
+        )
     if layout.ep > 1 and model.experts % layout.ep:
         near = [e for e in range(1, model.experts + 1) if model.experts % e == 0]
         raise ConfigError(

@@ -95,29 +95,31 @@ def weight_products(
     weights: tuple[Weight, ...],
     tokens: Values,
     tp: Values,
-    ep: Values,
     rates: Rates,
     width: int,
     gradient: int,
     casts: float = 0.0,
     added: bool = False,
+    experts: tuple[Values, Values, Values] = (1, 1, 1),
 ) -> Seconds:
     """Seconds of all products with weights for ``tokens`` on one device.
 
-    Experts get equal shares of the tokens; ``ep`` devices hold them. Their products are small:
-    what reads and writes their weights is not hidden but comes on top. ``gradient``: bytes of a
-    weight's gradient where it is added up, by the product itself if ``added``. ``casts``: passes
-    of 4 bytes over each input, forward, and each output's gradient, backward, that make operands
-    of 8 bits.
+    ``experts``: devices that hold them, slices of each, and the tokens that come to a device's
+    for each of its own and each choice. Their products are small: what reads and writes their
+    weights is not hidden but comes on top. ``gradient``: bytes of a weight's gradient where it is
+    added up, by the product itself if ``added``. ``casts``: passes of 4 bytes over each input,
+    forward, and each output's gradient, backward, that make operands of 8 bits.
     """
     total = Seconds()
     for product in products(weights):
         first = product.weights[0]
-        k, n = product.shape(tp)
         batch: Values = 1
-        rows = tokens
+        rows, slices = tokens, tp
         if first.copies > 1:
-            batch, rows = ceil_div(first.copies, ep), tokens * first.active * ep / first.copies
+            ep, slices, come = experts
+            batch, rows = ceil_div(first.copies, ep), come * tokens * first.active * ep
+            rows = rows / first.copies
+        k, n = product.shape(slices)
         forward = gemm_seconds(rows, k, n, rates, width, batch)
         inputs = gemm_seconds(rows, n, k, rates, width, batch)
         weight = weight_gradient(rows, k, n, rates, width, gradient, batch, added)
@@ -225,7 +227,9 @@ def passes(
     a, g = ceil_div(model.heads, tp), ceil_div(model.kv_heads, tp)
     context, qkv = a * model.v_dim, a * model.qk_dim + g * (model.qk_dim + model.v_dim)
     inner: Values = sum(
-        ceil_div(w.inputs, tp) * w.active for w in weights if w.row and "mlp" in w.name
+        ceil_div(w.inputs, tp) * w.active * (model.imbalance if w.copies > 1 else 1)
+        for w in weights
+        if w.row and "mlp" in w.name
     )
     gated = model.mlp == "swiglu"
     turned: Values = 2 * context * tokens
@@ -234,7 +238,7 @@ def passes(
     there = there + (3 if gated else 2) * inner + turned
     back = back + ((5 if gated else 3) + model.mlp_bias) * inner + turned + joined
     if any(w.copies > 1 for w in weights):
-        sorted_ = 4 * model.top_k * h * whole
+        sorted_ = 4 * model.imbalance * model.top_k * h * whole
         there, back = there + sorted_, back + sorted_
     return Seconds(
         memory_seconds(1.0 * width * there, rates), memory_seconds(1.0 * width * back, rates)

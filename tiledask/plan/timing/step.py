@@ -57,7 +57,8 @@ def estimate_step(
     ``framework``: whose kernels and overlaps are assumed, a name in data/calibration/framework;
     by default the recipe's, or the device's. ``calibration``: one that `tiledask.calibrate` made
     of measured steps, or the path of a saved one, in place of both.
-    Ranks stand as Megatron-LM orders them: tp within a node, then cp (and ep), dp, pp.
+    Ranks stand as Megatron-LM orders them: tp within a node, then cp, dp, pp; an expert's
+    slices, then ep.
     Raises ConfigError for a layout of more devices than the cluster has, heads that tp cannot
     divide, a recipe that does not train, or a sequence that is not a whole number of 1 or more.
 
@@ -184,7 +185,8 @@ def _between_copies(time: StepTime, layout: Layout) -> dict[str, list[float]]:
     """Seconds in which each chunk's weights are gathered, and its gradients summed over the copies
     of the model: layer by layer, and all are waited for."""
     recipe, found = time.recipe, {}
-    items = item_parameters(time.model, recipe, layout.tp, layout.ep)
+    split = layout.tp, layout.ep, layout.expert_slices
+    items = item_parameters(time.model, recipe, *split)
     widths = {"unshard": recipe.gathered_bytes, "reduce_grad": recipe.gradient_bytes}
     for what, width in widths.items():
         each = [float(time.over_copies(item.dense, item.expert, width)) for item in items]

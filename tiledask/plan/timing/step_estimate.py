@@ -175,6 +175,10 @@ class StepEstimate:
         """Which files the estimate rests on, why, its error and what dominates that."""
         known, doubts = self.calibration, self.doubts
         scaled = "" if known.scale == 1 else f", times {known.scale:.3g}"
+        if self.model.experts:
+            fullest = self.model.imbalance
+            scaled += ", experts' tokens "
+            scaled += f"{fullest:g} x the mean on the fullest" if fullest > 1 else "spread evenly"
         return (
             f"{known.name} ({known.why}){scaled}: within {self.error:.0%}, most of it: "
             f"{max(doubts, key=lambda name: doubts[name])}"
@@ -221,6 +225,11 @@ class StepEstimate:
     def _replicas(self) -> str:
         both_ways = self.layout.schedule in BOTH_WAYS
         return "; and over the 2 devices of each stage, which nothing hides" if both_ways else ""
+
+    @property
+    def _hides(self) -> str:
+        both_ways = self.layout.schedule in BOTH_WAYS
+        return ", less what another micro-batch's work hides" if both_ways else ""
 
     @property
     def _copies(self) -> int:
@@ -301,7 +310,8 @@ _ACCOUNT = (
     ),
     (
         "ep",
-        "2 exchanges of all tokens forward and 2 backward a mixture over ep={s.layout.ep}",
+        "2 exchanges of all tokens forward and 2 backward a mixture over ep={s.layout.ep}"
+        "{s._hides}",
         "Lepikhin et al. 2020, GShard, arXiv:2006.16668, section 3.2",
     ),
     (

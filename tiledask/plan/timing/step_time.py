@@ -39,6 +39,10 @@ from tiledask.plan.timing.step_values import Parts, Work
 
 __all__ = ["Parts", "StepTime", "stage_layers", "step_parts"]
 
+SENDING = 20 / 132
+"""Share of a device's multiprocessors that send tokens to experts beside other work (DeepSeek-V3,
+arXiv:2412.19437, section 3.2.2)."""
+
 
 BUCKET, BUCKET_OF_COPY = 4e7, 1e6
 """Numbers in a bucket of gradients: at least, and for each copy (Megatron-Core's default)."""
@@ -101,12 +105,12 @@ class StepTime:
             weights,
             self.tokens,
             n.tp,
-            n.ep,
             self.product_rates,
             recipe.operand_bytes,
             recipe.gradient_bytes,
             known.casts if recipe.product_bytes else 0.0,
             known.adds_gradients,
+            (n.ep, n.expert_slices, self.come),
         )
         around = passes(model, weights, self.tokens, self.whole, n.tp, rates, width)
         mixture = any(weight.copies > 1 for weight in weights)
@@ -123,7 +127,9 @@ class StepTime:
             [compute.forward, attention, every_second],
             0.0,
         )
-        collectives = (self._tensor(), self._context(core), self._experts(weights))
+        others = Seconds(compute.forward, compute.backward + again)
+        experts = self._experts(others) if mixture else Seconds()
+        collectives = (self._tensor(weights), self._context(core), experts)
         repeated = (Seconds(c.forward, c.backward + full * c.forward) for c in collectives)
         if known.floor_seconds:
             short = np.maximum(0.0, known.floor_seconds - compute.total - again)
@@ -142,18 +148,26 @@ class StepTime:
         moved = 1.0 * self.tokens * self.model.hidden * self.width
         return all_reduce(moved, self.n.tp, 1, self.cluster)
 
-    def _tensor(self) -> Seconds:
-        """Two sums of the residual stream over tp each way: with sequence parallelism an
-        all-gather and a reduce-scatter in place of each (Korthikanti et al. 2022, section 4.2.2),
-        four collectives each way. As much as the framework leaves exposed is waited for."""
-        each, cut, waits = self._sum(), np.asarray(self.n.sequence_parallel), self.calibration.waits
-        tp = np.asarray(self.n.tp)
-        known = self.calibration
-        launch = (tp > 1) * (known.launch_collective + known.launch_rank * (tp - 1))
-        launch = np.where(cut, 4, 2) * launch
+    def _tensor(self, weights: tuple[Weight, ...]) -> Seconds:
+        """Sums of the residual stream over tp, attention's and the MLP's, each way: with sequence
+        parallelism an all-gather and a reduce-scatter in place of each (Korthikanti et al. 2022,
+        section 4.2.2), four collectives each way. A mixture's are of the tokens that come to its
+        experts, over the slices of each. As much as the framework leaves exposed is waited for."""
+        n, known, waits = self.n, self.calibration, self.calibration.waits
+        cut, tp, slices = np.asarray(n.sequence_parallel), np.asarray(n.tp), n.expert_slices
+        each, count = self._sum(), 2 * (tp > 1)
+        sums = 2 * each
+        if any(weight.copies > 1 for weight in weights):
+            come = self.come * self.model.top_k * self.tokens * self.model.hidden * self.width
+            own = all_reduce(1.0 * come, slices, 1, self.cluster)
+            shared = 1 * any(weight.name.startswith("shared") for weight in weights)
+            count = np.where(cut, (1 + shared) * (tp > 1) + (slices > 1), count)
+            sums = np.where(cut, (1 + shared) * each + own, sums)
+        launch = known.launch_collective + known.launch_rank * (np.maximum(tp, slices) - 1)
+        launch = np.where(cut, 2, 1) * count * launch
         return Seconds(
-            2 * each * np.where(cut, waits("tp"), waits("sum")) + launch,
-            2 * each * np.where(cut, waits("tp_backward"), waits("sum_backward")) + launch,
+            sums * np.where(cut, waits("tp"), waits("sum")) + launch,
+            sums * np.where(cut, waits("tp_backward"), waits("sum_backward")) + launch,
         )
 
     def _context(self, core: Seconds) -> Seconds:
@@ -165,23 +179,34 @@ class StepTime:
             np.maximum(0.0, ring - core.forward), np.maximum(0.0, 2 * ring - core.backward)
         )
 
-    def _experts(self, weights: tuple[Weight, ...]) -> Seconds:
-        """Tokens go to their experts and come back: two exchanges each way."""
-        if not any(weight.copies > 1 for weight in weights):
-            return Seconds()
-        token = 1.0 * self.whole * self.model.hidden * self.width
+    @property
+    def come(self) -> Values:
+        """Tokens that come to the experts of the fullest device, for each token of its own and
+        each of a token's experts."""
+        come: Values = self.model.imbalance * self.n.expert_slices / self.n.tp
+        return come
+
+    def _experts(self, others: Seconds) -> Seconds:
+        """Tokens go to their experts and come back: two exchanges each way. As much is waited for
+        as the framework leaves exposed, or the work of another micro-batch going the other way,
+        ``others``, cannot hide. Under a schedule that has a pair of them at work all the time
+        it is what the sending multiprocessors are missed for."""
+        token = self.model.imbalance * self.whole * self.model.hidden * self.width
         known = self.calibration
         once = exchange(
             token,
             self.model.top_k,
             self.n.ep,
-            self.n.tp,
+            self.n.expert_slices,
             self.cluster,
             known.exchange_share,
             known.most_nodes,
         )
-        twice = 2 * known.waits("ep") * once
-        return Seconds(twice, twice)
+        twice = 2 * once
+        least = np.where(self.both_ways, SENDING, known.waits("ep")) * twice
+        return Seconds(
+            np.maximum(least, twice - others.backward), np.maximum(least, twice - others.forward)
+        )
 
     def embedding(self) -> Work:
         """Rows of the table summed over tp, and their gradients scattered back."""
@@ -230,7 +255,8 @@ class StepTime:
 
         def count(weights: tuple[Weight, ...], experts: bool) -> Values:
             kept = [w for w in weights if (w.copies > 1) == experts]
-            each = (w.size * (ceil_div(w.units, n.tp) if w.split else w.units) for w in kept)
+            slices = n.expert_slices if experts else n.tp
+            each = (w.size * (ceil_div(w.units, slices) if w.split else w.units) for w in kept)
             spread = (ceil_div(w.copies, n.ep) if experts else 1 for w in kept)
             return sum(1.0 * a * b for a, b in zip(each, spread, strict=True))
 
@@ -251,10 +277,11 @@ class StepTime:
         or sum up gradients; those of experts among fewer of them. ZeRO-3 makes a call for each of
         the ``layers``, or for each of their matrices; else each bucket is one."""
         n = self.n
-        ranks, own = n.dp * n.cp, self.calibration.own_adapter
+        own, of_experts = self.calibration.own_adapter, n.ep * n.expert_slices
+        groups = (dense, n.dp * n.cp, n.tp), (experts, n.expert_copies, of_experts)
         each = len(products(self.model.layer)) if self.calibration.prefetch else 1
         total: Values = 0.0
-        for held, size, apart in ((dense, ranks, n.tp), (experts, ranks // n.ep, n.tp * n.ep)):
+        for held, size, apart in groups:
             here = np.asarray(held) > 0
             moved = 1.0 * held * width
             buckets = np.ceil(held / np.maximum(BUCKET, BUCKET_OF_COPY * size))
@@ -297,7 +324,7 @@ class StepTime:
         hiding = each * (1 + (n.pp - 1) * (n.interleave - 1) / n.interleave)
         summed = summed - np.minimum(hidden, hiding * work.backward)
         waited = summed + gathered - np.minimum(ahead * gathered, hiding * work.forward)
-        return waited + trained * self._over_replicas(sum(held))
+        return waited + trained * self._over_replicas(held)
 
     def _ahead(self) -> float:
         """The part of a layer's weights that is gathered while other weights are at work: all, or
@@ -306,12 +333,18 @@ class StepTime:
         fetched = self.calibration.prefetch
         return min(1.0, max(fetched, *sizes) / sum(sizes)) if fetched else 1.0
 
-    def _over_replicas(self, held: Values) -> Values:
+    def _shard(self, held: tuple[Values, Values]) -> Values:
+        """Of the (dense, expert) weights on a device, those that are its own under ZeRO."""
+        mine: Values = held[0] / (self.n.dp * self.n.cp) + held[1] / self.n.expert_copies
+        return mine
+
+    def _over_replicas(self, held: tuple[Values, Values]) -> Values:
         """Seconds in which two devices that have the same stages sum up their gradients, all that
         each keeps of them."""
         n = self.n
         copies = n.dp * n.cp
-        kept = np.where(np.asarray(n.zero) >= 2, held / copies, held) * self.recipe.gradient_bytes
+        kept = np.where(np.asarray(n.zero) >= 2, self._shard(held), sum(held))
+        kept = kept * self.recipe.gradient_bytes
         return self.both_ways * all_reduce(kept, 2, n.tp * copies, self.cluster)
 
     def optimizer(self, layers: Values) -> Values:
@@ -319,8 +352,9 @@ class StepTime:
         weights written, the gradients read for their norm, their cast and the update, and set
         to zero."""
         recipe, n = self.recipe, self.n
-        held = sum(self.held(layers))
-        mine = np.where(np.asarray(n.zero) >= 1, held / (n.dp * n.cp), held)
+        both = self.held(layers)
+        held = sum(both)
+        mine = np.where(np.asarray(n.zero) >= 1, self._shard(both), held)
         gradient = recipe.gradient_bytes  # 0: the weights are frozen, and adapters are small
         states = recipe.bytes_per_parameter - gradient - recipe.weight_bytes
         written = recipe.weight_bytes if gradient else 0

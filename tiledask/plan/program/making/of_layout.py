@@ -36,7 +36,7 @@ def why_no_program(model: Model, layout: Layout, sequence: int = 0) -> str:
         return "of layers and heads only those like GPT-2's and Llama's are written as programs"
     if model.windowed_layers and sequence > model.window:
         return f"sequences longer than a window of {model.window} are not written as programs"
-    if layout.cp > 1 or layout.ep > 1:
+    if layout.cp > 1 or layout.ep > 1 or layout.expert_tp:
         return "context and expert parallelism are not written as programs"
     if layout.recompute not in ("none", "full", "selective"):
         return f"recompute={layout.recompute!r} is not written as a program"
@@ -47,9 +47,9 @@ def training_terms(model: Model, layout: Layout, recipe: Recipe, sequence: int) 
     """What the program of a layout follows from; nothing is clipped. Raises ConfigError if it has
     none."""
     reason = why_no_program(model, layout, sequence)
-    if reason or recipe.product_bytes:
-        reason = reason or f"the FP8 products of recipe {recipe.name} are not written as programs"
-        raise ConfigError(f"no program of {layout}: {reason}")
+    if reason or recipe.adapters:
+        reason = reason or f"the adapters of recipe {recipe.name} are not written as programs"
+        raise ConfigError(f"no program of {layout}: {reason}; estimate_step has it by formula")
     made = layout_schedule(
         layout.schedule, layout.chunks, layout.microbatches, layout.pp, layout.unshard
     )
@@ -106,8 +106,9 @@ def layout_timeline(
     moved = layout.microbatch * sequence // layout.tp * model.hidden * recipe.compute_bytes
     hop = p2p(1.0 * moved, layout.pp, layout.tp * layout.dp, cluster)
     beside = ("dp",) if layout.unshard is not None else ()  # what the schedule says of weights
+    copies = "fsdp" if layout.zero == 3 else "dp"
     few = program.representatives().on_compute(*{"tp", "dp", "pp", "all"}.difference(beside))
-    kernels, collectives = prices.kernels(few), prices.collective(program.shape)
+    kernels, collectives = prices.kernels(few), prices.collective(program.shape, copies=copies)
     joined, seconds = in_runs(few, kernels, collectives)
     return Program.timeline(
         joined,
