@@ -136,9 +136,9 @@ def schedule(
     ``stages`` counts all stages of the model. "interleaved", "looped-bfs", "interleaved-zb" and
     "wave" put several on a device and need ``devices=``; "zb-v", "v-half", "v-min", "v-auto"
     and "dualpipev" put two on each. "chimera" and "dualpipe" have every stage on two devices, and
-    each micro-batch passes through one of the two. "1f1b" takes ``replicas=``, on how many devices each
-    stage is: micro-batches come to them in turn (PipeDream). "zb-auto", one stage on each device,
-    and "v-auto", two, are made for the seconds ``forward``, ``backward_input``,
+    each micro-batch passes through one of the two. "1f1b" takes ``replicas=``, on how many devices
+    each stage is: micro-batches come to them in turn (PipeDream). "zb-auto", one stage on each
+    device, and "v-auto", two, are made for the seconds ``forward``, ``backward_input``,
     ``backward_weight`` and ``latency`` within a ``memory_limit``, and made better by as many
     ``tries`` of a search. ``forward_only`` leaves the backwards out.
     Raises ScheduleError for an unknown name or option, a count below 1, stages that do not
