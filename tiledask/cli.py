@@ -73,8 +73,9 @@ def _parser() -> argparse.ArgumentParser:
         )
 
     sub = add(
-        "completion", _completion, "what bash completes words by: source <(tiledask completion)"
+        "completion", _completion, "what a shell completes words by: source <(tiledask completion)"
     )
+    sub.add_argument("shell", nargs="?", choices=list(_COMPLETION), default="bash")
 
     sub = add("tour", _tour, "run the whole story on this machine and write the report")
     sub.add_argument("--folder", default="build/tour", help="where the report goes (%(default)s)")
@@ -366,7 +367,8 @@ def _list(args: argparse.Namespace, console: Console) -> Result:
     return 0, show_list(args.command, args.part, console)
 
 
-_COMPLETION = """\
+_COMPLETION = {
+    "bash": """\
 _tiledask() {
   local word=${COMP_WORDS[COMP_CWORD]} words
   if [ "$COMP_CWORD" = 1 ]; then words="%s"; else case ${COMP_WORDS[1]} in
@@ -374,7 +376,20 @@ _tiledask() {
   esac; fi
   COMPREPLY=($(compgen -W "$words" -- "$word"))
 }
-complete -o default -F _tiledask tiledask"""
+complete -o default -F _tiledask tiledask""",
+    "zsh": """\
+#compdef tiledask
+_tiledask() {
+  local words_
+  if (( CURRENT == 2 )); then words_="%s"; else case $words[2] in
+%s
+  esac; fi
+  compadd -- ${=words_} || _files
+}
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }
+compdef _tiledask tiledask""",
+}
+"""By shell: the subcommands, and a case of each."""
 
 
 def _completion(args: argparse.Namespace, console: Console) -> Result:
@@ -387,8 +402,9 @@ def _completion(args: argparse.Namespace, console: Console) -> Result:
     for name, sub in commands.choices.items():
         options = [word for each in sub._actions for word in each.option_strings]
         taken = (word for kind in named.get(name, ()) for word in LISTS[kind][1]())
-        cases.append(f'    {name}) words="{" ".join([*options, *taken])}" ;;')
-    script = _COMPLETION % (" ".join(commands.choices), "\n".join(cases))
+        variable = {"bash": "words", "zsh": "words_"}[args.shell]  # zsh has words of its own
+        cases.append(f'    {name}) {variable}="{" ".join([*options, *taken])}" ;;')
+    script = _COMPLETION[args.shell] % (" ".join(commands.choices), "\n".join(cases))
     if not args.json:
         print(script)
     return 0, {"script": script}

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -217,24 +218,34 @@ def test_lists_have_every_name_and_its_main_numbers(capsys, typed, name, facts):
     assert list(answer) == [each for each in known if "".join(part) in each]
 
 
-def test_completion_knows_commands_options_and_names(capsys, tmp_path):
-    assert main(["completion"]) == 0
-    (tmp_path / "words").write_text(capsys.readouterr().out)
+ASKED = {
+    "bash": "COMP_WORDS=(tiledask {0}); COMP_CWORD={1}; _tiledask; echo ${{COMPREPLY[@]}}",
+    # what zsh has only while it completes: of the words given, those that begin so
+    "zsh": "compadd() {{ shift; print -l -- ${{(M)@:#${{words[CURRENT]}}*}} }}; "
+    "words=(tiledask {0}); CURRENT=$(({1} + 1)); _tiledask",
+}
+
+
+@pytest.mark.parametrize("shell", ASKED)
+def test_completion_knows_commands_options_and_names(capsys, tmp_path, shell):
+    assert main(["completion", *([shell] if shell != "bash" else [])]) == 0
+    (tmp_path / "words").write_text("compdef() { :; }\n" + capsys.readouterr().out)
+
+    def said(*words: str) -> str:
+        told = {"capture_output": True, "text": True, "timeout": 30, "check": True}
+        return subprocess.run(words, **told).stdout
+
+    if shutil.which(shell) is None:
+        said("bash", "-n", str(tmp_path / "words"))
+        pytest.skip(f"there is no {shell} here: only the syntax was looked at, by bash")
     for typed, words in (
         ("mod", {"models"}),
         ("fit gpt2-", {"gpt2-large", "gpt2-medium", "gpt2-xl"}),
         ("plan --se", {"--sequence"}),
         ("idle zb-h", {"zb-h1", "zb-h2"}),
     ):
-        asked = f"COMP_WORDS=(tiledask {typed}); COMP_CWORD={len(typed.split())}; _tiledask"
-        done = subprocess.run(
-            ["bash", "-c", f". {tmp_path / 'words'}; {asked}; echo ${{COMPREPLY[@]}}"],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-        )
-        assert set(done.stdout.split()) == words
+        asked = ASKED[shell].format(typed, len(typed.split()))
+        assert set(said(shell, "-c", f". {tmp_path / 'words'}; {asked}").split()) == words
 
 
 def test_a_number_of_parameters_says_what_it_assumes(capsys):
