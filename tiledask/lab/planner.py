@@ -143,6 +143,8 @@ def show_fit(fit: Fit, console: Console) -> None:
     """The verdict, the ledger by stage, and what would fit."""
     say(console, f": {fit.reason}", bold=fit.verdict)
     console.print(_ledger(fit.memory))
+    for note in fit.notes:
+        say(console, note)
     if fit.verdict == "fits":
         return
     if fit.smallest_fix is not None:

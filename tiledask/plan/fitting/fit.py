@@ -25,7 +25,7 @@ from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.inputs.run import check_run, check_trains
+from tiledask.plan.inputs.run import check_run, check_trains, more_tp
 from tiledask.plan.timing.checkpointing import RESTART, Checkpointing
 from tiledask.plan.units import format_bytes, parse_bytes
 from tiledask.plan.whole import whole_number
@@ -121,6 +121,11 @@ class Fit:
             f"the fullest device ({where}) needs {low}{context}, {format_bytes(self.shortfall)} "
             f"more than the {room} of {device}; {why}"
         )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a framework makes of the layout otherwise than another; memory is that of copies."""
+        return tuple(more_tp(self.memory.model, self.layout))
 
     def beside_snapshot(self, snapshot: str | os.PathLike[str], stage: int = 0) -> BesideSnapshot:
         """Why it ran out of memory: what torch's allocator held on a device of ``stage``, in the
@@ -260,6 +265,7 @@ class Fit:
             "expected": self.expected,
             **self.memory.to_dict(),
             "smallest_fix": str(fix) if fix else None,
+            "notes": list(self.notes),
             "fixes": {name: str(each) if each else None for name, each in self.fixes.items()},
         }
 
@@ -275,6 +281,7 @@ class Fit:
         return (
             f"<p><b>{html.words(self.verdict)}</b>: {html.words(self.reason)}.</p>"
             + (f"<p>Smallest fix: {html.words(fix)}.</p>" if fix else "")
+            + "".join(f"<p>{html.words(note)}.</p>" for note in self.notes)
             + self.memory._repr_html_()
         )
 

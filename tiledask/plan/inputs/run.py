@@ -8,8 +8,17 @@ from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.whole import whole_number
 
-__all__ = ["check_run", "check_trains", "check_unshard", "chunk_items", "chunk_kinds"]
+__all__ = ["check_run", "check_trains", "check_unshard", "chunk_items", "chunk_kinds", "more_tp"]
 
+MORE_TP = {
+    "megatron": "each rank keeps one, so that {times} ranks have copies of the same",
+    "nemo": "each rank keeps one, so that {times} ranks have copies of the same",
+    "torchtitan": "it cuts heads apart and stops; use tp={heads} or less",
+    "deepspeed": "AutoTP gives whole heads to {heads} ranks and none to the others; use tp={heads} "
+    "or less",
+    "nanotron": "it refuses what does not divide them; use tp={heads} or less",
+}
+"""What each framework does with more tensor ranks than key-value heads."""
 LONGEST = 2**30
 """Tokens of the longest sequence that is believed."""
 
@@ -40,6 +49,25 @@ def check_run(model: Model, layout: Layout, sequence: int) -> int:
         )
     layout.chunk_layers(model.layers)
     return sequence
+
+
+def more_tp(model: Model, layout: Layout, *frameworks: str) -> list[str]:
+    """What the frameworks, all of MORE_TP by default, do with more tensor ranks than key-value
+    heads, in one line; none where there are not more.
+
+    >>> from tiledask.plan.inputs.load import load_model
+    >>> more_tp(load_model("llama-3.1-8b"), Layout(tp=16), "megatron")[0].partition(": ")[0]
+    'tp=16 is more than the 8 key-value heads'
+    """
+    if layout.tp <= model.kv_heads or model.latent:
+        return []
+    said: dict[str, list[str]] = {}
+    for name in frameworks or MORE_TP:
+        words = MORE_TP[name].format(times=layout.tp // model.kv_heads, heads=model.kv_heads)
+        said.setdefault(words, []).append(name)
+    one = len(frameworks) == 1
+    does = (words if one else f"{' and '.join(names)}: {words}" for words, names in said.items())
+    return [f"tp={layout.tp} is more than the {model.kv_heads} key-value heads: {'; '.join(does)}"]
 
 
 def chunk_kinds(model: Model, layout: Layout) -> list[tuple[int, int]]:
