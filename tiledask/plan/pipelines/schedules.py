@@ -84,7 +84,8 @@ OF_PYTORCH = {
     "zbvzerobubble": "zb-v",
     "dualpipev": "dualpipev",
 }
-"""What PyTorch calls them, in lower case, as it takes its names in any."""
+"""What PyTorch calls them, in lower case, as it takes its names in any; its classes' names begin
+with Schedule."""
 V_SHAPED = ("zb-v", "v-half", "v-min", "v-auto", "dualpipev")
 """Down the stages and back: two on each device, whatever is asked."""
 BOTH_WAYS = ("chimera", "dualpipe")
@@ -94,10 +95,11 @@ BOTH_WAYS = ("chimera", "dualpipe")
 def called(name: str) -> str:
     """The schedule's name, of that or of PyTorch's name for it; others come back as they are.
 
-    >>> called("Interleaved1F1B"), called("1F1B"), called("wave")
-    ('interleaved', '1f1b', 'wave')
+    >>> called("Interleaved1F1B"), called("1F1B"), called("ScheduleGPipe"), called("wave")
+    ('interleaved', '1f1b', 'gpipe', 'wave')
     """
-    return OF_PYTORCH.get(name.lower(), name) if isinstance(name, str) else name
+    known = isinstance(name, str) and OF_PYTORCH.get(name.lower().removeprefix("schedule"))
+    return known or name
 
 
 def is_looped(name: str) -> bool:
@@ -140,7 +142,8 @@ def schedule(
     each stage is: micro-batches come to them in turn (PipeDream). "zb-auto", one stage on each
     device, and "v-auto", two, are made for the seconds ``forward``, ``backward_input``,
     ``backward_weight`` and ``latency`` within a ``memory_limit``, and made better by as many
-    ``tries`` of a search. ``forward_only`` leaves the backwards out.
+    ``tries`` of a search, towards a ``goal``: a short "span" or "makespan". ``forward_only`` leaves
+    the backwards out.
     Raises ScheduleError for an unknown name or option, a count below 1, stages that do not
     divide over the devices, and a forward-only "naive" with several micro-batches, which as
     an order of actions is GPipe's.

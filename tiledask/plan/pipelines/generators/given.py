@@ -12,17 +12,20 @@ from random import Random
 
 import numpy as np
 
-from tiledask.errors import ScheduleError
+from tiledask.errors import ScheduleError, short
 from tiledask.plan.pipelines.links import Links
 from tiledask.plan.pipelines.longest_path import RESULT, Path, longest_path
 from tiledask.plan.pipelines.needs import needs, peaks
 from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
 from tiledask.plan.whole import whole_number
 
-__all__ = ["Given", "PerStage"]
+__all__ = ["GOALS", "Given", "PerStage"]
 
 PerStage = float | Sequence[float]
 """One number, or one per stage."""
+GOALS = ("span", "makespan")
+"""What is short: a device's time from its first action to its last, where its next step begins at
+once; or the time until all devices are done, where each waits for all."""
 _SMALL = 1e-9
 """Part of a time or of a memory below which two are equal."""
 
@@ -77,22 +80,24 @@ class Given:
         no_pairs = np.full((schedule.stages, 1), -1.0)
         return longest_path(schedule, seconds, no_pairs, Links.of(schedule, self.latency))
 
-    def slowness(self, schedule: Schedule, path: Path, by_span: bool) -> tuple[float, float]:
-        """The longest span of a device and the makespan, that first which counts first."""
+    def slowness(self, schedule: Schedule, path: Path, goal: str) -> tuple[float, float]:
+        """The longest span of a device and the makespan, the ``goal`` first."""
+        if goal not in GOALS:
+            raise ScheduleError(f"the goal is a short {' or '.join(GOALS)}, got {short(goal)}")
         spans = path.end[schedule.turns[1:] - 1] - path.start[schedule.turns[:-1]]
         span, makespan = float(spans.max()), float(path.end.max())
-        return (span, makespan) if by_span else (makespan, span)
+        return (span, makespan) if goal == GOALS[0] else (makespan, span)
 
-    def best(self, candidates: Iterable[Schedule], by_span: bool) -> Schedule:
-        """The fastest of those that fit; by the longest span of a device, or by the makespan."""
+    def best(self, candidates: Iterable[Schedule], goal: str) -> Schedule:
+        """The fastest of those that fit."""
         found = []
         for schedule in candidates:
             path = self.path(schedule) if self.fits(schedule) else None
             if path is not None:
-                found.append((self.slowness(schedule, path, by_span), schedule))
+                found.append((self.slowness(schedule, path, goal), schedule))
         return min(found, key=lambda each: each[0])[1]
 
-    def searched(self, schedule: Schedule, tries: int, by_span: bool) -> Schedule:
+    def searched(self, schedule: Schedule, tries: int, goal: str) -> Schedule:
         """``schedule``, or what ``tries`` random moves make of it, each kept unless it is slower.
 
         A move takes an action of the longest path up to 12 turns ahead or back on its device. The
@@ -105,7 +110,7 @@ class Given:
         path = self.path(draft)
         if path is None or not tries:
             return schedule
-        best, longest = self.slowness(draft, path, by_span), _longest(draft, path)
+        best, longest = self.slowness(draft, path, goal), _longest(draft, path)
         change, random = np.array([self.change[kind] for kind in KINDS]), Random(0)
         turns, device = draft.turns.tolist(), draft.device
         for _ in range(tries):
@@ -120,7 +125,7 @@ class Given:
                 column[moved] = np.roll(column[moved], 1 if to < at else -1)
             kept = np.cumsum(change[draft.kind[first:end]]).max()
             after = self.path(draft) if kept <= self.limit * (1 + _SMALL) else None
-            if after is not None and (value := self.slowness(draft, after, by_span)) <= best:
+            if after is not None and (value := self.slowness(draft, after, goal)) <= best:
                 best, longest = value, _longest(draft, after)
                 continue
             for column, old in zip(columns, before, strict=True):

@@ -149,17 +149,18 @@ def v_auto(
     activation: float = 1.0,
     weight_part: float = 0.5,
     tries: int = 0,
+    goal: str = "makespan",
 ) -> Schedule:
     """The best order in a V that is found for these times within a memory.
 
     ZB-V and the building blocks of V-Half and V-Min (arXiv 2405.15362), repeated as often as the
     memory allows, are squeezed by the given times, with W in turn, last, or only where it ends
     before the next result comes (arXiv 2401.10241, section 3.1); the order with the least makespan
-    is returned. So it is never slower than "zb-v", "v-half" and "v-min", if these fit.
+    (or span) is returned. So it is never slower than "zb-v", "v-half" and "v-min", if these fit.
 
-    Times, memory and ``tries`` as in :func:`zb_auto`, but of a stage, two of which are on each
-    device: ``activation`` is a chunk's. Default of ``memory_limit``: stages * activation, which is
-    what ZB-V and 1F1B of half as many stages take.
+    Times, memory, ``tries`` and ``goal`` as in :func:`zb_auto`, but of a stage, two of which are on
+    each device: ``activation`` is a chunk's. Default of ``memory_limit``: stages * activation,
+    which is what ZB-V and 1F1B of half as many stages take.
 
     Raises ScheduleError for an odd number of stages, or if not even one micro-batch fits.
 
@@ -183,8 +184,8 @@ def v_auto(
     for base in filter(given.fits, bases):
         found += [given.squeezed(base, weights) for weights in ("in turn", "last", "between")]
         found.append(given.squeezed(base, "between", gradients_first=True))
-    best = replace(given.best(found, by_span=False), name="v-auto")
-    return given.searched(best, tries, by_span=False)
+    best = replace(given.best(found, goal), name="v-auto")
+    return given.searched(best, tries, goal)
 
 
 def wave(stages: int, microbatches: int, devices: int) -> Schedule:
