@@ -20,7 +20,11 @@ import tiledask as td
 from tiledask.tile.layers import initialise
 
 SMALL = {"vocabulary": 31, "hidden": 24, "layers": 2, "heads": 4, "sequence": 8, "gated": True}
-MODELS = [{}, {"kv_heads": 2, "ffn": 40}, {"kv_heads": 1, "ffn": 33, "tied": True, "layers": 3}]
+MODELS = [
+    {},
+    {"kv_heads": 2, "ffn": 40, "eps": 0.01, "base": 50.0},
+    {"kv_heads": 1, "ffn": 33, "tied": True, "layers": 3},
+]
 FILE = Path(__file__).with_suffix(".json")
 
 

@@ -10,6 +10,7 @@ The numbers are the same, to the bit: matrices are transposed, and those side by
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,8 +26,8 @@ __all__ = ["ImportedWeights", "begin", "check_pretrained", "export_weights", "im
 
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 FILE = "model.safetensors"
-BASE, EPSILON = 10_000.0, 1e-6
-"""Of a GPT's rotary angles, and of its norms."""
+EPSILON = 1e-6
+"""Of a gated GPT's norms, where it doesn't say it."""
 
 
 class ImportedWeights(NamedTuple):
@@ -121,8 +122,7 @@ def check_pretrained(model: GPT, folder: str | os.PathLike[str], nudge: int) -> 
     """The folder's files, if a training of ``model`` can begin with it; else ConfigError."""
     path = Path(os.path.abspath(folder))
     theirs = _model(read(path / "config.json"), model.sequence)
-    sizes = [(m.units, [m.parameters(unit) for unit in m.units]) for m in (model, theirs)]
-    if sizes[0] != sizes[1] or model.head_counts != theirs.head_counts or not model.gated:
+    if replace(model, kv_heads=model.head_counts.kv, ffn=model.inner) != theirs:
         raise ConfigError(
             f"pretrained={str(path)!r} is of {theirs}; train that, as td.import_weights gives it, "
             f"not {model}"
@@ -188,8 +188,8 @@ def _config(model: GPT) -> dict[str, Any]:
         "vocab_size": model.vocabulary,
         "max_position_embeddings": model.sequence,
         "hidden_act": "silu",
-        "rms_norm_eps": EPSILON,
-        "rope_theta": BASE,
+        "rms_norm_eps": EPSILON if model.eps is None else model.eps,
+        "rope_theta": model.base,
         "tie_word_embeddings": model.tied,
         "attention_bias": False,
         "mlp_bias": False,
@@ -208,9 +208,7 @@ def _model(config: Fields, sequence: int | None) -> GPT:
         "hidden_act": (config.text("hidden_act", "silu"), "silu"),
         "attention_bias": (config.boolean("attention_bias", False), False),
         "mlp_bias": (config.boolean("mlp_bias", False), False),
-        "rms_norm_eps": (config.number("rms_norm_eps"), EPSILON),
         "head_dim": (config.integer("head_dim", hidden // heads), hidden // heads),
-        "rope_theta": (rope.get("rope_theta", config.number("rope_theta", BASE)), BASE),
         "rope_type": (rope.get("rope_type", rope.get("type", "default")), "default"),
     }
     for key, (there, ours) in got.items():
@@ -218,6 +216,8 @@ def _model(config: Fields, sequence: int | None) -> GPT:
             raise config.fail(
                 key, f"is {short(there)}, and that of a GPT {ours}: it would compute other numbers"
             )
+    eps = config.number("rms_norm_eps")
+    base = rope.get("rope_theta", config.number("rope_theta", 10_000.0))
     return GPT(
         vocabulary=config.integer("vocab_size"),
         hidden=hidden,
@@ -228,6 +228,8 @@ def _model(config: Fields, sequence: int | None) -> GPT:
         ffn=config.integer("intermediate_size"),
         gated=True,
         tied=config.boolean("tie_word_embeddings", False),
+        eps=None if eps == EPSILON else eps,
+        base=base,
     )
 
 
