@@ -33,6 +33,7 @@ _HOME = {
     "Model": "tiledask.plan.inputs.model",
     "load_recipe": "tiledask.plan.inputs.recipes",
     "lora": "tiledask.plan.inputs.recipes",
+    "offload": "tiledask.plan.inputs.recipes",
     "Layout": "tiledask.plan.inputs.layout",
     "estimate_memory": "tiledask.plan.fitting.memory",
     "estimate_step": "tiledask.plan.timing.step",

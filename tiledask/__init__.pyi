@@ -65,6 +65,7 @@ from tiledask.plan.inputs.load import load_model as load_model
 from tiledask.plan.inputs.model import Model as Model
 from tiledask.plan.inputs.recipes import load_recipe as load_recipe
 from tiledask.plan.inputs.recipes import lora as lora
+from tiledask.plan.inputs.recipes import offload as offload
 from tiledask.plan.ledger import Ledger as Ledger
 from tiledask.plan.pipelines.footprint import memory_over_time as memory_over_time
 from tiledask.plan.pipelines.generators.sharding import shard_weights as shard_weights

@@ -124,6 +124,10 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--partition", help="layers of each stage, such as 'E+5, 6x10, 5+E'")
     sub.add_argument("--sequence-parallel", action="store_true", help="with --tp")
     sub.add_argument("--flash-attention", action="store_true", help="keeps no scores")
+    sub.add_argument(
+        "--cached", type=_whole, default=0, help="served: tokens whose keys and values a copy keeps"
+    )
+    sub.add_argument("--offload", choices=("cpu", "nvme"), help="where optimizer states lie")
     sub.add_argument("--critique", action="store_true", help="what is wrong, what is better")
     _exports(sub)
     sub.add_argument("--figure", metavar="FILE", help="memory of each stage, as a picture")
@@ -265,7 +269,7 @@ def _of_models(sub: argparse.ArgumentParser, optional: bool = False) -> None:
         sub.add_argument("model", help=words)
     sub.add_argument("cluster", help="COUNTxNAME such as 80xA100-40GB, or a JSON file")
     usual = ("mixed-adam-16", 2048) if not optional else (None, None)  # an import says others
-    sub.add_argument("--recipe", default=usual[0], help="(mixed-adam-16)")
+    sub.add_argument("--recipe", default=usual[0], help="a name, or a JSON file (mixed-adam-16)")
     sub.add_argument("--sequence", type=_whole, default=usual[1], help="tokens (2048)")
     sub.add_argument("--framework", help="whose kernels and overlaps, such as megatron-2025")
     sub.add_argument("--calibration", metavar="FILE", help="made by td.calibrate, in its place")
@@ -415,16 +419,18 @@ def _fit(args: argparse.Namespace, console: Console) -> Result:
 
     cluster = td.load_cluster(args.cluster)
     model, layout, recipe, sequence, imported = _asked(args, cluster.devices, console)
+    recipe = td.offload(recipe, to=args.offload) if args.offload else recipe
     run = (model, layout, cluster, recipe, sequence)
     assumed = {"calibration": args.calibration, "framework": args.framework}
-    fit, found = td.fits(*run, **assumed), td.critique(*run) if args.critique else None
+    fit = td.fits(*run, **assumed, cached=args.cached)
+    found = td.critique(*run) if args.critique else None
     planner.show_assumed(model, console)
     planner.show_fit(fit, console)
     result = fit.to_dict() | imported
     if args.export:
         exported = td.export_config(model, layout, args.export, recipe=recipe, sequence=sequence)
         result["export"] = planner.show_export(exported, console)
-    if fit.verdict != "no" and fit.memory.recipe.trains:
+    if fit.verdict != "no" and fit.memory.recipe.trains and not fit.memory.recipe.places:
         saving = fit.checkpointing(**_losses(args))
         result["saving"] = planner.show_saving(saving, console)
         if args.tokens or args.price:

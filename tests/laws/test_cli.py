@@ -42,6 +42,21 @@ def test_fit_says_no_why_and_what_would(capsys):
     assert "->" in answer["smallest_fix"]
 
 
+def test_fit_takes_a_recipe_file_a_cache_and_what_is_offloaded(capsys, tmp_path):
+    said = json.loads(data_file("recipes", "int8-weights.json").read_text("utf-8"))
+    mine = tmp_path / "mine.json"
+    mine.write_text(json.dumps(said | {"name": "mine"}))
+    served = "fit", "llama-2-7b", "1xH100", "--recipe", str(mine), "--sequence", "1"
+    code, answer = run(capsys, *served, "--cached", "1000")
+    assert (code, answer["recipe"], answer["cached"]) == (0, "mine", 1000)
+    assert answer["per_stage"][0] > 1000 * 524_288
+    code, answer = run(capsys, "fit", "gpt2-xl", "1xH100", "--offload", "cpu")
+    assert (code, answer["offloaded"]) == (0, {"cpu": 12 * 1_557_611_200})
+    mine.write_text("{}")
+    assert main(list(served)) == 2
+    assert "mine.json" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("typed", "code", "facts"),
     [
