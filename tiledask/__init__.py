@@ -33,6 +33,7 @@ _HOME = {
     "Model": "tiledask.plan.inputs.model",
     "load_recipe": "tiledask.plan.inputs.recipes",
     "lora": "tiledask.plan.inputs.recipes",
+    "offload": "tiledask.plan.inputs.recipes",
     "Layout": "tiledask.plan.inputs.layout",
     "estimate_memory": "tiledask.plan.fitting.memory",
     "estimate_step": "tiledask.plan.timing.step",
@@ -96,6 +97,8 @@ _HOME = {
     "train_lenet": "tiledask.distributed.convolution.lenet_train",
     "save_checkpoint": "tiledask.distributed.checkpoints",
     "open_checkpoint": "tiledask.distributed.checkpoints",
+    "export_weights": "tiledask.distributed.training.hugging_face",
+    "import_weights": "tiledask.distributed.training.hugging_face",
     # lab: what people look at
     "Claim": "tiledask.lab.claim",
     "Comparison": "tiledask.lab.table",

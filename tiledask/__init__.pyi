@@ -32,6 +32,8 @@ from tiledask.distributed.ranks.threads import run_threads as run_threads
 from tiledask.distributed.training import GPT as GPT
 from tiledask.distributed.training import train as train
 from tiledask.distributed.training.asked import training_program as training_program
+from tiledask.distributed.training.hugging_face import export_weights as export_weights
+from tiledask.distributed.training.hugging_face import import_weights as import_weights
 from tiledask.lab import accuracy as accuracy
 from tiledask.lab import bench as bench
 from tiledask.lab import doctor as doctor
@@ -63,6 +65,7 @@ from tiledask.plan.inputs.load import load_model as load_model
 from tiledask.plan.inputs.model import Model as Model
 from tiledask.plan.inputs.recipes import load_recipe as load_recipe
 from tiledask.plan.inputs.recipes import lora as lora
+from tiledask.plan.inputs.recipes import offload as offload
 from tiledask.plan.ledger import Ledger as Ledger
 from tiledask.plan.pipelines.footprint import memory_over_time as memory_over_time
 from tiledask.plan.pipelines.generators.sharding import shard_weights as shard_weights

@@ -73,8 +73,9 @@ def _parser() -> argparse.ArgumentParser:
         )
 
     sub = add(
-        "completion", _completion, "what bash completes words by: source <(tiledask completion)"
+        "completion", _completion, "what a shell completes words by: source <(tiledask completion)"
     )
+    sub.add_argument("shell", nargs="?", choices=list(_COMPLETION), default="bash")
 
     sub = add("tour", _tour, "run the whole story on this machine and write the report")
     sub.add_argument("--folder", default="build/tour", help="where the report goes (%(default)s)")
@@ -123,6 +124,10 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--partition", help="layers of each stage, such as 'E+5, 6x10, 5+E'")
     sub.add_argument("--sequence-parallel", action="store_true", help="with --tp")
     sub.add_argument("--flash-attention", action="store_true", help="keeps no scores")
+    sub.add_argument(
+        "--cached", type=_whole, default=0, help="served: tokens whose keys and values a copy keeps"
+    )
+    sub.add_argument("--offload", choices=("cpu", "nvme"), help="where optimizer states lie")
     sub.add_argument("--critique", action="store_true", help="what is wrong, what is better")
     _exports(sub)
     sub.add_argument("--figure", metavar="FILE", help="memory of each stage, as a picture")
@@ -264,7 +269,7 @@ def _of_models(sub: argparse.ArgumentParser, optional: bool = False) -> None:
         sub.add_argument("model", help=words)
     sub.add_argument("cluster", help="COUNTxNAME such as 80xA100-40GB, or a JSON file")
     usual = None if optional else 2048  # an import says others
-    sub.add_argument("--recipe", help="(the framework's, mixed-adam-16 if none is named)")
+    sub.add_argument("--recipe", help="a name or a JSON file (the framework's, or mixed-adam-16)")
     sub.add_argument("--sequence", type=_whole, default=usual, help="tokens (2048)")
     sub.add_argument("--framework", help="whose kernels and overlaps, such as megatron-2025")
     sub.add_argument("--calibration", metavar="FILE", help="made by td.calibrate, in its place")
@@ -366,7 +371,8 @@ def _list(args: argparse.Namespace, console: Console) -> Result:
     return 0, show_list(args.command, args.part, console)
 
 
-_COMPLETION = """\
+_COMPLETION = {
+    "bash": """\
 _tiledask() {
   local word=${COMP_WORDS[COMP_CWORD]} words
   if [ "$COMP_CWORD" = 1 ]; then words="%s"; else case ${COMP_WORDS[1]} in
@@ -374,7 +380,20 @@ _tiledask() {
   esac; fi
   COMPREPLY=($(compgen -W "$words" -- "$word"))
 }
-complete -o default -F _tiledask tiledask"""
+complete -o default -F _tiledask tiledask""",
+    "zsh": """\
+#compdef tiledask
+_tiledask() {
+  local words_
+  if (( CURRENT == 2 )); then words_="%s"; else case $words[2] in
+%s
+  esac; fi
+  compadd -- ${=words_} || _files
+}
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }
+compdef _tiledask tiledask""",
+}
+"""By shell: the subcommands, and a case of each."""
 
 
 def _completion(args: argparse.Namespace, console: Console) -> Result:
@@ -387,8 +406,9 @@ def _completion(args: argparse.Namespace, console: Console) -> Result:
     for name, sub in commands.choices.items():
         options = [word for each in sub._actions for word in each.option_strings]
         taken = (word for kind in named.get(name, ()) for word in LISTS[kind][1]())
-        cases.append(f'    {name}) words="{" ".join([*options, *taken])}" ;;')
-    script = _COMPLETION % (" ".join(commands.choices), "\n".join(cases))
+        variable = {"bash": "words", "zsh": "words_"}[args.shell]  # zsh has words of its own
+        cases.append(f'    {name}) {variable}="{" ".join([*options, *taken])}" ;;')
+    script = _COMPLETION[args.shell] % (" ".join(commands.choices), "\n".join(cases))
     if not args.json:
         print(script)
     return 0, {"script": script}
@@ -399,16 +419,18 @@ def _fit(args: argparse.Namespace, console: Console) -> Result:
 
     cluster = td.load_cluster(args.cluster)
     model, layout, recipe, sequence, imported = _asked(args, cluster.devices, console)
+    recipe = td.offload(recipe, to=args.offload) if args.offload else recipe
     run = (model, layout, cluster, recipe, sequence)
     assumed = {"calibration": args.calibration, "framework": args.framework}
-    fit, found = td.fits(*run, **assumed), td.critique(*run) if args.critique else None
+    fit = td.fits(*run, **assumed, cached=args.cached)
+    found = td.critique(*run) if args.critique else None
     planner.show_assumed(model, console)
     planner.show_fit(fit, console)
     result = fit.to_dict() | imported
     if args.export:
         exported = td.export_config(model, layout, args.export, recipe=recipe, sequence=sequence)
         result["export"] = planner.show_export(exported, console)
-    if fit.verdict != "no" and fit.memory.recipe.trains:
+    if fit.verdict != "no" and fit.memory.recipe.trains and not fit.memory.recipe.places:
         saving = fit.checkpointing(**_losses(args))
         result["saving"] = planner.show_saving(saving, console)
         if args.tokens or args.price:

@@ -24,6 +24,7 @@ EXTRAS = {
     ),
     "plots": ("bokeh", "jinja2", "markdown_it", "markupsafe", "matplotlib", "pandas"),
     "files": ("zarr", "numcodecs"),
+    "weights": ("safetensors",),
     "fast": ("numba",),
     "optimum": ("ortools",),
     "lab": (

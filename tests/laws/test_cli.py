@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -39,6 +40,21 @@ def test_fit_says_no_why_and_what_would(capsys):
     assert (code, answer["verdict"]) == (1, "no")
     assert answer["shortfall"] > 3e12
     assert "->" in answer["smallest_fix"]
+
+
+def test_fit_takes_a_recipe_file_a_cache_and_what_is_offloaded(capsys, tmp_path):
+    said = json.loads(data_file("recipes", "int8-weights.json").read_text("utf-8"))
+    mine = tmp_path / "mine.json"
+    mine.write_text(json.dumps(said | {"name": "mine"}))
+    served = "fit", "llama-2-7b", "1xH100", "--recipe", str(mine), "--sequence", "1"
+    code, answer = run(capsys, *served, "--cached", "1000")
+    assert (code, answer["recipe"], answer["cached"]) == (0, "mine", 1000)
+    assert answer["per_stage"][0] > 1000 * 524_288
+    code, answer = run(capsys, "fit", "gpt2-xl", "1xH100", "--offload", "cpu")
+    assert (code, answer["offloaded"]) == (0, {"cpu": 12 * 1_557_611_200})
+    mine.write_text("{}")
+    assert main(list(served)) == 2
+    assert "mine.json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -217,24 +233,34 @@ def test_lists_have_every_name_and_its_main_numbers(capsys, typed, name, facts):
     assert list(answer) == [each for each in known if "".join(part) in each]
 
 
-def test_completion_knows_commands_options_and_names(capsys, tmp_path):
-    assert main(["completion"]) == 0
-    (tmp_path / "words").write_text(capsys.readouterr().out)
+ASKED = {
+    "bash": "COMP_WORDS=(tiledask {0}); COMP_CWORD={1}; _tiledask; echo ${{COMPREPLY[@]}}",
+    # what zsh has only while it completes: of the words given, those that begin so
+    "zsh": "compadd() {{ shift; print -l -- ${{(M)@:#${{words[CURRENT]}}*}} }}; "
+    "words=(tiledask {0}); CURRENT=$(({1} + 1)); _tiledask",
+}
+
+
+@pytest.mark.parametrize("shell", ASKED)
+def test_completion_knows_commands_options_and_names(capsys, tmp_path, shell):
+    assert main(["completion", *([shell] if shell != "bash" else [])]) == 0
+    (tmp_path / "words").write_text("compdef() { :; }\n" + capsys.readouterr().out)
+
+    def said(*words: str) -> str:
+        told = {"capture_output": True, "text": True, "timeout": 30, "check": True}
+        return subprocess.run(words, **told).stdout
+
+    if shutil.which(shell) is None:
+        said("bash", "-n", str(tmp_path / "words"))
+        pytest.skip(f"there is no {shell} here: only the syntax was looked at, by bash")
     for typed, words in (
         ("mod", {"models"}),
         ("fit gpt2-", {"gpt2-large", "gpt2-medium", "gpt2-xl"}),
         ("plan --se", {"--sequence"}),
         ("idle zb-h", {"zb-h1", "zb-h2"}),
     ):
-        asked = f"COMP_WORDS=(tiledask {typed}); COMP_CWORD={len(typed.split())}; _tiledask"
-        done = subprocess.run(
-            ["bash", "-c", f". {tmp_path / 'words'}; {asked}; echo ${{COMPREPLY[@]}}"],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-        )
-        assert set(done.stdout.split()) == words
+        asked = ASKED[shell].format(typed, len(typed.split()))
+        assert set(said(shell, "-c", f". {tmp_path / 'words'}; {asked}").split()) == words
 
 
 def test_a_number_of_parameters_says_what_it_assumes(capsys):

@@ -17,8 +17,9 @@ def inside(weights, name):
     return {n[len(name) + 1 :]: w for n, w in weights.items() if n.startswith(f"{name}.")}
 
 
-def norm(gated, x, w):
-    return L.rms_norm(x, w["w"]) if gated else L.layer_norm(x, w["w"], w["b"])
+def norm(gated, x, w, eps=None):
+    told = {} if eps is None else {"eps": eps}
+    return L.rms_norm(x, w["w"], **told) if gated else L.layer_norm(x, w["w"], w["b"], **told)
 
 
 def norm_grad(gated, dy, kept, w):
@@ -28,13 +29,13 @@ def norm_grad(gated, dy, kept, w):
     return dx, dict(zip("wb", grads, strict=False))
 
 
-def block(gated, x, w, heads, angles):
+def block(gated, x, w, heads, angles, eps=None):
     """(y, what is kept) of a decoder block."""
     feed = L.swiglu_mlp if gated else L.mlp
-    a, k1 = norm(gated, x, inside(w, "norm_1"))
+    a, k1 = norm(gated, x, inside(w, "norm_1"), eps)
     a, ka = L.self_attention(a, inside(w, "attention"), heads, angles)
     x = x + a
-    f, k2 = norm(gated, x, inside(w, "norm_2"))
+    f, k2 = norm(gated, x, inside(w, "norm_2"), eps)
     f, kf = feed(f, inside(w, "mlp"))
     return x + f, (k1, ka, k2, kf)
 
@@ -56,17 +57,18 @@ def gradient(model, weights, ids, targets):
     """(loss, gradients by name) of a whole batch."""
     heads, angles = model.block.heads, None
     if model.gated:
-        angles = L.rotary_angles(np.arange(model.sequence), heads.width, dtype="float64")
+        told = {"base": model.base, "dtype": "float64"}
+        angles = L.rotary_angles(np.arange(model.sequence), heads.width, **told)
     x, of_table = L.embedding(ids, weights["embedding.table"])
     if not model.gated:
         x = x + weights["positions.table"]
     kept = []
     for n in range(model.layers):
         w = inside(weights, f"layer {n}")
-        x, each = block(model.gated, x, w, heads, angles)
+        x, each = block(model.gated, x, w, heads, angles, model.eps)
         kept.append(each)
     matrix = weights["embedding.table"].T if model.tied else weights["head.w_head"]
-    y, kn = norm(model.gated, x, inside(weights, "head.norm"))
+    y, kn = norm(model.gated, x, inside(weights, "head.norm"), model.eps)
     loss, kl = L.cross_entropy(y @ matrix, targets)
     grads = {}
 

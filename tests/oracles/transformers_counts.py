@@ -214,6 +214,14 @@ CASES = {
     ),
 }
 
+NESTED = {
+    "gemma3": ("Gemma3ForConditionalGeneration", "gemma3_text", {}),
+    "llama4": ("Llama4ForConditionalGeneration", "llama4_text", {}),
+    "qwen2_vl": ("Qwen2VLForConditionalGeneration", "qwen2_vl_text", {}),
+    "mistral3": ("Mistral3ForConditionalGeneration", "mistral", {"model_type": "mistral"}),
+    "llava": ("LlavaForConditionalGeneration", "llama", {"model_type": "llama"}),
+}
+"""Models of images and text: class, the family of the language model, what names it."""
 OWN = {"deepseek_v2": {"num_experts_per_tok": 6}}
 """What a class's own sizes lack."""
 
@@ -249,6 +257,30 @@ def cases(kind):
         yield written, count
 
 
+def nested(kind):
+    """The config, and the parameters of the language model however both of its configs tie the
+    output projection."""
+    import torch
+    import transformers
+
+    name, of, named = NESTED[kind]
+    found = []
+    for outer in ({}, *TIES):
+        for inner in ({}, *TIES):
+            text = CASES[of][1] | named | inner
+            config = transformers.CONFIG_MAPPING[kind](text_config=text, **outer)
+            with torch.device("meta"):
+                model = getattr(transformers, name)(config)
+            model.tie_weights()
+            parts = ("language_model", "lm_head")
+            mine = [p for n, p in model.named_parameters() if any(part in n for part in parts)]
+            written = config.to_diff_dict()
+            written["vision_config"] = {"model_type": written["vision_config"]["model_type"]}
+            ties = [c.pop("tie_word_embeddings", None) for c in (written, written["text_config"])]
+            found.append([*ties, sum(p.numel() for p in mine)])
+    return {"config": {**written, "architectures": [name]}, "cases": found}
+
+
 def family(kind):
     """The first config of a family, and the cases as what they change in it."""
     (base, count), *others = cases(kind)
@@ -261,5 +293,7 @@ def family(kind):
 
 
 if __name__ == "__main__":
-    lines = ",\n".join(f"{json.dumps(kind)}: {json.dumps(family(kind))}" for kind in CASES)
-    Path(__file__).with_suffix(".json").write_text(f"{{\n{lines}\n}}\n")
+    for suffix, made, kinds in ((".json", family, CASES), ("_nested.json", nested, NESTED)):
+        found = {kind: made(kind) for kind in kinds}
+        lines = ",\n".join(f"{json.dumps(kind)}: {json.dumps(of)}" for kind, of in found.items())
+        Path(__file__).with_name(f"transformers_counts{suffix}").write_text(f"{{\n{lines}\n}}\n")

@@ -142,7 +142,10 @@ MANY_STAGES = 12
 def show_fit(fit: Fit, console: Console) -> None:
     """The verdict, the ledger by stage, and what would fit."""
     say(console, f": {fit.reason}", bold=fit.verdict)
+    say(console, fit.assumed)
     console.print(_ledger(fit.memory))
+    for note in fit.notes:
+        say(console, note)
     if fit.verdict == "fits":
         return
     if fit.smallest_fix is not None:

@@ -9,7 +9,7 @@ So every schedule has the same work, and idle time can be compared.
 import inspect
 from collections.abc import Iterable
 
-from tiledask.plan.pipelines.schedules import schedule, schedules
+from tiledask.plan.pipelines.schedules import V_SHAPED, schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 
@@ -39,12 +39,14 @@ def same_work(
     half = backward / 2
     if "devices" in takes:
         built = schedule(name, chunks * devices, microbatches, devices=devices)
-    elif "backward_weight" in takes:  # made for these times
-        times = {"forward": forward, "backward_input": half, "backward_weight": half}
-        built = schedule(name, devices, microbatches, **times, latency=latency)
     else:
-        each = 2 // schedule(name, 2, 1).devices  # stages per device: two in a V
-        built = schedule(name, each * devices, microbatches)
+        each = 2 if name in V_SHAPED else 1  # stages per device
+        times: dict[str, float] = {}
+        if "backward_weight" in takes:  # made for these times
+            seconds = (forward / each, half / each, half / each, latency)
+            names = ("forward", "backward_input", "backward_weight", "latency")
+            times = dict(zip(names, seconds, strict=True))
+        built = schedule(name, each * devices, microbatches, **times)
     share = built.devices / built.stages
     return simulate(
         built,

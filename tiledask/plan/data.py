@@ -69,6 +69,7 @@ _OWN = {
     "models": "one of your own is td.Model(...), or the path of its Hugging Face config.json, or a "
     "number of parameters such as '70B'; ",
     "hardware": "a cluster of your own is a JSON file with its device in it; ",
+    "recipes": "a recipe of your own is a JSON file like those in data/recipes; ",
 }
 """How to go on without a shipped description of that kind."""
 

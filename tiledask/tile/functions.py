@@ -28,6 +28,7 @@ __all__ = [
     "linear_grad_weight",
     "mean_square",
     "mean_square_grad",
+    "mlp_backward_hidden",
     "mlp_backward_input",
     "mlp_backward_weight",
     "mlp_forward",
@@ -152,12 +153,18 @@ def mlp_forward(weights: Arrays, x: Array) -> tuple[Array, Arrays]:
     return y, {"x": x, "z": z}
 
 
+def mlp_backward_hidden(weights: Arrays, saved: Arrays, dy: Array) -> Arrays:
+    """What is saved for the weights: of a first layer, of whose input nobody needs the gradient."""
+    dz = gelu_grad(linear_grad_input(dy, weights["w2"]), saved["z"])  # [tokens, hidden]
+    return {"x": saved["x"], "h": gelu(saved["z"]), "dz": dz, "dy": dy}
+
+
 def mlp_backward_input(weights: Arrays, saved: Arrays, dy: Array) -> tuple[Array, Arrays]:
     """(dx, saved for the weights): the gradient in x [tokens, width], without the weights' own."""
-    dz = gelu_grad(linear_grad_input(dy, weights["w2"]), saved["z"])  # [tokens, hidden]
-    dx = linear_grad_input(dz, weights["w1"])  # [tokens, width]
+    kept = mlp_backward_hidden(weights, saved, dy)
+    dx = linear_grad_input(kept["dz"], weights["w1"])  # [tokens, width]
     dx += dy
-    return dx, {"x": saved["x"], "h": gelu(saved["z"]), "dz": dz, "dy": dy}
+    return dx, kept
 
 
 def mlp_backward_weight(saved: Arrays) -> Arrays:

@@ -78,6 +78,8 @@ def test_what_makes_no_sense_is_said(options, words):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        ({"eps": 0}, "a GPT's eps is a number above 0, got 0"),
+        ({"base": "10"}, "a GPT's base is a number above 0, got '10'"),
         ({"heads": 0}, "a GPT's heads must be a whole number of 1 or more, got 0"),
         ({"hidden": 8.0}, r"a GPT's hidden must be a whole number of 1 or more, got 8\.0"),
         ({"tied": 1}, "a GPT's tied is True or False, got 1"),

@@ -4,6 +4,7 @@ Holds `tiledask.distributed.training.validate`, `tiledask.distributed.training.a
 `tiledask.distributed.training.trainer` and `tiledask.tile.layers.by_name`.
 """
 
+from dataclasses import replace
 from functools import cache
 from itertools import product
 
@@ -14,7 +15,7 @@ from oracles.single_gpt import TEXT, assert_single
 
 import tiledask as td
 from tiledask.distributed.training import GPT, train, validate
-from tiledask.errors import PlacementError, ProgramError, ScheduleError
+from tiledask.errors import CheckpointError, PlacementError, ProgramError, ScheduleError
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped
 from tiledask.tile.optimizers import SGD
@@ -59,6 +60,19 @@ def test_every_layout_is_the_single_device(shape):
     """Without a pipeline two micro-batches are as many as any: their gradients are added up."""
     options = {"sequence_parallel": shape[1] in (2, 8), "schedule": ("1f1b", "gpipe")[shape[0] % 2]}
     check(shape, microbatches=MICROBATCHES if shape[2] > 1 else 2, **options)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_norms_and_angles_are_those_that_are_asked_for(gated, tmp_path):
+    """And a checkpoint is of a training with them."""
+    model = replace(SMALL, gated=gated, eps=0.5, base=20.0)
+    usual = check((1, 1, 1), replace(model, eps=None, base=10_000.0))
+    told = {"folder": tmp_path, "recompute": True}
+    got = check((1, 2, 2), model, **told)
+    assert abs(got.losses - usual.losses).min() > 1e-3
+    with pytest.raises(CheckpointError, match=r"eps is 0\.5 there and none here"):
+        check((1, 1, 1), replace(model, eps=None), steps=3, **told)
+    check((1, 1, 1), model, steps=3, **told)
 
 
 @pytest.mark.slow

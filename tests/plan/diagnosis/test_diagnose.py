@@ -347,12 +347,14 @@ def test_stages_on_several_devices_are_an_order_of_their_own():
     assert (d["forward"].value, d["backward"].value) == ((3.0, 1.0), (6.0, 2.0))
 
 
-def test_the_automatic_scheduler_is_recognised_by_its_times():
+@pytest.mark.parametrize(("name", "chunks"), [("zb-auto", 1), ("v-auto", 2)])
+def test_the_automatic_scheduler_is_recognised_by_its_times(name, chunks):
     times = {"forward": [1.0, 1.7, 1.2], "backward_input": [1.1, 1.5, 0.8]}
-    times |= {"backward_weight": [0.4, 0.9, 1.6], "latency": 0.3}
-    order = td.schedule("zb-auto", 3, 6, **times)
-    assert order != td.schedule("zb-auto", 3, 6)
-    assert diagnose(td.simulate(order, **times))["schedule"].value == "zb-auto"
+    times |= {"backward_weight": [0.4, 0.9, 1.6]}
+    times = {kind: seconds * chunks for kind, seconds in times.items()} | {"latency": 0.3}
+    order = td.schedule(name, 3 * chunks, 6, **times)
+    assert order != td.schedule(name, 3 * chunks, 6)
+    assert diagnose(td.simulate(order, **times))["schedule"].value.partition(",")[0] == name
 
 
 def test_causes_of_known_plans():

@@ -494,4 +494,4 @@ def test_one_set_of_terms_decides_whoever_asks():
         lambda: fit[0].smallest_fix,
     )
     for call in calls:
-        assert any(name == "Terms._states" for _, name in package_calls(call))
+        assert any(name == "Terms.states" for _, name in package_calls(call))

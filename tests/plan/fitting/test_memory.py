@@ -4,21 +4,27 @@ Holds `tiledask.plan.fitting.activations`, `tiledask.plan.inputs.items`,
 `tiledask.plan.fitting.terms` and `tiledask.plan.inputs.recipes`.
 """
 
+import json
+import math
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.finished import ROOT
 
 import tiledask as td
 from tiledask.errors import ConfigError, PartitionError
 from tiledask.plan.fitting.activations import layer_bytes, saved_tensors
+from tiledask.plan.fitting.deepspeed import deepspeed_estimate
+from tiledask.plan.fitting.fit import minimum_devices
 from tiledask.plan.fitting.in_flight import in_flight
 from tiledask.plan.fitting.memory import stage_parameters
 from tiledask.plan.inputs.layout import SCHEDULES, Layout
 from tiledask.plan.inputs.model import Model, count
 from tiledask.plan.inputs.recipes import load_recipe, lora, recipes, state_bytes
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
+from tiledask.tile.optimizers.rules import check_states
 
 SMALL = Model(hidden=64, layers=6, heads=8, ffn=256, vocab=96, learned_pos=32, dropout=True)
 GATED = replace(SMALL, layers=4, kv_heads=2, ffn=128, mlp="swiglu", norm="rmsnorm", tied=False)
@@ -497,7 +503,7 @@ def test_partitions_with_embedding_and_head_as_items():
             for n in (0, -1, 1.5, True)
         ),
         (lambda: load_recipe("fp32-adm"), "did you mean 'fp32-adam'"),
-        (lambda: load_recipe(16), "a recipe is a name"),
+        (lambda: load_recipe(16), "a recipe is a name, a path"),
         *(
             (lambda rank=rank: lora(rank=rank), "rank of an adapter must be a whole number of 1 or")
             for rank in (0, 1.5, True, float("nan"))
@@ -517,3 +523,254 @@ def test_what_is_no_run_is_refused(call, words):
 def test_the_peak_is_that_of_the_fullest_place():
     rows = [Row(place, "weights", ALWAYS, nbytes, "") for place, nbytes in enumerate((3, 8, 5))]
     assert Ledger.of(rows).peak == 8
+
+
+# --- by whose program -------------------------------------------------------------------------
+
+WORDS = replace(SMALL, vocab=10_000)
+
+
+@pytest.mark.parametrize(
+    ("framework", "each"),
+    [
+        (None, 6),
+        ("llm-foundry", 4),
+        ("megatron-2021", 6),
+        ("megatron-2025", 14),
+        ("megatron-2025-fused-loss", 6),
+        ("torchtitan", 14),
+        ("torchtitan-fused-loss", 6),
+        ("hf-lora", 16),
+    ],
+)
+def test_the_loss_holds_for_each_logit_what_the_framework_does(framework, each):
+    memory = td.estimate_memory(WORDS, Layout(), sequence=64, framework=framework)
+    loss = [row for row in memory.ledger.rows if row.moment == "loss" and "log" in row.tensor]
+    assert sum(row.bytes for row in loss) == each * 64 * 10_000
+    assert min(row.bytes for row in loss) > 0
+    run = {"sequence": 64, "overhead": 0, "framework": framework}
+    assert td.fits(WORDS, Layout(), "1xA100-80GB", **run).memory.per_stage == memory.per_stage
+    (plan,) = td.search(WORDS, "1xA100-80GB", 1, sequence=64, framework=framework, space=ONE)
+    assert plan.peak == memory.peak == plan.fit.memory.peak
+
+
+ONE = td.Space(zero=(0,), recompute=("none",), flash_attention=(False,), sequence_parallel=(False,))
+
+
+def test_inputs_of_products_in_fp8_and_of_adapters_are_kept_as_the_framework_keeps_them():
+    def kept(recipe, framework, **layout):
+        memory = td.estimate_memory(GATED, Layout(**layout), recipe, 64, framework=framework)
+        return memory.ledger.by_tensor(0)["activations"]
+
+    fp8, h = "mixed-adam-18-fp8", GATED.hidden
+    inputs = h + GATED.heads * GATED.v_dim + h + GATED.ffn  # query, output, gate, down
+    for recompute, less in (("none", inputs), ("full", 0)):
+        whole, half = (kept(fp8, f, recompute=recompute) for f in (None, "megatron-2025"))
+        assert whole - half == GATED.layers * 64 * less
+    assert kept(fp8, "torchtitan") == kept(fp8, None) == kept("mixed-adam-18", "megatron-2025")
+    two = 3 * 2 * h * 64 * GATED.layers  # dropout's copy and mask, beside query and value
+    assert kept("lora", "hf-lora") - kept("lora", "automodel") == two
+    up = td.lora(8, ("mlp up",))  # of one layer that is dense, and of the experts visited in others
+    ways = up, replace(up, framework="hf-lora")
+    one, two = (held(estimate(MIXED, recipe=way, sequence=64), "activations") for way in ways)
+    assert two - one == 3 * MIXED.hidden * 64 * (1 + MIXED.top_k * (MIXED.layers - 1))
+    row = td.lora(8, ("mlp down",))  # its inputs are cut over tp
+    more = kept(row, "hf-lora", tp=2) - kept(row, "automodel", tp=2)
+    assert more == 3 * GATED.ffn // 2 * 64 * GATED.layers
+
+
+@pytest.mark.parametrize(
+    ("recipe", "of_layers"),
+    [("int8-weights", 1.0), ("int4-weights", 0.5 + 2.5 / 128), ("qlora", 0.5 + 0.127 / 8)],
+)
+def test_weights_in_4_and_8_bits(recipe, of_layers):
+    model = td.load_model("llama-2-7b")
+    ends = 2 * model.vocab * model.hidden + model.hidden
+    memory = td.estimate_memory(model, Layout(), recipe, 64)
+    held = memory.ledger.by_tensor(0)
+    packed = held["weights"] + held.get("weight scales", 0) + held.get("scales of scales", 0)
+    assert packed == pytest.approx(of_layers * (model.parameters - ends), rel=1e-4)
+    assert held["embedding weights"] == 2 * ends
+    found = td.load_recipe(recipe)
+    assert found.bytes_per_parameter == pytest.approx(of_layers, rel=1e-4)
+    assert minimum_devices(model.parameters, recipe, "1GB") == math.ceil(
+        model.parameters * found.bytes_per_parameter / 1e9
+    )
+
+
+def test_a_recipe_of_ones_own_is_a_file(tmp_path):
+    file = tmp_path / "mine.json"
+    said = json.loads((ROOT / "data/recipes/mixed-adam-16.json").read_text("utf-8"))
+    said["states"][0]["bytes"] = 3
+    file.write_text(json.dumps(said | {"name": "mine"}))
+    assert load_recipe(file).bytes_per_parameter == load_recipe(str(file)).bytes_per_parameter == 17
+    assert td.fits("gpt2", Layout(), "1xH100", str(file), 512).memory.recipe.name == "mine"
+    for wrong, words in (
+        ({"states": [{"tensor": "weights", "bytes": 2}]}, "zero"),
+        ({"states": [said["states"][0] | {"of": "heads"}]}, "must be one of"),
+        ({"states": [said["states"][0] | {"zero": 7}]}, "must be a ZeRO stage"),
+        ({"colour": "red"}, "colour"),
+    ):
+        file.write_text(json.dumps(said | wrong))
+        with pytest.raises(ConfigError, match=words):
+            load_recipe(file)
+    with pytest.raises(ConfigError, match="JSON file like those in data/recipes"):
+        load_recipe("mine")
+    with pytest.raises(ConfigError, match=r"missing\.json"):
+        load_recipe(tmp_path / "missing.json")
+
+
+def test_a_run_by_a_known_framework_has_what_the_driver_reports():
+    """NVIDIA ran what needs 80.9 GB on devices of nominally 80."""
+    fit = fits_with_peak(80.5e9, framework="megatron-2025")
+    assert (fit.verdict, fit.shortfall) == ("tight", 0)
+    assert "no more than the 83.96 GB" in fit.reason
+    assert fits_with_peak(80.5e9).verdict == "no"
+    assert fits_with_peak(83.5e9, framework="megatron-2025").verdict == "no"
+
+
+def fits_with_peak(size, **more):
+    """Of a layout whose states take ``size`` bytes of an H100."""
+    model = Model(hidden=1024, layers=1, heads=8, ffn=4096, vocab=round(size / 16 / 1024))
+    return td.fits(model, Layout(), "1xH100", "mixed-adam-16", 1, **more)
+
+
+# --- weight by weight, elsewhere, and served ---------------------------------------------------
+
+
+def test_deepspeed_gathers_weight_by_weight_and_reduces_by_bucket():
+    """SC21's ZeRO-3 run of 530 B on 640 A100: two whole layers of 10.1 GB would not fit."""
+    model = Model(hidden=20480, layers=105, heads=128, ffn=81920, vocab=51200, learned_pos=2048)
+    layout = Layout(dp=640, zero=3, microbatch=4, recompute="full")
+    whole, weights = (
+        td.fits(model, layout, "640xA100-80GB", "mixed-adam-16", 2048, framework=framework)
+        for framework in (None, "deepspeed-2021")
+    )
+    assert (whole.verdict, weights.verdict) == ("no", "fits")
+    for tensor in ("gathered weights", "unreduced gradients"):
+        assert held(whole.memory, tensor) == pytest.approx(2 * 12 * 20480**2, rel=1e-3)
+        assert held(weights.memory, tensor) == 2 * 4 * 20480**2  # the largest weight's
+    for model, size in ((SMALL, 1), (replace(SMALL, hidden=8192, ffn=32768), 2)):
+        memory = [
+            td.estimate_memory(model, Layout(dp=4, zero=3), "mixed-adam-18", framework=framework)
+            for framework in (None, "deepspeed-2021")
+        ]
+        layer, some = (held(each, "unreduced gradients", moment="backward") for each in memory)
+        assert some == (layer if size == 1 else 4 * 5 * 10**8)
+
+
+def test_fsdp2_without_resharding_holds_all_weights_and_gathers_them_once():
+    run = "llama-3.1-8b", Layout(dp=8, zero=3, recompute="none", flash_attention=True)
+    fit, kept = (
+        td.fits(*run, "8xH100", recipe, 2048) for recipe in ("fsdp-adam", "fsdp-adam-no-reshard")
+    )
+    everything = 2 * fit.memory.model.parameters
+    assert held(kept.memory, "gathered weights") == everything
+    layer = held(fit.memory, "gathered weights", moment="loss")
+    assert kept.memory.peak - fit.memory.peak == everything - layer
+    assert held(kept.memory, "unreduced gradients", moment="backward") == 2 * layer
+    step, faster = (td.estimate_step(*run, "8xH100", r) for r in ("fsdp-adam", kept.memory.recipe))
+    assert faster.dp < step.dp
+
+
+@pytest.mark.parametrize(
+    ("model", "each"),
+    [
+        ("llama-2-7b", 524_288),  # "0.5 MB a token": PagedAttention, and many after it
+        ("llama-3.1-70b", 327_680),  # 320 KB
+        ("llama-3.1-405b", 516_096),
+        ("deepseek-v3", 70_272),  # 70.272 KB: DeepSeek-V3 insights, arXiv:2505.09343, Table 1
+        ("qwen2.5-72b", 327_680),  # 327.680 KB, same table, which has 516.096 for 405B too
+        ("mistral-7b-v0.1", 131_072),
+    ],
+)
+def test_a_token_that_is_served_keeps_keys_and_values(model, each):
+    run = model, Layout(), "fp16-weights", 1
+    (row,) = (r for r in td.estimate_memory(*run, cached=1).ledger.rows if "cache" in r.tensor)
+    assert (row.bytes, row.moment) == (each, ALWAYS)
+    many = 16 * 4096
+    fit = td.fits(model, Layout(), "1xH200", "fp16-weights", 1, cached=many)
+    assert fit.memory.peak - td.estimate_memory(*run).peak == many * each
+    assert fit.memory.to_dict()["cached"] == many
+
+
+def test_the_cache_is_cut_by_heads_stages_and_sequences():
+    def cache(model=GATED, stage=0, **layout):
+        memory = td.estimate_memory(model, Layout(**layout), "fp16-weights", 8, cached=100)
+        return held(memory, "key-value cache", stage)
+
+    whole = 4 * 100 * 2 * 2 * 2 * 8  # layers, tokens, bytes, keys and values, groups, width
+    assert cache() == cache(dp=4) == whole
+    assert [cache(tp=t) for t in (2, 4)] == [whole // 2] * 2  # 2 groups: copied beyond
+    assert (cache(pp=4), cache(cp=2), cache(cp=3)) == (whole // 4, whole // 2, 34 * whole // 100)
+    latent = td.load_model("deepseek-v2-lite")
+    assert cache(latent) == cache(latent, tp=4) == latent.layers * 100 * 2 * 576
+
+
+def test_what_is_offloaded_lies_in_the_node_and_must_have_room_there():
+    model, layout = "llama-2-7b", Layout(dp=8, zero=2, recompute="full")
+    away = td.offload("mixed-adam-16")
+    here, there = (td.estimate_memory(model, layout, r) for r in ("mixed-adam-16", away))
+    assert (there.offloaded.keys(), here.offloaded) == ({"cpu"}, {})
+    assert here.ledger.by_tensor(0).keys() - there.ledger.by_tensor(0).keys() == {
+        "master weights",
+        "momentum",
+        "variance",
+    }
+    moved = there.offloaded["cpu"].peak
+    assert here.peak - there.peak == moved
+    assert moved == 12 * -(-here.model.parameters // 8)
+    for room, verdict in ((8 * moved, "fits"), (8 * moved - 1, "no"), (0, "fits")):
+        node = replace(td.load_cluster("8xA100-80GB"), host_bytes=room)
+        fit = td.fits(model, layout, node, away)
+        assert (fit.verdict, fit.shortfall) == (verdict, 0)
+    node = replace(td.load_cluster("8xA100-80GB"), host_bytes=8 * moved - 1)
+    fit = td.fits(model, layout, node, away)
+    assert "offload 80.86 GB, more than the 80.86 GB of its host memory" in fit.reason
+    assert fit.smallest_fix is None
+    disks = td.offload(away, ("momentum", "variance"), "nvme")
+    assert disks.places == ("cpu", "nvme")
+    assert td.fits(model, layout, replace(node, nvme_bytes=1), disks).lacking[0] == "nvme"
+
+
+def test_the_host_holds_what_deepspeed_says_before_its_factor_for_buffers():
+    away = ("fp32 gradients", "master weights", "momentum", "variance")
+    recipe, model = td.offload("deepspeed-fp16-adam", away), td.load_model("gpt2-xl")
+    memory = td.estimate_memory(model, Layout(dp=8, zero=2), recipe)
+    theirs = deepspeed_estimate(model.parameters, zero=2, gpus_per_node=1, offload_optimizer=True)
+    assert 8 * memory.offloaded["cpu"].peak == pytest.approx(theirs.host / 1.5, rel=1e-6)
+    assert held(memory, "weights") == theirs.device
+
+
+def test_weights_come_back_a_layer_at_a_time():
+    every = ("weights", "gradients", "master weights", "momentum", "variance")
+    away, layout = td.offload("mixed-adam-16", every), Layout(zero=3, recompute="full")
+    memory = td.estimate_memory("llama-2-7b", layout, away)
+    layer = max(memory.model.item_parameters)
+    assert held(memory, "gathered weights") == 2 * layer
+    assert held(memory, "weights") == 0
+    assert memory.offloaded["cpu"].peak == 16 * memory.model.parameters
+    assert td.fits("llama-2-7b", layout, "1xRTX4090", away).verdict == "fits"
+
+
+OFF = td.offload("mixed-adam-16", ("weights",))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: td.estimate_memory(SMALL, Layout(), OFF), "only zero=3 without unshard"),
+        (lambda: td.offload(states=("moments",)), "master weights, momentum, variance; got"),
+        (lambda: td.offload(states="momentum"), "must be a tuple of names"),
+        (lambda: td.offload(to="moon"), "one of .*'nvme'.*got to='moon'"),
+        (lambda: td.estimate_step(SMALL, Layout(), "1xH100", td.offload()), "is not modelled"),
+        (lambda: td.search(SMALL, "1xH100", 1, recipe=td.offload()), "is not modelled"),
+        (lambda: check_states(td.offload()), "all of them on the device"),
+        (lambda: td.estimate_memory(SMALL, Layout(), cached=9), "serve with 'fp16-weights'"),
+        (lambda: td.estimate_memory(SMALL, Layout(), "fp16-weights", cached=-1), "cached must"),
+        (lambda: td.estimate_memory(SMALL, Layout(), framework="jax"), "no calibration/framework"),
+    ],
+)
+def test_what_cannot_be_held_so_is_refused(call, words):
+    with pytest.raises(ConfigError, match=words):
+        call()

@@ -112,6 +112,29 @@ def test_a_state_of_one_moment_counts_at_that_moment():
     assert peaks(model, recipe, 64, **fields) == memory.peak
 
 
+WAYS = {
+    "megatron-2025": replace(load_recipe("mixed-adam-18-fp8"), framework="megatron-2025"),
+    "deepspeed-2021": replace(load_recipe("mixed-adam-16"), framework="deepspeed-2021"),
+    "hf-lora": load_recipe("qlora"),
+    "served": replace(load_recipe("int4-weights"), cached=999),
+    "offloaded": td.offload("mixed-adam-16", ("weights", "momentum")),
+}
+
+
+@pytest.mark.parametrize("model", [DENSE, EXPERTS])
+@pytest.mark.parametrize("recipe", WAYS.values(), ids=WAYS)
+def test_whosever_program_it_is_columns_say_what_the_ledger_says(recipe, model):
+    fields = {"dp": [1, 2, 4], "tp": [2, 1, 1], "pp": [1, 2, 4], "microbatch": [1, 3, 2]}
+    found = peaks(model, recipe, 64, **fields, zero=3, microbatches=4, flash_attention=True)
+    for at, peak in enumerate(found):
+        layout = Layout(zero=3, microbatches=4, flash_attention=True, **row(fields, at))
+        assert peak == td.estimate_memory(model, layout, recipe, 64).peak
+
+
+def row(columns, at):
+    return {name: values[at] for name, values in columns.items()}
+
+
 def test_shapes_follow_the_fields():
     assert peaks(DENSE).shape == ()
     assert peaks(DENSE, dp=[1, 2], zero=1).shape == (2,)

@@ -248,6 +248,20 @@ def test_more_tensor_ranks_than_key_value_heads_are_said_of_each(framework):
     assert not any("key-value heads" in note for note in notes)
 
 
+def test_fits_and_critique_say_it_of_all_frameworks():
+    for tp, said in ((16, 1), (8, 0)):
+        told = "llama-3.1-8b", td.Layout(tp=tp), "16xH100"
+        fit = td.fits(*told)
+        lines = [line for line in td.critique(*told).lines if line.claim == "key-value heads"]
+        assert len(fit.notes) == len(lines) == said
+        assert fit.to_dict()["notes"] == [line.why for line in lines] == list(fit.notes)
+        for note in fit.notes:
+            assert note.startswith("tp=16 is more than the 8 key-value heads: megatron and nemo: ")
+            assert all(name in note for name in FRAMEWORKS)
+            assert "torchtitan: it cuts heads apart and stops; use tp=8 or less" in note
+            assert "torchtitan" in fit._repr_html_()
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_nanotron_is_yaml(case):
     layout, found = exported(case, "nanotron")

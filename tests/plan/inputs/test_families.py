@@ -190,6 +190,43 @@ def test_every_family_has_the_parameters_that_transformers_counts(kind):
             assert sum(model.item_parameters) == parameters
 
 
+NESTED = json.loads(
+    Path(__file__).parents[2].joinpath("oracles/transformers_counts_nested.json").read_text()
+)
+
+
+@pytest.mark.parametrize("kind", NESTED)
+def test_the_language_model_of_images_and_text_is_the_one_that_transformers_counts(kind):
+    """However both configs tie the output projection; in older files neither may say it."""
+    config, cases = NESTED[kind]["config"], NESTED[kind]["cases"]
+    assert len({parameters for *_, parameters in cases}) == 2
+    for outer, inner, parameters in cases:
+        text = config["text_config"] | {"tie_word_embeddings": inner}
+        told = config | {"tie_word_embeddings": outer, "text_config": text}
+        model = model_of(drop_nones(told | {"text_config": drop_nones(text)}))
+        assert (model.parameters, model.name) == (parameters, "test, text alone"), (outer, inner)
+    with pytest.raises(ConfigError, match=r"config\.json, text_config: key 'odd' is not"):
+        model_of(told | {"text_config": drop_nones(text) | {"odd": 1}})
+
+
+def drop_nones(config):
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def test_an_older_file_has_both_models_keys_side_by_side():
+    """Qwen2-VL-7B's, as it was published."""
+    config = {"architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl"}
+    config |= {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28}
+    config |= {"num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064}
+    config |= {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}
+    config |= {"tie_word_embeddings": False, "use_sliding_window": False, "sliding_window": 32768}
+    config |= {"hidden_act": "silu", "rms_norm_eps": 1e-06, "rope_theta": 1e6}
+    config |= {f"{name}_token_id": 1 for name in ("vision_start", "vision_end", "vision", "image")}
+    model = model_of(config | {"video_token_id": 1, "vision_config": {"depth": 32}})
+    assert model.parameters == 7_615_616_512  # of Qwen2-7B
+    assert model.name == "test, text alone"
+
+
 OLDER = {
     "starcoder2": {"mlp_type": "default", "norm_type": "layer_norm"},
     "gpt_oss": {"experts_per_token": 2, "quantization_config": {"quant_method": "mxfp4"}},

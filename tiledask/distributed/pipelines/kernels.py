@@ -121,7 +121,8 @@ class StageKernels:
         """What ``each`` writes of a frame, once its device has made it."""
         reads = dict(zip(map(_what, each.reads), arrays, strict=True))
         writes = list(map(_what, each.writes))
-        made = self._DO[each.kernel](self, frame, reads, "x" not in writes)
+        ends = not {"x", "dx"} & set(writes)  # the last forward, or the first stage's backward
+        made = self._DO[each.kernel](self, frame, reads, ends)
         return tuple(made[name] for name in writes)
 
     def _forward(self, frame: int, reads: dict[str, Any], last: bool) -> dict[str, Any]:
@@ -134,12 +135,16 @@ class StageKernels:
         synchronize(y)
         return {"x": y, "kept": (saved, y if last else None), "for_w": None}
 
-    def _backward_input(self, frame: int, reads: dict[str, Any], _: bool) -> dict[str, Any]:
+    def _backward_input(self, frame: int, reads: dict[str, Any], first: bool) -> dict[str, Any]:
         saved, y = reads["kept"]
         if y is None:
             dy = reads["dx"]
         else:
             dy = mean_square_grad(y, aligned(self.targets[frame]), self.size)
+        if first and hasattr(self.stage, "backward_first"):
+            for_weights = self.stage.backward_first(self.weights, saved, dy)
+            synchronize(dy)
+            return {"dy": for_weights}
         dx, for_weights = self.stage.backward_input(self.weights, saved, dy)
         synchronize(dx)
         return {"dx": dx, "dy": for_weights}
@@ -149,9 +154,9 @@ class StageKernels:
         synchronize(next(iter(self.sums[0].values())))
         return {}
 
-    def _backward(self, frame: int, reads: dict[str, Any], last: bool) -> dict[str, Any]:
-        made = self._backward_input(frame, reads, last)
-        return made | self._backward_weight(frame, made, last)
+    def _backward(self, frame: int, reads: dict[str, Any], first: bool) -> dict[str, Any]:
+        made = self._backward_input(frame, reads, first)
+        return made | self._backward_weight(frame, made, first)
 
     def _pack(self, frame: int, reads: dict[str, Any], _: bool) -> dict[str, Any]:
         assert self.sums is not None

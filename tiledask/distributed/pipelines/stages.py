@@ -3,7 +3,8 @@ And a stand-in that only keeps its device busy.
 
 A stage is a frozen value that travels to its worker; its weights are made there, by a task,
 and made again if the worker dies. ``forward`` returns what ``backward`` needs, so that several
-micro-batches can be in flight.
+micro-batches can be in flight. Of the first stage nobody needs dx: its ``backward_first``, where it
+has one, does without the product.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from tiledask.plan.products.placement import split
 from tiledask.tile.backend import array_namespace, namespace
 from tiledask.tile.functions import (
     gelu,
+    mlp_backward_hidden,
     mlp_backward_input,
     mlp_backward_weight,
     mlp_forward,
@@ -27,7 +29,8 @@ __all__ = ["Dummy", "FeedForward", "HalfFeedForward", "Stage", "first_that_fails
 
 
 class Stage(Protocol):
-    """What ``run_schedule`` asks of a stage; one without gradients lacks the last two."""
+    """What ``run_schedule`` asks of a stage; one without gradients lacks the last two. One may also
+    have ``backward_first(weights, saved, dy)``: what is saved for the weights, without dx."""
 
     width: int
     """Features of its input and its output: [tokens, width]."""
@@ -88,6 +91,10 @@ class FeedForward:
             dy, for_weights = mlp_backward_input(layer, of_layer, dy)
             kept.append(for_weights)
         return dy, kept[::-1]
+
+    def backward_first(self, weights: list[dict[str, Any]], saved: list[Any], dy: Any) -> list[Any]:
+        dy, behind = self.backward_input(weights[1:], saved[1:], dy)
+        return [mlp_backward_hidden(weights[0], saved[0], dy), *behind]
 
     def backward_weight(self, saved: list[Any]) -> list[dict[str, Any]]:
         return [mlp_backward_weight(kept) for kept in saved]

@@ -44,6 +44,10 @@ class GPT(DecoderShapes):
     tied: bool = False
     """Whether the logits' matrix is the embedding's table. In a pipeline the first and the last
     stage then both have it, and add up its gradients."""
+    eps: float | None = None
+    """Under the roots of its norms. None: 1e-6 of RMSNorm, 1e-5 of LayerNorm."""
+    base: float = 10_000.0
+    """Of its rotary angles, if it is gated."""
 
     def __post_init__(self) -> None:
         switches = "gated", "tied"
@@ -52,7 +56,14 @@ class GPT(DecoderShapes):
                 raise ConfigError(
                     f"a GPT's {name} is True or False, got {short(getattr(self, name))}"
                 )
-        counts = {name: n for name, n in vars(self).items() if name not in switches}
+        for name in ("eps", "base"):
+            n = getattr(self, name)
+            if n is None and name == "eps":
+                continue
+            if isinstance(n, bool) or not isinstance(n, int | float) or not 0 < n < float("inf"):
+                raise ConfigError(f"a GPT's {name} is a number above 0, got {short(n)}")
+        others = *switches, "eps", "base"
+        counts = {name: n for name, n in vars(self).items() if name not in others}
         for name, n in counts.items():
             if n is None and name in ("kv_heads", "ffn"):
                 continue

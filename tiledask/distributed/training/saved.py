@@ -97,6 +97,9 @@ def _identity(job: Any) -> dict[str, Any]:
     facts = {"dtype": str(job.dtype), "seed": job.seed, "data's vocabulary": job.data.vocabulary}
     facts |= {"nudge": job.nudge} if job.nudge else {}
     model = asdict(job.model) | {"kv_heads": kv, "ffn": inner}
+    usual = {each.name: each.default for each in fields(job.model)}
+    numbers = {name: model.pop(name) for name in ("eps", "base")}
+    facts |= {name: n for name, n in numbers.items() if n != usual[name]}
     return (
         {name: n if isinstance(n, bool) else int(n) for name, n in model.items()} | facts | states
     )

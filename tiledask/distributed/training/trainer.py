@@ -96,7 +96,8 @@ class Trainer:
                 stays[name] = None if owned.all() else rank.on_device(owned)
         if job.model.gated:
             at, width = np.arange(job.model.sequence), job.model.block.heads.width
-            angles = tile.rotary_angles(at, width, dtype=job.dtype, xp=rank.backend)
+            told = {"base": job.model.base, "dtype": job.dtype, "xp": rank.backend}
+            angles = tile.rotary_angles(at, width, **told)
             stays["angles"] = angles
         self.numbers["scale"][...] = self.guard.loss_scale
         self.batch: Batch | None = None

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tiledask.lab.accuracy import exact, memory, time
+from tiledask.lab.accuracy import exact, memory, stack_memory, time
 from tiledask.lab.accuracy.exposures import exposed_shares
 from tiledask.lab.accuracy.peers import error
 from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
@@ -48,7 +48,9 @@ def groups() -> tuple[PublishedSource, ...]:
         exact.states(),
         exact.activations(),
         *memory.measured(),
+        *stack_memory.stacks_measured(),
         memory.verdicts(),
+        stack_memory.ran(),
         *time.times(),
         time.rankings(),
         *stacks(),
@@ -62,7 +64,7 @@ def page() -> str:
         "# Accuracy of the planner",
         "Made by `make accuracy` from plan.json, plan2.json and the package; not written by hand. "
         "Errors are ours / published - 1. *Fitted* rows set constants of the model "
-        "(data/calibration and tiledask/plan/fitting/overhead.py) and show how well it can "
+        "(data/calibration and tiledask/plan/timing/calibration.py) and show how well it can "
         "bend; *check* rows had no part in that. *Left out*: each model estimated by a fit that "
         "had none of its rows.",
         _table(
@@ -287,11 +289,15 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def main() -> int:
-    """Write the page, print its goals."""
+    """Write the page and the errors of memory that ``fits`` counts with; print the goals."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--page", default=str(data_file("published", "ACCURACY.md")))
+    parser.add_argument("--check", action="store_true", help="write the page alone")
     args = parser.parse_args()
     Path(args.page).write_text(page(), encoding="utf-8")
+    if not args.check:
+        kept = json.dumps(stack_memory.errors_kept(), indent=1) + "\n"
+        data_file("calibration", "memory_errors.json").write_text(kept, encoding="utf-8")
     table = Table(title="accuracy against published numbers")
     for name in ("source", "goal", "all rows", "check rows", ""):
         table.add_column(name)

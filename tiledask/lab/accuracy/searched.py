@@ -19,8 +19,9 @@ __all__ = ["Beside", "found", "searched", "workloads"]
 
 RECIPES = "dgxc-", "mbridge-", "nemo2407-"
 """How the ids of NVIDIA's runs begin."""
-CUT = "proxy", "-2l-", "-4l-", "-16l-"
-"""In the ids of models cut down to fewer layers, which run the layouts of the whole ones."""
+CUT = "proxy", "-2l-", "-4l-", "-16l-", "deepseek"
+"""In the ids of models cut down to fewer layers, which run the layouts of the whole ones, and of
+the first port of DeepSeek-V3, whose stages have one chunk."""
 
 
 class Beside(NamedTuple):
@@ -97,14 +98,15 @@ def searched() -> tuple[PublishedSource, ...]:
             groups[True],
             mean=0.05,
             worst=0.05,
-            remark=f"{words}. Not here: {'; '.join(refused)}.",
+            remark=f"{words}. Not here: {'; '.join(refused) or 'none'}.",
         ),
         PublishedSource.of(
             f"{title}: cut models, FP8",
             groups[False],
             mean=float("inf"),
             remark=f"{words}. No goal: models cut down to few layers in the layout of the whole "
-            f"ones, and FP8, whose layouts of 2024 leave the head of 256,000 words to one stage.",
+            f"ones, the first port of DeepSeek-V3, and FP8, whose layouts of 2024 leave the head "
+            f"of 256,000 words to one stage.",
         ),
     )
 

@@ -25,7 +25,16 @@ from tiledask.plan.inputs.recipes import Recipe, load_recipe, lora
 from tiledask.plan.timing.calibration import Calibration
 from tiledask.plan.timing.step import StepEstimate, estimate_step
 
-__all__ = ["StackRun", "group_of", "left_out", "rows_of", "run_of", "seconds_measured", "stacks"]
+__all__ = [
+    "StackRun",
+    "group_of",
+    "left_out",
+    "memory_run",
+    "rows_of",
+    "run_of",
+    "seconds_measured",
+    "stacks",
+]
 
 MATRICES = ("query", "key", "value", "attention output", "mlp gate", "mlp up", "mlp down")
 """What adapters stand beside where a source does not say: all of a layer."""
@@ -101,6 +110,24 @@ def run_of(case: dict[str, Any]) -> StackRun:
         split = next((s for s in tried if _fits(s, *run)), split)
     gpu = "H100-500W" if case["id"].startswith("titan2506") else i["gpu"]
     return StackRun(model, split, f"{i['gpus']}x{gpu}", _recipe(case), i["seq"], _framework(case))
+
+
+def memory_run(case: dict[str, Any]) -> StackRun:
+    """The same for its bytes. NVIDIA's programs keep gradients in half precision: their logs show
+    as allocated, between steps, 2 + 2 + 12/dp bytes a parameter. Megatron-Bridge fuses the loss,
+    torchtitan compiles it in 2025; LitGPT's adapters stand beside query and value."""
+    run, i, name = run_of(case), case["inputs"], case["id"]
+    recipe = load_recipe(run.recipe)
+    if name.startswith(("dgxc", "mbridge", "nemo2407")):
+        states = (replace(s, bytes=2) if s.tensor == "gradients" else s for s in recipe.states)
+        run = run._replace(recipe=replace(recipe, states=tuple(states)))
+    if name.startswith("litgpt"):
+        base = "qlora" if "qlora" in i else "lora"
+        few = lora(i["lora_rank"], ("query", "value"), base)
+        run = run._replace(recipe=few, framework="litgpt")
+    fused = {"mbridge": "megatron-2025-fused-loss", "titan-h200": "torchtitan-fused-loss"}
+    framework = next((fused[start] for start in fused if name.startswith(start)), run.framework)
+    return run._replace(framework=framework)
 
 
 def _fits(split: Layout, model: Model, cluster: ClusterSpec, *more: Any) -> bool:

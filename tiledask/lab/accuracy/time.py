@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from tiledask.lab.accuracy.exact import gpt, layout
-from tiledask.lab.accuracy.memory import bloom, titan
+from tiledask.lab.accuracy.memory import bloom, titan, titan_framework
 from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
 from tiledask.plan.fitting.overhead import default_overhead
@@ -223,12 +223,7 @@ def _torchtitan(case: dict[str, Any]) -> Iterator[PublishedRow]:
     memory, name = titan(case), case["id"]
     if "fp8" in name or case["inputs"].get("fp8"):
         memory = replace(memory, recipe=replace(memory.recipe, product_bytes=1))
-    framework = {
-        "titan-8b-fsdp8": "torchtitan-eager",
-        "titan-8b-fsdp128": "torchtitan-eager",
-        "titan-70b-2d-asynctp": "torchtitan-async-tp",
-    }.get(name, "torchtitan")
-    step = _step(memory, load_cluster(f"{gpus}xH100-500W"), framework=framework)
+    step = _step(memory, load_cluster(f"{gpus}xH100-500W"), framework=titan_framework(name))
     measured = step.tokens / (case["expected"]["tps_per_gpu"] * gpus)
     yield _row(case, measured, step.total)
 

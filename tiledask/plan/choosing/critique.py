@@ -181,6 +181,8 @@ def _lines(fit: Fit, step: StepEstimate | None) -> Iterator[Judged]:
             f"tp {layout.tp} leaves its node of {cluster.devices_per_node}: every layer then sums "
             f"over {cluster.between_nodes.name}",
         )
+    for note in fit.notes:
+        yield Judged("key-value heads", True, note)
     if step is None:
         return
     total = step.total

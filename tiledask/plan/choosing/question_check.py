@@ -287,7 +287,8 @@ class _Premise:
         asked = plan, self.memory if memory is None else memory
         if asked not in self._answers:
             known = load_cluster(f"{max(self.devices, plan.layout.devices)}xA100-80GB")
-            device = replace(known.device, name="each device", memory_bytes=asked[1])
+            unnamed = replace(known.device, name="each device", memory_mib=None)
+            device = replace(unnamed, memory_bytes=asked[1])
             cluster = replace(known, device=device, devices_per_node=self.per_node)
             run = model, plan.layout, cluster, plan.recipe, self.sequence
             self._answers[asked] = fits(*run, step=_no_time)

@@ -19,7 +19,7 @@ from tiledask.plan import html
 from tiledask.plan.fitting.fewest import CHUNKS, context_degrees
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.fitting.memory import MemoryEstimate
-from tiledask.plan.fitting.overhead import VERDICTS, judge, overhead_of, overheads
+from tiledask.plan.fitting.overhead import VERDICTS, judge, most_of, overhead_of, overheads
 from tiledask.plan.fitting.vectorized import peaks
 from tiledask.plan.frames import frame
 from tiledask.plan.frameworks.exchange import export_config
@@ -29,9 +29,9 @@ from tiledask.plan.inputs.layout import ITEMS, MOST_OF_ANY, RECOMPUTE, Layout, N
 from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.inputs.run import check_run, check_trains
+from tiledask.plan.inputs.run import check_run, check_timed, check_trains
 from tiledask.plan.program.making.of_layout import layout_timeline, why_no_program
-from tiledask.plan.timing.calibration import BESIDE, Calibration, calibration_of
+from tiledask.plan.timing.calibration import BESIDE, Calibration, calibration_of, run_by
 from tiledask.plan.timing.checkpointing import Checkpointing
 from tiledask.plan.timing.step import StepEstimate, estimate_step
 from tiledask.plan.timing.step_estimate import SHARED
@@ -133,8 +133,10 @@ class Plan:
     @property
     def shortfall(self) -> int:
         """Bytes that a device lacks for the tensors and a CUDA context; 0 if none."""
-        certain = overhead_of(self.layout).certain
-        return max(0, self.peak + certain - self.found.cluster.device.memory_bytes)
+        certain = overhead_of(self.layout, self.found.run.framework).certain
+        device = self.found.cluster.device
+        least = self.peak + certain
+        return least - device.memory_bytes if least > most_of(device, self.found.run) else 0
 
     @cached_property
     def fit(self) -> Fit:
@@ -234,9 +236,12 @@ class Plans(Sequence[Plan]):
         self._plans: dict[int, Plan] = {}
         self._settled = 0
         devices = columns["dp"] * columns["tp"] * columns["pp"] * columns["cp"]
-        peak = peaks(model, recipe, sequence, **columns)
-        overhead = overheads(devices, columns["dp"] * columns["cp"], columns["zero"])
-        verdict = judge(peak, *overhead, cluster.device.memory_bytes)
+        self.run = run_by(recipe, cluster.device, calibration, framework)
+        peak = peaks(model, self.run, sequence, **columns)
+        copies = columns["dp"] * columns["cp"]
+        overhead = overheads(devices, copies, columns["zero"], self.run.framework)
+        device, most = cluster.device, most_of(cluster.device, self.run)
+        verdict = judge(peak, *overhead, device.memory_bytes, most)
         seconds = np.full(len(peak), np.inf)
         inside = np.flatnonzero(verdict < 2)
         if len(inside):
@@ -380,7 +385,7 @@ class Plans(Sequence[Plan]):
             alike = _alike(plan.layout, names, self.model.layers)
             for layout in chain(alike, _gathering(plan.layout, self.recipe)):
                 if layout not in found:
-                    fit = fits(self.model, layout, self.cluster, self.recipe, self.sequence)
+                    fit = replace(plan, layout=layout).fit
                     found[layout] = Plan(self, layout, fit.verdict, fit.memory.peak)
         return sorted(found.values(), key=lambda p: (VERDICTS.index(p.verdict), p.seconds))
 
@@ -458,7 +463,7 @@ def search(
     """All layouts of ``space`` that train on ``global_batch`` sequences a step, as Plans.
 
     ``model`` and ``cluster`` may be names, as `load_model` and `load_cluster` read them.
-    ``framework``: whose kernels and overlaps are assumed, as of `estimate_step`; named, only what
+    ``framework``: whose kernels, overlaps and memory are assumed, as of `fits`; named, only what
     it runs is considered (data/calibration/framework), and ``left_out`` says what was not.
     ``recipe``: default the framework's, "mixed-adam-16" without one. ``devices``: numbers of
     devices to use (default: all of the cluster's). ``calibration``: as of `estimate_step`.
@@ -488,6 +493,7 @@ def search(
         way_out="is it a number of tokens?",
     )
     check_trains(recipe)
+    check_timed(recipe)
     sequence = check_run(model, Layout(), sequence)
     if not isinstance(space, Space):
         raise ConfigError(f"space is a td.Space, such as Space(tp=(1, 2)), got {short(space)}")

@@ -264,20 +264,20 @@ def fit_labelled(trace: Trace) -> TraceFit:
             f"{trace.source} has an action that starts before the result it needs is there; "
             f"check its labels and the clocks of its devices"
         )
-    again = _tuned(times.plan, trace) if v == 1 and trains else None
+    again = _tuned(times.plan, trace, v) if trains else None
     return again or times
 
 
-def _tuned(plan: TimedSchedule, trace: Trace) -> TraceFit | None:
+def _tuned(plan: TimedSchedule, trace: Trace, chunks: int) -> TraceFit | None:
     """The TraceFit of the automatic scheduler's order, if that is what these times lead it to."""
-    p, m = plan.schedule.stages, plan.schedule.microbatches
-    form = Form("zb-auto", p, 1, m)
-    if p != plan.devices or built(form) is None:
+    stages, m = plan.schedule.stages, plan.schedule.microbatches
+    form = Form("v-auto" if chunks == 2 else "zb-auto", plan.devices, chunks, m)
+    if chunks not in (1, 2) or stages != chunks * plan.devices or built(form) is None:
         return None
     mean_latency = float(np.mean(plan.latency)) if plan.latency else 0.0
     order = schedule(
-        "zb-auto",
-        p,
+        form.name,
+        stages,
         m,
         forward=plan.forward,
         backward_input=plan.backward_input,

@@ -253,7 +253,8 @@ def rescheduled(plan: TimedSchedule, form: Form) -> TimedSchedule | None:
     """``plan``'s work in the order of another Form; None if that has no such counts, or is large.
 
     More or fewer stages are cut out of the present ones, at equal depth; where the boundaries
-    change, each has the mean latency. "zb-auto" is made for the plan's own times.
+    change, each has the mean latency. "zb-auto" and "v-auto" are made for the
+    plan's own times.
     """
     stages, latency = form.devices * form.chunks, plan.latency
     if 3 * stages * form.microbatches > MOST_ACTIONS:
@@ -265,12 +266,12 @@ def rescheduled(plan: TimedSchedule, form: Form) -> TimedSchedule | None:
     gathers, sums = recut(plan.unshard, stages), recut(plan.reduce_grad, stages)
     after = replace(after, form=form, latency=latency, unshard=gathers, reduce_grad=sums)
     order = built(form)
-    if order is not None and form.name == "zb-auto":
+    if order is not None and form.name in ("zb-auto", "v-auto"):
         times, latency = after.times, after.latency
         try:
             order = schedule(
                 form.name,
-                form.devices,
+                stages,
                 form.microbatches,
                 latency=sum(latency) / len(latency) if latency else 0.0,
                 forward=times["forward"],

@@ -29,10 +29,9 @@ __all__ = [
 
 FORWARD_ONLY = ("gpipe", "interleaved", "looped-bfs")
 """One name for each order of forwards: the others are one of them when backwards are left out."""
-STEPWISE = ("zb-auto", "v-half", "v-min", "wave")
-"""Schedules whose order is made action by action, in Python."""
-MOST_STEPS = 4_000
-"""Actions up to which those are made just to compare: some 0.1 s."""
+STEPWISE = {"zb-auto": 4_000, "v-half": 4_000, "v-min": 4_000, "v-auto": 400, "wave": 4_000}
+"""Schedules whose order is made action by action, in Python, and actions up to which they are made
+just to compare: some 0.1 s."""
 
 
 class Form(NamedTuple):
@@ -221,9 +220,10 @@ def recut(times: Sequence[float], stages: int) -> tuple[float, ...]:
 def built(form: Form) -> Schedule | None:
     """The Schedule of ``form``; None if there is none on that many devices, or it takes too long.
 
-    Too long is longer than anybody waits who only wants to compare: see MOST_STEPS.
+    Too long is longer than anybody waits who only wants to compare: see STEPWISE.
     """
-    if form.name in STEPWISE and 3 * form.devices * form.chunks * form.microbatches > MOST_STEPS:
+    actions = 3 * form.devices * form.chunks * form.microbatches
+    if actions > STEPWISE.get(form.name, actions):
         return None
     try:
         made = form.build()

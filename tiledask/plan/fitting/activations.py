@@ -1,12 +1,15 @@
 """What a forward pass leaves behind for the backward pass, tensor by tensor."""
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 from typing import Any, NamedTuple
 
 from tiledask.plan.inputs.layout import SELECTIVE_OP, Layout
 from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.recipes import Adapters, Recipe
+from tiledask.plan.timing.calibration import holds
 
 __all__ = [
     "LayerBytes",
@@ -38,6 +41,33 @@ class Saved:
     """Whether a gradient of this size flows back into it: not into a mask or a statistic."""
 
 
+class KeptOtherwise(NamedTuple):
+    """What a framework keeps otherwise; as it stands here, nothing."""
+
+    input_width: int = 0
+    """Bytes of a number of the products' inputs, where it is not the width of the others."""
+    outputs: bool = True
+    """Whether the experts' outputs are kept."""
+    adapters: Adapters | None = None
+    adapter_input: int = 0
+    """Bytes that each adapter keeps of a number of its input."""
+
+
+AS_COUNTED = KeptOtherwise()
+INPUTS = "attention input|attention output input|(shared )?mlp (input|product|activation output)|"
+INPUTS += "(kv|query) latent"
+"""Names of the tensors that are inputs of a layer's matrix products."""
+
+
+def kept_as(recipe: Recipe) -> KeptOtherwise:
+    """What a run of ``recipe`` keeps otherwise than the arithmetic: inputs of products in FP8 in
+    fewer bytes, inputs of adapters, as its framework does."""
+    held, fp8 = holds(recipe.framework), recipe.operand_bytes < recipe.compute_bytes
+    width = min(held.fp8_input_bytes, recipe.compute_bytes) if fp8 else 0
+    adapters = recipe.adapters if held.adapter_input_bytes else None
+    return KeptOtherwise(width, held.keeps_expert_outputs > 0, adapters, held.adapter_input_bytes)
+
+
 def saved_tensors(
     model: Model,
     sequence: int,
@@ -45,6 +75,7 @@ def saved_tensors(
     width: int,
     flash: bool = False,
     mixture: bool | None = None,
+    kept: KeptOtherwise = AS_COUNTED,
 ) -> tuple[Saved, ...]:
     """Tensors that one layer keeps, as eager execution with fused norms does.
 
@@ -54,14 +85,21 @@ def saved_tensors(
     ``flash`` leaves, of the s x s tensors, a single-precision row statistic per head and token
     (Dao et al. 2022, arXiv:2205.14135, algorithm 1). ``mixture`` says which kind of layer of a
     model with experts (default: the last layer's); these are taken to be visited evenly.
+    ``kept``: what a framework keeps otherwise.
     """
     mixture = bool(model.experts) if mixture is None else mixture
-    return _saved(model, sequence, tp, width, flash, mixture)
+    return _saved(model, sequence, tp, width, flash, mixture, kept)
 
 
 @lru_cache(maxsize=4096)
 def _saved(
-    model: Model, sequence: int, tp: int, width: int, flash: bool, mixture: bool
+    model: Model,
+    sequence: int,
+    tp: int,
+    width: int,
+    flash: bool,
+    mixture: bool,
+    kept: KeptOtherwise,
 ) -> tuple[Saved, ...]:
     h, ends = model.hidden, ("attention", "mlp")
     tensors = _attention(model, sequence, -(-model.heads // tp), tp, width, flash)
@@ -88,6 +126,20 @@ def _saved(
         tensors += [Saved(f"{at} norm input", h, width, False) for at in inputs]
     if model.dropout:
         tensors += [Saved(f"{at} dropout mask", h, 1, False, flows=False) for at in ends]
+    if not kept.outputs:
+        tensors = [t for t in tensors if t.name != "expert outputs"]
+    if kept.input_width:
+        tensors = [
+            replace(t, itemsize=kept.input_width) if re.fullmatch(INPUTS, t.name) else t
+            for t in tensors
+        ]
+    if kept.adapters is not None:
+        for weight in model.mixture_layer if mixture else model.dense_layer:
+            if weight.name in kept.adapters.matrices:
+                cut = weight.split and weight.row
+                many = -(-weight.inputs // tp) if cut else weight.inputs
+                name = f"{weight.name} adapter input"
+                tensors += [Saved(name, many * weight.active, kept.adapter_input, cut, flows=False)]
     return tuple(tensors)
 
 
@@ -137,18 +189,25 @@ def _inside(model: Model, name: str, width_inside: int, width: int) -> list[Save
 
 
 def _outputs(
-    model: Model, tp: int, width: int, flash: bool, sequence: int, mixture: bool
+    model: Model,
+    tp: int,
+    width: int,
+    flash: bool,
+    sequence: int,
+    mixture: bool,
+    kept_as: KeptOtherwise,
 ) -> list[Saved]:
     """What operator-level selection keeps: the layer's input, the attention's output and
     every second matrix product: query, value, gate (or up) and, behind a gate, down."""
-    tensors = {t.name: t for t in saved_tensors(model, sequence, tp, width, flash, mixture)}
+    every = saved_tensors(model, sequence, tp, width, flash, mixture, kept_as)
+    tensors = {t.name: t for t in every}
     first = "gate" if model.mlp == "swiglu" else "activation input"
     names = ["query", "value", "attention output input", f"mlp {first}"]
     names += ["softmax row statistic"] if flash else []
     names += [f"shared mlp {first}"] if mixture and model.shared_ffn else []
     kept = [tensors[name] for name in names] + [Saved("layer input", model.hidden, width, False)]
     if mixture:
-        kept += [tensors["expert outputs"]]
+        kept += [tensors["expert outputs"]] if kept_as.outputs else []
     elif model.mlp == "swiglu":
         kept += [Saved("mlp output", model.hidden, width, False)]
     return kept
@@ -162,10 +221,12 @@ def layer_bytes(
     recompute: str | None = None,
     masks: bool = True,
     mixture: bool | None = None,
+    otherwise: KeptOtherwise = AS_COUNTED,
 ) -> int:
     """Bytes that one layer keeps of one micro-batch on one device.
 
-    Without ``masks``, only tensors that a gradient of their size flows back into. Source:
+    Without ``masks``, only tensors that a gradient of their size flows back into; ``otherwise``:
+    what a framework keeps otherwise. Source:
     Korthikanti et al. 2022, arXiv:2205.05198, Table 2.
 
     >>> gpt3 = Model(hidden=12288, layers=96, heads=96, ffn=49152, vocab=51200, dropout=True)
@@ -180,11 +241,11 @@ def layer_bytes(
     if recompute == "full":
         return width * model.hidden * cut_tokens(layout, sequence)
     if recompute == SELECTIVE_OP:
-        kept = _outputs(model, tp, width, flash, sequence, mixture)
+        kept = _outputs(model, tp, width, flash, sequence, mixture, otherwise)
     else:
         kept = [
             tensor
-            for tensor in saved_tensors(model, sequence, tp, width, flash, mixture)
+            for tensor in saved_tensors(model, sequence, tp, width, flash, mixture, otherwise)
             if not (tensor.core and recompute == "selective") and (masks or tensor.flows)
         ]
     tokens, cut = local_tokens(layout, sequence), cut_tokens(layout, sequence)
@@ -204,14 +265,17 @@ class LayerBytes(NamedTuple):
     """At once in a forward pass alone, at most."""
 
 
-def layer_costs(model: Model, layout: Layout, sequence: int, width: int) -> tuple[LayerBytes, ...]:
+def layer_costs(
+    model: Model, layout: Layout, sequence: int, recipe: Recipe
+) -> tuple[LayerBytes, ...]:
     """Of a dense layer and, in a model with experts, of a mixture."""
+    width, otherwise = recipe.compute_bytes, kept_as(recipe)
 
     def layer(mixture: bool) -> LayerBytes:
         run = model, layout, sequence, width
         return LayerBytes(
-            layer_bytes(*run, mixture=mixture),
-            layer_bytes(*run, "none", mixture=mixture),
+            layer_bytes(*run, mixture=mixture, otherwise=otherwise),
+            layer_bytes(*run, "none", mixture=mixture, otherwise=otherwise),
             gradient_bytes(*run, mixture),
             layer_bytes(*run, "none", masks=False, mixture=mixture),
         )

@@ -91,7 +91,9 @@ def fewest_devices(
         total = (
             overhead.total
             if overhead is not None
-            else overheads(copies * unit[at], dp * chosen["cp"], chosen["zero"])[1]
+            else overheads(copies * unit[at], dp * chosen["cp"], chosen["zero"], recipe.framework)[
+                1
+            ]
         )
         return peak + total - cluster.device.memory_bytes
 
@@ -158,7 +160,7 @@ def _columns(
         "recompute": choices("recompute", RECOMPUTE if recipe.trains else ()),
         "flash_attention": choices("flash_attention", (True, False)),
         "sequence_parallel": choices("sequence_parallel", (True, False)),
-        "zero": choices("zero", range(4)),
+        "zero": [3] if recipe.offloads_weights else choices("zero", range(4)),
     }
     cut = list(kept).index("sequence_parallel")  # without it, experts have tp slices
     eps = choices("ep", divisors(model.experts)) if model.experts else [1]

@@ -17,15 +17,23 @@ from tiledask.plan import html
 from tiledask.plan.fitting.activations import layer_bytes
 from tiledask.plan.fitting.fixes import SINGLE, SMALLER, Fix, changes, sentence
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
-from tiledask.plan.fitting.overhead import VERDICTS, Overhead, judge, overhead_of
+from tiledask.plan.fitting.overhead import (
+    VERDICTS,
+    Overhead,
+    judge,
+    measured_over_estimated,
+    most_of,
+    overhead_of,
+)
 from tiledask.plan.fitting.repair import Search
 from tiledask.plan.fitting.snapshot import BesideSnapshot, beside_snapshot
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
-from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.inputs.run import check_run, check_trains
+from tiledask.plan.inputs.recipes import CPU, NVME, Recipe, load_recipe
+from tiledask.plan.inputs.run import check_run, check_trains, more_tp
+from tiledask.plan.timing.calibration import holds, run_by
 from tiledask.plan.timing.checkpointing import RESTART, Checkpointing
 from tiledask.plan.units import format_bytes, parse_bytes
 from tiledask.plan.whole import whole_number
@@ -48,6 +56,18 @@ class Fit:
     ``estimate_step``."""
 
     @property
+    def assumed(self) -> str:
+        """One sentence: whose program is assumed, and what it holds beyond the arithmetic."""
+        name, (good, many) = self.memory.recipe.framework, self.chance
+        whose, _ = measured_over_estimated(name)
+        held = holds(name)
+        return (
+            f"run by {name or 'no framework (framework= says which)'}: {held.loss_bytes} B a logit "
+            f"at the loss, {format_bytes(held.allocator_bytes)} that the allocator does not use; "
+            f"as far off as the published rows of {whose}, it has room in {good} of {many}"
+        )
+
+    @property
     def layout(self) -> Layout:
         return self.memory.layout
 
@@ -55,6 +75,31 @@ class Fit:
     def capacity(self) -> int:
         """Bytes of one device, nominal."""
         return self.cluster.device.memory_bytes
+
+    @property
+    def most(self) -> int:
+        """Bytes of one device beyond which nothing fits; see ``most_of``."""
+        return most_of(self.cluster.device, self.memory.recipe)
+
+    @cached_property
+    def chance(self) -> tuple[int, int]:
+        """(in how many, of how many) published rows estimates were off so that this run, as far
+        off, would still have room: no probability, but how often it went well."""
+        _, ratios = measured_over_estimated(self.memory.recipe.framework)
+        device = self.cluster.device
+        room = device.most_bytes if self.memory.recipe.framework else device.memory_bytes
+        return sum(ratio * self.expected <= room for ratio in ratios), len(ratios)
+
+    @cached_property
+    def lacking(self) -> tuple[str, int, int] | None:
+        """Of a node: ("cpu" or "nvme", bytes that its devices offload there, bytes that there are);
+        None if there is room, or nobody knows how much."""
+        many = min(self.cluster.devices_per_node, self.layout.devices)
+        there = {CPU: self.cluster.host_bytes, NVME: self.cluster.nvme_bytes}
+        for place, ledger in self.memory.offloaded.items():
+            if there[place] and many * ledger.peak > there[place]:
+                return place, many * ledger.peak, there[place]
+        return None
 
     @property
     def band(self) -> tuple[int, int]:
@@ -68,18 +113,20 @@ class Fit:
 
     @cached_property
     def verdict(self) -> str:
-        """The answer: "fits", "tight" (it depends on the overhead) or "no" (the tensors leave no
-        room for a CUDA context, or the cluster has fewer devices)."""
-        if self.layout.devices > self.cluster.devices:
+        """The answer: "fits", "tight" (it depends on the overhead, or on the few percent that a
+        device has beyond its nominal capacity) or "no" (the tensors leave no room for a CUDA
+        context, or the cluster has fewer devices)."""
+        if self.layout.devices > self.cluster.devices or self.lacking:
             return "no"
         overhead = self.overhead.certain, self.overhead.total
-        return VERDICTS[judge(self.memory.peak, *overhead, self.capacity)]
+        return VERDICTS[judge(self.memory.peak, *overhead, self.capacity, self.most)]
 
     @property
     def shortfall(self) -> int:
-        """Bytes by which the estimate and the certain overhead, the CUDA context, exceed one
-        device; 0 if they do not."""
-        return max(0, self.memory.peak + self.overhead.certain - self.capacity)
+        """Bytes by which the estimate and the certain overhead, the CUDA context, exceed the
+        nominal capacity of a device, where they exceed the most of it; 0 if they do not."""
+        least = self.memory.peak + self.overhead.certain
+        return least - self.capacity if least > self.most else 0
 
     @cached_property
     def reason(self) -> str:
@@ -103,10 +150,25 @@ class Fit:
                 f"{device}; {largest}"
             )
         why = f"{largest}: {_why(self.memory, tensor)}"
+        if self.verdict == "tight" and self.band[0] + self.overhead.certain > self.capacity:
+            most = format_bytes(self.most)
+            return (
+                f"the fullest device ({where}) needs {low}, with a CUDA context more than the "
+                f"nominal {room} of {device} and no more than the {most} that its driver reports; "
+                f"{why}"
+            )
         if self.verdict == "tight":
             return (
                 f"the fullest device ({where}) needs {low} and up to {high} with overhead "
                 f"({self.overhead}), between which lie the {room} of {device}; {why}"
+            )
+        if not self.shortfall and self.lacking:
+            place, needed, there = self.lacking
+            kind = "host memory" if place == CPU else "disks"
+            return (
+                f"a node's devices offload {format_bytes(needed)}, more than the "
+                f"{format_bytes(there)} of its {kind}; offload less, or shard it by ZeRO over more "
+                f"nodes"
             )
         if not self.shortfall:
             names = ("dp", "tp", "pp") + (("cp",) if self.layout.cp > 1 else ())
@@ -121,6 +183,11 @@ class Fit:
             f"the fullest device ({where}) needs {low}{context}, {format_bytes(self.shortfall)} "
             f"more than the {room} of {device}; {why}"
         )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a framework makes of the layout otherwise than another; memory is that of copies."""
+        return tuple(more_tp(self.memory.model, self.layout))
 
     def beside_snapshot(self, snapshot: str | os.PathLike[str], stage: int = 0) -> BesideSnapshot:
         """Why it ran out of memory: what torch's allocator held on a device of ``stage``, in the
@@ -208,17 +275,19 @@ class Fit:
         """The Fix that ``layout`` is; None for None, or if ``recipe`` does not make it fit."""
         if layout is None:
             return None
-        is_given = self.overhead != overhead_of(self.layout)
+        framework = self.memory.recipe.framework
+        is_given = self.overhead != overhead_of(self.layout, framework)
         again = fits(
             self.memory.model,
             layout,
             replace(self.cluster, devices=layout.devices),
             recipe or self.memory.recipe,
             self.memory.sequence,
-            self.overhead if is_given else overhead_of(layout),
+            self.overhead if is_given else None,
+            framework=framework or None,
         )
         if again.verdict != "fits":
-            if recipe is not None:
+            if recipe is not None or again.lacking:
                 return None
             raise AssertionError(f"the search returned {layout}, which does not fit")
         # of a sequence; none for a recipe that does not train, or that the time model refuses
@@ -258,8 +327,11 @@ class Fit:
             "reason": self.reason,
             "shortfall": self.shortfall,
             "expected": self.expected,
+            "assumed": self.assumed,
+            "chance": self.chance,
             **self.memory.to_dict(),
             "smallest_fix": str(fix) if fix else None,
+            "notes": list(self.notes),
             "fixes": {name: str(each) if each else None for name, each in self.fixes.items()},
         }
 
@@ -275,6 +347,7 @@ class Fit:
         return (
             f"<p><b>{html.words(self.verdict)}</b>: {html.words(self.reason)}.</p>"
             + (f"<p>Smallest fix: {html.words(fix)}.</p>" if fix else "")
+            + "".join(f"<p>{html.words(note)}.</p>" for note in self.notes)
             + self.memory._repr_html_()
         )
 
@@ -294,12 +367,18 @@ def fits(
     *,
     calibration: Any = None,
     framework: str | None = None,
+    cached: int = 0,
 ) -> Fit:
     """Whether ``layout`` fits on the devices of ``cluster``, why, and what would.
 
     ``model`` and ``cluster`` may be names, as `load_model` and `load_cluster` read them.
     The capacity is the device's nominal one, 1e9 bytes a GB. ``overhead`` is the budget for
     what no tensor accounts for (bytes, or an Overhead; default: ``overhead_of`` the layout).
+    ``framework``, a name in data/calibration/framework, says what the loss, FP8 and adapters hold
+    and the allocator wastes (default: the calibration's or the one that the recipe is written
+    after, else fused kernels); ``assumed`` says which. ``cached``: tokens, of all sequences that a
+    copy serves, whose keys and values it keeps. What a recipe offloads must have room in a node's
+    host memory and on its disks, where the cluster says how much there is.
     ``step`` is the time model that prices fixes, called as step(model, layout, cluster, recipe,
     sequence) for an object with ``total`` seconds (default: ``estimate_step``, with
     ``calibration`` and ``framework``).
@@ -312,8 +391,9 @@ def fits(
     """
     model, cluster = as_model(model), as_cluster(cluster)
     sequence = check_run(model, layout, sequence)
+    recipe = run_by(load_recipe(recipe), cluster.device, calibration, framework)
     if overhead is None:
-        overhead = overhead_of(layout)
+        overhead = overhead_of(layout, recipe.framework)
     elif not isinstance(overhead, Overhead):
         unit = "bytes, or an Overhead"
         overhead = Overhead(0, 0, 0, whole_number("overhead", overhead, 0, LARGEST, of=unit))
@@ -321,7 +401,8 @@ def fits(
         from tiledask.plan.timing.step import estimate_step
 
         step = partial(estimate_step, calibration=calibration, framework=framework)
-    return Fit(estimate_memory(model, layout, recipe, sequence), cluster, overhead, step)
+    memory = estimate_memory(model, layout, recipe, sequence, cached=cached)
+    return Fit(memory, cluster, overhead, step)
 
 
 _OPTIMIZER = "optimizer states"
@@ -378,7 +459,7 @@ def minimum_devices(
     [80, 90]
     """
     whole = whole_number("parameters", parameters, 1) * load_recipe(recipe).bytes_per_parameter
-    return -(-whole // _capacity(capacity))
+    return int(-(-whole // _capacity(capacity)))
 
 
 def zero3_minimum_degree(
@@ -403,7 +484,7 @@ def zero3_minimum_degree(
             f"a device of {room} B does not hold one parameter of {each} B and what ZeRO-3 leaves "
             f"whole of the others, {kept} B; no degree helps"
         )
-    return -(-(each - whole) * parameters // (room - kept))
+    return int(-(-(each - whole) * parameters // (room - kept)))
 
 
 def _capacity(capacity: int | str) -> int:

@@ -8,7 +8,7 @@ peak = always + the fullest moment
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import mul
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,16 @@ from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, check_adapters, load_recipe
-from tiledask.plan.inputs.run import check_run, check_unshard, chunk_items, chunk_kinds
+from tiledask.plan.inputs.run import (
+    caches,
+    check_held,
+    check_run,
+    check_unshard,
+    chunk_items,
+    chunk_kinds,
+)
 from tiledask.plan.ledger import Ledger
+from tiledask.plan.timing.calibration import holds
 from tiledask.plan.units import format_bytes
 
 if TYPE_CHECKING:
@@ -59,6 +67,16 @@ class MemoryEstimate:
         terms = layout_terms(self.model, self.layout, self.recipe, self.sequence, stages)
         return Ledger.of(rows(terms, self.layout.pp))
 
+    @cached_property
+    def offloaded(self) -> dict[str, Ledger]:
+        """Of each place beside the device, "cpu" and "nvme", what a device of each stage keeps
+        there."""
+        terms = layout_terms(
+            self.model, self.layout, self.recipe, self.sequence, range(self.layout.pp)
+        )
+        states = {place: terms.states(place) for place in self.recipe.places}
+        return {place: Ledger.of(rows(each, self.layout.pp)) for place, each in states.items()}
+
     @property
     def peak(self) -> int:
         """Bytes on the fullest device."""
@@ -75,8 +93,11 @@ class MemoryEstimate:
             "model": {"name": self.model.name, "source": self.model.source},
             "layout": vars(self.layout),
             "recipe": self.recipe.name,
+            "framework": self.recipe.framework,
             "sequence": self.sequence,
+            "cached": self.recipe.cached,
             "per_stage": list(self.per_stage),
+            "offloaded": {place: each.peak for place, each in self.offloaded.items()},
             "rows": self.ledger.to_dict()["rows"],
         }
 
@@ -112,6 +133,8 @@ def estimate_memory(
     layout: Layout,
     recipe: str | Recipe = "mixed-adam-16",
     sequence: int = 2048,
+    framework: str | None = None,
+    cached: int = 0,
 ) -> MemoryEstimate:
     """Bytes per device on every pipeline stage, by tensor class and moment.
 
@@ -120,8 +143,12 @@ def estimate_memory(
     micro-batches in flight. Beside these stand the logits, the gradients of one layer's
     activations during its backward (an upper bound: all of them at once), what ZeRO and sequence
     parallelism gather for one layer, and what the recipe works with. A recipe without gradients is
-    one forward pass without a key-value cache: the tensors of one layer at a time. Not in here:
-    what the driver, the libraries and the allocator take; see ``fits``.
+    one forward pass, the tensors of one layer at a time, beside the keys and values of ``cached``
+    tokens: those of all sequences that a copy serves, in all layers, as if none forgot what has
+    left a sliding window. Not in here:
+    what the driver, the libraries and the allocator take; see ``fits``. ``framework``, a name in
+    data/calibration/framework, says what the loss and the inputs of FP8 products and adapters hold
+    (default: the one that the recipe is written after, else fused kernels).
 
     A tensor parallelism that the heads do not allow, or an expert parallelism that the
     experts do not, is a ConfigError, more stages than layers a PartitionError.
@@ -131,6 +158,10 @@ def estimate_memory(
     MemoryEstimate(gpt-200b, dp=1 tp=8 pp=10 recompute=full, mixed-adam-16, sequence 2048: peak 42.9 GB per device)
     """  # noqa: E501
     model, recipe = as_model(model), load_recipe(recipe)
+    if framework is not None:
+        holds(framework)
+        recipe = replace(recipe, framework=framework)
+    recipe = check_held(caches(recipe, cached), layout)
     sequence = check_run(model, layout, sequence)
     check_adapters(recipe.adapters, model.layer)
     check_unshard(recipe, layout)
@@ -142,7 +173,7 @@ def layout_terms(
     model: Model, layout: Layout, recipe: Recipe, sequence: int, stages: Sequence[int]
 ) -> Terms:
     """The terms of some stages of ``layout``, in Python's integers."""
-    layers = layer_costs(model, layout, sequence, recipe.compute_bytes)
+    layers = layer_costs(model, layout, sequence, recipe)
     costs = Costs(
         local_tokens(layout, sequence),
         cut_tokens(layout, sequence),

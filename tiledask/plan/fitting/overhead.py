@@ -4,20 +4,38 @@
                                                    capacity right of all:    "fits"
                                                    between the last two:     "tight"
                                                    left of the context:      "no"
+The capacity is the nominal one; what needs more, and no more than
+the driver reports, is tight too for a run by a known framework.
 """
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from tiledask.plan.data import data_file
+from tiledask.plan.inputs.hardware import Device
 from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.recipes import Recipe
+from tiledask.plan.timing.calibration import holds
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import whole_number
 
-__all__ = ["VERDICTS", "Overhead", "default_overhead", "judge", "overhead_of", "overheads"]
+__all__ = [
+    "VERDICTS",
+    "Overhead",
+    "default_overhead",
+    "judge",
+    "measured_over_estimated",
+    "most_of",
+    "overhead_of",
+    "overheads",
+]
 
 VERDICTS = ("fits", "tight", "no")
+FEW = 10
+"""Rows from which a framework has errors of its own."""
 
 CUDA_CONTEXT = round(0.92 * 2**30)
 """Bytes of a CUDA context with all kernels loaded; 0.47 GiB when they load lazily
@@ -27,11 +45,8 @@ NCCL_BUFFERS = round(1.45 * 2**30)
 BUCKETS = 2 * 5 * 10**8 * 2
 """Bytes of the two buckets, of 5e8 half-precision numbers each, through which gradients are
 reduced and weights gathered (DeepSpeed's reduce_bucket_size and allgather_bucket_size)."""
-ALLOCATOR = 2_950_000_000
-"""Bytes that the caching allocator holds and nobody uses, and the libraries' workspaces. The
-only calibrated number: with those above it makes 7.5 GB, which every second row of the
-BLOOM-176B engineering log that ran shows beyond the estimate (least squares of the relative
-error); the rows between them, and torchtitan's, were not fitted."""
+ALLOCATOR = holds("").allocator_bytes
+"""Bytes of a run by no framework that is known; of one that is, its file has them."""
 
 
 @dataclass(frozen=True)
@@ -73,39 +88,66 @@ class Overhead:
         )
 
 
-def default_overhead(devices: int, zero: int = 0) -> Overhead:
+def default_overhead(devices: int, zero: int = 0, framework: str = "") -> Overhead:
     """The budget of a run on ``devices`` devices under a stage of ZeRO: a single device has no
-    collectives, and ZeRO-3 no buckets: what it gathers stands in the ledger, item by item.
+    collectives, and ZeRO-3 no buckets: what it gathers stands in the ledger, item by item. What
+    the allocator wastes is the framework's.
 
     >>> default_overhead(8).total - default_overhead(1).total == NCCL_BUFFERS + BUCKETS
     True
     """
+    allocator = holds(framework).allocator_bytes
     if devices == 1:
-        return Overhead(nccl=0, buckets=0)
-    return Overhead(buckets=0) if zero == 3 else Overhead()
+        return Overhead(nccl=0, buckets=0, allocator=allocator)
+    return Overhead(buckets=0 if zero == 3 else BUCKETS, allocator=allocator)
 
 
-def overhead_of(layout: Layout) -> Overhead:
+def overhead_of(layout: Layout, framework: str = "") -> Overhead:
     """The budget of ``layout``: over one copy ZeRO shards nothing, and changes nothing."""
-    return default_overhead(layout.devices, layout.zero if layout.dp * layout.cp > 1 else 0)
+    zero = layout.zero if layout.dp * layout.cp > 1 else 0
+    return default_overhead(layout.devices, zero, framework)
 
 
-def overheads(devices: np.ndarray, copies: np.ndarray, zero: np.ndarray) -> tuple[Any, Any]:
+def overheads(
+    devices: np.ndarray, copies: np.ndarray, zero: np.ndarray, framework: str = ""
+) -> tuple[Any, Any]:
     """(certain, total) bytes of the budgets of many layouts, column by column as
     ``overhead_of`` has them; ``copies``: dp x cp."""
-    budgets = default_overhead(1), default_overhead(2), default_overhead(2, zero=3)
+    kinds = (1, 0), (2, 0), (2, 3)
+    budgets = [default_overhead(*kind, framework) for kind in kinds]
     which = np.where(devices == 1, 0, np.where((zero == 3) & (copies > 1), 2, 1))
     certain = np.array([budget.certain for budget in budgets])[which]
     return certain, np.array([budget.total for budget in budgets])[which]
 
 
-def judge(peak: Any, certain: Any, total: Any, capacity: Any) -> Any:
+def measured_over_estimated(framework: str) -> tuple[str, tuple[float, ...]]:
+    """(whose, measured over estimated bytes) of the published rows: those of ``framework`` if ten
+    or more differ, else of all frameworks. `make accuracy` writes them."""
+    told = json.loads(data_file("calibration", "memory_errors.json").read_text(encoding="utf-8"))
+    own = tuple(told.get(framework, ()))
+    if len(own) >= FEW:
+        return framework, own
+    return "all frameworks", tuple(ratio for ratios in told.values() for ratio in ratios)
+
+
+def most_of(device: Device, recipe: Recipe) -> int:
+    """Bytes of ``device`` that a run can have at most: the nominal capacity for a plan by nobody's
+    own program; for one whose framework is known, what the driver reports less NCCL's buffers, if
+    that is more."""
+    reported = device.most_bytes - NCCL_BUFFERS if recipe.framework else 0
+    return max(device.memory_bytes, reported)
+
+
+def judge(peak: Any, certain: Any, total: Any, capacity: Any, most: Any = 0) -> Any:
     """The place in VERDICTS of ``peak`` bytes of tensors on a device of ``capacity`` bytes, with
-    an overhead of ``total`` bytes of which ``certain`` are certain; numbers or columns.
+    an overhead of ``total`` bytes of which ``certain`` are certain; numbers or columns. ``most``:
+    bytes that the device really has, where that is more than its nominal capacity.
 
     The one rule of ``fits``, ``search`` and ``check_premise``.
 
     >>> [VERDICTS[judge(peak, 10, 70, 1000)] for peak in (930, 931, 990, 991)]
     ['fits', 'tight', 'tight', 'no']
+    >>> VERDICTS[judge(991, 10, 70, 1000, most=1050)]
+    'tight'
     """
-    return (peak + certain > capacity) * 1 + (peak + total > capacity)
+    return (peak + certain > max(most, capacity)) * 1 + (peak + total > capacity)

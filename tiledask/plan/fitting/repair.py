@@ -30,7 +30,7 @@ class Search:
     def __init__(self, memory: MemoryEstimate, cluster: ClusterSpec, overhead: Overhead):
         self.model, self.recipe, self.sequence = memory.model, memory.recipe, memory.sequence
         self.start, self.cluster, self.overhead = memory.layout, cluster, overhead
-        self.own = overhead != overhead_of(memory.layout)
+        self.own = overhead != overhead_of(memory.layout, self.recipe.framework)
 
     def nearest(self) -> Layout | None:
         """The fewest changed fields, then the fewest devices, then the order of FIELDS."""
@@ -121,7 +121,9 @@ class Search:
 
     def _ok(self, layout: Layout) -> bool:
         """Whether every stage fits with overhead; the likeliest not to is looked at first."""
-        overhead = self.overhead if self.own else overhead_of(layout)
+        if self.recipe.offloads_weights and layout.zero != 3:
+            return False
+        overhead = self.overhead if self.own else overhead_of(layout, self.recipe.framework)
 
         def fits(held: int) -> bool:
             capacity = self.cluster.device.memory_bytes

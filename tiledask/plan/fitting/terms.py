@@ -22,8 +22,9 @@ from tiledask.plan.fitting.in_flight import InFlight, Unsharded
 from tiledask.plan.inputs.items import ItemParameters
 from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.inputs.model import Model
-from tiledask.plan.inputs.recipes import Recipe, State
+from tiledask.plan.inputs.recipes import DEVICE, Recipe, State
 from tiledask.plan.ledger import ALWAYS, Row
+from tiledask.plan.timing.calibration import holds
 
 __all__ = ["Costs", "Term", "Terms", "fullest", "rows"]
 
@@ -108,7 +109,7 @@ class Terms:
 
     def __iter__(self) -> Iterator[Term]:
         step = self._training() if self.recipe.trains else self._serving()
-        return chain(self._states(), self._gathered(), step)
+        return chain(self.states(DEVICE), self._gathered(), self._cache(), step)
 
     def _items(self) -> list[tuple[Any, Any, ItemParameters]]:
         """Of each item: how many are on the stage, whether any is, and its parameters."""
@@ -117,18 +118,26 @@ class Terms:
             del columns[1]  # no mixtures
         return [(*column, item) for column, item in zip(columns, self.costs.items, strict=True)]
 
-    def _states(self) -> Iterator[Term]:
-        """Weights and what training keeps for each: a term for each state of the recipe."""
+    def states(self, place: str) -> Iterator[Term]:
+        """Weights and what training keeps for each: a term for each state that lies there."""
         layout, recipe = self.layout, self.recipe
         items, copies, held = self._items(), layout.dp * layout.cp, {}
-        for of, at in (("parameters", 0), ("adapters", 2)):
+        layers, ends = items[:-3], items[-3:]
+        for of, at, some in (
+            ("parameters", 0, items),
+            ("adapters", 2, items),
+            ("layers", 0, layers),
+            ("embeddings", 0, ends),
+        ):
             if any(state.of == of for state in recipe.states):
-                dense, expert = (sum(n * item[at + k] for n, _, item in items) for k in (0, 1))
+                dense, expert = (sum(n * item[at + k] for n, _, item in some) for k in (0, 1))
                 shard = -(-dense // copies)
                 if self.model.experts:
                     shard = shard - (-expert // layout.expert_copies)
                 held[of] = dense, expert, dense + expert, shard
         for state in recipe.states:
+            if state.place != place:
+                continue
             dense, expert, whole, shard = held[state.of]
             size = state.on_device(whole, shard, layout.zero)
             source = ZERO if np.all(_shards(state, layout)) else recipe.source
@@ -146,23 +155,54 @@ class Terms:
         if not np.any(waits):
             return
         copies = layout.dp * layout.cp  # ZeRO shards what others hold copies of
-        apart, beside = copies > 1, layout.expert_copies > 1
+        brought = recipe.offloads_weights  # to a single copy too
+        apart, beside = (copies > 1) | brought, (layout.expert_copies > 1) | brought
         *sizes, head, tied = (
             there * (apart * item.dense + beside * item.expert) for _, there, item in self._items()
         )
         sizes.append(head + tied)
-        size = _largest(sizes)
         layers = ("dense layer", "mixture layer") if self.model.experts else ("layer",)
-        formula = _largest_formula, (*layers, "embedding", "head"), *sizes
+        of_items = _largest_formula, (*layers, "embedding", "head"), *sizes
+        held = holds(recipe.framework)
+        size, formula = self._at_once(_largest(sizes), held.live_weights, of_items)
         if not recipe.holds("gathered weights"):
             width, there = recipe.gathered_bytes, gathers & (size > 0)
             whole = gathers * (width * size)
             for moment in (FORWARD, LOSS, BACKWARD) if recipe.trains else (FORWARD,):
                 yield Term("gathered weights", moment, there, whole, (*formula, width), ZERO)
+        size, formula = self._at_once(_largest(sizes), held.live_gradients, of_items)
         if recipe.gradient_bytes and not recipe.holds("unreduced gradients"):
             width, there = recipe.gradient_bytes, waits & (size > 0)
             whole = waits * (width * size)
             yield Term("unreduced gradients", BACKWARD, there, whole, (*formula, width), ZERO)
+
+    def _cache(self) -> Iterator[Term]:
+        """Keys and values of the tokens that are served; latent ones are whole on every device."""
+        if not self.recipe.cached:
+            return
+        model, width = self.model, self.recipe.compute_bytes
+        groups = -(-model.kv_heads // self.layout.tp)
+        every = model.kv_cache_elements
+        each = every if model.latent else groups * (every // model.kv_heads)
+        tokens = -(-self.recipe.cached // self.layout.cp)
+        layers = self.held.dense + self.held.mixtures
+        size: Any = layers * (tokens * (width * each))
+        words = "{} layers x {:,} tokens x {} B x {:,} numbers of a token".format
+        formula = words, layers, tokens, width, each
+        source = "keys and values, 2 x heads x width, or the latent: DeepSeek-V2, arXiv:2405.04434"
+        yield Term("key-value cache", ALWAYS, 1, size, formula, source)
+
+    def _at_once(
+        self, item: Any, live: int, formula: tuple[Any, ...]
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """Parameters of the largest ``item`` that are whole at once, and the words: all of them, or
+        where the framework goes weight by weight those ``live`` at most, or the largest weight."""
+        if not live:
+            return item, formula
+        largest = _largest(there * each.largest for _, there, each in self._items())
+        some = (item <= live) * item + (item > live) * _largest((largest, live))
+        words = "{2} B x {0:,} parameters, the largest weight or {1:,} live ones".format
+        return some, (words, some, live)
 
     def _by_schedule(self, whole: Unsharded) -> Iterator[Term]:
         """The same where the schedule says when a stage's weights are gathered and dropped, and
@@ -215,16 +255,25 @@ class Terms:
         yield "head activations", held.has_head, inputs * size, formula, ENDS
 
     def _logits(self) -> Iterator[Term]:
-        """Logits in single precision, from the end of the forward pass to their gradient."""
+        """Logits, in single precision or as the product writes them, from the end of the forward
+        pass to their gradient, and what else the framework's loss holds."""
+        loss = holds(self.recipe.framework).loss_bytes
+        each = min(4, loss - 2)
         width, ends, waiting = self.recipe.compute_bytes, self.held.has_head, self.held.kept_heads
         if not np.any(ends):
             return
-        elements, words = self._elements, "4 B x {:,} logits x {} micro-batches".format
+        elements, words = self._elements, "{} B x {:,} logits x {} micro-batches".format
         for moment, n in ((FORWARD, waiting), (LOSS, waiting), (BACKWARD, waiting - ends)):
-            yield Term("logits", moment, ends, n * (4 * elements), (words, elements, n), ENDS)
+            yield Term(
+                "logits", moment, ends, n * (each * elements), (words, each, elements, n), ENDS
+            )
         size, formula = ends * (width * elements), (LOGITS, width, elements)
         source = "cast back to the precision of the product"
         yield Term("logit gradients", LOSS, ends, size, formula, source)
+        if more := loss - 2 - each:
+            size, formula = ends * (more * elements), (LOGITS, more, elements)
+            source, tensor = f"framework {self.recipe.framework}", LOG_PROBABILITIES
+            yield Term(tensor, LOSS, ends, size, formula, source)
         for work in self.recipe.working:
             if work.of in ("logit", "logit of a split vocabulary"):
                 there = ends * ((work.of == "logit") | (self.layout.tp > 1))
@@ -276,6 +325,7 @@ class Terms:
 
 
 LOGITS = "{} B x {:,} logits".format
+LOG_PROBABILITIES = "log-probabilities and their gradient"
 
 
 def _shards(state: State, layout: Layout | Numbers) -> Any:
@@ -283,17 +333,18 @@ def _shards(state: State, layout: Layout | Numbers) -> Any:
 
 
 def _state_formula(state: State, layout: Layout, dense: int, expert: int) -> str:
-    what = "parameters" if state.of == "parameters" else "parameters of adapters"
+    what = "parameters" if state.of == "parameters" else f"parameters of {state.of}"
+    each = f"{state.bytes} B" + (f" / {state.per}" if state.per > 1 else "")
     sharded = _shards(state, layout)
     copies = f"dp {layout.dp}" + (f" x cp {layout.cp}" if layout.cp > 1 else "")
     over = f" / {copies}" if sharded else ""
-    formula = f"{state.bytes} B x {dense:,} {what}{over}"
+    formula = f"{each} x {dense:,} {what}{over}"
     if expert:
         held = f"{copies} / ep {layout.ep}"
         if layout.expert_slices != layout.tp:
             held = f"tp {layout.tp} x {copies} / (ep {layout.ep} x expert_tp {layout.expert_tp})"
         over = f" / ({held})" if sharded else ""
-        formula += f" + {state.bytes} B x {expert:,} of experts{over}"
+        formula += f" + {each} x {expert:,} of experts{over}"
     return formula + (f" (ZeRO-{layout.zero})" if sharded else "")
 
 

@@ -115,8 +115,7 @@ class Many:
                 flash_attention=bool(flash_attention),
             )
             tokens = local_tokens(layout, self.sequence), cut_tokens(layout, self.sequence)
-            width = self.recipe.compute_bytes
-            layers = layer_costs(self.model, layout, self.sequence, width)
+            layers = layer_costs(self.model, layout, self.sequence, self.recipe)
             at = kept.setdefault(tuple(layer.kept for layer in layers), len(kept))
             return at, *tokens, *chain(*layers)
 

@@ -11,7 +11,7 @@ from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.inputs.run import check_run, check_trains
+from tiledask.plan.inputs.run import check_run, check_trains, more_tp
 
 __all__ = ["FRAMEWORKS", "READABLE", "export_config", "import_config"]
 
@@ -28,15 +28,6 @@ READABLE: dict[str, Callable[[str, Model | None, int | None], Imported]] = {
     "deepspeed": deepspeed.read,
 }
 
-MORE_TP = {
-    "megatron": "each rank keeps one, so that {times} ranks have copies of the same",
-    "nemo": "each rank keeps one, so that {times} ranks have copies of the same",
-    "torchtitan": "it cuts heads apart and stops; use tp={heads} or less",
-    "deepspeed": "AutoTP gives whole heads to {heads} ranks and none to the others; use tp={heads} "
-    "or less",
-    "nanotron": "it refuses what does not divide them; use tp={heads} or less",
-}
-"""What each does with more tensor ranks than key-value heads."""
 MOST_BYTES = 1_000_000
 
 
@@ -65,12 +56,7 @@ def export_config(
     check_trains(recipe)
     job = Job(model, layout, recipe, check_run(model, layout, sequence))
     text = FRAMEWORKS[framework](job)
-    if layout.tp > model.kv_heads and not model.latent:
-        times = layout.tp // model.kv_heads
-        words = MORE_TP[framework].format(times=times, heads=model.kv_heads)
-        job.said.append(
-            f"tp={layout.tp} is more than the {model.kv_heads} key-value heads: {words}"
-        )
+    job.said.extend(more_tp(model, layout, framework))
     return Exported(framework, text, job.lost, tuple(job.said))
 
 

@@ -43,6 +43,7 @@ NAMES = {
 RECIPES: dict[str, Settings] = {
     "fsdp-adam": {"dtype": "float32", "mixed_precision_param": "bfloat16"},
     "fsdp-adam-pipeline": {"dtype": "float32", "mixed_precision_param": "bfloat16"},
+    "fsdp-adam-no-reshard": {"dtype": "float32", "mixed_precision_param": "bfloat16"},
     "fp32-adam": {"dtype": "float32", "mixed_precision_param": "float32"},
     "bf16-adam": {"dtype": "bfloat16", "mixed_precision_param": "bfloat16"},
 }
@@ -68,6 +69,9 @@ def write(job: Job) -> str:
         lost["zero"] = "context parallelism shards weights over its ranks there"
     if job.recipe.name == "fsdp-adam-pipeline" and (layout.pp == 1 or layout.zero < 3):
         lost["recipe"] = "weights stay gathered in pipelines with ZeRO 3 only: as fsdp-adam"
+    unsharded = layout.pp > 1 or layout.zero < 3 or copies == 1
+    if job.recipe.name == "fsdp-adam-no-reshard" and unsharded:
+        lost["recipe"] = "weights stay gathered with ZeRO 3 outside of pipelines only: as fsdp-adam"
     parallel: Settings = {
         "data_parallel_replicate_degree": layout.dp // shards,
         "data_parallel_shard_degree": shards,
@@ -118,8 +122,13 @@ def _reshard(job: Job) -> str:
         return "never"
     if job.recipe.name == "fsdp-adam-pipeline":
         return "default"
+    if job.recipe.name == "fsdp-adam-no-reshard" and "recipe" not in job.lost:
+        return "never"
     if layout.unshard in ("phase", "step"):
-        if layout.unshard == "phase":
+        if layout.pp == 1:
+            words = "gradients are reduced layer by layer there: as recipe fsdp-adam-no-reshard"
+            job.lost["unshard"] = job.lost["recipe"] = words
+        elif layout.unshard == "phase":
             job.lost["unshard"] = "unshard=phase has no counterpart: as unshard=step"
         return "never"
     if layout.unshard not in (None, "action"):
@@ -217,7 +226,10 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     recipe = _precision(found, layout)
     reshard = found.get("parallelism.fsdp_reshard_after_forward", "default")
     if reshard == "never" and layout["zero"] == 3:
-        layout["unshard"] = "step"
+        if layout["pp"] == 1 and recipe == "fsdp-adam":
+            recipe = "fsdp-adam-no-reshard"
+        else:
+            layout["unshard"] = "step"
     sequence = found.whole("training.seq_len", 2048)
     found.left()
     return Imported(model, sized(layout, sizes), recipe, sequence, tuple(found.assumed))

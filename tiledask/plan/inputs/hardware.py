@@ -83,6 +83,18 @@ class Device:
     """What one multiprocessor can read from its shared memory in a clock."""
 
     @property
+    def most_bytes(self) -> int:
+        """Bytes beyond which nothing can be allocated: what the driver reports where that is known
+        of this capacity (up to 8 % more than the nominal one), else the capacity.
+
+        >>> load_device("H100").most_bytes, load_device("H100").memory_bytes
+        (85520809984, 80000000000)
+        """
+        reported = (self.memory_mib or 0) * 2**20
+        known = self.memory_bytes <= reported <= 1.08 * self.memory_bytes
+        return reported if known else self.memory_bytes
+
+    @property
     def l2_bandwidth(self) -> float:
         """Bytes per second that the multiprocessors can read from L2, at most; 0 if unknown."""
         return self.l2_bytes_per_clock * self.clock
@@ -130,6 +142,10 @@ class ClusterSpec:
     devices_per_node: int
     within_node: Link
     between_nodes: Link
+    host_bytes: int = 0
+    """Memory of a node's host, for what is offloaded there; 0 if unknown."""
+    nvme_bytes: int = 0
+    """Of a node's disks, likewise."""
 
     @property
     def nodes(self) -> int:
@@ -164,7 +180,8 @@ def load_cluster(spec: str | os.PathLike[str]) -> ClusterSpec:
 
     A file holds ``devices`` (their number) and ``device``: a shipped name or an object
     like those in data/hardware; ``devices_per_node``, ``within_node`` and
-    ``between_nodes`` replace the device's own. A link has a ``name``, ``bytes_per_second`` of
+    ``between_nodes`` replace the device's own, as do ``host_bytes`` and ``nvme_bytes``, the memory
+    and the disks of a node for what is offloaded. A link has a ``name``, ``bytes_per_second`` of
     one device in one direction, and may have ``latency`` (seconds, LATENCY if absent) and
     ``share`` (the part of the bandwidth that collectives reach, SHARE if absent).
 
@@ -189,7 +206,7 @@ def load_cluster(spec: str | os.PathLike[str]) -> ClusterSpec:
         devices = fields.integer("devices")
         named = isinstance(fields.values.get("device"), str)
         base = _find(fields.text("device")) if named else fields.object("device")
-        over = ("devices_per_node", "within_node", "between_nodes")
+        over = ("devices_per_node", "within_node", "between_nodes", "host_bytes", "nvme_bytes")
         given = {key: fields.values[key] for key in over if key in fields}
         unknown = [key for key in fields.left() if key not in (*over, "source")]
         if unknown:
@@ -277,6 +294,8 @@ def _whole(devices: int, fields: Fields) -> ClusterSpec:
         devices_per_node=fields.integer("devices_per_node"),
         within_node=_link(fields.object("within_node")),
         between_nodes=_link(fields.object("between_nodes")),
+        host_bytes=fields.integer("host_bytes", 0, 0),
+        nvme_bytes=fields.integer("nvme_bytes", 0, 0),
     )
     fields.integer("memory_mib", 1)
     fields.done()

@@ -25,13 +25,16 @@ def model_from_config(config: Fields, name: str) -> Model | CountedModel:
     Counts are of trainable parameters; buffers in a checkpoint, such as the rotary
     frequencies in Llama 2's, are none. The load-balancing bias of DeepSeek-V3's router is
     one, as in its published 671 B; its multi-token-prediction layer is known but not counted
-    (``mtp_layers``, ``with_mtp``).
+    (``mtp_layers``, ``with_mtp``). Of a model of images and text it is the language model alone,
+    with its output projection, as its ``name`` says.
 
     >>> config = Fields({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12,
     ...                  "n_positions": 1024, "vocab_size": 50257}, "config.json")
     >>> model_from_config(config, "gpt2").parameters
     124439808
     """
+    if (inner := _language(config)) is not None:
+        return model_from_config(inner, f"{name}, text alone")
     if "model_type" not in config and "text_config" in config:
         raise config.fail("model_type", f"is missing. {_way(config)}")
     kind = config.text("model_type")
@@ -75,6 +78,23 @@ def model_from_config(config: Fields, name: str) -> Model | CountedModel:
         ) from None
     _check_rest(config, family.neutral)
     return found
+
+
+def _language(config: Fields) -> Fields | None:
+    """The config of the language model within that of a model of images and text, if it is one
+    that is understood: under "text_config", or in older files among the others' keys."""
+    outer, inner = config.values, config.values.get("text_config")
+    kind = outer.get("model_type")
+    if isinstance(inner, dict) and inner.get("model_type") in FAMILIES and kind not in families:
+        # which of both says whether the output projection is the embedding's table
+        if kind != "llama4" and outer.get("tie_word_embeddings") is not None:
+            inner = inner | {"tie_word_embeddings": outer["tie_word_embeddings"]}
+        return Fields(inner, f"{config.where}, text_config")
+    if inner is None and "vision_config" in outer and f"{kind}_text" in FAMILIES:
+        left_out = "architectures", "vision_config"
+        inner = {key: value for key, value in outer.items() if key not in left_out}
+        return Fields(inner | {"model_type": f"{kind}_text"}, config.where)
+    return None
 
 
 def _class(config: Fields, kind: str, known: tuple[str, ...]) -> str:

@@ -1,11 +1,12 @@
 """Training recipes as data: bytes per parameter, and which of them ZeRO shards."""
 
+import os
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from tiledask.errors import ConfigError
-from tiledask.plan.data import Fields, names, read_named
+from tiledask.errors import ConfigError, short
+from tiledask.plan.data import Fields, names, read, read_named
 from tiledask.plan.inputs.weights import Weight
 from tiledask.plan.ledger import ALWAYS
 from tiledask.plan.whole import whole_number
@@ -17,13 +18,16 @@ __all__ = [
     "Working",
     "load_recipe",
     "lora",
+    "offload",
     "recipes",
     "state_bytes",
 ]
 
 NEVER = 4
 """A ZeRO stage that there is not: a state that stays whole on every device."""
-OF_STATES = ("parameters", "adapters")
+DEVICE, CPU, NVME = PLACES = ("device", "cpu", "nvme")
+"""Where a state lies: on the device, or of its node in the host's memory or on its disks."""
+OF_STATES = ("parameters", "adapters", "layers", "embeddings")
 OF_WORKING = ("largest weight", "logit", "logit of a split vocabulary")
 
 
@@ -34,19 +38,24 @@ class State:
     tensor: str
     """Tensor class: "weights", "gradients", "master weights", "momentum", ..."""
     bytes: int
-    """Bytes per parameter."""
+    """Bytes per parameter, or for every ``per`` of them."""
     zero: int
     """The lowest ZeRO stage that shards it over the data-parallel devices; 4: none does."""
     moment: str = ALWAYS
     of: str = "parameters"
-    """What it is kept for: "parameters" (all of the model's) or "adapters"."""
+    """What it is kept for: "parameters" (all of the model's), "adapters", or the parameters of the
+    "layers" or of the "embeddings" (embedding and head) alone."""
+    per: int = 1
+    """Parameters that ``bytes`` are kept for: 2 of 4 bits, or a block with one scale."""
+    place: str = DEVICE
+    """Where it lies: "device", or offloaded to "cpu" or "nvme"."""
 
     def sharded(self, zero: Any) -> Any:
         return zero >= self.zero
 
     def on_device(self, parameters: Any, shard: Any, zero: Any) -> Any:
         """Bytes that a device keeps for ``parameters``, or for its ``shard`` of them."""
-        return self.bytes * (parameters + self.sharded(zero) * (shard - parameters))
+        return self.bytes * -(-(parameters + self.sharded(zero) * (shard - parameters)) // self.per)
 
 
 @dataclass(frozen=True)
@@ -115,15 +124,19 @@ class Recipe:
     attention core, the head, what is kept and what is sent stay ``compute_bytes`` wide."""
     framework: str = ""
     """The framework of data/calibration whose way it is; empty: it is nobody's own."""
+    cached: int = 0
+    """Tokens, of all sequences that a copy serves, whose keys and values it keeps."""
 
     def __repr__(self) -> str:
         states = " + ".join(f"{state.bytes} {state.tensor}" for state in self.states)
         return f"Recipe({self.name}: {states} bytes a parameter)"
 
     @property
-    def bytes_per_parameter(self) -> int:
-        """Bytes per parameter of the model, adapters not counted."""
-        return sum(state.bytes for state in self.states if state.of == "parameters")
+    def bytes_per_parameter(self) -> float:
+        """Bytes per parameter of the model, adapters not counted, nor that embeddings may take
+        more than layers; a whole number but where weights are packed."""
+        kept = [s for s in self.states if s.of in ("parameters", "layers")]
+        return sum(s.bytes if s.per == 1 else s.bytes / s.per for s in kept)
 
     @property
     def gradient_bytes(self) -> int:
@@ -140,12 +153,24 @@ class Recipe:
 
     @property
     def weight_bytes(self) -> int:
+        """Bytes of a weight; 1 of those in 4 bits."""
         return next(s.bytes for s in self.states if s.tensor == "weights")
 
     @property
     def gathered_bytes(self) -> int:
         """Bytes of a weight as ZeRO gathers it: in the width of the forward pass, if narrower."""
         return min(self.weight_bytes, self.compute_bytes)
+
+    @property
+    def offloads_weights(self) -> bool:
+        """Whether weights lie elsewhere, and come to the device for a layer at a time."""
+        return any(s.tensor == "weights" and s.place != DEVICE for s in self.states)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Where it keeps what is not on the device: "cpu", "nvme", both or nothing."""
+        there = {state.place for state in self.states}
+        return tuple(place for place in PLACES[1:] if place in there)
 
     @property
     def trains(self) -> bool:
@@ -163,11 +188,14 @@ def recipes() -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def _load(name: str) -> Recipe:
-    fields = read_named("recipes", name)
+    return _recipe(read_named("recipes", name))
+
+
+def _recipe(fields: Fields) -> Recipe:
     own, words = fields.text("name"), fields.text("description")
     width = fields.integer("compute_bytes")
     states = tuple(_state(each) for each in fields.objects("states"))
-    source = fields.text("source")
+    source = fields.text("source", "")
     product, framework = fields.integer("product_bytes", 0, 0), fields.text("framework", "")
     working = []
     for each in fields.objects("working") if "working" in fields else ():
@@ -193,6 +221,8 @@ def _state(each: Fields) -> State:
         each.integer("zero"),
         each.text("moment", ALWAYS),
         _one_of(each, "of", OF_STATES, OF_STATES[0]),
+        each.integer("per", 1, 1),
+        _one_of(each, "place", PLACES, DEVICE),
     )
     if state.zero > NEVER:
         raise each.fail("zero", f"must be a ZeRO stage, 1, 2 or 3, or {NEVER} for none")
@@ -207,13 +237,17 @@ def _one_of(each: Fields, key: str, allowed: tuple[str, ...], default: str | Non
     return word
 
 
-def load_recipe(recipe: str | Recipe) -> Recipe:
-    """The shipped recipe of that name; a Recipe comes back as it is."""
+def load_recipe(recipe: str | os.PathLike[str] | Recipe) -> Recipe:
+    """The shipped recipe of that name, or the one in a JSON file like those in data/recipes; a
+    Recipe comes back as it is."""
     if isinstance(recipe, Recipe):
         return recipe
-    if not isinstance(recipe, str):
-        raise ConfigError(f"a recipe is a name or a Recipe, got {recipe!r}")
-    return _load(recipe)
+    if not isinstance(recipe, str | os.PathLike):
+        raise ConfigError(f"a recipe is a name, a path or a Recipe, got {short(recipe)}")
+    text = os.fspath(recipe)
+    if text.lower().endswith(".json") and text.lower() not in recipes():
+        return _recipe(read(text))
+    return _load(text)
 
 
 def lora(
@@ -237,10 +271,38 @@ def lora(
     return replace(recipe, adapters=Adapters(rank, tuple(matrices)))
 
 
+def offload(
+    recipe: str | Recipe = "mixed-adam-16",
+    states: tuple[str, ...] = ("master weights", "momentum", "variance"),
+    to: str = CPU,
+) -> Recipe:
+    """``recipe`` with some of its ``states`` in the memory of the node's host, ``to="cpu"``, or on
+    its disks, "nvme"; "weights" need ZeRO-3, which brings them a layer at a time.
+
+    Source: Ren et al. 2021, ZeRO-Offload, arXiv:2101.06840; Rajbhandari et al. 2021, ZeRO-Infinity,
+    arXiv:2104.07857.
+
+    >>> offload().places
+    ('cpu',)
+    """
+    known = load_recipe(recipe)
+    there = [state.tensor for state in known.states]
+    if isinstance(states, str) or not states or not set(states) <= set(there):
+        raise ConfigError(
+            f"states must be a tuple of names of what {known.name} keeps, {', '.join(there)}; got "
+            f"{short(states)}"
+        )
+    if to not in PLACES:
+        raise ConfigError(f"states lie on one of {PLACES}, got to={short(to)}")
+    moved = (replace(s, place=to) if s.tensor in states else s for s in known.states)
+    return replace(known, states=tuple(moved))
+
+
 def state_bytes(
     parameters: int, recipe: str | Recipe = "mixed-adam-16", zero: int = 0, dp: int = 1
 ) -> dict[str, int]:
-    """Bytes of each state on one of ``dp`` data-parallel devices, by tensor class.
+    """Bytes of each state on one of ``dp`` data-parallel devices, by tensor class; of what is not
+    offloaded.
 
     ZeRO cuts a state into equal shards of whole numbers; the fullest device counts.
     Source: Rajbhandari et al. 2020, arXiv:1910.02054, Table 1.
@@ -253,5 +315,5 @@ def state_bytes(
     return {
         state.tensor: state.on_device(parameters, -(-parameters // dp), zero)
         for state in load_recipe(recipe).states
-        if state.of == "parameters"
+        if state.of == "parameters" and state.place == DEVICE
     }

@@ -1,6 +1,7 @@
 """What is run: a model, a layout and a sequence that can go together."""
 
 from bisect import bisect_left
+from dataclasses import replace
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.inputs.layout import Layout
@@ -8,8 +9,28 @@ from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.whole import whole_number
 
-__all__ = ["check_run", "check_trains", "check_unshard", "chunk_items", "chunk_kinds"]
+__all__ = [
+    "caches",
+    "check_held",
+    "check_run",
+    "check_timed",
+    "check_trains",
+    "check_unshard",
+    "chunk_items",
+    "chunk_kinds",
+    "more_tp",
+]
 
+
+MORE_TP = {
+    "megatron": "each rank keeps one, so that {times} ranks have copies of the same",
+    "nemo": "each rank keeps one, so that {times} ranks have copies of the same",
+    "torchtitan": "it cuts heads apart and stops; use tp={heads} or less",
+    "deepspeed": "AutoTP gives whole heads to {heads} ranks and none to the others; use tp={heads} "
+    "or less",
+    "nanotron": "it refuses what does not divide them; use tp={heads} or less",
+}
+"""What each framework does with more tensor ranks than key-value heads."""
 LONGEST = 2**30
 """Tokens of the longest sequence that is believed."""
 
@@ -40,6 +61,58 @@ def check_run(model: Model, layout: Layout, sequence: int) -> int:
         )
     layout.chunk_layers(model.layers)
     return sequence
+
+
+def more_tp(model: Model, layout: Layout, *frameworks: str) -> list[str]:
+    """What the frameworks, all of MORE_TP by default, do with more tensor ranks than key-value
+    heads, in one line; none where there are not more.
+
+    >>> from tiledask.plan.inputs.load import load_model
+    >>> more_tp(load_model("llama-3.1-8b"), Layout(tp=16), "megatron")[0].partition(": ")[0]
+    'tp=16 is more than the 8 key-value heads'
+    """
+    if layout.tp <= model.kv_heads or model.latent:
+        return []
+    said: dict[str, list[str]] = {}
+    for name in frameworks or MORE_TP:
+        words = MORE_TP[name].format(times=layout.tp // model.kv_heads, heads=model.kv_heads)
+        said.setdefault(words, []).append(name)
+    one = len(frameworks) == 1
+    does = (words if one else f"{' and '.join(names)}: {words}" for words, names in said.items())
+    return [f"tp={layout.tp} is more than the {model.kv_heads} key-value heads: {'; '.join(does)}"]
+
+
+def caches(recipe: Recipe, cached: int) -> Recipe:
+    """``recipe`` with the keys and values of ``cached`` tokens, or of as many as it says; refuses
+    them for one that trains."""
+    meant = "tokens of all sequences that a copy serves"
+    cached = whole_number("cached", cached or recipe.cached, 0, LONGEST**2, of=meant)
+    if cached and recipe.trains:
+        raise ConfigError(
+            f"recipe {recipe.name!r} trains, and keeps no keys and values of {cached:,} tokens; "
+            f"serve with 'fp16-weights', 'int8-weights' or 'int4-weights'"
+        )
+    return replace(recipe, cached=cached)
+
+
+def check_held(recipe: Recipe, layout: Layout) -> Recipe:
+    """The recipe; refuses weights that lie elsewhere where nothing brings them."""
+    if recipe.offloads_weights and (layout.zero != 3 or layout.unshard is not None):
+        said = f"zero={layout.zero}, unshard={layout.unshard}"
+        raise ConfigError(
+            f"recipe {recipe.name!r} keeps its weights off the device, and only zero=3 without "
+            f"unshard brings them a layer at a time, got {said}; offload optimizer states alone"
+        )
+    return recipe
+
+
+def check_timed(recipe: Recipe) -> None:
+    """Refuse a recipe whose step has no time model."""
+    if recipe.places:
+        raise ConfigError(
+            f"recipe {recipe.name!r} offloads states to {' and '.join(recipe.places)}, and how "
+            f"long their way takes is not modelled; td.fits tells whether they have room"
+        )
 
 
 def chunk_kinds(model: Model, layout: Layout) -> list[tuple[int, int]]:

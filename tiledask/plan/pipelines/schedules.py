@@ -20,7 +20,7 @@ from tiledask.plan.pipelines.generators.classic import (
 )
 from tiledask.plan.pipelines.generators.dualpipe import dualpipe, dualpipev
 from tiledask.plan.pipelines.generators.sharding import shard_weights
-from tiledask.plan.pipelines.generators.zb_v import v_half, v_min, wave, zb_v
+from tiledask.plan.pipelines.generators.zb_v import v_auto, v_half, v_min, wave, zb_v
 from tiledask.plan.pipelines.generators.zero_bubble import (
     interleaved_zero_bubble,
     zb_auto,
@@ -65,6 +65,7 @@ schedules = Schedules(
         "zb-v": zb_v,
         "v-half": v_half,
         "v-min": v_min,
+        "v-auto": v_auto,
         "chimera": chimera,
         "dualpipe": dualpipe,
         "dualpipev": dualpipev,
@@ -72,7 +73,8 @@ schedules = Schedules(
     }
 )
 """The schedules by name. Each takes stages and microbatches; the looped ones also devices, "1f1b"
-the replicas of each stage, and "zb-auto" the times and the memory that it is made for."""
+the replicas of each stage, "zb-auto" and "v-auto" the times and the memory that they are made
+for."""
 OF_PYTORCH = {
     "gpipe": "gpipe",
     "1f1b": "1f1b",
@@ -82,8 +84,9 @@ OF_PYTORCH = {
     "zbvzerobubble": "zb-v",
     "dualpipev": "dualpipev",
 }
-"""What PyTorch calls them, in lower case, as it takes its names in any."""
-V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipev")
+"""What PyTorch calls them, in lower case, as it takes its names in any; its classes' names begin
+with Schedule."""
+V_SHAPED = ("zb-v", "v-half", "v-min", "v-auto", "dualpipev")
 """Down the stages and back: two on each device, whatever is asked."""
 BOTH_WAYS = ("chimera", "dualpipe")
 """Two copies of the model, the second from the last stage to the first."""
@@ -92,10 +95,11 @@ BOTH_WAYS = ("chimera", "dualpipe")
 def called(name: str) -> str:
     """The schedule's name, of that or of PyTorch's name for it; others come back as they are.
 
-    >>> called("Interleaved1F1B"), called("1F1B"), called("wave")
-    ('interleaved', '1f1b', 'wave')
+    >>> called("Interleaved1F1B"), called("1F1B"), called("ScheduleGPipe"), called("wave")
+    ('interleaved', '1f1b', 'gpipe', 'wave')
     """
-    return OF_PYTORCH.get(name.lower(), name) if isinstance(name, str) else name
+    known = isinstance(name, str) and OF_PYTORCH.get(name.lower().removeprefix("schedule"))
+    return known or name
 
 
 def is_looped(name: str) -> bool:
@@ -132,11 +136,14 @@ def schedule(
     backwards of "LoopedBFS", which it does from the last micro-batch to the first.
 
     ``stages`` counts all stages of the model. "interleaved", "looped-bfs", "interleaved-zb" and
-    "wave" put several on a device and need ``devices=``; "zb-v", "v-half", "v-min" and
-    "dualpipev" put two on each. "chimera" and "dualpipe" have every stage on two devices, and each
-    micro-batch passes through one of the two. "1f1b" takes ``replicas=``, on how many devices each
-    stage is: micro-batches come to them in turn (PipeDream). ``forward_only`` leaves the backwards
-    out.
+    "wave" put several on a device and need ``devices=``; "zb-v", "v-half", "v-min", "v-auto"
+    and "dualpipev" put two on each. "chimera" and "dualpipe" have every stage on two devices, and
+    each micro-batch passes through one of the two. "1f1b" takes ``replicas=``, on how many devices
+    each stage is: micro-batches come to them in turn (PipeDream). "zb-auto", one stage on each
+    device, and "v-auto", two, are made for the seconds ``forward``, ``backward_input``,
+    ``backward_weight`` and ``latency`` within a ``memory_limit``, and made better by as many
+    ``tries`` of a search, towards a ``goal``: a short "span" or "makespan". ``forward_only`` leaves
+    the backwards out.
     Raises ScheduleError for an unknown name or option, a count below 1, stages that do not
     divide over the devices, and a forward-only "naive" with several micro-batches, which as
     an order of actions is GPipe's.
@@ -148,6 +155,8 @@ def schedule(
     Schedule(interleaved: 8 stages on 4 devices, 8 micro-batches, 128 actions)
     >>> schedule("1f1b", stages=2, microbatches=6, replicas=(3, 1))
     Schedule(1f1b, 3-1: 2 stages on 4 devices, 6 micro-batches, 24 actions)
+    >>> schedule("v-auto", 8, 8, forward=[2, 1, 1, 1, 1, 1, 1, 3], latency=0.2, memory_limit=6)
+    Schedule(v-auto: 8 stages on 4 devices, 8 micro-batches, 192 actions)
     """
     if (name := called(name)) not in schedules:
         raise ScheduleError(

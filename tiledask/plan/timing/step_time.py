@@ -15,6 +15,7 @@ from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import SELECTIVE_OP, Numbers
 from tiledask.plan.inputs.model import Model, Weight
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
+from tiledask.plan.inputs.run import check_timed
 from tiledask.plan.pipelines.schedules import BOTH_WAYS
 from tiledask.plan.timing.calibration import Calibration, calibration_of
 from tiledask.plan.timing.collective_time import (
@@ -58,6 +59,9 @@ class StepTime:
     recipe: Recipe
     sequence: int
     calibration: Calibration
+
+    def __post_init__(self) -> None:
+        check_timed(self.recipe)
 
     @cached_property
     def rates(self) -> Rates:
@@ -300,8 +304,11 @@ class StepTime:
         """
         n, recipe = self.n, self.recipe
         zero = np.asarray(n.zero)
-        # gathered, and gradients summed, once a step
-        kept = recipe.holds("gathered weights") or unshard not in (None, "action", "phase")
+        once = unshard not in (None, "action", "phase")
+        # weights gathered, gradients summed, once a step
+        kept = recipe.holds("unreduced gradients") or once
+        # after the forward pass
+        resharded = not (recipe.holds("gathered weights") or once)
         each = np.where((zero >= 2) & (not kept), n.microbatches, 1)
         trained = recipe.gradient_bytes > 0  # otherwise only small adapters are
         own = np.where(self.both_ways, 0.5, 1.0) * n.microbatches  # of each stage that is here
@@ -310,7 +317,7 @@ class StepTime:
         of_gradients = of_gradients if unshard is None else 1
         # of the weights that ZeRO-3 gathers, those for the backward passes wait beside the sums
         again = np.where(np.asarray(n.recompute) == "full", own, 0)  # gathered for it, once more
-        beside = np.where((zero == 3) & (not kept), of_weights / 2 + again, 0)
+        beside = np.where((zero == 3) & resharded, of_weights / 2 + again, 0)
         before = np.where(zero == 3, of_weights / 2, trained * of_weights)
         held = self.held(layers)
         gradients = trained * self.over_copies(*held, recipe.gradient_bytes, layers)

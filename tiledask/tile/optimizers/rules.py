@@ -166,7 +166,12 @@ def rule_for(recipe: str | Recipe, rate: float = 1e-3) -> Rule:
 
 
 def check_states(recipe: Recipe) -> None:
-    """Refuse a recipe that keeps what no rule uses."""
+    """Refuse a recipe that keeps what no rule uses, or keeps it elsewhere."""
+    if recipe.places:
+        raise ConfigError(
+            f"recipe {recipe.name!r} offloads states to {' and '.join(recipe.places)}; what can be "
+            f"run keeps all of them on the device"
+        )
     wrong = [
         s
         for s in recipe.states

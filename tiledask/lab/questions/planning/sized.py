@@ -113,7 +113,7 @@ def machine(
         for name, speed in links.items()
         if speed is not None
     }
-    device = replace(known.device, name="each GPU", memory_bytes=memory)
+    device = replace(known.device, name="each GPU", memory_bytes=memory, memory_mib=None)
     return replace(known, device=device, devices_per_node=min(per_node, devices), **faster)
 
 

@@ -10,15 +10,17 @@ In a V ``stages`` is twice the number of devices: stage s is on device s, or on 
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 
 from tiledask.errors import ScheduleError
 from tiledask.plan.pipelines.generators.classic import count_of
+from tiledask.plan.pipelines.generators.given import Given, PerStage
 from tiledask.plan.pipelines.generators.lanes import Lane, from_steps, half_of, zigzag
-from tiledask.plan.pipelines.needs import needs, peak_in_flight
+from tiledask.plan.pipelines.needs import peak_in_flight
 from tiledask.plan.pipelines.schedule import Action, Schedule
 
-__all__ = ["v_half", "v_min", "wave", "zb_v"]
+__all__ = ["v_auto", "v_half", "v_min", "wave", "zb_v"]
 
 
 def zb_v(stages: int, microbatches: int) -> Schedule:
@@ -55,9 +57,6 @@ def zb_v(stages: int, microbatches: int) -> Schedule:
     )
 
 
-# --- from a feasible order to a better one -------------------------------------------------
-
-
 def v_half(stages: int, microbatches: int) -> Schedule:
     """V-Half: about half of the memory of 1F1B, and less idle time (arXiv 2405.15362).
 
@@ -68,40 +67,53 @@ def v_half(stages: int, microbatches: int) -> Schedule:
     >>> v_half(8, 8)
     Schedule(v-half: 8 stages on 4 devices, 8 micro-batches, 192 actions)
     """
-    p = half_of(stages)
-    gap = 0 if p % 2 else 3
-    return _building_block(
-        lambda d: (2 * d, 3 * p - 2 - d, 3 * p + gap - 1 + 2 * d, 6 * p + gap - 2 - d),
-        p,
-        microbatches,
-        "v-half",
-    )
+    return _squeezed(_half(half_of(stages), microbatches))
 
 
 def v_min(stages: int, microbatches: int) -> Schedule:
     """V-Min: about a third of the memory of 1F1B (arXiv 2405.15362).
 
     What is said of :func:`v_half` holds for it."""
-    p = half_of(stages)
+    return _squeezed(_minimum(half_of(stages), microbatches))
+
+
+def _half(p: int, microbatches: int, period: int = 6) -> Schedule:
+    gap = 0 if p % 2 else 3
+    return _repeated(
+        lambda d: (2 * d, 3 * p - 2 - d, 3 * p + gap - 1 + 2 * d, 6 * p + gap - 2 - d),
+        p,
+        microbatches,
+        period,
+        "v-half",
+    )
+
+
+def _minimum(p: int, microbatches: int, period: int = 6) -> Schedule:
     gap = 0 if p % 3 else 2
-    return _building_block(
+    return _repeated(
         lambda d: (d, 2 * p - 1 - d, 2 * p + gap + d, 4 * p + gap - 1 - d),
         p,
         microbatches,
+        period,
         "v-min",
     )
 
 
-def _building_block(
-    slots: Callable[[int], tuple[int, int, int, int]], devices: int, microbatches: int, name: str
+def _repeated(
+    slots: Callable[[int], tuple[int, int, int, int]],
+    devices: int,
+    microbatches: int,
+    period: int,
+    name: str,
 ) -> Schedule:
-    """A block repeated every 6 slots: ``slots(d)`` has F0, F1, I1 and I0, and W fills the rest."""
+    """A building block every ``period`` slots: ``slots(d)`` has F0, F1, I1 and I0, and W fills the
+    rest. The longer the period, the less is kept."""
 
     def order(device: int) -> list[Action]:
         down, up = device, 2 * devices - 1 - device
         block = zip(slots(device), (("F", down), ("F", up), ("I", up), ("I", down)), strict=True)
         placed = sorted(
-            (slot + 6 * i, Action(kind, stage, i))
+            (slot + period * i, Action(kind, stage, i))
             for slot, (kind, stage) in block
             for i in range(microbatches)
         )
@@ -117,8 +129,63 @@ def _building_block(
                 weights.append(action._replace(kind="W"))
         return [*actions, *weights]
 
-    repeated = Schedule.of(map(order, range(devices)), zigzag(2 * devices, devices), name)
-    return _squeeze(repeated, max(peak_in_flight(repeated)))
+    return Schedule.of(map(order, range(devices)), zigzag(2 * devices, devices), name)
+
+
+def _squeezed(schedule: Schedule) -> Schedule:
+    """In slots of equal length, within the activations that it keeps."""
+    slots = Given.of(schedule.stages, 1, 1, 1, limit=max(peak_in_flight(schedule)))
+    return slots.squeezed(schedule)
+
+
+def v_auto(
+    stages: int,
+    microbatches: int,
+    forward: PerStage = 1.0,
+    backward_input: PerStage = 1.0,
+    backward_weight: PerStage = 1.0,
+    latency: float = 0.0,
+    memory_limit: float | None = None,
+    activation: float = 1.0,
+    weight_part: float = 0.5,
+    tries: int = 0,
+    goal: str = "makespan",
+) -> Schedule:
+    """The best order in a V that is found for these times within a memory.
+
+    ZB-V and the building blocks of V-Half and V-Min (arXiv 2405.15362), repeated as often as the
+    memory allows, are squeezed by the given times, with W in turn, last, or only where it ends
+    before the next result comes (arXiv 2401.10241, section 3.1); the order with the least makespan
+    (or span) is returned. So it is never slower than "zb-v", "v-half" and "v-min", if these fit.
+
+    Times, memory, ``tries`` and ``goal`` as in :func:`zb_auto`, but of a stage, two of which are on
+    each device: ``activation`` is a chunk's. Default of ``memory_limit``: stages * activation,
+    which is what ZB-V and 1F1B of half as many stages take.
+
+    Raises ScheduleError for an odd number of stages, or if not even one micro-batch fits.
+
+    >>> v_auto(4, 3, memory_limit=2)
+    Schedule(v-auto: 4 stages on 2 devices, 3 micro-batches, 36 actions)
+    """
+    p, limit = half_of(stages), stages * activation if memory_limit is None else memory_limit
+    times = forward, backward_input, backward_weight, latency
+    given = Given.of(stages, *times, limit, activation, weight_part)
+    least = 2 * max(activation, weight_part)
+    if not limit >= least:
+        raise ScheduleError(
+            f"one micro-batch on both stages of a device takes {least:g} of memory and the limit "
+            f"is {limit:g}; allow {least:g} or more"
+        )
+    bases = [zb_v(stages, microbatches)]
+    for block in (_half, _minimum):
+        periods = (block(p, microbatches, period) for period in range(6, 6 * p + 9))
+        bases += [next(filter(given.fits, periods))]
+    found = [*bases, v_half(stages, microbatches), v_min(stages, microbatches)]
+    for base in filter(given.fits, bases):
+        found += [given.squeezed(base, weights) for weights in ("in turn", "last", "between")]
+        found.append(given.squeezed(base, "between", gradients_first=True))
+    best = replace(given.best(found, goal), name="v-auto")
+    return given.searched(best, tries, goal)
 
 
 def wave(stages: int, microbatches: int, devices: int) -> Schedule:
@@ -152,79 +219,5 @@ def wave(stages: int, microbatches: int, devices: int) -> Schedule:
         ]
         for down in held
     ]
-    return _squeeze(Schedule.of(orders, place, "wave"), memory_limit=stages * microbatches)
-
-
-SLOTS = {"F": 1, "B": 2, "I": 1, "W": 1}
-"""How long each kind takes when orders are squeezed."""
-KEPT = {"F": 1, "B": -1, "I": 0, "W": -1}
-"""By how much each kind changes the activations kept."""
-
-
-def _squeeze(schedule: Schedule, memory_limit: int) -> Schedule:
-    """``schedule`` where a device that would wait does the next thing that it can.
-
-    What is pulled ahead never passes the memory limit. Once the forwards of its first chunk are
-    through, a device does W only when it can do nothing else. The given order can run, and
-    what is left of it always can, so there is no deadlock.
-    """
-    waits = needs(schedule)
-    left = [list(order) for order in schedule.orders]
-    orders: list[list[Action]] = [[] for _ in left]
-    free, kept = [0] * len(left), [0] * len(left)
-    end: dict[Action, int] = {}
-    forwards = [schedule.microbatches] * len(left)
-    queues = [len({(a.kind, a.stage) for a in order}) for order in left]
-    now = 0
-
-    def is_ready(a: Action) -> bool:
-        return all(end.get(b, now + 1) <= now for b in waits[a])
-
-    while any(left):
-        for d, rest in enumerate(left):
-            if not rest or free[d] > now:
-                continue
-            turn = _next_turn(
-                rest,
-                is_ready,
-                room=memory_limit - kept[d],
-                weights_last=not forwards[d],
-                queues=queues[d],
-            )
-            if turn is None:
-                continue
-            action = rest.pop(turn)
-            orders[d].append(action)
-            kept[d] += KEPT[action.kind]
-            forwards[d] -= action.kind == "F" and action.stage == d
-            end[action] = free[d] = now + SLOTS[action.kind]
-        now += 1
-    return Schedule.of(orders, schedule.place, schedule.name)
-
-
-def _next_turn(
-    rest: list[Action],
-    is_ready: Callable[[Action], bool],
-    room: int,
-    weights_last: bool,
-    queues: int,
-) -> int | None:
-    """The first turn in ``rest`` that is ready and, pulled ahead, leaves what is kept in ``room``.
-
-    Of each kind and stage, ``queues`` of them, only the first action can be ready.
-    """
-    kept = high = 0
-    weight, seen = None, set()
-    for turn, action in enumerate(rest):
-        queue = (action.kind, action.stage)
-        if queue not in seen:
-            seen.add(queue)
-            if is_ready(action) and (turn == 0 or KEPT[action.kind] <= 0 or high < room):
-                if action.kind != "W" or not weights_last:
-                    return turn
-                weight = turn if weight is None else weight
-            if len(seen) == queues:
-                break
-        kept += KEPT[action.kind]
-        high = max(high, kept)
-    return weight
+    slots = Given.of(stages, 1, 1, 1, limit=stages * microbatches)
+    return slots.squeezed(Schedule.of(orders, place, "wave"))

@@ -10,12 +10,12 @@ ZB-H1, 3 stages, 4 micro-batches (row = device):
     device 2   F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3      as there are stages before
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 from tiledask.errors import ScheduleError
 from tiledask.plan.pipelines.generators.classic import chunks_each, even_groups
+from tiledask.plan.pipelines.generators.given import Given, PerStage
 from tiledask.plan.pipelines.schedule import Action, Schedule
 
 __all__ = ["interleaved_zero_bubble", "zb_auto", "zb_h1", "zb_h2"]
@@ -27,7 +27,7 @@ def zb_h1(stages: int, microbatches: int) -> Schedule:
     If W <= F and m >= p, the longest span of a device is (p-1)(F+I-W) more than its work.
     Device d keeps at most p-d activations before their I, and d between I and W.
     """
-    return _handcrafted(stages, microbatches, 1, "zb-h1")
+    return _handcrafted(stages, microbatches, 1, 1, "zb-h1")
 
 
 def zb_h2(stages: int, microbatches: int) -> Schedule:
@@ -37,16 +37,16 @@ def zb_h2(stages: int, microbatches: int) -> Schedule:
     work: nothing when F = I = W. Device d keeps at most 2(p-d)-1 activations before their I, and
     2d between I and W.
     """
-    return _handcrafted(stages, microbatches, 2, "zb-h2")
+    return _handcrafted(stages, microbatches, 2, 2, "zb-h2")
 
 
-def _handcrafted(stages: int, microbatches: int, depth: int, name: str) -> Schedule:
+def _handcrafted(stages: int, microbatches: int, depth: int, late: int, name: str) -> Schedule:
     orders = (
         _delay_weights(
             [Action("F", s, i) for i in range(microbatches)],
             [Action("I", s, i) for i in range(microbatches)],
             warmup=depth * (stages - 1 - s),
-            delay=depth * s,
+            delay=late * s,
         )
         for s in range(stages)
     )
@@ -94,9 +94,6 @@ def _delay_weights(
 
 # --- the automatic scheduler -------------------------------------------------------------
 
-PerStage = float | Sequence[float]
-"""One number, or one per stage."""
-
 
 def zb_auto(
     stages: int,
@@ -108,13 +105,15 @@ def zb_auto(
     memory_limit: float | None = None,
     activation: float = 1.0,
     weight_part: float = 0.5,
+    tries: int = 0,
+    goal: str = "span",
 ) -> Schedule:
     """The best zero-bubble order that a greedy search finds for these times within a memory.
 
     The heuristic of arXiv 2401.10241, section 3.1: warm up with as many forwards as memory
     allows, then F and I in turns, with W in the gaps and where memory needs it. Three choices
-    it leaves open are tried in all combinations; the order whose slowest device has the
-    shortest span is returned.
+    it leaves open are tried in all combinations, and beside them ZB-H1, ZB-H2 and 1F1B with W
+    right after I, if these fit; the order with the shortest ``goal`` is returned.
 
     forward, backward_input, backward_weight   seconds of F, I and W
     latency        seconds from one stage to the next
@@ -122,6 +121,10 @@ def zb_auto(
     weight_part    what of it is kept from I to W (the paper's M_W)
     memory_limit   most memory of a device, same unit. Default: stages * activation, which is
                    what 1F1B takes (ZB-1p); twice that gives ZB-2p.
+    tries          moves of single actions that a search then tries, each kept unless it is slower;
+                   some 0.1 ms each where Numba is, 100 times that without
+    goal           "span", the paper's: the longest time of a device from its first action to its
+                   last; or "makespan", of all devices
 
     Raises ScheduleError if not even one micro-batch fits, or for a wrong number of times.
 
@@ -137,26 +140,19 @@ def zb_auto(
             f"one micro-batch on a stage takes {least:g} of memory and the limit is {limit:g}; "
             f"allow {least:g} or more"
         )
-    seconds = {
-        "F": _per_stage(forward, "forward", stages),
-        "I": _per_stage(backward_input, "backward_input", stages),
-        "W": _per_stage(backward_weight, "backward_weight", stages),
-    }
-    drafts = [
-        _Draft(stages, microbatches, seconds, latency, limit, activation, weight_part).fill(*choice)
-        for choice in product((True, False), repeat=3)
-    ]
-    best = min(drafts, key=_Draft.longest_span)
-    return Schedule.of(best.orders, range(stages), "zb-auto")
-
-
-def _per_stage(times: PerStage, name: str, stages: int) -> list[float]:
-    values = list(times) if isinstance(times, Iterable) else [times] * stages
-    if len(values) != stages:
-        raise ScheduleError(
-            f"{name} must be one number or one per stage: {stages} stages, got {len(values)}"
+    times = forward, backward_input, backward_weight, latency
+    given = Given.of(stages, *times, limit, activation, weight_part)
+    drafts = (
+        _Draft(stages, microbatches, given.seconds, latency, limit, activation, weight_part).fill(
+            *choice
         )
-    return values
+        for choice in product((True, False), repeat=3)
+    )
+    found = [Schedule.of(draft.orders, range(stages)) for draft in drafts]
+    for depths in ((1, 0), (1, 1), (2, 2)):
+        found.append(_handcrafted(stages, microbatches, *depths, ""))
+    best = replace(given.best(found, goal), name="zb-auto")
+    return given.searched(best, tries, goal)
 
 
 @dataclass
@@ -174,17 +170,13 @@ class _Draft:
     clock: list[float] = field(init=False)
     idle: list[float] = field(init=False)
     """Seconds of waiting since the first forward of each stage."""
-    begun: list[float] = field(init=False)
     ends: dict[str, list[list[float]]] = field(init=False)
     """When each action written so far ends: [kind][stage][micro-batch]."""
 
     def __post_init__(self) -> None:
         self.orders = [[] for _ in range(self.stages)]
-        self.clock, self.idle, self.begun = ([0.0] * self.stages for _ in range(3))
+        self.clock, self.idle = ([0.0] * self.stages for _ in range(2))
         self.ends = {kind: [[] for _ in range(self.stages)] for kind in "FIW"}
-
-    def longest_span(self) -> float:
-        return max(end - begin for end, begin in zip(self.clock, self.begun, strict=True))
 
     def fill(self, punctual: bool, hold: bool, greedy: bool) -> "_Draft":
         """Writes the whole order.
@@ -229,8 +221,6 @@ class _Draft:
         start = self.clock[s] if kind == "W" else max(self.clock[s], self.arrival(kind, s))
         if self.orders[s]:
             self.idle[s] += start - self.clock[s]
-        else:
-            self.begun[s] = start
         self.orders[s].append(Action(kind, s, self.done(kind, s)))
         self.clock[s] = start + self.seconds[kind][s]
         self.ends[kind][s].append(self.clock[s])

@@ -34,6 +34,8 @@ class DecoderShapes(ABC):
     sequence: int
     gated: bool
     tied: bool
+    eps: float | None
+    """Under the roots of its norms. None: 1e-6 of RMSNorm, 1e-5 of LayerNorm."""
 
     @property
     @abstractmethod
@@ -149,6 +151,7 @@ class Decoder(DecoderShapes):
     """Columns between the two matrices of the feed-forward."""
     gated: bool = False
     tied: bool = False
+    eps: float | None = None
     learned: int | None = None
     """Rows of the table of positions, 0 for none; None: a row per token, or none if ``gated``."""
 

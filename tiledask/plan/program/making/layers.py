@@ -343,12 +343,18 @@ class TensorLayers:
     # -- a decoder's block, its beginning and its end -------------------------------------------
 
     def block(
-        self, x: Value, angles: Value | None, unit: str, gated: bool, causal: bool = True
+        self,
+        x: Value,
+        angles: Value | None,
+        unit: str,
+        gated: bool,
+        causal: bool = True,
+        eps: float | None = None,
     ) -> Value:
         """Norm, attention, +, norm, feed-forward, +."""
-        a = self.norm(x, unit, "norm_1", _label(unit, "norm_1"), gated)
+        a = self.norm(x, unit, "norm_1", _label(unit, "norm_1"), gated, eps)
         x = self.add(x, self.self_attention(a, angles, unit, causal))
-        m = self.norm(x, unit, "norm_2", _label(unit, "norm_2"), gated)
+        m = self.norm(x, unit, "norm_2", _label(unit, "norm_2"), gated, eps)
         return self.add(x, self.feed_forward(m, unit, "swiglu" if gated else "gelu"))
 
     def self_attention(

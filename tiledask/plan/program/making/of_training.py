@@ -402,7 +402,7 @@ class _Stages:
             if sends:
                 writer.at_backward(sends)
             angles = Value("angles", (), 0) if self.model.gated else None
-            return layers.block(x, angles, unit, self.model.gated)
+            return layers.block(x, angles, unit, self.model.gated, eps=self.model.eps)
 
         if not self.terms.recompute:
             with self.states.scope(unit):
@@ -433,7 +433,7 @@ class _Stages:
         with states.scope("head"):
             if sends:
                 writer.at_backward(sends)
-            x = layers.norm(x, "head", "norm", "norm", model.gated)
+            x = layers.norm(x, "head", "norm", "norm", model.gated, model.eps)
             if model.tied:
                 with states.scope("embedding"):
                     logits = layers.column_linear(
