@@ -72,6 +72,8 @@ def test_a_worker_that_is_gone_leaves_nothing(cluster):
     assert address not in scheduler._broker._topics
     cluster.gather([cluster.submit(slot, float) for slot in range(2)], "tasks", 30)
     streams = [*scheduler.stream_comms.values(), *scheduler.client_comms.values()]
+    streams += [each.bcomm for each in scheduler.plugins.values() if hasattr(each, "bcomm")]
+    assert len(streams) >= 4  # two workers, a client, the cluster itself
     assert not any(stream.recent_message_log for stream in streams)
     # Dask has a task on the loop for each worker that is gone, until it forgets it
     assert dask.config.get("distributed.scheduler.events-cleanup-delay") == "1 minute"
@@ -96,7 +98,10 @@ def test_spans_of_tasks_that_are_forgotten_go_but_for_the_last(cluster):
 @pytest.mark.cluster
 @pytest.mark.slow
 def test_events_of_runs_go_from_a_scheduler_that_was_connected_to(tmp_path):
-    with dask_by_hand(tmp_path, 2) as dask_there, td.connect(dask_there.address) as cluster:
+    with (
+        dask_by_hand(tmp_path, 2) as dask_there,
+        td.connect(dask_there.address, workers=2) as cluster,
+    ):
         topics = run_some(cluster, forgets._RUNS + 2)
         there = cluster.client.get_events()
     assert [topic in there for topic in topics] == [False] * 2 + [True] * forgets._RUNS

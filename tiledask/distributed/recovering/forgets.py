@@ -73,7 +73,7 @@ class Forgets(SchedulerPlugin):
 
     @staticmethod
     def soon(stream: Any) -> None:
-        """None; the stream to a worker or client keeps no message."""
+        """None; the stream to a worker, a client or the cluster's own page keeps no message."""
         stream.recent_message_log = deque(maxlen=0)
 
     def joins(self, scheduler: Any) -> None:
@@ -82,7 +82,9 @@ class Forgets(SchedulerPlugin):
         self._spans = scheduler.extensions["spans"] = _Spans(scheduler)
         scheduler.add_plugin(self)
         scheduler.transition_log = deque(scheduler.transition_log, _EVENTS)
-        for stream in (*scheduler.stream_comms.values(), *scheduler.client_comms.values()):
+        listeners = [each.bcomm for each in scheduler.plugins.values() if hasattr(each, "bcomm")]
+        clients = scheduler.client_comms.values()
+        for stream in (*scheduler.stream_comms.values(), *clients, *listeners):
             self.soon(stream)
         for topic in ("all", "scheduler", *scheduler.clients):
             self._runs.shorten(topic)

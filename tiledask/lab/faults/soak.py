@@ -49,8 +49,11 @@ BURSTS = 2.0
 SHARES = {"killed": 0.86, "all killed": 0.06, "frozen": 0.04, "nanny closed": 0.04}
 PARTS = 8
 """Of the time: quiet ones and busy ones."""
-WARM = 0.25
-"""Share of the time after which memory has reached what it keeps."""
+WARM = 0.5
+"""Share of the time after which memory has reached what it keeps: the last minutes of all that
+Dask and the pages write down."""
+_LOOKS = 3
+"""At what is left, as long as anything is: what is just being closed is gone at the next."""
 _NUMBERS = r"[0-9a-f]{12,}|\d+"
 _BEATS = 3.0
 """Seconds in which every worker and client asks the scheduler something."""
@@ -255,8 +258,11 @@ def soak(bench: Workbench, args: argparse.Namespace, console: Console) -> dict[s
     grown = _resident() / warm - 1
     for name in WORK:  # what a last kill has taken is given back
         bench.ready(name).run()
-    left = _left(bench, before)
-    clean = all(sum(names.values()) <= 0 for names in left.values())
+    for _ in range(_LOOKS):
+        left = _left(bench, before)
+        clean = all(sum(names.values()) <= 0 for names in left.values())
+        if clean:
+            break
     return {
         "minutes": took / 60,
         "lost workers": killer.lost,
