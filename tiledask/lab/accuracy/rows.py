@@ -87,7 +87,7 @@ class PublishedSource:
         if self.mean == float("inf"):
             return "none, reported"
         worst = "" if self.worst is None else f", worst <= {self.worst:.0%}"
-        return f"mean error <= {self.mean:.0%}{worst}"
+        return f"mean error <= {100 * self.mean:g}%{worst}"
 
     @property
     def met(self) -> bool:

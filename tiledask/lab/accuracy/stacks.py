@@ -202,14 +202,16 @@ def rows_of(
         measured = seconds_measured(case)
         if measured is None:
             continue
-        rows = groups.setdefault(group_of(case), [])
+        why = _unexplained().get(case["id"], "")
+        rows = groups.setdefault(group_of(case) + ", not explained" * bool(why), [])
         try:
             ours = run_of(case).step().total
         except ConfigError as error:
             unsaid[case["id"]] = str(error)
             continue
         fitted = case["id"] in calibrated()
-        rows.append(PublishedRow(case["id"], "step", measured, ours, "s", calibration=fitted))
+        row = PublishedRow(case["id"], "step", measured, ours, "s", None, fitted, why)
+        rows.append(row)
     return groups, unsaid
 
 
@@ -229,6 +231,7 @@ GOALS = {
     "NVIDIA's Megatron-Core, H100 BF16": (0.035, 0.12),
     "NVIDIA's": (0.06, 0.15),
     "SimuMax's": (0.06, 0.15),
+    "llm-foundry": (0.035, 0.12),
     "mixtures": (0.10, 0.25),
 }
 """How a group's name begins -> the mean and the worst error to be reached."""
@@ -236,7 +239,16 @@ GOALS = {
 
 def _goal(name: str) -> dict[str, float]:
     goal = next((goal for start, goal in GOALS.items() if name.startswith(start)), None)
+    goal = None if name.endswith("not explained") else goal
     return {"mean": float("inf")} if goal is None else {"mean": goal[0], "worst": goal[1]}
+
+
+@cache
+def _unexplained() -> dict[str, str]:
+    """Why a row contradicts others of its own source, by id: no model can be right on both."""
+    text = data_file("published", "unexplained.json").read_text(encoding="utf-8")
+    found: dict[str, str] = json.loads(text)
+    return found
 
 
 @cache

@@ -299,7 +299,6 @@ def _framework(name: str) -> tuple[dict[str, Any], tuple[tuple[str, Reached], ..
         if key in told:
             known[key] = number(key)
     known["calibrated"] = told.texts("fitted", ())
-    told.texts("known_bad", ())
     told.done()
     own = {key.split(".", 1)[1] for key, _ in number.found}
     kept = tuple(pair for pair in found if pair[0].split(".", 1)[1] not in own)
