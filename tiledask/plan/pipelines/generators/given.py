@@ -151,19 +151,24 @@ class Given:
         left = [list(order) for order in schedule.orders]
         orders: list[list[Action]] = [[] for _ in left]
         free, kept = [0.0] * len(left), [0.0] * len(left)
+        look = [0.0] * len(left)  # before then a device finds nothing new
         forwards = [schedule.microbatches] * len(left)
         queues = [len({(a.kind, a.stage) for a in order}) for order in left]
+        comes: dict[Action, list[tuple[Action, float]]] = {}
+        elsewhere: dict[Action, set[int]] = {a: set() for a in waits}
+        for d, order in enumerate(left):
+            for a in order:
+                away = [(b, schedule.holder(b.stage, b.microbatch) != d) for b in waits[a]]
+                comes[a] = [(b, far * self.latency) for b, far in away]
+                for b, far in away:
+                    elsewhere[b] |= {d} if far else set()
         end: dict[Action, float] = {}
         small = _SMALL * (self.latency + max(max(times) for times in self.seconds.values()))
         room = self.limit * (1 + _SMALL)
 
-        def arrival(a: Action, device: int) -> float:
+        def arrival(a: Action) -> float:
             """When what it needs is there; never, as far as is known, if nobody has begun it."""
-            there = 0.0
-            for b in waits[a]:
-                away = schedule.holder(b.stage, b.microbatch) != device
-                there = max(there, end.get(b, np.inf) + away * self.latency)
-            return there
+            return max((end.get(b, np.inf) + way for b, way in comes[a]), default=0.0)
 
         def turn_of(device: int, now: float) -> int | None:
             """Which of what is left is done now. Of each kind and stage only the first can be."""
@@ -175,7 +180,7 @@ class Given:
                 if queue not in seen:
                     seen.add(queue)
                     if turn == 0 or a.kind != "F" or peak + self.change["F"] <= room:
-                        there = arrival(a, device)
+                        there = arrival(a)
                         if there > now + small:
                             soon = soon if a.kind == "W" else min(soon, there)
                         elif a.kind == "W" and lazy:
@@ -188,6 +193,7 @@ class Given:
                         break
                 height += self.change[a.kind]
                 peak = max(peak, height)
+            look[device] = soon
             if forward is not None or weight is None or weights != "between":
                 return weight if forward is None else forward
             took = self.seconds["W"][left[device][weight].stage]
@@ -196,13 +202,20 @@ class Given:
         moments = [0.0]
         while any(left):
             now = heappop(moments)
+            while moments and moments[0] == now:
+                heappop(moments)
+            due = now + small
             for d, rest in enumerate(left):
-                while rest and free[d] <= now + small and (turn := turn_of(d, now)) is not None:
+                while rest and look[d] <= due:
+                    if (turn := turn_of(d, now)) is None:
+                        break
                     a = rest.pop(turn)
                     orders[d].append(a)
                     kept[d] += self.change[a.kind]
                     forwards[d] -= a.kind == "F" and a.stage == d
-                    end[a] = free[d] = now + self.seconds[a.kind][a.stage]
+                    end[a] = free[d] = look[d] = now + self.seconds[a.kind][a.stage]
+                    for other in elsewhere[a]:
+                        look[other] = max(free[other], min(look[other], end[a] + self.latency))
                     heappush(moments, free[d])
                     heappush(moments, free[d] + self.latency)
         return Schedule.of(orders, schedule.places, schedule.name)
