@@ -35,7 +35,7 @@ marked = $(sort $(shell grep -rlE --include='test_*.py' 'pytest.mark.($(1))' tes
 # Or each of hundreds of processes would compile everything for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help tour test quick lint lab bench bench-matmul bench-files bench-schedules bench-hosts bench-idle bench-search bench-tiles bench-training bench-scale gpu gpu-bundle gpu-rehearsal faults soak-faults soak plants test-long test-versions audit accuracy env clean
+.PHONY: help tour test quick lint style lab bench bench-matmul bench-files bench-schedules bench-hosts bench-idle bench-search bench-tiles bench-training bench-scale gpu gpu-bundle gpu-rehearsal faults soak-faults soak plants test-long test-versions audit accuracy env clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -48,24 +48,31 @@ tour: $(USED_STAMP) ## run the whole story on this machine; the report is left i
 quick: env lint ## lint, types, and every test that is fast and needs no workers: a minute
 	OPENBLAS_NUM_THREADS=1 $(ENDING) $(PYTEST) -q -m "not cluster and not slow and not long" $(WORKERS) auto --maxprocesses 8 --dist loadfile tests tiledask
 
-# Nobody shall wait for what takes longest at the end: a minute of the tour, and of faults; the
-# late notebooks.
-LONGEST = tests/lab/tour/test_tour.py tests/lab/faults/test_faults.py
+# Nobody shall wait for what takes longest at the end: a minute of the tour, and of faults, clusters
+# by hand; the late notebooks.
+LONGEST = $(addprefix tests/,lab/tour/test_tour.py lab/faults/test_faults.py \
+	distributed/connecting/test_connect.py distributed/connecting/test_two_hosts.py \
+	distributed/cluster/test_cluster.py laws/test_readme.py lab/bench/test_bench_hosts.py)
 LONGEST_FIRST = $(LONGEST) $(filter-out $(LONGEST),$(call marked,cluster))
 
 # What needs no workers runs on all cores at once; three files of tests with workers or
 # three notebooks at a time, which wait more. Threads of BLAS that wait for each other on busy cores
-# take them from everybody.
-test: env lint ## lint, unit tests, docstring examples, the README's commands, the notebooks
-	OPENBLAS_NUM_THREADS=1 $(ENDING) $(PYTEST) -m "not cluster and not slow" $(WORKERS) auto --maxprocesses 8 --dist loadfile tests tiledask
+# take them from everybody. Types are read beside the first tests, and told after them.
+test: env style ## lint, unit tests, docstring examples, the README's commands, the notebooks
+	@mkdir -p build
+	$(BIN)/mypy >build/types.txt 2>&1 & types=$$!; tested=0; \
+	OPENBLAS_NUM_THREADS=1 $(ENDING) $(PYTEST) -m "not cluster and not slow" $(WORKERS) auto --maxprocesses 8 --dist loadfile tests tiledask || tested=$$?; \
+	wait $$types || tested=$$?; cat build/types.txt; exit $$tested
 	$(ENDING) $(PYTEST) -m "cluster and not slow" $(WORKERS) 3 --dist loadfile --no-loadscope-reorder $(LONGEST_FIRST)
 	OPENBLAS_NUM_THREADS=1 $(ENDING) $(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=240 $(WORKERS) 3 --dist loadscope --no-loadscope-reorder $(LATEST_FIRST)
 	@echo "make test: all passed: lint, tests, docstring examples, $(words $(NOTEBOOKS)) notebooks"
 
-lint: env ## ruff: rules and format; mypy: types
+lint: env style ## ruff: rules and format; mypy: types
+	$(BIN)/mypy
+
+style: env
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
 
 # JupyterLab saves what is run, so it is given copies; links from them reach the rest of the checkout.
 lab: $(USED_STAMP) ## open your copies of the walkthroughs, learn/, in JupyterLab (DASHBOARD_PORT=8787 LAB_ARGS=)

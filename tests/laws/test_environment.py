@@ -356,10 +356,10 @@ def test_no_step_of_make_test_waits_for_ever():
         assert (" -n " in step) == ("--max-worker-restart=0" in step)
 
 
-WAYS_TO_END = {"dies": "os._exit(3)", "hangs": "time.sleep(900)"}
+WAYS_TO_END = {"dies": "os._exit(3)", "hangs": "time.sleep(900)", "has_no_type": "pass"}
 
 
-@pytest.mark.few(1)
+@pytest.mark.few(2)
 @pytest.mark.long
 @pytest.mark.parametrize("way", WAYS_TO_END)
 def test_make_test_fails_and_names_the_test_that(way, tmp_path):
@@ -371,6 +371,8 @@ def test_make_test_fails_and_names_the_test_that(way, tmp_path):
     quick = re.sub("^faulthandler_timeout = .*", "faulthandler_timeout = 1", ours, flags=re.M)
     (tmp_path / "pyproject.toml").write_text(quick)
     programs = {"python": f'exec {sys.executable} "$@"', "ruff": "exit 0", "mypy": "exit 0"}
+    typed = way != "has_no_type"
+    programs |= {} if typed else {"mypy": "echo it has no type; exit 1"}
     for name, command in programs.items():
         program = tmp_path / ".venv/bin" / name
         program.write_text(f"#!/bin/sh\n{command}\n")
@@ -392,7 +394,12 @@ def test_after():
     alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p xdist.plugin"}
     done = make("test", "EXTRAS=lab,test", cwd=tmp_path, **alone)
     assert done.returncode != 0
-    assert f"crashed while running 'tests/test_toy.py::test_that_{way}'" in done.stdout
+    assert done.stdout.count(" -m pytest ") == 1  # the first step ends it
+    if typed:
+        assert f"crashed while running 'tests/test_toy.py::test_that_{way}'" in done.stdout
+    else:
+        assert "3 passed" in done.stdout
+        assert "it has no type" in done.stdout.splitlines()
     assert (tmp_path / "met").read_text() == "once "
     assert "all passed" not in done.stdout
     if way == "hangs":
