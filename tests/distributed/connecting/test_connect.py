@@ -407,7 +407,7 @@ def test_what_cannot_be_connected_to_is_refused():
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
         Thread(target=other.serve_forever, daemon=True).start()
         with pytest.raises(ClusterLostError, match="no scheduler answers at"):
-            td.connect(f"tcp://127.0.0.1:{other.server_port}", timeout=3.0)
+            td.connect(f"tcp://127.0.0.1:{other.server_port}", timeout=1.0)
         other.shutdown()
     with pytest.raises(ConfigError, match="workers"):
         td.connect("tcp://127.0.0.1:9", workers=0)

@@ -8,6 +8,7 @@ Holds `tiledask.plan.diagnosis.blocks`, `tiledask.plan.diagnosis.chrome`,
 
 import json
 from datetime import datetime, timedelta
+from functools import cache
 from inspect import signature
 from pathlib import Path
 
@@ -47,7 +48,9 @@ def plans(count, names, seed, **most):
     return [plan(rng, names[k % len(names)], **most) for k in range(count)]
 
 
-HUNDRED = plans(100, ONE_CHUNK + TWO_CHUNKS, seed=0)
+@cache
+def hundred():
+    return plans(100, ONE_CHUNK + TWO_CHUNKS, seed=0)
 
 
 def bare(timeline):
@@ -82,13 +85,13 @@ COUNTS = [TWICE_EACH, pytest.param(100, marks=pytest.mark.slow)]
 @pytest.mark.long
 @pytest.mark.parametrize("count", COUNTS)
 def test_labelled_plans(count):
-    for before in HUNDRED[:count]:
+    for before in hundred()[:count]:
         d = diagnose(before.timeline)
         assert_found(d, before)
         assert_adds_up(d, before.timeline)
         assert {f.sure for f in d.findings} == {"exact"}
         assert Form(*d.plan.form).build() == before.schedule
-    for before in HUNDRED[:count:10]:
+    for before in hundred()[:count:10]:
         for r in diagnose(before.timeline).remedies:
             assert r.makespan == td.simulate(r.plan.schedule, **r.plan.times).makespan
 
@@ -97,7 +100,7 @@ def test_labelled_plans(count):
 @pytest.mark.parametrize("count", COUNTS)
 def test_plans_without_labels(count):
     sure = 0
-    for before in HUNDRED[:count]:
+    for before in hundred()[:count]:
         d = diagnose(bare(before.timeline))
         assert_found(d, before)
         assert_adds_up(d, before.timeline)
@@ -160,7 +163,7 @@ def test_polled_utilisation_of_all_plans(tmp_path):
 
 
 def test_samples_coarser_than_an_action_say_so(tmp_path):
-    before = HUNDRED[2]
+    before = hundred()[2]
     d = diagnose(write_wide(tmp_path / "poll.csv", before.timeline, step=2.5))
     assert d["devices"].value == before.devices
     assert d["microbatches"].sure == "cannot be told"
@@ -425,7 +428,7 @@ def test_layer_wise_is_cured_by_micro_batches_under_a_pipelined_schedule(devices
 
 @pytest.mark.slow
 def test_few_remedies_each_of_another_lever_and_each_saves_something():
-    for before in HUNDRED[::34]:
+    for before in hundred()[::34]:
         d = diagnose(before.timeline)
         assert len(d.remedies) <= MOST == 5
         assert all(r.gain > 0 for r in d.remedies)

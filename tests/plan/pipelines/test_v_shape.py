@@ -136,7 +136,7 @@ def slowness(built, times, goal):
     return max(ended.max() - begun.min()) if goal == "span" else t.makespan
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(100))
 def test_an_order_for_given_times_is_as_fast_as_any_that_fits(seed):
