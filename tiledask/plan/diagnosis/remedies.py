@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from tiledask.errors import PartitionError, ScheduleError
+from tiledask.errors import PartitionError
 from tiledask.plan.diagnosis.timed import Form, TimedSchedule, built, forms, recut
 from tiledask.plan.pipelines.generators.sharding import shard_weights
 from tiledask.plan.pipelines.schedule import Schedule
-from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.splitting.partition import partition
 
 __all__ = [
@@ -32,6 +32,8 @@ FINER = 8
 """By how much micro-batches are made smaller, if that gives each device two or more."""
 FASTER = (2, 10)
 """By how much links are made faster."""
+TIMES = "forward", "backward_input", "backward_weight"
+"""Whose seconds "zb-auto" and "v-auto" are made for."""
 KEPT: dict[str | int, str] = {
     "phase": "weights kept while the direction lasts",
     "step": "weights kept for the step",
@@ -265,21 +267,11 @@ def rescheduled(plan: TimedSchedule, form: Form) -> TimedSchedule | None:
     after = _retimed(plan, lambda times: recut(times, stages))
     gathers, sums = recut(plan.unshard, stages), recut(plan.reduce_grad, stages)
     after = replace(after, form=form, latency=latency, unshard=gathers, reduce_grad=sums)
-    order = built(form)
-    if order is not None and form.name in ("zb-auto", "v-auto"):
-        times, latency = after.times, after.latency
-        try:
-            order = schedule(
-                form.name,
-                stages,
-                form.microbatches,
-                latency=sum(latency) / len(latency) if latency else 0.0,
-                forward=times["forward"],
-                backward_input=times["backward_input"],
-                backward_weight=times["backward_weight"],
-            )
-        except ScheduleError:
-            return None
+    made_for: dict[str, Any] = {}
+    if form.name in ("zb-auto", "v-auto"):
+        made_for = {kind: after.times[kind] for kind in TIMES}
+        made_for["latency"] = sum(latency) / len(latency) if latency else 0.0
+    order = built(form, **made_for)
     if order is None:
         return None
     if plan.keep is not None:

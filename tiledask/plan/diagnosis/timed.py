@@ -7,7 +7,7 @@ TimedSchedule   a schedule and the seconds of everything in it; simulated: makes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,9 +44,10 @@ class Form(NamedTuple):
     microbatches: int
     trains: bool = True
 
-    def build(self) -> Schedule:
-        """The Schedule. Raises ScheduleError if there is none with these counts."""
-        return _build(self)
+    def build(self, **times: Any) -> Schedule:
+        """The Schedule, made for ``times`` where they are given. Raises ScheduleError if there is
+        none with these counts."""
+        return _made(self, **times) if times else _build(self)
 
     def __str__(self) -> str:
         chunks = f", {self.chunks} chunks per device" if self.chunks > 1 else ""
@@ -55,7 +56,11 @@ class Form(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _build(form: Form) -> Schedule:
-    options = {"devices": form.devices} if is_looped(form.name) else {}
+    return _made(form)
+
+
+def _made(form: Form, **options: Any) -> Schedule:
+    options |= {"devices": form.devices} if is_looped(form.name) else {}
     return schedule(
         form.name,
         form.devices * form.chunks,
@@ -217,16 +222,17 @@ def recut(times: Sequence[float], stages: int) -> tuple[float, ...]:
     return tuple(np.diff(cuts).tolist())
 
 
-def built(form: Form) -> Schedule | None:
+def built(form: Form, **times: Any) -> Schedule | None:
     """The Schedule of ``form``; None if there is none on that many devices, or it takes too long.
 
-    Too long is longer than anybody waits who only wants to compare: see STEPWISE.
+    ``times`` are those that "zb-auto" and "v-auto" are made for. Too long is longer than anybody
+    waits who only wants to compare: see STEPWISE.
     """
     actions = 3 * form.devices * form.chunks * form.microbatches
     if actions > STEPWISE.get(form.name, actions):
         return None
     try:
-        made = form.build()
+        made = form.build(**times)
     except ScheduleError:
         return None
     return made if made.devices == form.devices else None
