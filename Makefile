@@ -21,7 +21,9 @@ STAMP := .venv/ready-$(EXTRAS)
 # What people use needs no package for tests; where those are already, or asked for, they will do.
 USED_STAMP := $(if $(wildcard $(STAMP))$(filter-out tour lab,$(MAKECMDGOALS)),$(STAMP),.venv/ready-$(USED))
 NOTEBOOKS := $(wildcard nbs/*.ipynb)
-LATEST_FIRST = $(shell ls -r nbs/*.ipynb)
+# it runs every schedule in real time
+LONG_NOTEBOOK = nbs/09_run_the_pipeline.ipynb
+LATEST_FIRST = $(LONG_NOTEBOOK) $(filter-out $(LONG_NOTEBOOK),$(shell ls -r nbs/*.ipynb))
 # nbval takes seconds to load, in every process
 PYTEST := $(BIN)/python -m pytest -p no:nbval
 # A test that hangs ends its process after 300 s (pyproject.toml), and a process that dies ends the
@@ -49,7 +51,7 @@ quick: env lint ## lint, types, and every test that is fast and needs no workers
 	OPENBLAS_NUM_THREADS=1 $(ENDING) $(PYTEST) -q -m "not cluster and not slow and not long" $(WORKERS) auto --maxprocesses 8 --dist loadfile tests tiledask
 
 # Nobody shall wait for what takes longest at the end: a minute of the tour, and of faults, clusters
-# by hand; the late notebooks.
+# by hand; the late notebooks, and first the one that waits most.
 LONGEST = $(addprefix tests/,lab/tour/test_tour.py lab/faults/test_faults.py \
 	distributed/connecting/test_connect.py distributed/connecting/test_two_hosts.py \
 	distributed/cluster/test_cluster.py laws/test_readme.py lab/bench/test_bench_hosts.py)
