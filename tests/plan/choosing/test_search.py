@@ -353,6 +353,20 @@ def test_only_what_the_framework_runs_is_proposed_and_the_rest_is_counted(
     assert all(words.startswith(f"{framework} runs ") for words in found.left_out)
 
 
+def test_a_space_of_which_the_framework_runs_nothing_says_so(model):
+    found = search(model, "8xH100", 16, space=Space(zero=(1,)), framework="torchtitan")
+    with pytest.raises(ConfigError, match=r"torchtitan runs no layout .* zero 0 or 3"):
+        _ = found.best
+
+
+def test_a_program_that_gathers_otherwise_has_no_clock():
+    """DeepSpeed's ZeRO-3 gathers matrix by matrix, and the program by layers."""
+    space = Space(pp=(1,), cp=(1,), microbatch=(1,), recompute=("none",))
+    found = search("gpt2", "8xH100", 16, space=space, framework="deepspeed-2021")
+    clocks = {plan.layout.zero: plan.program_seconds for plan in found}
+    assert [zero for zero in sorted(clocks) if np.isnan(clocks[zero])] == [3]
+
+
 @pytest.mark.parametrize(
     ("framework", "shared"),
     [

@@ -423,6 +423,8 @@ def test_a_smaller_recipe_is_the_largest_of_those_that_fit():
     assert (fix.recipe, fix.changed) == ("bf16-adam", ("recipe",))
     assert "recipe mixed-adam-16 -> bf16-adam" in str(fix)
     assert ask(Layout(), cluster(1, 10), recipe="fp16-weights").fixes["recipe"] is None
+    latent = td.load_model("deepseek-v2-lite")  # no matrix "value" for lora's adapters
+    assert td.fits(latent, Layout(), "2xA10").fixes["recipe"] is None
 
 
 def test_fixes_have_a_price_in_time():

@@ -171,10 +171,13 @@ class Plan:
     @cached_property
     def program_seconds(self) -> float:
         """Seconds of a step by the clock of the layout's program: what ``step`` says, worked out
-        again instruction by instruction. NaN where there is none (experts, context parallelism)."""
+        again instruction by instruction. NaN where there is none (experts, context parallelism,
+        DeepSpeed's ZeRO-3, which gathers matrix by matrix and its program by layers)."""
         found = self.found
         none = why_no_program(found.model, self.layout, found.sequence)
         if self.verdict == "no" or none or found.recipe.adapters:
+            return np.nan
+        if self.layout.zero == 3 and self.step.calibration.prefetch:
             return np.nan
         of = found.model, self.layout, found.cluster, found.recipe, found.sequence
         line = layout_timeline(*of, found.calibration, found.framework)
@@ -326,6 +329,11 @@ class Plans(Sequence[Plan]):
     @property
     def best(self) -> Plan:
         """The fastest that fits; if none does the fastest tight one, else the nearest."""
+        if not len(self) and self.left_out:
+            raise ConfigError(
+                f"{self.framework} runs no layout of the space on {self.cluster.devices} devices: "
+                f"{'; '.join(self.left_out)}; change the space, or name another framework"
+            )
         if not len(self):
             raise ConfigError(
                 f"no layout of the space gives every copy whole micro-batches of the "

@@ -260,8 +260,14 @@ class Fit:
         now, other = self.memory.recipe, None
         if now.trains and self.layout.devices <= self.cluster.devices:
             # the next smaller recipe that fits in the same layout
-            recipes, most = map(load_recipe, SMALLER), now.bytes_per_parameter
-            tried = (self._fix(self.layout, r) for r in recipes if r.bytes_per_parameter < most)
+            there = {weight.name for weight in self.memory.model.layer}
+            smaller = (
+                recipe
+                for recipe in map(load_recipe, SMALLER)
+                if recipe.bytes_per_parameter < now.bytes_per_parameter
+                and (recipe.adapters is None or there.issuperset(recipe.adapters.matrices))
+            )
+            tried = (self._fix(self.layout, recipe) for recipe in smaller)
             other = next((fix for fix in tried if fix is not None), None)
         return {
             **single,
