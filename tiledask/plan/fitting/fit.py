@@ -355,6 +355,7 @@ class Fit:
             + (f"<p>Smallest fix: {html.words(fix)}.</p>" if fix else "")
             + "".join(f"<p>{html.words(note)}.</p>" for note in self.notes)
             + self.memory._repr_html_()
+            + f"<p><small>{html.words(self.assumed)}.</small></p>"
         )
 
 
