@@ -695,6 +695,9 @@ def test_a_token_that_is_served_keeps_keys_and_values(model, each):
     fit = td.fits(model, Layout(), "1xH200", "fp16-weights", 1, cached=many)
     assert fit.memory.peak - td.estimate_memory(*run).peak == many * each
     assert fit.memory.to_dict()["cached"] == many
+    more = td.fits(model, Layout(), "1xH200", "fp16-weights", 1, cached=1000 * many)
+    assert "key-value cache" in more.reason
+    assert "it grows with the 65,536,000 cached tokens of a copy" in more.reason
 
 
 def test_the_cache_is_cut_by_heads_stages_and_sequences():

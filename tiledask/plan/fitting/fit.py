@@ -437,6 +437,11 @@ def _why(memory: MemoryEstimate, tensor: str) -> str:
             f"{layout.schedule}, for micro-batches of {layout.microbatch} x {memory.sequence} "
             f"tokens{_scores(memory)}"
         )
+    if tensor == "key-value cache":
+        return (
+            f"it grows with the {memory.recipe.cached:,} cached tokens of a copy, and is cut by "
+            f"cp and pp, and by tp where there are key-value heads to cut"
+        )
     if tensor not in zero:
         grows = f"it grows with the micro-batch of {layout.microbatch} x {memory.sequence} tokens"
         return grows + (_scores(memory) if tensor.startswith("recomputed") else "")
