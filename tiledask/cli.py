@@ -17,6 +17,7 @@ from tiledask.errors import ConfigError, short
 from tiledask.extras import needs
 from tiledask.lab.figure_file import check_figure, save_figure
 from tiledask.lab.table import Grid, say
+from tiledask.plan.inputs.run import check_timed, check_trains
 from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.splitting.partition import layer_costs
 from tiledask.plan.units import parse_bytes, parse_count
@@ -35,7 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(stderr=args.json)
     try:
         for path in filter(None, (vars(args).get("figure"), vars(args).get("map"))):
-            check_figure(path)  # before the work begins
+            check_figure(path)  # all of this before the work begins
+        if vars(args).get("tokens") is not None:
+            args.tokens = parse_count(args.tokens)
+        elif vars(args).get("price") is not None:
+            raise ConfigError("--price is for --tokens, such as --tokens 15T --price 2.5")
         code, result = args.run(args, console)
     except _ERRORS as error:
         words = ConfigError(str(error) or type(error).__name__)  # others' are made short, too
@@ -242,7 +247,8 @@ class _Parser(argparse.ArgumentParser):
     """One whose complaints stay short, whatever was typed."""
 
     def error(self, message: str) -> NoReturn:
-        super().error(message if len(message) < 600 else f"{message[:300]} ... {message[-200:]}")
+        message = message if len(message) < 500 else f"{message[:250]} ... {message[-200:]}"
+        self.exit(2, f"{self.prog}: {message}; {self.prog} --help says more\n")
 
 
 def _whole(text: str) -> int:
@@ -288,16 +294,18 @@ def _exports(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--export", metavar="FRAMEWORK", choices=EXPORTS, help=words)
 
 
-def _budget(
-    args: argparse.Namespace, step: Any, stretch: float, console: Console
-) -> dict[str, Any]:
-    """What --tokens ask: days, device-hours and, with --price, money; for JSON too."""
+def _budget(args: argparse.Namespace, step: Any, saving: Any) -> Any:
+    """What --tokens ask, a Budget; None without."""
     if args.tokens is None:
-        if args.price is not None:
-            raise ConfigError("--price is for --tokens, such as --tokens 15T --price 2.5")
+        return None
+    return step.budget(args.tokens, args.price, saving.stretch)
+
+
+def _show_budget(budget: Any, console: Console) -> dict[str, Any]:
+    """Days, device-hours and money; for JSON too."""
+    if budget is None:
         return {}
-    budget = step.budget(parse_count(args.tokens), args.price, stretch)
-    share = f"{budget.error:.0%} either way, {stretch - 1:.1%} for savings and losses in it"
+    share = f"{budget.error:.0%} either way, {budget.stretch - 1:.1%} for savings and losses in it"
     say(console, f"{budget.line}: {share}")
     names = ("tokens", "days", "device_hours", "price", "cost", "stretch", "error")
     return {"budget": {name: getattr(budget, name) for name in names}}
@@ -423,20 +431,29 @@ def _fit(args: argparse.Namespace, console: Console) -> Result:
     run = (model, layout, cluster, recipe, sequence)
     assumed = {"calibration": args.calibration, "framework": args.framework}
     fit = td.fits(*run, **assumed, cached=args.cached)
-    found = td.critique(*run) if args.critique else None
+    as_run = fit.memory.recipe  # by the framework that was named
+    found = td.critique(model, layout, cluster, as_run, sequence) if args.critique else None
+    saving = budget = beside = exported = None
+    if args.tokens is not None:
+        check_trains(as_run)
+        check_timed(as_run)
+    if fit.verdict != "no" and as_run.trains and not as_run.places:
+        step = td.estimate_step(*run, **assumed)
+        saving = fit.checkpointing(step.total, **_losses(args))
+        budget = _budget(args, step, saving)
+    if args.export:
+        exported = td.export_config(model, layout, args.export, recipe=recipe, sequence=sequence)
+    if args.snapshot:
+        beside = fit.beside_snapshot(args.snapshot, args.stage)
     planner.show_assumed(model, console)
     planner.show_fit(fit, console)
     result = fit.to_dict() | imported
-    if args.export:
-        exported = td.export_config(model, layout, args.export, recipe=recipe, sequence=sequence)
+    if exported is not None:
         result["export"] = planner.show_export(exported, console)
-    if fit.verdict != "no" and fit.memory.recipe.trains and not fit.memory.recipe.places:
-        saving = fit.checkpointing(**_losses(args))
+    if saving is not None:
         result["saving"] = planner.show_saving(saving, console)
-        if args.tokens or args.price:
-            result |= _budget(args, td.estimate_step(*run, **assumed), saving.stretch, console)
-    if args.snapshot:
-        beside = fit.beside_snapshot(args.snapshot, args.stage)
+    result |= _show_budget(budget, console)
+    if beside is not None:
         result["snapshot"] = planner.show_snapshot(beside, console)
     if found is not None:
         planner.show_critique(found, console)
@@ -494,15 +511,21 @@ def _plan(args: argparse.Namespace, console: Console) -> Result:
         options["devices"] = _whole_numbers(args.devices, "devices")
     assumed = {"calibration": args.calibration, "framework": args.framework}
     plans = td.search(model, cluster, args.batch, **options, **assumed)
+    best, saving, budget = plans.best, None, None
+    if best.verdict != "no":
+        saving = best.checkpointing(**_losses(args))
+        budget = _budget(args, best.step, saving)
+    exported = best.to(args.export) if args.export else None
     planner.show_assumed(model, console)
     asked = [args.model, args.cluster, "--sequence", str(args.sequence)]
     asked += ["--recipe", args.recipe or plans.recipe.name]
-    asked += ["--framework", args.framework] if args.framework else []
+    for name in ("framework", "calibration"):
+        asked += [f"--{name}", vars(args)[name]] if vars(args)[name] else []
     planner.show_plans(plans, args.first, console, asked)
     options |= assumed
     relaxed = [] if args.no_sensitivity else td.sensitivity(model, cluster, args.batch, **options)
-    if plans.best.verdict != "no":
-        planner.show_step(plans.best.step, console)
+    if saving is not None:
+        planner.show_step(best.step, console)
     for each in relaxed:
         say(console, f"  {each}")
     if args.figure or args.map:
@@ -512,14 +535,13 @@ def _plan(args: argparse.Namespace, console: Console) -> Result:
             if path:
                 save_figure(draw(plans), path)
     result = plans.to_dict(args.first) | {"sensitivity": [each.to_dict() for each in relaxed]}
-    if args.export:
-        result["export"] = planner.show_export(plans.best.to(args.export), console)
-    if plans.best.verdict != "no":
-        result["step"] = plans.best.step.to_dict()
-        saving = plans.best.checkpointing(**_losses(args))
+    if exported is not None:
+        result["export"] = planner.show_export(exported, console)
+    if saving is not None:
+        result["step"] = best.step.to_dict()
         result["saving"] = planner.show_saving(saving, console)
-        result |= _budget(args, plans.best.step, saving.stretch, console)
-    return (1 if plans.best.verdict == "no" else 0), result
+        result |= _show_budget(budget, console)
+    return (1 if best.verdict == "no" else 0), result
 
 
 def _ask(args: argparse.Namespace, console: Console) -> Result:

@@ -182,6 +182,11 @@ def test_tables_for_people(capsys, typed, words):
         ("idle --diagnose a.csv --trace b.json", "writes no figure and no trace"),
         ("fit gpt2 1xH100 --price 2", "--price is for --tokens"),
         ("fit gpt2 1xH100 --tokens many", "cannot read 'many' as a number; write 15T"),
+        ("fit gpt2 1xH100 --recipe int8-weights --tokens 1T", "keeps no gradients: it serves"),
+        ("fit gpt2 1xH100 --offload cpu --tokens 1T", "how long their way takes is not modelled"),
+        ("fit gpt2 1xH100 --snapshot no.pickle", "no.pickle is no file"),
+        ("fit gpt2 1xH100 --mtbf 0", "losses are more than 0 s apart"),
+        ("plan gpt2 1xH100 1 --tokens 1T --price -2", "price must be a number of 0 or more"),
         ("fit gpt2 1xH100 --tokens 1T --price -2", "price must be a number of 0 or more, got -2"),
         ("partition 2 5", "2 layers are fewer than 5 stages"),
         ("partition 1,x 2", "numbers between commas"),
@@ -208,8 +213,18 @@ def test_tables_for_people(capsys, typed, words):
 )
 def test_a_mistake_is_explained_in_one_line(capsys, typed, words):
     assert main(typed.split()) == 2
-    (said,) = capsys.readouterr().err.splitlines()
+    shown = capsys.readouterr()
+    (said,) = shown.err.splitlines()
     assert words in said
+    assert not shown.out or typed.startswith("partition")  # before the answer, not behind it
+
+
+def test_words_that_cannot_be_parsed_are_said_without_all_options(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["fit", "gpt2", "1xH100", "--offload", "disk"])
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "invalid choice: 'disk'" in said
+    assert said.endswith("tiledask fit --help says more")
 
 
 @pytest.mark.long
@@ -422,6 +437,7 @@ def test_no_digit_is_cut_at_any_width(capsys, monkeypatch, tmp_path, typed):
     [
         ("{config}", "{cluster}", "16", "--sequence", "1024", "--recipe", "fp32-adam"),
         ("gpt2", "4xA100-80GB", "16", "--devices", "2"),
+        ("gpt2", "4xA100-80GB", "16", "--calibration", "{mine}"),
     ],
 )
 def test_the_printed_command_asks_the_same_question(capsys, tmp_path, given):
@@ -430,15 +446,19 @@ def test_the_printed_command_asks_the_same_question(capsys, tmp_path, given):
     config, cluster = folder / "config.json", folder / "mine.json"
     config.write_text(data_file("models", "gpt2.json").read_text("utf-8"), "utf-8")
     cluster.write_text(json.dumps({"devices": 4, "device": "A100-80GB"}), "utf-8")
-    given = [word.format(config=config, cluster=cluster) for word in given]
+    mine = folder / "calibration.json"
+    td.calibrate(1.0, "gpt2", td.Layout(), "1xA100-80GB", framework="torchtitan").save(mine)
+    given = [word.format(config=config, cluster=cluster, mine=mine) for word in given]
     main(["plan", *given, "--no-sensitivity"])
     (line,) = re.findall("^the first one: (.*)", capsys.readouterr().out, re.MULTILINE)
     program, *words = shlex.split(line)
     assert program == "tiledask"
-    best = run(capsys, "plan", *given, "--no-sensitivity")[1]["plans"][0]
+    found = run(capsys, "plan", *given, "--no-sensitivity")[1]
+    best = found["plans"][0]
     code, answer = run(capsys, *words)
     assert (code, answer["verdict"]) == (0, best["verdict"])
     assert max(answer["per_stage"]) == best["peak"]
+    assert answer["saving"] == pytest.approx(found["saving"])  # by seconds of a step
 
 
 def test_every_field_of_a_layout_can_be_typed():

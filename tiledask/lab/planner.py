@@ -170,8 +170,7 @@ def _ledger(memory: MemoryEstimate) -> Grid:
 
     def group(tensor: str) -> str:
         if tensor in states:
-            optimizer = states[tensor].zero == 1 and tensor != "weights"
-            return "optimizer" if optimizer else tensor
+            return "optimizer" if states[tensor].of_optimizer else tensor
         return "activations" if "activation" in tensor or "logit" in tensor else "buffers"
 
     held: dict[int, dict[str, int]] = {}

@@ -220,6 +220,13 @@ class Fields:
             raise self.fail(key, f"must be a finite number of 0 or more, got {short(value)}")
         return float(value)
 
+    def pair(self, key: str, default: object = _REQUIRED) -> tuple[float, float]:
+        value = self._take(key, default)
+        if not isinstance(value, list | tuple) or len(value) != 2:
+            raise self.fail(key, f"must be the lowest and the highest, got {_kind(value)}")
+        ends = Fields(dict(zip(("lowest", "highest"), value, strict=True)), f"{self.where}: {key}")
+        return ends.number("lowest"), ends.number("highest")
+
     def boolean(self, key: str, default: object = _REQUIRED) -> bool:
         value = self._take(key, default)
         if not isinstance(value, bool):

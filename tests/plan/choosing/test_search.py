@@ -22,6 +22,7 @@ from tiledask.plan.choosing.sensitivity import sensitivity
 from tiledask.plan.fitting.fit import fits
 from tiledask.plan.fitting.vectorized import _in_flight
 from tiledask.plan.inputs.layout import Layout, Numbers
+from tiledask.plan.timing.step import estimate_step
 from tiledask.plan.timing.step_time import step_parts
 from tiledask.plan.units import format_seconds
 
@@ -351,6 +352,28 @@ def test_only_what_the_framework_runs_is_proposed_and_the_rest_is_counted(
     assert bool(found.left_out) == (framework is not None)
     assert found.to_dict(1)["left_out"] == found.left_out
     assert all(words.startswith(f"{framework} runs ") for words in found.left_out)
+    if framework is not None:  # by a step of its own that was measured, too
+        run = model, Layout(), cluster, recipe
+        mine = td.calibrate(
+            estimate_step(*run, framework=framework).total, *run, framework=framework
+        )
+        again = search(model, cluster, 16, sequence=4096, calibration=mine)
+        assert (again.recipe, again.left_out) == (found.recipe, found.left_out)
+        assert (again.best.layout, again.peak[0]) == (found.best.layout, found.peak[0])
+
+
+def test_a_space_of_which_the_framework_runs_nothing_says_so(model):
+    found = search(model, "8xH100", 16, space=Space(zero=(1,)), framework="torchtitan")
+    with pytest.raises(ConfigError, match="is left: torchtitan runs zero 0 or 3"):
+        _ = found.best
+
+
+def test_a_program_that_gathers_otherwise_has_no_clock():
+    """DeepSpeed's ZeRO-3 gathers matrix by matrix, and the program by layers."""
+    space = Space(pp=(1,), cp=(1,), microbatch=(1,), recompute=("none",))
+    found = search("gpt2", "8xH100", 16, space=space, framework="deepspeed-2021")
+    clocks = {plan.layout.zero: plan.program_seconds for plan in found}
+    assert [zero for zero in sorted(clocks) if np.isnan(clocks[zero])] == [3]
 
 
 @pytest.mark.parametrize(

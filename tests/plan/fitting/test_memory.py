@@ -610,6 +610,8 @@ def test_a_recipe_of_ones_own_is_a_file(tmp_path):
         ({"states": [{"tensor": "weights", "bytes": 2}]}, "zero"),
         ({"states": [said["states"][0] | {"of": "heads"}]}, "must be one of"),
         ({"states": [said["states"][0] | {"zero": 7}]}, "must be a ZeRO stage"),
+        ({"states": [said["states"][0] | {"moment": "Always"}]}, "'moment' must be one of"),
+        ({"states": 2 * said["states"]}, "names a tensor twice"),
         ({"colour": "red"}, "colour"),
     ):
         file.write_text(json.dumps(said | wrong))
@@ -693,6 +695,9 @@ def test_a_token_that_is_served_keeps_keys_and_values(model, each):
     fit = td.fits(model, Layout(), "1xH200", "fp16-weights", 1, cached=many)
     assert fit.memory.peak - td.estimate_memory(*run).peak == many * each
     assert fit.memory.to_dict()["cached"] == many
+    more = td.fits(model, Layout(), "1xH200", "fp16-weights", 1, cached=1000 * many)
+    assert "key-value cache" in more.reason
+    assert "it grows with the 65,536,000 cached tokens of a copy" in more.reason
 
 
 def test_the_cache_is_cut_by_heads_stages_and_sequences():
@@ -743,6 +748,22 @@ def test_the_host_holds_what_deepspeed_says_before_its_factor_for_buffers():
     assert held(memory, "weights") == theirs.device
 
 
+@pytest.mark.parametrize("name", recipes())
+def test_what_is_offloaded_by_default_is_what_the_optimizer_keeps(name):
+    recipe = load_recipe(name)
+    kept = [state.tensor for state in recipe.states if state.zero == 1]
+    if not kept:
+        with pytest.raises(ConfigError, match=f"{name} keeps no optimizer states to offload"):
+            td.offload(name)
+    else:
+        away = [state.tensor for state in td.offload(name).states if state.place == "cpu"]
+        assert away == kept
+        assert {"momentum"} <= set(kept) <= {*ADAM, "fp32 gradients"}
+
+
+ADAM = ("master weights", "momentum", "variance")
+
+
 def test_weights_come_back_a_layer_at_a_time():
     every = ("weights", "gradients", "master weights", "momentum", "variance")
     away, layout = td.offload("mixed-adam-16", every), Layout(zero=3, recompute="full")
@@ -763,6 +784,7 @@ OFF = td.offload("mixed-adam-16", ("weights",))
         (lambda: td.estimate_memory(SMALL, Layout(), OFF), "only zero=3 without unshard"),
         (lambda: td.offload(states=("moments",)), "master weights, momentum, variance; got"),
         (lambda: td.offload(states="momentum"), "must be a tuple of names"),
+        (lambda: td.offload(states=3), "must be a tuple of names"),
         (lambda: td.offload(to="moon"), "one of .*'nvme'.*got to='moon'"),
         (lambda: td.estimate_step(SMALL, Layout(), "1xH100", td.offload()), "is not modelled"),
         (lambda: td.search(SMALL, "1xH100", 1, recipe=td.offload()), "is not modelled"),

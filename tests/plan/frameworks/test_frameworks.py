@@ -239,6 +239,12 @@ def test_a_search_s_plan_says_itself_and_what_is_lost():
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_what_is_offloaded_is_said(framework):
+    found = td.export_config("gpt2", td.Layout(dp=2), framework, recipe=td.offload())
+    assert "states offloaded to cpu are not written" in found.lost["offload"]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_more_tensor_ranks_than_key_value_heads_are_said_of_each(framework):
     layout = td.Layout(tp=16)
     notes = td.export_config("llama-3.1-8b", layout, framework).notes

@@ -233,6 +233,7 @@ def table(model):
             "dense_layers must be a whole number of 0",
         ),
         ({"experts": 4, "top_k": 1, "dense_layers": range(10**12)}, "a tuple of at most 6"),
+        ({"experts": 4, "top_k": 2, "imbalance": 2.1}, "more tokens than there are.* 2 or less"),
         ({"experts": 4, "top_k": 1, "dense_layers": 2}, "must be a tuple of at most 6 layer"),
         ({"v_head_dim": 16}, "v_head_dim belongs to latent attention"),
         ({**LATENT, "v_head_dim": 0}, "v_head_dim must be 1 or more in latent"),

@@ -123,6 +123,7 @@ def test_fsdp_gathers_as_often_as_it_reshards(microbatches, unshard, gathers, su
 def test_a_measured_step_scales_every_part_and_is_kept(tmp_path):
     mine = td.calibrate(20.0, *RUN, sequence=8192, framework="megatron-2025", error=0.03)
     mine.save(tmp_path / "mine.json")
+    assert repr(mine).startswith("Calibration(h100 x cudnn x megatron-2025, times ")
     before = td.estimate_step(*RUN, sequence=8192)
     for known in (mine, str(tmp_path / "mine.json")):
         step = td.estimate_step(*RUN, sequence=8192, calibration=known)
@@ -139,10 +140,17 @@ def test_a_measured_step_scales_every_part_and_is_kept(tmp_path):
     fit = td.fits(*RUN, sequence=8192, calibration=mine)
     assert fit.checkpointing().steps > 0
     kept = json.loads((tmp_path / "mine.json").read_text())
-    kept["scale"]["value"] = -1
-    (tmp_path / "mine.json").write_text(json.dumps(kept))
-    with pytest.raises(ConfigError, match="'value' must be a finite number of 0 or more"):
-        td.estimate_step(*RUN, calibration=str(tmp_path / "mine.json"))
+    for key, value, words in (
+        ("range", [1], "'range' must be the lowest and the highest"),
+        ("value", -1, "'value' must be a finite number of 0 or more"),
+    ):
+        kept["scale"][key] = value
+        (tmp_path / "mine.json").write_text(json.dumps(kept))
+        with pytest.raises(ConfigError, match=words):
+            td.estimate_step(*RUN, calibration=str(tmp_path / "mine.json"))
+    for ask in (td.fits, td.estimate_step):
+        with pytest.raises(ConfigError, match="measured on h100, and B200 is b200; measure a step"):
+            ask(*RUN[:2], "64xB200", calibration=mine)
 
 
 def test_an_estimate_says_what_it_assumes_and_which_doubt_dominates():
@@ -168,6 +176,7 @@ def test_an_estimate_says_what_it_assumes_and_which_doubt_dominates():
         ({"framework": 3}, "framework is a name such as 'megatron-2025', got 3"),
         ({"framework": "torchtitan", "calibration": "mine.json"}, "leave framework="),
         ({"calibration": "nowhere.json"}, "nowhere.json: cannot be read"),
+        ({"calibration": 1.05}, "what td.calibrate made, or the path of its file; got 1.05"),
     ],
 )
 def test_calibrations_that_cannot_be(given, message):
@@ -179,3 +188,8 @@ def test_calibrations_that_cannot_be(given, message):
 def test_only_a_time_calibrates(seconds):
     with pytest.raises(ConfigError, match="seconds must be a measured number above 0"):
         td.calibrate(seconds, *RUN)
+
+
+def test_the_error_of_a_measurement_is_a_share():
+    with pytest.raises(ConfigError, match=r"error must be .* below 1, a share, got 5"):
+        td.calibrate(20.0, *RUN, error=5)

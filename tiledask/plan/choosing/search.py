@@ -171,10 +171,13 @@ class Plan:
     @cached_property
     def program_seconds(self) -> float:
         """Seconds of a step by the clock of the layout's program: what ``step`` says, worked out
-        again instruction by instruction. NaN where there is none (experts, context parallelism)."""
+        again instruction by instruction. NaN where there is none (experts, context parallelism,
+        DeepSpeed's ZeRO-3, which gathers matrix by matrix and its program by layers)."""
         found = self.found
         none = why_no_program(found.model, self.layout, found.sequence)
         if self.verdict == "no" or none or found.recipe.adapters:
+            return np.nan
+        if self.layout.zero == 3 and self.step.calibration.prefetch:
             return np.nan
         of = found.model, self.layout, found.cluster, found.recipe, found.sequence
         line = layout_timeline(*of, found.calibration, found.framework)
@@ -326,6 +329,11 @@ class Plans(Sequence[Plan]):
     @property
     def best(self) -> Plan:
         """The fastest that fits; if none does the fastest tight one, else the nearest."""
+        if not len(self) and self.left_out:
+            raise ConfigError(
+                f"no layout of the space on {self.cluster.devices} devices is left: "
+                f"{'; '.join(self.left_out)}; change the space, or name another framework"
+            )
         if not len(self):
             raise ConfigError(
                 f"no layout of the space gives every copy whole micro-batches of the "
@@ -463,8 +471,9 @@ def search(
     """All layouts of ``space`` that train on ``global_batch`` sequences a step, as Plans.
 
     ``model`` and ``cluster`` may be names, as `load_model` and `load_cluster` read them.
-    ``framework``: whose kernels, overlaps and memory are assumed, as of `fits`; named, only what
-    it runs is considered (data/calibration/framework), and ``left_out`` says what was not.
+    ``framework``: whose kernels, overlaps and memory are assumed, as of `fits`; named, here or by
+    a ``calibration``, only what it runs is considered (data/calibration/framework), and
+    ``left_out`` says what was not.
     ``recipe``: default the framework's, "mixed-adam-16" without one. ``devices``: numbers of
     devices to use (default: all of the cluster's). ``calibration``: as of `estimate_step`.
     ZeRO 3 gathers each layer's weights for every micro-batch: a layout's ``unshard`` says
@@ -480,9 +489,11 @@ def search(
     """
     model, cluster = as_model(model), as_cluster(cluster)
     runs: tuple[tuple[str, tuple[Any, ...]], ...] = ()
-    if framework is not None and calibration is None:
-        named = calibration_of(cluster.device, load_recipe("mixed-adam-16"), None, framework)
-        recipe, runs = recipe or named.trains, named.runs
+    program = framework
+    if framework is not None or calibration is not None:
+        usual = load_recipe("mixed-adam-16")
+        named = calibration_of(cluster.device, usual, calibration, framework)
+        recipe, runs, program = recipe or named.trains, named.runs, named.framework
     recipe, space = load_recipe(recipe or "mixed-adam-16"), space or Space()
     global_batch = whole_number(
         "global_batch",
@@ -515,7 +526,7 @@ def search(
         columns = {name: column[runs_it] for name, column in columns.items()}
         if not runs_it.all():
             shown = " or ".join(map(str, values))
-            left_out[f"{framework} runs {field} {shown}"] = int((~runs_it).sum())
+            left_out[f"{program} runs {field} {shown}"] = int((~runs_it).sum())
     of = model, cluster, global_batch, recipe, sequence
     return Plans(*of, columns, calibration, framework, left_out)
 

@@ -260,8 +260,14 @@ class Fit:
         now, other = self.memory.recipe, None
         if now.trains and self.layout.devices <= self.cluster.devices:
             # the next smaller recipe that fits in the same layout
-            recipes, most = map(load_recipe, SMALLER), now.bytes_per_parameter
-            tried = (self._fix(self.layout, r) for r in recipes if r.bytes_per_parameter < most)
+            there = {weight.name for weight in self.memory.model.layer}
+            smaller = (
+                recipe
+                for recipe in map(load_recipe, SMALLER)
+                if recipe.bytes_per_parameter < now.bytes_per_parameter
+                and (recipe.adapters is None or there.issuperset(recipe.adapters.matrices))
+            )
+            tried = (self._fix(self.layout, recipe) for recipe in smaller)
             other = next((fix for fix in tried if fix is not None), None)
         return {
             **single,
@@ -349,6 +355,7 @@ class Fit:
             + (f"<p>Smallest fix: {html.words(fix)}.</p>" if fix else "")
             + "".join(f"<p>{html.words(note)}.</p>" for note in self.notes)
             + self.memory._repr_html_()
+            + f"<p><small>{html.words(self.assumed)}.</small></p>"
         )
 
 
@@ -429,6 +436,11 @@ def _why(memory: MemoryEstimate, tensor: str) -> str:
             f"recompute {layout.recompute} keeps them of every layer in flight under "
             f"{layout.schedule}, for micro-batches of {layout.microbatch} x {memory.sequence} "
             f"tokens{_scores(memory)}"
+        )
+    if tensor == "key-value cache":
+        return (
+            f"it grows with the {memory.recipe.cached:,} cached tokens of a copy, and is cut by "
+            f"cp and pp, and by tp where there are key-value heads to cut"
         )
     if tensor not in zero:
         grows = f"it grows with the micro-batch of {layout.microbatch} x {memory.sequence} tokens"

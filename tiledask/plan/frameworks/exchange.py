@@ -56,6 +56,9 @@ def export_config(
     check_trains(recipe)
     job = Job(model, layout, recipe, check_run(model, layout, sequence))
     text = FRAMEWORKS[framework](job)
+    if recipe.places:
+        places = " and ".join(recipe.places)
+        job.lost["offload"] = f"states offloaded to {places} are not written: add that by hand"
     job.said.extend(more_tp(model, layout, framework))
     return Exported(framework, text, job.lost, tuple(job.said))
 

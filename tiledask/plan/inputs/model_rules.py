@@ -90,6 +90,12 @@ def completed(model: ModelSizes) -> dict[str, object]:
         )
     if told > 1 and not model.experts:
         raise _error(model, "imbalance is of experts' tokens, and there are none; leave it out")
+    if told > 1 and told * model.top_k > model.experts:
+        raise _error(
+            model,
+            f"imbalance={told:g} gives an expert more tokens than there are, with top_k="
+            f"{model.top_k} of {model.experts} experts; {model.experts / model.top_k:g} or less",
+        )
     if model.shared_gate and not model.shared_ffn:
         raise _error(model, "shared_gate scales a shared expert, which needs shared_ffn")
     if bool(model.window) != bool(model.windowed_layers) or model.windowed_layers > model.layers:

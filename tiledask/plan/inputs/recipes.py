@@ -27,6 +27,8 @@ NEVER = 4
 """A ZeRO stage that there is not: a state that stays whole on every device."""
 DEVICE, CPU, NVME = PLACES = ("device", "cpu", "nvme")
 """Where a state lies: on the device, or of its node in the host's memory or on its disks."""
+MOMENTS = (ALWAYS, "forward", "loss", "backward", "optimizer step")
+"""When a device may hold something."""
 OF_STATES = ("parameters", "adapters", "layers", "embeddings")
 OF_WORKING = ("largest weight", "logit", "logit of a split vocabulary")
 
@@ -49,6 +51,11 @@ class State:
     """Parameters that ``bytes`` are kept for: 2 of 4 bits, or a block with one scale."""
     place: str = DEVICE
     """Where it lies: "device", or offloaded to "cpu" or "nvme"."""
+
+    @property
+    def of_optimizer(self) -> bool:
+        """Whether it is one of the states that ZeRO-1 shards: master weights, momentum, ..."""
+        return self.zero == 1
 
     def sharded(self, zero: Any) -> Any:
         return zero >= self.zero
@@ -195,13 +202,15 @@ def _recipe(fields: Fields) -> Recipe:
     own, words = fields.text("name"), fields.text("description")
     width = fields.integer("compute_bytes")
     states = tuple(_state(each) for each in fields.objects("states"))
+    if len({state.tensor for state in states}) < len(states):
+        raise fields.fail("states", "names a tensor twice; say each once, with all of its bytes")
     source = fields.text("source", "")
     product, framework = fields.integer("product_bytes", 0, 0), fields.text("framework", "")
     working = []
     for each in fields.objects("working") if "working" in fields else ():
         tensor, size = each.text("tensor"), each.integer("bytes")
         of = _one_of(each, "of", OF_WORKING)
-        working.append(Working(tensor, size, of, each.text("moment")))
+        working.append(Working(tensor, size, of, _one_of(each, "moment", MOMENTS)))
         each.done()
     adapters = None
     if "adapters" in fields:
@@ -219,7 +228,7 @@ def _state(each: Fields) -> State:
         each.text("tensor"),
         each.integer("bytes"),
         each.integer("zero"),
-        each.text("moment", ALWAYS),
+        _one_of(each, "moment", MOMENTS, ALWAYS),
         _one_of(each, "of", OF_STATES, OF_STATES[0]),
         each.integer("per", 1, 1),
         _one_of(each, "place", PLACES, DEVICE),
@@ -273,11 +282,13 @@ def lora(
 
 def offload(
     recipe: str | Recipe = "mixed-adam-16",
-    states: tuple[str, ...] = ("master weights", "momentum", "variance"),
+    states: tuple[str, ...] | None = None,
     to: str = CPU,
 ) -> Recipe:
     """``recipe`` with some of its ``states`` in the memory of the node's host, ``to="cpu"``, or on
     its disks, "nvme"; "weights" need ZeRO-3, which brings them a layer at a time.
+
+    ``states``: names of what it keeps, by default all that its optimizer does.
 
     Source: Ren et al. 2021, ZeRO-Offload, arXiv:2101.06840; Rajbhandari et al. 2021, ZeRO-Infinity,
     arXiv:2104.07857.
@@ -287,7 +298,14 @@ def offload(
     """
     known = load_recipe(recipe)
     there = [state.tensor for state in known.states]
-    if isinstance(states, str) or not states or not set(states) <= set(there):
+    if states is None:
+        states = tuple(state.tensor for state in known.states if state.of_optimizer)
+        if not states:
+            raise ConfigError(
+                f"{known.name} keeps no optimizer states to offload, but {', '.join(there)}; name "
+                f"some of these in states=, or use a recipe such as 'mixed-adam-16'"
+            )
+    if not isinstance(states, tuple | list) or not states or not set(states) <= set(there):
         raise ConfigError(
             f"states must be a tuple of names of what {known.name} keeps, {', '.join(there)}; got "
             f"{short(states)}"

@@ -8,7 +8,7 @@ data/calibration/device/h100.json          share of the peak in products, of the
 
 import json
 import os
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from math import hypot
 from pathlib import Path
@@ -63,7 +63,7 @@ class Holds(NamedTuple):
     """Parameters whose gradients wait in a bucket at most, likewise."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Calibration:
     """What a run reaches: the numbers of a device, of an attention kernel and of a framework."""
 
@@ -133,7 +133,7 @@ class Calibration:
     """The recipe that the program trains with."""
     scale: float = 1.0
     """Measured over estimated seconds, where a step of one's own was measured."""
-    numbers: tuple[tuple[str, Reached], ...] = field(default=(), repr=False)
+    numbers: tuple[tuple[str, Reached], ...] = ()
     """Every number of the three files with its range, unit and origin."""
 
     @property
@@ -143,6 +143,9 @@ class Calibration:
     def waits(self, kind: str) -> float:
         """The exposed part of ``kind``: "tp", "sum", their backward ones, "dp", "fsdp", ..."""
         return dict(self.exposed)[kind]
+
+    def __repr__(self) -> str:
+        return f"Calibration({self.name}, times {self.scale:.4g}, within {self.error:.0%})"
 
     @property
     def error(self) -> float:
@@ -192,13 +195,12 @@ class _Numbers:
         if default is not None and key not in self.fields:
             return default
         told = self.fields.object(key)
-        low, high = (told.values.get("range") or (None, None))[:2]
         value = told.number("value")
-        told._take("range", None)
+        low, high = told.pair("range", [value, value])
         origin = told.text("from")
         if origin.split(":")[0] not in ORIGINS:
             raise told.fail("from", f"must begin with one of {ORIGINS}, got {short(origin)}")
-        number = Reached(value, low or value, high or value, told.text("unit", "share"), origin)
+        number = Reached(value, low, high, told.text("unit", "share"), origin)
         told.done()
         if not number.low <= value <= number.high:
             raise told.fail("value", f"must lie in its range, got {value:g} and {low} .. {high}")
@@ -401,9 +403,19 @@ def calibration_of(
                 f"a calibration names its framework; leave framework={framework!r} out, or give "
                 f"no calibration"
             )
-        if isinstance(calibration, Calibration):
-            return calibration
-        return _saved(calibration)
+        if not isinstance(calibration, Calibration | str | os.PathLike):
+            raise ConfigError(
+                f"a calibration is what td.calibrate made, or the path of its file; got "
+                f"{short(calibration)}"
+            )
+        known = calibration if isinstance(calibration, Calibration) else _saved(calibration)
+        if known.device != device.calibration:
+            raise ConfigError(
+                f"a calibration is of one kind of device: this one was measured on "
+                f"{known.device}, and {device.name} is {device.calibration}; measure a step there, "
+                f"or give no calibration"
+            )
+        return known
     kind = "mixture" if mixture else "fp8" if recipe.operand_bytes == 1 else "dense"
     if framework is not None:
         return _joined(device.calibration, _known(framework), "as asked", kind)

@@ -120,10 +120,11 @@ def calibrate(
     >>> round(estimate_step(*run, sequence=4096, calibration=mine).total, 6)
     70.0
     """
-    for name, value in (("seconds", seconds), ("error", error)):
+    for name, value, most in (("seconds", seconds, float("inf")), ("error", error, 1)):
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (number and 0 < value < float("inf")):
-            raise ConfigError(f"{name} must be a measured number above 0, got {short(value)}")
+        if not (number and 0 < value < most):
+            above = "above 0" if name == "seconds" else "above 0 and below 1, a share"
+            raise ConfigError(f"{name} must be a measured number {above}, got {short(value)}")
     step = estimate_step(model, layout, cluster, recipe, sequence, framework=framework)
     errors = (("measurement", float(error)), ("other layouts", ELSEWHERE))
     scale = seconds / step.total
