@@ -507,7 +507,7 @@ ANSWERS: dict[str, list[tuple]] = {
         ("tp=4", "not an answer", "an answer is a td.Layout, for example td.Layout(tp="),
     ],
     "shorten_bubble": [
-        (IDLE, "not yet", "8 stages, 8 micro-batches, schedule 1f1b: the ramp is 271"),
+        (IDLE, "not yet", "8 stages, 8 micro-batches, schedule 1f1b: the ramp is 256"),
         (
             td.Layout(**{**vars(IDLE), "interleave": 2}),
             "not yet",
