@@ -3,10 +3,13 @@
 import os
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tiledask.errors import ConfigError, short
 from tiledask.extras import needs
-from tiledask.lab.plots.primitives import Figure
+
+if TYPE_CHECKING:
+    from tiledask.lab.plots.primitives import Figure
 
 __all__ = ["FORMATS", "check_figure", "save_figure"]
 
@@ -38,7 +41,7 @@ def check_figure(path: str | os.PathLike) -> str:
     return kind
 
 
-def save_figure(figure: Figure, path: str | os.PathLike) -> None:
+def save_figure(figure: "Figure", path: str | os.PathLike) -> None:
     """Write ``figure`` to ``path``, as what its name says; ConfigError as in `check_figure`."""
     kind = check_figure(path)
     if kind == "png" and hasattr(figure, "to_png"):

@@ -3,18 +3,16 @@ the lists of what they take."""
 
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from tiledask.errors import ConfigError, short
 from tiledask.lab.table import Grid, say
-from tiledask.plan.choosing.critique import PlanCritique
 from tiledask.plan.choosing.search import Plan, Plans
 from tiledask.plan.data import meant, names
 from tiledask.plan.fitting.fit import Fit
 from tiledask.plan.fitting.memory import MemoryEstimate
-from tiledask.plan.fitting.snapshot import BesideSnapshot
 from tiledask.plan.frameworks.job import Exported
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import load_cluster, load_model, models
@@ -26,6 +24,10 @@ from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.timing.checkpointing import Checkpointing
 from tiledask.plan.timing.step import StepEstimate
 from tiledask.plan.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from tiledask.plan.choosing.critique import PlanCritique
+    from tiledask.plan.fitting.snapshot import BesideSnapshot
 
 __all__ = [
     "LISTS",
@@ -328,7 +330,7 @@ def show_export(exported: Exported, console: Console) -> dict[str, Any]:
     return {"framework": exported.framework, "text": exported.text, "notes": list(exported.notes)}
 
 
-def show_snapshot(beside: BesideSnapshot, console: Console) -> dict[str, Any]:
+def show_snapshot(beside: "BesideSnapshot", console: Console) -> dict[str, Any]:
     """What the allocator held beside the ledger, and what is larger; the facts for JSON."""
     rows = [
         (name, *map(format_bytes, (predicted, there, there - predicted)))
@@ -341,7 +343,7 @@ def show_snapshot(beside: BesideSnapshot, console: Console) -> dict[str, Any]:
     return beside.to_dict()
 
 
-def show_critique(found: PlanCritique, console: Console) -> None:
+def show_critique(found: "PlanCritique", console: Console) -> None:
     """What is wrong with a layout, and which single changes are better."""
     for line in found.lines:
         say(console, f"  {line}")

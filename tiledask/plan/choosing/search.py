@@ -22,7 +22,6 @@ from tiledask.plan.fitting.memory import MemoryEstimate
 from tiledask.plan.fitting.overhead import VERDICTS, judge, most_of, overhead_of, overheads
 from tiledask.plan.fitting.vectorized import peaks
 from tiledask.plan.frames import frame
-from tiledask.plan.frameworks.exchange import export_config
 from tiledask.plan.frameworks.job import Exported
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import ITEMS, MOST_OF_ANY, RECOMPUTE, Layout, Numbers
@@ -30,7 +29,6 @@ from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_timed, check_trains
-from tiledask.plan.program.making.of_layout import layout_timeline, why_no_program
 from tiledask.plan.timing.calibration import BESIDE, Calibration, calibration_of, run_by
 from tiledask.plan.timing.checkpointing import Checkpointing
 from tiledask.plan.timing.step import StepEstimate, estimate_step
@@ -42,6 +40,9 @@ from tiledask.plan.whole import is_whole, whole_number
 __all__ = ["Plan", "Plans", "Space", "search"]
 
 LARGEST_MICROBATCH = 64
+MOST_TIMED = 25_000
+"""Layers x micro-batches, of each copy where their shards are uneven, and 4 for each device, up to
+which a plan's program is timed: it takes a second and a half."""
 COLUMNS = (
     "dp",
     "tp",
@@ -164,6 +165,8 @@ class Plan:
     def to(self, framework: str) -> Exported:
         """The layout as a framework takes it, "megatron" or another that
         :func:`tiledask.export_config` knows; its ``notes`` say what has no counterpart."""
+        from tiledask.plan.frameworks.exchange import export_config
+
         found = self.found
         recipe, sequence = found.recipe, found.sequence
         return export_config(found.model, self.layout, framework, recipe=recipe, sequence=sequence)
@@ -172,14 +175,21 @@ class Plan:
     def program_seconds(self) -> float:
         """Seconds of a step by the clock of the layout's program: what ``step`` says, worked out
         again instruction by instruction. NaN where there is none (experts, context parallelism,
-        DeepSpeed's ZeRO-3, which gathers matrix by matrix and its program by layers)."""
-        found = self.found
-        none = why_no_program(found.model, self.layout, found.sequence)
+        DeepSpeed's ZeRO-3, which gathers matrix by matrix and its program by layers), and where it
+        is longer than MOST_TIMED."""
+        from tiledask.plan.program.making.of_layout import layout_timeline, why_no_program
+
+        found, layout = self.found, self.layout
+        none = why_no_program(found.model, layout, found.sequence)
         if self.verdict == "no" or none or found.recipe.adapters:
             return np.nan
-        if self.layout.zero == 3 and self.step.calibration.prefetch:
+        if layout.zero == 3 and self.step.calibration.prefetch:
             return np.nan
-        of = found.model, self.layout, found.cluster, found.recipe, found.sequence
+        uneven = layout.zero > 0 and found.model.hidden % layout.dp > 0
+        length = layout.microbatches * found.model.layers * (layout.dp if uneven else 1)
+        if length + 4 * layout.devices > MOST_TIMED:
+            return np.nan
+        of = found.model, layout, found.cluster, found.recipe, found.sequence
         line = layout_timeline(*of, found.calibration, found.framework)
         return self.step.calibration.scale * float(line.end.max())
 
