@@ -523,7 +523,8 @@ def _plan(args: argparse.Namespace, console: Console) -> Result:
         asked += [f"--{name}", vars(args)[name]] if vars(args)[name] else []
     planner.show_plans(plans, args.first, console, asked)
     options |= assumed
-    relaxed = [] if args.no_sensitivity else td.sensitivity(model, cluster, args.batch, **options)
+    asked_for = model, cluster, args.batch
+    relaxed = [] if args.no_sensitivity else td.sensitivity(*asked_for, plans=plans, **options)
     if saving is not None:
         planner.show_step(best.step, console)
     for each in relaxed:

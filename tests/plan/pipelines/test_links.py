@@ -149,6 +149,18 @@ def test_the_compiled_loop_agrees_with_the_plain_one(name, transfers, monkeypatc
     assert np.array_equal(runs[0].end, runs[1].end)
 
 
+@pytest.mark.parametrize("name", schedules)
+def test_lists_say_to_the_bit_what_the_loops_say(monkeypatch, name):
+    order, times = any_schedule(name, 3, 7), np.random.default_rng(5)
+    seconds = times.random((2, order.stages))
+    lists = simulate(order, *seconds)
+    monkeypatch.setattr(longest_path, "LISTED", 0.001)  # never
+    loops = simulate(order, *seconds)
+    assert np.array_equal(lists.start, loops.start)
+    assert np.array_equal(lists.end, loops.end)
+    assert np.array_equal(lists.device, loops.device)
+
+
 def test_both_conventions_by_hand():
     s = schedule("gpipe", 2, 2, forward_only=True)
     blocking = simulate(s, 2.0, latency=0.5, transfers="blocking")

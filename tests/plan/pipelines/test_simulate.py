@@ -127,8 +127,15 @@ def test_many_small_ones_are_worth_compiling_too(monkeypatch):
         longest_path, "_compiled", lambda: solved.append(True) or longest_path._solve
     )
     for wanted in (False, False, True):  # 72 actions each
-        simulate(schedule("1f1b", 4, 9))
+        simulate(schedule("1f1b", 4, 9), latency=0.5)
         assert bool(solved) == wanted
+
+
+def test_more_of_those_that_wait_for_nothing_on_the_way(monkeypatch):
+    counted = [0.0]
+    monkeypatch.setattr(longest_path, "_solved", counted)
+    simulate(schedule("1f1b", 4, 9))
+    assert counted == [72 / longest_path.LISTED]
 
 
 def both_ways(monkeypatch, make):

@@ -241,16 +241,19 @@ class Plans(Sequence[Plan]):
         calibration: Calibration | str | None = None,
         framework: str | None = None,
         left_out: dict[str, int] | None = None,
+        peak: np.ndarray | None = None,
     ):
         self.model, self.cluster, self.global_batch = model, cluster, global_batch
         self.recipe, self.sequence = recipe, sequence
         self.calibration, self.framework = calibration, framework
         self.left_out = left_out or {}
         self._plans: dict[int, Plan] = {}
-        self._settled = 0
+        self.settled = 0
         devices = columns["dp"] * columns["tp"] * columns["pp"] * columns["cp"]
         self.run = run_by(recipe, cluster.device, calibration, framework)
-        peak = peaks(model, self.run, sequence, **columns)
+        if peak is None:
+            peak = peaks(model, self.run, sequence, **columns)
+        self._columns, self._peak = columns, peak
         copies = columns["dp"] * columns["cp"]
         overhead = overheads(devices, copies, columns["zero"], self.run.framework)
         device, most = cluster.device, most_of(cluster.device, self.run)
@@ -272,12 +275,18 @@ class Plans(Sequence[Plan]):
         }
         self._rows: dict[str, np.ndarray] = {name: each[order] for name, each in rows.items()}
 
+    def on(self, cluster: ClusterSpec) -> "Plans":
+        """The same layouts on a cluster of as many devices, in nodes of as many, whose numbers are
+        others: their memory is not counted again."""
+        of = self.model, cluster, self.global_batch, self.recipe, self.sequence, self._columns
+        return Plans(*of, self.calibration, self.framework, self.left_out, self._peak)
+
     def settle(self, first: int = FIRST) -> "Plans":
         """These plans, with the ``first`` in the order of their simulated seconds, some
         milliseconds each. Whoever looks at a plan gets the first 10 settled."""
         first = min(first, len(self._rows["peak"]))
-        if first > self._settled:
-            self._settled = first
+        if first > self.settled:
+            self.settled = first
             plans = [self._plan(n) for n in range(first)]
             order = sorted(
                 range(first), key=lambda n: (VERDICTS.index(plans[n].verdict), plans[n].seconds)
@@ -460,9 +469,10 @@ def _unbeaten(cost: Any) -> list[int]:
     """Which rows of the columns ``cost`` no other beats in all of them, by the first column."""
     rows = np.stack(cost, axis=1)
     kept: list[int] = []  # in the order of time: nothing later beats an earlier one in it
-    for n in np.lexsort(rows.T[::-1]):
-        if not kept or not (rows[kept] <= rows[n]).all(axis=1).any():
-            kept.append(int(n))
+    left = np.lexsort(rows.T[::-1])
+    while len(left):
+        kept.append(int(left[0]))
+        left = left[~(rows[left[0]] <= rows[left]).all(axis=1)]
     return kept
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.choosing.search import Plan, search
+from tiledask.plan.choosing.search import Plan, Plans, search
 from tiledask.plan.frames import frame
 from tiledask.plan.inputs.hardware import ClusterSpec, Link
 from tiledask.plan.inputs.load import as_cluster, as_model
@@ -81,13 +81,15 @@ def sensitivity(
     global_batch: int,
     *,
     times: float = 2.0,
+    plans: Plans | None = None,
     **options: Any,
 ) -> Sensitivity:
     """What relaxing each limit ``times``-fold buys, the most first; the first one binds.
 
     The limits: memory of a device, its peak FLOP/s, its memory bandwidth, bandwidth within and
     between nodes, devices in a node, and devices (unless ``devices=`` fixes their number).
-    ``options`` are those of :func:`tiledask.search`; as there, names are read.
+    ``options`` are those of :func:`tiledask.search`; as there, names are read. ``plans``: what it
+    found with the same arguments, where that is known.
 
     >>> from tiledask.plan.inputs.load import load_cluster, load_model
     >>> found = sensitivity(load_model("llama-2-70b"), load_cluster("32xA100-80GB"), 128)
@@ -99,15 +101,18 @@ def sensitivity(
             f"times must be a number above 1, by which limits grow; got {short(times)}"
         )
     model, cluster = as_model(model), as_cluster(cluster)
-    before = search(model, cluster, global_batch, **options).best
+    now = plans or search(model, cluster, global_batch, **options)
+    before, shape = now.best, (cluster.devices, cluster.devices_per_node)
     found = []
     fixed = options.get("devices") is not None
     for limit, other in _relaxed(cluster, times):
         if limit == "devices" and fixed:
             continue
-        plans = search(model, other, global_batch, **options)
-        if len(plans):
-            found.append(Relaxed(limit, times, before, plans.best))
+        alike = (other.devices, other.devices_per_node) == shape
+        then = now.on(other) if alike else search(model, other, global_batch, **options)
+        if len(then):
+            then.settle(now.settled)
+            found.append(Relaxed(limit, times, before, then.best))
     return Sensitivity(sorted(found, key=lambda relaxed: -relaxed.speedup))
 
 

@@ -160,18 +160,8 @@ _order = lru_cache(maxsize=64)(layout_schedule)
 
 def _chunks(time: StepTime, layout: Layout) -> list[Work]:
     """One micro-batch's Work in each chunk, in model order."""
-    model = time.model
-    dense, mixture = (
-        next(
-            (
-                time.layer(weights)
-                for name, _, weights in model.layer_kinds
-                if (name == "mixture layer") == wanted
-            ),
-            Work(),
-        )
-        for wanted in (False, True)
-    )
+    model, works = time.model, {name == "mixture layer": layer for name, _, layer in time.kinds}
+    dense, mixture = works.get(False, Work()), works.get(True, Work())
     send = time.transfer() if layout.pp > 1 else Work()
 
     kinds = chunk_kinds(model, layout)

@@ -140,12 +140,15 @@ class StepTime:
             compute += Seconds(0.0, short)
         return Work(compute, Seconds(0.0, again), *repeated)
 
+    @cached_property
+    def kinds(self) -> list[tuple[str, int, Work]]:
+        """(name, how many there are, the Work of one) of each kind of layer of the model."""
+        return [(name, n, self.layer(weights)) for name, n, weights in self.model.layer_kinds]
+
     def mean_layer(self) -> Work:
         """The mean over all layers of the model."""
         total = self.model.layers
-        return reduce(
-            add, (n / total * self.layer(weights) for _, n, weights in self.model.layer_kinds)
-        )
+        return reduce(add, (n / total * layer for _, n, layer in self.kinds))
 
     def _sum(self) -> Values:
         """Seconds of a sum of the residual stream over tp."""
