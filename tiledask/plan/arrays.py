@@ -1,12 +1,54 @@
-"""Types of numbers that may be many: an array, and one value or an array of them."""
+"""Numbers that may be many: the types of one value or an array of them, and rows that are alike."""
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Values"]
+__all__ = ["Array", "Values", "combinations", "unbeaten"]
 
 Array = NDArray[Any]
 """An array of any numbers; where the numbers' kind is known, it is written out instead."""
 Values = float | Array
 """One number, or an array with one for each layout that is looked at at once."""
+
+
+def combinations(columns: Sequence[Array]) -> tuple[Array, Array]:
+    """(a row of each combination of the columns, whole numbers of 0 or more, that occurs, in their
+    order; which of these combinations each row has).
+
+    >>> rows, which = combinations([np.array([7, 0, 7]), np.array([1, 1, 1])])
+    >>> rows.tolist(), which.tolist()
+    ([1, 2], [1, 0, 1])
+    """
+    tops = [int(column.max()) + 1 for column in columns]
+    if prod(tops) >= 2**62:
+        columns = [np.unique(column, return_inverse=True)[1] for column in columns]
+        tops = [int(column.max()) + 1 for column in columns]
+    code = np.ravel_multi_index(tuple(columns), tops)
+    if prod(tops) > 2**22:
+        _, rows, which = np.unique(code, return_index=True, return_inverse=True)
+        return rows, which
+    there = np.zeros(prod(tops), np.bool_)
+    there[code] = True
+    which = np.searchsorted(np.flatnonzero(there), code)
+    rows = np.empty(1 + which.max(), np.int64)
+    rows[which] = np.arange(len(code))
+    return rows, which
+
+
+def unbeaten(rows: Array) -> list[int]:
+    """Which rows have no other that is as small in all columns, the smallest in the first one
+    first; of equal ones the first.
+
+    >>> unbeaten(np.array([[3, 1], [1, 2], [2, 2], [1, 2]]))
+    [1, 0]
+    """
+    kept: list[int] = []
+    left = np.lexsort(rows.T[::-1])  # so that nothing later beats an earlier one
+    while len(left):
+        kept.append(int(left[0]))
+        left = left[~(rows[left[0]] <= rows[left]).all(axis=1)]
+    return kept

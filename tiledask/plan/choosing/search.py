@@ -16,6 +16,7 @@ import numpy as np
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan import html
+from tiledask.plan.arrays import unbeaten
 from tiledask.plan.fitting.fewest import CHUNKS, context_degrees
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.fitting.memory import MemoryEstimate
@@ -177,17 +178,17 @@ class Plan:
         again instruction by instruction. NaN where there is none (experts, context parallelism,
         DeepSpeed's ZeRO-3, which gathers matrix by matrix and its program by layers), and where it
         is longer than MOST_TIMED."""
-        from tiledask.plan.program.making.of_layout import layout_timeline, why_no_program
-
         found, layout = self.found, self.layout
-        none = why_no_program(found.model, layout, found.sequence)
-        if self.verdict == "no" or none or found.recipe.adapters:
-            return np.nan
-        if layout.zero == 3 and self.step.calibration.prefetch:
-            return np.nan
         uneven = layout.zero > 0 and found.model.hidden % layout.dp > 0
         length = layout.microbatches * found.model.layers * (layout.dp if uneven else 1)
-        if length + 4 * layout.devices > MOST_TIMED:
+        long = length + 4 * layout.devices > MOST_TIMED
+        if long or self.verdict == "no" or found.model.experts or found.recipe.adapters:
+            return np.nan  # before the makers of programs are loaded
+        from tiledask.plan.program.making.of_layout import layout_timeline, why_no_program
+
+        if why_no_program(found.model, layout, found.sequence):
+            return np.nan
+        if layout.zero == 3 and self.step.calibration.prefetch:
             return np.nan
         of = found.model, layout, found.cluster, found.recipe, found.sequence
         line = layout_timeline(*of, found.calibration, found.framework)
@@ -395,9 +396,9 @@ class Plans(Sequence[Plan]):
         first: those that none beats by formula, and of them by their seconds."""
         inside = np.flatnonzero(self.settle()._rows["verdict"] == 0)
         by_formula = [self.by_formula[inside], self.peak[inside], self.devices[inside]]
-        plans = [self[int(inside[n])] for n in _unbeaten(by_formula)]
+        plans = [self[int(inside[n])] for n in unbeaten(np.stack(by_formula, axis=1))]
         cost = [[plan.seconds, plan.peak, plan.layout.devices] for plan in plans]
-        return [plans[n] for n in _unbeaten(np.array(cost).reshape(-1, 3).T)]
+        return [plans[n] for n in unbeaten(np.array(cost).reshape(-1, 3))]
 
     def refined(self, first: int = 8, schedules: Sequence[str] = ()) -> list[Plan]:
         """The ``first`` plans and their like with embedding and head as items of the partition
@@ -463,17 +464,6 @@ class Plans(Sequence[Plan]):
             notes.append(f"In bold: {self.told_apart}.")
         shown = html.table(head, rows, title, bold=[self[:FIRST].index(plan) for plan in alike])
         return shown + "".join(f"<p><small>{html.words(note)}</small></p>" for note in notes)
-
-
-def _unbeaten(cost: Any) -> list[int]:
-    """Which rows of the columns ``cost`` no other beats in all of them, by the first column."""
-    rows = np.stack(cost, axis=1)
-    kept: list[int] = []  # in the order of time: nothing later beats an earlier one in it
-    left = np.lexsort(rows.T[::-1])
-    while len(left):
-        kept.append(int(left[0]))
-        left = left[~(rows[left[0]] <= rows[left]).all(axis=1)]
-    return kept
 
 
 def search(

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tiledask.plan.arrays import unbeaten
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, layout_schedule
 
@@ -245,10 +246,4 @@ def _sharded(
 
 def _fullest(states: np.ndarray) -> tuple[tuple[int, ...], ...]:
     """The rows that no other row reaches in every column."""
-    states = np.unique(states, axis=0)
-    best = [
-        row
-        for row in states
-        if not ((states >= row).all(axis=1) & (states > row).any(axis=1)).any()
-    ]
-    return tuple(sorted(tuple(map(int, row)) for row in best))
+    return tuple(sorted(tuple(states[n].tolist()) for n in unbeaten(-states)))

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
 from itertools import chain, starmap
-from math import prod
 from typing import Any
 
 import numpy as np
 
 from tiledask.errors import ConfigError
+from tiledask.plan.arrays import combinations
 from tiledask.plan.fitting.activations import LayerBytes, cut_tokens, layer_costs, local_tokens
 from tiledask.plan.fitting.in_flight import InFlight, stages_in_flight
 from tiledask.plan.fitting.terms import Costs, Terms, fullest
@@ -78,24 +78,10 @@ class Many:
     ) -> list[np.ndarray]:
         """``function`` of every combination of ``columns`` that occurs, spread over the
         layouts: a column for each number that it returns."""
-        tops = [int(column.max()) + 1 for column in columns.values()]
-        if prod(tops) >= 2**62:
-            found_at = {name: np.unique(c, return_inverse=True) for name, c in columns.items()}
-            values = {name: value for name, (value, _) in found_at.items()}
-            return self.each(
-                {name: at for name, (_, at) in found_at.items()},
-                lambda **at: function(**{k: values[k][i].item() for k, i in at.items()}),
-            )
-        code = np.ravel_multi_index(tuple(columns.values()), tops)
-        if prod(tops) <= 2**22:
-            there = np.zeros(prod(tops), np.bool_)
-            there[code] = True
-            found, code = np.flatnonzero(there), (np.cumsum(there) - 1)[code]
-        else:
-            found, code = np.unique(code, return_inverse=True)
-        rows = zip(*(column.tolist() for column in np.unravel_index(found, tops)), strict=True)
+        first, which = combinations(list(columns.values()))
+        rows = zip(*(column[first].tolist() for column in columns.values()), strict=True)
         results = [function(**dict(zip(columns, row, strict=True))) for row in rows]
-        return [np.array(values, np.int64)[code] for values in zip(*results, strict=True)]
+        return [np.array(values, np.int64)[which] for values in zip(*results, strict=True)]
 
     @cached_property
     def costs(self) -> tuple[Costs, np.ndarray, list[tuple[int, ...]]]:

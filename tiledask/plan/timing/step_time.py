@@ -4,13 +4,13 @@ total = m x (compute + recompute + tp + cp + ep + pp)  + bubble + dp + optimizer
         the slowest stage, each micro-batch            fill and drain, end of the step
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, reduce
 from operator import add
 
 import numpy as np
 
-from tiledask.plan.arrays import Values
+from tiledask.plan.arrays import Values, combinations
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import SELECTIVE_OP, Numbers
 from tiledask.plan.inputs.model import Model, Weight
@@ -396,6 +396,39 @@ def _slower(a: Work, b: Work) -> Work:
     return Work(*(chosen(getattr(a, f.name), getattr(b, f.name)) for f in fields(Work)))
 
 
+LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch", "sequence_parallel", "flash_attention",
+         "recompute", "schedule")  # fmt: skip
+"""The fields of a layout that a layer's time depends on."""
+
+
+def _codes(column: np.ndarray) -> np.ndarray:
+    """A column as whole numbers of 0 or more: words by where they first stand."""
+    if column.dtype.kind in "bi":
+        return column.astype(np.int64)
+    codes = np.zeros(column.shape, np.int64)
+    for code, word in enumerate(dict.fromkeys(column.tolist())):
+        codes[column == word] = code
+    return codes
+
+
+def _mean_layer(time: StepTime) -> Work:
+    """``time.mean_layer()``, worked out once for each combination of LAYER that occurs."""
+    given = np.broadcast_arrays(*(getattr(time.n, name) for name in LAYER))
+    if given[0].size < 2:
+        return time.mean_layer()
+    columns = [column.ravel() for column in given]
+    rows, which = combinations([_codes(column) for column in columns])
+    few = Numbers(**{name: column[rows] for name, column in zip(LAYER, columns, strict=True)})
+    work = replace(time, n=few).mean_layer()
+
+    def spread(values: Values) -> Values:
+        each = np.asarray(values)
+        return each[which].reshape(given[0].shape) if each.ndim else values
+
+    parts = (getattr(work, f.name) for f in fields(Work))
+    return Work(*(Seconds(spread(each.forward), spread(each.backward)) for each in parts))
+
+
 def step_parts(
     model: Model,
     cluster: ClusterSpec,
@@ -420,7 +453,7 @@ def step_parts(
     recipe = load_recipe(recipe)
     known = calibration_of(cluster.device, recipe, calibration, framework, model.experts > 0)
     time = StepTime(model, cluster, n, recipe, sequence, known)
-    layer, embedding, head = time.mean_layer(), time.embedding(), time.head()
+    layer, embedding, head = _mean_layer(time), time.embedding(), time.head()
     send = n.interleave * time.transfer()
     at_first, at_second, at_last = stage_layers(n, model.layers)
     single = np.where(np.asarray(n.pp) == 1, 1.0, 0.0)
