@@ -305,6 +305,15 @@ def test_the_package_runs_as_a_program():
 
 
 @pytest.mark.long
+def test_a_plan_loads_neither_a_compiler_nor_figures_nor_the_makers_of_programs():
+    ask = "import tiledask.cli as c; c.main('plan deepseek-v3 2048xH100 8192 --json'.split())"
+    report = "import sys; print(*sys.modules, file=sys.stderr)"
+    there = set(python("-c", f"{ask}; {report}", check=True).stderr.split())
+    assert there.isdisjoint({*HEAVY, "scipy", "tiledask.tile", "tiledask.lab.plots"})
+    assert not [name for name in there if name.startswith("tiledask.plan.program.")]
+
+
+@pytest.mark.long
 def test_plan_tile_and_the_doctor_before_it_is_asked_load_nothing_heavy():
     names = [*modules("plan"), *modules("tile"), "tiledask.lab.doctor"]
     assert loaded(f"import {', '.join(names)}") == []

@@ -16,14 +16,15 @@ from rich.console import Console
 import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.lab.planner import show_plans
+from tiledask.plan.choosing import search as search_room
 from tiledask.plan.choosing.critique import critique
 from tiledask.plan.choosing.search import Space, search
 from tiledask.plan.choosing.sensitivity import sensitivity
 from tiledask.plan.fitting.fit import fits
-from tiledask.plan.fitting.vectorized import _in_flight
+from tiledask.plan.fitting.vectorized import _in_flight, peaks
 from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.timing.step import estimate_step
-from tiledask.plan.timing.step_time import step_parts
+from tiledask.plan.timing.step_time import StepTime, step_parts
 from tiledask.plan.units import format_seconds
 
 SMALL = Space(
@@ -232,6 +233,35 @@ def test_memory_binds_where_nothing_fits():
     assert [relaxed.speedup for relaxed in found[2:]] == [1.0] * (len(found) - 2)
     assert "now a plan fits" in str(found[0])
     assert "still nothing fits" in str(found[-1])
+
+
+def test_what_no_limit_changes_is_worked_out_once(model, cluster, monkeypatch):
+    counted = []
+    monkeypatch.setattr(search_room, "peaks", lambda *of, **n: counted.append(0) or peaks(*of, **n))
+    options = {"sequence": 4096, "space": SMALL}
+    plans = search(model, cluster, 64, **options)
+    found = sensitivity(model, cluster, 64, plans=plans, **options)
+    assert len(counted) == 3  # these, more devices in a node, more devices
+    alone = sensitivity(model, cluster, 64, **options)
+    assert [(r.limit, r.before, r.after.layout, r.speedup) for r in found] == [
+        (r.limit, plans.best, r.after.layout, r.speedup) for r in alone
+    ]
+
+
+def test_a_layer_is_timed_once_for_each_combination_that_matters(model, cluster, monkeypatch):
+    rows = []
+    layer = StepTime.layer
+    monkeypatch.setattr(
+        StepTime, "layer", lambda time, w: rows.append(np.size(time.n.tp)) or layer(time, w)
+    )
+    plans = search(model, cluster, 64, sequence=4096)
+    assert 0 < 8 * max(rows) < plans.counts["fits"]
+
+
+def test_a_program_that_is_long_is_not_timed():
+    plans = search("llama-3.1-405b", "10000xH100", 10_000)
+    assert np.isnan(plans.best.program_seconds)  # thirty million instructions
+    assert search("gpt2", "8xH100", 64).best.program_seconds > 0
 
 
 @pytest.mark.long
