@@ -27,6 +27,7 @@ __all__ = ["main"]
 
 EXPORTS = ("megatron", "torchtitan", "deepspeed", "nemo", "nanotron")
 """What td.export_config writes, without loading it."""
+_Add = Callable[..., argparse.ArgumentParser]
 _ERRORS = (ValueError, MemoryError, TimeoutError, RuntimeError, OSError)
 
 
@@ -65,7 +66,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=td.__version__)
     commands = parser.add_subparsers(dest="command", required=True)
     add = _adder(commands)
+    for room in (_of_this_machine, _of_planning, _of_the_course, _of_running):
+        room(add)
+    return parser
 
+
+def _of_this_machine(add: _Add) -> None:
     for kind, words in (
         ("models", "the models that are shipped, and their sizes"),
         ("hardware", "the devices that are shipped: memory, speed, links"),
@@ -97,6 +103,8 @@ def _parser() -> argparse.ArgumentParser:
         help="then open them in JupyterLab, with what follows as arguments of its own",
     )
 
+
+def _of_planning(add: _Add) -> None:
     sub = add("fit", _fit, "does a model fit on a cluster under a layout? why, and what would")
     _of_models(sub, optional=True)
     for name, metavar, words in (
@@ -157,6 +165,8 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--figure", metavar="FILE", help="time against memory, as a picture")
     sub.add_argument("--map", metavar="FILE", help="what fits by tp and pp, as a picture")
 
+
+def _of_the_course(add: _Add) -> None:
     sub = add("ask", _ask, "a question of the course, worked out and run; or a premise, checked")
     sub.add_argument(
         "question",
@@ -203,6 +213,8 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--figure", metavar="FILE", help="draw the task, or the last answer")
     sub.add_argument("--verify", action="store_true", help="can it be solved, and not at once?")
 
+
+def _of_running(add: _Add) -> None:
     sub = add("idle", _idle, "how idle a pipeline schedule leaves its devices")
     sub.add_argument("schedule", nargs="?", help=f"one of {', '.join(td.schedules)}")
     sub.add_argument("stages", type=_whole, nargs="?")
@@ -240,7 +252,6 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--kernel", default="blas", help="(%(default)s)")
     sub.add_argument("--tile", type=_whole)
     _device(sub)
-    return parser
 
 
 class _Parser(argparse.ArgumentParser):
@@ -321,7 +332,7 @@ def _losses(args: argparse.Namespace) -> dict[str, float]:
     }
 
 
-def _adder(commands: Any) -> Callable[..., argparse.ArgumentParser]:
+def _adder(commands: Any) -> _Add:
     def add(name: str, run: Callable, words: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=words, description=words)
         sub.add_argument("--json", action="store_true", help="print JSON instead of tables")

@@ -127,6 +127,11 @@ class Plan:
     """Seconds of a step by formula, which ranks thousands; infinite for a layout that does not fit
     and where there is none."""
 
+    @property
+    def _run(self) -> tuple[Model, Layout, ClusterSpec, Recipe, int]:
+        found = self.found
+        return found.model, self.layout, found.cluster, found.recipe, found.sequence
+
     @cached_property
     def seconds(self) -> float:
         """Seconds of a step, those of ``step``; infinite for a layout that does not fit."""
@@ -143,9 +148,7 @@ class Plan:
     @cached_property
     def fit(self) -> Fit:
         """The verdict explained."""
-        found = self.found
-        run = found.model, self.layout, found.cluster, found.recipe, found.sequence
-        return fits(*run, calibration=found.calibration, framework=found.framework)
+        return fits(*self._run, **self.found.assumed)
 
     @property
     def memory(self) -> MemoryEstimate:
@@ -155,9 +158,7 @@ class Plan:
     @cached_property
     def step(self) -> StepEstimate:
         """Where the time goes; the stages as they are, simulated."""
-        found = self.found
-        run = found.model, self.layout, found.cluster, found.recipe, found.sequence
-        return estimate_step(*run, calibration=found.calibration, framework=found.framework)
+        return estimate_step(*self._run, **self.found.assumed)
 
     def checkpointing(self, **given: Any) -> Checkpointing:
         """How often to save, and what that costs: `Fit.checkpointing` for this plan's step."""
@@ -168,9 +169,8 @@ class Plan:
         :func:`tiledask.export_config` knows; its ``notes`` say what has no counterpart."""
         from tiledask.plan.frameworks.exchange import export_config
 
-        found = self.found
-        recipe, sequence = found.recipe, found.sequence
-        return export_config(found.model, self.layout, framework, recipe=recipe, sequence=sequence)
+        model, layout, _, recipe, sequence = self._run
+        return export_config(model, layout, framework, recipe=recipe, sequence=sequence)
 
     @cached_property
     def program_seconds(self) -> float:
@@ -190,8 +190,7 @@ class Plan:
             return np.nan
         if layout.zero == 3 and self.step.calibration.prefetch:
             return np.nan
-        of = found.model, layout, found.cluster, found.recipe, found.sequence
-        line = layout_timeline(*of, found.calibration, found.framework)
+        line = layout_timeline(*self._run, **found.assumed)
         return self.step.calibration.scale * float(line.end.max())
 
     def to_dict(self) -> dict[str, Any]:
@@ -246,7 +245,7 @@ class Plans(Sequence[Plan]):
     ):
         self.model, self.cluster, self.global_batch = model, cluster, global_batch
         self.recipe, self.sequence = recipe, sequence
-        self.calibration, self.framework = calibration, framework
+        self.assumed: dict[str, Any] = {"calibration": calibration, "framework": framework}
         self.left_out = left_out or {}
         self._plans: dict[int, Plan] = {}
         self.settled = 0
@@ -280,7 +279,7 @@ class Plans(Sequence[Plan]):
         """The same layouts on a cluster of as many devices, in nodes of as many, whose numbers are
         others: their memory is not counted again."""
         of = self.model, cluster, self.global_batch, self.recipe, self.sequence, self._columns
-        return Plans(*of, self.calibration, self.framework, self.left_out, self._peak)
+        return Plans(*of, **self.assumed, left_out=self.left_out, peak=self._peak)
 
     def settle(self, first: int = FIRST) -> "Plans":
         """These plans, with the ``first`` in the order of their simulated seconds, some
@@ -518,18 +517,34 @@ def search(
     sequence = check_run(model, Layout(), sequence)
     if not isinstance(space, Space):
         raise ConfigError(f"space is a td.Space, such as Space(tp=(1, 2)), got {short(space)}")
+    rows = [
+        row
+        for n in _counts(devices, cluster)
+        for row in _shapes(model, cluster, global_batch, sequence, space, n)
+    ]
+    columns = _columns(rows, space, model.layers)
+    columns, left_out = _run_by(program, columns, runs)
+    of = model, cluster, global_batch, recipe, sequence
+    return Plans(*of, columns, calibration, framework, left_out)
+
+
+def _counts(devices: Any, cluster: ClusterSpec) -> list[int]:
+    """Numbers of devices to use, each of them at most the cluster's."""
     given = cluster.devices if devices is None else devices
     counts = tuple(given) if isinstance(given, Iterable) else (given,)
     if not all(is_whole(n, 1, cluster.devices) for n in counts):
         raise ConfigError(
             f"devices must lie between 1 and the cluster's {cluster.devices}, got {short(counts)}"
         )
-    rows = [
-        row
-        for n in map(int, counts)
-        for row in _shapes(model, cluster, global_batch, sequence, space, n)
-    ]
-    columns = _columns(rows, space, model.layers)
+    return [int(n) for n in counts]
+
+
+def _run_by(
+    program: str | None,
+    columns: dict[str, np.ndarray],
+    runs: tuple[tuple[str, tuple[Any, ...]], ...],
+) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """The layouts that a program runs, and how many it does not, by why."""
     left_out = {}
     for field, values in runs:
         runs_it = _runs_it(columns, field, values)
@@ -537,8 +552,7 @@ def search(
         if not runs_it.all():
             shown = " or ".join(map(str, values))
             left_out[f"{program} runs {field} {shown}"] = int((~runs_it).sum())
-    of = model, cluster, global_batch, recipe, sequence
-    return Plans(*of, columns, calibration, framework, left_out)
+    return columns, left_out
 
 
 def _runs_it(columns: dict[str, np.ndarray], field: str, values: tuple[Any, ...]) -> np.ndarray:

@@ -383,7 +383,7 @@ def fits(
     what no tensor accounts for (bytes, or an Overhead; default: ``overhead_of`` the layout).
     ``framework``, a name in data/calibration/framework, says what the loss, FP8 and adapters hold
     and the allocator wastes (default: the calibration's or the one that the recipe is written
-    after, else fused kernels); ``assumed`` says which. ``cached``: tokens, of all sequences that a
+    after, else nobody's own); ``assumed`` says which. ``cached``: tokens, of all sequences that a
     copy serves, whose keys and values it keeps. What a recipe offloads must have room in a node's
     host memory and on its disks, where the cluster says how much there is.
     ``step`` is the time model that prices fixes, called as step(model, layout, cluster, recipe,

@@ -148,7 +148,7 @@ def estimate_memory(
     left a sliding window. Not in here:
     what the driver, the libraries and the allocator take; see ``fits``. ``framework``, a name in
     data/calibration/framework, says what the loss and the inputs of FP8 products and adapters hold
-    (default: the one that the recipe is written after, else fused kernels).
+    (default: the one that the recipe is written after, else nobody's own).
 
     A tensor parallelism that the heads do not allow, or an expert parallelism that the
     experts do not, is a ConfigError, more stages than layers a PartitionError.

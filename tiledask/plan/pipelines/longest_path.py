@@ -23,7 +23,7 @@ from tiledask.extras import bring
 from tiledask.plan.pipelines.links import Links
 from tiledask.plan.pipelines.schedule import Schedule
 
-__all__ = ["LARGE", "RESULT", "Path", "WeightTimes", "longest_path"]
+__all__ = ["LARGE", "LISTED", "RESULT", "Path", "WeightTimes", "longest_path"]
 
 LARGE = 100_000
 """Actions of a process, over all its schedules, from which the loops are compiled: for fewer,

@@ -4,6 +4,10 @@ data/calibration/device/h100.json          share of the peak in products, of the
                  kernel/cudnn.json         share of the peak in the attention core, by device
                  framework/megatron-2025   what of each collective is waited for, the host, the
                                            loss, what it holds in memory
+
+Whose numbers, everywhere: the calibration's that is given, or the framework's that is named; else
+the one's that the recipe is written after. If it is after none, seconds are those of the device's
+usual program, and memory is nobody's own: what the arithmetic says.
 """
 
 import json
@@ -207,7 +211,7 @@ class _Numbers:
         self.found.append((f"{self.path}.{key}", number))
         return value
 
-    def table(self, key: str, optional: tuple[str, ...] = ()) -> tuple[tuple[str, float], ...]:
+    def table(self, key: str) -> tuple[tuple[str, float], ...]:
         """The numbers of the object under ``key``, by their names."""
         inner = _Numbers(self.fields.object(key), f"{self.path}.{key}")
         pairs = tuple((name, inner(name)) for name in inner.fields.values)
@@ -345,8 +349,7 @@ def run_by(
     calibration: "Calibration | str | os.PathLike[str] | None" = None,
     framework: str | None = None,
 ) -> Recipe:
-    """``recipe`` by the framework that is said, for its memory: by the calibration's or the one of
-    that name; else it stays as it is, by the one that it is written after or by nobody's own."""
+    """``recipe`` by the framework whose memory is assumed; as it is where nothing is said."""
     if calibration is None and framework is None:
         return recipe
     found = calibration_of(device, recipe, calibration, framework)
