@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tiledask.lab.table import Claim, Comparison
-from tiledask.plan.data import data_file
+from tiledask.plan.data import data_file, shipped_json
 from tiledask.plan.inputs.hardware import Device, load_device
 from tiledask.tile import Config, predict
 
@@ -82,8 +82,8 @@ def ladders() -> dict[str, Ladder]:
     >>> [(rung.name, rung.measured / 1e12) for rung in ladders()["sgemm-a6000"].rungs][:2]
     [('naive', 0.309), ('coalesced', 1.9865)]
     """
-    text = data_file("published", "tile_ladders.json").read_text(encoding="utf-8")
-    return {case["id"]: _ladder(case) for case in json.loads(text)}
+    cases = shipped_json("published", "tile_ladders.json")
+    return {case["id"]: _ladder(case) for case in cases}
 
 
 def _ladder(case: Mapping[str, Any]) -> Ladder:

@@ -10,11 +10,12 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from string import ascii_lowercase
+from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.whole import is_whole, whole_rule
 
-__all__ = ["Fields", "data_file", "meant", "names", "read", "read_named", "shipped"]
+__all__ = ["Fields", "data_file", "meant", "names", "read", "read_named", "shipped", "shipped_json"]
 
 LARGEST = 4 * 2**20
 """Bytes of the largest file that is read: a description takes some thousand."""
@@ -32,6 +33,11 @@ def shipped(folder: str) -> Path:
 def data_file(*parts: str) -> Path:
     """A file of the data folder, such as data_file("published", "plan.json")."""
     return shipped("data").joinpath(*parts)
+
+
+def shipped_json(*parts: str) -> Any:
+    """What is in a JSON file of the data folder, as it is: of our own making, so unchecked."""
+    return json.loads(data_file(*parts).read_text(encoding="utf-8"))
 
 
 @cache

@@ -4,7 +4,6 @@ work       F F F F | B B B B        streams    each kind alone, as long as its b
 stream       g g g |   s s s        leave      (waited for) / (as much on the stream of the work)
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -12,7 +11,7 @@ from typing import NamedTuple
 
 from tiledask.lab.accuracy.rows import published
 from tiledask.lab.accuracy.stacks import StackRun, run_of
-from tiledask.plan.data import data_file
+from tiledask.plan.data import shipped_json
 from tiledask.plan.inputs.load import as_cluster
 from tiledask.plan.inputs.recipes import load_recipe
 from tiledask.plan.program.instructions import Collective
@@ -78,7 +77,7 @@ def exposed_shares() -> tuple[ExposedShare, ...]:
 def reasons() -> dict[tuple[str, str], str]:
     """Why the streams of programs leave another part exposed than runs showed, by framework and
     kind."""
-    told = json.loads(data_file("calibration", "streams.json").read_text(encoding="utf-8"))
+    told = shipped_json("calibration", "streams.json")
     return {(name, each["kind"]): each["why"] for each in told for name in each["frameworks"]}
 
 

@@ -1,21 +1,20 @@
 """A published number beside ours, and groups of them with a goal."""
 
-import json
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
-from tiledask.plan.data import data_file
+from tiledask.plan.data import shipped_json
 
 __all__ = ["PublishedRow", "PublishedSource", "published"]
 
 
+@cache
 def published(name: str = "plan") -> dict[str, dict[str, Any]]:
     """The cases of data/published/NAME.json by their id."""
-    cases = json.loads(data_file("published", f"{name}.json").read_text(encoding="utf-8"))
-    return {case["id"]: case for case in cases}
+    return {case["id"]: case for case in shipped_json("published", f"{name}.json")}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 case  ->  Run: model, layout, cluster, recipe, framework  ->  estimate_step  ->  a row of its group
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -14,7 +13,7 @@ from tiledask.errors import ConfigError
 from tiledask.lab.accuracy.exact import layout
 from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
 from tiledask.lab.accuracy.time import calibrated
-from tiledask.plan.data import data_file
+from tiledask.plan.data import shipped_json
 from tiledask.plan.fitting.fit import fits
 from tiledask.plan.frameworks.megatron import OVERLAPPED
 from tiledask.plan.inputs.hardware import ClusterSpec, load_cluster
@@ -246,8 +245,7 @@ def _goal(name: str) -> dict[str, float]:
 @cache
 def _unexplained() -> dict[str, str]:
     """Why a row contradicts others of its own source, by id: no model can be right on both."""
-    text = data_file("published", "unexplained.json").read_text(encoding="utf-8")
-    found: dict[str, str] = json.loads(text)
+    found: dict[str, str] = shipped_json("published", "unexplained.json")
     return found
 
 
@@ -255,9 +253,7 @@ def _unexplained() -> dict[str, str]:
 def left_out() -> dict[str, list[float]]:
     """(rows, mean, worst) of each group where a model's rows were left out of the fit that
     estimates them; as `refit.py` found it."""
-    found: dict[str, list[float]] = json.loads(
-        data_file("calibration", "left_out.json").read_text(encoding="utf-8")
-    )
+    found: dict[str, list[float]] = shipped_json("calibration", "left_out.json")
     return found
 
 

@@ -20,7 +20,7 @@ from tiledask.plan.arrays import unbeaten
 from tiledask.plan.fitting.fewest import CHUNKS, context_degrees
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.fitting.memory import MemoryEstimate
-from tiledask.plan.fitting.overhead import VERDICTS, judge, most_of, overhead_of, overheads
+from tiledask.plan.fitting.overhead import VERDICTS, judge, lacks, most_of, overhead_of, overheads
 from tiledask.plan.fitting.vectorized import peaks
 from tiledask.plan.frames import frame
 from tiledask.plan.frameworks.job import Exported
@@ -141,9 +141,7 @@ class Plan:
     def shortfall(self) -> int:
         """Bytes that a device lacks for the tensors and a CUDA context; 0 if none."""
         certain = overhead_of(self.layout, self.found.run.framework).certain
-        device = self.found.cluster.device
-        least = self.peak + certain
-        return least - device.memory_bytes if least > most_of(device, self.found.run) else 0
+        return lacks(self.peak, certain, self.found.cluster.device, self.found.run)
 
     @cached_property
     def fit(self) -> Fit:

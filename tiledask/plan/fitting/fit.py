@@ -21,6 +21,7 @@ from tiledask.plan.fitting.overhead import (
     VERDICTS,
     Overhead,
     judge,
+    lacks,
     measured_over_estimated,
     most_of,
     overhead_of,
@@ -125,8 +126,8 @@ class Fit:
     def shortfall(self) -> int:
         """Bytes by which the estimate and the certain overhead, the CUDA context, exceed the
         nominal capacity of a device, where they exceed the most of it; 0 if they do not."""
-        least = self.memory.peak + self.overhead.certain
-        return least - self.capacity if least > self.most else 0
+        device, recipe = self.cluster.device, self.memory.recipe
+        return lacks(self.memory.peak, self.overhead.certain, device, recipe)
 
     @cached_property
     def reason(self) -> str:

@@ -8,13 +8,13 @@ The capacity is the nominal one; what needs more, and no more than
 the driver reports, is tight too for a run by a known framework.
 """
 
-import json
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from tiledask.plan.data import data_file
+from tiledask.plan.data import shipped_json
 from tiledask.plan.inputs.hardware import Device
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.recipes import Recipe
@@ -27,6 +27,7 @@ __all__ = [
     "Overhead",
     "default_overhead",
     "judge",
+    "lacks",
     "measured_over_estimated",
     "most_of",
     "overhead_of",
@@ -120,10 +121,11 @@ def overheads(
     return certain, np.array([budget.total for budget in budgets])[which]
 
 
+@cache
 def measured_over_estimated(framework: str) -> tuple[str, tuple[float, ...]]:
     """(whose, measured over estimated bytes) of the published rows: those of ``framework`` if ten
     or more differ, else of all frameworks. `make accuracy` writes them."""
-    told = json.loads(data_file("calibration", "memory_errors.json").read_text(encoding="utf-8"))
+    told = shipped_json("calibration", "memory_errors.json")
     own = tuple(told.get(framework, ()))
     if len(own) >= FEW:
         return framework, own
@@ -136,6 +138,13 @@ def most_of(device: Device, recipe: Recipe) -> int:
     that is more."""
     reported = device.most_bytes - NCCL_BUFFERS if recipe.framework else 0
     return max(device.memory_bytes, reported)
+
+
+def lacks(peak: int, certain: int, device: Device, recipe: Recipe) -> int:
+    """Bytes by which ``peak`` and the ``certain`` overhead exceed the nominal capacity of
+    ``device``, where they exceed the most of it; 0 if they do not."""
+    least = peak + certain
+    return least - device.memory_bytes if least > most_of(device, recipe) else 0
 
 
 def judge(peak: Any, certain: Any, total: Any, capacity: Any, most: Any = 0) -> Any:

@@ -11,6 +11,7 @@ from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.labels import dense, place_words
 from tiledask.lab.plots.primitives import Axes, Figure
 from tiledask.lab.plots.style import GREY, INK, LINES, canvas, styled
+from tiledask.plan.arrays import unbeaten
 
 __all__ = ["bubble_against_latency", "memory_against_bubble", "utilisation_against"]
 
@@ -129,7 +130,7 @@ def memory_against_bubble(
     spots: dict[tuple[float, float], list[str]] = {}
     for name, (bubble, memory) in points.items():
         spots.setdefault((round(bubble, 9), round(memory, 9)), []).append(name)
-    best = _unbeaten(list(spots))
+    best = [list(spots)[n] for n in unbeaten(np.array(list(spots)))]
     xs, ys = zip(*best, strict=True)
     words = "along the line: no schedule is better in both"
     stairs = {"drawstyle": "steps-post", "zorder": 2, "gid": "unbeaten", "label": words}
@@ -158,15 +159,6 @@ def _logarithmic(axis, values: list[float], words: Callable[[float], str]) -> No
         return
     axis.axes.set(**{f"{axis.axis_name}lim": (-0.06 * high, 1.2 * high)})
     draw.ticks_as(axis, words)
-
-
-def _unbeaten(spots: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points with no other at most as large in both, from left to right."""
-    kept: list[tuple[float, float]] = []
-    for spot in sorted(spots):
-        if not kept or spot[1] < kept[-1][1]:
-            kept.append(spot)
-    return kept
 
 
 def _check(what: str, curves: Curves) -> None:

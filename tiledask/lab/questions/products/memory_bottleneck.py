@@ -1,6 +1,5 @@
 """3: a weight matrix of 26 GB on GPUs of 24 GB: held by two of them, trained by more."""
 
-import json
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,7 @@ from tiledask.lab.questions.products.too_large import ROWS, scaled
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.choosing.question_check import Critique
-from tiledask.plan.data import data_file
+from tiledask.plan.data import shipped_json
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.units import format_bytes
 
@@ -31,7 +30,7 @@ WITHIN = 0.02
 
 def premise(weights: int, memory: int, gpus: int, recipe: str) -> Critique:
     """The shipped premise, with these numbers in it."""
-    given = json.loads(data_file("premises", "layer-of-26-gb.json").read_text("utf-8"))
+    given = shipped_json("premises", "layer-of-26-gb.json")
     tensor = {name: {**plan, "tp": gpus} for name, plan in given["plans"].items() if "tp" in plan}
     tensor["weights only"]["tp"] = 2
     plans = given["plans"] | tensor | {"data parallel": {"dp": gpus}}

@@ -67,6 +67,16 @@ class Given:
         changes = activation, -activation, weight_part - activation, -weight_part
         return cls(seconds, latency, limit, dict(zip(KINDS, changes, strict=True)))
 
+    def check_room(self, stages: int = 1) -> None:
+        """None; ScheduleError if a device with so many stages has no room for a micro-batch."""
+        least = stages * max(self.change["F"], -self.change["W"])
+        if not self.limit >= least:
+            where = "a stage" if stages == 1 else "both stages of a device"
+            raise ScheduleError(
+                f"one micro-batch on {where} takes {least:g} of memory and the limit is "
+                f"{self.limit:g}; allow {least:g} or more"
+            )
+
     def fits(self, schedule: Schedule) -> bool:
         """Whether every device keeps within the limit."""
         kept = peaks(schedule, self.change["F"], -self.change["W"])

@@ -170,12 +170,7 @@ def v_auto(
     p, limit = half_of(stages), stages * activation if memory_limit is None else memory_limit
     times = forward, backward_input, backward_weight, latency
     given = Given.of(stages, *times, limit, activation, weight_part)
-    least = 2 * max(activation, weight_part)
-    if not limit >= least:
-        raise ScheduleError(
-            f"one micro-batch on both stages of a device takes {least:g} of memory and the limit "
-            f"is {limit:g}; allow {least:g} or more"
-        )
+    given.check_room(2)
     bases = [zb_v(stages, microbatches)]
     for block in (_half, _minimum):
         periods = (block(p, microbatches, period) for period in range(6, 6 * p + 9))

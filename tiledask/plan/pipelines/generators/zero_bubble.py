@@ -134,14 +134,9 @@ def zb_auto(
     '0F0,0I0,0W0,0F1,0I1,0W1'
     """
     limit = stages * activation if memory_limit is None else memory_limit
-    least = max(activation, weight_part)
-    if limit < least:
-        raise ScheduleError(
-            f"one micro-batch on a stage takes {least:g} of memory and the limit is {limit:g}; "
-            f"allow {least:g} or more"
-        )
     times = forward, backward_input, backward_weight, latency
     given = Given.of(stages, *times, limit, activation, weight_part)
+    given.check_room()
     drafts = (
         _Draft(stages, microbatches, given.seconds, latency, limit, activation, weight_part).fill(
             *choice
