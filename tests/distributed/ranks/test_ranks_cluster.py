@@ -16,6 +16,7 @@ from oracles.device_programs import assert_same, everything
 
 import tiledask as td
 from tiledask.distributed.cluster.clocks import now
+from tiledask.distributed.ranks import run
 from tiledask.distributed.ranks.run import TRANSPORTS
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import ClusterLostError, CollectiveError, ConfigError, DeadlineError
@@ -212,9 +213,18 @@ def test_what_does_not_exist_is_said(cluster):
         td.run_ranks(_sum, td.Mesh(cluster, (2,)), transport="pigeon")
 
 
-def test_nothing_is_left_behind(cluster):
+def test_nothing_is_left_behind(cluster, monkeypatch):
     _works(cluster, "sockets")
+    for name in ("set_clocks", "transport_of"):  # whatever it is that a run fails of
+        with monkeypatch.context() as patched:
+            patched.setattr(run, name, raises_late)
+            with pytest.raises(DeadlineError):
+                _works(cluster, "sockets")
     assert not [p for p in cluster.spool.iterdir() if p.is_dir()]
+
+
+def raises_late(*_args, **_options):
+    raise DeadlineError("waited until the end")
 
 
 def _sum(rank):

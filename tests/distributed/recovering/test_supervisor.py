@@ -75,6 +75,15 @@ def test_a_slot_without_a_nanny_is_filled_again(cluster):
 
 
 @pytest.mark.cluster
+def test_no_work_begins_on_a_worker_that_goes_with_its_nanny(cluster):
+    dask_cluster = cluster.dask_cluster
+    nanny = dask_cluster.workers[1]
+    dask_cluster.loop.add_callback(nanny.close_gracefully)
+    wait_until(lambda: nanny.status in supervisor.ENDED)
+    assert cluster.wait_for_slots([1], 20)[1]["nanny"] != nanny.address_safe
+
+
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_a_worker_that_is_stopped_while_it_starts_does_not_outlive_its_nanny(cluster):
     first = pids(cluster)[1]

@@ -50,7 +50,7 @@ from tiledask.distributed.deadlines import DEADLINE, HEAR, Left, heard, left_of,
 from tiledask.distributed.out_of_core.disk import free, writing
 from tiledask.distributed.recovering import poison
 from tiledask.distributed.recovering.forgets import OVER, Forgets
-from tiledask.distributed.recovering.supervisor import Supervisor
+from tiledask.distributed.recovering.supervisor import ENDED, Supervisor
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan import html
 from tiledask.plan.units import format_bytes
@@ -877,6 +877,12 @@ class StartedCluster(Cluster):
         scheduler.loop.add_callback(scheduler.add_plugin, poison.Deaths())
         scheduler.loop.add_callback(Forgets().joins, scheduler)
         self._supervisor = Supervisor(dask_cluster)
+
+    def _workers(self) -> dict[int, dict[str, Any]]:
+        nannies = list(self.dask_cluster.workers.values())
+        alive = {nanny.address_safe for nanny in nannies if nanny and nanny.status not in ENDED}
+        # one that goes with its nanny is still there for a moment, and would take work with it
+        return {s: facts for s, facts in super()._workers().items() if facts["nanny"] in alive}
 
     @property
     def is_running(self) -> bool:

@@ -128,16 +128,16 @@ def _run(
     way = _way(cluster, None if transport == "nccl" else transport, near == everyone)
     peers: list[set[int]] = [set()] * mesh.ranks
     prepare: Callable[[Meeting, Any], Any]
-    if way == "sockets":
-        with writing(folder, lambda: 0):
-            folder.mkdir()
-        reads = transport_of(cluster) != "comm"
-        ways = WaysIn(str(folder), near, reads, secrets.token_bytes(32))
-        prepare = partial(sockets.prepare, ways)
-    else:
-        prepare, peers = dask_transport.prepare, [everyone - {r} for r in everyone]
     set_clocks(cluster, patience)
     try:
+        if way == "sockets":
+            with writing(folder, lambda: 0):
+                folder.mkdir()
+            reads = transport_of(cluster) != "comm"
+            ways = WaysIn(str(folder), near, reads, secrets.token_bytes(32))
+            prepare = partial(sockets.prepare, ways)
+        else:
+            prepare, peers = dask_transport.prepare, [everyone - {r} for r in everyone]
         with meeting(cluster, run, peers, patience, prepare, mesh.at) as (_, where):
             tasks = []
             left = left_of(seconds).seconds - GRACE  # they say it before this call does

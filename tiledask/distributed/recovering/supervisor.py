@@ -116,6 +116,7 @@ async def close_quietly(nanny: Any) -> None:
     with contextlib.suppress(Exception):  # it is closed, and has no process any more
         if process is not None and process.is_alive():
             await process.kill()
+            await process.join(2)  # it is nobody's worker any more, before there is another
 
 
 async def refilled(cluster: SpecCluster, slots: Iterable[Any]) -> None:

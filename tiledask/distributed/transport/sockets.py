@@ -153,6 +153,7 @@ class Sockets(ByDask):
                 f"timeout="
             ) from None
         except OSError as error:
+            self.box.check()  # the run may be over for another reason, and its doors closed
             raise ClusterLostError(
                 f"rank {rank} could not connect to all others, the worker of one died ({error}); "
                 f"run the program again"
