@@ -161,6 +161,8 @@ def test_torchtitan_gathers_in_the_width_of_its_products_and_sums_in_the_activat
         for width in (2, 1)
     )
     assert narrow.tp == pytest.approx(0.75 * wide.tp, rel=0.02)
+    without = replace(wide.calibration, gathers_operands=False)
+    assert td.estimate_step(*run, recipe="fsdp-adam", calibration=without).tp == wide.tp
 
 
 def test_a_measured_step_scales_every_part_and_is_kept(tmp_path):

@@ -251,8 +251,8 @@ class Terms:
             yield "embedding activations", held.has_embedding, size, formula, ENDS
         if holds(self.recipe.framework).keeps_sent:
             v, kept = layout.interleave, held.kept_dense + held.kept_mixtures
-            each_way = layout.microbatches + kept // np.maximum(here, 1)
-            n = (layout.pp > 1) * (v - held.has_head) * each_way
+            senders = (layout.pp > 1) * (v - held.has_head)
+            n = senders * layout.microbatches - (-senders * (kept * v // np.maximum(here, 1)) // v)
             size, words = n * (width * tokens), "{} B of each number sent x {}: outputs in flight, "
             formula = (words + "and a buffer for each micro-batch's gradient").format, width, n
             source = f"framework {self.recipe.framework}"
