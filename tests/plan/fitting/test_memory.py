@@ -797,3 +797,18 @@ OFF = td.offload("mixed-adam-16", ("weights",))
 def test_what_cannot_be_held_so_is_refused(call, words):
     with pytest.raises(ConfigError, match=words):
         call()
+
+
+@pytest.mark.parametrize(("v", "sent"), [(1, [4 + 2, 0]), (2, [8 + 5, 4 + 2])])
+def test_torchs_pipelines_keep_what_they_sent_and_a_buffer_for_each_gradient(v, sent):
+    """4 micro-batches: a buffer each, and the outputs in flight; the last chunk sends nothing.
+    Megatron's reuse theirs."""
+    layout = Layout(pp=2, microbatches=4, interleave=v, zero=3)
+    recipe = load_recipe("fsdp-adam-pipeline")
+    memory = estimate(GATED, layout, recipe)
+    numbers = 2 * GATED.hidden * 32
+    assert [held(memory, "sent activations", stage) for stage in (0, 1)] == [
+        n * numbers for n in sent
+    ]
+    others = estimate(GATED, layout, replace(recipe, framework="megatron-2025"))
+    assert held(others, "sent activations") == 0

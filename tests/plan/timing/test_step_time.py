@@ -5,6 +5,8 @@ Holds `tiledask.plan.arrays`, `tiledask.plan.timing.collective_time`, `tiledask.
 `tiledask.plan.timing.step_values`.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -51,6 +53,16 @@ def test_waves_by_counting_tiles_one_by_one(m, n, batch):
     expected = best / A100.flops * (1 + 200 / 8192)
     moved = gemm_bytes(m, 8192, n, batch=batch) / A100.memory
     assert gemm_seconds(m, 8192, n, A100, batch=batch) == pytest.approx(max(expected, moved))
+
+
+@pytest.mark.parametrize(("n", "halved"), [(4096, 0), (4064, 0), (1808, 1), (1800, 2), (150, 4)])
+def test_products_whose_sizes_32_does_not_divide_are_slower_by_each_halving(n, halved):
+    apart = replace(A100, misaligned=0.5)
+    plain, slow = (gemm_seconds(4096, 8192, n, rates) for rates in (A100, apart))
+    assert slow == pytest.approx((1 + 0.5 * halved) * plain)
+    arrays = gemm_seconds(np.array([4096, 4096]), 8192, np.array([n, 64]), apart)
+    assert arrays[0] == slow
+    assert arrays[1] == gemm_seconds(4096, 8192, 64, A100)
 
 
 @pytest.mark.parametrize(

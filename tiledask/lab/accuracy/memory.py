@@ -39,11 +39,11 @@ def bloom(case: dict[str, Any]) -> MemoryEstimate:
 
 def titan(case: dict[str, Any]) -> MemoryEstimate:
     """The estimate of a row: FSDP2, flash attention, sequence parallelism with tp; pipelines run
-    as many micro-batches as there are chunks."""
+    as many micro-batches as stages, torchtitan's default of 2024 (pipelining_utils.py)."""
     i = case["inputs"]
     pp, tp = i.get("pp", 1), i.get("tp", 1)
     chunks = 2 if i.get("schedule") == "interleaved" else 1
-    microbatches = pp * chunks if pp > 1 else 1
+    microbatches = pp
     split = layout(
         i,
         dp=i["fsdp"],

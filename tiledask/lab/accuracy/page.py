@@ -19,7 +19,7 @@ from tiledask.lab.accuracy.exposures import exposed_shares
 from tiledask.lab.accuracy.peers import error
 from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
 from tiledask.lab.accuracy.searched import searched
-from tiledask.lab.accuracy.stacks import left_out, stacks
+from tiledask.lab.accuracy.stacks import stacks
 from tiledask.plan.data import data_file
 from tiledask.plan.judged import MARKS
 from tiledask.plan.whole import is_whole
@@ -116,7 +116,7 @@ def _exposures() -> str:
 
 def _left_out(group: PublishedSource) -> str:
     """The errors where a model's rows had no part in the fit that estimates them."""
-    found = left_out().get(group.name)
+    found = time.left_out().get(group.name)
     return f"{found[1]:.1%}, worst {found[2]:.1%} ({found[0]:.0f})" if found else ""
 
 

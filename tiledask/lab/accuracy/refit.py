@@ -6,6 +6,7 @@ log(measured) = log(estimated(constants)) + error     Gauss-Newton from round gu
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,12 +15,12 @@ import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.lab.accuracy.rows import published
-from tiledask.lab.accuracy.stacks import StackRun, group_of, run_of, seconds_measured
-from tiledask.lab.accuracy.time import calibrated
+from tiledask.lab.accuracy.stacks import group_of, run_of, seconds_measured
+from tiledask.lab.accuracy.time import BLOOM, TITAN, StackRun, calibrated, log_runs, unexplained
 from tiledask.plan.data import data_file
 from tiledask.plan.timing.calibration import Calibration
 
-__all__ = ["CONSTANTS", "Refit", "main", "refit"]
+__all__ = ["CONSTANTS", "OF_LOGS", "Refit", "main", "refit", "refit_logs"]
 
 NOISE, OUTLIER = 0.03, 0.09
 """Relative error of a row that is well described, and from where it counts linearly."""
@@ -102,37 +103,61 @@ CONSTANTS = tuple(
     )
 )
 """All that the rows of published/plan2.json set, and the prior of each."""
+_BLOOM, _EAGER, _500_W = _by("megatron-deepspeed"), _by("torchtitan-eager"), _on("h100-500w")
+_PASSES = _field("eager_passes")
+OF_LOGS = tuple(
+    Constant(*row)
+    for row in (
+        ("device a100.misaligned", 0.5, 0.5, _BLOOM, _field("misaligned")),
+        ("framework megatron-deepspeed.transfer_seconds", 0.01, 0.5, _BLOOM,
+         _field("transfer_seconds")),
+        ("framework megatron-deepspeed.copies_share", 0.3, 0.5, _BLOOM, _field("copies_share")),
+        ("framework megatron-deepspeed.eager_passes", 3.0, 0.4, _BLOOM, _PASSES),
+        ("device h100-500w.product_share.bf16", 0.6, 0.3, _500_W, _product("bf16")),
+        ("device h100-500w.product_share.fp8", 0.5, 0.3, _500_W, _product("fp8")),
+        ("kernel fa2 h100-500w.forward", 0.3, 0.3, _500_W, _CORE),
+        ("kernel fa2 h100-500w.backward", 0.25, 0.3, _500_W, _BACK),
+        ("framework torchtitan.ring_part", 0.8, 0.4, _500_W, _field("ring_part")),
+        ("framework torchtitan-eager.eager_passes", 3.6, 0.4, _EAGER, _PASSES),
+    )
+)  # fmt: skip
+"""The same of BLOOM's log and torchtitan's rows, on devices and programs of their own."""
 
 
 @dataclass(frozen=True)
 class Refit:
-    """Rows, and the constants that describe them best."""
+    """Rows, and the constants that describe them best. Rows that are not `calibrated` are only
+    estimated."""
 
+    constants: tuple[Constant, ...]
     cases: tuple[dict[str, Any], ...]
     runs: tuple[StackRun, ...]
-    known: tuple[Calibration, ...]
+    seconds: tuple[float, ...]
+    groups: tuple[str, ...]
+    families: tuple[str, ...]
+    """Of each row: a series of runs that is one measurement, "model/..."."""
 
-    @classmethod
-    def of(cls, cases: Sequence[dict[str, Any]]) -> "Refit":
-        said = []
-        for case in cases:
-            try:
-                said.append((case, run := run_of(case), run.step().calibration))
-            except ConfigError:  # it has no row either
-                continue
-        return cls(*map(tuple, zip(*said, strict=True)))
+    @cached_property
+    def known(self) -> tuple[Calibration, ...]:
+        """What each row is estimated with as shipped."""
+        return tuple(run.step().calibration for run in self.runs)
 
     @cached_property
     def measured(self) -> np.ndarray:
         """Logarithm of the seconds of each row."""
-        return np.log([seconds_measured(case) or np.nan for case in self.cases])
+        return np.log(self.seconds)
+
+    @cached_property
+    def fits(self) -> np.ndarray:
+        """Whether each row sets constants."""
+        return np.array([case["id"] in calibrated() for case in self.cases])
 
     def estimated(self, values: Sequence[float], only: Sequence[int] | None = None) -> np.ndarray:
         """Logarithm of what each row (of ``only``) takes with ``values`` of CONSTANTS."""
         found = []
         for row in range(len(self.cases)) if only is None else only:
             known = self.known[row]
-            for constant, value in zip(CONSTANTS, values, strict=True):
+            for constant, value in zip(self.constants, values, strict=True):
                 if constant.holds(known):
                     known = constant.put(known, float(value))
             found.append(np.log(self.runs[row].step(known).total))
@@ -142,7 +167,7 @@ class Refit:
         """[rows, constants]: how the logarithm of each row goes with that of each constant."""
         here, by = self.estimated(values), 1.02
         found = np.zeros((len(here), len(values)))
-        for at, constant in enumerate(CONSTANTS):
+        for at, constant in enumerate(self.constants):
             rows = [n for n, known in enumerate(self.known) if constant.holds(known)]
             moved = np.where(np.arange(len(values)) == at, values * by, values)
             if rows:
@@ -153,9 +178,9 @@ class Refit:
         self, values: np.ndarray, slopes: np.ndarray, here: np.ndarray, rows: np.ndarray
     ) -> np.ndarray:
         """``values`` after the step that describes ``rows`` best, given slopes and estimates."""
-        start = np.log([constant.start for constant in CONSTANTS])
-        prior = np.array([constant.prior for constant in CONSTANTS])
-        families = [family(case) for case in self.cases]
+        start = np.log([constant.start for constant in self.constants])
+        prior = np.array([constant.prior for constant in self.constants])
+        families = self.families
         many = {each: sum(families[n] == each for n in rows) for each in families}
         even = np.array([1 / np.sqrt(many[families[n]]) for n in rows])
         change = np.zeros(len(values))
@@ -169,8 +194,8 @@ class Refit:
 
     def fitted(self, steps: int = 3) -> np.ndarray:
         """The constants after ``steps`` steps from their round guesses."""
-        values = np.array([constant.start for constant in CONSTANTS])
-        every = np.arange(len(self.cases))
+        values = np.array([constant.start for constant in self.constants])
+        every = np.flatnonzero(self.fits)
         for _ in range(steps):
             values = self.solve(values, self.slopes(values), self.estimated(values), every)
         return values
@@ -179,19 +204,19 @@ class Refit:
         """The relative error of each row where all rows of its model, on every device, were left
         out: one step from ``values``."""
         slopes, here = self.slopes(values), self.estimated(values)
-        models = np.array([family(case).split("/")[0] for case in self.cases])
+        models = np.array([each.split("/")[0] for each in self.families])
         errors = np.zeros(len(models))
         for each in set(models):
             gone = np.flatnonzero(models == each)
-            without = self.solve(values, slopes, here, np.flatnonzero(models != each))
+            without = self.solve(values, slopes, here, np.flatnonzero((models != each) & self.fits))
             errors[gone] = np.exp(self.estimated(without, gone) - self.measured[gone]) - 1
         return errors
 
     def by_group(self, errors: np.ndarray) -> dict[str, tuple[int, float, float]]:
         """(rows, mean, worst) of the sizes of ``errors`` by device and program."""
         groups: dict[str, list[float]] = {}
-        for case, error in zip(self.cases, errors, strict=True):
-            groups.setdefault(group_of(case), []).append(abs(error))
+        for group, error in zip(self.groups, errors, strict=True):
+            groups.setdefault(group, []).append(abs(error))
         return {
             name: (len(each), float(np.mean(each)), float(max(each)))
             for name, each in sorted(groups.items())
@@ -210,27 +235,38 @@ def family(case: dict[str, Any]) -> str:
 
 def refit() -> Refit:
     """The rows of published/plan2.json that the shipped constants were fitted to."""
-    kept = calibrated()
-    return Refit.of(
-        [
-            case
-            for id, case in published("plan2").items()
-            if id in kept and not id.startswith("titan2506")
-        ]
-    )
+    said = []
+    for id, case in published("plan2").items():
+        seconds = seconds_measured(case)
+        if id in calibrated() and seconds is not None and not id.startswith("titan2506"):
+            with suppress(ConfigError):  # it has no row either
+                said.append((case, run_of(case), seconds, group_of(case), family(case)))
+    return Refit(CONSTANTS, *map(tuple, zip(*said, strict=True)))
+
+
+def refit_logs() -> Refit:
+    """The steps of BLOOM's log and torchtitan's rows of published/plan.json."""
+    said = []
+    for id, (run, seconds) in log_runs().items():
+        if id not in unexplained():
+            name, model, _ = id.split("-", 2)
+            group = BLOOM if name == "bloom" else TITAN
+            said.append((published()[id], run, seconds, group, f"{model}/{id}"))
+    return Refit(OF_LOGS, *map(tuple, zip(*said, strict=True)))
 
 
 def main() -> int:
     """Print each constant beside its file's, and keep the errors of models that were left out."""
-    rows = refit()
-    values = rows.fitted()
-    kept = {key: number for known in rows.known for key, number in known.numbers}
-    for constant, value in zip(CONSTANTS, values, strict=True):
-        shipped = kept[constant.number]
-        range_ = f"{shipped.low:g} .. {shipped.high:g}"
-        print(f"{constant.number}: {value:.4g}, shipped {shipped.value:g} in {range_}")
-    found = rows.by_group(rows.left_out(values))
-    left = {name: [n, round(mean, 4), round(worst, 4)] for name, (n, mean, worst) in found.items()}
+    left: dict[str, list[float]] = {}
+    for rows in (refit(), refit_logs()):
+        values = rows.fitted()
+        kept = {key: number for known in rows.known for key, number in known.numbers}
+        for constant, value in zip(rows.constants, values, strict=True):
+            shipped = kept[constant.number]
+            range_ = f"{shipped.low:g} .. {shipped.high:g}"
+            print(f"{constant.number}: {value:.4g}, shipped {shipped.value:g} in {range_}")
+        for name, (n, mean, worst) in rows.by_group(rows.left_out(values)).items():
+            left[name] = [n, round(mean, 4), round(worst, 4)]
     data_file("calibration", "left_out.json").write_text(json.dumps(left, indent=2) + "\n", "utf-8")
     return 0
 

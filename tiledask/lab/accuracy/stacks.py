@@ -7,13 +7,12 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from tiledask.errors import ConfigError
 from tiledask.lab.accuracy.exact import layout
 from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
-from tiledask.lab.accuracy.time import calibrated
-from tiledask.plan.data import shipped_json
+from tiledask.lab.accuracy.time import StackRun, calibrated, unexplained, without
 from tiledask.plan.fitting.fit import fits
 from tiledask.plan.frameworks.megatron import OVERLAPPED
 from tiledask.plan.inputs.hardware import ClusterSpec, load_cluster
@@ -21,13 +20,9 @@ from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import load_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe, lora
-from tiledask.plan.timing.calibration import Calibration
-from tiledask.plan.timing.step import StepEstimate, estimate_step
 
 __all__ = [
-    "StackRun",
     "group_of",
-    "left_out",
     "memory_run",
     "rows_of",
     "run_of",
@@ -50,22 +45,6 @@ FRAMEWORKS = {
 }
 """How a case's id begins -> the framework that ran; the last one is NVIDIA's."""
 SIMUMAX = re.compile(r"tp(\d+)_pp(\d+)_dp(\d+)")
-
-
-class StackRun(NamedTuple):
-    """What ``estimate_step`` is asked about a case."""
-
-    model: Model
-    layout: Layout
-    cluster: str
-    recipe: str | Recipe
-    sequence: int
-    framework: str | None
-
-    def step(self, calibration: Calibration | None = None) -> StepEstimate:
-        """The estimate; by the framework, or by ``calibration`` in its place."""
-        framework = None if calibration else self.framework
-        return estimate_step(*self[:5], calibration=calibration, framework=framework)
 
 
 def seconds_measured(case: dict[str, Any]) -> float | None:
@@ -201,7 +180,7 @@ def rows_of(
         measured = seconds_measured(case)
         if measured is None:
             continue
-        why = _unexplained().get(case["id"], "")
+        why = unexplained().get(case["id"], "")
         rows = groups.setdefault(group_of(case) + ", not explained" * bool(why), [])
         try:
             ours = run_of(case).step().total
@@ -242,28 +221,8 @@ def _goal(name: str) -> dict[str, float]:
     return {"mean": float("inf")} if goal is None else {"mean": goal[0], "worst": goal[1]}
 
 
-@cache
-def _unexplained() -> dict[str, str]:
-    """Why a row contradicts others of its own source, by id: no model can be right on both."""
-    found: dict[str, str] = shipped_json("published", "unexplained.json")
-    return found
-
-
-@cache
-def left_out() -> dict[str, list[float]]:
-    """(rows, mean, worst) of each group where a model's rows were left out of the fit that
-    estimates them; as `refit.py` found it."""
-    found: dict[str, list[float]] = shipped_json("calibration", "left_out.json")
-    return found
-
-
 def _words(rows: list[PublishedRow], unsaid: dict[str, str], group: str) -> Iterator[str]:
-    if group in left_out():
-        count, mean, worst = left_out()[group]
-        yield (
-            f"Each model estimated without its own rows: mean {mean:.1%}, worst {worst:.1%} "
-            f"({count} rows)."
-        )
+    yield from filter(None, [without(group).strip()])
     for case in published("plan2").values():
         if case["id"] in unsaid and group_of(case) == group:
             yield f"Cannot be said: {case['id']}: {unsaid[case['id']]}."

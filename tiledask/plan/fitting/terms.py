@@ -249,6 +249,14 @@ class Terms:
             n, words = held.kept_embeddings, "dropout mask, 1 B, and norm input of each token, "
             size, formula = n * (per_token * tokens), ((words + "x {} micro-batches").format, n)
             yield "embedding activations", held.has_embedding, size, formula, ENDS
+        if holds(self.recipe.framework).keeps_sent:
+            v, kept = layout.interleave, held.kept_dense + held.kept_mixtures
+            senders = (layout.pp > 1) * (v - held.has_head)
+            n = senders * layout.microbatches - (-senders * (kept * v // np.maximum(here, 1)) // v)
+            size, words = n * (width * tokens), "{} B of each number sent x {}: outputs in flight, "
+            formula = (words + "and a buffer for each micro-batch's gradient").format, width, n
+            source = f"framework {self.recipe.framework}"
+            yield "sent activations", 1 * (n > 0), size, formula, source
         n, words = held.kept_heads, "inputs of the final norm and of the output projection, "
         size, inputs = n * (width * tokens), model.head_tensors
         formula = (words + "{} B each, x {} micro-batches").format, width, n

@@ -167,6 +167,7 @@ class Prices:
             waits = exposed and each.stream == COMPUTE_STREAM
             part = self._exposed(each, copies) if waits else 1.0
             own = known.own_adapter and each.axes == (DATA,)
+            whole /= known.copies_share if each.axes == (DATA,) else 1.0
             took = rings * part * float(all_gather(whole, n, apart, self.cluster, own))
             in_layer = each.axes == (TENSOR,) and n > 1 and bool(LAYERS.search(each.label))
             return took + in_layer * (known.launch_collective + known.launch_rank * (n - 1))

@@ -55,6 +55,9 @@ class Holds(NamedTuple):
     adapter_input_bytes: int = 0
     """Bytes of each number of its input that an adapter keeps: the copy that dropout leaves and
     its mask."""
+    keeps_sent: int = 0
+    """1: what a stage sends is kept until its gradient comes, into a buffer of its own for each
+    micro-batch that stays (torch.distributed.pipelining, stage.py)."""
     allocator_bytes: int = 2_950_000_000
     """Bytes that the caching allocator holds and nobody uses, and the libraries' workspaces: with
     the other named ones 7.5 GB, which every second row of the BLOOM-176B engineering log that ran
@@ -80,6 +83,8 @@ class Calibration:
     """(precision, share of the peak) in a deep matrix product that fills the device."""
     product_depth: float
     """The k at which a product reaches half of that."""
+    misaligned: float
+    """What a product takes longer for each halving of 32 down to what divides all its sizes."""
     memory_share: float
     """Of the memory bandwidth, in element-wise kernels."""
     tiles: bool
@@ -104,6 +109,14 @@ class Calibration:
     each copy crosses by itself."""
     own_adapter: bool
     """Copies gather weights through the adapter of each device, not through all of a node."""
+    copies_share: float
+    """Of the links' bandwidth, in sums and gathers between copies of the model."""
+    ring_part: float
+    """Of the attention core's share, what it reaches against pieces of keys that came round."""
+    gathers_operands: bool
+    """What tensor parallelism gathers is as wide as the products' operands."""
+    transfer_seconds: float
+    """Seconds that a transfer between stages takes beside its bytes, each way."""
     prefetch: float
     """Weights that ZeRO-3 gathers ahead, matrix by matrix; 0: a layer is gathered at once, while
     the one before is at work."""
@@ -239,6 +252,7 @@ def _device(name: str) -> tuple[dict[str, Any], tuple[tuple[str, Reached], ...]]
         "tiles": told.text("basis") == "tiles",
         "product_share": number.table("product_share"),
         "product_depth": number("product_depth"),
+        "misaligned": number("misaligned", 0.0),
         "memory_share": number("memory_share"),
         "launch_layer": number("launch_layer", 0.0),
         "launch_collective": number("launch_collective", 0.0),
@@ -294,7 +308,7 @@ def _framework(name: str) -> tuple[dict[str, Any], tuple[tuple[str, Reached], ..
         if unknown := set(held) - set(Holds._fields):
             raise told.fail("memory", f"has {Holds._fields}; look at {sorted(unknown)}")
         known["memory"] = {**like.get("memory", {}), **held}
-    for key in ("own_adapter", "adds_gradients"):
+    for key in ("own_adapter", "adds_gradients", "gathers_operands"):
         if key in told:
             known[key] = told.boolean(key)
     if "trains" in told:
@@ -308,10 +322,7 @@ def _framework(name: str) -> tuple[dict[str, Any], tuple[tuple[str, Reached], ..
     told.done()
     own = {key.split(".", 1)[1] for key, _ in number.found}
     kept = tuple(pair for pair in found if pair[0].split(".", 1)[1] not in own)
-    return {"prefetch": 0.0, "own_adapter": False, "adds_gradients": False, **like, **known}, (
-        *kept,
-        *number.found,
-    )
+    return {**_UNLESS_SAID, **like, **known}, (*kept, *number.found)
 
 
 def _runs(told: Fields) -> tuple[tuple[str, tuple[Any, ...]], ...]:
@@ -330,7 +341,10 @@ def _runs(told: Fields) -> tuple[tuple[str, tuple[Any, ...]], ...]:
 
 _FRAMEWORK = ("prefetch", "exchange_share", "most_nodes", "step_seconds", "layer_seconds",
               "floor_seconds", "mixture_seconds", "eager_passes", "loss_passes", "product_part",
-              "casts")  # fmt: skip
+              "casts", "copies_share", "transfer_seconds", "ring_part")  # fmt: skip
+_UNLESS_SAID = {"prefetch": 0.0, "own_adapter": False, "adds_gradients": False,
+                "gathers_operands": False, "copies_share": 1.0, "transfer_seconds": 0.0,
+                "ring_part": 1.0}  # fmt: skip
 
 
 @cache

@@ -39,6 +39,7 @@ def rates_of(device: Device, recipe: Recipe, calibration: Calibration, width: in
         flops=device.peak(precision) * calibration.product(precision) * calibration.product_part,
         memory=device.memory_bandwidth * calibration.memory_share,
         depth=calibration.product_depth,
+        misaligned=calibration.misaligned,
         multiprocessors=device.multiprocessors if calibration.tiles else 0,
         flash=core * calibration.flash_share,
         flash_backward=core * calibration.flash_backward_share,

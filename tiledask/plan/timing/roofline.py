@@ -30,6 +30,8 @@ class Rates:
     """Bytes/s of a pass over memory."""
     depth: float = 0.0
     """The k at which a product reaches half of ``flops``: filling and draining a tile's loop."""
+    misaligned: float = 0.0
+    """What a product takes longer for each halving of 32 down to what divides all its sizes."""
     multiprocessors: int = 0
     """Tiles that are computed at once; 0 when unknown: then nothing is rounded to waves."""
     flash: float = 1.0
@@ -87,8 +89,25 @@ def gemm_seconds(
     else:
         computed = 1.0 * batch * m * n
     products = 2.0 * k * computed / rates.flops * (1 + rates.depth / k)
+    if rates.misaligned:
+        products = products * (1 + rates.misaligned * halvings(m, k, n))
     seconds: Values = np.maximum(products, gemm_bytes(m, k, n, width, batch) / rates.memory)
     return seconds
+
+
+def halvings(*sizes: Values) -> Values:
+    """How often 32 is halved until it divides all ``sizes``: rows that do not begin on a border
+    of so many numbers are read in smaller pieces (NVIDIA, Matrix Multiplication Background User's
+    Guide, section 2.2; Anthony et al. 2024, arXiv:2401.14489, section 3).
+
+    >>> [int(halvings(14400, columns)) for columns in (4096, 7200, 1800, 150)]
+    [0, 0, 2, 4]
+    """
+    common = np.asarray(32)
+    for size in sizes:
+        common = np.gcd(common, np.ceil(size).astype(np.int64))
+    times: Values = np.log2(32 // common)
+    return times
 
 
 def memory_seconds(moved: Values, rates: Rates) -> Values:

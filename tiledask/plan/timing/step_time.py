@@ -105,6 +105,7 @@ class StepTime:
             width,
         )
         recipe, known = self.recipe, self.calibration
+        core = (1 + (1 / known.ring_part - 1) * (1 - 1 / np.asarray(n.cp))) * core
         matrices = weight_products(
             weights,
             self.tokens,
@@ -172,6 +173,8 @@ class StepTime:
             sums = np.where(cut, (1 + shared) * each + own, sums)
         launch = known.launch_collective + known.launch_rank * (np.maximum(tp, slices) - 1)
         launch = np.where(cut, 2, 1) * count * launch
+        if known.gathers_operands:  # half of what moves is gathered, the other half sums
+            sums = sums * np.where(cut, (1 + self.recipe.operand_bytes / self.width) / 2, 1)
         return Seconds(
             sums * np.where(cut, waits("tp"), waits("sum")) + launch,
             sums * np.where(cut, waits("tp_backward"), waits("sum_backward")) + launch,
@@ -246,7 +249,9 @@ class StepTime:
         hop = p2p(slice_, n.pp, n.tp * n.cp * n.dp, self.cluster)
         gather = all_gather(slice_ * n.tp, n.tp, 1, self.cluster)
         gather = np.where(np.asarray(n.sequence_parallel) | (np.asarray(n.pp) == 1), 0.0, gather)
-        waited = (hop + gather) * self.calibration.waits("pp")
+        known = self.calibration
+        beside = (np.asarray(n.pp) > 1) * known.transfer_seconds
+        waited = (hop + gather) * known.waits("pp") + beside
         return Work(pp=Seconds(waited, waited))
 
     # the end of the step -----------------------------------------------------------------
@@ -290,7 +295,7 @@ class StepTime:
         total: Values = 0.0
         for held, size, apart in groups:
             here = np.asarray(held) > 0
-            moved = 1.0 * held * width
+            moved = 1.0 * held * width / self.calibration.copies_share
             buckets = np.ceil(held / np.maximum(BUCKET, BUCKET_OF_COPY * size))
             calls = np.where(np.asarray(n.zero) == 3, each * layers, buckets)
             total = total + here * all_gather(moved, size, apart, self.cluster, own, calls)
