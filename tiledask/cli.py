@@ -255,7 +255,11 @@ def _of_running(add: _Add) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """One whose complaints stay short, whatever was typed."""
+    """One whose complaints stay short, whatever was typed; -2T is a number, and no option."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._negative_number_matcher = re.compile(r"-\.?[0-9].*")
 
     def error(self, message: str) -> NoReturn:
         message = message if len(message) < 500 else f"{message[:250]} ... {message[-200:]}"
@@ -443,7 +447,7 @@ def _fit(args: argparse.Namespace, console: Console) -> Result:
     assumed = {"calibration": args.calibration, "framework": args.framework}
     fit = td.fits(*run, **assumed, cached=args.cached)
     as_run = fit.memory.recipe  # by the framework that was named
-    found = td.critique(model, layout, cluster, as_run, sequence) if args.critique else None
+    found = td.critique(*run, **assumed) if args.critique else None
     saving = budget = beside = exported = None
     if args.tokens is not None:
         check_trains(as_run)

@@ -4,6 +4,7 @@ Holds `tiledask.plan.frames`.
 """
 
 import json
+import math
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -14,7 +15,12 @@ from rich.console import Console
 
 import tiledask as td
 from tiledask.lab.planner import show_fit, show_plans
-from tiledask.plan.fitting.overhead import CUDA_CONTEXT, default_overhead, overhead_of
+from tiledask.plan.fitting.overhead import (
+    CUDA_CONTEXT,
+    default_overhead,
+    measured_over_estimated,
+    overhead_of,
+)
 from tiledask.plan.inputs.layout import RECOMPUTE, Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import state_bytes
@@ -22,6 +28,8 @@ from tiledask.plan.units import format_bytes, format_seconds
 
 WORDS = {"fits": "holds", "tight": "barely", "no": "fails"}
 SHIPPED = "gpt2-xl llama-3.1-8b llama-2-13b bloom-176b gpt-200b mixtral-8x7b deepseek-v3"
+HALF = sorted(measured_over_estimated("")[1])[27]
+"""Half of the 55 published rows were off by so much, or less."""
 RECIPES = ("mixed-adam-16", "mixed-adam-18", "mixed-adam-8bit", "fp32-adam", "lora")
 
 
@@ -82,7 +90,8 @@ def drawn_case(number):
     peak = td.estimate_memory(model, layout, recipe, sequence).peak
     cluster = td.load_cluster(f"{layout.devices}x{draw.choice(('A100-80GB', 'H100', 'A10'))}")
     over = overhead_of(layout)
-    borders = (-1, 0, CUDA_CONTEXT - 1, CUDA_CONTEXT, over.total - 1, over.total)
+    sure = math.ceil(HALF * (peak + over.total)) - peak
+    borders = (-1, CUDA_CONTEXT - 1, CUDA_CONTEXT, over.total, sure - 1, sure)
     room = peak + borders[number % len(borders)]
     device = replace(cluster.device, memory_bytes=max(10**6, room))
     return model, layout, replace(cluster, device=device, devices_per_node=8), recipe, sequence
@@ -172,7 +181,8 @@ def test_states_alone_are_judged_by_the_same_rule(number):
     held = sum(state_bytes(-(-parameters // (tp * pp)), recipe, zero, dp).values())
     over = default_overhead(tp * pp * dp, zero if dp > 1 else 0)
     verdicts = {CUDA_CONTEXT - 1: "no", CUDA_CONTEXT: "tight", over.total - 1: "tight"}
-    borders = {-1: "no", over.total: "fits"} | verdicts
+    sure = math.ceil(HALF * (held + over.total)) - held
+    borders = {-1: "no", over.total: "tight", sure: "fits"} | verdicts
     for extra, verdict in borders.items():
         plan = {"tp": tp, "pp": pp, "dp": dp, "zero": zero}
         asked = premise(held + extra, tp * pp * dp, recipe, plan) | {"parameters": parameters}

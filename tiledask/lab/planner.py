@@ -224,6 +224,8 @@ def show_plans(plans: Plans, first: int, console: Console, asked: Sequence[str] 
     counts = ", ".join(f"{n:,} {word}" for word, n in plans.counts.items())
     words = f" of {plans.model.name} on {plans.cluster}: {counts}"
     say(console, words, bold=f"{plans.considered:,} layouts")
+    for note in filter(None, [plans.cluster.uneven]):
+        say(console, f"  {note}")
     for why, many in plans.left_out.items():
         say(console, f"  not considered: {why} ({many:,} layouts)")
     if not plans.considered:

@@ -118,7 +118,7 @@ def parse_count(text: str) -> float:
     match = _SIZE.fullmatch(text.lower().replace(",", "").replace("_", ""))
     if not match or match[2] not in _COUNTS or float(match[1]) > 1e30:
         raise ConfigError(
-            f"cannot read {short(text)} as a number; write 15T, 300B, 1.5e12 or 2,000"
+            f"cannot read {short(text)} as a number of 0 or more; write 15T, 300B, 1.5e12 or 2,000"
         )
     return float(match[1]) * _COUNTS[match[2]]
 

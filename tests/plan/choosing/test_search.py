@@ -293,6 +293,20 @@ def test_faults_are_named_and_the_advice_is_true(cluster):
     assert len(again.advice) < len(found.advice)
 
 
+def test_a_critique_is_by_the_framework_that_is_named(model):
+    run = model, Layout(dp=2, tp=2, pp=2, microbatches=8), "8xH100", "mixed-adam-16", 1024
+    measured = td.calibrate(9.0, *run, framework="megatron-2021")
+    for assumed in ({"framework": "torchtitan"}, {"calibration": measured}):
+        found = critique(*run, **assumed)
+        assert found.fit.assumed == fits(*run, **assumed).assumed
+        assert found.step == td.estimate_step(*run, **assumed)
+        assert found.step.total != critique(*run).step.total
+        for advice in found.advice:
+            after = td.estimate_step(model, advice.layout, *run[2:], **assumed)
+            assert advice.seconds == after.total
+    assert found.advice
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("unshard", [None, 1])
 def test_when_weights_are_gathered_is_a_change_like_others(cluster, unshard):

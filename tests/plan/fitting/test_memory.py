@@ -736,6 +736,14 @@ def test_what_is_offloaded_lies_in_the_node_and_must_have_room_there():
     assert fit.smallest_fix is None
     disks = td.offload(away, ("momentum", "variance"), "nvme")
     assert disks.places == ("cpu", "nvme")
+    names = away.name, disks.name, td.offload(disks, ("weights",)).name
+    assert names == (
+        "mixed-adam-16 + optimizer on cpu",
+        "mixed-adam-16 + master weights on cpu + momentum, variance on nvme",
+        "mixed-adam-16 + weights, master weights on cpu + momentum, variance on nvme",
+    )
+    assert td.offload(away, to="device") == td.load_recipe("mixed-adam-16")
+    assert away.name in repr(there)
     assert td.fits(model, layout, replace(node, nvme_bytes=1), disks).lacking[0] == "nvme"
 
 

@@ -203,9 +203,30 @@ def test_a_cluster_file_overrides_the_node(tmp_path):
         ({"device": {**own, "memory_bytes": -1}}, r"c\.json.*'memory_bytes' must be 1 or more"),
         ({"device": {**own, "peak": 1}}, "'peak' is not known"),
         ({"speed": 1}, "'speed' is not known"),
+        (
+            {"devices_per_node": 4},
+            "of 4 leaves a node with 2 of 6 devices; give 4 or 8 devices, or nodes of 2 or 3",
+        ),
+        (
+            {"devices": 16, "devices_per_node": 3},
+            "with 1 of 16 devices; give 15 or 18 devices, or nodes of 2 or 4",
+        ),
     ):
         with pytest.raises(ConfigError, match=words):
             read(**wrong)
+
+
+def test_what_is_assumed_of_nodes_that_are_not_full_is_said():
+    for devices, words in ((4, ""), (16, ""), (12, "1 full node of 8"), (90, "11 full nodes of 8")):
+        cluster = load_cluster(f"{devices}xA100-40GB")
+        assert words in cluster.uneven
+        assert bool(cluster.uneven) == bool(words)
+        assert cluster.uneven in repr(cluster)
+        notes = td.fits("gpt2", td.Layout(), cluster).notes
+        assert notes == ((cluster.uneven,) if words else ())
+    assert cluster.uneven == "90 devices are taken as 11 full nodes of 8 and one with 2"
+    assert td.load_cluster("8xA100-40GB").uneven == ""
+    assert cluster.uneven in str(td.critique("gpt2", td.Layout(), cluster))
 
 
 def test_shipped_models_are_found_by_their_name_on_the_hub():

@@ -65,8 +65,29 @@ def test_precision_holds_for_an_operation_not_for_a_run():
     assert narrow.mfu < wide.mfu  # of the peak in FP8
     uncast = replace(narrow.calibration, casts=0.0)
     assert td.estimate_step(*RUN, FP8, 8192, calibration=uncast).total < narrow.total
-    with pytest.raises(ConfigError, match="A100-80GB has no peak"):
-        td.estimate_step(RUN[0], RUN[1], "64xA100-80GB", FP8)
+
+
+@pytest.mark.parametrize("ask", [td.fits, td.estimate_step, td.critique])
+@pytest.mark.parametrize("recipe", ["mixed-adam-18-fp8", "fsdp-adam-fp8"])
+def test_a_device_without_units_for_a_width_is_refused_however_it_is_asked(ask, recipe):
+    words = f"'{recipe}' multiplies numbers of 1 B in fp8, and A100-80GB has no units .*such as H1"
+    with pytest.raises(ConfigError, match=words):
+        ask(RUN[0], RUN[1], "64xA100-80GB", recipe)
+    with pytest.raises(ConfigError, match=words):  # where nothing fits, too
+        td.search("deepseek-v3", "8xA100-80GB", 8, recipe=recipe)
+
+
+def test_a_measured_step_says_which_framework_it_assumes(tmp_path):
+    for name, why in (("mixed-adam-18", "the default for H100"), ("fsdp-adam", "as recipe fsdp-")):
+        mine = td.calibrate(20.0, *RUN, name, 8192)
+        mine.save(tmp_path / "mine.json")
+        read = td.estimate_step(*RUN, name, 8192, calibration=tmp_path / "mine.json").calibration
+        for each in (repr(mine), mine.why, read.why):
+            assert f"framework {why}" in each
+            assert "framework= names another" in each
+        read.save(tmp_path / "again.json")
+        kept = json.loads((tmp_path / "again.json").read_text())
+        assert kept["why"] == mine.why
 
 
 def test_tokens_cross_to_a_node_once_where_the_program_sends_them_so():
@@ -168,11 +189,13 @@ def test_torchtitan_gathers_in_the_width_of_its_products_and_sums_in_the_activat
 def test_a_measured_step_scales_every_part_and_is_kept(tmp_path):
     mine = td.calibrate(20.0, *RUN, sequence=8192, framework="megatron-2025", error=0.03)
     mine.save(tmp_path / "mine.json")
-    assert repr(mine).startswith("Calibration(h100 x cudnn x megatron-2025, times ")
+    said = "h100 x cudnn x megatron-2025 (scaled to a measured step, framework as asked"
+    assert repr(mine).startswith(f"Calibration({said}), times ")
     before = td.estimate_step(*RUN, sequence=8192)
     for known in (mine, str(tmp_path / "mine.json")):
         step = td.estimate_step(*RUN, sequence=8192, calibration=known)
         assert step.total == pytest.approx(20.0)
+        assert step.assumed.startswith(said)
         assert step.tp / step.total == pytest.approx(before.tp / before.total)
         assert step.calibration.error == pytest.approx(hypot(0.03, 0.05))
         assert step.band[0] < 20 < step.band[1]

@@ -5,7 +5,7 @@ a layout  ->  fits? balanced? how much is waiting, and for what?      each Judge
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,8 +16,9 @@ from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.inputs.run import check_trains
+from tiledask.plan.inputs.run import check_trains, more_tp
 from tiledask.plan.judged import Judged, judged_table
+from tiledask.plan.timing.calibration import Calibration
 from tiledask.plan.timing.step import CLOSED_FORMS, StepEstimate, estimate_step
 from tiledask.plan.timing.step_time import step_parts
 from tiledask.plan.units import format_bytes, format_seconds
@@ -70,6 +71,8 @@ class PlanCritique:
     fit: Fit
     step: StepEstimate | None
     """None for a layout that does not fit."""
+    assumed: dict[str, Any] = field(default_factory=dict)
+    """The ``calibration`` and ``framework`` that were named."""
 
     @cached_property
     def lines(self) -> tuple[Judged, ...]:
@@ -85,12 +88,16 @@ class PlanCritique:
             fix = self.fit.smallest_fix
             fixed = [fix.layout] if fix is not None and not fix.missing else []
             layouts = dict.fromkeys([*fixed, *_neighbours(self.fit)])
-            fitting = [each for each in layouts if fits(memory.model, each, *run).verdict == "fits"]
-            chosen = _fastest(self.fit, fitting)
+            fitting = [
+                each
+                for each in layouts
+                if fits(memory.model, each, *run, **self.assumed).verdict == "fits"
+            ]
+            chosen = self._fastest(fitting)
             before = None
         else:
             before = self.step.total
-            chosen = _fastest(self.fit, _neighbours(self.fit), 1.02 * _quick(self.fit, start))
+            chosen = self._fastest(_neighbours(self.fit), 1.02 * self._quick(start))
         better = []
         for layout in chosen:
             change = ", ".join(
@@ -98,14 +105,32 @@ class PlanCritique:
                 for name, old in vars(start).items()
                 if getattr(layout, name) != old
             )
-            again = fits(memory.model, layout, *run)
+            again = fits(memory.model, layout, *run, **self.assumed)
             if again.verdict != "fits":
                 continue
-            seconds = estimate_step(memory.model, layout, *run).total
+            seconds = estimate_step(memory.model, layout, *run, **self.assumed).total
             if before is None or seconds <= (1 - WORTH_IT) * before:
                 speedup = float("inf") if before is None else before / seconds
                 better.append(Advice(change, layout, again.memory.peak, seconds, speedup))
         return tuple(sorted(better, key=lambda each: each.seconds))
+
+    def _quick(self, layout: Layout) -> float:
+        """Seconds of a step by formula."""
+        memory, numbers = self.fit.memory, Numbers.of(layout)
+        run = memory.model, self.fit.cluster, numbers, memory.recipe, memory.sequence
+        return float(step_parts(*run, **self.assumed).total)
+
+    def _fastest(self, layouts: Iterable[Layout], limit: float = float("inf")) -> list[Layout]:
+        """The ADVISED layouts that are fastest by formula, and not slower than ``limit``; and those
+        of whose schedule, or gathers by the schedule, there is none."""
+        priced = [(self._quick(each), n, each) for n, each in enumerate(layouts)]
+        chosen = sorted(each for each in priced if each[0] <= limit)[:ADVISED]
+        special = [
+            each
+            for each in priced
+            if each[2].schedule not in CLOSED_FORMS or each[2].unshard is not None
+        ]
+        return [layout for _, _, layout in dict.fromkeys([*chosen, *special])]
 
     def __bool__(self) -> bool:
         return all(line.good for line in self.lines) and not self.advice
@@ -139,12 +164,16 @@ def critique(
     cluster: ClusterSpec | str,
     recipe: str | Recipe = "mixed-adam-16",
     sequence: int = 2048,
+    *,
+    calibration: Calibration | str | None = None,
+    framework: str | None = None,
 ) -> PlanCritique:
     """What is wrong with ``layout``, and which single change would be better.
 
     ``model`` and ``cluster`` may be names. Memory is judged by
     :func:`tiledask.plan.fitting.fit.fits`, time by
-    :func:`tiledask.plan.timing.step.estimate_step`; raises what they raise.
+    :func:`tiledask.plan.timing.step.estimate_step`, with ``calibration`` and ``framework``; raises
+    what they raise.
 
     >>> from tiledask.plan.inputs.load import load_cluster, load_model
     >>> found = critique(load_model("gpt2-xl"), Layout(pp=8, microbatches=8, tp=1),
@@ -157,10 +186,11 @@ def critique(
     model, cluster = as_model(model), as_cluster(cluster)
     recipe = load_recipe(recipe)
     check_trains(recipe)
-    fit = fits(model, layout, cluster, recipe, sequence)
-    if fit.verdict == "no":
-        return PlanCritique(fit, None)
-    return PlanCritique(fit, estimate_step(model, layout, cluster, recipe, sequence))
+    run = model, layout, cluster, recipe, sequence
+    assumed: dict[str, Any] = {"calibration": calibration, "framework": framework}
+    fit = fits(*run, **assumed)
+    step = None if fit.verdict == "no" else estimate_step(*run, **assumed)
+    return PlanCritique(fit, step, assumed)
 
 
 def _lines(fit: Fit, step: StepEstimate | None) -> Iterator[Judged]:
@@ -181,7 +211,9 @@ def _lines(fit: Fit, step: StepEstimate | None) -> Iterator[Judged]:
             f"tp {layout.tp} leaves its node of {cluster.devices_per_node}: every layer then sums "
             f"over {cluster.between_nodes.name}",
         )
-    for note in fit.notes:
+    if cluster.uneven:
+        yield Judged("nodes", True, cluster.uneven)
+    for note in more_tp(fit.memory.model, layout):
         yield Judged("key-value heads", True, note)
     if step is None:
         return
@@ -300,25 +332,3 @@ def _other_shapes(layout: Layout, devices: int) -> Iterator[_Change]:
         if dp * tp * pp * layout.cp <= devices and sequences % dp == 0:
             shape = {"dp": dp, "tp": tp, "pp": pp, "microbatches": sequences // dp}
             yield shape if pp > 1 else {**shape, "interleave": 1}
-
-
-def _quick(fit: Fit, layout: Layout) -> float:
-    """Seconds of a step by formula."""
-    memory = fit.memory
-    parts = step_parts(
-        memory.model, fit.cluster, Numbers.of(layout), memory.recipe, memory.sequence
-    )
-    return float(parts.total)
-
-
-def _fastest(fit: Fit, layouts: Iterable[Layout], limit: float = float("inf")) -> list[Layout]:
-    """The ADVISED layouts that are fastest by formula, and not slower than ``limit``; and those
-    of whose schedule, or gathers by the schedule, there is none."""
-    priced = [(_quick(fit, each), n, each) for n, each in enumerate(layouts)]
-    chosen = sorted(each for each in priced if each[0] <= limit)[:ADVISED]
-    special = [
-        each
-        for each in priced
-        if each[2].schedule not in CLOSED_FORMS or each[2].unshard is not None
-    ]
-    return [layout for _, _, layout in dict.fromkeys([*chosen, *special])]

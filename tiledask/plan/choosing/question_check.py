@@ -21,8 +21,15 @@ from tiledask.errors import ConfigError, short
 from tiledask.plan import html
 from tiledask.plan.data import Fields, names, read, read_named
 from tiledask.plan.fitting.fit import Fit, fits, minimum_devices
-from tiledask.plan.fitting.overhead import VERDICTS, default_overhead, judge, overhead_of
-from tiledask.plan.inputs.hardware import MOST_DEVICES
+from tiledask.plan.fitting.overhead import (
+    VERDICTS,
+    default_overhead,
+    judge,
+    most_of,
+    overhead_of,
+    sure_of,
+)
+from tiledask.plan.inputs.hardware import MOST_DEVICES, ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import as_model, load_cluster
 from tiledask.plan.inputs.model import Model
@@ -286,13 +293,16 @@ class _Premise:
         """What ``fits`` says of a model on devices of which only the memory is known."""
         asked = plan, self.memory if memory is None else memory
         if asked not in self._answers:
-            known = load_cluster(f"{max(self.devices, plan.layout.devices)}xA100-80GB")
-            unnamed = replace(known.device, name="each device", memory_mib=None)
-            device = replace(unnamed, memory_bytes=asked[1])
-            cluster = replace(known, device=device, devices_per_node=self.per_node)
+            cluster = self._cluster(plan, asked[1])
             run = model, plan.layout, cluster, plan.recipe, self.sequence
             self._answers[asked] = fits(*run, step=_no_time)
         return self._answers[asked]
+
+    def _cluster(self, plan: _Plan, memory: int) -> ClusterSpec:
+        """As many devices as it takes, of which only the ``memory`` is known."""
+        known = load_cluster(f"{max(self.devices, plan.layout.devices)}xA100-80GB")
+        unnamed = replace(known.device, name="each device", memory_mib=None, memory_bytes=memory)
+        return replace(known, device=unnamed, devices_per_node=self.per_node)
 
     def _held(self, plan: _Plan) -> int:
         """Bytes on the fullest device: of a model's tensors, or of the states alone."""
@@ -307,8 +317,9 @@ class _Premise:
         memory = self.memory if memory is None else memory
         if self.model is not None:
             return self._fit(self.model, plan, memory).verdict
-        overhead = overhead_of(plan.layout)
-        return VERDICTS[judge(self._held(plan), overhead.certain, overhead.total, memory)]
+        overhead, device = overhead_of(plan.layout), self._cluster(plan, memory).device
+        sure, most = (bound(device, load_recipe(plan.recipe)) for bound in (sure_of, most_of))
+        return VERDICTS[judge(self._held(plan), overhead.certain, overhead.total, sure, most)]
 
     # -- the kinds of claims: (verdict, why, way out) ---------------------------------------------
 
@@ -348,7 +359,8 @@ class _Premise:
         left = f"{why}, of {self._room()}: {format_bytes(self.memory - held)} left"
         need = format_bytes(overhead.total)
         if verdict == "tight":
-            return f"{left}, less than the overhead of a run, {need}; activations come on top."
+            less = "less" if self.memory - held < overhead.total else "hardly more"
+            return f"{left}, {less} than the overhead of a run, {need}; activations come on top."
         return f"{left}; activations and overhead, {need}, come on top."
 
     def sizes_exist(self, claim: Fields) -> tuple[str, str, str]:

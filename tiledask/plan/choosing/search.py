@@ -20,7 +20,15 @@ from tiledask.plan.arrays import unbeaten
 from tiledask.plan.fitting.fewest import CHUNKS, context_degrees
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.fitting.memory import MemoryEstimate
-from tiledask.plan.fitting.overhead import VERDICTS, judge, lacks, most_of, overhead_of, overheads
+from tiledask.plan.fitting.overhead import (
+    VERDICTS,
+    judge,
+    lacks,
+    most_of,
+    overhead_of,
+    overheads,
+    sure_of,
+)
 from tiledask.plan.fitting.vectorized import peaks
 from tiledask.plan.frames import frame
 from tiledask.plan.frameworks.job import Exported
@@ -254,8 +262,8 @@ class Plans(Sequence[Plan]):
         self._columns, self._peak = columns, peak
         copies = columns["dp"] * columns["cp"]
         overhead = overheads(devices, copies, columns["zero"], self.run.framework)
-        device, most = cluster.device, most_of(cluster.device, self.run)
-        verdict = judge(peak, *overhead, device.memory_bytes, most)
+        sure, most = (bound(cluster.device, self.run) for bound in (sure_of, most_of))
+        verdict = judge(peak, *overhead, sure, most)
         seconds = np.full(len(peak), np.inf)
         inside = np.flatnonzero(verdict < 2)
         if len(inside):

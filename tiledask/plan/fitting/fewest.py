@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tiledask.plan.fitting.fixes import changes
-from tiledask.plan.fitting.overhead import Overhead, overheads
+from tiledask.plan.fitting.overhead import Overhead, overheads, sure_of
 from tiledask.plan.fitting.vectorized import ORDERS, peaks
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import RECOMPUTE, Layout
@@ -83,6 +83,9 @@ def fewest_devices(
     unit = columns["tp"] * columns["pp"] * columns["cp"] * step
     """Devices of the fewest copies, of which all numbers are multiples."""
 
+    device = cluster.device
+    room = sure_of(device, recipe) if overhead is None else device.memory_bytes
+
     def held(copies: Any, at: np.ndarray) -> np.ndarray:
         """Bytes beyond the device's on layouts ``at`` in ``copies`` x ``step``; 0 or less fits."""
         chosen = {name: column[at] for name, column in columns.items()}
@@ -95,7 +98,7 @@ def fewest_devices(
                 1
             ]
         )
-        return peak + total - cluster.device.memory_bytes
+        return peak + total - room
 
     def fewest(at: np.ndarray, high: np.ndarray) -> np.ndarray:
         """The fewest copies of layouts ``at``, that fit in ``high`` of them and not in one."""

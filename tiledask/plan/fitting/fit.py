@@ -25,6 +25,8 @@ from tiledask.plan.fitting.overhead import (
     measured_over_estimated,
     most_of,
     overhead_of,
+    reported_by,
+    sure_of,
 )
 from tiledask.plan.fitting.repair import Search
 from tiledask.plan.fitting.snapshot import BesideSnapshot, beside_snapshot
@@ -59,14 +61,23 @@ class Fit:
     @property
     def assumed(self) -> str:
         """One sentence: whose program is assumed, and what it holds beyond the arithmetic."""
-        name, (good, many) = self.memory.recipe.framework, self.chance
-        whose, _ = measured_over_estimated(name)
-        held = holds(name)
+        name = self.memory.recipe.framework
+        held, unused = holds(name), format_bytes(self.overhead.allocator)
         return (
             f"run by {name or 'no framework (framework= says which)'}: {held.loss_bytes} B a logit "
-            f"at the loss, {format_bytes(held.allocator_bytes)} that the allocator does not use; "
-            f"as far off as the published rows of {whose}, it has room in {good} of {many}"
+            f"at the loss, "
+            + (
+                f"an overhead of {format_bytes(self.overhead.total)}, as given"
+                if self.chance is None
+                else f"{unused} that the allocator does not use; {self._rows}"
+            )
         )
+
+    @property
+    def _rows(self) -> str:
+        whose, _ = measured_over_estimated(self.memory.recipe.framework)
+        good, many = self.chance or (0, 0)
+        return f"as far off as the published rows of {whose}, it has room in {good} of {many}"
 
     @property
     def layout(self) -> Layout:
@@ -82,14 +93,27 @@ class Fit:
         """Bytes of one device beyond which nothing fits; see ``most_of``."""
         return most_of(self.cluster.device, self.memory.recipe)
 
+    @property
+    def _given(self) -> bool:
+        """Whether the overhead is not the budget that the published rows were compared with."""
+        return self.overhead != overhead_of(self.layout, self.memory.recipe.framework)
+
     @cached_property
-    def chance(self) -> tuple[int, int]:
+    def chance(self) -> tuple[int, int] | None:
         """(in how many, of how many) published rows estimates were off so that this run, as far
-        off, would still have room: no probability, but how often it went well."""
+        off, would still have room: no probability, but how often it went well. What "fits" has
+        room in half of them or more. None with an overhead of one's own, which no row had."""
+        if self._given:
+            return None
         _, ratios = measured_over_estimated(self.memory.recipe.framework)
-        device = self.cluster.device
-        room = device.most_bytes if self.memory.recipe.framework else device.memory_bytes
+        room = reported_by(self.cluster.device, self.memory.recipe)
         return sum(ratio * self.expected <= room for ratio in ratios), len(ratios)
+
+    @property
+    def sure(self) -> int:
+        """Bytes of estimate and overhead up to which it fits; see ``sure_of``."""
+        device, recipe = self.cluster.device, self.memory.recipe
+        return self.capacity if self._given else sure_of(device, recipe)
 
     @cached_property
     def lacking(self) -> tuple[str, int, int] | None:
@@ -115,12 +139,12 @@ class Fit:
     @cached_property
     def verdict(self) -> str:
         """The answer: "fits", "tight" (it depends on the overhead, or on the few percent that a
-        device has beyond its nominal capacity) or "no" (the tensors leave no room for a CUDA
-        context, or the cluster has fewer devices)."""
+        device has beyond its nominal capacity or that estimates are off) or "no" (the tensors
+        leave no room for a CUDA context, or the cluster has fewer devices)."""
         if self.layout.devices > self.cluster.devices or self.lacking:
             return "no"
         overhead = self.overhead.certain, self.overhead.total
-        return VERDICTS[judge(self.memory.peak, *overhead, self.capacity, self.most)]
+        return VERDICTS[judge(self.memory.peak, *overhead, self.sure, self.most)]
 
     @property
     def shortfall(self) -> int:
@@ -158,6 +182,11 @@ class Fit:
                 f"nominal {room} of {device} and no more than the {most} that its driver reports; "
                 f"{why}"
             )
+        if self.verdict == "tight" and self.expected <= self.capacity:
+            return (
+                f"the fullest device ({where}) needs {low}, with overhead {high} ({self.overhead}),"
+                f" of {room} on {device}; {self._rows}, less than half; {why}"
+            )
         if self.verdict == "tight":
             return (
                 f"the fullest device ({where}) needs {low} and up to {high} with overhead "
@@ -187,8 +216,9 @@ class Fit:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a framework makes of the layout otherwise than another; memory is that of copies."""
-        return tuple(more_tp(self.memory.model, self.layout))
+        """What a framework makes of the layout otherwise than another (memory is that of copies),
+        and what is assumed of nodes that the cluster's devices do not fill."""
+        return (*more_tp(self.memory.model, self.layout), *filter(None, [self.cluster.uneven]))
 
     def beside_snapshot(self, snapshot: str | os.PathLike[str], stage: int = 0) -> BesideSnapshot:
         """Why it ran out of memory: what torch's allocator held on a device of ``stage``, in the
@@ -283,14 +313,13 @@ class Fit:
         if layout is None:
             return None
         framework = self.memory.recipe.framework
-        is_given = self.overhead != overhead_of(self.layout, framework)
         again = fits(
             self.memory.model,
             layout,
             replace(self.cluster, devices=layout.devices),
             recipe or self.memory.recipe,
             self.memory.sequence,
-            self.overhead if is_given else None,
+            self.overhead if self._given else None,
             framework=framework or None,
         )
         if again.verdict != "fits":

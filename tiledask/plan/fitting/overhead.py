@@ -6,6 +6,7 @@
                                                    left of the context:      "no"
 The capacity is the nominal one; what needs more, and no more than
 the driver reports, is tight too for a run by a known framework.
+What "fits" has room in half of the published rows, as far off, or more.
 """
 
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ __all__ = [
     "most_of",
     "overhead_of",
     "overheads",
+    "reported_by",
+    "sure_of",
 ]
 
 VERDICTS = ("fits", "tight", "no")
@@ -136,8 +139,22 @@ def most_of(device: Device, recipe: Recipe) -> int:
     """Bytes of ``device`` that a run can have at most: the nominal capacity for a plan by nobody's
     own program; for one whose framework is known, what the driver reports less NCCL's buffers, if
     that is more."""
-    reported = device.most_bytes - NCCL_BUFFERS if recipe.framework else 0
-    return max(device.memory_bytes, reported)
+    reported = reported_by(device, recipe)
+    return max(device.memory_bytes, reported - NCCL_BUFFERS)
+
+
+def reported_by(device: Device, recipe: Recipe) -> int:
+    """Bytes of ``device`` that a run is counted with: what the driver reports for one whose
+    framework is known, else the nominal capacity."""
+    return device.most_bytes if recipe.framework else device.memory_bytes
+
+
+def sure_of(device: Device, recipe: Recipe) -> int:
+    """Bytes of tensors and overhead up to which a run fits: the nominal ones of ``device``, or less
+    where, as far off as the published rows, fewer than half of the runs would have room."""
+    _, ratios = measured_over_estimated(recipe.framework)
+    half = sorted(ratios)[(len(ratios) - 1) // 2]
+    return min(device.memory_bytes, int(reported_by(device, recipe) / half))
 
 
 def lacks(peak: int, certain: int, device: Device, recipe: Recipe) -> int:
@@ -149,8 +166,9 @@ def lacks(peak: int, certain: int, device: Device, recipe: Recipe) -> int:
 
 def judge(peak: Any, certain: Any, total: Any, capacity: Any, most: Any = 0) -> Any:
     """The place in VERDICTS of ``peak`` bytes of tensors on a device of ``capacity`` bytes, with
-    an overhead of ``total`` bytes of which ``certain`` are certain; numbers or columns. ``most``:
-    bytes that the device really has, where that is more than its nominal capacity.
+    an overhead of ``total`` bytes of which ``certain`` are certain; numbers or columns. The
+    capacity is ``sure_of`` the device, the nominal one where the overhead is not ours; ``most``:
+    bytes that the device has, where that is more.
 
     The one rule of ``fits``, ``search`` and ``check_premise``.
 

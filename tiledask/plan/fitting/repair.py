@@ -10,7 +10,7 @@ import numpy as np
 from tiledask.errors import PartitionError, ScheduleError
 from tiledask.plan.fitting.fewest import FREE, MANY, fewest_devices
 from tiledask.plan.fitting.memory import MemoryEstimate, layout_terms
-from tiledask.plan.fitting.overhead import Overhead, judge, overhead_of
+from tiledask.plan.fitting.overhead import Overhead, judge, overhead_of, sure_of
 from tiledask.plan.fitting.terms import fullest
 from tiledask.plan.fitting.vectorized import ORDERS
 from tiledask.plan.inputs.hardware import ClusterSpec
@@ -31,6 +31,8 @@ class Search:
         self.model, self.recipe, self.sequence = memory.model, memory.recipe, memory.sequence
         self.start, self.cluster, self.overhead = memory.layout, cluster, overhead
         self.own = overhead != overhead_of(memory.layout, self.recipe.framework)
+        device = cluster.device
+        self.sure = device.memory_bytes if self.own else sure_of(device, self.recipe)
 
     def nearest(self) -> Layout | None:
         """The fewest changed fields, then the fewest devices, then the order of FIELDS."""
@@ -126,8 +128,7 @@ class Search:
         overhead = self.overhead if self.own else overhead_of(layout, self.recipe.framework)
 
         def fits(held: int) -> bool:
-            capacity = self.cluster.device.memory_bytes
-            return bool(judge(held, overhead.certain, overhead.total, capacity) == 0)
+            return bool(judge(held, overhead.certain, overhead.total, self.sure) == 0)
 
         # the most that a weight can be in
         slices = layout.pp * max(layout.tp, layout.ep * layout.expert_slices)

@@ -151,6 +151,15 @@ class ClusterSpec:
     def nodes(self) -> int:
         return -(-self.devices // self.devices_per_node)
 
+    @property
+    def uneven(self) -> str:
+        """What is assumed of devices that do not fill their nodes; empty where they do."""
+        last = self.devices % self.devices_per_node
+        if not last or self.nodes == 1:
+            return ""
+        full = f"{self.nodes - 1} full node{'s' * (self.nodes > 2)} of {self.devices_per_node}"
+        return f"{self.devices} devices are taken as {full} and one with {last}"
+
     def __repr__(self) -> str:
         within, between = (
             f"{link.name}, {format_bytes(link.bytes_per_second)}/s"
@@ -158,7 +167,7 @@ class ClusterSpec:
         )
         return (
             f"ClusterSpec({self}, nodes of {self.devices_per_node}; within: {within}; "
-            f"between: {between})"
+            f"between: {between}{self.uneven and '; ' + self.uneven})"
         )
 
     def __str__(self) -> str:
@@ -213,11 +222,26 @@ def load_cluster(spec: str | os.PathLike[str]) -> ClusterSpec:
             raise fields.fail(
                 unknown[0], "is not known here; known: devices, device, " + ", ".join(over)
             )
-        return _whole(devices, Fields({**base.values, **given}, fields.where))
+        return _filled(_whole(devices, Fields({**base.values, **given}, fields.where)), fields)
     raise ConfigError(
         f"cannot read {short(text)} as a cluster; write COUNTxNAME such as '80xA100-40GB', or the "
         f"path of a JSON file"
     )
+
+
+def _filled(cluster: ClusterSpec, fields: Fields) -> ClusterSpec:
+    """The cluster of a file that names its own nodes; refuses devices that do not fill them."""
+    if "devices_per_node" in fields and cluster.uneven:
+        many, node = cluster.devices, cluster.devices_per_node
+        sizes = [n for n in range(1, many) if many % n == 0]
+        near = sorted(sorted(sizes, key=lambda n: abs(n - node))[:2])
+        raise fields.fail(
+            "devices_per_node",
+            f"of {node} leaves a node with {many % node} of {many} devices; give "
+            f"{many - many % node} or {many + -many % node} devices, or nodes of "
+            f"{' or '.join(map(str, near))}",
+        )
+    return cluster
 
 
 def _find(name: str) -> Fields:

@@ -288,13 +288,14 @@ def offload(
     """``recipe`` with some of its ``states`` in the memory of the node's host, ``to="cpu"``, or on
     its disks, "nvme"; "weights" need ZeRO-3, which brings them a layer at a time.
 
-    ``states``: names of what it keeps, by default all that its optimizer does.
+    ``states``: names of what it keeps, by default all that its optimizer does. Its name then says
+    what lies where.
 
     Source: Ren et al. 2021, ZeRO-Offload, arXiv:2101.06840; Rajbhandari et al. 2021, ZeRO-Infinity,
     arXiv:2104.07857.
 
-    >>> offload().places
-    ('cpu',)
+    >>> offload().places, offload().name
+    (('cpu',), 'mixed-adam-16 + optimizer on cpu')
     """
     known = load_recipe(recipe)
     there = [state.tensor for state in known.states]
@@ -312,8 +313,18 @@ def offload(
         )
     if to not in PLACES:
         raise ConfigError(f"states lie on one of {PLACES}, got to={short(to)}")
-    moved = (replace(s, place=to) if s.tensor in states else s for s in known.states)
-    return replace(known, states=tuple(moved))
+    moved = tuple(replace(s, place=to) if s.tensor in states else s for s in known.states)
+    name = known.name.partition(_AWAY)[0]
+    for place in PLACES[1:]:
+        there = [s.tensor for s in moved if s.place == place]
+        if there == [s.tensor for s in moved if s.of_optimizer]:
+            there = ["optimizer"]
+        name += f"{_AWAY}{', '.join(there)} on {place}" if there else ""
+    return replace(known, name=name, states=moved)
+
+
+_AWAY = " + "
+"""In a recipe's name, before what it offloads."""
 
 
 def state_bytes(

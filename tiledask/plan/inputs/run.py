@@ -4,6 +4,7 @@ from bisect import bisect_left
 from dataclasses import replace
 
 from tiledask.errors import ConfigError, short
+from tiledask.plan.inputs.hardware import Device
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
@@ -19,6 +20,7 @@ __all__ = [
     "chunk_items",
     "chunk_kinds",
     "more_tp",
+    "precision_of",
 ]
 
 
@@ -93,6 +95,29 @@ def caches(recipe: Recipe, cached: int) -> Recipe:
             f"serve with 'fp16-weights', 'int8-weights' or 'int4-weights'"
         )
     return replace(recipe, cached=cached)
+
+
+def precision_of(device: Device, recipe: Recipe, width: int = 0) -> str:
+    """The precision of ``device`` that the products of ``recipe`` run in, or numbers of ``width``
+    bytes; ConfigError where it has none.
+
+    >>> from tiledask.plan.inputs.hardware import load_device
+    >>> from tiledask.plan.inputs.recipes import load_recipe
+    >>> [precision_of(load_device(name), load_recipe("mixed-adam-16")) for name in ("H100", "T4")]
+    ['bf16', 'fp16']
+    """
+    width = width or recipe.operand_bytes
+    order = {4: ("tf32", "fp32"), 2: ("bf16", "fp16"), 1: ("fp8",)}.get(width, ())
+    peaks = dict(device.peak_flops)
+    found = next((name for name in order if name in peaks), None)
+    if found is None:
+        usual = "'mixed-adam-16'" if recipe.trains else "'fp16-weights'"
+        raise ConfigError(
+            f"recipe {recipe.name!r} multiplies numbers of {width} B in {' or '.join(order)}, and "
+            f"{device.name} has no units for that but for {', '.join(peaks)}; use a recipe of "
+            f"another width, such as {usual}, or a device that has, such as H100"
+        )
+    return found
 
 
 def check_held(recipe: Recipe, layout: Layout) -> Recipe:

@@ -22,6 +22,7 @@ from tiledask.errors import ConfigError, short
 from tiledask.plan.data import Fields, names, read, read_named
 from tiledask.plan.inputs.hardware import Device
 from tiledask.plan.inputs.recipes import Recipe
+from tiledask.plan.inputs.run import precision_of
 
 __all__ = ["Calibration", "Holds", "Reached", "calibration_of", "frameworks", "holds", "run_by"]
 
@@ -162,7 +163,8 @@ class Calibration:
         return dict(self.exposed)[kind]
 
     def __repr__(self) -> str:
-        return f"Calibration({self.name}, times {self.scale:.4g}, within {self.error:.0%})"
+        scaled = f"times {self.scale:.4g}, within {self.error:.0%}"
+        return f"Calibration({self.name} ({self.why}), {scaled})"
 
     @property
     def error(self) -> float:
@@ -180,6 +182,7 @@ class Calibration:
         said: dict[str, Any] = {
             "device": self.device,
             "framework": self.framework,
+            "why": self.why.partition(", read from")[0],
             "scale": {
                 "value": self.scale,
                 "range": [low, high],
@@ -363,7 +366,10 @@ def run_by(
     calibration: "Calibration | str | os.PathLike[str] | None" = None,
     framework: str | None = None,
 ) -> Recipe:
-    """``recipe`` by the framework whose memory is assumed; as it is where nothing is said."""
+    """``recipe`` by the framework whose memory is assumed; as it is where nothing is said.
+    ConfigError for one that casts to a width that ``device`` has no units for."""
+    if recipe.product_bytes:
+        precision_of(device, recipe)
     if calibration is None and framework is None:
         return recipe
     found = calibration_of(device, recipe, calibration, framework)
@@ -448,10 +454,11 @@ def _saved(path: str | os.PathLike[str]) -> Calibration:
     number = _Numbers(told, "scale")
     scale, errors = number("scale"), told.numbers("errors")
     device, framework = told.text("device"), _known(told.text("framework"))
+    why = told.text("why", "a measured step")
     told.done()
     if not scale:
         raise told.fail("scale", "must be above 0, got 0")
-    found = _joined(device, framework, f"read from {path}", "dense")
+    found = _joined(device, framework, f"{why}, read from {path}", "dense")
     return replace(found, scale=scale, errors=errors)
 
 

@@ -1,33 +1,12 @@
 """The rates of one device: a datasheet's numbers times the shares that a calibration says."""
 
-from tiledask.errors import ConfigError
 from tiledask.plan.inputs.hardware import Device
 from tiledask.plan.inputs.recipes import Recipe
+from tiledask.plan.inputs.run import precision_of
 from tiledask.plan.timing.calibration import Calibration
 from tiledask.plan.timing.roofline import Rates
 
-__all__ = ["precision_of", "rates_of"]
-
-
-def precision_of(device: Device, recipe: Recipe, width: int = 0) -> str:
-    """The precision of ``device`` that the products of ``recipe`` run in, or numbers of ``width``
-    bytes.
-
-    >>> from tiledask.plan.inputs.hardware import load_device
-    >>> from tiledask.plan.inputs.recipes import load_recipe
-    >>> [precision_of(load_device(name), load_recipe("mixed-adam-16")) for name in ("H100", "T4")]
-    ['bf16', 'fp16']
-    """
-    width = width or recipe.operand_bytes
-    order = {4: ("tf32", "fp32"), 2: ("bf16", "fp16"), 1: ("fp8",)}.get(width, ())
-    peaks = dict(device.peak_flops)
-    found = next((name for name in order if name in peaks), None)
-    if found is None:
-        raise ConfigError(
-            f"{recipe.name} computes with {width} bytes a number, for which "
-            f"{device.name} has no peak; it has {', '.join(peaks)}"
-        )
-    return found
+__all__ = ["rates_of"]
 
 
 def rates_of(device: Device, recipe: Recipe, calibration: Calibration, width: int = 0) -> Rates:

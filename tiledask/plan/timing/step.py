@@ -111,7 +111,9 @@ def calibrate(
     """The Calibration in which a step of ``model`` in ``layout`` takes the ``seconds`` it took.
 
     All parts of a step are scaled by measured over estimated seconds: one number cannot tell which
-    of them is off. ``error``: the relative error of the measurement. `Calibration.save` writes it;
+    of them is off. ``framework``: the one that the step was measured with; without it the recipe's
+    or the device's is assumed, as ``why`` then says. ``error``: the relative error of the
+    measurement. `Calibration.save` writes it;
     ``calibration=`` of `estimate_step`, `fits` and `search`, and --calibration of the command
     line, take it or its path. Raises what `estimate_step` does, and ConfigError for seconds of 0.
 
@@ -128,7 +130,10 @@ def calibrate(
     step = estimate_step(model, layout, cluster, recipe, sequence, framework=framework)
     errors = (("measurement", float(error)), ("other layouts", ELSEWHERE))
     scale = seconds / step.total
-    return replace(step.calibration, scale=scale, errors=errors, why="scaled to a measured step")
+    why = f"scaled to a measured step, framework {step.calibration.why}"
+    if framework is None:
+        why += ": framework= names another"
+    return replace(step.calibration, scale=scale, errors=errors, why=why)
 
 
 def pipeline_seconds(

@@ -11,11 +11,11 @@ from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
+from tiledask.plan.inputs.run import precision_of
 from tiledask.plan.pipelines.schedules import BOTH_WAYS
 from tiledask.plan.timing.budget import Budget
 from tiledask.plan.timing.calibration import Calibration
 from tiledask.plan.timing.flops import Flops, step_flops
-from tiledask.plan.timing.rates import precision_of
 from tiledask.plan.timing.step_values import Parts, Work
 from tiledask.plan.units import format_seconds
 
