@@ -22,7 +22,7 @@ STAMP := .venv/ready-$(EXTRAS)
 USED_STAMP := $(if $(wildcard $(STAMP))$(filter-out tour lab,$(MAKECMDGOALS)),$(STAMP),.venv/ready-$(USED))
 NOTEBOOKS := $(wildcard nbs/*.ipynb)
 # it runs every schedule in real time
-LONG_NOTEBOOK = nbs/09_run_the_pipeline.ipynb
+LONG_NOTEBOOK = nbs/20_run_the_pipeline.ipynb
 LATEST_FIRST = $(LONG_NOTEBOOK) $(filter-out $(LONG_NOTEBOOK),$(shell ls -r nbs/*.ipynb))
 # nbval takes seconds to load, in every process
 PYTEST := $(BIN)/python -m pytest -p no:nbval

@@ -195,17 +195,17 @@ def test_states_alone_are_judged_by_the_same_rule(number):
 # -- the walkthroughs ask, too ---------------------------------------------------------------------
 
 
-def cells(name):
-    """(source, stored text without line breaks) of each cell of a notebook."""
-    path = next((Path(__file__).parents[2] / "nbs").glob(f"{name}_*.ipynb"))
-    for cell in json.loads(path.read_text("utf-8"))["cells"]:
+def cells():
+    """(source, stored text without line breaks) of each cell of the walkthroughs."""
+    paths = sorted((Path(__file__).parents[2] / "nbs").glob("*.ipynb"))
+    for cell in (c for path in paths for c in json.loads(path.read_text("utf-8"))["cells"]):
         texts = [text for output in cell.get("outputs", ()) for text in output.get("text", ())]
         yield "".join(cell["source"]), " ".join("".join(texts).split())
 
 
 @pytest.mark.long
-def test_notebook_10_says_how_many_devices_it_takes():
-    every = list(cells("10"))
+def test_a_walkthrough_says_how_many_devices_it_takes():
+    every = list(cells())
     at = next(n for n, (source, _) in enumerate(every) if source.endswith("fill(str(fewest), 96))"))
     fix = td.fits(
         td.load_model("gpt-200b"), Layout(dp=80), td.load_cluster("80xA100-40GB")
@@ -217,8 +217,8 @@ def test_notebook_10_says_how_many_devices_it_takes():
     assert premise == " ".join(f"{f.verdict} {f.claim}" for f in findings)
 
 
-def test_notebook_01_says_no_and_tight_as_fits_does():
-    text = next(text for source, text in cells("01") if source.startswith("for stages in (11, 13)"))
+def test_a_walkthrough_says_no_and_tight_as_fits_does():
+    text = next(text for source, text in cells() if source.startswith("for stages in (11, 13)"))
     said = []
     for stages in (11, 13):
         layout = Layout(tp=8, pp=stages, recompute="full")

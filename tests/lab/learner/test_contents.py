@@ -70,9 +70,18 @@ def predicted(learn: Path, name: str, *stars: int | None) -> None:
 def test_minutes_are_counted_from_the_notebook(nbs):
     first, second, last = course(nbs)
     assert first.minutes == 10
-    assert second.minutes == 30  # 1200 / 60 + 4 predictions + 5 for the exercise, to the next 5
+    assert second.minutes == 29  # 1200 / 60 + 4 predictions + 5 for the exercise
     assert (second.asked, second.needs, second.number) == (4, ("00_first",), "01")
-    assert last.minutes == 5
+    assert last.minutes == 2
+
+
+def test_a_section_that_goes_deeper_is_not_timed(tmp_path):
+    notebook(tmp_path, "00_first", words=600)
+    whole = json.loads((tmp_path / "00_first.ipynb").read_text())
+    more = [f"## {title}\n\n{'word ' * 600}" for title in ("Deeper: all of it", "In practice")]
+    whole["cells"] += [{"cell_type": "markdown", "source": [m], "metadata": {}} for m in more]
+    (tmp_path / "00_first.ipynb").write_text(json.dumps(whole))
+    assert [each.minutes for each in course(tmp_path)] == [20]
 
 
 def test_the_page_says_what_was_predicted_and_where_to_go_on(nbs, learn):
@@ -84,7 +93,7 @@ def test_the_page_says_what_was_predicted_and_where_to_go_on(nbs, learn):
     write_contents(nbs, learn)
     page = (learn / "contents.md").read_text()
     assert "**3 of 6 predictions made, 4 of 18 stars.**" in page
-    assert "| do 01 Two | 30 | 3&nbsp;of&nbsp;4 | 4&nbsp;of&nbsp;12 |" in page
+    assert "| do 01 Two | 29 | 3&nbsp;of&nbsp;4 | 4&nbsp;of&nbsp;12 |" in page
     assert "Go on with [01 Two]" in page
     predicted(learn, "01_second", 3, 1, 0, 0)
     (learn / "02_last-2.ipynb").touch()
@@ -100,7 +109,7 @@ def test_the_page_says_what_was_predicted_and_where_to_go_on(nbs, learn):
 def test_the_score_is_written_to_the_page_that_is_there_and_only_then(tmp_path, monkeypatch):
     learn = tmp_path / "learn"
     monkeypatch.setenv(kept.FOLDER, str(learn / ".progress"))
-    monkeypatch.setenv("JPY_SESSION_NAME", "learn/02_split_one_product.ipynb")
+    monkeypatch.setenv("JPY_SESSION_NAME", "learn/03_split_one_product.ipynb")
     monkeypatch.setattr(kept, "_open", {})
     assert SHOW_ANEW not in score()._repr_html_()
     assert not learn.exists()

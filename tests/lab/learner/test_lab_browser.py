@@ -262,7 +262,7 @@ def test_the_first_ten_minutes_of_a_learner(page, checkout):
     )
     for _ in range(60):  # JupyterLab asks every few seconds
         page.wait_for_timeout(0 if late else 500)
-    page.locator(".lm-TabBar-tab", has_text="02_split_one_product").click()
+    page.locator(".lm-TabBar-tab", has_text="03_split_one_product").click()
     run(page, "td.start_cluster(", "cluster = td.start_cluster(workers=2, replace=True)")
     newer = page.locator("[data-dashboard]").get_attribute("data-dashboard")
     assert newer != address
@@ -306,11 +306,11 @@ def test_the_first_ten_minutes_of_a_learner(page, checkout):
     page.get_by_text("★★★ as good as can be").wait_for()
 
     # what was done is saved in the learner's folder, and nowhere else
-    page.locator(".lm-TabBar-tab", has_text="02_split_one_product").click()
+    page.locator(".lm-TabBar-tab", has_text="03_split_one_product").click()
     page.evaluate("() => { jupyterapp.commands.execute('docmanager:save'); return 1 }")
     page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
-    saved = json.loads((learn / "02_split_one_product.ipynb").read_text())
+    saved = json.loads((learn / "03_split_one_product.ipynb").read_text())
     assert any(cell.get("outputs") for cell in saved["cells"])
-    kept = Kept("02", learn / ".progress" / "02_split_one_product.jsonl")
+    kept = Kept("02", learn / ".progress" / "03_split_one_product.jsonl")
     assert kept.get("bytes of A")["value"] == 8e6
     assert git(checkout, "status", "--porcelain") == ""

@@ -1,8 +1,8 @@
 """The arc of the course as a picture: a box for each walkthrough, a line to what it builds on.
 
-00 ---- 02 -+- 03
-            +- 04
-07 ---- 08 -+- 09 --- 09b
+00 ---- 03 -+- 05
+            +- 07
+14 ---- 16 -+- 20 --- 22
 """
 
 from collections.abc import Mapping, Sequence

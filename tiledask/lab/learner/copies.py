@@ -3,7 +3,7 @@
     tiledask notebooks learn
 
 A copy, once there, is the learner's: it is neither overwritten nor removed. A walkthrough that was
-corrected since arrives as a new file beside it, once: 08_idle_time-2.ipynb.
+corrected since arrives as a new file beside it, once: 16_idle_time-2.ipynb.
 """
 
 import hashlib

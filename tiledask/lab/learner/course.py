@@ -5,12 +5,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Walkthrough", "course"]
+__all__ = ["DEEPER", "Walkthrough", "course"]
 
 _WORDS = 60
 """Words that a student reads in a minute where each number is worked out along."""
 _EXERCISE, _PREDICTION = 5, 1
 """Minutes that one takes."""
+DEEPER = "## Deeper: "
+"""How a section begins that nothing later needs: it is read by those who want to, and not timed."""
 _TO_NOTEBOOK = re.compile(r"\]\((\d\d[a-z]?_\w+)\.ipynb")
 
 
@@ -19,9 +21,9 @@ class Walkthrough:
     """One notebook of the course, read from its file."""
 
     name: str
-    """Of the file, without its ending: 02_split_one_product."""
+    """Of the file, without its ending: 03_split_one_product."""
     minutes: int
-    """To read, predict and do the exercises, in steps of 5."""
+    """To read, predict and do the exercises, without the sections that go deeper."""
     asked: int
     """Predictions."""
     needs: tuple[str, ...]
@@ -42,12 +44,17 @@ class Walkthrough:
         text = [
             ("".join(c["source"]), c["cell_type"], c["metadata"].get("tags", ())) for c in cells
         ]
-        words = sum(len(source.split()) for source, kind, _ in text if kind == "markdown")
-        exercises = sum("task" in tags for _, _, tags in text)
-        asked = sum("td.predict(" in source for source, kind, _ in text if kind == "code")
-        minutes = words / _WORDS + _EXERCISE * exercises + _PREDICTION * asked
+        asked, minutes, deeper = 0, 0.0, False
+        for source, kind, tags in text:
+            if kind == "markdown" and source.startswith("## "):
+                deeper = source.startswith(DEEPER)
+            predicts = kind == "code" and "td.predict(" in source
+            asked += predicts
+            if not deeper:
+                minutes += _PREDICTION * predicts + _EXERCISE * ("task" in tags)
+                minutes += len(source.split()) / _WORDS if kind == "markdown" else 0.0
         needs = _TO_NOTEBOOK.findall(text[0][0].partition("**You need.**")[2])
-        return cls(path.stem, 5 * max(1, round(minutes / 5)), asked, tuple(needs))
+        return cls(path.stem, max(1, round(minutes)), asked, tuple(needs))
 
 
 def course(folder: Path) -> list[Walkthrough]:

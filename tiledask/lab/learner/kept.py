@@ -1,6 +1,6 @@
 """What outlives a kernel: a file per notebook with the learner's predictions and judged tasks.
 
-    <folder>/02_split_one_product.jsonl    predictions, question: {"value": 8e6}      a line each
+    <folder>/03_split_one_product.jsonl    predictions, question: {"value": 8e6}      a line each
                                            predictions, question: {"stars": 1}        time, as
                                            tasks, name: {"tries": 2, "stars": 3}      store has it
 
@@ -103,7 +103,7 @@ def _place() -> tuple[str, str]:
         state = os.environ.get("XDG_STATE_HOME", "")
         state = state if os.path.isabs(state) else os.path.expanduser("~/.local/state")
         return folder or os.path.join(state, "tiledask"), "terminal"
-    # a corrected walkthrough comes as 08_idle_time-2 and asks the same
+    # a corrected walkthrough comes as 16_idle_time-2 and asks the same
     return folder, re.sub(r"-\d+$", "", Path(os.environ.get(_NOTEBOOK, "")).stem)
 
 

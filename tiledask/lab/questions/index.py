@@ -40,7 +40,7 @@ def taught(number: int) -> tuple[Taught, ...]:
     """The sections that teach question ``number``, in the order of the walkthroughs.
 
     >>> [str(each) for each in taught(34)]
-    ['nbs/07_cut_24_layers.ipynb: The best one, by looking at all']
+    ['nbs/14_cut_24_layers.ipynb: The best one, by looking at all']
     """
     return tuple(where for n, where in _all() if n == number)
 
