@@ -31,6 +31,8 @@ PYTEST := $(BIN)/python -m pytest -p no:nbval
 # nothing for this many seconds.
 SILENCE ?= 480
 ENDING := $(BIN)/python .ci/limit $(SILENCE)
+# at a time, of what waits more than it works
+WAITING := 4
 WORKERS := --max-worker-restart=0 -n
 # the files that have such tests: the others need not be read
 marked = $(sort $(shell grep -rlE --include='test_*.py' 'pytest.mark.($(1))' tests))
@@ -57,16 +59,16 @@ LONGEST = $(addprefix tests/,lab/tour/test_tour.py lab/faults/test_faults.py \
 	distributed/cluster/test_cluster.py laws/test_readme.py lab/bench/test_bench_hosts.py)
 LONGEST_FIRST = $(LONGEST) $(filter-out $(LONGEST),$(call marked,cluster))
 
-# What needs no workers runs on all cores at once; three files of tests with workers or
-# three notebooks at a time, which wait more. Threads of BLAS that wait for each other on busy cores
+# What needs no workers runs on all cores at once; four files of tests with workers or
+# four notebooks at a time, which wait more. Threads of BLAS that wait for each other on busy cores
 # take them from everybody. Types are read beside the first tests, and told after them.
 test: env style ## lint, unit tests, docstring examples, the README's commands, the notebooks
 	@mkdir -p build
 	$(BIN)/mypy >build/types.txt 2>&1 & types=$$!; tested=0; \
 	OPENBLAS_NUM_THREADS=1 $(ENDING) $(PYTEST) -m "not cluster and not slow" $(WORKERS) auto --maxprocesses 8 --dist loadfile tests tiledask || tested=$$?; \
 	wait $$types || tested=$$?; cat build/types.txt; exit $$tested
-	$(ENDING) $(PYTEST) -m "cluster and not slow" $(WORKERS) 3 --dist loadfile --no-loadscope-reorder $(LONGEST_FIRST)
-	OPENBLAS_NUM_THREADS=1 $(ENDING) $(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=240 $(WORKERS) 3 --dist loadscope --no-loadscope-reorder $(LATEST_FIRST)
+	$(ENDING) $(PYTEST) -m "cluster and not slow" $(WORKERS) $(WAITING) --dist loadfile --no-loadscope-reorder $(LONGEST_FIRST)
+	OPENBLAS_NUM_THREADS=1 $(ENDING) $(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=240 $(WORKERS) $(WAITING) --dist loadscope --no-loadscope-reorder $(LATEST_FIRST)
 	@echo "make test: all passed: lint, tests, docstring examples, $(words $(NOTEBOOKS)) notebooks"
 
 lint: env style ## ruff: rules and format; mypy: types
