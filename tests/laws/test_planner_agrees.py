@@ -88,7 +88,7 @@ def drawn_case(number):
     recipe = draw.choice(RECIPES[:4] if model.latent else RECIPES)
     sequence = draw.choice((512, 2048, 4096))
     peak = td.estimate_memory(model, layout, recipe, sequence).peak
-    cluster = td.load_cluster(f"{layout.devices}x{draw.choice(('A100-80GB', 'H100', 'A10'))}")
+    cluster = td.load_cluster(f"{layout.devices}x{draw.choice(('A100-80GB', 'A100-40GB'))}")
     over = overhead_of(layout)
     sure = math.ceil(HALF * (peak + over.total)) - peak
     borders = (-1, CUDA_CONTEXT - 1, CUDA_CONTEXT, over.total, sure - 1, sure)

@@ -42,7 +42,8 @@ BIG = 200_000_000_000
 
 def cluster(devices, memory, node=4):
     base = load_cluster(f"{devices}xT4")
-    device = replace(base.device, memory_bytes=memory, name="toy")
+    usual = "a100"  # whose usual program holds nothing beyond the arithmetic
+    device = replace(base.device, memory_bytes=memory, name="toy", calibration=usual)
     return replace(base, device=device, devices_per_node=node)
 
 
@@ -360,6 +361,25 @@ def test_nothing_to_fix_and_nothing_that_helps(room, devices, overhead, verdict)
     fit = ask(Layout(), cluster(devices, room), overhead=overhead)
     assert (fit.verdict, fit.smallest_fix) == (verdict, None)
     assert verdict != "fits" or fit.fixes == {}
+
+
+@pytest.mark.parametrize("device", ["A100-80GB", "H100", "B200", "T4"])
+@pytest.mark.parametrize("recipe", ["mixed-adam-18", "fsdp-adam", "deepspeed-bf16-adam"])
+def test_seconds_and_bytes_are_by_the_same_program(device, recipe):
+    """Named or not: the recipe's, else the device's usual one, and the answer says so."""
+    run = "llama-3.1-8b", Layout(tp=2, dp=4, zero=3), f"8x{device}", recipe, 1024
+    for framework in (None, "torchtitan"):
+        fit = td.fits(*run, framework=framework)
+        step = td.estimate_step(*run, framework=framework)
+        assert fit.memory.recipe.framework == step.calibration.framework
+        assert f"run by {step.calibration.framework} ({step.calibration.why})" in fit.assumed
+        named = td.estimate_memory(*run[:2], *run[3:], step.calibration.framework)
+        assert fit.memory.peak == named.peak
+        space = Space(**{f: (getattr(run[1], f),) for f in vars(Space())})
+        found = td.search(run[0], run[2], 4, sequence=1024, recipe=recipe, space=space)
+        assert framework or found.best.peak == fit.memory.peak
+        again = td.estimate_step(*run[:3], fit.memory.recipe, 1024)
+        assert (again.total, again.error) == (step.total, step.error)
 
 
 def test_a_tight_layout_gets_a_fix_too():

@@ -38,7 +38,7 @@ from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_timed, check_trains
-from tiledask.plan.timing.calibration import BESIDE, Calibration, calibration_of, run_by
+from tiledask.plan.timing.calibration import BESIDE, Calibration, calibration_of
 from tiledask.plan.timing.checkpointing import Checkpointing
 from tiledask.plan.timing.step import StepEstimate, estimate_step
 from tiledask.plan.timing.step_estimate import SHARED
@@ -256,7 +256,7 @@ class Plans(Sequence[Plan]):
         self._plans: dict[int, Plan] = {}
         self.settled = 0
         devices = columns["dp"] * columns["tp"] * columns["pp"] * columns["cp"]
-        self.run = run_by(recipe, cluster.device, calibration, framework)
+        self.run = calibration_of(cluster.device, recipe, calibration, framework).holding(recipe)
         if peak is None:
             peak = peaks(model, self.run, sequence, **columns)
         self._columns, self._peak = columns, peak
