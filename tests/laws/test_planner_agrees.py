@@ -9,6 +9,7 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from random import Random
+from statistics import median_low
 
 import pytest
 from rich.console import Console
@@ -28,8 +29,8 @@ from tiledask.plan.units import format_bytes, format_seconds
 
 WORDS = {"fits": "holds", "tight": "barely", "no": "fails"}
 SHIPPED = "gpt2-xl llama-3.1-8b llama-2-13b bloom-176b gpt-200b mixtral-8x7b deepseek-v3"
-HALF = sorted(measured_over_estimated("")[1])[27]
-"""Half of the 55 published rows were off by so much, or less."""
+HALF = median_low(measured_over_estimated("")[1])
+"""Half of the published rows were off by so much, or less."""
 RECIPES = ("mixed-adam-16", "mixed-adam-18", "mixed-adam-8bit", "fp32-adam", "lora")
 
 
@@ -88,7 +89,7 @@ def drawn_case(number):
     recipe = draw.choice(RECIPES[:4] if model.latent else RECIPES)
     sequence = draw.choice((512, 2048, 4096))
     peak = td.estimate_memory(model, layout, recipe, sequence).peak
-    cluster = td.load_cluster(f"{layout.devices}x{draw.choice(('A100-80GB', 'H100', 'A10'))}")
+    cluster = td.load_cluster(f"{layout.devices}x{draw.choice(('A100-80GB', 'A100-40GB'))}")
     over = overhead_of(layout)
     sure = math.ceil(HALF * (peak + over.total)) - peak
     borders = (-1, CUDA_CONTEXT - 1, CUDA_CONTEXT, over.total, sure - 1, sure)

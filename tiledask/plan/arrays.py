@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Values", "combinations", "unbeaten"]
+__all__ = ["Array", "Values", "combinations", "numbered", "unbeaten"]
 
 Array = NDArray[Any]
 """An array of any numbers; where the numbers' kind is known, it is written out instead."""
@@ -37,6 +37,22 @@ def combinations(columns: Sequence[Array]) -> tuple[Array, Array]:
     rows = np.empty(1 + which.max(), np.int64)
     rows[which] = np.arange(len(code))
     return rows, which
+
+
+def numbered(column: Array, words: Sequence[str] = ()) -> Array:
+    """Words as whole numbers: by where they stand in ``words``, -1 where they do not; without
+    ``words`` by where they first stand in the column, and numbers as they are.
+
+    >>> column = np.array(["full", "none", "full"])
+    >>> numbered(column).tolist(), numbered(column, ("none",)).tolist()
+    ([0, 1, 0], [-1, 0, -1])
+    """
+    if not words and column.dtype.kind in "bi":
+        return column.astype(np.int64)
+    codes = np.full(column.shape, -1)
+    for code, word in enumerate(words or dict.fromkeys(column.ravel().tolist())):
+        codes[column == word] = code
+    return codes
 
 
 def unbeaten(rows: Array) -> list[int]:

@@ -249,8 +249,8 @@ def test_the_words_of_all_cells_are_of_one_kind(drawn):
         ("map tight", "too large: with a CUDA context, bytes over 40 GB"),
         ("map none", "★ the nearest"),
         ("map none", "nothing fits; the nearest takes 41.9 GB, 2.9 GB too much"),
-        ("front far", "nothing fits:\n63.2 GB are missing"),
-        ("limits far", "still nothing fits: 63.2 GB too much"),
+        ("front far", "nothing fits:\n63.7 GB are missing"),
+        ("limits far", "still nothing fits: 63.7 GB too much"),
     ],
 )
 def test_the_legend_names_what_is_there(name, said, drawn):

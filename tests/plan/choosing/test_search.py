@@ -485,7 +485,7 @@ def test_bad_spaces(space, words):
 
 @pytest.mark.long
 def test_scores_are_blamed_and_flash_attention_advised():
-    model, fleet = td.load_model("llama-3.1-8b"), td.load_cluster("8xH100")
+    model, fleet = td.load_model("llama-3.1-8b"), td.load_cluster("8xA100-80GB")
     found = critique(model, Layout(dp=8, zero=3), fleet, sequence=8192)
     assert "s x s scores: flash_attention keeps none" in found.fit.reason
     assert found.advice[0].layout.flash_attention

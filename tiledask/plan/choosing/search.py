@@ -38,7 +38,7 @@ from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_timed, check_trains
-from tiledask.plan.timing.calibration import BESIDE, Calibration, calibration_of, run_by
+from tiledask.plan.timing.calibration import BESIDE, Calibration, calibration_of
 from tiledask.plan.timing.checkpointing import Checkpointing
 from tiledask.plan.timing.step import StepEstimate, estimate_step
 from tiledask.plan.timing.step_estimate import SHARED
@@ -52,7 +52,7 @@ LARGEST_MICROBATCH = 64
 MOST_TIMED = 25_000
 """Layers x micro-batches, of each copy where their shards are uneven, and 4 for each device, up to
 which a plan's program is timed: it takes a second and a half."""
-COLUMNS = (
+SHAPE = (
     "dp",
     "tp",
     "pp",
@@ -62,6 +62,9 @@ COLUMNS = (
     "microbatch",
     "microbatches",
     "interleave",
+)
+"""What ``_shapes`` chooses together."""
+REST = (
     "zero",
     "recompute",
     "sequence_parallel",
@@ -69,6 +72,8 @@ COLUMNS = (
     "schedule",
     "items",
 )
+"""What is chosen freely beside them."""
+COLUMNS = SHAPE + REST
 
 
 @dataclass(frozen=True)
@@ -256,7 +261,7 @@ class Plans(Sequence[Plan]):
         self._plans: dict[int, Plan] = {}
         self.settled = 0
         devices = columns["dp"] * columns["tp"] * columns["pp"] * columns["cp"]
-        self.run = run_by(recipe, cluster.device, calibration, framework)
+        self.run = calibration_of(cluster.device, recipe, calibration, framework).holding(recipe)
         if peak is None:
             peak = peaks(model, self.run, sequence, **columns)
         self._columns, self._peak = columns, peak
@@ -572,8 +577,7 @@ def _runs_it(columns: dict[str, np.ndarray], field: str, values: tuple[Any, ...]
 def _shapes(
     model: Model, cluster: ClusterSpec, batch: int, sequence: int, space: Space, devices: int
 ) -> Iterator[tuple[int, ...]]:
-    """(dp, tp, pp, cp, ep, expert_tp, microbatch, microbatches, interleave) on ``devices``
-    devices."""
+    """The values of SHAPE on ``devices`` devices."""
     node = cluster.devices_per_node
     tps = space.tp or [t for t in divisors(model.heads, min(node, devices)) if node % t == 0]
     pps = space.pp or range(1, min(model.layers, devices) + 1)
@@ -600,7 +604,7 @@ def _shapes(
 
 def _columns(rows: list[tuple[int, ...]], space: Space, layers: int) -> dict[str, np.ndarray]:
     """The columns of all layouts: each of ``rows`` with every choice of the rest."""
-    shapes = np.array(rows, np.int64).reshape(-1, 9)
+    shapes = np.array(rows, np.int64).reshape(-1, len(SHAPE))
     rest = list(
         product(
             space.zero,
@@ -612,8 +616,8 @@ def _columns(rows: list[tuple[int, ...]], space: Space, layers: int) -> dict[str
         )
     )
     which, choice = np.divmod(np.arange(len(shapes) * len(rest)), len(rest))
-    columns = {name: shapes[which, n] for n, name in enumerate(COLUMNS[:9])}
-    for n, name in enumerate(COLUMNS[9:]):
+    columns = {name: shapes[which, n] for n, name in enumerate(SHAPE)}
+    for n, name in enumerate(REST):
         columns[name] = np.array([each[n] for each in rest])[choice]
     # choices that change nothing: a sequence cut over one device, scores that are not kept,
     # ZeRO over one copy, chunks in other orders than 1F1B, items where two chunks are even so; and

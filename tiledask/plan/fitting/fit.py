@@ -36,7 +36,7 @@ from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import CPU, NVME, Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_trains, more_tp
-from tiledask.plan.timing.calibration import holds, run_by
+from tiledask.plan.timing.calibration import calibration_of, holds
 from tiledask.plan.timing.checkpointing import RESTART, Checkpointing
 from tiledask.plan.units import format_bytes, parse_bytes
 from tiledask.plan.whole import whole_number
@@ -57,20 +57,18 @@ class Fit:
     step: Callable[..., Any] | None = None
     """A time model: step(model, layout, cluster, recipe, sequence).total in seconds; None:
     ``estimate_step``."""
+    why: str = "as its recipe is"
+    """Why the framework of the memory's recipe is assumed."""
 
     @property
     def assumed(self) -> str:
         """One sentence: whose program is assumed, and what it holds beyond the arithmetic."""
         name = self.memory.recipe.framework
         held, unused = holds(name), format_bytes(self.overhead.allocator)
-        return (
-            f"run by {name or 'no framework (framework= says which)'}: {held.loss_bytes} B a logit "
-            f"at the loss, "
-            + (
-                f"an overhead of {format_bytes(self.overhead.total)}, as given"
-                if self.chance is None
-                else f"{unused} that the allocator does not use; {self._rows}"
-            )
+        return f"run by {name} ({self.why}): {held.loss_bytes} B a logit at the loss, " + (
+            f"an overhead of {format_bytes(self.overhead.total)}, as given"
+            if self.chance is None
+            else f"{unused} that the allocator does not use; {self._rows}"
         )
 
     @property
@@ -412,10 +410,11 @@ def fits(
     The capacity is the device's nominal one, 1e9 bytes a GB. ``overhead`` is the budget for
     what no tensor accounts for (bytes, or an Overhead; default: ``overhead_of`` the layout).
     ``framework``, a name in data/calibration/framework, says what the loss, FP8 and adapters hold
-    and the allocator wastes (default: the calibration's or the one that the recipe is written
-    after, else nobody's own); ``assumed`` says which. ``cached``: tokens, of all sequences that a
-    copy serves, whose keys and values it keeps. What a recipe offloads must have room in a node's
-    host memory and on its disks, where the cluster says how much there is.
+    and the allocator wastes (default: the calibration's, or the one that the recipe is written
+    after, else the device's usual one, as of `estimate_step`); ``assumed`` says which and why.
+    ``cached``: tokens, of all sequences that a copy serves, whose keys and values it keeps. What a
+    recipe offloads must have room in a node's host memory and on its disks, where the cluster says
+    how much there is.
     ``step`` is the time model that prices fixes, called as step(model, layout, cluster, recipe,
     sequence) for an object with ``total`` seconds (default: ``estimate_step``, with
     ``calibration`` and ``framework``).
@@ -428,7 +427,9 @@ def fits(
     """
     model, cluster = as_model(model), as_cluster(cluster)
     sequence = check_run(model, layout, sequence)
-    recipe = run_by(load_recipe(recipe), cluster.device, calibration, framework)
+    recipe = load_recipe(recipe)
+    known = calibration_of(cluster.device, recipe, calibration, framework)
+    recipe = known.holding(recipe)
     if overhead is None:
         overhead = overhead_of(layout, recipe.framework)
     elif not isinstance(overhead, Overhead):
@@ -439,7 +440,7 @@ def fits(
 
         step = partial(estimate_step, calibration=calibration, framework=framework)
     memory = estimate_memory(model, layout, recipe, sequence, cached=cached)
-    return Fit(memory, cluster, overhead, step)
+    return Fit(memory, cluster, overhead, step, known.why)
 
 
 _OPTIMIZER = "optimizer states"

@@ -160,7 +160,7 @@ def estimate_memory(
     model, recipe = as_model(model), load_recipe(recipe)
     if framework is not None:
         holds(framework)
-        recipe = replace(recipe, framework=framework)
+        recipe = replace(recipe, framework=framework, usual=False)
     recipe = check_held(caches(recipe, cached), layout)
     sequence = check_run(model, layout, sequence)
     check_adapters(recipe.adapters, model.layer)

@@ -5,7 +5,7 @@
                                                    between the last two:     "tight"
                                                    left of the context:      "no"
 The capacity is the nominal one; what needs more, and no more than
-the driver reports, is tight too for a run by a known framework.
+the driver reports, is tight too for a run by a framework that is named.
 What "fits" has room in half of the published rows, as far off, or more.
 """
 
@@ -145,8 +145,9 @@ def most_of(device: Device, recipe: Recipe) -> int:
 
 def reported_by(device: Device, recipe: Recipe) -> int:
     """Bytes of ``device`` that a run is counted with: what the driver reports for one whose
-    framework is known, else the nominal capacity."""
-    return device.most_bytes if recipe.framework else device.memory_bytes
+    framework is named, else the nominal capacity."""
+    named = recipe.framework and not recipe.usual
+    return device.most_bytes if named else device.memory_bytes
 
 
 def sure_of(device: Device, recipe: Recipe) -> int:

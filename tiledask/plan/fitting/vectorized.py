@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import ConfigError
-from tiledask.plan.arrays import combinations
+from tiledask.plan.arrays import combinations, numbered
 from tiledask.plan.fitting.activations import LayerBytes, cut_tokens, layer_costs, local_tokens
 from tiledask.plan.fitting.in_flight import InFlight, stages_in_flight
 from tiledask.plan.fitting.terms import Costs, Terms, fullest
@@ -229,10 +229,7 @@ def peaks(
 
 
 def _codes(name: str, words: Any, allowed: tuple[str, ...]) -> np.ndarray:
-    given = np.asarray(words)
-    codes = np.full(given.shape, -1)
-    for code, word in enumerate(allowed):
-        codes[given == word] = code
+    codes = numbered(given := np.asarray(words), allowed)
     if (codes < 0).any():
         raise ConfigError(f"{name} must be one of {allowed}, got {given[codes < 0].tolist()[0]!r}")
     return codes

@@ -131,6 +131,8 @@ class Recipe:
     attention core, the head, what is kept and what is sent stay ``compute_bytes`` wide."""
     framework: str = ""
     """The framework of data/calibration whose way it is; empty: it is nobody's own."""
+    usual: bool = False
+    """That framework is the device's usual one: nobody has named it."""
     cached: int = 0
     """Tokens, of all sequences that a copy serves, whose keys and values it keeps."""
 

@@ -5,9 +5,9 @@ data/calibration/device/h100.json          share of the peak in products, of the
                  framework/megatron-2025   what of each collective is waited for, the host, the
                                            loss, what it holds in memory
 
-Whose numbers, everywhere: the calibration's that is given, or the framework's that is named; else
-the one's that the recipe is written after. If it is after none, seconds are those of the device's
-usual program, and memory is nobody's own: what the arithmetic says.
+Whose numbers, of seconds and of memory: the calibration's that is given, or the framework's that
+is named; else the one's that the recipe is written after; if it is after none, the device's usual
+program's. Where no device is named, memory is nobody's own: what the arithmetic says.
 """
 
 import json
@@ -24,7 +24,7 @@ from tiledask.plan.inputs.hardware import Device
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.inputs.run import precision_of
 
-__all__ = ["Calibration", "Holds", "Reached", "calibration_of", "frameworks", "holds", "run_by"]
+__all__ = ["Calibration", "Holds", "Reached", "calibration_of", "frameworks", "holds"]
 
 ORIGINS = ("datasheet", "microbenchmark", "literature", "fit", "guess")
 OTHER = "other"
@@ -165,6 +165,15 @@ class Calibration:
     def __repr__(self) -> str:
         scaled = f"times {self.scale:.4g}, within {self.error:.0%}"
         return f"Calibration({self.name} ({self.why}), {scaled})"
+
+    @property
+    def usual(self) -> bool:
+        """Whether nobody named the framework: it is the device's usual one."""
+        return self.why.startswith("the default")
+
+    def holding(self, recipe: Recipe) -> Recipe:
+        """``recipe``, whose memory is then that of this framework."""
+        return replace(recipe, framework=self.framework, usual=self.usual)
 
     @property
     def error(self) -> float:
@@ -360,22 +369,6 @@ def holds(framework: str) -> Holds:
     return Holds(**_framework(_known(framework))[0].get("memory", {})) if framework else Holds()
 
 
-def run_by(
-    recipe: Recipe,
-    device: Device,
-    calibration: "Calibration | str | os.PathLike[str] | None" = None,
-    framework: str | None = None,
-) -> Recipe:
-    """``recipe`` by the framework whose memory is assumed; as it is where nothing is said.
-    ConfigError for one that casts to a width that ``device`` has no units for."""
-    if recipe.product_bytes:
-        precision_of(device, recipe)
-    if calibration is None and framework is None:
-        return recipe
-    found = calibration_of(device, recipe, calibration, framework)
-    return replace(recipe, framework=found.framework)
-
-
 @cache
 def _joined(device: str, framework: str, why: str, kind: str) -> Calibration:
     """``kind``: "dense", "fp8" or "mixture", whose errors differ."""
@@ -413,13 +406,17 @@ def calibration_of(
 
     ``calibration``: one that was made (`tiledask.calibrate`), or the path of a saved one.
     ``framework``: a name in data/calibration/framework; by default the one that the recipe is
-    written after, else the one that the device was calibrated with.
+    written after, else the one that the device was calibrated with; ``why`` says which it is.
+    The one rule of seconds and memory. ConfigError for a recipe that casts to a width that
+    ``device`` has no units for.
 
     >>> from tiledask.plan.inputs.hardware import load_device
     >>> from tiledask.plan.inputs.recipes import load_recipe
     >>> calibration_of(load_device("H100"), load_recipe("mixed-adam-16")).name
     'h100 x cudnn x megatron-2025'
     """
+    if recipe.product_bytes:
+        precision_of(device, recipe)
     if calibration is not None:
         if framework is not None:
             raise ConfigError(
@@ -442,7 +439,7 @@ def calibration_of(
     kind = "mixture" if mixture else "fp8" if recipe.operand_bytes == 1 else "dense"
     if framework is not None:
         return _joined(device.calibration, _known(framework), "as asked", kind)
-    if recipe.framework:
+    if recipe.framework and not recipe.usual:
         return _joined(device.calibration, recipe.framework, f"as recipe {recipe.name} is", kind)
     default = _device(device.calibration)[0]["framework"]
     return _joined(device.calibration, default, f"the default for {device.name}", kind)

@@ -148,7 +148,7 @@ class StepEstimate:
         """The relative errors that add up, in quadrature, to ``error``: of the calibration, of a
         framework that nobody named, of a pipeline with little to do."""
         found, layout = dict(self.calibration.errors), self.layout
-        if self.calibration.why.startswith("the default"):
+        if self.calibration.usual:
             found["framework and release not named"] = 0.05
         if layout.pp > 1 and layout.microbatches < 2 * layout.pp:
             found["fewer than 2 micro-batches a stage"] = 0.10

@@ -10,7 +10,7 @@ from operator import add
 
 import numpy as np
 
-from tiledask.plan.arrays import Values, combinations
+from tiledask.plan.arrays import Values, combinations, numbered
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import SELECTIVE_OP, Numbers
 from tiledask.plan.inputs.model import Model, Weight
@@ -406,23 +406,13 @@ LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch", "sequence_parallel", "flas
 """The fields of a layout that a layer's time depends on."""
 
 
-def _codes(column: np.ndarray) -> np.ndarray:
-    """A column as whole numbers of 0 or more: words by where they first stand."""
-    if column.dtype.kind in "bi":
-        return column.astype(np.int64)
-    codes = np.zeros(column.shape, np.int64)
-    for code, word in enumerate(dict.fromkeys(column.tolist())):
-        codes[column == word] = code
-    return codes
-
-
 def _mean_layer(time: StepTime) -> Work:
     """``time.mean_layer()``, worked out once for each combination of LAYER that occurs."""
     given = np.broadcast_arrays(*(getattr(time.n, name) for name in LAYER))
     if given[0].size < 2:
         return time.mean_layer()
     columns = [column.ravel() for column in given]
-    rows, which = combinations([_codes(column) for column in columns])
+    rows, which = combinations([numbered(column) for column in columns])
     few = Numbers(**{name: column[rows] for name, column in zip(LAYER, columns, strict=True)})
     work = replace(time, n=few).mean_layer()
 
