@@ -33,9 +33,7 @@ def test_what_was_measured_is_the_records():
     assert "Soaked: " in PAGE
     assert {*soak["ends"]} == {"right"}
     assert soak["lost workers"] >= 1500
-    descriptors = soak["left"].pop("descriptors")
     assert not any(soak["left"].values())
-    assert sum(descriptors.values()) <= soak["lost workers"] / 250  # RELIABILITY.md says of what
 
 
 def test_what_was_measured_beside_busy_loops_is_the_records():
