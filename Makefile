@@ -13,6 +13,7 @@ GPU_ARGS ?=
 BUNDLE_ARGS ?=
 FAULTS_ARGS ?=
 SOAK_ARGS ?=
+SITE_ARGS ?=
 VERSIONS ?=
 
 BIN := .venv/bin
@@ -39,7 +40,7 @@ marked = $(sort $(shell grep -rlE --include='test_*.py' 'pytest.mark.($(1))' tes
 # Or each of hundreds of processes would compile everything for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help tour test quick lint style lab bench bench-matmul bench-files bench-schedules bench-hosts bench-idle bench-search bench-tiles bench-training bench-scale gpu gpu-bundle gpu-rehearsal faults soak-faults soak plants test-long test-versions audit accuracy env clean
+.PHONY: help tour test quick lint style lab bench bench-matmul bench-files bench-schedules bench-hosts bench-idle bench-search bench-tiles bench-training bench-scale gpu gpu-bundle gpu-rehearsal faults soak-faults soak plants test-long test-versions audit accuracy site env clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -146,6 +147,14 @@ audit: ## known vulnerabilities of the packages in constraints.txt (asks pypi.or
 
 accuracy: env ## the planner against every published number: data/published/ACCURACY.md
 	$(BIN)/python -m tiledask.lab.accuracy.page
+
+site: $(STAMP) .venv/site ## the walkthroughs, run, and the reference as pages: build/site (SITE_ARGS=--stored)
+	$(BIN)/python -m tiledask.lab.site.build $(SITE_ARGS)
+
+# what makes pages comes on top: tests and walkthroughs do without it
+.venv/site: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt -e ".[site]"
+	@touch $@
 
 env: $(STAMP) ## set up .venv and nothing else
 

@@ -37,6 +37,7 @@ EXTRAS = {
         "jupyterlab_server",
         "traitlets",
     ),
+    "site": ("docutils", "latex2mathml", "nbclient", "nbformat", "sphinx"),
     "gpu": ("cupy", "cuda", "dask_cuda", "rmm", "pynvml"),
     "tls": ("cryptography",),
 }

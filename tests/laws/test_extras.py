@@ -110,7 +110,7 @@ def test_every_package_of_an_extra_is_in_the_table(extra):
 def test_all_is_every_extra_that_needs_no_gpu():
     (line,) = PROJECT["optional-dependencies"]["all"]
     assert Requirement(line).name == PROJECT["name"]
-    rest = {"all", "test", "tls", "gpu", "ucx"}
+    rest = {"all", "test", "tls", "gpu", "ucx", "site"}
     assert Requirement(line).extras == set(PROJECT["optional-dependencies"]) - rest
 
 

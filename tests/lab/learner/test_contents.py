@@ -16,7 +16,7 @@ from oracles.finished import ROOT
 
 from tiledask.lab.learner import kept
 from tiledask.lab.learner.arc import arc
-from tiledask.lab.learner.contents import SHOW_ANEW, write_contents
+from tiledask.lab.learner.contents import SHOW_ANEW, timed, write_contents
 from tiledask.lab.learner.course import Walkthrough, course
 from tiledask.lab.learner.score import score
 from tiledask.lab.learner.start import lab_command
@@ -73,6 +73,12 @@ def test_minutes_are_counted_from_the_notebook(nbs):
     assert second.minutes == 29  # 1200 / 60 + 4 predictions + 5 for the exercise
     assert (second.asked, second.needs, second.number) == (4, ("00_first",), "01")
     assert last.minutes == 2
+
+
+def test_a_page_for_readers_without_a_score_has_the_minutes(nbs):
+    page = timed((nbs / "contents.md").read_text(), course(nbs))
+    assert "| walkthrough | afterwards you can | minutes |\n|---|---|--:|\n" in page
+    assert "| [01 Two](01_second.ipynb) | do 01 Two | 29 |\n" in page
 
 
 def test_a_section_that_goes_deeper_is_not_timed(tmp_path):

@@ -4,6 +4,7 @@ Written anew whenever it may have changed: by the starter and by `td.score`.
 """
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from tiledask.lab.learner.arc import arc
@@ -11,7 +12,7 @@ from tiledask.lab.learner.course import Walkthrough, course
 from tiledask.lab.learner.kept import Kept
 from tiledask.lab.report import write_whole
 
-__all__ = ["PAGE", "PROGRESS", "SHOW_ANEW", "write_contents"]
+__all__ = ["PAGE", "PROGRESS", "SHOW_ANEW", "timed", "write_contents"]
 
 PAGE = "contents.md"
 PROGRESS = ".progress"
@@ -48,6 +49,13 @@ def write_contents(source: Path, folder: Path) -> None:
     drawn = arc([*walkthroughs.values()], {name: made for name, (made, _) in done.items()})
     write_whole((folder / PAGE).with_suffix(".svg"), drawn.encode())
     write_whole(folder / PAGE, page.encode())
+
+
+def timed(page: str, walkthroughs: Iterable[Walkthrough]) -> str:
+    """The contents ``page`` with what each walkthrough takes, for readers who keep no score."""
+    minutes = {each.name: each.minutes for each in walkthroughs}
+    page = _HEAD.sub(r"| walkthrough | \1 | minutes |\n|---|---|--:|", page)
+    return _ROW.sub(lambda row: f"{row[0]} {minutes[row['name']]} |", page)
 
 
 _KEY = (

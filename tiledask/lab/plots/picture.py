@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 __all__ = ["DPI", "Picture", "png_of"]
 
 DPI = 150
+_PLACES = ("left", "center", "right")  # of titles over axes
 _METADATA = {"Software": None}  # matplotlib's own would change with its version
 _ROUNDS = 2
 """Layouts of a figure: a second one knows the ticks that the first has made; a third changes
@@ -40,6 +41,17 @@ class Picture(Figure):
         self._look = look
         self._rounds = 0
         FigureCanvasAgg(self)
+
+    def __repr__(self) -> str:
+        """What it shows, in words: its titles, what its axes are, and what its legends name."""
+        titles = [self.get_suptitle(), *(a.get_title(at) for a in self.axes for at in _PLACES)]
+        axes = [" against ".join(filter(None, (a.get_ylabel(), a.get_xlabel()))) for a in self.axes]
+        named = [legend for a in self.axes if (legend := a.get_legend())]
+        named += self.legends
+        labels = [text.get_text() for legend in named for text in legend.get_texts()]
+        parts = ("; ".join(dict.fromkeys(filter(None, part))) for part in (titles, axes, labels))
+        words = " | ".join(part for part in parts if part)
+        return f"Figure: {' '.join(words.split())}" if words else super().__repr__()
 
     def lay_out(self) -> None:
         """Give the axes their places, at a part of the cost of drawing.
