@@ -5,6 +5,7 @@ it, or let a notebook show it. matplotlib is loaded by the first figure, not by 
 figure of one's own is drawn on a `canvas`, under the same `look`.
 
 style, picture  the look that all share, and the Figure that draws itself
+sliders         a figure that is drawn again as the reader moves sliders
 primitives      what figures are made of: bars, boxes, curves, notes, legends; labels at points
 pipelines       Gantt charts, idle time, memory over time, schedules against each other
 planning        memory bars, the map of a search and its front, limits that bind, time of a step
@@ -32,6 +33,7 @@ from tiledask.lab.plots.products.roofline import roofline
 from tiledask.lab.plots.products.tile_levels import tile_levels
 from tiledask.lab.plots.products.traffic_matrix import traffic_matrix
 from tiledask.lab.plots.products.wave_tails import wave_tails
+from tiledask.lab.plots.sliders import sliders
 from tiledask.lab.plots.style import BLUE, RED, canvas, look
 from tiledask.lab.plots.training.layers_on_devices import layers_on_devices
 from tiledask.lab.plots.training.layers_traffic import layers_traffic
@@ -67,6 +69,7 @@ __all__ = [
     "rows_on_ranks",
     "sensitivity_bars",
     "short_layout",
+    "sliders",
     "step_breakdown",
     "tile_levels",
     "time_lost",
