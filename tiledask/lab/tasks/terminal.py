@@ -21,7 +21,7 @@ from tiledask.lab.puzzles.sketch import letters_a_second, sketch, timeline_text
 from tiledask.lab.table import Grid, say
 from tiledask.plan.units import format_bytes
 
-__all__ = ["list_all", "play"]
+__all__ = ["list_all", "numbers_of", "play"]
 
 _BYTES = {"memory", "capacity", "weights", "activations"}
 
@@ -134,16 +134,7 @@ def _print_task(task: Puzzle | IdleLevel, console: Console) -> None:
         return
     title = f"Level {task.level}: {task.title}"
     say(console, f"\n\n{task.question}\n", bold=title, wrap=True)
-    measures = KINDS[task.kind].measures
-    # the inputs in words
-    facts = {} if task.kind == "question" else task.inputs
-    rows = [
-        *((name.replace("_", " "), _value(name, v)) for name, v in facts.items()),
-        *(
-            (measures[name], "the least that will do" if wanted == LEAST else f"at most {wanted:g}")
-            for name, wanted in task.targets.items()
-        ),
-    ]
+    rows = numbers_of(task)
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         first, *more = value.splitlines() or [""]
@@ -153,6 +144,19 @@ def _print_task(task: Puzzle | IdleLevel, console: Console) -> None:
     say(console, f"\nAnswer with {task.form}.", wrap=True)
     if drawing := sketch(task):
         say(console, f"\n{drawing}")
+
+
+def numbers_of(task: Puzzle) -> list[tuple[str, str]]:
+    """The inputs and targets of a puzzle, (name, value in words)."""
+    measures = KINDS[task.kind].measures
+    facts = {} if task.kind == "question" else task.inputs
+    return [
+        *((name.replace("_", " "), _value(name, v)) for name, v in facts.items()),
+        *(
+            (measures[name], "the least that will do" if wanted == LEAST else f"at most {wanted:g}")
+            for name, wanted in task.targets.items()
+        ),
+    ]
 
 
 def _print_result(task: Puzzle | IdleLevel, answer: Any, result: Result, console: Console) -> None:

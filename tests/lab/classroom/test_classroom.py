@@ -1,0 +1,180 @@
+"""Sheets to print, copies for a class, and grades of what learners wrote.
+
+Holds `tiledask.lab.classroom.sheet`, `tiledask.lab.classroom.assignment` and
+`tiledask.lab.classroom.grading`.
+"""
+
+import json
+from importlib.util import find_spec
+
+import pytest
+
+import tiledask as td
+from tiledask.cli import main
+from tiledask.errors import ConfigError
+from tiledask.lab.classroom.assignment import assigned, write_assignments
+from tiledask.lab.classroom.grading import Grade, as_csv, grade, value_of
+from tiledask.lab.classroom.sheet import sheet
+from tiledask.lab.learner import copies
+
+SHIPPED = sorted(copies.walkthroughs().glob("*.ipynb"))
+
+
+def test_a_sheet_has_the_tasks_and_its_answers_are_apart():
+    asked = sheet(["idle-3", "24-on-4"], seed=7)
+    told = sheet(["idle-3", "24-on-4"], seed=7, answers=True)
+    level = td.tasks.idle_level(3, seed=7)
+    for page in (asked, told):
+        assert level.question in page
+        assert td.tasks.load_puzzle("24-on-4").title in page
+    for line in (*(line.text for line in level.lines), "[1-6][7-12][13-18][19-24]"):
+        assert line in told
+        assert line not in asked
+    assert asked != sheet(["idle-3", "24-on-4"], seed=8)
+    assert "http" not in asked.replace("http://www.w3.org", "")
+
+
+def test_a_sheet_of_what_is_not_there_is_refused():
+    with pytest.raises(ConfigError):
+        sheet(["no-such-puzzle"])
+
+
+@pytest.mark.parametrize(
+    ("source", "value"),
+    [
+        ('task = make()\nanswer = "1-6"  # mine', "'1-6'"),
+        ("answer = td.Layout(tp=4, pp=2 * 2)", "td.Layout(tp=4, pp=2 * 2)"),
+        ("answer = ((rows, columns), (rows, td.Replicate()))", "((rows, columns), (rows, td.Re"),
+        ("answer = -1.5", "-1.5"),
+        ("answer = open('x')", ""),
+        ("answer = td.tasks.load_puzzle('24-on-4').solve()", ""),
+        ("answer = puzzle.solve()", ""),
+        ("answer = [x for x in y]", ""),
+        ("answer = (lambda: 1)()", ""),
+        ("answer = 9 ** 9 ** 9", ""),
+        ("answer = td.Layout(tp=open('x'))", ""),
+        ("def mine():\n    return 1", ""),
+        ("answer = (", ""),
+    ],
+)
+def test_only_what_says_a_value_is_read(source, value):
+    read, why = value_of(source)
+    assert read.startswith(value)
+    assert bool(read) == bool(value) != bool(why)
+
+
+def cell(kind, source, number, *tags):
+    metadata = {"tags": list(tags)}
+    made = {"cell_type": kind, "source": source, "metadata": metadata, "id": f"c{number}"}
+    return made | ({"outputs": [], "execution_count": None} if kind == "code" else {})
+
+
+@pytest.fixture
+def course(tmp_path, monkeypatch):
+    """A walkthrough of one puzzle, and one of a function."""
+    puzzle = 'puzzle = td.tasks.load_puzzle("24-on-4")\nanswer = None'
+    rule = "exercise = td.tasks.scale_rule()\nanswer = None"
+    cells = [
+        cell("code", "import tiledask as td", 0),
+        cell("markdown", "Cut 24.", 1, "task"),
+        cell("code", puzzle, 2, "answer"),
+        cell("code", "puzzle.draw(answer)", 3, "draw"),
+        cell("code", "puzzle.check(answer)", 4, "check"),
+        cell("code", "# A solution.\npuzzle.check(puzzle.solve()).require()", 5, "solution"),
+        cell("code", rule, 6, "answer"),
+        cell("code", "exercise.check(answer)", 7, "check"),
+        cell("code", "# A solution.\nsecret = 1", 8, "solution"),
+    ]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    whole = {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}
+    nbs = tmp_path / "nbs"
+    nbs.mkdir()
+    (nbs / "00_cut.ipynb").write_text(json.dumps(whole))
+    for module in ("assignment", "grading"):
+        monkeypatch.setattr(f"tiledask.lab.classroom.{module}.walkthroughs", lambda: nbs)
+    return whole
+
+
+def hand_in(folder, whole, learner, **answers):
+    changed = json.loads(json.dumps(whole))
+    for each in changed["cells"]:
+        each["source"] = answers.get(each["id"], each["source"])
+    to = folder / "handed in" / learner / "00_cut.ipynb"
+    to.parent.mkdir(parents=True)
+    to.write_text(json.dumps(changed))
+    return to
+
+
+HEAD = 'puzzle = td.tasks.load_puzzle("24-on-4")\n'
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not find_spec("nbclient"), reason="needs nbclient")
+def test_answers_are_judged_and_nothing_else_runs(tmp_path, course):
+    harm = tmp_path / "harm"
+    hand_in(tmp_path, course, "ada", c2=HEAD + 'answer = "1-6 | 7-12 | 13-18 | 19-24"')
+    hand_in(tmp_path, course, "bob", c2=HEAD + 'answer = "1-9 | 10-12 | 13-18 | 19-24"')
+    hand_in(tmp_path, course, "eve", c0=f"open({str(harm)!r}, 'w')", c2="answer = puzzle.solve()")
+    (hand_in(tmp_path, course, "nil")).write_text("no notebook")
+    names = []
+    found = grade(tmp_path / "handed in", progress=names.append)
+    assert names == ["00_cut"]
+    stars = {(each.learner, each.task): each.stars for each in found}
+    assert {who: stars[who, 1] for who in ("ada", "bob", "eve", "nil")} == {
+        "ada": 3, "bob": 1, "eve": 0, "nil": 0
+    }  # fmt: skip
+    said = {(each.learner, each.task): each.said for each in found}
+    assert said["eve", 1] == "not judged: an answer that has to run"
+    assert said["nil", 1] == "not judged: no such cell: it was removed"
+    assert said["ada", 2] == "Not attempted yet."
+    assert not harm.exists()
+    run = grade(tmp_path / "handed in", runs_code=True)
+    assert Grade("eve", "00_cut", 1, 3, next(e.said for e in run if e.learner == "eve")) in run
+
+
+def test_grades_are_a_table():
+    text = as_csv([Grade("ada", "00_cut", 1, 3, 'said "so", and more')])
+    assert text == 'learner,notebook,task,stars,said\r\nada,00_cut,1,3,"said ""so"", and more"\r\n'
+
+
+def test_the_commands_of_a_class(tmp_path, capsys):
+    page = tmp_path / "page.html"
+    assert main(["sheet", "idle-3", "--seed", "7", "--to", str(page)]) == 0
+    assert page.read_text() == sheet(["idle-3"], 7)
+    assert main(["notebooks", str(tmp_path / "source"), "--nbgrader"]) == 0
+    assert len(list((tmp_path / "source").glob("*/*.ipynb"))) == len(SHIPPED)
+    assert main(["grade", str(tmp_path / "nothing")]) == 2
+    assert "there is no walkthrough in" in capsys.readouterr().err
+
+
+def test_a_folder_without_walkthroughs_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"there is no walkthrough in .*16_idle_time\.ipynb"):
+        grade(tmp_path)
+
+
+def test_copies_for_a_class_have_tests_in_the_place_of_solutions(tmp_path, course):
+    (path,) = write_assignments(tmp_path / "source")
+    assert path == tmp_path / "source" / "00_cut" / "00_cut.ipynb"
+    cells = json.loads(path.read_text())["cells"]
+    assert len(cells) == len(course["cells"])
+    assert "secret" not in path.read_text()
+    answer, test = cells[2], cells[5]
+    assert test["source"] == "puzzle.check(answer).require()"
+    assert answer["metadata"]["nbgrader"]["solution"]
+    assert {**test["metadata"]["nbgrader"]}.items() >= {
+        "grade": True, "locked": True, "points": 3, "grade_id": "cell-c5", "schema_version": 3
+    }.items()  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "path", sorted(copies.walkthroughs().glob("*.ipynb")), ids=lambda p: p.stem
+)
+def test_no_copy_for_a_class_has_a_solution(path):
+    notebook = json.loads(path.read_text("utf-8"))
+    made = assigned(notebook)["cells"]
+    solutions = [c for c in notebook["cells"] if "solution" in c["metadata"].get("tags", ())]
+    there = ["".join(c["source"]) for c in made]
+    assert not [s for s in solutions if "".join(s["source"]) in there]
+    graded = [c for c in made if c["metadata"].get("nbgrader", {}).get("grade")]
+    assert len(graded) == len(solutions)
+    assert len({c["metadata"]["nbgrader"]["grade_id"] for c in graded}) == len(graded)

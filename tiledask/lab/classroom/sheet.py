@@ -1,0 +1,80 @@
+"""A page to print: tasks with room for answers; the same with answers, for whoever marks it."""
+
+import re
+from base64 import b64encode
+from collections.abc import Sequence
+from typing import Any
+
+from tiledask.lab.idle_ladder.ladder import LEVELS, idle_level
+from tiledask.lab.idle_ladder.level import IdleLevel, LevelWorking
+from tiledask.lab.plots.picture import png_of
+from tiledask.lab.puzzles.puzzle import Puzzle, load_puzzle
+from tiledask.lab.tasks.terminal import numbers_of
+from tiledask.plan import html
+
+__all__ = ["sheet"]
+
+_STYLE = """
+@page { size: A4; margin: 18mm }
+body { font: 11pt/1.45 sans-serif; max-width: 46em; margin: auto; padding: 0 1em; color: #000 }
+section { break-inside: avoid; margin-bottom: 2em }
+img { max-width: 100% }
+th { text-align: left; padding-right: 2em; font-weight: normal }
+.room { border-bottom: 1px solid #888; height: 2.2em }
+.answer { border-left: 3px solid #555; padding-left: 1em }
+"""
+
+
+def sheet(names: Sequence[str], seed: int = 0, answers: bool = False) -> str:
+    """A page of HTML with a task for each of ``names``: a puzzle's name, or idle-1 to idle-12,
+    "idle" for all twelve. ``seed`` draws the numbers of the ladder.
+
+    With ``answers``: the working of a level, and an answer to a puzzle that meets every target.
+    ConfigError for a name that is none.
+
+    >>> page = sheet(["idle-3"], seed=7)
+    >>> "seed 7" in page, "<ol>" in page, "<ol>" in sheet(["idle-3"], seed=7, answers=True)
+    (True, False, True)
+    """
+    all_of_them = [f"idle-{n}" for n in LEVELS]
+    asked = [each for name in names for each in (all_of_them if name == "idle" else [name])]
+    tasks = [_task(name, seed) for name in asked]
+    parts = [_section(number, task, answers) for number, task in enumerate(tasks, 1)]
+    title = f"tiledask, seed {seed}{': answers' if answers else ''}"
+    head = f"<meta charset='utf-8'><title>{html.words(title)}</title><style>{_STYLE}</style>"
+    name = "" if answers else "<p>Name: <span class='room'>&emsp;&emsp;</span></p>"
+    return (
+        f"<!doctype html><html lang='en'>{head}<h1>{html.words(title)}</h1>{name}{''.join(parts)}"
+    )
+
+
+def _task(name: str, seed: int) -> "Puzzle | IdleLevel":
+    if level := re.fullmatch(r"idle-(\d{1,9})", name):
+        return idle_level(int(level[1]), seed)
+    return load_puzzle(name)
+
+
+def _section(number: int, task: "Puzzle | IdleLevel", answers: bool) -> str:
+    rows = numbers_of(task) if isinstance(task, Puzzle) else []
+    parts = [
+        f"<h2>{number}. {html.words(task.title)}</h2><p>{html.words(task.question)}</p>",
+        html.table((), rows, first="th") if rows else "",
+        _picture(task.draw(), task.title),
+        f"<p>Answer with {html.words(task.form)}.</p>" if task.form else "",
+        _answer(task) if answers else "<div class='room'></div>" * 2,
+    ]
+    return f"<section>{''.join(parts)}</section>"
+
+
+def _answer(task: "Puzzle | IdleLevel") -> str:
+    if isinstance(task, IdleLevel):
+        shown: Any = LevelWorking(task, tuple(line.text for line in task.lines))._repr_html_()
+    else:
+        best = task.solve()
+        shown = f"<p>{html.words(best)}</p>{_picture(task.draw(best), f'{task.title}, solved')}"
+    return f"<div class='answer'>{shown}</div>"
+
+
+def _picture(figure: Any, words: str) -> str:
+    picture = b64encode(png_of(figure)).decode()
+    return f"<img width='700' alt='{html.words(words)}' src='data:image/png;base64,{picture}'>"
