@@ -65,7 +65,8 @@ def test_only_what_says_a_value_is_read(source, value):
 
 def cell(kind, source, number, *tags):
     metadata = {"tags": list(tags)}
-    made = {"cell_type": kind, "source": source, "metadata": metadata, "id": f"c{number}"}
+    lines = source.splitlines(keepends=True)  # as they are in files
+    made = {"cell_type": kind, "source": lines, "metadata": metadata, "id": f"c{number}"}
     return made | ({"outputs": [], "execution_count": None} if kind == "code" else {})
 
 

@@ -79,7 +79,7 @@ def grade(
     for name, paths in found.items():
         if progress is not None:
             progress(name)
-        course = json.loads((walkthroughs() / f"{name}.ipynb").read_text("utf-8"))
+        course = (walkthroughs() / f"{name}.ipynb").read_text("utf-8")
         written = {str(path.parent.relative_to(folder)): _answers(path) for path in paths}
         grades += _graded(name, course, written, runs_code)
     return sorted(grades, key=lambda each: (each.learner, each.notebook, each.task))
@@ -158,14 +158,14 @@ for _each in _judged({task}, {written!r}):
 
 
 def _graded(
-    name: str, course: dict[str, Any], written: Mapping[str, Mapping[str, str]], runs_code: bool
+    name: str, course: str, written: Mapping[str, Mapping[str, str]], runs_code: bool
 ) -> Iterable[Grade]:
     """The grades of one notebook: the course's own runs, with a judge's cell after each answer."""
     import nbformat
     from nbclient import NotebookClient
     from nbformat.v4 import new_code_cell
 
-    whole: Any = nbformat.from_dict(course)
+    whole: Any = nbformat.reads(course, as_version=4)
     cells: list[Any] = []
     number = 0
     for cell in whole.cells:
