@@ -30,8 +30,8 @@ Item = str | tuple[str, Any] | tuple[str, Sequence[int], Any]
 """A word between two arrays; or an array: its name and what has a shape and a placement, or both
 of these by themselves."""
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "send")
-_ROW, _SIDE = 1.55, 1.0
-"""Inches of a row, and of the longest side of an array in it."""
+_ROW, _SIDE, _GAP = 1.6, 0.9, 0.14
+"""Inches of a row, of the longest side of an array in it, and between two things at least."""
 
 
 @styled
@@ -62,6 +62,10 @@ def placements(
             f"pass {{'columns': [('A', (6, 4), td.Shard(1))]}}"
         )
     inch = _SIDE / max(sizes) ** 0.5
+    for row in arrays.values():
+        room = WIDTH - 0.6 - sum(_GAP + _wide(each, 0) for each in row)
+        sides = sum(a[1][-1] ** 0.5 for a in row if not isinstance(a, str))
+        inch = min(inch, room / max(1.0, sides))
     figure = canvas(_ROW * len(rows) + 0.75, title)
     axes = figure.subplots()
     for at, (name, row) in enumerate(arrays.items()):
@@ -74,9 +78,13 @@ def placements(
         draw.patch_entry("every rank has all of it", PALE, edgecolor=GREY),
         draw.patch_entry("a partial sum on each rank", "white", edgecolor=GREY, hatch="////"),
     ]
-    entries.append(draw.line_entry("below each: its size", linestyle="none"))
-    draw.legend(figure, entries, ranks + 3, fontsize=8)
+    draw.legend(figure, entries, ranks + 2, fontsize=8)
     return figure
+
+
+def _wide(item: Any, inch: float) -> float:
+    """Inches of a word, or of an array whose sides are ``inch`` times a root."""
+    return max(0.25, 0.078 * len(item)) if isinstance(item, str) else inch * item[1][-1] ** 0.5
 
 
 def _array(item: Item) -> Any:
@@ -89,10 +97,7 @@ def _array(item: Item) -> Any:
 
 def _formula(axes: "Axes", row: Sequence, middle: float, inch: float, ranks: int) -> None:
     """The arrays of ``row``, from left to right, and its words between them."""
-    widths = [
-        max(0.3, 0.075 * len(a)) if isinstance(a, str) else max(0.35, inch * a[1][-1] ** 0.5)
-        for a in row
-    ]
+    widths = [_wide(each, inch) for each in row]
     gap = min(0.3, (WIDTH - 0.6 - sum(widths)) / max(1, len(row)))
     left = 0.1
     for item, width in zip(row, widths, strict=True):
@@ -102,7 +107,7 @@ def _formula(axes: "Axes", row: Sequence, middle: float, inch: float, ranks: int
             axes.text(left + width / 2, middle, item, ha="center", va="center", fontsize=9, **look)
         else:
             name, shape, placement = item
-            height = max(0.3, inch * shape[0] ** 0.5)
+            height = max(0.25, inch * shape[0] ** 0.5)
             at = (left, middle - height / 2, width, height)
             _cut(axes, at, shape, placement, ranks)
             middle_of = left + width / 2
