@@ -6,6 +6,7 @@ from tiledask.errors import ConfigError
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.primitives import Axes, Figure
 from tiledask.lab.plots.style import BLUE, GREY, ORANGE, PALE, canvas, lighter, styled
+from tiledask.plan.whole import is_whole
 
 __all__ = ["tile_step"]
 
@@ -32,7 +33,7 @@ def tile_step(
     >>> len(tile_step(64, 64, 96, 32, (1, 0, 2)).axes)
     1
     """
-    sides = (tile,) * 3 if isinstance(tile, int) else tuple(tile)
+    sides = (tile,) * 3 if is_whole(tile) else tuple(tile)
     i, j, p = (
         (index * side, min(size, (index + 1) * side))
         for index, side, size in zip(at, sides, (m, n, k), strict=True)
