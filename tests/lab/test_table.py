@@ -321,3 +321,14 @@ def test_a_grid_cuts_no_word_and_keeps_to_its_width(rows, width):
     assert max(map(len, shown.splitlines())) <= width
     given_numbers = [number for row in rows for cell in row for number in re.findall(NUMBER, cell)]
     assert sorted(re.findall(NUMBER, shown)) == sorted(given_numbers)
+
+
+def test_claims_on_a_few_things_are_a_table_with_a_column_for_each():
+    claims = [Claim(f"{name}: {what}", 1, None, n, unit) for n, (name, what, unit) in enumerate(
+        (("a", "sent", "bytes"), ("a", "waits", "count"), ("b", "sent", "bytes")), 2)]  # fmt: skip
+    table = Comparison("splits", claims).pivot()
+    assert [*table.columns] == ["a", "b"]
+    assert table.to_dict() == {
+        "a": {"sent": "2 B", "waits": "3"},
+        "b": {"sent": "4 B", "waits": ""},
+    }

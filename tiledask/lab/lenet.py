@@ -238,7 +238,7 @@ def lenet_training_claims(
             rows += _training_rows(name, run, alone)
             rows.append(
                 Claim(
-                    f"{name}: digits named rightly",
+                    f"{name}: accuracy on unseen digits",
                     right,
                     None,
                     run.accuracy(held_out),

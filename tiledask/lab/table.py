@@ -18,6 +18,7 @@ from tiledask.plan import html
 from tiledask.plan.judged import Judged
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -107,6 +108,17 @@ class Comparison:
                 for row, verdict in zip(self.rows, self.verdicts, strict=True)
             ],
         }
+
+    def pivot(self) -> "pd.DataFrame":
+        """What was measured, in words, a column for what a quantity names before its ": " and a
+        row for what it says behind it: of many claims on a few things."""
+        import pandas as pd
+
+        cells: dict[str, dict[str, str]] = {}
+        for row in self.rows:
+            name, _, what = row.quantity.partition(": ")
+            cells.setdefault(name, {})[what] = row.shown[-1]
+        return pd.DataFrame(cells).fillna("")
 
     def to_text(self, width: int = 100) -> str:
         """The table as plain text, no line longer than ``width`` characters."""

@@ -1,20 +1,24 @@
 """Exercises on split layers: sums placed, heads dealt, a layer too large; each judged by runs.
 
 Holds `tiledask.lab.exercises.planning.layer_too_large`,
-`tiledask.lab.exercises.split_layers.attention_heads` and
-`tiledask.lab.exercises.split_layers.partial_sums`.
+`tiledask.lab.exercises.split_layers.attention_heads`,
+`tiledask.lab.exercises.split_layers.partial_sums` and
+`tiledask.lab.exercises.split_layers.smoothed_loss`.
 """
 
+from functools import partial
 from itertools import product
 
 import pytest
 from oracles.figures import still_drawn
 from oracles.judged import assert_illegal, assert_quiet, assert_still_drawn, missed, targets
+from oracles.tasks import split_loss
 
 from tiledask.lab.exercises.planning.layer_too_large import LEVELS, STRATEGIES, survived
 from tiledask.lab.exercises.split_layers import attention_heads, partial_sums
-from tiledask.lab.tasks import balanced_heads, fewest_sums, layer_too_large
+from tiledask.lab.tasks import balanced_heads, fewest_sums, layer_too_large, smoothed_loss
 from tiledask.plan.collectives.shards import deal_heads
+from tiledask.tile.layers import cross_entropy
 
 # -- sums -----------------------------------------------------------------------------------------
 
@@ -54,6 +58,22 @@ def test_only_one_pair_of_sums_is_right(sums):
     places = partial_sums.FORWARD + partial_sums.BACKWARD
     pairs = [(a, b) for i, a in enumerate(places) for b in places[i + 1 :]]
     assert [pair for pair in pairs if sums.check(pair)] == [("y", "dnormed")]
+
+
+# -- the loss -------------------------------------------------------------------------------------
+
+
+def gathered(group, z, mine, targets, eps):
+    """Right, and every rank sends all of its logits."""
+    return cross_entropy(group.all_gather(z, dim=2), targets, smoothing=eps)[0]
+
+
+def test_a_smoothed_loss_is_judged_by_its_losses_and_by_what_it_sends():
+    exercise = smoothed_loss()
+    assert exercise.check(split_loss)
+    assert exercise.check(partial(split_loss, largest=False)).targets[0].got == 16  # large logits
+    assert exercise.check(partial(split_loss, smooth=False)).targets[0].got == 14  # several ranks
+    assert missed(exercise.check(gathered)) == ["elements sent by all ranks"]
 
 
 def test_on_one_rank_no_sum_is_needed():

@@ -286,6 +286,7 @@ def tile_loop(fault=None):
 
 def test_a_right_kernel_is_solved():
     assert repaired_kernel(tile_loop("rows")).check(tile_loop()).best
+    assert repaired_kernel().check(tile_loop()).best
 
 
 @pytest.mark.parametrize("fault", ["rows", "columns", "k", "overwrites", "wide", "twice"])
@@ -321,6 +322,10 @@ def test_the_picture_shows_which_elements_are_wrong():
     assert wrong("rows") == [3 * 11, 3 * 11]  # 13 = 2 x 5 + 3
     assert wrong("overwrites") == [0, 13 * 11]
     assert wrong(None) == [0, 0]
+    unwritten = repaired_kernel().draw().axes
+    assert [sum("wrong" in str(p.get_gid()) for p in axes.patches) for axes in unwritten] == [
+        13 * 11
+    ] * 2
 
 
 def test_counted_operands_behave_as_arrays():

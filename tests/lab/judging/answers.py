@@ -19,6 +19,7 @@ from oracles.tasks import (
     every,
     hurried,
     rows_read,
+    split_loss,
     survivors,
     text,
     tile_loop,
@@ -545,6 +546,17 @@ ANSWERS: dict[str, list[tuple]] = {
             "(4, 8) @ (8, 6) is (4, 6), and the kernel returned (4, 8)",
         ),
         ("a @ b", "not an answer", "an answer is a function such as def mine(a, b, tile)"),
+    ],
+    "smoothed_loss": [
+        (
+            partial(split_loss, largest=False),
+            "not yet",
+            "rank 0 of 1 has inf where one device has",
+        ),
+        (partial(split_loss, smooth=False), "not yet", "rank 0 of 3 has"),
+        (lambda group, z: 0.0, "not legal", "raised TypeError on 1 ranks"),
+        (lambda group, z, mine, targets, eps: z, "not legal", "<lambda> raised TypeError"),
+        ("z", "not an answer", "an answer is a function such as def mine(group, z, mine"),
     ],
     "levels_at_fault": [
         (

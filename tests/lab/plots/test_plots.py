@@ -6,8 +6,8 @@ Holds `tiledask.lab.plots.labels`, `tiledask.lab.plots.picture`,
 `tiledask.lab.plots.pipelines.schedule_curves`, `tiledask.lab.plots.planning.memory_bars`,
 `tiledask.lab.plots.products.intensity`, `tiledask.lab.plots.products.owners`,
 `tiledask.lab.plots.products.panels`, `tiledask.lab.plots.products.traffic_matrix`,
-`tiledask.lab.plots.style`, `tiledask.lab.plots.training.layers_on_devices` and
-`tiledask.plan.ledger`.
+`tiledask.lab.plots.style`, `tiledask.lab.plots.training.layers_on_devices`,
+`tiledask.lab.plots.training.placements` and `tiledask.plan.ledger`.
 """
 
 import subprocess
@@ -25,13 +25,14 @@ from tiledask.errors import ConfigError
 from tiledask.lab import plots, sweep
 from tiledask.lab.plots.pipelines.schedule_curves import crossing
 from tiledask.lab.plots.style import PALETTE, ink_on
+from tiledask.plan.collectives.shards import deal_heads
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.pipelines.footprint import memory_over_time
 from tiledask.plan.pipelines.schedules import schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
-from tiledask.plan.products.placement import Replicate, Shard, Tiling
+from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling
 from tiledask.plan.products.product import plan_product
 from tiledask.plan.products.traffic import Traffic
 
@@ -47,6 +48,18 @@ def pipeline(devices: int, microbatches: int, forward=1.0, backward=2.0) -> Time
     return Timeline.of(devices, spans + come, origin="measured")
 
 
+FORMULA = [
+    ("x", (24, 32), Replicate()),
+    ("W1", (32, 127), Shard(1)),
+    "= GELU of",
+    ("x W1", (24, 127), Shard(1)),
+    ("W2", SimpleNamespace(shape=(127, 32), placement=Shard(0))),
+    "=",
+    ("partial", (24, 32), Partial()),
+    "all_reduce",
+    ("y", (24, 32), Replicate()),
+]
+HEADS = deal_heads(10, 2, 4)
 FULL = Ledger.of(
     Row(place, tensor, ALWAYS, size * GB)
     for place in range(4)
@@ -141,6 +154,9 @@ FIGURES = {
     "owners": lambda: plots.owners({"A": QUARTERS, "B": COPIES, "C": QUARTERS}),
     "owners, thin": lambda: plots.owners({"A": thin(64, 8), "B": thin(8, 64)}),
     "layers": lambda: plots.layers_on_devices({"cut": CONTIGUOUS, "round robin": ROUND_ROBIN}),
+    "placements": lambda: plots.placements({"forward": FORMULA, "backward": FORMULA}, 4),
+    "placements, 1": lambda: plots.placements({"": [("A", (1, 300), Shard(1))]}, 1),
+    "shards": lambda: plots.shards(dict(zip(("10 query", "2 kv"), HEADS, strict=True))),
     "layers, 1": lambda: plots.layers_on_devices({"all": [0]}),
     "idle": lambda: plots.idle_bars({long_name(n): (0.5, 0.499, None) for n in range(2, 8)}),
     "intensity": lambda: plots.intensity(["8", "16", "32"], ["2x2", "4x1"], INTENSITIES, BYTES),
@@ -243,7 +259,7 @@ def test_every_figure_has_a_title_and_units_and_every_word_can_be_read(name):
     assert not overlaps(texts)
     assert figure.get_suptitle()
     labels = " ".join(words(figure))
-    units = ("time (", "bytes", "row", "layer", "idle /", "busy /", "FLOP/byte", "k 0 to")
+    units = ("time (", "bytes", "row", "layer", "idle /", "busy /", "FLOP/byte", "k 0 to", "rank 0")
     assert any(unit in labels for unit in units)
 
 
@@ -462,6 +478,8 @@ def test_panels_of_a_figure_share_the_time():
         (lambda: plots.Blocks([], [0, 1], [0, 1]), "0 x 0 owners"),
         (lambda: plots.Blocks([[0]], [1, 5], [0, 5]), "start at 0"),
         (lambda: plots.Blocks([[0], [1]], [0, 5, 3], [0, 5]), "ascend"),
+        (lambda: plots.placements({"none": ["="]}, 2), "1 array or more, got 1 rows with none"),
+        (lambda: plots.shards({}), "1 array or more with 1 index or more"),
         (lambda: plots.layers_on_devices({}), "1 assignment or more"),
         (lambda: plots.layers_on_devices({"none": []}), "1 layer or more"),
         (lambda: plots.idle_bars({}), "1 configuration or more"),
@@ -729,3 +747,27 @@ def test_tradeoff_draws_points_and_the_bound_in_bytes():
     memory, least = lines["least"].T
     np.testing.assert_allclose(least, 3e10 / memory**0.5)
     assert memory.min() < 13e6 < 52e6 < memory.max()
+
+
+def test_an_array_is_drawn_as_the_parts_that_ranks_have():
+    figure = plots.placements({"forward": FORMULA}, 4)
+    gids = [str(patch.get_gid()) for patch in figure.axes[0].patches]
+    assert [gids.count(f"rank {rank}: {n}") for rank, n in enumerate((32, 32, 32, 31))] == [3] * 4
+    assert [gids.count(f"partial {rank}") for rank in range(4)] == [1] * 4
+    assert gids.count("whole") == 2
+    assert {"24 x 32", "32 x 127", "127 x 32"} <= set(words(figure))
+    collective = next(t for t in figure.axes[0].texts if t.get_text() == "all_reduce")
+    assert collective.get_color() == plots.RED
+
+
+def test_what_several_ranks_have_is_hatched():
+    figure = plots.shards({"query": HEADS[0], "kv": HEADS[1], "given": [(0, 1), (1,)]})
+    found = [
+        {str(patch.get_gid()): bool(patch.get_hatch()) for patch in axes.patches}
+        for axes in figure.axes
+    ]
+    assert len(found[0]) == 10
+    assert not any(found[0].values())
+    assert [*found[1]] == ["rank 0: 0", "rank 1: 0", "rank 1: 1", "rank 2: 1", "rank 3: 1"]
+    assert all(found[1].values())
+    assert found[2] == {"rank 0: 0": False, "rank 0: 1": True, "rank 1: 1": True}

@@ -1,7 +1,7 @@
 """Figures of tiles: what they say is what was computed, and every word can be read.
 
-Holds `tiledask.lab.plots.products.roofline`, `tiledask.lab.plots.products.tile_levels` and
-`tiledask.lab.plots.products.wave_tails`.
+Holds `tiledask.lab.plots.products.roofline`, `tiledask.lab.plots.products.tile_levels`,
+`tiledask.lab.plots.products.tile_step` and `tiledask.lab.plots.products.wave_tails`.
 """
 
 from dataclasses import replace
@@ -49,6 +49,8 @@ FIGURES = {
         ladder("B200", LADDER[:3], 4096), measured={"smem_tiled": 5e12}
     ),
     "roofline, one": lambda: plots.roofline(ladder("T4", LADDER[:1], 100)),
+    "step": lambda: plots.tile_step(500, 700, 300, 32, (7, 12, 5)),
+    "step, of one": lambda: plots.tile_step(20, 30, 40, 1, (7, 12, 18)),
     "waves": lambda: plots.wave_tails(tails()),
     "waves, fine": lambda: plots.wave_tails(tails(step=128)),
     "waves, one": lambda: plots.wave_tails(tails(("smem_tiled",), step=8192), title="One size"),
@@ -167,3 +169,21 @@ def test_waves_are_as_counted():
 def test_what_cannot_be_drawn_is_refused(call, message):
     with pytest.raises(ConfigError, match=message):
         call()
+
+
+def test_a_step_loads_one_tile_of_each_and_the_last_ones_are_smaller():
+    figure = plots.tile_step(13, 11, 9, (5, 4, 4), (2, 2, 2))
+    sizes = {
+        name: [(patch.get_height(), patch.get_width()) for patch in by_gid(figure, name)]
+        for name in ("A before", "A now", "B before", "B now", "C now")
+    }
+    assert sizes == {
+        "A before": [(3, 8)],
+        "A now": [(3, 1)],
+        "B before": [(8, 3)],
+        "B now": [(1, 3)],
+        "C now": [(3, 3)],
+    }
+    assert "loaded now: 6 numbers, for 18 FLOP" in words(figure)
+    with pytest.raises(ConfigError, match="begins beyond 13 x 11 x 9"):
+        plots.tile_step(13, 11, 9, 4, (0, 3, 0))

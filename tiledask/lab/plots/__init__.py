@@ -10,7 +10,7 @@ primitives      what figures are made of: bars, boxes, curves, notes, legends; l
 pipelines       Gantt charts, idle time, memory over time, schedules against each other
 planning        memory bars, the map of a search and its front, limits that bind, time of a step
 products        owners of blocks, panels, traffic between ranks, intensity, tiles on a device
-training        losses, what moves by layer, where layers and rows of an image are
+training        losses, what moves by layer, where layers, arrays and rows of an image are
 """
 
 from tiledask.lab.plots.pipelines.gantt import gantt
@@ -31,6 +31,7 @@ from tiledask.lab.plots.products.owners import Blocks, owners
 from tiledask.lab.plots.products.panels import panels, reads, tradeoff
 from tiledask.lab.plots.products.roofline import roofline
 from tiledask.lab.plots.products.tile_levels import tile_levels
+from tiledask.lab.plots.products.tile_step import tile_step
 from tiledask.lab.plots.products.traffic_matrix import traffic_matrix
 from tiledask.lab.plots.products.wave_tails import wave_tails
 from tiledask.lab.plots.sliders import sliders
@@ -39,6 +40,7 @@ from tiledask.lab.plots.training.layers_on_devices import layers_on_devices
 from tiledask.lab.plots.training.layers_traffic import layers_traffic
 from tiledask.lab.plots.training.live import LiveLoss
 from tiledask.lab.plots.training.losses import losses
+from tiledask.lab.plots.training.placements import placements, shards
 from tiledask.lab.plots.training.rows_on_ranks import rows_on_ranks
 from tiledask.lab.plots.training.time_lost import time_lost
 from tiledask.lab.plots.training.trainings import trainings
@@ -64,14 +66,17 @@ __all__ = [
     "owners",
     "panels",
     "pareto",
+    "placements",
     "reads",
     "roofline",
     "rows_on_ranks",
     "sensitivity_bars",
+    "shards",
     "short_layout",
     "sliders",
     "step_breakdown",
     "tile_levels",
+    "tile_step",
     "time_lost",
     "tradeoff",
     "traffic_matrix",

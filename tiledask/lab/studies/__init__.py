@@ -5,14 +5,14 @@ memory      replay: allocations one after the other under a cap
 schedules   misses: how often usual heuristics miss the best cut, and by how much
             same_work: a schedule's Timeline, with the same work for every device
             timeline_of, zero_bubble_table: Table 5 of the Zero Bubble paper, row by row
-kernels     ladders, recorded: rungs that others published, and runs of ours
+kernels     ladders, records, recorded: rungs that others published, and runs of ours
 losses      train_with_losses: a small GPT whose workers are killed at chosen steps
 sweeps      Store: cells that are kept as they come, and measured once
 LeNet       lenet_claims, lenet_trainings, lenet_training_claims: what a textbook says of splits
 """
 
 from tiledask.lab.claims import compare_claims, run_cases
-from tiledask.lab.ladders import ladders, recorded
+from tiledask.lab.ladders import ladders, recorded, records
 from tiledask.lab.lenet import lenet_claims, lenet_training_claims, lenet_trainings
 from tiledask.lab.published import timeline_of, zero_bubble_table
 from tiledask.lab.store import Store
@@ -31,6 +31,7 @@ __all__ = [
     "lenet_trainings",
     "misses",
     "recorded",
+    "records",
     "replay",
     "run_cases",
     "same_work",

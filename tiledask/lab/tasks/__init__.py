@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     )
     from tiledask.lab.exercises.split_layers.lenet_hybrids import hybrid_lenet
     from tiledask.lab.exercises.split_layers.partial_sums import fewest_sums
+    from tiledask.lab.exercises.split_layers.smoothed_loss import smoothed_loss
     from tiledask.lab.exercises.training.faulty_run import faulty_run
     from tiledask.lab.exercises.training.scale_rule import scale_rule
     from tiledask.lab.exercises.training.step_traffic import step_traffic
@@ -92,6 +93,7 @@ __all__ = [
     "save_intervals",
     "scale_rule",
     "shorten_bubble",
+    "smoothed_loss",
     "split_each_layer",
     "step_traffic",
     "tasks_on_slots",
@@ -112,6 +114,7 @@ _RUNNING = {
     "tasks_on_slots": "slots",
     "balanced_heads": "split_layers.attention_heads",
     "borrowed_rows": "split_layers.convolutions",
+    "smoothed_loss": "split_layers.smoothed_loss",
     "split_each_layer": "split_layers.convolutions",
     "until_layerwise_moves_more": "split_layers.convolutions",
     "hybrid_lenet": "split_layers.lenet_hybrids",

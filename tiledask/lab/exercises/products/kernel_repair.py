@@ -1,4 +1,4 @@
-"""Repair a tile kernel: it is run on ragged shapes, its result and its loads are checked.
+"""Write a tile kernel, or repair one: it is run on ragged shapes, its result and loads checked.
 
 answer(a, b, tile) -> c      every element of C against exact sums   |  targets
                              every tile product counted              |
@@ -63,9 +63,9 @@ def _plain(x: Any) -> Any:
     return x.view(np.ndarray) if isinstance(x, CountedOperand) else x
 
 
-def repaired_kernel(given: Kernel) -> Exercise:
+def repaired_kernel(given: Kernel | None = None) -> Exercise:
     """Write a function (a, b, (tm, tn, tk)) -> a @ b that multiplies tile by tile; ``given`` has
-    faults.
+    faults, or there is none yet.
 
     It is run on whole numbers, whose sums are exact, in shapes that the tile divides and shapes
     that it does not. Every product of tiles is seen: none may be larger than the tile, and bytes
@@ -105,17 +105,19 @@ def repaired_kernel(given: Kernel) -> Exercise:
         wrong = {}
         for m, n, k in SHOWN:
             a, b = _operands(m, n, k)
-            wrong[k] = _run(kernel, a, b, SHOWN_TILE)[0] != a @ b
-        return _wrong_elements(wrong, SHOWN_TILE, ", as given" * (answer is None))
+            c = _run(kernel, a, b, SHOWN_TILE)[0] if kernel else np.zeros((m, n))
+            wrong[k] = c != a @ b
+        unsaid = ", as given" if given else ", before anything is computed"
+        return _wrong_elements(wrong, SHOWN_TILE, unsaid * (answer is None))
 
     return Exercise(
-        name="repair the kernel",
+        name="repair the kernel" if given else "write the tile loop",
         question=(
-            f"Write a function of a, b and tile that multiplies tile by tile; the one given has "
-            f"faults. It is run on {len(SHAPES)} shapes in {len(TILES)} tiles, from 1 x 1 x 1 to "
-            f"tiles larger than the matrix, with whole numbers: 0 elements of C may be wrong, 0 "
-            f"products larger than a tile, and 0 bytes loaded beside the formula of "
-            f"td.tile.traffic."
+            f"Write a function of a, b and tile that multiplies tile by tile"
+            f"{'; the one given has faults' if given else ''}. It is run on {len(SHAPES)} shapes "
+            f"in {len(TILES)} tiles, from 1 x 1 x 1 to tiles larger than the matrix, with whole "
+            f"numbers: 0 elements of C may be wrong, 0 products larger than a tile, and 0 bytes "
+            f"loaded beside the formula of td.tile.traffic."
         ),
         form=(
             "a function such as def mine(a, b, tile): ..., of which the result is an array like "
