@@ -42,6 +42,20 @@ def test_with_latency_gpipe_is_ahead_of_1f1b():
     assert curves["1f1b"][0.25] == pytest.approx(1 - 24 / 37)
 
 
+def test_a_table_of_schedules_has_their_end_idle_time_memory_and_messages():
+    names = ["gpipe", "interleaved", "zb-v", "chimera"]
+    rows = sweep.compare_schedules(names, 4, 8).values.tolist()
+    boundaries = 2 * 8  # messages over each, there and back
+    assert rows == [
+        ["gpipe", 33.0, 27.3, 8.0, 1.0, 3 * boundaries],
+        ["interleaved", 28.5, 15.8, 5.5, 1.0, 7 * boundaries],
+        ["zb-v", 25.5, 5.9, 4.0, 1.0, 6 * boundaries],  # one of seven lies within a device
+        ["chimera", 29.0, 17.2, 4.0, 2.0, 3 * boundaries],
+    ]
+    ends = sweep.compare_schedules(["gpipe"], 4, 8, latency=0.25).ends
+    assert ends.tolist() == [34.5]
+
+
 def test_an_unknown_schedule_is_refused_by_name():
     with pytest.raises(ScheduleError, match="no schedule '2f2b'"):
         sweep.same_work("2f2b", 4, 8)

@@ -8,12 +8,19 @@ So every schedule has the same work, and idle time can be compared.
 
 import inspect
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
+from tiledask.extras import needed_for
+from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import V_SHAPED, schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.program.making.of_schedule import program
 
-__all__ = ["bubble_by_latency", "same_work"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["bubble_by_latency", "compare_schedules", "same_work"]
 
 
 def same_work(
@@ -35,19 +42,8 @@ def same_work(
     >>> same_work("zb-v", devices=4, microbatches=8).makespan
     25.5
     """
-    takes = inspect.signature(schedules[name]).parameters if name in schedules else {}
-    half = backward / 2
-    if "devices" in takes:
-        built = schedule(name, chunks * devices, microbatches, devices=devices)
-    else:
-        each = 2 if name in V_SHAPED else 1  # stages per device
-        times: dict[str, float] = {}
-        if "backward_weight" in takes:  # made for these times
-            seconds = (forward / each, half / each, half / each, latency)
-            names = ("forward", "backward_input", "backward_weight", "latency")
-            times = dict(zip(names, seconds, strict=True))
-        built = schedule(name, each * devices, microbatches, **times)
-    share = built.devices / built.stages
+    built = _built(name, devices, microbatches, forward, backward, latency, chunks)
+    share, half = built.devices / built.stages, backward / 2
     return simulate(
         built,
         forward * share,
@@ -56,6 +52,62 @@ def same_work(
         backward_input=half * share,
         backward_weight=half * share,
     )
+
+
+def _built(
+    name: str,
+    devices: int,
+    microbatches: int,
+    forward: float = 1.0,
+    backward: float = 2.0,
+    latency: float = 0.0,
+    chunks: int = 2,
+) -> Schedule:
+    takes = inspect.signature(schedules[name]).parameters if name in schedules else {}
+    if "devices" in takes:
+        return schedule(name, chunks * devices, microbatches, devices=devices)
+    each = 2 if name in V_SHAPED else 1  # stages per device
+    times: dict[str, float] = {}
+    if "backward_weight" in takes:  # made for these times
+        seconds = (forward / each, backward / 2 / each, backward / 2 / each, latency)
+        names = ("forward", "backward_input", "backward_weight", "latency")
+        times = dict(zip(names, seconds, strict=True))
+    return schedule(name, each * devices, microbatches, **times)
+
+
+def compare_schedules(
+    names: Iterable[str], devices: int, microbatches: int, *, chunks: int = 2, **seconds: float
+) -> "pd.DataFrame":
+    """A row per schedule, equal work on every device as in `same_work`: its end in seconds, the
+    idle share of device-time in percent, the most activations that a device keeps (1 is a device's
+    whole share of the model, for one micro-batch), how often a device has its share of the weights,
+    and the messages between devices.
+
+    >>> print(compare_schedules(["1f1b", "zb-v"], devices=4, microbatches=8).to_string(index=False))
+    schedule  ends  idle %  kept  weights  messages
+        1f1b  33.0    27.3   4.0      1.0        48
+        zb-v  25.5     5.9   4.0      1.0        96
+    """
+    with needed_for("a frame"):
+        import pandas as pd
+
+    rows = []
+    for name in names:
+        built = _built(name, devices, microbatches, chunks=chunks, **seconds)
+        timeline = same_work(name, devices, microbatches, chunks=chunks, **seconds)
+        share = devices / built.stages
+        held = sum(len(built.holders(stage)) for stage in range(built.stages))
+        rows.append(
+            {
+                "schedule": name,
+                "ends": round(timeline.makespan, 9),
+                "idle %": round(100 * timeline.bubble_fraction, 1),
+                "kept": share * max(timeline.peak_in_flight),
+                "weights": held / built.stages,
+                "messages": int(program(built).traffic.messages.sum()),
+            }
+        )
+    return pd.DataFrame(rows)
 
 
 def bubble_by_latency(

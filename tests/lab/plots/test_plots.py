@@ -2,8 +2,9 @@
 
 Holds `tiledask.lab.plots.labels`, `tiledask.lab.plots.picture`,
 `tiledask.lab.plots.pipelines.gantt`, `tiledask.lab.plots.pipelines.idle_bars`,
-`tiledask.lab.plots.pipelines.memory_timeline`,
-`tiledask.lab.plots.pipelines.schedule_curves`, `tiledask.lab.plots.planning.memory_bars`,
+`tiledask.lab.plots.pipelines.idle_blocks`, `tiledask.lab.plots.pipelines.memory_timeline`,
+`tiledask.lab.plots.pipelines.printed_rates`, `tiledask.lab.plots.pipelines.schedule_curves`,
+`tiledask.lab.plots.planning.distribution`, `tiledask.lab.plots.planning.memory_bars`,
 `tiledask.lab.plots.products.intensity`, `tiledask.lab.plots.products.owners`,
 `tiledask.lab.plots.products.panels`, `tiledask.lab.plots.products.traffic_matrix`,
 `tiledask.lab.plots.style`, `tiledask.lab.plots.training.layers_on_devices`,
@@ -37,6 +38,8 @@ from tiledask.plan.products.product import plan_product
 from tiledask.plan.products.traffic import Traffic
 
 GB = 10**9
+IDLE_PIECES = [f"idle {w}" for w in ("before its first", "between two", "after its last")]
+IDLE_PIECES = [f"{w} action{'s' * ('two' in w)}" for w in IDLE_PIECES]
 
 
 def pipeline(devices: int, microbatches: int, forward=1.0, backward=2.0) -> Timeline:
@@ -79,6 +82,8 @@ RING = Traffic.of(4, [(i, (i + 1) % 4, 16_777_216) for i in range(4)])
 QUARTERS = plots.Blocks([[0, 1], [2, 3]], [0, 500, 1001], [0, 512, 1024])
 COPIES = plots.Blocks([[(0, 2), (1, 3)]], [0, 1024], [0, 300, 640])
 INTENSITIES = [[10.7, 10.7], [21.3, 21.3], [42.7, 42.7]]
+MARKS = {"the best": 1, "yours": 3}
+RATES = {"ours": [(0.25, 0.25, True), (0.1, 0.1, True)], "sabotaged": [(0.25, 0.2, False)]}
 BYTES = [[200, 134], [200, 134], [200, 134]]
 
 
@@ -159,6 +164,11 @@ FIGURES = {
     "shards": lambda: plots.shards(dict(zip(("10 query", "2 kv"), HEADS, strict=True))),
     "layers, 1": lambda: plots.layers_on_devices({"all": [0]}),
     "idle": lambda: plots.idle_bars({long_name(n): (0.5, 0.499, None) for n in range(2, 8)}),
+    "idle blocks": lambda: plots.idle_blocks(pipeline(4, 8)),
+    "idle blocks, 1": lambda: plots.idle_blocks(pipeline(1, 1)),
+    "distribution": lambda: plots.distribution([1, 2, 2, 3], MARKS, of="bottleneck (s)"),
+    "distribution, 200": lambda: plots.distribution(np.arange(200) / 3, MARKS, of="cost (s)"),
+    "printed rates": lambda: plots.printed_rates(RATES),
     "intensity": lambda: plots.intensity(["8", "16", "32"], ["2x2", "4x1"], INTENSITIES, BYTES),
     "panels": lambda: plots.panels(
         {"SUMMA": multiplied(4, 6, 0.01), "2.5-D": multiplied(4, 2, 0.01, summed=True)}
@@ -259,7 +269,8 @@ def test_every_figure_has_a_title_and_units_and_every_word_can_be_read(name):
     assert not overlaps(texts)
     assert figure.get_suptitle()
     labels = " ".join(words(figure))
-    units = ("time (", "bytes", "row", "layer", "idle /", "busy /", "FLOP/byte", "k 0 to", "rank 0")
+    units = ("time (", "(s)", "bytes", "row", "layer", "idle ", "busy /", "FLOP/byte", "k 0 to")
+    units += ("rank 0",)
     assert any(unit in labels for unit in units)
 
 
@@ -483,6 +494,9 @@ def test_panels_of_a_figure_share_the_time():
         (lambda: plots.layers_on_devices({}), "1 assignment or more"),
         (lambda: plots.layers_on_devices({"none": []}), "1 layer or more"),
         (lambda: plots.idle_bars({}), "1 configuration or more"),
+        (lambda: plots.idle_blocks(Timeline.of(1, [])), "1 device or more that did something"),
+        (lambda: plots.distribution([], {"best": 1}), "1 value or more and 1 mark or more, got 0"),
+        (lambda: plots.printed_rates({"ours": []}), "1 way or more of 1 rate or more"),
         (lambda: plots.idle_bars({"a": (0.5, 0.5)}), "3 shares"),
         (lambda: plots.intensity(["8"], ["2x2"], [[1, 2]], [[1]]), "flop_per_byte has"),
         (lambda: plots.intensity(["8"], ["2x2"], [[1]], [[1], [2]]), "bytes_moved has"),
@@ -644,6 +658,31 @@ def test_layers_stand_in_their_lane_and_crossings_are_counted(devices, crossings
     plural = "" if crossings == 1 else "s"
     assert axes.get_title(loc="left") == f"cut: {crossings} crossing{plural}"
     assert [t.get_text() for t in axes.texts] == [str(n + 1) for n in range(len(devices))]
+
+
+def test_idle_time_pushed_together_is_one_block_of_p_minus_1_forwards_and_backwards():
+    above, below, *_ = plots.idle_blocks(pipeline(4, 8)).axes
+    for axes, ends in ((above, 33), (below, 9)):
+        idle = [box for words in IDLE_PIECES for box in boxes(axes, words)]
+        assert sum(width for _, _, width, _ in idle) == 4 * (4 - 1) * (1 + 2)
+        assert max(x + width for x, _, width, _ in idle) == ends
+    assert "9 s on each device, 36 s together" in below.get_title(loc="left")
+
+
+def test_a_distribution_has_a_bar_as_high_as_its_value_is_frequent_and_every_mark():
+    (axes,) = plots.distribution([1, 2, 2, 3], {"the best": 1, "yours": 3}).axes
+    assert [h for _, _, _, h in boxes(axes, "values")] == [1, 2, 1]
+    assert [line.get_xdata()[0] for line in axes.lines] == [1, 3]
+    (axes,) = plots.distribution(np.arange(200) / 3, {"yours": 9.5}).axes
+    assert sum(h for _, _, _, h in boxes(axes, "values")) == 200
+
+
+def test_printed_rates_that_are_missed_are_crosses():
+    (axes,) = plots.printed_rates(RATES).axes
+    marks = {line.get_gid(): (line.get_marker(), len(line.get_xdata())) for line in axes.lines}
+    assert marks["ours, agree"] == ("o", 2)
+    assert marks["sabotaged, miss"] == ("x", 1)
+    assert "ours, miss" not in marks
 
 
 def test_idle_bars_are_as_high_as_the_shares():

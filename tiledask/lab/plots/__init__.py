@@ -15,12 +15,15 @@ training        losses, what moves by layer, where layers, arrays and rows of an
 
 from tiledask.lab.plots.pipelines.gantt import gantt
 from tiledask.lab.plots.pipelines.idle_bars import idle_bars
+from tiledask.lab.plots.pipelines.idle_blocks import idle_blocks
 from tiledask.lab.plots.pipelines.memory_timeline import memory_timeline
+from tiledask.lab.plots.pipelines.printed_rates import printed_rates
 from tiledask.lab.plots.pipelines.schedule_curves import (
     bubble_against_latency,
     memory_against_bubble,
     utilisation_against,
 )
+from tiledask.lab.plots.planning.distribution import distribution
 from tiledask.lab.plots.planning.feasibility import feasibility, short_layout
 from tiledask.lab.plots.planning.memory_bars import memory_bars
 from tiledask.lab.plots.planning.pareto import pareto
@@ -52,9 +55,11 @@ __all__ = [
     "LiveLoss",
     "bubble_against_latency",
     "canvas",
+    "distribution",
     "feasibility",
     "gantt",
     "idle_bars",
+    "idle_blocks",
     "intensity",
     "layers_on_devices",
     "layers_traffic",
@@ -67,6 +72,7 @@ __all__ = [
     "panels",
     "pareto",
     "placements",
+    "printed_rates",
     "reads",
     "roofline",
     "rows_on_ranks",

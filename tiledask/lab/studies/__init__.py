@@ -4,6 +4,7 @@ memory      replay: allocations one after the other under a cap
             run_cases, compare_claims: four questions, planned and run under a cap
 schedules   misses: how often usual heuristics miss the best cut, and by how much
             same_work: a schedule's Timeline, with the same work for every device
+            compare_schedules: the same as a table: end, idle time, memory, messages
             timeline_of, zero_bubble_table: Table 5 of the Zero Bubble paper, row by row
 kernels     ladders, records, recorded: rungs that others published, and runs of ours
 losses      train_with_losses: a small GPT whose workers are killed at chosen steps
@@ -17,7 +18,7 @@ from tiledask.lab.lenet import lenet_claims, lenet_training_claims, lenet_traini
 from tiledask.lab.published import timeline_of, zero_bubble_table
 from tiledask.lab.store import Store
 from tiledask.lab.studies.losses import LossyRun, train_with_losses
-from tiledask.lab.sweep import same_work
+from tiledask.lab.sweep import compare_schedules, same_work
 from tiledask.plan.fitting.replay import replay
 from tiledask.plan.splitting.heuristics import misses
 
@@ -25,6 +26,7 @@ __all__ = [
     "LossyRun",
     "Store",
     "compare_claims",
+    "compare_schedules",
     "ladders",
     "lenet_claims",
     "lenet_training_claims",
