@@ -26,7 +26,7 @@ from tiledask.lab.plots.planning.pareto import pareto
 from tiledask.lab.plots.planning.sensitivity_bars import sensitivity_bars
 from tiledask.lab.plots.planning.step_breakdown import step_breakdown
 from tiledask.lab.plots.products.intensity import intensity
-from tiledask.lab.plots.products.owners import Blocks, owners
+from tiledask.lab.plots.products.owners import Blocks, matrices, owners
 from tiledask.lab.plots.products.panels import panels, reads, tradeoff
 from tiledask.lab.plots.products.roofline import roofline
 from tiledask.lab.plots.products.tile_levels import tile_levels
@@ -56,6 +56,7 @@ __all__ = [
     "layers_traffic",
     "look",
     "losses",
+    "matrices",
     "memory_against_bubble",
     "memory_bars",
     "memory_timeline",
