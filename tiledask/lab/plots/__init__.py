@@ -25,10 +25,12 @@ from tiledask.lab.plots.planning.memory_bars import memory_bars
 from tiledask.lab.plots.planning.pareto import pareto
 from tiledask.lab.plots.planning.sensitivity_bars import sensitivity_bars
 from tiledask.lab.plots.planning.step_breakdown import step_breakdown
+from tiledask.lab.plots.products.corner import corner, two_levels
 from tiledask.lab.plots.products.intensity import intensity
 from tiledask.lab.plots.products.owners import Blocks, matrices, owners
 from tiledask.lab.plots.products.panels import panels, reads, tradeoff
 from tiledask.lab.plots.products.roofline import roofline
+from tiledask.lab.plots.products.rounds import collective_rounds
 from tiledask.lab.plots.products.tile_levels import tile_levels
 from tiledask.lab.plots.products.traffic_matrix import traffic_matrix
 from tiledask.lab.plots.products.wave_tails import wave_tails
@@ -48,6 +50,8 @@ __all__ = [
     "LiveLoss",
     "bubble_against_latency",
     "canvas",
+    "collective_rounds",
+    "corner",
     "feasibility",
     "gantt",
     "idle_bars",
@@ -74,6 +78,7 @@ __all__ = [
     "tradeoff",
     "traffic_matrix",
     "trainings",
+    "two_levels",
     "utilisation_against",
     "wave_tails",
 ]
