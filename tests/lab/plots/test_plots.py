@@ -4,7 +4,8 @@ Holds `tiledask.lab.plots.labels`, `tiledask.lab.plots.picture`,
 `tiledask.lab.plots.pipelines.gantt`, `tiledask.lab.plots.pipelines.idle_bars`,
 `tiledask.lab.plots.pipelines.memory_timeline`,
 `tiledask.lab.plots.pipelines.schedule_curves`, `tiledask.lab.plots.planning.memory_bars`,
-`tiledask.lab.plots.products.corner`, `tiledask.lab.plots.products.rounds`,
+`tiledask.lab.plots.products.corner`, `tiledask.lab.plots.products.product_layers`,
+`tiledask.lab.plots.products.rounds`,
 `tiledask.lab.plots.products.intensity`, `tiledask.lab.plots.products.owners`,
 `tiledask.lab.plots.products.panels`, `tiledask.lab.plots.products.traffic_matrix`,
 `tiledask.lab.plots.style`, `tiledask.lab.plots.training.layers_on_devices` and
@@ -148,6 +149,8 @@ FIGURES = {
     "two levels": lambda: plots.two_levels(cut((512, 512), S0, S1), cut((512, 384), S0, S1)),
     "rounds": lambda: plots.collective_rounds("all_reduce", "ring", 4),
     "rounds, direct": lambda: plots.collective_rounds("reduce_scatter", "direct", 5),
+    "layers of a product": lambda: plots.product_layers((2, 2, 3)),
+    "layers of a product, thin": lambda: plots.product_layers((4, 1, 2)),
     "owners": lambda: plots.owners({"A": QUARTERS, "B": COPIES, "C": QUARTERS}),
     "owners, thin": lambda: plots.owners({"A": thin(64, 8), "B": thin(8, 64)}),
     "layers": lambda: plots.layers_on_devices({"cut": CONTIGUOUS, "round robin": ROUND_ROBIN}),
@@ -272,6 +275,7 @@ def test_every_figure_has_a_title_and_units_and_every_word_can_be_read(name):
         "k 0 to",
         " x ",
         "chunk",
+        "of k",
     )
     assert any(unit in labels for unit in units)
 
@@ -489,6 +493,8 @@ def test_panels_of_a_figure_share_the_time():
         (lambda: plots.matrices({}), "1 shape or more, got 0"),
         (lambda: plots.corner(*(cut((4, 5), S0, S1) for _ in "XAY")), "m x k by k x n"),
         (lambda: plots.two_levels(*(cut((4, 4), R, R) for _ in "AB")), "shard A or B"),
+        (lambda: plots.product_layers((2, 2)), "give three numbers"),
+        (lambda: plots.product_layers((2, 2, 9)), "in 1 to 5 layers"),
         (lambda: plots.collective_rounds("all_gather"), "an all_reduce or reduce_scatter"),
         (lambda: plots.Blocks([[0, 1]], [0, 5], [0, 5]), "1 x 2 owners"),
         (lambda: plots.Blocks([[0, 1], [2]], [0, 1, 2], [0, 1, 2]), "one owner"),
@@ -661,6 +667,12 @@ def test_two_levels_have_a_block_and_in_it_a_tile():
     assert [made[2:] for made in boxes(between, "made")] == [(192, 256)]
     assert [made[2:] for made in boxes(inside, "made")] == [(32, 32)]
     assert sorted(each[2:] for each in boxes(inside, "needs")) == [(32, 512), (512, 32)]
+
+
+def test_each_rank_makes_one_partial_sum_and_keeps_one_part_of_c():
+    *layers, summed = FIGURES["layers of a product"]().axes
+    assert [len(boxes(axes, "partial sum")) for axes in layers] == [4, 4, 4]
+    assert len(boxes(summed, "sum")) == 12
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "tree", "direct"])

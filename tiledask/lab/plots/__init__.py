@@ -29,6 +29,7 @@ from tiledask.lab.plots.products.corner import corner, two_levels
 from tiledask.lab.plots.products.intensity import intensity
 from tiledask.lab.plots.products.owners import Blocks, matrices, owners
 from tiledask.lab.plots.products.panels import panels, reads, tradeoff
+from tiledask.lab.plots.products.product_layers import product_layers
 from tiledask.lab.plots.products.roofline import roofline
 from tiledask.lab.plots.products.rounds import collective_rounds
 from tiledask.lab.plots.products.tile_levels import tile_levels
@@ -67,6 +68,7 @@ __all__ = [
     "owners",
     "panels",
     "pareto",
+    "product_layers",
     "reads",
     "roofline",
     "rows_on_ranks",
