@@ -1,6 +1,6 @@
 """The walkthroughs' exercises: right answers pass, wrong ones are told apart, nothing is stored.
 
-Holds `tiledask.lab.exercises.planning.fewest_gpus`,
+Holds `tiledask.lab.exercises.planning.fewest_gpus`, `tiledask.lab.exercises.planning.four_terms`,
 `tiledask.lab.exercises.products.choreography`, `tiledask.lab.exercises.products.placements` and
 `tiledask.lab.exercises.slots`.
 """
@@ -25,6 +25,7 @@ from tiledask.lab.tasks import (
     copies_that_fit,
     fewest_bytes,
     fewest_gpus,
+    four_terms,
     tasks_on_slots,
 )
 from tiledask.plan.products.placement import Tiling
@@ -65,7 +66,7 @@ def choice(cluster):
 
 @pytest.mark.cluster
 def test_what_is_not_attempted_is_quiet_and_false(slots, product_exercise, choice):
-    assert_quiet(slots, fewest_gpus(), copies_that_fit(), product_exercise, choice)
+    assert_quiet(slots, fewest_gpus(), copies_that_fit(), four_terms(), product_exercise, choice)
 
 
 def refused(slots, product_exercise, choice):
@@ -82,6 +83,8 @@ def refused(slots, product_exercise, choice):
         (copies_that_fit(), (1, 2, 3), "a tuple of four, for ZeRO 0, 1, 2 and 3"),
         (copies_that_fit(), (0, 1, 2, 3), "GPUs from 1 to 1,048,576, or None"),
         (copies_that_fit(), 8, "a tuple of four"),
+        (four_terms(), (1e9, 1e9, "6e9", 1e9), "four numbers of bytes"),
+        (four_terms(), (1e9, 1e9, 6e9), "four numbers of bytes"),
         (product_exercise, (S0, S1), "two tuples"),
         (product_exercise, ((S0,), (S1, R)), "needs one placement per axis"),
         (product_exercise, ((td.Partial(), R), (R, R)), "cannot be distributed as"),
@@ -218,6 +221,22 @@ def test_planned_bytes_are_the_bytes_that_workers_receive(cluster):
         got = targets(exercise.check((px, pa)))
         assert got["MB between workers"][0] == planned / 1e6
         assert got["wrong numbers in Y"][0] == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ((4e11, 8e11, 24e11, 3.16e11), ""),
+        ((4e11, 4e11, 24e11, 3.16e11), "gradients: 400 GB are too little"),
+        ((4e11, 8e11, 24e11, 6.3e11), "activations: 630 GB are too much"),
+    ],
+)
+def test_four_terms_are_judged_one_by_one(answer, said):
+    exercise = four_terms(recipe="mixed-adam-18")
+    result = exercise.check(answer)
+    assert bool(result) == (not said)
+    assert said in result.reason
+    assert exercise.draw(answer).axes
 
 
 def test_the_fewest_bytes_need_a_limit_that_holds_something():

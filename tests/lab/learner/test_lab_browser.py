@@ -185,7 +185,7 @@ def test_the_first_ten_minutes_of_a_learner(page, checkout):
     page.get_by_text("Begin with").wait_for()
 
     # a walkthrough opens beside it, and opening changes nothing
-    page.get_by_role("link", name="02 Split one product").click()
+    page.get_by_role("link", name="03 Split one product").click()
     page.wait_for_function(READY)
     page.wait_for_timeout(2500)
     assert not is_dirty(page)
@@ -276,11 +276,11 @@ def test_the_first_ten_minutes_of_a_learner(page, checkout):
     # the score is on the contents page at once
     run(page, "td.score()")
     page.locator(".lm-TabBar-tab", has_text="contents.md").click()
-    page.get_by_role("cell", name="3 of 16").wait_for()
+    page.get_by_role("cell", name="3 of 7").wait_for()
     page.get_by_text("Go on with").wait_for()
 
     # a puzzle is placed, by keyboard and by mouse, and its letters are no commands of JupyterLab
-    page.get_by_role("link", name="07 Cut 24 layers").click()
+    page.get_by_role("link", name="14 Cut 24 layers").click()
     page.wait_for_function(READY)
     run(page, "import tiledask as td")
     place = 'puzzle = td.tasks.load_puzzle("24-on-4")\nanswer = puzzle.place()\nanswer'
@@ -311,6 +311,6 @@ def test_the_first_ten_minutes_of_a_learner(page, checkout):
     page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
     saved = json.loads((learn / "03_split_one_product.ipynb").read_text())
     assert any(cell.get("outputs") for cell in saved["cells"])
-    kept = Kept("02", learn / ".progress" / "03_split_one_product.jsonl")
+    kept = Kept("03", learn / ".progress" / "03_split_one_product.jsonl")
     assert kept.get("bytes of A")["value"] == 8e6
     assert git(checkout, "status", "--porcelain") == ""

@@ -5,6 +5,8 @@ Holds `tiledask.lab.plots.labels`, `tiledask.lab.plots.picture`,
 `tiledask.lab.plots.pipelines.idle_blocks`, `tiledask.lab.plots.pipelines.memory_timeline`,
 `tiledask.lab.plots.pipelines.printed_rates`, `tiledask.lab.plots.pipelines.schedule_curves`,
 `tiledask.lab.plots.planning.distribution`, `tiledask.lab.plots.planning.memory_bars`,
+`tiledask.lab.plots.products.corner`, `tiledask.lab.plots.products.product_layers`,
+`tiledask.lab.plots.products.rounds`,
 `tiledask.lab.plots.products.intensity`, `tiledask.lab.plots.products.owners`,
 `tiledask.lab.plots.products.panels`, `tiledask.lab.plots.products.traffic_matrix`,
 `tiledask.lab.plots.style`, `tiledask.lab.plots.training.layers_on_devices`,
@@ -150,12 +152,23 @@ FIGURES = {
     "memory and bubble, 8": lambda: plots.memory_against_bubble(kept(8, 32)),
     "memory and bubble, 1": lambda: plots.memory_against_bubble(kept(1, 2, NAMES)),
     "memory": lambda: plots.memory_bars({"full copy": FULL, "split": SPLIT}, 40 * GB),
+    "memory, by hand": lambda: plots.memory_bars({"mine": {"weights": 2, "gradients": 4}}),
     "memory, bare": lambda: plots.memory_bars(SPLIT, place="GPU"),
     "traffic, equal": lambda: plots.traffic_matrix(RING, RING),
     "traffic differs": lambda: plots.traffic_matrix(RING, RING + Traffic.of(4, [(0, 1, 7)])),
     "traffic, 12": lambda: plots.traffic_matrix(*[dense(12)] * 2),
     "traffic, 40": lambda: plots.traffic_matrix(dense(40)),
     "traffic, none": lambda: plots.traffic_matrix(Traffic.of(1), Traffic.of(1)),
+    "matrices": lambda: plots.matrices({"up": (768, 3072), "down": (3072, 768)}),
+    "corner": lambda: plots.corner(*(cut((600, 600), S0, S1) for _ in "XAY")),
+    "corner, partial": lambda: plots.corner(
+        cut((90, 80), R, S1), cut((80, 70), R, S0), cut((90, 70), R, Partial())
+    ),
+    "two levels": lambda: plots.two_levels(cut((512, 512), S0, S1), cut((512, 384), S0, S1)),
+    "rounds": lambda: plots.collective_rounds("all_reduce", "ring", 4),
+    "rounds, direct": lambda: plots.collective_rounds("reduce_scatter", "direct", 5),
+    "layers of a product": lambda: plots.product_layers((2, 2, 3)),
+    "layers of a product, thin": lambda: plots.product_layers((4, 1, 2)),
     "owners": lambda: plots.owners({"A": QUARTERS, "B": COPIES, "C": QUARTERS}),
     "owners, thin": lambda: plots.owners({"A": thin(64, 8), "B": thin(8, 64)}),
     "layers": lambda: plots.layers_on_devices({"cut": CONTIGUOUS, "round robin": ROUND_ROBIN}),
@@ -233,6 +246,14 @@ def dense(ranks: int) -> Traffic:
     )
 
 
+R, S0, S1 = Replicate(), Shard(0), Shard(1)
+
+
+def cut(shape: tuple[int, int], *placements) -> Tiling:
+    """A matrix on 2 x 2 ranks."""
+    return Tiling(shape, (2, 2), placements)
+
+
 def thin(rows: int, columns: int) -> plots.Blocks:
     """One block a rank in each of ``rows`` rows, each 100 high, and one ragged column."""
     cells = [[i * columns + j for j in range(columns)] for i in range(rows)]
@@ -270,7 +291,7 @@ def test_every_figure_has_a_title_and_units_and_every_word_can_be_read(name):
     assert figure.get_suptitle()
     labels = " ".join(words(figure))
     units = ("time (", "(s)", "bytes", "row", "layer", "idle ", "busy /", "FLOP/byte", "k 0 to")
-    units += ("rank 0",)
+    units += ("rank 0", " x ", "chunk", "of k")
     assert any(unit in labels for unit in units)
 
 
@@ -484,6 +505,12 @@ def test_panels_of_a_figure_share_the_time():
         (lambda: plots.memory_bars(Ledger.of([])), "1 row or more, got 0"),
         (lambda: plots.traffic_matrix(RING, Traffic.of(3)), "4 predicted, 3 measured"),
         (lambda: plots.owners({}), "1 matrix or more, got 0"),
+        (lambda: plots.matrices({}), "1 shape or more, got 0"),
+        (lambda: plots.corner(*(cut((4, 5), S0, S1) for _ in "XAY")), "m x k by k x n"),
+        (lambda: plots.two_levels(*(cut((4, 4), R, R) for _ in "AB")), "shard A or B"),
+        (lambda: plots.product_layers((2, 2)), "give three numbers"),
+        (lambda: plots.product_layers((2, 2, 9)), "in 1 to 5 layers"),
+        (lambda: plots.collective_rounds("all_gather"), "an all_reduce or reduce_scatter"),
         (lambda: plots.Blocks([[0, 1]], [0, 5], [0, 5]), "1 x 2 owners"),
         (lambda: plots.Blocks([[0, 1], [2]], [0, 1, 2], [0, 1, 2]), "one owner"),
         (lambda: plots.Blocks([], [0, 1], [0, 1]), "0 x 0 owners"),
@@ -643,6 +670,35 @@ def test_owners_are_drawn_to_scale():
     assert a.get_title(loc="left") == "A, 1001 x 1024"
     assert a.get_aspect() == 1
     assert len({p.get_facecolor() for p in a.patches}) == 4
+
+
+def test_a_corner_has_each_block_at_its_matrix_and_says_where_k_is_cut():
+    (axes,) = plots.corner(*(cut((600, 600), S0, S1) for _ in "XAY")).axes
+    assert sorted({h for *_, w, h in boxes(axes, "block")}) == [300]
+    assert len(boxes(axes, "block")) == 12
+    assert len(axes.lines) == 2
+    (axes,) = FIGURES["corner, partial"]().axes
+    assert len(boxes(axes, "partial sum")) == 4
+    assert len(boxes(axes, "copies")) == 4
+
+
+def test_two_levels_have_a_block_and_in_it_a_tile():
+    between, inside = FIGURES["two levels"]().axes
+    assert [made[2:] for made in boxes(between, "made")] == [(192, 256)]
+    assert [made[2:] for made in boxes(inside, "made")] == [(32, 32)]
+    assert sorted(each[2:] for each in boxes(inside, "needs")) == [(32, 512), (512, 32)]
+
+
+def test_each_rank_makes_one_partial_sum_and_keeps_one_part_of_c():
+    *layers, summed = FIGURES["layers of a product"]().axes
+    assert [len(boxes(axes, "partial sum")) for axes in layers] == [4, 4, 4]
+    assert len(boxes(summed, "sum")) == 12
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "direct"])
+def test_after_the_last_round_every_chunk_has_all_ranks_numbers(algorithm):
+    *_, last = plots.collective_rounds("all_reduce", algorithm, 4).axes
+    assert [text.get_text() for text in last.texts] == ["4"] * 16
 
 
 @pytest.mark.long

@@ -29,10 +29,13 @@ from tiledask.lab.plots.planning.memory_bars import memory_bars
 from tiledask.lab.plots.planning.pareto import pareto
 from tiledask.lab.plots.planning.sensitivity_bars import sensitivity_bars
 from tiledask.lab.plots.planning.step_breakdown import step_breakdown
+from tiledask.lab.plots.products.corner import corner, two_levels
 from tiledask.lab.plots.products.intensity import intensity
-from tiledask.lab.plots.products.owners import Blocks, owners
+from tiledask.lab.plots.products.owners import Blocks, matrices, owners
 from tiledask.lab.plots.products.panels import panels, reads, tradeoff
+from tiledask.lab.plots.products.product_layers import product_layers
 from tiledask.lab.plots.products.roofline import roofline
+from tiledask.lab.plots.products.rounds import collective_rounds
 from tiledask.lab.plots.products.tile_levels import tile_levels
 from tiledask.lab.plots.products.tile_step import tile_step
 from tiledask.lab.plots.products.traffic_matrix import traffic_matrix
@@ -55,6 +58,8 @@ __all__ = [
     "LiveLoss",
     "bubble_against_latency",
     "canvas",
+    "collective_rounds",
+    "corner",
     "distribution",
     "feasibility",
     "gantt",
@@ -65,6 +70,7 @@ __all__ = [
     "layers_traffic",
     "look",
     "losses",
+    "matrices",
     "memory_against_bubble",
     "memory_bars",
     "memory_timeline",
@@ -73,6 +79,7 @@ __all__ = [
     "pareto",
     "placements",
     "printed_rates",
+    "product_layers",
     "reads",
     "roofline",
     "rows_on_ranks",
@@ -87,6 +94,7 @@ __all__ = [
     "tradeoff",
     "traffic_matrix",
     "trainings",
+    "two_levels",
     "utilisation_against",
     "wave_tails",
 ]

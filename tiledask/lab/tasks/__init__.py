@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from tiledask.extras import needed_for
 from tiledask.lab.exercises.latency import gpipe_ahead
 from tiledask.lab.exercises.planning.fewest_gpus import copies_that_fit, fewest_gpus
+from tiledask.lab.exercises.planning.four_terms import four_terms
 from tiledask.lab.exercises.planning.layouts import (
     fastest_within,
     fewest_devices,
@@ -78,6 +79,7 @@ __all__ = [
     "fewest_gpus",
     "fewest_sums",
     "four_products",
+    "four_terms",
     "gpipe_ahead",
     "hybrid_lenet",
     "idle_level",

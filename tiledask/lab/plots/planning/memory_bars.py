@@ -40,7 +40,7 @@ class _Bar:
 
 @styled
 def memory_bars(
-    ledgers: Ledger | Mapping[str, Ledger],
+    ledgers: Ledger | Mapping[str, Ledger | Mapping[str, int]],
     capacity: int | None = None,
     *,
     place: str = "place",
@@ -50,7 +50,8 @@ def memory_bars(
     """A figure of stacked bars, one per place at its fullest moment; what exceeds ``capacity``
     (bytes per place) is hatched.
 
-    Places one after the other that hold the same are drawn once. ``place`` is the word for a
+    ``ledgers``: by name; what was counted by hand is bytes by tensor class, for one bar. Places one
+    after the other that hold the same are drawn once. ``place`` is the word for a
     place: "stage" (whose bytes are those of one device), "GPU", "worker". ``overhead``: bytes that
     a run takes on every place beside the ledger's, such as ``fits(...).overhead.total``; drawn
     last, in grey.
@@ -58,6 +59,8 @@ def memory_bars(
     per = _WHOSE.get(place, place)
     if isinstance(ledgers, Ledger):
         ledgers = {"": ledgers}
+    by_hand = not any(isinstance(each, Ledger) for each in ledgers.values())
+    when = "" if by_hand else " at its fullest moment (1 GB = 1e9 bytes)"
     bars = [
         bar for label, ledger in ledgers.items() for bar in _bars(label, ledger, place, overhead)
     ]
@@ -73,7 +76,7 @@ def memory_bars(
         if len(panels) > 1:
             top = max(capacity or 0, *(bar.total for bar in panel))
             axes.set_title(f"this panel's scale: up to {format_bytes(top)}")
-    every_axes[-1].set_xlabel(f"bytes per {per} at its fullest moment (1 GB = 1e9 bytes)")
+    every_axes[-1].set_xlabel(f"bytes per {per}{when}")
     entries = [draw.patch_entry(name, colour) for name, colour in colours.items()]
     if any(bar.total > (capacity or bar.total) for bar in bars):
         entries.append(draw.patch_entry("over the capacity", "none", **_OVER))
@@ -84,8 +87,10 @@ def memory_bars(
     return figure
 
 
-def _bars(label: str, ledger: Ledger, place: str, overhead: int) -> list[_Bar]:
+def _bars(label: str, ledger: Ledger | Mapping[str, int], place: str, overhead: int) -> list[_Bar]:
     """One bar per run of places that hold the same."""
+    if not isinstance(ledger, Ledger):
+        return [_Bar(label, dict(ledger))]
     runs: list[tuple[int, int, dict[str, int]]] = []
     for number in ledger.places:
         tensors = {name: size for name, size in ledger.by_tensor(number).items() if size}

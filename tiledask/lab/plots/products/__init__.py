@@ -1,6 +1,9 @@
 """Figures of one product: blocks and their owners, bytes from rank to rank, tiles on a device.
 
-owners          who owns which block of a matrix, to scale
+owners          who owns which block of a matrix, and matrices alone, to scale
+corner          a product with its operands at its edges; a block in the mesh, a tile in the block
+product_layers  partial sums of layers, and who keeps their sum
+rounds          a collective round by round
 panels          who reads from whom, panel by panel; what memory buys
 traffic_matrix  bytes from rank to rank, predicted beside measured
 intensity       FLOP per byte follow the tile, bytes between workers the blocking

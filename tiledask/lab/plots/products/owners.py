@@ -1,15 +1,15 @@
-"""Who owns which block of a matrix, drawn to scale."""
+"""Who owns which block of a matrix, and how large matrices are, drawn to scale."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 from tiledask.errors import ConfigError
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.primitives import Axes, Figure
 from tiledask.lab.plots.style import PALETTE, WIDTH, canvas, colour_of_rank, styled
 
-__all__ = ["Blocks", "owners"]
+__all__ = ["Blocks", "matrices", "owners"]
 
 _TICK_GAP = 0.25
 """Inches between ticks, at least: the height of a label and a little."""
@@ -90,3 +90,32 @@ def _fill(axes: "Axes", blocks: Blocks) -> None:
             at = (x, y, end - x, bottom - y)
             draw.box(axes, at, colour, linewidth=1.2)
             draw.fitting_text(axes, at, words, colour, size=8.5)
+
+
+@styled
+def matrices(
+    shapes: Mapping[str, tuple[int, int]],
+    *,
+    title: str = "Weights of a layer, rows x columns, to scale",
+) -> "Figure":
+    """A figure of matrices side by side, each with its name, rows and columns."""
+    if not shapes:
+        raise ConfigError("matrices draws 1 shape or more, got 0; pass {'A': (1024, 4096)}")
+    rows, columns = (max(shape[dim] for shape in shapes.values()) for dim in (0, 1))
+    gap = 0.12 * min(rows, columns)
+    wide = sum(shape[1] + gap for shape in shapes.values()) - gap
+    figure = canvas(min(5.0, 0.9 + (WIDTH - 0.4) * rows / wide), title)
+    axes = figure.subplots()
+    axes.set(xlim=(0, wide), ylim=(rows, 0), aspect="equal", anchor="NW")
+    draw.bare(axes)
+    figure.lay_out()
+    left = 0.0
+    for (name, (down, across)), colour in zip(shapes.items(), cycle(PALETTE), strict=False):
+        words = f"{name}\n{down:,} x {across:,}"
+        at = (left, 0, across, down)
+        draw.box(axes, at, colour, gid=name)
+        draw.fitting_text(axes, at, words, colour, 8) or draw.fitting_text(
+            axes, at, name, colour, 8
+        )
+        left += across + gap
+    return figure
