@@ -37,6 +37,7 @@ from tiledask.lab.plots.training.layers_on_devices import layers_on_devices
 from tiledask.lab.plots.training.layers_traffic import layers_traffic
 from tiledask.lab.plots.training.live import LiveLoss
 from tiledask.lab.plots.training.losses import losses
+from tiledask.lab.plots.training.rank_groups import rank_groups
 from tiledask.lab.plots.training.rows_on_ranks import rows_on_ranks
 from tiledask.lab.plots.training.time_lost import time_lost
 from tiledask.lab.plots.training.trainings import trainings
@@ -62,6 +63,7 @@ __all__ = [
     "owners",
     "panels",
     "pareto",
+    "rank_groups",
     "reads",
     "roofline",
     "rows_on_ranks",
