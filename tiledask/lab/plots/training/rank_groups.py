@@ -38,7 +38,7 @@ def rank_groups(
             f"rank_groups takes a name for each of {len(shape)} axes and a host for each of "
             f"{ranks} ranks, or none; got {len(names)} names and {len(hosts)} hosts"
         )
-    where = [*hosts] or ["one host"] * ranks
+    where = [*hosts] or [""] * ranks
     order = sorted(range(ranks), key=lambda r: ([*dict.fromkeys(where)].index(where[r]), r))
     at = {rank: place for place, rank in enumerate(order)}
     grid, panels = np.arange(ranks).reshape(shape), []
@@ -61,9 +61,11 @@ def rank_groups(
         axes.set(ylim=(len(rows) - 0.4, -0.6))
         axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=10)
     top.set_xlim(-0.6, ranks - 0.4)
-    entries = [draw.line_entry("a group, all on one host", BLUE, linewidth=2.2, marker="o")]
+    words = {BLUE: "a group", RED: ""}
     if len({*where}) > 1:
-        entries += [draw.line_entry("a group on several hosts", RED, linewidth=2.2, marker="o")]
+        words = {BLUE: "a group on one host", RED: "a group on several"}
+    look = {"linewidth": 2.2, "marker": "o"}
+    entries = [draw.line_entry(said, colour, **look) for colour, said in words.items() if said]
     draw.legend(figure, entries)
     return figure
 
@@ -85,7 +87,7 @@ def _rows(groups: list[list[int]], at: dict[int, int]) -> list[list[list[int]]]:
 
 def _ranks(axes: "Axes", order: list[int], hosts: list[str]) -> None:
     """A box for each rank, and a pale one around those of a host."""
-    for host in dict.fromkeys(hosts):
+    for host in filter(None, dict.fromkeys(hosts)):
         mine = [place for place, rank in enumerate(order) if hosts[rank] == host]
         draw.box(axes, (mine[0] - 0.47, -0.2, len(mine) - 0.06, 1.3), PALE)
         draw.note(axes, (mine[0] - 0.4, 0.97), host, color=GREY)
