@@ -207,7 +207,7 @@ def cells():
 @pytest.mark.long
 def test_a_walkthrough_says_how_many_devices_it_takes():
     every = list(cells())
-    at = next(n for n, (source, _) in enumerate(every) if source.endswith("fill(str(fewest), 96))"))
+    at = next(n for n, (source, _) in enumerate(every) if source.endswith("fill(str(fewest), 68))"))
     fix = td.fits(
         td.load_model("gpt-200b"), Layout(dp=80), td.load_cluster("80xA100-40GB")
     ).smallest_fix

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import accumulate, combinations, product
+from itertools import accumulate, combinations, permutations, product
 from typing import Any
 
 import numpy as np
@@ -100,6 +100,7 @@ EXERCISES: dict[str, Callable[[], Any]] = {
     "fewest_sums": td.tasks.fewest_sums,
     "faulty_run": td.tasks.faulty_run,
     "save_intervals": td.tasks.save_intervals,
+    "ranks_on_hosts": td.tasks.ranks_on_hosts,
     "scale_rule": td.tasks.scale_rule,
     "step_traffic": td.tasks.step_traffic,
     "uneven_copies": td.tasks.uneven_copies,
@@ -321,6 +322,9 @@ FOUND: dict[str, Callable[[Any], Any]] = {
     "fewest_sums": lambda exercise: first(exercise, combinations(FORWARD + BACKWARD, 2)),
     "faulty_run": furthest_apart,
     "save_intervals": lambda _: (54, 54, 57),
+    "ranks_on_hosts": lambda exercise: first(
+        exercise, iter({"".join(each) for each in permutations("AAABBBBB")})
+    ),
     "scale_rule": lambda exercise: first(exercise, map(every, (8, 6, 4, 2))),
     "step_traffic": counted,
     "uneven_copies": lambda _: weighed,

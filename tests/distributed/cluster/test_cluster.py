@@ -268,12 +268,55 @@ def test_the_dashboard_is_asked_for_by_names_of_this_machine(cluster):
         ({"memory_limit": -1}, "0 to 1e[+]24 bytes, got -1"),
         ({"dashboard_port": 70000}, "0 .* to 65535, got 70000"),
         ({"device": "cpu", "memory_cap": "1MB"}, "memory_cap='1MB' is 1 MB; below 8 MB"),
+        ({"device": "cpu", "hosts": 0}, "hosts must be a whole number of 1 or more, got 0"),
+        ({"device": "cpu", "workers": 4, "hosts": 3}, "4 workers go evenly .* take workers=3"),
+        ({"device": "cpu", "workers": 2, "hosts": 3}, "2 workers go evenly .* take workers=3"),
     ],
 )
 def test_impossible_requests_are_refused_and_replace_nothing(cluster, arguments, message):
     with pytest.raises(ConfigError, match=message):
         td.start_cluster(**arguments, replace=True)
     assert cluster.run(abs, -1) == [1] * cluster.slots
+
+
+def test_hosts_are_for_cpu_workers():
+    assert start._hosts(2, 6, "numpy") == tuple("AAABBB")
+    assert start._hosts(1, 6, "cupy") == ()
+    with pytest.raises(ConfigError, match="hosts=2 is for CPU workers"):
+        start._hosts(2, 6, "cupy")
+
+
+def test_workers_as_if_on_two_hosts_read_no_memory_of_the_other_also_after_a_death():
+    """And a product, a rank function and a training bring what they bring on one host."""
+    text, a = td.load_text("tales"), np.random.default_rng(0).standard_normal((60, 60))
+    model = td.GPT(text.vocabulary, hidden=16, layers=2, heads=4, sequence=8)
+    options = {"steps": 2, "batch": 4, "progress": False}
+    alone = td.train(model, text, (1, 2, 2), **options)
+    grid = td.Shard(0), td.Shard(1)
+    with td.start_cluster(workers=4, device="cpu", hosts=2, quiet=True) as cluster:
+        assert cluster.hosts == tuple("AABB")
+        assert cluster.near() == {0, 1}
+        for killed in (False, True):
+            if killed:
+                kill_worker(cluster, 2)
+            mesh = td.Mesh(cluster, (2, 2))
+            A = td.distribute(a, mesh, grid)
+            assert "several hosts, and on one host read each other" in td.explain(A, A).moved
+            C = A @ A
+            np.testing.assert_allclose(td.to_numpy(C), a @ a)
+            assert C.traffic.predicted == C.traffic.measured
+            between = C.traffic.measured.between_hosts
+            assert C.traffic.measured.total > between == C.traffic.predicted.between_hosts > 0
+        run = td.train(model, text, td.Mesh(cluster, (1, 2, 2)), **options)
+        np.testing.assert_array_equal(run.losses, alone.losses)
+        assert run.placed.startswith("Axis pp crosses 2 hosts: ")
+
+        def summed(rank):
+            return rank.group().all_reduce(np.full(10**5, float(rank.index)), algorithm="ring")
+
+        done = td.run_ranks(summed, td.Mesh(cluster, (4,)))
+        assert all((each == 6).all() for each in done.results)
+        assert done.traffic.between_hosts == done.traffic.total // 2
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,22 @@
 """Exercises on training: traffic, uneven copies, a loss scale, a faulty run, how often to save.
 
 Holds `tiledask.lab.exercises.training.faulty_run`,
+`tiledask.lab.exercises.training.ranks_on_hosts`,
 `tiledask.lab.exercises.training.save_intervals`, `tiledask.lab.exercises.training.scale_rule`,
 `tiledask.lab.exercises.training.step_traffic` and `tiledask.lab.exercises.training.uneven_copies`.
 """
+
+from itertools import permutations
 
 import numpy as np
 import pytest
 from oracles.figures import still_drawn
 from oracles.judged import assert_illegal, assert_quiet, assert_still_drawn, missed
 
+import tiledask as td
 from tiledask.lab.tasks import (
     faulty_run,
+    ranks_on_hosts,
     save_intervals,
     scale_rule,
     step_traffic,
@@ -229,6 +234,26 @@ def test_what_is_not_attempted_is_quiet_and_drawn(suspects):
     assert suspects.draw(None).to_png().startswith(b"\x89PNG")
     assert_quiet(step_traffic(), uneven_copies(), scale_rule())
     assert still_drawn(scale_rule(), every(4))
+
+
+# -- ranks on hosts --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "hosts"),
+    [((1, 2, 2), "AABB"), ((1, 2, 2), "AAAB"), ((2, 2, 1), "AABBCC"), ((2, 2, 2), "AAABBBBB")],
+)
+def test_the_fewest_bytes_between_hosts_are_those_of_the_best_way_of_all(shape, hosts):
+    model = td.GPT(td.load_text("tales").vocabulary, hidden=32, layers=3, heads=4, sequence=16)
+    traffic = td.training_program(model, shape, batch=8, microbatches=2).traffic
+    ways = {way[: np.prod(shape)] for way in permutations(hosts)}
+    between = {"".join(way): traffic.on(way).between_hosts for way in ways}
+    exercise, least = ranks_on_hosts(shape, hosts), min(between.values())
+    for way, moved in between.items():
+        (target,) = exercise.check(way).targets
+        assert (target.got, target.wanted) == (moved, least)
+    assert f"at most {least:,} bytes" in exercise.question
+    assert len({*between.values()}) > 1
 
 
 # -- how often to save -----------------------------------------------------------------------------

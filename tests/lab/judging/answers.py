@@ -728,6 +728,13 @@ ANSWERS: dict[str, list[tuple]] = {
         ((54, 54.5, 57), "not an answer", "one a training, for example (9, 9, 9)"),
         ((0, 54, 57), "not an answer", "3 whole numbers from 1 to 100,000"),
     ],
+    "ranks_on_hosts": [
+        ("AAABBBBB", "not yet", "along dp alone 285,824 bytes"),
+        ("ABBABBAB", "not yet", "along tp alone"),
+        ("AAABBBB", "not an answer", "a text of 8 hosts, that of rank 0 first"),
+        ("AAAABBBB", "not an answer", "for example 'AAABBBBB'; got 'AAAABBBB'"),
+        (3, "not an answer", "a text of 8 hosts"),
+    ],
     "scale_rule": [
         (every(1), "not yet", "26 begun at 2^44, 4 begun at 1"),
         (every(2000), "not yet", "its scale lies between 2^0 and 2^0 and ends at 2^0, too"),

@@ -158,6 +158,9 @@ FIGURES = {
     "traffic differs": lambda: plots.traffic_matrix(RING, RING + Traffic.of(4, [(0, 1, 7)])),
     "traffic, 12": lambda: plots.traffic_matrix(*[dense(12)] * 2),
     "traffic, 40": lambda: plots.traffic_matrix(dense(40)),
+    "traffic, runs": lambda: plots.traffic_matrix(
+        {"ring": RING.on("AABB"), "twice": RING.on("AABB") + RING}
+    ),
     "traffic, none": lambda: plots.traffic_matrix(Traffic.of(1), Traffic.of(1)),
     "matrices": lambda: plots.matrices({"up": (768, 3072), "down": (3072, 768)}),
     "corner": lambda: plots.corner(*(cut((600, 600), S0, S1) for _ in "XAY")),
@@ -503,6 +506,7 @@ def test_panels_of_a_figure_share_the_time():
         (lambda: plots.memory_against_bubble({}), "1 schedule or more"),
         (lambda: plots.memory_bars({}), "1 row or more, got 0"),
         (lambda: plots.memory_bars(Ledger.of([])), "1 row or more, got 0"),
+        (lambda: plots.traffic_matrix({}), "1 traffic or more, got 0"),
         (lambda: plots.traffic_matrix(RING, Traffic.of(3)), "4 predicted, 3 measured"),
         (lambda: plots.owners({}), "1 matrix or more, got 0"),
         (lambda: plots.matrices({}), "1 shape or more, got 0"),
@@ -658,6 +662,13 @@ def test_traffic_cells_are_the_bytes_and_those_that_differ_are_framed():
     for axes in drawn("traffic differs")[0].axes[:2]:
         (frame,) = axes.patches
         assert (round(frame.get_x() + 0.47), round(frame.get_y() + 0.47)) == (1, 0)
+    ring, twice, *_ = drawn("traffic, runs")[0].axes
+    for axes, traffic in ((ring, RING), (twice, RING + RING)):
+        np.testing.assert_array_equal(axes.images[0].get_array(), traffic.bytes)
+        assert axes.images[0].get_clim()[1] == 2 * RING.bytes.max()
+        assert not axes.patches
+        across, down = (line for line in axes.lines if line.get_gid() == "between hosts")
+        assert ({*across.get_xdata()}, {*down.get_ydata()}) == ({1.5}, {1.5})
 
 
 def test_owners_are_drawn_to_scale():

@@ -1,7 +1,8 @@
 """Figures of trainings: what they draw is what was counted, and every word can be read.
 
 Holds `tiledask.lab.plots.training.layers_traffic`, `tiledask.lab.plots.training.live`,
-`tiledask.lab.plots.training.losses` and `tiledask.lab.plots.training.time_lost`.
+`tiledask.lab.plots.training.losses`, `tiledask.lab.plots.training.rank_groups` and
+`tiledask.lab.plots.training.time_lost`.
 """
 
 from types import SimpleNamespace
@@ -302,3 +303,42 @@ def test_what_is_lost_is_drawn_where_it_is_and_nothing_at_zero():
         plots.time_lost({"formula": {}})
     with pytest.raises(ConfigError, match="steps and shares above 0"):
         plots.time_lost({"formula": {1: 0.0}})
+
+
+@pytest.mark.parametrize(
+    ("shape", "hosts", "across"),
+    [
+        ((2, 2, 2), "", {"dp": 0, "tp": 0, "pp": 0}),
+        ((1, 2, 2), "AABB", {"tp": 2, "pp": 0}),
+        ((1, 2, 2), "ABAB", {"tp": 0, "pp": 2}),
+        ((2, 4, 1), "AABBAABB", {"dp": 0, "tp": 2}),
+    ],
+)
+def test_a_group_is_a_line_through_its_ranks_red_where_it_lies_on_several_hosts(
+    shape, hosts, across
+):
+    figure = plots.rank_groups(shape, hosts=hosts)
+    top, *panels = figure.axes
+    at = {text.get_text(): text.get_position()[0] for text in top.texts}
+    assert [axes.get_ylabel() for axes in panels] == list(across)
+    for axes in panels:
+        groups = axes.get_lines()
+        axis = ("dp", "tp", "pp").index(axes.get_ylabel())
+        found = sorted(sorted(line.get_xdata()) for line in groups)
+        grid = np.moveaxis(np.arange(np.prod(shape)).reshape(shape), axis, -1)
+        ranks = grid.reshape(-1, shape[axis]).tolist()
+        assert found == sorted(sorted(at[f"rank {r}"] for r in group) for group in ranks)
+        assert sum(line.get_gid() == "across" for line in groups) == across[axes.get_ylabel()]
+        rows = [(line.get_ydata()[0], *sorted(line.get_xdata())) for line in groups]
+        for y, *xs in rows:  # no other group of this row begins within it
+            assert not any(y == other and xs[0] < x[0] <= xs[-1] for other, *x in rows)
+    drawn = drawn_texts(figure)
+    assert not clipped(figure, drawn, by=1)
+    assert not overlaps(drawn)
+
+
+def test_groups_of_names_or_hosts_that_are_too_few_are_refused():
+    with pytest.raises(ConfigError, match="a name for each of 2 axes and a host for each of 4"):
+        plots.rank_groups((2, 2), ("tp",))
+    with pytest.raises(ConfigError, match="got 2 names and 3 hosts"):
+        plots.rank_groups((2, 2), ("tp", "pp"), "AAB")

@@ -855,7 +855,9 @@ class StartedCluster(Cluster):
         why: str,
         memory_limit: int,
         default: bool | None = None,
+        hosts: tuple[str, ...] = (),
     ) -> None:
+        self._hosts = hosts
         self.given = self.dask_cluster = dask_cluster
         device_arrays.register(on_host=True)
         try:
@@ -877,6 +879,14 @@ class StartedCluster(Cluster):
         scheduler.loop.add_callback(scheduler.add_plugin, poison.Deaths())
         scheduler.loop.add_callback(Forgets().joins, scheduler)
         self._supervisor = Supervisor(dask_cluster)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """What each slot is taken to be on, if that was asked for; else this machine."""
+        return self._hosts or super().hosts
+
+    def near(self) -> frozenset[int]:
+        return frozenset(slot for slot in range(self.slots) if self.hosts[slot] == self.hosts[0])
 
     def _workers(self) -> dict[int, dict[str, Any]]:
         nannies = list(self.dask_cluster.workers.values())

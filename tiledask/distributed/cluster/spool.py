@@ -25,12 +25,14 @@ import numpy as np
 from tiledask.plan.digests import crc_of
 from tiledask.plan.products.regions import Region, slices
 
-__all__ = ["MEMORY", "KeptArray", "machine", "open_spool", "remove_spools_of_the_dead"]
+__all__ = ["AS_HOST", "MEMORY", "KeptArray", "machine", "open_spool", "remove_spools_of_the_dead"]
 
 PREFIX = "tiledask-"
 MEMORY = Path("/dev/shm")
 """Where some of them are, on Linux."""
 OWNER = "owner"
+AS_HOST = "TILEDASK_HOST"
+"""In a worker's environment, the host that it is taken to be on (`start_cluster`)."""
 
 
 class KeptArray(NamedTuple):

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
+from string import ascii_uppercase
 from typing import Any
 
 import dask
@@ -35,6 +36,7 @@ from tiledask.distributed.cluster.cluster import (
 )
 from tiledask.distributed.cluster.device_memory import OnePool
 from tiledask.distributed.cluster.forkserver import ForkingNanny, refuse_here, server_of_now
+from tiledask.distributed.cluster.spool import AS_HOST
 from tiledask.distributed.cluster.web import (
     HOST,
     asked_port,
@@ -71,6 +73,7 @@ def start_cluster(
     device: str = "auto",
     per_gpu: int | None = None,
     threads: int = 1,
+    hosts: int = 1,
     memory_limit: int | str | None = None,
     memory_cap: int | str | None = None,
     dashboard_port: int | None = None,
@@ -95,6 +98,11 @@ def start_cluster(
         Workers that share one GPU and its memory. Default: as few as make room for ``workers``.
     threads
         BLAS threads per worker.
+    hosts
+        CPU workers as if on so many hosts, neighbours on one: to learn and to test on one machine
+        what is otherwise seen on several. Those of different hosts do not read each other's memory,
+        blocks and messages go between them through ports, and what goes is counted apart
+        (``traffic.between_hosts``). They still share cores, memory and disk.
     memory_limit
         Bytes of host memory per worker at which Dask's nanny restarts it (default: an even
         share of this machine's memory).
@@ -130,6 +138,7 @@ def start_cluster(
     backend, why = choose_device(device)
     per_gpu = _sharing(workers, backend) if per_gpu is None else per_gpu
     slots = _slots(workers, backend, per_gpu, threads)
+    names = _hosts(hosts, slots, backend)
     cap = _cap(memory_cap, backend)
     host = MEMORY_LIMIT // slots if memory_limit is None else parse_bytes(memory_limit)
     security, port, seconds = _security(tls), asked_port(dashboard_port), seconds_of(timeout)
@@ -146,7 +155,7 @@ def start_cluster(
     }
     born: list[SpecCluster] = []
     if backend == "numpy":
-        start, room = partial(_start_cpu, born=born), host
+        start, room = partial(_start_cpu, born=born, hosts=names), host
     else:
         room, words = _gpu_share(probe().devices, per_gpu, host)
         why = f"{why}; {words}" if cap is None else why
@@ -169,7 +178,7 @@ def start_cluster(
             running = _launch(start, slots, seconds, options)
         only_to_allowed_hosts(running.scheduler)
         limit = room if cap is None else cap
-        cluster = StartedCluster(running, slots, backend, why, limit, default)
+        cluster = StartedCluster(running, slots, backend, why, limit, default, names)
         try:
             cluster.wait_for_slots(range(slots), timeout)
             if backend == "cupy":
@@ -276,6 +285,19 @@ def _slots(workers: int | None, backend: str, per_gpu: int, threads: int) -> int
     return slots
 
 
+def _hosts(hosts: int, slots: int, backend: str) -> tuple[str, ...]:
+    """The host that each slot is taken to be on; none if there is one."""
+    count = whole_number("hosts", hosts, 1)
+    if count > 1 and backend == "cupy":
+        raise ConfigError(f"hosts={hosts} is for CPU workers: device='cpu', or leave it out")
+    if slots % count or count > len(ascii_uppercase):
+        raise ConfigError(
+            f"hosts={hosts} is 1 to {len(ascii_uppercase)}, and {slots} workers go evenly onto "
+            f"them: take workers={count * max(1, slots // count)}, or other hosts"
+        )
+    return tuple(ascii_uppercase[slot * count // slots] for slot in range(slots) if count > 1)
+
+
 def _cap(memory_cap: int | str | None, backend: str) -> int | None:
     if memory_cap is not None and backend == "numpy" and sys.platform != "linux":
         raise ConfigError(
@@ -375,6 +397,7 @@ def _start_cpu(
     dashboard_port: int,
     security: Any,
     born: list[SpecCluster],
+    hosts: Sequence[str],
 ) -> SpecCluster:
     protocol = "tls://" if security else "tcp://"
     server = server_of_now()  # it loads while the scheduler starts
@@ -410,6 +433,8 @@ def _start_cpu(
     cluster.worker_spec.update(
         {s: {"cls": nanny, "options": {**common, **_slot_options(s)}} for s in range(slots)}
     )
+    for slot, host in enumerate(hosts):
+        cluster.worker_spec[slot]["options"]["env"] = {AS_HOST: host}
     born.append(cluster)
     _start_workers(cluster, seconds)
     return cluster

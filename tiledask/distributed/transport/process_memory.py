@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.cluster.spool import machine
+from tiledask.distributed.cluster.spool import AS_HOST, machine
 from tiledask.distributed.transport.tickets import LoanLostError, Ticket, laid_out, layout_of
 from tiledask.plan.products.regions import Region
 from tiledask.tile import as_dtype
@@ -98,10 +98,10 @@ def _readv() -> Any:
 @cache
 def this_host() -> str:
     """The machine since its last start, and the numbers that its processes have: of containers on
-    one machine, those that share them are one host."""
-    numbers = ""
+    one machine, those that share them are one host; so are workers that are told to be."""
+    numbers = os.environ.get(AS_HOST, "")
     with contextlib.suppress(OSError):
-        numbers = os.readlink("/proc/self/ns/pid")
+        numbers += os.readlink("/proc/self/ns/pid")
     return hashlib.sha256(f"{machine()} {numbers}".encode()).hexdigest()[:12]
 
 

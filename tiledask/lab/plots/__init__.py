@@ -47,6 +47,7 @@ from tiledask.lab.plots.training.layers_traffic import layers_traffic
 from tiledask.lab.plots.training.live import LiveLoss
 from tiledask.lab.plots.training.losses import losses
 from tiledask.lab.plots.training.placements import placements, shards
+from tiledask.lab.plots.training.rank_groups import rank_groups
 from tiledask.lab.plots.training.rows_on_ranks import rows_on_ranks
 from tiledask.lab.plots.training.time_lost import time_lost
 from tiledask.lab.plots.training.trainings import trainings
@@ -80,6 +81,7 @@ __all__ = [
     "placements",
     "printed_rates",
     "product_layers",
+    "rank_groups",
     "reads",
     "roofline",
     "rows_on_ranks",

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from tiledask.lab.exercises.split_layers.partial_sums import fewest_sums
     from tiledask.lab.exercises.split_layers.smoothed_loss import smoothed_loss
     from tiledask.lab.exercises.training.faulty_run import faulty_run
+    from tiledask.lab.exercises.training.ranks_on_hosts import ranks_on_hosts
     from tiledask.lab.exercises.training.scale_rule import scale_rule
     from tiledask.lab.exercises.training.step_traffic import step_traffic
     from tiledask.lab.exercises.training.uneven_copies import uneven_copies
@@ -88,6 +89,7 @@ __all__ = [
     "load_puzzle",
     "puzzle_levels",
     "puzzle_names",
+    "ranks_on_hosts",
     "repair",
     "repaired_kernel",
     "retuned",
@@ -122,6 +124,7 @@ _RUNNING = {
     "hybrid_lenet": "split_layers.lenet_hybrids",
     "fewest_sums": "split_layers.partial_sums",
     "faulty_run": "training.faulty_run",
+    "ranks_on_hosts": "training.ranks_on_hosts",
     "scale_rule": "training.scale_rule",
     "step_traffic": "training.step_traffic",
     "uneven_copies": "training.uneven_copies",

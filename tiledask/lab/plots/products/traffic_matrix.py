@@ -1,4 +1,6 @@
-"""Traffic matrices: bytes from rank to rank, predicted beside measured."""
+"""Traffic matrices: bytes from rank to rank, predicted beside measured, or several runs."""
+
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -17,10 +19,22 @@ _MOST_NUMBERS = 12
 
 @styled
 def traffic_matrix(
-    predicted: Traffic, measured: Traffic | None = None, *, title: str | None = None
+    predicted: Traffic | Mapping[str, Traffic],
+    measured: Traffic | None = None,
+    *,
+    title: str | None = None,
 ) -> "Figure":
     """A heat map of bytes from each rank to each other; with ``measured``, two on one colour scale
-    and a red frame around every cell that differs, with the bytes measured too many or few."""
+    and a red frame around every cell that differs, with the bytes measured too many or few.
+
+    Of several, ``{name: traffic}``, a panel each on one scale. Lines are drawn between hosts.
+    """
+    if isinstance(predicted, Mapping):
+        if not predicted:
+            raise ConfigError(
+                "traffic_matrix draws 1 traffic or more, got 0: {'ring': run.traffic}"
+            )
+        return _panels(predicted, title or "Bytes between ranks")
     if measured is not None and measured.ranks != predicted.ranks:
         raise ConfigError(
             f"the two traffics are among different ranks: {predicted.ranks} predicted, "
@@ -34,9 +48,16 @@ def traffic_matrix(
     found = ": measured equals predicted to the byte" if measured is not None else ", predicted"
     if count:
         found = f": {count} cell{' differs' if count == 1 else 's differ'}"
+    return _panels(traffics, title or f"Bytes between ranks{found}", differs)
+
+
+def _panels(
+    traffics: Mapping[str, Traffic], title: str, differs: np.ndarray | None = None
+) -> "Figure":
+    """A panel for each; ``differs``: the cells that do, from the first to the last."""
+    first = next(iter(traffics.values()))
     top = max(1, *(int(t.bytes.max(initial=0)) for t in traffics.values()))
-    width = WIDTH if measured is not None else 0.6 * WIDTH
-    figure = canvas(4.1, title or f"Bytes between ranks{found}", width)
+    figure = canvas(4.1, title, WIDTH if len(traffics) > 1 else 0.6 * WIDTH)
     panels = figure.subplots(1, len(traffics), squeeze=False)[0]
     for axes, (name, traffic) in zip(panels, traffics.items(), strict=True):
         image = axes.imshow(traffic.bytes, cmap="Blues", vmin=0, vmax=top)
@@ -45,10 +66,15 @@ def traffic_matrix(
         axes.set(xticks=ticks, yticks=ticks, xlabel="to rank", ylabel="from rank")
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-        for i, j in np.argwhere(differs).tolist():
+        for i in range(1, len(traffic.hosts)):
+            if traffic.hosts[i] != traffic.hosts[i - 1]:
+                draw.limit_line(axes, x=i - 0.5, gid="between hosts")
+                draw.limit_line(axes, y=i - 0.5, gid="between hosts")
+        for i, j in [] if differs is None else np.argwhere(differs).tolist():
             draw.mark_box(axes, (j - 0.47, i - 0.47, 0.94, 0.94), f"{i} to {j}")
         if traffic.ranks <= _MOST_NUMBERS:
-            _numbers(axes, image, traffic.bytes, traffic.bytes - predicted.bytes)
+            less = traffic if differs is None else first
+            _numbers(axes, image, traffic.bytes, traffic.bytes - less.bytes)
     bar = figure.colorbar(image, ax=list(panels), label="bytes", shrink=0.85)
     draw.byte_ticks(bar.ax.yaxis)
     return figure

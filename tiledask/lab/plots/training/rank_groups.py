@@ -1,0 +1,99 @@
+"""Which ranks of a mesh form a group along each axis, and which groups lie on several hosts."""
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from tiledask.errors import ConfigError
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.primitives import Axes, Figure
+from tiledask.lab.plots.style import BLUE, GREY, PALE, RED, canvas, colour_of_rank, styled
+
+__all__ = ["rank_groups"]
+
+_ROW = 0.2
+"""Inches of a row of groups."""
+
+
+@styled
+def rank_groups(
+    shape: Sequence[int],
+    names: Sequence[str] = ("dp", "tp", "pp"),
+    hosts: Sequence[str] = (),
+    *,
+    title: str = "Who talks to whom along each axis",
+) -> "Figure":
+    """A figure with a box for each rank, by host, and below it a line through the ranks of each
+    group: a panel for every axis of more than one rank, red where a group lies on several hosts.
+
+    ``hosts``: of each rank, as ``mesh.hosts`` says; none: all on one.
+
+    >>> len(rank_groups((2, 2, 1), hosts="AABB").axes)
+    3
+    """
+    ranks = prod(shape)
+    if len(names) != len(shape) or len(hosts) not in (0, ranks):
+        raise ConfigError(
+            f"rank_groups takes a name for each of {len(shape)} axes and a host for each of "
+            f"{ranks} ranks, or none; got {len(names)} names and {len(hosts)} hosts"
+        )
+    where = [*hosts] or [""] * ranks
+    order = sorted(range(ranks), key=lambda r: ([*dict.fromkeys(where)].index(where[r]), r))
+    at = {rank: place for place, rank in enumerate(order)}
+    grid, panels = np.arange(ranks).reshape(shape), []
+    for axis, name in enumerate(names):
+        if shape[axis] > 1:
+            groups = np.moveaxis(grid, axis, -1).reshape(-1, shape[axis]).tolist()
+            panels.append((name, _rows(groups, at)))
+    heights = [0.55, *(0.2 + _ROW * len(rows) for _, rows in panels)]
+    figure = canvas(1.2 + sum(heights), title)
+    top, *below = draw.stacked_axes(figure, heights, sharex=True)
+    _ranks(top, order, where)
+    for axes, (name, rows) in zip(below, panels, strict=True):
+        for y, groups in enumerate(rows):
+            for group in groups:
+                far = len({where[rank] for rank in group}) > 1
+                xs, colour = sorted(at[rank] for rank in group), RED if far else BLUE
+                look = {"marker": "o", "markersize": 5, "gid": "across" if far else "within"}
+                draw.curve(axes, xs, [y] * len(xs), colour, 2.2, **look)
+        draw.bare(axes)
+        axes.set(ylim=(len(rows) - 0.4, -0.6))
+        axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=10)
+    top.set_xlim(-0.6, ranks - 0.4)
+    words = {BLUE: "a group", RED: ""}
+    if len({*where}) > 1:
+        words = {BLUE: "a group on one host", RED: "a group on several"}
+    look = {"linewidth": 2.2, "marker": "o"}
+    entries = [draw.line_entry(said, colour, **look) for colour, said in words.items() if said]
+    draw.legend(figure, entries)
+    return figure
+
+
+def _rows(groups: list[list[int]], at: dict[int, int]) -> list[list[list[int]]]:
+    """The groups in as few rows as leave each a stretch of its own."""
+    rows: list[list[list[int]]] = []
+    ends: list[int] = []
+    for group in sorted(groups, key=lambda each: min(at[rank] for rank in each)):
+        places = [at[rank] for rank in group]
+        free = next((row for row, end in enumerate(ends) if end < min(places)), len(rows))
+        if free == len(rows):
+            rows.append([])
+            ends.append(-1)
+        rows[free].append(group)
+        ends[free] = max(places)
+    return rows
+
+
+def _ranks(axes: "Axes", order: list[int], hosts: list[str]) -> None:
+    """A box for each rank, and a pale one around those of a host."""
+    for host in filter(None, dict.fromkeys(hosts)):
+        mine = [place for place, rank in enumerate(order) if hosts[rank] == host]
+        draw.box(axes, (mine[0] - 0.47, -0.2, len(mine) - 0.06, 1.3), PALE)
+        draw.note(axes, (mine[0] - 0.4, 0.97), host, color=GREY)
+    for place, rank in enumerate(order):
+        box, colour = (place - 0.38, -0.1, 0.76, 0.75), colour_of_rank(rank)
+        draw.box(axes, box, colour)
+        draw.text_in(axes, box, f"rank {rank}", colour, 8.5)
+    draw.bare(axes)
+    axes.set_ylim(-0.25, 1.3)
