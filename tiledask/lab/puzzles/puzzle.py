@@ -3,6 +3,7 @@
 import math
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -184,8 +185,9 @@ def _by_level() -> list[tuple[int, str]]:
     return sorted((read_named("puzzles", name).values["level"], name) for name in names("puzzles"))
 
 
-def load_puzzle(name: str | int | os.PathLike) -> Puzzle:
-    """The puzzle with this name or level, or of a local JSON file (a path, or a name in .json).
+def load_puzzle(name: str | int | os.PathLike | Mapping[str, Any]) -> Puzzle:
+    """The puzzle with this name or level, or of a local JSON file (a path, or a name in .json), or
+    of the same keys as a mapping: its title is its name then.
 
     ConfigError if there is none, or if its file is not a puzzle; the message names the key.
     data/puzzles/README.md says how to write one.
@@ -198,6 +200,8 @@ def load_puzzle(name: str | int | os.PathLike) -> Puzzle:
     >>> load_puzzle(1).name
     '24-on-4'
     """
+    if isinstance(name, Mapping):
+        return _read(str(name.get("title", "a puzzle")), dict(name), "the puzzle")
     if isinstance(name, os.PathLike) or str(name).endswith(".json"):
         fields = read(name)
         return _read(Path(name).stem, fields.values, fields.where)
