@@ -17,6 +17,7 @@ from oracles.finished import ROOT
 from tiledask.lab.learner import kept
 from tiledask.lab.learner.arc import arc
 from tiledask.lab.learner.contents import SHOW_ANEW, timed, write_contents
+from tiledask.lab.learner.copies import walkthroughs
 from tiledask.lab.learner.course import Walkthrough, course
 from tiledask.lab.learner.score import score
 from tiledask.lab.learner.start import lab_command
@@ -73,6 +74,12 @@ def test_minutes_are_counted_from_the_notebook(nbs):
     assert second.minutes == 29  # 1200 / 60 + 4 predictions + 5 for the exercise
     assert (second.asked, second.needs, second.number) == (4, ("00_first",), "01")
     assert last.minutes == 2
+
+
+def test_each_walkthrough_takes_half_an_hour():
+    minutes = {each.name: each.minutes for each in course(walkthroughs())}
+    assert len(minutes) >= 30
+    assert {name: m for name, m in minutes.items() if not 24 <= m <= 35} == {}
 
 
 def test_a_page_for_readers_without_a_score_has_the_minutes(nbs):

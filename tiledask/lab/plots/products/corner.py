@@ -93,12 +93,12 @@ def corner(
         _blocks(axes, tiling, left, top, at)
         rows, columns = tiling.shape
         draw.note(axes, (left, top), f"{name}, {rows:,} x {columns:,}", (1, 2), 8.5)
-    look = {"color": RED, "linewidth": 2.2, "gid": "k is cut"}
+    look = {"colour": RED, "width": 2.2, "gid": "k is cut"}
     (x_left, x_top), (a_left, a_top), _ = at.places
     for k in sorted({region[1][0] for region in tilings[0].regions} - {0}):
-        axes.plot([x_left + k] * 2, [x_top, x_top + at.m], **look)
+        draw.curve(axes, [x_left + k] * 2, [x_top, x_top + at.m], **look)
     for k in sorted({region[0][0] for region in tilings[1].regions} - {0}):
-        axes.plot([a_left, a_left + at.n], [a_top + k] * 2, **look)
+        draw.curve(axes, [a_left, a_left + at.n], [a_top + k] * 2, **look)
     cut = any(line.get_gid() == "k is cut" for line in axes.lines)
     entries = []
     if any(box.get_gid() == "copies" for box in axes.patches):

@@ -1,0 +1,155 @@
+"""Numbers in the walkthroughs' text are those of their cells, or worked out where they stand.
+
+A number of four digits or two decimals is in the notebook's code, in an output that is stored (and
+that nbval compares), or the value of arithmetic beside it. What comes from outside is listed.
+"""
+
+import ast
+import json
+import operator
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from oracles.finished import ROOT
+
+NOTEBOOKS = sorted((ROOT / "nbs").glob("*.ipynb"))
+NUMBER = r"\d[\d,]*(?:\.\d+)?"
+TOLD = re.compile(
+    r"(?<![\w.,])(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{4,}(?:\.\d+)?|\d+\.\d{2,})(?!\w|\.\d)"
+)
+NO_NUMBER = re.compile(r"\]\([^)]*\)|arXiv[: ]*\d{4}\.\d+|\b(?:19|20)\d\d\b(?![,.]\d)")
+SCALES = (1.0, 100.0, 1e-3, 1e-6, 1e-9)
+"""A share told in percent; bytes told in kB, MB and GB."""
+SIGNS = {"×": "*", "·": "*", "−": "-", "–": "-", "^": "**", "²": "**2", "³": "**3"}
+DOES = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+}
+FROM_OUTSIDE: dict[str, set[str]] = {
+    name: {*words.split()}
+    for name, words in {
+        "01_does_it_fit": "3,516",
+        "02_cut_states_and_model": (
+            "0.214 0.355 0.566 13,824 2,048 2.62 2.7275 2.82 21.82 32,768 4.530 7.49"
+        ),
+        "06_layers_of_copies": "15.84",
+        "07_write_a_tile_kernel": "32,768",
+        "08_shared_memory_and_tensor_cores": "1,152 1.98 232,448 3.88 4.12 4092",
+        "10_split_a_decoder_layer": "1.3143 18,432 3,136",
+        "11_split_the_loss": "1,000 1.3863 7452",
+        "12_split_a_convolution": "2.652192 3,380 3.67 4.41 516,272",
+        "13_split_in_space": "1.72 139,392 2,112 232,320 5.305888",
+        "14_cut_24_layers": "1304",
+        "15_cut_under_caps": "1180 3703 8.33",
+        "22_train_under_hybrids": "131,072",
+        "23_break_it_and_find_it": "250,880",
+        "24_half_precision": "0.42 1.55 80,000",
+        "25_several_hosts": "16,384 191,104 41,888 50,000 8,192",
+        "26_how_often_to_save": "0.366 1.546",
+        "27_choose_a_layout": "0.38",
+        "29_capstone": "1771",
+    }.items()
+}
+"""Of a walkthrough: numbers of papers and data sheets, or of a sentence that no cell works out."""
+
+
+def value(node: ast.AST) -> float:
+    """Of plain arithmetic; ValueError for whatever else, and for powers that take for ever."""
+    match node:
+        case ast.Expression(body):
+            return value(body)
+        case ast.Constant(int() | float() as number):
+            return float(number)
+        case ast.UnaryOp(ast.USub(), of):
+            return -value(of)
+        case ast.BinOp(left, does, right) if type(does) in DOES:
+            a, b = value(left), value(right)
+            if isinstance(does, ast.Pow) and not (abs(a) < 1e6 and abs(b) < 40):
+                raise ValueError(node)
+            return float(DOES[type(does)](a, b))
+    raise ValueError(node)
+
+
+def worked_out(text: str) -> set[float]:
+    """The values of all arithmetic in ``text``, words and units left out.
+
+    >>> sorted(worked_out("2 x 4 x 8 bytes = 64, and 18.5 + 0.5 ms"))
+    [19.0, 64.0]
+    """
+    found = set()
+    for part in re.split(r"[=≈;:]|\bis\b|, |\. |\n\n", text):
+        for sign, plain in SIGNS.items():
+            part = part.replace(sign, plain)
+        part = re.sub(r"(?<=\d) x (?=[\d(])", " * ", part)
+        part = re.sub(r"(\d),(?=\d{3})", r"\1", part)
+        part = re.sub(r"[A-Za-zµ%$`_\\]+(?:/[A-Za-z]+)?", " ", part)
+        for written in re.findall(r"[\d.()*/+\- ]{3,}", part):
+            for cut in {written.strip(), written.strip(" +-*/.("), written.strip(" +-*/.()")}:
+                each = re.sub(r"(\d) +(?=[\d(])", r"\1*", cut)
+                try:
+                    tree = ast.parse(each, mode="eval")
+                    if isinstance(tree.body, ast.BinOp):  # a number alone is not worked out
+                        found.add(value(tree))
+                except (ValueError, SyntaxError, ArithmeticError, MemoryError, RecursionError):
+                    continue
+    return found
+
+
+def number(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def unsaid(notebook: dict) -> Iterator[str]:
+    """The numbers of the notebook's text that no cell of it says and nothing beside them makes."""
+    known: set[float] = set()
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            said = "".join(cell["source"]).replace("_", "")
+            for output in cell["outputs"]:
+                said += " " + "".join(output.get("text", []))
+                said += " " + "".join(output.get("data", {}).get("text/plain", []))
+            known |= {number(each) for each in re.findall(NUMBER, said)}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown":
+            text = NO_NUMBER.sub(" ", "".join(cell["source"]))
+            there = known | worked_out(text)
+            yield from (told for told in TOLD.findall(text) if not is_one_of(told, there))
+
+
+def is_one_of(told: str, known: set[float]) -> bool:
+    """Whether ``told`` is one of the values that are known, rounded as it is written."""
+    half = 0.505 * 10 ** -len(told.partition(".")[2])
+    return any(abs(number(told) - each * scale) <= half for each in known for scale in SCALES)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_number_in_the_text_is_one_of_the_cells(path):
+    notebook = json.loads(path.read_text("utf-8"))
+    assert set(unsaid(notebook)) == FROM_OUTSIDE.get(path.stem, set())
+
+
+@pytest.mark.long
+def test_a_number_that_is_changed_is_found():
+    """Its first digit: in the text of all walkthroughs four times of five and more."""
+    caught = tried = 0
+    for path in NOTEBOOKS:
+        notebook = json.loads(Path(path).read_text("utf-8"))
+        known = {*unsaid(notebook)}
+        for cell in notebook["cells"]:
+            before = cell["source"]
+            for told in TOLD.findall("".join(before)) if cell["cell_type"] == "markdown" else ():
+                if told in known or told.startswith(("19", "20")):
+                    continue
+                other = ("3" if told[0] != "3" else "7") + told[1:]
+                cell["source"] = ["".join(before).replace(told, other)]
+                tried += 1
+                caught += other in {*unsaid(notebook)}
+            cell["source"] = before
+    assert tried > 200
+    assert caught > 0.8 * tried
