@@ -114,8 +114,10 @@ HEAD = 'puzzle = td.tasks.load_puzzle("24-on-4")\n'
 def test_answers_are_judged_and_nothing_else_runs(tmp_path, course):
     harm = tmp_path / "harm"
     hand_in(tmp_path, course, "ada", c2=HEAD + 'answer = "1-6 | 7-12 | 13-18 | 19-24"')
-    hand_in(tmp_path, course, "bob", c2=HEAD + 'answer = "1-9 | 10-12 | 13-18 | 19-24"')
-    hand_in(tmp_path, course, "eve", c0=f"open({str(harm)!r}, 'w')", c2="answer = puzzle.solve()")
+    for each in course["cells"]:  # what the others have is of another version
+        each["id"] += "x"
+    hand_in(tmp_path, course, "bob", c2x=HEAD + 'answer = "1-9 | 10-12 | 13-18 | 19-24"')
+    hand_in(tmp_path, course, "eve", c0x=f"open({str(harm)!r}, 'w')", c2x="answer = puzzle.solve()")
     (hand_in(tmp_path, course, "nil")).write_text("no notebook")
     names = []
     found = grade(tmp_path / "handed in", progress=names.append)
