@@ -461,7 +461,7 @@ ANSWERS: dict[str, list[tuple]] = {
         (
             td.Layout(tp=4, pp=2, microbatches=32, recompute="full"),
             "not yet",
-            "most is lost to tp: waiting for tensor parallelism, 914 ms",
+            "most is lost to tp: waiting for tensor parallelism, 1.08 s",
         ),
         (
             td.Layout(tp=4, dp=2, microbatches=32),
@@ -471,7 +471,7 @@ ANSWERS: dict[str, list[tuple]] = {
         (
             td.Layout(microbatches=32),
             "not legal",
-            'the verdict is "no": the fullest device (loss) needs 28.17',
+            'the verdict is "no": the fullest device (loss) needs 29.01',
         ),
         ("tp=4", "not an answer", "an answer is a td.Layout, for example td.Layout(tp="),
     ],

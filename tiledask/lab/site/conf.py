@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from latex2mathml.converter import convert
-
 from tiledask.lab.site.reference import defined
 
 project = "tiledask"
@@ -27,11 +25,15 @@ toc_object_entries = False
 
 
 def _inline(translator: Any, node: Any) -> None:
+    from latex2mathml.converter import convert
+
     translator.body.append(convert(node.astext()))
     raise _skip()
 
 
 def _block(translator: Any, node: Any) -> None:
+    from latex2mathml.converter import convert
+
     translator.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
     raise _skip()
 

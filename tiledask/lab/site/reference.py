@@ -67,7 +67,7 @@ def defined(lines: list[str]) -> list[str]:
         elif inside and line.startswith("  "):
             made.append(f"    {line.strip()}")
         else:
-            if inside and line:
+            if inside and line and made[-1]:
                 made.append("")
             inside = inside and not line
             made.append(line)
