@@ -43,6 +43,12 @@ def same_work(
     25.5
     """
     built = _built(name, devices, microbatches, forward, backward, latency, chunks)
+    return _timed(built, forward, backward, latency)
+
+
+def _timed(
+    built: Schedule, forward: float = 1.0, backward: float = 2.0, latency: float = 0.0
+) -> Timeline:
     share, half = built.devices / built.stages, backward / 2
     return simulate(
         built,
@@ -94,7 +100,7 @@ def compare_schedules(
     rows = []
     for name in names:
         built = _built(name, devices, microbatches, chunks=chunks, **seconds)
-        timeline = same_work(name, devices, microbatches, chunks=chunks, **seconds)
+        timeline = _timed(built, **seconds)
         share = devices / built.stages
         held = sum(len(built.holders(stage)) for stage in range(built.stages))
         rows.append(

@@ -54,23 +54,13 @@ def tile_step(
     if done:
         draw.box(axes, (x_a, y_a + i[0], done, i[1] - i[0]), pale, gid="A before")
         draw.box(axes, (x_b + j[0], y_b, j[1] - j[0], done), pale, gid="B before")
-    draw.box(
-        axes,
-        (x_a + p[0], y_a + i[0], p[1] - p[0], i[1] - i[0]),
-        ORANGE,
-        gid="A now",
-        edgecolor=ORANGE,
-    )
-    draw.box(
-        axes,
-        (x_b + j[0], y_b + p[0], j[1] - j[0], p[1] - p[0]),
-        ORANGE,
-        gid="B now",
-        edgecolor=ORANGE,
-    )
-    draw.box(
-        axes, (x_c + j[0], y_c + i[0], j[1] - j[0], i[1] - i[0]), BLUE, gid="C now", edgecolor=BLUE
-    )
+    for name, (left, top), across, down, colour in (
+        ("A", (x_a, y_a), p, i, ORANGE),
+        ("B", (x_b, y_b), j, p, ORANGE),
+        ("C", (x_c, y_c), j, i, BLUE),
+    ):
+        tile_at = left + across[0], top + down[0], across[1] - across[0], down[1] - down[0]
+        draw.box(axes, tile_at, colour, gid=f"{name} now", edgecolor=colour)
     draw.bare(axes)
     edge = 0.02 * max(m, n, k)
     axes.set(xlim=(-edge, k + gap + n + edge), ylim=(k + gap + m + edge, -edge), aspect="equal")
