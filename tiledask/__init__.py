@@ -104,6 +104,7 @@ _HOME = {
     "Comparison": "tiledask.lab.table",
     "ask": "tiledask.lab.questions.ask",
     "report": "tiledask.lab.dashboard.saved",
+    "table": "tiledask.lab.table",
     "predict": "tiledask.lab.learner.guess",
     "score": "tiledask.lab.learner.score",
 }

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+import tiledask as td
 from tiledask.distributed.cluster.load import Load
 from tiledask.errors import ConfigError
 from tiledask.lab.claim import COLUMNS, exact, format_value
@@ -332,3 +333,27 @@ def test_claims_on_a_few_things_are_a_table_with_a_column_for_each():
         "a": {"sent": "2 B", "waits": "3"},
         "b": {"sent": "4 B", "waits": ""},
     }
+
+
+def test_claims_by_one_rule_are_made_of_their_values():
+    table = Comparison.of("idle", {"a": (0.5, 0.5, 0.52), "b": (0.5, None, 0.6)}, "percent", ("within", 0.03))  # fmt: skip
+    assert [row.verdict.holds for row in table.rows] == [True, False]
+    assert table.rows[1] == Claim("b", 0.5, None, 0.6, "percent", ("within", 0.03))
+    with pytest.raises(ConfigError, match=r"'a': a claim has 3 values, predicted, .*write None"):
+        Comparison.of("idle", {"a": (1, 2)})
+
+
+def test_a_table_shows_each_column_in_its_unit_on_paper_and_on_a_page():
+    rows = {"<a>": {"sent": 4096, "kind": "ring"}, "b": {"sent": np.int64(2), "idle": 0.5}}
+    shown = td.table(rows, sent="bytes", idle="percent")
+    assert [line.split() for line in repr(shown).splitlines()] == [
+        ["sent", "kind", "idle"],
+        ["<a>", "4.096", "kB", "ring", "—"],
+        ["b", "2", "B", "—", *td.table([{"idle": 0.5}], idle="percent").rows[0][0].split()],
+    ]
+    page = shown._repr_html_()
+    assert "&lt;a&gt;" in page
+    assert "<td style='text-align:right'>4.096 kB</td><td>ring</td>" in page
+    assert td.table([{"sent": 1}, {"sent": 12_345}]).rows == [["1"], ["12,345"]]
+    with pytest.raises(ConfigError, match="no column 'send' to show in bytes; columns are sent"):
+        td.table([{"sent": 1}], send="bytes")

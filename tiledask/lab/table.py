@@ -2,18 +2,21 @@
 
 Comparison  predicted, simulated and measured side by side, with a verdict for every row: one value
             for the terminal (rich), the notebook and the report (HTML), files (JSON) and text
-Grid        any other rows under titles, in a terminal
+Grid        any other rows under titles
+table       such rows of numbers, each in its column's unit
 """
 
 import io
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tiledask.errors import ConfigError
-from tiledask.lab.claim import COLUMNS, Claim, Value, exact
+from tiledask.lab.claim import COLUMNS, Claim, Value, exact, format_value
 from tiledask.plan import html
 from tiledask.plan.judged import Judged
 
@@ -23,7 +26,9 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["Claim", "Comparison", "Grid", "counted", "say"]
+    from tiledask.distributed.cluster.load import Load
+
+__all__ = ["Claim", "Comparison", "Grid", "counted", "say", "table"]
 
 _ASCII = str.maketrans({"✓": "+", "✗": "x", "—": "-", "µ": "u"})
 _STYLE = {True: "green", False: "bold red", None: ""}
@@ -51,6 +56,29 @@ class Comparison:
                 f"{self.title!r}: a comparison has one Claim or more in its rows, got "
                 f"{kinds or 'none'}; a table without claims proves nothing"
             )
+
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        values: Mapping[str, Sequence[Value]],
+        unit: str = "",
+        rule: str | tuple | None = None,
+        load: "Load | None" = None,
+    ) -> "Comparison":
+        """The table of claims by one rule: quantity -> its predicted, simulated and measured value.
+
+        >>> Comparison.of("Idle time", {"2 workers": (0.5, 0.5, 0.51)}, "percent", ("within", 0.03))
+        Comparison('Idle time': 1 of 1 claims hold)
+        """
+        for quantity, three in values.items():
+            if isinstance(three, str) or len(three) != len(COLUMNS):
+                raise ConfigError(
+                    f"{quantity!r}: a claim has {len(COLUMNS)} values, {', '.join(COLUMNS)}, got "
+                    f"{three!r}; write None for what was not asked"
+                )
+        rows = [Claim(name, *three, unit, rule, load=load) for name, three in values.items()]
+        return cls(title, rows)
 
     @cached_property
     def verdicts(self) -> tuple[Judged, ...]:
@@ -122,11 +150,7 @@ class Comparison:
 
     def to_text(self, width: int = 100) -> str:
         """The table as plain text, no line longer than ``width`` characters."""
-        from rich.console import Console
-
-        out = io.StringIO()
-        Console(file=out, width=width, color_system=None, legacy_windows=False).print(self)
-        return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+        return _plain(self, width)
 
     def __str__(self) -> str:
         return self.to_text()
@@ -190,6 +214,14 @@ class Grid:
     bold: Collection[int] = ()
     """Rows that stand out."""
 
+    def __repr__(self) -> str:
+        """The whole table: it has nothing else to say."""
+        return _plain(self, 80).rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        right = {i: "text-align:right" for i in range(len(self.head)) if i not in self.left}
+        return html.table(self.head, self.rows, self.title, style=right, bold=self.bold)
+
     def __rich_console__(self, console, options) -> Iterator["Table | Text"]:
         from rich.text import Text
 
@@ -232,6 +264,57 @@ class Grid:
             pairs = zip(self.head, row, strict=True)
             words = [f"{name} {cell}".strip() for name, cell in pairs if str(cell)]
             yield Text(": ".join(filter(None, (*words[:1], ", ".join(words[1:])))), overflow="fold")
+
+
+def table(
+    rows: Mapping[Any, Mapping[str, Any]] | Iterable[Mapping[str, Any]],
+    title: str = "",
+    **units: str,
+) -> Grid:
+    """Rows of values as people read them, in a terminal and in a notebook.
+
+    rows
+        Column -> value of each; of a mapping, each row begins with its name. A row without a
+        column, or None there, shows a dash.
+    units
+        Column -> "bytes", "seconds", "percent" (of values that are shares of 1), "count" or a
+        unit to print. Others are shown as they are, numbers with at most four digits.
+
+    >>> table({"summa": {"moved": 134_217_728, "idle": 0.27}}, moved="bytes", idle="percent")
+              moved   idle
+    summa  134.2 MB  27.0%
+    """
+    named = isinstance(rows, Mapping)
+    listed = list(rows.values() if isinstance(rows, Mapping) else rows)
+    columns = list(dict.fromkeys(column for row in listed for column in row))
+    if unknown := [column for column in units if column not in columns]:
+        raise ConfigError(
+            f"there is no column {unknown[0]!r} to show in {units[unknown[0]]}; columns are "
+            f"{', '.join(columns) or 'none'}"
+        )
+    cells = [[_shown(row.get(c), units.get(c, "")) for c in columns] for row in listed]
+    if named:
+        cells = [[_shown(name), *row] for name, row in zip(rows, cells, strict=True)]
+    words = [
+        i
+        for i, column in enumerate(columns)
+        if all(isinstance(row.get(column), str | None) for row in listed)
+    ]
+    left = (0, *(i + 1 for i in words)) if named else words
+    return Grid(("",) * named + tuple(columns), cells, title, left)
+
+
+def _shown(value: Any, unit: str = "") -> str:
+    plain = isinstance(value, int | float | np.number | str | None)
+    return format_value(value, unit) if plain else str(value)
+
+
+def _plain(shown: Any, width: int) -> str:
+    from rich.console import Console
+
+    out = io.StringIO()
+    Console(file=out, width=width, color_system=None, legacy_windows=False).print(shown)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
 def say(
