@@ -336,7 +336,8 @@ def test_claims_on_a_few_things_are_a_table_with_a_column_for_each():
 
 
 def test_claims_by_one_rule_are_made_of_their_values():
-    table = Comparison.of("idle", {"a": (0.5, 0.5, 0.52), "b": (0.5, None, 0.6)}, "percent", ("within", 0.03))  # fmt: skip
+    values = {"a": (0.5, 0.5, 0.52), "b": (0.5, None, 0.6)}
+    table = Comparison.of("idle", values, "percent", ("within", 0.03))
     assert [row.verdict.holds for row in table.rows] == [True, False]
     assert table.rows[1] == Claim("b", 0.5, None, 0.6, "percent", ("within", 0.03))
     with pytest.raises(ConfigError, match=r"'a': a claim has 3 values, predicted, .*write None"):

@@ -54,6 +54,8 @@ WARM = 0.5
 Dask and the pages write down."""
 _LOOKS = 3
 """At what is left, as long as anything is: what is just being closed is gone at the next."""
+_M_MMAP_THRESHOLD = -3
+"""glibc's name for it, see mallopt(3)."""
 _NUMBERS = r"[0-9a-f]{12,}|\d+"
 _BEATS = 3.0
 """Seconds in which every worker and client asks the scheduler something."""
@@ -188,6 +190,9 @@ def main() -> int:
     parser.add_argument("--page", metavar="RELIABILITY.md", help="and write them into this page")
     args = parser.parse_args()
     console = Console()
+    # whatever was freed before, arrays get pages of their own, which go back with them: else glibc
+    # puts larger and larger ones on its heap, which then ends where the highest was
+    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 128 * 1024)
     logging.disable()  # of workers that end, there is much to say
     with started_bench(seed=args.seed) as bench:
         found = soak(bench, args, console)
