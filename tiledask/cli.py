@@ -20,7 +20,7 @@ from tiledask.lab.table import Grid, say
 from tiledask.plan.inputs.run import check_timed, check_trains
 from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.splitting.partition import layer_costs
-from tiledask.plan.units import parse_bytes, parse_count
+from tiledask.plan.units import format_percent, parse_bytes, parse_count
 from tiledask.plan.whole import whole_number, whole_rule
 
 __all__ = ["main"]
@@ -336,7 +336,8 @@ def _show_budget(budget: Any, console: Console) -> dict[str, Any]:
     """Days, device-hours and money; for JSON too."""
     if budget is None:
         return {}
-    share = f"{budget.error:.0%} either way, {budget.stretch - 1:.1%} for savings and losses in it"
+    lost = format_percent(budget.stretch - 1)
+    share = f"{100 * budget.error:.0f} % either way, {lost} for savings and losses in it"
     say(console, f"{budget.line}: {share}")
     names = ("tokens", "days", "device_hours", "price", "cost", "stretch", "error")
     return {"budget": {name: getattr(budget, name) for name in names}}

@@ -135,9 +135,9 @@ def test_a_claim_that_cannot_be_judged_is_refused(kwargs, words):
         (None, "bytes", "—"),
         (134217728, "bytes", "134.2 MB"),
         (0.0015, "seconds", "1.5 ms"),
-        (0.5, "percent", "50.0%"),
-        (0.0003, "percent", "0.03%"),
-        (0, "percent", "0.0%"),
+        (0.5, "percent", "50.0 %"),
+        (0.0003, "percent", "0.03 %"),
+        (0, "percent", "0.0 %"),
         (1771, "count", "1,771"),
         (12345.6, "", "12,346"),
         (3.2e-06, "", "3.2e-06"),
@@ -256,7 +256,7 @@ def test_no_line_is_too_wide_and_no_digit_is_cut(width):
     text = example().to_text(width)
     assert max(map(len, text.splitlines())) <= width
     words = " ".join(text.split())
-    for part in ("134.2 MB", "134,217,728 B", "134,217,729 B", "27.3%", "28.1%", "✗", "—"):
+    for part in ("134.2 MB", "134,217,728 B", "134,217,729 B", "27.3 %", "28.1 %", "✗", "—"):
         assert part in words
     assert "…" not in text
     assert "2 of 3 claims hold" in words

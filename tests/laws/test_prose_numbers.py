@@ -2,6 +2,7 @@
 
 A number of four digits or two decimals is in the notebook's code, in an output that is stored (and
 that nbval compares), or the value of arithmetic beside it. What comes from outside is listed.
+And percentages are written one way, "27.3 %", in the package's strings and in every page.
 """
 
 import ast
@@ -153,3 +154,60 @@ def test_a_number_that_is_changed_is_found():
             cell["source"] = before
     assert tried > 200
     assert caught > 0.8 * tried
+
+
+CLOSE = re.compile(r"[\d})]%(?![\w(])")
+"""A number and its sign without a space; no "%d", "%20" or "%(default)s"."""
+CSS = re.compile(r"\b100%|gradient\(.*")
+"""Whatever fills its box, and the stops of a gradient: no person reads them."""
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(page for part in ("nbs", "tiledask", "data") for page in ROOT.joinpath(part).rglob("*.md")),
+]
+
+
+def strings(code: str) -> Iterator[tuple[int, str]]:
+    """Each string of ``code`` with its line; "}" where an f-string has a value."""
+    parts = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.JoinedStr):
+            parts |= {id(part) for part in node.values}
+            said = (part.value if isinstance(part, ast.Constant) else "}" for part in node.values)
+            yield node.lineno, "".join(said)
+        elif isinstance(getattr(node, "value", 0), str) and id(node) not in parts:
+            yield node.lineno, node.value
+
+
+def close(path: Path) -> list[str]:
+    """Where ``path``, a module or a page, writes "27.3%"."""
+    text = path.read_text("utf-8")
+    told = strings(text) if path.suffix == ".py" else enumerate(text.splitlines(), 1)
+    return [f"{path}:{line}: {said}" for line, said in told if CLOSE.search(CSS.sub("", said))]
+
+
+def test_a_space_is_before_every_percent_sign():
+    modules = [*ROOT.joinpath("tiledask").rglob("*.py")]
+    assert len(modules) > 300
+    assert len(PAGES) > 10
+    assert [each for path in (*modules, *PAGES) for each in close(path)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("a.py", 'f"{x:.1%}"', True),
+        ("a.py", 'f"idle {x} and {x:{sign}.0%}"', True),
+        ("a.py", '"{:.0%}".format', True),
+        ("a.py", 'f"{100 * x:.1f}% idle"', True),
+        ("a.py", 'def f():\n    """At most 5% more."""', True),
+        ("a.py", 'f"{100 * x:.1f} % of {t:%H:%M}, {x}%s"', False),
+        ("a.py", '"(%(default)s)", "a%20b", "width: 100%", 5 % 3, 5%3', False),
+        ("a.py", 'f"radial-gradient({ink} 25%,transparent 30%)"', False),
+        ("a.md", "| 27.3% |", True),
+        ("a.md", "| 27.3 % |", False),
+    ],
+)
+def test_a_planted_percent_sign_is_found(tmp_path, name, text, found):
+    path = tmp_path / name
+    path.write_text(text)
+    assert bool(close(path)) == found

@@ -55,7 +55,8 @@ def made(rng, fault, p, jitter, steps=1, tail=0.0, schedule="1f1b"):
         frame = run.to_frame()
         frame["start"] += overhead
         runs.append(frame)
-    name = f"{fault}, {schedule}, p={p}, m={m}, jitter {jitter:.0%}, {steps} steps, tail {tail}"
+    jitters = f"jitter {100 * jitter:.0f} %"
+    name = f"{fault}, {schedule}, p={p}, m={m}, {jitters}, {steps} steps, tail {tail}"
     return Made(name, fault, runs, tail)
 
 

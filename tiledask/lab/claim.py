@@ -23,7 +23,7 @@ import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.plan.judged import Judged
-from tiledask.plan.units import format_bytes, format_seconds
+from tiledask.plan.units import format_bytes, format_percent, format_seconds
 from tiledask.plan.whole import is_whole
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def format_value(value: Value, unit: str = "") -> str:
     """``value`` as people read it, in ``unit``.
 
     >>> format_value(3.2e12, "bytes"), format_value(0.275, "percent"), format_value(1771, "count")
-    ('3.2 TB', '27.5%', '1,771')
+    ('3.2 TB', '27.5 %', '1,771')
     >>> format_value(None), format_value(True), format_value((6, 6)), format_value(21.33, "FLOP/B")
     ('—', 'yes', '6, 6', '21.33 FLOP/B')
     """
@@ -132,9 +132,7 @@ def format_value(value: Value, unit: str = "") -> str:
     if unit == "seconds":
         return format_seconds(value)
     if unit == "percent":
-        points = 100 * value
-        share = f"{points:.1f}" if points == 0 or abs(points) >= 0.1 else f"{points:.2g}"
-        return f"{share}%"
+        return format_percent(value)
     return _number(value) if unit in ("", "count") else f"{_number(value)} {unit}"
 
 
@@ -244,7 +242,7 @@ def _ratio(values: tuple, unit: str, low: float, high: float) -> tuple[bool, str
 
 
 def _of_bound(value: float, bound: float) -> str:
-    return f"{100 * value / bound:.3g}% of the bound" if bound > 0 else "within the bound"
+    return f"{100 * value / bound:.3g} % of the bound" if bound > 0 else "within the bound"
 
 
 def _at_most(values: tuple, unit: str) -> tuple[bool, str]:

@@ -134,7 +134,9 @@ def _cell(name: str, value: Any) -> str:
         return f"{value / 1e9:,.2f} B" if value > 1e9 else f"{value / 1e6:,.0f} M"
     if name.startswith("memory") or name.endswith("/s"):
         return format_bytes(value)
-    return f"{value:.1%}" if name == "idle" else f"{value:,.5g}" if value < 1e4 else f"{value:,}"
+    if name == "idle":
+        return f"{100 * value:.1f} %"
+    return f"{value:,.5g}" if value < 1e4 else f"{value:,}"
 
 
 MANY_STAGES = 12
@@ -304,11 +306,16 @@ def _word(value: Any) -> str:
 
 def show_step(step: StepEstimate, console: Console) -> None:
     """Where the time of a step goes."""
-    used = f"MFU {step.mfu:.1%}"
+    used = f"MFU {100 * step.mfu:.1f} %"
     if step.mfu_causal < 0.95 * step.mfu:
-        used += f", {step.mfu_causal:.1%} if only the scores under a causal mask count"
+        used += f", {100 * step.mfu_causal:.1f} % if only the scores under a causal mask count"
     rows = [
-        (row.part, format_seconds(row.seconds), f"{row.seconds / step.total:.1%}", row.formula)
+        (
+            row.part,
+            format_seconds(row.seconds),
+            f"{100 * row.seconds / step.total:.1f} %",
+            row.formula,
+        )
         for row in step.rows
         if row.seconds
     ]

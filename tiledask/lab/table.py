@@ -281,8 +281,8 @@ def table(
         unit to print. Others are shown as they are, numbers with at most four digits.
 
     >>> table({"summa": {"moved": 134_217_728, "idle": 0.27}}, moved="bytes", idle="percent")
-              moved   idle
-    summa  134.2 MB  27.0%
+              moved    idle
+    summa  134.2 MB  27.0 %
     """
     named = isinstance(rows, Mapping)
     listed = list(rows.values() if isinstance(rows, Mapping) else rows)

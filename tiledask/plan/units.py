@@ -13,6 +13,7 @@ __all__ = [
     "divisors",
     "format_bytes",
     "format_count",
+    "format_percent",
     "format_seconds",
     "format_up",
     "parse_bytes",
@@ -78,6 +79,18 @@ def format_seconds(s: float) -> str:
         if abs(s) >= 0.9995 * size:  # what would round to 1000 of the smaller unit
             return f"{s / size:.3g} {unit}"
     return f"{s:.3g} s"
+
+
+def format_percent(share: float, sign: str = "") -> str:
+    """``share`` of 1 in percent: to 0.1 %, two figures of less than that; "+" as ``sign`` is said.
+
+    >>> format_percent(3 / 11), format_percent(0.0003), format_percent(56.01)
+    ('27.3 %', '0.03 %', '5,601.0 %')
+    >>> format_percent(0.1, "+")
+    '+10.0 %'
+    """
+    form = ".2g" if 0 < abs(share) < 0.001 else ",.1f"
+    return f"{100 * share:{sign}{form}} %"
 
 
 _SIZE = re.compile(r"\s*((?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:e[0-9]+)?)\s*([a-z]*)\s*")

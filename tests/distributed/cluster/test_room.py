@@ -299,7 +299,7 @@ def test_what_would_pass_it_is_refused_with_numbers_before_any_task(small):
     pids, _ = alive(small)
     n = int(1.35 * largest(small))
     a, b = ones(small, n), ones(small, n)
-    idle = r"Dask \w+ .*to disk from \d+ MB on, \d0% of the worker's memory_limit of 400 MB"
+    idle = r"Dask \w+ .*to disk from \d+ MB on, \d0 % of the worker's memory_limit of 400 MB"
     with pytest.raises(DoesNotFitError, match=idle) as caught:
         td.matmul(a, b)
     assert re.search(

@@ -323,7 +323,7 @@ def test_the_exercise():
     assert exercise.check({"data parallel": 2, "layerwise": 4}).best
     drawn = exercise.draw({"data parallel": 2, "network": 4}).axes[0].texts
     assert "balance 3.67" in str([text.get_text() for text in drawn])
-    with pytest.raises(PlacementError, match="leaves 5% of the model"):
+    with pytest.raises(PlacementError, match="leaves 5 % of the model"):
         tasks.hybrid_lenet(share=5)
 
 

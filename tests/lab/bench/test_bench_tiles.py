@@ -537,7 +537,7 @@ def test_a_machine_that_had_other_work_is_said_to(again):
     times = {"numpy.matmul": 1.0, "blas": 1.0, "numpy.matmul, again": again}
     run.rows = [made_up(way, "fp32", seconds) for way, seconds in times.items()]
     run.print_end()
-    said = "up to 50% faster or slower than itself" in console.export_text()
+    said = "up to 50 % faster or slower than itself" in console.export_text()
     assert said == (again == 2.0)
 
 

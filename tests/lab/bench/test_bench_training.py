@@ -185,7 +185,7 @@ def test_goals_say_what_was_missed():
     assert beside["core speed"] == pytest.approx(0.6)
     reached = {g["goal"]: g["met"] for g in training.goals([row], [beside], [])}
     assert reached == {
-        "hidden 512, dp8: scheduling at most 20%": True,
+        "hidden 512, dp8: scheduling at most 20 %": True,
         "hidden 512, dp8: 0.5 of torch's speed": False,
         "float32: torch's losses within 1e-05 of ours": False,
         "the same bytes in the same calls": True,

@@ -192,7 +192,7 @@ def test_a_run_is_drawn_in_the_colours_of_the_matplotlib_gantt(made):
     assert [p.cause for p in drawn.pauses if p.row == 1] == ["warm-up", "draining"]
     assert " | ".join(map(": ".join, drawn.facts)) == (
         "schedule: 1f1b | devices: 2 | micro-batches: 2 | actions done: 8 of 8 | makespan: 9 s | "
-        "idle measured: 33.3% | idle predicted: 37.5%"
+        "idle measured: 33.3 % | idle predicted: 37.5 %"
     )
     words = [word for _, word in drawn.legend]
     assert words == ["forward", "backward", "transfer to the device"]
@@ -223,7 +223,7 @@ def test_a_run_under_way_says_so_and_one_only_announced_has_its_devices(made):
     pipeline(made, until=3)
     drawn = shown(made.record())
     assert drawn.title.endswith(", running")
-    said = {"actions done": "3 of 8", "makespan so far": "2 s", "idle measured so far": "25.0%"}
+    said = {"actions done": "3 of 8", "makespan so far": "2 s", "idle measured so far": "25.0 %"}
     assert said.items() <= dict(drawn.facts).items()
 
 
@@ -243,7 +243,7 @@ def test_a_run_under_way_is_beside_the_prediction_of_the_same_actions(made):
         drawn = shown(made.record())
         assert drawn.predicted == pytest.approx(shares), until
         so_far = "" if until == 8 else " so far"
-        assert dict(drawn.facts)[f"idle predicted{so_far}"] == f"{sum(shares) / 2:.1%}"
+        assert dict(drawn.facts)[f"idle predicted{so_far}"] == f"{100 * sum(shares) / 2:.1f} %"
     for wrong in (None, 3, [3], [["x"] * 6], [[9, "F", 0, 0, 0.0, 1.0]]):
         pipeline(made, until=3)
         made.log_event("tiledask-runs", ANNOUNCED | {"predicted": wrong, "actions": 99})
@@ -266,7 +266,7 @@ def test_idle_time_is_drawn_by_its_cause_in_the_rows_and_beside_them(made):
         ends = [end for y, end in zip(shares["y"], shares["right"], strict=True) if y == row]
         assert max(ends) == pytest.approx(board.idle.data["right"][row]) == pytest.approx(100 / 3)
     said = legend(drawn)
-    assert "idle, waits for other stages: 16.7%" in said
+    assert "idle, waits for other stages: 16.7 %" in said
     assert ">idle<" not in said  # all of it has a cause
 
 
@@ -650,7 +650,7 @@ def test_the_board_has_what_the_activity_has_and_leaves_a_zoom_alone_until_it_is
     board.show(shown(made.record()))
     assert (board._across.start, board._across.end) == (0, 9)
     assert board.boxes.data["text"] == ["0", "1", "0", "1", "0", "0", "1", "1"]
-    assert board.idle.data["text"] == ["33.3%", "33.3%"]
+    assert board.idle.data["text"] == ["33.3 %", "33.3 %"]
     assert board.predicted.data["x"] == [25, 50]
     assert board.gantt.xaxis[0].axis_label == "time since the start (s)"
 
@@ -698,7 +698,7 @@ def test_a_report_of_timelines(tmp_path):
     assert "default-src 'none'" in html
     assert EVIL not in html
     # idle of both; predicted for the measured one; all idle time of device 0 has one cause
-    assert html.count("<td>20.0%</td>") == 2 + 4 + 2
+    assert html.count("<td>20.0 %</td>") == 2 + 4 + 2
     assert html.count("<th>waits for other stages</th>") == 2
     assert html.count("<th>predicted</th>") == 1
     assert "Bokeh" in html
@@ -825,7 +825,7 @@ def test_a_real_run_is_recorded_as_it_is_measured(cluster, tmp_path):
     assert all(0 <= share < 1 for share in under_way.predicted)
     html = td.report(tmp_path / "run.html", cluster).read_text("utf-8")
     assert outside(html) == []
-    assert "33.3%" in html
+    assert "33.3 %" in html
 
 
 @pytest.mark.slow

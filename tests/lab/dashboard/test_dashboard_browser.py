@@ -133,7 +133,7 @@ def test_a_pipeline_is_drawn_while_it_runs(browser, cluster, name, width):
         with running(lambda: pipeline(cluster)):
             look.reads("makespan so far")
             look.reads("predicted idle share")
-        for words in ("36 of 36", "1f1b", "25.0%"):  # predicted: (3 - 1) / (6 + 3 - 1)
+        for words in ("36 of 36", "1f1b", "25.0 %"):  # predicted: (3 - 1) / (6 + 3 - 1)
             look.reads(words)
         assert look.share(BLUE) > 0.02
         assert look.share(ORANGE) > 0.04

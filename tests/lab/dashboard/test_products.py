@@ -98,7 +98,7 @@ def test_a_product_under_way_shows_what_its_ranks_have_reported_beside_the_plan(
         "product: 4x4 @ 4x4 | algorithm: summa panel 2 | panels done: 3 of 4 | "
         "bytes between workers so far: 140 B, predicted 400 B | "
         "memory of the fullest worker so far: 900 B, predicted at most 2 kB | time so far: 6 s | "
-        "time predicted: 8 s | idle measured so far: 50.0% | idle predicted: 37.5%"
+        "time predicted: 8 s | idle measured so far: 50.0 % | idle predicted: 37.5 %"
     )
 
 

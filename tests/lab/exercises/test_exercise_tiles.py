@@ -116,7 +116,7 @@ def test_the_carried_tile_starts_on_neither_and_the_picture_says_so(carried):
     assert sum("does not start: 196.6 kB of shared memory" in w for w in words) == 2
     mine = {"A100-80GB": ((128, 128, 32), 3), "L40S": ((64, 64, 32), 3)}
     words = [text.get_text() for text in carried.draw(mine).axes[0].texts]
-    assert "128x128x32, 3 stages: 97.0%" in words
+    assert "128x128x32, 3 stages: 97.0 %" in words
     assert missed(carried.check(mine)) == ["% given away on A100-80GB"]  # the last wave is short
 
 

@@ -498,7 +498,7 @@ ANSWERS: dict[str, list[tuple]] = {
         (
             td.Layout(tp=4, pp=2, microbatch=8, microbatches=4, recompute="full"),
             "not yet",
-            "bubble: 18.9% of a step (673 ms) is waiting for the",
+            "bubble: 18.9 % of a step (673 ms) is waiting for the",
         ),
         (
             td.Layout(pp=8, microbatches=16),

@@ -347,12 +347,12 @@ SAYS = [
     (lambda: plots.gantt(pipeline(2, 300)), "forward|!number in a box: the micro-batch"),
     (
         lambda: plots.gantt(Timeline.of(2, [(0, "F", 0, 0, 0, 3), (1, "F", 1, 0, 3, 4)])),
-        "25.0% idle|75.0% idle",
+        "25.0 % idle|75.0 % idle",
     ),
     (
         lambda: plots.gantt(pipeline(4, 8), pipeline(4, 8, 2.0, 4.0), titles=["as said", "as is"]),
-        "as said: 27.3% of device-time idle, done after 33 s|"
-        "as is: 27.3% of device-time idle, done after 66 s",
+        "as said: 27.3 % of device-time idle, done after 33 s|"
+        "as is: 27.3 % of device-time idle, done after 66 s",
     ),
     (
         lambda: plots.memory_timeline(held("1f1b", 4, 8), capacity=3, unit="activations"),
@@ -365,7 +365,7 @@ SAYS = [
     ),
     (
         "memory",
-        "3.2 TB: 80 times capacity|42 GB: 105% of capacity|this panel's scale: up to 3.2 TB",
+        "3.2 TB: 80 times capacity|42 GB: 105 % of capacity|this panel's scale: up to 3.2 TB",
     ),
     (lambda: plots.memory_bars(SPLIT, 42 * GB), "weights|!over the capacity"),
     (lambda: plots.memory_bars(FULL, place="GPU"), "every GPU"),
@@ -395,7 +395,7 @@ SAYS = [
     ),
     (
         lambda: plots.panels({"SUMMA": multiplied(2, 4, 0.01)}),
-        "SUMMA: 76% of the ranks' time is multiplying, done after 210 ms|multiplying a panel|"
+        "SUMMA: 76 % of the ranks' time is multiplying, done after 210 ms|multiplying a panel|"
         "waiting for a panel|number in a box: the step|!adding partial sums",
     ),
     (lambda: plots.panels({"2.5-D": multiplied(2, 2, summed=True)}), "adding partial sums"),

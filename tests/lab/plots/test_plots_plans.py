@@ -339,7 +339,7 @@ def test_the_parts_of_a_step_are_stacked_to_its_time(found, drawn):
         ends = [b.get_x() + b.get_width() for b in row]
         assert [b.get_x() for b in row[1:]] == pytest.approx(ends[:-1])
         assert ends[-1] == pytest.approx(step.total)
-        assert f"{format_seconds(step.total)}\nMFU {step.mfu:.1%}" in words(axes)
+        assert f"{format_seconds(step.total)}\nMFU {100 * step.mfu:.1f} %" in words(axes)
 
 
 @pytest.mark.long
@@ -361,7 +361,7 @@ def test_every_part_is_drawn_and_a_single_step_has_its_numbers_in_the_legend(fou
     assert set(PARTS) == {row.part for row in found["llama"][0].step.rows}
     step = found["tight"][0].step
     label = f"tp: waiting for tensor parallelism: {format_seconds(step.tp)}, "
-    assert f"{label}{step.tp / step.total:.1%}" in words(drawn("one step")[0])
+    assert f"{label}{100 * step.tp / step.total:.1f} %" in words(drawn("one step")[0])
 
 
 @pytest.mark.long

@@ -26,11 +26,11 @@ layer-of-26-gb: holds 104 GB | holds 11 GB left | fails of 24 GB: 2.988 GB too m
 70b-on-8: fails 140 GB | fails 140 GB | holds 17.5 GB
 70b-on-8-of-141-gb: holds 159.7 GB | barely needs 138.5 GB
 fp16-postmortem: fails more than 9.753 billion parameters | holds 9.753 billion to 15.6 billion
-    | holds 25.0% | fails 57.1%
+    | holds 25.0 % | fails 57.1 %
 scaling-regression: fails 120 GB | holds 41.25 GB | fails 1.07 times
 two-clusters: fails 480 GB | fails 120 GB | fails 0 on 8 x 40 GB | holds tp 8 x pp 2
-hardware-refresh: holds 480 GB | fails 60 GB a device | holds 57.1%
-memory-bound-30b: holds 480 GB | fails 120 GB | holds 25.0% | fails 120 GB | barely 75 GB
+hardware-refresh: holds 480 GB | fails 60 GB a device | holds 57.1 %
+memory-bound-30b: holds 480 GB | fails 120 GB | holds 25.0 % | fails 120 GB | barely 75 GB
     | holds 60 GB
 """
 KNOWN = dict(line.split(": ", 1) for line in KNOWN.replace("\n    |", " |").strip().splitlines())
@@ -67,7 +67,8 @@ def test_the_sentences_can_be_read_as_text_html_and_json():
 
 
 @pytest.mark.parametrize(
-    ("share", "way"), [(1, "All of it is out of reach."), (0.5, "It is busier: 72.7%, not 50.0%.")]
+    ("share", "way"),
+    [(1, "All of it is out of reach."), (0.5, "It is busier: 72.7 %, not 50.0 %.")],
 )
 def test_a_share_out_of_reach(share, way):
     finding = check_premise(one(kind="used", stages=4, microbatches=8, share=share)).findings[0]

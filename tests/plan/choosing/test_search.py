@@ -423,8 +423,8 @@ def test_a_program_that_gathers_otherwise_has_no_clock():
 @pytest.mark.parametrize(
     ("framework", "shared"),
     [
-        ("megatron-2025", "device 2.0%,"),
-        (None, "device 2.0%, framework and release not named 5.0%,"),
+        ("megatron-2025", "device 2.0 %,"),
+        (None, "device 2.0 %, framework and release not named 5.0 %,"),
     ],
 )
 def test_plans_closer_than_what_they_do_not_share_are_not_told_apart(model, framework, shared):
@@ -435,7 +435,7 @@ def test_plans_closer_than_what_they_do_not_share_are_not_told_apart(model, fram
     assert [plan.layout for plan in alike] == [plan.layout for plan in plans[: len(alike)]]
     assert alike[-1].seconds <= 1.025 * plans.best.seconds < plans[len(alike)].seconds
     assert plans.told_apart.startswith(f"the first {len(alike)} of ")
-    assert "do not share, framework 2.5%" in plans.told_apart
+    assert "do not share, framework 2.5 %" in plans.told_apart
     assert f"what they share, {shared}" in plans.told_apart
     text = plans._repr_html_()
     assert text.count("font-weight:bold") == len(alike)

@@ -305,7 +305,7 @@ def test_weights_that_come_late_are_the_headline():
     t = td.simulate(td.shard_weights(td.schedule("1f1b", 4, 8), "action"), unshard=3.0)
     d = diagnose(t)
     assert d.cause == "weights"
-    assert d.summary[0].startswith("Weights come late: waiting for them to be gathered is 84% of")
+    assert d.summary[0].startswith("Weights come late: waiting for them to be gathered is 84 % of")
     assert "Best remedy: weights kept for the step" in d.summary[1]
     assert "weights are kept for an action" in str(d)
 
@@ -459,9 +459,11 @@ def test_what_fits_in_memory_comes_first():
 @pytest.mark.long
 def test_what_is_shown_and_written():
     d = diagnose(RUN, memory_limit=4)
-    assert repr(d).startswith("Diagnosis(4 devices, 1f1b, 38.3% idle, most of it ramp, best remedy")
+    assert repr(d).startswith(
+        "Diagnosis(4 devices, 1f1b, 38.3 % idle, most of it ramp, best remedy"
+    )
     text, page = str(d), d._repr_html_()
-    for words in ("250 ms", "imbalance", "21.7%", d.remedies[0].change):
+    for words in ("250 ms", "imbalance", "21.7 %", d.remedies[0].change):
         assert words in text
         assert words in page
     written = json.loads(json.dumps(d.to_dict()))

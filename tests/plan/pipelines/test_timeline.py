@@ -228,7 +228,7 @@ def test_to_frame_and_reprs():
     assert "<table>" in t._repr_html_()
     shown = simulate("1f1b", 2, 2)._repr_html_()
     assert "<th>waits for other stages</th><th>draining</th>" in shown.replace(" scope='col'", "")
-    assert "3 s (33.3%)" in shown
+    assert "3 s (33.3 %)" in shown
     assert t.start.dtype == np.float64
 
 

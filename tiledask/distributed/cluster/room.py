@@ -298,8 +298,8 @@ def _dask_bounds(
         MemoryRule(
             int(share * total),
             max(0, held - own),
-            f"Dask {does} from {format_bytes(share * total)} on, {share:.0%} of the worker's "
-            f"memory_limit of {format_bytes(total)} (distributed.worker.memory.{name})",
+            f"Dask {does} from {format_bytes(share * total)} on, {100 * share:.0f} % of the "
+            f"worker's memory_limit of {format_bytes(total)} (distributed.worker.memory.{name})",
             "memory_limit",
             share,
         )

@@ -56,7 +56,9 @@ class PipelineRun:
 
     def __repr__(self) -> str:
         overhead = format_seconds(self.timeline.overhead_per_action)
-        simulated = f" ({self.simulated.bubble_fraction:.1%} simulated)" if self.simulated else ""
+        simulated = (
+            f" ({100 * self.simulated.bubble_fraction:.1f} % simulated)" if self.simulated else ""
+        )
         return (
             f"PipelineRun({self.timeline!r}{simulated}, overhead {overhead} per action, "
             f"loss {self.loss}, {self.traffic.measured or 'traffic not counted'!s})"
@@ -68,7 +70,7 @@ class PipelineRun:
             columns["simulated"] = self.simulated
         times = [(t, t.devices * t.makespan or 1.0) for t in columns.values()]
         rows = [
-            (name, *(f"{getattr(t, field) / whole:.1%}" for t, whole in times))
+            (name, *(f"{100 * getattr(t, field) / whole:.1f} %" for t, whole in times))
             for name, field in _SHARES.items()
         ]
         shares = html.table(("share of device-time", *columns), rows, repr(self), first="th")

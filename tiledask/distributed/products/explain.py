@@ -439,5 +439,5 @@ def _chosen(choices: tuple[Choice, ...], allowed: int, only: str | None) -> tupl
     return best.algorithm, (
         f"{best.algorithm}: predicted {format_seconds(best.seconds)}, "
         f"{format_bytes(best.received)} to the rank that receives most; next is "
-        f"{second.algorithm}, {more:.0%} slower."
+        f"{second.algorithm}, {100 * more:.0f} % slower."
     )

@@ -100,7 +100,7 @@ def _exposures() -> str:
         [
             *(row.case, row.framework, row.kind, f"{row.calibrated.value:.2f}"),
             f"{row.calibrated.low:.2f} .. {row.calibrated.high:.2f}",
-            *(f"{row.streams:.2f}", f"{row.of_step:.1%}", row.why),
+            *(f"{row.streams:.2f}", f"{100 * row.of_step:.1f} %", row.why),
         ]
         for row in exposed_shares()
     )
@@ -117,7 +117,7 @@ def _exposures() -> str:
 def _left_out(group: PublishedSource) -> str:
     """The errors where a model's rows had no part in the fit that estimates them."""
     found = time.left_out().get(group.name)
-    return f"{found[1]:.1%}, worst {found[2]:.1%} ({found[0]:.0f})" if found else ""
+    return f"{100 * found[1]:.1f} %, worst {100 * found[2]:.1f} % ({found[0]:.0f})" if found else ""
 
 
 def _tick(group: PublishedSource) -> str:
@@ -140,7 +140,7 @@ def _errors(rows: Sequence[PublishedRow]) -> str:
     if all(row.exact is not None for row in rows):
         return f"{sum(bool(row.exact) for row in rows)} of {len(rows)}"
     sizes = [abs(row.error) for row in rows]
-    return f"{sum(sizes) / len(sizes):.1%}, worst {max(sizes):.1%} ({len(rows)})"
+    return f"{100 * sum(sizes) / len(sizes):.1f} %, worst {100 * max(sizes):.1f} % ({len(rows)})"
 
 
 def _rows(rows: Iterable[PublishedRow]) -> str:
@@ -152,7 +152,7 @@ def _rows(rows: Iterable[PublishedRow]) -> str:
                 row.quantity,
                 f"{_number(row.published)} {row.unit}".strip(),
                 f"{_number(row.ours)} {row.unit}".strip(),
-                f"{row.error:+.1%}" if row.exact is None else MARKS[row.exact],
+                f"{100 * row.error:+.1f} %" if row.exact is None else MARKS[row.exact],
                 row.note,
             ]
             for row in rows
@@ -281,7 +281,7 @@ def _off(quantity: str, errors: Sequence[float]) -> str:
         return ""
     if quantity == "fits":
         return f"{sum(size == 0 for size in sizes)} of {len(sizes)} right"
-    return f"{sum(sizes) / len(sizes):.1%}, {max(sizes):.1%}"
+    return f"{100 * sum(sizes) / len(sizes):.1f} %, {100 * max(sizes):.1f} %"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -24,7 +24,7 @@ from tiledask.lab.accuracy import peer_run
 from tiledask.lab.accuracy.peer_questions import Question, read
 from tiledask.lab.bench.records import record
 from tiledask.plan.data import data_file
-from tiledask.plan.units import format_bytes, format_seconds
+from tiledask.plan.units import format_bytes, format_percent, format_seconds
 
 __all__ = ["CHECKOUTS", "SETTINGS", "ask", "compare", "error", "main", "summary"]
 
@@ -233,7 +233,8 @@ def judged(group: dict[str, Any]) -> str:
         return f"[dim]0 of {group['asked']}[/]"
     if group["quantity"] == "fits":
         return f"{many - round(mean * many)} of {many} right"
-    return f"{many} of {group['asked']}: {percent(mean)}, {percent(group['worst error'], '+')}"
+    worst = format_percent(group["worst error"], "+")
+    return f"{many} of {group['asked']}: {format_percent(mean)}, {worst}"
 
 
 def cell(row: dict[str, Any] | None) -> str:
@@ -245,17 +246,8 @@ def cell(row: dict[str, Any] | None) -> str:
     if row["quantity"] == "fits":
         text += " ✗" if off else " ✓"
     elif row["quantity"] != "ranking regret":
-        text += f" ({percent(off, '+')})"
+        text += f" ({format_percent(off, '+')})"
     return text + (f"\n[dim]{row['note']}[/]" if row["note"] else "")
-
-
-def percent(error: float, sign: str = "") -> str:
-    """
-    >>> percent(0.037), percent(-0.1, "+"), percent(56.01)
-    ('3.7 %', '-10.0 %', '5,601 %')
-    """
-    digits = 0 if abs(error) >= 10 else 1
-    return f"{100 * error:{sign},.{digits}f} %"
 
 
 def shown(quantity: str, number: float) -> str:
@@ -270,7 +262,7 @@ def shown(quantity: str, number: float) -> str:
     if quantity == "fits":
         return "yes" if number else "no"
     if quantity == "ranking regret":
-        return percent(number)
+        return format_percent(number)
     return f"{number:,.0f}"
 
 

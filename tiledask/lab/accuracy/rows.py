@@ -77,7 +77,9 @@ class PublishedSource:
     @property
     def signed(self) -> str:
         """The mean error with its sign; nothing where rows are exact or not."""
-        return "" if self.mean is None else f"{statistics.mean(r.error for r in self.rows):+.1%}"
+        if self.mean is None:
+            return ""
+        return f"{100 * statistics.mean(row.error for row in self.rows):+.1f} %"
 
     @property
     def goal(self) -> str:
@@ -85,8 +87,8 @@ class PublishedSource:
             return "every row to its printed digits"
         if self.mean == float("inf"):
             return "none, reported"
-        worst = "" if self.worst is None else f", worst <= {self.worst:.0%}"
-        return f"mean error <= {100 * self.mean:g}%{worst}"
+        worst = "" if self.worst is None else f", worst <= {100 * self.worst:.0f} %"
+        return f"mean error <= {100 * self.mean:g} %{worst}"
 
     @property
     def met(self) -> bool:
@@ -100,4 +102,4 @@ class PublishedSource:
         if self.mean is None:
             return f"{sum(bool(row.exact) for row in self.rows)} of {len(self.rows)}"
         mean, worst = self.errors
-        return f"mean {mean:.1%}, worst {worst:.1%} ({len(self.rows)} rows)"
+        return f"mean {100 * mean:.1f} %, worst {100 * worst:.1f} % ({len(self.rows)} rows)"

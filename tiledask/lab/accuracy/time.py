@@ -94,8 +94,8 @@ def without(group: str) -> str:
     if group not in left_out():
         return ""
     count, mean, worst = left_out()[group]
-    rows = f"({count} rows)"
-    return f" Each model estimated without its own rows: mean {mean:.1%}, worst {worst:.1%} {rows}."
+    found = f"mean {100 * mean:.1f} %, worst {100 * worst:.1f} % ({count} rows)"
+    return f" Each model estimated without its own rows: {found}."
 
 
 def rankings() -> PublishedSource:

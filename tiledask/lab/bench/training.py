@@ -160,8 +160,8 @@ def goals(
     found = []
     for row in rows:
         if row["hidden"] == 512:
-            goal = f"hidden 512, {row['layout']}: scheduling at most {SHARE:.0%}"
-            found.append((goal, f"{row['share']:.1%}", row["share"] <= SHARE))
+            goal = f"hidden 512, {row['layout']}: scheduling at most {100 * SHARE:.0f} %"
+            found.append((goal, f"{100 * row['share']:.1f} %", row["share"] <= SHARE))
     for row in beside:
         goal = f"hidden {row['hidden']}, {row['layout']}: {SPEED:g} of torch's speed"
         found.append((goal, f"{row['speed']:.2f}", row["speed"] >= SPEED))

@@ -59,7 +59,7 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
             row["layout"],
             format_seconds(row["seconds"]),
             *cells,
-            f"{row['share']:.1%}",
+            f"{100 * row['share']:.1f} %",
         )
     return found
 
@@ -136,5 +136,5 @@ def _bar(axes: "Axes", y: int, row: dict[str, Any]) -> None:
     parts = [(part, share, PARTS[part][0]) for part, share in shares.items()]
     boxes = draw.stack(axes, y, parts, _BAR / _PITCH)
     for (_, share, colour), box in zip(parts, boxes, strict=True):
-        draw.fitting_text(axes, box, f"{share:.0%}", colour)
+        draw.fitting_text(axes, box, f"{100 * share:.0f} %", colour)
     draw.note(axes, (1.0, y), format_seconds(row["seconds"]))

@@ -117,13 +117,15 @@ class Board:
             "y": [*rows],
             "right": [100 * share for share in activity.idle],
             "text": [
-                f"{share:.1%}" if activity.boxes and not isnan(share) else ""
+                f"{100 * share:.1f} %" if activity.boxes and not isnan(share) else ""
                 for share in activity.idle
             ],
         }
         self.pauses.data = hatched(activity.pauses, size, lambda p: interval(p.start, p.end))
         shares = stacked(activity)
-        self.causes.data = hatched(shares, 0.01, lambda p: f"{p.end - p.start:.1%} of the time")
+        self.causes.data = hatched(
+            shares, 0.01, lambda p: f"{100 * (p.end - p.start):.1f} % of the time"
+        )
         predicted = activity.predicted or ()
         self.predicted.data = {
             "x": [100 * share for share in predicted],

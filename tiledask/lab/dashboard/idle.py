@@ -58,7 +58,7 @@ def idle_legend(activity: Activity) -> Iterator[tuple[str, str]]:
     whole = len(activity.rows) * activity.makespan or 1.0
     for cause, words in CAUSES.items():
         if seconds := sum(p.end - p.start for p in activity.pauses if p.cause == cause):
-            yield _css(IDLE[cause]), f"{words}: {seconds / whole:.1%}"
+            yield _css(IDLE[cause]), f"{words}: {100 * seconds / whole:.1f} %"
 
 
 def _css(look: IdleLook) -> str:

@@ -75,10 +75,11 @@ def of_timeline(
     numbers = [
         *facts,
         (f"makespan{so_far}", format_seconds(makespan) if makespan else "0 s"),
-        (f"idle {timeline.origin}{so_far}", f"{timeline.bubble_fraction:.1%}"),
+        (f"idle {timeline.origin}{so_far}", f"{100 * timeline.bubble_fraction:.1f} %"),
     ]
     if predicted is not None:
-        numbers.append((f"idle predicted{so_far}", f"{sum(predicted) / len(predicted):.1%}"))
+        idle = 100 * sum(predicted) / len(predicted)
+        numbers.append((f"idle predicted{so_far}", f"{idle:.1f} %"))
     return Activity(
         title,
         tuple(numbers),

@@ -279,9 +279,9 @@ def _facts(
     if about["seconds"]:
         facts.append(("time predicted", format_seconds(float(about["seconds"]))))
     if not math.isnan(idle[0]):
-        facts.append((f"idle measured{so_far}", f"{sum(idle) / len(idle):.1%}"))
+        facts.append((f"idle measured{so_far}", f"{100 * sum(idle) / len(idle):.1f} %"))
     if predicted is not None:
-        facts.append(("idle predicted", f"{sum(predicted) / len(predicted):.1%}"))
+        facts.append(("idle predicted", f"{100 * sum(predicted) / len(predicted):.1f} %"))
     return tuple(facts)
 
 

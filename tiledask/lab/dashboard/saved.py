@@ -21,7 +21,7 @@ from tiledask.lab.report import write_whole
 from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.timeline import Timeline
-from tiledask.plan.units import format_bytes, format_seconds
+from tiledask.plan.units import format_bytes, format_percent, format_seconds
 
 __all__ = ["report"]
 
@@ -323,5 +323,5 @@ def _table(activity: Activity | Overview) -> list[Sequence[str]]:
         seconds = [(1 - idle) * activity.makespan, idle * activity.makespan]
         said = [idle, *([] if (share := shares[number]) is None else [share])]
         said += [parts.get((number, cause), 0.0) for cause in _causes(activity)]
-        rows.append([name, *map(format_seconds, seconds), *(f"{share:.1%}" for share in said)])
+        rows.append([name, *map(format_seconds, seconds), *map(format_percent, said)])
     return rows

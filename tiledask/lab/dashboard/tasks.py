@@ -79,7 +79,7 @@ def of_tasks(record: Snapshot) -> Activity:
         ("workers", str(len(rows))),
         ("tasks since the last pause", f"{len(spans):,}"),
         ("makespan", format_seconds(makespan)),
-        ("idle measured", f"{sum(idle) / len(idle):.1%}"),
+        ("idle measured", f"{100 * sum(idle) / len(idle):.1f} %"),
     ]
     if running:
         facts.append(("running now", ", ".join(f"{n} {name}" for name, n in running.items())))

@@ -214,7 +214,7 @@ def _shares(training: Training, so_far: Mapping[int, Mapping[CallSite, Sums]]) -
             if not mine or length <= 0:
                 continue
             share = 100 * sum(mine) / length
-            words = f"rank {rank}, {name}: {share:.1f}% of {format_seconds(length)}"
+            words = f"rank {rank}, {name}: {share:.1f} % of {format_seconds(length)}"
             made.append(Box(rank, HEIGHT, at, at + share, "", colour, ink_on(colour), words))
             at += share
     return made

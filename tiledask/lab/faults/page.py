@@ -40,7 +40,7 @@ def soaked(page: str, found: dict[str, Any]) -> str:
     line = (
         f"Soaked: {found['lost workers']} workers lost in {found['minutes']:.0f} minutes, "
         f"{ends.get('right', 0)} of {sum(ends.values())} results right, {ends.get('hang', 0)} "
-        f"hangs; client and scheduler grew by {found['grown after warm-up']:.1%} after half "
-        f"of the time; {max(0, left)} left."
+        f"hangs; client and scheduler grew by {100 * found['grown after warm-up']:.1f} % after "
+        f"half of the time; {max(0, left)} left."
     )
     return re.sub("^Soaked: .*$", line, page, flags=re.M)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["listed", "num", "percent", "plus", "total"]
+__all__ = ["listed", "num", "plus", "total"]
 
 
 def num(value: float) -> str:
@@ -40,12 +40,3 @@ def listed(values: Iterable[object]) -> str:
     """
     words = [num(v) if isinstance(v, int | float) else str(v) for v in values]
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
-
-
-def percent(share: float) -> str:
-    """A share in percent, with one digit where it needs one.
-
-    >>> percent(0.25), percent(3 / 11)
-    ('25 %', '27.3 %')
-    """
-    return f"{100 * share:.1f}".removesuffix(".0") + " %"

@@ -5,13 +5,14 @@ from fractions import Fraction
 from functools import cache, partial
 from random import Random
 
-from tiledask.lab.idle_ladder.arithmetic import listed, num, percent
+from tiledask.lab.idle_ladder.arithmetic import listed, num
 from tiledask.lab.idle_ladder.level import IdleLevel
 from tiledask.lab.idle_ladder.sheets.one_number import BestNumber, FewestNumber
 from tiledask.lab.idle_ladder.spec import Run, Worked, gaps_of
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.units import format_percent
 
 __all__ = ["best_with_overhead", "fewest_for_a_share"]
 
@@ -61,8 +62,8 @@ def fewest_for_a_share(head: dict, rng: Random) -> IdleLevel:
                 f"and whole: {m}"
             ),
             Worked(
-                f"With {m}: {percent((p - 1) / (m + p - 1))} idle; with {m - 1}: "
-                f"{percent(float(fewer))}"
+                f"With {m}: {format_percent((p - 1) / (m + p - 1))} idle; with {m - 1}: "
+                f"{format_percent(float(fewer))}"
             ),
             Worked(f"Answer: {m}"),
         ),

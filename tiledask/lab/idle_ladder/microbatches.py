@@ -4,13 +4,14 @@ from fractions import Fraction
 from functools import cache
 from random import Random
 
-from tiledask.lab.idle_ladder.arithmetic import listed, num, percent
+from tiledask.lab.idle_ladder.arithmetic import listed, num
 from tiledask.lab.idle_ladder.level import IdleLevel
 from tiledask.lab.idle_ladder.sheets.numbers import Asked, NumberSheet
 from tiledask.lab.idle_ladder.spec import Run, Worked, gaps_of
 from tiledask.lab.judging.reading import COUNT, SHARE
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.units import format_percent
 
 __all__ = ["triangles", "which_microbatches"]
 
@@ -117,7 +118,7 @@ def which_microbatches(head: dict, rng: Random) -> IdleLevel:
     lines = [
         Worked(
             f"{u} %: {u / 100:g} x {p - 1} / {(100 - u) / 100:g} = {x:.2f}, so m = {round(x)}: "
-            f"{round(x)}/{round(x) + p - 1} = {percent(round(x) / (round(x) + p - 1))}",
+            f"{round(x)}/{round(x) + p - 1} = {format_percent(round(x) / (round(x) + p - 1))}",
             tuple(gap for w in range(p) for gap in gaps_of(run, w, i)),
         )
         for i, (u, x, run) in enumerate(zip(seen, back, runs, strict=True))

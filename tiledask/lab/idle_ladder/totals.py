@@ -3,13 +3,14 @@
 from math import lcm
 from random import Random
 
-from tiledask.lab.idle_ladder.arithmetic import num, percent
+from tiledask.lab.idle_ladder.arithmetic import num
 from tiledask.lab.idle_ladder.layerwise import one_batch
 from tiledask.lab.idle_ladder.level import IdleLevel
 from tiledask.lab.idle_ladder.sheets.numbers import Asked, NumberSheet
 from tiledask.lab.idle_ladder.spec import Run, Worked, gaps_of
 from tiledask.lab.judging.reading import SHARE
 from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.units import format_percent
 
 __all__ = ["from_few_to_many", "idle_in_all"]
 
@@ -122,7 +123,8 @@ def from_few_to_many(head: dict, rng: Random) -> IdleLevel:
         lines=(
             Worked(f"The batch takes {whole} + {2 * whole} = {T} s, with {p} workers and with {q}"),
             Worked(
-                f"One of {p} works: 1/{p} = {percent(1 / p)}; one of {q}: 1/{q} = {percent(1 / q)}"
+                f"One of {p} works: 1/{p} = {format_percent(1 / p)}; one of {q}: 1/{q} = "
+                f"{format_percent(1 / q)}"
             ),
             Worked(
                 f"With {p} workers {p - 1} wait{'s' * (p == 2)} for {T} s: {(p - 1) * T} s", gaps[0]

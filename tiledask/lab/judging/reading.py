@@ -75,8 +75,8 @@ def parts(answer: Any) -> list[Any]:
 
     A unit stays with its number. A dict gives "key: value" for each; a list its items.
 
-    >>> parts("21 s 27.3 % 3 / 11"), parts("21 s, 27.3 %")
-    (['21s', '27.3%', '3/11'], ['21 s', '27.3 %'])
+    >>> parts("21 s 3 / 11"), parts("21 s, 27.3 %")
+    (['21s', '3/11'], ['21 s', '27.3 %'])
     """
     if isinstance(answer, Mapping):
         return [f"{key}: {value}" for key, value in answer.items()]

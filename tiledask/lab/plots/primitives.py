@@ -135,7 +135,7 @@ def second_ticks(axis: "Axis") -> None:
 
 
 def percent_ticks(axis: "Axis") -> None:
-    ticks_as(axis, lambda share: f"{100 * share:.4g}%")
+    ticks_as(axis, lambda share: f"{100 * share:.4g} %")
 
 
 def time_ticks(axes: "Axes", first: float, last: float) -> None:

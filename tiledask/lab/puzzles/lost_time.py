@@ -50,9 +50,9 @@ def idle_parts(run: Timeline) -> str:
         return ""
     first, last = before / run.idle, after / run.idle
     return (
-        f"of the idle time {first:.0%} is before the first actions of devices, "
-        f"{max(0.0, 1 - first - last):.0%} between actions, {last:.0%} after"
-    ).replace("%", " %")
+        f"of the idle time {100 * first:.0f} % is before the first actions of devices, "
+        f"{100 * max(0.0, 1 - first - last):.0f} % between actions, {100 * last:.0f} % after"
+    )
 
 
 def busiest(run: Timeline) -> str:

@@ -225,8 +225,9 @@ def _lines(fit: Fit, step: StepEstimate | None) -> Iterator[Judged]:
             yield Judged(
                 part,
                 share <= most,
-                f"{share:.1%} of a step ({format_seconds(getattr(step, part))}) is waiting for "
-                f"{WAITS[part]}; above {most:.0%} is a fault. {row.formula} ({row.source})",
+                f"{100 * share:.1f} % of a step ({format_seconds(getattr(step, part))}) is waiting "
+                f"for {WAITS[part]}; above {100 * most:.0f} % is a fault. {row.formula} "
+                f"({row.source})",
             )
     if layout.pp > 1:
         yield _balance(fit)
@@ -235,12 +236,12 @@ def _lines(fit: Fit, step: StepEstimate | None) -> Iterator[Judged]:
         yield Judged(
             "recomputation",
             True,
-            f"{share:.1%} of a step computes activations again ({layout.recompute})",
+            f"{100 * share:.1f} % of a step computes activations again ({layout.recompute})",
         )
     yield Judged(
         "utilisation",
         step.mfu >= 0.3,
-        f"MFU {step.mfu:.1%}: {step.flops:.3g} FLOP in {format_seconds(total)} on "
+        f"MFU {100 * step.mfu:.1f} %: {step.flops:.3g} FLOP in {format_seconds(total)} on "
         f"{layout.devices} x {cluster.device.name}; below 30 % is a fault",
     )
 

@@ -38,7 +38,7 @@ from tiledask.plan.inputs.run import check_run
 from tiledask.plan.judged import BARELY, FAILS, HOLDS, Judged, judged, judged_table
 from tiledask.plan.pipelines.closed_form import bubble_fraction
 from tiledask.plan.timing.collective_time import zero_passes
-from tiledask.plan.units import divisors, format_bytes, parse_bytes
+from tiledask.plan.units import divisors, format_bytes, format_percent, parse_bytes
 from tiledask.plan.whole import is_whole
 
 __all__ = [
@@ -420,12 +420,15 @@ class _Premise:
         if share > 1:
             raise claim.fail("share", f"is a part of 1, such as 0.25 for 25 %; got {share:g}")
         used = 1 - float(bubble_fraction(p, m))
-        why = f"With p = {p} equal stages and m = {m}, m/(m+p-1) = {used:.1%} of the time is used."
+        busy = format_percent(used)
+        why = f"With p = {p} equal stages and m = {m}, m/(m+p-1) = {busy} of the time is used."
         if abs(used - share) <= 0.01:
             return HOLDS, why, ""
         need = -(-round(share * (p - 1) * 1e9) // round((1 - share) * 1e9)) if share < 1 else None
-        out = f"{share:.0%} needs {need} micro-batches." if need else "All of it is out of reach."
-        return FAILS, why, out if used < share else f"It is busier: {used:.1%}, not {share:.1%}."
+        if used > share:
+            return FAILS, why, f"It is busier: {busy}, not {format_percent(share)}."
+        needs = f"{100 * share:.0f} % needs {need} micro-batches."
+        return FAILS, why, needs if need else "All of it is out of reach."
 
     def fits_all(self, claim: Fields) -> tuple[str, str, str]:
         clusters = claim.object("clusters")

@@ -390,14 +390,14 @@ class Plans(Sequence[Plan]):
     def told_apart(self) -> str:
         """Which plans the error bar tells apart, and which part of it does."""
         step, many = self.best.step, len(self.alike)
-        doubts = {what: f"{what} {error:.1%}" for what, error in step.doubts.items()}
+        doubts = {what: f"{what} {100 * error:.1f} %" for what, error in step.doubts.items()}
         shared = ", ".join(doubts.pop(what) for what in SHARED if what in doubts)
         words = f"the first {many} of {self.counts[self.best.verdict]:,}"
         words += " (and perhaps more)" if many == FIRST else ""
         words += " cannot be told apart" if many > 1 else " stands apart"
         return (
             f"{words} by the error that plans do not share, {', '.join(doubts.values())}; what "
-            f"they share, {shared}, moves all together (in quadrature {step.error:.1%})"
+            f"they share, {shared}, moves all together (in quadrature {100 * step.error:.1f} %)"
         )
 
     @property

@@ -101,23 +101,24 @@ class Diagnosis:
         worst, m = self["imbalance"], self["microbatches"].value
         headline = _HEADLINES[self.cause].format(
             devices=self.devices,
-            share=f"{share:.0%}",
-            idle=f"{self.idle_share:.0%}",
+            share=f"{100 * share:.0f} %",
+            idle=f"{100 * self.idle_share:.0f} %",
             rest=f"{self.devices - 1}/{self.devices}",
             average=" on average" if self["forward"].value is None else "",
             one="one micro-batch after the other, " if (m or 1) > 1 else "no micro-batches, ",
             worst=worst.why.split(" has ")[0],
-            more=f"{worst.value:.0%}",
+            more=f"{100 * worst.value:.0f} %",
             of=f"{m} micro-batches on {self.devices} devices: " if m else "",
         )
         said = [headline]
         if self.idle_share < LITTLE:
-            said = [f"Devices work {1 - self.idle_share:.1%} of the time: there is little to gain."]
+            busy = 100 * (1 - self.idle_share)
+            said = [f"Devices work {busy:.1f} % of the time: there is little to gain."]
         if self.remedies and self.plan:
             best = self.remedies[0]
             said.append(
                 f"Best remedy: {best.change}. Predicted: {format_seconds(self.plan.makespan)} "
-                f"becomes {format_seconds(best.makespan)} ({best.gain:.0%} saved)."
+                f"becomes {format_seconds(best.makespan)} ({100 * best.gain:.0f} % saved)."
             )
         return (*said, f"To tell more: {self.measure}.") if self.measure else tuple(said)
 
@@ -160,23 +161,25 @@ class Diagnosis:
 
     def __repr__(self) -> str:
         best = self.remedies[0] if self.remedies else None
-        helps = f", best remedy: {best.change}, {best.gain:.1%}" if best and best.gain > 0 else ""
+        helps = ""
+        if best and best.gain > 0:
+            helps = f", best remedy: {best.change}, {100 * best.gain:.1f} %"
         return (
             f"Diagnosis({self.devices} devices, {self['schedule'].value or 'schedule unknown'}, "
-            f"{self.idle_share:.1%} idle, most of it {self.cause}{helps})"
+            f"{100 * self.idle_share:.1f} % idle, most of it {self.cause}{helps})"
         )
 
     def __str__(self) -> str:
         lines = [
             f"{self.source}: {self.devices} devices, makespan {format_seconds(self.makespan)}, "
-            f"{self.idle_share:.1%} of device-time idle",
+            f"{100 * self.idle_share:.1f} % of device-time idle",
             *self.summary,
             "",
             "inferred",
         ]
         lines += [f"  {a:14} {b:42} {c}" for a, b, c in self._finding_rows()]
         lines += ["", "idle time"]
-        lines += [f"  {a:14} {b:>10} {c:>6}  {d}" for a, b, c, d in self._cause_rows()]
+        lines += [f"  {a:14} {b:>10} {c:>7}  {d}" for a, b, c, d in self._cause_rows()]
         if self.remedies:
             rows = self._remedy_rows()
             wide = max(len(row[0]) for row in rows)
@@ -197,7 +200,7 @@ class Diagnosis:
     def _cause_rows(self) -> list[tuple[str, str, str, str]]:
         whole = self.idle or 1.0
         return [
-            (c.name, format_seconds(c.seconds), f"{c.seconds / whole:.1%}", c.words)
+            (c.name, format_seconds(c.seconds), f"{100 * c.seconds / whole:.1f} %", c.words)
             for c in self.causes
             if c.seconds
         ]
@@ -209,7 +212,7 @@ class Diagnosis:
         now = (
             "(as it is)",
             format_seconds(plan.makespan),
-            f"{plan.idle_share:.1%}",
+            f"{100 * plan.idle_share:.1f} %",
             "",
             f"{plan.memory * plan.schedule.microbatches:.3g}",
         )
@@ -217,8 +220,8 @@ class Diagnosis:
             (
                 r.change,
                 format_seconds(r.makespan),
-                f"{r.idle_share:.1%}",
-                f"{r.gain:+.1%}",
+                f"{100 * r.idle_share:.1f} %",
+                f"{100 * r.gain:+.1f} %",
                 f"{r.memory:.3g}" + ("" if r.fits else " !"),
             )
             for r in self.remedies
@@ -252,7 +255,7 @@ def _value(finding: Finding) -> str:
     if value is None:
         return "-"
     if finding.name == "imbalance":
-        return f"{value:.1%}"
+        return f"{100 * value:.1f} %"
     if finding.name not in _SECONDS:
         return str(value)
     if isinstance(value, tuple):

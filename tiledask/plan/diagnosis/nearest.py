@@ -45,7 +45,7 @@ def fit_turns(trace: Trace) -> TraceFit:
     hop = quiet / (2 * (p - 1)) if quiet > 1e-3 * trace.makespan else 0.0
     forward, backward = (tuple((busy * part / 3).tolist()) for part in (1, 2))
     plan = TimedSchedule(form.build(), forward, backward, latency=(hop,) * (p - 1), form=form)
-    guess = f"two or more devices work at once in {trace.overlap:.0%} of the working time"
+    guess = f"two or more devices work at once in {100 * trace.overlap:.0f} % of the working time"
     return _guessed(plan, guess)
 
 
@@ -91,8 +91,8 @@ def fit_nearest(trace: Trace) -> TraceFit | None:
     if plan is None or miss > MOST_MISSED * 2 * idle * (1 - idle):
         return None
     alike = 1 - look.differs(plan)
-    guess = f"the nearest of the table: devices work or wait as it says {alike:.0%} of the time"
-    return _guessed(plan, guess)
+    words = f"devices work or wait as it says {100 * alike:.0f} % of the time"
+    return _guessed(plan, f"the nearest of the table: {words}")
 
 
 def _guesses(trace: Trace) -> Iterator[tuple[Form, _Times]]:

@@ -78,8 +78,9 @@ class Remedy:
 
     def __repr__(self) -> str:
         return (
-            f"Remedy({self.change}: makespan {self.makespan:.6g}, idle {self.idle_share:.1%}, "
-            f"{self.gain:+.1%} saved, memory {self.memory:.3g})"
+            f"Remedy({self.change}: makespan {self.makespan:.6g}, "
+            f"idle {100 * self.idle_share:.1f} %, {100 * self.gain:+.1f} % saved, "
+            f"memory {self.memory:.3g})"
         )
 
 

@@ -88,7 +88,7 @@ class TimedSchedule:
 
     >>> plan = TimedSchedule(Form("gpipe", 2, 1, 3).build(), (1.0, 1.0), (2.0, 2.0))
     >>> plan, plan.memory
-    (TimedSchedule(gpipe: 2 stages on 2 devices, 3 micro-batches; makespan 12, idle 25.0%), 1.0)
+    (TimedSchedule(gpipe: 2 stages on 2 devices, 3 micro-batches; makespan 12, idle 25.0 %), 1.0)
     """
 
     schedule: Schedule
@@ -200,7 +200,7 @@ class TimedSchedule:
     def __repr__(self) -> str:
         return (
             f"TimedSchedule({repr(self.schedule)[9:-1].rpartition(',')[0]}; "
-            f"makespan {self.makespan:.6g}, idle {self.idle_share:.1%})"
+            f"makespan {self.makespan:.6g}, idle {100 * self.idle_share:.1f} %)"
         )
 
 

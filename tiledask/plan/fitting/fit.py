@@ -454,7 +454,8 @@ def _scores(memory: MemoryEstimate) -> str:
     share = 1 - layer_bytes(memory.model, flash, *common[2:], "none") / whole
     if share < 0.2:
         return ""
-    return f"; {share:.0%} of a layer's are attention's s x s scores: flash_attention keeps none"
+    scores = f"{100 * share:.0f} % of a layer's are attention's s x s scores"
+    return f"; {scores}: flash_attention keeps none"
 
 
 def _why(memory: MemoryEstimate, tensor: str) -> str:

@@ -150,7 +150,7 @@ class BesideSnapshot:
         excess = self.excess
         name = max(excess, key=excess.__getitem__)
         if excess[name] <= 0.05 * self.snapshot.active:
-            return "no class of tensors is larger than predicted by 5% of what was held"
+            return "no class of tensors is larger than predicted by 5 % of what was held"
         predicted, there = next(row[1:] for row in self.rows if row[0] == name)
         return (
             f"{name}: {format_bytes(there)} where {format_bytes(predicted)} were predicted, "

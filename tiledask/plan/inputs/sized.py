@@ -54,8 +54,9 @@ def model_of_size(text: str) -> Model | None:
     words = (
         f"{ASSUMED} {few} layers of width {h:,} ({h // 128} heads of 128, gated MLP of {ffn:,}, "
         f"RMS norms, no biases, no groups of heads), {VOCAB:,} words, embedding and head apart: "
-        f"{model.parameters:,} parameters, {off:+.1%}. Memory of the states is as exact as that; "
-        "activations and time are those of this shape. A config.json or td.Model(...) is exact."
+        f"{model.parameters:,} parameters, {100 * off:+.1f} %. Memory of the states is as exact as "
+        "that; activations and time are those of this shape. A config.json or td.Model(...) is "
+        "exact."
     )
     return _decoder(text.strip(), few, h, ffn, words)
 

@@ -351,7 +351,7 @@ class Timeline:
         return (
             f"Timeline({self.origin}: {int(self.computes.sum())} actions on {self.devices} "
             f"devices, makespan {format_seconds(self.makespan)}, "
-            f"{self.bubble_fraction:.1%} of device-time idle)"
+            f"{100 * self.bubble_fraction:.1f} % of device-time idle)"
         )
 
     def _repr_html_(self) -> str:
@@ -361,7 +361,7 @@ class Timeline:
         parts = {"busy": self.busy_per_device, **idle}
         of = self.makespan
         rows = [
-            (d, *(f"{format_seconds(s)} ({s / of:.1%})" if of else format_seconds(s) for s in each))
+            (d, *(f"{format_seconds(s)} ({100 * s / of:.1f} %)" if of else "0 s" for s in each))
             for d, each in enumerate(zip(*parts.values(), strict=True))
         ]
         return html.table(("device", *parts), rows, repr(self))

@@ -163,7 +163,7 @@ class Calibration:
         return dict(self.exposed)[kind]
 
     def __repr__(self) -> str:
-        scaled = f"times {self.scale:.4g}, within {self.error:.0%}"
+        scaled = f"times {self.scale:.4g}, within {100 * self.error:.0f} %"
         return f"Calibration({self.name} ({self.why}), {scaled})"
 
     @property

@@ -49,7 +49,7 @@ class Checkpointing:
     Llama 3 405B on 16,384 GPUs, whose storage takes 2 TB/s:
 
     >>> Checkpointing(405e9 * 14, bandwidth=2e12, devices=16_384)
-    Checkpointing(every 251 s: 1.1% for saving, 1.1% lost again)
+    Checkpointing(every 251 s: 1.1 % for saving, 1.1 % lost again)
     """
 
     state_bytes: float
@@ -163,8 +163,8 @@ class Checkpointing:
             f"save {words}: {format_bytes(round(self.state_bytes))} of a rank take "
             f"{_time(self.cost)} at {format_bytes(round(self.bandwidth))}/s, one of "
             f"{self.devices:,} is lost every {_time(self.between_failures)}{source}; saving "
-            f"{self.saving:.2%}, done again {self.redone:.2%}, restarting {self.restarting:.2%}, "
-            f"{self.stretch - 1:.2%} more time in all"
+            f"{100 * self.saving:.2f} %, done again {100 * self.redone:.2f} %, restarting "
+            f"{100 * self.restarting:.2f} %, {100 * (self.stretch - 1):.2f} % more time in all"
         )
 
     def to_dict(self) -> dict[str, float | None]:
@@ -184,8 +184,8 @@ class Checkpointing:
 
     def __repr__(self) -> str:
         return (
-            f"Checkpointing(every {format_seconds(self.interval)}: {self.saving:.1%} for saving, "
-            f"{self.lost:.1%} lost again)"
+            f"Checkpointing(every {format_seconds(self.interval)}: {100 * self.saving:.1f} % for "
+            f"saving, {100 * self.lost:.1f} % lost again)"
         )
 
 

@@ -66,7 +66,7 @@ def estimate_step(
     >>> layout = Layout(tp=8, pp=4, dp=2, microbatches=64, recompute="selective")
     >>> estimate_step(load_model("llama-2-70b"), layout, load_cluster("64xA100-80GB"),
     ...               sequence=4096)  # doctest: +ELLIPSIS
-    StepEstimate(... s a step on 64 x A100-80GB, MFU ...%, ... tokens/s)
+    StepEstimate(... s a step on 64 x A100-80GB, MFU ... %, ... tokens/s)
     """
     model, cluster = as_model(model), as_cluster(cluster)
     recipe = load_recipe(recipe)

@@ -180,7 +180,7 @@ class StepEstimate:
             scaled += ", experts' tokens "
             scaled += f"{fullest:g} x the mean on the fullest" if fullest > 1 else "spread evenly"
         return (
-            f"{known.name} ({known.why}){scaled}: within {self.error:.0%}, most of it: "
+            f"{known.name} ({known.why}){scaled}: within {100 * self.error:.0f} %, most of it: "
             f"{max(doubts, key=lambda name: doubts[name])}"
         )
 
@@ -259,21 +259,22 @@ class StepEstimate:
     def __repr__(self) -> str:
         return (
             f"StepEstimate({format_seconds(self.total)} a step on {self.layout.devices} x "
-            f"{self.cluster.device.name}, MFU {self.mfu:.1%}, "
+            f"{self.cluster.device.name}, MFU {100 * self.mfu:.1f} %, "
             f"{self.tokens_per_second:,.0f} tokens/s)"
         )
 
     def _repr_html_(self) -> str:
         title = (
-            f"{self.model}, {self.layout}: {format_seconds(self.total)} a step, MFU {self.mfu:.1%}"
+            f"{self.model}, {self.layout}: {format_seconds(self.total)} a step, "
+            f"MFU {100 * self.mfu:.1f} %"
         )
         if self._flops.hardware > self.flops:
-            title += f", HFU {self.hfu:.1%}"
+            title += f", HFU {100 * self.hfu:.1f} %"
         rows = [
             (
                 row.part,
                 format_seconds(row.seconds),
-                f"{row.seconds / self.total:.1%}",
+                f"{100 * row.seconds / self.total:.1f} %",
                 row.formula,
                 row.source,
             )

@@ -99,13 +99,13 @@ class Waves:
     def __repr__(self) -> str:
         works = self.tiles + self.cut * (self.splits - 1)
         walk = f"; {min(self.slots, works)} persistent blocks" * self.persistent
-        found = f"{self.count} wave{'s' * (self.count > 1)}, the last {self.tail:.0%} full"
+        found = f"{self.count} wave{'s' * (self.count > 1)}, the last {100 * self.tail:.0f} % full"
         if self.cut:
             found = f"{self.length:.2f}, the last {self.cut} tiles in {self.splits} slices of k"
         return (
             f"{self.tiles} tiles over {self.slots} slots: {self.tiles / self.slots:.2f} -> "
-            f"{found}; efficiency {self.efficiency:.1%}{walk}"
-        ).replace("%", " %")
+            f"{found}; efficiency {100 * self.efficiency:.1f} %{walk}"
+        )
 
 
 def waves(m: int, n: int, config: Config, device: Device | str, k: int = 0) -> Waves:

@@ -47,7 +47,7 @@ def test_gpu_1_and_3_are_idle_while_2_computes():
     assert answer.values["cut"] == "[1-4][5-8][9-12]"
     assert answer.values["states"] == {"GPU 1": "idle", "GPU 3": "idle"}
     assert answer.values["utilisation"] == pytest.approx(1 / 3)
-    assert "33.3% used, 66.7% idle" in answer.worked.answer
+    assert "33.3 % used, 66.7 % idle" in answer.worked.answer
 
 
 def test_who_is_busy_meanwhile_is_not_called_idle():
@@ -83,7 +83,7 @@ def test_every_number_of_the_calculation_is_written_out():
         "1 + 1.6 + 2 x 0.2 = 3 s",
         "worker 3: busy 0.4 + 0.6 = 1 s, idle 3 - 1 = 2 s",
         "4 x 3 - 2.6 = 9.4 s",
-        "2.6 / (4 x 3) = 21.67%",
+        "2.6 / (4 x 3) = 21.67 %",
     ):
         assert part in lines
 

@@ -199,8 +199,8 @@ class Bench:
         unsure = max((g["noise"] for g in facts["goals"] if g["noise"] != ""), default=0.0)
         if unsure > _BUSY:
             self.console.print(
-                f"The library was up to {unsure:.0%} faster or slower than itself: this machine "
-                f"had other work, and marks within that say little.",
+                f"The library was up to {100 * unsure:.0f} % faster or slower than itself: this "
+                f"machine had other work, and marks within that say little.",
                 highlight=False,
             )
         for line in self.left_out:

@@ -145,7 +145,7 @@ def ladder_table(steps: Sequence[Row], device: str, arrays: str) -> Table:
             _flops(most, arrays) if most else "-",
             step["bound by"] or "-",
             _flops(had, arrays) if had else "-",
-            f"{had / most:.0%}" if most and had else "-",
+            f"{100 * had / most:.0f} %" if most and had else "-",
             *(f"{step[g]:.3g} x" if step[g] else "-" for g in ("gain predicted", "gain measured")),
         )
     return table

@@ -249,7 +249,7 @@ def _bars(runs: Mapping[str, BlockRun], rate: float, wrong: Collection[str] = ()
         draw.second_ticks(ax.xaxis)
         if name in wrong:
             draw.mark_box(ax, (0, -0.45, run.makespan, len(run.busy) - 0.1), name)
-        ax.set_title(f"{name}: busy {run.utilisation:.0%} of the time; {run!r}", color=INK)
+        ax.set_title(f"{name}: busy {100 * run.utilisation:.0f} % of the time; {run!r}", color=INK)
     entries = [
         draw.patch_entry("in the kernel", BLUE),
         draw.patch_entry("its block on the way", YELLOW),

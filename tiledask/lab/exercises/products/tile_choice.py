@@ -246,7 +246,7 @@ def _shares(
             why = refusal(config, device)
             share = 0 if why else prediction.seconds / predict(*size, config, device).seconds
             axes.barh(y, share, 0.8, color=colour, gid=f"{device} {_short(config)}")
-            words = f"does not start: {why.split(':')[0]}" if why else f"{share:.1%}"
+            words = f"does not start: {why.split(':')[0]}" if why else f"{100 * share:.1f} %"
             draw.note(axes, (max(share, 0.02), y), f"{_short(config)}: {words}", **draw.BEHIND)
             if colour == BLUE and share < 1 - within:
                 draw.mark_box(axes, (0, y - 0.4, max(share, 0.02), 0.8), device)
@@ -256,7 +256,7 @@ def _shares(
     axes.set_yticks(list(ticks.values()), list(ticks))
     axes.invert_yaxis()
     axes.set_xlim(0, 1.45)
-    axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "the best"])
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "the best"])
     axes.tick_params(axis="y", length=0)
     draw.grid(axes)
     axes.yaxis.grid(False)

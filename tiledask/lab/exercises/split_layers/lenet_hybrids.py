@@ -48,7 +48,7 @@ def hybrid_lenet(
     kept = [n for n in legal if _percent(n) <= share and n.imbalance <= balance]
     if not kept:
         raise PlacementError(
-            f"no way to split LeNet over {devices} leaves {share}% of the model on a device and "
+            f"no way to split LeNet over {devices} leaves {share} % of the model on a device and "
             f"keeps the busiest within {balance} of the mean; allow more"
         )
     best = min(sum(n.sent) for n in kept) / MB
@@ -155,7 +155,8 @@ def _bars(
     axes.barh(list(sent), list(sent.values()), 0.62, color=colours)
     for i, (name, said) in enumerate(needs.items()):
         words = (
-            f"{sent[name]:.2f} MB, {_percent(said):.1f}% of the model, balance {said.imbalance:.2f}"
+            f"{sent[name]:.2f} MB, {_percent(said):.1f} % of the model, balance "
+            f"{said.imbalance:.2f}"
         )
         draw.note(axes, (sent[name], i), words)
         if name.startswith("yours"):

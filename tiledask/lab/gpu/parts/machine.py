@@ -174,7 +174,9 @@ def tables(rows: list[dict[str, Any]]) -> Sequence[Grid]:
             format_bytes(row["bytes"]),
             format_seconds(row["seconds"]),
             f"{format_bytes(row['bytes per second'])}/s",
-            f"{row['share']:.0%} of {format_bytes(row['expected'])}/s" if "share" in row else "",
+            f"{100 * row['share']:.0f} % of {format_bytes(row['expected'])}/s"
+            if "share" in row
+            else "",
         )
         for row in rows
         if "bytes per second" in row

@@ -199,7 +199,7 @@ def tables(rows: Sequence[dict[str, Any]]) -> list[Grid]:
                 _flops(s["predicted"], scale),
                 s["bound by"] or "-",
                 _flops(s["measured"], scale),
-                f"{s['measured'] / s['predicted']:.0%}"
+                f"{100 * s['measured'] / s['predicted']:.0f} %"
                 if s["measured"] and s["predicted"]
                 else "-",
             )

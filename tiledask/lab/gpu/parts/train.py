@@ -263,7 +263,7 @@ def tables(rows: Sequence[dict[str, Any]]) -> list[Grid]:
             format_seconds(row["seconds"]),
             f"{row['tokens/s']:,.0f}",
             f"{row['FLOP/s'] / 1e12:.4g}",
-            f"{row['share of peak']:.1%}" if row["share of peak"] else "-",
+            f"{100 * row['share of peak']:.1f} %" if row["share of peak"] else "-",
         )
         for row in rows
         if "tokens/s" in row

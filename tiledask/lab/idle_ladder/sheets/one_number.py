@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiledask.errors import ConfigError
-from tiledask.lab.idle_ladder.arithmetic import listed, percent
+from tiledask.lab.idle_ladder.arithmetic import listed
 from tiledask.lab.idle_ladder.sheets.numbers import near_or_far
 from tiledask.lab.judging import Target
 from tiledask.lab.judging.reading import COUNT, SECONDS, parts, read_number
 from tiledask.lab.judging.result import WRONG
 from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.units import format_percent
 
 __all__ = ["BestNumber", "FewestNumber"]
 
@@ -53,7 +54,8 @@ class FewestNumber:
 
     def remark(self, m: int, share: float) -> str:
         side = near_or_far(share, self.wanted)
-        return f"{m} leave {percent(share)} idle, more than {percent(self.wanted)}{side}"
+        left, wanted = format_percent(share), format_percent(self.wanted)
+        return f"{m} leave {left} idle, more than {wanted}{side}"
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ def _check(timelines: Sequence[Timeline], titles: Sequence[str] | None, between)
 
 def _panel(axes: "Axes", timeline: Timeline, actions: list[_Action], name: str) -> None:
     axes.set_title(
-        f"{name}: {timeline.bubble_fraction:.1%} of device-time idle, "
+        f"{name}: {100 * timeline.bubble_fraction:.1f} % of device-time idle, "
         f"done after {format_seconds(timeline.makespan)}"
     )
     for cause, idle in _idle_boxes(timeline).items():
@@ -159,7 +159,7 @@ def _panel(axes: "Axes", timeline: Timeline, actions: list[_Action], name: str) 
     draw.lanes(axes, [f"device {d}" for d in devices], step)
     # at the right of each row how much of the time its device is idle, where they differ
     whole = timeline.makespan or 1.0
-    shares = [f"{100 * max(0.0, idle / whole):.1f}% idle" for idle in timeline.idle_per_device]
+    shares = [f"{100 * max(0.0, idle / whole):.1f} % idle" for idle in timeline.idle_per_device]
     if len(set(shares)) > 1:  # else the panel's title has it
         draw.label_right(axes, devices[::step], shares[::step])
 

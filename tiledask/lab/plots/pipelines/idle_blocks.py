@@ -61,7 +61,7 @@ def idle_blocks(
     idle = np.array(timeline.idle_per_device)
     alike = np.allclose(idle, idle[0])
     each = f"{format_seconds(idle[0])} on each device, " if alike else ""
-    above.set_title(f"when: {timeline.bubble_fraction:.1%} of device-time idle")
+    above.set_title(f"when: {100 * timeline.bubble_fraction:.1f} % of device-time idle")
     below.set_title(f"how long: {each}{format_seconds(idle.sum())} together")
     for axes in (above, below):
         draw.lanes(axes, [f"device {d}" for d in range(devices)])

@@ -138,7 +138,7 @@ def memory_against_bubble(
     for spot, colour in zip(spots, cycle(LINES), strict=False):
         look = {"marker": "o", "markersize": 7, "zorder": 3, "gid": ", ".join(spots[spot])}
         draw.curve(axes, *spot, colour, 0, **look)
-    _logarithmic(axes.xaxis, [bubble for bubble, _ in spots], "{:.0%}".format)
+    _logarithmic(axes.xaxis, [bubble for bubble, _ in spots], lambda x: f"{100 * x:.0f} %")
     _logarithmic(axes.yaxis, [memory for _, memory in spots], "{:g}".format)
     draw.grid(axes)
     axes.set(xlabel="idle / (devices x makespan)", ylabel=unit)

@@ -165,5 +165,5 @@ def _total(total: int, capacity: int | None) -> str:
         return format_bytes(total)
     share = total / capacity
     return f"{format_bytes(total)}: " + (
-        f"{share:.0%} of capacity" if share < 2 else f"{share:.3g} times capacity"
+        f"{100 * share:.0f} % of capacity" if share < 2 else f"{share:.3g} times capacity"
     )

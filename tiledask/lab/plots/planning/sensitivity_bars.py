@@ -1,6 +1,6 @@
 """Which limit of a cluster binds: what relaxing each of them buys."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from textwrap import fill
 
 from tiledask.errors import ConfigError
@@ -60,7 +60,7 @@ def sensitivity_bars(relaxed: Sequence[Relaxed], *, title: str | None = None) ->
 def _speedups(axes: "Axes", relaxed: Sequence[Relaxed]) -> list[tuple[float, str]]:
     """Bars from 1, "as fast as now"; the end of each, and what to write there."""
     ends = [each.speedup for each in relaxed]
-    _scale(axes, min(1.0, *ends), max(1.05, *ends), "{:.3g} x")
+    _scale(axes, min(1.0, *ends), max(1.05, *ends), lambda end: f"{end:.3g} x")
     axes.set_xlabel("times as fast: time of a step now / then", loc="left")
     axes.barh(range(len(ends)), [end - 1 for end in ends], 0.62, 1, color=BLUE, gid="speedup")
     steps = [
@@ -81,12 +81,12 @@ def _fullness(axes: "Axes", relaxed: Sequence[Relaxed]) -> list[tuple[float, str
         if after.verdict == "no":
             words = f"still nothing fits: {round_bytes(after.shortfall)} too much"
         ends.append((after.peak / room, words))
-    _scale(axes, 0.0, max(1.0, *(end for end, _ in ends)), "{:.0%}")
+    _scale(axes, 0.0, max(1.0, *(end for end, _ in ends)), lambda end: f"{100 * end:.0f} %")
     axes.set_xlabel("bytes on the fullest device / bytes that it has", loc="left")
     return ends
 
 
-def _scale(axes: "Axes", low: float, high: float, words: str) -> None:
+def _scale(axes: "Axes", low: float, high: float, words: Callable[[float], str]) -> None:
     """An axis whose numbers end with the bars: what is written beside them has the rest."""
     from matplotlib.ticker import MaxNLocator
 
@@ -94,4 +94,4 @@ def _scale(axes: "Axes", low: float, high: float, words: str) -> None:
     axes.set_xlim(low - 0.02 * reach * (low > 0), low + 2.1 * reach)
     ticks = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
     ticks = [tick for tick in ticks if low - 1e-9 <= tick <= high + 0.02 * reach]
-    axes.set_xticks(ticks, [words.format(tick) for tick in ticks])
+    axes.set_xticks(ticks, [words(tick) for tick in ticks])

@@ -84,13 +84,13 @@ def _bar(axes: "Axes", top: float, step: StepEstimate, unit: float) -> None:
         at = (left, top, seconds / unit, _BAR)
         draw.box(axes, at, colour, linewidth=0.6, hatch=_HATCH.get(part), gid=part)
         # as much as fits
-        time, percent = format_seconds(seconds), f"{seconds / step.total:.0%}"
+        time, percent = format_seconds(seconds), f"{100 * seconds / step.total:.0f} %"
         lines = f"{time}, {percent}", f"{time}\n{percent}", percent
         for words in (*(f"{part}\n{line}" for line in lines), percent):
             if draw.fitting_text(axes, at, words, colour):
                 break
         left += seconds / unit
-    words = f"{format_seconds(step.total)}\nMFU {step.mfu:.1%}"
+    words = f"{format_seconds(step.total)}\nMFU {100 * step.mfu:.1f} %"
     draw.note(axes, (left, top + _BAR / 2), words)
 
 
@@ -100,7 +100,7 @@ def _legend(steps: list[StepEstimate]) -> list[Any]:
     for part, (colour, label) in PARTS.items():
         taken = [getattr(step, part) for step in steps]
         if len(steps) == 1 and taken[0]:
-            label += f": {format_seconds(taken[0])}, {taken[0] / steps[0].total:.1%}"
+            label += f": {format_seconds(taken[0])}, {100 * taken[0] / steps[0].total:.1f} %"
         if any(taken):
             look = {"edgecolor": "white", "hatch": _HATCH.get(part)}
             entries.append(draw.patch_entry(label, colour, **look))

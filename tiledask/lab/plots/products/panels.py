@@ -108,7 +108,7 @@ def _lanes(axes: "Axes", name: str, spent: "Sequence[Spent]") -> None:
     _, seconds = _ends(spent)
     share = sum(rank.multiply for rank in spent) / (len(spent) * seconds) if seconds else 0.0
     axes.set_title(
-        f"{name}: {share:.0%} of the ranks' time is multiplying, done after "
+        f"{name}: {100 * share:.0f} % of the ranks' time is multiplying, done after "
         f"{format_seconds(seconds)}"
     )
     ranks = range(len(spent))

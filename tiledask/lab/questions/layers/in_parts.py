@@ -170,15 +170,15 @@ def in_order(layers: int, workers: int) -> WorkedAnswer:
     return WorkedAnswer(
         f"Consecutive layers on each worker: {cut}. Each holds {max(cut.sizes)} of {layers} "
         f"layers at most; the batch goes up and down through all of them, {2 * (p - 1)} "
-        f"transfers, and one worker in {p} works: {1 / p:.1%}.",
+        f"transfers, and one worker in {p} works: {100 / p:.1f} %.",
         [
             f"{layers} layers / {p} workers = {layers / p:g}: {cut}",
-            f"fullest worker: {max(cut.sizes)} / {layers} = {max(cut.sizes) / layers:.1%} of the "
-            f"weights",
+            f"fullest worker: {max(cut.sizes)} / {layers} = {100 * max(cut.sizes) / layers:.1f} % "
+            f"of the weights",
             f"forward: worker 1 hands its output to 2, ... up to {p}: {p} - 1 = {p - 1} transfers; "
             f"backward: gradients the same way down, {p - 1} more: {2 * (p - 1)}",
-            f"every layer needs the one before it, so workers take turns: 1/{p} = {1 / p:.1%} "
-            f"used, {1 - 1 / p:.1%} idle",
+            f"every layer needs the one before it, so workers take turns: 1/{p} = {100 / p:.1f} % "
+            f"used, {100 * (1 - 1 / p):.1f} % idle",
             "the result is that of one device: the same layers, in the same order",
         ],
         {

@@ -26,7 +26,8 @@ def work(images: int, devices: int) -> WorkedAnswer:
     for device, (layers, held) in enumerate(zip(stages, said.parameters, strict=True)):
         names = " + ".join(f"{LENET[i].name} {LENET[i].size:,}" for i in layers)
         lines.append(
-            f"device {device}: {names} = {held:,} of {PARAMETERS:,} = {held / PARAMETERS:.1%}"
+            f"device {device}: {names} = {held:,} of {PARAMETERS:,} = "
+            f"{100 * held / PARAMETERS:.1f} %"
         )
     for device, layers in enumerate(stages[:-1]):
         last = BOUNDARIES[layers[-1]]
@@ -43,13 +44,13 @@ def work(images: int, devices: int) -> WorkedAnswer:
         f"bytes: 2 x ({' + '.join(map(format_bytes, crossed))}) = {format_bytes(total)}",
         "work: " + ", ".join(f"device {d} {f / 1e6:.4g} MFLOP" for d, f in enumerate(said.flops)),
         f"busiest over mean: {max(said.flops) / 1e6:.4g} / {sum(said.flops) / devices / 1e6:.4g} = "
-        f"{said.imbalance:.3g}; even a pipeline would use at most {1 / said.imbalance:.0%}",
+        f"{said.imbalance:.3g}; even a pipeline would use at most {100 / said.imbalance:.0f} %",
     ]
     return WorkedAnswer(
         f"A device needs a fraction of the memory, at most "
-        f"{max(said.parameters) / PARAMETERS:.0%}; neighbours wait for each other {said.transfers} "
-        f"times a step; the busiest device has {said.imbalance:.2g} times the mean work; "
-        f"{format_bytes(total)} of activations and gradients cross.",
+        f"{100 * max(said.parameters) / PARAMETERS:.0f} %; neighbours wait for each other "
+        f"{said.transfers} times a step; the busiest device has {said.imbalance:.2g} times the "
+        f"mean work; {format_bytes(total)} of activations and gradients cross.",
         lines,
         {
             "parameters": list(said.parameters),
@@ -77,7 +78,8 @@ def _premise(images: int, devices: int) -> Critique:
             judged(
                 "The memory of a GPU is a fraction of the network's",
                 fraction,
-                f"The fullest of {devices} has {share:.1%}; even parts would be {1 / devices:.1%}.",
+                f"The fullest of {devices} has {100 * share:.1f} %; even parts would be "
+                f"{100 / devices:.1f} %.",
             ),
             judged(
                 "Workloads may not be properly matched between layers",

@@ -59,8 +59,8 @@ def work(hidden: int, layers: int, workers: int) -> WorkedAnswer:
         f"each of {ROWS} x {SEQUENCE} x {h} x 8 B = {format_bytes(size)}; in a ring all together "
         f"send 2 x ({t} - 1) x {format_bytes(size)} = {format_bytes(2 * (t - 1) * size)}, in a "
         f"block {sums} times that: {format_bytes(sent)}",
-        f"all {t} workers compute at once; in layer-wise model parallelism 1/{t} = {1 / t:.1%} of "
-        f"them would",
+        f"all {t} workers compute at once; in layer-wise model parallelism 1/{t} = {100 / t:.1f} % "
+        f"of them would",
     ]
     return WorkedAnswer(
         f"Each of {t} workers has about 1/{t} of every matrix of every layer and all work at once. "
@@ -117,7 +117,7 @@ def run(cluster: Cluster, hidden: int, layers: int, workers: int) -> Comparison:
             max(each["weights"] for each in done.held),
             "bytes",
             "equal",
-            f"{max(held) / (8 * model.size):.1%} of all: norms and positions are on each",
+            f"{100 * max(held) / (8 * model.size):.1f} % of all: norms and positions are on each",
         ),
         Claim(
             "losses off one device's",

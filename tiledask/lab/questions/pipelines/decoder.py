@@ -43,14 +43,14 @@ def work(blocks: int, slot: float) -> WorkedAnswer:
     table = _timetable(L) if L <= WIDEST else []
     return WorkedAnswer(
         f"Worker l computes in slots l and {2 * L + 1} - l of {2 * L}, and idles in the other "
-        f"{2 * L - 2}: it is used 2 / {2 * L} = 1/{L} = {1 / L:.1%} of the time.",
+        f"{2 * L - 2}: it is used 2 / {2 * L} = 1/{L} = {100 / L:.1f} % of the time.",
         [
             f"{L} blocks up and {L} blocks down: 2 x {L} = {2 * L} slots of {slot:g} s, "
             f"{2 * L * slot:g} s",
             *table,
             f"worker 1 is busy in slots 1 and {2 * L}, worker {L} in {L} and {L + 1}: worker l in "
             f"l and {2 * L} + 1 - l",
-            f"busy 2 of {2 * L} slots each: 2 / {2 * L} = {1 / L:.1%}; idle {2 * L} - 2 = "
+            f"busy 2 of {2 * L} slots each: 2 / {2 * L} = {100 / L:.1f} %; idle {2 * L} - 2 = "
             f"{2 * L - 2} slots = {(2 * L - 2) * slot:g} s",
         ],
         {

@@ -67,40 +67,43 @@ def work(devices: int, microbatches: int, uneven: float, plans: int) -> WorkedAn
     best = d.remedies[0]
     after = best.plan.schedule
     found = _found_again(plans)
-    busy = ", ".join(f"{seconds / t.makespan:.0%}" for seconds in t.busy_per_device)
+    busy = ", ".join(f"{100 * seconds / t.makespan:.0f} %" for seconds in t.busy_per_device)
     lines = [
         f"the trace: {p} devices, busy {busy} of {t.makespan:g} s; all together "
-        f"{t.busy:g} / ({p} x {t.makespan:g}) = {t.utilisation:.1%}",
+        f"{t.busy:g} / ({p} x {t.makespan:g}) = {100 * t.utilisation:.1f} %",
         f"no two work at once: {t.busy:g} s of work takes {t.makespan:g} s, so each waits for all "
-        f"others: layer-wise execution, about 1/{p} = {1 / p:.1%} each",
+        f"others: layer-wise execution, about 1/{p} = {100 / p:.1f} % each",
         f"told from the trace: p = {d['devices'].value}, m = {d['microbatches'].value}, order "
-        f"{d['schedule'].value}, imbalance {d['imbalance'].value:.1%} (max over mean, minus 1)",
+        f"{d['schedule'].value}, imbalance {100 * d['imbalance'].value:.1f} % (max over mean, "
+        "minus 1)",
         *(f"{c.name}: {c.seconds:.4g} s idle, {c.words}" for c in d.causes if c.seconds > 0),
         f"best remedy: {best.change}: a pipelined schedule, in which a stage works on the next "
         f"micro-batch while others have this one",
         f"predicted: {t.makespan:.4g} s -> {best.makespan:.4g} s, 1 - {best.makespan:.4g} / "
-        f"{t.makespan:.4g} = {best.gain:.1%} saved, utilisation {1 - best.idle_share:.1%}",
+        f"{t.makespan:.4g} = {100 * best.gain:.1f} % saved, utilisation "
+        f"{100 * (1 - best.idle_share):.1f} %",
     ]
     if uneven == 1 and after.stages == p:
         n = after.microbatches
         lines.append(
-            f"by the formula: m / (m + p - 1) = {n} / ({n} + {p - 1}) = {n / (n + p - 1):.1%}"
+            f"by the formula: m / (m + p - 1) = {n} / ({n} + {p - 1}) = "
+            f"{100 * n / (n + p - 1):.1f} %"
         )
     for n in FINER:
         cut = {name: [seconds * m / n for seconds in each] for name, each in times.items()}
         finer = td.simulate("1f1b", p, n, **cut)
         lines.append(
             f"1F1B with {n} micro-batches: {finer.makespan:.4g} s, 1 - {finer.makespan:.4g} / "
-            f"{t.makespan:.4g} = {1 - finer.makespan / t.makespan:.1%} saved, "
-            f"{finer.utilisation:.1%} used"
+            f"{t.makespan:.4g} = {100 * (1 - finer.makespan / t.makespan):.1f} % saved, "
+            f"{100 * finer.utilisation:.1f} % used"
         )
-    lines += [f"instead: {r.change}: {r.gain:.1%} saved" for r in d.remedies[1:]]
+    lines += [f"instead: {r.change}: {100 * r.gain:.1f} % saved" for r in d.remedies[1:]]
     lines.append(f"of {plans} random plans, {found} are told from their traces alone")
     return WorkedAnswer(
-        f"{t.utilisation:.0%} of {p} devices in use: layer-wise execution, in which they work "
-        f"one at a time, makes {d.causes[0].seconds / d.idle:.0%} of the idle time. Cut "
-        f"the batch into micro-batches and run them in a pipelined schedule: {best.change}, "
-        f"{best.gain:.0%} of the time saved.",
+        f"{100 * t.utilisation:.0f} % of {p} devices in use: layer-wise execution, in which they "
+        f"work one at a time, makes {100 * d.causes[0].seconds / d.idle:.0f} % of the idle time. "
+        f"Cut the batch into micro-batches and run them in a pipelined schedule: {best.change}, "
+        f"{100 * best.gain:.0f} % of the time saved.",
         lines,
         {
             "utilisation": t.utilisation,

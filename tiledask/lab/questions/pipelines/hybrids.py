@@ -67,8 +67,8 @@ def work(
         used, held = td.simulate(f.schedule).utilisation, B * parameters / (f.p * f.t)
         lines.append(
             f"{name}: n = {f.p} x {f.t} x {f.d} = {f.ranks} devices; m/(m + p - 1) = {f.m} / "
-            f"{f.m + f.p - 1} = {f.m / (f.m + f.p - 1):.1%} used; {B} x {parameters / 1e9:g} "
-            f"billion / ({f.p} x {f.t}) = {format_bytes(held)} each"
+            f"{f.m + f.p - 1} = {100 * f.m / (f.m + f.p - 1):.1f} % used; {B} x "
+            f"{parameters / 1e9:g} billion / ({f.p} x {f.t}) = {format_bytes(held)} each"
         )
         values[name] = {"devices": f.ranks, "utilisation": used, "bytes": held}
     lines.append(
@@ -77,8 +77,8 @@ def work(
     )
     first, second, *_, last = values.values()
     return WorkedAnswer(
-        f"Model parallelism alone uses {first['utilisation']:.0%} of {stages} devices; "
-        f"{microbatches} micro-batches raise that to {second['utilisation']:.0%}; replicas "
+        f"Model parallelism alone uses {100 * first['utilisation']:.0f} % of {stages} devices; "
+        f"{microbatches} micro-batches raise that to {100 * second['utilisation']:.0f} %; replicas "
         f"multiply throughput and leave the {format_bytes(first['bytes'])} a device as they are; "
         f"splitting layers too makes them {format_bytes(last['bytes'])} on {last['devices']} "
         f"devices.",

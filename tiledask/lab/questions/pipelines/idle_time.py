@@ -69,13 +69,13 @@ def calculate(
         ),
         f"total idle: {p} x {T:g} - {work:g} = {total:g} s; the sum of the above: "
         f"{added(T - b for b in busy)} s",
-        f"efficiency: {work:g} / ({p} x {T:g}) = {work / (p * T):.2%}",
-        f"without transfers {work:g} / ({p} x {work:g}) = 1/{p} = {1 / p:.2%}, whatever the stages "
-        f"take: one at a time",
+        f"efficiency: {work:g} / ({p} x {T:g}) = {100 * work / (p * T):.2f} %",
+        f"without transfers {work:g} / ({p} x {work:g}) = 1/{p} = {100 / p:.2f} %, whatever the "
+        f"stages take: one at a time",
     ]
     return WorkedAnswer(
         f"{T:g} s for the batch, {total:g} s of {p} x {T:g} = {p * T:g} device-seconds idle: "
-        f"efficiency {work / (p * T):.1%}.",
+        f"efficiency {100 * work / (p * T):.1f} %.",
         lines,
         {
             "makespan": T,
@@ -132,7 +132,7 @@ def idle(workers: int, forward: float, backward: float) -> WorkedAnswer:
     t = td.simulate(one_batch(range(p)), forward, backward)
     return WorkedAnswer(
         f"Each of {p} workers idles {T - each:g} of {T:g} s, all together {(p - 1) * T:g} s: "
-        f"(p - 1) times the batch. Efficiency 1/{p} = {1 / p:.1%}.",
+        f"(p - 1) times the batch. Efficiency 1/{p} = {100 / p:.1f} %.",
         [
             f"a worker's own work: {forward:g} + {backward:g} = {each:g} s",
             f"the batch passes all of them in turn: T = {p} x {each:g} = {T:g} s",
@@ -141,7 +141,7 @@ def idle(workers: int, forward: float, backward: float) -> WorkedAnswer:
             f"{T:g}, without overlap and with transfers that take nothing",
             f"busy + idle: {T:g} + {p * (T - each):g} = {T + p * (T - each):g} s = {p} x {T:g}: "
             f"nothing is left out",
-            f"efficiency: {T:g} / ({p} x {T:g}) = 1/{p} = {1 / p:.1%}",
+            f"efficiency: {T:g} / ({p} x {T:g}) = 1/{p} = {100 / p:.1f} %",
         ],
         {
             "makespan": T,
@@ -219,7 +219,8 @@ def more_workers(before: int, after: int, compute: float, transfer: float) -> Wo
             lines.append(
                 f"{name}: each computes {compute:g} / {p} = {compute / p:g} s; time {compute:g} + "
                 f"{p - 1} x {c:g} = {T:g} s; utilisation {compute:g} / ({p} x {T:g}) = "
-                f"{compute / (p * T):.1%}; idle {p} x {T:g} - {compute:g} = {p * T - compute:g} s"
+                f"{100 * compute / (p * T):.1f} %; idle {p} x {T:g} - {compute:g} = "
+                f"{p * T - compute:g} s"
             )
             values[name] = {"time": t.makespan, "utilisation": t.utilisation, "idle": t.idle}
     lines.append(
@@ -229,7 +230,7 @@ def more_workers(before: int, after: int, compute: float, transfer: float) -> Wo
     )
     slower = at[after, transfer].makespan
     return WorkedAnswer(
-        f"Utilisation goes from {1 / before:.0%} to {1 / after:.0%}, and the batch takes "
+        f"Utilisation goes from {100 / before:.0f} % to {100 / after:.0f} %, and the batch takes "
         f"{compute:g} s as before ({slower:g} s with transfers of {transfer:g} s): workers that "
         f"work in turn only wait longer, {(before - 1) * compute:g} s of device-time before and "
         f"{(after - 1) * compute:g} s after.",

@@ -61,13 +61,13 @@ def work(
     kept = {name: max(_kept(name, p, m)) for name in ("gpipe", "1f1b")}
     used, W = m / (m + p - 1), m * each
     lines = [
-        f"one batch at a time: 1/p = 1/{p} = {1 / p:.1%} used",
+        f"one batch at a time: 1/p = 1/{p} = {100 / p:.1f} % used",
         f"with m = {m} micro-batches the last stage begins p - 1 = {p - 1} turns late: m + p - 1 = "
         f"{m + p - 1} turns of {forward:g} + {backward:g} = {each:g} s, {(m + p - 1) * each:g} s",
-        f"used: m / (m + p - 1) = {m} / {m + p - 1} = {used:.1%}",
-        f"bubble over ideal time: (p - 1) / m = {p - 1} / {m} = {bubble_overhead(p, m):.1%} "
-        f"(SC21); of all time: (p - 1) / (m + p - 1) = {p - 1} / {m + p - 1} = "
-        f"{bubble_fraction(p, m):.1%}",
+        f"used: m / (m + p - 1) = {m} / {m + p - 1} = {100 * used:.1f} %",
+        f"bubble over ideal time: (p - 1) / m = {p - 1} / {m} = "
+        f"{100 * bubble_overhead(p, m):.1f} % (SC21); of all time: (p - 1) / (m + p - 1) = {p - 1} "
+        f"/ {m + p - 1} = {100 * bubble_fraction(p, m):.1f} %",
         f"activations kept by the fullest stage: GPipe m = {kept['gpipe']}, 1F1B min(p, m) = "
         f"{kept['1f1b']}; the time is the same",
     ]
@@ -96,8 +96,8 @@ def work(
             f"bubble, more pay the overhead."
         )
     return WorkedAnswer(
-        f"{m} micro-batches on {p} stages use {used:.1%} of the time, where one batch uses "
-        f"{1 / p:.1%}. {more}",
+        f"{m} micro-batches on {p} stages use {100 * used:.1f} % of the time, where one batch uses "
+        f"{100 / p:.1f} %. {more}",
         lines,
         values,
         lambda: td.plots.gantt(t, title=f"{schedule}, {m} micro-batches on {p} stages"),

@@ -67,13 +67,14 @@ def work(layers: int, workers: int, working: int, unit: str = "worker") -> Worke
         *_waiting(cut, working, unit),
         f"time of the batch {layers} x ({FORWARD:g} + {BACKWARD:g}) = {sum(busy):g} s, on each of "
         f"{workers} {unit}s",
-        f"used: {sum(busy):g} / ({workers} x {sum(busy):g}) = 1/{workers} = {1 / workers:.1%}, "
-        f"idle {1 - 1 / workers:.1%}",
+        f"used: {sum(busy):g} / ({workers} x {sum(busy):g}) = 1/{workers} = {100 / workers:.1f} %, "
+        f"idle {100 * (1 - 1 / workers):.1f} %",
     ]
     others = [f"{unit} {w + 1} is {state}" for w, state in states.items()]
     return WorkedAnswer(
         f"While {unit} {working} computes its forward, {', '.join(others)}. One {unit} in "
-        f"{workers} works at a time: {1 / workers:.1%} used, {1 - 1 / workers:.1%} idle.",
+        f"{workers} works at a time: {100 / workers:.1f} % used, {100 * (1 - 1 / workers):.1f} % "
+        "idle.",
         lines,
         {
             "cut": str(cut),

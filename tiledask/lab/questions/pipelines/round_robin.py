@@ -61,19 +61,20 @@ def work(layers: int, devices: int, microbatches: int) -> WorkedAnswer:
         f"crossings, consecutive: {p} - 1 = {few}",
         f"crossings, round robin: {layers} - 1 = {many}, every layer hands on to another device",
         f"{many} / {few} = {many / few:g} times as many transfers",
-        f"one batch at a time both use 1/{p}: {used['consecutive']:.1%} and "
-        f"{used['round robin']:.1%}; dealing alone gains nothing",
+        f"one batch at a time both use 1/{p}: {100 * used['consecutive']:.1f} % and "
+        f"{100 * used['round robin']:.1f} %; dealing alone gains nothing",
         f"with micro-batches the same placement is interleaved 1F1B with v = {layers} / {p} = {v} "
         f"chunks a device (SC21's example: layers 1, 2, 9, 10 on device 1)",
         f"bubble over ideal time, consecutive: (p - 1) / m = {p - 1} / {m} = "
-        f"{bubble_overhead(p, m):.1%}",
+        f"{100 * bubble_overhead(p, m):.1f} %",
     ]
     if m % p:
         lines.append(f"interleaving wants m as a multiple of p: {m} is none of {p}, so simulate it")
     else:
         lines.append(
             f"bubble over ideal time, interleaved: (p - 1) / (v m) = {p - 1} / ({v} x {m}) = "
-            f"{bubble_overhead(p, m, v):.1%}, 1/{v} of it, at {many / few:g} times the transfers"
+            f"{100 * bubble_overhead(p, m, v):.1f} %, 1/{v} of it, at {many / few:g} times the "
+            "transfers"
         )
     timelines = {
         name: td.simulate(order, **_times(chunks))

@@ -51,7 +51,7 @@ def work(
         bubbles[str(m)] = bubble_fraction(pp, m)
         lines.append(
             f"then the bubble, {m} micro-batches: m / (m + p - 1) = {m} / {m + pp - 1} = "
-            f"{1 - bubbles[str(m)]:.1%} busy"
+            f"{100 * (1 - bubbles[str(m)]):.1f} % busy"
         )
     if zero is None:
         starts = "B does not start under any stage of ZeRO"
@@ -63,8 +63,8 @@ def work(
         f"A needs {format_bytes(whole_model)} on every GPU of {room} and "
         f"{'cannot start' if whole_model > memory else 'starts'}. {starts}: the states are "
         f"{', '.join(f'{format_bytes(size)} (ZeRO-{z})' for z, size in enumerate(held))}. Once it "
-        f"runs, its stages are busy {1 - bubbles[str(microbatches)]:.0%} of the time with "
-        f"{microbatches} micro-batches; more of them, or chunks, fill the gaps.",
+        f"runs, its stages are busy {100 * (1 - bubbles[str(microbatches)]):.0f} % of the time "
+        f"with {microbatches} micro-batches; more of them, or chunks, fill the gaps.",
         tuple(lines),
         {
             "copy_bytes": whole_model,

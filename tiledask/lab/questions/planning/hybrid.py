@@ -55,8 +55,9 @@ def work(
     alone, kept = half.nearest(gradient), half.nearest(gradient * scale) / scale
     step = 2.0**-half.digits
     lines += [
-        f"{stages} stages, one batch at a time: 1 / {stages} = {busy:.1%} busy; {microbatches} "
-        f"micro-batches: {microbatches} / {microbatches + stages - 1} = {piped:.1%}",
+        f"{stages} stages, one batch at a time: 1 / {stages} = {100 * busy:.1f} % busy; "
+        f"{microbatches} micro-batches: {microbatches} / {microbatches + stages - 1} = "
+        f"{100 * piped:.1f} %",
         f"fp16, a gradient of {gradient:g}: {alone:.4g}; times {scale:g}, rounded, and back: "
         f"{kept:.4g}",
         f"fp16, a weight of 1 and an update of 2^-{half.digits}: {half.nearest(1 + step)!r}; in "
@@ -79,8 +80,8 @@ def work(
             if fits
             else "No layout fits with activations and overhead"
         )
-        + f"; with micro-batches stages are busy {piped:.0%} of the time and not {busy:.0%}; fp16 "
-        f"needs a loss scale and fp32 masters.",
+        + f"; with micro-batches stages are busy {100 * piped:.0f} % of the time and not "
+        f"{100 * busy:.0f} %; fp16 needs a loss scale and fp32 masters.",
         tuple(lines),
         {
             "states": states,

@@ -86,7 +86,7 @@ class FaultyPipeline:
             td.diagnose(self.simulated()).cause,
             td.diagnose(ran).cause,
             rule="equal",
-            note=f"idle {ran.bubble_fraction:.0%}"
+            note=f"idle {100 * ran.bubble_fraction:.0f} %"
             + ("" if clear else ": the machine was busy, so that nothing is claimed of this run"),
             compare=COLUMNS if clear else COLUMNS[:2],
         )
@@ -130,9 +130,10 @@ def _pipeline(seen: Any, m: int) -> WorkedAnswer:
     p = len(busy)
     planned = 1 - bubble_fraction(p, m)
     lines = [
-        "symptom: devices busy " + ", ".join(f"{b:.0%}" for b in busy) + " of the time",
-        f"that is {sum(busy) / p:.1%} on average, and {found.idle_share:.1%} idle; p = {p} equal "
-        f"stages with m = {m} would be busy {m} / ({m} + {p - 1}) = {planned:.1%}",
+        "symptom: devices busy " + ", ".join(f"{100 * b:.0f} %" for b in busy) + " of the time",
+        f"that is {100 * sum(busy) / p:.1f} % on average, and {100 * found.idle_share:.1f} % idle; "
+        f"p = {p} equal stages with m = {m} would be busy {m} / ({m} + {p - 1}) = "
+        f"{100 * planned:.1f} %",
     ]
     causes = {c.name: c.seconds for c in found.causes if c.seconds > 0}
     shares = {name: seconds / sum(causes.values()) for name, seconds in causes.items()}
@@ -142,15 +143,15 @@ def _pipeline(seen: Any, m: int) -> WorkedAnswer:
     ranked = [[name, share] for name, share in shares.items() if share > 1e-9]
     ranked.sort(key=lambda each: -each[1])
     for at, (name, share) in enumerate(ranked, 1):
-        lines.append(f"{at}. {name}: {share:.0%} of the idle time; to tell: {TELLS[name]}")
+        lines.append(f"{at}. {name}: {100 * share:.0f} % of the idle time; to tell: {TELLS[name]}")
     lines += [
         f"experiment, simulated: {r.change}: {found.makespan:.3g} s -> {r.makespan:.3g} s, "
-        f"{r.gain:.0%} saved"
+        f"{100 * r.gain:.0f} % saved"
         for r in found.remedies
     ]
     return WorkedAnswer(
-        f"{ranked[0][0].capitalize()}, {ranked[0][1]:.0%} of the idle time: {TELLS[ranked[0][0]]}. "
-        f"{found.summary[-1]}",
+        f"{ranked[0][0].capitalize()}, {100 * ranked[0][1]:.0f} % of the idle time: "
+        f"{TELLS[ranked[0][0]]}. {found.summary[-1]}",
         tuple(lines),
         {
             "cause": ranked[0][0],

@@ -61,8 +61,8 @@ def work(billions: float, memory: int, devices: int, link: float, batch: int) ->
         )
         lines.append(
             f"{_named(plan.layout)}, recompute {plan.layout.recompute}: "
-            f"{format_bytes(plan.peak)}, bubble {plan.step.bubble / plan.step.total:.1%}, a GPU "
-            f"sends {sent or 'nothing'}, {format_seconds(plan.seconds)} a step"
+            f"{format_bytes(plan.peak)}, bubble {100 * plan.step.bubble / plan.step.total:.1f} %, "
+            f"a GPU sends {sent or 'nothing'}, {format_seconds(plan.seconds)} a step"
         )
     counts = {}
     for gb in MEMORIES:

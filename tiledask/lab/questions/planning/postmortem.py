@@ -57,7 +57,7 @@ def work(
     ]
     for m in sorted({*TRIED, microbatches}):
         busy = 1 - bubble_fraction(stages, m)
-        lines.append(f"busy with m = {m}: {m} / ({m} + {stages - 1}) = {busy:.1%}")
+        lines.append(f"busy with m = {m}: {m} / ({m} + {stages - 1}) = {100 * busy:.1f} %")
     times = [1.0] * (stages - 1) + [slowest]
     uneven = td.simulate(
         td.schedule("1f1b", stages, microbatches), forward=times, backward=[2 * t for t in times]
@@ -66,7 +66,7 @@ def work(
     alike = LARGEST_HALF / replicas
     lines += [
         f"one stage {slowest:g} times as slow: max / mean = {ratio:.4g}, and with m = "
-        f"{microbatches} devices are busy {uneven.utilisation:.1%} of the time, simulated",
+        f"{microbatches} devices are busy {100 * uneven.utilisation:.1f} % of the time, simulated",
         f"fp16 ends at {LARGEST_HALF}; {replicas} replicas whose scaled gradients are each above "
         f"{LARGEST_HALF} / {replicas} = {alike:g} sum to more: inf, then NaN",
         f"with the loss times {scale:g} that is a gradient of {alike / scale:.4g}",
@@ -83,10 +83,10 @@ def work(
     m = microbatches
     return WorkedAnswer(
         f"{sizes}. The idle time is the ramp of m = {m} on {stages} stages "
-        f"({bubble_fraction(stages, m):.0%}), and {1 - uneven.utilisation:.0%} with a stage "
-        f"{slowest:g} times as slow: more micro-batches, and layers cut evenly. The NaN comes from "
-        f"fp16 sums of {replicas} replicas above {LARGEST_HALF}: divide before the sum, sum in "
-        f"fp32, or let the loss scale give way.",
+        f"({100 * bubble_fraction(stages, m):.0f} %), and {100 * (1 - uneven.utilisation):.0f} % "
+        f"with a stage {slowest:g} times as slow: more micro-batches, and layers cut evenly. The "
+        f"NaN comes from fp16 sums of {replicas} replicas above {LARGEST_HALF}: divide before the "
+        f"sum, sum in fp32, or let the loss scale give way.",
         tuple(lines),
         {
             "least_billions": least,

@@ -104,7 +104,8 @@ def work(
     lines += [
         f"{grown:.3g} times the bytes for twice the replicas: not much",
         f"simulated before, {before.layout}: {format_seconds(before.total)} a step, of it "
-        f"{before.bubble / before.total:.0%} bubble and {before.dp / before.total:.1%} gradients",
+        f"{100 * before.bubble / before.total:.0f} % bubble and "
+        f"{100 * before.dp / before.total:.1f} % gradients",
     ]
     efficiency, steps = {}, {"before": before}
     for name, (times, m, slow) in _effects(microbatches, slower).items():
@@ -113,9 +114,10 @@ def work(
         gain = after.tokens_per_second / before.tokens_per_second
         efficiency[name] = gain / times
         lines.append(
-            f"{name}: {format_seconds(after.total)} a step ({after.bubble / after.total:.0%} "
-            f"bubble, {after.dp / after.total:.1%} gradients), {gain:.3g} times the tokens/s of "
-            f"{times} times the GPUs = {efficiency[name]:.1%}"
+            f"{name}: {format_seconds(after.total)} a step "
+            f"({100 * after.bubble / after.total:.0f} % bubble, "
+            f"{100 * after.dp / after.total:.1f} % gradients), {gain:.3g} times the tokens/s of "
+            f"{times} times the GPUs = {100 * efficiency[name]:.1f} %"
         )
     lines += [
         "the global batch grows 2 x 2 = 4-fold: gradient noise falls by sqrt(4) = 2, and a rate "
@@ -128,10 +130,10 @@ def work(
     return WorkedAnswer(
         f"Traffic is not the whole story: a GPU sends only {grown:.3g} times as much for twice the "
         f"replicas ({format_bytes(sent[0])} to {format_bytes(sent[1])}). Alone, each change gives "
-        + "; ".join(f"{name} {each:.0%}" for name, each in efficiency.items())
+        + "; ".join(f"{name} {100 * each:.0f} %" for name, each in efficiency.items())
         + f" of ideal. The worst is {worst}: a step of less work waits for the same sums and the "
-        f"same ramp ({fixed:.0%} with a fixed global batch). The 4-fold batch and fp16 sums over "
-        f"more replicas explain the instability.",
+        f"same ramp ({100 * fixed:.0f} % with a fixed global batch). The 4-fold batch and fp16 "
+        f"sums over more replicas explain the instability.",
         tuple(lines),
         {
             "replica_bytes": size,

@@ -167,19 +167,22 @@ def work(
         f"on one node, dp {small.layout.dp}: {format_seconds(small.total)} a step; on {nodes}: "
         f"{format_seconds(large.total)}",
         f"efficiency: {format_seconds(small.total)} / ({nodes} x {format_seconds(large.total)}) = "
-        f"{share:.1%}; by formula, with the work shared out and the ring on top: {formula:.1%}",
+        f"{100 * share:.1f} %; by formula, with the work shared out and the ring on top: "
+        f"{100 * formula:.1f} %",
         f"of {format_seconds(large.total)}: compute {format_seconds(large.compute)}, "
         + ", ".join(f"{name} {format_seconds(s)}" for name, s in waits.items() if s),
-        f"with twice the batch, so that as many bytes go with twice the work: {doubled:.1%}",
+        "with twice the batch, so that as many bytes go with twice the work: "
+        f"{100 * doubled:.1f} %",
     ]
     limits = td.sensitivity(model, found.machine, batch, sequence=SEQUENCE)
     lines += [str(each) for each in limits[:4]]
     near = "near-linear" if share > NEAR else "not near-linear"
     return WorkedAnswer(
-        f"{layout}. From {per_node} to {nodes * per_node} GPUs it scales at {share:.0%}, {near}. "
-        f"The most waiting is for {top} ({waits[top] / large.total:.1%} of a step); twice the "
-        f"batch makes it {doubled:.1%}. What binds first is {limits[0].limit}. bf16 is stable as "
-        f"it is, fp16 with a dynamic loss scale and fp32 masters.",
+        f"{layout}. From {per_node} to {nodes * per_node} GPUs it scales at {100 * share:.0f} %, "
+        f"{near}. The most waiting is for {top} ({100 * waits[top] / large.total:.1f} % of a "
+        f"step); twice the batch makes it {100 * doubled:.1f} %. What binds first is "
+        f"{limits[0].limit}. bf16 is stable as it is, fp16 with a dynamic loss scale and fp32 "
+        "masters.",
         tuple(lines),
         {
             "layout": str(layout),

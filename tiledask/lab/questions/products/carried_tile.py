@@ -70,12 +70,12 @@ def work(kernel: str, tuned_on: str, runs_on: str, m: int, n: int, k: int) -> Wo
     lines.append(
         f"the {runs_on} could be {faster:.3g} times as fast as the {tuned_on}; with the old tile "
         f"it is {gained:.3g} times: 1 - {move.flops_per_second / 1e12:.4g} / "
-        f"{move.best / 1e12:.4g} = {move.loss:.1%} given away"
+        f"{move.best / 1e12:.4g} = {100 * move.loss:.1f} % given away"
     )
     return WorkedAnswer(
         f"The tile belongs to the device it was chosen for: {old.config.block} of the {tuned_on} "
-        f"gives away {move.loss:.1%} on the {runs_on}, where {new.config.block} is best. The "
-        f"blocks over GPUs stay as they are.",
+        f"gives away {100 * move.loss:.1f} % on the {runs_on}, where {new.config.block} is best. "
+        f"The blocks over GPUs stay as they are.",
         lines,
         {
             "tile before": list(old.config.block),

@@ -46,21 +46,21 @@ def work(size: int, workers: int, device: str, largest: float) -> WorkedAnswer:
         f"blocking, and so what workers send, is the same in all rows",
         *(
             f"T = {x.extent}: {format_bytes(x.loaded)}, {x.intensity:g} FLOP a byte, at most "
-            f"{x.limit / 1e12:.3g} TFLOP/s, {x.share:.1%} of the {device}'s {peak:g}"
+            f"{x.limit / 1e12:.3g} TFLOP/s, {100 * x.share:.1f} % of the {device}'s {peak:g}"
             for x in limits
         ),
         f"ridge of the {device}: {peak:g}e12 / {hardware.memory_bandwidth / 1e12:g}e12 = "
         f"{ridge:.2f} FLOP a byte: T of {extent} or more, or registers below the tile",
         f"high level, one tile of {FIXED}, {largest:g} of the rows on the first worker: "
         f"{', '.join(map(str, uneven))} rows; the mean is {size} / {workers} = {size / workers:g}",
-        f"workers are busy {size / workers:g} / {max(uneven)} = {used:.1%} of the time; each "
-        f"kernel is as fast as before",
+        f"workers are busy {size / workers:g} / {max(uneven)} = {100 * used:.1f} % of the time; "
+        f"each kernel is as fast as before",
     ]
     return WorkedAnswer(
         f"If all workers are busy alike and the kernels slow, the low level is at fault: on the "
-        f"{device} tiles of {TILES[-1]} reach {limits[-1].share:.0%} and tiles of {extent} all of "
-        f"the peak. If kernels are fast and some workers idle, it is the high level: here "
-        f"{1 - used:.0%} idle.",
+        f"{device} tiles of {TILES[-1]} reach {100 * limits[-1].share:.0f} % and tiles of {extent} "
+        f"all of the peak. If kernels are fast and some workers idle, it is the high level: here "
+        f"{100 * (1 - used):.0f} % idle.",
         lines,
         {
             "loaded": [x.loaded for x in limits],
@@ -110,11 +110,11 @@ def _of_blocks(cluster: Cluster, a, b, even: list[int], uneven: list[int]) -> li
     for name, blocks in (("even", even), ("uneven", uneven)):
         done = run_blocks(cluster, a, b, blocks, FIXED)
         most = max(done.flops) / (sum(done.flops) / len(done.flops))
-        rate = f"kernels at {done.rate / 1e9:.3g} GFLOP/s, workers busy {done.utilisation:.0%}"
+        busy = f"workers busy {100 * done.utilisation:.0f} %"
         rows.append(
             Claim(f"{name} blocks: FLOP of the fullest worker over the mean",
                   max(blocks) * len(blocks) / sum(blocks), None, most, rule=("within", 1e-9),
-                  note=rate)
+                  note=f"kernels at {done.rate / 1e9:.3g} GFLOP/s, {busy}")
         )  # fmt: skip
     return rows
 
