@@ -42,10 +42,10 @@ def nbs(tmp_path):
     notebook(folder, "01_second", "See [00](00_first.ipynb).", words=1200, asked=4, tasks=1)
     notebook(folder, "02_last", "See [01](01_second.ipynb).", asked=2)
     rows = "\n".join(
-        f"| [{t}]({n}.ipynb) | do {t} |"
+        f"| [{t}]({n}.ipynb) | do {t} | 0 |"
         for t, n in (("00 One", "00_first"), ("01 Two", "01_second"), ("02 Three", "02_last"))
     )
-    head = "| walkthrough | afterwards you can |\n|---|---|"
+    head = "| walkthrough | afterwards you can | minutes |\n|---|---|--:|"
     (folder / "contents.md").write_text(f"# All\n\nWords.\n\n{head}\n{rows}\n")
     return folder
 
@@ -82,10 +82,14 @@ def test_each_walkthrough_takes_half_an_hour():
     assert {name: m for name, m in minutes.items() if not 24 <= m <= 35} == {}
 
 
-def test_a_page_for_readers_without_a_score_has_the_minutes(nbs):
+def test_the_page_has_the_minutes_of_today(nbs):
     page = timed((nbs / "contents.md").read_text(), course(nbs))
-    assert "| walkthrough | afterwards you can | minutes |\n|---|---|--:|\n" in page
     assert "| [01 Two](01_second.ipynb) | do 01 Two | 29 |\n" in page
+    ours = (ROOT / "nbs" / "contents.md").read_text()
+    assert timed(ours, course(ROOT / "nbs")) == ours, "python -m tiledask.lab.questions.index"
+    assert re.findall(r"\.ipynb\) .* \| (\d+) \|$", ours, re.M) == [
+        str(each.minutes) for each in course(ROOT / "nbs")
+    ]
 
 
 def test_a_section_that_goes_deeper_is_not_timed(tmp_path):

@@ -1,6 +1,7 @@
-"""The contents page of a learner's folder: nbs/contents.md with time, progress and score.
+"""The contents page of a learner's folder: nbs/contents.md with progress and score.
 
-Written anew whenever it may have changed: by the starter and by `td.score`.
+Written anew whenever it may have changed: by the starter and by `td.score`. The minutes in
+nbs/contents.md itself are counted anew by `python -m tiledask.lab.questions.index`.
 """
 
 import re
@@ -22,8 +23,10 @@ SHOW_ANEW = (
     f"if (page.context?.path.endsWith('{PAGE}')) page.context.revert()</script>"
 )
 """In JupyterLab, has an open contents page read its file again; elsewhere it does nothing."""
-_ROW = re.compile(r"^\| \[(?P<title>[^]]+)\]\((?P<name>\w+)\.ipynb\) \| (?P<can>.+) \|$", re.M)
-_HEAD = re.compile(r"^\| walkthrough \| (.+) \|\n\|---\|---\|$", re.M)
+_ROW = re.compile(
+    r"^(?P<row>\| \[(?P<title>[^]]+)\]\((?P<name>\w+)\.ipynb\) \| (?P<can>.+)) \| \d+ \|$", re.M
+)
+_HEAD = re.compile(r"^(\| walkthrough \| .+ \| minutes \|)\n(\|---\|---\|--:\|)$", re.M)
 
 
 def write_contents(source: Path, folder: Path) -> None:
@@ -35,9 +38,7 @@ def write_contents(source: Path, folder: Path) -> None:
     titles = {row["name"]: row["title"] for row in _ROW.finditer(text)}
     done = {name: _done(folder / PROGRESS / f"{name}.jsonl") for name in titles}
     walkthroughs = {each.name: each for each in course(source) if each.name in titles}
-    text = _HEAD.sub(
-        r"| walkthrough | \1 | minutes | predicted | stars |\n|---|---|--:|--:|--:|", text
-    )
+    text = _HEAD.sub(r"\1 predicted | stars |\n\2--:|--:|", text)
     text = _ROW.sub(
         lambda row: _row(row, walkthroughs[row["name"]], done[row["name"]], folder), text
     )
@@ -52,10 +53,9 @@ def write_contents(source: Path, folder: Path) -> None:
 
 
 def timed(page: str, walkthroughs: Iterable[Walkthrough]) -> str:
-    """The contents ``page`` with what each walkthrough takes, for readers who keep no score."""
+    """The contents ``page`` with the minutes that each walkthrough takes, counted anew."""
     minutes = {each.name: each.minutes for each in walkthroughs}
-    page = _HEAD.sub(r"| walkthrough | \1 | minutes |\n|---|---|--:|", page)
-    return _ROW.sub(lambda row: f"{row[0]} {minutes[row['name']]} |", page)
+    return _ROW.sub(lambda row: f"{row['row']} | {minutes[row['name']]} |", page)
 
 
 _KEY = (

@@ -2,16 +2,18 @@
 
 ## The best one, by looking at all (question 34)        in a cell tagged question-34
 
-python -m tiledask.lab.questions.index                  writes nbs/questions.md
+python -m tiledask.lab.questions.index                  writes nbs/questions.md, and the
+                                                        minutes into nbs/contents.md
 """
 
 import json
 import re
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
+from tiledask.lab.learner import contents
+from tiledask.lab.learner.course import course
 from tiledask.lab.questions.table import QUESTIONS
 from tiledask.lab.report import write_whole
 from tiledask.plan.data import shipped
@@ -92,12 +94,13 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> Path:
-    """The page, written where the walkthroughs are."""
-    path = shipped("nbs") / PAGE
-    write_whole(path, page().encode())
-    return path
+def main() -> None:
+    """None, once the page and the minutes in contents.md are written where the walkthroughs are."""
+    folder = shipped("nbs")
+    write_whole(folder / PAGE, page().encode())
+    counted = contents.timed((folder / contents.PAGE).read_text("utf-8"), course(folder))
+    write_whole(folder / contents.PAGE, counted.encode())
 
 
 if __name__ == "__main__":
-    print(main())
+    main()

@@ -12,8 +12,6 @@ from nbclient import NotebookClient
 from rich.console import Console
 from rich.progress import Progress
 
-from tiledask.lab.learner.contents import PAGE, timed
-from tiledask.lab.learner.course import course
 from tiledask.lab.site import looked_at, reference
 
 __all__ = ["anchor", "main", "readable"]
@@ -82,8 +80,7 @@ def sources(walkthroughs: Path, folder: Path, console: Console, *, runs: bool) -
         list(pool.map(page, paths))
     for path in walkthroughs.glob("*.md"):
         text = _ANCHOR.sub(r"(\1)=\n", path.read_text("utf-8"))
-        if path.name == PAGE:
-            text = timed(text, course(walkthroughs))
+        if path.name == "contents.md":
             titles = (f"{title} <{name}>" for title, name in _ROW.findall(text))
             names = [*titles, "glossary", "questions", "reference/index"]
             text += "\n" + _TOC.format(names="\n".join(names))
