@@ -473,7 +473,7 @@ def test_numbers_in_the_prose_are_those_of_the_data():
     assert f"{device.l2_bandwidth / 1e12:.1f} TB/s as a peak" in said
     assert "resident over the most that a multiprocessor can hold" in said
     assert default("all_reduce", 4) in said
-    assert "Our package keeps his order and does not shift" in said
+    assert "The package keeps Cannon's order and does not shift" in said
 
 
 def test_a_walkthrough_allows_the_points_that_it_says():

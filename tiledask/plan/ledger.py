@@ -119,8 +119,8 @@ class Ledger:
             return "Ledger(empty)"
         place, moment, tensor = self.binding
         return (
-            f"Ledger({len(self.places)} places, peak {format_bytes(self.peak)} "
-            f"on {place} at {moment}, mostly {tensor})"
+            f"Ledger({len(self.places)} place{'s'[: len(self.places) > 1]}, peak "
+            f"{format_bytes(self.peak)} on place {place} at {moment}, mostly {tensor})"
         )
 
     def _repr_html_(self) -> str:

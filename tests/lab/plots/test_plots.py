@@ -4,6 +4,7 @@ Holds `tiledask.lab.plots.labels`, `tiledask.lab.plots.picture`,
 `tiledask.lab.plots.pipelines.gantt`, `tiledask.lab.plots.pipelines.idle_bars`,
 `tiledask.lab.plots.pipelines.idle_blocks`, `tiledask.lab.plots.pipelines.memory_timeline`,
 `tiledask.lab.plots.pipelines.printed_rates`, `tiledask.lab.plots.pipelines.schedule_curves`,
+`tiledask.lab.plots.pipelines.slots`, `tiledask.lab.plots.planning.curves`,
 `tiledask.lab.plots.planning.distribution`, `tiledask.lab.plots.planning.memory_bars`,
 `tiledask.lab.plots.products.corner`, `tiledask.lab.plots.products.product_layers`,
 `tiledask.lab.plots.products.rounds`,
@@ -119,6 +120,13 @@ CURVE = {
 }
 
 
+STAYS = {"slot 0": [("nap", 0, 0.2), ("nap", 0.2, 0.4)], "slot 1": [("killed", 0.3, 0.3)]}
+SPREAD = {
+    "four workers": {64: 2e-3, 256: 2e-3, 2048: 0.3},
+    "one process": {64: 1e-5, 256: 4e-4, 2048: 0.5},
+}
+
+
 def long_name(n: int) -> str:
     return f"interleaved 1F1B, {n} workers, 16 micro-batches"
 
@@ -172,6 +180,8 @@ FIGURES = {
     "rounds, direct": lambda: plots.collective_rounds("reduce_scatter", "direct", 5),
     "layers of a product": lambda: plots.product_layers((2, 2, 3)),
     "layers of a product, thin": lambda: plots.product_layers((4, 1, 2)),
+    "slots": lambda: plots.slots(STAYS, title="A worker dies"),
+    "curves": lambda: plots.curves(SPREAD, xlabel="n", ylabel="seconds", title="n x n x n"),
     "owners": lambda: plots.owners({"A": QUARTERS, "B": COPIES, "C": QUARTERS}),
     "owners, thin": lambda: plots.owners({"A": thin(64, 8), "B": thin(8, 64)}),
     "layers": lambda: plots.layers_on_devices({"cut": CONTIGUOUS, "round robin": ROUND_ROBIN}),
@@ -508,6 +518,10 @@ def test_panels_of_a_figure_share_the_time():
         (lambda: plots.memory_bars(Ledger.of([])), "1 row or more, got 0"),
         (lambda: plots.traffic_matrix({}), "1 traffic or more, got 0"),
         (lambda: plots.traffic_matrix(RING, Traffic.of(3)), "4 predicted, 3 measured"),
+        (lambda: plots.slots({"slot 0": []}), "1 task or more"),
+        (lambda: plots.slots({"slot 0": [("nap", 2, 1)]}), "ends after it begins"),
+        (lambda: plots.curves({"a": {}}, xlabel="n", ylabel="s"), "1 line or more"),
+        (lambda: plots.curves({"a": {0: 1}}, xlabel="n", ylabel="s"), "above 0"),
         (lambda: plots.owners({}), "1 matrix or more, got 0"),
         (lambda: plots.matrices({}), "1 shape or more, got 0"),
         (lambda: plots.corner(*(cut((4, 5), S0, S1) for _ in "XAY")), "m x k by k x n"),
@@ -681,6 +695,32 @@ def test_owners_are_drawn_to_scale():
     assert a.get_title(loc="left") == "A, 1001 x 1024"
     assert a.get_aspect() == 1
     assert len({p.get_facecolor() for p in a.patches}) == 4
+
+
+def test_owners_are_drawn_of_arrays_too():
+    tiling = cut((4, 6), S0, S1)
+    drawn, same = (plots.owners({"A": each}).axes[0] for each in (tiling, plots.Blocks.of(tiling)))
+    assert [t.get_text() for t in drawn.texts] == [t.get_text() for t in same.texts]
+    assert [t.get_text() for t in drawn.texts] == [f"rank {n}" for n in range(4)]
+
+
+def test_slots_have_a_box_for_each_task_and_a_line_for_a_moment():
+    (axes,) = FIGURES["slots"]().axes
+    assert [(p.get_x(), round(p.get_width(), 3), p.get_y() + 0.36) for p in axes.patches] == [
+        (0, 0.2, 0),
+        (0.2, 0.2, 0),
+    ]
+    (moment,) = (line for line in axes.lines if line.get_gid() == "killed")
+    assert set(moment.get_xdata()) == {0.3}
+
+
+def test_curves_go_through_their_points_on_logarithmic_axes():
+    (axes,) = FIGURES["curves"]().axes
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    for name, line in SPREAD.items():
+        (drawn,) = (each for each in axes.lines if each.get_gid() == name)
+        assert dict(zip(drawn.get_xdata(), drawn.get_ydata(), strict=True)) == line
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["64", "256", "2,048"]
 
 
 def test_a_corner_has_each_block_at_its_matrix_and_says_where_k_is_cut():

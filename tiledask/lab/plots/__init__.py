@@ -7,8 +7,9 @@ figure of one's own is drawn on a `canvas`, under the same `look`.
 style, picture  the look that all share, and the Figure that draws itself
 sliders         a figure that is drawn again as the reader moves sliders
 primitives      what figures are made of: bars, boxes, curves, notes, legends; labels at points
-pipelines       Gantt charts, idle time, memory over time, schedules against each other
-planning        memory bars, the map of a search and its front, limits that bind, time of a step
+pipelines       Gantt charts, tasks in slots, idle time, memory over time, schedules compared
+planning        memory bars, the map of a search and its front, limits that bind, time of a step;
+                curves over sizes
 products        owners of blocks, panels, traffic between ranks, intensity, tiles on a device
 training        losses, what moves by layer, where layers, arrays and rows of an image are
 """
@@ -23,6 +24,8 @@ from tiledask.lab.plots.pipelines.schedule_curves import (
     memory_against_bubble,
     utilisation_against,
 )
+from tiledask.lab.plots.pipelines.slots import slots
+from tiledask.lab.plots.planning.curves import curves
 from tiledask.lab.plots.planning.distribution import distribution
 from tiledask.lab.plots.planning.feasibility import feasibility, short_layout
 from tiledask.lab.plots.planning.memory_bars import memory_bars
@@ -61,6 +64,7 @@ __all__ = [
     "canvas",
     "collective_rounds",
     "corner",
+    "curves",
     "distribution",
     "feasibility",
     "gantt",
@@ -89,6 +93,7 @@ __all__ = [
     "shards",
     "short_layout",
     "sliders",
+    "slots",
     "step_breakdown",
     "tile_levels",
     "tile_step",

@@ -214,14 +214,4 @@ def blocks_of(array: ShardedArray | Tiling) -> plots.Blocks:
     >>> blocks_of(Tiling((4, 6), (2,), (Shard(1),)))
     Blocks(ranks=[[(0,), (1,)]], rows=[0, 4], columns=[0, 3, 6])
     """
-    tiling = array.tiling if isinstance(array, ShardedArray) else array
-    regions = tiling.regions
-    rows, columns = (sorted({edge for region in regions for edge in region[dim]}) for dim in (0, 1))
-    ranks = [
-        [
-            tuple(r for r, region in enumerate(regions) if (region[0][0], region[1][0]) == (i, j))
-            for j in columns[:-1]
-        ]
-        for i in rows[:-1]
-    ]
-    return plots.Blocks(ranks, rows, columns)
+    return plots.Blocks.of(array)

@@ -3,11 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, pairwise
+from typing import TYPE_CHECKING
 
 from tiledask.errors import ConfigError
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.primitives import Axes, Figure
 from tiledask.lab.plots.style import PALETTE, WIDTH, canvas, colour_of_rank, styled
+from tiledask.plan.products.placement import Tiling
+
+if TYPE_CHECKING:
+    from tiledask.distributed.arrays.array import ShardedArray
 
 __all__ = ["Blocks", "matrices", "owners"]
 
@@ -42,10 +47,34 @@ class Blocks:
             if edges[0] != 0 or any(a > b for a, b in pairwise(edges)):
                 raise ConfigError(f"edges start at 0 and ascend, got {list(edges)}; sort them")
 
+    @classmethod
+    def of(cls, array: "ShardedArray | Tiling") -> "Blocks":
+        """The blocks of an array: edges, and the ranks that hold each block.
+
+        >>> from tiledask.plan.products.placement import Shard
+        >>> Blocks.of(Tiling((4, 6), (2,), (Shard(1),)))
+        Blocks(ranks=[[(0,), (1,)]], rows=[0, 4], columns=[0, 3, 6])
+        """
+        tiling = array if isinstance(array, Tiling) else array.tiling
+        regions = tiling.regions
+        rows, columns = (sorted({edge for region in regions for edge in region[d]}) for d in (0, 1))
+        begins = [(region[0][0], region[1][0]) for region in regions]
+        ranks = [
+            [tuple(r for r, at in enumerate(begins) if at == (i, j)) for j in columns[:-1]]
+            for i in rows[:-1]
+        ]
+        return cls(ranks, rows, columns)
+
 
 @styled
-def owners(matrices: Mapping[str, Blocks], *, title: str = "Who owns which block") -> "Figure":
+def owners(
+    matrices: "Mapping[str, Blocks | ShardedArray | Tiling]", *, title: str = "Who owns which block"
+) -> "Figure":
     """A figure with one panel per matrix, all to the same scale, a colour and number per rank."""
+    matrices = {
+        name: each if isinstance(each, Blocks) else Blocks.of(each)
+        for name, each in matrices.items()
+    }
     if not matrices:
         raise ConfigError("owners draws 1 matrix or more, got 0; pass {'A': Blocks(...)}")
     widths = [max(1, blocks.columns[-1]) for blocks in matrices.values()]

@@ -1,4 +1,5 @@
-"""The layers of a product on p x q x c ranks: each has a share of k, and their sums make C.
+"""The layers of a product on p x q x c ranks: each has a share of k, in every
+block of A and B, and their sums make C.
 
 k of layer 0     k of layer 1     C
 +---+---+        +---+---+        +---+---+
@@ -48,7 +49,8 @@ def product_layers(grid: tuple[int, int, int], *, title: str | None = None) -> "
                 draw.fitting_text(axes, at, said, colour, 8) for said in (f"rank {rank}", str(rank))
             )
     for layer, axes in enumerate(panels[:-1]):
-        share = f"{Fraction(layer, c)} to {Fraction(layer + 1, c)} of k"
-        axes.set_title(f"{'+ ' * bool(layer)}layer {layer}: {share}", fontsize=8.5)
+        share = f"{Fraction(layer, c)} to {Fraction(layer + 1, c)}"
+        words = f"{'+ ' * bool(layer)}layer {layer}: {share}\nof k in each block"
+        axes.set_title(words, fontsize=8.5)
     panels[-1].set_title("= C, summed and shared", fontsize=8.5)
     return figure

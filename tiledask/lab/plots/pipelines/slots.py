@@ -1,0 +1,54 @@
+"""Which task is in which slot when: what one expects to see on the dashboard, or what happened.
+
+slot 0 |  nap |  nap |            |
+slot 1 |  nap |  A1  X  A1 again  |     X: a moment, such as the death of a worker
+"""
+
+from collections.abc import Mapping, Sequence
+
+from tiledask.errors import ConfigError
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.primitives import Figure
+from tiledask.lab.plots.style import RED, canvas, colour_named, styled
+
+__all__ = ["slots"]
+
+Stay = tuple[str, float, float]
+"""What a task is called, when it begins and when it ends; where these are one, a moment."""
+
+
+@styled
+def slots(
+    tasks: Mapping[str, Sequence[Stay]],
+    *,
+    title: str = "Which task is where",
+    xlabel: str = "time (s)",
+) -> "Figure":
+    """A figure with a lane for each slot, a box for each of its tasks, in the colour of its name,
+    and a red line with its name for each moment.
+
+    >>> len(slots({"slot 0": [("nap", 0, 0.2), ("nap", 0.2, 0.4)], "slot 1": []}).axes)
+    1
+    """
+    every = [stay for stays in tasks.values() for stay in stays]
+    if not every or any(end < begin for _, begin, end in every):
+        raise ConfigError(
+            f"slots draws 1 task or more that ends after it begins, got {every}; "
+            f"pass {{'slot 0': [('nap', 0, 0.2)]}}"
+        )
+    figure = canvas(1.1 + 0.36 * len(tasks), title)
+    axes = figure.subplots()
+    draw.lanes(axes, list(tasks))
+    last = max(end for _, _, end in every)
+    axes.set(xlim=(0, 1.02 * last), xlabel=xlabel)
+    figure.lay_out()
+    for row, stays in enumerate(tasks.values()):
+        for name, begin, end in stays:
+            at = (begin, row - draw.HEIGHT / 2, end - begin, draw.HEIGHT)
+            if begin == end:
+                draw.curve(axes, [begin] * 2, [row - 0.45, row + 0.45], RED, 2.5, gid=name)
+                draw.note(axes, (begin, row), name, color=RED)
+            else:
+                draw.box(axes, at, colour_named(name), gid=name)
+                draw.fitting_text(axes, at, name, colour_named(name))
+    return figure
