@@ -406,7 +406,11 @@ def test_a_cancelled_product_leaves_nothing_behind(cluster, stop):
         blocks = zip(blocks_held(cluster), held, strict=True)
         return [state for state in idle(cluster) if any(state)], [n - m for n, m in blocks if n > m]
 
-    wait_until(lambda: left() == ([], []), "workers to drop what was cancelled")
+    try:
+        wait_until(lambda: left() == ([], []), "workers to drop what was cancelled")
+    except AssertionError as error:
+        held_now = cluster.run(lambda dask_worker: sorted(dask_worker.data))
+        raise AssertionError(f"left: {left()}; in memory: {held_now}") from error
     multiply(cluster, (2, 2), 9, 9, 9)
 
 
