@@ -247,6 +247,7 @@ def test_fewer_workers_than_asked_and_one_that_comes_late(dask):
         client.sync(client._wait_for_workers, 2, timeout=10)
 
 
+@pytest.mark.slow
 def test_a_worker_beyond_those_asked_for_takes_the_slot_of_one_that_goes(dask, client):
     with td.connect(client, workers=1) as cluster:
         assert cluster.slots == 1
@@ -274,6 +275,7 @@ def test_slots_go_with_a_client_that_does_not_say_goodbye(dask, client):
     mesh.cluster.close()
 
 
+@pytest.mark.slow
 def test_two_clients_share_slots_and_the_last_takes_them_back(dask, client, attached):
     with Client(dask.address, set_as_default=False) as other:
         with td.connect(other) as second:

@@ -79,6 +79,7 @@ def tiny():
     return td.GPT(text.vocabulary, hidden=12, layers=3, heads=3, sequence=8), text
 
 
+@pytest.mark.slow
 def test_a_cluster_that_adapts_keeps_as_many_as_it_is_told(local, client):
     a = RNG.standard_normal((40, 40))
     scaled(local, client, 2)

@@ -98,6 +98,7 @@ def small(monkeypatch):
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_without_two_hosts_the_rest_runs_and_says_what_is_skipped(
     small, monkeypatch, capsys, tmp_path
 ):
