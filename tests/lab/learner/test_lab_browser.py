@@ -112,7 +112,7 @@ def lab(checkout, tmp_path_factory):
     with log.open("w") as said:
         started = subprocess.Popen(
             [
-                *("make", "-o", "env", f"BIN={Path(sys.executable).parent}", "lab"),
+                *("make", "USED_STAMP=", f"BIN={Path(sys.executable).parent}", "lab"),
                 *("DASHBOARD_PORT=0", f"LAB_ARGS={arguments} --IdentityProvider.token={TOKEN}"),
             ],
             cwd=checkout,
