@@ -44,16 +44,22 @@ def test_with_latency_gpipe_is_ahead_of_1f1b():
 
 def test_a_table_of_schedules_has_their_end_idle_time_memory_and_messages():
     names = ["gpipe", "interleaved", "zb-v", "chimera"]
-    rows = sweep.compare_schedules(names, 4, 8).values.tolist()
+    rows = sweep.compare_schedules(names, 4, 8)
     boundaries = 2 * 8  # messages over each, there and back
-    assert rows == [
-        ["gpipe", 33.0, 27.3, 8.0, 1.0, 3 * boundaries],
-        ["interleaved", 28.5, 15.8, 5.5, 1.0, 7 * boundaries],
-        ["zb-v", 25.5, 5.9, 4.0, 1.0, 6 * boundaries],  # one of seven lies within a device
-        ["chimera", 29.0, 17.2, 4.0, 2.0, 3 * boundaries],
+    assert [[name, *row.values()] for name, row in rows.items()] == [
+        ["gpipe", 33.0, pytest.approx(3 / 11), 8.0, 1.0, 3 * boundaries],
+        ["interleaved", 28.5, pytest.approx(4.5 / 28.5), 5.5, 1.0, 7 * boundaries],
+        [
+            "zb-v",
+            25.5,
+            pytest.approx(1.5 / 25.5),
+            4.0,
+            1.0,
+            6 * boundaries,
+        ],  # one of seven lies within a device
+        ["chimera", 29.0, pytest.approx(5 / 29), 4.0, 2.0, 3 * boundaries],
     ]
-    ends = sweep.compare_schedules(["gpipe"], 4, 8, latency=0.25).ends
-    assert ends.tolist() == [34.5]
+    assert sweep.compare_schedules(["gpipe"], 4, 8, latency=0.25)["gpipe"]["ends"] == 34.5
 
 
 def test_an_unknown_schedule_is_refused_by_name():

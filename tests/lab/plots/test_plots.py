@@ -5,7 +5,8 @@ Holds `tiledask.lab.plots.labels`, `tiledask.lab.plots.picture`,
 `tiledask.lab.plots.pipelines.idle_blocks`, `tiledask.lab.plots.pipelines.memory_timeline`,
 `tiledask.lab.plots.pipelines.printed_rates`, `tiledask.lab.plots.pipelines.schedule_curves`,
 `tiledask.lab.plots.pipelines.slots`, `tiledask.lab.plots.planning.curves`,
-`tiledask.lab.plots.planning.distribution`, `tiledask.lab.plots.planning.memory_bars`,
+`tiledask.lab.plots.planning.cut_costs`, `tiledask.lab.plots.planning.distribution`,
+`tiledask.lab.plots.planning.memory_bars`,
 `tiledask.lab.plots.products.corner`, `tiledask.lab.plots.products.product_layers`,
 `tiledask.lab.plots.products.rounds`,
 `tiledask.lab.plots.products.intensity`, `tiledask.lab.plots.products.owners`,
@@ -190,6 +191,7 @@ FIGURES = {
     "shards": lambda: plots.shards(dict(zip(("10 query", "2 kv"), HEADS, strict=True))),
     "layers, 1": lambda: plots.layers_on_devices({"all": [0]}),
     "idle": lambda: plots.idle_bars({long_name(n): (0.5, 0.499, None) for n in range(2, 8)}),
+    "cut costs": lambda: plots.cut_costs([2, 1, 1, 1, 1, 2], [3, 3, 2, 0, 3]),
     "idle blocks": lambda: plots.idle_blocks(pipeline(4, 8)),
     "idle blocks, 1": lambda: plots.idle_blocks(pipeline(1, 1)),
     "distribution": lambda: plots.distribution([1, 2, 2, 3], MARKS, of="bottleneck (s)"),
@@ -539,6 +541,7 @@ def test_panels_of_a_figure_share_the_time():
         (lambda: plots.layers_on_devices({}), "1 assignment or more"),
         (lambda: plots.layers_on_devices({"none": []}), "1 layer or more"),
         (lambda: plots.idle_bars({}), "1 configuration or more"),
+        (lambda: plots.cut_costs([1, 1], [3, 3]), "after each of 2 layers but the last, got 2"),
         (lambda: plots.idle_blocks(Timeline.of(1, [])), "1 device or more that did something"),
         (lambda: plots.distribution([], {"best": 1}), "1 value or more and 1 mark or more, got 0"),
         (lambda: plots.printed_rates({"ours": []}), "1 way or more of 1 rate or more"),
@@ -774,6 +777,15 @@ def test_idle_time_pushed_together_is_one_block_of_p_minus_1_forwards_and_backwa
         assert sum(width for _, _, width, _ in idle) == 4 * (4 - 1) * (1 + 2)
         assert max(x + width for x, _, width, _ in idle) == ends
     assert "9 s on each device, 36 s together" in below.get_title(loc="left")
+
+
+def test_a_cut_costs_the_first_device_its_work_and_what_it_sends():
+    (axes,) = plots.cut_costs([2, 1, 3], [5, 4]).axes
+    parts = {
+        words: [w for _, _, w, _ in boxes(axes, words)] for words in ("first", "send", "second")
+    }
+    assert parts == {"first": [2, 3], "send": [5, 4], "second": [4, 3]}
+    assert [line.get_xdata()[0] for line in axes.lines] == [7]
 
 
 def test_a_distribution_has_a_bar_as_high_as_its_value_is_frequent_and_every_mark():

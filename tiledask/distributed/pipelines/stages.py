@@ -25,7 +25,7 @@ from tiledask.tile.functions import (
     mlp_init,
 )
 
-__all__ = ["Dummy", "FeedForward", "HalfFeedForward", "Stage", "first_that_fails", "stack"]
+__all__ = ["Dummy", "FeedForward", "HalfFeedForward", "Stage", "first_that_fails", "flat", "stack"]
 
 
 class Stage(Protocol):
@@ -178,6 +178,17 @@ def stack(bounds: Sequence[int], kind: type = FeedForward, **shape: Any) -> list
     ``stack(td.partition([1] * 24, 4).bounds, width=256, hidden=1024)``.
     """
     return [kind(tuple(range(start, stop)), **shape) for start, stop in pairwise(bounds)]
+
+
+def flat(gradients: Sequence[Any]) -> Any:
+    """All arrays of a run's ``gradients`` (by stage, layer and name), end to end in one: the same
+    order for every cut of the same layers.
+
+    >>> flat([[{"w": np.ones((2, 2))}, {"b": np.zeros(1)}]]).tolist()
+    [1.0, 1.0, 1.0, 1.0, 0.0]
+    """
+    layers = [layer for stage in gradients for layer in stage]
+    return np.concatenate([array.ravel() for layer in layers for array in layer.values()])
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from tiledask.lab.plots.pipelines.schedule_curves import (
 )
 from tiledask.lab.plots.pipelines.slots import slots
 from tiledask.lab.plots.planning.curves import curves
+from tiledask.lab.plots.planning.cut_costs import cut_costs
 from tiledask.lab.plots.planning.distribution import distribution
 from tiledask.lab.plots.planning.feasibility import feasibility, short_layout
 from tiledask.lab.plots.planning.memory_bars import memory_bars
@@ -65,6 +66,7 @@ __all__ = [
     "collective_rounds",
     "corner",
     "curves",
+    "cut_costs",
     "distribution",
     "feasibility",
     "gantt",
