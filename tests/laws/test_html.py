@@ -131,6 +131,7 @@ HOSTILE = {
     "lab.table.Comparison": lambda: import_module("tiledask.lab.table").Comparison(
         EVIL, [import_module("tiledask.lab.claim").Claim(EVIL, 1, None, 1, unit=QUOTES, note=EVIL)]
     ),
+    "lab.table.Grid": lambda: td.table({EVIL: {EVIL: EVIL}}, QUOTES),
     "plan.choosing.critique.PlanCritique": lambda: td.critique(MODEL, td.Layout(dp=2), CLUSTER),
     "plan.choosing.question_check.Critique": lambda: Critique(
         EVIL, EVIL, (Judged(EVIL, None, EVIL, EVIL), judged(EVIL, "fails", EVIL, EVIL))
