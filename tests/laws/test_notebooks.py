@@ -62,6 +62,8 @@ SOLUTION = "# A solution.\n"
 ROW = "# Yours beside what came.\n"
 LINES = 10
 """Lines of code in a cell, blank ones not counted."""
+WIDTH = 68
+"""Characters of a line of code."""
 PRIVATE = {
     "a path of this machine": r"(?<![\w.:/])/(?:home|root|tmp|Users|work|var|usr|opt|mnt)/",
     "a path of this machine ": r"\b[A-Z]:\\",
@@ -117,6 +119,9 @@ def short_cells(cells: list[Cell]) -> Iterator[str]:
         lines = sum(bool(line.strip()) for line in cell.source.splitlines())
         if lines > LINES:
             yield f"cell {i}: {lines} lines of code, at most {LINES}; move them into the package"
+        for line in cell.source.splitlines():
+            if len(line) > WIDTH:
+                yield f"cell {i}: {len(line)} columns, at most {WIDTH}: {line}"
 
 
 def public_names(cells: list[Cell]) -> Iterator[str]:
@@ -567,6 +572,7 @@ PLANTED = [
     ([fact()], "# Cuts", 'say what "you\'ll do"'),
     ([fact()], "Cuts: you'll do, you'll learn, you need", "first line is a title"),
     ([new_code_cell("\n".join(["x = 1"] * 11)), fact()], TITLE, "11 lines of code"),
+    ([new_code_cell("x = " + "1" * 65), fact()], TITLE, "69 columns, at most 68"),
     ([new_code_cell("from tiledask.lab import plots"), fact()], TITLE, "is one of td's"),
     ([new_code_cell("import tiledask.lab.plots as p"), fact()], TITLE, "is one of td's"),
     ([new_code_cell("x = 1")], TITLE, "then nothing in the notebook is compared"),
