@@ -313,7 +313,9 @@ def _plain(shown: Any, width: int) -> str:
     from rich.console import Console
 
     out = io.StringIO()
-    Console(file=out, width=width, color_system=None, legacy_windows=False).print(shown)
+    Console(
+        file=out, width=width, color_system=None, legacy_windows=False, force_jupyter=False
+    ).print(shown)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
