@@ -67,9 +67,13 @@ def test_a_training_is_over_too(cluster):
 def test_a_worker_that_is_gone_leaves_nothing(cluster):
     scheduler, address = cluster.given.scheduler, cluster.address(0)
     assert address in scheduler._broker._topics
+    cluster.gather([cluster.submit(0, float)], "a task", 30)
+    read = cluster.client.rpc.available
+    assert address in read
     os.kill(cluster.run(os.getpid)[0], signal.SIGKILL)
     wait_until(lambda: cluster.address(0) != address, "another worker", 30)
     assert address not in scheduler._broker._topics
+    wait_until(lambda: address not in read, "its connection to go", 5)
     cluster.gather([cluster.submit(slot, float) for slot in range(2)], "tasks", 30)
     streams = [*scheduler.stream_comms.values(), *scheduler.client_comms.values()]
     streams += [each.bcomm for each in scheduler.plugins.values() if hasattr(each, "bcomm")]

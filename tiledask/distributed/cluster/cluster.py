@@ -877,7 +877,7 @@ class StartedCluster(Cluster):
             raise
         scheduler: Any = dask_cluster.scheduler  # Dask says no types of it
         scheduler.loop.add_callback(scheduler.add_plugin, poison.Deaths())
-        scheduler.loop.add_callback(Forgets().joins, scheduler)
+        scheduler.loop.add_callback(Forgets(client.rpc).joins, scheduler)
         self._supervisor = Supervisor(dask_cluster)
 
     @property

@@ -324,6 +324,10 @@ def _security(tls: bool) -> Any:
         raise ConfigError(f"tls=True needs the package 'cryptography': {install('tls')}") from None
 
 
+_MONITORED = 1200
+"""What a process has looked like in its last ten minutes; Dask keeps an hour, in every process."""
+
+
 def _settings(threads: int, dashboard_port: int) -> dict[str, Any]:
     """Dask settings under which pinned work stays where it was put."""
     websockets = "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin"
@@ -331,6 +335,7 @@ def _settings(threads: int, dashboard_port: int) -> dict[str, Any]:
     # for what Dask does by the clock in every process, where nobody chose others
     intervals: dict[str, Any] = {
         "distributed.worker.profile.enabled": PROFILED,
+        "distributed.admin.system-monitor.log-length": _MONITORED,
         **{name: f"{milliseconds}ms" for name, milliseconds in INTERVALS.values()},
     }
     as_shipped = dask.config.merge(*dask.config.defaults)

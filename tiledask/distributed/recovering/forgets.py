@@ -3,6 +3,7 @@
     events      of the last runs, of workers that are there, and the last of what all do
     spans       of tasks that are there, and the last: Dask keeps all, and workers of then with them
     streams     no message that was sent, nor the tasks in it
+    readers     no connection of the client to a worker that is gone
 
 Dask keeps as much as transfers are counted (TRANSFERS, by the same setting): a client that loses a
 worker a second, or trains all day, would grow by megabytes a minute.
@@ -71,6 +72,10 @@ class Forgets(SchedulerPlugin):
 
     name = "tiledask-forgets"
 
+    def __init__(self, reads: Any) -> None:
+        """``reads``: the connections by which the client reads from workers."""
+        self._reads = reads
+
     @staticmethod
     def soon(stream: Any) -> None:
         """None; the stream to a worker, a client or the cluster's own page keeps no message."""
@@ -94,6 +99,8 @@ class Forgets(SchedulerPlugin):
 
     def remove_worker(self, scheduler: Any, worker: str, **_: Any) -> None:
         self._topics.pop(worker, None)
+        if not self._reads.occupied.get(worker):  # who reads now is told by the connection's end
+            self._reads.remove(worker)
 
     def add_client(self, scheduler: Any, client: str) -> None:
         self._runs.shorten(client)
