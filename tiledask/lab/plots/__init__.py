@@ -5,6 +5,7 @@ it, or let a notebook show it. matplotlib is loaded by the first figure, not by 
 figure of one's own is drawn on a `canvas`, under the same `look`.
 
 style, picture  the look that all share, and the Figure that draws itself
+charts          curves and bars with named axes, for what has no figure of its own
 sliders         a figure that is drawn again as the reader moves sliders
 primitives      what figures are made of: bars, boxes, curves, notes, legends; labels at points
 pipelines       Gantt charts, tasks in slots, idle time, memory over time, schedules compared
@@ -14,6 +15,7 @@ products        owners of blocks, panels, traffic between ranks, intensity, tile
 training        losses, what moves by layer, where layers, arrays and rows of an image are
 """
 
+from tiledask.lab.plots.charts import lines, ranges
 from tiledask.lab.plots.pipelines.gantt import gantt
 from tiledask.lab.plots.pipelines.idle_bars import idle_bars
 from tiledask.lab.plots.pipelines.idle_blocks import idle_blocks
@@ -75,6 +77,7 @@ __all__ = [
     "intensity",
     "layers_on_devices",
     "layers_traffic",
+    "lines",
     "look",
     "losses",
     "matrices",
@@ -87,6 +90,7 @@ __all__ = [
     "placements",
     "printed_rates",
     "product_layers",
+    "ranges",
     "rank_groups",
     "reads",
     "roofline",
