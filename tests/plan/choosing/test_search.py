@@ -337,6 +337,9 @@ def test_what_does_not_fit_gets_the_change_that_does():
     assert found.step is None
     assert fits(model, found.advice[0].layout, fleet).verdict == "fits"
     assert found.to_dict()["verdict"] == "no"
+    assert (found.row["verdict"], found.row["s"]) == ("no", None)
+    assert found.row["GB"] == f"{found.peak / 1e9:.1f}"
+    assert found.row["tp"] == found.layout.tp
     assert "then it fits" in str(found)
 
 
