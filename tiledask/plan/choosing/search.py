@@ -225,8 +225,8 @@ class Plan:
         """What a table says of it (`tiledask.table`): its verdict, bytes a device, seconds a step,
         None if it does not fit, and its axes."""
         axes = {name: getattr(self.layout, name) for name in ("dp", "tp", "pp", "zero")}
-        bill = {"verdict": self.verdict, "GB": f"{self.peak / 1e9:.1f}"}
-        bill["s"] = f"{self.seconds:.1f}" if self.seconds < np.inf else None
+        seconds = f"{self.seconds:.1f}" if self.seconds < np.inf else None
+        bill = {"verdict": self.verdict, "GB": f"{self.peak / 1e9:.1f}", "s": seconds}
         return bill | axes | {"recompute": self.layout.recompute}
 
     def __repr__(self) -> str:
