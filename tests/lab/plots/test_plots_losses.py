@@ -2,7 +2,7 @@
 
 Holds `tiledask.lab.plots.training.layers_traffic`, `tiledask.lab.plots.training.live`,
 `tiledask.lab.plots.training.losses`, `tiledask.lab.plots.training.rank_groups` and
-`tiledask.lab.plots.training.time_lost`, `tiledask.lab.plots.charts`.
+`tiledask.lab.plots.training.time_lost`, `tiledask.lab.plots.ranges`.
 """
 
 from types import SimpleNamespace
@@ -90,14 +90,17 @@ FIGURES = {
         best={"the square root": 8.0},
     ),
     "time lost, flat": lambda t: plots.time_lost({"formula": {1: 0.5, 2: 0.49, 900: 0.6}}),
-    "lines": lambda t: plots.lines(
+    "curves": lambda t: plots.curves(
         {"within": {8: 1e-4, 4096: 3e-4}, "between": {8: 1e-4, 4096: 9e-4}},
-        x="bytes",
-        y="seconds",
-        log="xy",
+        xlabel="bytes",
+        ylabel="seconds",
     ),
-    "lines, marks": lambda t: plots.lines(
-        {"scale": {0: 24, 1: 23, 2: 22}}, marks={"left out": {0: 24}}, x="step", y="power of two"
+    "curves, marks": lambda t: plots.curves(
+        {"scale": {0: 24, 1: 23, 2: 22}},
+        marks={"left out": {0: 24}},
+        log="",
+        xlabel="step",
+        ylabel="power of two",
     ),
     "ranges": lambda t: plots.ranges(
         {"float32": (-149, 128), "float16": (-24, 16)}, x="power of two", points={"float16": 0}
@@ -124,10 +127,10 @@ def test_every_word_can_be_read(name, trained):
 
 
 def test_charts_are_where_their_numbers_are():
-    curves = {"scale": {1: 23, 0: 24}}
-    (axes,) = plots.lines(curves, marks={"out": {0: 24}}, x="step", y="y", log="x").axes
+    series = {"scale": {1: 23, 2: 24}}
+    (axes,) = plots.curves(series, marks={"out": {2: 24}}, xlabel="step", ylabel="y", log="x").axes
     drawn = {line.get_gid(): line.get_xydata().tolist() for line in axes.get_lines()}
-    assert drawn == {"scale": [[0, 24], [1, 23]], "out": [[0, 24]]}
+    assert drawn == {"scale": [[1, 23], [2, 24]], "out": [[2, 24]]}
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")
     bars = {"A": (1, 3), "B": (0, 2)}
     (axes,) = plots.ranges(bars, x="s", points={"B": 1.5}, limit=("end", 4)).axes
@@ -330,8 +333,8 @@ def test_what_is_lost_is_drawn_where_it_is_and_nothing_at_zero():
         plots.time_lost({"formula": {}})
     with pytest.raises(ConfigError, match="steps and shares above 0"):
         plots.time_lost({"formula": {1: 0.0}})
-    with pytest.raises(ConfigError, match="1 curve or more"):
-        plots.lines({"run": {}}, x="step", y="loss")
+    with pytest.raises(ConfigError, match="1 line or more"):
+        plots.curves({"run": {}}, xlabel="step", ylabel="loss")
     with pytest.raises(ConfigError, match="no smaller"):
         plots.ranges({"plan": (2, 1)}, x="s")
 
