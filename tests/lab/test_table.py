@@ -358,3 +358,9 @@ def test_a_table_shows_each_column_in_its_unit_on_paper_and_on_a_page():
     assert td.table([{"sent": 1}, {"sent": 12_345}]).rows == [["1"], ["12,345"]]
     with pytest.raises(ConfigError, match="no column 'send' to show in bytes; columns are sent"):
         td.table([{"sent": 1}], send="bytes")
+
+
+def test_a_table_in_a_notebook_is_text_once(monkeypatch):
+    """Where rich sees Jupyter it would show the words beside what they are wanted for."""
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert repr(td.table({"a": {"n": 1}})).split() == ["n", "a", "1"]

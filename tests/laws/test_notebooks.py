@@ -368,12 +368,16 @@ ON_WORKERS = r"\(cluster\b|\bcluster,"
 def around(request) -> dict:
     """What the cells before an exercise have made, as far as its answer cell wants it."""
     sizes = {"hidden": 7168, "layers": 48, "heads": 64, "ffn": 4 * 7168, "vocab": 51200}
+    capstone: dict = {}
+    for words in ("keeps = 14 * GB", "task = {\n"):
+        exec(next(c.source for c in that_has(words) if words in c.source), capstone)
     rng = np.random.default_rng(0)
     x, a = (rng.integers(-4, 5, n).astype("float32") for n in ((500, 1000), (1000, 2000)))
     return {
         "td": td,
         "GB": GB,
         "replace": replace,
+        "task": capstone["task"],
         "llama": td.load_model("llama-2-70b"),
         "gpt": td.Model(**sizes, learned_pos=2048, name="gpt-30b"),
         "fast": td.load_cluster("32xA100-80GB"),

@@ -2,7 +2,7 @@
 
 Holds `tiledask.lab.plots.training.layers_traffic`, `tiledask.lab.plots.training.live`,
 `tiledask.lab.plots.training.losses`, `tiledask.lab.plots.training.rank_groups` and
-`tiledask.lab.plots.training.time_lost`.
+`tiledask.lab.plots.training.time_lost`, `tiledask.lab.plots.ranges`.
 """
 
 from types import SimpleNamespace
@@ -90,6 +90,24 @@ FIGURES = {
         best={"the square root": 8.0},
     ),
     "time lost, flat": lambda t: plots.time_lost({"formula": {1: 0.5, 2: 0.49, 900: 0.6}}),
+    "curves": lambda t: plots.curves(
+        {"within": {8: 1e-4, 4096: 3e-4}, "between": {8: 1e-4, 4096: 9e-4}},
+        xlabel="bytes",
+        ylabel="seconds",
+    ),
+    "curves, marks": lambda t: plots.curves(
+        {"scale": {0: 24, 1: 23, 2: 22}},
+        marks={"left out": {0: 24}},
+        log="",
+        xlabel="step",
+        ylabel="power of two",
+    ),
+    "ranges": lambda t: plots.ranges(
+        {"float32": (-149, 128), "float16": (-24, 16)}, x="power of two", points={"float16": 0}
+    ),
+    "ranges, limit": lambda t: plots.ranges(
+        {"one copy": (0, 25_000), "sum": (0, 100_000)}, x="value", limit=("largest", 65_504)
+    ),
     "layers": lambda t: plots.layers_traffic(t[2, 2, 2]),
     "layers, many": lambda t: plots.layers_traffic(deep(96)),
 }
@@ -106,6 +124,18 @@ def test_every_word_can_be_read(name, trained):
     for axes in figure.axes:  # a layout without room for the words lets the axes collapse
         assert axes.get_window_extent().height > 60, f"no room for {axes.get_title(loc='left')!r}"
     assert not overlaps(drawn)
+
+
+def test_charts_are_where_their_numbers_are():
+    series = {"scale": {1: 23, 2: 24}}
+    (axes,) = plots.curves(series, marks={"out": {2: 24}}, xlabel="step", ylabel="y", log="x").axes
+    drawn = {line.get_gid(): line.get_xydata().tolist() for line in axes.get_lines()}
+    assert drawn == {"scale": [[1, 23], [2, 24]], "out": [[2, 24]]}
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")
+    bars = {"A": (1, 3), "B": (0, 2)}
+    (axes,) = plots.ranges(bars, x="s", points={"B": 1.5}, limit=("end", 4)).axes
+    assert [(p.get_x(), p.get_x() + p.get_width()) for p in axes.patches] == [*bars.values()]
+    assert [line.get_xdata()[0] for line in axes.get_lines()] == [1.5, 4]
 
 
 def lines(axes):
@@ -303,6 +333,10 @@ def test_what_is_lost_is_drawn_where_it_is_and_nothing_at_zero():
         plots.time_lost({"formula": {}})
     with pytest.raises(ConfigError, match="steps and shares above 0"):
         plots.time_lost({"formula": {1: 0.0}})
+    with pytest.raises(ConfigError, match="1 line or more"):
+        plots.curves({"run": {}}, xlabel="step", ylabel="loss")
+    with pytest.raises(ConfigError, match="no smaller"):
+        plots.ranges({"plan": (2, 1)}, x="s")
 
 
 @pytest.mark.parametrize(

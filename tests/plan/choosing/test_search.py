@@ -122,6 +122,9 @@ def test_what_a_search_shows_stands_in_the_order_of_what_it_shows():
     assert seconds == sorted(seconds)
     shown = [line for line in console.export_text().splitlines() if line.startswith("│")]
     assert all(format_seconds(s) in line for s, line in zip(seconds, shown, strict=False))
+    row, best = plans[0].row, plans[0]
+    assert row["s"] == f"{best.seconds:.1f}"
+    assert (row["verdict"], row["tp"]) == (best.verdict, best.layout.tp)
     facts = plans.to_dict(16)["plans"]
     assert [fact["seconds"] for fact in facts] == seconds
     html = plans._repr_html_()

@@ -5,6 +5,7 @@ it, or let a notebook show it. matplotlib is loaded by the first figure, not by 
 figure of one's own is drawn on a `canvas`, under the same `look`.
 
 style, picture  the look that all share, and the Figure that draws itself
+ranges          bars from one number to another, for what has no figure of its own
 sliders         a figure that is drawn again as the reader moves sliders
 primitives      what figures are made of: bars, boxes, curves, notes, legends; labels at points
 pipelines       Gantt charts, tasks in slots, idle time, memory over time, schedules compared
@@ -44,6 +45,7 @@ from tiledask.lab.plots.products.tile_levels import tile_levels
 from tiledask.lab.plots.products.tile_step import tile_step
 from tiledask.lab.plots.products.traffic_matrix import traffic_matrix
 from tiledask.lab.plots.products.wave_tails import wave_tails
+from tiledask.lab.plots.ranges import ranges
 from tiledask.lab.plots.sliders import sliders
 from tiledask.lab.plots.style import BLUE, RED, canvas, look
 from tiledask.lab.plots.training.layers_on_devices import layers_on_devices
@@ -87,6 +89,7 @@ __all__ = [
     "placements",
     "printed_rates",
     "product_layers",
+    "ranges",
     "rank_groups",
     "reads",
     "roofline",

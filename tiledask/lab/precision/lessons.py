@@ -92,7 +92,7 @@ def overflow(ranks: int = 4, gradient: float = 20000.0) -> Comparison:
             None,
             brain,
             rule="equal",
-            note="range of fp32, 8 digits",
+            note="range of fp32, 8 significant bits",
         ),
         Claim("  bytes that a rank sends", sent, None, same, unit="bytes", rule="equal"),
     )

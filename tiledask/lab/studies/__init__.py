@@ -7,7 +7,8 @@ schedules   misses: how often usual heuristics miss the best cut, and by how muc
             compare_schedules: the same as a table: end, idle time, memory, messages
             timeline_of, zero_bubble_table: Table 5 of the Zero Bubble paper, row by row
 kernels     ladders, records, recorded: rungs that others published, and runs of ours
-losses      train_with_losses: a small GPT whose workers are killed at chosen steps
+trainings   train_with_failures: a small GPT whose workers are killed at chosen steps
+            train_with_fault: a training with one of five faults that people make
 sweeps      Store: cells that are kept as they come, and measured once
 LeNet       lenet_claims, lenet_trainings, lenet_training_claims: what a textbook says of splits
 """
@@ -17,13 +18,14 @@ from tiledask.lab.ladders import ladders, recorded, records
 from tiledask.lab.lenet import lenet_claims, lenet_training_claims, lenet_trainings
 from tiledask.lab.published import timeline_of, zero_bubble_table
 from tiledask.lab.store import Store
-from tiledask.lab.studies.losses import LossyRun, train_with_losses
+from tiledask.lab.studies.faulty import train_with_fault
+from tiledask.lab.studies.interrupted import InterruptedRun, train_with_failures
 from tiledask.lab.sweep import compare_schedules, same_work
 from tiledask.plan.fitting.replay import replay
 from tiledask.plan.splitting.heuristics import misses
 
 __all__ = [
-    "LossyRun",
+    "InterruptedRun",
     "Store",
     "compare_claims",
     "compare_schedules",
@@ -38,6 +40,7 @@ __all__ = [
     "run_cases",
     "same_work",
     "timeline_of",
-    "train_with_losses",
+    "train_with_failures",
+    "train_with_fault",
     "zero_bubble_table",
 ]

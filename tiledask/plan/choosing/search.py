@@ -220,6 +220,15 @@ class Plan:
             "options": shlex.join(self.layout.options),
         }
 
+    @property
+    def row(self) -> dict[str, Any]:
+        """What a table says of it (`tiledask.table`): its verdict, bytes a device, seconds a step,
+        None if it does not fit, and its axes."""
+        axes = {name: getattr(self.layout, name) for name in ("dp", "tp", "pp", "zero")}
+        seconds = f"{self.seconds:.1f}" if self.seconds < np.inf else None
+        bill = {"verdict": self.verdict, "GB": f"{self.peak / 1e9:.1f}", "s": seconds}
+        return bill | axes | {"recompute": self.layout.recompute}
+
     def __repr__(self) -> str:
         return (
             f"Plan({self.layout}: {self.verdict}, {format_bytes(self.peak)} a device, "

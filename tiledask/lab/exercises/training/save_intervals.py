@@ -75,7 +75,7 @@ def save_intervals() -> Exercise:
 
     said = "; ".join(
         f"{name}: a save takes {format_seconds(each.cost)}, a step {format_seconds(each.step)}, a "
-        f"loss comes every {each.mtbf / 60:g} minutes, and steps go on after "
+        f"failure comes every {each.mtbf / 60:g} minutes, and steps go on after "
         f"{format_seconds(each.restart)}"
         for name, each in TRAININGS.items()
     )

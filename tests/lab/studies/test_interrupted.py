@@ -1,6 +1,6 @@
 """A training that is killed where it was told: what it does twice is counted, its losses stay.
 
-Holds `tiledask.lab.studies.losses`.
+Holds `tiledask.lab.studies.interrupted`.
 """
 
 import pytest
@@ -17,7 +17,7 @@ def cluster():
 
 @pytest.mark.cluster
 def test_steps_done_twice_are_those_since_the_last_keep(cluster):
-    run = td.studies.train_with_losses
+    run = td.studies.train_with_failures
     quiet = run(cluster, keep_every=5, steps=20)
     assert (quiet.resumed, quiet.redone) == ((), 0)
     assert quiet.cost > 0
@@ -30,4 +30,4 @@ def test_steps_done_twice_are_those_since_the_last_keep(cluster):
 @pytest.mark.cluster
 def test_a_step_that_never_comes_is_refused(cluster):
     with pytest.raises(ConfigError, match="a step of a loss"):
-        td.studies.train_with_losses(cluster, at=(20,), steps=20)
+        td.studies.train_with_failures(cluster, at=(20,), steps=20)

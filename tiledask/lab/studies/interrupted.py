@@ -1,6 +1,6 @@
 """A training whose workers are killed at chosen steps, and what was done twice for it.
 
-step  0 ... 12 ... 17 x             lost at step 17, kept after 12: five steps are done again
+step  0 ... 12 ... 17 x             fails at step 17, kept after 12: five steps are done again
             12 ... 17 ... 40
 """
 
@@ -18,10 +18,10 @@ import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.plan.whole import whole_number
 
-__all__ = ["LossyRun", "train_with_losses"]
+__all__ = ["InterruptedRun", "train_with_failures"]
 
 
-class LossyRun(NamedTuple):
+class InterruptedRun(NamedTuple):
     """What a training came to whose workers were killed."""
 
     keep_every: int
@@ -29,7 +29,7 @@ class LossyRun(NamedTuple):
     seconds: float
     """Of all of it, with the first connections and the end."""
     resumed: tuple[int, ...]
-    """The step from which it went on, for each loss."""
+    """The step from which it went on, for each failure."""
     redone: int
     """Steps that were done twice."""
     cost: float
@@ -56,19 +56,19 @@ class _Fatal:
         return self.text.batch(seed, step, *which)
 
 
-def train_with_losses(
+def train_with_failures(
     cluster: Cluster, at: Sequence[int] = (), keep_every: int = 10, steps: int = 100
-) -> LossyRun:
+) -> InterruptedRun:
     """A small GPT, trained on two ranks of ``cluster`` on this machine; at the beginning of each
     step in ``at``, when it is first reached, a worker is killed, and another one takes its slot.
 
     ``keep_every``: steps from one keep of the state to the next; 0: it is never kept.
     """
     steps = whole_number("steps", steps, 1)
-    at = sorted({whole_number("a step of a loss", each, 0, steps - 1) for each in at})
+    at = sorted({whole_number("a step of a failure", each, 0, steps - 1) for each in at})
     text = td.load_text("tales")
     model = td.GPT(text.vocabulary, hidden=32, layers=2, heads=2, sequence=16)
-    with tempfile.TemporaryDirectory(prefix="tiledask-losses-") as folder:
+    with tempfile.TemporaryDirectory(prefix="tiledask-failures-") as folder:
         begun = perf_counter()
         trained = td.train(
             model,
@@ -83,4 +83,4 @@ def train_with_losses(
     resumed = trained.kept.resumed
     redone = sum(step - back for step, back in zip(at, resumed, strict=True))
     cost = trained.kept.seconds / max(1, trained.kept.times)
-    return LossyRun(keep_every, seconds, resumed, redone, cost, trained.losses)
+    return InterruptedRun(keep_every, seconds, resumed, redone, cost, trained.losses)
