@@ -109,10 +109,10 @@ def test_seconds_are_those_of_one_layout_alone(model, cluster, plans):
 
 @pytest.mark.long
 def test_what_a_search_shows_stands_in_the_order_of_what_it_shows():
-    """Interleaved pipelines, where the formula is off by percents: one number, wherever shown."""
-    model, cluster = td.load_model("llama-3.1-8b"), td.load_cluster("32xA100-40GB")
+    """Layers of two kinds, of which the formula takes the mean: one number, wherever shown."""
+    model, cluster = td.load_model("deepseek-v2-lite"), td.load_cluster("32xA100-80GB")
     plans = search(model, cluster, 64, sequence=4096, space=Space(pp=(4, 8)))
-    assert any(abs(plan.by_formula / plan.seconds - 1) > 0.005 for plan in plans[:10])
+    assert any(abs(plan.by_formula / plan.seconds - 1) > 0.004 for plan in plans[:10])
     seconds = [plan.seconds for plan in plans[:10]]
     assert seconds == sorted(seconds)
     assert plans.best.seconds == plans.best.step.total == min(seconds)

@@ -28,7 +28,7 @@ from tiledask.plan.pipelines.schedules import BOTH_WAYS, layout_schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.timing.calibration import Calibration, calibration_of
 from tiledask.plan.timing.step_estimate import StepEstimate, StepRow
-from tiledask.plan.timing.step_time import StepTime
+from tiledask.plan.timing.step_time import StepTime, over_chunks
 from tiledask.plan.timing.step_values import Parts, Work
 
 __all__ = ["StepEstimate", "StepRow", "calibrate", "estimate_step", "pipeline_seconds"]
@@ -204,6 +204,10 @@ def _over_stages(time: StepTime, layout: Layout, simulated: bool) -> Parts[float
         times = [chunk.seconds for chunk in chunks]
         each = [float(s.forward) for s in times], [float(s.backward) for s in times]
         run = pipeline_seconds(layout, *each)
+        bubble = run - m * slow.total
+    elif layout.interleave > 1 and not isinstance(layout.partition, tuple):
+        pieces = time.mean_layer(), time.transfer(), time.embedding(), time.head()
+        run = float(over_chunks(time.n, time.model.layers, True, *pieces))
         bubble = run - m * slow.total
     else:
         bubble = (sum(stage.total for stage in stages) - slow.total) / layout.interleave

@@ -25,6 +25,7 @@ from tiledask.plan.timing.collective_time import (
     p2p,
     zero_passes,
 )
+from tiledask.plan.timing.interleaved import interleaved_seconds
 from tiledask.plan.timing.layer_time import (
     Seconds,
     adapter_passes,
@@ -38,7 +39,7 @@ from tiledask.plan.timing.rates import rates_of
 from tiledask.plan.timing.roofline import Rates, ceil_div, memory_seconds
 from tiledask.plan.timing.step_values import Parts, Work
 
-__all__ = ["Parts", "StepTime", "stage_layers", "step_parts"]
+__all__ = ["Parts", "StepTime", "over_chunks", "stage_layers", "step_parts"]
 
 SENDING = 20 / 132
 """Share of a device's multiprocessors that send tokens to experts beside other work (DeepSeek-V3,
@@ -389,6 +390,22 @@ def stage_layers(n: Numbers, layers: int) -> tuple[Values, Values, Values]:
     return first - inside, np.where(np.asarray(n.pp) > 2, second, last), last
 
 
+def over_chunks(n: Numbers, layers: int, those: Values, *pieces: Work) -> Values:
+    """`interleaved_seconds` of ``those`` layouts, 0 of others: of a layer, a chunk's wait, the
+    embedding and the head. Of ``items``, both of these stand for a layer each."""
+    seconds = [piece.seconds for piece in pieces]
+    ways = [way for each in seconds for way in (each.forward, each.backward)]
+    columns = np.broadcast_arrays(n.pp, n.interleave, n.microbatches, n.items, those, *ways)
+    here = np.asarray(columns[4], np.bool_)
+    p, v, m, items, _, *both = (column[here] for column in columns)
+    layer, hop, embedding, head = map(Seconds, both[::2], both[1::2])
+    less = -1.0 * items * layer
+    numbers = p, v, m, layers + 2 * items
+    found = np.zeros(here.shape)
+    found[here] = interleaved_seconds(*numbers, layer, hop, embedding + less, head + less)
+    return found
+
+
 def _slower(a: Work, b: Work) -> Work:
     """Of two stages' work the one that takes longer, layout by layout."""
     behind = b.total > a.total
@@ -437,7 +454,8 @@ def step_parts(
 
     The slowest stage, the first (embedding), the next or the last (head), works through all
     micro-batches; before and after, it waits while one micro-batch passes the other stages:
-    (sum of stages - slowest) / v, which for p equal stages is (p-1)/v of a micro-batch.
+    sum of stages - slowest, which for p equal stages is p-1 of a micro-batch. Of several chunks on
+    a device, as `interleaved_seconds` says: (p-1)/v where they are equal.
 
     >>> from tiledask.plan.inputs.load import load_cluster, load_model
     >>> n = Numbers(tp=8, pp=np.array([4, 8]), dp=np.array([16, 8]), microbatches=64)
@@ -448,8 +466,8 @@ def step_parts(
     recipe = load_recipe(recipe)
     known = calibration_of(cluster.device, recipe, calibration, framework, model.experts > 0)
     time = StepTime(model, cluster, n, recipe, sequence, known)
-    layer, embedding, head = _mean_layer(time), time.embedding(), time.head()
-    send = n.interleave * time.transfer()
+    layer, embedding, head, hop = _mean_layer(time), time.embedding(), time.head(), time.transfer()
+    send = n.interleave * hop
     at_first, at_second, at_last = stage_layers(n, model.layers)
     single = np.where(np.asarray(n.pp) == 1, 1.0, 0.0)
     first = at_first * layer + embedding + single * head + send
@@ -460,9 +478,13 @@ def step_parts(
     every = model.layers * layer.total + embedding.total + head.total + n.pp * send.total
     fill = np.maximum(0.0, every - slowest.total)
     naive, fullest = np.asarray(n.schedule) == "naive", np.maximum(at_first, at_second)
+    bubble, several = np.where(naive, n.microbatches, 1) * fill, np.asarray(n.interleave) > 1
+    if several.any():
+        run = over_chunks(n, model.layers, several, layer, hop, embedding, head)
+        bubble = np.where(several, np.maximum(0.0, run - n.microbatches * slowest.total), bubble)
     return known.scale * Parts[Values](
         **{f.name: n.microbatches * getattr(slowest, f.name).total for f in fields(Work)},
         dp=time.reduction(fullest, slowest.seconds),
-        bubble=np.where(naive, n.microbatches * fill, fill / n.interleave),
+        bubble=bubble,
         optimizer=time.optimizer(fullest),
     )
