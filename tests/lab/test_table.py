@@ -344,6 +344,14 @@ def test_claims_by_one_rule_are_made_of_their_values():
         Comparison.of("idle", {"a": (1, 2)})
 
 
+def test_the_words_of_a_table_are_not_shown_beside_it_in_a_notebook(monkeypatch):
+    shown = td.table({"a": {"sent": 4096}}, sent="bytes")
+    words = repr(shown)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert "4.096 kB" in words
+    assert repr(shown) == words
+
+
 def test_a_table_shows_each_column_in_its_unit_on_paper_and_on_a_page():
     rows = {"<a>": {"sent": 4096, "kind": "ring"}, "b": {"sent": np.int64(2), "idle": 0.5}}
     shown = td.table(rows, sent="bytes", idle="percent")

@@ -313,6 +313,7 @@ def _plain(shown: Any, width: int) -> str:
     from rich.console import Console
 
     out = io.StringIO()
+    # or rich takes a notebook for its screen, and shows there what is only to be words
     Console(
         file=out, width=width, color_system=None, legacy_windows=False, force_jupyter=False
     ).print(shown)
