@@ -770,6 +770,13 @@ def test_layers_stand_in_their_lane_and_crossings_are_counted(devices, crossings
     assert [t.get_text() for t in axes.texts] == [str(n + 1) for n in range(len(devices))]
 
 
+def test_a_device_without_a_layer_has_a_lane_where_another_panel_gives_it_one():
+    panels = plots.layers_on_devices({"two": [0, 1], "three": [0, 1, 2]}).axes
+    assert [[t.get_text() for t in a.get_yticklabels()] for a in panels] == [
+        ["device 0", "device 1", "device 2"]
+    ] * 2
+
+
 def test_idle_time_pushed_together_is_one_block_of_p_minus_1_forwards_and_backwards():
     above, below, *_ = plots.idle_blocks(pipeline(4, 8)).axes
     for axes, ends in ((above, 33), (below, 9)):
@@ -812,6 +819,9 @@ def test_idle_bars_are_as_high_as_the_shares():
     labels = [t.get_text().strip() for t in axes.texts]
     assert labels.count("—") == 1
     assert {"50.0", "51.2", "27.3", "29.1"} <= set(labels)
+    (axes,) = plots.idle_bars({"naive": (None, 0.5, 0.51), "gpipe": (None, 0.27, 0.3)}).axes
+    legend = axes.figure.legends[0].get_texts()
+    assert [t.get_text() for t in legend] == ["simulated", "measured"]
 
 
 @pytest.mark.long

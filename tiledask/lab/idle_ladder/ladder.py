@@ -21,7 +21,7 @@ LEVELS: dict[int, tuple[str, Callable[[dict, Random], IdleLevel]]] = {
     1: ("Fill the timetable", fill_the_timetable),
     2: ("Who waits for whom", who_waits_for_whom),
     3: ("The idle time of uneven stages", uneven_stages),
-    4: ("The same, with transfers", idle_with_transfers),
+    4: ("Idle time with transfers", idle_with_transfers),
     5: ("All idle time together", idle_in_all),
     6: ("More workers, nothing faster", from_few_to_many),
     7: ("Two triangles", triangles),

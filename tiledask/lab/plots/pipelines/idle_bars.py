@@ -18,7 +18,8 @@ def idle_bars(
     title: str = "Idle share of device-time",
 ) -> "Figure":
     """A figure of three bars per configuration: ``{label: (predicted, simulated, measured)}``,
-    each a share of 1, or None where there is no such value (drawn as a dash)."""
+    each a share of 1, or None where there is no such value (drawn as a dash, and left out where no
+    configuration has one)."""
     if not idle or any(len(shares) != 3 for shares in idle.values()):
         raise ConfigError(
             f"idle_bars needs 1 configuration or more with 3 shares each, got "
@@ -27,9 +28,12 @@ def idle_bars(
         )
     figure, groups = canvas(3.6, title), len(idle)
     axes = figure.subplots()
-    names, columns = ("predicted", "simulated", "measured"), zip(*idle.values(), strict=True)
-    series = list(zip(names, columns, strict=True))
-    bars = draw.grouped_bars(axes, series, (BLUE, ORANGE, GREEN), width=0.87, fill=0.931)
+    columns = zip(*idle.values(), strict=True)
+    names, palette = ("predicted", "simulated", "measured"), (BLUE, ORANGE, GREEN)
+    named = list(zip(names, columns, palette, strict=True))
+    there = [each for each in named if any(share is not None for share in each[1])] or named
+    series, colours = [each[:2] for each in there], [each[2] for each in there]
+    bars = draw.grouped_bars(axes, series, colours, width=0.87, fill=0.931)
     size = 8 if groups <= 5 else 6.5 if groups <= 7 else 5
     for x, share in bars:
         words = "—" if share is None else f"{100 * share:.1f}"

@@ -16,18 +16,18 @@ def layers_on_devices(
     assignments: Mapping[str, Sequence[int]], *, title: str = "Which device holds which layer"
 ) -> "Figure":
     """A figure with one panel per assignment (the device of each layer, in order), one lane per
-    device, layers counted from 1, a line from layer to layer, red where it changes devices."""
+    device of any of them, layers counted from 1, a line from layer to layer, red where it changes devices."""
     if not assignments or not all(len(devices) for devices in assignments.values()):
         raise ConfigError(
             "layers_on_devices draws 1 assignment or more of 1 layer or more, got "
             f"{ {name: len(devices) for name, devices in assignments.items()} }; "
             "pass {'contiguous': [0, 0, 1, 1]}"
         )
-    lanes = [max(devices) + 1 for devices in assignments.values()]
+    lanes = [max(map(max, assignments.values())) + 1] * len(assignments)
     figure = canvas(0.95 + sum(0.6 + 0.34 * n for n in lanes), title)
     panels = draw.stacked_axes(figure, lanes, sharex=True)
     for axes, (name, devices) in zip(panels, assignments.items(), strict=True):
-        _panel(axes, name, devices)
+        _panel(axes, name, devices, lanes[0])
     panels[-1].set(xlim=(-0.7, max(map(len, assignments.values())) - 0.3), xlabel="layer")
     entries = [
         draw.patch_entry("a layer and its number (a colour per device)", colour_of_rank(0)),
@@ -46,7 +46,7 @@ def _box(layer: int, device: int) -> draw.Box:
     return layer - 0.42, device - draw.HEIGHT / 2, 0.84, draw.HEIGHT
 
 
-def _panel(axes: "Axes", name: str, devices: Sequence[int]) -> None:
+def _panel(axes: "Axes", name: str, devices: Sequence[int], lanes: int) -> None:
     from matplotlib.ticker import MaxNLocator
 
     steps = list(pairwise(devices))
@@ -57,6 +57,6 @@ def _panel(axes: "Axes", name: str, devices: Sequence[int]) -> None:
         draw.curve(axes, (layer, layer + 1), step, colour, width, zorder=1, gid=gid)
     for layer, device in enumerate(devices):
         draw.box(axes, _box(layer, device), colour_of_rank(device), zorder=2)
-    draw.lanes(axes, [f"device {d}" for d in range(max(devices) + 1)])
+    draw.lanes(axes, [f"device {d}" for d in range(lanes)])
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     draw.ticks_as(axes.xaxis, lambda layer: f"{layer + 1:.0f}")
