@@ -16,7 +16,8 @@ def layers_on_devices(
     assignments: Mapping[str, Sequence[int]], *, title: str = "Which device holds which layer"
 ) -> "Figure":
     """A figure with one panel per assignment (the device of each layer, in order), one lane per
-    device of any of them, layers counted from 1, a line from layer to layer, red where it changes devices."""
+    device of any of them, layers counted from 1, a line from layer to layer, red where it changes
+    devices."""
     if not assignments or not all(len(devices) for devices in assignments.values()):
         raise ConfigError(
             "layers_on_devices draws 1 assignment or more of 1 layer or more, got "
