@@ -92,7 +92,7 @@ def lenet_claims(
         ratios = (a / b for a, b in zip(sent["layerwise"], sent["network"], strict=True))
         rows.append(
             Claim(
-                "layerwise over network: bytes",
+                "layerwise: bytes over network's",
                 *ratios,
                 rule="equal",
                 note='d2l: "potentially even larger"',

@@ -200,7 +200,7 @@ def run(cluster: Cluster, channels: int, units: int, rows: int, devices: int) ->
                 note="y, dx, dw and db, of the largest element",
             ),
         ]
-    wanted = ("synchronisations", "transfers", "layerwise over network: bytes")
+    wanted = ("synchronisations", "transfers", "layerwise: bytes over network's")
     lenet = lenet_claims(mesh, LENET_IMAGES)
     claims += [row for row in lenet.rows if row.quantity.endswith(wanted)]
     return Comparison(f"A convolution, and LeNet, split over {devices} workers", claims)
