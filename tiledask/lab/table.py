@@ -219,8 +219,10 @@ class Grid:
         return _plain(self, 80).rstrip("\n")
 
     def _repr_html_(self) -> str:
-        right = {i: "text-align:right" for i in range(len(self.head)) if i not in self.left}
-        return html.table(self.head, self.rows, self.title, style=right, bold=self.bold)
+        # JupyterLab puts words at the right, too
+        sides = ("left" if i in self.left else "right" for i in range(len(self.head)))
+        style = {i: f"text-align:{side}" for i, side in enumerate(sides)}
+        return html.table(self.head, self.rows, self.title, style=style, bold=self.bold)
 
     def __rich_console__(self, console, options) -> Iterator["Table | Text"]:
         from rich.text import Text
