@@ -45,11 +45,10 @@ FROM_OUTSIDE: dict[str, set[str]] = {
         "14_cut_24_layers": "1304",
         "15_cut_under_caps": "8.33",
         "23_break_it_and_find_it": "250,880",
-        "24_half_precision": "0.42 1.55 80,000",
+        "24_half_precision": "1.55 80,000",
         "25_several_hosts": "21.25 16,384 191,104 41,888 50,000 8,192",
         "26_how_often_to_save": "1.546",
         "27_choose_a_layout": "0.38",
-        "28_choose_for_a_cluster": "13.75 18.13",
         "29_capstone": "1771",
     }.items()
 }
