@@ -84,6 +84,17 @@ def test_a_worker_that_is_gone_leaves_nothing(cluster):
 
 
 @pytest.mark.cluster
+def test_ten_minutes_are_monitored_by_those_too_that_come_later(cluster):
+    (old,) = [nanny for slot, nanny in cluster.given.workers.items() if slot == 1]
+    cluster.given.sync(old.close)
+    wait_until(lambda: cluster.given.workers.get(1) not in (None, old), "another nanny", 30)
+    cluster.gather([cluster.submit(slot, float) for slot in range(2)], "tasks", 30)
+    servers = [cluster.given.scheduler, *cluster.given.workers.values()]
+    assert [server.monitor.maxlen for server in servers] == [1200] * 3
+    assert cluster.run(lambda dask_worker: dask_worker.monitor.maxlen) == [1200] * 2
+
+
+@pytest.mark.cluster
 def test_spans_of_tasks_that_are_forgotten_go_but_for_the_last(cluster):
     spans = cluster.given.scheduler.extensions["spans"]
     kept = cluster.submit(0, float, name="kept")

@@ -7,8 +7,11 @@ Holds `tiledask.lab.faults.apart`, `tiledask.lab.faults.command`, `tiledask.lab.
 """
 
 import argparse
+import subprocess
+import sys
 import time
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -27,6 +30,16 @@ CASES = [
     for fault in FAULTS
     for what in fault.of
 ]
+
+
+def test_busy_processes_end_with_who_started_them():
+    code = "from tiledask.lab.faults.command import busy\nwith busy(1): print(flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as starter:
+        assert starter.stdout.readline()
+        (loop,) = psutil.Process(starter.pid).children()
+        starter.kill()
+    assert psutil.wait_procs([loop], timeout=10)[1] == []
 
 
 @pytest.fixture(scope="module")

@@ -64,6 +64,7 @@ _THREADS = 2  # of a worker: one computes, one hands data over beside it
 _IDLE_WORKER = 150_000_000  # bytes of a worker process that does nothing, rounded up
 _LEAST_CAP = 8_000_000  # bytes
 _UNTIL_FORGOTTEN = "distributed.scheduler.events-cleanup-delay"
+_MONITORED = "distributed.admin.system-monitor.log-length"
 _UUID = len("GPU-00000000-0000-0000-0000-000000000000")
 
 
@@ -164,6 +165,10 @@ def start_cluster(
     if dask.config.get(_UNTIL_FORGOTTEN) == "1h":  # as shipped
         # asked for whenever a worker goes; each is a task on the scheduler's loop until then
         dask.config.set({_UNTIL_FORGOTTEN: "1 minute"})
+    if dask.config.get(_MONITORED) == 7200:
+        # readings of a process, half a second each: ten minutes in place of an hour, of scheduler,
+        # workers and nannies, those too that the supervisor starts later
+        dask.config.set({_MONITORED: 1200})
     what = f"starting {slots} {'GPU' if backend == 'cupy' else 'CPU'} workers"
     with (
         nullcontext()
@@ -324,10 +329,6 @@ def _security(tls: bool) -> Any:
         raise ConfigError(f"tls=True needs the package 'cryptography': {install('tls')}") from None
 
 
-_MONITORED = 1200
-"""What a process has looked like in its last ten minutes; Dask keeps an hour, in every process."""
-
-
 def _settings(threads: int, dashboard_port: int) -> dict[str, Any]:
     """Dask settings under which pinned work stays where it was put."""
     websockets = "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin"
@@ -335,7 +336,6 @@ def _settings(threads: int, dashboard_port: int) -> dict[str, Any]:
     # for what Dask does by the clock in every process, where nobody chose others
     intervals: dict[str, Any] = {
         "distributed.worker.profile.enabled": PROFILED,
-        "distributed.admin.system-monitor.log-length": _MONITORED,
         **{name: f"{milliseconds}ms" for name, milliseconds in INTERVALS.values()},
     }
     as_shipped = dask.config.merge(*dask.config.defaults)

@@ -4,6 +4,7 @@ import argparse
 import faulthandler
 import json
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -39,10 +40,19 @@ HUNG = 300
 """Seconds after which a try ends the process, and says where it was."""
 
 
+_BUSY = """
+import os, sys
+while os.getppid() == int(sys.argv[1]):
+    for _ in range(1_000_000): pass
+"""
+"""A process that wants a core until who started it has ended."""
+
+
 @contextmanager
 def busy(loops: int) -> Iterator[None]:
-    """Inside the block so many processes want a core each."""
-    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(loops)]
+    """Inside the block so many processes want a core each; none outlives this one."""
+    wants = [sys.executable, "-c", _BUSY, str(os.getpid())]
+    running = [subprocess.Popen(wants) for _ in range(loops)]
     try:
         yield
     finally:

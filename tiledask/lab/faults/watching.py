@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import logging
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.worker import machine
 from tiledask.distributed.recovering import frozen, poison, supervisor
 from tiledask.lab.bench.records import record
+from tiledask.lab.faults.command import busy
 
 __all__ = ["KINDS", "FalseAlarms", "WatchingCost", "alarms", "cost", "main", "measure"]
 
@@ -187,18 +187,12 @@ def _power(n: int) -> bool:
 
 
 def _blas(cluster: Cluster) -> Generator[None, None, None]:
-    code = "while True: pass"
-    loops = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(LOOPS)]
-    try:
+    with busy(LOOPS):
         mesh = td.Mesh(cluster, (1, cluster.slots))
         A = td.distribute(np.ones((2048, 2048)), mesh, (td.Shard(0), td.Shard(1)))
         while True:
             td.matmul(A, A, timeout=300)
             yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
 
 
 def _spilling(cluster: Cluster) -> Generator[None, None, None]:
