@@ -6,6 +6,7 @@ Holds `tiledask.distributed.transport.mailbox`, `tiledask.distributed.transport.
 `tiledask.tile.ipc`.
 """
 
+import asyncio
 import ctypes
 import errno
 import json
@@ -18,12 +19,14 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from distributed.core import ConnectionPool
 from oracles.memory_orders import arrays
 from oracles.stand_ins import TESTS, on_stand_ins
 
 import tiledask as td
 from tiledask.distributed.transport import loans, process_memory, reader, remote_read
 from tiledask.distributed.transport.loans import Loans
+from tiledask.distributed.transport.mailbox import answered
 from tiledask.distributed.transport.process_memory import read_memory
 from tiledask.distributed.transport.tickets import LoanLostError, Ticket
 from tiledask.errors import DeadlineError
@@ -245,3 +248,19 @@ def test_what_workers_try_does_not_grow_with_their_number():
     assert len(some) == remote_read.HOSTS * remote_read.EACH
     assert len({ticket.host for ticket in some}) == remote_read.HOSTS
     assert remote_read._some_of(at[:9]) == at[:9]
+
+
+def test_a_worker_that_is_being_closed_asks_as_if_the_other_one_were_gone():
+    async def asks(wrong=None):
+        async def other():
+            raise RuntimeError(wrong)
+
+        pool = await ConnectionPool()
+        await pool.close()
+        call = other() if wrong else pool("tcp://127.0.0.1:1").identity()
+        with pytest.raises(RuntimeError if wrong else OSError) as raised:
+            await answered(call)
+        return str(raised.value)
+
+    assert asyncio.run(asks()) == "this worker is being closed"
+    assert asyncio.run(asks("of its own")) == "of its own"

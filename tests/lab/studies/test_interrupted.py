@@ -29,5 +29,5 @@ def test_steps_done_twice_are_those_since_the_last_keep(cluster):
 
 @pytest.mark.cluster
 def test_a_step_that_never_comes_is_refused(cluster):
-    with pytest.raises(ConfigError, match="a step of a loss"):
+    with pytest.raises(ConfigError, match="a step of a failure"):
         td.studies.train_with_failures(cluster, at=(20,), steps=20)

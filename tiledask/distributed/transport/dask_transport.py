@@ -18,6 +18,7 @@ from distributed.protocol.serialize import to_serialize
 
 from tiledask.distributed.cluster.clocks import now
 from tiledask.distributed.ranks.mismatch import Doing
+from tiledask.distributed.transport.mailbox import answered
 from tiledask.distributed.transport.meeting import Meeting, of_run
 from tiledask.distributed.transport.transport import Transport, take_in
 from tiledask.errors import ClusterLostError, DeadlineError
@@ -43,7 +44,7 @@ class ByDask(Transport):
         peer = self._worker.rpc(self._here.addresses[rank])
 
         async def asked() -> dict[str, Any]:
-            return await asyncio.wait_for(peer.tiledask_doing(run=self._here.run), ANSWER)
+            return await asyncio.wait_for(answered(peer.tiledask_doing(run=self._here.run)), ANSWER)
 
         try:
             coroutine = asyncio.run_coroutine_threadsafe(asked(), self._worker.loop.asyncio_loop)
@@ -62,7 +63,7 @@ class ByDask(Transport):
         return sending
 
     async def _bring(self, to: int, about: bytes, parts: Sequence[np.ndarray]) -> None:
-        answer = await self._worker.rpc(self._here.addresses[to]).tiledask_message(
+        message = self._worker.rpc(self._here.addresses[to]).tiledask_message(
             run=self._here.run,
             about=about,
             parts=[
@@ -70,6 +71,7 @@ class ByDask(Transport):
                 for part in parts
             ],
         )
+        answer = await answered(message)
         if not answer["taken"]:
             raise OSError("another worker has taken its place")
 

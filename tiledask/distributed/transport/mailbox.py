@@ -8,16 +8,29 @@ longer than anything else about a small message.
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["CancelledError", "Mailbox", "silent_bell"]
+__all__ = ["CancelledError", "Mailbox", "answered", "silent_bell"]
+
+T = TypeVar("T")
 
 
 class CancelledError(RuntimeError):
     """The run or the exchange was ended while a device still worked for it."""
+
+
+async def answered(call: Awaitable[T]) -> T:
+    """What another worker answers; OSError if this one is being closed, as if the other one were:
+    Dask's pool of connections then raises a RuntimeError."""
+    try:
+        return await call
+    except RuntimeError as error:
+        if "ConnectionPool is closed" not in str(error):
+            raise
+        raise OSError("this worker is being closed") from None
 
 
 def silent_bell() -> Any:

@@ -20,7 +20,7 @@ from distributed.protocol.serialize import to_serialize
 
 from tiledask.distributed.cluster.clocks import now, time_there
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.distributed.transport.mailbox import CancelledError, Mailbox
+from tiledask.distributed.transport.mailbox import CancelledError, Mailbox, answered
 from tiledask.errors import ClusterLostError, DeadlineError
 
 __all__ = ["Meeting", "Met", "Parcel", "begin", "meeting", "of_run"]
@@ -82,7 +82,7 @@ class Meeting(Mailbox):
     async def _send(
         self, worker: Any, to: int, action: tuple[Any, ...], block: Any, made: float
     ) -> None:
-        answer = await worker.rpc(self.addresses[to]).tiledask_post(
+        posted = worker.rpc(self.addresses[to]).tiledask_post(
             run=self.run,
             source=self.device,
             action=tuple(action),
@@ -90,6 +90,7 @@ class Meeting(Mailbox):
             made=made,
             sent=now(),
         )
+        answer = await answered(posted)
         if not answer["taken"]:
             raise _replaced(to)
 
@@ -200,7 +201,7 @@ async def _open(
     _meetings[run] = here = Meeting(run, device, addresses)
     prepared = None if prepare is None else prepare(here, dask_worker)
     # connections take milliseconds to make: do that before anybody waits for a block
-    reached = (dask_worker.rpc(addresses[d]).identity() for d in peers[device])
+    reached = (answered(dask_worker.rpc(addresses[d]).identity()) for d in peers[device])
     try:
         await asyncio.wait_for(asyncio.gather(*reached), REACHED)
     except (OSError, TimeoutError) as error:

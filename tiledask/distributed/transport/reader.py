@@ -14,7 +14,7 @@ from distributed import Reschedule, get_worker
 from tiledask.distributed.arrays.recompute import Wanted, recovered
 from tiledask.distributed.transport.listener import REACH, UnreachedError, reached
 from tiledask.distributed.transport.loans import Loans, Span, exchanges
-from tiledask.distributed.transport.mailbox import CancelledError
+from tiledask.distributed.transport.mailbox import CancelledError, answered
 from tiledask.distributed.transport.process_memory import check_lent, read_memory, this_host
 from tiledask.distributed.transport.streams import PATIENCE
 from tiledask.distributed.transport.tickets import (
@@ -118,7 +118,7 @@ class Reader:
             call = self.worker.rpc(ticket.address).tiledask_read(
                 exchange=self.exchange, name=ticket.name, ends=ends, to_host=to_host
             )
-            return await asyncio.wait_for(_while_reached(call, ticket.address), PATIENCE)
+            return await asyncio.wait_for(_while_reached(answered(call), ticket.address), PATIENCE)
 
         loop: Any = self.worker.loop  # of asyncio, which Dask's types leave open
         try:
