@@ -185,6 +185,7 @@ CUT = (
     {"pp": 4, "microbatches": 8, "schedule": "dualpipev", "partition": "items"},
     {"pp": 4, "microbatches": 8, "schedule": "zb-h1"},
     {"dp": 4, "zero": 3, "unshard": "step", "recompute": "selective_op", "flash_attention": True},
+    {"dp": 64, "zero": 2, "microbatch": 2, "flash_attention": True},
 )
 
 

@@ -119,6 +119,8 @@ def _reshard(job: Job) -> str:
     if layout.zero < 3:
         words = f"FSDP2 shards weights too: zero={layout.zero} is nearest to never dropping them"
         job.lost["zero"] = words
+        if layout.pp == 1 and job.recipe.name == "fsdp-adam":
+            job.lost["recipe"] = "weights are never dropped: as recipe fsdp-adam-no-reshard"
         return "never"
     if job.recipe.name == "fsdp-adam-pipeline":
         return "default"
