@@ -20,7 +20,6 @@ from tiledask.lab.exercises.products import choreography
 from tiledask.lab.exercises.products.placements import bytes_planned, fewest_planned
 from tiledask.lab.exercises.slots import least_load
 from tiledask.lab.tasks import (
-    blocks_of,
     cheapest_choreography,
     copies_that_fit,
     fewest_bytes,
@@ -248,11 +247,11 @@ def test_the_fewest_bytes_need_a_limit_that_holds_something():
 def test_blocks_cover_the_matrix_for_every_placement():
     for placements in product((R, S0, S1), repeat=2):
         tiling = Tiling((5, 7), (2, 2), placements)
-        blocks = blocks_of(tiling)
+        blocks = td.plots.Blocks.of(tiling)
         assert (blocks.rows[-1], blocks.columns[-1]) == (5, 7)
         owners = [rank for row in blocks.ranks for ranks in row for rank in ranks]
         assert sorted(owners) == [0, 1, 2, 3]
-    tiny = blocks_of(Tiling((1, 3), (2,), (S0,)))
+    tiny = td.plots.Blocks.of(Tiling((1, 3), (2,), (S0,)))
     assert tiny.ranks == [[(0,)]], "rank 1 holds nothing and is not drawn"
 
 

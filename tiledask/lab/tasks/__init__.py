@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tiledask.lab.exercises.products.choreography import cheapest_choreography
     from tiledask.lab.exercises.products.kernel_repair import repaired_kernel
     from tiledask.lab.exercises.products.levels import four_products, levels_at_fault, run_blocks
-    from tiledask.lab.exercises.products.placements import blocks_of, fewest_bytes
+    from tiledask.lab.exercises.products.placements import fewest_bytes
     from tiledask.lab.exercises.slots import tasks_on_slots
     from tiledask.lab.exercises.split_layers.attention_heads import balanced_heads
     from tiledask.lab.exercises.split_layers.convolutions import (
@@ -69,7 +69,6 @@ __all__ = [
     "Target",
     "UnsolvedError",
     "balanced_heads",
-    "blocks_of",
     "borrowed_rows",
     "cheapest_choreography",
     "copies_that_fit",
@@ -113,7 +112,6 @@ _RUNNING = {
     "four_products": "products.levels",
     "levels_at_fault": "products.levels",
     "run_blocks": "products.levels",
-    "blocks_of": "products.placements",
     "fewest_bytes": "products.placements",
     "tasks_on_slots": "slots",
     "balanced_heads": "split_layers.attention_heads",

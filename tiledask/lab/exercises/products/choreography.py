@@ -14,7 +14,6 @@ from tiledask.distributed.products.needed import ledger_of
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab import plots
 from tiledask.lab.exercises.products.placements import (
-    blocks_of,
     finished,
     moved,
     parts_moved,
@@ -76,7 +75,7 @@ def cheapest_choreography(
 
     def figure(answer: Any) -> Figure:
         if answer is None:
-            named = dict(zip(("A", "B"), map(blocks_of, at), strict=True))
+            named = dict(zip(("A", "B"), at, strict=True))
             return plots.owners(named, title="How A and B lie (not attempted)")
         _, plan = answer
         words = ", ".join(filter(None, (plan.algorithm, plan.options)))

@@ -23,7 +23,6 @@ from tiledask.plan.products.product import gather
 from tiledask.plan.products.product_plan import ProductPlan
 
 __all__ = [
-    "blocks_of",
     "bytes_planned",
     "fewest_bytes",
     "fewest_planned",
@@ -73,7 +72,7 @@ def fewest_bytes(
         none = ((Replicate(),) * len(mesh),) * 2
         title = "Who owns which block" + (" (not attempted: everything everywhere)" * (not pair))
         tilings = [Tiling(m.shape, mesh, p) for m, p in zip((x, a), pair or none, strict=True)]
-        named = dict(zip(("X", "A"), map(blocks_of, tilings), strict=True))
+        named = dict(zip(("X", "A"), tilings, strict=True))
         drawn = plots.owners(named, title=title)
         if pair and _held(*tilings, x.dtype.itemsize) > limit:
             sizes = [int(np.prod(t.block_shape((0,) * len(mesh)))) for t in tilings]
@@ -206,12 +205,3 @@ def _held(x: Tiling, a: Tiling, itemsize: int) -> int:
 def bytes_planned(x: Tiling, a: Tiling, itemsize: int) -> int:
     """Bytes between ranks for Y = X A, with the sum of what it leaves partial."""
     return moved(gather(x, a), itemsize)
-
-
-def blocks_of(array: ShardedArray | Tiling) -> plots.Blocks:
-    """The blocks of a matrix for ``plots.owners``: edges, and the ranks that hold each block.
-
-    >>> blocks_of(Tiling((4, 6), (2,), (Shard(1),)))
-    Blocks(ranks=[[(0,), (1,)]], rows=[0, 4], columns=[0, 3, 6])
-    """
-    return plots.Blocks.of(array)
