@@ -4,7 +4,8 @@ Holds `tiledask.lab.plots.labels`, `tiledask.lab.plots.picture`,
 `tiledask.lab.plots.pipelines.gantt`, `tiledask.lab.plots.pipelines.idle_bars`,
 `tiledask.lab.plots.pipelines.idle_blocks`, `tiledask.lab.plots.pipelines.memory_timeline`,
 `tiledask.lab.plots.pipelines.printed_rates`, `tiledask.lab.plots.pipelines.schedule_curves`,
-`tiledask.lab.plots.pipelines.slots`, `tiledask.lab.plots.planning.curves`,
+`tiledask.lab.plots.pipelines.slots`, `tiledask.lab.plots.pipelines.turns`,
+`tiledask.lab.plots.planning.curves`,
 `tiledask.lab.plots.planning.cut_costs`, `tiledask.lab.plots.planning.distribution`,
 `tiledask.lab.plots.planning.memory_bars`,
 `tiledask.lab.plots.products.corner`, `tiledask.lab.plots.products.product_layers`,
@@ -34,6 +35,7 @@ from tiledask.plan.collectives.shards import deal_heads
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.pipelines.footprint import memory_over_time
+from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
@@ -186,6 +188,9 @@ FIGURES = {
     "owners": lambda: plots.owners({"A": QUARTERS, "B": COPIES, "C": QUARTERS}),
     "owners, thin": lambda: plots.owners({"A": thin(64, 8), "B": thin(8, 64)}),
     "layers": lambda: plots.layers_on_devices({"cut": CONTIGUOUS, "round robin": ROUND_ROBIN}),
+    "layers by cost": lambda: plots.layers_on_devices({"cut": [0, 0, 1, 2]}, costs=[4, 4, 9, 8]),
+    "turns, a deadlock": lambda: plots.turns(CROSSED, title="Nobody can go on"),
+    "turns, all done": lambda: plots.turns(schedule("zb-v", 8, 6)),
     "placements": lambda: plots.placements({"forward": FORMULA, "backward": FORMULA}, 4),
     "placements, 1": lambda: plots.placements({"": [("A", (1, 300), Shard(1))]}, 1),
     "shards": lambda: plots.shards(dict(zip(("10 query", "2 kv"), HEADS, strict=True))),
@@ -231,6 +236,7 @@ SLOW_END = [  # device 1 takes twice as long, gets weights late, and a block, an
     *((0, "B", 0, i, 8 + 6.0 * i, 10 + 6.0 * i) for i in range(2)),
 ]
 EVERY_CAUSE = Timeline.of(2, SLOW_END, origin="measured")
+CROSSED = Schedule.from_text("0F0,0B0,0F1,0B1; 1F0,1F1,1B0,1B1")
 NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
 LATENCY = sweep.bubble_by_latency(NAMES, 4, 8, [i / 10 for i in range(11)])
 
@@ -306,7 +312,7 @@ def test_every_figure_has_a_title_and_units_and_every_word_can_be_read(name):
     assert figure.get_suptitle()
     labels = " ".join(words(figure))
     units = ("time (", "(s)", "bytes", "row", "layer", "idle ", "busy /", "FLOP/byte", "k 0 to")
-    units += ("rank 0", " x ", "chunk", "of k")
+    units += ("rank 0", " x ", "chunk", "of k", "turn")
     assert any(unit in labels for unit in units)
 
 
@@ -540,6 +546,7 @@ def test_panels_of_a_figure_share_the_time():
         (lambda: plots.shards({}), "1 array or more with 1 index or more"),
         (lambda: plots.layers_on_devices({}), "1 assignment or more"),
         (lambda: plots.layers_on_devices({"none": []}), "1 layer or more"),
+        (lambda: plots.layers_on_devices({"a": [0, 1]}, costs=[1]), "2 layers, got 1 costs"),
         (lambda: plots.idle_bars({}), "1 configuration or more"),
         (lambda: plots.cut_costs([1, 1], [3, 3]), "after each of 2 layers but the last, got 2"),
         (lambda: plots.idle_blocks(Timeline.of(1, [])), "1 device or more that did something"),
@@ -775,6 +782,25 @@ def test_a_device_without_a_layer_has_a_lane_where_another_panel_gives_it_one():
     assert [[t.get_text() for t in a.get_yticklabels()] for a in panels] == [
         ["device 0", "device 1", "device 2"]
     ] * 2
+
+
+def test_by_cost_a_box_is_as_long_as_its_layer_costs_and_sums_stand_at_the_right():
+    places = {"rule": [0, 0, 0, 1], "best": [0, 0, 1, 2]}
+    above, below = plots.layers_on_devices(places, costs=[4, 4, 9, 8]).axes
+    for axes, sums in ((above, (17, 8, 0)), (below, (8, 9, 8))):
+        assert [p.get_width() for p in axes.patches] == pytest.approx([3.9, 3.9, 8.9, 7.9])
+        (right,) = axes.child_axes
+        shown = [tick.get_text() for tick in right.get_yticklabels()]
+        assert shown == [f"{each} in all" for each in sums]
+
+
+def test_an_order_by_turns_shows_where_devices_stand_and_what_each_waits_for():
+    (axes,) = plots.turns(CROSSED).axes
+    framed = [str(p.get_gid()) for p in axes.patches if str(p.get_gid()).startswith("wrong")]
+    assert framed == ["wrong 0B0", "wrong 1F1"]
+    assert [p.get_gid() for p in axes.patches].count("waits") == 2
+    (runs,) = plots.turns(schedule("1f1b", 2, 3)).axes
+    assert not [p for p in runs.patches if p.get_gid() == "waits"]
 
 
 def test_idle_time_pushed_together_is_one_block_of_p_minus_1_forwards_and_backwards():

@@ -7,7 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.needs import action_needs, checked, needs, peak_in_flight, validate
+from tiledask.plan.pipelines.needs import (
+    action_needs,
+    checked,
+    needs,
+    peak_in_flight,
+    stuck,
+    validate,
+)
 from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.plan.pipelines.schedules import schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
@@ -83,6 +90,16 @@ def test_names_each_fault(text, message):
         validate(Schedule.from_text(text))
     with pytest.raises(ScheduleError, match=message):
         simulate(Schedule.from_text(text))
+
+
+def test_where_devices_stand_for_good_is_told_and_a_pair_stands_together():
+    crossed = "0F0,(0F1;0B0)OVERLAP_F_B,0B1 ; 1F0,(1F1;1B0)OVERLAP_F_B,1B1"
+    found = stuck(Schedule.from_text(crossed))
+    assert [words((*block, lacks)) for block, lacks in found.values()] == [
+        ["0F1", "0B0", "1B0"],
+        ["1F1", "1B0", "0F1"],
+    ]
+    assert not any(stuck(schedule(name, 4, 6)) for name in ("1f1b", "zb-h1", "dualpipe"))
 
 
 @pytest.mark.long

@@ -29,7 +29,7 @@ KINDS = {
 def kind_of(run: Timeline, at_once: Timeline, gap: Gap) -> str:
     """Why the worker is idle in ``gap``: one of KINDS, or "" where several reasons share it.
 
-    ``at_once``: the same run with blocks that take no time. A gap in the middle that stays there
+    ``at_once``: the same run with transfers that take no time. A gap in the middle that stays there
     is a neighbour's who is slower; one that is gone was the way's.
     """
     mine = np.flatnonzero(run.device == gap.worker)
@@ -50,7 +50,7 @@ _UNEVEN = (
     *((2, 1, 2), (3, 2, 3), (1, 2, 1, 2), (2, 1, 2, 1), (2, 2, 1, 2), (2, 3, 2, 3)),
     *((3, 2, 1, 2), (3, 2, 1, 3), (3, 2, 3, 1), (3, 2, 3, 2), (3, 3, 2, 3)),
 )
-"""Forwards, over the time of a block's way, that often leave gaps of all kinds."""
+"""Forwards, over the time of a transfer, that often leave gaps of all kinds."""
 
 
 def _with_all_kinds(rng: Random) -> tuple[Timeline, Timeline, list[int], float, list[Gap]]:
@@ -91,9 +91,10 @@ def which_gap_is_which(head: dict, rng: Random) -> IdleLevel:
         **head,
         question=(
             f"{run.devices} workers, counted from 1, run 1F1B with {m} micro-batches; a forward "
-            f"takes them {listed(forward)} s, a backward twice that, and a block {num(latency)} s "
-            f"from one to the next. Five of the gaps have a letter: {'; '.join(shown)}. Which is "
-            f"which? 'warm-up' is before a worker's first backward, 'drain' after its last "
+            f"takes them {listed(forward)} s, a backward twice that, and a transfer "
+            f"{num(latency)} s from one to the next. Five of the gaps have a letter: "
+            f"{'; '.join(shown)}. Which is which? 'warm-up' is before a worker's first backward, "
+            f"'drain' after its last "
             f"forward; in between it is 'transfer' if what the next action needs is already made "
             f"and on its way when the gap begins, 'imbalance' if another worker still makes it."
         ),
@@ -102,8 +103,8 @@ def which_gap_is_which(head: dict, rng: Random) -> IdleLevel:
             "Look first whether the worker has done a backward before the gap, and whether a "
             "forward follows after it.",
             "For a gap in the middle, find the action that comes after it, and the one on the "
-            "neighbour that makes what it needs: the block before for a forward, the gradient for "
-            "a backward.",
+            "neighbour that makes what it needs: the activation for a forward, the gradient for a "
+            "backward.",
             f"If that one ended {num(latency)} s before the gap ends and not later than the gap "
             f"began, only the way took time. If it still ran when the gap began, the neighbour was "
             f"slower.",

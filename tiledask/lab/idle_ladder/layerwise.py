@@ -101,7 +101,7 @@ def uneven_stages(head: dict, rng: Random) -> IdleLevel:
 
 
 def idle_with_transfers(head: dict, rng: Random) -> IdleLevel:
-    """The same, with blocks that take time from one worker to the next."""
+    """The same, with transfers that take time from one worker to the next."""
     p, forward = _stages(rng)
     backward = [2 * f for f in forward]
     sends = [rng.randint(1, 4) for _ in range(p - 1)]
@@ -114,13 +114,13 @@ def idle_with_transfers(head: dict, rng: Random) -> IdleLevel:
         **head,
         question=(
             f"{p} workers, counted from 1, hold stages of {listed(forward)} s forward, and twice "
-            f"that back. One batch goes forward through all, then back. A block takes {ways}, and "
-            f"as long on the way back. How long is each worker idle, from the start of the batch "
-            f"to its end? Waiting for a block on its way is idle time too."
+            f"that back. One batch goes forward through all, then back. A transfer takes {ways}, "
+            f"and as long on the way back. How long is each worker idle, from the start of the "
+            f"batch to its end? Waiting for a transfer is idle time too."
         ),
         form=f"the seconds of workers 1 to {p}, for example '10 s, 8 s, 20 s' for 3",
         hints=(
-            "While a block is on its way nobody works at all.",
+            "During a transfer nobody works at all.",
             "First the end of the batch: all the work, and all the ways, there and back. Then take "
             "away what each worker does itself.",
             f"Without transfers the batch takes {plus(forward)} s forward and twice that back. The "

@@ -8,7 +8,8 @@ style, picture  the look that all share, and the Figure that draws itself
 ranges          bars from one number to another, for what has no figure of its own
 sliders         a figure that is drawn again as the reader moves sliders
 primitives      what figures are made of: bars, boxes, curves, notes, legends; labels at points
-pipelines       Gantt charts, tasks in slots, idle time, memory over time, schedules compared
+pipelines       Gantt charts, orders by turns, tasks in slots, idle time, memory over time,
+                schedules compared
 planning        memory bars, the map of a search and its front, limits that bind, time of a step;
                 curves over sizes
 products        owners of blocks, panels, traffic between ranks, intensity, tiles on a device
@@ -26,6 +27,7 @@ from tiledask.lab.plots.pipelines.schedule_curves import (
     utilisation_against,
 )
 from tiledask.lab.plots.pipelines.slots import slots
+from tiledask.lab.plots.pipelines.turns import turns
 from tiledask.lab.plots.planning.curves import curves
 from tiledask.lab.plots.planning.cut_costs import cut_costs
 from tiledask.lab.plots.planning.distribution import distribution
@@ -106,6 +108,7 @@ __all__ = [
     "tradeoff",
     "traffic_matrix",
     "trainings",
+    "turns",
     "two_levels",
     "utilisation_against",
     "wave_tails",

@@ -235,11 +235,12 @@ def grouped_bars(
 def arrow(
     axes: "Axes", start: tuple[float, float], end: tuple[float, float], colour: Any, **look: Any
 ) -> None:
-    """A bent arrow from one point to another."""
+    """An arrow from one point to another, bent if ``look`` does not say otherwise."""
     from matplotlib.patches import FancyArrowPatch
 
-    look = {"arrowstyle": "-|>", "mutation_scale": 10, "linewidth": 1.6, "zorder": 3} | look
-    look |= {"connectionstyle": "arc3,rad=0.25", "shrinkA": 3, "shrinkB": 3, "color": colour}
+    bent = {"arrowstyle": "-|>", "connectionstyle": "arc3,rad=0.25", "mutation_scale": 10}
+    look = {"linewidth": 1.6, "zorder": 3} | bent | look
+    look |= {"shrinkA": 3, "shrinkB": 3, "color": colour}
     axes.add_patch(FancyArrowPatch(start, end, **look))
 
 

@@ -13,7 +13,7 @@ from tiledask.lab.judging.result import WRONG, Best
 from tiledask.lab.puzzles.fields import counts, either, text, whole
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets
 from tiledask.lab.puzzles.orders import order_of
-from tiledask.plan.pipelines.needs import needs, validate
+from tiledask.plan.pipelines.needs import needs, stuck, validate
 from tiledask.plan.pipelines.schedule import Action, Schedule
 
 __all__ = ["FAULT", "RULES", "Fault", "faults"]
@@ -63,7 +63,9 @@ def faults(
     """
     rank = {rule: n for n, rule in enumerate(RULES)}
     found = sorted(_in_the_order(schedule, stages, microbatches), key=lambda f: rank[f.rule])
-    found = found or list(_deadlocks(schedule))
+    if not found:
+        stands = stuck(schedule).items()
+        found = [Fault("deadlock", block[0], device) for device, (block, _) in stands]
     found += _over_memory(schedule, memory_limit)
     return tuple(found)
 
@@ -93,23 +95,6 @@ def _in_the_order(schedule: Schedule, stages: int, microbatches: int) -> Iterato
             for kind in "FIW" if split else "FB":
                 if Action(kind, s, i) not in there:
                     yield Fault("missing", Action(kind, s, i), device)
-
-
-def _deadlocks(schedule: Schedule) -> Iterator[Fault]:
-    """The action at which each stuck device stands, once no device can go on."""
-    waits, done = needs(schedule), set()
-    turn = [0] * schedule.devices
-    moved = True
-    while moved:
-        moved = False
-        for device, order in enumerate(schedule.orders):
-            while turn[device] < len(order) and done.issuperset(waits[order[turn[device]]]):
-                done.add(order[turn[device]])
-                turn[device] += 1
-                moved = True
-    for device, order in enumerate(schedule.orders):
-        if turn[device] < len(order):
-            yield Fault("deadlock", order[turn[device]], device)
 
 
 def _over_memory(schedule: Schedule, limit: int | Sequence[int] | None) -> Iterator[Fault]:

@@ -26,7 +26,7 @@ def longest_wait(run: Timeline) -> str:
     k = int(np.argmax(np.where(inner, waited, waited * 1e-9)))
     at, sent = rows[k], float(run.waits.transfer[k])
     action = f"{run.stage[at]}{run.kind[at]}{run.microbatch[at]}"
-    part = f", {format_seconds(sent)} of it for a block on its way" if sent else ""
+    part = f", {format_seconds(sent)} of it for a transfer" if sent else ""
     since = format_seconds(float(run.start[at] - waited[k])) if run.start[at] > waited[k] else "0 s"
     return (
         f"longest wait: device {run.device[at]}, {format_seconds(float(waited[k]))} before "

@@ -29,6 +29,7 @@ __all__ = [
     "needs",
     "peak_in_flight",
     "peaks",
+    "stuck",
     "validate",
 ]
 
@@ -319,6 +320,35 @@ def _check_complete(schedule: Schedule, microbatches: int) -> None:
 
 def _feasible_order(schedule: Schedule, waits: Needs) -> list[Action]:
     """All actions, each after what it needs and in its turn; refuses a deadlock."""
+    order, stands = _gone_through(schedule, waits)
+    if not stands:
+        return order
+    # who waits for whom: each device's next action, the result it lacks, and its holder
+    device, steps = next(iter(stands)), dict[int, str]()
+    while device not in steps:
+        block, lacks = stands[device]
+        here = " and ".join(map(str, block))
+        steps[device] = f"device {device} is at {here} and waits for {lacks}"
+        device = schedule.holder(lacks.stage, lacks.microbatch)
+    circle = list(steps.values())[list(steps).index(device) :]
+    raise ScheduleError(f"deadlock: {'; '.join(circle)}")
+
+
+def stuck(schedule: Schedule) -> dict[int, tuple[tuple[Action, ...], Action]]:
+    """Device -> (the action, or the pair, at which it stands for good, a result that it lacks);
+    empty if the order can run.
+
+    >>> found = stuck(Schedule.from_text("0F0,0B0,0F1,0B1; 1F0,1F1,1B0,1B1"))
+    >>> {device: f"{block[0]} waits for {lacks}" for device, (block, lacks) in found.items()}
+    {0: '0B0 waits for 1B0', 1: '1F1 waits for 0F1'}
+    """
+    return _gone_through(schedule, needs(schedule))[1]
+
+
+def _gone_through(
+    schedule: Schedule, waits: Needs
+) -> tuple[list[Action], dict[int, tuple[tuple[Action, ...], Action]]]:
+    """(what can be done, each after what it needs and in its turn; `stuck` of the rest)."""
     done: dict[Action, None] = {}
     turn = [0] * schedule.devices
     blocked: dict[Action, list[int]] = {}  # devices, by the result that they lack
@@ -334,19 +364,11 @@ def _feasible_order(schedule: Schedule, waits: Needs) -> list[Action]:
             turn[device] += len(block)
             for action in block:
                 ready += blocked.pop(action, ())
-    if not blocked:
-        return list(done)
-    # who waits for whom: each device's next action, the result it lacks, and its holder
-    device = next(d for d, order in enumerate(schedule.orders) if turn[d] < len(order))
-    steps: dict[int, str] = {}
-    while device not in steps:
-        block = _next(schedule, device, turn[device])
-        lacks = next(b for a in block for b in waits[a] if b not in done)
-        stuck = " and ".join(map(str, block))
-        steps[device] = f"device {device} is at {stuck} and waits for {lacks}"
-        device = schedule.holder(lacks.stage, lacks.microbatch)
-    circle = list(steps.values())[list(steps).index(device) :]
-    raise ScheduleError(f"deadlock: {'; '.join(circle)}")
+    stands = {}
+    for device, at in enumerate(turn):
+        if block := _next(schedule, device, at):
+            stands[device] = block, next(b for a in block for b in waits[a] if b not in done)
+    return list(done), stands
 
 
 def _next(schedule: Schedule, device: int, turn: int) -> tuple[Action, ...]:

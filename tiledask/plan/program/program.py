@@ -20,7 +20,7 @@ from tiledask.plan.program.clock import clock
 from tiledask.plan.program.count import count
 from tiledask.plan.program.held import held
 from tiledask.plan.program.instructions import Instructions
-from tiledask.plan.program.text import from_text, line_text, to_text
+from tiledask.plan.program.text import from_text, line_text, role_text, to_text
 
 __all__ = ["Program"]
 
@@ -91,6 +91,10 @@ class Program(Instructions):
     def line_text(self, rank: int) -> str:
         """The line of a rank: parts and their frames."""
         return line_text(self, rank)
+
+    def role_text(self, rank: int) -> str:
+        """The buffers of a rank and its parts, each with its instructions."""
+        return role_text(self, rank)
 
     def __str__(self) -> str:
         return self.to_text()

@@ -35,7 +35,7 @@ from tiledask.plan.program.instructions import (
     Stop,
 )
 
-__all__ = ["from_text", "line_text", "to_text"]
+__all__ = ["from_text", "line_text", "role_text", "to_text"]
 
 
 def line_text(program: Instructions, rank: int) -> str:
@@ -66,21 +66,43 @@ def to_text(program: Instructions) -> str:
     for ranks in lines.values():
         words = " ".join(map(str, ranks))
         text.append(f"rank {words}: {line_text(program, ranks[0])}".rstrip())
-    for number, role in enumerate(program.roles):
-        ranks = [rank for rank, of in enumerate(program.of_rank) if of == number]
-        text.append(f"of rank {' '.join(map(str, ranks))}: {_sizes(role.nbytes)}".rstrip())
-        for word, names in _kept(role).items():
-            sizes = {name: role.stays[name] for name in role.stays if name in names}
-            text += [f"  {word} {_sizes(sizes)}"] * bool(sizes)
-        text += [f"  shared {_sizes(role.shared)}"] * bool(role.shared)
-        for name, items in role.items.items():
-            shapes = (f"{item} {'x'.join(map(str, shape))}".rstrip() for item, shape in items)
-            text.append(f"  in {name}: {', '.join(shapes)}")
-        for base in dict.fromkeys(role.within.values()):
-            here = (name for name, of in role.within.items() if of == base)
-            text.append(f"  within {base}: {', '.join(here)}")
-        for part in role.parts:
-            text += [f"  {part.name}", *(f"    {each!r}" for each in part.instructions)]
+    text += [_role_text(program, number) for number in range(len(program.roles))]
+    return "\n".join(text)
+
+
+def role_text(program: Instructions, rank: int) -> str:
+    """The buffers of a rank and its parts, each with its instructions.
+
+    >>> import tiledask as td
+    >>> print(role_text(td.program(td.schedule("gpipe", 2, 1), block_bytes=8), 1))
+    of rank 1: x1 8 B, kept1 1 B, dx1 8 B
+      1F
+        x1 = recv from 0 @from_0
+        kept1 = do forward x1
+      1B
+        dx1 = do backward kept1
+        send dx1 to 0 @to_0
+    """
+    return _role_text(program, program.of_rank[rank])
+
+
+def _role_text(program: Instructions, number: int) -> str:
+    """A role, with all ranks that have it."""
+    role = program.roles[number]
+    ranks = [rank for rank, of in enumerate(program.of_rank) if of == number]
+    text = [f"of rank {' '.join(map(str, ranks))}: {_sizes(role.nbytes)}".rstrip()]
+    for word, names in _kept(role).items():
+        sizes = {name: role.stays[name] for name in role.stays if name in names}
+        text += [f"  {word} {_sizes(sizes)}"] * bool(sizes)
+    text += [f"  shared {_sizes(role.shared)}"] * bool(role.shared)
+    for name, items in role.items.items():
+        shapes = (f"{item} {'x'.join(map(str, shape))}".rstrip() for item, shape in items)
+        text.append(f"  in {name}: {', '.join(shapes)}")
+    for base in dict.fromkeys(role.within.values()):
+        here = (name for name, of in role.within.items() if of == base)
+        text.append(f"  within {base}: {', '.join(here)}")
+    for part in role.parts:
+        text += [f"  {part.name}", *(f"    {each!r}" for each in part.instructions)]
     return "\n".join(text)
 
 
