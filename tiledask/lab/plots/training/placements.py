@@ -86,7 +86,9 @@ def placements(
 
 def _wide(item: Any, inch: float) -> float:
     """Inches of a word, or of an array whose sides are ``inch`` times a root."""
-    return max(0.25, 0.078 * len(item)) if isinstance(item, str) else inch * item[1][-1] ** 0.5
+    if isinstance(item, str):
+        return max(0.25, 0.078 * len(item))
+    return max(0.16, inch * item[1][-1] ** 0.5)
 
 
 def _array(item: Item) -> Any:
