@@ -954,6 +954,16 @@ def test_an_array_is_drawn_as_the_parts_that_ranks_have():
     assert collective.get_color() == plots.RED
 
 
+def test_an_array_on_one_rank_has_its_colour_and_sheets_of_a_small_one_overlap():
+    figure = plots.placements({"": [("X", (8, 6), 1), "send", ("", (24, 1), Partial())]}, 4)
+    boxes = {str(patch.get_gid()): patch for patch in figure.axes[0].patches}
+    assert "whole" not in boxes
+    assert "rank 1: all" in boxes
+    first, last = boxes["partial 0"].get_bbox(), boxes["partial 3"].get_bbox()
+    assert last.x0 < first.x1
+    assert last.y0 < first.y1
+
+
 def test_what_several_ranks_have_is_hatched():
     figure = plots.shards({"query": HEADS[0], "kv": HEADS[1], "given": [(0, 1), (1,)]})
     found = [

@@ -23,6 +23,7 @@ from tiledask.lab.plots.style import (
     lighter,
     styled,
 )
+from tiledask.plan.whole import is_whole
 
 __all__ = ["placements", "shards"]
 
@@ -45,9 +46,10 @@ def placements(
     each rank where there is a partial sum on all of them, grey where every rank has the whole.
 
     ``rows``: what the formula is -> its arrays and the words between them, in order. An array is
-    (name, shape, placement), or (name, a value that has these). Sides of a matrix are drawn as
-    long as the roots of what they measure, so that a narrow one can still be seen. A word that
-    begins with the name of a collective is red.
+    (name, shape, placement), or (name, a value that has these); a placement that is a number is
+    the one rank that has all of it. Sides of a matrix are drawn as long as the roots of what they
+    measure, so that a narrow one can still be seen. A word that begins with the name of a
+    collective is red.
 
     >>> from tiledask.plan.products.placement import Partial, Shard
     >>> cut = ("A", (8, 6), Shard(1)), "all_reduce", ("Y", (8, 4), Partial())
@@ -84,7 +86,9 @@ def placements(
 
 def _wide(item: Any, inch: float) -> float:
     """Inches of a word, or of an array whose sides are ``inch`` times a root."""
-    return max(0.25, 0.078 * len(item)) if isinstance(item, str) else inch * item[1][-1] ** 0.5
+    if isinstance(item, str):
+        return max(0.25, 0.078 * len(item))
+    return max(0.16, inch * item[1][-1] ** 0.5)
 
 
 def _array(item: Item) -> Any:
@@ -119,9 +123,11 @@ def _formula(axes: "Axes", row: Sequence, middle: float, inch: float, ranks: int
 
 
 def _cut(axes: "Axes", at: draw.Box, shape: Sequence[int], placement: Any, ranks: int) -> None:
-    """One array: whole, its parts, or a sheet for each rank."""
+    """One array: on one rank, its parts, a sheet for each rank, or whole."""
     x, y, width, height = at
-    if getattr(placement, "dim", None) is not None:
+    if is_whole(placement):
+        draw.box(axes, at, colour_of_rank(placement), gid=f"rank {placement}: all")
+    elif getattr(placement, "dim", None) is not None:
         across, begin = placement.dim % len(shape) > 0, 0
         counts = _counts(placement, shape[placement.dim], ranks)
         for rank, count in enumerate(counts):
@@ -131,7 +137,7 @@ def _cut(axes: "Axes", at: draw.Box, shape: Sequence[int], placement: Any, ranks
             draw.box(axes, mine, colour_of_rank(rank), gid=f"rank {rank}: {count}")
             begin += count
     elif type(placement).__name__ == "Partial":
-        step = 0.05
+        step = min(0.05, min(width, height) / (2 * ranks))
         for rank in reversed(range(ranks)):
             sheet = (x + step * rank, y + step * rank, width - step * ranks, height - step * ranks)
             look = {"hatch": "////", "edgecolor": colour_of_rank(rank), "gid": f"partial {rank}"}
