@@ -49,7 +49,7 @@ FROM_OUTSIDE: dict[str, set[str]] = {
         "25_several_hosts": "21.25 16,384 191,104 41,888 50,000 8,192",
         "26_how_often_to_save": "1.546",
         "27_choose_a_layout": "0.38",
-        "29_capstone": "1771",
+        "29_capstone": "1,771",
     }.items()
 }
 """Of a walkthrough: numbers of papers and data sheets, or of a sentence that no cell works out."""

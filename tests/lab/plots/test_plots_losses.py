@@ -136,6 +136,8 @@ def test_charts_are_where_their_numbers_are():
     (axes,) = plots.ranges(bars, x="s", points={"B": 1.5}, limit=("end", 4)).axes
     assert [(p.get_x(), p.get_x() + p.get_width()) for p in axes.patches] == [*bars.values()]
     assert [line.get_xdata()[0] for line in axes.get_lines()] == [1.5, 4]
+    (axes,) = plots.ranges({"A": (0, 100_000)}, x="bytes").axes
+    assert axes.xaxis.get_major_formatter()(25_000, 0) == "25,000"
 
 
 def lines(axes):

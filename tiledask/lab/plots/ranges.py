@@ -44,6 +44,8 @@ def ranges(
         low, high = min(low, limit[1]), max(high, limit[1])
     room = 0.03 * (high - low or 1)
     axes.set(xlim=(low - (room if low else 0), high + room), xlabel=x)
+    if high >= 10_000:
+        draw.ticks_as(axes.xaxis, "{:,.0f}".format)
     if limit:
         draw.legend(figure, axes, 1)
     return figure

@@ -187,7 +187,7 @@ def _by_level() -> list[tuple[int, str]]:
 
 def load_puzzle(name: str | int | os.PathLike | Mapping[str, Any]) -> Puzzle:
     """The puzzle with this name or level, or of a local JSON file (a path, or a name in .json), or
-    of the same keys as a mapping: its title is its name then.
+    of the same keys as a mapping: its title is its name then, and it needs no level.
 
     ConfigError if there is none, or if its file is not a puzzle; the message names the key.
     data/puzzles/README.md says how to write one.
@@ -201,7 +201,7 @@ def load_puzzle(name: str | int | os.PathLike | Mapping[str, Any]) -> Puzzle:
     '24-on-4'
     """
     if isinstance(name, Mapping):
-        return _read(str(name.get("title", "a puzzle")), dict(name), "the puzzle")
+        return _read(str(name.get("title", "a puzzle")), {"level": 1, **name}, "the puzzle")
     if isinstance(name, os.PathLike) or str(name).endswith(".json"):
         fields = read(name)
         return _read(Path(name).stem, fields.values, fields.where)

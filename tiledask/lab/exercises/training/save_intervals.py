@@ -28,7 +28,7 @@ LONGEST = 100_000
 
 def save_intervals() -> Exercise:
     """Give for each of three trainings the steps from one save to the next; judged by the whole
-    sum of what saving and losses cost, `Checkpointing.stretch`.
+    sum of what saving and failures cost, `Checkpointing.stretch`.
 
     >>> save_intervals().check((1, 1, 1)).legal  # and good?
     True
@@ -64,7 +64,7 @@ def save_intervals() -> Exercise:
         }
         yours = dict(zip(TRAININGS, answer or (), strict=False))
         points = {f"yours, {n}": {every: min(lost(n, every), 1e3)} for n, every in yours.items()}
-        title = "What saving and losses cost three trainings"
+        title = "What saving and failures cost three trainings"
         drawn = plots.time_lost(curves, points, title=title + " (not attempted)" * (not answer))
         missed = [not target.met for target in measure(answer or ())]
         for line in drawn.axes[0].lines:

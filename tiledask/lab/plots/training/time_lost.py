@@ -1,4 +1,4 @@
-"""What saving and losing cost, against how often is saved: a valley, and where one stands in it."""
+"""What saving and failures cost, against how often is saved: a valley, and where one is in it."""
 
 from collections.abc import Mapping
 from itertools import cycle
@@ -22,7 +22,7 @@ def time_lost(
     points: Curves | None = None,
     *,
     best: Mapping[str, float] | None = None,
-    title: str = "What saving and losses cost",
+    title: str = "What saving and failures cost",
 ) -> "Figure":
     """A figure of the time lost against the steps from one save to the next: a line for each of
     ``curves``, marks for each of ``points``, a dotted line at each of ``best``; all by name."""
