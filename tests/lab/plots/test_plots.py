@@ -380,6 +380,10 @@ SAYS = [
         "3.2 TB: 80 times capacity|42 GB: 105 % of capacity|this panel's scale: up to 3.2 TB",
     ),
     (lambda: plots.memory_bars(SPLIT, 42 * GB), "weights|!over the capacity"),
+    (
+        lambda: plots.memory_bars({"mine": {"weights": 38 * GB}}, 40 * GB, overhead=4 * GB),
+        "42 GB: 105 % of capacity|overhead of a run|over the capacity",
+    ),
     (lambda: plots.memory_bars(FULL, place="GPU"), "every GPU"),
     (
         lambda: plots.memory_bars(
