@@ -386,6 +386,10 @@ SAYS = [
         "3.2 TB: 80 times capacity|42 GB: 105 % of capacity|this panel's scale: up to 3.2 TB",
     ),
     (lambda: plots.memory_bars(SPLIT, 42 * GB), "weights|!over the capacity"),
+    (
+        lambda: plots.memory_bars({"mine": {"weights": 38 * GB}}, 40 * GB, overhead=4 * GB),
+        "42 GB: 105 % of capacity|overhead of a run|over the capacity",
+    ),
     (lambda: plots.memory_bars(FULL, place="GPU"), "every GPU"),
     (
         lambda: plots.memory_bars(
@@ -741,10 +745,15 @@ def test_a_corner_has_each_block_at_its_matrix_and_says_where_k_is_cut():
     (axes,) = FIGURES["corner, partial"]().axes
     assert len(boxes(axes, "partial sum")) == 4
     assert len(boxes(axes, "copies")) == 4
+    flat = cut((50, 200), R, S1), cut((200, 100), R, S0), cut((50, 100), R, Partial())
+    (small,) = plots.corner(*flat).axes
+    assert axes.figure.get_figheight() > small.figure.get_figheight()
+    assert "0 + 1 + 2 + 3" in [text.get_text() for text in small.texts]
 
 
 def test_two_levels_have_a_block_and_in_it_a_tile():
     between, inside = FIGURES["two levels"]().axes
+    assert between.get_anchor() == inside.get_anchor() == "NW"  # headings at one height
     assert [made[2:] for made in boxes(between, "made")] == [(192, 256)]
     assert [made[2:] for made in boxes(inside, "made")] == [(32, 32)]
     assert sorted(each[2:] for each in boxes(inside, "needs")) == [(32, 512), (512, 32)]

@@ -53,7 +53,7 @@ def memory_bars(
     ``ledgers``: by name; what was counted by hand is bytes by tensor class, for one bar. Places one
     after the other that hold the same are drawn once. ``place`` is the word for a
     place: "stage" (whose bytes are those of one device), "GPU", "worker". ``overhead``: bytes that
-    a run takes on every place beside the ledger's, such as ``fits(...).overhead.total``; drawn
+    a run takes on every place beside these, such as ``fits(...).overhead.total``; drawn
     last, in grey.
     """
     per = _WHOSE.get(place, place)
@@ -89,12 +89,13 @@ def memory_bars(
 
 def _bars(label: str, ledger: Ledger | Mapping[str, int], place: str, overhead: int) -> list[_Bar]:
     """One bar per run of places that hold the same."""
+    more = {_OVERHEAD: overhead} if overhead else {}
     if not isinstance(ledger, Ledger):
-        return [_Bar(label, dict(ledger))]
+        return [_Bar(label, {**ledger, **more})]
     runs: list[tuple[int, int, dict[str, int]]] = []
     for number in ledger.places:
         tensors = {name: size for name, size in ledger.by_tensor(number).items() if size}
-        tensors |= {_OVERHEAD: overhead} if overhead else {}
+        tensors |= more
         if runs and runs[-1][2] == tensors:
             runs[-1] = (runs[-1][0], number, tensors)
         else:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["corner", "two_levels"]
 
-_GAP, _SHIFT = 0.07, 0.012
-"""Between matrices, and from one partial sum to the next, as shares of the figure's extent."""
+_GAP, _SHIFT = 0.07, 0.036
+"""Between matrices, and from first to last partial sum, as shares of the figure's extent."""
 _GREY = "#D9D9D9"
 
 
@@ -53,7 +53,8 @@ class _Corner(NamedTuple):
     def frame(self, axes: "Axes") -> None:
         room = 0.6 * self.gap
         across, down = self.extent
-        axes.set(xlim=(-room, across + room), ylim=(down + room, -room), aspect="equal", anchor="W")
+        axes.set(xlim=(-room, across + room), ylim=(down + room, -room))
+        axes.set_aspect("equal", anchor="NW")
         draw.bare(axes)
 
 
@@ -85,7 +86,9 @@ def corner(
     """
     tilings = _tiling(x), _tiling(a), _tiling(y)
     at = _corner_of(tilings[0].shape, tilings[1].shape)
-    figure = canvas(4.1, title or f"{names[2]} = {names[0]} {names[1]}: who holds what", 7.0)
+    across, down = at.extent
+    height = 4.1 * min(1.4, max(1.0, down / across))
+    figure = canvas(height, title or f"{names[2]} = {names[0]} {names[1]}: who holds what", 7.0)
     axes = figure.subplots()
     at.frame(axes)
     figure.lay_out()
@@ -115,16 +118,19 @@ def _blocks(axes: "Axes", tiling: Tiling, left: float, top: float, at: _Corner) 
     for rank, region in enumerate(tiling.regions):
         holders.setdefault(region, []).append(rank)
     partial = any(isinstance(p, Partial) for p in tiling.placements)
-    shift = _SHIFT * max(at.extent)
     for region, ranks in holders.items():
         (i, end), (j, stop) = region[0], region[1]
         if partial:
+            shift = _SHIFT * max(at.extent) / max(1, len(ranks) - 1)
             for upon, rank in enumerate(ranks):
                 box = (left + j + upon * shift, top + i + upon * shift, stop - j, end - i)
                 draw.box(axes, box, colour_of_rank(rank), gid="partial sum", zorder=2 + upon)
             words = f"{len(ranks)} partial sums\nof ranks {', '.join(map(str, ranks))}"
             colour = colour_of_rank(ranks[-1])
-            draw.fitting_text(axes, box, words, colour, 8.5, zorder=9)
+            short = " + ".join(map(str, ranks))
+            draw.fitting_text(axes, box, words, colour, 8.5, zorder=9) or draw.fitting_text(
+                axes, box, short, colour, 8.5, zorder=9
+            )
             continue
         box = (left + j, top + i, stop - j, end - i)
         colour = colour_of_rank(ranks[0]) if len(ranks) == 1 else _GREY
