@@ -16,7 +16,7 @@ import pytest
 import tiledask as td
 from tiledask.lab.accuracy import page
 from tiledask.lab.accuracy.exact import gpt
-from tiledask.lab.accuracy.exposures import exposed_shares, reasons
+from tiledask.lab.accuracy.exposures import exchange_program, exposed_shares, reasons
 from tiledask.lab.accuracy.memory import bloom, measured
 from tiledask.lab.accuracy.refit import refit, refit_logs
 from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
@@ -177,13 +177,35 @@ def test_every_timed_step_of_todays_programs_is_in_a_group_or_has_a_reason():
 def test_what_streams_leave_exposed_is_as_calibrated_or_has_a_reason():
     """In tp and pp from two walks that share no overlap: the fit of whole steps, and the clock."""
     rows = exposed_shares()
-    assert {row.kind for row in rows} == {"tp", "dp", "fsdp", "pp"}
-    assert all(0 <= row.streams <= 1.01 and 0 < row.of_step < 0.5 for row in rows)
+    assert {row.kind for row in rows} == {"tp", "dp", "fsdp", "pp", "ep"}
+    assert all(0 <= row.streams <= 1.01 and row.of_step > 0 for row in rows)
+    assert all(row.of_step < 0.5 for row in rows if row.kind != "ep")
     assert [row for row in rows if not row.within and not row.why] == []
     assert {(row.framework, row.kind) for row in rows if row.why} == set(reasons())  # none is stale
     of_fits = [row for row in rows if row.framework == "megatron-2025" and row.kind != "dp"]
     assert all(row.within for row in of_fits)
     assert len(of_fits) == 2
+
+
+@pytest.mark.parametrize(
+    ("paired", "again", "exchange", "waited"),
+    [
+        (False, False, 1.0, 4 * 3),  # each of four in a layer
+        (False, True, 1.0, 6 * 3 - 1),  # tokens for what is computed again go beside other work
+        (True, False, 1.0, 0),
+        (True, False, 5.0, 3 * (4 * 5 - 9) - 3),  # one after the other; the last is not waited for
+    ],
+)
+def test_an_exchange_is_waited_for_unless_another_micro_batch_works(
+    paired, again, exchange, waited
+):
+    took = {"attention": 1.0, "experts": 2.0, "attention_grad": 2.0, "experts_grad": 4.0}
+    program = exchange_program(3, paired, again)
+    work, both = (
+        program.timeline(lambda do: took[do.kernel], collective=lambda _, s=s: s).makespan
+        for s in (0.0, exchange)
+    )
+    assert both - work == pytest.approx(waited)
 
 
 def test_a_row_that_is_off_is_not_exact_and_fails_its_group():

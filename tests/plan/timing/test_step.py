@@ -4,6 +4,7 @@ Holds `tiledask.plan.timing.interleaved` and `tiledask.plan.timing.step_estimate
 """
 
 from dataclasses import FrozenInstanceError, replace
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -103,6 +104,23 @@ def test_chunks_that_are_not_equal_the_formula_stays_near_the_simulator(name, p)
                 off.append(abs(float(closed.total) / s.total - 1))
                 assert off[-1] < (0.03 if layers < 2 * p * v else 0.02), (v, layers, m)
     assert sum(off) / len(off) < 0.005
+
+
+@pytest.mark.parametrize("p", [4, 7, 16])
+def test_chunks_that_count_embedding_and_head_the_formula_stays_near_the_simulator(p):
+    """Those of a search: none of its stages has more layers for it."""
+    model, off = td.load_model("llama-2-70b"), []
+    cluster = td.load_cluster(f"{8 * p}xH100")
+    for v, turns in product((2, 3, 4), (1, 2, 4, 8)):
+        for layers in (2 * p * v + p // 2, 2 * p * v + p - 2, 3 * p * v - 2):
+            form = {"pp": p, "tp": 8, "microbatches": turns * p, "interleave": v}
+            layout = Layout(**form, flash_attention=True, partition="items")
+            few = replace(model, layers=layers)
+            s = estimate_step(few, layout, cluster, "mixed-adam-16", 4096)
+            closed = step_parts(few, cluster, Numbers.of(layout), sequence=4096)
+            off.append(abs(float(closed.total) / s.total - 1))
+    assert max(off) < 0.04
+    assert sum(off) / len(off) < 0.01
 
 
 def test_interleaving_shrinks_the_bubble_and_sends_more():

@@ -2,19 +2,40 @@
 
 work       F F F F | B B B B        streams    each kind alone, as long as its bytes take:
 stream       g g g |   s s s        leave      (waited for) / (as much on the stream of the work)
+
+A mixture has no program of its step. Its experts' exchange is timed in one of its layers: of one
+micro-batch, or of two that hide each other's (Megatron-Core's --overlap-moe-expert-parallel-comm).
+
+work       attention F  experts B  experts F  attention B
+exchange   B come       F go       B go       F come
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import chain, pairwise
 from typing import NamedTuple
+
+import numpy as np
 
 from tiledask.lab.accuracy.rows import published
 from tiledask.lab.accuracy.stacks import StackRun, run_of
+from tiledask.plan.arrays import Values
 from tiledask.plan.data import shipped_json
+from tiledask.plan.frameworks.megatron import OVERLAPPED
+from tiledask.plan.inputs.hardware import ClusterSpec
+from tiledask.plan.inputs.layout import Numbers
 from tiledask.plan.inputs.load import as_cluster
-from tiledask.plan.inputs.recipes import load_recipe
-from tiledask.plan.program.instructions import Collective
+from tiledask.plan.inputs.recipes import Recipe, load_recipe
+from tiledask.plan.program.instructions import (
+    AllToAll,
+    Collective,
+    Do,
+    Instruction,
+    ProgramLine,
+    ProgramPart,
+    ProgramRole,
+)
 from tiledask.plan.program.making.layers import TENSOR
 from tiledask.plan.program.making.of_layout import layout_program
 from tiledask.plan.program.making.unit_states import DATA
@@ -22,8 +43,9 @@ from tiledask.plan.program.prices import prices_of
 from tiledask.plan.program.program import Program
 from tiledask.plan.timing.calibration import Calibration, Reached
 from tiledask.plan.timing.collective_time import p2p
+from tiledask.plan.timing.step_time import StepTime
 
-__all__ = ["ExposedShare", "exposed_by_streams", "exposed_shares", "reasons"]
+__all__ = ["ExposedShare", "exchange_program", "exposed_by_streams", "exposed_shares", "reasons"]
 
 CASES = (
     "dgxc-nemotron15b-tp4-bf16-64",
@@ -33,8 +55,13 @@ CASES = (
     "mpt-13b-T2048-8xh100_80gb-33",
     "titan2506-70b-vanilla",
     "titan2506-70b-async",
+    "automodel-deepseekv3-1024",
+    "dgxc-grok1-64l-bf16-512",
+    "dgxc-deepseekv3-bf16-1024",
 )
 """Published runs that stand for their frameworks: each way to split, and each kind once or more."""
+OTHERWISE = {"dgxc-deepseekv3-bf16-1024": OVERLAPPED}
+"""By case, a framework that it is looked at with too."""
 
 
 class ExposedShare(NamedTuple):
@@ -43,7 +70,7 @@ class ExposedShare(NamedTuple):
     case: str
     framework: str
     kind: str
-    """As in a framework's file: "tp", "dp", "fsdp", "pp"."""
+    """As in a framework's file: "tp", "dp", "fsdp", "pp", "ep"."""
     calibrated: Reached
     streams: float
     """The part that the streams of the ranks' programs leave exposed."""
@@ -62,8 +89,10 @@ class ExposedShare(NamedTuple):
 def exposed_shares() -> tuple[ExposedShare, ...]:
     """The table, of CASES; the reasons are those of data/calibration/streams.json."""
     found = []
-    for case in CASES:
-        run = run_of(published("plan2")[case])
+    runs = [(case, run_of(published("plan2")[case])) for case in CASES]
+    runs += [(case, run._replace(framework=OTHERWISE[case])) for case, run in runs
+             if case in OTHERWISE]  # fmt: skip
+    for case, run in runs:
         known = run.step().calibration
         for kind, streams, of_step in exposed_by_streams(run, known):
             range_ = _range(known, kind)
@@ -83,9 +112,12 @@ def reasons() -> dict[tuple[str, str], str]:
 
 def exposed_by_streams(run: StackRun, known: Calibration) -> Iterator[tuple[str, float, float]]:
     """(kind, the part of it that the streams leave exposed, all of it over the step without) for
-    each kind of collective that the run has. Experts have no program."""
+    each kind of collective that the run has; of a mixture, of its experts' exchange alone."""
     model, layout, recipe = run.model, run.layout, load_recipe(run.recipe)
     cluster = as_cluster(run.cluster)
+    if model.experts:
+        yield "ep", *_exchange_by_streams(run, cluster, recipe, known)
+        return
     program = layout_program(model, layout, recipe, run.sequence)
     few, prices = program.representatives(), prices_of(cluster, recipe, True, known)
     kernels, whole = prices.kernels(few), prices.collective(program.shape, exposed=False)
@@ -109,12 +141,77 @@ def exposed_by_streams(run: StackRun, known: Calibration) -> Iterator[tuple[str,
             name = "fsdp" if (kind, layout.zero) == ("dp", 3) else kind
             yield name, waited / most, most / alone
     if layout.pp > 1:  # where every chunk waits for each of its messages: the closed form
-        ends = (
-            replace(known, exposed=tuple((k, x if k == "pp" else v) for k, v in known.exposed))
-            for x in (1.0, 0.0)
-        )
-        all_, none = (run.step(each).total for each in ends)
+        all_, none = (run.step(_exposing(known, "pp", part)).total for part in (1.0, 0.0))
         yield "pp", (seconds(few, None, hop) - alone) / (all_ - none), (all_ - none) / alone
+
+
+def _exchange_by_streams(
+    run: StackRun, cluster: ClusterSpec, recipe: Recipe, known: Calibration
+) -> tuple[float, float]:
+    """Of the exchange in layers of experts, the part that streams leave exposed, and all of it
+    over the layers' work."""
+    all_of_it, numbers = _exposing(known, "ep", 1.0), Numbers.of(run.layout)
+    time = StepTime(run.model, cluster, numbers, recipe, run.sequence, all_of_it)
+    weights = next(each for _, _, each in run.model.layer_kinds if any(w.copies > 1 for w in each))
+    layer = time.layer(weights)
+    around = time.layer(tuple(weight for weight in weights if weight.copies == 1))
+    again = run.layout.recompute == "full"
+    whole, attention = (w.compute if again else w.compute + w.recompute for w in (layer, around))
+    kernels = {
+        "attention": attention.forward,
+        "experts": whole.forward - attention.forward,
+        "experts_grad": whole.backward - attention.backward,
+        "attention_grad": attention.backward,
+    }
+    program = exchange_program(run.model.layers, known.waits("ep") < 1, again)
+
+    def seconds(which: Program, exchange: Values = 0.0) -> float:
+        line = which.timeline(
+            lambda each: float(kernels[each.kernel]), collective=lambda _: float(exchange)
+        )
+        return line.makespan
+
+    alone, once = seconds(program), layer.ep.forward / 2
+    most = seconds(program.on_compute("ep"), once) - alone
+    return (seconds(program, once) - alone) / most, most / alone
+
+
+FORWARD = "attention", "", "experts", ""
+BACKWARD = "", "experts_grad", "", "attention_grad"
+"""What a micro-batch does in a layer; "": tokens go to their experts, and come back."""
+
+
+def exchange_program(layers: int, paired: bool = False, again: bool = False) -> Program:
+    """What a device does in ``layers`` of experts: a micro-batch goes forward and then backward,
+    ``again``: computing each layer again first; ``paired``: one goes forward while another goes
+    backward.
+
+    >>> exchange_program(1, paired=True).role(0).parts[0].instructions[1]
+    d1 = all_to_all d0 {'axes': (0,), 'counts': (1,), 'itemsize': 1} @ep
+    """
+
+    def along(way: str, steps: tuple[str, ...]) -> list[Instruction]:
+        names = pairwise(f"{way}{n}" for n in range(len(steps) * layers + 1))
+        return [
+            Do(step, (x,), (y,)) if step else AllToAll(x, y, (0,), (1,), 1, stream="ep")
+            for step, (x, y) in zip(steps * layers, names, strict=True)
+        ]
+
+    forward, backward = along("x", FORWARD), along("d", FORWARD * again + BACKWARD)
+    turns = forward + backward
+    if paired:
+        turns = [*chain.from_iterable(zip(forward, backward, strict=True))]
+    part = ProgramPart("pair" if paired else "turn", -1, tuple(turns))
+    sizes = {name: 1 for each in turns for name in (*each.reads, *each.writes)}
+    begin = {name: sizes.pop(name) for name in ("x0", "d0")}
+    role = ProgramRole((part,), sizes, stays=begin, given=frozenset(begin))
+    line = ProgramLine(*(np.zeros(1, kind) for kind in (np.int32, np.int32, np.bool_)))
+    return Program((role,), (line,), (0,), "experts")
+
+
+def _exposing(known: Calibration, kind: str, part: float) -> Calibration:
+    """``known``, where ``part`` of that kind is waited for."""
+    return replace(known, exposed=tuple((k, part if k == kind else v) for k, v in known.exposed))
 
 
 def _range(known: Calibration, kind: str) -> Reached:

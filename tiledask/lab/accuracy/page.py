@@ -109,8 +109,8 @@ def _exposures() -> str:
         "The part of each kind of collective that is waited for: as the framework's file has it, "
         "and as the clock finds it for the program of the ranks, each kind on its own stream with "
         "nothing else sent. *All of it*: seconds if all were waited for, over the step's without. "
-        "Experts have no program; their exchange is beside no other work of its micro-batch, so "
-        "all of it is waited for but under DualPipe.\n\n" + _table(head, rows)
+        "Experts' exchange: in the layers of a micro-batch, or of two where the framework has one "
+        "hide the other's.\n\n" + _table(head, rows)
     )
 
 

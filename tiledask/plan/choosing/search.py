@@ -42,7 +42,7 @@ from tiledask.plan.timing.calibration import BESIDE, Calibration, calibration_of
 from tiledask.plan.timing.checkpointing import Checkpointing
 from tiledask.plan.timing.step import StepEstimate, estimate_step
 from tiledask.plan.timing.step_estimate import SHARED
-from tiledask.plan.timing.step_time import step_parts
+from tiledask.plan.timing.step_time import stage_layers, step_parts
 from tiledask.plan.units import divisors, format_bytes, format_seconds
 from tiledask.plan.whole import is_whole, whole_number
 
@@ -99,8 +99,8 @@ class Space:
     schedule: Sequence[str] = ("1f1b",)
     """Of "naive", "gpipe" and "1f1b", the ones whose time and memory have formulas."""
     partition: Sequence[str | None] = (None, "items")
-    """None: layers cut evenly; "items": embedding and head count as a layer each, where that makes
-    all chunks equal."""
+    """None: layers cut evenly; "items": embedding and head count as a layer each. Of both, the
+    latter where the fullest stage gets no more layers for it."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -629,16 +629,21 @@ def _columns(rows: list[tuple[int, ...]], space: Space, layers: int) -> dict[str
     for n, name in enumerate(REST):
         columns[name] = np.array([each[n] for each in rest])[choice]
     # choices that change nothing: a sequence cut over one device, scores that are not kept,
-    # ZeRO over one copy, chunks in other orders than 1F1B, items where two chunks are even so; and
-    # experts folded over devices that have the same tokens
+    # ZeRO over one copy, chunks in other orders than 1F1B, experts folded over devices that have
+    # the same tokens; and of the two ways to cut layers the one whose fullest stage has more
     chunks = columns["pp"] * columns["interleave"]
-    unequal = (chunks <= 2) | ((layers + 2) % chunks > 0)
+    evenly = Numbers(pp=columns["pp"], interleave=columns["interleave"], items=False)
+    (most, *_), (first, others, last) = (
+        stage_layers(replace(evenly, items=items), layers) for items in (False, True)
+    )
+    for_items = np.maximum(np.maximum(first, last) + 1, others) <= most
     pointless = (
         (columns["sequence_parallel"] & (columns["tp"] == 1))
         | ((columns["recompute"] == "selective") & columns["flash_attention"])
         | ((columns["zero"] > min(space.zero)) & (columns["dp"] * columns["cp"] == 1))
         | ((columns["interleave"] > 1) & (columns["schedule"] != "1f1b"))
-        | (columns["items"] & unequal & (None in space.partition))
+        | (columns["items"] & ~for_items & (None in space.partition))
+        | (~columns["items"] & for_items & (ITEMS in space.partition))
         | (~columns["items"] & (chunks > layers))
         | ((columns["expert_tp"] > 0) & (columns["tp"] > 1) & ~columns["sequence_parallel"])
     )
