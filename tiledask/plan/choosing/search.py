@@ -100,7 +100,7 @@ class Space:
     """Of "naive", "gpipe" and "1f1b", the ones whose time and memory have formulas."""
     partition: Sequence[str | None] = (None, "items")
     """None: layers cut evenly; "items": embedding and head count as a layer each. Of both, the
-    latter where the fullest stage gets no more layers for it."""
+    latter alone where the fullest stage has no more layers for it; of mixtures both there."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -542,7 +542,7 @@ def search(
         for n in _counts(devices, cluster)
         for row in _shapes(model, cluster, global_batch, sequence, space, n)
     ]
-    columns = _columns(rows, space, model.layers)
+    columns = _columns(rows, space, model)
     columns, left_out = _run_by(program, columns, runs)
     of = model, cluster, global_batch, recipe, sequence
     return Plans(*of, columns, calibration, framework, left_out)
@@ -611,7 +611,7 @@ def _shapes(
                 yield dp, tp, pp, cp, ep, e, b, share // b, v
 
 
-def _columns(rows: list[tuple[int, ...]], space: Space, layers: int) -> dict[str, np.ndarray]:
+def _columns(rows: list[tuple[int, ...]], space: Space, model: Model) -> dict[str, np.ndarray]:
     """The columns of all layouts: each of ``rows`` with every choice of the rest."""
     shapes = np.array(rows, np.int64).reshape(-1, len(SHAPE))
     rest = list(
@@ -630,8 +630,9 @@ def _columns(rows: list[tuple[int, ...]], space: Space, layers: int) -> dict[str
         columns[name] = np.array([each[n] for each in rest])[choice]
     # choices that change nothing: a sequence cut over one device, scores that are not kept,
     # ZeRO over one copy, chunks in other orders than 1F1B, experts folded over devices that have
-    # the same tokens; and of the two ways to cut layers the one whose fullest stage has more
-    chunks = columns["pp"] * columns["interleave"]
+    # the same tokens; and of two ways to cut layers the one that is slower and larger. Of unequal
+    # layers, or those beside which embedding and head are little, either may be
+    layers, chunks = model.layers, columns["pp"] * columns["interleave"]
     evenly = Numbers(pp=columns["pp"], interleave=columns["interleave"], items=False)
     (most, *_), (first, others, last) = (
         stage_layers(replace(evenly, items=items), layers) for items in (False, True)
@@ -643,7 +644,7 @@ def _columns(rows: list[tuple[int, ...]], space: Space, layers: int) -> dict[str
         | ((columns["zero"] > min(space.zero)) & (columns["dp"] * columns["cp"] == 1))
         | ((columns["interleave"] > 1) & (columns["schedule"] != "1f1b"))
         | (columns["items"] & ~for_items & (None in space.partition))
-        | (~columns["items"] & for_items & (ITEMS in space.partition))
+        | (~columns["items"] & for_items & (ITEMS in space.partition) & (not model.experts))
         | (~columns["items"] & (chunks > layers))
         | ((columns["expert_tp"] > 0) & (columns["tp"] > 1) & ~columns["sequence_parallel"])
     )

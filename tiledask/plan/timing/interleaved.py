@@ -11,7 +11,7 @@ visit   all work of 0, but in the first turn and the last that of z until its he
 jump    all work of d, but in each turn the first chunk of 0 or 1 in place of d's last
 hop     all work of h, but in each turn the last chunk of z in place of h's own
 climb   all work of h, but in each turn up to 0 by the first chunks, in place of h's last
-once    all work of z, or of the one before, but in one turn the first chunk of 1 in place of its own
+once    all work of z or z - 1, but in one turn the first chunk of 1 in place of its own
 
 Where embedding and head count as a layer each, they are given as what they take less one: then 1
 has the longest first chunk, and z the shortest last one.
