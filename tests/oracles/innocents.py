@@ -1,6 +1,7 @@
 """A task that ends its worker, among others that do nothing wrong."""
 
 import os
+import re
 import signal
 import time
 
@@ -40,6 +41,6 @@ def poison_among_innocents(cluster, how, seconds):
     assert cluster.gather(tasks, "innocents", 120) == list(range(INNOCENTS))
     words = str(raised.value)
     assert "solving: task guilty-" in words
-    assert "ended the worker of slot 1 4 times" in words
+    assert re.search("ended the worker of slot 1 [47] times", words)  # ours, or as Dask is set
     assert len(words) <= 600
     return took

@@ -70,7 +70,9 @@ def number_once(n, path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "seconds"), [("exit", 0.4), ("kill", 0)])
 def test_the_task_is_named_and_the_innocents_finish(cluster, how, seconds):
-    assert poison_among_innocents(cluster, how, seconds) < 60  # 4 s where workers are forks, else 8
+    assert (
+        poison_among_innocents(cluster, how, seconds) < 60
+    )  # 8 s where workers are forks or Dask's settings hold
 
 
 def training(cluster):
@@ -94,7 +96,7 @@ SLOT_0, SLOT_1 = (rf"work of slots \[{slot}\] ended their workers 4 times" for s
     [
         (training, SLOT_0),
         (partial(schedule, engine="loop"), SLOT_1),
-        (partial(schedule, engine="tasks"), r"task \S+-1 ended the worker of slot 1 4 times"),
+        (partial(schedule, engine="tasks"), r"task \S+-1 ended the worker of slot 1 [47] times"),
     ],
     ids=["training", "loop", "tasks"],
 )
@@ -108,9 +110,9 @@ def test_what_ends_a_worker_each_time_is_said_long_before_the_deadline(cluster, 
 @pytest.mark.cluster
 @pytest.mark.slow
 def test_who_is_ended_for_being_frozen_is_not_to_blame(cluster, tmp_path):
-    """Five times, each by a watcher: Dask gives a task up after four."""
+    """Eight times, each by a watcher: a task is given up after seven, by Dask's settings four."""
     task = cluster.submit(1, number_once, 7, str(tmp_path / "over"), name="long")
-    for _ in range(5):
+    for _ in range(8):
         pid = cluster.run(on_worker.machine, timeout=60)[1]["pid"]
         wait_until(lambda: task.key in cluster.client.processing().get(cluster.address(1), ()))
         os.kill(pid, signal.SIGSTOP)

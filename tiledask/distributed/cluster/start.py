@@ -60,6 +60,7 @@ __all__ = ["choose_device", "start_cluster"]
 
 _PRELOAD = ["tiledask.distributed.cluster.worker"]
 _STARTS = 5  # of a worker that ends while it starts
+_INNOCENT = 6  # deaths of workers while a task ran, before it is to blame: somebody may kill many
 _THREADS = 2  # of a worker: one computes, one hands data over beside it
 _IDLE_WORKER = 150_000_000  # bytes of a worker process that does nothing, rounded up
 _LEAST_CAP = 8_000_000  # bytes
@@ -343,6 +344,7 @@ def _settings(threads: int, dashboard_port: int) -> dict[str, Any]:
         "distributed.scheduler.work-stealing": False,
         "distributed.scheduler.active-memory-manager.start": False,
         "distributed.scheduler.no-workers-timeout": "60s",
+        "distributed.scheduler.allowed-failures": _INNOCENT,
         "distributed.admin.low-level-log-length": TRANSFERS,
         "distributed.comm.timeouts.connect": "10s",
         "distributed.comm.timeouts.tcp": "15s",
