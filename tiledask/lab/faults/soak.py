@@ -52,8 +52,8 @@ PARTS = 8
 WARM = 0.5
 """Share of the time after which memory has reached what it keeps: the last minutes of all that
 Dask and the pages write down."""
-_LOOKS = 3
-"""At what is left, as long as anything is: what is just being closed is gone at the next."""
+_LOOKS = 10
+"""At what is left, as long as anything is, some seconds each: what is just being closed goes."""
 _M_MMAP_THRESHOLD = -3
 """glibc's name for it, see mallopt(3)."""
 _NUMBERS = r"[0-9a-f]{12,}|\d+"
