@@ -728,6 +728,17 @@ def test_slots_have_a_box_for_each_task_and_a_line_for_a_moment():
     assert set(moment.get_xdata()) == {0.3}
 
 
+def test_steps_that_are_not_to_scale_have_no_numbers():
+    (axes,) = plots.slots(STAYS, xlabel=None).axes
+    assert (len(axes.get_xticks()), axes.get_xlabel()) == (0, "order of steps, not to scale")
+
+
+def test_the_legend_leaves_out_what_is_too_thin_to_be_seen():
+    held = {"weights": 10**9, "logits": 0, "mask": 10**5}
+    drawn = plots.memory_bars({"dp = 1": held, "dp = 2": held})
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["weights"]
+
+
 def test_curves_go_through_their_points_on_logarithmic_axes():
     (axes,) = FIGURES["curves"]().axes
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")

@@ -22,10 +22,11 @@ def slots(
     tasks: Mapping[str, Sequence[Stay]],
     *,
     title: str = "Which task is where",
-    xlabel: str = "time (s)",
+    xlabel: str | None = "time (s)",
 ) -> "Figure":
     """A figure with a lane for each slot, a box for each of its tasks, in the colour of its name,
-    and a red line with its name for each moment.
+    and a red line with its name for each moment. ``xlabel=None``: times say the order alone, and
+    the axis has no numbers.
 
     >>> len(slots({"slot 0": [("nap", 0, 0.2), ("nap", 0.2, 0.4)], "slot 1": []}).axes)
     1
@@ -40,7 +41,9 @@ def slots(
     axes = figure.subplots()
     draw.lanes(axes, list(tasks))
     last = max(end for _, _, end in every)
-    axes.set(xlim=(0, 1.02 * last), xlabel=xlabel)
+    axes.set(xlim=(0, 1.02 * last), xlabel=xlabel or "order of steps, not to scale")
+    if xlabel is None:
+        axes.set_xticks([])
     figure.lay_out()
     for row, stays in enumerate(tasks.values()):
         for name, begin, end in stays:

@@ -54,7 +54,7 @@ def memory_bars(
     after the other that hold the same are drawn once. ``place`` is the word for a
     place: "stage" (whose bytes are those of one device), "GPU", "worker". ``overhead``: bytes that
     a run takes on every place beside these, such as ``fits(...).overhead.total``; drawn
-    last, in grey.
+    last, in grey. The legend leaves out what is too thin to be seen in any bar.
     """
     per = _WHOSE.get(place, place)
     if isinstance(ledgers, Ledger):
@@ -77,7 +77,8 @@ def memory_bars(
             top = max(capacity or 0, *(bar.total for bar in panel))
             axes.set_title(f"this panel's scale: up to {format_bytes(top)}")
     every_axes[-1].set_xlabel(f"bytes per {per}{when}")
-    entries = [draw.patch_entry(name, colour) for name, colour in colours.items()]
+    wide = _wide(panels)
+    entries = [draw.patch_entry(name, each) for name, each in colours.items() if name in wide]
     if any(bar.total > (capacity or bar.total) for bar in bars):
         entries.append(draw.patch_entry("over the capacity", "none", **_OVER))
     if capacity is not None:
@@ -118,6 +119,15 @@ def _panels(bars: list[_Bar], capacity: int) -> list[list[_Bar]]:
         else:
             panels.append([bar])
     return [[bar for bar in bars if any(bar is each for each in panel)] for panel in panels]
+
+
+def _wide(panels: list[list[_Bar]]) -> set[str]:
+    """The classes that some bar shows: a thousandth of its panel or more."""
+    wide = set()
+    for panel in panels:
+        least = max(bar.total for bar in panel) / 1000
+        wide |= {name for bar in panel for name, size in bar.tensors.items() if size >= least}
+    return wide
 
 
 def _colours(bars: list[_Bar]) -> dict[str, tuple]:
