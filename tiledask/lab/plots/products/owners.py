@@ -68,7 +68,11 @@ class Blocks:
 
 @styled
 def owners(
-    matrices: "Mapping[str, Blocks | ShardedArray | Tiling]", *, title: str = "Who owns which block"
+    matrices: "Mapping[str, Blocks | ShardedArray | Tiling]",
+    *,
+    title: str = "Who owns which block",
+    xlabel: str = "column",
+    ylabel: str = "row",
 ) -> "Figure":
     """A figure with one panel per matrix, all to the same scale, a colour and number per rank."""
     matrices = {
@@ -87,7 +91,7 @@ def owners(
     for axes, (name, blocks) in zip(panels, matrices.items(), strict=True):
         gap = _TICK_GAP / scale
         rows, columns = blocks.rows[-1], blocks.columns[-1]
-        axes.set(title=f"{name}, {rows} x {columns}", xlabel="column", ylabel="row")
+        axes.set(title=f"{name}, {rows} x {columns}", xlabel=xlabel, ylabel=ylabel)
         axes.set(xlim=(0, max(1, columns)), ylim=(max(1, rows), 0), aspect="equal", anchor="N")
         axes.set(xticks=_apart(blocks.columns, gap), yticks=_apart(blocks.rows, gap))
         axes.tick_params(axis="x", rotation=0 if len(blocks.columns) <= 4 else 90)
