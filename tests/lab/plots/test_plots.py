@@ -298,6 +298,13 @@ def drawn(name: str) -> tuple:
     return figure, drawn_texts(figure)
 
 
+def test_the_legend_of_placements_says_what_is_drawn_and_no_more():
+    kinds = {"every rank has all of it": R, "a partial sum on each rank": Partial()}
+    for words_of, placement in kinds.items():
+        said = words(plots.placements({"": [("A", (4, 6), placement), ("B", (6, 4), S1)]}, 2))
+        assert [each for each in kinds if each in said] == [words_of]
+
+
 @pytest.mark.few(6)
 @pytest.mark.long
 @pytest.mark.parametrize(

@@ -113,6 +113,13 @@ def test_a_level_of_unknown_bandwidth_has_no_bar():
 
 
 @pytest.mark.long
+def test_a_narrow_roofline_counts_in_tflops_as_its_axis_says():
+    figure = plots.roofline(ladder(names=LADDER[2:3], n=4096))
+    assert "500" in (texts := [text.get_text() for text in drawn_texts(figure)])
+    assert not [text for text in texts if "10^" in text]
+
+
+@pytest.mark.long
 def test_kernels_lie_below_the_roofs_and_one_mark_is_on_its_roof():
     predictions = ladder()
     figure = plots.roofline(predictions)

@@ -47,8 +47,8 @@ def roofline(
         _kernel(axes, prediction, _COLOURS[number % len(_COLOURS)], measured or {})
     axes.set_xlabel("arithmetic intensity: FLOP per byte of A and B that crosses the level")
     axes.set_ylabel("TFLOP/s")
-    draw.ticks_as(axes.yaxis, lambda speed: f"{speed / 1e12:g}")
-    draw.ticks_as(axes.xaxis, "{:g}".format)
+    draw.log_ticks(axes.yaxis, *axes.get_ylim(), lambda speed: f"{speed / 1e12:g}")
+    draw.log_ticks(axes.xaxis, left, right, "{:g}".format)
     draw.grid(axes)
     draw.legend(figure, axes, 2, fontsize=8)
     return figure

@@ -31,8 +31,9 @@ Item = str | tuple[str, Any] | tuple[str, Sequence[int], Any]
 """A word between two arrays; or an array: its name and what has a shape and a placement, or both
 of these by themselves."""
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "send")
-_ROW, _SIDE, _GAP = 1.6, 0.9, 0.14
-"""Inches of a row, of the longest side of an array in it, and between two things at least."""
+_WORDS, _SIDE, _GAP = 0.8, 0.9, 0.14
+"""Inches of the words above and below a row's arrays, of the longest side of an array, and between
+two things at least."""
 
 
 @styled
@@ -68,19 +69,23 @@ def placements(
         room = WIDTH - 0.6 - sum(_GAP + _wide(each, 0) for each in row)
         sides = sum(a[1][-1] ** 0.5 for a in row if not isinstance(a, str))
         inch = min(inch, room / max(1.0, sides))
-    figure = canvas(_ROW * len(rows) + 0.75, title)
-    axes = figure.subplots()
-    for at, (name, row) in enumerate(arrays.items()):
-        axes.text(0, _ROW * at - 0.02, name, fontsize=9.5, fontweight="bold", va="top")
-        _formula(axes, row, _ROW * at + 0.92, inch, ranks)
-    draw.bare(axes)
-    axes.set(xlim=(0, WIDTH - 0.3), ylim=(_ROW * len(rows), -0.1), aspect="equal")
-    entries = [draw.patch_entry(f"rank {r}", colour_of_rank(r)) for r in range(ranks)]
-    entries += [
-        draw.patch_entry("every rank has all of it", PALE, edgecolor=GREY),
-        draw.patch_entry("a partial sum on each rank", "white", edgecolor=GREY, hatch="////"),
+    heights = [
+        max(_high(each, inch) for each in row if not isinstance(each, str))
+        for row in arrays.values()
     ]
-    draw.legend(figure, entries, ranks + 2, fontsize=8)
+    bottom = sum(heights) + _WORDS * len(rows)
+    figure = canvas(bottom + 0.75, title)
+    axes, top = figure.subplots(), 0.0
+    for (name, row), height in zip(arrays.items(), heights, strict=True):
+        axes.text(0, top - 0.02, name, fontsize=9.5, fontweight="bold", va="top")
+        _formula(axes, row, top + 0.47 + height / 2, inch, ranks)
+        top += height + _WORDS
+    draw.bare(axes)
+    axes.set(xlim=(0, WIDTH - 0.3), ylim=(bottom, -0.1), aspect="equal")
+    entries = [draw.patch_entry(f"rank {r}", colour_of_rank(r)) for r in range(ranks)]
+    kinds = {_kind(a[2]) for row in arrays.values() for a in row if not isinstance(a, str)}
+    entries += [draw.patch_entry(words, **look) for words, look in _LOOKS.items() if words in kinds]
+    draw.legend(figure, entries, len(entries), fontsize=8)
     return figure
 
 
@@ -89,6 +94,25 @@ def _wide(item: Any, inch: float) -> float:
     if isinstance(item, str):
         return max(0.25, 0.078 * len(item))
     return max(0.16, inch * item[1][-1] ** 0.5)
+
+
+def _high(item: tuple[str, Sequence[int], Any], inch: float) -> float:
+    """Inches of an array's height, whose sides are ``inch`` times a root."""
+    return max(0.25, inch * item[1][0] ** 0.5)
+
+
+_WHOLE, _PARTIAL = "every rank has all of it", "a partial sum on each rank"
+_LOOKS: dict[str, dict[str, Any]] = {
+    _WHOLE: {"colour": PALE, "edgecolor": GREY},
+    _PARTIAL: {"colour": "white", "edgecolor": GREY, "hatch": "////"},
+}
+
+
+def _kind(placement: Any) -> str:
+    """What the legend calls a placement; "" for parts and for what one rank has."""
+    if is_whole(placement) or getattr(placement, "dim", None) is not None:
+        return ""
+    return _PARTIAL if type(placement).__name__ == "Partial" else _WHOLE
 
 
 def _array(item: Item) -> Any:
@@ -111,7 +135,7 @@ def _formula(axes: "Axes", row: Sequence, middle: float, inch: float, ranks: int
             axes.text(left + width / 2, middle, item, ha="center", va="center", fontsize=9, **look)
         else:
             name, shape, placement = item
-            height = max(0.25, inch * shape[0] ** 0.5)
+            height = _high(item, inch)
             at = (left, middle - height / 2, width, height)
             _cut(axes, at, shape, placement, ranks)
             middle_of = left + width / 2
@@ -136,7 +160,7 @@ def _cut(axes: "Axes", at: draw.Box, shape: Sequence[int], placement: Any, ranks
             mine = mine if across else (x, y + start * height, width, share * height)
             draw.box(axes, mine, colour_of_rank(rank), gid=f"rank {rank}: {count}")
             begin += count
-    elif type(placement).__name__ == "Partial":
+    elif _kind(placement) == _PARTIAL:
         step = min(0.05, min(width, height) / (2 * ranks))
         for rank in reversed(range(ranks)):
             sheet = (x + step * rank, y + step * rank, width - step * ranks, height - step * ranks)
