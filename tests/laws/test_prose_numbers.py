@@ -48,7 +48,6 @@ FROM_OUTSIDE: dict[str, set[str]] = {
         "24_half_precision": "1.55 80,000",
         "25_several_hosts": "21.25 16,384 191,104 41,888 50,000 8,192",
         "26_how_often_to_save": "1.546",
-        "27_choose_a_layout": "0.38",
         "29_capstone": "1,771",
     }.items()
 }

@@ -47,22 +47,22 @@ def overflow(ranks: int = 4, gradient: float = 20000.0) -> Comparison:
     said = _summed(HALF, [gradient] * ranks) / ranks
     rows = (
         Claim(
-            "the largest number below 65520",
+            "the largest number below 65,520",
             HALF.nearest(nearest),
             None,
             float(flush(np.array(nearest), "float16")),
             rule="equal",
         ),
         Claim(
-            "65520",
+            "65,520",
             HALF.nearest(65520),
             None,
             float(flush(np.array(65520.0), "float16")),
             rule="equal",
-            note="half-way to 65536, which fp16 does not have",
+            note="half-way to 65,536, which fp16 does not have",
         ),
         Claim(
-            f"mean of {ranks} x {gradient:g}, summed in fp16",
+            f"mean of {ranks} x {gradient:,g}, summed in fp16",
             str(said),
             None,
             str(plain),

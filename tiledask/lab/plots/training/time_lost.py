@@ -53,7 +53,7 @@ def time_lost(
     draw.log_ticks(axes.xaxis, min(xs) / 1.15, max(xs) * 1.15, lambda x: f"{x:,g}")
     digits = (1, 2, 5) if max(ys) > 20 * min(ys) else (1, 1.5, 2, 3, 4, 5, 7)
     low, high = min(ys) / 1.2, max(ys) * 1.2
-    draw.log_ticks(axes.yaxis, low, high, lambda share: f"{100 * share:.4g} %", digits)
+    draw.log_ticks(axes.yaxis, low, high, lambda share: f"{100 * share:,.4g} %", digits)
     draw.grid(axes)
     axes.set(xlabel="steps from one save to the next", ylabel="time lost / time of the work")
     draw.legend(figure, axes, 3)
