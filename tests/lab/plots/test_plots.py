@@ -495,6 +495,12 @@ def test_gantt_of_what_is_too_narrow_says_how_to_look_closer():
     assert len(numbers) == int((timeline.end <= 20).sum())
 
 
+def test_gantt_leaves_numbers_out():
+    figure = plots.gantt(pipeline(2, 3), numbers=False)
+    assert not figure.axes[0].texts
+    assert not any("number in a box" in said for said in words(figure))
+
+
 @pytest.mark.long
 def test_gantt_halves_the_row_where_a_forward_and_a_backward_run_at_once():
     (axes,) = plots.gantt(PAIRS).axes

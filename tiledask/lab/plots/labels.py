@@ -35,7 +35,7 @@ def place_words(axes: "Axes", marks: list[tuple[float, float, str]], avoid: list
                 return np.inf
             covered = ((box[:2] <= dots) & (dots <= box[2:])).all(axis=1)
             nearer = np.sum(_apart(box, marked) < _apart(box, middle) + 3 * pixels) - 1
-            return float(np.hypot(*offset) + costs[covered].sum() + 60 * nearer)
+            return float(round(np.hypot(*offset)) + costs[covered].sum() + 60 * nearer)
 
         offset = min(_OFFSETS, key=cost_of)
         if np.hypot(*offset) > 12:

@@ -80,6 +80,7 @@ def gantt(
     titles: Sequence[str] | None = None,
     title: str = "Who computes when",
     between: tuple[float, float] | None = None,
+    numbers: bool = True,
 ) -> "Figure":
     """A figure with one panel per timeline, one row per device, all on one time axis.
 
@@ -87,14 +88,14 @@ def gantt(
     idle time is hatched by its cause; at the right of a row is the idle share of its device, unless
     all are idle equally long.
     ``titles`` name the panels; without them a timeline's origin does. ``between``: only these
-    seconds are drawn, for a closer look. A forward and a backward that a device does at once share
-    the height of its row.
+    seconds are drawn, for a closer look. Without ``numbers`` the boxes stay empty. A forward and a
+    backward that a device does at once share the height of its row.
     """
     _check(timelines, titles, between)
     rows = [timeline.devices for timeline in timelines]
     pitch = 0.34 if max(rows) <= 12 else 0.22
     actions = [_actions(timeline) for timeline in timelines]
-    entries = _legend(timelines)
+    entries = _legend(timelines)[: None if numbers else -1]
     columns = 5 if len(entries) <= 5 else 3
     lines = -(-len(entries) // columns)
     figure = canvas(0.85 + 0.2 * lines + sum(0.45 + pitch * n for n in rows), title)
@@ -115,8 +116,9 @@ def gantt(
             widths = [np.ptp(path.vertices[:, 0]) for path in drawn.get_paths()]
             if widths and drawn.get_gid() not in (TRANSFER, *WEIGHTS, *IDLE):
                 drawn.set_linewidth(min(0.5, 0.12 * x * float(np.median(widths))))
-        _numbers(axes, [a for a in done if first <= a.box[0] and a.end <= last])
-    if not any(axes.texts for axes in panels):
+        if numbers:
+            _numbers(axes, [a for a in done if first <= a.box[0] and a.end <= last])
+    if numbers and not any(axes.texts for axes in panels):
         below.legend_handles[-1].set_visible(False)
         below.get_texts()[-1].set_text("too narrow to number; see between=")
     return figure

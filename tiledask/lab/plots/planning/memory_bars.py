@@ -60,7 +60,6 @@ def memory_bars(
     if isinstance(ledgers, Ledger):
         ledgers = {"": ledgers}
     by_hand = not any(isinstance(each, Ledger) for each in ledgers.values())
-    when = "" if by_hand else " at its fullest moment (1 GB = 1e9 bytes)"
     bars = [
         bar for label, ledger in ledgers.items() for bar in _bars(label, ledger, place, overhead)
     ]
@@ -68,6 +67,9 @@ def memory_bars(
         raise ConfigError("memory_bars needs 1 row or more, got 0; pass a ledger that has rows")
     colours = _colours(bars)
     panels = _panels(bars, capacity or 0)
+    when = "" if by_hand else " at its fullest moment"
+    if when and max(bar.total for bar in bars) >= 1e9:
+        when += " (1 GB = 1e9 bytes)"
     pitch = max(0.1, min(0.36, _HEIGHT / len(bars)))
     figure = canvas(1.35 + sum(0.55 + pitch * len(panel) for panel in panels), title)
     every_axes = draw.stacked_axes(figure, [0.18 / pitch + len(panel) for panel in panels])
