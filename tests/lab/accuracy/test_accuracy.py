@@ -184,7 +184,7 @@ def test_what_streams_leave_exposed_is_as_calibrated_or_has_a_reason():
     assert {(row.framework, row.kind) for row in rows if row.why} == set(reasons())  # none is stale
     of_fits = [row for row in rows if row.framework == "megatron-2025" and row.kind != "dp"]
     assert all(row.within for row in of_fits)
-    assert len(of_fits) == 2
+    assert len(of_fits) == 4
 
 
 @pytest.mark.parametrize(
