@@ -433,7 +433,7 @@ SAYS = [
         lambda: plots.reads({"SUMMA": planned("summa", 2, 2, panel=1)}),
         "SUMMA, step 0|SUMMA, step 1|SUMMA, step 2|SUMMA, step 3, 8 more",
     ),
-    ("tradeoff", "8x8x1|4x4x4|64x1x1|layers|no algorithm gets here"),
+    ("tradeoff", "8x8x1|4x4x4|64x1x1|layers|below the bound"),
 ]
 
 

@@ -86,9 +86,10 @@ def fewest_bytes(
         name="the fewest bytes",
         question=(
             f"{shapes}, on a mesh of {' x '.join(map(str, mesh))}. Choose placements of both for "
-            f"Y = X A. No worker may hold more than {limit / MB:g} MB of X and A together when "
-            f"the product begins. If partial sums are left, they are summed with Partial() -> "
-            f"Shard(0), and those bytes count. At most {least:g} MB may move between workers."
+            f"Y = X A by algorithm='gather'. No worker may hold more than {limit / MB:g} MB of X "
+            f"and A together when the product begins. If partial sums are left, they are summed "
+            f"with Partial() -> Shard(0), and those bytes count. At most {least:g} MB may move "
+            f"between workers."
         ),
         form=(
             "two tuples, the placements of X and those of A, one for each axis of the mesh, for "

@@ -236,7 +236,7 @@ def tradeoff(
             draw.note(axes, (x, y), label, (0, 7), 8, color=colour)
     draw.curve(axes, memory, least, GREY, 1.2, gid="least")
     floor = 0.5 * min(*least, *(b for _, _, b in every))
-    axes.fill_between(memory, floor, least, color=PALE, label="no algorithm gets here")
+    axes.fill_between(memory, floor, least, color=PALE, label="below the bound")
     top = 2 * max(*least, *(b for _, _, b in every))
     draw.log_ticks(axes.xaxis, low, high, format_bytes, (1, 3))
     draw.log_ticks(axes.yaxis, floor, top, format_bytes, (1, 3))
