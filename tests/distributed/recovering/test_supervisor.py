@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from distributed import Status
 from oracles.waiting import wait_until
 
 import tiledask as td
@@ -81,6 +82,22 @@ def test_no_work_begins_on_a_worker_that_goes_with_its_nanny(cluster):
     dask_cluster.loop.add_callback(nanny.close_gracefully)
     wait_until(lambda: nanny.status in supervisor.ENDED)
     assert cluster.wait_for_slots([1], 20)[1]["nanny"] != nanny.address_safe
+
+
+@pytest.mark.cluster
+def test_a_nanny_that_does_not_close_leaves_no_connection(cluster, monkeypatch):
+    """As one whose worker ended while it started, and says nothing any more."""
+
+    async def in_vain(*_, **__):
+        raise TimeoutError("the worker does not end")
+
+    dask_cluster = cluster.dask_cluster
+    nanny, before = dask_cluster.workers[1], pids(cluster)[1]
+    monkeypatch.setattr(nanny, "kill", in_vain)
+    assert nanny.rpc.open > 0
+    dask_cluster.sync(supervisor.close_quietly, nanny)
+    assert (nanny.rpc.open, nanny.process, nanny.status) == (0, None, Status.closed)
+    assert seconds_until_back(cluster, 1, before) < 20
 
 
 @pytest.mark.cluster

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from time import monotonic
 from typing import Any
 
-from distributed import SpecCluster, Status
+from distributed import Nanny, SpecCluster, Status
 
 from tiledask.distributed.recovering.frozen import LOOK, Frozen, end, process_state
 from tiledask.distributed.recovering.poison import name_of
@@ -108,15 +108,24 @@ class Supervisor:
 
 
 async def close_quietly(nanny: Any) -> None:
-    """None; the nanny is closed, or was asked to in vain for 5 s. Its worker's process has ended:
-    one that was stopped while it started would be waited for by its nanny for ever."""
-    process = getattr(nanny.process, "process", None)
+    """None; the nanny is closed, if not by itself within 5 s then by hand. Its worker's process has
+    ended: one that was stopped while it started would be waited for by its nanny for ever."""
+    worker = nanny.process
+    process = getattr(worker, "process", None)
     with contextlib.suppress(Exception):
         await asyncio.wait_for(nanny.close(timeout=2), 5)
     with contextlib.suppress(Exception):  # it is closed, and has no process any more
         if process is not None and process.is_alive():
             await process.kill()
             await process.join(2)  # it is nobody's worker any more, before there is another
+    if nanny.status is not Status.closed:  # else its connections and pipes would stay
+        with contextlib.suppress(Exception):
+            worker.running.set()  # who closes it waits for that, or for what the end brings
+            await asyncio.wait_for(nanny.finished(), 1)
+    if nanny.status is not Status.closed:
+        nanny.process, nanny.status = None, Status.closed
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(super(Nanny, nanny).close(), 2)
 
 
 async def refilled(cluster: SpecCluster, slots: Iterable[Any]) -> None:
