@@ -127,10 +127,9 @@ def _blocks(axes: "Axes", tiling: Tiling, left: float, top: float, at: _Corner) 
                 draw.box(axes, box, colour_of_rank(rank), gid="partial sum", zorder=2 + upon)
             words = f"{len(ranks)} partial sums\nof ranks {', '.join(map(str, ranks))}"
             colour = colour_of_rank(ranks[-1])
-            short = " + ".join(map(str, ranks))
-            draw.fitting_text(axes, box, words, colour, 8.5, zorder=9) or draw.fitting_text(
-                axes, box, short, colour, 8.5, zorder=9
-            )
+            for said in (words, " + ".join(map(str, ranks))):  # the longest that fits
+                if draw.fitting_text(axes, box, said, colour, 8.5, zorder=9):
+                    break
             continue
         box = (left + j, top + i, stop - j, end - i)
         colour = colour_of_rank(ranks[0]) if len(ranks) == 1 else _GREY
