@@ -13,7 +13,6 @@ from tiledask.distributed.out_of_core.stored import StoredArray, create_array, r
 from tiledask.distributed.out_of_core.stream_tiles import (
     StreamJob,
     StreamProduct,
-    on_host,
     stream_tiles,
 )
 from tiledask.distributed.out_of_core.unfinished import StreamRecords, TileRecord
@@ -55,14 +54,3 @@ def test_what_is_read_at_a_time_is_counted_whoever_is_done_first(tmp_path, monke
         monkeypatch.setattr(StoredArray, "read", slowly)
         assert stream_tiles(job) == left.bytes_read == 8 * (6 * 5 + 6 * half + half * 5)
     np.testing.assert_array_equal(c[:, :], np.full((6, 5), 8.0))
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_a_tile_is_rounded_where_it_is(xp, order, dtype, monkeypatch):
-    monkeypatch.setattr("tiledask.distributed.out_of_core.stream_tiles.SLAB", 1000)
-    c = np.asarray(np.random.default_rng(0).standard_normal((70, 50), "f4"), order=order)
-    held = on_host(xp.asarray(c, order=order), np.dtype(dtype))
-    np.testing.assert_array_equal(held.astype(dtype, copy=False), c.astype(dtype))
-    if xp is not np:
-        assert held.dtype == dtype

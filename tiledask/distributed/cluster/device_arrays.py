@@ -19,7 +19,7 @@ from distributed.protocol.serialize import dask_deserialize, dask_serialize
 
 from tiledask.tile.backend import as_dtype, cupy_module
 
-__all__ = ["SLAB", "register", "to_host"]
+__all__ = ["SLAB", "pinned", "register", "to_host"]
 
 SLAB = 2**25
 """Bytes of pinned memory through which an array comes to the host; there are two of them."""
@@ -102,7 +102,7 @@ def _host_bytes(frame: Any) -> np.ndarray:
     made = np.empty(frame.nbytes, np.uint8)
     parts = [slice(at, min(at + SLAB, made.size)) for at in range(0, made.size, SLAB)]
     with frame.device:
-        rooms = [_pinned(min(SLAB, made.size)) for _ in parts[:2]]
+        rooms = [pinned(min(SLAB, made.size)) for _ in parts[:2]]
         stream = cupy.cuda.Stream(non_blocking=True)
         stream.wait_event(cupy.cuda.get_current_stream().record())
         copied = []
@@ -121,7 +121,7 @@ def _take(made: np.ndarray, copied: Any, room: np.ndarray, part: slice) -> None:
     made[part] = room
 
 
-def _pinned(nbytes: int) -> np.ndarray:
+def pinned(nbytes: int) -> np.ndarray:
     """Room that the GPU copies into by itself; CuPy keeps it for the next."""
     cupy = cupy_module()
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.cluster.device_arrays import SLAB, to_host
 from tiledask.distributed.cluster.progress import Reporter
 from tiledask.distributed.out_of_core.checksums import checksum
+from tiledask.distributed.out_of_core.gpu_files import load, store
 from tiledask.distributed.out_of_core.place import is_url
 from tiledask.distributed.out_of_core.stored import StoredArray
 from tiledask.distributed.out_of_core.stored_zarr import look
@@ -245,24 +245,18 @@ class _FileLine(ProductLine):
 
 
 class _Panel:
-    """Room for a panel of one operand, and on a GPU for its copy there."""
+    """Room for a panel of one operand."""
 
     def __init__(self, array: StoredArray, elements: int, backend: str) -> None:
         self.array = array
-        self.host = _room(elements, array.dtype, "numpy")
-        self.device = None if backend == "numpy" else _room(elements, array.dtype, backend)
+        self.room = _room(elements, array.dtype, backend)
 
     def fill(self, region: Region) -> tuple[Any, int]:
         """(the panel, bytes read)."""
-        held = _view(self.host, region, self.array.order)
-        read = self.array.read(region, held)
-        if self.device is None:
-            return held, read
-        with namespace("cupy").cuda.Stream(non_blocking=True) as stream:
-            there = _view(self.device, region, self.array.order)
-            there.set(held, stream=stream)
-            stream.synchronize()
-        return there, read
+        panel = _view(self.room, region, self.array.order)
+        if isinstance(panel, np.ndarray):
+            return panel, self.array.read(region, panel)
+        return panel, load(self.array, region, panel)
 
 
 class _Keeper:
@@ -288,16 +282,7 @@ class _Keeper:
         self.wait()
         self.check()
         self.job.records.strike(region)
-        held = on_host(c, array.dtype)
-        array.write(region, held)
-        (top, _), (left, _) = region
-        check = checksum(
-            array,
-            region,
-            lambda rows, columns: held[
-                rows.start - top : rows.stop - top, columns.start - left : columns.stop - left
-            ],
-        )
+        check = (_write if isinstance(c, np.ndarray) else store)(array, region, c)
         self.pending = self.pool.submit(self._settle, region, TileRecord(summed, check))
         self.last = time.monotonic()
         self.pause = max(self.job.checkpoint, _SHARE * (self.last - begun))
@@ -320,20 +305,17 @@ class _Keeper:
             self.wait()
 
 
-def on_host(c: Any, dtype: np.dtype) -> np.ndarray:
-    """``c`` itself; of one on a GPU its numbers in host memory, rounded to ``dtype`` there, some
-    lines at a time."""
-    if isinstance(c, np.ndarray):
-        return c
-    if c.dtype == dtype:
-        return to_host(c)
-    held = np.empty(c.shape, dtype, "C" if c.flags.c_contiguous else "F")
-    lines, there = (held, c) if c.flags.c_contiguous else (held.T, c.T)
-    step = max(1, SLAB // max(1, lines.shape[1] * dtype.itemsize))
-    for first in range(0, len(lines), step):
-        some = slice(first, first + step)
-        lines[some] = to_host(there[some].astype(dtype))
-    return held
+def _write(array: StoredArray, region: Region, c: np.ndarray) -> int:
+    """The checksum of ``c``, once the file has it."""
+    array.write(region, c)
+    (top, _), (left, _) = region
+    return checksum(
+        array,
+        region,
+        lambda rows, columns: c[
+            rows.start - top : rows.stop - top, columns.start - left : columns.stop - left
+        ],
+    )
 
 
 def _room(elements: int, dtype: np.dtype, backend: str) -> Any:

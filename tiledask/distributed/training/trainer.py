@@ -29,7 +29,7 @@ from tiledask.plan.program.making.layers import TENSOR
 from tiledask.plan.program.making.unit_states import DATA, PIPELINE, flat_name, sharded_parts
 from tiledask.plan.program.program import Program
 from tiledask.tile import layers as tile
-from tiledask.tile.backend import accumulator, as_dtype
+from tiledask.tile.backend import accumulator, as_dtype, namespace
 from tiledask.tile.epilogue import pieces
 from tiledask.tile.layers.by_name import KERNELS, RankPart
 from tiledask.tile.memory.pool import Pool
@@ -270,7 +270,7 @@ class Trainer:
 
     def _begin_sum(self, size: int, itemsize: int) -> Any:
         dtype = as_dtype(self.job.dtype if itemsize == 2 else f"float{8 * itemsize}")
-        return self.rank.on_device(np.zeros(size, dtype))
+        return namespace(self.rank.backend).zeros(size, dtype)
 
     def _cast(self, weights: Any) -> Any:
         return weights.astype(as_dtype(self.job.dtype))
