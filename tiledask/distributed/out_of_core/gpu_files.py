@@ -46,7 +46,10 @@ def load(array: StoredArray, region: Region, there: Any) -> int:
                 stream.synchronize()
         return reads
 
-    return sum(_on_threads(some, array, _parts(array, region)))
+    parts = _parts(array, region)
+    # where a line takes a call of its own, more threads wait for Python's lock: half as fast
+    by_lines = not array.chunks and array.form.calls(parts[0]) > 1
+    return sum(_on_threads(some, array, parts, 1 if by_lines else _THREADS))
 
 
 def store(array: StoredArray, region: Region, c: Any) -> int:
@@ -68,7 +71,7 @@ def store(array: StoredArray, region: Region, c: Any) -> int:
 
     parts = _parts(array, region)
     check = 0
-    for part, of_part in zip(parts, _on_threads(some, array, parts), strict=True):
+    for part, of_part in zip(parts, _on_threads(some, array, parts, _THREADS), strict=True):
         check = crc_joined(check, of_part, _nbytes(array, part))
     return check
 
@@ -102,11 +105,15 @@ def _shaped(room: np.ndarray, array: StoredArray, part: Region) -> np.ndarray:
 
 
 def _on_threads(
-    some: Callable[[Sequence[Region]], list[T]], array: StoredArray, parts: Sequence[Region]
+    some: Callable[[Sequence[Region]], list[T]],
+    array: StoredArray,
+    parts: Sequence[Region],
+    most: int,
 ) -> list[T]:
     """What ``some`` gives for each of the parts, in their order."""
     largest = max(_nbytes(array, part) for part in parts)
-    threads = min(_THREADS, _MOST // largest or 1, len(os.sched_getaffinity(0)), len(parts))
+    cores = len(os.sched_getaffinity(0))
+    threads = min(most, _MOST // largest or 1, cores, len(parts))
     shares = [parts[i::threads] for i in range(threads)]
     with ThreadPoolExecutor(threads, thread_name_prefix="files") as pool:
         found = list(pool.map(some, shares))
