@@ -196,7 +196,7 @@ ROOMS = {
     "choosing": {"inputs", "fitting", "timing", "pipelines", "program", "frameworks"},
     "frameworks": {"inputs", "pipelines"},
     "fitting": {"inputs", "timing", "pipelines"},
-    "timing": {"inputs", "pipelines"},
+    "timing": {"inputs", "pipelines", "diagnosis"},
     "diagnosis": {"pipelines", "splitting"},
     "inputs": {"pipelines"},
     "program": {"pipelines", "products", "collectives", "inputs", "timing"},

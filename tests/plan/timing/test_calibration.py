@@ -7,7 +7,9 @@ import json
 from dataclasses import replace
 from math import hypot
 
+import numpy as np
 import pytest
+from oracles import profiled
 
 import tiledask as td
 from tiledask.errors import ConfigError
@@ -252,12 +254,63 @@ def test_calibrations_that_cannot_be(given, message):
         td.estimate_step(*RUN, **given)
 
 
-@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "1", True])
+def test_a_profile_of_some_steps_calibrates(tmp_path):
+    run = profiled.made(np.random.default_rng(0), "none", 4, 0.05, steps=5, tail=0.01)
+    profiled.write_ranks(tmp_path / "ranks", profiled.ranks(run, 4))
+    periods = np.diff([begin for _, begin, *_ in profiled.steps_of(run)])
+    off = (periods.max() - periods.min()) / 2 / np.median(periods)
+    one = tmp_path / "ranks" / sorted(p.name for p in (tmp_path / "ranks").iterdir())[1]
+    for trace, steps, name in ((tmp_path / "ranks", 16, "ranks"), (one, 4, one.name)):
+        mine = td.calibrate(trace, *RUN, sequence=8192)
+        step = td.estimate_step(*RUN, sequence=8192, calibration=mine)
+        assert step.total == pytest.approx(np.median(periods), rel=1e-6)
+        assert dict(mine.errors)["measurement"] == pytest.approx(off, rel=1e-4)
+        assert f"scaled to the median of {steps} steps in {name}, framework the def" in mine.why
+    assert td.calibrate(one, *RUN, error=0.04).errors[0] == ("measurement", 0.04)
+    mine.save(tmp_path / "mine.json")
+    read = td.estimate_step(*RUN, sequence=8192, calibration=tmp_path / "mine.json")
+    assert read.total == step.total
+
+
+def test_whatever_is_diagnosed_calibrates_by_one_step(tmp_path):
+    run = profiled.made(np.random.default_rng(0), "none", 2, 0.05)
+    profiled.write_ranks(tmp_path / "ranks", profiled.ranks(run, 2, gpu_marks=False))
+    (frame,) = run.timelines
+    line = td.simulate(td.schedule("1f1b", 2, 4), 1.0, 2.0)
+    frame.to_csv(tmp_path / "spans.csv", index=False)
+    for trace, seconds in (
+        (line, line.makespan),
+        (tmp_path / "spans.csv", frame.end.max() - frame.start.min()),
+        (tmp_path / "ranks", frame.end.max() + 0.002),  # the host begins earlier
+    ):
+        mine = td.calibrate(trace, *RUN, sequence=8192)
+        step = td.estimate_step(*RUN, sequence=8192, calibration=mine)
+        assert step.total == pytest.approx(seconds, rel=1e-3)
+        assert dict(mine.errors)["measurement"] == 0.02
+        assert "taken for one step, framework" in mine.why
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), True])
 def test_only_a_time_calibrates(seconds):
-    with pytest.raises(ConfigError, match="seconds must be a measured number above 0"):
+    with pytest.raises(ConfigError, match="seconds must be a measured number above 0, or a trace"):
         td.calibrate(seconds, *RUN)
 
 
+def test_only_a_trace_of_a_step_calibrates(tmp_path):
+    polls = tmp_path / "polls.csv"
+    polls.write_text("time,device0,device1\n0,100,0\n1,100,50\n2,0,100\n")
+    empty = tmp_path / "empty.json"
+    empty.write_text("[]")
+    for trace, words in (
+        ("nowhere.json", "no trace at 'nowhere.json'; give a CSV or a Chrome trace"),
+        (polls, "polled utilisation, which does not show where a step ends; give the seconds"),
+        (empty, r"empty.json has no complete event .* and no step"),
+        ({"seconds": 1}, "a trace is a Timeline, a table .*; got dict"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            td.calibrate(trace, *RUN)
+
+
 def test_the_error_of_a_measurement_is_a_share():
-    with pytest.raises(ConfigError, match=r"error must be .* below 1, a share, got 5"):
+    with pytest.raises(ConfigError, match=r"error must be .* below 1, a share; got 5"):
         td.calibrate(20.0, *RUN, error=5)

@@ -13,13 +13,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
+from statistics import median
 from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError
 from tiledask.plan.diagnosis.trace import Row, Trace
 from tiledask.plan.whole import is_whole
 
-__all__ = ["of_chrome"]
+__all__ = ["MeasuredStep", "of_chrome", "step_of_chrome"]
 
 ACTION = re.compile(r"(?<![A-Za-z0-9])(\d{1,9})([FBIW])(\d{1,9})(?![A-Za-z0-9])")
 """An action in the name of an event, such as record_function("0F3")."""
@@ -116,6 +118,36 @@ def of_chrome(texts: Sequence[tuple[str, str]], source: str, scale: float) -> Tr
         trace = replace(trace, stage=trace.stage * 0 + stage)
         return replace(trace, grain=CLOCKS * trace.makespan) if is_many else trace
     return trace.merged(LAUNCH_GAP * trace.makespan, SLIVER) if worker else trace
+
+
+class MeasuredStep(NamedTuple):
+    """How long a step of a trace takes."""
+
+    seconds: float
+    error: float | None
+    """Half of what its steps differ by, over the median; None of one alone."""
+    words: str
+    """What was measured."""
+
+
+def step_of_chrome(texts: Sequence[tuple[str, str]], source: str, scale: float) -> MeasuredStep:
+    """The step in (file name, JSON) pairs: the median of the seconds between two marks of the
+    profiler; of a trace without two, those from its first event to its last."""
+    files = _on_one_clock([_parsed(name, text) for name, text in texts], scale)
+    between = []
+    for f in files:
+        starts, numbers = f.marks.get(("", False)) or f.marks.get(("", True)) or ([], [])
+        marks = pairwise(zip(starts, numbers, strict=True))
+        between += [b - a for (a, number), (b, after) in marks if after == number + 1]
+    if between:
+        seconds = median(between)
+        off = (max(between) - min(between)) / 2 / seconds if seconds else 0.0
+        return MeasuredStep(seconds, off, f"the median of {len(between)} steps in {source}")
+    events = [e for f in files for e in f.events]
+    if not events:
+        raise ConfigError(f"{source} has no complete event (ph 'X' with ts and dur), and no step")
+    whole = max(e.end for e in events) - min(e.start for e in events)
+    return MeasuredStep(whole, None, f"{source}, taken for one step")
 
 
 # --- files to events ------------------------------------------------------------------------

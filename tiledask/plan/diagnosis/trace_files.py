@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import ConfigError
-from tiledask.plan.diagnosis.chrome import of_chrome
+from tiledask.plan.diagnosis.chrome import MeasuredStep, of_chrome, step_of_chrome
 from tiledask.plan.diagnosis.trace import UNITS, Trace, of_samples, of_timeline
 from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
 from tiledask.plan.units import format_bytes
 
-__all__ = ["MAX_BYTES", "read_trace"]
+__all__ = ["MAX_BYTES", "read_step", "read_trace"]
 
 MAX_BYTES = 256_000_000
 """Bytes above which a file is refused: as JSON it would take ten times as much memory."""
@@ -48,23 +48,10 @@ def read_trace(trace: Any, unit: str | None = None) -> Trace:
         return trace
     if isinstance(trace, Timeline):
         return of_timeline(trace)
+    if found := _of_ranks(trace):
+        return of_chrome(*found, UNITS[unit or "us"])
     if isinstance(trace, str | PathLike):
-        path = Path(trace)
-        if not os.path.isdir(path):  # a name that is too long is none
-            return _read_file(path, unit)
-        files = sorted(p for p in path.iterdir() if p.name.endswith((".json", ".json.gz")))
-        if not files:
-            raise ConfigError(
-                f"folder {path.name!r} has no .json or .json.gz; give a folder with a trace of "
-                f"each rank, as torch.profiler writes them, or a file"
-            )
-        return _read_ranks(files, path.name, unit)
-    if (
-        isinstance(trace, list | tuple)
-        and trace
-        and all(isinstance(t, str | PathLike) for t in trace)
-    ):
-        return _read_ranks([Path(t) for t in trace], f"{len(trace)} files", unit)
+        return _read_file(Path(trace), unit)
     if hasattr(trace, "columns") and hasattr(trace, "itertuples"):
         header = [str(name) for name in trace.columns]
         rows = [[str(v) for v in row] for row in trace.itertuples(index=False)]
@@ -75,8 +62,47 @@ def read_trace(trace: Any, unit: str | None = None) -> Trace:
     )
 
 
-def _read_ranks(paths: list[Path], source: str, unit: str | None) -> Trace:
-    """The Trace in a Chrome trace per rank."""
+def read_step(trace: Any, unit: str | None = None) -> MeasuredStep:
+    """How long a step takes of whatever `read_trace` reads: of torch.profiler's files the median of
+    those between two of its marks; of everything else, from the first start to the last end, which
+    is to be one step. Raises ConfigError for polled utilisation, which does not show where a step
+    ends.
+    """
+    if found := _of_ranks(trace):
+        return step_of_chrome(*found, UNITS[unit or "us"])
+    if isinstance(trace, str | PathLike) and (text := _text(Path(trace))).lstrip()[0] in "[{":
+        name = Path(trace).name
+        return step_of_chrome([(name, text)], name, UNITS[unit or "us"])
+    read = read_trace(trace, unit)
+    if read.levels is not None or read.window:
+        raise ConfigError(
+            f"{read.source} is polled utilisation, which does not show where a step ends; give "
+            f"the seconds of a step, or torch.profiler's trace"
+        )
+    source = read.source or "a timeline"
+    return MeasuredStep(read.makespan, None, f"{source}, taken for one step")
+
+
+def _of_ranks(trace: Any) -> tuple[list[tuple[str, str]], str] | None:
+    """((file name, JSON) of a Chrome trace per rank, what they are called) of a folder or a list of
+    paths; None of anything else."""
+    if isinstance(trace, str | PathLike):
+        path = Path(trace)
+        if not os.path.isdir(path):  # a name that is too long is none
+            return None
+        source = path.name
+        paths = sorted(p for p in path.iterdir() if p.name.endswith((".json", ".json.gz")))
+        if not paths:
+            raise ConfigError(
+                f"folder {source!r} has no .json or .json.gz; give a folder with a trace of "
+                f"each rank, as torch.profiler writes them, or a file"
+            )
+    elif isinstance(trace, list | tuple) and trace:
+        if not all(isinstance(t, str | PathLike) for t in trace):
+            return None
+        paths, source = [Path(t) for t in trace], f"{len(trace)} files"
+    else:
+        return None
     if len(paths) > MOST_FILES:
         raise ConfigError(
             f"{source} has {len(paths)} traces, and up to {MOST_FILES} are read at once; give the "
@@ -87,7 +113,7 @@ def _read_ranks(paths: list[Path], source: str, unit: str | None) -> Trace:
         texts.append((path.name, _text(path, MAX_BYTES - sum(len(text) for _, text in texts))))
         if texts[-1][1].lstrip()[:1] not in ("[", "{"):
             raise ConfigError(f"{path.name} is no Chrome trace JSON; of several files each is one")
-    return of_chrome(texts, source, UNITS[unit or "us"])
+    return texts, source
 
 
 def _text(path: Path, most: int = MAX_BYTES) -> str:

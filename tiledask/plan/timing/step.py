@@ -8,6 +8,7 @@ stage 1  . F F F B F B F B ...  B B . |                  |
 from dataclasses import replace
 from functools import lru_cache
 from operator import mul
+from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.arrays import Values
@@ -35,6 +36,10 @@ __all__ = ["StepEstimate", "StepRow", "calibrate", "estimate_step", "pipeline_se
 
 MOST_ACTIONS = 200_000
 """Pipelines of more actions are not simulated if their schedule is in CLOSED_FORMS."""
+MEASUREMENT = 0.02
+"""The relative error of a measured step of which nothing else is known."""
+LEAST_ERROR = 1e-3
+"""Of one whose trace has steps that are alike."""
 ELSEWHERE = 0.05
 """The relative error of a scale that one layout showed, in others."""
 CLOSED_FORMS = ("naive", "gpipe", "1f1b", "interleaved")
@@ -98,7 +103,7 @@ def estimate_step(
 
 
 def calibrate(
-    seconds: float,
+    seconds: Any,
     model: Model | str,
     layout: Layout,
     cluster: ClusterSpec | str,
@@ -106,31 +111,45 @@ def calibrate(
     sequence: int = 2048,
     *,
     framework: str | None = None,
-    error: float = 0.02,
+    error: float | None = None,
 ) -> Calibration:
     """The Calibration in which a step of ``model`` in ``layout`` takes the ``seconds`` it took.
 
+    ``seconds``: a number, or a trace: torch.profiler's JSON of some steps or a folder with that of
+    each rank (the median from one mark of its schedule to the next), or whatever else
+    `tiledask.diagnose` reads, of one step.
     All parts of a step are scaled by measured over estimated seconds: one number cannot tell which
     of them is off. ``framework``: the one that the step was measured with; without it the recipe's
     or the device's is assumed, as ``why`` then says. ``error``: the relative error of the
-    measurement. `Calibration.save` writes it;
+    measurement, by default half of what the steps of a trace differ by, or 2 %.
+    `Calibration.save` writes it;
     ``calibration=`` of `estimate_step`, `fits` and `search`, and --calibration of the command
-    line, take it or its path. Raises what `estimate_step` does, and ConfigError for seconds of 0.
+    line, take it or its path. Raises what `estimate_step` does, and ConfigError for seconds of 0
+    and for what is no trace of a step.
 
     >>> run = "llama-2-70b", Layout(tp=8, pp=4, dp=2, microbatches=64), "64xA100-80GB"
     >>> mine = calibrate(70.0, *run, sequence=4096)
     >>> round(estimate_step(*run, sequence=4096, calibration=mine).total, 6)
     70.0
     """
+    what = "a measured step"
+    if not isinstance(seconds, int | float):
+        from tiledask.plan.diagnosis.trace_files import read_step
+
+        found = read_step(seconds)
+        seconds, what = found.seconds, found.words
+        if error is None and found.error is not None:
+            error = max(found.error, LEAST_ERROR)
+    error = MEASUREMENT if error is None else error
     for name, value, most in (("seconds", seconds, float("inf")), ("error", error, 1)):
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not (number and 0 < value < most):
-            above = "above 0" if name == "seconds" else "above 0 and below 1, a share"
-            raise ConfigError(f"{name} must be a measured number {above}, got {short(value)}")
+            above = "above 0, or a trace" if name == "seconds" else "above 0 and below 1, a share"
+            raise ConfigError(f"{name} must be a measured number {above}; got {short(value)}")
     step = estimate_step(model, layout, cluster, recipe, sequence, framework=framework)
     errors = (("measurement", float(error)), ("other layouts", ELSEWHERE))
     scale = seconds / step.total
-    why = f"scaled to a measured step, framework {step.calibration.why}"
+    why = f"scaled to {what}, framework {step.calibration.why}"
     if framework is None:
         why += ": framework= names another"
     return replace(step.calibration, scale=scale, errors=errors, why=why)
