@@ -126,7 +126,16 @@ def _chrome():
     begun = [
         {"name": "F", "ph": ph, "ts": ts, "pid": 0, "tid": 0} for ph, ts in (("B", 1), ("E", 5))
     ]
-    seeds = [{"traceEvents": named + spans}, spans + begun, {"traceEvents": spans, "unit": "ms"}]
+    marks = [
+        {"name": f"ProfilerStep#{n}", "ph": "X", "ts": n * 20, "dur": 19, "pid": 0, "tid": 0}
+        for n in range(4)
+    ]
+    seeds = [
+        {"traceEvents": named + spans},
+        spans + begun,
+        {"traceEvents": spans, "unit": "ms"},
+        spans + marks,
+    ]
     return [json.dumps(seed) for seed in seeds], _trace(".json")
 
 
@@ -142,6 +151,8 @@ def _csv():
 
 def _trace(suffix: str) -> Read:
     def read(path: Path) -> None:
+        with contextlib.suppress(ConfigError):  # polls are no step
+            _shown(td.calibrate(path, "gpt2", td.Layout(), "1xH100"))
         _shown(td.diagnose(path))
 
     whole = _in_file(read)
