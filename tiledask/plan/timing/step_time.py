@@ -5,8 +5,9 @@ total = m x (compute + recompute + tp + cp + ep + pp)  + bubble + dp + optimizer
 """
 
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, reduce
+from functools import cached_property, lru_cache, reduce
 from operator import add
+from typing import Any
 
 import numpy as np
 
@@ -145,7 +146,11 @@ class StepTime:
     @cached_property
     def kinds(self) -> list[tuple[str, int, Work]]:
         """(name, how many there are, the Work of one) of each kind of layer of the model."""
-        return [(name, n, self.layer(weights)) for name, n, weights in self.model.layer_kinds]
+        given = [getattr(self.n, name) for name in LAYER]
+        if any(isinstance(value, np.ndarray) for value in given):
+            return [(name, n, self.layer(weights)) for name, n, weights in self.model.layer_kinds]
+        of = self.model, self.cluster, self.recipe, self.sequence, self.calibration
+        return _kinds(*of, *given)
 
     def mean_layer(self) -> Work:
         """The mean over all layers of the model."""
@@ -421,6 +426,21 @@ def _slower(a: Work, b: Work) -> Work:
 LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch", "sequence_parallel", "flash_attention",
          "recompute", "schedule")  # fmt: skip
 """The fields of a layout that a layer's time depends on."""
+
+
+@lru_cache(512)
+def _kinds(
+    model: Model,
+    cluster: ClusterSpec,
+    recipe: Recipe,
+    sequence: int,
+    calibration: Calibration,
+    *given: Any,
+) -> list[tuple[str, int, Work]]:
+    """The ``kinds`` of layouts that have ``given`` for LAYER. Kept: many plans of a search have."""
+    n = Numbers(**dict(zip(LAYER, given, strict=True)))
+    time = StepTime(model, cluster, n, recipe, sequence, calibration)
+    return [(name, n, time.layer(weights)) for name, n, weights in model.layer_kinds]
 
 
 def _mean_layer(time: StepTime) -> Work:
