@@ -6,13 +6,13 @@
 A single thread reads a file in memory several times slower than the link to the GPU copies.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
+from dask.system import CPU_COUNT
 
 from tiledask.distributed.cluster.device_arrays import pinned
 from tiledask.distributed.out_of_core.stored import StoredArray
@@ -112,8 +112,7 @@ def _on_threads(
 ) -> list[T]:
     """What ``some`` gives for each of the parts, in their order."""
     largest = max(_nbytes(array, part) for part in parts)
-    cores = len(os.sched_getaffinity(0))
-    threads = min(most, _MOST // largest or 1, cores, len(parts))
+    threads = min(most, _MOST // largest or 1, CPU_COUNT, len(parts))
     shares = [parts[i::threads] for i in range(threads)]
     with ThreadPoolExecutor(threads, thread_name_prefix="files") as pool:
         found = list(pool.map(some, shares))
