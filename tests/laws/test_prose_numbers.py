@@ -38,7 +38,7 @@ FROM_OUTSIDE: dict[str, set[str]] = {
         "02_cut_states_and_model": ("2,048 2.82 3.62 32,768"),
         "06_layers_of_copies": "15.84",
         "07_write_a_tile_kernel": "32,768",
-        "08_shared_memory_and_tensor_cores": "4092 5,120",
+        "08_shared_memory_and_tensor_cores": "5,120",
         "10_split_a_decoder_layer": "1.3143 3,136",
         "12_split_a_convolution": "2.652192 3,380 516,272",
         "13_split_in_space": "1.72 139,392 2,112 232,320 5.305888",
