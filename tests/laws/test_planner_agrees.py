@@ -225,13 +225,12 @@ def test_a_walkthrough_says_how_many_devices_it_takes():
 
 
 def test_a_walkthrough_says_tight_as_fits_does():
-    text = next(
-        text for source, text in cells() if source.startswith('there = td.load_cluster("104')
-    )
-    layout = Layout(tp=8, pp=13, recompute="full")
-    fit = td.fits(td.load_model("gpt-200b"), layout, td.load_cluster("104xA100-40GB"))
+    text = next(text for source, text in cells() if "for d in (80, 160, 188, 189)" in source)
+    layout = Layout(dp=160, zero=3, recompute="full")
+    fit = td.fits(td.load_model("gpt-200b"), layout, td.load_cluster("160xA100-40GB"))
     assert fit.verdict == "tight"
-    assert text == f"{fit.verdict}: {fit.reason}"
+    held = f"{format_bytes(fit.memory.peak)} {format_bytes(fit.expected)}"
+    assert f"160 GPUs {held} tight" in text
 
 
 FEW = {"sequence": 1024}

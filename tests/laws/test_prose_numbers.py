@@ -35,13 +35,13 @@ FROM_OUTSIDE: dict[str, set[str]] = {
     name: {*words.split()}
     for name, words in {
         "01_does_it_fit": "1.003 3,516 39.88",
-        "02_cut_states_and_model": ("2,048 2.82 3.62 32,768"),
+        "02_cut_states_and_model": ("2,048 2.82 32,768"),
         "06_layers_of_copies": "15.84",
         "07_write_a_tile_kernel": "32,768",
         "08_shared_memory_and_tensor_cores": "5,120",
         "10_split_a_decoder_layer": "1.3143 3,136",
         "12_split_a_convolution": "2.652192 3,380 516,272",
-        "13_split_in_space": "1.72 139,392 2,112 232,320 5.305888",
+        "13_split_in_space": "1.72 2,112 5.305888",
         "14_cut_24_layers": "1304",
         "15_cut_under_caps": "8.33",
         "23_break_it_and_find_it": "250,880",
