@@ -215,6 +215,8 @@ def solution(i: int, cell: Cell) -> Iterator[str]:
     *before, last = ast.parse(cell.source).body
     if not ast.unparse(last).endswith(".require()"):
         yield f"cell {i}: a solution ends with .require(), which raises unless it is one"
+    if ".check(" in cell.source:
+        yield f"cell {i}: a solution is judged by .result(): .check() counts it as the reader's"
     if any(isinstance(line, ast.Expr) for line in before) or "print(" in cell.source:
         yield f"cell {i}: a solution shows nothing"
 
@@ -514,7 +516,7 @@ def exercise(**sources: str) -> list[Cell]:
     usual = {
         "task": "Reach 12.",
         "answer": "# a list\nanswer = None",
-        "solution": SOLUTION + "exercise.check(3).require()",
+        "solution": SOLUTION + "exercise.result(3).require()",
     }
     return [tagged(part, {**usual, **sources}.get(part, "x = 1")) for part in EXERCISE]
 
@@ -596,9 +598,10 @@ PLANTED = [
     ([fact(), *exercise(task="Make it fast.")], TITLE, "targets as numbers"),
     ([fact(), *exercise(answer="answer = [1, 2]")], TITLE, "not attempted yet"),
     ([fact(), *exercise(answer="answer = None\nanswer = 3")], TITLE, "not attempted yet"),
-    ([fact(), *exercise(solution="# 48 / 4\ne.check(3).require()")], TITLE, "shows the first line"),
-    ([fact(), *exercise(solution=SOLUTION + "e.check(3)")], TITLE, "ends with .require()"),
-    ([fact(), *exercise(solution=SOLUTION + "print(3)\ne.check(3).require()")], TITLE, "nothing"),
+    ([fact(), *exercise(solution="# 48 / 4\ne.result(3).require()")], TITLE, "shows the first line"),
+    ([fact(), *exercise(solution=SOLUTION + "e.result(3)")], TITLE, "ends with .require()"),
+    ([fact(), *exercise(solution=SOLUTION + "e.check(3).require()")], TITLE, "counts it"),
+    ([fact(), *exercise(solution=SOLUTION + "print(3)\ne.result(3).require()")], TITLE, "nothing"),
     ([fact(), new_code_cell("c = td.start_cluster()")], TITLE, "no later cell closes"),
     ([fact(), new_code_cell("%matplotlib inline")], TITLE, "not plain Python"),
     (prediction(asks="**Predict.** It is 4 x 3 = **12** bytes."), TITLE, "answers before"),

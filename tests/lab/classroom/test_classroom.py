@@ -81,7 +81,7 @@ def course(tmp_path, monkeypatch):
         cell("code", puzzle, 2, "answer"),
         cell("code", "puzzle.draw(answer)", 3, "draw"),
         cell("code", "puzzle.check(answer)", 4, "check"),
-        cell("code", "# A solution.\npuzzle.check(puzzle.solve()).require()", 5, "solution"),
+        cell("code", "# A solution.\npuzzle.result(puzzle.solve()).require()", 5, "solution"),
         cell("code", rule, 6, "answer"),
         cell("code", "exercise.check(answer)", 7, "check"),
         cell("code", "# A solution.\nsecret = 1", 8, "solution"),
