@@ -25,8 +25,9 @@ MOST_WORDS = 600
 """Characters of a message as it is shown: one that echoes a long input loses its middle."""
 
 
-class _Shown(Exception):
-    """Whose words are short and printable, whatever was given; ``args`` has them whole.
+class _Shown:
+    """An exception's words, short and printable, whatever was given; ``args`` has them whole. No
+    exception itself: the builtin one beside it makes the object, also where it is unpickled.
 
     >>> print(str(ConfigError("a" * 1_000 + chr(27)))[-9:])
     aaaaa\\x1b

@@ -4,10 +4,14 @@ Each mutant is answered within 6 s and a gigabyte, by words of 600 printable cha
 """
 
 import pytest
+from distributed.core import clean_exception, error_message
 from twins.mutants import mutant, survey
 from twins.readers import READERS
 
 from tiledask import errors
+from tiledask.tile.memory.pool import Refused
+
+ERRORS = [getattr(errors, name) for name in errors.__all__ if name.endswith("Error")]
 
 FEW = 500 // len(READERS) + 1
 MANY = 20_000 // len(READERS) + 1
@@ -31,9 +35,20 @@ def test_a_mutant_is_made_again_by_its_number():
         assert len({*made} - {seed}) > 25
 
 
-@pytest.mark.parametrize("name", [name for name in errors.__all__ if name.endswith("Error")])
-def test_messages_are_short_and_printable(name):
-    error = getattr(errors, name)("first " + "x" * 10_000 + " last\x1b[2J\u202e")
+@pytest.mark.parametrize("kind", [*ERRORS, Refused])
+def test_errors_come_from_workers_as_what_they_are(kind):
+    try:
+        raise kind("24 GB are needed, 16 are there")
+    except kind as error:
+        said = error_message(error)
+    _, came, _ = clean_exception(said["exception"].data)
+    assert type(came) is kind
+    assert str(came) == "24 GB are needed, 16 are there"
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_messages_are_short_and_printable(kind):
+    error = kind("first " + "x" * 10_000 + " last\x1b[2J\u202e")
     said = str(error)
     assert len(said) <= 620
     assert said.startswith("first x")

@@ -598,7 +598,11 @@ PLANTED = [
     ([fact(), *exercise(task="Make it fast.")], TITLE, "targets as numbers"),
     ([fact(), *exercise(answer="answer = [1, 2]")], TITLE, "not attempted yet"),
     ([fact(), *exercise(answer="answer = None\nanswer = 3")], TITLE, "not attempted yet"),
-    ([fact(), *exercise(solution="# 48 / 4\ne.result(3).require()")], TITLE, "shows the first line"),
+    (
+        [fact(), *exercise(solution="# 48 / 4\ne.result(3).require()")],
+        TITLE,
+        "shows the first line",
+    ),
     ([fact(), *exercise(solution=SOLUTION + "e.result(3)")], TITLE, "ends with .require()"),
     ([fact(), *exercise(solution=SOLUTION + "e.check(3).require()")], TITLE, "counts it"),
     ([fact(), *exercise(solution=SOLUTION + "print(3)\ne.result(3).require()")], TITLE, "nothing"),
