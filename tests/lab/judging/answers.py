@@ -396,7 +396,7 @@ ANSWERS: dict[str, list[tuple]] = {
     ],
     "fewest_gpus": [
         (td.Layout(tp=4, pp=4), "not yet", "on the fullest the master weights take most, 3.336 GB"),
-        (td.Layout(dp=8), "not legal", 'the verdict is "no": the fullest device (backward) needs'),
+        (td.Layout(dp=8), "not legal", 'the verdict is "no": the fullest device (loss) needs'),
         (td.Layout(tp=8, pp=2), "not legal", "tp=8 would leave the node of 4 GPUs"),
         (
             td.Layout(dp=14, zero=3, recompute="full"),
@@ -498,7 +498,7 @@ ANSWERS: dict[str, list[tuple]] = {
         (
             td.Layout(tp=4, pp=2, microbatch=8, microbatches=4, recompute="full"),
             "not yet",
-            "bubble: 18.9 % of a step (673 ms) is waiting for the",
+            "bubble: 18.9 % of a step (807 ms) is waiting for the",
         ),
         (
             td.Layout(pp=8, microbatches=16),

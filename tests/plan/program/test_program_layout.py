@@ -228,7 +228,8 @@ def test_a_v_is_weighed_at_its_fullest_stage():
     [("1f1b", 1), ("1f1b", 2), ("looped-bfs", 2), ("gpipe", 1), ("zb-h1", 1), ("zb-v", 2)],
 )
 def test_gathers_are_exposed_or_hidden_as_the_program_says(name, interleave, cluster):
-    """Two walks: the schedule with the seconds of whole stages, and every instruction."""
+    """Two walks: the schedule with the seconds of whole stages, and every instruction. The first
+    halves a backward pass that is split, whose collectives are all in its first half."""
     model, spec, waited = td.load_model("llama-2-7b"), td.load_cluster(cluster), {}
     for keep in KEEPS:
         layout = gathered(
@@ -236,7 +237,8 @@ def test_gathers_are_exposed_or_hidden_as_the_program_says(name, interleave, clu
         )
         said = td.estimate_step(model, layout, spec, sequence=4096)
         timed = layout_timeline(model, layout, spec, RECIPE, 4096)
-        assert timed.end.max() == pytest.approx(said.total, rel=0.05), keep
+        off = 0.06 if name.startswith("zb") else 0.05
+        assert timed.end.max() == pytest.approx(said.total, rel=off), keep
         waited[keep] = said.dp
         spans = timed.to_frame()
         summed = spans[spans.kind == "REDUCE_GRAD"].groupby("device").end.max()
