@@ -211,6 +211,10 @@ def test_a_cluster_file_overrides_the_node(tmp_path):
             {"devices": 16, "devices_per_node": 3},
             "with 1 of 16 devices; give 15 or 18 devices, or nodes of 2 or 4",
         ),
+        (  # not by trying all numbers, for half a minute
+            {"devices": 199_999_999, "devices_per_node": 8},
+            "with 7 of 199999999 devices; give 199999992 or 200000000 devices, or nodes of 1 or 89",
+        ),
     ):
         with pytest.raises(ConfigError, match=words):
             read(**wrong)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.data import Fields, names, read, read_named
-from tiledask.plan.units import format_bytes
+from tiledask.plan.units import divisors, format_bytes
 
 __all__ = ["LATENCY", "SHARE", "ClusterSpec", "Device", "Link", "load_cluster", "load_device"]
 
@@ -233,7 +233,7 @@ def _filled(cluster: ClusterSpec, fields: Fields) -> ClusterSpec:
     """The cluster of a file that names its own nodes; refuses devices that do not fill them."""
     if "devices_per_node" in fields and cluster.uneven:
         many, node = cluster.devices, cluster.devices_per_node
-        sizes = [n for n in range(1, many) if many % n == 0]
+        sizes = divisors(many, most=many - 1)
         near = sorted(sorted(sizes, key=lambda n: abs(n - node))[:2])
         raise fields.fail(
             "devices_per_node",

@@ -21,6 +21,7 @@ from tiledask.plan.inputs.weights import (
     norm,
     unvisited,
 )
+from tiledask.plan.units import divisors
 
 __all__ = ["Model", "Weight", "count"]
 
@@ -194,7 +195,7 @@ class Model(ModelSizes):
         tp = check_integer(self.name, "tp", tp, 1, MOST)
         a, g = self.heads, self.kv_heads
         if a % tp:
-            near = [t for t in range(1, a + 1) if a % t == 0 and not (g % t and t % g)]
+            near = [t for t in divisors(a) if not (g % t and t % g)]
             raise ConfigError(
                 f"tp={tp} does not divide the {a} attention heads of {self.name}; "
                 f"tp may be one of {near}"

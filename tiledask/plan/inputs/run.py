@@ -8,6 +8,7 @@ from tiledask.plan.inputs.hardware import Device
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
+from tiledask.plan.units import divisors
 from tiledask.plan.whole import whole_number
 
 __all__ = [
@@ -56,7 +57,7 @@ def check_run(model: Model, layout: Layout, sequence: int) -> int:
             f"expert_tp={layout.expert_tp} slices experts and {model.name} has none; leave it out"
         )
     if layout.ep > 1 and model.experts % layout.ep:
-        near = [e for e in range(1, model.experts + 1) if model.experts % e == 0]
+        near = divisors(model.experts)
         raise ConfigError(
             f"ep={layout.ep} does not divide the {model.experts} experts of {model.name}; ep may "
             f"be one of {near}"
