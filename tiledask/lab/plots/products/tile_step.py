@@ -76,14 +76,13 @@ def tile_step(
     numbers = (i[1] - i[0]) * (p[1] - p[0]) + (p[1] - p[0]) * (j[1] - j[0])
     flops = 2 * (i[1] - i[0]) * (j[1] - j[0]) * (p[1] - p[0])
     count = f": {numbers:,} numbers, for {flops:,} FLOP" if counted else ""
-    entries: list = [
+    entries = [
         draw.patch_entry(f"loaded now{count}", ORANGE),
         draw.patch_entry("loaded in the steps before", pale),
         draw.patch_entry("the tile of C that they add to", BLUE),
     ]
-    if blocks > 1:
-        entries.append(draw.line_entry("between blocks", INK, linestyle="--"))
-    draw.legend(figure, entries)
+    line = [draw.line_entry("between blocks", INK, linestyle="--")] * (blocks > 1)
+    draw.legend(figure, [*entries, *line])
     return figure
 
 
