@@ -50,6 +50,7 @@ FIGURES = {
     ),
     "roofline, one": lambda: plots.roofline(ladder("T4", LADDER[:1], 100)),
     "step": lambda: plots.tile_step(500, 700, 300, 32, (7, 12, 5)),
+    "step, shared": lambda: plots.tile_step(512, 768, 256, (256, 256, 64), (1, 1, 2), blocks=2),
     "step, of one": lambda: plots.tile_step(20, 30, 40, 1, (7, 12, 18)),
     "waves": lambda: plots.wave_tails(tails()),
     "waves, fine": lambda: plots.wave_tails(tails(step=128)),
@@ -100,6 +101,16 @@ def test_levels_are_drawn_to_scale_and_as_long_as_they_take():
     assert text.count("the longest") == 1
     for said in ("4096 x 2048 of 8192 x 8192", "H200, one of 2 x 4 workers", "1365 FLOP/byte"):
         assert said in text
+    assert text.count("of A and B, 8 workers") == 1  # bytes between workers are those of all
+
+
+@pytest.mark.long
+def test_of_a_long_outer_tile_only_a_part_is_drawn():
+    figure = plots.tile_levels(td.tile.levels_of(4096, 4096, 4096, "smem_tiled", "H200"))
+    (tile,) = by_gid(figure.axes[1], "tile")
+    across = figure.axes[1].get_xlim()
+    assert tile.get_width() == 32
+    assert across[1] - across[0] < 10 * tile.get_width()  # of 4,096 columns
 
 
 @pytest.mark.long
@@ -194,3 +205,13 @@ def test_a_step_loads_one_tile_of_each_and_the_last_ones_are_smaller():
     assert "loaded now: 6 numbers, for 18 FLOP" in words(figure)
     with pytest.raises(ConfigError, match="begins beyond 13 x 11 x 9"):
         plots.tile_step(13, 11, 9, 4, (0, 3, 0))
+
+
+@pytest.mark.long
+def test_a_step_may_keep_its_count_and_show_who_shares_it():
+    figure = plots.tile_step(512, 768, 256, (256, 256, 64), (1, 1, 2), blocks=2, counted=False)
+    of_a, of_c = by_gid(figure, "between blocks")
+    assert [*of_a.get_ydata()] == [*of_c.get_ydata()]
+    (tile,) = by_gid(figure, "C now")
+    assert of_c.get_ydata()[0] == tile.get_y() + tile.get_height() / 2
+    assert "loaded now" in words(figure)

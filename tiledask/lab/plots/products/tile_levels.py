@@ -5,14 +5,21 @@ from tiledask.lab.plots.primitives import Axes, Figure
 from tiledask.lab.plots.style import BLUE, GREY, ORANGE, PALE, RED, SKY, canvas, styled
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile.choice import Level, Levels
+from tiledask.tile.choice.hierarchy import LEVELS
 
 __all__ = ["tile_levels"]
+
+_MOST = 8
+"""Inner tiles side by side that are drawn of a long outer one."""
 
 
 @styled
 def tile_levels(levels: Levels, *, title: str | None = None) -> "Figure":
     """A figure of `td.tile.levels_of`: above, each level's tile within the one above it; below,
-    the time that its bytes take at full bandwidth, beside that of the arithmetic."""
+    the time that its bytes take at full bandwidth, beside that of the arithmetic.
+
+    Bytes between workers are those of all workers, and are said to be. A long outer tile runs on
+    beyond its panel where the inner one could not be seen in the whole of it."""
     count = len(levels.levels)
     at = f", one of {levels.workers[0]} x {levels.workers[1]} workers" if levels.workers else ""
     what = f"{levels.m} x {levels.n} x {levels.k} on {levels.device.name}{at}\nby {levels.config}"
@@ -22,7 +29,7 @@ def tile_levels(levels: Levels, *, title: str | None = None) -> "Figure":
     rows, columns = levels.workers or (1, 1)
     outer = levels.m * rows, levels.n * columns
     for axes, level in zip(above.subplots(1, count), levels.levels, strict=True):
-        _nested(axes, outer, level)
+        _nested(axes, outer, level, rows * columns if level.name == LEVELS[0] else 1)
         outer = level.tile
 
     axes = below.subplots()
@@ -43,18 +50,19 @@ def tile_levels(levels: Levels, *, title: str | None = None) -> "Figure":
     return figure
 
 
-def _nested(axes: "Axes", outer: tuple[int, int], level: Level) -> None:
+def _nested(axes: "Axes", outer: tuple[int, int], level: Level, workers: int) -> None:
     """The tile as the upper left corner of the one that holds it, both to scale."""
     rows, columns = level.tile
     m, n = (max(pair) for pair in zip(outer, level.tile, strict=True))
     draw.box(axes, (0, 0, n, m), PALE, edgecolor=GREY)
     draw.box(axes, (0, 0, columns, rows), SKY, edgecolor=BLUE, gid="tile")
-    side = max(m, n)
-    middle, reach = n / 2, 0.53 * side
+    side = min(max(m, n), max(min(m, n), _MOST * max(rows, columns)))
+    middle, reach = min(n, side) / 2, 0.53 * side
     across, down = (middle - reach, middle + reach), (1.03 * side, -0.03 * side)
     axes.set(xlim=across, ylim=down, aspect="equal")
     axes.axis("off")
     axes.set_title(f"{level.name}\n{rows} x {columns} of {m} x {n}", loc="center", fontsize=8.5)
-    words = f"{format_bytes(level.loaded)} of A and B\n{level.intensity:.4g} FLOP/byte"
+    whose = f", {workers} workers" if workers > 1 else ""
+    words = f"{format_bytes(level.loaded)} of A and B{whose}\n{level.intensity:.4g} FLOP/byte"
     below = {"ha": "center", "va": "top", "transform": axes.transAxes}
     axes.text(0.5, -0.02, words, fontsize=8, **below)

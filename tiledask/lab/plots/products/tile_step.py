@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tiledask.errors import ConfigError
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.primitives import Axes, Figure
-from tiledask.lab.plots.style import BLUE, GREY, ORANGE, PALE, canvas, lighter, styled
+from tiledask.lab.plots.style import BLUE, GREY, INK, ORANGE, PALE, canvas, lighter, styled
 from tiledask.plan.whole import is_whole
 
 __all__ = ["tile_step"]
@@ -22,13 +22,17 @@ def tile_step(
     tile: int | Sequence[int],
     at: Sequence[int] = (0, 0, 0),
     *,
+    blocks: int = 1,
+    counted: bool = True,
     title: str = "One step of the tile loop",
 ) -> "Figure":
     """A figure of A at the left, B above and C between them, cut into tiles, in one step.
 
     ``tile``: (rows of C, columns of C, of k), or one number for all. ``at``: which tile of C, by
     row and column, and which step along k. The tiles of A and B of this step are filled, those of
-    the steps before are pale, and so is the tile of C to which they add.
+    the steps before are pale, and so is the tile of C to which they add. ``blocks`` share a tile,
+    one above the other, with a dashed line between them. ``counted``: the legend has numbers and
+    FLOP of the step; without, they can be asked for.
 
     >>> len(tile_step(64, 64, 96, 32, (1, 0, 2)).axes)
     1
@@ -61,17 +65,24 @@ def tile_step(
     ):
         tile_at = left + across[0], top + down[0], across[1] - across[0], down[1] - down[0]
         draw.box(axes, tile_at, colour, gid=f"{name} now", edgecolor=colour)
+    for share in range(1, blocks):
+        y = i[0] + share * (i[1] - i[0]) / blocks
+        for left, (begin, end), top in ((x_a, (0, p[1]), y_a), (x_c, j, y_c)):
+            look = {"linestyle": "--", "gid": "between blocks"}
+            draw.curve(axes, [left + begin, left + end], [top + y] * 2, INK, 1.4, **look)
     draw.bare(axes)
     edge = 0.02 * max(m, n, k)
     axes.set(xlim=(-edge, k + gap + n + edge), ylim=(k + gap + m + edge, -edge), aspect="equal")
     numbers = (i[1] - i[0]) * (p[1] - p[0]) + (p[1] - p[0]) * (j[1] - j[0])
     flops = 2 * (i[1] - i[0]) * (j[1] - j[0]) * (p[1] - p[0])
+    count = f": {numbers:,} numbers, for {flops:,} FLOP" if counted else ""
     entries = [
-        draw.patch_entry(f"loaded now: {numbers:,} numbers, for {flops:,} FLOP", ORANGE),
+        draw.patch_entry(f"loaded now{count}", ORANGE),
         draw.patch_entry("loaded in the steps before", pale),
         draw.patch_entry("the tile of C that they add to", BLUE),
     ]
-    draw.legend(figure, entries)
+    line = [draw.line_entry("between blocks", INK, linestyle="--")] * (blocks > 1)
+    draw.legend(figure, [*entries, *line])
     return figure
 
 
