@@ -210,7 +210,7 @@ def test_on_workers(cluster):
     ("words", "held", "said", "size", "options"),
     [
         (
-            r"windows of 3 rows on \(8, 8\) rows read 1 before and 1 behind .*there are 0; use ha",
+            r"windows of 3 rows on \(8, 8\) rows read 1 before and 1 after .*there are 0; use ha",
             *((8, 8), (8, 8), 3),
             {"padding": 1, "halo": False},
         ),

@@ -618,6 +618,16 @@ def test_memory_gives_every_tensor_class_a_colour_of_its_own():
     assert len({bar.get_facecolor() for bar in axes.patches if bar.get_gid() != "over"}) == 14
 
 
+def test_a_tensor_class_has_one_colour_in_every_figure():
+    seen = []
+    for names in (["weights", "other", "activations"], ["logits", "activations"]):
+        (axes,) = plots.memory_bars({"all": dict.fromkeys(names, 10)}).axes
+        colours = [bar.get_facecolor() for bar in axes.patches]
+        assert len(set(colours)) == len(names)
+        seen.append(colours[-1])
+    assert seen[0] == seen[1]
+
+
 @pytest.mark.long
 def test_memory_timeline_draws_what_is_held_and_where_it_is_most():
     footprint = held("1f1b", 4, 8)

@@ -186,7 +186,7 @@ def _split(
         strip = split.strips[0]
         raise PlacementError(
             f"a window that crosses from rank to rank needs rows of both: windows of {split.reach} "
-            f"rows on {tuple(rows)} rows read {split.before} before and {split.after} behind a "
+            f"rows on {tuple(rows)} rows read {split.before} before and {split.after} after a "
             f"rank's own (row {strip.start} of rank {strip.source} for rank {strip.destination}), "
             f"and without an exchange there are 0; use halo=True"
         )

@@ -85,7 +85,8 @@ def borrowed_rows(
     def figure(mine: dict[int, tuple[int, ...]] | None) -> draw.Figure:
         if mine is None:
             title = "Nobody borrows yet"
-            return plots.rows_on_ranks(rows, size, stride, padding, borrowed={}, title=title)
+            bare = {"borrowed": {}, "windows": False}  # where windows reach is for the reader
+            return plots.rows_on_ranks(rows, size, stride, padding, **bare, title=title)
         lacking, idle = offences(mine)
         marked = {r: [row for at, row in (*lacking[:1], *idle) if at == r] for r in mine}
         title = "Your loans" + ("; in red, what is lacking or not read" * bool(lacking or idle))
@@ -108,8 +109,8 @@ def borrowed_rows(
             f"example {{0: ({ends[1]},), 1: ({ends[1] - 1},)}}"
         ),
         hints=(
-            "Where does each window begin, where is its middle, and so whose is it? draw has a "
-            "line for each, with a dot at its middle.",
+            "Where does each window begin, where is its middle, and so whose is it? draw({}) has "
+            "a line for each, with a dot at its middle.",
             "A rank needs what lies under its windows, from the first row of its first to the last "
             "row of its last, and has some of that already. Zeros come from nobody.",
             "With a stride, windows don't reach equally far over both edges of a rank: take its "

@@ -93,7 +93,7 @@ def gantt(
     """
     _check(timelines, titles, between)
     rows = [timeline.devices for timeline in timelines]
-    pitch = 0.34 if max(rows) <= 12 else 0.22
+    pitch = 0.34 if max(rows) < 12 else 0.22
     actions = [_actions(timeline) for timeline in timelines]
     entries = _legend(timelines)[: None if numbers else -1]
     columns = 5 if len(entries) <= 5 else 3

@@ -12,7 +12,17 @@ from math import ceil
 from tiledask.errors import ConfigError
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.primitives import Axes, Figure
-from tiledask.lab.plots.style import GREY, PALETTE, RED, canvas, lighter, styled
+from tiledask.lab.plots.style import (
+    GREEN,
+    GREY,
+    ORANGE,
+    PALETTE,
+    PINK,
+    RED,
+    canvas,
+    lighter,
+    styled,
+)
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.units import format_bytes
 
@@ -25,6 +35,21 @@ _HEIGHT = 7.2
 _WHOSE = {"stage": "device"}
 _OVERHEAD = "overhead of a run"
 _OVER = {"edgecolor": RED, "hatch": "////"}
+_FREE = [colour for colour in PALETTE if colour != RED]
+"""RED is kept for what is over the capacity."""
+_STATES = "weights, gradients, master weights, momentum, variance"
+_REST = "activations, embedding activations, activation gradients, recomputed activations"
+_PALER = {
+    "unreduced gradients": ORANGE,
+    "gathered sequence": GREEN,
+    "head activations": PINK,
+    "gathered weights": "#8C6D31",
+}
+_FIXED = {
+    name: lighter(colour, 0)
+    for name, colour in zip(f"{_STATES}, {_REST}".split(", "), _FREE, strict=True)
+} | {name: lighter(colour, 0.5) for name, colour in _PALER.items()}
+"""Tensor class -> its colour in every figure."""
 
 
 @dataclass(frozen=True)
@@ -133,15 +158,15 @@ def _wide(panels: list[list[_Bar]]) -> set[str]:
 
 
 def _colours(bars: list[_Bar]) -> dict[str, tuple]:
+    """Of each class: its own, the same in every figure, or else one that is free."""
     names = dict.fromkeys(name for bar in bars for name in bar.tensors)
     classes = [name for name in names if name != _OVERHEAD]
-    # RED is kept for what is over the capacity
-    free = [colour for colour in PALETTE if colour != RED]
+    taken = {_FIXED[name] for name in classes if name in _FIXED}
     # past the last colour come paler ones, so that no two classes look the same
-    shades = {
-        name: lighter(free[i % len(free)], 0.5 * (i // len(free))) for i, name in enumerate(classes)
-    }
-    return shades | ({_OVERHEAD: lighter(GREY, 0.65)} if len(classes) < len(names) else {})
+    shades = (lighter(c, share) for share in (0, 0.5, 0.75) for c in _FREE)
+    free = (shade for shade in shades if shade not in taken)
+    chosen = {name: _FIXED.get(name) or next(free) for name in classes}
+    return chosen | ({_OVERHEAD: lighter(GREY, 0.65)} if len(classes) < len(names) else {})
 
 
 def _panel(

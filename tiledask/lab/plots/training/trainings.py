@@ -45,7 +45,7 @@ def trainings(
     colours = dict(zip(losses, cycle(PALETTE), strict=False))
     widths = draw.falling_widths(11, len(losses))
     for (name, curve), width in zip(losses.items(), widths, strict=True):
-        steps, look = range(1, len(curve) + 1), {"gid": name, "solid_capstyle": "butt"}
+        steps, look = range(len(curve)), {"gid": name, "solid_capstyle": "butt"}
         draw.curve(curves, steps, curve, colours[name], width, **look)
     curves.set(xlabel="step", ylabel="loss: cross-entropy (nats)")
     curves.set_ylim(bottom=0)
