@@ -61,7 +61,7 @@ def cases(
     """Every combination, with as few stages per device as make the schedule what it is.
 
     That are two for the looped ones, which take as many as one likes: with one, interleaved 1F1B
-    is 1F1B under another name.
+    is eager 1F1B under another name.
 
     >>> [(c.name, c.schedule.stages) for c in cases(["1f1b", "interleaved", "zb-v"], [2], [4])]
     [('1f1b', 2), ('interleaved', 4), ('zb-v', 4)]
