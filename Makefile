@@ -69,7 +69,7 @@ test: env style ## lint, unit tests, docstring examples, the README's commands, 
 	OPENBLAS_NUM_THREADS=1 $(ENDING) $(PYTEST) -m "not cluster and not slow" $(WORKERS) auto --maxprocesses 8 --dist loadfile tests tiledask || tested=$$?; \
 	wait $$types || tested=$$?; cat build/types.txt; exit $$tested
 	$(ENDING) $(PYTEST) -m "cluster and not slow" $(WORKERS) $(WAITING) --dist loadfile --no-loadscope-reorder $(LONGEST_FIRST)
-	OPENBLAS_NUM_THREADS=1 $(ENDING) $(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=240 $(WORKERS) $(WAITING) --dist loadscope --no-loadscope-reorder $(LATEST_FIRST)
+	OPENBLAS_NUM_THREADS=1 PYTHONPATH=.ci $(ENDING) $(BIN)/python -m pytest -p kernel_again --nbval-lax --nbval-current-env --nbval-cell-timeout=240 $(WORKERS) $(WAITING) --dist loadscope --no-loadscope-reorder $(LATEST_FIRST)
 	@echo "make test: all passed: lint, tests, docstring examples, $(words $(NOTEBOOKS)) notebooks"
 
 lint: env style ## ruff: rules and format; mypy: types
