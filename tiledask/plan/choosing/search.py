@@ -46,7 +46,7 @@ from tiledask.plan.timing.step_time import stage_layers, step_parts
 from tiledask.plan.units import divisors, format_bytes, format_seconds
 from tiledask.plan.whole import is_whole, whole_number
 
-__all__ = ["Plan", "Plans", "Space", "first_of", "search"]
+__all__ = ["Plan", "Plans", "Space", "search"]
 
 LARGEST_MICROBATCH = 64
 MOST_TIMED = 25_000
@@ -238,8 +238,6 @@ class Plan:
 
 FIRST = 10
 """Plans of a search that are put in order by their simulated seconds."""
-BLOCK = 2048
-"""The fastest layouts, by formula, of which it is seen first whether they fit."""
 
 
 class Plans(Sequence[Plan]):
@@ -264,10 +262,7 @@ class Plans(Sequence[Plan]):
         framework: str | None = None,
         left_out: dict[str, int] | None = None,
         peak: np.ndarray | None = None,
-        first: int = 0,
     ):
-        """``peak``: where it is known. ``first``: of the layouts those alone that can be among the
-        first so many; 0 for all."""
         self.model, self.cluster, self.global_batch = model, cluster, global_batch
         self.recipe, self.sequence = recipe, sequence
         self.assumed: dict[str, Any] = {"calibration": calibration, "framework": framework}
@@ -276,15 +271,21 @@ class Plans(Sequence[Plan]):
         self.settled = 0
         devices = columns["dp"] * columns["tp"] * columns["pp"] * columns["cp"]
         self.run = calibration_of(cluster.device, recipe, calibration, framework).holding(recipe)
-        if first:
-            fastest, peak = self._fastest(columns, peak, first)
-            columns = {name: column[fastest] for name, column in columns.items()}
-            devices = devices[fastest]
-        verdict, peak = self._judged(columns, peak)
+        if peak is None:
+            peak = peaks(model, self.run, sequence, **columns)
+        self._columns, self._peak = columns, peak
+        copies = columns["dp"] * columns["cp"]
+        overhead = overheads(devices, copies, columns["zero"], self.run.framework)
+        sure, most = (bound(cluster.device, self.run) for bound in (sure_of, most_of))
+        verdict = judge(peak, *overhead, sure, most)
         seconds = np.full(len(peak), np.inf)
         inside = np.flatnonzero(verdict < 2)
         if len(inside):
-            seconds[inside] = self._seconds({name: c[inside] for name, c in columns.items()})
+            chosen = {name: column[inside] for name, column in columns.items()}
+            parts = step_parts(
+                model, cluster, Numbers(**chosen), recipe, sequence, calibration, framework
+            )
+            seconds[inside] = parts.total
         order = np.lexsort((peak, seconds, verdict))
         rows = columns | {
             "devices": devices,
@@ -294,56 +295,11 @@ class Plans(Sequence[Plan]):
         }
         self._rows: dict[str, np.ndarray] = {name: each[order] for name, each in rows.items()}
 
-    def _judged(
-        self, columns: dict[str, np.ndarray], peak: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """(verdicts, bytes on the fullest device) of layouts."""
-        if peak is None:
-            peak = peaks(self.model, self.run, self.sequence, **columns)
-        copies = columns["dp"] * columns["cp"]
-        devices = copies * columns["tp"] * columns["pp"]
-        overhead = overheads(devices, copies, columns["zero"], self.run.framework)
-        sure, most = (bound(self.cluster.device, self.run) for bound in (sure_of, most_of))
-        return judge(peak, *overhead, sure, most), peak
-
-    def _seconds(self, columns: dict[str, np.ndarray]) -> np.ndarray:
-        """Seconds of a step of layouts, by formula."""
-        of = self.recipe, self.sequence
-        parts = step_parts(self.model, self.cluster, Numbers(**columns), *of, **self.assumed)
-        return np.broadcast_to(parts.total, columns["dp"].shape)
-
-    def _fastest(
-        self, columns: dict[str, np.ndarray], peak: np.ndarray | None, first: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """(which layouts can be among the ``first``, their peaks): the fastest, until so many of
-        them fit. To know all times takes less than to know all peaks."""
-        some = np.arange(len(columns["dp"]))
-        if peak is not None:
-            inside = np.flatnonzero(self._judged(columns, peak)[0] < 2)
-            some = inside if len(inside) else some
-        seconds = self._seconds({name: c[some] for name, c in columns.items()})
-        order, fit, found = np.argsort(seconds), 0, list[np.ndarray]()
-        while fit < first and (end := sum(map(len, found))) < len(order):
-            block = some[order[end : max(BLOCK, 2 * end)]]
-            known = None if peak is None else peak[block]
-            verdict, counted = self._judged({name: c[block] for name, c in columns.items()}, known)
-            fit += int((verdict == 0).sum())
-            found.append(counted)
-        peaks_of = np.concatenate(found) if found else np.zeros(0, np.int64)
-        return some[order[: len(peaks_of)]], peaks_of
-
-    def on(self, cluster: ClusterSpec, times: float) -> "Plans":
-        """The first of these layouts on a cluster of as many devices, in nodes of as many, of whose
-        numbers none is more than so many ``times`` larger: their memory is not counted again."""
-        rows, first = self.settle()._rows, self.settled
-        fits, memory = rows["verdict"] == 0, self.cluster.device.memory_bytes
-        if cluster.device.memory_bytes == memory and fits[:first].all():
-            # a step becomes faster by so many times at most
-            there = fits & (rows["by_formula"] <= times * rows["by_formula"][:first].max())
-            rows = {name: column[there] for name, column in rows.items()}
-        columns = {name: rows[name] for name in COLUMNS}
-        of = self.model, cluster, self.global_batch, self.recipe, self.sequence, columns
-        return Plans(*of, **self.assumed, peak=rows["peak"], first=first)
+    def on(self, cluster: ClusterSpec) -> "Plans":
+        """The same layouts on a cluster of as many devices, in nodes of as many, whose numbers are
+        others: their memory is not counted again."""
+        of = self.model, cluster, self.global_batch, self.recipe, self.sequence, self._columns
+        return Plans(*of, **self.assumed, left_out=self.left_out, peak=self._peak)
 
     def settle(self, first: int = FIRST) -> "Plans":
         """These plans, with the ``first`` in the order of their simulated seconds, some
@@ -560,23 +516,6 @@ def search(
     >>> plans.best.verdict, plans.best.seconds <= plans[1].seconds
     ('fits', True)
     """
-    given = sequence, recipe, space, devices, calibration, framework
-    return first_of(0, model, cluster, global_batch, *given)
-
-
-def first_of(
-    first: int,
-    model: Model | str,
-    cluster: ClusterSpec | str,
-    global_batch: int,
-    sequence: int = 2048,
-    recipe: str | Recipe | None = None,
-    space: Space | None = None,
-    devices: Sequence[int] | None = None,
-    calibration: Calibration | str | None = None,
-    framework: str | None = None,
-) -> Plans:
-    """The ``first`` plans of `search`, in less time; all for 0."""
     model, cluster = as_model(model), as_cluster(cluster)
     runs: tuple[tuple[str, tuple[Any, ...]], ...] = ()
     program = framework
@@ -606,7 +545,7 @@ def first_of(
     columns = _columns(rows, space, model)
     columns, left_out = _run_by(program, columns, runs)
     of = model, cluster, global_batch, recipe, sequence
-    return Plans(*of, columns, calibration, framework, left_out, first=first)
+    return Plans(*of, columns, calibration, framework, left_out)
 
 
 def _counts(devices: Any, cluster: ClusterSpec) -> list[int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.choosing.search import Plan, Plans, first_of, search
+from tiledask.plan.choosing.search import Plan, Plans, search
 from tiledask.plan.frames import frame
 from tiledask.plan.inputs.hardware import ClusterSpec, Link
 from tiledask.plan.inputs.load import as_cluster, as_model
@@ -109,10 +109,7 @@ def sensitivity(
         if limit == "devices" and fixed:
             continue
         alike = (other.devices, other.devices_per_node) == shape
-        if alike:
-            then = now.on(other, times)
-        else:
-            then = first_of(now.settled, model, other, global_batch, **options)
+        then = now.on(other) if alike else search(model, other, global_batch, **options)
         if len(then):
             then.settle(now.settled)
             found.append(Relaxed(limit, times, before, then.best))
