@@ -19,7 +19,7 @@ from distributed.protocol.serialize import dask_deserialize, dask_serialize
 
 from tiledask.tile.backend import as_dtype, cupy_module
 
-__all__ = ["SLAB", "pinned", "register", "to_host"]
+__all__ = ["pinned", "register", "to_host"]
 
 SLAB = 2**25
 """Bytes of pinned memory through which an array comes to the host; there are two of them."""

@@ -51,7 +51,8 @@ def read_trace(trace: Any, unit: str | None = None) -> Trace:
     if found := _of_ranks(trace):
         return of_chrome(*found, UNITS[unit or "us"])
     if isinstance(trace, str | PathLike):
-        return _read_file(Path(trace), unit)
+        path = Path(trace)
+        return _of_text(path.name, _text(path), unit)
     if hasattr(trace, "columns") and hasattr(trace, "itertuples"):
         header = [str(name) for name in trace.columns]
         rows = [[str(v) for v in row] for row in trace.itertuples(index=False)]
@@ -70,10 +71,13 @@ def read_step(trace: Any, unit: str | None = None) -> MeasuredStep:
     """
     if found := _of_ranks(trace):
         return step_of_chrome(*found, UNITS[unit or "us"])
-    if isinstance(trace, str | PathLike) and (text := _text(Path(trace))).lstrip()[0] in "[{":
-        name = Path(trace).name
-        return step_of_chrome([(name, text)], name, UNITS[unit or "us"])
-    read = read_trace(trace, unit)
+    if isinstance(trace, str | PathLike):
+        name, text = Path(trace).name, _text(Path(trace))
+        if text.lstrip()[0] in "[{":
+            return step_of_chrome([(name, text)], name, UNITS[unit or "us"])
+        read = _of_text(name, text, unit)
+    else:
+        read = read_trace(trace, unit)
     if read.levels is not None or read.window:
         raise ConfigError(
             f"{read.source} is polled utilisation, which does not show where a step ends; give "
@@ -149,17 +153,17 @@ def _text(path: Path, most: int = MAX_BYTES) -> str:
     return text
 
 
-def _read_file(path: Path, unit: str | None) -> Trace:
-    text = _text(path)
+def _of_text(name: str, text: str, unit: str | None) -> Trace:
+    """The Trace in the ``text`` of a file of this ``name``."""
     if text.lstrip()[0] in "[{":
-        return of_chrome([(path.name, text)], path.name, UNITS[unit or "us"])
+        return of_chrome([(name, text)], name, UNITS[unit or "us"])
     lines = [line for line in text.splitlines() if line.strip()]
     separator = max(",;\t", key=lines[0].count)
     try:
         table = list(csv.reader(lines, delimiter=separator, skipinitialspace=True))
     except csv.Error as error:
-        raise ConfigError(f"{path.name} cannot be read as CSV: {error}") from None
-    return _of_table(table[0], table[1:], path.name, unit)
+        raise ConfigError(f"{name} cannot be read as CSV: {error}") from None
+    return _of_table(table[0], table[1:], name, unit)
 
 
 def _without_unit(name: str) -> str:

@@ -148,9 +148,12 @@ class StepTime:
         """(name, how many there are, the Work of one) of each kind of layer of the model."""
         given = [getattr(self.n, name) for name in LAYER]
         if any(isinstance(value, np.ndarray) for value in given):
-            return [(name, n, self.layer(weights)) for name, n, weights in self.model.layer_kinds]
+            return self._each_kind()
         of = self.model, self.cluster, self.recipe, self.sequence, self.calibration
         return _kinds(*of, *given)
+
+    def _each_kind(self) -> list[tuple[str, int, Work]]:
+        return [(name, n, self.layer(weights)) for name, n, weights in self.model.layer_kinds]
 
     def mean_layer(self) -> Work:
         """The mean over all layers of the model."""
@@ -439,8 +442,7 @@ def _kinds(
 ) -> list[tuple[str, int, Work]]:
     """The ``kinds`` of layouts that have ``given`` for LAYER. Kept: many plans of a search have."""
     n = Numbers(**dict(zip(LAYER, given, strict=True)))
-    time = StepTime(model, cluster, n, recipe, sequence, calibration)
-    return [(name, n, time.layer(weights)) for name, n, weights in model.layer_kinds]
+    return StepTime(model, cluster, n, recipe, sequence, calibration)._each_kind()
 
 
 def _mean_layer(time: StepTime) -> Work:
