@@ -1,7 +1,6 @@
 """Numbers that may be many: the types of one value or an array of them, and rows that are alike."""
 
-from collections.abc import Sequence
-from math import prod
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,15 +22,17 @@ def combinations(columns: Sequence[Array]) -> tuple[Array, Array]:
     >>> rows.tolist(), which.tolist()
     ([1, 2], [1, 0, 1])
     """
-    tops = [int(column.max()) + 1 for column in columns]
-    if prod(tops) >= 2**62:
-        columns = [np.unique(column, return_inverse=True)[1] for column in columns]
-        tops = [int(column.max()) + 1 for column in columns]
-    code = np.ravel_multi_index(tuple(columns), tops)
-    if prod(tops) > 2**22:
+    code, codes = np.zeros_like(columns[0]), 1
+    for column in columns:
+        many = int(column.max()) + 1
+        if codes * many >= 2**62:
+            code = np.unique(code, return_inverse=True)[1]
+            codes = int(code.max()) + 1
+        code, codes = code * many + column, codes * many
+    if codes > 2**22:
         _, rows, which = np.unique(code, return_index=True, return_inverse=True)
         return rows, which
-    there = np.zeros(prod(tops), np.bool_)
+    there = np.zeros(codes, np.bool_)
     there[code] = True
     which = np.searchsorted(np.flatnonzero(there), code)
     rows = np.empty(1 + which.max(), np.int64)
@@ -50,7 +51,12 @@ def numbered(column: Array, words: Sequence[str] = ()) -> Array:
     if not words and column.dtype.kind in "bi":
         return column.astype(np.int64)
     codes = np.full(column.shape, -1)
-    for code, word in enumerate(words or dict.fromkeys(column.ravel().tolist())):
+
+    def unseen() -> Iterator[str]:
+        while codes.size and codes.min() < 0:
+            yield column.flat[codes.argmin()]
+
+    for code, word in enumerate(words or unseen()):
         codes[column == word] = code
     return codes
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan import html
-from tiledask.plan.arrays import unbeaten
+from tiledask.plan.arrays import Array, unbeaten
 from tiledask.plan.fitting.fewest import CHUNKS, context_degrees
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.fitting.memory import MemoryEstimate
@@ -261,7 +261,6 @@ class Plans(Sequence[Plan]):
         calibration: Calibration | str | None = None,
         framework: str | None = None,
         left_out: dict[str, int] | None = None,
-        peak: np.ndarray | None = None,
     ):
         self.model, self.cluster, self.global_batch = model, cluster, global_batch
         self.recipe, self.sequence = recipe, sequence
@@ -269,76 +268,73 @@ class Plans(Sequence[Plan]):
         self.left_out = left_out or {}
         self._plans: dict[int, Plan] = {}
         self.settled = 0
-        devices = columns["dp"] * columns["tp"] * columns["pp"] * columns["cp"]
         self.run = calibration_of(cluster.device, recipe, calibration, framework).holding(recipe)
-        if peak is None:
-            peak = peaks(model, self.run, sequence, **columns)
-        self._columns, self._peak = columns, peak
-        copies = columns["dp"] * columns["cp"]
+        chosen = {name: columns[name] for name in COLUMNS}
+        if "peak" not in columns:
+            devices = columns["dp"] * columns["tp"] * columns["pp"] * columns["cp"]
+            peak = peaks(model, self.run, sequence, **chosen)
+            columns = columns | {"devices": devices, "peak": peak}
+        devices, peak, copies = columns["devices"], columns["peak"], columns["dp"] * columns["cp"]
         overhead = overheads(devices, copies, columns["zero"], self.run.framework)
         sure, most = (bound(cluster.device, self.run) for bound in (sure_of, most_of))
         verdict = judge(peak, *overhead, sure, most)
         seconds = np.full(len(peak), np.inf)
         inside = np.flatnonzero(verdict < 2)
         if len(inside):
-            chosen = {name: column[inside] for name, column in columns.items()}
-            parts = step_parts(
-                model, cluster, Numbers(**chosen), recipe, sequence, calibration, framework
-            )
+            numbers = Numbers(**{name: column[inside] for name, column in chosen.items()})
+            parts = step_parts(model, cluster, numbers, recipe, sequence, calibration, framework)
             seconds[inside] = parts.total
-        order = np.lexsort((peak, seconds, verdict))
-        rows = columns | {
-            "devices": devices,
-            "peak": peak,
-            "by_formula": seconds,
-            "verdict": verdict,
-        }
-        self._rows: dict[str, np.ndarray] = {name: each[order] for name, each in rows.items()}
+        self._columns = columns | {"by_formula": seconds, "verdict": verdict}
+        self._order = np.lexsort((peak, seconds, verdict))
 
     def on(self, cluster: ClusterSpec) -> "Plans":
         """The same layouts on a cluster of as many devices, in nodes of as many, whose numbers are
         others: their memory is not counted again."""
         of = self.model, cluster, self.global_batch, self.recipe, self.sequence, self._columns
-        return Plans(*of, **self.assumed, left_out=self.left_out, peak=self._peak)
+        return Plans(*of, **self.assumed, left_out=self.left_out)
 
     def settle(self, first: int = FIRST) -> "Plans":
         """These plans, with the ``first`` in the order of their simulated seconds, some
         milliseconds each. Whoever looks at a plan gets the first 10 settled."""
-        first = min(first, len(self._rows["peak"]))
+        first = min(first, len(self))
         if first > self.settled:
             self.settled = first
             plans = [self._plan(n) for n in range(first)]
             order = sorted(
                 range(first), key=lambda n: (VERDICTS.index(plans[n].verdict), plans[n].seconds)
             )
-            for column in self._rows.values():
-                column[:first] = column[order]
+            self._order[:first] = self._order[order]
             self._plans = {at: plans[n] for at, n in enumerate(order)}
         return self
 
     def _plan(self, at: int) -> Plan:
         if at not in self._plans:
-            row = {name: column[at].item() for name, column in self._rows.items()}
+            row = {name: each[self._order[at]].item() for name, each in self._columns.items()}
             del row["devices"]
             verdict, peak, seconds = (row.pop(name) for name in ("verdict", "peak", "by_formula"))
             layout = Layout(partition=ITEMS if row.pop("items") else None, **row)
             self._plans[at] = Plan(self, layout, VERDICTS[verdict], peak, seconds)
         return self._plans[at]
 
+    def _column(self, name: str) -> Array:
+        """Of each plan, in order."""
+        column: Array = self._columns[name][self.settle()._order]
+        return column
+
     @property
     def peak(self) -> np.ndarray:
         """Bytes on the fullest device of each plan, in order."""
-        return self.settle()._rows["peak"]
+        return self._column("peak")
 
     @property
     def devices(self) -> np.ndarray:
         """Devices of each plan, in order."""
-        return self.settle()._rows["devices"]
+        return self._column("devices")
 
     @property
     def by_formula(self) -> np.ndarray:
         """Seconds of a step of each plan by formula, in order."""
-        return self.settle()._rows["by_formula"]
+        return self._column("by_formula")
 
     @property
     def considered(self) -> int:
@@ -346,11 +342,11 @@ class Plans(Sequence[Plan]):
 
     @property
     def counts(self) -> dict[str, int]:
-        verdict = self._rows["verdict"]
+        verdict = self._columns["verdict"]
         return {word: int((verdict == n).sum()) for n, word in enumerate(VERDICTS)}
 
     def __len__(self) -> int:
-        return len(self._rows["peak"])
+        return len(self._order)
 
     @overload
     def __getitem__(self, at: int) -> Plan: ...
@@ -413,7 +409,7 @@ class Plans(Sequence[Plan]):
     def front(self) -> list[Plan]:
         """The plans that fit and that no other beats in time, memory and devices at once, fastest
         first: those that none beats by formula, and of them by their seconds."""
-        inside = np.flatnonzero(self.settle()._rows["verdict"] == 0)
+        inside = np.flatnonzero(self._column("verdict") == 0)
         by_formula = [self.by_formula[inside], self.peak[inside], self.devices[inside]]
         plans = [self[int(inside[n])] for n in unbeaten(np.stack(by_formula, axis=1))]
         cost = [[plan.seconds, plan.peak, plan.layout.devices] for plan in plans]
@@ -451,7 +447,9 @@ class Plans(Sequence[Plan]):
     def to_frame(self, first: int | None = 1000) -> Any:
         """A pandas DataFrame: a row per plan, the fields of its layout, its devices, peak bytes,
         verdict, and its seconds by formula."""
-        rows = {name: column[:first] for name, column in self.settle()._rows.items()}
+        rows = {
+            name: column[self.settle()._order[:first]] for name, column in self._columns.items()
+        }
         return frame(rows | {"verdict": np.array(VERDICTS)[rows["verdict"]]})
 
     def __repr__(self) -> str:

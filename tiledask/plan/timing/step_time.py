@@ -4,6 +4,7 @@ total = m x (compute + recompute + tp + cp + ep + pp)  + bubble + dp + optimizer
         the slowest stage, each micro-batch            fill and drain, end of the step
 """
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache, reduce
 from operator import add
@@ -445,22 +446,56 @@ def _kinds(
     return StepTime(model, cluster, n, recipe, sequence, calibration)._each_kind()
 
 
-def _mean_layer(time: StepTime) -> Work:
-    """``time.mean_layer()``, worked out once for each combination of LAYER that occurs."""
-    given = np.broadcast_arrays(*(getattr(time.n, name) for name in LAYER))
+def _once(
+    n: Numbers, names: Sequence[str], work: Callable[[Numbers], Iterable[Values]]
+) -> Iterator[Values]:
+    """``work`` of ``n``, done once for each combination of the fields ``names`` that occurs."""
+    given = np.broadcast_arrays(*(getattr(n, name) for name in names))
+    shape = given[0].shape
     if given[0].size < 2:
-        return time.mean_layer()
+        yield from work(n)
+        return
     columns = [column.ravel() for column in given]
     rows, which = combinations([numbered(column) for column in columns])
-    few = Numbers(**{name: column[rows] for name, column in zip(LAYER, columns, strict=True)})
-    work = replace(time, n=few).mean_layer()
+    few = Numbers(**{name: each[rows] for name, each in zip(names, columns, strict=True)})
+    for values in map(np.asarray, work(few)):
+        yield values[which].reshape(shape) if values.ndim else values
 
-    def spread(values: Values) -> Values:
-        each = np.asarray(values)
-        return each[which].reshape(given[0].shape) if each.ndim else values
 
-    parts = (getattr(work, f.name) for f in fields(Work))
-    return Work(*(Seconds(spread(each.forward), spread(each.backward)) for each in parts))
+def _mean_layer(time: StepTime) -> Work:
+    """``time.mean_layer()``, worked out once for each combination of LAYER that occurs."""
+
+    def parts(n: Numbers) -> Iterator[Values]:
+        for each in replace(time, n=n).mean_layer().parts:
+            yield from (each.forward, each.backward)
+
+    both = list(_once(time.n, LAYER, parts))
+    return Work(*map(Seconds, both[::2], both[1::2]))
+
+
+def _pipeline(time: StepTime) -> Iterator[Values]:
+    """Layers of the fullest stage; seconds of its micro-batches, forward and backward, and of the
+    bubble; and what goes to each field of Work in all micro-batches of the slowest stage."""
+    n, layers = time.n, time.model.layers
+    layer, embedding, head, hop = _mean_layer(time), time.embedding(), time.head(), time.transfer()
+    send = n.interleave * hop
+    at_first, at_second, at_last = stage_layers(n, layers)
+    single = np.where(np.asarray(n.pp) == 1, 1.0, 0.0)
+    first = at_first * layer + embedding + single * head + send
+    last = at_last * layer + head + single * embedding + send
+    slowest = _slower(first, last)
+    if np.any(n.items):
+        slowest = _slower(slowest, at_second * layer + send)
+    every = layers * layer.total + embedding.total + head.total + n.pp * send.total
+    fill = np.maximum(0.0, every - slowest.total)
+    naive, several = np.asarray(n.schedule) == "naive", np.asarray(n.interleave) > 1
+    bubble = np.where(naive, n.microbatches, 1) * fill
+    if several.any():
+        run = over_chunks(n, layers, several, layer, hop, embedding, head)
+        bubble = np.where(several, np.maximum(0.0, run - n.microbatches * slowest.total), bubble)
+    yield np.maximum(at_first, at_second)
+    yield from (slowest.seconds.forward, slowest.seconds.backward, bubble)
+    yield from (n.microbatches * each.total for each in slowest.parts)
 
 
 def step_parts(
@@ -488,25 +523,8 @@ def step_parts(
     recipe = load_recipe(recipe)
     known = calibration_of(cluster.device, recipe, calibration, framework, model.experts > 0)
     time = StepTime(model, cluster, n, recipe, sequence, known)
-    layer, embedding, head, hop = _mean_layer(time), time.embedding(), time.head(), time.transfer()
-    send = n.interleave * hop
-    at_first, at_second, at_last = stage_layers(n, model.layers)
-    single = np.where(np.asarray(n.pp) == 1, 1.0, 0.0)
-    first = at_first * layer + embedding + single * head + send
-    last = at_last * layer + head + single * embedding + send
-    slowest = _slower(first, last)
-    if np.any(n.items):
-        slowest = _slower(slowest, at_second * layer + send)
-    every = model.layers * layer.total + embedding.total + head.total + n.pp * send.total
-    fill = np.maximum(0.0, every - slowest.total)
-    naive, fullest = np.asarray(n.schedule) == "naive", np.maximum(at_first, at_second)
-    bubble, several = np.where(naive, n.microbatches, 1) * fill, np.asarray(n.interleave) > 1
-    if several.any():
-        run = over_chunks(n, model.layers, several, layer, hop, embedding, head)
-        bubble = np.where(several, np.maximum(0.0, run - n.microbatches * slowest.total), bubble)
-    return known.scale * Parts[Values](
-        **{f.name: n.microbatches * getattr(slowest, f.name).total for f in fields(Work)},
-        dp=time.reduction(fullest, slowest.seconds),
-        bubble=bubble,
-        optimizer=time.optimizer(fullest),
-    )
+    names = [field.name for field in fields(Numbers) if field.name != "zero"]
+    found = _once(n, names, lambda few: _pipeline(replace(time, n=few)))
+    fullest, forward, backward, bubble, *parts = found
+    parts += [time.reduction(fullest, Seconds(forward, backward)), bubble, time.optimizer(fullest)]
+    return known.scale * Parts[Values](*parts)

@@ -37,10 +37,14 @@ class Work:
         return Work(*(times * getattr(self, f.name) for f in fields(self)))
 
     @property
+    def parts(self) -> list[Seconds]:
+        """The Seconds of each field, in their order."""
+        return [getattr(self, f.name) for f in fields(self)]
+
+    @property
     def seconds(self) -> Seconds:
         """Forward and backward, everything together."""
-        every: Iterator[Seconds] = (getattr(self, f.name) for f in fields(self))
-        return reduce(add, every)
+        return reduce(add, self.parts)
 
     @property
     def total(self) -> Values:
