@@ -11,6 +11,7 @@ A wait for what the scheduler or a worker answers is `heard`: it ends when one o
 
 import asyncio
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -122,16 +123,22 @@ async def heard(call: Awaitable[T], seconds: float, check: Callable[[], object])
 
 def bounded(function: Callable[P, T]) -> Callable[P, T]:
     """``function``, a public one with ``timeout``, ending when that is over, whatever it waits for
-    within. Without a timeout each of its waits has its own."""
+    within. Without a timeout each of its waits has its own. Interrupted, it keeps no block: a
+    notebook holds on to the traceback, and that to whatever its frames have."""
     asked = signature(function)
 
     @wraps(function)
     def ends(*args: P.args, **options: P.kwargs) -> T:
         given = asked.bind_partial(*args, **options).arguments
         timeout = given.get("timeout", asked.parameters["timeout"].default)
-        if timeout is None:
-            return function(*args, **options)
-        with until(seconds_of(timeout), GRACE):
-            return function(*args, **options)
+        try:
+            if timeout is None:
+                return function(*args, **options)
+            with until(seconds_of(timeout), GRACE):
+                return function(*args, **options)
+        except KeyboardInterrupt as error:
+            del given, args, options
+            traceback.clear_frames(error.__traceback__)
+            raise
 
     return ends

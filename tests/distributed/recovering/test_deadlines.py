@@ -6,13 +6,17 @@ Holds `tiledask.distributed.deadlines`.
 import asyncio
 import os
 import signal
+import sys
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
+from distributed import Reschedule
 
 import tiledask as td
+from tiledask.distributed.arrays import recompute
 from tiledask.distributed.deadlines import GRACE, LAST, bounded, heard, left_of, until
 from tiledask.errors import ClusterLostError, DeadlineError
 
@@ -40,6 +44,25 @@ def test_a_timeout_is_found_wherever_it_stands():
     assert call.__doc__ == "Words."
     with pytest.raises(ValueError, match="a timeout is a number of seconds above 0, got -1"):
         call("x", -1)
+
+
+def test_an_interrupted_call_keeps_nothing_though_its_traceback_is_kept():
+    class Block:
+        """What a product leaves."""
+
+    @bounded
+    def call(array, timeout=None):
+        made = Block()
+        blocks.append(weakref.ref(made))
+        raise KeyboardInterrupt
+
+    for timeout in (None, 5.0):
+        array = Block()
+        blocks = [weakref.ref(array)]
+        with pytest.raises(KeyboardInterrupt) as kept:
+            call(array, timeout)
+        del array
+        assert [block() for block in blocks] == [None, None], kept.tb
 
 
 def test_a_wait_ends_with_what_it_waits_for():
@@ -136,3 +159,32 @@ def test_ranks_that_never_end_are_ended_in_time(cluster):
     assert over < 3  # 0.3 on a quiet machine
     assert "rank" in said
     assert td.run_ranks(summed, mesh).results[0].sum() == 6
+
+
+def stands_aside(key, slot):
+    """Asks for a part of a block, as a task that is cancelled right after; the worker keeps what
+    it raised."""
+    step, recompute._STEP = recompute._STEP, 0.0
+    try:
+        recompute.recovered("cancelled", [(key, slot, ((0, 2), (0, 2)))])
+    except Reschedule as error:
+        sys.kept_by_a_test = error
+        time.sleep(0.5)  # until the scheduler has heard of it
+        return "stood aside"
+    finally:
+        recompute._STEP = step
+
+
+@pytest.mark.cluster
+def test_what_a_cancelled_task_asked_for_is_let_go(cluster):
+    def asked(dask_scheduler):
+        return [key for key in dask_scheduler.tasks if str(key).startswith("lost_part")]
+
+    array = td.distribute(np.ones((8, 8)), td.Mesh(cluster, (2,)), [td.Shard(0)])
+    task = cluster.submit(1, stands_aside, array.blocks[0].key, 0)
+    assert cluster.wait([task], "a task") is None
+    assert task.result() == "stood aside"
+    end = time.monotonic() + 10
+    while (left := cluster.client.run_on_scheduler(asked)) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert left == []

@@ -14,6 +14,7 @@ a task of nothing but that block. Ranks that read the same blocks depend on one 
     ranks      0   1   2   3   4
 """
 
+import asyncio
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +22,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from distributed import Future, Reschedule, get_client, wait
+from distributed import Future, Reschedule, Worker, get_client, get_worker
 
 from tiledask.distributed.cluster.cluster import Cluster, slot_of
 from tiledask.errors import DeadlineError
@@ -81,29 +82,38 @@ def recovered(task: str, parts: Iterable[Wanted]) -> dict[Wanted, Any]:
     if not parts:
         return {}
     client, now = get_client(), time.monotonic()
-    for other in [name for name, (since, _) in _asked.items() if now - since > 2 * PATIENCE]:
-        del _asked[other]  # of tasks that were cancelled while they stood aside
     if task not in _asked:
         _asked[task] = now, {part: _ask(client, *part) for part in parts}
+        get_worker().loop.add_callback(_dropped, get_worker(), task)
     since, futures = _asked[task]
-    try:
-        wait(list(futures.values()), timeout=_STEP)
-    except TimeoutError:
-        if now - since < PATIENCE:
-            raise Reschedule from None
+    while not all(future.done() for future in futures.values()):
+        if time.monotonic() < now + _STEP:
+            time.sleep(_STEP / 20)
+            continue
         slots = sorted({slot for (_, slot, _), future in futures.items() if not future.done()})
-        del _asked[task]
+        del futures  # the worker may keep the traceback, and that what its frames hold
+        if now - since < PATIENCE:
+            raise Reschedule
+        _asked.pop(task, None)
         raise DeadlineError(
             f"blocks of slots {slots} went down with their worker and were not made again within "
             f"{PATIENCE:g} s; look at the workers' output, or start a new cluster"
-        ) from None
-    del _asked[task]
+        )
+    _asked.pop(task, None)
     found = {part: future.result(timeout=PATIENCE) for part, future in futures.items()}
     # what Dask brings is not aligned, and then sums round differently
     return {
         part: np.require(x, requirements=["C", "A"]) if isinstance(x, np.ndarray) else x
         for part, x in found.items()
     }
+
+
+async def _dropped(worker: Worker, task: str) -> None:
+    """Nobody waits for what a task has asked for that was cancelled while it stood aside."""
+    while task in _asked:
+        await asyncio.sleep(1)
+        if (await worker.scheduler.get_task_status(keys=[task]))[task] is None:
+            _asked.pop(task, None)
 
 
 def _ask(client: Any, key: str, slot: int, ends: Region) -> Future[Any]:
