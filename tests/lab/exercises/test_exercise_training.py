@@ -270,3 +270,6 @@ def test_the_square_root_is_enough_for_two_of_three(answer, missing):
     assert bool(found) == (not missing)
     assert still_drawn(exercise, answer)
     assert_quiet(exercise)
+    of_all = {str(line.get_gid()) for line in exercise.draw(answer).axes[0].lines}
+    shown = {name for name in "ABC" if f"{name}, saving and failures" in of_all}
+    assert shown == {*"ABC"} - {*missing}  # the valley of those that are solved, and no other

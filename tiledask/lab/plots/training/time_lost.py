@@ -22,10 +22,12 @@ def time_lost(
     points: Curves | None = None,
     *,
     best: Mapping[str, float] | None = None,
+    unit: str = "steps",
     title: str = "What saving and failures cost",
 ) -> "Figure":
-    """A figure of the time lost against the steps from one save to the next: a line for each of
-    ``curves``, marks for each of ``points``, a dotted line at each of ``best``; all by name."""
+    """A figure of the time lost against the steps, or another ``unit``, from one save to the next:
+    a line for each of ``curves``, marks for each of ``points``, a dotted line at each of ``best``;
+    all by name."""
     points = points or {}
     every = [*curves.values(), *points.values()]
     if not curves or not all(every):
@@ -55,6 +57,6 @@ def time_lost(
     low, high = min(ys) / 1.2, max(ys) * 1.2
     draw.log_ticks(axes.yaxis, low, high, lambda share: f"{100 * share:,.4g} %", digits)
     draw.grid(axes)
-    axes.set(xlabel="steps from one save to the next", ylabel="time lost / time of the work")
+    axes.set(xlabel=f"{unit} from one save to the next", ylabel="time lost / time of the work")
     draw.legend(figure, axes, 3)
     return figure
