@@ -67,7 +67,7 @@ def step_traffic(
         name="traffic of a step",
         question=(
             f"A GPT of {layers} layers, hidden size {hidden}, {heads} heads, {sequence} positions "
-            f"and {vocabulary} characters trains on {dp} copies x {tp} slices x {pp} stages in "
+            f"and {vocabulary} characters trains on {dp} copies x {tp} tensor ranks x {pp} stages in "
             f"float32, {batch} rows in {microbatches} micro-batches, 1F1B, no ZeRO. How many bytes "
             f"do all ranks together send in a step for tensor, pipeline and data parallelism, and "
             f"how many barriers has the busiest rank? 0 of the 4 numbers may be off."
@@ -77,13 +77,13 @@ def step_traffic(
         hints=(
             "An all-reduce between 2 ranks sends the array once from each. What is all-reduced "
             "forward and backward in each layer, and what at the embedding and the head?",
-            "Pipeline: one array of b x s x h there and one back at each cut, from each rank of a "
-            "slice. Data: the gradients of what a rank holds; what every slice holds counts in "
-            "each of them.",
+            "Pipeline: one array of b x s x h there and one back at each cut, from each tensor "
+            "rank. Data: the gradients of what a rank holds; what every tensor rank holds counts "
+            "in each of them.",
             "In each layer 4 all-reduces of b s h, one at the embedding, one for the head's input, "
             "and three of b s for the loss; positions, norms and the biases behind a sum are on "
-            "every slice. A barrier is a collective: count those of the first stage, in each "
-            "micro-batch, and one for each unit that is averaged.",
+            "every tensor rank. A barrier is a collective: count those of each stage, in each "
+            "micro-batch, and one for each unit that is summed. The stage with most counts.",
         ),
         measured=measure,
         drawn=figure,
