@@ -49,7 +49,9 @@ def by_hand(shape, m=2, b=8, h=32, layers=3, s=16, vocabulary=50):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("shape", [(2, 2, 2), (1, 1, 1), (2, 1, 1), (1, 2, 1), (3, 2, 2), (2, 2, 3)])
+@pytest.mark.parametrize(
+    "shape", [(2, 2, 2), (1, 1, 1), (2, 1, 1), (1, 2, 1), (3, 2, 2), (2, 2, 3)]
+)
 def test_the_formulas_are_what_a_step_moves(shape):
     answer = by_hand(shape)
     assert step_traffic(shape).check(answer), missed(step_traffic(shape).check(answer))

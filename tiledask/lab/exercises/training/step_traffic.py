@@ -67,9 +67,9 @@ def step_traffic(
         name="traffic of a step",
         question=(
             f"A GPT of {layers} layers, hidden size {hidden}, {heads} heads, {sequence} positions "
-            f"and {vocabulary} characters trains on {dp} copies x {tp} tensor ranks x {pp} stages in "
-            f"float32, {batch} rows in {microbatches} micro-batches, 1F1B, no ZeRO. How many bytes "
-            f"do all ranks together send in a step for tensor, pipeline and data parallelism, and "
+            f"and {vocabulary} characters trains on {dp} copies x {tp} tensor ranks x {pp} stages "
+            f"in float32, {batch} rows in {microbatches} micro-batches, 1F1B, no ZeRO. How many "
+            f"bytes do all ranks together send in a step for tensor, pipeline and data parallelism, and "
             f"how many barriers has the busiest rank? 0 of the 4 numbers may be off."
         ),
         form="a dict of four numbers of 0 or more, for example {'tensor': 0, 'pipeline': 0, "
@@ -131,7 +131,8 @@ def _counted(model: GPT, shape: Shape, microbatches: int, batch: int) -> dict[st
 
 @styled
 def _mesh(model: GPT, shape: Shape, microbatches: int, batch: int, title: str) -> draw.Figure:
-    """A box for each rank: copies and their columns from above, stages from the left."""
+    """A box for each rank: copies and their columns from above, stages from the left. What a row
+    of boxes shares stands before it."""
     (dp, tp, pp), cut = shape, model.even_cut(shape[2])
     figure = canvas(1.0 + 0.62 * dp * tp, title)
     axes = figure.subplots()
@@ -142,11 +143,11 @@ def _mesh(model: GPT, shape: Shape, microbatches: int, batch: int, title: str) -
         draw.box(axes, at, colour, linewidth=0, gid=f"rank {rank}")
         low, high = split(0, batch, dp)[copy]
         units = ", ".join(model.stage_units(stage, cut)) or "nothing"
-        words = (
-            f"rank {rank}: rows {low}-{high - 1} in {microbatches} micro-batches, columns "
-            f"{part + 1}/{tp}\n{units}"
-        )
-        draw.text_in(axes, at, words, colour)
-    axes.set(xlim=(-0.02, pp), ylim=(dp * tp + 0.25 * (dp - 1) - 0.5, -0.5))
+        draw.text_in(axes, at, f"rank {rank}\n{units}", colour)
+        if stage == 0:
+            rows = f"rows {low}-{high - 1} in {microbatches}\nmicro-batches,"
+            words = f"{rows}\ncolumns {part + 1}/{tp}"
+            axes.text(-0.02 * pp, y, words, ha="right", va="center", fontsize=9)
+    axes.set(xlim=(-0.14 * pp, pp), ylim=(dp * tp + 0.25 * (dp - 1) - 0.5, -0.5))
     axes.set_axis_off()
     return figure
