@@ -69,8 +69,9 @@ def step_traffic(
             f"A GPT of {layers} layers, hidden size {hidden}, {heads} heads, {sequence} positions "
             f"and {vocabulary} characters trains on {dp} copies x {tp} tensor ranks x {pp} stages "
             f"in float32, {batch} rows in {microbatches} micro-batches, 1F1B, no ZeRO. How many "
-            f"bytes do all ranks together send in a step for tensor, pipeline and data parallelism, and "
-            f"how many barriers has the busiest rank? 0 of the 4 numbers may be off."
+            f"bytes do all ranks together send in a step for tensor, pipeline and data "
+            f"parallelism, and how many barriers has the busiest rank? 0 of the 4 numbers may "
+            f"be off."
         ),
         form="a dict of four numbers of 0 or more, for example {'tensor': 0, 'pipeline': 0, "
         "'data': 0, 'barriers': 0}",
