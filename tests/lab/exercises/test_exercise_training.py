@@ -31,25 +31,40 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def by_hand(shape, m=2, b=8, h=32, layers=3, s=16, vocabulary=50):
     """A step's traffic in float32 by the formulas that the walkthrough teaches. The first stage
-    waits most: it has the embedding and the larger half of the layers."""
+    waits most where it has more layers than the last, which has the head besides."""
     (dp, tp, pp), alone = shape, shape[2] == 1
     first = -(-layers // pp)
     replicated = s * h + layers * 6 * h + 2 * h
     size = vocabulary * h + s * h + layers * (12 * h * h + 13 * h) + 2 * h + h * vocabulary
     of_tensor = 1 + 4 * first + 3 * alone  # the head: dx, and the loss's two
+    barriers = m * of_tensor * (tp > 1) + (2 + first + alone) * (dp > 1)
+    if pp == layers > 1:  # as many layers on the last: it has dx and the loss's two, not one
+        barriers = m * (4 + 3) * (tp > 1) + 2 * (dp > 1)
     return {
         "tensor": 2 * (tp - 1) * 4 * ((4 * layers + 2) * b * s * h + 3 * b * s),
         "pipeline": 2 * (pp - 1) * 4 * tp * b * s * h,
         "data": 2 * (dp - 1) * 4 * (size + (tp - 1) * replicated),
-        "barriers": m * of_tensor * (tp > 1) + (2 + first + alone) * (dp > 1),
+        "barriers": barriers,
     }
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("shape", [(2, 2, 2), (1, 1, 1), (2, 1, 1), (1, 2, 1), (3, 2, 2)])
+@pytest.mark.parametrize(
+    "shape", [(2, 2, 2), (1, 1, 1), (2, 1, 1), (1, 2, 1), (3, 2, 2), (2, 2, 3)]
+)
 def test_the_formulas_are_what_a_step_moves(shape):
     answer = by_hand(shape)
     assert step_traffic(shape).check(answer), missed(step_traffic(shape).check(answer))
+
+
+@pytest.mark.long
+def test_the_busiest_stage_is_not_always_the_first_and_no_hint_says_so():
+    exercise, right = step_traffic((2, 2, 3)), by_hand((2, 2, 3))
+    first = right | {"barriers": 2 * (1 + 4) + 3}
+    assert missed(exercise.check(first)) == ["barriers"]
+    said = " ".join(exercise.hint().text for _ in exercise.hints)
+    assert "first stage" not in said
+    assert "of each stage" in said
 
 
 @pytest.mark.long

@@ -47,4 +47,6 @@ def test_it_is_drawn_without_giving_the_answer_away(exercise):
         (axes,) = exercise.draw(answer).axes
         assert sum(line.get_gid() == "answer" for line in axes.lines) == lines
         assert not [line for line in axes.lines if line.get_gid() == "crossing"]
+        names = [line.get_label() for line in axes.lines if not line.get_label().startswith("_")]
+        assert names == ["gpipe", "1f1b", "zb-h1"][: 3 if lines else 1]
     assert exercise.check(None).reason == "Not attempted yet."

@@ -58,7 +58,8 @@ def gpipe_ahead(
     def figure(answer: Any) -> Figure:
         tried = [n * STEP for n in answer or ()]
         latencies = sorted({n / 20 for n in range(25)} | set(tried))
-        curves = sweep.bubble_by_latency(("gpipe", *against), devices, microbatches, latencies)
+        names = ("gpipe", *against) if tried else ("gpipe",)  # the crossings are the answer
+        curves = sweep.bubble_by_latency(names, devices, microbatches, latencies)
         words = "dotted: yours, red where GPipe is not ahead"
         words = "not attempted" if answer is None else words
         title = f"Idle share against latency, p = {devices}, m = {microbatches} ({words})"

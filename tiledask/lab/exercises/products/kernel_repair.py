@@ -78,7 +78,8 @@ def repaired_kernel(given: Kernel | None = None) -> Exercise:
             a, b = _operands(*shape)
             c, log = _run(answer, a, b, tile)
             at = f"for {a.shape} @ {b.shape} in tiles of {tile}"
-            if (c != a @ b).any():
+            wrong = bool((c != a @ b).any())
+            if wrong:
                 count = int(np.count_nonzero(c != a @ b))
                 # what is wrong in a part of C says more than what is wrong everywhere
                 place = 0 if count < c.size else len(elements)
@@ -91,7 +92,12 @@ def repaired_kernel(given: Kernel | None = None) -> Exercise:
             loaded = sum(a.itemsize * int(np.prod(s)) for shapes in log for s in shapes)
             if loaded != wanted:
                 side = "too few: a part of A or B is never multiplied"
-                side = "too many: something is loaded twice" if loaded > wanted else side
+                if loaded > wanted:
+                    side = "too many: something is loaded twice"
+                elif large:
+                    side = "too few: products larger than a tile load less"
+                elif not wrong:
+                    side = "too few: products of other arrays than those given are not counted"
                 far = f"{loaded:,} bytes are loaded, the formula has {wanted:,}, {side}, {at}"
                 loads.append((abs(loaded - wanted), far))
         return [

@@ -67,23 +67,24 @@ def step_traffic(
         name="traffic of a step",
         question=(
             f"A GPT of {layers} layers, hidden size {hidden}, {heads} heads, {sequence} positions "
-            f"and {vocabulary} characters trains on {dp} copies x {tp} slices x {pp} stages in "
-            f"float32, {batch} rows in {microbatches} micro-batches, 1F1B, no ZeRO. How many bytes "
-            f"do all ranks together send in a step for tensor, pipeline and data parallelism, and "
-            f"how many barriers has the busiest rank? 0 of the 4 numbers may be off."
+            f"and {vocabulary} characters trains on {dp} copies x {tp} tensor ranks x {pp} stages "
+            f"in float32, {batch} rows in {microbatches} micro-batches, 1F1B, no ZeRO. How many "
+            f"bytes do all ranks together send in a step for tensor, pipeline and data "
+            f"parallelism, and how many barriers has the busiest rank? 0 of the 4 numbers may "
+            f"be off."
         ),
         form="a dict of four numbers of 0 or more, for example {'tensor': 0, 'pipeline': 0, "
         "'data': 0, 'barriers': 0}",
         hints=(
             "An all-reduce between 2 ranks sends the array once from each. What is all-reduced "
             "forward and backward in each layer, and what at the embedding and the head?",
-            "Pipeline: one array of b x s x h there and one back at each cut, from each rank of a "
-            "slice. Data: the gradients of what a rank holds; what every slice holds counts in "
-            "each of them.",
+            "Pipeline: one array of b x s x h there and one back at each cut, from each tensor "
+            "rank. Data: the gradients of what a rank holds; what every tensor rank holds counts "
+            "in each of them.",
             "In each layer 4 all-reduces of b s h, one at the embedding, one for the head's input, "
             "and three of b s for the loss; positions, norms and the biases behind a sum are on "
-            "every slice. A barrier is a collective: count those of the first stage, in each "
-            "micro-batch, and one for each unit that is averaged.",
+            "every tensor rank. A barrier is a collective: count those of each stage, in each "
+            "micro-batch, and one for each unit that is summed. The stage with most counts.",
         ),
         measured=measure,
         drawn=figure,
@@ -131,7 +132,8 @@ def _counted(model: GPT, shape: Shape, microbatches: int, batch: int) -> dict[st
 
 @styled
 def _mesh(model: GPT, shape: Shape, microbatches: int, batch: int, title: str) -> draw.Figure:
-    """A box for each rank: copies and their columns from above, stages from the left."""
+    """A box for each rank: copies and their columns from above, stages from the left. What a row
+    of boxes shares stands before it."""
     (dp, tp, pp), cut = shape, model.even_cut(shape[2])
     figure = canvas(1.0 + 0.62 * dp * tp, title)
     axes = figure.subplots()
@@ -142,11 +144,11 @@ def _mesh(model: GPT, shape: Shape, microbatches: int, batch: int, title: str) -
         draw.box(axes, at, colour, linewidth=0, gid=f"rank {rank}")
         low, high = split(0, batch, dp)[copy]
         units = ", ".join(model.stage_units(stage, cut)) or "nothing"
-        words = (
-            f"rank {rank}: rows {low}-{high - 1} in {microbatches} micro-batches, columns "
-            f"{part + 1}/{tp}\n{units}"
-        )
-        draw.text_in(axes, at, words, colour)
-    axes.set(xlim=(-0.02, pp), ylim=(dp * tp + 0.25 * (dp - 1) - 0.5, -0.5))
+        draw.text_in(axes, at, f"rank {rank}\n{units}", colour)
+        if stage == 0:
+            rows = f"rows {low}-{high - 1} in {microbatches}\nmicro-batches,"
+            words = f"{rows}\ncolumns {part + 1}/{tp}"
+            axes.text(-0.02 * pp, y, words, ha="right", va="center", fontsize=9)
+    axes.set(xlim=(-0.14 * pp, pp), ylim=(dp * tp + 0.25 * (dp - 1) - 0.5, -0.5))
     axes.set_axis_off()
     return figure
