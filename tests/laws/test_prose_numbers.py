@@ -43,7 +43,6 @@ FROM_OUTSIDE: dict[str, set[str]] = {
         "12_split_a_convolution": "2.652192 3,380 516,272",
         "13_split_in_space": "1.72 2,112 5.305888",
         "14_cut_24_layers": "1304",
-        "15_cut_under_caps": "8.33",
         "23_break_it_and_find_it": "250,880",
         "24_half_precision": "1.55 80,000",
         "25_several_hosts": "21.25 16,384 191,104 41,888 50,000 8,192",
