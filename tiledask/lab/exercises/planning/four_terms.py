@@ -43,8 +43,9 @@ def four_terms(
 
     def figure(given: tuple[float, ...] | None) -> Figure:
         mine = dict(zip(TERMS, map(round, given or _EXAMPLE), strict=True))
-        said = "your four terms" if given else "the example"
-        return plots.memory_bars({said: mine}, place="copy", title=f"A copy of {what.name}")
+        title = f"A copy of {what.name}" if given else "Four terms as they are drawn: an example"
+        said = "your four terms" if given else "example"
+        return plots.memory_bars({said: mine}, place="copy", title=title)
 
     return Exercise(
         name="four terms",
