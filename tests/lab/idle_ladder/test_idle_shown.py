@@ -198,3 +198,14 @@ def test_requests_that_make_no_sense(capsys):
     ):
         assert main(["puzzle", *words]) == 2
         assert why in " ".join(capsys.readouterr().err.split())
+
+
+def test_gaps_look_alike_until_all_of_them_are_named():
+    task = td.tasks.idle_level(11)
+    right = worked(task)
+    other = right.replace("imbalance", "transfer")
+    for answer, alike in ((None, True), (other, True), (right, False)):
+        figure = task.draw(answer)
+        idle = [b for b in figure.axes[0].collections if b.get_gid() in IDLE]
+        assert ({b.get_hatch() for b in idle} == {None}) is alike
+        assert [t for t in figure.axes[0].texts if "gap" in str(t.get_gid())]

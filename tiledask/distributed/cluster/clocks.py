@@ -32,7 +32,8 @@ class Clock:
     offset: float
     """Seconds to add to the worker's time; 0 if it cannot be told from 0."""
     error: float
-    """Seconds by which the offset may be wrong: half of the shortest round trip."""
+    """Seconds by which the offset may be wrong: half of the shortest round trip, and where none
+    was told from 0, what there seemed to be of it as well."""
 
     @classmethod
     def of(cls, trips: list[tuple[float, float, float]]) -> "Clock":
@@ -41,11 +42,11 @@ class Clock:
         >>> Clock.of([(0.0, 7.5, 1.0), (2.0, 7.25, 2.5)])
         Clock(offset=5.0, error=0.25)
         >>> Clock.of([(0.0, 0.75, 1.0)])
-        Clock(offset=0.0, error=0.5)
+        Clock(offset=0.0, error=0.75)
         """
         before, there, after = min(trips, key=lambda trip: trip[2] - trip[0])
         offset, error = there - (before + after) / 2, (after - before) / 2
-        return cls(offset if abs(offset) > error else 0.0, error)
+        return cls(offset, error) if abs(offset) > error else cls(0.0, error + abs(offset))
 
 
 def set_clocks(cluster: Cluster, timeout: float | None = None) -> tuple[Clock, ...]:

@@ -51,8 +51,9 @@ class PipelineRun:
 
     @property
     def clock_error(self) -> float:
-        """Seconds by which times of different devices may be wrong against each other."""
-        return max(clock.error for clock in self.clocks)
+        """Seconds by which times of two devices may be wrong against each other: each may be off
+        by its own error, and the other way."""
+        return sum(sorted(clock.error for clock in self.clocks)[-2:])
 
     def __repr__(self) -> str:
         overhead = format_seconds(self.timeline.overhead_per_action)

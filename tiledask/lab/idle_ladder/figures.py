@@ -123,8 +123,11 @@ def draw_names(task: LevelSpec, answer: Any, result: Result) -> draw.Figure:
 
 @styled
 def draw_gaps(task: LevelSpec, answer: Any, result: Result) -> draw.Figure:
-    """The run with a letter in each gap that is asked for; what it was called, if it was."""
+    """The run with a letter in each gap that is asked for; what it was called, if it was. All idle
+    time looks alike until every gap has its name, for the hatches tell them."""
     figure = _runs(task, titled(task, result))
+    if not result:
+        _plain(figure, "idle")
     given = task.sheet.read(answer) if result.targets else []
     wrong = task.sheet.wrong(given) if given else []
     for i, letter in enumerate(task.sheet.labels):

@@ -16,6 +16,8 @@ __all__ = ["four_terms"]
 TERMS = ("weights", "gradients", "optimizer states", "activations")
 NEAR = 0.01
 """How far off a term may be, as a share of it."""
+_EXAMPLE = (1e9, 2e9, 3e9, 4e9)
+"""How an answer is written: none of its terms is near."""
 
 
 def four_terms(
@@ -40,9 +42,10 @@ def four_terms(
         return [Target("terms off by more than 1 %", 0, len(wrong), 0, remarks=wrong)]
 
     def figure(given: tuple[float, ...] | None) -> Figure:
-        mine = dict(zip(TERMS, map(round, given or (0,) * 4), strict=True))
-        said = "your four terms" if given else "not attempted"
-        return plots.memory_bars({said: mine}, place="copy", title=f"A copy of {what.name}")
+        mine = dict(zip(TERMS, map(round, given or _EXAMPLE), strict=True))
+        title = f"A copy of {what.name}" if given else "Four terms as they are drawn: an example"
+        said = "your four terms" if given else "example"
+        return plots.memory_bars({said: mine}, place="copy", title=title)
 
     return Exercise(
         name="four terms",
@@ -52,7 +55,7 @@ def four_terms(
             f"the 4 terms: weights, gradients, optimizer states and activations; 0 of them may be "
             f"off by more than 1 %."
         ),
-        form="four numbers of bytes, for example (350e9, 350e9, 2.1e12, 300e9)",
+        form="four numbers of bytes, for example (1e9, 2e9, 3e9, 4e9)",
         hints=(
             "Three of the terms are the number of parameters times the bytes that the recipe "
             "keeps for each: td.load_recipe(...).states lists them.",

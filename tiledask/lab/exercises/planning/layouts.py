@@ -333,7 +333,7 @@ def _beside(
     """Where the time goes in ``step`` and in the answer, framed where ``lost`` says too much of it
     goes."""
     if answer is None:
-        return plots.step_breakdown({name: step}, title="Not attempted yet")
+        return plots.step_breakdown({name: step}, title="Where the time of a step goes")
     task.fit(answer)
     mine = task.step(answer)
     figure = plots.step_breakdown({name: step, f"yours: {answer}": mine})

@@ -17,7 +17,8 @@ __all__ = ["sensitivity_bars"]
 @styled
 def sensitivity_bars(relaxed: Sequence[Relaxed], *, title: str | None = None) -> "Figure":
     """A figure with a bar per relaxed limit: how many times as fast the best plan is then, or,
-    where nothing fits now, which part of a device's memory the best plan takes then."""
+    where nothing fits now, which part of a device's memory the best plan takes then: one bar for
+    all limits that change nothing."""
     if not relaxed:
         raise ConfigError(
             "sensitivity_bars draws 1 relaxed limit or more, got 0; pass what "
@@ -26,17 +27,23 @@ def sensitivity_bars(relaxed: Sequence[Relaxed], *, title: str | None = None) ->
     before = relaxed[0].before
     model, cluster = before.found.model, before.found.cluster
     heading = title or f"What relaxing one limit buys: {model.name} on {cluster}"
+    names = [f"{each.limit} x {each.times:g}" for each in relaxed]
+    idle = [e for e in relaxed if e.after.verdict == "no" and e.after.peak == before.peak]
+    if 1 < len(idle) < len(relaxed):
+        relaxed = [each for each in relaxed if each not in idle] + idle[:1]
+        names = [f"{each.limit} x {each.times:g}" for each in relaxed[:-1]]
+        names.append(f"each of the other {len(idle)}")
     # what differs in the layout; micro-batches follow from the rest
     changes = []
     for each in relaxed:
         old, new = each.before.layout, each.after.layout
-        names = [name for name in each.changed if name != "microbatches"]
-        found = (f"{name} {getattr(old, name)} → {getattr(new, name)}" for name in names)
+        axes_of = [name for name in each.changed if name != "microbatches"]
+        found = (f"{name} {getattr(old, name)} → {getattr(new, name)}" for name in axes_of)
         changes.append(fill(", ".join(found), 62))
     lines = 1 + max(text.count("\n") for text in changes)
     figure = canvas(1.35 + (0.29 + 0.12 * lines) * len(relaxed), fill(heading, 84))
     axes = figure.subplots()
-    draw.lanes(axes, [f"{each.limit} x {each.times:g}" for each in relaxed])
+    draw.lanes(axes, names)
     axes.spines["left"].set_visible(True)
     draw.limit_line(axes, 1, gid="one", zorder=3)
     if before.verdict == "no":
@@ -95,3 +102,4 @@ def _scale(axes: "Axes", low: float, high: float, words: Callable[[float], str])
     ticks = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
     ticks = [tick for tick in ticks if low - 1e-9 <= tick <= high + 0.02 * reach]
     axes.set_xticks(ticks, [words(tick) for tick in ticks])
+    axes.spines["bottom"].set_bounds(axes.get_xlim()[0], max(high, ticks[-1]))

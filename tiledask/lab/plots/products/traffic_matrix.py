@@ -75,8 +75,9 @@ def _panels(
         if traffic.ranks <= _MOST_NUMBERS:
             less = traffic if differs is None else first
             _numbers(axes, image, traffic.bytes, traffic.bytes - less.bytes)
-    bar = figure.colorbar(image, ax=list(panels), label="bytes", shrink=0.85)
-    draw.byte_ticks(bar.ax.yaxis)
+    if any(traffic.ranks > _MOST_NUMBERS for traffic in traffics.values()):
+        bar = figure.colorbar(image, ax=list(panels), label="bytes", shrink=0.85)
+        draw.byte_ticks(bar.ax.yaxis)
     return figure
 
 

@@ -37,7 +37,10 @@ def draw_composition(puzzle: PuzzleSpec, answer: Any, result: Result) -> Figure:
         layers = answer.replace("\n", ";").partition(";")[0] if isinstance(answer, str) else None
         costs = {**inputs, "memory": inputs["weights"]}
         return draw_cut(
-            titled(puzzle, result, "costs and weights of the layers"), costs, {}, layers
+            titled(puzzle, result, "costs and weights of the layers, no activations yet"),
+            costs,
+            {},
+            layers,
         )
     run = run_composition(inputs, composition)
     figure = gantt(
