@@ -501,6 +501,22 @@ def test_gantt_leaves_numbers_out():
     assert not any("number in a box" in said for said in words(figure))
 
 
+def test_gantt_names_rows_and_leaves_causes_out():
+    timeline, rows = pipeline(2, 3), ["worker 1", "worker 2"]
+    figure = plots.gantt(timeline, causes=False, lanes=rows)
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == rows
+    assert not any(boxes(axes, cause) for cause in ("warm-up", "dependency", "draining"))
+    drawn = sum(width for _, _, width, _ in boxes(axes, "idle"))
+    of_stages = [list(CAUSES).index(c) for c in ("warm-up", "dependency", "imbalance", "draining")]
+    found = timeline.idle_time
+    mine = np.isin(found.code, of_stages)
+    assert drawn == pytest.approx((found.end - found.start)[mine].sum())
+    assert "idle" in words(figure)
+    with pytest.raises(ConfigError, match="a name for each of 2 rows, got 1 lanes"):
+        plots.gantt(timeline, lanes=rows[:1])
+
+
 @pytest.mark.long
 def test_gantt_halves_the_row_where_a_forward_and_a_backward_run_at_once():
     (axes,) = plots.gantt(PAIRS).axes
