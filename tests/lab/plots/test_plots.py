@@ -821,6 +821,15 @@ def test_after_the_last_round_every_chunk_has_all_ranks_numbers(algorithm):
     assert [text.get_text() for text in last.texts] == ["4"] * 16
 
 
+def test_on_a_ring_an_arrow_says_whose_chunk_came():
+    _, *every = plots.collective_rounds("all_reduce", "ring", 4).axes
+    assert [len([p for p in axes.patches if p.get_gid() == "from"]) for axes in every] == [4] * 6
+    assert [axes.get_title(loc="left").partition(": ")[2] for axes in every] == [
+        *["add"] * 3,
+        *["keep"] * 3,
+    ]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("devices", "crossings"),
