@@ -188,6 +188,12 @@ def test_only_one_answer_is_right(suspects):
     assert suspects.table.format[right[0]] == "bfloat16"
 
 
+def test_what_runs_are_printed_as_does_not_answer(suspects):
+    words = {repr(run).partition("dtype")[2].count("=") for run in suspects.runs.values()}
+    assert words == {1}
+    assert "tiny" not in repr(suspects.runs)
+
+
 @pytest.mark.long
 def test_float64_tells(suspects):
     apart = {name: suspects.again(name).max() for name in suspects.runs}

@@ -501,6 +501,22 @@ def test_gantt_leaves_numbers_out():
     assert not any("number in a box" in said for said in words(figure))
 
 
+def test_gantt_names_rows_and_leaves_causes_out():
+    timeline, rows = pipeline(2, 3), ["worker 1", "worker 2"]
+    figure = plots.gantt(timeline, causes=False, lanes=rows)
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == rows
+    assert not any(boxes(axes, cause) for cause in ("warm-up", "dependency", "draining"))
+    drawn = sum(width for _, _, width, _ in boxes(axes, "idle"))
+    of_stages = [list(CAUSES).index(c) for c in ("warm-up", "dependency", "imbalance", "draining")]
+    found = timeline.idle_time
+    mine = np.isin(found.code, of_stages)
+    assert drawn == pytest.approx((found.end - found.start)[mine].sum())
+    assert "idle" in words(figure)
+    with pytest.raises(ConfigError, match="a name for each of 2 rows, got 1 lanes"):
+        plots.gantt(timeline, lanes=rows[:1])
+
+
 @pytest.mark.long
 def test_gantt_halves_the_row_where_a_forward_and_a_backward_run_at_once():
     (axes,) = plots.gantt(PAIRS).axes
@@ -803,6 +819,15 @@ def test_each_rank_makes_one_partial_sum_and_keeps_one_part_of_c():
 def test_after_the_last_round_every_chunk_has_all_ranks_numbers(algorithm):
     *_, last = plots.collective_rounds("all_reduce", algorithm, 4).axes
     assert [text.get_text() for text in last.texts] == ["4"] * 16
+
+
+def test_on_a_ring_an_arrow_says_whose_chunk_came():
+    _, *every = plots.collective_rounds("all_reduce", "ring", 4).axes
+    assert [len([p for p in axes.patches if p.get_gid() == "from"]) for axes in every] == [4] * 6
+    assert [axes.get_title(loc="left").partition(": ")[2] for axes in every] == [
+        *["add"] * 3,
+        *["keep"] * 3,
+    ]
 
 
 @pytest.mark.long

@@ -69,8 +69,10 @@ def fewest_bytes(
         ]
 
     def figure(pair: Pair | None) -> Figure:
-        none = ((Replicate(),) * len(mesh),) * 2
-        title = "Who owns which block" + (" (not attempted: everything everywhere)" * (not pair))
+        cut = (Shard(0), Shard(1), *(Replicate() for _ in mesh))[: len(mesh)]
+        none = cut, cut
+        given = "blocks" if len(mesh) > 1 else "rows"
+        title = "Who owns which block" + f" (not attempted: {given})" * (not pair)
         tilings = [Tiling(m.shape, mesh, p) for m, p in zip((x, a), pair or none, strict=True)]
         named = dict(zip(("X", "A"), tilings, strict=True))
         drawn = plots.owners(named, title=title)

@@ -53,6 +53,10 @@ class _Run(NamedTuple):
     dtype: str
     rule: Rule
 
+    def __repr__(self) -> str:
+        """Without the rule: it is what the exercise asks for."""
+        return f"Run(shape={self.shape}, dtype={self.dtype!r})"
+
 
 @dataclass(frozen=True, kw_only=True)
 class FaultyRun(Exercise):
@@ -134,11 +138,11 @@ def faulty_run(seed: int = 0) -> FaultyRun:
     return FaultyRun(
         name="which run is faulty",
         question=(
-            f"Six runs of one training, A to F, under six layouts and in three formats; one isn't "
-            f"the same training, by a mistake in its settings. In its own format each lies within "
-            f"what round-off explains. Say which: 0 sound runs may be accused, and 0 faulty ones "
-            f"left at large. exercise.again('A', 'float64', steps={JUDGED}) runs one once more, "
-            f"beside one device."
+            "Six runs of one training, A to F, under six layouts and in three formats; one isn't "
+            "the same training, by a mistake in its settings. In its own format each lies within "
+            "what round-off explains. Say which: 0 sound runs may be accused, and 0 faulty ones "
+            "left at large. exercise.again(letter, dtype, steps) runs one once more, beside one "
+            "device."
         ),
         form="the letter of a run, 'A' to 'F', for example 'B'",
         hints=(

@@ -62,6 +62,7 @@ IDLE = {
     "draining": IdleLook(PALE, "#A8A8A8", "\\"),
 }
 """Cause -> its look: grey where the order of actions is the cause, else a colour of its own."""
+_OF_STAGES = ("warm-up", "dependency", "imbalance", "draining")
 
 
 class _Action(NamedTuple):
@@ -81,6 +82,8 @@ def gantt(
     title: str = "Who computes when",
     between: tuple[float, float] | None = None,
     numbers: bool = True,
+    causes: bool = True,
+    lanes: Sequence[str] | None = None,
 ) -> "Figure":
     """A figure with one panel per timeline, one row per device, all on one time axis.
 
@@ -88,21 +91,23 @@ def gantt(
     idle time is hatched by its cause; at the right of a row is the idle share of its device, unless
     all are idle equally long.
     ``titles`` name the panels; without them a timeline's origin does. ``between``: only these
-    seconds are drawn, for a closer look. Without ``numbers`` the boxes stay empty. A forward and a
-    backward that a device does at once share the height of its row.
+    seconds are drawn, for a closer look. Without ``numbers`` the boxes stay empty. Without
+    ``causes`` what other stages and the order cause is one plain grey. ``lanes`` name the rows;
+    default: device 0, device 1, ... A forward and a backward that a device does at once share the
+    height of its row.
     """
-    _check(timelines, titles, between)
+    _check(timelines, titles, between, lanes)
     rows = [timeline.devices for timeline in timelines]
     pitch = 0.34 if max(rows) < 12 else 0.22
     actions = [_actions(timeline) for timeline in timelines]
-    entries = _legend(timelines)[: None if numbers else -1]
+    entries = _legend(timelines, causes)[: None if numbers else -1]
     columns = 5 if len(entries) <= 5 else 3
     lines = -(-len(entries) // columns)
     figure = canvas(0.85 + 0.2 * lines + sum(0.45 + pitch * n for n in rows), title)
     panels = draw.stacked_axes(figure, rows, sharex=True)
     names = titles or [timeline.origin for timeline in timelines]
     for axes, timeline, done, name in zip(panels, timelines, actions, names, strict=True):
-        _panel(axes, timeline, done, name)
+        _panel(axes, timeline, done, name, causes, lanes)
     begins = min(0.0, *(float(t.start.min(initial=0.0)) for t in timelines))
     ends = max(max(t.makespan, float(t.end.max(initial=0.0))) for t in timelines)
     first, last = between or (begins, ends or 1.0)
@@ -124,13 +129,24 @@ def gantt(
     return figure
 
 
-def _check(timelines: Sequence[Timeline], titles: Sequence[str] | None, between) -> None:
+def _check(
+    timelines: Sequence[Timeline],
+    titles: Sequence[str] | None,
+    between: tuple[float, float] | None,
+    lanes: Sequence[str] | None,
+) -> None:
     if not timelines:
         raise ConfigError("gantt draws 1 timeline or more, got 0; pass simulate(...)'s result")
     if titles is not None and len(titles) != len(timelines):
         raise ConfigError(
             f"gantt needs a title per timeline: {len(timelines)} timelines, {len(titles)} titles; "
             f"leave titles out to name the panels by their origin"
+        )
+    most = max(timeline.devices for timeline in timelines)
+    if lanes is not None and len(lanes) < most:
+        raise ConfigError(
+            f"gantt needs a name for each of {most} rows, got {len(lanes)} lanes; leave lanes out "
+            f"to name the rows device 0, device 1, ..."
         )
     if between is not None and not between[0] < between[1]:
         raise ConfigError(
@@ -139,12 +155,19 @@ def _check(timelines: Sequence[Timeline], titles: Sequence[str] | None, between)
         )
 
 
-def _panel(axes: "Axes", timeline: Timeline, actions: list[_Action], name: str) -> None:
+def _panel(
+    axes: "Axes",
+    timeline: Timeline,
+    actions: list[_Action],
+    name: str,
+    causes: bool,
+    lanes: Sequence[str] | None,
+) -> None:
     axes.set_title(
         f"{name}: {100 * timeline.bubble_fraction:.1f} % of device-time idle, "
         f"done after {format_seconds(timeline.makespan)}"
     )
-    for cause, idle in _idle_boxes(timeline).items():
+    for cause, idle in _idle_boxes(timeline, causes).items():
         draw.boxes(axes, idle, **_face(cause), gid=cause, linewidth=0)
     for kind, chunk in dict.fromkeys((a.kind, a.chunk) for a in actions):
         alike = [a.box for a in actions if (a.kind, a.chunk) == (kind, chunk)]
@@ -158,7 +181,8 @@ def _panel(axes: "Axes", timeline: Timeline, actions: list[_Action], name: str) 
         draw.boxes(axes, marks, color=INK if moved == TRANSFER else WEIGHTS[moved][1], gid=moved)
     step = 1 + timeline.devices // 24
     devices = range(timeline.devices)
-    draw.lanes(axes, [f"device {d}" for d in devices], step)
+    names = lanes[: timeline.devices] if lanes else [f"device {d}" for d in devices]
+    draw.lanes(axes, names, step)
     # at the right of each row how much of the time its device is idle, where they differ
     whole = timeline.makespan or 1.0
     shares = [f"{100 * max(0.0, idle / whole):.1f} % idle" for idle in timeline.idle_per_device]
@@ -168,17 +192,26 @@ def _panel(axes: "Axes", timeline: Timeline, actions: list[_Action], name: str) 
 
 def _face(cause: str) -> dict:
     """Of a patch of idle time."""
+    if cause == "idle":
+        return {"facecolor": PALE}
     colour, hatch_colour, hatch = IDLE[cause]
     return {"facecolor": colour, "edgecolor": hatch_colour, "hatch": 5 * hatch}
 
 
-def _idle_boxes(timeline: Timeline) -> dict[str, list[draw.Box]]:
-    """The boxes of every cause there is."""
+def _idle_boxes(timeline: Timeline, causes: bool = True) -> dict[str, list[draw.Box]]:
+    """The boxes of every cause there is; without ``causes`` those of the stages are all "idle"."""
     found, made = timeline.idle_time, {}
     columns = (found.device, found.code, found.start, found.end)
     for device, code, start, end in zip(*(c.tolist() for c in columns), strict=True):
         box = start, device - draw.HEIGHT / 2, end - start, draw.HEIGHT
-        made.setdefault(list(CAUSES)[code], []).append(box)
+        cause = list(CAUSES)[code]
+        if causes or cause not in _OF_STAGES:
+            made.setdefault(cause, []).append(box)
+            continue
+        plain = made.setdefault("idle", [])
+        if plain and plain[-1][1] == box[1] and np.isclose(sum(plain[-1][::2]), start):
+            box = plain[-1][0], box[1], end - plain.pop()[0], draw.HEIGHT  # one box, no seam
+        plain.append(box)
     return made
 
 
@@ -261,14 +294,16 @@ def _fits(digits: int, size: float, turned: bool, wide: float, tall: float) -> b
     return (across <= wide and along <= tall) if turned else (along <= wide and size <= tall)
 
 
-def _legend(timelines: Sequence[Timeline]) -> list:
+def _legend(timelines: Sequence[Timeline], by_cause: bool) -> list:
     entries = [draw.patch_entry(*shown) for shown in kinds_shown(*timelines)]
     if any((timeline.kind == TRANSFER).any() for timeline in timelines):
         entries.append(draw.line_entry("transfer to the device", linewidth=2))
     for kind, (words, colour) in WEIGHTS.items():
         if any((timeline.kind == kind).any() for timeline in timelines):
             entries.append(draw.line_entry(words, color=colour, linewidth=2))
-    causes = {cause for timeline in timelines for cause in _idle_boxes(timeline)}
+    causes = {cause for timeline in timelines for cause in _idle_boxes(timeline, by_cause)}
+    if "idle" in causes:
+        entries.append(draw.patch_entry("idle", PALE, linewidth=0))
     for cause, words in CAUSES.items():
         if cause in causes:
             entries.append(draw.patch_entry(f"idle: {words}", PALE, linewidth=0, **_face(cause)))

@@ -5,6 +5,7 @@ F0 .. .. .. .. B0        .. .. .. .. F0 B0
 .. .. F0 B0 .. ..        .. .. .. .. F0 B0
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -29,10 +30,14 @@ _PIECES = {
 
 @styled
 def idle_blocks(
-    timeline: Timeline, *, title: str = "Idle time, where it lies and pushed together"
+    timeline: Timeline,
+    *,
+    title: str = "Idle time, where it lies and pushed together",
+    lanes: Sequence[str] | None = None,
 ) -> "Figure":
     """A figure of two panels, a row per device. Above, when it computes and when it idles; below,
-    the same pieces with all idle time first, so that the rows' idle time forms a block."""
+    the same pieces with all idle time first, so that the rows' idle time forms a block. ``lanes``
+    name the rows; default: device 0, device 1, ..."""
     if not timeline.devices or not timeline.makespan:
         raise ConfigError("idle_blocks draws 1 device or more that did something, got none")
     devices = timeline.devices
@@ -60,11 +65,11 @@ def idle_blocks(
         draw.box(axes, at, _PIECES[name], gid=name)
     idle = np.array(timeline.idle_per_device)
     alike = np.allclose(idle, idle[0])
-    each = f"{format_seconds(idle[0])} on each device, " if alike else ""
+    each = f"{format_seconds(idle[0])} on each{'' if lanes else ' device'}, " if alike else ""
     above.set_title(f"when: {100 * timeline.bubble_fraction:.1f} % of device-time idle")
     below.set_title(f"how long: {each}{format_seconds(idle.sum())} together")
     for axes in (above, below):
-        draw.lanes(axes, [f"device {d}" for d in range(devices)])
+        draw.lanes(axes, lanes or [f"device {d}" for d in range(devices)])
     draw.time_ticks(below, 0.0, timeline.makespan)
     entries = [draw.patch_entry(*shown) for shown in kinds_shown(timeline)]
     entries += [draw.patch_entry(*each) for each in _PIECES.items()]

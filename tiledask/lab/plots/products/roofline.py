@@ -50,6 +50,9 @@ def roofline(
     draw.log_ticks(axes.yaxis, *axes.get_ylim(), lambda speed: f"{speed / 1e12:g}")
     draw.log_ticks(axes.xaxis, left, right, "{:g}".format)
     draw.grid(axes)
+    if any(prediction.config.kernel in (measured or {}) for prediction in predictions):
+        look = {"marker": "x", "markersize": 8, "markeredgewidth": 1.8, "label": "measured"}
+        draw.curve(axes, [], [], GREY, 0, **look)
     draw.legend(figure, axes, 2, fontsize=8)
     return figure
 
@@ -72,7 +75,7 @@ def _roofs(axes: "Axes", predictions: Sequence[Prediction], left: float, right: 
         xs, ys = [left, top / level.bandwidth], [left * level.bandwidth, top]
         draw.curve(axes, xs, ys, colour, 1.4, gid=f"roof {level.name}", **look)
     slowest = min(p.flops_per_second for p in predictions)
-    axes.set_ylim(slowest / 3, top * 1.8)
+    axes.set_ylim(min(slowest / 3, top / 10), top * 1.8)  # a decade, so that there are ticks
     for name, peak in peaks.items():
         draw.curve(axes, [left, right], [peak, peak], GREY, 1.2, gid=f"peak {name}")
         draw.note(axes, (right, peak), f"peak {name}: {peak / 1e12:g} TFLOP/s", (-4, 3))
@@ -95,5 +98,4 @@ def _kernel(
         draw.curve(axes, level.intensity, speed, colour, 0, zorder=4, gid=gid, **look)
     if kernel in measured:
         look = {"marker": "x", "markersize": 8, "markeredgewidth": 1.8, "zorder": 5}
-        words = {"gid": f"{kernel} measured", "label": f"{kernel}, measured"}
-        draw.curve(axes, xs[0], measured[kernel], colour, 0, **look, **words)
+        draw.curve(axes, xs[0], measured[kernel], colour, 0, gid=f"{kernel} measured", **look)

@@ -2,9 +2,9 @@
 
 from tiledask.errors import ConfigError
 from tiledask.lab.plots import primitives as draw
-from tiledask.lab.plots.primitives import Figure
+from tiledask.lab.plots.primitives import Axes, Figure
 from tiledask.lab.plots.style import BLUE, RED, canvas, lighter, styled
-from tiledask.plan.collectives.algorithms import rounds
+from tiledask.plan.collectives.algorithms import Move, Rounds, rounds
 
 __all__ = ["collective_rounds"]
 
@@ -18,7 +18,7 @@ def collective_rounds(
 ) -> "Figure":
     """A figure with a panel for each round of a reduction: a row per rank, a column per chunk. A
     number says how many ranks' numbers are added up in the chunk; what came in the round is
-    framed."""
+    framed, on a ring with an arrow from the neighbour it came from."""
     if kind not in ("all_reduce", "reduce_scatter") or not 2 <= ranks <= _MOST:
         raise ConfigError(
             f"collective_rounds draws an all_reduce or reduce_scatter of 2 to {_MOST} ranks, got "
@@ -36,7 +36,7 @@ def collective_rounds(
     figure.lay_out()
     held, came = [[1] * ranks for _ in range(ranks)], set()
     for number, axes in enumerate(panels):
-        axes.set_title("before" if not number else f"round {number}", fontsize=8.5)
+        axes.set_title(_name(number, every), fontsize=8.5)
         if number:
             held, came = _after(held, every[number - 1])
         for rank, chunks in enumerate(held):
@@ -48,6 +48,9 @@ def collective_rounds(
                 if (rank, chunk) in came:
                     frame = (chunk - 0.45, rank - 0.45, 0.9, 0.9)
                     draw.box(axes, frame, "none", edgecolor=RED, linewidth=1.6, gid="came")
+        if number and algorithm == "ring":
+            for move in every[number - 1]:
+                _arrow(axes, move, ranks)
     entries = [
         draw.patch_entry("all ranks' numbers are in it", BLUE),
         draw.patch_entry("came in this round", "none", edgecolor=RED, linewidth=1.6),
@@ -55,6 +58,25 @@ def collective_rounds(
     ]
     draw.legend(figure, entries)
     return figure
+
+
+def _name(number: int, every: Rounds) -> str:
+    """Of a panel: which round, and whether what comes is added or kept."""
+    if not number:
+        return "before"
+    return f"round {number}: {'add' if every[number - 1][0].adds else 'keep'}"
+
+
+def _arrow(axes: "Axes", move: Move, ranks: int) -> None:
+    """From the neighbour's chunk to the receiver's, over the edge between them or from outside."""
+    up = (move.source - move.destination) % ranks == 1  # from the row below
+    outside = abs(move.source - move.destination) > 1  # round the ring: short of the title
+    begin, end = 0.85 if outside else 1.05, 0.05
+    look = {"connectionstyle": "arc3", "mutation_scale": 7, "linewidth": 1.4, "zorder": 5}
+    for chunk in move.chunks:
+        x, y, below = chunk + 0.27, move.destination, 1 if up else -1
+        at = (x, y + below * begin), (x, y + below * end)
+        draw.arrow(axes, *at, RED, gid="from", clip_on=False, **look)
 
 
 def _after(held: list[list[int]], moves) -> tuple[list[list[int]], set[tuple[int, int]]]:

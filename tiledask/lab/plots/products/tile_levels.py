@@ -39,7 +39,8 @@ def tile_levels(levels: Levels, *, title: str | None = None) -> "Figure":
         axes.barh(y, seconds, 0.66, color=RED if binding else ORANGE if not y else BLUE, gid=name)
         words = format_seconds(seconds) if seconds else "not known: no bandwidth"
         words += ", the longest" * binding
-        draw.note(axes, (seconds, y), words, **draw.BEHIND)
+        # beyond the line of the arithmetic, which would cross the words
+        draw.note(axes, (max(seconds, levels.compute), y), words, **draw.BEHIND)
     draw.limit_line(axes, levels.compute, color=GREY, linewidth=0.8, zorder=0)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()

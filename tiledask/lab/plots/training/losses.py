@@ -81,6 +81,8 @@ def losses(
             axes[1].set_yticks([])
             middle = {"ha": "center", "va": "center", "transform": axes[1].transAxes}
             axes[1].text(0.5, 0.5, "no difference to be drawn", **middle)
+        else:
+            _a_decade(axes[1])
         axes[1].set_title(f"difference from {next(iter(curves))}, relative; none: equal to the bit")
         _legend(axes[1])
     return figure
@@ -151,6 +153,14 @@ def _differences(axes: "Axes", curves: dict[str, tuple[np.ndarray, np.ndarray]])
     if drawn:
         axes.set_yscale("log")
     return drawn
+
+
+def _a_decade(axes: "Axes") -> None:
+    """Show a decade or more: two differences of one rounding are no slope."""
+    low, high = axes.get_ylim()
+    if low > 0 and high < 10 * low:
+        middle = (low * high) ** 0.5
+        axes.set_ylim(middle / 10**0.5, middle * 10**0.5)
 
 
 def _words(off: np.ndarray, steps: int) -> str:
