@@ -762,7 +762,8 @@ def test_owners_are_drawn_of_arrays_too():
 
 def test_slots_have_a_box_for_each_task_and_a_line_for_a_moment():
     (axes,) = FIGURES["slots"]().axes
-    assert [(p.get_x(), round(p.get_width(), 3), p.get_y() + 0.36) for p in axes.patches] == [
+    naps = [patch for patch in axes.patches if patch.get_gid() == "nap"]
+    assert [(p.get_x(), round(p.get_width(), 3), p.get_y() + 0.36) for p in naps] == [
         (0, 0.2, 0),
         (0.2, 0.2, 0),
     ]
@@ -773,6 +774,9 @@ def test_slots_have_a_box_for_each_task_and_a_line_for_a_moment():
 def test_steps_that_are_not_to_scale_have_no_numbers():
     (axes,) = plots.slots(STAYS, xlabel=None).axes
     assert (len(axes.get_xticks()), axes.get_xlabel()) == (0, "order of steps, not to scale")
+    assert not boxes(axes, "idle")  # an order has no idle time
+    (axes,) = plots.slots({"slot 0": [("nap", 0, 1)], "slot 1": [], "notebook": []}).axes
+    assert [width for *_, width, _ in boxes(axes, "idle")] == [1, 1]
 
 
 def test_the_legend_leaves_out_what_is_too_thin_to_be_seen():
