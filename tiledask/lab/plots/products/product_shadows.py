@@ -11,6 +11,7 @@
 from collections.abc import Mapping
 from itertools import product
 from math import isqrt, prod
+from typing import Any
 
 from tiledask.errors import ConfigError
 from tiledask.lab.plots import primitives as draw
@@ -22,7 +23,6 @@ __all__ = ["product_shadows"]
 
 _MOST = 16
 """Blocks along a side that are drawn."""
-_Point = tuple[float, float, float]
 
 
 @styled
@@ -70,10 +70,11 @@ def _cube(axes: "Axes", grid: tuple[int, int, int]) -> None:
         for u, v in product(range(side), range(side)):
             touched = u in part[down] and v in part[across]
             own = touched and (u, v) == (begin[down], begin[across])
-            look = {"facecolor": lighter(ORANGE, 0.3) if touched else PALE, "edgecolor": "white"}
-            look |= {"hatch": "////", "edgecolor": INK} if own else {}
+            colour = lighter(ORANGE, 0.3) if touched else PALE
+            look = {"hatch": "////", "edgecolor": INK} if own else {}
             gid = f"{name} {'own' if own else 'touched' if touched else 'other'}"
-            _face(axes, (down, across, fixed), (u, u + 1, v, v + 1, where), gid, **look)
+            edges = u, u + 1, v, v + 1, where
+            _face(axes, (down, across, fixed), edges, colour, gid=gid, **look)
         middle = [0.0, 0.0, 0.0]
         middle[down], middle[across], middle[fixed] = side / 2, side / 2, where
         shift = {"A": (-0.42, 0.3), "B": (-0.1, -0.36), "C": (0.0, 0.6)}[name]
@@ -87,24 +88,23 @@ def _cube(axes: "Axes", grid: tuple[int, int, int]) -> None:
     ):
         ends = {0: (i, i_end), 1: (j, j_end), 2: (k, k_end)}
         edges = (*ends[down], *ends[across], where)
-        look = {"facecolor": lighter(BLUE, shade), "edgecolor": "white", "alpha": 0.75}
-        _face(axes, (down, across, fixed), edges, "part", **look)
+        _face(axes, (down, across, fixed), edges, lighter(BLUE, shade), gid="part", alpha=0.75)
     axes.set_aspect("equal")
     axes.margins(0.04)
     draw.bare(axes)
 
 
-def _face(axes: "Axes", along: tuple[int, int, int], edges: tuple, gid: str, **look) -> None:
+def _face(
+    axes: "Axes", along: tuple[int, int, int], edges: tuple[float, ...], colour: Any, **look: Any
+) -> None:
     """A rectangle in space: two dimensions that it spans, and the one in which it lies still."""
-    from matplotlib.patches import Polygon
-
     first, last, left, right, where = edges
     corners = []
     for u, v in ((first, left), (first, right), (last, right), (last, left)):
         point = [0.0, 0.0, 0.0]
         point[along[0]], point[along[1]], point[along[2]] = u, v, where
         corners.append(_at(tuple(point)))
-    axes.add_patch(Polygon(corners, linewidth=0.6, gid=gid, **look))
+    draw.polygon(axes, corners, colour, **look)
 
 
 def _at(point: tuple[float, ...]) -> tuple[float, float]:
