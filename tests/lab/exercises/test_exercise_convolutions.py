@@ -188,7 +188,7 @@ def test_the_number_of_devices_is_where_30_images_are_reached(devices):
         assert (layerwise > data) is (images == 30)
     assert devices.check(3).best
     few, many = devices.check(2), devices.check(4)
-    assert "in % of the layerwise split's 149.63" in few.reason
+    assert "in % of those by output units 149.63" in few.reason
     assert "devices 4: more than is needed" in many.reason
     assert "3" not in many.reason  # which is what is asked
 

@@ -677,7 +677,7 @@ ANSWERS: dict[str, list[tuple]] = {
         ),
     ],
     "until_layerwise_moves_more": [
-        (2, "not yet", "on 2 devices, 20 images, layerwise 0.6901 MB and data"),
+        (2, "not yet", "20 images, by output units 0.6901 MB and data"),
         (4, "not yet", "devices 4: more than is needed"),
         (64, "not yet", "devices 64: far, more than is needed"),
         (1, "not an answer", "an answer is a whole number from 2 to 64; got 1"),

@@ -33,3 +33,16 @@ def test_weights_that_are_gathered_are_marks_of_their_own():
     plain = td.plots.gantt(td.simulate(td.schedule("1f1b", 2, 3)))
     words = [text.get_text() for legend in plain.legends for text in legend.get_texts()]
     assert "weights gathered" not in words
+
+
+@pytest.mark.long
+def test_a_legend_of_five_long_entries_stays_inside_and_names_what_takes_time():
+    forward_only = td.simulate(td.schedule("gpipe", 4, 4), forward=(21, 1, 1, 1), backward=0)
+    even = td.simulate(td.schedule("gpipe", 4, 4), forward=6, backward=0)
+    figure = td.plots.gantt(even, forward_only)
+    (legend,) = figure.legends
+    words = [text.get_text() for text in legend.get_texts()]
+    assert len(words) == 5
+    assert KINDS["B"][0] not in words
+    box = legend.get_window_extent(figure.canvas.get_renderer())
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.x1

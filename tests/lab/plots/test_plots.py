@@ -9,7 +9,7 @@ Holds `tiledask.lab.plots.labels`, `tiledask.lab.plots.picture`,
 `tiledask.lab.plots.planning.cut_costs`, `tiledask.lab.plots.planning.distribution`,
 `tiledask.lab.plots.planning.memory_bars`,
 `tiledask.lab.plots.products.corner`, `tiledask.lab.plots.products.product_layers`,
-`tiledask.lab.plots.products.rounds`,
+`tiledask.lab.plots.products.product_shadows`, `tiledask.lab.plots.products.rounds`,
 `tiledask.lab.plots.products.intensity`, `tiledask.lab.plots.products.owners`,
 `tiledask.lab.plots.products.panels`, `tiledask.lab.plots.products.traffic_matrix`,
 `tiledask.lab.plots.style`, `tiledask.lab.plots.training.layers_on_devices`,
@@ -183,6 +183,7 @@ FIGURES = {
     "rounds, direct": lambda: plots.collective_rounds("reduce_scatter", "direct", 5),
     "layers of a product": lambda: plots.product_layers((2, 2, 3)),
     "layers of a product, thin": lambda: plots.product_layers((4, 1, 2)),
+    "shadows": lambda: plots.product_shadows({"8 x 8 x 1": (8, 8, 1), "a cube": (4, 4, 4)}),
     "slots": lambda: plots.slots(STAYS, title="A worker dies"),
     "curves": lambda: plots.curves(SPREAD, xlabel="n", ylabel="seconds", title="n x n x n"),
     "owners": lambda: plots.owners({"A": QUARTERS, "B": COPIES, "C": QUARTERS}),
@@ -296,6 +297,21 @@ def drawn(name: str) -> tuple:
     """(figure, its words), drawn once for all that is asked of it."""
     figure = FIGURES[name]()
     return figure, drawn_texts(figure)
+
+
+@pytest.mark.long
+def test_the_shadows_of_a_part_are_what_it_touches():
+    figure = plots.product_shadows({"SUMMA": (8, 8, 1), "a cube": (4, 4, 4)})
+    found = [
+        {
+            name: sum(p.get_gid() in (f"{name} touched", f"{name} own") for p in axes.patches)
+            for name in "ABC"
+        }
+        for axes in figure.axes
+    ]
+    assert found == [{"A": 8, "B": 8, "C": 1}, {"A": 4, "B": 4, "C": 4}]
+    own = [p.get_gid() for axes in figure.axes for p in axes.patches if "own" in p.get_gid()]
+    assert own == 2 * ["A own", "B own", "C own"]
 
 
 def test_the_legend_of_placements_says_what_is_drawn_and_no_more():
@@ -569,6 +585,9 @@ def test_panels_of_a_figure_share_the_time():
         (lambda: plots.two_levels(*(cut((4, 4), R, R) for _ in "AB")), "shard A or B"),
         (lambda: plots.product_layers((2, 2)), "give three numbers"),
         (lambda: plots.product_layers((2, 2, 9)), "in 1 to 5 layers"),
+        (lambda: plots.product_shadows({}), "1 grid or more, got 0"),
+        (lambda: plots.product_shadows({"a": (2, 2, 2)}), "whose number is a square"),
+        (lambda: plots.product_shadows({"a": (8, 2, 1)}), "sides that divide its root"),
         (lambda: plots.collective_rounds("all_gather"), "an all_reduce or reduce_scatter"),
         (lambda: plots.Blocks([[0, 1]], [0, 5], [0, 5]), "1 x 2 owners"),
         (lambda: plots.Blocks([[0, 1], [2]], [0, 1, 2], [0, 1, 2]), "one owner"),
@@ -759,7 +778,8 @@ def test_owners_are_drawn_of_arrays_too():
 
 def test_slots_have_a_box_for_each_task_and_a_line_for_a_moment():
     (axes,) = FIGURES["slots"]().axes
-    assert [(p.get_x(), round(p.get_width(), 3), p.get_y() + 0.36) for p in axes.patches] == [
+    naps = [patch for patch in axes.patches if patch.get_gid() == "nap"]
+    assert [(p.get_x(), round(p.get_width(), 3), p.get_y() + 0.36) for p in naps] == [
         (0, 0.2, 0),
         (0.2, 0.2, 0),
     ]
@@ -770,6 +790,9 @@ def test_slots_have_a_box_for_each_task_and_a_line_for_a_moment():
 def test_steps_that_are_not_to_scale_have_no_numbers():
     (axes,) = plots.slots(STAYS, xlabel=None).axes
     assert (len(axes.get_xticks()), axes.get_xlabel()) == (0, "order of steps, not to scale")
+    assert not boxes(axes, "idle")  # an order has no idle time
+    (axes,) = plots.slots({"slot 0": [("nap", 0, 1)], "slot 1": [], "notebook": []}).axes
+    assert [width for *_, width, _ in boxes(axes, "idle")] == [1, 1]
 
 
 def test_the_legend_leaves_out_what_is_too_thin_to_be_seen():

@@ -319,6 +319,17 @@ def test_the_numbered_plans_lie_on_the_lines_and_their_layouts_are_listed(name, 
     assert short_layout(plans.best.layout) in listed
 
 
+@pytest.mark.few(1)
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["tight", "small"])
+def test_a_front_begins_at_0_unless_all_plans_are_far_from_it(name, drawn, found):
+    axes = drawn(f"front {name}")[0].axes[0]
+    least, capacity = found[name].peak.min(), found[name].cluster.device.memory_bytes
+    left = axes.get_xlim()[0]
+    assert left < least
+    assert (left == 0) == (least < capacity / 2)
+
+
 @pytest.mark.long
 def test_where_nothing_fits_the_front_shows_how_far_the_nearest_is(found, drawn):
     axes = drawn("front far")[0].axes[0]

@@ -114,3 +114,11 @@ def test_words_are_written_only_where_they_fit(axes):
     assert draw.fitting_text(axes, (0, 0, 1, 1), "fits", BLUE)
     assert not draw.fitting_text(axes, (0, 0, 0.01, 1), "does not fit", BLUE)
     assert [text.get_text() for text in axes.texts] == ["fits"]
+
+
+def test_a_polygon_has_its_corners_and_a_white_edge(axes):
+    corners = [(0, 0), (2, 1), (2, 3), (0, 2)]
+    draw.polygon(axes, corners, "red", gid="side")
+    (side,) = (patch for patch in axes.patches if patch.get_gid() == "side")
+    assert [tuple(corner) for corner in side.get_xy()[:4]] == corners
+    assert side.get_edgecolor() == (1, 1, 1, 1)

@@ -41,6 +41,7 @@ from tiledask.lab.plots.products.intensity import intensity
 from tiledask.lab.plots.products.owners import Blocks, matrices, owners
 from tiledask.lab.plots.products.panels import panels, reads, tradeoff
 from tiledask.lab.plots.products.product_layers import product_layers
+from tiledask.lab.plots.products.product_shadows import product_shadows
 from tiledask.lab.plots.products.roofline import roofline
 from tiledask.lab.plots.products.rounds import collective_rounds
 from tiledask.lab.plots.products.tile_levels import tile_levels
@@ -91,6 +92,7 @@ __all__ = [
     "placements",
     "printed_rates",
     "product_layers",
+    "product_shadows",
     "ranges",
     "rank_groups",
     "reads",

@@ -54,6 +54,7 @@ __all__ = [
     "patch_entry",
     "percent_ticks",
     "points_per_unit",
+    "polygon",
     "second_ticks",
     "stack",
     "stacked_axes",
@@ -179,6 +180,14 @@ def box(axes: "Axes", at: Box, colour: Any, **look: Any) -> "Rectangle":
 
     look = {"edgecolor": "white", "linewidth": 0.8, "facecolor": colour} | look
     return axes.add_patch(Rectangle(at[:2], *at[2:], **look))
+
+
+def polygon(axes: "Axes", corners: Sequence[tuple[float, float]], colour: Any, **look: Any) -> None:
+    """A polygon with a thin white edge, such as a box that is seen from the side."""
+    from matplotlib.patches import Polygon
+
+    look = {"edgecolor": "white", "linewidth": 0.6, "facecolor": colour} | look
+    axes.add_patch(Polygon(corners, **look))
 
 
 def boxes(axes: "Axes", every: Iterable[Box], **look: Any) -> None:

@@ -281,11 +281,11 @@ def until_layerwise_moves_more(each: int = 4, seed: int = 0) -> Exercise:
         else:
             sent = {name: planned(name, devices) for name in _BOTH}
         percent = 100 * sent["data parallel"] / sent["layerwise"]
-        both = " and ".join(f"{name} {nbytes / MB:.4g} MB" for name, nbytes in sent.items())
+        both = " and ".join(f"{_SAID[name]} {sent[name] / MB:.4g} MB" for name in _BOTH)
         where = f"on {devices} devices, {each * devices} images, {both} are sent: too few images"
         return [
             Target(
-                "data parallelism's bytes in % of the layerwise split's",
+                "data parallelism's bytes in % of those by output units",
                 100,
                 round(percent, 2),
                 None,
@@ -296,22 +296,22 @@ def until_layerwise_moves_more(each: int = 4, seed: int = 0) -> Exercise:
 
     def figure(answer: Any) -> draw.Figure:
         devices = answer or 2
-        bars = {name: planned(name, devices) for name in _BOTH}
+        bars = {_SAID[name]: planned(name, devices) for name in _BOTH}
         title = f"LeNet, {devices} devices, {each} images on each: bytes of a step"
         return _bars(bars, title)
 
     return Exercise(
-        name="until the layerwise split moves more",
+        name="until output units move more",
         question=(
             f"Every device brings {each} images, so the batch grows with them. On how many devices "
-            f"does LeNet's layerwise split move more bytes than data parallelism for the first "
-            f"time? Give the fewest: data parallelism's bytes are to be at most 100 % of the "
-            f"layerwise split's."
+            f"does LeNet's split by output units move more bytes than data parallelism for the "
+            f"first time? Give the fewest: data parallelism's bytes are to be at most 100 % of "
+            f"those by output units."
         ),
         form=f"a whole number from 2 to {MOST}",
         hints=(
-            "What data parallelism moves does not depend on the images. What does the layerwise "
-            "split move for each?",
+            "What data parallelism moves does not depend on the images. What does the split by "
+            "output units move for each?",
             "Both move p - 1 times something, so the number of devices cancels. What stays is the "
             "size of the whole batch.",
             "Divide twice the weights by the activations that an image moves, there and back: "
@@ -323,7 +323,8 @@ def until_layerwise_moves_more(each: int = 4, seed: int = 0) -> Exercise:
     )
 
 
-_BOTH = ("layerwise", "data parallel")
+_SAID = {"layerwise": "by output units", "data parallel": "data parallel"}
+_BOTH = tuple(_SAID)
 
 
 def _counted(name: str, images: int, devices: int, seed: int) -> int:

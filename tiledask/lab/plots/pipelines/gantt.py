@@ -101,7 +101,8 @@ def gantt(
     pitch = 0.34 if max(rows) < 12 else 0.22
     actions = [_actions(timeline) for timeline in timelines]
     entries = _legend(timelines, causes)[: None if numbers else -1]
-    columns = 5 if len(entries) <= 5 else 3
+    letters = sum(len(str(entry.get_label())) for entry in entries)
+    columns = 5 if len(entries) <= 5 and letters < 100 else 3
     lines = -(-len(entries) // columns)
     figure = canvas(0.85 + 0.2 * lines + sum(0.45 + pitch * n for n in rows), title)
     panels = draw.stacked_axes(figure, rows, sharex=True)
@@ -256,10 +257,12 @@ def colour_of(kind: str, chunk: int) -> tuple[float, float, float]:
 
 
 def kinds_shown(*timelines: Timeline) -> list[tuple[str, Any]]:
-    """What a legend says of the actions of ``timelines``: (words, their colour)."""
-    kinds = [kind for kind in COMPUTE if any((t.kind == kind).any() for t in timelines)]
+    """What a legend says of the actions of ``timelines``: (words, their colour). Actions that take
+    no time are not seen, and not named."""
+    seen = {kind for t in timelines for kind in t.kind[t.end > t.start].tolist()}
+    kinds = [kind for kind in COMPUTE if kind in seen]
     shown: list[tuple[str, Any]] = [KINDS[kind] for kind in kinds]
-    if any(chunk for timeline in timelines for chunk in chunks_of(timeline).values()):
+    if kinds and any(c for timeline in timelines for c in chunks_of(timeline).values()):
         shown.append(("paler: a later stage of the device", colour_of(kinds[0], 1)))
     return shown
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from tiledask.errors import ConfigError
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.primitives import Figure
-from tiledask.lab.plots.style import RED, canvas, colour_named, styled
+from tiledask.lab.plots.style import PALE, RED, canvas, colour_named, styled
 
 __all__ = ["slots"]
 
@@ -25,8 +25,8 @@ def slots(
     xlabel: str | None = "time (s)",
 ) -> "Figure":
     """A figure with a lane for each slot, a box for each of its tasks, in the colour of its name,
-    and a red line with its name for each moment. ``xlabel=None``: times say the order alone, and
-    the axis has no numbers.
+    and a red line with its name for each moment. A slot that has no task is idle: grey, as on the
+    dashboard. ``xlabel=None``: times say the order alone, and the axis has no numbers.
 
     >>> len(slots({"slot 0": [("nap", 0, 0.2), ("nap", 0.2, 0.4)], "slot 1": []}).axes)
     1
@@ -45,7 +45,9 @@ def slots(
     if xlabel is None:
         axes.set_xticks([])
     figure.lay_out()
-    for row, stays in enumerate(tasks.values()):
+    for row, (lane, stays) in enumerate(tasks.items()):
+        if xlabel is not None and lane.startswith("slot"):
+            draw.box(axes, (0, row - draw.HEIGHT / 2, last, draw.HEIGHT), PALE, gid="idle")
         for name, begin, end in stays:
             at = (begin, row - draw.HEIGHT / 2, end - begin, draw.HEIGHT)
             if begin == end:

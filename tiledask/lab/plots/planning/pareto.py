@@ -70,7 +70,10 @@ def _limits(axes: "Axes", plans: Plans, frame: "pd.DataFrame") -> None:
     capacity = plans.cluster.device.memory_bytes
     words = f"capacity: {round_bytes(capacity)} a device"
     draw.limit_line(axes, capacity, gid="capacity", label=words)
-    axes.set_xlim(0, 1.04 * capacity)
+    seen = frame.peak[frame.verdict != "no"]
+    # no point below: no need for empty space down to 0
+    least = 0.0 if seen.empty or seen.min() < capacity / 2 else 0.9 * float(seen.min())
+    axes.set_xlim(least, 1.04 * capacity)
     axes.set_xlabel("bytes on the fullest device, without the overhead of a run (1 GB = 1e9 bytes)")
     draw.byte_ticks(axes.xaxis)
     draw.grid(axes)

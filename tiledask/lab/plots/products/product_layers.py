@@ -50,7 +50,7 @@ def product_layers(grid: tuple[int, int, int], *, title: str | None = None) -> "
             )
     for layer, axes in enumerate(panels[:-1]):
         share = f"{Fraction(layer, c)} to {Fraction(layer + 1, c)}"
-        words = f"{'+ ' * bool(layer)}layer {layer}: {share}\nof k in each block"
+        words = f"{'+ ' * bool(layer)}layer {layer}'s partial sum:\n{share} of k in each block"
         axes.set_title(words, fontsize=8.5)
     panels[-1].set_title("= C, summed and shared", fontsize=8.5)
     return figure
