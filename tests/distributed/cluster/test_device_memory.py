@@ -1,5 +1,6 @@
 """Everything on a worker's GPU comes from one pool: counted, capped, and given back once."""
 
+import ctypes
 import gc
 import sys
 import time
@@ -39,10 +40,13 @@ def cupy(monkeypatch, tmp_path_factory):
     fresh = {"_pool": None, "_rules": None, "_problem": "", "_peak": 0, "_lent": {}}
     for name, value in fresh.items():
         monkeypatch.setattr(device_memory, name, value)
+    monkeypatch.setattr(ctypes, "CDLL", ctypes.CDLL)  # it finds the driver's library for a while
+    monkeypatch.setattr(ctypes.cdll, "_dlltype", ctypes.CDLL)
     sys.modules.update(_modules)
     backend.probe.cache_clear()
     import cupy
 
+    cupy.cuda.tensor_maps.install()
     yield cupy
     gc.collect()
     pool = cupy.get_default_memory_pool()
