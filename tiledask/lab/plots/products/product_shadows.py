@@ -30,7 +30,8 @@ def product_shadows(
     grids: Mapping[str, tuple[int, int, int]], *, title: str = "What a rank's part touches"
 ) -> "Figure":
     """A figure with a cube for each of ``grids``, p x q x c ranks by name: the part of one rank,
-    its shadows on A, B and C in blocks of n^2 / P, and in each shadow a block that is its own.
+    its shadows on A, B and C in blocks of n^2 / P, and in each shadow as much as a
+    rank has of its own.
 
     >>> len(product_shadows({"a cube": (4, 4, 4)}).axes)
     1
@@ -51,10 +52,11 @@ def product_shadows(
     for axes, (name, grid) in zip(panels, grids.items(), strict=True):
         _cube(axes, grid)
         axes.set_title(name)
+    own = {"facecolor": lighter(ORANGE, 0.3), "hatch": "////", "edgecolor": INK}
     entries = [
         draw.patch_entry("its part of the multiplications", BLUE),
         draw.patch_entry("a block that it touches", lighter(ORANGE, 0.3)),
-        draw.patch_entry("a block of its own", lighter(ORANGE, 0.3), hatch="////", edgecolor=INK),
+        draw.patch_entry("of these, the one that a bound counts as its own", "none", **own),
     ]
     draw.legend(figure, entries)
     return figure
