@@ -170,6 +170,10 @@ def large():
     return layer_too_large(4)
 
 
+def test_no_strategy_is_drawn_before_an_answer(large):
+    assert [len(large.draw(given).axes[0].patches) for given in (None, GOOD)] == [0, 20]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "wrong"),
