@@ -24,8 +24,8 @@ def layers_on_devices(
 ) -> "Figure":
     """A figure with one panel per assignment (the device of each layer, in order), one lane per
     device of any of them, layers counted from ``first``, a line from layer to layer, red where it
-    changes devices. ``unit`` is what the words call a layer, such as "stage". With ``costs``, one per layer, boxes are as long as they say, and each device's sum
-    stands at the right."""
+    changes devices. ``unit`` is what the words call a layer, such as "stage". With ``costs``, one
+    per layer, boxes are as long as they say, and each device's sum stands at the right."""
     from matplotlib.ticker import MaxNLocator
 
     if not assignments or not all(len(devices) for devices in assignments.values()):
