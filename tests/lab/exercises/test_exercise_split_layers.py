@@ -76,6 +76,14 @@ def test_a_smoothed_loss_is_judged_by_its_losses_and_by_what_it_sends():
     assert missed(exercise.check(gathered)) == ["elements sent by all ranks"]
 
 
+def test_a_smoothed_loss_is_called_wrong_only_where_one_was_written():
+    def legend(answer):
+        return [t.get_text() for t in smoothed_loss().draw(answer).legends[0].get_texts()]
+
+    assert legend(None) == ["one device: 7.2671"]
+    assert legend(partial(split_loss, smooth=False))[1:] == ["wrong"]
+
+
 def test_on_one_rank_no_sum_is_needed():
     assert fewest_sums(1).check([])
 
@@ -160,6 +168,10 @@ GOOD = {
 @pytest.fixture(scope="module")
 def large():
     return layer_too_large(4)
+
+
+def test_no_strategy_is_drawn_before_an_answer(large):
+    assert [len(large.draw(given).axes[0].patches) for given in (None, GOOD)] == [0, 20]
 
 
 @pytest.mark.long

@@ -868,6 +868,12 @@ def test_layers_stand_in_their_lane_and_crossings_are_counted(devices, crossings
     assert [t.get_text() for t in axes.texts] == [str(n + 1) for n in range(len(devices))]
 
 
+def test_layers_may_be_stages_counted_from_0():
+    figure = plots.layers_on_devices({"in turns": [0, 1, 0]}, unit="stage", first=0)
+    assert [t.get_text() for t in figure.axes[0].texts] == ["0", "1", "2"]
+    assert {"stage", "a stage and its number (a colour per device)"} <= set(words(figure))
+
+
 def test_a_device_without_a_layer_has_a_lane_where_another_panel_gives_it_one():
     panels = plots.layers_on_devices({"two": [0, 1], "three": [0, 1, 2]}).axes
     assert [[t.get_text() for t in a.get_yticklabels()] for a in panels] == [

@@ -331,6 +331,8 @@ def test_what_is_lost_is_drawn_where_it_is_and_nothing_at_zero():
     assert [*found["run"].get_xydata()[0]] == [2, 0.3]
     assert found["root"].get_xdata() == [10.0, 10.0]
     assert axes.get_xlabel() == "steps from one save to the next"
+    two = lines(plots.time_lost({"A": VALLEY, "B": {**VALLEY}}).axes[0])
+    assert [two[name].get_linestyle() for name in "AB"] == ["-", "--"]
     timed = plots.time_lost({"formula": VALLEY}, unit="seconds").axes[0]
     assert timed.get_xlabel() == "seconds from one save to the next"
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")

@@ -195,16 +195,17 @@ def _run(strategy: str, level: str, ranks: int) -> bool:
 
 @styled
 def _bars(ranks: int, given: Mapping[str, Any] | None) -> draw.Figure:
-    """GB of each strategy, array by array, beside the device's; the answers at the right."""
+    """GB of each strategy, array by array, beside the device's; the answers at the right. Without
+    an answer the device alone: which bars pass its line is what is asked."""
     wrong = _misjudged(given, ranks) if given else {}
-    note = "" if given else " (not attempted: weights alone)"
+    note = "" if given else " (not attempted)"
     figure = canvas(3.4, f"26 GB of weights on {ranks} devices of 24 GB: GB on a device{note}")
     axes = figure.subplots()
     parts = {"weights": BLUE, "gradient": SKY, "momentum, or m": ORANGE, "v": PINK}
     for row, strategy in enumerate(STRATEGIES):
         # of the matrix that a rank holds
         each = 26 * (1 / ranks if strategy in ("columns", "rows") else 1)
-        shown = parts if given else {"weights": BLUE}
+        shown = parts if given else {}
         draw.stack(axes, row, [(f"{strategy} {n}", each, c) for n, c in shown.items()], 0.7)
         if given and strategy in wrong:
             held = max(1, LEVELS.get(given[strategy], 0)) * each
@@ -215,8 +216,7 @@ def _bars(ranks: int, given: Mapping[str, Any] | None) -> draw.Figure:
     look = {"color": RED, "linewidth": 1.2}
     draw.limit_line(axes, 24, **look)
     axes.set_yticks(range(len(STRATEGIES)), STRATEGIES)
-    axes.invert_yaxis()
-    axes.set(xlim=(0, 135 if given else 40), xlabel="GB")
+    axes.set(xlim=(0, 135 if given else 40), ylim=(len(STRATEGIES) - 0.5, -0.5), xlabel="GB")
     axes.tick_params(axis="y", length=0, colors=GREY, labelcolor="black")
     entries = [draw.patch_entry(name, colour) for name, colour in shown.items()]
     draw.legend(figure, [*entries, draw.line_entry("a device, 24 GB", linestyle="--", **look)], 5)

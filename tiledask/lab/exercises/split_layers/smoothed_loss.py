@@ -131,7 +131,8 @@ def _losses(found: list[float], right: float, note: str, judged: bool = True) ->
     draw.lanes(axes, [f"rank {rank}" for rank in range(len(found))])
     draw.limit_line(axes, right)
     axes.set(xlabel="loss (nats)", xlim=(0, 1.2 * max(right, *filter(np.isfinite, [*found, 0.0]))))
-    wrong = draw.patch_entry("wrong", "none", edgecolor=RED)
-    line = {"linestyle": "--"}
-    draw.legend(figure, [draw.line_entry(f"one device: {right:.4f}", GREY, **line), wrong])
+    entries = [draw.line_entry(f"one device: {right:.4f}", GREY, linestyle="--")]
+    if judged:
+        entries.append(draw.patch_entry("wrong", "none", edgecolor=RED))
+    draw.legend(figure, entries)
     return figure

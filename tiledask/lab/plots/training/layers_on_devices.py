@@ -19,11 +19,13 @@ def layers_on_devices(
     *,
     costs: Sequence[float] | None = None,
     title: str = "Which device holds which layer",
+    unit: str = "layer",
+    first: int = 1,
 ) -> "Figure":
     """A figure with one panel per assignment (the device of each layer, in order), one lane per
-    device of any of them, layers counted from 1, a line from layer to layer, red where it changes
-    devices. With ``costs``, one per layer, boxes are as long as they say, and each device's sum
-    stands at the right."""
+    device of any of them, layers counted from ``first``, a line from layer to layer, red where it
+    changes devices. ``unit`` is what the words call a layer, such as "stage". With ``costs``, one
+    per layer, boxes are as long as they say, and each device's sum stands at the right."""
     from matplotlib.ticker import MaxNLocator
 
     if not assignments or not all(len(devices) for devices in assignments.values()):
@@ -49,12 +51,12 @@ def layers_on_devices(
             draw.label_right(axes, range(lanes[0]), [f"{each:g} in all" for each in sums])
         else:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-            draw.ticks_as(axes.xaxis, lambda layer: f"{layer + 1:.0f}")
+            draw.ticks_as(axes.xaxis, lambda layer: f"{layer + first:.0f}")
     margin = 0.008 * edges[-1] if costs else 0.2
-    xlabel = "cost of the layers, one after another" if costs else "layer"
+    xlabel = "cost of the layers, one after another" if costs else unit
     panels[-1].set(xlim=(edges[0] - margin, edges[-1] + margin), xlabel=xlabel)
     entries = [
-        draw.patch_entry("a layer and its number (a colour per device)", colour_of_rank(0)),
+        draw.patch_entry(f"a {unit} and its number (a colour per device)", colour_of_rank(0)),
         draw.line_entry("crossing: activations move to another device", RED, linewidth=2),
         draw.line_entry("stays on the device", GREY, linewidth=1),
     ]
@@ -63,7 +65,7 @@ def layers_on_devices(
     for axes, devices in zip(panels, assignments.values(), strict=True):
         for layer, device in enumerate(devices):
             box = _box(edges, layer, device)
-            draw.fitting_text(axes, box, f"{layer + 1}", colour_of_rank(device))
+            draw.fitting_text(axes, box, f"{layer + first}", colour_of_rank(device))
     return figure
 
 

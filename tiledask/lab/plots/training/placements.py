@@ -31,9 +31,9 @@ Item = str | tuple[str, Any] | tuple[str, Sequence[int], Any]
 """A word between two arrays; or an array: its name and what has a shape and a placement, or both
 of these by themselves."""
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "send")
-_WORDS, _SIDE, _GAP = 0.8, 0.9, 0.14
-"""Inches of the words above and below a row's arrays, of the longest side of an array, and between
-two things at least."""
+_WORDS, _SIDE, _LEAST, _GAP = 0.8, 0.9, 0.32, 0.14
+"""Inches of the words above and below a row's arrays, of the longest and the shortest side of an
+array, and between two things at least."""
 
 
 @styled
@@ -93,12 +93,12 @@ def _wide(item: Any, inch: float) -> float:
     """Inches of a word, or of an array whose sides are ``inch`` times a root."""
     if isinstance(item, str):
         return max(0.25, 0.078 * len(item))
-    return max(0.16, inch * item[1][-1] ** 0.5)
+    return max(_LEAST, inch * item[1][-1] ** 0.5)
 
 
 def _high(item: tuple[str, Sequence[int], Any], inch: float) -> float:
     """Inches of an array's height, whose sides are ``inch`` times a root."""
-    return max(0.25, inch * item[1][0] ** 0.5)
+    return max(_LEAST, inch * item[1][0] ** 0.5)
 
 
 _WHOLE, _PARTIAL = "every rank has all of it", "a partial sum on each rank"
@@ -161,7 +161,7 @@ def _cut(axes: "Axes", at: draw.Box, shape: Sequence[int], placement: Any, ranks
             draw.box(axes, mine, colour_of_rank(rank), gid=f"rank {rank}: {count}")
             begin += count
     elif _kind(placement) == _PARTIAL:
-        step = min(0.05, min(width, height) / (2 * ranks))
+        step = min(0.05, min(width, height) / (3 * ranks))
         for rank in reversed(range(ranks)):
             sheet = (x + step * rank, y + step * rank, width - step * ranks, height - step * ranks)
             look = {"hatch": "////", "edgecolor": colour_of_rank(rank), "gid": f"partial {rank}"}

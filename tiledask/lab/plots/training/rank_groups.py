@@ -90,7 +90,7 @@ def _ranks(axes: "Axes", order: list[int], hosts: list[str]) -> None:
     for host in filter(None, dict.fromkeys(hosts)):
         mine = [place for place, rank in enumerate(order) if hosts[rank] == host]
         draw.box(axes, (mine[0] - 0.47, -0.2, len(mine) - 0.06, 1.3), PALE)
-        draw.note(axes, (mine[0] - 0.4, 0.97), host, color=GREY)
+        draw.note(axes, (mine[0] - 0.42, 0.87), host, color=GREY)
     for place, rank in enumerate(order):
         box, colour = (place - 0.38, -0.1, 0.76, 0.75), colour_of_rank(rank)
         draw.box(axes, box, colour)

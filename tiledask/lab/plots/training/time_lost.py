@@ -27,7 +27,7 @@ def time_lost(
 ) -> "Figure":
     """A figure of the time lost against the steps, or another ``unit``, from one save to the next:
     a line for each of ``curves``, marks for each of ``points``, a dotted line at each of ``best``;
-    all by name."""
+    all by name. A curve that is equal to an earlier one is dashed, so that both are seen."""
     points = points or {}
     every = [*curves.values(), *points.values()]
     if not curves or not all(every):
@@ -40,9 +40,12 @@ def time_lost(
         raise ConfigError("time_lost draws steps and shares above 0, on logarithmic axes, got 0")
     figure = canvas(4.2, title)
     axes = figure.subplots()
+    drawn: list[Mapping[float, float]] = []
     for (name, curve), colour in zip(curves.items(), cycle(LINES), strict=False):
         xs = sorted(curve)
-        draw.curve(axes, xs, [curve[x] for x in xs], colour, 2.0, label=name, gid=name, zorder=3)
+        style, ys = "--" if curve in drawn else "-", [curve[x] for x in xs]
+        draw.curve(axes, xs, ys, colour, 2.0, label=name, gid=name, linestyle=style, zorder=3)
+        drawn.append(curve)
     for (name, curve), mark in zip(points.items(), cycle(_MARKS), strict=False):
         look = {"marker": mark, "markersize": 7, "markeredgewidth": 1.6, "fillstyle": "none"}
         words = {"label": name, "gid": name, "zorder": 5, "clip_on": False}
