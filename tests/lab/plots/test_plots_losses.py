@@ -184,7 +184,7 @@ def test_losses_and_differences_are_drawn():
 def test_the_envelope_is_that_of_the_theory(trained):
     runs = {str(shape): run for shape, run in trained.items()}
     below = plots.losses(runs, dtype="float32").axes[1]
-    line = lines(below)[f"{SAFETY:g} x random walk\n(8 ranks, 2 layers)"]
+    line = lines(below)[f"envelope, {SAFETY:g} x random walk\n(8 ranks, 2 layers)"]
     expected = [SAFETY * likely(n, "float32", 8, 2) for n in (1, 2, 3)]
     assert line.get_ydata().tolist() == pytest.approx(expected)
     (band,) = below.collections

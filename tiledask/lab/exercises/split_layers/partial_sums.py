@@ -18,7 +18,7 @@ from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots import primitives as draw
-from tiledask.lab.plots.style import GREEN, INK, ORANGE, RED, SKY, canvas, styled
+from tiledask.lab.plots.style import GREEN, INK, RED, SKY, YELLOW, canvas, styled
 from tiledask.tile import layers as tile
 
 __all__ = ["BACKWARD", "FORWARD", "fewest_sums"]
@@ -47,7 +47,7 @@ Values = dict[str, np.ndarray]
 STATES = {
     "whole": GREEN,
     "a part": SKY,
-    "a partial sum": ORANGE,
+    "a partial sum": YELLOW,
     "wrong": RED,
 }
 """What the ranks have of a value, and its colour."""

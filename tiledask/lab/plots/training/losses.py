@@ -183,6 +183,6 @@ def _envelope(axes: "Axes", last: int, dtype: str, ranks: int, layers: int) -> N
     )
     look = {"color": PALE, "linewidth": 0, "zorder": 0, "label": f"doubtful in {dtype}"}
     axes.fill_between(steps, SAFETY * chance, at_most, **look)
-    words = f"{SAFETY:g} x random walk\n({ranks} ranks, {layers} layers)"
+    words = f"envelope, {SAFETY:g} x random walk\n({ranks} ranks, {layers} layers)"
     draw.curve(axes, steps, SAFETY * chance, GREY, 1.2, label=words)
     axes.set_yscale("log")
