@@ -44,10 +44,10 @@ that round-off moves it across: a gradient goes through in one run and not in th
 fault of the split, but in float32 moves the loss far more than round-off does."""
 SPLITS = (
     {"network": 4},
-    {"layerwise": 4},
+    {"by output units": 4},
     {"data parallel": 4},
     {"space": 4},
-    {"data parallel": 2, "layerwise": 2},
+    {"data parallel": 2, "by output units": 2},
 )
 """What is trained, on four ranks each."""
 

@@ -38,7 +38,7 @@ RULE = SGD(0.1, momentum=0.9)
 TOLERANCE = 1e-10
 """Of a loss, and of the largest number of a weight, in float64."""
 WIDE = td.tile.datasets.Images("wide", np.zeros((2, 28, 30), np.uint8), np.zeros(2), 2)
-PURE = ("data parallel", "network", "layerwise", "space")
+PURE = ("data parallel", "network", "by output units", "space")
 
 
 def splits(ranks):
@@ -47,7 +47,7 @@ def splits(ranks):
     for copies in range(1, ranks + 1):
         for stages in (n for n in range(1, 5) if ranks % (copies * n) == 0):
             outer, parts = (copies, stages), ranks // copies // stages
-            inner = ("layerwise", "space") if parts > 1 else ("layerwise",)
+            inner = ("by output units", "space") if parts > 1 else ("by output units",)
             sizes = [dict(zip(PURE, outer, strict=False)) | {name: parts} for name in inner]
             found += [{name: n for name, n in each.items() if n > 1} for each in sizes]
     return found
@@ -139,11 +139,11 @@ def test_every_split_is_the_single_device(ways):
 @pytest.mark.parametrize(
     "ways",
     [
-        {"data parallel": 2, "network": 2, "layerwise": 2},
+        {"data parallel": 2, "network": 2, "by output units": 2},
         {"data parallel": 2, "network": 2, "space": 2},
         {"network": 4, "space": 3},
         {"space": 11},  # more than conv2's rows
-        {"layerwise": 12},  # more than classes
+        {"by output units": 12},  # more than classes
     ],
     ids=label,
 )
@@ -169,7 +169,7 @@ def test_fifty_steps_of_every_split(ways, rule):
 @pytest.mark.long
 def test_it_learns():
     """Digits that it has not seen: 8 of 10 are named after 30 steps on 32 of 1,600."""
-    ways = {"network": 2, "layerwise": 2}
+    ways = {"network": 2, "by output units": 2}
     got = train_lenet(DIGITS, ways, steps=30, batch=32, rule=Adam(3e-3))
     assert got.losses[-5:].mean() < 0.7 < 2.2 < got.losses[0]
     assert got.accuracy(HELD_OUT) > 0.8
@@ -179,7 +179,7 @@ def test_it_learns():
 @pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
-    "ways", [{"layerwise": 4}, {"data parallel": 2, "space": 2}, {"network": 4}], ids=label
+    "ways", [{"by output units": 4}, {"data parallel": 2, "space": 2}, {"network": 4}], ids=label
 )
 def test_float32_is_round_off_away(ways):
     alone, split = (
@@ -195,7 +195,7 @@ def test_float32_is_round_off_away(ways):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(
-    "ways", [{"data parallel": 2, "layerwise": 2}, {"network": 2, "space": 2}], ids=label
+    "ways", [{"data parallel": 2, "by output units": 2}, {"network": 2, "space": 2}], ids=label
 )
 def test_on_workers(cluster, ways):
     check(ways, steps=3, mesh=td.Mesh(cluster, (4,)))
@@ -220,11 +220,14 @@ def test_all_that_is_sent_is_received_and_no_split_does_more_or_less_work(
 
 def test_ways_multiply():
     """Data parallelism over a split costs the gradients of what each rank holds, and no more."""
-    inner, both = need("layerwise", 64, 4, 4), need({"data parallel": 2, "layerwise": 4}, 128, 8, 4)
+    inner, both = (
+        need("by output units", 64, 4, 4),
+        need({"data parallel": 2, "by output units": 4}, 128, 8, 4),
+    )
     gradients_ = 2 * 4 * PARAMETERS  # 2 (2 - 1) P numbers, over the four parts together
     assert sum(both.sent) == 2 * sum(inner.sent) + gradients_
     assert both.barriers == inner.barriers + 1
-    network = need({"network": 2, "layerwise": 2}, 64, 4, 4)
+    network = need({"network": 2, "by output units": 2}, 64, 4, 4)
     assert network.transfers == 2 * 2  # there and back, each part its own
     # the second stage gathers three of four outputs, and gives two gradients back
     assert network.barriers == 3 + 2 < inner.barriers
@@ -248,20 +251,20 @@ def test_space_is_out_of_balance_where_windows_eat_the_border():
 
 
 def few(**options):
-    small = {"splits": [{"layerwise": 2}, {"network": 2}], "steps": 3, "batch": 4}
+    small = {"splits": [{"by output units": 2}, {"network": 2}], "steps": 3, "batch": 4}
     return lab.lenet_trainings(**small | options)
 
 
 @pytest.mark.long
 def test_the_table_and_the_picture():
-    runs = few(splits=[{"layerwise": 2}, {"network": 2}, {"data parallel": 2, "space": 2}])
-    names = ["a single device", "layerwise 2", "network 2", "data parallel 2 x space 2"]
+    runs = few(splits=[{"by output units": 2}, {"network": 2}, {"data parallel": 2, "space": 2}])
+    names = ["a single device", "by output units 2", "network 2", "data parallel 2 x space 2"]
     assert list(runs) == names
     table = lab.lenet_training_claims(runs)
     assert table.ok, table.to_text(120)
     assert table.checked == 3 * 8
     of_steps = {row.quantity: row.measured for row in table.rows}
-    assert of_steps["layerwise 2: synchronisations"] == 7
+    assert of_steps["by output units 2: synchronisations"] == 7
     assert of_steps["network 2: transfers"] == 2
     figure = plots.trainings(
         {name: run.losses for name, run in runs.items()},
@@ -282,14 +285,14 @@ def test_the_table_and_the_picture():
 def test_a_table_notices_a_step_that_differs():
     """Planted: a message of the second step is lost from the records; a loss is another's."""
     runs = few()
-    layerwise = runs["layerwise 2"]
+    layerwise = runs["by output units 2"]
     rows = tuple(r for r in layerwise.records if (r.step, r.barrier) != (1, 3))
     losses = layerwise.losses * [1, 1, 1.001]
-    runs["layerwise 2"] = replace(layerwise, records=Records(rows), losses=losses)
+    runs["by output units 2"] = replace(layerwise, records=Records(rows), losses=losses)
     assert {row.quantity for row in lab.lenet_training_claims(runs).failures} == {
-        "layerwise 2: bytes, all devices",
-        "layerwise 2: bytes, busiest device",
-        "layerwise 2: losses of a single device",
+        "by output units 2: bytes, all devices",
+        "by output units 2: bytes, busiest device",
+        "by output units 2: losses of a single device",
     }
     with pytest.raises(ConfigError, match="there is none in network 2;"):
         lab.lenet_training_claims({"network 2": runs["network 2"]})
@@ -302,7 +305,7 @@ def test_a_table_notices_a_step_that_differs():
 @pytest.mark.parametrize(
     ("ways", "missed"),
     [
-        ({"layerwise": 8}, "MB that all devices send in a step 3.86445, target at most 2.68"),
+        ({"by output units": 8}, "MB that all devices send in a step 3.86445, target at most 2.68"),
         ({"data parallel": 8}, "% of the model on a device 100, target at most 50"),
         ({"data parallel": 2, "network": 4}, "busiest over mean FLOP 3.665, target at most 1.2"),
         ({"space": 4}, "ways multiply, to 8 devices; {'space': 4} multiplies to 4"),
@@ -320,11 +323,20 @@ def test_the_exercise_says_what_is_missed(ways, missed):
 def test_the_exercise():
     exercise = tasks.hybrid_lenet(batch=16)
     assert not exercise.check(None).attempted
-    assert exercise.check({"data parallel": 2, "layerwise": 4}).best
+    assert exercise.check({"data parallel": 2, "by output units": 4}).best
     drawn = exercise.draw({"data parallel": 2, "network": 4}).axes[0].texts
     assert "balance 3.67" in str([text.get_text() for text in drawn])
     with pytest.raises(PlacementError, match="leaves 5 % of the model"):
         tasks.hybrid_lenet(share=5)
+
+
+def test_the_older_word_for_by_output_units_is_taken():
+    assert Split.of({"network": 2, "layerwise": 2}) == Split.of(
+        {"network": 2, "by output units": 2}
+    )
+    assert str(Split.of("layerwise", 4)) == "by output units 4"
+    with pytest.raises(ConfigError, match="keep one of the two"):
+        Split.of({"layerwise": 2, "by output units": 2})
 
 
 def test_the_result_says_what_it_is():
@@ -350,17 +362,22 @@ def test_the_result_says_what_it_is():
             ConfigError,
             "network must be .* 1 or more ranks, got 0",
         ),
-        ({"layerwise": 2, "space": 2}, {}, ConfigError, "got layerwise=2 and space=2; keep one"),
+        (
+            {"by output units": 2, "space": 2},
+            {},
+            ConfigError,
+            "got 2 by output units and 2 in space; keep one",
+        ),
         ({"network": 5}, {}, PlacementError, "LeNet has 4: got 5"),
-        ("layerwise", {}, ConfigError, r"how many ranks each has: \{'layerwise': 4\}"),
+        ("by output units", {}, ConfigError, r"how many ranks each has: \{'by output units': 4\}"),
         ({}, {"data": WIDE}, ConfigError, "images of 28 x 28 and up to 10 classes, got Images"),
         ({}, {"batch": 0}, ConfigError, "batch must be a whole number of 1 or more images, got 0"),
         ({}, {"dtype": "float16"}, ConfigError, "'float32' or 'float64', got 'float16'"),
         (
-            {"layerwise": 2},
+            {"by output units": 2},
             {"mesh": SimpleNamespace(ranks=4)},
             PlacementError,
-            "layerwise 2 takes 2 ranks, and the mesh has 4",
+            "by output units 2 takes 2 ranks, and the mesh has 4",
         ),
     ],
     ids=str,

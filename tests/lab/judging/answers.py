@@ -688,7 +688,11 @@ ANSWERS: dict[str, list[tuple]] = {
         ({"network": 2}, "not yet", "rank 1 holds so much, in 2 x 1 parts of the model"),
         ({"space": 2}, "not yet", "0 MB of it between copies, 1.111 within them"),
         ({"layerwise": 3}, "not legal", "ways multiply, to 2 devices"),
-        ({"rows": 2}, "not an answer", "LeNet is split by 'data parallel', 'network', 'layerwise'"),
+        (
+            {"rows": 2},
+            "not an answer",
+            "LeNet is split by 'data parallel', 'network', 'by output units'",
+        ),
         (2, "not an answer", "an answer is a dict of ranks, 'data parallel'"),
     ],
     "fewest_sums": [

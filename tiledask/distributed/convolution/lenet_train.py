@@ -3,7 +3,7 @@
     >>> import tiledask as td
     >>> digits, _ = td.load_images("digits").split()
     >>> alone, split = (train_lenet(digits, ways, steps=2, batch=6, dtype="float64")
-    ...                 for ways in ({}, {"data parallel": 2, "layerwise": 2}))
+    ...                 for ways in ({}, {"data parallel": 2, "by output units": 2}))
     >>> bool(abs(alone.losses - split.losses).max() < 1e-12)
     True
 
@@ -126,8 +126,8 @@ def train_lenet(
     data
         Images of 28 x 28 of up to 10 classes, as `tiledask.load_images` loads them.
     ways
-        How many ranks each way: "data parallel", "network", and "layerwise" or "space". They
-        multiply; {} is a single device.
+        How many ranks each way: "data parallel", "network", and "by output units" or "space".
+        They multiply; {} is a single device.
     mesh
         Of as many workers, in any shape; or, without one, threads of this process.
     batch

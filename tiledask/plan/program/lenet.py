@@ -6,14 +6,14 @@ conv2  w 50x20x5x5   9x9     relu   mean of 2x2   ->   50 channels of 4x4
 fc1    w 800x128             relu                 ->  128
 fc2    w 128x10                                   ->   10 classes
 
-                 a rank has                  so its gradients
-data parallel    some of the images          are partial sums
-network          some consecutive layers     are there
-layerwise        some units of each layer    are there
-space            some rows of each image     are partial sums
+                   a rank has                  so its gradients
+data parallel      some of the images          are partial sums
+network            some consecutive layers     are there
+by output units    some units of each layer    are there
+space              some rows of each image     are partial sums
 
-The ways multiply: 2 data parallel x 2 network x 2 layerwise are 8 ranks. Rank (copy, stage, part)
-is number (copy * stages + stage) * parts + part.
+The ways multiply: 2 data parallel x 2 network x 2 by output units are 8 ranks. Rank (copy, stage,
+part) is number (copy * stages + stage) * parts + part.
 
 Zhang et al., Dive into Deep Learning, "Training on Multiple GPUs": the shapes of its `lenet`.
 """
@@ -51,7 +51,9 @@ __all__ = [
     "unit_dim",
 ]
 
-WAYS = ("data parallel", "network", "layerwise", "space")
+WAYS = ("data parallel", "network", "by output units", "space")
+_OLDER = {"layerwise": "by output units"}
+"""d2l's word, which elsewhere means whole layers on a device: taken, and never given back."""
 SIDE = 28
 """Rows and columns of an image."""
 DENSE = 2
@@ -98,20 +100,24 @@ class Split:
     def of(cls, ways: Mapping[str, int] | str, ranks: int = 1) -> "Split":
         """The Split with as many ranks each way, or of all ``ranks`` one way.
 
-        >>> Split.of({"data parallel": 2, "layerwise": 4})
+        >>> Split.of({"data parallel": 2, "by output units": 4})
         Split(copies=2, stages=1, parts=4, in_space=False)
         """
         ways = {ways: ranks} if isinstance(ways, str) else dict(ways)
+        if set(ways) >= {*_OLDER, *_OLDER.values()}:
+            raise ConfigError("'layerwise' is 'by output units': keep one of the two")
+        ways = {_OLDER.get(name, name): n for name, n in ways.items()}
         for name, n in ways.items():
             if name not in WAYS:
                 raise ConfigError(f"LeNet is split by {', '.join(map(repr, WAYS))}, got {name!r}")
             whole_number(name, n, 1, of="ranks")
-        if {"layerwise", "space"} <= set(ways):
+        if {"by output units", "space"} <= set(ways):
+            units, rows = ways["by output units"], ways["space"]
             raise ConfigError(
-                f"a layer is split by its units or in space, got layerwise={ways['layerwise']} and "
-                f"space={ways['space']}; keep one, and multiply the other into 'data parallel'"
+                f"a layer is split by its units or in space, got {units} by output units and "
+                f"{rows} in space; keep one, and multiply the other into 'data parallel'"
             )
-        inner = "space" if "space" in ways else "layerwise"
+        inner = "space" if "space" in ways else "by output units"
         copies, stages, parts = (int(ways.get(n, 1)) for n in (*WAYS[:2], inner))
         made = cls(copies, stages, parts, in_space=inner == "space")
         stages_of(made.stages)
@@ -164,7 +170,7 @@ class Split:
         return tuple(images * boundary.units * n * isqrt(boundary.each) for n in rows)
 
     def __str__(self) -> str:
-        inner = "space" if self.in_space else "layerwise"
+        inner = "space" if self.in_space else "by output units"
         names = zip(self.shape, (*WAYS[:2], inner), strict=True)
         return " x ".join(f"{name} {n}" for n, name in names if n > 1) or "a single device"
 

@@ -41,7 +41,7 @@ def hybrid_lenet(
 
     An answer is a dict, as for `train_lenet`. It is trained on threads, and counted.
 
-    >>> hybrid_lenet(2, batch=4, share=60).check({"layerwise": 2}).best
+    >>> hybrid_lenet(2, batch=4, share=60).check({"by output units": 2}).best
     True
     """
     legal = [need_of(split, batch, SINGLE) for split in _splits(devices)]
@@ -133,7 +133,7 @@ def _checked(answer: Any, devices: int) -> Split | None:
 
 @cache
 def _trained(split: Split, batch: int) -> TrainedLeNet:
-    inner = "space" if split.in_space else "layerwise"
+    inner = "space" if split.in_space else "by output units"
     ways = dict(zip((*WAYS[:2], inner), split.shape, strict=True))
     return train_lenet(load_images("digits"), ways, steps=STEPS, batch=batch, dtype="float64")
 

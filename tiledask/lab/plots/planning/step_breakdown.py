@@ -23,7 +23,7 @@ PARTS = {
     "ep": (style.PINK, "ep: waiting for experts"),
     "pp": (style.PALETTE[7], "pp: transfers between stages"),
     "bubble": (style.PALE, "bubble: pipeline fills and drains"),
-    "dp": (style.GREEN, "dp: waiting for gradients"),
+    "dp": (style.GREEN, "dp: waiting for gradients or weights"),
     "optimizer": (style.PALETTE[9], "optimizer: weights are updated"),
 }
 _HATCH = {"bubble": "...."}

@@ -5,7 +5,7 @@ stage 0      layers forward --send--> stage 1 ... layers forward, loss          
 all          gradients --all_reduce over copies, in space over parts too--> those of the batch
 
 What a stage's layers call among its parts, forward and backward:
-    by units     all_gather of x | reduce_scatter of dx                         layerwise
+    by units     all_gather of x | reduce_scatter of dx                         by output units
     by rows      halo_exchange, then rows to images | the same, backwards       space
 
 A loss is over the number of images of the whole batch: however many of them a rank has, gradients
@@ -272,13 +272,13 @@ def _window(name: str) -> WindowTerms:
 def need(ways: Mapping[str, int] | str, images: int, ranks: int, itemsize: int) -> Need:
     """The Need of a split for a batch of ``images``: its program, counted.
 
-    ``ways``: "layerwise", "network", "data parallel" or "space" for all ``ranks``; or how many
-    ranks each way has, whose product is ``ranks``.
+    ``ways``: "by output units", "network", "data parallel" or "space" for all ``ranks``; or how
+    many ranks each way has, whose product is ``ranks``.
 
     >>> found = need("network", 256, 4, 4)
     >>> found.parameters, found.transfers, sum(found.sent)
     ((200, 25050, 102528, 1290), 6, 8822784)
-    >>> need({"data parallel": 2, "layerwise": 2}, 256, 4, 4).barriers
+    >>> need({"data parallel": 2, "by output units": 2}, 256, 4, 4).barriers
     8
     """
     return need_of(Split.of(ways, ranks), images, itemsize)
