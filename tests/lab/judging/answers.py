@@ -191,7 +191,7 @@ ANSWERS: dict[str, list[tuple]] = {
         ("1-24", "not legal", "idle stage. Stage 1 (on device 1) has 0 of 24 layers"),
     ],
     "fewest-microbatches": [
-        (20, "not yet", "of the idle time 17 % is before the first actions of"),
+        (20, "not yet", "before the first actions of devices, 50 % between actions, 33 % after"),
         (22, "not yet", "micro-batches 22: near, more than is needed"),
         (7, "not yet", "of the idle time 17 % is before the first actions of"),
         ("8.5", "not an answer", "microbatches is a whole number from 1 to 64"),
