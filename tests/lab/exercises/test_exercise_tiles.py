@@ -15,6 +15,7 @@ from oracles.judged import assert_illegal, assert_quiet, assert_still_drawn, mis
 
 import tiledask as td
 from tiledask.errors import ConfigError
+from tiledask.lab.exercises.products import levels
 from tiledask.lab.exercises.products.kernel_repair import CountedOperand
 from tiledask.lab.exercises.products.levels import BLOCKING, TILE, BlockRun
 from tiledask.lab.exercises.products.tile_choice import SIDES, STAGES, STEPS, tile_of, tiles_of
@@ -205,6 +206,19 @@ def test_levels_are_judged_by_the_measurements_alone():
     turned = levels_at_fault({"slow": runs["uneven"], "uneven": runs["slow"]}, rate=50.0)
     assert turned.check({"slow": BLOCKING, "uneven": TILE})
     assert not turned.check({"slow": TILE, "uneven": BLOCKING})
+
+
+@pytest.mark.parametrize(("name", "level"), [("I", TILE), ("II", BLOCKING), ("IV", TILE)])
+@pytest.mark.parametrize("slow", range(4))
+def test_a_worker_half_as_slow_again_changes_no_level_at_fault(name, level, slow):
+    """Else the machine answers, and not what the reader sees. Small tiles: 2.5 times a good one's
+    seconds, measured 5 times. III has its blocks to wait for, which another load makes longer."""
+    rows, tile = levels._PRODUCTS[name]["rows"], levels._PRODUCTS[name]["tile"]
+    per_row = 1.0 if tile == 256 else 2.5
+    busy = [r * per_row * (1.5 if worker == slow else 1.0) for worker, r in enumerate(rows)]
+    traffic = tuple(td.tile.traffic(1, 1, r, 1, 4) for r in rows)
+    run = BlockRun(tile, traffic, tuple(busy), (0.0,) * 4, (0,) * 4)
+    assert run.at_fault(rate=2.0) == level
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ from tiledask.tile import TileTraffic, count_traffic
 __all__ = ["BLOCKING", "TILE", "BlockRun", "four_products", "levels_at_fault", "run_blocks"]
 
 BLOCKING, TILE = "blocking", "tile"
+_TRIES = 3
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,7 +37,8 @@ class BlockRun:
     traffic: tuple[TileTraffic, ...]
     """What each worker's tiles moved, counted."""
     busy: tuple[float, ...]
-    """Seconds of processor time in the kernel; of a core each, whoever else wants it."""
+    """Seconds of processor time in the kernel, the least of `_TRIES`: others slow a core's caches
+    and clock down, but nobody makes it faster."""
     waited: tuple[float, ...]
     """Seconds that a worker's block took to arrive."""
     received: tuple[int, ...]
@@ -134,9 +136,12 @@ def _kept(block: np.ndarray) -> np.ndarray:
 def _multiply(a: np.ndarray, b: np.ndarray, tile: int) -> tuple[float, TileTraffic]:
     """Seconds of this thread, BLAS's only one on a worker: workers may outnumber cores."""
     count_traffic(a[:tile, :tile], b[:tile, :tile], tile=tile)  # the first call is not like others
-    begun = time.thread_time()
-    _, counted = count_traffic(a, b, tile=tile)
-    return time.thread_time() - begun, counted
+    took = []
+    for _ in range(_TRIES):
+        begun = time.thread_time()
+        _, counted = count_traffic(a, b, tile=tile)
+        took.append(time.thread_time() - begun)
+    return min(took), counted
 
 
 def _transfers(dask_worker: Worker) -> list[tuple[float, int]]:
@@ -147,9 +152,10 @@ _PRODUCTS: dict[str, dict[str, Any]] = {
     "I": {"rows": (256, 256, 256, 256), "tile": 16},
     "II": {"rows": (928, 32, 32, 32), "tile": 256},
     "III": {"rows": (1024, 1024, 1024, 1024), "tile": 256, "home": 0},
-    "IV": {"rows": (400, 208, 208, 208), "tile": 16},
+    "IV": {"rows": (304, 240, 240, 240), "tile": 16},
 }
-"""How the four products are split: here, and not where they are asked about."""
+"""How the four products are split: here, and not where they are asked about. The level at fault
+stays the same on a worker that is half as slow again as the others."""
 _SHAPES = {"III": ((4096, 2048), (2048, 32))}
 """Shapes of A and B where they are not these:"""
 _USUAL = ((1024, 512), (512, 512))
