@@ -10,6 +10,8 @@ from functools import lru_cache
 from operator import mul
 from typing import Any
 
+import numpy as np
+
 from tiledask.errors import ConfigError, short
 from tiledask.plan.arrays import Values
 from tiledask.plan.inputs.hardware import ClusterSpec
@@ -29,13 +31,11 @@ from tiledask.plan.pipelines.schedules import BOTH_WAYS, layout_schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.timing.calibration import Calibration, calibration_of
 from tiledask.plan.timing.step_estimate import StepEstimate, StepRow
-from tiledask.plan.timing.step_time import StepTime, over_chunks
+from tiledask.plan.timing.step_time import StepTime
 from tiledask.plan.timing.step_values import Parts, Work
 
 __all__ = ["StepEstimate", "StepRow", "calibrate", "estimate_step", "pipeline_seconds"]
 
-MOST_ACTIONS = 200_000
-"""Pipelines of more actions are not simulated if their schedule is in CLOSED_FORMS."""
 MEASUREMENT = 0.02
 """The relative error of a measured step of which nothing else is known."""
 LEAST_ERROR = 1e-3
@@ -86,9 +86,6 @@ def estimate_step(
     check_unshard(recipe, layout)
     known = calibration_of(cluster.device, recipe, calibration, framework, model.experts > 0)
     time = StepTime(model, cluster, Numbers.of(layout), recipe, sequence, known)
-    short = 2 * layout.microbatches * layout.chunks <= MOST_ACTIONS
-    special = layout.schedule not in CLOSED_FORMS or layout.unshard is not None
-    simulated = layout.pp > 1 and (short or special)
     return StepEstimate(
         model,
         layout,
@@ -96,9 +93,8 @@ def estimate_step(
         recipe,
         sequence,
         known,
-        known.scale * _over_stages(time, layout, simulated),
+        known.scale * _over_stages(time, layout),
         known.scale * time.mean_layer(),
-        simulated,
     )
 
 
@@ -161,7 +157,8 @@ def pipeline_seconds(
     backward: list[float],
     **between_copies: list[float],
 ) -> float:
-    """Seconds from the first forward to the last backward pass, by simulation.
+    """Seconds from the first forward to the last backward pass, by simulation: of 1F1B until its
+    rounds repeat themselves.
 
     ``forward``, ``backward``: seconds of a micro-batch in each chunk, in model order. For p
     equal stages of v chunks in 1F1B it is (m + (p-1)/v) micro-batches.
@@ -173,13 +170,43 @@ def pipeline_seconds(
     >>> pipeline_seconds(Layout(pp=4, microbatches=8, schedule="zb-h1"), [1.0] * 4, [2.0] * 4)
     27.0
     """
+    name, m = layout.schedule, layout.microbatches
     kept = layout.unshard if between_copies else None
-    order = _order(layout.schedule, layout.chunks, layout.microbatches, layout.pp, kept)
+    if kept is None and name in ("naive", "gpipe"):
+        once = sum(forward) + sum(backward)
+        slowest = max(forward) + max(backward)
+        return once + (m - 1) * (once if name == "naive" else slowest)
+    if kept is None and name in CLOSED_FORMS:
+        return _rounds(layout, forward, backward)
+    order = _order(name, layout.chunks, m, layout.pp, kept)
     return simulate(order, forward, backward, **between_copies).makespan
 
 
 _order = lru_cache(maxsize=64)(layout_schedule)
 """Kept: a search simulates the same ones for many layouts."""
+
+
+def _rounds(layout: Layout, forward: list[float], backward: list[float]) -> float:
+    """Seconds of a 1F1B of however many micro-batches.
+
+    Between filling and draining all devices do the same in every round of p micro-batches, and
+    what an action waits for is in its own round or in the one before. So if a round's actions all
+    begin later than those of the round before by the same seconds, the next ones do, too.
+    """
+    p, v, m = layout.pp, layout.interleave, layout.microbatches
+    several, round_ = (3 if v == 1 else 4), 2 * p * v
+    while (few := min(m, several * p + m % p)) < m:
+        order = _order(layout.schedule, p * v, few, p, None)
+        line = simulate(order, forward, backward)
+        start, kind = (column.reshape(p, -1) for column in (line.start, order.kind))
+        drain = np.argmax(kind[:, ::-1] == 0, axis=1)[:, None]  # begins after the last forward
+        of_round = start.shape[1] - 1 - drain - np.arange(round_)
+        last, before = (np.take_along_axis(start, of_round - ago, 1) for ago in (0, round_))
+        later = last - before
+        if np.ptp(later) <= 1e-9 * later.max():
+            return line.makespan + (m - few) // p * float(later.mean())
+        several += several // 2
+    return simulate(_order(layout.schedule, p * v, m, p, None), forward, backward).makespan
 
 
 def _chunks(time: StepTime, layout: Layout) -> list[Work]:
@@ -209,7 +236,7 @@ def _between_copies(time: StepTime, layout: Layout) -> dict[str, list[float]]:
     return found
 
 
-def _over_stages(time: StepTime, layout: Layout, simulated: bool) -> Parts[float]:
+def _over_stages(time: StepTime, layout: Layout) -> Parts[float]:
     """The Parts of a layout whose stages are summed one by one."""
     chunks = _chunks(time, layout)
     part = 0.5 if layout.schedule in BOTH_WAYS else 1  # each copy gets half of the micro-batches
@@ -219,18 +246,9 @@ def _over_stages(time: StepTime, layout: Layout, simulated: bool) -> Parts[float
     ]
     slow = max(stages, key=lambda stage: stage.total)
     m = layout.microbatches
-    if simulated:
-        times = [chunk.seconds for chunk in chunks]
-        each = [float(s.forward) for s in times], [float(s.backward) for s in times]
-        run = pipeline_seconds(layout, *each)
-        bubble = run - m * slow.total
-    elif layout.interleave > 1 and not isinstance(layout.partition, tuple):
-        pieces = time.mean_layer(), time.transfer(), time.embedding(), time.head()
-        run = float(over_chunks(time.n, time.model.layers, True, *pieces))
-        bubble = run - m * slow.total
-    else:
-        bubble = (sum(stage.total for stage in stages) - slow.total) / layout.interleave
-        bubble *= m if layout.schedule == "naive" else 1
+    times = [chunk.seconds for chunk in chunks]
+    each = [float(s.forward) for s in times], [float(s.backward) for s in times]
+    run = pipeline_seconds(layout, *each) if layout.pp > 1 else m * slow.total
     fullest = max(layout.stage_layers(stage, time.model.layers) for stage in range(layout.pp))
     if layout.unshard is None or layout.pp == 1:
         exposed = time.reduction(fullest, slow.seconds, layout.unshard)
@@ -239,7 +257,7 @@ def _over_stages(time: StepTime, layout: Layout, simulated: bool) -> Parts[float
     names = ("compute", "recompute", "tp", "cp", "ep", "pp")
     seconds: dict[str, Values] = {name: m * getattr(slow, name).total for name in names} | {
         "dp": exposed,
-        "bubble": max(0.0, bubble),
+        "bubble": max(0.0, run - m * slow.total),
         "optimizer": time.optimizer(fullest),
     }
     return Parts[float](**{name: float(value) for name, value in seconds.items()})

@@ -51,8 +51,11 @@ class StepEstimate:
     parts: Parts[float]
     work: Work
     """Seconds of one micro-batch in one layer (the mean one)."""
-    simulated: bool
-    """The bubble is the simulator's, over the real stages; otherwise the closed form's."""
+
+    @property
+    def simulated(self) -> bool:
+        """There is a bubble, and it is the simulator's over the stages as they are."""
+        return self.layout.pp > 1
 
     @property
     def compute(self) -> float:
