@@ -15,6 +15,8 @@ from tiledask.errors import ConfigError, PartitionError
 from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import load_recipe, recipes
+from tiledask.plan.pipelines.schedules import layout_schedule
+from tiledask.plan.timing import step as step_module
 from tiledask.plan.timing.calibration import calibration_of
 from tiledask.plan.timing.collective_time import all_reduce
 from tiledask.plan.timing.step import StepEstimate, estimate_step, pipeline_seconds
@@ -155,17 +157,39 @@ def test_every_schedule_does_the_same_work(schedule):
     assert s.total > 0.8 * plain.total
 
 
-def test_too_long_to_simulate_is_the_closed_form():
-    s = step(pp=4, microbatches=50_000)
-    assert not s.simulated
-    again = step(pp=4, microbatches=50_000, partition=(0, 8, 16, 24, 32))
-    assert again.total == pytest.approx(s.total, rel=1e-9)
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_rounds_that_repeat_themselves_are_the_whole_simulation(data):
+    p, v = data.draw(st.integers(2, 5)), data.draw(st.integers(1, 3))
+    m = p * data.draw(st.integers(1, 14)) + (data.draw(st.integers(0, p - 1)) if v == 1 else 0)
+    name = data.draw(st.sampled_from(["1f1b", "naive", "gpipe"])) if v == 1 else "1f1b"
+    seconds = st.one_of(st.sampled_from([0.0, 1.0, 1.001, 2.0]), st.floats(0.1, 3))
+    forward, backward = (
+        data.draw(st.lists(seconds, min_size=p * v, max_size=p * v)) for _ in range(2)
+    )
+    layout = Layout(pp=p, interleave=v, microbatches=m, schedule=name)
+    whole = td.simulate(layout_schedule(name, p * v, m, p), forward, backward).makespan
+    assert pipeline_seconds(layout, forward, backward) == pytest.approx(whole, rel=1e-9)
 
 
-def test_too_long_to_simulate_several_chunks_are_the_formula():
-    long, short = (step(pp=4, interleave=3, microbatches=4 * turns) for turns in (4000, 400))
-    assert (long.simulated, short.simulated) == (False, True)
-    assert long.total == pytest.approx(10 * short.total, rel=0.01)
+def test_of_rounds_that_do_not_repeat_themselves_in_time_the_middle_is_near(monkeypatch):
+    """Devices of 6.018, 6.012, 6.006 and 6 s: each round the others wait a little less."""
+    forward, backward = ([by + n / 1000 for n in (3, 2, 1, 0) * 2] for by in (1, 2))
+    layout = Layout(pp=4, interleave=2, microbatches=600)
+    run = pipeline_seconds(layout, forward, backward)
+    whole = td.simulate("interleaved", 8, 600, devices=4, forward=forward, backward=backward)
+    assert run == pytest.approx(whole.makespan, rel=1e-9)
+    monkeypatch.setattr(step_module, "MOST_ACTIONS", 1000)
+    short = pipeline_seconds(layout, forward, backward)
+    assert short != pytest.approx(run, rel=1e-9)
+    assert short == pytest.approx(run, rel=1e-3)
+
+
+@pytest.mark.parametrize("form", [{}, {"interleave": 2}, {"schedule": "gpipe"}])
+def test_a_million_micro_batches_take_no_longer_to_estimate(form):
+    long, longer = (step(pp=4, microbatches=m, **form) for m in (1_000_000, 1_000_004))
+    few, more = (step(pp=4, microbatches=m, **form) for m in (96, 100))
+    assert longer.total - long.total == pytest.approx(more.total - few.total, rel=1e-6)
 
 
 def test_recomputation_costs_at_most_the_forward_pass():

@@ -36,6 +36,8 @@ from tiledask.plan.timing.step_values import Parts, Work
 
 __all__ = ["StepEstimate", "StepRow", "calibrate", "estimate_step", "pipeline_seconds"]
 
+MOST_ACTIONS = 200_000
+"""What is simulated of a 1F1B."""
 MEASUREMENT = 0.02
 """The relative error of a measured step of which nothing else is known."""
 LEAST_ERROR = 1e-3
@@ -190,23 +192,27 @@ def _rounds(layout: Layout, forward: list[float], backward: list[float]) -> floa
     """Seconds of a 1F1B of however many micro-batches.
 
     Between filling and draining all devices do the same in every round of p micro-batches, and
-    what an action waits for is in its own round or in the one before. So if a round's actions all
-    begin later than those of the round before by the same seconds, the next ones do, too.
+    what an action waits for is in its own round or in the one before. So if the actions of a round
+    begin later than those of the round before by the same seconds, all that follow do, too. Else
+    they begin later by seconds between the least and the most of these: the middle is taken where
+    the next rounds to try are more than MOST_ACTIONS.
     """
     p, v, m = layout.pp, layout.interleave, layout.microbatches
-    several, round_ = (3 if v == 1 else 4), 2 * p * v
-    while (few := min(m, several * p + m % p)) < m:
+    rounds, length = (3 if v == 1 else 4), 2 * p * v
+    while True:
+        few = min(m, rounds * p + m % p)
         order = _order(layout.schedule, p * v, few, p, None)
         line = simulate(order, forward, backward)
+        if few == m:
+            return line.makespan
         start, kind = (column.reshape(p, -1) for column in (line.start, order.kind))
-        drain = np.argmax(kind[:, ::-1] == 0, axis=1)[:, None]  # begins after the last forward
-        of_round = start.shape[1] - 1 - drain - np.arange(round_)
-        last, before = (np.take_along_axis(start, of_round - ago, 1) for ago in (0, round_))
-        later = last - before
-        if np.ptp(later) <= 1e-9 * later.max():
-            return line.makespan + (m - few) // p * float(later.mean())
-        several += several // 2
-    return simulate(_order(layout.schedule, p * v, m, p, None), forward, backward).makespan
+        drain = np.argmax(kind[:, ::-1] == 0, axis=1)  # actions after the last forward
+        last = start.shape[1] - 1 - drain[:, None] - np.arange(length)
+        this, before = (np.take_along_axis(start, last - ago, 1) for ago in (0, length))
+        later = this - before
+        rounds *= 3
+        if np.ptp(later) <= 1e-9 * later.max() or length * min(m, rounds * p) > MOST_ACTIONS:
+            return line.makespan + (m - few) // p * float(later.max() + later.min()) / 2
 
 
 def _chunks(time: StepTime, layout: Layout) -> list[Work]:
