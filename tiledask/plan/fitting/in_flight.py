@@ -17,7 +17,15 @@ from tiledask.plan.arrays import unbeaten
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, layout_schedule
 
-__all__ = ["InFlight", "Unsharded", "alive", "in_flight", "stages_in_flight", "stages_sharded"]
+__all__ = [
+    "Held",
+    "InFlight",
+    "Unsharded",
+    "alive",
+    "in_flight",
+    "stages_in_flight",
+    "stages_sharded",
+]
 
 
 class InFlight(NamedTuple):
@@ -46,25 +54,37 @@ class InFlight(NamedTuple):
     kept_heads: Any
 
 
-def stages_in_flight(
-    layout: Layout,
-    kinds: Sequence[tuple[int, int]],
-    cost: Sequence[int],
-    stages: Sequence[int],
-) -> list[InFlight]:
-    """The InFlight of each of ``stages``.
+class Held(NamedTuple):
+    """What lies on a stage, and the states that may be the fullest."""
 
-    ``kinds``: dense layers and mixtures of each chunk, in model order; ``cost``: bytes kept of
-    one of each kind that there is, which decide what state is the fullest; none where no backward
-    pass needs any.
-    """
+    items: InFlight
+    """With nothing kept of layers, and of the ends what is kept at most."""
+    states: list[tuple[int, int]]
+    """Of each, dense layers x micro-batches and mixtures x micro-batches."""
+
+    def fullest(self, cost: Sequence[int]) -> InFlight:
+        """The InFlight in the state that keeps most.
+
+        ``cost``: bytes kept of one layer of each kind that there is; none where no backward pass
+        needs any.
+        """
+        if not cost:
+            return self.items._replace(kept_embeddings=0, kept_heads=0)
+        dense, mixtures = max(self.states, key=partial(_product, cost))
+        return self.items._replace(kept_dense=dense, kept_mixtures=mixtures)
+
+
+def stages_in_flight(
+    layout: Layout, kinds: Sequence[tuple[int, int]], stages: Sequence[int]
+) -> list[Held]:
+    """What each of ``stages`` holds; ``kinds``: dense layers and mixtures of each chunk, in model
+    order."""
     p, m, v, last = layout.pp, layout.microbatches, layout.interleave, layout.last_chunk
     columns = layout.stage_chunks(np.asarray(stages))
     found = []
     for stage, *chunks in zip(stages, *(column.tolist() for column in columns), strict=True):
         here = [kinds[chunk] for chunk in chunks]
-        states = _alive(layout.schedule, p, m, v, stage) if cost else ((0,) * len(chunks),)
-        found.append(_of_stage(chunks, here, states, cost, last))
+        found.append(_of_stage(chunks, here, _alive(layout.schedule, p, m, v, stage), last))
     return found
 
 
@@ -72,21 +92,19 @@ def _of_stage(
     chunks: list[int],
     kinds: list[tuple[int, int]],
     states: Sequence[tuple[int, ...]],
-    cost: Sequence[int],
     last: int,
-) -> InFlight:
-    """The InFlight of a stage of ``chunks``, in the fullest of ``states``."""
+) -> Held:
+    """What a stage of ``chunks`` holds in ``states``."""
     dense, mixtures = zip(*kinds, strict=True)
-    held = [(_product(state, dense), _product(state, mixtures)) for state in states]
-    kept = max(held, key=partial(_product, cost))
     ends = (
         max(state[chunks.index(end)] for state in states) if end in chunks else 0
         for end in (0, last)
     )
     first, heads = chunks.count(0), chunks.count(last)
     items = sum(dense), sum(mixtures), first, heads, 0 if first else heads
-    numbers: list[int] = [*items, *(min(n, 1) for n in items), *kept, *ends]
-    return InFlight(*numbers)
+    numbers: list[int] = [*items, *(min(n, 1) for n in items), 0, 0, *ends]
+    held = [(_product(state, dense), _product(state, mixtures)) for state in states]
+    return Held(InFlight(*numbers), held)
 
 
 class Unsharded(NamedTuple):
@@ -123,7 +141,7 @@ def stages_sharded(
         each += [width * n for width in widths for n in size]
         fullest = max(every[stage], key=partial(_product, each))
         alive, *whole = (fullest[at : at + v] for at in (0, v, 2 * v))
-        held = _of_stage(chunks, here, (alive if cost else (0,) * v,), cost, last)
+        held = _of_stage(chunks, here, (alive,), last).fullest(cost)
         found.append((held, Unsharded(*(_product(size, part) for part in whole))))
     return found
 

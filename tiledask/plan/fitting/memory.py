@@ -184,7 +184,7 @@ def layout_terms(
     kept = [layer.kept for layer in layers] if recipe.trains else []
     kinds = chunk_kinds(model, layout)
     if layout.unshard is None:
-        held = stages_in_flight(layout, kinds, kept, stages)
+        held = [each.fullest(kept) for each in stages_in_flight(layout, kinds, stages)]
         return Terms(model, recipe, layout, costs, InFlight(*_columns(held)))
     apart, beside = layout.dp * layout.cp > 1, layout.expert_copies > 1
     each = [apart * item.dense + beside * item.expert for item in costs.items]
@@ -205,9 +205,9 @@ def stage_parameters(model: Model, layout: Layout, stage: int) -> int:
 
     The last of several stages holds the embedding matrix once more if it is tied.
     """
-    (held,) = stages_in_flight(layout, chunk_kinds(model, layout), (), [stage])
+    (held,) = stages_in_flight(layout, chunk_kinds(model, layout), [stage])
     split = layout.tp, layout.ep, layout.expert_slices
     items = item_parameters(model, load_recipe("fp16-weights"), *split)
-    layers = held[:2] if model.experts else held[:1]
-    each = zip((*layers, *held[2:5]), items, strict=True)
+    layers = held.items[:2] if model.experts else held.items[:1]
+    each = zip((*layers, *held.items[2:5]), items, strict=True)
     return int(sum(n * (item.dense + item.expert) for n, item in each))

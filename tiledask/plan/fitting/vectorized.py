@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
 from itertools import chain, starmap
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from tiledask.errors import ConfigError
 from tiledask.plan.arrays import combinations, numbered
 from tiledask.plan.fitting.activations import LayerBytes, cut_tokens, layer_costs, local_tokens
-from tiledask.plan.fitting.in_flight import InFlight, stages_in_flight
+from tiledask.plan.fitting.in_flight import Held, InFlight, stages_in_flight
 from tiledask.plan.fitting.terms import Costs, Terms, fullest
 from tiledask.plan.inputs.items import ItemParameters, item_parameters
 from tiledask.plan.inputs.layout import ITEMS, RECOMPUTE, SELECTIVE_OP, Layout, Numbers
@@ -85,7 +86,7 @@ class Many:
 
     @cached_property
     def costs(self) -> tuple[Costs, np.ndarray, list[tuple[int, ...]]]:
-        """The Costs, and bytes kept of one layer of each kind for one sequence: which of them a
+        """The Costs, and the ratios of the bytes kept of one layer of each kind: which of them a
         layout has, and those that occur. What one combination of fields costs is worked out by the
         plain functions of the ledger."""
         kept: dict[tuple[int, ...], int] = {}
@@ -102,7 +103,8 @@ class Many:
             )
             tokens = local_tokens(layout, self.sequence), cut_tokens(layout, self.sequence)
             layers = layer_costs(self.model, layout, self.sequence, self.recipe)
-            at = kept.setdefault(tuple(layer.kept for layer in layers), len(kept))
+            common = gcd(*(layer.kept for layer in layers)) or 1
+            at = kept.setdefault(tuple(layer.kept // common for layer in layers), len(kept))
             return at, *tokens, *chain(*layers)
 
         def items(tp: int, ep: int, expert_tp: int) -> tuple[int, ...]:
@@ -144,11 +146,12 @@ class Many:
         columns = {name: n[name] for name in PIPE}
         columns["microbatches"] = np.minimum(n["microbatches"], enough)
         _, which, pairs = self.costs
-        if not self.model.experts:  # all states of a stage hold layers of one kind
-            which = np.zeros_like(which)
+        # states of one chunk, or of layers of one kind, are told apart without costs
+        which = which * (n["interleave"] > 1) * bool(self.model.experts)
 
         def in_flight(cost: int, **pipe: int) -> Iterable[int]:
-            return _in_flight(self.model, pairs[cost], self.stages, *pipe.values())
+            each = _held(self.model, self.stages, *pipe.values())
+            return chain(*(held.fullest(pairs[cost]) for held in each))
 
         numbers = iter(self.each(columns | {"cost": which}, in_flight))
         times = np.where(gpipe, n["microbatches"], 1)
@@ -184,13 +187,13 @@ def _pipeline(pp: int, interleave: int, schedule: int, items: int, microbatches:
     )
 
 
-@lru_cache(maxsize=2**14)
-def _in_flight(model: Model, pair: tuple[int, ...], stages: int, *pipe: int) -> tuple[int, ...]:
-    """The numbers of the InFlight of the last stage and of the first ``stages`` of a pipeline.
-    Kept: searches of one model on several clusters ask for the same."""
+@lru_cache(maxsize=2**12)
+def _held(model: Model, stages: int, *pipe: int) -> list[Held]:
+    """What the last stage of a pipeline holds, and each of the first ``stages``. Kept: searches of
+    one model on several clusters ask for the same."""
     layout = _pipeline(*pipe)
     places = [layout.pp - 1, *(min(stage, layout.pp - 1) for stage in range(stages))]
-    return tuple(chain(*stages_in_flight(layout, chunk_kinds(model, layout), pair, places)))
+    return stages_in_flight(layout, chunk_kinds(model, layout), places)
 
 
 def peaks(
