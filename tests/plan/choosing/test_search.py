@@ -21,7 +21,7 @@ from tiledask.plan.choosing.critique import critique
 from tiledask.plan.choosing.search import Space, search
 from tiledask.plan.choosing.sensitivity import sensitivity
 from tiledask.plan.fitting.fit import fits
-from tiledask.plan.fitting.vectorized import _in_flight, peaks
+from tiledask.plan.fitting.vectorized import _held, peaks
 from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.timing.step import estimate_step
 from tiledask.plan.timing.step_time import StepTime, step_parts
@@ -201,7 +201,7 @@ def test_layouts_of_ten_thousand_devices_take_a_few_calls_each():
 def test_another_cluster_of_as_many_devices_counts_no_pipeline_again():
     """What is in flight is the model's and the layout's: a sensitivity counts it once."""
     found = [
-        (search("gpt2-xl", f"16x{device}", 32, sequence=1024).considered, _in_flight.cache_info())
+        (search("gpt2-xl", f"16x{device}", 32, sequence=1024).considered, _held.cache_info())
         for device in ("H100", "A100-40GB", "H100")
     ]
     assert len({considered for considered, _ in found}) == 1

@@ -31,15 +31,15 @@ class Work:
     __array_ufunc__ = None  # array x Work is Work's own affair, not NumPy's
 
     def __add__(self, other: "Work") -> "Work":
-        return Work(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        return Work(*map(add, self.parts, other.parts))
 
     def __rmul__(self, times: Values) -> "Work":
-        return Work(*(times * getattr(self, f.name) for f in fields(self)))
+        return Work(*(times * part for part in self.parts))
 
     @property
     def parts(self) -> list[Seconds]:
         """The Seconds of each field, in their order."""
-        return [getattr(self, f.name) for f in fields(self)]
+        return [*vars(self).values()]
 
     @property
     def seconds(self) -> Seconds:
