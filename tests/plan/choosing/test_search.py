@@ -19,7 +19,7 @@ from tiledask.lab.planner import show_plans
 from tiledask.plan.choosing import search as search_room
 from tiledask.plan.choosing.critique import critique
 from tiledask.plan.choosing.search import Space, search
-from tiledask.plan.choosing.sensitivity import sensitivity
+from tiledask.plan.choosing.sensitivity import _relaxed, sensitivity
 from tiledask.plan.fitting.fit import fits
 from tiledask.plan.fitting.vectorized import _held, peaks
 from tiledask.plan.inputs.layout import Layout, Numbers
@@ -265,6 +265,27 @@ def test_a_program_that_is_long_is_not_timed():
     plans = search("llama-3.1-405b", "10000xH100", 10_000)
     assert np.isnan(plans.best.program_seconds)  # thirty million instructions
     assert search("gpt2", "8xH100", 64).best.program_seconds > 0
+
+
+@pytest.mark.parametrize("times", [1.5, 2, 8])
+@pytest.mark.parametrize(
+    ("model", "cluster", "options"),
+    [
+        ("llama-3.1-8b", "16xA100-80GB", {"sequence": 4096, "space": SMALL}),
+        ("llama-3.1-8b", "4xA100-80GB", {"sequence": 2048}),  # few fit
+        ("gpt2-xl", "16xV100-32GB", {"space": Space(tp=(1, 2, 16), zero=(0, 1))}),
+        pytest.param("mixtral-8x7b", "64xH100", {"sequence": 4096}, marks=pytest.mark.long),
+        pytest.param("deepseek-v3", "2048xH100", {}, marks=pytest.mark.long),
+    ],
+)
+def test_limits_buy_what_a_whole_search_without_them_finds(model, cluster, options, times):
+    batch = 64 if "x" in cluster[:3] else 8192
+    found = sensitivity(model, cluster, batch, times=times, **options)
+    others = dict(_relaxed(td.load_cluster(cluster), times))
+    assert len(found) == 7
+    for relaxed in found:
+        best = search(model, others[relaxed.limit], batch, **options).best
+        assert (relaxed.after.layout, relaxed.after.seconds) == (best.layout, best.seconds)
 
 
 @pytest.mark.long

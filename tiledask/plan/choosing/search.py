@@ -46,7 +46,7 @@ from tiledask.plan.timing.step_time import stage_layers, step_parts
 from tiledask.plan.units import divisors, format_bytes, format_seconds
 from tiledask.plan.whole import is_whole, whole_number
 
-__all__ = ["Plan", "Plans", "Space", "search"]
+__all__ = ["Plan", "Plans", "Space", "search", "tensor_degrees"]
 
 LARGEST_MICROBATCH = 64
 MOST_TIMED = 25_000
@@ -74,6 +74,8 @@ REST = (
 )
 """What is chosen freely beside them."""
 COLUMNS = SHAPE + REST
+COUNTED = (*COLUMNS, "devices", "peak")
+"""What no number of a cluster changes but those of its devices."""
 
 
 @dataclass(frozen=True)
@@ -287,11 +289,28 @@ class Plans(Sequence[Plan]):
         self._columns = columns | {"by_formula": seconds, "verdict": verdict}
         self._order = np.lexsort((peak, seconds, verdict))
 
-    def on(self, cluster: ClusterSpec) -> "Plans":
-        """The same layouts on a cluster of as many devices, in nodes of as many, whose numbers are
-        others: their memory is not counted again."""
-        of = self.model, cluster, self.global_batch, self.recipe, self.sequence, self._columns
+    def on(
+        self, cluster: ClusterSpec, rows: Array | slice = slice(None), *more: "Plans"
+    ) -> "Plans":
+        """The same layouts, or some ``rows`` of them, and those of ``more`` on another cluster of
+        as many devices: their memory is not counted again."""
+        found = [{name: self._columns[name][rows] for name in COUNTED}]
+        found += [{name: plans._columns[name] for name in COUNTED} for plans in more]
+        columns = {name: np.concatenate([each[name] for each in found]) for name in COUNTED}
+        of = self.model, cluster, self.global_batch, self.recipe, self.sequence, columns
         return Plans(*of, **self.assumed, left_out=self.left_out)
+
+    def rows_with(self, field: str, values: Sequence[Any]) -> Array:
+        """Which layouts have one of ``values``."""
+        return np.isin(self._columns[field], values)
+
+    def rows_within(self, times: float) -> Array:
+        """Which layouts may be among the first, as many as are settled, where each takes its
+        seconds at most and 1/``times`` of them at least."""
+        last = self._order[min(max(self.settled, FIRST), len(self)) - 1]
+        seconds, verdict = self._columns["by_formula"], self._columns["verdict"]
+        within: Array = (verdict <= verdict[last]) & (seconds <= times * seconds[last])
+        return within
 
     def settle(self, first: int = FIRST) -> "Plans":
         """These plans, with the ``first`` in the order of their simulated seconds, some
@@ -581,12 +600,17 @@ def _runs_it(columns: dict[str, np.ndarray], field: str, values: tuple[Any, ...]
     return found
 
 
+def tensor_degrees(model: Model, cluster: ClusterSpec) -> list[int]:
+    """What a search tries as tp: what divides the heads and a node's devices."""
+    node = cluster.devices_per_node
+    return [t for t in divisors(model.heads, node) if node % t == 0]
+
+
 def _shapes(
     model: Model, cluster: ClusterSpec, batch: int, sequence: int, space: Space, devices: int
 ) -> Iterator[tuple[int, ...]]:
     """The values of SHAPE on ``devices`` devices."""
-    node = cluster.devices_per_node
-    tps = space.tp or [t for t in divisors(model.heads, min(node, devices)) if node % t == 0]
+    tps = space.tp or tensor_degrees(model, cluster)
     pps = space.pp or range(1, min(model.layers, devices) + 1)
     most = model.layers + 2 * (ITEMS in space.partition)  # chunks
     cps = space.cp or context_degrees(sequence)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.choosing.search import Plan, Plans, search
+from tiledask.plan.choosing.search import Plan, Plans, Space, search, tensor_degrees
 from tiledask.plan.frames import frame
 from tiledask.plan.inputs.hardware import ClusterSpec, Link
 from tiledask.plan.inputs.load import as_cluster, as_model
@@ -102,18 +102,38 @@ def sensitivity(
         )
     model, cluster = as_model(model), as_cluster(cluster)
     now = plans or search(model, cluster, global_batch, **options)
-    before, shape = now.best, (cluster.devices, cluster.devices_per_node)
-    found = []
+    before, found = now.best, []
     fixed = options.get("devices") is not None
     for limit, other in _relaxed(cluster, times):
-        if limit == "devices" and fixed:
-            continue
-        alike = (other.devices, other.devices_per_node) == shape
-        then = now.on(other) if alike else search(model, other, global_batch, **options)
+        if limit == "devices":
+            if fixed:
+                continue
+            then = search(model, other, global_batch, **options)
+        elif limit == "devices in a node":
+            then = _in_nodes(now, other, options)
+        elif limit == "memory":
+            then = now.on(other)
+        else:
+            then = now.on(other, now.rows_within(times))
         if len(then):
             then.settle(now.settled)
             found.append(Relaxed(limit, times, before, then.best))
     return Sensitivity(sorted(found, key=lambda relaxed: -relaxed.speedup))
+
+
+def _in_nodes(now: Plans, other: ClusterSpec, options: dict[str, Any]) -> Plans:
+    """What a search on ``other`` finds, whose nodes are of other sizes: only layouts that no search
+    ``now`` has looked at are counted."""
+    space = options.get("space") or Space()
+    if space.tp:
+        return now.on(other)
+    degrees = tensor_degrees(now.model, other)
+    old = tensor_degrees(now.model, now.cluster)
+    kept, more = now.rows_with("tp", degrees), []
+    if new := [t for t in degrees if t not in old]:
+        only = options | {"space": replace(space, tp=new)}
+        more = [search(now.model, other, now.global_batch, **only)]
+    return now.on(other, kept, *more)
 
 
 def _relaxed(cluster: ClusterSpec, times: float) -> Iterator[tuple[str, ClusterSpec]]:
