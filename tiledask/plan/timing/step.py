@@ -244,16 +244,18 @@ def _between_copies(time: StepTime, layout: Layout) -> dict[str, list[float]]:
 
 def _over_stages(time: StepTime, layout: Layout) -> Parts[float]:
     """The Parts of a layout whose stages are summed one by one."""
-    chunks = _chunks(time, layout)
-    part = 0.5 if layout.schedule in BOTH_WAYS else 1  # each copy gets half of the micro-batches
-    stages = [
-        part * sum((chunks[chunk] for chunk in layout.stage_chunks(stage)), Work())
-        for stage in range(layout.pp)
-    ]
-    slow = max(stages, key=lambda stage: stage.total)
-    m = layout.microbatches
-    times = [chunk.seconds for chunk in chunks]
+    chunks, m = _chunks(time, layout), layout.microbatches
+    alike = {id(chunk): chunk.seconds for chunk in chunks}
+    times = [alike[id(chunk)] for chunk in chunks]
     each = [float(s.forward) for s in times], [float(s.backward) for s in times]
+
+    def seconds_of(stage: int) -> float:
+        total: float = sum(each[0][chunk] + each[1][chunk] for chunk in layout.stage_chunks(stage))
+        return total
+
+    slowest = layout.stage_chunks(max(range(layout.pp), key=seconds_of))
+    part = 0.5 if layout.schedule in BOTH_WAYS else 1  # each copy gets half of the micro-batches
+    slow = part * sum((chunks[chunk] for chunk in slowest), Work())
     run = pipeline_seconds(layout, *each) if layout.pp > 1 else m * slow.total
     fullest = max(layout.stage_layers(stage, time.model.layers) for stage in range(layout.pp))
     if layout.unshard is None or layout.pp == 1:
