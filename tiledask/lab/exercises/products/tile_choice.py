@@ -252,7 +252,7 @@ def _shares(
                 draw.mark_box(axes, (0, y - 0.4, max(share, 0.02), 0.8), device)
             y += 1
         y += 0.6
-    draw.limit_line(axes, 1, color=GREY, linewidth=0.8)
+    draw.limit_line(axes, 1, color=GREY, linewidth=0.8, zorder=0)
     axes.set_yticks(list(ticks.values()), list(ticks))
     axes.invert_yaxis()
     axes.set_xlim(0, 1.45)

@@ -47,7 +47,7 @@ def tile_levels(levels: Levels, *, title: str | None = None) -> "Figure":
     axes.set_xlim(0, 1.25 * levels.seconds)
     draw.second_ticks(axes.xaxis)
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel("time at full bandwidth, and of the arithmetic at peak; all overlap")
+    axes.set_xlabel("time at full bandwidth and peak, on the busiest multiprocessor; all overlap")
     return figure
 
 
