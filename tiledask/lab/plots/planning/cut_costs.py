@@ -29,7 +29,8 @@ def cut_costs(
     before, whole = list(accumulate(costs)), sum(costs)
     figure = canvas(1.2 + 0.5 * len(sends), title)
     axes = figure.subplots()
-    slowest, said = [], []
+    slowest = []
+    said: list[tuple[draw.Box, tuple[str, float, str]]] = []
     for cut, (work, send) in enumerate(zip(before, sends, strict=False)):
         first = [("first", work, BLUE), ("send", send, ORANGE)]
         second = [("second", whole - work, SKY)]
