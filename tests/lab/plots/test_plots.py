@@ -916,6 +916,8 @@ def test_a_cut_costs_the_first_device_its_work_and_what_it_sends():
     }
     assert parts == {"first": [2, 3], "send": [5, 4], "second": [4, 3]}
     assert [line.get_xdata()[0] for line in axes.lines] == [7]
+    inside = sorted(text.get_text() for text in axes.texts if text.get_gid() == "in-box")
+    assert inside == ["2", "3", "3", "4", "4", "5"], "each bar says how long it is"
 
 
 def test_a_distribution_has_a_bar_as_high_as_its_value_is_frequent_and_every_mark():

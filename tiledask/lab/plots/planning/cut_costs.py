@@ -19,7 +19,8 @@ def cut_costs(
     costs: Sequence[float], sends: Sequence[float], *, title: str = "Every cut in two"
 ) -> "Figure":
     """A figure with two bars per cut: the device before it works and then sends, the one behind it
-    works. ``costs``: of each layer; ``sends``: of what crosses after each layer but the last."""
+    works; each as long as the number in it. ``costs``: of each layer; ``sends``: of what crosses
+    after each layer but the last."""
     if not costs or len(sends) != len(costs) - 1:
         raise ConfigError(
             f"cut_costs draws a cut after each of {len(costs)} layers but the last, got "
@@ -29,9 +30,13 @@ def cut_costs(
     figure = canvas(1.2 + 0.5 * len(sends), title)
     axes = figure.subplots()
     slowest = []
+    said: list[tuple[draw.Box, tuple[str, float, str]]] = []
     for cut, (work, send) in enumerate(zip(before, sends, strict=False)):
-        draw.stack(axes, cut - _HIGH / 2, [("first", work, BLUE), ("send", send, ORANGE)], _HIGH)
-        draw.stack(axes, cut + _HIGH / 2, [("second", whole - work, SKY)], _HIGH)
+        first = [("first", work, BLUE), ("send", send, ORANGE)]
+        second = [("second", whole - work, SKY)]
+        boxes = draw.stack(axes, cut - _HIGH / 2, first, _HIGH)
+        boxes += draw.stack(axes, cut + _HIGH / 2, second, _HIGH)
+        said += zip(boxes, first + second, strict=True)
         slowest.append(max(work + send, whole - work))
     best = min(slowest)
     draw.limit_line(axes, best, gid="best")
@@ -42,4 +47,7 @@ def cut_costs(
     entries = [draw.patch_entry(*each) for each in (*names, ("second device: work", SKY))]
     words = f"slower device of the best cut: {best:g}"
     draw.legend(figure, [*entries, draw.line_entry(words, linestyle="--")], 2)
+    figure.lay_out()
+    for box, (_, long, colour) in said:
+        draw.fitting_text(axes, box, f"{long:g}", colour)
     return figure
