@@ -317,3 +317,12 @@ def test_the_width_of_a_panel_changes_the_memory_and_not_the_bytes(name):
     assert len({choreography.moved(plan, 4) for plan in plans}) == 1
     held = [choreography.held(plan, np.dtype("f4")) for plan in plans]
     assert held[0] == min(held) < held[-1]
+
+
+@pytest.mark.parametrize("answer", [None, (0, 1, 2, 2, 0, 1, 3, 3, 3)])
+def test_the_slots_and_their_target_are_drawn_before_the_tasks_are_placed(slots, answer):
+    (axes,) = slots.draw(answer).axes
+    rows = [tick.get_text() for tick in axes.get_yticklabels()]
+    assert rows[:4] == [f"slot {s}" for s in range(4)]
+    assert rows[4:] == ["not placed"] * (answer is None)
+    assert [line.get_xdata()[0] for line in axes.lines if line.get_label() == "target: at most 12"]

@@ -1074,3 +1074,11 @@ def test_what_several_ranks_have_is_hatched():
     assert [*found[1]] == ["rank 0: 0", "rank 1: 0", "rank 1: 1", "rank 2: 1", "rank 3: 1"]
     assert all(found[1].values())
     assert found[2] == {"rank 0: 0": False, "rank 0: 1": True, "rank 1: 1": True}
+
+
+def test_matrices_lie_in_lines_beside_a_tall_one():
+    shapes = {"query": (1, 1), "key": (1, 1), "up": (1, 4), "down": (4, 1)}
+    boxes = {box.get_gid(): box for box in plots.matrices(shapes).axes[0].patches}
+    tops = [boxes[name].get_y() for name in shapes]
+    assert tops[0] == tops[1] == tops[3] == 0 < 1 < tops[2]
+    assert boxes["down"].get_x() > boxes["up"].get_x() + 4

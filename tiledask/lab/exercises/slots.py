@@ -10,7 +10,7 @@ from distributed import get_worker
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots import primitives as draw
-from tiledask.lab.plots.style import GREY, RED, canvas, colour_of_rank, styled
+from tiledask.lab.plots.style import PALE, RED, canvas, colour_of_rank, styled
 from tiledask.plan.whole import is_whole
 
 __all__ = ["least_load", "tasks_on_slots"]
@@ -108,24 +108,25 @@ def least_load(units: tuple[int, ...], slots: int) -> int:
 def _draw_slots(
     places: Sequence[int] | None, units: Sequence[int], slots: int, best: int
 ) -> draw.Figure:
-    rows = ["not placed"] if places is None else [f"slot {s}" for s in range(slots)]
+    tasks = [*enumerate(units)]
+    held = [[t for t in tasks if places and places[t[0]] == slot] for slot in range(slots)]
+    rows = [f"slot {s}" for s in range(slots)]
+    if places is None:
+        held, rows = [*held, tasks], [*rows, "not placed"]
     figure = canvas(1.2 + 0.36 * len(rows), "Tasks on slots")
     axes = figure.subplots()
     draw.lanes(axes, rows)
-    held = [[*enumerate(units)]]
-    if places is not None:
-        held = [[t for t in held[0] if places[t[0]] == slot] for slot in range(slots)]
-        draw.limit_line(axes, best, color=RED, linewidth=1.5, label=f"target: at most {best}")
-        axes.legend(loc="lower right", bbox_to_anchor=(1, 1))
+    draw.limit_line(axes, best, color=RED, linewidth=1.5, label=f"target: at most {best}")
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1))
     axes.set_xlabel(f"units of {UNIT:g} s")
     draw.whole_ticks(axes.xaxis)
     words = []
-    for row, tasks in enumerate(held):
-        colour = GREY if places is None else colour_of_rank(row)
-        boxes = draw.stack(axes, row, [(f"task {i}", n, colour) for i, n in tasks])
-        words += [(b, f"task {i}: {n}", colour) for b, (i, n) in zip(boxes, tasks, strict=True)]
+    for row, mine in enumerate(held):
+        colour = PALE if row == slots else colour_of_rank(row)
+        boxes = draw.stack(axes, row, [(f"task {i}", n, colour) for i, n in mine])
+        words += [(b, f"task {i}: {n}", colour) for b, (i, n) in zip(boxes, mine, strict=True)]
         if places is not None:
-            draw.mark_excess(axes, row, best, sum(n for _, n in tasks))
+            draw.mark_excess(axes, row, best, sum(n for _, n in mine))
     figure.lay_out()
     for box, text, colour in words:
         draw.fitting_text(axes, box, text, colour)
