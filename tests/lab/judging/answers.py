@@ -7,8 +7,10 @@ from functools import partial
 
 import numpy as np
 from oracles.tasks import (
+    BACK,
     BAD,
     BOTH,
+    FORTH,
     IDLE,
     S0,
     S1,
@@ -16,9 +18,11 @@ from oracles.tasks import (
     best_tiles,
     cheapest_ways,
     counted,
+    ends,
     every,
     hurried,
     rows_read,
+    skipping,
     split_loss,
     survivors,
     text,
@@ -716,6 +720,44 @@ ANSWERS: dict[str, list[tuple]] = {
         (["gate", "up"], "not yet", "gate is no partial sum: each rank has its own columns of it"),
         (["y", "y"], "not an answer", "an answer is a list of places, each once, for example"),
         ("y", "not an answer", "an answer is a list of places, each once, for example"),
+    ],
+    "f_and_g": [
+        (ends(), "not yet", "y is a partial sum on 3 ranks"),
+        (ends(y=True), "not yet", "dx is a partial sum on 3 ranks"),
+        (ends(dx=True), "not yet", "y is a partial sum on 3 ranks"),
+        (ends(y=True, dy=True, dx=True), "not yet", "dx is 3 x right on 3 ranks"),
+        (ends(y=True, dy=True), "not yet", "dx is no multiple of it on 3 ranks"),
+        (lambda group, x: x, "not legal", "<lambda>(group, x, dy, w1, w2) raised TypeError"),
+        (
+            lambda group, x, dy, w1, w2: (x, x),
+            "not legal",
+            "<lambda> returns y, dx, dW1 and dW2; got 2 back",
+        ),
+        (
+            lambda group, x, dy, w1, w2: (x @ w1, x, w1, w2),
+            "not legal",
+            "y has [2, 12, 32] numbers, got [2, 12, 127] back",
+        ),
+        ("y", "not an answer", "an answer is a function such as def layer(group, x, dy, w1, w2)"),
+    ],
+    "skip_connection": [
+        (text("1f1b", 3, 4), "not legal", "line 1 cannot be read: '0F0,0F1"),
+        (
+            skipping(("program 1f1b", "program one")),
+            "not yet",
+            "2F.0 reads nothing that 0F.0 made",
+        ),
+        (skipping(*FORTH), "not yet", "0B.0 reads nothing that 2B.0 made"),
+        (skipping(*BACK), "not yet", "2F.0 reads nothing that 0F.0 made"),
+        (
+            skipping(*FORTH[:1]),
+            "not legal",
+            "rank 2",
+        ),
+        (skipping(*FORTH, *BACK[1:]), "not legal", "ds has no size"),
+        (skipping(*FORTH, *BACK[:3]), "not legal", "rank 2"),
+        (skipping().replace("x1 1024 B", "x1 1 B"), "not legal", "x1 of rank 0 has 1 B"),
+        (3, "not an answer", "an answer is a program, or its text"),
     ],
     "faulty_run": [
         ("A", "not yet", "A is sound: run again in float64 it lies no further from"),
