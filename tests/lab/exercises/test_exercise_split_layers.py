@@ -171,6 +171,14 @@ def test_the_task_begins_with_the_deal_of_the_layers():
     assert [[i for at in part for i in range(*at)] for part in dealt.parts] == IN_A_ROW
 
 
+def test_what_a_rank_has_is_said_right_of_the_line_of_an_even_share(heads):
+    (axes,) = heads.draw(None).axes
+    (line,) = axes.lines
+    said = [text for text in axes.texts if text.get_text().startswith("query")]
+    assert len(said) == 4
+    assert all(text.xy[0] >= line.get_xdata()[0] for text in said)
+
+
 @pytest.mark.parametrize(("query", "kv", "ranks"), [(4, 2, 3), (6, 2, 2), (6, 3, 3), (3, 1, 4)])
 def test_the_least_imbalance_is_that_of_every_assignment(query, kv, ranks):
     """Each head to each rank, by brute force and by the task's formula written out again."""
