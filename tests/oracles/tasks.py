@@ -95,6 +95,7 @@ EXERCISES: dict[str, Callable[[], Any]] = {
     "smoothed_loss": td.tasks.smoothed_loss,
     "f_and_g": td.tasks.f_and_g,
     "skip_connection": td.tasks.skip_connection,
+    "cannon_by_shifts": td.tasks.cannon_by_shifts,
     "borrowed_rows": lambda: td.tasks.borrowed_rows(*ROWS),
     "split_each_layer": lambda: td.tasks.split_each_layer(images=8),
     "until_layerwise_moves_more": lambda: td.tasks.until_layerwise_moves_more(each=10),
@@ -236,6 +237,27 @@ def ends(**summed):
     return layer
 
 
+def cannon(skewed=True, by=1, further=0):
+    """Cannon's algorithm by shifts; with no skew, other shifts, or some more of them."""
+
+    def algorithm(row, column, a, b):
+        def shift(line, block, by):
+            p = line.size
+            return line.sendrecv(block, (line.rank - by) % p, (line.rank + by) % p)
+
+        if skewed and column.rank:
+            a = shift(row, a, column.rank)
+        if skewed and row.rank:
+            b = shift(column, b, row.rank)
+        c = a @ b
+        for _ in range(row.size - 1 + further if row.size > 1 else 0):
+            a, b = shift(row, a, by), shift(column, b, by)
+            c = c + a @ b * (_ < row.size - 1)
+        return c
+
+    return algorithm
+
+
 FORTH = (
     ("send x1 to 1 @to_1", "send x1 to 1 @to_1\n    send x1 to 2 @to_2"),
     ("of rank 2:", "of rank 2: x1 1024 B,"),
@@ -359,6 +381,7 @@ FOUND: dict[str, Callable[[Any], Any]] = {
     "smoothed_loss": lambda _: split_loss,
     "f_and_g": lambda _: ends(y=True, dx=True),
     "skip_connection": lambda _: skipping(),
+    "cannon_by_shifts": lambda _: cannon(),
     "borrowed_rows": rows_read,
     "split_each_layer": cheapest_ways,
     "until_layerwise_moves_more": lambda exercise: first(exercise, iter(range(2, 65))),

@@ -16,6 +16,7 @@ from oracles.tasks import (
     S1,
     R,
     best_tiles,
+    cannon,
     cheapest_ways,
     counted,
     ends,
@@ -739,6 +740,17 @@ ANSWERS: dict[str, list[tuple]] = {
             "y has [2, 12, 32] numbers, got [2, 12, 127] back",
         ),
         ("y", "not an answer", "an answer is a function such as def layer(group, x, dy, w1, w2)"),
+    ],
+    "cannon_by_shifts": [
+        (cannon(skewed=False), "not yet", "rank (0, 1) of 2 x 2 has another block than C's"),
+        (lambda row, column, a, b: a @ b, "not yet", "rank (0, 0) of 2 x 2 has another block"),
+        (
+            lambda row, column, a, b: b,
+            "not legal",
+            "a block of C has [4, 2] numbers, got [3, 2] back",
+        ),
+        (lambda row: row, "not legal", "<lambda>(row, column, a, b) raised TypeError on 1 x 1"),
+        ("cannon", "not an answer", "a function such as def cannon(row, column, a, b)"),
     ],
     "skip_connection": [
         (text("1f1b", 3, 4), "not legal", "line 1 cannot be read: '0F0,0F1"),

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tiledask.lab.exercises.products.kernel_repair import repaired_kernel
     from tiledask.lab.exercises.products.levels import four_products, levels_at_fault, run_blocks
     from tiledask.lab.exercises.products.placements import fewest_bytes
+    from tiledask.lab.exercises.products.shifts import cannon_by_shifts
     from tiledask.lab.exercises.skip_connection import skip_connection
     from tiledask.lab.exercises.slots import tasks_on_slots
     from tiledask.lab.exercises.split_layers.attention_heads import balanced_heads
@@ -72,6 +73,7 @@ __all__ = [
     "UnsolvedError",
     "balanced_heads",
     "borrowed_rows",
+    "cannon_by_shifts",
     "cheapest_choreography",
     "copies_that_fit",
     "f_and_g",
@@ -117,6 +119,7 @@ _RUNNING = {
     "levels_at_fault": "products.levels",
     "run_blocks": "products.levels",
     "fewest_bytes": "products.placements",
+    "cannon_by_shifts": "products.shifts",
     "skip_connection": "skip_connection",
     "tasks_on_slots": "slots",
     "balanced_heads": "split_layers.attention_heads",
