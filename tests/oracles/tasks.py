@@ -93,6 +93,9 @@ EXERCISES: dict[str, Callable[[], Any]] = {
     "retuned": lambda: td.tasks.retuned(SIZE, ((128, 256, 64), 4), BOTH),
     "balanced_heads": td.tasks.balanced_heads,
     "smoothed_loss": td.tasks.smoothed_loss,
+    "f_and_g": td.tasks.f_and_g,
+    "skip_connection": td.tasks.skip_connection,
+    "cannon_by_shifts": td.tasks.cannon_by_shifts,
     "borrowed_rows": lambda: td.tasks.borrowed_rows(*ROWS),
     "split_each_layer": lambda: td.tasks.split_each_layer(images=8),
     "until_layerwise_moves_more": lambda: td.tasks.until_layerwise_moves_more(each=10),
@@ -217,6 +220,69 @@ def split_loss(group, z, mine, targets, eps, largest=True, smooth=True):
     return np.mean(top + np.log(total) - (1 - eps) * right - eps / count * every)
 
 
+def ends(**summed):
+    """A feed-forward layer there and back, with an all-reduce at each name: y, dy, dx."""
+
+    def layer(group, x, dy, w1, w2):
+        def total(name, value):
+            return group.all_reduce(value) if summed.get(name) else value
+
+        gelu = td.tile.layers.find_activation("gelu")
+        a, kept = gelu.forward(x @ w1)
+        up = total("dy", dy)
+        dz = gelu.grad(up @ w2.T, kept)
+        grads = np.einsum("bsi,bsj->ij", x, dz), np.einsum("bsi,bsj->ij", a, up)
+        return total("y", a @ w2), total("dx", dz @ w1.T), *grads
+
+    return layer
+
+
+def cannon(skewed=True, by=1, further=0):
+    """Cannon's algorithm by shifts; with no skew, other shifts, or some more of them."""
+
+    def algorithm(row, column, a, b):
+        def shift(line, block, by):
+            p = line.size
+            return line.sendrecv(block, (line.rank - by) % p, (line.rank + by) % p)
+
+        if skewed and column.rank:
+            a = shift(row, a, column.rank)
+        if skewed and row.rank:
+            b = shift(column, b, row.rank)
+        c = a @ b
+        for _ in range(row.size - 1 + further if row.size > 1 else 0):
+            a, b = shift(row, a, by), shift(column, b, by)
+            c = c + a @ b * (_ < row.size - 1)
+        return c
+
+    return algorithm
+
+
+FORTH = (
+    ("send x1 to 1 @to_1", "send x1 to 1 @to_1\n    send x1 to 2 @to_2"),
+    ("of rank 2:", "of rank 2: x1 1024 B,"),
+    ("kept2 = do forward x2", "x1 = recv from 0 @from_0\n    kept2 = do forward x2 x1"),
+)
+BACK = (
+    ("of rank 2:", "of rank 2: ds 1024 B,"),
+    ("dx2 = do backward kept2", "dx2 ds = do backward kept2"),
+    ("send dx2 to 1 @to_1", "send dx2 to 1 @to_1\n    send ds to 0 @to_0"),
+    ("of rank 0:", "of rank 0: ds 1024 B,"),
+    ("do backward kept0 dx1", "ds = recv from 2 @from_2\n    do backward kept0 dx1 ds"),
+)
+"""What a skip connection changes in a pipeline's program, forward and backward."""
+
+
+def skipping(*changes):
+    """The program of three ranks with these changes; with a skip connection if there are none."""
+    order = td.schedule("1f1b", 3, 4)
+    said = str(td.program(order, block_bytes=1024, activation=4096))
+    for old, new in changes or FORTH + BACK:
+        assert said.count(old) == 1, old
+        said = said.replace(old, new)
+    return said
+
+
 def heads_in_a_row(exercise: Any) -> list[list[int]]:
     ends = ((0, *cuts, 10) for cuts in combinations(range(1, 10), 3))
     splits = ([list(range(*e[r : r + 2])) for r in range(4)] for e in ends)
@@ -313,6 +379,9 @@ FOUND: dict[str, Callable[[Any], Any]] = {
     "retuned": best_tiles,
     "balanced_heads": heads_in_a_row,
     "smoothed_loss": lambda _: split_loss,
+    "f_and_g": lambda _: ends(y=True, dx=True),
+    "skip_connection": lambda _: skipping(),
+    "cannon_by_shifts": lambda _: cannon(),
     "borrowed_rows": rows_read,
     "split_each_layer": cheapest_ways,
     "until_layerwise_moves_more": lambda exercise: first(exercise, iter(range(2, 65))),

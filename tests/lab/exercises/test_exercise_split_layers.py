@@ -2,6 +2,7 @@
 
 Holds `tiledask.lab.exercises.planning.layer_too_large`,
 `tiledask.lab.exercises.split_layers.attention_heads`,
+`tiledask.lab.exercises.split_layers.f_and_g`,
 `tiledask.lab.exercises.split_layers.partial_sums` and
 `tiledask.lab.exercises.split_layers.smoothed_loss`.
 """
@@ -12,11 +13,17 @@ from itertools import product
 import pytest
 from oracles.figures import still_drawn
 from oracles.judged import assert_illegal, assert_quiet, assert_still_drawn, missed, targets
-from oracles.tasks import split_loss
+from oracles.tasks import ends, split_loss
 
 from tiledask.lab.exercises.planning.layer_too_large import LEVELS, STRATEGIES, survived
 from tiledask.lab.exercises.split_layers import attention_heads, partial_sums
-from tiledask.lab.tasks import balanced_heads, fewest_sums, layer_too_large, smoothed_loss
+from tiledask.lab.tasks import (
+    balanced_heads,
+    f_and_g,
+    fewest_sums,
+    layer_too_large,
+    smoothed_loss,
+)
 from tiledask.plan.collectives.shards import deal_heads
 from tiledask.tile.layers import cross_entropy
 
@@ -84,6 +91,39 @@ def test_a_smoothed_loss_is_called_wrong_only_where_one_was_written():
     assert legend(partial(split_loss, smooth=False))[1:] == ["wrong"]
 
 
+def test_two_sums_make_a_layer_right_there_and_back_and_a_third_is_too_many():
+    exercise, names = f_and_g(), ("y", "dy", "dx")
+    found = {
+        chosen: targets(exercise.check(ends(**dict(zip(names, chosen, strict=True)))))
+        for chosen in product((False, True), repeat=3)
+    }
+    # of 12: y is wrong on 3 and 4 ranks without its sum, dx without its own, all behind dy with it
+    wrong = {chosen: each["wrong results"][0] for chosen, each in found.items()}
+    assert wrong == {(y, dy, dx): 2 * (not y) + 2 * (3 * dy or not dx) for y, dy, dx in found}
+    sent = {chosen: each["bytes that each of 4 ranks sends"][0] for chosen, each in found.items()}
+    assert sent == {chosen: 9216 * sum(chosen) for chosen in found}
+    assert "at most 18,432 bytes" in exercise.question
+
+
+def test_who_hands_the_whole_layer_to_every_rank_has_sums_too_large():
+    def again(group, x, dy, w1, w2):
+        y, *rest = ends(y=True, dx=True)(group, x, dy, w1, w2)
+        return group.all_reduce(y), *rest
+
+    result = f_and_g().check(again)
+    assert "y is 3 x right on 3 ranks" in result.reason
+    assert missed(result) == ["wrong results", "bytes that each of 4 ranks sends"]
+
+
+def test_the_results_are_drawn_before_an_answer_without_a_mark():
+    (axes,) = f_and_g().draw().axes
+    words = [text.get_text() for text in axes.texts]
+    assert words.count("right") == 8
+    assert words.count("a partial sum") == 4
+    assert not [patch for patch in axes.patches if "wrong" in str(patch.get_gid())]
+    assert_quiet(f_and_g())
+
+
 def test_on_one_rank_no_sum_is_needed():
     assert fewest_sums(1).check([])
 
@@ -129,6 +169,14 @@ def test_deals(heads, deal, wrong):
 def test_the_task_begins_with_the_deal_of_the_layers():
     dealt, _ = deal_heads(10, 2, 4)
     assert [[i for at in part for i in range(*at)] for part in dealt.parts] == IN_A_ROW
+
+
+def test_what_a_rank_has_is_said_right_of_the_line_of_an_even_share(heads):
+    (axes,) = heads.draw(None).axes
+    (line,) = axes.lines
+    said = [text for text in axes.texts if text.get_text().startswith("query")]
+    assert len(said) == 4
+    assert all(text.xy[0] >= line.get_xdata()[0] for text in said)
 
 
 @pytest.mark.parametrize(("query", "kv", "ranks"), [(4, 2, 3), (6, 2, 2), (6, 3, 3), (3, 1, 4)])

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from tiledask.lab.exercises.products.kernel_repair import repaired_kernel
     from tiledask.lab.exercises.products.levels import four_products, levels_at_fault, run_blocks
     from tiledask.lab.exercises.products.placements import fewest_bytes
+    from tiledask.lab.exercises.products.shifts import cannon_by_shifts
+    from tiledask.lab.exercises.skip_connection import skip_connection
     from tiledask.lab.exercises.slots import tasks_on_slots
     from tiledask.lab.exercises.split_layers.attention_heads import balanced_heads
     from tiledask.lab.exercises.split_layers.convolutions import (
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
         split_each_layer,
         until_layerwise_moves_more,
     )
+    from tiledask.lab.exercises.split_layers.f_and_g import f_and_g
     from tiledask.lab.exercises.split_layers.lenet_hybrids import hybrid_lenet
     from tiledask.lab.exercises.split_layers.partial_sums import fewest_sums
     from tiledask.lab.exercises.split_layers.smoothed_loss import smoothed_loss
@@ -70,8 +73,10 @@ __all__ = [
     "UnsolvedError",
     "balanced_heads",
     "borrowed_rows",
+    "cannon_by_shifts",
     "cheapest_choreography",
     "copies_that_fit",
+    "f_and_g",
     "fastest_within",
     "faulty_run",
     "fewest_bytes",
@@ -96,6 +101,7 @@ __all__ = [
     "save_intervals",
     "scale_rule",
     "shorten_bubble",
+    "skip_connection",
     "smoothed_loss",
     "split_each_layer",
     "step_traffic",
@@ -113,9 +119,12 @@ _RUNNING = {
     "levels_at_fault": "products.levels",
     "run_blocks": "products.levels",
     "fewest_bytes": "products.placements",
+    "cannon_by_shifts": "products.shifts",
+    "skip_connection": "skip_connection",
     "tasks_on_slots": "slots",
     "balanced_heads": "split_layers.attention_heads",
     "borrowed_rows": "split_layers.convolutions",
+    "f_and_g": "split_layers.f_and_g",
     "smoothed_loss": "split_layers.smoothed_loss",
     "split_each_layer": "split_layers.convolutions",
     "until_layerwise_moves_more": "split_layers.convolutions",

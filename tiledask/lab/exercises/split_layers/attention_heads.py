@@ -259,7 +259,7 @@ def _bars(assigned: Assignment, task: _Task, note: str, most: float = float("inf
         if count > 1 and most < float("inf"):
             draw.mark_box(axes, (asked, rank - 0.35, shared, 0.7), f"rank {rank} kv")
         words = f"query {', '.join(map(str, heads))}; kv {', '.join(map(str, task.kv_of(heads)))}"
-        end = (asked + shared, rank)
+        end = (max(asked + shared, task.even_share / 1e6), rank)  # right of the dashed line
         draw.note(axes, end, words if heads else "nothing", (4, 0), 8, **draw.BEHIND)
     even = {"color": GREY, "linestyle": "--", "linewidth": 1}
     draw.limit_line(axes, task.even_share / 1e6, **even)

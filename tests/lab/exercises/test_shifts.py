@@ -1,0 +1,47 @@
+"""The exercise on Cannon's shifts: the algorithm, without its skew, with too many shifts, by reads.
+
+Holds `tiledask.lab.exercises.products.shifts`.
+"""
+
+import numpy as np
+import pytest
+from oracles.figures import still_drawn
+from oracles.judged import assert_illegal, assert_quiet, missed, targets
+from oracles.tasks import cannon
+
+from tiledask.lab.tasks import cannon_by_shifts
+
+
+def test_cannon_is_solved_with_two_blocks_in_the_skew_and_all_in_each_step():
+    result = cannon_by_shifts().check(cannon())
+    assert result
+    assert targets(result)["blocks moved on 3 x 3"] == (2 * (6 + 2 * 9), 48, None)
+
+
+def summa(row, column, a, b):
+    parts = zip(row.all_gather(a[None]), column.all_gather(b[None]), strict=True)
+    return sum(left @ above for left, above in parts)
+
+
+@pytest.mark.parametrize(
+    ("answer", "wrong"),
+    [
+        (cannon(skewed=False), ["wrong blocks of C"]),
+        (cannon(further=1), ["blocks moved on 3 x 3"]),
+        (summa, ["calls that are no shift"]),
+        (lambda row, column, a, b: np.zeros((4, 2)), ["wrong blocks of C"]),
+    ],
+)
+def test_what_is_wrong_is_told_apart(answer, wrong):
+    exercise = cannon_by_shifts()
+    found = missed(exercise.check(answer))
+    assert found == wrong
+    assert exercise.draw(answer).axes
+
+
+def test_what_is_no_algorithm_is_refused_and_nothing_is_quiet():
+    exercise = cannon_by_shifts()
+    assert_quiet(exercise)
+    assert_illegal(exercise, lambda row, column, a, b: a, "a block of C has [4, 2] numbers")
+    assert_illegal(exercise, 3, "a function such as def cannon")
+    assert still_drawn(exercise, cannon())

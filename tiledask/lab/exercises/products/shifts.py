@@ -1,0 +1,133 @@
+"""Write Cannon's algorithm with shifts along rows and columns; run on square grids, and counted."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tiledask.distributed.ranks.threads import run_threads
+from tiledask.errors import RuleError
+from tiledask.lab.judging import Exercise, Target
+from tiledask.lab.judging.reading import function
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.style import GREEN, RED, canvas, colour_of_rank, styled
+
+__all__ = ["cannon_by_shifts"]
+
+Algorithm = Callable[..., Any]
+SIDES, BLOCK = (1, 2, 3), (4, 3, 2)
+"""Grids of p x p ranks, and (m, k, n) of a block's product."""
+MOST = 2 * (3 * 2 + 2 * 9)
+"""Blocks that move on 3 x 3: of A and of B, two rows of three in the skew, then all nine twice."""
+
+
+def cannon_by_shifts() -> Exercise:
+    """Write a function (row, column, a, b) -> a rank's block of C, from its blocks of A and B.
+
+    ``row`` and ``column`` are its groups; its place in one is its coordinate along the other. It is
+    run on 1 x 1, 2 x 2 and 3 x 3 ranks, with whole numbers; what it sends is counted.
+    """
+
+    def measure(answer: Algorithm) -> list[Target]:
+        wrong, remarks, moved, others = 0, [], 0.0, 0
+        for p in SIDES:
+            off, moved, kinds = _run(answer, p)
+            wrong += int(off.sum())
+            others += sum(kind not in ("send", "recv") for kind in kinds)
+            if off.any():
+                i, j = np.argwhere(off)[0]
+                remarks.append(f"rank ({i}, {j}) of {p} x {p} has another block than C's")
+        return [
+            Target("wrong blocks of C", 0, wrong, 0, remarks=remarks[:1]),
+            Target("calls that are no shift", 0, others, 0),
+            Target("blocks moved on 3 x 3", MOST, moved, None),
+        ]
+
+    return Exercise(
+        name="Cannon by shifts",
+        question=(
+            f"Write Cannon's algorithm as a function of row, column, a and b, which returns a "
+            f"rank's block of C. It is run on 1 x 1, 2 x 2 and 3 x 3 ranks: 0 blocks of C may be "
+            f"wrong, 0 calls may be other than shifts, and on 3 x 3 at most {MOST} blocks may move."
+        ),
+        form=(
+            "a function such as def cannon(row, column, a, b): return a @ b, for example "
+            "answer = cannon"
+        ),
+        hints=(
+            "On p x p ranks each multiplies p times, and after the skew all blocks move on "
+            "between two products. How often is that?",
+            "Row i of A moves i places to the left: along row, by the rank's place in column. "
+            "And column j of B?",
+            "Skew both, multiply, then row.size - 1 times: shift a and b by 1 and add their "
+            "product.",
+        ),
+        measured=measure,
+        drawn=lambda answer: _skew() if answer is None else _wrong(answer),
+        read=function,
+    )
+
+
+def _run(answer: Algorithm, p: int) -> tuple[np.ndarray, float, list[str]]:
+    """(which blocks of C are wrong, blocks of A and B that move, the kinds of all calls)."""
+    (m, k, n), rng = BLOCK, np.random.default_rng(p)
+    a, b = (rng.integers(-4, 5, shape).astype(float) for shape in ((m * p, k * p), (k * p, n * p)))
+
+    def program(rank: Any) -> np.ndarray:
+        i, j = rank.coordinates
+        mine = a[m * i : m * i + m, k * j : k * j + k], b[k * i : k * i + k, n * j : n * j + n]
+        return np.asarray(answer(rank.group(1), rank.group(0), *(x.copy() for x in mine)))
+
+    name = getattr(answer, "__name__", "the function")
+    try:
+        done = run_threads(program, (p, p), timeout=10.0)
+    except Exception as error:  # whatever the reader's function raises
+        raise RuleError(
+            f"{name}(row, column, a, b) raised {type(error).__name__} on {p} x {p} ranks: "
+            f"{(str(error).splitlines() or [''])[0]}"
+        ) from error
+    c, off = a @ b, np.zeros((p, p), bool)
+    for (i, j), found in zip(np.ndindex(p, p), done.results, strict=True):
+        if found.shape != (m, n):
+            raise RuleError(f"a block of C has {[m, n]} numbers, got {[*found.shape]} back")
+        off[i, j] = not np.array_equal(found, c[m * i : m * i + m, n * j : n * j + n])
+    # a block of A and one of B, of different sizes, move together: count in both
+    sent = sum(record.sent for record in done.records)
+    return off, 2 * sent / (8 * (m * k + k * n)), [record.kind for record in done.records]
+
+
+@styled
+def _skew() -> draw.Figure:
+    """Which block of A each of 3 x 3 ranks has at home, after the skew and after a shift, in the
+    colour of its part of K; an arrow says where row i came from."""
+    figure = canvas(2.6, "Blocks of A on 3 x 3, in the colour of their part of K")
+    stages = ("at home", "after the skew", "after one shift")
+    for number, (axes, title) in enumerate(zip(figure.subplots(1, 3), stages, strict=True)):
+        for i, j in np.ndindex(3, 3):
+            k = (j + i * (number > 0) + (number > 1)) % 3
+            box, colour = (j - 0.46, i - 0.42, 0.92, 0.84), colour_of_rank(k)
+            draw.box(axes, box, colour)
+            draw.text_in(axes, box, f"A{i}{k}", colour, 9)
+        for i in range(3) if number else ():
+            by = i if number == 1 else 1
+            draw.note(axes, (2.5, i), f"← {by}" if by else "stays", (4, 0), 8)
+        draw.cells(axes, range(3), range(3))
+        axes.set_title(title, fontsize=9)
+    return figure
+
+
+@styled
+def _wrong(answer: Algorithm) -> draw.Figure:
+    """Blocks of C on each grid, by whether they are right."""
+    figure = canvas(2.6, "Blocks of C that your function makes")
+    for axes, p in zip(figure.subplots(1, len(SIDES)), SIDES, strict=True):
+        off, _, _ = _run(answer, p)
+        for i, j in np.ndindex(p, p):
+            box, colour = (j - 0.46, i - 0.42, 0.92, 0.84), RED if off[i, j] else GREEN
+            draw.box(axes, box, colour)
+            draw.text_in(axes, box, "wrong" if off[i, j] else "right", colour, 8)
+            if off[i, j]:
+                draw.mark_box(axes, box, f"{i}, {j}")
+        draw.cells(axes, range(p), range(p))
+        axes.set_title(f"{p} x {p} ranks", fontsize=9)
+    return figure
