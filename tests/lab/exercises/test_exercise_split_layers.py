@@ -1,6 +1,6 @@
 """Exercises on split layers: sums placed, heads dealt, a layer too large; each judged by runs.
 
-Holds `tiledask.lab.exercises.planning.layer_too_large`,
+Holds `tiledask.lab.exercises.on_ranks`, `tiledask.lab.exercises.planning.layer_too_large`,
 `tiledask.lab.exercises.split_layers.attention_heads`,
 `tiledask.lab.exercises.split_layers.f_and_g`,
 `tiledask.lab.exercises.split_layers.partial_sums` and

@@ -732,7 +732,7 @@ ANSWERS: dict[str, list[tuple]] = {
         (
             lambda group, x, dy, w1, w2: (x, x),
             "not legal",
-            "<lambda> returns y, dx, dW1 and dW2; got 2 back",
+            "a layer returns y, dx, dW1 and dW2; got 2 back",
         ),
         (
             lambda group, x, dy, w1, w2: (x @ w1, x, w1, w2),

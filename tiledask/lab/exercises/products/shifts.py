@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import RuleError
+from tiledask.lab.exercises.on_ranks import run_on_ranks
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.judging.reading import function
 from tiledask.lab.plots import primitives as draw
@@ -78,14 +78,7 @@ def _run(answer: Algorithm, p: int) -> tuple[np.ndarray, float, list[str]]:
         mine = a[m * i : m * i + m, k * j : k * j + k], b[k * i : k * i + k, n * j : n * j + n]
         return np.asarray(answer(rank.group(1), rank.group(0), *(x.copy() for x in mine)))
 
-    name = getattr(answer, "__name__", "the function")
-    try:
-        done = run_threads(program, (p, p), timeout=10.0)
-    except Exception as error:  # whatever the reader's function raises
-        raise RuleError(
-            f"{name}(row, column, a, b) raised {type(error).__name__} on {p} x {p} ranks: "
-            f"{(str(error).splitlines() or [''])[0]}"
-        ) from error
+    done = run_on_ranks(answer, program, p, p, takes="(row, column, a, b)")
     c, off = a @ b, np.zeros((p, p), bool)
     for (i, j), found in zip(np.ndindex(p, p), done.results, strict=True):
         if found.shape != (m, n):

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import RuleError
+from tiledask.lab.exercises.on_ranks import run_on_ranks
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.judging.reading import function
 from tiledask.lab.plots import primitives as draw
@@ -95,17 +95,10 @@ def _run(answer: Layer, ranks: int) -> tuple[dict[str, str], int]:
         mine = cut1[rank.index].copy(), cut2[rank.index].copy()
         return [np.asarray(r, float) for r in answer(rank.group(), x.copy(), dy.copy(), *mine)]
 
-    name = getattr(answer, "__name__", "the layer")
-    try:
-        done = run_threads(program, ranks, timeout=10.0)
-    except Exception as error:  # whatever the reader's function raises
-        raise RuleError(
-            f"{name}(group, x, dy, w1, w2) raised {type(error).__name__} on {ranks} ranks: "
-            f"{str(error).splitlines()[0] if str(error) else ''}"
-        ) from error
+    done = run_on_ranks(answer, program, ranks, takes="(group, x, dy, w1, w2)")
     sent = max(sum(r.sent for r in done.records.where(rank=rank)) for rank in range(ranks))
     if any(len(results) != len(AXES) for results in done.results):
-        raise RuleError(f"{name} returns y, dx, dW1 and dW2; got {len(done.results[0])} back")
+        raise RuleError(f"a layer returns y, dx, dW1 and dW2; got {len(done.results[0])} back")
     states = {}
     for i, (what, axis) in enumerate(AXES.items()):
         blocks, whole = [results[i] for results in done.results], right[i]

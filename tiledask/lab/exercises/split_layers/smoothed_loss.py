@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.ranks.threads import run_threads
-from tiledask.errors import RuleError
+from tiledask.lab.exercises.on_ranks import run_on_ranks
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.judging.reading import function
 from tiledask.lab.plots import primitives as draw
@@ -94,13 +93,7 @@ def _run(answer: Loss, ranks: int, eps: float, size: float) -> tuple[list[float]
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             return float(answer(rank.group(), logits[..., mine], mine, targets.copy(), eps))
 
-    try:
-        done = run_threads(program, ranks, timeout=10.0)
-    except Exception as error:  # whatever the reader's function raises
-        name = getattr(answer, "__name__", "the loss")
-        raise RuleError(
-            f"{name} raised {type(error).__name__} on {ranks} ranks: {str(error).splitlines()[0]}"
-        ) from error
+    done = run_on_ranks(answer, program, ranks)
     sent = sum(record.sent for record in done.records) // logits.itemsize
     return done.results, sent, float(cross_entropy(logits, targets, smoothing=eps)[0])
 
