@@ -59,6 +59,7 @@ NOTEBOOKS = sorted((ROOT / "nbs").glob("*.ipynb"))
 CHECKED, KEPT = "nbval-check-output", "keep_output"
 EXERCISE = ("task", "answer", "draw", "check", "solution")
 SOLUTION = "# A solution.\n"
+SOLVED = SOLUTION + "b = 3\nexercise.result(b).require()"
 ROW = "# Yours beside what came.\n"
 LINES = 10
 """Lines of code in a cell, blank ones not counted."""
@@ -85,7 +86,7 @@ def faults(notebook: nbformat.NotebookNode) -> list[str]:
     except nbformat.ValidationError as error:
         return [f"not a valid notebook: {error.message}"]
     looks = (opening, order, short_cells, public_names, outputs, checked_outputs)
-    rules = (*looks, exercises, predictions, closing)
+    rules = (*looks, exercises, needs_no_solution, predictions, closing)
     return [fault for rule in rules for fault in rule(notebook.cells)]
 
 
@@ -219,6 +220,21 @@ def solution(i: int, cell: Cell) -> Iterator[str]:
         yield f"cell {i}: a solution is judged by .result(): .check() counts it as the reader's"
     if any(isinstance(line, ast.Expr) for line in before) or "print(" in cell.source:
         yield f"cell {i}: a solution shows nothing"
+
+
+def needs_no_solution(cells: list[Cell]) -> Iterator[str]:
+    """A learner's copy has solutions as text: nothing else may use what they alone define."""
+    known, solved = set(), set()
+    for i, cell in code(cells):
+        nodes = list(ast.walk(ast.parse(re.sub(r"(?m)^\s*[%!].*$", "", cell.source))))
+        made = {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+        made |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        if "solution" in tags(cell):
+            solved |= made - known
+            continue
+        used = {n.id for n in nodes if isinstance(n, ast.Name)} & solved - made
+        yield from (f"cell {i}: {name} is what a solution alone defines" for name in sorted(used))
+        known, solved = known | made, solved - made
 
 
 def predictions(cells: list[Cell]) -> Iterator[str]:
@@ -613,6 +629,7 @@ PLANTED = [
     ([fact(), *exercise(solution=SOLUTION + "e.result(3)")], TITLE, "ends with .require()"),
     ([fact(), *exercise(solution=SOLUTION + "e.check(3).require()")], TITLE, "counts it"),
     ([fact(), *exercise(solution=SOLUTION + "print(3)\ne.result(3).require()")], TITLE, "nothing"),
+    ([*exercise(solution=SOLVED), fact("b + 1")], TITLE, "b is what a solution alone defines"),
     ([fact(), new_code_cell("c = td.start_cluster()")], TITLE, "no later cell closes"),
     ([fact(), new_code_cell("%matplotlib inline")], TITLE, "not plain Python"),
     (prediction(asks="**Predict.** It is 4 x 3 = **12** bytes."), TITLE, "answers before"),
