@@ -115,13 +115,18 @@ def test_who_hands_the_whole_layer_to_every_rank_has_sums_too_large():
     assert missed(result) == ["wrong results", "bytes that each of 4 ranks sends"]
 
 
-def test_the_results_are_drawn_before_an_answer_without_a_mark():
+def test_nothing_is_said_of_the_results_before_an_answer():
     (axes,) = f_and_g().draw().axes
+    assert {text.get_text() for text in axes.texts} == {"?"}
+    assert not [patch for patch in axes.patches if "wrong" in str(patch.get_gid())]
+    assert_quiet(f_and_g())
+
+
+def test_a_function_without_sums_is_drawn_with_its_partial_sums():
+    (axes,) = f_and_g().draw(ends(y=False, dx=False)).axes
     words = [text.get_text() for text in axes.texts]
     assert words.count("right") == 8
     assert words.count("a partial sum") == 4
-    assert not [patch for patch in axes.patches if "wrong" in str(patch.get_gid())]
-    assert_quiet(f_and_g())
 
 
 def test_on_one_rank_no_sum_is_needed():

@@ -169,6 +169,15 @@ def test_rules_of_a_scale(rule, wrong):
     assert set(missed(scale_rule().check(rule))) == set(wrong)
 
 
+def test_a_scale_is_too_small_only_where_the_loss_says_so():
+    small = [
+        (target.met, "too small" in target.where)
+        for rule in (every(4), every(2000))
+        for target in scale_rule().check(rule).targets[1:]
+    ]
+    assert small == [(True, False), (True, False), (True, False), (False, True)]
+
+
 # -- the faulty run --------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from tiledask.lab.exercises.on_ranks import run_on_ranks
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.judging.reading import function
 from tiledask.lab.plots import primitives as draw
-from tiledask.lab.plots.style import GREEN, RED, YELLOW, canvas, styled
+from tiledask.lab.plots.style import GREEN, PALE, RED, YELLOW, canvas, styled
 from tiledask.tile import layers as tile
 
 __all__ = ["f_and_g"]
@@ -26,7 +26,7 @@ AXES = {"y": None, "dx": None, "dW1": 1, "dW2": 0}
 """What a layer returns, and the axis along which ranks have parts of it; None: all of it."""
 MOST = 2 * 2 * 3 * TOKENS[0] * TOKENS[1] * HIDDEN * 8 // 4
 """Bytes that each of 4 ranks sends in two all-reduces of an array such as x, in float64."""
-RIGHT, PARTIAL = "right", "a partial sum"
+RIGHT, PARTIAL, UNKNOWN = "right", "a partial sum", "?"
 
 
 def f_and_g() -> Exercise:
@@ -48,7 +48,9 @@ def f_and_g() -> Exercise:
         ]
 
     def figure(answer: Any) -> draw.Figure:
-        return _table({ranks: _run(answer or _bare, ranks)[0] for ranks in RANKS}, answer is None)
+        if answer is None:
+            return _table({ranks: dict.fromkeys(AXES, UNKNOWN) for ranks in RANKS}, "not attempted")
+        return _table({ranks: _run(answer, ranks)[0] for ranks in RANKS}, "of your layer")
 
     return Exercise(
         name="f and g",
@@ -63,7 +65,7 @@ def f_and_g() -> Exercise:
         ),
         hints=(
             "Ask of each value which of three it is: the same on every rank, this rank's columns, "
-            "or a partial sum. draw shows it of the four results.",
+            "or a partial sum. draw says it of the four results of any function, so of bare too.",
             "What a rank makes of its own rows of w2 has the terms of these rows alone. And all "
             "ranks used x whole, each for columns of its own: what does that say of dx?",
             "group.all_reduce(value) is the sum of what all ranks bring. One belongs into the way "
@@ -124,26 +126,18 @@ def _state(blocks: list[np.ndarray], wanted: list[np.ndarray], alike: bool) -> s
     return f"{times:.4g} x right" if close(blocks, wanted, times) else "no multiple of it"
 
 
-def _bare(group: Any, x: np.ndarray, dy: np.ndarray, w1: np.ndarray, w2: np.ndarray) -> Any:
-    """The layer of a rank that sums nothing."""
-    y, kept = tile.mlp(x, weights := {"w_1": w1, "w_2": w2})
-    dx, grads = tile.mlp_grad(dy, kept, weights)
-    return y, dx, grads["w_1"], grads["w_2"]
-
-
 @styled
-def _table(states: dict[int, dict[str, str]], given: bool) -> draw.Figure:
+def _table(states: dict[int, dict[str, str]], note: str) -> draw.Figure:
     """A box for each result on so many ranks, by what it is there; what is wrong is framed."""
-    note = "nothing summed yet" if given else "of your layer"
-    figure = canvas(0.9 + 0.4 * len(states), f"What the ranks have, {note}")
+    figure = canvas(0.9 + 0.4 * len(states), f"What the ranks have ({note})")
     axes = figure.subplots()
     for y, (ranks, found) in enumerate(states.items()):
         for x, (what, state) in enumerate(found.items()):
             box = (x - 0.46, y - 0.36, 0.92, 0.72)
-            colour = {RIGHT: GREEN, PARTIAL: YELLOW}.get(state, RED)
+            colour = {RIGHT: GREEN, PARTIAL: YELLOW, UNKNOWN: PALE}.get(state, RED)
             draw.box(axes, box, colour)
             draw.text_in(axes, box, state, colour, 8.5)
-            if not given and state != RIGHT:
+            if state not in (RIGHT, UNKNOWN):
                 draw.mark_box(axes, box, f"{what}, {ranks}")
     draw.cells(axes, [*AXES], [f"{ranks} rank{'s' * (ranks > 1)}" for ranks in states])
     axes.xaxis.tick_top()

@@ -73,7 +73,7 @@ def scale_rule(left_out: int = 14, loss: float = 1.55) -> Exercise:
                     loss,
                     _end(run),
                     None,
-                    where=_scale_of(run),
+                    where=_scale_of(run, missed=not _end(run) <= loss),
                 )
                 for name, run in runs.items()
             ),
@@ -110,14 +110,14 @@ def scale_rule(left_out: int = 14, loss: float = 1.55) -> Exercise:
     )
 
 
-def _scale_of(run: SmallRun) -> str:
-    """Where the scale went, and what that means."""
+def _scale_of(run: SmallRun, missed: bool) -> str:
+    """Where the scale went, and what that means for a loss that was ``missed``."""
     low, high = (np.log2(float(scale)) for scale in (min(run.scales), max(run.scales)))
     end = np.log2(float(run.scales[-1]))
     said = f"its scale lies between 2^{low:.0f} and 2^{high:.0f} and ends at 2^{end:.0f}"
     if run.skipped > len(run.losses) // 2:
         return f"{said}, too large for most steps"
-    return f"{said}, too small for too long" if high < 20 or end <= low + 8 else said
+    return f"{said}, too small for too long" if missed and (high < 20 or end <= low + 8) else said
 
 
 def _fixed(scale: float, good: int, finite: bool) -> tuple[float, int]:
@@ -170,5 +170,5 @@ def _scales(
         axes.set_xlabel("step")
         draw.grid(axes)
         axes.spines[["left", "bottom"]].set_color(INK)
-        draw.legend_under(axes, low=-0.16)
+        draw.legend_under(axes, low=-0.22)
     return figure

@@ -39,7 +39,7 @@ def cut_costs(
         said += zip(boxes, first + second, strict=True)
         slowest.append(max(work + send, whole - work))
     best = min(slowest)
-    draw.limit_line(axes, best, gid="best")
+    draw.limit_line(axes, best, gid="best", zorder=0.9)  # behind the bars and their numbers
     axes.set_yticks(range(len(sends)), [f"after layer {cut + 1}" for cut in range(len(sends))])
     axes.invert_yaxis()
     axes.set_xlabel("time of a device")
