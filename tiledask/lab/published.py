@@ -62,9 +62,9 @@ def timeline_of(inputs: Mapping[str, Any], **instead: float) -> Timeline:
 def bubble_rate(inputs: Mapping[str, Any]) -> Rate:
     """The Rate of a row of the table.
 
-    By simulation; but the interleaved rows are the paper's count, a formula: it charges the way
-    from the last device back to the first only once per group of micro-batches, and a
-    simulation, which charges it every time, takes p latencies longer.
+    By simulation; but the interleaved rows are the paper's count, a formula: from one chunk to the
+    next only the first of each p micro-batches waits for the device at the other end, and a
+    simulation, in which every one waits, takes p latencies longer.
     """
     if inputs["schedule"] != "1F1B-I":
         return Rate(timeline_of(inputs).span_bubble, "simulation")

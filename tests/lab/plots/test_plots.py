@@ -934,6 +934,9 @@ def test_printed_rates_that_are_missed_are_crosses():
     assert marks["ours, agree"] == ("o", 2)
     assert marks["sabotaged, miss"] == ("x", 1)
     assert "ours, miss" not in marks
+    assert "a cross: they differ" in [line.get_label() for line in axes.lines]
+    (axes,) = plots.printed_rates({"ours": RATES["ours"]}).axes
+    assert [line.get_label() for line in axes.lines] == ["the same", "ours: 2 of 2"]
 
 
 def test_idle_bars_are_as_high_as_the_shares():

@@ -107,9 +107,10 @@ def interleaved_makespan(
 ) -> float:
     """Seconds of interleaved 1F1B as the Zero Bubble paper counts: mT + (p-1)T/v + ((2v-1)p-2)c.
 
-    ``stage`` is T, the forward and backward seconds of all chunks of a device. The hop from the
-    last device back to the first is charged only for the first micro-batch of each group; a
-    simulation that charges it every time gives p c more (Table 5 of arXiv 2401.10241).
+    ``stage`` is T, the forward and backward seconds of all chunks of a device. From one chunk to
+    the next only the first of each p micro-batches waits for what the device at the other end
+    sends, and the others for nothing; a simulation, in which every one waits, gives p c more
+    (Table 5 of arXiv 2401.10241).
 
     >>> interleaved_makespan(4, 8, 2, stage=6.0)
     57.0

@@ -44,9 +44,11 @@ def printed_rates(
             xs, ys = zip(*miss, strict=True)
             cross = {"marker": "x", "markeredgewidth": 1.5, "gid": f"{how}, miss"}
             draw.curve(axes, xs, ys, colour, 0, **cross, **look)
+    if any(not row[2] for rows in every.values() for row in rows):
+        draw.curve(axes, [], [], GREY, 0, marker="x", label="a cross: they differ", gid="legend")
     axes.set(xlim=(0, top), ylim=(0, top), xlabel="idle share, printed", ylabel="idle share, ours")
     draw.percent_ticks(axes.xaxis)
     draw.percent_ticks(axes.yaxis)
     draw.grid(axes)
-    draw.legend(figure, axes, 4)
+    draw.legend(figure, axes, 5)
     return figure
