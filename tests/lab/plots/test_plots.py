@@ -1028,6 +1028,16 @@ def test_reads_are_an_arrow_for_every_piece_of_every_step(name, p, q):
             assert len(arrows) == len(pieces)
 
 
+def test_the_busiest_ranks_say_how_many_arrows_leave_them():
+    both = {"SUMMA": planned("summa", 3, 3), "Cannon": planned("cannon", 3, 3)}
+    said = [
+        [text.get_text() for text in axes.texts if text.get_gid() == "sends"]
+        for axes in plots.reads(both).axes
+    ]
+    assert said[:3] == [["sends 4"]] * 3
+    assert {word for step in said[3:] for word in step} == {"sends 2"}
+
+
 @pytest.mark.long
 def test_reads_shade_ranks_by_what_they_multiply():
     figure = plots.reads({"SUMMA": planned("summa", 3, 3), "Cannon": planned("cannon", 3, 3)})
