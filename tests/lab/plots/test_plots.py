@@ -810,6 +810,13 @@ def test_curves_go_through_their_points_on_logarithmic_axes():
     assert [t.get_text() for t in axes.get_xticklabels()] == ["64", "256", "2,048"]
 
 
+def test_a_line_of_many_points_has_no_dots_and_no_ticks():
+    few, many = {1: 1, 60: 60}, {x: x for x in range(1, 61)}
+    (axes,) = plots.curves({"few": few, "many": many}, xlabel="x", ylabel="y").axes
+    assert [line.get_marker() for line in axes.lines] == ["o", "None"]
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["1", "60"]
+
+
 def test_a_corner_has_each_block_at_its_matrix_and_says_where_k_is_cut():
     (axes,) = plots.corner(*(cut((600, 600), S0, S1) for _ in "XAY")).axes
     assert sorted({h for *_, w, h in boxes(axes, "block")}) == [300]
@@ -1022,6 +1029,16 @@ def test_reads_are_an_arrow_for_every_piece_of_every_step(name, p, q):
             ]
             arrows = [p for p in axes.patches if p.get_gid() == f"{operand.upper()} read"]
             assert len(arrows) == len(pieces)
+
+
+def test_the_busiest_ranks_say_how_many_arrows_leave_them():
+    both = {"SUMMA": planned("summa", 3, 3), "Cannon": planned("cannon", 3, 3)}
+    said = [
+        [text.get_text() for text in axes.texts if text.get_gid() == "sends"]
+        for axes in plots.reads(both).axes
+    ]
+    assert said[:3] == [["sends 4"]] * 3
+    assert {word for step in said[3:] for word in step} == {"sends 2"}
 
 
 @pytest.mark.long

@@ -180,6 +180,13 @@ def test_losses_and_differences_are_drawn():
     assert drawn.get_label() == f"two:\nat most {off.max():.1e}"
 
 
+@pytest.mark.parametrize(("steps", "larger"), [(30, True), (300, False)])
+def test_of_two_equal_differences_both_are_seen_where_steps_are_few(steps, larger):
+    runs = {"one": curve(steps), "two": curve(steps, 1e-6), "three": curve(steps, 1e-6)}
+    two, three = (lines(plots.losses(runs).axes[1])[name] for name in ("two", "three"))
+    assert (two.get_markersize() > three.get_markersize()) is larger
+
+
 @pytest.mark.long
 def test_the_envelope_is_that_of_the_theory(trained):
     runs = {str(shape): run for shape, run in trained.items()}

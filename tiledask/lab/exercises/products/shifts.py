@@ -91,21 +91,26 @@ def _run(answer: Algorithm, p: int) -> tuple[np.ndarray, float, list[str]]:
 
 @styled
 def _skew() -> draw.Figure:
-    """Which block of A each of 3 x 3 ranks has at home, after the skew and after a shift, in the
-    colour of its part of K; an arrow says where row i came from."""
-    figure = canvas(2.6, "Blocks of A on 3 x 3, in the colour of their part of K")
+    """Which block of A and of B each of 3 x 3 ranks has at home, after the skew and after a shift,
+    in the colour of its part of K; an arrow says where row i or column j came from."""
+    figure = canvas(5.0, "Blocks of A and B on 3 x 3, in the colour of their part of K")
     stages = ("at home", "after the skew", "after one shift")
-    for number, (axes, title) in enumerate(zip(figure.subplots(1, 3), stages, strict=True)):
-        for i, j in np.ndindex(3, 3):
-            k = (j + i * (number > 0) + (number > 1)) % 3
-            box, colour = (j - 0.46, i - 0.42, 0.92, 0.84), colour_of_rank(k)
-            draw.box(axes, box, colour)
-            draw.text_in(axes, box, f"A{i}{k}", colour, 9)
-        for i in range(3) if number else ():
-            by = i if number == 1 else 1
-            draw.note(axes, (2.5, i), f"← {by}" if by else "stays", (4, 0), 8)
-        draw.cells(axes, range(3), range(3))
-        axes.set_title(title, fontsize=9)
+    for matrix, panels in zip("AB", figure.subplots(2, 3), strict=True):
+        for number, (axes, title) in enumerate(zip(panels, stages, strict=True)):
+            for i, j in np.ndindex(3, 3):
+                own, line = (j, i) if matrix == "A" else (i, j)
+                k = (own + line * (number > 0) + (number > 1)) % 3
+                name = f"A{i}{k}" if matrix == "A" else f"B{k}{j}"
+                box, colour = (j - 0.46, i - 0.42, 0.92, 0.84), colour_of_rank(k)
+                draw.box(axes, box, colour)
+                draw.text_in(axes, box, name, colour, 9)
+            by = [*range(3)] if number == 1 else [1, 1, 1]
+            told = ["stays" if n == 0 else f"{'←' if matrix == 'A' else '↑'} {n}" for n in by]
+            below = [f"{j}: {words}" for j, words in enumerate(told)]
+            draw.cells(axes, below if number and matrix == "B" else range(3), range(3))
+            for i, words in enumerate(told) if number and matrix == "A" else ():
+                draw.note(axes, (2.5, i), words, (4, 0), 8)
+            axes.set_title(f"{matrix}, {title}", fontsize=9)
     return figure
 
 

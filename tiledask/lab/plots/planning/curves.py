@@ -15,6 +15,8 @@ _WORDS: dict[str, Callable[[float], str]] = {
     "bytes": draw.amount(format_bytes),
     "seconds": draw.amount(format_seconds),
 }
+_FINE = 40
+"""Points from which on a line is drawn without dots, and has no ticks of its own."""
 
 
 @styled
@@ -30,7 +32,8 @@ def curves(
     """A figure with a line for each of ``series``: name -> {x: y}, and red crosses at ``marks``.
 
     On the axes that are logarithmic, ``log`` ("", "x", "y" or "xy"), numbers are above 0. There
-    all values of x are ticks, and a ``ylabel`` of "bytes" or "seconds" has the units that suit.
+    all values of x are ticks, and a ``ylabel`` of "bytes" or "seconds" has the units that suit. A
+    line of 40 points or more is one of a formula: it has no dots and no ticks.
 
     >>> len(curves({"one core": {64: 1e-5, 128: 8e-5}}, xlabel="n", ylabel="seconds").axes)
     1
@@ -46,7 +49,8 @@ def curves(
     figure = canvas(3.2, title)
     axes = figure.subplots()
     for colour, (name, line) in zip(cycle(PALETTE), series.items(), strict=False):
-        look = {"marker": "o", "markersize": 4, "label": name, "gid": name}
+        dots = {} if len(line) >= _FINE else {"marker": "o", "markersize": 4}
+        look = {**dots, "label": name, "gid": name}
         draw.curve(axes, list(line), list(line.values()), colour, 2.0, **look)
     for name, line in (marks or {}).items():
         look = {"marker": "x", "markersize": 7, "markeredgewidth": 1.8, "label": name, "gid": name}
@@ -57,6 +61,7 @@ def curves(
     axes.set(xlabel=xlabel, ylabel=ylabel)
     if "x" in log:
         axes.set(xscale="log")
+        xs = sorted({x for line in every if len(line) < _FINE for x in line}) or [xs[0], xs[-1]]
         axes.set_xticks(xs, [f"{x:,}" for x in xs], minor=False)
         axes.set_xticks([], minor=True)
     draw.grid(axes)

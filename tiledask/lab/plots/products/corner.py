@@ -149,10 +149,11 @@ def two_levels(
     *,
     rank: int = 0,
     tile: int = 32,
+    names: tuple[str, str, str] = ("A", "B", "C"),
     title: str | None = None,
 ) -> "Figure":
-    """A figure of the two levels of C = A B: at left C's block of ``rank`` and what it is made of;
-    at right that block, one tile of it, and what a tile is made of."""
+    """A figure of the two levels of C = A B, or other ``names``: at left C's block of ``rank`` and
+    what it is made of; at right that block, one tile of it, and what a tile is made of."""
     left, right = _tiling(a), _tiling(b)
     whole = _corner_of(left.shape, right.shape)
     if not any(isinstance(p, Shard) for p in (*left.placements, *right.placements)):
@@ -164,13 +165,13 @@ def two_levels(
     edges = [
         sorted({edge for r in t.regions for edge in r[dim]}) for t, dim in ((left, 0), (right, 1))
     ]
-    _level(between, whole, edges[0], edges[1], rows, columns, whole.k)
+    _level(between, whole, edges[0], edges[1], rows, columns, whole.k, names)
     between.set_title(
         f"between workers: block {block.m} x {block.n} of {whole.m} x {whole.n}", pad=12
     )
     cut = [[*range(0, extent, tile), extent] for extent in (block.m, block.n)]
     step = tuple(min(tile, extent) for extent in block)
-    _level(inside, block, cut[0], cut[1], (0, step[0]), (0, step[1]), step[2])
+    _level(inside, block, cut[0], cut[1], (0, step[0]), (0, step[1]), step[2], names)
     inside.set_title(
         f"in worker {rank}: tile {step[0]} x {step[1]} of {block.m} x {block.n}", pad=12
     )
@@ -193,6 +194,7 @@ def _level(
     rows: tuple[int, int],
     columns: tuple[int, int],
     step: int,
+    names: tuple[str, str, str],
 ) -> None:
     """The three matrices, C cut at ``down`` and ``across``; of one part what it needs."""
     at.frame(axes)
@@ -211,5 +213,5 @@ def _level(
     look = {"colors": GREY, "linewidth": 0.5}
     axes.hlines([c_y + edge for edge in down], c_x, c_x + at.n, **look)
     axes.vlines([c_x + edge for edge in across], c_y, c_y + at.m, **look)
-    for name, place in zip("ABC", at.places, strict=True):
+    for name, place in zip(names, at.places, strict=True):
         draw.note(axes, place, name, (1, 2), 9)

@@ -5,6 +5,7 @@ tradeoff(series)     planned    bytes that a rank receives against the memory th
 panels(products)     measured   a lane for each rank: multiplying, waiting, summing, reading
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING
@@ -145,7 +146,8 @@ def reads(plans: Mapping[str, ProductPlan], *, title: str = "Who reads what from
     """A figure with a row per plan and a column per step: the ranks of its grid, and arrows.
 
     An arrow goes from the rank that owns a part of A or of B to the one that reads it. A rank's
-    shade is the part of k that it multiplies in that step. Of plans with many steps the first
+    shade is the part of k that it multiplies in that step. On up to 3 columns of ranks, where there
+    is room for it, the busiest say how many arrows leave them. Of plans with many steps the first
     4 are drawn.
     """
     if not plans:
@@ -189,11 +191,22 @@ _SHADES = PALETTE[2:] + PALETTE[:2]  # not the colours of the arrows, as long as
 
 def _step(axes: "Axes", plan: ProductPlan, step: int, shades: Mapping) -> None:
     p, q = plan.work.mesh
+    sent = Counter(
+        (at, piece.source)
+        for rank, mine in enumerate(plan.panels)
+        for at, panel in enumerate(mine)
+        for piece in (*panel.a, *panel.b)
+        if piece.source != rank
+    )
+    most = max(sent.values(), default=0)
     for rank, mine in enumerate(plan.panels):
         i, j = divmod(rank, q)
         colour = shades[mine[step].depth] if step < len(mine) else "white"
         draw.box(axes, (j, i, 1, 1), colour, linewidth=2, gid="rank")
         axes.text(j + 0.08, i + 0.1, str(rank), va="top", fontsize=8)
+        if q <= 3 and sent[step, rank] == most > 0:
+            look = {"ha": "right", "va": "top", "fontsize": 8, "weight": "bold", "gid": "sends"}
+            axes.text(j + 0.95, i + 0.1, f"sends {most}", **look)
         if step < len(mine):
             for operand, pieces in (("A", mine[step].a), ("B", mine[step].b)):
                 for piece in pieces:

@@ -15,6 +15,8 @@ __all__ = ["loss_curve", "losses"]
 
 _LINE = 0.19
 """Inches of a line of a legend."""
+_FEW = 40
+"""Steps up to which a dot may be larger than a point."""
 _DASHES = ("-", (0, (5, 2)), (0, (2, 2)), (0, (6, 2, 1, 2)))
 
 
@@ -147,7 +149,9 @@ def _differences(axes: "Axes", curves: dict[str, tuple[np.ndarray, np.ndarray]])
         off = _relative(y[here], other_y[there])
         some = np.isfinite(off) & (off > 0)
         # no lines: between two points there may be steps with no difference
-        look = {"marker": "o", "markersize": 3.5, "label": f"{name}:\n{_words(off, len(both))}"}
+        # earlier runs in larger dots, so that one is seen below another; not where there are many
+        size = 3.5 + 2 * min(2, len(curves) - 1 - n) * (len(both) <= _FEW)
+        look = {"marker": "o", "markersize": size, "label": f"{name}:\n{_words(off, len(both))}"}
         draw.curve(axes, both[some], off[some], PALETTE[n % len(PALETTE)], 0, **look)
         drawn = drawn or bool(some.any())
     if drawn:
