@@ -790,7 +790,8 @@ ANSWERS: dict[str, list[tuple]] = {
         ("AAABBBBB", "not yet", "along dp alone 285,824 bytes"),
         ("ABBABBAB", "not yet", "along tp alone"),
         ("AAABBBB", "not an answer", "a text of 8 hosts, that of rank 0 first"),
-        ("AAAABBBB", "not an answer", "for example 'AAABBBBB'; got 'AAAABBBB'"),
+        ("ABABABAB", "not legal", "A has 3 slots, and 4 ranks are put there"),
+        ("AAACBBBB", "not an answer", "for example 'AAABBBBB'; got 'AAACBBBB'"),
         (3, "not an answer", "a text of 8 hosts"),
     ],
     "scale_rule": [

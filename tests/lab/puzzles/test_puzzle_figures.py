@@ -8,6 +8,7 @@ Holds `tiledask.lab.puzzles.figures.draw_compositions`, `tiledask.lab.puzzles.fi
 import pytest
 
 from tiledask.lab.puzzles import load_puzzle, puzzle_names
+from tiledask.lab.puzzles.figures import draw_compositions
 from tiledask.plan.pipelines.schedules import schedule
 
 
@@ -36,6 +37,16 @@ ODD = {
 ONE_OF_A_KIND = """
     24-memory-cap who-waits when-gpipe-wins bug-twice order-on-2 everything-at-once
 """
+
+
+def test_more_actions_than_have_legible_numbers_are_drawn_without(monkeypatch):
+    def numbers():  # 16 actions on each device
+        axes = load_puzzle("everything-at-once").draw(EVEN + " ; gpipe").axes[0]
+        return [text for text in axes.texts if text.get_gid() == "in-box"]
+
+    assert numbers()
+    monkeypatch.setattr(draw_compositions, "_LEGIBLE", 15)
+    assert not numbers()
 
 
 @pytest.mark.few(2)

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.plan.pipelines.idle import Spans, Waits
+from tiledask.plan.pipelines.idle import Spans, Waits, summed_until
 from tiledask.plan.units import format_seconds
 
 __all__ = ["CAUSES", "IdleTime", "idle_time"]
@@ -121,6 +121,7 @@ def idle_time(spans: Spans, waited: Waits, makespan: float) -> IdleTime:
     close = np.full(spans.devices, last.max(initial=0.0))
     even_drain = even_end.max(initial=0.0) - even_end
     drained = np.where(close - last <= even_drain + rounding, close, last + even_drain)
+    summed = np.maximum(close, summed_until(spans, makespan))
     every = np.arange(spans.devices)
     pieces: list[tuple[np.ndarray, Any, np.ndarray, np.ndarray]] = [
         (device, ramp, free, own),
@@ -130,7 +131,8 @@ def idle_time(spans: Spans, waited: Waits, makespan: float) -> IdleTime:
         (device[since[1][by_since]], _OVERHEAD, since[0][by_since], until[0][by_until]),
         (every, _DRAINING, last, drained),
         (every, _IMBALANCE, drained, close),
-        (every, _TRANSFER, close, np.full(spans.devices, makespan)),  # gradients, over the copies
+        (every, _TRANSFER, close, summed),  # gradients, over the copies
+        (every, _DRAINING, summed, np.full(spans.devices, makespan)),
     ]
     where, start, end = (np.concatenate([piece[n] for piece in pieces]) for n in (0, 2, 3))
     why = np.concatenate([np.broadcast_to(cause, len(at)) for at, cause, *_ in pieces])

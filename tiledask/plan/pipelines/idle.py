@@ -21,7 +21,7 @@ import numpy as np
 
 from tiledask.plan.pipelines.schedule import SHARDING
 
-__all__ = ["COMPUTE", "KINDS", "TRANSFER", "Waits", "waits"]
+__all__ = ["COMPUTE", "KINDS", "TRANSFER", "Waits", "summed_until", "waits"]
 
 COMPUTE = ("F", "B", "I", "W", "U", "M")
 """Kinds of compute, PyTorch's letters: forward, full backward, input gradient, weight gradient; and
@@ -129,6 +129,17 @@ def waits(spans: Spans) -> Waits:
     overhead = held_up - transfer
     weights = there - ready
     return Waits(device, free, ready, true_idle, weights, transfer, overhead, arriving, uses, pair)
+
+
+def summed_until(spans: Spans, makespan: float) -> np.ndarray:
+    """When each device's last sum of gradients over the copies ends, 0 for a device without one;
+    ``makespan`` for all of them where no span says who sums."""
+    sums = spans.code == KINDS.index("REDUCE_GRAD")
+    if not sums.any():
+        return np.full(spans.devices, makespan)
+    until = np.zeros(spans.devices)
+    np.maximum.at(until, spans.device[sums], spans.end[sums])
+    return until
 
 
 def _uses(spans: Spans, rows: np.ndarray) -> np.ndarray:

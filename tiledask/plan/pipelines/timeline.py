@@ -21,7 +21,7 @@ from tiledask.errors import ScheduleError
 from tiledask.plan import html
 from tiledask.plan.frames import frame
 from tiledask.plan.pipelines.causes import CAUSES, IdleTime, idle_time
-from tiledask.plan.pipelines.idle import COMPUTE, KINDS, TRANSFER, Waits, waits
+from tiledask.plan.pipelines.idle import COMPUTE, KINDS, TRANSFER, Waits, summed_until, waits
 from tiledask.plan.units import format_seconds
 
 if TYPE_CHECKING:
@@ -187,9 +187,10 @@ class Timeline:
     def exposed_transfer_per_device(self) -> tuple[float, ...]:
         """Seconds in which each device waits for a block that is on its way to it, and whose
         action could otherwise start; for weights; and, all work done, for sums of gradients."""
-        after = self.makespan - float(self.end[self.computes].max(initial=0.0))
+        close = float(self.end[self.computes].max(initial=0.0))
+        after = np.maximum(0.0, summed_until(self, self.makespan) - close).tolist()
         both = self._waited("weights"), self._waited("transfer")
-        return tuple(sum(waited) + after for waited in zip(*both, strict=True))
+        return tuple(map(sum, zip(*both, after, strict=True)))
 
     @cached_property
     def overhead_per_device(self) -> tuple[float, ...]:

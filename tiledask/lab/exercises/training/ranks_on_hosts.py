@@ -14,6 +14,7 @@ import numpy as np
 
 from tiledask.distributed.training import GPT
 from tiledask.distributed.training.asked import training_program
+from tiledask.errors import RuleError
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.training.rank_groups import rank_groups
@@ -55,8 +56,10 @@ def ranks_on_hosts(
         return [Target("bytes of a step between hosts", best, got, best, where=where)]
 
     def figure(answer: str | None) -> draw.Figure:
-        title = "Not attempted" if answer is None else "Who talks to whom"
-        return rank_groups(shape, AXES, answer or "", title=title)
+        hosts = free[:ranks] if answer is None else answer
+        got = sum(_between(moved, hosts, shape).values())
+        said = "Not attempted: ranks in order" if answer is None else "Who talks to whom"
+        return rank_groups(shape, AXES, hosts, title=f"{said}, {got:,} bytes between hosts")
 
     return Exercise(
         name="ranks on hosts",
@@ -81,10 +84,15 @@ def ranks_on_hosts(
 
 
 def _hosts_of(answer: Any, free: str, ranks: int) -> str | None:
-    """The host of each rank; None for more ranks on a host than it has slots, or other hosts."""
+    """The host of each rank; None for another number of them, or other hosts."""
     told = isinstance(answer, Sequence) and all(isinstance(host, str) for host in answer)
     given = "".join(answer) if told else ""
-    return given if len(given) == ranks and Counter(given) <= Counter(free) else None
+    if len(given) != ranks or {*given} - {*free}:
+        return None
+    for host, count in sorted(Counter(given).items()):
+        if count > free.count(host):
+            raise RuleError(f"{host} has {free.count(host)} slots, and {count} ranks are put there")
+    return given
 
 
 @lru_cache(maxsize=8)

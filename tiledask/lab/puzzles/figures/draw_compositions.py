@@ -3,6 +3,8 @@
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from tiledask.errors import ConfigError, RuleError
 from tiledask.lab.judging.result import Result
 from tiledask.lab.plots.pipelines.gantt import gantt
@@ -23,6 +25,8 @@ from tiledask.plan.splitting.exact import capacities
 __all__ = ["draw_composition"]
 
 _GB = 1e9
+_LEGIBLE = 64
+"""Actions of a device, at most, whose numbers can be read beside its layers and memory."""
 
 
 @styled
@@ -43,9 +47,9 @@ def draw_composition(puzzle: PuzzleSpec, answer: Any, result: Result) -> Figure:
             layers,
         )
     run = run_composition(inputs, composition)
-    figure = gantt(
-        run, titles=[composition.order.name or "the order"], title=titled(puzzle, result)
-    )
+    numbers = bool(np.bincount(run.device[run.computes]).max() <= _LEGIBLE)
+    name = composition.order.name or "the order"
+    figure = gantt(run, titles=[name], title=titled(puzzle, result), numbers=numbers)
     caps = capacities(inputs["capacity"], inputs["devices"])
     label_devices(
         figure.axes[0],
