@@ -35,7 +35,6 @@ FROM_OUTSIDE: dict[str, set[str]] = {
     name: {*words.split()}
     for name, words in {
         "01_does_it_fit": "1.003 39.88",
-        "02_cut_states_and_model": "32,768",
         "06_layers_of_copies": "15.84",
         "07_write_a_tile_kernel": "32,768",
         "08_shared_memory_and_tensor_cores": "5,120",
