@@ -52,6 +52,11 @@ def test_what_is_not_attempted_is_quiet_and_drawn(cap, fewest, repaired, bubble)
     assert_quiet(cap, fewest, repaired, bubble)
 
 
+def test_the_cap_unanswered_shows_a_time_and_no_part_of_the_best_step(cap):
+    (bar,) = cap.draw(None).axes[0].patches
+    assert bar.get_gid() == "the fastest that keeps to the cap"
+
+
 @pytest.mark.long
 def test_an_illegal_answer_says_why_with_its_numbers_and_is_still_drawn(
     cap, fewest, repaired, bubble
