@@ -40,7 +40,6 @@ from tiledask.lab.plots.products.corner import corner, two_levels
 from tiledask.lab.plots.products.intensity import intensity
 from tiledask.lab.plots.products.owners import Blocks, matrices, owners
 from tiledask.lab.plots.products.panels import panels, reads, tradeoff
-from tiledask.lab.plots.products.product_layers import product_layers
 from tiledask.lab.plots.products.product_shadows import product_shadows
 from tiledask.lab.plots.products.roofline import roofline
 from tiledask.lab.plots.products.rounds import collective_rounds
@@ -91,7 +90,6 @@ __all__ = [
     "pareto",
     "placements",
     "printed_rates",
-    "product_layers",
     "product_shadows",
     "ranges",
     "rank_groups",

@@ -2,7 +2,6 @@
 
 owners          who owns which block of a matrix, and matrices alone, to scale
 corner          a product with its operands at its edges; a block in the mesh, a tile in the block
-product_layers  partial sums of layers, and who keeps their sum
 product_shadows the cube of multiplications, a rank's part of it, and what it touches
 rounds          a collective round by round
 panels          who reads from whom, panel by panel; what memory buys
