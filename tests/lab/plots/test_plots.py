@@ -8,7 +8,8 @@ Holds `tiledask.lab.plots.labels`, `tiledask.lab.plots.picture`,
 `tiledask.lab.plots.planning.curves`,
 `tiledask.lab.plots.planning.cut_costs`, `tiledask.lab.plots.planning.distribution`,
 `tiledask.lab.plots.planning.memory_bars`,
-`tiledask.lab.plots.products.corner`, `tiledask.lab.plots.products.product_shadows`, `tiledask.lab.plots.products.rounds`,
+`tiledask.lab.plots.products.corner`, `tiledask.lab.plots.products.product_shadows`,
+`tiledask.lab.plots.products.rounds`,
 `tiledask.lab.plots.products.intensity`, `tiledask.lab.plots.products.owners`,
 `tiledask.lab.plots.products.panels`, `tiledask.lab.plots.products.traffic_matrix`,
 `tiledask.lab.plots.style`, `tiledask.lab.plots.training.layers_on_devices`,
@@ -832,12 +833,6 @@ def test_two_levels_have_a_block_and_in_it_a_tile():
     assert [made[2:] for made in boxes(between, "made")] == [(192, 256)]
     assert [made[2:] for made in boxes(inside, "made")] == [(32, 32)]
     assert sorted(each[2:] for each in boxes(inside, "needs")) == [(32, 512), (512, 32)]
-
-
-def test_each_rank_makes_one_partial_sum_and_keeps_one_part_of_c():
-    *layers, summed = FIGURES["layers of a product"]().axes
-    assert [len(boxes(axes, "partial sum")) for axes in layers] == [4, 4, 4]
-    assert len(boxes(summed, "sum")) == 12
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "tree", "direct"])
