@@ -707,6 +707,13 @@ ANSWERS: dict[str, list[tuple]] = {
             "from_gate and from_up are summed one by one, and one sum",
         ),
         (["y", "from_gate"], "not yet", "from_gate is summed and from_up is not, and the two are"),
+        (
+            ["y"],
+            "not yet",
+            "dnormed is a partial sum, so dx_norm and dw_norm are partial sums, too",
+        ),
+        (["y", "dx_norm"], "not yet", "dw_norm is a partial sum, and the norm's weight, which"),
+        (["y", "dx_norm", "dw_norm"], "not yet", "dx_norm and dw_norm are summed one by one"),
         (["dnormed"], "not yet", "y is a partial sum, and out, which adds x to it once, needs"),
         (
             ["y", "dout", "dnormed"],

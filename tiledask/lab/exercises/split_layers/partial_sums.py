@@ -89,7 +89,7 @@ def fewest_sums(ranks: int = 4) -> Exercise:
         question=(
             f"A gated layer, x + SwiGLU(norm(x)), on {ranks} ranks: gate and up by columns, down "
             f"by rows. An all-reduce may stand at each of {len(FORWARD + BACKWARD)} named values. "
-            f"Name those where it has to, so that 0 results are wrong (out, dx, and four weights' "
+            f"Choose the places, so that 0 results are wrong (out, dx, and four weights' "
             f"gradients) with at most {least} collectives a step."
         ),
         form=(
@@ -102,7 +102,7 @@ def fewest_sums(ranks: int = 4) -> Exercise:
             "What every rank has whole must not be summed, and what is a part of the columns must "
             "not either: it is the next product that makes partial sums of it.",
             "A sum of partial sums is a partial sum: where two of them meet one all-reduce behind "
-            "does for both. But the norm's gradients need it before them.",
+            "does for both. Behind the norm it takes two again, of dx_norm and of dw_norm.",
         ),
         measured=measure,
         drawn=figure,
@@ -232,8 +232,10 @@ def _offence(chosen: tuple[str, ...], ranks: int) -> tuple[str, str] | None:
     if wrong:
         states = _states(chosen, ranks)
         for place in states:
+            if place == "dnormed" and set(_PAIRS[1]) & set(chosen):
+                continue  # summed behind the norm
             if states[place] == "a partial sum" and place in _NEEDED:
-                return place, f"{place} is a partial sum, and {_NEEDED[place]} needs all of it"
+                return place, f"{place} is a partial sum, {_NEEDED[place]}"
         return wrong[0], f"{wrong[0]} is wrong"
     if len(chosen) > _least(ranks):
         near = next((pair for pair in _PAIRS if set(pair) <= set(chosen)), chosen[-2:])
@@ -242,12 +244,12 @@ def _offence(chosen: tuple[str, ...], ranks: int) -> tuple[str, str] | None:
 
 
 _NEEDED = {
-    "y": "out, which adds x to it once,",
-    "dnormed": "the norm's gradient",
-    "dx_norm": "dx, which adds dout to it once,",
-    "dw_norm": "the norm's weight, which every rank has,",
+    "y": "and out, which adds x to it once, needs all of it",
+    "dnormed": "so dx_norm and dw_norm are partial sums, too",
+    "dx_norm": "and dx, which adds dout to it once, needs all of it",
+    "dw_norm": "and the norm's weight, which every rank has, needs all of it",
 }
-"""Values that the layer makes partial sums of -> what cannot do with them."""
+"""Values that the layer makes partial sums of -> what follows."""
 _PAIRS = (("from_gate", "from_up"), ("dx_norm", "dw_norm"))
 """Sums of one value in two parts."""
 

@@ -101,8 +101,8 @@ def scale_rule(left_out: int = 14, loss: float = 1.55) -> Exercise:
             "small.",
             "Every overflow costs a step, so come down by a factor that ends it soon, and go up "
             "again rarely enough. Count in good the steps since the last overflow.",
-            "From 1 the scale must rise by a factor of millions within half of the steps: that "
-            "says how often, at least, it has to double. Try a few numbers of steps for good.",
+            "From 1 the scale must come to about 2^9, or more, by the end: that says how often, at "
+            "least, it has to double. Try a few numbers of steps for good.",
         ),
         measured=measure,
         drawn=figure,
