@@ -9,20 +9,25 @@ from tiledask.errors import RuleError
 
 __all__ = ["run_on_ranks"]
 
-SECONDS = 10.0
-"""A rank that waits for longer has been left alone."""
-
 
 def run_on_ranks(
-    answer: Callable[..., Any], program: Callable[[Any], Any], *mesh: int, takes: str = ""
+    answer: Callable[..., Any],
+    program: Callable[[Any], Any],
+    *mesh: int,
+    takes: str = "",
+    given: str = "",
+    timeout: float = 10.0,
 ) -> Ranks:
     """What ``program``, in which every rank of ``mesh`` calls ``answer``, comes to; RuleError for
-    whatever that raises. ``takes``: its arguments, for the message."""
+    whatever that raises. ``takes``: its arguments, and ``given`` what they were, for the message; a
+    rank that waits for longer than ``timeout`` seconds has been left alone."""
     try:
-        return run_threads(program, mesh, timeout=SECONDS)
+        return run_threads(program, mesh, timeout=timeout)
+    except RuleError:
+        raise
     except Exception as error:
         name, why = getattr(answer, "__name__", "the function"), str(error).splitlines() or [""]
         ranks = " x ".join(map(str, mesh))
         raise RuleError(
-            f"{name}{takes} raised {type(error).__name__} on {ranks} ranks: {why[0]}"
+            f"{name}{takes} raised {type(error).__name__}{given} on {ranks} ranks: {why[0]}"
         ) from error

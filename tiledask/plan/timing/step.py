@@ -37,7 +37,7 @@ from tiledask.plan.timing.step_values import Parts, Work
 __all__ = ["StepEstimate", "StepRow", "calibrate", "estimate_step", "pipeline_seconds"]
 
 MOST_ACTIONS = 200_000
-"""What is simulated of a 1F1B."""
+"""Of a 1F1B, up to which more rounds are simulated to see one repeat itself."""
 MEASUREMENT = 0.02
 """The relative error of a measured step of which nothing else is known."""
 LEAST_ERROR = 1e-3

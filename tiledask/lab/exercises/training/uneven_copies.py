@@ -15,6 +15,7 @@ import numpy as np
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import RuleError
+from tiledask.lab.exercises.on_ranks import run_on_ranks
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.judging.reading import function
 from tiledask.lab.plots import primitives as draw
@@ -168,16 +169,8 @@ def _trained(function: Averaging, batch: int, copies: int) -> tuple[list[np.ndar
             w = w - RATE * whole
         return w
 
-    try:
-        done = run_threads(program, copies, timeout=20.0)
-    except RuleError:
-        raise
-    except Exception as error:  # whatever an answer raises
-        name = getattr(function, "__name__", "the function")
-        raise RuleError(
-            f"{name}(group, gradient, rows, total) raised {type(error).__name__} with a batch of "
-            f"{batch} rows on {copies} ranks: {error}"
-        ) from error
+    told = {"takes": "(group, gradient, rows, total)", "given": f" with a batch of {batch} rows"}
+    done = run_on_ranks(function, program, copies, timeout=20.0, **told)
     return done.results, done.records
 
 
