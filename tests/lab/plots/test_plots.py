@@ -783,6 +783,13 @@ def test_slots_have_a_box_for_each_task_and_a_line_for_a_moment():
     assert set(moment.get_xdata()) == {0.3}
 
 
+def test_slots_of_two_runs_are_two_panels_on_one_scale():
+    first, second = plots.slots({"run": STAYS, "again": {"slot 0": [("nap", 0, 1)]}}).axes
+    assert (first.get_title(loc="left"), second.get_title(loc="left")) == ("run", "again")
+    assert first.get_xlim() == second.get_xlim()
+    assert (first.get_xlabel(), second.get_xlabel()) == ("", "time (s)")
+
+
 def test_steps_that_are_not_to_scale_have_no_numbers():
     (axes,) = plots.slots(STAYS, xlabel=None).axes
     assert (len(axes.get_xticks()), axes.get_xlabel()) == (0, "order of steps, not to scale")
