@@ -462,7 +462,6 @@ def test_tasks_on_workers_say_the_targets_of_their_questions(around, cluster):
 UNKNOWN = {
     "layer_too_large": dict.fromkeys(STRATEGIES) | {"ranks for adam": 9},
     "until_layerwise_moves_more": 9,
-    "gpipe_ahead": (1.0, 1.0, 1.0),
 }
 """Exercises that ask for numbers as small as can be, and an answer that is legal and too large."""
 

@@ -77,7 +77,6 @@ X, Y = whole_numbers((500, 1000), (1000, 2000))
 AT = ((S0, S1), (S0, S0))
 
 EXERCISES: dict[str, Callable[[], Any]] = {
-    "gpipe_ahead": td.tasks.gpipe_ahead,
     "fewest_gpus": td.tasks.fewest_gpus,
     "copies_that_fit": td.tasks.copies_that_fit,
     "layer_too_large": td.tasks.layer_too_large,
@@ -149,16 +148,6 @@ def evenly_on_slots() -> tuple[int, ...]:
         return None
 
     return place(0, (0,) * 4)
-
-
-def latencies(_: Any) -> tuple[float, ...]:
-    def ends(name: str, n: int) -> float:
-        return td.studies.same_work(name, 4, 8, latency=n / 100).makespan
-
-    def least(name: str) -> float:
-        return next(n / 100 for n in range(1, 200) if ends("gpipe", n) < ends(name, n) - 0.0005)
-
-    return tuple(least(name) for name in ("1f1b", "interleaved", "zb-h1"))
 
 
 def copies(_: Any) -> tuple[int | None, ...]:
@@ -365,7 +354,6 @@ def choreographed(_: Any) -> dict[str, Any]:
 
 FOUND: dict[str, Callable[[Any], Any]] = {
     **{name: lambda puzzle: puzzle.solve() for name in puzzle_names()},
-    "gpipe_ahead": latencies,
     "fewest_gpus": gpus,
     "copies_that_fit": copies,
     "layer_too_large": survivors,

@@ -380,25 +380,6 @@ ANSWERS: dict[str, list[tuple]] = {
         ("1-4|5-9|10-17|18-23 ; zb-h1", "not legal", "layer missing. 1 of 24, the first: 24"),
         ("zb-h1", "not an answer", "write the layers of each stage, a semicolon, and a"),
     ],
-    "gpipe_ahead": [
-        (
-            (0.01, 0.5, 0.8),
-            "not yet",
-            "at a latency of 0.5 s GPipe needs 36 s and interleaved 35.5",
-        ),
-        ((0.01, 0.56, 0.82), "not yet", "seconds of latency against interleaved 0.56: near"),
-        ((0.5, 1.0, 1.5), "not yet", "seconds of latency against 1f1b 0.5: "),
-        (
-            (0.01, 0.8),
-            "not an answer",
-            "3 latencies in seconds, hundredths above 0 and up to 2",
-        ),
-        (
-            (0.005, 1, 1),
-            "not an answer",
-            "3 latencies in seconds, hundredths above 0 and up to 2",
-        ),
-    ],
     "fewest_gpus": [
         (td.Layout(tp=4, pp=4), "not yet", "on the fullest the master weights take most, 3.336 GB"),
         (td.Layout(dp=8), "not legal", 'the verdict is "no": the fullest device (loss) needs'),

@@ -16,7 +16,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from tiledask.extras import needed_for
-from tiledask.lab.exercises.latency import gpipe_ahead
 from tiledask.lab.exercises.planning.fewest_gpus import copies_that_fit, fewest_gpus
 from tiledask.lab.exercises.planning.four_terms import four_terms
 from tiledask.lab.exercises.planning.layouts import (
@@ -85,7 +84,6 @@ __all__ = [
     "fewest_sums",
     "four_products",
     "four_terms",
-    "gpipe_ahead",
     "hybrid_lenet",
     "idle_level",
     "layer_too_large",

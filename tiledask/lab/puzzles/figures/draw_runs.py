@@ -101,5 +101,5 @@ def _hidden(title: str, settings: dict[str, dict]) -> draw.Figure:
         seconds = ", ".join(
             f"{k} {setting[name]:g} s" for name, k in times.items() if name in setting
         )
-        axes.set(title=f"{name}: a stage takes {seconds}", xlim=(0, 1), xticks=[])
+        axes.set(title=f"{name}: a device takes {seconds}", xlim=(0, 1), xticks=[])
     return figure
