@@ -32,7 +32,6 @@ GPT = Model(hidden=2048, layers=24, heads=16, ffn=8192, vocab=51200, learned_pos
 SMALL = td.load_cluster("8xA10")
 """Two nodes of 4 x 24 GB."""
 BAD = td.Layout(tp=8, microbatch=8, microbatches=4, recompute="full")
-IDLE = td.Layout(pp=8, microbatches=8, flash_attention=True)
 ROWS = ((3, 3, 3, 2), 5, 2, (2, 2))
 BOTH = ("A100-80GB", "B200")
 
@@ -83,7 +82,6 @@ EXERCISES: dict[str, Callable[[], Any]] = {
     "fastest_within": lambda: td.tasks.fastest_within(GPT, SMALL, 32, room=6 * GB),
     "fewest_devices": lambda: td.tasks.fewest_devices(GPT, SMALL, 32),
     "repair": lambda: td.tasks.repair(GPT, BAD, SMALL),
-    "shorten_bubble": lambda: td.tasks.shorten_bubble(GPT, IDLE, SMALL, share=0.15),
     "repaired_kernel": lambda: td.tasks.repaired_kernel(hurried),
     "levels_at_fault": lambda: td.tasks.levels_at_fault(RUNS, RATE),
     "tile_within": lambda: td.tasks.tile_within(
@@ -175,11 +173,8 @@ def survivors(_: Any) -> dict[str, Any]:
 
 
 def searched(exercise: Any) -> td.Layout:
-    sequences = 8 if exercise.name == "a shorter bubble" else 32
-    plans = td.search(GPT, SMALL, sequences)
-    split = [td.Layout(**{**vars(IDLE), "schedule": name}) for name in ("zb-v", "zb-h1")]
-    found = (plans[n].layout for n in range(plans.counts["fits"]))
-    return first(exercise, iter([*split, *found] if sequences == 8 else found))
+    plans = td.search(GPT, SMALL, 32)
+    return first(exercise, (plans[n].layout for n in range(plans.counts["fits"])))
 
 
 def on_fewest(exercise: Any) -> td.Layout:
@@ -360,7 +355,6 @@ FOUND: dict[str, Callable[[Any], Any]] = {
     "fastest_within": searched,
     "fewest_devices": on_fewest,
     "repair": searched,
-    "shorten_bubble": searched,
     "repaired_kernel": lambda _: tile_loop,
     "levels_at_fault": lambda _: {name: run.at_fault(RATE) for name, run in RUNS.items()},
     "tile_within": best_tile,

@@ -3,14 +3,12 @@
 Holds `tiledask.lab.exercises.planning.layouts`.
 """
 
-from dataclasses import replace
-
 import pytest
 from oracles.figures import still_drawn
 from oracles.judged import assert_illegal, assert_quiet, targets
 
 import tiledask as td
-from tiledask.lab.tasks import fastest_within, fewest_devices, repair, shorten_bubble
+from tiledask.lab.tasks import fastest_within, fewest_devices, repair
 from tiledask.plan.inputs.model import Model
 
 GB = 10**9
@@ -19,7 +17,6 @@ GPT = Model(hidden=2048, layers=24, heads=16, ffn=8192, vocab=51200, learned_pos
 CLUSTER = td.load_cluster("8xA10")
 """Two nodes of 4 x 24 GB."""
 BAD = td.Layout(tp=8, microbatch=8, microbatches=4, recompute="full")
-IDLE = td.Layout(pp=8, microbatches=8, flash_attention=True)
 
 
 @pytest.fixture(scope="module")
@@ -37,19 +34,14 @@ def repaired():
     return repair(GPT, BAD, CLUSTER)
 
 
-@pytest.fixture(scope="module")
-def bubble():
-    return shorten_bubble(GPT, IDLE, CLUSTER, share=0.15)
-
-
 def searched(batch: int, **options):
     plans = td.search(GPT, CLUSTER, batch, **options)
     return [plans[n] for n in range(plans.counts["fits"])]
 
 
 @pytest.mark.slow
-def test_what_is_not_attempted_is_quiet_and_drawn(cap, fewest, repaired, bubble):
-    assert_quiet(cap, fewest, repaired, bubble)
+def test_what_is_not_attempted_is_quiet_and_drawn(cap, fewest, repaired):
+    assert_quiet(cap, fewest, repaired)
 
 
 def test_the_cap_unanswered_shows_a_time_and_no_part_of_the_best_step(cap):
@@ -58,9 +50,7 @@ def test_the_cap_unanswered_shows_a_time_and_no_part_of_the_best_step(cap):
 
 
 @pytest.mark.long
-def test_an_illegal_answer_says_why_with_its_numbers_and_is_still_drawn(
-    cap, fewest, repaired, bubble
-):
+def test_an_illegal_answer_says_why_with_its_numbers_and_is_still_drawn(cap, fewest, repaired):
     for exercise, answer, words in (
         (cap, "tp=8", "an answer is a td.Layout"),
         (cap, td.Layout(tp=4, dp=2, microbatches=32), "64 sequences a step, the task has 32"),
@@ -69,7 +59,6 @@ def test_an_illegal_answer_says_why_with_its_numbers_and_is_still_drawn(
         (cap, td.Layout(tp=4, cp=2, microbatches=32), "cp is 1, got 2"),
         (fewest, td.Layout(pp=2, microbatches=32), 'the verdict is "'),
         (repaired, td.Layout(pp=8, microbatches=16), "16 sequences a step, the task has 32"),
-        (bubble, td.Layout(tp=2, pp=4, microbatches=8), "8 stages or more, got pp=4"),
     ):
         assert_illegal(exercise, answer, words)
         assert still_drawn(exercise, answer)
@@ -133,19 +122,6 @@ def test_a_repair_is_what_the_critique_says_and_faults_have_their_numbers(repair
     )
     assert repaired.check(good)
     assert repaired.draw(good).to_png().startswith(b"\x89PNG")
-
-
-def test_a_bubble_is_shortened_by_chunks_and_not_by_wishes(bubble):
-    same = bubble.check(IDLE)
-    assert same.legal
-    step = td.estimate_step(GPT, IDLE, CLUSTER)
-    idle = round(100 * step.bubble / step.total, 2)
-    assert targets(same)["% of a step idle in the pipeline"][:2] == (idle, 15)
-    assert f"idle in the pipeline {idle:g}, target at most 15" in same.reason
-    assert not bubble.check(replace(IDLE, interleave=2))
-    short = bubble.check(replace(IDLE, schedule="zb-v"))
-    assert targets(short)["% of a step idle in the pipeline"][0] < 15
-    assert short
 
 
 @pytest.mark.long

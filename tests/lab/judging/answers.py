@@ -11,7 +11,6 @@ from oracles.tasks import (
     BAD,
     BOTH,
     FORTH,
-    IDLE,
     S0,
     S1,
     R,
@@ -492,20 +491,6 @@ ANSWERS: dict[str, list[tuple]] = {
             "dp 1 x microbatch 1 x microbatches 16 = 16 sequences a",
         ),
         ("tp=4", "not an answer", "an answer is a td.Layout, for example td.Layout(tp="),
-    ],
-    "shorten_bubble": [
-        (IDLE, "not yet", "8 stages, 8 micro-batches, schedule 1f1b: the ramp is 256"),
-        (
-            td.Layout(**{**vars(IDLE), "interleave": 2}),
-            "not yet",
-            "8 stages of 2 chunks, 8 micro-batches, schedule 1f1b: the",
-        ),
-        (
-            td.Layout(tp=2, pp=4, microbatches=8),
-            "not legal",
-            "the task has 8 stages or more, got pp=4",
-        ),
-        (0.15, "not an answer", "an answer is a td.Layout, for example td.Layout(tp="),
     ],
     "repaired_kernel": [
         (hurried, "not yet", "column 8 of C is wrong: the last tile, which has 1 of 4"),

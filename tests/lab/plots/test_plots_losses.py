@@ -385,6 +385,11 @@ def test_a_group_is_a_line_through_its_ranks_red_where_it_lies_on_several_hosts(
     assert not overlaps(drawn)
 
 
+def test_a_box_of_another_word_than_rank():
+    top, *_ = plots.rank_groups((1, 2, 2), hosts="AABB", word="worker").axes
+    assert [text.get_text() for text in top.texts][-4:] == [f"worker {n}" for n in range(4)]
+
+
 def test_groups_of_names_or_hosts_that_are_too_few_are_refused():
     with pytest.raises(ConfigError, match="a name for each of 2 axes and a host for each of 4"):
         plots.rank_groups((2, 2), ("tp",))

@@ -1,7 +1,8 @@
 """Figures of the planner: the numbers drawn are the planner's, and every word can be read.
 
-Holds `tiledask.lab.plots.planning.feasibility`, `tiledask.lab.plots.planning.pareto`,
-`tiledask.lab.plots.planning.sensitivity_bars` and `tiledask.lab.plots.planning.step_breakdown`.
+Holds `tiledask.lab.plots.planning.between_nodes`, `tiledask.lab.plots.planning.feasibility`,
+`tiledask.lab.plots.planning.pareto`, `tiledask.lab.plots.planning.sensitivity_bars` and
+`tiledask.lab.plots.planning.step_breakdown`.
 """
 
 from collections.abc import Callable
@@ -335,6 +336,53 @@ def test_where_nothing_fits_the_front_shows_how_far_the_nearest_is(found, drawn)
     axes = drawn("front far")[0].axes[0]
     (nearest,) = [line for line in axes.lines if line.get_gid() == "nearest"]
     assert nearest.get_xdata()[0] == found["far"].peak.min() < axes.get_xlim()[1]
+
+
+@pytest.mark.parametrize(
+    ("layout", "held", "sent"),
+    [
+        ({"tp": 8, "pp": 4}, ["stage 0", "stage 1", "stage 2", "stage 3"], {"pp": 3}),
+        (
+            {"dp": 2, "tp": 8, "pp": 2},
+            [f"stage {p}\ncopy {d}" for p in (0, 1) for d in (0, 1)],
+            {"pp": 2, "dp": 2},
+        ),
+        ({"dp": 32, "zero": 3}, [f"copies {n} to {n + 7}" for n in (0, 8, 16, 24)], {"zero": 3}),
+        (
+            {"tp": 16, "pp": 2},
+            [f"stage {p}\ntp ranks {t} to {t + 7}" for p in (0, 1) for t in (0, 8)],
+            {"pp": 2, "tp": 2},
+        ),
+        ({"dp": 2, "tp": 4, "pp": 4}, [f"stage {n}" for n in range(4)], {"pp": 3}),
+    ],
+)
+def test_nodes_are_joined_where_an_axis_leaves_them(layout, held, sent):
+    """Each line ends in the middle of two nodes that hold neighbours along its axis."""
+    figure = plots.between_nodes({"one": Layout(**layout)})
+    (axes,) = figure.axes
+    at = {text.get_position(): text.get_text() for text in axes.texts[1:]}
+    assert list(at.values()) == held
+    lines = [(line.get_gid(), line.get_xydata().tolist()) for line in axes.get_lines()]
+    assert {kind: [k for k, _ in lines].count(kind) for kind, _ in lines} == sent
+    where = {"pp": "stage", "dp": "copy", "zero": "copies", "tp": "tp ranks"}
+    for kind, ends in lines:
+        a, b = (
+            next(t for (u, v), t in at.items() if (u, v) == pytest.approx((x, y))) for x, y in ends
+        )
+        unlike = {*a.split("\n")} ^ {*b.split("\n")}
+        assert len(unlike) == 2
+        assert all(part.startswith(where[kind]) for part in unlike)
+    found = drawn_texts(figure)
+    assert not clipped(figure, found, by=1)
+    assert not overlaps(found)
+
+
+def test_nodes_that_are_not_whole_or_too_many_axes_are_refused():
+    for few in (Layout(dp=8), Layout(dp=12)):
+        with pytest.raises(ConfigError, match="several whole nodes of 8; got one of"):
+            plots.between_nodes({"few": few})
+    with pytest.raises(ConfigError, match="two axes that leave a node at most, got three"):
+        plots.between_nodes({"three": Layout(dp=2, tp=16, pp=2)})
 
 
 @pytest.mark.long

@@ -28,6 +28,7 @@ from tiledask.lab.plots.pipelines.schedule_curves import (
 )
 from tiledask.lab.plots.pipelines.slots import slots
 from tiledask.lab.plots.pipelines.turns import turns
+from tiledask.lab.plots.planning.between_nodes import between_nodes
 from tiledask.lab.plots.planning.curves import curves
 from tiledask.lab.plots.planning.cut_costs import cut_costs
 from tiledask.lab.plots.planning.distribution import distribution
@@ -65,6 +66,7 @@ __all__ = [
     "RED",
     "Blocks",
     "LiveLoss",
+    "between_nodes",
     "bubble_against_latency",
     "canvas",
     "collective_rounds",

@@ -22,7 +22,6 @@ from tiledask.lab.exercises.planning.layouts import (
     fastest_within,
     fewest_devices,
     repair,
-    shorten_bubble,
 )
 from tiledask.lab.exercises.products.tile_choice import retuned, tile_within
 from tiledask.lab.exercises.training.save_intervals import save_intervals
@@ -98,7 +97,6 @@ __all__ = [
     "run_blocks",
     "save_intervals",
     "scale_rule",
-    "shorten_bubble",
     "skip_connection",
     "smoothed_loss",
     "split_each_layer",

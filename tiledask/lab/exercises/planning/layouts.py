@@ -27,7 +27,7 @@ from tiledask.plan.inputs.model import Model
 from tiledask.plan.timing.step import StepEstimate, estimate_step
 from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = ["fastest_within", "fewest_devices", "repair", "shorten_bubble"]
+__all__ = ["fastest_within", "fewest_devices", "repair"]
 
 GB = 10**9
 SEARCHED = "best of the search"
@@ -265,65 +265,6 @@ def repair(model: Model, layout: Layout, cluster: ClusterSpec, *, sequence: int 
             "a pipeline wants many micro-batches.",
             "Keep tp within the node, take stages for the rest, small micro-batches, and copies as "
             "far as memory lets you; recompute only what doesn't fit.",
-        ),
-        measured=measure,
-        drawn=figure,
-        read=layout_of,
-    )
-
-
-def shorten_bubble(
-    model: Model,
-    layout: Layout,
-    cluster: ClusterSpec,
-    *,
-    share: float = 0.05,
-    sequence: int = 2048,
-) -> Exercise:
-    """Find a Layout of as many stages or more, and of as many sequences a step, that fits and
-    whose pipeline is idle for at most ``share`` of a step, and which is no slower."""
-    task = _Task(model, cluster, layout.sequences, sequence)
-
-    before = task.step(layout)
-
-    def measure(answer: Layout) -> list[Target]:
-        if task.fit(answer).layout.pp < layout.pp:
-            raise RuleError(f"the task has {layout.pp} stages or more, got pp={answer.pp}")
-        task.fitting(answer)
-        step = task.step(answer)
-        idle = round(100 * step.bubble / step.total, 2)
-        chunks = f" of {answer.interleave} chunks" if answer.interleave > 1 else ""
-        where = (
-            f"{answer.pp} stages{chunks}, {answer.microbatches} micro-batches, schedule "
-            f"{answer.schedule}: the ramp is {format_seconds(step.bubble)}"
-        )
-        return [
-            Target("% of a step idle in the pipeline", 100 * share, idle, None, where=where),
-            task.seconds(before.total, step, _fastest(task, stages=layout.pp)),
-        ]
-
-    def figure(answer: Any) -> Figure:
-        def lost(step: StepEstimate) -> str:
-            return "bubble" if step.bubble > share * step.total else ""
-
-        return _beside(task, f"before: {layout}", before, answer, lost)
-
-    return Exercise(
-        name="a shorter bubble",
-        question=(
-            f"Train {task.words}, in {layout.pp} stages or more. This plan is idle for "
-            f"{100 * before.bubble / before.total:.0f} % of a step: {layout}. Bring the pipeline's "
-            f'idle time down to {100 * share:g} % of a step, with the verdict "fits", no slower '
-            f"than before."
-        ),
-        form=task.form,
-        hints=(
-            "There are no more micro-batches to be had. What else divides the ramp, (p - 1) times "
-            "a stage?",
-            "Chunks (interleave=v) make stages shorter and keep more activations; schedules that "
-            "split the backward fill the ramp. Either needs memory.",
-            "sequence_parallel makes room for more chunks; interleave may be any number up to the "
-            "layers of a device that divides them. Try the divisors.",
         ),
         measured=measure,
         drawn=figure,

@@ -22,12 +22,13 @@ def rank_groups(
     names: Sequence[str] = ("dp", "tp", "pp"),
     hosts: Sequence[str] = (),
     *,
+    word: str = "rank",
     title: str = "Who talks to whom along each axis",
 ) -> "Figure":
     """A figure with a box for each rank, by host, and below it a line through the ranks of each
     group: a panel for every axis of more than one rank, red where a group lies on several hosts.
 
-    ``hosts``: of each rank, as ``mesh.hosts`` says; none: all on one.
+    ``hosts``: of each rank, as ``mesh.hosts`` says; none: all on one. ``word``: what a box is.
 
     >>> len(rank_groups((2, 2, 1), hosts="AABB").axes)
     3
@@ -49,7 +50,7 @@ def rank_groups(
     heights = [0.55, *(0.2 + _ROW * len(rows) for _, rows in panels)]
     figure = canvas(1.2 + sum(heights), title)
     top, *below = draw.stacked_axes(figure, heights, sharex=True)
-    _ranks(top, order, where)
+    _ranks(top, order, where, word)
     for axes, (name, rows) in zip(below, panels, strict=True):
         for y, groups in enumerate(rows):
             for group in groups:
@@ -85,7 +86,7 @@ def _rows(groups: list[list[int]], at: dict[int, int]) -> list[list[list[int]]]:
     return rows
 
 
-def _ranks(axes: "Axes", order: list[int], hosts: list[str]) -> None:
+def _ranks(axes: "Axes", order: list[int], hosts: list[str], word: str) -> None:
     """A box for each rank, and a pale one around those of a host."""
     for host in filter(None, dict.fromkeys(hosts)):
         mine = [place for place, rank in enumerate(order) if hosts[rank] == host]
@@ -94,6 +95,6 @@ def _ranks(axes: "Axes", order: list[int], hosts: list[str]) -> None:
     for place, rank in enumerate(order):
         box, colour = (place - 0.38, -0.1, 0.76, 0.75), colour_of_rank(rank)
         draw.box(axes, box, colour)
-        draw.text_in(axes, box, f"rank {rank}", colour, 8.5)
+        draw.text_in(axes, box, f"{word} {rank}", colour, 8.5)
     draw.bare(axes)
     axes.set_ylim(-0.25, 1.3)
