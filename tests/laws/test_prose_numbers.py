@@ -40,7 +40,7 @@ FROM_OUTSIDE: dict[str, set[str]] = {
         "08_shared_memory_and_tensor_cores": "5,120",
         "10_split_a_decoder_layer": "1.3143 3,136",
         "12_split_a_convolution": "2.652192",
-        "13_split_in_space": "1.72 5.305888",
+        "13_split_in_space": "5.305888",
         "14_cut_24_layers": "1304",
         "23_break_it_and_find_it": "250,880",
         "24_half_precision": "1.55 80,000",

@@ -275,8 +275,12 @@ def test_the_table_and_the_picture():
     assert {*names} <= {*words}
     assert "nothing moves" in words
     assert "138 kB, 7 barriers" in words  # 4 x 8,626 numbers of 4 bytes
-    for line, run in zip(figure.axes[0].lines, runs.values(), strict=True):
-        np.testing.assert_array_equal(line.get_ydata(), run.losses)
+    (line,), alone = figure.axes[0].lines, runs["a single device"].losses
+    np.testing.assert_array_equal(line.get_ydata(), alone)
+    for line in figure.axes[1].lines:
+        far = np.abs(runs[line.get_gid()].losses / alone - 1)
+        np.testing.assert_allclose(line.get_ydata()[far > 0], far[far > 0])
+    assert [line.get_gid() for line in figure.axes[1].lines] == names[1:]
     with pytest.raises(ConfigError, match="got 1, 0 and 1 names"):
         plots.trainings({"one": [1.0]}, {}, {"one": 1})
 

@@ -763,6 +763,8 @@ def test_owners_are_drawn_to_scale():
     assert a.get_title(loc="left") == "A, 1001 x 1024"
     assert a.get_aspect() == 1
     assert len({p.get_facecolor() for p in a.patches}) == 4
+    (c,) = plots.owners({"both": QUARTERS}, sizes=False).axes
+    assert c.get_title(loc="left") == "both"
 
 
 def test_owners_are_drawn_of_arrays_too():

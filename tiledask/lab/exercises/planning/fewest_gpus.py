@@ -143,7 +143,7 @@ def copies_that_fit(model: str = "llama-2-13b", device: str = "A100-40GB") -> Ex
         return [Target("ZeRO stages judged wrongly", 0, len(wrong), 0, remarks=wrong)]
 
     def figure(answer: Any) -> Figure:
-        numbers = answer or (1,) * 4  # one copy each: gives nothing away
+        numbers = answer or (4,) * 4  # too few of any: gives nothing away
         ledgers = {
             f"ZeRO-{zero}, dp {'as you like' if dp is None else dp}": fit(
                 zero, dp or ENDLESS

@@ -85,8 +85,7 @@ def borrowed_rows(
     def figure(mine: dict[int, tuple[int, ...]] | None) -> draw.Figure:
         if mine is None:
             title = "Nobody borrows yet"
-            bare = {"borrowed": {}, "windows": False}  # where windows reach is for the reader
-            return plots.rows_on_ranks(rows, size, stride, padding, **bare, title=title)
+            return plots.rows_on_ranks(rows, size, stride, padding, borrowed={}, title=title)
         lacking, idle = offences(mine)
         marked = {r: [row for at, row in (*lacking[:1], *idle) if at == r] for r in mine}
         title = "Your loans" + ("; in red, what is lacking or not read" * bool(lacking or idle))

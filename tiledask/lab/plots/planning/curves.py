@@ -57,7 +57,8 @@ def curves(
         draw.curve(axes, list(line), list(line.values()), RED, 0, zorder=5, **look)
     if "y" in log:
         words = _WORDS.get(ylabel, "{:g}".format)
-        draw.log_ticks(axes.yaxis, min(ys) / 2, 2 * max(ys), words, (1,))
+        digits = (1,) if max(ys) > 100 * min(ys) else (1, 2, 5)
+        draw.log_ticks(axes.yaxis, min(ys) / 2, 2 * max(ys), words, digits)
     axes.set(xlabel=xlabel, ylabel=ylabel)
     if "x" in log:
         axes.set(xscale="log")

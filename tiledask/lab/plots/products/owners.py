@@ -73,8 +73,10 @@ def owners(
     title: str = "Who owns which block",
     xlabel: str = "column",
     ylabel: str = "row",
+    sizes: bool = True,
 ) -> "Figure":
-    """A figure with one panel per matrix, all to the same scale, a colour and number per rank."""
+    """A figure with one panel per matrix, all to the same scale, a colour and number per rank; its
+    name says its rows and columns, unless ``sizes`` is off."""
     matrices = {
         name: each if isinstance(each, Blocks) else Blocks.of(each)
         for name, each in matrices.items()
@@ -91,7 +93,8 @@ def owners(
     for axes, (name, blocks) in zip(panels, matrices.items(), strict=True):
         gap = _TICK_GAP / scale
         rows, columns = blocks.rows[-1], blocks.columns[-1]
-        axes.set(title=f"{name}, {rows} x {columns}", xlabel=xlabel, ylabel=ylabel)
+        axes.set(title=f"{name}, {rows} x {columns}" if sizes else name)
+        axes.set(xlabel=xlabel, ylabel=ylabel)
         axes.set(xlim=(0, max(1, columns)), ylim=(max(1, rows), 0), aspect="equal", anchor="N")
         axes.set(xticks=_apart(blocks.columns, gap), yticks=_apart(blocks.rows, gap))
         axes.tick_params(axis="x", rotation=0 if len(blocks.columns) <= 4 else 90)

@@ -25,7 +25,6 @@ def rows_on_ranks(
     *,
     borrowed: Mapping[int, Sequence[int]] | None = None,
     marked: Mapping[int, Sequence[int]] | None = None,
-    windows: bool = True,
     title: str = "Who makes what of which rows",
 ) -> "Figure":
     """A lane for each rank: its rows, those that it borrows, and its windows below them.
@@ -33,7 +32,7 @@ def rows_on_ranks(
     ``rows``: of the image, by rank. ``size``, ``stride`` and ``padding``: of the windows, in rows.
     ``borrowed``: rank -> rows of others, default those that its windows read. A window belongs to
     the rank that has its middle row. ``marked``: rank -> rows to frame in red, there or not; then
-    windows for which their rank lacks a row are red, too. Without ``windows`` there are rows alone.
+    windows for which their rank lacks a row are red, too.
 
     >>> len(rows_on_ranks((3, 3, 2), 3, padding=(1, 1)).axes)
     1
@@ -44,7 +43,7 @@ def rows_on_ranks(
             rank: [i for i in range(slab.start, slab.stop) if not ends[rank] <= i < ends[rank + 1]]
             for rank, slab in enumerate(split.slabs)
         }
-    depths = [_WINDOW * max(1, made) * windows + 0.16 for made in split.out]
+    depths = [_WINDOW * max(1, made) + 0.16 for made in split.out]
     height = sum(depths) + _LANE * len(rows)
     figure = canvas(height + 1.5, title)
     axes = figure.subplots()
@@ -54,10 +53,9 @@ def rows_on_ranks(
             owner = next(r for r in range(len(ends) - 1) if ends[r] <= row < ends[r + 1])
             colour = colour_of_rank(owner, 0.1 if owner == rank else 0.7)
             _cell(axes, row, top, colour, str(row), hatch=None if owner == rank else "///")
-        if windows:
-            _zeros(axes, split.slabs[rank], ends[-1], top)
+        _zeros(axes, split.slabs[rank], ends[-1], top)
         here = {*range(ends[rank], ends[rank + 1]), *borrowed.get(rank, ())}
-        for i in range(split.out[rank] * windows):
+        for i in range(split.out[rank]):
             read = {*range(max(first, 0), min(first + split.reach, ends[-1]))}
             colour = RED if marked is not None and read - here else INK
             _window(axes, first, split.reach, top + _LANE + _WINDOW * (i + 0.6), colour)
@@ -66,12 +64,11 @@ def rows_on_ranks(
             draw.mark_box(axes, (row + 0.02, top, 0.96, _LANE), f"row {row} of rank {rank}")
         top += _LANE + depth
     middles = [sum(depths[:r]) + _LANE * (r + 0.5) for r in range(len(rows))]
-    outs = [f": {n} out" * windows for n in split.out]
-    axes.set_yticks(middles, [f"rank {r}{out}" for r, out in enumerate(outs)])
+    axes.set_yticks(middles, [f"rank {r}: {n} out" for r, n in enumerate(split.out)])
     axes.set(xlim=(-padding[0] - 0.2, ends[-1] + padding[1] + 0.2), ylim=(top, -0.08), xticks=[])
     axes.tick_params(left=False)
     axes.spines[:].set_visible(False)
-    axes.set_xlabel(f"row of the image, {ends[-1]} rows on {len(rows)} ranks")
+    axes.set_xlabel("number in a box: the row")
     borrowed_look = {"edgecolor": "white", "hatch": "///"}
     words = f"a window of {size} rows, stride {stride}, and its middle"
     entries = [
@@ -80,7 +77,7 @@ def rows_on_ranks(
         draw.patch_entry("padding", "white", edgecolor=GREY),
         draw.line_entry(words, linewidth=1.2, marker="o", markersize=3.5),
     ]
-    draw.legend(figure, entries if windows else entries[:1], 4, fontsize=8)
+    draw.legend(figure, entries, 4, fontsize=8)
     return figure
 
 

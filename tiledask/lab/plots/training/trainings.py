@@ -1,7 +1,9 @@
-"""One training under several splits: the losses lie on one another, what moves does not."""
+"""One training under several splits: its losses, how far each split is from them, what moves."""
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
+
+import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.lab.plots import primitives as draw
@@ -23,10 +25,10 @@ def trainings(
     *,
     title: str = "One training, split in several ways",
 ) -> "Figure":
-    """Two panels: the loss of each step by name of the split, and below it the bytes of a step.
+    """The losses of the first training, how far from them the others are, and the bytes of a step.
 
     losses
-        By name; the earlier, the thicker, so that lines which lie on one another are all seen.
+        By name. A distance is relative; where there is none, it is drawn at the lower edge.
     sent, barriers
         By the same names: bytes that all devices send in a step, and how often all of a group
         wait for each other in it.
@@ -39,21 +41,37 @@ def trainings(
             f"a training is drawn with its losses, bytes and barriers: got {len(losses)}, "
             f"{len(sent)} and {len(barriers)} names; give all three by the same names, 1 or more"
         )
-    bars = 0.7 + _BAR * len(losses)
-    figure = canvas(3.4 + bars, title)
-    curves, below = draw.stacked_axes(figure, (3.0, bars))
+    bars, (first, *others) = 0.7 + _BAR * len(losses), losses
+    heights = (2.0, *[2.0] * bool(others), bars)
+    figure = canvas(0.4 + sum(heights), title)
+    curves, *apart, below = draw.stacked_axes(figure, heights)
     colours = dict(zip(losses, cycle(PALETTE), strict=False))
-    widths = draw.falling_widths(11, len(losses))
-    for (name, curve), width in zip(losses.items(), widths, strict=True):
-        steps, look = range(len(curve)), {"gid": name, "solid_capstyle": "butt"}
-        draw.curve(curves, steps, curve, colours[name], width, **look)
-    curves.set(xlabel="step", ylabel="loss: cross-entropy (nats)")
+    draw.curve(curves, range(len(losses[first])), losses[first], colours[first], gid=first)
+    curves.set(ylabel="loss (nats)", title=f"Losses: {first}")
     curves.set_ylim(bottom=0)
-    curves.set_title("Losses: colours as below, each line thinner than the one before")
-    draw.grid(curves)
-    draw.whole_ticks(curves.xaxis)
+    for axes in apart:
+        _distances(axes, {name: losses[name] for name in others}, losses[first], colours)
+    for axes in (curves, *apart):
+        axes.set_xlabel("step")
+        draw.grid(axes)
+        draw.whole_ticks(axes.xaxis)
     _bars(below, sent, barriers, colours)
     return figure
+
+
+def _distances(
+    axes: "Axes",
+    losses: Mapping[str, Sequence[float]],
+    right: Sequence[float],
+    colours: dict[str, str],
+) -> None:
+    far = {name: np.abs(np.divide(each, right) - 1) for name, each in losses.items()}
+    least = min((off[off > 0].min() for off in far.values() if off.any()), default=1e-16) / 2
+    for name, off in far.items():
+        draw.curve(axes, range(len(off)), np.maximum(off, least), colours[name], gid=name)
+    axes.set(
+        yscale="log", ylabel="relative", title="The others' distance from it, colours as below"
+    )
 
 
 def _bars(
