@@ -291,9 +291,15 @@ def test_the_fewest_bytes_between_hosts_are_those_of_the_best_way_of_all(shape, 
 
 @pytest.mark.parametrize(
     ("answer", "missing"),
-    [((54, 54, 57), []), ((50, 60, 55), []), ((54, 54, 69), ["C"]), ((9, 1, 57), ["A", "B"])],
+    [
+        ((57, 3220, 57), []),
+        ((50, 2800, 55), []),
+        ((57, 3220, 69), ["C"]),
+        ((54, 1073, 57), ["B"]),  # one MTBF for both
+        ((9, 1, 57), ["A", "B"]),
+    ],
 )
-def test_the_square_root_is_enough_for_two_of_three(answer, missing):
+def test_each_level_has_a_root_and_a_dear_save_more(answer, missing):
     exercise = save_intervals()
     found = exercise.check(answer)
     assert [name[0] for name in missed(found)] == missing

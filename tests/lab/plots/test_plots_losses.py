@@ -19,7 +19,7 @@ from tiledask.lab import plots
 from tiledask.lab.plots.style import INK
 from tiledask.lab.plots.training import live
 from tiledask.lab.plots.training.layers_traffic import PARTS, layer_bars
-from tiledask.lab.precision.drift import SAFETY, likely, worst
+from tiledask.lab.precision.drift import SAFETY, likely
 
 TEXT = td.load_text("tales")
 MODEL = td.GPT(TEXT.vocabulary, hidden=8, layers=2, heads=2, sequence=8)
@@ -180,11 +180,13 @@ def test_losses_and_differences_are_drawn():
     assert drawn.get_label() == f"two:\nat most {off.max():.1e}"
 
 
-@pytest.mark.parametrize(("steps", "larger"), [(30, True), (300, False)])
-def test_of_two_equal_differences_both_are_seen_where_steps_are_few(steps, larger):
-    runs = {"one": curve(steps), "two": curve(steps, 1e-6), "three": curve(steps, 1e-6)}
+def test_of_two_equal_differences_both_are_seen_where_steps_are_few():
+    runs = {"one": curve(30), "two": curve(30, 1e-6), "three": curve(30, 1e-6)}
     two, three = (lines(plots.losses(runs).axes[1])[name] for name in ("two", "three"))
-    assert (two.get_markersize() > three.get_markersize()) is larger
+    assert two.get_marker() != three.get_marker()
+    assert two.get_fillstyle() == three.get_fillstyle() == "none"
+    many = lines(plots.losses({"one": curve(300), "two": curve(300, 1e-6)}).axes[1])["two"]
+    assert many.get_markersize() < two.get_markersize()
 
 
 @pytest.mark.long
@@ -194,9 +196,7 @@ def test_the_envelope_is_that_of_the_theory(trained):
     line = lines(below)[f"envelope, {SAFETY:g} x random walk\n(8 ranks, 2 layers)"]
     expected = [SAFETY * likely(n, "float32", 8, 2) for n in (1, 2, 3)]
     assert line.get_ydata().tolist() == pytest.approx(expected)
-    (band,) = below.collections
-    top = band.get_paths()[0].vertices[:, 1].max()
-    assert top == pytest.approx(worst(3, "float32", 8, 2))
+    assert not below.collections  # no band: nothing was run as a control
     (points,) = [each for name, each in lines(below).items() if name == "(2, 2, 2)"]
     assert (points.get_ydata() < expected[-1]).all()
 

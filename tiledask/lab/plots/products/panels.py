@@ -205,8 +205,9 @@ def _step(axes: "Axes", plan: ProductPlan, step: int, shades: Mapping) -> None:
         draw.box(axes, (j, i, 1, 1), colour, linewidth=2, gid="rank")
         axes.text(j + 0.08, i + 0.1, str(rank), va="top", fontsize=8)
         if q <= 3 and sent[step, rank] == most > 0:
-            look = {"ha": "right", "va": "top", "fontsize": 8, "weight": "bold", "gid": "sends"}
-            axes.text(j + 0.95, i + 0.1, f"sends {most}", **look)
+            look = {"ha": "right", "va": "bottom", "fontsize": 8, "weight": "bold", "gid": "sends"}
+            ground = {"facecolor": colour, "linewidth": 0, "pad": 0.6}  # arrows may pass below
+            axes.text(j + 0.96, i + 0.95, f"sends {most}", bbox=ground, zorder=6, **look)
         if step < len(mine):
             for operand, pieces in (("A", mine[step].a), ("B", mine[step].b)):
                 for piece in pieces:

@@ -9,14 +9,15 @@ import numpy as np
 from tiledask.errors import ConfigError
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.primitives import Axes, Figure
-from tiledask.lab.plots.style import GREY, PALE, PALETTE, YELLOW, canvas, styled
+from tiledask.lab.plots.style import GREY, PALETTE, YELLOW, canvas, styled
 
 __all__ = ["loss_curve", "losses"]
 
 _LINE = 0.19
 """Inches of a line of a legend."""
 _FEW = 40
-"""Steps up to which a dot may be larger than a point."""
+"""Steps up to which a mark may be larger than a point."""
+_MARKS = "o", "x", "s", "^", "D", "v"
 _DASHES = ("-", (0, (5, 2)), (0, (2, 2)), (0, (6, 2, 1, 2)))
 
 
@@ -55,7 +56,7 @@ def losses(
         )
     several = len(curves) > 1
     # beside each panel as many lines of its legend as there are
-    panel = max(2.4, 0.6 + _LINE * (2 * (len(curves) - 1) + 3 * (dtype is not None)))
+    panel = max(2.4, 0.6 + _LINE * (2 * (len(curves) - 1) + 2 * (dtype is not None)))
     figure = canvas(0.8 + 2 * panel if several else 3.4, title or "Loss")
     axes = draw.stacked_axes(figure, [1] * (1 + several), sharex=True)
     last = max(int(x[-1]) for x, _ in curves.values() if len(x))
@@ -149,9 +150,11 @@ def _differences(axes: "Axes", curves: dict[str, tuple[np.ndarray, np.ndarray]])
         off = _relative(y[here], other_y[there])
         some = np.isfinite(off) & (off > 0)
         # no lines: between two points there may be steps with no difference
-        # earlier runs in larger dots, so that one is seen below another; not where there are many
-        size = 3.5 + 2 * min(2, len(curves) - 1 - n) * (len(both) <= _FEW)
-        look = {"marker": "o", "markersize": size, "label": f"{name}:\n{_words(off, len(both))}"}
+        # open shapes, so that one is seen on another; dots where there are many
+        few = len(both) <= _FEW
+        shape = {"marker": _MARKS[(n - 1) % len(_MARKS)], "markersize": 7, "markeredgewidth": 1.6}
+        look = {"fillstyle": "none", **shape} if few else {"marker": "o", "markersize": 3.5}
+        look["label"] = f"{name}:\n{_words(off, len(both))}"
         draw.curve(axes, both[some], off[some], PALETTE[n % len(PALETTE)], 0, **look)
         drawn = drawn or bool(some.any())
     if drawn:
@@ -179,14 +182,10 @@ def _words(off: np.ndarray, steps: int) -> str:
 
 
 def _envelope(axes: "Axes", last: int, dtype: str, ranks: int, layers: int) -> None:
-    from tiledask.lab.precision.drift import SAFETY, likely, worst
+    from tiledask.lab.precision.drift import SAFETY, likely
 
     steps = np.arange(last + 1)
-    chance, at_most = (
-        np.array([f(int(n) + 1, dtype, ranks, layers) for n in steps]) for f in (likely, worst)
-    )
-    look = {"color": PALE, "linewidth": 0, "zorder": 0, "label": f"doubtful in {dtype}"}
-    axes.fill_between(steps, SAFETY * chance, at_most, **look)
+    chance = np.array([likely(int(n) + 1, dtype, ranks, layers) for n in steps])
     words = f"envelope, {SAFETY:g} x random walk\n({ranks} ranks, {layers} layers)"
     draw.curve(axes, steps, SAFETY * chance, GREY, 1.2, label=words)
     axes.set_yscale("log")
