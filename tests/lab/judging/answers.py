@@ -9,13 +9,11 @@ import numpy as np
 from oracles.tasks import (
     BACK,
     BAD,
-    BOTH,
     FORTH,
     IDLE,
     S0,
     S1,
     R,
-    best_tiles,
     cannon,
     cheapest_ways,
     counted,
@@ -595,28 +593,6 @@ ANSWERS: dict[str, list[tuple]] = {
             ((100, 64, 32), 4),
             "not an answer",
             "an answer is ((tm, tn, tk), stages), for instance ((64",
-        ),
-    ],
-    "retuned": [
-        (
-            dict.fromkeys(BOTH, ((128, 256, 32), 3)),
-            "not yet",
-            "128x256x32, 3 stages is bound by arithmetic",
-        ),
-        (
-            dict.fromkeys(BOTH, ((128, 256, 64), 4)),
-            "not legal",
-            "mma_multistage 128x256x64, 4 stages, group 8 cannot run on",
-        ),
-        (
-            best_tiles(None) | {"B200": ((64, 64, 16), 2)},
-            "not yet",
-            "64x64x16, 2 stages is bound by shared memory -> registers",
-        ),
-        (
-            {"B200": ((128, 128, 32), 3)},
-            "not an answer",
-            "an answer is a dict, device -> ((tm, tn, tk), stages)",
         ),
     ],
     "balanced_heads": [

@@ -25,7 +25,7 @@ from tiledask.lab.exercises.planning.layouts import (
     repair,
     shorten_bubble,
 )
-from tiledask.lab.exercises.products.tile_choice import retuned, tile_within
+from tiledask.lab.exercises.products.tile_choice import tile_within
 from tiledask.lab.exercises.training.save_intervals import save_intervals
 from tiledask.lab.idle_ladder import IdleLevel, LevelWorking, idle_level
 from tiledask.lab.judging import Exercise, Hint, JudgedTask, Result, Target, UnsolvedError
@@ -96,7 +96,6 @@ __all__ = [
     "ranks_on_hosts",
     "repair",
     "repaired_kernel",
-    "retuned",
     "run_blocks",
     "save_intervals",
     "scale_rule",
