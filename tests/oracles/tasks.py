@@ -89,6 +89,9 @@ EXERCISES: dict[str, Callable[[], Any]] = {
     "tile_within": lambda: td.tasks.tile_within(
         SIZE, "H200", limit=100_000, stages=4, intensity=80, steps=128
     ),
+    "block_and_tile": lambda: td.tasks.block_and_tile(
+        (2000, 1000, 500), 8, cache=16_000, between=12e6, loaded=18e6
+    ),
     "balanced_heads": td.tasks.balanced_heads,
     "smoothed_loss": td.tasks.smoothed_loss,
     "f_and_g": td.tasks.f_and_g,
@@ -369,6 +372,9 @@ FOUND: dict[str, Callable[[Any], Any]] = {
     "repaired_kernel": lambda _: tile_loop,
     "levels_at_fault": lambda _: {name: run.at_fault(RATE) for name, run in RUNS.items()},
     "tile_within": best_tile,
+    "block_and_tile": lambda exercise: first(
+        exercise, (((4, 2), (rows, rows, 1)) for rows in range(32, 64))
+    ),
     "balanced_heads": heads_in_a_row,
     "smoothed_loss": lambda _: split_loss,
     "f_and_g": lambda _: ends(y=True, dx=True),

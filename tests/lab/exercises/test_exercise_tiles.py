@@ -21,6 +21,7 @@ from tiledask.lab.exercises.products.levels import BLOCKING, TILE, BlockRun
 from tiledask.lab.exercises.products.tile_choice import SIDES, STAGES, STEPS, tile_of
 from tiledask.lab.judging import UnsolvedError
 from tiledask.lab.tasks import (
+    block_and_tile,
     levels_at_fault,
     repaired_kernel,
     run_blocks,
@@ -125,6 +126,48 @@ def test_what_is_not_attempted_is_quiet_and_drawn(within):
 def test_a_task_that_nothing_solves_is_refused():
     with pytest.raises(ConfigError, match="raise the limit of shared memory"):
         tile_within(SIZE, "H200", limit=20_000, stages=4, intensity=80, steps=128)
+
+
+# -- block and tile ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def both():
+    return block_and_tile((2000, 1000, 500), 8, cache=16_000, between=12e6, loaded=18e6)
+
+
+@pytest.mark.parametrize(
+    ("answer", "misses"),
+    [
+        (((4, 2), (56, 63, 1)), []),
+        (((4, 2), (56, 56, 7)), []),
+        (((4, 2), (63, 63, 1)), ["bytes of the cache"]),
+        (((4, 2), (56, 56, 8)), ["bytes of the cache"]),
+        (((4, 2), (32, 32, 32)), ["MB loaded by a worker"]),
+        (((2, 4), (56, 63, 1)), ["MB between workers"]),
+    ],
+)
+def test_both_levels_are_judged(both, answer, misses):
+    result = both.check(answer)
+    assert missed(result) == misses
+    assert result.best == (answer == ((4, 2), (56, 63, 1)))
+    assert both.draw(answer).axes
+
+
+@pytest.mark.long
+def test_no_tile_of_any_depth_loads_less_than_the_best():
+    """By the formula: a block of 500 x 500 and all of k, a megabyte each."""
+    tiles = (
+        (-(-500 // rows) + -(-500 // columns), rows, columns)
+        for rows, columns in product(range(1, 501), repeat=2)
+        if 4 * (rows * columns + rows + columns) <= 16_000
+    )
+    assert min(tiles)[0] == 17
+
+
+def test_a_block_and_tile_that_no_mesh_allows_is_refused():
+    with pytest.raises(ConfigError, match="no mesh of 8 workers moves 9 MB or fewer; the best mo"):
+        block_and_tile((2000, 1000, 500), 8, cache=16_000, between=9e6, loaded=18e6)
 
 
 # -- which level is at fault ---------------------------------------------------------------------

@@ -595,6 +595,13 @@ ANSWERS: dict[str, list[tuple]] = {
             "an answer is ((tm, tn, tk), stages), for instance ((64",
         ),
     ],
+    "block_and_tile": [
+        (((2, 4), (56, 63, 1)), "not yet", "X moves 3 times and A 1 times"),
+        (((4, 2), (32, 32, 32)), "not yet", "500 x 500 of Y are 16 x 16 tiles"),
+        (((4, 2), (63, 63, 1)), "not yet", "the tile of Y takes 15,876, those of X and A 504"),
+        (((4, 4), (32, 32, 32)), "not an answer", "4 x 4 are 16 workers; there are 8"),
+        (((4, 2), (32, 32)), "not an answer", "((p, q), (rows, columns, steps)), for example"),
+    ],
     "balanced_heads": [
         (
             [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]],

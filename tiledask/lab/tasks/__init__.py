@@ -25,6 +25,7 @@ from tiledask.lab.exercises.planning.layouts import (
     repair,
     shorten_bubble,
 )
+from tiledask.lab.exercises.products.block_and_tile import block_and_tile
 from tiledask.lab.exercises.products.tile_choice import tile_within
 from tiledask.lab.exercises.training.save_intervals import save_intervals
 from tiledask.lab.idle_ladder import IdleLevel, LevelWorking, idle_level
@@ -72,6 +73,7 @@ __all__ = [
     "Target",
     "UnsolvedError",
     "balanced_heads",
+    "block_and_tile",
     "borrowed_rows",
     "cannon_by_shifts",
     "cheapest_choreography",
