@@ -33,7 +33,6 @@ SMALL = td.load_cluster("8xA10")
 """Two nodes of 4 x 24 GB."""
 BAD = td.Layout(tp=8, microbatch=8, microbatches=4, recompute="full")
 ROWS = ((3, 3, 3, 2), 5, 2, (2, 2))
-BOTH = ("A100-80GB", "B200")
 
 
 def text(name: str, stages: int, microbatches: int, **options: int) -> str:
@@ -87,7 +86,9 @@ EXERCISES: dict[str, Callable[[], Any]] = {
     "tile_within": lambda: td.tasks.tile_within(
         SIZE, "H200", limit=100_000, stages=4, intensity=80, steps=128
     ),
-    "retuned": lambda: td.tasks.retuned(SIZE, ((128, 256, 64), 4), BOTH),
+    "block_and_tile": lambda: td.tasks.block_and_tile(
+        (2000, 1000, 500), 8, cache=16_000, between=12e6, loaded=18e6
+    ),
     "balanced_heads": td.tasks.balanced_heads,
     "smoothed_loss": td.tasks.smoothed_loss,
     "f_and_g": td.tasks.f_and_g,
@@ -185,11 +186,6 @@ def on_fewest(exercise: Any) -> td.Layout:
 def best_tile(exercise: Any) -> tuple:
     configs = tiles_of("H200", 100_000, 4)
     return first(exercise, ((config.block, config.stages) for config in configs))
-
-
-def best_tiles(_: Any) -> dict[str, tuple]:
-    best = {on: td.tile.order(*SIZE, tiles_of(on), on)[0].config for on in BOTH}
-    return {on: (config.block, config.stages) for on, config in best.items()}
 
 
 def split_loss(group, z, mine, targets, eps, largest=True, smooth=True):
@@ -358,7 +354,9 @@ FOUND: dict[str, Callable[[Any], Any]] = {
     "repaired_kernel": lambda _: tile_loop,
     "levels_at_fault": lambda _: {name: run.at_fault(RATE) for name, run in RUNS.items()},
     "tile_within": best_tile,
-    "retuned": best_tiles,
+    "block_and_tile": lambda exercise: first(
+        exercise, (((4, 2), (rows, rows, 1)) for rows in range(32, 64))
+    ),
     "balanced_heads": heads_in_a_row,
     "smoothed_loss": lambda _: split_loss,
     "f_and_g": lambda _: ends(y=True, dx=True),

@@ -1,4 +1,4 @@
-"""Exercises on tiles: choose, carry, name the level at fault, repair; all judged by arithmetic.
+"""Exercises on tiles: choose, name the level at fault, repair; all judged by arithmetic.
 
 Holds `tiledask.lab.exercises.products.kernel_repair` and `tiledask.lab.exercises.products.levels`.
 """
@@ -18,20 +18,17 @@ from tiledask.errors import ConfigError
 from tiledask.lab.exercises.products import levels
 from tiledask.lab.exercises.products.kernel_repair import CountedOperand
 from tiledask.lab.exercises.products.levels import BLOCKING, TILE, BlockRun
-from tiledask.lab.exercises.products.tile_choice import SIDES, STAGES, STEPS, tile_of, tiles_of
+from tiledask.lab.exercises.products.tile_choice import SIDES, STAGES, STEPS, tile_of
 from tiledask.lab.judging import UnsolvedError
 from tiledask.lab.tasks import (
+    block_and_tile,
     levels_at_fault,
     repaired_kernel,
-    retuned,
     run_blocks,
     tile_within,
 )
-from tiledask.tile.choice.residency import refusal
 
 SIZE = (4096, 4096, 4096)
-CARRIED = ((128, 256, 64), 4)
-TWO = ("A100-80GB", "L40S")
 
 
 @pytest.fixture(scope="module")
@@ -39,16 +36,11 @@ def within():
     return tile_within(SIZE, "H200", limit=100_000, stages=4, intensity=80, steps=128)
 
 
-@pytest.fixture(scope="module")
-def carried():
-    return retuned(SIZE, CARRIED, TWO)
-
-
 def answers():
     return product(product(SIDES, SIDES, STEPS), STAGES)
 
 
-# -- choose and carry ----------------------------------------------------------------------------
+# -- choose --------------------------------------------------------------------------------------
 
 
 def test_tiles_are_those_of_the_kernel_where_it_ships_them():
@@ -96,32 +88,7 @@ def test_only_these_tiles_keep_to_the_limits_by_hand(within):
     assert solved == fitting == {((128, 256, 32), 4), ((256, 128, 32), 4)}
 
 
-@pytest.mark.long
-def test_carried_tiles_are_judged_by_the_order_of_all(carried):
-    for device in TWO:
-        order = td.tile.order(*SIZE, tiles_of(device), device)
-        best, worst = order[0].config, order[-1].config
-        other = {"A100-80GB": ((128, 64, 32), 3), "L40S": ((64, 64, 32), 3)}
-        good = carried.check({**other, device: (best.block, best.stages)})
-        assert good.best, good.reason
-        bad = carried.check({**other, device: (worst.block, worst.stages)})
-        assert missed(bad) == [f"% given away on {device}"]
-
-
-@pytest.mark.long
-def test_the_carried_tile_starts_on_neither_and_the_picture_says_so(carried):
-    for device in TWO:
-        assert "shared memory per block" in refusal(tile_of(CARRIED), device)
-    figure = carried.draw(None)
-    words = [text.get_text() for text in figure.axes[0].texts]
-    assert sum("does not start: 196.6 kB of shared memory" in w for w in words) == 2
-    mine = {"A100-80GB": ((128, 128, 32), 3), "L40S": ((64, 64, 32), 3)}
-    words = [text.get_text() for text in carried.draw(mine).axes[0].texts]
-    assert "128x128x32, 3 stages: 97.0 %" in words
-    assert missed(carried.check(mine)) == ["% given away on A100-80GB"]  # the last wave is short
-
-
-def refused(within, carried):
+def refused(within):
     """(exercise, answer, words) of answers that are none."""
     levels = levels_at_fault({"a": made((1.0, 1.0))}, rate=100.0)
     repair = repaired_kernel(tile_loop("rows"))
@@ -131,8 +98,6 @@ def refused(within, carried):
         (within, ((128, 256, 32), 3), "3 stages keep copies 2 steps ahead"),
         (within, ((256, 256, 16), 4), "not one block fits a multiprocessor of H200 for its regi"),
         (within, ([128], 4), "an answer is"),
-        (carried, {}, "a dict, device -> ((tm, tn, tk), stages), for example {'A100-80GB'"),
-        (carried, dict.fromkeys(TWO, CARRIED), "cannot run on A100-80GB: 196.6 kB"),
         (levels, {"a": "low"}, "a level is 'blocking' or 'tile', got 'low'"),
         (levels, {}, "a level, 'blocking' or 'tile', for each of a"),
         (levels, "tile", "a level, 'blocking' or 'tile', for each of a"),
@@ -142,25 +107,67 @@ def refused(within, carried):
     )
 
 
-def test_an_illegal_answer_says_why(within, carried):
-    for exercise, answer, words in refused(within, carried):
+def test_an_illegal_answer_says_why(within):
+    for exercise, answer, words in refused(within):
         assert_illegal(exercise, answer, words)
 
 
 @pytest.mark.slow
-def test_an_illegal_answer_is_still_drawn(within, carried):
-    assert_still_drawn(refused(within, carried))
+def test_an_illegal_answer_is_still_drawn(within):
+    assert_still_drawn(refused(within))
 
 
 @pytest.mark.slow
-def test_what_is_not_attempted_is_quiet_and_drawn(within, carried):
+def test_what_is_not_attempted_is_quiet_and_drawn(within):
     levels = levels_at_fault({"a": made((1.0, 1.0))}, 100.0)
-    assert_quiet(within, carried, levels, repaired_kernel(tile_loop("k")))
+    assert_quiet(within, levels, repaired_kernel(tile_loop("k")))
 
 
 def test_a_task_that_nothing_solves_is_refused():
     with pytest.raises(ConfigError, match="raise the limit of shared memory"):
         tile_within(SIZE, "H200", limit=20_000, stages=4, intensity=80, steps=128)
+
+
+# -- block and tile ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def both():
+    return block_and_tile((2000, 1000, 500), 8, cache=16_000, between=12e6, loaded=18e6)
+
+
+@pytest.mark.parametrize(
+    ("answer", "misses"),
+    [
+        (((4, 2), (56, 63, 1)), []),
+        (((4, 2), (56, 56, 7)), []),
+        (((4, 2), (63, 63, 1)), ["bytes of the cache"]),
+        (((4, 2), (56, 56, 8)), ["bytes of the cache"]),
+        (((4, 2), (32, 32, 32)), ["MB loaded by a worker"]),
+        (((2, 4), (56, 63, 1)), ["MB between workers"]),
+    ],
+)
+def test_both_levels_are_judged(both, answer, misses):
+    result = both.check(answer)
+    assert missed(result) == misses
+    assert result.best == (answer == ((4, 2), (56, 63, 1)))
+    assert both.draw(answer).axes
+
+
+@pytest.mark.long
+def test_no_tile_of_any_depth_loads_less_than_the_best():
+    """By the formula: a block of 500 x 500 and all of k, a megabyte each."""
+    tiles = (
+        (-(-500 // rows) + -(-500 // columns), rows, columns)
+        for rows, columns in product(range(1, 501), repeat=2)
+        if 4 * (rows * columns + rows + columns) <= 16_000
+    )
+    assert min(tiles)[0] == 17
+
+
+def test_a_block_and_tile_that_no_mesh_allows_is_refused():
+    with pytest.raises(ConfigError, match="no mesh of 8 workers moves 9 MB or fewer; the best mo"):
+        block_and_tile((2000, 1000, 500), 8, cache=16_000, between=9e6, loaded=18e6)
 
 
 # -- which level is at fault ---------------------------------------------------------------------

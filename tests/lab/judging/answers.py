@@ -9,12 +9,10 @@ import numpy as np
 from oracles.tasks import (
     BACK,
     BAD,
-    BOTH,
     FORTH,
     S0,
     S1,
     R,
-    best_tiles,
     cannon,
     cheapest_ways,
     counted,
@@ -563,27 +561,12 @@ ANSWERS: dict[str, list[tuple]] = {
             "an answer is ((tm, tn, tk), stages), for instance ((64",
         ),
     ],
-    "retuned": [
-        (
-            dict.fromkeys(BOTH, ((128, 256, 32), 3)),
-            "not yet",
-            "128x256x32, 3 stages is bound by arithmetic",
-        ),
-        (
-            dict.fromkeys(BOTH, ((128, 256, 64), 4)),
-            "not legal",
-            "mma_multistage 128x256x64, 4 stages, group 8 cannot run on",
-        ),
-        (
-            best_tiles(None) | {"B200": ((64, 64, 16), 2)},
-            "not yet",
-            "64x64x16, 2 stages is bound by shared memory -> registers",
-        ),
-        (
-            {"B200": ((128, 128, 32), 3)},
-            "not an answer",
-            "an answer is a dict, device -> ((tm, tn, tk), stages)",
-        ),
+    "block_and_tile": [
+        (((2, 4), (56, 63, 1)), "not yet", "X moves 3 times and A 1 times"),
+        (((4, 2), (32, 32, 32)), "not yet", "500 x 500 of Y are 16 x 16 tiles"),
+        (((4, 2), (63, 63, 1)), "not yet", "the tile of Y takes 15,876, those of X and A 504"),
+        (((4, 4), (32, 32, 32)), "not an answer", "4 x 4 are 16 workers; there are 8"),
+        (((4, 2), (32, 32)), "not an answer", "((p, q), (rows, columns, steps)), for example"),
     ],
     "balanced_heads": [
         (

@@ -1,7 +1,7 @@
 """Figures of tiles: what they say is what was computed, and every word can be read.
 
-Holds `tiledask.lab.plots.products.roofline`, `tiledask.lab.plots.products.tile_levels`,
-`tiledask.lab.plots.products.tile_step` and `tiledask.lab.plots.products.wave_tails`.
+Holds `tiledask.lab.plots.products.roofline`, `tiledask.lab.plots.products.tile_levels` and
+`tiledask.lab.plots.products.tile_step`.
 """
 
 from dataclasses import replace
@@ -31,12 +31,6 @@ def ladder(device="H200", names=LADDER, n=8192):
     return [td.tile.predict(n, n, n, kernel, device, dtype) for kernel, dtype in names]
 
 
-def tails(kernels=("wgmma_ws_persistent", "mma_multistage"), step=512, device="H200"):
-    found = [td.tile.config_of(kernel) for kernel in kernels]
-    sizes = range(step, 8193, step)
-    return {str(c): {n: td.tile.waves(n, n, c, device) for n in sizes} for c in found}
-
-
 FIGURES = {
     "levels": lambda: plots.tile_levels(levels(load_cluster("8xH200"), workers=(2, 4))),
     "levels, unknown": lambda: plots.tile_levels(levels("L4", kernel="mma_multistage")),
@@ -52,9 +46,6 @@ FIGURES = {
     "step": lambda: plots.tile_step(500, 700, 300, 32, (7, 12, 5)),
     "step, shared": lambda: plots.tile_step(512, 768, 256, (256, 256, 64), (1, 1, 2), blocks=2),
     "step, of one": lambda: plots.tile_step(20, 30, 40, 1, (7, 12, 18)),
-    "waves": lambda: plots.wave_tails(tails()),
-    "waves, fine": lambda: plots.wave_tails(tails(step=128)),
-    "waves, one": lambda: plots.wave_tails(tails(("smem_tiled",), step=8192), title="One size"),
 }
 
 
@@ -81,7 +72,7 @@ def test_every_word_is_inside_the_picture_and_upon_no_other(name):
 
 @pytest.mark.long
 @pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["levels", "roofline", "waves"])
+@pytest.mark.parametrize("name", ["levels", "roofline", "step"])
 def test_the_same_data_is_the_same_file_however_often_it_is_drawn(name):
     figure, _ = drawn(name)
     assert figure.to_png() == FIGURES[name]().to_png()
@@ -164,24 +155,11 @@ def test_what_was_measured_is_a_cross():
 
 
 @pytest.mark.long
-def test_waves_are_as_counted():
-    sizes = tails()
-    figure = plots.wave_tails(sizes)
-    for name, line in sizes.items():
-        (drawn,) = by_gid(figure, name)
-        assert drawn.get_xydata().tolist() == [[n, w.efficiency] for n, w in line.items()]
-        (steps,) = by_gid(figure, f"{name} waves")
-        assert list(steps.get_ydata()) == [w.count for w in line.values()]
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: plots.roofline([]), "1 prediction or more, got 0"),
         (lambda: plots.roofline(ladder()[:1] + ladder("T4", LADDER[:1])), "1 device, got H200, T4"),
-        (lambda: plots.wave_tails({}), "1 line or more of 1 size or more, got {}"),
-        (lambda: plots.wave_tails({"a": {}}), "got {'a': 0}"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(call, message):

@@ -47,7 +47,6 @@ from tiledask.lab.plots.products.rounds import collective_rounds
 from tiledask.lab.plots.products.tile_levels import tile_levels
 from tiledask.lab.plots.products.tile_step import tile_step
 from tiledask.lab.plots.products.traffic_matrix import traffic_matrix
-from tiledask.lab.plots.products.wave_tails import wave_tails
 from tiledask.lab.plots.ranges import ranges
 from tiledask.lab.plots.sliders import sliders
 from tiledask.lab.plots.style import BLUE, RED, canvas, look
@@ -113,5 +112,4 @@ __all__ = [
     "turns",
     "two_levels",
     "utilisation_against",
-    "wave_tails",
 ]

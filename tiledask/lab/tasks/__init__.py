@@ -23,7 +23,8 @@ from tiledask.lab.exercises.planning.layouts import (
     fewest_devices,
     repair,
 )
-from tiledask.lab.exercises.products.tile_choice import retuned, tile_within
+from tiledask.lab.exercises.products.block_and_tile import block_and_tile
+from tiledask.lab.exercises.products.tile_choice import tile_within
 from tiledask.lab.exercises.training.save_intervals import save_intervals
 from tiledask.lab.idle_ladder import IdleLevel, LevelWorking, idle_level
 from tiledask.lab.judging import Exercise, Hint, JudgedTask, Result, Target, UnsolvedError
@@ -70,6 +71,7 @@ __all__ = [
     "Target",
     "UnsolvedError",
     "balanced_heads",
+    "block_and_tile",
     "borrowed_rows",
     "cannon_by_shifts",
     "cheapest_choreography",
@@ -93,7 +95,6 @@ __all__ = [
     "ranks_on_hosts",
     "repair",
     "repaired_kernel",
-    "retuned",
     "run_blocks",
     "save_intervals",
     "scale_rule",

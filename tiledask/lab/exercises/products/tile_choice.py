@@ -1,10 +1,10 @@
-"""Choose a kernel's tile: under a limit of shared memory, or anew on a device it was not tuned for.
+"""Choose a kernel's tile under a limit of shared memory.
 
 answer = ((tm, tn, tk), stages)  ->  shared memory, bytes, bound of `td.tile.predict`  |  targets
                                      every tile of the task predicted: the best         |
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -14,14 +14,13 @@ from tiledask.errors import ConfigError, RuleError
 from tiledask.lab import plots
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots import primitives as draw
-from tiledask.lab.plots.style import BLUE, GREY, RED, SKY, canvas, styled
-from tiledask.plan.inputs.hardware import load_device
+from tiledask.lab.plots.style import RED
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import is_whole
 from tiledask.tile import Config, Tile, config_of, order, predict
 from tiledask.tile.choice.residency import refusal
 
-__all__ = ["retuned", "tile_of", "tile_within", "tiles_of"]
+__all__ = ["tile_of", "tile_within", "tiles_of"]
 
 KERNEL = "mma_multistage"
 SIDES, STEPS, STAGES = (64, 128, 256), (16, 32, 64), (2, 3, 4, 5, 6)
@@ -86,7 +85,7 @@ def tile_within(
     ]
     if not fitting:
         raise ConfigError(
-            f"no tile keeps to {limit:,} bytes, {stages} stages, {intensity:g} FLOP per byte and "
+            f"no tile keeps to {limit:,} bytes, {stages} stages, {intensity:.3g} FLOP per byte and "
             f"{steps} steps on {device}; raise the limit of shared memory"
         )
     least = min(p.levels[L2].loaded for p in fitting)
@@ -114,7 +113,7 @@ def tile_within(
                 most / 1e9,
                 found.levels[L2].loaded / 1e9,
                 least / 1e9,
-                where=f"{reuse}, {intensity:g} are asked",
+                where=f"{reuse}, {intensity:.3g} are asked",
             ),
             Target("steps along k", steps, -(-k // tk), None, where=f"{k} / {tk} steps"),
             Target(
@@ -130,11 +129,12 @@ def tile_within(
         config = answer or tile_of(((64, 64, 16), stages))
         note = " (not attempted: the smallest tile)" if answer is None else ""
         title = (
-            f"{config} on {device}{note}\n{m} x {n} x {k}; "
+            f"{KERNEL} {_short(config)} on {device}{note}\n{m} x {n} x {k}; "
             f"{format_bytes(config.shared_bytes)} of shared memory, {format_bytes(limit)} allowed"
         )
         levels = predict(*size, config, device).levels
-        drawn = plots.tile_levels(levels, title=title)
+        inside = replace(levels, levels=levels.levels[1:])  # DRAM is not what is chosen for
+        drawn = plots.tile_levels(inside, title=title)
         if answer is not None and (config.shared_bytes > limit or levels[L2].loaded > most):
             (panel,) = (axes for axes in drawn.axes if axes.get_title().startswith(L2))
             (drawn_tile,) = (patch for patch in panel.patches if patch.get_gid() == "tile")
@@ -147,7 +147,7 @@ def tile_within(
         question=(
             f"The kernel {KERNEL} in bf16, {m} x {n} x {k} on an {device}. A block may have "
             f"{limit / 1e3:g} kB of shared memory; keep {stages} stages or more. Bring at least "
-            f"{intensity:g} FLOP's worth of every byte into shared memory, that is "
+            f"{intensity:.3g} FLOP's worth of every byte into shared memory, that is "
             f"{most / 1e9:.4g} GB at most, in at most {steps} steps along k. And be as fast as any "
             f"such tile can be."
         ),
@@ -167,103 +167,6 @@ def tile_within(
         drawn=figure,
         read=tile_of,
     )
-
-
-def retuned(
-    size: Size, carried: tuple[Tile, int], devices: Sequence[str], within: float = 0.01
-) -> Exercise:
-    """Choose tile and stages on each of ``devices`` for a kernel that comes with ``carried``.
-
-    The answer is a dict, device -> ((tm, tn, tk), stages). At most ``within`` of the best bound
-    there, by `td.tile.order` over every tile of the task, may be given away.
-    """
-    best = {device: order(*size, tiles_of(device), device)[0] for device in devices}
-
-    def measure(answer: dict[str, Config]) -> list[Target]:
-        targets = []
-        for device, config in answer.items():
-            found = predict(*size, config, device)
-            lost = round(100 * (1 - best[device].seconds / found.seconds), 2)
-            where = f"{_short(config)} is bound by {found.binding}; {_waves(size, config, device)}"
-            targets.append(Target(f"% given away on {device}", 100 * within, lost, 0, where=where))
-        return targets
-
-    (m, n, k), (tile, stages) = size, carried
-    return Exercise(
-        name="carried to another GPU",
-        question=(
-            f"{' x '.join(map(str, tile))} with {stages} stages comes from another device. Choose "
-            f"tile and stages for {' and '.join(devices)}, {m} x {n} x {k} in bf16, and give away "
-            f"at most {100 * within:g} % of the best bound on each."
-        ),
-        form=(
-            f"a dict, device -> ((tm, tn, tk), stages), for example "
-            f"{dict.fromkeys(devices, ((64, 64, 16), 2))}"
-        ),
-        hints=(
-            "Does the kernel start at all? A block's shared memory is (tm + tn) x tk x 2 bytes, "
-            "times the stages.",
-            "Count tiles of C over the multiprocessors of each device: how full is the last wave?",
-            "Smaller tiles fill the last wave better until what warps read from shared memory "
-            "binds. td.tile.order lists predictions best first; look for a tile whose waves are "
-            "nearly whole and that arithmetic still binds.",
-        ),
-        measured=measure,
-        drawn=lambda chosen: _shares(size, tile_of(carried), chosen, best, within),
-        read=lambda answer: _chosen(answer, devices),
-    )
-
-
-def _waves(size: Size, config: Config, device: str) -> str:
-    """How the tiles of C share out over the multiprocessors, in words."""
-    (m, n, _), (tm, tn, _) = size, config.block
-    tiles, count = -(-m // tm) * -(-n // tn), load_device(device).multiprocessors
-    return f"{tiles:,} tiles over {count} multiprocessors are {tiles / count:.2f} waves"
-
-
-def _chosen(answer: Any, devices: Sequence[str]) -> dict[str, Config] | None:
-    if not isinstance(answer, Mapping) or set(answer) != set(devices):
-        return None
-    return {device: tile_of(answer[device]) for device in devices}
-
-
-@styled
-def _shares(
-    size: Size,
-    carried: Config,
-    chosen: Mapping[str, Config] | None,
-    best: Mapping,
-    within: float,
-) -> draw.Figure:
-    series = {f"as it came: {_short(carried)}": (dict.fromkeys(best, carried), SKY)}
-    if chosen:
-        series["yours"] = (chosen, BLUE)
-    figure = canvas(1.5 + 0.4 * len(series) * len(best), "Share of the best bound on each device")
-    axes, y, ticks = figure.subplots(), 0.0, {}
-    for device, prediction in best.items():
-        ticks[device] = y + 0.5 * (len(series) - 1)
-        for config, colour in ((named[device], c) for named, c in series.values()):
-            why = refusal(config, device)
-            share = 0 if why else prediction.seconds / predict(*size, config, device).seconds
-            axes.barh(y, share, 0.8, color=colour, gid=f"{device} {_short(config)}")
-            words = f"does not start: {why.split(':')[0]}" if why else f"{100 * share:.1f} %"
-            draw.note(axes, (max(share, 0.02), y), f"{_short(config)}: {words}", **draw.BEHIND)
-            if colour == BLUE and share < 1 - within:
-                draw.mark_box(axes, (0, y - 0.4, max(share, 0.02), 0.8), device)
-            y += 1
-        y += 0.6
-    draw.limit_line(axes, 1, color=GREY, linewidth=0.8, zorder=0)
-    axes.set_yticks(list(ticks.values()), list(ticks))
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.45)
-    axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "the best"])
-    axes.tick_params(axis="y", length=0)
-    draw.grid(axes)
-    axes.yaxis.grid(False)
-    axes.set_xlabel("bound of the tile over that of the best tile there")
-    entries = [draw.patch_entry(name, colour) for name, (_, colour) in series.items()]
-    draw.legend(figure, entries, 2)
-    return figure
 
 
 def _short(config: Config) -> str:

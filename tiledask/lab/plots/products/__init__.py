@@ -9,5 +9,4 @@ traffic_matrix  bytes from rank to rank, predicted beside measured
 intensity       FLOP per byte follow the tile, bytes between workers the blocking
 tile_levels     which tile shares what it loads, level by level
 roofline        the roofline of every level, with the ladder of kernels that climbs it
-wave_tails      how much of a device the last wave of tiles leaves idle
 """

@@ -17,6 +17,7 @@ from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.primitives import Axes, Figure
 from tiledask.lab.plots.style import BLUE, GREY, ORANGE, PALE, RED, canvas, colour_of_rank, styled
 from tiledask.plan.products.placement import Partial, Region, Shard, Tiling
+from tiledask.tile.levels import Tile, as_tile
 
 if TYPE_CHECKING:
     from tiledask.distributed.arrays.array import ShardedArray
@@ -148,7 +149,7 @@ def two_levels(
     b: "ShardedArray | Tiling",
     *,
     rank: int = 0,
-    tile: int = 32,
+    tile: int | Tile = 32,
     names: tuple[str, str, str] = ("A", "B", "C"),
     title: str | None = None,
 ) -> "Figure":
@@ -169,8 +170,11 @@ def two_levels(
     between.set_title(
         f"between workers: block {block.m} x {block.n} of {whole.m} x {whole.n}", pad=12
     )
-    cut = [[*range(0, extent, tile), extent] for extent in (block.m, block.n)]
-    step = tuple(min(tile, extent) for extent in block)
+    step = tuple(min(t, extent) for t, extent in zip(as_tile(tile), block, strict=True))
+    cut = [
+        [*range(0, extent, t), extent]
+        for t, extent in zip(step[:2], (block.m, block.n), strict=True)
+    ]
     _level(inside, block, cut[0], cut[1], (0, step[0]), (0, step[1]), step[2], names)
     inside.set_title(
         f"in worker {rank}: tile {step[0]} x {step[1]} of {block.m} x {block.n}", pad=12

@@ -45,7 +45,7 @@ def roofline(
     _roofs(axes, predictions, left, right)
     for number, prediction in enumerate(predictions):
         _kernel(axes, prediction, _COLOURS[number % len(_COLOURS)], measured or {})
-    axes.set_xlabel("arithmetic intensity: FLOP per byte of A and B that crosses the level")
+    axes.set_xlabel("arithmetic intensity: FLOP per byte that crosses the level")
     axes.set_ylabel("TFLOP/s")
     draw.log_ticks(axes.yaxis, *axes.get_ylim(), lambda speed: f"{speed / 1e12:g}")
     draw.log_ticks(axes.xaxis, left, right, "{:g}".format)

@@ -10,7 +10,7 @@ from tiledask.tile.choice.hierarchy import LEVELS
 __all__ = ["tile_levels"]
 
 _MOST = 8
-"""Inner tiles side by side that are drawn of a long outer one."""
+"""Inner tiles side by side that are drawn of an outer one."""
 
 
 @styled
@@ -18,8 +18,8 @@ def tile_levels(levels: Levels, *, title: str | None = None) -> "Figure":
     """A figure of `td.tile.levels_of`: above, each level's tile within the one above it; below,
     the time that its bytes take at full bandwidth, beside that of the arithmetic.
 
-    Bytes between workers are those of all workers, and are said to be. A long outer tile runs on
-    beyond its panel where the inner one could not be seen in the whole of it."""
+    Bytes between workers are those of all workers, and are said to be. An outer tile runs on beyond
+    its panel where the inner one could not be seen in the whole of it."""
     count = len(levels.levels)
     at = f", one of {levels.workers[0]} x {levels.workers[1]} workers" if levels.workers else ""
     what = f"{levels.m} x {levels.n} x {levels.k} on {levels.device.name}{at}\nby {levels.config}"
@@ -57,13 +57,16 @@ def _nested(axes: "Axes", outer: tuple[int, int], level: Level, workers: int) ->
     m, n = (max(pair) for pair in zip(outer, level.tile, strict=True))
     draw.box(axes, (0, 0, n, m), PALE, edgecolor=GREY)
     draw.box(axes, (0, 0, columns, rows), SKY, edgecolor=BLUE, gid="tile")
-    side = min(max(m, n), max(min(m, n), _MOST * max(rows, columns)))
+    side = min(max(m, n), _MOST * max(rows, columns))
     middle, reach = min(n, side) / 2, 0.53 * side
     across, down = (middle - reach, middle + reach), (1.03 * side, -0.03 * side)
     axes.set(xlim=across, ylim=down, aspect="equal")
     axes.axis("off")
+    if n > side:
+        axes.text(1.0, 0.5, " ...", transform=axes.transAxes, va="center")
     axes.set_title(f"{level.name}\n{rows} x {columns} of {m} x {n}", loc="center", fontsize=8.5)
     whose = f", {workers} workers" if workers > 1 else ""
-    words = f"{format_bytes(level.loaded)} of A and B{whose}\n{level.intensity:.4g} FLOP/byte"
+    what = "in whole reads" if level.name == LEVELS[3] else f"of A and B{whose}"
+    words = f"{format_bytes(level.loaded)} {what}\n{level.intensity:.4g} FLOP/byte"
     below = {"ha": "center", "va": "top", "transform": axes.transAxes}
     axes.text(0.5, -0.02, words, fontsize=8, **below)
