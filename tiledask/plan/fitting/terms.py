@@ -94,6 +94,13 @@ class Costs(NamedTuple):
     recomputes: Any
     """Whether the backward pass computes anything again."""
 
+    def of(self, rows: slice) -> "Costs":
+        """Of some of the layouts, where the numbers are columns."""
+        layers = (LayerBytes(*(column[rows] for column in layer)) for layer in self.layers)
+        items = (ItemParameters(*(column[rows] for column in item)) for item in self.items)
+        ends = self.whole[rows], self.cut[rows]
+        return Costs(*ends, tuple(layers), tuple(items), self.recomputes[rows])
+
 
 @dataclass(frozen=True, eq=False)
 class Terms:
