@@ -155,8 +155,7 @@ class Many:
         columns["cost"] = ratio[layer] * (n["interleave"] > 1) * bool(self.model.experts)
 
         def in_flight(cost: int, **pipe: int) -> Iterable[int]:
-            each = _held(self.model, self.stages, *pipe.values())
-            return chain(*(held.fullest(pairs[cost]) for held in each))
+            return _fullest(self.model, self.stages, pairs[cost], *pipe.values())
 
         table, which = self.table(columns, in_flight)
         return table.reshape(1 + self.stages, len(InFlight._fields), -1), which
@@ -222,7 +221,15 @@ def _held(model: Model, stages: int, *pipe: int) -> list[Held]:
     one model on several clusters ask for the same."""
     layout = _pipeline(*pipe)
     places = [layout.pp - 1, *(min(stage, layout.pp - 1) for stage in range(stages))]
-    return stages_in_flight(layout, chunk_kinds(model, layout), places)
+    different = list(dict.fromkeys(places))
+    found = stages_in_flight(layout, chunk_kinds(model, layout), different)
+    return [found[different.index(place)] for place in places]
+
+
+@lru_cache(maxsize=2**12)
+def _fullest(model: Model, stages: int, cost: tuple[int, ...], *pipe: int) -> tuple[int, ...]:
+    """The same in the states that keep most, all numbers of all these stages."""
+    return tuple(chain(*(held.fullest(cost) for held in _held(model, stages, *pipe))))
 
 
 def peaks(

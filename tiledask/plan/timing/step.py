@@ -7,9 +7,9 @@ stage 1  . F F F B F B F B ...  B B . |                  |
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import starmap
-from operator import mul
+from operator import add, mul
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -249,18 +249,6 @@ def _apart(works: Sequence[Work], layouts: int) -> list[list[Work]]:
     return found
 
 
-def _chunks(model: Model, layout: Layout, pieces: Sequence[Work]) -> list[Work]:
-    """One micro-batch's Work in each chunk, in model order, of the Work in a dense layer, a
-    mixture, what a chunk sends, the embedding and the head."""
-    dense, mixture, send, embedding, head = pieces
-    kinds = chunk_kinds(model, layout)
-    alike = {(n, m): m * mixture + n * dense + send for n, m in dict.fromkeys(kinds)}
-    chunks = [alike[kind] for kind in kinds]
-    chunks[0] += embedding
-    chunks[-1] += head
-    return chunks
-
-
 def _between_copies(time: StepTime, layout: Layout) -> dict[str, list[float]]:
     """Seconds in which each chunk's weights are gathered, and its gradients summed over the copies
     of the model: layer by layer, and all are waited for."""
@@ -283,23 +271,33 @@ class _Stages(NamedTuple):
     """Seconds from the first forward to the last backward pass."""
     fullest: int
     """Layers of the stage that has the most."""
-    each: tuple[list[float], list[float]]
+    each: tuple[list[float], ...]
     """Seconds of each chunk, forward and backward."""
 
 
 def _stages(model: Model, layout: Layout, pieces: Sequence[Work]) -> _Stages:
-    chunks, m = _chunks(model, layout, pieces), layout.microbatches
-    alike = {id(chunk): chunk.seconds for chunk in chunks}
-    times = [alike[id(chunk)] for chunk in chunks]
-    each = [float(s.forward) for s in times], [float(s.backward) for s in times]
+    """Of a layout, from one micro-batch's Work in a dense layer, in a mixture, in what a chunk
+    sends, in the embedding and in the head."""
+    kinds, m = chunk_kinds(model, layout), layout.microbatches
 
-    def seconds_of(stage: int) -> float:
-        total: float = sum(each[0][chunk] + each[1][chunk] for chunk in layout.stage_chunks(stage))
-        return total
+    def seconds(
+        dense: float, mixture: float, send: float, first: float, last: float
+    ) -> list[float]:
+        alike = {(n, of): n * dense + of * mixture + send for n, of in dict.fromkeys(kinds)}
+        chunks = [alike[kind] for kind in kinds]
+        chunks[0] += first
+        chunks[-1] += last
+        return chunks
 
-    slowest = layout.stage_chunks(max(range(layout.pp), key=seconds_of))
+    ways = [work.seconds for work in pieces]
+    each = tuple(seconds(*(getattr(one, way) for one in ways)) for way in ("forward", "backward"))
+    total = list(map(add, *each))
+    stages = map(layout.stage_chunks, range(layout.pp))
+    slowest = max(stages, key=lambda chunks: sum(total[chunk] for chunk in chunks))
+    numbers = *map(sum, zip(*(kinds[chunk] for chunk in slowest), strict=True)), len(slowest)
+    numbers += 0 in slowest, len(kinds) - 1 in slowest
     part = 0.5 if layout.schedule in BOTH_WAYS else 1  # each copy gets half of the micro-batches
-    slow = part * sum((chunks[chunk] for chunk in slowest), Work())
+    slow = part * reduce(add, (n * work for n, work in zip(numbers, pieces, strict=True) if n))
     run = pipeline_seconds(layout, *each) if layout.pp > 1 else m * float(slow.total)
     fullest = max(layout.stage_layers(stage, model.layers) for stage in range(layout.pp))
     return _Stages(slow, run, fullest, each)
