@@ -125,7 +125,12 @@ class Many:
             whole,
             cut,
             tuple(starmap(LayerBytes, zip(*[iter(kept)] * 4, strict=True))),
-            tuple(starmap(ItemParameters, zip(*[iter(parameters)] * 5, strict=True))),
+            tuple(
+                starmap(
+                    ItemParameters,
+                    zip(*[iter(parameters)] * len(ItemParameters._fields), strict=True),
+                )
+            ),
             self.n["recompute"][rows] > 0,
         )
 
