@@ -555,6 +555,33 @@ def test_the_loss_holds_for_each_logit_what_the_framework_does(framework, each):
     assert plan.peak == memory.peak == plan.fit.memory.peak
 
 
+def test_a_fused_gate_is_not_kept_and_buffers_stay_where_the_framework_has_them():
+    def told(framework, model=GATED, **layout):
+        memory = td.estimate_memory(model, Layout(**layout), sequence=64, framework=framework)
+        return {(row.tensor, row.moment): row.bytes for row in memory.ledger.rows}
+
+    plain, fused = (told(f) for f in ("megatron-2025", "megatron-2025-fused-loss"))
+    less = plain["activations", "loss"] - fused["activations", "loss"]
+    assert less == 2 * 64 * GATED.ffn * GATED.layers
+    matrices = {w.name: w.size * w.units for w in GATED.layer if w.inputs}
+    assert {"query", "mlp gate", "mlp down"} < set(matrices)
+    assert fused["gradient buffers", "always"] == 2 * sum(matrices.values())
+    assert ("gathered sequence", "loss") not in fused
+    cut = {"tp": 2, "sequence_parallel": True}
+    assert told("megatron-2025-fused-loss", **cut)["gathered sequence", "loss"] == (
+        2 * 64 * GATED.hidden
+    )
+    mixture = replace(MIXED, dense_layers=())
+    dense = sum(w.size * w.units for w in mixture.layer if w.inputs and w.copies == 1)
+    expert = sum(w.size * w.units for w in mixture.layer if w.inputs and w.copies > 1)
+    buffers = told("megatron-2025-fused-loss", mixture)["gradient buffers", "always"]
+    assert buffers == 2 * (dense + expert)
+    kept = [told(f, mixture)["activations", "loss"] for f in (None, "megatron-2025-fused-loss")]
+    inside = mixture.top_k * mixture.expert_ffn + mixture.shared_ffn
+    outputs = mixture.top_k * mixture.hidden  # not kept either
+    assert kept[0] - kept[1] == 2 * 64 * (inside + outputs) * mixture.layers
+
+
 ONE = td.Space(zero=(0,), recompute=("none",), flash_attention=(False,), sequence_parallel=(False,))
 
 

@@ -114,6 +114,7 @@ def test_a_state_of_one_moment_counts_at_that_moment():
 
 WAYS = {
     "megatron-2025": replace(load_recipe("mixed-adam-18-fp8"), framework="megatron-2025"),
+    "fused": replace(load_recipe("mixed-adam-18"), framework="megatron-2025-fused-loss"),
     "deepspeed-2021": replace(load_recipe("mixed-adam-16"), framework="deepspeed-2021"),
     "hf-lora": load_recipe("qlora"),
     "served": replace(load_recipe("int4-weights"), cached=999),
@@ -121,10 +122,11 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("model", [DENSE, EXPERTS])
+@pytest.mark.parametrize("model", [DENSE, EXPERTS, MIXED])
 @pytest.mark.parametrize("recipe", WAYS.values(), ids=WAYS)
 def test_whosever_program_it_is_columns_say_what_the_ledger_says(recipe, model):
     fields = {"dp": [1, 2, 4], "tp": [2, 1, 1], "pp": [1, 2, 4], "microbatch": [1, 3, 2]}
+    fields["sequence_parallel"] = [True, False, False]
     found = peaks(model, recipe, 64, **fields, zero=3, microbatches=4, flash_attention=True)
     for at, peak in enumerate(found):
         layout = Layout(zero=3, microbatches=4, flash_attention=True, **row(fields, at))

@@ -19,7 +19,7 @@ from tiledask.plan.pipelines.schedules import layout_schedule
 from tiledask.plan.timing import step as step_module
 from tiledask.plan.timing.calibration import calibration_of
 from tiledask.plan.timing.collective_time import all_reduce
-from tiledask.plan.timing.step import StepEstimate, estimate_step, pipeline_seconds
+from tiledask.plan.timing.step import StepEstimate, estimate_step, estimate_steps, pipeline_seconds
 from tiledask.plan.timing.step_time import StepTime, step_parts
 
 GPT = Model(hidden=4096, layers=32, heads=32, ffn=16384, vocab=51200, dropout=True)
@@ -190,6 +190,22 @@ def test_a_million_micro_batches_take_no_longer_to_estimate(form):
     long, longer = (step(pp=4, microbatches=m, **form) for m in (1_000_000, 1_000_004))
     few, more = (step(pp=4, microbatches=m, **form) for m in (96, 100))
     assert longer.total - long.total == pytest.approx(more.total - few.total, rel=1e-6)
+
+
+def test_layouts_that_are_timed_together_take_what_each_takes_alone():
+    mixture = replace(GPT, ffn=2048, experts=8, top_k=2, expert_ffn=4096, dense_layers=(0,))
+    layouts = [
+        Layout(microbatch=2, recompute="selective"),
+        Layout(dp=2, tp=4, pp=4, microbatches=8, interleave=2, zero=1, partition="items"),
+        Layout(dp=8, pp=2, ep=4, zero=3, recompute="full", flash_attention=True, microbatches=6),
+        Layout(tp=8, pp=3, cp=2, sequence_parallel=True, schedule="gpipe", microbatches=5),
+        Layout(pp=4, microbatches=16, schedule="dualpipe"),
+    ]
+    given = DGX, "mixed-adam-16", 4096
+    each = [estimate_step(mixture, layout, *given) for layout in layouts]
+    assert estimate_steps(mixture, layouts, *given) == each
+    with pytest.raises(ConfigError, match="the layout needs 65 devices"):
+        estimate_steps(mixture, [*layouts, Layout(dp=65)], *given)
 
 
 def test_recomputation_costs_at_most_the_forward_pass():

@@ -40,7 +40,7 @@ from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_timed, check_trains
 from tiledask.plan.timing.calibration import BESIDE, Calibration, calibration_of
 from tiledask.plan.timing.checkpointing import Checkpointing
-from tiledask.plan.timing.step import StepEstimate, estimate_step
+from tiledask.plan.timing.step import StepEstimate, estimate_step, estimate_steps
 from tiledask.plan.timing.step_estimate import SHARED
 from tiledask.plan.timing.step_time import stage_layers, step_parts
 from tiledask.plan.units import divisors, format_bytes, format_seconds
@@ -318,7 +318,7 @@ class Plans(Sequence[Plan]):
         first = min(first, len(self))
         if first > self.settled:
             self.settled = first
-            plans = [self._plan(n) for n in range(first)]
+            plans = self._timed([self._plan(n) for n in range(first)])
             order = sorted(
                 range(first), key=lambda n: (VERDICTS.index(plans[n].verdict), plans[n].seconds)
             )
@@ -334,6 +334,15 @@ class Plans(Sequence[Plan]):
             layout = Layout(partition=ITEMS if row.pop("items") else None, **row)
             self._plans[at] = Plan(self, layout, VERDICTS[verdict], peak, seconds)
         return self._plans[at]
+
+    def _timed(self, plans: list[Plan]) -> list[Plan]:
+        """These plans; the steps of those that may run are worked out together."""
+        new = [plan for plan in plans if plan.verdict != "no" and "step" not in vars(plan)]
+        layouts, run = [plan.layout for plan in new], (self.cluster, self.recipe, self.sequence)
+        steps = estimate_steps(self.model, layouts, *run, **self.assumed) if new else []
+        for plan, step in zip(new, steps, strict=True):
+            vars(plan)["step"] = step  # where a cached property keeps it
+        return plans
 
     def _column(self, name: str) -> Array:
         """Of each plan, in order."""
@@ -430,7 +439,8 @@ class Plans(Sequence[Plan]):
         first: those that none beats by formula, and of them by their seconds."""
         inside = np.flatnonzero(self._column("verdict") == 0)
         by_formula = [self.by_formula[inside], self.peak[inside], self.devices[inside]]
-        plans = [self[int(inside[n])] for n in unbeaten(np.stack(by_formula, axis=1))]
+        first = unbeaten(np.stack(by_formula, axis=1))
+        plans = self._timed([self[int(inside[n])] for n in first])
         cost = [[plan.seconds, plan.peak, plan.layout.devices] for plan in plans]
         return [plans[n] for n in unbeaten(np.array(cost).reshape(-1, 3))]
 
@@ -646,31 +656,31 @@ def _columns(rows: list[tuple[int, ...]], space: Space, model: Model) -> dict[st
             [partition == ITEMS for partition in space.partition],
         )
     )
-    which, choice = np.divmod(np.arange(len(shapes) * len(rest)), len(rest))
-    columns = {name: shapes[which, n] for n, name in enumerate(SHAPE)}
-    for n, name in enumerate(REST):
-        columns[name] = np.array([each[n] for each in rest])[choice]
+    n = {name: shapes[:, at, None] for at, name in enumerate(SHAPE)}
+    n |= {name: np.array([each[at] for each in rest]) for at, name in enumerate(REST)}
     # choices that change nothing: a sequence cut over one device, scores that are not kept,
     # ZeRO over one copy, chunks in other orders than 1F1B, experts folded over devices that have
     # the same tokens; and of two ways to cut layers the one that is slower and larger. Of unequal
     # layers, or those beside which embedding and head are little, either may be
-    layers, chunks = model.layers, columns["pp"] * columns["interleave"]
-    evenly = Numbers(pp=columns["pp"], interleave=columns["interleave"], items=False)
+    layers, chunks = model.layers, n["pp"] * n["interleave"]
+    evenly = Numbers(pp=n["pp"], interleave=n["interleave"], items=False)
     (most, *_), (first, others, last) = (
         stage_layers(replace(evenly, items=items), layers) for items in (False, True)
     )
     for_items = np.maximum(np.maximum(first, last) + 1, others) <= most
     pointless = (
-        (columns["sequence_parallel"] & (columns["tp"] == 1))
-        | ((columns["recompute"] == "selective") & columns["flash_attention"])
-        | ((columns["zero"] > min(space.zero)) & (columns["dp"] * columns["cp"] == 1))
-        | ((columns["interleave"] > 1) & (columns["schedule"] != "1f1b"))
-        | (columns["items"] & ~for_items & (None in space.partition))
-        | (~columns["items"] & for_items & (ITEMS in space.partition) & (not model.experts))
-        | (~columns["items"] & (chunks > layers))
-        | ((columns["expert_tp"] > 0) & (columns["tp"] > 1) & ~columns["sequence_parallel"])
+        (n["sequence_parallel"] & (n["tp"] == 1))
+        | ((n["recompute"] == "selective") & n["flash_attention"])
+        | ((n["zero"] > min(space.zero)) & (n["dp"] * n["cp"] == 1))
+        | ((n["interleave"] > 1) & (n["schedule"] != "1f1b"))
+        | (n["items"] & ~for_items & (None in space.partition))
+        | (~n["items"] & for_items & (ITEMS in space.partition) & (not model.experts))
+        | (~n["items"] & (chunks > layers))
+        | ((n["expert_tp"] > 0) & (n["tp"] > 1) & ~n["sequence_parallel"])
     )
-    return {name: column[~pointless] for name, column in columns.items()}
+    shape, choice = np.nonzero(~pointless)
+    of = dict.fromkeys(SHAPE, (shape, 0)) | dict.fromkeys(REST, choice)
+    return {name: column[of[name]] for name, column in n.items()}
 
 
 def _gathering(layout: Layout, recipe: Recipe) -> Iterator[Layout]:

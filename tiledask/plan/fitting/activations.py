@@ -51,6 +51,8 @@ class KeptOtherwise(NamedTuple):
     adapters: Adapters | None = None
     adapter_input: int = 0
     """Bytes that each adapter keeps of a number of its input."""
+    activated: bool = True
+    """Whether an activated gate is kept beside gate and up."""
 
 
 AS_COUNTED = KeptOtherwise()
@@ -65,7 +67,8 @@ def kept_as(recipe: Recipe) -> KeptOtherwise:
     held, fp8 = holds(recipe.framework), recipe.operand_bytes < recipe.compute_bytes
     width = min(held.fp8_input_bytes, recipe.compute_bytes) if fp8 else 0
     adapters = recipe.adapters if held.adapter_input_bytes else None
-    return KeptOtherwise(width, held.keeps_expert_outputs > 0, adapters, held.adapter_input_bytes)
+    adapter_input, activated = held.adapter_input_bytes, not held.fused_gate
+    return KeptOtherwise(width, held.keeps_expert_outputs > 0, adapters, adapter_input, activated)
 
 
 def saved_tensors(
@@ -126,8 +129,11 @@ def _saved(
         tensors += [Saved(f"{at} norm input", h, width, False) for at in inputs]
     if model.dropout:
         tensors += [Saved(f"{at} dropout mask", h, 1, False, flows=False) for at in ends]
-    if not kept.outputs:
-        tensors = [t for t in tensors if t.name != "expert outputs"]
+    dropped = {"expert outputs": not kept.outputs}
+    dropped |= dict.fromkeys(
+        ("mlp activated gate", "shared mlp activated gate"), not kept.activated
+    )
+    tensors = [t for t in tensors if not dropped.get(t.name)]
     if kept.input_width:
         tensors = [
             replace(t, itemsize=kept.input_width) if re.fullmatch(INPUTS, t.name) else t

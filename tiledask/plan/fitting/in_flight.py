@@ -103,8 +103,8 @@ def _of_stage(
     first, heads = chunks.count(0), chunks.count(last)
     items = sum(dense), sum(mixtures), first, heads, 0 if first else heads
     numbers: list[int] = [*items, *(min(n, 1) for n in items), 0, 0, *ends]
-    held = [(_product(state, dense), _product(state, mixtures)) for state in states]
-    return Held(InFlight(*numbers), held)
+    held = {(_product(state, dense), _product(state, mixtures)) for state in states}
+    return Held(InFlight(*numbers), sorted(held))
 
 
 class Unsharded(NamedTuple):

@@ -94,6 +94,13 @@ class Costs(NamedTuple):
     recomputes: Any
     """Whether the backward pass computes anything again."""
 
+    def of(self, rows: slice) -> "Costs":
+        """Of some of the layouts, where the numbers are columns."""
+        layers = (LayerBytes(*(column[rows] for column in layer)) for layer in self.layers)
+        items = (ItemParameters(*(column[rows] for column in item)) for item in self.items)
+        ends = self.whole[rows], self.cut[rows]
+        return Costs(*ends, tuple(layers), tuple(items), self.recomputes[rows])
+
 
 @dataclass(frozen=True, eq=False)
 class Terms:
@@ -228,6 +235,7 @@ class Terms:
                 yield Term(tensor, moment, there, size, formula, source)
         yield from self._logits()
         yield from self._one_layer()
+        yield from self._buffers()
         for work in self.recipe.working:
             if work.of == "largest weight":
                 weight = _largest(there * item.largest for _, there, item in self._items())
@@ -235,6 +243,24 @@ class Terms:
                 formula = words.format, work.bytes, weight
                 yield Term(work.tensor, work.moment, 1, size, formula, self.recipe.source)
         yield Term("activations", STEP, 1, 0, (str, "freed by the backward pass"), "")
+
+    def _buffers(self) -> Iterator[Term]:
+        """What stands for gradients that are added up already, and for the head's whole input."""
+        framework, width = self.recipe.framework, self.recipe.compute_bytes
+        if not holds(framework).keeps_buffers:
+            return
+        source, words = f"framework {framework}", "{} B x {:,} parameters, a layer's matrices"
+        size: Any = _largest(there * each.matrices for _, there, each in self._items()[:-3])
+        formula = words.format, width, size
+        yield Term("gradient buffers", ALWAYS, 1, width * size, formula, source)
+        cut = (self.layout.sequence_parallel > 0) & (self.layout.tp > 1) & (self.held.has_head > 0)
+        size, words = (
+            cut * (self.model.hidden * self.costs.whole),
+            "{} B x {:,} of the head's input",
+        )
+        yield Term(
+            "gathered sequence", LOSS, cut, width * size, (words.format, width, size), source
+        )
 
     def _kept(self) -> Iterator[tuple[str, Any, Any, tuple[Any, ...], str]]:
         """What is kept from the forward pass: (tensor, there, bytes, formula, source)."""

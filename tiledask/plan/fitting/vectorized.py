@@ -6,10 +6,10 @@ What depends on few fields (a layer's tensors on tp, cp, ...) is costed by the l
 functions, once for each combination that occurs; the rest is arithmetic over columns.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, reduce
-from itertools import chain, starmap
+from functools import cached_property, lru_cache
+from itertools import chain, permutations, starmap
 from math import gcd
 from typing import Any
 
@@ -36,7 +36,7 @@ ORDERS = ("naive", "gpipe", "1f1b")
 
 @dataclass(frozen=True, eq=False)
 class Many:
-    """Layouts as columns; every method returns a column."""
+    """Layouts as columns."""
 
     model: Model
     recipe: Recipe
@@ -56,9 +56,9 @@ class Many:
             _pipeline(pp, **pipe, microbatches=pp).chunk_layers(self.model.layers)
             return (0,)
 
-        self.each({name: n[name] for name in ("tp", "cp", "ep", "expert_tp")}, check)
-        self.each({name: n[name] for name in PIPE}, check_pipe)
-        slices = self.numbers.expert_slices
+        self.table({name: n[name] for name in ("tp", "cp", "ep", "expert_tp")}, check)
+        self.table({name: n[name] for name in PIPE}, check_pipe)
+        slices = Numbers(**n).expert_slices
         uneven = n["tp"] * n["dp"] * n["cp"] % (n["ep"] * slices) > 0
         uneven |= (slices != n["tp"]) & (n["tp"] > 1) & (n["sequence_parallel"] == 0)
         uneven |= (n["interleave"] > 1) & (n["microbatches"] % n["pp"] > 0)
@@ -69,26 +69,20 @@ class Many:
             flags = ("tion", "items")
             Layout(**{name: row[name] for name in row if not name.endswith(flags)})
 
-    @cached_property
-    def numbers(self) -> Numbers:
-        """The same columns as Numbers."""
-        return Numbers(**self.n)
-
-    def each(
+    def table(
         self, columns: dict[str, np.ndarray], function: Callable[..., Iterable[int]]
-    ) -> list[np.ndarray]:
-        """``function`` of every combination of ``columns`` that occurs, spread over the
-        layouts: a column for each number that it returns."""
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(``function`` of every combination of ``columns`` that occurs, a column for each; which
+        of these each layout has)."""
         first, which = combinations(list(columns.values()))
         rows = zip(*(column[first].tolist() for column in columns.values()), strict=True)
         results = [function(**dict(zip(columns, row, strict=True))) for row in rows]
-        return [np.array(values, np.int64)[which] for values in zip(*results, strict=True)]
+        return np.array(list(zip(*results, strict=True)), np.int64), which
 
     @cached_property
-    def costs(self) -> tuple[Costs, np.ndarray, list[tuple[int, ...]]]:
-        """The Costs, and the ratios of the bytes kept of one layer of each kind: which of them a
-        layout has, and those that occur. What one combination of fields costs is worked out by the
-        plain functions of the ledger."""
+    def layers(self) -> tuple[np.ndarray, np.ndarray, list[tuple[int, ...]]]:
+        """A table of what the plain functions of the ledger say of a layer, and the ratios of the
+        bytes kept of one of each kind that occur; its first row is which of these."""
         kept: dict[tuple[int, ...], int] = {}
 
         def layer(
@@ -107,22 +101,38 @@ class Many:
             at = kept.setdefault(tuple(layer.kept // common for layer in layers), len(kept))
             return at, *tokens, *chain(*layers)
 
+        names = ("tp", "cp", "sequence_parallel", "recompute", "flash_attention")
+        table, which = self.table({name: self.n[name] for name in names}, layer)
+        return table, which, list(kept)
+
+    @cached_property
+    def items(self) -> tuple[np.ndarray, np.ndarray]:
+        """A table of the parameters of each item."""
+
         def items(tp: int, ep: int, expert_tp: int) -> tuple[int, ...]:
             return tuple(chain(*item_parameters(self.model, self.recipe, tp, ep, expert_tp)))
 
-        names = ("tp", "cp", "sequence_parallel", "recompute", "flash_attention")
-        found = self.each({name: self.n[name] for name in names}, layer)
-        whole, cut, *layers = (self.n["microbatch"] * column for column in found[1:])
         split = {name: self.n[name] for name in ("tp", "ep")}
-        parameters = self.each(split | {"expert_tp": self.numbers.expert_slices}, items)
-        costs = Costs(
+        return self.table(split | {"expert_tp": Numbers(**self.n).expert_slices}, items)
+
+    def costs(self, rows: np.ndarray) -> Costs:
+        """The Costs of these layouts."""
+        (table, which, _), (items, of) = self.layers, self.items
+        which, of, sequences = which[rows], of[rows], self.n["microbatch"][rows]
+        whole, cut, *kept = (sequences * column[which] for column in table[1:])
+        parameters = (column[of] for column in items)
+        return Costs(
             whole,
             cut,
-            tuple(starmap(LayerBytes, zip(*[iter(layers)] * 4, strict=True))),
-            tuple(starmap(ItemParameters, zip(*[iter(parameters)] * 5, strict=True))),
-            self.n["recompute"] > 0,
+            tuple(starmap(LayerBytes, zip(*[iter(kept)] * 4, strict=True))),
+            tuple(
+                starmap(
+                    ItemParameters,
+                    zip(*[iter(parameters)] * len(ItemParameters._fields), strict=True),
+                )
+            ),
+            self.n["recompute"][rows] > 0,
         )
-        return costs, found[0], list(kept)
 
     @cached_property
     def stages(self) -> int:
@@ -137,27 +147,23 @@ class Many:
         covering = -(-(max(dense) + 1) // layers) + 1
         return int(np.minimum(covering + more, self.n["pp"]).max())
 
-    def in_flight(self) -> Iterator[InFlight]:
-        """What is in flight on each of the stages that may be the fullest, the last first. More
-        micro-batches than fill the pipeline change nothing, but under GPipe everything in
-        proportion."""
+    def in_flight(self) -> tuple[np.ndarray, np.ndarray]:
+        """What is in flight on the stages that may be the fullest: (stage x number x combination
+        of a pipeline's fields, which of these each layout has). More micro-batches than fill the
+        pipeline change nothing, but under GPipe everything in proportion."""
         n, gpipe = self.n, self.n["schedule"] == ORDERS.index("gpipe")
         enough = np.where(n["interleave"] > 1, 4 * n["pp"], np.where(gpipe, 1, n["pp"]))
         columns = {name: n[name] for name in PIPE}
         columns["microbatches"] = np.minimum(n["microbatches"], enough)
-        _, which, pairs = self.costs
+        (ratio, *_), layer, pairs = self.layers
         # states of one chunk, or of layers of one kind, are told apart without costs
-        which = which * (n["interleave"] > 1) * bool(self.model.experts)
+        columns["cost"] = ratio[layer] * (n["interleave"] > 1) * bool(self.model.experts)
 
         def in_flight(cost: int, **pipe: int) -> Iterable[int]:
-            each = _held(self.model, self.stages, *pipe.values())
-            return chain(*(held.fullest(pairs[cost]) for held in each))
+            return _fullest(self.model, self.stages, pairs[cost], *pipe.values())
 
-        numbers = iter(self.each(columns | {"cost": which}, in_flight))
-        times = np.where(gpipe, n["microbatches"], 1)
-        for held in starmap(InFlight, zip(*[numbers] * len(InFlight._fields), strict=True)):
-            kept = ("kept_dense", "kept_mixtures", "kept_embeddings", "kept_heads")
-            yield held._replace(**{name: times * getattr(held, name) for name in kept})
+        table, which = self.table(columns, in_flight)
+        return table.reshape(1 + self.stages, len(InFlight._fields), -1), which
 
     def peak(self) -> np.ndarray:
         """Bytes of every layout on its fullest stage at the fullest moment.
@@ -165,11 +171,38 @@ class Many:
         Of equal layers cut evenly, the first stage holds the most of everything but the logits,
         which are on the last.
         """
-        run = self.model, self.recipe, self.numbers, self.costs[0]
-        peak: np.ndarray = reduce(
-            np.maximum, (fullest(Terms(*run, held)) for held in self.in_flight())
-        )
+        held, which = self.in_flight()
+        left_out = _no_fuller(held)
+        held = np.take_along_axis(held, left_out.argsort(0, kind="stable")[:, None], 0)
+        stages = (~left_out).sum(0)[which]
+        order = (-stages).argsort(kind="stable")  # so that the layouts of a stage are a slice
+        which, costs = which[order], self.costs(order)
+        n = {name: column[order] for name, column in self.n.items()}
+        times = np.where(n["schedule"] == ORDERS.index("gpipe"), n["microbatches"], 1)
+        most = np.zeros(len(order), np.int64)
+        for stage, numbers in enumerate(held[: stages.max()]):
+            there = slice(int((stages > stage).sum()))
+            here = InFlight(*(column[which[there]] for column in numbers))
+            kept = ("kept_dense", "kept_mixtures", "kept_embeddings", "kept_heads")
+            here = here._replace(**{name: times[there] * getattr(here, name) for name in kept})
+            layout = Numbers(**{name: column[there] for name, column in n.items()})
+            terms = Terms(self.model, self.recipe, layout, costs.of(there), here)
+            np.maximum(most[there], fullest(terms), out=most[there])
+        peak = np.empty_like(most)
+        peak[order] = most
         return peak
+
+
+def _no_fuller(held: np.ndarray) -> np.ndarray:
+    """Which stages (stage x combination) hold no more of anything than another of as many layers
+    and heads, on which hangs what is sent on; of equal ones all but the first."""
+    layers, heads = held[:, 0] + held[:, 1], held[:, 3]
+    found = np.zeros(layers.shape, np.bool_)
+    for stage, other in permutations(range(len(held)), 2):
+        alike = (layers[stage] == layers[other]) & (heads[stage] == heads[other])
+        within = alike & (held[stage] <= held[other]).all(axis=0)
+        found[stage] |= within & ((other < stage) | (held[stage] < held[other]).any(axis=0))
+    return found
 
 
 PIPE = ("pp", "interleave", "schedule", "items")
@@ -193,7 +226,15 @@ def _held(model: Model, stages: int, *pipe: int) -> list[Held]:
     one model on several clusters ask for the same."""
     layout = _pipeline(*pipe)
     places = [layout.pp - 1, *(min(stage, layout.pp - 1) for stage in range(stages))]
-    return stages_in_flight(layout, chunk_kinds(model, layout), places)
+    different = list(dict.fromkeys(places))
+    found = stages_in_flight(layout, chunk_kinds(model, layout), different)
+    return [found[different.index(place)] for place in places]
+
+
+@lru_cache(maxsize=2**12)
+def _fullest(model: Model, stages: int, cost: tuple[int, ...], *pipe: int) -> tuple[int, ...]:
+    """The same in the states that keep most, all numbers of all these stages."""
+    return tuple(chain(*(held.fullest(cost) for held in _held(model, stages, *pipe))))
 
 
 def peaks(

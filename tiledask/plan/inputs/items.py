@@ -21,6 +21,8 @@ class ItemParameters(NamedTuple):
     expert_adapters: Any
     largest: Any
     """Parameters of its largest weight, of a single expert."""
+    matrices: Any
+    """Parameters of its matrices, of a single expert."""
 
 
 def item_parameters(
@@ -40,10 +42,12 @@ def _item_parameters(
     weights: tuple[Weight, ...], recipe: Recipe, tp: int, ep: int, expert_tp: int
 ) -> ItemParameters:
     dense = expert = dense_adapters = expert_adapters = 0
-    largest = 0
+    largest = matrices = 0
     for w in weights:
         slices = expert_tp if w.copies > 1 else tp
-        largest = max(largest, w.count(slices) // w.copies)
+        one = w.count(slices) // w.copies
+        largest = max(largest, one)
+        matrices += one * (w.inputs > 0)
         adapters = recipe.adapters.parameters((w,), slices) if recipe.adapters else 0
         if w.copies > 1:
             held = -(-w.copies // ep)
@@ -52,4 +56,4 @@ def _item_parameters(
         else:
             dense += w.count(tp)
             dense_adapters += adapters
-    return ItemParameters(dense, expert, dense_adapters, expert_adapters, largest)
+    return ItemParameters(dense, expert, dense_adapters, expert_adapters, largest, matrices)

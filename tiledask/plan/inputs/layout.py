@@ -15,6 +15,8 @@ from itertools import pairwise
 from math import gcd
 from typing import Any, SupportsIndex
 
+import numpy as np
+
 from tiledask.errors import ConfigError, PartitionError, ScheduleError, short
 from tiledask.plan.arrays import Array
 from tiledask.plan.intervals import even
@@ -336,10 +338,13 @@ class Numbers(_Experts):
     """Embedding and head count as a layer each: ``partition="items"``."""
 
     @classmethod
-    def of(cls, layout: Layout) -> "Numbers":
-        """The numbers of one Layout; bounds of its own are taken to be even."""
+    def of(cls, *layouts: Layout) -> "Numbers":
+        """The numbers of one Layout, or of several; bounds of their own are taken to be even."""
         names = (field.name for field in fields(cls) if field.name != "items")
-        return cls(**{name: getattr(layout, name) for name in names}, items=layout.by_items)
+        columns = {name: [getattr(layout, name) for layout in layouts] for name in names}
+        columns["items"] = [layout.by_items for layout in layouts]
+        one = len(layouts) == 1
+        return cls(**{name: c[0] if one else np.array(c) for name, c in columns.items()})
 
 
 MOST_OF_ANY = 10**8

@@ -56,6 +56,13 @@ class Holds(NamedTuple):
     adapter_input_bytes: int = 0
     """Bytes of each number of its input that an adapter keeps: the copy that dropout leaves and
     its mask."""
+    fused_gate: int = 0
+    """1: a gated activation is one kernel, whose backward pass works the activated gate out again
+    from gate and up; 0: it is kept beside them."""
+    keeps_buffers: int = 0
+    """1: buffers stay that others free. One of each shape of a layer's matrices is what autograd
+    gets in place of gradients that the products have added up; one holds the head's input, whole,
+    where the sequence is cut."""
     keeps_sent: int = 0
     """1: what a stage sends is kept until its gradient comes, into a buffer of its own for each
     micro-batch that stays (torch.distributed.pipelining, stage.py)."""

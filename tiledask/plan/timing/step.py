@@ -5,15 +5,16 @@ stage 1  . F F F B F B F B ...  B B . |                  |
          fill                    drain   dp                optimizer
 """
 
-from dataclasses import replace
-from functools import lru_cache
-from operator import mul
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from functools import lru_cache, reduce
+from itertools import starmap
+from operator import add, mul
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.arrays import Values
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.items import item_parameters
 from tiledask.plan.inputs.layout import Layout, Numbers
@@ -30,11 +31,19 @@ from tiledask.plan.inputs.run import (
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, layout_schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.timing.calibration import Calibration, calibration_of
+from tiledask.plan.timing.layer_time import Seconds
 from tiledask.plan.timing.step_estimate import StepEstimate, StepRow
 from tiledask.plan.timing.step_time import StepTime
 from tiledask.plan.timing.step_values import Parts, Work
 
-__all__ = ["StepEstimate", "StepRow", "calibrate", "estimate_step", "pipeline_seconds"]
+__all__ = [
+    "StepEstimate",
+    "StepRow",
+    "calibrate",
+    "estimate_step",
+    "estimate_steps",
+    "pipeline_seconds",
+]
 
 MOST_ACTIONS = 200_000
 """Of a 1F1B, up to which more rounds are simulated to see one repeat itself."""
@@ -75,29 +84,43 @@ def estimate_step(
     ...               sequence=4096)  # doctest: +ELLIPSIS
     StepEstimate(... s a step on 64 x A100-80GB, MFU ... %, ... tokens/s)
     """
+    return estimate_steps(
+        model, [layout], cluster, recipe, sequence, calibration=calibration, framework=framework
+    )[0]
+
+
+def estimate_steps(
+    model: Model | str,
+    layouts: Sequence[Layout],
+    cluster: ClusterSpec | str,
+    recipe: str | Recipe = "mixed-adam-16",
+    sequence: int = 2048,
+    *,
+    calibration: str | Calibration | None = None,
+    framework: str | None = None,
+) -> list[StepEstimate]:
+    """What `estimate_step` says of each of ``layouts``, all of one ``unshard``: their layers are
+    timed together."""
     model, cluster = as_model(model), as_cluster(cluster)
     recipe = load_recipe(recipe)
-    sequence = check_run(model, layout, sequence)
-    if layout.devices > cluster.devices:
-        raise ConfigError(
-            f"the layout needs {layout.devices} devices (dp x cp x tp x pp), the cluster has "
-            f"{cluster.devices}; use fewer copies or a cluster such as "
-            f"'{layout.devices}x{cluster.device.name}'"
-        )
     check_trains(recipe)
-    check_unshard(recipe, layout)
+    for layout in layouts:
+        sequence = check_run(model, layout, sequence)
+        if layout.devices > cluster.devices:
+            raise ConfigError(
+                f"the layout needs {layout.devices} devices (dp x cp x tp x pp), the cluster has "
+                f"{cluster.devices}; use fewer copies or a cluster such as "
+                f"'{layout.devices}x{cluster.device.name}'"
+            )
+        check_unshard(recipe, layout)
     known = calibration_of(cluster.device, recipe, calibration, framework, model.experts > 0)
-    time = StepTime(model, cluster, Numbers.of(layout), recipe, sequence, known)
-    return StepEstimate(
-        model,
-        layout,
-        cluster,
-        recipe,
-        sequence,
-        known,
-        known.scale * _over_stages(time, layout),
-        known.scale * time.mean_layer(),
-    )
+    time = StepTime(model, cluster, Numbers.of(*layouts), recipe, sequence, known)
+    means = _apart([time.mean_layer()], len(layouts))
+    run, scale = (cluster, recipe, sequence, known), known.scale
+    return [
+        StepEstimate(model, layout, *run, scale * parts, scale * mean)
+        for layout, parts, (mean,) in zip(layouts, _over_stages(time, layouts), means, strict=True)
+    ]
 
 
 def calibrate(
@@ -215,18 +238,15 @@ def _rounds(layout: Layout, forward: list[float], backward: list[float]) -> floa
             return line.makespan + (m - few) // p * float(later.max() + later.min()) / 2
 
 
-def _chunks(time: StepTime, layout: Layout) -> list[Work]:
-    """One micro-batch's Work in each chunk, in model order."""
-    model, works = time.model, {name == "mixture layer": layer for name, _, layer in time.kinds}
-    dense, mixture = works.get(False, Work()), works.get(True, Work())
-    send = time.transfer() if layout.pp > 1 else Work()
-
-    kinds = chunk_kinds(model, layout)
-    alike = {(n, m): m * mixture + n * dense + send for n, m in dict.fromkeys(kinds)}
-    chunks = [alike[kind] for kind in kinds]
-    chunks[0] += time.embedding()
-    chunks[-1] += time.head()
-    return chunks
+def _apart(works: Sequence[Work], layouts: int) -> list[list[Work]]:
+    """Works that hold columns as those of each layout, in plain numbers."""
+    numbers = (way for work in works for part in work.parts for way in vars(part).values())
+    columns = [np.broadcast_to(each, layouts).tolist() for each in numbers]
+    found = []
+    for row in zip(*columns, strict=True):
+        parts = starmap(Seconds, zip(row[::2], row[1::2], strict=True))
+        found.append(list(starmap(Work, zip(*[parts] * len(fields(Work)), strict=True))))
+    return found
 
 
 def _between_copies(time: StepTime, layout: Layout) -> dict[str, list[float]]:
@@ -242,30 +262,64 @@ def _between_copies(time: StepTime, layout: Layout) -> dict[str, list[float]]:
     return found
 
 
-def _over_stages(time: StepTime, layout: Layout) -> Parts[float]:
-    """The Parts of a layout whose stages are summed one by one."""
-    chunks, m = _chunks(time, layout), layout.microbatches
-    alike = {id(chunk): chunk.seconds for chunk in chunks}
-    times = [alike[id(chunk)] for chunk in chunks]
-    each = [float(s.forward) for s in times], [float(s.backward) for s in times]
+class _Stages(NamedTuple):
+    """What the stages of a layout take."""
 
-    def seconds_of(stage: int) -> float:
-        total: float = sum(each[0][chunk] + each[1][chunk] for chunk in layout.stage_chunks(stage))
-        return total
+    slowest: Work
+    """Of the stage that the others wait for."""
+    run: float
+    """Seconds from the first forward to the last backward pass."""
+    fullest: int
+    """Layers of the stage that has the most."""
+    each: tuple[list[float], ...]
+    """Seconds of each chunk, forward and backward."""
 
-    slowest = layout.stage_chunks(max(range(layout.pp), key=seconds_of))
+
+def _stages(model: Model, layout: Layout, pieces: Sequence[Work]) -> _Stages:
+    """Of a layout, from one micro-batch's Work in a dense layer, in a mixture, in what a chunk
+    sends, in the embedding and in the head."""
+    kinds, m = chunk_kinds(model, layout), layout.microbatches
+
+    def seconds(
+        dense: float, mixture: float, send: float, first: float, last: float
+    ) -> list[float]:
+        alike = {(n, of): n * dense + of * mixture + send for n, of in dict.fromkeys(kinds)}
+        chunks = [alike[kind] for kind in kinds]
+        chunks[0] += first
+        chunks[-1] += last
+        return chunks
+
+    ways = [work.seconds for work in pieces]
+    each = tuple(seconds(*(getattr(one, way) for one in ways)) for way in ("forward", "backward"))
+    total = list(map(add, *each))
+    stages = map(layout.stage_chunks, range(layout.pp))
+    slowest = max(stages, key=lambda chunks: sum(total[chunk] for chunk in chunks))
+    numbers = *map(sum, zip(*(kinds[chunk] for chunk in slowest), strict=True)), len(slowest)
+    numbers += 0 in slowest, len(kinds) - 1 in slowest
     part = 0.5 if layout.schedule in BOTH_WAYS else 1  # each copy gets half of the micro-batches
-    slow = part * sum((chunks[chunk] for chunk in slowest), Work())
-    run = pipeline_seconds(layout, *each) if layout.pp > 1 else m * slow.total
-    fullest = max(layout.stage_layers(stage, time.model.layers) for stage in range(layout.pp))
-    if layout.unshard is None or layout.pp == 1:
-        exposed = time.reduction(fullest, slow.seconds, layout.unshard)
-    else:
-        exposed = pipeline_seconds(layout, *each, **_between_copies(time, layout)) - run
-    names = ("compute", "recompute", "tp", "cp", "ep", "pp")
-    seconds: dict[str, Values] = {name: m * getattr(slow, name).total for name in names} | {
-        "dp": exposed,
-        "bubble": max(0.0, run - m * slow.total),
-        "optimizer": time.optimizer(fullest),
-    }
-    return Parts[float](**{name: float(value) for name, value in seconds.items()})
+    slow = part * reduce(add, (n * work for n, work in zip(numbers, pieces, strict=True) if n))
+    run = pipeline_seconds(layout, *each) if layout.pp > 1 else m * float(slow.total)
+    fullest = max(layout.stage_layers(stage, model.layers) for stage in range(layout.pp))
+    return _Stages(slow, run, fullest, each)
+
+
+def _over_stages(time: StepTime, layouts: Sequence[Layout]) -> list[Parts[float]]:
+    """The Parts of layouts whose stages are summed one by one."""
+    works = {name == "mixture layer": layer for name, _, layer in time.kinds}
+    layers = [works.get(mixture, Work()) for mixture in (False, True)]
+    pieces = _apart([*layers, time.transfer(), time.embedding(), time.head()], len(layouts))
+    stages = [_stages(time.model, *pair) for pair in zip(layouts, pieces, strict=True)]
+    fullest = np.array([stage.fullest for stage in stages])
+    seconds = [stage.slowest.seconds for stage in stages]
+    ways = (np.array([getattr(each, way) for each in seconds]) for way in ("forward", "backward"))
+    exposed = np.asarray(time.reduction(fullest, Seconds(*ways), layouts[0].unshard))
+    update, found = np.asarray(time.optimizer(fullest)), []
+    for n, (layout, (slow, run, _, each)) in enumerate(zip(layouts, stages, strict=True)):
+        m, dp = layout.microbatches, float(exposed[n])
+        if layout.unshard is not None and layout.pp > 1:
+            dp = pipeline_seconds(layout, *each, **_between_copies(time, layout)) - run
+        names = ("compute", "recompute", "tp", "cp", "ep", "pp")
+        parts = {name: float(m * getattr(slow, name).total) for name in names}
+        bubble = max(0.0, run - m * float(slow.total))
+        found.append(Parts[float](**parts, dp=dp, bubble=bubble, optimizer=float(update[n])))
+    return found

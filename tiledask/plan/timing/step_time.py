@@ -273,6 +273,12 @@ class StepTime:
 
     def held(self, layers: Values) -> tuple[Values, Values]:
         """(dense, expert) weights on a device of a stage of ``layers`` layers and an embedding."""
+        names = ("tp", "pp", "ep", "expert_tp", "schedule")
+        tables, dense, experts = _once(self.n, names, lambda n: replace(self, n=n)._weights())
+        return layers * dense + tables, layers * experts
+
+    def _weights(self) -> Iterator[Values]:
+        """On a device: of embedding and head, and dense ones and experts' of the mean layer."""
         n, model = self.n, self.model
 
         def count(weights: tuple[Weight, ...], experts: bool) -> Values:
@@ -285,14 +291,10 @@ class StepTime:
         tables = count(model.embedding, False)
         if not model.tied:
             tables = np.where((np.asarray(n.pp) == 1) | self.both_ways, 2 * tables, tables)
-        mean = [
-            sum(
-                many / model.layers * count(weights, experts)
-                for _, many, weights in model.layer_kinds
-            )
-            for experts in (False, True)
-        ]
-        return layers * mean[0] + tables, layers * mean[1]
+        yield tables
+        for experts in (False, True):
+            kinds = ((many, weights) for _, many, weights in model.layer_kinds)
+            yield sum(many / model.layers * count(weights, experts) for many, weights in kinds)
 
     def over_copies(self, dense: Values, experts: Values, width: int, layers: Values = 1) -> Values:
         """Seconds in which the copies of the model gather so many weights of ``width`` bytes each,
