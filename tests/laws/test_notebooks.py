@@ -454,7 +454,7 @@ def test_a_tasks_targets_are_those_of_its_question(around):
 @pytest.mark.cluster
 def test_tasks_on_workers_say_the_targets_of_their_questions(around, cluster):
     on_workers = [each for each in tasks() if re.search(ON_WORKERS, each[2])]
-    assert len(on_workers) >= 5
+    assert len(on_workers) >= 4
     for _, task, answer in on_workers:
         agrees(task, judge_of(answer, {**around, "cluster": cluster}))
 
