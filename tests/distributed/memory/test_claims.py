@@ -78,7 +78,7 @@ def test_a_refusal_has_both_numbers_and_nothing_was_made():
     held = pool.put("weights", np.ones(20), np.float32)
     pool.enter("forward")
     with pytest.raises(
-        DoesNotFitError, match=r"24 B of x \(forward\) with 80 B of 100 B held"
+        DoesNotFitError, match=r"24 B of x \(forward\): 80 B held \+ 24 B = 104 B of 100 B"
     ) as e:
         pool.empty("x", (3,), np.float64)
     assert (e.value.asked, e.value.held, e.value.needed, e.value.moment) == (24, 80, 104, "forward")
@@ -552,7 +552,7 @@ def test_all_devices_run_where_there_are_workers_enough(cluster):
     assert all(isinstance(d.refused, Refused) for d in run.devices)
     assert {d.refused.needed for d in run.devices} == {26_000_000}
     assert "devices were run" not in run._repr_html_()
-    assert "refused at 26 MB: 6.5 MB of variance at the start with 19.5 MB of 24 MB" in repr(run)
+    assert "refused at 26 MB: 6.5 MB of variance at the start: 19.5 MB held" in repr(run)
 
 
 @ON_CLUSTER

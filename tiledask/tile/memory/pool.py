@@ -46,7 +46,7 @@ class Pool:
     >>> weights = pool.empty("weights", (20,), np.float32)
     >>> pool.held, pool.empty("weights", (20,), np.float32)
     Traceback (most recent call last):
-    tiledask.tile.memory.pool.Refused: 80 B of weights at the start with 80 B of 100 B held make 160 B, 60 B too many
+    tiledask.tile.memory.pool.Refused: 80 B of weights at the start: 80 B held + 80 B = 160 B of 100 B, 60 B too many
     >>> del weights
     >>> pool.held, pool.peak
     (0, 80)
@@ -172,8 +172,8 @@ class Pool:
         of = f" of {format_bytes(self.capacity)}" if self.capacity < float("inf") else ""
         when = "at the start" if self.moment == ALWAYS else f"({self.moment})"
         error = Refused(
-            f"{format_bytes(nbytes)} of {tensor} {when} with {format_bytes(self.held)}"
-            f"{of} held make {format_bytes(self.held + nbytes)}, {why}"
+            f"{format_bytes(nbytes)} of {tensor} {when}: {format_bytes(self.held)} held + "
+            f"{format_bytes(nbytes)} = {format_bytes(self.held + nbytes)}{of}, {why}"
         )
         error.tensor, error.moment = tensor, self.moment
         error.asked, error.held = nbytes, self.held
