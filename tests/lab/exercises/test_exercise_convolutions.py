@@ -114,6 +114,9 @@ def test_the_picture_says_what_is_borrowed_from_whom():
     )
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == ["rank 0: 2 out", "rank 1: 1 out", "rank 2: 2 out", "rank 3: 1 out"]
+    assert len(figure.axes[0].lines) == 2 * 6  # a window and its middle
+    untouched = borrowed_rows((3, 3, 3, 2), 5, 2, (2, 2)).draw(None)
+    assert len(untouched.axes[0].lines) == 6
     with pytest.raises(PlacementError, match="must fit"):
         plots.rows_on_ranks((1, 1), 5)
 

@@ -30,14 +30,16 @@ def rows_on_ranks(
     """A lane for each rank: its rows, those that it borrows, and its windows below them.
 
     ``rows``: of the image, by rank. ``size``, ``stride`` and ``padding``: of the windows, in rows.
-    ``borrowed``: rank -> rows of others, default those that its windows read. A window belongs to
-    the rank that has its middle row. ``marked``: rank -> rows to frame in red, there or not; then
+    ``borrowed``: rank -> rows of others, default those that its windows read; with none at all
+    and none marked, of a window only the middle is drawn. It belongs to the rank that has its
+    middle row. ``marked``: rank -> rows to frame in red, there or not; then
     windows for which their rank lacks a row are red, too.
 
     >>> len(rows_on_ranks((3, 3, 2), 3, padding=(1, 1)).axes)
     1
     """
     split, ends = split_rows(rows, size, stride, padding), (0, *accumulate(rows))
+    bare = borrowed == {} and marked is None
     if borrowed is None:
         borrowed = {
             rank: [i for i in range(slab.start, slab.stop) if not ends[rank] <= i < ends[rank + 1]]
@@ -58,7 +60,7 @@ def rows_on_ranks(
         for i in range(split.out[rank]):
             read = {*range(max(first, 0), min(first + split.reach, ends[-1]))}
             colour = RED if marked is not None and read - here else INK
-            _window(axes, first, split.reach, top + _LANE + _WINDOW * (i + 0.6), colour)
+            _window(axes, first, split.reach, top + _LANE + _WINDOW * (i + 0.6), colour, bare)
             first += stride
         for row in (marked or {}).get(rank, ()):
             draw.mark_box(axes, (row + 0.02, top, 0.96, _LANE), f"row {row} of rank {rank}")
@@ -70,12 +72,13 @@ def rows_on_ranks(
     axes.spines[:].set_visible(False)
     axes.set_xlabel("number in a box: the row")
     borrowed_look = {"edgecolor": "white", "hatch": "///"}
-    words = f"a window of {size} rows, stride {stride}, and its middle"
+    of = f"a window of {size} rows, stride {stride}"
+    words = f"middle of {of}" if bare else f"{of}, and the row that says whose it is"
     entries = [
         draw.patch_entry("its own row", lighter(GREY, 0.1)),
         draw.patch_entry("borrowed, in its owner's colour", lighter(GREY, 0.7), **borrowed_look),
         draw.patch_entry("padding", "white", edgecolor=GREY),
-        draw.line_entry(words, linewidth=1.2, marker="o", markersize=3.5),
+        draw.line_entry(words, linewidth=0 if bare else 1.2, marker="o", markersize=3.5),
     ]
     draw.legend(figure, entries, 4, fontsize=8)
     return figure
@@ -95,7 +98,8 @@ def _cell(axes: "Axes", row: int, top: float, colour, words: str, edge="white", 
     draw.text_in(axes, at, words, colour, 8.5)
 
 
-def _window(axes: "Axes", first: int, reach: int, y: float, colour: str) -> None:
+def _window(axes: "Axes", first: int, reach: int, y: float, colour: str, bare: bool) -> None:
     ends, middle = [first + 0.1, first + reach - 0.1], first + (reach - 1) // 2 + 0.5
-    draw.curve(axes, ends, [y, y], colour, 1.2, marker="|", markersize=5, clip_on=False)
+    if not bare:
+        draw.curve(axes, ends, [y, y], colour, 1.2, marker="|", markersize=5, clip_on=False)
     draw.curve(axes, middle, y, colour, 0, marker="o", markersize=3.5, clip_on=False)

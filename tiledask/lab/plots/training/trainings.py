@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
+from math import ceil, floor
 
 import numpy as np
 
@@ -28,7 +29,7 @@ def trainings(
     """The losses of the first training, how far from them the others are, and the bytes of a step.
 
     losses
-        By name. A distance is relative; where there is none, it is drawn at the lower edge.
+        By name. A distance is relative; where there is none, it is drawn at the tick 0.
     sent, barriers
         By the same names: bytes that all devices send in a step, and how often all of a group
         wait for each other in it.
@@ -66,12 +67,15 @@ def _distances(
     colours: dict[str, str],
 ) -> None:
     far = {name: np.abs(np.divide(each, right) - 1) for name, each in losses.items()}
-    least = min((off[off > 0].min() for off in far.values() if off.any()), default=1e-16) / 2
+    least = min((off[off > 0].min() for off in far.values() if off.any()), default=1e-16) / 4
     for name, off in far.items():
         draw.curve(axes, range(len(off)), np.maximum(off, least), colours[name], gid=name)
-    axes.set(
-        yscale="log", ylabel="relative", title="The others' distance from it, colours as below"
-    )
+    axes.set(yscale="log", ylabel="relative")
+    axes.set_title("The others' distance from it, colours as below")
+    low, high = np.log10([2 * least, axes.get_ylim()[1]])
+    powers = range(ceil(low), floor(high) + 1)
+    axes.set_yticks([least, *(10.0**n for n in powers)], ["0", *(f"$10^{{{n}}}$" for n in powers)])
+    axes.tick_params(axis="y", which="minor", left=False)
 
 
 def _bars(
