@@ -108,7 +108,7 @@ def corner(
     if any(box.get_gid() == "copies" for box in axes.patches):
         entries.append(draw.patch_entry("held by several ranks", _GREY))
     if cut:
-        entries.append(draw.line_entry("k, over which is summed, is cut here", RED, linewidth=2.2))
+        entries.append(draw.line_entry("K, the summed index, is cut here", RED, linewidth=2.2))
     if entries:
         draw.legend(figure, entries, 2)
     return figure
@@ -176,9 +176,7 @@ def two_levels(
         for t, extent in zip(step[:2], (block.m, block.n), strict=True)
     ]
     _level(inside, block, cut[0], cut[1], (0, step[0]), (0, step[1]), step[2], names)
-    inside.set_title(
-        f"in worker {rank}: tile {step[0]} x {step[1]} of {block.m} x {block.n}", pad=12
-    )
+    inside.set_title(f"in rank {rank}: tile {step[0]} x {step[1]} of {block.m} x {block.n}", pad=12)
     entries = [
         draw.patch_entry("the block, the tile that is made", ORANGE),
         draw.patch_entry("what it needs", BLUE),
