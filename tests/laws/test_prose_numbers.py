@@ -44,7 +44,7 @@ FROM_OUTSIDE: dict[str, set[str]] = {
         "14_cut_24_layers": "1304",
         "23_break_it_and_find_it": "250,880",
         "24_half_precision": "1.55 80,000",
-        "25_several_hosts": "0.39 21.25",
+        "25_several_hosts": "21.25",
         "26_how_often_to_save": "1.46",
         "29_capstone": "1,771",
     }.items()

@@ -56,7 +56,7 @@ def product_shadows(
     entries = [
         draw.patch_entry("its part of the multiplications", BLUE),
         draw.patch_entry("a block that it touches", lighter(ORANGE, 0.3)),
-        draw.patch_entry("of these, the one that a bound counts as its own", "none", **own),
+        draw.patch_entry("of these, the one it has anyway", "none", **own),
     ]
     draw.legend(figure, entries)
     return figure
