@@ -307,6 +307,15 @@ def test_nothing_that_is_shown_gives_the_answer(name):
         assert str(solution).lower() not in said.lower()
 
 
+def test_a_share_is_right_to_the_decimal_that_percent_are_printed_with():
+    run = {"schedule": "interleaved", "devices": 4, "chunks": 3, "microbatches": 12}
+    ask = {"what": "idle share", **run, "forward": 1, "backward": 2, "latency": 0.2}
+    task = {"title": "One", "kind": "question", "task": "Idle share.", "targets": {"wrong": 0}}
+    puzzle = load_puzzle(task | {"inputs": {"asks": [ask]}, "hints": ["a", "b", "c"]})
+    right = {"17.05 %": 1, "17.1 %": 1, "17 %": 0, "17.2 %": 0}  # 7.4 / 43.4 is 0.17051
+    assert {words: puzzle.check(words).targets[0].met for words in right} == right
+
+
 def test_devices_are_said_to_count_from_0_where_a_question_numbers_them():
     asking = [p for p in LEVELS if any("device" in a for a in p.inputs.get("asks", ()))]
     assert asking

@@ -21,6 +21,8 @@ __all__ = ["QUESTION", "right_answers", "setting_of"]
 
 _CLOSE = 2e-3
 """Relative: 0.333 is good enough for a third."""
+_DIGIT = 5e-4
+"""Absolute, of a share: 17.1 % is good enough for 17.05 %."""
 
 _NUMBERS = {
     "utilisation": lambda t: t.utilisation,
@@ -91,6 +93,10 @@ def _word(ask: Mapping[str, Any], i: int, word: Any) -> float | str:
     return match[1].lower() if match[1].lower() == "idle" else match[1].upper()
 
 
+def _off(ask: Mapping[str, Any]) -> float:
+    return _DIGIT if _UNITS[ask["what"]] is SHARE else 1e-9
+
+
 def _measure(inputs: Inputs, given: list[float | str]) -> Measured:
     remarks = []
     for i, (right, mine) in enumerate(zip(right_answers(inputs), given, strict=True), 1):
@@ -104,7 +110,7 @@ def _measure(inputs: Inputs, given: list[float | str]) -> Measured:
             RATIO,
         ):
             remarks.append(f"answer {i}, {mine:g}, is in percent: write {mine:g} %")
-        elif not math.isclose(mine, right, rel_tol=_CLOSE, abs_tol=1e-9):
+        elif not math.isclose(mine, right, rel_tol=_CLOSE, abs_tol=_off(ask)):
             side = "low" if mine < right else "high"
             near = ", but near" if abs(mine - right) <= NEAR * abs(right) else ""
             remarks.append(f"answer {i}, {mine:g}, is too {side}{near} ({ask['what']})")
