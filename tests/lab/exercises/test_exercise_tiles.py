@@ -1,6 +1,7 @@
 """Exercises on tiles: choose, name the level at fault, repair; all judged by arithmetic.
 
-Holds `tiledask.lab.exercises.products.kernel_repair` and `tiledask.lab.exercises.products.levels`.
+Holds `tiledask.lab.exercises.products.block_and_tile`,
+`tiledask.lab.exercises.products.kernel_repair` and `tiledask.lab.exercises.products.levels`.
 """
 
 from dataclasses import replace
