@@ -433,7 +433,7 @@ class Plans(Sequence[Plan]):
             f"they share, {shared}, moves all together (in quadrature {100 * step.error:.1f} %)"
         )
 
-    @property
+    @cached_property
     def front(self) -> list[Plan]:
         """The plans that fit and that no other beats in time, memory and devices at once, fastest
         first: those that none beats by formula, and of them by their seconds."""
