@@ -16,7 +16,16 @@ import numpy as np
 from tiledask.errors import ConfigError
 from tiledask.lab.accuracy.rows import published
 from tiledask.lab.accuracy.stacks import group_of, run_of, seconds_measured
-from tiledask.lab.accuracy.time import BLOOM, TITAN, StackRun, calibrated, log_runs, unexplained
+from tiledask.lab.accuracy.time import (
+    BLOOM,
+    TITAN,
+    LayerRun,
+    StackRun,
+    calibrated,
+    korthikanti_runs,
+    log_runs,
+    unexplained,
+)
 from tiledask.plan.data import data_file
 from tiledask.plan.timing.calibration import Calibration
 
@@ -113,6 +122,7 @@ OF_LOGS = tuple(
          _field("transfer_seconds")),
         ("framework megatron-deepspeed.copies_share", 0.3, 0.5, _BLOOM, _field("copies_share")),
         ("framework megatron-deepspeed.eager_passes", 3.0, 0.4, _BLOOM, _PASSES),
+        ("framework megatron-2022.eager_passes", 1.0, 0.5, _by("megatron-2022"), _PASSES),
         ("device h100-500w.product_share.bf16", 0.6, 0.3, _500_W, _product("bf16")),
         ("device h100-500w.product_share.fp8", 0.5, 0.3, _500_W, _product("fp8")),
         ("kernel fa2 h100-500w.forward", 0.3, 0.3, _500_W, _CORE),
@@ -121,7 +131,7 @@ OF_LOGS = tuple(
         ("framework torchtitan-eager.eager_passes", 3.6, 0.4, _EAGER, _PASSES),
     )
 )  # fmt: skip
-"""The same of BLOOM's log and torchtitan's rows, on devices and programs of their own."""
+"""The same of BLOOM's log, Korthikanti's and torchtitan's rows, each a program of its own."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +170,7 @@ class Refit:
             for constant, value in zip(self.constants, values, strict=True):
                 if constant.holds(known):
                     known = constant.put(known, float(value))
-            found.append(np.log(self.runs[row].step(known).total))
+            found.append(np.log(self.runs[row].seconds(known)))
         return np.array(found)
 
     def slopes(self, values: np.ndarray) -> np.ndarray:
@@ -245,8 +255,11 @@ def refit() -> Refit:
 
 
 def refit_logs() -> Refit:
-    """The steps of BLOOM's log and torchtitan's rows of published/plan.json."""
+    """BLOOM's log, Korthikanti's tables and torchtitan's rows of published/plan.json."""
     said = []
+    for id, (run, seconds) in korthikanti_runs().items():
+        group = f"Korthikanti Table {4 if isinstance(run, LayerRun) else 5}"
+        said.append(({"id": id}, run, seconds, group, f"{id.split('-')[2][:3].lower()}/{id}"))
     for id, (run, seconds) in log_runs().items():
         if id not in unexplained():
             name, model, _ = id.split("-", 2)
