@@ -28,6 +28,9 @@ from tiledask.plan.inputs.run import (
     chunk_items,
     chunk_kinds,
 )
+from tiledask.plan.pipelines.links import Links
+from tiledask.plan.pipelines.longest_path import longest_path
+from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, layout_schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.timing.calibration import Calibration, calibration_of
@@ -203,12 +206,16 @@ def pipeline_seconds(
         return once + (m - 1) * (once if name == "naive" else slowest)
     if kept is None and name in CLOSED_FORMS:
         return _rounds(layout, forward, backward)
-    order = _order(name, layout.chunks, m, layout.pp, kept)
+    order, _ = _order(name, layout.chunks, m, layout.pp, kept)
     return simulate(order, forward, backward, **between_copies).makespan
 
 
-_order = lru_cache(maxsize=64)(layout_schedule)
-"""Kept: a search simulates the same ones for many layouts."""
+@lru_cache(maxsize=64)
+def _order(*of: Any) -> tuple[Schedule, Links]:
+    """The schedule, and links that take no time. Kept: a search simulates the same ones for many
+    layouts."""
+    order = layout_schedule(*of)
+    return order, Links.of(order)
 
 
 def _rounds(layout: Layout, forward: list[float], backward: list[float]) -> float:
@@ -222,12 +229,17 @@ def _rounds(layout: Layout, forward: list[float], backward: list[float]) -> floa
     """
     p, v, m = layout.pp, layout.interleave, layout.microbatches
     rounds, length = (3 if v == 1 else 4), 2 * p * v
+    there, back = np.array(forward), np.array(backward)
+    seconds = np.stack([there, back, back / 2, back / 2])[:, :, None]
+    apart = np.full((p * v, 1), -1.0)
     while True:
         few = min(m, rounds * p + m % p)
-        order = _order(layout.schedule, p * v, few, p, None)
-        line = simulate(order, forward, backward)
+        order, links = _order(layout.schedule, p * v, few, p, None)
+        line = longest_path(order, seconds, apart, links)
+        assert line is not None, "1F1B always runs"
+        makespan = float(line.end.max())
         if few == m:
-            return line.makespan
+            return makespan
         start, kind = (column.reshape(p, -1) for column in (line.start, order.kind))
         drain = np.argmax(kind[:, ::-1] == 0, axis=1)  # actions after the last forward
         last = start.shape[1] - 1 - drain[:, None] - np.arange(length)
@@ -235,7 +247,7 @@ def _rounds(layout: Layout, forward: list[float], backward: list[float]) -> floa
         later = this - before
         rounds *= 3
         if np.ptp(later) <= 1e-9 * later.max() or length * min(m, rounds * p) > MOST_ACTIONS:
-            return line.makespan + (m - few) // p * float(later.max() + later.min()) / 2
+            return makespan + (m - few) // p * float(later.max() + later.min()) / 2
 
 
 def _apart(works: Sequence[Work], layouts: int) -> list[list[Work]]:
