@@ -434,7 +434,7 @@ SAYS = [
         "16.78\nMB|Bytes between ranks: measured equals predicted to the byte",
     ),
     ("traffic differs", "16.78\nMB\n(+7)|Bytes between ranks: 1 cell differs"),
-    ("intensity", "The two levels are independent|Intensity of a tile: same for every blocking"),
+    ("intensity", "The two levels are independent|Intensity of a tile: same for every mesh"),
     (
         lambda: plots.intensity(["8", "16"], ["2x2"], [[10.7], [21.3]], [[2**27], [2**27 + 1]]),
         "The two levels are not independent|Between workers: differs by tile|"
@@ -838,6 +838,13 @@ def test_a_corner_has_each_block_at_its_matrix_and_says_where_k_is_cut():
     (small,) = plots.corner(*flat).axes
     assert axes.figure.get_figheight() > small.figure.get_figheight()
     assert "0 + 1 + 2 + 3" in [text.get_text() for text in small.texts]
+    x, a = cut((500, 1000), R, R), cut((1000, 2000), S1, S1)
+    lies = cut((500, 1000), S0, S1), cut((1000, 2000), S0, S1)
+    (axes,) = plots.corner(x, a, cut((500, 2000), S1, S1), before=lies).axes
+    assert {(w, h) for *_, w, h in boxes(axes, "before")} == {(500, 250), (1000, 500)}
+    said = [text.get_text() for text in axes.texts]
+    assert [said.count(f"on rank {rank}") for rank in range(4)] == [2] * 4
+    assert {f"rank {rank}" for rank in range(4)} <= set(said)
 
 
 def test_two_levels_have_a_block_and_in_it_a_tile():
