@@ -413,6 +413,10 @@ SAYS = [
     ),
     (lambda: plots.memory_bars(FULL, place="GPU"), "every GPU"),
     (
+        lambda: plots.memory_bars({"mine": {"x": 4.0625, "y": 4.84}}, place="rank", unit="bsh"),
+        "8.9|bsh per rank|!bytes per rank",
+    ),
+    (
         lambda: plots.memory_bars(
             Ledger.of([Row(p, "weights", ALWAYS, 5 if p < 3 else 6) for p in range(5)]),
             place="rank",
@@ -430,7 +434,7 @@ SAYS = [
         "16.78\nMB|Bytes between ranks: measured equals predicted to the byte",
     ),
     ("traffic differs", "16.78\nMB\n(+7)|Bytes between ranks: 1 cell differs"),
-    ("intensity", "The two levels are independent|Intensity of a tile: same for every blocking"),
+    ("intensity", "The two levels are independent|Intensity of a tile: same for every mesh"),
     (
         lambda: plots.intensity(["8", "16"], ["2x2"], [[10.7], [21.3]], [[2**27], [2**27 + 1]]),
         "The two levels are not independent|Between workers: differs by tile|"
@@ -834,6 +838,13 @@ def test_a_corner_has_each_block_at_its_matrix_and_says_where_k_is_cut():
     (small,) = plots.corner(*flat).axes
     assert axes.figure.get_figheight() > small.figure.get_figheight()
     assert "0 + 1 + 2 + 3" in [text.get_text() for text in small.texts]
+    x, a = cut((500, 1000), R, R), cut((1000, 2000), S1, S1)
+    lies = cut((500, 1000), S0, S1), cut((1000, 2000), S0, S1)
+    (axes,) = plots.corner(x, a, cut((500, 2000), S1, S1), before=lies).axes
+    assert {(w, h) for *_, w, h in boxes(axes, "before")} == {(500, 250), (1000, 500)}
+    said = [text.get_text() for text in axes.texts]
+    assert [said.count(f"on rank {rank}") for rank in range(4)] == [2] * 4
+    assert {f"rank {rank}" for rank in range(4)} <= set(said)
 
 
 def test_two_levels_have_a_block_and_in_it_a_tile():
@@ -1069,6 +1080,20 @@ def test_an_array_is_drawn_as_the_parts_that_ranks_have():
     assert gids.count("whole") == 2
     assert {"24 x 32", "32 x 127", "127 x 32"} <= set(words(figure))
     collective = next(t for t in figure.axes[0].texts if t.get_text() == "all_reduce")
+    assert collective.get_color() == plots.RED
+
+
+def test_columns_that_several_ranks_have_are_bands_and_words_of_two_lines_name_a_collective():
+    kv = HEADS[1].scaled(8)
+    formula = ("x", (24, 32), R), "f:\nall_reduce", ("Wk", (32, 16), Shard(1, kv))
+    axes = plots.placements({"": formula}, 4).axes[0]
+    bands = [p for p in axes.patches if str(p.get_gid()).endswith("piece") and p.get_hatch()]
+    assert [str(p.get_gid())[:6] for p in bands] == [f"rank {r}" for r in (0, 1, 1, 2, 3)]
+    (x, *_), height = (p.get_x() for p in bands), sum(p.get_height() for p in bands)
+    wide = bands[0].get_width()
+    assert [round((p.get_x() - x) / wide) for p in bands] == [0, 0, 1, 1, 1]
+    assert height == pytest.approx(2 * (bands[0].get_height() * 2))
+    (collective,) = (t for t in axes.texts if t.get_text() == "f:\nall_reduce")
     assert collective.get_color() == plots.RED
 
 

@@ -5,7 +5,7 @@ logarithmic one. So ledgers of like size share a panel, every panel has a linear
 and the same capacity is drawn in each: a sliver beside 3.2 TB, a limit beside 36 GB.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil
 
@@ -55,21 +55,22 @@ _FIXED = {
 @dataclass(frozen=True)
 class _Bar:
     label: str
-    tensors: dict[str, int]
+    tensors: dict[str, float]
     """Bytes of each tensor class at the place's fullest moment."""
 
     @property
-    def total(self) -> int:
+    def total(self) -> float:
         return sum(self.tensors.values())
 
 
 @styled
 def memory_bars(
-    ledgers: Ledger | Mapping[str, Ledger | Mapping[str, int]],
+    ledgers: Ledger | Mapping[str, Ledger | Mapping[str, float]],
     capacity: int | None = None,
     *,
     place: str = "place",
     overhead: int = 0,
+    unit: str = "bytes",
     title: str = "Memory by tensor class",
 ) -> "Figure":
     """A figure of stacked bars, one per place at its fullest moment; what exceeds ``capacity``
@@ -79,9 +80,11 @@ def memory_bars(
     after the other that hold the same are drawn once. ``place`` is the word for a
     place: "stage" (whose bytes are those of one device), "GPU", "worker". ``overhead``: bytes that
     a run takes on every place beside these, such as ``fits(...).overhead.total``; drawn
-    last, in grey. The legend leaves out what is too thin to be seen in any bar.
+    last, in grey. The legend leaves out what is too thin to be seen in any bar. ``unit``: what was
+    counted by hand, if not bytes.
     """
     per = _WHOSE.get(place, place)
+    said: Callable[[float], str] = format_bytes if unit == "bytes" else "{:.3g}".format
     if isinstance(ledgers, Ledger):
         ledgers = {"": ledgers}
     by_hand = not any(isinstance(each, Ledger) for each in ledgers.values())
@@ -99,11 +102,11 @@ def memory_bars(
     figure = canvas(1.35 + sum(0.55 + pitch * len(panel) for panel in panels), title)
     every_axes = draw.stacked_axes(figure, [0.18 / pitch + len(panel) for panel in panels])
     for axes, panel in zip(every_axes, panels, strict=True):
-        _panel(axes, panel, capacity, colours, pitch)
+        _panel(axes, panel, capacity, colours, pitch, said)
         if len(panels) > 1:
             top = max(capacity or 0, *(bar.total for bar in panel))
             axes.set_title(f"this panel's scale: up to {format_bytes(top)}")
-    every_axes[-1].set_xlabel(f"bytes per {per}{when}")
+    every_axes[-1].set_xlabel(f"{unit} per {per}{when}")
     wide = _wide(panels)
     entries = [draw.patch_entry(name, each) for name, each in colours.items() if name in wide]
     if any(bar.total > (capacity or bar.total) for bar in bars):
@@ -115,14 +118,17 @@ def memory_bars(
     return figure
 
 
-def _bars(label: str, ledger: Ledger | Mapping[str, int], place: str, overhead: int) -> list[_Bar]:
+def _bars(
+    label: str, ledger: Ledger | Mapping[str, float], place: str, overhead: int
+) -> list[_Bar]:
     """One bar per run of places that hold the same."""
     more = {_OVERHEAD: overhead} if overhead else {}
     if not isinstance(ledger, Ledger):
         return [_Bar(label, {**ledger, **more})]
-    runs: list[tuple[int, int, dict[str, int]]] = []
+    runs: list[tuple[int, int, dict[str, float]]] = []
     for number in ledger.places:
-        tensors = {name: size for name, size in ledger.by_tensor(number).items() if size}
+        by_tensor = ledger.by_tensor(number).items()
+        tensors: dict[str, float] = {name: size for name, size in by_tensor if size}
         tensors |= more
         if runs and runs[-1][2] == tensors:
             runs[-1] = (runs[-1][0], number, tensors)
@@ -170,7 +176,12 @@ def _colours(bars: list[_Bar]) -> dict[str, tuple]:
 
 
 def _panel(
-    axes: "Axes", bars: list[_Bar], capacity: int | None, colours: dict[str, tuple], pitch: float
+    axes: "Axes",
+    bars: list[_Bar],
+    capacity: int | None,
+    colours: dict[str, tuple],
+    pitch: float,
+    said: Callable[[float], str],
 ) -> None:
     worded, height = _worded(bars, pitch), 0.62
     for y, bar in enumerate(bars):
@@ -180,13 +191,13 @@ def _panel(
             look = {**_OVER, "gid": "over", "linewidth": 1.2}
             draw.mark_excess(axes, y, capacity, bar.total, height, **look)
         if y in worded:
-            draw.note(axes, (max(bar.total, capacity or 0), y), _total(bar.total, capacity))
+            draw.note(axes, (max(bar.total, capacity or 0), y), _total(bar.total, capacity, said))
     if capacity is not None:
         draw.limit_line(axes, capacity, gid="capacity")
     axes.set_yticks(worded, [bars[y].label for y in worded])
     axes.set_ylim(len(bars) - 0.5, -0.5)
     axes.set_xlim(0, 1.25 * max(capacity or 1, *(bar.total for bar in bars)))
-    draw.byte_ticks(axes.xaxis)
+    draw.ticks_as(axes.xaxis, draw.amount(said))
     axes.tick_params(axis="y", length=0)
 
 
@@ -198,10 +209,10 @@ def _worded(bars: list[_Bar], pitch: float) -> list[int]:
     return list(range(fullest % apart, len(bars), apart))
 
 
-def _total(total: int, capacity: int | None) -> str:
+def _total(total: float, capacity: int | None, said: Callable[[float], str]) -> str:
     if not capacity:
-        return format_bytes(total)
+        return said(total)
     share = total / capacity
-    return f"{format_bytes(total)}: " + (
+    return f"{said(total)}: " + (
         f"{100 * share:.0f} % of capacity" if share < 2 else f"{share:.3g} times capacity"
     )

@@ -6,7 +6,7 @@ product_shadows the cube of multiplications, a rank's part of it, and what it to
 rounds          a collective round by round
 panels          who reads from whom, panel by panel; what memory buys
 traffic_matrix  bytes from rank to rank, predicted beside measured
-intensity       FLOP per byte follow the tile, bytes between workers the blocking
+intensity       FLOP per byte follow the tile, bytes between workers the mesh
 tile_levels     which tile shares what it loads, level by level
 roofline        the roofline of every level, with the ladder of kernels that climbs it
 """

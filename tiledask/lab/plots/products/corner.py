@@ -10,12 +10,23 @@ i | X | |   Y   | i
             j
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tiledask.errors import ConfigError
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.primitives import Axes, Figure
-from tiledask.lab.plots.style import BLUE, GREY, ORANGE, PALE, RED, canvas, colour_of_rank, styled
+from tiledask.lab.plots.style import (
+    BLUE,
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    RED,
+    canvas,
+    colour_of_rank,
+    styled,
+)
 from tiledask.plan.products.placement import Partial, Region, Shard, Tiling
 from tiledask.tile.levels import Tile, as_tile
 
@@ -78,12 +89,13 @@ def corner(
     y: "ShardedArray | Tiling",
     *,
     names: tuple[str, str, str] = ("X", "A", "Y"),
+    before: "Sequence[ShardedArray | Tiling]" = (),
     title: str | None = None,
 ) -> "Figure":
     """A figure of a product: who holds which block of the three matrices, to scale.
 
     What several ranks hold is grey; partial sums lie one upon the other. Where k is cut, a red line
-    says so.
+    says so. ``before``: X and A as they lie before they are moved, in dashed lines.
     """
     tilings = _tiling(x), _tiling(a), _tiling(y)
     at = _corner_of(tilings[0].shape, tilings[1].shape)
@@ -94,9 +106,14 @@ def corner(
     at.frame(axes)
     figure.lay_out()
     for name, tiling, (left, top) in zip(names, tilings, at.places, strict=True):
-        _blocks(axes, tiling, left, top, at)
+        _blocks(axes, tiling, left, top, at, low=bool(before))
         rows, columns = tiling.shape
         draw.note(axes, (left, top), f"{name}, {rows:,} x {columns:,}", (1, 2), 8.5)
+    for tiling, (left, top) in zip(map(_tiling, before), at.places, strict=False):
+        for rank, ((i, end), (j, stop)) in enumerate(tiling.regions):
+            look = {"edgecolor": INK, "linestyle": "--", "gid": "before", "zorder": 5}
+            draw.box(axes, (left + j, top + i, stop - j, end - i), "none", **look)
+            draw.note(axes, (left + j, top + i), f"on rank {rank}", (4, -4), 7.5, zorder=6)
     look = {"colour": RED, "width": 2.2, "gid": "k is cut"}
     (x_left, x_top), (a_left, a_top), _ = at.places
     for k in sorted({region[1][0] for region in tilings[0].regions} - {0}):
@@ -107,6 +124,8 @@ def corner(
     entries = []
     if any(box.get_gid() == "copies" for box in axes.patches):
         entries.append(draw.patch_entry("held by several ranks", _GREY))
+    if before:
+        entries.append(draw.line_entry("where it lies before", INK, linestyle="--"))
     if cut:
         entries.append(draw.line_entry("K, the summed index, is cut here", RED, linewidth=2.2))
     if entries:
@@ -114,7 +133,10 @@ def corner(
     return figure
 
 
-def _blocks(axes: "Axes", tiling: Tiling, left: float, top: float, at: _Corner) -> None:
+def _blocks(
+    axes: "Axes", tiling: Tiling, left: float, top: float, at: _Corner, low: bool = False
+) -> None:
+    """``low``: words stand at the foot of a block that is one rank's, and not at all in others."""
     holders: dict[Region, list[int]] = {}
     for rank, region in enumerate(tiling.regions):
         holders.setdefault(region, []).append(rank)
@@ -136,6 +158,10 @@ def _blocks(axes: "Axes", tiling: Tiling, left: float, top: float, at: _Corner) 
         colour = colour_of_rank(ranks[0]) if len(ranks) == 1 else _GREY
         gid = "block" if len(ranks) == 1 else "copies"
         draw.box(axes, box, colour, linewidth=1.2, gid=gid)
+        if low and len(ranks) > 1:
+            continue
+        if low:
+            box = (box[0], box[1] + 0.62 * box[3], box[2], 0.38 * box[3])
         words = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks\n{', '.join(map(str, ranks))}"
         short = ", ".join(map(str, ranks))
         draw.fitting_text(axes, box, words, colour, 8.5) or draw.fitting_text(

@@ -4,7 +4,7 @@ placements(rows)    a formula in each row: its arrays as boxes, cut as they are 
 shards(split)       a lane for each rank: which heads, columns, tokens or rows it has
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,14 +43,15 @@ def placements(
     *,
     title: str = "Which rank has what",
 ) -> "Figure":
-    """A row for each formula, its arrays as boxes: a part in the colour of its rank, a sheet of
-    each rank where there is a partial sum on all of them, grey where every rank has the whole.
+    """A row for each formula, its arrays as boxes: a part in the colour of its rank, hatched where
+    several ranks have it, a sheet of each rank where there is a partial sum on all of them, grey
+    where every rank has the whole.
 
     ``rows``: what the formula is -> its arrays and the words between them, in order. An array is
     (name, shape, placement), or (name, a value that has these); a placement that is a number is
     the one rank that has all of it. Sides of a matrix are drawn as long as the roots of what they
-    measure, so that a narrow one can still be seen. A word that begins with the name of a
-    collective is red.
+    measure, so that a narrow one can still be seen. Words with the name of a collective among
+    them are red.
 
     >>> from tiledask.plan.products.placement import Partial, Shard
     >>> cut = ("A", (8, 6), Shard(1)), "all_reduce", ("Y", (8, 4), Partial())
@@ -92,7 +93,7 @@ def placements(
 def _wide(item: Any, inch: float) -> float:
     """Inches of a word, or of an array whose sides are ``inch`` times a root."""
     if isinstance(item, str):
-        return max(0.25, 0.078 * len(item))
+        return max(0.25, 0.078 * max(map(len, item.split("\n"))))
     return max(_LEAST, inch * item[1][-1] ** 0.5)
 
 
@@ -102,7 +103,9 @@ def _high(item: tuple[str, Sequence[int], Any], inch: float) -> float:
 
 
 _WHOLE, _PARTIAL = "every rank has all of it", "a partial sum on each rank"
+_SHARED = "on several ranks"
 _LOOKS: dict[str, dict[str, Any]] = {
+    _SHARED: {"colour": lighter(GREY, 0.55), "edgecolor": "white", "hatch": "///"},
     _WHOLE: {"colour": PALE, "edgecolor": GREY},
     _PARTIAL: {"colour": "white", "edgecolor": GREY, "hatch": "////"},
 }
@@ -111,7 +114,7 @@ _LOOKS: dict[str, dict[str, Any]] = {
 def _kind(placement: Any) -> str:
     """What the legend calls a placement; "" for parts and for what one rank has."""
     if is_whole(placement) or getattr(placement, "dim", None) is not None:
-        return ""
+        return _SHARED if _shared(placement) else ""
     return _PARTIAL if type(placement).__name__ == "Partial" else _WHOLE
 
 
@@ -130,7 +133,7 @@ def _formula(axes: "Axes", row: Sequence, middle: float, inch: float, ranks: int
     left = 0.1
     for item, width in zip(row, widths, strict=True):
         if isinstance(item, str):
-            moves = item.split()[0] in _COLLECTIVES if item.strip() else False
+            moves = any(word in _COLLECTIVES for word in item.split())
             look = {"color": RED if moves else INK, "fontweight": "bold" if moves else "normal"}
             axes.text(left + width / 2, middle, item, ha="center", va="center", fontsize=9, **look)
         else:
@@ -154,12 +157,18 @@ def _cut(axes: "Axes", at: draw.Box, shape: Sequence[int], placement: Any, ranks
     elif getattr(placement, "dim", None) is not None:
         across, begin = placement.dim % len(shape) > 0, 0
         counts = _counts(placement, shape[placement.dim], ranks)
-        for rank, count in enumerate(counts):
+        for rank, count in enumerate(() if _shared(placement) else counts):
             share, start = count / sum(counts), begin / sum(counts)
             mine = (x + start * width, y, share * width, height)
             mine = mine if across else (x, y + start * height, width, share * height)
             draw.box(axes, mine, colour_of_rank(rank), gid=f"rank {rank}: {count}")
             begin += count
+        for rank, (start, share), (low, band) in _pieces(placement):
+            mine = (x + start * width, y + low * height, share * width, band * height)
+            if not across:
+                mine = (x + low * width, y + start * height, band * width, share * height)
+            hatch, pale = ("///", 0.55) if band < 1 else (None, 0)
+            draw.box(axes, mine, colour_of_rank(rank, pale), hatch=hatch, gid=f"rank {rank}: piece")
     elif _kind(placement) == _PARTIAL:
         step = min(0.05, min(width, height) / (3 * ranks))
         for rank in reversed(range(ranks)):
@@ -176,6 +185,28 @@ def _counts(placement: Any, size: int, ranks: int) -> Sequence[int]:
     if split is not None:
         return split.counts
     return [len(part) for part in np.array_split(np.arange(size), ranks)]
+
+
+def _shared(placement: Any) -> list[tuple[tuple[int, ...], tuple[int, int]]]:
+    """(ranks, interval) of what more than one rank has."""
+    split = getattr(placement, "shards", None)
+    return [] if split is None else list(split.shared())
+
+
+def _pieces(placement: Any) -> Iterator[tuple[int, tuple[float, float], tuple[float, float]]]:
+    """(rank, start and share along the dimension that is cut, start and share across it) where
+    ranks share some of it: what a rank has alone, or a band of what it has with others."""
+    shared = _shared(placement)
+    if not shared:
+        return
+    split = placement.shards
+    for rank, part in enumerate(split.parts):
+        for start, stop in part:
+            yield rank, (start / split.extent, (stop - start) / split.extent), (0, 1)
+    for holders, (start, stop) in shared:
+        for n, rank in enumerate(holders):
+            along = start / split.extent, (stop - start) / split.extent
+            yield rank, along, (n / len(holders), 1 / len(holders))
 
 
 # -- parts by rank -------------------------------------------------------------------------------
