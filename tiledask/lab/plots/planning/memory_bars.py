@@ -70,6 +70,7 @@ def memory_bars(
     *,
     place: str = "place",
     overhead: int = 0,
+    limit: tuple[str, float] | None = None,
     title: str = "Memory by tensor class",
 ) -> "Figure":
     """A figure of stacked bars, one per place at its fullest moment; what exceeds ``capacity``
@@ -79,7 +80,8 @@ def memory_bars(
     after the other that hold the same are drawn once. ``place`` is the word for a
     place: "stage" (whose bytes are those of one device), "GPU", "worker". ``overhead``: bytes that
     a run takes on every place beside these, such as ``fits(...).overhead.total``; drawn
-    last, in grey. The legend leaves out what is too thin to be seen in any bar.
+    last, in grey. ``limit``: a dashed line, its name and the bytes at which it is. The legend
+    leaves out what is too thin to be seen in any bar.
     """
     per = _WHOSE.get(place, place)
     if isinstance(ledgers, Ledger):
@@ -100,6 +102,8 @@ def memory_bars(
     every_axes = draw.stacked_axes(figure, [0.18 / pitch + len(panel) for panel in panels])
     for axes, panel in zip(every_axes, panels, strict=True):
         _panel(axes, panel, capacity, colours, pitch)
+        if limit:
+            draw.limit_line(axes, limit[1], gid=limit[0])
         if len(panels) > 1:
             top = max(capacity or 0, *(bar.total for bar in panel))
             axes.set_title(f"this panel's scale: up to {format_bytes(top)}")
@@ -111,6 +115,8 @@ def memory_bars(
     if capacity is not None:
         words = f"capacity: {format_bytes(capacity)} per {per}"
         entries.append(draw.line_entry(words, linestyle="--"))
+    if limit:
+        entries.append(draw.line_entry(limit[0], linestyle="--"))
     draw.legend(figure, entries, 4)
     return figure
 
