@@ -634,6 +634,8 @@ def test_memory_bars_are_the_bytes_of_the_fullest_moment_and_marked_over_the_cap
     (line,) = axes.lines
     assert list(line.get_xdata()) == [40 * GB] * 2
     assert not boxes(plots.memory_bars(SPLIT, 42 * GB).axes[0], "over")
+    (axes,) = plots.memory_bars({"mine": {"A": 2, "B": 4}}, limit=("the bound", 5)).axes
+    assert [line.get_xdata()[0] for line in axes.lines if line.get_gid() == "the bound"] == [5]
 
 
 @pytest.mark.long
@@ -824,6 +826,11 @@ def test_a_line_of_many_points_has_no_dots_and_no_ticks():
     (axes,) = plots.curves({"few": few, "many": many}, xlabel="x", ylabel="y").axes
     assert [line.get_marker() for line in axes.lines] == ["o", "None"]
     assert [t.get_text() for t in axes.get_xticklabels()] == ["1", "60"]
+    marks = {"first": {2: 2}, "second": {50: 50}}
+    (axes,) = plots.curves({"many": many}, xlabel="bytes", ylabel="y", marks=marks).axes
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["1 B", "10 B"]
+    assert [t.get_text() for t in axes.get_legend().get_texts()] == ["many"]
+    assert {t.get_text(): t.xy for t in axes.texts} == {"first": (2, 2), "second": (50, 50)}
 
 
 def test_a_corner_has_each_block_at_its_matrix_and_says_where_k_is_cut():

@@ -385,9 +385,15 @@ def test_a_group_is_a_line_through_its_ranks_red_where_it_lies_on_several_hosts(
     assert not overlaps(drawn)
 
 
-def test_a_box_of_another_word_than_rank():
-    top, *_ = plots.rank_groups((1, 2, 2), hosts="AABB", word="worker").axes
-    assert [text.get_text() for text in top.texts][-4:] == [f"worker {n}" for n in range(4)]
+def test_groups_on_hosts_in_two_ways_are_side_by_side():
+    figure = plots.rank_groups((1, 2, 2), hosts={"in order": "AABB", "tp inside": "ABAB"})
+    axes = np.array(figure.axes).reshape(3, 2)
+    assert [top.get_title(loc="left") for top in axes[0]] == ["in order", "tp inside"]
+    across = [[line.get_gid() for line in each.get_lines()] for each in axes[1:].flat]
+    assert across == [["across"] * 2, ["within"] * 2, ["within"] * 2, ["across"] * 2]
+    drawn = drawn_texts(figure)
+    assert not clipped(figure, drawn, by=1)
+    assert not overlaps(drawn)
 
 
 def test_groups_of_names_or_hosts_that_are_too_few_are_refused():

@@ -33,7 +33,8 @@ def curves(
 
     On the axes that are logarithmic, ``log`` ("", "x", "y" or "xy"), numbers are above 0. There
     all values of x are ticks, and a ``ylabel`` of "bytes" or "seconds" has the units that suit. A
-    line of 40 points or more is one of a formula: it has no dots and no ticks.
+    line of 40 points or more is one of a formula: it has no dots and no ticks. Where ``marks`` have
+    several names, each stands left of its points, and they have no ticks.
 
     >>> len(curves({"one core": {64: 1e-5, 128: 8e-5}}, xlabel="n", ylabel="seconds").axes)
     1
@@ -52,19 +53,29 @@ def curves(
         dots = {} if len(line) >= _FINE else {"marker": "o", "markersize": 4}
         look = {**dots, "label": name, "gid": name}
         draw.curve(axes, list(line), list(line.values()), colour, 2.0, **look)
-    for name, line in (marks or {}).items():
-        look = {"marker": "x", "markersize": 7, "markeredgewidth": 1.8, "label": name, "gid": name}
+    marks = marks or {}
+    beside = len(marks) > 1
+    for name, line in marks.items():
+        look = {"marker": "x", "markersize": 7, "markeredgewidth": 1.8, "gid": name}
+        look |= {} if beside else {"label": name}
         draw.curve(axes, list(line), list(line.values()), RED, 0, zorder=5, **look)
+        for at in line.items() if beside else ():
+            draw.note(axes, at, name, (-4, 4), color=RED)
     if "y" in log:
         words = _WORDS.get(ylabel, "{:g}".format)
         digits = (1,) if max(ys) > 100 * min(ys) else (1, 2, 5)
         draw.log_ticks(axes.yaxis, min(ys) / 2, 2 * max(ys), words, digits)
     axes.set(xlabel=xlabel, ylabel=ylabel)
     if "x" in log:
-        axes.set(xscale="log")
-        xs = sorted({x for line in every if len(line) < _FINE for x in line}) or [xs[0], xs[-1]]
-        axes.set_xticks(xs, [f"{x:,}" for x in xs], minor=False)
-        axes.set_xticks([], minor=True)
+        told = [*series.values(), *(() if beside else marks.values())]
+        ticks = sorted({x for line in told if len(line) < _FINE for x in line})
+        if ticks:
+            axes.set(xscale="log")
+            axes.set_xticks(ticks, [f"{x:,}" for x in ticks], minor=False)
+            axes.set_xticks([], minor=True)
+        else:
+            words = _WORDS.get(xlabel, "{:,g}".format)
+            draw.log_ticks(axes.xaxis, xs[0], xs[-1], words, (1,))
     draw.grid(axes)
-    draw.legend_under(axes, len(series) + len(marks or {}), -0.25)
+    draw.legend_under(axes, len(series) + (0 if beside else len(marks)), -0.25)
     return figure

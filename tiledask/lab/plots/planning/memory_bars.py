@@ -71,6 +71,7 @@ def memory_bars(
     place: str = "place",
     overhead: int = 0,
     unit: str = "bytes",
+    limit: tuple[str, float] | None = None,
     title: str = "Memory by tensor class",
 ) -> "Figure":
     """A figure of stacked bars, one per place at its fullest moment; what exceeds ``capacity``
@@ -80,8 +81,8 @@ def memory_bars(
     after the other that hold the same are drawn once. ``place`` is the word for a
     place: "stage" (whose bytes are those of one device), "GPU", "worker". ``overhead``: bytes that
     a run takes on every place beside these, such as ``fits(...).overhead.total``; drawn
-    last, in grey. The legend leaves out what is too thin to be seen in any bar. ``unit``: what was
-    counted by hand, if not bytes.
+    last, in grey. ``unit``: what was counted by hand, if not bytes. ``limit``: a dashed line, its
+    name and where it is. The legend leaves out what is too thin to be seen in any bar.
     """
     per = _WHOSE.get(place, place)
     said: Callable[[float], str] = format_bytes if unit == "bytes" else "{:.3g}".format
@@ -103,6 +104,8 @@ def memory_bars(
     every_axes = draw.stacked_axes(figure, [0.18 / pitch + len(panel) for panel in panels])
     for axes, panel in zip(every_axes, panels, strict=True):
         _panel(axes, panel, capacity, colours, pitch, said)
+        if limit:
+            draw.limit_line(axes, limit[1], gid=limit[0])
         if len(panels) > 1:
             top = max(capacity or 0, *(bar.total for bar in panel))
             axes.set_title(f"this panel's scale: up to {format_bytes(top)}")
@@ -114,6 +117,8 @@ def memory_bars(
     if capacity is not None:
         words = f"capacity: {format_bytes(capacity)} per {per}"
         entries.append(draw.line_entry(words, linestyle="--"))
+    if limit:
+        entries.append(draw.line_entry(limit[0], linestyle="--"))
     draw.legend(figure, entries, 4)
     return figure
 

@@ -246,8 +246,11 @@ def tradeoff(
     for (name, points), colour in zip(series.items(), cycle((BLUE, RED, GREEN))):
         _, xs, ys = zip(*points, strict=True)
         draw.curve(axes, xs, ys, colour, 1.2, marker="o", label=name, zorder=3, gid=name)
-        for label, x, y in points:
-            draw.note(axes, (x, y), label, (0, 7), 8, color=colour)
+        for at, (label, x, y) in enumerate(points):  # beside the line, not on it
+            left = at == 0 or ys[at - 1] < y
+            right = at == len(points) - 1 or ys[at + 1] < y
+            offset = (4 * (right - left), 6 if left or right or len(points) == 1 else -7)
+            draw.note(axes, (x, y), label, offset, 8, color=colour)
     draw.curve(axes, memory, least, GREY, 1.2, gid="least")
     floor = 0.5 * min(*least, *(b for _, _, b in every))
     axes.fill_between(memory, floor, least, color=PALE, label="below the bound")

@@ -79,9 +79,10 @@ def _cube(axes: "Axes", grid: tuple[int, int, int]) -> None:
             _face(axes, (down, across, fixed), edges, colour, gid=gid, **look)
         middle = [0.0, 0.0, 0.0]
         middle[down], middle[across], middle[fixed] = side / 2, side / 2, where
-        shift = {"A": (-0.42, 0.3), "B": (-0.1, -0.36), "C": (0.0, 0.6)}[name]
+        shift = {"A": (-0.12, 0.64), "B": (0.0, -0.28), "C": (0.0, 0.57)}[name]
         x, y = _at(tuple(middle))
-        axes.text(x + shift[0] * side, y + shift[1] * side, name, ha="center", va="center")
+        words = f"{name}, {'ijk'[down]} x {'ijk'[across]}"
+        axes.text(x + shift[0] * side, y + shift[1] * side, words, ha="center", va="center")
     (i, i_end), (j, j_end), (k, k_end) = ((each[0], each[-1] + 1) for each in part)
     for fixed, down, across, where, shade in (
         (1, 0, 2, j_end, 0.0),
