@@ -535,6 +535,25 @@ def test_gantt_names_rows_and_leaves_causes_out():
         plots.gantt(timeline, lanes=rows[:1])
 
 
+def test_gantt_draws_the_path_that_decided_the_end():
+    run = simulate(schedule("1f1b", 2, 2), 1, 2, latency=0.5)
+    figure = plots.gantt(run, path=True)
+    assert "the longest path" in words(figure)
+    (line,) = (line for line in figure.axes[0].lines if line.get_gid() == "path")
+    times, rows = line.get_xdata(), line.get_ydata()
+    assert (times[0], times[-1]) == (0, run.makespan)
+    assert sum(np.diff(rows) != 0) == 2 == (run.makespan - 9) / 0.5
+    with pytest.raises(ConfigError, match="leave path out"):
+        plots.gantt(pipeline(2, 2), path=True)
+
+
+def test_gantt_of_a_part_says_so_and_names_what_is_in_it():
+    said = words(plots.gantt(simulate(schedule("gpipe", 2, 8), 1, 2), between=(0, 2)))
+    assert "simulated: a part; done after 27 s" in said
+    assert "idle: not yet filled" in said
+    assert "idle: draining" not in said
+
+
 @pytest.mark.long
 def test_gantt_halves_the_row_where_a_forward_and_a_backward_run_at_once():
     (axes,) = plots.gantt(PAIRS).axes
@@ -974,6 +993,8 @@ def test_idle_bars_are_as_high_as_the_shares():
     (axes,) = plots.idle_bars({"naive": (None, 0.5, 0.51), "gpipe": (None, 0.27, 0.3)}).axes
     legend = axes.figure.legends[0].get_texts()
     assert [t.get_text() for t in legend] == ["simulated", "measured"]
+    (axes,) = plots.idle_bars(idle, names=("planned", "late", "measured")).axes
+    assert len(boxes(axes, "planned")) == 2
 
 
 @pytest.mark.long

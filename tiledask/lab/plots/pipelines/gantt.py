@@ -84,6 +84,7 @@ def gantt(
     numbers: bool = True,
     causes: bool = True,
     lanes: Sequence[str] | None = None,
+    path: bool = False,
 ) -> "Figure":
     """A figure with one panel per timeline, one row per device, all on one time axis.
 
@@ -93,14 +94,18 @@ def gantt(
     ``titles`` name the panels; without them a timeline's origin does. ``between``: only these
     seconds are drawn, for a closer look. Without ``numbers`` the boxes stay empty. Without
     ``causes`` what other stages and the order cause is one plain grey. ``lanes`` name the rows;
-    default: device 0, device 1, ... A forward and a backward that a device does at once share the
+    default: device 0, device 1, ... With ``path`` the chain of actions that decided the end of a
+    simulation is drawn as a line. A forward and a backward that a device does at once share the
     height of its row.
     """
-    _check(timelines, titles, between, lanes)
+    _check(timelines, titles, between, lanes, path)
     rows = [timeline.devices for timeline in timelines]
     pitch = 0.34 if max(rows) < 12 else 0.22
     actions = [_actions(timeline) for timeline in timelines]
-    entries = _legend(timelines, causes)[: None if numbers else -1]
+    begins = min(0.0, *(float(t.start.min(initial=0.0)) for t in timelines))
+    ends = max(max(t.makespan, float(t.end.max(initial=0.0))) for t in timelines)
+    first, last = between or (begins, ends or 1.0)
+    entries = _legend(timelines, causes, (first, last), path)[: None if numbers else -1]
     letters = sum(len(str(entry.get_label())) for entry in entries)
     columns = 5 if len(entries) <= 5 and letters < 100 else 3
     lines = -(-len(entries) // columns)
@@ -108,10 +113,9 @@ def gantt(
     panels = draw.stacked_axes(figure, rows, sharex=True)
     names = titles or [timeline.origin for timeline in timelines]
     for axes, timeline, done, name in zip(panels, timelines, actions, names, strict=True):
-        _panel(axes, timeline, done, name, causes, lanes)
-    begins = min(0.0, *(float(t.start.min(initial=0.0)) for t in timelines))
-    ends = max(max(t.makespan, float(t.end.max(initial=0.0))) for t in timelines)
-    first, last = between or (begins, ends or 1.0)
+        _panel(axes, timeline, done, name, causes, lanes, between)
+        if path:
+            _path(axes, timeline)
     draw.time_ticks(panels[-1], first, last)
     below = draw.legend(figure, entries, columns)
     figure.lay_out()
@@ -135,6 +139,7 @@ def _check(
     titles: Sequence[str] | None,
     between: tuple[float, float] | None,
     lanes: Sequence[str] | None,
+    path: bool,
 ) -> None:
     if not timelines:
         raise ConfigError("gantt draws 1 timeline or more, got 0; pass simulate(...)'s result")
@@ -154,6 +159,8 @@ def _check(
             f"between is (start, end) in seconds with start < end, got {tuple(between)!r}; "
             f"leave it out to draw everything"
         )
+    if path and any(timeline.critical_path is None for timeline in timelines):
+        raise ConfigError("gantt knows the path of what simulate(...) returns; leave path out")
 
 
 def _panel(
@@ -163,11 +170,11 @@ def _panel(
     name: str,
     causes: bool,
     lanes: Sequence[str] | None,
+    between: tuple[float, float] | None,
 ) -> None:
-    axes.set_title(
-        f"{name}: {100 * timeline.bubble_fraction:.1f} % of device-time idle, "
-        f"done after {format_seconds(timeline.makespan)}"
-    )
+    done = f"done after {format_seconds(timeline.makespan)}"
+    idle_share = f"{100 * timeline.bubble_fraction:.1f} % of device-time idle"
+    axes.set_title(f"{name}: " + (f"a part; {done}" if between else f"{idle_share}, {done}"))
     for cause, idle in _idle_boxes(timeline, causes).items():
         draw.boxes(axes, idle, **_face(cause), gid=cause, linewidth=0)
     for kind, chunk in dict.fromkeys((a.kind, a.chunk) for a in actions):
@@ -187,8 +194,19 @@ def _panel(
     # at the right of each row how much of the time its device is idle, where they differ
     whole = timeline.makespan or 1.0
     shares = [f"{100 * max(0.0, idle / whole):.1f} % idle" for idle in timeline.idle_per_device]
-    if len(set(shares)) > 1:  # else the panel's title has it
+    if len(set(shares)) > 1 and not between:  # else the panel's title has it
         draw.label_right(axes, devices[::step], shares[::step])
+
+
+def _path(axes: "Axes", timeline: Timeline) -> None:
+    """The critical path as a line through its actions, below their numbers."""
+    columns = ("kind", "stage", "microbatch", "device", "start", "end")
+    rows = zip(*(getattr(timeline, name).tolist() for name in columns), strict=True)
+    spans = {tuple(row[:3]): row[3:] for row in rows}
+    chain = [spans[a.kind, a.stage, a.microbatch] for a in timeline.critical_path.actions]
+    times = [time for _, *both in chain for time in both]
+    at = [device + 0.25 for device, *_ in chain for _ in range(2)]
+    draw.curve(axes, times, at, INK, 1.8, gid="path")
 
 
 def _face(cause: str) -> dict:
@@ -297,14 +315,25 @@ def _fits(digits: int, size: float, turned: bool, wide: float, tall: float) -> b
     return (across <= wide and along <= tall) if turned else (along <= wide and size <= tall)
 
 
-def _legend(timelines: Sequence[Timeline], by_cause: bool) -> list:
+def _legend(
+    timelines: Sequence[Timeline], by_cause: bool, shown: tuple[float, float], path: bool
+) -> list:
     entries = [draw.patch_entry(*shown) for shown in kinds_shown(*timelines)]
     if any((timeline.kind == TRANSFER).any() for timeline in timelines):
         entries.append(draw.line_entry("transfer to the device", linewidth=2))
     for kind, (words, colour) in WEIGHTS.items():
         if any((timeline.kind == kind).any() for timeline in timelines):
             entries.append(draw.line_entry(words, color=colour, linewidth=2))
-    causes = {cause for timeline in timelines for cause in _idle_boxes(timeline, by_cause)}
+    first, last = shown
+    causes = {
+        cause
+        for timeline in timelines
+        for cause, idle in _idle_boxes(timeline, by_cause).items()
+        # what is narrower than a pixel cannot be seen
+        if any(min(x + w, last) - max(x, first) > (last - first) / 1000 for x, _, w, _ in idle)
+    }
+    if path:
+        entries.append(draw.line_entry("the longest path", linewidth=1.8))
     if "idle" in causes:
         entries.append(draw.patch_entry("idle", PALE, linewidth=0))
     for cause, words in CAUSES.items():

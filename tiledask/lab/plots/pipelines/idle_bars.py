@@ -15,11 +15,12 @@ __all__ = ["idle_bars"]
 def idle_bars(
     idle: Mapping[str, tuple[float | None, float | None, float | None]],
     *,
+    names: tuple[str, str, str] = ("predicted", "simulated", "measured"),
     title: str = "Idle share of device-time",
 ) -> "Figure":
     """A figure of three bars per configuration: ``{label: (predicted, simulated, measured)}``,
     each a share of 1, or None where there is no such value (drawn as a dash, and left out where no
-    configuration has one)."""
+    configuration has one). ``names`` are what the three are called."""
     if not idle or any(len(shares) != 3 for shares in idle.values()):
         raise ConfigError(
             f"idle_bars needs 1 configuration or more with 3 shares each, got "
@@ -29,7 +30,7 @@ def idle_bars(
     figure, groups = canvas(3.6, title), len(idle)
     axes = figure.subplots()
     columns = zip(*idle.values(), strict=True)
-    names, palette = ("predicted", "simulated", "measured"), (BLUE, ORANGE, GREEN)
+    palette = BLUE, ORANGE, GREEN
     named = list(zip(names, columns, palette, strict=True))
     there = [each for each in named if any(share is not None for share in each[1])] or named
     series, colours = [each[:2] for each in there], [each[2] for each in there]

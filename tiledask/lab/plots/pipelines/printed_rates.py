@@ -17,7 +17,7 @@ def printed_rates(
     *,
     title: str = "Printed and worked out again",
 ) -> "Figure":
-    """A figure of rates: ``{how: [(printed, ours, whether they agree)]}``. A dot where they agree,
+    """A figure of rates: ``{how: [(printed, ours, whether they agree)]}``. A ring where they agree,
     a cross where they do not, a colour for each way of working them out."""
     every = {how: list(rows) for how, rows in rates.items()}
     if not every or not all(every.values()):
@@ -35,10 +35,11 @@ def printed_rates(
         agree = [row[:2] for row in rows if row[2]]
         miss = [row[:2] for row in rows if not row[2]]
         words = f"{how}: {len(agree)} of {len(rows)}"
-        look = {"label": words, "zorder": 3, "markersize": size}
+        look = {"label": words, "zorder": 3, "markersize": size, "markerfacecolor": "none"}
         if agree:
             xs, ys = zip(*agree, strict=True)
-            draw.curve(axes, xs, ys, colour, 0, marker="o", gid=f"{how}, agree", **look)
+            ring = {"marker": "o", "markeredgewidth": 1.8, "gid": f"{how}, agree"}
+            draw.curve(axes, xs, ys, colour, 0, **ring, **look)
             look.pop("label")
         if miss:
             xs, ys = zip(*miss, strict=True)

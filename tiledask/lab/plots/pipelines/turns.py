@@ -53,7 +53,10 @@ def turns(order: Schedule, *, title: str = "The order, turn by turn") -> "Figure
     entries = [draw.patch_entry(*KINDS[kind]) for kind in KINDS if kind in kinds]
     if stands:
         entries += [
-            draw.patch_entry("pale: never done", lighter(KINDS["F"][1], 0.7)),
+            draw.patch_entry(f"{KINDS[kind][0]}, never done", lighter(KINDS[kind][1], 0.7))
+            for kind in KINDS
+            if lighter(KINDS[kind][1], 0.7) in tones.values()
+        ] + [
             draw.patch_entry("a device stands here", "none", edgecolor=RED),
             draw.line_entry("and waits for this", RED, marker=">"),
         ]
