@@ -393,8 +393,6 @@ def around(request) -> dict:
     for words in ("keeps = 14 * GB", "task = {\n"):
         exec(next(c.source for c in that_has(words) if words in c.source), capstone)
     fast = td.load_cluster("32xA100-80GB")
-    links = fast.between_nodes
-    late = replace(links, bytes_per_second=links.bytes_per_second / 10)
     rng = np.random.default_rng(0)
     x, a = (rng.integers(-4, 5, n).astype("float32") for n in ((500, 1000), (1000, 2000)))
     return {
@@ -402,10 +400,8 @@ def around(request) -> dict:
         "GB": GB,
         "replace": replace,
         "task": capstone["task"],
-        "llama": td.load_model("llama-2-70b"),
         "gpt": td.Model(**sizes, learned_pos=2048, name="gpt-30b"),
         "fast": fast,
-        "slow": replace(fast, between_nodes=late),
         "small": td.load_cluster("32xA100-40GB"),
         "modern": {"flash_attention": True, "sequence_parallel": True},
         "rows": td.Shard(0),
