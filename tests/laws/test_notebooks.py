@@ -36,7 +36,6 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from unittest import mock
@@ -392,20 +391,13 @@ def around(request) -> dict:
     capstone: dict = {}
     for words in ("keeps = 14 * GB", "task = {\n"):
         exec(next(c.source for c in that_has(words) if words in c.source), capstone)
-    fast = td.load_cluster("32xA100-80GB")
-    links = fast.between_nodes
-    late = replace(links, bytes_per_second=links.bytes_per_second / 10)
     rng = np.random.default_rng(0)
     x, a = (rng.integers(-4, 5, n).astype("float32") for n in ((500, 1000), (1000, 2000)))
     return {
         "td": td,
         "GB": GB,
-        "replace": replace,
         "task": capstone["task"],
-        "llama": td.load_model("llama-2-70b"),
         "gpt": td.Model(**sizes, learned_pos=2048, name="gpt-30b"),
-        "fast": fast,
-        "slow": replace(fast, between_nodes=late),
         "small": td.load_cluster("32xA100-40GB"),
         "modern": {"flash_attention": True, "sequence_parallel": True},
         "rows": td.Shard(0),

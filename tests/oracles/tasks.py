@@ -31,7 +31,6 @@ GPT = Model(hidden=2048, layers=24, heads=16, ffn=8192, vocab=51200, learned_pos
 """1.3 billion parameters: 21 GB of states at 16 bytes."""
 SMALL = td.load_cluster("8xA10")
 """Two nodes of 4 x 24 GB."""
-BAD = td.Layout(tp=8, microbatch=8, microbatches=4, recompute="full")
 ROWS = ((3, 3, 3, 2), 5, 2, (2, 2))
 
 
@@ -80,7 +79,6 @@ EXERCISES: dict[str, Callable[[], Any]] = {
     "layer_too_large": td.tasks.layer_too_large,
     "fastest_within": lambda: td.tasks.fastest_within(GPT, SMALL, 32, room=6 * GB),
     "fewest_devices": lambda: td.tasks.fewest_devices(GPT, SMALL, 32),
-    "repair": lambda: td.tasks.repair(GPT, BAD, SMALL),
     "repaired_kernel": lambda: td.tasks.repaired_kernel(hurried),
     "levels_at_fault": lambda: td.tasks.levels_at_fault(RUNS, RATE),
     "tile_within": lambda: td.tasks.tile_within(
@@ -350,7 +348,6 @@ FOUND: dict[str, Callable[[Any], Any]] = {
     "layer_too_large": survivors,
     "fastest_within": searched,
     "fewest_devices": on_fewest,
-    "repair": searched,
     "repaired_kernel": lambda _: tile_loop,
     "levels_at_fault": lambda _: {name: run.at_fault(RATE) for name, run in RUNS.items()},
     "tile_within": best_tile,

@@ -278,6 +278,11 @@ def test_layers_add_up(shape, options, schedule):
     for layer, when in frame.index:  # ranks wait at the same time: not those of all together
         most = max(waits[layer, when, rank] for rank in range(len(got.held)))
         assert frame.loc[(layer, when), "barriers"] == most
+    ranks = [got.layers(rank) for rank in range(len(got.held))]
+    assert max(each["barriers"].sum() for each in ranks) == whole["barriers"].iloc[0]
+    for what in ("bytes", "messages"):
+        assert sum(each[what].sum() for each in ranks) == frame[what].sum()
+        assert all(each[what].tolist() == each[f"predicted_{what}"].tolist() for each in ranks)
     seconds = sum(r.seconds for r in got.records if r.step is not None) / STEPS
     assert 0 < frame["seconds"].sum() <= seconds
 

@@ -8,7 +8,7 @@ from oracles.figures import still_drawn
 from oracles.judged import assert_illegal, assert_quiet, targets
 
 import tiledask as td
-from tiledask.lab.tasks import fastest_within, fewest_devices, repair
+from tiledask.lab.tasks import fastest_within, fewest_devices
 from tiledask.plan.inputs.model import Model
 
 GB = 10**9
@@ -16,7 +16,6 @@ GPT = Model(hidden=2048, layers=24, heads=16, ffn=8192, vocab=51200, learned_pos
 """1.3 billion parameters: 21 GB of states at 16 bytes."""
 CLUSTER = td.load_cluster("8xA10")
 """Two nodes of 4 x 24 GB."""
-BAD = td.Layout(tp=8, microbatch=8, microbatches=4, recompute="full")
 
 
 @pytest.fixture(scope="module")
@@ -29,19 +28,14 @@ def fewest():
     return fewest_devices(GPT, CLUSTER, 32)
 
 
-@pytest.fixture(scope="module")
-def repaired():
-    return repair(GPT, BAD, CLUSTER)
-
-
 def searched(batch: int, **options):
     plans = td.search(GPT, CLUSTER, batch, **options)
     return [plans[n] for n in range(plans.counts["fits"])]
 
 
 @pytest.mark.slow
-def test_what_is_not_attempted_is_quiet_and_drawn(cap, fewest, repaired):
-    assert_quiet(cap, fewest, repaired)
+def test_what_is_not_attempted_is_quiet_and_drawn(cap, fewest):
+    assert_quiet(cap, fewest)
 
 
 def test_the_cap_unanswered_shows_a_time_and_no_part_of_the_best_step(cap):
@@ -50,7 +44,7 @@ def test_the_cap_unanswered_shows_a_time_and_no_part_of_the_best_step(cap):
 
 
 @pytest.mark.long
-def test_an_illegal_answer_says_why_with_its_numbers_and_is_still_drawn(cap, fewest, repaired):
+def test_an_illegal_answer_says_why_with_its_numbers_and_is_still_drawn(cap, fewest):
     for exercise, answer, words in (
         (cap, "tp=8", "an answer is a td.Layout"),
         (cap, td.Layout(tp=4, dp=2, microbatches=32), "64 sequences a step, the task has 32"),
@@ -58,7 +52,6 @@ def test_an_illegal_answer_says_why_with_its_numbers_and_is_still_drawn(cap, few
         (cap, td.Layout(tp=4, pp=4, microbatches=32), "needs 16 devices"),
         (cap, td.Layout(tp=4, cp=2, microbatches=32), "cp is 1, got 2"),
         (fewest, td.Layout(pp=2, microbatches=32), 'the verdict is "'),
-        (repaired, td.Layout(pp=8, microbatches=16), "16 sequences a step, the task has 32"),
     ):
         assert_illegal(exercise, answer, words)
         assert still_drawn(exercise, answer)
@@ -104,24 +97,6 @@ def test_more_bytes_a_parameter_take_more_devices():
     alone = td.Layout(microbatches=32, recompute="full", flash_attention=True)
     assert light.check(alone).best
     assert 'the verdict is "no"' in heavy.check(alone).reason
-
-
-@pytest.mark.long
-def test_a_repair_is_what_the_critique_says_and_faults_have_their_numbers(repaired):
-    before = td.critique(GPT, BAD, CLUSTER)
-    faults = [line for line in before.lines if not line.good]
-    result = repaired.check(BAD)
-    assert result.legal
-    assert not result
-    assert len(faults) == next(t.got for t in result.targets if t.name.startswith("faults"))
-    assert "tp 8 leaves its node of 4" in result.reason
-    good = next(
-        plan.layout
-        for plan in searched(32)
-        if all(line.good for line in td.critique(GPT, plan.layout, CLUSTER).lines)
-    )
-    assert repaired.check(good)
-    assert repaired.draw(good).to_png().startswith(b"\x89PNG")
 
 
 @pytest.mark.long

@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 from oracles.tasks import (
     BACK,
-    BAD,
     FORTH,
     S0,
     S1,
@@ -475,20 +474,6 @@ ANSWERS: dict[str, list[tuple]] = {
             'the verdict is "no": the layout needs 16 devices (dp 1 x tp',
         ),
         (2, "not an answer", "an answer is a td.Layout, for example td.Layout(tp="),
-    ],
-    "repair": [
-        (BAD, "not yet", "tensor parallelism: tp 8 leaves its node of 4: every layer"),
-        (
-            td.Layout(tp=4, pp=2, microbatch=8, microbatches=4, recompute="full"),
-            "not yet",
-            "bubble: 18.9 % of a step (807 ms) is waiting for the",
-        ),
-        (
-            td.Layout(pp=8, microbatches=16),
-            "not legal",
-            "dp 1 x microbatch 1 x microbatches 16 = 16 sequences a",
-        ),
-        ("tp=4", "not an answer", "an answer is a td.Layout, for example td.Layout(tp="),
     ],
     "repaired_kernel": [
         (hurried, "not yet", "column 8 of C is wrong: the last tile, which has 1 of 4"),

@@ -1,8 +1,9 @@
 """Figures of trainings: what they draw is what was counted, and every word can be read.
 
 Holds `tiledask.lab.plots.training.layers_traffic`, `tiledask.lab.plots.training.live`,
-`tiledask.lab.plots.training.losses`, `tiledask.lab.plots.training.rank_groups` and
-`tiledask.lab.plots.training.time_lost`, `tiledask.lab.plots.ranges`.
+`tiledask.lab.plots.training.losses`, `tiledask.lab.plots.training.rank_grid`,
+`tiledask.lab.plots.training.rank_groups` and `tiledask.lab.plots.training.time_lost`,
+`tiledask.lab.plots.ranges`.
 """
 
 from types import SimpleNamespace
@@ -110,6 +111,10 @@ FIGURES = {
     ),
     "layers": lambda t: plots.layers_traffic(t[2, 2, 2]),
     "layers, many": lambda t: plots.layers_traffic(deep(96)),
+    "layers, of each": lambda t: plots.layers_traffic({str(shape): t[shape] for shape in t}),
+    "grid": lambda t: plots.rank_grid(MODEL, (2, 2, 2)),
+    "grid, one copy": lambda t: plots.rank_grid(MODEL, (1, 3, 2), title="Six ranks"),
+    "grid, copies": lambda t: plots.rank_grid(MODEL, (4, 1, 1)),
 }
 
 
@@ -308,6 +313,19 @@ def test_a_bar_that_is_not_as_predicted_is_said():
     assert "1 bar not as predicted" in plots.layers_traffic(made).get_suptitle()
 
 
+@pytest.mark.long
+def test_a_bar_for_each_training_is_its_bytes_and_the_barriers_of_its_busiest_rank(trained):
+    run = trained[2, 2, 2]
+    figure, step = plots.layers_traffic({"run": run, "again": run}), run.to_frame().iloc[0]
+    for axes, wanted in zip(figure.axes, (step.barriers, step.bytes_sent), strict=True):
+        (ticks,) = [c for c in axes.collections if c.get_gid() == "predicted"]
+        assert [segment[0][0] for segment in ticks.get_segments()] == [wanted, wanted]
+        patches = [p for p in axes.patches if p.get_gid() in PARTS]
+        assert sum(p.get_width() for p in patches) == 2 * wanted
+    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["run", "again"]
+    assert figure.get_suptitle() == "Barriers and bytes by training: counted equals predicted"
+
+
 def test_one_rank_has_nothing_to_draw(trained):
     with pytest.raises(ConfigError, match=r"2 ranks or more .* have 0 collectives"):
         plots.layers_traffic(trained[1, 1, 1])
@@ -394,6 +412,31 @@ def test_groups_on_hosts_in_two_ways_are_side_by_side():
     drawn = drawn_texts(figure)
     assert not clipped(figure, drawn, by=1)
     assert not overlaps(drawn)
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 2), (1, 3, 2), (4, 1, 1)])
+def test_the_grid_joins_the_ranks_of_each_group(shape):
+    """A frame holds the ranks of a group of tp, a line joins those along dp, or two stages."""
+    (axes,) = plots.rank_grid(MODEL, shape).axes
+    boxes = {p.get_gid(): p.get_bbox() for p in axes.patches if p.get_gid() != "tp"}
+    at = {int(name.removeprefix("rank ")): box for name, box in boxes.items()}
+    grid = np.arange(np.prod(shape)).reshape(shape)
+    assert sorted(at) == sorted(grid.flat)
+    frames = [p.get_bbox() for p in axes.patches if p.get_gid() == "tp"]
+    held = [[r for r, box in at.items() if frame.fully_overlaps(box)] for frame in frames]
+    wanted = np.moveaxis(grid, 1, -1).reshape(-1, shape[1]).tolist()
+    assert sorted(held) == sorted(wanted if shape[1] > 1 else [])
+    for axis, kind in ((0, "dp"), (2, "pp")):
+        found = [
+            [next(r for r, box in at.items() if box.contains(*point)) for point in xy]
+            for xy in (x.get_xydata() for x in axes.get_lines() if x.get_gid() == kind)
+        ]
+        groups = np.moveaxis(grid, axis, -1).reshape(-1, shape[axis]).tolist()
+        assert sorted(found) == sorted(groups if shape[axis] > 1 else [])
+    for stage in range(shape[2]):
+        units = ", ".join(MODEL.stage_units(stage, MODEL.even_cut(shape[2])))
+        said = [" ".join(text.get_text().split()) for text in axes.texts]
+        assert sum(words.endswith(units) for words in said) == shape[0] * shape[1]
 
 
 def test_groups_of_names_or_hosts_that_are_too_few_are_refused():

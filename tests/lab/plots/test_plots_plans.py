@@ -347,7 +347,8 @@ def test_where_nothing_fits_the_front_shows_how_far_the_nearest_is(found, drawn)
             [f"stage {p}\ncopy {d}" for p in (0, 1) for d in (0, 1)],
             {"pp": 2, "dp": 2},
         ),
-        ({"dp": 32, "zero": 3}, [f"copies {n} to {n + 7}" for n in (0, 8, 16, 24)], {"zero": 3}),
+        ({"dp": 32, "zero": 3}, [f"copies {n} to {n + 7}" for n in (0, 8, 16, 24)], {"zero": 4}),
+        ({"dp": 4, "tp": 8}, [f"copy {n}" for n in range(4)], {"dp": 4}),
         (
             {"tp": 16, "pp": 2},
             [f"stage {p}\ntp ranks {t} to {t + 7}" for p in (0, 1) for t in (0, 8)],
@@ -365,7 +366,8 @@ def test_nodes_are_joined_where_an_axis_leaves_them(layout, held, sent):
     lines = [(line.get_gid(), line.get_xydata().tolist()) for line in axes.get_lines()]
     assert {kind: [k for k, _ in lines].count(kind) for kind, _ in lines} == sent
     where = {"pp": "stage", "dp": "copy", "zero": "copies", "tp": "tp ranks"}
-    for kind, ends in lines:
+    for kind, (*first, last) in lines:
+        ends = first[0], last  # a ring's last line goes round below
         a, b = (
             next(t for (u, v), t in at.items() if (u, v) == pytest.approx((x, y))) for x, y in ends
         )
@@ -399,6 +401,22 @@ def test_the_parts_of_a_step_are_stacked_to_its_time(found, drawn):
         assert [b.get_x() for b in row[1:]] == pytest.approx(ends[:-1])
         assert ends[-1] == pytest.approx(step.total)
         assert f"{format_seconds(step.total)}\nMFU {100 * step.mfu:.1f} %" in words(axes)
+
+
+def test_steps_of_more_devices_are_drawn_in_seconds_of_fewer():
+    steps = {
+        n: td.estimate_step("gpt2", Layout(dp=n, microbatches=8 // n), f"{n}xA100-40GB")
+        for n in (1, 4)
+    }
+    (axes,) = plots.step_breakdown({f"{n}": step for n, step in steps.items()}, per=2).axes
+    ends = {}
+    for bar in axes.patches:
+        ends[bar.get_y()] = max(ends.get(bar.get_y(), 0), bar.get_x() + bar.get_width())
+    totals = [n / 2 * step.total for n, step in steps.items()]
+    assert list(ends.values()) == pytest.approx(totals)
+    for total, step in zip(totals, steps.values(), strict=True):
+        assert f"{format_seconds(total)}\nMFU {100 * step.mfu:.1f} %" in words(axes)
+    assert axes.get_xlabel() == "time of a step x devices / 2"
 
 
 @pytest.mark.long

@@ -158,13 +158,15 @@ class Trained:
             frame["loss_scale"] = self.scales
         return frame
 
-    def layers(self) -> "pd.DataFrame":
+    def layers(self, rank: int | None = None) -> "pd.DataFrame":
         """A row per layer and part of a step ("layer 0/attention/wo", "forward"): barriers,
         bytes, messages and seconds of a step, those predicted beside. Steps that were left out
-        do not count."""
+        do not count. ``rank``: of this one alone; default: of all together."""
         steps = range(self.first, self.first + len(self.losses))
         full = set(steps) - set(self.skipped)
-        return by_layer(self.records, self.planned, self.model.units, full)
+        records = (r for r in self.records if rank in (None, r.rank))
+        planned = [each if rank in (None, n) else [] for n, each in enumerate(self.planned)]
+        return by_layer(records, planned, self.model.units, full)
 
     def __repr__(self) -> str:
         dp, tp, pp = self.shape

@@ -55,6 +55,7 @@ from tiledask.lab.plots.training.layers_traffic import layers_traffic
 from tiledask.lab.plots.training.live import LiveLoss
 from tiledask.lab.plots.training.losses import losses
 from tiledask.lab.plots.training.placements import placements, shards
+from tiledask.lab.plots.training.rank_grid import rank_grid
 from tiledask.lab.plots.training.rank_groups import rank_groups
 from tiledask.lab.plots.training.rows_on_ranks import rows_on_ranks
 from tiledask.lab.plots.training.time_lost import time_lost
@@ -93,6 +94,7 @@ __all__ = [
     "printed_rates",
     "product_shadows",
     "ranges",
+    "rank_grid",
     "rank_groups",
     "reads",
     "roofline",

@@ -21,7 +21,6 @@ from tiledask.lab.exercises.planning.four_terms import four_terms
 from tiledask.lab.exercises.planning.layouts import (
     fastest_within,
     fewest_devices,
-    repair,
 )
 from tiledask.lab.exercises.products.block_and_tile import block_and_tile
 from tiledask.lab.exercises.products.tile_choice import tile_within
@@ -93,7 +92,6 @@ __all__ = [
     "puzzle_levels",
     "puzzle_names",
     "ranks_on_hosts",
-    "repair",
     "repaired_kernel",
     "run_blocks",
     "save_intervals",

@@ -1,10 +1,9 @@
 """Choose whole layouts: the planner works out every answer, and searches all others for the best.
 
-answer = td.Layout(...)  ->  legal? fits?  ->  bytes, seconds, idle share, faults   |  targets
-                             all layouts of the task searched: the best there is    |
+answer = td.Layout(...)  ->  legal? fits?  ->  bytes, seconds   |  targets
+                             all layouts of the task searched: the best there is  |
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -18,7 +17,6 @@ from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots.planning.feasibility import short_layout
 from tiledask.lab.plots.planning.step_breakdown import PARTS
 from tiledask.lab.plots.primitives import Figure, mark_box
-from tiledask.plan.choosing.critique import critique
 from tiledask.plan.choosing.search import Plans, Space, search
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.inputs.hardware import ClusterSpec
@@ -27,7 +25,7 @@ from tiledask.plan.inputs.model import Model
 from tiledask.plan.timing.step import StepEstimate, estimate_step
 from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = ["fastest_within", "fewest_devices", "repair"]
+__all__ = ["fastest_within", "fewest_devices"]
 
 GB = 10**9
 SEARCHED = "best of the search"
@@ -158,10 +156,14 @@ def fastest_within(
             most = ("at most", (1 + within) * best.total)
             return plots.ranges(bars, x="seconds of a step", limit=most, title="The time to reach")
 
-        def lost(step: StepEstimate) -> str:
-            return _lost(step, best) if step.total > (1 + within) * best.total else ""
-
-        return _beside(task, "the best of the search", best, answer, lost)
+        task.fit(answer)
+        mine = task.step(answer)
+        drawn = plots.step_breakdown({"the best of the search": best, f"yours: {answer}": mine})
+        if mine.total > (1 + within) * best.total:
+            part = _lost(mine, best)
+            *_, bar = (patch for patch in drawn.axes[0].patches if patch.get_gid() == part)
+            mark_box(drawn.axes[0], bar.get_bbox().bounds, part)
+        return drawn
 
     return Exercise(
         name="the fastest within a memory cap",
@@ -224,65 +226,3 @@ def fewest_devices(
         drawn=figure,
         read=layout_of,
     )
-
-
-def repair(model: Model, layout: Layout, cluster: ClusterSpec, *, sequence: int = 2048) -> Exercise:
-    """Find a Layout of as many sequences a step as ``layout`` in which ``critique`` finds no
-    fault, and which is no slower."""
-    task = _Task(model, cluster, layout.sequences, sequence)
-    before = task.step(layout)
-
-    def measure(answer: Layout) -> list[Target]:
-        task.fitting(answer)
-        lines = critique(model, answer, cluster, sequence=sequence).lines
-        # a fault with its numbers, without its formula
-        faults = [f"{line.about}: {line.why.split('. ')[0]}" for line in lines if not line.good]
-        return [
-            Target("faults", 0, len(faults), 0, remarks=faults),
-            task.seconds(before.total, task.step(answer), _fastest(task)),
-        ]
-
-    def figure(answer: Any) -> Figure:
-        def lost(step: StepEstimate) -> str:
-            good = all(
-                line.good for line in critique(model, answer, cluster, sequence=sequence).lines
-            )
-            return "" if good else _lost(step, _fastest(task))
-
-        return _beside(task, f"before: {layout}", before, answer, lost)
-
-    return Exercise(
-        name="repair the plan",
-        question=(
-            f"Train {task.words}. This plan takes {before.total:.3g} s a step: {layout}. Change it "
-            f"until td.critique finds 0 faults, no slower than before."
-        ),
-        form=task.form,
-        hints=(
-            "td.critique(model, plan, cluster) names the faults, each with its numbers. Which of "
-            "them is about what leaves a node?",
-            "A single change may not do: what is not cut by tp must be cut by something else, and "
-            "a pipeline wants many micro-batches.",
-            "Keep tp within the node, take stages for the rest, small micro-batches, and copies as "
-            "far as memory lets you; recompute only what doesn't fit.",
-        ),
-        measured=measure,
-        drawn=figure,
-        read=layout_of,
-    )
-
-
-def _beside(
-    task: _Task, name: str, step: StepEstimate, answer: Any, lost: Callable[[StepEstimate], str]
-) -> Figure:
-    """Where the time goes in ``step`` and in the answer, framed where ``lost`` says too much of it
-    goes."""
-    if answer is None:
-        return plots.step_breakdown({name: step}, title="Where the time of a step goes")
-    task.fit(answer)
-    mine = task.step(answer)
-    figure = plots.step_breakdown({name: step, f"yours: {answer}": mine})
-    if part := lost(mine):
-        *_, bar = (patch for patch in figure.axes[0].patches if patch.get_gid() == part)
-        mark_box(figure.axes[0], bar.get_bbox().bounds, part)
-    return figure

@@ -5,16 +5,14 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
-from itertools import product
 from typing import Any
 
 from tiledask.distributed.training import GPT, train
 from tiledask.errors import ConfigError, short
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.judging.result import NEAR
-from tiledask.lab.plots import primitives as draw
-from tiledask.lab.plots.style import canvas, colour_of_rank, styled
-from tiledask.plan.products.placement import split
+from tiledask.lab.plots.primitives import Figure
+from tiledask.lab.plots.training.rank_grid import rank_grid
 from tiledask.tile.datasets import load_text
 
 __all__ = ["PARTS", "step_traffic"]
@@ -56,11 +54,11 @@ def step_traffic(
             for pair in [(answer[what], counted[what])]
         ]
 
-    def figure(answer: Any) -> draw.Figure:
+    def figure(answer: Any) -> Figure:
         yours = "not attempted"
         if answer is not None:
             yours = ", ".join(f"{name} {n:,}" for name, n in answer.items())
-        return _mesh(model, shape, microbatches, batch, f"Who has what; your step: {yours}")
+        return rank_grid(model, shape, batch=batch, title=f"Who has what; your step: {yours}")
 
     dp, tp, pp = shape
     return Exercise(
@@ -128,27 +126,3 @@ def _counted(model: GPT, shape: Shape, microbatches: int, batch: int) -> dict[st
     sent = layers.groupby("parallel").bytes.sum() if len(layers) else {}
     found = {part: int(sent.get(part, 0)) for part in PARTS}
     return found | {"barriers": int(done.to_frame().barriers.iloc[0])}
-
-
-@styled
-def _mesh(model: GPT, shape: Shape, microbatches: int, batch: int, title: str) -> draw.Figure:
-    """A box for each rank: copies and their columns from above, stages from the left. What a row
-    of boxes shares stands before it."""
-    (dp, tp, pp), cut = shape, model.even_cut(shape[2])
-    figure = canvas(1.0 + 0.62 * dp * tp, title)
-    axes = figure.subplots()
-    for rank, (copy, part, stage) in enumerate(product(*map(range, shape))):
-        colour = colour_of_rank(copy, 0.15 + 0.5 * (part % 2))
-        y = copy * tp + part + 0.25 * copy
-        at = (stage, y - 0.44, 0.94, 0.88)
-        draw.box(axes, at, colour, linewidth=0, gid=f"rank {rank}")
-        low, high = split(0, batch, dp)[copy]
-        units = ", ".join(model.stage_units(stage, cut)) or "nothing"
-        draw.text_in(axes, at, f"rank {rank}\n{units}", colour)
-        if stage == 0:
-            rows = f"rows {low}-{high - 1} in {microbatches}\nmicro-batches,"
-            words = f"{rows}\ncolumns {part + 1}/{tp}"
-            axes.text(-0.02 * pp, y, words, ha="right", va="center", fontsize=9)
-    axes.set(xlim=(-0.14 * pp, pp), ylim=(dp * tp + 0.25 * (dp - 1) - 0.5, -0.5))
-    axes.set_axis_off()
-    return figure

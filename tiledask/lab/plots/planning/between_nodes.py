@@ -32,7 +32,8 @@ def between_nodes(
     title: str = "What goes between nodes",
 ) -> "Figure":
     """A figure with the nodes of each layout as boxes that say what they hold, and a line between
-    two that hold neighbours along an axis. Ranks count along tp first, then dp, then pp.
+    two that hold neighbours along an axis; along dp and tp these are rings. Ranks count along tp
+    first, then dp, then pp.
 
     >>> len(between_nodes({"copies": Layout(dp=4, tp=8)}).axes)
     1
@@ -50,10 +51,15 @@ def between_nodes(
     for name, layout in layouts.items():
         draw.note(axes, (0, top + _NAME), name, (0, 4), ha="left")
         spots = _spots(nodes[name])
-        middles = _middles(spots, top + _NAME)
+        middles, columns = _middles(spots, top + _NAME), 1 + max(x for x, _ in spots)
         for kind, a, b in lines[name]:
             (x, y), (u, v) = middles[a], middles[b]
-            draw.curve(axes, (x, u), (y, v), _colour(kind), 4, gid=kind, zorder=1)
+            look = {"gid": kind, "zorder": 1}
+            if abs(x - u) > 1.5 / columns:  # a ring goes back below the nodes between
+                low = y + _HIGH / 2 + 0.09
+                draw.curve(axes, (x, x, u, u), (y, low, low, v), _colour(kind), 4, **look)
+            else:
+                draw.curve(axes, (x, u), (y, v), _colour(kind), 4, **look)
         for (x, y), held in zip(middles, nodes[name], strict=True):
             box = (x - wide / 2, y - _HIGH / 2, wide, _HIGH)
             draw.box(axes, box, PALE, edgecolor=INK, linewidth=0.8, zorder=2)
@@ -102,8 +108,10 @@ def _lines(layout: Layout, nodes: Sequence[Sequence[Place]]) -> Iterator[tuple[s
             kind = "zero"
         for place, node in home.items():
             p, d, t = (n + (axis == along) for along, n in enumerate(place))
+            if kind != "pp":  # a ring
+                d, t = d % layout.dp, t % layout.tp
             line = (kind, node, home.get((p, d, t), node))
-            if line[1] != line[2] and line not in seen:
+            if line[1] != line[2] and not {line, (kind, line[2], node)} & seen:
                 seen.add(line)
                 yield line
 

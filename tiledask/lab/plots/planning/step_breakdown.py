@@ -38,16 +38,19 @@ def step_breakdown(
     steps: StepEstimate | Mapping[str, StepEstimate],
     *,
     shares: bool | None = None,
+    per: int | None = None,
     title: str = "Where the time of a step goes",
 ) -> "Figure":
     """A figure with a bar per step: time and share of each part where there is room, and at the
     end the step's time and MFU. ``shares``: all bars are equally long, their parts are shares
-    (default: if the longest step takes more than six times the shortest)."""
+    (default: if the longest step takes more than six times the shortest). ``per``: seconds are
+    times the step's devices over so many, so that bars of more devices can be compared."""
     if isinstance(steps, StepEstimate):
         steps = {f"{steps.model.name}, {short_layout(steps.layout)}": steps}
     if not steps:
         raise ConfigError("step_breakdown draws 1 step or more, got 0; pass {'name': plan.step}")
-    totals = [step.total for step in steps.values()]
+    times = [step.layout.devices / per if per else 1.0 for step in steps.values()]
+    totals = [n * step.total for n, step in zip(times, steps.values(), strict=True)]
     if shares is None:
         shares = max(totals) > _SPREAD * min(totals)
     names = [fill(name, 100) for name in steps]
@@ -65,32 +68,32 @@ def step_breakdown(
         axes.set_xticks([n / 5 for n in range(6)])
         draw.percent_ticks(axes.xaxis)
     else:
-        axes.set_xlabel("time of a step")
+        axes.set_xlabel(f"time of a step x devices / {per}" if per else "time of a step")
         draw.second_ticks(axes.xaxis)
     draw.legend(figure, entries, columns)
     figure.lay_out()
     for n, (name, step) in enumerate(zip(names, steps.values(), strict=True)):
         top = pitch * n + above
         draw.note(axes, (0, top), name, (0, 2), ha="left")
-        _bar(axes, top, step, step.total if shares else 1.0)
+        _bar(axes, top, step, times[n], totals[n] if shares else 1.0)
     return figure
 
 
-def _bar(axes: "Axes", top: float, step: StepEstimate, unit: float) -> None:
+def _bar(axes: "Axes", top: float, step: StepEstimate, times: float, unit: float) -> None:
     left = 0.0
     for part, (colour, _) in PARTS.items():
-        if not (seconds := getattr(step, part)):
+        if not (seconds := times * getattr(step, part)):
             continue
         at = (left, top, seconds / unit, _BAR)
         draw.box(axes, at, colour, linewidth=0.6, hatch=_HATCH.get(part), gid=part)
         # as much as fits
-        time, percent = format_seconds(seconds), f"{100 * seconds / step.total:.0f} %"
+        time, percent = format_seconds(seconds), f"{100 * seconds / times / step.total:.0f} %"
         lines = f"{time}, {percent}", f"{time}\n{percent}", percent
         for words in (*(f"{part}\n{line}" for line in lines), percent):
             if draw.fitting_text(axes, at, words, colour):
                 break
         left += seconds / unit
-    words = f"{format_seconds(step.total)}\nMFU {100 * step.mfu:.1f} %"
+    words = f"{format_seconds(times * step.total)}\nMFU {100 * step.mfu:.1f} %"
     draw.note(axes, (left, top + _BAR / 2), words)
 
 

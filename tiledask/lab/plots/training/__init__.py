@@ -4,6 +4,7 @@ losses, live       losses over one another and how far apart; a loss drawn while
 trainings          one training under several splits
 time_lost          what saving and failures cost, against how often is saved
 layers_traffic     barriers and bytes of a step by layer, counted beside predicted
+rank_grid          what each rank has, and with whom it talks along each axis
 layers_on_devices  the path of one input through the layers, from device to device
 rows_on_ranks      rows of an image: whose they are, and which are borrowed
 """

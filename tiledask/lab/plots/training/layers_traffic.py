@@ -1,6 +1,6 @@
 """Barriers and bytes of a training's step by layer, counted beside predicted."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError
@@ -59,19 +59,22 @@ def layer_bars(rows: Iterable[tuple[str, str, str, float, float]]) -> LayerBars:
 def layers_traffic(trained: Any, *, title: str | None = None) -> "Figure":
     """A figure with a bar per layer: barriers of a step, and bytes that all ranks send in it.
 
-    ``trained``: what `tiledask.train` returns. Bars are counted, black ticks predicted.
+    ``trained``: what `tiledask.train` returns; or several by name: then a bar for each of these.
+    Bars are counted, black ticks predicted.
     """
-    frame = trained.layers().reset_index()
-    if frame.empty:
+    if isinstance(trained, Mapping):
+        bars = _of_each(trained)
+    else:
+        frame, names = trained.layers().reset_index(), ["layer", "when", "parallel"]
+        bars = {
+            what: layer_bars(frame[[*names, what, f"predicted_{what}"]].itertuples(index=False))
+            for what in ("barriers", "bytes")
+        }
+    if not bars["bytes"].rows:
         raise ConfigError(
             "layers_traffic draws what 2 ranks or more tell each other, and these records have 0 "
             "collectives of a step; train over more ranks, for example (1, 2, 1)"
         )
-    names = ["layer", "when", "parallel"]
-    bars = {
-        what: layer_bars(frame[[*names, what, f"predicted_{what}"]].itertuples(index=False))
-        for what in ("barriers", "bytes")
-    }
     wrong = sum(
         sum(part[i] for part in each.parts.values()) != each.predicted[i]
         for each in bars.values()
@@ -80,7 +83,8 @@ def layers_traffic(trained: Any, *, title: str | None = None) -> "Figure":
     found = (
         f"{wrong} bar{'s' * (wrong > 1)} not as predicted" if wrong else "counted equals predicted"
     )
-    headline = f"Barriers and bytes by layer: {found}"
+    what = "training" if isinstance(trained, Mapping) else "layer"
+    headline = f"Barriers and bytes by {what}: {found}"
     count = len(bars["bytes"].rows)
     pitch = min(0.3, max(0.13, 9 / count))
     figure = canvas(1.5 + pitch * count, title or headline)
@@ -97,6 +101,18 @@ def layers_traffic(trained: Any, *, title: str | None = None) -> "Figure":
     entries = [draw.patch_entry(words, c) for part, (c, words) in PARTS.items() if part in used]
     draw.legend(figure, [*entries, draw.line_entry("predicted", linewidth=2)])
     return figure
+
+
+def _of_each(runs: Mapping[str, Any]) -> dict[str, LayerBars]:
+    """Barriers of each training's busiest rank, and the bytes that all its ranks send."""
+    rows: dict[str, list] = {"barriers": [], "bytes": []}
+    for name, run in runs.items():
+        ranks = [run.layers(rank) for rank in range(len(run.planned))]
+        busiest = max(ranks, key=lambda frame: frame.barriers.sum())
+        for what, frame in (("barriers", busiest), ("bytes", run.layers())):
+            told = frame.reset_index()[["when", "parallel", what, f"predicted_{what}"]]
+            rows[what] += [(name, *row) for row in told.itertuples(index=False)]
+    return {what: layer_bars(each) for what, each in rows.items()}
 
 
 def _panel(axes: "Axes", bars: LayerBars, title: str) -> None:
