@@ -33,7 +33,11 @@ _ERRORS = (ValueError, MemoryError, TimeoutError, RuntimeError, OSError)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 if all went well, 1 if a claim failed or a plan does not fit, 2 for a mistaken request."""
-    args = _parser().parse_args(arguments)
+    args, unknown = _parser().parse_known_args(arguments)
+    if unknown:
+        said = f"no argument {short(unknown[0])}; tiledask {args.command} --help has them all"
+        print(f"tiledask {args.command}: {said}", file=sys.stderr)
+        return 2
     console = Console(stderr=args.json)
     try:
         for path in filter(None, (vars(args).get("figure"), vars(args).get("map"))):

@@ -99,6 +99,8 @@ def _near(name: str, known: tuple[str, ...]) -> list[str]:
 
     >>> _near("lama-2-7b", ("llama-2-7b", "olmo-2-7b")), _near("gemma-2-7b", ("llama-2-7b",))
     (['llama-2-7b'], [])
+    >>> _near("gtp2", ("gpt2", "opt-125m"))
+    ['gpt2']
     """
     bare = {re.sub("[^a-z0-9]", "", each.lower()): each for each in known}
     if same := bare.get(re.sub("[^a-z0-9]", "", name)):
@@ -106,7 +108,8 @@ def _near(name: str, known: tuple[str, ...]) -> list[str]:
     begun = [each for each in known if name and each.startswith(name)]
     families = {each: _family(each) for each in known}
     alike = difflib.get_close_matches(_family(name), set(families.values()), 3, 0.75)
-    kin = [each for each in known if families[each] in alike]
+    letters = sorted(_family(name))  # two of them are easily swapped
+    kin = [each for each in known if families[each] in alike or sorted(families[each]) == letters]
     return begun[:3] or difflib.get_close_matches(name, kin, n=1)
 
 

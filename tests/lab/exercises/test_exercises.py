@@ -183,7 +183,7 @@ def test_copies_that_fit_are_judged_stage_by_stage():
     for stage, wrong in enumerate([(8, 64, None, None), tuple(n and n + 1 for n in right)]):
         assert not exercise.check(wrong), stage
     assert exercise.check((*right[:3], right[3] - 1)).targets[0].got == 1
-    assert targets(exercise.check((None,) * 4)) == {"ZeRO stages judged wrongly": (2, 0, 0)}
+    assert targets(exercise.check((None,) * 4)) == {"ZeRO levels judged wrongly": (2, 0, 0)}
 
 
 # -- the fewest bytes ----------------------------------------------------------------------------

@@ -44,4 +44,17 @@ def test_what_is_no_algorithm_is_refused_and_nothing_is_quiet():
     assert_quiet(exercise)
     assert_illegal(exercise, lambda row, column, a, b: a, "a block of C has [4, 2] numbers")
     assert_illegal(exercise, 3, "a function such as def cannon")
+    assert_illegal(exercise, lambda row, column, a, b: None, "is a return missing")
+
+
+def test_ranks_of_a_row_that_shift_by_different_places_are_told_so():
+    """A row and a column exchanged in the skew: each waits for a block that nobody sends."""
+
+    def swapped(row, column, a, b):
+        if row.rank:
+            a = row.sendrecv(a, (row.rank - row.rank) % row.size, (2 * row.rank) % row.size)
+        return a @ b
+
+    exercise = cannon_by_shifts()
+    assert_illegal(exercise, swapped, "all ranks of a row shift equally often")
     assert still_drawn(exercise, cannon())

@@ -44,6 +44,19 @@ def another_kernel(monkeypatch, notebook="learn/02_split.ipynb"):
     monkeypatch.setattr(kept, "_open", {})
 
 
+def test_a_learners_copy_keeps_its_predictions_whoever_opens_it(tmp_path, monkeypatch):
+    """In an editor that sets no folder; beside others' notebooks nothing is kept."""
+    for name, there in (("learn", True), ("elsewhere", False)):
+        (tmp_path / name).mkdir()
+        if there:
+            (tmp_path / name / kept.GIVEN).write_text("{}")
+        another_kernel(monkeypatch, str(tmp_path / name / "02_split.ipynb"))
+        td.predict("bytes").take(3)
+        assert (tmp_path / name / kept.PROGRESS / "02_split.jsonl").exists() == there
+        another_kernel(monkeypatch, str(tmp_path / name / "02_split.ipynb"))
+        assert td.predict("bytes").value == (3 if there else None)
+
+
 # -- numbers as people type them -------------------------------------------------------------------
 
 TYPED = [

@@ -171,7 +171,7 @@ class Result:
     targets: tuple[Target, ...] = ()
     """Empty unless the answer is legal."""
     hints: int = 0
-    """How many there are for whoever wants one."""
+    """How many there are that were not shown yet."""
     capped: str = ""
     """Why the third star is not given, in words; empty where it may be."""
 
@@ -257,6 +257,6 @@ class Result:
         # not a caption: those wrap at the table's width, which is nothing without rows
         says = "<br>".join(html.words(part) for part in (self.reason, self.score) if part)
         head = ("", "yours", "target", *(["best possible"] if self else []), "")
-        stuck = f"<p>Its <code>hint()</code> gives one more of {html.words(self.hints)} hints.</p>"
+        stuck = f"<p>Its <code>hint()</code> gives one more: {self.hints} left.</p>"
         table = html.table(head, rows) if rows else ""
         return f"<p>{says}</p>{table}{stuck if self.hints and not self else ''}"

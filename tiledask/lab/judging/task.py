@@ -100,7 +100,8 @@ class JudgedTask(ABC):
         return self._result(True, True, reason, targets)
 
     def _result(self, attempted: bool, legal: bool, reason: str, targets: Any = ()) -> Result:
-        return Result(self.name, attempted, legal, reason, targets, len(self.hints), self.capped)
+        left = len(self.hints) - here().get(self.name, TASKS).get("hints", 0)
+        return Result(self.name, attempted, legal, reason, targets, left, self.capped)
 
     @property
     def capped(self) -> str:

@@ -10,14 +10,12 @@ from pathlib import Path
 
 from tiledask.lab.learner.arc import arc
 from tiledask.lab.learner.course import Walkthrough, course
-from tiledask.lab.learner.kept import Kept
+from tiledask.lab.learner.kept import PROGRESS, Kept
 from tiledask.lab.report import write_whole
 
-__all__ = ["PAGE", "PROGRESS", "SHOW_ANEW", "timed", "write_contents"]
+__all__ = ["PAGE", "SHOW_ANEW", "timed", "write_contents"]
 
 PAGE = "contents.md"
-PROGRESS = ".progress"
-"""The folder, in the learner's, of what is kept."""
 SHOW_ANEW = (
     "<script>for (const page of window.jupyterapp?.shell.widgets('main') ?? []) "
     f"if (page.context?.path.endsWith('{PAGE}')) page.context.revert()</script>"

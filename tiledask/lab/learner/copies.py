@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from platform import python_version
 
+from tiledask.lab.learner.kept import GIVEN
 from tiledask.lab.report import write_whole
 from tiledask.plan.data import shipped
 
@@ -21,8 +22,6 @@ __all__ = ["PAGES", "copy_walkthroughs", "learners", "refresh", "walkthroughs"]
 
 PAGES = ("glossary.md", "questions.md")
 """Pages beside the walkthroughs."""
-_GIVEN = ".given.json"
-"""In the learner's folder: notebook -> the digests of what was handed out of it."""
 
 
 def walkthroughs() -> Path:
@@ -60,7 +59,7 @@ def copy_walkthroughs(source: str | os.PathLike, folder: str | os.PathLike) -> l
             said.append(f"{target} is new.")
         _write(target, learners(notebook))
         given[path.name] = [*had, digest]
-    _write(folder / _GIVEN, given)
+    _write(folder / GIVEN, given)
     for name in PAGES:
         if (source / name).exists():
             write_whole(folder / name, (source / name).read_bytes())
@@ -68,10 +67,10 @@ def copy_walkthroughs(source: str | os.PathLike, folder: str | os.PathLike) -> l
 
 
 def _handed_out(folder: Path) -> dict[str, list[str]]:
-    """What `_GIVEN` says; nothing, where it is not there or is damaged."""
+    """What `GIVEN` says; nothing, where it is not there or is damaged."""
     found: object = None
     with suppress(FileNotFoundError, ValueError, RecursionError):
-        found = json.loads((folder / _GIVEN).read_text("utf-8"))
+        found = json.loads((folder / GIVEN).read_text("utf-8"))
     return {
         name: [digest for digest in digests if isinstance(digest, str) and digest.isascii()]
         for name, digests in (found.items() if isinstance(found, dict) else ())

@@ -94,7 +94,7 @@ class Guess:
                 )
             return answer
         if isinstance(answer, str):
-            value = read_number(answer, self.unit)
+            value = read_number(answer, self.unit, self.question)
         elif isinstance(answer, bool) or not math.isfinite(answer):
             raise ConfigError(f"a prediction is a finite number, got {answer!r}")
         else:

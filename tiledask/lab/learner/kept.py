@@ -4,8 +4,9 @@
                                            predictions, question: {"stars": 1}        time, as
                                            tasks, name: {"tries": 2, "stars": 3}      store has it
 
-The folder is what TILEDASK_PROGRESS names, as `make lab` sets it; without one, as under a test or
-in plain Python, everything is kept as long as the process lives and no file is read or written.
+The folder is what TILEDASK_PROGRESS names, as `make lab` sets it, or .progress beside a learner's
+notebook, whoever opened it; without one, as under a test or in plain Python, everything is kept as
+long as the process lives and no file is read or written.
 What the command line does is kept in terminal.jsonl, `at_terminal`: there is always a folder.
 """
 
@@ -21,9 +22,13 @@ from typing import Any
 from tiledask.errors import ConfigError
 from tiledask.lab.store import Lines, append
 
-__all__ = ["TASKS", "Kept", "at_terminal", "here", "notebooks"]
+__all__ = ["GIVEN", "PROGRESS", "TASKS", "Kept", "at_terminal", "here", "notebooks"]
 
 FOLDER = "TILEDASK_PROGRESS"
+PROGRESS = ".progress"
+"""The folder, in the learner's, of what is kept."""
+GIVEN = ".given.json"
+"""In the learner's folder, which is known by it: notebook -> the digests of what was handed out."""
 _NOTEBOOK = "JPY_SESSION_NAME"
 """The Jupyter server tells each kernel which notebook it is for."""
 _LOCK = threading.RLock()
@@ -103,8 +108,11 @@ def _place() -> tuple[str, str]:
         state = os.environ.get("XDG_STATE_HOME", "")
         state = state if os.path.isabs(state) else os.path.expanduser("~/.local/state")
         return folder or os.path.join(state, "tiledask"), "terminal"
+    path = Path(os.environ.get(_NOTEBOOK, ""))
+    if not folder and path.name and (path.parent / GIVEN).exists():
+        folder = str(path.parent / PROGRESS)
     # a corrected walkthrough comes as 16_idle_time-2 and asks the same
-    return folder, re.sub(r"-\d+$", "", Path(os.environ.get(_NOTEBOOK, "")).stem)
+    return folder, re.sub(r"-\d+$", "", path.stem)
 
 
 def here() -> Kept:

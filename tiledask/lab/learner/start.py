@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tiledask.lab.learner.contents import PAGE, PROGRESS
-from tiledask.lab.learner.kept import FOLDER
+from tiledask.lab.learner.contents import PAGE
+from tiledask.lab.learner.kept import FOLDER, PROGRESS
 from tiledask.lab.report import write_whole
 
 __all__ = ["lab_command"]

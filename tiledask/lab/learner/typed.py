@@ -33,14 +33,14 @@ _NUMBER = re.compile(
 )
 
 
-def read_number(text: str, unit: str = "") -> float:
+def read_number(text: str, unit: str = "", question: str = "") -> float:
     """The number that ``text`` means, in ``unit``.
 
     Groups of three digits may be set apart by commas, spaces, underscores or apostrophes; there
     are powers, products, fractions, percent, words from thousand to trillion, and for bytes (B)
     and seconds (s) their multiples.
-    A number without a unit is taken to be in ``unit``. Raises ConfigError for what is no number,
-    and for another unit.
+    A number without a unit is taken to be in ``unit``; without one what is counted may be named as
+    in the ``question``. Raises ConfigError for what is no number, and for another unit.
 
     >>> read_number("12 MB", "B"), read_number("12,000,000", "B"), read_number("12e6")
     (12000000.0, 12000000.0, 12000000.0)
@@ -48,6 +48,8 @@ def read_number(text: str, unit: str = "") -> float:
     (0.75, 0.75, 1073741824.0, 1610612736.0)
     >>> read_number("12*32768"), read_number("2 x 4 x 8 kB", "B"), read_number("2 minutes", "s")
     (393216.0, 64000.0, 120.0)
+    >>> read_number("1.8 B"), read_number("4x"), read_number("50 GPUs", question="GPUs that fit")
+    (1800000000.0, 4.0, 50.0)
     >>> read_number("27", "%"), read_number("27 %", "%"), read_number("0.4 ms", "s")
     (27.0, 27.0, 0.0004)
     """
@@ -69,7 +71,7 @@ def read_number(text: str, unit: str = "") -> float:
             else:
                 value *= number ** _whole(power or "1")
         value /= float(match["below"] or 1)
-        value *= _factor((match["unit"] or "").strip(), unit, text)
+        value *= _factor((match["unit"] or "").strip(), unit, text, question)
     except ArithmeticError:  # too large, or over 0
         value = math.inf
     if not math.isfinite(value):
@@ -81,7 +83,7 @@ def _whole(digits: str) -> int:
     return max(-400, min(400, int(digits.replace("−", "-").replace(" ", ""))))
 
 
-def _factor(typed: str, unit: str, text: str) -> float:
+def _factor(typed: str, unit: str, text: str, question: str) -> float:
     """What one ``typed`` is in ``unit``."""
     if not typed or typed == unit:
         return 1.0
@@ -95,12 +97,18 @@ def _factor(typed: str, unit: str, text: str) -> float:
     if name in known:
         return known[name]
     thousands = {prefix.lower(): size for prefix, size in _THOUSANDS.items()}
+    if not unit:
+        asked = {each.removesuffix("s") for each in re.findall(r"\w+", question.lower())}
+        if typed.lower() in {"x", "times"} or typed.lower().removesuffix("s") in asked:
+            return 1.0
+        thousands["b"] = 1e9
     prefix = typed.removesuffix(unit).strip().lower()
     if unit != "s" and prefix in thousands:  # "5 m" of seconds are no million
         return thousands[prefix]
-    allowed = ", ".join(_UNITS.get(unit, ())) or unit or "none, k, M, G, T or %"
+    allowed = ", ".join(_UNITS.get(unit, ())) or unit or "none, k, M, B (billion), T, x or %"
+    wanted = f"number in {unit}" if unit else "plain number"
     raise ConfigError(
-        f"asked for a number in {unit or 'no unit'}, got {short(typed)} in {short(text)}; "
+        f"asked for a {wanted}, got {short(typed)} in {short(text)}; "
         f"units that can be read: {allowed}"
     )
 

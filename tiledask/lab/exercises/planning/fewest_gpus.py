@@ -132,15 +132,16 @@ def copies_that_fit(model: str = "llama-2-13b", device: str = "A100-40GB") -> Ex
             far = dp > 3 and fit(zero, dp // 2).verdict == "fits"
             return f"{at} fits, and so it does on fewer" + (", on half as many too" if far else "")
         low, high = map(format_bytes, found.band)
-        nearly = found.verdict == "tight"
-        return (
-            f"{at} does not fit{', but nearly' if nearly else ''}: {low}, with overhead {high}, of "
-            f"{format_bytes(found.capacity)} each"
-        )
+        needs = f"{low}, with overhead {high}"
+        if found.verdict == "tight":
+            over = format_bytes(found.expected - found.sure)
+            limit = f"{over} more than the {format_bytes(found.sure)} up to which it fits"
+            return f"{at} does not fit, but nearly: {needs}, {limit}"
+        return f"{at} does not fit: {needs}, of {format_bytes(found.capacity)} each"
 
     def measure(numbers: tuple[int | None, ...]) -> list[Target]:
         wrong = [remark(zero, dp) for zero, dp in enumerate(numbers) if not right(zero, dp)]
-        return [Target("ZeRO stages judged wrongly", 0, len(wrong), 0, remarks=wrong)]
+        return [Target("ZeRO levels judged wrongly", 0, len(wrong), 0, remarks=wrong)]
 
     def figure(answer: Any) -> Figure:
         numbers = answer or (4,) * 4  # too few of any: gives nothing away
@@ -157,14 +158,14 @@ def copies_that_fit(model: str = "llama-2-13b", device: str = "A100-40GB") -> Ex
         name="how many copies fit",
         question=(
             f"{model} on {device}s, {format_bytes(one.device.memory_bytes)} each: full copies, "
-            f"everything recomputed, one sequence each. For each of the 4 ZeRO stages 0, 1, 2 and "
+            f"everything recomputed, one sequence each. For each of the 4 ZeRO levels 0, 1, 2 and "
             f'3 give the fewest data-parallel GPUs with which it fits (verdict "fits"), or None if '
-            f"no number of GPUs helps; 0 stages may be judged wrongly."
+            f"no number of GPUs helps; 0 levels may be judged wrongly."
         ),
         form=f"a tuple of four, for ZeRO 0, 1, 2 and 3: numbers of GPUs from 1 to {ENDLESS:,}, "
         f"or None, for example (1, 2, 4, None)",
         hints=(
-            "Which of weights, gradients and optimizer states does each stage still keep whole?",
+            "Which of weights, gradients and optimizer states does each level still keep whole?",
             "What stays whole has to fit by itself, whatever the number of GPUs: 13 billion "
             "parameters times the bytes of what isn't shared."
             if model == "llama-2-13b"

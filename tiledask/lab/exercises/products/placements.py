@@ -84,6 +84,19 @@ def fewest_bytes(
         return drawn
 
     shapes = f"X is {x.shape[0]} x {x.shape[1]} and A {a.shape[0]} x {a.shape[1]} in {x.dtype}"
+    example, last = (
+        (
+            "((td.Shard(0), td.Replicate()), (td.Replicate(), td.Shard(1)))",
+            "Treat the two axes one by one: along one of them the shared cut, along the other a "
+            "cut of one matrix alone. Count what a worker holds, and what is summed.",
+        )
+        if len(mesh) > 1
+        else (
+            "((td.Shard(0),), (td.Shard(1),))",
+            "Blocks of X move, or those of A, or partial sums of Y: which of the three matrices is "
+            "the smallest? Choose the cuts so that it moves alone.",
+        )
+    )
     return Exercise(
         name="the fewest bytes",
         question=(
@@ -94,16 +107,15 @@ def fewest_bytes(
             f"between workers."
         ),
         form=(
-            "two tuples, the placements of X and those of A, one for each axis of the mesh, for "
-            "example ((td.Shard(0), td.Replicate()), (td.Replicate(), td.Shard(1)))"
+            f"two tuples, the placements of X and those of A, one for each axis of the mesh, for "
+            f"example {example}"
         ),
         hints=(
             "Along one axis of the mesh, what moves if only rows of X are cut, if only columns of "
             "A are, and if the sum over k is?",
             "A cut that X and A share, columns of one and rows of the other, moves nothing before "
             "the product and leaves partial sums. How large is Y beside X and A?",
-            "Treat the two axes one by one: along one of them the shared cut, along the other a "
-            "cut of one matrix alone. Count what a worker holds, and what is summed.",
+            last,
         ),
         measured=measure,
         drawn=figure,

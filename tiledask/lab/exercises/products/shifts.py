@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.errors import RuleError
+from tiledask.errors import CollectiveError, RuleError
 from tiledask.lab.exercises.on_ranks import run_on_ranks
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.judging.reading import function
@@ -78,9 +78,19 @@ def _run(answer: Algorithm, p: int) -> tuple[np.ndarray, float, list[str]]:
         mine = a[m * i : m * i + m, k * j : k * j + k], b[k * i : k * i + k, n * j : n * j + n]
         return np.asarray(answer(rank.group(1), rank.group(0), *(x.copy() for x in mine)))
 
-    done = run_on_ranks(answer, program, p, p, takes="(row, column, a, b)")
+    try:
+        done = run_on_ranks(answer, program, p, p, takes="(row, column, a, b)")
+    except RuleError as error:
+        if not isinstance(error.__cause__, CollectiveError):
+            raise
+        raise RuleError(
+            f"on {p} x {p} ranks one waits for a block that none sends to it: all ranks of a row "
+            f"shift equally often, each time by the same places, and so do those of a column"
+        ) from error
     c, off = a @ b, np.zeros((p, p), bool)
     for (i, j), found in zip(np.ndindex(p, p), done.results, strict=True):
+        if found.dtype == object:
+            raise RuleError("rank (0, 0) got None back, and no block of C; is a return missing?")
         if found.shape != (m, n):
             raise RuleError(f"a block of C has {[m, n]} numbers, got {[*found.shape]} back")
         off[i, j] = not np.array_equal(found, c[m * i : m * i + m, n * j : n * j + n])
