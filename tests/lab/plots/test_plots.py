@@ -792,6 +792,13 @@ def test_owners_are_drawn_to_scale():
     assert c.get_title(loc="left") == "both"
 
 
+def test_owners_are_drawn_by_roots_where_sides_are_long():
+    for axes in plots.owners({"A": thin(4, 40), "B": thin(40, 4)}, roots=True).axes:
+        box, (high, _), (_, wide) = axes.get_window_extent(), axes.get_ylim(), axes.get_xlim()
+        assert {high, wide} in ({400, 3600}, {4000, 360})  # and what is drawn is to scale
+        assert box.width / box.height == pytest.approx((wide / high) ** 0.5, rel=0.01)
+
+
 def test_owners_are_drawn_of_arrays_too():
     tiling = cut((4, 6), S0, S1)
     drawn, same = (plots.owners({"A": each}).axes[0] for each in (tiling, plots.Blocks.of(tiling)))

@@ -76,7 +76,7 @@ def cheapest_choreography(
     def figure(answer: Any) -> Figure:
         if answer is None:
             named = dict(zip(("A", "B"), at, strict=True))
-            return plots.owners(named, title="How A and B lie (not attempted)")
+            return plots.owners(named, title="How A and B lie (not attempted)", roots=True)
         _, plan = answer
         words = ", ".join(filter(None, (plan.algorithm, plan.options)))
         title = f"{words}, as planned\n{held(plan, a.dtype) / MB:.2f} MB on the fullest worker"

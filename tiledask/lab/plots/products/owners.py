@@ -74,29 +74,35 @@ def owners(
     xlabel: str = "column",
     ylabel: str = "row",
     sizes: bool = True,
+    roots: bool = False,
 ) -> "Figure":
     """A figure with one panel per matrix, all to the same scale, a colour and number per rank; its
-    name says its rows and columns, unless ``sizes`` is off."""
+    name says its rows and columns, unless ``sizes`` is off. With ``roots`` sides are as long as
+    the roots of what they measure, so that long ones leave less empty."""
     matrices = {
         name: each if isinstance(each, Blocks) else Blocks.of(each)
         for name, each in matrices.items()
     }
     if not matrices:
         raise ConfigError("owners draws 1 matrix or more, got 0; pass {'A': Blocks(...)}")
-    widths = [max(1, blocks.columns[-1]) for blocks in matrices.values()]
-    tallest = max(max(1, blocks.rows[-1]) for blocks in matrices.values())
+    power = 0.5 if roots else 1
+    widths = [max(1, blocks.columns[-1]) ** power for blocks in matrices.values()]
+    tallest = max(max(1, blocks.rows[-1]) ** power for blocks in matrices.values())
     room = WIDTH - 0.75 * len(widths)  # inches, without tick labels
     height = min(6.0, max(2.4, room * tallest / sum(widths) + 1.15))
-    scale = min(room / sum(widths), (height - 1.15) / tallest)  # inches per row or column
+    scale = min(room / sum(widths), (height - 1.15) / tallest)  # inches per row or column, or root
     figure = canvas(height, title)
     panels = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
     for axes, (name, blocks) in zip(panels, matrices.items(), strict=True):
-        gap = _TICK_GAP / scale
         rows, columns = blocks.rows[-1], blocks.columns[-1]
+        across, down = (scale * max(1, n) ** (power - 1) for n in (columns, rows))
         axes.set(title=f"{name}, {rows} x {columns}" if sizes else name)
         axes.set(xlabel=xlabel, ylabel=ylabel)
-        axes.set(xlim=(0, max(1, columns)), ylim=(max(1, rows), 0), aspect="equal", anchor="N")
-        axes.set(xticks=_apart(blocks.columns, gap), yticks=_apart(blocks.rows, gap))
+        axes.set(
+            xlim=(0, max(1, columns)), ylim=(max(1, rows), 0), aspect=down / across, anchor="N"
+        )
+        axes.set(xticks=_apart(blocks.columns, _TICK_GAP / across))
+        axes.set(yticks=_apart(blocks.rows, _TICK_GAP / down))
         axes.tick_params(axis="x", rotation=0 if len(blocks.columns) <= 4 else 90)
     figure.lay_out()
     for axes, blocks in zip(panels, matrices.values(), strict=True):
