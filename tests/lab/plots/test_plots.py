@@ -196,6 +196,9 @@ FIGURES = {
     "layers, 1": lambda: plots.layers_on_devices({"all": [0]}),
     "idle": lambda: plots.idle_bars({long_name(n): (0.5, 0.499, None) for n in range(2, 8)}),
     "cut costs": lambda: plots.cut_costs([2, 1, 1, 1, 1, 2], [3, 3, 2, 0, 3]),
+    "cut costs, some": lambda: plots.cut_costs(
+        [1] * 4, [3, 0, 3], cuts={"even": (2, 2), "late": (3, 1)}, room=[2, 2]
+    ),
     "idle blocks": lambda: plots.idle_blocks(pipeline(4, 8)),
     "idle blocks, 1": lambda: plots.idle_blocks(pipeline(1, 1)),
     "distribution": lambda: plots.distribution([1, 2, 2, 3], MARKS, of="bottleneck (s)"),
@@ -968,6 +971,18 @@ def test_a_cut_costs_the_first_device_its_work_and_what_it_sends():
     assert [line.get_xdata()[0] for line in axes.lines] == [7]
     inside = sorted(text.get_text() for text in axes.texts if text.get_gid() == "in-box")
     assert inside == ["2", "3", "3", "4", "4", "5"], "each bar says how long it is"
+
+
+def test_cuts_that_are_named_have_a_panel_each_and_what_has_no_room_is_hatched():
+    cuts = {"even": (2, 1), "late": (1, 2)}
+    panels = plots.cut_costs([2, 1, 3], [5, 4], cuts=cuts, room=[3, 3]).axes
+    takes = [[[w for _, _, w, _ in boxes(a, name)] for name in ("work", "send")] for a in panels]
+    assert takes == [[[3, 3], [4, 0]], [[2, 4], [5, 0]]]
+    assert [[w for _, _, w, _ in boxes(a, "over")] for a in panels] == [[], [1]]
+    assert [a.get_title(loc="left") for a in panels] == [
+        "even: the slowest takes 7",
+        "late: does not fit, the slowest would take 7",
+    ]
 
 
 def test_a_distribution_has_a_bar_as_high_as_its_value_is_frequent_and_every_mark():

@@ -206,6 +206,30 @@ def test_the_envelope_is_that_of_the_theory(trained):
     assert (points.get_ydata() < expected[-1]).all()
 
 
+def test_the_first_step_outside_of_the_envelope_is_marked():
+    runs = {"one": curve(), "near": curve(off=1e-9), "far": curve(off=1e-2)}
+    apart = abs(runs["one"].losses - runs["far"].losses) / runs["far"].losses
+    said = {"dtype": "float32", "ranks": 2, "layers": 2}
+    inside = [SAFETY * likely(n + 1, *said.values()) for n in range(len(apart))]
+    first = int((apart > inside).argmax())
+    (line,) = [
+        each
+        for name, each in lines(plots.losses(runs, **said).axes[1]).items()
+        if name == "first outside"
+    ]
+    assert line.get_xdata() == [first, first]
+    del runs["far"]
+    assert "first outside" not in lines(plots.losses(runs, **said).axes[1])
+
+
+def test_losses_that_lie_on_one_line_are_drawn_lower():
+    def heights(off):
+        above, _ = plots.losses({"one": curve(), "two": curve(off=off)}).axes
+        return above.get_gridspec().get_height_ratios()
+
+    assert heights(0.5)[0] == heights(0.5)[1] > 1.9 * heights(1e-6)[0]
+
+
 @pytest.mark.long
 def test_steps_are_compared_by_their_numbers():
     below = plots.losses({"one": curve(), "later": curve(40, 1e-6, first=20)}).axes[1]

@@ -197,7 +197,7 @@ def _rows_and_error(copies: int, batches: tuple[int, ...], off: dict[int, float]
             words = f"{said}: at most {off[batch]:.1e} from one device"
             draw.note(axes, (batch, y), words, size=8)
     axes.set_yticks(range(len(batches)), [f"{batch} rows" for batch in batches])
-    axes.set(xlim=(0, 1.6 * max(batches)), xlabel="row of the batch")
+    axes.set(xlim=(0, (1.6 if off else 1.02) * max(batches)), xlabel="row of the batch")
     axes.invert_yaxis()
     draw.whole_ticks(axes.xaxis)
     return figure

@@ -17,6 +17,8 @@ _LINE = 0.19
 """Inches of a line of a legend."""
 _FEW = 40
 """Steps up to which a mark may be larger than a point."""
+_CLOSE = 0.03
+"""Runs that are nearer than this lie on one line: their losses are drawn half as high."""
 _MARKS = "o", "x", "s", "^", "D", "v"
 _DASHES = ("-", (0, (5, 2)), (0, (2, 2)), (0, (6, 2, 1, 2)))
 
@@ -46,7 +48,8 @@ def losses(
     dtype
         In which activations were added up over the ranks: then the difference that round-off
         makes (tiledask.lab.precision.drift) is shown too, for ``ranks`` that share each of
-        ``layers`` layers; default: as many as the runs say.
+        ``layers`` layers; default: as many as the runs say. A line marks the first step in which a
+        run is outside.
     """
     curves = {name: _curve(run) for name, run in runs.items()}
     if not curves or not any(len(y) for _, y in curves.values()):
@@ -57,8 +60,11 @@ def losses(
     several = len(curves) > 1
     # beside each panel as many lines of its legend as there are
     panel = max(2.4, 0.6 + _LINE * (2 * (len(curves) - 1) + 2 * (dtype is not None)))
-    figure = canvas(0.8 + 2 * panel if several else 3.4, title or "Loss")
-    axes = draw.stacked_axes(figure, [1] * (1 + several), sharex=True)
+    off = _off(curves)
+    close = several and all((each < _CLOSE).all() for _, each in off.values())
+    above = max(panel / 2, 0.3 + _LINE * len(curves)) if close else panel
+    figure = canvas(0.8 + above + panel if several else 3.4, title or "Loss")
+    axes = draw.stacked_axes(figure, [above, panel] if several else [1], sharex=True)
     last = max(int(x[-1]) for x, _ in curves.values() if len(x))
     for n, (name, (x, y)) in enumerate(curves.items()):
         dashes, wide = _DASHES[n % len(_DASHES)], several and n == 0
@@ -74,12 +80,12 @@ def losses(
     axes[-1].set(xlabel="step", xlim=(-0.02 * max(1, last), 1.02 * max(1, last)))
     draw.whole_ticks(axes[-1].xaxis)
     if several:
-        drawn = _differences(axes[1], curves)
+        drawn = _differences(axes[1], off)
         if dtype is not None:
             shapes = [getattr(run, "shape", (1,)) for run in runs.values()]
             depths = [run.model.layers for run in runs.values() if hasattr(run, "model")]
             ranks = ranks or max(map(prod, shapes))
-            _envelope(axes[1], last, dtype, ranks, layers or max(depths, default=1))
+            _envelope(axes[1], last, off, dtype, ranks, layers or max(depths, default=1))
         elif not drawn:
             axes[1].set_yticks([])
             middle = {"ha": "center", "va": "center", "transform": axes[1].transAxes}
@@ -141,13 +147,23 @@ def _relative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return np.abs(a - b) / np.where(larger == 0, 1.0, larger)
 
 
-def _differences(axes: "Axes", curves: dict[str, tuple[np.ndarray, np.ndarray]]) -> bool:
-    """Whether there are any."""
+_Off = dict[str, tuple[np.ndarray, np.ndarray]]
+"""Of each run but the first: steps that it has in common with that, how far apart they are."""
+
+
+def _off(curves: dict[str, tuple[np.ndarray, np.ndarray]]) -> _Off:
     (x, y), *_ = curves.values()
-    drawn = False
-    for n, (name, (other_x, other_y)) in list(enumerate(curves.items()))[1:]:
+    found = {}
+    for name, (other_x, other_y) in list(curves.items())[1:]:
         both, here, there = np.intersect1d(x, other_x, return_indices=True)
-        off = _relative(y[here], other_y[there])
+        found[name] = both, _relative(y[here], other_y[there])
+    return found
+
+
+def _differences(axes: "Axes", apart: _Off) -> bool:
+    """Whether there are any."""
+    drawn = False
+    for n, (name, (both, off)) in enumerate(apart.items(), 1):
         some = np.isfinite(off) & (off > 0)
         # no lines: between two points there may be steps with no difference
         # open shapes, so that one is seen on another; dots where there are many
@@ -181,11 +197,15 @@ def _words(off: np.ndarray, steps: int) -> str:
     return f"at most {off.max():.1e}"
 
 
-def _envelope(axes: "Axes", last: int, dtype: str, ranks: int, layers: int) -> None:
+def _envelope(axes: "Axes", last: int, apart: _Off, dtype: str, ranks: int, layers: int) -> None:
     from tiledask.lab.precision.drift import SAFETY, likely
 
     steps = np.arange(last + 1)
     chance = np.array([likely(int(n) + 1, dtype, ranks, layers) for n in steps])
     words = f"envelope, {SAFETY:g} x random walk\n({ranks} ranks, {layers} layers)"
     draw.curve(axes, steps, SAFETY * chance, GREY, 1.2, label=words)
+    outside = [both[off > SAFETY * chance[both]] for both, off in apart.values()]
+    if firsts := [int(each[0]) for each in outside if len(each)]:
+        words = f"first outside: step {min(firsts)}"
+        draw.limit_line(axes, min(firsts), linestyle=":", label=words)
     axes.set_yscale("log")
