@@ -993,15 +993,19 @@ def test_a_distribution_has_a_bar_as_high_as_its_value_is_frequent_and_every_mar
     assert sum(h for _, _, _, h in boxes(axes, "values")) == 200
 
 
-def test_printed_rates_that_are_missed_are_crosses():
+def test_printed_rates_that_are_missed_are_filled():
     (axes,) = plots.printed_rates(RATES).axes
-    marks = {line.get_gid(): (line.get_marker(), len(line.get_xdata())) for line in axes.lines}
-    assert marks["ours, agree"] == ("o", 2)
-    assert marks["sabotaged, miss"] == ("x", 1)
+    marks = {
+        line.get_gid(): (line.get_markerfacecolor(), len(line.get_xdata())) for line in axes.lines
+    }
+    assert marks["ours, agree"] == ("none", 2)
+    face, points = marks["sabotaged, miss"]
+    assert (face != "none", points) == (True, 1)
     assert "ours, miss" not in marks
-    assert "a cross: they differ" in [line.get_label() for line in axes.lines]
+    assert "filled: they differ" in [line.get_label() for line in axes.lines]
     (axes,) = plots.printed_rates({"ours": RATES["ours"]}).axes
-    assert [line.get_label() for line in axes.lines] == ["the same", "ours: 2 of 2"]
+    named = axes.get_legend_handles_labels()[1]
+    assert named == ["ours = printed", "ours: 2 of 2 agree"]
 
 
 def test_idle_bars_are_as_high_as_the_shares():

@@ -18,7 +18,7 @@ def printed_rates(
     title: str = "Printed and worked out again",
 ) -> "Figure":
     """A figure of rates: ``{how: [(printed, ours, whether they agree)]}``. A ring where they agree,
-    a cross where they do not, a colour for each way of working them out."""
+    a disc where they do not, a colour for each way of working them out."""
     every = {how: list(rows) for how, rows in rates.items()}
     if not every or not all(every.values()):
         raise ConfigError(
@@ -29,27 +29,26 @@ def printed_rates(
     figure = canvas(4.6, title)
     axes = figure.subplots()
     top = 1.05 * max(max(row[:2]) for rows in every.values() for row in rows)
-    draw.curve(axes, [0, top], [0, top], GREY, 0.9, zorder=1, label="the same", gid="the same")
+    draw.curve(
+        axes, [0, top], [0, top], GREY, 0.9, zorder=1, label="ours = printed", gid="the same"
+    )
     sizes = [4 + width for width in draw.falling_widths(5.0, len(every))]
     for (how, rows), colour, size in zip(every.items(), cycle(LINES), sizes, strict=False):
         agree = [row[:2] for row in rows if row[2]]
         miss = [row[:2] for row in rows if not row[2]]
-        words = f"{how}: {len(agree)} of {len(rows)}"
-        look = {"label": words, "zorder": 3, "markersize": size, "markerfacecolor": "none"}
-        if agree:
-            xs, ys = zip(*agree, strict=True)
-            ring = {"marker": "o", "markeredgewidth": 1.8, "gid": f"{how}, agree"}
-            draw.curve(axes, xs, ys, colour, 0, **ring, **look)
-            look.pop("label")
-        if miss:
-            xs, ys = zip(*miss, strict=True)
-            cross = {"marker": "x", "markeredgewidth": 1.5, "gid": f"{how}, miss"}
-            draw.curve(axes, xs, ys, colour, 0, **cross, **look)
+        ring = {"marker": "o", "markersize": size, "markeredgewidth": 1.8, "zorder": 3}
+        words = f"{how}: {len(agree)} of {len(rows)} agree"
+        hollow = ring | {"markerfacecolor": "none"}
+        draw.curve(axes, [], [], colour, 0, label=words, **hollow)
+        for name, points, look in (("agree", agree, hollow), ("miss", miss, ring)):
+            if points:
+                xs, ys = zip(*points, strict=True)
+                draw.curve(axes, xs, ys, colour, 0, gid=f"{how}, {name}", **look)
     if any(not row[2] for rows in every.values() for row in rows):
-        draw.curve(axes, [], [], GREY, 0, marker="x", label="a cross: they differ", gid="legend")
+        draw.curve(axes, [], [], GREY, 0, marker="o", label="filled: they differ", gid="legend")
     axes.set(xlim=(0, top), ylim=(0, top), xlabel="idle share, printed", ylabel="idle share, ours")
     draw.percent_ticks(axes.xaxis)
     draw.percent_ticks(axes.yaxis)
     draw.grid(axes)
-    draw.legend(figure, axes, 5)
+    draw.legend(figure, axes, 5 if len(every) < 3 else 3)
     return figure
