@@ -321,7 +321,7 @@ def test_in_a_notebook_one_figure_is_drawn_again_in_place():
 def test_bars_are_the_frame(trained):
     run = trained[2, 2, 2]
     figure, frame = plots.layers_traffic(run), run.layers()
-    for axes, what in zip(figure.axes, ("barriers", "bytes"), strict=True):
+    for axes, what in zip(figure.axes, ("bytes", "barriers"), strict=True):
         patches = [p for p in axes.patches if p.get_gid() in PARTS]
         (ticks,) = [c for c in axes.collections if c.get_gid() == "predicted"]
         ends = [segment[0][0] for segment in ticks.get_segments()]
@@ -341,13 +341,13 @@ def test_a_bar_that_is_not_as_predicted_is_said():
 def test_a_bar_for_each_training_is_its_bytes_and_the_barriers_of_its_busiest_rank(trained):
     run = trained[2, 2, 2]
     figure, step = plots.layers_traffic({"run": run, "again": run}), run.to_frame().iloc[0]
-    for axes, wanted in zip(figure.axes, (step.barriers, step.bytes_sent), strict=True):
+    for axes, wanted in zip(figure.axes, (step.bytes_sent, step.barriers), strict=True):
         (ticks,) = [c for c in axes.collections if c.get_gid() == "predicted"]
         assert [segment[0][0] for segment in ticks.get_segments()] == [wanted, wanted]
         patches = [p for p in axes.patches if p.get_gid() in PARTS]
         assert sum(p.get_width() for p in patches) == 2 * wanted
     assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["run", "again"]
-    assert figure.get_suptitle() == "Barriers and bytes by training: counted equals predicted"
+    assert figure.get_suptitle() == "Bytes and barriers by training: counted equals predicted"
 
 
 def test_one_rank_has_nothing_to_draw(trained):

@@ -417,6 +417,8 @@ def test_steps_of_more_devices_are_drawn_in_seconds_of_fewer():
     for total, step in zip(totals, steps.values(), strict=True):
         assert f"{format_seconds(total)}\nMFU {100 * step.mfu:.1f} %" in words(axes)
     assert axes.get_xlabel() == "time of a step x devices / 2"
+    narrow = [word for word in words(axes) if "MFU" not in word and ", " not in word]
+    assert not any("%" in word and "\n" not in word for word in narrow), narrow
 
 
 @pytest.mark.long

@@ -158,7 +158,8 @@ def fastest_within(
 
         task.fit(answer)
         mine = task.step(answer)
-        drawn = plots.step_breakdown({"the best of the search": best, f"yours: {answer}": mine})
+        yours = f"yours: {short_layout(mine.layout)}"
+        drawn = plots.step_breakdown({"the best of the search": best, yours: mine})
         if mine.total > (1 + within) * best.total:
             part = _lost(mine, best)
             *_, bar = (patch for patch in drawn.axes[0].patches if patch.get_gid() == part)

@@ -75,11 +75,13 @@ def step_breakdown(
     for n, (name, step) in enumerate(zip(names, steps.values(), strict=True)):
         top = pitch * n + above
         draw.note(axes, (0, top), name, (0, 2), ha="left")
-        _bar(axes, top, step, times[n], totals[n] if shares else 1.0)
+        _bar(axes, top, step, times[n], totals[n] if shares else 1.0, per)
     return figure
 
 
-def _bar(axes: "Axes", top: float, step: StepEstimate, times: float, unit: float) -> None:
+def _bar(
+    axes: "Axes", top: float, step: StepEstimate, times: float, unit: float, per: int | None
+) -> None:
     left = 0.0
     for part, (colour, _) in PARTS.items():
         if not (seconds := times * getattr(step, part)):
@@ -88,8 +90,11 @@ def _bar(axes: "Axes", top: float, step: StepEstimate, times: float, unit: float
         draw.box(axes, at, colour, linewidth=0.6, hatch=_HATCH.get(part), gid=part)
         # as much as fits
         time, percent = format_seconds(seconds), f"{100 * seconds / times / step.total:.0f} %"
-        lines = f"{time}, {percent}", f"{time}\n{percent}", percent
-        for words in (*(f"{part}\n{line}" for line in lines), percent):
+        short = percent
+        if per is not None:  # what bars of more devices have in common
+            short = f"{seconds:.1f} s" if seconds >= 0.1 else time
+        lines = f"{time}, {percent}", f"{time}\n{percent}", short
+        for words in (*(f"{part}\n{line}" for line in lines), short):
             if draw.fitting_text(axes, at, words, colour):
                 break
         left += seconds / unit

@@ -1,4 +1,4 @@
-"""Barriers and bytes of a training's step by layer, counted beside predicted."""
+"""Bytes and barriers of a training's step by layer, counted beside predicted."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -57,7 +57,7 @@ def layer_bars(rows: Iterable[tuple[str, str, str, float, float]]) -> LayerBars:
 
 @styled
 def layers_traffic(trained: Any, *, title: str | None = None) -> "Figure":
-    """A figure with a bar per layer: barriers of a step, and bytes that all ranks send in it.
+    """A figure with a bar per layer: bytes that all ranks send in a step, and barriers of it.
 
     ``trained``: what `tiledask.train` returns; or several by name: then a bar for each of these.
     Bars are counted, black ticks predicted.
@@ -84,16 +84,16 @@ def layers_traffic(trained: Any, *, title: str | None = None) -> "Figure":
         f"{wrong} bar{'s' * (wrong > 1)} not as predicted" if wrong else "counted equals predicted"
     )
     what = "training" if isinstance(trained, Mapping) else "layer"
-    headline = f"Barriers and bytes by {what}: {found}"
+    headline = f"Bytes and barriers by {what}: {found}"
     count = len(bars["bytes"].rows)
     pitch = min(0.3, max(0.13, 9 / count))
     figure = canvas(1.5 + pitch * count, title or headline)
     left, right = figure.subplots(1, 2, sharey=True)
-    _panel(left, bars["barriers"], "barriers of a step, of the rank that has most")
-    _panel(right, bars["bytes"], "bytes of a step, sent by all ranks")
-    draw.byte_ticks(right.xaxis)
-    right.xaxis.get_major_locator().set_params(nbins=5)
-    draw.whole_ticks(left.xaxis)
+    _panel(left, bars["bytes"], "bytes of a step, sent by all ranks")
+    _panel(right, bars["barriers"], "barriers of a step, of the rank that has most")
+    draw.byte_ticks(left.xaxis)
+    left.xaxis.get_major_locator().set_params(nbins=5)
+    draw.whole_ticks(right.xaxis)
     step = 1 + count // 60
     left.set_yticks(range(0, count, step), bars["bytes"].rows[::step])
     left.set_ylim(count - 0.4, -0.6)
