@@ -344,7 +344,10 @@ def test_the_library_in_place_of_tiles_is_seen():
     exercise = repaired_kernel(tile_loop("rows"))
     for kernel, why in (
         (lambda a, b, tile: a @ b, "larger than a tile load less"),
-        (lambda a, b, tile: np.asarray(a) @ np.asarray(b), "what is counted is @, np.matmul and np.dot"),
+        (
+            lambda a, b, tile: np.asarray(a) @ np.asarray(b),
+            "what is counted is @, np.matmul and np.dot",
+        ),
     ):
         result = exercise.check(kernel)
         said = str([target.remarks for target in result.targets])
