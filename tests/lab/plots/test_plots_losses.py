@@ -438,6 +438,18 @@ def test_groups_on_hosts_in_two_ways_are_side_by_side():
     assert not overlaps(drawn)
 
 
+def test_boxes_too_narrow_for_the_word_rank_have_it_beside_them():
+    hosts = {"dp across": "AAAABBBB", "pp across": "ABABABAB"}
+    figure = plots.rank_groups((2, 2, 2), hosts=hosts)
+    for top in figure.axes[:2]:
+        assert top.get_ylabel() == "rank"
+        words = {text.get_text() for text in top.texts} - {"A", "B"}
+        assert words == {str(rank) for rank in range(8)}
+    drawn = drawn_texts(figure)
+    assert not clipped(figure, drawn, by=1)
+    assert not overlaps(drawn)
+
+
 @pytest.mark.parametrize("shape", [(2, 2, 2), (1, 3, 2), (4, 1, 1)])
 def test_the_grid_joins_the_ranks_of_each_group(shape):
     """A frame holds the ranks of a group of tp, a line joins those along dp, or two stages."""

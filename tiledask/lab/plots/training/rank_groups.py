@@ -14,6 +14,8 @@ __all__ = ["rank_groups"]
 
 _ROW = 0.2
 """Inches of a row of groups."""
+_MOST = 12
+"""Boxes beside each other that have room for the word "rank"."""
 
 
 @styled
@@ -41,6 +43,7 @@ def rank_groups(
                 f"rank_groups takes a name for each of {len(shape)} axes and a host for each of "
                 f"{ranks} ranks, or none; got {len(names)} names and {len(each)} hosts"
             )
+    word = "rank " if ranks * len(placed) <= _MOST else ""  # else it stands beside the boxes
     columns = [_groups(shape, names, each) for each in placed.values()]
     deep = [
         max(map(len, rows))
@@ -53,7 +56,9 @@ def rank_groups(
         where = [*placed[called]] or [""] * ranks
         at = {rank: place for place, rank in enumerate(order)}
         top, *below = column
-        _ranks(top, order, where)
+        _ranks(top, order, where, word)
+        if not word:
+            top.set_ylabel("rank", rotation=0, ha="right", va="center", fontsize=10)
         top.set_title(called)
         for axes, (name, rows), most in zip(below, panels.items(), deep, strict=True):
             for y, groups in enumerate(rows):
@@ -107,7 +112,7 @@ def _rows(groups: list[list[int]], at: dict[int, int]) -> list[list[list[int]]]:
     return rows
 
 
-def _ranks(axes: "Axes", order: list[int], hosts: list[str]) -> None:
+def _ranks(axes: "Axes", order: list[int], hosts: list[str], word: str) -> None:
     """A box for each rank, and a pale one around those of a host."""
     for host in filter(None, dict.fromkeys(hosts)):
         mine = [place for place, rank in enumerate(order) if hosts[rank] == host]
@@ -116,6 +121,6 @@ def _ranks(axes: "Axes", order: list[int], hosts: list[str]) -> None:
     for place, rank in enumerate(order):
         box = place - 0.38, -0.1, 0.76, 0.75
         draw.box(axes, box, "white")  # the lines below have the colours
-        draw.text_in(axes, box, f"rank {rank}", "white", 8.5)
+        draw.text_in(axes, box, f"{word}{rank}", "white", 8.5)
     draw.bare(axes)
     axes.set_ylim(-0.25, 1.3)
