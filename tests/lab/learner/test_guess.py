@@ -458,3 +458,9 @@ def test_a_prediction_in_plain_python_needs_no_widgets():
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "bytes | yours - | measured 4 B\n"
+
+
+def test_a_letter_of_the_question_is_no_name_for_what_is_counted():
+    """Asked for m, "2 M" is two million."""
+    assert read_number("2 M", question="m of the fullest device") == 2e6
+    assert read_number("12 k", question="k at which it turns") == 12e3

@@ -98,7 +98,7 @@ def _factor(typed: str, unit: str, text: str, question: str) -> float:
         return known[name]
     thousands = {prefix.lower(): size for prefix, size in _THOUSANDS.items()}
     if not unit:
-        asked = {each.removesuffix("s") for each in re.findall(r"\w+", question.lower())}
+        asked = {each.removesuffix("s") for each in re.findall(r"\w{2,}", question.lower())}
         if typed.lower() in {"x", "times"} or typed.lower().removesuffix("s") in asked:
             return 1.0
         thousands["b"] = 1e9

@@ -90,7 +90,7 @@ def _run(answer: Algorithm, p: int) -> tuple[np.ndarray, float, list[str]]:
     c, off = a @ b, np.zeros((p, p), bool)
     for (i, j), found in zip(np.ndindex(p, p), done.results, strict=True):
         if found.dtype == object:
-            raise RuleError("rank (0, 0) got None back, and no block of C; is a return missing?")
+            raise RuleError(f"rank ({i}, {j}) has no block of C back; is a return missing?")
         if found.shape != (m, n):
             raise RuleError(f"a block of C has {[m, n]} numbers, got {[*found.shape]} back")
         off[i, j] = not np.array_equal(found, c[m * i : m * i + m, n * j : n * j + n])
