@@ -40,7 +40,7 @@ marked = $(sort $(shell grep -rlE --include='test_*.py' 'pytest.mark.($(1))' tes
 # Or each of hundreds of processes would compile everything for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help tour test quick lint style lab bench bench-matmul bench-files bench-schedules bench-hosts bench-idle bench-search bench-tiles bench-training bench-scale gpu gpu-bundle gpu-rehearsal faults soak-faults soak plants test-long test-versions audit accuracy site env clean
+.PHONY: help tour test quick lint style lab bench bench-matmul bench-files bench-schedules bench-hosts bench-idle bench-search bench-tiles bench-training bench-scale gpu gpu-rehearsal faults soak-faults soak test-long test-versions audit accuracy site env clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -119,25 +119,19 @@ gpu: env ## all that a GPU can tell, on one page: right, fast, does it fit (GPU_
 gpu-rehearsal: env ## make gpu end to end without a GPU, on a stand-in for CuPy: five minutes
 	$(ENDING) $(PYTEST) -s -m slow tests/lab/gpu/test_gpu_rehearsal.py
 
-gpu-bundle: env ## build/gpu-bundle: `make gpu` for a machine with no network (BUNDLE_ARGS="--has FILE")
-	$(BIN)/python .ci/bundle.py $(BUNDLE_ARGS)
-
 faults: env ## every fault that is promised to be borne, into a real cluster (FAULTS_ARGS="--load 10")
 	$(BIN)/python -m tiledask.lab.faults.command $(FAULTS_ARGS)
 
 soak-faults: env ## 50 lost workers a minute for half an hour (SOAK_ARGS="--minutes 5"): is anything left?
 	$(BIN)/python -m tiledask.lab.faults.soak $(SOAK_ARGS)
 
-# Files of tests, one per core: plants, rehearsals of make gpu and soaks are apart.
-SLOW_FILES = $(filter-out tests/lab/gpu/test_gpu_rehearsal.py tests/laws/test_plants.py,$(call marked,slow|few))
+# Files of tests, one per core: rehearsals of make gpu and soaks are apart.
+SLOW_FILES = $(filter-out tests/lab/gpu/test_gpu_rehearsal.py,$(call marked,slow|few))
 
 soak: env ## what takes minutes: all drawn cases, all faults, 50 steps under every layout of 2 to 8 ranks
 	$(ENDING) $(PYTEST) -m slow $(WORKERS) 2 --dist loadfile $(SLOW_FILES)
 
-plants: env ## faults planted in the package, one by one: each must fail its test; two minutes
-	$(ENDING) $(PYTEST) -m slow $(WORKERS) auto --maxprocesses 8 tests/laws/test_plants.py
-
-test-long: soak plants gpu-rehearsal ## what make test leaves out because it takes long: at most 40 minutes
+test-long: soak gpu-rehearsal ## what make test leaves out because it takes long: at most 40 minutes
 
 test-versions: env ## the oldest and the newest Dask and NumPy allowed, other Pythons: build/versions/
 	$(BIN)/python .ci/versions.py $(VERSIONS)

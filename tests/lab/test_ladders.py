@@ -68,7 +68,6 @@ def test_the_record_of_make_gpu_is_read_and_without_one_it_is_said_how(tmp_path)
     said = " ".join(recorded(tmp_path))
     assert said.startswith("No GPU has run these kernels yet")
     assert "`make gpu`" in said
-    assert "`make gpu-bundle`" in said
     part, speed = {"part": "speed", "key": "x"}, {"TFLOP/s": 700.5}
     goal = {"goal": "bf16", "what": "bfloat16 beside cuBLAS", "wanted": 1.0, "reached": 0.973}
     facts = {

@@ -17,7 +17,6 @@ from subprocess import CompletedProcess
 import psutil
 import pytest
 import yaml
-from conftest import pytest_collection_modifyitems
 from oracles.finished import ROOT, finished, python, script
 from oracles.waiting import wait_until
 from packaging.markers import default_environment
@@ -321,28 +320,6 @@ def test_make_says_its_targets_and_what_each_of_them_runs():
     assert '-m "not cluster and not slow and not long"' in tests
     lab = make("--dry-run", "lab", "LAB_ARGS=--port=8890", "DASHBOARD_PORT=9000").stdout
     assert "DASHBOARD_PORT=9000 .venv/bin/tiledask notebooks learn --lab --port=8890" in lab
-
-
-def test_of_few_cases_the_first_the_last_and_some_between_are_kept():
-    class Item:
-        name, path, originalname = "test_all[]", "test_x.py", "test_all"
-
-        def __init__(self, n):
-            self.n, self.slow = n, False
-
-        def get_closest_marker(self, name):
-            return pytest.mark.few(self.n).mark if self.n else None
-
-        def add_marker(self, mark):
-            assert mark.name == "slow"
-            self.slow = True
-
-    kept = {}
-    for n in (1, 2, 3, 7, 0):
-        items = [Item(n) for _ in range(7)]
-        pytest_collection_modifyitems(items)
-        kept[n] = [i for i, item in enumerate(items) if not item.slow]
-    assert kept == {1: [0], 2: [0, 6], 3: [0, 3, 6], 7: list(range(7)), 0: list(range(7))}
 
 
 def test_no_step_of_make_test_waits_for_ever():

@@ -157,8 +157,7 @@ def recorded(folder: Path | None = None) -> list[str]:
         *(f"{r.gpu}, {r.work}, {r.way}: {r.measured / 1e12:.1f} TFLOP/s" for r in cubes),
     ] or [
         "No GPU has run these kernels yet, none is recorded in data/measured.",
-        "On a machine with a GPU, `make gpu` measures all of them; to one without a network, or",
-        "with another environment, `make gpu-bundle` makes a folder that is copied there.",
+        "On a machine with a GPU, `make gpu` measures all of them.",
     ]
 
 
