@@ -40,7 +40,7 @@ marked = $(sort $(shell grep -rlE --include='test_*.py' 'pytest.mark.($(1))' tes
 # Or each of hundreds of processes would compile everything for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help tour test quick lint style lab bench bench-matmul bench-files bench-schedules bench-hosts bench-idle bench-search bench-tiles bench-training bench-scale gpu gpu-rehearsal faults soak-faults soak test-long test-versions audit accuracy site env clean
+.PHONY: help tour test quick lint style lab bench bench-matmul bench-files bench-schedules bench-idle bench-search bench-tiles gpu gpu-rehearsal faults soak-faults soak test-long test-versions audit accuracy site env clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -57,7 +57,7 @@ quick: env lint ## lint, types, and every test that is fast and needs no workers
 # by hand; the late notebooks, and first the one that waits most.
 LONGEST = $(addprefix tests/,lab/tour/test_tour.py lab/faults/test_faults.py \
 	distributed/connecting/test_connect.py distributed/connecting/test_two_hosts.py \
-	distributed/cluster/test_cluster.py laws/test_readme.py lab/bench/test_bench_hosts.py)
+	distributed/cluster/test_cluster.py laws/test_readme.py)
 LONGEST_FIRST = $(LONGEST) $(filter-out $(LONGEST),$(call marked,cluster))
 
 # What needs no workers runs on all cores at once; four files of tests with workers or
@@ -98,20 +98,11 @@ bench-schedules: env ## schedules of up to 16.8 million actions (BENCH_ARGS="--p
 bench-idle: env ## idle time of every schedule on workers, measured and simulated: ten minutes
 	$(BIN)/python -m tiledask.lab.bench.idle $(BENCH_ARGS)
 
-bench-hosts: env ## two hosts (namespaces, as root) beside one, and dask.array there: ten minutes
-	$(BIN)/python -m tiledask.lab.bench.hosts $(BENCH_ARGS)
-
 bench-search: env ## the search of all layouts beside calculon's (BENCH_ARGS="--calculon PATH")
 	$(BIN)/python -m tiledask.lab.bench.search $(BENCH_ARGS)
 
 bench-tiles: env ## tile kernels beside cuBLAS, torch, Triton: a GPU (or BENCH_ARGS="--arrays numpy")
 	$(BIN)/python -m tiledask.lab.bench.tiles $(BENCH_ARGS)
-
-bench-training: env ## where a training step's time goes, and torch beside it (BENCH_ARGS="--python PY")
-	$(BIN)/python -m tiledask.lab.bench.training $(BENCH_ARGS)
-
-bench-scale: env ## client and scheduler by workers, 2 to 64, carried to 10,000: ten minutes, 12 GB
-	$(BIN)/python -m tiledask.lab.bench.scale $(BENCH_ARGS)
 
 gpu: env ## all that a GPU can tell, on one page: right, fast, does it fit (GPU_ARGS="--minutes 9")
 	$(BIN)/python -m tiledask.lab.gpu $(GPU_ARGS)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tiledask.errors import ConfigError
-from tiledask.lab.bench.hosts.by_hand import ByHand, HostsOnOne, dask_by_hand, hosts_on_one
+from tiledask.lab.faults.by_hand import ByHand, HostsOnOne, dask_by_hand, hosts_on_one
 
 __all__ = ["ByHand", "dask_by_hand", "two_hosts"]
 

@@ -1,10 +1,4 @@
-"""Published numbers beside ours: every row, every goal, what sets the constants, and the page.
-
-Holds `tiledask.lab.accuracy.exact`, `tiledask.lab.accuracy.exposures`,
-`tiledask.lab.accuracy.page`, `tiledask.lab.accuracy.refit`, `tiledask.lab.accuracy.rows`,
-`tiledask.lab.accuracy.stack_memory`, `tiledask.lab.accuracy.stacks`,
-`tiledask.lab.accuracy.time` and `tiledask.plan.fitting.deepspeed`.
-"""
+"""Published numbers beside ours: every row, every goal, what sets the constants, and the page."""
 
 import json
 import math
@@ -16,7 +10,6 @@ import pytest
 import tiledask as td
 from tiledask.lab.accuracy import page
 from tiledask.lab.accuracy.exact import gpt
-from tiledask.lab.accuracy.exposures import exchange_program, exposed_shares, reasons
 from tiledask.lab.accuracy.memory import bloom, measured
 from tiledask.lab.accuracy.refit import refit, refit_logs
 from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
@@ -171,41 +164,6 @@ def test_every_timed_step_of_todays_programs_is_in_a_group_or_has_a_reason():
         assert (run.framework, run.layout.expert_tp) == (framework, 1)
     run = run_of(cases["simumax-b200-llama3_70b_l12_tp1_pp2_dp4_mbc8_cef"])
     assert (run.model.layers, run.layout.sequences, run.layout.devices) == (12, 32, 8)
-
-
-@pytest.mark.long
-def test_what_streams_leave_exposed_is_as_calibrated_or_has_a_reason():
-    """In tp and pp from two walks that share no overlap: the fit of whole steps, and the clock."""
-    rows = exposed_shares()
-    assert {row.kind for row in rows} == {"tp", "dp", "fsdp", "pp", "ep"}
-    assert all(0 <= row.streams <= 1.01 and row.of_step > 0 for row in rows)
-    assert all(row.of_step < 0.5 for row in rows if row.kind != "ep")
-    assert [row for row in rows if not row.within and not row.why] == []
-    assert {(row.framework, row.kind) for row in rows if row.why} == set(reasons())  # none is stale
-    of_fits = [row for row in rows if row.framework == "megatron-2025" and row.kind != "dp"]
-    assert all(row.within for row in of_fits)
-    assert len(of_fits) == 4
-
-
-@pytest.mark.parametrize(
-    ("paired", "again", "exchange", "waited"),
-    [
-        (False, False, 1.0, 4 * 3),  # each of four in a layer
-        (False, True, 1.0, 6 * 3 - 1),  # tokens for what is computed again go beside other work
-        (True, False, 1.0, 0),
-        (True, False, 5.0, 3 * (4 * 5 - 9) - 3),  # one after the other; the last is not waited for
-    ],
-)
-def test_an_exchange_is_waited_for_unless_another_micro_batch_works(
-    paired, again, exchange, waited
-):
-    took = {"attention": 1.0, "experts": 2.0, "attention_grad": 2.0, "experts_grad": 4.0}
-    program = exchange_program(3, paired, again)
-    work, both = (
-        program.timeline(lambda do: took[do.kernel], collective=lambda _, s=s: s).makespan
-        for s in (0.0, exchange)
-    )
-    assert both - work == pytest.approx(waited)
 
 
 def test_a_row_that_is_off_is_not_exact_and_fails_its_group():

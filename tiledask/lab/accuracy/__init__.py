@@ -5,8 +5,7 @@ measured    memory that devices showed, beside the estimate
 verdicts    set-ups that ran or did not, beside what we say of them
 
 `make accuracy` (page.py) writes ACCURACY.md of memory.py, time.py, stacks.py and exact.py, tables
-of rows.py; exposures.py sets overlap as fitted beside the clock's of programs; peers.py asks other
-tools the same questions.
+of rows.py.
 """
 
 from tiledask.lab.accuracy.memory import measured, verdicts

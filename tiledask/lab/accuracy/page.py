@@ -1,7 +1,7 @@
 """`make accuracy`: every published number beside ours, as a page that is kept with the code.
 
 published cases  ->  groups of rows  ->  data/published/ACCURACY.md
-                     fitted | checked    goals, rows, peers, what is not modelled
+                     fitted | checked    goals, rows, other planners (frozen), what is not modelled
 """
 
 import argparse
@@ -9,15 +9,12 @@ import json
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from tiledask.lab.accuracy import exact, memory, stack_memory, time
-from tiledask.lab.accuracy.exposures import exposed_shares
-from tiledask.lab.accuracy.peers import error
-from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
+from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource
 from tiledask.lab.accuracy.searched import searched
 from tiledask.lab.accuracy.stacks import stacks
 from tiledask.plan.data import data_file
@@ -79,9 +76,7 @@ def page() -> str:
         ),
         _together(),
         "## Beside other tools",
-        _peers(),
-        "## What collectives wait for, beside the streams of programs",
-        _exposures(),
+        data_file("published", "other-planners.md").read_text("utf-8").strip(),
         "## What is not modelled",
         "\n".join(f"- {line}" for line in NOT_MODELLED),
     ]
@@ -93,25 +88,6 @@ def page() -> str:
             if rows:
                 parts += [f"### {title}" if group.part(True) else "", _rows(rows)]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _exposures() -> str:
-    rows = (
-        [
-            *(row.case, row.framework, row.kind, f"{row.calibrated.value:.2f}"),
-            f"{row.calibrated.low:.2f} .. {row.calibrated.high:.2f}",
-            *(f"{row.streams:.2f}", f"{100 * row.of_step:.1f} %", row.why),
-        ]
-        for row in exposed_shares()
-    )
-    head = "case", "framework", "", "calibrated", "range", "streams", "all of it", "why they differ"
-    return (
-        "The part of each kind of collective that is waited for: as the framework's file has it, "
-        "and as the clock finds it for the program of the ranks, each kind on its own stream with "
-        "nothing else sent. *All of it*: seconds if all were waited for, over the step's without. "
-        "Experts' exchange: in the layers of a micro-batch, or of two where the framework has one "
-        "hide the other's.\n\n" + _table(head, rows)
-    )
 
 
 def _left_out(group: PublishedSource) -> str:
@@ -162,126 +138,6 @@ def _rows(rows: Iterable[PublishedRow]) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,}" if is_whole(value) else f"{value:,.5g}"
-
-
-WORDS = {
-    "parameters": ("parameter counts",),
-    "state bytes": ("states",),
-    "activation bytes": ("activations",),
-    "peak bytes": ("BLOOM-176B log, GB", "torchtitan, GiB", "SimuMax's Megatron-Core, GB"),
-    "fits": ("BLOOM-176B log, verdicts",),
-    "iteration seconds": (
-        "SC21",
-        "Korthikanti Table 5",
-        "Llama 3",
-        "Megatron-Core",
-        "MT-NLG",
-        "BLOOM-176B log, step",
-        "torchtitan, seconds",
-        "torchtitan, H100 of",
-        "NVIDIA's Megatron",
-        "SimuMax's Megatron-Core, B200",
-        "AutoModel",
-        "llm-foundry",
-        "mixtures",
-        "MegaScale's",
-    ),
-    "layer seconds": ("Korthikanti Table 4",),
-    "ranking regret": ("vTrain",),
-}
-"""Quantity in the record of other tools -> how our groups' names begin."""
-
-
-def _peers() -> str:
-    file = data_file("measured", "planner-peers.json")
-    if not file.exists():
-        return "Not measured: `python -m tiledask.lab.accuracy.peers --help`."
-    kept = json.loads(file.read_text(encoding="utf-8"))
-    said: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for row in kept["rows"]:
-        said.setdefault((row["quantity"], row["case"], row["peer"]), []).append(row)
-    said |= _simumax()
-    peers = [*kept["peers"], SIMUMAX]
-    lines = [
-        line
-        for quantity, starts in WORDS.items()
-        for group in groups()
-        if group.name.startswith(starts)
-        for line in _beside(quantity, group, peers, said)
-    ]
-    commits = ", ".join(f"{name} ({version[:7]})" for name, version in kept["peers"].items())
-    return (
-        f"The same cases through {commits}, on {kept['date'][:10]}, and the figures that SimuMax "
-        f"prints beside its own measurements: how many of our rows a tool can "
-        f"express (a tool without a line: none), its errors on them (mean, worst), and ours on the "
-        f"same ones. How each was used, "
-        f"and each answer: data/measured/planner-peers.json. "
-        f"EleutherAI's calculator does not divide states by tp x pp, which is most of its error "
-        f"there.\n\n" + _table(("", "tool", "rows", "its error", "ours", "ours, check rows"), lines)
-    )
-
-
-SIMUMAX = "SimuMax"
-
-
-def _simumax() -> dict[tuple[str, str, str], list[dict[str, Any]]]:
-    """What SimuMax prints beside its own measurements."""
-    told = {"iteration seconds": "ms", "peak bytes": "alloc_gib"}
-    return {
-        (quantity, name, SIMUMAX): [
-            {
-                "quantity": quantity,
-                "value": case["expected"][f"simumax_{unit}"],
-                "published": case["expected"][f"measured_{unit}"],
-            }
-        ]
-        for quantity, unit in told.items()
-        for name, case in published("plan2").items()
-        if f"simumax_{unit}" in case["expected"]
-    }
-
-
-def _beside(
-    quantity: str,
-    group: PublishedSource,
-    peers: Iterable[str],
-    said: dict[tuple[str, str, str], list],
-) -> Iterable[list[str]]:
-    """A line per tool that can express a row of ``group``. Rows of a case stand in one order."""
-    for peer in peers:
-        both = [
-            (row, off)
-            for case in dict.fromkeys(row.case for row in group.rows)
-            for row, theirs in zip(
-                (row for row in group.rows if row.case == case),
-                said.get((quantity, case, peer), ()),
-                strict=False,
-            )
-            if (off := error(theirs)) is not None
-        ]
-        if both:
-            yield [
-                group.name.split(":")[0],
-                peer,
-                f"{len(both)} of {len(group.rows)}",
-                _off(quantity, [off for _, off in both]),
-                _off(quantity, [_error(row) for row, _ in both]),
-                _off(quantity, [_error(row) for row, _ in both if not row.calibration]),
-            ]
-
-
-def _error(row: PublishedRow) -> float:
-    """A wrong verdict is 1; what is right to the printed digits is 0."""
-    return 0.0 if row.exact else abs(row.ours - row.published) if row.exact is False else row.error
-
-
-def _off(quantity: str, errors: Sequence[float]) -> str:
-    sizes = [abs(error) for error in errors]
-    if not sizes:
-        return ""
-    if quantity == "fits":
-        return f"{sum(size == 0 for size in sizes)} of {len(sizes)} right"
-    return f"{100 * sum(sizes) / len(sizes):.1f} %, {100 * max(sizes):.1f} %"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -2,12 +2,9 @@
 
 product, files    td.matmul beside one process and dask.array          (peers.py)
 schedules         the simulator beside others                          (schedule_peers.py)
-hosts             two hosts on this machine beside one, td.connect beside td.start_cluster
 idle              idle time of every schedule, measured and simulated
 search            the search beside calculon's                         (search_peer.py)
 tiles             tile kernels beside cuBLAS, torch and Triton
-training          where a training step's time goes, and torch beside it
-  training_shown    its picture and tables, of a record too
 records           goals beside what was reached, and the numbers as JSON
 
 `make bench` and its kin run them.

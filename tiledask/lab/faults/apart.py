@@ -19,7 +19,7 @@ import tiledask as td
 from tiledask.distributed.cluster.spool import MEMORY
 from tiledask.distributed.out_of_core.disk import free
 from tiledask.errors import ConfigError
-from tiledask.lab.bench.hosts.by_hand import dask_by_hand, hosts_on_one
+from tiledask.lab.faults.by_hand import dask_by_hand, hosts_on_one
 from tiledask.lab.faults.running import LATE
 from tiledask.lab.faults.trying import Tried, tried
 from tiledask.lab.faults.workloads import TIMEOUT, WORKLOADS, Workbench
