@@ -97,8 +97,6 @@ _HOME = {
     "train_lenet": "tiledask.distributed.convolution.lenet_train",
     "save_checkpoint": "tiledask.distributed.checkpoints",
     "open_checkpoint": "tiledask.distributed.checkpoints",
-    "export_weights": "tiledask.distributed.training.hugging_face",
-    "import_weights": "tiledask.distributed.training.hugging_face",
     # lab: what people look at
     "Claim": "tiledask.lab.claim",
     "Comparison": "tiledask.lab.table",

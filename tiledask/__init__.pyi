@@ -32,8 +32,6 @@ from tiledask.distributed.ranks.threads import run_threads as run_threads
 from tiledask.distributed.training import GPT as GPT
 from tiledask.distributed.training import train as train
 from tiledask.distributed.training.asked import training_program as training_program
-from tiledask.distributed.training.hugging_face import export_weights as export_weights
-from tiledask.distributed.training.hugging_face import import_weights as import_weights
 from tiledask.lab import accuracy as accuracy
 from tiledask.lab import bench as bench
 from tiledask.lab import doctor as doctor

@@ -24,7 +24,6 @@ EXTRAS = {
     ),
     "plots": ("bokeh", "jinja2", "markdown_it", "markupsafe", "matplotlib", "pandas"),
     "files": ("zarr", "numcodecs"),
-    "weights": ("safetensors",),
     "fast": ("numba",),
     "optimum": ("ortools",),
     "lab": (

@@ -9,7 +9,7 @@ import numpy as np
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.recovering.kept_state import NEVER, Keeper, Keeping, StateKept
-from tiledask.distributed.training import hugging_face, saved
+from tiledask.distributed.training import saved
 from tiledask.distributed.training.gpt import GPT
 from tiledask.distributed.training.reports import Say, reported
 from tiledask.distributed.training.trainer import Trainer
@@ -42,8 +42,6 @@ class TrainingJob(TrainingTerms):
     """Steps that are done already, by the newest of them."""
     save_every: int | None = None
     """Steps from one checkpoint to the next; there is one after the last."""
-    pretrained: str | None = None
-    """The folder whose weights it begins with; None: with newly drawn ones."""
     nudge: int = 0
     """Whether, and by which draw, the weights begin a rounding away."""
 
@@ -93,8 +91,6 @@ def train_rank(
         first = keeping.found.step
     elif job.first:
         saved.load(trainer, job)
-    elif job.pretrained is not None:
-        hugging_face.begin(trainer, job)
 
     def save(step: int) -> dict[str, T.Placed]:
         return trainer.end(partial(saved.save, trainer, job, step, keeping.attempt > 0))

@@ -32,7 +32,6 @@ from tiledask.distributed.recovering.going_on import KeptStates, until_done
 from tiledask.distributed.recovering.kept_state import StateKept
 from tiledask.distributed.training.by_layer import by_layer
 from tiledask.distributed.training.gpt import GPT
-from tiledask.distributed.training.hugging_face import check_pretrained
 from tiledask.distributed.training.job import TrainedRank, TrainingJob, train_rank
 from tiledask.distributed.training.progress import watched
 from tiledask.distributed.training.refusal import check_training
@@ -205,7 +204,6 @@ def train(
     unshard: str | int | None = None,
     seed: int = 0,
     nudge: int = 0,
-    pretrained: str | os.PathLike[str] | None = None,
     folder: str | os.PathLike[str] | None = None,
     save_every: int | None = None,
     keep_every: int | None = None,
@@ -261,9 +259,6 @@ def train(
         With a number other than 0 every weight begins one rounding up or down, each as that number
         draws it: the same training in other roundings, a control for
         `tiledask.lab.precision.compared`.
-    pretrained
-        A folder of Hugging Face's, as `tiledask.import_weights` reads it, whose weights the
-        training begins with, rounded to ``dtype``; default: they are drawn from ``seed``.
     folder
         Where a checkpoint is written after the last step. If there is one already, training goes
         on from the newest, under whatever layout that was written: ``steps`` counts from the very
@@ -324,7 +319,6 @@ def train(
         model, shape, batch, microbatches, schedule, cut, sequence_parallel, zero, rule, dtype,
         recipe, scale, clip, recompute, unshard,
     )  # fmt: skip
-    files = check_pretrained(model, pretrained, nudge) if pretrained is not None else ()
     path, first = ready(folder, steps)
     save_every, keep_every, mtbf = intervals_of(path, save_every, keep_every, mtbf)
     job = TrainingJob(
@@ -339,11 +333,10 @@ def train(
         folder=path,
         first=first,
         save_every=save_every,
-        pretrained=os.path.dirname(files[0]) if files else None,
         nudge=nudge,
     )
-    if (path is not None or files) and isinstance(ranks, Mesh):
-        check_shared(ranks.cluster, read=files, write=() if path is None else (path,))
+    if path is not None and isinstance(ranks, Mesh):
+        check_shared(ranks.cluster, write=(path,))
     saves = path is not None and first < steps
 
     def programs(terms: TrainingTerms) -> tuple[Program, Program]:
