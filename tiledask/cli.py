@@ -19,6 +19,7 @@ from tiledask.lab.figure_file import check_figure, save_figure
 from tiledask.lab.table import Grid, say
 from tiledask.plan.inputs.run import check_timed, check_trains
 from tiledask.plan.pipelines.causes import CAUSES
+from tiledask.plan.splitting.exact import count
 from tiledask.plan.splitting.partition import layer_costs
 from tiledask.plan.units import format_percent, parse_bytes, parse_count
 from tiledask.plan.whole import whole_number, whole_rule
@@ -204,19 +205,26 @@ def _of_the_course(add: _Add) -> None:
     sub.add_argument("--no-run", action="store_true", help="arithmetic and simulation only")
     sub.add_argument("--figure", metavar="FILE", help="the answer as a picture, where it has one")
 
-    sub = add("partition", _partition, "the best contiguous split of layers over devices")
-    sub.add_argument("layers", help="a number of equal layers, or costs such as 1,1,2,4")
-    sub.add_argument("stages", type=_whole, nargs="?", help="with --devices, as many as are best")
-    sub.add_argument("--devices", type=_whole, help="equal ones, of which a stage may have several")
-    sub.add_argument(
-        "--weights", help="with --devices: time to send each layer's; one, or one each"
+    words = "the best contiguous cut of layers over devices, or what an answer is worth"
+    sub = add("partition", _partition, words)
+    _examples(
+        sub,
+        "partition 24 4",
+        "partition 2,1,1,1,1,4 3 --speeds 1,1,2",
+        "partition 12 3 --judge '1,4,7,10 | 2,5,8,11 | 3,6,9,12'",
     )
+    sub.add_argument("layers", help="a number of equal layers, or costs such as 1,1,2,4")
+    sub.add_argument("devices", type=_whole, nargs="?", help="how many there are")
+    sub.add_argument("--devices", dest="on", type=_whole, metavar="N", help="the same")
     sub.add_argument("--speeds", help="one per device, such as 1,1,2,2")
-    sub.add_argument("--chunks", type=_whole, default=1, help="stages per device (%(default)s)")
+    sub.add_argument("--chunks", type=_whole, default=1, help="per device, in turns (%(default)s)")
     sub.add_argument("--memory", help="bytes of each layer, such as 1GB or 4GB,1GB,1GB,4GB")
     sub.add_argument("--capacity", help="bytes of each device, such as 8GB or 16GB,8GB")
     sub.add_argument("--communication", help="time to send across a cut; one, or one per place")
-    sub.add_argument("--judge", metavar="ANSWER", help="an answer such as '1-6 | 7-12'")
+    sub.add_argument(
+        "--judge", metavar="ANSWER", help="the layers of each device, such as '1-6 | 7-12'"
+    )
+    sub.add_argument("--solution", action="store_true", help="with --judge: the best cut as well")
 
     sub = add("puzzle", _puzzle, "puzzles from easy to hard: show one, judge answers, draw them")
     sub.add_argument("puzzle", nargs="?", help="a level, a name or a JSON file; none lists all")
@@ -365,6 +373,11 @@ def _adder(commands: Any) -> _Add:
         return sub
 
     return add
+
+
+def _examples(sub: argparse.ArgumentParser, *commands: str) -> None:
+    sub.epilog = "\n  tiledask ".join(["examples:", *commands])
+    sub.formatter_class = argparse.RawDescriptionHelpFormatter
 
 
 def _device(sub: argparse.ArgumentParser) -> None:
@@ -675,41 +688,52 @@ def _one_or_all(values: list | None) -> Any:
 
 
 def _partition(args: argparse.Namespace, console: Console) -> Result:
+    from tiledask.lab.partitions import show_partition, show_verdict
+
     costs = _costs(args.layers)
-    memory = _sizes(args.memory)
-    speeds, sends, weights = (
+    layers, chunks = len(costs), count(args.chunks, "--chunks")
+    given = {args.devices, args.on} - {None}
+    if len(given) != 1:
+        raise ConfigError(
+            f"one number of devices is needed, got {' and '.join(map(str, given)) or 'none'}; "
+            f"write it behind the layers, such as: partition {args.layers[:40]} 4"
+        )
+    devices = count(given.pop(), "devices")
+    if layers < devices * chunks:
+        what, most = ("device", layers) if chunks == 1 else ("chunk", layers // chunks)
+        stages = f"{devices} devices" + (f" x {chunks} chunks" if chunks > 1 else "")
+        raise ConfigError(
+            f"every {what} needs a layer of its own, and {layers} layers are fewer than {stages}; "
+            f"use at most {most} devices"
+        )
+    memory, capacity = _sizes(args.memory), _sizes(args.capacity)
+    if (memory is None) != (capacity is None):
+        missing = "--capacity 8GB" if capacity is None else "--memory 1GB"
+        raise ConfigError(
+            f"--memory, the bytes of each layer, and --capacity, those of each device, go "
+            f"together; add one such as {missing}"
+        )
+    speeds, sends = (
         _numbers(text, name) if (text := getattr(args, name)) else None
-        for name in ("speeds", "communication", "weights")
+        for name in ("speeds", "communication")
     )
-    given = {
+    inputs = {
         "speeds": speeds,
-        "memory": memory * len(costs) if memory and len(memory) == 1 else memory,
-        "capacity": _one_or_all(_sizes(args.capacity)),
+        "memory": memory * layers if memory and len(memory) == 1 else memory,
+        "capacity": _one_or_all(capacity),
         "communication": _one_or_all(sends),
-        "chunks": args.chunks,
+        "chunks": chunks,
     }
-    if args.judge and args.devices is not None:
-        raise ConfigError("--judge is for stages that have one device each; leave out --devices")
-    shared = {"devices": args.devices, "weights": _one_or_all(weights)}
-    cut = td.partition(costs, args.stages, **given, **shared)
-    say(console, f"{cut}: sizes {cut.sizes}, bottleneck {cut.bottleneck:g}")
-    result = {"bounds": cut.bounds, "sizes": cut.sizes, "bottleneck": cut.bottleneck}
-    result |= {"replicas": cut.replicas} if cut.replicas else {"place": cut.place}
-    result |= {"times": cut.times, "device_times": cut.device_times}
-    if cut.replicas:
-        shown, used = ", ".join(f"{time:g}" for time in cut.times), cut.devices
-        words = f"{used} of {args.devices} devices; for a micro-batch the stages take {shown}"
-        say(console, words)
-    if args.chunks > 1:
-        shown = ", ".join(f"{time:g}" for time in cut.device_times)
-        words = f"stage s is on device s mod {cut.devices}; all of a device's stages take {shown}"
-        say(console, words)
-    if not args.judge:
-        return 0, result
-    verdict = td.judge(args.judge, devices=cut.devices, costs=costs, **given)
-    say(console, f"yours, {'legal' if verdict else verdict.rule}: {verdict.reason}")
-    result |= {"ok": verdict.ok, "rule": verdict.rule, "reason": verdict.reason}
-    return (0 if verdict else 1), result
+    told = inputs | {"costs": costs, "devices": devices}
+    result, code = {"layers": layers, "devices": devices, "chunks": chunks}, 0
+    if args.judge:
+        verdict = td.judge(args.judge, devices=devices, costs=costs, **inputs)
+        result |= show_verdict(verdict, args.judge, told, console)
+        code = 0 if verdict else 1
+    if not args.judge or args.solution:
+        best = show_partition(td.partition(costs, devices * chunks, **inputs), told, console)
+        result |= {"solution": best} if args.judge else best
+    return code, result
 
 
 def _puzzle(args: argparse.Namespace, console: Console) -> Result:

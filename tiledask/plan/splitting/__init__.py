@@ -2,7 +2,6 @@
 
 partition.py   the best contiguous split, as one asks for it
   minmax.py      the exact search for it
-  replicated.py  the same where stages have several devices
   exact.py       numbers that people give, as fractions
 heuristics.py  splits that others use, and how often each misses the best
 judge.py       which rule an answer breaks, and how far it is from the best

@@ -1,7 +1,8 @@
 """Which layers on which device, as people write it.
 
-"1-3 | 4-6"    [[1, 2, 3], [4, 5, 6]]    [0, 0, 0, 1, 1, 1]    a Partition
-(3, 3)         (0, 3, 6)                 sizes and bounds, where it is known what they are of
+"1-3 | 4-6"           [[1, 2, 3], [4, 5, 6]]    the layers of each device
+"1, 1, 1, 2, 2, 2"    [0, 0, 0, 1, 1, 1]        the device of each: from 1, as an index from 0
+(3, 3)                (0, 3, 6)                 sizes and bounds, where it is known what of
 """
 
 import re
@@ -30,12 +31,15 @@ def read_assignment(
 
     A :class:`Partition` gives the layers of each stage. Of so many ``layers`` on so many
     ``stages``, if both are given, plain numbers may also be how many layers each stage has, or the
-    bounds between them. PartitionError for what can be read in no way, or in two.
+    bounds between them. The device of each layer counts from 1 in text, unless there is a 0 in it.
+    PartitionError for what can be read in no way, or in two.
 
     >>> read_assignment("1-3 | 4"), read_assignment([0, 1, 1])
     ([[1, 2, 3], [4]], [[1], [2, 3]])
     >>> read_assignment((2, 1), 3, 2), read_assignment("0, 2, 3", 3, 2)
     ([[1, 2], [3]], [[1, 2], [3]])
+    >>> read_assignment("1, 1, 2", 3, 2)
+    [[1, 2], [3]]
     """
     if isinstance(assignment, Partition):
         return [[n + 1 for n in layers] for layers in assignment.layers]
@@ -90,10 +94,12 @@ def _read_numbers(
     assignment: object, numbers: list[int], layers: int, stages: int
 ) -> list[list[int]]:
     """The layers of each stage, by the only way in which ``numbers`` can be meant."""
+    typed = isinstance(assignment, str)
     barred = isinstance(assignment, str) and _PARTS.search(assignment)
+    places = [n - 1 for n in numbers] if typed and 0 not in numbers else numbers
     meant: dict[str, list[list[int]]] = {}
-    if len(numbers) == layers and max(numbers) < stages and not barred:
-        meant["the device of each layer"] = _of_devices(numbers)
+    if len(numbers) == layers and max(places) < stages and not barred:
+        meant["the device of each layer"] = _of_devices(places)
     nothing = 0 if not meant else 1  # a stage without layers is a mistake, a device 0 is none
     if len(numbers) == stages and sum(numbers) == layers and min(numbers) >= nothing:
         meant["how many layers each has"] = _between([0, *accumulate(numbers)])
@@ -104,8 +110,8 @@ def _read_numbers(
         return next(iter(meant.values()))
     if not meant and barred:
         return [[n] for n in numbers]
-    if not meant and (len(numbers) == layers or max(numbers) < stages):
-        return _of_devices(numbers)
+    if not meant and (len(numbers) == layers or max(places) < stages):
+        return _of_devices(places)
     if not meant:
         raise PartitionError(
             f"{short(assignment)} is {len(numbers)} numbers: neither the device of each of "
@@ -125,7 +131,7 @@ def _between(bounds: list[int]) -> list[list[int]]:
 
 def _of_devices(places: list[int]) -> list[list[int]]:
     if min(places) < 0:
-        raise PartitionError(f"devices are counted from 0, got device {short(min(places))}")
+        raise PartitionError(f"in a list devices are counted from 0, got device {short(min(places))}")
     if max(places) >= _MOST:
         raise PartitionError(f"there are {_MOST:,} devices at most, got device {max(places)}")
     layers: list[list[int]] = [[] for _ in range(max(places) + 1)]

@@ -23,7 +23,11 @@ def count(value: object, name: str) -> int:
 
 
 def exact(
-    values: Sequence[Real], name: str, length: int | None = None, positive: bool = False
+    values: Sequence[Real],
+    name: str,
+    length: int | None = None,
+    each: str = "",
+    positive: bool = False,
 ) -> list[Fraction]:
     """The values as fractions; what is not usable is refused with its position from 1.
 
@@ -34,7 +38,7 @@ def exact(
         raise PartitionError(f"give the {name} values as a list of numbers, got {short(values)}")
     if length is not None and len(values) != length:
         raise PartitionError(
-            f"got {len(values)} {name} values where {length} are needed: one for each"
+            f"got {len(values)} {name} values where {length} are needed: one for each {each}"
         )
     fractions = []
     for i, value in enumerate(values, start=1):
@@ -72,5 +76,5 @@ def capacities(capacity: float | Sequence[float], devices: int) -> list[float]:
     [80, 80]
     """
     values = capacity if isinstance(capacity, Sized) else [capacity] * devices
-    exact([1 if v == math.inf else v for v in values], "capacity", devices, positive=True)
+    exact([1 if v == math.inf else v for v in values], "capacity", devices, "device", positive=True)
     return list(values)

@@ -2,7 +2,7 @@
 
 costs [4, 4, 9, 8] in 3 stages       bounds            largest stage
 even                                 (0, 2, 3, 4)       9
-torchgpipe                           (0, 3, 3, 4)      17, and stage 1 is empty
+torchgpipe                           (0, 3, 3, 4)      17, and the second is empty
 best                                 (0, 2, 3, 4)       9
 
 Each function takes the costs of the layers and a number of stages and returns stages + 1

@@ -1,10 +1,10 @@
 """A judge of assignments of layers to devices: which rule is broken, and how far from the best.
 
 layers   1  2  3  4  5  6 | 7  8  9 10 11 12 |13 14 15 16 17 18 |19 20 21 22 23 24
-device        0           |        1         |        2         |        3
+device        1           |        2         |        3         |        4
                           ^ a crossing: the activations change device here
 
-With chunks, the stages are assigned round the devices: 0 1 2 3 0 1 2 3.
+With chunks, the stages are assigned round the devices: 1 2 3 4 1 2 3 4.
 """
 
 import math
@@ -16,10 +16,10 @@ from tiledask.errors import PartitionError
 from tiledask.plan import html
 from tiledask.plan.splitting.assignment import Assignment, read_assignment, stages_of
 from tiledask.plan.splitting.exact import capacities, count
-from tiledask.plan.splitting.partition import Partition, layer_costs, partition
+from tiledask.plan.splitting.partition import Partition, layer_costs, partition, stage_name
 from tiledask.plan.units import format_bytes
 
-__all__ = ["Verdict", "judge", "read_assignment", "stages_of"]
+__all__ = ["Verdict", "judge", "layer_ranges", "read_assignment", "stages_of"]
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,9 @@ class Verdict:
 
     def _repr_html_(self) -> str:
         mark = "legal" if self.ok else f"refused: {self.rule}"
-        numbers = (
-            ("crossings", self.crossings),
-            ("bottleneck", self.bottleneck),
-            ("best possible", self.optimum),
-        )
+        numbers = [("crossings", self.crossings), ("bottleneck", self.bottleneck)]
+        if self.ok:  # a wrong answer is not told the best
+            numbers.append(("best possible", self.optimum))
         rows = [(name, "-" if value is None else f"{value:g}") for name, value in numbers]
         found = html.table((), rows, first="th")
         return f"<p><b>{html.words(mark)}</b>. {html.words(self.reason)}</p>{found}"
@@ -81,7 +79,7 @@ def judge(
     ``assignment`` is one of
       - the layers of each device, counted from 1: ``[[1, 2, 3], [4, 5, 6]]`` or ranges,
       - the same as text: ``"1-3 | 4-6"`` or ``"[1-3][4-6]"`` or ``"1,2,3 | 4,5,6"``,
-      - the device of each layer, counted from 0: ``[0, 0, 0, 1, 1, 1]``,
+      - the device of each layer: ``[0, 0, 0, 1, 1, 1]``, counted from 0, or as text from 1,
       - how many layers each device has, or the bounds between them, where it is said how many
         layers and devices there are: ``(3, 3)``, ``(0, 3, 6)``,
       - a :class:`Partition`.
@@ -92,7 +90,7 @@ def judge(
     Without ``costs`` every layer costs 1; a Partition has its own costs, speeds, communication
     and chunks, where none are given. The number of layers is that of the costs, else ``layers``,
     else what the assignment shows. Rules, in the order in which they are looked at: unknown
-    device, unknown layer, layer twice, layer missing, idle device (or stage), not contiguous,
+    device, unknown layer, layer twice, layer missing, idle device (or chunk), not contiguous,
     wrong chunks, out of order, over memory. Raises PartitionError for what is not an assignment
     at all, and for a question that no split can answer.
 
@@ -106,11 +104,6 @@ def judge(
     True
     """
     if isinstance(assignment, Partition):
-        if (most := max(assignment.replicas, default=1)) > 1:
-            raise PartitionError(
-                f"a verdict is on layers that have one device each, and those of {assignment} have "
-                f"up to {most}; compare its bottleneck with that of partition(..., devices=)"
-            )
         devices = assignment.devices if devices is None else devices
         chunks = assignment.stages // assignment.devices if chunks is None else chunks
         if costs is None and layers in (None, len(assignment.costs)):
@@ -148,7 +141,7 @@ def judge(
     )
     if broken:
         return Verdict(False, *broken, crossings, slowest, best, *each)
-    what = "device" if chunks == 1 else "stage"
+    what = "device" if chunks == 1 else "chunk"
     reason = f"The slowest {what} takes {slowest:g}; the best possible is {best:g}."
     return Verdict(True, "", reason, crossings, slowest, best, *each)
 
@@ -172,17 +165,13 @@ def _stage_times(
     return times
 
 
-def _name(stage: int, devices: int, chunks: int) -> str:
-    return f"device {stage}" if chunks == 1 else f"stage {stage} (on device {stage % devices})"
-
-
 def _not_a_cover(
     groups: list[list[int]], layers: int, devices: int, chunks: int
 ) -> tuple[str, str] | None:
     """(rule, reason) if some layer has not exactly one place among the devices."""
     stages = devices * chunks
     if len(groups) > stages:
-        what = "devices" if chunks == 1 else "stages"
+        what = "devices" if chunks == 1 else "chunks"
         each = "" if chunks == 1 else f", {chunks} on each of {devices} devices"
         return "unknown device", (
             f"The answer names {len(groups)} {what} and there are {stages}{each}; "
@@ -191,12 +180,12 @@ def _not_a_cover(
     if devices < len(groups) < stages:
         return "wrong chunks", (
             f"The answer has {len(groups)} groups of layers; give the layers of each of {devices} "
-            f"devices, or of each of {stages} stages ({chunks} per device)."
+            f"devices, or of each of {stages} chunks ({chunks} per device)."
         )
     by_device = len(groups) <= devices
     holder: dict[int, str] = {}
     for g, group in enumerate(groups):
-        name = f"device {g}" if by_device else _name(g, devices, chunks)
+        name = stage_name(g, devices, 1 if by_device else chunks)
         for n in group:
             if not 1 <= n <= layers:
                 return "unknown layer", (
@@ -221,23 +210,21 @@ def _not_layerwise(
     stages: list[list[int]], place: list[int], crossings: int, devices: int, chunks: int
 ) -> tuple[str, str] | None:
     """(rule, reason) if a stage has no layers, or layers that are not consecutive."""
-    what = "device" if chunks == 1 else "stage"
+    what = "device" if chunks == 1 else "chunk"
     for s, group in enumerate(stages):
         if not group:
             return f"idle {what}", (
-                f"{_name(s, devices, chunks).capitalize()} has 0 of {len(place)} layers; "
+                f"{stage_name(s, devices, chunks).capitalize()} has 0 of {len(place)} layers; "
                 f"every {what} needs at least 1."
             )
     for s, group in enumerate(stages):
         if max(group) - min(group) + 1 != len(group):
-            held = (
-                f"{_name(s, devices, chunks).capitalize()} holds {len(group)} layers spread over "
-                f"{min(group)} to {max(group)}; "
-            )
+            name = stage_name(s, devices, chunks).capitalize()
+            held = f"{name} holds layers {layer_ranges(group)}; "
             if chunks > 1:
                 return "not contiguous", (
-                    f"{held}the layers of a stage are consecutive, and a device holds {chunks} "
-                    f"stages."
+                    f"{held}the layers of a chunk are consecutive, and a device holds {chunks} "
+                    f"chunks."
                 )
             return "not contiguous", (
                 f"{held}in layer-wise partitioning they are consecutive. Activations "
@@ -250,7 +237,7 @@ def _not_layerwise(
 def _out_of_order(stages: list[list[int]], devices: int, chunks: int) -> tuple[str, str] | None:
     """(rule, reason) if the layers do not pass through the stages in rising order."""
     for s, group in enumerate(stages):
-        name = _name(s, devices, chunks)
+        name = stage_name(s, devices, chunks)
         if group != sorted(group):
             return "out of order", (
                 f"{name.capitalize()} runs layer {group[0]} before layer {min(group)}; "
@@ -260,13 +247,29 @@ def _out_of_order(stages: list[list[int]], devices: int, chunks: int) -> tuple[s
             through = (
                 "the layers pass through the devices in order"
                 if chunks == 1
-                else f"the stages are assigned round the devices, stage s on device s mod {devices}"
+                else "the layers pass through chunk 1 of every device, then through chunk 2, ..."
             )
             return "out of order", (
                 f"{name.capitalize()} starts at layer {group[0]} and "
-                f"{_name(s - 1, devices, chunks)} at layer {stages[s - 1][0]}; {through}."
+                f"{stage_name(s - 1, devices, chunks)} at layer {stages[s - 1][0]}; {through}."
             )
     return None
+
+
+def layer_ranges(layers: Sequence[int], most: int = 8) -> str:
+    """Layers as people write them, the first ``most`` runs of them.
+
+    >>> layer_ranges([1, 2, 3, 7]), layer_ranges(range(1, 99, 2), most=3)
+    ('1-3, 7', '1, 3, 5, ...')
+    """
+    runs: list[list[int]] = []
+    for n in layers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    words = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:most]]
+    return ", ".join(words + ["..."] * (len(runs) > most))
 
 
 def _interleaved(place: list[int], devices: int) -> str:
@@ -279,7 +282,7 @@ def _interleaved(place: list[int], devices: int) -> str:
     chunks = len(place) // (devices * run)
     return (
         f" It is exactly the placement of the interleaved schedule with v = {chunks} chunks per "
-        f"device: {chunks * devices} stages on {devices} devices."
+        f"device, {chunks * devices} in all."
     )
 
 
@@ -290,7 +293,7 @@ def _over_memory(
         used = math.fsum(m for m, d in zip(memory, place, strict=True) if d == device)
         if used > cap:
             return "over memory", (
-                f"Device {device} would hold {format_bytes(used)} and has room for "
+                f"Device {device + 1} would hold {format_bytes(used)} and has room for "
                 f"{format_bytes(cap)}; move at least {format_bytes(used - cap)} "
                 f"to another device."
             )

@@ -1,8 +1,10 @@
 """Layers onto devices: the best contiguous split, and every split there is.
 
-layers   0  1  2  3  4  5 | 6  7  8  9 10 11 |12 13 14 15 16 17 |18 19 20 21 22 23
-device        0           |        1         |        2         |        3
+layers   1  2  3  4  5  6 | 7  8  9 10 11 12 |13 14 15 16 17 18 |19 20 21 22 23 24
+device        1           |        2         |        3         |        4
 bounds   0                  6                 12                 18                24
+
+Layers and devices count from 1 in words, from 0 as indices.
 """
 
 import math
@@ -11,13 +13,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import combinations, pairwise
-from typing import Any
 
 from tiledask.errors import PartitionError, short
 from tiledask.plan import html
 from tiledask.plan.splitting.exact import capacities, count, exact, whole
 from tiledask.plan.splitting.minmax import LayerSums, min_max_bounds
-from tiledask.plan.splitting.replicated import ReplicatedLayers
 from tiledask.plan.units import format_bytes
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "contiguous_splits",
     "count_contiguous_splits",
     "partition",
+    "stage_name",
 ]
 
 
@@ -45,10 +46,6 @@ class Partition:
     """Speed of each device, in cost per unit of time; stage s is on device s mod their number."""
     communication: tuple[float, ...] = ()
     """Time to send across each place between two layers; empty for none."""
-    replicas: tuple[int, ...] = ()
-    """On how many devices each stage is, which take its micro-batches in turn; empty for one."""
-    weights: tuple[float, ...] = ()
-    """Time to send each layer's weights, whose gradients replicas sum; empty for none."""
 
     @property
     def stages(self) -> int:
@@ -70,28 +67,16 @@ class Partition:
 
     @cached_property
     def times(self) -> tuple[float, ...]:
-        """Of each stage, cost over its device's speed, plus the sending after its last layer; of
-        one with replicas, for each micro-batch: the replicas' part of that, or the time in which
-        they sum their gradients, if that is longer."""
+        """Of each stage, cost over its device's speed, plus the sending after its last layer."""
         sends = (*self.communication, 0.0) if self.communication else (0.0,) * len(self.costs)
-        alone = tuple(
+        return tuple(
             math.fsum(self.costs[r.start : r.stop]) / self.speeds[s % self.devices] + sends[r[-1]]
             for s, r in enumerate(self.layers)
-        )
-        if not self.replicas:
-            return alone
-        sums = (2 * math.fsum(self.weights[r.start : r.stop]) for r in self.layers)
-        return tuple(
-            max(time, (n - 1) * each) / n
-            for time, each, n in zip(alone, sums, self.replicas, strict=True)
         )
 
     @property
     def device_times(self) -> tuple[float, ...]:
         """Of each device, the sum of its stages' times."""
-        if self.replicas:
-            each = zip(self.times, self.replicas, strict=True)
-            return tuple(time for time, n in each for _ in range(n))
         return tuple(math.fsum(self.times[d :: self.devices]) for d in range(self.devices))
 
     @property
@@ -101,33 +86,32 @@ class Partition:
 
     @property
     def place(self) -> tuple[int, ...]:
-        """The device of each layer. Raises PartitionError where one is on several."""
-        if max(self.replicas, default=1) > 1:
-            raise PartitionError(
-                f"layers of {self} are on up to {max(self.replicas)} devices; replicas says on how "
-                f"many each stage is"
-            )
+        """The device of each layer, from 0."""
         return tuple(s % self.devices for s, size in enumerate(self.sizes) for _ in range(size))
 
     def __str__(self) -> str:
-        texts = [_range_text(layers) for layers in self.layers]
-        if self.replicas:
-            each = zip(texts, self.replicas, strict=True)
-            texts = [text if n == 1 else f"{n} x {text}" for text, n in each]
-        return " ".join(texts) if max(self.replicas, default=1) > 1 else "".join(texts)
+        return "".join(_range_text(layers) for layers in self.layers)
 
     def __repr__(self) -> str:
         return f"Partition({self}, bottleneck {self.bottleneck:g})"
 
     def _repr_html_(self) -> str:
-        columns: dict[str, Sequence[Any]] = {
-            "stage": range(self.stages),
-            "layers": [_range_text(layers) for layers in self.layers],
-            "count": self.sizes,
-            **({"devices": self.replicas} if self.replicas else {}),
-            "time of a micro-batch" if self.replicas else "time": [f"{t:g}" for t in self.times],
-        }
-        return html.table(tuple(columns), list(zip(*columns.values(), strict=True)), repr(self))
+        chunks = self.stages // self.devices
+        names = [stage_name(s, self.devices, chunks) for s in range(self.stages)]
+        texts = [_range_text(layers) for layers in self.layers]
+        rows = zip(names, texts, self.sizes, [f"{t:g}" for t in self.times], strict=True)
+        return html.table(("", "layers", "count", "time"), list(rows), repr(self))
+
+
+def stage_name(stage: int, devices: int, chunks: int = 1) -> str:
+    """A stage, an index from 0, by its device, both counted from 1.
+
+    >>> stage_name(2, devices=4), stage_name(5, devices=4, chunks=2)
+    ('device 3', 'device 2, chunk 2')
+    """
+    if chunks == 1:
+        return f"device {stage + 1}"
+    return f"device {stage % devices + 1}, chunk {stage // devices + 1}"
 
 
 def _range_text(layers: range) -> str:
@@ -138,8 +122,6 @@ def _range_text(layers: range) -> str:
 
 MOST_LAYERS = 100_000
 """Of a partition: it is worked out in a second or two; beyond lies a typing error."""
-MOST_REPLICATED = 300
-"""Of one whose stages may have several devices: some seconds."""
 
 
 def layer_costs(costs: int | Sequence[float]) -> Sequence[float]:
@@ -166,14 +148,12 @@ def _few(layers: int) -> int:
 
 def partition(
     costs: int | Sequence[float],
-    stages: int | None = None,
+    stages: int,
     speeds: Sequence[float] | None = None,
     memory: Sequence[float] | None = None,
     capacity: float | Sequence[float] | None = None,
     communication: float | Sequence[float] | None = None,
     chunks: int = 1,
-    devices: int | None = None,
-    weights: float | Sequence[float] | None = None,
 ) -> Partition:
     """The contiguous split into non-empty stages with the smallest bottleneck; exact.
 
@@ -189,24 +169,14 @@ def partition(
     chunks         stages per device, as in the interleaved schedule: ``stages`` counts all of
                    them, stage s is on device s mod (stages / chunks), and the stages of one
                    device share its capacity.
-    devices        at most so many equal ones, of which a stage may have several: its replicas take
-                   its micro-batches in turn (PipeDream). ``stages`` may then be left out, for as
-                   many as are best. Bottleneck and stage times are for each micro-batch: of r
-                   replicas the r-th part.
-    weights        with ``devices``, the time (cost / speed) to send the weights of each layer, or
-                   one number for all: r replicas take 2 (r - 1) / r of their stage's to sum their
-                   gradients, beside the work, for every micro-batch. If they sum them once for m
-                   micro-batches, as in `tiledask.schedule("1f1b", ..., replicas=)`, give the m-th
-                   part.
 
     Bottlenecks are compared as exact fractions, so that no rounding decides. Ties go to the
     most even split (least sum of squared stage times, in floating point; of thousands of layers,
     of which a few are very large, among the splits near the proportional one), then to longer
-    first stages; with ``devices``, to fewer of them, fewer stages, and longer first stages.
+    first stages.
     Raises PartitionError for fewer layers than stages, a value that is negative or not finite,
-    wrong lengths, stages that chunks does not divide, capacities that no split satisfies, shared
-    capacities that decide among too many splits to look at; and with ``devices`` for fewer of them
-    than stages, speeds, capacities, chunks, and more than 300 layers.
+    wrong lengths, stages that chunks does not divide, capacities that no split satisfies, and
+    shared capacities that decide among too many splits to look at.
 
     >>> partition([1.0] * 24, stages=4) == partition(24, 4)
     True
@@ -220,21 +190,8 @@ def partition(
     (3, 1)
     >>> partition([1.0] * 8, stages=4, chunks=2).place
     (0, 0, 1, 1, 0, 0, 1, 1)
-    >>> partition([4, 4, 4, 1, 3], stages=2, devices=4)
-    Partition(3 x [1-3] [4-5], bottleneck 4)
-    >>> partition([4, 4, 4, 1, 3], devices=4, weights=[0, 0, 0, 9, 9]).replicas
-    (3, 1)
     """
     chunks = count(chunks, "chunks")
-    if devices is not None:
-        others = {"speeds": speeds, "memory": memory, "capacity": capacity}
-        others |= {"chunks": chunks if chunks > 1 else None}
-        return _replicated(costs, stages, devices, weights, communication, others)
-    if stages is None or weights is not None:
-        raise PartitionError(
-            "a partition is into stages=, or over devices= of which a stage may have several; "
-            "weights= are summed over these"
-        )
     stages = count(stages, "stages")
     costs = layer_costs(costs)
     exact_costs = exact(costs, "cost")
@@ -246,7 +203,7 @@ def partition(
         )
     devices = stages // chunks
     speeds = [1.0] * devices if speeds is None else speeds
-    exact_speeds = exact(speeds, "speed", devices, positive=True)
+    exact_speeds = exact(speeds, "speed", devices, "device", positive=True)
     sends = _sends(communication, len(costs))
     # stage times in whole numbers: cost / speed + send, all in one unit of time
     scale = math.lcm(*(v.denominator for v in exact_speeds))
@@ -277,45 +234,7 @@ def _sends(communication: float | Sequence[float] | None, layers: int) -> list[F
     if communication is None:
         return []
     given = communication if isinstance(communication, Sized) else [communication] * (layers - 1)
-    return exact(given, "communication", layers - 1)
-
-
-def _replicated(
-    costs: int | Sequence[float],
-    stages: int | None,
-    devices: int,
-    weights: float | Sequence[float] | None,
-    communication: float | Sequence[float] | None,
-    others: dict[str, Any],
-) -> Partition:
-    """The best split over equal devices, of which a stage may have several."""
-    if given := [name for name, value in others.items() if value is not None]:
-        raise PartitionError(
-            f"devices= are equal, with room for any stage, and have one each; leave out "
-            f"{' and '.join(given)}, or devices"
-        )
-    devices, costs = count(devices, "devices"), layer_costs(costs)
-    layers, exact_costs = len(costs), exact(costs, "cost")
-    if not 0 < layers <= MOST_REPLICATED:
-        raise PartitionError(
-            f"layers are shared among devices for 1 to {MOST_REPLICATED} of them, got {layers}; "
-            f"put layers that stay together into one"
-        )
-    if stages is not None:
-        _check_stages(count(stages, "stages"), layers)
-        if stages > devices:
-            raise PartitionError(
-                f"every stage needs a device, and {stages} stages are more than {devices} devices; "
-                f"use {stages} devices, or {devices} stages"
-            )
-    given_weights = weights if isinstance(weights, Sized) else [weights or 0] * layers
-    exact_weights, sends = exact(given_weights, "weights", layers), _sends(communication, layers)
-    values = whole([*exact_costs, *exact_weights, *sends, *[Fraction(0)] * (layers - len(sends))])
-    work, summed, after = (values[n * layers : (n + 1) * layers] for n in range(3))
-    bounds, replicas = ReplicatedLayers(work, summed, after, devices, stages).best()
-    sent, speeds = tuple(map(float, sends)), (1.0,) * sum(replicas)
-    of_weights = () if weights is None else tuple(map(float, exact_weights))
-    return Partition(bounds, tuple(map(float, costs)), speeds, sent, replicas, of_weights)
+    return exact(given, "communication", layers - 1, "place between two layers")
 
 
 def contiguous_splits(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
@@ -350,7 +269,7 @@ def _memory_row(
         raise PartitionError("memory (of each layer) and capacity (of each device) go together")
     if memory is None or capacity is None:
         return None, []
-    sizes = exact(memory, "memory", layers)
+    sizes = exact(memory, "memory", layers, "layer")
     scale = math.lcm(*(v.denominator for v in sizes))
     row = LayerSums([int(v * scale) for v in sizes], [1] * stages)
     rooms = [
@@ -371,20 +290,20 @@ def _why_too_small(memory: Sequence[float], caps: list[float], stages: int, devi
         )
     if devices < stages:
         return (
-            f"no contiguous split into {stages} stages keeps the {stages // devices} chunks of "
-            f"every device within its capacity: the layers need {format_bytes(math.fsum(memory))} "
+            f"no contiguous split keeps the {stages // devices} chunks of every device within its "
+            f"capacity: the layers need {format_bytes(math.fsum(memory))} "
             f"and the {devices} devices have {format_bytes(math.fsum(caps))} together; use larger "
             f"devices, or more of them"
         )
     if len(set(caps)) == 1:
         least = partition(memory, stages).bottleneck
         return (
-            f"no contiguous split into {stages} stages keeps within {format_bytes(caps[0])} per "
-            f"device; the smallest capacity that would do is {format_bytes(least)}"
+            f"no contiguous split over {stages} devices keeps within {format_bytes(caps[0])} on "
+            f"each; the smallest capacity that would do is {format_bytes(least)}"
         )
     total = math.fsum(memory)  # as good as no limit
     factor = partition(memory, stages, speeds=[min(c, total) for c in caps]).bottleneck
     return (
-        f"no contiguous split into {stages} stages keeps within the capacities "
+        f"no contiguous split over {stages} devices keeps within the capacities "
         f"{', '.join(map(format_bytes, caps))}; all of them {factor:.4g} times as large would do"
     )
