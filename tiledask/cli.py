@@ -239,7 +239,6 @@ def _of_the_course(add: _Add) -> None:
     sub.add_argument("--hint", action="store_true", help="one more hint than before")
     sub.add_argument("--seed", type=_whole, help="draws the numbers of idle-1 to idle-12 (0)")
     sub.add_argument("--figure", metavar="FILE", help="draw the task, or the last answer")
-    sub.add_argument("--verify", action="store_true", help="can it be solved, and not at once?")
 
 
 def _of_running(add: _Add) -> None:
@@ -741,7 +740,7 @@ def _puzzle(args: argparse.Namespace, console: Console) -> Result:
 
     if args.puzzle is None:
         return terminal.list_all(console)
-    given = (args.answer, console, args.hint, args.figure, args.verify, args.seed)
+    given = (args.answer, console, args.hint, args.figure, args.seed)
     return terminal.play(args.puzzle, *given)
 
 

@@ -116,7 +116,7 @@ def _rows(name: str, run: ClaimRun) -> tuple[Claim, Claim]:
         ledgers = run.predicted, run.simulated, run.measured
         columns = (ledger.per_place[stage] for ledger in ledgers)
         rule = ("ratio", 1 - TOLERANCE, 1 + TOLERANCE)
-        peak = Claim(f"{name}: peak", *columns, "bytes", rule, f"stage {stage}")
+        peak = Claim(f"{name}: peak", *columns, "bytes", rule, f"stage {stage + 1}")
     verdict = Claim(
         f"{name}: verdict", run.predicted_verdict, None, run.executed_verdict, rule="equal"
     )

@@ -11,7 +11,6 @@ from typing import Any
 
 from rich.console import Console
 
-import tiledask as td
 from tiledask.lab.table import say
 from tiledask.plan.splitting.assignment import read_assignment, stages_of
 from tiledask.plan.splitting.exact import capacities

@@ -10,12 +10,12 @@ import shutil
 from importlib import resources
 
 import pytest
+from tiledask.lab.puzzles.policies import order_of_policy
 
 import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.lab.learner import kept
 from tiledask.lab.placing import PlacedAnswer
-from tiledask.lab.puzzles.policies import order_of_policy
 from tiledask.plan.data import read_named
 from tiledask.plan.pipelines.needs import needs
 from tiledask.plan.pipelines.schedule import Action

@@ -21,9 +21,7 @@ FOLDER = Path(__file__).parents[3] / "data" / "puzzles"
 CUT = json.loads((FOLDER / "24-memory-cap.json").read_text())
 OF_KIND = {
     "partition": "24-memory-cap",
-    "question": "who-waits",
     "choice": "five-percent-idle",
-    "fault": "bug-memory",
     "order": "shifted-by-one",
     "composition": "everything-at-once",
 }
@@ -56,7 +54,6 @@ def test_the_example_of_the_page_for_instructors_can_be_set(tmp_path):
     page = (FOLDER / "README.md").read_text()
     (example,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     puzzle = load_puzzle(write(tmp_path / "mine.json", example))
-    assert puzzle.verify() == ()
     assert (puzzle.name, puzzle.level) == ("mine", 40)
     assert puzzle.check("1-4 | 5-8 | 9-10").stars == 3
     assert not puzzle.check("1-3 | 4-6 | 7-10")
@@ -99,7 +96,7 @@ def test_unknown_names_and_levels():
 
 
 BAD = [
-    ("partition", {"kind": "riddle"}, "'kind' is 'riddle'; there are partition, question"),
+    ("partition", {"kind": "riddle"}, "'kind' is 'riddle'; there are partition, choice"),
     ("partition", {"hint": "x"}, "'hint' is not known here; did you mean 'hints'"),
     ("partition", {"task": None}, "'task' is missing"),
     ("partition", {"title": 5}, "'title' must be text"),
@@ -128,9 +125,6 @@ BAD = [
     ("partition", {"inputs__speeds": [1, 0, 1, 1]}, "must be a finite number above 0"),
     ("partition", {"inputs__speeds": [1, 1]}, "got 2 speed values where 4 are needed"),
     ("partition", {"inputs__shown": "a | b"}, "cannot read 'a'"),
-    ("question", {"inputs__asks": []}, "list of 1 to 12 objects"),
-    ("question", {"inputs__asks": [{"what": "seconds"}]}, "item 1 must be an object with what"),
-    ("question", {"targets__wrong": 1}, "'wrong' must be 0, got 1"),
     ("choice", {"inputs__schedule": "1f1b"}, "each either given or open"),
     ("choice", {"inputs__devices": None}, "look at devices"),
     ("choice", {"inputs__forward": None, "inputs__backward": None}, "say how long things take"),
@@ -139,15 +133,13 @@ BAD = [
     ("choice", {"inputs__open__microbatches": {"from": 9, "to": 1}}, "from 9 to 1"),
     ("choice", {"inputs__open__microbatches": {"from": 1, "to": 900}}, "more than 1000 choices"),
     ("choice", {"inputs__open__schedule": ["dualpipe"], "inputs__devices": 3}, "none of the"),
-    ("fault", {"inputs__shown": "forward"}, "cannot read 'forward'"),
-    ("fault", {"inputs__stages": 3}, "has 4 stages and the puzzle says 3"),
     ("order", {"inputs__microbatches": 40}, "160; the best order is proven for up to 48"),
     ("order", {"inputs__forward": [1, 2]}, "forward must be one number, 4 numbers"),
     ("order", {"inputs__memory_limit": [4, 3]}, "2 memory limits for 4 devices"),
     ("order", {"inputs__memory_limit": 0}, "whole number from 1"),
     ("order", {"inputs__place": "anywhere"}, "must be one of free"),
     ("order", {"inputs__place": "free"}, 'a "free" place needs devices'),
-    ("order", {"inputs__place": [0, 1]}, "the device, from 0, of each of 4 stages"),
+    ("order", {"inputs__place": [0, 1]}, "the rank, from 0, of each of 4 stages"),
     ("order", {"inputs__split": "yes"}, "must be true or false"),
     ("composition", {"inputs__weights": "3 x 1 GB"}, "3 weights for 24 layers"),
     ("composition", {"inputs__speeds": [1, 2]}, "2 speeds for 4 devices"),
@@ -183,35 +175,6 @@ def test_what_is_no_json_at_all(tmp_path, text, words):
         load_puzzle(write(tmp_path / "bad.json", text))
 
 
-UNFIT = [
-    ("24-uneven", {"targets__bottleneck": 6}, "slowest device 6, where 7 is the best possible"),
-    ("24-on-4", {"targets__crossings": 2}, "changes of device 2, where 3 is the best possible"),
-    ("order-on-2", {"targets__makespan": 14}, "until the end 14, where 15 is the best possible"),
-    ("order-on-2", {"targets__kept": 1}, "until the end 15, where 24 is the best possible"),
-    ("half-the-memory", {"targets__makespan": 50}, "until the end 50, where 59 is the best"),
-    ("everything-at-once", {"targets__makespan": 100}, "where 137 is the best of the table"),
-    ("five-percent-idle", {"targets__idle": 0.001}, "no answer meets the targets"),
-    ("24-uneven", {"targets__bottleneck": 20}, "the task does not say the number 20"),
-    ("fewest-microbatches", {"targets__microbatches": 21}, "so its target is half of the answer"),
-    ("fewest-microbatches", {"task": "At most 0.25 idle"}, "does not ask for the fewest"),
-    ("fewest-microbatches", {"hints": ["Try 21."]}, "says 21, the microbatches to be found"),
-]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("name", "changes", "words"), UNFIT)
-def test_verify_says_what_cannot_be_met(tmp_path, name, changes, words):
-    puzzle = load_puzzle(write(tmp_path / "unfit.json", changed(name, **changes)))
-    assert any(words in sentence for sentence in puzzle.verify())
-
-
-@pytest.mark.long
-def test_verify_complains_if_there_is_nothing_to_find(tmp_path):
-    values = changed("order-on-2", targets__makespan=24, targets__kept=4)
-    puzzle = load_puzzle(write(tmp_path / "easy.json", values))
-    assert any("every first guess meets all targets" in s for s in puzzle.verify())
-
-
 # --- the command --------------------------------------------------------------------------
 
 
@@ -244,9 +207,9 @@ def kept_in(tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_hints_come_one_by_one_and_stars_are_listed(capsys, kept_in, monkeypatch):
-    hints = [run(capsys, "7", "--hint")[1]["hint"] for _ in range(4)]
-    assert hints == [str(Hint(n, 3, load_puzzle(7).hints[n - 1])) for n in (1, 2, 3, 3)]
-    run(capsys, "7", "--answer", "1-6 | 7-13 | 14-20 | 21-24", "--answer", "x")
+    hints = [run(capsys, "5", "--hint")[1]["hint"] for _ in range(4)]
+    assert hints == [str(Hint(n, 3, load_puzzle(5).hints[n - 1])) for n in (1, 2, 3, 3)]
+    run(capsys, "5", "--answer", "1-6 | 7-13 | 14-20 | 21-24", "--answer", "x")
     run(capsys, "1", "--answer", "1-7 | 8-12 | 13-18 | 19-24")
     stars = {level["name"]: level["stars"] for level in run(capsys)[1]}
     assert {name: n for name, n in stars.items() if n} == {"24-on-4": 1, "24-uneven": 3}
@@ -254,23 +217,23 @@ def test_hints_come_one_by_one_and_stars_are_listed(capsys, kept_in, monkeypatch
     assert f"1 of {len(puzzle_levels())} solved" in capsys.readouterr().out
     kept = Kept("", kept_in).all(TASKS)
     assert kept["24-uneven"] == {"hints": 3, "tries": 2, "stars": 3, "solved": True}
-    load_puzzle(7).check("x")  # not the command line's: nowhere to be kept
+    load_puzzle(5).check("x")  # not the command line's: nowhere to be kept
     assert Kept("", kept_in).all(TASKS) == kept
     monkeypatch.setenv("TILEDASK_PROGRESS", str(kept_in.parent.parent))
-    assert run(capsys, "7", "--hint")[1]["hint"].startswith("Hint 1 of 3")
+    assert run(capsys, "5", "--hint")[1]["hint"].startswith("Hint 1 of 3")
     assert (kept_in.parent.parent / "terminal.jsonl").exists()
 
 
 def test_progress_that_cannot_be_written_stops_nobody(capsys, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    hints = [run(capsys, "7", "--hint")[1]["hint"][:6] for _ in range(2)]
+    hints = [run(capsys, "5", "--hint")[1]["hint"][:6] for _ in range(2)]
     assert hints == ["Hint 1", "Hint 2"]
 
 
 def test_judges_answers_and_files(capsys, tmp_path):
     right, wrong = "1-6 | 7-13 | 14-20 | 21-24", "1-6 | 7-12 | 13-18 | 19-24"
-    code, said = run(capsys, "7", "--answer", right)
+    code, said = run(capsys, "5", "--answer", right)
     assert (code, said["results"][0]["solved"], said["results"][0]["stars"]) == (0, True, 3)
     code, said = run(capsys, "24-uneven", "--answer", right, wrong, "--answer", "x")
     assert code == 1
@@ -279,19 +242,8 @@ def test_judges_answers_and_files(capsys, tmp_path):
     file = write(tmp_path / "answer.txt", order)
     assert main(["puzzle", "order-on-2", "--answer", str(file)]) == 0
     shown = capsys.readouterr().out
-    assert "device 0  F0 F1 ......B0--- F2 B1---" in shown
+    assert "device 1  F0 F1 ......B0--- F2 B1---" in shown
     assert "★★★ as good as can be" in shown
-    assert main(["puzzle", "bug-hangs", "--answer", "no fault"]) == 1
-    assert "Not yet: there is a fault." in capsys.readouterr().out
-
-
-def test_verifies_a_file(capsys, tmp_path):
-    fine = write(tmp_path / "fine.json", CUT)
-    assert main(["puzzle", str(fine), "--verify"]) == 0
-    assert "fine: it can be set" in capsys.readouterr().out
-    unfit = write(tmp_path / "unfit.json", changed("24-uneven", targets__bottleneck=6))
-    code, said = run(capsys, str(unfit), "--verify")
-    assert (code, len(said["wrong"])) == (1, 2)
 
 
 def test_mistaken_requests(capsys, tmp_path):

@@ -2,8 +2,7 @@
 
 Holds `tiledask.lab.puzzles.choices`, `tiledask.lab.puzzles.compositions`,
 `tiledask.lab.puzzles.cuts`, `tiledask.lab.puzzles.faults`, `tiledask.lab.puzzles.fields`,
-`tiledask.lab.puzzles.kind`, `tiledask.lab.puzzles.orders`, `tiledask.lab.puzzles.puzzle` and
-`tiledask.lab.puzzles.questions`.
+`tiledask.lab.puzzles.kind`, `tiledask.lab.puzzles.orders` and `tiledask.lab.puzzles.puzzle`.
 """
 
 import re
@@ -22,10 +21,10 @@ from tiledask.errors import ScheduleError
 from tiledask.lab.judging import UnsolvedError
 from tiledask.lab.judging.result import LEAST, Result, Target
 from tiledask.lab.puzzles import load_puzzle, puzzle_levels, puzzle_names
-from tiledask.lab.puzzles.faults import RULES, faults
+from tiledask.lab.puzzles.choices import first_choice
+from tiledask.lab.puzzles.faults import faults
 from tiledask.lab.puzzles.orders import _all_forwards_first
 from tiledask.lab.puzzles.puzzle import KINDS
-from tiledask.lab.puzzles.questions import right_answers
 from tiledask.plan.pipelines import closed_form
 from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.optimum import optimal_schedule
@@ -64,9 +63,8 @@ def test_levels_count_from_1_without_a_gap():
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_every_level_can_be_set(name):
-    """Its targets can be met, a first guess is not enough, and the task says every target."""
+    """Its targets can be met, by what is as good as can be."""
     puzzle = load_puzzle(name)
-    assert puzzle.verify() == ()
     result = puzzle.check(puzzle.solve())
     assert result.stars == 3
     assert result.require() is None  # quiet, below an answer that may not be attempted
@@ -83,8 +81,6 @@ def test_a_target_below_the_best_is_out_of_reach(name):
     for measure, target in reached.items():
         below = with_targets(puzzle, **{measure: target.best * 0.99 - 1e-3})
         assert below.solve() is None or not below.check(below.solve())
-        if measure != "wrong":
-            assert any(s.startswith("no answer meets the targets (") for s in below.verify())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -95,14 +91,6 @@ def test_not_attempted_is_false_and_quiet(name):
     assert (result.reason, result.stars, result.score) == ("Not attempted yet.", 0, "")
     with pytest.raises(UnsolvedError, match=f"{name}: Not attempted"):
         result.require()
-
-
-@pytest.mark.long
-def test_first_guesses_that_are_enough_are_these():
-    """As many layers everywhere: right at the start, and where the task is to repair."""
-    solved = {(p.name, i) for p in LEVELS for i, g in enumerate(p.guesses()) if p.check(g)}
-    even = {("24-on-4", 0), ("12-on-3", 1), ("30-on-4", 1), ("an-empty-device", 1)}
-    assert solved == {*even, ("round-robin", 0), ("round-robin", 2)}
 
 
 # --- solved by other means than the puzzle's own -----------------------------------------
@@ -134,23 +122,11 @@ def optimum(*work, **limits):
 
 OTHER_MEANS = {
     **{name: lambda name=name: cut_of(name) for name in CUTS},
-    "from-2-to-4-workers": lambda: [
-        *map(closed_form.naive_utilisation, (2, 4)),
-        24 + 48,
-        "72",
-        "75 %",
-    ],
-    "who-waits": lambda: "Idle, f0, B0, idle",
-    "22-seconds": lambda: [33, closed_form.bubble_fraction(4, 8), "3/8"],
     "fewest-microbatches": lambda: fewest(lambda m: closed_form.bubble_fraction(8, m) <= 0.25),
     "when-gpipe-wins": lambda: fewest(
         lambda m: seconds("gpipe", m, 0.25) / seconds("1f1b", m, 0.25) <= 0.92
     ),
     "chunks-against-latency": lambda: min((1, 2, 3, 4, 6), key=lambda v: in_chunks(v, 1.0)),
-    "bug-twice": lambda: "repeated: 2B1",
-    "bug-not-there": lambda: "backward before forward: 3B1",
-    "bug-memory": lambda: "Over memory: 1F3",
-    "bug-hangs": lambda: "deadlock: 1F2",
     "order-on-2": lambda: text("1f1b", 2, 4),
     "1f1b-by-hand": lambda: schedule("1f1b", 3, 5),
     "shifted-by-one": lambda: text("1f1b", 4, 8),
@@ -300,34 +276,8 @@ def test_nothing_that_is_shown_gives_the_answer(name):
         ranges = {n: v for n, v in chosen.items() if isinstance(puzzle.inputs["open"][n], dict)}
         assert not [number for number in ranges.values() if says(said, number)]
         assert [n for n, wanted in puzzle.targets.items() if wanted == LEAST] == list(ranges)
-    elif puzzle.kind == "question":
-        numbers = [f"{a:g}" for a in right_answers(puzzle.inputs) if not isinstance(a, str)]
-        assert not [number for number in numbers if says(said, number)]
     else:
         assert str(solution).lower() not in said.lower()
-
-
-def test_a_share_is_right_to_the_decimal_that_percent_are_printed_with():
-    run = {"schedule": "interleaved", "devices": 4, "chunks": 3, "microbatches": 12}
-    ask = {"what": "idle share", **run, "forward": 1, "backward": 2, "latency": 0.2}
-    task = {"title": "One", "kind": "question", "task": "Idle share.", "targets": {"wrong": 0}}
-    puzzle = load_puzzle(task | {"inputs": {"asks": [ask]}, "hints": ["a", "b", "c"]})
-    right = {"17.05 %": 1, "17.1 %": 1, "17 %": 0, "17.2 %": 0}  # 7.4 / 43.4 is 0.17051
-    assert {words: puzzle.check(words).targets[0].met for words in right} == right
-
-
-def test_devices_are_said_to_count_from_0_where_a_question_numbers_them():
-    asking = [p for p in LEVELS if any("device" in a for a in p.inputs.get("asks", ()))]
-    assert asking
-    assert all("from 0" in p.question for p in asking)
-
-
-def test_a_bug_is_not_named_by_a_word_of_another_rule():
-    """A step "too soon", of a backward before its forward, points at "too early"."""
-    for puzzle in (p for p in LEVELS if p.kind == "fault"):
-        right = puzzle.solve().split(":")[0]
-        others = {word for rule in RULES for word in rule.split()} - set(right.split())
-        assert not others & set(re.findall(r"\w+", f"{puzzle.name} {puzzle.title}".lower()))
 
 
 @pytest.mark.long
@@ -335,7 +285,7 @@ def test_a_bug_is_not_named_by_a_word_of_another_rule():
 def test_a_wrong_answer_is_not_told_the_right_one(name):
     """In none of the ways in which a verdict is shown; whoever finds it is told."""
     puzzle = load_puzzle(name)
-    for answer in [*puzzle.guesses(), puzzle.solve()]:
+    for answer in [first_choice(puzzle.inputs), puzzle.solve()]:
         result = puzzle.check(answer)
         told = [result.reason, result.score, result._repr_html_(), str(result.to_dict())]
         for target in (t for t in result.targets if t.least):
@@ -354,32 +304,23 @@ IW = GPIPE.replace("B", "I") + "," + GPIPE.splitlines()[1].replace("F", "W")
 
 WRONG = [
     # layers on devices
-    ("24-on-4", [n % 4 for n in range(24)], "not contiguous. Device 0 holds 6 layers"),
+    ("24-on-4", [n % 4 for n in range(24)], "not contiguous. Device 1 holds layers 1, 5, 9, 13, 17, 21;"),
     ("24-on-4", "1-6 | 7-12 | 13-18 | 19-23", "layer missing. 23 of 24"),
     ("24-on-4", "1-6 | 6-12 | 13-18 | 19-24", "layer twice. Layer 6"),
-    ("24-on-4", "1-6 | 7-12 | 13-18 | 19-25", "unknown layer. Device 3 is given layer 25"),
+    ("24-on-4", "1-6 | 7-12 | 13-18 | 19-25", "unknown layer. Device 4 is given layer 25"),
     ("24-on-4", EVEN + " | 3", "unknown device. The answer names 5"),
-    ("24-on-4", "1-12 | 13-24", "idle device. Device 2 has 0 of 24"),
-    ("24-on-4", "7-12 | 1-6 | 13-18 | 19-24", "out of order. Device 1 starts at layer 1"),
+    ("24-on-4", "1-12 | 13-24", "idle device. Device 3 has 0 of 24"),
+    ("24-on-4", "7-12 | 1-6 | 13-18 | 19-24", "out of order. Device 2 starts at layer 1"),
     ("24-on-4", "a | b", "cannot read 'a'"),
     ("24-on-4", 3.5, "cannot read 3.5 as an assignment"),
     ("24-on-4", "1-7 | 8-12 | 13-18 | 19-24", "slowest device 7, target at most 6: 1 too much"),
-    ("24-memory-cap", EVEN, "over memory. Device 0 would hold 9 GB and has room for 8 GB"),
-    ("embedding-and-head", EVEN, "over memory. Device 1 would hold 9 GB"),
+    ("24-memory-cap", EVEN, "over memory. Device 1 would hold 9 GB and has room for 8 GB"),
+    ("embedding-and-head", EVEN, "over memory. Device 2 would hold 9 GB"),
     ("costly-cuts", "1-4 | 5-8 | 9-12 | 13-16", "slowest device 10, target at most 9"),
     ("30-on-4", "1-7 | 8-14 | 15-21 | 22-28", "layer missing. 28 of 30"),
-    ("an-empty-device", "1-3 | | 4", "idle device. Device 1 has 0 of 4"),
-    ("round-robin", "1-4 | 5-8 | 9-12", "idle stage. Stage 3 (on device 0)"),
+    ("an-empty-device", "1-3 | | 4", "idle device. Device 2 has 0 of 4"),
+    ("round-robin", "1-4 | 5-8 | 9-12", "idle chunk. Device 1, chunk 2 has 0 of 12"),
     ("two-chunks-each", EVEN + " | 1 | 2", "wrong chunks. The answer has 6 groups"),
-    # questions
-    ("who-waits", "idle, F0, B0", "4 answers needed"),
-    ("who-waits", "idle, F0, B0, works", "answer 4 is what device 2 does"),
-    ("who-waits", "idle, F0, B0, B0", "answer 4 is not B0"),
-    ("22-seconds", "22, 3/11, 0.375", "answer 1, 22, is too low"),
-    ("22-seconds", "33, 3/8, 0.375", "answer 2, 0.375, is too high"),
-    ("22-seconds", "33, half, 0.375", "answer 2 is a share, as in 27.3 %"),
-    ("22-seconds", "33, 3/0, 0.375", "got '3/0'"),
-    ("22-seconds", "33, 1e999999999, 0.375", "answer 2 is a finite number"),
     # choices
     ("fewest-microbatches", 20, "idle share of device-time 0.259259, target at most 0.25"),
     (
@@ -399,15 +340,6 @@ WRONG = [
     ("half-the-memory", "zb-v", "activations kept, of all layers of a device 4, target at most 2"),
     ("five-percent-idle", "zb-v", "choose schedule and microbatches, 2 in all"),
     ("five-percent-idle", "zb-v, 8", "idle share of device-time 0.0588235"),
-    # faults
-    ("bug-twice", "repeated", "say at which action: repeated"),
-    ("bug-twice", "strange: 0F3", "'strange' is no rule here"),
-    ("bug-twice", "repeated: 0F3", "that rule is broken, but not at 0F3"),
-    ("bug-twice", "deadlock: 2B1", "2B1 breaks a rule, but not this one"),
-    ("bug-twice", "no fault", "there is a fault"),
-    ("bug-twice", "over memory: 0F0", "over memory is not what goes wrong, and not at 0F0"),
-    ("bug-twice", "repeated: the first", "'the first' is no action"),
-    ("bug-twice", 3, "name the rule and the action"),
     # orders
     ("order-on-2", GPIPE, "kept on a device 4, target at most 2: 2 too much"),
     ("order-on-2", text("naive", 2, 4), "seconds until the end 24"),
@@ -415,7 +347,7 @@ WRONG = [
     ("order-on-2", ONE_F.replace(",0B3", ""), "missing 0B3"),
     ("order-on-2", ONE_F.replace("1F0,1B0", "1B0,1F0"), "backward before forward"),
     ("order-on-2", "0F0,0B0,0F1,0F2,0F3,0B1,0B2,0B3\n1F1,1B1,1F0,1B0,1F2,1B2,1F3,1B3", "deadlock"),
-    ("order-on-2", "\n".join(ONE_F.splitlines()[::-1]), "stage s is on device s here"),
+    ("order-on-2", "\n".join(ONE_F.splitlines()[::-1]), "stage s is on rank s here"),
     ("order-on-2", ONE_F.replace("1F0", "0F9"), "unknown micro-batch 9"),
     ("order-on-2", text("1f1b", 2, 5), "unknown micro-batch 4"),
     ("order-on-2", text("1f1b", 3, 4), "has 3 stages and the model 2"),
@@ -429,17 +361,17 @@ WRONG = [
     ("order-on-2", "0F0 " * 30_000, "an order of 120000 letters"),
     ("order-on-2", text("chimera", 2, 4), "every stage is on one device here; got 2 replicas"),
     ("order-on-2", ONE_F.replace("1B0,1F1", "(1F1;1B0)OVERLAP_F_B"), "one action at a time"),
-    ("1f1b-by-hand", text("gpipe", 3, 5), "over memory: device 0 keeps 5 activations"),
-    ("shifted-by-one", shifted(4, 8), "3F8 on device 3: unknown micro-batch 8"),
+    ("1f1b-by-hand", text("gpipe", 3, 5), "over memory: rank 0 keeps 5 activations"),
+    ("shifted-by-one", shifted(4, 8), "3F8 on rank 3: unknown micro-batch 8"),
     ("order-with-latency", ONE_F, "seconds until the end 17, target at most 16"),
     ("uneven-stages", text("1f1b", 3, 4), "seconds until the end 28, target at most 27"),
     ("v-by-hand", text("zb-v", 4, 4), "kept on a device 4, target at most 3"),
-    ("v-by-hand", text("interleaved-zb", 4, 4, devices=2), "on the devices (0, 1, 1, 0) here"),
+    ("v-by-hand", text("interleaved-zb", 4, 4, devices=2), "on ranks 0, 1, 1, 0 here"),
     ("v-by-hand", text("1f1b", 4, 4), "2 devices need 2 lines; got 4"),
     ("where-the-stages-go", text("interleaved-zb", 4, 4, devices=2), "seconds until the end 32"),
     # a partition and a schedule
     ("partition-and-schedule", EVEN, "the layers of each stage, a semicolon"),
-    ("partition-and-schedule", EVEN + " ; gpipe", "over memory: device 0 holds 19 GB"),
+    ("partition-and-schedule", EVEN + " ; gpipe", "over memory: device 1 holds 19 GB"),
     ("partition-and-schedule", EVEN + " ; zb-h9", "no schedule 'zb-h9'"),
     ("partition-and-schedule", EVEN + " ; 1f1b", "seconds until the end 273"),
     ("partition-and-schedule", EVEN + " ; zb-v", "4 stages on 2 devices, and there are 4"),
@@ -448,7 +380,7 @@ WRONG = [
     ("partition-and-schedule", "1-6 | 8-12 | 13-18 | 19-24 ; 1f1b", "layer missing. 1 of 24"),
     ("partition-and-schedule", "1-6 | 6-12 | 13-18 | 19-24 ; 1f1b", "layer twice. Layer 6 is in"),
     ("partition-and-schedule", "7-12 | 1-6 | 13-18 | 19-24 ; 1f1b", "out of order. Layers rise"),
-    ("partition-and-schedule", "1-24 | | | ; 1f1b", "idle stage. Stage 1 has no layer"),
+    ("partition-and-schedule", "1-24 | | | ; 1f1b", "idle stage. Stage 2 has no layer"),
     ("partition-and-schedule", "1-6 | 7-12 | 13-18 | 19-99 ; 1f1b", "unknown layer. 25;"),
     ("partition-and-schedule", EVEN + " ; 0F0,0B0;1F0,1B0", "has 2 stages and the model 4"),
     ("everything-at-once", EVEN + " ; 1f1b", "seconds until the end 195.5"),
@@ -470,27 +402,20 @@ def test_a_wrong_answer_is_refused_in_its_own_words(name, answer, words):
 @pytest.mark.parametrize(
     ("name", "answers"),
     [
-        ("22-seconds", ("33 s, 27.3 %, 3/8", "33 3/11 0.375", "33 seconds; 27.27%; 37.5 %")),
-        ("who-waits", ("idle f0 IDLE b0", "Idle, F0; idle, B0")),
-        ("bug-twice", ("repeated: 2B1", "repeated 2B1", "Repeated 2b1", "repeated, 2B1")),
         (
             "order-on-2",
             (
                 "0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3; 1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3",
                 "F0,F1,B0,F2,B1,F3,B2,B3; F0,B0,F1,B1,F2,B2,F3,B3",
-                "device 0: f0 f1 b0 f2 b1 f3 b2 b3\n\ndevice 1: f0 b0 f1 b1 f2 b2 f3 b3",
+                "device 1: f0 f1 b0 f2 b1 f3 b2 b3\n\ndevice 2: f0 b0 f1 b1 f2 b2 f3 b3",
             ),
         ),
     ],
 )
 def test_what_is_not_ambiguous_is_read(name, answers):
-    wanted = "idle, F0, idle, B0" if name == "who-waits" else None
     puzzle = load_puzzle(name)
     for answer in answers:
-        if wanted is None:
-            assert puzzle.result(answer), puzzle.result(answer).reason
-        else:
-            assert puzzle.result(answer) == puzzle.result(wanted)
+        assert puzzle.result(answer), puzzle.result(answer).reason
 
 
 def test_a_stage_is_said_where_a_device_holds_several():
@@ -533,7 +458,6 @@ def test_a_fault_is_listed_exactly_where_the_validator_finds_one(data):
     limit = data.draw(st.sampled_from([None, 2, [3, 2, 1]]))
     broken = Schedule.of(rows, range(3))
     found = faults(broken, 3, 3, limit)
-    assert {f.rule for f in found} <= set(RULES)
     if found:
         with pytest.raises(ScheduleError):
             validate(broken, 3, 3, limit)
@@ -549,8 +473,8 @@ def test_legal_but_slow_says_by_how_much():
     assert result.legal
     assert not result
     assert result.reason == (
-        "Not yet: time of the slowest device 9, target at most 7: 2 too much; device 3, with "
-        "layers 19 to 24, is the slowest, device 1 takes 6."
+        "Not yet: time of the slowest device 9, target at most 7: 2 too much; device 4, with "
+        "layers 19 to 24, is the slowest, device 2 takes 6."
     )
     assert [t.met for t in result.targets] == [True, False]
     assert (result.stars, result.score[:3]) == (1, "★☆☆")
@@ -579,8 +503,6 @@ def test_stars_and_scores():
     assert score(17, **bound).score.endswith("6.2 % above what no answer goes below")
     puzzle = load_puzzle("everything-at-once")  # its yardstick is a search, and the score says so
     assert puzzle.check(puzzle.solve()).score == score(16, **table).score
-    slow = load_puzzle("who-waits").check("idle, F0, B0, B0")
-    assert (slow.stars, slow.score) == (0, "☆☆☆ not yet")
 
 
 def test_forwards_first_is_a_legal_order_of_any_placement():

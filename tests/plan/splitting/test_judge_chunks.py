@@ -1,16 +1,14 @@
-"""The judge with chunks and sends against partition(), and the command line that asks both.
+"""The judge with chunks and sends against partition().
 
 Holds `tiledask.plan.splitting.assignment` and `tiledask.plan.splitting.judge`.
 """
 
-import json
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiledask.cli import main
 from tiledask.plan.splitting.assignment import stages_of
 from tiledask.plan.splitting.judge import judge
 from tiledask.plan.splitting.partition import contiguous_splits, partition
@@ -65,20 +63,20 @@ def test_stages_devices_and_places_say_the_same():
     assert judge(DEALT, 12, 2, memory=memory, capacity=10, chunks=2).ok
     verdict = judge("1-4 | 5-6 | 7-9 | 10-12", 12, 2, memory=memory, capacity=10, chunks=2)
     assert verdict.rule == "over memory"
-    assert "Device 0 would hold 11 B" in verdict.reason
+    assert "Device 1 would hold 11 B" in verdict.reason
 
 
 WRONG = [
-    ("1-3 | 4-6 | 7-9 | 10-11 | 12", "unknown device", "names 5 stages and there are 4"),
-    ("1-3 | 4-6 | 7-12", "wrong chunks", "2 devices, or of each of 4 stages"),
-    ("1-3 | 4-6 | 7-9 | 10-13", "unknown layer", "Stage 3 (on device 1) is given layer 13"),
-    ("1-3 | 3-6 | 7-9 | 10-12", "layer twice", "on stage 0 (on device 0) and again on stage 1"),
+    ("1-3 | 4-6 | 7-9 | 10-11 | 12", "unknown device", "names 5 chunks and there are 4"),
+    ("1-3 | 4-6 | 7-12", "wrong chunks", "2 devices, or of each of 4 chunks"),
+    ("1-3 | 4-6 | 7-9 | 10-13", "unknown layer", "Device 2, chunk 2 is given layer 13"),
+    ("1-3 | 3-6 | 7-9 | 10-12", "layer twice", "on device 1, chunk 1 and again on device 2, chunk 1"),
     ("1-3 | 4-6 | 7-9 | 10-11", "layer missing", "missing: 12"),
-    ("1-6 | 7-12", "idle stage", "Stage 2 (on device 0) has 0 of 12"),
-    ("1-3 | 4-6 | 7,9 | 8,10-12", "not contiguous", "Stage 2 (on device 0) holds 2 layers"),
-    ("1-3 | 7-9 | 4-6 | 10-12", "out of order", "stage s on device s mod 2"),
-    ("3-1 | 4-6 | 7-9 | 10-12", "out of order", "Stage 0 (on device 0) runs layer 3 before"),
-    ([0, 1] * 6, "not contiguous", "a device holds 2 stages"),
+    ("1-6 | 7-12", "idle chunk", "Device 1, chunk 2 has 0 of 12"),
+    ("1-3 | 4-6 | 7,9 | 8,10-12", "not contiguous", "Device 1, chunk 2 holds layers 7, 9;"),
+    ("1-3 | 7-9 | 4-6 | 10-12", "out of order", "chunk 1 of every device, then through chunk 2"),
+    ("3-1 | 4-6 | 7-9 | 10-12", "out of order", "Device 1, chunk 1 runs layer 3 before"),
+    ([0, 1] * 6, "not contiguous", "a device holds 2 chunks"),
 ]
 
 
@@ -87,26 +85,3 @@ def test_refuses_each_in_its_own_words(answer, rule, words):
     verdict = judge(answer, 12, 2, chunks=2)
     assert (verdict.ok, verdict.rule) == (False, rule)
     assert words in verdict.reason
-
-
-def run(capsys, *arguments):
-    code = main([*arguments, "--json"])
-    return code, json.loads(capsys.readouterr().out)
-
-
-def test_the_command_line_takes_chunks_sends_and_memory(capsys):
-    options = ("--chunks", "2", "--communication", "0.5", "--memory", "1GB", "--capacity", "6GB")
-    code, said = run(capsys, "partition", "12", "4", *options)
-    assert (code, said["bottleneck"], said["device_times"]) == (0, 3.5, [7.0, 6.5])
-    assert said["place"] == [0, 0, 0, 1, 1, 1] * 2
-    best = partition([1] * 12, 4, None, [10**9] * 12, 6 * 10**9, 0.5, 2)
-    assert said["bounds"] == list(best.bounds)
-    assert run(capsys, "partition", "12", "4", *options, "--judge", DEALT)[1]["ok"]
-    code, said = run(capsys, "partition", "12", "4", *options, "--judge", "1-4|5-6|7-9|10-12")
-    assert (code, said["rule"]) == (1, "over memory")
-    several = ("--memory", "2GB,1GB,1GB,1GB", "--capacity", "2GB,3GB")
-    assert run(capsys, "partition", "4", "2", *several)[1]["sizes"] == [1, 3]
-    assert main(["partition", "12", "4", "--chunks", "2"]) == 0
-    assert "stage s is on device s mod 2" in capsys.readouterr().out
-    assert main(["partition", "12", "4", "--memory", "1GB"]) == 2
-    assert "go together" in capsys.readouterr().err

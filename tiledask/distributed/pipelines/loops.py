@@ -1,7 +1,7 @@
 """Each device one task that goes through its line; blocks are posted from worker to worker.
 
-device 0   [F0]post[F1]post.........take[B0]      no message to the scheduler, and none
-device 1       take[F0][B0]post take[F1][B1]      from it, between two actions
+rank 0     [F0]post[F1]post.........take[B0]      no message to the scheduler, and none
+rank 1         take[F0][B0]post take[F1][B1]      from it, between two actions
 """
 
 import time

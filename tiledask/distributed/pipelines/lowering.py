@@ -1,8 +1,8 @@
 """A program lowered to Dask: a pinned task for each turn of a line, its turn a real dependency.
 
-    device 0   begin --> F0 ----> F1 ----> ...     ---->  the turn before it on the line
+    rank 0     begin --> F0 ----> F1 ----> ...     ---->  the turn before it on the line
                 | x1      | x1                        |   data: the block that one sends to another
-    device 1   begin --> F0 ----> F1 ---->            v
+    rank 1     begin --> F0 ----> F1 ---->            v
 
 A task is given its device's line, the number of its turn, and the blocks that came for its frame
 so far, one after the other: all else the device has. A worker that takes a dead one's place has

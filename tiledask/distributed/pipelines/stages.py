@@ -195,8 +195,8 @@ def flat(gradients: Sequence[Any]) -> Any:
 class Dummy:
     """A stage without weights that adds 1 to what passes through it, there and back.
 
-        device 0   [zzz F0 zzz]              [zzz B0 zzz]        more devices than cores can be
-        device 1               [zzz F0 zzz][zzz B0 zzz]          studied: sleep needs no core
+        rank 0     [zzz F0 zzz]              [zzz B0 zzz]        more devices than cores can be
+        rank 1                 [zzz F0 zzz][zzz B0 zzz]          studied: sleep needs no core
 
     So the outputs say through how many stages each row went, and the "gradients" how many
     micro-batches came back. What it is told to take it sleeps: its device is busy, no core is.

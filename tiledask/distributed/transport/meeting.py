@@ -1,8 +1,8 @@
 """Where the devices of a run meet: all begin at one moment, and blocks are posted to each other.
 
     client     open ....... begin at 12:00:00.000 ............................ close
-    device 0       wait   |[F0]----post F0--.
-    device 1       wait   |                 '->[F0] take
+    rank 0         wait   |[F0]----post F0--.
+    rank 1         wait   |                 '->[F0] take
 
 One meeting per run in every worker, known by the run's name. A worker that was replaced meanwhile
 has none, and says so.
@@ -56,7 +56,7 @@ class Meeting(Mailbox):
     def _wait(self, ready: Any, deadline: float, what: str) -> None:
         if not self.wait(ready, deadline):
             raise DeadlineError(
-                f"device {self.device} waited until its deadline for {what}; give the run longer "
+                f"rank {self.device} waited until its deadline for {what}; give the run longer "
                 f"with timeout="
             )
 
@@ -100,7 +100,7 @@ class Meeting(Mailbox):
         error = sending.exception()
         if isinstance(error, OSError):  # Dask's comm errors are
             error = ClusterLostError(
-                f"device {self.device} could not send what {action} made to device {to}, whose "
+                f"rank {self.device} could not send what {action} made to rank {to}, whose "
                 f"worker is gone ({error}); run the schedule again"
             )
         if error is not None:
@@ -120,7 +120,7 @@ def of_run(run: str, device: int) -> Meeting:
 
 def _replaced(device: int) -> ClusterLostError:
     return ClusterLostError(
-        f"the worker of device {device} died while the run was under way, and another has taken "
+        f"the worker of rank {device} died while the run was under way, and another has taken "
         f"its place; what it kept for the run is gone. Run it again"
     )
 
@@ -207,7 +207,7 @@ async def _open(
     except (OSError, TimeoutError) as error:
         others = ", ".join(map(str, peers[device]))
         raise ClusterLostError(
-            f"device {device} cannot reach all of the devices that it exchanges blocks with, "
+            f"rank {device} cannot reach all of the devices that it exchanges blocks with, "
             f"{others}: the worker of one died as the run began ({error or 'no answer'})"
         ) from None
     return prepared
@@ -221,6 +221,6 @@ def _begin(run: str, start: float) -> None:
 def _close(run: str) -> None:
     here = _meetings.pop(run, None)
     if here is not None:
-        here.tell(over=CancelledError(f"{run} was ended while device {here.device} worked for it"))
+        here.tell(over=CancelledError(f"{run} was ended while rank {here.device} worked for it"))
         for end in here.at_end:
             end()

@@ -1,7 +1,7 @@
 """An Activity in Bokeh: who computes when, and beside each row its idle share.
 
-device 0 | [0][1]....[0] |  //..|x     27.3 %     | is the predicted share
-device 1 | ///[0][1]x[0] |  //..|      25.1 %     idle time is hatched by its cause
+device 1 | [0][1]....[0] |  //..|x     27.3 %     | is the predicted share
+device 2 | ///[0][1]x[0] |  //..|      25.1 %     idle time is hatched by its cause
 
 The same board is live in the dashboard and still in a report.
 """

@@ -83,7 +83,7 @@ def of_timeline(
     return Activity(
         title,
         tuple(numbers),
-        tuple(f"device {d}" for d in range(timeline.devices)),
+        tuple(f"device {d + 1}" for d in range(timeline.devices)),
         tuple(boxes),
         tuple(transfers),
         makespan,
@@ -200,10 +200,7 @@ def _arriving(event: Any) -> list[Span]:
 def _action_box(span: Span, chunk: int) -> Box:
     device, kind, stage, microbatch, start, end = span
     colour = colour_of(kind, chunk)
-    words = (
-        f"{KINDS[kind][0]} of micro-batch {microbatch} through stage {stage}, on device {device}: "
-        f"{interval(start, end)}"
-    )
+    words = f"{KINDS[kind][0]} {stage}{kind}{microbatch}, on rank {device}: {interval(start, end)}"
     return Box(device, HEIGHT, start, end, str(microbatch), _hex(colour), ink_on(colour), words)
 
 

@@ -1,7 +1,7 @@
 """A product as it tells of itself, and what is drawn of it: panels, bytes and memory by worker.
 
-    worker 0 (rank 0) |[0][1]wait[2]  |  idle ##|   bytes received |####|   memory |###| |
-    worker 1 (rank 1) |[0]wait[1][2]  |  idle #||   (predicted: a black line)
+    rank 0            |[0][1]wait[2]  |  idle ##|   bytes received |####|   memory |###| |
+    rank 1            |[0]wait[1][2]  |  idle #||   (predicted: a black line)
 
 While it runs the numbers are those of its ranks' last reports; at the end they are those that
 ``C.traffic``, ``C.memory`` and ``C.seconds`` have.
@@ -141,7 +141,7 @@ class ReportedProduct:
 def of_product(product: ReportedProduct, now: float) -> ProductActivity:
     """The ProductActivity of what has been reported so far."""
     about, ranks, zero = product.about, range(len(product.ranks)), product.begin
-    names = tuple(f"worker {rank} (rank {rank})" for rank in ranks)
+    names = tuple(f"rank {rank}" for rank in ranks)
     spans = [s for s in product.spans if s[1] in _WORDS]
     ends = [stop - zero for *_, stop, _ in spans]
     makespan = max([*ends, float((product.counted or {}).get("seconds", 0.0))], default=0.0)
@@ -211,7 +211,7 @@ def _box(
     panels: int, zero: float, rank: int, kind: str, start: float, stop: float, number: int
 ) -> Box:
     text = str(number % max(1, panels)) if kind == "multiply" else ""
-    words = f"worker {rank}, {_WORDS[kind]}{f' ({text})' if text else ''}: "
+    words = f"rank {rank}, {_WORDS[kind]}{f' ({text})' if text else ''}: "
     words += interval(start - zero, stop - zero)
     colour = colour_named(kind)
     return Box(rank, HEIGHT, start - zero, stop - zero, text, colour, ink_on(colour), words)
@@ -219,7 +219,7 @@ def _box(
 
 def _read(rank: int, start: float, stop: float) -> Box:
     colour = colour_named("read")
-    words = f"worker {rank}, reading from another worker: {interval(start, stop)}"
+    words = f"rank {rank}, reading from another worker: {interval(start, stop)}"
     return transfer_box(rank, start, stop)._replace(colour=colour, words=words)
 
 

@@ -17,7 +17,7 @@ from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, schedule, sch
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 
-__all__ = ["CHOICE", "Choice", "chunks_of", "run_choice"]
+__all__ = ["CHOICE", "Choice", "chunks_of", "first_choice", "run_choice"]
 
 Choice = Mapping[str, Any]
 """A value for every name that is open."""
@@ -175,10 +175,9 @@ def _means(word: Any, value: Any) -> bool:
         return False
 
 
-def _guesses(inputs: Inputs) -> list[Any]:
-    """The first and the last of every list."""
-    ends = [[values[0], values[-1]] for values in _options(inputs).values()]
-    return [", ".join(map(str, values)) for values in zip(*ends, strict=True)]
+def first_choice(inputs: Inputs) -> str:
+    """The first value of every open name, as people write it."""
+    return ", ".join(str(values[0]) for values in _options(inputs).values())
 
 
 def _ready(inputs: Inputs) -> None:
@@ -251,6 +250,5 @@ CHOICE = Kind(
     measure=_measure,
     best=_best,
     solve=_solve,
-    guesses=_guesses,
     ready=_ready,
 )

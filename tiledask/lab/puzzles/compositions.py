@@ -29,7 +29,6 @@ from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.splitting.assignment import read_assignment
 from tiledask.plan.splitting.exact import capacities
-from tiledask.plan.splitting.heuristics import even
 from tiledask.plan.splitting.partition import contiguous_splits, count_contiguous_splits
 from tiledask.plan.units import format_bytes
 
@@ -58,7 +57,8 @@ class Composition:
 def _read(inputs: Inputs, answer: Any) -> Composition:
     composition = read_unlimited(inputs, answer)
     caps = capacities(inputs["capacity"], inputs["devices"])
-    for device, (used, cap) in enumerate(zip(memory_of(inputs, composition), caps, strict=True)):
+    held = zip(memory_of(inputs, composition), caps, strict=True)
+    for device, (used, cap) in enumerate(held, 1):
         if used > cap:
             raise ScheduleError(
                 f"over memory: device {device} holds {format_bytes(used)} at its fullest, weights "
@@ -94,7 +94,7 @@ def _check_layers(stages: tuple[tuple[int, ...], ...], layers: int) -> None:
         return
     for s, group in enumerate(stages):
         if not group:
-            raise PartitionError(f"idle stage. Stage {s} has no layer; every stage needs one")
+            raise PartitionError(f"idle stage. Stage {s + 1} has no layer; every stage needs one")
     missing = sorted(set(range(1, layers + 1)) - set(flat))
     if missing:
         raise PartitionError(f"layer missing. {len(missing)} of {layers}, the first: {missing[0]}")
@@ -232,13 +232,6 @@ def _solve(inputs: Inputs, targets: Targets) -> str | None:
     return found[1] if found and within(found[0], targets["makespan"]) else None
 
 
-def _guesses(inputs: Inputs) -> list[Any]:
-    """First guesses: as many layers everywhere, with each schedule that comes to mind."""
-    bounds = even(inputs["costs"], inputs["devices"])
-    layers = " | ".join(f"{a + 1}-{b}" for a, b in pairwise(bounds))
-    return [f"{layers} ; {name}" for name in ("gpipe", "1f1b", "naive")]
-
-
 def _ready(inputs: Inputs) -> None:
     layers, devices = len(inputs["costs"]), inputs["devices"]
     for name in ("weights", "activations"):
@@ -279,6 +272,5 @@ COMPOSITION = Kind(
     measure=_measure,
     best=_best,
     solve=_solve,
-    guesses=_guesses,
     ready=_ready,
 )

@@ -1,6 +1,5 @@
 """Puzzles whose answer gives each layer to a device: judged by rules and by the exact partition."""
 
-from itertools import pairwise
 from typing import Any
 
 from tiledask.errors import ConfigError, PartitionError
@@ -8,9 +7,8 @@ from tiledask.lab.judging.result import Best, within
 from tiledask.lab.puzzles.fields import either, number, numbers, size, sizes, text, whole
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets
 from tiledask.plan.splitting.assignment import read_assignment
-from tiledask.plan.splitting.heuristics import even
 from tiledask.plan.splitting.judge import Verdict, judge
-from tiledask.plan.splitting.partition import Partition, partition
+from tiledask.plan.splitting.partition import Partition, partition, stage_name
 
 __all__ = ["CUT", "best_cut"]
 
@@ -41,12 +39,13 @@ def _read(inputs: Inputs, answer: Any) -> Verdict:
 
 
 def _measure(inputs: Inputs, verdict: Verdict) -> Measured:
-    what = "device" if inputs.get("chunks", 1) == 1 else "stage"
+    shape = inputs["devices"], inputs.get("chunks", 1)
     most, least = (verdict.times.index(pick(verdict.times)) for pick in (max, min))
     layers = verdict.stages[most]
     span = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
     where = (
-        f"{what} {most}, with {span}, is the slowest, {what} {least} takes {verdict.times[least]:g}"
+        f"{stage_name(most, *shape)}, with {span}, is the slowest, {stage_name(least, *shape)} "
+        f"takes {verdict.times[least]:g}"
     )
     reached = {"crossings": verdict.crossings, "bottleneck": verdict.bottleneck}
     return Measured(reached, where={"bottleneck": where})
@@ -65,18 +64,6 @@ def _solve(inputs: Inputs, targets: Targets) -> str | None:
     return str(best_cut(inputs)) if met else None
 
 
-def _guesses(inputs: Inputs) -> list[Any]:
-    """First guesses: as many layers everywhere, as few cuts as can be, layers in turn."""
-    layers, stages = len(inputs["costs"]), inputs["devices"] * inputs.get("chunks", 1)
-    guesses: list[Any] = [inputs["shown"]] if "shown" in inputs else []
-    bounds = even(inputs["costs"], stages)
-    guesses.append([range(a + 1, b + 1) for a, b in pairwise(bounds)])
-    if inputs.get("chunks", 1) > 1:
-        whole_devices = pairwise(even(inputs["costs"], inputs["devices"]))
-        guesses.append([range(a + 1, b + 1) for a, b in whole_devices])
-    return [*guesses, [n % inputs["devices"] for n in range(layers)]]
-
-
 def _ready(inputs: Inputs) -> None:
     best_cut(inputs)
     if "shown" in inputs:
@@ -90,7 +77,7 @@ def _setup(inputs: Inputs, targets: Targets) -> dict[str, Any]:
     speeds, capacity = inputs.get("speeds", [1.0] * devices), inputs.get("capacity")
     return {
         "costs": inputs["costs"],
-        "names": [f"device {s % devices}" + f", stage {s}" * (chunks > 1) for s in stages],
+        "names": [stage_name(s, devices, chunks) for s in stages],
         "devices": devices,
         "speeds": speeds,
         "sends": [*(sends if isinstance(sends, list) else [sends] * (layers - 1)), 0.0],
@@ -111,13 +98,12 @@ CUT = Kind(
         "shown": text,
     },
     measures={"crossings": "changes of device", "bottleneck": "time of the slowest device"},
-    how="the layers of each device (or of each stage), for example '1-9 | 10-14 | ...'; sizes as "
+    how="the layers of each device (or of each chunk), for example '1-9 | 10-14 | ...'; sizes as "
     "in (9, 5, ...) and bounds as in (0, 9, 14, ...) will do",
     read=_read,
     measure=_measure,
     best=_best,
     solve=_solve,
-    guesses=_guesses,
     ready=_ready,
     page="cuts",
     setup=_setup,

@@ -1,36 +1,23 @@
-"""Every fault of an order of actions, and puzzles that ask which rule is broken, and where.
+"""Every fault of an order of actions, for the drawing of it; `validate` stops at the first."""
 
-`validate` stops at the first fault; here all of them are listed, so that whoever finds another
-one is right as well.
-"""
-
-import re
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from tiledask.errors import ConfigError, ScheduleError
-from tiledask.lab.judging.result import WRONG, Best
-from tiledask.lab.puzzles.fields import counts, either, text, whole
-from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets
-from tiledask.lab.puzzles.orders import order_of
-from tiledask.plan.pipelines.needs import needs, stuck, validate
+from tiledask.plan.pipelines.needs import needs, stuck
 from tiledask.plan.pipelines.schedule import Action, Schedule
 
-__all__ = ["FAULT", "RULES", "Fault", "faults"]
+__all__ = ["RULES", "Fault", "faults"]
 
-RULES = {
-    "unknown micro-batch": "it has a number that no micro-batch has",
-    "wrong device": "its stage is on another device",
-    "missing": "it is on no line",
-    "repeated": "it comes once more",
-    "backward before forward": "a backward stands before the forward of its own stage and "
-    "micro-batch",
-    "too early": "it stands before another action of its device whose result it uses",
-    "deadlock": "its device waits there for good, each line being fine by itself",
-    "over memory": "with it the device keeps more activations than it has room for",
-    "no fault": "the order can run",
-}
-"""Rule -> what is so of the action that breaks it."""
+RULES = (
+    "unknown micro-batch",
+    "wrong device",
+    "missing",
+    "repeated",
+    "backward before forward",
+    "too early",
+    "deadlock",
+    "over memory",
+)
 
 
 class Fault(NamedTuple):
@@ -109,86 +96,3 @@ def _over_memory(schedule: Schedule, limit: int | Sequence[int] | None) -> Itera
             if kept > most:
                 yield Fault("over memory", a, device)
                 break
-
-
-def _shown(inputs: Inputs) -> Schedule:
-    return order_of(inputs["shown"])
-
-
-def _all(inputs: Inputs) -> tuple[Fault, ...]:
-    return faults(
-        _shown(inputs), inputs["stages"], inputs["microbatches"], inputs.get("memory_limit")
-    )
-
-
-def _read(inputs: Inputs, answer: Any) -> tuple[str, Action | None]:
-    if not isinstance(answer, str):
-        raise ConfigError(f"name the rule and the action, as in 'missing: 0F3'; got {answer!r}")
-    text = " ".join(answer.lower().split()).replace("microbatch", "micro-batch")
-    rule = next((rule for rule in RULES if re.match(rf"{rule}\b", text)), None)
-    if rule is None:
-        raise ConfigError(
-            f"{answer.partition(':')[0].strip()!r} is no rule here; the rules are "
-            f"{', '.join(RULES)}, each with its action, as in 'missing: 0F3'"
-        )
-    if rule == "no fault":
-        return rule, None
-    where = text.removeprefix(rule).strip(" :,-.")
-    where = re.sub(r"^(at|action) ", "", where)
-    if not where:
-        raise ConfigError(f"say at which action: {rule}: 0F3")
-    match = re.fullmatch(r"(\d{1,4})([fbiw])(\d{1,4})", where)
-    if not match:
-        raise ConfigError(
-            f"{where!r} is no action; write stage, kind and micro-batch, as in 'missing: 0F3'"
-        )
-    return rule, Action(match[2].upper(), int(match[1]), int(match[3]))
-
-
-def _measure(inputs: Inputs, named: tuple[str, Action | None]) -> Measured:
-    rule, action = named
-    true = _all(inputs) or (Fault("no fault", None, 0),)
-    if any((f.rule, f.action) == (rule, action) for f in true):
-        return Measured({"wrong": 0})
-    if any(f.rule == rule for f in true):
-        return Measured({"wrong": 1}, (f"that rule is broken, but not at {action}",))
-    if any(f.action == action for f in true):
-        return Measured({"wrong": 1}, (f"{action} breaks a rule, but not this one",))
-    if rule == "no fault":
-        return Measured({"wrong": 1}, ("there is a fault",))
-    return Measured({"wrong": 1}, (f"{rule} is not what goes wrong, and not at {action}",))
-
-
-def _solve(inputs: Inputs, targets: Targets) -> str:
-    found = _all(inputs)
-    return str(found[0]) if found else "no fault"
-
-
-def _ready(inputs: Inputs) -> None:
-    shown = _shown(inputs)
-    if shown.stages != inputs["stages"]:
-        raise ScheduleError(
-            f"the schedule shown has {shown.stages} stages and the puzzle says {inputs['stages']}"
-        )
-    try:  # the list of faults and the validator have to agree
-        validate(shown, inputs["stages"], inputs["microbatches"], inputs.get("memory_limit"))
-        fine = True
-    except ScheduleError:
-        fine = False
-    if fine != (not _all(inputs)):
-        raise ScheduleError("the schedule shown has a fault that this kind of puzzle cannot name")
-
-
-FAULT = Kind(
-    needed={"shown": text, "stages": whole(1, 64), "microbatches": whole(1, 256)},
-    optional={"memory_limit": either(whole(1, 10_000), counts)},
-    measures={"wrong": WRONG},
-    how="the rule and the action, for example 'missing: 0F3'; the rules, of the action named: "
-    + "; ".join(f"{rule} ({words})" for rule, words in RULES.items()),
-    read=_read,
-    measure=_measure,
-    best=lambda inputs, targets: {"wrong": Best(0)},
-    solve=_solve,
-    guesses=lambda inputs: ["no fault", "missing: 0F0"],
-    ready=_ready,
-)

@@ -5,7 +5,7 @@ and ``solve`` work it out.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -65,12 +65,8 @@ class Kind:
     """For each target, the least that an answer reaches which meets all the others."""
     solve: Callable[[Inputs, Targets], Any]
     """An answer that meets every target, written as people do; None if there is none."""
-    guesses: Callable[[Inputs], Sequence[Any]]
-    """What a beginner might try first."""
     ready: Callable[[Inputs], Any] = field(default=lambda inputs: None)
     """Raises a tiledask error for inputs that contradict each other."""
-    written: Callable[[Inputs, Any], Any] = field(default=lambda inputs, answer: answer)
-    """An answer in a form of its own (a policy) as one that ``read`` takes."""
     page: str = ""
     """The script of `tiledask.lab.placing` in which an answer is placed; empty if none does it."""
     setup: Callable[[Inputs, Targets], dict[str, Any]] = field(default=lambda inputs, targets: {})

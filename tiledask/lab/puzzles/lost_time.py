@@ -16,7 +16,7 @@ def longest_wait(run: Timeline) -> str:
 
     >>> import tiledask as td
     >>> longest_wait(td.simulate(td.schedule("gpipe", 2, 2), 1, 2))
-    'longest wait: device 0, 3 s before 0B0, from 2 s on'
+    'longest wait: 3 s before 0B0, from 2 s on'
     """
     rows = np.flatnonzero(np.isin(run.kind, COMPUTE))
     waited = run.waits.true_idle + run.waits.transfer
@@ -29,8 +29,7 @@ def longest_wait(run: Timeline) -> str:
     part = f", {format_seconds(sent)} of it for a transfer" if sent else ""
     since = format_seconds(float(run.start[at] - waited[k])) if run.start[at] > waited[k] else "0 s"
     return (
-        f"longest wait: device {run.device[at]}, {format_seconds(float(waited[k]))} before "
-        f"{action}, from {since} on{part}"
+        f"longest wait: {format_seconds(float(waited[k]))} before {action}, from {since} on{part}"
     )
 
 
@@ -63,19 +62,19 @@ def busiest(run: Timeline) -> str:
     if busy[most] <= busy[least] * (1 + 1e-9):
         return f"every device works {format_seconds(busy[most])}"
     return (
-        f"device {most} works longest, {format_seconds(busy[most])}, device {least} "
+        f"device {most + 1} works longest, {format_seconds(busy[most])}, device {least + 1} "
         f"{format_seconds(busy[least])}"
     )
 
 
 def fullest(order: Schedule) -> str:
-    """The device that keeps the most activations, and the action from which on it does.
+    """How many activations a device keeps at most, and the action from which on it does.
 
     >>> import tiledask as td
     >>> fullest(td.schedule("gpipe", 2, 3))
-    'device 0 keeps 3 from 0F2 on'
+    '3 kept from 0F2 on'
     """
     found = list(peaks(order))
     device = max(range(order.devices), key=lambda d: found[d][0])
     kept, turn = found[device]
-    return f"device {device} keeps {kept:g} from {order.orders[device][turn]} on"
+    return f"{kept:g} kept from {order.orders[device][turn]} on"

@@ -7,12 +7,11 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
-from tiledask.errors import ConfigError, RuleError, ScheduleError
+from tiledask.errors import ConfigError, ScheduleError
 from tiledask.lab.judging.result import BOUND, OPTIMUM, Best, within
 from tiledask.lab.puzzles.fields import choice, counts, either, flag, number, numbers, text, whole
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets, frozen_key
 from tiledask.lab.puzzles.lost_time import fullest, longest_wait
-from tiledask.lab.puzzles.policies import order_of_policy
 from tiledask.plan.pipelines.needs import peak_in_flight, validate
 from tiledask.plan.pipelines.optimum import Optimum, optimal_schedule
 from tiledask.plan.pipelines.schedule import Action, Schedule
@@ -92,9 +91,9 @@ def order_of(answer: Any) -> Schedule:
 
 def _in_full(text: str) -> str:
     """Every action with its stage; one without is of the stage of its line, as "F0" in line 2 is
-    2F0. Lines count from 0; "device 2:" or "2:" before one is left out.
+    2F0. Stages count from 0; "device 3:" or "rank 2:" before a line is left out.
 
-    >>> _in_full("f0,b0; device 1: F0 B0")
+    >>> _in_full("f0,b0; device 2: F0 B0")
     '0F0,0B0\\n1F0 1B0'
     """
     lines = [line for line in re.split(r"[\n;]", text) if line.strip()]
@@ -124,11 +123,12 @@ def read_order(inputs: Inputs, answer: Any) -> Schedule:
     wanted = tuple(place or range(inputs["stages"]))
     if place != "free" and answer.place != wanted:
         rule = (
-            "stage s is on device s here"
+            "stage s is on rank s here"
             if place is None
-            else f"the stages are on the devices {wanted} here"
+            else f"the stages are on ranks {', '.join(map(str, wanted))} here"
         )
-        raise ScheduleError(f"{rule}; the answer places them {answer.place}")
+        places = ", ".join(map(str, answer.place))
+        raise ScheduleError(f"{rule}; the answer places them on {places}")
     kinds = {a.kind for a in answer}
     if not kinds & {"B", "W"}:
         raise ScheduleError(
@@ -138,26 +138,6 @@ def read_order(inputs: Inputs, answer: Any) -> Schedule:
     if kinds & {"I", "W"} and not inputs.get("split"):
         raise ScheduleError("a backward is one piece here: write B, not I and W")
     return validate(answer, memory_limit=limits_of(inputs))
-
-
-def _written(inputs: Inputs, answer: Any) -> Any:
-    """``answer`` itself, or the order that it makes if it is a policy."""
-    if not callable(answer):
-        return answer
-    if inputs.get("place") == "free":
-        raise ConfigError(
-            "a policy moves actions and not stages, and here you place them: write the order"
-        )
-    work = _all_forwards_first(inputs, next(_places(inputs)))
-    try:
-        return order_of_policy(answer, work, _times(inputs))
-    except (ConfigError, RuleError):
-        raise
-    except Exception as error:  # whatever a policy raises
-        name = getattr(answer, "__name__", "the policy")
-        raise ScheduleError(
-            f"{name}(device, ready, done) raised {type(error).__name__}: {error}"
-        ) from error
 
 
 def run_order(inputs: Inputs, order: Schedule) -> Timeline:
@@ -250,20 +230,6 @@ def _solve(inputs: Inputs, targets: Targets) -> str | None:
     return found.schedule.to_text()
 
 
-def _guesses(inputs: Inputs) -> list[Any]:
-    """What was shown, all forwards before all backwards, and one micro-batch after the other."""
-    place = next(_places(inputs))
-    # each micro-batch all the way down and up before the next
-    rows: list[list[Action]] = [[] for _ in range(max(place) + 1)]
-    for i in range(inputs["microbatches"]):
-        for s, device in enumerate(place):
-            rows[device].append(Action("F", s, i))
-        for s, device in reversed(list(enumerate(place))):
-            rows[device].append(Action("B", s, i))
-    orders = (_all_forwards_first(inputs, place), Schedule.of(rows, place))
-    return [*([inputs["shown"]] if "shown" in inputs else []), *(o.to_text() for o in orders)]
-
-
 def _ready(inputs: Inputs) -> None:
     pairs = inputs["stages"] * inputs["microbatches"]
     if pairs > _MOST_PAIRS:
@@ -277,7 +243,7 @@ def _ready(inputs: Inputs) -> None:
     named = set(place) if isinstance(place, list) else None
     if named and (len(place) != inputs["stages"] or named != set(range(1 + max(place)))):
         raise ScheduleError(
-            f"place names the device, from 0, of each of {inputs['stages']} stages; got {place}"
+            f"place has the rank, from 0, of each of {inputs['stages']} stages; got {place}"
         )
     limits = limits_of(inputs)
     if limits is not None and len(limits) != devices_of(inputs):
@@ -320,14 +286,13 @@ ORDER = Kind(
         "shown": text,
     },
     measures={"makespan": "seconds until the end", "kept": "activations kept on a device"},
-    how="a line (or a part between ;) per device, device 0 first, for example "
-    "'0F0,0F1,0B0,0B1; 1F0,1B0,...'; with one stage per device F0 will do for 0F0",
+    how="a line (or a part between ;) per device, in order, for example "
+    "'0F0,0F1,0B0,0B1; 1F0,1B0,...': stages and micro-batches count from 0; with one stage per "
+    "device F0 will do for 0F0",
     read=read_order,
     measure=_measure,
     best=_best,
     solve=_solve,
-    guesses=_guesses,
-    written=_written,
     page="orders",
     setup=_setup,
     ready=_ready,

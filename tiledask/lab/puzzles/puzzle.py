@@ -9,17 +9,15 @@ from types import MappingProxyType
 from typing import Any
 
 from tiledask.errors import ConfigError, RuleError, short
-from tiledask.lab.judging.result import LEAST, OPTIMUM, WRONG, Target, within
+from tiledask.lab.judging.result import LEAST, OPTIMUM, Target
 from tiledask.lab.placing import PlacedAnswer
 from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.puzzles.choices import CHOICE
 from tiledask.lab.puzzles.compositions import COMPOSITION
 from tiledask.lab.puzzles.cuts import CUT
-from tiledask.lab.puzzles.faults import FAULT
 from tiledask.lab.puzzles.fields import text, texts, whole
 from tiledask.lab.puzzles.kind import Kind, PuzzleSpec
 from tiledask.lab.puzzles.orders import ORDER
-from tiledask.lab.puzzles.questions import QUESTION
 from tiledask.plan.data import Fields, meant, names, read, read_named
 from tiledask.plan.whole import is_whole
 
@@ -27,9 +25,7 @@ __all__ = ["KINDS", "Puzzle", "load_puzzle", "puzzle_levels", "puzzle_names"]
 
 KINDS: dict[str, Kind] = {
     "partition": CUT,
-    "question": QUESTION,
     "choice": CHOICE,
-    "fault": FAULT,
     "order": ORDER,
     "composition": COMPOSITION,
 }
@@ -43,7 +39,7 @@ class Puzzle(PuzzleSpec):
     def judge(self, answer: Any) -> list[Target]:
         """The targets that ``answer`` meets or misses; ConfigError or RuleError if it is none."""
         kind = KINDS[self.kind]
-        measured = kind.measure(self.inputs, kind.read(self.inputs, self._written(answer)))
+        measured = kind.measure(self.inputs, kind.read(self.inputs, answer))
         limits = self._limits()
         # beside a number that stays unsaid, the best of the others would say it
         unsaid = any(
@@ -69,12 +65,7 @@ class Puzzle(PuzzleSpec):
         """A figure of ``answer``, right or wrong; of the empty task for None."""
         from tiledask.lab.puzzles import figures
 
-        written = self._written(answer)
-        return getattr(figures, f"draw_{self.kind}")(self, written, self.result(written))
-
-    def _written(self, answer: Any) -> Any:
-        """``answer`` as the kind reads it: the order that a policy makes."""
-        return KINDS[self.kind].written(self.inputs, answer)
+        return getattr(figures, f"draw_{self.kind}")(self, answer, self.result(answer))
 
     def place(self) -> PlacedAnswer:
         """The answer as something that is moved with mouse and keyboard in JupyterLab.
@@ -105,65 +96,9 @@ class Puzzle(PuzzleSpec):
         best = KINDS[self.kind].best(self.inputs, limits) if least else {}
         return limits | {name: best[name].value for name in least if name in best}
 
-    def guesses(self) -> list[Any]:
-        """What a beginner might try first; at least one of them should not be enough."""
-        return list(KINDS[self.kind].guesses(self.inputs))
-
-    def verify(self) -> tuple[str, ...]:
-        """What is wrong with the puzzle itself, a sentence each; empty if it can be set.
-
-        Looks whether its targets can be met, whether a first guess is not enough already, whether
-        the task says every target, and whether it says the answer with it.
-        """
-        found = list(self._unreachable())
-        if all(self.check(guess) for guess in self.guesses()):
-            found.append(
-                "every first guess meets all targets, so there is nothing to find; ask for less"
-            )
-        for name, wanted in self.targets.items():
-            if wanted == LEAST:
-                if not re.search(r"fewest|smallest|least", self.question):
-                    found.append(f"the task does not ask for the fewest or the smallest {name}")
-            elif name != "wrong" and not _says(self.question, wanted):
-                found.append(f"the task does not say the number {wanted:g}, the target of {name}")
-        # where the number that is to be chosen can be read
-        for name, limit in self._limits().items():
-            if name not in self.inputs.get("open", {}):
-                continue
-            if self.targets[name] != LEAST:
-                found.append(
-                    f'{name} is what is chosen, so its target is half of the answer: "{LEAST}"'
-                )
-            elif any(_says(text, limit) for text in (self.title, self.question, *self.hints)):
-                found.append(
-                    f"the task, its title or its hint says {limit:g}, the {name} to be found"
-                )
-        return tuple(found)
-
-    def _unreachable(self) -> list[str]:
-        answer = self.solve()
-        if answer is not None and self.check(answer):
-            return []
-        kind, limits = KINDS[self.kind], self._limits()
-        best = kind.best(self.inputs, limits)
-        below = [
-            f"{kind.measures[name]} {wanted:g}, where {best[name].value:g} is the "
-            f"{best[name].yardstick}"
-            for name, wanted in limits.items()
-            if name in best and not within(best[name].value, wanted)
-        ]
-        which = "; ".join(below) or "they can not be met together"
-        return [f"no answer meets the targets ({which}); allow more"]
-
     @property
     def heading(self) -> str:
         return self.title
-
-
-def _says(task: str, wanted: float) -> bool:
-    """Whether the number stands in the task, as it is or in percent."""
-    number, percent = (re.escape(f"{n:g}") for n in (wanted, 100 * wanted))
-    return bool(re.search(rf"(?<![\w.])(?:{number}(?![\w.]*\d)|{percent} %)", task))
 
 
 def puzzle_names() -> tuple[str, ...]:
@@ -274,8 +209,6 @@ def _read_targets(fields: Fields, kind: Kind) -> dict[str, float]:
                 raise targets.fail(key, f"may be {LEAST!r} only where {key} is what is chosen")
             continue
         targets.number(key)
-        if kind.measures[key] == WRONG and value != 0:
-            raise targets.fail(key, f"must be 0, got {value:g}")
     return dict(targets.values)
 
 

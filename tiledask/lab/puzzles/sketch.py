@@ -1,20 +1,19 @@
 """Answers to puzzles drawn in letters.
 
-device 0  F0 F1 ......B0--- ...B1---      a box per action, as long as it takes;
-device 1  ...F0 B0--- F1 B1--- ......     a dot where the device is idle
+device 1  F0 F1 ......B0--- ...B1---      a box per action, as long as it takes;
+device 2  ...F0 B0--- F1 B1--- ......     a dot where the device is idle
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from tiledask.errors import ConfigError, RuleError, ScheduleError
+from tiledask.lab.partitions import cut_text
 from tiledask.lab.puzzles.choices import CHOICE, run_choice
 from tiledask.lab.puzzles.compositions import memory_of, read_unlimited, run_composition
 from tiledask.lab.puzzles.orders import order_of, run_order
 from tiledask.lab.puzzles.puzzle import Puzzle
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.timeline import Timeline
-from tiledask.plan.splitting.assignment import read_assignment, stages_of
 from tiledask.plan.units import format_bytes
 
 __all__ = ["letters_a_second", "sketch", "timeline_text"]
@@ -34,45 +33,6 @@ def sketch(puzzle: Puzzle, answer: Any = None) -> str:
     return ""
 
 
-def _cut(inputs: Any, answer: Any) -> str:
-    devices, chunks, costs = inputs["devices"], inputs.get("chunks", 1), inputs["costs"]
-    speeds = inputs.get("speeds", [1.0] * devices)
-    groups = read_assignment(answer, len(costs), devices * chunks)
-    stages = stages_of(groups, devices, chunks)
-    if sum(map(len, stages)) > 20 * len(costs):
-        return ""
-    times = [
-        sum(costs[n - 1] if 1 <= n <= len(costs) else 1.0 for n in group) / speeds[s % devices]
-        + _send(inputs, group)
-        for s, group in enumerate(stages)
-    ]
-    unit = 40 / max(times) if max(times, default=0) else 0
-    lines = []
-    for s, (group, time) in enumerate(zip(stages, times, strict=True)):
-        name = f"device {s % devices}" + (f", stage {s}" if chunks > 1 else "")
-        if s >= devices * chunks:
-            name = f"no device {s}"
-        # [1, 2, 3, 7] as "1-3, 7"
-        parts: list[list[int]] = []
-        for n in group:
-            if parts and n == parts[-1][-1] + 1:
-                parts[-1].append(n)
-            else:
-                parts.append([n])
-        words = [f"{p[0]}" if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts]
-        ranges = ", ".join(words) or "no layer"
-        lines.append(f"{name:18} {ranges:>14}  {'█' * round(time * unit)} {time:g}")
-    return "\n".join(lines)
-
-
-def _send(inputs: Any, group: Sequence[int]) -> float:
-    """Seconds to send after a stage's last layer."""
-    sends = inputs.get("communication", 0.0)
-    if inputs["devices"] == 1 or not group or not 1 <= group[-1] < len(inputs["costs"]):
-        return 0.0
-    return sends[group[-1] - 1] if hasattr(sends, "__len__") else sends
-
-
 def _order(inputs: Any, answer: Any) -> str:
     order = order_of(answer)
     try:
@@ -84,22 +44,21 @@ def _order(inputs: Any, answer: Any) -> str:
 def _written(order: Schedule) -> str:
     """The turns of an order, a line per device."""
     rows = (" ".join(map(str, row[:100])) for row in order.orders[:64])
-    return "\n".join(f"device {d}  {row}" for d, row in enumerate(rows))
+    return "\n".join(f"device {d}  {row}" for d, row in enumerate(rows, 1))
 
 
 def _composition(inputs: Any, answer: Any) -> str:
     composition = read_unlimited(inputs, answer)
     held = "\n".join(
         f"device {d}  at most {format_bytes(used)}"
-        for d, used in enumerate(memory_of(inputs, composition))
+        for d, used in enumerate(memory_of(inputs, composition), 1)
     )
     return f"{timeline_text(run_composition(inputs, composition))}\n{held}"
 
 
 _SKETCHES = {
-    "partition": _cut,
+    "partition": cut_text,
     "order": _order,
-    "fault": lambda inputs, answer: _written(order_of(inputs["shown"])),
     "choice": lambda inputs, answer: timeline_text(run_choice(inputs, CHOICE.read(inputs, answer))),
     "composition": _composition,
 }
@@ -112,15 +71,15 @@ def letters_a_second(run: Timeline, width: int = _WIDTH) -> float:
     return next((n / shortest for n in (3, 2, 1) if n / shortest <= most), most)
 
 
-def timeline_text(run: Timeline, width: int = _WIDTH, name: str = "device", first: int = 0) -> str:
+def timeline_text(run: Timeline, width: int = _WIDTH, name: str = "device") -> str:
     """A run drawn in letters, a line per device: "F0" a forward of micro-batch 0, "." idle.
 
-    Devices have this ``name``, and count from ``first``.
+    Devices have this ``name``, and count from 1.
 
     >>> import tiledask as td
     >>> print(timeline_text(td.simulate(td.schedule("1f1b", 2, 2)), width=30))
-    device 0  F0 F1 ......B0--- ...B1---
-    device 1  ...F0 B0--- F1 B1--- ......
+    device 1  F0 F1 ......B0--- ...B1---
+    device 2  ...F0 B0--- F1 B1--- ......
               0 s to 9 s, 1 s is 3 letters
     """
     if not run.makespan:
@@ -136,6 +95,6 @@ def timeline_text(run: Timeline, width: int = _WIDTH, name: str = "device", firs
                 room = b - a - (b - a > 2)  # a space to the next one, where there is room
                 shown = words if len(words) <= room else words[:1]
                 row[a:b] = list(shown.ljust(room, "-")[:room].ljust(b - a))
-        lines.append(f"{name} {device + first}  {''.join(row)}".rstrip())
+        lines.append(f"{name} {device + 1}  {''.join(row)}".rstrip())
     scale = f"0 s to {run.makespan:g} s, 1 s is {unit:.3g} letter{'s' * (unit != 1)}"
     return "\n".join([*lines, f"{'':9} {scale}"])

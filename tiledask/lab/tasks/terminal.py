@@ -62,22 +62,19 @@ def play(
     console: Console,
     hint: bool = False,
     figure: str | None = None,
-    verify: bool = False,
     seed: int | None = None,
 ) -> tuple[int, dict]:
     """Show a task, or judge answers to it; (1 if one is refused or does not solve it, all said).
 
     An answer may be a file's name, or "-" for standard input. ``hint``: one more than last time.
-    ``verify`` looks at a puzzle itself, and 1 then says that it can not be set. The working of a
-    level of the ladder follows a right answer, or the last hint; ``seed`` draws its numbers.
+    The working of a level of the ladder follows a right answer, or the last hint; ``seed`` draws
+    its numbers.
     """
     ladder = bool(re.fullmatch(r"idle-\d{1,9}", name))
     if seed is not None and not ladder:
         raise ConfigError(f"a seed draws the numbers of idle-1 to idle-12, not of {name!r}")
     if figure:
         check_figure(figure)
-    if verify and ladder:
-        raise ConfigError("--verify looks at a puzzle's file; the levels of the ladder have none")
     task: Puzzle | IdleLevel = (
         idle_level(int(name.removeprefix("idle-")), seed or 0) if ladder else load_puzzle(name)
     )
@@ -93,18 +90,11 @@ def play(
         say(console, str(hinted), wrap=True)
     said = _said(task) | {"results": [result.to_dict() for result in results]}
     said |= {"hint": str(hinted)} if hinted else {}
-    wrong: Sequence[str] = ()
-    if isinstance(task, IdleLevel):
-        if any(results) or hinted:
-            said["working"] = _print_working(task, console)
-    elif verify:
-        wrong = task.verify()
-        for sentence in wrong or ("it can be set: solvable, and not at once",):
-            say(console, f"{task.name}: {sentence}")
-        said["wrong"] = list(wrong)
+    if isinstance(task, IdleLevel) and (any(results) or hinted):
+        said["working"] = _print_working(task, console)
     if figure:
         save_figure(task.draw(answer_of(answers[-1]) if answers else None), figure)
-    return int(bool(wrong) or not all(results)), said
+    return int(not all(results)), said
 
 
 def _said(task: Puzzle | IdleLevel) -> dict[str, Any]:
@@ -149,9 +139,13 @@ def _print_task(task: Puzzle | IdleLevel, console: Console) -> None:
 def numbers_of(task: Puzzle) -> list[tuple[str, str]]:
     """The inputs and targets of a puzzle, (name, value in words)."""
     measures = KINDS[task.kind].measures
-    facts = {} if task.kind == "question" else task.inputs
     return [
-        *((name.replace("_", " "), _value(name, v)) for name, v in facts.items()),
+        *(
+            ("device of each stage", ", ".join(str(d + 1) for d in v))
+            if name == "place" and v != "free"
+            else (name.replace("_", " "), _value(name, v))
+            for name, v in task.inputs.items()
+        ),
         *(
             (measures[name], "the least that will do" if wanted == LEAST else f"at most {wanted:g}")
             for name, wanted in task.targets.items()
@@ -192,7 +186,7 @@ def _letters(run: Run) -> str:
     """The run in letters, or where they would jam, a line in words for each worker."""
     timeline = run.timeline
     if median(timeline.end - timeline.start) * letters_a_second(timeline) >= 2:
-        return timeline_text(timeline, name="worker", first=1)
+        return timeline_text(timeline, name="worker")
     rows = []
     for w, (busy, idle) in enumerate(
         zip(timeline.busy_per_device, timeline.idle_per_device, strict=True)

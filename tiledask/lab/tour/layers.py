@@ -28,7 +28,7 @@ ROWS = 64
 WRONG = {
     "round robin": [layer % DEVICES for layer in range(LAYERS)],
     "layer 13 left out": "1-6 | 7-12 | 14-18 | 19-24",
-    "device 3 left idle": "1-8 | 9-16 | 17-24 | ",
+    "device 4 left idle": "1-8 | 9-16 | 17-24 | ",
     "halves swapped": "7-12 | 1-6 | 13-18 | 19-24",
 }
 

@@ -359,7 +359,7 @@ def _findings(trace: Trace, fit: TraceFit) -> tuple[Finding, ...]:
     is_median = not (trace.blocks or fit.guess)
     timed = ("exact", "") if reproduced else ("likely", "median" if is_median else "")
     per_device = plan.device_times
-    mean = sum(per_device) / len(per_device)
+    mean, busiest = sum(per_device) / len(per_device), int(np.argmax(per_device))
     findings = [
         Finding("devices", trace.devices, "exact", "in this order: " + ", ".join(trace.names)),
         Finding("microbatches", order.microbatches, *counted),
@@ -382,7 +382,7 @@ def _findings(trace: Trace, fit: TraceFit) -> tuple[Finding, ...]:
             "imbalance",
             max(per_device) / mean - 1 if mean else 0.0,
             timed[0],
-            f"device {per_device.index(max(per_device))} has the most work, over the mean",
+            f"device {trace.names[busiest]} has the most work, over the mean",
         ),
         _latency(plan, fit, timed, trace.devices),
         overhead,

@@ -92,7 +92,9 @@ def lower_bound(
     parts = (format_seconds(part[d]) for part in (before, work, after))
     return Bound(
         float(whole[d]),
-        "device {}: {} until work reaches it, {} of work, {} from it to the end".format(d, *parts),
+        "device {}: {} until work reaches it, {} of work, {} from it to the end".format(
+            d + 1, *parts
+        ),
     )
 
 
@@ -122,9 +124,9 @@ class CriticalPath:
 
     @property
     def binds(self) -> str:
-        """What has the largest part: "device 3", or "latency"."""
+        """What has the largest part: "device 3", counted from 1, or "latency"."""
         device, most = max(self.by_device.items(), key=lambda x: x[1], default=(0, 0.0))
-        return "latency" if self.latency > most else f"device {device}"
+        return "latency" if self.latency > most else f"device {device + 1}"
 
     def __repr__(self) -> str:
         return (

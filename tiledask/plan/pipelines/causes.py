@@ -1,6 +1,6 @@
 """Idle time by its cause: every moment in which a device does nothing, and why.
 
-    device 1   ////[ F0 ]....xxx[ F1 ]ww==--[ F2 ]....[ B0 ]....[ B1 ][ B2 ]\\\\\\\\
+    rank 1     ////[ F0 ]....xxx[ F1 ]ww==--[ F2 ]....[ B0 ]....[ B1 ][ B2 ]\\\\\\\\
                |         |   |        | | |                                 |
         warm-up  dependency  |  weights | overhead                    draining
                      imbalance          transfer

@@ -1,7 +1,7 @@
 """Where idle time goes: no work yet, weights or a block on their way, or nobody who starts the
 action.
 
-    device 1   [ F0 ]............=======------[ F1 ]
+    rank 1     [ F0 ]............=======------[ F1 ]
                      true idle   transfer  overhead
                                 ^ F1 could start: its turn has come, and what it needs is made
 

@@ -1,11 +1,11 @@
 """How results travel from device to device: seconds on the way, seconds of a link, and who waits.
 
-overlapped    device 0  [F0][F1][F2]           a block is on its way while both devices go on;
+overlapped    rank 0    [F0][F1][F2]           a block is on its way while both devices go on;
               link        =b0=b1=b2            a link carries one block after the other
-              device 1       ..[F0][F1][F2]
+              rank 1         ..[F0][F1][F2]
 
-blocking      device 0  [F0]s[F1]s[F2]s        the sender is occupied until the block is gone,
-              device 1        r[F0]r[F1]       then the receiver until it has it
+blocking      rank 0    [F0]s[F1]s[F2]s        the sender is occupied until the block is gone,
+              rank 1          r[F0]r[F1]       then the receiver until it has it
 """
 
 from collections.abc import Sequence

@@ -1,14 +1,14 @@
 """When every action of a schedule starts and ends: the longest path over turns and data.
 
-    device 0   F0 F1 .. .. B0      each device goes on until it lacks a result;
-    device 1   .. F0 F1 B0 ..      down the devices, up the devices, until all is done
+    rank 0     F0 F1 .. .. B0      each device goes on until it lacks a result;
+    rank 1     .. F0 F1 B0 ..      down the devices, up the devices, until all is done
 
 One function, in plain loops: Numba compiles it for schedules large enough to be worth it. Of what
 is left of it where nothing takes its time on the way, lists are quick enough for some more.
 
 What is done with weights goes on beside the work, on a stream of each device's own, in its order:
 
-    device 0   .... F0 F1 F2 ...... B2     a gather begins when the stream is free, a drop and a
+    rank 0     .... F0 F1 F2 ...... B2     a gather begins when the stream is free, a drop and a
     weights    0=== 2===     |drop0 0===   sum of gradients when the stage was last used
 """
 

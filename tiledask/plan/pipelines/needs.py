@@ -182,7 +182,7 @@ def check_sharding(schedule: Schedule) -> None:
         touched: dict[int, tuple[int, Action]] = {}
         unsummed: dict[int, tuple[int, Action]] = {}
         for turn, a in enumerate(line):
-            where, s = f"{a} at turn {turn} on device {device}", a.stage
+            where, s = f"{a} at turn {turn} on rank {device}", a.stage
             if s not in here[device]:
                 raise ScheduleError(
                     f"{where}: stage {s} is not on that device, which has "
@@ -217,13 +217,13 @@ def check_sharding(schedule: Schedule) -> None:
             s = min(there)
             raise ScheduleError(
                 f"weights left over: those of stage {s} are gathered at turn {touched[s][0]} of "
-                f"device {device} and never dropped, and after the step they are others; put "
+                f"rank {device} and never dropped, and after the step they are others; put "
                 f"{s}RESHARD behind their last use"
             )
         if unsummed and reduces:
             s = min(unsummed)
             raise ScheduleError(
-                "a gradient is not reduced: {2} at turn {1} on device {0} adds to stage {3}'s, and "
+                "a gradient is not reduced: {2} at turn {1} on rank {0} adds to stage {3}'s, and "
                 "no {3}REDUCE_GRAD comes after it; put one behind its last backward".format(
                     device, *unsummed[s], s
                 )
@@ -234,23 +234,23 @@ def _check_places(schedule: Schedule, microbatches: int) -> None:
     for device, order in enumerate(schedule.orders):
         for a in order:
             if a.kind not in KINDS:
-                raise ScheduleError(f"{a} on device {device}: kinds are {', '.join(KINDS)}")
+                raise ScheduleError(f"{a} on rank {device}: kinds are {', '.join(KINDS)}")
             if not 0 <= a.stage < schedule.stages:
                 raise ScheduleError(
-                    f"{a} on device {device}: unknown stage {a.stage}; the stages are 0 to "
+                    f"{a} on rank {device}: unknown stage {a.stage}; the stages are 0 to "
                     f"{schedule.stages - 1}"
                 )
             if not 0 <= a.microbatch < microbatches:
                 raise ScheduleError(
-                    f"{a} on device {device}: unknown micro-batch {a.microbatch}; they are 0 to "
+                    f"{a} on rank {device}: unknown micro-batch {a.microbatch}; they are 0 to "
                     f"{microbatches - 1}"
                 )
             holder = schedule.holder(a.stage, a.microbatch)
             if holder != device:
                 of = f"pipeline {a.microbatch % schedule.pipelines}'s "
                 raise ScheduleError(
-                    f"{a} is on device {device}, but {of if schedule.pipelines > 1 else ''}"
-                    f"stage {a.stage} is placed on device {holder}: move it there"
+                    f"{a} is on rank {device}, but {of if schedule.pipelines > 1 else ''}"
+                    f"stage {a.stage} is placed on rank {holder}: move it there"
                 )
 
 
@@ -261,8 +261,7 @@ def _check_order(schedule: Schedule, waits: Needs) -> None:
         for turn, a in enumerate(order):
             if a in position:
                 raise ScheduleError(
-                    f"{a} is repeated on device {device}: turns {position[a]} and {turn}; "
-                    f"do it once"
+                    f"{a} is repeated on rank {device}: turns {position[a]} and {turn}; do it once"
                 )
             position[a] = turn
         for a, turn in position.items():
@@ -272,7 +271,7 @@ def _check_order(schedule: Schedule, waits: Needs) -> None:
                 rule = "backward before forward" if b.kind == "F" != a.kind else "too early"
                 where = f"is only at turn {position[b]}" if b in position else "never comes"
                 raise ScheduleError(
-                    f"{rule}: {a} at turn {turn} on device {device} needs {b}, which {where}"
+                    f"{rule}: {a} at turn {turn} on rank {device} needs {b}, which {where}"
                 )
 
 
@@ -284,11 +283,11 @@ def _check_pairs(schedule: Schedule, waits: Needs) -> None:
             if "".join(a.kind for a in both) not in ("FB", "FI"):
                 raise ScheduleError(
                     f"a device does a forward and then a backward (B or I) at once; at turn {turn} "
-                    f"of device {device} it is {' and '.join(map(str, both)) or 'nothing'}"
+                    f"of rank {device} it is {' and '.join(map(str, both)) or 'nothing'}"
                 )
             if both[0] in waits[both[1]]:
                 raise ScheduleError(
-                    f"backward before forward: {both[1]} at turn {turn + 1} on device {device} "
+                    f"backward before forward: {both[1]} at turn {turn + 1} on rank {device} "
                     f"needs {both[0]}, and would run at once with it"
                 )
 
@@ -313,7 +312,7 @@ def _check_complete(schedule: Schedule, microbatches: int) -> None:
                     f"use B, or I and W"
                 )
             raise ScheduleError(
-                f"missing {Action(lacking, s, i)} on device {schedule.holder(s, i)}: all of "
+                f"missing {Action(lacking, s, i)} on rank {schedule.holder(s, i)}: all of "
                 f"{microbatches} micro-batches pass through all of {schedule.stages} stages"
             )
 
@@ -328,7 +327,7 @@ def _feasible_order(schedule: Schedule, waits: Needs) -> list[Action]:
     while device not in steps:
         block, lacks = stands[device]
         here = " and ".join(map(str, block))
-        steps[device] = f"device {device} is at {here} and waits for {lacks}"
+        steps[device] = f"rank {device} is at {here} and waits for {lacks}"
         device = schedule.holder(lacks.stage, lacks.microbatch)
     circle = list(steps.values())[list(steps).index(device) :]
     raise ScheduleError(f"deadlock: {'; '.join(circle)}")
@@ -394,6 +393,6 @@ def _check_memory(
             held = f"{peak:g} activations" if counts else f"{format_bytes(peak)} of activations"
             allowed = f"{limit:g}" if counts else format_bytes(limit)
             raise ScheduleError(
-                f"over memory: device {device} keeps {held} at {at}, and may keep {allowed}; "
+                f"over memory: rank {device} keeps {held} at {at}, and may keep {allowed}; "
                 f"start fewer forwards before the first backward"
             )

@@ -2,9 +2,9 @@
 
 1F1B, 3 stages, 4 micro-batches (row = device, F and B with the micro-batch's number):
 
-    device 0   F0 F1 F2 B0 F3 B1 B2 B3      warm-up: as many forwards as there are
-    device 1   F0 F1 B0 F2 B1 F3 B2 B3      stages behind; then one backward for
-    device 2   F0 B0 F1 B1 F2 B2 F3 B3      each forward; then the rest
+    rank 0     F0 F1 F2 B0 F3 B1 B2 B3      warm-up: as many forwards as there are
+    rank 1     F0 F1 B0 F2 B1 F3 B2 B3      stages behind; then one backward for
+    rank 2     F0 B0 F1 B1 F2 B2 F3 B3      each forward; then the rest
 
 Only the order is here. Who makes such orders is in schedules.py, what an action waits for in
 needs.py, and how long it takes in simulate.py.
@@ -12,7 +12,7 @@ needs.py, and how long it takes in simulate.py.
 Where several copies of the model share the weights out (ZeRO 3, FSDP), the order also says when
 those of a stage are gathered and dropped, and when its gradients are summed over the copies:
 
-    device 0   0UNSHARD F0 F1 F2 B0 F3 B1 B2 B3 0REDUCE_GRAD 0RESHARD
+    rank 0     0UNSHARD F0 F1 F2 B0 F3 B1 B2 B3 0REDUCE_GRAD 0RESHARD
 """
 
 import re
@@ -154,7 +154,7 @@ class Schedule:
             for action in row:
                 if action.kind not in KINDS and action.kind not in SHARDING:
                     raise ScheduleError(
-                        f"{action} on device {device}: kinds are F, B, I, W, and of what is done "
+                        f"{action} on rank {device}: kinds are F, B, I, W, and of what is done "
                         f"with weights {', '.join(SHARDING)}"
                     )
             computes = [action.kind in KINDS for action in row]
@@ -467,7 +467,7 @@ class Schedule:
     def _repr_html_(self) -> str:
         cell = "<td style='background:{};color:#000'>{}</td>"
         cells = [[cell.format(_COLOURS.get(a.kind, "#fff"), a) for a in o] for o in self.lines]
-        rows = "".join(f"<tr><th>device {d}</th>{''.join(c)}</tr>" for d, c in enumerate(cells))
+        rows = "".join(f"<tr><th>rank {d}</th>{''.join(c)}</tr>" for d, c in enumerate(cells))
         return f"<table><caption>{html.words(repr(self))}</caption>{rows}</table>"
 
 

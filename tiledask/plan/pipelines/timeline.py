@@ -1,7 +1,7 @@
 """Who did what when: one table for simulated and for measured pipeline runs.
 
-device 0  F0 F1 F2 F3 .. .. .. B0 ...        each span has a device, a kind, a stage,
-device 1  .. F0 F1 F2 F3 .. B0 ...           a micro-batch, a start and an end
+rank 0    F0 F1 F2 F3 .. .. .. B0 ...        each span has a device, a kind, a stage,
+rank 1    .. F0 F1 F2 F3 .. B0 ...           a micro-batch, a start and an end
                 ^ idle: makespan minus the union of the device's compute spans
 
 devices x makespan  =  busy + idle  =  busy + exposed_transfer + overhead + true_idle    (idle.py)
@@ -81,12 +81,12 @@ class Timeline:
         for device, kind, stage, microbatch, start, end in spans:
             if kind not in KINDS:
                 raise ScheduleError(
-                    f"a span of kind {kind!r} on device {device}; kinds are {', '.join(KINDS)}"
+                    f"a span of kind {kind!r} on rank {device}; kinds are {', '.join(KINDS)}"
                 )
             if not 0 <= device < devices or not start <= end:
                 raise ScheduleError(
-                    f"{stage}{kind}{microbatch} is on device {device} of {devices}, from {start} "
-                    f"to {end} s; devices count from 0 and a span ends at or after its start"
+                    f"{stage}{kind}{microbatch} is on rank {device} of {devices}, from {start} "
+                    f"to {end} s; ranks count from 0 and a span ends at or after its start"
                 )
         columns = list(zip(*spans, strict=True)) or [()] * 6
         return cls(
@@ -326,7 +326,7 @@ class Timeline:
                 lane += 1
             thread = lanes.get((d, travels, lane), (len(lanes), 0.0))[0]
             if (d, travels, lane) not in lanes:
-                words = f"device {d}" + (", on its way" if travels else "")
+                words = f"rank {d}" + (", on its way" if travels else "")
                 yield named("thread_name", thread, name=words)
                 yield named("thread_sort_index", thread, sort_index=2 * d + travels)
             lanes[d, travels, lane] = thread, end
@@ -363,6 +363,6 @@ class Timeline:
         of = self.makespan
         rows = [
             (d, *(f"{format_seconds(s)} ({100 * s / of:.1f} %)" if of else "0 s" for s in each))
-            for d, each in enumerate(zip(*parts.values(), strict=True))
+            for d, each in enumerate(zip(*parts.values(), strict=True), 1)
         ]
         return html.table(("device", *parts), rows, repr(self))

@@ -131,7 +131,7 @@ def _between(bounds: list[int]) -> list[list[int]]:
 
 def _of_devices(places: list[int]) -> list[list[int]]:
     if min(places) < 0:
-        raise PartitionError(f"in a list devices are counted from 0, got device {short(min(places))}")
+        raise PartitionError(f"a list counts devices from 0, got device {short(min(places))}")
     if max(places) >= _MOST:
         raise PartitionError(f"there are {_MOST:,} devices at most, got device {max(places)}")
     layers: list[list[int]] = [[] for _ in range(max(places) + 1)]

@@ -143,7 +143,7 @@ def fastest_within(
         peak = round(fit.memory.peak / GB, 2)
         place, moment, tensor = fit.memory.ledger.binding
         held = format_bytes(fit.memory.ledger.by_tensor(place)[tensor])
-        where = f"stage {place} is the fullest, at {moment}, and its {tensor} take most, {held}"
+        where = f"stage {place + 1} is the fullest, at {moment}, and its {tensor} take most, {held}"
         return [
             Target("GB on the fullest device", room / GB, peak, None, where=where),
             task.seconds((1 + within) * best.total, task.step(answer), best),

@@ -1,8 +1,8 @@
 """Cores idle waiting for data: runs on workers are measured, and the level at fault is named.
 
           |<----------------------- makespan ------------------------>|
-worker 0  |busy busy busy busy busy busy busy busy busy busy busy busy|
-worker 1  |wait wait|busy busy busy busy|              idle           |
+worker 1  |busy busy busy busy busy busy busy busy busy busy busy busy|
+worker 2  |wait wait|busy busy busy busy|              idle           |
           |<------ mean busy ------>|<------- lost between workers -->|
           |<- ideal ->|<- in tiles->|    ideal: all FLOP at the rate of a good tile
 """
@@ -241,7 +241,7 @@ def _bars(runs: Mapping[str, BlockRun], rate: float, wrong: Collection[str] = ()
     figure = canvas(0.9 + 1.25 * len(runs), "Where did the workers' time go?")
     axes = draw.stacked_axes(figure, [1] * len(runs))
     for ax, (name, run) in zip(axes, runs.items(), strict=True):
-        draw.lanes(ax, [f"worker {w}" for w in range(len(run.busy))])
+        draw.lanes(ax, [f"worker {w + 1}" for w in range(len(run.busy))])
         for worker, (busy, waited) in enumerate(zip(run.busy, run.waited, strict=True)):
             parts = [
                 (f"{name} waited {worker}", waited, YELLOW),

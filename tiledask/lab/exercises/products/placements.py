@@ -58,7 +58,7 @@ def fewest_bytes(
         full, held = each.index(max(each)), max(each) / MB
         Y, moved = finished(matmul(X, A, algorithm="gather"))
         blocks = (
-            f"worker {full} has {X.block_bytes[full] / MB:g} MB of X and "
+            f"worker {full + 1} has {X.block_bytes[full] / MB:g} MB of X and "
             f"{A.block_bytes[full] / MB:g} of A"
         )
         parts = parts_moved(gather(X.tiling, A.tiling), x.dtype.itemsize, ("X", "A", "Y"))

@@ -94,7 +94,7 @@ def gantt(
     ``titles`` name the panels; without them a timeline's origin does. ``between``: only these
     seconds are drawn, for a closer look. Without ``numbers`` the boxes stay empty. Without
     ``causes`` what other stages and the order cause is one plain grey. ``lanes`` name the rows;
-    default: device 0, device 1, ... With ``path`` the chain of actions that decided the end of a
+    default: device 1, device 2, ... With ``path`` the chain of actions that decided the end of a
     simulation is drawn as a line. A forward and a backward that a device does at once share the
     height of its row.
     """
@@ -152,7 +152,7 @@ def _check(
     if lanes is not None and len(lanes) < most:
         raise ConfigError(
             f"gantt needs a name for each of {most} rows, got {len(lanes)} lanes; leave lanes out "
-            f"to name the rows device 0, device 1, ..."
+            f"to name the rows device 1, device 2, ..."
         )
     if between is not None and not between[0] < between[1]:
         raise ConfigError(
@@ -189,7 +189,7 @@ def _panel(
         draw.boxes(axes, marks, color=INK if moved == TRANSFER else WEIGHTS[moved][1], gid=moved)
     step = 1 + timeline.devices // 24
     devices = range(timeline.devices)
-    names = lanes[: timeline.devices] if lanes else [f"device {d}" for d in devices]
+    names = lanes[: timeline.devices] if lanes else [f"device {d + 1}" for d in devices]
     draw.lanes(axes, names, step)
     # at the right of each row how much of the time its device is idle, where they differ
     whole = timeline.makespan or 1.0

@@ -37,7 +37,7 @@ def idle_blocks(
 ) -> "Figure":
     """A figure of two panels, a row per device. Above, when it computes and when it idles; below,
     the same pieces with all idle time first, so that the rows' idle time forms a block. ``lanes``
-    name the rows; default: device 0, device 1, ..."""
+    name the rows; default: device 1, device 2, ..."""
     if not timeline.devices or not timeline.makespan:
         raise ConfigError("idle_blocks draws 1 device or more that did something, got none")
     devices = timeline.devices
@@ -69,7 +69,7 @@ def idle_blocks(
     above.set_title(f"when: {100 * timeline.bubble_fraction:.1f} % of device-time idle")
     below.set_title(f"how long: {each}{format_seconds(idle.sum())} together")
     for axes in (above, below):
-        draw.lanes(axes, lanes or [f"device {d}" for d in range(devices)])
+        draw.lanes(axes, lanes or [f"device {d + 1}" for d in range(devices)])
     draw.time_ticks(below, 0.0, timeline.makespan)
     entries = [draw.patch_entry(*shown) for shown in kinds_shown(timeline)]
     entries += [draw.patch_entry(*each) for each in _PIECES.items()]

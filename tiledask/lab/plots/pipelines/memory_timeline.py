@@ -51,7 +51,7 @@ def memory_timeline(
         most, fullest, time = footprint.peak
         what = "" if unit == "bytes" else f" {unit}"
         words = f"{name}: at most {_size(most, unit)}{what}"
-        where = f"first on device {fullest}, after {format_seconds(time)}"
+        where = f"first on device {fullest + 1}, after {format_seconds(time)}"
         heading = f"{words}\n{where}" if len(columns) > 1 else f"{words}, {where}"
         column[0].set_title(heading)
         column[-1].set_xlabel("time (s)")
@@ -79,7 +79,7 @@ def _row(axes: "Axes", footprint: Footprint, device: int, capacity, unit: str) -
     if times[-1] < footprint.makespan:
         times, held = np.append(times, footprint.makespan), np.append(held, held[-1])
     axes.fill_between(times, held, step="post", color=_HELD, linewidth=0)
-    draw.curve(axes, times, held, BLUE, 1.0, drawstyle="steps-post", gid=f"device {device}")
+    draw.curve(axes, times, held, BLUE, 1.0, drawstyle="steps-post", gid=f"device {device + 1}")
     if capacity is not None:
         above = np.maximum(held, capacity)
         look = {"facecolor": "none", "linewidth": 0, "gid": "over", **_OVER}
@@ -101,7 +101,7 @@ def _scale(grid: np.ndarray, rows: list[int], footprints: list[Footprint], capac
             axes.set_yticks([])
             axes.spines[["left"]].set_visible(False)
             axes.tick_params(axis="x", length=0 if axes not in grid[-1] else 3)
-        row[0].set_ylabel(f"device {device}", rotation=0, ha="right", va="center")
+        row[0].set_ylabel(f"device {device + 1}", rotation=0, ha="right", va="center")
 
 
 def _size(size: float, unit: str) -> str:

@@ -1,7 +1,7 @@
 """An order as it is written, a box per action in its turn, and where its devices wait for good.
 
-device 0 | 0F0 | 0B0 | 0F1 | 0B1 |      0B0 waits for 1B0, which comes after 1F1,
-device 1 | 1F0 | 1F1 | 1B0 | 1B1 |      and 1F1 for 0F1, which comes after 0B0
+rank 0 |   0F0 | 0B0 | 0F1 | 0B1 |      0B0 waits for 1B0, which comes after 1F1,
+rank 1 |   1F0 | 1F1 | 1B0 | 1B1 |      and 1F1 for 0F1, which comes after 0B0
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ def turns(order: Schedule, *, title: str = "The order, turn by turn") -> "Figure
     stands, at = stuck(order), dict[Action, draw.Box]()
     figure = canvas(1.15 + 0.6 * order.devices, title)
     axes = figure.subplots()
-    draw.lanes(axes, [f"device {d}" for d in range(order.devices)])
+    draw.lanes(axes, [f"rank {d}" for d in range(order.devices)])
     tones: dict[Action, tuple[float, float, float]] = {}
     for device, actions in enumerate(order.orders):
         done = actions.index(stands[device][0][0]) if device in stands else len(actions)

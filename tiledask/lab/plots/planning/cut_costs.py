@@ -96,7 +96,7 @@ def _by_device(
         exceeds |= not fits
         words = "the slowest takes" if fits else "does not fit, the slowest would take"
         axes.set_title(f"{name}: {words} {max(took):g}")
-        draw.lanes(axes, [f"device {n}" for n in range(len(sizes))])
+        draw.lanes(axes, [f"device {n + 1}" for n in range(len(sizes))])
     panels[-1].set_xlabel("time of a device: its layers, then what it sends")
     entries = [draw.patch_entry("work", BLUE), draw.patch_entry("sending", ORANGE)]
     entries += [draw.line_entry("room for work", "black", linewidth=2.2)] if len(room) else []

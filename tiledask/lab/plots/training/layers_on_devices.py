@@ -87,4 +87,4 @@ def _panel(
         draw.curve(axes, middles[layer : layer + 2], step, colour, width, zorder=1, gid=gid)
     for layer, device in enumerate(devices):
         draw.box(axes, _box(edges, layer, device), colour_of_rank(device), zorder=2)
-    draw.lanes(axes, [f"device {d}" for d in range(lanes)])
+    draw.lanes(axes, [f"device {d + 1}" for d in range(lanes)])

@@ -9,14 +9,12 @@ frame              what all of them share
 
 from tiledask.lab.puzzles.figures.draw_compositions import draw_composition
 from tiledask.lab.puzzles.figures.draw_cuts import draw_partition
-from tiledask.lab.puzzles.figures.draw_orders import draw_fault, draw_order
-from tiledask.lab.puzzles.figures.draw_runs import draw_choice, draw_question
+from tiledask.lab.puzzles.figures.draw_orders import draw_order
+from tiledask.lab.puzzles.figures.draw_runs import draw_choice
 
 __all__ = [
     "draw_choice",
     "draw_composition",
-    "draw_fault",
     "draw_order",
     "draw_partition",
-    "draw_question",
 ]

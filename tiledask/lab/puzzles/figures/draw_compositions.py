@@ -51,16 +51,15 @@ def draw_composition(puzzle: PuzzleSpec, answer: Any, result: Result) -> Figure:
     name = composition.order.name or "the order"
     figure = gantt(run, titles=[name], title=titled(puzzle, result), numbers=numbers)
     caps = capacities(inputs["capacity"], inputs["devices"])
-    label_devices(
-        figure.axes[0],
-        [
-            (
-                f"device {d}: {_layers(composition, d)}, {used / _GB:.3g} of {cap / _GB:.3g} GB",
-                used > cap,
-            )
-            for d, (used, cap) in enumerate(zip(memory_of(inputs, composition), caps, strict=True))
-        ],
-    )
+    held = zip(memory_of(inputs, composition), caps, strict=True)
+    labels = [
+        (
+            f"device {d}: {_layers(composition, d - 1)}, {used / _GB:.3g} of {cap / _GB:.3g} GB",
+            used > cap,
+        )
+        for d, (used, cap) in enumerate(held, 1)
+    ]
+    label_devices(figure.axes[0], labels)
     mark_end(figure.axes[0], run, puzzle.targets.get("makespan"))
     return figure
 

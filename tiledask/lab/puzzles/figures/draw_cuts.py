@@ -1,6 +1,6 @@
 """Figures of layers on devices: a row per device (or stage), as wide as its time, and its memory.
 
-device 0   [1][2][3][4][5][6]|send      :  <- target        red: what is wrong
+device 1   [1][2][3][4][5][6]|send      :  <- target        red: what is wrong
 """
 
 from collections import Counter
@@ -16,6 +16,7 @@ from tiledask.lab.puzzles.figures.frame import limit_line, titled, titled_canvas
 from tiledask.lab.puzzles.kind import PuzzleSpec
 from tiledask.plan.splitting.assignment import read_assignment, stages_of
 from tiledask.plan.splitting.exact import capacities
+from tiledask.plan.splitting.partition import stage_name
 
 __all__ = ["draw_cut", "draw_partition"]
 
@@ -140,13 +141,11 @@ class _View:
 
 
 def _label(inputs: Mapping[str, Any], stage: int) -> str:
-    devices, speeds = inputs["devices"], inputs.get("speeds")
-    if stage >= devices * inputs.get("chunks", 1):
-        return f"no device {stage}"
-    if inputs.get("chunks", 1) > 1:
-        return f"stage {stage}, device {stage % devices}"
-    speed = f", speed {speeds[stage]:g}" if speeds else ""
-    return f"device {stage}{speed}"
+    devices, chunks, speeds = inputs["devices"], inputs.get("chunks", 1), inputs.get("speeds")
+    name = stage_name(stage, devices, chunks)
+    if stage >= devices * chunks:
+        return f"no {name}"
+    return f"{name}, speed {speeds[stage]:g}" if speeds and chunks == 1 else name
 
 
 def _time_panel(axes: draw.Axes, view: _View, limit: float | None) -> dict[draw.Box, tuple]:
@@ -190,7 +189,8 @@ def _memory_panel(axes: draw.Axes, view: _View) -> dict[draw.Box, tuple]:
     devices = inputs["devices"]
     caps = [c / _GB for c in capacities(inputs["capacity"], devices)]
     first = 0 if view.stages else 1  # the row of layers that have no device yet
-    draw.lanes(axes, [*(["layers"] if first else []), *(f"device {d}" for d in range(devices))])
+    names = [stage_name(d, devices) for d in range(devices)]
+    draw.lanes(axes, ["layers", *names] if first else names)
     ends = [0.0] * (devices + first)
     for row, layers in enumerate(view.rows):
         device = view.device(row)

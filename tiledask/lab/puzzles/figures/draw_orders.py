@@ -17,7 +17,7 @@ from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.units import format_seconds
 
-__all__ = ["draw_fault", "draw_order", "label_devices", "mark_end"]
+__all__ = ["draw_order", "label_devices", "mark_end"]
 
 _MOST = 400
 """Actions of a drawing as written; more than anyone reads."""
@@ -54,7 +54,7 @@ def draw_order(puzzle: PuzzleSpec, answer: Any, result: Result) -> draw.Figure:
         figure.axes[0],
         [
             (
-                f"device {d}, keeps {peak}" + (f" of {room:g}" if room else ""),
+                f"device {d + 1}, keeps {peak}" + (f" of {room:g}" if room else ""),
                 bool(room) and peak > room,
             )
             for d, (peak, room) in enumerate(zip(peaks, rooms, strict=True))
@@ -62,17 +62,6 @@ def draw_order(puzzle: PuzzleSpec, answer: Any, result: Result) -> draw.Figure:
     )
     mark_end(figure.axes[0], run, puzzle.targets.get("makespan"))
     return figure
-
-
-@styled
-def draw_fault(puzzle: PuzzleSpec, answer: Any, result: Result) -> draw.Figure:
-    """The order as shown; once the fault is named it is framed."""
-    inputs = puzzle.inputs
-    order = order_of(inputs["shown"])
-    limits = limits_of(inputs)
-    found = _faults_of(order, inputs) if result else []
-    title = titled(puzzle, result, "" if limits is None else "how many activations fit: see left")
-    return _as_written(title, order, found, _rooms(limits, order.devices))
 
 
 def label_devices(axes: draw.Axes, labels: Iterable[tuple[str, bool]]) -> None:
@@ -123,7 +112,7 @@ def _padded(values: list, count: int) -> list:
 
 def _rooms(limits: list | None, devices: int) -> list[str]:
     rooms = _padded(limits or [], devices)
-    return [f"device {d}" + (f", room for {n:g}" if n else "") for d, n in enumerate(rooms)]
+    return [f"device {d + 1}" + (f", room for {n:g}" if n else "") for d, n in enumerate(rooms)]
 
 
 def _sketch(puzzle: PuzzleSpec, title: str) -> draw.Figure:

@@ -1,10 +1,10 @@
 """Chimera: two replicas of the model in opposite directions fill each other's bubbles
 (arXiv 2107.06925, figure 3).
 
-    device 0   F0 F2 .. F1 F3 B1 B3 B0 .. B2      even micro-batches go down the devices, odd
-    device 1   .. F0 F1 ...                       ones up, half of them each; a device has a
-    device 2   .. F1 F0 ...                       stage near the start and one near the end
-    device 3   F1 F3 .. F0 F2 B0 B2 B1 .. B3
+    rank 0     F0 F2 .. F1 F3 B1 B3 B0 .. B2      even micro-batches go down the devices, odd
+    rank 1     .. F0 F1 ...                       ones up, half of them each; a device has a
+    rank 2     .. F1 F0 ...                       stage near the start and one near the end
+    rank 3     F1 F3 .. F0 F2 B0 B2 B1 .. B3
 """
 
 from heapq import heappop, heappush

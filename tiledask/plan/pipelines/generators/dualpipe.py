@@ -1,13 +1,13 @@
 """DualPipe and DualPipeV: two streams of micro-batches meet, and a device overlaps one's forward
 with the other's backward (DeepSeek-V3, arXiv 2412.19437, figure 5).
 
-    DualPipe    device 0   stage 0   stage 3'      two replicas of the model in opposite directions;
-                device 1   stage 1   stage 2'      even micro-batches go down the devices, odd up
-                device 2   stage 2   stage 1'
-                device 3   stage 3   stage 0'
+    DualPipe    rank 0     stage 0   stage 3'      two replicas of the model in opposite directions;
+                rank 1     stage 1   stage 2'      even micro-batches go down the devices, odd up
+                rank 2     stage 2   stage 1'
+                rank 3     stage 3   stage 0'
 
-    DualPipeV   device 0   stage 0   stage 3       the upper half alone: one replica in a V,
-                device 1   stage 1   stage 2       which every micro-batch goes down and up
+    DualPipeV   rank 0     stage 0   stage 3       the upper half alone: one replica in a V,
+                rank 1     stage 1   stage 2       which every micro-batch goes down and up
 """
 
 from collections.abc import Iterator

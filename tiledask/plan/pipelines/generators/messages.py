@@ -1,7 +1,7 @@
 """Where sends, receives and waits stand among a schedule's actions, in PyTorch's words.
 
-    device 0   0F0 0SEND_F0                      0RECV_B0 0B0 0WAIT_SEND_F0
-    device 1                1RECV_F0 1F0 1B0 1SEND_B0                       1WAIT_SEND_B0
+    rank 0     0F0 0SEND_F0                      0RECV_B0 0B0 0WAIT_SEND_F0
+    rank 1                  1RECV_F0 1F0 1B0 1SEND_B0                       1WAIT_SEND_B0
 
 In rounds each device does its next block of actions, if what they read is there. It sends a result
 at once, and at that moment the receive stands on the other device: so every message is sent and

@@ -1,9 +1,9 @@
 """Schedules whose stages go down the devices and come back up: in a V, or in several waves.
 
-    device 0   stage 0    stage 7        the first and the last stage share a device, so that
-    device 1   stage 1    stage 6        every device holds an early chunk, whose activations
-    device 2   stage 2    stage 5        live long, and a late one, whose activations do not;
-    device 3     stage 3, stage 4        between 3 and 4 nothing is sent
+    rank 0     stage 0    stage 7        the first and the last stage share a device, so that
+    rank 1     stage 1    stage 6        every device holds an early chunk, whose activations
+    rank 2     stage 2    stage 5        live long, and a late one, whose activations do not;
+    rank 3       stage 3, stage 4        between 3 and 4 nothing is sent
 
 In a V ``stages`` is twice the number of devices: stage s is on device s, or on 2p - 1 - s.
 """

@@ -5,9 +5,9 @@ weights, nobody waits for, so it can go anywhere after its I (Zero Bubble, arXiv
 
 ZB-H1, 3 stages, 4 micro-batches (row = device):
 
-    device 0   F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3
-    device 1   F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3      W comes as many turns late
-    device 2   F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3      as there are stages before
+    rank 0     F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3
+    rank 1     F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3      W comes as many turns late
+    rank 2     F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3      as there are stages before
 """
 
 from dataclasses import dataclass, field, replace
