@@ -64,13 +64,13 @@ for name in td.tasks.puzzle_names():
 td.tasks.idle_level(3, seed=7).check(None)
 for words in (
     "--version", "doctor", "fit gpt2 1xA100-40GB --critique", "partition 24 4", "idle 1f1b 4 8",
-    "puzzle", "puzzle 14 --answer 8", "puzzle idle-3", "plan llama-2-7b 8xA100-80GB 64 --json",
+    "puzzle", "puzzle 12 --answer 8", "puzzle idle-3", "plan llama-2-7b 8xA100-80GB 64 --json",
 ):
     try:
         status = main(words.split())
     except SystemExit as end:
         status = end.code
-    assert status == (words == "puzzle 14 --answer 8"), words
+    assert status == (words == "puzzle 12 --answer 8"), words
 """
 
 MISSING = {

@@ -360,7 +360,7 @@ COMMANDS = (
     "plan gpt2 4xT4 8 --devices 2,4 --first 2",
     "partition 24 4",
     "partition 4,4,9,8 3 --communication 1,1,1",
-    "partition 4,4,4,1,3 --devices 4 --weights 0,0,0,9,9",
+    "partition 4,4,4,1,3 --devices 4 --chunks 1 --solution",
     "partition 4 2 --judge 1-2|3-4",
     "partition 1,1,2,4 2 --memory 1GB --capacity 8GB --speeds 1,2",
     "puzzle 24-on-4 --answer 6,6,6,6",

@@ -304,7 +304,11 @@ IW = GPIPE.replace("B", "I") + "," + GPIPE.splitlines()[1].replace("F", "W")
 
 WRONG = [
     # layers on devices
-    ("24-on-4", [n % 4 for n in range(24)], "not contiguous. Device 1 holds layers 1, 5, 9, 13, 17, 21;"),
+    (
+        "24-on-4",
+        [n % 4 for n in range(24)],
+        "not contiguous. Device 1 holds layers 1, 5, 9, 13, 17, 21;",
+    ),
     ("24-on-4", "1-6 | 7-12 | 13-18 | 19-23", "layer missing. 23 of 24"),
     ("24-on-4", "1-6 | 6-12 | 13-18 | 19-24", "layer twice. Layer 6"),
     ("24-on-4", "1-6 | 7-12 | 13-18 | 19-25", "unknown layer. Device 4 is given layer 25"),

@@ -59,29 +59,29 @@ def test_a_feasible_order_respects_turns_and_data(name):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0F0,0B0,0F0", "0F0 is repeated on device 0: turns 0 and 2"),
-        ("0F0,0B0 ; 1F0,1B0,0F1", "0F1 is on device 1, but stage 0 is placed on device 0"),
-        ("0B0,0F0", "backward before forward: 0B0 at turn 0 on device 0 needs 0F0, .* turn 1"),
-        ("0F0,0W0,0I0", "too early: 0W0 at turn 1 on device 0 needs 0I0, which is only at turn 2"),
+        ("0F0,0B0,0F0", "0F0 is repeated on rank 0: turns 0 and 2"),
+        ("0F0,0B0 ; 1F0,1B0,0F1", "0F1 is on rank 1, but stage 0 is placed on rank 0"),
+        ("0B0,0F0", "backward before forward: 0B0 at turn 0 on rank 0 needs 0F0, .* turn 1"),
+        ("0F0,0W0,0I0", "too early: 0W0 at turn 1 on rank 0 needs 0I0, which is only at turn 2"),
         ("0F0,0W0", "too early: 0W0 .* never comes"),
         ("0F0,0I0", "missing 0W0"),
-        ("0F0,0F1,0B0", "missing 0B1 on device 0: all of 2 micro-batches"),
+        ("0F0,0F1,0B0", "missing 0B1 on rank 0: all of 2 micro-batches"),
         ("0F0,0B0 ; 1F0", "too early: 0B0 .* 1B0|missing 1B0"),
         ("0F1,0B1", "missing 0F0"),
-        ("(0F0;0B0)OVERLAP_F_B", "0B0 at turn 1 on device 0 needs 0F0, and would run at once"),
-        ("0F0,0F1,(0B0;0B1)OVERLAP_F_B", "at turn 2 of device 0 it is 0B0 and 0B1"),
+        ("(0F0;0B0)OVERLAP_F_B", "0B0 at turn 1 on rank 0 needs 0F0, and would run at once"),
+        ("0F0,0F1,(0B0;0B1)OVERLAP_F_B", "at turn 2 of rank 0 it is 0B0 and 0B1"),
         ("0F0,(0I0;0F1)OVERLAP_F_B,0W0,0B1", "it is 0I0 and 0F1"),
         # each half could run, but not at once: 1F1 waits for 0F1, and that for 1B0 beside it
         (
             "0F0,(0F1;0B0)OVERLAP_F_B,0B1 ; 1F0,(1F1;1B0)OVERLAP_F_B,1B1",
-            r"deadlock: device 0 is at 0F1 and 0B0 and waits for 1B0; device 1 is at 1F1 and 1B0 "
+            r"deadlock: rank 0 is at 0F1 and 0B0 and waits for 1B0; rank 1 is at 1F1 and 1B0 "
             r"and waits for 0F1",
         ),
         ("0F0,0I0,0W0,0B0", "does the backward of micro-batch 0 twice: 0B0 and 0I0 and 0W0"),
-        ("0F0,2F0,1F0", "too early: 2F0 at turn 1 on device 0 needs 1F0"),
+        ("0F0,2F0,1F0", "too early: 2F0 at turn 1 on rank 0 needs 1F0"),
         (
             "0F0,0B0,0F1,0B1 ; 1F1,1B1,1F0,1B0",
-            "deadlock: device 0 is at 0B0 and waits for 1B0; device 1 is at 1F1 and waits for 0F1",
+            "deadlock: rank 0 is at 0B0 and waits for 1B0; rank 1 is at 1F1 and waits for 0F1",
         ),
     ],
 )
@@ -128,11 +128,9 @@ def test_any_single_fault_planted_in_a_good_schedule_is_seen(seed):
 
 def test_memory_limit_names_the_moment_and_takes_one_per_device():
     gpipe = schedule("gpipe", 2, 4)
-    with pytest.raises(
-        ScheduleError, match=r"device 0 keeps 4 activations at 0F3, turn 3, and may"
-    ):
+    with pytest.raises(ScheduleError, match=r"rank 0 keeps 4 activations at 0F3, turn 3, and may"):
         validate(gpipe, memory_limit=3)
-    with pytest.raises(ScheduleError, match=r"device 1 keeps 4 activations at 1F3, turn 3, .* 2;"):
+    with pytest.raises(ScheduleError, match=r"rank 1 keeps 4 activations at 1F3, turn 3, .* 2;"):
         validate(gpipe, memory_limit=[4, 2])
     assert validate(gpipe, memory_limit=4) is gpipe
     assert validate(schedule("1f1b", 3, 9), memory_limit=[3, 2, 1])
@@ -175,15 +173,15 @@ def one(*action, place=(0,)):
         (lambda: validate(one("X", 0, 0)), "kinds are F, B, I, W"),
         (lambda: validate(one("F", 1, 0)), "unknown stage 1; the stages are 0 to 0"),
         (lambda: validate(one("F", 0, -1)), "unknown micro-batch -1"),
-        (lambda: validate(one("F", 0, 0, place=(3,))), "stage 0 is placed on device 3"),
+        (lambda: validate(one("F", 0, 0, place=(3,))), "stage 0 is placed on rank 3"),
         (lambda: validate(schedule("1f1b", 3, 8), stages=4), "has 3 stages and the model 4"),
         (
             lambda: validate(schedule("1f1b", 4, 7), microbatches=8),
-            "missing 0F7 on device 0: all of 8 micro-batches",
+            "missing 0F7 on rank 0: all of 8 micro-batches",
         ),
         (
             lambda: validate(schedule("1f1b", 4, 9), microbatches=8),
-            "0F8 on device 0: unknown micro-batch 8; .* 0 to 7",
+            "0F8 on rank 0: unknown micro-batch 8; .* 0 to 7",
         ),
     ],
 )
@@ -194,7 +192,5 @@ def test_refuses_what_is_not_of_this_model(call, message):
 
 def test_an_action_in_the_wrong_replica_is_named():
     text = schedule("chimera", 2, 2).to_text().replace("0F1", "0F8").replace("0F0", "0F1")
-    with pytest.raises(
-        ScheduleError, match="0F1 is on device 0, but pipeline 1's stage 0 is placed"
-    ):
+    with pytest.raises(ScheduleError, match="0F1 is on rank 0, but pipeline 1's stage 0 is placed"):
         validate(Schedule.from_text(text.replace("0F8", "0F0")))

@@ -132,5 +132,5 @@ def test_refuses(stages, options, words):
 def test_an_action_on_another_replica_is_named():
     text = schedule("1f1b", 2, 4, replicas=(2, 1)).to_text()
     wrong = text.replace("0F2", "0F9").replace("0F1", "0F2").replace("0F9", "0F1")
-    with pytest.raises(ScheduleError, match="0F1 is on device 0, but pipeline 1's stage 0 is pl"):
+    with pytest.raises(ScheduleError, match="0F1 is on rank 0, but pipeline 1's stage 0 is pl"):
         validate(Schedule.from_text(wrong))

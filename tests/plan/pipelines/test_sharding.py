@@ -147,22 +147,22 @@ def test_refuses_other_policies(keep, reduce, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0F0,0UNSHARD,0B0,0RESHARD", "weights not there: 0F0 at turn 0 on device 0 needs those of "
+        ("0F0,0UNSHARD,0B0,0RESHARD", "weights not there: 0F0 at turn 0 on rank 0 needs those of "
          "stage 0, and nothing gathers them before; put 0UNSHARD before it"),
-        ("0UNSHARD,0F0,0RESHARD,0B0", "weights not there: 0B0 at turn 3 on device 0 needs those of "
+        ("0UNSHARD,0F0,0RESHARD,0B0", "weights not there: 0B0 at turn 3 on rank 0 needs those of "
          "stage 0, and 0RESHARD at turn 2 is the last that was done"),
         ("0UNSHARD,0UNSHARD,0F0,0B0,0RESHARD", "gathered twice: 0UNSHARD at turn 1"),
         ("0RESHARD,0F0,0B0", "weights not there: 0RESHARD at turn 0"),
         ("0UNSHARD,0F0,0B0", "weights left over: those of stage 0 are gathered at turn 0"),
-        ("0UNSHARD,0F0,0B0,0RESHARD;1F0,1B0", "1F0 at turn 0 on device 1 needs those of stage 1"),
+        ("0UNSHARD,0F0,0B0,0RESHARD;1F0,1B0", "1F0 at turn 0 on rank 1 needs those of stage 1"),
         ("0UNSHARD,0F0,0B0,0RESHARD,1UNSHARD,1RESHARD;1UNSHARD,1F0,1B0,1RESHARD",
-         "1UNSHARD at turn 4 on device 0: stage 1 is not on that device, which has 0"),
+         "1UNSHARD at turn 4 on rank 0: stage 1 is not on that device, which has 0"),
         ("0UNSHARD,0F0,0F1,0B0,0REDUCE_GRAD,0B1,0RESHARD",
-         "a gradient is not reduced: 0B1 at turn 5 on device 0 adds to stage 0's"),
-        ("0UNSHARD,0F0,0B0,0REDUCE_GRAD,0REDUCE_GRAD,0RESHARD", "at turn 4 on device 0 reduces no"),
+         "a gradient is not reduced: 0B1 at turn 5 on rank 0 adds to stage 0's"),
+        ("0UNSHARD,0F0,0B0,0REDUCE_GRAD,0REDUCE_GRAD,0RESHARD", "at turn 4 on rank 0 reduces no"),
         ("0UNSHARD,0F0,0REDUCE_GRAD,0B0,0RESHARD", "0REDUCE_GRAD at turn 2 .* reduces no gradient"),
         ("0UNSHARD,0F0,0B0,0REDUCE_GRAD,0RESHARD;1UNSHARD,1F0,1B0,1RESHARD",
-         "1B0 at turn 2 on device 1 adds to stage 1's, and no 1REDUCE_GRAD"),
+         "1B0 at turn 2 on rank 1 adds to stage 1's, and no 1REDUCE_GRAD"),
     ],
 )  # fmt: skip
 def test_names_each_fault(text, message):

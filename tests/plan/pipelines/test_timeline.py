@@ -320,4 +320,4 @@ def test_simulated_and_measured_are_two_processes_of_which_the_measured_is_diagn
     assert names == {0: "simulated: 2 devices", 1: "measured: 2 devices"}
     assert {e["pid"] for e in events if e["ph"] == "X"} == {0, 1}
     threads = [e["args"]["name"] for e in events if e["name"] == "thread_name" and e["pid"] == 1]
-    assert threads == ["device 0", "device 1"]
+    assert threads == ["rank 0", "rank 1"]

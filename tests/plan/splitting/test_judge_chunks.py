@@ -70,7 +70,11 @@ WRONG = [
     ("1-3 | 4-6 | 7-9 | 10-11 | 12", "unknown device", "names 5 chunks and there are 4"),
     ("1-3 | 4-6 | 7-12", "wrong chunks", "2 devices, or of each of 4 chunks"),
     ("1-3 | 4-6 | 7-9 | 10-13", "unknown layer", "Device 2, chunk 2 is given layer 13"),
-    ("1-3 | 3-6 | 7-9 | 10-12", "layer twice", "on device 1, chunk 1 and again on device 2, chunk 1"),
+    (
+        "1-3 | 3-6 | 7-9 | 10-12",
+        "layer twice",
+        "on device 1, chunk 1 and again on device 2, chunk 1",
+    ),
     ("1-3 | 4-6 | 7-9 | 10-11", "layer missing", "missing: 12"),
     ("1-6 | 7-12", "idle chunk", "Device 1, chunk 2 has 0 of 12"),
     ("1-3 | 4-6 | 7,9 | 8,10-12", "not contiguous", "Device 1, chunk 2 holds layers 7, 9;"),

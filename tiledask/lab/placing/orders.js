@@ -152,7 +152,7 @@ function render({ model, el }) {
     const whole = Math.max(1.15 * last, 1.05 * (end || 0), 1);
     lines.forEach(({ name, lane, next }, d) => {
       const most = kept(d), room = limits ? limits[d] : null;
-      name.textContent = `device ${d}, keeps ${most}${room === null ? "" : ` of ${room}`}`;
+      name.textContent = `device ${d + 1}, keeps ${most}${room === null ? "" : ` of ${room}`}`;
       name.classList.toggle("over", room !== null && most > room);
       lane.tabIndex = -1;
       lane.setAttribute("data-lm-suppress-shortcuts", "true");
@@ -171,7 +171,7 @@ function render({ model, el }) {
         lane.append(line);
       }
       next.replaceChildren(...candidates(d).map((action) =>
-        button(action, `device ${d}: ${action} next`, () => { put(d, action); focus(d); })));
+        button(action, `device ${d + 1}: ${action} next`, () => { put(d, action); focus(d); })));
     });
     if (focused >= 0) focus(focused);
     const all = stages * microbatches * kinds.length, count = rows.flat().length;

@@ -1,0 +1,170 @@
+"""Layers over devices as people ask for it, and answers of their own as they judge them."""
+
+import re
+from itertools import combinations, pairwise
+from math import comb
+
+import pytest
+
+from tiledask.cli import main
+
+
+def test_24_equal_layers_on_4_devices(answers):
+    shown, cut = answers("partition 24 4")
+    assert shown.code == 0
+    assert cut["bounds"] == [0, 6, 12, 18, 24]
+    assert (cut["sizes"], cut["bottleneck"], cut["crossings"]) == ([6, 6, 6, 6], 6, 3)
+    assert cut["cuts"] == comb(23, 3) == 1771  # places for 3 cuts among 23
+    assert "1-6 | 7-12 | 13-18 | 19-24" in shown.words
+    assert "1,771 contiguous cuts" in shown.words
+    assert "change device 3 times" in shown.words
+    rows = re.findall(r"device (\d)\s+(\S+)\s+█+ (\S+)", shown.out)
+    assert rows == [("1", "1-6", "6"), ("2", "7-12", "6"), ("3", "13-18", "6"), ("4", "19-24", "6")]
+    assert max(map(len, shown.out.splitlines())) <= 80
+
+
+def test_devices_are_devices_however_they_are_typed(answers):
+    """--devices 4 means what a second number means, and 4 devices of 2 chunks are 8 pieces."""
+    assert answers("partition 24 --devices 4")[1] == answers("partition 24 4")[1]
+    assert answers("partition 24 4 --devices 4")[1] == answers("partition 24 4")[1]
+    shown, cut = answers("partition 24 4 --chunks 2")
+    assert (cut["devices"], cut["sizes"], cut["bottleneck"]) == (4, [3] * 8, 3)
+    # chunks in turns: layers 1-3 on device 1, ..., 13-15 on device 1 again
+    assert cut["place"] == [d for _ in range(2) for d in range(4) for _ in range(3)]
+    assert (cut["device_times"], cut["crossings"]) == ([6] * 4, 7)
+    assert "device 1, chunk 2 13-15" in shown.words
+    assert "stage" not in shown.out
+
+
+@pytest.mark.parametrize(
+    ("command", "sizes", "bottleneck"),
+    [
+        ("partition 6 2 --speeds 1,2", [2, 4], 2),  # 2 / 1 = 4 / 2
+        ("partition 2,1,1,1,1,4 3", [2, 3, 1], 4),  # the last alone takes 4
+        ("partition 4,1,1,4 2 --communication 0,3,0", [3, 1], 6),  # 5 + 3 in the middle
+        # a heavy layer has room for 4 others: 5 | 7 | 7 | 5
+        (
+            "partition 24 4 --capacity 8GB --memory 4GB,{},4GB".format(",".join(["1GB"] * 22)),
+            [5, 7, 7, 5],
+            7,
+        ),
+    ],
+)
+def test_uneven_layers_devices_sends_and_room(answers, command, sizes, bottleneck):
+    _, cut = answers(command)
+    assert (cut["sizes"], cut["bottleneck"]) == (sizes, bottleneck)
+
+
+def test_the_best_is_the_best_of_all(answers):
+    costs, speeds = (3, 1, 4, 1, 5, 9, 2, 6), (1, 2, 3)
+    every = [
+        max(sum(costs[a:b]) / v for (a, b), v in zip(pairwise((0, *ends, 8)), speeds, strict=True))
+        for ends in combinations(range(1, 8), 2)
+    ]
+    _, cut = answers("partition 3,1,4,1,5,9,2,6 3 --speeds 1,2,3")
+    assert (cut["bottleneck"], cut["cuts"]) == (min(every), len(every))
+
+
+WRONG = [
+    ("12 3", "1,4,7,10 | 2,5,8,11 | 3,6,9,12", "not contiguous", "Device 1 holds layers 1, 4, 7, 10"),
+    ("24 4", "1-6 | 7-12 | 13-18 | 19-23", "layer missing", "missing: 24"),
+    ("24 4", "1-6 | 6-12 | 13-18 | 19-24", "layer twice", "Layer 6 is on device 1 and again on device 2"),
+    ("24 4", "1-6 | 7-12 | 13-18 | 19-25", "unknown layer", "Device 4 is given layer 25"),
+    ("24 4", "1-8 | 9-16 | 17-24 |", "idle device", "Device 4 has 0 of 24"),
+    ("24 4", "7-12 | 1-6 | 13-18 | 19-24", "out of order", "Device 2 starts at layer 1 and device 1 at"),
+    ("24 4", "1-6 | 7-12 | 13-18 | 19-24 | 3", "unknown device", "names 5 devices and there are 4"),
+    # 9 layers of 1 GB on a device of 8
+    (
+        "24 4 --memory 1GB --capacity 8GB",
+        "1-9 | 10-12 | 13-18 | 19-24",
+        "over memory",
+        "Device 1 would hold 9 GB and has room for 8 GB",
+    ),
+    ("12 2 --chunks 2", "1-3 | 4-6 | 7,9 | 8,10-12", "not contiguous", "Device 1, chunk 2 holds layers 7, 9"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("question", "answer", "rule", "words"), WRONG)
+def test_a_wrong_answer_names_the_rule_and_never_the_best(answers, question, answer, rule, words):
+    shown, verdict = answers(f'partition {question} --judge "{answer}"')
+    assert (shown.code, verdict["ok"], verdict["rule"]) == (1, False, rule)
+    assert words in verdict["reason"]
+    assert words in shown.words
+    assert f"{rule}: " in shown.words
+    assert not {"bounds", "sizes", "solution", "optimum", "best"} & set(verdict)
+    assert "best" not in shown.out
+    assert not re.search(r"[Dd]evice 0|[Ss]tage", shown.out)
+
+
+def test_what_is_legal_is_compared_and_only_the_solution_shows_the_best(answers):
+    legal = 'partition 24 4 --judge "1-7 | 8-12 | 13-18 | 19-24"'
+    shown, verdict = answers(legal)
+    assert (shown.code, verdict["best"]) == (0, False)
+    assert (verdict["bottleneck"], verdict["optimum"]) == (7, 6)  # 7 layers on device 1, 24 / 4
+    assert "1-6 |" not in shown.words
+    shown, verdict = answers(f"{legal} --solution")
+    assert verdict["solution"]["sizes"] == [6, 6, 6, 6]
+    assert "1-6 | 7-12 | 13-18 | 19-24" in shown.words
+    shown, verdict = answers('partition 24 4 --judge "1-6 | 7-12 | 13-18 | 19-24"')
+    assert (shown.code, verdict["best"]) == (0, True)
+    assert "right, " in shown.words
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "1-2 | 3-4",
+        "[1-2][3-4]",
+        "1,2 | 3,4",
+        "[[1, 2], [3, 4]]",
+        "1, 1, 2, 2",  # the device of each layer, counted from 1
+        "0, 0, 1, 1",  # as Python's list has it
+        "0, 2, 4",
+        "1-2; 3-4",
+    ],
+)
+def test_a_cut_is_read_as_people_write_it(answers, answer):
+    _, verdict = answers(f'partition 4 2 --judge "{answer}"')
+    assert verdict["best"]
+    assert verdict["times"] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("partition 24", "one number of devices is needed, got none"),
+        ("partition 24 3 --devices 4", "one number of devices is needed"),
+        ("partition 2 5", "2 layers are fewer than 5 devices; use at most 2"),
+        ("partition 12 5 --chunks 3", "12 layers are fewer than 5 devices x 3 chunks; use at most 4"),
+        ("partition 24 0", "devices must be a whole number of 1 or more"),
+        ("partition 24 4 --chunks 0", "--chunks must be a whole number of 1 or more"),
+        ("partition 24 4 --memory 1GB", "add one such as --capacity 8GB"),
+        ("partition 24 4 --capacity 8GB", "add one such as --memory 1GB"),
+        ("partition 24 4 --memory 1GB,2GB --capacity 8GB", "got 2 memory values where 24 are needed"),
+        ("partition 24 4 --speeds 1,2", "got 2 speed values where 4 are needed: one for each device"),
+        # 6 layers of 1 GB are the least that the fullest of 4 devices holds
+        ("partition 24 4 --memory 1GB --capacity 5GB", "smallest capacity that would do is 6 GB"),
+        ("partition 2 2 --memory 9GB --capacity 8GB", "needs 9 GB and the largest capacity is 8 GB"),
+        ("partition 24 4 --judge 'a | b'", "cannot read 'a'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_answered_is_one_sentence_in_the_words_of_whoever_asks(
+    typed, command, words
+):
+    for ran in (typed(command), typed(f"{command} --json")):
+        assert (ran.code, ran.out) == (2, "")
+        (sentence,) = ran.err.splitlines()
+        assert sentence.startswith("tiledask partition: ")
+        assert words in sentence
+
+
+def test_the_examples_of_help_run(typed):
+    said = typed("partition --help").out
+    examples = re.findall(r"^  tiledask (partition .*)$", said, re.MULTILINE)
+    assert len(examples) == 3
+    assert [typed(example).code for example in examples] == [0, 0, 1]  # the last is judged wrong
+
+
+def test_a_thousand_layers_print_no_thousand_rows(capsys):
+    assert main(["partition", "1000", "200"]) == 0
+    assert "and 168 more" in capsys.readouterr().out  # of 200 rows 32 are drawn
