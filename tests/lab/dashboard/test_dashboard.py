@@ -181,7 +181,7 @@ def test_a_run_is_drawn_in_the_colours_of_the_matplotlib_gantt(made):
     ran(made, "b", "hand-1", ("transfer", 100.9, 101.0), ("compute", 101.0, 101.1))
     ran(made, "b", "later-1", ("transfer", 120.0, 121.0))  # not of this run
     drawn = shown(made.record())
-    assert drawn.rows == ("device 0", "device 1")
+    assert drawn.rows == ("device 1", "device 2")
     first = [(b.row, b.start, b.end, b.text) for b in drawn.boxes[:3]]
     assert first == [(0, 0, 1, "0"), (0, 1, 2, "1"), (0, 4, 6, "0")]
     assert {b.colour.upper() for b in drawn.boxes} == {KINDS["F"][1], KINDS["B"][1]}
@@ -217,7 +217,7 @@ def test_a_transfer_of_dask_is_for_the_action_that_comes_next(made):
 def test_a_run_under_way_says_so_and_one_only_announced_has_its_devices(made):
     pipeline(made, until=0)
     drawn = shown(made.record())
-    assert (drawn.rows, drawn.boxes, drawn.makespan) == (("device 0", "device 1"), (), 0.0)
+    assert (drawn.rows, drawn.boxes, drawn.makespan) == (("device 1", "device 2"), (), 0.0)
     assert drawn.idle == (0.0, 0.0)
     Board(drawn)
     pipeline(made, until=3)

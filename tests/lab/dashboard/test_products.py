@@ -79,7 +79,7 @@ def test_a_product_under_way_shows_what_its_ranks_have_reported_beside_the_plan(
     drawn = shown(made.record())
     assert type(drawn) is ProductActivity
     assert drawn.title.endswith(", running")
-    assert drawn.rows == ("worker 0 (rank 0)", "worker 1 (rank 1)")
+    assert drawn.rows == ("rank 0", "rank 1")
     boxes = [(b.row, b.start, b.end, b.text, b.colour) for b in drawn.boxes]
     blue, wait = colour_named("multiply"), colour_named("wait")
     assert boxes == [

@@ -398,7 +398,7 @@ SAYS = [
     ),
     (
         lambda: plots.memory_timeline(held("1f1b", 4, 8), capacity=3, unit="activations"),
-        "simulated: at most 4 activations, first on device 0, after 3 s|capacity: 3|"
+        "simulated: at most 4 activations, first on device 1, after 3 s|capacity: 3|"
         "over the capacity|peak 4|peak 3|peak 2|peak 1",
     ),
     (
@@ -693,7 +693,7 @@ def test_memory_timeline_draws_what_is_held_and_where_it_is_most():
     figure = plots.memory_timeline(footprint, capacity=3, unit="activations")
     assert len(figure.axes) == 4
     for device, axes in enumerate(figure.axes):
-        (line,) = [line for line in axes.lines if line.get_gid() == f"device {device}"]
+        (line,) = [line for line in axes.lines if line.get_gid() == f"device {device + 1}"]
         times, sizes = line.get_data()
         assert [footprint.at(device, t) for t in times] == list(sizes)
         assert len(times) == len(set(times)), "nothing that comes and goes at once"
@@ -707,9 +707,9 @@ def test_memory_timeline_of_many_devices_draws_the_fullest_and_says_what_is_miss
     footprint = memory_over_time(sweep.same_work("1f1b", 32, 40), static=[0] * 13 + [99] + [0] * 18)
     figure = plots.memory_timeline(footprint)
     rows = [axes.get_ylabel() for axes in figure.axes]
-    assert rows[0] == "device 0"
-    assert rows[-1] == "device 31"
-    assert "device 13" in rows
+    assert rows[0] == "device 1"
+    assert rows[-1] == "device 32"
+    assert "device 14" in rows
     assert f"{32 - len(rows)} more devices are not drawn" in words(figure)
 
 
@@ -930,7 +930,7 @@ def test_layers_may_be_stages_counted_from_0():
 def test_a_device_without_a_layer_has_a_lane_where_another_panel_gives_it_one():
     panels = plots.layers_on_devices({"two": [0, 1], "three": [0, 1, 2]}).axes
     assert [[t.get_text() for t in a.get_yticklabels()] for a in panels] == [
-        ["device 0", "device 1", "device 2"]
+        ["device 1", "device 2", "device 3"]
     ] * 2
 
 

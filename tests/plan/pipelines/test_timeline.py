@@ -236,7 +236,7 @@ def test_to_frame_and_reprs():
     "span", [(2, "F", 0, 0, 0.0, 1.0), (-1, "F", 0, 0, 0.0, 1.0), (0, "F", 0, 0, 1.0, 0.5)]
 )
 def test_impossible_spans_are_refused(span):
-    with pytest.raises(ScheduleError, match=r"on device .* of 2, from"):
+    with pytest.raises(ScheduleError, match=r"on rank .* of 2, from"):
         Timeline.of(2, [span])
 
 
