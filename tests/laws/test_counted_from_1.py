@@ -31,7 +31,7 @@ def clean(*texts: str) -> None:
         assert not WRONG_BASE.search(text), text
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_a_verdict_on_any_answer_and_any_best_cut(data):
     layers, devices = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 4))

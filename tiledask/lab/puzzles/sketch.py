@@ -42,9 +42,9 @@ def _order(inputs: Any, answer: Any) -> str:
 
 
 def _written(order: Schedule) -> str:
-    """The turns of an order, a line per device."""
+    """The turns of an order, a line per rank."""
     rows = (" ".join(map(str, row[:100])) for row in order.orders[:64])
-    return "\n".join(f"device {d}  {row}" for d, row in enumerate(rows, 1))
+    return "\n".join(f"rank {d}  {row}" for d, row in enumerate(rows))
 
 
 def _composition(inputs: Any, answer: Any) -> str:

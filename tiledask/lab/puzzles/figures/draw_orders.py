@@ -47,7 +47,9 @@ def draw_order(puzzle: PuzzleSpec, answer: Any, result: Result) -> draw.Figure:
         run = run_order(inputs, order)
     except ScheduleError:
         wrong = _faults_of(order, inputs)
-        return _as_written(title, order, wrong, _rooms(limits, order.devices))
+        return _as_written(
+            title, order, wrong, _rooms((f"rank {d}" for d in range(order.devices)), limits)
+        )
     figure = gantt(run, titles=["the order"], title=title)
     peaks, rooms = peak_in_flight(order), _padded(limits, order.devices)
     label_devices(
@@ -110,9 +112,9 @@ def _padded(values: list, count: int) -> list:
     return [*values, *[None] * count][:count]
 
 
-def _rooms(limits: list | None, devices: int) -> list[str]:
-    rooms = _padded(limits or [], devices)
-    return [f"device {d + 1}" + (f", room for {n:g}" if n else "") for d, n in enumerate(rooms)]
+def _rooms(names: list[str], limits: list | None) -> list[str]:
+    rooms = _padded(limits or [], len(names))
+    return [name + (f", room for {n:g}" if n else "") for name, n in zip(names, rooms, strict=True)]
 
 
 def _sketch(puzzle: PuzzleSpec, title: str) -> draw.Figure:
@@ -122,7 +124,7 @@ def _sketch(puzzle: PuzzleSpec, title: str) -> draw.Figure:
     limits = limits_of(inputs) or [puzzle.targets.get("kept")] * rows
     figure = titled_canvas(1.3 + 0.34 * rows, title)
     axes = figure.subplots()
-    draw.lanes(axes, _rooms(limits, rows))
+    draw.lanes(axes, _rooms([f"device {d + 1}" for d in range(rows)], limits))
     end = puzzle.targets.get("makespan", 1.0)
     axes.barh(range(rows), end, draw.HEIGHT, color=PALE, zorder=0)
     axes.set_xlim(0, end)
