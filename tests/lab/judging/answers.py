@@ -391,7 +391,7 @@ ANSWERS: dict[str, list[tuple]] = {
         (
             td.Layout(tp=4, microbatches=32),
             "not yet",
-            "stage 0 is the fullest, at loss, and its activations take",
+            "stage 1 is the fullest, at loss, and its activations take",
         ),
         (
             td.Layout(tp=4, pp=2, microbatches=32, recompute="full"),
