@@ -47,9 +47,8 @@ def draw_order(puzzle: PuzzleSpec, answer: Any, result: Result) -> draw.Figure:
         run = run_order(inputs, order)
     except ScheduleError:
         wrong = _faults_of(order, inputs)
-        return _as_written(
-            title, order, wrong, _rooms((f"rank {d}" for d in range(order.devices)), limits)
-        )
+        ranks = [f"rank {d}" for d in range(order.devices)]
+        return _as_written(title, order, wrong, _rooms(ranks, limits))
     figure = gantt(run, titles=["the order"], title=title)
     peaks, rooms = peak_in_flight(order), _padded(limits, order.devices)
     label_devices(
