@@ -54,6 +54,7 @@ def answers(typed):
     def run(command: str) -> tuple[Ran, Any]:
         shown, facts = typed(command), typed(f"{command} --json")
         assert shown.code == facts.code, facts.err
+        assert facts.code != 2, facts.err
         assert "Traceback" not in shown.err + facts.err
         return shown, facts.json
 
