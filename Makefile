@@ -57,7 +57,7 @@ quick: env lint ## lint, types, and every test that is fast and needs no workers
 # by hand; the late notebooks, and first the one that waits most.
 LONGEST = $(addprefix tests/,lab/tour/test_tour.py lab/faults/test_faults.py \
 	distributed/connecting/test_connect.py distributed/connecting/test_two_hosts.py \
-	distributed/cluster/test_cluster.py laws/test_readme.py)
+	distributed/cluster/test_cluster.py acceptance/test_typed_readme.py)
 LONGEST_FIRST = $(LONGEST) $(filter-out $(LONGEST),$(call marked,cluster))
 
 # What needs no workers runs on all cores at once; four files of tests with workers or

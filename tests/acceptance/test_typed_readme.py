@@ -1,0 +1,158 @@
+"""Every command and every line of Python in the README, and every example of --help, as it stands.
+
+Commands run in a folder of their own, piped, at 80 columns, with and without --json.
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from oracles.fences import PYTHON, SHELL, blocks
+from oracles.finished import ROOT, python
+
+from tiledask.cli import main
+
+README = (ROOT / "README.md").read_text("utf-8")
+PROGRAMS = {"tour", "bench", "notebooks", "completion"}
+"""What takes minutes, or speaks to other programs: it has tests of its own, and its --help here."""
+
+
+def commands(text: str) -> list[str]:
+    """The lines that begin with tiledask, without what a # says of them."""
+    lines = text.replace("\\\n", " ").splitlines()
+    typed = [line.strip().removeprefix("$ ") for line in lines]
+    return [shlex.join(shlex.split(x, comments=True)) for x in typed if x.startswith("tiledask ")]
+
+
+def needs_workers(command: str) -> bool:
+    words = command.split()
+    asks = words[1] == "ask" and len(words) > 2 and "--no-run" not in words
+    return asks or words[1] == "matmul" or "--run" in words
+
+
+def marked(command: str, *values: object) -> object:
+    marks = [pytest.mark.cluster] if needs_workers(command) else []
+    return pytest.param(*(values or (command,)), id=command, marks=marks)
+
+
+def run_as_typed(command: str, typed) -> int:
+    words = command.removeprefix("tiledask ")
+    if words.split()[0] in PROGRAMS:
+        return typed(f"{words.split()[0]} --help").code
+    shown, facts = typed(words), typed(f"{words} --json")
+    assert shown.code == facts.code in (0, 1), shown.err + facts.err
+    assert not (shown.code and shown.err), shown.err  # 1 is an answer, and no complaint
+    assert shown.out.strip()
+    json.loads(facts.out)  # and nothing beside it
+    return shown.code
+
+
+# -- the README ------------------------------------------------------------------------------------
+
+TYPED = commands("\n".join(blocks(README, SHELL)))
+
+
+@pytest.mark.parametrize("command", [marked(each) for each in TYPED])
+def test_a_command_of_the_readme_runs(command, typed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # an answer is there to be judged, and not to be read off: 1 says that it does not solve it
+    assert run_as_typed(command, typed) == (1 if "--answer" in command else 0)
+
+
+def test_the_readme_shows_the_commands_that_matter():
+    assert {"fit", "plan", "partition", "idle", "ask", "puzzle", "matmul"} <= {
+        each.split()[1] for each in TYPED
+    }
+
+
+@pytest.mark.parametrize("program", [[sys.executable, "-m", "tiledask"], ["tiledask"]])
+def test_it_runs_as_a_program_and_its_json_can_be_piped(program):
+    if program == ["tiledask"]:
+        program = [str(Path(sys.executable).parent / "tiledask")]
+    words = ["partition", "24", "4", "--json"]
+    environment = {**os.environ, "COLUMNS": "80"}
+    done = subprocess.run([*program, *words], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["sizes"] == [6, 6, 6, 6]
+
+
+@pytest.mark.cluster
+def test_the_python_of_the_readme_runs_from_top_to_bottom(tmp_path):
+    source = [f"print('-- block {i} --')\n{b}" for i, b in enumerate(blocks(README, PYTHON))]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
+    done = python("-c", "\n".join(source), cwd=tmp_path, env=environment, timeout=290)
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = re.split(r"-- block \d+ --\n", done.stdout)[1:]
+    assert len(said) == len(source)
+    # what it compares is equal, and no line of it says otherwise
+    lines = done.stdout.splitlines()
+    assert "True" in {word for line in lines for word in line.split()}
+    assert not [line for line in lines if line.split()[:1] == ["False"]]
+    assert "512.0" in lines  # an element of a product of ones
+
+
+# -- --help ----------------------------------------------------------------------------------------
+
+
+def help_of(*words: str) -> str:
+    said = StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(said):
+        patch.setenv("COLUMNS", "200")
+        with pytest.raises(SystemExit):
+            main([*words, "--help"])
+    return said.getvalue()
+
+
+NAMES = re.search(r"\{([a-z,]+)\}", help_of())[1].split(",")
+EXAMPLES = {name: commands(help_of(name).partition("\n\n")[2]) for name in NAMES}
+FIRST = ("fit", "plan", "idle", "ask", "partition", "matmul")
+"""The commands whose --help shows what to type."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_fits_the_screen(name, typed):
+    shown = typed(f"{name} --help")
+    assert shown.code == 0
+    # an example is one line, however long: it is there to be copied
+    lines = [line for line in shown.out.splitlines() if "tiledask " not in line]
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_help_has_examples(name):
+    assert len(EXAMPLES[name]) >= 2
+
+
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [
+        pytest.param(name, w, id=f"{name}{' on workers' * w}", marks=[pytest.mark.cluster] * w)
+        for name in NAMES
+        for w in (False, True)
+        if any(needs_workers(each) is w for each in EXAMPLES[name])
+    ],
+)
+def test_the_examples_of_a_command_run_one_after_the_other(
+    name, workers, typed, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)  # an example may read what the one before has written
+    for command in EXAMPLES[name]:
+        if needs_workers(command) is workers:
+            run_as_typed(command, typed)
+
+
+# -- how they are found ----------------------------------------------------------------------------
+
+
+def test_commands_are_found():
+    text = "$ tiledask idle 1f1b 4 8  # a comment\n  tiledask fit \\\n  70B 64xH100\nmake tour\n"
+    assert commands(text) == ["tiledask idle 1f1b 4 8", "tiledask fit 70B 64xH100"]
+    asks = {"ask": False, "ask 34": True, "ask 34 --no-run": False, "matmul 64": True}
+    assert {each: needs_workers(f"tiledask {each}") for each in asks} == asks
