@@ -72,7 +72,7 @@ def test_a_sweep_that_is_killed_measures_nothing_twice_it_had_kept(path, tmp_pat
         if child.is_alive():
             os.kill(child.pid, signal.SIGKILL)
             kills += 1
-        child.join(30)
+        child.join(240)
         if child.exitcode == 0:  # the end was reached: on with more
             cells += 600
         with warnings.catch_warnings():
@@ -157,7 +157,7 @@ def test_a_second_writer_is_told_who_the_first_is_and_a_dead_one_keeps_nobody_ou
     def hold():
         store = Store(path)
         path.with_suffix(".held").touch()
-        time.sleep(60)
+        time.sleep(600)
         store.close()
 
     child = fork.Process(target=hold)
@@ -167,7 +167,7 @@ def test_a_second_writer_is_told_who_the_first_is_and_a_dead_one_keeps_nobody_ou
     with pytest.raises(ConfigError, match=f"process {child.pid} is writing it, this is"):
         Store(path)
     child.kill()
-    child.join(30)
+    child.join(240)
     with Store(path) as store:
         assert store.once(lambda: 1, n=1) == 1
         with pytest.raises(ConfigError, match=f"process {os.getpid()} is writing it"):
@@ -192,7 +192,7 @@ def test_of_many_that_ask_at_once_one_has_it(path, tmp_path):
     for child in children:
         child.start()
     for child in children:
-        child.join(60)
+        child.join(240)
     assert [child.exitcode for child in children] == [0] * 4
     assert list(tmp_path.glob("two-*")) == []
 
@@ -228,8 +228,8 @@ def test_a_full_disk_leaves_what_was_kept_and_says_so(path):
     words = fork.Queue()
     child = fork.Process(target=fill, args=(words,))
     child.start()
-    said, as_before = words.get(timeout=30)
-    child.join(30)
+    said, as_before = words.get(timeout=240)
+    child.join(240)
     assert as_before
     assert "no room for a line of 5," in said
     assert "run again, what is there is not measured twice" in said

@@ -250,7 +250,7 @@ def test_completion_knows_commands_options_and_names(capsys, tmp_path, shell):
     (tmp_path / "words").write_text("compdef() { :; }\n" + capsys.readouterr().out)
 
     def said(*words: str) -> str:
-        told = {"capture_output": True, "text": True, "timeout": 30, "check": True}
+        told = {"capture_output": True, "text": True, "timeout": 240, "check": True}
         return subprocess.run(words, **told).stdout
 
     if shutil.which(shell) is None:

@@ -1,6 +1,6 @@
 """Damaged inputs of every reader and command: an answer, or an error that tiledask declares.
 
-Each mutant is answered within 6 s and a gigabyte, by words of 600 printable characters at most.
+Each mutant is answered within 20 s of a core and a gigabyte, in 600 printable characters at most.
 """
 
 import pytest

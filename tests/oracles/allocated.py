@@ -43,7 +43,7 @@ def allocated(sizes, cases):
         input=json.dumps([sizes, cases]),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=True,
     )
     return json.loads(done.stdout)

@@ -60,7 +60,7 @@ class Layout(NamedTuple):
 
 def run(model, rule, layout, ranks=None, **options):
     """A training of one of MODELS by one of RULES."""
-    usual = {"batch": BATCH, "rule": RULES[rule], "dtype": "float64", "timeout": 120.0}
+    usual = {"batch": BATCH, "rule": RULES[rule], "dtype": "float64", "timeout": 240}
     usual |= layout.options | {"progress": False}
     return train(MODELS[model], TEXT, ranks or layout.shape, **usual | options)
 

@@ -9,7 +9,7 @@ from types import ModuleType
 ROOT = Path(__file__).parents[2]
 
 
-def finished(*words, cwd=ROOT, timeout=120, **settings) -> subprocess.CompletedProcess:
+def finished(*words, cwd=ROOT, timeout=240, **settings) -> subprocess.CompletedProcess:
     return subprocess.run(
         list(map(str, words)),
         cwd=cwd,

@@ -25,8 +25,7 @@ def ends(how, seconds):
 
 
 def poison_among_innocents(cluster, how, seconds):
-    """Seconds until the guilty task is named, once the others have returned what they should."""
-    begun = time.monotonic()
+    """The guilty task is named, and the others return what they should."""
 
     def some(these):
         names = {"name": "innocent"}
@@ -36,11 +35,9 @@ def poison_among_innocents(cluster, how, seconds):
     guilty = cluster.submit(1, ends, how, seconds, name="guilty")
     tasks += some(range(INNOCENTS // 2, INNOCENTS))
     with pytest.raises(ClusterLostError) as raised:
-        cluster.wait([guilty], "solving", 120)
-    took = time.monotonic() - begun
-    assert cluster.gather(tasks, "innocents", 120) == list(range(INNOCENTS))
+        cluster.wait([guilty], "solving", 240)
+    assert cluster.gather(tasks, "innocents", 240) == list(range(INNOCENTS))
     words = str(raised.value)
     assert "solving: task guilty-" in words
     assert re.search("ended the worker of slot 1 [47] times", words)  # ours, or as Dask is set
     assert len(words) <= 600
-    return took

@@ -42,7 +42,7 @@ def check(
 ) -> Ranks:
     """``program(group)`` on t ranks: what it returns is what one device finds, and what it calls
     is ``planned`` (not looked at if None), to the byte and in that order, on every rank."""
-    done = run_threads(lambda rank: program(rank.group()), t, timeout=60.0)
+    done = run_threads(lambda rank: program(rank.group()), t, timeout=240)
     assert not len(done.records.mismatches)
     assert set(done.results[0]) == set(expected)
     for name, value in expected.items():

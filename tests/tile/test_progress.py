@@ -73,7 +73,7 @@ def test_a_bar_goes_when_what_it_shows_fails(capfd):
 
     def fails():
         with showing("it", look, after=0.0):
-            assert looked.wait(30)
+            assert looked.wait(240)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -95,7 +95,7 @@ def executed(tmp_path_factory):
     notebook = new_notebook(cells=cells)
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "", "language": "python"}
     Listening(
-        notebook, timeout=60, resources={"metadata": {"path": str(tmp_path_factory.mktemp("nb"))}}
+        notebook, timeout=240, resources={"metadata": {"path": str(tmp_path_factory.mktemp("nb"))}}
     ).execute()
     nbformat.validate(notebook)
     first = messages[0]["parent_header"]["msg_id"]
@@ -160,9 +160,9 @@ def test_nbval_compares_no_bar(request, monkeypatch, executed, printed, same):
     nbval = plugin.IPyNbCell.__new__(plugin.IPyNbCell)
     nbval.session, nbval.path = request.session, request.path
     nbval.config = request.config
-    nbval.cell, nbval.cell_num, nbval.colors, nbval.output_timeout = cell, 0, plugin.nocolors, 5
+    nbval.cell, nbval.cell_num, nbval.colors, nbval.output_timeout = cell, 0, plugin.nocolors, 60
     nbval.options = {"skip": False, "check": True, "check_exception": False}
-    monkeypatch.setattr(nbval.config.option, "nbval_cell_timeout", 60, raising=False)
+    monkeypatch.setattr(nbval.config.option, "nbval_cell_timeout", 240, raising=False)
     nbval.parent = SimpleNamespace(
         kernel=kernel,
         get_kernel_message=lambda **_: next(told),

@@ -148,7 +148,7 @@ PARTS = (
     _part(good, tables=tables, figure=figure),
     _part(crashes, tables=broken, figure=broken),
     _part(hangs),
-    _part(hangs_wholly, 0.02),
+    _part(hangs_wholly, 0.15),
     _part(wrong),
     _part(raises),
     _part(exits),

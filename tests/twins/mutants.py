@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SECONDS = 6.0
+SECONDS = 20.0
 BYTES = 10**9
 LONGEST = 600
 """Characters of a message."""

@@ -186,7 +186,7 @@ def _heads(end):
 class TwinGpus:
     """Some GPUs with NCCL between them, and the ranks that run on them."""
 
-    def __init__(self, count, patience=5.0):
+    def __init__(self, count, patience=120.0):
         self.changed = threading.Condition(threading.RLock())
         self.patience = patience
         self.gpus = [Gpu(self, i) for i in range(count)]
@@ -233,7 +233,7 @@ class TwinGpus:
         """Let this thread work on GPU ``index``."""
         here.gpu = self.gpus[index]
 
-    def run(self, program, shape, *args, timeout=20.0, **options):
+    def run(self, program, shape, *args, timeout=240, **options):
         """As `run_threads`, each rank on a GPU of its own."""
         with ranks_on_gpus(self.use):
             done = threads.run_threads(program, shape, *args, timeout=timeout, **options)

@@ -261,7 +261,7 @@ def _checkpoint_files() -> tuple[Path, Path]:
 
     home = Path("checkpoint").resolve()
     arrays = {"w": np.arange(24.0).reshape(4, 6), "b": np.ones(6, "f4"), "step": np.array(3)}
-    run_threads(lambda rank: save_checkpoint(rank, home, 7, arrays), 1, timeout=20)
+    run_threads(lambda rank: save_checkpoint(rank, home, 7, arrays), 1, timeout=240)
     return home, next(home.glob("step-*7"))
 
 

@@ -177,7 +177,7 @@ def test_arrays_are_mappings_of_their_own_but_where_malloc_keeps_them():
         [sys.executable, "-c", _FRESH],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=True,
         env={name: value for name, value in os.environ.items() if not name.startswith(theirs)},
     )

@@ -26,7 +26,7 @@ address, workers, source = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 ran, hosts = [], set()
 
 def connect(workers=workers, **_):
-    found = td.connect(address, workers=workers, timeout=90)
+    found = td.connect(address, workers=workers, timeout=240)
     hosts.update(facts["host"] for facts in found._workers().values())
     return found
 

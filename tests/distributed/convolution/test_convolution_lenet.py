@@ -81,7 +81,7 @@ def test_more_stages_than_layers_are_refused():
 @pytest.mark.parametrize("name", R.PARTITIONINGS)
 def test_on_workers(cluster, name):
     def run(program, ranks, *args):
-        return td.run_ranks(program, td.Mesh(cluster, (ranks,)), *args, timeout=60.0)
+        return td.run_ranks(program, td.Mesh(cluster, (ranks,)), *args, timeout=240)
 
     check(name, 6, 4, run)
 

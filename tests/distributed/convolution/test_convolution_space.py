@@ -200,7 +200,7 @@ def test_arrays_of_a_device(xp):
 @pytest.mark.cluster
 def test_on_workers(cluster):
     def run(program, ranks, *args):
-        return td.run_ranks(program, td.Mesh(cluster, (ranks,)), *args, timeout=60.0)
+        return td.run_ranks(program, td.Mesh(cluster, (ranks,)), *args, timeout=240)
 
     x, w, b = draw((2, 4, 11, 7), (6, 4, 3, 3), (6,))
     check_conv(x, w, b, even(11, 4), run, padding=1)

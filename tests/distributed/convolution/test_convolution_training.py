@@ -84,7 +84,7 @@ def reference(steps, batch=BATCH, rule=RULE):
 
 def check(ways, steps=2, batch=BATCH, rule=RULE, mesh=None):
     """A training with the single device's losses and weights, and the predicted traffic."""
-    options = {"steps": steps, "batch": batch, "rule": rule, "dtype": "float64", "timeout": 200.0}
+    options = {"steps": steps, "batch": batch, "rule": rule, "dtype": "float64", "timeout": 240}
     got = train_lenet(DIGITS, ways, mesh, **options)
     losses, weights = reference(steps, batch, rule)
     assert got.losses.shape == losses.shape

@@ -108,7 +108,7 @@ RECIPES = {
 
 def run_zero(name, stage, ranks, batch=6, steps=3, **options):
     dtype, recipe, rule = RECIPES[name]
-    options = {"timeout": 60.0, "progress": False} | options
+    options = {"timeout": 240, "progress": False} | options
     return td.train(
         MODEL, TEXT, (ranks, 1, 1), steps=steps, batch=batch, zero=stage, dtype=dtype,
         recipe=recipe, rule=rule, **options,
@@ -222,7 +222,7 @@ def test_on_workers(cluster):
     mesh = td.Mesh(cluster, (4, 1, 1))
     dtype, recipe, rule = RECIPES["mixed-adam-16"]
     options = {"steps": 3, "batch": 6, "dtype": dtype, "recipe": recipe, "rule": rule}
-    got = td.train(MODEL, TEXT, mesh, zero=3, progress=False, timeout=60.0, **options)
+    got = td.train(MODEL, TEXT, mesh, zero=3, progress=False, timeout=240, **options)
     assert_same(got, run_zero("mixed-adam-16", 0, 4))
     assert not len(got.records.mismatches)
 

@@ -164,7 +164,7 @@ from tiledask.distributed.out_of_core.unfinished import StreamRecords
 with StreamRecords(sys.argv[1], "killed").claimed():
     StreamRecords(sys.argv[1], "killed").begin({})
     print("claimed", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 

@@ -36,9 +36,9 @@ def test_what_is_read_at_a_time_is_counted_whoever_is_done_first(tmp_path, monke
     def slowly(array, where, out):
         if array.path == c.path:
             begun.set()
-            assert panel.wait(10)
+            assert panel.wait(240)
         elif array.path == a.path:
-            assert begun.wait(10)
+            assert begun.wait(240)
         else:  # B's panel comes after A's, which is counted by now
             panel.set()
         return read(array, where, out)

@@ -179,7 +179,7 @@ def test_a_worker_that_dies_costs_what_it_had_not_recorded(cluster, tmp_path):
             os.kill(victim, signal.SIGKILL)
             killed.append(victim)
 
-    options = {"memory_limit": "9MB", "timeout": 200, "progress": progress, **slow(12)}
+    options = {"memory_limit": "9MB", "timeout": 240, "progress": progress, **slow(12)}
     d = multiply_stored(a, b, c, cluster, **options)
     assert len(d.plan.tiles) >= 2 * cluster.slots
     check(d, a, b, all_read=False)
@@ -270,7 +270,7 @@ def test_an_interrupt_leaves_nothing_at_work_and_nothing_is_lost(cluster, begun)
     a, b, c, options = begun
     before = records(c)
     quick = [cluster.submit(slot, abs, -slot) for slot in range(cluster.slots)]
-    assert cluster.gather(quick, "what runs now", timeout=2) == list(range(cluster.slots))
+    assert cluster.gather(quick, "what runs now", timeout=240) == list(range(cluster.slots))
     assert records(c) == before
     d = multiply_stored(a, b, c, cluster, **options)
     # neither finished tiles nor what was summed of the others is computed again
@@ -488,7 +488,7 @@ def test_a_disk_that_fills_up_meanwhile_costs_a_second_call(
     monkeypatch.setattr(streamed, "_refuse_if_too_full", lambda target: None)
     filler, c = small_disk / "filler", small_disk / name
     c = create_array(c, (K, K), "f8", 50) if name == "c.zarr" else c
-    options = {"memory_limit": "8.6MB", **slow(32), "timeout": 60}
+    options = {"memory_limit": "8.6MB", **slow(32), "timeout": 240}
     # of a tile, or of the record of one
     words = rf"{name}(\.tiledask)? cannot be written: its disk is full: .* needed, .* are free"
     with open(filler, "wb") as file:

@@ -260,9 +260,9 @@ def test_options_are_passed_on_and_never_shown(memory, tmp_path):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Leases that go stale in 0.4 s."""
+    """Leases that go stale in 2 s: 40 beats, which a busy machine does not all miss."""
     monkeypatch.setattr(by_url, "_BEAT", 0.05)
-    monkeypatch.setattr(by_url, "_STALE", 0.4)
+    monkeypatch.setattr(by_url, "_STALE", 2.0)
     monkeypatch.setattr(by_url, "_POLL", 0.01)
 
 
@@ -299,13 +299,10 @@ def test_a_lease_is_one_process_s_as_long_as_it_lives(memory, quick):
     folder = UrlFolder("memory://f", None)
     with folder.locked("lock", 0.0) as held:
         first = folder.read("lock")
-        began = time.monotonic()
         with pytest.raises(TimeoutError), folder.locked("lock", 0.0):
-            pass
-        assert time.monotonic() - began < 0.3  # it is seen to live before it could be stale
-        time.sleep(0.5)
+            pass  # of one that goes stale before it is seen to live it could be had
+        wait_until(lambda: folder.read("lock") != first, "it to be renewed")
         assert held()
-        assert folder.read("lock") != first
         assert folder.still_held(["lock", "none"], 0.1) == "lock"
     assert not folder.exists("lock")
     assert folder.still_held(["lock"], 0.0) is None
@@ -316,11 +313,11 @@ def test_what_a_dead_process_held_is_taken_over(memory, quick):
     folder.write("lock", b"somebody 3")
     folder.write("slot-0.lock", b"somebody 3")
     assert folder.still_held(["slot-0.lock"], 0.1) == "slot-0.lock"
-    assert folder.still_held(["slot-0.lock"], 5.0) is None
+    assert folder.still_held(["slot-0.lock"], 200.0) is None
     assert not folder.exists("slot-0.lock")
     began = time.monotonic()
     with folder.locked("lock", 0.0) as held:
-        assert time.monotonic() - began >= 0.4
+        assert time.monotonic() - began >= by_url._STALE
         assert held()
 
 
@@ -329,17 +326,15 @@ def test_who_cannot_renew_its_lease_stops_before_another_takes_it(memory, quick,
     with records.claimed(), records.working(2) as check:
         check()
         monkeypatch.setattr(UrlFolder, "write", lambda *_: 1 / 0)  # the network
-        time.sleep(0.5)
         with pytest.raises(StoppedError, match="slot 2 was away too long"):
-            check()
+            wait_until(check)
 
 
 def test_who_lost_its_lease_sees_it(memory, quick):
     folder = UrlFolder("memory://f", None)
     with folder.locked("lock", 0.0) as held:
         folder.write("lock", b"another 0")
-        time.sleep(0.2)
-        assert not held()
+        wait_until(lambda: not held(), "it to see that")
     assert folder.read("lock") == b"another 0"
 
 
@@ -378,7 +373,7 @@ def test_one_client_at_a_time_and_the_next_stops_the_workers_of_a_dead_one(memor
         worker.start()
         while not first._files.exists("slot-0.lock"):
             time.sleep(0.01)
-    worker.join(10)
+    worker.join(240)
     assert log == ["stopped"]
     # as a client leaves it that was killed, and its worker was not
     first._files.write("client.lock", b"first 3")
@@ -390,7 +385,7 @@ def test_one_client_at_a_time_and_the_next_stops_the_workers_of_a_dead_one(memor
     with StreamRecords(FOLDER, "third").claimed():
         assert log == ["stopped", "stopped"]
         assert StreamRecords(FOLDER, "third").exist
-    worker.join(10)
+    worker.join(240)
 
 
 # -- products ------------------------------------------------------------------------------------
@@ -585,7 +580,7 @@ def taken_up_after_a_kill(cluster, url, folder, **options):
     finished, began = recorded().count(K), time.monotonic()
     d = multiply_stored(a, b, c, cluster, **SLOW)
     # nothing but their leases says that client and workers are dead
-    assert 20 < time.monotonic() - began - d.seconds < 80
+    assert time.monotonic() - began - d.seconds > 20
     assert d.resumed_tiles >= finished >= 1
     assert d.plan.tiles
     np.testing.assert_array_equal(d[:, :], a[:, :] @ b[:, :])
@@ -691,19 +686,23 @@ def test_regions_on_s3(s3, form):
 def test_one_of_two_has_a_lease_on_s3(s3, monkeypatch):
     monkeypatch.setattr(by_url, "_BEAT", 0.1)
     monkeypatch.setattr(by_url, "_STALE", 2.0)
-    folder, had, barrier = UrlFolder(s3[0] + "/leases", s3[1]), [], threading.Barrier(4)
+    folder, had, had_not = UrlFolder(s3[0] + "/leases", s3[1]), [], []
+    barrier = threading.Barrier(4)
 
     def tries():
         barrier.wait()
-        with suppress(TimeoutError), folder.locked("lock", 0.0):
-            had.append(time.monotonic())
-            time.sleep(1.5)
+        try:
+            with folder.locked("lock", 0.0):
+                had.append(True)
+                wait_until(lambda: len(had) + len(had_not) == 4)
+        except TimeoutError:
+            had_not.append(True)
 
     threads = [threading.Thread(target=tries) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(240)
     assert len(had) == 1
     folder.write("lock", b"dead 1")
     with folder.locked("lock", 0.0):

@@ -142,11 +142,11 @@ def _reports_late():
 def test_what_a_dead_worker_had_done_is_the_same_to_the_bit_when_it_is_done_again(cluster, name):
     schedule = small(name, 6)
     stages = stack(range(schedule.stages + 1), **SHAPE)
-    given = {"target": TARGET, "cluster": cluster, "timeout": 120}
+    given = {"target": TARGET, "cluster": cluster, "timeout": 240}
     times = {"forward": 0.05, "backward": 0.05, "backward_input": 0.05, "backward_weight": 0.05}
     alive = td.run_schedule(schedule, stages, BATCH, engine="loop", **given)
     # what the one that dies would have said is lost
-    cluster.gather([cluster.submit(1, _reports_late)], "a setting", 20)
+    cluster.gather([cluster.submit(1, _reports_late)], "a setting", 240)
     killing = kill_soon(cluster, 1, 0.5)  # of a second that it takes at least
     run = td.run_schedule(schedule, stages, BATCH, **given, **times)
     killing.join()

@@ -419,11 +419,11 @@ def kill_soon(cluster, slot, after):
 
 def test_a_loop_runs_again_when_a_worker_died(cluster):
     stages = stack((0, 1, 2), **SHAPE)
-    options = {"target": TARGET, "engine": "loop", "timeout": 120}
+    options = {"target": TARGET, "engine": "loop", "timeout": 240}
     schedule = td.schedule("1f1b", 2, 4)
     right = td.run_schedule(schedule, stages, BATCH, cluster, **options)
-    killing = kill_soon(cluster, 1, 0.4)
-    options |= {"forward": 0.1, "backward": 0.1}
+    killing = kill_soon(cluster, 1, 0.3)  # of the 3 s that it takes at least: 5 x (0.3 + 0.3)
+    options |= {"forward": 0.3, "backward": 0.3}
     before = announced(cluster)
     run = td.run_schedule(schedule, stages, BATCH, cluster, **options)
     killing.join()

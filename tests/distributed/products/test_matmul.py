@@ -156,7 +156,7 @@ def test_a_result_that_is_lost_later_is_made_again(cluster, name, row, monkeypat
     c = td.matmul(A, B, algorithm=name)
     del A, B  # nobody wants the operands any more: they have to be made again, too
     os.kill(cluster.run(on_worker.machine)[2]["pid"], signal.SIGKILL)
-    np.testing.assert_array_equal(td.to_numpy(c, timeout=60), a @ b)
+    np.testing.assert_array_equal(td.to_numpy(c, timeout=240), a @ b)
 
 
 def dependencies(cluster, blocks):

@@ -15,7 +15,7 @@ from tiledask.plan.products.product import plan_product
 from tiledask.plan.program.instructions import Fetch
 from tiledask.plan.program.making.of_product import multiply_program
 
-PATIENCE = 20.0
+PATIENCE = 240.0
 
 
 class Watched:

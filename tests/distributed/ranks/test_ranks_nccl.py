@@ -256,10 +256,8 @@ def test_ranks_that_disagree(gpus):
         ("returns", CollectiveError, r"rank \d waits for rank \d in broadcast .* 1 has returned"),
         ("raises", KeyError, "weights of layer 3"),
     ):
-        begun = time.monotonic()
         with pytest.raises(error, match=words):
             gpus.run(program, 3, what)
-        assert time.monotonic() - begun < 18.0
 
 
 @pytest.mark.long
@@ -282,14 +280,14 @@ def test_a_gpu_that_never_gets_done(gpus):
 
 @pytest.mark.long
 def test_a_call_of_nccl_that_never_returns():
-    with twin_gpus(2, patience=60.0) as machine:
-        begun = time.monotonic()
+    over = threading.Event()
+    with twin_gpus(2) as machine:
         with (
-            patch.object(nccl_twin.nccl, "groupEnd", lambda: time.sleep(30.0)),
+            patch.object(nccl_twin.nccl, "groupEnd", lambda: over.wait(200)),
             pytest.raises(DeadlineError, match="waited for NCCL until the run's deadline"),
         ):
             machine.run(add_ones, 2, timeout=0.7)
-        assert time.monotonic() - begun < 25.0
+        over.set()  # only now
 
 
 def test_an_error_of_nccl_is_everybodys(gpus):
@@ -316,13 +314,11 @@ def test_a_rank_that_dies_while_nccl_carries(gpus):
             raise OSError("the GPU has fallen off the bus")
         return move(self, *args)
 
-    begun = time.monotonic()
     with (
         patch.object(tile_nccl.Communicator, "move", dies),
         pytest.raises(OSError, match="fallen off the bus") as caught,
     ):
         gpus.run(add_ones, 3)
-    assert time.monotonic() - begun < 18.0
     assert "raised by rank 1 in all_reduce number 1" in "".join(caught.value.__notes__)
 
 
@@ -374,12 +370,12 @@ def test_the_task_of_a_worker_opens_the_way_and_leaves_it_to_be_closed(gpus, mon
     monkeypatch.delenv("NCCL_SOCKET_IFNAME")
     places = Place("a", "0000:00:00.0", ""), Place("a", "0000:01:00.0", "")
     meetings = [Meeting("run", r, ("a", "b"), start=0.0) for r in range(2)]
-    deadline, parts = time.monotonic() + 10.0, [None, None]
+    deadline, parts = time.monotonic() + 240.0, [None, None]
     ways = {"threads": lambda r, _here, _deadline, _worker: Threads(r, meetings, deadline)}
 
     def work(r):
         gpus.use(r)
-        plan = run._Plan("run", r, (2,), "cupy", "threads", places, 10.0)
+        plan = run._Plan("run", r, (2,), "cupy", "threads", places, 240.0)
         parts[r] = run._work(plan, add_ones)
 
     with (
@@ -392,7 +388,7 @@ def test_the_task_of_a_worker_opens_the_way_and_leaves_it_to_be_closed(gpus, mon
         for task in tasks:
             task.start()
         for task in tasks:
-            task.join(10.0)
+            task.join(240)
     assert [part.result for part in parts] == [[2.0, 2.0, 2.0]] * 2
     assert gpus.moved > 0
     assert os.environ["NCCL_SOCKET_IFNAME"] == "lo"
@@ -419,7 +415,7 @@ def meets(rank, calls):
 @pytest.mark.cluster
 @pytest.mark.parametrize("way", run.TRANSPORTS)
 def test_signals_go_the_way_of_letters_and_are_not_counted(cluster, way):
-    done = td.run_ranks(meets, td.Mesh(cluster, (4,)), 5, transport=way, timeout=60.0)
+    done = td.run_ranks(meets, td.Mesh(cluster, (4,)), 5, transport=way, timeout=240)
     assert len(done.records.mismatches) == 0
     assert done.traffic.count == 5 * 4 * 3  # the barrier's messages
 

@@ -40,10 +40,10 @@ class Copies:
             taken.append(threading.Event())
             self.way(self.rank, peer).put((x, taken[-1]))
         for peer, y in receives:
-            x, copied = self.way(peer, self.rank).get(timeout=10.0)
+            x, copied = self.way(peer, self.rank).get(timeout=240)
             y[...] = x
             copied.set()
-        assert all(each.wait(10.0) for each in taken)
+        assert all(each.wait(240) for each in taken)
         return self
 
     def abort(self):
@@ -73,7 +73,7 @@ def test_arrays_of_one_gpu_give_the_same_bits(one_gpu, dtype):
         patch.object(tile_nccl, "unique_id", time.monotonic_ns),
         ranks_on_gpus(one_gpu),
     ):
-        done = run_threads(everything, 3, dtype, timeout=120.0)
+        done = run_threads(everything, 3, dtype, timeout=240)
     reference = run_threads(everything, 3, dtype)
     assert_same(done.results, reference.results)
     assert len(done.records.mismatches) == 0
@@ -89,11 +89,11 @@ def test_a_real_gpu_talks_to_itself():
         pytest.skip(f"needs a GPU with NCCL: {error}")
     xp = backend.namespace("cupy")
     alone = tile_nccl.Communicator(1, tile_nccl.unique_id(), 0)
-    deadline = time.monotonic() + 30.0
+    deadline = time.monotonic() + 240.0
 
     def finish(pending):
         while not pending.done:
-            assert time.monotonic() < deadline, "NCCL is not done after 30 s"
+            assert time.monotonic() < deadline, "NCCL is not done after 240 s"
 
     try:
         x = xp.arange(12, dtype="float32").reshape(3, 4)
@@ -138,7 +138,7 @@ def _to_host(rank, program, *args):
 @pytest.mark.parametrize("dtype", ["float64", "float16", "int32"])
 def test_real_gpus_as_in_host_memory(gpu_cluster, dtype):
     mesh = td.Mesh(gpu_cluster, (gpu_cluster.slots,))
-    done = td.run_ranks(_to_host, mesh, everything, dtype, transport="nccl", timeout=120.0)
+    done = td.run_ranks(_to_host, mesh, everything, dtype, transport="nccl", timeout=240)
     reference = run_threads(everything, mesh.ranks, dtype)
     assert_same(done.results, reference.results)
     assert len(done.records.mismatches) == 0
@@ -149,7 +149,7 @@ def test_real_gpus_as_in_host_memory(gpu_cluster, dtype):
 @pytest.mark.cluster
 def test_real_gpus_by_nccls_own(gpu_cluster):
     mesh = td.Mesh(gpu_cluster, (gpu_cluster.slots,))
-    done = td.run_ranks(_to_host, mesh, own, transport="nccl", timeout=120.0)
+    done = td.run_ranks(_to_host, mesh, own, transport="nccl", timeout=240)
     assert_same(done.results, run_threads(own_by_ring, mesh.ranks).results)
 
 
@@ -162,6 +162,6 @@ def test_real_gpus_that_disagree(gpu_cluster):
 
     mesh = td.Mesh(gpu_cluster, (gpu_cluster.slots,))
     with pytest.raises(CollectiveError, match="another kind of collective"):
-        td.run_ranks(program, mesh, transport="nccl", timeout=60.0)
-    done = td.run_ranks(add_ones, mesh, transport="nccl", timeout=120.0)
+        td.run_ranks(program, mesh, transport="nccl", timeout=240)
+    done = td.run_ranks(add_ones, mesh, transport="nccl", timeout=240)
     assert done.results == [[float(mesh.ranks)] * 3] * mesh.ranks

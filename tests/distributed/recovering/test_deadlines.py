@@ -14,6 +14,7 @@ import weakref
 import numpy as np
 import pytest
 from distributed import Reschedule
+from oracles.waiting import wait_until
 
 import tiledask as td
 from tiledask.distributed.arrays import recompute
@@ -22,6 +23,8 @@ from tiledask.errors import ClusterLostError, DeadlineError
 
 GRID = (td.Shard(0), td.Shard(1))
 SECONDS = 2.0
+INNER = 40.0
+"""Less than what the waits within a call may take that know nothing of its timeout: 60 s."""
 
 
 def test_calls_within_a_call_only_shorten_it():
@@ -66,7 +69,7 @@ def test_an_interrupted_call_keeps_nothing_though_its_traceback_is_kept():
 
 
 def test_a_wait_ends_with_what_it_waits_for():
-    lost, begun = [], time.monotonic()
+    lost = []
 
     def check():
         if lost:
@@ -79,14 +82,13 @@ def test_a_wait_ends_with_what_it_waits_for():
             raise error
         return "answer"
 
-    assert asyncio.run(heard(answers(0.15), 5.0, check)) == "answer"
+    assert asyncio.run(heard(answers(0.15), 60.0, check)) == "answer"
     with pytest.raises(TimeoutError):
         asyncio.run(heard(answers(9.0), 0.05, check))
     with pytest.raises(ClusterLostError):
-        asyncio.run(heard(answers(0.0, OSError("connection reset")), 5.0, check))
+        asyncio.run(heard(answers(0.0, OSError("connection reset")), 60.0, check))
     with pytest.raises(ClusterLostError):
-        asyncio.run(heard(answers(9.0), 5.0, check))
-    assert time.monotonic() - begun < 4
+        asyncio.run(heard(answers(90.0), 60.0, check))  # neither an answer nor a TimeoutError
 
 
 @pytest.fixture(scope="module")
@@ -101,11 +103,11 @@ def calls(cluster):
     mesh, x = td.Mesh(cluster, (1, 2)), np.arange(32.0).reshape(8, 4)
     A = td.distribute(np.ones((64, 64)), mesh, GRID)
     return {
-        "distribute": lambda: td.distribute(x, mesh, GRID, timeout=SECONDS),
-        "to_numpy": lambda: td.to_numpy(A, timeout=SECONDS),
-        "redistribute": lambda: A.redistribute((td.Replicate(),) * 2, timeout=SECONDS),
-        "run_ranks": lambda: td.run_ranks(summed, mesh, timeout=SECONDS),
-        "run": lambda: cluster.run(os.getpid, timeout=SECONDS),
+        "distribute": lambda end: td.distribute(x, mesh, GRID, timeout=end),
+        "to_numpy": lambda end: td.to_numpy(A, timeout=end),
+        "redistribute": lambda end: A.redistribute((td.Replicate(),) * 2, timeout=end),
+        "run_ranks": lambda end: td.run_ranks(summed, mesh, timeout=end),
+        "run": lambda end: cluster.run(os.getpid, timeout=end),
     }
 
 
@@ -134,13 +136,13 @@ def test_a_call_that_finds_a_slot_frozen_ends_in_time_and_names_it(cluster, call
     frozen = cluster.run(os.getpid)[1]
     os.kill(frozen, signal.SIGSTOP)
     try:
-        over, said = late(calls[name])
+        over, said = late(lambda: calls[name](SECONDS))
     finally:
         os.kill(frozen, signal.SIGCONT)
-    assert over < 3  # 0.3 on a quiet machine
+    assert over < INNER  # 0.3 on a quiet machine
     assert "slot 1 (its worker was last heard of" in said
     assert f" {SECONDS:g} s" in said
-    calls[name]()  # nothing of it is left
+    calls[name](240)  # nothing of it is left
 
 
 @pytest.mark.slow
@@ -148,7 +150,7 @@ def test_a_call_that_finds_a_slot_frozen_ends_in_time_and_names_it(cluster, call
 def test_ranks_that_never_end_are_ended_in_time(cluster):
     mesh = td.Mesh(cluster, (1, 2))
     over, _ = late(lambda: td.run_ranks(for_ever, mesh, timeout=SECONDS))
-    assert over < 3  # 0.3 on a quiet machine
+    assert over < INNER  # 0.3 on a quiet machine
     frozen = cluster.run(os.getpid)[1]
     stopping = threading.Timer(1.0, os.kill, (frozen, signal.SIGSTOP))
     stopping.start()
@@ -156,7 +158,7 @@ def test_ranks_that_never_end_are_ended_in_time(cluster):
         over, said = late(lambda: td.run_ranks(for_ever, mesh, timeout=SECONDS))
     finally:
         os.kill(frozen, signal.SIGCONT)
-    assert over < 3  # 0.3 on a quiet machine
+    assert over < INNER  # 0.3 on a quiet machine
     assert "rank" in said
     assert td.run_ranks(summed, mesh).results[0].sum() == 6
 
@@ -184,7 +186,4 @@ def test_what_a_cancelled_task_asked_for_is_let_go(cluster):
     task = cluster.submit(1, stands_aside, array.blocks[0].key, 0)
     assert cluster.wait([task], "a task") is None
     assert task.result() == "stood aside"
-    end = time.monotonic() + 10
-    while (left := cluster.client.run_on_scheduler(asked)) and time.monotonic() < end:
-        time.sleep(0.1)
-    assert left == []
+    wait_until(lambda: not cluster.client.run_on_scheduler(asked), "what it asked for to go")

@@ -131,8 +131,8 @@ def test_on_workers_as_on_threads_to_the_bit(cluster, sequence, shape):
     heads, t = tile.Heads(6, 2, 4), shape[1]
     weights = drawn(True, True, heads)
     args = heads, weights, sequence
-    done = td.run_ranks(block_on_a_worker, td.Mesh(cluster, shape), *args, timeout=60.0)
-    threads = run_threads(block_on_a_worker, shape, *args, timeout=60.0)
+    done = td.run_ranks(block_on_a_worker, td.Mesh(cluster, shape), *args, timeout=240)
+    threads = run_threads(block_on_a_worker, shape, *args, timeout=240)
     for mine, theirs in zip(done.results, threads.results, strict=True):
         for name, each in mine.items():
             assert each.local.tobytes() == theirs[name].local.tobytes(), name

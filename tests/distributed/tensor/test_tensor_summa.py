@@ -154,7 +154,7 @@ def test_another_root_is_refused(kind, root):
 @pytest.mark.cluster
 def test_on_workers(cluster):
     def run(program, shape, *args):
-        return td.run_ranks(program, td.Mesh(cluster, shape), *args, timeout=60.0)
+        return td.run_ranks(program, td.Mesh(cluster, shape), *args, timeout=240)
 
     check((2, 2), run)
 

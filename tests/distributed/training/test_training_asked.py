@@ -25,7 +25,7 @@ def said(value):
 
 
 def go(shape=(1, 1, 1), model=SMALL, data=TEXT, **options):
-    options = {"steps": 1, "batch": 2, "timeout": 30.0, "progress": False} | options
+    options = {"steps": 1, "batch": 2, "timeout": 240, "progress": False} | options
     return train(model, data, shape, **options)
 
 

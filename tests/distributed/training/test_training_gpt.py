@@ -39,7 +39,7 @@ EVERY = [shape for n in (1, 2, 4, 8) for shape in factorisations(n)]
 
 def check(shape, model=SMALL, steps=2, batch=BATCH, rule=RULE, **options):
     """A training that has the single device's losses and weights, and the predicted traffic."""
-    options = {"microbatches": MICROBATCHES, "dtype": "float64", "timeout": 120.0} | options
+    options = {"microbatches": MICROBATCHES, "dtype": "float64", "timeout": 240} | options
     cluster = options.pop("cluster", None)
     ranks = td.Mesh(cluster, shape) if cluster else shape
     got = train(model, TEXT, ranks, steps=steps, batch=batch, rule=rule, **options)

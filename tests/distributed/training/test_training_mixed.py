@@ -25,7 +25,7 @@ BATCH, STEPS = 7, 4
 
 def run(model=SMALL, shape=(1, 1, 1), data=TEXT, **options):
     usual = {"steps": STEPS, "batch": BATCH, "microbatches": 2, "rule": RULE, "dtype": "float64"}
-    return train(model, data, shape, **usual | {"timeout": 60.0} | options)
+    return train(model, data, shape, **usual | {"timeout": 240} | options)
 
 
 @pytest.mark.long

@@ -161,7 +161,7 @@ def test_a_checkpoint_is_gathered_as_its_program_says(options, tmp_path):
 
 
 def short(folder, steps, model=SMALL, shape=(1, 2, 1), **options):
-    options = {"rule": RULES["Adam"], "dtype": "float64", "timeout": 60.0} | options
+    options = {"rule": RULES["Adam"], "dtype": "float64", "timeout": 240} | options
     return train(model, TEXT, shape, steps=steps, batch=2, folder=folder, **options)
 
 

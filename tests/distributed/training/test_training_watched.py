@@ -29,7 +29,7 @@ STEPS, BATCH = 4, 6
 
 
 def run(shape=(1, 2, 2), progress=None, steps=STEPS, **options):
-    options = {"batch": BATCH, "microbatches": 2, "timeout": 60.0} | options
+    options = {"batch": BATCH, "microbatches": 2, "timeout": 240} | options
     return train(MODEL, TEXT, shape, steps=steps, progress=progress, **options)
 
 
@@ -197,7 +197,7 @@ def test_steps_do_not_wait_for_a_listener(monkeypatch):
             return TEXT.batch(seed, step, *rest)
 
     def slow(p):
-        through.append((p.step, last.wait(60)))
+        through.append((p.step, last.wait(240)))
 
     train(MODEL, Told(), (1, 2, 1), steps=5, batch=4, progress=slow)
     assert through == [(step, True) for step in range(5)]

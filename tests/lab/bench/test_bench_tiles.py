@@ -33,7 +33,7 @@ from tiledask.plan.inputs.hardware import load_device
 from tiledask.tile import probe
 
 SMALL = Gemm(96, 80, 64, "fp32")
-LATER = 60.0
+LATER = 1000.0
 
 
 def until(seconds: float = LATER) -> float:
@@ -312,7 +312,7 @@ CHILD = """
 import json, sys, time
 for name, precision in json.loads(sys.argv[2]):
     if name == "hangs":
-        time.sleep(60)
+        time.sleep(600)
     if name == "dies":
         sys.exit("a fault with a name")
     print(json.dumps("it is wrong" if name == "fails" else ""), flush=True)
@@ -322,10 +322,10 @@ for name, precision in json.loads(sys.argv[2]):
 @pytest.mark.slow
 def test_a_trial_finds_who_hangs_who_dies_and_who_fails_and_lets_the_others_go_on():
     pairs = [(n, "bf16") for n in ("good", "hangs", "dies", "fails", "fine")]
-    refused = trial(pairs, "numpy", patience=2.0, command=(sys.executable, "-c", CHILD))
-    assert trial([("tiled", "fp32"), ("blas", "fp32")], "numpy", patience=60.0) == {}
+    refused = trial(pairs, "numpy", patience=15.0, command=(sys.executable, "-c", CHILD))
+    assert trial([("tiled", "fp32"), ("blas", "fp32")], "numpy", patience=240.0) == {}
     assert refused == {
-        ("hangs", "bf16"): "a small product did not end within 2 s",
+        ("hangs", "bf16"): "a small product did not end within 15 s",
         ("dies", "bf16"): "its process ended with status 1: a fault with a name",
         ("fails", "bf16"): "it is wrong",
     }
@@ -450,7 +450,7 @@ sys.exit(tiles.main(["--arrays", "numpy", "--rounds", "2", "--record", sys.argv[
 def test_a_machine_that_has_little_more_than_numpy_and_rich_is_enough(tmp_path):
     file = tmp_path / "new" / "tiles.json"
     done = subprocess.run(
-        [sys.executable, "-c", BARE, str(file)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", BARE, str(file)], capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr[-2000:]
     kept = json.loads(file.read_text())

@@ -69,7 +69,7 @@ class Look:
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.context.set_offline(offline)
         self.page.goto(url)
-        self.page.wait_for_selector(".bk-Figure:visible", timeout=30_000)
+        self.page.wait_for_selector(".bk-Figure:visible", timeout=240_000)
 
     def __enter__(self) -> "Look":
         return self
@@ -80,7 +80,7 @@ class Look:
 
     def reads(self, words: str) -> None:
         """Wait until ``words`` can be read."""
-        self.page.get_by_text(words, exact=True).first.wait_for(timeout=30_000)
+        self.page.get_by_text(words, exact=True).first.wait_for(timeout=240_000)
 
     def share(self, colour: str) -> float:
         """The share of the page that has ``colour``."""
@@ -194,7 +194,7 @@ def test_a_training_is_drawn_while_it_runs(browser, cluster, name, width):
     options = {"steps": 20, "batch": 8, "microbatches": 2, "progress": False}
     with Look(browser, page_of(cluster, name), width, 900) as look:
         with running(lambda: td.train(model, text, mesh, **options)):
-            look.page.get_by_text("running").first.wait_for(timeout=60_000)
+            look.page.get_by_text("running").first.wait_for(timeout=240_000)
             look.reads("tokens/s")
         for words in ("20 of 20", "dp 1, tp 2, pp 2", "between stages"):
             look.reads(words)

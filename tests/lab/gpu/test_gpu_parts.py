@@ -38,7 +38,7 @@ CASE = GemmCase(33, 47, 21)
 
 @pytest.fixture
 def notes(tmp_path):
-    return Notes("part", tmp_path / "journal", time.time() + 120, tmp_path)
+    return Notes("part", tmp_path / "journal", time.time() + 1000, tmp_path)
 
 
 def rows(notes):
@@ -352,7 +352,7 @@ def off_by_one_row(a, b, out, epilogue, **how):
 
 kernels.by_kernel = off_by_one_row
 folder = Path(sys.argv[1])
-kernels.first(Notes("first", folder / "journal", time.time() + 120, folder))
+kernels.first(Notes("first", folder / "journal", time.time() + 1000, folder))
 """
 
 

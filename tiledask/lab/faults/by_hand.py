@@ -29,7 +29,7 @@ from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 
 __all__ = ["ByHand", "HostsOnOne", "dask_by_hand", "environment", "hosts_on_one", "said"]
 
-START = 30.0
+START = 240.0
 """Seconds that a process has to start."""
 PLAIN = ("--nthreads", "1", "--memory-limit", "2GB", "--no-dashboard")
 """Of a worker, unless it is told otherwise: loading what its own pages need takes half a second."""

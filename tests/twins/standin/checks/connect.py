@@ -105,7 +105,7 @@ def test_a_killed_worker_comes_back_with_its_gpu(client):
         A = td.distribute(a, td.Mesh(cluster, (2,)), [td.Shard(0)])
         at = cluster.address(1)
         client.run(os._exit, 1, workers=[at], on_error="ignore")
-        wait_until(lambda: cluster._workers().get(1, {}).get("address", at) != at, seconds=60)
+        wait_until(lambda: cluster._workers().get(1, {}).get("address", at) != at)
         np.testing.assert_array_equal(td.to_numpy(A), a)
         assert all(pooled for _, _, pooled in client.run(habits).values())
         assert product(cluster) < 1e-4
