@@ -152,7 +152,7 @@ def interrupted(bench: Workbench, workload: str) -> Tried:
     workers run, and the same cell is right when it runs again."""
     from jupyter_client.manager import start_new_kernel
 
-    manager, client = start_new_kernel(startup_timeout=60)
+    manager, client = start_new_kernel(startup_timeout=240)
     try:
         with _folder() as folder:
             code = _START.format(slots=bench.cluster.slots, folder=str(folder), workload=workload)
@@ -160,7 +160,7 @@ def interrupted(bench: Workbench, workload: str) -> Tried:
             if wrong:
                 return Tried("raw", 0.0, wrong)
             message = client.execute(_RUN, stop_on_error=False)
-            while client.get_iopub_msg(timeout=60)["msg_type"] != "stream":
+            while client.get_iopub_msg(timeout=240)["msg_type"] != "stream":
                 pass
             time.sleep(float(bench.rng.uniform(0.1, 0.5)) * json.loads(printed))
             begun = monotonic()
@@ -199,7 +199,7 @@ def _cell(client: Any, code: str) -> tuple[str, str]:
         if message["msg_type"] == "stream" and message["content"]["name"] == "stdout":
             printed.append(message["content"]["text"])
 
-    said = client.execute_interactive(code, timeout=120, output_hook=hook)["content"]
+    said = client.execute_interactive(code, timeout=240, output_hook=hook)["content"]
     return "".join(printed).strip(), f"{said['ename']}: {said['evalue']}" if "ename" in said else ""
 
 

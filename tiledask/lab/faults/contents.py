@@ -20,7 +20,7 @@ from tiledask.tile.backend import array_namespace, to_numpy
 
 __all__ = ["BAD_BLOCKS", "FORMS", "bad_block", "damaged_file", "flipped_in_memory", "too_little"]
 
-LATE = 20.0
+LATE = 150.0
 
 
 # -- blocks ----------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ __all__ = [
     "while_starting",
 ]
 
-LATE = 40.0
+LATE = 150.0
 """Seconds after which a call that was disturbed is taken to hang."""
 
 

@@ -14,7 +14,7 @@ from tiledask.distributed.cluster.cluster import Cluster
 
 __all__ = ["TIMEOUT", "WORKLOADS", "Ready", "Workbench"]
 
-TIMEOUT = 60.0
+TIMEOUT = 200.0
 """Seconds after which a call that did not end is taken to hang."""
 SLOW = {"kernel": "tiled", "tile": 24}
 """Products long enough to be met by a fault."""

@@ -184,7 +184,7 @@ def gives(strategy: str, outs: Sequence[np.ndarray], y: np.ndarray) -> bool:
 def _run(strategy: str, level: str, ranks: int) -> bool:
     """Whether a step of ``strategy`` finds room on every rank; its y is compared with the whole."""
     x, w, y = _given()
-    ran = run_threads(attempt, ranks, strategy, level, x, w, CAP, timeout=60.0).results
+    ran = run_threads(attempt, ranks, strategy, level, x, w, CAP, timeout=240).results
     outs = [out for out, _ in ran]
     if any(out is None for out in outs):
         return False

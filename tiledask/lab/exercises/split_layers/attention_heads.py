@@ -221,7 +221,7 @@ def _wrong(assigned: Assignment, task: _Task) -> int:
             terms = y, tile.self_attention_grad(dy, kept, cut)[0]
         return tuple(rank.group().all_reduce(term) for term in terms)
 
-    done = run_threads(program, task.ranks, timeout=60.0)
+    done = run_threads(program, task.ranks, timeout=240)
     return sum(
         not all(np.allclose(r[i], value, rtol=0, atol=1e-9) for r in done.results)
         for i, value in enumerate(expected)

@@ -187,7 +187,7 @@ def _run(chosen: tuple[str, ...], ranks: int) -> Ranks:
 
         return _layer(total, x, dout, {**whole, **cut})
 
-    return run_threads(program, ranks, timeout=60.0)
+    return run_threads(program, ranks, timeout=240)
 
 
 def _wrong(chosen: tuple[str, ...], ranks: int) -> list[str]:

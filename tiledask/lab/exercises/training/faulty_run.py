@@ -171,7 +171,7 @@ def _losses(shape: tuple[int, int, int], dtype: str, rule: Rule, steps: int) -> 
         rule=rule,
         dtype=dtype,
         progress=False,
-        timeout=120.0,
+        timeout=240,
     )
     done.losses.flags.writeable = False
     return done.losses

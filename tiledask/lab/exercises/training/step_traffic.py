@@ -120,7 +120,7 @@ def _counted(model: GPT, shape: Shape, microbatches: int, batch: int) -> dict[st
         batch=batch,
         microbatches=microbatches,
         progress=False,
-        timeout=60.0,
+        timeout=240,
     )
     layers = done.layers()
     sent = layers.groupby("parallel").bytes.sum() if len(layers) else {}

@@ -109,7 +109,7 @@ def _weighed(function: Averaging, batch: int, copies: int) -> str:
     def program(rank: Any) -> np.ndarray:
         return np.asarray(function(rank.group(), means[rank.index], rows[rank.index], batch))
 
-    found = run_threads(program, copies, timeout=20.0).results[0]
+    found = run_threads(program, copies, timeout=240).results[0]
     said = f"a batch of {batch} rows ends elsewhere"
     if not np.isfinite(found).all():
         return f"{said}: what comes back for it is no number"
@@ -170,7 +170,7 @@ def _trained(function: Averaging, batch: int, copies: int) -> tuple[list[np.ndar
         return w
 
     told = {"takes": "(group, gradient, rows, total)", "given": f" with a batch of {batch} rows"}
-    done = run_on_ranks(function, program, copies, timeout=20.0, **told)
+    done = run_on_ranks(function, program, copies, timeout=240, **told)
     return done.results, done.records
 
 

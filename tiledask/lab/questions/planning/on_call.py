@@ -67,7 +67,7 @@ class FaultyPipeline:
         runs: list[Timeline] = []
         while len(runs) < TRIES and not (runs and self.is_undisturbed(runs[-1])):
             run = td.run_schedule(
-                self.order, cluster=cluster, engine="loop", timeout=60.0, **self._times
+                self.order, cluster=cluster, engine="loop", timeout=240, **self._times
             )
             runs.append(run.timeline)
         return min(runs, key=lambda each: each.bubble_fraction)

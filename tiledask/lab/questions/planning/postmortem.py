@@ -167,7 +167,7 @@ def run(
     losses = single.results[0].losses
     for name, how in REMEDIES.items():
         played = td.run_threads(train_replicas, ranks, how, scale).results[0]
-        found = td.run_ranks(train_replicas, mesh, how, scale, timeout=60.0).results[0]
+        found = td.run_ranks(train_replicas, mesh, how, scale, timeout=240).results[0]
         label = f"{ranks} replicas, fp16, {name}"
         rows.append(
             Claim(

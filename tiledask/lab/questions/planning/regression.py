@@ -231,7 +231,7 @@ def run(
             mesh = td.Mesh(cluster, (d,)) if d <= cluster.slots else None
             program = partial(sum_error, dtype=dtype)
             played = td.run_threads(program, d)
-            ring = None if mesh is None else td.run_ranks(program, mesh, timeout=60.0).results[0][0]
+            ring = None if mesh is None else td.run_ranks(program, mesh, timeout=240).results[0][0]
             errors[dtype, d] = played.results[0][1]
             rows.append(
                 Claim(

@@ -235,7 +235,7 @@ def _sums(cluster: Cluster) -> list[Claim]:
             steps=1,
             batch=times * rows,
             progress=False,
-            timeout=60.0,
+            timeout=240,
         )
         sent = split.layers().reset_index()
         inside = sent[sent["layer"].str.startswith("layer ")]

@@ -206,5 +206,5 @@ def held(
         if layout.pp > STAGES:
             layout = replace(layout, tp=layout.tp * layout.pp, pp=1)
         asked = parameters(billions), layout, memory, cluster
-        runs[name] = run_claim(*asked, recipe=recipe, scale=scale, timeout=60.0)
+        runs[name] = run_claim(*asked, recipe=recipe, scale=scale, timeout=240)
     return compare_claims(f"{title}, run at 1:{scale}", runs)
