@@ -316,9 +316,10 @@ def _of_models(sub: argparse.ArgumentParser, optional: bool = False) -> None:
     else:
         sub.add_argument("model", help=words)
     sub.add_argument("cluster", help="COUNTxNAME such as 80xA100-40GB, or a JSON file")
-    usual = None if optional else 2048  # an import says others
     sub.add_argument("--recipe", help="a name or a JSON file (the framework's, or mixed-adam-16)")
-    sub.add_argument("--sequence", type=_whole, default=usual, help="tokens (2048)")
+    sub.add_argument(
+        "--sequence", type=_whole, help="tokens (2048, or as many as the model has positions)"
+    )
     sub.add_argument("--framework", help="whose kernels and overlaps, such as megatron-2025")
     sub.add_argument("--calibration", metavar="FILE", help="made by td.calibrate, in its place")
     sub.add_argument("--tokens", metavar="N", help="days and device-hours for N, such as 15T")
@@ -564,7 +565,7 @@ def _asked(args: argparse.Namespace, devices: int, console: Console) -> tuple[An
     the facts of an import, for JSON."""
     typed = {f.name: vars(args)[f.name] for f in fields(td.Layout) if f.name in vars(args)}
     configs = [name for name in ("megatron", "torchtitan", "deepspeed") if vars(args)[name]]
-    recipe, sequence = args.recipe or "mixed-adam-16", args.sequence or 2048
+    recipe, sequence = args.recipe or "mixed-adam-16", args.sequence
     if not configs:
         if args.model is None:
             raise ConfigError("a model and a cluster are named, such as: fit gpt2 1xA100-40GB")
@@ -599,7 +600,7 @@ def _plan(args: argparse.Namespace, console: Console) -> Result:
         budget = _budget(args, best.step, saving)
     exported = best.to(args.export) if args.export else None
     planner.show_assumed(model, console)
-    asked = [args.model, args.cluster, "--sequence", str(args.sequence)]
+    asked = [args.model, args.cluster, "--sequence", str(plans.sequence)]
     asked += ["--recipe", args.recipe or plans.recipe.name]
     for name in ("framework", "calibration"):
         asked += [f"--{name}", vars(args)[name]] if vars(args)[name] else []

@@ -16,7 +16,7 @@ from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.inputs.run import check_trains, more_tp
+from tiledask.plan.inputs.run import check_run, check_trains, more_tp
 from tiledask.plan.judged import Judged, judged_table
 from tiledask.plan.timing.calibration import Calibration
 from tiledask.plan.timing.step import CLOSED_FORMS, StepEstimate, estimate_step
@@ -163,7 +163,7 @@ def critique(
     layout: Layout,
     cluster: ClusterSpec | str,
     recipe: str | Recipe = "mixed-adam-16",
-    sequence: int = 2048,
+    sequence: int | None = None,
     *,
     calibration: Calibration | str | None = None,
     framework: str | None = None,
@@ -186,6 +186,7 @@ def critique(
     model, cluster = as_model(model), as_cluster(cluster)
     recipe = load_recipe(recipe)
     check_trains(recipe)
+    sequence = check_run(model, layout, sequence)
     run = model, layout, cluster, recipe, sequence
     assumed: dict[str, Any] = {"calibration": calibration, "framework": framework}
     fit = fits(*run, **assumed)

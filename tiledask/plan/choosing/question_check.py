@@ -197,8 +197,9 @@ class _Premise:
         self.memory = _memory(given)
         self.devices = _count(given, "devices", 1)
         self.per_node = _count(given, "devices_per_node", 8)
-        self.sequence = given.integer("sequence", 2048)
         self.model = as_model(given.text("model")) if "model" in given else model
+        usual = self.model.usual_sequence if self.model else 2048
+        self.sequence = given.integer("sequence", usual)
         self._size = given.integer("parameters") if "parameters" in given else None
         if self.model is not None:
             if self._size not in (None, self.model.parameters):

@@ -517,7 +517,7 @@ def search(
     cluster: ClusterSpec | str,
     global_batch: int,
     *,
-    sequence: int = 2048,
+    sequence: int | None = None,
     recipe: str | Recipe | None = None,
     space: Space | None = None,
     devices: Sequence[int] | None = None,

@@ -15,7 +15,7 @@ from tiledask.plan.fitting.fixes import changes
 from tiledask.plan.fitting.overhead import Overhead, overheads, sure_of
 from tiledask.plan.fitting.vectorized import ORDERS, peaks
 from tiledask.plan.inputs.hardware import ClusterSpec
-from tiledask.plan.inputs.layout import RECOMPUTE, Layout
+from tiledask.plan.inputs.layout import MOST_OF_ANY, RECOMPUTE, Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.units import divisors
@@ -29,8 +29,6 @@ CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16)
 LARGEST_CP = 64
 SHORTEST_PIECE = 4096
 """Tokens below which a sequence is not cut over devices."""
-MANY = 2**20
-"""Copies that stand for any number: beyond them a share changes by bytes."""
 SOME = 64
 """Layouts, those with most room for states, that are looked at first."""
 FREE = (
@@ -79,10 +77,17 @@ def fewest_devices(
     >>> found.devices, 13.02 * 16 / 32.5 < 7
     (7, True)
     """
+    if start.microbatch * start.microbatches > MOST_OF_ANY:
+        return None  # one sequence at a time they are more micro-batches than a layout may have
     columns, step = _columns(model, start, cluster, recipe, sequence, free)
     unit = columns["tp"] * columns["pp"] * columns["cp"] * step
     """Devices of the fewest copies, of which all numbers are multiples."""
-
+    possible = unit <= MOST_OF_ANY
+    columns, step, unit = (
+        {k: v[possible] for k, v in columns.items()},
+        step[possible],
+        unit[possible],
+    )
     device = cluster.device
     room = sure_of(device, recipe) if overhead is None else device.memory_bytes
 
@@ -121,10 +126,11 @@ def fewest_devices(
     )
     rest = every[~alone & sharded] if "dp" in free else every[:0]
     if len(rest):
-        beyond = held(MANY, rest)
-        some = rest[np.argsort(beyond, kind="stable")[:SOME]]
-        some = some[np.sort(beyond, kind="stable")[:SOME] <= 0]
-        copies[some] = fewest(some, np.full(len(some), MANY))
+        most = MOST_OF_ANY // unit[rest]  # copies on the most devices that any cluster has
+        beyond = held(most, rest)
+        first = np.argsort(beyond, kind="stable")[:SOME]
+        first = first[beyond[first] <= 0]
+        copies[rest[first]] = fewest(rest[first], most[first])
     if not copies.any():
         return None
     limit = (copies * unit)[copies > 0].min()

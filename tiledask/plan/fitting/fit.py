@@ -139,10 +139,20 @@ class Fit:
         """The answer: "fits", "tight" (it depends on the overhead, or on the few percent that a
         device has beyond its nominal capacity or that estimates are off) or "no" (the tensors
         leave no room for a CUDA context, or the cluster has fewer devices)."""
-        if self.layout.devices > self.cluster.devices or self.lacking:
-            return "no"
+        few = self.layout.devices > self.cluster.devices
+        return "no" if few or self.lacking else self._by_memory
+
+    @property
+    def _by_memory(self) -> str:
+        """The verdict on the memory of a device alone."""
         overhead = self.overhead.certain, self.overhead.total
         return VERDICTS[judge(self.memory.peak, *overhead, self.sure, self.most)]
+
+    @property
+    def lacks_devices_only(self) -> bool:
+        """Whether it would fit if the cluster had as many devices as the layout needs."""
+        few = self.layout.devices > self.cluster.devices
+        return few and not self.lacking and self._by_memory == "fits"
 
     @property
     def shortfall(self) -> int:
@@ -201,10 +211,9 @@ class Fit:
         if not self.shortfall:
             names = ("dp", "tp", "pp") + (("cp",) if self.layout.cp > 1 else ())
             degrees = " x ".join(f"{name} {getattr(self.layout, name)}" for name in names)
-            return (
-                f"the layout needs {self.layout.devices} devices ({degrees}), the cluster has "
-                f"{self.cluster.devices}"
-            )
+            need, there = self.layout.devices, self.cluster.devices
+            way_out = f", and on {need} it fits" if self.lacks_devices_only else ""
+            return f"the layout needs {need} devices ({degrees}), the cluster has {there}{way_out}"
         certain = self.overhead.certain
         context = f" and a CUDA context of {format_bytes(certain)}" if certain else ""
         return (
@@ -248,14 +257,15 @@ class Fit:
 
     @cached_property
     def smallest_fix(self) -> Fix | None:
-        """The layout that fits with the fewest changed fields, then on the fewest devices.
+        """The layout that fits on the cluster's devices with the fewest changes; of those the one
+        that takes least time for a sequence, then the fewest devices.
 
-        Searched over tp (that divides a node), pp, dp, zero, recompute and microbatch; smaller
-        micro-batches become more of them, so that a copy's work in a step stays. If none of
-        these does on the cluster's devices: the layout that fits on the fewest devices at all
-        (see ``fewest_devices``: also by flash attention, sequence parallelism, cp, ep and
-        chunks), with ``missing`` saying how many are lacking. None if it fits already or if
-        nothing does.
+        Searched over tp (that divides a node), pp, dp, zero, recompute and microbatch; fewer copies
+        and smaller micro-batches become more micro-batches, so that the global batch stays. A fix
+        that changes it has one change more. If none of these fits: the layout that does on the
+        fewest devices at all (see ``fewest_devices``: also by flash attention, sequence
+        parallelism, cp, ep and chunks, a copy's work kept), with ``missing`` saying how many are
+        lacking. None if it fits already or if nothing does.
         """
         if self.verdict == "fits":
             return None
@@ -274,7 +284,7 @@ class Fit:
         "zero": the smallest higher stage; "microbatch": the largest smaller one, in more
         micro-batches; "recompute": the next that fits; "recipe": of those shipped that keep
         less for each parameter, the one that keeps most; "devices": the fewest with any dp, tp
-        and pp, and all else as it is. Empty if the layout fits already.
+        and pp, and all else as it is. Empty if the layout fits already, or lacks devices only.
 
         >>> from tiledask.plan.inputs.load import load_cluster, load_model
         >>> model, cluster = load_model("gpt-200b"), load_cluster("160xA100-40GB")
@@ -282,7 +292,7 @@ class Fit:
         >>> [name for name, fix in fit.fixes.items() if fix], fit.fixes["zero"].layout.zero
         (['zero', 'pp', 'recipe', 'devices'], 2)
         """
-        if self.verdict == "fits":
+        if self.verdict == "fits" or self.lacks_devices_only:
             return {}
         search = Search(self.memory, self.cluster, self.overhead)
         single = {name: self._fix(search.single(name)) for name in SINGLE}
@@ -396,7 +406,7 @@ def fits(
     layout: Layout,
     cluster: ClusterSpec | str,
     recipe: str | Recipe = "mixed-adam-16",
-    sequence: int = 2048,
+    sequence: int | None = None,
     overhead: Overhead | int | None = None,
     step: Callable[..., Any] | None = None,
     *,
@@ -423,7 +433,7 @@ def fits(
     >>> model, cluster = load_model("gpt-200b"), load_cluster("160xA100-40GB")
     >>> fit = fits(model, Layout(dp=160), cluster)
     >>> fit.verdict, fit.smallest_fix.changed
-    ('no', ('tp', 'pp', 'dp'))
+    ('no', ('recompute', 'tp', 'pp', 'dp'))
     """
     model, cluster = as_model(model), as_cluster(cluster)
     sequence = check_run(model, layout, sequence)

@@ -97,7 +97,11 @@ def sentence(
             f"{after.sequence} tokens a copy (cp {old.cp}, or pieces of 4096 or more), tp that "
             f"divides a node, {how}"
         )
+    if old.microbatches != new.microbatches:
+        need += f", {new.microbatches} micro-batches a copy"
     if old.sequences != new.sequences:
+        lost = old.dp - new.dp
+        need += f", {lost} of {old.dp} copies are given up" if lost > 0 else ""
         need += f", the global batch goes from {old.sequences} to {new.sequences}"
     if slower is not None:
         need += f", a sequence takes {slower:.3g} times as long by estimate"

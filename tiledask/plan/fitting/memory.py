@@ -132,7 +132,7 @@ def estimate_memory(
     model: Model | str,
     layout: Layout,
     recipe: str | Recipe = "mixed-adam-16",
-    sequence: int = 2048,
+    sequence: int | None = None,
     framework: str | None = None,
     cached: int = 0,
 ) -> MemoryEstimate:

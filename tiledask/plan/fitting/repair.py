@@ -1,27 +1,38 @@
-"""The nearest layout that fits: change as few fields as will do, then use few devices."""
+"""The nearest layout that fits: change as few fields as will do, then lose as little time as can be.
+
+fields changed   1        2              3                    the first column with one that fits
+               zero 2   tp 8, pp 4     tp 8, pp 10, dp 2  ->  of these the global batch kept,
+               pp 4     tp 8, dp 2     ...                    then the least seconds of a sequence
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import chain, combinations, product
+from math import gcd
 from typing import Any
 
 import numpy as np
 
-from tiledask.errors import PartitionError, ScheduleError
-from tiledask.plan.fitting.fewest import FREE, MANY, fewest_devices
+from tiledask.errors import ConfigError, PartitionError, ScheduleError
+from tiledask.plan.arrays import Array
+from tiledask.plan.fitting.fewest import FREE, fewest_devices
 from tiledask.plan.fitting.memory import MemoryEstimate, layout_terms
-from tiledask.plan.fitting.overhead import Overhead, judge, overhead_of, sure_of
+from tiledask.plan.fitting.overhead import Overhead, overhead_of, overheads, sure_of
 from tiledask.plan.fitting.terms import fullest
-from tiledask.plan.fitting.vectorized import ORDERS
+from tiledask.plan.fitting.vectorized import ORDERS, peaks
 from tiledask.plan.inputs.hardware import ClusterSpec
-from tiledask.plan.inputs.layout import ITEMS, RECOMPUTE, Layout
-from tiledask.plan.inputs.recipes import state_bytes
+from tiledask.plan.inputs.layout import ITEMS, MOST_OF_ANY, RECOMPUTE, Layout, Numbers
+from tiledask.plan.inputs.recipes import DEVICE
+from tiledask.plan.timing.step_time import step_parts
 from tiledask.plan.units import divisors
 
 __all__ = ["FIELDS", "Search"]
 
 FIELDS = ("zero", "microbatch", "recompute", "tp", "pp", "dp")
-"""Fields that a fix may change; among equals the earlier ones cost less time."""
+"""Fields that a fix may change; of fixes that are alike in all else the earlier ones come first."""
+AT_ONCE = 4096
+"""Layouts whose memory is counted together, the fastest first."""
+Columns = dict[str, Array]
 
 
 class Search:
@@ -34,19 +45,35 @@ class Search:
         device = cluster.device
         self.sure = device.memory_bytes if self.own else sure_of(device, self.recipe)
 
+    @property
+    def special(self) -> bool:
+        """Whether layouts are to be looked at one by one: ``peaks`` does not know their like."""
+        start = self.start
+        bounds = start.partition not in (None, ITEMS)
+        bounds = bounds or start.microbatch * start.microbatches > MOST_OF_ANY  # beyond 64 bits
+        return bounds or start.unshard is not None or start.schedule not in ORDERS
+
     def nearest(self) -> Layout | None:
-        """The fewest changed fields, then the fewest devices, then the order of FIELDS."""
-        for n in range(1, len(FIELDS) + 1):
-            best: Layout | None = None
-            for names in combinations(FIELDS, n):
-                limit = self.cluster.devices if best is None else best.devices - 1
-                for base in self._bases(names, limit):
-                    limit = self.cluster.devices if best is None else best.devices - 1
-                    found = self._settle(base, "dp" in names, limit)
-                    if found is not None:
-                        best = found
-            if best is not None:
-                return best
+        """The fewest changes on the cluster's devices, one of a field or of the global batch; of
+        these the batch kept, then the least time of a sequence by formula, the fewest devices, the
+        order of FIELDS."""
+        for n in range(1, len(FIELDS) + 2):
+            rows = [
+                row
+                for names in chain(combinations(FIELDS, n), combinations(FIELDS, n - 1))
+                for row in self._rows(names, same_batch=len(names) == n)
+            ]
+            every = dict(zip((*FIELDS, "microbatches"), map(np.array, zip(*rows)), strict=False))
+            inside = np.flatnonzero(self._may_fit(self._numbers(every))) if rows else []
+            if not len(inside):
+                continue
+            some = {name: column[inside] for name, column in every.items()}
+            order = self._fastest_first(self._numbers(some))
+            for at in range(0, len(order), AT_ONCE):
+                here = order[at : at + AT_ONCE]
+                found = self._first({name: column[here] for name, column in some.items()})
+                if found is not None:
+                    return found
         return None
 
     def fewest_devices(self, free: tuple[str, ...] = FREE) -> Layout | None:
@@ -56,8 +83,7 @@ class Search:
         run = self.model, self.start, self.cluster, self.recipe, self.sequence
         found = [fewest_devices(*run, overhead=own, free=free)]
         start = self.start
-        special = start.partition is not None or start.unshard is not None
-        if special or start.schedule not in ORDERS:
+        if start.partition is not None or self.special:
             found += [self.single(name) for name in ("tp", "pp", "dp")]
         return min(filter(None, found), key=lambda layout: layout.devices, default=None)
 
@@ -81,65 +107,99 @@ class Search:
         top = min(model.layers // self.start.interleave, limit)
         return [p for p in range(1, top + 1) if p != now]
 
-    def _bases(self, names: tuple[str, ...], limit: int) -> Iterator[Layout]:
-        """Layouts in which the fields ``names`` but dp take other values, by tp x pp."""
-        inner = [name for name in names if name != "dp"]
-        choices = product(*(self._options(name, limit) for name in inner))
-        rows = [dict(zip(inner, values, strict=True)) for values in choices]
-        start = self.start
-        rows.sort(key=lambda row: row.get("tp", start.tp) * row.get("pp", start.pp))
-        for row in rows:
-            if "microbatch" in row:
-                row["microbatches"] = start.microbatches * start.microbatch // row["microbatch"]
-            if row.get("pp", start.pp) != start.pp and start.partition != ITEMS:
-                row["partition"] = None
-            try:
-                yield replace(start, **row)
-            except ValueError:  # an interleaved schedule that pp does not divide
-                continue
+    def _rows(self, names: tuple[str, ...], same_batch: bool) -> Iterator[tuple[Any, ...]]:
+        """The values of FIELDS and of microbatches where all of ``names`` change; either the global
+        batch stays, or a copy's work does."""
+        start, limit = self.start, self.cluster.devices
+        choices = [
+            self._options(name, limit) if name in names and name != "dp" else [getattr(start, name)]
+            for name in FIELDS
+        ]
+        for zero, b, recompute, tp, pp, _ in product(*choices):
+            slices = start.ep * (start.expert_tp or tp)
+            step = slices // gcd(slices, tp * start.cp)
+            top = limit // (tp * pp * start.cp) // step * step
+            work = start.microbatches * start.microbatch // b  # of a copy
+            same = start.dp * work  # of the global batch
+            pairs = [(start.dp, work)] if same_batch else []
+            if "dp" in names:
+                pairs = [(dp, same // dp) for dp in divisors(same, max(1, top))]
+                pairs = pairs if same_batch else [(top, work), (step, work)]
+                pairs = [pair for pair in pairs if pair[0] != start.dp]
+            for dp, m in pairs:
+                whole_rounds = start.interleave == 1 or (pp > 1 and m % pp == 0)
+                if 0 < dp <= top and dp % step == 0 and m <= MOST_OF_ANY and whole_rounds:
+                    yield zero, b, recompute, tp, pp, dp, m
 
-    def _settle(self, base: Layout, free: bool, limit: int) -> Layout | None:
-        """``base`` if it fits on ``limit`` devices; with dp free, at the smallest dp that does."""
-        slices = base.tp * base.pp * base.cp
-        top = limit // slices
-        if not free:
-            return base if base.dp <= top and self._ok(base) else None
-        sharded = any(state.sharded(base.zero) for state in self.recipe.states)
-        top = top if sharded else min(top, 1)  # without ZeRO, dp changes no device's bytes
-        step = base.dp_step
-        if top < step:
+    def _numbers(self, columns: Columns) -> Numbers:
+        """The layouts of ``columns``: what these leave out is the start's."""
+        return replace(Numbers.of(self.start), **columns)
+
+    def _may_fit(self, n: Any) -> Any:
+        """Of a layout, or of Numbers, whether the average device has room for its states."""
+        slices, copies = n.pp * np.maximum(n.tp, n.ep * n.expert_slices), n.dp * n.cp
+        share = self.model.parameters // slices
+        held = sum(
+            state.on_device(share, -(-share // copies), n.zero)
+            for state in self.recipe.states
+            if state.of == "parameters" and state.place == DEVICE
+        )
+        brought = (n.zero == 3) | (not self.recipe.offloads_weights)
+        return brought & (held + self._budget(n) <= self.sure)
+
+    def _budget(self, n: Any) -> Any:
+        """Bytes of the whole overhead of a layout, or of Numbers."""
+        if self.own:
+            return self.overhead.total
+        devices, copies = np.asarray(n.dp * n.cp * n.tp * n.pp), np.asarray(n.dp * n.cp)
+        return overheads(devices, copies, np.asarray(n.zero), self.recipe.framework)[1]
+
+    def _fastest_first(self, n: Numbers) -> Array:
+        """The order of layouts: those of the start's global batch, by seconds of a sequence, then
+        by devices."""
+        batch = n.dp * n.microbatch * n.microbatches
+        seconds: Any = np.zeros(len(batch))
+        if self.recipe.trains and not self.recipe.places:
+            run = self.model, self.cluster, n, self.recipe, self.sequence
+            try:
+                seconds = step_parts(*run).total / batch
+            except ConfigError:  # the device has no units for the recipe's products
+                pass
+        order: Array = np.lexsort((n.dp * n.tp * n.pp, seconds, batch != self.start.sequences))
+        return order
+
+    def _first(self, columns: Columns) -> Layout | None:
+        """The first of some layouts that fits."""
+        n, least = self._numbers(columns), self._numbers(columns)
+        if self.special:  # in any order a stage holds one micro-batch
+            least = replace(n, schedule="1f1b", interleave=1, microbatches=1, items=False)
+        held = peaks(self.model, self.recipe, self.sequence, **vars(least))
+        for at in np.flatnonzero(held + self._budget(n) <= self.sure):
+            layout = self._layout({name: column[at].item() for name, column in columns.items()})
+            if layout is not None and (not self.special or self._ok(layout)):
+                return layout
+        return None
+
+    def _layout(self, row: dict[str, Any]) -> Layout | None:
+        """The start with other values; None where its schedule does not go with them."""
+        start = self.start
+        if row.get("pp", start.pp) != start.pp and start.partition != ITEMS:
+            row = row | {"partition": None}
+        try:
+            return replace(start, **row)
+        except ValueError:
             return None
-        # a single copy gathers nothing, so it is looked at apart from the shrinking shards
-        alone = self._ok(replace(base, dp=step))
-        if not alone and not self._ok(replace(base, dp=top // step * step)):
-            return None
-        low, high = (0, 1) if alone else (1, top // step)
-        while high - low > 1:
-            middle = (low + high) // 2
-            fits = self._ok(replace(base, dp=middle * step))
-            low, high = (low, middle) if fits else (middle, high)
-        dp = high * step
-        return replace(base, dp=dp) if dp != self.start.dp else None
 
     def _ok(self, layout: Layout) -> bool:
         """Whether every stage fits with overhead; the likeliest not to is looked at first."""
-        if self.recipe.offloads_weights and layout.zero != 3:
+        if not self._may_fit(layout):
             return False
-        overhead = self.overhead if self.own else overhead_of(layout, self.recipe.framework)
-
-        def fits(held: int) -> bool:
-            return bool(judge(held, overhead.certain, overhead.total, self.sure) == 0)
-
-        # the most that a weight can be in
-        slices = layout.pp * max(layout.tp, layout.ep * layout.expert_slices)
-        share, copies = self.model.parameters // slices, layout.dp * layout.cp
-        if not fits(sum(state_bytes(share, self.recipe, layout.zero, copies).values())):
-            return False  # not even the average device holds its states
+        room = self.sure - self._budget(layout)
         run = self.model, layout, self.recipe, self.sequence
         first, *others = range(layout.pp)
         try:
             looks = (layout_terms(*run, stages) for stages in ([first], others) if stages)
-            return all(fits(np.max(fullest(terms))) for terms in looks)
+            return all(np.max(fullest(terms)) <= room for terms in looks)
         except (PartitionError, ScheduleError):  # a schedule that this pp does not allow
             return False
 
@@ -148,12 +208,27 @@ class Search:
         whether or not the cluster has as many devices."""
         start = self.start
         if name == "dp":
-            if not any(state.sharded(start.zero) for state in self.recipe.states):
-                return None
-            found = self._settle(start, True, MANY * start.devices)
-            return found if found and found.dp > start.dp else None
-        for row in self._bases((name,), MANY):
-            more = name not in ("tp", "pp") or getattr(row, name) > getattr(start, name)
-            if more and self._ok(row):
-                return row
+            return self._more_copies()
+        for value in self._options(name, MOST_OF_ANY):
+            row = {name: value}
+            if name == "microbatch":
+                row["microbatches"] = start.microbatches * start.microbatch // value
+            layout = self._layout(row)
+            more = name not in ("tp", "pp") or value > getattr(start, name)
+            if more and layout and layout.devices <= MOST_OF_ANY and self._ok(layout):
+                return layout
         return None
+
+    def _more_copies(self) -> Layout | None:
+        """The smallest larger dp that fits, where copies share anything out."""
+        start, step = self.start, self.start.dp_step
+        if not any(state.sharded(start.zero) for state in self.recipe.states):
+            return None
+        low, high = start.dp // step, MOST_OF_ANY // (start.devices // start.dp) // step
+        if high <= low or not self._ok(replace(start, dp=high * step)):
+            return None
+        while high - low > 1:  # more copies never hold more
+            middle = (low + high) // 2
+            fits = self._ok(replace(start, dp=middle * step))
+            low, high = (low, middle) if fits else (middle, high)
+        return replace(start, dp=high * step)

@@ -240,7 +240,7 @@ def _fullest(model: Model, stages: int, cost: tuple[int, ...], *pipe: int) -> tu
 def peaks(
     model: Model,
     recipe: str | Recipe = "mixed-adam-16",
-    sequence: int = 2048,
+    sequence: int | None = None,
     **fields: Any,
 ) -> np.ndarray:
     """Peak bytes on the fullest device of every layout: int64, of the shape that the fields
@@ -263,6 +263,7 @@ def peaks(
     flat = {name: c.ravel() for name, c in zip(given, columns, strict=True)}
     if not flat["dp"].size:
         return np.zeros(shape, np.int64)
+    sequence = check_run(model, Layout(), sequence)
     many = Many(model, recipe, sequence, flat)
     most = many.peak()
     # 1e9 bytes of activations a sequence would leave 64 bits

@@ -37,7 +37,7 @@ def export_config(
     framework: str,
     *,
     recipe: str | Recipe = "mixed-adam-16",
-    sequence: int = 2048,
+    sequence: int | None = None,
 ) -> Exported:
     """The layout as ``framework`` takes it: "megatron" (flags), "torchtitan" (TOML, of 0.2),
     "deepspeed" (JSON), "nemo" (Python, for Megatron-Bridge) or "nanotron" (YAML).

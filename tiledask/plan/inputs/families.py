@@ -405,7 +405,9 @@ FAMILIES = MappingProxyType(
         ),
         "bert": _BERT,
         "roberta": replace(
-            _BERT, classes=("RobertaForMaskedLM", "RobertaForCausalLM", "RobertaModel")
+            _BERT,
+            fixed={**_BERT.fixed, "unused_pos": 2},
+            classes=("RobertaForMaskedLM", "RobertaForCausalLM", "RobertaModel"),
         ),
     }
 )

@@ -215,7 +215,7 @@ def _opt(config: Fields, family: Family, values: _Sizes) -> _Sizes:
     """Two rows more than positions; the embedding may be narrower than the layers."""
     width = config.integer("word_embed_proj_dim", values["hidden"])
     wide = {} if width == values["hidden"] else {"embedding_width": width}
-    return {"learned_pos": values["learned_pos"] + 2, **wide}
+    return {"learned_pos": values["learned_pos"] + 2, "unused_pos": 2, **wide}
 
 
 def _falcon(config: Fields, family: Family, values: _Sizes) -> _Sizes:

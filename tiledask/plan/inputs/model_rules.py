@@ -19,6 +19,7 @@ _INTEGERS = {
     "kv_heads": (0, MANY),
     "head_dim": (0, MOST),
     "learned_pos": (0, MOST),
+    "unused_pos": (0, MOST),
     "experts": (0, MANY),
     "top_k": (0, MANY),
     "expert_ffn": (0, MOST),
@@ -72,6 +73,11 @@ def completed(model: ModelSizes) -> dict[str, object]:
     for field, allowed in _WORDS.items():
         if getattr(model, field) not in allowed:
             raise _error(model, f"{field} must be one of {allowed}, got {_of(model, field)}")
+    if model.unused_pos and model.unused_pos >= model.learned_pos:
+        raise _error(
+            model,
+            f"unused_pos ({model.unused_pos}) must be less than learned_pos ({model.learned_pos})",
+        )
     kv_heads = model.kv_heads or model.heads
     _divides(model, "heads", model.heads, "kv_heads", kv_heads)
     if not (model.experts == model.top_k == 0 or 1 <= model.top_k <= model.experts):

@@ -37,6 +37,8 @@ class ModelSizes:
     """The output projection is the embedding matrix."""
     learned_pos: int = 0
     """Rows of a learned position embedding; 0 for rotary or ALiBi positions."""
+    unused_pos: int = 0
+    """Rows of it that belong to no token, as OPT's and RoBERTa's first two."""
     experts: int = 0
     """Experts in each mixture; 0 for a dense model."""
     top_k: int = 0
@@ -100,6 +102,22 @@ class ModelSizes:
     imbalance: float = 1.0
     """Tokens of the fullest device of experts over the mean: what routing leaves uneven, or the
     capacity factor that tokens are dropped or padded to."""
+
+    @property
+    def positions(self) -> int:
+        """Tokens of the longest sequence that it has positions for; 0: no position is learned, and
+        there is no limit.
+
+        >>> sizes = dict(hidden=64, layers=4, heads=4, ffn=256, vocab=100)
+        >>> ModelSizes(**sizes, learned_pos=514, unused_pos=2).positions
+        512
+        """
+        return self.learned_pos - self.unused_pos
+
+    @property
+    def usual_sequence(self) -> int:
+        """Tokens of a sequence where nobody says how many: 2048, or all its positions."""
+        return min(2048, self.positions or 2048)
 
     def visible(self, sequence: Any) -> Any:
         """The part of a layer's s x s scores that its mask leaves, of long sequences; the mean over

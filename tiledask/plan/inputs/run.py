@@ -38,12 +38,20 @@ LONGEST = 2**30
 """Tokens of the longest sequence that is believed."""
 
 
-def check_run(model: Model, layout: Layout, sequence: int) -> int:
-    """The sequence; refuses one, or a layout, that the model cannot be run with."""
+def check_run(model: Model, layout: Layout, sequence: int | None) -> int:
+    """The sequence, the usual one for None; refuses one, or a layout, that the model cannot be run
+    with."""
     if not isinstance(layout, Layout):
         raise ConfigError(f"a layout is a td.Layout, such as td.Layout(tp=8), got {short(layout)}")
     meant = "is it a number of tokens, not of bytes or of a whole batch?"
+    sequence = model.usual_sequence if sequence is None else sequence
     sequence = whole_number("sequence", sequence, 1, LONGEST, of="tokens", way_out=meant)
+    if 0 < model.positions < sequence:
+        raise ConfigError(
+            f"{model.name} has learned {model.positions:,} positions, and a sequence of "
+            f"{sequence:,} tokens needs as many as it is long; use a sequence of "
+            f"{model.positions:,} or less, or a model with rotary positions"
+        )
     if layout.cp > sequence:
         raise ConfigError(
             f"cp={layout.cp} cannot cut a sequence of {sequence} tokens; use cp of {sequence} or "
