@@ -32,9 +32,10 @@ from tiledask.plan.fitting.overhead import (
     measured_over_estimated,
 )
 from tiledask.plan.fitting.repair import FIELDS
-from tiledask.plan.inputs.layout import RECOMPUTE, Layout
+from tiledask.plan.inputs.layout import RECOMPUTE, Layout, Numbers
 from tiledask.plan.inputs.load import load_cluster, load_model
 from tiledask.plan.inputs.model import Model
+from tiledask.plan.timing.step_time import step_parts
 
 SMALL = Model(hidden=64, layers=4, heads=4, ffn=256, vocab=96)
 BIG = 200_000_000_000
@@ -188,7 +189,12 @@ def test_the_reason_of_logits_and_of_too_few_devices():
     fit = ask(Layout(dp=2, cp=4), cluster(4, 10**12))
     assert (fit.verdict, fit.shortfall) == ("no", 0)
     assert "needs 8 devices (dp 2 x tp 1 x pp 1 x cp 4)" in fit.reason
-    assert ask(Layout(dp=8), cluster(4, 10**12)).smallest_fix.layout.devices <= 4
+    assert "and on 8 it fits" in fit.reason
+    assert fit.fixes == {}  # nothing but devices is short
+    few = ask(Layout(dp=8), cluster(4, 10**12)).smallest_fix
+    assert few.layout == Layout(dp=4, microbatches=2)  # the batch of 8, on all that there are
+    thin = ask(Layout(dp=8), cluster(4, peak(Layout()) - 1))
+    assert "it takes 8, 4 more than the cluster has" in str(thin.fixes["recompute"])
 
 
 ANY = cluster(1, 10**12)
@@ -201,7 +207,8 @@ def alone(model, layout, sequence, overhead):
 
 @cache
 def in_reach(model, start, devices, per_node, sequence, overhead):
-    """(changed fields, Fit) of every layout; what one needs is the same on any device."""
+    """(changes, the batch among them?, Fit) of every layout; what one needs is the same on any
+    device."""
     found = []
     for tp, pp, dp, zero, recompute, b in itertools.product(
         [t for t in range(1, per_node + 1) if model.heads % t == 0],
@@ -211,23 +218,32 @@ def in_reach(model, start, devices, per_node, sequence, overhead):
         RECOMPUTE[RECOMPUTE.index(start.recompute) :],
         [b for b in range(1, start.microbatch + 1) if start.microbatch % b == 0],
     ):
-        m = start.microbatches * start.microbatch // b
+        work = start.microbatches * start.microbatch // b
         new = {"tp": tp, "pp": pp, "dp": dp, "zero": zero, "recompute": recompute}
-        layout = replace(start, **new, microbatch=b, microbatches=m)
-        changed = sum(getattr(layout, n) != getattr(start, n) for n in FIELDS)
-        found.append((changed, alone(model, layout, sequence, overhead)))
+        for m in {work, *([start.dp * work // dp] if start.dp * work % dp == 0 else [])}:
+            layout = replace(start, **new, microbatch=b, microbatches=m)
+            other = layout.sequences != start.sequences
+            changed = other + sum(getattr(layout, n) != getattr(start, n) for n in FIELDS)
+            found.append((changed, other, alone(model, layout, sequence, overhead)))
     return found
 
 
 def brute_force(model, start, fleet, sequence, overhead):
-    """Of the layouts in reach that fit: (changed fields, devices) of the best; fewest devices."""
+    """(changes, the batch among them?, seconds of a sequence) of the best of the layouts in reach
+    that fit."""
     every = in_reach(model, start, fleet.devices, fleet.devices_per_node, sequence, overhead)
     found = [
-        (changed, fit.layout.devices)
-        for changed, fit in every
+        (changed, other, seconds_of(fit.layout, fleet, sequence))
+        for changed, other, fit in every
         if replace(fit, cluster=fleet).verdict == "fits"
     ]
-    return min(found, default=None), min((n for _, n in found), default=None)
+    return min(found, default=None)
+
+
+def seconds_of(layout, fleet, sequence):
+    """Of a sequence, by formula."""
+    parts = step_parts(SMALL, fleet, Numbers.of(layout), sequence=sequence)
+    return float(parts.total) / layout.sequences
 
 
 @pytest.mark.long
@@ -248,7 +264,7 @@ def test_the_smallest_fix_is_the_best_of_all_layouts_in_reach(start, share):
     fleet = cluster(6, int(td.estimate_memory(SMALL, start, sequence=64).peak * share))
     fit = td.fits(SMALL, start, fleet, sequence=64, overhead=50)
     assert fit.verdict == "no"
-    best, _ = brute_force(SMALL, start, fleet, 64, 50)
+    best = brute_force(SMALL, start, fleet, 64, 50)
     if best is None:  # only more devices, or what FIELDS leave alone
         fix = fit.smallest_fix
         assert (
@@ -256,7 +272,9 @@ def test_the_smallest_fix_is_the_best_of_all_layouts_in_reach(start, share):
         )
     else:
         fix = fit.smallest_fix
-        assert (len(fix.changed), fix.devices) == best
+        other = fix.layout.sequences != start.sequences
+        assert (len(fix.changed) + other, other) == best[:2]
+        assert seconds_of(fix.layout, fleet, 64) == pytest.approx(best[2], rel=1e-9)
         assert fix.missing == 0
         again = td.fits(SMALL, fix.layout, fleet, sequence=64, overhead=50)
         assert again.verdict == "fits"
@@ -341,8 +359,12 @@ def test_the_200_billion_story():
     model = load_model("gpt-200b")
     fit = td.fits(model, Layout(dp=160), load_cluster("160xA100-40GB"))
     assert fit.verdict == "no"
-    assert fit.smallest_fix.layout == Layout(tp=8, pp=16)
-    assert "global batch goes from 160 to 1" in str(fit.smallest_fix)
+    fix = fit.smallest_fix  # tp x pp is 152: 8 x 19, and 160 GPUs hold no second copy
+    assert fix.layout == Layout(tp=8, pp=19, recompute="full", microbatches=160)
+    assert "global batch" not in str(fix)
+    assert fix.slower < 1.1  # where one copy of the batch of one took 13 times as long
+    assert fit.fixes["devices"].layout == Layout(tp=8, pp=16)
+    assert "159 of 160 copies are given up" in str(fit.fixes["devices"])
     few = td.fits(model, Layout(dp=80), load_cluster("80xA100-40GB"))
     assert few.smallest_fix.missing > 0
     assert "no layout on 80 devices fits" in str(few.smallest_fix)
@@ -392,7 +414,8 @@ def test_a_tight_layout_gets_a_fix_too():
 def test_one_copy_or_slice_may_fit_where_several_do_not_because_of_their_collectives():
     half = median_low(measured_over_estimated("")[1])
     room = ceil(half * (peak(Layout()) + default_overhead(1).total))
-    for start, alone in ((Layout(dp=4, zero=1), Layout(zero=1)), (Layout(tp=2), Layout())):
+    one = Layout(zero=1, microbatches=4)  # of all four sequences
+    for start, alone in ((Layout(dp=4, zero=1), one), (Layout(tp=2), Layout())):
         fit = td.fits(SMALL, start, cluster(4, room), sequence=64)
         assert (fit.verdict, fit.smallest_fix.layout) == ("tight", alone)
     assert fit.fixes["tp"] is None  # a smaller degree is no step in that direction

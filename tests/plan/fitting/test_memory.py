@@ -26,7 +26,7 @@ from tiledask.plan.inputs.recipes import load_recipe, lora, recipes, state_bytes
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.tile.optimizers.rules import check_states
 
-SMALL = Model(hidden=64, layers=6, heads=8, ffn=256, vocab=96, learned_pos=32, dropout=True)
+SMALL = Model(hidden=64, layers=6, heads=8, ffn=256, vocab=96, learned_pos=64, dropout=True)
 GATED = replace(SMALL, layers=4, kv_heads=2, ffn=128, mlp="swiglu", norm="rmsnorm", tied=False)
 GATED = replace(GATED, learned_pos=0, dropout=False)
 MIXED = replace(GATED, experts=8, top_k=2, expert_ffn=32, shared_ffn=16, dense_layers=(0,))

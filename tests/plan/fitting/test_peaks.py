@@ -18,7 +18,7 @@ from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import State, load_recipe, recipes
 
-DENSE = Model(hidden=64, layers=13, heads=8, ffn=250, vocab=97, learned_pos=32, dropout=True)
+DENSE = Model(hidden=64, layers=13, heads=8, ffn=250, vocab=97, learned_pos=128, dropout=True)
 PLAIN = Model(hidden=64, layers=12, heads=8, ffn=256, vocab=96, mlp="swiglu")
 GATED = replace(PLAIN, kv_heads=2, norm="rmsnorm", tied=False, qk_norm="per_head")
 GATED = replace(GATED, embedding_norm=True)

@@ -174,7 +174,7 @@ def test_what_is_exported_is_read_as_the_same_layout(framework, where, data):
     found = plans(*where)
     layout = found._plan(data.draw(st.integers(0, len(found) - 1))).layout
     recipe = data.draw(st.sampled_from(TRAINS))
-    back(framework, where[0], layout, recipe, 2048)
+    back(framework, where[0], layout, recipe, found.sequence)
 
 
 CUT = (

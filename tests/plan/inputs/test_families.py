@@ -359,7 +359,7 @@ def test_an_encoder_computes_all_scores_and_a_side_by_side_layer_keeps_one_input
     flops, causal = (step_flops(replace(bert, causal=c), 4, 32) for c in (False, True))
     assert flops.causal == flops.model == causal.model > causal.causal
     layout, cluster = td.Layout(flash_attention=True), td.load_cluster("1xH100")
-    large = replace(bert, hidden=768, heads=12, head_dim=0, ffn=3072)
+    large = replace(bert, hidden=768, heads=12, head_dim=0, ffn=3072, learned_pos=4096)
     ours, half = (
         td.estimate_step(replace(large, causal=c), layout, cluster, sequence=4096).compute
         for c in (False, True)

@@ -1,4 +1,4 @@
-"""The nearest layout that fits: change as few fields as will do, then lose as little time as can be.
+"""The nearest layout that fits: change as few fields as will do, then lose least time.
 
 fields changed   1        2              3                    the first column with one that fits
                zero 2   tp 8, pp 4     tp 8, pp 10, dp 2  ->  of these the global batch kept,
@@ -6,6 +6,7 @@ fields changed   1        2              3                    the first column w
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, combinations, product
 from math import gcd
@@ -63,10 +64,11 @@ class Search:
                 for names in chain(combinations(FIELDS, n), combinations(FIELDS, n - 1))
                 for row in self._rows(names, same_batch=len(names) == n)
             ]
-            every = dict(zip((*FIELDS, "microbatches"), map(np.array, zip(*rows)), strict=False))
-            inside = np.flatnonzero(self._may_fit(self._numbers(every))) if rows else []
-            if not len(inside):
+            if not rows:
                 continue
+            values = map(np.array, zip(*rows, strict=True))
+            every = dict(zip((*FIELDS, "microbatches"), values, strict=True))
+            inside = self._may_fit(self._numbers(every))
             some = {name: column[inside] for name, column in every.items()}
             order = self._fastest_first(self._numbers(some))
             for at in range(0, len(order), AT_ONCE):
@@ -161,10 +163,8 @@ class Search:
         seconds: Any = np.zeros(len(batch))
         if self.recipe.trains and not self.recipe.places:
             run = self.model, self.cluster, n, self.recipe, self.sequence
-            try:
+            with suppress(ConfigError):  # the device has no units for the recipe's products
                 seconds = step_parts(*run).total / batch
-            except ConfigError:  # the device has no units for the recipe's products
-                pass
         order: Array = np.lexsort((n.dp * n.tp * n.pp, seconds, batch != self.start.sequences))
         return order
 
