@@ -369,6 +369,12 @@ class Plans(Sequence[Plan]):
         return len(self)
 
     @property
+    def fewest(self) -> int:
+        """The fewest devices on which one of the layouts fits; 0 if none does."""
+        inside = self._columns["devices"][self._columns["verdict"] == 0]
+        return int(inside.min()) if len(inside) else 0
+
+    @property
     def counts(self) -> dict[str, int]:
         verdict = self._columns["verdict"]
         return {word: int((verdict == n).sum()) for n, word in enumerate(VERDICTS)}

@@ -36,7 +36,7 @@ from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import CPU, NVME, Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_trains, more_tp
-from tiledask.plan.timing.calibration import calibration_of, holds
+from tiledask.plan.timing.calibration import calibration_of, holds, uncounted
 from tiledask.plan.timing.checkpointing import RESTART, Checkpointing
 from tiledask.plan.units import format_bytes, parse_bytes
 from tiledask.plan.whole import whole_number
@@ -224,8 +224,13 @@ class Fit:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a framework makes of the layout otherwise than another (memory is that of copies),
-        and what is assumed of nodes that the cluster's devices do not fill."""
-        return (*more_tp(self.memory.model, self.layout), *filter(None, [self.cluster.uneven]))
+        what it saved and nobody counts, and what is assumed of nodes that the cluster's devices do
+        not fill."""
+        name, saved = self.memory.recipe.framework, ""
+        if self._by_memory == "no" and (what := uncounted(name)):
+            saved = f"runs by {name} had room where this has none: not counted is {what}"
+        others = filter(None, [saved, self.cluster.uneven])
+        return (*more_tp(self.memory.model, self.layout), *others)
 
     def beside_snapshot(self, snapshot: str | os.PathLike[str], stage: int = 0) -> BesideSnapshot:
         """Why it ran out of memory: what torch's allocator held on a device of ``stage``, in the

@@ -24,7 +24,15 @@ from tiledask.plan.inputs.hardware import Device
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.inputs.run import precision_of
 
-__all__ = ["Calibration", "Holds", "Reached", "calibration_of", "frameworks", "holds"]
+__all__ = [
+    "Calibration",
+    "Holds",
+    "Reached",
+    "calibration_of",
+    "frameworks",
+    "holds",
+    "uncounted",
+]
 
 ORIGINS = ("datasheet", "microbenchmark", "literature", "fit", "guess")
 OTHER = "other"
@@ -156,6 +164,8 @@ class Calibration:
     """(field of a layout, the values that the program runs); what it does not name is free."""
     trains: str = "mixed-adam-16"
     """The recipe that the program trains with."""
+    uncounted: str = ""
+    """What its runs saved of memory that no ledger counts: they had room where it has none."""
     scale: float = 1.0
     """Measured over estimated seconds, where a step of one's own was measured."""
     numbers: tuple[tuple[str, Reached], ...] = ()
@@ -330,8 +340,9 @@ def _framework(name: str) -> tuple[dict[str, Any], tuple[tuple[str, Reached], ..
     for key in ("own_adapter", "adds_gradients", "gathers_operands"):
         if key in told:
             known[key] = told.boolean(key)
-    if "trains" in told:
-        known["trains"] = told.text("trains")
+    for key in ("trains", "uncounted"):
+        if key in told:
+            known[key] = told.text(key)
     if "runs" in told:
         known["runs"] = _runs(told.object("runs"))
     for key in _FRAMEWORK:
@@ -374,6 +385,12 @@ def holds(framework: str) -> Holds:
     [6, 14, 16]
     """
     return Holds(**_framework(_known(framework))[0].get("memory", {})) if framework else Holds()
+
+
+def uncounted(framework: str) -> str:
+    """What runs by ``framework`` saved of memory that no ledger counts; mostly nothing."""
+    found: str = _framework(_known(framework))[0].get("uncounted", "") if framework else ""
+    return found
 
 
 @cache

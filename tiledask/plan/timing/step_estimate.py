@@ -182,9 +182,10 @@ class StepEstimate:
             fullest = self.model.imbalance
             scaled += ", experts' tokens "
             scaled += f"{fullest:g} x the mean on the fullest" if fullest > 1 else "spread evenly"
+        memory = f"; its memory may be less than td.fits says, by {known.uncounted}"
         return (
             f"{known.name} ({known.why}){scaled}: within {100 * self.error:.0f} %, most of it: "
-            f"{max(doubts, key=lambda name: doubts[name])}"
+            f"{max(doubts, key=lambda name: doubts[name])}{memory if known.uncounted else ''}"
         )
 
     @property
