@@ -157,8 +157,8 @@ def show_fit(fit: Fit, console: Console) -> None:
     alone = {name: fix for name, fix in fit.fixes.items() if fix is not None}
     for name, fix in alone.items():
         say(console, f"  {name} alone: {fix}")
-    rest = ", ".join(name for name in fit.fixes if name not in alone)
-    say(console, f"  no value is enough of one of these alone: {rest}")
+    if rest := ", ".join(name for name in fit.fixes if name not in alone):
+        say(console, f"  no value is enough of one of these alone: {rest}")
 
 
 def show_assumed(model: Model, console: Console) -> None:

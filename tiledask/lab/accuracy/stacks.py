@@ -183,12 +183,13 @@ def rows_of(
         why = unexplained().get(case["id"], "")
         rows = groups.setdefault(group_of(case) + ", not explained" * bool(why), [])
         try:
-            ours = run_of(case).step().total
+            run = run_of(case)
+            ours, note = run.step().total, why or run.refused
         except ConfigError as error:
             unsaid[case["id"]] = str(error)
             continue
         fitted = case["id"] in calibrated()
-        row = PublishedRow(case["id"], "step", measured, ours, "s", None, fitted, why)
+        row = PublishedRow(case["id"], "step", measured, ours, "s", None, fitted, note)
         rows.append(row)
     return groups, unsaid
 

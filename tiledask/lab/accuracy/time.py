@@ -9,6 +9,7 @@ from tiledask.lab.accuracy.exact import gpt, layout
 from tiledask.lab.accuracy.memory import bloom, titan, titan_framework
 from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
 from tiledask.plan.data import shipped_json
+from tiledask.plan.fitting.fit import fits
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
 from tiledask.plan.fitting.overhead import default_overhead
 from tiledask.plan.inputs.hardware import ClusterSpec, load_cluster, load_device
@@ -54,6 +55,12 @@ class StackRun(NamedTuple):
         """The estimate; by the framework, or by ``calibration`` in its place."""
         framework = None if calibration else self.framework
         return estimate_step(*self[:5], calibration=calibration, framework=framework)
+
+    @property
+    def refused(self) -> str:
+        """A note where the ledger has no room for what ran; else nothing."""
+        verdict = fits(*self[:5], framework=self.framework).verdict
+        return "its memory is refused" if verdict == "no" else ""
 
     def seconds(self, calibration: Calibration | None = None) -> float:
         """Those of a step."""
@@ -234,7 +241,8 @@ def _llama3(case: dict[str, Any]) -> Iterator[PublishedRow]:
         partition=(0, *range(model.layers + 1), model.layers),
     )
     measured = seconds_of(i, case["expected"]["tflops_per_gpu"], False)
-    yield _row(case, measured, _seconds(model, i, split, "mixed-adam-18", "llama-3"))
+    run = StackRun(model, split, _cluster(i), "mixed-adam-18", i["seq"], "llama-3")
+    yield _row(case, measured, run.seconds(), note=run.refused)
 
 
 def _megatron_core(case: dict[str, Any]) -> Iterator[PublishedRow]:

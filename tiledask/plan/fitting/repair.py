@@ -8,6 +8,7 @@ fields changed   1        2              3                    the first column w
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain, combinations, product
 from math import gcd
 from typing import Any
@@ -31,6 +32,8 @@ __all__ = ["FIELDS", "Search"]
 
 FIELDS = ("zero", "microbatch", "recompute", "tp", "pp", "dp")
 """Fields that a fix may change; of fixes that are alike in all else the earlier ones come first."""
+MOST_COPIES = 2**17
+"""Copies up to which every number is tried; beyond, those that fill the cluster."""
 AT_ONCE = 4096
 """Layouts whose memory is counted together, the fastest first."""
 Columns = dict[str, Array]
@@ -53,6 +56,12 @@ class Search:
         bounds = start.partition not in (None, ITEMS)
         bounds = bounds or start.microbatch * start.microbatches > MOST_OF_ANY  # beyond 64 bits
         return bounds or start.unshard is not None or start.schedule not in ORDERS
+
+    @cached_property
+    def _copies(self) -> list[int]:
+        """Numbers of copies that share the global batch evenly."""
+        batch, most = self.start.sequences, min(self.cluster.devices, MOST_COPIES)
+        return [n for n in range(1, most + 1) if batch % n == 0]
 
     def nearest(self) -> Layout | None:
         """The fewest changes on the cluster's devices, one of a field or of the global batch; of
@@ -125,7 +134,7 @@ class Search:
             same = start.dp * work  # of the global batch
             pairs = [(start.dp, work)] if same_batch else []
             if "dp" in names:
-                pairs = [(dp, same // dp) for dp in divisors(same, max(1, top))]
+                pairs = [(dp, same // dp) for dp in self._copies if dp <= top and same % dp == 0]
                 pairs = pairs if same_batch else [(top, work), (step, work)]
                 pairs = [pair for pair in pairs if pair[0] != start.dp]
             for dp, m in pairs:
@@ -159,13 +168,14 @@ class Search:
     def _fastest_first(self, n: Numbers) -> Array:
         """The order of layouts: those of the start's global batch, by seconds of a sequence, then
         by devices."""
-        batch = n.dp * n.microbatch * n.microbatches
+        batch: Array = np.asarray(n.dp * n.microbatch * n.microbatches)
         seconds: Any = np.zeros(len(batch))
         if self.recipe.trains and not self.recipe.places:
             run = self.model, self.cluster, n, self.recipe, self.sequence
             with suppress(ConfigError):  # the device has no units for the recipe's products
                 seconds = step_parts(*run).total / batch
-        order: Array = np.lexsort((n.dp * n.tp * n.pp, seconds, batch != self.start.sequences))
+        devices = np.asarray(n.dp * n.tp * n.pp)
+        order: Array = np.lexsort((devices, seconds, batch != self.start.sequences))
         return order
 
     def _first(self, columns: Columns) -> Layout | None:

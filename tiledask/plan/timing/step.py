@@ -107,6 +107,7 @@ def estimate_steps(
     model, cluster = as_model(model), as_cluster(cluster)
     recipe = load_recipe(recipe)
     check_trains(recipe)
+    sequence = model.usual_sequence if sequence is None else sequence
     for layout in layouts:
         sequence = check_run(model, layout, sequence)
         if layout.devices > cluster.devices:

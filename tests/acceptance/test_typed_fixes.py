@@ -1,0 +1,93 @@
+"""What does not fit gets an answer, a way out that is worth taking, and no impossible input."""
+
+import pytest
+
+LARGE = [
+    "fit gpt-200b 160xA100-40GB --dp 160 --zero 1",
+    "fit llama-3.1-405b 1024xH100 --dp 128 --tp 8 --zero 1",
+    "fit llama-2-70b 96xH100 --dp 96 --zero 1",
+    "fit llama-3.1-405b 16384xH100 --dp 16384 --zero 1",
+]
+
+
+@pytest.mark.parametrize("command", LARGE)
+def test_a_no_with_sharded_states_on_many_devices_is_answered(answers, command):
+    shown, facts = answers(command)
+    assert shown.code == 1
+    assert "smallest fix: " in shown.words
+    assert set(facts["fixes"]) >= {"dp", "tp", "pp", "zero"}
+    assert "must be at most" not in shown.err + str(facts)
+
+
+def test_where_devices_are_all_that_lack_that_alone_is_said(answers):
+    shown, facts = answers("fit 13B 4xA100-80GB --tp 8")
+    assert shown.code == 1
+    # 1 x 8 x 1 = 8 devices, and there are 4; 13 B x 16 / 4 = 52 GB of states fit 80
+    assert "the layout needs 8 devices (dp 1 x tp 8 x pp 1), the cluster has 4" in shown.words
+    assert "and on 8 it fits" in shown.words
+    assert facts["smallest_fix"].startswith("tp 8 -> 4 (4 of 4 devices")
+    assert facts["fixes"] == {}
+    assert "alone" not in shown.words
+
+
+def test_a_fix_keeps_the_batch_and_the_copies_work(answers):
+    """200 B x 16 B / 8 / 40 GB: ten stages of 8 by states alone; one copy on 160, not two, so the
+    batch of 160 becomes 160 micro-batches of one."""
+    _, facts = answers("fit gpt-200b 160xA100-40GB --dp 160")
+    fix = facts["smallest_fix"]
+    assert "dp 160 -> 1" in fix
+    assert "160 micro-batches a copy" in fix
+    assert "global batch" not in fix
+    slower = float(fix.partition("takes ")[2].split()[0])
+    assert slower < 2  # one sequence at a time took 13 times as long
+    assert "159 of 160 copies are given up" in facts["fixes"]["devices"]
+
+
+@pytest.mark.parametrize(
+    ("command", "tokens"),
+    [
+        ("fit gpt2 1xA100-40GB --sequence 4096", "4,096"),
+        ("fit gpt2-xl 8xH100 --sequence 1025", "1,025"),
+        ("plan gpt2 8xA100-40GB 64 --sequence 2048 --no-sensitivity", "2,048"),
+    ],
+)
+def test_more_tokens_than_learned_positions_are_refused(typed, command, tokens):
+    ran = typed(command)
+    assert ran.code == 2
+    assert "1,024 positions" in ran.err
+    assert tokens in ran.err
+    assert "use a sequence of 1,024 or less" in ran.err
+
+
+def test_without_a_sequence_it_is_as_long_as_the_positions_allow(answers):
+    """GPT-2 has 1,024; a model with rotary positions takes the usual 2,048."""
+    assert answers("fit gpt2 1xA100-40GB")[1]["sequence"] == 1024
+    assert answers("fit llama-3.2-1b 1xA100-40GB")[1]["sequence"] == 2048
+    assert answers("fit llama-3.2-1b 1xA100-80GB --sequence 8192")[1]["sequence"] == 8192
+
+
+LLAMA = (
+    "--tp 8 --pp 16 --interleave 7 --sequence 8192 --sequence-parallel --flash-attention "
+    "--zero 1 --partition items --microbatches 16 --recipe mixed-adam-18"
+)
+
+
+def test_a_published_run_that_the_ledger_refuses_is_no_contradiction(answers):
+    """16 x 8 x 128 = 16,384 H100: Meta's layout, which ran."""
+    question = f"fit llama-3.1-405b 16384xH100 --dp 128 {LLAMA}"
+    shown, facts = answers(f"{question} --framework llama-3")
+    assert facts["verdict"] == "no"
+    assert any("runs by llama-3 had room" in note for note in facts["notes"])
+    assert "runs by llama-3 had room" in shown.words
+    assert not answers(f"{question} --framework megatron-2025")[1]["notes"]
+
+
+@pytest.mark.parametrize(
+    ("card", "program"),
+    [("V100-32GB", "megatron-2021"), ("A100-40GB", "megatron-2021"), ("H100", "megatron-2025")],
+)
+def test_a_card_is_planned_by_a_program_of_its_years(answers, card, program):
+    """V100: 2017, A100: 2020, H100: 2022."""
+    shown, facts = answers(f"fit gpt2 1x{card}")
+    assert facts["framework"] == program
+    assert f"run by {program} (the default for {card.removesuffix('-32GB')})" in shown.words

@@ -1,0 +1,102 @@
+"""Drawn questions about clusters of up to a hundred thousand devices: none of them crashes.
+
+Holds `tiledask.plan.choosing.smallest` and, of large clusters, `tiledask.plan.fitting.repair`.
+"""
+
+from random import Random
+
+import pytest
+
+import tiledask as td
+from tiledask.plan.choosing.smallest import search_fewest
+from tiledask.plan.inputs.layout import MOST_OF_ANY, RECOMPUTE, Layout
+from tiledask.plan.units import divisors
+
+MODELS = ("gpt-200b", "llama-3.1-405b", "llama-2-70b", "gpt2", "mixtral-8x7b", "deepseek-v3")
+DEVICES = ("A100-40GB", "H100", "V100-32GB", "B200")
+RECIPES = ("mixed-adam-16", "mixed-adam-18", "fsdp-adam", "bf16-adam-8bit", "fp16-weights")
+
+
+def drawn(number):
+    """(model, layout, cluster, recipe): a layout of at least 96 copies of a slice, mostly."""
+    draw = Random(number)
+    model = td.load_model(draw.choice(MODELS))
+    devices = draw.choice((96, 160, 1000, 1024, 4096, 16_384, 100_000))
+    tp = draw.choice([t for t in (1, 2, 4, 8) if model.allows_tp(t)])
+    pp = draw.choice([p for p in (1, 2, 4, 8) if p <= model.layers])
+    dp = max(1, devices // (tp * pp))
+    eps = [e for e in divisors(model.experts or 1, 64) if dp % e == 0]
+    layout = Layout(
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        zero=draw.choice((0, 1, 1, 2, 3)),
+        ep=draw.choice(eps),
+        microbatch=draw.choice((1, 1, 2, 6)),
+        microbatches=draw.choice((1, 4, 32)),
+        recompute=draw.choice(RECOMPUTE),
+        schedule=draw.choice(("1f1b", "1f1b", "gpipe")),
+    )
+    cluster = f"{draw.choice((devices, devices // 2))}x{draw.choice(DEVICES)}"
+    recipe = draw.choice(RECIPES[:4] if number % 5 else RECIPES[4:])
+    return model, layout, td.load_cluster(cluster), recipe
+
+
+@pytest.mark.parametrize("first", range(0, 24, 8))
+def test_what_is_asked_of_a_large_cluster_is_answered(first):
+    for number in range(first, first + 8):
+        model, layout, cluster, recipe = drawn(number)
+        fit = td.fits(model, layout, cluster, recipe)
+        fixes = {"smallest": fit.smallest_fix, **fit.fixes}
+        for name, fix in fixes.items():
+            if fix is None:
+                continue
+            assert fix.devices <= MOST_OF_ANY
+            wide = td.load_cluster(f"{fix.devices}x{cluster.device.name}")
+            assert td.fits(model, fix.layout, wide, fix.recipe).verdict == "fits", (number, name)
+            if fix.missing:
+                assert f"{fix.missing} more than the cluster has" in str(fix)
+        assert fit.to_dict()["verdict"] == fit.verdict
+        if fit.memory.recipe.trains:
+            found = td.critique(model, layout, cluster, recipe)
+            assert found.lines
+            assert all(advice.layout.devices <= cluster.devices for advice in found.advice)
+
+
+def test_the_largest_layouts_and_micro_batches_are_no_crash():
+    """Fields at their bounds, 10^8, and what their products would be beyond them."""
+    most = MOST_OF_ANY
+    for layout in (
+        Layout(dp=most, zero=1),
+        Layout(dp=most, zero=3, microbatches=most),
+        Layout(dp=most // 2, tp=8, pp=8, zero=1),
+        Layout(microbatch=100, microbatches=most),
+    ):
+        fit = td.fits("gpt-200b", layout, "16384xA100-40GB")
+        assert fit.verdict == "no"
+        for fix in filter(None, [fit.smallest_fix, *fit.fixes.values()]):
+            assert fix.devices <= most
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster", "batch"),
+    [("llama-3.1-405b", "16384xH100", 2048), ("deepseek-v3", "4096xH100", 4096)],
+)
+def test_a_search_of_a_large_cluster_and_what_binds_there(name, cluster, batch):
+    plans = td.search(name, cluster, batch)
+    assert plans.best.verdict == "fits"
+    found = td.sensitivity(name, cluster, batch, plans=plans)
+    assert {"devices", "memory"} <= {each.limit for each in found}
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster", "batch"),
+    [("llama-2-13b", "16xA100-40GB", 16), ("llama-2-7b", "8xT4", 8), ("gpt2", "4xT4", 6)],
+)
+def test_the_fewest_devices_are_the_first_that_fit_counted_up(name, cluster, batch):
+    spec = td.load_cluster(cluster)
+    counts = range(1, spec.devices + 1)
+    fits = (n for n in counts if td.search(name, spec, batch, devices=(n,)).counts["fits"])
+    least, plans = next(fits, None), search_fewest(name, cluster, batch)
+    assert plans.best.layout.devices == (least or spec.devices)
+    assert (plans.best.verdict == "fits") == (least is not None)
