@@ -101,9 +101,10 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     for key in flat:
         if "offload" in key:
             found.assumed.append(f"{key} is not counted: all states stay on the devices")
+    usual = model.usual_sequence
     found.assumed.append(
-        "the JSON has no sequence: 2048 tokens assumed, and attention keeps scores"
+        f"the JSON has no sequence: {usual} tokens assumed, and attention keeps scores"
     )
     found.left()
     layout = Layout(dp=dp, tp=tp, microbatch=size, microbatches=steps, zero=stage)
-    return Imported(model, layout, recipe, 2048, tuple(found.assumed))
+    return Imported(model, layout, recipe, usual, tuple(found.assumed))

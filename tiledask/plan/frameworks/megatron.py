@@ -258,8 +258,9 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     if devices is None and all(re.fullmatch("[0-9]{1,7}", str(n)) for n in (per_node, nodes)):
         devices = int(str(per_node)) * int(str(nodes))
     found = Read("the command", flags, devices)
-    sequence = found.assume("seq_length", 2048, "no --seq-length: 2048 tokens assumed")
     model = _read_model(found) if model is None else model
+    usual = model.usual_sequence
+    sequence = found.assume("seq_length", usual, f"no --seq-length: {usual} tokens assumed")
     layout: Settings = {
         field: found.whole(f"{name}_size", 1, least=1)
         for field, name in (

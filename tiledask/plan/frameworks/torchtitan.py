@@ -232,7 +232,7 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
             recipe = "fsdp-adam-no-reshard"
         else:
             layout["unshard"] = "step"
-    sequence = found.whole("training.seq_len", 2048)
+    sequence = found.whole("training.seq_len", model.usual_sequence)
     found.left()
     return Imported(model, sized(layout, sizes), recipe, sequence, tuple(found.assumed))
 
