@@ -33,7 +33,7 @@ TASKS = {
     "small": ("gpt2", "8xA100-40GB", 512, 1024),
     "experts": ("mixtral-8x7b", "32xH100", 256, 4096),
     "far": ("llama-3.1-70b", "8xH100", 64, 4096),
-    "alone": ("gpt2", "1xT4", 8, 2048),
+    "alone": ("gpt2", "1xT4", 8, 1024),
     "empty": ("gpt2", "13xH100", 1, 1024),
 }
 """Model, cluster, sequences of a step, tokens of a sequence."""
