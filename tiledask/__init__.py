@@ -45,7 +45,6 @@ _HOME = {
     "critique": "tiledask.plan.choosing.critique",
     "export_config": "tiledask.plan.frameworks.exchange",
     "import_config": "tiledask.plan.frameworks.exchange",
-    "check_premise": "tiledask.plan.choosing.question_check",
     "Ledger": "tiledask.plan.ledger",
     "Traffic": "tiledask.plan.products.traffic",
     "Timeline": "tiledask.plan.pipelines.timeline",

@@ -49,7 +49,6 @@ from tiledask.lab.table import table as table
 from tiledask.plan import collectives as collectives
 from tiledask.plan import formulas as formulas
 from tiledask.plan.choosing.critique import critique as critique
-from tiledask.plan.choosing.question_check import check_premise as check_premise
 from tiledask.plan.choosing.search import Space as Space
 from tiledask.plan.choosing.search import search as search
 from tiledask.plan.choosing.sensitivity import sensitivity as sensitivity

@@ -28,6 +28,14 @@ __all__ = ["main"]
 
 EXPORTS = ("megatron", "torchtitan", "deepspeed", "nemo", "nanotron")
 """What td.export_config writes, without loading it."""
+ASK_EXAMPLES = """\
+examples:
+  tiledask ask
+  tiledask ask 34 --set layers=30 --no-run
+  tiledask ask 24 layers on 4 devices --no-run
+  tiledask ask "does 200B fit on 40GB GPUs" --no-run
+  tiledask ask 12 --no-run --explain
+"""
 _Add = Callable[..., argparse.ArgumentParser]
 _ERRORS = (ValueError, MemoryError, TimeoutError, RuntimeError, OSError)
 
@@ -188,11 +196,11 @@ def _of_planning(add: _Add) -> None:
 
 
 def _of_the_course(add: _Add) -> None:
-    sub = add("ask", _ask, "a question of the course, worked out and run; or a premise, checked")
+    sub = add("ask", _ask, "a question of the course, worked out and run")
+    sub.formatter_class = argparse.RawDescriptionHelpFormatter
+    sub.epilog = ASK_EXAMPLES
     sub.add_argument(
-        "question",
-        nargs="?",
-        help="a number; or a premise's name, or its JSON file; none lists all",
+        "question", nargs="*", help="its number, or words that it has; none lists all"
     )
     sub.add_argument(
         "--set",
@@ -203,6 +211,7 @@ def _of_the_course(add: _Add) -> None:
         help="change inputs, such as layers=12 devices=3",
     )
     sub.add_argument("--no-run", action="store_true", help="arithmetic and simulation only")
+    sub.add_argument("--explain", action="store_true", help="what the inputs are, and more working")
     sub.add_argument("--figure", metavar="FILE", help="the answer as a picture, where it has one")
 
     words = "the best contiguous cut of layers over devices, or what an answer is worth"
@@ -630,29 +639,13 @@ def _plan(args: argparse.Namespace, console: Console) -> Result:
 
 def _ask(args: argparse.Namespace, console: Console) -> Result:
     from tiledask.lab.questions import terminal
-    from tiledask.lab.questions.table import question
 
-    if args.question is None:
+    if not args.question:
         return terminal.list_all(console)
-    if re.fullmatch(r"[0-9]{1,9}", args.question):
-        inputs = question(int(args.question)).read(dict(map(_pair, args.set)))
-        if args.figure:  # before the run: not every answer has one
-            save_figure(td.ask(int(args.question), run=False, **inputs).figure(), args.figure)
-        answer = td.ask(int(args.question), run=not args.no_run, **inputs)
-        terminal.show_answer(answer, console)
-        return (0 if answer.ok else 1), answer.to_dict()
-    if args.set or args.no_run or args.figure:
-        raise ConfigError("--set, --no-run and --figure go with a question's number, such as 34")
-    critique = td.check_premise(args.question)
-    terminal.show_premise(critique, console)
-    return (0 if critique else 1), critique.to_dict()
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name.isidentifier():
-        raise ConfigError(f"--set takes an input and its value, layers=12; got {short(text)}")
-    return name, value
+    asked, inputs = " ".join(args.question), terminal.read_inputs(args.set)
+    answer = terminal.asked(asked, inputs, args.figure, run=not args.no_run)
+    say(console, answer.to_text(console.width, args.explain).rstrip())
+    return (0 if answer.ok else 1), answer.to_dict()
 
 
 def _numbers(text: str, what: str) -> list[float]:

@@ -1,6 +1,6 @@
 """Arithmetic on frozen values: no arrays on devices, no Dask.
 
-choosing    all layouts searched, what binds, critique, premises     -> fitting, timing
+choosing    all layouts searched, what binds, critique               -> fitting, timing
 fitting     bytes: the ledger, verdicts, fixes                       -> timing, pipelines
 timing      seconds of a step                                        -> pipelines
 inputs      a model, a cluster, a recipe, a layout                   -> pipelines

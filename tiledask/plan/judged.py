@@ -2,7 +2,6 @@
 
 ✓ balance: the fullest of 4 stages has 6 layers        a line of a plan's critique
 ✗ devices: 8 of 16 stay unused
-fails: B starts. 60 GB of 24 GB. ZeRO-2 would do       a claim of a premise, in a sentence
 ✗ 7 points apart, 3 allowed                            a row of predicted against measured
 """
 
@@ -11,19 +10,8 @@ from dataclasses import dataclass
 
 from tiledask.plan import html
 
-__all__ = [
-    "BARELY",
-    "FAILS",
-    "HOLDS",
-    "MARKS",
-    "Judged",
-    "JudgedSentence",
-    "judged",
-    "judged_table",
-]
+__all__ = ["MARKS", "Judged", "judged_table"]
 
-HOLDS, BARELY, FAILS = "holds", "barely", "fails"
-_WORDS = {True: HOLDS, None: BARELY, False: FAILS}
 MARKS = {True: "✓", None: "", False: "✗"}
 
 
@@ -39,11 +27,6 @@ class Judged:
     """The numbers and the formula."""
     way_out: str = ""
     """What would make it true; empty if it is."""
-
-    @property
-    def verdict(self) -> str:
-        """ "holds", "fails" or "barely"."""
-        return _WORDS[self.holds]
 
     @property
     def about(self) -> str:
@@ -62,28 +45,11 @@ class Judged:
         return " ".join(filter(None, (MARKS[self.holds], claim, self.why, self.way_out)))
 
 
-class JudgedSentence(Judged):
-    """A claim that is a sentence: as text its verdict is a word, and its reasons follow."""
-
-    def __str__(self) -> str:
-        return " ".join(filter(None, (f"{self.verdict}: {self.claim}.", self.why, self.way_out)))
-
-
-def judged(claim: str, verdict: str, why: str = "", way_out: str = "") -> JudgedSentence:
-    """A sentence with its verdict in a word.
-
-    >>> print(judged("B starts", FAILS, "60 GB of 24 GB.", "ZeRO-2 would do."))
-    fails: B starts. 60 GB of 24 GB. ZeRO-2 would do.
-    """
-    (holds,) = (holds for holds, word in _WORDS.items() if word == verdict)
-    return JudgedSentence(claim, holds, why, way_out)
-
-
 def judged_table(claims: Iterable[Judged], caption: object = "") -> str:
     """Claims as an HTML table: the verdict, the claim, and how it was worked out; all escaped.
 
     >>> judged_table([Judged("a < b", True, "1 < 2")])[-77:]
     "✓</td><td>a &lt; b</td><td style='text-align:left'>1 &lt; 2</td></tr></table>"
     """
-    rows = [(MARKS[c.holds] or c.verdict, c.claim, f"{c.why} {c.way_out}".rstrip()) for c in claims]
+    rows = [(MARKS[c.holds], c.claim, f"{c.why} {c.way_out}".rstrip()) for c in claims]
     return html.table(("", "claim", "worked out"), rows, caption, style={2: "text-align:left"})

@@ -1,20 +1,17 @@
 """An answer as people read it, in a terminal or a notebook, and as JSON."""
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from tiledask.errors import ConfigError
 from tiledask.lab.plots.primitives import Figure
-from tiledask.lab.puzzles.fields import size
 from tiledask.lab.questions.index import Taught
 from tiledask.lab.questions.question import CourseQuestion, WorkedAnswer
 from tiledask.lab.table import Comparison
 from tiledask.plan import html
-from tiledask.plan.choosing.question_check import Critique
-from tiledask.plan.units import format_bytes, parse_bytes
 
 __all__ = ["Answer"]
 
@@ -25,8 +22,6 @@ class Answer:
 
     question: CourseQuestion
     inputs: Mapping[str, Any]
-    premise: Critique | None
-    """What the question takes for granted, checked; None if nothing needs to be."""
     worked: WorkedAnswer
     run: Comparison | None
     """Predicted, simulated and measured."""
@@ -34,6 +29,8 @@ class Answer:
     """Why there is no run; empty if there is one."""
     taught: tuple[Taught, ...]
     """The sections of the walkthroughs that teach it."""
+    found: str = ""
+    """Which question was taken, where it was asked in words."""
 
     @property
     def values(self) -> Mapping[str, Any]:
@@ -45,72 +42,83 @@ class Answer:
         """Whether no claim of the run fails."""
         return self.run is None or self.run.ok
 
+    @property
+    def title(self) -> str:
+        return self.question.words(self.question.title, self.inputs)
+
+    @property
+    def asked(self) -> str:
+        """The question, with the inputs in it."""
+        return self.question.words(self.question.asked, self.inputs)
+
     def figure(self) -> Figure:
         """The answer as a picture; ConfigError if it has none."""
         if self.worked.figure is None:
             raise ConfigError(f"the answer to question {self.question.number} has no figure")
         return self.worked.figure()
 
-    def to_text(self, width: int = 100) -> str:
-        """The whole answer as text, no line of prose longer than ``width`` characters."""
-        q, parts = self.question, []
-        parts.append([*textwrap.wrap(f"{q.number}. {q.title}", width), *_wrapped(q.asked, width)])
-        said = [f"{n} = {_shown(v)} ({q.inputs[n].meaning})" for n, v in self._sized()]
-        parts.append(["Inputs", *(line for each in said for line in _wrapped(each, width, 4))])
-        if self.premise is not None:
-            verdicts = [line for f in self.premise.findings for line in _wrapped(str(f), width, 4)]
-            convention = _wrapped(self.premise.convention, width, 4)
-            parts.append(["What it takes for granted", *convention, *verdicts])
-        lines = [line for each in self.worked.lines for line in _wrapped(each, width, 4)]
-        parts.append(["Working", *lines])
+    def to_text(self, width: int = 100, explain: bool = False) -> str:
+        """The answer first, then its working, no line of prose longer than ``width`` characters.
+
+        explain
+            Also what lies behind it: what the inputs are, more lines, where it is taught.
+        """
+        parts = [_wrapped(self.found, width, 0, "")] if self.found else []
+        title = textwrap.wrap(f"{self.question.number}. {self.title}", width)
+        parts.append([*title, *_wrapped(self.asked, width)])
         parts.append(["Answer", *_wrapped(self.worked.answer, width)])
-        if self.run is None:
-            parts.append(["Run", *_wrapped(self.not_run, width)])
-        else:
+        parts.append(["Working", *_all(self.worked.lines, width)])
+        if explain and self.worked.more:
+            parts.append(["Behind it", *_all(self.worked.more, width)])
+        if self.run is not None:
             parts.append(self.run.to_text(width).splitlines())
-        where = [line for each in self.taught for line in _wrapped(str(each), width, 4)]
-        parts.append(["Taught in", *where])
+        elif self.not_run:
+            parts.append(["Not run", *_wrapped(self.not_run, width)])
+        if explain:
+            meanings = [f"{name}={value}: {what}" for name, value, what in self._inputs()]
+            parts.append(["Inputs", *_all(meanings, width)])
+            parts.append(["Taught in", *_all(map(str, self.taught), width)])
+        else:
+            inputs = f"Inputs: {self.question.typed(self.inputs)}"
+            parts.append(_wrapped(f"{inputs} (--set, --explain)", width, 2, ""))
         return "\n\n".join("\n".join(part) for part in parts) + "\n"
+
+    def _inputs(self) -> list[tuple[str, str, str]]:
+        """(name, value as it is typed, meaning) of each input."""
+        kinds = self.question.inputs
+        return [(n, kinds[n].typed(v), kinds[n].meaning) for n, v in self.inputs.items()]
 
     def __repr__(self) -> str:
         return self.to_text()
 
     def _repr_html_(self) -> str:
-        q, worked = self.question, self.worked
-        rows = [(n, _shown(v), q.inputs[n].meaning) for n, v in self._sized()]
+        worked = self.worked
         lines = "".join(
             f"<pre>{html.words(chr(10).join(group))}</pre>"
             if drawn
             else "".join(f"<p>{html.words(line)}</p>" for line in group)
-            for drawn, group in groupby(worked.lines, _drawn)
+            for drawn, group in groupby((*worked.lines, *worked.more), _drawn)
         )
         taught = "; ".join(map(str, self.taught))
         run = f"<p>{html.words(self.not_run)}</p>" if self.run is None else self.run._repr_html_()
         return (
-            f"<p><b>{q.number}. {html.words(q.title)}</b><br>{html.words(q.asked)}</p>"
-            f"{html.table((), rows, first='th', style={2: 'text-align:left'})}"
-            f"{self.premise._repr_html_() if self.premise is not None else ''}"
-            f"<div style='margin-left:2em'>{lines}</div>"
-            f"<p><b>{html.words(worked.answer)}</b></p>{run}"
+            f"<p><b>{self.question.number}. {html.words(self.title)}</b><br>"
+            f"{html.words(self.asked)}</p><p><b>{html.words(worked.answer)}</b></p>"
+            f"<div style='margin-left:2em'>{lines}</div>{run}"
+            f"{html.table((), self._inputs(), first='th', style={2: 'text-align:left'})}"
             f"<p>Taught in {html.words(taught)}</p>"
         )
-
-    def _sized(self) -> Iterator[tuple[str, Any]]:
-        """(name, value) of each input, bytes with their unit where no digit goes by that."""
-        for name, value in self.inputs.items():
-            text = format_bytes(value) if self.question.inputs[name].read is size else ""
-            yield name, text.replace(" ", "") if text and parse_bytes(text) == value else value
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain values, for JSON."""
         return {
             "number": self.question.number,
-            "title": self.question.title,
-            "asked": self.question.asked,
+            "title": self.title,
+            "asked": self.asked,
+            "found": self.found,
             "inputs": dict(self.inputs),
-            "premise": None if self.premise is None else self.premise.to_dict(),
             "answer": self.worked.answer,
-            "working": list(self.worked.lines),
+            "working": [*self.worked.lines, *self.worked.more],
             "values": dict(self.worked.values),
             "run": None if self.run is None else self.run.to_dict(),
             "not_run": self.not_run,
@@ -123,22 +131,19 @@ def _drawn(line: str) -> bool:
     return "  " in line
 
 
-def _wrapped(words: str, width: int, hang: int = 2) -> list[str]:
-    """Lines that begin two columns in, those that go on ``hang`` columns in."""
-    if _drawn(words) or len(words) + 2 <= width:
-        return [f"  {words}"]
+def _all(lines: Any, width: int) -> list[str]:
+    return [part for line in lines for part in _wrapped(line, width, 4)]
+
+
+def _wrapped(words: str, width: int, hang: int = 2, indent: str = "  ") -> list[str]:
+    """Lines that begin behind ``indent``, those that go on ``hang`` columns in."""
+    if _drawn(words) or len(words) + len(indent) <= width:
+        return [f"{indent}{words}"]
     return textwrap.wrap(
         words,
         width,
-        initial_indent="  ",
+        initial_indent=indent,
         subsequent_indent=" " * hang,
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-def _shown(value: Any) -> str:
-    """As it can be typed behind --set."""
-    if isinstance(value, list):
-        return ",".join(map(_shown, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)

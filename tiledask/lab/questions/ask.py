@@ -1,5 +1,6 @@
-"""Ask a question of the course by its number: the working, and the run behind it."""
+"""Ask a question of the course by its number or in words: the working, and the run behind it."""
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -7,18 +8,24 @@ import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.lab.questions.answer import Answer
+from tiledask.lab.questions.by_words import by_words
 from tiledask.lab.questions.index import taught
 from tiledask.lab.questions.question import MOST_WORKERS, CourseQuestion
 from tiledask.lab.questions.table import question
 
-__all__ = ["ask"]
+__all__ = ["answered", "ask", "look_up"]
 
 
 def ask(
-    number: int, /, *, cluster: Cluster | None = None, run: bool = True, **inputs: Any
+    asked: int | str, /, *, cluster: Cluster | None = None, run: bool = True, **inputs: Any
 ) -> Answer:
-    """The Answer to the question ``number``, worked out and run with these ``inputs``.
+    """Work out a question of the course, and run it.
 
+    Parameters
+    ----------
+    asked
+        Its number, or words such as "24 layers on 4 devices"; the Answer then says which
+        question was taken.
     cluster
         Where it runs, or a Dask client of there. Default: workers that are started for it, and
         closed again; at most MOST_WORKERS of them, so that what takes more runs only on a cluster
@@ -26,33 +33,66 @@ def ask(
     run
         False: arithmetic and simulation only.
     inputs
-        The question's own; `tiledask ask` says which there are. Their values may be given as the
-        text that one types: ``memory="24GB"``.
+        The question's own; `tiledask ask 34 --explain` says which there are. Their values may be
+        given as the text that one types: ``memory="24GB"``.
 
-    Raises ConfigError for a number or an input that there is not, and a ValueError with the rule
-    for inputs that are impossible together.
+    Raises
+    ------
+    ConfigError
+        For a number, words or an input that there is not.
+    ValueError
+        With the rule, for inputs that are impossible together.
 
+    Examples
+    --------
     >>> ask(34, layers=12, devices=3, run=False).values["sizes"]
     [4, 4, 4]
+    >>> ask("12 layers on 3 devices", run=False).values["sizes"]
+    [4, 4, 4]
     """
-    asked = question(number)
+    return answered(*look_up(asked, inputs), cluster, run)
+
+
+def look_up(
+    asked: int | str, inputs: Mapping[str, Any]
+) -> tuple[CourseQuestion, dict[str, Any], str]:
+    """(the question, all its inputs, how it was found where words were asked)."""
+    number, found = asked, ""
+    if isinstance(asked, str) and not asked.strip().isdecimal():
+        number, in_words, found = by_words(asked)
+        inputs = in_words | inputs
+    taken = question(int(number))
+    return taken, taken.read(inputs), found
+
+
+def answered(
+    taken: CourseQuestion,
+    given: Mapping[str, Any],
+    found: str = "",
+    cluster: Cluster | None = None,
+    run: bool = True,
+) -> Answer:
+    """The working, and the run where it can be."""
     cluster = None if cluster is None else cluster_of(cluster, "what a question runs on")
-    given = asked.read(inputs)
-    worked, premise = asked.work(**given), asked.premise(**given)
-    needed, table = asked.workers(**given), None
-    not_run = _refusal(asked, needed, cluster) if run else "left out on request"
-    if not not_run:
+    worked, table = taken.work(**given), None
+    not_run = _refusal(taken, given, cluster) if run else ""
+    if run and not not_run:
+        needed = taken.workers(**given)
         with (
-            td.start_cluster(workers=needed, device=asked.device, quiet=True)
+            td.start_cluster(workers=needed, device=taken.device, quiet=True)
             if cluster is None and needed
             else nullcontext(cluster)
         ) as workers:
-            table = asked.run(workers, **given)
-    return Answer(asked, given, premise, worked, table, not_run, taught(number))
+            table = taken.run(workers, **given)
+    return Answer(taken, given, worked, table, not_run, taught(taken.number), found)
 
 
-def _refusal(asked: CourseQuestion, needed: int, cluster: Cluster | None) -> str:
+def _refusal(asked: CourseQuestion, given: Mapping[str, Any], cluster: Cluster | None) -> str:
     """Why it cannot run there, and where it could; empty if it can."""
+    for name, most in asked.largest_run.items():
+        if given[name] > most:
+            return f"a run takes {name} up to {asked.inputs[name].shown(most)}"
+    needed = asked.workers(**given)
     there = MOST_WORKERS if cluster is None else cluster.slots
     start = f"td.start_cluster(workers={needed}, device={asked.device!r})"
     if needed > there:

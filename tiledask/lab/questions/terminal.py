@@ -1,50 +1,57 @@
-"""What `tiledask ask` prints: all questions and premises by name, an answer, a premise's claims."""
+"""What `tiledask ask` reads and prints: inputs as typed, an answer, or all questions by number."""
 
+import re
+import textwrap
 from typing import Any
 
 from rich.console import Console
 
-import tiledask as td
+from tiledask.errors import ConfigError, short
+from tiledask.lab.figure_file import save_figure
 from tiledask.lab.questions.answer import Answer
+from tiledask.lab.questions.ask import answered, look_up
 from tiledask.lab.questions.table import QUESTIONS
 from tiledask.lab.table import say
-from tiledask.plan.choosing.question_check import Critique, premises
 
-__all__ = ["list_all", "show_answer", "show_premise"]
+__all__ = ["asked", "list_all", "read_inputs"]
+
+
+def read_inputs(words: list[str]) -> dict[str, str]:
+    """Inputs behind --set, each a word or several between commas; those of a list keep theirs.
+
+    >>> read_inputs(["stages=8,microbatches=63", "forward=1,2,3"])
+    {'stages': '8', 'microbatches': '63', 'forward': '1,2,3'}
+    """
+    found = {}
+    for word in (part for each in words for part in re.split(r",\s*(?=[a-z_]+\s*=)", each)):
+        name, equals, value = (part.strip() for part in word.partition("="))
+        if not equals or not name.isidentifier():
+            raise ConfigError(
+                f"--set takes inputs and values, as in --set layers=12 devices=3; got {short(word)}"
+            )
+        found[name] = value
+    return found
+
+
+def asked(words: str, inputs: dict[str, str], figure: str | None, run: bool) -> Answer:
+    """The answer; its figure is written before the run, for not every one has it."""
+    taken = look_up(words, inputs)
+    if figure:
+        save_figure(answered(*taken, run=False).figure(), figure)
+    return answered(*taken, run=run)
 
 
 def list_all(console: Console) -> tuple[int, dict[str, Any]]:
-    """A line for each question and for each premise; (0, the same for JSON)."""
-    say(console, "", bold="Questions, such as: tiledask ask 34 --set layers=12 devices=3")
+    """A line for each question; (0, the same for JSON)."""
+    say(console, "tiledask ask 34, or in words: tiledask ask 24 layers on 4 devices")
     for number, each in QUESTIONS.items():
-        say(console, f"{number:4}  {each.title}")
-    say(console, "", bold="Premises, such as: tiledask ask hardware-refresh")
-    critiques = {name: td.check_premise(name) for name in premises()}
-    for name, critique in critiques.items():
-        failed = sum(finding.holds is False for finding in critique.findings)
-        say(console, f": {critique.question}", bold=name)
-        say(console, f"    {failed} of {len(critique.findings)} claims fail")
-    return 0, {
-        "questions": {str(number): _facts(number) for number in QUESTIONS},
-        "premises": {name: critique.to_dict() for name, critique in critiques.items()},
-    }
+        title = each.words(each.title)
+        for line in textwrap.wrap(f"{number:4}  {title}", console.width, subsequent_indent=" " * 6):
+            say(console, line)
+    return 0, {"questions": {str(number): _facts(number) for number in QUESTIONS}}
 
 
 def _facts(number: int) -> dict[str, Any]:
     each = QUESTIONS[number]
     inputs = {name: {"default": i.default, "meaning": i.meaning} for name, i in each.inputs.items()}
-    return {"title": each.title, "asked": each.asked, "inputs": inputs}
-
-
-def show_answer(answer: Answer, console: Console) -> None:
-    """The answer as it is read, its table as wide as the terminal."""
-    say(console, answer.to_text(console.width).rstrip())
-
-
-def show_premise(critique: Critique, console: Console) -> None:
-    """Every claim with its verdict, why, and the way out."""
-    say(console, f"\n{critique.convention}", bold=critique.question)
-    for finding in critique.findings:
-        say(console, f": {finding.claim}.", bold=finding.verdict)
-        for line in filter(None, (finding.why, finding.way_out)):
-            say(console, f"    {line}")
+    return {"title": each.words(each.title), "asked": each.words(each.asked), "inputs": inputs}

@@ -171,7 +171,7 @@ def judge(peak: Any, certain: Any, total: Any, capacity: Any, most: Any = 0) -> 
     capacity is ``sure_of`` the device, the nominal one where the overhead is not ours; ``most``:
     bytes that the device has, where that is more.
 
-    The one rule of ``fits``, ``search`` and ``check_premise``.
+    The one rule of ``fits`` and ``search``.
 
     >>> [VERDICTS[judge(peak, 10, 70, 1000)] for peak in (930, 931, 990, 991)]
     ['fits', 'tight', 'tight', 'no']

@@ -9,7 +9,6 @@ from tiledask.lab.puzzles.fields import choice, number, size, whole
 from tiledask.lab.questions.pipelines.one_batch import NEARLY, executed, one_batch
 from tiledask.lab.questions.question import MOST_WORKERS, CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
-from tiledask.plan.choosing.question_check import Critique
 from tiledask.plan.formulas import minimum_devices
 from tiledask.plan.inputs.recipes import load_recipe
 from tiledask.plan.units import format_bytes
@@ -58,26 +57,6 @@ def place(parameters: float, memory: int, units: int, recipe: str, transfer: flo
             "units needed": least,
             "seconds": T,
         },
-    )
-
-
-def _premise(parameters: float, memory: int, units: int, recipe: str, transfer: float) -> Critique:
-    """Whether the model is too large for one unit, and whether its parts fit."""
-    plans = {"one unit": {}, f"{units} units": {"pp": units}}
-    names = list(plans)
-    return td.check_premise(
-        {
-            "question": "the first set of layers on the first unit",
-            "parameters": int(parameters),
-            "memory": f"{memory}B",
-            "devices": units,
-            "recipe": recipe,
-            "plans": plans,
-            "claims": [
-                {"claim": "One unit cannot hold it", "kind": "too large", "plan": names[0]},
-                {"claim": f"{units} units can", "kind": "fits", "plan": names[1]},
-            ],
-        }
     )
 
 
@@ -268,7 +247,6 @@ QUESTIONS = (
         },
         work=place,
         run=run_placed,
-        premise=_premise,
         workers=lambda units, **_: min(units, MOST_WORKERS),
     ),
     CourseQuestion(

@@ -17,11 +17,9 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.lab.puzzles.fields import whole
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
-from tiledask.plan.choosing.question_check import Critique
 from tiledask.plan.collectives import convolution as planned
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.expected import Expected
-from tiledask.plan.judged import FAILS, HOLDS, judged
 from tiledask.plan.units import format_bytes
 
 __all__ = ["QUESTION"]
@@ -104,32 +102,6 @@ def work(channels: int, units: int, rows: int, devices: int) -> WorkedAnswer:
             "barriers": [layerwise.barriers, network.transfers, data.barriers],
             "layerwise over network": more,
         },
-    )
-
-
-def _premise(channels: int, units: int, rows: int, devices: int) -> Critique:
-    """d2l's two sentences about the cost, each against LeNet's numbers."""
-    from tiledask.plan.program.making.convolution.of_lenet import need
-
-    layerwise, network, data = (
-        need(way, 256, devices, 4) for way in ("layerwise", "network", "data parallel")
-    )
-    sent, other = sum(layerwise.sent), sum(network.sent)
-    return Critique(
-        "d2l on layerwise partitioning",
-        f"LeNet on {devices} devices, a step of 256 images in float32",
-        (
-            judged(
-                "A very large number of synchronization or barrier operations",
-                HOLDS if layerwise.barriers > data.barriers else FAILS,
-                f"{layerwise.barriers} a step, where data parallelism has {data.barriers}.",
-            ),
-            judged(
-                "The data to transfer is potentially even larger than with layers on GPUs",
-                HOLDS if sent > other else FAILS,
-                f"{format_bytes(sent)} against {format_bytes(other)}: {sent / other:.3g} times.",
-            ),
-        ),
     )
 
 
@@ -220,6 +192,5 @@ QUESTION = CourseQuestion(
     },
     work=work,
     run=run,
-    premise=_premise,
     workers=lambda devices, **_: devices,
 )

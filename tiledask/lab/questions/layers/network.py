@@ -8,8 +8,6 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.lab.puzzles.fields import whole
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Comparison
-from tiledask.plan.choosing.question_check import Critique
-from tiledask.plan.judged import BARELY, FAILS, HOLDS, judged
 from tiledask.plan.units import format_bytes
 
 __all__ = ["QUESTION"]
@@ -62,39 +60,6 @@ def work(images: int, devices: int) -> WorkedAnswer:
     )
 
 
-def _premise(images: int, devices: int) -> Critique:
-    """d2l's sentences about this way of splitting, each against LeNet's numbers."""
-    from tiledask.plan.program.lenet import PARAMETERS
-    from tiledask.plan.program.making.convolution.of_lenet import need
-
-    said = need("network", images, devices, 4)
-    copies = sum(need("data parallel", images, devices, 4).sent)
-    share, sent = max(said.parameters) / PARAMETERS, sum(said.sent)
-    fraction = HOLDS if share <= 1.5 / devices else BARELY if share < 1 else FAILS
-    return Critique(
-        "d2l on network partitioning",
-        "LeNet in float32: 4 B a parameter and an activation",
-        (
-            judged(
-                "The memory of a GPU is a fraction of the network's",
-                fraction,
-                f"The fullest of {devices} has {100 * share:.1f} %; even parts would be "
-                f"{100 / devices:.1f} %.",
-            ),
-            judged(
-                "Workloads may not be properly matched between layers",
-                HOLDS if said.imbalance > 1.1 else FAILS,
-                f"The busiest device has {said.imbalance:.3g} times the mean work.",
-            ),
-            judged(
-                "The interface between layers requires large amounts of data transfer",
-                HOLDS if sent > copies else FAILS,
-                f"{format_bytes(sent)} a step; copies would send {format_bytes(copies)}.",
-            ),
-        ),
-    )
-
-
 def run(cluster: Cluster, images: int, devices: int) -> Comparison:
     """A training step of LeNet, consecutive layers on each worker."""
     from tiledask.lab.lenet import lenet_claims
@@ -114,6 +79,5 @@ QUESTION = CourseQuestion(
     },
     work=work,
     run=run,
-    premise=_premise,
     workers=lambda devices, **_: devices,
 )

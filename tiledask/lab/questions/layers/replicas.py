@@ -14,9 +14,7 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.lab.puzzles.fields import whole
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
-from tiledask.plan.choosing.question_check import Critique
 from tiledask.plan.collectives.cost import even
-from tiledask.plan.judged import BARELY, FAILS, HOLDS, judged
 from tiledask.plan.units import format_bytes
 
 __all__ = ["QUESTION"]
@@ -90,42 +88,6 @@ def work(images: int, devices: int) -> WorkedAnswer:
     )
 
 
-def _premise(images: int, devices: int) -> Critique:
-    """What d2l says of data parallelism, and what is tacit in it."""
-    from tiledask.plan.program.lenet import PARAMETERS
-    from tiledask.plan.program.making.convolution.of_lenet import need
-
-    said, off = need("data parallel", images, devices, 4), _difference(images, devices)
-    fastest = sum(said.flops) / max(said.flops)
-    return Critique(
-        "d2l on data parallelism",
-        "LeNet in float32: 4 B a parameter",
-        (
-            judged(
-                "One synchronisation after each minibatch is enough",
-                HOLDS if said.barriers == 1 else FAILS,
-                f"All gradients in one all_reduce: {said.barriers} a step.",
-            ),
-            judged(
-                "More GPUs do not allow larger models",
-                HOLDS if min(said.parameters) == PARAMETERS else FAILS,
-                f"Each of {devices} keeps {min(said.parameters):,} of {PARAMETERS:,} parameters.",
-            ),
-            judged(
-                f"{devices} GPUs can be {devices} times as fast",
-                HOLDS if fastest > 0.99 * devices else BARELY,
-                f"The largest share of {images} images leaves {fastest:.3g} times at best.",
-            ),
-            judged(
-                "With batch normalisation, too, the result is that of one device",
-                HOLDS if off < ROUND_OFF else FAILS,
-                f"By each device's own statistics an output is off by up to {off:.3g}.",
-                "Add up the statistics over the devices as well.",
-            ),
-        ),
-    )
-
-
 def _statistics(rank: Any, x: np.ndarray, shared: bool) -> np.ndarray:
     """This rank's samples, batch-normalised by its own statistics or by ``shared`` ones."""
     mine = np.array_split(x, rank.ranks)[rank.index]
@@ -188,6 +150,5 @@ QUESTION = CourseQuestion(
     },
     work=work,
     run=run,
-    premise=_premise,
     workers=lambda devices, **_: devices,
 )

@@ -44,11 +44,13 @@ def _limits(
 def _said(plan: Plan) -> str:
     if plan.verdict != "fits":
         return "nothing that fits" if plan.verdict == "no" else "nothing that surely fits"
-    layout = plan.layout
-    return (
-        f"t {layout.tp} p {layout.pp} d {layout.dp} ZeRO-{layout.zero} {layout.recompute}, "
-        f"{format_seconds(plan.seconds)}"
-    )
+    return f"{sized.brief(plan.layout)}, {format_seconds(plan.seconds)}"
+
+
+def _changed(relaxed: Relaxed) -> str:
+    """What a limit doubled changes, in a line."""
+    gain = "" if not _fits(relaxed.before) else f", {relaxed.speedup:.3g} times as fast"
+    return f"{relaxed.limit} x 2: {_said(relaxed.after)}{gain}"
 
 
 def _fits(plan: Plan) -> bool:
@@ -62,8 +64,10 @@ def work(
     links = within, between
     n, best = sized.parameters(billions), _plans(billions, memory, devices, *links, batch).best
     lines = [
-        f"states: 16 B x {billions:g}e9 / {devices} GPUs = {format_bytes(16 * n / devices)} of "
-        f"{format_bytes(memory)}",
+        f"states, {RECIPE}: 16 B x {billions:g}e9 / {sized.gpus(devices)} = "
+        f"{format_bytes(16 * n / devices)} of {format_bytes(memory)} (GB = 1e9 bytes), "
+        f"{sized.holds(16 * n / devices, memory)}; below activations, buffers and a CUDA context "
+        f"count too, as in `tiledask fit`; seconds are of a step",
         f"at hand, {devices} x {format_bytes(memory)}: {_said(best)}",
     ]
     decisions = {}
@@ -75,7 +79,9 @@ def work(
             cells.append(f"{devices * times} GPUs: {_said(plan)}")
         lines.append(f"{gb} GB: {'; '.join(cells)}")
     limits = _limits(billions, memory, devices, *links, batch)
-    lines += [str(each) for each in limits]
+    lines += [_changed(each) for each in limits if each.speedup > 1]
+    none = [each.limit for each in limits if each.speedup <= 1]
+    lines += [f"doubled alone, these change nothing: {', '.join(none)}"] if none else []
     first = limits[0]
     if not _fits(first.before) and first.speedup > 1:
         advice = f"what binds is {first.limit}: doubled, {_said(first.after)}"
@@ -167,12 +173,13 @@ def run(
 QUESTION = CourseQuestion(
     19,
     "You're advising an internal platform team that must ...",
-    "A platform team has 8 GPUs of 40 GB for a model of 30 billion parameters. What should it run, "
+    "A platform team has {devices} GPUs of {memory} for a model of {billions} billion parameters. "
+    "What should it run, "
     "what would other GPUs or more of them change, and which limit binds?",
     {
         "billions": sized.size_of(30.0, 7.0),
         "memory": sized.memory_of("40GB", "80GB"),
-        "devices": Input(8, 16, whole(1, 256), "GPUs at hand, 8 in a node"),
+        "devices": Input(8, 16, whole(1, 1024), "GPUs at hand, 8 in a node"),
         "within": Input(300e9, 16e9, number(1e6), "bytes/s of a GPU within its node"),
         "between": Input(25e9, 2.5e9, number(1e6), "bytes/s of a GPU between nodes"),
         "batch": Input(64, 256, whole(1, 100_000), "sequences of a step"),

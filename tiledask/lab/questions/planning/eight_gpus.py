@@ -6,7 +6,6 @@ from tiledask.lab.puzzles.fields import whole
 from tiledask.lab.questions.planning import sized
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Comparison
-from tiledask.plan.choosing.question_check import Critique
 from tiledask.plan.fitting.fit import minimum_devices
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.recipes import load_recipe
@@ -39,12 +38,17 @@ def work(billions: float, memory: int, devices: int) -> WorkedAnswer:
     whole, few = n * each, minimum_devices(n, RECIPE, memory)
     model, lean = sized.decoder(billions), leanest(devices)
     full = td.fits(model, lean, sized.machine(devices, memory), RECIPE)
+    with_context, how = sized.counted(billions, memory)
     lines = [
-        f"{billions:g}e9 parameters x {each} B ({RECIPE}) = {format_bytes(whole)}",
-        f"{format_bytes(whole)} / {devices} GPUs = {format_bytes(whole / devices)} a GPU of {room}",
+        sized.convention(RECIPE),
+        f"{billions:g}e9 parameters x {each} B = {format_bytes(whole)}; / {sized.gpus(devices)} = "
+        f"{format_bytes(whole / devices)} a GPU of {room}: {sized.holds(whole / devices, memory)}, "
+        f"as slices and as ZeRO-3 alike",
         f"fp16 weights alone: {format_bytes(2 * n)} / {devices} = {format_bytes(2 * n / devices)}",
-        f"{format_bytes(whole)} / {room} -> {few} GPUs for the states, filled to the last byte",
-        f"on {devices} GPUs with everything recomputed: {full.verdict}, {full.reason}",
+        f"{format_bytes(whole)} / {room} = {whole / memory:.4g} -> {sized.gpus(few)} for the states",
+        how,
+        f"with activations (all recomputed) and buffers too, as below: {full.verdict}, "
+        f"{format_bytes(full.expected)} needed of {room}",
     ]
     ways, verdicts = [], {}
     for name in LIGHTER:
@@ -52,30 +56,33 @@ def work(billions: float, memory: int, devices: int) -> WorkedAnswer:
         verdicts[name] = fit.verdict
         lines.append(
             f"{name}, {load_recipe(name).bytes_per_parameter} B a parameter: {fit.verdict}, "
-            f"{format_bytes(fit.memory.peak)} and {format_bytes(fit.overhead.total)} of overhead"
+            f"{format_bytes(fit.expected)}"
         )
         if fit.verdict == "fits" and full.verdict != "fits":
             ways.append(name)
     for gb in LARGER:
         fit = td.fits(model, lean, sized.machine(devices, gb * 10**9), RECIPE)
         verdicts[f"{gb} GB"] = fit.verdict
-        lines.append(f"GPUs of {gb} GB: {fit.verdict}, of {format_bytes(fit.expected)} needed")
+    sizes = ", ".join(f"{gb} GB {verdicts[f'{gb} GB']}" for gb in LARGER)
+    lines.append(f"larger GPUs for {format_bytes(full.expected)}: {sizes}")
     larger = next((gb for gb in LARGER if verdicts[f"{gb} GB"] == "fits"), None)
     fix = full.smallest_fix
     if fix is not None:
-        lines.append(f"more GPUs: {fix}")
+        lines.append(f"other layouts: {sized.brief(fix.layout)} on {sized.gpus(fix.devices)} fits")
     if full.verdict == "fits":
         answer = (
-            f"It is feasible: {format_bytes(full.memory.peak)} on each of {devices} GPUs of {room}."
+            f"It is feasible: {format_bytes(full.expected)} on each of {sized.gpus(devices)} of "
+            f"{room}, of it {format_bytes(whole / devices)} states."
         )
     else:
         outs = [f"a lighter recipe ({', '.join(ways)})"] if ways else []
         outs += [f"GPUs of {larger} GB"] if larger and larger * 10**9 > memory else []
-        outs += [f"{fix.devices} GPUs"] if fix is not None else []
+        if fix is not None:
+            outs.append(f"{sized.gpus(fix.devices)} of this size, {sized.brief(fix.layout)}")
         answer = (
             f"{'Infeasible' if full.verdict == 'no' else 'Too tight'}: full fine-tuning takes "
-            f"{format_bytes(whole / devices)} a GPU by its states alone, of {room}. What would "
-            f"make it feasible: {'; '.join(outs) or 'nothing of what was tried'}."
+            f"{format_bytes(whole / devices)} a GPU by its states alone, of {room}; they alone "
+            f"need {sized.gpus(few)}{sized.beside(few, with_context)}. What would make it feasible: {'; '.join(outs) or 'nothing of what was tried'}."
         )
     return WorkedAnswer(
         answer,
@@ -92,27 +99,6 @@ def work(billions: float, memory: int, devices: int) -> WorkedAnswer:
             {name: (Layout(tp=devices), name) for name in (RECIPE, *LIGHTER[:-1])},
             memory,
         ),
-    )
-
-
-def premise(billions: float, memory: int, devices: int) -> Critique:
-    """All GPUs train it, ZeRO-3 does, and they hold its weights."""
-    plan = {"tp": slices(devices).tp, "pp": slices(devices).pp}
-    return sized.premise_of(
-        f"{billions:g} billion parameters on {devices} GPUs of {format_bytes(memory)}",
-        billions,
-        memory,
-        devices,
-        {
-            "all": plan,
-            "all, ZeRO-3": {"dp": devices, "zero": 3},
-            "weights": plan | {"recipe": "fp16-weights"},
-        },
-        [
-            sized.fits_claim(f"{devices} slices train it", "all"),
-            sized.fits_claim(f"ZeRO-3 over {devices} trains it", "all, ZeRO-3"),
-            sized.fits_claim("They hold the weights in half precision", "weights"),
-        ],
     )
 
 
@@ -133,15 +119,14 @@ def run(cluster: Cluster, billions: float, memory: int, devices: int) -> Compari
 
 QUESTION = CourseQuestion(
     18,
-    "Your team is training a 70B-parameter LLM on 8 GPUs ...",
-    "All 70 billion parameters of a model are to be trained on 8 GPUs of 80 GB, with Adam in mixed "
-    "precision. Is that feasible? If not, what would make it so?",
+    "Your team is training a {billions}B-parameter LLM on {devices} GPUs ...",
+    "All {billions} billion parameters of a model are to be trained on {devices} GPUs of {memory}, "
+    "with Adam in mixed precision. Is that feasible? If not, what would make it so?",
     {
         "billions": sized.size_of(70.0, 13.0),
         "memory": sized.memory_of("80GB", "141GB"),
-        "devices": Input(8, 16, whole(1, 64), "GPUs, 8 in a node"),
+        "devices": Input(8, 16, whole(1, 1024), "GPUs, 8 in a node"),
     },
     work,
     run,
-    premise=premise,
 )

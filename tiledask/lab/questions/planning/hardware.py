@@ -7,7 +7,6 @@ from tiledask.lab.questions.planning import sized
 from tiledask.lab.questions.planning.scaled import idle, trained
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Comparison
-from tiledask.plan.choosing.question_check import Critique
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.recipes import load_recipe
 from tiledask.plan.pipelines.closed_form import bubble_fraction
@@ -80,22 +79,6 @@ def work(
     )
 
 
-def premise(billions: float, memory: int, dp: int, tp: int, pp: int, microbatches: int) -> Critique:
-    """A runs out of memory, and B starts."""
-    plan = {"pp": pp, "tp": tp, "dp": dp}
-    return sized.premise_of(
-        f"{billions:g} billion parameters on {dp * tp * pp} GPUs of {format_bytes(memory)}",
-        billions,
-        memory,
-        dp * tp * pp,
-        {"A": {"dp": dp * tp * pp}, "B": plan},
-        [
-            sized.fits_claim("A, purely data parallel, runs out of memory", "A", "too large"),
-            sized.fits_claim(f"B, pp {pp} x tp {tp} x dp {dp}, starts", "B"),
-        ],
-    )
-
-
 def run(
     cluster: Cluster, billions: float, memory: int, dp: int, tp: int, pp: int, microbatches: int
 ) -> Comparison:
@@ -127,5 +110,4 @@ QUESTION = CourseQuestion(
     },
     work,
     run,
-    premise=premise,
 )

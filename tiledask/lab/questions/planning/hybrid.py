@@ -7,7 +7,6 @@ from tiledask.lab.questions.planning import sized
 from tiledask.lab.questions.planning.scaled import idle, trained
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Comparison
-from tiledask.plan.choosing.question_check import Critique
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.pipelines.closed_form import bubble_fraction, naive_utilisation
 from tiledask.plan.units import format_bytes
@@ -96,33 +95,6 @@ def work(
     )
 
 
-def premise(billions: float, memory: int, devices: int, stages: int, **_: object) -> Critique:
-    """What the plans that were tried are said to have done."""
-    copies = max(1, devices // stages)
-    hybrid = {"dp": copies, "pp": stages, "recipe": RECIPE}
-    return sized.premise_of(
-        f"{billions:g} billion parameters on {devices} GPUs of {format_bytes(memory)}",
-        billions,
-        memory,
-        max(devices, stages),
-        {
-            "copies": {"dp": devices},
-            "stages": {"pp": stages},
-            "hybrid": hybrid,
-            "hybrid, ZeRO-1": hybrid | {"zero": 1},
-            "slices": {"tp": devices, "recipe": RECIPE},
-        },
-        [
-            sized.fits_claim("Data parallelism runs out of memory", "copies", "too large"),
-            sized.fits_claim(f"{stages} stages ran in single precision, with Adam", "stages"),
-            sized.fits_claim(f"{copies} copies of {stages} stages train it mixed", "hybrid"),
-            sized.fits_claim("They do with ZeRO-1", "hybrid, ZeRO-1"),
-            sized.fits_claim(f"{devices} slices train it in mixed precision", "slices"),
-        ],
-        recipe="fp32-adam",
-    )
-
-
 def run(
     cluster: Cluster,
     billions: float,
@@ -171,5 +143,4 @@ QUESTION = CourseQuestion(
     },
     work,
     run,
-    premise=premise,
 )

@@ -10,7 +10,6 @@ from tiledask.lab.questions.planning.scaled import trained
 from tiledask.lab.questions.planning.scaling import syncs
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
-from tiledask.plan.choosing.question_check import Critique
 from tiledask.plan.choosing.search import Plans
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.units import format_bytes, format_seconds
@@ -20,7 +19,7 @@ __all__ = ["QUESTION"]
 RECIPE = "mixed-adam-16"
 MEMORIES = (24, 40, 48, 80, 141)
 """GB of GPUs that a node may have."""
-SHOWN = 6
+SHOWN = 4
 CHECKED = 400
 """Layouts whose memory is counted once more, one by one."""
 DEGREES = ["tp", "pp", "dp", "zero"]
@@ -32,26 +31,23 @@ def _plans(billions: float, memory: int, devices: int, link: float, batch: int) 
     return td.search(sized.decoder(billions), machine, batch)
 
 
-def _named(layout: Layout) -> str:
-    return f"t {layout.tp}, p {layout.pp}, d {layout.dp}, ZeRO-{layout.zero}"
-
-
 def work(billions: float, memory: int, devices: int, link: float, batch: int) -> WorkedAnswer:
     """All layouts of the node: how many fit, by degree and by memory, and the fastest ones."""
     n, plans = sized.parameters(billions), _plans(billions, memory, devices, link, batch)
     model, room = sized.decoder(billions), format_bytes(memory)
     lines = [
-        f"states: 16 B x {billions:g}e9 = {format_bytes(16 * n)}; / {devices} GPUs = "
-        f"{format_bytes(16 * n / devices)}, of {room}",
-        f"{plans.considered:,} layouts of {batch} sequences a step: "
-        + ", ".join(f"{count:,} {word}" for word, count in plans.counts.items()),
+        f"states, {RECIPE}: 16 B x {billions:g}e9 = {format_bytes(16 * n)} (GB = 1e9 bytes); a full "
+        f"copy {sized.holds(16 * n, memory)}; / {devices} GPUs = {format_bytes(16 * n / devices)}",
+        f"with activations, buffers and a CUDA context, as `tiledask fit` counts: of "
+        f"{plans.considered:,} layouts for {batch} sequences a step {plans.counts['fits']:,} fit, "
+        f"{plans.counts['tight']:,} fit barely",
     ]
     frame = plans.to_frame(None)
     fitting = frame[frame["verdict"] == "fits"]
     best_of = fitting.groupby(DEGREES, sort=False).head(1)
     feasible = [list(map(int, row)) for row in best_of[DEGREES].itertuples(index=False)]
     lines.append(
-        f"{len(feasible)} combinations of t, p, d and ZeRO fit: "
+        f"{len(feasible)} combinations of tp, pp, dp and ZeRO fit: "
         + ("; ".join(f"{t} {p} {d} {z}" for t, p, d, z in sorted(feasible)) or "none")
     )
     for at in best_of.index[:SHOWN]:
@@ -60,8 +56,7 @@ def work(billions: float, memory: int, devices: int, link: float, batch: int) ->
             f"{s.name} {format_bytes(s.bytes)}" for s in syncs(model, plan.layout, billions)
         )
         lines.append(
-            f"{_named(plan.layout)}, recompute {plan.layout.recompute}: "
-            f"{format_bytes(plan.peak)}, bubble {100 * plan.step.bubble / plan.step.total:.1f} %, "
+            f"{sized.brief(plan.layout)}: {format_bytes(plan.peak)} a GPU, bubble {100 * plan.step.bubble / plan.step.total:.1f} %, "
             f"a GPU sends {sent or 'nothing'}, {format_seconds(plan.seconds)} a step"
         )
     counts = {}
@@ -71,7 +66,7 @@ def work(billions: float, memory: int, devices: int, link: float, batch: int) ->
         lines.append(
             f"{devices} x {gb} GB: {format_bytes(16 * n / devices)} of states a GPU, "
             + (
-                f"{counts[str(gb)]:,} fit, best {there.best.layout}"
+                f"{counts[str(gb)]:,} fit, best {sized.brief(there.best.layout)}"
                 if counts[str(gb)]
                 else "nothing fits"
             )
@@ -79,15 +74,15 @@ def work(billions: float, memory: int, devices: int, link: float, batch: int) ->
     best = plans.best
     if best.verdict == "fits":
         answer = (
-            f"It fits: {len(feasible)} combinations do, the fastest {_named(best.layout)} with "
+            f"It fits: {len(feasible)} combinations do, the fastest {sized.brief(best.layout)} with "
             f"{format_bytes(best.peak)} a GPU, {format_seconds(best.seconds)} for {batch} sequences"
             f" ({best.step.tokens_per_second:,.0f} tokens/s)."
         )
     else:
         answer = (
             f"{'Nothing fits surely' if best.verdict == 'tight' else 'Nothing fits'}: the nearest, "
-            f"{_named(best.layout)}, needs {format_bytes(best.peak)} and overhead, of {room}. "
-            f"{16 * n / devices / 1e9:.4g} GB a GPU are states alone."
+            f"{sized.brief(best.layout)}, needs {format_bytes(best.peak)} and overhead, of {room}; "
+            f"the states alone, over {sized.gpus(devices)}, are {format_bytes(16 * n / devices)}."
         )
     return WorkedAnswer(
         answer,
@@ -102,21 +97,6 @@ def work(billions: float, memory: int, devices: int, link: float, batch: int) ->
             "fitting_by_memory": counts,
         },
         lambda: td.plots.feasibility(plans),
-    )
-
-
-def premise(billions: float, memory: int, devices: int, **_: object) -> Critique:
-    """Copies are too large, slices of everything hold the states."""
-    return sized.premise_of(
-        f"{billions:g} billion parameters on a node of {devices} GPUs of {format_bytes(memory)}",
-        billions,
-        memory,
-        devices,
-        {"copies": {"dp": devices}, "slices": {"tp": devices}},
-        [
-            sized.fits_claim("Data parallelism runs out of memory", "copies", "too large"),
-            sized.fits_claim(f"{devices} slices hold the states", "slices"),
-        ],
     )
 
 
@@ -160,17 +140,17 @@ def run(
 
 QUESTION = CourseQuestion(
     16,
-    "Your team must train a 30B-parameter LLM on a ...",
-    "A model of 30 billion parameters is to be trained on one node of 8 GPUs of 80 GB. Which "
+    "Your team must train a {billions}B-parameter LLM on a ...",
+    "A model of {billions} billion parameters is to be trained on one node of {devices} GPUs of "
+    "{memory}, {batch} sequences a step. Which "
     "degrees of tensor, pipeline and data parallelism and of ZeRO fit, and which is best?",
     {
         "billions": sized.size_of(30.0, 13.0),
         "memory": sized.memory_of("80GB", "40GB"),
-        "devices": Input(8, 4, whole(1, 16), "GPUs of the node"),
+        "devices": Input(8, 4, whole(1, 72), "GPUs of the node"),
         "link": Input(300e9, 16e9, number(1e6), "bytes/s of a GPU to the others"),
         "batch": Input(64, 256, whole(1, 100_000), "sequences of a step"),
     },
     work,
     run,
-    premise=premise,
 )

@@ -9,7 +9,6 @@ from tiledask.lab.questions.planning import sized
 from tiledask.lab.questions.planning.scaled import idle, trained
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
-from tiledask.plan.choosing.question_check import Critique
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.recipes import load_recipe
 from tiledask.plan.pipelines.closed_form import bubble_fraction
@@ -100,38 +99,6 @@ def work(
     )
 
 
-def premise(memory: int, stages: int, replicas: int, microbatches: int, **_: object) -> Critique:
-    """Sizes that are too large for one GPU and fit the stages exist; so many are busy."""
-    plan = {"pp": stages, "dp": replicas}
-    one = {"kind": "used", "stages": stages}
-    words = f"{microbatches} micro-batches use 90 % of the time"
-    return sized.premise_of(
-        f"a model too large for one GPU of {format_bytes(memory)} in single precision",
-        None,
-        memory,
-        stages * replicas,
-        {"as run": plan, "with ZeRO-1": plan | {"zero": 1}},
-        [
-            {
-                "claim": f"It trains on {stages} stages x {replicas} replicas",
-                "kind": "sizes exist",
-                "alone": ALONE,
-                "plan": "as run",
-            },
-            {
-                "claim": "It does with ZeRO-1",
-                "kind": "sizes exist",
-                "alone": ALONE,
-                "plan": "with ZeRO-1",
-            },
-            one
-            | {"claim": "With one micro-batch a quarter of the time is used"}
-            | {"microbatches": 1, "share": 0.25},
-            one | {"claim": words, "microbatches": microbatches, "share": 0.9},
-        ],
-    )
-
-
 def run(
     cluster: Cluster,
     memory: int,
@@ -215,5 +182,4 @@ QUESTION = CourseQuestion(
     },
     work,
     run,
-    premise=premise,
 )

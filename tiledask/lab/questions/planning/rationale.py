@@ -5,7 +5,6 @@ from tiledask.lab.puzzles.fields import choice
 from tiledask.lab.questions.planning import sized
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Comparison
-from tiledask.plan.choosing.question_check import Critique
 from tiledask.plan.fitting.fit import minimum_devices
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.recipes import load_recipe
@@ -29,34 +28,40 @@ def work(billions: float, memory: int, recipe: str) -> WorkedAnswer:
     n, each = sized.parameters(billions), load_recipe(recipe).bytes_per_parameter
     whole, enough = n * each, minimum_devices(n, recipe, memory)
     trains = load_recipe(recipe).trains
+    with_context, how = sized.counted(billions, memory, recipe)
     lines = [
-        f"{billions:g}e9 parameters x {each} B ({recipe}) = {format_bytes(whole)}; a GPU has "
-        f"{format_bytes(memory)}"
+        sized.convention(recipe),
+        f"all of it: {billions:g}e9 x {each} B = {format_bytes(whole)}; a GPU has "
+        f"{format_bytes(memory)}",
     ]
     slices = {count: -(-n // count) * each for count in counts(enough)}
-    for count, held in slices.items():
-        fits = "fits" if held <= memory else "too much"
+    for count in sorted({*slices, enough}):
+        held = -(-n // count) * each
         lines.append(
             f"N = {count}: a copy each {format_bytes(whole)}; a slice each {format_bytes(whole)} / "
-            f"{count} = {format_bytes(held)}, {fits}"
+            f"{count} = {format_bytes(held)}, {sized.holds(held, memory)}"
         )
-    lines.append(
-        "Copies: bytes a GPU do not depend on N, so that no N helps"
-        if whole > memory
-        else f"Copies: {format_bytes(whole)} a GPU for every N, which fits"
-    )
-    lines.append(f"Slices: {format_bytes(whole)} / {format_bytes(memory)} -> N >= {enough}")
-    if trains:
-        ring = 2 * (enough - 1) * n * WIRE / max(1, enough)
+    lines += [
+        f"copies: {format_bytes(whole)} a GPU for every N, {sized.holds(whole, memory)}",
+        f"slices: {format_bytes(whole)} / {format_bytes(memory)} -> N >= {enough}",
+        how,
+    ]
+    if trains and enough > 1:
+        ring = 2 * (enough - 1) * n * WIRE / enough
         lines.append(
-            f"What copies would send of fp16 gradients in a step with N = {enough}: 2 (N-1)/N x "
-            f"{format_bytes(n * WIRE)} = {format_bytes(ring)} a GPU"
+            f"copies on N = {enough} GPUs would also send their fp16 gradients in every step: "
+            f"2 (N-1)/N x {format_bytes(n * WIRE)} = {format_bytes(ring)} a GPU"
         )
-    first = "never" if whole > memory else "from the first GPU on"
+    copies = (
+        f"a copy, {format_bytes(whole)}, never fits {format_bytes(memory)}"
+        if whole > memory
+        else f"a copy, {format_bytes(whole)}, fits {format_bytes(memory)} on every GPU"
+    )
+    context = sized.beside(enough, with_context)
     return WorkedAnswer(
-        f"A model is cut because a slice shrinks with the GPUs and a copy does not: copies of "
-        f"{format_bytes(whole)} fit {format_bytes(memory)} {first}, slices from {enough} GPUs on. "
-        f"Cutting buys memory, not speed: layer by layer one GPU works at a time.",
+        f"A slice shrinks with the number of GPUs and a copy does not: {copies}; slices fit from "
+        f"{sized.gpus(enough)} on{context}. Cutting buys memory, not speed: layer by layer one GPU works "
+        f"at a time.",
         tuple(lines),
         {
             "copy_bytes": whole,
@@ -73,23 +78,6 @@ def work(billions: float, memory: int, recipe: str) -> WorkedAnswer:
             },
             memory,
         ),
-    )
-
-
-def premise(billions: float, memory: int, recipe: str) -> Critique:
-    """A copy is too large, and the fewest slices fit."""
-    enough = minimum_devices(sized.parameters(billions), recipe, memory)
-    return sized.premise_of(
-        f"{billions:g} billion parameters on GPUs of {format_bytes(memory)}",
-        billions,
-        memory,
-        max(2, enough),
-        {"copies": {"dp": max(2, enough)}, "slices": {"pp": enough}},
-        [
-            sized.fits_claim("A copy is too large for a GPU", "copies", "too large"),
-            sized.fits_claim(f"{enough} slices fit", "slices"),
-        ],
-        recipe=recipe,
     )
 
 
@@ -111,7 +99,8 @@ def run(cluster: Cluster, billions: float, memory: int, recipe: str) -> Comparis
 QUESTION = CourseQuestion(
     15,
     "Rationale for Model Partitioning",
-    "Why is a model of 30 billion parameters cut over GPUs of 40 GB, and not copied to each? From "
+    "Why is a model of {billions} billion parameters ({recipe}) cut over GPUs of {memory}, and not "
+    "copied to each? From "
     "how many GPUs on does either fit?",
     {
         "billions": sized.size_of(30.0, 7.0),
@@ -125,5 +114,4 @@ QUESTION = CourseQuestion(
     },
     work,
     run,
-    premise=premise,
 )

@@ -13,7 +13,6 @@ from tiledask.lab.questions.planning import sized
 from tiledask.lab.questions.planning.scaling import hops
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
-from tiledask.plan.choosing.question_check import Critique
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.timing.collective_time import bandwidth, latency
@@ -147,33 +146,6 @@ def work(
     )
 
 
-def premise(billions: float, memory: int, stages: int, replicas: int, **_: object) -> Critique:
-    """A replica fits, and its traffic doubles."""
-    return sized.premise_of(
-        f"{billions:g} billion parameters, {stages} GPUs of {format_bytes(memory)} a replica, "
-        f"{replicas} replicas doubled",
-        billions,
-        memory,
-        2 * replicas * stages,
-        {
-            "before": {"pp": stages, "dp": replicas},
-            "after": {"pp": stages, "dp": 2 * replicas},
-            "ZeRO-1": {"pp": stages, "dp": replicas, "zero": 1},
-        },
-        [
-            sized.fits_claim(f"{stages} GPUs hold a replica", "before"),
-            sized.fits_claim("They do with ZeRO-1", "ZeRO-1"),
-            {
-                "claim": "Twice the replicas make twice the gradient traffic of a GPU",
-                "kind": "traffic grows",
-                "times": 2.0,
-                "from": "before",
-                "to": "after",
-            },
-        ],
-    )
-
-
 def _noise(rows: int) -> float:
     """The variance of gradients of ``rows`` rows of the small network, about their mean."""
     from tiledask.lab.precision.replicas import SMALL
@@ -281,5 +253,4 @@ QUESTION = CourseQuestion(
     },
     work,
     run,
-    premise=premise,
 )

@@ -1,9 +1,9 @@
 """What planning questions start from: a decoder of so many parameters on devices of so much memory.
 
-billions=30, memory="80GB", devices=8  ->  a Model, a ClusterSpec, a premise, states held at 1:1000
+billions=30, memory="80GB", devices=8  ->  a Model, a ClusterSpec, states held at 1:1000
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,8 @@ from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.puzzles.fields import number, size, whole
 from tiledask.lab.questions.question import Input
 from tiledask.lab.table import Comparison
-from tiledask.plan.choosing.question_check import Critique, check_premise
+from tiledask.plan.fitting.fit import minimum_devices
+from tiledask.plan.fitting.overhead import CUDA_CONTEXT
 from tiledask.plan.inputs.hardware import ClusterSpec, load_cluster
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
@@ -25,15 +26,19 @@ from tiledask.plan.units import format_bytes
 __all__ = [
     "CONVENTIONS",
     "bars",
+    "beside",
+    "brief",
+    "counted",
+    "convention",
     "decoder",
     "devices_of",
-    "fits_claim",
+    "gpus",
     "gradient_bytes",
     "held",
+    "holds",
     "machine",
     "memory_of",
     "parameters",
-    "premise_of",
     "size_of",
     "states",
 ]
@@ -134,6 +139,62 @@ def states(billions: float, layout: Layout, recipe: str = "mixed-adam-16") -> tu
     return size, f"{each} B x {billions:g}e9{split} = {format_bytes(size)}"
 
 
+def holds(size: float, memory: int) -> str:
+    """Whether states of that size have room, in words.
+
+    >>> holds(60e9, 80 * 10**9), holds(40e9, 40 * 10**9), holds(60e9, 40 * 10**9)
+    ('20 GB left', 'filled to the last byte', '20 GB too much')
+    """
+    if size == memory:
+        return "filled to the last byte"
+    return f"{format_bytes(abs(memory - size))} {'left' if size < memory else 'too much'}"
+
+
+def convention(recipe: str = "mixed-adam-16") -> str:
+    """What is counted where states are: said once on a page."""
+    kept = load_recipe(recipe)
+    each = " + ".join(f"{s.bytes}" for s in kept.states if s.of == "parameters")
+    return (
+        f"states alone, {recipe}: {each} = {kept.bytes_per_parameter} B a parameter; GB = 1e9 "
+        f"bytes; no CUDA context, no activations"
+    )
+
+
+def counted(billions: float, memory: int, recipe: str = "mixed-adam-16") -> tuple[int | None, str]:
+    """(fewest slices whose states leave a CUDA context its room, how): None if none do."""
+    room = memory - CUDA_CONTEXT
+    context = f"with a CUDA context of {CUDA_CONTEXT / 1e9:.2f} GB on each GPU"
+    if room <= 0:
+        return None, f"{context} nothing is left of {format_bytes(memory)}"
+    few = minimum_devices(parameters(billions), recipe, room)
+    whole = format_bytes(parameters(billions) * load_recipe(recipe).bytes_per_parameter)
+    each = f"{format_bytes(memory)} - {CUDA_CONTEXT / 1e9:.2f} GB"
+    return few, f"{context}, as `tiledask fit` counts: {whole} / ({each}) -> {gpus(few)}"
+
+
+def gpus(count: int) -> str:
+    return f"{count} GPU{'s' * (count != 1)}"
+
+
+def beside(few: int, with_context: int | None) -> str:
+    """What a CUDA context on each GPU changes, in brackets; nothing where it changes nothing."""
+    changes = with_context is not None and with_context != few
+    return f" ({with_context} with a CUDA context on each)" if changes else ""
+
+
+def brief(layout: Layout) -> str:
+    """The degrees of a layout and what saves memory, in words.
+
+    >>> brief(Layout(dp=4, tp=2, zero=3, recompute="full")), brief(Layout())
+    ('dp 4 x tp 2, ZeRO-3, recompute full', 'one GPU')
+    """
+    degrees = {"dp": layout.dp, "tp": layout.tp, "pp": layout.pp}
+    split = " x ".join(f"{name} {n}" for name, n in degrees.items() if n > 1) or "one GPU"
+    zero = f", ZeRO-{layout.zero}" if layout.zero else ""
+    again = f", recompute {layout.recompute}" if layout.recompute != "none" else ""
+    return f"{split}{zero}{again}"
+
+
 def bars(billions: float, plans: Mapping[str, tuple[Layout, str]], memory: int) -> Figure:
     """A figure of the states on a GPU, by tensor class, of each plan: (layout, recipe)."""
     ledgers = {}
@@ -154,35 +215,6 @@ def gradient_bytes(billions: float, layout: Layout, recipe: str = "mixed-adam-16
     gradients, weights = map(int, zero_passes(layout.zero, layout.microbatches))
     each = gradients * kept.gradient_bytes + weights * kept.gathered_bytes
     return each * (d - 1) / d * parameters(billions) / (layout.tp * layout.pp)
-
-
-def fits_claim(words: str, plan: str, kind: str = "fits") -> dict[str, str]:
-    """A premise's claim that a plan fits, or is "too large"."""
-    return {"claim": words, "kind": kind, "plan": plan}
-
-
-def premise_of(
-    question: str,
-    billions: float | None,
-    memory: int,
-    devices: int,
-    plans: Mapping[str, Mapping[str, Any]],
-    claims: Iterable[Mapping[str, Any]],
-    **more: Any,
-) -> Critique:
-    """The Critique of what a question takes for granted, out of its inputs."""
-    known = {} if billions is None else {"parameters": parameters(billions)}
-    return check_premise(
-        {
-            "question": question,
-            **known,
-            "memory": f"{memory}B",
-            "devices": devices,
-            "plans": {name: dict(plan) for name, plan in plans.items()},
-            "claims": [dict(claim) for claim in claims],
-            **more,
-        }
-    )
 
 
 def held(

@@ -4,7 +4,6 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.lab.questions.planning import sized
 from tiledask.lab.questions.question import CourseQuestion, WorkedAnswer
 from tiledask.lab.table import Comparison
-from tiledask.plan.choosing.question_check import Critique
 from tiledask.plan.fitting.fit import fits, minimum_devices, zero3_minimum_degree
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.recipes import load_recipe
@@ -18,37 +17,45 @@ TRAINING = "mixed-adam-16"
 def work(billions: float, memory: int, devices: int) -> WorkedAnswer:
     """Fewest GPUs by every convention, what a copy and a slice keep, and what fits in the end."""
     n, room = sized.parameters(billions), format_bytes(memory)
-    fewest, lines = {}, []
-    for name in sized.CONVENTIONS:
-        each = load_recipe(name).bytes_per_parameter
-        fewest[name] = minimum_devices(n, name, memory)
-        lines.append(
-            f"{name}: {billions:g}e9 parameters x {each} B = {format_bytes(n * each)}; / {room} = "
-            f"{n * each / memory:.4g} -> {fewest[name]} GPUs at least"
-        )
+    fewest = {name: minimum_devices(n, name, memory) for name in sized.CONVENTIONS}
     whole = n * load_recipe(TRAINING).bytes_per_parameter
     degree = zero3_minimum_degree(n, TRAINING, memory)
-    fails = whole > memory
-    lines += [
-        f"A, data parallel on {devices} GPUs: each keeps all {format_bytes(whole)}, "
-        f"{whole / memory:.4g} times its memory, however many GPUs there are",
-        f"B, split over {devices} GPUs: {format_bytes(whole)} / {devices} = "
-        f"{format_bytes(whole / devices)} a GPU",
-        f"A with ZeRO-3: {format_bytes(whole)} / d <= {room} needs d >= {degree}",
+    fails, few, slice_ = whole > memory, fewest[TRAINING], -(-whole // devices)
+    with_context, how = sized.counted(billions, memory)
+    lines = [
+        sized.convention(TRAINING),
+        f"all of it: {billions:g}e9 x 16 B = {format_bytes(whole)}",
+        f"A, a copy on each of {devices} GPUs: {format_bytes(whole)}, {whole / memory:.4g} times "
+        f"its {room}, however many GPUs there are",
+        f"B, split over {devices} GPUs: {format_bytes(whole)} / {devices} = {format_bytes(slice_)} "
+        f"a GPU, {sized.holds(slice_, memory)}",
+        f"fewest GPUs for B: {format_bytes(whole)} / {room} = {whole / memory:.4g} -> {few}; A with "
+        f"ZeRO-3, {format_bytes(whole)} / d <= {room}, from d = {degree} on",
+        "fewest by what is kept of a parameter: "
+        + ", ".join(
+            f"{load_recipe(name).bytes_per_parameter} B ({name}) {count}"
+            for name, count in fewest.items()
+        ),
+        how,
     ]
-    model = sized.decoder(billions)
-    start = fits(model, Layout(dp=devices, flash_attention=True), sized.machine(devices, memory))
+    start = fits(
+        sized.decoder(billions),
+        Layout(dp=devices, flash_attention=True),
+        sized.machine(devices, memory),
+    )
     fix = start.smallest_fix
     if fix is not None:
-        lines.append(f"With activations of one sequence of 2048 and a run's overhead: {fix}")
-    split = whole / devices <= memory
+        lines.append(
+            f"with activations of a sequence of 2048 and buffers too: {sized.gpus(fix.devices)} "
+            f"will do, {sized.brief(fix.layout)}"
+        )
+    short = "" if few <= devices else f"; {devices} are too few"
+    again = f" ZeRO-3 does the same with data parallelism, from {degree} copies on."
     answer = (
         f"{'B' if fails else 'Either'}: A keeps {format_bytes(whole)} on every GPU of {room} and "
-        f"{'cannot start' if fails else 'starts'}; slices of the model hold 1/N of it, so that "
-        f"{fewest[TRAINING]} GPUs hold the training states"
-        f"{'' if split else f', more than the {devices} at hand'}, and {fewest['fp16-weights']} "
-        f"the half-precision weights alone. ZeRO-3 does it with data parallelism, from "
-        f"{degree} GPUs on."
+        f"{'cannot start' if fails else 'starts'}. B keeps 1/N of it: the training states take "
+        f"{sized.gpus(few)}{sized.beside(few, with_context)}, the half-precision weights alone "
+        f"{fewest['fp16-weights']}{short}.{again * (degree > 1)}"
     )
     return WorkedAnswer(
         answer,
@@ -57,7 +64,8 @@ def work(billions: float, memory: int, devices: int) -> WorkedAnswer:
             "fewest": fewest,
             "zero3_degree": degree,
             "copy_bytes": whole,
-            "slice_bytes": -(-whole // devices),
+            "slice_bytes": slice_,
+            "fewest_with_context": with_context,
             "copies_fit": not fails,
             "fitting_layout": None if fix is None else str(fix.layout),
         },
@@ -71,30 +79,6 @@ def work(billions: float, memory: int, devices: int) -> WorkedAnswer:
             },
             memory,
         ),
-    )
-
-
-def premise(billions: float, memory: int, devices: int) -> Critique:
-    """A copy is too large, slices fit: at the numbers of GPUs that are asked for."""
-    weights = minimum_devices(sized.parameters(billions), "fp16-weights", memory)
-    most = max(devices, weights)
-    return sized.premise_of(
-        f"{billions:g} billion parameters on GPUs of {format_bytes(memory)}",
-        billions,
-        memory,
-        most,
-        {
-            "A": {"dp": devices},
-            "weights": {"pp": weights, "recipe": "fp16-weights"},
-            "few": {"pp": weights},
-            "B": {"pp": devices},
-        },
-        [
-            sized.fits_claim("Data parallelism runs out of memory", "A", "too large"),
-            sized.fits_claim(f"{weights} GPUs hold the weights in half precision", "weights"),
-            sized.fits_claim(f"{weights} GPUs train it", "few"),
-            sized.fits_claim(f"{devices} slices train it", "B"),
-        ],
     )
 
 
@@ -121,7 +105,8 @@ def run(cluster: Cluster, billions: float, memory: int, devices: int) -> Compari
 QUESTION = CourseQuestion(
     14,
     "Choosing a Parallelism Strategy for a Large Model",
-    "A model of 200 billion parameters is to be trained on 80 GPUs of 40 GB. Set-up A keeps a copy "
+    "A model of {billions} billion parameters is to be trained on {devices} GPUs of {memory}. "
+    "Set-up A keeps a copy "
     "of the model on every GPU and shares out the batch; set-up B shares out the model. Which one "
     "can start, and on how many GPUs?",
     {
@@ -131,5 +116,4 @@ QUESTION = CourseQuestion(
     },
     work,
     run,
-    premise=premise,
 )

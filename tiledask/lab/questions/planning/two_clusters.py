@@ -10,7 +10,6 @@ from tiledask.lab.questions.planning import sized
 from tiledask.lab.questions.planning.scaled import trained
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
-from tiledask.plan.choosing.question_check import Critique
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.units import format_bytes
 
@@ -112,33 +111,6 @@ def work(
     )
 
 
-def premise(billions: float, memory_a: int, memory_b: int, nodes: int, **_: object) -> Critique:
-    """It trained on A as it is said, and one layout serves both."""
-    devices = NODE * nodes
-    copies = {"dp": devices}
-    clusters = {
-        f"{name}: {devices} x {format_bytes(memory)}": {
-            "devices": devices,
-            "memory": f"{memory}B",
-            "devices_per_node": NODE,
-        }
-        for name, memory in (("A", memory_a), ("B", memory_b))
-    }
-    return sized.premise_of(
-        f"{billions:g} billion parameters on {devices} GPUs of {format_bytes(memory_a)}, then on "
-        f"{devices} of {format_bytes(memory_b)}",
-        billions,
-        memory_a,
-        devices,
-        {"copies": copies, "no optimizer": copies | {"recipe": "fp16-sgd"}},
-        [
-            sized.fits_claim("It trains purely data parallel on A", "copies"),
-            sized.fits_claim("It would at least without an optimizer's states", "no optimizer"),
-            {"claim": "One layout serves both clusters", "kind": "fits all", "clusters": clusters},
-        ],
-    )
-
-
 def run(
     cluster: Cluster,
     billions: float,
@@ -191,5 +163,4 @@ QUESTION = CourseQuestion(
     },
     work,
     run,
-    premise=premise,
 )

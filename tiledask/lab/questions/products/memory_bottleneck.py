@@ -11,8 +11,6 @@ from tiledask.lab.puzzles.fields import choice, size, whole
 from tiledask.lab.questions.products.too_large import ROWS, scaled
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
-from tiledask.plan.choosing.question_check import Critique
-from tiledask.plan.data import shipped_json
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.units import format_bytes
 
@@ -26,24 +24,6 @@ RECIPES = {
 }
 WITHIN = 0.02
 """Relative difference between predicted and measured peak."""
-
-
-def premise(weights: int, memory: int, gpus: int, recipe: str) -> Critique:
-    """The shipped premise, with these numbers in it."""
-    given = shipped_json("premises", "layer-of-26-gb.json")
-    tensor = {name: {**plan, "tp": gpus} for name, plan in given["plans"].items() if "tp" in plan}
-    tensor["weights only"]["tp"] = 2
-    plans = given["plans"] | tensor | {"data parallel": {"dp": gpus}}
-    given |= {"parameters": weights // 4, "memory": f"{memory}B", "recipe": recipe}
-    given["question"] = (
-        f"A layer whose weights take {format_bytes(weights)}, trained on {gpus} devices of "
-        f"{format_bytes(memory)}"
-    )
-    claims = [
-        {**each, "claim": each["claim"].replace("Four devices", f"{gpus} devices")}
-        for each in given["claims"]
-    ]
-    return td.check_premise(given | {"devices": max(2, gpus), "plans": plans, "claims": claims})
 
 
 def work(weights: int, memory: int, gpus: int, recipe: str) -> WorkedAnswer:
@@ -133,7 +113,6 @@ QUESTION = CourseQuestion(
         "gpus": Input(4, 8, whole(1, 64), "GPUs"),
         "recipe": Input("fp32-adam", "fp32-sgd", choice(tuple(RECIPES)), "what training keeps"),
     },
-    premise=premise,
     work=work,
     run=run,
 )

@@ -1,0 +1,171 @@
+"""A question found by its words, and the inputs that numbers in them set.
+
+"24 layers on 4 devices"   ->   34, layers=24 devices=4
+    titles, texts and inputs of all questions; rare words count more than common ones
+"""
+
+import re
+from collections import Counter
+from functools import cache
+from math import log
+from typing import NamedTuple
+
+from tiledask.errors import ConfigError, short
+from tiledask.lab.puzzles.fields import size
+from tiledask.lab.questions.question import CourseQuestion
+from tiledask.lab.questions.table import QUESTIONS
+
+__all__ = ["by_words"]
+
+COMMON = frozenset(
+    "a an and are as at be by can do does each for from gb has have how i if in into is it its "
+    "many me much my no not of on one or our over so than that the their them then there they "
+    "this to was we what when where which who whose why with x you your".split()
+)
+DEVICES = ("device", "gpu", "worker", "accel", "unit")
+"""Stems that mean the same where a number of them is read."""
+BYTES = "bytes"
+IN_TITLE, IN_TEXT, PLACED, USUAL = 3.0, 1.0, 0.15, 0.15
+NEAR = 0.4
+"""Least share of the words, by weight, that a question has which is taken."""
+_NUMBER = re.compile(
+    r"(?<![\w.-])(\d+(?:\.\d+)?)\s*(?:(k?b|[mgt]i?b)\b|(b|billions?|bn|t|trillion)\b|)", re.I
+)
+
+
+class _Number(NamedTuple):
+    value: str
+    of: tuple[str, ...]
+    """Stems of the words that say what it counts; BYTES, or "billion"."""
+
+
+def by_words(asked: str) -> tuple[int, dict[str, str], str]:
+    """(number, inputs, which question that is) of the one that is nearest to the words.
+
+    >>> by_words("24 layers on 4 devices")[:2]
+    (34, {'layers': '24', 'devices': '4'})
+    >>> by_words("does 200B fit on 40GB GPUs")[:2]
+    (14, {'billions': '200', 'memory': '40GB'})
+    """
+    words, numbers = _stems(asked), _numbers(asked)
+    weights = _weights()
+    known = {w: weights.get(w, max(weights.values())) for w in words}
+    scored = []
+    for number, each in QUESTIONS.items():
+        title, text = _documents()[number]
+        placed = _placed(each, numbers)
+        usual = sum(each.inputs[n].value(n) == _value(each, n, v) for n, v in placed.items())
+        share = sum(known[w] for w in words if w in title | text) / max(sum(known.values()), 1e-9)
+        score = sum(
+            known[w] * (IN_TITLE if w in title else IN_TEXT) for w in words if w in title | text
+        ) / max(sum(known.values()), 1e-9)
+        scored.append((score + PLACED * len(placed) + USUAL * usual, share, -number, placed))
+    scored.sort(key=lambda each: each[:3], reverse=True)
+    (_, share, number, placed), *others = scored
+    if share < NEAR:
+        three = "; ".join(_line(-each[2]) for each in scored[:3])
+        raise ConfigError(f"no question is near {short(asked)}; the nearest are {three}")
+    taken = QUESTIONS[-number]
+    read = {name: taken.inputs[name].value(name, value) for name, value in placed.items()}
+    unread = [n.value for n in numbers if n.value not in placed.values()]
+    found = f"Question {-number}" + (f", {taken.typed(read)}" if read else "")
+    found += f" (not used: {', '.join(unread)})" if unread else ""
+    return -number, placed, f"{found}. Next nearest: {_line(-others[0][2])}."
+
+
+def _line(number: int) -> str:
+    return f"{number}, {QUESTIONS[number].words(QUESTIONS[number].title).rstrip(' .')}"
+
+
+def _value(asked: CourseQuestion, name: str, typed: str) -> object:
+    try:
+        return asked.inputs[name].value(name, typed)
+    except ConfigError:
+        return None
+
+
+def _stem(word: str) -> str:
+    """The beginning of a word, without its ending: "training" and "trains" are "train".
+
+    >>> [_stem(word) for word in ("training", "trains", "copies", "GPUs")]
+    ['train', 'train', 'cop', 'gpu']
+    """
+    return re.sub(r"(ings?|ed|ies|es|s|y)$", "", word.lower())[:6] if len(word) > 3 else word.lower()
+
+
+def _stems(text: str) -> list[str]:
+    words = re.findall(r"[a-z][a-z\d]*", re.sub(r"(?<=\w)-(?=\w)", " ", text.lower()))
+    return [_stem(word) for word in words if word not in COMMON]
+
+
+@cache
+def _documents() -> dict[int, tuple[frozenset[str], frozenset[str]]]:
+    """Number -> (stems of the title, stems of the text and of the inputs)."""
+    found = {}
+    for number, each in QUESTIONS.items():
+        inputs = " ".join(f"{n} {i.meaning}".replace("_", " ") for n, i in each.inputs.items())
+        text = f"{each.words(each.asked)} {inputs}"
+        found[number] = frozenset(_stems(each.words(each.title))), frozenset(_stems(text))
+    return found
+
+
+@cache
+def _weights() -> dict[str, float]:
+    """Stem -> how much it tells: the fewer questions have it, the more."""
+    has = Counter(stem for title, text in _documents().values() for stem in title | text)
+    return {stem: log(1 + len(QUESTIONS) / count) for stem, count in has.items()}
+
+
+def _numbers(asked: str) -> list[_Number]:
+    """Every number, and the words right behind it that say what it counts; of "2 to 4 workers"
+    both count workers, and in "4x24GB" the first counts devices."""
+    text = re.sub(r"(\d)\s*x\s*(?=[\dA-Z])", r"\1 devices ", asked)
+    places = list(_NUMBER.finditer(text))
+    found: list[_Number] = []
+    ends = [place.start() for place in places[1:]] + [len(text)]
+    for place, end in zip(places, ends, strict=True):
+        value, unit, billions = place[1], place[2], place[3]
+        if unit:
+            found.append(_Number(f"{value}{unit}", (BYTES,)))
+        elif billions:
+            scale = 1000 if billions[0] in "tT" else 1
+            found.append(_Number(f"{float(value) * scale:g}", ("billion",)))
+        else:
+            words = re.findall(r"[a-z][a-z-]*", text[place.end() : end].lower())[:4]
+            found.append(_Number(value, tuple(s for w in words for s in _stems(w))))
+    for at in reversed(range(len(found) - 1)):
+        if not found[at].of:
+            found[at] = found[at]._replace(of=found[at + 1].of)
+    return found
+
+
+def _placed(asked: CourseQuestion, numbers: list[_Number]) -> dict[str, str]:
+    """Input -> number, where it is clear which is meant: as many numbers as inputs of a kind."""
+    wanted: dict[tuple[str, ...], list[str]] = {}
+    for number in numbers:
+        if names := _named(asked, number.of):
+            wanted.setdefault(names, []).append(number.value)
+    placed: dict[str, str] = {}
+    for names, values in wanted.items():
+        if len(names) == len(values):
+            placed |= dict(zip(names, values, strict=True))
+    return placed
+
+
+def _named(asked: CourseQuestion, words: tuple[str, ...]) -> tuple[str, ...]:
+    """Inputs that the first of the words that names any does: by name, or by what they are."""
+    for word in words:
+        alike = DEVICES if word in DEVICES else (word,)
+        by_name, by_meaning = [], []
+        for name, each in asked.inputs.items():
+            if word == BYTES or word == "billion":
+                fits = each.read is size if word == BYTES else each.unit == "billions"
+                by_name += [name] * fits
+                continue
+            if any(_stem(part) in alike for part in name.split("_")):
+                by_name.append(name)
+            elif _stems(re.split(r"[,;(]", each.meaning)[0])[:1] in [[a] for a in alike]:
+                by_meaning.append(name)
+        if by_name or by_meaning:
+            return tuple(by_name or by_meaning)
+    return ()
