@@ -199,9 +199,7 @@ def _of_the_course(add: _Add) -> None:
     sub = add("ask", _ask, "a question of the course, worked out and run")
     sub.formatter_class = argparse.RawDescriptionHelpFormatter
     sub.epilog = ASK_EXAMPLES
-    sub.add_argument(
-        "question", nargs="*", help="its number, or words that it has; none lists all"
-    )
+    sub.add_argument("question", nargs="*", help="its number, or words that it has; none lists all")
     sub.add_argument(
         "--set",
         action="extend",

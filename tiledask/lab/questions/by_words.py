@@ -7,6 +7,7 @@
 import re
 from collections import Counter
 from functools import cache
+from itertools import pairwise, takewhile
 from math import log
 from typing import NamedTuple
 
@@ -18,18 +19,23 @@ from tiledask.lab.questions.table import QUESTIONS
 __all__ = ["by_words"]
 
 COMMON = frozenset(
-    "a an and are as at be by can do does each for from gb has have how i if in into is it its "
-    "many me much my no not of on one or our over so than that the their them then there they "
-    "this to was we what when where which who whose why with x you your".split()
+    re.findall(
+        r"\w+",
+        """a an and are as at be by can do does each for from has have how i if in into is it its
+        many me much my no not of on one or our over so than that the their them then there they
+        this to was we what when where which while who whose why with x you your""",
+    )
 )
 DEVICES = ("device", "gpu", "worker", "accel", "unit")
 """Stems that mean the same where a number of them is read."""
 BYTES = "bytes"
-IN_TITLE, IN_TEXT, PLACED, USUAL = 3.0, 1.0, 0.15, 0.15
-NEAR = 0.4
+A_NUMBER, IN_TITLE = 2.0, 3.0
+"""What a number that sets an input counts; and how many times as much words of the title do, and
+numbers that are the question's own."""
+NEAR = 0.55
 """Least share of the words, by weight, that a question has which is taken."""
 _NUMBER = re.compile(
-    r"(?<![\w.-])(\d+(?:\.\d+)?)\s*(?:(k?b|[mgt]i?b)\b|(b|billions?|bn|t|trillion)\b|)", re.I
+    r"(?<![\w.-])(\d+(?:\.\d+)?)\s*(?:(kb|[mgt]i?b)\b|(b|billions?|bn|t|trillion)\b|)", re.I
 )
 
 
@@ -47,19 +53,21 @@ def by_words(asked: str) -> tuple[int, dict[str, str], str]:
     >>> by_words("does 200B fit on 40GB GPUs")[:2]
     (14, {'billions': '200', 'memory': '40GB'})
     """
-    words, numbers = _stems(asked), _numbers(asked)
+    words, numbers = _stems(_NUMBER.sub(" ", asked)), _numbers(asked)
     weights = _weights()
-    known = {w: weights.get(w, max(weights.values())) for w in words}
+    known = {word: weights.get(word, max(weights.values())) for word in words}
     scored = []
     for number, each in QUESTIONS.items():
         title, text = _documents()[number]
         placed = _placed(each, numbers)
-        usual = sum(each.inputs[n].value(n) == _value(each, n, v) for n, v in placed.items())
-        share = sum(known[w] for w in words if w in title | text) / max(sum(known.values()), 1e-9)
-        score = sum(
-            known[w] * (IN_TITLE if w in title else IN_TEXT) for w in words if w in title | text
-        ) / max(sum(known.values()), 1e-9)
-        scored.append((score + PLACED * len(placed) + USUAL * usual, share, -number, placed))
+        found = [(known[w], w in title) for w in known if w in title | text]
+        found += [
+            (A_NUMBER, each.inputs[n].value(n) == _value(each, n, v)) for n, v in placed.items()
+        ]
+        found += [(A_NUMBER, True) for n in numbers if n.value in title]
+        whole = sum(known.values()) + A_NUMBER * len(numbers) or 1.0
+        score = sum(weight * (IN_TITLE if best else 1.0) for weight, best in found) / whole
+        scored.append((score, sum(weight for weight, _ in found) / whole, -number, placed))
     scored.sort(key=lambda each: each[:3], reverse=True)
     (_, share, number, placed), *others = scored
     if share < NEAR:
@@ -68,9 +76,9 @@ def by_words(asked: str) -> tuple[int, dict[str, str], str]:
     taken = QUESTIONS[-number]
     read = {name: taken.inputs[name].value(name, value) for name, value in placed.items()}
     unread = [n.value for n in numbers if n.value not in placed.values()]
-    found = f"Question {-number}" + (f", {taken.typed(read)}" if read else "")
-    found += f" (not used: {', '.join(unread)})" if unread else ""
-    return -number, placed, f"{found}. Next nearest: {_line(-others[0][2])}."
+    found_as = f"Question {-number}" + (f", {taken.typed(read)}" if read else "")
+    found_as += f" (not used: {', '.join(unread)})" if unread else ""
+    return -number, placed, f"{found_as}. Next nearest: {_line(-others[0][2])}."
 
 
 def _line(number: int) -> str:
@@ -90,7 +98,9 @@ def _stem(word: str) -> str:
     >>> [_stem(word) for word in ("training", "trains", "copies", "GPUs")]
     ['train', 'train', 'cop', 'gpu']
     """
-    return re.sub(r"(ings?|ed|ies|es|s|y)$", "", word.lower())[:6] if len(word) > 3 else word.lower()
+    return (
+        re.sub(r"(ings?|ed|ies|es|s|y)$", "", word.lower())[:6] if len(word) > 3 else word.lower()
+    )
 
 
 def _stems(text: str) -> list[str]:
@@ -105,7 +115,10 @@ def _documents() -> dict[int, tuple[frozenset[str], frozenset[str]]]:
     for number, each in QUESTIONS.items():
         inputs = " ".join(f"{n} {i.meaning}".replace("_", " ") for n, i in each.inputs.items())
         text = f"{each.words(each.asked)} {inputs}"
-        found[number] = frozenset(_stems(each.words(each.title))), frozenset(_stems(text))
+        title = each.words(each.title)
+        listed = re.findall(r"\d+(?:,\d+)+", title)  # "1,4,7,10" names layers
+        names = {number for each in listed for number in each.split(",")}
+        found[number] = frozenset({*_stems(title), *names}), frozenset(_stems(text))
     return found
 
 
@@ -122,8 +135,9 @@ def _numbers(asked: str) -> list[_Number]:
     text = re.sub(r"(\d)\s*x\s*(?=[\dA-Z])", r"\1 devices ", asked)
     places = list(_NUMBER.finditer(text))
     found: list[_Number] = []
-    ends = [place.start() for place in places[1:]] + [len(text)]
-    for place, end in zip(places, ends, strict=True):
+    behind = [text[a.end() : b.start()] for a, b in pairwise(places)]
+    behind += [text[place.end() :] for place in places[-1:]]
+    for place, rest in zip(places, behind, strict=True):
         value, unit, billions = place[1], place[2], place[3]
         if unit:
             found.append(_Number(f"{value}{unit}", (BYTES,)))
@@ -131,10 +145,11 @@ def _numbers(asked: str) -> list[_Number]:
             scale = 1000 if billions[0] in "tT" else 1
             found.append(_Number(f"{float(value) * scale:g}", ("billion",)))
         else:
-            words = re.findall(r"[a-z][a-z-]*", text[place.end() : end].lower())[:4]
-            found.append(_Number(value, tuple(s for w in words for s in _stems(w))))
+            words = re.findall(r"[a-z][a-z-]*", rest.lower())[:3]
+            counted = takewhile(lambda word: word not in COMMON, words)
+            found.append(_Number(value, tuple(s for w in counted for s in _stems(w))))
     for at in reversed(range(len(found) - 1)):
-        if not found[at].of:
+        if behind[at].strip() in ("to", "and", "or", ",", "->"):
             found[at] = found[at]._replace(of=found[at + 1].of)
     return found
 

@@ -83,7 +83,9 @@ class CourseQuestion:
 
     def typed(self, inputs: Mapping[str, Any]) -> str:
         """The inputs as one types them: "layers=24 memory=40GB"."""
-        return " ".join(f"{name}={self.inputs[name].typed(value)}" for name, value in inputs.items())
+        return " ".join(
+            f"{name}={self.inputs[name].typed(value)}" for name, value in inputs.items()
+        )
 
     def words(self, text: Words, inputs: Mapping[str, Any] | None = None) -> str:
         """The title or what is ``asked`` with these inputs in it; with the defaults if None."""

@@ -115,10 +115,11 @@ def run(cluster: Cluster, blocks: int, slot: float) -> Comparison:
 QUESTION = CourseQuestion(
     number=32,
     title="Example of Model Parallelism with a Transformer Decoder",
-    asked="A Transformer decoder of 4 blocks is spread over 4 workers, a block on each, and one "
-    "batch is passed up and down. Which worker is busy when, and how much of its time?",
+    asked="A Transformer decoder of {blocks} blocks is spread over {blocks} workers, a block on "
+    "each, and one batch is passed up and down. Which worker is busy when, and how much of its "
+    "time?",
     inputs={
-        "blocks": Input(4, 3, whole(2, 64), "blocks L, and workers"),
+        "blocks": Input(4, 3, whole(2, 1000), "blocks L, and workers"),
         "slot": Input(0.1, 0.2, number(above=True), "seconds of a block, up or down"),
     },
     work=work,

@@ -36,6 +36,12 @@ def _plan(p: int, m: int, uneven: float) -> tuple[td.Schedule, dict[str, list[fl
     }
 
 
+def _busy(devices: int, uneven: float) -> str:
+    """Shares of the time: "25 %", or "20 % and the last 40 %"."""
+    each, last = (100 * work / (devices - 1 + uneven) for work in (1.0, uneven))
+    return f"{each:.0f} %" + ("" if uneven == 1 else f" and the last {last:.0f} %")
+
+
 def _diagnosed(timeline: Timeline) -> Diagnosis:
     """The diagnosis from who was busy when alone: no labels of stages or micro-batches."""
     computes = timeline.kind != TRANSFER
@@ -98,9 +104,8 @@ def work(devices: int, microbatches: int, uneven: float, plans: int) -> WorkedAn
             f"{100 * finer.utilisation:.1f} % used"
         )
     lines += [f"instead: {r.change}: {100 * r.gain:.1f} % saved" for r in d.remedies[1:]]
-    lines.append(f"of {plans} random plans, {found} are told from their traces alone")
     return WorkedAnswer(
-        f"{100 * t.utilisation:.0f} % of {p} devices in use: layer-wise execution, in which they "
+        f"{100 * t.utilisation:.3g} % of {p} devices in use: layer-wise execution, in which they "
         f"work one at a time, makes {100 * d.causes[0].seconds / d.idle:.0f} % of the idle time. "
         f"Cut the batch into micro-batches and run them in a pipelined schedule: {best.change}, "
         f"{100 * best.gain:.0f} % of the time saved.",
@@ -116,6 +121,10 @@ def work(devices: int, microbatches: int, uneven: float, plans: int) -> WorkedAn
             "plans told": found,
         },
         lambda: td.plots.gantt(t, best.plan.timeline, titles=["as it is", best.change]),
+        (
+            f"of {plans} random plans, {found} have devices, micro-batches and imbalance (to 1e-6) "
+            f"told from their traces alone",
+        ),
     )
 
 
@@ -176,11 +185,15 @@ def _is_pipelined(found: Diagnosis) -> bool:
 QUESTION = CourseQuestion(
     number=37,
     title="Diagnosing Parallel Processing Inefficiency",
-    asked="4 accelerators hold a model in consecutive parts, and monitoring shows each of them "
-    "about 25 % busy: one works, the others wait. What is the cause, and what is the remedy?",
+    asked=lambda devices, microbatches, uneven, plans: (
+        f"{devices} accelerators hold a model in consecutive parts, and {microbatches} "
+        f"micro-batch{'es pass' if microbatches > 1 else ' passes'} through them. Monitoring shows "
+        f"them {_busy(devices, uneven)} busy: one works, the others wait. What is the cause, and "
+        f"what is the remedy?"
+    ),
     inputs={
-        "devices": Input(4, 3, whole(2, 16), "accelerators, one after the other"),
-        "microbatches": Input(1, 2, whole(1, 16), "micro-batches, one after the other"),
+        "devices": Input(4, 3, whole(2, 64), "accelerators, one after the other"),
+        "microbatches": Input(1, 2, whole(1, 64), "micro-batches, one after the other"),
         "uneven": Input(1.0, 2.0, number(0.1), "work of the last device; others are 1"),
         "plans": Input(100, 50, whole(1, 1000), "random plans whose traces are read as well"),
     },

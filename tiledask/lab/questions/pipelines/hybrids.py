@@ -13,6 +13,7 @@ import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.lab.puzzles.fields import number, whole
 from tiledask.lab.questions.pipelines.one_batch import NEARLY, executed
+from tiledask.lab.questions.planning.sized import convention
 from tiledask.lab.questions.question import MOST_WORKERS, CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.inputs.recipes import load_recipe
@@ -62,18 +63,18 @@ def work(
     """A line for each combination: devices, utilisation, bytes on each."""
     recipe, values = load_recipe(RECIPE), {}
     B = recipe.bytes_per_parameter
-    lines = [f"convention: {RECIPE}, {B} B a parameter; states alone, GB = 1e9 bytes"]
+    lines = [convention(RECIPE)]
     for name, f in _forms(stages, tensor, replicas, microbatches).items():
-        used, held = td.simulate(f.schedule).utilisation, B * parameters / (f.p * f.t)
+        used, held = f.m / (f.m + f.p - 1), B * parameters / (f.p * f.t)
         lines.append(
             f"{name}: n = {f.p} x {f.t} x {f.d} = {f.ranks} devices; m/(m + p - 1) = {f.m} / "
-            f"{f.m + f.p - 1} = {100 * f.m / (f.m + f.p - 1):.1f} % used; {B} x "
-            f"{parameters / 1e9:g} billion / ({f.p} x {f.t}) = {format_bytes(held)} each"
+            f"{f.m + f.p - 1} = {100 * used:.1f} % used; {B} B x "
+            f"{parameters / 1e9:g} billion / ({f.p} x {f.t}) = {format_bytes(held)} a device"
         )
         values[name] = {"devices": f.ranks, "utilisation": used, "bytes": held}
     lines.append(
-        f"replicas do not appear in the bytes: each keeps what one would; with ZeRO-1 the "
-        f"optimizer's share would be divided by d = {replicas} as well"
+        f"replicas do not appear in the bytes: each keeps what one would; with ZeRO-1 the 12 B "
+        f"of masters and Adam would be divided by d = {replicas} as well"
     )
     first, second, *_, last = values.values()
     return WorkedAnswer(
@@ -143,17 +144,18 @@ def run(
 QUESTION = CourseQuestion(
     number=11,
     title="Combining Model Parallelism with Other Mechanisms",
-    asked="A model of 30 billion parameters is cut into 2 stages. What does it gain from 4 "
-    "micro-batches, from 2 replicas, and from splitting each layer in 2 as well: how many devices, "
-    "how busy, how full?",
+    asked="A model of {parameters} parameters is cut into {stages} stages. What does it gain from "
+    "{microbatches} micro-batches, from {replicas} replicas, and from splitting each layer in "
+    "{tensor} as well: how many devices, how busy, how full?",
     inputs={
-        "stages": Input(2, 4, whole(2, 64), "stages p"),
-        "tensor": Input(2, 4, whole(1, 4), "slices t of each layer"),
-        "replicas": Input(2, 3, whole(1, 8), "replicas d"),
-        "microbatches": Input(4, 8, whole(1, 8), "micro-batches m of a replica"),
+        "stages": Input(2, 4, whole(2, 4096), "stages p"),
+        "tensor": Input(2, 4, whole(1, 4096), "slices t of each layer"),
+        "replicas": Input(2, 3, whole(1, 100_000), "replicas d"),
+        "microbatches": Input(4, 8, whole(1, 100_000), "micro-batches m of a replica"),
         "parameters": Input(30e9, 7e9, number(1), "parameters of the model"),
     },
     work=work,
     run=run,
+    largest_run={"tensor": 4, "replicas": 8, "microbatches": 8},
     workers=lambda stages, replicas, **_: max(stages, min(MOST_WORKERS, stages * replicas)),
 )

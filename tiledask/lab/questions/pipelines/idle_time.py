@@ -107,9 +107,12 @@ def run_calculation(
 _CALCULATION = CourseQuestion(
     number=39,
     title="Calculating Sequential Processing Inefficiency",
-    asked="A batch passes through 4 workers one after the other, forward and backward; each "
-    "worker's times and the transfers between them are given. How long does it take, how long "
-    "does each worker wait, and how efficient is that?",
+    asked=lambda forward, backward, transfer, seed: (
+        f"A batch passes through {len(forward)} workers one after the other, forward and backward; "
+        f"each worker's times and the transfers between them are "
+        f"{'given' if not seed else f'drawn (seed {seed})'}. How long does it take, how long does "
+        f"each worker wait, and how efficient is that?"
+    ),
     inputs={
         "forward": Input([0.3, 0.1, 0.4, 0.2], [0.2, 0.2, 0.2, 0.2], numbers(), "seconds up"),
         "backward": Input([0.5, 0.2, 0.6, 0.3], [0.4, 0.4, 0.4, 0.4], numbers(), "seconds down"),
@@ -129,7 +132,6 @@ def idle(workers: int, forward: float, backward: float) -> WorkedAnswer:
     """Each waits for all others; together (p - 1) times as long as the batch takes."""
     p, each = workers, forward + backward
     T = p * each
-    t = td.simulate(one_batch(range(p)), forward, backward)
     return WorkedAnswer(
         f"Each of {p} workers idles {T - each:g} of {T:g} s, all together {(p - 1) * T:g} s: "
         f"(p - 1) times the batch. Efficiency 1/{p} = {100 / p:.1f} %.",
@@ -147,9 +149,11 @@ def idle(workers: int, forward: float, backward: float) -> WorkedAnswer:
             "makespan": T,
             "idle of each": T - each,
             "total idle": (p - 1) * T,
-            "efficiency": t.utilisation,
+            "efficiency": 1 / p,
         },
-        lambda: td.plots.gantt(t, title=f"One batch on {p} workers"),
+        lambda: td.plots.gantt(
+            td.simulate(one_batch(range(p)), forward, backward), title=f"One batch on {p} workers"
+        ),
     )
 
 
@@ -186,10 +190,11 @@ def _gaps(timeline: Timeline) -> float:
 _IDLE = CourseQuestion(
     number=33,
     title="Worker Idle Time in Layer-wise Model Parallelism",
-    asked="4 workers have equal parts of a model, and a batch passes through them one after the "
-    "other, forward and backward. How long does each of them wait?",
+    asked="{workers} workers have equal parts of a model, and a batch passes through them one "
+    "after the other, {forward} s forward and {backward} s backward on each. How long does each of "
+    "them wait?",
     inputs={
-        "workers": Input(4, 3, whole(2, 64), "workers, one after the other"),
+        "workers": Input(4, 3, whole(2, 10_000), "workers, one after the other"),
         "forward": Input(0.1, 0.15, number(above=True), "seconds of a worker's part, up"),
         "backward": Input(0.2, 0.3, number(above=True), "seconds of a worker's part, down"),
     },
@@ -228,12 +233,13 @@ def more_workers(before: int, after: int, compute: float, transfer: float) -> Wo
         f"{compute:g} = {(before - 1) * compute:g} s becomes {after - 1} x {compute:g} = "
         f"{(after - 1) * compute:g} s"
     )
-    slower = at[after, transfer].makespan
+    sent = [at[p, transfer].makespan for p in (before, after)]
+    moved = f" ({sent[0]:g} and {sent[1]:g} s with transfers of {transfer:g} s)" * bool(transfer)
     return WorkedAnswer(
-        f"Utilisation goes from {100 / before:.0f} % to {100 / after:.0f} %, and the batch takes "
-        f"{compute:g} s as before ({slower:g} s with transfers of {transfer:g} s): workers that "
-        f"work in turn only wait longer, {(before - 1) * compute:g} s of device-time before and "
-        f"{(after - 1) * compute:g} s after.",
+        f"Utilisation goes from {100 / before:.3g} % to {100 / after:.3g} %, and the batch takes "
+        f"{compute:g} s before and after{moved}: workers that work in turn only wait, "
+        f"{(before - 1) * compute:g} s of device-time before and {(after - 1) * compute:g} s "
+        f"after.",
         lines,
         values,
         lambda: td.plots.gantt(at[before, 0.0], at[after, 0.0], title="The same work"),
@@ -262,12 +268,13 @@ def run_more(
 
 _FROM_2_TO_4 = CourseQuestion(
     number=38,
-    title="From 2 to 4 workers, with the same total computation",
-    asked="Layers on 2 workers are spread over 4 instead; the total computation stays what it was, "
-    "and one batch passes through. What happens to utilisation and to the time of the batch?",
+    title="From {before} to {after} workers, with the same total computation",
+    asked="Layers on {before} workers are spread over {after} instead; the total computation stays "
+    "what it was, {compute} s forward, and one batch passes through. What happens to "
+    "utilisation and to the time of the batch?",
     inputs={
-        "before": Input(2, 3, whole(1, 64), "workers at first"),
-        "after": Input(4, 3, whole(1, 64), "workers then"),
+        "before": Input(2, 3, whole(1, 1000), "workers at first"),
+        "after": Input(4, 3, whole(1, 1000), "workers then"),
         "compute": Input(0.8, 1.2, number(above=True), "seconds of a forward pass on one worker"),
         "transfer": Input(0.05, 0.1, number(), "seconds from worker to worker"),
     },

@@ -1,5 +1,6 @@
 """34: layers in a row, cut evenly over devices. The best cut, the wrong ones judged, both run."""
 
+from fractions import Fraction
 from itertools import pairwise
 from math import comb
 
@@ -19,6 +20,15 @@ def _round_robin(layers: int, devices: int) -> list[int]:
     return [layer % devices for layer in range(layers)]
 
 
+def _counted(n: int) -> str:
+    return f"{n:,}" if n < 10**12 else f"about 1e{len(str(n)) - 1}"
+
+
+def _first(reason: str) -> str:
+    """The first sentence: what is wrong."""
+    return f"{reason.rstrip('.').split('. ')[0]}."
+
+
 def work(layers: int, devices: int, last_cost: float) -> WorkedAnswer:
     """The exact cut, the best of all splits beside it, and typical wrong answers judged."""
     costs = [1.0] * (layers - 1) + [last_cost]
@@ -34,21 +44,24 @@ def work(layers: int, devices: int, last_cost: float) -> WorkedAnswer:
     judged = {name: td.judge(answer, layers, devices, costs) for name, answer in options.items()}
     splits = comb(layers - 1, devices - 1)
     lines = [
-        f"work {' + '.join(f'{n:g}' for n in (layers - 1, last_cost))} = {sum(costs):g} layers' "
-        f"worth / {devices} devices = {sum(costs) / devices:g} a device, at least",
-        f"the exact cut: {''.join(f'[{group}]' for group in groups)}, fullest device "
-        f"{cut.bottleneck:g}",
-        f"contiguous splits, none empty: C({layers - 1}, {devices - 1}) = {splits:,}",
+        f"{layers} layers, the last of cost {last_cost:g}: {layers - 1} + {last_cost:g} = "
+        f"{sum(costs):g}; / "
+        f"{devices} devices = {sum(costs) / devices:g} a device on average",
+        f"contiguous splits, none empty: C({layers - 1}, {devices - 1}) = {_counted(splits)}",
     ]
     if splits <= LISTED:
+        more = Fraction(str(last_cost)) - 1  # of the last layer: compared exactly
         fullest = [
-            max(sum(costs[a:b]) for a, b in pairwise(s))
+            max(*(b - a for a, b in pairwise(s)), s[-1] - s[-2] + more)
             for s in td.contiguous_splits(layers, devices)
         ]
-        best = fullest.count(min(fullest))
-        lines.append(f"all {len(fullest):,} listed: least {min(fullest):g}, reached by {best}")
+        least = min(fullest)
+        lines.append(
+            f"all {len(fullest):,} listed: the fullest device has {float(least):g} at least, in "
+            f"{fullest.count(least)} of them"
+        )
     lines += [
-        f"{name}: {'legal' if verdict else verdict.rule}. {verdict.reason}"
+        f"{name}: {'legal' if verdict else verdict.rule}. {_first(verdict.reason)}"
         for name, verdict in judged.items()
     ]
     contiguous, scattered = judged["the cut"].crossings, judged["round robin"].crossings
@@ -97,12 +110,12 @@ def run(cluster: Cluster, layers: int, devices: int, last_cost: float) -> Compar
 
 QUESTION = CourseQuestion(
     number=34,
-    title="24 sequential layers on 4 devices",
-    asked="A network of 24 layers in a row is cut over 4 devices by layer-wise model parallelism. "
-    "Which layers does each device get?",
+    title="{layers} sequential layers on {devices} devices",
+    asked="A network of {layers} layers in a row is cut over {devices} devices by layer-wise model "
+    "parallelism. Which layers does each device get?",
     inputs={
-        "layers": Input(24, 12, whole(2, 500), "layers in a row"),
-        "devices": Input(4, 3, whole(2, 64), "devices, one after the other"),
+        "layers": Input(24, 12, whole(2, 5000), "layers in a row"),
+        "devices": Input(4, 3, whole(2, 1000), "devices, one after the other"),
         "last_cost": Input(1.0, 4.0, number(above=True), "work of the last layer; others are 1"),
     },
     work=work,

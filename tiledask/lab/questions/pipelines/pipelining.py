@@ -4,7 +4,8 @@ one batch     B1↑ .  .  B1↓      1/p of the time is used
 m of 1/m      m / (m + p - 1) is used; with a overhead each, (m + p - 1)(a + W/m) has a minimum
 """
 
-from math import sqrt
+from fractions import Fraction
+from math import isqrt, sqrt
 
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
@@ -17,9 +18,6 @@ from tiledask.plan.pipelines.timeline import Timeline
 
 __all__ = ["QUESTION"]
 
-MOST = 512
-"""Micro-batches that are tried one by one for the best number."""
-
 
 def _pieces(m: int, microbatches: int, f: float, b: float, overhead: float) -> dict[str, float]:
     """Seconds of an action, if the batch of ``microbatches`` of f + b seconds is cut in m; half of
@@ -28,19 +26,30 @@ def _pieces(m: int, microbatches: int, f: float, b: float, overhead: float) -> d
     return {"forward": f * share + overhead / 2, "backward": b * share + overhead / 2}
 
 
-def _experiments(p: int, microbatches: int, work: float, overhead: float) -> tuple[int, ...]:
+def _experiments(p: int, W: Fraction, overhead: float) -> tuple[int, ...]:
     """Three counts to try: the best, a quarter of it and four times as many."""
-    best = _best(p, work * microbatches, overhead)
-    return tuple(sorted({max(1, best // 4), best, min(MOST, 4 * best)}))
+    best = _best(p, W, overhead)
+    return tuple(sorted({max(1, best // 4), best, 4 * best}))
 
 
-def _seconds(m: int, p: int, W: float, a: float) -> float:
-    return (m + p - 1) * (a + W / m)
+def _seconds(m: int, p: int, W: Fraction, a: float) -> float:
+    return float(_exactly(m, p, W, a))
 
 
-def _best(p: int, W: float, a: float) -> int:
-    """The smallest number of those that are fastest, but for rounding."""
-    return min(range(1, MOST + 1), key=lambda m: (round(_seconds(m, p, W, a), 12), m))
+def _best(p: int, W: Fraction, a: float) -> int:
+    """The smallest number of those that are fastest: beside sqrt((p - 1) W / a), compared
+    exactly."""
+    near = isqrt(int((p - 1) * W / Fraction(str(a))))
+    return min((max(1, near), near + 1), key=lambda m: _exactly(m, p, W, a))
+
+
+def _exactly(m: int, p: int, W: Fraction, a: float) -> Fraction:
+    return (m + p - 1) * (Fraction(str(a)) + W / m)
+
+
+def _work(m: int, forward: float, backward: float) -> Fraction:
+    """Seconds of the whole batch in a stage, as the times are written."""
+    return m * (Fraction(str(forward)) + Fraction(str(backward)))
 
 
 def _simulated(schedule: str, p: int, m: int, times: dict[str, float]) -> Timeline:
@@ -57,9 +66,8 @@ def work(
 ) -> WorkedAnswer:
     """Utilisation, bubble and memory of the schedule; the best number of micro-batches."""
     p, m, each = stages, microbatches, forward + backward
-    t = _simulated(schedule, p, m, _pieces(m, m, forward, backward, 0.0))
-    kept = {name: max(_kept(name, p, m)) for name in ("gpipe", "1f1b")}
-    used, W = m / (m + p - 1), m * each
+    kept = {"gpipe": m, "1f1b": min(p, m)}
+    used, W = m / (m + p - 1), _work(m, forward, backward)
     lines = [
         f"one batch at a time: 1/p = 1/{p} = {100 / p:.1f} % used",
         f"with m = {m} micro-batches the last stage begins p - 1 = {p - 1} turns late: m + p - 1 = "
@@ -68,44 +76,45 @@ def work(
         f"bubble over ideal time: (p - 1) / m = {p - 1} / {m} = "
         f"{100 * bubble_overhead(p, m):.1f} % (SC21); of all time: (p - 1) / (m + p - 1) = {p - 1} "
         f"/ {m + p - 1} = {100 * bubble_fraction(p, m):.1f} %",
-        f"activations kept by the fullest stage: GPipe m = {kept['gpipe']}, 1F1B min(p, m) = "
-        f"{kept['1f1b']}; the time is the same",
+        f"micro-batches whose activations the fullest stage keeps: GPipe m = {kept['gpipe']}, "
+        f"1F1B min(p, m) = {kept['1f1b']}; the time is the same",
     ]
     values = {
-        "utilisation": t.utilisation,
-        "makespan": t.makespan,
-        "bubble": t.bubble_overhead,
-        "kept": max(t.peak_in_flight),
+        "utilisation": used,
+        "makespan": (m + p - 1) * each,
+        "bubble": bubble_overhead(p, m),
+        "kept": kept[schedule],
     }
     more = "Without overhead, more micro-batches are always better."
     if overhead:
         a, best, exact = overhead, _best(p, W, overhead), sqrt((p - 1) * W / overhead)
+        alike = _exactly(best + 1, p, W, a) == _exactly(best, p, W, a)
+        which = f"{best}" + f" (or {best + 1}, which takes as long)" * alike
         lines += [
             f"now each micro-batch costs a stage a = {a:g} s beside its share of W = {m} x "
-            f"{each:g} = {W:g} s: t(m) = (m + p - 1)(a + W/m)",
-            f"dt/dm = a - (p - 1) W / m^2 = 0 at m = sqrt((p - 1) W / a) = sqrt({p - 1} x {W:g} / "
-            f"{a:g}) = {exact:.3g}; of whole numbers the best is {best}",
+            f"{each:g} = {float(W):g} s: t(m) = (m + p - 1)(a + W/m)",
+            f"dt/dm = a - (p - 1) W / m^2 = 0 at m = sqrt((p - 1) W / a) = sqrt({p - 1} x "
+            f"{float(W):g} / {a:g}) = {exact:.3g}; of whole numbers the best is {which}",
             *(
-                f"t({n}) = ({n} + {p - 1})({a:g} + {W:g}/{n}) = {_seconds(n, p, W, a):.4g} s"
-                for n in _experiments(p, m, each, a)
+                f"t({n}) = ({n} + {p - 1})({a:g} + {float(W):g}/{n}) = {_seconds(n, p, W, a):.4g} s"
+                for n in _experiments(p, W, a)
             ),
         ]
         values |= {"best microbatches": best, "best seconds": _seconds(best, p, W, a)}
         more = (
-            f"With {a:g} s of overhead a micro-batch, {best} are the fastest: fewer leave a "
-            f"bubble, more pay the overhead."
+            f"With {a:g} s of overhead for each in a stage, cutting the batch in {which} is the "
+            f"fastest: fewer leave a larger bubble, more pay more overhead."
         )
     return WorkedAnswer(
         f"{m} micro-batches on {p} stages use {100 * used:.1f} % of the time, where one batch uses "
-        f"{100 / p:.1f} %. {more}",
+        f"{100 / p:.1f} %; {schedule} keeps the activations of {kept[schedule]} at most. {more}",
         lines,
         values,
-        lambda: td.plots.gantt(t, title=f"{schedule}, {m} micro-batches on {p} stages"),
+        lambda: td.plots.gantt(
+            _simulated(schedule, p, m, _pieces(m, m, forward, backward, 0.0)),
+            title=f"{schedule}, {m} micro-batches on {p} stages",
+        ),
     )
-
-
-def _kept(schedule: str, p: int, m: int) -> tuple[int, ...]:
-    return td.simulate(td.schedule(schedule, p, m)).peak_in_flight
 
 
 def run(
@@ -135,8 +144,8 @@ def run(
         Claim(f"{schedule}: activations kept at most", kept, *peaks, rule="equal"),
     ]
     took = {}
-    W = m * (forward + backward)
-    for n in _experiments(p, m, forward + backward, overhead) if overhead else ():
+    W = _work(m, forward, backward)
+    for n in _experiments(p, W, overhead) if overhead else ():
         times = _pieces(n, m, forward, backward, overhead)
         simulated = _simulated(schedule, p, n, times).makespan
         done = td.run_schedule(td.schedule(schedule, p, n), cluster=cluster, engine="loop", **times)
@@ -161,12 +170,13 @@ def run(
 QUESTION = CourseQuestion(
     number=12,
     title="Pipeline Parallelism",
-    asked="A batch is cut into 8 micro-batches that flow through 4 pipeline stages. How busy are "
-    "the devices, and what do they keep? And if every micro-batch also costs a fixed overhead, how "
+    asked="A batch is cut into {microbatches} micro-batches that flow through {stages} pipeline "
+    "stages by {schedule}. How busy are "
+    "the devices, how large is the bubble, and what do they keep? And if every micro-batch also costs a fixed overhead, how "
     "many of them give the best throughput?",
     inputs={
-        "stages": Input(4, 3, whole(2, 64), "stages p, one on each device"),
-        "microbatches": Input(8, 16, whole(1, 256), "micro-batches m of the batch"),
+        "stages": Input(4, 3, whole(2, 4096), "stages p, one on each device"),
+        "microbatches": Input(8, 16, whole(1, 100_000), "micro-batches m of the batch"),
         "schedule": Input("1f1b", "gpipe", choice(("1f1b", "gpipe")), "their order"),
         "forward": Input(0.03, 0.04, number(above=True), "seconds of a micro-batch in a stage, up"),
         "backward": Input(0.06, 0.08, number(above=True), "the same, down"),

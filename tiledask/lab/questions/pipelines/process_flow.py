@@ -1,5 +1,6 @@
 """31 and 35: one batch through layers on workers: in which order, and who waits for whom."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import tiledask as td
@@ -20,6 +21,7 @@ from tiledask.plan.pipelines.timeline import Timeline
 
 __all__ = ["QUESTIONS"]
 
+MANY = 6
 FORWARD, BACKWARD = 0.05, 0.1
 """Seconds of a layer."""
 
@@ -36,16 +38,44 @@ def _simulated(place: tuple[int, ...]) -> Timeline:
 
 
 def _waiting(cut: td.Partition, working: int, unit: str) -> list[str]:
-    """For each one but that which computes forward, what it waits for."""
+    """For those before and behind the one that computes forward, what they wait for."""
+    before = [part[-1] + 1 for part in cut.layers[: working - 1]]
+    behind = [part[0] + 1 for part in cut.layers[working:]]
     lines = []
-    for worker in range(1, cut.stages + 1):
-        first, last = cut.layers[worker - 1][0] + 1, cut.layers[worker - 1][-1] + 1
-        if worker < working:
-            up = f"has sent B{last}↑'s output on and waits for the gradient from B{last + 1}↓"
-            lines.append(f"{unit} {worker}: idle; it {up}")
-        elif worker > working:
-            lines.append(f"{unit} {worker}: idle; it waits for the output of B{first - 1}↑")
+    if before:
+        sent = _some([f"B{n}↑" for n in before])
+        waits = _some([f"B{n + 1}↓" for n in before])
+        lines.append(
+            f"{_numbered(unit, range(1, working))}: idle; outputs sent on (of {sent}), waiting for "
+            f"gradients (from {waits})"
+        )
+    if behind:
+        waits = _some([f"B{n - 1}↑" for n in behind])
+        lines.append(
+            f"{_numbered(unit, range(working + 1, cut.stages + 1))}: idle; waiting for outputs (of "
+            f"{waits})"
+        )
     return lines
+
+
+def _shown(cut: td.Partition) -> str:
+    """The cut, of many parts the first and the last."""
+    parts = [f"[{part[0] + 1}-{part[-1] + 1}]" for part in cut.layers]
+    return str(cut) if cut.stages <= 8 else " ".join([*parts[:3], "...", parts[-1]])
+
+
+def _some(names: list[str]) -> str:
+    """All names, or the first and the last of many."""
+    return ", ".join(names) if len(names) <= MANY else f"{names[0]} ... {names[-1]}"
+
+
+def _numbered(unit: str, numbers: Sequence[int]) -> str:
+    """ "worker 1", "workers 1 and 2", "workers 1 to 9"."""
+    if len(numbers) == 1:
+        return f"{unit} {numbers[0]}"
+    if len(numbers) > MANY:
+        return f"{unit}s {numbers[0]} to {numbers[-1]}"
+    return f"{unit}s {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
 
 
 def work(layers: int, workers: int, working: int, unit: str = "worker") -> WorkedAnswer:
@@ -58,7 +88,7 @@ def work(layers: int, workers: int, working: int, unit: str = "worker") -> Worke
     busy = [n * (FORWARD + BACKWARD) for n in sizes]
     ends = f"B1↑ ... B{layers}↑, then B{layers}↓ ... B1↓"
     lines = [
-        f"{layers} layers over {workers} {unit}s: {cut}",
+        f"{layers} layers over {workers} {unit}s: {_shown(cut)}",
         f"the batch goes up and comes down: {ends}, {2 * layers} blocks, one after the other",
         f"layer {layers}'s output is known last, and its gradient first: no block can go earlier",
         f"a layer takes {FORWARD:g} s up and {BACKWARD:g} s down: {unit} {working} computes up "
@@ -70,10 +100,11 @@ def work(layers: int, workers: int, working: int, unit: str = "worker") -> Worke
         f"used: {sum(busy):g} / ({workers} x {sum(busy):g}) = 1/{workers} = {100 / workers:.1f} %, "
         f"idle {100 * (1 - 1 / workers):.1f} %",
     ]
-    others = [f"{unit} {w + 1} is {state}" for w, state in states.items()]
+    idle = [w + 1 for w, state in states.items() if state == "idle"]
     return WorkedAnswer(
-        f"While {unit} {working} computes its forward, {', '.join(others)}. One {unit} in "
-        f"{workers} works at a time: {100 / workers:.1f} % used, {100 * (1 - 1 / workers):.1f} % "
+        f"The blocks run in the order {ends}. While {unit} {working} computes its forward, "
+        f"{_numbered(unit, idle)} {'is' if len(idle) == 1 else 'are'} idle: one {unit} of "
+        f"{workers} works at a time, {100 / workers:.1f} % used, {100 * (1 - 1 / workers):.1f} % "
         "idle.",
         lines,
         {
@@ -128,13 +159,13 @@ QUESTIONS = (
     CourseQuestion(
         number=31,
         title="Process Flow in Layer-wise Model Parallelism",
-        asked="8 layers are shared by 4 workers, and a single batch is passed forward and "
-        "backward. In which order do the blocks run, and what do workers 1 and 4 do while worker 3 "
-        "computes its part of the forward pass?",
+        asked="{layers} layers are shared by {workers} workers, and a single batch is passed "
+        "forward and backward. In which order do the blocks run, and what do the other workers do "
+        "while worker {working} computes its part of the forward pass?",
         inputs={
-            "layers": Input(8, 12, whole(2, 200), "layers in a row"),
-            "workers": Input(4, 3, whole(2, 64), "workers, one after the other"),
-            "working": Input(3, 1, whole(1, 64), "the worker that computes, from 1"),
+            "layers": Input(8, 12, whole(2, 2000), "layers in a row"),
+            "workers": Input(4, 3, whole(2, 500), "workers, one after the other"),
+            "working": Input(3, 1, whole(1, 500), "the worker that computes, from 1"),
         },
         work=work,
         run=run,
@@ -143,12 +174,15 @@ QUESTIONS = (
     CourseQuestion(
         number=35,
         title="Analyzing Efficiency in a Distributed Model",
-        asked="12 layers are shared by 3 GPUs: layers 1-4, 5-8 and 9-12. What do GPU 1 and GPU 3 "
-        "do while GPU 2 computes, and how much of the GPUs is used?",
+        asked=lambda layers, workers, working: (
+            f"{layers} layers are shared by {workers} GPUs: "
+            f"{_shown(td.partition(layers, workers))}. What do the other GPUs do while GPU "
+            f"{working} computes, and how much of the GPUs is used?"
+        ),
         inputs={
-            "layers": Input(12, 9, whole(2, 200), "layers in a row"),
-            "workers": Input(3, 4, whole(2, 64), "GPUs, one after the other; a worker each"),
-            "working": Input(2, 1, whole(1, 64), "the GPU that computes, from 1"),
+            "layers": Input(12, 9, whole(2, 2000), "layers in a row"),
+            "workers": Input(3, 4, whole(2, 500), "GPUs, one after the other; a worker each"),
+            "working": Input(2, 1, whole(1, 500), "the GPU that computes, from 1"),
         },
         work=partial(work, unit="GPU"),
         run=partial(run, unit="GPU"),

@@ -47,43 +47,56 @@ def _times(chunks: int) -> dict[str, float]:
     return {"forward": FORWARD / chunks, "backward": BACKWARD / chunks}
 
 
+def _dealt(layers: int, devices: int) -> str:
+    """The layers of each device, from 1: "1,4,7,10 | 2,5,8,11 | 3,6,9,12"; of many, some."""
+    groups = [[str(n + 1) for n in range(d, layers, devices)] for d in range(devices)]
+    short = [",".join(g if len(g) <= 8 else [*g[:3], "...", g[-1]]) for g in groups]
+    return " | ".join(short if devices <= 8 else [*short[:3], "...", short[-1]])
+
+
 def work(layers: int, devices: int, microbatches: int) -> WorkedAnswer:
     """The verdict by the rule, crossings and utilisation both ways, and interleaving's bubble."""
     places, p, m = _places(layers, devices), devices, microbatches
-    dealt = [[n + 1 for n in range(layers) if n % p == d] for d in range(p)]
-    shown = " | ".join(",".join(map(str, group)) for group in dealt)
+    shown = _dealt(layers, p)
     judged = {name: td.judge(place, layers, p) for name, place in places.items()}
     used = {n: td.simulate(one_batch(place)).utilisation for n, place in places.items()}
     few, many = (judged[name].crossings for name in places)
     v = layers // p
-    lines = [
-        f"{shown}: {judged['round robin'].rule}. {judged['round robin'].reason}",
-        f"crossings, consecutive: {p} - 1 = {few}",
-        f"crossings, round robin: {layers} - 1 = {many}, every layer hands on to another device",
-        f"{many} / {few} = {many / few:g} times as many transfers",
-        f"one batch at a time both use 1/{p}: {100 * used['consecutive']:.1f} % and "
-        f"{100 * used['round robin']:.1f} %; dealing alone gains nothing",
-        f"with micro-batches the same placement is interleaved 1F1B with v = {layers} / {p} = {v} "
-        f"chunks a device (SC21's example: layers 1, 2, 9, 10 on device 1)",
-        f"bubble over ideal time, consecutive: (p - 1) / m = {p - 1} / {m} = "
-        f"{100 * bubble_overhead(p, m):.1f} %",
-    ]
-    if m % p:
-        lines.append(f"interleaving wants m as a multiple of p: {m} is none of {p}, so simulate it")
-    else:
-        lines.append(
-            f"bubble over ideal time, interleaved: (p - 1) / (v m) = {p - 1} / ({v} x {m}) = "
-            f"{100 * bubble_overhead(p, m, v):.1f} %, 1/{v} of it, at {many / few:g} times the "
-            "transfers"
-        )
     timelines = {
         name: td.simulate(order, **_times(chunks))
         for name, (order, chunks) in _orders(layers, p, m).items()
     }
+    lines = [
+        f"{shown}: {judged['round robin'].rule or 'legal'}. {judged['round robin'].reason}",
+        f"crossings, consecutive: {p} - 1 = {few}",
+        f"crossings, round robin: {layers} - 1 = {many}, every layer hands on to another device: "
+        f"{many} / {few} = {many / few:.3g} times as many transfers",
+        f"one batch at a time both use 1/{p} = {100 / p:.1f} %: dealing alone gains nothing",
+        f"with micro-batches the same placement is interleaved 1F1B with v = {layers} / {p} = {v} "
+        f"chunks a device",
+        f"bubble over ideal time, consecutive: (p - 1) / m = {p - 1} / {m} = "
+        f"{100 * bubble_overhead(p, m):.1f} %",
+    ]
+    if m % p:
+        lines.append(
+            f"interleaved, simulated: {100 * timelines['interleaved'].bubble_overhead:.1f} % (the "
+            f"formula (p - 1) / (v m) is for m a multiple of p, and {m} is none of {p})"
+        )
+    else:
+        lines.append(
+            f"bubble over ideal time, interleaved: (p - 1) / (v m) = {p - 1} / ({v} x {m}) = "
+            f"{100 * bubble_overhead(p, m, v):.1f} %, 1/{v} of it, at {many / few:.3g} times the "
+            "transfers"
+        )
+    said = f"True: with one layer on each of {p} devices {shown} is layer-wise."
+    if not judged["round robin"]:
+        said = (
+            f"False: {shown} is not layer-wise, for no device has consecutive layers. It crosses "
+            f"{many} times where {few} would do, and a single batch uses the same 1/{p}. Only a "
+            f"pipeline of micro-batches gains by it."
+        )
     return WorkedAnswer(
-        f"False: {shown} is not layer-wise, for no device has consecutive layers. It crosses "
-        f"{many} times where {few} would do, and a single batch uses the same 1/{p}. Only a "
-        f"pipeline of micro-batches gains by it.",
+        said,
         lines,
         {
             "layer-wise": bool(judged["round robin"]),
@@ -128,13 +141,18 @@ def run(cluster: Cluster, layers: int, devices: int, microbatches: int) -> Compa
 
 QUESTION = CourseQuestion(
     number=36,
-    title="True or false: 12 layers on 3 devices, 1,4,7,10 | 2,5,8,11 | 3,6,9,12",
-    asked="12 layers are dealt round 3 devices: 1,4,7,10 on the first, 2,5,8,11 on the second, "
-    "3,6,9,12 on the third. Is that layer-wise model parallelism?",
+    title=lambda layers, devices, microbatches: (
+        f"True or false: {layers} layers on {devices} devices, {_dealt(layers, devices)}"
+    ),
+    asked=lambda layers, devices, microbatches: (
+        f"{layers} layers are dealt round {devices} devices, a device's behind each bar: "
+        f"{_dealt(layers, devices)}. Is that layer-wise model parallelism? (And in a pipeline of "
+        f"{microbatches} micro-batches?)"
+    ),
     inputs={
-        "layers": Input(12, 9, whole(2, 200), "layers in a row"),
-        "devices": Input(3, 2, whole(2, 64), "devices; they divide the layers"),
-        "microbatches": Input(3, 6, whole(1, 64), "of the pipelines at the end"),
+        "layers": Input(12, 9, whole(2, 1000), "layers in a row"),
+        "devices": Input(3, 2, whole(2, 500), "devices; they divide the layers"),
+        "microbatches": Input(3, 6, whole(1, 256), "micro-batches of the pipelines at the end"),
     },
     work=work,
     run=run,

@@ -45,7 +45,8 @@ def work(billions: float, memory: int, devices: int) -> WorkedAnswer:
         f"{format_bytes(whole / devices)} a GPU of {room}: {sized.holds(whole / devices, memory)}, "
         f"as slices and as ZeRO-3 alike",
         f"fp16 weights alone: {format_bytes(2 * n)} / {devices} = {format_bytes(2 * n / devices)}",
-        f"{format_bytes(whole)} / {room} = {whole / memory:.4g} -> {sized.gpus(few)} for the states",
+        f"{format_bytes(whole)} / {room} = {whole / memory:.4g} -> {sized.gpus(few)} for the "
+        f"states",
         how,
         f"with activations (all recomputed) and buffers too, as below: {full.verdict}, "
         f"{format_bytes(full.expected)} needed of {room}",
@@ -82,7 +83,8 @@ def work(billions: float, memory: int, devices: int) -> WorkedAnswer:
         answer = (
             f"{'Infeasible' if full.verdict == 'no' else 'Too tight'}: full fine-tuning takes "
             f"{format_bytes(whole / devices)} a GPU by its states alone, of {room}; they alone "
-            f"need {sized.gpus(few)}{sized.beside(few, with_context)}. What would make it feasible: {'; '.join(outs) or 'nothing of what was tried'}."
+            f"need {sized.gpus(few)}{sized.beside(few, with_context)}. What would make it "
+            f"feasible: {'; '.join(outs) or 'nothing of what was tried'}."
         )
     return WorkedAnswer(
         answer,

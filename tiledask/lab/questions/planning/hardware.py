@@ -26,14 +26,17 @@ def work(
     plans = [Layout(dp=dp, tp=tp, pp=pp, zero=zero) for zero in range(4)]
     worked = [sized.states(billions, plan) for plan in plans]
     held, slices = [size for size, _ in worked], tp * pp
-    zero = next((zero for zero, size in enumerate(held) if size < memory), None)
+    zero = next((zero for zero, size in enumerate(held) if size <= memory), None)
     lines = [
-        f"A, dp {devices}: 16 B x {billions:g}e9 = {format_bytes(whole_model)} a GPU of {room}: "
-        f"{'out of memory' if whole_model > memory else 'it fits'}; fp16 weights alone "
-        f"{format_bytes(2 * n)}",
+        sized.convention(),
+        f"A, dp {devices}: 16 B x {billions:g}e9 = {format_bytes(whole_model)} a GPU of {room}, "
+        f"{sized.holds(whole_model, memory)}; fp16 weights alone {format_bytes(2 * n)}",
         f"B, pp {pp} x tp {tp} x dp {dp}: {billions:g}e9 / ({pp} x {tp}) = "
         f"{n / slices / 1e9:.4g}e9 parameters a GPU",
-        *(f"B, ZeRO-{zero}: {how}" for zero, (_, how) in enumerate(worked)),
+        *(
+            f"B, ZeRO-{zero}: {how}, {sized.holds(size, memory)}"
+            for zero, (size, how) in enumerate(worked)
+        ),
     ]
     fit = td.fits(
         sized.decoder(billions),
@@ -42,28 +45,42 @@ def work(
         ),
         sized.machine(devices, memory),
     )
-    lines.append(f"with activations and a run's overhead, ZeRO-{zero or 0}: {fit.reason}")
-    if fit.smallest_fix is not None:
-        lines.append(f"what fits with all of that: {fit.smallest_fix}")
+    fix = fit.smallest_fix
+    lines.append(
+        f"with activations, buffers and a CUDA context, as `tiledask fit` counts, B with "
+        f"ZeRO-{zero or 0}: {fit.verdict}, {format_bytes(fit.expected)} of {room}"
+        + (f"; {sized.brief(fix.layout)} fits on {sized.gpus(fix.devices)}" if fix else "")
+    )
     bubbles = {}
     for m in sorted({microbatches, 4, 8, 16, 32}):
         bubbles[str(m)] = bubble_fraction(pp, m)
-        lines.append(
-            f"then the bubble, {m} micro-batches: m / (m + p - 1) = {m} / {m + pp - 1} = "
-            f"{100 * (1 - bubbles[str(m)]):.1f} % busy"
-        )
+    lines.append(
+        f"busy, m / (m + p - 1), p = {pp}: "
+        + ", ".join(f"m = {m} {100 * (1 - idle):.1f} %" for m, idle in bubbles.items())
+    )
     if zero is None:
         starts = "B does not start under any stage of ZeRO"
-    elif zero == 0:
+    elif zero == 0 and fit.verdict == "fits":
         starts = "B starts as it is written"
+    elif zero == 0:
+        starts = f"B's states fit as it is written, with all else counted it is {fit.verdict!r}"
     else:
-        starts = f"B as written does not start either, it needs ZeRO-{zero} or more"
+        either = " either" * (whole_model > memory)
+        starts = f"B as written does not start{either}, it needs ZeRO-{zero} or more"
+    everything = (
+        ""
+        if fix is None
+        else (
+            f"; with all else counted {sized.brief(fix.layout)} on {sized.gpus(fix.devices)} fits"
+        )
+    )
     return WorkedAnswer(
         f"A needs {format_bytes(whole_model)} on every GPU of {room} and "
         f"{'cannot start' if whole_model > memory else 'starts'}. {starts}: the states are "
-        f"{', '.join(f'{format_bytes(size)} (ZeRO-{z})' for z, size in enumerate(held))}. Once it "
-        f"runs, its stages are busy {100 * (1 - bubbles[str(microbatches)]):.0f} % of the time "
-        f"with {microbatches} micro-batches; more of them, or chunks, fill the gaps.",
+        f"{', '.join(f'{format_bytes(size)} (ZeRO-{z})' for z, size in enumerate(held))}"
+        f"{everything}. B's {pp} stages are busy "
+        f"{100 * (1 - bubbles[str(microbatches)]):.0f} % of the time with "
+        f"{microbatches} micro-batches; more of them, or chunks, fill the gaps.",
         tuple(lines),
         {
             "copy_bytes": whole_model,
@@ -96,17 +113,20 @@ def run(
 QUESTION = CourseQuestion(
     24,
     "Choosing a Distributed Training Configuration After a Hardware Refresh",
-    "32 GPUs of 24 GB replace larger ones, and a model of 30 billion parameters is to be trained "
-    "in mixed precision. Configuration A is data parallel over all 32; B has 4 stages x 2 tensor "
-    "slices x 4 copies. It is said that A runs out of memory, and that B starts and shows idle "
-    "gaps. Which of that is so, and what would you run?",
+    lambda billions, memory, dp, tp, pp, microbatches: (
+        f"{dp * tp * pp} GPUs of {format_bytes(memory)} replace larger ones, and a model of "
+        f"{billions:g} billion parameters is to be trained in mixed precision. Configuration A is "
+        f"data parallel over all {dp * tp * pp}; B has {pp} stages x {tp} tensor slices x {dp} "
+        f"copies, {microbatches} micro-batches each. It is said that A runs out of memory, and "
+        f"that B starts and shows idle gaps. Which of that is so, and what would you run?"
+    ),
     {
         "billions": sized.size_of(30.0, 7.0),
         "memory": sized.memory_of("24GB", "80GB"),
-        "dp": Input(4, 8, whole(1, 512), "copies in B"),
+        "dp": Input(4, 8, whole(1, 4096), "copies in B"),
         "tp": Input(2, 4, whole(1, 8), "tensor slices in B"),
         "pp": Input(4, 8, whole(1, 64), "stages in B"),
-        "microbatches": Input(4, 16, whole(1, 256), "micro-batches of a copy in a step"),
+        "microbatches": Input(4, 16, whole(1, 4096), "micro-batches of a copy in a step"),
     },
     work,
     run,

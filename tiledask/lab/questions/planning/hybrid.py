@@ -41,14 +41,11 @@ def work(
     """What every plan that was tried keeps, how busy stages are, and what fp16 loses."""
     from tiledask.lab.precision import FORMATS
 
-    lines, states = [], {}
+    lines, states = [sized.convention(RECIPE, "fp32-adam", "fp32-sgd")], {}
     for name, (layout, recipe) in _plans(devices, stages).items():
         size, worked = sized.states(billions, layout, recipe)
         states[name] = size
-        lines.append(
-            f"{name}: {worked} of {format_bytes(memory)}: "
-            + (f"{format_bytes(memory - size)} left" if size < memory else "out of memory")
-        )
+        lines.append(f"{name}: {worked} of {format_bytes(memory)}, {sized.holds(size, memory)}")
     busy, piped = naive_utilisation(stages), 1 - bubble_fraction(stages, microbatches)
     half = FORMATS["float16"]
     alone, kept = half.nearest(gradient), half.nearest(gradient * scale) / scale
@@ -66,15 +63,17 @@ def work(
     plans = td.search(model, machine, devices * microbatches)
     best, fits = plans.best, plans.best.verdict == "fits"
     lines.append(
-        f"all {plans.considered:,} layouts with activations and overhead: "
-        f"{plans.counts['fits']} fit; {'the fastest' if fits else 'the nearest'}: {best!r}"
+        f"with activations, buffers and a CUDA context, as `tiledask fit` counts, "
+        f"{plans.counts['fits']:,} of {plans.considered:,} layouts fit; "
+        f"{'the fastest' if fits else 'the nearest'} is {sized.brief(best.layout)}: "
+        f"{format_bytes(best.peak)} and overhead"
     )
-    tried = {name: size < memory for name, size in states.items()}
+    tried = {name: size <= memory for name, size in states.items()}
     said = [f"{name} ({format_bytes(states[name])})" for name, ok in tried.items() if ok]
     return WorkedAnswer(
-        f"By their states these fit {format_bytes(memory)}: {', '.join(said) or 'none'}. "
+        f"By their states these fit {format_bytes(memory)}: {'; '.join(said) or 'none'}. "
         + (
-            f"The fastest layout with everything counted is {best.layout} "
+            f"The fastest layout with everything counted is {sized.brief(best.layout)} "
             f"({format_bytes(best.peak)}, {best.seconds:.3g} s a step)"
             if fits
             else "No layout fits with activations and overhead"
@@ -92,6 +91,7 @@ def work(
             "best": str(best.layout) if fits else None,
         },
         lambda: sized.bars(billions, _plans(devices, stages), memory),
+        (f"all of the layout: {best.layout}",),
     )
 
 
@@ -129,15 +129,15 @@ def run(
 QUESTION = CourseQuestion(
     25,
     "Selecting a Hybrid Parallelism + Mixed-Precision Strategy for a Memory-Bound LLM Training Run",
-    "A model of 30 billion parameters is to be trained on 8 GPUs of 80 GB. Data parallelism ran "
-    "out of memory; 4 stages in single precision ran, it is said, but were mostly idle; fp16 was "
-    "unstable. Which hybrid, and which precision, would you choose?",
+    "A model of {billions} billion parameters is to be trained on {devices} GPUs of {memory}. Data "
+    "parallelism ran out of memory; {stages} stages in single precision ran, it is said, but were "
+    "mostly idle; fp16 was unstable. Which hybrid, and which precision, would you choose?",
     {
         "billions": sized.size_of(30.0, 13.0),
         "memory": sized.memory_of("80GB", "40GB"),
         "devices": sized.devices_of(8, 16),
-        "stages": Input(4, 2, whole(1, 64), "stages of the run that idled"),
-        "microbatches": Input(8, 16, whole(1, 256), "micro-batches of a copy in a step"),
+        "stages": Input(4, 2, whole(1, 512), "stages of the run that idled"),
+        "microbatches": Input(8, 16, whole(1, 1024), "micro-batches of a copy in a step"),
         "gradient": Input(1e-8, 1e-6, number(above=True), "a typical small gradient"),
         "scale": Input(2.0**16, 2.0**10, number(above=True), "by which the loss is multiplied"),
     },

@@ -21,7 +21,7 @@ __all__ = ["QUESTION", "TRAININGS", "FaultyPipeline", "pipelines"]
 
 POLLED = "as polled"
 """No fault is put in: all that is known is how busy each device is."""
-POLLS, MOST_DEVICES = 6, 16
+POLLS, MOST_DEVICES = 6, 256
 FORWARD = 0.03
 """Seconds; backwards take twice as long."""
 TRIES, DISTURBED = 3, 0.05
@@ -31,7 +31,7 @@ TELLS = {
     "one at a time": "raise the micro-batches from 1: a pipeline overlaps them, a chain does not",
     "ramp": "sweep the micro-batches m: the idle share falls as (p-1)/(m+p-1)",
     "imbalance": "time every stage: the slowest paces the rest, for every m",
-    "communication": "repeat with smaller blocks or on one node: idle time falls with the links'",
+    "communication": "repeat on one node or with smaller messages: idle time falls with their time",
     "overhead": "repeat with larger micro-batches: pauses per action become rarer",
     "unexplained": "record one step with a label around each action",
 }
@@ -193,7 +193,7 @@ def run(cluster: Cluster, fault: str, polled: list[float], microbatches: int) ->
 
     rows = [
         faulty.claim(f"{name}{' (asked)' if name == fault else ''}: diagnosed", cluster)
-        for name, faulty in pipelines(len(polled), microbatches).items()
+        for name, faulty in pipelines(len(polled), min(max(8, microbatches), 64)).items()
     ]
     rows += [
         Claim(
@@ -224,9 +224,16 @@ def _percents(value: Any) -> list[float]:
 QUESTION = CourseQuestion(
     17,
     "You are on-call for an internal LLM training platform ...",
-    "A training on 4 pipeline devices is slow: they are busy 24, 24, 24 and 96 % of the time. Or "
-    "its loss does not fall. Rank the causes, and name the experiment that tells each from the "
-    "others. Faults can be put in; the diagnosis is not told which.",
+    lambda fault, polled, microbatches: (
+        (
+            f"A training on {len(polled)} pipeline devices with {microbatches} micro-batches is "
+            f"slow: they are busy {', '.join(f'{busy:g}' for busy in polled)} % of the time. "
+            if fault == POLLED
+            else f"A training on {len(polled)} devices has a fault ({fault}); the diagnosis is "
+            f"not told which. "
+        )
+        + "Rank the causes, and name the experiment that tells each from the others."
+    ),
     {
         "fault": Input(
             POLLED,
@@ -237,7 +244,7 @@ QUESTION = CourseQuestion(
         "polled": Input(
             [24, 24, 24, 96], [25, 25, 25], _percents, "how busy each device is, in percent"
         ),
-        "microbatches": Input(8, 16, whole(8, 64), "micro-batches, where they are not the fault"),
+        "microbatches": Input(8, 16, whole(1, 4096), "micro-batches, where they are not the fault"),
     },
     work,
     run,

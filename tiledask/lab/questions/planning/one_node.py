@@ -36,8 +36,9 @@ def work(billions: float, memory: int, devices: int, link: float, batch: int) ->
     n, plans = sized.parameters(billions), _plans(billions, memory, devices, link, batch)
     model, room = sized.decoder(billions), format_bytes(memory)
     lines = [
-        f"states, {RECIPE}: 16 B x {billions:g}e9 = {format_bytes(16 * n)} (GB = 1e9 bytes); a full "
-        f"copy {sized.holds(16 * n, memory)}; / {devices} GPUs = {format_bytes(16 * n / devices)}",
+        f"states, {RECIPE}: 16 B x {billions:g}e9 = {format_bytes(16 * n)} (GB = 1e9 bytes); a "
+        f"full copy {sized.holds(16 * n, memory)}; / {devices} GPUs = "
+        f"{format_bytes(16 * n / devices)}",
         f"with activations, buffers and a CUDA context, as `tiledask fit` counts: of "
         f"{plans.considered:,} layouts for {batch} sequences a step {plans.counts['fits']:,} fit, "
         f"{plans.counts['tight']:,} fit barely",
@@ -56,7 +57,8 @@ def work(billions: float, memory: int, devices: int, link: float, batch: int) ->
             f"{s.name} {format_bytes(s.bytes)}" for s in syncs(model, plan.layout, billions)
         )
         lines.append(
-            f"{sized.brief(plan.layout)}: {format_bytes(plan.peak)} a GPU, bubble {100 * plan.step.bubble / plan.step.total:.1f} %, "
+            f"{sized.brief(plan.layout)}: {format_bytes(plan.peak)} a GPU, bubble "
+            f"{100 * plan.step.bubble / plan.step.total:.1f} %, "
             f"a GPU sends {sent or 'nothing'}, {format_seconds(plan.seconds)} a step"
         )
     counts = {}
@@ -74,9 +76,9 @@ def work(billions: float, memory: int, devices: int, link: float, batch: int) ->
     best = plans.best
     if best.verdict == "fits":
         answer = (
-            f"It fits: {len(feasible)} combinations do, the fastest {sized.brief(best.layout)} with "
-            f"{format_bytes(best.peak)} a GPU, {format_seconds(best.seconds)} for {batch} sequences"
-            f" ({best.step.tokens_per_second:,.0f} tokens/s)."
+            f"It fits: {len(feasible)} combinations do, the fastest {sized.brief(best.layout)} "
+            f"with {format_bytes(best.peak)} a GPU, {format_seconds(best.seconds)} for "
+            f"{batch} sequences ({best.step.tokens_per_second:,.0f} tokens/s)."
         )
     else:
         answer = (

@@ -1,6 +1,8 @@
 """21. A run that diverged and idled: sizes that it can have had, its gaps, its NaN."""
 
+from fractions import Fraction
 from functools import partial
+from math import ceil
 
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
@@ -11,7 +13,6 @@ from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.recipes import load_recipe
-from tiledask.plan.pipelines.closed_form import bubble_fraction
 from tiledask.plan.units import format_bytes
 
 __all__ = ["QUESTION"]
@@ -19,6 +20,8 @@ __all__ = ["QUESTION"]
 ALONE = "fp32-weights"
 LARGEST_HALF = 65504
 TRIED = (1, 4, 8, 16, 32)
+SHARE = Fraction(9, 10)
+"""Of the time, that devices are to be busy."""
 
 
 def _window(memory: int, stages: int, replicas: int, zero: int) -> tuple[float, float, str]:
@@ -35,8 +38,7 @@ def _lined(memory: int, stages: int, replicas: int) -> tuple[list[str], dict[int
         least, most, how = _window(memory, stages, replicas, zero)
         windows[zero] = [least, most]
         lines.append(
-            f"{stages} stages x {replicas} replicas, ZeRO-{zero}: {how} = at most {most:.4g} "
-            f"billion: "
+            f"ZeRO-{zero}: {how} = at most {most:.4g} billion on the stages: "
             + (f"{least:.4g} to {most:.4g} billion" if most > least else "no size is both")
         )
     return lines, windows
@@ -50,13 +52,20 @@ def work(
     lined, windows = _lined(memory, stages, replicas)
     least = windows[0][0]
     lines = [
+        sized.convention(),
         f"too large for one GPU in fp32: {each} B x P > {format_bytes(memory)}, so P > "
         f"{least:.4g} billion",
+        f"P parameters on {stages} stages x {replicas} replicas:",
         *lined,
     ]
-    for m in sorted({*TRIED, microbatches}):
-        busy = 1 - bubble_fraction(stages, m)
-        lines.append(f"busy with m = {m}: {m} / ({m} + {stages - 1}) = {100 * busy:.1f} %")
+    shares = {m: Fraction(m, m + stages - 1) for m in sorted({*TRIED, microbatches})}
+    enough = ceil(SHARE * (stages - 1) / (1 - SHARE))
+    lines += [
+        f"busy, m / (m + p - 1), p = {stages}: "
+        + ", ".join(f"m = {m} {100 * float(share):.1f} %" for m, share in shares.items()),
+        f"{100 * float(SHARE):.0f} % or more takes m >= 9 (p - 1) = {enough}: m = {microbatches} "
+        f"{'reaches' if shares[microbatches] >= SHARE else 'does not reach'} it",
+    ]
     times = [1.0] * (stages - 1) + [slowest]
     uneven = td.simulate(
         td.schedule("1f1b", stages, microbatches), forward=times, backward=[2 * t for t in times]
@@ -64,7 +73,7 @@ def work(
     ratio = max(times) * stages / sum(times)
     alike = LARGEST_HALF / replicas
     lines += [
-        f"one stage {slowest:g} times as slow: max / mean = {ratio:.4g}, and with m = "
+        f"one stage takes {slowest:g} times as long: max / mean = {ratio:.4g}, and with m = "
         f"{microbatches} devices are busy {100 * uneven.utilisation:.1f} % of the time, simulated",
         f"fp16 ends at {LARGEST_HALF}; {replicas} replicas whose scaled gradients are each above "
         f"{LARGEST_HALF} / {replicas} = {alike:g} sum to more: inf, then NaN",
@@ -80,10 +89,12 @@ def work(
         else "No size is both too large for one GPU and small enough for the stages"
     )
     m = microbatches
+    more = f"more micro-batches ({enough} for 90 % busy) and " if m < enough else ""
     return WorkedAnswer(
-        f"{sizes}. The idle time is the ramp of m = {m} on {stages} stages "
-        f"({100 * bubble_fraction(stages, m):.0f} %), and {100 * (1 - uneven.utilisation):.0f} % "
-        f"with a stage {slowest:g} times as slow: more micro-batches, and layers cut evenly. The "
+        f"{sizes}. Of the time, the ramp of m = {m} on {stages} stages leaves "
+        f"{100 * (1 - float(shares[m])):.1f} % idle, {100 * (1 - uneven.utilisation):.1f} % with "
+        f"a stage that takes {slowest:g} times as long: {more}layers cut evenly "
+        f"help. The "
         f"NaN comes from fp16 sums of {replicas} replicas above {LARGEST_HALF}: divide before the "
         f"sum, sum in fp32, or let the loss scale give way.",
         tuple(lines),
@@ -91,7 +102,8 @@ def work(
             "least_billions": least,
             "most_billions": [most for _, most in windows.values()],
             "zero_needed": works[0] if works else None,
-            "busy": 1 - bubble_fraction(stages, m),
+            "busy": float(shares[m]),
+            "enough": enough,
             "busy_uneven": uneven.utilisation,
             "overflows_above": alike / scale,
         },
@@ -169,14 +181,17 @@ def run(
 QUESTION = CourseQuestion(
     21,
     "Postmortem and Redesign of a Distributed Training Run with Divergence and Low GPU Utilization",
-    "A model that does not fit one GPU of 40 GB in single precision was trained on 8 of them, 4 "
-    "stages x 2 replicas, in fp16 with fp32 masters. The loss became NaN and GPUs idled unevenly. "
-    "What was the cause of each, and what would you change?",
+    lambda memory, stages, replicas, microbatches, slowest, scale: (
+        f"A model that does not fit one GPU of {format_bytes(memory)} in single precision was "
+        f"trained on {stages * replicas} of them, {stages} stages x {replicas} replicas, "
+        f"{microbatches} micro-batches each, in fp16 with fp32 masters. The loss became NaN and "
+        f"GPUs idled unevenly. What was the cause of each, and what would you change?"
+    ),
     {
         "memory": sized.memory_of("40GB", "80GB"),
-        "stages": Input(4, 2, whole(2, 64), "stages of a replica"),
-        "replicas": Input(2, 4, whole(2, 32), "data-parallel replicas"),
-        "microbatches": Input(4, 16, whole(1, 256), "micro-batches of a replica in a step"),
+        "stages": Input(4, 2, whole(2, 512), "stages of a replica"),
+        "replicas": Input(2, 4, whole(2, 4096), "data-parallel replicas"),
+        "microbatches": Input(4, 16, whole(1, 1024), "micro-batches of a replica in a step"),
         "slowest": Input(1.5, 1.0, number(0.1), "time of the last stage; the others take 1"),
         "scale": Input(2.0**18, 2.0**12, number(1.0), "by which the loss is multiplied"),
     },

@@ -60,8 +60,8 @@ def work(billions: float, memory: int, recipe: str) -> WorkedAnswer:
     context = sized.beside(enough, with_context)
     return WorkedAnswer(
         f"A slice shrinks with the number of GPUs and a copy does not: {copies}; slices fit from "
-        f"{sized.gpus(enough)} on{context}. Cutting buys memory, not speed: layer by layer one GPU works "
-        f"at a time.",
+        f"{sized.gpus(enough)} on{context}. Cutting buys memory, not speed: layer by "
+        f"layer one GPU works at a time.",
         tuple(lines),
         {
             "copy_bytes": whole,

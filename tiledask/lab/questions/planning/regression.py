@@ -41,6 +41,7 @@ class _Job:
             for each in layouts
             if td.fits(self.model, each, self.machine(each)).verdict == "fits"
         ]
+        self.fits = bool(fitting)
         self.layout = fitting[0] if fitting else layouts[-1]
 
     def machine(self, layout: Layout, slower: float = 1.0) -> ClusterSpec:
@@ -70,7 +71,7 @@ def _effects(m: int, slower: float) -> dict[str, tuple[int, int, float]]:
         "replicas x 2, the same work each": (2, m, 1.0),
         "replicas x 2, the same global batch": (2, max(1, m // 2), 1.0),
         "micro-batches x 2": (1, 2 * m, 1.0),
-        f"links between nodes {slower:g} times slower": (2, m, slower),
+        f"replicas x 2, links {slower:g} times slower": (2, m, slower),
         "all together": (2, 2 * m, slower),
     }
 
@@ -87,24 +88,31 @@ def work(
     """Ring bytes before and after, and the efficiency of each change alone."""
     job = _Job(billions, memory, stages, replicas, link)
     size, plain = sized.states(billions, Layout(pp=stages, dp=replicas))
-    lines = [f"a replica on {stages} GPUs, as it is told: {plain} a GPU of {format_bytes(memory)}"]
+    lines = [
+        sized.convention(),
+        f"a replica on {stages} GPUs: {plain} a GPU of {format_bytes(memory)}, "
+        f"{sized.holds(size, memory)}"
+        + (f": {'as described it does not start' if size > memory else 'it can start'}"),
+    ]
     sent = []
     for d in (replicas, 2 * replicas):
         layout = Layout(pp=stages, dp=d)
         _, sharded = sized.states(billions, replace(layout, zero=1))
         sent.append(sized.gradient_bytes(billions, layout))
         lines.append(
-            f"d = {d}: ZeRO-1 {sharded}; a ring sends 2 (d-1)/d x 2 B x {billions:g}e9 / {stages} "
-            f"= {format_bytes(sent[-1])} a GPU and step, {format_seconds(sent[-1] / link)} at "
-            f"{link / 1e9:g} GB/s"
+            f"d = {d}: with ZeRO-1 {sharded}; a ring sends 2 (d-1)/d x 2 B x {billions:g}e9 / "
+            f"{stages} = {format_bytes(sent[-1])} a GPU and step, "
+            f"{format_seconds(sent[-1] / link)} at {link / 1e9:g} GB/s"
         )
     grown = sent[1] / sent[0]
     before = job.simulated(job.changed(m=microbatches))
     lines += [
-        f"{grown:.3g} times the bytes for twice the replicas: not much",
-        f"simulated before, {before.layout}: {format_seconds(before.total)} a step, of it "
+        f"{grown:.3g} times the bytes for twice the replicas: not twice as many",
+        f"simulated before, {sized.brief(before.layout)}"
+        + ("" if job.fits else " (no ZeRO stage fits with activations)")
+        + f": {format_seconds(before.total)} a step, of it "
         f"{100 * before.bubble / before.total:.0f} % bubble and "
-        f"{100 * before.dp / before.total:.1f} % gradients",
+        f"{100 * before.dp / before.total:.1f} % gradients, all that no computing hides",
     ]
     efficiency, steps = {}, {"before": before}
     for name, (times, m, slow) in _effects(microbatches, slower).items():
@@ -115,8 +123,9 @@ def work(
         lines.append(
             f"{name}: {format_seconds(after.total)} a step "
             f"({100 * after.bubble / after.total:.0f} % bubble, "
-            f"{100 * after.dp / after.total:.1f} % gradients), {gain:.3g} times the tokens/s of "
-            f"{times} times the GPUs = {100 * efficiency[name]:.1f} %"
+            f"{100 * after.dp / after.total:.1f} % gradients), {gain:.3g} times the tokens/s on "
+            f"{f'{times} times the' if times > 1 else 'as many'} GPUs: "
+            f"{100 * efficiency[name]:.1f} % of the speed per GPU before"
         )
     lines += [
         "the global batch grows 2 x 2 = 4-fold: gradient noise falls by sqrt(4) = 2, and a rate "
@@ -125,14 +134,18 @@ def work(
         "2^13 = 8192 times finer",
     ]
     worst = min(efficiency, key=efficiency.__getitem__)
-    fixed = efficiency["replicas x 2, the same global batch"]
     return WorkedAnswer(
-        f"Traffic is not the whole story: a GPU sends only {grown:.3g} times as much for twice the "
-        f"replicas ({format_bytes(sent[0])} to {format_bytes(sent[1])}). Alone, each change gives "
+        f"More communication is not the whole story: a GPU sends {grown:.3g} times as much for "
+        f"twice the replicas ({format_bytes(sent[0])} to {format_bytes(sent[1])}). Speed per GPU, "
+        f"of that before: "
         + "; ".join(f"{name} {100 * each:.0f} %" for name, each in efficiency.items())
-        + f" of ideal. The worst is {worst}: a step of less work waits for the same sums and the "
-        f"same ramp ({100 * fixed:.0f} % with a fixed global batch). The 4-fold batch and fp16 "
-        f"sums over more replicas explain the instability.",
+        + f". The worst is {worst}"
+        + (
+            ": a step of less work has the same sums and ramp"
+            if worst == "replicas x 2, the same global batch"
+            else ""
+        )
+        + ". A batch 4 times as large and fp16 sums over more replicas can make it unstable.",
         tuple(lines),
         {
             "replica_bytes": size,
@@ -239,15 +252,19 @@ def run(
 QUESTION = CourseQuestion(
     22,
     "Diagnosing a Scaling Regression in Hybrid Parallel LLM Training",
-    "A model of 30 billion parameters is trained with 4 GPUs a replica. Replicas are doubled from "
-    "8 to 16 (64 GPUs in 8 nodes), and so are the micro-batches. It speeds up by less than it "
-    "should, and becomes unstable. Is it because of more communication?",
+    lambda billions, memory, stages, replicas, microbatches, link, slower: (
+        f"A model of {billions:g} billion parameters is trained with {stages} GPUs of "
+        f"{format_bytes(memory)} a replica. Replicas are doubled from {replicas} to {2 * replicas} "
+        f"({2 * replicas * stages} GPUs), and so are the micro-batches, from {microbatches}. It "
+        f"speeds up by less than it should, and becomes unstable. Is it because of more "
+        f"communication?"
+    ),
     {
         "billions": sized.size_of(30.0, 13.0),
         "memory": sized.memory_of("80GB", "40GB"),
-        "stages": Input(4, 8, whole(2, 32), "GPUs of a replica, as stages"),
-        "replicas": Input(8, 4, whole(2, 256), "replicas before they are doubled"),
-        "microbatches": Input(8, 32, whole(1, 256), "micro-batches of a replica, before"),
+        "stages": Input(4, 8, whole(2, 512), "GPUs of a replica, as stages"),
+        "replicas": Input(8, 4, whole(2, 4096), "replicas before they are doubled"),
+        "microbatches": Input(8, 32, whole(1, 1024), "micro-batches of a replica, before"),
         "link": Input(25e9, 5e9, number(1e6), "bytes/s of a GPU between nodes"),
         "slower": Input(2.0, 4.0, number(1.0), "by how much the links to further nodes are slower"),
     },

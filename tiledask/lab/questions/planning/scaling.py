@@ -150,8 +150,9 @@ def work(
     small, large = found.times()
     peak = td.estimate_memory(model, layout, sequence=SEQUENCE).peak
     lines = [
-        f"the fastest layout for {batch} sequences a step on {nodes} x {per_node} GPUs of "
-        f"{format_bytes(memory)}: {layout}",
+        f"the fastest layout that fits {nodes} x {per_node} GPUs of {format_bytes(memory)} with "
+        f"{batch} sequences a step (activations, buffers and a CUDA context counted, as in "
+        f"`tiledask fit`; GB = 1e9 bytes): {sized.brief(layout)}",
         f"states a GPU: {sized.states(billions, layout)[1]}; with activations {format_bytes(peak)}",
     ]
     spans = {"dp": layout.dp * layout.tp, "tp": layout.tp, "pp": layout.devices}
@@ -175,14 +176,18 @@ def work(
         f"{100 * doubled:.1f} %",
     ]
     limits = td.sensitivity(model, found.machine, batch, sequence=SEQUENCE)
-    lines += [str(each) for each in limits[:4]]
-    near = "near-linear" if share > NEAR else "not near-linear"
+    helped = [f"{each.limit} {each.speedup:.2f}" for each in limits if each.speedup > 1]
+    lines.append(f"a limit doubled makes it so many times as fast: {', '.join(helped) or 'none'}")
+    near = f"{'' if share >= NEAR else 'not '}near-linear ({100 * NEAR:.0f} % or more)"
+    waiting = f"The most waiting is for {top} ({100 * waits[top] / large.total:.1f} % of a step)"
+    if not waits[top]:
+        waiting = "Nothing waits"
     return WorkedAnswer(
-        f"{layout}. From {per_node} to {nodes * per_node} GPUs it scales at {100 * share:.0f} %, "
-        f"{near}. The most waiting is for {top} ({100 * waits[top] / large.total:.1f} % of a "
-        f"step); twice the batch makes it {100 * doubled:.1f} %. What binds first is "
-        f"{limits[0].limit}. bf16 is stable as it is, fp16 with a dynamic loss scale and fp32 "
-        "masters.",
+        f"{sized.brief(layout)}, micro-batches of {layout.microbatch}. From {per_node} to "
+        f"{nodes * per_node} GPUs it scales at {100 * share:.1f} %, {near}. {waiting}; with twice "
+        f"the batch it scales at {100 * doubled:.1f} %. Of all limits, "
+        + (f"{limits[0].limit} doubled help most" if limits[0].speedup > 1 else "none helps")
+        + ". bf16 is stable as it is, fp16 with a dynamic loss scale and fp32 masters.",
         tuple(lines),
         {
             "layout": str(layout),
@@ -194,6 +199,7 @@ def work(
             "limit": limits[0].limit,
         },
         lambda: td.plots.step_breakdown({"one node": small, f"{nodes} nodes": large}),
+        (f"all of the layout: {layout}", *map(str, limits)),
     )
 
 
@@ -267,9 +273,13 @@ def _sums(cluster: Cluster) -> list[Claim]:
 QUESTION = CourseQuestion(
     20,
     "Designing a Distributed Training Plan Under Memory, Throughput, and Stability Constraints",
-    "A model of 13 billion parameters is to be trained on 4 nodes of 8 GPUs of 80 GB, with fast "
-    "links in a node and slow ones between. Which plan fits, where is each gradient summed and "
-    "with how many bytes, and does it scale near-linearly from 8 to 32 GPUs?",
+    lambda billions, memory, nodes, per_node, within, between, batch: (
+        f"A model of {billions:g} billion parameters is to be trained on {nodes} nodes of "
+        f"{per_node} GPUs of {format_bytes(memory)}, {batch} sequences a step, with links of "
+        f"{format_bytes(within)}/s in a node and {format_bytes(between)}/s between. Which plan "
+        f"fits, where is each gradient summed and with how many bytes, and does it scale "
+        f"near-linearly from {per_node} to {nodes * per_node} GPUs?"
+    ),
     {
         "billions": sized.size_of(13.0, 30.0),
         "memory": sized.memory_of("80GB", "40GB"),

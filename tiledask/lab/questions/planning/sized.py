@@ -28,8 +28,8 @@ __all__ = [
     "bars",
     "beside",
     "brief",
-    "counted",
     "convention",
+    "counted",
     "decoder",
     "devices_of",
     "gpus",
@@ -150,14 +150,14 @@ def holds(size: float, memory: int) -> str:
     return f"{format_bytes(abs(memory - size))} {'left' if size < memory else 'too much'}"
 
 
-def convention(recipe: str = "mixed-adam-16") -> str:
+def convention(*recipes: str) -> str:
     """What is counted where states are: said once on a page."""
-    kept = load_recipe(recipe)
-    each = " + ".join(f"{s.bytes}" for s in kept.states if s.of == "parameters")
-    return (
-        f"states alone, {recipe}: {each} = {kept.bytes_per_parameter} B a parameter; GB = 1e9 "
-        f"bytes; no CUDA context, no activations"
-    )
+    said = []
+    for name in recipes or ("mixed-adam-16",):
+        each = [state.bytes for state in load_recipe(name).states if state.of == "parameters"]
+        added = f"{' + '.join(map(str, each))} = {sum(each)}" if len(each) > 1 else f"{each[0]}"
+        said.append(f"{name} {added} B a parameter")
+    return f"states alone: {', '.join(said)}; GB = 1e9 bytes; no CUDA context, no activations"
 
 
 def counted(billions: float, memory: int, recipe: str = "mixed-adam-16") -> tuple[int | None, str]:

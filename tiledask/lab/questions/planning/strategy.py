@@ -29,8 +29,8 @@ def work(billions: float, memory: int, devices: int) -> WorkedAnswer:
         f"its {room}, however many GPUs there are",
         f"B, split over {devices} GPUs: {format_bytes(whole)} / {devices} = {format_bytes(slice_)} "
         f"a GPU, {sized.holds(slice_, memory)}",
-        f"fewest GPUs for B: {format_bytes(whole)} / {room} = {whole / memory:.4g} -> {few}; A with "
-        f"ZeRO-3, {format_bytes(whole)} / d <= {room}, from d = {degree} on",
+        f"fewest GPUs for B: {format_bytes(whole)} / {room} = {whole / memory:.4g} -> {few}; A "
+        f"with ZeRO-3, {format_bytes(whole)} / d <= {room}, from d = {degree} on",
         "fewest by what is kept of a parameter: "
         + ", ".join(
             f"{load_recipe(name).bytes_per_parameter} B ({name}) {count}"
@@ -49,11 +49,14 @@ def work(billions: float, memory: int, devices: int) -> WorkedAnswer:
             f"with activations of a sequence of 2048 and buffers too: {sized.gpus(fix.devices)} "
             f"will do, {sized.brief(fix.layout)}"
         )
+    starts = "cannot start" if fails else "starts"
+    if not fails and with_context != 1:
+        starts = "has room for its states, and none for a CUDA context beside them"
     short = "" if few <= devices else f"; {devices} are too few"
     again = f" ZeRO-3 does the same with data parallelism, from {degree} copies on."
     answer = (
         f"{'B' if fails else 'Either'}: A keeps {format_bytes(whole)} on every GPU of {room} and "
-        f"{'cannot start' if fails else 'starts'}. B keeps 1/N of it: the training states take "
+        f"{starts}. B keeps 1/N of it: the training states take "
         f"{sized.gpus(few)}{sized.beside(few, with_context)}, the half-precision weights alone "
         f"{fewest['fp16-weights']}{short}.{again * (degree > 1)}"
     )

@@ -1,4 +1,4 @@
-"""23. One job on two clusters: the premise cannot be, and one configuration that fits both."""
+"""23. One job on two clusters: copies do not fit the first, one configuration fits both."""
 
 from functools import lru_cache
 
@@ -57,8 +57,10 @@ def work(
     alone, how = sized.states(billions, Layout(dp=NODE * nodes))
     half, plain = sized.states(billions, Layout(dp=NODE * nodes), "fp16-sgd")
     lines = [
-        f"data parallel on A, each GPU: {how}, of {format_bytes(memory_a)}",
-        f"fp16 weights and gradients alone: {plain}",
+        sized.convention(),
+        f"data parallel on A, each GPU: {how}, of {format_bytes(memory_a)}: "
+        f"{sized.holds(alone, memory_a)}",
+        f"fp16 weights and gradients alone: {plain}, {sized.holds(half, memory_a)}",
         f"split over one node: {format_bytes(alone)} / {NODE} = {format_bytes(alone / NODE)} a "
         f"GPU; A has {format_bytes(memory_a)}, B {format_bytes(memory_b)}",
     ]
@@ -66,13 +68,13 @@ def work(
     if needed > nodes:
         lines.append(f"with {nodes} x {NODE} GPUs no layout fits both clusters")
     lines.append(
-        f"with {needed} x {NODE} GPUs {counts[0]:,} layouts fit A, {counts[1]:,} B, and "
-        f"{len(layouts):,} both"
+        f"with activations, buffers and a CUDA context, as `tiledask fit` counts, {counts[0]:,} "
+        f"layouts of {needed} x {NODE} GPUs fit A, {counts[1]:,} B, and {len(layouts):,} both"
     )
     layout = layouts[0]
     model = sized.decoder(billions)
     size, states = sized.states(billions, layout)
-    lines.append(f"the best of them for the slower cluster: {layout}; states {states}")
+    lines.append(f"the best of them for the slower cluster: {sized.brief(layout)}; states {states}")
     values = {
         "nodes": needed,
         "fitting": [*counts, len(layouts)],
@@ -102,12 +104,13 @@ def work(
     return WorkedAnswer(
         f"Pure data parallelism keeps {format_bytes(alone)} on every GPU ({format_bytes(half)} "
         f"even without an optimizer), so on {format_bytes(memory_a)} it "
-        f"{'trains' if able else 'cannot have trained'}. One configuration for both: {layout} on "
-        f"{needed} x {NODE} GPUs of each, {' and '.join(said)}; with bf16, or a dynamic loss scale "
-        f"and fp32 masters, it is stable on both alike.",
+        f"{'trains' if able else 'cannot have trained'}. One configuration for both: "
+        f"{sized.brief(layout)} on {needed} x {NODE} GPUs of each, {' and '.join(said)}; with "
+        f"bf16, or a dynamic loss scale and fp32 masters, it is stable on both alike.",
         tuple(lines),
         values,
         lambda: td.plots.step_breakdown(steps),
+        (f"all of the layout: {layout}",),
     )
 
 
@@ -150,9 +153,9 @@ def run(
 QUESTION = CourseQuestion(
     23,
     "Stabilizing and Scaling an LLM Training Job Across Two GPU Clusters",
-    "A model of 30 billion parameters is said to train stably, purely data parallel and in fp16, "
-    "on cluster A: 8 GPUs of 80 GB a node, 200 Gb/s between nodes. It is to run on cluster B as "
-    "well: 8 of 40 GB, 100 Gb/s. Which one configuration serves both?",
+    "A model of {billions} billion parameters is said to train stably, purely data parallel and in "
+    "fp16, on cluster A: {nodes} x 8 GPUs of {memory_a}, {link_a} between nodes. It is to run on "
+    "cluster B as well: {nodes} x 8 of {memory_b}, {link_b}. Which one configuration serves both?",
     {
         "billions": sized.size_of(30.0, 13.0),
         "memory_a": sized.memory_of("80GB", "48GB", "a GPU of A"),
