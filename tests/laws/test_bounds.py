@@ -66,7 +66,6 @@ CALLS = {
         lambda: td.search("gpt2", LONG, 64),
         lambda: td.search("gpt2", f"{DIGITS}xH100", 64),
         lambda: td.sensitivity("gpt2", "8xH100", 64, times=LONG),
-        lambda: td.check_premise(LONG),
         lambda: td.load_model(f"x/{LONG}"),
     ],
 }

@@ -312,15 +312,6 @@ def test_idle_diagnoses_a_trace(capsys, trace):
     assert "250 ms" in capsys.readouterr().out
 
 
-def test_ask_works_a_premise_out(capsys):
-    code, result = run(capsys, "ask", "hardware-refresh", "--json")
-    assert (code, result["holds"]) == (1, False)
-    assert [finding["verdict"] for finding in result["findings"]] == ["holds", "fails", "holds"]
-    code, result = run(capsys, "ask", "--json")
-    assert code == 0
-    assert "two-clusters" in result["premises"]
-
-
 @pytest.mark.long
 def test_plan_ranks_layouts_and_says_what_binds(capsys, tmp_path):
     options = ("llama-2-7b", "8xA100-80GB", "32", "--sequence", "4096", "--devices", "4,8")

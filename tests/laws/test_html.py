@@ -16,10 +16,8 @@ from tiledask.distributed.cluster.load import Load
 from tiledask.distributed.cluster.web import SCRIPT
 from tiledask.lab.learner.contents import SHOW_ANEW
 from tiledask.plan import html
-from tiledask.plan.choosing.question_check import Critique
 from tiledask.plan.inputs.counted import CountedModel, Item
 from tiledask.plan.inputs.hardware import ClusterSpec, Link, load_device
-from tiledask.plan.judged import Judged, judged
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 
 ROOT = Path(__file__).parents[2]
@@ -122,20 +120,18 @@ HOSTILE = {
     "lab.judging.task.JudgedTask": Words,
     "lab.questions.answer.Answer": lambda: Words(
         question=Words(number=1, inputs={EVIL: Words()}),
-        worked=Words(lines=(EVIL,), answer=EVIL),
+        worked=Words(lines=(EVIL,), more=(EVIL,), answer=EVIL),
         taught=(EVIL,),
-        premise=None,
+        title=EVIL,
+        asked=EVIL,
         run=None,
-        _sized=lambda: [(EVIL, EVIL)],
+        _inputs=lambda: [(EVIL, EVIL, EVIL)],
     ),
     "lab.table.Comparison": lambda: import_module("tiledask.lab.table").Comparison(
         EVIL, [import_module("tiledask.lab.claim").Claim(EVIL, 1, None, 1, unit=QUOTES, note=EVIL)]
     ),
     "lab.table.Grid": lambda: td.table({EVIL: {EVIL: EVIL}}, QUOTES),
     "plan.choosing.critique.PlanCritique": lambda: td.critique(MODEL, td.Layout(dp=2), CLUSTER),
-    "plan.choosing.question_check.Critique": lambda: Critique(
-        EVIL, EVIL, (Judged(EVIL, None, EVIL, EVIL), judged(EVIL, "fails", EVIL, EVIL))
-    ),
     "plan.choosing.search.Plans": lambda: td.search(MODEL, CLUSTER, 8),
     "plan.diagnosis.diagnose.Diagnosis": lambda: Words(
         _finding_rows=lambda: [(EVIL, EVIL, EVIL)], _cause_rows=list, remedies=(), summary=(EVIL,)

@@ -18,13 +18,11 @@ import tiledask as td
 from tiledask.lab.planner import show_fit, show_plans
 from tiledask.plan.fitting.overhead import (
     CUDA_CONTEXT,
-    default_overhead,
     measured_over_estimated,
     overhead_of,
 )
 from tiledask.plan.inputs.layout import RECOMPUTE, Layout
 from tiledask.plan.inputs.model import Model
-from tiledask.plan.inputs.recipes import state_bytes
 from tiledask.plan.units import format_bytes, format_seconds
 
 WORDS = {"fits": "holds", "tight": "barely", "no": "fails"}
@@ -112,25 +110,6 @@ def searched(model, layout, cluster, recipe, sequence):
     return td.search(model, cluster, layout.sequences, **given)
 
 
-def premise_of(model, layout, cluster, recipe, sequence):
-    """The same question as a mapping that ``ask`` takes."""
-    usual = vars(Layout())
-    plan = {name: value for name, value in vars(layout).items() if value != usual[name]}
-    more = {"model": model, "sequence": sequence, "devices_per_node": cluster.devices_per_node}
-    return premise(cluster.device.memory_bytes, cluster.devices, recipe, plan) | more
-
-
-def premise(memory, devices, recipe, plan):
-    return {
-        "question": "Does it fit?",
-        "memory": f"{memory}B",
-        "devices": devices,
-        "recipe": recipe,
-        "plans": {"it": plan},
-        "claims": [{"claim": "It fits", "kind": "fits", "plan": "it"}],
-    }
-
-
 @pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("first", range(0, 200, 20))
@@ -148,13 +127,9 @@ def test_one_question_has_one_answer_however_it_is_asked(first):
         if fit.verdict != "no":
             step = td.estimate_step(model, layout, cluster, recipe, sequence)
             assert plan.seconds == facts["seconds"] == step.total
-        finding = td.check_premise(premise_of(*case)).findings[0]
-        assert finding.verdict == WORDS[fit.verdict], number
-        needs = f"needs {format_bytes(fit.memory.peak)}"
-        assert needs in finding.why
-        assert needs in fit.reason
+        assert f"needs {format_bytes(fit.memory.peak)}" in fit.reason
         seen.add(fit.verdict)
-    assert seen == {*WORDS}
+    assert seen == {"fits", "tight", "no"}
 
 
 @pytest.mark.long
@@ -170,27 +145,6 @@ def test_what_is_printed_says_the_same(number):
     assert f"1 {fit.verdict}" in shown
     assert peak in shown
     assert (format_seconds(plans.best.seconds) in shown) == (fit.verdict != "no")
-
-
-@pytest.mark.parametrize("number", range(40))
-def test_states_alone_are_judged_by_the_same_rule(number):
-    """A premise that knows a number of parameters: the bytes of ``state_bytes``, the rule of
-    ``fits``, and what it cannot know is said."""
-    draw = Random(number)
-    tp, pp, dp, zero = (draw.choice(c) for c in ((1, 2, 8), (1, 3, 4), (1, 2, 5), range(4)))
-    parameters, recipe = draw.randint(10**9, 10**11), draw.choice(RECIPES[:4])
-    held = sum(state_bytes(-(-parameters // (tp * pp)), recipe, zero, dp).values())
-    over = default_overhead(tp * pp * dp, zero if dp > 1 else 0)
-    verdicts = {CUDA_CONTEXT - 1: "no", CUDA_CONTEXT: "tight", over.total - 1: "tight"}
-    sure = math.ceil(HALF * (held + over.total)) - held
-    borders = {-1: "no", over.total: "tight", sure: "fits"} | verdicts
-    for extra, verdict in borders.items():
-        plan = {"tp": tp, "pp": pp, "dp": dp, "zero": zero}
-        asked = premise(held + extra, tp * pp * dp, recipe, plan) | {"parameters": parameters}
-        finding = td.check_premise(json.loads(json.dumps(asked))).findings[0]
-        assert finding.verdict == WORDS[verdict]
-        assert f"= {format_bytes(held)} a device by the states alone" in finding.why
-        assert ("come on top" in finding.why) == (verdict != "no")
 
 
 # -- the walkthroughs ask, too ---------------------------------------------------------------------
@@ -219,12 +173,6 @@ def test_a_walkthrough_says_how_many_devices_it_takes():
     assert f'"{fix.devices}xA100-40GB"' in every[at][0]
     assert every[at][1].split()[-5:] == [str(n) for n in axes]
     assert any(s.startswith(f"So {fix.devices} devices do, and no fewer") for s, _ in every[at:])
-    premise = next(text for source, text in every if 'check_premise("200b-on-40-gb")' in source)
-    said = [
-        f"{f.verdict} {f.claim} {f.reason.partition(' by ')[0]}"
-        for f in td.check_premise("200b-on-40-gb").findings
-    ]
-    assert premise == " ".join(said)
 
 
 def test_a_walkthrough_says_tight_as_fits_does():

@@ -81,11 +81,6 @@ def _cluster():
     )
 
 
-def _premise():
-    seeds = _shipped("premises", "200b-on-40-gb", "two-clusters", "70b-on-8", "fp16-postmortem")
-    return seeds, _in_file(lambda path: _shown(td.check_premise(path)))
-
-
 def _puzzle():
     from tiledask.lab.puzzles import load_puzzle, puzzle_names
 
@@ -451,7 +446,6 @@ READERS = {
     "memory snapshot": _memory_snapshot,
     "config.json": _config,
     "cluster.json": _cluster,
-    "premise": _premise,
     "puzzle": _puzzle,
     "answer": _answers,
     "chrome trace": _chrome,

@@ -26,8 +26,9 @@ COMMON = frozenset(
         this to was we what when where which while who whose why with x you your""",
     )
 )
-DEVICES = ("device", "gpu", "worker", "accel", "unit")
-"""Stems that mean the same where a number of them is read."""
+DEVICES = frozenset(("gpu", "worker", "accele", "unit"))
+"""Stems of what is called a device here."""
+DEVICE = "devic"
 BYTES = "bytes"
 A_NUMBER, IN_TITLE = 2.0, 3.0
 """What a number that sets an input counts; and how many times as much words of the title do, and
@@ -53,8 +54,9 @@ def by_words(asked: str) -> tuple[int, dict[str, str], str]:
     >>> by_words("does 200B fit on 40GB GPUs")[:2]
     (14, {'billions': '200', 'memory': '40GB'})
     """
-    words, numbers = _stems(_NUMBER.sub(" ", asked)), _numbers(asked)
-    weights = _weights()
+    text = re.sub(r"(\d)\s*x\s*(?=[\dA-Z])", r"\1 devices ", asked)  # of 4x24GB
+    words, numbers = _stems(_NUMBER.sub(" ", text)), _numbers(text)
+    listed, weights = _listed(asked), _weights()
     known = {word: weights.get(word, max(weights.values())) for word in words}
     scored = []
     for number, each in QUESTIONS.items():
@@ -64,8 +66,11 @@ def by_words(asked: str) -> tuple[int, dict[str, str], str]:
         found += [
             (A_NUMBER, each.inputs[n].value(n) == _value(each, n, v)) for n, v in placed.items()
         ]
-        found += [(A_NUMBER, True) for n in numbers if n.value in title]
-        whole = sum(known.values()) + A_NUMBER * len(numbers) or 1.0
+        found += [(A_NUMBER, True) for n in numbers if n.value in title & listed]
+        whole = (
+            sum(known.values()) + A_NUMBER * sum(bool(n.of) or n.value in listed for n in numbers)
+            or 1.0
+        )
         score = sum(weight * (IN_TITLE if best else 1.0) for weight, best in found) / whole
         scored.append((score, sum(weight for weight, _ in found) / whole, -number, placed))
     scored.sort(key=lambda each: each[:3], reverse=True)
@@ -75,7 +80,8 @@ def by_words(asked: str) -> tuple[int, dict[str, str], str]:
         raise ConfigError(f"no question is near {short(asked)}; the nearest are {three}")
     taken = QUESTIONS[-number]
     read = {name: taken.inputs[name].value(name, value) for name, value in placed.items()}
-    unread = [n.value for n in numbers if n.value not in placed.values()]
+    used = {*placed.values(), *(listed & _documents()[-number][0])}
+    unread = [n.value for n in numbers if n.value not in used]
     found_as = f"Question {-number}" + (f", {taken.typed(read)}" if read else "")
     found_as += f" (not used: {', '.join(unread)})" if unread else ""
     return -number, placed, f"{found_as}. Next nearest: {_line(-others[0][2])}."
@@ -96,11 +102,11 @@ def _stem(word: str) -> str:
     """The beginning of a word, without its ending: "training" and "trains" are "train".
 
     >>> [_stem(word) for word in ("training", "trains", "copies", "GPUs")]
-    ['train', 'train', 'cop', 'gpu']
+    ['train', 'train', 'cop', 'devic']
     """
-    return (
-        re.sub(r"(ings?|ed|ies|es|s|y)$", "", word.lower())[:6] if len(word) > 3 else word.lower()
-    )
+    word = word.lower()
+    stem = re.sub(r"(ings?|ed|ies|es|s|y)$", "", word)[:6] if len(word) > 3 else word
+    return DEVICE if stem in DEVICES else stem
 
 
 def _stems(text: str) -> list[str]:
@@ -116,10 +122,14 @@ def _documents() -> dict[int, tuple[frozenset[str], frozenset[str]]]:
         inputs = " ".join(f"{n} {i.meaning}".replace("_", " ") for n, i in each.inputs.items())
         text = f"{each.words(each.asked)} {inputs}"
         title = each.words(each.title)
-        listed = re.findall(r"\d+(?:,\d+)+", title)  # "1,4,7,10" names layers
-        names = {number for each in listed for number in each.split(",")}
-        found[number] = frozenset({*_stems(title), *names}), frozenset(_stems(text))
+        found[number] = frozenset(_stems(title)) | _listed(title), frozenset(_stems(text))
     return found
+
+
+def _listed(text: str) -> frozenset[str]:
+    """Numbers between commas, as in "1,4,7,10": they name layers, and count nothing."""
+    lists = re.findall(r"\d+(?:,\d+)+", text)
+    return frozenset(number for each in lists for number in each.split(","))
 
 
 @cache
@@ -129,10 +139,9 @@ def _weights() -> dict[str, float]:
     return {stem: log(1 + len(QUESTIONS) / count) for stem, count in has.items()}
 
 
-def _numbers(asked: str) -> list[_Number]:
+def _numbers(text: str) -> list[_Number]:
     """Every number, and the words right behind it that say what it counts; of "2 to 4 workers"
-    both count workers, and in "4x24GB" the first counts devices."""
-    text = re.sub(r"(\d)\s*x\s*(?=[\dA-Z])", r"\1 devices ", asked)
+    both count workers."""
     places = list(_NUMBER.finditer(text))
     found: list[_Number] = []
     behind = [text[a.end() : b.start()] for a, b in pairwise(places)]
@@ -170,16 +179,15 @@ def _placed(asked: CourseQuestion, numbers: list[_Number]) -> dict[str, str]:
 def _named(asked: CourseQuestion, words: tuple[str, ...]) -> tuple[str, ...]:
     """Inputs that the first of the words that names any does: by name, or by what they are."""
     for word in words:
-        alike = DEVICES if word in DEVICES else (word,)
         by_name, by_meaning = [], []
         for name, each in asked.inputs.items():
             if word == BYTES or word == "billion":
                 fits = each.read is size if word == BYTES else each.unit == "billions"
                 by_name += [name] * fits
                 continue
-            if any(_stem(part) in alike for part in name.split("_")):
+            if any(_stem(part) == word for part in name.split("_")):
                 by_name.append(name)
-            elif _stems(re.split(r"[,;(]", each.meaning)[0])[:1] in [[a] for a in alike]:
+            elif _stems(re.split(r"[,;(]", each.meaning)[0])[:1] == [word]:
                 by_meaning.append(name)
         if by_name or by_meaning:
             return tuple(by_name or by_meaning)

@@ -19,8 +19,6 @@ def test_parts_divide_memory_and_nothing_else():
     assert (answer.values["one unit"], answer.values["each unit"]) == (48e9, 12e9)
     assert (answer.values["fits on one"], answer.values["fits in parts"]) == (False, True)
     assert answer.values["seconds"] >= 0.6
-    assert answer.premise
-    assert not worked(13, recipe="fp16-weights").premise  # 6 GB are not too large for 24
 
 
 def test_lenet_on_4_devices():
@@ -30,20 +28,6 @@ def test_lenet_on_4_devices():
     assert found["bytes"] == 2 * sum(found["boundary bytes"])
     assert found["transfers"] == 6
     assert round(found["imbalance"], 2) == 3.67
-
-
-@pytest.mark.parametrize(
-    ("number", "devices", "verdicts"),
-    [
-        (26, 4, ["barely", "holds", "holds"]),
-        (26, 3, ["barely", "holds", "fails"]),  # copies send more than three stages
-        (27, 4, ["holds", "holds"]),
-        (28, 4, ["holds", "holds", "holds", "fails"]),
-    ],
-)
-def test_what_d2l_says_is_judged_by_the_numbers(number, devices, verdicts):
-    findings = worked(number, devices=devices).premise.findings
-    assert [found.verdict for found in findings] == verdicts
 
 
 def test_64_channels_over_4_and_10_over_4():

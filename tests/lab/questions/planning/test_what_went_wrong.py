@@ -77,7 +77,7 @@ def test_twice_the_replicas_send_7_percent_more():
     assert each["micro-batches x 2"] > 1
     further = values(22, slower=8)["efficiency"]
     assert (
-        further["links between nodes 8 times slower"] < each["links between nodes 2 times slower"]
+        further["replicas x 2, links 8 times slower"] < each["replicas x 2, links 2 times slower"]
     )
 
 

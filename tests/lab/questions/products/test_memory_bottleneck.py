@@ -32,11 +32,3 @@ def test_26_gb_on_24_is_held_by_two_and_trained_by_five():
     }
     assert [nbytes / 1e9 for nbytes in told.values["held"].values()] == [6.5, 13, 19.5, 26]
     assert not told.values["fits"]
-
-
-@pytest.mark.parametrize(("gpus", "verdict"), [(4, "fails"), (8, "holds")])
-def test_the_premise_that_the_gpus_train_it_is_checked_with_the_inputs(gpus, verdict):
-    (claim,) = (
-        f for f in td.ask(3, gpus=gpus, run=False).premise.findings if f.claim.endswith("train it")
-    )
-    assert (claim.claim, claim.verdict) == (f"{gpus} devices train it", verdict)

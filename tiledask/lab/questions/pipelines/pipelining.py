@@ -171,9 +171,9 @@ QUESTION = CourseQuestion(
     number=12,
     title="Pipeline Parallelism",
     asked="A batch is cut into {microbatches} micro-batches that flow through {stages} pipeline "
-    "stages by {schedule}. How busy are "
-    "the devices, how large is the bubble, and what do they keep? And if every micro-batch also costs a fixed overhead, how "
-    "many of them give the best throughput?",
+    "stages by {schedule}. How busy are the devices, how large is the bubble, and what do they "
+    "keep? And if every micro-batch also costs a fixed overhead, how many of them give the best "
+    "throughput?",
     inputs={
         "stages": Input(4, 3, whole(2, 4096), "stages p, one on each device"),
         "microbatches": Input(8, 16, whole(1, 100_000), "micro-batches m of the batch"),
