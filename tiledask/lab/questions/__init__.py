@@ -1,9 +1,11 @@
-"""The questions of the course by number: each worked out, and run on workers.
+"""The questions of the course, by number or in words: each worked out, and run on workers.
 
 ask.py        td.ask(34, layers=24): an answer
+  by_words.py   "24 layers on 4 devices": which question that is, and its inputs
   answer.py     as people read it, and as JSON
   table.py      all questions by number, out of the rooms below
-  question.py   what a question is: inputs, premise, working, run
+  question.py   what a question is: words, inputs, working, run
+  inputs.py     numbers as people type them: 3B, 40GB, 25GB/s
   readers.py    readers of inputs that several questions have
   index.py      which sections of the walkthroughs teach it; makes nbs/questions.md
   terminal.py   what `tiledask ask` prints

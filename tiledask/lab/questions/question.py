@@ -71,7 +71,8 @@ class CourseQuestion:
         """All inputs: those ``given``, and the defaults; ConfigError for what there is not."""
         if unknown := [name for name in given if name not in self.inputs]:
             has = self.typed({name: each.value(name) for name, each in self.inputs.items()})
-            near = get_close_matches(unknown[0], self.inputs, 1, 0.7)
+            begun = [name for name in self.inputs if name.startswith(unknown[0])]
+            near = begun[:1] or get_close_matches(unknown[0], self.inputs, 1, 0.7)
             meant = f", perhaps {near[0]}" if near else ""
             raise ConfigError(
                 f"question {self.number} has no {short(unknown[0])}{meant}; it has {has}"

@@ -1,0 +1,373 @@
+"""Questions as people ask them: by number, in words, with inputs as they are typed.
+
+Right values are worked out in the comments beside them.
+"""
+
+import re
+from fractions import Fraction
+
+import pytest
+
+import tiledask as td
+from tiledask.cli import ASK_EXAMPLES
+from tiledask.lab.questions.table import QUESTIONS
+
+CONTEXT = 987_842_478  # 0.92 GiB of a CUDA context, in bytes
+
+
+def asked(answers, words):
+    return answers(f"ask {words} --no-run")
+
+
+# -- one page, one convention ----------------------------------------------------------------------
+
+
+def test_200_billion_on_40_gb_says_80_and_83_and_why(answers):
+    shown, facts = asked(answers, "14")
+    # 200e9 x 16 B = 3200 GB; / 40 = 80. Beside a context 3200 / (40 - 0.988) = 82.03 -> 83
+    assert facts["values"]["fewest"]["mixed-adam-16"] == 80
+    assert -(-3_200_000_000_000 // (40_000_000_000 - CONTEXT)) == 83
+    assert facts["values"]["fewest_with_context"] == 83
+    assert "80 GPUs (83 with a CUDA context on each)" in facts["answer"]
+    assert shown.words.count("no CUDA context, no activations") == 1
+    assert not re.search(r"\b(fails|holds): ", shown.out)
+    assert "40 GB a GPU, filled to the last byte" in shown.words
+
+
+@pytest.mark.parametrize("number", [11, 14, 15, 18, 21, 22, 23, 24, 25])
+def test_a_page_of_states_says_once_what_it_counts(answers, number):
+    shown, _ = asked(answers, str(number))
+    assert shown.words.count("GB = 1e9 bytes") == 1
+    assert "states alone" in shown.words
+
+
+@pytest.mark.parametrize(
+    ("words", "few", "beside"),
+    [
+        ("15", 12, 13),  # 480 GB: / 40 = 12; / (40 - 0.988) = 12.3
+        ("15 --set billions=7 memory=24GB", 5, 5),  # 112 GB: / 24 = 4.67; / 23.01 = 4.87
+        ("15 --set recipe=fp16-weights", 2, 2),  # 60 GB
+        ("15 --set billions=2", 1, 1),  # 32 GB
+    ],
+)
+def test_slices_of_a_model(answers, words, few, beside):
+    shown, facts = asked(answers, words)
+    assert facts["values"]["fewest_slices"] == few
+    assert (f"({beside} with a CUDA context on each)" in shown.words) == (beside != few)
+
+
+@pytest.mark.parametrize(
+    ("words", "held", "lowest"),
+    [
+        # 30e9 / 8 = 3.75e9 a GPU: x 16; x (4 + 12/4); x (2 + 14/4); x 16/4
+        ("24", [60, 26.25, 20.625, 15], 2),
+        ("24 --set memory=80GB", [60, 26.25, 20.625, 15], 0),
+        ("24 --set memory=60GB", [60, 26.25, 20.625, 15], 0),  # to the last byte
+        # 7e9 / 32 = 0.21875e9 a GPU: x 16; x (4 + 12/8); x (2 + 14/8); x 16/8
+        ("24 --set billions=7 dp=8 tp=4 pp=8", [3.5, 1.203125, 0.8203125, 0.4375], 0),
+        ("24 --set billions=200", [400, 175, 137.5, 100], None),
+    ],
+)
+def test_a_hybrid_after_a_refresh(answers, words, held, lowest):
+    shown, facts = asked(answers, words)
+    assert [size / 1e9 for size in facts["values"]["states"]] == held
+    assert facts["values"]["lowest_zero"] == lowest
+    assert ("does not start either" in shown.words) == (words == "24")
+
+
+def test_70_billion_on_8_gpus(answers):
+    _, facts = asked(answers, "18")
+    # 70e9 x 16 B / 8 = 140 GB; 1120 / 80 = 14; 1120 / 79.01 = 14.2 -> 15
+    assert facts["values"]["states_each"] == 140_000_000_000
+    assert "14 GPUs (15 with a CUDA context on each)" in facts["answer"]
+    assert "Infeasible" in facts["answer"]
+    _, smaller = asked(answers, "18 --set billions=13")  # 208 GB / 8 = 26 GB
+    assert "26 GB states" in smaller["answer"]
+
+
+def test_two_clusters_and_what_was_said_of_the_first(answers):
+    _, facts = asked(answers, "23")
+    assert "480 GB" in facts["answer"]  # 30e9 x 16 B
+    assert "cannot have trained" in facts["answer"]
+    _, small = asked(answers, "23 --set billions=2 memory_b=24GB link_a=200Gb/s")
+    assert "it trains" in small["answer"]  # 32 GB of 80
+    assert small["inputs"]["link_a"] == 25e9  # 200e9 / 8
+
+
+def test_twice_the_replicas_send_seven_percent_more(answers):
+    shown, facts = asked(answers, "22")
+    # 2 x 7/8 x 2 B x 30e9 / 4 = 26.25 GB; 2 x 15/16 x 2 x 7.5 = 28.125 GB
+    assert facts["values"]["ring_bytes"] == [26.25e9, 28.125e9]
+    assert "as described it does not start" in shown.words  # 120 GB of 80
+    worst = asked(answers, "22 --set slower=64")[1]["answer"]
+    assert "The worst is replicas x 2, links 64 times slower. " in worst
+
+
+# -- a yes or no is exact --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stages", "microbatches", "reaches"),
+    # m / (m + p - 1) >= 9/10 is m >= 9 (p - 1): 27 for 4 stages, 63 for 8
+    [(4, 24, False), (4, 25, False), (4, 26, False), (4, 27, True), (8, 62, False), (8, 63, True)],
+)
+def test_ninety_percent_is_ninety_percent(answers, stages, microbatches, reaches):
+    shown, facts = asked(answers, f"21 --set stages={stages} microbatches={microbatches}")
+    share = Fraction(microbatches, microbatches + stages - 1)
+    assert (share >= Fraction(9, 10)) == reaches
+    assert f"m = {microbatches} {'reaches' if reaches else 'does not reach'} it" in shown.words
+    assert facts["values"]["enough"] == 9 * (stages - 1)
+    assert ("for 90 % busy" in facts["answer"]) == (not reaches)
+
+
+@pytest.mark.parametrize(
+    ("words", "best"),
+    [
+        ("12", 8),  # sqrt(3 x 0.72 / 0.03) = 8.49: 11 x 0.12 = 1.32 s, and 12 x 0.11 = 1.32 s
+        ("12 --set stages=8 microbatches=63", 36),  # sqrt(7 x 5.67 / 0.03) = 36.4
+        # sqrt(3 x 1000 x 0.09 / 1e-5) = 5196.2: (m + 3)(1e-5 + 90/m), 5196 below 5197
+        ("12 --set microbatches=1000 overhead=0.00001", 5196),
+    ],
+)
+def test_the_best_number_of_micro_batches(answers, words, best):
+    shown, facts = asked(answers, words)
+    assert facts["values"]["best microbatches"] == best
+    assert ("8 (or 9, which takes as long)" in shown.words) == (words == "12")
+
+
+def test_listed_splits_are_compared_exactly(answers):
+    # the last layer costs 0.1: 5 + 0.1 = 5.1 on the last device, 6 on each before it
+    shown, facts = asked(answers, "34 --set last_cost=0.1")
+    assert facts["values"]["fullest"] == 6
+    assert "has 6 at least, in 1 of them" in shown.words
+    # 4 layers on 2 devices, the last of 2: 3 | 2 and 2 | 3, both of 3
+    both, _ = asked(answers, "34 --set layers=4 devices=2 last_cost=2")
+    assert "has 3 at least, in 2 of them" in both.words
+
+
+# -- layers in a row -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "sizes", "crossings"),
+    [
+        ("34", [6, 6, 6, 6], [3, 23]),
+        ("34 --set layers=30", [8, 8, 7, 7], [3, 29]),
+        ("34 --set last_cost=4", [7, 7, 7, 3], [3, 23]),  # 7, 7, 7, 2 + 4 = 6
+        ("34 --set layers=126 devices=16", [8] * 14 + [7] * 2, [15, 125]),  # 14 x 8 + 2 x 7
+    ],
+)
+def test_layers_on_devices(answers, words, sizes, crossings):
+    _, facts = asked(answers, words)
+    assert facts["values"]["sizes"] == sizes
+    found = [facts["values"][name] for name in ("crossings", "crossings round robin")]
+    assert found == crossings
+
+
+def test_layers_dealt_round(answers):
+    _, facts = asked(answers, "36")
+    assert facts["answer"].startswith("False: 1,4,7,10 | 2,5,8,11 | 3,6,9,12")
+    # (p - 1) / m = 2/3 and a quarter of it, with 4 chunks
+    assert facts["values"]["bubble 1F1B"] == pytest.approx(2 / 3)
+    assert facts["values"]["bubble interleaved"] == pytest.approx(1 / 6)
+    shown, one_each = asked(answers, "36 --set layers=8 devices=8")
+    assert one_each["answer"].startswith("True: with one layer on each of 8 devices")
+    assert "8 layers on 8 devices, 1 | 2 | 3 | 4" in shown.words
+
+
+def test_who_waits_while_another_computes(answers):
+    _, facts = asked(answers, "31")
+    assert "workers 1, 2 and 4 are idle" in facts["answer"]
+    assert "25.0 % used" in facts["answer"]
+    _, first = asked(answers, "35 --set layers=10 workers=4 working=1")
+    assert "GPUs 2, 3 and 4 are idle" in first["answer"]
+    assert "[1-3][4-6][7-8][9-10]" in first["asked"]
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        ("33", {"makespan": 1.2, "idle of each": 0.9, "total idle": 3.6, "efficiency": 0.25}),
+        # 96 x (0.1 + 0.2) = 28.8 s; 28.8 - 0.3; 95 x 28.8
+        (
+            "33 --set workers=96 forward=100ms",
+            {"makespan": 28.8, "idle of each": 28.5, "total idle": 2736, "efficiency": 1 / 96},
+        ),
+        # 6 + 12 + 2 x 0.2 = 18.4; 3 x 18.4 - 18 = 37.2; 18 / 55.2
+        (
+            "39 --set forward=1,2,3,transfer=0.1,backward=2,4,6",
+            {"makespan": 18.4, "total idle": 37.2, "efficiency": 18 / 55.2},
+        ),
+        ("32 --set blocks=7", {"slots": 14, "utilisation": 1 / 7, "makespan": 1.4}),
+    ],
+)
+def test_idle_time_of_one_batch(answers, words, values):
+    found = asked(answers, words)[1]["values"]
+    assert {name: found[name] for name in values} == pytest.approx(values)
+
+
+def test_the_same_work_on_more_workers(answers):
+    _, facts = asked(answers, "38 --set before=3 after=6 compute=1.2s transfer=0.1")
+    found = facts["values"]
+    assert found["3 workers, transfers"]["time"] == pytest.approx(1.4)  # 1.2 + 2 x 0.1
+    assert found["6 workers"]["idle"] == pytest.approx(6.0)  # 6 x 1.2 - 1.2
+    assert "33.3 % to 16.7 %" in facts["answer"]
+    assert "(1.4 and 1.7 s with transfers of 0.1 s)" in facts["answer"]
+
+
+def test_combined_parallelism_at_real_sizes(answers):
+    _, facts = asked(answers, "11 --set parameters=405B stages=16 tensor=8 replicas=128")
+    last = facts["values"]["MP + TP + DP"]
+    # 16 x 8 x 128 devices; 405e9 x 16 B / 128 = 50.625 GB; 4 / (4 + 15)
+    assert last == {"devices": 16384, "utilisation": 4 / 19, "bytes": 50.625e9}
+
+
+# -- in words --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "number", "inputs"),
+    [
+        ("24 layers on 4 devices", 34, {"layers": 24, "devices": 4}),
+        ('"30 layers on 5 GPUs"', 34, {"layers": 30, "devices": 5}),
+        ('"does 200B fit on 40GB GPUs"', 14, {"billions": 200, "memory": 40 * 10**9}),
+        ("70B on 80x40GB", 14, {"billions": 70, "devices": 80, "memory": 40 * 10**9}),
+        ("idle time of 4 workers", 33, {"workers": 4}),
+        ('"12 layers on 3 devices, round robin"', 36, {"layers": 12, "devices": 3}),
+        ("8 layers 4 workers", 31, {"layers": 8, "workers": 4}),
+        ("from 2 to 8 workers", 38, {"before": 2, "after": 8}),
+        ("70B on 8 GPUs of 80GB", 18, {"billions": 70, "devices": 8, "memory": 80 * 10**9}),
+        ("pipeline bubble", 12, {}),
+    ],
+)
+def test_words_find_their_question(answers, words, number, inputs):
+    shown, facts = asked(answers, words)
+    assert facts["number"] == number
+    assert {name: facts["inputs"][name] for name in inputs} == inputs
+    assert shown.out.startswith(f"Question {number}")
+    assert "Next nearest: " in shown.words
+
+
+def test_what_is_typed_goes_before_the_words_numbers():
+    found = td.ask("24 layers on 4 devices", layers=12, run=False)
+    assert found.values["sizes"] == [3, 3, 3, 3]
+
+
+def test_a_number_that_sets_nothing_is_said(typed):
+    assert "(not used: 99)" in typed("ask idle time of 4 workers 99 --no-run").words
+
+
+def test_words_that_no_question_has(typed):
+    ran = typed("ask pizza for breakfast")
+    assert (ran.code, ran.out) == (2, "")
+    assert len(re.findall(r"(?:are|;) \d+, [A-Z]", ran.err)) == 3
+
+
+# -- inputs as they are typed ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        ("11 --set parameters=3B", "parameters", 3e9),
+        ("11 --set parameters=3e9", "parameters", 3e9),
+        ("14 --set billions=13B", "billions", 13),
+        ("14 --set billions=1.5T", "billions", 1500),
+        ("14 --set memory=40GiB", "memory", 40 * 2**30),
+        ("33 --set forward=100ms", "forward", 0.1),
+        ("17 --set polled=24%,96%", "polled", [24, 96]),
+        ("12 --set microbatches=2k", "microbatches", 2000),
+        ("12 --set stages=8,microbatches=63", "microbatches", 63),
+        ("39 --set forward=1,2,3 backward=1,2,3 transfer=0.1", "forward", [1, 2, 3]),
+        ("22 --set link=100Gb/s", "link", 12.5e9),
+    ],
+)
+def test_numbers_are_read_by_their_unit(answers, words, name, value):
+    assert asked(answers, words)[1]["inputs"][name] == value
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("34 --set layer=12", "perhaps layers; it has layers=24 devices=4 last_cost=1"),
+        ("14 --set mem=40GB", "perhaps memory; it has billions=200 memory=40GB devices=80"),
+        ("34 --set layers=24GB", "layers must be a whole number"),
+        ("34 --set layers", "as in --set layers=12 devices=3"),
+        ("99", "there are 1 to 39"),
+    ],
+)
+def test_a_mistake_gets_one_sentence(typed, words, said):
+    ran = typed(f"ask {words}")
+    assert (ran.code, ran.out) == (2, "")
+    assert said in " ".join(ran.err.split())
+    assert len(ran.err.splitlines()) == 1
+
+
+# -- how it is shown -------------------------------------------------------------------------------
+
+
+def test_all_questions_are_listed_at_80_columns(answers):
+    shown, facts = answers("ask")
+    assert max(map(len, shown.out.splitlines())) <= 80
+    assert re.findall(r"^ *(\d+)  ", shown.out, re.MULTILINE) == [str(n) for n in range(1, 40)]
+    assert list(facts["questions"]) == [str(n) for n in range(1, 40)]
+
+
+@pytest.mark.parametrize("number", [11, 12, 14, 15, 18, 21, 24, 31, 32, 33, 34, 35, 36, 37, 38, 39])
+def test_the_answer_comes_first_and_the_page_is_short(typed, number):
+    out = typed(f"ask {number} --no-run").out
+    assert out.index("\nAnswer\n") < out.index("\nWorking\n") < out.index("\nInputs: ")
+    assert max(map(len, out.splitlines())) <= 80
+    assert len(out.splitlines()) <= 45
+    more = typed(f"ask {number} --no-run --explain").out
+    assert "\nTaught in\n" in more
+    assert all(f"  {name}=" in more for name in QUESTIONS[number].inputs)
+
+
+@pytest.mark.parametrize("command", re.findall(r"^  tiledask (.+)$", ASK_EXAMPLES, re.MULTILINE))
+def test_the_examples_of_help_run(typed, command):
+    assert command in typed("ask --help").out
+    assert typed(command).code == 0
+
+
+# -- the text follows the inputs -------------------------------------------------------------------
+
+
+def numbers_in(text):
+    """Numbers that stand alone: not those of lists (1,4,7), cuts ([1-4]) and names (fp16)."""
+    text = re.sub(r"\d+(?:,(?:\d+|\.\.\.))+|\[\d+-\d+\]", " ", text)
+    return re.findall(r"(?<![\w.-])\d+(?:\.\d+)?(?![\w.]*\d)", text)
+
+
+def another(each):
+    """A value of the input of which nothing else on a page is made."""
+    for tried in (7, 11, 7.0, 7 * 10**10):
+        try:
+            if (value := each.read(tried)) != each.value("it"):
+                return value
+        except ValueError:
+            pass
+    return each.value("it", each.other)
+
+
+@pytest.mark.parametrize("number", QUESTIONS)
+def test_no_number_stays_of_an_input_that_was_changed(number):
+    asked = QUESTIONS[number]
+    usual = asked.read({})
+    for name, each in asked.inputs.items():
+        shown = numbers_in(each.shown(usual[name]))
+        alone = all(
+            numbers_in(other.shown(usual[n])) != shown
+            for n, other in asked.inputs.items()
+            if n != name
+        )
+        changed = usual | {name: another(each)}
+        try:
+            texts = [
+                f"{asked.words(asked.title, values)} {asked.words(asked.asked, values)}"
+                for values in (usual, changed)
+            ]
+        except ValueError:
+            continue  # together with the others it is no question
+        if alone and len(shown) == 1 and shown[0] in numbers_in(texts[0]):
+            assert shown[0] not in numbers_in(texts[1]), (name, texts[1])
