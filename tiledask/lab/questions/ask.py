@@ -47,8 +47,8 @@ def ask(
     --------
     >>> ask(34, layers=12, devices=3, run=False).values["sizes"]
     [4, 4, 4]
-    >>> ask("12 layers on 3 devices", run=False).values["sizes"]
-    [4, 4, 4]
+    >>> ask("24 layers on 4 devices", run=False).values["sizes"]
+    [6, 6, 6, 6]
     """
     return answered(*look_up(asked, inputs), cluster, run)
 

@@ -76,6 +76,11 @@ def sections(notebook: str, cell: dict) -> Iterator[tuple[int, Taught]]:
     yield from found
 
 
+def _title(number: int) -> str:
+    each = QUESTIONS.get(number)
+    return each.words(each.title) if each else ""
+
+
 def page() -> str:
     """The index as Markdown: a line for each question, with links to the walkthroughs."""
     lines = [
@@ -88,7 +93,7 @@ def page() -> str:
         "|---|---|---|",
     ]
     for number in sorted({*QUESTIONS, *(n for n, _ in _all())}):
-        title = QUESTIONS[number].title.replace("|", "\\|") if number in QUESTIONS else ""
+        title = _title(number).replace("|", "\\|")
         links = "; ".join(f"[{w.notebook[:-6]}]({w.notebook}), {w.section}" for w in taught(number))
         lines.append(f"| {number} | {title} | {links} |")
     return "\n".join(lines) + "\n"

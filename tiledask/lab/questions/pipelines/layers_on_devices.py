@@ -1,5 +1,6 @@
 """34: layers in a row, cut evenly over devices. The best cut, the wrong ones judged, both run."""
 
+from collections.abc import Iterable
 from fractions import Fraction
 from itertools import pairwise
 from math import comb
@@ -12,12 +13,19 @@ from tiledask.lab.table import Claim, Comparison
 
 __all__ = ["QUESTION"]
 
+MANY = 32
 LISTED = 100_000
 """Splits that are looked at one by one; of more, the exact method alone says which is best."""
 
 
 def _round_robin(layers: int, devices: int) -> list[int]:
     return [layer % devices for layer in range(layers)]
+
+
+def _some(parts: Iterable[str], between: str) -> str:
+    """All parts, or the first and the last of many."""
+    every = list(parts)
+    return between.join(every if len(every) <= MANY else [*every[:3], "...", every[-1]])
 
 
 def _counted(n: int) -> str:
@@ -70,7 +78,7 @@ def work(layers: int, devices: int, last_cost: float) -> WorkedAnswer:
         f"{layers} - 1 = {scattered} in round robin"
     )
     return WorkedAnswer(
-        f"{' | '.join(groups)}: sizes {', '.join(map(str, cut.sizes))}, {contiguous} crossings; "
+        f"{_some(groups, ' | ')}: sizes {_some(map(str, cut.sizes), ', ')}, {contiguous} crossings; "
         f"the fullest device has {cut.bottleneck:g} layers' work.",
         lines,
         {
@@ -120,5 +128,6 @@ QUESTION = CourseQuestion(
     },
     work=work,
     run=run,
+    largest_run={"layers": 500},
     workers=lambda devices, **_: devices,
 )

@@ -184,5 +184,6 @@ QUESTION = CourseQuestion(
     },
     work=work,
     run=run,
+    largest_run={"microbatches": 256},
     workers=lambda stages, **_: stages,
 )

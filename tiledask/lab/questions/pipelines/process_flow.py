@@ -169,6 +169,7 @@ QUESTIONS = (
         },
         work=work,
         run=run,
+        largest_run={"layers": 200},
         workers=lambda workers, **_: workers,
     ),
     CourseQuestion(
@@ -186,6 +187,7 @@ QUESTIONS = (
         },
         work=partial(work, unit="GPU"),
         run=partial(run, unit="GPU"),
+        largest_run={"layers": 200},
         workers=lambda workers, **_: workers,
     ),
 )

@@ -156,5 +156,6 @@ QUESTION = CourseQuestion(
     },
     work=work,
     run=run,
+    largest_run={"layers": 200, "microbatches": 64},
     workers=lambda devices, **_: devices,
 )

@@ -186,4 +186,5 @@ QUESTION = CourseQuestion(
     },
     work,
     run,
+    largest_run={"devices": 256},
 )

@@ -131,4 +131,5 @@ QUESTION = CourseQuestion(
     },
     work,
     run,
+    largest_run={"devices": 64},
 )

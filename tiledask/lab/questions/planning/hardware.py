@@ -130,4 +130,5 @@ QUESTION = CourseQuestion(
     },
     work,
     run,
+    largest_run={"dp": 512, "microbatches": 256},
 )

@@ -143,4 +143,5 @@ QUESTION = CourseQuestion(
     },
     work,
     run,
+    largest_run={"stages": 64, "microbatches": 256},
 )

@@ -155,4 +155,5 @@ QUESTION = CourseQuestion(
     },
     work,
     run,
+    largest_run={"devices": 16},
 )

@@ -197,4 +197,5 @@ QUESTION = CourseQuestion(
     },
     work,
     run,
+    largest_run={"stages": 64, "replicas": 32, "microbatches": 256},
 )

@@ -270,4 +270,5 @@ QUESTION = CourseQuestion(
     },
     work,
     run,
+    largest_run={"stages": 32, "replicas": 256, "microbatches": 256},
 )

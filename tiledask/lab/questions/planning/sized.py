@@ -239,4 +239,4 @@ def held(
             layout = replace(layout, tp=layout.tp * layout.pp, pp=1)
         asked = parameters(billions), layout, memory, cluster
         runs[name] = run_claim(*asked, recipe=recipe, scale=scale, timeout=240)
-    return compare_claims(f"{title}, run at 1:{scale}", runs)
+    return compare_claims(f"{title}, states alone, run at 1:{scale}", runs)
