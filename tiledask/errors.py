@@ -9,6 +9,7 @@ __all__ = [
     "ConfigError",
     "DamagedBlockError",
     "DeadlineError",
+    "DeadlockError",
     "DivergedError",
     "DoesNotFitError",
     "KernelError",
@@ -57,6 +58,10 @@ class PartitionError(RuleError):
 
 class ScheduleError(RuleError):
     """An order of pipeline actions that breaks a rule; the message names the action."""
+
+
+class DeadlockError(ScheduleError):
+    """An order in which each of several ranks waits for the next; the message names the circle."""
 
 
 class ProgramError(RuleError):

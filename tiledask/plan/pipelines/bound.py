@@ -11,8 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.links import Links
-from tiledask.plan.pipelines.longest_path import RESULT, WeightTimes, longest_path
+from tiledask.plan.pipelines.links import RESULT, Links
+from tiledask.plan.pipelines.longest_path import WeightTimes, longest_path
+from tiledask.plan.pipelines.rendezvous import work_of
 from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
 from tiledask.plan.units import format_seconds
 
@@ -84,7 +85,7 @@ def lower_bound(
             number = r + i * schedule.pipelines
             why = f"micro-batch {number} alone, all the way: {format_seconds(alone[i])}"
             lone = Bound(float(alone[i]), why)
-    work = np.bincount(schedule.device, _work(schedule, seconds, together), minlength=devices)
+    work = np.bincount(schedule.device, work_of(schedule, seconds, together), minlength=devices)
     whole = np.where(work > 0, before + work + after, 0.0)
     d = int(np.argmax(whole))
     if lone.seconds > whole[d]:
@@ -96,17 +97,6 @@ def lower_bound(
             d + 1, *parts
         ),
     )
-
-
-def _work(schedule: Schedule, seconds: np.ndarray, together: np.ndarray) -> np.ndarray:
-    """Seconds by which each action adds to its device's work; a pair's are its forward's."""
-    number = schedule.microbatch if seconds.shape[2] > 1 else 0
-    work: np.ndarray = seconds[schedule.kind, schedule.stage, number]
-    if (together >= 0).any():
-        first = np.flatnonzero(schedule.paired)
-        number = schedule.microbatch[first] if together.shape[1] > 1 else 0
-        work[first], work[first + 1] = together[schedule.stage[first], number], 0.0
-    return work
 
 
 @dataclass(frozen=True, repr=False)
@@ -166,9 +156,11 @@ def critical_path(
         positions += reversed(both)
         by_device[int(schedule.device[at])] += float(end[first] - start[first])
         waited = []
-        if first not in firsts:
+        if path.after is not None:
+            waited += [(0.0, int(path.after[first]))] if path.after[first] >= 0 else []
+        elif first not in firsts:
             waited.append((_free_after(schedule, first - 1, end, links), first - 1))
-        for a in both:
+        for a in both if path.after is None else ():
             waited += _arrivals(schedule, a, path.ready, made_at)
         if not waited:
             break

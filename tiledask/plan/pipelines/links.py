@@ -4,8 +4,14 @@ overlapped    rank 0    [F0][F1][F2]           a block is on its way while both 
               link        =b0=b1=b2            a link carries one block after the other
               rank 1         ..[F0][F1][F2]
 
-blocking      rank 0    [F0]s[F1]s[F2]s        the sender is occupied until the block is gone,
-              rank 1          r[F0]r[F1]       then the receiver until it has it
+blocking      rank 0    [F0]s[F1]s[F2]s        the sender is occupied until the block is in a
+              rank 1         [F0] [F1]         buffer of the receiver, who at most waits for it
+
+rendezvous    rank 0    [F0]s[F1]..s           both ends are occupied, from when both are there:
+              rank 1        r[F0][B0]r         between two actions a device sends, then receives
+
+paired        the same, but all that is sent and received between two actions is posted at once, as
+              by Megatron's send_forward_recv_backward or PyTorch's batch_isend_irecv
 """
 
 from collections.abc import Sequence
@@ -16,9 +22,11 @@ import numpy as np
 from tiledask.errors import ScheduleError, short
 from tiledask.plan.pipelines.schedule import Schedule
 
-__all__ = ["CONVENTIONS", "Links", "PerLink"]
+__all__ = ["CONVENTIONS", "RESULT", "Links", "PerLink"]
 
-CONVENTIONS = ("overlapped", "blocking")
+CONVENTIONS = ("overlapped", "blocking", "rendezvous", "paired")
+RESULT = np.array([0, 1, 1, 2], np.int8)
+"""By kind (F, B, I, W): F's activations, B's or I's gradient of the input, W's of the weights."""
 
 PerLink = float | Sequence[float] | Sequence[Sequence[float]]
 """One number, one per boundary between stages, or a table [from device][to device]."""
@@ -38,7 +46,8 @@ class Links:
     """float64 [2, pipelines, stages]: seconds for which the block takes up its link."""
     link: np.ndarray
     """int32 [2, pipelines, stages]: which link, or -1 where both stages are on one device."""
-    blocking: bool = False
+    transfers: str = "overlapped"
+    """One of CONVENTIONS."""
 
     @classmethod
     def of(
@@ -56,7 +65,8 @@ class Links:
         numbers that are not finite, below 0 (a bandwidth of 0 too), or of another shape.
         """
         if transfers not in CONVENTIONS:
-            raise ScheduleError(f"transfers are {' or '.join(CONVENTIONS)}, got {short(transfers)}")
+            known = f"{', '.join(CONVENTIONS[:-1])} or {CONVENTIONS[-1]}"
+            raise ScheduleError(f"transfers are {known}, got {short(transfers)}")
         places = np.array(schedule.places)
         devices, (pipelines, stages) = schedule.devices, places.shape
         source, target = (np.zeros((2, pipelines, stages), np.int64) for _ in range(2))
@@ -95,7 +105,17 @@ class Links:
             )
         carry = np.divide(size, rate, out=np.zeros_like(size), where=sends)
         link = np.where(sends, source * devices + target, -1).astype(np.int32)
-        return cls(on_the_way, carry, link, transfers == "blocking")
+        return cls(on_the_way, carry, link, transfers)
+
+    @property
+    def blocking(self) -> bool:
+        """Whether the sender, and it alone, is occupied."""
+        return self.transfers == "blocking"
+
+    @property
+    def meets(self) -> bool:
+        """Whether a transfer occupies both ends (rendezvous.py)."""
+        return self.transfers in ("rendezvous", "paired")
 
     @property
     def hop(self) -> np.ndarray:
@@ -109,7 +129,7 @@ class Links:
         and from the stage behind."""
         there, hop = np.zeros_like(self.latency), self.hop
         there[0, :, 1:], there[1, :, :-1] = hop[0, :, :-1], hop[1, :, 1:]
-        return there * (2 if self.blocking else 1)
+        return there
 
 
 def _refuse_impossible(values: np.ndarray, name: str, unit: str) -> None:

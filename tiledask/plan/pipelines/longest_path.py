@@ -20,10 +20,11 @@ from typing import NamedTuple
 import numpy as np
 
 from tiledask.extras import bring
-from tiledask.plan.pipelines.links import Links
+from tiledask.plan.pipelines.links import RESULT, Links
+from tiledask.plan.pipelines.rendezvous import meet
 from tiledask.plan.pipelines.schedule import Schedule
 
-__all__ = ["LARGE", "LISTED", "RESULT", "Path", "WeightTimes", "longest_path"]
+__all__ = ["LARGE", "LISTED", "Path", "WeightTimes", "longest_path"]
 
 LARGE = 100_000
 """Actions of a process, over all its schedules, from which the loops are compiled: for fewer,
@@ -32,8 +33,6 @@ LISTED = 16
 """Actions that lists go through while the loops go through one."""
 _solved = [0.0]
 """Actions so far; of those in lists the LISTED-th part."""
-RESULT = np.array([0, 1, 1, 2], np.int8)
-"""By kind (F, B, I, W): F's activations, B's or I's gradient of the input, W's of the weights."""
 
 
 class WeightTimes(NamedTuple):
@@ -60,6 +59,9 @@ class Path(NamedTuple):
     """float64 [results, stages, microbatches]: when each result is there where it is used."""
     on_weights: np.ndarray
     """float64 [2, n]: start and end of what is done with weights."""
+    after: np.ndarray | None = None
+    """int64 [actions]: where a transfer needs both ends, the action whose end decided the start of
+    each, perhaps the other end's; -1 for none."""
 
 
 def longest_path(
@@ -73,8 +75,12 @@ def longest_path(
 
     ``seconds`` [4, stages, microbatches or 1]: by kind. ``together`` [stages, microbatches or 1],
     by the forward: of a forward and a backward at once, negative for the sum of both.
-    ``weights``: None if all are there.
+    ``weights``: None if all are there. Raises DeadlockError where each of several ranks waits in
+    a transfer for the next.
     """
+    if links.meets:
+        met = meet(schedule, seconds, together, links)
+        return met and Path(*met[:3], np.empty((2, 0)), met[3])
     listed = weights is None and seconds.shape[2] == 1 and not schedule.paired.any()
     listed = listed and not (links.blocking or links.latency.any() or links.carry.any())
     if listed and _solved[0] + len(schedule) / LISTED < LARGE:
@@ -249,32 +255,25 @@ def _solve(
                     j += 1
                     continue
                 until = j + 2 if paired[j] else j + 1
-                receiving = 0.0  # for which blocks that come in occupy the device
                 stuck = False
                 for a in range(j, until):
                     k, s, i = kind[a], stage[a], microbatch[a]
-                    r = i % pipelines if pipelines > 1 else 0
                     there = 0.0
                     if k == 0:
                         if s > 0:
                             there = ready[0, s - 1, i]
-                            if blocking and link[0, r, s - 1] >= 0:
-                                receiving += latency[0, r, s - 1] + carry[0, r, s - 1]
                     elif k == 3:
                         there = ready[1, s, i]
                     elif ready[0, s, i] < 0:
                         stuck = True
                     elif s < last:
                         there = ready[1, s + 1, i]
-                        if blocking and link[1, r, s + 1] >= 0:
-                            receiving += latency[1, r, s + 1] + carry[1, r, s + 1]
                     if there < 0:
                         stuck = True
                     elif k < 3:  # a weight gradient uses what is on its device, done before it
                         t = max(t, there)
                 if stuck:
                     break
-                t += receiving
                 k, s, i = kind[j], stage[j], microbatch[j]
                 took = seconds[k, s, i if varies else 0]
                 if paired[j]:

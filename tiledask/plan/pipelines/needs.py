@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.errors import ScheduleError
+from tiledask.errors import DeadlockError, ScheduleError
 from tiledask.plan.pipelines.links import Links
 from tiledask.plan.pipelines.longest_path import longest_path
 from tiledask.plan.pipelines.schedule import KINDS, SHARDING, Action, Schedule
@@ -330,7 +330,7 @@ def _feasible_order(schedule: Schedule, waits: Needs) -> list[Action]:
         steps[device] = f"rank {device} is at {here} and waits for {lacks}"
         device = schedule.holder(lacks.stage, lacks.microbatch)
     circle = list(steps.values())[list(steps).index(device) :]
-    raise ScheduleError(f"deadlock: {'; '.join(circle)}")
+    raise DeadlockError(f"deadlock: {'; '.join(circle)}")
 
 
 def stuck(schedule: Schedule) -> dict[int, tuple[tuple[Action, ...], Action]]:

@@ -3,7 +3,8 @@
 start(a) = max( end of the action before a on its device,
                 end of each result a needs  [+ its way, if it comes from another device] )
 
-How results travel is in links.py: beside the work, or in its place. Weights that are gathered are
+How results travel is in links.py: beside the work, or in its place, and in rendezvous.py where a
+transfer needs both its ends. Weights that are gathered are
 one more thing to wait for.
 """
 
@@ -76,9 +77,17 @@ def simulate(
                                       block_bytes / bandwidth more on the way, in which the link
                                       carries nothing else. A link leads from one device to one
                                       other, and carries blocks in the order of their making.
-    transfers                         "overlapped": the devices compute meanwhile. "blocking": the
-                                      sender does nothing else for that time, and after it the
-                                      receiver, before the action that uses the block.
+    transfers                         "overlapped": the devices compute meanwhile.
+                                      "blocking": the sender does nothing else until the block is
+                                      in a buffer of the receiver, who computes meanwhile, and
+                                      waits only if it lacks the block.
+                                      "rendezvous": a transfer occupies both ends for that time,
+                                      from when both have come to it. Between two actions a device
+                                      sends the results of the first, then receives what the second
+                                      uses, one after the other.
+                                      "paired": the same, but all transfers between two actions
+                                      are posted at once, and it goes on when all are done; so
+                                      Megatron does it (send_forward_recv_backward).
     unshard, reduce_grad              seconds in which a stage's weights are gathered, and its
                                       gradients summed over the copies of the model, where the
                                       schedule says so (`tiledask.shard_weights`): beside the work,
@@ -87,7 +96,8 @@ def simulate(
     Each time is a number, a value per stage, or a table [stages][microbatches]; latency and
     bandwidth are a number, a value per boundary between stages, or a table [from device][to
     device]. Raises ScheduleError for a schedule that cannot run, and for times that are negative,
-    not finite or of the wrong shape.
+    not finite or of the wrong shape; DeadlockError, one of them, where devices wait in a circle, as
+    in 1F1B by "rendezvous": of two neighbours each sends, and neither receives.
 
     >>> from tiledask.plan.pipelines.schedules import schedule
     >>> t = simulate(schedule("1f1b", stages=4, microbatches=8), forward=1.0, backward=2.0)
@@ -97,6 +107,9 @@ def simulate(
     (33.0, 'device 4: 3 s until work reaches it, 24 s of work, 6 s from it to the end')
     >>> t.critical_path
     CriticalPath(22 actions, 33 s of compute on 4 devices, 0 s of latency, most on device 4)
+    >>> pair = schedule("gpipe", 2, 1)
+    >>> [simulate(pair, 3, 3, 1.5, transfers=how).makespan for how in ("blocking", "rendezvous")]
+    [15.0, 15.0]
     """
     if not isinstance(schedule, Schedule):
         raise ScheduleError(

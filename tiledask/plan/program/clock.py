@@ -57,8 +57,9 @@ def clock(
                   and bandwidth, if these are numbers
     fetch         the seconds of a fetch; default: its bytes by latency and bandwidth
 
-    A message on the stream of the work takes up both ends for latency and carrying, first the
-    sender's, then the receiver's. A collective begins when all members can, and ends for all.
+    A message on the stream of the work takes up its sender's for latency and carrying; it lies in a
+    buffer then, and a receiver at most waits for it. A collective begins when all members can, and
+    ends for all.
     Raises ProgramError for a program that cannot go on, and for times that are missing, negative
     or not finite.
 
@@ -170,7 +171,7 @@ class _Run:
         blocking = each.stream == COMPUTE_STREAM
         free = float(start + carried + (way if blocking else 0.0))
         if isinstance(each, Recv):
-            return (free, free) if blocking else (start, start)
+            return start, start
         there = free if blocking else float(free + way)
         self._span(place, target, TRANSFER, start, there)
         return free, there

@@ -31,7 +31,6 @@ import numpy as np
 
 from tiledask.errors import ScheduleError, short
 from tiledask.plan.collectives.cost import even
-from tiledask.plan.pipelines.links import CONVENTIONS
 from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import KINDS, SHARDING, Schedule
 from tiledask.plan.program.instructions import (
@@ -77,7 +76,8 @@ def program(
     activation     bytes that a forward keeps for its backward; 1 counts activations
     weight_part    bytes of them that are kept from I to W; default: all
     transfers      "overlapped": sends and receives have streams of their own, one per link;
-                   "blocking": they are on the stream of the work
+                   "blocking": they are on the stream of the work, into buffers (a program has no
+                   sends that wait for their receiver)
     copies         of the model, which share out what the schedule gathers (`shard_weights`): ranks
                    are those of a mesh (copies, devices)
     weight_bytes   of a stage's weights, and of its gradients; one number, or one per stage. With it
@@ -99,8 +99,10 @@ def program(
     """
     if not isinstance(schedule, Schedule):
         raise ScheduleError(f"a program is made of td.schedule(...), got {short(schedule)}")
-    if transfers not in CONVENTIONS:
-        raise ScheduleError(f"transfers are {' or '.join(CONVENTIONS)}, got {short(transfers)}")
+    if transfers not in ("overlapped", "blocking"):
+        raise ScheduleError(
+            f"a program's transfers are overlapped or blocking, got {short(transfers)}"
+        )
     validate(schedule)
     if copies < 1 or (copies > 1 and not len(schedule.sharding.kind)):
         raise ScheduleError(
