@@ -18,7 +18,6 @@ from tiledask.extras import needs
 from tiledask.lab.figure_file import check_figure, save_figure
 from tiledask.lab.table import Grid, say
 from tiledask.plan.inputs.run import check_timed, check_trains
-from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.splitting.exact import count
 from tiledask.plan.splitting.partition import layer_costs
 from tiledask.plan.units import format_percent, parse_bytes, parse_count
@@ -249,43 +248,79 @@ def _of_the_course(add: _Add) -> None:
 
 
 def _of_running(add: _Add) -> None:
-    sub = add("idle", _idle, "how idle a pipeline schedule leaves its devices")
-    sub.add_argument("schedule", nargs="?", help=f"one of {', '.join(td.schedules)}")
-    sub.add_argument("stages", type=_whole, nargs="?")
-    sub.add_argument("microbatches", type=_whole, nargs="?")
-    sub.add_argument("--devices", type=_whole, help="for looped schedules: stages share devices")
-    sub.add_argument("--replicas", help="for 1f1b: devices of each stage, such as 3,1")
-    sub.add_argument("--forward", default="1", help="seconds; one, or one per stage (%(default)s)")
-    sub.add_argument(
-        "--backward", default="2", help="seconds; half for I, half for W (%(default)s)"
-    )
-    sub.add_argument("--latency", default="0", help="seconds; one, or one per boundary (0)")
-    sub.add_argument("--overlapped", help="seconds of a forward and a backward at once (their sum)")
-    sub.add_argument(
-        "--transfers", default="overlapped", help="overlapped or blocking (%(default)s)"
-    )
-    sub.add_argument("--figure", metavar="FILE", help="write the Gantt chart")
-    sub.add_argument(
-        "--trace", metavar="FILE", help="write a trace for Perfetto, .json or .json.gz"
-    )
-    sub.add_argument(
-        "--diagnose",
-        metavar="TRACE",
-        help="instead of a schedule: why a measured run idles; "
-        "CSV of spans or of polled utilisation, a Chrome trace, or a folder with one of each rank",
-    )
-    sub.add_argument("--unit", help="of the trace's times: s, ms, us or ns")
-    sub.add_argument("--layers", metavar="COSTS", help="a number of layers, or costs: 1,1,2,4")
-    sub.add_argument(
-        "--memory-limit", type=float, metavar="K", help="most micro-batches kept by a device"
-    )
-
+    _of_idle(add)
     sub = add("matmul", _matmul, "run a distributed product and compare it with its prediction")
     sub.add_argument("size", type=_whole, nargs="?", default=4096, help="n of n x n (%(default)s)")
     sub.add_argument("--mesh", default="2x2", help="workers as rows x columns (%(default)s)")
     sub.add_argument("--kernel", default="blas", help="(%(default)s)")
     sub.add_argument("--tile", type=_whole)
     _device(sub)
+
+
+def _of_idle(add: _Add) -> None:
+    sub = add("idle", _idle, "how idle a pipeline schedule leaves its devices")
+    _examples(
+        sub,
+        "idle layer-wise 4",
+        "idle 1f1b 4 8 --latency 0.25 --transfers paired",
+        "idle interleaved 4 8 --chunks 2 --explain",
+        "idle --utilisation 0.9 --devices 4",
+        "idle --order order.txt --forward 1 --backward 2",
+    )
+    names = ", ".join(td.schedules).replace("naive", "naive (or layer-wise)")
+    sub.add_argument("schedule", metavar="SCHEDULE", nargs="?", help=names)
+    whole: dict[str, Any] = {"type": _whole, "nargs": "?"}
+    sub.add_argument("devices", metavar="DEVICES", help="how many, for every schedule", **whole)
+    sub.add_argument("microbatches", metavar="MICROBATCHES", help="of a step (naive: 1)", **whole)
+    for name in ("devices", "microbatches"):
+        words = f"the same as {name.upper()}"
+        sub.add_argument(f"--{name}", dest=f"{name}_option", metavar="N", type=_whole, help=words)
+    words = "stages on each device, of interleaved, looped-bfs, interleaved-zb, wave (2)"
+    sub.add_argument("--chunks", metavar="V", type=_whole, help=words)
+    words = "finds the fewest micro-batches that reach U, such as 0.9 or 90%% (of 1f1b)"
+    sub.add_argument("--utilisation", "--utilization", metavar="U", help=words)
+    words = (
+        "in place of a schedule: is this order legal, and how idle? A line for each device, such "
+        "as 0F0 0F1 0B0 0B1 (stage, F B I or W, micro-batch), or JSON rows of them"
+    )
+    sub.add_argument("--order", metavar="FILE", help=words)
+    words = "causes of idle time, the bound, the critical path, what transfers mean"
+    sub.add_argument("--explain", action="store_true", help=words)
+    times = sub.add_argument_group("times", "seconds: one number, or one per stage: 1,1,2,1")
+    times.add_argument("--forward", default="1", metavar="S", help="(%(default)s)")
+    words = "half is for I, half for W, where it is split (%(default)s)"
+    times.add_argument("--backward", default="2", metavar="S", help=words)
+    words = "of a forward and a backward at once, as in dualpipe (their sum)"
+    times.add_argument("--overlapped", metavar="S", help=words)
+    words = "from stage to stage: one number, or one per boundary (%(default)s)"
+    times.add_argument("--latency", default="0", metavar="S", help=words)
+    words = (
+        "overlapped (devices compute meanwhile), blocking (the sender waits until the block is in "
+        "a buffer), rendezvous (both ends wait for each other), paired (rendezvous, sends and "
+        "receives between two actions posted at once)"
+    )
+    times.add_argument("--transfers", default="overlapped", metavar="HOW", help=words)
+    files = sub.add_argument_group("files")
+    files.add_argument("--figure", metavar="FILE", help="write the Gantt chart")
+    words = "write a trace for Perfetto, .json or .json.gz"
+    files.add_argument("--trace", metavar="FILE", help=words)
+    measured = sub.add_argument_group(
+        "a measured run", "--diagnose in place of a schedule; the other three go with it"
+    )
+    words = (
+        "why it idles: a CSV of spans or of polled utilisation, a Chrome trace, or a folder with "
+        "one of each rank"
+    )
+    measured.add_argument("--diagnose", metavar="TRACE", help=words)
+    measured.add_argument("--unit", help="of the trace's times: s, ms, us or ns")
+    measured.add_argument("--layers", metavar="COSTS", help="a number, or costs: 1,1,2,4")
+    words = "most micro-batches kept by a device"
+    measured.add_argument("--memory-limit", type=float, metavar="K", help=words)
+
+
+def _examples(sub: argparse.ArgumentParser, *typed: str) -> None:
+    sub.formatter_class = argparse.RawDescriptionHelpFormatter
+    sub.epilog = "\n".join(["examples:", *(f"  tiledask {each}" for each in typed)])
 
 
 class _Parser(argparse.ArgumentParser):
@@ -737,96 +772,19 @@ def _puzzle(args: argparse.Namespace, console: Console) -> Result:
 
 
 def _idle(args: argparse.Namespace, console: Console) -> Result:
-    counts = (args.schedule, args.stages, args.microbatches)
-    of_traces = (args.unit, args.layers, args.memory_limit)
-    if args.diagnose is not None:
-        if any(given is not None for given in (*counts, args.figure, args.trace)):
-            raise ConfigError(
-                "--diagnose finds schedule, stages and micro-batches in the trace and writes no "
-                "figure and no trace; leave them out"
-            )
-        return _diagnose(args, console)
-    if None in counts:
+    from tiledask.lab.pipelines import idle
+
+    if args.diagnose is None:
+        if any(given is not None for given in (args.unit, args.layers, args.memory_limit)):
+            raise ConfigError("--unit, --layers and --memory-limit go with --diagnose TRACE")
+        return idle(args, console)
+    others = ("schedule", "devices", "microbatches", "order", "utilisation", "figure", "trace")
+    if any(getattr(args, name) is not None for name in others):
         raise ConfigError(
-            "a schedule needs its name, stages and micro-batches, such as: idle 1f1b 4 8; a "
-            "measured run is read with --diagnose TRACE"
+            "--diagnose finds schedule, devices and micro-batches in the trace and writes no "
+            "figure and no trace; leave them out"
         )
-    if any(given is not None for given in of_traces):
-        raise ConfigError("--unit, --layers and --memory-limit go with --diagnose TRACE")
-    options: dict[str, Any] = {} if args.devices is None else {"devices": args.devices}
-    if args.replicas is not None:
-        options["replicas"] = _whole_numbers(args.replicas, "replicas")
-    schedule = td.schedule(args.schedule, args.stages, args.microbatches, **options)
-    times = {
-        name: _seconds(getattr(args, name), name)
-        for name in ("forward", "backward", "latency", "overlapped")
-    }
-    t = td.simulate(schedule, **times, transfers=args.transfers)
-    known = None if args.replicas else _known(schedule, times, args.transfers)
-    causes = {cause: seconds for cause, seconds in t.idle_time.total.items() if seconds}
-    result = {
-        "makespan": t.makespan,
-        **({"closed_form": known.seconds} if known else {}),
-        "lower_bound": t.lower_bound,
-        "busy": t.busy,
-        "idle": t.idle,
-        "bubble_fraction": t.bubble_fraction,
-        "bubble_overhead": t.bubble_overhead,
-        "span_bubble": t.span_bubble,
-        "peak_in_flight": t.peak_in_flight,
-    }
-    say(console, f"{schedule!r}")
-    words = {
-        "bubble_fraction": "idle / (devices x makespan)",
-        "bubble_overhead": "idle / busy",
-        "span_bubble": "idle over the longest span of a device",
-        "peak_in_flight": "activations kept, per device",
-        "lower_bound": f"seconds that no order goes below ({t.bound.why})",
-        "closed_form": f"seconds by formula: {known.formula} ({known.source})" if known else "",
-    }
-    for name, value in result.items():
-        shown = f"{value:.6g}" if isinstance(value, float) else f"{value}"
-        say(console, f"  {name:16} {shown:>12}  {words.get(name, 'seconds')}")
-        if name == "idle":
-            for cause, seconds in causes.items():
-                say(console, f"    {cause:14} {seconds:>12.6g}  {CAUSES[cause]}")
-    path = t.critical_path
-    result |= {"causes": causes, "lower_bound_why": t.bound.why, "binds": path.binds}
-    say(console, f"  {path!r}")
-    if args.trace:
-        t.to_trace(args.trace)
-    if args.figure:
-        from tiledask.lab.plots import gantt
-
-        save_figure(gantt(t, title=f"{schedule!r}"), args.figure)
-    return 0, result
-
-
-def _seconds(text: str | None, what: str) -> float | list[float] | None:
-    if text is None:
-        return None
-    numbers = _numbers(text, what)
-    return numbers if len(numbers) > 1 else numbers[0]
-
-
-def _known(schedule: td.Schedule, times: dict, transfers: str) -> Any:
-    """The makespan by formula, if there is one for equal stages and these transfers."""
-    from tiledask.plan.pipelines.known import known_makespan
-
-    if any(isinstance(each, list) for each in times.values()) or transfers != "overlapped":
-        return None
-    half = times["backward"] / 2
-    return known_makespan(
-        schedule.name,
-        schedule.devices,
-        schedule.microbatches,
-        times["forward"],
-        half,
-        half,
-        times["latency"],
-        chunks=schedule.stages // schedule.devices,
-        overlapped=times["overlapped"],
-    )
+    return _diagnose(args, console)
 
 
 def _diagnose(args: argparse.Namespace, console: Console) -> Result:

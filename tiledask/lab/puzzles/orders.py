@@ -22,6 +22,7 @@ from tiledask.plan.whole import is_whole
 __all__ = [
     "ORDER",
     "devices_of",
+    "in_full",
     "limits_of",
     "order_of",
     "read_order",
@@ -77,7 +78,7 @@ def order_of(answer: Any) -> Schedule:
         if large:
             raise ConfigError(f"stages and micro-batches have 4 digits at most, got {large[0]}")
         try:
-            answer = Schedule.from_text(_in_full(answer))
+            answer = Schedule.from_text(in_full(answer))
         except ScheduleError as error:
             raise ConfigError(f"{error}") from None
     if not isinstance(answer, Schedule):
@@ -89,11 +90,11 @@ def order_of(answer: Any) -> Schedule:
     return answer
 
 
-def _in_full(text: str) -> str:
+def in_full(text: str) -> str:
     """Every action with its stage; one without is of the stage of its line, as "F0" in line 2 is
     2F0. Stages count from 0; "device 3:" or "rank 2:" before a line is left out.
 
-    >>> _in_full("f0,b0; device 2: F0 B0")
+    >>> in_full("f0,b0; device 2: F0 B0")
     '0F0,0B0\\n1F0 1B0'
     """
     lines = [line for line in re.split(r"[\n;]", text) if line.strip()]

@@ -93,13 +93,18 @@ BOTH_WAYS = ("chimera", "dualpipe")
 
 
 def called(name: str) -> str:
-    """The schedule's name, of that or of PyTorch's name for it; others come back as they are.
+    """The schedule's name, of that or of another name for it, PyTorch's or "layer-wise"; others
+    come back as they are.
 
-    >>> called("Interleaved1F1B"), called("1F1B"), called("ScheduleGPipe"), called("wave")
-    ('interleaved', '1f1b', 'gpipe', 'wave')
+    >>> called("Interleaved1F1B"), called("1F1B"), called("ScheduleGPipe"), called("ZB-V")
+    ('interleaved', '1f1b', 'gpipe', 'zb-v')
     """
-    known = isinstance(name, str) and OF_PYTORCH.get(name.lower().removeprefix("schedule"))
-    return known or name
+    if not isinstance(name, str):
+        return name
+    lower = name.lower()
+    if lower.replace("-", "") == "layerwise":
+        return "naive"
+    return OF_PYTORCH.get(lower.removeprefix("schedule")) or (lower if lower in schedules else name)
 
 
 def is_looped(name: str) -> bool:
