@@ -18,10 +18,11 @@ from tiledask.extras import needs
 from tiledask.lab.figure_file import check_figure, save_figure
 from tiledask.lab.table import Grid, say
 from tiledask.plan.inputs.run import check_timed, check_trains
+from tiledask.plan.products.product import algorithms
 from tiledask.plan.splitting.exact import count
 from tiledask.plan.splitting.partition import layer_costs
 from tiledask.plan.units import format_percent, parse_bytes, parse_count
-from tiledask.plan.whole import whole_number, whole_rule
+from tiledask.plan.whole import whole_rule
 
 __all__ = ["main"]
 
@@ -249,11 +250,25 @@ def _of_the_course(add: _Add) -> None:
 
 def _of_running(add: _Add) -> None:
     _of_idle(add)
-    sub = add("matmul", _matmul, "run a distributed product and compare it with its prediction")
-    sub.add_argument("size", type=_whole, nargs="?", default=4096, help="n of n x n (%(default)s)")
-    sub.add_argument("--mesh", default="2x2", help="workers as rows x columns (%(default)s)")
+    sub = add("matmul", _matmul, "a product over workers: predicted, run and compared")
+    _examples(
+        sub,
+        "matmul 1024",
+        "matmul 2048 1024 4096 --dtype float64 --algorithm cannon --workers 4",
+        "matmul 65536 --workers 64 --algorithm 2.5d --no-run",
+    )
+    words = "of n x n (4096), or M N K: A is M x K and B is K x N"
+    sub.add_argument("sizes", metavar="SIZE", type=_whole, nargs="*", help=words)
+    dtypes = ("float16", "bfloat16", "float32", "float64")
+    sub.add_argument("--dtype", default="float32", choices=dtypes, help="(%(default)s)")
+    words = f"{', '.join(algorithms)} (%(default)s)"
+    sub.add_argument("--algorithm", default="summa", metavar="NAME", help=words)
+    sub.add_argument("--workers", type=_whole, metavar="N", help="in the squarest mesh (4)")
+    sub.add_argument("--mesh", metavar="PxQ", help="workers as rows x columns, such as 2x2")
+    words = "prediction alone, of any size, without workers"
+    sub.add_argument("--no-run", action="store_true", help=words)
     sub.add_argument("--kernel", default="blas", help="(%(default)s)")
-    sub.add_argument("--tile", type=_whole)
+    sub.add_argument("--tile", type=_whole, metavar="N", help="of the kernel")
     _device(sub)
 
 
@@ -475,7 +490,6 @@ def _sheet(args: argparse.Namespace, console: Console) -> Result:
 def _grade(args: argparse.Namespace, console: Console) -> Result:
     from tiledask.lab.classroom.grading import as_csv, grade
     from tiledask.lab.report import write_whole
-    from tiledask.lab.table import Grid
 
     def begins(name: str) -> None:
         if not args.json:
@@ -799,27 +813,9 @@ def _diagnose(args: argparse.Namespace, console: Console) -> Result:
 
 
 def _matmul(args: argparse.Namespace, console: Console) -> Result:
-    from tiledask.distributed.products.explain import HEAD
-    from tiledask.lab.product_claims import compare_product
-    from tiledask.tile.table import lookup
+    from tiledask.lab.products import matmul
 
-    try:
-        mesh = tuple(int(n) for n in args.mesh.split("x"))
-    except ValueError:
-        mesh = ()
-    if len(mesh) != 2:
-        raise ConfigError(f"a mesh is rows x columns, such as 2x2; got {short(args.mesh)}")
-    lookup(args.kernel)  # a wrong name is no reason to start workers
-    for what, number in (("a size", args.size), ("workers", min(mesh))):
-        whole_number(what, number, 1)
-    table, explanation = compare_product(args.size, mesh, args.kernel, args.tile, args.device)
-    console.print(table)
-    rows = list(explanation.rows())
-    chosen = [number for number, row in enumerate(rows) if row[0]]
-    title = "What every algorithm would take for it"
-    console.print(Grid(HEAD, rows, title, left=(0, 1, 8), bold=chosen))
-    say(console, f"{explanation.why}\n{explanation.advice}\n{explanation.moved}")
-    return (0 if table.ok else 1), table.to_dict() | {"explain": explanation.to_dict()}
+    return matmul(args, console)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """One distributed product beside its prediction: bytes, messages, memory, error and time."""
 
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise, product
 from math import isqrt
@@ -11,14 +13,23 @@ import psutil
 
 import tiledask as td
 from tiledask.distributed.arrays.array import ShardedArray
-from tiledask.distributed.products.explain import Explanation
+from tiledask.distributed.products.explain import Explanation, ProductQuestion
+from tiledask.distributed.products.needed import ProductNeeds
 from tiledask.errors import DoesNotFitError
 from tiledask.lab.table import Claim, Comparison
-from tiledask.plan.products.placement import split
+from tiledask.plan.products.placement import Tiling, split
 from tiledask.plan.products.product import PANEL
 from tiledask.plan.units import format_bytes
+from tiledask.tile import accumulator, as_dtype
 
-__all__ = ["GRID", "RandomProduct", "compare_product", "product_rows"]
+__all__ = [
+    "GRID",
+    "RandomProduct",
+    "compare_product",
+    "predict_product",
+    "product_rows",
+    "product_title",
+]
 
 GRID = (td.Shard(0), td.Shard(1))
 
@@ -34,70 +45,79 @@ class RandomProduct:
     """The faster of two single-process products, with all of BLAS's threads."""
 
     @classmethod
-    def random(cls, n: int, seed: int = 0) -> "RandomProduct":
-        """Of n x n float32 numbers; DoesNotFitError where they and the workers' have no room."""
-        needed, free = 7 * 4 * n * n, psutil.virtual_memory().available
-        if needed > free:  # A, B and C here and on the workers, and C once more to compare
+    def random(cls, m: int, n: int, k: int, dtype: str = "float32") -> "RandomProduct":
+        """Of m x k and k x n numbers; DoesNotFitError where they and the workers' have no room."""
+        size = max(4, as_dtype(dtype).itemsize)
+        # A, B and C here and on the workers, and C once more to compare
+        needed, free = size * (2 * k * (m + n) + 3 * m * n), psutil.virtual_memory().available
+        if needed > free:
             raise DoesNotFitError(
-                f"a product of {n:,} x {n:,} float32 numbers and its comparison take "
-                f"{format_bytes(needed)}, and {format_bytes(free)} are free; take a size of "
-                f"{isqrt(free // 28):,} or less"
+                f"a product of {m:,} x {n:,} x {k:,} {dtype} numbers and its comparison take "
+                f"{format_bytes(needed)}, and {format_bytes(free)} are free; take sizes of "
+                f"{isqrt(free // (7 * size)):,} or less, or predict it without a run"
             )
-        rng = np.random.default_rng(seed)
-        return cls.of(*(rng.standard_normal((n, n), np.float32) for _ in range(2)))
+        rng = np.random.default_rng(0)
+        drawn = (rng.standard_normal(shape, np.float32) for shape in ((m, k), (k, n)))
+        return cls.of(*(x.astype(as_dtype(dtype)) for x in drawn))
 
     @classmethod
     def of(cls, a: np.ndarray, b: np.ndarray) -> "RandomProduct":
-        """Of these two matrices."""
+        """Of these two matrices; half types are multiplied in what they are summed in."""
         times = []
+        sums = accumulator(a.dtype)
         for _ in range(2):
             begun = perf_counter()
-            c = a @ b
+            c = a.astype(sums, copy=False) @ b.astype(sums, copy=False)
             times.append(perf_counter() - begun)
         return cls(a, b, c, min(times))
 
 
 def product_rows(
-    problem: RandomProduct, C: ShardedArray, kernel: str, tile: int | None
+    problem: RandomProduct,
+    C: ShardedArray,
+    kernel: str,
+    tile: int | None,
+    algorithm: str = "summa",
 ) -> list[Claim]:
-    """What SUMMA's formula, the plan and the workers say of one product."""
+    """What SUMMA's formula, the plan and the workers say of one product; of other algorithms only
+    the plan and the workers."""
     (m, k), n, itemsize = problem.a.shape, problem.b.shape[1], C.dtype.itemsize
-    p, q = C.mesh.shape
-    # each rank lacks (q-1)/q of a block row of A and (p-1)/p of a block column of B
-    formula = (m * k * (q - 1) + k * n * (p - 1)) * itemsize
     planned, counted = C.traffic
     predicted, measured = C.memory
-    tile = tile or td.tile.kernels[kernel].tile or 512
-    blocks = product(split(0, m, p), split(0, n, q))
-    loads = sum(
-        td.tile.traffic(bottom - top, right - left, k, tile, itemsize).loaded
-        for (top, bottom), (left, right) in blocks
-    )
-    result = td.to_numpy(C)
+    formula = messages = None
+    if algorithm == "summa":
+        p, q = C.mesh.shape
+        # each rank lacks (q-1)/q of a block row of A and (p-1)/p of a block column of B
+        formula = (m * k * (q - 1) + k * n * (p - 1)) * itemsize
+        messages = _messages(k, p, q)
+    runtime = max(predicted.by_tensor(place)["runtime"] for place in predicted.places)
+    result = td.to_numpy(C).astype(problem.c.dtype)
     error = float(np.abs(result - problem.c).max() / np.abs(problem.c).max())
+    sums, rounded = np.finfo(problem.c.dtype).eps, C.dtype != problem.c.dtype
+    bound = k * float(sums) + (2.0 ** -(8 if C.dtype.name == "bfloat16" else 10)) * rounded
     return [
         Claim("bytes between workers", formula, planned.total, counted.total, "bytes", "equal"),
         Claim(
             "messages between workers",
-            _messages(k, p, q),
+            messages,
             planned.count,
             counted.count,
             rule="equal",
-            note=f"panels of at most {PANEL} columns",
+            note=f"panels of at most {PANEL} columns" if messages else "",
         ),
-        Claim("peak bytes per worker", predicted.peak, None, measured.peak, "bytes", "at most"),
         Claim(
-            "bytes that tiles load, all workers",
-            loads,
+            "peak bytes per worker",
+            predicted.peak,
             None,
-            C.tiles and C.tiles.loaded,
+            measured.peak,
             "bytes",
-            "equal" if C.tiles else None,
-            note=_counted_where(C, kernel, tile),
+            "at most",
+            note=f"{format_bytes(runtime)} are for BLAS, interpreter and allocator",
         ),
+        *(_tile_rows(problem, C, kernel, tile) if algorithm == "summa" else ()),
         Claim(
             "relative error of the answer",
-            k * float(np.finfo(C.dtype).eps),
+            bound,
             None,
             error,
             rule="at most",
@@ -116,6 +136,27 @@ def product_rows(
     ]
 
 
+def _tile_rows(
+    problem: RandomProduct, C: ShardedArray, kernel: str, tile: int | None
+) -> Iterator[Claim]:
+    """What the tiles load of blocks that are multiplied along all of k."""
+    (m, k), n, (p, q) = problem.a.shape, problem.b.shape[1], C.mesh.shape
+    tile = tile or td.tile.kernels[kernel].tile or 512
+    blocks = product(split(0, m, p), split(0, n, q))
+    yield Claim(
+        "bytes that tiles load, all workers",
+        sum(
+            td.tile.traffic(bottom - top, right - left, k, tile, C.dtype.itemsize).loaded
+            for (top, bottom), (left, right) in blocks
+        ),
+        None,
+        C.tiles and C.tiles.loaded,
+        "bytes",
+        "equal" if C.tiles else None,
+        note=_counted_where(C, kernel, tile),
+    )
+
+
 def _counted_where(C: ShardedArray, kernel: str, tile: Any) -> str:
     if C.tiles is None:
         return f"not counted: {kernel} does not say what it loads; predicted for tiles of {tile}"
@@ -132,20 +173,42 @@ def _messages(k: int, p: int, q: int) -> int:
 
 
 def compare_product(
-    n: int,
+    shape: tuple[int, int, int],
     mesh: tuple[int, int],
+    dtype: str = "float32",
+    algorithm: str = "summa",
     kernel: str = "blas",
     tile: int | None = None,
     device: str = "auto",
 ) -> tuple[Comparison, Explanation]:
-    """SUMMA's comparison for an n x n x n float32 product on a mesh of new workers, and what
+    """The comparison of a product of m, n, k on a mesh of new workers, A and B in blocks, and what
     every algorithm would take for it."""
-    problem = RandomProduct.random(n)
+    problem = RandomProduct.random(*shape, dtype)
     with td.start_cluster(workers=int(np.prod(mesh)), device=device, quiet=True) as cluster:
         over = td.Mesh(cluster, mesh)
         a, b = (td.distribute(x, over, GRID) for x in (problem.a, problem.b))
-        c = td.matmul(a, b, algorithm="summa", kernel=kernel, tile=tile)
-        title = f"{n} x {n} x {n} float32 on {mesh[0]} x {mesh[1]} workers, kernel {kernel}"
-        return Comparison(title, product_rows(problem, c, kernel, tile)), td.explain(
-            a, b, kernel=kernel
-        )
+        c = td.matmul(a, b, algorithm=algorithm, kernel=kernel, tile=tile)
+        title = f"{product_title(shape, mesh, dtype, algorithm)}, kernel {kernel}"
+        rows = product_rows(problem, c, kernel, tile, algorithm)
+        return Comparison(title, rows), td.explain(a, b, kernel=kernel)
+
+
+def predict_product(
+    shape: tuple[int, int, int],
+    mesh: tuple[int, int],
+    dtype: str = "float32",
+    kernel: str = "blas",
+    tile: int | None = None,
+) -> Explanation:
+    """What every algorithm would move and hold for it, without workers and without times."""
+    m, n, k = shape
+    a, b = (Tiling(of, mesh, GRID) for of in ((m, k), (k, n)))
+    needs = ProductNeeds(as_dtype(dtype), kernel, tile, "memory")
+    return ProductQuestion(a, b, needs).weigh(sys.maxsize)
+
+
+def product_title(
+    shape: tuple[int, int, int], mesh: tuple[int, int], dtype: str, algorithm: str
+) -> str:
+    sizes, over = (" x ".join(f"{n:,}" for n in each) for each in (shape, mesh))
+    return f"{sizes} (m x n x k) {dtype} by {algorithm} on {over} workers"

@@ -123,7 +123,7 @@ def test_what_a_kernel_loads_on_a_worker_is_what_is_shown(cluster):
 
         table._KERNELS["tiled"] = replace(table._KERNELS["tiled"], run=run)
 
-    n, tile, problem = 64, 16, RandomProduct.random(64)
+    n, tile, problem = 64, 16, RandomProduct.random(64, 64, 64)
     a, b = on_grid(cluster, problem.a, problem.b)
 
     def row(kernel, tile):

@@ -28,7 +28,7 @@ MESHES = ((1, 4), (4, 1), (2, 2))
 
 def two_levels(section: Section, cluster: Any) -> None:
     """One product counted at both levels; then each level changed under the other."""
-    problem = RandomProduct.random(N)
+    problem = RandomProduct.random(N, N, N)
     tile, kernel = (32, "smem_tiled") if cluster.backend == "cupy" else (512, "tiled")
     mesh = td.Mesh(cluster, MESH)
     A, B = td.distribute(problem.a, mesh, GRID), td.distribute(problem.b, mesh, GRID)

@@ -19,7 +19,7 @@ from tiledask.plan.pipelines.simulate import durations, simulate, together
 __all__ = ["Reached", "fewest_microbatches"]
 
 Exact = Fraction | Sequence[Fraction]
-MOST, TRIED = 4_000_000, 200_000
+MOST, TRIED = 4_000_000, 50_000
 """Actions of one schedule; and of all that are simulated one after the other, some seconds."""
 
 

@@ -1,0 +1,99 @@
+"""`tiledask matmul` as it is typed from its help alone; every number is worked out in a comment."""
+
+import re
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("asked", "moved", "to_one"),
+    [
+        # a worker of 2 x 2 lacks one block of A and one of B, 2048 x 2048 x 4 bytes each
+        ("4096", 4 * 33_554_432, 33_554_432),
+        ("4096 --algorithm cannon", 4 * 33_554_432, 33_554_432),
+        ("4096 --dtype float64", 4 * 67_108_864, 67_108_864),
+        ("4096 --dtype float16", 4 * 16_777_216, 16_777_216),
+        # A is 2048 x 4096, B 4096 x 1024: a block of 8 MiB and one of 4 MiB
+        ("2048 1024 4096 --algorithm cannon --workers 4", 4 * 12_582_912, 12_582_912),
+        # 2 x 3: two blocks of A of 300 x 200, and one of B, 300 x 200 too
+        ("600 --workers 6", 6 * 3 * 240_000, 3 * 240_000),
+        ("600 --mesh 2x3", 6 * 3 * 240_000, 3 * 240_000),
+        # in one row nobody needs another's columns of B: three blocks of A, 600 x 150
+        ("600 --mesh 1x4", 4 * 3 * 360_000, 3 * 360_000),
+        # 8 x 8: 7 blocks each of A and B, 8192 x 8192 x 4 bytes
+        ("65536 --workers 64", 64 * 14 * 2**28, 14 * 2**28),
+        ("600 --workers 1", 0, 0),
+    ],
+)
+def test_bytes_of_a_product_without_a_run(answers, asked, moved, to_one):
+    shown, facts = answers(f"matmul {asked} --no-run")
+    assert shown.code == 0
+    assert (facts["predicted"]["total"], facts["predicted"]["received"]) == (moved, to_one)
+    assert all(len(line) <= 80 for line in shown.out.splitlines())
+
+
+def test_it_says_where_the_operands_begin_and_what_is_counted(answers):
+    shown, facts = answers("matmul 4096 --algorithm 2.5d --no-run")
+    assert "begin in 2 x 2 blocks, one of each on every worker" in shown.words
+    assert "Counted: bytes between workers, once, where they arrive" in shown.words
+    # half of A and of B has to be on two more workers than before, and C's halves are summed:
+    # no less than 167.8 MB
+    assert facts["predicted"]["total"] >= 167_772_160
+    assert "218.1 MB move between workers" in shown.words
+
+
+def test_what_the_runtime_takes_has_a_name(answers):
+    shown, _ = answers("matmul 10 --no-run")
+    # 8 MiB, beside blocks of 100 bytes
+    assert "holds 8.389 MB, of which 8.389 MB are for BLAS, interpreter and allocator" in (
+        shown.words
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("64 --algorithm canon", "did you mean 'cannon'?"),
+        ("64 --algorithm local", "take one of column_parallel, row_parallel, summa"),
+        ("64 32", "or M N K (A is M x K, B is K x N)"),
+        ("64 --mesh 2x2 --workers 6", "--mesh 2x2 has 4 workers and --workers says 6"),
+        ("64 --mesh two", "a mesh is rows x columns, such as 2x2"),
+        ("64 --workers 0", "--workers must be a whole number of 1 or more"),
+        ("64 --dtype int4", "invalid choice: 'int4'"),
+        ("64 --kernel no", "there is no kernel 'no'"),
+        ("-5", "a size must be a whole number of 1 or more, got -5"),
+    ],
+)
+def test_mistakes_are_answered_before_any_worker_starts(typed, asked, words):
+    ran = typed(f"matmul {asked}")
+    assert (ran.code, ran.out) == (2, "")
+    assert words in ran.err
+
+
+def test_the_examples_of_the_help_can_be_asked(answers, typed):
+    shown = typed("matmul --help").out
+    examples = re.findall(r"^  tiledask (matmul .*)", shown, re.MULTILINE)
+    assert len(examples) == 3
+    for example in examples:
+        assert answers(f"{example.removesuffix(' --no-run')} --no-run")[0].code == 0
+    words = " ".join(shown.split())
+    assert "A is M x K and B is K x N" in words
+    assert "local, column_parallel, row_parallel, summa, cannon, 2.5d, 3d, gather" in words
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("asked", "moved"),
+    [
+        # one block of A, 128 x 256, and one of B, 256 x 64, to each of four
+        ("256 128 512 --algorithm cannon --workers 4", 4 * 4 * (128 * 256 + 256 * 64)),
+        # half of A, 256 x 128, to each of two; B's columns stay
+        ("256 --mesh 1x2 --dtype float16", 2 * 2 * 256 * 128),
+    ],
+)
+def test_a_run_is_counted_beside_its_prediction(typed, asked, moved):
+    facts = typed(f"matmul {asked} --device cpu --json").json
+    assert facts["ok"]
+    row = next(row for row in facts["rows"] if row["quantity"] == "bytes between workers")
+    assert row["measured"] == row["simulated"] == moved
+    assert "begin in" in facts["begins"]
