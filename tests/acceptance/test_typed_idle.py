@@ -71,8 +71,8 @@ def test_chunks_and_times(answers, asked, makespan):
         ("--utilisation 0.9 --devices 4", 27, 0.9, 26 / 29),
         ("1f1b 4 --utilisation 90%", 27, 0.9, 26 / 29),
         ("gpipe 4 --utilisation 9/10", 27, 0.9, 26 / 29),
-        # tenths of a second have no exact halves: still 27, as fractions
-        ("1f1b 4 --utilisation 0.9 --forward 0.1 --backward 0.2", 27, 0.9, 26 / 29),
+        # sums of tenths are rounded, in which 9 / 10 would fall short of 0.9; as fractions not
+        ("gpipe 2 --utilisation 0.9 --forward 0.1 --backward 0.2", 9, 0.9, 8 / 9),
         ("1f1b 8 --utilization 0.8", 28, 28 / 35, 27 / 34),
         ("1f1b 2 --utilisation 0.901", 10, 10 / 11, 9 / 10),  # 9 / 10 is not 0.901
         # busy 15 m of 4 (6 m + 9): 540 of 900 for 36, 525 of 876 for 35

@@ -14,7 +14,6 @@ from tiledask.lab.puzzles.orders import in_full
 from tiledask.lab.table import Grid, say
 from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.pipelines.known import Known, known_makespan
-from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import V_SHAPED, called, is_looped, schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
@@ -47,8 +46,6 @@ def idle(args: argparse.Namespace, console: Console) -> tuple[int, dict[str, Any
         made = _made(args)
     times = _times(args, made.stages)
     try:
-        if args.order is not None:
-            validate(made)
         timeline = simulate(
             made, **{k: _floats(v) for k, v in times.items()}, transfers=args.transfers
         )
