@@ -329,8 +329,7 @@ def _of_idle(add: _Add) -> None:
     measured.add_argument("--diagnose", metavar="TRACE", help=words)
     measured.add_argument("--unit", help="of the trace's times: s, ms, us or ns")
     measured.add_argument("--layers", metavar="COSTS", help="a number, or costs: 1,1,2,4")
-    words = "most micro-batches kept by a device"
-    measured.add_argument("--memory-limit", type=float, metavar="K", help=words)
+    measured.add_argument("--memory-limit", type=float, metavar="K", help="micro-batches kept")
 
 
 def _examples(sub: argparse.ArgumentParser, *typed: str) -> None:
