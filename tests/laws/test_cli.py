@@ -90,8 +90,7 @@ def test_fit_takes_a_recipe_file_a_cache_and_what_is_offloaded(capsys, tmp_path)
         ("partition 4 2 --judge 1,3|2,4", 1, {"rule": "not contiguous"}),
         ("partition 4 2 --judge 1-2|3-4", 0, {}),
         ("idle interleaved 4 8", 0, {"makespan": 57.0}),
-        ("ask 70b-on-8-of-141-gb", 0, {}),
-        ("ask hardware-refresh", 1, {"holds": False}),
+        ("ask 24 layers on 4 devices --no-run", 0, {"number": 34}),
     ],
 )
 def test_an_answer_is_an_exit_code_and_facts(capsys, typed, code, facts):
@@ -381,7 +380,7 @@ def numbers(text):
         "fit gpt2-xl 1xT4",
         "partition 1000 40 --chunks 2 --judge 1-500|501-1000",
         "idle interleaved 32 64",
-        "ask hardware-refresh",
+        "ask hardware refresh --no-run",
         "ask",
         "ask 34 --no-run",
         "puzzle 4 --hint --answer 1|2",

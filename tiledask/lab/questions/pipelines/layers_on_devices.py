@@ -78,8 +78,8 @@ def work(layers: int, devices: int, last_cost: float) -> WorkedAnswer:
         f"{layers} - 1 = {scattered} in round robin"
     )
     return WorkedAnswer(
-        f"{_some(groups, ' | ')}: sizes {_some(map(str, cut.sizes), ', ')}, {contiguous} crossings; "
-        f"the fullest device has {cut.bottleneck:g} layers' work.",
+        f"{_some(groups, ' | ')}: sizes {_some(map(str, cut.sizes), ', ')}, {contiguous} "
+        f"crossings; the fullest device has {cut.bottleneck:g} layers' work.",
         lines,
         {
             "sizes": list(cut.sizes),
