@@ -50,7 +50,7 @@ def attention(query, kv, width, fused, causal=True, rotary=True):
         tile.self_attention_parameters(H, heads, fused, bias=True),
         (heads, angles, causal),
         partial(T.attention_layout, heads),
-        lambda x: plan.self_attention(x, query, kv, width, fused, bias=True),
+        lambda x: plan.self_attention(x, query, kv, width, fused=fused, bias=True),
     )
 
 

@@ -174,8 +174,8 @@ def test_the_table_of_closed_forms(t):
         "row": (plan.row_linear(x), 2 * unit, 0),
         "embedding": (plan.embedding(x), 2 * unit, 0),
         "mlp": (plan.mlp(x), 2 * unit, 2 * unit),
-        "fused": (plan.swiglu_mlp(x, True), 2 * unit, 2 * unit),
-        "apart": (plan.swiglu_mlp(x), 2 * unit, 4 * unit),
+        "fused": (plan.swiglu_mlp(x), 2 * unit, 2 * unit),
+        "apart": (plan.swiglu_mlp(x, fused=False), 2 * unit, 4 * unit),
         "block": (plan.decoder_block(x, t, t, 8), 4 * unit, 4 * unit),
         "block apart": (plan.decoder_block(x, t, t, 8, fused=False), 4 * unit, 10 * unit),
     }

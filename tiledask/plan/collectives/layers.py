@@ -193,16 +193,24 @@ def mlp(x: Stream) -> LayerCalls[Call]:
     return column_linear(x, "w_1").then(row_linear(x, "w_2")).inside("mlp")
 
 
-def swiglu_mlp(x: Stream, fused: bool = False) -> LayerCalls[Call]:
-    """Of the gated feed-forward layer, gate and up in one matrix or in two."""
+def swiglu_mlp(x: Stream, fused: bool = True) -> LayerCalls[Call]:
+    """Of the gated feed-forward layer; ``fused``: gate and up are one matrix, w_gate_up."""
     into = ["w_gate_up"] if fused else ["w_gate", "w_up"]
     return _into(x, into).then(row_linear(x, "w_down")).inside("mlp")
 
 
 def self_attention(
-    x: Stream, query: int, kv: int, width: int, fused: bool = False, bias: bool = False
+    x: Stream, query: int, kv: int, width: int, fused: bool = True, bias: bool = False
 ) -> LayerCalls[Call]:
-    """Of attention by heads: ``query`` and ``kv`` heads of ``width`` columns."""
+    """Of attention by heads: ``query`` and ``kv`` heads of ``width`` columns.
+
+    ``fused``: q, k and v are one matrix, wqkv, as in Megatron-LM: one all_reduce backward. Of wq,
+    wk and wv each has its own.
+
+    >>> stream = Stream(1, 8, 16, ranks=2)
+    >>> [len(self_attention(stream, 4, 4, 4, fused=f).backward) for f in (True, False)]
+    [1, 3]
+    """
     into = _into(x, ["wqkv"] if fused else ["wq", "wk", "wv"])
     _, heads = deal_heads(query, kv, x.ranks)
     columns = 2 * width * (x.width + bias)  # of k and of v, with their biases
@@ -224,14 +232,14 @@ def decoder_block(
     norm_bias: bool = False,
     bias: bool = False,
 ) -> LayerCalls[Call]:
-    """Of a block: norm, attention, norm, feed-forward.
+    """Of a block: norm, attention, norm, feed-forward; ``fused`` as in both of these.
 
-    >>> [len(decoder_block(Stream(1, 8, 16, ranks=2), 4, 4, 4, fused).calls)
+    >>> [len(decoder_block(Stream(1, 8, 16, ranks=2), 4, 4, 4, fused=fused).calls)
     ...  for fused in (True, False)]
     [4, 7]
     """
-    feed = swiglu_mlp(x, fused) if gated else mlp(x)
-    attention = self_attention(x, query, kv, width, fused, bias)
+    feed = swiglu_mlp(x, fused=fused) if gated else mlp(x)
+    attention = self_attention(x, query, kv, width, fused=fused, bias=bias)
     return norm(x, norm_bias, "norm_1").then(attention, norm(x, norm_bias, "norm_2"), feed)
 
 
