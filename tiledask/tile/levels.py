@@ -33,7 +33,7 @@ class TileTraffic:
 
     >>> t = traffic(4096, 4096, 4096, tile=32, itemsize=4)
     >>> t, t.tile_intensity
-    (TileTraffic(17.25 GB, 2097152 tile products of 32x32x32, 8 FLOP per byte loaded), 8.0)
+    (TileTraffic(17.18 GB loaded, 8 FLOP per byte of them, 2097152 tile products of 32x32x32), 8.0)
     """
 
     m: int
@@ -91,8 +91,8 @@ class TileTraffic:
     def __repr__(self) -> str:
         extent = "x".join(map(str, self.tile))
         return (
-            f"TileTraffic({format_bytes(self.total)}, {self.tiles} tile products of {extent}, "
-            f"{self.intensity:.4g} FLOP per byte loaded)"
+            f"TileTraffic({format_bytes(self.loaded)} loaded, {self.intensity:.4g} FLOP per byte "
+            f"of them, {self.tiles} tile products of {extent})"
         )
 
 

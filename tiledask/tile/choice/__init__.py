@@ -6,7 +6,7 @@ residency.py        occupancy: blocks of a multiprocessor, and which limit binds
 raster.py           which tiles run together: waves, their tail, what DRAM moves
 hierarchy.py        levels_of: one formula at four levels
 bound.py            predict: the roofline at every level; order
-transfer.py         extents 1 .. 32 up to the ridge; a tile carried to another device
+transfer.py         the tile at the ridge; a tile carried to another device
 tuning.py           tune: candidates measured here, beside the predicted order
   timing.py             the seconds of each
   tuning_cache.py       the fastest, in a file of the user's cache
@@ -24,9 +24,7 @@ from tiledask.tile.choice.residency import Occupancy, occupancy
 from tiledask.tile.choice.transfer import (
     Carried,
     CarriedConfig,
-    Extent,
     carry,
-    extents,
     ridge,
     ridge_extent,
 )
@@ -39,7 +37,6 @@ __all__ = [
     "Chosen",
     "Config",
     "DramTraffic",
-    "Extent",
     "Level",
     "Levels",
     "Occupancy",
@@ -52,7 +49,6 @@ __all__ = [
     "config_of",
     "configs",
     "dram_traffic",
-    "extents",
     "levels_of",
     "occupancy",
     "order",

@@ -59,8 +59,8 @@ class Level:
 
     @property
     def intensity(self) -> float:
-        """FLOP per byte of A and B loaded."""
-        return self.flops / self.loaded
+        """FLOP per byte ``moved``; infinite where nothing crosses."""
+        return self.flops / self.moved if self.moved else float("inf")
 
     @property
     def seconds(self) -> float:

@@ -1,4 +1,4 @@
-"""A tile's worth: from 1 x 1 to the ridge, and on a device that it was not tuned for."""
+"""The tile at a device's ridge, and a tile on a device that it was not tuned for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +12,8 @@ from tiledask.tile.choice.bound import Prediction, order, predict
 from tiledask.tile.choice.config import Config
 from tiledask.tile.choice.configs import candidates
 from tiledask.tile.choice.residency import as_device, refusal
-from tiledask.tile.levels import traffic
 
-__all__ = ["Carried", "CarriedConfig", "Extent", "carry", "extents", "ridge", "ridge_extent"]
+__all__ = ["Carried", "CarriedConfig", "carry", "ridge", "ridge_extent"]
 
 
 def ridge(device: Device | str, peak: str = "fp32") -> float:
@@ -34,48 +33,6 @@ def ridge_extent(device: Device | str, itemsize: int = 4, peak: str = "fp32") ->
     56
     """
     return ceil(ridge(device, peak) * itemsize)
-
-
-@dataclass(frozen=True)
-class Extent:
-    """A product by square tiles of one extent, each fed from the device's memory."""
-
-    extent: int
-    loaded: int
-    """Bytes of A and B: itemsize m n k 2 / extent."""
-    intensity: float
-    """FLOP per byte of them."""
-    limit: float
-    """FLOP/s at most: intensity times the memory's bandwidth, and the peak at most."""
-    share: float
-    """``limit`` over the peak."""
-
-
-def extents(
-    m: int,
-    n: int,
-    k: int,
-    device: Device | str = "H200",
-    tiles: Sequence[int] = (1, 2, 4, 8, 16, 32),
-    itemsize: int = 4,
-    peak: str = "fp32",
-) -> tuple[Extent, ...]:
-    """The roofline for square tiles of each of ``tiles``, no cache between memory and tile.
-
-    That is what a kernel could reach that keeps one tile in shared memory and whose loads no
-    other block shares; L2 only helps, and shared memory may be slower still (see `predict`).
-
-    >>> [(x.intensity, round(x.share, 2)) for x in extents(64, 64, 64)][-2:]
-    [(4.0, 0.29), (8.0, 0.57)]
-    """
-    device = as_device(device)
-    most = device.peak(peak)
-    found = []
-    for extent in tiles:
-        t = traffic(m, n, k, extent, itemsize)
-        limit = min(most, t.intensity * device.memory_bandwidth)
-        found.append(Extent(extent, t.loaded, t.intensity, limit, limit / most))
-    return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def _nested(axes: "Axes", outer: tuple[int, int], level: Level, workers: int) ->
         axes.text(1.0, 0.5, " ...", transform=axes.transAxes, va="center")
     axes.set_title(f"{level.name}\n{rows} x {columns} of {m} x {n}", loc="center", fontsize=8.5)
     whose = f", {workers} workers" if workers > 1 else ""
-    what = "in whole reads" if level.name == LEVELS[3] else f"of A and B{whose}"
-    words = f"{format_bytes(level.loaded)} {what}\n{level.intensity:.4g} FLOP/byte"
+    what = "in whole reads" if level.name == LEVELS[3] else f"moved{whose}"
+    words = f"{format_bytes(level.moved)} {what}\n{level.intensity:.4g} FLOP/byte"
     below = {"ha": "center", "va": "top", "transform": axes.transAxes}
     axes.text(0.5, -0.02, words, fontsize=8, **below)
