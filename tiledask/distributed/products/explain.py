@@ -27,9 +27,9 @@ from tiledask.plan.products.cost import (
     least_moved,
     overhead_of,
 )
-from tiledask.plan.products.placement import Tiling
+from tiledask.plan.products.placement import Shard, Tiling
 from tiledask.plan.products.product import PANEL, algorithms, options_of, plan_product
-from tiledask.plan.products.product_plan import ProductPlan
+from tiledask.plan.products.product_plan import RUNTIME, ProductPlan
 from tiledask.plan.products.regions import region_size
 from tiledask.plan.program.explained import ProgramExplanation, explain_product
 from tiledask.plan.units import format_bytes, format_seconds
@@ -105,6 +105,8 @@ class Explanation:
     why: str
     advice: str
     """Whether distributing pays, in a sentence."""
+    counted: str = ""
+    """Where A and B begin, and what the bytes are."""
     moved: str = ""
     """How parts of blocks get from worker to worker, and why so."""
     placed: str = ""
@@ -181,6 +183,7 @@ class Explanation:
             "chosen": self.chosen,
             "why": self.why,
             "advice": self.advice,
+            "counted": self.counted,
             "moved": self.moved,
             "placed": self.placed,
             "choices": rows,
@@ -196,14 +199,14 @@ class Explanation:
                 for i, (cell, w) in enumerate(zip(row, widths, strict=False))
             ]
             lines.append(("  ".join(cells) + "  " + row[-1]).rstrip())
-        said = filter(None, (self.why, self.advice, self.moved, self.placed))
+        said = filter(None, (self.why, self.advice, self.counted, self.moved, self.placed))
         return "\n".join([*lines, "", *said]).rstrip()
 
     def _repr_html_(self) -> str:
         rows = list(self.rows())
         chosen = [number for number, cells in enumerate(rows) if cells[0]]
         found = html.table(HEAD, rows, bold=chosen)
-        said = filter(None, (self.why, self.advice, self.moved, self.placed))
+        said = filter(None, (self.why, self.advice, self.counted, self.moved, self.placed))
         return f"{found}<p>{'<br>'.join(map(html.words, said))}</p>"
 
 
@@ -257,7 +260,12 @@ class ProductQuestion:
 
     def _among(self, choices: tuple[Choice, ...], allowed: int) -> Explanation:
         chosen, why = _chosen(choices, allowed, self.algorithm)
-        return Explanation(choices, chosen, why, self._advice(choices))
+        counted = (
+            f"Bytes are those that ranks receive, with A in {_lies(self.a)} and B in "
+            f"{_lies(self.b)} before; a peak is A, B, C, panels, partial sums and "
+            f"{format_bytes(RUNTIME)} + 2 % of runtime."
+        )
+        return Explanation(choices, chosen, why, self._advice(choices), counted)
 
     def weigh_likely(self) -> Explanation:
         """What `weigh` chooses in any amount of memory, of algorithms that may be the fastest.
@@ -378,12 +386,10 @@ class ProductQuestion:
         limit = break_even(ranks, itemsize, rates)
         words = f"A task costs {format_seconds(rates.task)}; {ranks} ranks pay from about n = "
         words += f"{limit}."
-        if seconds < alone:
-            return f"One rank alone would take {format_seconds(alone)}. {words}"
-        return (
-            f"Not worth distributing: one rank alone would take {format_seconds(alone)}, if it has "
-            f"the memory. {words}"
-        )
+        once = format_seconds(alone)
+        if seconds < alone and once != format_seconds(seconds):
+            return f"One rank alone would take {once}. {words}"
+        return f"Not worth distributing: one rank with the memory would take {once}. {words}"
 
 
 @lru_cache(KEPT)
@@ -435,9 +441,16 @@ def _chosen(choices: tuple[Choice, ...], allowed: int, only: str | None) -> tupl
     if not others:
         return best.algorithm, f"{best.algorithm}: the only one that fits."
     second = min(others, key=lambda c: c.seconds)
-    more = max(0.0, second.seconds / best.seconds - 1)
+    more = f"{100 * (second.seconds / best.seconds - 1):.0f}"
     return best.algorithm, (
         f"{best.algorithm}: predicted {format_seconds(best.seconds)}, "
         f"{format_bytes(best.received)} to the rank that receives most; next is "
-        f"{second.algorithm}, {100 * more:.0f} % slower."
+        f"{second.algorithm}, {f'{more} % slower' if int(more) > 0 else 'as fast'}."
     )
+
+
+def _lies(tiling: Tiling) -> str:
+    """How a matrix lies, such as "2x2 blocks"; a number of copies is no block."""
+    axes = zip(tiling.mesh, tiling.placements, strict=True)
+    cut = [str(n) for n, placement in axes if isinstance(placement, Shard) and n > 1]
+    return f"{'x'.join(cut)} blocks" if cut else "one block"
