@@ -14,7 +14,7 @@ def test_every_goal_moves_under_its_own_level_and_under_no_other():
     levels = td.ask(9, run=False).values["levels"]
     assert levels == {goal: level for goal, (level, _, _) in GOALS.items()}
     assert list(levels.values()) == ["high"] * 4 + ["low"] * 4
-    with pytest.raises(ConfigError, match="size is a multiple of 64 x workers"):
+    with pytest.raises(ConfigError, match="size a multiple of 64 x workers"):
         td.ask(9, size=100, run=False)
 
 

@@ -164,7 +164,7 @@ def attempt(
         elif strategy == "rows":
             part, mine = np.array_split(w, ranks, 0)[r], np.array_split(x, ranks, 1)[r]
         else:
-            tokens = {"copies": max(1, len(x) // ranks), "smaller batches": 1}.get(strategy, len(x))
+            tokens = {"copies": -(-len(x) // ranks), "smaller batches": 1}.get(strategy, len(x))
             part, mine = w, x[:tokens]
         held = [pool.put("weights", part)]
         held += [pool.empty("states", part.shape, part.dtype) for _ in range(LEVELS[level] - 1)]

@@ -5,9 +5,12 @@ unit 1 [layers 1 ..]   unit 2 [.. ..]   unit 3 [.. L]      memory divided, one b
 
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.errors import ConfigError
 from tiledask.lab.puzzles.fields import choice, number, size, whole
 from tiledask.lab.questions.pipelines.one_batch import NEARLY, executed, one_batch
+from tiledask.lab.questions.planning.sized import convention
 from tiledask.lab.questions.question import MOST_WORKERS, CourseQuestion, Input, WorkedAnswer
+from tiledask.lab.questions.shares import each
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.formulas import minimum_devices
 from tiledask.plan.inputs.recipes import load_recipe
@@ -30,7 +33,7 @@ def place(parameters: float, memory: int, units: int, recipe: str, transfer: flo
     each, T = whole_ / p, BATCH + 2 * (p - 1) * transfer
     fits = {True: "fits", False: "does not fit"}
     lines = [
-        f"convention: {recipe}, {B} B a parameter; GB = 1e9 bytes; activations left out",
+        convention(recipe),
         f"one unit: {parameters / 1e9:g} billion x {B} B = {format_bytes(whole_)} of "
         f"{format_bytes(memory)}: {fits[whole_ <= memory]}",
         f"layers in {p} equal parts: {format_bytes(whole_)} / {p} = {format_bytes(each)} each: "
@@ -39,15 +42,16 @@ def place(parameters: float, memory: int, units: int, recipe: str, transfer: flo
         f"spread",
         f"units needed: {format_bytes(whole_)} / {format_bytes(memory)}, rounded up = {least}",
         f"computation of a token, up and down: 6 x {parameters / 1e9:g} billion = "
-        f"{6 * parameters / 1e9:g} GFLOP on one unit, {p} x {6 * parameters / p / 1e9:g} on "
+        f"{6 * parameters / 1e9:g} GFLOP on one unit, {p} x {6 * parameters / p / 1e9:.4g} on "
         f"{p}: not less",
         f"time of one batch: {BATCH:g} s of work + 2 x {p - 1} x {transfer:g} s of transfers = "
-        f"{T:g} s, not below {BATCH:g} s: unit 2 waits for unit 1",
+        f"{T:g} s, not below {BATCH:g} s: each unit waits for the one before it",
     ]
     return WorkedAnswer(
         f"It divides memory: {format_bytes(each)} instead of {format_bytes(whole_)} on a unit of "
-        f"{format_bytes(memory)}. It saves no computation, and one batch takes {T:g} s instead of "
-        f"{BATCH:g} s.",
+        f"{format_bytes(memory)}{', where all of it would fit' * (whole_ <= memory)}. It saves no "
+        f"computation, and one batch takes {T:g} s, {'more than' if T > BATCH else 'the same'} "
+        f"{BATCH:g} s {'on' if T > BATCH else 'as on'} one unit.",
         lines,
         {
             "one unit": whole_,
@@ -63,10 +67,8 @@ def place(parameters: float, memory: int, units: int, recipe: str, transfer: flo
 def run_placed(
     cluster: Cluster, parameters: float, memory: int, units: int, recipe: str, transfer: float
 ) -> Comparison:
-    """The states allocated at 1:1000 under the units' cap, whole and in parts; a small decoder with
-    its activations the same way; then the time of one batch."""
-    from tiledask.lab.claims import DECODER
-
+    """The states allocated at 1:1000 under the units' cap, whole and in parts; then the time of one
+    batch."""
     rows, peaks = [], {}
     B = load_recipe(recipe).bytes_per_parameter
     for p in dict.fromkeys((1, units)):
@@ -103,13 +105,6 @@ def run_placed(
                     ("ratio", 0.95, 1.05),
                 ),
             ]
-    for p in dict.fromkeys((1, min(units, cluster.slots, DECODER.layers))):
-        claim = td.run_claim(DECODER, td.Layout(pp=p), "1GB", cluster, sequence=64)
-        ledgers = claim.predicted.per_place, claim.measured.per_place
-        for which, of in {"the fullest": max, "all": sum}.items():
-            said, held = (of(places.values()) for places in ledgers)
-            name = f"decoder with activations on {p}: bytes of {which}"
-            rows.append(Claim(name, said, None, held, "bytes", ("ratio", 0.9, 1.05)))
     for p in dict.fromkeys((1, min(units, cluster.slots))):
         order = one_batch(range(p))
         times = {
@@ -144,12 +139,17 @@ FORWARD, BACKWARD = 0.1, 0.2
 
 def in_order(layers: int, workers: int) -> WorkedAnswer:
     """Consecutive layers on each worker; what each holds, sends and waits."""
+    if layers < workers:
+        raise ConfigError(
+            f"{layers} layers are fewer than {workers} workers, and each takes one or more; use at "
+            f"most {layers} workers"
+        )
     cut, p = td.partition(layers, workers), workers
     t = td.simulate(one_batch(range(p)))
     return WorkedAnswer(
-        f"Consecutive layers on each worker: {cut}. Each holds {max(cut.sizes)} of {layers} "
-        f"layers at most; the batch goes up and down through all of them, {2 * (p - 1)} "
-        f"transfers, and one worker in {p} works: {100 / p:.1f} %.",
+        f"Consecutive layers on each worker: {cut}. Each holds {each(cut.sizes)} of {layers} "
+        f"layers; the batch goes up and down through all of them, {2 * (p - 1)} transfers, and one "
+        f"worker in {p} works: {100 / p:.1f} %.",
         [
             f"{layers} layers / {p} workers = {layers / p:g}: {cut}",
             f"fullest worker: {max(cut.sizes)} / {layers} = {100 * max(cut.sizes) / layers:.1f} % "
@@ -219,14 +219,7 @@ def run_in_order(cluster: Cluster, layers: int, workers: int) -> Comparison:
             gradient_difference(done, one),
             rule="at most",
         ),
-        Claim(
-            "used",
-            1 / p,
-            t.utilisation,
-            done.timeline.utilisation,
-            "percent",
-            NEARLY,
-        ),
+        Claim("used", 1 / p, t.utilisation, done.timeline.utilisation, "percent", NEARLY),
     ]
     return Comparison(f"{layers} feed-forward layers on {p} workers, one batch", rows)
 
@@ -235,9 +228,9 @@ QUESTIONS = (
     CourseQuestion(
         number=13,
         title="The first set of layers on the first unit",
-        asked="A research team's model, 3 billion parameters, is too large for one unit of 24 GB. "
-        "They place the first set of layers on the first unit, the next on the second, and so on "
-        "over 4. What does that achieve, and what not?",
+        asked="A research team's model has {parameters} parameters, kept as {recipe}, and a unit "
+        "has {memory}. They place the first set of layers on the first unit, the next on the "
+        "second, and so on over {units}. What does that achieve, and what not?",
         inputs={
             "parameters": Input(3e9, 1e9, number(1000), "parameters of the model"),
             "memory": Input(24 * 10**9, 10**10, size, "bytes of a unit"),
@@ -252,14 +245,15 @@ QUESTIONS = (
     CourseQuestion(
         number=29,
         title="Layer-wise Model Parallelism",
-        asked="A network of 24 layers is spread over 4 workers, consecutive layers on each. What "
-        "does each worker hold, what do they send each other, and how busy are they?",
+        asked="A network of {layers} layers is spread over {workers} workers, consecutive layers "
+        "on each. What does each worker hold, what do they send each other, and how busy are they?",
         inputs={
-            "layers": Input(24, 12, whole(2, 200), "layers in a row"),
+            "layers": Input(24, 12, whole(2, 10_000), "layers in a row"),
             "workers": Input(4, 3, whole(2, 64), "workers, one after the other"),
         },
         work=in_order,
         run=run_in_order,
         workers=lambda workers, **_: workers,
+        largest_run={"layers": 200},
     ),
 )

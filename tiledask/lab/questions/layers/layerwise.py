@@ -14,8 +14,10 @@ import numpy as np
 
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.errors import ConfigError
 from tiledask.lab.puzzles.fields import whole
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
+from tiledask.lab.questions.shares import each, listed
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.collectives import convolution as planned
 from tiledask.plan.collectives.cost import even
@@ -33,7 +35,7 @@ PARTS = {
     "by rows": (2, 2, None, None),
 }
 """Way -> along which dimension a rank has a part of y, dx, dw, db (of both layers' dw and db)."""
-IMAGES, LENET_IMAGES = 2, 32
+IMAGES, LENET_IMAGES, LAYERS = 2, 32, 4
 
 
 def _calls(channels: int, rows: int, devices: int) -> dict[str, tuple[Expected, ...]]:
@@ -53,18 +55,19 @@ def _sent(calls: Sequence[Expected]) -> int:
     return sum(sum(call.cost.sent) for call in calls)
 
 
-def _shown(shares: Sequence[int]) -> str:
-    return ", ".join(map(str, shares)) if len({*shares}) > 1 else f"{shares[0]} each"
-
-
 def work(channels: int, units: int, rows: int, devices: int) -> WorkedAnswer:
     """Who has which channels; what each way of splitting has to synchronise, and its bytes."""
     from tiledask.plan.program.making.convolution.of_lenet import need
 
+    if rows < devices:
+        raise ConfigError(
+            f"{rows} rows are fewer than {devices} devices, and by rows each takes one or more; "
+            f"give at least {devices} rows"
+        )
     shares, dense = even(channels, devices), even(units, devices)
     lines = [
-        f"{channels} channels / {devices} devices: {_shown(shares)}; a fully connected layer of "
-        f"{units} outputs: {_shown(dense)}",
+        f"{channels} channels / {devices} devices: {listed(shares)}; a fully connected layer of "
+        f"{units} outputs: {listed(dense)}",
         f"a convolution of {channels} to {channels} channels, 3x3, {IMAGES} images of {rows} x "
         f"{rows}, float64: y has {IMAGES} x {channels} x {rows} x {rows} x 8 B = "
         f"{format_bytes(IMAGES * channels * rows * rows * 8)}",
@@ -77,20 +80,19 @@ def work(channels: int, units: int, rows: int, devices: int) -> WorkedAnswer:
             f"{way}: {kinds}; synchronisations: {len(calls)}, sent by all: "
             f"{format_bytes(_sent(calls))}"
         )
-    layerwise, network, data = (
-        need(way, 256, devices, 4) for way in ("layerwise", "network", "data parallel")
-    )
+    layerwise, data = (need(way, 256, devices, 4) for way in ("layerwise", "data parallel"))
+    network = need("network", 256, min(devices, LAYERS), 4)
     more = sum(layerwise.sent) / sum(network.sent)
     lines += [
         f"all of LeNet by output units, 256 images: a gather for each of 4 layers, 3 sums back: "
-        f"4 + 3 = {layerwise.barriers} synchronisations a step; layer by layer on devices "
-        f"{network.transfers} messages and no synchronisation of all; data parallelism "
-        f"{data.barriers}",
+        f"4 + 3 = {layerwise.barriers} synchronisations a step; layer by layer on "
+        f"{min(devices, LAYERS)} devices {network.transfers} messages and no synchronisation of "
+        f"all; data parallelism {data.barriers}",
         f"bytes of a step: layerwise {format_bytes(sum(layerwise.sent))}, network "
         f'{format_bytes(sum(network.sent))}: {more:.3g} times (d2l: "potentially even larger")',
     ]
     return WorkedAnswer(
-        f"Each of {devices} devices has {' or '.join(map(str, sorted({*shares})))} of {channels} "
+        f"Each of {devices} devices has {each(shares)} of {channels} "
         f"channels. All results come out as on one device, but every layer synchronises all "
         f"devices: {layerwise.barriers} times in a step of LeNet, where data parallelism does "
         f"once, with {more:.2g} times the bytes of whole layers on devices.",
@@ -181,16 +183,20 @@ def run(cluster: Cluster, channels: int, units: int, rows: int, devices: int) ->
 QUESTION = CourseQuestion(
     number=27,
     title="Layerwise Partitioning",
-    asked="A convolution has 64 channels, and 4 GPUs work on each layer together, 16 channels "
-    "each; a fully connected layer is split by its outputs. How often must they synchronise, and "
-    "how much do they transfer?",
+    asked=lambda channels, units, rows, devices: (
+        f"A convolution of {rows} x {rows} images has {channels} channels, and {devices} GPUs work "
+        f"on each layer together, with {each(even(channels, devices))} channels each; a fully "
+        f"connected layer is split by its {units} outputs. How often must they synchronise, and "
+        f"how much do they transfer?"
+    ),
     inputs={
-        "channels": Input(64, 10, whole(1, 256), "channels, in and out"),
+        "channels": Input(64, 10, whole(1, 16384), "channels, in and out"),
         "units": Input(128, 10, whole(1, 100_000), "outputs of a fully connected layer"),
-        "rows": Input(11, 8, whole(4, 64), "rows and columns of an image"),
-        "devices": Input(4, 3, whole(2, 4), "devices that share each layer"),
+        "rows": Input(11, 8, whole(4, 4096), "rows and columns of an image"),
+        "devices": Input(4, 3, whole(2, 64), "devices that share each layer"),
     },
     work=work,
     run=run,
     workers=lambda devices, **_: devices,
+    largest_run={"channels": 256, "rows": 64},
 )

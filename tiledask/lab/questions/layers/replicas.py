@@ -11,8 +11,10 @@ import numpy as np
 
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.errors import ConfigError
 from tiledask.lab.puzzles.fields import whole
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
+from tiledask.lab.questions.shares import each
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.units import format_bytes
@@ -53,29 +55,33 @@ def work(images: int, devices: int) -> WorkedAnswer:
     from tiledask.plan.program.lenet import PARAMETERS
     from tiledask.plan.program.making.convolution.of_lenet import need
 
+    if images < devices:
+        raise ConfigError(
+            f"{images} images are fewer than {devices} devices, and each takes one or more; give "
+            f"at least {devices} images"
+        )
     k, said, P = devices, need("data parallel", images, devices, 4), PARAMETERS
     shares, off = even(images, k), _difference(images, k)
     sent = 2 * (k - 1) / k * P * 4
     flops = max(said.flops)
     return WorkedAnswer(
-        f"Each of {k} devices computes {max(shares)} of {images} images, and all synchronise once "
+        f"Each of {k} devices computes {each(shares)} of {images} images, and all synchronise once "
         f"a step: {format_bytes(sent)} sent by each. {sum(said.flops) / flops:.3g} times as fast "
         f"at best; but each keeps all {P:,} parameters, so more devices allow no larger model.",
         [
-            f"1. the batch is cut: {images} / {k} = {', '.join(map(str, dict.fromkeys(shares)))} "
-            f"images each",
-            f"2. each computes its loss and gradients: {flops / 1e6:.4g} of "
-            f"{sum(said.flops) / 1e6:.4g} MFLOP",
+            f"1. the batch is cut: {images} / {k} = {images / k:.4g}, {each(shares)} images each",
+            f"2. each computes its loss and gradients, at most {flops / 1e6:,.1f} of "
+            f"{sum(said.flops) / 1e6:,.1f} MFLOP",
             f"3. gradients are added up: in a ring each sends 2 (k - 1) / k x P x 4 B = 2 x "
             f"{k - 1} / {k} x {P:,} x 4 B = {format_bytes(sent)}",
             f"4. everyone has the sum: {said.barriers} synchronisation a step",
             "5. each updates all its weights, and all copies stay equal",
-            f"ideal speed: {sum(said.flops) / 1e6:.4g} / {flops / 1e6:.4g} = "
+            f"ideal speed: {sum(said.flops) / 1e6:,.1f} / {flops / 1e6:,.1f} = "
             f"{sum(said.flops) / flops:.3g} times",
             f"memory, weights alone: {P:,} x 4 B = {format_bytes(4 * P)} on 1 device, and on each "
             f"of {k}: flat",
             f"not the same as one device: batch normalisation. With the mean and variance of its "
-            f"own {max(shares)} random samples each output is off by up to {off:.3g}; with "
+            f"own {each(shares)} random samples each output is off by up to {off:.3g}; with "
             f"summed statistics by round-off",
         ],
         {
@@ -141,14 +147,15 @@ def run(cluster: Cluster, images: int, devices: int) -> Comparison:
 QUESTION = CourseQuestion(
     number=28,
     title="Data Parallelism",
-    asked="d2l trains its LeNet on 4 GPUs by data parallelism, 256 images a step. What happens in "
-    "a step, how much do the GPUs transfer, how much faster can it be, and does it allow a larger "
-    "model?",
+    asked="d2l trains its LeNet on {devices} GPUs by data parallelism, {images} images a step. "
+    "What happens in a step, how much do the GPUs transfer, how much faster can it be, and does it "
+    "allow a larger model?",
     inputs={
-        "images": Input(256, 128, whole(8, 4096), "images of a step"),
-        "devices": Input(4, 3, whole(2, 4), "devices k, a copy of the model on each"),
+        "images": Input(256, 128, whole(8, 65536), "images of a step"),
+        "devices": Input(4, 3, whole(2, 64), "devices k, a copy of the model on each"),
     },
     work=work,
     run=run,
     workers=lambda devices, **_: devices,
+    largest_run={"images": 4096},
 )

@@ -10,6 +10,7 @@ from tiledask.errors import ConfigError
 from tiledask.lab.puzzles.fields import choice, whole
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.questions.readers import device as device_name
+from tiledask.lab.questions.shares import count
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile.choice import CarriedConfig, Prediction, Tuning
@@ -42,15 +43,15 @@ def _carried(
 def _described(best: Prediction, name: str, m: int, n: int) -> list[str]:
     tm, tn, tk = best.config.block
     item, stages = best.config.itemsize, best.config.stages
-    device = best.levels.device
-    waves = td.tile.waves(m, n, best.config, device)
+    device, taken = best.levels.device, best.config.shared_bytes
+    padding = taken - (tm + tn) * tk * item * stages
+    padded = f" + {format_bytes(padding)} besides" if padding else ""
     return [
-        f"{name} on the {device.name}: {tm} x {tn} x {tk}, {stages} stages; shared memory "
-        f"({tm} + {tn}) x {tk} x {item} B x {stages} = "
-        f"{format_bytes((tm + tn) * tk * item * stages)} and padding, "
-        f"{format_bytes(best.config.shared_bytes)} of {format_bytes(device.block_shared_bytes)}",
+        f"{name} on the {device.name}: {tm} x {tn} x {tk}, {count(stages, 'stage')}; shared memory "
+        f"({tm} + {tn}) x {tk} x {item} B x {stages}{padded} = {format_bytes(taken)} of "
+        f"{format_bytes(device.block_shared_bytes)}",
         f"{best.occupancy}",
-        f"{waves}",
+        f"{td.tile.waves(m, n, best.config, device)}",
         f"at most {best.flops_per_second / 1e12:.4g} TFLOP/s, bound by {best.binding}",
     ]
 
@@ -58,24 +59,32 @@ def _described(best: Prediction, name: str, m: int, n: int) -> list[str]:
 def work(kernel: str, tuned_on: str, runs_on: str, m: int, n: int, k: int) -> WorkedAnswer:
     """Shared memory, occupancy, waves and bound of both tiles on the new device."""
     old, new, move = _carried(kernel, tuned_on, runs_on, m, n, k)
-    faster = new.flops_per_second / old.flops_per_second
-    lines = _described(old, "tuned", m, n)
+    faster, gained = (x / old.flops_per_second for x in (move.best, move.flops_per_second))
+    stays = old.config == new.config
+    lines, shown = _described(old, "tuned", m, n), [new]
     if move.why_not:
         lines.append(f"the same tile on the {runs_on} does not start: {move.why_not}")
-    else:
-        carried = td.tile.predict(m, n, k, move.config, runs_on)
-        lines += _described(carried, "carried over", m, n)
-    lines += _described(new, "tuned anew", m, n)
-    gained = move.flops_per_second / old.flops_per_second
+    elif not stays:
+        shown = [td.tile.predict(m, n, k, move.config, runs_on), new]
+        lines += _described(shown[0], "carried over", m, n)
+    lines += _described(new, "the best", m, n)
     lines.append(
         f"the {runs_on} could be {faster:.3g} times as fast as the {tuned_on}; with the old tile "
         f"it is {gained:.3g} times: 1 - {move.flops_per_second / 1e12:.4g} / "
         f"{move.best / 1e12:.4g} = {100 * move.loss:.1f} % given away"
     )
+    tiles = [" x ".join(map(str, each.config.block)) for each in (old, new)]
+    if tiles[0] == tiles[1] and not stays:
+        tiles = [f"{t} in {x.config.stages} stages" for t, x in zip(tiles, (old, new), strict=True)]
+    answer = (
+        f"Nothing: of this product {tiles[1]} is the best tile on both. A tile belongs to its "
+        f"device all the same"
+        if stays
+        else f"The tile belongs to the device it was chosen for: {tiles[0]} of the {tuned_on} "
+        f"gives away {100 * move.loss:.1f} % on the {runs_on}, where {tiles[1]} is best"
+    )
     return WorkedAnswer(
-        f"The tile belongs to the device it was chosen for: {old.config.block} of the {tuned_on} "
-        f"gives away {100 * move.loss:.1f} % on the {runs_on}, where {new.config.block} is best. "
-        f"The blocks over GPUs stay as they are.",
+        f"{answer}. The blocks over GPUs stay as they are.",
         lines,
         {
             "tile before": list(old.config.block),
@@ -85,7 +94,7 @@ def work(kernel: str, tuned_on: str, runs_on: str, m: int, n: int, k: int) -> Wo
             "times as fast, tuned anew": faster,
             "blocks a multiprocessor": [old.occupancy.blocks, new.occupancy.blocks],
         },
-        lambda: td.plots.roofline([new] if move.why_not else [carried, new]),
+        lambda: td.plots.roofline(shown),
     )
 
 
@@ -140,8 +149,8 @@ def run(
 QUESTION = CourseQuestion(
     number=8,
     title="Low-Level Tile-Based Execution in Tensor Parallelism",
-    asked="A kernel was tuned on an L4 and moves to the much faster H200, and the products of each "
-    "device are slower than they should be. Why, and what is the right tile there?",
+    asked="The tile of {kernel} was chosen on the {tuned_on}; now it multiplies {m} x {k} by {k} x "
+    "{n} on the {runs_on}. What does that give away, and what is the right tile there?",
     inputs={
         "kernel": Input("mma_multistage", "smem_tiled", choice(KERNELS), "the tile kernel"),
         "tuned_on": Input("L4", "A100-80GB", device_name, "GPU that the tile was chosen on"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,14 @@ from tiledask.lab.puzzles.fields import choice, size, whole
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.questions.readers import device as device_name
 from tiledask.lab.questions.readers import grid as grid_of_workers
+from tiledask.lab.questions.shares import held
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.judged import Judged
-from tiledask.plan.products.cost import MachineRates, cost
+from tiledask.plan.ledger import Ledger
+from tiledask.plan.products.cost import MachineRates, ProductCost, cost
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import plan_product
-from tiledask.plan.products.product_plan import ProductPlan
+from tiledask.plan.products.product_plan import RUNTIME, ProductPlan
 from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["QUESTION"]
@@ -30,6 +32,13 @@ ITEM = 4
 """Bytes of a float32."""
 STRATEGIES = "column_parallel", "row_parallel", "summa", "cannon", "gather"
 TILES = 16, 32, 64, 128, 256
+
+
+@lru_cache(64)
+def _planned(shape: tuple[int, int, int], grid: tuple[int, int], strategy: str) -> ProductPlan:
+    m, n, k = shape
+    a, b = (Tiling(shape, grid, GRID) for shape in ((m, k), (k, n)))
+    return plan_product(strategy, a, b)
 
 
 @dataclass(frozen=True)
@@ -42,11 +51,9 @@ class Proposal:
     tile: int
     device: str
 
-    @cached_property
+    @property
     def plan(self) -> ProductPlan:
-        m, n, k = self.shape
-        a, b = (Tiling(shape, self.grid, GRID) for shape in ((m, k), (k, n)))
-        return plan_product(self.strategy, a, b)
+        return _planned(self.shape, self.grid, self.strategy)
 
     @cached_property
     def moved(self) -> int:
@@ -54,9 +61,13 @@ class Proposal:
         return self.plan.traffic(ITEM).total
 
     @cached_property
+    def ledger(self) -> Ledger:
+        return ledger_of(self.plan, np.dtype("float32"), "tiled", self.tile)
+
+    @property
     def held(self) -> int:
         """Bytes on the fullest worker."""
-        return ledger_of(self.plan, np.dtype("float32"), "tiled", self.tile).peak
+        return self.ledger.peak
 
     @cached_property
     def loaded(self) -> int:
@@ -75,8 +86,8 @@ class Proposal:
         return 2 * float(np.prod(self.shape)) / self.loaded
 
     @cached_property
-    def seconds(self) -> float:
-        """On the GPUs by formula: tiles at their roofline, messages beside them."""
+    def cost(self) -> ProductCost:
+        """On the GPUs by formula: tiles at their roofline, messages at the same time."""
         spec = td.load_cluster(f"{self.plan.ranks}x{self.device}")
         gpu, link = spec.device, spec.within_node
         speed = min(gpu.peak("fp32"), self.intensity * gpu.memory_bandwidth)
@@ -84,7 +95,11 @@ class Proposal:
             flops=speed, touch=gpu.memory_bandwidth, call=0.0, read=link.reached,
             message=link.latency, run=0.0, task=0.0, request=0.0, overlapped=True,
         )  # fmt: skip
-        return cost(self.plan, ITEM, ITEM, rates).total
+        return cost(self.plan, ITEM, ITEM, rates)
+
+    @property
+    def seconds(self) -> float:
+        return self.cost.total
 
     @property
     def ideal(self) -> float:
@@ -109,8 +124,10 @@ def _proposal(
     return Proposal((m, n, k), grids[blocking], strategy, tile, device)
 
 
-def _others(given: Proposal) -> Iterator[Proposal]:
+@lru_cache(4)
+def _others(given: Proposal) -> tuple[Proposal, ...]:
     """Every strategy on every grid, in every tile."""
+    found = []
     for grid in td.formulas.grids(given.plan.ranks, 2):
         for strategy in STRATEGIES:
             for tile in dict.fromkeys((given.tile, *TILES)):
@@ -119,43 +136,62 @@ def _others(given: Proposal) -> Iterator[Proposal]:
                     other.plan  # noqa: B018
                 except PlacementError:
                     continue
-                yield other
+                found.append(other)
+    return tuple(found)
 
 
-def _advised(given: Proposal, memory: int) -> Proposal:
+def _advised(given: Proposal, memory: int) -> Proposal | None:
     """The fastest by formula that fits and neither moves nor loads more, in the smallest tile
-    that feeds the device; ``given`` if it is that."""
-    ridge = td.tile.ridge(given.device)
+    that feeds the device; None if nothing is faster than ``given`` by more than rounding.
+    Where ``given`` does not fit, the fastest that does."""
+    ridge, fits = td.tile.ridge(given.device), given.held <= memory
     better = [
         each for each in _others(given)
-        if each.held <= memory and each.moved <= given.moved and each.loaded <= given.loaded
+        if (not fits or (each.moved <= given.moved and each.loaded <= given.loaded))
+        and each.held <= memory
     ]  # fmt: skip
 
     def worth(each: Proposal) -> tuple:
-        return each.held > memory, each.seconds, max(0.0, ridge - each.intensity), each.tile
+        return each.seconds, max(0.0, ridge - each.intensity), each.tile
 
-    return min([given, *better], key=worth)
+    best = min(better, key=worth, default=None)
+    if best is None or not fits:
+        return best
+    gains = best.seconds < given.seconds
+    return best if gains and _time(best.seconds) != _time(given.seconds) else None
 
 
-def _lines(given: Proposal, memory: int) -> Iterator[Judged]:
+def _time(seconds: float) -> str:
+    return format_seconds(seconds) if seconds >= 1e-6 else f"{1e9 * seconds:.3g} ns"
+
+
+def _lines(first: Proposal, memory: int, given: Proposal | None = None) -> Iterator[Judged]:
+    """What is good and bad of ``given``, or of the ``first`` plan, beside all others."""
+    given = given or first
     ridge = td.tile.ridge(given.device)
-    least = min((each for each in _others(given) if each.held <= memory), default=given,
-                key=lambda each: each.moved)  # fmt: skip
+    others = [each for each in _others(first) if each.tile == first.tile]
+    fitting = [each for each in others if each.held <= memory] or others
+    least = min([given, *fitting], key=lambda each: each.moved)
     yield Judged(
         "memory",
         given.held <= memory,
-        f"the fullest worker holds {format_bytes(given.held)} of {format_bytes(memory)}",
+        f"the fullest worker holds {format_bytes(given.held)} of {format_bytes(memory)}: "
+        f"{held(given.ledger)}",
     )
     yield Judged(
         "balance",
         given.balance <= 1.1,
         f"the fullest worker has {given.balance:.3g} times the mean FLOP; above 1.1 is a fault",
     )
+    by = "as little as any" if least.moved == given.moved else (
+        f"{format_bytes(least.moved)} by {least.strategy} on {least.grid[0]} x {least.grid[1]}; "
+        f"1.1 times that is a fault"
+    )  # fmt: skip
     yield Judged(
         "traffic",
         given.moved <= 1.1 * least.moved,
-        f"{format_bytes(given.moved)} between workers, {format_bytes(least.moved)} by "
-        f"{least.strategy} on {least.grid[0]} x {least.grid[1]}; 1.1 times that is a fault",
+        f"workers receive {format_bytes(given.moved)}, from A and B in {given.grid[0]} x "
+        f"{given.grid[1]} blocks, {by}",
     )
     sums = given.plan.sums
     yield Judged(
@@ -171,38 +207,40 @@ def _lines(given: Proposal, memory: int) -> Iterator[Judged]:
         f"{given.intensity:.3g} FLOP a byte loaded; the {given.device} needs {ridge:.3g}, tiles of "
         f"{td.tile.ridge_extent(given.device)}",
     )
+    what = "messages" if given.cost.read >= given.cost.multiply else "tiles"
     yield Judged(
         "time",
         given.seconds <= 2 * given.ideal,
-        f"{format_seconds(given.seconds)} by formula, {given.seconds / given.ideal:.3g} times the "
-        f"ideal {format_seconds(given.ideal)}; above 2 is a fault",
+        f"{_time(given.seconds)} by formula, set by {what}: {given.seconds / given.ideal:,.4g} "
+        f"times the ideal {_time(given.ideal)}; above 2 is a fault",
     )
 
 
 def work(memory: int, **plan: Any) -> WorkedAnswer:
     """Six lines on the plan, and what would be better."""
     given = _proposal(**plan)
-    lines, advised = list(_lines(given, memory)), _advised(given, memory)
+    lines, advised = [*_lines(given, memory)], _advised(given, memory)
     faults = [line.about for line in lines if not line.good]
-    again = {line.about: line for line in _lines(advised, memory)}
-    said = (
-        f"Take {advised}: {format_seconds(advised.seconds)} for {format_seconds(given.seconds)}"
-        if advised != given
-        else f"Nothing is faster than {format_seconds(given.seconds)} by formula"
-    )
+    words = [*map(str, lines)]
+    if advised:
+        said = f"Take {advised}: {_time(advised.seconds)} for {_time(given.seconds)}"
+        again = [str(line) for line in _lines(given, memory, advised) if line.about in faults]
+        words += [f"advised: {advised}", *again]
+    elif given.held > memory:
+        least = min(_others(given), key=lambda each: each.held)
+        more = "workers" if memory > RUNTIME else "memory"
+        said = f"No plan fits: {least} still holds {format_bytes(least.held)}; take more {more}"
+    else:
+        said = f"No other plan that moves and loads no more is faster than {_time(given.seconds)}"
     shown = ", ".join(faults) if faults else "none"
     return WorkedAnswer(
-        f"Of {given}, {len(faults)} of {len(lines)} are faults: {shown}. {said}.",
-        [
-            *map(str, lines),
-            f"advised: {advised}",
-            *(str(again[name]) for name in faults),
-        ],
+        f"Faults of {given}: {shown} ({len(faults)} of {len(lines)} points). {said}.",
+        words,
         {
             "faults": faults,
-            "advised": str(advised),
+            "advised": str(advised or given),
             "seconds": given.seconds,
-            "seconds, advised": advised.seconds,
+            "seconds, advised": (advised or given).seconds,
             "moved": given.moved,
             "held": given.held,
             "loaded": given.loaded,
@@ -214,7 +252,7 @@ def work(memory: int, **plan: Any) -> WorkedAnswer:
 def run(cluster: Cluster, memory: int, **plan: Any) -> Comparison:
     """The plan, and the plan as advised, on workers: what they send, load and hold."""
     given = _proposal(**plan)
-    advised = _advised(given, memory)
+    advised = _advised(given, memory) or given
     m, n, k = given.shape
     rng = np.random.default_rng(10)
     a, b = (rng.integers(-2, 3, shape).astype("float32") for shape in ((m, k), (k, n)))
@@ -249,12 +287,15 @@ def run(cluster: Cluster, memory: int, **plan: Any) -> Comparison:
 QUESTION = CourseQuestion(
     number=10,
     title="Critique of a Parallelization Strategy",
-    asked="A product of 512 x 512 x 512 is computed by 4 workers, row-parallel from blocks on "
-    "2 x 2, in tiles of 16. What is wrong with this plan, and what would be better?",
+    asked=lambda memory, **plan: (
+        f"A product, {plan['m']} x {plan['k']} by {plan['k']} x {plan['n']}, is computed by "
+        f"{plan['workers']} workers as {_proposal(**plan)}. What is wrong with this plan, and what "
+        f"would be better?"
+    ),
     inputs={
-        "m": Input(512, 640, whole(1, 8192), "rows of A"),
-        "n": Input(512, 640, whole(1, 8192), "columns of B"),
-        "k": Input(512, 640, whole(1, 8192), "columns of A, and rows of B"),
+        "m": Input(512, 640, whole(1, 65536), "rows of A"),
+        "n": Input(512, 640, whole(1, 65536), "columns of B"),
+        "k": Input(512, 640, whole(1, 65536), "columns of A, and rows of B"),
         "workers": Input(4, 2, whole(2, 64), "workers"),
         "blocking": Input(
             "auto", "4x1", grid_of_workers, "rows x columns of workers; auto: square"
@@ -262,10 +303,11 @@ QUESTION = CourseQuestion(
         "strategy": Input("row_parallel", "summa", choice(STRATEGIES), "who computes what"),
         "tile": Input(16, 64, whole(1, 1024), "extent of a tile"),
         "memory": Input(40_000_000, 20_000_000, size, "bytes of a worker"),
-        "device": Input("H200", "L4", device_name, "GPU whose limits are told"),
+        "device": Input("H200", "L4", device_name, "GPU whose limits count"),
     },
     work=work,
     run=run,
     workers=lambda workers, **_: workers,
     device="cpu",
+    largest_run={"m": 8192, "n": 8192, "k": 8192},
 )

@@ -12,15 +12,19 @@ import numpy as np
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.products.needed import ledger_of
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab.puzzles.fields import choice, size, whole
+from tiledask.lab.questions.products.two_levels import DTYPES, exact_product
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
+from tiledask.lab.questions.shares import count, each, held
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.collectives.cost import even
+from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import plan_product
 from tiledask.plan.products.product_plan import ProductPlan
 from tiledask.plan.units import format_bytes
+from tiledask.tile.backend import accumulator, as_dtype
 
 __all__ = ["QUESTION"]
 
@@ -38,25 +42,39 @@ def _kind(over: Grid) -> str:
     return "3-D" if len(set(over)) == 1 else "2.5-D"
 
 
+def _name(over: Grid) -> str:
+    return f"{' x '.join(map(str, over))}, {_kind(over)}"
+
+
 def _plan(m: int, n: int, k: int, over: Grid) -> ProductPlan:
     a, b = (Tiling(shape, over, PLACED) for shape in ((m, k), (k, n)))
-    return plan_product("3d", a, b, grid=over)
+    return plan_product("2.5d", a, b)
 
 
-def _formula(m: int, n: int, k: int, over: Grid, item: int) -> int:
-    p, q, r = over
-    return item * (m * k * (q - 1) + k * n * (p - 1) + m * n * (r - 1))
+def _from_blocks(m: int, n: int, k: int, over: Grid) -> ProductPlan | None:
+    """The same from A and B in plain blocks, without copies; None if they are too small for it."""
+    square = min(td.formulas.grids(over[0] * over[1] * over[2], 2), key=lambda g: (max(g), g))
+    a, b = (Tiling(shape, square, PLACED[:2]) for shape in ((m, k), (k, n)))
+    try:
+        return plan_product("3d", a, b, grid=over)
+    except PlacementError:
+        return None
 
 
-def _weighed(m: int, n: int, k: int, dtype: str, workers: int) -> dict[Grid, tuple[int, int]]:
-    """Grid -> (bytes on the fullest worker, bytes that move in all)."""
-    item = np.dtype(dtype).itemsize
-    found = {}
+def _formula(m: int, n: int, k: int, over: Grid, dtype: str) -> int:
+    (p, q, r), of = over, as_dtype(dtype)
+    panels, sums = m * k * (q - 1) + k * n * (p - 1), m * n * (r - 1)
+    return of.itemsize * panels + accumulator(of).itemsize * sums
+
+
+def _weighed(m: int, n: int, k: int, dtype: str, workers: int) -> dict[Grid, tuple[Ledger, int]]:
+    """Grid -> (what each worker holds, bytes that all receive)."""
+    of, found = as_dtype(dtype), {}
+    sizes = of.itemsize, accumulator(of).itemsize
     for p, q, r in td.formulas.grids(workers, 3):
         if p <= min(m, k) and q <= min(n, k) and r <= min(m, k):
             plan = _plan(m, n, k, (p, q, r))
-            moved = plan.traffic(item).total
-            found[p, q, r] = ledger_of(plan, np.dtype(dtype)).peak, moved
+            found[p, q, r] = ledger_of(plan, of), plan.traffic(*sizes).total
     if not found:
         raise ConfigError(
             f"{workers} workers are more than {m} x {n} x {k} can be cut for; take fewer"
@@ -64,50 +82,55 @@ def _weighed(m: int, n: int, k: int, dtype: str, workers: int) -> dict[Grid, tup
     return found
 
 
-def _best(found: dict[Grid, tuple[int, int]], memory: int) -> Grid | None:
+def _best(found: dict[Grid, tuple[Ledger, int]], memory: int) -> Grid | None:
     """What fits and moves least; the fewest layers of those that move as much."""
-    fitting = [over for over, (peak, _) in found.items() if peak <= memory]
+    fitting = [over for over, (ledger, _) in found.items() if ledger.peak <= memory]
     return min(fitting, key=lambda over: (found[over][1], over[2]), default=None)
 
 
 def work(m: int, n: int, k: int, dtype: str, workers: int, memory: int) -> WorkedAnswer:
     """Every grid by its formula, which fit, and the least of all."""
-    item = np.dtype(dtype).itemsize
-    found = _weighed(m, n, k, dtype, workers)
+    found, of = _weighed(m, n, k, dtype, workers), as_dtype(dtype)
+    item, wide = of.itemsize, accumulator(of).itemsize
     lines = [
-        f"p x q x r = {workers}; moved in all: {item} B x (m k (q - 1) + k n (p - 1) + "
-        f"m n (r - 1))",
-        *(
-            f"{p} x {q} x {r}, {_kind((p, q, r))}: {item} x ({m * k:,} x {q - 1} + {k * n:,} x "
-            f"{p - 1} + {m * n:,} x {r - 1}) = {format_bytes(_formula(m, n, k, (p, q, r), item))} "
-            f"in {q - 1 + p - 1 + r - 1} ring steps; {format_bytes(peak)} on a worker"
-            f"{'' if peak <= memory else ', too much'}"
-            for (p, q, r), (peak, _) in found.items()
-        ),
+        f"p x q x r = {workers}: A and B lie in p x q blocks, a copy on each of the r layers; "
+        f"workers receive {item} B x (m k (q - 1) + k n (p - 1)) + {wide} B x m n (r - 1)",
     ]
+    for over, (ledger, moved) in found.items():
+        line = f"{_name(over)}: {format_bytes(moved)} received in {sum(over) - 3} ring steps, "
+        line += f"{format_bytes(ledger.peak)} held at most{', too much' * (ledger.peak > memory)}"
+        if over[2] > 1 and (plain := _from_blocks(m, n, k, over)):
+            grid = "{} x {}".format(*plain.a.mesh)
+            spread = format_bytes(plain.traffic(item, wide).total)
+            line += f"; {spread} received from {grid} blocks without copies"
+        lines.append(line)
     best = _best(found, memory)
     values: dict[str, Any] = {
         "moved": {"x".join(map(str, over)): moved for over, (_, moved) in found.items()},
-        "fit": sum(peak <= memory for peak, _ in found.values()),
+        "held": {"x".join(map(str, over)): ledger.peak for over, (ledger, _) in found.items()},
+        "fit": sum(ledger.peak <= memory for ledger, _ in found.values()),
         "best": best and list(best),
     }
     if best is None:
-        least = format_bytes(min(peak for peak, _ in found.values()))
+        least = min((ledger for ledger, _ in found.values()), key=lambda ledger: ledger.peak)
         return WorkedAnswer(
-            f"None of {len(found)} grids fits {format_bytes(memory)}: each needs {least} or more "
-            f"on a worker. Take more workers, or stream the product from files.",
+            f"None of {count(len(found), 'grid')} fits {format_bytes(memory)}: each needs "
+            f"{format_bytes(least.peak)} or more on a worker ({held(least)}). Take more workers, "
+            f"or stream the product from files.",
             lines,
             values,
         )
-    p, q, r = best
-    parts = [
-        f"{extent} in {parts} parts of {'/'.join(map(str, sorted(set(even(extent, parts)))))}"
-        for extent, parts in zip((m, n, k), best, strict=True)
+    (p, q, r), (ledger, moved) = best, found[best]
+    parts = (each(even(*cut)) for cut in zip((m, n, k), best, strict=True))
+    lines += [
+        f"{_name(best)}: {item} x ({m * k:,} x {q - 1} + {k * n:,} x {p - 1}) + {wide} x {m * n:,} "
+        f"x {r - 1} = {moved:,} B; a worker multiplies {' x '.join(map('({})'.format, parts))}",
+        f"held there by the fullest worker: {held(ledger)}",
     ]
-    lines.append(f"uneven extents differ by one: {', '.join(parts)}")
     return WorkedAnswer(
-        f"{p} x {q} x {r}, {_kind(best)}, of {len(found)} grids: {format_bytes(found[best][1])} "
-        f"move, the least of all that fit {format_bytes(memory)}.",
+        f"{_name(best)}, of {count(len(found), 'grid')}: workers receive {format_bytes(moved)} in "
+        f"all, the least of all that fit {format_bytes(memory)}, and hold "
+        f"{format_bytes(ledger.peak)}.",
         lines,
         values,
     )
@@ -122,16 +145,16 @@ def run(
     if (best := _best(found, memory)) is not None:
         tried[_kind(best)] = best
     rng = np.random.default_rng(7)
-    a, b = (rng.integers(-2, 3, shape).astype(dtype) for shape in ((m, k), (k, n)))
-    rows = []
+    a, b = (rng.integers(-2, 3, shape).astype(as_dtype(dtype)) for shape in ((m, k), (k, n)))
+    c, rows = exact_product(a, b), []
     for name, over in tried.items():
         mesh = td.Mesh(cluster, over)
         A, B = (td.distribute(x, mesh, PLACED) for x in (a, b))
-        C = td.matmul(A, B, algorithm="3d", grid=over)
+        C = td.matmul(A, B, algorithm="2.5d")
         title = f"{'x'.join(map(str, over))}, {name}"
-        said = _formula(m, n, k, over, C.dtype.itemsize)
+        said = _formula(m, n, k, over, dtype)
         counted, memories = C.traffic.measured.total, C.memory
-        same = bool((td.to_numpy(C) == a @ b).all())
+        same = bool((td.to_numpy(C) == c).all())
         rows += [
             Claim(f"{title}: moved", said, found[over][1], counted, "bytes", "equal"),
             Claim(f"{title}: C is A B, every number", measured=same, rule="true"),
@@ -142,9 +165,9 @@ def run(
         least = min(
             row.measured
             for row, over in zip(rows[::3], tried.values(), strict=True)
-            if found[over][0] <= memory
+            if found[over][0].peak <= memory
         )
-        said, note = _formula(m, n, k, best, C.dtype.itemsize), "of those that were run and fit"
+        said, note = _formula(m, n, k, best, dtype), "of those that were run and fit"
         rows.append(Claim("least moved", said, found[best][1], least, "bytes", "equal", note))
     return Comparison(f"{m} x {n} x {k} {dtype} over {workers} workers, by kind of cut", rows)
 
@@ -152,17 +175,18 @@ def run(
 QUESTION = CourseQuestion(
     number=7,
     title="High-Level Decomposition in Tensor Parallelism",
-    asked="A product of 768 x 768 x 768 is cut over 4 workers. Which ways are there to cut it, "
-    "what does each move, and which is best?",
+    asked="A product, {m} x {k} by {k} x {n} in {dtype}, is cut over {workers} workers. Which ways "
+    "are there to cut it, what does each move, and which is best?",
     inputs={
-        "m": Input(768, 1500, whole(1, 8192), "rows of A"),
-        "n": Input(768, 300, whole(1, 8192), "columns of B"),
-        "k": Input(768, 130, whole(1, 8192), "columns of A, and rows of B"),
-        "dtype": Input("float32", "float64", choice(("float32", "float64")), "type of a number"),
+        "m": Input(768, 1500, whole(1, 65536), "rows of A"),
+        "n": Input(768, 300, whole(1, 65536), "columns of B"),
+        "k": Input(768, 130, whole(1, 65536), "columns of A, and rows of B"),
+        "dtype": Input("float32", "float64", choice(DTYPES), "type of a number"),
         "workers": Input(4, 3, whole(2, 64), "workers"),
         "memory": Input(40_000_000, 12_000_000, size, "bytes of a worker"),
     },
     work=work,
     run=run,
     workers=lambda workers, **_: workers,
+    largest_run={"m": 8192, "n": 8192, "k": 8192},
 )

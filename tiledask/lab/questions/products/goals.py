@@ -20,6 +20,7 @@ from tiledask.lab.product_claims import GRID
 from tiledask.lab.puzzles.fields import whole
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.questions.readers import device as device_name
+from tiledask.lab.questions.shares import count
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.inputs.hardware import load_device
@@ -68,8 +69,8 @@ def _tile(value: Any) -> int:
 def _usual(size: int, workers: int, tile: int, device: str) -> Setup:
     if size % (2 * workers * 32) or workers % 2:
         raise ConfigError(
-            f"blocks shall be whole tiles: size is a multiple of 64 x workers, an even number; got "
-            f"{size} and {workers} workers"
+            "blocks must be whole tiles: size a multiple of 64 x workers, and workers even; got "
+            f"size {size} and {workers} workers"
         )
     if not td.tile.candidates("mma_multistage", device):
         raise ConfigError(
@@ -89,7 +90,9 @@ def _changes(usual: Setup) -> dict[str, dict[str, Setup]]:
     return {
         "high": {
             f"blocks on 1 x {workers}": replace(usual, grid=(1, workers)),
-            f"{workers // 2} workers": replace(usual, grid=(p, q), rows=even(size, workers // 2)),
+            count(workers // 2, "worker"): replace(
+                usual, grid=(p, q), rows=even(size, workers // 2)
+            ),
             "uneven rows": replace(usual, rows=uneven),
         },
         "low": {
@@ -227,16 +230,18 @@ def run(cluster: Cluster, size: int, workers: int, tile: int, device: str) -> Co
 QUESTION = CourseQuestion(
     number=9,
     title="Match each of the following implementation goals to the level",
-    asked="Which goals of an implementation belong to the high level, blocks over devices, and "
-    "which to the low level, tiles within a device?",
+    asked="A product of {size} x {size} x {size} runs on {workers} workers, in tiles of {tile}. "
+    "Which goals of its implementation belong to the high level, blocks over devices, and which to "
+    "the low level, tiles within a device?",
     inputs={
-        "size": Input(256, 512, whole(64, 4096), "rows and columns of A and B"),
+        "size": Input(256, 512, whole(64, 65536), "rows and columns of A and B"),
         "workers": Input(4, 2, whole(2, 64), "workers, an even number"),
         "tile": Input(32, 16, _tile, "extent of a tile, 16 or 32"),
-        "device": Input("H200", "L4", device_name, "GPU whose limits are told"),
+        "device": Input("H200", "L4", device_name, "GPU whose limits count"),
     },
     work=work,
     run=run,
     workers=lambda workers, **_: workers,
+    largest_run={"size": 4096},
     device="cpu",
 )

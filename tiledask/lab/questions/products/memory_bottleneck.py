@@ -1,17 +1,14 @@
 """3: a weight matrix of 26 GB on GPUs of 24 GB: held by two of them, trained by more."""
 
-from functools import partial
-from typing import Any
-
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.errors import ConfigError
 from tiledask.lab.exercises.planning.layer_too_large import attempt, gives, small_layer
 from tiledask.lab.puzzles.fields import choice, size, whole
-from tiledask.lab.questions.products.too_large import ROWS, scaled
+from tiledask.lab.questions.products.too_large import ROWS, bars, scaled
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
+from tiledask.lab.questions.shares import count
 from tiledask.lab.table import Claim, Comparison
-from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.units import format_bytes
 
 __all__ = ["QUESTION"]
@@ -36,39 +33,31 @@ def work(weights: int, memory: int, gpus: int, recipe: str) -> WorkedAnswer:
         f"{'more' if weights > memory else 'no more'} than {format_bytes(memory)}",
         f"tensor parallelism: {format_bytes(weights)} / {gpus} = {format_bytes(weights / gpus)} of "
         f"weights on a GPU",
+        "states alone: GB = 1e9 bytes; no CUDA context, no activations",
     ]
-    fewest, held = {}, {}
+    fewest, held, states = {}, {}, {}
     for name, words in RECIPES.items():
         each = td.load_recipe(name).bytes_per_parameter
-        held[name] = sum(td.formulas.state_bytes(-(-parameters // gpus), name).values())
+        states[name] = td.formulas.state_bytes(-(-parameters // gpus), name)
+        held[name] = sum(states[name].values())
         fewest[name] = td.formulas.minimum_devices(parameters, name, memory)
         lines.append(
-            f"{words}: {each} B x {parameters / 1e9:.4g}e9 / {gpus} = {format_bytes(held[name])}, "
-            f"{'fits' if held[name] <= memory else 'does not fit'}; by states alone "
-            f"{fewest[name]} GPUs or more"
+            f"{words}: {each} B x {parameters:,} / {gpus} = {format_bytes(held[name])}, "
+            f"{'fits' if held[name] <= memory else 'does not fit'}; "
+            f"{count(fewest[name], 'GPU')} or more"
         )
-    fits = held[recipe] <= memory
+    fits, one = held[recipe] <= memory, fewest[recipe] == 1
+    cut = f"Cut W: {format_bytes(weights / gpus)} of it on each of {gpus}"
     return WorkedAnswer(
-        f"Cut W: {format_bytes(weights / gpus)} on each of {gpus} GPUs, where "
-        f"{fewest['fp32-weights']} hold the weights. {recipe} takes {format_bytes(held[recipe])} a "
-        f"GPU and "
-        f"{'fits' if fits else 'does not fit'}: {fewest[recipe]} GPUs do.",
+        f"{'W need not be cut' if one else cut}. By states alone, the weights take "
+        f"{count(fewest['fp32-weights'], 'GPU')} or more, and {recipe}, "
+        f"{format_bytes(held[recipe])} a GPU, {'fits' if fits else 'does not fit'} "
+        f"{count(gpus, 'GPU')} of {format_bytes(memory)}: it takes "
+        f"{count(fewest[recipe], 'GPU')} or more.",
         lines,
         {"held": held, "fewest": fewest, "fits": fits},
-        partial(_bars, parameters // gpus, memory),
+        lambda: bars(states, memory, "States on a GPU, by recipe"),
     )
-
-
-def _bars(parameters: int, memory: int) -> Any:
-    """The figure of what each recipe keeps on a GPU."""
-    bars = {
-        name: Ledger.of(
-            Row(0, tensor, ALWAYS, nbytes)
-            for tensor, nbytes in td.formulas.state_bytes(parameters, name).items()
-        )
-        for name in RECIPES
-    }
-    return td.plots.memory_bars(bars, memory, place="GPU", title="States on a GPU, by recipe")
 
 
 def run(cluster: Cluster, weights: int, memory: int, gpus: int, recipe: str) -> Comparison:
@@ -105,8 +94,11 @@ def run(cluster: Cluster, weights: int, memory: int, gpus: int, recipe: str) -> 
 QUESTION = CourseQuestion(
     number=3,
     title="Solving a Memory Bottleneck with Parallelism",
-    asked="Training stops at one product whose weights need 26 GB, on 4 GPUs of 24 GB. Which kind "
-    "of parallelism makes it fit, and why do the others not?",
+    asked=lambda weights, memory, gpus, recipe: (
+        f"Training ({recipe}) stops at one product whose weights need {format_bytes(weights)}, on "
+        f"{count(gpus, 'GPU')} of {format_bytes(memory)}. Which kind of parallelism makes it fit, "
+        f"and why do the others not?"
+    ),
     inputs={
         "weights": Input(26_000_000_000, 52_000_000_000, size, "bytes of the weights, fp32"),
         "memory": Input(24_000_000_000, 40_000_000_000, size, "bytes of a GPU"),

@@ -1,6 +1,5 @@
 """2: one layer larger than a device. Every strategy is tried under a cap; which survive?"""
 
-from functools import partial
 from typing import Any
 
 import tiledask as td
@@ -15,11 +14,12 @@ from tiledask.lab.exercises.planning.layer_too_large import (
 )
 from tiledask.lab.puzzles.fields import choice, size, whole
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
+from tiledask.lab.questions.shares import count
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.units import format_bytes
 
-__all__ = ["QUESTION", "ROWS", "scaled"]
+__all__ = ["QUESTION", "ROWS", "bars", "scaled"]
 
 ROWS = 1000
 """Rows of the matrix that is run."""
@@ -44,7 +44,7 @@ def _held(strategy: str, step: str, columns: int, gpus: int) -> int:
     """Bytes on the fullest GPU: what the step keeps of W, and its part of y."""
     part = {"columns": (ROWS, -(-columns // gpus)), "rows": (-(-ROWS // gpus), columns)}
     rows, mine = part.get(strategy, (ROWS, columns))
-    tokens = {"copies": max(1, TOKENS // gpus), "smaller batches": 1}.get(strategy, TOKENS)
+    tokens = {"copies": -(-TOKENS // gpus), "smaller batches": 1}.get(strategy, TOKENS)
     return 4 * mine * (LEVELS[step] * rows + tokens)
 
 
@@ -58,10 +58,10 @@ def work(weights: int, memory: int, gpus: int, step: str) -> WorkedAnswer:
             f"{room}; give each of them one or more: larger weights, or more memory"
         )
     lines = [
-        f"the matrix W takes {format_bytes(weights)}, {weights / memory:.3g} times a GPU's "
-        f"{format_bytes(memory)}",
-        f"fp32, {step}: {arrays} array{'s' * (arrays > 1)} of its size, 4 x {arrays} = "
-        f"{4 * arrays} B a parameter; and a GPU's part of y, of {TOKENS} tokens",
+        f"W of {ROWS:,} x {columns:,} takes {format_bytes(weights)}, {weights / memory:.3g} times "
+        f"a GPU's {format_bytes(memory)}",
+        f"fp32, {step}: {count(arrays, 'array')} of its size, 4 x {arrays} = {4 * arrays} B a "
+        f"parameter; and a GPU's part of y, of {TOKENS} tokens; nothing else is counted",
     ]
     held = {name: _held(name, step, columns, gpus) for name in WORDS}
     for name, words in WORDS.items():
@@ -73,25 +73,31 @@ def work(weights: int, memory: int, gpus: int, step: str) -> WorkedAnswer:
             f"{'fits' if held[name] <= memory else 'out of memory'}"
         )
     survive = [name for name, nbytes in held.items() if nbytes <= memory]
-    fewest = -(-columns // room)
+    fewest = count(-(-columns // room), "GPU")
     lines.append(
-        f"by columns: {columns:,} columns, of which a GPU holds {room:,}: {fewest} GPUs at least"
+        f"by columns: {columns:,} columns, of which a GPU holds {room:,}: {fewest} or more"
     )
-    shown = ", ".join(survive) if survive else f"none on {gpus} GPUs"
+    shown = ", ".join(survive) if survive else "nothing"
+    if "copies" in survive:
+        way = "W fits a GPU whole, and need not be cut"
+    else:
+        way = f"only cutting the matrix itself helps, by columns over {fewest} or more"
     return WorkedAnswer(
-        f"What survives: {shown}. "
-        + ("Only cutting the matrix itself helps" if weights > memory else "W by columns fits")
-        + f", over {fewest} GPU{'s' * (fewest > 1)} or more.",
+        f"Of {len(WORDS)} strategies on {count(gpus, 'GPU')} these fit: {shown}. "
+        f"{way[0].upper()}{way[1:]}.",
         lines,
-        {"survive": survive, "held": held, "fewest": fewest},
-        partial(_bars, held, memory),
+        {"survive": survive, "held": held, "fewest": -(-columns // room)},
+        lambda: bars({n: {"W, states, y": b} for n, b in held.items()}, memory, "The fullest GPU"),
     )
 
 
-def _bars(held: dict[str, int], memory: int) -> Any:
-    """The figure of what each strategy holds on its fullest GPU."""
-    bars = {name: Ledger.of([Row(0, "W, states, y", ALWAYS, b)]) for name, b in held.items()}
-    return td.plots.memory_bars(bars, memory, place="GPU", title="Bytes on the fullest GPU")
+def bars(held: dict[str, dict[str, int]], memory: int, title: str) -> Any:
+    """The figure of what a GPU holds: name -> bytes by tensor."""
+    ledgers = {
+        name: Ledger.of(Row(0, tensor, ALWAYS, nbytes) for tensor, nbytes in each.items())
+        for name, each in held.items()
+    }
+    return td.plots.memory_bars(ledgers, memory, place="GPU", title=title)
 
 
 def run(cluster: Cluster, weights: int, memory: int, gpus: int, step: str) -> Comparison:
@@ -120,13 +126,18 @@ def run(cluster: Cluster, weights: int, memory: int, gpus: int, step: str) -> Co
 QUESTION = CourseQuestion(
     number=2,
     title="A machine learning engineer, an exceptionally large layer, and no memory left",
-    asked="One layer's weights take 28.8 GB, 1.2 times the memory of a GPU, and training ends out "
-    "of memory. Which strategy makes it run on 4 of them?",
+    asked=lambda weights, memory, gpus, step: (
+        f"One layer's weights take {format_bytes(weights)}. Which strategies have room for "
+        f"{'its forward pass' if step == 'forward' else f'a step of {step}'} on "
+        f"{count(gpus, 'GPU')} of {format_bytes(memory)}?"
+    ),
     inputs={
         "weights": Input(28_800_000_000, 120_000_000_000, size, "bytes of the layer's weights"),
         "memory": Input(24_000_000_000, 40_000_000_000, size, "bytes of a GPU"),
         "gpus": Input(4, 2, whole(1, 64), "GPUs"),
-        "step": Input("forward", "adam", choice(tuple(LEVELS)), "forward pass, or an optimizer"),
+        "step": Input(
+            "forward", "adam", choice(tuple(LEVELS)), "the forward pass alone, or an optimizer"
+        ),
     },
     work=work,
     run=run,

@@ -1,5 +1,6 @@
 """1: blocks over workers, tiles within a block; what one level decides, the other does not."""
 
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -14,15 +15,25 @@ from tiledask.lab.product_claims import GRID, RandomProduct, product_rows
 from tiledask.lab.puzzles.fields import choice, size, whole
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.questions.readers import grid
+from tiledask.lab.questions.shares import count, each, held
 from tiledask.lab.table import Claim, Comparison
+from tiledask.plan.collectives.cost import even
+from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.placement import Tiling, split
 from tiledask.plan.products.product import plan_product
-from tiledask.plan.products.product_plan import ProductPlan
+from tiledask.plan.products.product_plan import RUNTIME, ProductPlan
 from tiledask.plan.units import format_bytes
+from tiledask.tile.backend import as_dtype
 
-__all__ = ["QUESTION", "blocked"]
+__all__ = ["DTYPES", "QUESTION", "blocked", "exact_product"]
 
 Grid = tuple[int, int]
+DTYPES = "float32", "float64", "float16", "bfloat16"
+
+
+def exact_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a @ b of small whole numbers, each sum exact and rounded once, to their type."""
+    return (a.astype("float64") @ b.astype("float64")).astype(a.dtype)
 
 
 def blocked(m: int, n: int, k: int, over: Grid) -> ProductPlan:
@@ -32,16 +43,16 @@ def blocked(m: int, n: int, k: int, over: Grid) -> ProductPlan:
     return plan_product("summa", a, b)
 
 
-def _weighed(m: int, n: int, k: int, over: Grid, dtype: str, tile: int) -> tuple[int, int]:
-    """(bytes that all workers send, bytes on the fullest) under this blocking."""
-    plan, dtype = blocked(m, n, k, over), np.dtype(dtype)
-    return plan.traffic(dtype.itemsize).total, ledger_of(plan, dtype, "tiled", tile).peak
+def _weighed(m: int, n: int, k: int, over: Grid, dtype: str, tile: int) -> tuple[int, Ledger]:
+    """(bytes that all workers receive, what each holds) under this blocking."""
+    plan, dtype = blocked(m, n, k, over), as_dtype(dtype)
+    return plan.traffic(dtype.itemsize).total, ledger_of(plan, dtype, "tiled", tile)
 
 
-def _loaded(m: int, n: int, k: int, over: Grid, tile: int, item: int) -> int:
-    """Bytes of A and B that the tiles of all workers load."""
-    every = product(split(0, m, over[0]), split(0, n, over[1]))
-    return sum(td.tile.traffic(b - a, d - c, k, tile, item).loaded for (a, b), (c, d) in every)
+def _loaded(m: int, n: int, k: int, over: Grid, tile: int, item: int) -> list[int]:
+    """Bytes of A and B that the tiles of each worker load."""
+    every = product(even(m, over[0]), even(n, over[1]))
+    return [td.tile.traffic(rows, columns, k, tile, item).loaded for rows, columns in every]
 
 
 def _chosen(m, n, k, workers, blocking, tile, memory, dtype) -> tuple[Grid, dict[Grid, tuple]]:
@@ -51,61 +62,72 @@ def _chosen(m, n, k, workers, blocking, tile, memory, dtype) -> tuple[Grid, dict
         for over in td.formulas.grids(workers, 2)
         if over[0] <= min(m, k) and over[1] <= min(n, k)
     }
+    if not found:
+        raise ConfigError(f"{workers} workers are more than {m} x {n} x {k} can be cut for")
     named = blocking != "auto"
     asked = [over for over in found if "x".join(map(str, over)) == blocking] if named else [*found]
     if not asked:
         raise ConfigError(
             f"a blocking of {blocking} is not one of {workers} workers with something for each; "
-            f"there are {', '.join('x'.join(map(str, over)) for over in found) or 'none'}"
+            f"there are {', '.join('x'.join(map(str, over)) for over in found)}"
         )
-    fitting = [over for over in asked if found[over][1] <= memory]
+    fitting = [over for over in asked if found[over][1].peak <= memory]
     if not fitting:
-        least = min(found[over][1] for over in asked)
+        least = min(found[over][1].peak for over in asked)
         raise ConfigError(
-            f"a worker would hold {format_bytes(least)} at least, of {format_bytes(memory)}; more "
-            f"workers, or a smaller product"
+            f"a worker would hold {format_bytes(least)} at least, of {format_bytes(memory)}: its "
+            f"blocks, and {format_bytes(RUNTIME)} of runtime; more workers, or more memory"
         )
-    return min(fitting, key=lambda over: found[over]), found
+    return min(fitting, key=lambda over: (found[over][0], found[over][1].peak)), found
 
 
 def work(
     m: int, n: int, k: int, dtype: str, workers: int, memory: int, blocking: str, tile: int
 ) -> WorkedAnswer:
-    """Every blocking with what it sends and holds; the tiles of a block of the chosen one."""
+    """Every blocking with what it moves and holds; the tiles of the blocks of the chosen one."""
     (p, q), found = _chosen(m, n, k, workers, blocking, tile, memory, dtype)
-    item = np.dtype(dtype).itemsize
-    rows, columns = -(-m // p), -(-n // q)
-    sent, held = found[p, q]
-    of_tile = td.tile.traffic(rows, columns, k, tile, item)
+    item, flops = as_dtype(dtype).itemsize, 2 * m * n * k
+    rows, columns = even(m, p), even(n, q)
+    moved, ledger = found[p, q]
     loaded = _loaded(m, n, k, (p, q), tile, item)
-    formula = "(m k (q - 1) + k n (p - 1))"
+    blocks = f"{each(rows)} rows x {each(columns)} columns"
+    fullest = f"{max(rows)} x {max(columns)}"
+    in_tile, in_all = tile / item, flops / sum(loaded)
+    reuse = f"{in_all:.4g} FLOP a byte"
+    if round(in_all, 3) != round(in_tile, 3):
+        reuse += f" (a full tile {in_tile:.4g})"
     lines = [
-        f"the whole product: {m} x {k} by {k} x {n}, 2 m n k = {2 * m * n * k / 1e9:.4g} GFLOP",
-        f"level 1, over {workers} workers: blocks on p x q workers send {formula} x {item} B",
+        f"the whole product: {m} x {k} by {k} x {n}, 2 m n k = {flops:,} FLOP",
+        f"level 1, over {workers} workers: A, B and C lie in p x q blocks; workers receive "
+        f"(m k (q - 1) + k n (p - 1)) x {item} B",
         *(
-            f"{a} x {b}: sends {format_bytes(moved)}, a worker holds {format_bytes(peak)} at most"
-            f"{'' if peak <= memory else f', above {format_bytes(memory)}'}"
-            for (a, b), (moved, peak) in found.items()
+            f"{a} x {b}: {format_bytes(sent)} received in all, a worker holds "
+            f"{format_bytes(of.peak)} at most"
+            f"{'' if of.peak <= memory else f', above {format_bytes(memory)}'}"
+            for (a, b), (sent, of) in found.items()
         ),
-        f"chosen: {p} x {q}. A worker's block of C is {rows} x {columns}",
-        f"level 2, in a worker: tiles of {tile}; A is loaded ceil({columns} / {tile}) = "
-        f"{-(-columns // tile)} times, B ceil({rows} / {tile}) = {-(-rows // tile)} times",
-        f"{format_bytes(of_tile.loaded)} loaded by a worker, {format_bytes(loaded)} by all",
+        f"chosen: {p} x {q}. A worker's block of C is {blocks}; the fullest holds {held(ledger)}",
+        f"level 2, in a worker with {fullest}: tiles of {tile}; A is loaded ceil({max(columns)} / "
+        f"{tile}) = {count(-(-max(columns) // tile), 'time')}, B ceil({max(rows)} / {tile}) = "
+        f"{count(-(-max(rows) // tile), 'time')}",
+        f"{format_bytes(max(loaded))} loaded by that worker, {format_bytes(sum(loaded))} by all: "
+        f"{flops:,} / {sum(loaded):,} = {in_all:.4g} FLOP a byte",
         f"a full tile: 2 x {tile}^3 FLOP / (2 x {tile}^2 x {item} B) = {tile} / {item} = "
-        f"{of_tile.tile_intensity:.4g} FLOP a byte, whatever the blocking",
+        f"{in_tile:.4g} FLOP a byte, whatever the blocking",
     ]
     return WorkedAnswer(
-        f"{p} x {q} blocks of {rows} x {columns}, each in tiles of {tile}: workers send "
-        f"{format_bytes(sent)} in all and hold {format_bytes(held)} at most; tiles load "
-        f"{format_bytes(loaded)}, {of_tile.tile_intensity:.4g} FLOP a byte.",
+        f"{p} x {q} blocks of {blocks}, each in tiles of {tile}: workers receive "
+        f"{format_bytes(moved)} in all and hold {format_bytes(ledger.peak)} at most; tiles load "
+        f"{format_bytes(sum(loaded))}, {reuse}.",
         lines,
         {
             "blocking": [p, q],
-            "sent": sent,
-            "held": held,
-            "loaded": loaded,
-            "intensity": of_tile.tile_intensity,
-            "room left": memory - held,
+            "sent": moved,
+            "held": ledger.peak,
+            "loaded": sum(loaded),
+            "intensity": in_tile,
+            "intensity in all": in_all,
+            "room left": memory - ledger.peak,
         },
         partial(_owners, m, n, k, (p, q)),
     )
@@ -146,9 +168,8 @@ def run(
         kernel, tile = "smem_tiled", 32 if tile >= 32 else 16
     rng = np.random.default_rng(1)
     # of small whole numbers, every sum is exact
-    problem = RandomProduct.of(
-        *(rng.integers(-2, 3, shape).astype(dtype) for shape in ((m, k), (k, n)))
-    )
+    a, b = (rng.integers(-2, 3, shape).astype(as_dtype(dtype)) for shape in ((m, k), (k, n)))
+    problem = replace(RandomProduct.of(a, b), c=exact_product(a, b))
 
     def multiplied(mesh: Grid, tile: int) -> Any:
         a, b = (td.distribute(x, td.Mesh(cluster, mesh), GRID) for x in (problem.a, problem.b))
@@ -156,8 +177,9 @@ def run(
 
     C = multiplied(over, tile)
     other_tile = tile // 2 if tile > 16 else 2 * tile
-    others = [each for each in found if each != over and found[each][1] <= memory] or [over]
+    others = [o for o in found if o != over and found[o][1].peak <= memory] or [over]
     retiled, reblocked = multiplied(over, other_tile), multiplied(others[-1], tile)
+    same = bool((td.to_numpy(C) == problem.c).all())
     slowest = max(spent.multiply for spent in C.spent)
     share = -(-m // over[0]) * -(-n // over[1]) / (m * n)
     flops = 2 * m * n * k
@@ -165,10 +187,7 @@ def run(
     rows = [
         *product_rows(problem, C, kernel, tile),
         Claim(
-            "C is A B, every number",
-            measured=bool((td.to_numpy(C) == problem.c).all()),
-            rule="true",
-            note="whole numbers: sums are exact",
+            "C is A B, every number", measured=same, rule="true", note="integers: sums are exact"
         ),
         Claim(
             f"bytes between workers, tiles of {other_tile}",
@@ -181,7 +200,7 @@ def run(
         ),
         Claim(
             f"FLOP a byte loaded, blocks on {name}",
-            flops / _loaded(m, n, k, others[-1], tile, C.dtype.itemsize),
+            flops / sum(_loaded(m, n, k, others[-1], tile, C.dtype.itemsize)),
             None,
             reblocked.tiles.intensity,
             rule="equal",
@@ -201,19 +220,20 @@ def run(
 QUESTION = CourseQuestion(
     number=1,
     title="Two-Level Tile-Based Approach in Tensor Parallelism",
-    asked="C = A B of 1024 x 1024 x 1024 float32 numbers is computed by 4 workers. How is it cut "
-    "into blocks over the workers and into tiles within them, and what does each level move?",
+    asked="C = A B, {m} x {k} by {k} x {n} in {dtype}, is computed by {workers} workers. How is it "
+    "cut into blocks over the workers and into tiles within them, and what does each level move?",
     inputs={
-        "m": Input(1024, 768, whole(1, 8192), "rows of A"),
-        "n": Input(1024, 768, whole(1, 8192), "columns of B"),
-        "k": Input(1024, 768, whole(1, 8192), "columns of A, and rows of B"),
-        "dtype": Input("float32", "float64", choice(("float32", "float64")), "type of a number"),
+        "m": Input(1024, 768, whole(1, 65536), "rows of A"),
+        "n": Input(1024, 768, whole(1, 65536), "columns of B"),
+        "k": Input(1024, 768, whole(1, 65536), "columns of A, and rows of B"),
+        "dtype": Input("float32", "float64", choice(DTYPES), "type of a number"),
         "workers": Input(4, 2, whole(2, 64), "workers"),
         "memory": Input(40_000_000, 20_000_000, size, "bytes of a worker"),
-        "blocking": Input("auto", "1x4", grid, "rows x columns of workers; auto: sends least"),
+        "blocking": Input("auto", "1x4", grid, "rows x columns of workers; auto: moves least"),
         "tile": Input(128, 64, whole(1, 1024), "extent of a tile"),
     },
     work=work,
     run=run,
     workers=lambda workers, **_: workers,
+    largest_run={"m": 8192, "n": 8192, "k": 8192},
 )

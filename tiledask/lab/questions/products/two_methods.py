@@ -78,9 +78,9 @@ def work(rows: int, inner: int, columns: int, gpus: int, room: int) -> WorkedAns
         held[name] = ITEM * prod(block)
         forward, backward = sent[name]
         lines.append(
-            f"{name}: {block[0]} x {block[1]} x {ITEM} B = {format_bytes(held[name])} of A on a "
-            f"GPU; forward {method.forward}, {format_bytes(forward)}; backward {method.backward}, "
-            f"{format_bytes(backward)}"
+            f"{name}: {block[0]} x {block[1]} x {ITEM} B = {format_bytes(held[name])} of A on the "
+            f"fullest GPU; forward {method.forward}, {format_bytes(forward)}; backward "
+            f"{method.backward}, {format_bytes(backward)}"
         )
     fitting = [name for name, nbytes in held.items() if nbytes <= room]
     cut = [name for name, nbytes in held.items() if nbytes < whole_a]
@@ -89,6 +89,8 @@ def work(rows: int, inner: int, columns: int, gpus: int, room: int) -> WorkedAns
         f"2 ({gpus} - 1) s, a broadcast or a sum ({gpus} - 1) s"
     )
     verdict = f"{', '.join(fitting)} fit {format_bytes(room)}" if fitting else "none fits"
+    if len(fitting) == len(METHODS):
+        verdict = f"all fit {format_bytes(room)}: A is not too large"
     return WorkedAnswer(
         f"Those that cut A itself: {', '.join(cut)}. Splitting X, or giving each GPU layers of its "
         f"own, leaves all {format_bytes(whole_a)} of A on a GPU. Of {len(METHODS)}, {verdict}.",
@@ -126,16 +128,17 @@ def run(cluster: Cluster, rows: int, inner: int, columns: int, gpus: int, room: 
 QUESTION = CourseQuestion(
     number=4,
     title="Analyzing Distributed Matrix Multiplication Strategies",
-    asked="Y = X A is to be computed on 2 GPUs, and A is too large for one of them. Which methods "
-    "make it possible, and what do they send?",
+    asked="Y = X A, {rows} x {inner} by {inner} x {columns}, is to be computed on {gpus} GPUs with "
+    "{room} each for A. Which methods make it possible, and what do they send?",
     inputs={
-        "rows": Input(64, 128, whole_number(1, 4096), "rows of X, the tokens"),
-        "inner": Input(512, 256, whole_number(1, 4096), "columns of X, and rows of A"),
-        "columns": Input(384, 768, whole_number(1, 4096), "columns of A"),
+        "rows": Input(64, 128, whole_number(1, 10**6), "rows of X, the tokens"),
+        "inner": Input(512, 256, whole_number(1, 10**6), "columns of X, and rows of A"),
+        "columns": Input(384, 768, whole_number(1, 10**6), "columns of A"),
         "gpus": Input(2, 4, whole_number(2, 64), "GPUs"),
         "room": Input(500_000, 300_000, size, "bytes for A on a GPU"),
     },
     work=work,
     run=run,
     workers=lambda gpus, **_: gpus,
+    largest_run={"rows": 4096, "inner": 4096, "columns": 4096},
 )

@@ -7,7 +7,9 @@ from tiledask.lab.exercises.products.levels import run_blocks
 from tiledask.lab.puzzles.fields import number, whole
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.questions.readers import device as device_name
+from tiledask.lab.questions.shares import each
 from tiledask.lab.table import Claim, Comparison
+from tiledask.plan.collectives.cost import even
 from tiledask.plan.inputs.hardware import load_device
 from tiledask.plan.units import format_bytes
 
@@ -20,9 +22,8 @@ FIXED = 32
 """The tile under which blocks are changed."""
 
 
-def _rows(size: int, workers: int, largest: float) -> tuple[list[int], list[int]]:
+def _rows(size: int, workers: int, largest: float) -> tuple[tuple[int, ...], list[int]]:
     """(even rows of A, rows of which the first worker has the part ``largest``)."""
-    even = [size // workers + (i < size % workers) for i in range(workers)]
     first = round(largest * size)
     rest, others = size - first, workers - 1
     if min(first, rest // others) < 1:
@@ -30,42 +31,54 @@ def _rows(size: int, workers: int, largest: float) -> tuple[list[int], list[int]
             f"{largest:g} of {size} rows on the first of {workers} workers leaves some worker "
             f"without a row; give a part between 0 and 1, or a larger size"
         )
-    return even, [first, *(rest // others + (i < rest % others) for i in range(others))]
+    return even(size, workers), [
+        first,
+        *(rest // others + (i < rest % others) for i in range(others)),
+    ]
+
+
+def _loaded(size: int, workers: int, tile: int) -> int:
+    """Bytes that the tiles of all workers load, each with some columns of B."""
+    return sum(td.tile.traffic(size, n, size, tile, ITEM).loaded for n in even(size, workers))
 
 
 def work(size: int, workers: int, device: str, largest: float) -> WorkedAnswer:
     """What tiles load and how fast that lets a device be; how long blocks make workers wait."""
     _, uneven = _rows(size, workers, largest)
     hardware = load_device(device)
-    limits = td.tile.extents(size, size, size, device, TILES, ITEM)
     ridge, extent = td.tile.ridge(device), td.tile.ridge_extent(device)
-    used = size / workers / max(uneven)
-    peak = hardware.peak("fp32") / 1e12
+    used, peak = size / workers / max(uneven), hardware.peak("fp32")
+    loaded = [_loaded(size, workers, tile) for tile in TILES]
+    intensity = [2 * size**3 / nbytes for nbytes in loaded]
+    share = [min(1.0, reuse / ridge) for reuse in intensity]
     lines = [
-        f"low level, tiles of T: 2 m n k / T x {ITEM} B loaded, T / {ITEM} FLOP a byte; the "
-        f"blocking, and so what workers send, is the same in all rows",
+        f"low level, tiles of T in blocks of {size} x {each(even(size, workers))}: A is loaded "
+        f"once for each T columns, B for each T rows; T / {ITEM} FLOP a byte where T divides the "
+        f"block; what workers send is the same in all rows",
         *(
-            f"T = {x.extent}: {format_bytes(x.loaded)}, {x.intensity:g} FLOP a byte, at most "
-            f"{x.limit / 1e12:.3g} TFLOP/s, {100 * x.share:.1f} % of the {device}'s {peak:g}"
-            for x in limits
+            f"T = {tile}: {format_bytes(nbytes)} loaded, {reuse:.4g} FLOP a byte, at most "
+            f"{part * peak / 1e12:.3g} TFLOP/s, {100 * part:.1f} % of the {device}'s "
+            f"{peak / 1e12:g}"
+            for tile, nbytes, reuse, part in zip(TILES, loaded, intensity, share, strict=True)
         ),
-        f"ridge of the {device}: {peak:g}e12 / {hardware.memory_bandwidth / 1e12:g}e12 = "
+        f"ridge of the {device}: {peak / 1e12:g}e12 / {hardware.memory_bandwidth / 1e12:g}e12 = "
         f"{ridge:.2f} FLOP a byte: T of {extent} or more, or registers below the tile",
         f"high level, one tile of {FIXED}, {largest:g} of the rows on the first worker: "
-        f"{', '.join(map(str, uneven))} rows; the mean is {size} / {workers} = {size / workers:g}",
-        f"workers are busy {size / workers:g} / {max(uneven)} = {100 * used:.1f} % of the time; "
+        f"{', '.join(map(str, uneven))} rows; the mean is {size} / {workers} = "
+        f"{size / workers:.4g}",
+        f"workers are busy {size / workers:.4g} / {max(uneven)} = {100 * used:.1f} % of the time; "
         f"each kernel is as fast as before",
     ]
     return WorkedAnswer(
         f"If all workers are busy alike and the kernels slow, the low level is at fault: on the "
-        f"{device} tiles of {TILES[-1]} reach {100 * limits[-1].share:.0f} % and tiles of {extent} "
-        f"all of the peak. If kernels are fast and some workers idle, it is the high level: here "
-        f"{100 * (1 - used):.0f} % idle.",
+        f"{device} tiles of {TILES[-1]} allow {100 * share[-1]:.0f} % of the peak here, and it "
+        f"takes tiles of {extent} to allow all of it. If kernels are fast and some workers idle, "
+        f"it is the high level: here {100 * (1 - used):.0f} % idle.",
         lines,
         {
-            "loaded": [x.loaded for x in limits],
-            "intensity": [x.intensity for x in limits],
-            "share of the peak": [x.share for x in limits],
+            "loaded": loaded,
+            "intensity": intensity,
+            "share of the peak": share,
             "tile at the ridge": extent,
             "busy, uneven blocks": used,
         },
@@ -86,8 +99,7 @@ def run(cluster: Cluster, size: int, workers: int, device: str, largest: float) 
     kernel, tiles = ("tiled", TILES) if cluster.backend == "numpy" else ("smem_tiled", (16, 32))
     for tile in tiles:
         C = td.matmul(A, B, algorithm="summa", kernel=kernel, tile=tile)
-        columns = [size // workers + (i < size % workers) for i in range(workers)]
-        loads = sum(td.tile.traffic(size, n, size, tile, ITEM).loaded for n in columns)
+        loads = _loaded(size, workers, tile)
         note = f"in tiles, {max(spent.multiply for spent in C.spent):.3g} s on the slowest worker"
         rows += [
             Claim(f"T = {tile}: loaded by tiles", loads, None, C.tiles.loaded, "bytes", "equal",
@@ -104,10 +116,10 @@ def run(cluster: Cluster, size: int, workers: int, device: str, largest: float) 
     return Comparison(f"{size} x {size} x {size} on {workers} workers: each level changed", rows)
 
 
-def _of_blocks(cluster: Cluster, a, b, even: list[int], uneven: list[int]) -> list[Claim]:
+def _of_blocks(cluster: Cluster, a, b, alike, uneven) -> list[Claim]:
     """The same tile under two blockings."""
     rows = []
-    for name, blocks in (("even", even), ("uneven", uneven)):
+    for name, blocks in (("even", alike), ("uneven", uneven)):
         done = run_blocks(cluster, a, b, blocks, FIXED)
         most = max(done.flops) / (sum(done.flops) / len(done.flops))
         busy = f"workers busy {100 * done.utilisation:.0f} %"
@@ -122,12 +134,12 @@ def _of_blocks(cluster: Cluster, a, b, even: list[int], uneven: list[int]) -> li
 QUESTION = CourseQuestion(
     number=6,
     title="A team is parallelizing a product, and its cores are idle, waiting for data",
-    asked="A product of 64 x 64 x 64 is spread evenly over 2 workers, and yet cores mostly wait "
-    "for data. Is the blocking over workers at fault, or the tile within them?",
+    asked="A product of {size} x {size} x {size} is spread evenly over {workers} workers, and yet "
+    "cores mostly wait for data. Is the blocking over workers at fault, or the tile within them?",
     inputs={
-        "size": Input(64, 96, whole(2, 256), "rows and columns of A and B"),
+        "size": Input(64, 96, whole(2, 65536), "rows and columns of A and B"),
         "workers": Input(2, 4, whole(2, 64), "workers"),
-        "device": Input("H200", "A100-80GB", device_name, "GPU whose limits are told"),
+        "device": Input("H200", "A100-80GB", device_name, "GPU whose limits count"),
         "largest": Input(
             0.75, 0.9, number(above=True), "part of the rows on the first worker, of 1"
         ),
@@ -135,4 +147,5 @@ QUESTION = CourseQuestion(
     work=work,
     run=run,
     workers=lambda workers, **_: workers,
+    largest_run={"size": 256},
 )

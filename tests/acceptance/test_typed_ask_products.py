@@ -1,0 +1,214 @@
+"""Questions 1 to 10, 13 and 26 to 30 as people type them; numbers worked out by hand."""
+
+import re
+
+import pytest
+
+import tiledask as td
+from tiledask.plan.collectives import layers
+
+
+def asked(answers, command):
+    shown, facts = answers(f"ask {command} --no-run")
+    assert shown.code == 0, shown.err
+    return shown.words, facts["values"], facts
+
+
+# -- shares that do not divide ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "right", "wrong"),
+    [
+        ("5 --set d_h=10", "2 or 3 of 10 columns", "has 3 of 10"),
+        ("28 --set images=250 devices=3", "83 or 84 of 250 images", "computes 84 of"),
+        ("1 --set m=1000 n=1000 k=1000 workers=3 tile=100", "333 or 334 columns", "1000 x 334,"),
+        ("27 --set channels=10", "2 or 3 channels each", "16 channels each"),
+        ("29 --set layers=13", "3 or 4 of 13 layers", "holds 4 of 13"),
+        ("30 --set workers=3", "1 or 2 of 4 heads and 21 or 22 of 64", "about 1/3"),
+    ],
+)
+def test_what_each_has_of_uneven_shares(answers, command, right, wrong):
+    words, _, _ = asked(answers, command)
+    assert right in words
+    assert wrong not in words
+
+
+# -- bytes, and the ratio beside them --------------------------------------------------------------
+
+
+def test_flop_a_byte_is_that_of_the_bytes_beside_it(answers):
+    # 3 workers of 1000 x 333 or 334, tiles of 100: A 4 times, B 10 times, 4 B a number:
+    # 3 x 16e6 + (334 + 333 + 333) x 40e3 = 88e6 B; 2e9 FLOP / 88e6 B = 22.73, a full tile 25
+    words, values, _ = asked(answers, "1 --set m=1000 n=1000 k=1000 workers=3 tile=100")
+    assert values["loaded"] == 88_000_000
+    assert values["intensity in all"] == pytest.approx(2e9 / 88e6)
+    assert "88 MB, 22.73 FLOP a byte (a full tile 25)" in words
+    # and on a device: the FLOP of 4096 x 4096 x 64 over each level's bytes as they are shown
+    levels = td.tile.levels_of(4096, 4096, 64, "wgmma_ws_persistent", "H100")
+    for level in levels.levels:
+        assert level.intensity == pytest.approx(2 * 4096**2 * 64 / level.moved)
+    # A and B once, 2 x 4096 x 64 x 2 B; C once, 4096^2 x 2 B: 34.6 MB, 62.06 FLOP a byte
+    assert levels["DRAM -> L2"].moved == 2 * 4096 * 64 * 2 + 4096**2 * 2
+    assert "62.06" in repr(levels)
+    assert "2048  " not in repr(levels)
+
+
+@pytest.mark.parametrize("workers", [3, 4])
+def test_tiles_load_what_the_workers_blocks_make_them_load(answers, workers):
+    """Columns of B are shared out: a tile of 32 in a block of 16 columns loads A for 16 alone."""
+    _, values, _ = asked(answers, f"6 --set workers={workers}")
+    columns = [64 // workers + (i < 64 % workers) for i in range(workers)]
+    # A, 64 x 64, once for each 32 columns begun; the block's columns of B once for 32 rows of C
+    assert values["loaded"][-1] == sum(4 * (64 * 64 * -(-n // 32) + 64 * n * 2) for n in columns)
+
+
+# -- one name, one number --------------------------------------------------------------------------
+
+
+def test_the_same_product_has_the_same_bytes_however_it_is_asked(answers):
+    # 2 x 2 blocks of 4096^2 float32: 4 B x (4096^2 + 4096^2) = 134,217,728 received;
+    # held: blocks of 2048^2 of A, B and C, two panels of 512 x 2048 of A and of B
+    block = 4 * 2048**2
+    held = 3 * block + 2 * 2 * 4 * 512 * 2048
+    runtime = 8 * 2**20 + held // 50
+    words, values, _ = asked(answers, "7 --set m=4096 n=4096 k=4096 memory=80GB")
+    assert values["moved"]["2x2x1"] == 134_217_728
+    assert values["held"]["2x2x1"] == held + runtime
+    assert "A and B lie in p x q blocks, a copy on each of the r layers" in words
+    assert "1 x 2 x 2, 2.5-D: 134.2 MB" in words
+    assert "218.1 MB received from 2 x 2 blocks without copies" in words  # as `matmul` counts it
+    assert "runtime (8 MiB + 2 %)" in words
+    _, one, _ = asked(answers, "1 --set m=4096 n=4096 k=4096 memory=80GB")
+    assert one["sent"] == 134_217_728
+    tile = 4 * 128 * 128 * 2  # a tile kernel's scratch, and 2 % more of runtime
+    assert 0 <= one["held"] - values["held"]["2x2x1"] <= 1.1 * tile
+
+
+def test_4_by_4_holds_as_much_in_both_questions(answers):
+    size = "m=8192 n=8192 k=8192 workers=16 memory=80GB"
+    _, one, _ = asked(answers, f"1 --set {size}")
+    _, seven, _ = asked(answers, f"7 --set {size}")
+    assert one["blocking"] == [4, 4]
+    assert seven["held"]["4x4x1"] == pytest.approx(one["held"], rel=0.002)  # a tile's scratch
+    assert one["held"] == pytest.approx(77e6, rel=0.01)
+
+
+def test_a_tiny_product_names_the_runtime(answers):
+    words, _, _ = asked(answers, "7 --set m=10 n=10 k=10 workers=3")
+    assert "8.389 MB" in words
+    assert "runtime (8 MiB + 2 %) 8.389 MB" in words
+
+
+# -- advice that gains something -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["cannon", "summa"])
+def test_what_is_no_faster_is_not_advised(answers, strategy):
+    words, values, _ = asked(answers, f"10 --set strategy={strategy}")
+    assert "Take " not in words
+    assert values["advised"].startswith(strategy)
+    assert "No other plan that moves and loads no more is faster than 7.49 µs" in words
+
+
+def test_what_is_advised_is_faster_as_printed(answers):
+    words, values, _ = asked(answers, "10")
+    new, old = re.search(r"Take .*: (.*?) µs for (.*?) µs", words).groups()
+    assert float(new) < float(old)
+    assert values["seconds, advised"] < values["seconds"]
+
+
+def test_a_plan_that_does_not_fit_is_not_called_the_best(answers):
+    words, values, _ = asked(answers, "10 --set memory=1MB")
+    assert "memory" in values["faults"]
+    assert "No plan fits" in words
+
+
+def test_a_tile_that_may_stay_is_not_said_to_give_anything_away(answers):
+    words, _, _ = asked(answers, "8 --set kernel=smem_tiled tuned_on=A100-80GB")
+    assert "Nothing: of this product 16 x 16 x 16 is the best tile on both" in words
+
+
+# -- one layer, one default ------------------------------------------------------------------------
+
+
+def test_an_attention_layer_sums_once_each_way():
+    stream = layers.Stream(1, 8, 16, ranks=2)
+    layer = layers.self_attention(stream, 4, 4, 4)
+    block = layers.decoder_block(stream, 4, 4, 4).calls
+    assert (len(layer.forward), len(layer.backward)) == (1, 1)
+    assert sum("attention" in call.label for call in block) == 2
+    apart = layers.self_attention(stream, 4, 4, 4, fused=False)
+    assert len(apart.backward) == 3  # of wq, wk and wv
+
+
+# -- the words follow the inputs -------------------------------------------------------------------
+
+NUMBERS = {
+    1: "m=1000 workers=2",
+    2: "weights=100GB gpus=5",
+    3: "weights=100GB gpus=17",
+    4: "rows=100 gpus=3",
+    5: "d_h=130 devices=3",
+    6: "size=96 workers=4",
+    7: "m=300 workers=3",
+    8: "runs_on=A100-80GB m=1024",
+    9: "size=512 workers=2",
+    10: "m=640 strategy=cannon",
+    13: "parameters=7B memory=80GB units=3",
+    26: "images=100 devices=3",
+    27: "channels=32 devices=2",
+    28: "images=100 devices=2",
+    29: "layers=12 workers=3",
+    30: "hidden=64 heads=8 layers=3",
+}
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_question_says_the_numbers_that_are_set(answers, number):
+    _, _, facts = asked(answers, f"{number} --set {NUMBERS[number]}")
+    for each in NUMBERS[number].split():
+        value = each.partition("=")[2]
+        assert value in facts["asked"].replace(" GB", "GB"), facts["asked"]
+
+
+# -- real sizes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "value"),
+    [
+        # 2 x 7 x 2048 tokens x 16384 x 8 B
+        ("5 --set d=16384 d_h=65536 devices=8 tokens=2048", "sent", 14 * 2048 * 16384 * 8),
+        # 96 blocks x 4 sums x 2 x 7 x 4 x 2048 x 12288 x 8 B
+        (
+            "30 --set hidden=12288 heads=96 sequence=2048 layers=96 workers=8",
+            "bytes",
+            96 * 4 * 14 * 4 * 2048 * 12288 * 8,
+        ),
+        # 2 x 63 / 64 x 129,068 x 4 B
+        ("28 --set images=8192 devices=64", "bytes of each", round(2 * 63 / 64 * 129_068 * 4)),
+        # 2 B x (m k (q - 1) + k n (p - 1)) of 4 x 4
+        (
+            "1 --set m=16384 n=16384 k=16384 dtype=bfloat16 workers=16 memory=80GB",
+            "sent",
+            2 * 6 * 16384**2,
+        ),
+    ],
+)
+def test_real_sizes_without_a_run(answers, command, name, value):
+    _, values, _ = asked(answers, command)
+    assert values[name] == value
+
+
+def test_what_is_too_large_to_run_is_worked_out_and_says_so(typed):
+    shown = typed("ask 5 --set d=16384 d_h=65536")
+    assert shown.code == 0
+    assert "98.3 kB" not in shown.words
+    assert "a run takes d up to 4096" in shown.words
+
+
+def test_devices_are_counted_from_1(answers):
+    words, _, _ = asked(answers, "26")
+    assert "device 1: conv1 200" in words
+    assert "device 0" not in words
