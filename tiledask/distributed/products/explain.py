@@ -441,11 +441,12 @@ def _chosen(choices: tuple[Choice, ...], allowed: int, only: str | None) -> tupl
     if not others:
         return best.algorithm, f"{best.algorithm}: the only one that fits."
     second = min(others, key=lambda c: c.seconds)
-    more = f"{100 * (second.seconds / best.seconds - 1):.0f}"
+    timed = best.seconds < float("inf")  # without rates nothing has a time
+    more = second.seconds / best.seconds - 1 if timed else 0.0
     return best.algorithm, (
         f"{best.algorithm}: predicted {format_seconds(best.seconds)}, "
         f"{format_bytes(best.received)} to the rank that receives most; next is "
-        f"{second.algorithm}, {f'{more} % slower' if int(more) > 0 else 'as fast'}."
+        f"{second.algorithm}, {f'{100 * more:.0f} % slower' if more >= 0.005 else 'as fast'}."
     )
 
 
