@@ -2,13 +2,13 @@
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.data import Fields, names, read, read_named
-from tiledask.plan.units import divisors, format_bytes
+from tiledask.plan.units import divisors, format_bytes, parse_bytes
 
 __all__ = ["LATENCY", "SHARE", "ClusterSpec", "Device", "Link", "load_cluster", "load_device"]
 
@@ -146,6 +146,8 @@ class ClusterSpec:
     """Memory of a node's host, for what is offloaded there; 0 if unknown."""
     nvme_bytes: int = 0
     """Of a node's disks, likewise."""
+    assumed: str = ""
+    """What is assumed of devices of which only the memory is known; empty where nothing is."""
 
     @property
     def nodes(self) -> int:
@@ -185,8 +187,11 @@ def load_device(name: str) -> Device:
 
 
 def load_cluster(spec: str | os.PathLike[str]) -> ClusterSpec:
-    """The cluster written as COUNTxNAME, or described in a JSON file.
+    """The cluster written as COUNTxNAME or COUNTxMEMORY, or described in a JSON file.
 
+    Of devices known by their memory alone, "80x40GB", speed and links are assumed to be those of
+    the shipped device that has it, or of the nearest, as ``assumed`` says; they have that memory
+    to the byte, and nothing beyond it.
     A file holds ``devices`` (their number) and ``device``: a shipped name or an object
     like those in data/hardware; ``devices_per_node``, ``within_node`` and
     ``between_nodes`` replace the device's own, as do ``host_bytes`` and ``nvme_bytes``, the memory
@@ -196,20 +201,23 @@ def load_cluster(spec: str | os.PathLike[str]) -> ClusterSpec:
 
     >>> str(load_cluster("8xH100"))
     '8 x H100 (80 GB each)'
+    >>> load_cluster("80x40GB").assumed
+    "speed and links of A100-40GB"
     """
     if not isinstance(spec, str | os.PathLike):
         raise ConfigError(
             f"a cluster is named by text such as '80xA100-40GB' or by a path, got {short(spec)}"
         )
     text = os.fspath(spec)
-    match = re.fullmatch(r"\s*([0-9]+)\s*[x×]\s*(\S+)\s*", text, re.IGNORECASE)
+    match = re.fullmatch(r"\s*([0-9]+)\s*[x×]\s*(\S+|[0-9.]+ *[a-z]+)\s*", text, re.IGNORECASE)
     if match and not text.lower().endswith(".json"):
         count = int(match[1][:30])
         if not 1 <= count <= MOST_DEVICES:
             raise ConfigError(
                 f"a cluster has 1 device or more, and {MOST_DEVICES:,} at most; got {short(text)}"
             )
-        return _whole(count, _find(match[2]))
+        known = _MEMORY.fullmatch(match[2])
+        return _of_memory(count, match[2]) if known else _whole(count, _find(match[2]))
     if text.lower().endswith(".json") or (len(text) < 4096 and Path(text).is_file()):
         fields = read(text)
         devices = fields.integer("devices")
@@ -224,9 +232,28 @@ def load_cluster(spec: str | os.PathLike[str]) -> ClusterSpec:
             )
         return _filled(_whole(devices, Fields({**base.values, **given}, fields.where)), fields)
     raise ConfigError(
-        f"cannot read {short(text)} as a cluster; write COUNTxNAME such as '80xA100-40GB', or the "
-        f"path of a JSON file"
+        f"cannot read {short(text)} as a cluster; write COUNTxNAME such as '80xA100-40GB', "
+        f"COUNTxMEMORY such as '80x40GB', or the path of a JSON file"
     )
+
+
+_MEMORY = re.compile(r"[0-9.]+ *[kmgtp]i?b", re.IGNORECASE)
+
+
+def _of_memory(count: int, text: str) -> ClusterSpec:
+    """``count`` devices of so much memory; all else is the nearest shipped device's."""
+    size = parse_bytes(text)
+    if not size:
+        raise ConfigError(f"a device has 1 byte of memory or more, got {short(text)}")
+
+    def far(name: str) -> tuple[int, bool, str]:  # of equally near ones, GPUs first
+        return abs(_find(name).integer("memory_bytes") - size), name.startswith("tpu"), name
+
+    near = _whole(count, _find(min(names("hardware"), key=far)))
+    same = near.device.memory_bytes == size
+    name = near.device.name if same else text.replace(" ", "")
+    device = replace(near.device, name=name, memory_bytes=size, memory_mib=None)
+    return replace(near, device=device, assumed=f"speed and links of {near.device.name}")
 
 
 def _filled(cluster: ClusterSpec, fields: Fields) -> ClusterSpec:

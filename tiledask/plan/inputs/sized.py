@@ -10,7 +10,9 @@ __all__ = ["ASSUMED", "model_of_size"]
 ASSUMED = "assumed:"
 """What the ``source`` of such a model begins with."""
 VOCAB = 32_000
-_SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)(?:e([0-9]{1,2})|([kmbt]))?", re.IGNORECASE)
+_SIZE = re.compile(
+    r"([0-9]{1,20}(?:\.[0-9]{1,20})?|\.[0-9]{1,20})(?:e([0-9]{1,2})|\s*([kmbt]))?", re.IGNORECASE
+)
 _UNITS = {"k": 3, "m": 6, "b": 9, "t": 12}
 SMALLEST, LARGEST = 10**8, 10**14
 

@@ -13,6 +13,7 @@ from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.inputs.run import precision_of
 from tiledask.plan.pipelines.schedules import BOTH_WAYS
+from tiledask.plan.timing.axis_bytes import axis_bytes
 from tiledask.plan.timing.budget import Budget
 from tiledask.plan.timing.calibration import Calibration
 from tiledask.plan.timing.flops import Flops, step_flops
@@ -188,6 +189,12 @@ class StepEstimate:
             f"{max(doubts, key=lambda name: doubts[name])}{memory if known.uncounted else ''}"
         )
 
+    @cached_property
+    def moved(self) -> dict[str, int]:
+        """Bytes that a device sends in the step along each axis of more than one device, on the
+        stage that sends most: see ``axis_bytes``."""
+        return axis_bytes(self.model, self.layout, self.recipe, self.sequence)
+
     @property
     def tokens(self) -> int:
         """Tokens of a step."""
@@ -253,7 +260,7 @@ class StepEstimate:
         parts = {row.part: row.seconds for row in self.rows}
         found = {name: float(getattr(self, name)) for name in names}
         doubt = {"assumed": self.assumed, "error": self.error}
-        return {"seconds": self.total, "parts": parts, **found, **doubt}
+        return {"seconds": self.total, "parts": parts, "bytes": self.moved, **found, **doubt}
 
     def to_frame(self) -> "pd.DataFrame":
         """A row for each part of the step: part, seconds, share, formula, source."""

@@ -1,0 +1,80 @@
+"""`tiledask.plan.timing.axis_bytes` beside the bytes that a training's program moves.
+
+program --each rank's collectives and sends--> bytes by axis --the most of any rank--> the estimate
+"""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import tiledask as td
+from tiledask.plan.program.instructions import Collective, Send
+from tiledask.plan.program.making.of_layout import layout_program
+from tiledask.plan.timing.axis_bytes import axis_bytes
+
+MESH = {(0,): "dp", (1,): "tp", (2,): "pp"}
+
+
+def counted(model, layout, recipe, sequence):
+    """Bytes that the rank with most of them sends along each axis, instruction by instruction."""
+    program = layout_program(model, layout, recipe, sequence)
+    most = Counter()
+    for rank, line in enumerate(program.lines):
+        role, sent = program.role(rank), Counter()
+        often = np.bincount(line.part, minlength=len(role.parts)).tolist()
+        for part, times in zip(role.parts, often, strict=True):
+            for each in part.instructions:
+                if isinstance(each, Send):
+                    sent["pp"] += times * role.size(each.buffer)
+                elif isinstance(each, Collective) and each.axes in MESH:
+                    me = program.members(rank, each).index(rank)
+                    moves = (move for moves in each.loads() for move in moves)
+                    own = sum(nbytes for move, nbytes in moves if move.source == me)
+                    sent[MESH[each.axes]] += times * own
+        most |= sent
+    return dict(most)
+
+
+LAYOUTS = (
+    {"dp": 2, "tp": 2, "pp": 2, "microbatches": 4},
+    {"dp": 2, "tp": 2, "pp": 2, "microbatches": 4, "zero": 1},
+    {"dp": 2, "tp": 2, "pp": 2, "microbatches": 4, "zero": 2},
+    {"dp": 2, "tp": 2, "pp": 2, "microbatches": 4, "zero": 3},
+    {"dp": 4, "zero": 1, "microbatch": 2},
+    {"tp": 2, "pp": 2, "microbatches": 4, "interleave": 2},
+    {"dp": 2, "pp": 4, "microbatches": 8, "partition": "items"},
+    {"pp": 3, "microbatches": 6, "recompute": "full"},
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("name", ["gpt2", "llama-3.2-1b"])
+def test_axes_move_what_the_program_counts(name, layout):
+    model, layout, recipe = td.load_model(name), td.Layout(**layout), td.load_recipe("fp32-adam")
+    assert axis_bytes(model, layout, recipe, 256) == counted(model, layout, recipe, 256)
+
+
+def test_a_cut_sequence_moves_a_slice_and_as_many_sums():
+    model, recipe = td.load_model("llama-3.2-1b"), td.load_recipe("mixed-adam-16")
+    whole = td.Layout(tp=2, pp=2, microbatches=4)
+    cut = td.Layout(tp=2, pp=2, microbatches=4, sequence_parallel=True)
+    before, after = (axis_bytes(model, each, recipe, 256) for each in (whole, cut))
+    assert after["tp"] == before["tp"]
+    stream, tied = 4 * 256 * 2048 * 2, 128_256 // 2 * 2048 * 2
+    assert (before["pp"], after["pp"]) == (stream + tied, stream // 2 + tied)
+    program = counted(model, cut, recipe, 256)
+    assert program["pp"] == after["pp"]
+    # and in every micro-batch the gradients of the last stage's 17 norms
+    assert program["tp"] == after["tp"] + 4 * 17 * 2048 * 2
+
+
+def test_adapters_alone_are_summed_and_gathered_weights_are_kept():
+    model = td.load_model("llama-2-7b")
+    lora = axis_bytes(model, td.Layout(dp=4), td.lora(8), 2048)
+    # 32 layers, query and value: 8 x (4,096 + 4,096) numbers of 2 B, 2 x 3/4 of them
+    assert lora == {"dp": 32 * 2 * 8 * 8192 * 2 * 3 // 2}
+    once = td.Layout(dp=4, zero=3, microbatches=4, unshard="step")
+    recipe = td.load_recipe("mixed-adam-16")
+    each = td.Layout(dp=4, zero=3, microbatches=4)
+    assert axis_bytes(model, once, recipe, 64)["dp"] < axis_bytes(model, each, recipe, 64)["dp"] / 4
