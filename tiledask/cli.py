@@ -1,13 +1,11 @@
 """The command line: thin calls into the package, tables for people and --json for programs."""
 
 import argparse
+import difflib
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields, replace
-from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
@@ -15,19 +13,17 @@ from rich.console import Console
 import tiledask as td
 from tiledask.errors import ConfigError, short
 from tiledask.extras import needs
-from tiledask.lab.figure_file import check_figure, save_figure
-from tiledask.lab.table import Grid, say
-from tiledask.plan.inputs.run import check_timed, check_trains
+from tiledask.lab.commands import course, fit, plan
+from tiledask.lab.commands.options import whole as _whole
+from tiledask.lab.figure_file import check_figure
+from tiledask.lab.table import say
 from tiledask.plan.products.product import algorithms
 from tiledask.plan.splitting.exact import count
 from tiledask.plan.splitting.partition import layer_costs
-from tiledask.plan.units import format_percent, parse_bytes, parse_count
-from tiledask.plan.whole import whole_rule
+from tiledask.plan.units import parse_bytes, parse_count
 
 __all__ = ["main"]
 
-EXPORTS = ("megatron", "torchtitan", "deepspeed", "nemo", "nanotron")
-"""What td.export_config writes, without loading it."""
 ASK_EXAMPLES = """\
 examples:
   tiledask ask
@@ -42,9 +38,10 @@ _ERRORS = (ValueError, MemoryError, TimeoutError, RuntimeError, OSError)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 if all went well, 1 if a claim failed or a plan does not fit, 2 for a mistaken request."""
-    args, unknown = _parser().parse_known_args(arguments)
+    parser = _parser()
+    args, unknown = parser.parse_known_args(arguments)
     if unknown:
-        said = f"no argument {short(unknown[0])}; tiledask {args.command} --help has them all"
+        said = _unknown(unknown[0], parser, args.command)
         print(f"tiledask {args.command}: {said}", file=sys.stderr)
         return 2
     console = Console(stderr=args.json)
@@ -74,6 +71,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+OTHER_WORDS = {
+    "stages": "pp",
+    "pipeline-parallel": "pp",
+    "tensor-parallel": "tp",
+    "data-parallel": "dp",
+    "context-parallel": "cp",
+    "expert-parallel": "ep",
+    "gpus": "devices",
+    "seq-len": "sequence",
+    "chunks": "interleave",
+    "lora": "lora-rank",
+    "checkpointing": "recompute",
+}
+"""What others call an option -> its name here, where it is no name of the command's own."""
+
+
+def _unknown(word: str, parser: argparse.ArgumentParser, command: str) -> str:
+    """What is said of an argument that ``command`` does not have: the nearest that it has."""
+    (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    actions = {w: a for a in commands.choices[command]._actions for w in a.option_strings}
+    name = word.partition("=")[0]
+    near = [f"--{OTHER_WORDS.get(name.lstrip('-'), '')}"]
+    near += difflib.get_close_matches(name, actions, 1, 0.6) if name.startswith("-") else []
+    said = [f"did you mean {each}: {actions[each].help}? " for each in near if each in actions]
+    return f"no argument {short(word)}; {''.join(said[:1])}tiledask {command} --help has them all"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="tiledask", description=td.__doc__.splitlines()[0])
     parser.add_argument("--version", action="version", version=td.__version__)
@@ -85,114 +109,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _of_this_machine(add: _Add) -> None:
-    for kind, words in (
-        ("models", "the models that are shipped, and their sizes"),
-        ("hardware", "the devices that are shipped: memory, speed, links"),
-        ("recipes", "the training recipes: bytes of a parameter"),
-        ("schedules", "the pipeline schedules: idle time, micro-batches kept"),
-    ):
-        sub = add(kind, _list, words)
-        sub.add_argument(
-            "part", nargs="?", default="", help="of a name, such as llama; all if none"
-        )
-
-    sub = add(
-        "completion", _completion, "what a shell completes words by: source <(tiledask completion)"
-    )
-    sub.add_argument("shell", nargs="?", choices=list(_COMPLETION), default="bash")
-
-    sub = add("tour", _tour, "run the whole story on this machine and write the report")
-    sub.add_argument("--folder", default="build/tour", help="where the report goes (%(default)s)")
-    _device(sub)
-
-    sub = add("doctor", _doctor, "what this machine has, what will be used, what is missing")
-
-    sub = add("notebooks", _notebooks, "your own copies of the walkthroughs; what is there stays")
-    sub.add_argument("folder", help="where they go, such as learn")
-    sub.add_argument(
-        "--lab",
-        nargs=argparse.REMAINDER,
-        metavar="ARGUMENT",
-        help="then open them in JupyterLab, with what follows as arguments of its own",
-    )
-    sub.add_argument(
-        "--nbgrader", action="store_true", help="for a class: tests in the place of solutions"
-    )
-
-    sub = add("sheet", _sheet, "puzzles, or levels of the idle-time ladder, as a page to print")
-    sub.add_argument("names", nargs="+", metavar="NAME", help="a puzzle, idle-3, or idle for all")
-    sub.add_argument("--seed", type=int, default=0, help="draws the numbers of the ladder (0)")
-    sub.add_argument("--answers", action="store_true", help="with answers, for whoever marks it")
-    sub.add_argument("--to", default="sheet.html", metavar="FILE", help="the page (%(default)s)")
-
-    sub = add("grade", _grade, "what the answers in a folder of learners' notebooks are worth")
-    sub.add_argument("folder", help="notebooks, each learner's in a folder of his own")
-    sub.add_argument("--csv", metavar="FILE", help="the table as a file too")
-    sub.add_argument(
-        "--run-code", action="store_true", help="run answers that are functions: on a spare machine"
-    )
+    sub = add("list", _list, "the models, hardware, recipes or schedules that are shipped")
+    kinds = ("models", "hardware", "recipes", "schedules")
+    sub.add_argument("kind", choices=kinds, help=", ".join(kinds), metavar="KIND")
+    sub.add_argument("part", nargs="?", default="", help="of a name, such as llama; all if none")
+    course.add(add)
 
 
 def _of_planning(add: _Add) -> None:
-    sub = add("fit", _fit, "does a model fit on a cluster under a layout? why, and what would")
-    _of_models(sub, optional=True)
-    for name, metavar, words in (
-        ("megatron", "FLAGS", "model, layout and recipe from Megatron-LM's flags, or their file"),
-        ("torchtitan", "FILE", "from a torchtitan TOML"),
-        ("deepspeed", "FILE", "layout and recipe from a DeepSpeed JSON"),
-    ):
-        sub.add_argument(f"--{name}", metavar=metavar, help=words)
-    for name, words in (
-        ("dp", "data-parallel copies"),
-        ("tp", "tensor-parallel slices of each layer"),
-        ("pp", "pipeline stages"),
-        ("cp", "context-parallel pieces of each sequence"),
-        ("ep", "devices that experts are dealt out to"),
-        ("microbatch", "sequences in a micro-batch"),
-        ("microbatches", "of one copy in a step"),
-        ("interleave", "chunks of layers a stage"),
-    ):
-        sub.add_argument(f"--{name}", type=_whole, default=1, help=f"{words} (%(default)s)")
-    sub.add_argument("--expert-tp", type=_whole, default=0, help="slices of each expert; 0: tp")
-    sub.add_argument("--zero", type=_whole, default=0, choices=range(4), help="(%(default)s)")
-    sub.add_argument(
-        "--unshard",
-        type=_unshard,
-        metavar="KEEP",
-        help="with --zero 3: gathered for an action, phase or step, or of the next stages: 1, 2",
-    )
-    sub.add_argument("--recompute", default="none", help="none, selective or full (%(default)s)")
-    sub.add_argument("--schedule", default="1f1b", help="1f1b, gpipe, zb-h1, ... (%(default)s)")
-    sub.add_argument("--partition", help="layers of each stage, such as 'E+5, 6x10, 5+E'")
-    sub.add_argument("--sequence-parallel", action="store_true", help="with --tp")
-    sub.add_argument("--flash-attention", action="store_true", help="keeps no scores")
-    sub.add_argument(
-        "--cached", type=_whole, default=0, help="served: tokens whose keys and values a copy keeps"
-    )
-    sub.add_argument("--offload", choices=("cpu", "nvme"), help="where optimizer states lie")
-    sub.add_argument("--critique", action="store_true", help="what is wrong, what is better")
-    _exports(sub)
-    sub.add_argument("--figure", metavar="FILE", help="memory of each stage, as a picture")
-    sub.add_argument(
-        "--snapshot", metavar="FILE", help="torch's memory snapshot: what is larger than predicted"
-    )
-    sub.add_argument("--stage", type=_whole, default=0, help="of the snapshot (%(default)s)")
-    sub.add_argument(
-        "--run",
-        dest="execute",
-        action="store_true",
-        help="allocate the states on workers here, at 1:1000",
-    )
-
-    sub = add("plan", _plan, "every layout of a cluster: which fit, which is fastest, what binds")
-    _of_models(sub)
-    sub.add_argument("batch", type=_whole, help="sequences of a step, over all devices")
-    sub.add_argument("--devices", help="numbers of devices to try, such as 64,128 (all)")
-    sub.add_argument("--first", type=_few, default=8, help="plans to show, to 100 (%(default)s)")
-    sub.add_argument("--no-sensitivity", action="store_true", help="leave out what binds")
-    _exports(sub)
-    sub.add_argument("--figure", metavar="FILE", help="time against memory, as a picture")
-    sub.add_argument("--map", metavar="FILE", help="what fits by tp and pp, as a picture")
+    for command in (fit, plan):
+        command.add(add)
 
 
 def _of_the_course(add: _Add) -> None:
@@ -349,81 +275,12 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; {self.prog} --help says more\n")
 
 
-def _whole(text: str) -> int:
-    if not re.fullmatch(r"[+-]?[0-9]{1,30}", text):
-        raise argparse.ArgumentTypeError(f"must be {whole_rule()}, got {short(text)}")
-    return int(text)
-
-
-def _unshard(text: str) -> str | int:
-    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else text
-
-
-def _few(text: str) -> int:
-    if not 1 <= _whole(text) <= 100:
-        raise argparse.ArgumentTypeError(f"must be {whole_rule(1, 100)}, got {short(text)}")
-    return int(text)
-
-
-def _of_models(sub: argparse.ArgumentParser, optional: bool = False) -> None:
-    words = "a shipped name such as gpt-200b, a config.json, a hub's name, or 70B"
-    if optional:
-        sub.add_argument("model", nargs="?", help=f"{words}; what is imported may say it")
-    else:
-        sub.add_argument("model", help=words)
-    sub.add_argument("cluster", help="COUNTxNAME such as 80xA100-40GB, or a JSON file")
-    sub.add_argument("--recipe", help="a name or a JSON file (the framework's, or mixed-adam-16)")
-    sub.add_argument(
-        "--sequence", type=_whole, help="tokens (2048, or as many as the model has positions)"
-    )
-    sub.add_argument("--framework", help="whose kernels and overlaps, such as megatron-2025")
-    sub.add_argument("--calibration", metavar="FILE", help="made by td.calibrate, in its place")
-    sub.add_argument("--tokens", metavar="N", help="days and device-hours for N, such as 15T")
-    for name, unit, words in (
-        ("--price", "AMOUNT", "with --tokens: of a device for an hour, such as 2.5"),
-        ("--mtbf", "HOURS", "between two losses of a device (Llama 3's: 51000)"),
-        ("--storage", "GB", "that a device saves in a second (Llama 3's: 0.122)"),
-        ("--restart", "SECONDS", "from a loss until steps go on (600)"),
-    ):
-        sub.add_argument(name, type=float, metavar=unit, help=words)
-
-
-def _exports(sub: argparse.ArgumentParser) -> None:
-    words = f"the layout (of plan, the first one) for {', '.join(EXPORTS)}"
-    sub.add_argument("--export", metavar="FRAMEWORK", choices=EXPORTS, help=words)
-
-
-def _budget(args: argparse.Namespace, step: Any, saving: Any) -> Any:
-    """What --tokens ask, a Budget; None without."""
-    if args.tokens is None:
-        return None
-    return step.budget(args.tokens, args.price, saving.stretch)
-
-
-def _show_budget(budget: Any, console: Console) -> dict[str, Any]:
-    """Days, device-hours and money; for JSON too."""
-    if budget is None:
-        return {}
-    lost = format_percent(budget.stretch - 1)
-    share = f"{100 * budget.error:.0f} % either way, {lost} for savings and losses in it"
-    say(console, f"{budget.line}: {share}")
-    names = ("tokens", "days", "device_hours", "price", "cost", "stretch", "error")
-    return {"budget": {name: getattr(budget, name) for name in names}}
-
-
-def _losses(args: argparse.Namespace) -> dict[str, float]:
-    """What was given of how often a device is lost, and what it takes to save."""
-    units = {"mtbf": ("mtbf", 3600), "storage": ("bandwidth", 1e9), "restart": ("restart", 1)}
-    return {
-        name: unit * getattr(args, option)
-        for option, (name, unit) in units.items()
-        if getattr(args, option) is not None
-    }
-
-
 def _adder(commands: Any) -> _Add:
-    def add(name: str, run: Callable, words: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=words, description=words)
+    def add(name: str, run: Callable, words: str, examples: str = "") -> argparse.ArgumentParser:
+        shape = argparse.RawDescriptionHelpFormatter
+        sub = commands.add_parser(
+            name, help=words, description=words, epilog=examples, formatter_class=shape
+        )
         sub.add_argument("--json", action="store_true", help="print JSON instead of tables")
         sub.set_defaults(run=run)
         return sub
@@ -443,244 +300,10 @@ def _device(sub: argparse.ArgumentParser) -> None:
 Result = tuple[int, Any]
 
 
-def _tour(args: argparse.Namespace, console: Console) -> Result:
-    from tiledask.lab.tour import tour
-
-    report = tour(args.folder, device=args.device, console=console)
-    tables = [table.to_dict() for section in report.sections for table in section.comparisons]
-    counts = {name: getattr(report, name) for name in ("ok", "held", "checked", "put_off")}
-    result = {**counts, "tables": tables}
-    return (0 if report.ok else 1), result
-
-
-def _notebooks(args: argparse.Namespace, console: Console) -> Result:
-    from tiledask.lab.learner.contents import write_contents
-    from tiledask.lab.learner.copies import copy_walkthroughs, refresh, walkthroughs
-    from tiledask.lab.learner.start import lab_command
-
-    if args.nbgrader:
-        from tiledask.lab.classroom.assignment import write_assignments
-
-        made = write_assignments(args.folder)
-        say(console, f"{len(made)} walkthroughs for a class in {args.folder}")
-        return 0, {"folder": args.folder, "walkthroughs": len(made), "new": []}
-    new = copy_walkthroughs(walkthroughs(), args.folder)
-    write_contents(walkthroughs(), Path(args.folder))
-    count = len(list(Path(args.folder).glob("*.ipynb")))
-    for sentence in [*new, f"{count} walkthroughs in {args.folder}: what is yours there stays."]:
-        say(console, sentence)
-    if args.lab is not None:
-        refresh(args.folder)  # no kernel lives yet
-        command, environment = lab_command(args.folder, args.lab)
-        os.execve(command[0], command, environment)
-    return 0, {"folder": args.folder, "walkthroughs": count, "new": new}
-
-
-def _sheet(args: argparse.Namespace, console: Console) -> Result:
-    from tiledask.lab.classroom.sheet import sheet
-    from tiledask.lab.report import write_whole
-
-    page = sheet(args.names, args.seed, args.answers)
-    write_whole(Path(args.to), page.encode())
-    say(console, f"{args.to}: open it in a browser, and print it from there")
-    return 0, {"page": args.to, "seed": args.seed, "answers": args.answers}
-
-
-def _grade(args: argparse.Namespace, console: Console) -> Result:
-    from tiledask.lab.classroom.grading import as_csv, grade
-    from tiledask.lab.report import write_whole
-
-    def begins(name: str) -> None:
-        if not args.json:
-            say(console, f"judging {name}")
-
-    grades = grade(args.folder, runs_code=args.run_code, progress=begins)
-    if args.csv:
-        write_whole(Path(args.csv), as_csv(grades).encode())
-    rows = [(g.learner, g.notebook, str(g.task), "★" * g.stars, g.said) for g in grades]
-    head = ("learner", "walkthrough", "task", "stars", "verdict")
-    console.print(Grid(head, rows, left=(0, 1, 3, 4)))
-    return 0, [asdict(each) for each in grades]
-
-
-def _doctor(args: argparse.Namespace, console: Console) -> Result:
-    from tiledask.lab import doctor
-
-    findings = doctor.examine()
-    doctor.show(findings, console)
-    return 0, json.loads(doctor.to_json(findings))
-
-
 def _list(args: argparse.Namespace, console: Console) -> Result:
-    from tiledask.lab.planner import show_list
+    from tiledask.lab.commands import lists
 
-    return 0, show_list(args.command, args.part, console)
-
-
-_COMPLETION = {
-    "bash": """\
-_tiledask() {
-  local word=${COMP_WORDS[COMP_CWORD]} words
-  if [ "$COMP_CWORD" = 1 ]; then words="%s"; else case ${COMP_WORDS[1]} in
-%s
-  esac; fi
-  COMPREPLY=($(compgen -W "$words" -- "$word"))
-}
-complete -o default -F _tiledask tiledask""",
-    "zsh": """\
-#compdef tiledask
-_tiledask() {
-  local words_
-  if (( CURRENT == 2 )); then words_="%s"; else case $words[2] in
-%s
-  esac; fi
-  compadd -- ${=words_} || _files
-}
-(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }
-compdef _tiledask tiledask""",
-}
-"""By shell: the subcommands, and a case of each."""
-
-
-def _completion(args: argparse.Namespace, console: Console) -> Result:
-    """Each subcommand's options, and the names that it takes."""
-    from tiledask.lab.planner import LISTS
-
-    (commands,) = (a for a in _parser()._actions if isinstance(a, argparse._SubParsersAction))
-    named = {"fit": ("models", "recipes"), "plan": ("models", "recipes"), "idle": ("schedules",)}
-    cases = []
-    for name, sub in commands.choices.items():
-        options = [word for each in sub._actions for word in each.option_strings]
-        taken = (word for kind in named.get(name, ()) for word in LISTS[kind][1]())
-        variable = {"bash": "words", "zsh": "words_"}[args.shell]  # zsh has words of its own
-        cases.append(f'    {name}) {variable}="{" ".join([*options, *taken])}" ;;')
-    script = _COMPLETION[args.shell] % (" ".join(commands.choices), "\n".join(cases))
-    if not args.json:
-        print(script)
-    return 0, {"script": script}
-
-
-def _fit(args: argparse.Namespace, console: Console) -> Result:
-    from tiledask.lab import planner
-
-    cluster = td.load_cluster(args.cluster)
-    model, layout, recipe, sequence, imported = _asked(args, cluster.devices, console)
-    recipe = td.offload(recipe, to=args.offload) if args.offload else recipe
-    run = (model, layout, cluster, recipe, sequence)
-    assumed = {"calibration": args.calibration, "framework": args.framework}
-    fit = td.fits(*run, **assumed, cached=args.cached)
-    as_run = fit.memory.recipe  # by the framework that was named
-    found = td.critique(*run, **assumed) if args.critique else None
-    saving = budget = beside = exported = None
-    if args.tokens is not None:
-        check_trains(as_run)
-        check_timed(as_run)
-    if fit.verdict != "no" and as_run.trains and not as_run.places:
-        step = td.estimate_step(*run, **assumed)
-        saving = fit.checkpointing(step.total, **_losses(args))
-        budget = _budget(args, step, saving)
-    if args.export:
-        exported = td.export_config(model, layout, args.export, recipe=recipe, sequence=sequence)
-    if args.snapshot:
-        beside = fit.beside_snapshot(args.snapshot, args.stage)
-    planner.show_assumed(model, console)
-    planner.show_fit(fit, console)
-    result = fit.to_dict() | imported
-    if exported is not None:
-        result["export"] = planner.show_export(exported, console)
-    if saving is not None:
-        result["saving"] = planner.show_saving(saving, console)
-    result |= _show_budget(budget, console)
-    if beside is not None:
-        result["snapshot"] = planner.show_snapshot(beside, console)
-    if found is not None:
-        planner.show_critique(found, console)
-        result["critique"] = found.to_dict()
-    if args.execute:
-        from tiledask.lab.claims import compare_claims
-
-        with td.start_cluster(workers=2, quiet=True) as workers:
-            run = td.run_claim(
-                model.parameters, layout, cluster.device.memory_bytes, workers, recipe=recipe
-            )
-        table = compare_claims("states alone, allocated here at 1:1000", {"states": run})
-        console.print(table)
-        result["run"] = table.to_dict()
-    if args.figure:
-        from tiledask.lab.plots import memory_bars
-
-        ledger, over = fit.memory.ledger, fit.overhead.total
-        picture = memory_bars(ledger, fit.capacity, place="stage", overhead=over)
-        save_figure(picture, args.figure)
-    return (1 if fit.verdict == "no" else 0), result
-
-
-def _asked(args: argparse.Namespace, devices: int, console: Console) -> tuple[Any, ...]:
-    """Model, layout, recipe, sequence as typed or imported; what is typed besides goes before. And
-    the facts of an import, for JSON."""
-    typed = {f.name: vars(args)[f.name] for f in fields(td.Layout) if f.name in vars(args)}
-    configs = [name for name in ("megatron", "torchtitan", "deepspeed") if vars(args)[name]]
-    recipe, sequence = args.recipe or "mixed-adam-16", args.sequence
-    if not configs:
-        if args.model is None:
-            raise ConfigError("a model and a cluster are named, such as: fit gpt2 1xA100-40GB")
-        return td.load_model(args.model), td.Layout(**typed), recipe, sequence, {}
-    if len(configs) > 1:
-        raise ConfigError(f"one configuration at a time; got --{' and --'.join(configs)}")
-    given = vars(args)[configs[0]]
-    given = given if configs[0] == "megatron" else Path(given)
-    found = td.import_config(configs[0], given, model=args.model, devices=devices)
-    changed = {name: value for name, value in typed.items() if value != getattr(td.Layout(), name)}
-    layout = replace(found.layout, **changed)
-    say(console, f": {found.model!r}, {layout}", bold=f"read from {configs[0]}")
-    for line in found.assumed:
-        say(console, f"  {line}")
-    facts = {"layout": vars(layout), "recipe": found.recipe, "assumed": list(found.assumed)}
-    given = args.recipe or found.recipe, args.sequence or found.sequence
-    return found.model, layout, *given, {"imported": facts}
-
-
-def _plan(args: argparse.Namespace, console: Console) -> Result:
-    from tiledask.lab import planner
-
-    model, cluster = td.load_model(args.model), td.load_cluster(args.cluster)
-    options = {"sequence": args.sequence, "recipe": args.recipe}
-    if args.devices:
-        options["devices"] = _whole_numbers(args.devices, "devices")
-    assumed = {"calibration": args.calibration, "framework": args.framework}
-    plans = td.search(model, cluster, args.batch, **options, **assumed)
-    best, saving, budget = plans.best, None, None
-    if best.verdict != "no":
-        saving = best.checkpointing(**_losses(args))
-        budget = _budget(args, best.step, saving)
-    exported = best.to(args.export) if args.export else None
-    planner.show_assumed(model, console)
-    asked = [args.model, args.cluster, "--sequence", str(plans.sequence)]
-    asked += ["--recipe", args.recipe or plans.recipe.name]
-    for name in ("framework", "calibration"):
-        asked += [f"--{name}", vars(args)[name]] if vars(args)[name] else []
-    planner.show_plans(plans, args.first, console, asked)
-    options |= assumed
-    asked_for = model, cluster, args.batch
-    relaxed = [] if args.no_sensitivity else td.sensitivity(*asked_for, plans=plans, **options)
-    if saving is not None:
-        planner.show_step(best.step, console)
-    for each in relaxed:
-        say(console, f"  {each}")
-    if args.figure or args.map:
-        from tiledask.lab.plots import feasibility, pareto
-
-        for draw, path in ((pareto, args.figure), (feasibility, args.map)):
-            if path:
-                save_figure(draw(plans), path)
-    result = plans.to_dict(args.first) | {"sensitivity": [each.to_dict() for each in relaxed]}
-    if exported is not None:
-        result["export"] = planner.show_export(exported, console)
-    if saving is not None:
-        result["step"] = best.step.to_dict()
-        result["saving"] = planner.show_saving(saving, console)
-        result |= _show_budget(budget, console)
-    return (1 if best.verdict == "no" else 0), result
+    return lists.run(args, console)
 
 
 def _ask(args: argparse.Namespace, console: Console) -> Result:

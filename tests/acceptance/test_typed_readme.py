@@ -20,7 +20,7 @@ from oracles.finished import ROOT, python
 from tiledask.cli import main
 
 README = (ROOT / "README.md").read_text("utf-8")
-PROGRAMS = {"tour", "bench", "notebooks", "completion"}
+PROGRAMS = {"tour", "bench", "notebooks"}
 """What takes minutes, or speaks to other programs: it has tests of its own, and its --help here."""
 
 

@@ -17,7 +17,7 @@ MEMORY = [
         GPT2,
         {
             "td.load_model": said(lambda: td.load_model("gpt2").parameters),
-            "models": typed("models gpt2", "gpt2", "parameters"),
+            "models": typed("list models gpt2", "gpt2", "parameters"),
         },
         {
             "fp16 weights": (
@@ -32,7 +32,7 @@ MEMORY = [
         GPT200,
         {
             "td.load_model": said(lambda: td.load_model("gpt-200b").parameters),
-            "models": typed("models gpt-200b", "gpt-200b", "parameters"),
+            "models": typed("list models gpt-200b", "gpt-200b", "parameters"),
         },
     ),
     Row(

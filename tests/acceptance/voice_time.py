@@ -27,7 +27,7 @@ IDLE = [
             "formula": said(lambda: td.formulas.bubble_fraction(4, 8)),
             "simulated": idle_of("1f1b", 4, 8, forward=1, backward=2),
             "idle": typed("idle 1f1b 4 8", "bubble_fraction"),
-            "schedules": typed("schedules 1f1b", "1f1b", "idle"),
+            "schedules": typed("list schedules 1f1b", "1f1b", "idle"),
             "ask 24": ask(24, "idle", "8"),
             "1 - used, ask 12": lambda voice: 1 - ask(12, "utilisation")(voice),
             "1 - used, ask 17": lambda voice: 1 - ask(17, "planned")(voice),
@@ -119,7 +119,7 @@ IDLE = [
         {
             "formula": said(lambda: td.formulas.bubble_fraction(4, 8, 2)),
             "simulated": idle_of("interleaved", 4, 8, stages=8, forward=1, backward=2),
-            "schedules": typed("schedules interleaved", "interleaved", "idle"),
+            "schedules": typed("list schedules interleaved", "interleaved", "idle"),
             "idle": typed("idle interleaved 4 8 --chunks 2", "bubble_fraction"),
         },
     ),
@@ -140,7 +140,7 @@ IDLE = [
         {
             "simulated": idle_of("zb-h1", 4, 8, forward=1, backward_input=1, backward_weight=1),
             "idle": typed("idle zb-h1 4 8", "bubble_fraction"),
-            "schedules": typed("schedules zb-h1", "zb-h1", "idle"),
+            "schedules": typed("list schedules zb-h1", "zb-h1", "idle"),
             "nb 18's end, 27 s": lambda voice: 1 - 24 / voice.shown(18, "end of ZB-H1")[0],
         },
     ),
@@ -152,7 +152,7 @@ IDLE = [
             "simulated": idle_of("naive", 4, 1),
             "idle": typed("idle naive 4 1", "bubble_fraction"),
             "idle layer-wise": typed("idle layer-wise 4", "bubble_fraction"),
-            "schedules": typed("schedules naive", "naive", "idle"),
+            "schedules": typed("list schedules naive", "naive", "idle"),
             **{
                 f"1 - used, ask {n}": lambda voice, n=n: 1 - ask(n, "utilisation")(voice)
                 for n in (29, 31, 32, 37)

@@ -138,7 +138,6 @@ HOSTILE = {
     ),
     "plan.fitting.fit.Fit": no_fit,
     "plan.fitting.memory.MemoryEstimate": lambda: a_fit().memory,
-    "plan.fitting.snapshot.BesideSnapshot": lambda: Words(rows=((EVIL, 1, 2),)),
     "plan.inputs.model.Model": lambda: MODEL,
     "plan.inputs.counted.CountedModel": lambda: CountedModel(EVIL, (Item(EVIL, 1, 2),), EVIL, EVIL),
     "plan.ledger.Ledger": lambda: LEDGER,

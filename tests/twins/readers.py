@@ -6,7 +6,6 @@ READERS["config.json"]() -> ([text, ...], read)      read(path, text)
 import contextlib
 import io
 import json
-import pickle
 import random
 import shlex
 import zlib
@@ -424,26 +423,10 @@ def _exported(framework: str):
     return seeds, read
 
 
-def _memory_snapshot():
-    block = {"size": 2048, "requested_size": 2000, "address": 512, "state": "active_allocated"}
-    segment = {"address": 512, "total_size": 4096, "device": 0, "blocks": [block]}
-    events = [{"action": "alloc", "addr": 512, "size": 2000}, {"action": "oom", "size": 9999}]
-    memory = td.estimate_memory("gpt2", td.Layout(), sequence=128)
-    found = {"segments": [segment], "device_traces": [events]}
-
-    def read(path: Path) -> None:
-        from tiledask.plan.fitting.snapshot import beside_snapshot
-
-        _shown(beside_snapshot(memory, path))
-
-    return [pickle.dumps(found), pickle.dumps(found, protocol=0)], _in_file(read)
-
-
 READERS = {
     "megatron flags": lambda: _exported("megatron"),
     "torchtitan toml": lambda: _exported("torchtitan"),
     "deepspeed json": lambda: _exported("deepspeed"),
-    "memory snapshot": _memory_snapshot,
     "config.json": _config,
     "cluster.json": _cluster,
     "puzzle": _puzzle,

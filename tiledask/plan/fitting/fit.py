@@ -5,7 +5,6 @@
                                                                   left of the context:   "no"
 """
 
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,7 +28,6 @@ from tiledask.plan.fitting.overhead import (
     sure_of,
 )
 from tiledask.plan.fitting.repair import Search
-from tiledask.plan.fitting.snapshot import BesideSnapshot, beside_snapshot
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import as_cluster, as_model
@@ -231,11 +229,6 @@ class Fit:
             saved = f"runs by {name} had room where this has none: not counted is {what}"
         others = filter(None, [saved, self.cluster.uneven])
         return (*more_tp(self.memory.model, self.layout), *others)
-
-    def beside_snapshot(self, snapshot: str | os.PathLike[str], stage: int = 0) -> BesideSnapshot:
-        """Why it ran out of memory: what torch's allocator held on a device of ``stage``, in the
-        file that ``torch.cuda.memory._dump_snapshot`` wrote, beside what was predicted."""
-        return beside_snapshot(self.memory, snapshot, stage)
 
     def checkpointing(self, step: float = 0.0, **given: Any) -> Checkpointing:
         """How often each rank saves what it keeps beside gradients, and what that costs.

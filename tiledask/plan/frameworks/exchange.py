@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.frameworks import deepspeed, megatron, nanotron, torchtitan
+from tiledask.plan.frameworks import deepspeed, megatron, torchtitan
 from tiledask.plan.frameworks.job import Exported, Imported, Job
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import as_model
@@ -19,8 +19,6 @@ FRAMEWORKS: dict[str, Callable[[Job], str]] = {
     "megatron": megatron.write,
     "torchtitan": torchtitan.write,
     "deepspeed": deepspeed.write,
-    "nemo": megatron.write_nemo,
-    "nanotron": nanotron.write,
 }
 READABLE: dict[str, Callable[[str, Model | None, int | None], Imported]] = {
     "megatron": megatron.read,
@@ -39,8 +37,8 @@ def export_config(
     recipe: str | Recipe = "mixed-adam-16",
     sequence: int | None = None,
 ) -> Exported:
-    """The layout as ``framework`` takes it: "megatron" (flags), "torchtitan" (TOML, of 0.2),
-    "deepspeed" (JSON), "nemo" (Python, for Megatron-Bridge) or "nanotron" (YAML).
+    """The layout as ``framework`` takes it: "megatron" (flags), "torchtitan" (TOML, of 0.2)
+    or "deepspeed" (JSON).
 
     What has no counterpart stands in ``notes``, and so does what the framework does otherwise.
     Data, learning rate and the number of steps are yours to add.

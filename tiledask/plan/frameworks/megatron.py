@@ -1,8 +1,4 @@
-"""Megatron-LM's flags both ways, and NeMo's Megatron-Bridge, which calls nearly all the same.
-
---num-layers 32    num_layers=32       names with dashes, and switches without a value, are flags;
---swiglu           gated_linear_unit   with underscores they are fields of Bridge's configuration
-"""
+"""Megatron-LM's flags both ways."""
 
 import re
 import shlex
@@ -12,7 +8,7 @@ from tiledask.errors import ConfigError, short
 from tiledask.plan.frameworks.job import Imported, Job, Read, Settings, fitting_recipe, sized
 from tiledask.plan.inputs.model import Model
 
-__all__ = ["read", "write", "write_nemo"]
+__all__ = ["read", "write"]
 
 FP8_MOMENTS = {
     "use_precision_aware_optimizer": True,
@@ -172,79 +168,6 @@ def _layout(job: Job) -> Settings:
     if layout.unshard is not None:
         lost["unshard"] = f"Megatron-FSDP gathers layer by layer; unshard={layout.unshard} is lost"
     return found
-
-
-# --- Megatron-Bridge ------------------------------------------------------------------------
-
-RENAMED = {
-    "num_experts": "num_moe_experts",
-    "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
-}
-OPPOSITE = {
-    "disable_bias_linear": "add_bias_linear",
-    "untie_embeddings_and_output_weights": "share_embeddings_and_output_weights",
-}
-OF_FLAGS = ("group_query_attention", "tokenizer_type", "max_position_embeddings")
-PARTS = {
-    "train": ("micro_batch_size", "global_batch_size"),
-    "dist": ("use_megatron_fsdp",),
-    "checkpoint": ("ckpt_format",),
-    "ddp": ("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"),
-}
-DTYPES = {"fp8": "torch.uint8"}
-
-
-def write_nemo(job: Job) -> str:
-    """Python that sets these fields of a ConfigContainer, such as a recipe's."""
-    model = {k: v for k, v in _model(job).items() if k not in OF_FLAGS}
-    rest, precision = _layout(job), job.of_recipe(RECIPES, "mixed-adam-18")
-    lines: list[str] = []
-    for part, names in PARTS.items():
-        lines += [f"cfg.{part}.{name} = {rest.pop(name)!r}" for name in names if name in rest]
-    strategy = rest.pop("data_parallel_sharding_strategy", None)
-    lines += [f"cfg.ddp.data_parallel_sharding_strategy = {strategy!r}"] if strategy else []
-    if "use_megatron_fsdp" in PARTS["dist"] and strategy:
-        lines += ["cfg.ddp.use_megatron_fsdp = True"]
-    lines += [f"cfg.dataset.seq_length = {job.sequence}"]
-    if job.layout.zero:
-        lines += ["cfg.optimizer.use_distributed_optimizer = True"]
-    in_fp32 = "grad_reduce_in_bf16" not in precision
-    lines += [f"cfg.ddp.grad_reduce_in_fp32 = {in_fp32}"]
-    if "bf16" in precision:
-        lines += ["cfg.mixed_precision = bf16_mixed()"]
-        lines += [f"cfg.mixed_precision.grad_reduce_in_fp32 = {in_fp32}"]
-    else:
-        lines += ["cfg.mixed_precision = None"]
-    of_optimizer = {k: v for k, v in precision.items() if k not in IN_BF16}
-    for name, value in of_optimizer.items():
-        lines += [f"cfg.optimizer.{name} = {DTYPES.get(str(value), repr(value))}"]
-    fields = []
-    for name, value in (model | rest).items():
-        if name == "swiglu":
-            fields += ["gated_linear_unit=True", "activation_func=F.silu"]
-        elif name == "attention_backend":
-            fields += [f"attention_backend=AttnBackend.{value}"]
-        elif name == "moe_layer_freq":
-            ones = [int(job.model.is_mixture(i)) for i in range(job.model.layers)]
-            fields += [f"moe_layer_freq={ones}"]
-        elif name in OPPOSITE:
-            fields += [f"{OPPOSITE[name]}=False"]
-        else:
-            fields += [f"{RENAMED.get(name, name)}={value!r}"]
-    kind, home = ("MLA", "mla") if job.model.latent else ("GPT", "gpt")
-    head = [
-        *(["import torch"] if any("torch." in line for line in lines) else []),
-        *(["import torch.nn.functional as F"] if "swiglu" in model else []),
-        f"from megatron.bridge.models.{home}_provider import {kind}ModelProvider",
-        *(
-            ["from megatron.bridge.training.mixed_precision import bf16_mixed"]
-            if "bf16" in precision
-            else []
-        ),
-        "from megatron.core.transformer.enums import AttnBackend",
-    ]
-    body = [f"cfg.model = {kind}ModelProvider(", *(f"    {each}," for each in fields), ")", *lines]
-    return "\n".join([*head, "", "", "def configure(cfg):", *(f"    {line}" for line in body), ""])
 
 
 # --- flags to a layout ----------------------------------------------------------------------

@@ -27,11 +27,9 @@ __all__ = [
 
 MORE_TP = {
     "megatron": "each rank keeps one, so that {times} ranks have copies of the same",
-    "nemo": "each rank keeps one, so that {times} ranks have copies of the same",
     "torchtitan": "it cuts heads apart and stops; use tp={heads} or less",
     "deepspeed": "AutoTP gives whole heads to {heads} ranks and none to the others; use tp={heads} "
     "or less",
-    "nanotron": "it refuses what does not divide them; use tp={heads} or less",
 }
 """What each framework does with more tensor ranks than key-value heads."""
 LONGEST = 2**30

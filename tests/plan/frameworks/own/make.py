@@ -1,15 +1,12 @@
 """Gives what we export to the frameworks' own parsers, and keeps what each read in accepted.json.
 
-    python make.py MEGATRON_LM TORCHTITAN DEEPSPEED NANOTRON_SRC BRIDGE MEGATRON_CORE
+    python make.py MEGATRON_LM TORCHTITAN DEEPSPEED
 
-The folders that hold megatron/, torchtitan/ (0.2.2), deepspeed/, nanotron/, and megatron/ twice
-more; of the last two only the fields of dataclasses are read. It needs an environment apart with
-torch (CPU), NumPy, tyro, dacite, PyYAML, pydantic and hjson; what else they import is put in by
-name only. Run with Megatron-LM of August 2026, Megatron-Bridge 0.3.1 over Megatron-Core 0.16.1,
-DeepSpeed 0.19.6 and nanotron of April 2026.
+The folders that hold megatron/, torchtitan/ (0.2.2) and deepspeed/. It needs an environment apart
+with torch (CPU), NumPy, tyro, pydantic and hjson; what else they import is put in by name only. Run
+with Megatron-LM of August 2026 and DeepSpeed 0.19.6.
 """
 
-import ast
 import importlib.abc
 import importlib.machinery
 import json
@@ -159,40 +156,6 @@ def deepspeed(text, layout):
     }
 
 
-def nanotron(text, layout):
-    import yaml
-    from nanotron.config import get_config_from_dict
-
-    read = get_config_from_dict(yaml.safe_load(text))
-    return {
-        "parallelism": vars(read.parallelism),
-        "tokens": vars(read.tokens),
-        "model": vars(read.model.model_config),
-        "zero_stage": read.optimizer.zero_stage,
-        "accumulate_grad_in_fp32": read.optimizer.accumulate_grad_in_fp32,
-        "global_batch_size": read.global_batch_size,
-    }
-
-
-def fields_of(folder, wanted):
-    """Class -> the names of its fields and of those it inherits, as they stand in the source."""
-    own, above = {}, {}
-    for path in Path(folder).rglob("*.py"):
-        text = path.read_text("utf-8", errors="replace")
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.ClassDef):
-                names = [s.target.id for s in node.body if isinstance(s, ast.AnnAssign)]
-                own.setdefault(node.name, set()).update(names)
-                bases = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
-                above.setdefault(node.name, set()).update(b.removeprefix("MCore") for b in bases)
-
-    def of(name, seen=()):
-        below = [of(b, (*seen, name)) for b in above.get(name, ()) if b not in (*seen, name)]
-        return own.get(name, set()).union(*below)
-
-    return {name: sorted(of(name)) for name in wanted}
-
-
 def plain(value):
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
@@ -210,8 +173,8 @@ def main():
     except ImportError:
         pass
     sys.meta_path.append(Named("finder"))
-    folders, readers = sys.argv[1:], (megatron, torchtitan, deepspeed, nanotron)
-    sys.path[:0] = folders[:4]
+    readers = megatron, torchtitan, deepspeed
+    sys.path[:0] = sys.argv[1:]
     accepted = {"cases": {name: list(layout_of(name)) for name in CASES}}
     for case in accepted["cases"].values():
         case[1] = vars(case[1])
@@ -232,14 +195,6 @@ def main():
             }
             cases[case] = {"text": text, "read": read}
             print(reader.__name__, case, read.get("refused", "read"))
-    wanted = ["GPTModelProvider", "MLAModelProvider", "TrainingConfig", "OptimizerConfig"]
-    wanted += ["DistributedDataParallelConfig", "MixedPrecisionConfig", "CheckpointConfig"]
-    both = [fields_of(folder, [*wanted, "DistributedInitConfig"]) for folder in folders[4:]]
-    transformer = fields_of(folders[5], ["TransformerConfig", "MLATransformerConfig"])
-    accepted["nemo"] = {name: sorted({*both[0][name], *both[1][name]}) for name in both[0]}
-    for name, more in (("GPT", "TransformerConfig"), ("MLA", "MLATransformerConfig")):
-        key = f"{name}ModelProvider"
-        accepted["nemo"][key] = sorted({*accepted["nemo"][key], *transformer[more]})
     (HERE / "accepted.json").write_text(json.dumps(accepted, indent=1, sort_keys=True) + "\n")
 
 

@@ -1,0 +1,276 @@
+"""`tiledask fit` and `list` as people type them; the numbers are worked out by hand beside them."""
+
+import re
+
+import pytest
+
+import tiledask as td
+
+# --- cards by their memory ----------------------------------------------------------------------
+
+
+def test_a_card_is_known_by_its_memory_to_the_byte():
+    for spec, size, card in (
+        ("80x40GB", 40_000_000_000, "A100-40GB"),
+        ("4 x 24 GB", 24_000_000_000, "A10"),
+        ("2x20GB", 20_000_000_000, "A10"),  # 4 GB from it and from a T4: the first by name
+        ("8x40GiB", 40 * 2**30, "A100-40GB"),
+    ):
+        cluster = td.load_cluster(spec)
+        assert cluster.device.memory_bytes == cluster.device.most_bytes == size
+        assert cluster.assumed == f"speed and links of {card}"
+    assert td.load_cluster("8xH100").assumed == ""
+
+
+def test_200_billion_parameters_do_not_fit_on_80_cards_of_40_gb(answers):
+    shown, facts = answers("fit 200B 80x40GB")
+    assert (shown.code, facts["verdict"]) == (1, "no")
+    # 200.1e9 x 16 B = 3.202e12 B, over 80: 40.02 GB on each, of 40
+    assert "3.202 TB, 40.02 GB on each" in shown.words
+    assert facts["would_fit"]["devices"]["count"] >= 83  # 3.202e12 / (40e9 - 0.99e9 of context)
+    assert facts["would_fit"]["memory"]["bytes"] > 42e9
+    assert {"--offload cpu", "--lora-rank 16"} <= facts["would_fit"].keys()
+
+
+def test_what_would_fit_does_fit_as_printed(typed):
+    printed = re.search(r"devices: tiledask (fit .*)", typed("fit 200B 80x40GB").out)[1]
+    assert typed(printed).code == 0
+    assert typed("fit 200B 80x40GB --offload cpu").code == 0
+    assert typed("fit 200B 80x40GB --lora-rank 16").code == 0
+    assert typed("fit 200B 80x48GB").code == 0
+
+
+# --- one weight ---------------------------------------------------------------------------------
+
+
+def test_a_weight_of_26_gb_on_cards_of_24(answers):
+    shown, facts = answers("fit 26GB 4x24GB")
+    assert (shown.code, facts["verdict"]) == (0, "fits")
+    rows = {(each["split"], each["keeps"]): each for each in facts["rows"]}
+    held = {each: (row["bytes"] / 1e9, row["fits"]) for each, row in rows.items()}
+    assert held["data parallel: copies", "the weight"] == (26, False)
+    assert held["pipeline: it is one layer", "the weight"] == (26, False)
+    assert held["tensor parallel over 2", "the weight"] == (13, True)
+    assert held["tensor parallel over 4", "the weight"] == (6.5, True)
+    over = "tensor parallel over 4"
+    # x 2, x 3, x 4 of 26 GB over 4; by 24 GB less a context of 0.99: 2.3, 3.4, 4.5 devices
+    assert held[over, "2 x, SGD"] == (13, True)
+    assert held[over, "3 x, momentum"] == (19.5, True)
+    assert held[over, "4 x, Adam"] == (26, False)
+    assert [row["fewest"] for row in facts["rows"][-3:]] == [3, 4, 5]
+    assert "Adam in fp32 keeps 104 GB in all: 5 devices" in shown.words
+
+
+def test_a_weight_that_no_split_holds_is_a_no(answers):
+    shown, facts = answers("fit 104GB 4x24GB")  # 26 GB each, of 24
+    assert (shown.code, facts["verdict"]) == (1, "no")
+    assert "it takes 5 devices" in shown.words  # 104 / 23.01 = 4.52
+    assert answers("fit 26GB 1x40GB")[0].code == 0
+    assert answers("fit 24GB 1x24GB")[0].code == 1  # no room for a CUDA context
+
+
+def test_a_weight_has_no_layout_of_its_own(typed):
+    assert typed("fit 26GB 4x24GB --tp 2").code == 2
+
+
+# --- no layout: the best of them ----------------------------------------------------------------
+
+
+def test_without_a_layout_the_best_are_shown_and_the_first_can_be_typed(answers, typed):
+    shown, facts = answers("fit llama-2-7b 8xA100-80GB")
+    assert (shown.code, facts["verdict"], facts["batch"]) == (0, "fits", 64)  # 8 a device
+    assert "fits on 8 devices" in shown.words
+    assert 2 <= len(facts["plans"]) <= 5
+    degrees = [tuple(p["layout"][n] for n in ("dp", "tp", "pp", "cp")) for p in facts["plans"]]
+    assert len(set(degrees)) == len(degrees)
+    assert all(plan["devices"] == 8 for plan in facts["plans"])
+    printed = re.search(r"the first one: tiledask (fit .*)", shown.out)[1]
+    again = typed(f"{printed} --json").json
+    assert again["step"]["seconds"] == pytest.approx(facts["plans"][0]["seconds"])
+    assert again["step"]["mfu"] == pytest.approx(facts["step"]["mfu"])
+
+
+def test_the_usual_sequence_is_no_longer_than_the_models_positions(answers):
+    shown, facts = answers("fit gpt2 1xA100-40GB")
+    assert (facts["sequence"], facts["batch"]) == (1024, 8)
+    assert "a step of 8 sequences of 1,024 tokens" in shown.words
+    assert answers("fit llama-3.2-1b 1xA100-40GB")[1]["sequence"] == 2048
+
+
+def test_a_number_of_devices_that_shares_out_badly_is_not_used_whole(answers):
+    shown, facts = answers("fit 200B 161x40GB")  # 161 = 7 x 23
+    assert (facts["verdict"], facts["devices"]) == ("fits", 160)
+    assert "fits on 160 of the 161 devices" in shown.words
+
+
+def test_a_batch_is_as_asked(answers, typed):
+    assert answers("fit llama-2-7b 8xA100-80GB --batch 24")[1]["batch"] == 24
+    facts = answers("fit llama-2-7b 8xA100-80GB --tp 4 --batch 24")[1]
+    assert (facts["layout"]["dp"], facts["layout"]["microbatches"]) == (2, 12)
+    refused = typed("fit llama-2-7b 8xA100-80GB --tp 4 --batch 25")
+    assert refused.code == 2
+    assert "24 is" in refused.err
+
+
+# --- one layout ---------------------------------------------------------------------------------
+
+
+def test_copies_fill_the_cluster_and_it_is_said(answers):
+    shown, facts = answers("fit llama-3.1-8b 16xH100 --tp 2 --zero 1")
+    assert facts["layout"]["dp"] == 8
+    assert "dp 8 fills the cluster" in shown.words
+    assert answers("fit llama-3.1-8b 16xH100 --zero 1")[1]["layout"]["dp"] == 16
+    assert answers("fit mixtral-8x7b 24xH100 --ep 8 --zero 3")[1]["layout"]["dp"] == 24
+
+
+def test_devices_left_over_are_in_the_verdict(answers):
+    shown, _ = answers("fit llama-3.1-8b 64xH100 --dp 8 --zero 1")
+    assert "fits on 8 of the 64 devices:" in shown.words
+
+
+def test_more_devices_than_there_are_take_one_sentence(answers):
+    shown, facts = answers("fit llama-2-13b 4xA100-80GB --tp 8")
+    assert (shown.code, facts["verdict"]) == (1, "no")
+    first, second = shown.out.splitlines()
+    assert first.startswith("assumed: ")
+    assert "needs 8 devices" in second
+    assert second.endswith("on 8 it fits")
+
+
+def test_seconds_tokens_and_mfu_stand_with_a_verdict_and_only_with_a_yes(answers):
+    shown, facts = answers("fit llama-3.1-8b 8xH100 --zero 1")
+    step = facts["step"]
+    assert step["tokens_per_second"] == pytest.approx(8 * 2048 / step["seconds"])
+    for words in ("a step of 8 sequences of 2,048 tokens takes", "tokens/s", "MFU"):
+        assert words in shown.words
+    shown, facts = answers("fit llama-2-70b 8xA100-40GB --dp 8")
+    assert (shown.code, "step" in facts, "tokens/s" in shown.words) == (1, False, False)
+
+
+def test_bytes_of_each_axis(answers):
+    shown, facts = answers("fit gpt2 8xH100 --dp 2 --tp 2 --pp 2 --microbatches 4 --sequence 1024")
+    stream = 1024 * 768 * 2  # activations of a micro-batch, 2 B each
+    rows = 25_129 * 768  # of the table's 50,257 words, half rounded up
+    layer = 3_546_240  # numbers of a layer on one of 2 slices
+    assert facts["step"]["bytes"] == {
+        # 6 layers x 4 sums x 4 micro-batches and the head's 4, each 2 (1/2) of its bytes; the loss
+        # sums three numbers of 4 B a token
+        "tp": 100 * stream + 4 * 1024 * 3 * 4,
+        # 4 micro-batches one way, and the tied table's gradients summed with the other stage's
+        "pp": 4 * stream + rows * 2,
+        # the first stage's gradients, 2 (1/2) of them: table, 1,024 positions, 6 layers
+        "dp": 2 * (rows + 1024 * 768 + 6 * layer),
+    }
+    for size in ("157.3 MB", "44.89 MB", "82.73 MB"):
+        assert size in shown.words
+
+
+def test_bytes_of_experts_and_of_long_sequences(answers):
+    facts = answers("fit mixtral-8x7b 16xH100 --ep 8 --zero 3 --recompute full")[1]
+    # 32 layers x (there and back) x forward, backward, forward again: 7/8 of 2 copies of a token
+    assert facts["step"]["bytes"]["ep"] == 32 * 2 * 3 * 2048 * 4096 * 2 * 2 * 7 // 8
+    facts = answers("fit llama-3.2-1b 8xH100 --cp 4 --sequence 8192 --flash-attention")[1]
+    # 16 layers x 3 hops x forward and twice that backward: K and V of 2,048 tokens, 8 heads of 64
+    assert facts["step"]["bytes"]["cp"] == 16 * 3 * 3 * 2 * 8 * 64 * 2048 * 2
+
+
+# --- assumptions --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "fit 70B 64xH100 --tp 8 --pp 8 --microbatches 16",
+        "fit 200B 80x40GB",
+        "fit 8B 1x24GB --lora-rank 16",
+        'fit gpt2 8xH100 --megatron "--tensor-model-parallel-size 2 --global-batch-size 64 --bf16"',
+        "plan 7B 8x80GB 64 --no-sensitivity",
+    ],
+)
+def test_one_line_of_assumptions_goes_before_an_answer(typed, command):
+    first, second, *_ = typed(command).out.splitlines()
+    assert first.startswith("assumed: ")
+    assert re.match(r"(fits|tight|no|[0-9,]+ layouts)\b", second)
+
+
+def test_how_sure_and_how_often_to_save_are_explained_on_request(typed):
+    command = "fit llama-3.1-8b 8xH100 --zero 1"
+    shown, more = typed(command), typed(f"{command} --explain")
+    for words in ("has room in", "save every", "where the"):
+        assert words not in shown.words
+        assert words in more.words
+
+
+# --- what is held -------------------------------------------------------------------------------
+
+
+def test_stages_that_are_left_out_are_named(typed):
+    shown = typed("fit 70B 64xH100 --dp 1 --tp 4 --pp 16 --batch 64")
+    (gap,) = [line for line in shown.out.splitlines() if "..." in line]
+    assert gap.startswith("3 to 12")
+    table = shown.out.partition("stage  ")[2].partition("\n\n")[0]
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_keys_and_values_have_a_column(answers):
+    shown, facts = answers("fit llama-2-7b 1xH100 --recipe fp16-weights --cached 8192")
+    assert facts["verdict"] == "fits"
+    assert "KV cache" in shown.out
+    assert "4.295" in shown.out  # 8,192 tokens x 32 layers x (K and V) x 4,096 x 2 B
+
+
+def test_adapters_of_a_rank(answers, typed):
+    facts = answers("fit llama-2-7b 1x24GB --lora-rank 8 --recompute full")[1]
+    held = {row["tensor"]: row["bytes"] for row in facts["rows"]}
+    # of query and value, 32 layers: 8 x (4,096 + 4,096) numbers each, of 2 B
+    assert held["adapter weights"] == 2 * 32 * 8 * (4096 + 4096) * 2
+    quantized = answers("fit llama-2-7b 1x24GB --lora-rank 8 --recipe qlora --recompute full")[1]
+    assert quantized["expected"] < facts["expected"] - 8e9  # 6.5e9 layers' weights, 1.5 B less each
+    refused = typed("fit llama-2-7b 1x24GB --lora-rank 8 --recipe mixed-adam-16")
+    assert refused.code == 2
+    assert "name lora or qlora" in refused.err
+
+
+# --- words and units ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("typed_as", ["3B", "'3 B'", "3e9", "3b", "0.003T"])
+def test_sizes_of_models_read_alike(answers, typed_as):
+    facts = answers(f"fit {typed_as} 8xH100 --zero 1")[1]
+    assert facts["model"]["source"].partition(" parameters,")[0].endswith("2,999,602,176")
+
+
+def test_an_unknown_option_names_the_nearest(typed):
+    pairs = {"--zero3": "--zero", "--stages 2": "--pp", "--sequnce 2": "--sequence"}
+    for given, near in pairs.items():
+        shown = typed(f"fit gpt2 1xT4 {given}")
+        assert (shown.code, shown.out) == (2, "")
+        assert f"did you mean {near}: " in shown.err
+        assert "tiledask fit --help" in shown.err
+
+
+@pytest.mark.parametrize("command", ["fit", "plan"])
+def test_the_examples_of_help_run(typed, command):
+    shown = typed(f"{command} --help")
+    examples = re.findall(rf"^  tiledask ({command} .*?)(?:  #.*)?$", shown.out, re.MULTILINE)
+    assert (shown.code, len(examples) >= 3) == (0, True)
+    for example in examples:
+        quick = " --no-sensitivity" if command == "plan" else ""
+        assert typed(example + quick).code in (0, 1)
+    assert max(map(len, shown.out.splitlines())) <= 80
+
+
+# --- lists --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["models", "hardware", "recipes", "schedules"])
+def test_a_list_stays_a_table_when_piped(answers, kind):
+    shown, facts = answers(f"list {kind}")
+    lines = shown.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    begun = [line.split()[0] for line in lines if line[:1] not in ("", " ")]
+    assert [name for name in begun if name in facts] == list(facts)
+
+
+def test_a_part_of_a_name_is_enough(answers):
+    assert list(answers("list models llama-3.2")[1]) == ["llama-3.2-1b", "llama-3.2-3b"]

@@ -1,0 +1,225 @@
+"""`tiledask fit MODEL CLUSTER`: the best layouts that fit; where none does, what would."""
+
+import argparse
+import shlex
+from dataclasses import replace
+from typing import Any
+
+import tiledask as td
+from tiledask.errors import ConfigError
+from tiledask.lab.commands.options import (
+    SETTLED,
+    batch_of,
+    clusters,
+    recipe_words,
+    say_assumed,
+    show_budget,
+    usual_batch,
+)
+from tiledask.lab.table import say
+from tiledask.plan.data import names
+from tiledask.plan.fitting.fewest import fewest_devices
+from tiledask.plan.fitting.overhead import overhead_of, sure_of
+from tiledask.plan.inputs.run import caches, check_timed, check_trains
+from tiledask.plan.timing.calibration import calibration_of
+from tiledask.plan.units import format_bytes, format_seconds
+
+__all__ = ["command", "fewest", "run"]
+
+FIRST = 5
+"""Layouts that are shown, each of other degrees."""
+Result = tuple[int, Any]
+
+
+def run(args: argparse.Namespace, asked: Any, console: Any) -> Result:
+    """The fastest layouts that fit, or what would."""
+    from tiledask.lab import planner
+    from tiledask.lab.commands.fit import draw_memory
+
+    if not asked.recipe.trains or asked.recipe.places:
+        return _smallest(args, asked, console)
+    caches(asked.recipe, args.cached)  # refused where it trains
+    plans = _search(args, asked)
+    shown, best = _apart(plans), plans.best
+    devices = asked.cluster.devices
+    say_assumed(asked.assumed, console)
+    result = {
+        "model": {"name": asked.model.name, "source": asked.model.source},
+        "considered": plans.considered,
+        "counts": plans.counts,
+        "plans": [_facts(plan) for plan in shown],
+        "verdict": best.verdict,
+        "devices": best.layout.devices,
+        "batch": plans.global_batch,
+        "sequence": asked.sequence,
+        "recipe": plans.recipe.name,
+        "framework": plans.run.framework,
+        "assumptions": asked.assumed,
+    }
+    if best.verdict == "no":
+        return 1, result | _what_would(args, asked, plans, console)
+    count = plans.counts[best.verdict]
+    where = planner.used(best.layout, devices) or f" on {devices:,} device{'s' * (devices > 1)}"
+    step = best.step
+    say(
+        console,
+        f"{where}: {count:,} of {plans.considered:,} layouts; the fastest takes "
+        f"{format_seconds(best.seconds)} a step, {step.tokens_per_second:,.0f} tokens/s, MFU "
+        f"{100 * step.mfu:.1f} %",
+        bold=best.verdict,
+    )
+    title = "the fastest of each dp, tp, pp and cp"
+    console.print(planner.plan_table(shown, title, plans, args.explain))
+    say(console, f"the first one: {command(args, asked, best.layout, devices)}")
+    saving = best.checkpointing()
+    result |= {"step": step.to_dict(), "saving": saving.to_dict()}
+    result |= show_budget(args, step, saving, console)
+    if args.export:
+        result["export"] = planner.show_export(best.to(args.export), console)
+    if args.critique:
+        layout = asked.model, best.layout, asked.cluster, plans.recipe, asked.sequence
+        found = td.critique(*layout, **plans.assumed)
+        planner.show_critique(found, console)
+        result["critique"] = found.to_dict()
+    if args.figure:
+        draw_memory(best.fit, args.figure)
+    if args.explain:
+        if asked.model.source:
+            say(console, f"{asked.model.name}: {asked.model.source}")
+        say(console, plans.told_apart)
+        planner.show_step(step, console)
+        say(console, saving.line)
+    return 0, result
+
+
+def _apart(plans: Any) -> list[Any]:
+    """The fastest of the first few for each dp x tp x pp x cp; of those that fit, if any does."""
+    found: dict[Any, Any] = {}
+    for plan in plans[:SETTLED]:
+        degrees = tuple(getattr(plan.layout, name) for name in ("dp", "tp", "pp", "cp"))
+        if plan.verdict != "no" or plans.best.verdict == "no":
+            found.setdefault(degrees, plan)
+    return list(found.values())[:FIRST]
+
+
+def _facts(plan: Any) -> dict[str, Any]:
+    """A row of the table, for JSON; of a layout that does not fit nothing about time."""
+    facts = {"layout": vars(plan.layout), "devices": plan.layout.devices, "peak": plan.peak}
+    facts |= {"verdict": plan.verdict, "options": shlex.join(plan.layout.options)}
+    if plan.verdict == "no":
+        return facts
+    step = plan.step
+    speed = {"tokens_per_second": step.tokens_per_second, "mfu": step.mfu}
+    return facts | {"seconds": step.total, **speed}
+
+
+def command(args: argparse.Namespace, asked: Any, layout: Any, devices: int) -> str:
+    """`tiledask fit` with this layout, to be copied."""
+    named = clusters(args.cluster)
+    where = f"{devices}x{named[0]}" if named else args.cluster
+    words = [args.model, where, "--sequence", str(asked.sequence)]
+    words += recipe_words(args, asked.recipe)
+    return shlex.join(["tiledask", "fit", *words, *layout.options])
+
+
+def _search(args: argparse.Namespace, asked: Any) -> Any:
+    """The layouts of all devices; where none of them fits, of fewer that share out better."""
+    cluster, node = asked.cluster, asked.cluster.devices_per_node
+    run = {"sequence": asked.sequence, "recipe": asked.recipe}
+    run |= {"calibration": args.calibration, "framework": args.framework}
+    batch = batch_of(args.batch, cluster.devices, asked.sequence, asked.assumed)
+    found = td.search(asked.model, cluster, batch, **run).settle(SETTLED)
+    if found.best.verdict == "fits":
+        return found
+    least = fewest(args, asked, asked.recipe)
+    if least is None or least.devices > cluster.devices:
+        return found
+    for many in {cluster.devices // node * node: 1, least.devices: 1}:
+        if not least.devices <= many < cluster.devices:
+            continue
+        again = args.batch or usual_batch(many, asked.sequence)
+        other = td.search(asked.model, cluster, again, devices=[many], **run).settle(SETTLED)
+        if len(other) and other.best.verdict == "fits":
+            if args.batch is None:
+                asked.assumed[-1] = f"a step of {again:,} sequences of {asked.sequence:,} tokens"
+            return other
+    return found
+
+
+def fewest(args: argparse.Namespace, asked: Any, recipe: Any) -> Any:
+    """The Layout on the fewest devices of the cluster's kind, however many it has; or None."""
+    known = calibration_of(asked.cluster.device, recipe, args.calibration, args.framework)
+    held = replace(known.holding(recipe), cached=getattr(args, "cached", 0) or recipe.cached)
+    return fewest_devices(asked.model, td.Layout(), asked.cluster, held, asked.sequence)
+
+
+def _smallest(args: argparse.Namespace, asked: Any, console: Any) -> Result:
+    """Of what has no time model, served or offloaded: the layout on the fewest devices."""
+    from tiledask.lab.commands.fit import one_layout
+
+    if args.batch is not None or args.tokens is not None:
+        check_trains(asked.recipe)
+        check_timed(asked.recipe)
+    asked.layout = fewest(args, asked, asked.recipe)
+    if asked.layout is None:
+        asked.layout = td.Layout()
+    else:
+        asked.assumed.append(f"the layout on the fewest devices: {asked.layout}")
+    return one_layout(args, asked, console)
+
+
+def _what_would(args: argparse.Namespace, asked: Any, plans: Any, console: Any) -> dict[str, Any]:
+    """Why none fits, and what would: more devices, larger ones, fewer states on them."""
+    cluster, best = asked.cluster, plans.best
+    budget = overhead_of(best.layout, plans.run.framework)
+    many, room = cluster.devices, format_bytes(cluster.device.memory_bytes)
+    states = asked.model.parameters * asked.recipe.bytes_per_parameter
+    say(
+        console,
+        f": none of {plans.considered:,} layouts fits on {cluster}: states of "
+        f"{asked.recipe.bytes_per_parameter:g} B a parameter are {format_bytes(states)}, "
+        f"{format_bytes(states / many)} on each; the nearest layout, {best.layout}, takes "
+        f"{format_bytes(best.peak)} a device and {format_bytes(budget.total)} of overhead",
+        bold="no",
+    )
+    if args.explain:
+        say(console, best.fit.reason)
+    would: dict[str, Any] = {}
+    lines = []
+    least = fewest(args, asked, asked.recipe)
+    if least is not None and least.devices > many:
+        would["devices"] = {"count": least.devices, "layout": vars(least)}
+        lines.append((f"{least.devices:,} devices", command(args, asked, least, least.devices)))
+    sure = cluster.device.memory_bytes / sure_of(cluster.device, plans.run)
+    needed = -int(-(best.peak + budget.total) * sure // 1e9) * 10**9
+    larger = _larger(needed)
+    would["memory"] = {"bytes": needed, "card": larger}
+    card = f", such as {larger}" if larger else ", more than any card that is shipped has"
+    lines.append((f"{many:,} devices of {format_bytes(needed)} in the place of {room}{card}", ""))
+    for option, recipe in _others(asked.recipe):
+        try:
+            other = fewest(args, asked, recipe)
+        except ConfigError:  # adapters of weights that the model does not have
+            continue
+        if other is not None and other.devices <= many:
+            would[option] = {"devices": other.devices, "layout": vars(other)}
+            lines.append((f"{option}, on {other.devices:,} of the devices", ""))
+    say(console, "what would fit:")
+    for line, words in lines:
+        say(console, f"  {line}{': ' * bool(words)}{words}")
+    return {"would_fit": would}
+
+
+def _others(recipe: Any) -> list[tuple[str, Any]]:
+    """Options that keep less on the devices -> the recipe."""
+    others = [("--lora-rank 16", td.load_recipe("lora"))] if recipe.adapters is None else []
+    if any(state.of_optimizer for state in recipe.states) and recipe.adapters is None:
+        others.insert(0, ("--offload cpu", td.offload(recipe, to="cpu")))
+    return others
+
+
+def _larger(needed: int) -> str:
+    """The shipped card with the least memory that is enough; "" if none has as much."""
+    cards = (td.load_cluster(f"1x{name}").device for name in names("hardware"))
+    enough = [(d.memory_bytes, "TPU" in d.name, d.name) for d in cards if d.memory_bytes >= needed]
+    return min(enough)[2] if enough else ""
