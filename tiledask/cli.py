@@ -206,7 +206,8 @@ def _of_idle(add: _Add) -> None:
         "idle 1f1b 4 8 --latency 0.25 --transfers paired",
         "idle interleaved 4 8 --chunks 2 --explain",
         "idle --utilisation 0.9 --devices 4",
-        "idle --order order.txt --forward 1 --backward 2",
+        "idle 1f1b 2 4 --write-order order.txt",
+        "idle --order order.txt --forward 1,2 --backward 2,4",
     )
     names = ", ".join(td.schedules).replace("naive", "naive (or layer-wise)")
     sub.add_argument("schedule", metavar="SCHEDULE", nargs="?", help=names)
@@ -243,6 +244,7 @@ def _of_idle(add: _Add) -> None:
     times.add_argument("--transfers", default="overlapped", metavar="HOW", help=words)
     files = sub.add_argument_group("files")
     files.add_argument("--figure", metavar="FILE", help="write the Gantt chart")
+    files.add_argument("--write-order", metavar="FILE", help="write the order, for --order")
     words = "write a trace for Perfetto, .json or .json.gz"
     files.add_argument("--trace", metavar="FILE", help=words)
     measured = sub.add_argument_group(

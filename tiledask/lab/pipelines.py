@@ -62,6 +62,8 @@ def idle(args: argparse.Namespace, console: Console) -> tuple[int, dict[str, Any
         result["closed_form"] = known.seconds
     if args.explain:
         _explain(timeline, known, console)
+    if args.write_order:
+        Path(args.write_order).write_text(f"{made.to_text()}\n", encoding="utf-8")
     if args.trace:
         timeline.to_trace(args.trace)
     if args.figure:
