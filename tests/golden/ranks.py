@@ -1,0 +1,335 @@
+"""Golden values of many devices: product plans, collectives and split layers, on threads of this
+process; products and redistributions on four workers."""
+
+from itertools import product
+from random import Random
+from typing import Any
+
+import numpy as np
+from golden.store import MACHINE, GoldenSet, bits, digest, numbers, summary
+from golden.tile import dtype_of
+
+import tiledask as td
+
+# -- the one place that looks inside ---------------------------------------------------------------
+
+
+def plan_product(name: str, a: Any, b: Any, **options: Any) -> Any:
+    """Who multiplies what, in which order; td.explain needs arrays on workers for it."""
+    from tiledask.plan.products.product import plan_product
+
+    return plan_product(name, a, b, **options)
+
+
+def options_of(name: str) -> tuple[str, ...]:
+    from tiledask.plan.products.product import options_of
+
+    return options_of(name)
+
+
+def panels_of(plan: Any) -> list[Any]:
+    """By rank the panels in their order: the interval of k, and which ranks' pieces."""
+    return [
+        [[panel.depth, [p.source for p in panel.a], [p.source for p in panel.b]] for panel in mine]
+        for mine in plan.panels
+    ]
+
+
+def addends_of(plan: Any) -> list[Any]:
+    """By rank the partial sums that it adds up, in their order."""
+    return [[[p.source, p.region] for p in mine] for mine in plan.partials] if plan.sums else []
+
+
+def programs_of(group: Any) -> list[str]:
+    """Texts of the layers' programs that a group has run."""
+    return [str(layer.program) for layer in group.bound.values()]
+
+
+def records_of(done: Any, ranks: int) -> list[list[list[Any]]]:
+    """By rank what was called, by kind: [kind, calls, sent, received, messages]."""
+    found = []
+    for rank in range(ranks):
+        rows = done.records.where(rank=rank)
+        kinds = sorted({row.kind for row in rows})
+        found.append(
+            [
+                [kind, len(of), sum(r.sent for r in of), sum(r.received for r in of),
+                 sum(r.messages for r in of)]
+                for kind in kinds
+                for of in [[row for row in rows if row.kind == kind]]
+            ]
+        )  # fmt: skip
+    return found
+
+
+# -- placements ------------------------------------------------------------------------------------
+
+
+def placement(name: str) -> Any:
+    """Of "R", "P", "S0", "S1", ..."""
+    if name == "R":
+        return td.Replicate()
+    return td.Partial() if name == "P" else td.Shard(int(name[1:]))
+
+
+def tiling(shape: list[int], mesh: list[int], placements: list[str]) -> Any:
+    return td.Tiling(tuple(shape), tuple(mesh), tuple(map(placement, placements)))
+
+
+# -- plans of products -----------------------------------------------------------------------------
+
+
+MESHES = [[2], [3], [4], [2, 2], [2, 3], [3, 2], [4, 2], [3, 3], [2, 2, 2], [4, 4]]
+
+
+def grids() -> dict[str, Any]:
+    """40 meshes and placements, every algorithm on each."""
+    draw, found = Random(31), {}
+    for n in range(40):
+        mesh = draw.choice(
+            ([2], [3], [4], [2, 2], [2, 3], [3, 2], [4, 2], [3, 3], [2, 2, 2], [4, 4])
+        )
+        each = ["R", "S0", "S1"]
+        usual = ["S0", "S1", "R"][: len(mesh)] if len(mesh) > 1 else ["S0"]
+        found[f"{n} {'x'.join(map(str, mesh))}"] = {
+            "extents": [draw.randint(5, 60) for _ in range(3)],
+            "mesh": mesh,
+            "a": usual if n % 3 == 0 else [draw.choice(each) for _ in mesh],
+            "b": usual if n % 3 == 0 else [draw.choice(each) for _ in mesh],
+            "panel": draw.choice((1, 4, 16, 512)),
+            "itemsize": draw.choice((2, 4, 8)),
+        }
+    return found
+
+
+def planned(given: dict[str, Any]) -> Any:
+    """Of each algorithm bytes and messages by rank, and its order."""
+    m, k, n = given["extents"]
+    a = tiling([m, k], given["mesh"], given["a"])
+    b = tiling([k, n], given["mesh"], given["b"])
+    found: dict[str, Any] = {}
+    for name in td.algorithms:
+        told = {"panel": given["panel"]} if "panel" in options_of(name) else {}
+        try:
+            plan = plan_product(name, a, b, **told)
+        except ValueError as refused:
+            found[name] = type(refused).__name__
+            continue
+        moved = plan.traffic(given["itemsize"], max(4, given["itemsize"]))
+        found[name] = {
+            "total": moved.total,
+            "sent": list(moved.sent) if moved.ranks <= 4 else digest(moved.sent),
+            "received": list(moved.received) if moved.ranks <= 4 else digest(moved.received),
+            "messages": moved.count,
+            "order": digest(panels_of(plan), addends_of(plan)),
+            "result": str(plan.result),
+        }
+    return found
+
+
+# -- products and redistributions on workers -------------------------------------------------------
+
+GRID, ROW, COLUMN = ["S0", "S1"], ["S0", "R"], ["R", "S1"]
+LAID = {
+    "grid": ([2, 2], GRID, GRID),
+    "copies": ([2, 2], ["R", "R"], GRID),
+    "lines": ([4], ["S0"], ["S0"]),
+    "inner": ([4], ["S1"], ["S0"]),
+}
+
+
+def run_products() -> dict[str, Any]:
+    found = {}
+    for (laid, (mesh, a, b)), name in product(LAID.items(), td.algorithms):
+        for dtype in ("float32", "bfloat16") if laid == "grid" else ("float32",):
+            found[f"{name} on {laid}, {dtype}"] = {
+                "algorithm": name, "mesh": mesh, "a": a, "b": b, "dtype": dtype,
+                "extents": [13, 22, 17], "panel": 5,
+            }  # fmt: skip
+    return found
+
+
+def run_product(given: dict[str, Any], cluster: Any) -> Any:
+    """Bits of the product by tiles of one column, of numbers whose products are exact: the order of
+    sums decides; bytes and messages as measured."""
+    m, k, n = given["extents"]
+    mesh = td.Mesh(cluster, tuple(given["mesh"]))
+    dtype = dtype_of(given["dtype"])
+    # of sizes that differ by 2^12, so that sums in another order are rounded otherwise
+    spread = np.exp2(np.arange(k) % 13)
+    a = td.distribute((numbers(1, m, k) * spread).astype(dtype), mesh, map(placement, given["a"]))
+    b = td.distribute(numbers(2, k, n).astype(dtype), mesh, map(placement, given["b"]))
+    name = given["algorithm"]
+    told = {"panel": given["panel"]} if "panel" in options_of(name) else {}
+    c = td.matmul(a, b, algorithm=name, kernel="tiled", tile=(8, 8, 1), **told)
+    moved = c.traffic.measured
+    row = td.explain(a, b)[name]
+    return {
+        "bits": bits(td.to_numpy(c)),
+        "placements": str(c.placements),
+        "sent": list(moved.sent),
+        "received": list(moved.received),
+        "messages": moved.count,
+        "peak": row.peak,
+        "bound": row.bound,
+    }
+
+
+def moves() -> dict[str, Any]:
+    each = ["R", "S0", "S1"]
+    found = {
+        f"{x} to {y} on {n}": {"mesh": [n], "from": [x], "to": [y]}
+        for n in (3, 4)
+        for x, y in product(each, each)
+        if x != y
+    }
+    for x, y in (("S0 S1", "R R"), ("S0 S1", "S1 S0"), ("R S0", "S0 R"), ("S0 S0", "R S1")):
+        found[f"{x} to {y}"] = {"mesh": [2, 2], "from": x.split(), "to": y.split()}
+    for y in each:
+        found[f"P to {y}"] = {"mesh": [4], "from": ["P"], "to": [y]}
+    return found
+
+
+def moved(given: dict[str, Any], cluster: Any) -> Any:
+    """Bits, the collective's name, bytes by rank; partial sums are those of a local product."""
+    mesh = td.Mesh(cluster, tuple(given["mesh"]))
+    if given["from"] == ["P"]:
+        a = td.distribute(
+            (numbers(1, 6, 12) * np.exp2(np.arange(12))).astype("f4"), mesh, [td.Shard(1)]
+        )
+        b = td.distribute(numbers(2, 12, 7, dtype="float32"), mesh, [td.Shard(0)])
+        array = td.matmul(a, b, algorithm="local", kernel="tiled", tile=(8, 8, 1))
+    else:
+        array = td.distribute(numbers(3, 11, 7), mesh, map(placement, given["from"]))
+    found = td.redistribute(array, list(map(placement, given["to"])))
+    measured = found.traffic.measured
+    return {
+        "bits": bits(td.to_numpy(found)),
+        "made_by": str(found.made_by),
+        "sent": list(measured.sent),
+        "received": list(measured.received),
+        "messages": measured.count,
+    }
+
+
+# -- collectives -----------------------------------------------------------------------------------
+
+
+def group_calls() -> dict[str, Any]:
+    found = {}
+    for n in (1, 2, 3, 4, 5, 8):
+        for dtype in ("float32", "float64", "float16", "bfloat16"):
+            found[f"{n} ranks, {dtype}"] = {"ranks": n, "dtype": dtype}
+    return found
+
+
+def collectives(given: dict[str, Any]) -> Any:
+    """Bits of the sums of every collective on threads, and bytes and messages of each."""
+    n, dtype = given["ranks"], dtype_of(given["dtype"])
+
+    def program(rank: Any) -> dict[str, Any]:
+        group, found = rank.group(), {}
+        x = (numbers(rank.index + 1, 7, n + 3) * 2.0 ** (3 * rank.index % 8)).astype(dtype)
+        for op in ("sum", "max"):
+            found[f"all_reduce {op}"] = group.all_reduce(x, op)
+            found[f"reduce_scatter {op}"] = group.reduce_scatter(x, 1, op)
+        found["all_reduce wide"] = group.all_reduce(x, wide=True)
+        found["all_gather"] = group.all_gather(x, 1)
+        found["all_to_all"] = group.all_to_all(x, 1, 0)
+        found["broadcast"] = group.broadcast(x if rank.index == 0 else None)
+        reduced = group.reduce(x)
+        found["reduce"] = x if reduced is None else reduced
+        found["halo_exchange"] = group.halo_exchange(x, 0, 1, 2)
+        found["sendrecv"] = group.sendrecv(x, (rank.index + 1) % n, (rank.index - 1) % n)
+        return found
+
+    done = td.run_threads(program, n)
+    names = done.results[0]
+    return {
+        "bits": {name: bits(*(np.asarray(r[name]) for r in done.results)) for name in names},
+        "calls": records_of(done, n) if n <= 3 else digest(records_of(done, n)),
+    }
+
+
+# -- split layers ----------------------------------------------------------------------------------
+
+T, L = td.tensor, td.tile.layers
+HEADS = {
+    "8 heads": (8, 8, 4),
+    "shared heads": (8, 2, 4),
+    "10 heads": (10, 5, 2),
+    "one kv": (3, 1, 4),
+}
+
+
+def split_layers() -> dict[str, Any]:
+    found = {}
+    names = [*HEADS, "8 heads fused", "mlp", "mlp of 17", "swiglu", "swiglu fused"]
+    for name, t in product(names, (1, 2, 3, 4)):
+        for sequence, regather in ((False, False), (True, False), (True, True)):
+            key = (
+                f"{name} on {t}"
+                + (", tokens" if sequence else "")
+                + (", regathered" if regather else "")
+            )
+            found[key] = {"layer": name, "ranks": t, "sequence": sequence, "regather": regather}
+    return found
+
+
+def parts_of(name: str) -> tuple[str, dict, tuple, Any]:
+    """(name of the function, parameters, what it is told, how its weights are split)."""
+    fused = "fused" in name
+    if "heads" in name or name in HEADS:
+        heads = L.Heads(*HEADS[name.removesuffix(" fused")])
+        angles = L.rotary_angles(np.arange(7), heads.width, dtype="float64")
+        made = L.self_attention_parameters(12, heads, fused, bias=True)
+        return "self_attention", made, (heads, angles), lambda t: T.attention_layout(heads, t)
+    width = 17 if "17" in name else 16
+    if name.startswith("mlp"):
+        return "mlp", L.mlp_parameters(12, width), (), lambda t: T.mlp_layout(width, t)
+    made = L.swiglu_mlp_parameters(12, width, fused, bias=True)
+    return "swiglu_mlp", made, (), lambda t: T.swiglu_layout(width, t)
+
+
+def split_layer(given: dict[str, Any]) -> Any:
+    """Whole output and gradients, and what every rank calls."""
+    name, made, told, layout = parts_of(given["layer"])
+    t = given["ranks"]
+    whole = {n: numbers(7 + i, *p.shape) / 2 for i, (n, p) in enumerate(made.items())}
+    x, dy = numbers(1, 2, 7, 12), numbers(2, 2, 7, 12)
+
+    def program(rank: Any) -> dict[str, Any]:
+        group = rank.group()
+        mine = T.shard_weights(group, whole, layout(t))
+        spread = [
+            T.shard(group, each, 1) if given["sequence"] else T.replicate(each) for each in (x, dy)
+        ]
+        y, kept = getattr(T, name)(group, spread[0], mine, *told, regather=given["regather"])
+        dx, grads = getattr(T, f"{name}_grad")(group, spread[1], kept, mine)
+        return {"y": y, "dx": dx, **grads}, programs_of(group)
+
+    done = td.run_threads(program, t)
+    results = [arrays for arrays, _ in done.results]
+    arrays = {n: T.whole_of([r[n] for r in results]) for n in results[0]}
+    rows = [
+        [[r.label, r.kind, r.sent, r.received, r.messages] for r in done.records.where(rank=rank)]
+        for rank in range(t)
+    ]
+    return {
+        "y": summary(arrays["y"]),
+        "dx": summary(arrays["dx"]),
+        "gradients": summary(np.concatenate([np.ravel(arrays[n]) for n in sorted(made)])),
+        "calls": rows[0] if t <= 2 and given["layer"] == "8 heads" else digest(rows),
+        "program": digest(done.results[0][1]),
+        "totals": [[sum(r[2] for r in rank), sum(r[4] for r in rank)] for rank in rows],
+        MACHINE: bits(*arrays.values()),
+    }
+
+
+SETS = (
+    GoldenSet("product_plans", planned, grids),
+    GoldenSet("collectives", collectives, group_calls),
+    GoldenSet("split_layers", split_layer, split_layers),
+    GoldenSet("products", run_product, run_products, "cluster"),
+    GoldenSet("redistributions", moved, moves, "cluster"),
+)

@@ -1,0 +1,79 @@
+"""Write the golden values anew, and say what has changed.
+
+    python tests/golden/renew.py                 all sets, from what their files have as given
+    python tests/golden/renew.py ledgers steps   these
+    python tests/golden/renew.py --fast          all but those that need workers or are slow
+    python tests/golden/renew.py --draw ledgers  what is given is drawn anew, too
+    python tests/golden/renew.py --check ...     say what has changed, and write nothing
+
+A change of golden values is a change of what the package answers: say in the commit why.
+"""
+
+import argparse
+import os
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import process_time
+
+sys.path[:0] = [str(Path(__file__).parents[n]) for n in (1, 2)]
+
+from golden.sets import SETS  # noqa: E402
+from golden.store import GoldenSet, change, count, differences  # noqa: E402
+from threadpoolctl import threadpool_limits  # noqa: E402
+
+
+def renewed(one: GoldenSet, draw: bool, check: bool, cluster: object) -> str:
+    """What has changed in a set, in a line and a line for each of the first rows."""
+    begun = process_time()
+    old = one.stored() if one.path.exists() else {}
+    given = {key: row[0] for key, row in old.items()} if old and not draw else one.draw()
+    new = {key: [each, one.compute(each, cluster)] for key, each in given.items()}
+    rows, largest, shown = 0, 0.0, []
+    for key in {**old, **new}:
+        found = list(differences(old.get(key, [None, "-"])[1], new.get(key, [None, "-"])[1]))
+        rows += bool(found)
+        largest = max([largest, *(change(a, b) for _, a, b in found)])
+        if found and old and len(shown) < 5:
+            where, a, b = found[0]
+            shown.append(f"    {key}: {where}: {a!r} -> {b!r}")
+    if not check:
+        one.write(new)
+    values = sum(count(values) for _, values in new.values())
+    refused = sum(isinstance(v, dict) and "refused" in v for _, v in new.values())
+    return "\n".join(
+        [
+            f"{one.name:14} {len(new):5} rows, {values:6} values, "
+            f"{one.path.stat().st_size / 1e3 if one.path.exists() else 0:6.0f} kB, "
+            f"{process_time() - begun:5.1f} s; {rows} rows changed"
+            + (f", most by {largest:.2g}" if rows and old else "")
+            + (f"; {refused} refused" if refused else ""),
+            *shown,
+        ]
+    )
+
+
+def main(words: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sets", nargs="*", metavar="SET", choices=[[], *SETS])
+    parser.add_argument("--fast", action="store_true", help="no slow ones, none on workers")
+    parser.add_argument("--draw", action="store_true", help="draw what is given anew")
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    asked = parser.parse_args(words)
+    names = asked.sets or [n for n in SETS if not (asked.fast and SETS[n].mark)]
+    with ExitStack() as stack:
+        stack.enter_context(threadpool_limits(1))
+        # commands write down there what somebody has solved
+        os.environ["XDG_STATE_HOME"] = stack.enter_context(TemporaryDirectory())
+        cluster = None
+        if any(SETS[name].mark == "cluster" for name in names):
+            import tiledask as td
+
+            cluster = stack.enter_context(td.start_cluster(workers=4, device="cpu", quiet=True))
+        for name in names:
+            print(renewed(SETS[name], asked.draw, asked.check, cluster), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,65 @@
+"""Every golden value, computed again from what stands beside it.
+
+A difference is a change of what the package answers. If it is meant, `python tests/golden/renew.py`
+writes the new values and says what has changed.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from golden import store
+from golden.sets import SETS
+
+SHOWN = 12
+MOST_BYTES = 2_000_000
+MARKS = {"": (pytest.mark.long,), "slow": (pytest.mark.slow, pytest.mark.long)}
+MARKS["cluster"] = (pytest.mark.cluster,)
+every = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=MARKS[SETS[name].mark]) for name in SETS]
+)
+
+
+@every
+def test_golden_values_are_what_they_were(name, request, one_thread):
+    one = SETS[name]
+    cluster = request.getfixturevalue("cluster") if one.mark == "cluster" else None
+    alike = json.loads(one.path.read_text("utf-8"))["machine"] == store.machine()
+    found = [
+        (key, *each)
+        for key, (given, values) in one.stored().items()
+        for each in store.differences(values, one.compute(given, cluster), exactly=alike)
+    ]
+    if found:
+        rows = len({key for key, *_ in found})
+        shown = "\n".join(f"{k}: {at}: {old!r} -> {new!r}" for k, at, old, new in found[:SHOWN])
+        pytest.fail(f"{name}: {rows} rows differ in {len(found)} values\n{shown}", pytrace=False)
+
+
+def test_files_are_those_of_the_sets_and_small():
+    files = sorted(Path(store.FOLDER).glob("*.json"))
+    assert [path.stem for path in files] == sorted(SETS)
+    assert sum(path.stat().st_size for path in files) <= MOST_BYTES
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "alike"),
+    [
+        (1, 1.0, True),
+        (1.0, 1.0 + 1e-13, True),
+        (1.0, 1.0 + 1e-11, False),
+        (10**17, 10**17 + 1, False),
+        (True, 1, False),
+        ("a", "b", False),
+        ([1], [1, 2], False),
+        ({"a": 1}, {"b": 1}, False),
+        ({"machine": 1}, {"machine": 2}, False),
+    ],
+)
+def test_what_counts_as_a_difference(old, new, alike):
+    assert (not list(store.differences(old, new))) == alike
+
+
+def test_other_machines_may_have_other_bits():
+    old, new = {"machine": 1, "x": 1}, {"machine": 2, "x": 1}
+    assert not list(store.differences(old, new, exactly=False))
