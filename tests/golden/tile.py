@@ -301,11 +301,7 @@ def layer(given: dict[str, Any]) -> Any:
     for name in ("float64", "float32", "float16", "bfloat16"):
         dtype = dtype_of(name)
         x, dy = (2 * numbers(i, *SAME).astype(dtype) for i in (1, 2))
-        try:
-            arrays = [np.asarray(a) for a in LAYERS[given["layer"]](x, dy, dtype) if a is not None]
-        except (ValueError, TypeError) as refused:
-            found[MACHINE][name] = type(refused).__name__
-            continue
+        arrays = [np.asarray(a) for a in LAYERS[given["layer"]](x, dy, dtype) if a is not None]
         found[MACHINE][name] = bits(*arrays)
         if name == "float64":
             found["arrays"] = [summary(a) for a in arrays]
@@ -333,10 +329,9 @@ def steps() -> dict[str, Any]:
         for dtype in WIDTHS
     }
     for recipe, rule in (
-        ("mixed-adam-16", "Adam"), ("mixed-adam-18", "AdamW"), ("mixed-adam-20", "Adam"),
+        ("mixed-adam-16", "Adam"), ("mixed-adam-18", "AdamW"),
         ("bf16-adam", "Adam"), ("fp32-adam", "Adam"), ("fp32-sgd", "SGD"), ("fp16-sgd", "SGD"),
         ("fp32-momentum", "momentum"), ("mixed-momentum", "momentum"), ("fsdp-adam", "AdamW"),
-        ("deepspeed-fp16-adam", "Adam"),
     ):  # fmt: skip
         found[f"{rule} by {recipe}"] = {"rule": RULES[rule], "recipe": recipe}
         found[f"{rule} by {recipe}, scaled"] = {

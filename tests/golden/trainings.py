@@ -192,7 +192,10 @@ def training(given: dict[str, Any]) -> Any:
 
 
 def losses_of(done: Any, ranks: int, precise: bool) -> dict[str, Any]:
-    weights = [np.asarray(w) for _, w in sorted(done.weights.items())]
+    by_name = dict(done.weights.items())
+    if isinstance(next(iter(by_name.values())), dict):  # LeNet's, by layer
+        by_name = {f"{n}.{k}": w for n, layer in by_name.items() for k, w in layer.items()}
+    weights = [np.asarray(w) for _, w in sorted(by_name.items())]
     flat = np.concatenate([w.astype("float64").ravel() for w in weights])
     found = {"calls": digest(records_of(done, ranks)), "parameters": flat.size}
     for name in ("norms", "scales", "skipped"):
