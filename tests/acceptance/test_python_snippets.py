@@ -35,8 +35,8 @@ def test_sharded_states_fit_on_many_copies_or_the_answer_says_why_not():
     fit = td.fits("gpt-200b", td.Layout(dp=160, zero=1), "160xA100-40GB")
     assert fit.verdict == "no"  # 4 B a parameter stay whole: 800 GB
     assert fit.memory.ledger.by_tensor(0)["weights"] == 2 * 199_985_233_920
-    for fix in fit.fixes:
-        assert fix.layout.devices > 0
+    for fix in filter(None, fit.fixes.values()):
+        assert 0 < fix.layout.devices < 100_000
 
 
 def test_adapters_train_few_parameters():

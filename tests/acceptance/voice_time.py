@@ -90,7 +90,7 @@ IDLE = [
             ),
             "ask 12, first": lambda voice: [ask(12, "kept")(voice), 3, 2, 1],
             "nb 17, first": lambda voice: [
-                int(voice.shown(17, "micro-batches kept by device 0 in 1F1B")[0]),
+                int(voice.shown(17, "micro-batches kept by device 1 in 1F1B")[0]),
                 *(3, 2, 1),
             ],
         },

@@ -120,14 +120,14 @@ def _ledger(memory: MemoryEstimate) -> Grid:
     peaks, rows, before = ledger.per_place, [], -1
     for first, last in _alike(held):
         if first > before + 1:
-            left_out = f"{before + 1} to {first - 1}" if first > before + 2 else f"{before + 1}"
+            left_out = _span(before + 1, first - 1)
             most = max(peaks[stage] for stage in range(before + 1, first))
             rows.append((left_out, "...", *("" for _ in names), f"to {_gb(most)}"))
         before = last
         moments = ledger.moments(first)
         rows.append(
             (
-                f"{first}" if first == last else f"{first} to {last}",
+                _span(first, last),
                 max(moments, key=moments.__getitem__),
                 *(_gb(held[first].get(name, 0)) for name in names),
                 _gb(peaks[first]),
@@ -135,6 +135,11 @@ def _ledger(memory: MemoryEstimate) -> Grid:
         )
     title = "GB (1e9 bytes) on a device of each stage at its fullest moment"
     return Grid(("stage", "moment", *names, "in all"), rows, title, left=(0, 1))
+
+
+def _span(first: int, last: int) -> str:
+    """Stages as people count them, from 1."""
+    return f"{first + 1}" if first == last else f"{first + 1} to {last + 1}"
 
 
 def _gb(size: int) -> str:

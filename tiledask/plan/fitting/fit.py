@@ -173,7 +173,7 @@ class Fit:
         tensor, held = largest, classes[largest]
         low, high = map(format_bytes, self.band)
         room, device = format_bytes(self.capacity), self.cluster.device.name
-        where = f"stage {stage} of {self.layout.pp}, {moment}" if self.layout.pp > 1 else moment
+        where = f"stage {stage + 1} of {self.layout.pp}, {moment}" if self.layout.pp > 1 else moment
         largest = f"the largest class is {tensor}, {format_bytes(held)}"
         if self.verdict == "fits":
             return (

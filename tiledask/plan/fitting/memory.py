@@ -118,10 +118,10 @@ class MemoryEstimate:
         for stage, peak in self.ledger.per_place.items():
             held = self.ledger.by_tensor(stage)
             rows.append(
-                (stage, *(format_bytes(held.get(t, 0)) for t in tensors), format_bytes(peak))
+                (stage + 1, *(format_bytes(held.get(t, 0)) for t in tensors), format_bytes(peak))
             )
         title = (
-            f"{self!r}; the fullest is stage {place} at {moment}. Each stage is shown at its own "
+            f"{self!r}; the fullest is stage {place + 1} at {moment}. Each stage is shown at its own "
             f"fullest moment; GB = 1e9 bytes."
         )
         style = {len(tensors) + 1: "font-weight:bold"}
