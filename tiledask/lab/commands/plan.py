@@ -25,6 +25,7 @@ from tiledask.lab.commands.options import (
 )
 from tiledask.lab.figure_file import save_figure
 from tiledask.lab.table import say
+from tiledask.plan.choosing.smallest import search_fewest
 from tiledask.plan.whole import whole_rule
 
 __all__ = ["add", "run"]
@@ -133,9 +134,21 @@ def _fewest(args: argparse.Namespace, asked: Any, console: Any) -> Result:
     """The fewest devices on which some layout fits, and that layout."""
     from tiledask.lab.commands.best import command, fewest
 
-    if args.batch is not None or args.devices:
-        raise ConfigError("--fewest tries any batch and number; leave BATCH and --devices out")
+    if args.devices:
+        raise ConfigError("--fewest tries every number of devices; leave --devices out")
     layout = fewest(args, asked, asked.recipe)
+    if args.batch is not None and layout is not None:  # of any batch: no fewer can do
+        most = max(asked.cluster.devices, 4 * layout.devices)
+        options = {"calibration": args.calibration, "framework": args.framework}
+        plans = search_fewest(
+            asked.model,
+            replace(asked.cluster, devices=most),
+            args.batch,
+            sequence=asked.sequence,
+            recipe=asked.recipe,
+            **options,
+        )
+        layout = plans.best.layout if plans.best.verdict != "no" else None
     say_assumed(asked.assumed, console)
     kind = asked.cluster.device.name
     if layout is None:
@@ -146,7 +159,8 @@ def _fewest(args: argparse.Namespace, asked: Any, console: Any) -> Result:
     assumed = {"calibration": args.calibration, "framework": args.framework}
     fit = td.fits(asked.model, layout, cluster, asked.recipe, asked.sequence, **assumed)
     many = f"{layout.devices:,} x {kind}"
-    say(console, f": the fewest that {asked.model.name} fits on; {fit.reason}", bold=many)
+    step = f" with {args.batch:,} sequences a step" if args.batch else ""
+    say(console, f": the fewest that {asked.model.name} fits on{step}; {fit.reason}", bold=many)
     say(console, f"that is: {command(args, asked, layout, layout.devices)}")
     if args.explain:
         say(console, fit.assumed)
