@@ -309,7 +309,8 @@ def _show(
     most = max(t.peak_in_flight, default=0)
     say(
         console,
-        f": {format_percent(t.bubble_fraction)} idle, utilisation {format_percent(t.utilisation)}, "
+        f": {format_percent(t.bubble_fraction)} idle ({format_percent(t.bubble_overhead)} of the "
+        f"busy time), utilisation {format_percent(t.utilisation)}, "
         f"{_seconds(t.makespan)}; a device keeps {most} at most.",
         bold=_name(made),
         wrap=True,

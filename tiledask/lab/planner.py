@@ -79,6 +79,8 @@ def show_speed(step: StepEstimate, console: Console) -> None:
     many += f" of {step.sequence:,} tokens"
     if layout.pp > 1 and layout.microbatches < layout.pp:
         many += f" ({layout.microbatches} of {layout.pp} micro-batches that would fill its stages)"
+    elif layout.microbatches > 1:
+        many += f" ({layout.microbatches:,} micro-batches a copy)"
     speed = f"{step.tokens_per_second:,.0f} tokens/s, MFU {100 * step.mfu:.1f} %"
     words = f"a step of {many} takes {format_seconds(step.total)}"
     say(console, f"{words}: {speed}, within {100 * step.error:.0f} %")

@@ -1,5 +1,6 @@
 """One distributed product beside its prediction: bytes, messages, memory, error and time."""
 
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -216,4 +217,5 @@ def product_title(
     shape: tuple[int, int, int], mesh: tuple[int, int], dtype: str, algorithm: str
 ) -> str:
     sizes, over = (" x ".join(f"{n:,}" for n in each) for each in (shape, mesh))
-    return f"{sizes} (m x n x k) {dtype} by {algorithm} on {over} workers"
+    flop = f"{2 * math.prod(shape) / 1e9:,.4g} GFLOP"
+    return f"{sizes} (m x n x k) {dtype}, {flop}, by {algorithm} on {over} workers"

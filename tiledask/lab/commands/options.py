@@ -155,7 +155,9 @@ def shape_of(args: argparse.Namespace, model: Any, cluster: Any, recipe: Any) ->
     known = calibration_of(cluster.device, recipe, args.calibration, args.framework)
     words = []
     if model.source.startswith(ASSUMED):
-        words = [f"{model.layers} layers of width {model.hidden:,}"]
+        words = [
+            f"{model.layers} layers of width {model.hidden:,}, {model.parameters:,} parameters"
+        ]
     words += [cluster.assumed] * bool(cluster.assumed)
     return words + [f"run by {known.framework} ({known.why})"] * known.usual
 

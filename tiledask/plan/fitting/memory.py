@@ -121,8 +121,8 @@ class MemoryEstimate:
                 (stage + 1, *(format_bytes(held.get(t, 0)) for t in tensors), format_bytes(peak))
             )
         title = (
-            f"{self!r}; the fullest is stage {place + 1} at {moment}. Each stage is shown at its own "
-            f"fullest moment; GB = 1e9 bytes."
+            f"{self!r}; the fullest is stage {place + 1} at {moment}. Each stage is shown at its "
+            f"own fullest moment; GB = 1e9 bytes."
         )
         style = {len(tensors) + 1: "font-weight:bold"}
         return html.table(("stage", *tensors, "peak"), rows, title, first="th", style=style)
