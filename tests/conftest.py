@@ -21,6 +21,8 @@ settings.load_profile("patient")
 
 # what made the recordings needs PyTorch; the stand-in for CuPy has processes of its own
 collect_ignore = [
+    "conftest.py",  # two of one name; as modules with examples they would be taken for one
+    "acceptance/conftest.py",
     "oracles/traces",
     "plan/pipelines/torch_csv",
     "twins/standin",
@@ -101,6 +103,15 @@ def no_progress(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("TILEDASK_PROGRESS", raising=False)
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def slow_nannies(request):
+    """On a busy machine a nanny takes longer than 20 s to start another worker."""
+    with pytest.MonkeyPatch.context() as patch:
+        if any("distributed" in item.path.parts for item in request.session.items):
+            patch.setattr("tiledask.distributed.connecting.slots.EMPTY", 200.0)
         yield
 
 

@@ -1,0 +1,1 @@
+"""Golden values: what the package answers today, row by row."""
