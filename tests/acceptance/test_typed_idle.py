@@ -27,7 +27,7 @@ def test_the_answer_comes_first_and_each_device_after_it(answers):
     shown, facts = answers("idle 1f1b 4 8")
     # (m + p - 1)(F + B) = 11 x 3 = 33 s; 24 s busy; 9 of 33 idle; p - s micro-batches kept
     assert shown.words.startswith(
-        "1f1b, 4 devices, 8 micro-batches: 27.3 % idle (37.5 % of the busy time), utilisation 72.7 %"
+        "1f1b, 4 devices, 8 micro-batches: 27.3 % idle (37.5 % of the busy time), "
     )
     assert "33 s; a device keeps 4 at most." in shown.words
     assert facts["makespan"] == 33

@@ -7,10 +7,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import tiledask as td
 from golden.plan import CARDS, FRAMEWORKS, case_of, cases, drawn_case, words
 from golden.store import GoldenSet, digest
-
-import tiledask as td
 
 # -- the one place that looks inside ---------------------------------------------------------------
 

@@ -10,9 +10,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from golden.store import GoldenSet, digest
-
 import tiledask as td
+from golden.store import GoldenSet, digest
 
 # -- the one place that looks inside ---------------------------------------------------------------
 

@@ -4,9 +4,8 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from golden.store import GoldenSet, digest
-
 import tiledask as td
+from golden.store import GoldenSet, digest
 
 # -- what is given, as plain values ----------------------------------------------------------------
 

@@ -6,10 +6,10 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from golden.store import MACHINE, GoldenSet, bits, digest, numbers, summary
-from golden.tile import dtype_of
 
 import tiledask as td
+from golden.store import MACHINE, GoldenSet, bits, digest, numbers, summary
+from golden.tile import dtype_of
 
 # -- the one place that looks inside ---------------------------------------------------------------
 

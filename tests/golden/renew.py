@@ -19,9 +19,10 @@ from time import process_time
 
 sys.path[:0] = [str(Path(__file__).parents[n]) for n in (1, 2)]
 
+from threadpoolctl import threadpool_limits  # noqa: E402
+
 from golden.sets import SETS  # noqa: E402
 from golden.store import GoldenSet, change, count, differences  # noqa: E402
-from threadpoolctl import threadpool_limits  # noqa: E402
 
 
 def renewed(one: GoldenSet, draw: bool, check: bool, cluster: object) -> str:

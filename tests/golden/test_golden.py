@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from golden import store
 from golden.sets import SETS
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from golden.store import MACHINE, GoldenSet, bits, digest, numbers, summary
 
 import tiledask as td
+from golden.store import MACHINE, GoldenSet, bits, digest, numbers, summary
 
 # -- names that may change -------------------------------------------------------------------------
 

@@ -7,11 +7,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+
+import tiledask as td
 from golden.ranks import records_of
 from golden.store import MACHINE, GoldenSet, bits, digest, summary
 from golden.tile import optimizer
-
-import tiledask as td
 
 # -- the one place that looks inside ---------------------------------------------------------------
 

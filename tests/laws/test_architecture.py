@@ -196,7 +196,7 @@ ROOMS = {
     "choosing": {"inputs", "fitting", "timing", "pipelines", "program", "frameworks"},
     "frameworks": {"inputs", "pipelines"},
     "fitting": {"inputs", "timing", "pipelines"},
-    "timing": {"inputs", "pipelines", "diagnosis"},
+    "timing": {"inputs", "pipelines", "diagnosis", "collectives"},
     "diagnosis": {"pipelines", "splitting"},
     "inputs": {"pipelines"},
     "program": {"pipelines", "products", "collectives", "inputs", "timing"},
@@ -301,7 +301,7 @@ def test_every_module_is_an_attribute_that_loads_nothing_heavy_before_it_is_name
 def test_the_package_runs_as_a_program():
     done = python("-m", "tiledask", "partition", "24", "4")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "sizes (6, 6, 6, 6)" in done.stdout
+    assert "layers of each device: 6, 6, 6, 6" in done.stdout
 
 
 @pytest.mark.long
