@@ -202,7 +202,7 @@ def load_cluster(spec: str | os.PathLike[str]) -> ClusterSpec:
     >>> str(load_cluster("8xH100"))
     '8 x H100 (80 GB each)'
     >>> load_cluster("80x40GB").assumed
-    "speed and links of A100-40GB"
+    'speed and links of A100-40GB'
     """
     if not isinstance(spec, str | os.PathLike):
         raise ConfigError(
