@@ -103,6 +103,53 @@ def test_twice_the_replicas_send_seven_percent_more(answers):
     assert "The worst is replicas x 2, links 64 times slower. " in worst
 
 
+def test_half_of_the_micro_batches_is_a_whole_number(typed):
+    ran = typed("ask 22 --no-run --set microbatches=3 replicas=4")
+    assert (ran.code, ran.out) == (2, "")
+    assert "3 has no half; take an even number, such as microbatches=4" in ran.err
+
+
+def test_interleave_is_in_the_plan_and_in_the_product_of_bytes(answers):
+    shown, facts = asked(answers, "20 --set nodes=2 billions=30")
+    # 2 x 64 x 3 x 2 rows x 2048 x 7168 x 2 B / 2 = 11.27 GB; without the 3 3.758 GB
+    assert facts["values"]["sent"]["pp"] == 2 * 64 * 3 * 2 * 2048 * 7168 * 2 / 2
+    assert "2 x 64 micro-batches x interleave 3 x 29.36 MB = 11.27 GB" in shown.words
+    assert "dp 2 x tp 2 x pp 4, interleave 3, ZeRO-1" in facts["answer"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sent"),
+    # 7e9 x 4 B and x 2 B
+    [("fp32-sgd", "fp32 gradients in every step: 2 (N-1)/N x 28 GB"), ("mixed-adam-16", "x 14 GB")],
+)
+def test_gradients_are_sent_as_the_recipe_keeps_them(answers, recipe, sent):
+    assert sent in asked(answers, f"15 --set billions=7 memory=24GB recipe={recipe}")[0].words
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        # 24 GB of weights: 6e9 x 16 B = 96 GB: / 24 = 4, / 23.01 = 4.17
+        ("3 --set weights=24GB", "96 GB / (24 GB - 0.99 GB) -> 5 GPUs"),
+        ("3 --set weights=24GB", "4 GPUs or more (5 with a CUDA context on each)"),
+        ("13", "48 GB / (24 GB - 0.99 GB) -> 3 GPUs"),  # 48 / 23.01 = 2.09
+    ],
+)
+def test_a_context_counts_wherever_states_fill_devices(answers, words, said):
+    assert said in asked(answers, words)[0].words
+
+
+def test_what_tight_means_and_how_far_zero_goes(answers):
+    assert "B with ZeRO-1: tight (it may or may not fit 24 GB: " in (
+        asked(answers, "24 --set billions=13")[0].words
+    )
+    # 40 GB / 4 B = 10 billion; 40 / (4/4 + 12/8) = 16; 40 / (16/8) = 20
+    assert (
+        "with ZeRO-1 for 10 to 16 billion parameters, up to 20 with ZeRO-3"
+        in (asked(answers, "21")[1]["answer"])
+    )
+
+
 # -- a yes or no is exact --------------------------------------------------------------------------
 
 

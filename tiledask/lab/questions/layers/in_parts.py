@@ -8,7 +8,7 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.errors import ConfigError
 from tiledask.lab.puzzles.fields import choice, number, size, whole
 from tiledask.lab.questions.pipelines.one_batch import NEARLY, executed, one_batch
-from tiledask.lab.questions.planning.sized import convention
+from tiledask.lab.questions.planning.sized import convention, counted
 from tiledask.lab.questions.question import MOST_WORKERS, CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.questions.shares import each
 from tiledask.lab.table import Claim, Comparison
@@ -41,6 +41,7 @@ def place(parameters: float, memory: int, units: int, recipe: str, transfer: flo
         f"over all units {p} x {format_bytes(each)} = {format_bytes(p * each)}: as before, only "
         f"spread",
         f"units needed: {format_bytes(whole_)} / {format_bytes(memory)}, rounded up = {least}",
+        counted(parameters / 1e9, memory, recipe)[1],
         f"computation of a token, up and down: 6 x {parameters / 1e9:g} billion = "
         f"{6 * parameters / 1e9:g} GFLOP on one unit, {p} x {6 * parameters / p / 1e9:.4g} on "
         f"{p}: not less",

@@ -48,8 +48,7 @@ def work(billions: float, memory: int, devices: int) -> WorkedAnswer:
         f"{format_bytes(whole)} / {room} = {whole / memory:.4g} -> {sized.gpus(few)} for the "
         f"states",
         how,
-        f"with activations (all recomputed) and buffers too, as below: {full.verdict}, "
-        f"{format_bytes(full.expected)} needed of {room}",
+        f"with activations (all recomputed) and buffers too, as below: {sized.verdict(full)}",
     ]
     ways, verdicts = [], {}
     for name in LIGHTER:

@@ -48,7 +48,7 @@ def work(
     fix = fit.smallest_fix
     lines.append(
         f"with activations, buffers and a CUDA context, as `tiledask fit` counts, B with "
-        f"ZeRO-{zero or 0}: {fit.verdict}, {format_bytes(fit.expected)} of {room}"
+        f"ZeRO-{zero or 0}: {sized.verdict(fit)}"
         + (f"; {sized.brief(fix.layout)} fits on {sized.gpus(fix.devices)}" if fix else "")
     )
     bubbles = {}
@@ -63,7 +63,9 @@ def work(
     elif zero == 0 and fit.verdict == "fits":
         starts = "B starts as it is written"
     elif zero == 0:
-        starts = f"B's states fit as it is written, with all else counted it is {fit.verdict!r}"
+        starts = (
+            f"B's states fit as it is written, with all else counted it is {sized.verdict(fit)}"
+        )
     else:
         either = " either" * (whole_model > memory)
         starts = f"B as written does not start{either}, it needs ZeRO-{zero} or more"

@@ -81,8 +81,8 @@ def work(
     ]
     works = [zero for zero, (low, high) in windows.items() if high > low]
     sizes = (
-        f"The story holds only with ZeRO-{works[0]} or more, for {least:.4g} to "
-        f"{windows[works[0]][1]:.4g} billion parameters"
+        f"The story holds with ZeRO-{works[0]} for {least:.4g} to {windows[works[0]][1]:.4g} "
+        f"billion parameters" + f", up to {windows[3][1]:.4g} with ZeRO-3" * (works[0] < 3)
         if works and works[0]
         else f"The story holds for {least:.4g} to {windows[0][1]:.4g} billion parameters"
         if works

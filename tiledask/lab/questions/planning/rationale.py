@@ -14,8 +14,6 @@ __all__ = ["QUESTION"]
 
 RUN = (1, 2, 4)
 """Numbers of workers that are run with enough memory to see the whole peak."""
-WIRE = 2
-"""Bytes of a gradient on its way."""
 
 
 def counts(enough: int) -> list[int]:
@@ -47,10 +45,11 @@ def work(billions: float, memory: int, recipe: str) -> WorkedAnswer:
         how,
     ]
     if trains and enough > 1:
-        ring = 2 * (enough - 1) * n * WIRE / enough
+        wire = load_recipe(recipe).gradient_bytes
+        ring = 2 * (enough - 1) * n * wire / enough
         lines.append(
-            f"copies on N = {enough} GPUs would also send their fp16 gradients in every step: "
-            f"2 (N-1)/N x {format_bytes(n * WIRE)} = {format_bytes(ring)} a GPU"
+            f"copies on N = {enough} GPUs would also send their fp{8 * wire} gradients in every step: "
+            f"2 (N-1)/N x {format_bytes(n * wire)} = {format_bytes(ring)} a GPU"
         )
     copies = (
         f"a copy, {format_bytes(whole)}, never fits {format_bytes(memory)}"

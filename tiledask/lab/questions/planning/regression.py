@@ -8,6 +8,7 @@ import numpy as np
 
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.errors import ConfigError
 from tiledask.lab.puzzles.fields import number, whole
 from tiledask.lab.questions.planning import sized
 from tiledask.lab.questions.planning.scaling import hops
@@ -67,9 +68,14 @@ class _Job:
 
 def _effects(m: int, slower: float) -> dict[str, tuple[int, int, float]]:
     """What changes -> (times the replicas, micro-batches, by how much links are slower)."""
+    if m % 2:
+        raise ConfigError(
+            f"the same global batch on twice the replicas is half of the microbatches on each, and "
+            f"{m} has no half; take an even number, such as microbatches={m + 1}"
+        )
     return {
         "replicas x 2, the same work each": (2, m, 1.0),
-        "replicas x 2, the same global batch": (2, max(1, m // 2), 1.0),
+        "replicas x 2, the same global batch": (2, m // 2, 1.0),
         "micro-batches x 2": (1, 2 * m, 1.0),
         f"replicas x 2, links {slower:g} times slower": (2, m, slower),
         "all together": (2, 2 * m, slower),

@@ -71,7 +71,8 @@ def syncs(model: Model, layout: Layout, billions: float, sequence: int = SEQUENC
         found.append(Sync("tp", "every layer and micro-batch", moved, rule))
     if layout.pp > 1:
         moved = 2 * m * layout.interleave * rows / t
-        rule = f"2 x {m} micro-batches x {format_bytes(rows / t)} = {format_bytes(moved)}"
+        v = f" x interleave {layout.interleave}" if layout.interleave > 1 else ""
+        rule = f"2 x {m} micro-batches{v} x {format_bytes(rows / t)} = {format_bytes(moved)}"
         found.append(Sync("pp", "blocks to the next stage and back", moved, rule))
     return found
 

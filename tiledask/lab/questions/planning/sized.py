@@ -13,7 +13,7 @@ from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.puzzles.fields import number, size, whole
 from tiledask.lab.questions.question import Input
 from tiledask.lab.table import Comparison
-from tiledask.plan.fitting.fit import minimum_devices
+from tiledask.plan.fitting.fit import Fit, minimum_devices
 from tiledask.plan.fitting.overhead import CUDA_CONTEXT
 from tiledask.plan.inputs.hardware import ClusterSpec, load_cluster
 from tiledask.plan.inputs.layout import Layout
@@ -41,6 +41,7 @@ __all__ = [
     "parameters",
     "size_of",
     "states",
+    "verdict",
 ]
 
 CONVENTIONS = ("fp16-weights", "fp32-weights", "fp32-sgd", "mixed-adam-16", "mixed-adam-18")
@@ -172,6 +173,17 @@ def counted(billions: float, memory: int, recipe: str = "mixed-adam-16") -> tupl
     return few, f"{context}, as `tiledask fit` counts: {whole} / ({each}) -> {gpus(few)}"
 
 
+def verdict(fit: Fit) -> str:
+    """What `tiledask fit` says of everything counted, and of which bytes."""
+    room = format_bytes(fit.capacity)
+    if fit.verdict == "tight":
+        return (
+            f"tight (it may or may not fit {room}: {format_bytes(fit.band[0])} before overhead, "
+            f"{format_bytes(fit.expected)} with it)"
+        )
+    return f"{fit.verdict}, {format_bytes(fit.expected)} needed of {room}"
+
+
 def gpus(count: int) -> str:
     return f"{count} GPU{'s' * (count != 1)}"
 
@@ -192,7 +204,8 @@ def brief(layout: Layout) -> str:
     split = " x ".join(f"{name} {n}" for name, n in degrees.items() if n > 1) or "one GPU"
     zero = f", ZeRO-{layout.zero}" if layout.zero else ""
     again = f", recompute {layout.recompute}" if layout.recompute != "none" else ""
-    return f"{split}{zero}{again}"
+    chunks = f", interleave {layout.interleave}" if layout.interleave > 1 else ""
+    return f"{split}{chunks}{zero}{again}"
 
 
 def bars(billions: float, plans: Mapping[str, tuple[Layout, str]], memory: int) -> Figure:

@@ -5,6 +5,7 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.errors import ConfigError
 from tiledask.lab.exercises.planning.layer_too_large import attempt, gives, small_layer
 from tiledask.lab.puzzles.fields import choice, size, whole
+from tiledask.lab.questions.planning import sized
 from tiledask.lab.questions.products.too_large import ROWS, bars, scaled
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.questions.shares import count
@@ -46,6 +47,8 @@ def work(weights: int, memory: int, gpus: int, recipe: str) -> WorkedAnswer:
             f"{'fits' if held[name] <= memory else 'does not fit'}; "
             f"{count(fewest[name], 'GPU')} or more"
         )
+    with_context, how = sized.counted(parameters / 1e9, memory, recipe)
+    lines.append(f"{recipe} {how}")
     fits, one = held[recipe] <= memory, fewest[recipe] == 1
     cut = f"Cut W: {format_bytes(weights / gpus)} of it on each of {gpus}"
     return WorkedAnswer(
@@ -53,7 +56,7 @@ def work(weights: int, memory: int, gpus: int, recipe: str) -> WorkedAnswer:
         f"{count(fewest['fp32-weights'], 'GPU')} or more, and {recipe}, "
         f"{format_bytes(held[recipe])} a GPU, {'fits' if fits else 'does not fit'} "
         f"{count(gpus, 'GPU')} of {format_bytes(memory)}: it takes "
-        f"{count(fewest[recipe], 'GPU')} or more.",
+        f"{count(fewest[recipe], 'GPU')} or more{sized.beside(fewest[recipe], with_context)}.",
         lines,
         {"held": held, "fewest": fewest, "fits": fits},
         lambda: bars(states, memory, "States on a GPU, by recipe"),
