@@ -285,6 +285,30 @@ def test_combined_parallelism_at_real_sizes(answers):
         ("from 2 to 8 workers", 38, {"before": 2, "after": 8}),
         ("70B on 8 GPUs of 80GB", 18, {"billions": 70, "devices": 8, "memory": 80 * 10**9}),
         ("pipeline bubble", 12, {}),
+        (
+            "can I train 13B on 8 24GB GPUs",
+            18,
+            {"billions": 13, "devices": 8, "memory": 24 * 10**9},
+        ),
+        (
+            "does 200B fit on 80 40GB GPUs",
+            14,
+            {"billions": 200, "devices": 80, "memory": 40 * 10**9},
+        ),
+        ("FFN d=4096 d_h=16384 over 8 GPUs", 5, {"d": 4096, "d_h": 16384, "devices": 8}),
+        (
+            "12 layers on 3 GPUs what do GPU 1 and GPU 3 do while GPU 2 computes",
+            35,
+            {"layers": 12, "workers": 3, "working": 2},
+        ),
+        ("8 layers on 4 workers while worker 2 computes", 31, {"working": 2}),
+        ("4 stages 8 micro-batches idle share", 12, {"stages": 4, "microbatches": 8}),
+        ("26 GB layer", 3, {"weights": 26 * 10**9}),
+        ("what does ZeRO-3 save", 24, {}),
+        ("all-reduce bytes of LeNet on 4 GPUs", 28, {"devices": 4}),
+        ("ring all-reduce of LeNet over 4 devices", 28, {"devices": 4}),
+        ("24 layers round robin on 4 devices", 36, {"layers": 24, "devices": 4}),
+        ("32 layers on 5 stages", 34, {"layers": 32, "devices": 5}),
     ],
 )
 def test_words_find_their_question(answers, words, number, inputs):
@@ -304,10 +328,46 @@ def test_a_number_that_sets_nothing_is_said(typed):
     assert "(not used: 99)" in typed("ask idle time of 4 workers 99 --no-run").words
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("can I train 13B on 8 24GB GPUs", "tiledask fit 13B 8x24GB."),
+        ("how many GPUs of 24GB for 7B", "tiledask plan 7B 1x24GB --fewest."),
+        ("LoRA rank 16 of a 70B on 8 GPUs", "tiledask fit 70B 8xH100 --lora-rank 16."),
+        ("13B on 4 nodes of 8 GPUs of 40GB", "tiledask fit 13B 32x40GB."),  # 4 x 8
+    ],
+)
+def test_a_model_and_gpus_in_words_name_the_command_for_them(typed, words, said):
+    assert f"with everything counted: {said}" in typed(f"ask {words} --no-run").words
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "true or false 12 layers on 3 devices of 40GB",
+            "not for 40GB but for its own numbers, microbatches=3.",
+        ),
+        (
+            "data parallelism of 7B on 4 devices",
+            "not for 7B but for its own numbers, images=256.",
+        ),
+        ("idle time of 4 workers d=7", "not for d=7 but for its own numbers, forward=0.1"),
+        (
+            "round robin of 12 layers and 16 layers on 3 devices",
+            "not for 12, 16 but for its own numbers, layers=12 microbatches=3.",
+        ),
+    ],
+)
+def test_a_page_for_other_numbers_says_so_first(typed, words, said):
+    assert typed(f"ask {words} --no-run").words.startswith(f"This page is {said}")
+
+
 def test_words_that_no_question_has(typed):
     ran = typed("ask pizza for breakfast")
     assert (ran.code, ran.out) == (2, "")
     assert len(re.findall(r"(?:are|;) \d+, [A-Z]", ran.err)) == 3
+    assert re.search(r": tiledask ask \d+, tiledask ask \d+, tiledask ask \d+$", ran.err.strip())
 
 
 # -- inputs as they are typed ----------------------------------------------------------------------

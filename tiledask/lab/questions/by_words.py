@@ -26,6 +26,19 @@ COMMON = frozenset(
         this to was we what when where which while who whose why with x you your""",
     )
 )
+KEYS = {
+    3: "layer",
+    12: "idle share bubble stages micro-batches",
+    14: "fit fewest GPUs",
+    15: "fewest GPUs",
+    18: "train fit LoRA rank",
+    24: "ZeRO save",
+    28: "ring all-reduce bytes LeNet gradients",
+    34: "layers stages cut",
+    35: "idle computes",
+    36: "round robin",
+}
+"""Words by which a question is known, beside those of its title."""
 DEVICES = frozenset(("gpu", "worker", "accele", "unit"))
 """Stems of what is called a device here."""
 DEVICE = "devic"
@@ -33,10 +46,19 @@ BYTES = "bytes"
 A_NUMBER, IN_TITLE = 2.0, 3.0
 """What a number that sets an input counts; and how many times as much words of the title do, and
 numbers that are the question's own."""
+ALL_SET = 0.5
+"""What it counts that every input is set."""
 NEAR = 0.55
 """Least share of the words, by weight, that a question has which is taken."""
 _NUMBER = re.compile(
     r"(?<![\w.-])(\d+(?:\.\d+)?)\s*(?:(kb|[mgt]i?b)\b|(b|billions?|bn|t|trillion)\b|)", re.I
+)
+_SET = re.compile(r"\b([a-z]\w*)=([^\s,;?]+)", re.I)
+_REWRITTEN = (
+    (r"(\d)\s*x\s*(?=[\dA-Z])", r"\1 devices "),  # of 4x24GB
+    (r"(?i)\bwhile (?:[a-z]+ )?(\d+) (?=comput|work)", r"working=\1 "),
+    (r"(?i)\b(gpu|worker|device) \d+(?=\s*(?:and|or|do|does|is|,|\?|$))", r"\1"),
+    (r"(?i)\bhow many (?=gpu|device)", "fewest "),
 )
 
 
@@ -54,37 +76,79 @@ def by_words(asked: str) -> tuple[int, dict[str, str], str]:
     >>> by_words("does 200B fit on 40GB GPUs")[:2]
     (14, {'billions': '200', 'memory': '40GB'})
     """
-    text = re.sub(r"(\d)\s*x\s*(?=[\dA-Z])", r"\1 devices ", asked)  # of 4x24GB
+    text = asked
+    for pattern, to in _REWRITTEN:
+        text = re.sub(pattern, to, text)
+    given, text = dict(_SET.findall(text)), _SET.sub(" ", text)
     words, numbers = _stems(_NUMBER.sub(" ", text)), _numbers(text)
     listed, weights = _listed(asked), _weights()
     known = {word: weights.get(word, max(weights.values())) for word in words}
     scored = []
     for number, each in QUESTIONS.items():
-        title, text = _documents()[number]
-        placed = _placed(each, numbers)
-        found = [(known[w], w in title) for w in known if w in title | text]
+        title, told = _documents()[number]
+        mine = {name: value for name, value in given.items() if name in each.inputs}
+        placed = _placed(each, numbers) | mine
+        found = [(known[w], w in title) for w in known if w in title | told]
         found += [
             (A_NUMBER, each.inputs[n].value(n) == _value(each, n, v)) for n, v in placed.items()
         ]
         found += [(A_NUMBER, True) for n in numbers if n.value in title & listed]
         whole = (
-            sum(known.values()) + A_NUMBER * sum(bool(n.of) or n.value in listed for n in numbers)
-            or 1.0
-        )
+            sum(known.values())
+            + A_NUMBER * sum(bool(n.of) or n.value in listed for n in numbers)
+            + A_NUMBER * len(given)
+        ) or 1.0
         score = sum(weight * (IN_TITLE if best else 1.0) for weight, best in found) / whole
+        score += ALL_SET * len(placed) / len(each.inputs)
         scored.append((score, sum(weight for weight, _ in found) / whole, -number, placed))
     scored.sort(key=lambda each: each[:3], reverse=True)
     (_, share, number, placed), *others = scored
     if share < NEAR:
         three = "; ".join(_line(-each[2]) for each in scored[:3])
-        raise ConfigError(f"no question is near {short(asked)}; the nearest are {three}")
+        typed = ", ".join(f"tiledask ask {-each[2]}" for each in scored[:3])
+        raise ConfigError(f"no question is near {short(asked)}; the nearest are {three}: {typed}")
     taken = QUESTIONS[-number]
     read = {name: taken.inputs[name].value(name, value) for name, value in placed.items()}
     used = {*placed.values(), *(listed & _documents()[-number][0])}
-    unread = [n.value for n in numbers if n.value not in used]
+    unread = [n for n in numbers if n.value not in used]
+    unread += [_Number(f"{name}={given[name]}", (name,)) for name in given if name not in read]
     found_as = f"Question {-number}" + (f", {taken.typed(read)}" if read else "")
-    found_as += f" (not used: {', '.join(unread)})" if unread else ""
+    found_as += f" (not used: {', '.join(n.value for n in unread)})" if unread else ""
+    found_as = f"{_own(taken, read, unread)}{found_as}{_command(text, numbers)}"
     return -number, placed, f"{found_as}. Next nearest: {_line(-others[0][2])}."
+
+
+def _own(taken: CourseQuestion, read: dict[str, object], unread: list[_Number]) -> str:
+    """What the page is for instead, where numbers that it could be asked for are not used."""
+    counted = (BYTES, "billion", DEVICE)
+    meant = [
+        f"{n.value}{'B' * (n.of[0] == 'billion')}"
+        for n in unread
+        if n.of and ("=" in n.value or n.of[0] in counted or _named(taken, n.of))
+    ]
+    if not meant:
+        return ""
+    own = taken.typed({n: v for n, v in taken.read({}).items() if n not in read})
+    return f"This page is not for {', '.join(meant)} but for its own numbers, {own}. "
+
+
+def _command(text: str, numbers: list[_Number]) -> str:
+    """The command that answers for a model and GPUs that the words name."""
+    kinds = [n.of[0] for n in numbers if n.of]
+    found = dict(zip(kinds, (n.value for n in numbers if n.of), strict=True))
+    size, devices, memory = (found.get(kind) for kind in ("billion", DEVICE, BYTES))
+    if len(kinds) > len(found) or not size or not (devices or memory):
+        return ""
+    nodes = found.get(_stem("nodes"), "1")
+    rank = re.search(r"(?i)\brank\s*(\d+)", text)
+    lora = f" --lora-rank {rank[1]}" if rank else ""
+    if devices and devices.isdecimal() and nodes.isdecimal():
+        asked = f"fit {size}B {int(devices) * int(nodes)}x{memory or 'H100'}{lora}"
+    elif memory:
+        asked = f"plan {size}B 1x{memory}{lora} --fewest"
+    else:
+        return ""
+    return f"; with everything counted: tiledask {asked}"
 
 
 def _line(number: int) -> str:
@@ -122,7 +186,8 @@ def _documents() -> dict[int, tuple[frozenset[str], frozenset[str]]]:
         inputs = " ".join(f"{n} {i.meaning}".replace("_", " ") for n, i in each.inputs.items())
         text = f"{each.words(each.asked)} {inputs}"
         title = each.words(each.title)
-        found[number] = frozenset(_stems(title)) | _listed(title), frozenset(_stems(text))
+        known_by = frozenset(_stems(f"{title} {KEYS.get(number, '')}")) | _listed(title)
+        found[number] = known_by, frozenset(_stems(text))
     return found
 
 
@@ -148,18 +213,21 @@ def _numbers(text: str) -> list[_Number]:
     behind += [text[place.end() :] for place in places[-1:]]
     for place, rest in zip(places, behind, strict=True):
         value, unit, billions = place[1], place[2], place[3]
+        words = re.findall(r"[a-z][a-z-]*", rest.lower())[:3]
+        counted = takewhile(lambda word: word not in COMMON, words)
+        of = tuple(s for w in counted for s in _stems(w))
         if unit:
-            found.append(_Number(f"{value}{unit}", (BYTES,)))
+            found.append(_Number(f"{value}{unit}", (BYTES, *of)))
         elif billions:
             scale = 1000 if billions[0] in "tT" else 1
             found.append(_Number(f"{float(value) * scale:g}", ("billion",)))
         else:
-            words = re.findall(r"[a-z][a-z-]*", rest.lower())[:3]
-            counted = takewhile(lambda word: word not in COMMON, words)
-            found.append(_Number(value, tuple(s for w in counted for s in _stems(w))))
+            found.append(_Number(value, of))
     for at in reversed(range(len(found) - 1)):
         if behind[at].strip() in ("to", "and", "or", ",", "->"):
             found[at] = found[at]._replace(of=found[at + 1].of)
+        elif not behind[at].strip() and not found[at].of and BYTES in found[at + 1].of:
+            found[at] = found[at]._replace(of=(DEVICE,))  # 8 24GB GPUs
     return found
 
 
@@ -173,12 +241,14 @@ def _placed(asked: CourseQuestion, numbers: list[_Number]) -> dict[str, str]:
     for names, values in wanted.items():
         if len(names) == len(values):
             placed |= dict(zip(names, values, strict=True))
+    if "nodes" not in placed:
+        placed.pop("per_node", None)  # 8 GPUs are all there are
     return placed
 
 
 def _named(asked: CourseQuestion, words: tuple[str, ...]) -> tuple[str, ...]:
     """Inputs that the first of the words that names any does: by name, or by what they are."""
-    for word in words:
+    for word in (*words, *[DEVICE] * (_stem("stages") in words)):
         by_name, by_meaning = [], []
         for name, each in asked.inputs.items():
             if word == BYTES or word == "billion":
@@ -189,6 +259,10 @@ def _named(asked: CourseQuestion, words: tuple[str, ...]) -> tuple[str, ...]:
                 by_name.append(name)
             elif _stems(re.split(r"[,;(]", each.meaning)[0])[:1] == [word]:
                 by_meaning.append(name)
+        if word == BYTES and len(by_name) > 1:  # 26 GB layer, 24 GB GPU
+            said = {n: {*_stems(asked.inputs[n].meaning)} & {*words} for n in by_name}
+            near = [name for name in by_name if said[name]]
+            by_name = near if len(near) == 1 else by_name
         if by_name or by_meaning:
             return tuple(by_name or by_meaning)
     return ()

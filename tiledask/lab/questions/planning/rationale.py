@@ -48,8 +48,8 @@ def work(billions: float, memory: int, recipe: str) -> WorkedAnswer:
         wire = load_recipe(recipe).gradient_bytes
         ring = 2 * (enough - 1) * n * wire / enough
         lines.append(
-            f"copies on N = {enough} GPUs would also send their fp{8 * wire} gradients in every step: "
-            f"2 (N-1)/N x {format_bytes(n * wire)} = {format_bytes(ring)} a GPU"
+            f"copies on N = {enough} GPUs would also send their fp{8 * wire} gradients in every "
+            f"step: 2 (N-1)/N x {format_bytes(n * wire)} = {format_bytes(ring)} a GPU"
         )
     copies = (
         f"a copy, {format_bytes(whole)}, never fits {format_bytes(memory)}"

@@ -103,7 +103,7 @@ QUESTION = CourseQuestion(
         f"and why do the others not?"
     ),
     inputs={
-        "weights": Input(26_000_000_000, 52_000_000_000, size, "bytes of the weights, fp32"),
+        "weights": Input(26_000_000_000, 52_000_000_000, size, "bytes of a layer's weights, fp32"),
         "memory": Input(24_000_000_000, 40_000_000_000, size, "bytes of a GPU"),
         "gpus": Input(4, 8, whole(1, 64), "GPUs"),
         "recipe": Input("fp32-adam", "fp32-sgd", choice(tuple(RECIPES)), "what training keeps"),
