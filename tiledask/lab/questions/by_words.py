@@ -106,6 +106,7 @@ def by_words(asked: str) -> tuple[int, dict[str, str], str]:
     if share < NEAR:
         three = "; ".join(_line(-each[2]) for each in scored[:3])
         typed = ", ".join(f"tiledask ask {-each[2]}" for each in scored[:3])
+        typed += _command(text, numbers)
         raise ConfigError(f"no question is near {short(asked)}; the nearest are {three}: {typed}")
     taken = QUESTIONS[-number]
     read = {name: taken.inputs[name].value(name, value) for name, value in placed.items()}
