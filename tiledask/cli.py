@@ -180,11 +180,12 @@ def _of_running(add: _Add) -> None:
     _examples(
         sub,
         "matmul 1024",
-        "matmul 2048 1024 4096 --dtype float64 --algorithm cannon --workers 4",
+        "matmul 2048x4096 4096x1024 --dtype float64 --algorithm cannon --workers 4",
         "matmul 65536 --workers 64 --algorithm 2.5d --no-run",
     )
-    words = "of n x n (4096), or M N K: A is M x K and B is K x N"
-    sub.add_argument("sizes", metavar="SIZE", type=_whole, nargs="*", help=words)
+    words = "N of N x N by N x N (4096); A and B as written, 2048x1024 1024x4096; or M N K, the "
+    words += "inner size last (2048 4096 1024 is the same): A is M x K and B is K x N"
+    sub.add_argument("sizes", metavar="SIZE", nargs="*", help=words)
     dtypes = ("float16", "bfloat16", "float32", "float64")
     sub.add_argument("--dtype", default="float32", choices=dtypes, help="(%(default)s)")
     words = f"{', '.join(algorithms)} (%(default)s)"

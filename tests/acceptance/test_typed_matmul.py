@@ -22,6 +22,7 @@ import pytest
         ("600 --mesh 1x4", 4 * 3 * 360_000, 3 * 360_000),
         # 8 x 8: 7 blocks each of A and B, 8192 x 8192 x 4 bytes
         ("65536 --workers 64", 64 * 14 * 2**28, 14 * 2**28),
+        ("2048x4096 4096x1024 --algorithm cannon", 4 * 12_582_912, 12_582_912),
         ("600 --workers 1", 0, 0),
     ],
 )
@@ -42,6 +43,14 @@ def test_it_says_where_the_operands_begin_and_what_is_counted(answers):
     assert "218.1 MB move between workers" in shown.words
 
 
+def test_the_first_line_names_both_matrices(answers):
+    for asked in ("matmul 2048 1024 4096 --no-run", "matmul 2048x4096 4096x1024 --no-run"):
+        shown, facts = answers(asked)
+        first = "2,048 x 4,096 by 4,096 x 1,024 (m 2,048, n 1,024, k 4,096) float32, 17.18 GFLOP"
+        assert shown.words.startswith(first)
+        assert (facts["m"], facts["n"], facts["k"]) == (2048, 1024, 4096)
+
+
 def test_what_the_runtime_takes_has_a_name(answers):
     shown, _ = answers("matmul 10 --no-run")
     # 8 MiB, beside blocks of 100 bytes
@@ -56,6 +65,10 @@ def test_what_the_runtime_takes_has_a_name(answers):
         ("64 --algorithm canon", "did you mean 'cannon'?"),
         ("64 --algorithm local", "take one of column_parallel, row_parallel, summa"),
         ("64 32", "or M N K (A is M x K, B is K x N)"),
+        ("64x32 64x32", "A has 32 columns and B 64 rows"),
+        ("64x32 32", "A and B such as 2048x1024 1024x4096"),
+        # 70,000,000 / (4 x (2 + 2))
+        ("1000000000 --no-run", "k may be 4,375,000 at most, got 1,000,000,000"),
         ("64 --mesh 2x2 --workers 6", "--mesh 2x2 has 4 workers and --workers says 6"),
         ("64 --mesh two", "a mesh is rows x columns, such as 2x2"),
         ("64 --workers 0", "--workers must be a whole number of 1 or more"),

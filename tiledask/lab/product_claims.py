@@ -216,6 +216,9 @@ def predict_product(
 def product_title(
     shape: tuple[int, int, int], mesh: tuple[int, int], dtype: str, algorithm: str
 ) -> str:
-    sizes, over = (" x ".join(f"{n:,}" for n in each) for each in (shape, mesh))
+    m, n, k = shape
     flop = f"{2 * math.prod(shape) / 1e9:,.4g} GFLOP"
-    return f"{sizes} (m x n x k) {dtype}, {flop}, by {algorithm} on {over} workers"
+    return (
+        f"{m:,} x {k:,} by {k:,} x {n:,} (m {m:,}, n {n:,}, k {k:,}) {dtype}, {flop}, by "
+        f"{algorithm} on {mesh[0]} x {mesh[1]} workers"
+    )

@@ -13,6 +13,7 @@ from tiledask.errors import ConfigError, short
 from tiledask.lab.product_claims import compare_product, predict_product, product_title
 from tiledask.lab.table import Grid, say
 from tiledask.plan.data import meant
+from tiledask.plan.products.product import PANEL
 from tiledask.plan.units import divisors, format_bytes, format_seconds
 from tiledask.plan.whole import whole_number
 from tiledask.tile import as_dtype
@@ -20,12 +21,20 @@ from tiledask.tile.table import lookup
 
 __all__ = ["matmul"]
 
+COUNTED = 70_000_000
+"""The most of k x workers x (rows + columns) of them: panels of k are counted one by one, ~5 s."""
 HEAD = ("", "algorithm", "to one", "in all", "messages", "peak", "time", "")
 
 
 def matmul(args: argparse.Namespace, console: Console) -> tuple[int, dict[str, Any]]:
     """The product that was asked for, predicted and, unless --no-run, run; 1 if a claim fails."""
     shape, mesh = _shape(args.sizes), _mesh(args)
+    p, q = mesh
+    if shape[2] > (most := COUNTED // (p * q * (p + q))) and shape[2] > PANEL:
+        raise ConfigError(
+            f"panels of {PANEL} of the inner size k are counted one by one: on {p} x {q} workers k "
+            f"may be {most:,} at most, got {shape[2]:,}; take a smaller k, or fewer workers"
+        )
     algorithm, dtype = _algorithm(args.algorithm, mesh), as_dtype(args.dtype)
     # a wrong name is no reason to start workers
     takes = lookup(args.kernel).dtypes
@@ -37,7 +46,7 @@ def matmul(args: argparse.Namespace, console: Console) -> tuple[int, dict[str, A
     given = shape, mesh, dtype.name
     result: dict[str, Any] = dict(zip("mnk", shape, strict=True))
     result |= {"dtype": dtype.name, "mesh": mesh, "algorithm": algorithm}
-    code, begins = 0, _begins(shape, mesh)
+    code, begins = 0, _begins(mesh)
     if args.no_run:
         found = predict_product(*given, args.kernel, args.tile)
         say(console, product_title(*given, algorithm), wrap=True)
@@ -56,16 +65,29 @@ def matmul(args: argparse.Namespace, console: Console) -> tuple[int, dict[str, A
     return code, result | {"begins": begins, "predicted": chosen, "explain": facts}
 
 
-def _shape(sizes: list[int]) -> tuple[int, int, int]:
-    """m, n and k; one size is all three."""
-    if len(sizes) not in (0, 1, 3):
-        raise ConfigError(
-            f"a product takes one size, of square matrices, or M N K (A is M x K, B is K x N), "
-            f"such as: tiledask matmul 2048 1024 4096; got {len(sizes)} sizes"
-        )
-    for size in sizes:
+def _shape(sizes: list[str]) -> tuple[int, int, int]:
+    """m, n and k: of one size, of three, or of two matrices as written."""
+    said = (
+        "a product takes N, A and B such as 2048x1024 1024x4096, or M N K (A is M x K, B is K x N)"
+    )
+    pairs = [re.fullmatch(r"(\d{1,18})x(\d{1,18})", size) for size in sizes]
+    if len(sizes) == 2 and all(pairs):
+        (m, k), (inner, n) = (map(int, each.groups()) for each in pairs if each)
+        if k != inner:
+            raise ConfigError(
+                f"A has {k:,} columns and B {inner:,} rows, and these must agree; take "
+                f"{sizes[0]} {k}x{n}, or {m}x{inner} {sizes[1]}"
+            )
+    else:
+        if len(sizes) not in (0, 1, 3) or any(pairs):
+            raise ConfigError(f"{said}; got {short(' '.join(sizes))}")
+        try:
+            numbers = [int(size) for size in sizes]
+        except ValueError:
+            raise ConfigError(f"{said}; got {short(' '.join(sizes))}") from None
+        m, n, k = numbers if len(numbers) == 3 else (numbers or [4096]) * 3
+    for size in (m, n, k):
         whole_number("a size", size, 1)
-    m, n, k = sizes if len(sizes) == 3 else (sizes or [4096]) * 3
     return m, n, k
 
 
@@ -102,13 +124,12 @@ def _algorithm(name: str, mesh: tuple[int, int]) -> str:
     return name
 
 
-def _begins(shape: tuple[int, int, int], mesh: tuple[int, int]) -> str:
+def _begins(mesh: tuple[int, int]) -> str:
     """Where the operands are, and what is counted."""
-    (m, n, k), (p, q) = shape, mesh
+    p, q = mesh
     return (
-        f"A ({m:,} x {k:,}) and B ({k:,} x {n:,}) begin in {p} x {q} blocks, one of each on every "
-        f"worker. Counted: bytes between workers, once, where they arrive; the blocks' way there "
-        f"at the beginning is not."
+        f"A and B begin in {p} x {q} blocks, one of each on every worker. Counted: bytes between "
+        f"workers, once, where they arrive; the blocks' way there at the beginning is not."
     )
 
 
