@@ -164,10 +164,31 @@ def test_transfers_are_said_and_told_apart(answers, order):
     shown, facts = answers("idle 1f1b 2 2 --latency 1 --transfers rendezvous")
     assert (shown.code, facts["legal"]) == (1, False)
     assert "rank 0 is at 0SEND_F1 to rank 1; rank 1 is at 1SEND_B0 to rank 0" in shown.words
+    assert "--transfers paired posts a send and the receive" in facts["reason"]
+    assert shown.words.endswith("; rank r is device r + 1")
     assert answers(f"idle --order {order('legal')} --transfers rendezvous")[0].code == 1
     assert answers("idle 1f1b 2 2 --latency 1 --transfers paired")[1]["makespan"] == 12
     explained = answers("idle 1f1b 2 2 --transfers paired --explain")[0].words
     assert "paired transfers: as rendezvous" in explained
+
+
+def test_stages_of_an_order_count_from_0(typed, tmp_path):
+    (tmp_path / "order.txt").write_text("1F0 1B0\n2F0 2B0\n")
+    ran = typed(f"idle --order {tmp_path / 'order.txt'}")
+    assert ran.code == 2
+    assert "stage 0 has no action at all; stages count from 0" in ran.err
+
+
+def test_chunks_of_1_s_are_a_larger_model(answers):
+    words = answers("idle interleaved 4 8")[0].words
+    # 4 devices of 2 stages: 8 s of a forward where 1f1b has 4
+    assert "8 stages of 1 s forward: 2 times the model of 1f1b's 4" in words
+    assert "for the same model --forward 0.5 --backward 1" in words
+    # 24 s of work each and (4 - 1)(0.5 + 1) = 4.5 s of idling
+    shown, facts = answers("idle interleaved 4 8 --forward 0.5 --backward 1")
+    assert facts["makespan"] == 28.5
+    assert "larger" not in shown.words and "times the model" not in shown.words
+    assert "times the model" not in answers("idle 1f1b 4 8")[0].words
 
 
 def test_the_rest_is_explained_on_request(typed):

@@ -51,6 +51,13 @@ def test_the_first_line_names_both_matrices(answers):
         assert (facts["m"], facts["n"], facts["k"]) == (2048, 1024, 4096)
 
 
+def test_the_chosen_algorithm_is_the_one_asked_for(answers):
+    shown, facts = answers("matmul 2048 --algorithm cannon --no-run")
+    assert facts["explain"]["chosen"] == facts["algorithm"] == "cannon"
+    assert "inf s" not in str(facts) and "as fast" not in str(facts)
+    assert "local refused: it moves nothing: it takes A cut by rows alone" in shown.words
+
+
 def test_what_the_runtime_takes_has_a_name(answers):
     shown, _ = answers("matmul 10 --no-run")
     # 8 MiB, beside blocks of 100 bytes

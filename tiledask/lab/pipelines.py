@@ -52,8 +52,12 @@ def idle(args: argparse.Namespace, console: Console) -> tuple[int, dict[str, Any
     except ScheduleError as error:
         if args.order is None and not isinstance(error, DeadlockError):
             raise
-        say(console, f"{_name(made)} cannot run: {error}")
-        return 1, {"legal": False, "reason": str(error)}
+        reason = str(error)
+        if isinstance(error, DeadlockError):
+            reason = reason.replace("paired ones post", "--transfers paired posts")
+            reason += "; rank r is device r + 1"
+        say(console, f"{_name(made)} cannot run: {reason}")
+        return 1, {"legal": False, "reason": reason}
     result = _facts(made, timeline) | {"legal": True}
     met = _show_reached(args, made, reached, result, console) if reached else True
     _show(args, made, timeline, times, console)
@@ -319,6 +323,14 @@ def _show(
     took = f"{_said(times['forward'])} forward, {_said(times['backward'])} backward"
     sent = f"transfers {args.transfers}, {_said(times['latency'])}"
     say(console, f"Of {each}: {took}; {sent}. More: --explain", wrap=True)
+    share = made.stages // made.devices
+    if share > 1 and args.order is None and (args.forward, args.backward) == ("1", "2"):
+        say(
+            console,
+            f"{made.stages} stages of 1 s forward: {share} times the model of 1f1b's "
+            f"{made.devices}; for the same model --forward {1 / share:g} --backward {2 / share:g}",
+            wrap=True,
+        )
     columns = (t.busy_per_device, t.idle_per_device, t.peak_in_flight)
     rows = [
         (

@@ -23,6 +23,7 @@ __all__ = ["matmul"]
 
 COUNTED = 70_000_000
 """The most of k x workers x (rows + columns) of them: panels of k are counted one by one, ~5 s."""
+LOCAL = "moves nothing: it takes A cut by rows alone or B by columns alone, no blocks"
 HEAD = ("", "algorithm", "to one", "in all", "messages", "peak", "time", "")
 
 
@@ -61,6 +62,9 @@ def matmul(args: argparse.Namespace, console: Console) -> tuple[int, dict[str, A
     if not args.no_run:
         say(console, f"{found.advice} {found.moved}", wrap=True)
     facts = found.to_dict()
+    if args.no_run:
+        why = f"{algorithm} was asked for; without a run no times are compared."
+        facts |= {"chosen": algorithm, "why": why}
     chosen = next(row for row in facts["choices"] if row["algorithm"] == algorithm)
     return code, result | {"begins": begins, "predicted": chosen, "explain": facts}
 
@@ -118,8 +122,7 @@ def _algorithm(name: str, mesh: tuple[int, int]) -> str:
     if name == "local":
         others = ", ".join(each for each in td.algorithms if each != "local")
         raise ConfigError(
-            f"local moves nothing, and of blocks on {mesh[0]} x {mesh[1]} workers no worker has "
-            f"whole rows of A and columns of B; take one of {others}"
+            f"local {LOCAL}; A and B begin in {mesh[0]} x {mesh[1]} blocks, so take one of {others}"
         )
     return name
 
@@ -159,3 +162,7 @@ def _show_algorithms(found: Explanation, algorithm: str, console: Console) -> No
     bold = [number for number, row in enumerate(rows) if row[0]]
     title = "What every algorithm takes: bytes to one worker and in all, the fullest worker"
     console.print(Grid(HEAD, rows, title, left=(0, 1, 7), bold=bold))
+    for c in found.choices:
+        if c.plan is None:
+            why = f"it {LOCAL}" if c.algorithm == "local" else c.why_not
+            say(console, f"{c.algorithm} refused: {why}", wrap=True)

@@ -441,8 +441,12 @@ def _chosen(choices: tuple[Choice, ...], allowed: int, only: str | None) -> tupl
     if not others:
         return best.algorithm, f"{best.algorithm}: the only one that fits."
     second = min(others, key=lambda c: c.seconds)
-    timed = best.seconds < float("inf")  # without rates nothing has a time
-    more = second.seconds / best.seconds - 1 if timed else 0.0
+    if best.seconds == float("inf"):  # without rates nothing has a time
+        return best.algorithm, (
+            f"{best.algorithm}: needs least memory, {format_bytes(best.peak)}, of those that leave "
+            f"C as A lies; without rates there are no times."
+        )
+    more = second.seconds / best.seconds - 1
     return best.algorithm, (
         f"{best.algorithm}: predicted {format_seconds(best.seconds)}, "
         f"{format_bytes(best.received)} to the rank that receives most; next is "

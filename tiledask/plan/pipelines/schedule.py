@@ -445,7 +445,7 @@ class Schedule:
             if missing < len(place) or not place:
                 raise ScheduleError(
                     f"every stage from 0 to the last must be on some device; stage {missing} has "
-                    f"no action at all"
+                    f"no action at all{'; stages count from 0' if missing == 0 else ''}"
                 )
             places = [[place[s] for s in range(len(place))]]
         if len({len(place) for place in places}) > 1:
