@@ -54,6 +54,24 @@ def test_flop_a_byte_is_that_of_the_bytes_beside_it(answers):
     assert "2048  " not in repr(levels)
 
 
+def test_the_bytes_of_uneven_rows_are_those_that_are_held(answers):
+    # 334 of 1000 rows of 60 GB: 20.04 GB, and y of 8 x 15,000,000 x 4 B: 480 MB
+    words, values, _ = asked(answers, "2 --set weights=60GB gpus=3")
+    assert "by rows: 1 x 60 GB x 334 / 1,000 + 480 MB = 20.52 GB" in words
+    assert values["held"]["rows"] == 20_520_000_000
+
+
+def test_no_tile_is_promised_that_the_blocks_do_not_reach(answers):
+    # blocks of 64 x 32: A of 16,384 B and B of 8,192 B on each of 2: 2 x 64^3 / 49,152 = 10.67
+    words, values, _ = asked(answers, "6")
+    assert "no tile allows all of it: a block as one tile gives 10.67 of the 13.96" in words
+    assert values["tile that allows all"] is None
+    # blocks of 4096 x 2048: T = 56 loads A 37 times and B 74 times, 4 x 4096^2 x (74 + 74) B in
+    # all: 2 x 4096 / (4 x 148) = 13.84; T = 57 loads them 36 and 72 times, 8192 / (4 x 144) = 14.2
+    _, values, _ = asked(answers, "6 --set size=4096")
+    assert values["tile that allows all"] == 57
+
+
 @pytest.mark.parametrize("workers", [3, 4])
 def test_tiles_load_what_the_workers_blocks_make_them_load(answers, workers):
     """Columns of B are shared out: a tile of 32 in a block of 16 columns loads A for 16 alone."""

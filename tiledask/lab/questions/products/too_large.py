@@ -40,12 +40,12 @@ def scaled(weights: int, memory: int) -> tuple[int, int, int]:
     return scale, max(1, round(weights / scale / (4 * ROWS))), memory // scale
 
 
-def _held(strategy: str, step: str, columns: int, gpus: int) -> int:
+def _held(strategy: str, step: str, columns: int, gpus: int) -> tuple[int, int]:
     """Bytes on the fullest GPU: what the step keeps of W, and its part of y."""
     part = {"columns": (ROWS, -(-columns // gpus)), "rows": (-(-ROWS // gpus), columns)}
     rows, mine = part.get(strategy, (ROWS, columns))
     tokens = {"copies": -(-TOKENS // gpus), "smaller batches": 1}.get(strategy, TOKENS)
-    return 4 * mine * (LEVELS[step] * rows + tokens)
+    return 4 * mine * LEVELS[step] * rows, 4 * mine * tokens
 
 
 def work(weights: int, memory: int, gpus: int, step: str) -> WorkedAnswer:
@@ -63,14 +63,17 @@ def work(weights: int, memory: int, gpus: int, step: str) -> WorkedAnswer:
         f"fp32, {step}: {count(arrays, 'array')} of its size, 4 x {arrays} = {4 * arrays} B a "
         f"parameter; and a GPU's part of y, of {TOKENS} tokens; nothing else is counted",
     ]
-    held = {name: _held(name, step, columns, gpus) for name in WORDS}
+    held = {name: sum(_held(name, step, columns, gpus)) for name in WORDS}
     for name, words in WORDS.items():
-        kept = arrays * weights / (gpus if name in ("columns", "rows") else 1)
-        share = f" / {gpus}" if name in ("columns", "rows") else ""
+        kept, y = _held(name, step, columns, gpus)
+        share, whole_of = format_bytes(weights), {"columns": columns, "rows": ROWS}.get(name)
+        if whole_of and whole_of % gpus:
+            share += f" x {-(-whole_of // gpus):,} / {whole_of:,}"
+        elif whole_of:
+            share += f" / {gpus}"
         lines.append(
-            f"{words}: {arrays} x {format_bytes(weights)}{share} + "
-            f"{format_bytes(held[name] - kept)} = {format_bytes(held[name])}, "
-            f"{'fits' if held[name] <= memory else 'out of memory'}"
+            f"{words}: {arrays} x {share} + {format_bytes(y)} = {format_bytes(kept + y)}, "
+            f"{'fits' if kept + y <= memory else 'out of memory'}"
         )
     survive = [name for name, nbytes in held.items() if nbytes <= memory]
     fewest = count(-(-columns // room), "GPU")
@@ -110,7 +113,7 @@ def run(cluster: Cluster, weights: int, memory: int, gpus: int, step: str) -> Co
         ran = td.run_ranks(attempt, mesh, name, step, x, w, cap).results
         outs, most = [out for out, _ in ran], max(nbytes for _, nbytes in ran)
         done = all(out is not None for out in outs)
-        said = _held(name, step, columns, gpus)
+        said = sum(_held(name, step, columns, gpus))
         rule, note = ("equal", "") if done else (None, "measured: when it was refused")
         rows += [
             Claim(f"{name}: outcome", words[said <= cap], None, words[done], rule="equal"),

@@ -42,11 +42,29 @@ def _loaded(size: int, workers: int, tile: int) -> int:
     return sum(td.tile.traffic(size, n, size, tile, ITEM).loaded for n in even(size, workers))
 
 
+def _allows_all(size: int, workers: int, ridge: float, extent: int) -> int | None:
+    """The first tile of ``extent`` or more with which the blocks reach the ridge, if any."""
+    flop = 2 * size**3
+    if flop / _loaded(size, workers, size) < ridge:  # no tile loads less than the whole
+        return None
+    tiles = range(min(extent, size), size + 1)
+    return next(t for t in tiles if flop / _loaded(size, workers, t) >= ridge)
+
+
 def work(size: int, workers: int, device: str, largest: float) -> WorkedAnswer:
     """What tiles load and how fast that lets a device be; how long blocks make workers wait."""
     _, uneven = _rows(size, workers, largest)
     hardware = load_device(device)
     ridge, extent = td.tile.ridge(device), td.tile.ridge_extent(device)
+    enough = _allows_all(size, workers, ridge, extent)
+    most = 2 * size**3 / _loaded(size, workers, size)
+    if enough:
+        takes = f"it takes tiles of {enough} to allow all of it"
+    else:
+        takes = (
+            f"no tile allows all of it: a block as one tile gives {most:.4g} of the {ridge:.2f} "
+            f"FLOP a byte"
+        )
     used, peak = size / workers / max(uneven), hardware.peak("fp32")
     loaded = [_loaded(size, workers, tile) for tile in TILES]
     intensity = [2 * size**3 / nbytes for nbytes in loaded]
@@ -62,7 +80,8 @@ def work(size: int, workers: int, device: str, largest: float) -> WorkedAnswer:
             for tile, nbytes, reuse, part in zip(TILES, loaded, intensity, share, strict=True)
         ),
         f"ridge of the {device}: {peak / 1e12:g}e12 / {hardware.memory_bandwidth / 1e12:g}e12 = "
-        f"{ridge:.2f} FLOP a byte: T of {extent} or more, or registers below the tile",
+        f"{ridge:.2f} FLOP a byte: T of {extent} or more where blocks are that wide, or registers "
+        f"below the tile",
         f"high level, one tile of {FIXED}, {largest:g} of the rows on the first worker: "
         f"{', '.join(map(str, uneven))} rows; the mean is {size} / {workers} = "
         f"{size / workers:.4g}",
@@ -71,8 +90,8 @@ def work(size: int, workers: int, device: str, largest: float) -> WorkedAnswer:
     ]
     return WorkedAnswer(
         f"If all workers are busy alike and the kernels slow, the low level is at fault: on the "
-        f"{device} tiles of {TILES[-1]} allow {100 * share[-1]:.0f} % of the peak here, and it "
-        f"takes tiles of {extent} to allow all of it. If kernels are fast and some workers idle, "
+        f"{device} tiles of {TILES[-1]} allow {100 * share[-1]:.0f} % of the peak here, and "
+        f"{takes}. If kernels are fast and some workers idle, "
         f"it is the high level: here {100 * (1 - used):.0f} % idle.",
         lines,
         {
@@ -80,6 +99,7 @@ def work(size: int, workers: int, device: str, largest: float) -> WorkedAnswer:
             "intensity": intensity,
             "share of the peak": share,
             "tile at the ridge": extent,
+            "tile that allows all": enough,
             "busy, uneven blocks": used,
         },
     )
