@@ -391,9 +391,11 @@ def _grid(
     axes = GRID_AXES[name]
     m, n, k = prod(a.shape[:-1]), prod(b.shape[1:]), a.shape[-1]
 
-    def moved(grid: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
+    def moved(grid: tuple[int, ...]) -> tuple[float, bool, tuple[int, ...]]:
         p, q, r = (*grid, 1)[:3]
-        return (m * k / (p * r) + k * n / (q * r) + (m * n / (p * q) if r > 1 else 0), grid)
+        received = m * k / (p * r) + k * n / (q * r) + (m * n / (p * q) if r > 1 else 0)
+        # of alike ones 2.5d keeps the mesh's rows: more of A is where it is multiplied
+        return received, name == "2.5d" and p != a.mesh[0], grid
 
     usable = [g for g in grids(a.ranks, axes) if last in (None, g[-1])]
     if asked is not None:
