@@ -274,3 +274,25 @@ def test_a_list_stays_a_table_when_piped(answers, kind):
 
 def test_a_part_of_a_name_is_enough(answers):
     assert list(answers("list models llama-3.2")[1]) == ["llama-3.2-1b", "llama-3.2-3b"]
+
+
+# --- what is refused, and how it is said --------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", ["--sequence", "--batch", "--lora-rank"])
+@pytest.mark.parametrize("model", ["70B", "26GB"])
+def test_a_count_of_none_is_refused_and_not_taken_for_the_usual_one(typed, model, option):
+    shown = typed(f"fit {model} 64xH100 {option} 0")
+    assert shown.code == 2
+    assert f"{option} must be a whole number of 1 or more, got 0" in shown.err
+
+
+def test_a_sequence_of_none_is_refused_in_python():
+    layout = td.Layout(dp=8)
+    for call in (
+        lambda: td.fits("7B", layout, "8xH100", sequence=0),
+        lambda: td.estimate_step("7B", layout, "8xH100", sequence=0),
+        lambda: td.search("7B", "8xH100", 8, sequence=0),
+    ):
+        with pytest.raises(ValueError, match="sequence must be .* got 0"):
+            call()

@@ -121,6 +121,7 @@ def run(args: argparse.Namespace, console: Any) -> Result:
     """The answer by what was named: a weight, a model, a model in a layout."""
     from tiledask.lab.commands import best, weight
 
+    check_cost(args)
     if size := tensor_bytes(args.model):
         named = {"command", "run", "json", "model", "cluster", "explain"}
         given = [name for name, value in vars(args).items() if value and name not in named]
@@ -128,7 +129,6 @@ def run(args: argparse.Namespace, console: Any) -> Result:
             option = given[0].replace("_", "-")
             raise ConfigError(f"of a weight of {args.model} every split is shown; no --{option}")
         return weight.run(size, td.load_cluster(args.cluster), console)
-    check_cost(args)
     asked = _asked(args)
     if asked.layout is None:
         return best.run(args, asked, console)
@@ -207,7 +207,7 @@ def _imported(args: argparse.Namespace, name: str, typed: dict[str, Any], cluste
     chosen = args.recipe is not None or args.lora_rank is not None
     recipe = recipe_of(args, cluster.device) if chosen else td.load_recipe(found.recipe)
     assumed = [f"{found.model!r}, {layout}, read from {name}"]
-    sequence = args.sequence or found.sequence
+    sequence = found.sequence if args.sequence is None else args.sequence
     return Asked(found.model, cluster, recipe, sequence, layout, assumed, found)
 
 

@@ -12,7 +12,7 @@ from tiledask.plan.inputs.sized import ASSUMED
 from tiledask.plan.timing.budget import Budget
 from tiledask.plan.timing.calibration import calibration_of
 from tiledask.plan.units import format_percent, parse_bytes
-from tiledask.plan.whole import whole_rule
+from tiledask.plan.whole import whole_number, whole_rule
 
 __all__ = [
     "EXPORTS",
@@ -103,7 +103,7 @@ def tensor_bytes(text: str | None) -> int:
 
 def sequence_of(args: argparse.Namespace, model: Any) -> int:
     """Tokens as given, or 2048, or as many positions as the model has learned."""
-    return args.sequence or as_model(model).usual_sequence
+    return as_model(model).usual_sequence if args.sequence is None else int(args.sequence)
 
 
 def recipe_of(args: argparse.Namespace, device: Any) -> Any:
@@ -169,7 +169,11 @@ def say_assumed(assumed: list[str], console: Any) -> None:
 
 
 def check_cost(args: argparse.Namespace) -> None:
-    """Refuse a number of tokens or a price that is none, before the work begins."""
+    """Refuse tokens, a price, or counts that are none, before the work begins."""
+    for name in ("sequence", "batch", "lora_rank"):
+        if (value := vars(args).get(name)) is not None:
+            typed = "BATCH" if (args.command, name) == ("plan", "batch") else f"--{name}"
+            whole_number(typed.replace("_", "-"), value, 1)
     if args.tokens is not None:
         Budget(args.tokens, 1.0, 1, args.price)
 

@@ -87,7 +87,7 @@ def run(args: argparse.Namespace, console: Any) -> Result:
         return _fewest(args, asked, console)
     batch = batch_of(args.batch, cluster.devices, sequence, asked.assumed)
     options: dict[str, Any] = {"sequence": sequence, "recipe": recipe}
-    if args.devices:
+    if args.devices is not None:
         options["devices"] = _counts(args.devices)
     options |= {"calibration": args.calibration, "framework": args.framework}
     plans = td.search(model, cluster, batch, **options).settle(SETTLED)
@@ -134,7 +134,7 @@ def _fewest(args: argparse.Namespace, asked: Any, console: Any) -> Result:
     """The fewest devices on which some layout fits, and that layout."""
     from tiledask.lab.commands.best import command, fewest
 
-    if args.devices:
+    if args.devices is not None:
         raise ConfigError("--fewest tries every number of devices; leave --devices out")
     layout = fewest(args, asked, asked.recipe)
     if args.batch is not None and layout is not None:  # of any batch: no fewer can do
