@@ -91,3 +91,15 @@ def test_a_card_is_planned_by_a_program_of_its_years(answers, card, program):
     shown, facts = answers(f"fit gpt2 1x{card}")
     assert facts["framework"] == program
     assert f"run by {program} (the default for {card.removesuffix('-32GB')})" in shown.words
+
+
+@pytest.mark.parametrize(
+    ("command", "asked", "there"),
+    [("fit 70B 4xA100-80GB --tp 8", 8, 4), ("fit 7B 2xA100-80GB --dp 4", 4, 2)],
+)
+def test_too_few_devices_are_said_beside_too_little_memory(typed, command, asked, there):
+    shown = typed(command)
+    assert shown.code == 1
+    assert f"the layout needs {asked} devices" in shown.words
+    assert f"the cluster has {there}, and even so the fullest device" in shown.words
+    assert "smallest fix: " in shown.words

@@ -366,7 +366,7 @@ def test_the_printed_command_asks_the_same_question(capsys, tmp_path, given):
     td.calibrate(1.0, "gpt2", td.Layout(), "1xA100-80GB", framework="torchtitan").save(mine)
     given = [word.format(config=config, cluster=cluster, mine=mine) for word in given]
     main(["plan", *given, "--no-sensitivity"])
-    (line,) = re.findall("^the first one: (.*)", capsys.readouterr().out, re.MULTILINE)
+    (line,) = re.findall(r"^the first one:\n  (.*)", capsys.readouterr().out, re.MULTILINE)
     program, *words = shlex.split(line)
     assert program == "tiledask"
     found = run(capsys, "plan", *given, "--no-sensitivity")[1]

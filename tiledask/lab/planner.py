@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tiledask.plan.choosing.critique import PlanCritique
 
 __all__ = [
+    "TIGHT",
     "plan_table",
     "show_bytes",
     "show_critique",
@@ -31,6 +32,11 @@ __all__ = [
     "used",
 ]
 
+TIGHT = (
+    "tight: what is counted fits, but not with all of the overhead, or not if the estimate is as "
+    "far off as half of the published runs"
+)
+"""What the verdict between "fits" and "no" means."""
 MANY_STAGES = 12
 """Above this, only the first, the fullest and the last stages are shown."""
 
@@ -45,34 +51,41 @@ def used(layout: Layout, devices: int) -> str:
     return f" on {layout.devices:,} of the {devices:,} devices" if fewer else ""
 
 
-def show_fit(fit: Fit, console: Console, step: StepEstimate | None = None) -> None:
-    """The verdict, the seconds of a step, the ledger by stage, and what would fit."""
+def show_fit(
+    fit: Fit, console: Console, step: StepEstimate | None = None, way_out: str = ""
+) -> None:
+    """The verdict, the seconds of a step, the ledger by stage, and what would fit. ``way_out``:
+    what a step of a batch that nobody gave stands for."""
     if fit.layout.devices > fit.cluster.devices:
-        say(console, f": {fit.reason}", bold=fit.verdict)
+        say(console, f": {fit.reason}", bold=fit.verdict, wrap=True)
+        if fit.smallest_fix is not None:
+            say(console, f": {fit.smallest_fix}", bold="smallest fix", wrap=True)
         return
     verdict = fit.verdict + used(fit.layout, fit.cluster.devices)
-    say(console, f": {fit.reason}", bold=verdict)
+    say(console, f": {fit.reason}", bold=verdict, wrap=True)
+    if fit.verdict == "tight":
+        say(console, TIGHT, wrap=True)
     if step is not None:
-        show_speed(step, console)
+        show_speed(step, console, way_out)
     console.print(_ledger(fit.memory))
     for place, ledger in fit.memory.offloaded.items():
         where = "the host's memory" if place == "cpu" else "the disks"
         say(console, f"each device keeps {format_bytes(ledger.peak)} in {where}")
     for note in fit.notes:
-        say(console, note)
+        say(console, note, wrap=True)
     if fit.verdict == "fits":
         return
     if fit.smallest_fix is not None:
-        say(console, f": {fit.smallest_fix}", bold="smallest fix")
+        say(console, f": {fit.smallest_fix}", bold="smallest fix", wrap=True)
     alone = {name: fix for name, fix in fit.fixes.items() if fix is not None}
     for name, fix in alone.items():
         if str(fix) != str(fit.smallest_fix):
-            say(console, f"  {name} alone: {fix}")
+            say(console, f"  {name} alone: {fix}", wrap=True)
     if rest := ", ".join(name for name in fit.fixes if name not in alone):
-        say(console, f"  no value is enough of one of these alone: {rest}")
+        say(console, f"  no value is enough of one of these alone: {rest}", wrap=True)
 
 
-def show_speed(step: StepEstimate, console: Console) -> None:
+def show_speed(step: StepEstimate, console: Console, way_out: str = "") -> None:
     """Seconds, tokens/s and MFU, in a line."""
     layout = step.layout
     many = f"{layout.sequences:,} sequence{'s' * (layout.sequences > 1)}"
@@ -83,7 +96,7 @@ def show_speed(step: StepEstimate, console: Console) -> None:
         many += f" ({layout.microbatches:,} micro-batches a copy)"
     speed = f"{step.tokens_per_second:,.0f} tokens/s, MFU {100 * step.mfu:.1f} %"
     words = f"a step of {many} takes {format_seconds(step.total)}"
-    say(console, f"{words}: {speed}, within {100 * step.error:.0f} %")
+    say(console, f"{words}: {speed}, within {100 * step.error:.0f} %{way_out}", wrap=True)
 
 
 def show_bytes(step: StepEstimate, console: Console) -> None:
@@ -179,9 +192,9 @@ def show_plans(
     """
     counts = ", ".join(f"{n:,} {word}" for word, n in plans.counts.items())
     words = f" of {plans.model.name} on {plans.cluster}: {counts}"
-    say(console, words, bold=f"{plans.considered:,} layouts")
+    say(console, words, bold=f"{plans.considered:,} layouts", wrap=True)
     for note in filter(None, [plans.cluster.uneven]):
-        say(console, f"  {note}")
+        say(console, f"  {note}", wrap=True)
     for why, many in plans.left_out.items():
         say(console, f"  not considered: {why} ({many:,} layouts)")
     if not plans.considered:
@@ -194,8 +207,8 @@ def show_plans(
     console.print(plan_table(shown, f"{sure}fastest first", plans, programs))
     if asked:
         words = shlex.join(["tiledask", "fit", *asked, *shown[0].layout.options])
-        say(console, f"the first one: {words}")
-    say(console, plans.told_apart)
+        say(console, f"the first one:\n  {words}")
+    say(console, plans.told_apart, wrap=True)
     front = plans.front
     if len(front) > 1:
         chosen = front[:: max(1, len(front) // 6)][:6]
@@ -291,7 +304,7 @@ def show_step(step: StepEstimate, console: Console) -> None:
     ]
     title = f"where the {format_seconds(step.total)} of a step go, {share}"
     console.print(Grid(("part", "time", "share", "formula"), rows, title, left=(0, 3)))
-    say(console, f"assumed: {step.assumed}")
+    say(console, f"assumed: {step.assumed}", wrap=True)
 
 
 def show_export(exported: Exported, console: Console) -> dict[str, Any]:

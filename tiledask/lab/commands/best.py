@@ -67,10 +67,14 @@ def run(args: argparse.Namespace, asked: Any, console: Any) -> Result:
         f"{format_seconds(best.seconds)} a step, {step.tokens_per_second:,.0f} tokens/s, MFU "
         f"{100 * step.mfu:.1f} %",
         bold=best.verdict,
+        wrap=True,
     )
+    if best.verdict == "tight":
+        say(console, planner.TIGHT, wrap=True)
     title = "the fastest of each dp, tp, pp and cp"
     console.print(planner.plan_table(shown, title, plans, args.explain))
-    say(console, f"the first one: {command(args, asked, best.layout, devices)}")
+    say(console, "the first one; as typed here it shows the bytes that each axis moves, too:")
+    say(console, f"  {command(args, asked, best.layout, devices)}")
     saving = best.checkpointing()
     result |= {"step": step.to_dict(), "saving": saving.to_dict()}
     result |= show_budget(args, step, saving, console)
@@ -122,6 +126,17 @@ def command(args: argparse.Namespace, asked: Any, layout: Any, devices: int) -> 
     return shlex.join(["tiledask", "fit", *words, *layout.options])
 
 
+def _again(args: argparse.Namespace, asked: Any) -> str:
+    """The same question with what ``args`` has changed, to be copied."""
+    words = [args.model, args.cluster, "--sequence", str(asked.sequence)]
+    for name in ("recipe", "lora_rank", "offload", "framework", "calibration"):
+        given = vars(args).get(name)
+        words += [] if given is None else [f"--{name.replace('_', '-')}", str(given)]
+    if args.batch is not None and not args.offload:
+        words += ["--batch", str(args.batch)]
+    return shlex.join(["tiledask", "fit", *words])
+
+
 def _search(args: argparse.Namespace, asked: Any) -> Any:
     """The layouts of all devices; where none of them fits, of fewer that share out better."""
     cluster, node = asked.cluster, asked.cluster.devices_per_node
@@ -164,7 +179,7 @@ def _smallest(args: argparse.Namespace, asked: Any, console: Any) -> Result:
     if asked.layout is None:
         asked.layout = td.Layout()
     else:
-        asked.assumed.append(f"the layout on the fewest devices: {asked.layout}")
+        asked.assumed.append(f"the layout on the fewest devices: {shlex.join(asked.layout.options)}")
     return one_layout(args, asked, console)
 
 
@@ -178,12 +193,14 @@ def _what_would(args: argparse.Namespace, asked: Any, plans: Any, console: Any) 
         console,
         f": none of {plans.considered:,} layouts fits on {cluster}: states of "
         f"{asked.recipe.bytes_per_parameter:g} B a parameter are {format_bytes(states)}, "
-        f"{format_bytes(states / many)} on each; the nearest layout, {best.layout}, takes "
+        f"{format_bytes(states / many)} on each; the nearest layout, "
+        f"{shlex.join(best.layout.options) or 'of one device'}, takes "
         f"{format_bytes(best.peak)} a device and {format_bytes(budget.total)} of overhead",
         bold="no",
+        wrap=True,
     )
     if args.explain:
-        say(console, best.fit.reason)
+        say(console, best.fit.reason, wrap=True)
     would: dict[str, Any] = {}
     lines = []
     least = fewest(args, asked, asked.recipe)
@@ -192,10 +209,16 @@ def _what_would(args: argparse.Namespace, asked: Any, plans: Any, console: Any) 
         lines.append((f"{least.devices:,} devices", command(args, asked, least, least.devices)))
     sure = cluster.device.memory_bytes / sure_of(cluster.device, plans.run)
     needed = -int(-(best.peak + budget.total) * sure // 1e9) * 10**9
-    larger = _larger(needed)
-    would["memory"] = {"bytes": needed, "card": larger}
-    card = f", such as {larger}" if larger else ", more than any card that is shipped has"
-    lines.append((f"{many:,} devices of {format_bytes(needed)} in the place of {room}{card}", ""))
+    larger = _larger(args, asked, needed)
+    would["memory"] = {"bytes": larger.memory_bytes if larger else needed}
+    would["memory"]["card"] = larger.name if larger else ""
+    size = format_bytes(would["memory"]["bytes"])
+    some = f"{many:,} device{'s' * (many > 1)} of {size} in the place of {room}"
+    if larger:
+        again = argparse.Namespace(**vars(args) | {"cluster": f"{many}x{larger.name}"})
+        lines.append((f"{some}, such as {larger.name}", _again(again, asked)))
+    else:
+        lines.append((f"{some}, more than any card that is shipped has", ""))
     for option, recipe in _others(asked.recipe):
         try:
             other = fewest(args, asked, recipe)
@@ -203,10 +226,16 @@ def _what_would(args: argparse.Namespace, asked: Any, plans: Any, console: Any) 
             continue
         if other is not None and other.devices <= many:
             would[option] = {"devices": other.devices, "layout": vars(other)}
-            lines.append((f"{option}, on {other.devices:,} of the devices", ""))
+            name, value = option[2:].replace("-", "_").split()
+            own = {} if name == "offload" else {"recipe": None}
+            again = argparse.Namespace(**vars(args) | {name: value} | own)
+            some = f"{option}, on {other.devices:,} of the devices"
+            lines.append((some, _again(again, asked)))
     say(console, "what would fit:")
     for line, words in lines:
-        say(console, f"  {line}{': ' * bool(words)}{words}")
+        say(console, f"  {line}{':' * bool(words)}", wrap=True)
+        if words:
+            say(console, f"    {words}")
     return {"would_fit": would}
 
 
@@ -218,8 +247,17 @@ def _others(recipe: Any) -> list[tuple[str, Any]]:
     return others
 
 
-def _larger(needed: int) -> str:
-    """The shipped card with the least memory that is enough; "" if none has as much."""
+def _larger(args: argparse.Namespace, asked: Any, needed: int) -> Any:
+    """The shipped Device with the least memory that is enough, by the program that runs on it,
+    too; None if none has as much."""
     cards = (td.load_cluster(f"1x{name}").device for name in names("hardware"))
-    enough = [(d.memory_bytes, "TPU" in d.name, d.name) for d in cards if d.memory_bytes >= needed]
-    return min(enough)[2] if enough else ""
+    enough = [card for card in cards if card.memory_bytes >= needed]
+    for card in sorted(enough, key=lambda d: (d.memory_bytes, "TPU" in d.name, d.name)):
+        cluster = td.load_cluster(f"{asked.cluster.devices}x{card.name}")
+        try:
+            least = fewest(args, replace(asked, cluster=cluster), asked.recipe)
+        except ConfigError:  # such as a card without the recipe's precision
+            continue
+        if least is not None and least.devices <= cluster.devices:
+            return card
+    return None

@@ -165,7 +165,7 @@ def shape_of(args: argparse.Namespace, model: Any, cluster: Any, recipe: Any) ->
 def say_assumed(assumed: list[str], console: Any) -> None:
     """All in one line."""
     if assumed:
-        say(console, f"assumed: {'; '.join(assumed)}")
+        say(console, f"assumed: {'; '.join(assumed)}", wrap=True)
 
 
 def check_cost(args: argparse.Namespace) -> None:
@@ -185,6 +185,6 @@ def show_budget(args: argparse.Namespace, step: Any, saving: Any, console: Any) 
     budget = step.budget(args.tokens, args.price, saving.stretch)
     lost = format_percent(budget.stretch - 1)
     share = f"{100 * budget.error:.0f} % either way, {lost} for savings and losses in it"
-    say(console, f"{budget.line}: {share}")
+    say(console, f"{budget.line}: {share}", wrap=True)
     names = ("tokens", "days", "device_hours", "price", "cost", "stretch", "error")
     return {"budget": {name: getattr(budget, name) for name in names}}

@@ -206,15 +206,17 @@ class Fit:
                 f"{format_bytes(there)} of its {kind}; offload less, or shard it by ZeRO over more "
                 f"nodes"
             )
-        if not self.shortfall:
+        need, there, few = self.layout.devices, self.cluster.devices, ""
+        if need > there:
             names = ("dp", "tp", "pp") + (("cp",) if self.layout.cp > 1 else ())
             degrees = " x ".join(f"{name} {getattr(self.layout, name)}" for name in names)
-            need, there = self.layout.devices, self.cluster.devices
-            way_out = f", and on {need} it fits" if self.lacks_devices_only else ""
-            return f"the layout needs {need} devices ({degrees}), the cluster has {there}{way_out}"
+            few = f"the layout needs {need} devices ({degrees}), the cluster has {there}"
+        if not self.shortfall:
+            return few + f", and on {need} it fits" * self.lacks_devices_only
         certain = self.overhead.certain
         context = f" and a CUDA context of {format_bytes(certain)}" if certain else ""
         return (
+            f"{few}{', and even so ' * bool(few)}"
             f"the fullest device ({where}) needs {low}{context}, {format_bytes(self.shortfall)} "
             f"more than the {room} of {device}; {why}"
         )

@@ -84,7 +84,8 @@ def sentence(
     missing = max(0, new.devices - cluster.devices)
     need = f"{new.devices} of {cluster.devices} devices"
     if missing:
-        none = f"no layout on {cluster.devices} devices fits; the smallest that does takes"
+        on = f"{cluster.devices} device{'s' * (cluster.devices > 1)}"
+        none = f"no layout on {on} fits; the smallest that does takes"
         need = (
             f"{none if fewest else 'it takes'} {new.devices}, {missing} more than the cluster has"
         )
