@@ -226,11 +226,17 @@ class Fit:
         """What a framework makes of the layout otherwise than another (memory is that of copies),
         what it saved and nobody counts, and what is assumed of nodes that the cluster's devices do
         not fill."""
-        name, saved = self.memory.recipe.framework, ""
-        if self._by_memory == "no" and (what := uncounted(name)):
-            saved = f"runs by {name} had room where this has none: not counted is {what}"
-        others = filter(None, [saved, self.cluster.uneven])
+        others = filter(None, [self.not_counted, self.cluster.uneven])
         return (*more_tp(self.memory.model, self.layout), *others)
+
+    @property
+    def not_counted(self) -> str:
+        """What runs by this framework saved and no ledger counts, where there is no room without
+        it; else nothing."""
+        name = self.memory.recipe.framework
+        if self._by_memory != "no" or not (what := uncounted(name)):
+            return ""
+        return f"runs by {name} had room where this has none: not counted is {what}"
 
     def checkpointing(self, step: float = 0.0, **given: Any) -> Checkpointing:
         """How often each rank saves what it keeps beside gradients, and what that costs.
@@ -384,7 +390,7 @@ class Fit:
         return self.memory.to_frame()
 
     def __repr__(self) -> str:
-        return f"Fit({self.verdict}: {self.reason})"
+        return f"Fit({self.verdict}: {'; '.join(filter(None, [self.reason, self.not_counted]))})"
 
     def _repr_html_(self) -> str:
         fix = self.smallest_fix

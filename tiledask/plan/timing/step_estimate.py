@@ -15,7 +15,7 @@ from tiledask.plan.inputs.run import precision_of
 from tiledask.plan.pipelines.schedules import BOTH_WAYS
 from tiledask.plan.timing.axis_bytes import axis_bytes
 from tiledask.plan.timing.budget import Budget
-from tiledask.plan.timing.calibration import Calibration
+from tiledask.plan.timing.calibration import Calibration, uncounted
 from tiledask.plan.timing.flops import Flops, step_flops
 from tiledask.plan.timing.step_values import Parts, Work
 from tiledask.plan.units import format_seconds
@@ -57,6 +57,17 @@ class StepEstimate:
     def simulated(self) -> bool:
         """There is a bubble, and it is the simulator's over the stages as they are."""
         return self.layout.pp > 1
+
+    @cached_property
+    def not_counted(self) -> str:
+        """What `tiledask.fits` says, where its "no" counts nothing of what runs by this framework
+        saved; else nothing."""
+        if not uncounted(self.calibration.framework):
+            return ""
+        from tiledask.plan.fitting.fit import fits
+
+        run = self.model, self.layout, self.cluster, self.recipe, self.sequence
+        return fits(*run, calibration=self.calibration).not_counted
 
     @property
     def compute(self) -> float:
@@ -268,10 +279,11 @@ class StepEstimate:
         return frame(rows, ["part", "seconds", "share", "formula", "source"])
 
     def __repr__(self) -> str:
+        said = f"; {self.not_counted}" if self.not_counted else ""
         return (
             f"StepEstimate({format_seconds(self.total)} a step on {self.layout.devices} x "
             f"{self.cluster.device.name}, MFU {100 * self.mfu:.1f} %, "
-            f"{self.tokens_per_second:,.0f} tokens/s)"
+            f"{self.tokens_per_second:,.0f} tokens/s{said})"
         )
 
     def _repr_html_(self) -> str:
@@ -294,7 +306,8 @@ class StepEstimate:
         ]
         head = ("part", "time", "share", "formula", "source")
         table = html.table(head, rows, title, style=dict.fromkeys((1, 2), "text-align:right"))
-        return f"{table}<p><small>Assumed: {html.words(self.assumed)}.</small></p>"
+        said = f"<p>{html.words(self.not_counted)}.</p>" if self.not_counted else ""
+        return f"{table}{said}<p><small>Assumed: {html.words(self.assumed)}.</small></p>"
 
 
 _ACCOUNT = (
