@@ -17,6 +17,7 @@ from tiledask.lab.commands import course, fit, plan
 from tiledask.lab.commands.options import whole as _whole
 from tiledask.lab.figure_file import check_figure
 from tiledask.lab.table import say
+from tiledask.plan.data import meant
 from tiledask.plan.products.product import algorithms
 from tiledask.plan.splitting.exact import count
 from tiledask.plan.splitting.partition import layer_costs
@@ -274,8 +275,12 @@ class _Parser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-\.?[0-9].*")
 
     def error(self, message: str) -> NoReturn:
+        if wrong := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
+            near = meant(wrong[1], re.findall(r"'([^']*)'", wrong[2]))
+            message += f"; {near}".rstrip("; ")
         message = message if len(message) < 500 else f"{message[:250]} ... {message[-200:]}"
-        self.exit(2, f"{self.prog}: {message}; {self.prog} --help says more\n")
+        end = "" if message.endswith("?") else ";"
+        self.exit(2, f"{self.prog}: {message}{end} {self.prog} --help says more\n")
 
 
 def _adder(commands: Any) -> _Add:

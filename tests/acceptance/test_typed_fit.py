@@ -36,6 +36,7 @@ def test_what_would_fit_does_fit_as_printed(typed):
     printed = re.search(r"devices:\n +tiledask (fit .*)", typed("fit 200B 80x40GB").out)[1]
     assert typed(printed).code == 0
 
+
 def test_every_way_out_of_no_is_a_command_whose_verdict_is_fits(typed):
     shown = typed("fit 200B 80x40GB")
     commands = re.findall(r"^ +tiledask (fit .*)", shown.out, re.MULTILINE)
@@ -162,10 +163,9 @@ def test_devices_left_over_are_in_the_verdict(answers):
 def test_more_devices_than_there_are_take_one_sentence(answers):
     shown, facts = answers("fit llama-2-13b 4xA100-80GB --tp 8")
     assert (shown.code, facts["verdict"]) == (1, "no")
-    first, second = shown.out.splitlines()
-    assert first.startswith("assumed: ")
-    assert "needs 8 devices" in second
-    assert second.endswith("on 8 it fits")
+    answer = shown.words.partition(" no: ")[2]
+    assert answer.startswith("the layout needs 8 devices")
+    assert answer.endswith("on 8 it fits")
 
 
 def test_seconds_tokens_and_mfu_stand_with_a_verdict_and_only_with_a_yes(answers):
@@ -328,5 +328,29 @@ def test_a_sequence_of_none_is_refused_in_python():
         lambda: td.estimate_step("7B", layout, "8xH100", sequence=0),
         lambda: td.search("7B", "8xH100", 8, sequence=0),
     ):
-        with pytest.raises(ValueError, match="sequence must be .* got 0"):
+        with pytest.raises(ValueError, match=r"sequence must be .* got 0"):
             call()
+
+
+MISTAKES = {
+    "fit 70B 64xH100 --batch -1": "--batch must be a whole number of 1 or more, got -1",
+    "fit 70B 64H100": "cannot read '64H100' as a cluster; write 64xH100, ",
+    "fit -5B 8xH100": "a number above 0 such as 70B",
+    "fit 1e30B 8xH100": "a number above 0 such as 70B",
+    "fit 7B 8xH100 --tp 7": "tp may be one of [1, 2, 4, 8]",  # of 32 heads, on 8 devices
+    "fit 70B 64xH100 --tp 8 --pp 2 --schedule zbv": "got 'zbv'; did you mean 'zb-v'?",
+    "fit 70B 64xH100 --recipe adam": "'fp32-adam' or 'fsdp-adam'? the usual one is 'mixed-adam-16'",
+    "plan 26GB 4x24GB": "every split of a weight: tiledask fit 26GB 4x24GB",
+    "plan 70B 64xH100 --devices 128": "between 1 and the cluster's 64, got 128;",
+    "plan 70B 64xH100 0": "BATCH must be a whole number of 1 or more, got 0",
+    "plna 70B 64xH100": "did you mean 'plan'? tiledask --help",
+    "list model": "did you mean 'models'? tiledask list --help",
+}
+
+
+@pytest.mark.parametrize("command", MISTAKES)
+def test_a_mistake_is_answered_by_what_was_meant(typed, command):
+    shown = typed(command)
+    assert shown.code == 2
+    assert MISTAKES[command] in " ".join(shown.err.split())
+    assert "(128,)" not in shown.err

@@ -58,7 +58,7 @@ def show_fit(
     what a step of a batch that nobody gave stands for."""
     if fit.layout.devices > fit.cluster.devices:
         say(console, f": {fit.reason}", bold=fit.verdict, wrap=True)
-        if fit.smallest_fix is not None:
+        if fit.smallest_fix is not None and not fit.lacks_devices_only:
             say(console, f": {fit.smallest_fix}", bold="smallest fix", wrap=True)
         return
     verdict = fit.verdict + used(fit.layout, fit.cluster.devices)

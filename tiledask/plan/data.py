@@ -75,7 +75,8 @@ _OWN = {
     "models": "one of your own is td.Model(...), or the path of its Hugging Face config.json, or a "
     "number of parameters such as '70B'; ",
     "hardware": "a cluster of your own is a JSON file with its device in it; ",
-    "recipes": "a recipe of your own is a JSON file like those in data/recipes; ",
+    "recipes": "the usual one is 'mixed-adam-16'; a recipe of your own is a JSON file like "
+    "those in data/recipes; ",
 }
 """How to go on without a shipped description of that kind."""
 
@@ -91,8 +92,8 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 
 def _near(name: str, known: tuple[str, ...]) -> list[str]:
-    """The one of ``known`` of the same letters and digits, up to three that begin so, or the
-    nearest of the same family.
+    """The one of ``known`` of the same letters and digits, up to three that begin so, the nearest
+    of the same family, or up to three with that word in them.
 
     The letters that a name begins with are its family: all llamas are nearer to each other than
     any is to a gemma, whatever the digits behind them.
@@ -101,6 +102,8 @@ def _near(name: str, known: tuple[str, ...]) -> list[str]:
     (['llama-2-7b'], [])
     >>> _near("gtp2", ("gpt2", "opt-125m"))
     ['gpt2']
+    >>> _near("adam", ("mixed-adam-16", "fp32-adam", "fp32-sgd"))
+    ['fp32-adam', 'mixed-adam-16']
     """
     bare = {re.sub("[^a-z0-9]", "", each.lower()): each for each in known}
     if same := bare.get(re.sub("[^a-z0-9]", "", name)):
@@ -110,7 +113,8 @@ def _near(name: str, known: tuple[str, ...]) -> list[str]:
     alike = difflib.get_close_matches(_family(name), set(families.values()), 3, 0.75)
     letters = sorted(_family(name))  # two of them are easily swapped
     kin = [each for each in known if families[each] in alike or sorted(families[each]) == letters]
-    return begun[:3] or difflib.get_close_matches(name, kin, n=1)
+    near = begun[:3] or difflib.get_close_matches(name, kin, n=1)
+    return near or sorted((each for each in known if name in each.split("-")), key=len)[:3]
 
 
 def _family(name: str) -> str:

@@ -179,7 +179,9 @@ def _smallest(args: argparse.Namespace, asked: Any, console: Any) -> Result:
     if asked.layout is None:
         asked.layout = td.Layout()
     else:
-        asked.assumed.append(f"the layout on the fewest devices: {shlex.join(asked.layout.options)}")
+        asked.assumed.append(
+            f"the layout on the fewest devices: {shlex.join(asked.layout.options)}"
+        )
     return one_layout(args, asked, console)
 
 

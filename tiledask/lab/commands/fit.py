@@ -171,6 +171,7 @@ def _asked(args: argparse.Namespace) -> Asked:
             model, cluster, recipe, sequence, assumed=shape_of(args, model, cluster, recipe)
         )
         if typed:
+            model.check_tp(typed.get("tp", 1), cluster.devices)
             asked.layout = _filled(args, typed, asked)
             each, usual = asked.layout.sequences, usual_batch(cluster.devices, sequence)
             if args.batch is None and args.microbatches is None and each < usual:

@@ -21,6 +21,7 @@ from tiledask.lab.commands.options import (
     sequence_of,
     shape_of,
     show_budget,
+    tensor_bytes,
     whole,
 )
 from tiledask.lab.figure_file import save_figure
@@ -80,6 +81,11 @@ def run(args: argparse.Namespace, console: Any) -> Result:
     from tiledask.lab.commands.fit import Asked
 
     check_cost(args)
+    if tensor_bytes(args.model):
+        raise ConfigError(
+            f"{args.model} is the size of one weight, and a plan is of a model such as 70B; every "
+            f"split of a weight: tiledask fit {args.model} {args.cluster}"
+        )
     model, cluster = td.load_model(args.model), td.load_cluster(args.cluster)
     recipe, sequence = recipe_of(args, cluster.device), sequence_of(args, model)
     asked = Asked(model, cluster, recipe, sequence, assumed=shape_of(args, model, cluster, recipe))

@@ -587,7 +587,8 @@ def _counts(devices: Any, cluster: ClusterSpec) -> list[int]:
     counts = tuple(given) if isinstance(given, Iterable) else (given,)
     if not all(is_whole(n, 1, cluster.devices) for n in counts):
         raise ConfigError(
-            f"devices must lie between 1 and the cluster's {cluster.devices}, got {short(counts)}"
+            f"devices must lie between 1 and the cluster's {cluster.devices}, got "
+            f"{', '.join(map(short, counts[:8]))}; name a larger cluster"
         )
     return [int(n) for n in counts]
 

@@ -231,8 +231,11 @@ def load_cluster(spec: str | os.PathLike[str]) -> ClusterSpec:
                 unknown[0], "is not known here; known: devices, device, " + ", ".join(over)
             )
         return _filled(_whole(devices, Fields({**base.values, **given}, fields.where)), fields)
+    counted = re.fullmatch(r"([0-9]{1,12})[ *-]*([a-z][^/]+)", text, re.IGNORECASE)
+    card = counted and any(name.lower() == counted[2].lower() for name in names("hardware"))
+    meant = f"{counted[1]}x{counted[2]}, COUNTxNAME" if counted and card else "COUNTxNAME"
     raise ConfigError(
-        f"cannot read {short(text)} as a cluster; write COUNTxNAME such as '80xA100-40GB', "
+        f"cannot read {short(text)} as a cluster; write {meant} such as '80xA100-40GB', "
         f"COUNTxMEMORY such as '80x40GB', or the path of a JSON file"
     )
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from tiledask.errors import ConfigError, PartitionError, ScheduleError, short
 from tiledask.plan.arrays import Array
+from tiledask.plan.data import meant
 from tiledask.plan.intervals import even
 from tiledask.plan.pipelines.generators.sharding import checked_keep
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, V_SHAPED, called, is_looped, schedules
@@ -130,9 +131,10 @@ class Layout(_Experts):
         recomputes = (*RECOMPUTE, SELECTIVE_OP)
         for name, allowed in (("recompute", recomputes), ("schedule", SCHEDULES)):
             if getattr(self, name) not in allowed:
-                raise ConfigError(
-                    f"{name} must be one of {allowed}, got {short(getattr(self, name))}"
-                )
+                given = getattr(self, name)
+                near = meant(given, allowed) if isinstance(given, str) else ""
+                rule = f"{name} must be one of {', '.join(allowed)}, got {short(given)}"
+                raise ConfigError(f"{rule}; {near}".rstrip("; "))
         self._check_interleave()
         if self.unshard is not None:
             self._check_unshard(self.unshard)

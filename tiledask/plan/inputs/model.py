@@ -190,12 +190,12 @@ class Model(ModelSizes):
             return False
         return True
 
-    def check_tp(self, tp: int) -> None:
+    def check_tp(self, tp: int, most: int = MOST) -> None:
         """Refuse a tensor parallelism that attention heads cannot be divided over."""
         tp = check_integer(self.name, "tp", tp, 1, MOST)
         a, g = self.heads, self.kv_heads
         if a % tp:
-            near = [t for t in divisors(a) if not (g % t and t % g)]
+            near = [t for t in divisors(a) if t <= most and not (g % t and t % g)]
             raise ConfigError(
                 f"tp={tp} does not divide the {a} attention heads of {self.name}; "
                 f"tp may be one of {near}"

@@ -13,6 +13,7 @@ VOCAB = 32_000
 _SIZE = re.compile(
     r"([0-9]{1,20}(?:\.[0-9]{1,20})?|\.[0-9]{1,20})(?:e([0-9]{1,2})|\s*([kmbt]))?", re.IGNORECASE
 )
+_LIKE_A_SIZE = re.compile(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?\s*[kmbt]", re.IGNORECASE)
 _UNITS = {"k": 3, "m": 6, "b": 9, "t": 12}
 SMALLEST, LARGEST = 10**8, 10**14
 
@@ -31,6 +32,10 @@ def model_of_size(text: str) -> Model | None:
     True
     """
     match = _SIZE.fullmatch(text.strip())
+    if not match and _LIKE_A_SIZE.fullmatch(text.strip()):
+        raise ConfigError(
+            f"the size of a model is a number above 0 such as 70B or 7e9, got {short(text)}"
+        )
     if not match:
         return None
     digits, power, unit = match.groups()
