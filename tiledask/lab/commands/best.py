@@ -34,7 +34,7 @@ Result = tuple[int, Any]
 def run(args: argparse.Namespace, asked: Any, console: Any) -> Result:
     """The fastest layouts that fit, or what would."""
     from tiledask.lab import planner
-    from tiledask.lab.commands.fit import draw_memory
+    from tiledask.lab.commands.one_layout import draw_memory
 
     if not asked.recipe.trains or asked.recipe.places:
         return _smallest(args, asked, console)
@@ -170,7 +170,7 @@ def fewest(args: argparse.Namespace, asked: Any, recipe: Any) -> Any:
 
 def _smallest(args: argparse.Namespace, asked: Any, console: Any) -> Result:
     """Of what has no time model, served or offloaded: the layout on the fewest devices."""
-    from tiledask.lab.commands.fit import one_layout
+    from tiledask.lab.commands.one_layout import one_layout
 
     if args.batch is not None or args.tokens is not None:
         check_trains(asked.recipe)

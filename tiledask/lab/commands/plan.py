@@ -78,7 +78,7 @@ def _counts(text: str) -> list[int]:
 def run(args: argparse.Namespace, console: Any) -> Result:
     """The layouts ranked, what binds them; with --fewest the smallest cluster."""
     from tiledask.lab import planner
-    from tiledask.lab.commands.fit import Asked
+    from tiledask.lab.commands.one_layout import Asked
 
     check_cost(args)
     if tensor_bytes(args.model):

@@ -58,16 +58,11 @@ class StepEstimate:
         """There is a bubble, and it is the simulator's over the stages as they are."""
         return self.layout.pp > 1
 
-    @cached_property
-    def not_counted(self) -> str:
-        """What `tiledask.fits` says, where its "no" counts nothing of what runs by this framework
-        saved; else nothing."""
-        if not uncounted(self.calibration.framework):
-            return ""
-        from tiledask.plan.fitting.fit import fits
-
-        run = self.model, self.layout, self.cluster, self.recipe, self.sequence
-        return fits(*run, calibration=self.calibration).not_counted
+    @property
+    def _less_memory(self) -> str:
+        """What runs by this framework save that no ledger counts, as `tiledask.fits` says, too."""
+        saved = uncounted(self.calibration.framework)
+        return f"its memory may be less than td.fits says, by {saved}" if saved else ""
 
     @property
     def compute(self) -> float:
@@ -194,10 +189,10 @@ class StepEstimate:
             fullest = self.model.imbalance
             scaled += ", experts' tokens "
             scaled += f"{fullest:g} x the mean on the fullest" if fullest > 1 else "spread evenly"
-        memory = f"; its memory may be less than td.fits says, by {known.uncounted}"
+        memory = f"; {self._less_memory}" if self._less_memory else ""
         return (
             f"{known.name} ({known.why}){scaled}: within {100 * self.error:.0f} %, most of it: "
-            f"{max(doubts, key=lambda name: doubts[name])}{memory if known.uncounted else ''}"
+            f"{max(doubts, key=lambda name: doubts[name])}{memory}"
         )
 
     @cached_property
@@ -279,7 +274,7 @@ class StepEstimate:
         return frame(rows, ["part", "seconds", "share", "formula", "source"])
 
     def __repr__(self) -> str:
-        said = f"; {self.not_counted}" if self.not_counted else ""
+        said = f"; {self._less_memory}" if self._less_memory else ""
         return (
             f"StepEstimate({format_seconds(self.total)} a step on {self.layout.devices} x "
             f"{self.cluster.device.name}, MFU {100 * self.mfu:.1f} %, "
@@ -306,7 +301,7 @@ class StepEstimate:
         ]
         head = ("part", "time", "share", "formula", "source")
         table = html.table(head, rows, title, style=dict.fromkeys((1, 2), "text-align:right"))
-        said = f"<p>{html.words(self.not_counted)}.</p>" if self.not_counted else ""
+        said = f"<p>{html.words(self._less_memory)}.</p>" if self._less_memory else ""
         return f"{table}{said}<p><small>Assumed: {html.words(self.assumed)}.</small></p>"
 
 
