@@ -358,7 +358,7 @@ def _one_or_all(values: list | None) -> Any:
 
 
 def _partition(args: argparse.Namespace, console: Console) -> Result:
-    from tiledask.lab.partitions import show_partition, show_verdict
+    from tiledask.lab.commands.partition import show_partition, show_verdict
 
     costs = _costs(args.layers)
     layers, chunks = len(costs), count(args.chunks, "--chunks")
@@ -416,7 +416,7 @@ def _puzzle(args: argparse.Namespace, console: Console) -> Result:
 
 
 def _idle(args: argparse.Namespace, console: Console) -> Result:
-    from tiledask.lab.pipelines import idle
+    from tiledask.lab.commands.idle import idle
 
     if args.diagnose is None:
         if any(given is not None for given in (args.unit, args.layers, args.memory_limit)):
@@ -443,7 +443,7 @@ def _diagnose(args: argparse.Namespace, console: Console) -> Result:
 
 
 def _matmul(args: argparse.Namespace, console: Console) -> Result:
-    from tiledask.lab.products import matmul
+    from tiledask.lab.commands.matmul import matmul
 
     return matmul(args, console)
 

@@ -165,7 +165,7 @@ def level(given: dict[str, Any]) -> Any:
 # -- what commands print as JSON -------------------------------------------------------------------
 
 COMMANDS = (
-    "models", "hardware", "recipes", "schedules",
+    "list models", "list hardware", "list recipes", "list schedules",
     "fit gpt-200b 160xA100-40GB --dp 160 --zero 3 --recompute full",
     "fit llama-2-7b 8xA100-80GB --dp 2 --tp 4 --zero 1",
     "fit llama-2-13b 16xA10 --tp 4 --pp 4 --microbatches 8 --critique",

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import tiledask as td
 from tiledask.errors import PartitionError, ScheduleError
 from tiledask.lab import plots
+from tiledask.lab.commands.partition import cut_text
 from tiledask.lab.dashboard.pipelines import of_timeline
-from tiledask.lab.partitions import cut_text
 from tiledask.lab.puzzles.lost_time import busiest, fullest, longest_wait
 from tiledask.lab.puzzles.sketch import timeline_text
 from tiledask.plan.pipelines.needs import validate

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from tiledask.errors import DeadlockError, ScheduleError
 from tiledask.plan.pipelines import longest_path
 from tiledask.plan.pipelines.generators.sharding import shard_weights
-from tiledask.plan.pipelines.links import Links
 from tiledask.plan.pipelines.needs import needs
 from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.transfers.links import Links
 
 
 def any_schedule(name: str, devices: int, m: int) -> Schedule:

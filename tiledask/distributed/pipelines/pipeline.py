@@ -32,11 +32,11 @@ from tiledask.distributed.pipelines.run import PipelineRun, replay
 from tiledask.distributed.pipelines.stages import Dummy
 from tiledask.distributed.recovering.going_on import until_done
 from tiledask.errors import ConfigError, PlacementError
-from tiledask.plan.pipelines.links import Links, PerLink
 from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.simulate import Times, durations, simulate, together
 from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.pipelines.transfers.links import Links, PerLink
 from tiledask.plan.products.placement import split
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.making.of_schedule import program

@@ -4,6 +4,7 @@ options  what `fit` and `plan` share: how the model is trained, what it costs, f
 fit      what `fit` takes: a layout described or imported, a model alone, a weight
 one_layout  does one layout fit, how fast is it, what does it move
 best     no layout: the best ones of a cluster, or what would fit instead
+partition, idle, matmul  a cut, an order, a product: as they are typed
 weight   no model but the bytes of one weight: which splits of it fit
 plan     every layout of a cluster, ranked; the fewest devices
 lists    what is shipped

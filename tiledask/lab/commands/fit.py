@@ -11,7 +11,7 @@ from typing import Any
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.lab.commands.one_layout import Asked, one_layout
+from tiledask.lab.commands.one_layout import FitRequest, one_layout
 from tiledask.lab.commands.options import (
     CLUSTER,
     MODEL,
@@ -132,7 +132,7 @@ def _typed(args: argparse.Namespace) -> dict[str, Any]:
     return {f.name: given[f.name] for f in fields(td.Layout) if given.get(f.name) is not None}
 
 
-def _asked(args: argparse.Namespace) -> Asked:
+def _asked(args: argparse.Namespace) -> FitRequest:
     """All of it as typed or imported; what is typed goes before."""
     typed = _typed(args)
     configs = [name for name in ("megatron", "torchtitan", "deepspeed") if vars(args)[name]]
@@ -146,7 +146,7 @@ def _asked(args: argparse.Namespace) -> Asked:
     else:
         model = td.load_model(args.model)
         recipe, sequence = recipe_of(args, cluster.device), sequence_of(args, model)
-        asked = Asked(
+        asked = FitRequest(
             model, cluster, recipe, sequence, assumed=shape_of(args, model, cluster, recipe)
         )
         if typed:
@@ -163,7 +163,7 @@ def _asked(args: argparse.Namespace) -> Asked:
     return asked
 
 
-def _filled(args: argparse.Namespace, typed: dict[str, Any], asked: Asked) -> Any:
+def _filled(args: argparse.Namespace, typed: dict[str, Any], asked: FitRequest) -> Any:
     """The layout that was typed, with copies that fill the cluster and the batch's micro-batches,
     where nobody said how many."""
     slices = typed.get("tp", 1) * typed.get("pp", 1) * typed.get("cp", 1)
@@ -195,7 +195,9 @@ def _microbatches(args: argparse.Namespace, dp: int, microbatch: int) -> dict[st
     return {"microbatches": args.batch // each}
 
 
-def _imported(args: argparse.Namespace, name: str, typed: dict[str, Any], cluster: Any) -> Asked:
+def _imported(
+    args: argparse.Namespace, name: str, typed: dict[str, Any], cluster: Any
+) -> FitRequest:
     """What another program's configuration says; what is typed besides goes before."""
     given = vars(args)[name]
     given = given if name == "megatron" else Path(given)
@@ -206,4 +208,4 @@ def _imported(args: argparse.Namespace, name: str, typed: dict[str, Any], cluste
     recipe = recipe_of(args, cluster.device) if chosen else td.load_recipe(found.recipe)
     assumed = [f"{found.model!r}, {shlex.join(layout.options)}, read from {name}"]
     sequence = found.sequence if args.sequence is None else args.sequence
-    return Asked(found.model, cluster, recipe, sequence, layout, assumed, found)
+    return FitRequest(found.model, cluster, recipe, sequence, layout, assumed, found)

@@ -10,13 +10,13 @@ from tiledask.lab.figure_file import save_figure
 from tiledask.lab.table import say
 from tiledask.plan.inputs.run import check_timed, check_trains
 
-__all__ = ["Asked", "draw_memory", "one_layout"]
+__all__ = ["FitRequest", "draw_memory", "one_layout"]
 
 Result = tuple[int, Any]
 
 
 @dataclass
-class Asked:
+class FitRequest:
     """What was typed or imported."""
 
     model: Any
@@ -32,7 +32,7 @@ class Asked:
     """What a step of one micro-batch a copy stands for, where nobody gave a batch."""
 
 
-def one_layout(args: argparse.Namespace, asked: Asked, console: Any) -> Result:
+def one_layout(args: argparse.Namespace, asked: FitRequest, console: Any) -> Result:
     """Does it fit; how fast is it, what does it move; what would fit."""
     from tiledask.lab import planner
 
@@ -86,7 +86,7 @@ def draw_memory(fit: Any, path: str) -> None:
     save_figure(memory_bars(ledger, fit.capacity, place="stage", overhead=over), path)
 
 
-def _explain(asked: Asked, fit: Any, step: Any, saving: Any, console: Any) -> None:
+def _explain(asked: FitRequest, fit: Any, step: Any, saving: Any, console: Any) -> None:
     """What is assumed of model, devices and program, where the time goes, how often to save."""
     from tiledask.lab import planner
 

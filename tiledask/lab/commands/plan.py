@@ -78,7 +78,7 @@ def _counts(text: str) -> list[int]:
 def run(args: argparse.Namespace, console: Any) -> Result:
     """The layouts ranked, what binds them; with --fewest the smallest cluster."""
     from tiledask.lab import planner
-    from tiledask.lab.commands.one_layout import Asked
+    from tiledask.lab.commands.one_layout import FitRequest
 
     check_cost(args)
     if tensor_bytes(args.model):
@@ -88,7 +88,9 @@ def run(args: argparse.Namespace, console: Any) -> Result:
         )
     model, cluster = td.load_model(args.model), td.load_cluster(args.cluster)
     recipe, sequence = recipe_of(args, cluster.device), sequence_of(args, model)
-    asked = Asked(model, cluster, recipe, sequence, assumed=shape_of(args, model, cluster, recipe))
+    asked = FitRequest(
+        model, cluster, recipe, sequence, assumed=shape_of(args, model, cluster, recipe)
+    )
     if args.fewest:
         return _fewest(args, asked, console)
     batch = batch_of(args.batch, cluster.devices, sequence, asked.assumed)

@@ -7,7 +7,7 @@ device 2  ...F0 B0--- F1 B1--- ......     a dot where the device is idle
 from typing import Any
 
 from tiledask.errors import ConfigError, RuleError, ScheduleError
-from tiledask.lab.partitions import cut_text
+from tiledask.lab.commands.partition import cut_text
 from tiledask.lab.puzzles.choices import CHOICE, run_choice
 from tiledask.lab.puzzles.compositions import memory_of, read_unlimited, run_composition
 from tiledask.lab.puzzles.orders import order_of, run_order

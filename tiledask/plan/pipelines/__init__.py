@@ -6,7 +6,7 @@ schedules.py    the table of schedules by name: a new one is a line here
 needs.py        what an action waits for apart from its turn, and whether an order can run
 simulate.py     when each action runs
   longest_path.py   the loop over turns and data that says so
-  links.py          how results travel between devices
+  transfers/       how results travel between devices
 timeline.py     who did what when, simulated or measured
   idle.py         what each action waited for
   causes.py       idle time in pieces, each with its cause

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.links import RESULT, Links
 from tiledask.plan.pipelines.longest_path import WeightTimes, longest_path
-from tiledask.plan.pipelines.rendezvous import work_of
 from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
+from tiledask.plan.pipelines.transfers.links import RESULT, Links
+from tiledask.plan.pipelines.transfers.rendezvous import work_of
 from tiledask.plan.units import format_seconds
 
 __all__ = ["Bound", "CriticalPath", "Evidence", "critical_path", "lower_bound"]

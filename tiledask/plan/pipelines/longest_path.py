@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tiledask.extras import bring
-from tiledask.plan.pipelines.links import RESULT, Links
-from tiledask.plan.pipelines.rendezvous import meet
 from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.transfers.links import RESULT, Links
+from tiledask.plan.pipelines.transfers.rendezvous import meet
 
 __all__ = ["LARGE", "LISTED", "Path", "WeightTimes", "longest_path"]
 

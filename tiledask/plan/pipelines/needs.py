@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import DeadlockError, ScheduleError
-from tiledask.plan.pipelines.links import Links
 from tiledask.plan.pipelines.longest_path import longest_path
 from tiledask.plan.pipelines.schedule import KINDS, SHARDING, Action, Schedule
+from tiledask.plan.pipelines.transfers.links import Links
 from tiledask.plan.units import format_bytes
 
 __all__ = [

@@ -20,11 +20,11 @@ import numpy as np
 from tiledask.errors import ScheduleError
 from tiledask.extras import needed_for
 from tiledask.plan.pipelines.bound import lower_bound
-from tiledask.plan.pipelines.links import Links, PerLink
 from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
 from tiledask.plan.pipelines.simulate import Times, durations, simulate
 from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.pipelines.transfers.links import Links, PerLink
 from tiledask.plan.units import format_seconds
 
 __all__ = ["Optimum", "optimal_schedule"]

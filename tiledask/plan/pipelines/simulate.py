@@ -3,7 +3,7 @@
 start(a) = max( end of the action before a on its device,
                 end of each result a needs  [+ its way, if it comes from another device] )
 
-How results travel is in links.py: beside the work, or in its place, and in rendezvous.py where a
+How results travel is in transfers/: beside the work, or in its place, or both ends at once where a
 transfer needs both its ends. Weights that are gathered are
 one more thing to wait for.
 """
@@ -17,12 +17,12 @@ import numpy as np
 
 from tiledask.errors import ScheduleError, short
 from tiledask.plan.pipelines.bound import Evidence
-from tiledask.plan.pipelines.links import Links, PerLink
 from tiledask.plan.pipelines.longest_path import WeightTimes, longest_path
 from tiledask.plan.pipelines.needs import check_sharding, checked
 from tiledask.plan.pipelines.schedule import SHARDING, Schedule
 from tiledask.plan.pipelines.schedules import schedule as by_name
 from tiledask.plan.pipelines.timeline import KINDS, Timeline
+from tiledask.plan.pipelines.transfers.links import Links, PerLink
 
 __all__ = ["Times", "durations", "simulate", "together", "weight_times"]
 

@@ -11,19 +11,19 @@ from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError
 from tiledask.plan.pipelines.bound import lower_bound
-from tiledask.plan.pipelines.links import Links
-from tiledask.plan.pipelines.rendezvous import work_of
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.simulate import durations, simulate, together
+from tiledask.plan.pipelines.transfers.links import Links
+from tiledask.plan.pipelines.transfers.rendezvous import work_of
 
-__all__ = ["Reached", "fewest_microbatches"]
+__all__ = ["FewestMicrobatches", "fewest_microbatches"]
 
 Exact = Fraction | Sequence[Fraction]
 MOST, TRIED = 4_000_000, 50_000
 """Actions of one schedule; and of all that are simulated one after the other, some seconds."""
 
 
-class Reached(NamedTuple):
+class FewestMicrobatches(NamedTuple):
     """The share of device-time in which the devices compute."""
 
     microbatches: int
@@ -32,7 +32,7 @@ class Reached(NamedTuple):
 
 def fewest_microbatches(
     make: Callable[[int], Schedule], wanted: Fraction, times: Mapping[str, Exact], transfers: str
-) -> list[Reached]:
+) -> list[FewestMicrobatches]:
     """What a number of micro-batches reaches that falls short, and what one more does, which
     reaches ``wanted``; the first is left out if that is one. Where none is found, only what the
     last reaches that was tried.
@@ -52,8 +52,8 @@ def fewest_microbatches(
     """
     units, size = _whole_units(times), len(make(1))
 
-    def reached(m: int) -> Reached:
-        return Reached(m, _utilisation(make(m), units, transfers))
+    def reached(m: int) -> FewestMicrobatches:
+        return FewestMicrobatches(m, _utilisation(make(m), units, transfers))
 
     below, m = 0, 1  # what the bound allows grows with m
     while _at_most(make(m), units, transfers) < wanted:

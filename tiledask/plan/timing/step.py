@@ -28,11 +28,11 @@ from tiledask.plan.inputs.run import (
     chunk_items,
     chunk_kinds,
 )
-from tiledask.plan.pipelines.links import Links
 from tiledask.plan.pipelines.longest_path import longest_path
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, layout_schedule
 from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.transfers.links import Links
 from tiledask.plan.timing.calibration import Calibration, calibration_of
 from tiledask.plan.timing.layer_time import Seconds
 from tiledask.plan.timing.step_estimate import StepEstimate, StepRow

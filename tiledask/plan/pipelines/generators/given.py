@@ -13,10 +13,10 @@ from random import Random
 import numpy as np
 
 from tiledask.errors import ScheduleError, short
-from tiledask.plan.pipelines.links import RESULT, Links
 from tiledask.plan.pipelines.longest_path import Path, longest_path
 from tiledask.plan.pipelines.needs import needs, peaks
 from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
+from tiledask.plan.pipelines.transfers.links import RESULT, Links
 from tiledask.plan.whole import whole_number
 
 __all__ = ["GOALS", "Given", "PerStage"]

@@ -18,7 +18,7 @@ from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import V_SHAPED, called, is_looped, schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
-from tiledask.plan.pipelines.utilisation import Exact, Reached, fewest_microbatches
+from tiledask.plan.pipelines.utilisation import Exact, FewestMicrobatches, fewest_microbatches
 from tiledask.plan.units import format_percent, format_seconds
 from tiledask.plan.whole import whole_number
 
@@ -32,7 +32,7 @@ SHOWN = 32
 def idle(args: argparse.Namespace, console: Console) -> tuple[int, dict[str, Any]]:
     """What was asked for, simulated and shown; 1 for an order that cannot run, and for a
     utilisation that is not reached."""
-    reached: list[Reached] = []
+    reached: list[FewestMicrobatches] = []
     if args.order is not None:
         if any(given is not None for given in (args.schedule, *_given(args), args.utilisation)):
             raise ConfigError(
@@ -149,7 +149,7 @@ def _chunks(name: str, chunks: int | None) -> int:
     return only
 
 
-def _reaching(args: argparse.Namespace) -> tuple[Schedule, list[Reached]]:
+def _reaching(args: argparse.Namespace) -> tuple[Schedule, list[FewestMicrobatches]]:
     """The schedule with the fewest micro-batches that reach --utilisation."""
     if args.schedule is None:
         args.schedule = "1f1b"
@@ -270,7 +270,7 @@ def _facts(made: Schedule, t: Timeline) -> dict[str, Any]:
 def _show_reached(
     args: argparse.Namespace,
     made: Schedule,
-    reached: Sequence[Reached],
+    reached: Sequence[FewestMicrobatches],
     result: dict[str, Any],
     console: Console,
 ) -> bool:

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tiledask.errors import DeadlockError, ScheduleError
-from tiledask.plan.pipelines.links import RESULT, Links
 from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.transfers.links import RESULT, Links
 
 __all__ = ["meet", "work_of"]
 
