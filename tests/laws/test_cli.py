@@ -436,7 +436,9 @@ def test_a_package_that_is_not_there_is_named_with_its_pip_line(
     capsys, monkeypatch, tmp_path, package, words
 ):
     for name in [m for m in sys.modules if m.partition(".")[0] in (package, "tiledask")]:
-        if name.startswith(("tiledask.distributed", "tiledask.lab.p", package)):
+        if name.startswith(
+            ("tiledask.distributed", "tiledask.lab.p", "tiledask.lab.commands", package)
+        ):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     assert main(words.format(tmp_path).split()) == 2
