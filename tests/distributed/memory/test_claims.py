@@ -636,7 +636,7 @@ def test_a_wait_has_an_end(cluster, monkeypatch):
             ConfigError,
             "keeps weights of 4 B and computes with 2 B.*use zero=3 and dp of 2 or more",
         ),
-        ({"what": DECODER, "sequence": 65}, ConfigError, "64 positions, got sequence=65"),
+        ({"what": DECODER, "sequence": 65}, ConfigError, "has learned 64 positions"),
         ({"layout": Layout(cp=2)}, ConfigError, "cp=1, got 2"),
         ({"what": replace(DECODER, mlp="swiglu")}, ConfigError, "mlp='gelu', got 'swiglu'"),
         (
