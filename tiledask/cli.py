@@ -262,11 +262,6 @@ def _of_idle(add: _Add) -> None:
     measured.add_argument("--memory-limit", type=float, metavar="K", help="micro-batches kept")
 
 
-def _examples(sub: argparse.ArgumentParser, *typed: str) -> None:
-    sub.formatter_class = argparse.RawDescriptionHelpFormatter
-    sub.epilog = "\n".join(["examples:", *(f"  tiledask {each}" for each in typed)])
-
-
 class _Parser(argparse.ArgumentParser):
     """One whose complaints stay short, whatever was typed; -2T is a number, and no option."""
 
@@ -298,7 +293,6 @@ def _adder(commands: Any) -> _Add:
 
 def _examples(sub: argparse.ArgumentParser, *commands: str) -> None:
     sub.epilog = "\n  tiledask ".join(["examples:", *commands])
-    sub.formatter_class = argparse.RawDescriptionHelpFormatter
 
 
 def _device(sub: argparse.ArgumentParser) -> None:
