@@ -3,6 +3,7 @@
 import gc
 import subprocess
 import sys
+import time
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -30,37 +31,21 @@ collect_ignore = [
 ]
 
 
-LONG_EXAMPLES = {
-    "tiledask.distributed.training.run.train",
-    "tiledask.lab.dashboard.saved.report",
-    "tiledask.lab.doctor.examine",
-    "tiledask.lab.exercises.split_layers.lenet_hybrids.hybrid_lenet",
-    "tiledask.lab.exercises.training.step_traffic.step_traffic",
-    "tiledask.lab.gpu.parts.fit.claims",
-    "tiledask.lab.lenet.lenet_claims",
-    "tiledask.lab.lenet.lenet_training_claims",
-    "tiledask.lab.precision.blame.blame",
-    "tiledask.lab.questions.ask.ask",
-    "tiledask.plan.choosing.critique.critique",
-    "tiledask.plan.choosing.search.search",
-    "tiledask.plan.choosing.sensitivity.sensitivity",
-    "tiledask.plan.diagnosis.remedies.remedies",
-    "tiledask.plan.fitting.fewest.fewest_devices",
-    "tiledask.plan.fitting.fit.fits",
-    "tiledask.plan.products.stream_search.plan_stream",
-    "tiledask.plan.program.making.of_layout.layout_program",
-    "tiledask.tile.cuda.prebuilt.variants",
-}
-"""Examples of docstrings that take over a tenth of a second: marked long, as tests are."""
+FIRST = ("20_run_the_pipeline", "test_tour", "test_connect", "test_cluster", "test_typed_readme")
+"""Files that take minutes: begun first, so that nobody waits for them at the end."""
+CPU_SECONDS = 3.0
+"""What a test of make test may need: those that need more are named at the end."""
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Of a test marked few(n), all cases but n are slow: the first, the last, and some between."""
+    """Of a test marked few(n), all cases but n are slow: the first, the last, and some between.
+
+    Then the files are put into the order in which several processes take them: those that wait
+    (workers, notebooks) evenly between those that compute, the long ones first.
+    """
     cases = {}
     for item in items:
-        if item.name in LONG_EXAMPLES:
-            item.add_marker(pytest.mark.long)
         if mark := item.get_closest_marker("few"):
             cases.setdefault((item.path, item.originalname), (mark.args[0], []))[1].append(item)
     for n, drawn in cases.values():
@@ -68,6 +53,19 @@ def pytest_collection_modifyitems(items):
         for i, item in enumerate(drawn):
             if i not in kept:
                 item.add_marker(pytest.mark.slow)
+    yield
+    files = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    waiting, computing = {}, {}
+    for path, tests in files.items():
+        waits = path.suffix == ".ipynb" or any(t.get_closest_marker("cluster") for t in tests)
+        (waiting if waits else computing)[path] = tests
+    place = {}
+    for kind in (waiting, computing):
+        ordered = sorted(kind, key=lambda path: (path.stem not in FIRST, -len(files[path])))
+        place |= {path: (i + 0.5) / len(ordered) for i, path in enumerate(ordered)}
+    items.sort(key=lambda item: place[item.path])
 
 
 def pytest_sessionstart():
@@ -145,3 +143,20 @@ def small_disk(tmp_path):
         pytest.skip(f"no disk that could be filled: {getattr(error, 'stderr', None) or error}")
     yield folder
     subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    begun = time.process_time()
+    try:
+        return (yield)
+    finally:
+        item.user_properties.append(("cpu", time.process_time() - begun))
+
+
+def pytest_terminal_summary(terminalreporter):
+    passed = terminalreporter.stats.get("passed", ())
+    took = [(dict(report.user_properties).get("cpu", 0.0), report.nodeid) for report in passed]
+    for seconds, name in sorted(took, reverse=True):
+        if seconds > CPU_SECONDS:
+            terminalreporter.write_line(f"{seconds:.1f} s of CPU, make it slow or short: {name}")
