@@ -20,14 +20,12 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 
-# what made the recordings needs PyTorch; the stand-in for CuPy has processes of its own
+# what made the recordings needs PyTorch
 collect_ignore = [
     "conftest.py",  # two of one name; as modules with examples they would be taken for one
     "acceptance/conftest.py",
     "oracles/traces",
     "plan/pipelines/torch_csv",
-    "twins/standin",
-    "twins/gpu_neighbours.py",
 ]
 
 
@@ -120,15 +118,6 @@ def cluster():
 
     with td.start_cluster(workers=4, device="cpu", quiet=True) as started:
         yield started
-
-
-@pytest.fixture
-def gpus():
-    """Eight GPUs with NCCL between them, of the stand-in."""
-    from twins.nccl_twin import twin_gpus
-
-    with twin_gpus(8) as machine:
-        yield machine
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import io
 import json
 import sys
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -138,18 +137,6 @@ def test_how_blocks_get_from_gpu_to_gpu(monkeypatch, facts, state, words):
     assert words in found.found
     if facts.get("unshared"):
         assert "[ucx]" in found.fix
-
-
-@pytest.mark.long
-def test_the_child_says_what_is_between_gpus(monkeypatch):
-    """On the stand-in for CuPy."""
-    tests = Path(__file__).parents[1]
-    monkeypatch.setenv("PYTHONPATH", f"{tests / 'twins' / 'standin'}:{tests.parent}")
-    monkeypatch.setenv("STANDIN_GPUS", "3")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    facts = doctor.ask_gpu()
-    assert facts["unshared"] == ""
-    assert facts["links"] == [[0, 1, "PCIe"], [0, 2, "PCIe"], [1, 2, "PCIe"]]
 
 
 SHARED = {**DEVICE, "name": "NVIDIA GB10", "memory": 0, "integrated": True}

@@ -1,15 +1,9 @@
-"""GPU workers: all of it on stand-ins for CuPy, RMM and NVML, the real thing where there is a GPU.
+"""GPU workers: how many, which device each has, how much of it; products where there is a GPU."""
 
-On the stand-ins Dask-CUDA is the real one: processes, slots, devices, memory, restarts. That a
-device computes is not tried.
-"""
-
-import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from oracles.stand_ins import on_stand_ins
 
 import tiledask as td
 from tiledask.distributed.cluster import start
@@ -17,114 +11,6 @@ from tiledask.errors import ConfigError
 from tiledask.lab.precision import acceptable
 from tiledask.tile import probe
 from tiledask.tile.backend import GpuInfo
-
-WORKERS = """
-import gc, os, signal, time
-import tiledask as td
-from tiledask.distributed.cluster import device_memory, host_memory
-
-MB = 10**6
-
-def block(nbytes):
-    import cupy
-    return cupy.full(nbytes, 1, "u1")
-
-def total(*blocks):
-    return sum(int(x.sum()) for x in blocks)
-
-def facts(dask_worker):
-    import cupy
-    return (
-        dask_worker.name, os.environ["CUDA_VISIBLE_DEVICES"], dask_worker.state.nthreads,
-        os.environ["OPENBLAS_NUM_THREADS"], type(dask_worker.data).__name__,
-        cupy.cuda.get_allocator() is device_memory.allocate, device_memory.cap(),
-        [n.partition("-")[0] for n in dask_worker.plugins if "CPUAffinity" in n],
-    )
-
-def refused(cluster, slot, function, *args):
-    try:
-        cluster.gather([cluster.submit(slot, function, *args)], "what does not fit", 240)
-    except MemoryError as error:
-        return str(error)
-
-if __name__ == "__main__":
-    with td.start_cluster(device="cuda", per_gpu=2, memory_cap="40MB", quiet=True) as cluster:
-        for anew in (False, True):
-            assert cluster.run(facts) == [
-                (slot, ("0,1", "1,0")[slot // 2], 2, "1", "DeviceHostFile", True, 40 * MB,
-                 ["CPUAffinity"]) for slot in range(4)], cluster.run(facts)
-            x, y = cluster.submit(0, block, 15 * MB), cluster.submit(2, block, 20 * MB)
-            cluster.wait([x, y], "blocks", 240)
-            cluster.run(host_memory.reset_peak, "cupy")
-            assert cluster.gather([cluster.submit(2, total, x, y)], "sum", 240) == [35 * MB]
-            peak = cluster.run(host_memory.peak_bytes, "cupy")[2]
-            assert 35 * MB <= peak < 36 * MB, peak  # what came through Dask is among it
-            assert "memory_cap=40 MB" in refused(cluster, 2, block, 30 * MB)
-            big = cluster.submit(1, block, 30 * MB)
-            cluster.wait([big], "a block", 240)
-            assert "memory_cap=40 MB" in refused(cluster, 2, total, big, y)
-            del x, y, big
-            gc.collect()  # errors that were caught hold the futures of their frames
-            deadline = time.monotonic() + 240
-            while any(cluster.run(device_memory.held)):
-                assert time.monotonic() < deadline, "somebody still holds blocks"
-                time.sleep(0.05)
-            if anew:
-                break
-            pid = cluster.run(os.getpid)[2]
-            os.kill(pid, signal.SIGKILL)
-            assert cluster.gather([cluster.submit(2, os.getpid)], "its successor", 240) != [pid]
-        print("all of it")
-"""
-
-SHARED = """
-import tiledask as td
-from tiledask.distributed.cluster.room import room_of
-
-def facts(dask_worker):
-    import cupy
-    return type(dask_worker.data).__name__, cupy.get_default_memory_pool().get_limit()
-
-if __name__ == "__main__":
-    with td.start_cluster(1, device="cuda", memory_limit="300MB") as cluster:
-        assert cluster.memory_limit == 270_000_000
-        assert cluster.run(facts) == [("SpillBuffer", 270_000_000)], cluster.run(facts)
-        a = td.from_function(lambda index: __import__("cupy").ones((1000, 1000)),
-                             (1000, 1000), "f8", td.Mesh(cluster, (1,)), (td.Shard(0),))
-        left = room_of(cluster, [a.blocks])
-        assert "memory_limit" in left.binding.option, left
-        print("all of it")
-"""
-
-
-def printed_by(script, folder, **environ):
-    """What ``script`` prints on GPUs that are not there, of 100 MB, behind a driver that is not."""
-    pytest.importorskip("dask_cuda", reason="dask-cuda is not installed: pip install -e .[test]")
-    path = folder / "on_gpus.py"
-    path.write_text(script)
-    out, errors, code = on_stand_ins(folder, path, **{"STANDIN_GPU_MEMORY": "200e6"} | environ)
-    assert code == 0, (out + errors)[-5000:]
-    return out.splitlines()
-
-
-linux = pytest.mark.skipif(sys.platform != "linux", reason="Dask-CUDA is for Linux")
-
-
-@pytest.mark.slow
-@linux
-@pytest.mark.cluster
-def test_gpu_workers_have_their_slots_devices_and_pools_also_after_a_restart(tmp_path):
-    assert printed_by(WORKERS, tmp_path)[-1] == "all of it"
-
-
-@pytest.mark.slow
-@linux
-@pytest.mark.cluster
-def test_gpus_without_memory_of_their_own_have_workers_too(tmp_path):
-    said = printed_by(SHARED, tmp_path, STANDIN_GPU_INTEGRATED="1", STANDIN_GPUS="1")
-    assert "a worker has 270 MB of the memory that its GPU shares with the host" in said[0]
-    assert said[-1] == "all of it"
-
 
 GB = 10**9
 BIG, SMALL = GpuInfo(0, "H200", "9.0", 141 * GB), GpuInfo(1, "T400", "7.5", 4 * GB)

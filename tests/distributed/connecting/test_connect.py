@@ -1,8 +1,7 @@
 """`td.connect` to a scheduler and workers that were started by hand.
 
 Holds `tiledask.distributed.connecting.per_thread`, `tiledask.distributed.connecting.gpus`,
-`tiledask.distributed.connecting.slots` and `tiledask.distributed.connecting.versions`. GPUs are
-those of the stand-in: twins/standin/checks.
+`tiledask.distributed.connecting.slots` and `tiledask.distributed.connecting.versions`.
 """
 
 import asyncio

@@ -1,5 +1,4 @@
-"""How panels and tiles are cut on their way between files and a GPU; on the stand-in for CuPy
-`tests/twins/standin/checks/files.py` moves them.
+"""How panels and tiles are cut on their way between files and a GPU.
 
 Holds `tiledask.distributed.out_of_core.gpu_files`.
 """

@@ -9,7 +9,6 @@ Holds `tiledask.distributed.transport.mailbox`, `tiledask.distributed.transport.
 import asyncio
 import ctypes
 import errno
-import json
 import os
 import subprocess
 import sys
@@ -21,7 +20,6 @@ import numpy as np
 import pytest
 from distributed.core import ConnectionPool
 from oracles.memory_orders import arrays
-from oracles.stand_ins import TESTS, on_stand_ins
 
 import tiledask as td
 from tiledask.distributed.transport import loans, process_memory, reader, remote_read
@@ -200,33 +198,6 @@ def test_a_block_that_is_not_in_memory_has_no_ticket(cluster):
     with remote_read.lending(cluster) as lender:
         assert lender.lend([others], 10) == [[None]] * 4
         lender.end()
-
-
-def neighbours(folder, *which):
-    """{case: what went wrong} of gpu_neighbours.py, which runs where CuPy is the stand-in."""
-    alone = {f"DASK_CUDA_TEST_{name}": "1" for name in ("DISABLE_DEVICE_SPECIFIC", "SINGLE_GPU")}
-    out, errors, _ = on_stand_ins(folder, TESTS / "twins" / "gpu_neighbours.py", *which, **alone)
-    told = [line for line in out.splitlines() if line.startswith("TOLD ")]
-    assert told, errors[-3000:]
-    return json.loads(told[-1].removeprefix("TOLD "))
-
-
-@pytest.mark.slow
-@linux
-def test_processes_that_copy_from_each_others_gpus(tmp_path):
-    told = neighbours(tmp_path)
-    assert len(told) == 13
-    assert not any(told.values()), told
-
-
-@pytest.mark.slow
-@linux
-@pytest.mark.cluster
-def test_workers_that_copy_from_each_others_gpus(tmp_path):
-    pytest.importorskip("dask_cuda", reason="dask-cuda is not installed: pip install -e .[test]")
-    told = neighbours(tmp_path, "cluster")
-    assert len(told) == 7
-    assert not any(told.values()), told
 
 
 def test_borrowers_close_before_owners_let_go():

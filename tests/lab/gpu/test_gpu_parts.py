@@ -1,4 +1,4 @@
-"""What the parts of `make gpu` measure, without a GPU: on NumPy, and on the stand-in for CuPy.
+"""What the parts of `make gpu` measure, without a GPU: on NumPy.
 
 Holds `tiledask.lab.gpu.part`, `tiledask.lab.gpu.parts.bars`, `tiledask.lab.gpu.parts.cases`,
 `tiledask.lab.gpu.parts.product`, `tiledask.lab.gpu.parts.sizes`, `tiledask.lab.gpu.parts.speed`
@@ -6,16 +6,13 @@ and `tiledask.lab.gpu.parts.train`.
 """
 
 import json
-import os
 import time
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from oracles.finished import python
 from tile.cuda.test_cuda_gpu import TRIED, cases_of
 
 import tiledask as td
@@ -332,37 +329,3 @@ def test_a_training_with_other_losses_is_wrong(notes):
     (row,) = rows(notes)
     assert row["state"] == "wrong"
     assert row["error"] > row["limit"]
-
-
-# -- on the stand-in for CuPy --------------------------------------------------------------------
-
-STANDIN = Path(__file__).parents[2] / "twins" / "standin"
-FIRST = """
-import sys, time
-from pathlib import Path
-from tiledask.lab.gpu.parts import kernels
-from tiledask.lab.gpu.parts.cases import by_kernel
-from tiledask.lab.gpu.part import Notes
-
-def off_by_one_row(a, b, out, epilogue, **how):
-    by_kernel(a, b, out, epilogue, **how)
-    if how["kernel"] == sys.argv[2] and len(out) > 1:
-        bits = out.view(f"u{out.itemsize}")
-        bits[1:] = bits[:-1].copy()
-
-kernels.by_kernel = off_by_one_row
-folder = Path(sys.argv[1])
-kernels.first(Notes("first", folder / "journal", time.time() + 1000, folder))
-"""
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not STANDIN.exists(), reason="there is no stand-in for CuPy in twins/standin")
-def test_each_kernel_once_on_the_stand_in_and_one_that_is_off_by_a_row(tmp_path):
-    folders = os.pathsep.join(map(str, (STANDIN, STANDIN.parents[2])))
-    environment = {**os.environ, "PYTHONPATH": folders, "TILEDASK_CACHE": str(tmp_path / "cache")}
-    python("-c", FIRST, tmp_path, "sgemm_warptiled", env=environment, check=True)
-    found = rows(SimpleNamespace(journal=tmp_path / "journal"))
-    assert len(found) > 30
-    wrong = [row["key"] for row in found if row["state"] != "right"]
-    assert wrong == ["one tile: sgemm_warptiled 128x128x32, fp32, 128 x 128 x 32"]

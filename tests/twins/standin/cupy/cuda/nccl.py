@@ -1,7 +1,0 @@
-"""No NCCL: ranks carry arrays through host memory."""
-
-available = False
-
-
-class NcclError(RuntimeError):
-    pass
