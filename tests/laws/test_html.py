@@ -162,11 +162,7 @@ HOSTILE = {
     "plan.timing.step_estimate.StepEstimate": lambda: td.estimate_step(
         MODEL, td.Layout(dp=2), CLUSTER
     ),
-    "tile.choice.transfer.Carried": lambda: Words(
-        _rows=lambda: [(EVIL,) * 6], refused=[(EVIL, EVIL)]
-    ),
     "tile.choice.hierarchy.Levels": lambda: Words(_rows=lambda: [(EVIL,) * 7], notes=[EVIL]),
-    "tile.choice.configs.Candidates": lambda: Words(accepted=[EVIL], refused=[(EVIL, EVIL)]),
     "tile.choice.tuning.Tuning": lambda: Words(
         _head=(EVIL,), _rows=lambda: [(EVIL,)], notes=[EVIL]
     ),

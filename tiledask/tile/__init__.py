@@ -4,7 +4,7 @@ product.py       matmul by the kernel one names; checks.py refuses, table.py has
   kernel.py      a row of the table: numpy_kernels.py (loops, tiled, blas), gemm.py under it, cuda/
   epilogue.py    bias, activation and C, before a product is stored
 levels.py        the bytes that a level of tiles moves
-choice/          which tile: predicted level by level, measured here, remembered
+choice/          which tile: predicted level by level, measured here
 functions.py     array functions, each beside its gradient
 layers/          the layers of one device: attention, MLP, norms, loss, convolution; and back
 optimizers/      steps of weights: rules, mixed precision, loss scales, clipping
@@ -32,7 +32,6 @@ from tiledask.tile.backend import (
 from tiledask.tile.choice import (
     Config,
     candidates,
-    carry,
     config_of,
     configs,
     levels_of,
@@ -40,20 +39,17 @@ from tiledask.tile.choice import (
     order,
     predict,
     ridge,
-    ridge_extent,
     tune,
-    tuned,
     waves,
 )
 from tiledask.tile.levels import Tile, TileCount, TileTraffic, as_tile, traffic
 from tiledask.tile.product import count_traffic, matmul, workspace
-from tiledask.tile.table import KernelInfo, KernelTable, kernels
+from tiledask.tile.table import KernelTable, kernels
 
 __all__ = [
     "Backend",
     "Config",
     "GpuInfo",
-    "KernelInfo",
     "KernelTable",
     "Tile",
     "TileCount",
@@ -63,7 +59,6 @@ __all__ = [
     "as_dtype",
     "as_tile",
     "candidates",
-    "carry",
     "config_of",
     "configs",
     "count_traffic",
@@ -81,12 +76,10 @@ __all__ = [
     "predict",
     "probe",
     "ridge",
-    "ridge_extent",
     "synchronize",
     "to_numpy",
     "traffic",
     "tune",
-    "tuned",
     "waves",
     "workspace",
 ]

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from tiledask.tile.backend import Array, GpuInfo, as_dtype
+from tiledask.tile.backend import Array, GpuInfo, as_dtype, probe
 from tiledask.tile.cuda.hopper_tile import AnyTile
 from tiledask.tile.epilogue import Epilogue
 from tiledask.tile.levels import Tile, TileTraffic
 
-__all__ = ["Kernel", "Run", "Sizes", "needs", "no_workspace", "unsuited"]
+__all__ = ["Kernel", "Run", "Sizes", "no_workspace", "unsuited"]
 
 Run = Callable[[Array, Array, Array, Any, Epilogue], TileTraffic | None]
 """(a, b, out, tile, epilogue): writes what the epilogue makes of a @ b into out.
@@ -75,27 +75,38 @@ class Kernel:
     tf32: Run | None = None
     """What multiplies float32 operands rounded to TF32, for those who ask; None if nothing does."""
 
+    @property
+    def why_not(self) -> str:
+        """Why no device of this machine can run it, in a sentence; empty if one can."""
+        if self.arrays == "numpy":
+            return ""
+        backend = probe()
+        missing = backend.nvrtc_reason if self.needs_nvrtc else ""
+        return backend.reason or missing or unsuited(self, backend.devices)
+
+    @property
+    def available(self) -> bool:
+        """Whether this machine can run it."""
+        return not self.why_not
+
+    @property
+    def needs(self) -> str:
+        """The GPUs that it runs on: "compute capability 8.0 (A100) or more"; empty if any."""
+        if self.capability is None:
+            return ""
+        number = ".".join(map(str, self.capability))
+        known = f" ({_EXAMPLES[self.capability]})" if self.capability in _EXAMPLES else ""
+        return f"compute capability {number}{known}{'' if self.exactly else ' or more'}"
+
     def tiles_for(self, dtype: str) -> tuple[Tile, ...]:
         """Those of `tiles` that go with elements of ``dtype``.
 
-        >>> from tiledask.tile.table import lookup
-        >>> lookup("mma_multistage").tiles_for("float32")  # 64 bytes of k
+        >>> from tiledask.tile.table import kernels
+        >>> kernels["mma_multistage"].tiles_for("float32")  # 64 bytes of k
         ((128, 128, 16), (64, 64, 16))
         """
         size = as_dtype(dtype).itemsize
         return tuple(t for t in self.tiles if self.tile_k_bytes in (0, t[2] * size))
-
-
-def needs(kernel: Kernel) -> str:
-    """The GPUs that ``kernel`` runs on, such as "compute capability 8.0 (A100) or more".
-
-    Empty if it runs on any.
-    """
-    if kernel.capability is None:
-        return ""
-    number = ".".join(map(str, kernel.capability))
-    known = f" ({_EXAMPLES[kernel.capability]})" if kernel.capability in _EXAMPLES else ""
-    return f"compute capability {number}{known}{'' if kernel.exactly else ' or more'}"
 
 
 @cache
@@ -103,8 +114,8 @@ def unsuited(kernel: Kernel, devices: tuple[GpuInfo, ...]) -> str:
     """Why none of ``devices`` runs ``kernel``, in a sentence; empty if one does.
 
     >>> from dataclasses import replace
-    >>> from tiledask.tile.table import lookup
-    >>> hopper = replace(lookup("smem_tiled"), capability=(9, 0), exactly=True)
+    >>> from tiledask.tile.table import kernels
+    >>> hopper = replace(kernels["smem_tiled"], capability=(9, 0), exactly=True)
     >>> unsuited(hopper, (GpuInfo(0, "T4", "7.5", 16 * 10**9),))
     'needs a GPU of compute capability 9.0 (H100, H200), this one (T4) has 7.5'
     """
@@ -114,12 +125,10 @@ def unsuited(kernel: Kernel, devices: tuple[GpuInfo, ...]) -> str:
     has = [tuple(map(int, device.compute_capability.split("."))) for device in devices]
     if any(each == least if kernel.exactly else each >= least for each in has):
         return ""
+    here = "these are " + ", ".join(f"{d.name} ({d.compute_capability})" for d in devices)
     if len(devices) == 1:
-        (device,) = devices
-        here = f"this one ({device.name}) has {device.compute_capability}"
-    else:
-        here = "these are " + ", ".join(f"{d.name} ({d.compute_capability})" for d in devices)
-    return f"needs a GPU of {needs(kernel)}, {here}"
+        here = f"this one ({devices[0].name}) has {devices[0].compute_capability}"
+    return f"needs a GPU of {kernel.needs}, {here}"
 
 
 _EXAMPLES = {

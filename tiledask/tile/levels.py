@@ -52,8 +52,6 @@ class TileTraffic:
     """Bytes of C stored."""
     c_loaded: int = 0
     """Bytes of C loaded: as many as stored if the product is added to what C holds, else 0."""
-    partials: int = 0
-    """Bytes of float32 partial sums, stored and loaded again, where tiles are cut along k."""
 
     @property
     def loaded(self) -> int:
@@ -62,8 +60,8 @@ class TileTraffic:
 
     @property
     def total(self) -> int:
-        """Bytes moved: A and B loaded, C stored, and C loaded where it is added to; partials."""
-        return self.a + self.b + self.c + self.c_loaded + self.partials
+        """Bytes moved: A and B loaded, C stored, and C loaded where it is added to."""
+        return self.a + self.b + self.c + self.c_loaded
 
     @property
     def flops(self) -> int:

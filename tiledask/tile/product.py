@@ -143,8 +143,7 @@ def workspace(
     differs: 4 where halves are added up in float32; ``bias_itemsize`` is None without a bias.
     Adding to ``out`` (``accumulate``) takes no more than writing, keeping the preactivation
     nothing more, and a batch no more than one of its products. But wgmma_ws_persistent takes a
-    batch at once: it copies each product's operands whose rows do not start on 16 bytes, and the
-    partial sums of tiles that are cut along k may take up to 32 MiB.
+    batch at once: it copies each product's operands whose rows do not start on 16 bytes.
 
     Not counted: what the library keeps inside itself; copies of operands without a unit stride,
     and 512 rows of an ``out`` without one; NumPy's own buffers (at most 3 x 8192 elements) where

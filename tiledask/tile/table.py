@@ -1,48 +1,18 @@
 """The kernels by name: what each takes, whether this machine can run it, and what it needs."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 from tiledask.errors import KernelError
 from tiledask.plan import html
 from tiledask.tile import numpy_kernels
-from tiledask.tile.backend import probe
 from tiledask.tile.cuda import launch
-from tiledask.tile.cuda.build import brought_along
-from tiledask.tile.cuda.hopper_tile import most_partials
 from tiledask.tile.epilogue import activation_bytes
-from tiledask.tile.kernel import Kernel, Sizes, needs, unsuited
-from tiledask.tile.levels import Tile
+from tiledask.tile.kernel import Kernel, Sizes
 
-__all__ = ["KernelInfo", "KernelTable", "find", "kernels", "lookup", "meant"]
+__all__ = ["KernelTable", "find", "kernels", "lookup", "meant"]
 
 _ALL = ("float16", "bfloat16", "float32", "float64")
-
-
-@dataclass(frozen=True)
-class KernelInfo:
-    """What a reader of the table sees of one kernel."""
-
-    name: str
-    arrays: str
-    """"numpy" or "cupy": where the operands live."""
-    dtypes: tuple[str, ...]
-    """Element types it takes; both operands share one, and ``out`` with them, or is float32
-    for halves."""
-    tile: Tile | None
-    """Default (tm, tn, tk), None where the library chooses."""
-    available: bool
-    """Whether this machine can run it; of several GPUs, whether one of them can."""
-    why_not: str
-    """Why this machine cannot run it, in a sentence; empty if it can."""
-    summary: str
-    tiles: tuple[Tile, ...] = ()
-    """The tiles that it is built for; empty where it has no tile, or takes any."""
-    needs: str = ""
-    """The GPUs that it runs on, such as "compute capability 8.0 (A100) or more"; empty if any."""
-    tf32: bool = False
-    """Whether it also takes float32 with ``precision="tf32"``."""
 
 
 def _tiled_workspace(sizes: Sizes) -> int:
@@ -71,19 +41,16 @@ def _cublas_workspace(sizes: Sizes) -> int:
 
 
 def _hopper_workspace(sizes: Sizes) -> int:
-    """Bytes at most of partial sums, where tiles are cut along k, and of copies of a and b whose
-    lines do not all start on boundaries of 16 bytes.
+    """Bytes at most of copies of a and b whose lines do not all start on boundaries of 16 bytes.
 
-    The operands' layouts are not known here, so each counts if it could need a copy; nor is the
-    GPU, which decides about the cuts.
+    The operands' layouts are not known here, so each counts if it could need a copy.
     """
     m, n, k, each = sizes.m, sizes.n, sizes.k, 16 // sizes.itemsize
 
     def padded(lines: int, length: int) -> int:
         return lines * -(-length // each) * 16 if length % each else 0
 
-    copies = max(padded(m, k), padded(k, m)) + max(padded(k, n), padded(n, k))
-    return copies + max(most_partials(m, n, k, sizes.tile), most_partials(n, m, k, sizes.tile))
+    return max(padded(m, k), padded(k, m)) + max(padded(k, n), padded(n, k))
 
 
 def _activation(sizes: Sizes, m: int, n: int, arrays: str = "numpy") -> int:
@@ -186,8 +153,8 @@ _KERNELS = {
 }
 
 
-class KernelTable(Mapping[str, KernelInfo]):
-    """The kernels by name. Looking at one asks this machine whether it can run it.
+class KernelTable(Mapping[str, Kernel]):
+    """The kernels by name. Asking one whether it is available asks this machine.
 
     >>> [name for name, kernel in kernels.items() if kernel.arrays == "numpy"]
     ['loops', 'tiled', 'blas']
@@ -195,21 +162,8 @@ class KernelTable(Mapping[str, KernelInfo]):
     (True, 'compute capability 9.0 (H100, H200)')
     """
 
-    def __getitem__(self, name: str) -> KernelInfo:
-        kernel = _KERNELS[name]
-        why_not = _why_not(kernel)
-        return KernelInfo(
-            kernel.name,
-            kernel.arrays,
-            kernel.dtypes,
-            kernel.tile,
-            not why_not,
-            why_not,
-            kernel.summary,
-            kernel.tiles,
-            needs(kernel),
-            kernel.tf32 is not None,
-        )
+    def __getitem__(self, name: str) -> Kernel:
+        return _KERNELS[name]
 
     def __contains__(self, name: object) -> bool:
         return name in _KERNELS
@@ -251,6 +205,13 @@ class KernelTable(Mapping[str, KernelInfo]):
 
 kernels = KernelTable()
 
+_ANY = {"numpy": "any CPU", "cupy": "any GPU"}
+
+
+def _types(kernel: Kernel) -> str:
+    as_tf32 = ("float32 as tf32",) if kernel.tf32 else ()
+    return ", ".join(kernel.dtypes + as_tf32)
+
 
 def lookup(name: str) -> Kernel:
     """The kernel called ``name``, whether or not this machine can run it."""
@@ -273,35 +234,14 @@ def find(name: str, arrays: str) -> Kernel:
 
     Raises KernelError if there is none, if it takes other arrays, or if this machine cannot run it.
     """
-    name = meant(name, arrays)
-    kernel = lookup(name)
+    kernel = lookup(meant(name, arrays))
     if kernel.arrays != arrays:
         mine = ", ".join(other.name for other in _KERNELS.values() if other.arrays == arrays)
+        move = {"cupy": "cupy.asarray(x)", "numpy": "td.tile.to_numpy(x)"}[kernel.arrays]
         raise KernelError(
-            f"kernel {name!r} takes {kernel.arrays} arrays, got {arrays}; use one of {mine}, or "
-            f"move the operands: {_MOVE[kernel.arrays]}"
+            f"kernel {kernel.name!r} takes {kernel.arrays} arrays, got {arrays}; use one of "
+            f"{mine}, or move the operands: {move}"
         )
-    if why_not := _why_not(kernel):
-        raise KernelError(f"kernel {name!r} cannot run here: {why_not}")
+    if why_not := kernel.why_not:
+        raise KernelError(f"kernel {kernel.name!r} cannot run here: {why_not}")
     return kernel
-
-
-_MOVE = {"cupy": "cupy.asarray(x)", "numpy": "td.tile.to_numpy(x)"}
-
-
-_ANY = {"numpy": "any CPU", "cupy": "any GPU"}
-
-
-def _why_not(kernel: Kernel) -> str:
-    if kernel.arrays == "numpy":
-        return ""
-    backend = probe()
-    missing = backend.nvrtc_reason if kernel.needs_nvrtc else ""
-    if missing and brought_along(kernel.name):
-        missing = ""
-    return backend.reason or missing or unsuited(kernel, backend.devices)
-
-
-def _types(info: KernelInfo) -> str:
-    as_tf32 = ("float32 as tf32",) if info.tf32 else ()
-    return ", ".join(info.dtypes + as_tf32)

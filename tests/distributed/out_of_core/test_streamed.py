@@ -59,7 +59,7 @@ def stored(path, x, lies="C"):
 
 def test_every_kind_of_tile_is_told_from_others_in_what_is_recorded(tmp_path):
     a, b = operands(tmp_path, 8, 8, 8, "f2")
-    tiles = (None, 32, (64, 64, 8), HopperTile(), HopperTile(raster=16))
+    tiles = (None, 32, (64, 64, 8), HopperTile(), HopperTile(cluster=1))
     said = [
         json.dumps(streamed._about(stream_tiles.StreamProduct(a, b, a, "any", tile))["kernel"])
         for tile in tiles

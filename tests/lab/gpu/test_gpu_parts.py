@@ -5,7 +5,6 @@ Holds `tiledask.lab.gpu.part`, `tiledask.lab.gpu.parts.bars`, `tiledask.lab.gpu.
 and `tiledask.lab.gpu.parts.train`.
 """
 
-import json
 import time
 from dataclasses import replace
 from functools import partial
@@ -13,22 +12,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tile.cuda.test_cuda_gpu import TRIED, cases_of
 
-import tiledask as td
 from tiledask.distributed.memory.claim_tasks import MemoryCase as ClaimCase
 from tiledask.lab.bench.tiles import clock, ways
-from tiledask.lab.bench.tiles.jobs import JOBS
 from tiledask.lab.gpu.part import Notes
-from tiledask.lab.gpu.parts import fit, kernels, product, speed, sweep, train
-from tiledask.lab.gpu.parts.cases import GemmCase, by_kernel, check, differing, embedded
+from tiledask.lab.gpu.parts import fit, kernels, product, speed, train
+from tiledask.lab.gpu.parts.cases import ENDINGS, GemmCase, by_kernel, check, differing
 from tiledask.lab.store import Lines
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import load_recipe
-from tiledask.tile.cuda import prebuilt
-from tiledask.tile.cuda.hopper_tile import WGMMA_TILES, chosen, hopper_tiles
-from tiledask.tile.cuda.launch import planned
-from tiledask.tile.epilogue import Epilogue
 
 CASE = GemmCase(33, 47, 21)
 
@@ -50,7 +42,7 @@ right = partial(by_kernel, kernel="blas")
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("layouts", ["CCC", "FCF", "SSS"])
-@pytest.mark.parametrize("how", [{}, *prebuilt.ENDINGS, {"alpha": -0.5, "beta": 2.0}])
+@pytest.mark.parametrize("how", [{}, *ENDINGS, {"alpha": -0.5, "beta": 2.0}])
 def test_a_right_product_is_right(dtype, layouts, how):
     found = check(right, replace(CASE, dtype=dtype, layouts=layouts, **how))
     assert found.right, found
@@ -108,61 +100,6 @@ def test_runs_that_differ_are_counted():
 
     assert differing(races, CASE, 8) == 2
     assert differing(right, CASE, 8) == 0
-
-
-def lying(case):
-    """The operands as `embedded` lays them, never filled."""
-
-    def view(layout, *shape, dtype=case.dtype, lead=True):
-        lead = (case.batch,) if case.batch and lead else ()
-        values = np.broadcast_to(np.zeros((), td.tile.as_dtype(dtype)), (*lead, *shape))
-        found = prebuilt._placed(shape, dtype, layout, case.margin)
-        return found if not lead else embedded(values, layout, case.margin)[1]
-
-    a = view(case.layouts[0], case.m, case.k, lead="a" not in case.shared)
-    b = view(case.layouts[1], case.k, case.n, lead="b" not in case.shared)
-    if case.batch:
-        a, b = (np.broadcast_to(x, (case.batch, *x.shape[-2:])) for x in (a, b))
-    out, before = (
-        view(case.layouts[2], case.m, case.n, dtype=case.out_dtype or case.dtype) for _ in range(2)
-    )
-    bias = np.zeros(case.n, np.float32) if case.bias else None
-    return (
-        a,
-        b,
-        out,
-        Epilogue(
-            case.alpha,
-            case.beta,
-            bias,
-            "gelu" if case.gelu else None,
-            before if case.before else None,
-        ),
-    )
-
-
-@pytest.mark.long
-def test_all_that_is_launched_can_be_brought_along(monkeypatch):
-    monkeypatch.setattr(kernels, "shrink", lambda arrays: 1)
-    tried = [(v, case) for _, v, case in kernels._steps_up("cupy")]
-    tried += [(v, case) for step, v in TRIED for case in cases_of(step, v)]
-    asked = set()
-    for variant, case in tried:
-        a, b, out, epilogue = lying(case)
-        plan = planned(variant.kernel, a, b, out, variant.tile, epilogue)
-        asked.add((variant.kernel, tuple(sorted(plan.macros.items()))))
-    assert len(asked) > 100
-    assert not asked - set(prebuilt.variants())
-
-
-def test_a_product_that_is_cut_along_k_is_timed_so_and_uncut():
-    size, swept = (1024, 1024, 16384), hopper_tiles()
-    assert size in sweep._SIZES
-    assert any((w.m, w.n, w.k) == size for job in JOBS["cupy"] for w in job.works)
-    for tile in WGMMA_TILES:
-        best = chosen(*size, 1, 132, tile=tile)
-        assert best.splits > 1
-        assert {best.name, replace(best, splits=1).name} <= set(swept)
 
 
 @pytest.fixture
@@ -245,23 +182,6 @@ def test_a_contender_that_is_wrong_has_no_time_and_one_that_was_refused_takes_no
         found = [row for row in rows(late) if row.get("way") == way]
         assert {row["state"] for row in found} == {state}
         assert not any("seconds" in row for row in found)
-
-
-@pytest.mark.long
-def test_the_fastest_tile_is_remembered(notes, monkeypatch, tmp_path, short):
-    monkeypatch.setenv("TILEDASK_CACHE", str(tmp_path / "cache"))
-    sweep.run(notes, "numpy")
-    found = rows(notes)
-    (best, other) = (row for row in found if "best" in row)
-    timed = [row for row in found if row.get("work") == "fp32 512 cubed" and "way" in row]
-    ours = {row["way"]: row["median"] for row in timed if row["way"] != "numpy.matmul"}
-    assert best["best"] == min(ours, key=ours.get)
-    assert best["remembered"]
-    kept = json.loads((tmp_path / "cache" / "tuned.json").read_text())["tiles"]
-    tiles = {"x".join(map(str, each["tile"])) for each in kept.values()}
-    assert tiles == {best["best"], other["best"]}
-    assert sweep.tables(found)[0].rows[0][1] == best["best"]
-    assert sweep.figure(found) is not None
 
 
 @pytest.mark.slow

@@ -17,7 +17,8 @@ from oracles import compiler_said
 
 from tiledask.errors import KernelError
 from tiledask.tile.backend import nvrtc_reason
-from tiledask.tile.cuda import build, launch, prebuilt
+from tiledask.tile.cuda import build, launch
+from tiledask.tile.cuda.hopper_tile import wgmma_memory
 from tiledask.tile.cuda.source import KERNELS, file_text, source
 
 pytestmark = pytest.mark.skipif(bool(nvrtc_reason()), reason=nvrtc_reason() or "-")
@@ -86,7 +87,7 @@ APART = {**DIRECT, **ALL, "OUT": "float", "PAIRS": 0, "CLUSTER": 1}
 CODE_BYTES = 64 * 1024
 """The most instructions that a kernel may have: what no cache holds is fetched for every tile."""
 ROUND_TRIPS = 8
-"""Times that a thread may stand still for what it reads of C, bias and partial sums, a tile."""
+"""Times that a thread may stand still for what it reads of C and bias, a tile."""
 
 
 def endings():
@@ -120,12 +121,6 @@ PRODUCT = [
     ({**BY_ROW, "PAIRS": 1}, NARROW),
     ({}, NARROW),
 ]
-PRODUCT += [({**ending, "SPLIT": 1}, way) for ending, way in PRODUCT]
-PRODUCT += [
-    ({"OUT": "float", "PAIRS": 1}, {}),  # staged
-    ({**ALL, "OUT": "float", "PAIRS": 1}, {}),
-    ({"C_PANELS": 2, "STAGES": 4}, {}),
-]
 """Every ending with the wide tile, whose sums leave least room; every way to lie with all of it."""
 
 
@@ -144,26 +139,10 @@ def test_wgmma_compiles_without_spills_and_nothing_is_ignored(tmp_path, ending, 
     # C7508: setmaxnreg ignored; C7510, C7511, C7514: wgmma made to wait; C7519: a fence was missing
     assert found.remarks == ()
     assert 4096 < compiler_said.text_bytes(code) < CODE_BYTES
-    if macros["HAS_BETA"] or macros["HAS_BIAS"] or macros.get("SPLIT"):
+    if macros["HAS_BETA"] or macros["HAS_BIAS"]:
         read = machine_code(code, tmp_path)
         assert starting([name for name, _ in read], "LDG")
         assert 1 <= compiler_said.round_trips(read) <= ROUND_TRIPS
-
-
-@pytest.mark.few(1)
-@pytest.mark.long
-@pytest.mark.parametrize("order", ["acq_rel", "relaxed"])
-def test_partial_sums_are_there_before_they_are_counted(tmp_path, order):
-    """All memory is waited for before the counter, and no old line is read after it."""
-    arrives = "atom.acq_rel.gpu.global.add"
-    weaker = [(arrives, arrives.replace("acq_rel", order))]
-    macros = {**WGMMA, "SPLIT": 1}
-    code, _ = compiler_said.compiled("wgmma_ws_persistent", macros, "sm_90a", weaker)
-    names = instructions(code, tmp_path)
-    counted, written = _first(names, "ATOMG"), len(names) - _first(names[::-1], "STG")
-    read = counted + _first(names[counted:], "LDG")
-    ordered = written <= counted and starting(names[written:counted], "MEMBAR.ALL.GPU")
-    assert bool(ordered and starting(names[counted:read], "CCTL.IVALL")) == (order == "acq_rel")
 
 
 @pytest.mark.slow
@@ -189,7 +168,7 @@ def test_wgmma_gives_registers_away_and_fits_into_a_multiprocessor():
 @pytest.mark.parametrize("columns", [256, 128])
 @pytest.mark.parametrize("staged", [0, 1])
 def test_wgmma_shared_memory_fits(columns, staged):
-    stages, shared = launch.wgmma_memory(columns, staged)
+    stages, shared = wgmma_memory(columns, staged)
     assert shared <= 227 * 1024
     assert stages >= 3
     # one more stage would not fit: the ring is as deep as it can be
@@ -258,7 +237,7 @@ FAULTS = {
     "elements one by one, unrolled, and with a tanh that has branches": (
         APART,
         [
-            ("FEW_ADDRESSES && !HAS_BEFORE && !SPLIT;", "true;"),
+            ("FEW_ADDRESSES && !HAS_BEFORE;", "true;"),
             (
                 "x * reciprocal(1.0f + power_of_2(-x * (slope + slope * 0.044715f * x * x)))",
                 "0.5f * x * (1.0f + tanhf(slope * (x + 0.044715f * x * x * x)))",
@@ -421,18 +400,9 @@ def test_a_syntax_error_is_refused(monkeypatch):
         build.compile_for("smem_tiled", {"TILE": 16}, "sm_90")
 
 
-@pytest.mark.slow
-def test_machine_code_is_made_for_another_machine_in_several_processes(tmp_path):
-    variants = [("smem_tiled", (("TILE", tile), *PLAIN.items())) for tile in (16, 32)]
-    made = prebuilt.prebuild(tmp_path, variants, "9.0", processes=2)
-    assert (made.count, made.compiled > 0) == (2, True)
-    assert made.bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
-    assert {path.read_bytes()[:4] for path in tmp_path.iterdir()} == {b"\x7fELF"}
-    assert prebuilt.prebuild(tmp_path, variants, "9.0", processes=1).compiled == 0
-
-
-def _kept_once(monkeypatch, tmp_path):
-    """The folder of a cache with one file, that file, and a list of what is compiled from now."""
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A user's cache folder; what is compiled into it is noted in a list."""
     monkeypatch.delenv("TILEDASK_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     made = []
@@ -442,75 +412,42 @@ def _kept_once(monkeypatch, tmp_path):
         return b"\x7fELF right", ""
 
     monkeypatch.setattr(build, "compile_for", compiled)
+    return made
+
+
+def test_machine_code_is_kept_by_what_it_is_of_in_a_folder_closed_to_others(cache, monkeypatch):
     path = build._kept("smem_tiled", {"TILE": 16}, "sm_80")
-    made.clear()
-    return path.parent, path, made
-
-
-DAMAGES = {
-    "truncated": lambda path: os.truncate(path, 3),
-    "altered": lambda path: path.write_bytes(b"\x7fELF wrong"),
-    "empty": lambda path: path.write_bytes(b""),
-    "a link": lambda path: path.symlink_to(path.rename(path.parent.parent / "elsewhere")),
-    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
-    "anyone's": lambda path: path.chmod(0o666),
-    "another's": lambda path: os.chown(path, 12345, 12345),
-    "too many": lambda path: path.with_name(path.name.replace("-sm_80-", "-sm_80-x")).touch(),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_machine_code_that_another_may_have_written_is_compiled_anew(tmp_path, monkeypatch, damage):
-    if damage == "another's" and os.geteuid() != 0:
-        pytest.skip("only root can give a file away")
-    folder, path, made = _kept_once(monkeypatch, tmp_path)
-    DAMAGES[damage](path)
-    again = build._kept("smem_tiled", {"TILE": 16}, "sm_80")
-    assert len(made) == (damage != "too many")
-    assert again == path
-    assert again.is_file()
-    assert not again.is_symlink()
-    assert (again.read_bytes(), again.stat().st_uid) == (b"\x7fELF right", os.geteuid())
-    assert again.stat().st_mode & 0o022 == 0
-    assert build._kept("smem_tiled", {"TILE": 16}, "sm_80") == path  # and is kept again
-    assert len(made) == (damage != "too many")
-    assert not [p for p in folder.iterdir() if p.suffix != ".cubin"]
-
-
-FOLDERS = {
-    "a link": lambda folder: folder.symlink_to(folder.rename(folder.parent.parent / "planted")),
-    "another's": lambda folder: os.chown(folder, 12345, 12345),
-    "in anyone's": lambda folder: folder.parent.chmod(0o777),
-    "in another's": lambda folder: os.chown(folder.parent, 12345, 12345),
-    "a file": lambda folder: (shutil.rmtree(folder), folder.touch()),
-}
-
-
-@pytest.mark.parametrize("how", FOLDERS)
-def test_a_folder_that_others_can_write_to_is_not_used(tmp_path, monkeypatch, how):
-    if "another's" in how and os.geteuid() != 0:
-        pytest.skip("only root can give a folder away")
-    folder, _, made = _kept_once(monkeypatch, tmp_path)
-    build._of_this_process.cache_clear()
-    FOLDERS[how](folder)
-    with pytest.warns(UserWarning, match=r"kernels is not used, .* set TILEDASK_CACHE to another"):
-        again = build._kept("smem_tiled", {"TILE": 16}, "sm_80")
-    assert len(made) == 1
-    assert again.parent != folder
-    assert again.parent.stat().st_mode & 0o777 == 0o700
-    assert again.read_bytes() == b"\x7fELF right"
-
-
-def test_machine_code_is_kept_by_what_it_is_of_in_a_folder_closed_to_others(tmp_path, monkeypatch):
-    folder, path, made = _kept_once(monkeypatch, tmp_path)
-    folder.chmod(0o777)
+    assert path.read_bytes() == b"\x7fELF right"
+    assert path.stat().st_mode & 0o077 == path.parent.stat().st_mode & 0o077 == 0
     assert build._kept("smem_tiled", {"TILE": 16}, "sm_80") == path
-    assert folder.stat().st_mode & 0o777 == 0o700
-    assert not made
+    assert len(cache) == 1
     others = {
         build._kept("smem_tiled", *of) for of in (({"TILE": 32}, "sm_80"), ({"TILE": 16}, "sm_90"))
     }
     monkeypatch.setattr(build, "source", lambda name: "another text")
     others.add(build._kept("smem_tiled", {"TILE": 16}, "sm_80"))
-    assert len(others - {path}) == len(made) == 3
-    assert {p.suffix for p in folder.iterdir()} == {".cubin"}
+    assert len(others - {path}) == 3
+    assert len(cache) == 4
+    assert {p.suffix for p in path.parent.iterdir()} == {".cubin"}
+
+
+FOLDERS = {
+    "a link": lambda folder: folder.symlink_to(folder.rename(folder.parent.parent / "planted")),
+    "another's": lambda folder: os.chown(folder, 12345, 12345),
+    "a file": lambda folder: (shutil.rmtree(folder), folder.touch()),
+}
+
+
+@pytest.mark.parametrize("how", FOLDERS)
+def test_a_folder_that_others_can_write_to_is_not_used(cache, how):
+    if how == "another's" and os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    folder = build._kept("smem_tiled", {"TILE": 16}, "sm_80").parent
+    build._of_this_process.cache_clear()
+    FOLDERS[how](folder)
+    with pytest.warns(UserWarning, match="set TILEDASK_CACHE to a folder of your own"):
+        again = build._kept("smem_tiled", {"TILE": 16}, "sm_80")
+    assert len(cache) == 2
+    assert again.parent != folder
+    assert again.parent.stat().st_mode & 0o777 == 0o700
+    assert again.read_bytes() == b"\x7fELF right"

@@ -130,7 +130,7 @@ class HostKernel:
             ctypes.c_void_p,
             ctypes.c_char_p,
         ]
-        self.library.bytes_taken.restype = self.library.bytes_moved.restype = ctypes.c_longlong
+        self.library.bytes_taken.restype = ctypes.c_longlong
         self.cluster = int(macros.get("CLUSTER", 1))
         self.seed = seed
         self.max_dynamic_shared_size_bytes = 48 * 1024
@@ -147,11 +147,6 @@ class HostKernel:
     def taken(self):
         """Bytes that the copy engine has taken out of matrices for this kernel, so far."""
         return self.library.bytes_taken()
-
-    @property
-    def moved(self):
-        """Bytes that threads have read and written one by one or by pairs, if there."""
-        return self.library.bytes_moved()
 
     def __call__(self, grid, block, arguments, shared_mem=0):
         self.library.may_read_anything()

@@ -135,7 +135,7 @@ static void run_threads(int count) {
             if (moved) break;  // the slow ones only when nobody else could go on
             for (int i : order) {
                 Fiber& fiber = *machine.fibers[i];
-                if (fiber.slow == slow && !fiber.block->stalled) moved |= try_to_run(fiber);
+                if (fiber.slow == slow) moved |= try_to_run(fiber);
                 if (machine.fault[0]) return;
             }
         }
@@ -143,12 +143,6 @@ static void run_threads(int count) {
         if (left == 0) return;
         if (moved && machine.eager && random_below(2)) land_one();
         if (!moved && !land_one()) {
-            bool stalled = false;
-            for (auto& block : machine.blocks) {
-                stalled |= block->stalled;
-                block->stalled = false;
-            }
-            if (stalled) continue;
             for (int i = 0; i < count; ++i) {
                 const Fiber& fiber = *machine.fibers[i];
                 if (fiber.ended) continue;
@@ -174,7 +168,6 @@ static void open_clusters(const int* clusters, int count, int threads, int regis
         block->number = i;
         block->threads = threads;
         block->ended = 0;
-        block->stalled = false;
         block->warps.resize((threads + kWarp - 1) / kWarp);
         block->registers.assign((threads + 127) / 128, registers);
         block->spare_registers = 65536 - long(registers) * threads;

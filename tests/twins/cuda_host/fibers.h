@@ -65,10 +65,8 @@ struct Block {
     int number;  // among the blocks that run
     int threads;
     int ended;
-    bool stalled;  // until nobody else can go on, and nothing lands any more
     char* shared;
     Meeting barriers[16];
-    bool said[16][2];  // at a barrier, by one of its threads, in the generations before and now
     std::vector<Warp> warps;
     long spare_registers;
     std::vector<int> registers;  // of a thread, by warp group

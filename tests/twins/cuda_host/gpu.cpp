@@ -111,10 +111,7 @@ void within_lines(const void* p, long bytes) {
     }
 }
 
-static long long moved = 0;  // bytes, by reads and writes that are predicated
-
 void on_boundary(const void* p, long bytes) {
-    moved += bytes;
     if (reinterpret_cast<uintptr_t>(p) % bytes) fail("%ld bytes at no multiple of them", bytes);
 }
 
@@ -128,7 +125,6 @@ extern "C" void may_read(const long* starts, int count, long bytes) {
     std::sort(host::lines.begin(), host::lines.end(),
               [](const host::Line& x, const host::Line& y) { return x.start < y.start; });
 }
-extern "C" long long bytes_moved() { return host::moved; }
 extern "C" void may_read_anything() { host::lines.clear(); }
 
 // -- cp.async -------------------------------------------------------------------------------------

@@ -17,22 +17,6 @@ void group_sync(int id, int threads) {
     host::meet("group_sync", host::here().barriers[id], threads);
 }
 
-bool group_any(int id, int threads, bool mine) {
-    host::Meeting& meeting = host::here().barriers[id];
-    bool& said = host::here().said[id][meeting.generation % 2];
-    said = mine || (meeting.arrived && said);
-    host::meet("group_any", meeting, threads);
-    return said;
-}
-
-unsigned arrive(unsigned* counter) {
-    host::within_lines(counter, sizeof *counter);
-    const unsigned before = (*counter)++;
-    host::here().stalled = host::random_below(2);
-    host::yield();
-    return before;
-}
-
 // -- registers --------------------------------------------------------------------------------------
 
 namespace host {

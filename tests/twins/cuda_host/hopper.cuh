@@ -18,8 +18,6 @@
 int cluster_rank();
 void cluster_sync();
 void group_sync(int id, int threads);
-bool group_any(int id, int threads, bool mine);
-unsigned arrive(unsigned* counter);
 
 // -- registers --------------------------------------------------------------------------------------
 
@@ -73,11 +71,6 @@ template <class T> inline void tile_write(void* to, T x, T y) {
     T both[2] = {x, y};
     static_assert(sizeof both == 4, "");
     host::write_word(to, both);
-}
-inline void tile_write(void* to, float x, float y) {
-    if (reinterpret_cast<uintptr_t>(to) % 8) host::fail("a write of 8 bytes at no multiple of 8");
-    host::write_word(to, &x);
-    host::write_word(static_cast<char*>(to) + 4, &y);
 }
 void tile_writes_done();
 void tile_store(const TensorMap& map, const void* from, int x, int y, int z);

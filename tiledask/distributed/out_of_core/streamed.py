@@ -348,7 +348,7 @@ def _about(product: StreamProduct) -> dict[str, Any]:
         "result": {"shape": list(c.shape), "dtype": c.dtype.name, **lies},
         "kernel": {
             "name": product.kernel,
-            "tile": tile.name if isinstance(tile, HopperTile) else tile and list(tile),
+            "tile": str(tile) if isinstance(tile, HopperTile) else tile and list(tile),
         },
     }
 

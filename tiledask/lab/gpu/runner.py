@@ -20,7 +20,7 @@ __all__ = ["MODULES", "Lost", "Runner", "find_parts", "shares"]
 
 MODULES = tuple(
     f"tiledask.lab.gpu.parts.{name}"
-    for name in ("machine", "kernels", "speed", "sweep", "product", "fit", "train", "tests")
+    for name in ("machine", "kernels", "speed", "product", "fit", "train", "tests")
 )
 """In the order of what is learnt per minute."""
 

@@ -1,4 +1,4 @@
-"""How fast a kernel can be at most: the roofline at every level, and the order it predicts."""
+"""How fast a kernel can be at most: roofline, predicted order, ridge."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from tiledask.tile.choice.configs import config_of
 from tiledask.tile.choice.hierarchy import Levels, levels_of
 from tiledask.tile.choice.residency import Occupancy, as_device, occupancy, refusal
 
-__all__ = ["Prediction", "order", "predict"]
+__all__ = ["Prediction", "order", "predict", "ridge"]
 
 
 @dataclass(frozen=True)
@@ -94,3 +94,13 @@ def _rank(prediction: Prediction) -> tuple[float, float, int, int]:
         levels["L2 -> shared memory"].moved,
         -levels.config.stages,
     )
+
+
+def ridge(device: Device | str, peak: str = "fp32") -> float:
+    """FLOP per byte of memory at which ``device`` goes from bandwidth to arithmetic.
+
+    >>> round(ridge("H200"), 2)  # 67e12 / 4.8e12
+    13.96
+    """
+    device = as_device(device)
+    return device.peak(peak) / device.memory_bandwidth

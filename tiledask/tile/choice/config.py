@@ -54,8 +54,6 @@ class Config:
     """Rows of tiles that are walked together: see `raster`."""
     persistent: bool = False
     """Whether one block per slot takes tile after tile, and not one block a tile."""
-    splits: int = 1
-    """Slices along k of each of the last tiles, where these are too few for all slots."""
     capability: str = ""
     """The least compute capability, such as "8.0"; empty for any."""
     exactly: bool = False
@@ -64,7 +62,7 @@ class Config:
     def __post_init__(self) -> None:
         object.__setattr__(self, "block", as_tile(self.block))
         tm, tn, _ = self.block
-        for name in ("threads", "itemsize", "stages", "group", "splits"):
+        for name in ("threads", "itemsize", "stages", "group"):
             whole_number(name, getattr(self, name), 1, error=KernelError)
         if tm % self.warp[0] or tn % self.warp[1]:
             raise KernelError(
@@ -115,6 +113,4 @@ class Config:
             words.append(f"cluster {self.cluster[0]}x{self.cluster[1]}")
         if self.group > 1:
             words.append(f"group {self.group}")
-        if self.splits > 1:
-            words.append(f"{self.splits} slices of k")
         return ", ".join(words)

@@ -4,19 +4,18 @@ What they say of a kernel is what its source in cuda/ says, for operands that li
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
 from tiledask.errors import KernelError
-from tiledask.plan import html
 from tiledask.plan.inputs.hardware import Device
 from tiledask.tile.backend import as_dtype
 from tiledask.tile.choice.config import Config
 from tiledask.tile.choice.residency import as_device, refusal
-from tiledask.tile.cuda.hopper_tile import HopperTile
+from tiledask.tile.cuda.hopper_tile import RASTER, HopperTile
 from tiledask.tile.levels import Tile, as_tile
 
-__all__ = ["Candidates", "candidates", "config_of", "configs"]
+__all__ = ["candidates", "config_of", "configs"]
 
 _BARRIERS = 16
 """Bytes of shared memory for the two barriers of a stage that copies fill."""
@@ -108,7 +107,7 @@ def _wgmma(
     block: Tile = (128, 256, 64),
     stages: int = 3,
     cluster: tuple[int, int] = (2, 1),
-    peak: str = "bf16",
+    staged: bool = True,
 ) -> Config:
     tm, tn, _ = block
     return Config(
@@ -117,13 +116,13 @@ def _wgmma(
         (64, tn),
         threads=384,
         itemsize=2,
-        peak=peak,
+        peak="bf16",
         # 65,536 / 384, in steps of 8: setmaxnreg then moves them from producer to consumers
         registers=168,
         stages=stages,
-        kept=tm * tn * 2 + stages * _BARRIERS,
+        kept=staged * tm * tn * 2 + stages * _BARRIERS,
         cluster=cluster,
-        group=8 * cluster[0],
+        group=RASTER * cluster[0],
         persistent=True,
         capability="9.0",
         exactly=True,
@@ -168,12 +167,7 @@ def config_of(
                 f"{tile!r} is a tile of wgmma_ws_persistent, and kernel {kernel!r} takes "
                 f"(tm, tn, tk), such as {found[0].block}"
             )
-        hopper = replace(
-            _wgmma(tile.tile, tile.stages, (tile.cluster, 1)),
-            kept=tile.panels * 128 * 128 + tile.stages * _BARRIERS,
-            group=tile.raster * tile.cluster,
-            splits=tile.splits,
-        )
+        hopper = _wgmma(tile.tile, tile.stages, (tile.cluster, 1), staged=tile.staged)
         tile = None
     size = as_dtype(dtype).itemsize if dtype else found[0].itemsize
     if kernel == "tiled":
@@ -202,50 +196,16 @@ def _with_tile(found: list[Config], tile: Tile) -> Config:
     return usual.with_block(tile)
 
 
-@dataclass(frozen=True, repr=False)
-class Candidates:
-    """The configurations that a device can run, and why it cannot run the others."""
+def candidates(kernel: str, device: Device | str, dtype: str = "") -> tuple[Config, ...]:
+    """What ``kernel`` could be on ``device`` for elements of ``dtype``; `refusal` says why.
 
-    device: str
-    accepted: tuple[Config, ...]
-    refused: tuple[tuple[Config, str], ...]
-    """(configuration, reason)."""
-
-    def __iter__(self) -> Iterator[Config]:
-        return iter(self.accepted)
-
-    def __len__(self) -> int:
-        return len(self.accepted)
-
-    def __repr__(self) -> str:
-        lines = [f"{len(self)} candidates on {self.device}"]
-        lines += [f"  {config}" for config in self.accepted]
-        return "\n".join(lines + [f"  not {config}: {why}" for config, why in self.refused])
-
-    def _repr_html_(self) -> str:
-        rows = [(config, "yes") for config in self.accepted]
-        rows += [(config, f"no: {why}") for config, why in self.refused]
-        return html.table(("candidate", f"on {self.device}"), rows)
-
-
-def candidates(kernel: str, device: Device | str, dtype: str = "") -> Candidates:
-    """What ``kernel`` could be on ``device`` for elements of ``dtype``, and what not and why.
-
-    >>> found = candidates("smem_tiled", "T4")
-    >>> len(found), len(candidates("wgmma_ws_persistent", "A100-40GB"))
+    >>> len(candidates("smem_tiled", "T4")), len(candidates("wgmma_ws_persistent", "A100-40GB"))
     (2, 0)
     """
-    device = as_device(device)
-    wanted = config_of(kernel, dtype)
-    shipped = [config for config in configs[kernel] if config.itemsize == wanted.itemsize]
-    spaced = [config for config in _space(kernel) if config.itemsize == wanted.itemsize]
-    every = [replace(c, peak=wanted.peak) for c in dict.fromkeys([*shipped, *spaced])]
-    reasons = [(config, refusal(config, device)) for config in every]
-    return Candidates(
-        device.name,
-        tuple(config for config, why in reasons if not why),
-        tuple((config, why) for config, why in reasons if why),
-    )
+    device, wanted = as_device(device), config_of(kernel, dtype)
+    every = [c for c in (*configs[kernel], *_space(kernel)) if c.itemsize == wanted.itemsize]
+    every = [replace(config, peak=wanted.peak) for config in dict.fromkeys(every)]
+    return tuple(config for config in every if not refusal(config, device))
 
 
 def _space(kernel: str) -> Iterator[Config]:
@@ -263,5 +223,5 @@ def _space(kernel: str) -> Iterator[Config]:
             yield _mma((tm, tn, tk), stages)
             yield _mma((tm, tn, tk // 2), stages, 4, "tf32")
     elif kernel == "wgmma_ws_persistent":
-        for tn, stages, cluster in product((64, 128, 256), (3, 4, 6), ((1, 1), (2, 1))):
+        for tn, stages, cluster in product((128, 256), (3, 4, 6), ((1, 1), (2, 1))):
             yield _wgmma((128, tn, 64), stages, cluster)

@@ -47,15 +47,13 @@ class Level:
     """Bytes per second at most; 0 if unknown."""
     resident: int = 0
     """Bytes of ``loaded`` that lie there already: a worker's own blocks."""
-    partials: int = 0
-    """Bytes of partial sums, stored and loaded again, where tiles are cut along k."""
     stretch: float = 1.0
     """Lengthens the time where tiles cannot be shared out evenly."""
 
     @property
     def moved(self) -> int:
         """Bytes that cross the level."""
-        return self.loaded - self.resident + self.stored + self.partials
+        return self.loaded - self.resident + self.stored
 
     @property
     def intensity(self) -> float:
@@ -191,21 +189,12 @@ def levels_of(
     if workers is not None:
         levels.append(_between(m, n, k, config, workers, link))
         m, n = -(-m // workers[0]), -(-n // workers[1])
-    schedule, dram = waves(m, n, config, device, k), dram_traffic(m, n, k, config, device)
+    schedule, dram = waves(m, n, config, device), dram_traffic(m, n, k, config, device)
     flops = 2 * m * n * k
     l2 = traffic(m, n, k, (*config.loaded_together, config.block[2]), config.itemsize)
-    partials = 2 * schedule.cut * schedule.splits * config.block[0] * config.block[1] * 4
     levels += [
         Level(LEVELS[1], dram.tile, dram.loaded, dram.c, flops, device.memory_bandwidth),
-        Level(
-            LEVELS[2],
-            config.loaded_together,
-            l2.loaded,
-            l2.c,
-            flops,
-            device.l2_bandwidth,
-            partials=partials,
-        ),
+        Level(LEVELS[2], config.loaded_together, l2.loaded, l2.c, flops, device.l2_bandwidth),
         _registers(k, config, device, schedule, flops),
     ]
     return Levels(

@@ -8,19 +8,16 @@ What a wave needs of A and B streams along k through L2 once, whoever of the wav
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import dataclass
+from itertools import islice
 
 from tiledask.plan.inputs.hardware import Device
 from tiledask.plan.units import format_bytes
 from tiledask.tile.choice.config import Config
 from tiledask.tile.choice.residency import as_device, occupancy
-from tiledask.tile.cuda.hopper_tile import cut_along_k
 from tiledask.tile.levels import traffic
 
-__all__ = ["DramTraffic", "Waves", "dram_traffic", "raster", "touched", "waves"]
-
+__all__ = ["DramTraffic", "Waves", "dram_traffic", "raster", "waves"]
 
 _MOST_WAVES = 5_000
 """Most waves that are walked one by one: about a second."""
@@ -55,10 +52,6 @@ class Waves:
     """Tiles that run at one time: blocks of a multiprocessor, times multiprocessors."""
     multiprocessors: int
     persistent: bool
-    cut: int = 0
-    """The last tiles, which are cut along k into slices that are shared out as tiles are."""
-    splits: int = 1
-    """Slices of each of them."""
 
     @property
     def tiles(self) -> int:
@@ -75,67 +68,37 @@ class Waves:
         return (self.tiles - (self.count - 1) * self.slots) / self.slots
 
     @property
-    def length(self) -> float:
-        """Waves of whole tiles that take as long: `count`, or less where the last are cut."""
-        if not self.cut:
-            return self.count
-        return self.tiles // self.slots + -(-self.cut * self.splits // self.slots) / self.splits
-
-    @property
     def efficiency(self) -> float:
         """Tiles over the slots of all waves."""
-        return self.tiles / (self.length * self.slots)
-
-    @property
-    def busiest(self) -> float:
-        """Tiles that some multiprocessor must compute, however they are assigned."""
-        return self.length if self.cut else -(-self.tiles // self.multiprocessors)
+        return self.tiles / (self.count * self.slots)
 
     @property
     def stretch(self) -> float:
-        """Time over that of a perfect balance, since a tile or slice is not cut; 1 or more."""
-        return self.busiest * self.multiprocessors / self.tiles
+        """Time over that of a perfect balance, as some multiprocessor computes the most; >= 1."""
+        return -(-self.tiles // self.multiprocessors) * self.multiprocessors / self.tiles
 
     def __repr__(self) -> str:
-        works = self.tiles + self.cut * (self.splits - 1)
-        walk = f"; {min(self.slots, works)} persistent blocks" * self.persistent
+        walk = f"; {min(self.slots, self.tiles)} persistent blocks" * self.persistent
         found = f"{self.count} wave{'s' * (self.count > 1)}, the last {100 * self.tail:.0f} % full"
-        if self.cut:
-            found = f"{self.length:.2f}, the last {self.cut} tiles in {self.splits} slices of k"
         return (
             f"{self.tiles} tiles over {self.slots} slots: {self.tiles / self.slots:.2f} -> "
             f"{found}; efficiency {100 * self.efficiency:.1f} %{walk}"
         )
 
 
-def waves(m: int, n: int, config: Config, device: Device | str, k: int = 0) -> Waves:
-    """The waves in which ``device`` computes the tiles of an [m, n] product.
-
-    Where ``config`` splits, the last tiles are cut as the kernel cuts them for this ``k``.
-
-    >>> from tiledask.tile.choice.configs import config_of
-    >>> from tiledask.tile.cuda.hopper_tile import HopperTile
-    >>> config = config_of("wgmma_ws_persistent", tile=HopperTile(splits=4))
-    >>> waves(1024, 1024, config, "H200", 16384)
-    32 tiles over 132 slots: 0.24 -> 0.25, the last 32 tiles in 4 slices of k; efficiency 97.0 %; \
-128 persistent blocks
-    """
+def waves(m: int, n: int, config: Config, device: Device | str) -> Waves:
+    """The waves in which ``device`` computes the tiles of an [m, n] product."""
     device = as_device(device)
-    (tm, tn, tk), (up, across) = config.block, config.cluster
-    rows, columns = -(-m // tm), -(-n // tn)
+    (tm, tn, _), (up, across) = config.block, config.cluster
     team = up * across
     slots = device.multiprocessors * max(1, occupancy(config, device).blocks)
-    found = Waves(
-        -(-rows // up) * up,
-        -(-columns // across) * across,
+    return Waves(
+        -(-m // (tm * up)) * up,
+        -(-n // (tn * across)) * across,
         max(team, slots // team * team),
         device.multiprocessors,
         config.persistent,
     )
-    cuts = cut_along_k(
-        found.tiles // team, -(-k // tk), found.slots // team, team * tm * tn * 4, config.splits
-    )
-    return replace(found, cut=cuts.cut * team, splits=cuts.splits)
 
 
 @dataclass(frozen=True)
@@ -159,9 +122,7 @@ class DramTraffic:
         return self.a + self.b
 
 
-def dram_traffic(
-    m: int, n: int, k: int, config: Config, device: Device | str, out_itemsize: int = 0
-) -> DramTraffic:
+def dram_traffic(m: int, n: int, k: int, config: Config, device: Device | str) -> DramTraffic:
     """The bytes between DRAM and L2 in a product of [m, k] by [k, n], by walking the waves.
 
     Two rules. Blocks of one wave go along k together: what must live in L2 is one step along k, in
@@ -171,96 +132,64 @@ def dram_traffic(
     panels; Mattson's stack distance). If L2's size is unknown, waves share within themselves only.
     More than 5,000 waves are not walked: `traffic` of the first wave's tile stands for them all.
     """
-    device = as_device(device)
-    size, (tm, tn, tk) = config.itemsize, config.block
-    schedule = waves(m, n, config, device)
-    rows = np.minimum(tm, m - tm * np.arange(-(-m // tm))) * k * size
-    columns = np.minimum(tn, n - tn * np.arange(-(-n // tn))) * k * size
-    c = m * n * (out_itemsize or size)
-    first = touched(0, schedule.slots, len(rows), len(columns), config.group)
-    tile = min(m, len(first[0]) * tm), min(n, len(first[1]) * tn)
+    device, size, (tm, tn, tk) = as_device(device), config.itemsize, config.block
+    schedule, c = waves(m, n, config, device), m * n * size
+    rows, columns = -(-m // tm), -(-n // tn)
+    tiles = raster(rows, columns, config.group)
+    first = list(islice(tiles, schedule.slots))
+    tile = min(m, len({i for i, _ in first}) * tm), min(n, len({j for _, j in first}) * tn)
     step = sum(tile) * min(tk, k) * size * config.stages
+    of_step, of_l2 = format_bytes(step), format_bytes(device.l2_bytes)
     if device.l2_bytes and step > device.l2_bytes:
         alone = traffic(m, n, k, (*config.loaded_together, tk), size)
-        return DramTraffic(
-            alone.a,
-            alone.b,
-            c,
-            config.loaded_together,
-            False,
-            f"a wave's step along k is {format_bytes(step)}, more than L2's "
-            f"{format_bytes(device.l2_bytes)}: nothing is shared",
-        )
+        rule = f"a wave's step along k is {of_step}, more than L2's {of_l2}: nothing is shared"
+        return DramTraffic(alone.a, alone.b, c, config.loaded_together, False, rule)
     if schedule.count > _MOST_WAVES:
         even = traffic(m, n, k, (*tile, tk), size)
-        return DramTraffic(
-            even.a,
-            even.b,
-            c,
-            tile,
-            False,
+        rule = (
             f"{schedule.count} waves are too many to walk: each is taken to be as the first, and "
-            f"L2 to keep none from wave to wave",
+            f"L2 to keep none from wave to wave"
         )
-    cache = _Panels(rows, columns, device.l2_bytes)
-    for begin in range(0, len(rows) * len(columns), schedule.slots):
-        cache.load(*touched(begin, begin + schedule.slots, len(rows), len(columns), config.group))
-    of_a, of_b = cache.loaded
-    size_of_l2 = format_bytes(device.l2_bytes) if device.l2_bytes else "an unknown number of bytes"
-    return DramTraffic(
-        of_a,
-        of_b,
-        c,
-        tile,
-        cache.kept,
-        f"a wave shares in L2 what it needs, {format_bytes(step)} a step along k; L2 has "
-        f"{size_of_l2}, and {'keeps some' if cache.kept else 'keeps none'} from wave to wave",
+        return DramTraffic(even.a, even.b, c, tile, False, rule)
+    panels = {("a", i): min(tm, m - tm * i) * k * size for i in range(rows)}
+    panels |= {("b", j): min(tn, n - tn * j) * k * size for j in range(columns)}
+    loaded, kept = _walked(first, tiles, schedule.slots, panels, device.l2_bytes)
+    rule = (
+        f"a wave shares in L2 what it needs, {of_step} a step along k; L2 has "
+        f"{of_l2 if device.l2_bytes else 'an unknown number of bytes'}, and "
+        f"{'keeps some' if kept else 'keeps none'} from wave to wave"
     )
+    return DramTraffic(loaded["a"], loaded["b"], c, tile, kept, rule)
 
 
-def touched(
-    begin: int, end: int, rows: int, columns: int, group: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct rows and columns of tiles among the tiles begin .. end - 1 of the `raster`."""
-    end, whole = min(end, rows * columns), group * columns
-    i: list[np.ndarray] = []
-    j: list[np.ndarray] = []
-    for g in range(begin // whole, -(-end // whole)):
-        height = min(group, rows - g * group)
-        first, last = max(begin - g * whole, 0), min(end - g * whole, height * columns)
-        steps = np.arange(first, min(last, first + height))
-        i.append(g * group + steps % height)
-        j.append(np.arange(first // height, -(-last // height)))
-    return np.unique(np.concatenate(i)), np.unique(np.concatenate(j))
+_Panel = tuple[str, int]
+"""A row of tiles of A, or a column of B."""
 
 
-class _Panels:
-    """Panels of A and B in L2, and what of them had to be loaded."""
-
-    def __init__(self, rows: np.ndarray, columns: np.ndarray, capacity: int) -> None:
-        self.sizes = rows, columns
-        self.used = np.full(len(rows), -1), np.full(len(columns), -1)  # in which wave, last
-        self.capacity = capacity
-        self.loaded = [0, 0]
-        self.kept = False
-        self._of_wave: list[int] = []  # bytes of the panels that were last used in it
-        self._oldest = 0  # all that was used since this wave is in L2 ...
-        self._held = 0  # ... and takes so many bytes
-
-    def load(self, *panels: np.ndarray) -> None:
-        """Go on by one wave, which uses the rows and the columns of tiles ``panels``."""
-        while self._held > self.capacity:
-            self._held -= self._of_wave[self._oldest]
-            self._oldest += 1
-        now = len(self._of_wave)
-        self._of_wave.append(0)
-        for sizes, used, loaded, mine in zip(self.sizes, self.used, (0, 1), panels, strict=True):
-            size, last = sizes[mine], used[mine]
-            missing = last < self._oldest  # never used is -1
-            self.loaded[loaded] += int(size[missing].sum())
-            self._held += int(size[missing].sum())
-            self.kept |= not missing.all()
-            for wave in np.unique(last[last >= 0]):
-                self._of_wave[wave] -= int(size[last == wave].sum())
-            used[mine] = now
-            self._of_wave[now] += int(size.sum())
+def _walked(
+    wave: list[tuple[int, int]],
+    rest: Iterator[tuple[int, int]],
+    slots: int,
+    size: dict[_Panel, int],
+    capacity: int,
+) -> tuple[dict[str, int], bool]:
+    """(bytes loaded of A and B, whether a wave found a panel of an earlier one), wave by wave."""
+    loaded, kept = {"a": 0, "b": 0}, False
+    held: dict[_Panel, int] = {}
+    """The panels in L2, the least recently used first: the wave that used each last."""
+    now, full = 0, 0
+    while wave:
+        while full > capacity:  # all of the oldest wave goes
+            oldest = held[next(iter(held))]
+            for panel in [panel for panel, used in held.items() if used == oldest]:
+                full -= size[panel]
+                del held[panel]
+        for panel in {("a", i) for i, _ in wave} | {("b", j) for _, j in wave}:
+            if held.pop(panel, None) is None:
+                loaded[panel[0]] += size[panel]
+                full += size[panel]
+            else:
+                kept = True
+            held[panel] = now
+        wave, now = list(islice(rest, slots)), now + 1
+    return loaded, kept

@@ -1,8 +1,7 @@
 """Our own kernels: CUDA C++ beside the Python that compiles and launches it (README.md).
 
-prebuilt.py      machine code made beforehand, for a GPU that is elsewhere
 launch.py        a function per kernel: which variant of it, with what arguments
-  hopper_tile.py how the Hopper kernel goes over C; the choice of a tile, and what to sweep
+  hopper_tile.py how the Hopper kernel goes over C; the choice of a tile
   operands.py    what a kernel is told of an array; copies those that no kernel can read
   tensor_map.py  what the copy engine is told of an array
   build.py       compiles for a GPU, once, with or without that GPU; loads through CuPy

@@ -10,9 +10,8 @@ import os
 import re
 import shutil
 import tempfile
-import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -21,15 +20,13 @@ from typing import Any
 
 from tiledask.errors import KernelError
 from tiledask.tile.backend import namespace
-from tiledask.tile.cache import cache_folder, closed_folder, read_own, write_whole
+from tiledask.tile.cache import cache_folder, write_whole
 from tiledask.tile.cuda.source import source
 
-__all__ = ["Resources", "arch_of", "bring", "brought_along", "compile_for", "loaded", "resources"]
+__all__ = ["Resources", "arch_of", "compile_for", "loaded", "resources"]
 
 Macros = Mapping[str, Any]
 
-_LARGEST = 2**26
-"""Bytes of a kernel's machine code, by far."""
 _HOPPER_ONLY = ("wgmma_ws_persistent",)
 
 
@@ -142,114 +139,49 @@ def _loaded(name: str, macros: tuple[tuple[str, Any], ...], arch: str) -> Any:
 def _kept(name: str, macros: Macros, arch: str) -> Path:
     """The file with the machine code; made, and put there whole, if it is not there.
 
-    Its name says of which text it is, by which compiler, and what its bytes are: other bytes are
-    compiled anew. Machine code that was brought along is taken whatever compiler is here.
+    Its name says of which text it is, how and by which compiler it was made.
     """
-    begin, folder = _begin(name, macros, arch), _folder()
-    for path, _ in _whole(folder, f"{begin}-{_version()}"):
-        return path
-    code = _brought(begin) or compile_for(name, macros, arch)[0]
-    file = f"{begin}-{_version()}-{_digest(code)}.cubin"
-    try:
-        write_whole(folder / file, code)  # two processes may do this at once: each file is whole
-    except OSError as error:
-        _say(folder, error)
-        folder = _of_this_process()
-        write_whole(folder / file, code)
+    made_of = repr((source(name), _options(macros, arch), _version())).encode()
+    file = f"{name}-{arch}-{hashlib.sha256(made_of).hexdigest()[:24]}.cubin"
+    folder = _folder()
+    if not (folder / file).is_file():
+        code, _ = compile_for(name, macros, arch)
+        try:
+            write_whole(folder / file, code)  # two processes may do this at once
+        except OSError as error:
+            folder = _of_this_process(f"{folder} cannot be written ({error.strerror})")
+            write_whole(folder / file, code)
     return folder / file
 
 
-def brought_along(name: str) -> bool:
-    """Whether there is machine code of the kernel ``name`` in the folders of TILEDASK_CUBINS."""
-    return _any_in(tuple(_folders()), name)
-
-
 @cache
-def _any_in(folders: tuple[Path, ...], name: str) -> bool:
-    return any(True for folder in folders for _ in folder.glob(f"{name}-*.cubin"))
-
-
-def bring(folder: Path, name: str, macros: Macros, arch: str) -> tuple[int, float]:
-    """(bytes, seconds) of machine code that is put into ``folder``; 0 s if it was there.
-
-    Who gives that folder in TILEDASK_CUBINS compiles none of it, with whatever NVRTC, or without.
-    """
-    begin = _begin(name, macros, arch)
-    for _, code in _whole(folder, begin):
-        return len(code), 0.0
-    begun = time.perf_counter()
-    code, _ = compile_for(name, macros, arch)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / f"{begin}-{_digest(code)}.cubin", code)
-    return len(code), time.perf_counter() - begun
-
-
-def _brought(begin: str) -> bytes | None:
-    for folder in _folders():
-        for _, code in _whole(folder, begin, say=True):
-            return code
-    return None
-
-
-def _folders() -> list[Path]:
-    return [Path(each) for each in os.environ.get("TILEDASK_CUBINS", "").split(os.pathsep) if each]
-
-
-def _begin(name: str, macros: Macros, arch: str) -> str:
-    """The beginning of the names of files with this machine code."""
-    return f"{name}-{arch}-{_digest(repr((source(name), _options(macros, arch))).encode())}"
-
-
-def _whole(folder: Path, begin: str, say: bool = False) -> Iterator[tuple[Path, bytes]]:
-    """Files whose names begin so and end with the digest of what is in them; and that."""
-    for path in sorted(folder.glob(f"{begin}-*.cubin")):
-        try:
-            code = read_own(path, _LARGEST)
-            if path.name == f"{begin}-{_digest(code)}.cubin":
-                yield path, code
-                continue
-            why = "its bytes are not those that its name says"
-        except OSError as error:
-            why = str(error)
-        if say:
-            warnings.warn(f"{path} is not used: {why}; bring it again", UserWarning, stacklevel=6)
-
-
-@cache
-def _version() -> str:
-    """NVRTC's version, as files are named; "none" where there is none."""
-    try:
-        _, major, minor = import_module("cuda.bindings.nvrtc").nvrtcVersion()
-    except Exception:  # a missing library is a RuntimeError of its own kind
-        return "none"
-    return f"{major}.{minor}"
+def _version() -> tuple[int, int]:
+    """NVRTC's."""
+    _, major, minor = import_module("cuda.bindings.nvrtc").nvrtcVersion()
+    return major, minor
 
 
 def _folder() -> Path:
     """The folder of machine code, where nobody else can put any; if need be, only until we end."""
     folder = cache_folder() / "kernels"
     try:
-        return closed_folder(folder)
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+            return _of_this_process(f"{folder} is another user's")
+        folder.chmod(0o700)
     except OSError as error:
-        _say(folder, error)
-        return _of_this_process()
+        return _of_this_process(f"{folder} cannot be used ({error.strerror})")
+    return folder
 
 
 @cache
-def _of_this_process() -> Path:
-    folder = tempfile.mkdtemp(prefix="tiledask-kernels-")  # mode 0700
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
-
-
-def _say(folder: Path, error: OSError) -> None:
+def _of_this_process(why: str) -> Path:
     warnings.warn(
-        f"{folder} is not used, kernels are compiled anew in every process: "
-        f"{error.strerror or error}; make the folder yours alone, or set TILEDASK_CACHE to another",
+        f"{why}: kernels are compiled anew in every process; set TILEDASK_CACHE to a folder of "
+        f"your own",
         UserWarning,
         stacklevel=5,
     )
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:24]
+    folder = tempfile.mkdtemp(prefix="tiledask-kernels-")  # mode 0700
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)

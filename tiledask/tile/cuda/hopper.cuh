@@ -24,26 +24,6 @@ __device__ inline void group_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
 
-// The same, and whether any of them said `mine`.
-__device__ inline bool group_any(int id, int threads, bool mine) {
-    int any;
-    asm volatile("{\n.reg .pred mine, any;\n"
-                 "setp.ne.b32 mine, %3, 0;\n"
-                 "bar.red.or.pred any, %1, %2, mine;\n"
-                 "selp.b32 %0, 1, 0, any;\n}"
-                 : "=r"(any) : "r"(id), "r"(threads), "r"(int(mine)) : "memory");
-    return any;
-}
-
-// Adds 1 to a counter in global memory and returns what it was. What the block wrote before a barrier
-// before it is there for those who meet this thread at a barrier after they found the 1 added.
-__device__ inline unsigned arrive(unsigned* counter) {
-    unsigned before;
-    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
-                 : "=r"(before) : "l"(counter) : "memory");
-    return before;
-}
-
 // -- registers: a warp group that needs few gives them to those that need many (setmaxnreg) ------------
 
 template <int N> __device__ inline void registers_down_to() {
@@ -126,15 +106,11 @@ __device__ inline void tile_load_to(unsigned short blocks, void* to, const Tenso
                     "r"(x), "r"(y), "r"(z), "h"(blocks) : "memory");
 }
 
-// Writes two neighbours, at a multiple of both together, into a tile that a bulk copy or the tensor
-// cores read next. Between them: tile_writes_done by every writer, then a barrier.
+// Writes two neighbours, at a multiple of both together, into a tile that a bulk copy reads next.
+// Between them: tile_writes_done by every writer, then a barrier.
 template <class T> __device__ inline void tile_write(void* to, T x, T y) {
     const unsigned both = unsigned(x.bits) | unsigned(y.bits) << 16;
     asm volatile("st.shared.b32 [%0], %1;" :: "r"(shared_address(to)), "r"(both) : "memory");
-}
-__device__ inline void tile_write(void* to, float x, float y) {
-    asm volatile("st.shared.v2.f32 [%0], {%1, %2};"
-                 :: "r"(shared_address(to)), "f"(x), "f"(y) : "memory");
 }
 __device__ inline void tile_writes_done() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -192,9 +168,6 @@ template <int N> __device__ inline void wgmma_wait() {
 // TurnA, TurnB: the operand is contiguous in m, in n, instead of k.
 template <class T, bool TurnA, bool TurnB, int R> struct Wgmma;
 
-#define NAMES_64 \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define NAMES_128 \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
@@ -213,7 +186,6 @@ template <class T, bool TurnA, bool TurnB, int R> struct Wgmma;
 #define SUMS_8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), \
     "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define SUMS_32(i) SUMS_8(i), SUMS_8(i + 8), SUMS_8(i + 16), SUMS_8(i + 24)
-#define SUMS_64 SUMS_32(0)
 #define SUMS_128 SUMS_32(0), SUMS_32(32)
 #define SUMS_256 SUMS_128, SUMS_32(64), SUMS_32(96)
 
@@ -230,7 +202,6 @@ template <class T, bool TurnA, bool TurnB, int R> struct Wgmma;
         }                                                                                         \
     };
 #define WGMMAS(T, IN)                                                                             \
-    WGMMA(T, IN, 64, "%32", "%33", "%34", "%35", "%36")                                           \
     WGMMA(T, IN, 128, "%64", "%65", "%66", "%67", "%68")                                          \
     WGMMA(T, IN, 256, "%128", "%129", "%130", "%131", "%132")
 WGMMAS(bf16, "bf16")
@@ -240,9 +211,7 @@ WGMMAS(f16, "f16")
 #undef WGMMA
 #undef SUMS_256
 #undef SUMS_128
-#undef SUMS_64
 #undef SUMS_32
 #undef SUMS_8
 #undef NAMES_256
 #undef NAMES_128
-#undef NAMES_64

@@ -4,6 +4,7 @@ Each gets a, b and out of 2 dimensions, or all of 3, checked before; launches on
 stream in use, and does not wait.
 """
 
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -12,25 +13,8 @@ import numpy as np
 from tiledask.errors import KernelError
 from tiledask.tile.backend import Array, array_namespace, namespace
 from tiledask.tile.cuda import build, tensor_map
-from tiledask.tile.cuda.hopper_tile import (
-    COUNTER_BYTES,
-    WGMMA_TILES,
-    AnyTile,
-    HopperTile,
-    chosen,
-    memory_of,
-    slices,
-    wgmma_memory,
-)
-from tiledask.tile.cuda.operands import (
-    Matrix,
-    MatrixLayout,
-    address_of,
-    matrix,
-    padded,
-    readable,
-    room_for_sums,
-)
+from tiledask.tile.cuda.hopper_tile import WGMMA_TILES, AnyTile, HopperTile, chosen
+from tiledask.tile.cuda.operands import Matrix, MatrixLayout, address_of, matrix, padded, readable
 from tiledask.tile.epilogue import Epilogue
 from tiledask.tile.levels import Tile, TileTraffic
 
@@ -44,10 +28,8 @@ __all__ = [
     "mma_multistage",
     "mma_tf32",
     "panels_memory",
-    "planned",
     "sgemm_warptiled",
     "smem_tiled",
-    "wgmma_memory",
     "wgmma_ws_persistent",
 ]
 
@@ -92,11 +74,10 @@ def wgmma_ws_persistent(
 ) -> TileTraffic:
     """Halves on Hopper's tensor cores, tiles brought by its copy engine.
 
-    What ``tile`` does not say is chosen by the count of tiles (hopper_tile.py); where the last of
-    them are cut along k it takes memory for partial sums. Copies an operand whose lines of elements
-    do not all start on boundaries of 16 bytes. C leaves through shared memory where its rows start
-    and end on such boundaries and it is of the operands' type and neither read nor wanted before
-    the activation, and with a HopperTile wherever its rows do so; else by pairs, or one by one.
+    What ``tile`` does not say is chosen by the count of tiles (hopper_tile.py). Copies an operand
+    whose lines of elements do not all start on boundaries of 16 bytes. C leaves through shared
+    memory where its rows start and end on such boundaries and it is of the operands' type and
+    neither read nor wanted before the activation; else by pairs, or one by one.
     """
     plan, a, b, c, before = _hopper(a, b, out, tile, epilogue, _multiprocessors())
     m, n, k, batches, a_batched, b_batched, *strides = plan.numbers
@@ -121,37 +102,10 @@ def wgmma_ws_persistent(
             _NULL if before is None else before.array,
             *strides,
             *_ending(epilogue),
-            *(_slices(plan, a) if plan.split else ()),
         ),
         shared_mem=plan.shared,
     )
     return plan.traffic
-
-
-def planned(
-    kernel: str,
-    a: Array,
-    b: Array,
-    out: Array,
-    tile: Any,
-    epilogue: Epilogue,
-    multiprocessors: int = 132,
-) -> "LaunchPlan":
-    """What a launch on such arrays would be; they may be NumPy's, and there need not be a GPU.
-
-    ``tile`` is of the kind that ``kernel`` takes.
-
-    >>> a = np.zeros((64, 64), np.float32)
-    >>> planned("smem_tiled", a, a, a, (16, 16, 16), Epilogue()).grid
-    (4, 4)
-    """
-    if kernel == "wgmma_ws_persistent":
-        return _hopper(a, b, out, tile, epilogue, multiprocessors).plan
-    if kernel == "mma_multistage":
-        return _mma(a, b, out, tile, epilogue).plan
-    if kernel == "smem_tiled":
-        return _smem(a, b, out, tile, epilogue).plan
-    return _panels(kernel, a, b, out, tile, epilogue).plan
 
 
 def panels_memory(
@@ -239,8 +193,6 @@ class LaunchPlan(NamedTuple):
     traffic: TileTraffic
     maps: "tuple[_Box, _Box, _Box | None] | None" = None
     """What the tensor maps of A, B and C are made of; None for C where it is not brought."""
-    split: "_Split | None" = None
-    """Where tiles are cut along k."""
 
 
 class _Box(NamedTuple):
@@ -252,16 +204,6 @@ class _Box(NamedTuple):
     strides: tuple[int, int]
     """Bytes from line to line, from matrix to matrix."""
     box: tuple[int, int, int]
-
-
-class _Split(NamedTuple):
-    """How tiles are cut along k, in the kernel's order, and what that takes."""
-
-    whole: np.int32
-    splits: np.int32
-    sums: int
-    """Floats."""
-    counters: int
 
 
 class _Parts(NamedTuple):
@@ -376,7 +318,6 @@ def _loads(
     b: MatrixLayout,
     c: MatrixLayout,
     parts: _Parts,
-    partials: int = 0,
 ) -> TileTraffic:
     """What ``across`` x ``down`` tiles of C load, each along k in steps of tk.
 
@@ -396,7 +337,6 @@ def _loads(
         b=c.batches * down * b.rows * b.columns * b.itemsize,
         c=stored,
         c_loaded=stored if parts.beta else 0,
-        partials=2 * partials,
     )
 
 
@@ -411,57 +351,43 @@ def _hopper_plan(
 ) -> LaunchPlan:
     _check_extents("wgmma_ws_persistent", a, b)
     # the copy engine writes whole 16 bytes, beyond the last column too if that ends between them
-    can = c.by_rows and c.boundary == 16 and c.columns * c.itemsize % 16 == 0
-    reads = parts.beta or parts.before
+    whole = c.by_rows and c.boundary == 16 and c.columns * c.itemsize % 16 == 0
+    staged = whole and c.dtype == a.dtype and not (parts.beta or parts.before)
     if not isinstance(tile, HopperTile):
-        usual = can and c.dtype == a.dtype and not reads
-        tile = chosen(c.rows, c.columns, a.columns, c.batches, multiprocessors, usual, tile)
-    columns, cluster, staged = tile.tile[1], tile.cluster, tile.staged and can
-    panels = tile.panels if staged else 0
+        tile = chosen(c.rows, c.columns, a.columns, c.batches, multiprocessors, staged, tile)
+    elif tile.staged and not staged:
+        tile = replace(tile, staged=False)
+    columns, cluster = tile.tile[1], tile.cluster
     # a cluster's tile: what it loads of B leaves L2 once, and the copy engine writes it into the
     # shared memory of both blocks; each loads its own of A; boxes end at the matrices' edges
     together = (128 * cluster, columns, 64)
     down, across = -(-c.rows // together[0]), -(-c.columns // columns)
-    cuts = slices(down * across * c.batches, a.columns, tile, multiprocessors)
-    partials = cuts.partials(columns, cluster)
     macros = {
         "TYPE": _TYPES[a.dtype],
         "OUT": _TYPES[c.dtype],
         "TILE_N": columns,
         "STAGES": tile.stages,
         "CLUSTER": cluster,
-        "RASTER": tile.raster,
-        "STAGED": int(staged),
+        "STAGED": int(tile.staged),
         "A_TURNED": int(not a.by_rows),
         "B_TURNED": int(b.by_rows),
-        "PAIRS": 1 if staged and not reads else parts.pairs(c),
+        "PAIRS": parts.pairs(c),
         **parts.macros,
-        **({"C_PANELS": panels} if staged else {}),
-        **({"SPLIT": 1} if cuts.cut else {}),
     }
     box_a = (64, 128, 1) if a.by_rows else (64, 64, 1)
     box_b = (64, 64, 1) if b.by_rows else (64, columns // cluster, 1)
-    box_c = (128 // c.itemsize, 64, 1)
     return LaunchPlan(
         "wgmma_ws_persistent",
         macros,
-        (min(cuts.works, tile.at_once(multiprocessors)) * cluster,),
+        (min(down * across * c.batches, max(1, multiprocessors // cluster)) * cluster,),
         (384,),
-        memory_of(columns, tile.stages, panels),
+        tile.shared_bytes,
         (
             *map(np.int32, (c.rows, c.columns, a.columns, c.batches, a.batch > 0, b.batch > 0)),
             *c.strides,
         ),
-        _loads(together, across, down, a, b, c, parts, partials),
-        (_extents(a, box_a), _extents(b, box_b), _extents(c, box_c) if staged else None),
-        _Split(
-            np.int32(cuts.whole),
-            np.int32(cuts.splits),
-            partials // 4,
-            cuts.cut * cluster * COUNTER_BYTES // 4,
-        )
-        if cuts.cut
-        else None,
+        _loads(together, across, down, a, b, c, parts),
+        (_extents(a, box_a), _extents(b, box_b), _extents(c, (64, 64, 1)) if tile.staged else None),
     )
 
 
@@ -530,13 +456,6 @@ def _ending(epilogue: Epilogue) -> tuple[np.float32, np.float32, Array]:
     elif bias.strides[0] != bias.itemsize:
         bias = array_namespace(bias).ascontiguousarray(bias)
     return np.float32(epilogue.alpha), np.float32(epilogue.beta), bias
-
-
-def _slices(plan: LaunchPlan, like: Matrix) -> tuple[np.int32, np.int32, Array, Array]:
-    """The arguments of a kernel that cuts tiles along k; memory that only this launch uses."""
-    assert plan.split is not None
-    whole, splits, sums, counters = plan.split
-    return whole, splits, *room_for_sums(like.array, sums, counters)
 
 
 def _before(epilogue: Epilogue, c: Matrix, turned: bool) -> Matrix | None:

@@ -16,7 +16,6 @@ __all__ = [
     "matrix",
     "padded",
     "readable",
-    "room_for_sums",
 ]
 
 
@@ -133,13 +132,6 @@ def padded(found: Matrix) -> Matrix:
     row, column = (width, 1) if lies.by_rows else (1, width)
     batch = copied.layout.batch
     return Matrix(copied.array, lies._replace(row=row, column=column, batch=batch, boundary=16))
-
-
-def room_for_sums(like: Array, sums: int, counters: int) -> tuple[Array, Array]:
-    """(memory for so many floats, counters at 0) where ``like`` lies."""
-    xp = array_namespace(like)
-    with on_device(like):
-        return xp.empty((sums,), np.float32), xp.zeros((counters,), np.uint32)
 
 
 def bits(x: Array) -> Array:

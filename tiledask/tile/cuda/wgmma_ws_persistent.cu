@@ -27,17 +27,11 @@
 // that into both, so that a tile of B leaves L2 once for two tiles of C. That is why a stage is empty
 // only when the consumers of both blocks say so.
 //
-// SPLIT: tiles too few for all blocks are cut along k, and a slice is as much work as a small tile.
-//
-//   slice 0 ---> partial sums ---.          Slices end in any order, and nobody waits for another
-//   slice 1 ---> partial sums ---+---> C    block: whoever ends last adds up all of them, slice by
-//   slice 2 ---> partial sums ---'          slice, so that the bits are the same in every run.
-//
-// On the compiler's command line: TYPE (bf16, f16), OUT (the same, or float), TILE_N (64, 128, 256),
+// On the compiler's command line: TYPE (bf16, f16), OUT (the same, or float), TILE_N (128, 256),
 // STAGES (2 or more), CLUSTER (1, 2), A_TURNED (1: A is contiguous along m), B_TURNED (1: along n),
-// STAGED (1: C goes through shared memory and out by the copy engine, so its rows start at multiples
-// of 16 bytes), SPLIT (1: there are tiles that are cut along k; 0 unless told), and of the epilogue
-// what epilogue.cuh has. To be tried out: C_PANELS, RASTER.
+// STAGED (1: C goes through shared memory and out by the copy engine; it is of TYPE, neither read nor
+// wanted before the activation, and its rows start and end at multiples of 16 bytes), and of the
+// epilogue what epilogue.cuh has.
 
 #include "epilogue.cuh"
 #include "hopper.cuh"
@@ -50,45 +44,29 @@ const int A_BYTES = TILE_M * TILE_K * 2, B_BYTES = TILE_K * TILE_N * 2;
 const int STAGE_BYTES = A_BYTES + B_BYTES;
 const int PANEL_BYTES = ROWS * ROW_BYTES;
 
-#ifndef RASTER
-#define RASTER 8  // rows of clusters that are walked column by column, for the sake of L2
-#endif
-
-#ifndef SPLIT
-#define SPLIT 0
-#endif
-
-// C leaves in panels of 128 bytes by the ROWS of a warp group. It has room for C_PANELS of them, and
-// stores its part of a tile in as many passes as that takes.
-#ifndef C_PANELS
-#define C_PANELS (TILE_N / 64)
-#endif
-const int PANEL_COLS = ROW_BYTES / sizeof(OUT), PASS_COLS = C_PANELS * PANEL_COLS;
+const int RASTER = 8;  // rows of clusters that are walked column by column, for the sake of L2
+const int LINE_COLS = ROW_BYTES / sizeof(OUT);  // of C
 
 // Columns whose C and bias are asked for at once: as many as there are registers for, which addresses
 // of elements take too that move one by one.
 const bool FEW_ADDRESSES = PAIRS || (!HAS_BETA && !HAS_BEFORE);
-const int AT_ONCE = FEW_ADDRESSES && PASS_COLS >= 64             ? 64
+const int AT_ONCE = FEW_ADDRESSES                                ? 64
                     : HAS_BETA && HAS_BEFORE && sizeof(OUT) == 2 ? 16
                                                                  : 32;
-// Elements that go to two places, or come and go one by one, take so much code that a loop is better,
-// and so it is beside the code that adds up slices.
-const bool UNROLLED = FEW_ADDRESSES && !HAS_BEFORE && !SPLIT;
+// Elements that go to two places, or come and go one by one, take so much code that a loop is better.
+const bool UNROLLED = FEW_ADDRESSES && !HAS_BEFORE;
 const int TIMES = UNROLLED ? TILE_N : 1;
-
-// Pairs of a slice's sums that a thread asks for at once.
-const int PAIRS_AT_ONCE = 16;
 
 static_assert(STAGES >= 2, "one stage is multiplied while others are filled");
 static_assert(TILE_N % (64 * CLUSTER) == 0, "each block loads its share of B by 64 columns");
-static_assert(!STAGED || TILE_N % PASS_COLS == 0, "a whole number of passes");
+static_assert(!STAGED || (sizeof(OUT) == 2 && !HAS_BETA && !HAS_BEFORE), "halves, as made");
 
 struct Shared {
     char* base;
     __device__ inline char* a(int stage) const { return base + stage * STAGE_BYTES; }
     __device__ inline char* b(int stage) const { return a(stage) + A_BYTES; }
     __device__ inline char* c(int consumer) const {
-        return base + STAGES * STAGE_BYTES + consumer * C_PANELS * PANEL_BYTES;
+        return base + STAGES * STAGE_BYTES + consumer * (TILE_N / 64) * PANEL_BYTES;
     }
     __device__ inline Barrier* full(int stage) const {
         return reinterpret_cast<Barrier*>(c(STAGED ? CONSUMERS : 0)) + stage;
@@ -122,32 +100,6 @@ __device__ inline Place place_of(int tile, int m, int n) {
     return Place{(cluster_row * CLUSTER + cluster_rank()) * TILE_M, within / rows * TILE_N, batch};
 }
 
-// The first `whole` tiles are not cut, all others into `count` slices each.
-struct Slices {
-    int whole, count;
-    Pair<float>* partials;  // sums of every slice, thread by thread
-    unsigned* arrived;      // slices that are there, of each cut tile and warp group; first 0
-
-    // Where this thread has the sums of a slice: every GROUP_THREADS-th pair from there on.
-    __device__ inline Pair<float>* sums(int slice, int consumer) const {
-        const stride_t group = (slice * CLUSTER + cluster_rank()) * CONSUMERS + consumer;
-        return partials + group * (TILE_N / 4) * GROUP_THREADS + threadIdx.x % GROUP_THREADS;
-    }
-};
-
-// A tile, or the slice of that number among all slices, and its part of k.
-struct Work { int tile, slice, begin, end; };
-
-__device__ inline Work work_of(int number, int k, const Slices& slices) {
-    if (!SPLIT || number < slices.whole) return Work{number, -1, 0, k};
-    const int slice = number - slices.whole, part = slice % slices.count;
-    const int steps = (k + TILE_K - 1) / TILE_K;
-    const int each = steps / slices.count, more = steps % slices.count;  // the first have one more
-    const int begin = (part * each + min(part, more)) * TILE_K;
-    return Work{slices.whole + slice / slices.count, slice, begin,
-                min(k, begin + (each + (part < more)) * TILE_K)};
-}
-
 __device__ inline void load_a(const Shared& s, int stage, const TensorMap& map, int row, int k0,
                               int batch) {
     if (A_TURNED) {  // boxes of 64 of m, 64 of k
@@ -177,13 +129,12 @@ __device__ inline void load_b(const Shared& s, int stage, const TensorMap& map, 
 }
 
 __device__ inline void produce(const Shared& s, const TensorMap& map_a, const TensorMap& map_b,
-                               int m, int n, int k, int a_batched, int b_batched,
-                               const Slices& slices, int first, int works, int step) {
+                               int m, int n, int k, int a_batched, int b_batched, int first,
+                               int tiles, int step) {
     Ring ring = {0, 0};
-    for (int number = first; number < works; number += step) {
-        const Work work = work_of(number, k, slices);
-        const Place at = place_of(work.tile, m, n);
-        for (int k0 = work.begin; k0 < work.end; k0 += TILE_K) {
+    for (int tile = first; tile < tiles; tile += step) {
+        const Place at = place_of(tile, m, n);
+        for (int k0 = 0; k0 < k; k0 += TILE_K) {
             barrier_wait(s.empty(ring.stage), ring.parity ^ 1);
             barrier_arrive_expecting(s.full(ring.stage), STAGE_BYTES);
             load_a(s, ring.stage, map_a, at.row, k0, at.batch * a_batched);
@@ -219,7 +170,7 @@ __device__ inline void release(const Shared& s, int stage, int thread) {
 __device__ inline void fetch_c(const Result<OUT>& c, const Place& at, int consumer, int m, int n) {
     const int thread = threadIdx.x % GROUP_THREADS, i = at.row + consumer * ROWS + thread % ROWS;
 #pragma unroll
-    for (int j = thread / ROWS * PANEL_COLS; j < TILE_N; j += 2 * PANEL_COLS) {
+    for (int j = thread / ROWS * LINE_COLS; j < TILE_N; j += 2 * LINE_COLS) {
         fetch_into_l2_if(i < m && at.col + j < n, c.data + c.at(at.batch, i, at.col + j));
     }
 }
@@ -236,41 +187,36 @@ __device__ inline void move_up(float (&sums)[TILE_N / 2]) {
 }
 
 #if STAGED
-// Sums -> shared memory, in panels -> C by the copy engine, which works on while the next columns are
-// computed, or the next tile is multiplied.
+// Sums -> shared memory, in panels of 128 bytes by ROWS -> C by the copy engine, which works on while
+// the next tile is multiplied.
 __device__ inline void store_tile(const Epilogue& e, const Result<OUT>& c, const TensorMap& map_c,
                                   const Shared& s, const Place& at, int consumer, int m, int n,
                                   float (&sums)[TILE_N / 2]) {
     const int thread = threadIdx.x % GROUP_THREADS, lane = thread % 32;
     const int row = thread / 32 * 16 + lane / 4, col = lane % 4 * 2;  // of this consumer's part
     char* panels = s.c(consumer);
-#pragma unroll TIMES
-    for (int first = 0; first < TILE_N; first += PASS_COLS) {
-        if (thread == 0) stores_have_read();  // the pass before this one
-        group_sync(1 + consumer, GROUP_THREADS);
-#pragma unroll TIMES
-        for (int j = 0; j < PASS_COLS; j += AT_ONCE) {
-            float* y = sums + (UNROLLED ? first + j : 0) / 2;
-            Part(c, at.batch, at.row + consumer * ROWS + row, at.col + first + j + col, m, n)
-                .finish(e, y);
+    if (thread == 0) stores_have_read();  // the tile before this one
+    group_sync(1 + consumer, GROUP_THREADS);
 #pragma unroll
-            for (int q = 0; q < AT_ONCE / 4; ++q) {
-                const int r = row + q % 2 * 8, byte = (j + q / 2 * 8 + col) * sizeof(OUT);
-                tile_write(panels + byte / ROW_BYTES * PANEL_BYTES + r * ROW_BYTES +
-                               (byte % ROW_BYTES / 16 ^ r % 8) * 16 + byte % 16,
-                           from_float<OUT>(y[2 * q]), from_float<OUT>(y[2 * q + 1]));
-            }
-            move_up(sums);
+    for (int j = 0; j < TILE_N; j += AT_ONCE) {
+        float* y = sums + j / 2;
+        Part(c, at.batch, at.row + consumer * ROWS + row, at.col + j + col, m, n).finish(e, y);
+#pragma unroll
+        for (int q = 0; q < AT_ONCE / 4; ++q) {
+            const int r = row + q % 2 * 8, byte = (j + q / 2 * 8 + col) * sizeof(OUT);
+            tile_write(panels + byte / ROW_BYTES * PANEL_BYTES + r * ROW_BYTES +
+                           (byte % ROW_BYTES / 16 ^ r % 8) * 16 + byte % 16,
+                       from_float<OUT>(y[2 * q]), from_float<OUT>(y[2 * q + 1]));
         }
-        tile_writes_done();
-        group_sync(1 + consumer, GROUP_THREADS);
-        if (thread == 0) {
-            for (int j = 0; j < C_PANELS; ++j) {
-                tile_store(map_c, panels + j * PANEL_BYTES, at.col + first + j * PANEL_COLS,
-                           at.row + consumer * ROWS, at.batch);
-            }
-            stores_commit();
+    }
+    tile_writes_done();
+    group_sync(1 + consumer, GROUP_THREADS);
+    if (thread == 0) {
+        for (int j = 0; j < TILE_N / 64; ++j) {
+            tile_store(map_c, panels + j * PANEL_BYTES, at.col + j * 64, at.row + consumer * ROWS,
+                       at.batch);
         }
+        stores_commit();
     }
 }
 #else
@@ -291,64 +237,27 @@ __device__ inline void store_tile(const Epilogue& e, const Result<OUT>& c, const
 }
 #endif
 
-// Leaves the sums of a slice for whoever ends last. Whether that is this warp group; the sums are then
-// those of the whole tile, added in the order of the slices.
-__device__ inline bool add_up(const Slices& slices, int slice, int consumer,
-                              float (&sums)[TILE_N / 2]) {
-    const int thread = threadIdx.x % GROUP_THREADS, tile = slice / slices.count;
-    Pair<float>* to = slices.sums(slice, consumer);
-#pragma unroll
-    for (int q = 0; q < TILE_N / 4; ++q) {
-        global_write_if(true, to + q * GROUP_THREADS, Pair<float>{sums[2 * q], sums[2 * q + 1]});
-    }
-    group_sync(1 + consumer, GROUP_THREADS);  // all of its sums are written before it arrives
-    unsigned* arrived = slices.arrived + (tile * CLUSTER + cluster_rank()) * CONSUMERS + consumer;
-    const bool last = thread == 0 && arrive(arrived) == slices.count - 1;
-    if (!group_any(1 + consumer, GROUP_THREADS, last)) return false;
-#pragma unroll
-    for (int i = 0; i < TILE_N / 2; ++i) sums[i] = 0.0f;
-    for (int part = 0; part < slices.count; ++part) {
-        const Pair<float>* from = slices.sums(tile * slices.count + part, consumer);
-#pragma unroll
-        for (int first = 0; first < TILE_N / 4; first += PAIRS_AT_ONCE) {
-            Pair<float> held[PAIRS_AT_ONCE];
-#pragma unroll
-            for (int q = 0; q < PAIRS_AT_ONCE; ++q) {
-                held[q] = global_read_if(true, from + (first + q) * GROUP_THREADS);
-            }
-#pragma unroll
-            for (int q = 0; q < PAIRS_AT_ONCE; ++q) {
-                sums[2 * (first + q)] += held[q].x;
-                sums[2 * (first + q) + 1] += held[q].y;
-            }
-        }
-    }
-    return true;
-}
-
 __device__ inline void consume(const Shared& s, const TensorMap& map_c, const Result<OUT>& c,
-                               const Epilogue& e, int m, int n, int k, const Slices& slices,
-                               int consumer, int first, int works, int step) {
+                               const Epilogue& e, int m, int n, int k, int consumer, int first,
+                               int tiles, int step) {
     const int thread = threadIdx.x % GROUP_THREADS;
     Ring ring = {0, 0};
-    for (int number = first; number < works; number += step) {
-        const Work work = work_of(number, k, slices);
-        const Place at = place_of(work.tile, m, n);
+    for (int tile = first; tile < tiles; tile += step) {
+        const Place at = place_of(tile, m, n);
         if (HAS_BETA && PAIRS) fetch_c(c, at, consumer, m, n);
         float sums[TILE_N / 2];
         int before = 0;  // the stage multiplied last
-        for (int k0 = work.begin; k0 < work.end; k0 += TILE_K) {
+        for (int k0 = 0; k0 < k; k0 += TILE_K) {
             barrier_wait(s.full(ring.stage), ring.parity);
-            multiply(s, ring.stage, consumer, k0 > work.begin, sums);
+            multiply(s, ring.stage, consumer, k0 > 0, sums);
             // one step stays under way, so that the tensor cores never wait for the next to be issued
             wgmma_wait<1>();
-            if (k0 > work.begin) release(s, before, thread);
+            if (k0 > 0) release(s, before, thread);
             before = ring.stage;
             ring.next();
         }
         wgmma_wait<0>();
         release(s, before, thread);
-        if (SPLIT && work.slice >= 0 && !add_up(slices, work.slice, consumer, sums)) continue;
         store_tile(e, c, map_c, s, at, consumer, m, n, sums);
     }
 #if STAGED
@@ -362,11 +271,7 @@ wgmma_ws_persistent(int m, int n, int k, int batches,
                     const __grid_constant__ TensorMap map_b, int b_batched,
                     const __grid_constant__ TensorMap map_c,  // STAGED only
                     OUT* c, OUT* before, stride_t c_row, stride_t c_col, stride_t c_batch,
-                    float alpha, float beta, const float* bias
-#if SPLIT
-                    , int whole, int slices_of_a_tile, Pair<float>* partials, unsigned* arrived
-#endif
-                    ) {
+                    float alpha, float beta, const float* bias) {
     const Shared s = {dynamic_shared()};
     const int group = warp_uniform(threadIdx.x / GROUP_THREADS);  // 0 produces, 1 and 2 consume
     if (threadIdx.x == 0) {
@@ -383,24 +288,17 @@ wgmma_ws_persistent(int m, int n, int k, int batches,
 
     const int down = (m + TILE_M * CLUSTER - 1) / (TILE_M * CLUSTER);
     const int tiles = down * ((n + TILE_N - 1) / TILE_N) * batches;  // of clusters
-#if SPLIT
-    const Slices slices = {whole, slices_of_a_tile, partials, arrived};
-    const int works = whole + (tiles - whole) * slices_of_a_tile;
-#else
-    const Slices slices = {tiles, 1, nullptr, nullptr};
-    const int works = tiles;
-#endif
     const int first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
     if (group == 0) {
         registers_down_to<40>();
         if (threadIdx.x == 0) {
-            produce(s, map_a, map_b, m, n, k, a_batched, b_batched, slices, first, works, step);
+            produce(s, map_a, map_b, m, n, k, a_batched, b_batched, first, tiles, step);
         }
     } else {
         registers_up_to<232>();
         const Result<OUT> result = {c, before, c_row, c_col, c_batch};
         const Epilogue e = {alpha, beta, bias};
-        consume(s, map_c, result, e, m, n, k, slices, group - 1, first, works, step);
+        consume(s, map_c, result, e, m, n, k, group - 1, first, tiles, step);
     }
     cluster_sync();  // nobody leaves while others still write into its shared memory
 }

@@ -3,6 +3,6 @@
 machine  GPUs, their clocks and bandwidths      product  the two-level product
 kernels  every kernel against float64           fit      claims about memory at 1:10 and 1:1
 speed    beside cuBLAS, torch and Triton        train    trainings, a pipeline, idle time
-sweep    the fastest tile for Hopper            tests    the tests that need a GPU
-cases    products in the middle of NaN          sizes, bars  what several parts use
+cases    products in the middle of NaN          tests    the tests that need a GPU
+                                                sizes, bars  what several parts use
 """

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -205,7 +206,7 @@ def _lines(first: Proposal, memory: int, given: Proposal | None = None) -> Itera
         "tiles",
         given.intensity >= ridge,
         f"{given.intensity:.3g} FLOP a byte loaded; the {given.device} needs {ridge:.3g}, tiles of "
-        f"{td.tile.ridge_extent(given.device)}",
+        f"{ceil(ITEM * ridge)}",
     )
     what = "messages" if given.cost.read >= given.cost.multiply else "tiles"
     yield Judged(

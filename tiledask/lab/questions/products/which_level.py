@@ -1,5 +1,7 @@
 """6: cores wait for data. Tiles are changed under one blocking, then blocks under one tile."""
 
+from math import ceil
+
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.errors import ConfigError
@@ -55,7 +57,8 @@ def work(size: int, workers: int, device: str, largest: float) -> WorkedAnswer:
     """What tiles load and how fast that lets a device be; how long blocks make workers wait."""
     _, uneven = _rows(size, workers, largest)
     hardware = load_device(device)
-    ridge, extent = td.tile.ridge(device), td.tile.ridge_extent(device)
+    ridge = td.tile.ridge(device)
+    extent = ceil(ITEM * ridge)
     enough = _allows_all(size, workers, ridge, extent)
     most = 2 * size**3 / _loaded(size, workers, size)
     if enough:
