@@ -379,7 +379,7 @@ def stepped(given: dict[str, Any]) -> Any:
 
 
 def draws() -> dict[str, Any]:
-    kinds = ("weights", "uniforms", "normals", "dropout", "text", "images")
+    kinds = ("weights", "uniforms", "normals", "text", "images")
     return {kind: {"kind": kind} for kind in kinds}
 
 
@@ -403,9 +403,6 @@ def drawn(given: dict[str, Any]) -> Any:
         return {"key": str(key), "bits": bits(L.uniforms(key, at))}
     if kind == "normals":
         return {"numbers": summary(L.normals(key, at)), MACHINE: bits(L.normals(key, at))}
-    if kind == "dropout":
-        y, kept = L.dropout(numbers(1, 6, 7), 0.25, 5)
-        return {"bits": bits(y, L.dropout_grad(numbers(2, 6, 7), kept))}
     if kind == "text":
         text = td.load_text("tales")
         batches = [b for n in range(3) for b in text.batch(7, n, 4, 9)]

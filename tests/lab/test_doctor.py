@@ -117,13 +117,7 @@ def test_a_driver_that_hangs_is_a_reason():
 @pytest.mark.parametrize(
     ("facts", "state", "words"),
     [
-        ({"unshared": "", "links": [[0, 1, "NVLink"]]}, "ok", "CUDA IPC; NVLink between all; no"),
-        ({"unshared": "", "links": []}, "ok", "CUDA IPC; no UCX"),
-        (
-            {"unshared": "", "links": [[0, 1, "PCIe"], [0, 2, ""], [1, 2, "PCIe"]]},
-            "note",
-            "CUDA IPC; PCIe between 0-1, 1-2; no way between 0-2; no UCX",
-        ),
+        ({"unshared": ""}, "ok", "CUDA IPC; no UCX"),
         ({"unshared": "not\nsupported"}, "note", "no CUDA IPC (not supported): through"),
         ({"usable": False, "reason": "no driver"}, "note", "nothing to do here; no UCX"),
     ],

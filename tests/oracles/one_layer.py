@@ -7,7 +7,7 @@ Norm weights are stored as their distance from one. ``keep(tensor, value)`` give
 
 import numpy as np
 
-from tiledask.tile.functions import gelu, gelu_grad
+from tiledask.tile.epilogue import gelu, gelu_grad
 
 KEPT, GRADIENT = "activations", "activation gradients"
 _SMALL = 1e-5

@@ -168,16 +168,6 @@ def test_a_result_without_a_unit_stride_goes_beyond_one_panel(scalars):
     np.testing.assert_array_equal(c, expected)
 
 
-@pytest.mark.parametrize("shape", [(30, 1), (1, 30)])
-def test_vectors_are_not_multiplied_as_matrices(monkeypatch, shape):
-    """gemm takes four times as long for them."""
-    monkeypatch.setattr(module, "_gemm", None)
-    m, n = shape
-    a, b, c, expected = case(m, n, 20, ("rows", "rows", "rows"), "float64", (1.0, 1.0))
-    gemm(a, b, c, beta=1.0)
-    np.testing.assert_array_equal(c, expected)
-
-
 def test_nan_in_the_operands_arrives():
     a, c = np.ones((3, 3)), np.zeros((3, 3))
     a[1, 1] = np.nan
@@ -255,45 +245,10 @@ print(before, "scipy" in sys.modules)
     assert done.stdout.split() == ["False", "True"]
 
 
-# -- what is refused -----------------------------------------------------------------------------
-
-X, Y = np.zeros((4, 6)), np.zeros((6, 5))
-FROZEN = np.zeros((4, 5))
-FROZEN.flags.writeable = False
-LONG = np.lib.stride_tricks.as_strided(np.zeros(1), (2**31, 1), (0, 0))
-
-REFUSED = {
-    "dimensions": ((X[0], Y, X), "2 dimensions, got 1, 2 and 2"),
-    "inner extents": ((X, X, X), r"got \(4, 6\) = \(4, 6\) @ \(4, 6\)"),
-    "result's shape": ((X, Y, X), r"got \(4, 6\) = \(4, 6\) @ \(6, 5\)"),
-    "halves": ((X.astype("f2"), Y.astype("f2"), X[:, :5]), "float16 and float16; .*matmul"),
-    "mixed": ((X, Y.astype("f4"), X[:, :5]), "float64 and float32"),
-    "result's type": ((X, Y, np.zeros((4, 5), "f4")), "c must be float64 .* got float32"),
-    "foreign result": ((X, Y, np.zeros((4, 5), "f8").astype(">f8")), "must be float64 .* got >f8"),
-    "read-only": ((X, Y, FROZEN), "read-only array; pass c.copy"),
-    "too long": ((LONG, np.ones((1, 1)), LONG), "up to 2147483647, got .*2147483648"),
-    "elsewhere": ((X, [[1.0]], X), "got list"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused_with_the_rule_and_a_way_out(name):
-    arguments, rule = REFUSED[name]
-    with pytest.raises(KernelError, match=rule):
-        gemm(*arguments)
-
-
-def test_a_blas_with_other_parameters_is_not_called():
-    real = "__pyx_t_5scipy_6linalg_11cython_blas_d *"
-    good = ["char *"] * 2 + ["int *"] * 3 + [real] * 2 + ["int *", real, "int *"] + [real] * 2
-    good += ["int *"]
-    assert module._fields("dgemm", f"void ({', '.join(good)})") == good
-    long = [field.replace("int *", "int64_t *") for field in good]
-    assert module._fields("dgemm", f"void ({', '.join(long)})") == long
-    mixed = [*good[:-1], "int64_t *"]
-    for bad in (good[:-1], good[::-1], mixed, ["long *" if x == "int *" else x for x in good]):
-        with pytest.raises(KernelError, match=r"SciPy's dgemm must take .* install SciPy"):
-            module._fields("dgemm", f"void ({', '.join(bad)})")
+def test_extents_beyond_32_bits_are_refused():
+    long = np.lib.stride_tricks.as_strided(np.zeros(1), (2**31, 1), (0, 0))
+    with pytest.raises(KernelError, match=r"up to 2147483647, got .*2147483648"):
+        gemm(long, np.ones((1, 1)), long)
 
 
 # -- CuPy's side, with arrays that are only called CuPy's ------------------------------------------
@@ -469,12 +424,6 @@ def test_cublas_is_told_the_layouts_of_a_batch(fake_cupy, monkeypatch, dtype, ou
         assert len(calls) == 1 or not one_call
 
 
-def test_a_batch_has_as_many_of_each(fake_cupy):
-    x, y = FakeArray(np.zeros((2, 3, 3))), FakeArray(np.zeros((3, 3, 3)))
-    with pytest.raises(KernelError, match="as many, got 2, 3 and 2; broadcast what is shared"):
-        gemm_batch(x, y, x)
-
-
 def test_cublas_rounds_to_tf32_only_where_cupy_does(fake_cupy, monkeypatch):
     cublas = fake_cupy.cuda.cublas
     monkeypatch.delenv("CUPY_TF32", raising=False)
@@ -484,12 +433,3 @@ def test_cublas_rounds_to_tf32_only_where_cupy_does(fake_cupy, monkeypatch):
     assert module._compute_type("float32", cublas) == "32F"
     monkeypatch.setenv("CUPY_TF32", "1")
     assert [module._compute_type(x, cublas) for x in kinds] == ["TF32", "32F", "32F", "64F"]
-
-
-def test_cublas_refuses_what_it_does_not_multiply(fake_cupy):
-    x = FakeArray(np.zeros((2, 2), np.int32))
-    with pytest.raises(KernelError, match="float32, float64, float16, bfloat16 in cupy arrays"):
-        gemm(x, x, x)
-    half, double = FakeArray(np.zeros((2, 2), np.float16)), FakeArray(np.zeros((2, 2)))
-    with pytest.raises(KernelError, match="float16 or float32 for float16 operands, got float64"):
-        gemm(half, half, double)

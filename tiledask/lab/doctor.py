@@ -249,7 +249,7 @@ from tiledask.tile.backend import probe
 found = dataclasses.asdict(probe())
 if found["usable"]:
     try:
-        found |= {"unshared": ipc.why_no_handles(), "links": ipc.links()}
+        found["unshared"] = ipc.why_no_handles()
     except Exception as error:
         found["unshared"] = f"{type(error).__name__}: {error}"
 print("PROBE " + json.dumps(found))
@@ -258,7 +258,7 @@ print("PROBE " + json.dumps(found))
 
 def ask_gpu(code: str = _PROBE, deadline: float | None = None) -> dict[str, Any]:
     """What tile.backend.probe() finds, as a dict, asked in a process of its own; with a GPU also
-    "unshared", why its memory cannot be shared with other processes, and "links" (see tile.ipc).
+    "unshared", why its memory cannot be shared with other processes.
 
     A driver that crashes takes only the child along; one that does not answer within
     ``deadline`` seconds is reported as such.
@@ -363,18 +363,7 @@ def _between(gpu: dict[str, Any]) -> Found:
     if reason := gpu.get("unshared"):
         found = f"no CUDA IPC ({_line(Exception(reason))}): through host memory and TCP; {said}"
         return "note", found, "" if ucx else install("ucx")
-    ways: dict[str, list[str]] = {}
-    for one, other, how in gpu.get("links", ()):
-        ways.setdefault(how, []).append(f"{one}-{other}")
-    listed = [
-        f"{how or 'no way'} between {'all' if len(ways) == 1 else ', '.join(pairs)}"
-        for how, pairs in ways.items()
-    ]
-    found = "; ".join(["CUDA IPC", *listed, said])
-    if "" in ways:
-        fix = "workers of GPUs that cannot reach each other send blocks through host memory"
-        return "note", found, fix
-    return "ok", found
+    return "ok", f"CUDA IPC; {said}"
 
 
 def _nccl(gpu: dict[str, Any]) -> Found:

@@ -5,7 +5,6 @@ product.py       matmul by the kernel one names; checks.py refuses, table.py has
   epilogue.py    bias, activation and C, before a product is stored
 levels.py        the bytes that a level of tiles moves
 choice/          which tile: predicted level by level, measured here
-functions.py     array functions, each beside its gradient
 layers/          the layers of one device: attention, MLP, norms, loss, convolution; and back
 optimizers/      steps of weights: rules, mixed precision, loss scales, clipping
 datasets/        a text and pictures for small models
@@ -16,7 +15,7 @@ cache.py         the user's cache folder
 progress.py      a bar for long calls, here and on clusters
 """
 
-from tiledask.tile import datasets, functions, layers, optimizers
+from tiledask.tile import datasets, layers, optimizers
 from tiledask.tile.backend import (
     Backend,
     GpuInfo,
@@ -42,6 +41,7 @@ from tiledask.tile.choice import (
     tune,
     waves,
 )
+from tiledask.tile.epilogue import gelu
 from tiledask.tile.levels import Tile, TileCount, TileTraffic, as_tile, traffic
 from tiledask.tile.product import count_traffic, matmul, workspace
 from tiledask.tile.table import KernelTable, kernels
@@ -63,7 +63,7 @@ __all__ = [
     "configs",
     "count_traffic",
     "datasets",
-    "functions",
+    "gelu",
     "kernels",
     "layers",
     "levels_of",

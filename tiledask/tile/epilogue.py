@@ -8,14 +8,71 @@ a kernel that owns a tile of C in an accumulator finishes it there, so that C cr
 once. Others finish C where it lies, a piece at a time that stays in the cache.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from tiledask.tile.backend import Array, array_namespace
-from tiledask.tile.functions import gelu
 
-__all__ = ["ACTIVATIONS", "PIECE_BYTES", "Epilogue", "activation_bytes", "pieces"]
+__all__ = [
+    "ACTIVATIONS",
+    "PIECE_BYTES",
+    "Epilogue",
+    "activation_bytes",
+    "gelu",
+    "gelu_grad",
+    "pieces",
+]
+
+_SLOPE = math.sqrt(2 / math.pi)
+_CUBIC = 0.044715
+
+
+def gelu(x: Array) -> Array:
+    """x times the normal distribution function of x, in its tanh form, element by element.
+
+    The tanh form (Hendrycks and Gimpel, arXiv:1606.08415, section 2) differs from the exact one
+    by less than 5e-4 everywhere; NumPy has no error function for the exact one.
+
+    >>> import numpy as np
+    >>> gelu(np.array([-10.0, 0.0, 1.0, 10.0])).round(4).tolist()
+    [-0.0, 0.0, 0.8412, 10.0]
+    """
+    y = _tanh_part(x)
+    y += 1
+    y *= x
+    y *= 0.5
+    return y
+
+
+def gelu_grad(dy: Array, x: Array) -> Array:
+    """The gradient of `gelu` at x: dy times its derivative there."""
+    t = _tanh_part(x)
+    slope = 1 - t * t  # of tanh; then of all that depends on x by way of it
+    slope *= x
+    inner = x * x
+    inner *= 3 * _CUBIC
+    inner += 1
+    inner *= _SLOPE
+    slope *= inner
+    slope += t
+    slope += 1
+    slope *= dy
+    slope *= 0.5
+    return slope
+
+
+def _tanh_part(x: Array) -> Array:
+    # x * x * x and not x ** 3, which is many times slower; in place, for each new array is a way
+    # through memory
+    t = x * x
+    t *= x
+    t *= _CUBIC
+    t += x
+    t *= _SLOPE
+    return array_namespace(x).tanh(t, out=t) if t.ndim else array_namespace(x).tanh(t)
+
 
 ACTIVATIONS: MappingProxyType[str, Callable[[Array], Array]] = MappingProxyType({"gelu": gelu})
 """The functions that a product may end with, by name."""

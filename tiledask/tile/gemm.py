@@ -1,6 +1,6 @@
 """C = alpha A B + beta C in place: what neither NumPy nor CuPy has a name for, straight from BLAS.
 
-    NumPy   gemm, and gemv for vectors, of the BLAS in SciPy, called where SciPy publishes them
+    NumPy   gemm of the BLAS in SciPy, called where SciPy publishes it
     CuPy    cublasGemmEx, which multiplies halves too, also into a float32 C; for a batch
             cublasGemmStridedBatchedEx
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from tiledask.errors import KernelError
 from tiledask.extras import needed_for
-from tiledask.tile.backend import Array, accumulator, array_namespace, on_device
+from tiledask.tile.backend import Array, array_namespace, on_device
 
 __all__ = ["PANEL_ROWS", "gemm", "gemm_batch"]
 
@@ -54,8 +54,7 @@ def gemm(
     every second element, elements off their boundary, foreign byte order) is copied whole, and a
     c without one is computed `PANEL_ROWS` rows at a time. c must not overlap a or b.
 
-    Raises KernelError for shapes and types that do not go together, a read-only c, and extents
-    of 2^31 or more.
+    Shapes and types were checked before. Raises KernelError for extents of 2^31 or more.
 
     >>> c = np.ones((2, 2))
     >>> gemm(np.eye(2), np.array([[1.0, 2.0], [3.0, 4.0]]), c, alpha=2.0, beta=1.0)
@@ -63,7 +62,11 @@ def gemm(
     [[3.0, 5.0], [7.0, 9.0]]
     """
     xp = array_namespace(a, b, c)
-    _check(a, b, c, xp)
+    if max(*c.shape, a.shape[1]) > _LARGEST:
+        raise KernelError(
+            f"BLAS counts in 32 bits, extents up to {_LARGEST}, got {a.shape} @ {b.shape}; "
+            f"multiply slices of it"
+        )
     how = _How(alpha, beta, tf32)
     if 0 in (*a.shape, *b.shape):
         c[...] = beta * c if beta else 0
@@ -83,12 +86,6 @@ def gemm_batch(
     One call of cuBLAS where every matrix has a unit stride; otherwise one after the other. An
     operand that all share is broadcast, with a stride of 0 from one to the next.
     """
-    _check(a[0], b[0], c[0], array_namespace(a, b, c))
-    if not a.shape[0] == b.shape[0] == c.shape[0]:
-        raise KernelError(
-            f"a, b and c must be as many, got {a.shape[0]}, {b.shape[0]} and {c.shape[0]}; "
-            f"broadcast what is shared"
-        )
     how = _How(alpha, beta, tf32)
     if _goes_in(a) and _goes_in(b) and _leading(c[0]) is not None:
         _gpu(a, b, c, how)
@@ -128,10 +125,6 @@ def _by_columns(a: Array, b: Array, c: Array, how: _How, xp: ModuleType) -> None
     a, b = _unit_stride(a, xp), _unit_stride(b, xp)
     if xp is not np:
         _gpu(a, b, c, how)
-    elif c.shape[1] == 1:
-        _gemv(a, b, c, how)
-    elif c.shape[0] == 1:
-        _gemv(b.T, a.T, c.T, how)
     else:
         _gemm(a, b, c, how)
 
@@ -174,15 +167,8 @@ class _Function(NamedTuple):
     real: type
 
 
-_INTEGERS = {"int *": ctypes.c_int, "int64_t *": ctypes.c_int64}
-"""What SciPy's BLAS may count in; wheels have the first."""
-
-_PARAMETERS = {"gemm": "cciiirririrri", "gemv": "ciirririrri"}
-"""The pointers that a function takes: to a character, an integer, or real numbers."""
-
-
 def _gemm(a: np.ndarray, b: np.ndarray, c: np.ndarray, how: _How) -> None:
-    call, integer, real = _blas(_letter(c) + "gemm")
+    call, integer, real = _blas("sgemm" if c.itemsize == 4 else "dgemm")
     (turn_a, step_a), (turn_b, step_b) = _flag(a), _flag(b)
     sizes = (*c.shape, a.shape[1], step_a, step_b, _leading(c))
     m, n, k, lda, ldb, ldc = (ctypes.byref(integer(x)) for x in sizes)
@@ -204,49 +190,19 @@ def _gemm(a: np.ndarray, b: np.ndarray, c: np.ndarray, how: _How) -> None:
     )
 
 
-def _gemv(a: np.ndarray, x: np.ndarray, y: np.ndarray, how: _How) -> None:
-    """The product with one column x [k, 1] into y [m, 1]: a third of gemm's time."""
-    if not how.beta:
-        y[...] = 0  # and then added to: whether BLAS's beta of 0 stops NaN depends on its version
-    call, integer, real = _blas(_letter(y) + "gemv")
-    turn, step_a = _flag(a)
-    # a column with a step between its elements is a transposed row with that leading dimension
-    steps = (step if turned else 1 for turned, step in (_flag(x), _flag(y)))
-    sizes = (*(a.T if turn else a).shape, step_a, *steps)
-    rows, columns, ld, step_x, step_y = (ctypes.byref(integer(x)) for x in sizes)
-    alpha, beta = (ctypes.byref(real(x)) for x in (how.alpha, how.beta or 1))
-    call(
-        b"T" if turn else b"N",
-        rows,
-        columns,
-        alpha,
-        a.ctypes.data,
-        ld,
-        x.ctypes.data,
-        step_x,
-        beta,
-        y.ctypes.data,
-        step_y,
-    )
-
-
-def _letter(x: np.ndarray) -> str:
-    return "s" if x.itemsize == 4 else "d"
-
-
 @cache
 def _blas(name: str) -> _Function:
-    """A function of SciPy's BLAS such as sgemm, to be called without the interpreter's lock.
+    """sgemm or dgemm of SciPy's BLAS, to be called without the interpreter's lock.
 
-    SciPy publishes the addresses for other compiled modules, each with its C signature.
+    SciPy publishes the addresses for other compiled modules, each with its C signature, which says
+    in what it counts: ``void (char *, char *, int *, ...)``.
     """
     with needed_for("a product that adds to what is there"):
         capsule = import_module("scipy.linalg.cython_blas").__pyx_capi__[name]
     signature = _capsule("Name", ctypes.c_char_p)(capsule)
     address = _capsule("Pointer", ctypes.c_void_p, ctypes.c_char_p)(capsule, signature)
-    fields = _fields(name, signature.decode())
-    types = (ctypes.c_char_p if field == "char *" else ctypes.c_void_p for field in fields)
-    integer = next(_INTEGERS[field] for field in fields if field in _INTEGERS)
+    types = (*[ctypes.c_char_p] * 2, *[ctypes.c_void_p] * 11)
+    integer = ctypes.c_int64 if b"int64_t *" in signature else ctypes.c_int
     real = ctypes.c_float if name.startswith("s") else ctypes.c_double
     return _Function(ctypes.CFUNCTYPE(None, *types)(address), integer, real)
 
@@ -255,19 +211,6 @@ def _capsule(what: str, result: type, *arguments: type) -> Any:
     """PyCapsule_Get... of Python's C interface."""
     prototype = ctypes.PYFUNCTYPE(result, ctypes.py_object, *arguments)
     return prototype((f"PyCapsule_Get{what}", ctypes.pythonapi))
-
-
-def _fields(name: str, signature: str) -> list[str]:
-    """The parameters' types in "void (char *, int *, ...)"; KernelError if they are not BLAS's."""
-    fields = signature.removeprefix("void (").removesuffix(")").split(", ")
-    kinds = {"char *": "c", **dict.fromkeys(_INTEGERS, "i")}
-    got = "".join(kinds.get(field, "r") for field in fields)
-    if got != _PARAMETERS[name[1:]] or len(_INTEGERS.keys() & set(fields)) > 1:
-        raise KernelError(
-            f"SciPy's {name} must take {_PARAMETERS[name[1:]]} (characters, integers, reals), got "
-            f"{signature!r}; install SciPy 1.14 or later from PyPI or conda-forge"
-        )
-    return fields
 
 
 # -- CuPy ----------------------------------------------------------------------------------------
@@ -320,39 +263,3 @@ def _compute_type(name: str, cublas: Any, tf32: bool = False) -> int:
     elif name == "float32" and (tf32 or os.environ.get("CUPY_TF32") == "1"):
         found = cublas.CUBLAS_COMPUTE_32F_FAST_TF32
     return found
-
-
-# -- what is refused -----------------------------------------------------------------------------
-
-
-def _check(a: Array, b: Array, c: Array, xp: ModuleType) -> None:
-    if not a.ndim == b.ndim == c.ndim == 2:
-        raise KernelError(
-            f"a, b and c are matrices of 2 dimensions, got {a.ndim}, {b.ndim} and {c.ndim}; "
-            f"reshape them"
-        )
-    if a.shape[1] != b.shape[0] or c.shape != (a.shape[0], b.shape[1]):
-        raise KernelError(
-            f"c [m, n] = a [m, k] @ b [k, n], got {c.shape} = {a.shape} @ {b.shape}; "
-            f"transpose or slice one"
-        )
-    if max(*c.shape, a.shape[1]) > _LARGEST:
-        raise KernelError(
-            f"BLAS counts in 32 bits, extents up to {_LARGEST}, got {a.shape} @ {b.shape}; "
-            f"multiply slices of it"
-        )
-    names = ("float32", "float64") if xp is np else tuple(_CUDA_TYPES)
-    one_type = a.dtype.newbyteorder("=") == b.dtype.newbyteorder("=")
-    if not one_type or a.dtype.name not in names:
-        raise KernelError(
-            f"a and b must both be one of {', '.join(names)} in {xp.__name__} arrays, got "
-            f"{a.dtype} and {b.dtype}; cast with .astype, or use td.tile.matmul for halves"
-        )
-    results = {a.dtype.name} if xp is np else {a.dtype.name, accumulator(a.dtype).name}
-    if c.dtype.name not in results or not c.dtype.isnative:
-        raise KernelError(
-            f"c must be {' or '.join(sorted(results))} for {a.dtype} operands, got {c.dtype}; "
-            f"allocate it so"
-        )
-    if xp is np and not c.flags.writeable:
-        raise KernelError("c must be writable, got a read-only array; pass c.copy()")

@@ -19,7 +19,6 @@ import contextlib
 import ctypes
 import threading
 from collections import OrderedDict
-from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,13 +28,11 @@ from tiledask.tile.backend import Array, namespace
 
 __all__ = [
     "Opened",
-    "PeerAccess",
     "Shared",
     "Stretches",
     "Unreachable",
     "failures",
     "from_host",
-    "links",
     "lost",
     "share",
     "to_host",
@@ -238,15 +235,6 @@ class Opened:
 # -- what this machine has -----------------------------------------------------------------------
 
 
-class PeerAccess(NamedTuple):
-    """How two GPUs of this machine reach each other's memory."""
-
-    one: int
-    other: int
-    how: str
-    """"NVLink", "PCIe", or "" if they cannot."""
-
-
 def why_no_handles() -> str:
     """Why memory of this GPU cannot be shared with other processes; empty if it can."""
     try:
@@ -254,25 +242,3 @@ def why_no_handles() -> str:
     except KernelError as error:
         return str(error)
     return ""
-
-
-def links() -> tuple[PeerAccess, ...]:
-    """Every pair of this machine's GPUs."""
-    runtime = namespace("cupy").cuda.runtime
-    pairs = combinations(range(runtime.getDeviceCount()), 2)
-    return tuple(PeerAccess(one, other, _how(one, other)) for one, other in pairs)
-
-
-def _how(one: int, other: int) -> str:
-    runtime = namespace("cupy").cuda.runtime
-    if not all(runtime.deviceCanAccessPeer(*pair) for pair in ((one, other), (other, one))):
-        return ""
-    with contextlib.suppress(Exception):  # of NVML, without which nobody can tell
-        import pynvml
-
-        pynvml.nvmlInit()
-        ids = [runtime.deviceGetPCIBusId(device) for device in (one, other)]
-        handles = [pynvml.nvmlDeviceGetHandleByPciBusId(each) for each in ids]
-        found = pynvml.nvmlDeviceGetP2PStatus(*handles, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
-        return "NVLink" if found == pynvml.NVML_P2P_STATUS_OK else "PCIe"
-    return "PCIe"

@@ -56,7 +56,7 @@ def matmul(
     bias
         [n], added to every row; of the operands' type or of the one that is summed in.
     activation
-        None or "gelu", in the tanh form of `td.tile.functions.gelu`.
+        None or "gelu", in the tanh form of `td.tile.gelu`.
     preactivation
         An array like out that receives alpha a @ b + beta out + bias, which a backward pass needs.
     precision

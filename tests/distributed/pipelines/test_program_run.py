@@ -31,7 +31,7 @@ def made(name, devices=4):
 
 def alone(layers, x, y):
     """(outputs, loss, gradients by stage), of the whole batch at once on one device."""
-    from tiledask.tile.functions import mean_square, mean_square_grad
+    from tiledask.distributed.pipelines.feed_forward import mean_square, mean_square_grad
 
     weights, kept, here = [layer.init("numpy") for layer in layers], [], x
     for layer, w in zip(layers, weights, strict=True):

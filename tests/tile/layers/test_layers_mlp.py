@@ -1,7 +1,4 @@
-"""Linear and feed-forward layers, and norms: loops, and splits over devices by inner columns.
-
-Holds `tiledask.tile.layers.linear`, `tiledask.tile.layers.mlp` and `tiledask.tile.layers.norms`.
-"""
+"""Linear and feed-forward layers, and norms: loops, and splits over devices by inner columns."""
 
 import math
 
@@ -10,15 +7,15 @@ import pytest
 from oracles.gradients import draw
 
 from tiledask.errors import KernelError
-from tiledask.tile import functions
+from tiledask.tile import gelu
 from tiledask.tile import layers as L
 from tiledask.tile.layers.mlp import activated_linear
 
 
 @pytest.mark.parametrize("leading", [(1,), (7,), (2, 5)])
-def test_linear_is_that_of_the_functions(leading):
+def test_linear_by_definition(leading):
     x, w, b = draw((*leading, 5), (5, 3), (3,))
-    np.testing.assert_allclose(L.linear(x, w, b)[0], functions.linear(x, w, b), rtol=1e-13)
+    np.testing.assert_allclose(L.linear(x, w, b)[0], x @ w + b, rtol=1e-13, atol=1e-14)
 
 
 # -- feed-forward ----------------------------------------------------------------------------------
@@ -29,18 +26,10 @@ def weights_of(parameters, seed=0):
     return {n: draw(a.shape, seed=1)[0] if n[0] == "b" else a for n, a in w.items()}
 
 
-def test_mlp_is_the_residual_block_without_its_residual():
-    ours = weights_of(L.mlp_parameters(4, 10))
-    theirs = {name.replace("_", ""): w for name, w in ours.items()}
-    x, dy = draw((6, 4), (6, 4))
-    y, kept = L.mlp(x, ours)
-    expected, saved = functions.mlp_forward(theirs, x)
-    np.testing.assert_allclose(y, expected - x, atol=1e-14)
-    dx, grads = L.mlp_grad(dy, kept, ours)
-    expected, for_weights = functions.mlp_backward_input(theirs, saved, dy)
-    np.testing.assert_allclose(dx, expected - dy, atol=1e-14)
-    for name, grad in functions.mlp_backward_weight(for_weights).items():
-        np.testing.assert_allclose(grads[f"{name[0]}_{name[1]}"], grad, atol=1e-14)
+def test_mlp_by_definition():
+    w, (x,) = weights_of(L.mlp_parameters(4, 10)), draw((6, 4))
+    expected = gelu(x @ w["w_1"] + w["b_1"]) @ w["w_2"] + w["b_2"]
+    np.testing.assert_allclose(L.mlp(x, w)[0], expected, rtol=1e-13, atol=1e-14)
 
 
 def test_swiglu_by_definition():
@@ -104,7 +93,7 @@ def test_halves_are_bent_before_they_are_rounded():
     rng = np.random.default_rng(1)
     x, w = (rng.standard_normal(s).astype(np.float16) for s in ((64, 32), (32, 48)))
     g, z = activated_linear(x, w, None, "gelu")
-    exact = functions.gelu(x.astype("f8") @ w.astype("f8"))
+    exact = gelu(x.astype("f8") @ w.astype("f8"))
     twice = L.gelu(z)[0].astype("f8")
     step = np.spacing(abs(exact).astype(np.float16)).astype("f8")  # half of it is the nearest
     bent, rounded_first = (np.quantile(abs(y - exact) / step, 0.9) for y in (g.astype("f8"), twice))

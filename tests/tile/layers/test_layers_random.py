@@ -1,8 +1,4 @@
-"""Random numbers by place: the same whatever the split, and random enough for masks and weights.
-
-Holds `tiledask.tile.layers.dropout`, `tiledask.tile.layers.parameters` and
-`tiledask.tile.layers.rng`.
-"""
+"""Random numbers by place: the same whatever the split, and random enough for weights."""
 
 import math
 
@@ -102,46 +98,6 @@ def test_keys_follow_from_their_words():
     assert L.key(0, "wq") == 10558162299353160458  # today's, so that a seed means the same later
 
 
-# -- dropout ---------------------------------------------------------------------------------------
-
-ROWS = st.sets(st.integers(1, 6), max_size=3)
-
-
-@pytest.mark.long
-@given(rows=ROWS, columns=ROWS, rate=st.sampled_from([0.0, 0.1, 0.7]), seed=st.integers(0, 5))
-@settings(max_examples=40, deadline=None)
-def test_any_split_draws_the_same_mask(rows, columns, rate, seed):
-    x = np.random.default_rng(0).standard_normal((7, 7)) + 10
-    y, kept = L.dropout(x, rate, L.key(seed))
-    dy = np.random.default_rng(1).standard_normal((7, 7))
-    dx = L.dropout_grad(dy, kept)
-    for a, b in zip([0, *sorted(rows)], [*sorted(rows), 7], strict=True):
-        for c, d in zip([0, *sorted(columns)], [*sorted(columns), 7], strict=True):
-            part = (slice(a, b), slice(c, d))
-            y_part, kept = L.dropout(x[part], rate, L.key(seed), (7, 7), part)
-            np.testing.assert_array_equal(y_part, y[part])
-            np.testing.assert_array_equal(L.dropout_grad(dy[part], kept), dx[part])
-
-
-def test_dropout_keeps_the_mean_and_drops_its_rate(xp):
-    x = xp.ones((100, 1000), "f4")
-    y, kept = L.dropout(x, 0.3, L.key(1))
-    dropped = 1 - float(kept.stays.mean())
-    assert dropped == pytest.approx(0.3, abs=6 * math.sqrt(0.21 / 1e5))
-    assert set(np.unique(to_numpy(y)).tolist()) == {0.0, float(np.float32(1) / np.float32(0.7))}
-    assert L.bytes_kept(kept) == 100_000
-
-
-def test_masks_of_other_keys_are_others():
-    keys = [(0,), (1,), (0, "layer 1")]
-    assert len({L.dropout(np.ones(64), 0.5, L.key(*k))[0].tobytes() for k in keys}) == 3
-
-
-def test_no_dropout_is_the_identity():
-    x = np.random.default_rng(0).standard_normal((3, 4))
-    np.testing.assert_array_equal(L.dropout(x, 0.0, 5)[0], x)
-
-
 # -- parameters ------------------------------------------------------------------------------------
 
 
@@ -217,20 +173,14 @@ def test_layers_say_their_parameters():
     }
 
 
-def dropped(*options):
-    return lambda: L.dropout(np.ones((2, 3)), *options)
+def drawn(*part):
+    return lambda: L.draw(L.Parameter((2, 3)), 0, "w", part)
 
 
 REFUSED = [
-    (dropped(1.0, 0), "from 0 to below 1, got 1.0"),
-    (
-        dropped(0.5, 0, (4, 4), (slice(2), slice(4))),
-        r"\(2, 4\) of an array of \(4, 4\), got x \(2, 3",
-    ),
-    (dropped(0.5, 0, (4, 4)), r"part selects \(4, 4\) of .* got x \(2, 3\)"),
-    (dropped(0.5, 0, (2, 3), (slice(2),)), r"got 1 entries for shape \(2, 3\)"),
-    (dropped(0.5, 0, (2, 3), ([0, 2], slice(3))), r"numbers 0 .. 1, got \[0, 2\]"),
-    (dropped(0.5, 0, (2, 3), (1, slice(3))), "a row of numbers 0 .. 1, got 1"),
+    (drawn(slice(2)), r"got 1 entries for shape \(2, 3\)"),
+    (drawn([0, 2], slice(3)), r"numbers 0 .. 1, got \[0, 2\]"),
+    (drawn(1, slice(3)), "a row of numbers 0 .. 1, got 1"),
     (lambda: L.Parameter((2,), "orthogonal"), "normal, uniform, zeros, ones, got 'orthogonal'"),
     (lambda: L.initialise({"w": L.Parameter((2,))}, 0, {"v": ()}), "of the parameters w, got v"),
 ]

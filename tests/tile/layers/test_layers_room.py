@@ -225,7 +225,6 @@ CASES = {
         L.avg_pool2d, L.avg_pool2d_grad, (1, 2, 6, 5), size=(3, 2), stride=(1, 2), padding=UNEQUAL
     ),
     "flatten": unary(L.flatten, L.flatten_grad, (2, 3, 2, 2)),
-    "dropout": unary(L.dropout, L.dropout_grad, (6, 7), rate=0.4, key=5),
 }
 
 

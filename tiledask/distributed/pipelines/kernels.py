@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from tiledask.distributed.pipelines.feed_forward import mean_square, mean_square_grad
 from tiledask.distributed.programs.runner import LineRunner
 from tiledask.plan.intervals import ends_of
 from tiledask.plan.pipelines.schedule import Action
@@ -24,7 +25,6 @@ from tiledask.plan.program.instructions import Do, Instructions, ProgramPart
 from tiledask.plan.program.making.of_schedule import KERNELS, PACKING
 from tiledask.tile.backend import aligned, array_namespace, synchronize
 from tiledask.tile.backend import to_numpy as off_device
-from tiledask.tile.functions import mean_square, mean_square_grad
 
 __all__ = ["StageKernels", "StageOperands", "StageRunner", "StagesMade", "joined"]
 

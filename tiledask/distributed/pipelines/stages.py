@@ -14,16 +14,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tiledask.plan.products.placement import split
-from tiledask.tile.backend import array_namespace, namespace
-from tiledask.tile.functions import (
-    gelu,
+from tiledask.distributed.pipelines.feed_forward import (
     mlp_backward_hidden,
     mlp_backward_input,
     mlp_backward_weight,
     mlp_forward,
     mlp_init,
 )
+from tiledask.plan.products.placement import split
+from tiledask.tile.backend import array_namespace, namespace
+from tiledask.tile.epilogue import gelu
 
 __all__ = ["Dummy", "FeedForward", "HalfFeedForward", "Stage", "first_that_fails", "flat", "stack"]
 

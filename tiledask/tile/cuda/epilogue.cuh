@@ -54,7 +54,7 @@ template <class T> struct Result {
     }
 };
 
-// GELU by its tanh form, as tiledask.tile.functions.gelu has it, without tanh, which has branches:
+// GELU by its tanh form, as tiledask.tile.gelu has it, without tanh, which has branches:
 //
 //   x/2 (1 + tanh u) = x / (1 + e^-2u),  u = sqrt(2 / pi) (x + 0.044715 x^3)
 //

@@ -2,8 +2,6 @@
 
 text.py      load_text: characters as numbers, batches by seed and step
 images.py    load_images: pictures and labels, batches by seed and step
-  tales.py     where the text comes from: a grammar whose entropy is known
-  strokes.py   where the pictures come from: digits drawn with a pen
 
 Row i of a batch follows from the seed, the step and i alone: a rank draws its own rows of the
 global batch without the others', and any number of ranks draws the same batch.

@@ -129,16 +129,3 @@ def load_images(name: str | os.PathLike[str]) -> Images:
         )
     pixels.flags.writeable = labels.flags.writeable = False
     return Images(path.stem, pixels, labels, int(labels.max()) + 1)
-
-
-def write_digits(folder: Path, count: int = 2000) -> None:
-    """Makes the shipped pictures again: `python -m tiledask.tile.datasets.images`, in a checkout."""  # noqa: E501
-    from tiledask.tile.datasets.strokes import digit
-
-    labels = (np.arange(count) % 10).astype(np.uint8)
-    pixels = np.stack([digit(int(label), i) for i, label in enumerate(labels)])
-    np.savez_compressed(folder / "digits.npz", pixels=pixels, labels=labels)
-
-
-if __name__ == "__main__":
-    write_digits(data_file("images"))

@@ -1,6 +1,5 @@
 """Text as numbers: a character each, and batches that any rank can draw its part of."""
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -141,17 +140,3 @@ def load_text(name: str | os.PathLike[str]) -> Text:
     ids = ids.astype(np.int32)
     ids.flags.writeable = False
     return Text(path.stem, characters, ids, floor)
-
-
-def write_tales(folder: Path, count: int = 2200) -> None:
-    """Makes the shipped text again: `python -m tiledask.tile.datasets.text`, in a checkout."""
-    from tiledask.tile.datasets.tales import tales
-
-    text, nats = tales(count)
-    (folder / "tales.txt").write_bytes(text.encode())
-    about = {"tales": count, "seed": 0, "nats": nats, "nats_per_character": nats / len(text)}
-    (folder / "tales.json").write_text(json.dumps(about, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    write_tales(data_file("text"))

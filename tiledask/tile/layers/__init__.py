@@ -12,7 +12,6 @@ cross_entropy.py    the loss, in pieces that devices with some of the classes ad
 conv.py             convolution in two dimensions
 pooling.py            the largest, the mean; flatten
 im2col.py           the windows of an image, and their sum back
-dropout.py          a mask that follows from each element's place
 parameters.py       numbers by name and place, the same whatever the split
 rng.py              random numbers without a state
 operands.py         what all of them ask of their operands; halves
@@ -77,7 +76,6 @@ from tiledask.tile.layers.cross_entropy import (
     logits_grad,
     loss_of_sums,
 )
-from tiledask.tile.layers.dropout import dropout, dropout_grad
 from tiledask.tile.layers.embedding import embedding, embedding_grad
 from tiledask.tile.layers.linear import (
     linear,
@@ -128,8 +126,6 @@ __all__ = [
     "cross_entropy",
     "cross_entropy_grad",
     "draw",
-    "dropout",
-    "dropout_grad",
     "embedding",
     "embedding_grad",
     "find_activation",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tiledask.errors import KernelError
-from tiledask.tile import functions
+from tiledask.tile import epilogue
 from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers.operands import check_floats, rounded, wide
 
@@ -50,12 +50,12 @@ def gelu(x: Array) -> tuple[Array, Array]:
     [0.0, 0.8412]
     """
     check_floats(x=x)
-    return rounded(functions.gelu(wide(x)), x), x
+    return rounded(epilogue.gelu(wide(x)), x), x
 
 
 def gelu_grad(dy: Array, kept: Array) -> Array:
     """dx of `gelu`."""
-    return rounded(functions.gelu_grad(wide(dy), wide(kept)), dy)
+    return rounded(epilogue.gelu_grad(wide(dy), wide(kept)), dy)
 
 
 def silu(x: Array) -> tuple[Array, Array]:

@@ -10,7 +10,7 @@ so the step of a shard is the shard of the step, to the bit, and ZeRO is a matte
 """
 
 from tiledask.tile.optimizers.clipping import clip, clip_factor, global_norm, square_sum
-from tiledask.tile.optimizers.loss_scale import LossScale, all_finite, unscaled
+from tiledask.tile.optimizers.loss_scale import LossScale, unscaled
 from tiledask.tile.optimizers.mixed import TrainState, advance, begin, flush
 from tiledask.tile.optimizers.rules import SGD, Adam, AdamW, Rule, rule_for
 
@@ -22,7 +22,6 @@ __all__ = [
     "Rule",
     "TrainState",
     "advance",
-    "all_finite",
     "begin",
     "clip",
     "clip_factor",

@@ -15,9 +15,9 @@ from numpy.typing import DTypeLike
 
 from tiledask.errors import ConfigError, DivergedError
 from tiledask.plan.whole import is_whole
-from tiledask.tile.backend import Array, accumulator, array_namespace
+from tiledask.tile.backend import Array, accumulator
 
-__all__ = ["LossScale", "all_finite", "unscaled"]
+__all__ = ["LossScale", "unscaled"]
 
 Arrays = Mapping[str, Array]
 
@@ -98,18 +98,6 @@ class LossScale:
                 f"too high. Go back to a checkpoint with a lower rate, or compute in bfloat16"
             )
         return replace(self, scale=lower, good=0, stuck=stuck, skipped=self.skipped + 1)
-
-
-def all_finite(grads: Arrays) -> bool:
-    """Whether no number is infinite or NaN.
-
-    Of ranks that hold different gradients all must skip if one overflowed: reduce this by "min".
-
-    >>> import numpy as np
-    >>> all_finite({"w": np.array([1, np.inf], np.float16)})
-    False
-    """
-    return all(bool(array_namespace(g).isfinite(g).all()) for g in grads.values())
 
 
 def unscaled(grads: Arrays, scale: float, dtype: DTypeLike | None = None) -> dict[str, Array]:

@@ -48,7 +48,7 @@ def _wrong_order(d: int, d_h: int, devices: int, tokens: int) -> float:
             np.array_split(x, devices, 1), np.array_split(weights["w_1"], devices), strict=True
         )
     ]
-    gelu = td.tile.functions.gelu
+    gelu = td.tile.gelu
     return float(np.abs(gelu(sum(terms)) - sum(map(gelu, terms))).max())
 
 
