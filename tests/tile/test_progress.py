@@ -5,13 +5,11 @@ Holds `tiledask.tile.progress` and `tiledask.distributed.cluster.progress`.
 
 import re
 import threading
-from types import SimpleNamespace
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
-from nbval import plugin
 
 from tiledask.tile.progress import _Call, _draw, showing
 
@@ -126,51 +124,3 @@ def test_a_reader_finds_a_sentence_where_the_bar_was(executed):
     assert done["text/html"] == done["text/plain"].replace("<", "&lt;").replace(">", "&gt;")
     assert re.fullmatch(r"a product: broken off at 18 of 20 panels, .*s", broken["text/plain"])
     assert started == {}  # what it has started says that itself
-
-
-@pytest.mark.parametrize(
-    ("look", "well", "words"),
-    [
-        ((20, 20, ""), True, "it: 20 of 20 panels, 1.04 s"),
-        ((18, 20, "loss 3"), False, "it: broken off at 18 of 20 panels, 1.04 s, loss 3"),
-        ((0, None, ""), True, "it, 1.04 s"),
-        ((0, None, ""), False, "it: broken off, 1.04 s"),
-    ],
-)
-def test_the_sentence_says_how_far_it_came(look, well, words):
-    call = _Call("it", "panels", lambda: look, threading.Event(), threading.Event())
-    if well:
-        call.well.set()
-    assert call.sentence(1.04) == words
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("printed", "same"), [("18000000\n", True), ("18000001\n", False)])
-def test_nbval_compares_no_bar(request, monkeypatch, executed, printed, same):
-    """A bar that appears, on a slow machine, is no fact of a cell: given the kernel's messages."""
-    _, messages = executed
-    cell = new_code_cell(CELL, execution_count=1)
-    cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=printed)]
-    told = iter(messages)
-    kernel = SimpleNamespace(
-        is_alive=lambda: True,
-        execute_cell_input=lambda *_, **__: messages[0]["parent_header"]["msg_id"],
-        await_reply=lambda *_, **__: None,
-    )
-    nbval = plugin.IPyNbCell.__new__(plugin.IPyNbCell)
-    nbval.session, nbval.path = request.session, request.path
-    nbval.config = request.config
-    nbval.cell, nbval.cell_num, nbval.colors, nbval.output_timeout = cell, 0, plugin.nocolors, 60
-    nbval.options = {"skip": False, "check": True, "check_exception": False}
-    monkeypatch.setattr(nbval.config.option, "nbval_cell_timeout", 240, raising=False)
-    nbval.parent = SimpleNamespace(
-        kernel=kernel,
-        get_kernel_message=lambda **_: next(told),
-        skip_compare=("metadata", "output_type", "name", "execution_count"),
-        sanitize_patterns={},
-    )
-    if same:
-        nbval.runtest()
-    else:
-        with pytest.raises(plugin.NbCellError, match="outputs differ"):
-            nbval.runtest()

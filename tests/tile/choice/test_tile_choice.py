@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from oracles import compiler_said
 
 import tiledask as td
-from tiledask.errors import ConfigError, KernelError
+from tiledask.errors import KernelError
 from tiledask.lab.exercises.products.tile_choice import KERNEL, _space
 from tiledask.plan.inputs.hardware import Device, load_cluster, load_device
-from tiledask.tile.choice import dram_traffic, rank_correlation, raster
+from tiledask.tile.choice import dram_traffic, raster
 from tiledask.tile.choice.config import Config
 from tiledask.tile.choice.residency import refusal
 from tiledask.tile.cuda import build, launch
-from tiledask.tile.cuda.hopper_tile import HopperTile, wgmma_memory
+from tiledask.tile.cuda.hopper_tile import wgmma_memory
 from tiledask.tile.levels import traffic
 
 H200, A100, L4, T4 = map(load_device, ("H200", "A100-40GB", "L4", "T4"))
@@ -59,26 +59,6 @@ def test_shared_memory_is_every_row_of_every_stage(block, kept, how):
     b = [tn * size + pad] * tk if how["b_rows"] == "k" else [tk * size + pad] * tn
     config = plain(*block, kept=kept, **how)
     assert config.shared_bytes == how["stages"] * (sum(a) + sum(b)) + kept
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: plain(0, 1), "tm must be a whole number of 1 or more, got 0"),
-        (lambda: plain(4, 4, stages=0), "stages must be a whole number of 1 or more, got 0"),
-        (lambda: plain(4, 4, b_rows="m"), "b_rows is 'k' or 'n', got 'm'"),
-        (lambda: plain(4, 4, a_rows=""), "a_rows is 'm' or 'k', got ''"),
-        (lambda: Config("x", (64, 64, 8), (48, 64), 32, 4, "fp32"), "48x64 does not divide 64x64"),
-        (lambda: td.tile.config_of("fast"), "no tile of kernel 'fast' is known; known are"),
-        (lambda: td.tile.config_of("cublas"), "a library chooses its own"),
-        (lambda: td.tile.config_of("smem_tiled", "float16"), "elements of 4 bytes, got float16"),
-        (lambda: td.tile.config_of("tiled", "", HopperTile()), r"takes \(tm, tn, tk\), such as"),
-        (lambda: td.tile.config_of("smem_tiled", "", HopperTile()), "a tile of wgmma_ws_persist"),
-    ],
-)
-def test_configurations_that_cannot_be(make, message):
-    with pytest.raises(KernelError, match=message):
-        make()
 
 
 def test_a_kernels_configuration_follows_type_and_tile():
@@ -173,16 +153,6 @@ def test_one_block_of_the_hopper_kernel_fills_a_multiprocessor():
     )
 
 
-def test_a_device_that_tells_nothing_runs_one_block():
-    bare = replace(one_by_one(4), blocks=0)
-    found = td.tile.occupancy(MINE, bare)
-    assert (found.blocks, found.binding, found.share) == (1, "unknown limits", 0)
-    with pytest.raises(KernelError, match=r"depends on its multiprocessors.*add 'multiprocessors'"):
-        td.tile.occupancy(MINE, replace(bare, multiprocessors=0))
-    with pytest.raises(ConfigError, match="no hardware description is called 'H300'"):
-        td.tile.occupancy(MINE, "H300")
-
-
 @pytest.mark.parametrize(
     ("config", "device", "reason"),
     [
@@ -273,11 +243,6 @@ def test_shared_memory_is_what_the_launch_asks_for(config):
     assert (config.stages, config.shared_bytes) == wanted
 
 
-@pytest.mark.parametrize("kernel", ON_GPUS)
-def test_every_tile_that_a_kernel_is_built_for_has_a_configuration(kernel):
-    assert {c.block for c in td.tile.configs[kernel]} == set(td.tile.kernels[kernel].tiles)
-
-
 @pytest.mark.parametrize("kernel", [*ON_GPUS, "tiled"])
 def test_a_kernels_own_tile_is_that_of_its_first_configuration(kernel):
     assert td.tile.kernels[kernel].tile == td.tile.configs[kernel][0].block
@@ -309,12 +274,6 @@ def test_waves_are_tiles_dealt_out(m, n, slots, tile):
     assert found.efficiency == pytest.approx(tiles / (slots * count))
     busiest = max(len(range(s, tiles, slots)) for s in range(slots))
     assert found.stretch == pytest.approx(busiest * slots / tiles)
-
-
-def test_clusters_are_whole():
-    config = plain(4, 4, cluster=(2, 1))
-    found = td.tile.waves(12, 8, config, one_by_one(5))
-    assert (found.rows, found.columns, found.slots) == (4, 2, 4)
 
 
 # -- DRAM ----------------------------------------------------------------------------------------
@@ -362,26 +321,6 @@ def test_dram_traffic_is_what_a_walk_counts(mnk, tile, group, slots, l2):
         assert "nothing is shared" in found.rule
     else:
         assert (found.a, found.b) == expected
-
-
-@pytest.mark.long
-@given(
-    tm=st.integers(1, 5),
-    tn=st.integers(1, 5),
-    k=st.integers(1, 50),
-    group=st.integers(1, 6),
-    across=st.integers(1, 6),
-    down=st.integers(1, 4),
-    waves=st.integers(1, 4),
-)
-def test_where_waves_divide_evenly_the_super_tile_says_the_same(
-    tm, tn, k, group, across, down, waves
-):
-    slots, (m, n) = group * across, (down * group * tm, waves * across * tn)
-    config = plain(tm, tn, group=group)
-    walk = dram_traffic(m, n, k, config, one_by_one(slots))
-    closed = traffic(m, n, k, (group * tm, across * tn, 1), 1)
-    assert (walk.a, walk.b) == (closed.a, closed.b)
 
 
 @pytest.mark.parametrize(("l2", "kept"), [(0.6, False), (1.6, True)])
@@ -484,20 +423,6 @@ def test_a_table_says_what_binds_and_what_is_unknown():
         found["L1"]
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: td.tile.levels_of(0, 1, 1, MINE, H200), "m must be a whole number of 1 or more"),
-        (lambda: td.tile.levels_of(8, 8, 8, "tiled", H200), "'tiled' runs on a CPU: td.tile.traf"),
-        (lambda: td.tile.levels_of(8, 8, 8, MINE, H200, workers=(9, 1)), r"got \(9, 1\) for 8 x 8"),
-        (lambda: td.tile.levels_of(8, 8, 8, MINE, H200, workers=(0, 1)), r"got \(0, 1\)"),
-    ],
-)
-def test_levels_that_cannot_be(call, message):
-    with pytest.raises(KernelError, match=message):
-        call()
-
-
 # -- bounds --------------------------------------------------------------------------------------
 
 A6000 = replace(
@@ -527,12 +452,6 @@ def test_what_others_measured_is_below_the_bound_and_not_far(kernel, device, n, 
     assert 0.5 < teraflops * 1e12 / found.flops_per_second < 1
 
 
-def test_the_bound_orders_the_ladder_as_it_was_measured():
-    ladder = [case for case in MEASURED if case[1] is A6000]
-    bounds = [td.tile.predict(n, n, n, c, d, t).flops_per_second for c, d, n, t, _ in ladder]
-    assert rank_correlation(bounds, [case[-1] for case in ladder]) == 1
-
-
 def test_shared_memory_is_the_limit_of_the_kernel_for_reading():
     found = td.tile.predict(8192, 8192, 8192, "smem_tiled", "H200")
     assert found.binding == "shared memory -> registers"
@@ -557,31 +476,6 @@ def test_a_bound_respects_peak_and_memory(m, n, k, kernel):
     assert found.seconds >= compulsory / A100.memory_bandwidth
     assert found.seconds == max(found.levels.times.values())
     assert found.levels.times[found.binding] == found.seconds
-
-
-def test_few_warps_leave_quarters_idle():
-    """Each quarter of a multiprocessor computes for its own warps only."""
-    one = Config("mine", (64, 64, 32), (64, 64), 32, 2, "bf16", kept=120_000)
-    four = replace(one, warp=(32, 32), threads=128)
-    times = [td.tile.levels_of(8192, 8192, 8192, c, H200).compute for c in (one, four)]
-    assert times[0] == pytest.approx(4 * times[1])
-
-
-def test_order_is_by_bound_then_by_bytes():
-    found = td.tile.candidates("wgmma_ws_persistent", "H200")
-    predictions = td.tile.order(8192, 8192, 8192, found, "H200")
-    assert {p.config for p in predictions} == set(found)
-    seconds = [p.seconds for p in predictions]
-    assert seconds == sorted(seconds)
-    best = predictions[0].config
-    assert (best.block, best.cluster) == ((128, 256, 64), (2, 1))
-    assert "bound by arithmetic" in repr(predictions[0])
-
-
-def test_unknown_levels_are_named():
-    found = td.tile.predict(4096, 4096, 4096, "mma_multistage", "B200")
-    assert found.unbounded == ("L2 -> shared memory",)
-    assert repr(found).endswith("; L2 -> shared memory not bounded")
 
 
 # -- what a tile is worth ------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tiledask as td
-from tiledask.errors import DeadlineError, KernelError
+from tiledask.errors import KernelError
 from tiledask.tile import probe
 from tiledask.tile.choice import rank_correlation, tuning
 from tiledask.tile.choice.tuning import described
@@ -40,14 +40,6 @@ def test_every_tile_is_measured_and_the_order_compared():
     assert found._repr_html_().count("<tr>") == 1 + len(TILES)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
-def test_other_types_are_measured_too(dtype):
-    found = td.tile.tune("tiled", 40, 30, 20, dtype, [8, 16], **HERE)
-    assert found.dtype == dtype
-    size = td.tile.as_dtype(dtype).itemsize
-    assert found.trials[0].predicted == td.tile.traffic(40, 30, 20, found.best.tile, size).total
-
-
 def test_by_default_the_kernels_own_tile_is_among_them():
     found = td.tile.tune("tiled", 32, 32, 32, **HERE)
     assert td.tile.kernels["tiled"].tile in {trial.tile for trial in found.trials}
@@ -73,18 +65,6 @@ def test_each_round_has_fresh_numbers_and_all_tiles_get_the_same(monkeypatch):
     assert abs(np.concatenate([a.ravel() for _, a, _ in seen])).mean() == pytest.approx(0.8, 0.2)
 
 
-def test_the_median_counts(monkeypatch):
-    """One disturbed round of three changes nothing."""
-    taken = iter([1, 2, 9, 1, 1, 2])  # seconds of (8, 16) in each round
-
-    def pretended(self, tile):
-        return next(taken)
-
-    monkeypatch.setattr(tuning._Runs, "seconds", pretended)
-    found = td.tile.tune("tiled", 8, 8, 8, "float32", [8, 16], **HERE)
-    assert [(trial.tile[0], trial.measured) for trial in found.trials] == [(8, 1), (16, 2)]
-
-
 def test_a_deadline_ends_the_measurement(monkeypatch):
     looks, stopwatch = iter(range(100)), iter(range(100))
     pretended = SimpleNamespace(
@@ -100,11 +80,6 @@ def test_a_deadline_ends_the_measurement(monkeypatch):
     assert "not 64x64x64: the deadline of 2.5 s had passed" in repr(found)
 
 
-def test_a_deadline_before_any_result_is_an_error():
-    with pytest.raises(DeadlineError, match="waited 1e-09 s for a first tile to be measured"):
-        td.tile.tune("tiled", 8, 8, 8, deadline=1e-9, **HERE)
-
-
 def test_a_tile_that_the_kernel_refuses_is_listed(monkeypatch):
     once = tuning._Runs.once
 
@@ -118,11 +93,6 @@ def test_a_tile_that_the_kernel_refuses_is_listed(monkeypatch):
     assert found.refused == (((16, 16, 16), "not built for 16"),)
     with pytest.raises(KernelError, match="no tile can be measured: 16x16x16: not built for 16"):
         td.tile.tune("tiled", 8, 8, 8, "float32", [16], **HERE)
-
-
-def test_progress_goes_to_the_error_stream(capfd):
-    td.tile.tune("tiled", 8, 8, 8, "float32", [8], repeats=1)
-    assert capfd.readouterr().out == ""
 
 
 @pytest.mark.parametrize(
@@ -161,12 +131,6 @@ def test_rank_correlation_is_spearmans(pairs):
         assert np.isnan(rank_correlation(x, y))
     else:
         assert rank_correlation(x, y) == pytest.approx(spearmanr(x, y).statistic)
-
-
-def test_no_order_no_correlation():
-    assert np.isnan(rank_correlation([1], [2]))
-    assert np.isnan(rank_correlation([1, float("nan")], [2, 3]))
-    assert rank_correlation([1, 2, 3], [3, 2, 1]) == -1
 
 
 # -- devices -------------------------------------------------------------------------------------

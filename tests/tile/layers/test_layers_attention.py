@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from oracles import one_layer
 from oracles.gradients import draw
 
-from tiledask.errors import KernelError
 from tiledask.tile import layers as L
 from tiledask.tile import to_numpy
 
@@ -57,13 +56,6 @@ def test_attention_is_its_definition(b, heads, kv, s, t, e, f, offset, causal, d
     np.testing.assert_allclose(
         y, by_definition(q, k, v, kv_of, causal, offset=offset), rtol=1e-12, atol=1e-12
     )
-
-
-@pytest.mark.parametrize(("heads", "kv"), [(1, 1), (7, 7), (6, 2), (5, 1)])
-def test_neighbours_share_a_kv_head(heads, kv):
-    q, k, v = draw((1, heads, 3, 2), (1, kv, 3, 2), (1, kv, 3, 2))
-    repeated = [np.repeat(x, heads // kv, axis=1) for x in (k, v)]
-    np.testing.assert_array_equal(L.attention(q, k, v)[0], L.attention(q, *repeated)[0])
 
 
 def test_large_scores_do_not_overflow(xp):
@@ -161,50 +153,3 @@ def test_a_decoder_layer_is_made_of_these():
     np.testing.assert_allclose(dy + d2 + d1, expected_dx, atol=1e-12)
     for name, grad in (grads | grads_at).items():
         np.testing.assert_allclose(grad, totals[name.replace("_", "")], atol=1e-11, err_msg=name)
-
-
-# -- what is refused -------------------------------------------------------------------------------
-
-
-def core(**change):
-    given = dict.fromkeys("qkv", (1, 2, 2, 3)) | change
-    return L.attention(**{n: np.ones(v) if n in "qkv" else v for n, v in given.items()})
-
-
-def whole_layer(**change):
-    heads, x = L.Heads(2, 1, 2), np.ones((1, 2, 4))
-    w = weights_of(4, heads, bias=False) | change
-    return L.self_attention(x, {n: v for n, v in w.items() if v is not None}, heads)
-
-
-ANGLES = L.rotary_angles(np.arange(3), 4)
-FEW = {"q": (1, 10, 2, 3), "k": (1, 4, 2, 3), "v": (1, 4, 2, 3)}
-SHARED = "kv heads divide query heads, got 4 and 10"
-REFUSED = [
-    (lambda: core(**FEW), SHARED + "; or say .* kv_of=.*10 numbers"),
-    (
-        lambda: core(kv_of=(0, 2)),
-        r"each of 2 query heads, one of the kv heads 0 .. 1, got \(0, 2\)",
-    ),
-    (lambda: core(kv_of=(0,)), r"for each of 2 query heads, .* got \(0,\)"),
-    (lambda: core(offset=-1), "offset is 0 or more, got -1; leave out queries"),
-    (lambda: core(k=(1, 2, 2, 4)), r"k must be \[1, any, any, 3\] .*of q\), got \[1, 2, 2, 4\]"),
-    (lambda: core(v=(1, 2, 5, 3)), r"v must be \[1, 2, 2, any\] .*of k.*, got \[1, 2, 5, 3\]"),
-    (lambda: core(q=(2, 2, 3)), r"q must be \[any, any, any, any\] .*, got \[2, 2, 3\]"),
-    (lambda: L.rotary_angles(np.arange(3), 5), "width is 2, 4, ..., got 5; .* pass 4"),
-    (lambda: L.rotary_angles(np.arange(3.0), 4), "positions are integers, got float64"),
-    (lambda: L.rotate(np.ones((5, 4)), ANGLES), r"of 3 tokens and 4 columns, got x \(5, 4\)"),
-    (lambda: L.rotate(np.ones((3, 2)), ANGLES), "4 columns, got x"),
-    (lambda: whole_layer(wk=None), "biases with b for w, got wq, wv, wo; wk missing"),
-    (lambda: whole_layer(w_o=np.ones((4, 4))), "w_o unknown"),
-    (lambda: whole_layer(wq=np.ones((4, 6))), r"\[any, 4\] \(.* 2 query .* of 2\), got \[4, 6\]"),
-    (lambda: whole_layer(wqkv=np.ones((4, 8))), "wq, wk, wv unknown"),
-    (lambda: L.Heads(10, 4, 2), SHARED),
-    (lambda: L.Heads(1, 1, 0), "1 column or more, got width=0"),
-]
-
-
-@pytest.mark.parametrize(("call", "message"), REFUSED)
-def test_refused_with_the_rule(call, message):
-    with pytest.raises(KernelError, match=message):
-        call()

@@ -11,7 +11,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracles.gradients import assert_transpose, draw
 
-from tiledask.errors import KernelError
 from tiledask.tile import layers as L
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -141,47 +140,7 @@ def test_of_equal_elements_the_first_gets_the_gradient():
     assert L.max_pool2d_grad(np.ones_like(y), kept).tolist() == [[[[1.0, 0.0], [0.0, 0.0]]]]
 
 
-def test_windows_of_more_than_256_elements():
-    x = np.arange(289.0).reshape(1, 1, 17, 17)
-    y, kept = L.max_pool2d(x, 17)
-    dx = L.max_pool2d_grad(np.ones_like(y), kept)
-    assert np.flatnonzero(dx).tolist() == [288]
-
-
-def test_what_pooling_keeps_is_small():
-    x = np.ones((2, 3, 8, 8), np.float32)
-    assert L.bytes_kept(L.max_pool2d(x, 2)[1]) == 2 * 3 * 16  # a byte each
-    assert L.bytes_kept(L.avg_pool2d(x, 2)[1]) == 0
-
-
-# -- what is refused -------------------------------------------------------------------------------
-
-X = np.ones((1, 2, 4, 5))
 # (the four digits of w's shape, other arguments, what is said)
-REFUSED = [
-    ("1271", {"padding": 1}, r"7 rows \(size 7, dilation 1\) and 4 . 1 . 1 rows; use 1 more of"),
-    ("1213", {"dilation": (1, 3)}, r"7 columns .size 3, dilation 3. and 5 . 0 . 0 .*; use 2 more"),
-    ("3111", {"groups": 2}, "divide both channels, got groups=2, 2 input and 3 output channels"),
-    ("3311", {}, r"w must be \[any, 2, any, any\] \(.* over 1 groups, .*\), got \[3, 3, 1, 1\]"),
-    ("3211", {"x": X[0]}, r"x must be \[any, any, any, any\]"),
-    ("3211", {"b": np.ones(2)}, r"b must be \[3\] .* got \[2\]"),
-    ("3211", {"stride": 0}, "stride must be a whole number of 1 or more, or two, got 0"),
-    ("3211", {"padding": ((-1, 0), (0, 0))}, r"a whole number of 0 or more, or two, got \(-1, 0\)"),
-    ("3211", {"padding": (1, 1, 1, 1)}, r"integer, .rows, columns. or .*got \(1, 1, 1, 1\)"),
-]
-
-
-@pytest.mark.parametrize(("shape", "options", "message"), REFUSED)
-def test_refused_with_the_rule(shape, options, message):
-    with pytest.raises(KernelError, match=message):
-        L.conv2d(**{"x": X, "w": np.ones([int(extent) for extent in shape])} | options)
-
-
-def test_windows_that_do_not_fit_are_refused():
-    with pytest.raises(KernelError, match="padding 2 and size 2"):
-        L.max_pool2d(X, 2, padding=2)
-    with pytest.raises(KernelError, match=r"a window of 5 rows .* and 4 \+ 0 \+ 0 rows"):
-        L.avg_pool2d(X, (5, 1))
 
 
 def test_no_output_channel_gives_empty_outputs_and_zeros_for_x(xp):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from oracles.gradients import draw
 
-from tiledask.errors import KernelError
 from tiledask.tile import gelu
 from tiledask.tile import layers as L
 from tiledask.tile.layers.mlp import activated_linear
@@ -99,30 +98,3 @@ def test_halves_are_bent_before_they_are_rounded():
     bent, rounded_first = (np.quantile(abs(y - exact) / step, 0.9) for y in (g.astype("f8"), twice))
     assert bent < 0.5 < 1.5 < rounded_first
     np.testing.assert_array_equal(z, L.linear(x, w)[0])
-
-
-X = np.ones((1, 2))
-
-
-def ones(**shapes):
-    return {name: np.ones(shape) for name, shape in shapes.items()}
-
-
-REFUSED = [
-    (lambda: L.mlp(X, ones(w_1=(2, 2))), "w_1, w_2, and biases with b .* got w_1; w_2 missing"),
-    (lambda: L.swiglu_mlp(X, {}), "got none; w_gate, w_up, w_down missing"),
-    (lambda: L.swiglu_mlp(X, ones(w_gate_up=(2, 5), w_down=(2, 2))), "of gate as of up, got 5 tog"),
-    (
-        lambda: L.mlp(X, ones(w_1=(2, 2), w_2=(2, 2)), "gelu_new"),
-        "relu, gelu, silu, got 'gelu_new'",
-    ),
-    (lambda: L.mlp(X, ones(w_1=(2, 4), w_2=(3, 2))), r"w must be \[4, any\] .* got \[3, 2\]"),
-    (lambda: activated_linear(X, np.ones((4, 5)), None, "gelu"), "as many rows as x has columns"),
-    (lambda: activated_linear(X, np.ones((2, 5)), X[0], "gelu"), "one for each column of w"),
-]
-
-
-@pytest.mark.parametrize(("call", "message"), REFUSED)
-def test_refused_with_the_rule(call, message):
-    with pytest.raises(KernelError, match=message):
-        call()

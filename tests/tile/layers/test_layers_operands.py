@@ -75,20 +75,24 @@ def test_silu_of_large_values_stays_finite():
         assert L.silu_grad(np.ones_like(x), x).tolist() == [0.0, 0.0, 0.5, 1.0]
 
 
-X = np.ones((2, 3))
+X, IMAGE, TOKENS = np.ones((2, 3)), np.ones((1, 2, 4, 5)), np.array([0, 4])
+QKV = [np.ones((1, heads, 2, 3)) for heads in (10, 4, 4)]
 REFUSED = [
-    (
-        lambda: L.linear(X, X.T.astype("f4")),
-        "one element type, got x float64, w float32; cast with",
-    ),
-    (lambda: L.relu(np.ones(3, int)), "bfloat16, float32 or float64., got int64; cast"),
-    (lambda: L.linear(X, np.ones((4, 1))), r"\[3, any\] .as many .* by outputs., got \[4, 1\]"),
-    (lambda: L.linear(X, X.T, np.ones(3)), r"\[2\] \(one for each column of w\), got \[3\]"),
-    (lambda: L.relu([1.0]), "NumPy's or CuPy's, got list"),
+    (lambda: L.linear(X, X.T.astype("f4")), "one element type, got x float64, w float32"),
+    (lambda: L.relu(np.ones(3, int)), "bfloat16, float32 or float64., got int64"),
+    (lambda: L.linear(X, np.ones((4, 1))), r"as many .* by outputs., got \[4, 1\]"),
+    (lambda: L.mlp(X, {"w_1": X}), "w_2 missing"),
     (lambda: L.find_activation("tanh"), "one of relu, gelu, silu, got 'tanh'"),
     (lambda: L.swiglu(X, np.ones((2, 2))), r"got \(2, 3\) and \(2, 2\)"),
     (lambda: L.rms_norm(X, np.ones(2)), r"w must be \[3\] .* got \[2\]"),
-    (lambda: L.rms_norm(X, np.ones(3), eps=-1.0), "0 or more, got -1.0"),
+    (lambda: L.attention(*QKV), "kv heads divide query heads, got 4 and 10"),
+    (lambda: L.attention(QKV[1], *QKV[1:], kv_of=(0, 4, 1, 2)), "one of the kv heads 0 .. 3"),
+    (lambda: L.rotate(np.ones((5, 4)), L.rotary_angles(np.arange(3), 4)), "of 3 tokens"),
+    (lambda: L.embedding(TOKENS, X, vocabulary=4), r"0 .. 3, got 4 \(1 of 2"),
+    (lambda: L.cross_entropy(np.ones((2, 4)), TOKENS), r"0 .. 3, or -100 .* got 4"),
+    (lambda: L.conv2d(IMAGE, np.ones((3, 3, 1, 1))), "over 1 groups"),
+    (lambda: L.conv2d(IMAGE, np.ones((1, 2, 7, 1)), padding=1), "use 1 more of"),
+    (lambda: L.draw(L.Parameter((2, 3)), 0, "w", ([0, 2], slice(3))), "numbers 0 .. 1"),
 ]
 
 

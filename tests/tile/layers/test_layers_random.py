@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiledask.errors import KernelError
 from tiledask.tile import layers as L
 from tiledask.tile import to_numpy
 from tiledask.tile.layers.rng import splitmix64
@@ -162,31 +161,3 @@ def test_element_types_start_from_the_same_numbers(xp):
     double = L.draw(w, 0, "w", dtype="float64")
     single = L.draw(w, 0, "w", dtype="float32", xp=xp.__name__)
     np.testing.assert_array_equal(to_numpy(single), double.astype("f4"))
-
-
-def test_layers_say_their_parameters():
-    held = L.initialise(L.swiglu_mlp_parameters(4, 10), 0, {"w_gate": (slice(None), slice(0, 3))})
-    assert {n: w.shape for n, w in held.items()} == {
-        "w_gate": (4, 3),
-        "w_up": (4, 10),
-        "w_down": (10, 4),
-    }
-
-
-def drawn(*part):
-    return lambda: L.draw(L.Parameter((2, 3)), 0, "w", part)
-
-
-REFUSED = [
-    (drawn(slice(2)), r"got 1 entries for shape \(2, 3\)"),
-    (drawn([0, 2], slice(3)), r"numbers 0 .. 1, got \[0, 2\]"),
-    (drawn(1, slice(3)), "a row of numbers 0 .. 1, got 1"),
-    (lambda: L.Parameter((2,), "orthogonal"), "normal, uniform, zeros, ones, got 'orthogonal'"),
-    (lambda: L.initialise({"w": L.Parameter((2,))}, 0, {"v": ()}), "of the parameters w, got v"),
-]
-
-
-@pytest.mark.parametrize(("call", "message"), REFUSED)
-def test_refused_with_the_rule(call, message):
-    with pytest.raises(KernelError, match=message):
-        call()

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.gradients import draw
 
-from tiledask.errors import KernelError
 from tiledask.tile import as_dtype
 from tiledask.tile import layers as L
 from tiledask.tile.backend import to_numpy
@@ -158,29 +157,3 @@ def test_a_loss_of_halves_is_float32(dtype):
 
 
 ROWS, TWO = np.ones((4, 2)), np.ones((2, 4))
-REFUSED = [
-    (lambda: L.embedding(np.array([[3, 8], [9, 1]]), ROWS, vocabulary=8), "0 .. 7, got 8 .2 of 4"),
-    (lambda: L.embedding(np.array([-1]), ROWS, vocabulary=8), "tokens are 0 .. 7, got -1"),
-    (lambda: L.embedding(np.array([1.0]), ROWS, vocabulary=8), "are integers, got float64"),
-    (lambda: L.cross_entropy(TWO, np.array([0, 4])), r"0 .. 3, or -100 .* got 4 \(1 of 2 are out"),
-    (lambda: L.cross_entropy(TWO, np.array([0, 4]), count=64), "got 4"),
-    (
-        lambda: L.cross_entropy(TWO, np.array([-100, -100])),
-        "above 0, got 0; if all targets are ign",
-    ),
-    (lambda: L.cross_entropy(TWO, np.array([0.0, 1.0])), "targets are integers"),
-    (lambda: L.cross_entropy(TWO, np.array([1])), r"targets must be \[2\] .* got \[1\]"),
-    (lambda: L.LossRule(4, smoothing=1.5), "from 0 to 1, got 1.5"),
-    (lambda: L.LossRule(0), "1 class or more, got 0"),
-    (lambda: L.local_maximum(np.ones((2, 0))), "1 class or more, got none"),
-    (
-        lambda: L.loss_of_sums(ROWS[:2], np.zeros(2, int), L.LossRule(4, 0.1), 3),
-        "smoothing=0.1 needs 3 sums for each token, got 2",
-    ),
-]
-
-
-@pytest.mark.parametrize(("call", "message"), REFUSED)
-def test_refused_with_the_rule(call, message):
-    with pytest.raises(KernelError, match=message):
-        call()

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiledask.errors import ConfigError
-from tiledask.tile.optimizers import SGD, Adam, AdamW, clip, clip_factor, global_norm, rule_for
+from tiledask.tile.optimizers import SGD, Adam, AdamW, clip, global_norm, rule_for
 
 RULES = (
     SGD(0.1),
@@ -100,21 +99,6 @@ def test_a_step_changes_nothing_and_keeps_the_type(rule, xp):
     assert all(float(each.sum()) == 0.75 for each in states.values())
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        (lambda: Adam(beta1=1.0), "beta1 is from 0 up to"),
-        (lambda: SGD(rate=-1), "rate is 0 or more, got -1"),
-        (lambda: SGD(rate=float("nan")), "rate is 0 or more"),
-        (lambda: SGD(nesterov=True), "needs momentum above 0"),
-        (lambda: clip_factor(1.0, 0.0), "above 0, got 0"),
-    ],
-)
-def test_wrong_rules_are_refused(wrong, words):
-    with pytest.raises(ConfigError, match=words):
-        wrong()
-
-
 def test_the_rule_of_a_recipe():
     assert rule_for("mixed-adam-16") == Adam()
     assert rule_for("fp32-momentum", 0.1) == SGD(0.1, momentum=0.9)
@@ -133,12 +117,6 @@ def test_the_norm_is_of_all_gradients_together():
     assert norm == global_norm(grads)
     assert global_norm(clipped) == pytest.approx(norm_limit, rel=1e-12)
     np.testing.assert_allclose(clipped["w"] * norm / norm_limit, grads["w"])
-
-
-def test_below_the_limit_nothing_changes():
-    grads = {"w": np.array([0.3, 0.4])}
-    for limit in (0.5, 0.6, 1e9):
-        np.testing.assert_array_equal(clip(grads, limit)[0]["w"], grads["w"])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
