@@ -17,8 +17,6 @@ progress.py      a bar for long calls, here and on clusters
 
 from tiledask.tile import datasets, layers, optimizers
 from tiledask.tile.backend import (
-    Backend,
-    GpuInfo,
     accumulator,
     array_namespace,
     as_dtype,
@@ -42,22 +40,18 @@ from tiledask.tile.choice import (
     waves,
 )
 from tiledask.tile.epilogue import gelu
-from tiledask.tile.levels import Tile, TileCount, TileTraffic, as_tile, traffic
+from tiledask.tile.levels import Tile, TileCount, TileTraffic, traffic
 from tiledask.tile.product import count_traffic, matmul, workspace
-from tiledask.tile.table import KernelTable, kernels
+from tiledask.tile.table import kernels
 
 __all__ = [
-    "Backend",
     "Config",
-    "GpuInfo",
-    "KernelTable",
     "Tile",
     "TileCount",
     "TileTraffic",
     "accumulator",
     "array_namespace",
     "as_dtype",
-    "as_tile",
     "candidates",
     "config_of",
     "configs",

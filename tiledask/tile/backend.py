@@ -180,7 +180,7 @@ def nccl_bindings() -> ModuleType:
     """CuPy's bindings of NCCL. Raises KernelError, in a sentence, where they cannot be used."""
     namespace("cupy")
     try:
-        found = _import_nccl()
+        found = import_module("cupy.cuda.nccl")
     except ImportError as error:
         raise KernelError(f"CuPy's NCCL cannot be imported ({_line(error)})") from None
     if not getattr(found, "available", False):
@@ -274,10 +274,6 @@ def _family(x: Array) -> str:
 
 def _import_cupy() -> ModuleType:
     return import_module("cupy")
-
-
-def _import_nccl() -> ModuleType:
-    return import_module("cupy.cuda.nccl")
 
 
 def _import_nvml() -> ModuleType:

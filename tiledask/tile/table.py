@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import Any
 
 from tiledask.errors import KernelError
 from tiledask.plan import html
 from tiledask.tile import numpy_kernels
+from tiledask.tile.backend import HALVES
 from tiledask.tile.cuda import launch
 from tiledask.tile.epilogue import activation_bytes
-from tiledask.tile.kernel import Kernel, Sizes
+from tiledask.tile.kernel import Kernel, Run, Sizes
+from tiledask.tile.levels import Tile
 
 __all__ = ["KernelTable", "find", "kernels", "lookup", "meant"]
 
@@ -59,6 +62,14 @@ def _activation(sizes: Sizes, m: int, n: int, arrays: str = "numpy") -> int:
     return activation_bytes(m, n, max(sizes.itemsize, 4), arrays)
 
 
+def _ours(
+    name: str, dtypes: tuple[str, ...], summary: str, run: Run, tiles: tuple[Tile, ...], **more: Any
+) -> Kernel:
+    """One of our CUDA kernels, whose first tile is the usual one."""
+    more |= {"tile": tiles[0], "tiles": tiles, "needs_nvrtc": True, "batched": True}
+    return Kernel(name, "cupy", dtypes, summary, run, **more)
+
+
 _KERNELS = {
     kernel.name: kernel
     for kernel in (
@@ -86,58 +97,42 @@ _KERNELS = {
             numpy_kernels.blas,
             _blas_workspace,
         ),
-        Kernel(
+        _ours(
             "smem_tiled",
-            "cupy",
             ("float32",),
             "the textbook: a tile of C per thread block, operands through shared memory",
             launch.smem_tiled,
-            tile=launch.SMEM_TILES[-1],
-            tiles=launch.SMEM_TILES,
-            needs_nvrtc=True,
-            batched=True,
+            launch.SMEM_TILES[::-1],
         ),
-        Kernel(
+        _ours(
             "sgemm_warptiled",
-            "cupy",
             ("float32",),
             "tiles within tiles, down to registers; copies under the arithmetic",
             launch.sgemm_warptiled,
-            tile=launch.SGEMM_TILES[0],
-            tiles=launch.SGEMM_TILES,
-            needs_nvrtc=True,
+            launch.SGEMM_TILES,
             capability=(8, 0),
-            batched=True,
         ),
-        Kernel(
+        _ours(
             "mma_multistage",
-            "cupy",
-            ("float16", "bfloat16"),
+            HALVES,
             "tensor cores of a warp, several stages of copies under way",
             launch.mma_multistage,
-            tile=launch.MMA_TILES[0],
-            tiles=launch.MMA_TILES,
+            launch.MMA_TILES,
             tile_k_bytes=launch.MMA_K_BYTES,
             chooses=True,
-            needs_nvrtc=True,
             capability=(8, 0),
-            batched=True,
-            tf32=launch.mma_tf32,
+            tf32=launch.mma_multistage,
         ),
-        Kernel(
+        _ours(
             "wgmma_ws_persistent",
-            "cupy",
-            ("float16", "bfloat16"),
+            HALVES,
             "Hopper: tiles by the copy engine, one producer, two consumers, blocks that stay",
             launch.wgmma_ws_persistent,
-            _hopper_workspace,
-            tile=launch.WGMMA_TILES[0],
-            tiles=launch.WGMMA_TILES,
+            launch.WGMMA_TILES,
+            workspace=_hopper_workspace,
             chooses=True,
-            needs_nvrtc=True,
             capability=(9, 0),
             exactly=True,
-            batched=True,
         ),
         Kernel(
             "cublas",

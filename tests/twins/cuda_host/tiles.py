@@ -4,7 +4,6 @@ from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
 
-import numpy as np
 from twins.cuda_host import CHOSEN, HostFault, HostKernel
 from twins.cuda_host.memory import lent_copies
 from twins.cuda_host.products import GemmCase, is_right
@@ -99,9 +98,7 @@ class TileKernels:
             return found.choose(macros)
 
         with patch.object(launch, "_kernel", kernel), lent_copies():
-            tf32 = self.name == "mma_multistage" and a.dtype == np.float32
-            run = launch.mma_tf32 if tf32 else getattr(launch, self.name)
-            run(a, b, out, self.tile, epilogue)
+            getattr(launch, self.name)(a, b, out, self.tile, epilogue)
 
     def is_right(self, case, seed=1):
         return is_right(partial(self.run, seed=seed), case)

@@ -6,6 +6,7 @@ What they say of a kernel is what its source in cuda/ says, for operands that li
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 from tiledask.errors import KernelError
 from tiledask.plan.inputs.hardware import Device
@@ -61,46 +62,35 @@ def _registers(kernel: str, warp: tuple[int, int]) -> int:
     return next(r for sums, r in _REGISTERS[kernel].items() if 32 * sums >= warp[0] * warp[1])
 
 
-def _sgemm(block: Tile = (128, 128, 32), stages: int = 2) -> Config:
-    tm, tn, _ = block
-    warp = _quarters(tm, tn, most=32)
-    threads = 32 * (tm // warp[0]) * (tn // warp[1])
+def _panels(
+    kernel: str, block: Tile, stages: int, itemsize: int, peak: str, most: int = 64, **more: Any
+) -> Config:
+    """A kernel that brings panels by ``cp.async``."""
+    warp = _quarters(*block[:2], most)
     return Config(
-        "sgemm_warptiled",
+        kernel,
         block,
         warp,
-        threads,
-        itemsize=4,
-        peak="fp32",
-        registers=_registers("sgemm_warptiled", warp),
+        32 * (block[0] // warp[0]) * (block[1] // warp[1]),
+        itemsize,
+        peak,
+        registers=_registers(kernel, warp),
         stages=stages,
-        pad=16,
-        a_rows="k",
         group=8,
         capability="8.0",
+        **more,
     )
+
+
+def _sgemm(block: Tile = (128, 128, 32), stages: int = 2) -> Config:
+    return _panels("sgemm_warptiled", block, stages, 4, "fp32", most=32, pad=16, a_rows="k")
 
 
 def _mma(
     block: Tile = (128, 128, 32), stages: int = 3, itemsize: int = 2, peak: str = "bf16"
 ) -> Config:
-    tm, tn, tk = block
-    longer = 32 * tk if itemsize == 4 else 0  # lines of B, whose floats are read one by one
-    warp = _quarters(tm, tn)
-    threads = 32 * (tm // warp[0]) * (tn // warp[1])
-    return Config(
-        "mma_multistage",
-        block,
-        warp,
-        threads,
-        itemsize,
-        peak,
-        registers=_registers("mma_multistage", warp),
-        stages=stages,
-        kept=stages * longer,
-        group=8,
-        capability="8.0",
-    )
+    longer = 32 * block[2] if itemsize == 4 else 0  # lines of B, whose floats are read one by one
+    return _panels("mma_multistage", block, stages, itemsize, peak, kept=stages * longer)
 
 
 def _wgmma(

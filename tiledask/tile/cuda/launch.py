@@ -26,7 +26,6 @@ __all__ = [
     "WGMMA_TILES",
     "LaunchPlan",
     "mma_multistage",
-    "mma_tf32",
     "panels_memory",
     "sgemm_warptiled",
     "smem_tiled",
@@ -49,12 +48,15 @@ _TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "float"}
 
 def smem_tiled(a: Array, b: Array, out: Array, tile: Tile, epilogue: Epilogue) -> TileTraffic:
     """The textbook kernel; operands and C of any strides."""
-    return _launch(_smem(a, b, out, tile, epilogue), epilogue)
+    a, b, c = matrix(a), matrix(b), matrix(out)
+    before = _before(epilogue, c, False)
+    plan = _smem_plan(a.layout, b.layout, c.layout, tile[0], _parts(epilogue, before, False))
+    return _launch(plan, a, b, c, before, epilogue)
 
 
 def sgemm_warptiled(a: Array, b: Array, out: Array, tile: Tile, epilogue: Epilogue) -> TileTraffic:
     """float32 on CUDA cores. Copies an operand whose rows and columns both lie apart."""
-    return _launch(_panels("sgemm_warptiled", a, b, out, tile, epilogue), epilogue)
+    return _panels("sgemm_warptiled", a, b, out, tile, epilogue)
 
 
 def mma_multistage(
@@ -62,11 +64,15 @@ def mma_multistage(
 ) -> TileTraffic:
     """Halves on a warp's tensor cores, or float32 rounded to TF32, of whose mantissa they read 10
     bits. Copies an operand whose rows and columns both lie apart."""
-    return _launch(_mma(a, b, out, tile, epilogue), epilogue)
-
-
-mma_tf32 = mma_multistage
-"""`mma_multistage` of float32 operands, which nobody gets but who asks for it."""
+    size = a.itemsize
+    tile = tile or MMA_TILES[0 if size == 2 else 2]
+    if tile[2] * size != MMA_K_BYTES:
+        each = MMA_K_BYTES // size
+        raise KernelError(
+            f"mma_multistage takes {MMA_K_BYTES} bytes of k at a time, {each} elements of {size} "
+            f"bytes, got a tile of {tile[2]}; use {(*tile[:2], each)}"
+        )
+    return _panels("mma_multistage", a, b, out, tile, epilogue)
 
 
 def wgmma_ws_persistent(
@@ -79,7 +85,11 @@ def wgmma_ws_persistent(
     memory where its rows start and end on such boundaries and it is of the operands' type and
     neither read nor wanted before the activation; else by pairs, or one by one.
     """
-    plan, a, b, c, before = _hopper(a, b, out, tile, epilogue, _multiprocessors())
+    a, b, c, turned = _by_rows(readable(a), readable(b), matrix(out))
+    a, b = padded(a), padded(b)
+    before = _before(epilogue, c, turned)
+    parts = _parts(epilogue, before, turned)
+    plan = _hopper_plan(a.layout, b.layout, c.layout, tile, parts, _multiprocessors())
     m, n, k, batches, a_batched, b_batched, *strides = plan.numbers
     assert plan.maps is not None  # this kernel has them
     box_a, box_b, box_c = plan.maps
@@ -128,56 +138,18 @@ def panels_memory(
     return stages, stages * ((rows + columns) * k + more) * itemsize
 
 
-# -- a launch's operands, and its plan: all but addresses -----------------------------------------
-
-
-class _Prepared(NamedTuple):
-    """A plan, and the matrices that it is for: those given, or copies, or the transposed ones."""
-
-    plan: "LaunchPlan"
-    a: Matrix
-    b: Matrix
-    c: Matrix
-    before: Matrix | None
-
-
-def _smem(a: Array, b: Array, out: Array, tile: Tile, epilogue: Epilogue) -> _Prepared:
-    a, b, c = matrix(a), matrix(b), matrix(out)
-    before = _before(epilogue, c, False)
-    plan = _smem_plan(a.layout, b.layout, c.layout, tile[0], _parts(epilogue, before, False))
-    return _Prepared(plan, a, b, c, before)
-
-
-def _mma(a: Array, b: Array, out: Array, tile: Tile | None, epilogue: Epilogue) -> _Prepared:
-    size = a.itemsize
-    tile = tile or MMA_TILES[0 if size == 2 else 2]
-    if tile[2] * size != MMA_K_BYTES:
-        each = MMA_K_BYTES // size
-        raise KernelError(
-            f"mma_multistage takes {MMA_K_BYTES} bytes of k at a time, {each} elements of {size} "
-            f"bytes, got a tile of {tile[2]}; use {(*tile[:2], each)}"
-        )
-    return _panels("mma_multistage", a, b, out, tile, epilogue)
-
-
-def _panels(name: str, a: Array, b: Array, out: Array, tile: Tile, epilogue: Epilogue) -> _Prepared:
+def _panels(
+    name: str, a: Array, b: Array, out: Array, tile: Tile, epilogue: Epilogue
+) -> TileTraffic:
     """The launch of a kernel of one tile a block, whose panels come by ``cp.async``."""
     a, b, c, turned = _by_rows(readable(a), readable(b), matrix(out))
     before = _before(epilogue, c, turned)
     parts = _parts(epilogue, before, turned)
     plan = _panels_plan(name, a.layout, b.layout, c.layout, tile, parts)
-    return _Prepared(plan, a, b, c, before)
+    return _launch(plan, a, b, c, before, epilogue)
 
 
-def _hopper(
-    a: Array, b: Array, out: Array, tile: AnyTile | None, epilogue: Epilogue, multiprocessors: int
-) -> _Prepared:
-    a, b, c, turned = _by_rows(readable(a), readable(b), matrix(out))
-    a, b = padded(a), padded(b)
-    before = _before(epilogue, c, turned)
-    parts = _parts(epilogue, before, turned)
-    plan = _hopper_plan(a.layout, b.layout, c.layout, tile, parts, multiprocessors)
-    return _Prepared(plan, a, b, c, before)
+# -- a launch's plan: all but addresses ------------------------------------------------------------
 
 
 class LaunchPlan(NamedTuple):
@@ -411,9 +383,10 @@ def _check_extents(name: str, a: MatrixLayout, b: MatrixLayout) -> None:
 # -- launches -------------------------------------------------------------------------------------
 
 
-def _launch(prepared: _Prepared, epilogue: Epilogue) -> TileTraffic:
+def _launch(
+    plan: LaunchPlan, a: Matrix, b: Matrix, c: Matrix, before: Matrix | None, epilogue: Epilogue
+) -> TileTraffic:
     """Launches a kernel whose grid has the batch as its third direction."""
-    plan, a, b, c, before = prepared
     kernel, ending = _kernel(plan.name, plan.macros, plan.shared), _ending(epilogue)
     extents, a_strides, b_strides, c_strides = (plan.numbers[i : i + 3] for i in (0, 3, 6, 9))
     for first in range(0, c.layout.batches, _MAX_GRID_YZ):
