@@ -24,7 +24,6 @@ settings.load_profile("patient")
 collect_ignore = [
     "conftest.py",  # two of one name; as modules with examples they would be taken for one
     "acceptance/conftest.py",
-    "oracles/traces",
     "plan/pipelines/torch_csv",
 ]
 

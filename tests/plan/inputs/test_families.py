@@ -173,7 +173,7 @@ def test_deepseek_agrees_with_the_reference(change):
     assert model.parameters == sum(map(prod, tensors(config))) == sum(model.item_parameters)
 
 
-# made by tests/oracles/transformers_counts.py: what transformers itself counts
+# what transformers itself counts, its weights made on torch's meta device; tied weights once
 COUNTS = json.loads(
     Path(__file__).parents[2].joinpath("oracles/transformers_counts.json").read_text()
 )
