@@ -99,17 +99,6 @@ def goes_in(x):
     return module._leading(x) is not None or module._leading(x.T) is not None
 
 
-def test_blas_takes_steps_of_whole_elements_in_32_bits():
-    def strided(*strides):
-        # like a CuPy array in that NumPy's word on alignment is not asked; nothing is read
-        return FakeArray(np.lib.stride_tricks.as_strided(np.zeros(1), (2, 2), strides))
-
-    assert goes_in(strided(8, 8 * (2**31 - 1)))
-    assert not goes_in(strided(8, 8 * 2**31))
-    assert not goes_in(strided(8, 20))
-    assert goes_in(np.lib.stride_tricks.as_strided(np.zeros(1), (1, 1), (0, 0)))
-
-
 STRIDES = [0, 3, 8, 40, -8, 2**40]
 
 
@@ -227,22 +216,6 @@ def test_nothing_is_copied_where_there_is_a_unit_stride(request):
         place, layout = name.split(" ", 1)
         predicted = 0 if layout in UNIT_STRIDE else copies[int(place)]
         assert predicted <= measured <= predicted + 5_000, name
-
-
-@pytest.mark.long
-def test_scipy_is_loaded_by_the_first_product_that_adds():
-    code = """
-import sys, numpy as np, tiledask as td
-x = np.ones((2, 2))
-td.tile.matmul(x, x)
-before = "scipy" in sys.modules
-td.tile.matmul(x, x, out=np.ones((2, 2)), beta=1.0)
-print(before, "scipy" in sys.modules)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True
-    )
-    assert done.stdout.split() == ["False", "True"]
 
 
 def test_extents_beyond_32_bits_are_refused():

@@ -119,15 +119,6 @@ def test_intensity_of_a_tile_does_not_depend_on_the_product_around_it(tile, time
     assert within.intensity == pytest.approx(within.tile_intensity)
 
 
-def test_a_wider_result_is_counted_in_its_own_bytes():
-    a, b = operands(5, 7, 3, "bfloat16")
-    for accumulate in (False, True):
-        out = np.zeros((5, 7), np.float32)
-        counted = td.tile.count_traffic(a, b, (2, 4, 2), out, beta=float(accumulate))[1]
-        assert counted == td.tile.traffic(5, 7, 3, (2, 4, 2), 2, accumulate, out_itemsize=4)
-        assert counted.c == out.nbytes
-
-
 # -- what is refused -----------------------------------------------------------------------------
 
 BFLOAT16 = td.tile.as_dtype("bfloat16")
@@ -155,13 +146,6 @@ def test_refused_with_the_rule_and_a_way_out(case):
     arguments, keywords, rule = REFUSED[case]
     with pytest.raises(KernelError, match=rule):
         td.tile.matmul(*arguments, **keywords)
-
-
-def test_neighbouring_columns_of_one_array_do_not_overlap():
-    a, b = operands(4, 5, 6, "float32")
-    BOTH[:, :6] = a
-    td.tile.matmul(BOTH[:, :6], b, out=BOTH[:, 6:])
-    np.testing.assert_array_equal(BOTH[:, 6:], a @ b)
 
 
 # -- the table -----------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """The choice of tile: shared memory, occupancy, waves, four levels, bounds; by brute force too."""
 
-from collections import OrderedDict
 from dataclasses import replace
 from math import ceil
 
@@ -11,7 +10,6 @@ from oracles import compiler_said
 
 import tiledask as td
 from tiledask.errors import KernelError
-from tiledask.lab.exercises.products.tile_choice import KERNEL, _space
 from tiledask.plan.inputs.hardware import Device, load_cluster, load_device
 from tiledask.tile.choice import dram_traffic, raster
 from tiledask.tile.choice.config import Config
@@ -82,19 +80,6 @@ def test_the_warps_of_a_block_cover_its_tile(kernel, tm, tn):
     assert rows * columns <= 64 * 64
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("device", ["L4", "A100-80GB", "H200"])
-def test_occupancy_and_the_exercises_judge_agree_on_every_tile(device):
-    none = set()
-    for (tile, stages), judged in _space().items():
-        config = replace(td.tile.config_of(KERNEL, "bfloat16", tile), stages=stages)
-        blocks = td.tile.occupancy(config, device).blocks
-        assert config == judged
-        assert (blocks == 0) == bool(refusal(judged, device)), config
-        none |= {tile[:2]} if not blocks else set()
-    assert (256, 256) in none  # 65,536 sums are all the registers that there are
-
-
 # -- occupancy -----------------------------------------------------------------------------------
 
 
@@ -151,31 +136,6 @@ def test_one_block_of_the_hopper_kernel_fills_a_multiprocessor():
         "1 block of 12 warps per multiprocessor (12 of its 64 warps), limited by registers and "
         "shared memory"
     )
-
-
-@pytest.mark.parametrize(
-    ("config", "device", "reason"),
-    [
-        (plain(1, 1, capability="9.0", exactly=True), "B200", "9.0 exactly, and B200 has 10.0"),
-        (plain(1, 1, capability="9.0"), "B200", ""),
-        (plain(1, 1, capability="8.0"), "T4", "8.0 or higher, and T4 has 7.5"),
-        (plain(1, 1), "T4", "computes in bf16, and T4 has no bf16"),
-        (replace(plain(1, 1), threads=1056), "H200", "1056 threads per block, and a block has 10"),
-        (replace(plain(1, 1), registers=300), "H200", "300 registers per thread, and a thread"),
-        (replace(plain(1, 1), threads=1024, registers=128), "H200", "not one block.*registers"),
-        (plain(1, 1, kept=233_000), "H200", "233 kB of shared memory per block, and H200 has 232"),
-        (MINE, "A100-40GB", "196.6 kB of shared memory per block, and A100-40GB has 166.9 kB"),
-        (td.tile.configs["tiled"][0], "H200", "'tiled' runs on a CPU; td.tile.traffic counts"),
-        (MINE, "H200", ""),
-    ],
-)
-def test_what_a_device_cannot_run_and_why(config, device, reason):
-    found = refusal(config, device)
-    if not reason:
-        assert found == ""
-    else:
-        with pytest.raises(KernelError, match=reason):
-            td.tile.predict(8, 8, 8, config, device)
 
 
 ON_GPUS = [kernel for kernel in td.tile.configs if kernel != "tiled"]
@@ -321,29 +281,6 @@ def test_dram_traffic_is_what_a_walk_counts(mnk, tile, group, slots, l2):
         assert "nothing is shared" in found.rule
     else:
         assert (found.a, found.b) == expected
-
-
-@pytest.mark.parametrize(("l2", "kept"), [(0.6, False), (1.6, True)])
-def test_the_rule_of_l2_is_that_of_a_cache_that_forgets_the_least_recently_used(l2, kept):
-    """Element by element along k, with a cache of 0.6 or of 1.6 of what one wave needs."""
-    m, n, k, slots, config = 32, 64, 20, 16, plain(4, 4, group=4)
-    wave = (16 + 16) * k
-    capacity, order = int(l2 * wave), list(raster(8, 16, 4))
-    cache: OrderedDict = OrderedDict()
-    missed = 0
-    for begin in range(0, len(order), slots):
-        tiles = order[begin : begin + slots]
-        panels = sorted({("a", i) for i, _ in tiles} | {("b", j) for _, j in tiles})
-        for p in range(k):
-            for panel in panels:
-                if (panel, p) not in cache:
-                    missed += 4
-                cache[panel, p] = None
-                cache.move_to_end((panel, p))
-                if 4 * len(cache) > capacity:
-                    cache.popitem(last=False)
-    found = dram_traffic(m, n, k, config, one_by_one(slots, capacity))
-    assert (found.loaded, found.kept) == (missed, kept)
 
 
 def test_too_many_waves_are_not_walked():

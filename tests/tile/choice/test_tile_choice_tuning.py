@@ -1,6 +1,5 @@
 """Tiles measured here: the order beside the predicted one, and what goes wrong."""
 
-from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -44,25 +43,6 @@ def test_by_default_the_kernels_own_tile_is_among_them():
     found = td.tile.tune("tiled", 32, 32, 32, **HERE)
     assert td.tile.kernels["tiled"].tile in {trial.tile for trial in found.trials}
     assert len(found.trials) >= 4
-
-
-def test_each_round_has_fresh_numbers_and_all_tiles_get_the_same(monkeypatch):
-    seen = []
-
-    def spy(a, b, kernel, tile, out, **more):
-        seen.append((tile, a.copy(), b.copy()))
-        return td.tile.matmul(a, b, kernel, tile, out, **more)
-
-    monkeypatch.setattr(tuning, "matmul", spy)
-    td.tile.tune("tiled", 8, 9, 10, "float32", [4, 8], **HERE)
-    assert [tile[0] for tile, *_ in seen] == [4, 4, 8, 8, 4, 8, 4, 8], "each warms up once"
-    rounds = seen[:4], seen[4:6], seen[6:]
-    for one in rounds:
-        assert all(np.array_equal(a, one[0][1]) for _, a, _ in one)
-    for one, two in pairwise(rounds):
-        assert not (one[0][1] == two[0][1]).any()
-        assert not (one[0][2] == two[0][2]).any()
-    assert abs(np.concatenate([a.ravel() for _, a, _ in seen])).mean() == pytest.approx(0.8, 0.2)
 
 
 def test_a_deadline_ends_the_measurement(monkeypatch):

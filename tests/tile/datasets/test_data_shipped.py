@@ -1,8 +1,6 @@
 """The shipped text and pictures: what they are, where they come from, and batches by rank."""
 
 import pickle
-import re
-from math import log
 
 import numpy as np
 import pytest
@@ -12,42 +10,6 @@ from hypothesis import strategies as st
 import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.plan.data import data_file
-from tiledask.tile.datasets.images import pictures
-from tiledask.tile.datasets.text import texts
-
-GIFT = r"(\w+) has (\d) (\w+?)s\. (She|He) gives (\d) of them to (\w+)\. Now \1 has (\d) \3(s?)\."
-FIND = (
-    r"(\w+) finds (\d) (\w+?)(s?) (\w+ \w+ \w+) and (\d) more (\w+ \w+ \w+)\. Now \1 has (\d) \3s\."
-)
-SWAP = (
-    r"(\w+) has an? (\w+), (\w+) has an? (\w+)\. They swap\. Now \1 has an? \4 and \3 has an? \2\."
-)
-
-
-def nats(tale):
-    """-log of a tale's probability, from its words."""
-    if m := re.fullmatch(GIFT, tale):
-        n, given, left = int(m[2]), int(m[5]), int(m[7])
-        assert n == given + left
-        assert (left != 1) == bool(m[8])
-        assert m[1] != m[6]
-        return log(3 * 12 * 8 * 8 * 11 * (n - 1))
-    if m := re.fullmatch(FIND, tale):
-        n, more, all_ = int(m[2]), int(m[6]), int(m[8])
-        assert n + more == all_ <= 9
-        assert m[5] != m[7]
-        return log(3 * 12 * 8 * 8 * 5 * (9 - n) * 4)
-    m = re.fullmatch(SWAP, tale)
-    assert m, tale
-    assert m[1] != m[3]
-    assert m[2] != m[4]
-    return log(3 * 12 * 11 * 8 * 7)
-
-
-def test_the_floor_is_the_entropy_of_the_tales():
-    text = data_file("text", "tales.txt").read_text("utf-8")
-    total = sum(map(nats, text.splitlines()))
-    assert td.load_text("tales").floor == pytest.approx(total / len(text), rel=1e-12)
 
 
 def test_a_text_is_sent_in_a_byte_a_character():
@@ -155,12 +117,3 @@ def test_what_cannot_be_loaded_is_said(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"\xe9\xe9")
     with pytest.raises(ConfigError, match="UTF-8"):
         td.load_text(tmp_path / "latin.txt")
-
-
-@pytest.mark.parametrize(("kind", "listed"), [("text", texts), ("images", pictures)])
-def test_every_file_has_its_source_in_the_readme(kind, listed):
-    table = data_file(kind, "README.md").read_text("utf-8")
-    assert listed()
-    assert all(f"| `{name}` |" in table for name in listed())
-    files = [p for p in data_file(kind).iterdir() if p.suffix in (".txt", ".npz")]
-    assert sum(p.stat().st_size for p in files) < 1_500_000
