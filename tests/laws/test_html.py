@@ -16,7 +16,6 @@ from tiledask.distributed.cluster.load import Load
 from tiledask.distributed.cluster.web import SCRIPT
 from tiledask.lab.learner.contents import SHOW_ANEW
 from tiledask.plan import html
-from tiledask.plan.inputs.counted import CountedModel, Item
 from tiledask.plan.inputs.hardware import ClusterSpec, Link, load_device
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 
@@ -139,7 +138,6 @@ HOSTILE = {
     "plan.fitting.fit.Fit": no_fit,
     "plan.fitting.memory.MemoryEstimate": lambda: a_fit().memory,
     "plan.inputs.model.Model": lambda: MODEL,
-    "plan.inputs.counted.CountedModel": lambda: CountedModel(EVIL, (Item(EVIL, 1, 2),), EVIL, EVIL),
     "plan.ledger.Ledger": lambda: LEDGER,
     "plan.pipelines.schedule.Schedule": lambda: replace(td.schedule("1f1b", 2, 2), name=EVIL),
     "plan.pipelines.timeline.Timeline": lambda: replace(TIMELINE, origin=EVIL),

@@ -1,6 +1,6 @@
 """Why the devices of a pipeline idle, from a trace alone; and what would help, simulated.
 
-trace --> devices, micro-batches, schedule, stage times, latency      (infer.py, blocks.py)
+trace --> devices, micro-batches, schedule, stage times, latency      (infer.py, nearest.py)
       --> idle time = ramp + imbalance + communication + overhead + unexplained
       --> more micro-batches | equal stages | another schedule | faster links  (remedies.py)
 """
@@ -15,7 +15,6 @@ import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.plan import html
-from tiledask.plan.diagnosis.blocks import fit_blocks
 from tiledask.plan.diagnosis.infer import EXACT, MANY, TraceFit, fit_labelled, fit_rows
 from tiledask.plan.diagnosis.nearest import fit_nearest, fit_turns
 from tiledask.plan.diagnosis.remedies import Remedy, equal_stages, partitioned, remedies
@@ -319,11 +318,7 @@ def _fit(trace: Trace) -> TraceFit | None:
         found = fit_rows(trace)
         turns = trace.is_one_at_a_time and (found is None or _is_far_fetched(found, trace))
         return fit_turns(trace) if turns else found or fit_nearest(trace)
-    near = fit_nearest(trace) if trace.levels is None else None
-    found = fit_blocks(trace, near.plan.form if near else None)
-    if trace.is_one_at_a_time and (found is None or _is_far_fetched(found, trace)):
-        return fit_turns(trace)
-    return found or near or fit_nearest(trace)
+    return fit_turns(trace) if trace.is_one_at_a_time else fit_nearest(trace)
 
 
 def _is_far_fetched(found: TraceFit, trace: Trace) -> bool:

@@ -309,8 +309,8 @@ def of_timeline(timeline: Timeline) -> Trace:
 def of_samples(samples: dict[str, tuple[np.ndarray, np.ndarray]], source: str) -> Trace:
     """The Trace behind polled shares: per device (seconds, shares of 0..1), any order.
 
-    A sample holds from its time to the next. One that is partly busy after an idle one is busy
-    at its end, before an idle one at its start; between two busy ones its pause is in the middle.
+    A sample holds from its time to the next. One that is partly busy is busy at its end where it
+    comes after an idle one, else at its start.
     Raises ConfigError for fewer than 2 samples, two at one time, and holes between them.
     """
     rows: list[Row] = []
@@ -361,31 +361,9 @@ def _blocks(time: np.ndarray, width: np.ndarray, share: np.ndarray) -> list[tupl
     """Busy intervals whose sum is that of the shares times their widths."""
     share = np.where(share < IDLE_BELOW, 0.0, np.where(share > 1 - IDLE_BELOW, 1.0, share))
     blocks: list[tuple[float, float]] = []
-    indices = range(len(share))
-    for is_busy, group in groupby(indices, key=lambda k: share[k] > 0):
-        if not is_busy:
-            continue
-        run = list(group)
-        for k in run:
-            blocks += _busy_in(k, run[0], run[-1], time, width, share)
+    after_idle = False
+    for a, b, busy in zip(time, time + width, share * width, strict=True):
+        if busy:
+            blocks.append((b - busy, b) if after_idle else (a, a + busy))
+        after_idle = not busy
     return blocks
-
-
-def _busy_in(
-    k: int, first: int, last: int, time: np.ndarray, width: np.ndarray, share: np.ndarray
-) -> list[tuple[float, float]]:
-    """What of sample ``k`` is busy, in a run of busy samples from ``first`` to ``last``."""
-    a, b, busy = time[k], time[k] + width[k], share[k] * width[k]
-    if share[k] == 1:
-        return [(a, b)]
-    if first == last:
-        return [((a + b - busy) / 2, (a + b + busy) / 2)]
-    if k == first:
-        return [(b - busy, b)]
-    if k == last:
-        return [(a, a + busy)]
-    if share[k + 1] < 1 and k + 1 < last and share[k - 1] == 1:  # a pause over two samples
-        return [(a, a + busy)]
-    if share[k - 1] < 1 and k - 1 > first and share[k + 1] == 1:
-        return [(b - busy, b)]
-    return [(a, a + busy / 2), (b - busy / 2, b)]

@@ -121,7 +121,7 @@ _BERT = Family(
     (*_BASE, "ffn", "learned_pos", "token_types"),
     dropout={"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1},
     tied=True,
-    classes=("BertForMaskedLM", "BertLMHeadModel", "BertModel", "BertForPreTraining"),
+    classes=("BertForMaskedLM", "BertLMHeadModel"),
     # of an untied head the bias is one or two, by the version of transformers
     neutral={
         "is_decoder": (False,),
@@ -389,14 +389,6 @@ FAMILIES = MappingProxyType(
             readers=("llama4",),
             neutral={"use_qk_norm": (True, False)},  # a norm without weights
         ),
-        "qwen3_next": Family(
-            {**_QWEN3, "shared_gate": True},
-            (*_BASE, "ffn", "kv_heads", "head_dim", "experts", "top_k", "expert_ffn", "shared_ffn"),
-            switches=_ATTENTION_BIAS,
-            dropout=_NO_DROPOUT,
-            classes=("Qwen3NextForCausalLM",),
-            readers=("sparse step",),
-        ),
         "qwen2_vl_text": Family(
             {**_LLAMA, **_QWEN_BIAS},
             (*_BASE, "ffn", "kv_heads"),
@@ -407,7 +399,7 @@ FAMILIES = MappingProxyType(
         "roberta": replace(
             _BERT,
             fixed={**_BERT.fixed, "unused_pos": 2},
-            classes=("RobertaForMaskedLM", "RobertaForCausalLM", "RobertaModel"),
+            classes=("RobertaForMaskedLM", "RobertaForCausalLM"),
         ),
     }
 )
@@ -425,17 +417,12 @@ HARMLESS = re.compile(
     |offset_alibi|slow_but_exact|apply_residual_connection_post_layernorm
     |router_(aux_loss_coef|jitter_noise|z_loss_coef)|output_router_logits|norm_topk_prob
     |n_positions|rotary_dim|original_max_position_embeddings|norm_epsilon|query_pre_attn_scalar
-    |hidden_activation|activation|dense_act_fn|swiglu_(alpha|limit)|logit_scale|logits_scaling
+    |hidden_activation|activation|swiglu_(alpha|limit)|logit_scale|logits_scaling
     |scale_(embedding|decoder_outputs)|forced_decoder_ids|directionality|output_past
-    |relative_attention_max_distance|initializer_factor|is_gated_act|pooler_(act|fc_.*|num_.*|type)
-    |pooler_size_per_head|model_max_length|rotary|ff_factor|initial_context_length
-    |median_filter_width|mask_(time|feature)_.*|apply_spec_augment|use_weighted_layer_sum
-    |(fused_add|rms)_norm|pad_vocab_size_multiple|ssm_cfg|classifier_proj_size|encoder_stride|time_step_(scale|min|max|init_scheme|floor)|residual_in_fp32
-    |rescale_prenorm_residual|use_mambapy|use_associative_scan
+    |pooler_(act|fc_.*|num_.*|type)|pooler_size_per_head|model_max_length|rotary|ff_factor|initial_context_length
     |(final|attn)_logit_softcapping|cache_implementation|alibi
     |(embedding|residual|attention)_multiplier|.*layerdrop|init_std|attention_chunk_size
     |attn_(scale|temperature_tuning)|floor_scale|for_llm_compressor
-    |full_attention_interval
     |aux_loss_alpha|seq_aux|ep_size|n_group|topk_group|routed_scaling_factor|scoring_func
     |use_cache|gradient_checkpointing|chunk_size_feed_forward|use_bfloat16|torchscript
     |summary_.*|task_specific_params|id2label|label2id|num_labels|problem_type|classifier_dropout

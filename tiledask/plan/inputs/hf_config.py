@@ -5,21 +5,20 @@ from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.data import Fields
-from tiledask.plan.inputs.counted import DERIVED, OTHERS, CountedModel
 from tiledask.plan.inputs.families import ALIASES, FAMILIES, HARMLESS, NEUTRAL, Family
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.model_rules import MOST_LAYERS
 
 __all__ = ["families", "model_from_config"]
 
-families = (*FAMILIES, *OTHERS)
+families = tuple(FAMILIES)
 """The ``model_type`` values that are understood."""
 _Sizes = dict[str, Any]
 """Fields of a Model, each of its own type."""
 
 
-def model_from_config(config: Fields, name: str) -> Model | CountedModel:
-    """The Model that ``config`` describes, or a CountedModel where only parameters are known.
+def model_from_config(config: Fields, name: str) -> Model:
+    """The Model that ``config`` describes.
 
     A family or a key that may change the count and is not understood is a ConfigError.
     Counts are of trainable parameters; buffers in a checkpoint, such as the rotary
@@ -44,16 +43,8 @@ def model_from_config(config: Fields, name: str) -> Model | CountedModel:
             f"is {short(kind)}; the families understood are {', '.join(families)}. {_way(config)}",
         )
     source = config.text("source", "") or config.where
-    if kind in OTHERS:
-        other = OTHERS[kind]
-        items = other.read(config, _class(config, kind, other.classes))
-        _check_quantization(config)
-        for key in other.ignored:
-            config.integer(key, 1)
-        _check_rest(config, {"is_encoder_decoder": (True, False)})
-        return CountedModel(name, tuple(items), other.why, source)
     family = FAMILIES[kind]
-    head = _class(config, kind, family.classes)
+    _check_class(config, kind, family.classes)
     values: _Sizes = {key: _aliased(config, key) for key in family.required}
     values |= {key: _aliased(config, key, 0) for key in family.optional}
     if not values["ffn"]:
@@ -70,14 +61,13 @@ def model_from_config(config: Fields, name: str) -> Model | CountedModel:
     _check_quantization(config)
     try:
         model = Model(**{**family.fixed, **values}, dropout=any(rates), name=name, source=source)
-        found = DERIVED[head](config, model) if head in DERIVED else model
     except ConfigError as error:
         words = str(error)
         raise ConfigError(
             words if words.startswith(config.where) else f"{config.where}: {words}"
         ) from None
     _check_rest(config, family.neutral)
-    return found
+    return model
 
 
 def _language(config: Fields) -> Fields | None:
@@ -97,17 +87,15 @@ def _language(config: Fields) -> Fields | None:
     return None
 
 
-def _class(config: Fields, kind: str, known: tuple[str, ...]) -> str:
-    """The class that ``config`` names, or the usual one of its family."""
-    heads = config.texts("architectures", ())
-    for head in heads:
+def _check_class(config: Fields, kind: str, known: tuple[str, ...]) -> None:
+    """Of the classes that ``config`` names the weights are known."""
+    for head in config.texts("architectures", ()):
         if head not in known:
             raise config.fail(
                 "architectures",
                 f"names {short(head)}, whose head may hold other weights; for {kind!r} the count "
                 f"is known of {', '.join(known)}. {_way(config)}",
             )
-    return (*heads, known[0])[0]
 
 
 def _way(config: Fields) -> str:

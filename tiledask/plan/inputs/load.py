@@ -5,11 +5,9 @@ import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.data import meant, names, read, read_named
-from tiledask.plan.inputs.counted import CountedModel
 from tiledask.plan.inputs.hardware import ClusterSpec, Device, Link, load_cluster, load_device
 from tiledask.plan.inputs.hf_config import model_from_config
 from tiledask.plan.inputs.model import Model, Weight
@@ -17,7 +15,6 @@ from tiledask.plan.inputs.sized import model_of_size
 
 __all__ = [
     "ClusterSpec",
-    "CountedModel",
     "Device",
     "Link",
     "Model",
@@ -36,15 +33,13 @@ def models() -> tuple[str, ...]:
     return names("models")
 
 
-def load_model(spec: str | os.PathLike[str]) -> Model | Any:
+def load_model(spec: str | os.PathLike[str]) -> Model:
     """The shipped model of that name, or the one in a local Hugging Face config.json.
 
     ``spec`` may also be the folder that holds the config.json; a name on the Hugging Face hub, of a
     shipped model or of one whose config.json is in the local cache; or a number of parameters,
     "175B", for a decoder of the usual shape, which its ``source`` says. Nothing is downloaded.
-    What cannot be counted exactly is a ConfigError that names the file and the key. Of a family
-    whose memory and time are not known here (T5, ViT, Whisper, Mamba, ...) it is a CountedModel,
-    which has ``parameters`` alone.
+    What cannot be counted exactly is a ConfigError that names the file and the key.
 
     >>> load_model("llama-3.1-70b").parameters
     70553706496
@@ -110,16 +105,12 @@ def _in_the_cache(hub: str) -> Path | None:
 
 
 def as_model(model: Model | str | os.PathLike[str]) -> Model:
-    """The Model itself, or the one that a name or a path says; else, and where only its
-    parameters are known, ConfigError.
+    """The Model itself, or the one that a name or a path says; else ConfigError.
 
     >>> as_model("gpt2") == load_model("gpt2") == as_model(load_model("gpt2"))
     True
     """
-    found = model if isinstance(model, Model | CountedModel) else load_model(model)
-    if isinstance(found, CountedModel):
-        raise found.refused()
-    return found
+    return model if isinstance(model, Model) else load_model(model)
 
 
 def as_cluster(cluster: ClusterSpec | str | os.PathLike[str]) -> ClusterSpec:
