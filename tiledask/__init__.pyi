@@ -19,13 +19,13 @@ from tiledask.distributed.checkpoints import save_checkpoint as save_checkpoint
 from tiledask.distributed.cluster.start import start_cluster as start_cluster
 from tiledask.distributed.connecting.connect import connect as connect
 from tiledask.distributed.convolution.lenet_train import train_lenet as train_lenet
-from tiledask.distributed.explain import explain as explain
 from tiledask.distributed.memory.claims import run_claim as run_claim
 from tiledask.distributed.out_of_core.stored import create_array as create_array
 from tiledask.distributed.out_of_core.stored import open_array as open_array
 from tiledask.distributed.pipelines import stages as stages
 from tiledask.distributed.pipelines.pipeline import run_schedule as run_schedule
 from tiledask.distributed.pipelines.program_run import run_program as run_program
+from tiledask.distributed.products.matmul import explain as explain
 from tiledask.distributed.products.matmul import matmul as matmul
 from tiledask.distributed.ranks.run import run_ranks as run_ranks
 from tiledask.distributed.ranks.threads import run_threads as run_threads
@@ -66,7 +66,6 @@ from tiledask.plan.inputs.recipes import lora as lora
 from tiledask.plan.inputs.recipes import offload as offload
 from tiledask.plan.ledger import Ledger as Ledger
 from tiledask.plan.pipelines.footprint import memory_over_time as memory_over_time
-from tiledask.plan.pipelines.generators.sharding import shard_weights as shard_weights
 from tiledask.plan.pipelines.needs import validate as validate
 from tiledask.plan.pipelines.optimum import optimal_schedule as optimal_schedule
 from tiledask.plan.pipelines.schedule import Action as Action

@@ -219,7 +219,7 @@ def _of_idle(add: _Add) -> None:
     for name in ("devices", "microbatches"):
         words = f"the same as {name.upper()}"
         sub.add_argument(f"--{name}", dest=f"{name}_option", metavar="N", type=_whole, help=words)
-    words = "stages on each device, of interleaved, looped-bfs, interleaved-zb, wave (2)"
+    words = "stages on each device, of interleaved, looped-bfs, interleaved-zb (2)"
     sub.add_argument("--chunks", metavar="V", type=_whole, help=words)
     words = "finds the fewest micro-batches that reach U, such as 0.9 or 90%% (of 1f1b)"
     sub.add_argument("--utilisation", "--utilization", metavar="U", help=words)

@@ -24,7 +24,6 @@ EXTRAS = {
     ),
     "plots": ("bokeh", "jinja2", "markdown_it", "markupsafe", "matplotlib", "pandas"),
     "files": ("zarr", "numcodecs"),
-    "fast": ("numba",),
     "optimum": ("ortools",),
     "lab": (
         "anywidget",

@@ -130,13 +130,6 @@ def test_the_best_order_of_two_stages_and_three_micro_batches():
         td.validate(td.schedule("gpipe", 4, 8), memory_limit=4)
 
 
-def test_weights_sharded_in_a_pipeline_are_gathered_in_time():
-    order = td.schedule("interleaved", stages=8, microbatches=4, devices=4)
-    kept = td.simulate(td.shard_weights(order, keep=2), unshard=0.75, reduce_grad=0.75)
-    assert kept.makespan >= td.simulate(order).makespan
-    assert kept.busy == 8 * 4 * 3  # 8 stages, 4 micro-batches, 1 s and 2 s
-
-
 def test_what_makes_a_layer_wise_run_idle():
     found = td.diagnose(td.simulate("naive", 4, 1))
     assert found.cause == "one at a time"

@@ -8,8 +8,8 @@ import pytest
 
 import tiledask as td
 
-TWO_CHUNKS = ("interleaved", "looped-bfs", "interleaved-zb", "wave")
-TWO_EACH = (*TWO_CHUNKS, "zb-v", "v-half", "v-min", "v-auto", "dualpipev")
+TWO_CHUNKS = ("interleaved", "looped-bfs", "interleaved-zb")
+TWO_EACH = (*TWO_CHUNKS, "zb-v", "v-half", "v-min", "dualpipev")
 
 
 @pytest.mark.parametrize("name", ["layer-wise", "layerwise", "naive", "Layer-Wise"])
@@ -209,7 +209,6 @@ def test_the_rest_is_explained_on_request(typed):
         ("idle", "--order FILE"),
         ("idle 1f1b 8 4 --devices 4", "8 behind the schedule's name and 4 behind --devices"),
         ("idle 1f1b 4 8 --chunks 2", "any number of them have interleaved"),
-        ("idle wave 4 8 --chunks 3", "--chunks must be even, got 3; take 4"),
         ("idle dualpipe 3 8", "DEVICES must be even, got 3; take 4"),
         ("idle 1f1b 0 8", "DEVICES must be a whole number of 1 or more"),
         ("idle 1f1b 4 8 --forward 1,2", "--forward is one number, or 4, one per stage; got 2"),

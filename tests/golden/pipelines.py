@@ -20,9 +20,9 @@ ONE_STAGE = [
     "chimera",
     "dualpipe",
 ]
-SEVERAL = ["interleaved", "looped-bfs", "interleaved-zb", "wave"]
+SEVERAL = ["interleaved", "looped-bfs", "interleaved-zb"]
 """They put as many stages on a device as one asks for."""
-TWO = ["zb-v", "v-half", "v-min", "v-auto", "dualpipev"]
+TWO = ["zb-v", "v-half", "v-min", "dualpipev"]
 """They put two stages on a device."""
 
 
@@ -39,14 +39,13 @@ def shapes() -> dict[str, dict[str, Any]]:
                 }  # fmt: skip
         for name in TWO:
             made[f"{name} p{p}"] = {"name": name, "stages": 2 * p, "options": {}}
-    for name, stages in (("zb-auto", 4), ("v-auto", 8)):
-        for limit in (4, 6, 9):
-            times = uneven(stages)
-            options = {key: times[key] for key in ("forward", "backward_input", "backward_weight")}
-            made[f"{name} within {limit}"] = {
-                "name": name, "stages": stages,
-                "options": {**options, "latency": 0.25, "memory_limit": limit},
-            }  # fmt: skip
+    for limit in (4, 6, 9):
+        times = uneven(4)
+        options = {key: times[key] for key in ("forward", "backward_input", "backward_weight")}
+        made[f"zb-auto within {limit}"] = {
+            "name": "zb-auto", "stages": 4,
+            "options": {**options, "latency": 0.25, "memory_limit": limit},
+        }  # fmt: skip
     for name in (*ONE_STAGE, *SEVERAL, *TWO):
         stages = 8 if name in SEVERAL + TWO else 4
         options = {"forward_only": True} | ({"devices": 4} if name in SEVERAL else {})
@@ -72,11 +71,11 @@ LONG = ("p5", "p7")
 
 
 def few() -> dict[str, Any]:
-    """Up to 8 micro-batches, of what is searched for on few devices."""
+    """Up to 8 micro-batches."""
     return {
         key: given | {"microbatches": list(range(1, 9)), "uneven": uneven(given["stages"])}
         for key, given in shapes().items()
-        if (given["name"] != "v-auto" or given["stages"] <= 4) and key.split()[1] not in LONG
+        if key.split()[1] not in LONG
     }
 
 

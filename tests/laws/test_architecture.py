@@ -49,7 +49,7 @@ INSIDE_FUNCTIONS = {
     "": set(),
     "errors": set(),
     "extras": set(),
-    "plan": {"numpy", "numba", "ortools", "pandas"},
+    "plan": {"numpy", "ortools", "pandas"},
 }
 """The only outside packages these layers may import at all."""
 NEVER = {
@@ -58,7 +58,7 @@ NEVER = {
 }
 CUPY = {"cupy", "cupyx", "cupy_backends"}
 CUPY_HOME = "tile/backend.py"
-HEAVY = ("dask", "distributed", "cupy", "matplotlib", "bokeh", "pandas", "numba", "ortools")
+HEAVY = ("dask", "distributed", "cupy", "matplotlib", "bokeh", "pandas", "ortools")
 
 
 class Import(NamedTuple):

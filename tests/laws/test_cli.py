@@ -60,8 +60,6 @@ def test_fit_takes_a_recipe_file_a_cache_and_what_is_offloaded(capsys, tmp_path)
     ("typed", "code", "facts"),
     [
         ("fit gpt2 1xA100-40GB --zero 0", 0, {"verdict": "fits", "smallest_fix": None}),
-        ("fit gpt2 4xT4 --dp 2 --pp 2 --zero 3 --unshard 1", 0, {"verdict": "fits"}),
-        ("fit gpt2 4xT4 --dp 2 --pp 2 --zero 3 --unshard phase", 0, {"verdict": "fits"}),
         ("fit gpt2 2xA100-40GB --dp 2", 0, {"saving": {"state_bytes": 1_742_157_312}}),
         (
             "fit gpt2 2xA100-40GB --dp 2 --tokens 1.5B --price 2",

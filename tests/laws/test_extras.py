@@ -141,7 +141,7 @@ def test_what_is_missing_is_told_with_its_extra(monkeypatch):
     assert str(caught.value).endswith(f": {install('plots')}")
     assert caught.value.name == "pandas.core"
     monkeypatch.setattr(extras, "__file__", "/opt/site-packages/tiledask/extras.py")
-    assert bring("numba") == "pip install 'tiledask[fast]'"
+    assert bring("ortools") == "pip install 'tiledask[optimum]'"
     assert bring("something_else") == "pip install something_else"
 
 

@@ -145,11 +145,6 @@ HOSTILE = {
         cuts=Words(grid=(1, 1), rows=(0, 1), columns=(0, 1)), tiles=(), ledger=LEDGER
     ),
     "plan.products.traffic.Traffic": lambda: td.Traffic.of(2),
-    "plan.program.explained.ProgramExplanation": lambda: replace(
-        td.explain(td.training_program(td.GPT(9, 8, 1, 2, 4), (1, 1, 1), batch=1)),
-        cluster=EVIL,
-        placed=EVIL,
-    ),
     "plan.program.program.Program": lambda: replace(
         td.program(td.schedule("1f1b", 2, 2)), name=EVIL
     ),

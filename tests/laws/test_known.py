@@ -12,7 +12,7 @@ TIMES = [(1, 1, 1), (2, 2, 1), (3, 4, 2), (1, 0.5, 0.5)]
 
 
 def cases(name):
-    even = name in V_SHAPED or name == "wave"
+    even = name in V_SHAPED
     chunks = (2,) if even else (1, 2, 3) if is_looped(name) else (1,)
     for p, m, v in product((1, 2, 4, 5), (1, 4, 8, 15), chunks):
         if name == "dualpipe" and p % 2:
@@ -38,6 +38,6 @@ def test_formula_and_simulation_agree(name):
             assert t.makespan == pytest.approx(got.seconds), (s, v, F, I, W, c, both, got)
             assert got.source
             known += 1
-    none = ("wave", "zb-auto", "interleaved-zb", "v-half", "v-min", "v-auto")
+    none = ("zb-auto", "interleaved-zb", "v-half", "v-min")
     assert (known == 0) == (name in none), f"known.py has a formula for {name}, or none names it"
     assert known > 5 or name in none

@@ -132,7 +132,7 @@ def test_what_it_names_is_there_once_tiledask_is_imported():
     names.sort(key=lambda name: -name.count("."))
     code = f"""
 import operator, os, tiledask
-import bokeh.models, dask.array, distributed, matplotlib.figure, numba, pandas
+import bokeh.models, dask.array, distributed, matplotlib.figure, pandas
 for name in {names}:
     child = os.fork() if "." in name else 0
     if not child:

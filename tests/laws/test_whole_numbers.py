@@ -11,8 +11,8 @@ import pytest
 from oracles.finished import ROOT
 
 import tiledask as td
+from tiledask.lab.accuracy.deepspeed_estimate import deepspeed_estimate
 from tiledask.lab.idle_ladder.ladder import idle_level
-from tiledask.plan.fitting.deepspeed import deepspeed_estimate
 from tiledask.plan.fitting.fit import minimum_devices
 from tiledask.plan.fitting.overhead import Overhead
 from tiledask.plan.inputs.recipes import lora, state_bytes

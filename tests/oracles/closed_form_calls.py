@@ -8,7 +8,6 @@ tp comes from plan/collectives/layers.py, dp from plan/collectives/data_parallel
 send is rows x tokens x hidden, over tp if tokens are sharded.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from math import prod
@@ -21,7 +20,7 @@ from tiledask.plan.collectives import layers as L
 from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.cost import cost, even
 from tiledask.plan.collectives.data_parallel import shards
-from tiledask.plan.pipelines.schedule import SHARDING, Action, Schedule
+from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.plan.program.calls import Planned
 from tiledask.tile.backend import as_dtype
 
@@ -55,13 +54,8 @@ class _Rank:
         self.aside: set[Action] = set()
         devices = range(self.schedule.devices)
         self.messages = {d: messages(self.schedule, d, self.p) for d in devices}
-        times = Counter[Action]()
-        for action in self.schedule.lines[self.p]:
-            if action.kind in SHARDING:
-                self._on_weights(action, times[action])
-                times[action] += 1
-            else:
-                (self._forward if action.kind == "F" else self._backward)(action)
+        for action in self.schedule.orders[self.p]:
+            (self._forward if action.kind == "F" else self._backward)(action)
         self._update()
         return self.calls
 
@@ -161,22 +155,12 @@ class _Rank:
                 size = call.itemsize(self.itemsize)
                 self._collective(f"{action}/{call.label}", call.kind, call.counts, me, size)
 
-    def _on_weights(self, action: Action, before: int) -> None:
-        """What the schedule says of a stage's weights, or gradients, as a whole."""
-        for unit in self.model.stage_units(action.stage, self.job.cut):
-            if action.kind == "UNSHARD":
-                self._copies(f"{action}{before}/{unit}/weights", "all_gather", self.extents[unit])
-            if action.kind == "REDUCE_GRAD":
-                label = f"{action}{before}/{unit}/gradients"
-                self._copies(label, "reduce_scatter", self.extents[unit])
-
     def _weights(self, action: Action, unit: str, when: str) -> None:
-        if self.job.zero == 3 and not len(self.schedule.sharding.kind):
+        if self.job.zero == 3:
             self._copies(f"{action}/{unit}/weights/{when}", "all_gather", self.extents[unit])
 
     def _gradients(self, action: Action, unit: str) -> None:
-        said = set(self.schedule.sharding.kind.tolist())
-        if self.job.zero >= 2 and SHARDING.index("REDUCE_GRAD") not in said:
+        if self.job.zero >= 2:
             self._copies(f"{action}/{unit}/gradients", "reduce_scatter", self.extents[unit])
 
     def _copies(self, label: str, kind: str, counts: tuple[int, ...]) -> None:

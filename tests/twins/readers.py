@@ -157,7 +157,6 @@ def _schedule():
     seeds = [
         td.schedule("1f1b", 3, 4).to_text(),
         td.schedule("dualpipev", 4, 6).to_text(),
-        td.shard_weights(td.schedule("zb-h1", 2, 3), 3).to_text("waits"),
         "@0,1; @1,0; 0F0,1F1,1B1,0B0; 0F1,1F0,1B0,0B1",
     ]
 
@@ -349,8 +348,7 @@ def _gpu_record():
 
 COMMANDS = (
     "fit gpt2 4xT4 --dp 2 --pp 2 --zero 1 --recompute full",
-    "fit gpt-200b 160xA100-40GB --dp 4 --tp 8 --pp 5 --critique --partition E+5,6x10,5+E",
-    "fit gpt2 4xT4 --dp 2 --pp 2 --zero 3 --unshard 1",
+    "fit gpt-200b 160xA100-40GB --dp 4 --tp 8 --pp 5 --critique --partition 12,14,14,14,12",
     "plan gpt2 4xT4 8 --devices 2,4 --first 2",
     "partition 24 4",
     "partition 4,4,9,8 3 --communication 1,1,1",

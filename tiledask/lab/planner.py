@@ -181,14 +181,11 @@ def show_plans(
     first: int,
     console: Console,
     asked: Sequence[str] = (),
-    programs: bool = False,
 ) -> None:
     """How many fit, the fastest, and the choice between time, memory and devices.
 
     asked
         Words after `tiledask fit` that name the model, the cluster and how it is trained.
-    programs
-        Whether seconds by the clocks of programs are shown, too.
     """
     counts = ", ".join(f"{n:,} {word}" for word, n in plans.counts.items())
     words = f" of {plans.model.name} on {plans.cluster}: {counts}"
@@ -204,7 +201,7 @@ def show_plans(
         console.print(plan_table(shown, "none fits; the nearest", plans))
         return
     sure = "" if plans.best.verdict == "fits" else "none fits for sure; of the tight ones, "
-    console.print(plan_table(shown, f"{sure}fastest first", plans, programs))
+    console.print(plan_table(shown, f"{sure}fastest first", plans))
     if asked:
         words = shlex.join(["tiledask", "fit", *asked, *shown[0].layout.options])
         say(console, f"the first one:\n  {words}")
@@ -230,14 +227,12 @@ SHORT = {
     "sequence_parallel": "SP",
     "flash_attention": "flash",
     "schedule": "schedule",
-    "unshard": "unshard",
 }
 """Field of a layout -> its column."""
 
 
-def plan_table(plans: Sequence[Plan], title: str, found: Plans, programs: bool = False) -> Grid:
-    """A row per plan; fields that are the same in all stand in the title. ``programs``: also
-    seconds by the clocks of their programs."""
+def plan_table(plans: Sequence[Plan], title: str, found: Plans) -> Grid:
+    """A row per plan; fields that are the same in all stand in the title."""
     fields = {name: {getattr(plan.layout, name) for plan in plans} for name in SHORT}
     default = Layout()
     same = ", ".join(
@@ -260,9 +255,6 @@ def plan_table(plans: Sequence[Plan], title: str, found: Plans, programs: bool =
         runs = [plan.verdict != "no" for plan in plans]
         timed = list(zip(plans, runs, strict=True))
         columns["a step"] = [format_seconds(plan.seconds) if ok else "" for plan, ok in timed]
-        by_program = [plan.program_seconds for plan in plans if programs]
-        if any(seconds == seconds for seconds in by_program):
-            columns["program"] = [format_seconds(s) if s == s else "" for s in by_program]
         speeds = [f"{tokens / plan.seconds:,.0f}" if ok else "" for plan, ok in timed]
         columns["tokens/s"] = speeds
         columns["MFU"] = [f"{100 * plan.step.mfu:.1f} %" if ok else "" for plan, ok in timed]
@@ -276,7 +268,7 @@ def plan_table(plans: Sequence[Plan], title: str, found: Plans, programs: bool =
 def _narrow(columns: dict[str, list[str]]) -> list[str]:
     """Takes the columns away that tell least, until 80 characters are enough for the others."""
     left_out = []
-    for name in ("flash", "SP", "expert tp", "v", "program", "ZeRO", "b"):
+    for name in ("flash", "SP", "expert tp", "v", "ZeRO", "b"):
         width = sum(2 + max(len(head), *map(len, cells)) for head, cells in columns.items()) - 2
         if width > 80 and columns.pop(name, None):
             left_out.append(name)

@@ -152,10 +152,6 @@ def test_a_training_keeps_tensor_ranks_on_one_host_and_its_losses(on_hosts, host
         assert between == run.traffic.predicted.between_hosts > 0
         assert f"{between:,} bytes between 2 hosts" in repr(run)
         found[name] = between
-        said = td.explain(run, cluster="4xA100-40GB")
-        assert run.placed in repr(said)
-        again = td.explain(run.program, cluster="4xA100-40GB", mesh=mesh)
-        assert again.placed == said.placed
     assert found["hosts"] <= found["plain"]
     if at:
         assert found["hosts"] < found["plain"]

@@ -9,7 +9,6 @@ import sys
 import tracemalloc
 import weakref
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
@@ -234,8 +233,7 @@ SHARDED = [
     Layout(dp=2, zero=3, microbatches=2),
     Layout(dp=3, zero=3, pp=2, microbatches=4, schedule="gpipe"),
     Layout(dp=2, tp=2, zero=3, pp=3, microbatches=4, recompute="full"),
-    *(Layout(dp=3, zero=3, pp=2, microbatches=4, unshard=k) for k in ("action", "phase", "step")),
-    Layout(dp=2, zero=3, microbatches=2, unshard=1, recompute="selective"),
+    Layout(dp=2, zero=3, microbatches=2, recompute="selective"),
 ]
 
 
@@ -244,7 +242,7 @@ SHARDED = [
 @pytest.mark.parametrize("layout", SHARDED, ids=str)
 @pytest.mark.parametrize("tied", [True, False])
 def test_shards_are_cast_and_gathered_to_the_byte(tied, layout, recipe):
-    """Single-precision shards, half-precision weights; by the layer, or by the schedule."""
+    """Single-precision shards, half-precision weights."""
     case = case_of(replace(TINY, tied=tied), layout, recipe)
     held, said = measured(case)
     assert held == said
@@ -259,10 +257,10 @@ def test_shards_are_cast_and_gathered_to_the_byte(tied, layout, recipe):
 
 @pytest.mark.long
 def test_a_copy_that_is_cast_computes_what_half_weights_do():
-    """The same loss to the bit, whatever the shards' width and whenever they are gathered."""
+    """The same loss to the bit, whatever the shards' width."""
     losses = []
-    for recipe, unshard in product(("mixed-adam-16", "fsdp-adam"), (None, "phase")):
-        layout = Layout(dp=2, zero=3, microbatches=2, unshard=unshard)
+    for recipe in ("mixed-adam-16", "fsdp-adam"):
+        layout = Layout(dp=2, zero=3, microbatches=2)
         trainer = trainer_of(case_of(TINY, layout, recipe))
         before = trainer.arrays["weights"]["layer 0"].copy()
         losses.append(trained(trainer, case_of(TINY, layout, recipe)))
@@ -275,7 +273,7 @@ def test_a_copy_that_is_cast_computes_what_half_weights_do():
 @pytest.mark.long
 @pytest.mark.parametrize("capacity", range(60_000, 100_000, 8_000))
 def test_a_refusal_while_weights_are_gathered_leaves_nothing(capacity):
-    layout = Layout(dp=2, zero=3, pp=2, microbatches=4, schedule="gpipe", unshard="phase")
+    layout = Layout(dp=2, zero=3, pp=2, microbatches=4, schedule="gpipe")
     case = replace(case_of(TINY, layout, "fsdp-adam"), capacity=capacity)
     runs = run_threads(
         lambda rank: step(case, Role(rank.index), rank.index, "numpy", rank), 2, timeout=20
@@ -594,21 +592,6 @@ def test_a_schedule_changes_the_memory_and_not_the_loss(cluster):
     assert losses[0] == pytest.approx(np.log(DECODER.vocab), rel=0.02)  # untrained
     kept = [run.measured.by_tensor(0, "forward")["activations"] for run in runs]
     assert kept[0] == 2 * kept[1] == 4 * kept[2]
-
-
-@ON_CLUSTER
-@pytest.mark.parametrize("recipe", ["fsdp-adam", "mixed-adam-16"])
-def test_a_claim_of_weights_that_are_gathered_by_the_schedule(cluster, recipe):
-    layout = Layout(dp=4, pp=2, zero=3, microbatches=4, unshard="step")
-    run = run_claim(DECODER, layout, "1GB", cluster, recipe=recipe, sequence=64)
-    assert run.agrees
-    assert run.measured.per_place == run.simulated.per_place
-    for stage in range(2):
-        held, said = (
-            ledger.by_tensor(stage, "backward") for ledger in (run.measured, run.predicted)
-        )
-        for tensor in ("gathered weights", "unreduced gradients"):
-            assert held[tensor] == said[tensor]
 
 
 @ON_CLUSTER

@@ -125,18 +125,8 @@ def test_every_other_schedule_does_too(cluster, name, m, engine):
     assert_same(run, stages, schedule)
 
 
-@pytest.mark.parametrize("engine", ["loop", "tasks"])
-@pytest.mark.parametrize("replicas", [(3, 1), (1, 3), (2, 2)], ids=str)
-def test_stages_on_several_devices_do_too(cluster, replicas, engine):
-    """In batches of 7 rows some devices have more of them than others."""
-    schedule = td.schedule("1f1b", 2, 5, replicas=replicas)
-    stages = stack((0, 2, 3), **SHAPE)
-    run = td.run_schedule(schedule, stages, BATCH, cluster, target=TARGET, engine=engine)
-    assert_same(run, stages, schedule)
-
-
 @pytest.mark.few(2)
-@pytest.mark.parametrize("name", ["v-auto", "zb-v", "interleaved"])
+@pytest.mark.parametrize("name", ["zb-v", "interleaved"])
 def test_the_engines_agree_to_the_bit(cluster, name):
     schedule = small(name, 4)
     stages = stack(range(schedule.stages + 1), **SHAPE)

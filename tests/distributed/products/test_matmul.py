@@ -549,9 +549,9 @@ def test_the_choice_is_what_explain_says(cluster):
     assert row.received == max(c.traffic.measured.received)
     assert row.peak == c.memory.predicted.peak
     assert row.bound <= row.received
-    assert sum(one.program.traffic.total for one in row.programs) == row.total
-    assert all(one.program.line_text(3) for one in row.programs)
-    for place, nbytes in row.programs[0].memory.items():
+    assert sum(one.traffic.total for one in row.programs) == row.total
+    assert all(one.line_text(3) for one in row.programs)
+    for place, nbytes in row.programs[0].memory.per_place.items():
         assert nbytes <= row.peak, place
     text, html = repr(found), found._repr_html_()
     assert all(name in text and name in html for name in td.algorithms)

@@ -102,8 +102,7 @@ def test_a_model_that_cannot_be_is_said(changes, words):
         GPT(**usual | changes)
 
 
-WAVE = td.schedule("wave", 4, 3, devices=2)
-SPREAD = td.schedule("1f1b", 2, 4, replicas=(2, 1))
+LOOPED = td.schedule("interleaved", 4, 3, devices=2)
 
 
 @pytest.mark.parametrize(
@@ -111,24 +110,23 @@ SPREAD = td.schedule("1f1b", 2, 4, replicas=(2, 1))
     [
         (
             2,
-            {"schedule": "wave", "microbatches": 3},
+            {"schedule": "interleaved", "microbatches": 3},
             ConfigError,
-            r"schedule=tiledask.schedule\('wave', 4, 3, devices=2\)",
+            r"schedule=tiledask.schedule\('interleaved', 4, 3, devices=2\)",
         ),
         (
             2,
-            {"schedule": WAVE, "microbatches": 4},
+            {"schedule": LOOPED, "microbatches": 4},
             ConfigError,
             "for 3 micro-batches, and microbatches= says 4; leave",
         ),
         (
             3,
-            {"schedule": WAVE},
+            {"schedule": LOOPED},
             ConfigError,
             "a schedule of 3 devices, got Schedule.* on 2 devices",
         ),
         (2, {"schedule": td.schedule("gpipe", 3, 2)}, ConfigError, "takes a schedule of 2 devices"),
-        (2, {"schedule": SPREAD}, ConfigError, r"of 2 devices, got .*1f1b, 2-1: 2 stages on 3"),
         (
             2,
             {"schedule": td.schedule("gpipe", 2, 2, forward_only=True)},
@@ -146,7 +144,7 @@ def test_schedules_and_cuts_that_ranks_cannot_carry_out(pp, options, error, word
 
 
 def test_a_schedule_is_made_as_the_message_says():
-    assert len(go((1, 1, 2), schedule=WAVE).losses) == 1
+    assert len(go((1, 1, 2), schedule=LOOPED).losses) == 1
 
 
 class Wrong:
@@ -234,10 +232,9 @@ def test_sizes_that_do_not_fit_are_right_all_the_same(shape, model, batch, optio
 @pytest.mark.long
 @pytest.mark.parametrize("zero", [0, 3])
 def test_a_tied_table_on_the_first_and_the_last_of_several_stages_a_device(zero):
-    """Interleaved: two stages each, so that the table is on two devices; as a wave: on one."""
+    """Interleaved: two stages each, so that the table is on two devices; in a V: on one."""
     model, rule = GPT(59, 8, 3, 2, 4, tied=True), Adam(1e-2, tiny=1e-6)
-    for name in ("interleaved", "wave"):
-        made = td.schedule(name, 4, 3, devices=2)
+    for made in (LOOPED, td.schedule("zb-v", 4, 3)):
         options = {"schedule": made, "cut": (0, 2, 0, 1), "rule": rule, "zero": zero}
         got = go((2, 1, 2), model, steps=2, batch=5, dtype="float64", **options)
         assert_single(got, 5, rule)

@@ -33,7 +33,7 @@ def test_sizes_grow_to_sixteen_million_actions():
 
 @pytest.mark.long
 def test_a_run_says_what_it_did_and_a_peer_that_agrees_stands_beside_it(tmp_path):
-    run = OURS.run(SMALL, "", 60)  # with what numba has compiled before, if it has
+    run = OURS.run(SMALL, "", 60)
     assert run["actions"] == SMALL.actions == 48
     assert run["seconds"] > 0
     assert run["peak"] > 1_000_000

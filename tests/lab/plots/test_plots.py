@@ -229,9 +229,8 @@ PAIRS = Timeline.of(
         for kind, stage in (("F", d), ("B", 3 - d))
     ],
 )
-SLOW_END = [  # device 1 takes twice as long, gets weights late, and a block, and starts late
+SLOW_END = [  # device 1 takes twice as long, gets a block late, and starts late
     *((0, "F", 0, i, float(i), i + 1.0) for i in range(2)),
-    (1, "UNSHARD", 1, -1, 0.5, 1.125),
     (1, "T", 0, 0, 1.25, 1.75),
     *((1, "F", 1, i, 2 + 6.0 * i, 4 + 6.0 * i) for i in range(2)),
     *((1, "B", 1, i, 4 + 6.0 * i, 8 + 6.0 * i) for i in range(2)),

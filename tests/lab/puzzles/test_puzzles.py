@@ -31,7 +31,6 @@ from tiledask.plan.pipelines.optimum import optimal_schedule
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
-from tiledask.plan.splitting.heuristics import torchgpipe
 from tiledask.plan.splitting.partition import contiguous_splits, partition
 
 LEVELS = puzzle_levels()
@@ -220,9 +219,7 @@ def test_the_proven_optimum_is_the_bound_of_the_closed_form(name):
 
 
 def test_what_the_tasks_say_of_others_is_so():
-    inputs = load_puzzle("an-empty-device").inputs
-    assert torchgpipe(inputs["costs"], 3) == (0, 3, 3, 4)
-    assert sum(inputs["costs"][:3]) == 17
+    assert sum(load_puzzle("an-empty-device").inputs["costs"][:3]) == 17
     for p, m, times, makespan, kept in (
         (2, 4, (1, 2, 0.5), 17, 2),
         (2, 4, (1, 2), 15, 2),

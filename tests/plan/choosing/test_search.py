@@ -161,31 +161,6 @@ def test_the_front_is_what_nothing_beats(model, cluster):
 
 
 @pytest.mark.long
-def test_other_schedules_and_partitions_of_the_best(model):
-    space = Space(pp=(4,), interleave=(1,))
-    plans = search(model, "16xA100-40GB", 32, sequence=2048, space=space)
-    refined = plans.refined(2)
-    assert {plan.layout.schedule for plan in refined} >= {"1f1b", "zb-h1", "zb-v"}
-    assert refined[0].seconds <= plans.best.seconds
-    assert "items" in {plan.layout.partition for plan in refined}
-
-
-@pytest.mark.long
-def test_weights_gathered_by_the_schedule_are_tried_of_the_best(model):
-    """Where ZeRO 3 is in a pipeline, gathering once a step is faster than for every micro-batch."""
-    space = Space(pp=(2,), zero=(3,), interleave=(2,), recompute=("none",))
-    plans = search(model, "16xA100-80GB", 64, sequence=2048, space=space)
-    refined = plans.refined(1, ["zb-h1"])
-    assert {plan.layout.unshard for plan in refined} == {None, 1, "step"}
-    by_schedule = [plan for plan in refined if plan.layout.unshard == "step"]
-    assert by_schedule[0].seconds < plans.best.seconds
-    always = search(
-        model, "16xA100-80GB", 64, sequence=2048, space=space, recipe="fsdp-adam-pipeline"
-    )
-    assert {plan.layout.unshard for plan in always.refined(1)} == {None}
-
-
-@pytest.mark.long
 def test_layouts_of_ten_thousand_devices_take_a_few_calls_each():
     """Under a second on a quiet machine; each layout alone is thousands of calls."""
     model, cluster = td.load_model("llama-3.1-405b"), td.load_cluster("10000xH100")
@@ -261,12 +236,6 @@ def test_a_layer_is_timed_once_for_each_combination_that_matters(model, cluster,
     assert 0 < 8 * max(rows) < plans.counts["fits"]
 
 
-def test_a_program_that_is_long_is_not_timed():
-    plans = search("llama-3.1-405b", "10000xH100", 10_000)
-    assert np.isnan(plans.best.program_seconds)  # thirty million instructions
-    assert search("gpt2", "8xH100", 64).best.program_seconds > 0
-
-
 @pytest.mark.parametrize("times", [1.5, 2, 8])
 @pytest.mark.parametrize(
     ("model", "cluster", "options"),
@@ -329,29 +298,6 @@ def test_a_critique_is_by_the_framework_that_is_named(model):
             after = td.estimate_step(model, advice.layout, *run[2:], **assumed)
             assert advice.seconds == after.total
     assert found.advice
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("unshard", [None, 1])
-def test_when_weights_are_gathered_is_a_change_like_others(cluster, unshard):
-    """With ZeRO 3 in a pipeline, gathering once a step beats gathering for every micro-batch."""
-    layout = Layout(dp=4, pp=4, zero=3, microbatches=8, interleave=2, unshard=unshard)
-    layout = replace(layout, flash_attention=True)
-    found = critique("llama-3.1-8b", layout, cluster, sequence=4096)
-    (step,) = (each for each in found.advice if each.change == f"unshard {unshard} -> step")
-    assert step.seconds < found.step.total
-    always = critique("llama-3.1-8b", replace(layout, unshard=None), cluster, "fsdp-adam-pipeline")
-    assert not any("unshard" in each.change for each in always.advice)
-
-
-@pytest.mark.long
-def test_a_layout_that_gathers_by_the_schedule_is_mended_too(model):
-    layout = Layout(dp=2, pp=2, zero=3, microbatches=4, unshard="step")
-    fit = fits(model, layout, "4xA100-40GB", sequence=4096)
-    assert fit.verdict == "no"
-    assert fit.smallest_fix is not None
-    assert fit.smallest_fix.layout.unshard in ("step", None)
-    assert ("unshard" in fit.smallest_fix.changed) == (fit.smallest_fix.layout.unshard is None)
 
 
 @pytest.mark.long
@@ -434,14 +380,6 @@ def test_a_space_of_which_the_framework_runs_nothing_says_so(model):
     found = search(model, "8xH100", 16, space=Space(zero=(1,)), framework="torchtitan")
     with pytest.raises(ConfigError, match="is left: torchtitan runs zero 0 or 3"):
         _ = found.best
-
-
-def test_a_program_that_gathers_otherwise_has_no_clock():
-    """DeepSpeed's ZeRO-3 gathers matrix by matrix, and the program by layers."""
-    space = Space(pp=(1,), cp=(1,), microbatch=(1,), recompute=("none",))
-    found = search("gpt2", "8xH100", 16, space=space, framework="deepspeed-2021")
-    clocks = {plan.layout.zero: plan.program_seconds for plan in found}
-    assert [zero for zero in sorted(clocks) if np.isnan(clocks[zero])] == [3]
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from oracles.finished import ROOT
 
 import tiledask as td
 from tiledask.errors import ConfigError, PartitionError
+from tiledask.lab.accuracy.deepspeed_estimate import deepspeed_estimate
 from tiledask.plan.fitting.activations import layer_bytes, saved_tensors
-from tiledask.plan.fitting.deepspeed import deepspeed_estimate
 from tiledask.plan.fitting.fit import minimum_devices
 from tiledask.plan.fitting.in_flight import in_flight
 from tiledask.plan.fitting.memory import stage_parameters
@@ -393,42 +393,6 @@ def test_fsdp_in_a_pipeline_keeps_weights_and_gradients_whole():
     assert held(plain, "weights") == 4 * -(-n // 4) == held(whole, "weights")
 
 
-def test_weights_are_whole_while_the_schedule_says_so():
-    """Of the recipe that always keeps them so, what is kept for the step; of one stage at a time,
-    the larger."""
-    layout = Layout(dp=4, pp=2, zero=3, microbatches=4, unshard="step")
-    always, step = (
-        estimate(SMALL, each, recipe)
-        for each, recipe in (
-            (replace(layout, unshard=None), "fsdp-adam-pipeline"),
-            (layout, "fsdp-adam"),
-        )
-    )
-    for stage in range(2):
-        for tensor in ("gathered weights", "unreduced gradients"):
-            assert held(step, tensor, stage, "backward") == held(always, tensor, stage)
-    row = next(r for r in step.ledger.rows if r.tensor == "gathered weights")
-    assert "parameters of stages gathered at once, unshard=step" in row.formula
-    deep = replace(SMALL, layers=4)
-    one, two = (estimate(deep, replace(layout, interleave=2, unshard=n)) for n in (1, 2))
-    each = count(deep.layer)
-    assert held(two, "gathered weights", 0, "forward") == 2 * (2 * each + count(deep.embedding))
-    assert held(one, "gathered weights", 0, "forward") == 2 * (each + count(deep.embedding))
-    assert held(one, "gathered weights", 1, "forward") == 2 * (each + count(deep.tied_copy) + 128)
-    with pytest.raises(ConfigError, match="fsdp-adam-pipeline keeps weights gathered at all times"):
-        estimate(SMALL, layout, "fsdp-adam-pipeline")
-
-
-def test_one_copy_has_nothing_to_gather_by_a_schedule():
-    layout = Layout(pp=2, zero=3, microbatches=4)
-    plain, said = (estimate(SMALL, replace(layout, unshard=k)) for k in (None, 1))
-    assert plain.per_stage == said.per_stage
-    mixed = estimate(MIXED, dp=4, ep=4, zero=3, unshard="step")  # each device has its own experts
-    weights = [w for n in range(MIXED.layers) for w in MIXED.layer_weights(n)]
-    dense = [w.count() for w in (*MIXED.embedding, *MIXED.head, *weights) if w.copies == 1]
-    assert held(mixed, "gathered weights", 0, "forward") == 2 * sum(dense)
-
-
 def test_adapters_alone_have_gradients_and_states():
     h, g, r = GATED.hidden, GATED.kv_heads * GATED.head_dim, 16
     adapters = GATED.layers * r * ((h + h) + (h + g))
@@ -470,7 +434,7 @@ def test_two_copies_of_the_model_hold_its_parameters_twice(name):
 def test_every_schedule_has_a_ledger():
     model = replace(SMALL, layers=8)
     for name in SCHEDULES:
-        several = 2 if name in ("interleaved", "looped-bfs", "interleaved-zb", "wave") else 1
+        several = 2 if name in ("interleaved", "looped-bfs", "interleaved-zb") else 1
         layout = Layout(pp=2, microbatches=4, schedule=name, interleave=several)
         memory, each = estimate(model, layout), layer_bytes(SMALL, layout, 32)
         assert min(memory.per_stage) > 0
@@ -816,7 +780,7 @@ OFF = td.offload("mixed-adam-16", ("weights",))
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: td.estimate_memory(SMALL, Layout(), OFF), "only zero=3 without unshard"),
+        (lambda: td.estimate_memory(SMALL, Layout(), OFF), "only zero=3 brings them"),
         (lambda: td.offload(states=("moments",)), "master weights, momentum, variance; got"),
         (lambda: td.offload(states="momentum"), "must be a tuple of names"),
         (lambda: td.offload(states=3), "must be a tuple of names"),

@@ -30,9 +30,6 @@ from tiledask.plan.inputs.layout import Layout
         ({"pp": 2, "partition": (0, 1.5, 2)}, PartitionError, "sequence of whole numbers"),
         ({"pp": 2, "partition": 7}, PartitionError, "sequence of whole numbers"),
         ({"schedule": "zb-v"}, ScheduleError, "of 2 or more, got pp=1; use schedule='1f1b'"),
-        ({"schedule": "wave", "interleave": 2}, ScheduleError, "needs pp of 2 or more"),
-        ({"schedule": "wave", "pp": 4}, ScheduleError, "even interleave, got 1; use interleave=2"),
-        ({"schedule": "wave", "pp": 4, "interleave": 3}, ScheduleError, "use interleave=4"),
         ({"schedule": "zb-v", "pp": 4, "interleave": 3}, ScheduleError, "'zb-v' has two chunks on"),
         ({"dp": 3, "ep": 2}, ConfigError, "dp x cp, .* got 2 and 3 x 1; ep=1 does, or with expert"),
         ({"expert_tp": -1}, ConfigError, "expert_tp must be a whole number of 0 or more"),
@@ -42,14 +39,6 @@ from tiledask.plan.inputs.layout import Layout
             "divide tp x dp x cp, .* got 4 x 1 and 2 x 3 x 1; a dp that 2 divides does",
         ),
         ({"tp": 2, "ep": 2, "expert_tp": 1}, ConfigError, "use sequence_parallel=True"),
-        ({"unshard": "step"}, ConfigError, "where ZeRO 3 shards them, and zero is 0; use zero=3"),
-        ({"unshard": "layer", "zero": 3}, ScheduleError, "an 'action', a 'phase', .* got 'layer'"),
-        ({"unshard": True, "zero": 3}, ScheduleError, "a whole number of 1 or more; got True"),
-        (
-            {"unshard": 1, "zero": 3, "pp": 2, "microbatches": 4, "schedule": "chimera"},
-            ScheduleError,
-            "have each stage once, and 'chimera' has it twice",
-        ),
     ],
 )
 def test_rules(fields, error, message):
@@ -101,8 +90,6 @@ def test_interleaved_in_flight_is_the_warm_up_and_one(p, groups, v):
 
 
 def test_partitions_in_words():
-    assert Layout(pp=12, partition="E+5, 6x10, 5+E").chunk_layers(70) == (5, *[6] * 10, 5)
-    assert Layout(pp=4, partition="e,2,2,h").partition == (0, 0, 2, 4, 4)
     assert Layout(pp=2, partition="3,5").partition == (0, 3, 8)
     assert Layout(pp=3, partition="items").chunk_layers(10) == (3, 4, 3)
     assert Layout(pp=12, partition="items").chunk_layers(10) == (0, *[1] * 10, 0)
@@ -111,17 +98,14 @@ def test_partitions_in_words():
         Layout(pp=13, partition="items").chunk_layers(10)
 
 
-@pytest.mark.parametrize(
-    "words", ["", "E", "5,E+5", "5+E,5", "x3", "E+5x2,3", "-1,3", "1e3,2", "H,3"]
-)
+@pytest.mark.parametrize("words", ["", "E", "5,E+5", "x3", "-1,3", "1e3,2"])
 def test_words_that_are_no_partition(words):
-    with pytest.raises(PartitionError, match=r"write layers of each stage such as 'E.5, "):
+    with pytest.raises(PartitionError, match="write the layers of each stage"):
         Layout(pp=2, partition=words)
 
 
 def test_chunks_of_each_shape():
     assert Layout(pp=4, schedule="v-half").interleave == 2
-    assert Layout(pp=2, schedule="wave", interleave=4).stage_chunks(0) == (0, 3, 4, 7)
     assert Layout(pp=2, schedule="interleaved", interleave=3, microbatches=5).chunks == 6
     both = Layout(pp=4, schedule="chimera")
     assert [both.stage_layers(stage, 8) for stage in range(4)] == [4, 4, 4, 4]

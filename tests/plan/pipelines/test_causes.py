@@ -120,19 +120,6 @@ def test_a_wait_of_three_causes_and_the_slow_start_after_it():
     ]
 
 
-def test_a_device_without_a_sum_of_gradients_waits_for_none():
-    rows = [
-        (0, "B", 0, 0, 0.0, 3.0),
-        (0, "REDUCE_GRAD", 0, 0, 3.0, 5.0),
-        (1, "B", 0, 1, 0.0, 2.0),
-        (1, "REDUCE_GRAD", 0, 0, 3.0, 5.0),
-        (2, "B", 1, 0, 0.0, 3.0),
-    ]
-    t = Timeline.of(3, rows, "simulated")
-    assert t.idle_time.per_device["transfer"] == t.exposed_transfer_per_device == (2.0, 2.0, 0.0)
-    assert t.idle_time.per_device["draining"][2] == t.true_idle_per_device[2] == 2.0
-
-
 def test_nothing_at_all():
     found = Timeline.of(2, []).idle_time
     assert len(found) == 0

@@ -9,8 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import DeadlockError, ScheduleError
-from tiledask.plan.pipelines import longest_path
-from tiledask.plan.pipelines.generators.sharding import shard_weights
 from tiledask.plan.pipelines.needs import needs
 from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, schedule, schedules
@@ -20,8 +18,7 @@ from tiledask.plan.pipelines.transfers.links import Links
 
 def any_schedule(name: str, devices: int, m: int) -> Schedule:
     if is_looped(name):
-        chunks = 4 if name == "wave" else 2
-        return schedule(name, chunks * devices, m, devices=devices)
+        return schedule(name, 2 * devices, m, devices=devices)
     even = name in (*V_SHAPED, "dualpipe")
     return schedule(name, 2 * devices if even else devices, m)
 
@@ -229,39 +226,6 @@ def test_1f1b_of_sends_that_wait_is_a_deadlock_and_pairs_are_none():
     # ZB-V's devices would wait in a circle in pairs, too: that is no way out
     with pytest.raises(DeadlockError, match="blocking ones go into a buffer"):
         simulate(schedule("zb-v", 8, 8), transfers="rendezvous")
-
-
-def test_weights_that_are_gathered_are_refused_where_ends_meet():
-    s = shard_weights(schedule("gpipe", 2, 2))
-    with pytest.raises(ScheduleError, match="gathers weights are not simulated; take overlapped"):
-        simulate(s, transfers="rendezvous")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("transfers", ["overlapped", "blocking"])
-@pytest.mark.parametrize("name", schedules)
-def test_the_compiled_loop_agrees_with_the_plain_one(name, transfers, monkeypatch):
-    s, rng = any_schedule(name, 3, 7), np.random.default_rng(3)
-    times = rng.integers(0, 3, (2, s.stages, 7))
-    options = {"latency": 0.3, "block_bytes": 3.0, "bandwidth": 4.0, "overlapped": 4.0}
-    runs = []
-    for large in (float("inf"), 0):
-        monkeypatch.setattr(longest_path, "LARGE", large)
-        runs.append(simulate(s, *times, transfers=transfers, **options))
-    assert np.array_equal(runs[0].start, runs[1].start)
-    assert np.array_equal(runs[0].end, runs[1].end)
-
-
-@pytest.mark.parametrize("name", schedules)
-def test_lists_say_to_the_bit_what_the_loops_say(monkeypatch, name):
-    order, times = any_schedule(name, 3, 7), np.random.default_rng(5)
-    seconds = times.random((2, order.stages))
-    lists = simulate(order, *seconds)
-    monkeypatch.setattr(longest_path, "LISTED", 0.001)  # never
-    loops = simulate(order, *seconds)
-    assert np.array_equal(lists.start, loops.start)
-    assert np.array_equal(lists.end, loops.end)
-    assert np.array_equal(lists.device, loops.device)
 
 
 def test_both_conventions_by_hand():

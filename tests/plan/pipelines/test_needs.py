@@ -44,7 +44,7 @@ def test_full_and_split_backwards_may_be_mixed():
 
 @pytest.mark.parametrize("name", schedules)
 def test_a_feasible_order_respects_turns_and_data(name):
-    looped = ("interleaved", "looped-bfs", "interleaved-zb", "wave")
+    looped = ("interleaved", "looped-bfs", "interleaved-zb")
     options = {"devices": 2} if name in looped else {}
     s = schedule(name, 4, 5, **options)
     waits, order = checked(s)

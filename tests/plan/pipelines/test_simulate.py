@@ -1,8 +1,5 @@
 """The simulation against a plain reference, closed forms, bounds, and every order there is."""
 
-import re
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,10 +7,7 @@ from hypothesis import strategies as st
 from oracles.python_calls import python_calls
 
 from tiledask.errors import ScheduleError
-from tiledask.extras import install
 from tiledask.plan.pipelines import closed_form as cf
-from tiledask.plan.pipelines import longest_path
-from tiledask.plan.pipelines.generators.sharding import shard_weights
 from tiledask.plan.pipelines.needs import peak_in_flight
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedule
@@ -119,66 +113,9 @@ def test_refuses_times(options, message):
         cf.one_forward_one_backward_makespan(4, 6, 1, 2, latency=0.1)
 
 
-def test_many_small_ones_are_worth_compiling_too(monkeypatch):
-    solved = []
-    monkeypatch.setattr(longest_path, "_solved", [0])
-    monkeypatch.setattr(longest_path, "LARGE", 200)
-    monkeypatch.setattr(
-        longest_path, "_compiled", lambda: solved.append(True) or longest_path._solve
-    )
-    for wanted in (False, False, True):  # 72 actions each
-        simulate(schedule("1f1b", 4, 9), latency=0.5)
-        assert bool(solved) == wanted
-
-
-def test_more_of_those_that_wait_for_nothing_on_the_way(monkeypatch):
-    counted = [0.0]
-    monkeypatch.setattr(longest_path, "_solved", counted)
-    simulate(schedule("1f1b", 4, 9))
-    assert counted == [72 / longest_path.LISTED]
-
-
-def both_ways(monkeypatch, make):
-    """What ``make()`` returns with the loops compiled, and with loops that can't be."""
-    monkeypatch.setattr(longest_path, "LARGE", 0)
-    compiled = make()
-    monkeypatch.setattr(longest_path, "_compiled", longest_path._compiled.__wrapped__)
-    monkeypatch.setitem(sys.modules, "numba", None)  # importing it is an ImportError
-    return compiled, make()
-
-
-def test_without_a_numba_for_this_numpy_it_is_slower_and_says_so(monkeypatch):
-    said = rf"not compiled.*newest Numba that knows NumPy .*: {re.escape(install('fast'))}"
-    with pytest.warns(UserWarning, match=said):
-        compiled, plain = both_ways(monkeypatch, lambda: simulate(schedule("1f1b", 4, 8), 1.0, 2.0))
-    assert np.array_equal(plain.end, compiled.end)
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore:schedules are timed by loops")
-@pytest.mark.parametrize("name", ["interleaved", "zb-h1", "zb-v", "dualpipev", "chimera"])
-def test_loops_that_are_compiled_and_those_that_are_not_give_the_same(monkeypatch, name):
-    """With latency, blocking links, pairs, backwards in two and weights that come and go."""
-    devices = {"devices": 4} if name == "interleaved" else {}
-    order = schedule(name, 8, 8, **devices)
-    several = [
-        (order, {}),
-        (order, {"latency": 0.25}),
-        (order, {"latency": 0.25, "transfers": "blocking"}),
-    ]
-    if name == "interleaved":
-        several.append((shard_weights(order, keep=1), {"unshard": 0.75, "reduce_grad": 0.5}))
-
-    def ends():
-        return [simulate(s, forward=1.0, backward=2.0, **more).end for s, more in several]
-
-    for compiled, plain in zip(*both_ways(monkeypatch, ends), strict=True):
-        assert np.array_equal(plain, compiled)
-
-
 @pytest.mark.long
 def test_a_large_order_that_cannot_run_is_refused_too():
-    m = longest_path.LARGE // 4
+    m = 2_000
     crossed = "\n".join(
         ",".join(f"{s}{kind}{i}" for kind in "FB" for i in numbers)
         for s, numbers in enumerate((range(m), [1, 0, *range(2, m)]))
@@ -192,7 +129,6 @@ def test_a_large_order_that_cannot_run_is_refused_too():
 @pytest.mark.long
 def test_a_million_actions_take_no_time_and_no_objects():
     s = schedule("1f1b", 128, 4096)
-    simulate(s)  # compiles
     found = []
     calls = python_calls(
         lambda: found.append(simulate(s, np.linspace(1, 1.5, 128), 2.0, latency=0.1))
@@ -201,7 +137,7 @@ def test_a_million_actions_take_no_time_and_no_objects():
     calls += python_calls(lambda: found.extend([t.bubble_fraction, max(t.peak_in_flight)]))
     assert (len(t), found[2]) == (2**20, 128)
     assert 0 < found[1] < 1
-    assert calls < 20_000  # 0.08 s on a quiet machine; one object per action: 5 s
+    assert calls < 20_000  # no object for each action
     assert "orders" not in vars(s)
 
 

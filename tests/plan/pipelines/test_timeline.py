@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tiledask.errors import ScheduleError
 from tiledask.plan.diagnosis.trace import of_timeline
 from tiledask.plan.diagnosis.trace_files import read_trace
-from tiledask.plan.pipelines.generators.sharding import shard_weights
 from tiledask.plan.pipelines.schedules import schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
@@ -300,9 +299,8 @@ def test_a_trace_has_every_span_and_no_two_at_once_on_a_thread(tmp_path_factory,
 
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
 def test_a_trace_is_read_again_as_the_same_actions(tmp_path, name):
-    """With what is on its way, and weights that are gathered, which are no actions."""
-    order = shard_weights(schedules["1f1b"](4, 8), 1)
-    t = simulate(order, latency=0.25, unshard=0.5, reduce_grad=0.5)
+    """With what is on its way, which is no action."""
+    t = simulate(schedules["1f1b"](4, 8), latency=0.25)
     traced(tmp_path / name, t)
     again, mine = read_trace(tmp_path / name), of_timeline(t)
     for column in ("device", "code", "stage", "microbatch"):

@@ -1,4 +1,4 @@
-"""V-shaped and wave orders: published makespans and memory, lower bounds, any p and m.
+"""V-shaped orders: published makespans and memory, lower bounds, any p and m.
 
 Holds `tiledask.plan.pipelines.generators.given`, `tiledask.plan.pipelines.generators.lanes` and
 `tiledask.plan.pipelines.generators.zb_v`.
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.generators.zb_v import v_auto, v_half, v_min, wave, zb_v
+from tiledask.plan.pipelines.generators.zb_v import v_half, v_min, zb_v
 from tiledask.plan.pipelines.generators.zero_bubble import zb_auto
 from tiledask.plan.pipelines.needs import peak_in_flight, peaks, validate
 from tiledask.plan.pipelines.schedule import Schedule
@@ -19,9 +19,6 @@ GENERATORS = {
     "zb_v": lambda p, m: zb_v(2 * p, m),
     "v_half": lambda p, m: v_half(2 * p, m),
     "v_min": lambda p, m: v_min(2 * p, m),
-    "v_auto": lambda p, m: v_auto(2 * p, m, latency=0.1),
-    "one wave": lambda p, m: wave(2 * p, m, devices=p),
-    "two waves": lambda p, m: wave(4 * p, m, devices=p),
 }
 
 
@@ -37,7 +34,7 @@ def test_the_stages_go_down_and_up(name, p):
         built = GENERATORS[name](p, m)
         down_and_up = [*range(p), *range(p)[::-1]]
         assert list(built.place) == down_and_up * (built.stages // (2 * p))
-        assert any(a.kind == "B" for a in built) == (name in {"one wave", "two waves"})
+        assert not any(a.kind == "B" for a in built)
 
 
 def test_zb_v_2_devices():
@@ -90,117 +87,50 @@ def test_v_schedules_trade_time_for_memory(p):
     assert p < 3 or times == sorted(times, reverse=True)
 
 
-def test_wave_2_devices():
-    assert wave(4, 2, devices=2).to_text().splitlines() == [
-        "0F0,0F1,3F0,3B0,3F1,3B1,0B0,0B1",
-        "1F0,2F0,1F1,2F1,2B0,1B0,2B1,1B1",
-    ]
-
-
-@pytest.mark.parametrize("p", [2, 4, 8])
-def test_more_waves_idle_less(p):
-    """As many micro-batches as devices: less than 1F1B's (p-1)/m, and at least it over 2W."""
-    overheads = [
-        simulate(wave(2 * w * p, p, devices=p), 1.0, 2.0).bubble_overhead for w in (1, 2, 4)
-    ]
-    straight = simulate(schedule("1f1b", p, p), 1.0, 2.0).bubble_overhead
-    assert straight > overheads[0] > overheads[1] > overheads[2]
-    for w, overhead in zip((1, 2, 4), overheads, strict=True):
-        assert straight / (2 * w) <= overhead <= 1.5 * straight / (2 * w)
-
-
-def test_a_wave_turns_round_without_a_transfer():
-    """Latency is paid only between devices: 2 p - 2 of 2 p - 1 boundaries each way."""
-    for p in range(1, 5):
-        t = simulate(wave(2 * p, 1, devices=p), 1.0, 2.0, latency=0.5)
-        assert t.makespan == 2 * p * 3 + 0.5 * 2 * (2 * p - 2)
-    t = simulate(wave(4, 12, devices=2), 1.0, 2.0)
-    assert (t.makespan, max(t.peak_in_flight) <= 2 * 4) == (76.0, True)
-
-
 def drawn(rng):
-    """Devices and micro-batches; times of F, I, W [kind, chunk], and on the way; memory: a limit,
-    and what of a chunk's activation W needs."""
+    """Devices and micro-batches; times of F, I, W [kind, stage], and on the way; memory: a limit,
+    and what of a stage's activation W needs."""
     p = int(rng.integers(1, 7))
     m = int(rng.choice([1, 2, p, 2 * p, 4 * p]))
-    seconds = rng.uniform((0.5, 0.5, 0.3), (1.5, 1.8, 1.4), (2 * p, 3)).T
+    seconds = rng.uniform((0.5, 0.5, 0.3), (1.5, 1.8, 1.4), (p, 3)).T
     if rng.random() < 0.5:
         seconds[:] = seconds[:, :1]
-    limit = rng.choice([rng.uniform(2, 2 * p + 0.5), 2 * p, rng.uniform(2 * p, 4 * p)])
+    limit = rng.choice([rng.uniform(1, p + 0.25), p, rng.uniform(p, 2 * p)])
     return p, m, seconds, rng.choice([0.0, 0.05, 0.4]), limit, rng.uniform(0.1, 1.0)
 
 
-def slowness(built, times, goal):
-    t = simulate(built, **times)
-    begun, ended = (t.to_frame().groupby("device")[x] for x in ("start", "end"))
-    return max(ended.max() - begun.min()) if goal == "span" else t.makespan
+def span(built, times):
+    begun, ended = (
+        simulate(built, **times).to_frame().groupby("device")[x] for x in ("start", "end")
+    )
+    return max(ended.max() - begun.min())
 
 
-@pytest.mark.few(2)
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(12))
 def test_an_order_for_given_times_is_as_fast_as_any_that_fits(seed):
-    """Five plans a seed, of p stages and of 2p in a V: valid, within their memory, not slower than
-    the table's orders that keep within it, nor when searched. 1F1B, which crosses half as many
-    links as a V, is there for both where nothing is paid for them."""
+    """Valid, within its memory, not slower than the table's orders that keep within it."""
     rng = np.random.default_rng(seed)
     for _ in range(5):
-        p, m, chunks, latency, limit, part = drawn(rng)
-        whole = chunks.reshape(3, p, 2).sum(2)
+        p, m, seconds, latency, limit, part = drawn(rng)
         kinds = "forward", "backward_input", "backward_weight"
-        of_v, of_p = (
-            dict(zip(kinds, seconds.tolist(), strict=True), latency=latency)
-            for seconds in (chunks, whole)
-        )
-        straight = ("1f1b", p, of_p, 2)
-        in_v = [(name, 2 * p, of_v, 1) for name in ("zb-v", "v-half", "v-min")]
-        in_v += [straight] if latency == np.ptp(chunks, axis=1).max() == 0 else []
-        alone = [straight, ("zb-h1", p, of_p, 2), ("zb-h2", p, of_p, 2)]
-        for make, stages, times, size, rivals, goal in (
-            (v_auto, 2 * p, of_v, 1, in_v, "makespan"),
-            (zb_auto, p, of_p, 2, alone, "makespan"),
-            (zb_auto, p, of_p, 2, alone, "span"),
-        ):
-            found = []
-            sizes = {"activation": size, "weight_part": size * part}
-            for tries in (0, 100):
-                told = times | sizes | {"memory_limit": limit, "tries": tries, "goal": goal}
-                built = make(stages, m, **told)
-                validate(built, stages, m, limit * (1 + 1e-8), **sizes)
-                found.append(slowness(built, times, goal))
-            assert found[1] <= found[0] * (1 + 1e-9)
-            for name, count, seconds, each in rivals:
-                rival = schedule(name, count, m)
-                if max(peak for peak, _ in peaks(rival, each, each * part)) <= limit:
-                    assert found[0] <= slowness(rival, seconds, goal) * (1 + 1e-9), name
-
-
-@pytest.mark.parametrize(
-    ("p", "m", "I", "W", "c", "limit", "theirs"),
-    [
-        (4, 8, 1.0, 0.5, 0.25, 8, 47.0),
-        (4, 16, 1.25, 0.75, 0.5, 12, 102.0),
-        (8, 24, 1.5, 1.0, 0.1, 16, 182.0),
-    ],
-)
-def test_v_auto_is_as_good_as_its_authors_program(p, m, I, W, c, limit, theirs):
-    """The makespan of the order that zbv.py of sail-sg/zero-bubble-pipeline-parallelism finds."""
-    times = {"forward": 1.0, "backward_input": I, "backward_weight": W, "latency": c}
-    found = v_auto(2 * p, m, **times, memory_limit=limit)
-    assert simulate(found, **times).makespan <= theirs + 1e-9
+        times = dict(zip(kinds, seconds.tolist(), strict=True), latency=latency)
+        sizes = {"activation": 1, "weight_part": part}
+        built = zb_auto(p, m, **times, **sizes, memory_limit=limit)
+        validate(built, p, m, limit * (1 + 1e-8), **sizes)
+        for name in ("1f1b", "zb-h1", "zb-h2"):
+            rival = schedule(name, p, m)
+            if max(peak for peak, _ in peaks(rival, 1, part)) <= limit:
+                assert span(built, times) <= span(rival, times) * (1 + 1e-9), name
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
         *((lambda b=b: b(7, 4), "7 stages are odd; use 8 stages") for b in (zb_v, v_half, v_min)),
-        (lambda: wave(12, 4, devices=4), "12 stages are no multiple of 2 x 4 devices; use 8"),
-        (lambda: wave(4, 4, devices=0), "devices must be a whole number"),
-        (lambda: v_auto(4, 4, memory_limit=1.5), "takes 2 of memory and the limit is 1.5; allow 2"),
-        (lambda: v_auto(4, 4, forward=[1, 2]), "forward must be .* 4 stages, got 2"),
-        (lambda: v_auto(4, 4, latency=-1), "finite and 0 or more seconds, got -1"),
-        (lambda: v_auto(4, 4, goal="speed"), "goal is a short span or makespan, got 'speed'"),
-        (lambda: v_auto(4, 4, tries=-1), "tries must be a whole number of 0 or more"),
+        (lambda: zb_auto(4, 4, memory_limit=0.5), "takes 1 of memory and the limit is 0.5"),
+        (lambda: zb_auto(4, 4, forward=[1, 2]), "forward must be .* 4 stages, got 2"),
+        (lambda: zb_auto(4, 4, latency=-1), "finite and 0 or more seconds, got -1"),
     ],
 )
 def test_stages_that_do_not_come_back_are_refused(call, words):

@@ -1,6 +1,6 @@
 """Who owns what: blocks cover the array once, pieces cover what is wanted.
 
-Holds `tiledask.plan.fitting.replay`, `tiledask.plan.intervals`, `tiledask.plan.products.comms`,
+Holds `tiledask.lab.studies.replay`, `tiledask.plan.intervals`, `tiledask.plan.products.comms`,
 `tiledask.plan.products.regions`, `tiledask.plan.products.shards` and
 `tiledask.plan.products.traffic`.
 """
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import PlacementError
-from tiledask.plan.fitting.replay import Replay, replay
+from tiledask.lab.studies.replay import Replay, replay
 from tiledask.plan.intervals import ends_of, even
 from tiledask.plan.products.comms import collective, fetch, redistribution, traffic_of
 from tiledask.plan.products.placement import ANY, Partial, Replicate, Shard, Tiling, split

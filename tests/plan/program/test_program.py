@@ -19,13 +19,10 @@ from tiledask.plan.program.instructions import AllReduce, Do, ProgramLine, Recv,
 from tiledask.plan.program.program import Program
 
 KINDS = "FBIW"
-NAMES = [*td.schedules, (3, 1), (2, 3)]
-"""Of schedules; or on how many devices each stage of 1F1B is."""
+NAMES = [*td.schedules]
 
 
 def made(name, devices, microbatches, **options):
-    if isinstance(name, tuple):
-        return td.schedule("1f1b", len(name), microbatches, replicas=name, **options)
     if name in V_SHAPED:
         return td.schedule(name, 2 * devices, microbatches, **options)
     if is_looped(name):
@@ -122,10 +119,10 @@ def schedule_peaks(schedule):
 @pytest.mark.parametrize(
     ("schedule", "stages"),
     [
-        (td.schedule("1f1b", 2, 6, replicas=(3, 2)), {0: (0, 1, 2), 1: (3, 4)}),
         (td.schedule("chimera", 4, 4), {0: (0, 3), 1: (1, 2), 2: (1, 2), 3: (0, 3)}),
+        (td.schedule("dualpipe", 2, 4), {0: (0, 1), 1: (0, 1)}),
     ],
-    ids=["3-2", "chimera"],
+    ids=["chimera", "dualpipe"],
 )
 def test_gradients_are_summed_over_the_devices_of_a_stage(schedule, stages):
     """An all_reduce of W bytes over r ranks moves 2 (r - 1) W in all, and takes its time at the

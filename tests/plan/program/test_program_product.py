@@ -17,13 +17,11 @@ import tiledask as td
 from tiledask.distributed.out_of_core import streamed
 from tiledask.distributed.products import lazy
 from tiledask.errors import PlacementError, ProgramError
-from tiledask.plan.products.cost import MachineRates, cost
 from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling
 from tiledask.plan.products.product import algorithms, options_of, plan_product
 from tiledask.plan.products.product_plan import AHEAD
 from tiledask.plan.products.regions import around, extents_of, overlap, region_size
 from tiledask.plan.products.streaming import Cuts, Problem, StorageLayout, plan_cuts
-from tiledask.plan.program.explained import explain_product
 from tiledask.plan.program.instructions import Do, Fetch, Keep
 from tiledask.plan.program.making.of_product import multiply_program, once, sum_program
 from tiledask.plan.program.making.of_stream import stream_program
@@ -72,45 +70,6 @@ def test_bytes_are_what_the_plan_says_and_panels_stay_in_two_rooms(seed):
             assert len(rooms) <= AHEAD
             assert max(rooms, default=0) <= 2 * plan.held(rank) + 64 * pieces
             assert both[0].memory.per_place[rank] == sum(stays.values())
-
-
-RATES = MachineRates(2e9, 3e8, 1e-5, 4e8, 2e-5, 3e-6, 1e-3, 1e-3, True)
-
-
-@pytest.mark.long
-@pytest.mark.few(20)
-@pytest.mark.parametrize("seed", range(40))
-def test_its_clock_agrees_with_the_closed_form_and_overlap_only_helps(seed):
-    for plan in drawn_plans(2000 + seed, 10):
-        found = explain_product(plan, 2, 4, RATES)
-        assert sum((one.program.traffic for one in found[1:]), found[0].program.traffic) == (
-            plan.traffic(2, 4)
-        )
-        for one in found:
-            assert one.alone <= one.makespan * (1 + 1e-9)
-            assert one.makespan <= one.one_stream * (1 + 1e-9)
-        in_turn = sum(one.one_stream for one in found)
-        formula = cost(plan, 2, 4, replace(RATES, overlapped=False))
-        if plan.sums:  # the slowest to multiply need not be the slowest to sum
-            assert in_turn >= (formula.total - formula.overhead) * (1 - 1e-9)
-        else:
-            assert in_turn == pytest.approx(formula.total - formula.overhead, rel=1e-9)
-
-
-def test_where_no_core_is_free_nothing_overlaps():
-    a = Tiling((64, 64), (2, 2), (Shard(0), Shard(1)))
-    plan = plan_product("summa", a, a, panel=8)
-    (free,) = explain_product(plan, 4, 4, RATES)
-    (none,) = explain_product(plan, 4, 4, replace(RATES, overlapped=False))
-    assert free.makespan < free.one_stream == none.makespan == none.one_stream
-    rows = {row.what: row for row in free.rows}
-    assert set(rows) == {"multiply", "fetch A", "fetch B"}
-    assert rows["fetch A"].sent == rows["fetch B"].sent == 32 * 32 * 4
-    drawn = free.timeline.to_frame()
-    assert drawn.kind.isin(["M", "T"]).all()
-    for rank, panels in enumerate(plan.panels):
-        mine = drawn[(drawn.device == rank) & (drawn.kind == "M")]
-        assert mine.microbatch.tolist() == list(range(len(panels)))
 
 
 @pytest.mark.few(20)

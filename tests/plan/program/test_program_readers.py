@@ -2,7 +2,7 @@
 a second, obvious clock, memory is what arrays take, and text is read back.
 
 Holds `tiledask.plan.program.graph`, `tiledask.plan.program.check`, `tiledask.plan.program.clock`,
-`tiledask.plan.program.count`, `tiledask.plan.program.held`, `tiledask.plan.program.runs` and
+`tiledask.plan.program.count`, `tiledask.plan.program.held` and
 `tiledask.plan.program.text`.
 """
 
@@ -22,7 +22,6 @@ from tiledask.plan.program.instructions import Collective, Do, ProgramLine, Recv
 from tiledask.plan.program.making.of_states import states_program
 from tiledask.plan.program.making.of_training import step_program
 from tiledask.plan.program.program import Program
-from tiledask.plan.program.runs import in_runs
 
 # -- faults, one on one rank -----------------------------------------------------------------------
 
@@ -295,7 +294,6 @@ def test_its_clock_is_a_second_obvious_one_s(count):
     """Collectives and messages that take time, on streams of their own."""
     for number, (job, mesh) in enumerate(drawn_jobs(count, 10)):
         program, rng = step_program(job, mesh), np.random.default_rng(number)
-        program = replace(program, slots=())  # of which it knows nothing
         length, rate, latency = rng.uniform(0.5, 2.0), rng.uniform(1e-4, 1e-2), rng.uniform(0, 3)
         kernel = lambda each: length * (1 + len(each.kernel) % 3)  # noqa: B023, E731
         collective = lambda each: rate * sum(each.counts) + 0.1  # noqa: B023, E731
@@ -303,23 +301,6 @@ def test_its_clock_is_a_second_obvious_one_s(count):
         assert timed.end.max() - timed.start.min() == pytest.approx(
             slow_clock(program, kernel, collective, latency), rel=1e-12
         )
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("count", [4, pytest.param(12, marks=pytest.mark.slow)])
-def test_representatives_take_as_long_as_all_and_runs_as_their_instructions(count):
-    for job, mesh in drawn_jobs(count, 11):
-        program = step_program(job, mesh).on_compute("tp", "dp", "pp", "all")
-        few, collective = program.representatives(), lambda each: 0.25
-        joined, seconds = in_runs(few, lambda each: 1.0, collective)
-        assert len(joined) < len(few)
-        takes = [
-            p.timeline(kernel, latency=0.5, collective=collective).end.max()
-            for p, kernel in (
-                (program, lambda each: 1.0), (few, lambda each: 1.0), (joined, seconds)
-            )
-        ]  # fmt: skip
-        assert takes == pytest.approx(takes[:1] * 3)
 
 
 SUM = """

@@ -74,7 +74,9 @@ def test_adapters_alone_are_summed_and_gathered_weights_are_kept():
     lora = axis_bytes(model, td.Layout(dp=4), td.lora(8), 2048)
     # 32 layers, query and value: 8 x (4,096 + 4,096) numbers of 2 B, 2 x 3/4 of them
     assert lora == {"dp": 32 * 2 * 8 * 8192 * 2 * 3 // 2}
-    once = td.Layout(dp=4, zero=3, microbatches=4, unshard="step")
-    recipe = td.load_recipe("mixed-adam-16")
-    each = td.Layout(dp=4, zero=3, microbatches=4)
-    assert axis_bytes(model, once, recipe, 64)["dp"] < axis_bytes(model, each, recipe, 64)["dp"] / 4
+    layout = td.Layout(dp=4, zero=3, microbatches=4)
+    each, once = (
+        axis_bytes(model, layout, td.load_recipe(name), 64)["dp"]
+        for name in ("fsdp-adam", "fsdp-adam-pipeline")
+    )
+    assert once < each / 3

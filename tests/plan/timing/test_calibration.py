@@ -128,14 +128,14 @@ def test_what_deepspeed_fetches_ahead_is_what_hides():
 
 
 @pytest.mark.parametrize(
-    ("microbatches", "unshard", "gathers", "sums"),
-    [(1, None, 2, 1), (1, "step", 1, 1), (8, None, 16, 8), (8, "action", 16, 1), (8, "step", 1, 1)],
+    ("microbatches", "recipe", "gathers", "sums"),
+    [(1, "fsdp-adam", 2, 1), (8, "fsdp-adam", 16, 8), (8, "fsdp-adam-pipeline", 1, 1)],
 )
-def test_fsdp_gathers_as_often_as_it_reshards(microbatches, unshard, gathers, sums):
-    """torchtitan waits for half of it; FSDP2 without reshard_after_forward is "step"."""
-    layout = td.Layout(dp=64, microbatches=microbatches, zero=3, unshard=unshard)
+def test_fsdp_gathers_as_often_as_it_reshards(microbatches, recipe, gathers, sums):
+    """torchtitan waits for half of it."""
+    layout = td.Layout(dp=64, microbatches=microbatches, zero=3)
     run = "llama-3.1-8b", layout, "64xH100"
-    step = td.estimate_step(*run, "fsdp-adam", 8192)
+    step = td.estimate_step(*run, recipe, 8192)
     bytes_ = 8.03e9 * (2 * gathers + 4 * sums)
     link = load_cluster("64xH100").between_nodes
     traffic = bytes_ * 63 / 64 / min(8 * link.reached, 0.78 * 450e9)

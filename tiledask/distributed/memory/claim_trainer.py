@@ -22,13 +22,11 @@ import numpy as np
 from tiledask.distributed.programs.runner import Bind, LineRunner
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.training.trainer import Trainer
-from tiledask.plan.ledger import ALWAYS
 from tiledask.plan.program.held import tensor_classes
 from tiledask.plan.program.instructions import (
     AllGather,
     Collective,
     Do,
-    Drop,
     Instruction,
     ProgramPart,
     ProgramRole,
@@ -160,8 +158,8 @@ class _ClaimRunner(LineRunner):
         call, role, moment = super()._call(each, part), self.role, MOMENTS.get(part.kind)
         if isinstance(each, Send):
             return call
-        new = (role.nbytes.keys() - role.within.keys()) | (role.shared.keys() - {*each.reads})
-        made = [] if isinstance(each, Drop) else [n for n in each.writes if n in new]
+        new = role.nbytes.keys() - role.within.keys()
+        made = [n for n in each.writes if n in new]
         sizes = [(self.classes[name], role.size(name)) for name in made]
         slots, work = [self._slot(n) for n in made], each.work if isinstance(each, Do) else 0
 
@@ -170,8 +168,6 @@ class _ClaimRunner(LineRunner):
                 return
             if moment and moment != self.pool.moment:
                 self.pool.enter(moment)
-            elif self.pool.moment == ALWAYS and part.kind == "UNSHARD":
-                self.pool.enter(MOMENTS["F"])  # which it is gathered for
 
             def make() -> Sequence[Any]:
                 call(env)

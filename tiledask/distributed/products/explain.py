@@ -31,7 +31,8 @@ from tiledask.plan.products.placement import Shard, Tiling
 from tiledask.plan.products.product import PANEL, algorithms, options_of, plan_product
 from tiledask.plan.products.product_plan import RUNTIME, ProductPlan
 from tiledask.plan.products.regions import region_size
-from tiledask.plan.program.explained import ProgramExplanation, explain_product
+from tiledask.plan.program.making.of_product import multiply_program, sum_program
+from tiledask.plan.program.program import Program
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile import accumulator
 
@@ -68,8 +69,8 @@ class Choice:
     """Bytes that some rank must move in any algorithm with this much memory."""
     between_hosts: int = 0
     """Bytes of ``total`` that go between hosts, where the mesh is known: in `tiledask.explain`."""
-    _rated: tuple[int, int, MachineRates] | None = field(repr=False, default=None)
-    """Bytes of an element and of a partial sum, and what this machine does."""
+    _itemsizes: tuple[int, int] = field(repr=False, default=(1, 1))
+    """Bytes of an element and of a partial sum."""
 
     @property
     def peak(self) -> int:
@@ -82,12 +83,15 @@ class Choice:
         return self.plan is not None and self.plan.result.placements == self.plan.a.placements
 
     @cached_property
-    def programs(self) -> tuple[ProgramExplanation, ...]:
-        """What the ranks would do, instruction by instruction, and when: one program, and where k
-        is shared out a second that sums up; none where it cannot run."""
-        if self.plan is None or self._rated is None:
+    def programs(self) -> tuple[Program, ...]:
+        """What the ranks would do, instruction by instruction: one program, and where k is shared
+        out a second that sums up; none where it cannot run."""
+        if self.plan is None:
             return ()
-        return explain_product(self.plan, *self._rated)
+        return (
+            multiply_program(self.plan, *self._itemsizes),
+            *[sum_program(self.plan, *self._itemsizes)] * self.plan.sums,
+        )
 
     @property
     def seconds(self) -> float:
@@ -371,7 +375,7 @@ class ProductQuestion:
             plan.result.mesh == self.a.mesh,
             priced(plan, itemsize, partial_sum, rates) if rates else None,
             int(least * itemsize),
-            _rated=None if rates is None else (itemsize, partial_sum, rates),
+            _itemsizes=(itemsize, partial_sum),
         )
 
     def _advice(self, choices: Sequence[Choice]) -> str:

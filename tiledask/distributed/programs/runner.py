@@ -25,7 +25,6 @@ from tiledask.plan.program.instructions import (
     AllToAll,
     Collective,
     Do,
-    Drop,
     Fetch,
     HaloExchange,
     Instruction,
@@ -132,19 +131,9 @@ class LineRunner:
         for (item, shape), (a, b) in zip(items, pairwise(ends), strict=True):
             yield f"{name}[{item}]", flat[a:b].reshape(shape)
 
-    def _shared_slots(self, name: str) -> list[int]:
-        """Those of a buffer that frames share, and of the arrays in it."""
-        return [self._slot(n) for n in self._names(name)]
-
     def _names(self, name: str) -> list[str]:
         """Of a buffer, and of the arrays in it."""
         return [name, *(f"{name}[{item}]" for item, _ in self.role.items.get(name, ()))]
-
-    def _share(self, slots: Sequence[int], values: Sequence[Any]) -> None:
-        """Give all frames what they share: those under way, and those that begin later."""
-        for env in (self._stays, *self._frames.values()):
-            for slot, value in zip(slots, values, strict=True):
-                env[slot] = value
 
     def _env(self, frame: int) -> _Env:
         if frame not in self._frames:
@@ -217,7 +206,7 @@ class LineRunner:
             pairs = zip(self.role.parts[number].instructions, calls[number], strict=True)
             for each, call in reversed(list(pairs)):
                 used = {buffer_of(name) for name in (*each.reads, *each.writes)}
-                gone = [n for n in used - seen if n not in self.role.of_rank]
+                gone = [n for n in used - seen if n not in self.role.stays]
                 seen |= used
                 slots = tuple(
                     slot
@@ -234,9 +223,6 @@ class LineRunner:
             return self._do(each, part)
         if isinstance(each, Collective):
             return self._collective(each)
-        if isinstance(each, Drop):
-            slots = self._shared_slots(each.buffer)
-            return lambda env: self._share(slots, [None] * len(slots))
         x = self._slot(each.buffer)
         if isinstance(each, Stop):
             return lambda env: _stop(env[x])
@@ -275,16 +261,7 @@ class LineRunner:
         reads = tuple(map(self._slot, (*each.reads, *in_place)))
         writes = [self._slot(name) for name in each.writes if buffer_of(name) in self.role.nbytes]
         take = _taken(reads)
-        shares = [n for n in each.writes if n in self.role.shared and n not in each.reads]
-        if shares:
-            (name,) = shares
-            slots = self._shared_slots(name)
-
-            def call(env: _Env) -> None:
-                made = kernel(*take(env))
-                self._share(slots, [made, *(view for _, view in self._views(name, made))])
-
-        elif not writes:
+        if not writes:
 
             def call(env: _Env) -> None:
                 kernel(*take(env))
@@ -322,7 +299,7 @@ class LineRunner:
         if each.kind == "reduce_scatter":
             here = self._resolved(("part", each.axes[0], each.counts)).here
         # what is of a frame is never written again, here and elsewhere, if its place is its own
-        keep = buffer_of(each.buffer) not in self.role.of_rank | self.role.within.keys()
+        keep = buffer_of(each.buffer) not in self.role.stays.keys() | self.role.within.keys()
         run: Callable[..., Any]
         if each.kind == "all_reduce":
             run = partial(group.all_reduce, op=each.op, keep=keep)
@@ -352,9 +329,6 @@ class LineRunner:
                 place = env[base][here]
                 place[...] = made
                 made = place
-            if name in self.role.shared:
-                self._share([y, *items], [made, *(view for _, view in self._views(name, made))])
-                return
             env[y] = made
             for slot, (_, view) in zip(items, self._views(name, made), strict=False):
                 env[slot] = view

@@ -37,7 +37,6 @@ def training_program(
     scale: LossScale | None = None,
     clip: float | None = None,
     recompute: bool = False,
-    unshard: str | int | None = None,
     checkpoint: bool = False,
 ) -> Program:
     """What every rank of a (dp, tp, pp) mesh would do in a step of `tiledask.train`.
@@ -47,7 +46,7 @@ def training_program(
     The arguments are those of `tiledask.train`, and so are the errors; nothing is computed, so a
     thousand ranks take a tenth of a second. The program says its bytes (``traffic``), what each
     rank holds (``memory``), when everything happens (``timeline``), and whether it is right
-    (``check``); `tiledask.explain` reads all of them for the devices of a cluster.
+    (``check``).
 
     >>> model = GPT(59, hidden=16, layers=2, heads=4, sequence=8)
     >>> program = training_program(model, (1, 1, 2), batch=4, microbatches=2)
@@ -63,6 +62,6 @@ def training_program(
     scale = scale_of(scale, dtype)
     terms = terms_of(
         model, shape, batch, microbatches, schedule, cut, sequence_parallel,
-        zero, rule, dtype, recipe, scale, clip, recompute, unshard,
+        zero, rule, dtype, recipe, scale, clip, recompute,
     )  # fmt: skip
     return end_program(terms, shape, saved=True) if checkpoint else step_program(terms, shape)

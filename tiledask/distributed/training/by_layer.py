@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tiledask.distributed.ranks.records import Record
 from tiledask.extras import needed_for
-from tiledask.plan.pipelines.schedule import SHARDING
 from tiledask.plan.program.calls import Planned
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ __all__ = [
     "together",
 ]
 
-_ACTION = re.compile(rf"(\d+)([FBIW]|{'|'.join(SHARDING)})\d+")
+_ACTION = re.compile(r"(\d+)([FBIW])\d+")
 _OF_HEAD = ("norm", "w_head", "cross_entropy")
 
 

@@ -120,16 +120,6 @@ class Trained:
         """What each rank was to call in a step, in order. A step that was left out ends earlier."""
         return [calls(self.program, rank) for rank in range(self.program.ranks)]
 
-    def seconds_by_label(self) -> dict[tuple[int, str], float]:
-        """(rank, label without its action) -> seconds of a step in these calls, on this machine."""
-        sums: dict[tuple[int, str], float] = {}
-        for record in self.records:
-            if record.step is not None:
-                _, _, label = record.label.partition("/")
-                key = record.rank, label
-                sums[key] = sums.get(key, 0.0) + record.seconds / max(1, len(self.losses))
-        return sums
-
     @property
     def skipped(self) -> list[int]:
         """Numbers of the steps that were left out, because a gradient was not finite."""
@@ -201,7 +191,6 @@ def train(
     scale: LossScale | None = None,
     clip: float | None = None,
     recompute: bool = False,
-    unshard: str | int | None = None,
     seed: int = 0,
     nudge: int = 0,
     folder: str | os.PathLike[str] | None = None,
@@ -250,11 +239,6 @@ def train(
         The largest norm of all gradients together, each counted once, wherever it is.
     recompute
         Keep of each block its input alone, and do its forward again in the backward.
-    unshard
-        When the weights that ZeRO 3 shards are gathered. None: each layer's for itself, whenever a
-        micro-batch comes to it, and each micro-batch's gradients are reduced. Else a stage's
-        together, as `tiledask.shard_weights` keeps them ("action", "phase", "step", or a number of
-        stages), and its gradients are reduced once. A schedule may say so itself.
     nudge
         With a number other than 0 every weight begins one rounding up or down, each as that number
         draws it: the same training in other roundings, a control for
@@ -317,7 +301,7 @@ def train(
     scale = scale_of(scale, dtype)
     terms = terms_of(
         model, shape, batch, microbatches, schedule, cut, sequence_parallel, zero, rule, dtype,
-        recipe, scale, clip, recompute, unshard,
+        recipe, scale, clip, recompute,
     )  # fmt: skip
     path, first = ready(folder, steps)
     save_every, keep_every, mtbf = intervals_of(path, save_every, keep_every, mtbf)

@@ -4,7 +4,6 @@
     ids, targets                the rows of a micro-batch; or images and classes
     square_sum, guard           the norm of all gradients: clipped, or the step left out
     step                        the optimizer's, of this rank's numbers
-    begin_sum                   a stage's gradients, before its first backward
     cast                        weights, as wide as layers compute with them
     write_checkpoint, bring     after the last step: whole arrays, to files and to whoever asked
 
@@ -29,7 +28,7 @@ from tiledask.plan.program.making.layers import TENSOR
 from tiledask.plan.program.making.unit_states import DATA, PIPELINE, flat_name, sharded_parts
 from tiledask.plan.program.program import Program
 from tiledask.tile import layers as tile
-from tiledask.tile.backend import accumulator, as_dtype, namespace
+from tiledask.tile.backend import accumulator, as_dtype
 from tiledask.tile.epilogue import pieces
 from tiledask.tile.layers.by_name import KERNELS, RankPart
 from tiledask.tile.memory.pool import Pool
@@ -268,10 +267,6 @@ class Trainer:
             for name, array in self.packings[unit].unpack(weights).items():
                 self._brought[f"{unit}.{name}"] = T.Placed(array, self.tilings[unit][name])
 
-    def _begin_sum(self, size: int, itemsize: int) -> Any:
-        dtype = as_dtype(self.job.dtype if itemsize == 2 else f"float{8 * itemsize}")
-        return namespace(self.rank.backend).zeros(size, dtype)
-
     def _cast(self, weights: Any) -> Any:
         return weights.astype(as_dtype(self.job.dtype))
 
@@ -319,7 +314,6 @@ class Trainer:
 _OWN = {
     "add_loss",
     "advance",
-    "begin_sum",
     "bring",
     "cast",
     "classes",

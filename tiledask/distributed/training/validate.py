@@ -19,7 +19,6 @@ from tiledask.distributed.checkpoints import steps_in
 from tiledask.distributed.training.gpt import GPT
 from tiledask.errors import CheckpointError, ConfigError
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.pipelines.generators.sharding import shard_weights
 from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import called, schedules
@@ -214,21 +213,12 @@ def terms_of(
     scale: LossScale | None,
     clip: float | None,
     recompute: bool,
-    unshard: str | int | None,
 ) -> TrainingTerms:
     """What a training's program follows from; the arguments are those of `tiledask.train`."""
     if clip is not None:
         clip_factor(0.0, clip)
     kept = recipe_for(rule, dtype, recipe)
     made, stage = scheduled(schedule, shape[2], microbatches), zero_of(zero)
-    if unshard is not None:
-        made = shard_weights(made, unshard)
-    if len(made.sharding.kind) and stage != 3:
-        raise ConfigError(
-            f"weights are gathered and dropped where ZeRO 3 shards them, and zero is {stage}; "
-            f"with zero=3 the schedule says when, without it leave unshard= out, and UNSHARD, "
-            f"RESHARD and REDUCE_GRAD"
-        )
     return TrainingTerms(
         model=model,
         schedule=made,

@@ -22,7 +22,6 @@ from rich.table import Table
 
 from tiledask.lab.bench import schedule_peers
 from tiledask.lab.bench.records import goals_table, record
-from tiledask.plan.pipelines.longest_path import LARGE, LISTED
 from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["SIZES", "ScheduleProgram", "Size", "main", "measure"]
@@ -222,9 +221,7 @@ def main() -> int:
     busy = [round(x, 2) for x in (load[0], os.getloadavg()[0])]
     console.print(
         f"Load of the machine before and after: {busy[0]} and {busy[1]} (this bench alone makes "
-        f"1; the record also has the core's own seconds).\n"
-        f"The first {LARGE:,} actions of a process run through loops that are not compiled; where "
-        f"nothing takes time on the way, {LISTED} times as many."
+        f"1; the record also has the core's own seconds)."
     )
     if args.record:
         facts = {

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace, asked: Any, console: Any) -> Result:
     if best.verdict == "tight":
         say(console, planner.TIGHT, wrap=True)
     title = "the fastest of each dp, tp, pp and cp"
-    console.print(planner.plan_table(shown, title, plans, args.explain))
+    console.print(planner.plan_table(shown, title, plans))
     say(console, "the first one; as typed here it shows the bytes that each axis moves, too:")
     say(console, f"  {command(args, asked, best.layout, devices)}")
     saving = best.checkpointing()

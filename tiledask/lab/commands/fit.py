@@ -1,7 +1,6 @@
 """`tiledask fit`: does a layout fit, how fast is it, what does it move; or whichever is best."""
 
 import argparse
-import re
 import shlex
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -67,15 +66,11 @@ def add(adder: Callable[..., argparse.ArgumentParser]) -> None:
         layout.add_argument(f"--{name}", type=whole, metavar="N", help=words)
     words = "what copies share out: 1 optimizer states, 2 gradients too, 3 weights too (0)"
     layout.add_argument("--zero", type=whole, choices=range(4), help=words)
-    words = (
-        "with --zero 3, how long weights stay gathered: an action, phase, step, or 1, 2, ... stages"
-    )
-    layout.add_argument("--unshard", type=_unshard, metavar="KEEP", help=words)
     words = "activations computed again: none, selective or full (none)"
     layout.add_argument("--recompute", metavar="WHICH", help=words)
     words = "1f1b, or another of `tiledask list schedules` (1f1b)"
     layout.add_argument("--schedule", metavar="NAME", help=words)
-    words = "layers of each stage, such as 'E+5, 6x10, 5+E' (even)"
+    words = "layers of each stage, such as 5,6,6,5; items: embedding and head are one each (even)"
     layout.add_argument("--partition", metavar="LAYERS", help=words)
     for name, words in (
         ("sequence-parallel", "with --tp: what it leaves whole is cut along the sequence"),
@@ -102,10 +97,6 @@ def add(adder: Callable[..., argparse.ArgumentParser]) -> None:
     out = cost_options(sub)
     out.add_argument("--critique", action="store_true", help="what is wrong, what is better")
     out.add_argument("--figure", metavar="FILE", help="memory of each stage, as a picture")
-
-
-def _unshard(text: str) -> str | int:
-    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else text
 
 
 def run(args: argparse.Namespace, console: Any) -> Result:

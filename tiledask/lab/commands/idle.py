@@ -133,11 +133,6 @@ def _chunks(name: str, chunks: int | None) -> int:
     """Stages on each device."""
     if is_looped(name):
         each = 2 if chunks is None else whole_number("--chunks", chunks, 1)
-        if name == "wave" and each % 2:
-            raise ConfigError(
-                f"a wave goes down and up the devices: --chunks must be even, got {each}; take "
-                f"{each + 1}"
-            )
         return each
     only = 2 if name in V_SHAPED else 1
     if chunks not in (None, only):

@@ -106,7 +106,7 @@ def run(args: argparse.Namespace, console: Any) -> Result:
     exported = best.to(args.export) if args.export else None
     say_assumed(asked.assumed, console)
     words = [args.model, args.cluster, "--sequence", str(sequence), *recipe_words(args, recipe)]
-    planner.show_plans(plans, args.first, console, words, args.explain)
+    planner.show_plans(plans, args.first, console, words)
     relaxed = (
         [] if args.no_sensitivity else td.sensitivity(model, cluster, batch, plans=plans, **options)
     )

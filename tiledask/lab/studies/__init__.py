@@ -2,8 +2,7 @@
 
 memory      replay: allocations one after the other under a cap
             run_cases, compare_claims: four questions, planned and run under a cap
-schedules   misses: how often usual heuristics miss the best cut, and by how much
-            same_work: a schedule's Timeline, with the same work for every device
+schedules   same_work: a schedule's Timeline, with the same work for every device
             compare_schedules: the same as a table: end, idle time, memory, messages
             timeline_of, zero_bubble_table: Table 5 of the Zero Bubble paper, row by row
 kernels     ladders, records, recorded: rungs that others published, and runs of ours
@@ -20,9 +19,8 @@ from tiledask.lab.published import timeline_of, zero_bubble_table
 from tiledask.lab.store import Store
 from tiledask.lab.studies.faulty import train_with_fault
 from tiledask.lab.studies.interrupted import InterruptedRun, train_with_failures
+from tiledask.lab.studies.replay import replay
 from tiledask.lab.sweep import compare_schedules, same_work
-from tiledask.plan.fitting.replay import replay
-from tiledask.plan.splitting.heuristics import misses
 
 __all__ = [
     "InterruptedRun",
@@ -33,7 +31,6 @@ __all__ = [
     "lenet_claims",
     "lenet_training_claims",
     "lenet_trainings",
-    "misses",
     "recorded",
     "records",
     "replay",

@@ -15,9 +15,9 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.pipelines.stages import HalfFeedForward, first_that_fails, stack
 from tiledask.lab import plots
 from tiledask.lab.report import Section
+from tiledask.lab.studies.replay import replay
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.fitting.fit import Fit, minimum_devices
-from tiledask.plan.fitting.replay import replay
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.units import format_bytes
 

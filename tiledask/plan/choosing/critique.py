@@ -122,14 +122,10 @@ class PlanCritique:
 
     def _fastest(self, layouts: Iterable[Layout], limit: float = float("inf")) -> list[Layout]:
         """The ADVISED layouts that are fastest by formula, and not slower than ``limit``; and those
-        of whose schedule, or gathers by the schedule, there is none."""
+        of whose schedule there is none."""
         priced = [(self._quick(each), n, each) for n, each in enumerate(layouts)]
         chosen = sorted(each for each in priced if each[0] <= limit)[:ADVISED]
-        special = [
-            each
-            for each in priced
-            if each[2].schedule not in CLOSED_FORMS or each[2].unshard is not None
-        ]
+        special = [each for each in priced if each[2].schedule not in CLOSED_FORMS]
         return [layout for _, _, layout in dict.fromkeys([*chosen, *special])]
 
     def __bool__(self) -> bool:
@@ -270,14 +266,7 @@ def _neighbours(fit: Fit) -> Iterator[Layout]:
     if layout.tp > 1 and not layout.sequence_parallel:
         changes.append({"sequence_parallel": True})
     changes += [{"recompute": kind} for kind in ("none", "selective") if kind != layout.recompute]
-    changes += [
-        {"zero": zero, "unshard": None}
-        for zero in range(4)
-        if zero != layout.zero and layout.dp > 1
-    ]
-    if layout.zero == 3 and layout.dp > 1 and not fit.memory.recipe.holds("gathered weights"):
-        ways = (None, "phase", "step", 1)
-        changes += [{"unshard": way} for way in ways if way != layout.unshard]
+    changes += [{"zero": zero} for zero in range(4) if zero != layout.zero and layout.dp > 1]
     if not layout.flash_attention:
         changes.append({"flash_attention": True})
         changes += [

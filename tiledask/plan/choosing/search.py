@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from itertools import chain, product
+from itertools import product
 from typing import Any, overload
 
 import numpy as np
@@ -49,9 +49,6 @@ from tiledask.plan.whole import is_whole, whole_number
 __all__ = ["Plan", "Plans", "Space", "search", "tensor_degrees"]
 
 LARGEST_MICROBATCH = 64
-MOST_TIMED = 25_000
-"""Layers x micro-batches, of each copy where their shards are uneven, and 4 for each device, up to
-which a plan's program is timed: it takes a second and a half."""
 SHAPE = (
     "dp",
     "tp",
@@ -185,34 +182,9 @@ class Plan:
         model, layout, _, recipe, sequence = self._run
         return export_config(model, layout, framework, recipe=recipe, sequence=sequence)
 
-    @cached_property
-    def program_seconds(self) -> float:
-        """Seconds of a step by the clock of the layout's program: what ``step`` says, worked out
-        again instruction by instruction. NaN where there is none (experts, context parallelism,
-        DeepSpeed's ZeRO-3, which gathers matrix by matrix and its program by layers), and where it
-        is longer than MOST_TIMED."""
-        found, layout = self.found, self.layout
-        uneven = layout.zero > 0 and found.model.hidden % layout.dp > 0
-        length = layout.microbatches * found.model.layers * (layout.dp if uneven else 1)
-        long = length + 4 * layout.devices > MOST_TIMED
-        if long or self.verdict == "no" or found.model.experts or found.recipe.adapters:
-            return np.nan  # before the makers of programs are loaded
-        from tiledask.plan.program.making.of_layout import layout_timeline, why_no_program
-
-        if why_no_program(found.model, layout, found.sequence):
-            return np.nan
-        if layout.zero == 3 and self.step.calibration.prefetch:
-            return np.nan
-        line = layout_timeline(*self._run, **found.assumed)
-        return self.step.calibration.scale * float(line.end.max())
-
     def to_dict(self) -> dict[str, Any]:
         """The layout, also as `tiledask fit` takes it, and what it takes, as plain values for JSON;
         seconds of a layout that does not fit are None."""
-        seconds = self.program_seconds
-        return self._facts() | {"program_seconds": seconds if seconds > 0 else None}
-
-    def _facts(self) -> dict[str, Any]:
         return {
             "layout": vars(self.layout),
             "devices": self.layout.devices,
@@ -450,23 +422,6 @@ class Plans(Sequence[Plan]):
         cost = [[plan.seconds, plan.peak, plan.layout.devices] for plan in plans]
         return [plans[n] for n in unbeaten(np.array(cost).reshape(-1, 3))]
 
-    def refined(self, first: int = 8, schedules: Sequence[str] = ()) -> list[Plan]:
-        """The ``first`` plans and their like with embedding and head as items of the partition
-        and with other ``schedules`` (default: "zb-h1", "zb-v", "v-half"), and with ZeRO 3 those
-        whose schedule says when weights are gathered, fastest first.
-
-        Each is simulated, so this takes some milliseconds a plan.
-        """
-        found: dict[Layout, Plan] = {}
-        names = schedules or ("zb-h1", "zb-v", "v-half")
-        for plan in self[:first]:
-            alike = _alike(plan.layout, names, self.model.layers)
-            for layout in chain(alike, _gathering(plan.layout, self.recipe)):
-                if layout not in found:
-                    fit = replace(plan, layout=layout).fit
-                    found[layout] = Plan(self, layout, fit.verdict, fit.memory.peak)
-        return sorted(found.values(), key=lambda p: (VERDICTS.index(p.verdict), p.seconds))
-
     def to_dict(self, first: int = FIRST) -> dict[str, Any]:
         """How many were considered, the ``first`` plans and the front, as plain values for JSON."""
         return {
@@ -476,7 +431,7 @@ class Plans(Sequence[Plan]):
             "left_out": self.left_out,
             "alike": len(self.alike) if len(self) else 0,
             "plans": [plan.to_dict() for plan in self.settle(first)[:first]],
-            "front": [plan._facts() for plan in self.front],
+            "front": [plan.to_dict() for plan in self.front],
         }
 
     def to_frame(self, first: int | None = 1000) -> Any:
@@ -493,7 +448,7 @@ class Plans(Sequence[Plan]):
         return f"Plans({self.model.name} on {self.cluster}: {counts}{best})"
 
     def _repr_html_(self) -> str:
-        head = ("", "layout", "verdict", "a device", "a step", "by its program", "tokens/s")
+        head = ("", "layout", "verdict", "a device", "a step", "tokens/s")
         rows = [
             (
                 n,
@@ -501,7 +456,6 @@ class Plans(Sequence[Plan]):
                 plan.verdict,
                 format_bytes(plan.peak),
                 format_seconds(plan.seconds),
-                "" if np.isnan(plan.program_seconds) else format_seconds(plan.program_seconds),
                 f"{self.global_batch * self.sequence / plan.seconds:,.0f}",
             )
             for n, plan in enumerate(self[:FIRST])
@@ -538,8 +492,7 @@ def search(
     ``left_out`` says what was not.
     ``recipe``: default the framework's, "mixed-adam-16" without one. ``devices``: numbers of
     devices to use (default: all of the cluster's). ``calibration``: as of `estimate_step`.
-    ZeRO 3 gathers each layer's weights for every micro-batch: a layout's ``unshard`` says
-    otherwise, and :meth:`Plans.refined` tries it.
+    ZeRO 3 gathers each layer's weights for every micro-batch.
     Memory is counted to the byte (:func:`tiledask.plan.fitting.vectorized.peaks`). Time is ranked
     by the formulas of :func:`tiledask.plan.timing.step_time.step_parts`; a plan's ``seconds`` are
     those of :func:`tiledask.estimate_step`, and the first 10 stand in their order.
@@ -688,24 +641,3 @@ def _columns(rows: list[tuple[int, ...]], space: Space, model: Model) -> dict[st
     shape, choice = np.nonzero(~pointless)
     of = dict.fromkeys(SHAPE, (shape, 0)) | dict.fromkeys(REST, choice)
     return {name: column[of[name]] for name, column in n.items()}
-
-
-def _gathering(layout: Layout, recipe: Recipe) -> Iterator[Layout]:
-    """``layout``, with weights gathered by its schedule, where copies share them out."""
-    shared = layout.zero == 3 and layout.dp * layout.cp > 1
-    if shared and not recipe.holds("gathered weights"):
-        yield from (replace(layout, unshard=keep) for keep in (1, "step"))
-
-
-def _alike(layout: Layout, names: Sequence[str], layers: int) -> Iterator[Layout]:
-    """``layout``, with embedding and head as items, and in other schedules."""
-    yield layout
-    for schedule in (layout.schedule, *names) if layout.pp > 1 else ():
-        for partition in (None, "items"):
-            chunks = layout.interleave if schedule == layout.schedule else 1
-            try:
-                other = replace(layout, schedule=schedule, interleave=chunks, partition=partition)
-                other.chunk_layers(layers)
-            except ValueError:  # more chunks than layers, or a schedule that wants other numbers
-                continue
-            yield other

@@ -38,7 +38,6 @@ _HEADLINES = {
     "imbalance": "Uneven stages: {worst} has {more} more work than the mean, and waiting for it "
     "is {share} of the idle time.",
     "communication": "Slow links: results on their way are {share} of the idle time.",
-    "weights": "Weights come late: waiting for them to be gathered is {share} of the idle time.",
     "overhead": "Slow starts: actions that are ready and not started are {share} of the idle time.",
     "unexplained": "No known cause has most of the idle time: {share} of it is unexplained.",
 }
@@ -241,12 +240,7 @@ class Diagnosis:
         return head + "".join(html.table(top, rows, name) for name, top, rows in tables if rows)
 
 
-_KEPT: dict[str | int, str] = {
-    "action": "for an action",
-    "phase": "for a phase",
-    "step": "for the step",
-}
-_SECONDS = ("forward", "backward", "latency", "overhead", "gathers")
+_SECONDS = ("forward", "backward", "latency", "overhead")
 
 
 def _value(finding: Finding) -> str:
@@ -273,10 +267,8 @@ def diagnose(
     """The Diagnosis of one training step (or one batch of inference) of a pipeline.
 
     trace          a Timeline; a table or a CSV file with the columns device, start, end and,
-                   if known, kind, stage, microbatch (UNSHARD and REDUCE_GRAD, of a stage, are
-                   its weights being gathered and its gradients summed); a Chrome trace (JSON, as
-                   torch.profiler writes it, packed or not), those of all ranks as a list of paths
-                   or their folder;
+                   if known, kind, stage, microbatch; a Chrome trace (JSON, as torch.profiler
+                   writes it, packed or not), those of all ranks as a list of paths or their folder;
                    or polled utilisation: time and a column per device, or
                    timestamp, index, utilization.gpu as nvidia-smi prints them
     unit           of the times: "s", "ms", "us" or "ns". Default: s in CSV, us in Chrome's JSON
@@ -369,8 +361,7 @@ def _findings(trace: Trace, fit: TraceFit) -> tuple[Finding, ...]:
         fit = replace(fit, has_hops=False, has_turns=False)
     overhead = Finding("overhead", plan.overhead, *timed)
     if not fit.has_turns:
-        what = "a result" if plan.keep is None else "a result or for weights"
-        why = f"every action waited for {what}: overhead and latency look the same"
+        why = "every action waited for a result: overhead and latency look the same"
         overhead = Finding("overhead", None, "cannot be told", "" if fit.guess else why)
     findings += [
         Finding(
@@ -382,9 +373,6 @@ def _findings(trace: Trace, fit: TraceFit) -> tuple[Finding, ...]:
         _latency(plan, fit, timed, trace.devices),
         overhead,
     ]
-    if plan.keep is not None:
-        kept = _KEPT.get(plan.keep, f"of the {plan.keep} stages that are used next")
-        findings.append(Finding("gathers", plan.unshard, timed[0], f"weights are kept {kept}"))
     return tuple(findings)
 
 
@@ -490,8 +478,7 @@ def _few_findings(trace: Trace) -> tuple[Finding, ...]:
 def _causes(trace: Trace, plan: TimedSchedule) -> tuple[Cause, ...]:
     """What the idle time shrinks by as each cause is taken out, one after the other."""
     no_overhead = replace(plan, overhead=0.0)
-    no_gathers = replace(no_overhead, unshard=())
-    no_latency = replace(no_gathers, latency=(), reduce_grad=())
+    no_latency = replace(no_overhead, latency=())
     even = equal_stages(no_latency)
     ramp = min(no_latency.idle, even.idle)  # uneven stages can also help: that is no cause
     first = ("ramp", "filling, draining and waiting that equal stages and free links have")
@@ -500,8 +487,7 @@ def _causes(trace: Trace, plan: TimedSchedule) -> tuple[Cause, ...]:
     known = {
         first[0]: (ramp, first[1]),
         "imbalance": (no_latency.idle - ramp, "waiting for slower stages"),
-        "communication": (no_gathers.idle - no_latency.idle, "waiting for results on their way"),
-        "weights": (no_overhead.idle - no_gathers.idle, "waiting for weights to be gathered"),
+        "communication": (no_overhead.idle - no_latency.idle, "waiting for results on their way"),
         "overhead": (plan.idle - no_overhead.idle, "ready, but not started"),
     }
     return _summing(trace, known, "what the inferred plan, simulated, does not have")

@@ -8,9 +8,7 @@ and the guess is right if the simulator, told these times, puts every row where 
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -23,9 +21,8 @@ from tiledask.plan.diagnosis.timed import (
     built,
 )
 from tiledask.plan.diagnosis.trace import Trace
-from tiledask.plan.pipelines.generators.sharding import KEEP, REDUCE, shard_weights
 from tiledask.plan.pipelines.needs import validate
-from tiledask.plan.pipelines.schedule import KINDS, SHARDING, Action, Schedule
+from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
 from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, schedule, schedules
 
 __all__ = ["EXACT", "MANY", "TraceFit", "fit", "fit_labelled", "fit_rows"]
@@ -74,7 +71,6 @@ def fit(order: Schedule, trace: Trace, form: Form | None = None) -> TraceFit | N
     read = (trace.code, trace.stage, trace.microbatch)
     if any(((r >= 0) & (t != r)).any() for t, r in zip(told, read, strict=True)):
         return None
-    gathers = _gathers(order, trace) if trace.on_weights else _Gathers(order)
     length = trace.end - trace.start
     key = order.kind.astype(np.int64) * order.stages + order.stage
     count = np.bincount(key, minlength=4 * order.stages)
@@ -84,7 +80,7 @@ def fit(order: Schedule, trace: Trace, form: Form | None = None) -> TraceFit | N
     low, high = first + (count - 1) // 2, first + count // 2
     inside = np.minimum(np.stack([low, high]), len(length) - 1)
     typical = np.where(count > 0, length[rising][inside].mean(axis=0), 0.0)
-    waits = _waits(order, trace, gathers.there(trace))
+    waits = _waits(order, trace)
     if waits is None:
         return None
     # a kind that a stage never does follows from the others
@@ -94,73 +90,13 @@ def fit(order: Schedule, trace: Trace, form: Form | None = None) -> TraceFit | N
     I, W = np.where(split, I, B / 2), np.where(split, W, B / 2)
     forward, backward, inputs, weights = (tuple(t.tolist()) for t in (F, B, I, W))
     plan = TimedSchedule(
-        gathers.order,
-        *(forward, backward, inputs, weights, waits.latency, waits.overhead, form),
-        *(gathers.keep, gathers.seconds(trace, "UNSHARD"), gathers.seconds(trace, "REDUCE_GRAD")),
+        order, forward, backward, inputs, weights, waits.latency, waits.overhead, form
     )
-    end = plan.timeline.end[plan.timeline.computes]
-    error = float(np.abs(end - waits.overhead - trace.end).max())
+    error = float(np.abs(plan.timeline.end - waits.overhead - trace.end).max())
     spread = float(np.abs(np.concatenate([length - typical[key], waits.late])).mean())
     hops = len(set(waits.latency)) if waits.has_hops else 0
     parameters = int((count > 0).sum()) + hops + (waits.overhead > 0)
     return TraceFit(plan, error, spread, parameters, waits.has_hops, waits.has_turns)
-
-
-@dataclass(frozen=True)
-class _Gathers:
-    """An order, and when it gathers weights."""
-
-    order: Schedule
-    keep: str | int | None = None
-    """None if it does not."""
-
-    def seconds(self, trace: Trace, kind: str) -> tuple[float, ...]:
-        """The median that something takes with the weights of each stage."""
-        if self.keep is None:
-            return ()
-        took: list[list[float]] = [[] for _ in range(self.order.stages)]
-        for span in trace.on_weights:
-            if span.kind == kind:
-                took[span.stage].append(span.end - span.start)
-        return tuple(float(np.median(each)) if each else 0.0 for each in took)
-
-    def there(self, trace: Trace) -> np.ndarray:
-        """[actions]: when the weights that each reads were there; -inf if they always were."""
-        found = np.full(len(self.order), -np.inf)
-        if self.keep is None:
-            return found
-        for device, line in enumerate(self.order.lines):
-            spans = (s for s in trace.on_weights if (s.device, s.kind) == (device, "UNSHARD"))
-            at, ends = int(self.order.turns[device]), dict[int, float]()
-            for kind, stage, _ in line:
-                if kind == "UNSHARD":
-                    ends[stage] = next(spans).end
-                elif kind in KINDS:
-                    found[at] = -np.inf if kind == "W" else ends[stage]
-                    at += 1
-        return found
-
-
-def _gathers(order: Schedule, trace: Trace) -> _Gathers:
-    """``order``, with weights gathered for as long as leads to the trace's gathers and sums; as it
-    is if no policy does."""
-
-    def done(device: int, rows: Iterable[tuple[int, str, int]]) -> list[tuple[str, int]]:
-        """What is gathered, one behind the other, then what is summed."""
-        mine = [(kind, stage) for d, kind, stage in rows if d == device and kind != "RESHARD"]
-        return sorted(mine, key=lambda each: each[0], reverse=True)
-
-    every = range(order.devices)
-    rows = [(span.device, span.kind, span.stage) for span in trace.on_weights]
-    seen = [done(device, rows) for device in every]
-    policies: list[str | int] = [*KEEP, 1, 2, 3, 4]
-    for keep, reduce in product(policies, REDUCE):
-        made = shard_weights(order, keep, reduce)
-        device, _, kind, stage = (column.tolist() for column in made.sharding)
-        rows = list(zip(device, (SHARDING[k] for k in kind), stage, strict=True))
-        if seen == [done(device, rows) for device in every]:
-            return _Gathers(made, keep)
-    return _Gathers(order)
 
 
 class _Waits(NamedTuple):
@@ -177,9 +113,8 @@ class _Waits(NamedTuple):
     """[actions]: by how much later than both waits explain each started."""
 
 
-def _waits(order: Schedule, trace: Trace, weights: np.ndarray) -> _Waits | None:
-    """The _Waits of ``trace`` if its rows are ``order``; None if a result is used early.
-    ``weights``: when those of each action were there."""
+def _waits(order: Schedule, trace: Trace) -> _Waits | None:
+    """The _Waits of ``trace`` if its rows are ``order``; None if a result is used early."""
     made = np.full((2, order.stages, order.microbatches), -1)
     result = np.array([0, 1, 1, -1])[order.kind]
     gives = np.flatnonzero(result >= 0)
@@ -199,9 +134,7 @@ def _waits(order: Schedule, trace: Trace, weights: np.ndarray) -> _Waits | None:
     before = np.full(len(order), np.inf)
     before[1:] = trace.start[1:] - trace.end[:-1]
     before[order.turns[:-1]] = np.inf
-    gathered = trace.start - weights
-    in_time = gathered >= np.minimum(before, there)  # otherwise the weights came last
-    hop = remote & (there < before) & in_time
+    hop = remote & (there < before)
     all_hops = float(np.median(there[hop])) if hop.any() else 0.0
     per_boundary = np.full(max(0, order.stages - 1), all_hops)
     for b in range(order.stages - 1):
@@ -209,7 +142,6 @@ def _waits(order: Schedule, trace: Trace, weights: np.ndarray) -> _Waits | None:
         if here.any():
             per_boundary[b] = np.median(there[here])
     turn = np.isfinite(before) & (there >= before + np.append(per_boundary, 0.0)[boundary])
-    turn &= in_time
     overhead = max(0.0, float(np.median(before[turn]))) if turn.any() else 0.0
     if overhead <= EXACT * trace.makespan:
         overhead = 0.0
@@ -218,7 +150,6 @@ def _waits(order: Schedule, trace: Trace, weights: np.ndarray) -> _Waits | None:
     if len(latency) and np.ptp(latency) <= EXACT * trace.makespan:
         latency[:] = latency[0]
     ready = np.minimum(before, there - np.append(latency, 0.0)[boundary])
-    ready = np.minimum(ready, gathered)
     late = np.where(np.isfinite(ready), ready - overhead, 0.0)
     return _Waits(tuple(latency.tolist()), overhead, bool(hop.any()), bool(turn.any()), late)
 
@@ -264,15 +195,15 @@ def fit_labelled(trace: Trace) -> TraceFit:
             f"{trace.source} has an action that starts before the result it needs is there; "
             f"check its labels and the clocks of its devices"
         )
-    again = _tuned(times.plan, trace, v) if trains else None
+    again = _tuned(times.plan, trace) if trains else None
     return again or times
 
 
-def _tuned(plan: TimedSchedule, trace: Trace, chunks: int) -> TraceFit | None:
+def _tuned(plan: TimedSchedule, trace: Trace) -> TraceFit | None:
     """The TraceFit of the automatic scheduler's order, if that is what these times lead it to."""
     stages, m = plan.schedule.stages, plan.schedule.microbatches
-    form = Form("v-auto" if chunks == 2 else "zb-auto", plan.devices, chunks, m)
-    if chunks not in (1, 2) or stages != chunks * plan.devices or built(form) is None:
+    form = Form("zb-auto", plan.devices, 1, m)
+    if stages != plan.devices or built(form) is None:
         return None
     mean_latency = float(np.mean(plan.latency)) if plan.latency else 0.0
     order = schedule(
@@ -340,7 +271,7 @@ def _candidates(trace: Trace) -> list[Form]:
         elif name in V_SHAPED:
             add(name, 3, 2)
         elif is_looped(name):
-            for v in range(2, MOST_CHUNKS + 1, 2 if name == "wave" else 1):
+            for v in range(2, MOST_CHUNKS + 1):
                 add(name, 3 if name.endswith("zb") else 2, v)
         else:
             add(name, 3 if name.startswith("zb") else 2, 1)

@@ -6,7 +6,6 @@ from typing import Any
 
 from tiledask.errors import PartitionError
 from tiledask.plan.diagnosis.timed import Form, TimedSchedule, built, forms, recut
-from tiledask.plan.pipelines.generators.sharding import shard_weights
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.splitting.partition import partition
 
@@ -15,7 +14,6 @@ __all__ = [
     "equal_stages",
     "every_remedy",
     "faster_links",
-    "kept_for",
     "more_microbatches",
     "partitioned",
     "remedies",
@@ -33,13 +31,7 @@ FINER = 8
 FASTER = (2, 10)
 """By how much links are made faster."""
 TIMES = "forward", "backward_input", "backward_weight"
-"""Whose seconds "zb-auto" and "v-auto" are made for."""
-KEPT: dict[str | int, str] = {
-    "phase": "weights kept while the direction lasts",
-    "step": "weights kept for the step",
-    2: "the next two stages' weights gathered ahead",
-}
-"""How weights are kept -> what changes."""
+"""Whose seconds "zb-auto" is made for."""
 MOST_ACTIONS = 50_000
 """Of a plan that is simulated as a remedy: some 0.2 s."""
 
@@ -166,10 +158,6 @@ def _changes(
                 both = rescheduled(_scaled(plan, 1 / times), form._replace(microbatches=times * m))
                 if both is not None:
                     yield "micro-batches and schedule", f"{words}, {_named(form, both)}", both
-        if any(plan.unshard):
-            for keep, words in KEPT.items():
-                if keep != plan.keep:
-                    yield "weights", words, kept_for(plan, keep)
         if any(plan.latency):
             for times in FASTER:
                 yield "links", f"links {times} times as fast", faster_links(plan, times)
@@ -256,8 +244,7 @@ def rescheduled(plan: TimedSchedule, form: Form) -> TimedSchedule | None:
     """``plan``'s work in the order of another Form; None if that has no such counts, or is large.
 
     More or fewer stages are cut out of the present ones, at equal depth; where the boundaries
-    change, each has the mean latency. "zb-auto" and "v-auto" are made for the
-    plan's own times.
+    change, each has the mean latency. "zb-auto" is made for the plan's own times.
     """
     stages, latency = form.devices * form.chunks, plan.latency
     if 3 * stages * form.microbatches > MOST_ACTIONS:
@@ -266,23 +253,13 @@ def rescheduled(plan: TimedSchedule, form: Form) -> TimedSchedule | None:
         mean = sum(latency) / len(latency) if latency else 0.0
         latency = (mean,) * (stages - 1)
     after = _retimed(plan, lambda times: recut(times, stages))
-    gathers, sums = recut(plan.unshard, stages), recut(plan.reduce_grad, stages)
-    after = replace(after, form=form, latency=latency, unshard=gathers, reduce_grad=sums)
+    after = replace(after, form=form, latency=latency)
     made_for: dict[str, Any] = {}
-    if form.name in ("zb-auto", "v-auto"):
+    if form.name == "zb-auto":
         made_for = {kind: after.times[kind] for kind in TIMES}
         made_for["latency"] = sum(latency) / len(latency) if latency else 0.0
     order = built(form, **made_for)
-    if order is None:
-        return None
-    if plan.keep is not None:
-        order = shard_weights(order, plan.keep)
-    return replace(after, schedule=order)
-
-
-def kept_for(plan: TimedSchedule, keep: str | int) -> TimedSchedule:
-    """``plan`` with weights that are kept for as long as `tiledask.shard_weights` says."""
-    return replace(plan, schedule=shard_weights(plan.schedule, keep), keep=keep)
+    return None if order is None else replace(after, schedule=order)
 
 
 def faster_links(plan: TimedSchedule, times: float) -> TimedSchedule:

@@ -29,7 +29,7 @@ __all__ = [
 
 FORWARD_ONLY = ("gpipe", "interleaved", "looped-bfs")
 """One name for each order of forwards: the others are one of them when backwards are left out."""
-STEPWISE = {"zb-auto": 4_000, "v-half": 4_000, "v-min": 4_000, "v-auto": 400, "wave": 4_000}
+STEPWISE = {"zb-auto": 4_000, "v-half": 4_000, "v-min": 4_000}
 """Schedules whose order is made action by action, in Python, and actions up to which they are made
 just to compare: some 0.1 s."""
 
@@ -76,7 +76,7 @@ def forms(devices: int, microbatches: int, trains: bool = True, most: int = 4) -
         if name in V_SHAPED:
             chunks: Sequence[int] = (2,)
         elif is_looped(name):
-            chunks = range(2, most + 1, 2 if name == "wave" else 1)
+            chunks = range(2, most + 1)
         else:
             chunks = (1,)
         yield from (Form(name, devices, v, microbatches, trains) for v in chunks)
@@ -103,12 +103,6 @@ class TimedSchedule:
     """Seconds between an action's being ready and its start, each time."""
     form: Form | None = None
     """None for an order that is not in the table."""
-    keep: str | int | None = None
-    """How long gathered weights are kept, where the schedule says so (`tiledask.shard_weights`)."""
-    unshard: tuple[float, ...] = ()
-    """To gather a stage's weights; () for no time."""
-    reduce_grad: tuple[float, ...] = ()
-    """To sum a stage's gradients over the copies of the model; () for no time."""
 
     @property
     def times(self) -> dict[str, tuple[float, ...]]:
@@ -121,25 +115,7 @@ class TimedSchedule:
             "backward_weight": self.backward_weight or half,
         }
         times = {name: tuple(t + self.overhead for t in ts) for name, ts in named.items()}
-        none = (0.0,) * self.schedule.stages
-        times |= {"unshard": self.unshard or none, "reduce_grad": self.reduce_grad or none}
-        return times | {"latency": self.latency or none[1:]}
-
-    @property
-    def pace(self) -> dict[str, tuple[float, ...]]:
-        """The arguments of :func:`tiledask.run_schedule`: ``times`` but for those of weights.
-
-        Raises ScheduleError for a plan in which those take time, as they do not in a run.
-        """
-        times = self.times
-        for name in ("unshard", "reduce_grad"):
-            if seconds := sum(times.pop(name)):
-                raise ScheduleError(
-                    f"a run has no gathers of weights and no sums over copies of the model: "
-                    f"{name} would take 0 s, and this plan says {seconds:g} s; take plan.timeline, "
-                    f"which is simulated with them"
-                )
-        return times
+        return times | {"latency": self.latency or (0.0,) * (self.schedule.stages - 1)}
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -225,7 +201,7 @@ def recut(times: Sequence[float], stages: int) -> tuple[float, ...]:
 def built(form: Form, **times: Any) -> Schedule | None:
     """The Schedule of ``form``; None if there is none on that many devices, or it takes too long.
 
-    ``times`` are those that "zb-auto" and "v-auto" are made for. Too long is longer than anybody
+    ``times`` are those that "zb-auto" is made for. Too long is longer than anybody
     waits who only wants to compare: see STEPWISE.
     """
     actions = 3 * form.devices * form.chunks * form.microbatches

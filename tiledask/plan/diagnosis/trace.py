@@ -8,16 +8,15 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby, starmap
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from tiledask.errors import ConfigError
-from tiledask.plan.pipelines.schedule import KINDS, SHARDING
+from tiledask.plan.pipelines.schedule import KINDS
 from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
 
-__all__ = ["UNITS", "Row", "Trace", "WeightSpan", "of_samples", "of_timeline"]
+__all__ = ["UNITS", "Row", "Trace", "of_samples", "of_timeline"]
 
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 """Seconds of each unit that a file may be in."""
@@ -32,19 +31,6 @@ Row = tuple[str, float, float, str, int, int]
 """(device, start, end, kind, stage, microbatch); "" and -1 for what is not told."""
 
 
-class WeightSpan(NamedTuple):
-    """Something done with a stage's weights."""
-
-    device: int
-    """Its position among the trace's."""
-    start: float
-    """Seconds."""
-    end: float
-    kind: str
-    """One of SHARDING."""
-    stage: int
-
-
 @dataclass(frozen=True, eq=False)
 class Trace:
     """Busy intervals in flat columns, devices in the order in which they begin."""
@@ -54,7 +40,7 @@ class Trace:
     device: np.ndarray
     """int32, rising: positions in ``names``; each device's intervals by their starts."""
     start: np.ndarray
-    """Seconds; the first interval starts at 0, or the first gather of weights."""
+    """Seconds; the first interval starts at 0."""
     end: np.ndarray
     code: np.ndarray
     """int8: positions in KINDS; -1 for a kind that is not told."""
@@ -68,8 +54,6 @@ class Trace:
     """Whether one interval may be several actions without a pause."""
     levels: np.ndarray | None = None
     """Of polls: [samples, 2], the seconds of each and how many devices were busy, on average."""
-    on_weights: tuple[WeightSpan, ...] = ()
-    """What was done with stages' weights, by device and start."""
     window: float = 0.0
     """Of polls too coarse for turns to be seen: the seconds watched."""
     source: str = ""
@@ -82,9 +66,7 @@ class Trace:
         Raises ConfigError for no rows, numbers that are not finite, a start below 0, an end before
         its start, two intervals of a device at once, and a device that never works.
         """
-        every = list(rows)
-        rows = [row for row in every if row[3] not in SHARDING]
-        on_weights = [row for row in every if row[3] in SHARDING and row[4] >= 0]
+        rows = [*rows]
         _check_rows(rows, about.get("source", "the trace"))
         first: dict[str, float] = {}
         for name, begin, *_ in rows:
@@ -103,12 +85,7 @@ class Trace:
         order = sorted(first, key=lambda name: (first[name], _natural(name)))
         number = {name: d for d, name in enumerate(order)}
         rows.sort(key=lambda row: (number[row[0]], row[1], row[2]))
-        zero = min(row[1] for row in (*rows, *on_weights))
-        sharding = sorted(
-            (number[name], start - zero, end - zero, kind, stage)
-            for name, start, end, kind, stage, _ in on_weights
-            if name in number
-        )
+        zero = min(row[1] for row in rows)
         _, start, end, kind, stage, microbatch = zip(*rows, strict=True)
         trace = cls(
             tuple(order),
@@ -118,7 +95,6 @@ class Trace:
             np.array([KINDS.find(k) if k else -1 for k in kind], np.int8),
             np.array(stage, np.int32),
             np.array(microbatch, np.int32),
-            on_weights=tuple(starmap(WeightSpan, sharding)),
             **about,
         )
         trace._check_overlap()
@@ -150,10 +126,8 @@ class Trace:
 
     @cached_property
     def makespan(self) -> float:
-        """Seconds from the first start to the last end, of sums of gradients over the copies too;
-        of coarse polls, those watched."""
-        last = max((span.end for span in self.on_weights), default=0.0)
-        return max(float(self.end.max()), last, self.window)
+        """Seconds from the first start to the last end; of coarse polls, those watched."""
+        return max(float(self.end.max()), self.window)
 
     @cached_property
     def busy_per_device(self) -> np.ndarray:

@@ -12,7 +12,6 @@ overhead.py     what a device holds beyond the arithmetic: CUDA context, NCCL, a
 repair.py       the nearest layout that fits
   fixes.py        a change as a value and as a sentence
   fewest.py       the fewest devices
-deepspeed.py, replay.py   DeepSpeed's own estimate; allocations one by one under a cap
 """
 
 from tiledask.submodules import submodules

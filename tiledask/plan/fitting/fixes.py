@@ -20,7 +20,7 @@ SINGLE = (
     "dp",
 )
 """Fields that are changed one at a time."""
-OTHERS = ("cp", "ep", "expert_tp", "interleave", "schedule", "partition", "unshard")
+OTHERS = ("cp", "ep", "expert_tp", "interleave", "schedule", "partition")
 """Fields that change only together with them."""
 SMALLER = (
     "mixed-adam-18",

@@ -20,11 +20,9 @@ from tiledask.plan.pipelines.schedules import BOTH_WAYS, layout_schedule
 __all__ = [
     "Held",
     "InFlight",
-    "Unsharded",
     "alive",
     "in_flight",
     "stages_in_flight",
-    "stages_sharded",
 ]
 
 
@@ -105,45 +103,6 @@ def _of_stage(
     numbers: list[int] = [*items, *(min(n, 1) for n in items), 0, 0, *ends]
     held = {(_product(state, dense), _product(state, mixtures)) for state in states}
     return Held(InFlight(*numbers), sorted(held))
-
-
-class Unsharded(NamedTuple):
-    """Parameters of which a stage holds all at its fullest moment, where the schedule says when
-    weights are gathered; each number is one, or a column."""
-
-    weights: Any
-    gradients: Any
-
-
-def stages_sharded(
-    layout: Layout,
-    kinds: Sequence[tuple[int, int]],
-    cost: Sequence[int],
-    sizes: Sequence[int],
-    widths: tuple[int, int],
-    stages: Sequence[int],
-) -> list[tuple[InFlight, Unsharded]]:
-    """The InFlight and the Unsharded of each of ``stages`` of a layout that says ``unshard``.
-
-    ``sizes``: parameters of each chunk, in model order; ``widths``: bytes of each where weights
-    are whole, and where gradients are. They decide with ``cost`` what moment is the fullest.
-    """
-    p, m, v, last = layout.pp, layout.microbatches, layout.interleave, layout.last_chunk
-    name = layout.schedule
-    if name not in ("gpipe", "looped-bfs"):  # all others repeat themselves
-        m = min(m, 4 * p * v + (m % 2 if name != "1f1b" else 0))
-    every = _sharded(name, p, m, v, layout.unshard)
-    found = []
-    for stage in stages:
-        chunks = list(layout.stage_chunks(stage))
-        here, size = [kinds[chunk] for chunk in chunks], [sizes[chunk] for chunk in chunks]
-        each = [_product(cost, layers) for layers in here]
-        each += [width * n for width in widths for n in size]
-        fullest = max(every[stage], key=partial(_product, each))
-        alive, *whole = (fullest[at : at + v] for at in (0, v, 2 * v))
-        held = _of_stage(chunks, here, (alive,), last).fullest(cost)
-        found.append((held, Unsharded(*(_product(size, part) for part in whole))))
-    return found
 
 
 def _product(a: Sequence[int], b: Sequence[int]) -> int:
@@ -230,35 +189,6 @@ def _counted(name: str, p: int, m: int, v: int) -> list[tuple[tuple[int, ...], .
         steps = np.zeros((len(kind), 2 if name in BOTH_WAYS else v), np.int64)
         steps[np.arange(len(kind)), place] = change
         found.append(_fullest(np.cumsum(steps, axis=0)))
-    return found
-
-
-@lru_cache(maxsize=256)
-def _sharded(
-    name: str, p: int, m: int, v: int, unshard: str | int | None
-) -> list[tuple[tuple[int, ...], ...]]:
-    """For each stage the states of its actions: micro-batches alive in each of its chunks, then of
-    each whether its weights are whole, then whether its gradients are."""
-    assert unshard is not None
-    built = layout_schedule(name, p * v, m, p, unshard)
-    layout = Layout(pp=p, microbatches=m, schedule=name, interleave=v)
-    found = []
-    for device, line in enumerate(built.lines):
-        at = {chunk: n for n, chunk in enumerate(layout.stage_chunks(device))}
-        now, states = np.zeros(3 * v, np.int64), []
-        alive, weights, gradients = np.split(now, 3)
-        for kind, stage, _ in line:
-            n = at[stage]
-            if kind in ("UNSHARD", "RESHARD"):
-                weights[n] = kind == "UNSHARD"
-            elif kind == "REDUCE_GRAD":
-                gradients[n] = 0
-            else:
-                alive[n] += kind == "F"
-                gradients[n] |= kind in "BW"
-                states.append(now.copy())
-                alive[n] -= kind in "BW"
-        found.append(_fullest(np.array(states)))
     return found
 
 

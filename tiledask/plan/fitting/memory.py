@@ -10,14 +10,13 @@ peak = always + the fullest moment
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import mul
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tiledask.plan import html
 from tiledask.plan.fitting.activations import cut_tokens, layer_costs, local_tokens
-from tiledask.plan.fitting.in_flight import InFlight, Unsharded, stages_in_flight, stages_sharded
+from tiledask.plan.fitting.in_flight import InFlight, stages_in_flight
 from tiledask.plan.fitting.terms import Costs, Terms, fullest, rows
 from tiledask.plan.inputs.items import item_parameters
 from tiledask.plan.inputs.layout import Layout
@@ -28,8 +27,6 @@ from tiledask.plan.inputs.run import (
     caches,
     check_held,
     check_run,
-    check_unshard,
-    chunk_items,
     chunk_kinds,
 )
 from tiledask.plan.ledger import Ledger
@@ -164,7 +161,6 @@ def estimate_memory(
     recipe = check_held(caches(recipe, cached), layout)
     sequence = check_run(model, layout, sequence)
     check_adapters(recipe.adapters, model.layer)
-    check_unshard(recipe, layout)
     peaks = np.atleast_1d(fullest(layout_terms(model, layout, recipe, sequence, range(layout.pp))))
     return MemoryEstimate(model, layout, recipe, sequence, tuple(peaks.tolist()))
 
@@ -183,16 +179,8 @@ def layout_terms(
     )
     kept = [layer.kept for layer in layers] if recipe.trains else []
     kinds = chunk_kinds(model, layout)
-    if layout.unshard is None:
-        held = [each.fullest(kept) for each in stages_in_flight(layout, kinds, stages)]
-        return Terms(model, recipe, layout, costs, InFlight(*_columns(held)))
-    apart, beside = layout.dp * layout.cp > 1, layout.expert_copies > 1
-    each = [apart * item.dense + beside * item.expert for item in costs.items]
-    sizes = [sum(map(mul, items, each)) for items in chunk_items(model, layout)]
-    widths = recipe.gathered_bytes, recipe.gradient_bytes
-    held, whole = zip(*stages_sharded(layout, kinds, kept, sizes, widths, stages), strict=True)
-    columns = InFlight(*_columns(held)), Unsharded(*_columns(whole))
-    return Terms(model, recipe, layout, costs, *columns)
+    held = [each.fullest(kept) for each in stages_in_flight(layout, kinds, stages)]
+    return Terms(model, recipe, layout, costs, InFlight(*_columns(held)))
 
 
 def _columns(rows: Sequence[tuple[int, ...]]) -> Sequence[Any]:

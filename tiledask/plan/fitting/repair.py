@@ -55,7 +55,7 @@ class Search:
         start = self.start
         bounds = start.partition not in (None, ITEMS)
         bounds = bounds or start.microbatch * start.microbatches > MOST_OF_ANY  # beyond 64 bits
-        return bounds or start.unshard is not None or start.schedule not in ORDERS
+        return bounds or start.schedule not in ORDERS
 
     @cached_property
     def _copies(self) -> list[int]:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.plan.fitting.activations import LayerBytes
-from tiledask.plan.fitting.in_flight import InFlight, Unsharded
+from tiledask.plan.fitting.in_flight import InFlight
 from tiledask.plan.inputs.items import ItemParameters
 from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.inputs.model import Model
@@ -111,8 +111,6 @@ class Terms:
     layout: Layout | Numbers
     costs: Costs
     held: InFlight
-    whole: Unsharded | None = None
-    """Of a layout that says ``unshard``."""
 
     def __iter__(self) -> Iterator[Term]:
         step = self._training() if self.recipe.trains else self._serving()
@@ -155,9 +153,6 @@ class Terms:
         """What ZeRO holds whole for a while: the weights of one item, its gradients before they
         are reduced."""
         layout, recipe = self.layout, self.recipe
-        if self.whole is not None:
-            yield from self._by_schedule(self.whole)
-            return
         gathers, waits = layout.zero == 3, layout.zero >= 2
         if not np.any(waits):
             return
@@ -210,19 +205,6 @@ class Terms:
         some = (item <= live) * item + (item > live) * _largest((largest, live))
         words = "{2} B x {0:,} parameters, the largest weight or {1:,} live ones".format
         return some, (words, some, live)
-
-    def _by_schedule(self, whole: Unsharded) -> Iterator[Term]:
-        """The same where the schedule says when a stage's weights are gathered and dropped, and
-        its gradients summed over the copies."""
-        assert isinstance(self.layout, Layout)
-        recipe, words = self.recipe, "{} B x {:,} parameters of stages gathered at once, unshard={}"
-        for tensor, width, size in (
-            ("gathered weights", recipe.gathered_bytes, whole.weights),
-            ("unreduced gradients", recipe.gradient_bytes, whole.gradients),
-        ):
-            there, formula = width * size > 0, (words.format, width, size, self.layout.unshard)
-            for moment in (FORWARD, LOSS, BACKWARD) if recipe.trains else (FORWARD,):
-                yield Term(tensor, moment, there, width * size, formula, ZERO)
 
     def _training(self) -> Iterator[Term]:
         """Activations and what is computed with them, at each moment of a training step."""

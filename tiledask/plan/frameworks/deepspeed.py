@@ -56,7 +56,6 @@ def write(job: Job) -> str:
             "the attention is the model's: attn_implementation='flash_attention_2'",
         ),
         ("partition", "layers are given to stages by PipelineModule(partition_method=...)"),
-        ("unshard", "stage3_max_live_parameters bounds what stays gathered"),
     ):
         if getattr(layout, field) != getattr(Layout(), field):
             lost[field] = words

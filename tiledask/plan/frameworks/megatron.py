@@ -165,8 +165,6 @@ def _layout(job: Job) -> Settings:
         job.said.append("before Blackwell Megatron wants CUDA_DEVICE_MAX_CONNECTIONS=1 set")
     elif layout.zero > 1:
         job.said.append("Megatron-FSDP wants CUDA_DEVICE_MAX_CONNECTIONS unset, or above 1")
-    if layout.unshard is not None:
-        lost["unshard"] = f"Megatron-FSDP gathers layer by layer; unshard={layout.unshard} is lost"
     return found
 
 

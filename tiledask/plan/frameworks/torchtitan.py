@@ -119,24 +119,14 @@ def _reshard(job: Job) -> str:
     if layout.zero < 3:
         words = f"FSDP2 shards weights too: zero={layout.zero} is nearest to never dropping them"
         job.lost["zero"] = words
-        if layout.pp == 1 and job.recipe.name == "fsdp-adam":
-            job.lost["recipe"] = "weights are never dropped: as recipe fsdp-adam-no-reshard"
+        if job.recipe.name == "fsdp-adam":
+            name = "fsdp-adam-no-reshard" if layout.pp == 1 else "fsdp-adam-pipeline"
+            job.lost["recipe"] = f"weights are never dropped: as recipe {name}"
         return "never"
     if job.recipe.name == "fsdp-adam-pipeline":
         return "default"
     if job.recipe.name == "fsdp-adam-no-reshard" and "recipe" not in job.lost:
         return "never"
-    if layout.unshard in ("phase", "step"):
-        if layout.pp == 1:
-            words = "gradients are reduced layer by layer there: as recipe fsdp-adam-no-reshard"
-            job.lost["unshard"] = job.lost["recipe"] = words
-        elif layout.unshard == "phase":
-            job.lost["unshard"] = "unshard=phase has no counterpart: as unshard=step"
-        return "never"
-    if layout.unshard not in (None, "action"):
-        job.lost["unshard"] = f"unshard={layout.unshard} has no counterpart: as unshard=action"
-    elif layout.unshard == "action":
-        job.lost["unshard"] = "unshard=action is written as None: a layer's weights at a time"
     return "always"
 
 
@@ -226,12 +216,6 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     layout["recompute"] = _saved(found)
     layout, sizes = _stages(found, layout, model.layers)
     recipe = _precision(found, layout)
-    reshard = found.get("parallelism.fsdp_reshard_after_forward", "default")
-    if reshard == "never" and layout["zero"] == 3:
-        if layout["pp"] == 1 and recipe == "fsdp-adam":
-            recipe = "fsdp-adam-no-reshard"
-        else:
-            layout["unshard"] = "step"
     sequence = found.whole("training.seq_len", model.usual_sequence)
     found.left()
     return Imported(model, sized(layout, sizes), recipe, sequence, tuple(found.assumed))
@@ -278,7 +262,7 @@ def _stages(found: Read, layout: Settings, layers: int) -> tuple[Settings, tuple
         found.assumed.append(f"the order in {csv} taken for the schedule of that name, {name}")
     elif asked.lower() not in OF_PYTORCH:
         raise ConfigError(f"torch's schedules are {', '.join(NAMES.values())}; got {short(asked)}")
-    several = name in ("interleaved", "looped-bfs", "interleaved-zb", "wave", *V_SHAPED)
+    several = name in ("interleaved", "looped-bfs", "interleaved-zb", *V_SHAPED)
     if isinstance(parts, list):
         sizes = tuple(sum(str(m).startswith("layers.") for m in part) for part in parts)
         chunks = len(sizes)
@@ -304,9 +288,12 @@ def _precision(found: Read, layout: Settings) -> str:
     compute = found.get("training.mixed_precision_param", "bfloat16")
     found.used.add("training.mixed_precision_reduce")
     reshard = found.get("parallelism.fsdp_reshard_after_forward", "default")
-    if weights == "bfloat16":
-        return "bf16-adam"
-    if compute == "float32":
-        return "fp32-adam"
-    kept = layout["pp"] > 1 and reshard == "default" and layout["zero"] == 3
-    return "fsdp-adam-pipeline" if kept else "fsdp-adam"
+    kept = layout["zero"] == 3 and reshard != "always"
+    if weights == "bfloat16" or compute == "float32":
+        recipe = "bf16-adam" if weights == "bfloat16" else "fp32-adam"
+        if kept and reshard == "never":
+            found.assumed.append(f"recipe {recipe} gathers weights for each layer, again and again")
+        return recipe
+    if kept and layout["pp"] > 1:
+        return "fsdp-adam-pipeline"
+    return "fsdp-adam-no-reshard" if kept and reshard == "never" else "fsdp-adam"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import gcd
 from typing import Any, SupportsIndex
 
@@ -21,7 +21,6 @@ from tiledask.errors import ConfigError, PartitionError, ScheduleError, short
 from tiledask.plan.arrays import Array
 from tiledask.plan.data import meant
 from tiledask.plan.intervals import even
-from tiledask.plan.pipelines.generators.sharding import checked_keep
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, V_SHAPED, called, is_looped, schedules
 from tiledask.plan.whole import is_whole, whole_number
 
@@ -105,14 +104,7 @@ class Layout(_Experts):
     partition: tuple[int, ...] | str | None = None
     """Bounds of the layers of each chunk, 0 .. layers, in model order: chunk c holds the
     layers bounds[c] .. bounds[c+1]-1. None: as even as can be. "items": embedding and head
-    count as a layer each. Or text such as "E+5, 6x10, 5+E": a stage of the embedding and 5
-    layers, ten of 6, one of 5 and the head; "E" alone is a stage without layers."""
-    unshard: str | int | None = None
-    """With zero=3, how long a stage's weights are kept once they are gathered: for an "action", a
-    "phase", the "step", or of the n stages that are used next (:func:`tiledask.shard_weights`);
-    gradients are then summed over the copies once, after a stage's last backward; FSDP2 with
-    one micro-batch and without reshard_after_forward is "step". None: each
-    layer's weights are gathered, and its gradients summed, for every micro-batch."""
+    count as a layer each. Or the layers of each chunk as text, "5, 6, 6, 5"."""
     expert_tp: int = 0
     """Tensor-parallel slices of each expert, 0: tp. With fewer, ep x expert_tp devices out of a
     stage's tp x dp x cp hold all experts (Megatron-Core's parallel folding)."""
@@ -136,8 +128,6 @@ class Layout(_Experts):
                 rule = f"{name} must be one of {', '.join(allowed)}, got {short(given)}"
                 raise ConfigError(f"{rule}; {near}".rstrip("; "))
         self._check_interleave()
-        if self.unshard is not None:
-            self._check_unshard(self.unshard)
         given = self.partition
         if given is not None and given != ITEMS:
             bounds = self._bounds(_read_partition(given) if isinstance(given, str) else given)
@@ -165,15 +155,10 @@ class Layout(_Experts):
             )
 
     def _check_interleave(self) -> None:
-        if self.schedule in (*V_SHAPED, "wave") and self.pp == 1:
+        if self.schedule in V_SHAPED and self.pp == 1:
             raise ScheduleError(
                 f"schedule={self.schedule!r} goes down the stages and up again; it needs pp of 2 "
                 f"or more, got pp=1; use schedule='1f1b'"
-            )
-        if self.schedule == "wave" and self.interleave % 2:
-            raise ScheduleError(
-                f"a wave goes down and up: schedule='wave' needs an even interleave, got "
-                f"{self.interleave}; use interleave={self.interleave + 1}"
             )
         if self.schedule in V_SHAPED and self.interleave == 1:
             object.__setattr__(self, "interleave", 2)
@@ -200,19 +185,6 @@ class Layout(_Experts):
             raise ScheduleError(
                 f"an interleaved schedule needs microbatches to be a multiple of pp, got "
                 f"{self.microbatches} and {self.pp}; {near} works"
-            )
-
-    def _check_unshard(self, unshard: Any) -> None:
-        object.__setattr__(self, "unshard", checked_keep(unshard))
-        if self.zero != 3:
-            raise ConfigError(
-                f"weights are gathered and dropped where ZeRO 3 shards them, and zero is "
-                f"{self.zero}; use zero=3, or leave unshard= out"
-            )
-        if self.schedule in BOTH_WAYS:
-            raise ScheduleError(
-                f"unshard= is for schedules that have each stage once, and {self.schedule!r} has "
-                f"it twice; use schedule='1f1b', or leave unshard= out"
             )
 
     def _bounds(self, partition: Iterable[SupportsIndex]) -> tuple[int, ...]:
@@ -289,7 +261,7 @@ class Layout(_Experts):
         p, v = self.pp, self.interleave
         if self.schedule in BOTH_WAYS:
             return stage, p - 1 - stage
-        if self.schedule in V_SHAPED or self.schedule == "wave":
+        if self.schedule in V_SHAPED:
             return tuple(c * p + (p - 1 - stage if c % 2 else stage) for c in range(v))
         return tuple(stage + c * p for c in range(v))
 
@@ -354,30 +326,14 @@ MOST_OF_ANY = 10**8
 
 
 def _read_partition(text: str) -> list[int]:
-    """The bounds that a text such as "E+5, 6x10, 5+E" says; see ``Layout.partition``."""
-    bounds, parts = [0], text.replace(" ", "").upper().split(",")
-    for at, part in enumerate(parts):
-        match = re.fullmatch(r"(E\+?)?(\d{1,6})?(?:X(\d{1,6}))?(\+?[EH])?", part)
-        embeds, size, times, ends = match.groups() if match else (None,) * 4
-        if size is None and at == len(parts) - 1 and embeds == "E":
-            embeds, ends = None, "E"  # the head alone
-        if (
-            not part
-            or match is None
-            or (embeds and at)
-            or (ends and at < len(parts) - 1)
-            or (size is None and (times or not (embeds or ends)))
-            or ((embeds or ends) and times)
-            or (len(parts) == 1 and text.upper() in "EH")
-        ):
-            raise PartitionError(
-                f"partition {short(text)}: cannot read {short(part)}; write layers of each stage "
-                f"such as 'E+5, 6x10, 5+E' (E the embedding in the first stage, the head in the "
-                f"last), {ITEMS!r} or bounds"
-            )
-        for _ in range(int(times or 1)):
-            bounds.append(bounds[-1] + int(size or 0))
-    return bounds
+    """The bounds of stages with as many layers as ``text`` says, "5, 6, 6, 5"."""
+    sizes = text.split(",")
+    if not all(re.fullmatch(r"\s*\d{1,6}\s*", size) for size in sizes):
+        raise PartitionError(
+            f"partition {short(text)}: write the layers of each stage, such as '5, 6, 6, 5', or "
+            f"{ITEMS!r}"
+        )
+    return list(accumulate(map(int, sizes), initial=0))
 
 
 @lru_cache(maxsize=4096)

@@ -17,7 +17,6 @@ __all__ = [
     "check_run",
     "check_timed",
     "check_trains",
-    "check_unshard",
     "chunk_items",
     "chunk_kinds",
     "more_tp",
@@ -129,11 +128,10 @@ def precision_of(device: Device, recipe: Recipe, width: int = 0) -> str:
 
 def check_held(recipe: Recipe, layout: Layout) -> Recipe:
     """The recipe; refuses weights that lie elsewhere where nothing brings them."""
-    if recipe.offloads_weights and (layout.zero != 3 or layout.unshard is not None):
-        said = f"zero={layout.zero}, unshard={layout.unshard}"
+    if recipe.offloads_weights and layout.zero != 3:
         raise ConfigError(
-            f"recipe {recipe.name!r} keeps its weights off the device, and only zero=3 without "
-            f"unshard brings them a layer at a time, got {said}; offload optimizer states alone"
+            f"recipe {recipe.name!r} keeps its weights off the device, and only zero=3 brings them "
+            f"a layer at a time, got zero={layout.zero}; offload optimizer states alone"
         )
     return recipe
 
@@ -173,16 +171,6 @@ def chunk_items(model: Model, layout: Layout) -> list[tuple[int, ...]]:
         )
         for chunk, layers in enumerate(kinds)
     ]
-
-
-def check_unshard(recipe: Recipe, layout: Layout) -> None:
-    """Refuse a recipe that has weights gathered always where the layout says when they are."""
-    if layout.unshard is not None and recipe.holds("gathered weights"):
-        raise ConfigError(
-            f"recipe {recipe.name} keeps weights gathered at all times, and unshard="
-            f"{layout.unshard!r} says when they are; use a recipe such as 'fsdp-adam', or leave "
-            f"unshard= out"
-        )
 
 
 def check_trains(recipe: Recipe) -> None:

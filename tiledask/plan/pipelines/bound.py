@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.longest_path import WeightTimes, longest_path
+from tiledask.plan.pipelines.longest_path import longest_path
 from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
 from tiledask.plan.pipelines.transfers.links import RESULT, Links
 from tiledask.plan.pipelines.transfers.rendezvous import work_of
@@ -37,13 +37,12 @@ class Evidence:
     together: np.ndarray
     """[stages, microbatches or 1]: of a forward and a backward at once; negative for the sum."""
     links: Links
-    weights: WeightTimes | None = None
 
     def bound(self) -> Bound:
         return lower_bound(self.schedule, self.seconds, self.links, self.together)
 
     def critical_path(self) -> "CriticalPath":
-        return critical_path(self.schedule, self.seconds, self.links, self.together, self.weights)
+        return critical_path(self.schedule, self.seconds, self.links, self.together)
 
 
 def lower_bound(
@@ -127,19 +126,14 @@ class CriticalPath:
 
 
 def critical_path(
-    schedule: Schedule,
-    seconds: np.ndarray,
-    links: Links,
-    together: np.ndarray,
-    weights: WeightTimes | None = None,
+    schedule: Schedule, seconds: np.ndarray, links: Links, together: np.ndarray
 ) -> CriticalPath:
     """The CriticalPath of a schedule that can run; arguments as in `longest_path`.
 
     Where several chains end at once, it follows the device's own turn. All that lies between two
-    actions counts as latency: the way, a link that carries another block, a device that sends,
-    weights that are gathered.
+    actions counts as latency: the way, a link that carries another block, a device that sends.
     """
-    path = longest_path(schedule, seconds, together, links, weights)
+    path = longest_path(schedule, seconds, together, links)
     if path is None:
         raise ScheduleError("a schedule that cannot run has no critical path; see td.validate")
     start, end, paired = path.start, path.end, schedule.paired

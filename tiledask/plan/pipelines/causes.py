@@ -1,15 +1,15 @@
 """Idle time by its cause: every moment in which a device does nothing, and why.
 
-    rank 1     ////[ F0 ]....xxx[ F1 ]ww==--[ F2 ]....[ B0 ]....[ B1 ][ B2 ]\\\\\\\\
-               |         |   |        | | |                                 |
-        warm-up  dependency  |  weights | overhead                    draining
+    rank 1     ////[ F0 ]....xxx[ F1 ]==----[ F2 ]....[ B0 ]....[ B1 ][ B2 ]\\\\\\\\
+               |         |   |        | |                                   |
+        warm-up  dependency  |          | overhead                    draining
                      imbalance          transfer
 
 Until an action could start its device waits for the results of other stages (`idle.waits`). As
 much of that wait as equal stages would have too is the schedule's: warm-up before the device's
 first action, draining after its last, dependency in between. The rest is imbalance. To tell them
 apart the timeline is replayed with every action as long as the mean of its kind; the order, and
-what each action waited for weights, for transfers and for whoever starts it, stay as they were.
+what each action waited for transfers and for whoever starts it, stay as they were.
 
 This is what a device waited for. What would be gained by faster links or equal stages, the waits
 that they cause elsewhere included, is another question: plan/diagnosis answers it.
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.plan.pipelines.idle import Spans, Waits, summed_until
+from tiledask.plan.pipelines.idle import Spans, Waits
 from tiledask.plan.units import format_seconds
 
 __all__ = ["CAUSES", "IdleTime", "idle_time"]
@@ -33,14 +33,13 @@ CAUSES: Mapping[str, str] = MappingProxyType(
         "warm-up": "not yet filled",
         "dependency": "waits for other stages",
         "imbalance": "waits for slower stages",
-        "weights": "waits for weights",
         "transfer": "waits for a transfer",
         "overhead": "ready, not started",
         "draining": "draining",
     }
 )
 """Name -> what a legend says of it."""
-_WARM_UP, _DEPENDENCY, _IMBALANCE, _WEIGHTS, _TRANSFER, _OVERHEAD, _DRAINING = range(len(CAUSES))
+_WARM_UP, _DEPENDENCY, _IMBALANCE, _TRANSFER, _OVERHEAD, _DRAINING = range(len(CAUSES))
 _EXACT = 1e-9
 """Of the makespan: less is rounding."""
 
@@ -107,32 +106,28 @@ def idle_time(spans: Spans, waited: Waits, makespan: float) -> IdleTime:
     # until an action could start
     own = np.where(ready - free <= even + rounding, ready, free + even)
     ramp = np.where(begins, _WARM_UP, _DEPENDENCY)
-    # from then on: weights and blocks on their way, and what is left between them
-    gathered = ready + waited.weights
+    # from then on: blocks on their way, and what is left between them
     action, a, b = waited.arriving.T
     action = action.astype(np.int64)
-    started = np.maximum(spans.start[spans.computes], gathered)
-    held = np.flatnonzero(started > gathered)
+    started = np.maximum(spans.start[spans.computes], ready)
+    held = np.flatnonzero(started > ready)
     # between pieces: from when it could start or one has arrived, until the next goes or it starts
-    since = np.concatenate([gathered[held], b]), np.concatenate([held, action])
+    since = np.concatenate([ready[held], b]), np.concatenate([held, action])
     until = np.concatenate([a, started[held]]), np.concatenate([action, held])
     by_since, by_until = np.lexsort(since), np.lexsort(until)
     # after the last action
     close = np.full(spans.devices, last.max(initial=0.0))
     even_drain = even_end.max(initial=0.0) - even_end
     drained = np.where(close - last <= even_drain + rounding, close, last + even_drain)
-    summed = np.maximum(close, summed_until(spans, makespan))
     every = np.arange(spans.devices)
     pieces: list[tuple[np.ndarray, Any, np.ndarray, np.ndarray]] = [
         (device, ramp, free, own),
         (device, _IMBALANCE, own, ready),
-        (device, _WEIGHTS, ready, gathered),
         (device[action], _TRANSFER, a, b),
         (device[since[1][by_since]], _OVERHEAD, since[0][by_since], until[0][by_until]),
         (every, _DRAINING, last, drained),
         (every, _IMBALANCE, drained, close),
-        (every, _TRANSFER, close, summed),  # gradients, over the copies
-        (every, _DRAINING, summed, np.full(spans.devices, makespan)),
+        (every, _DRAINING, close, np.full(spans.devices, makespan)),
     ]
     where, start, end = (np.concatenate([piece[n] for piece in pieces]) for n in (0, 2, 3))
     why = np.concatenate([np.broadcast_to(cause, len(at)) for at, cause, *_ in pieces])
@@ -155,7 +150,7 @@ def _with_equal_stages(
     mean = np.bincount(kind, length) / np.maximum(np.bincount(kind), 1)
     if np.abs(length - mean[kind]).max(initial=0.0) <= _EXACT * length.max(initial=0.0):
         return waited.true_idle, last  # they are equal
-    held = (waited.weights + waited.transfer + waited.overhead).tolist()
+    held = (waited.transfer + waited.overhead).tolist()
     device, uses = waited.device.tolist(), waited.uses.tolist()
     joined = set((waited.pairs + 1).tolist())
     wait, end = np.zeros(len(rows)), [0.0] * len(rows)

@@ -4,9 +4,6 @@
     B   - activation                        when it ends
     I   - (activation - weight_part)        when it ends: the weights' gradient needs the rest
     W   - weight_part                       when it ends
-    UNSHARD + gathered, RESHARD - gathered  when it starts, when it ends
-    B, W    + unreduced, if there are none  when it starts
-    REDUCE_GRAD - unreduced                 when it ends
 
 The paper's M_B is ``activation`` and its M_W is ``weight_part`` (arXiv 2401.10241, section 3).
 """
@@ -104,8 +101,6 @@ def memory_over_time(
     activation: PerStage = 1,
     weight_part: PerStage | None = None,
     static: float | Sequence[float] = 0,
-    gathered: PerStage = 0,
-    unreduced: PerStage = 0,
 ) -> Footprint:
     """The Footprint of a simulated or measured ``timeline``.
 
@@ -113,10 +108,6 @@ def memory_over_time(
                    stage (a number per micro-batch, that is; 1 counts activations)
     weight_part    bytes of them that are kept from I to W; default: all
     static         bytes of a device at all times, weights for instance: a number, or one each
-    gathered       bytes of a stage's weights while they are whole on the device, if its schedule
-                   gathers them
-    unreduced      bytes of a stage's gradients from its first backward until they are summed over
-                   the copies of the model, if its schedule says when
 
     Without any backward (inference) an activation is let go when its forward ends. Whole numbers
     stay whole. Raises ScheduleError for sizes that are negative or of the wrong number, and for
@@ -143,19 +134,10 @@ def memory_over_time(
     # by F, B, I, W and U of each stage
     change = np.stack([whole, -whole, part - whole, -part, np.zeros_like(whole)])
     always = _numbers(static, timeline.devices, "static", "device")
-    whole_weights = _numbers(gathered, stages, "gathered", "stage")
-    whole_gradients = _numbers(unreduced, stages, "unreduced", "stage")
     trains = bool((timeline.computes & (timeline.code > 0)).any())
     bounds = np.searchsorted(timeline.device, np.arange(timeline.devices + 1)).tolist()
     steps = tuple(
-        _steps(
-            timeline,
-            rows := slice(*bounds[d : d + 2]),
-            change,
-            always[d],
-            trains,
-            _on_weights(timeline, rows, whole_weights, whole_gradients),
-        )
+        _steps(timeline, slice(*bounds[d : d + 2]), change, always[d], trains)
         for d in range(timeline.devices)
     )
     return Footprint(steps, timeline.makespan, timeline.origin)
@@ -172,37 +154,12 @@ def _numbers(values: PerStage, count: int, name: str, each: str) -> np.ndarray:
     return np.broadcast_to(numbers, count)
 
 
-def _on_weights(
-    timeline: Timeline, rows: slice, gathered: np.ndarray, unreduced: np.ndarray
-) -> np.ndarray:
-    """(seconds, by how much more is held) where weights are gathered or dropped, gradients begun
-    or reduced: [2, n]."""
-    found, begun = list[tuple[float, float]](), set[int]()
-    if timeline.computes[rows].all():
-        return np.zeros((2, 0))
-    reduced = set(timeline.stage[rows][timeline.kind[rows] == "REDUCE_GRAD"].tolist())
-    columns = timeline.kind, timeline.stage, timeline.start, timeline.end
-    for kind, s, start, end in zip(*(column[rows].tolist() for column in columns), strict=True):
-        if kind == "UNSHARD":
-            found.append((start, gathered[s]))
-        elif kind == "RESHARD":
-            found.append((end, -gathered[s]))
-        elif kind in "BW" and s in reduced and s not in begun:
-            begun.add(s)
-            found.append((start, unreduced[s]))
-        elif kind == "REDUCE_GRAD":
-            begun.discard(s)
-            found.append((end, -unreduced[s]))
-    return np.array(found).reshape(-1, 2).T
-
-
 def _steps(
     timeline: Timeline,
     rows: slice,
     change: np.ndarray,
     always: float,
     trains: bool,
-    on_weights: np.ndarray,
 ) -> Steps:
     """The step function of the device whose spans are ``rows``."""
     columns = timeline.code, timeline.stage, timeline.start, timeline.end
@@ -214,10 +171,6 @@ def _steps(
     times = np.where(code == 0, start, end)
     if not trains:
         times, deltas = np.concatenate([start, end]), np.concatenate([deltas, -deltas])
-    if on_weights.size:
-        times, deltas = (
-            np.concatenate(both) for both in zip((times, deltas), on_weights, strict=True)
-        )
     if (times[1:] < times[:-1]).any() or not trains:
         order = np.lexsort((deltas, times))  # at equal times what goes leaves before what comes
         times, deltas = times[order], deltas[order]

@@ -1,5 +1,4 @@
-"""Where idle time goes: no work yet, weights or a block on their way, or nobody who starts the
-action.
+"""Where idle time goes: no work yet, a block on its way, or nobody who starts the action.
 
     rank 1     [ F0 ]............=======------[ F1 ]
                      true idle   transfer  overhead
@@ -7,9 +6,8 @@ action.
 
 An action could start when the action before it on its device had ended and the results that it
 uses had been made, wherever that was. Before that moment there was nothing to do. After it, the
-device waits for weights until those of the stage are gathered, where the schedule gathers them;
-then for a block as long as one that the action uses is being sent to it, and the rest is the time
-of whoever starts actions: the scheduler's messages, a thread that wakes up late.
+device waits for a block as long as one that the action uses is being sent to it, and the rest is
+the time of whoever starts actions: the scheduler's messages, a thread that wakes up late.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,9 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tiledask.plan.pipelines.schedule import SHARDING
-
-__all__ = ["COMPUTE", "KINDS", "TRANSFER", "Waits", "summed_until", "waits"]
+__all__ = ["COMPUTE", "KINDS", "TRANSFER", "Waits", "waits"]
 
 COMPUTE = ("F", "B", "I", "W", "U", "M")
 """Kinds of compute, PyTorch's letters: forward, full backward, input gradient, weight gradient; and
@@ -29,12 +25,10 @@ of no stage the update of a training, and the panels of a blocked product (M, mu
 TRANSFER = "T"
 """A block on its way to the device; it may overlap compute and is never counted as busy. Its stage
 and micro-batch are those of the action that made it, or -1 where that is not known."""
-KINDS = (*COMPUTE, TRANSFER, *SHARDING)
-"""The kinds of a Timeline's spans; its column of kinds holds positions in them. Those of SHARDING
-are a stage's weights on their way to the device, for all micro-batches, the moment in which they
-are dropped, and its gradients on their way to the copies' sums."""
+KINDS = (*COMPUTE, TRANSFER)
+"""The kinds of a Timeline's spans; its column of kinds holds positions in them."""
 
-_F, _B, _I, _W, _T, _UNSHARD = map(KINDS.index, ("F", "B", "I", "W", TRANSFER, "UNSHARD"))
+_F, _B, _I, _T = map(KINDS.index, ("F", "B", "I", TRANSFER))
 
 
 class Spans(Protocol):
@@ -72,8 +66,6 @@ class Waits:
     """float64 [actions]: when it could start; as ``free`` where nothing was waited for."""
     true_idle: np.ndarray
     """float64 [actions]: ready - free, seconds."""
-    weights: np.ndarray
-    """float64 [actions]: seconds after that until its stage's weights were gathered."""
     transfer: np.ndarray
     """float64 [actions]: seconds after that in which a block that it uses was on its way."""
     overhead: np.ndarray
@@ -89,8 +81,8 @@ class Waits:
 def waits(spans: Spans) -> Waits:
     """The Waits of a Timeline.
 
-    Of a simulation, all waiting of an action that could start is its weights' and its transfers':
-    nothing else holds it up. Of a measured run, its transfers are the spans of kind T on its device
+    Of a simulation, all waiting of an action that could start is its transfers': nothing else
+    holds it up. Of a measured run, its transfers are the spans of kind T on its device
     with its micro-batch, and as stage the one that made the block: the stage before for a forward,
     the stage behind for a backward. A forward and a backward that start together are done at
     once, and wait together. Compute spans that overlap have no wait between them.
@@ -115,31 +107,18 @@ def waits(spans: Spans) -> Waits:
     made[pair] = np.maximum(made[pair], made[pair + 1])
     ready = np.where(gap > 0, np.clip(made, free, np.maximum(start, free)), free)
     true_idle = ready - free
-    there = np.where(gap > 0, np.clip(_gathered(spans, rows, pair), ready, start), ready)
-    held_up = np.where(gap > 0, start - there, 0.0)
+    held_up = np.where(gap > 0, start - ready, 0.0)
     late = np.flatnonzero(held_up > 0)
     pieces: Iterable[tuple[float, float, float]]
     if spans.origin == "simulated":
-        pieces = zip(late.tolist(), there[late].tolist(), start[late].tolist(), strict=True)
+        pieces = zip(late.tolist(), ready[late].tolist(), start[late].tolist(), strict=True)
     else:
-        pieces = _arriving(spans, rows, pair, late, there)
+        pieces = _arriving(spans, rows, pair, late, ready)
     arriving = np.array([*pieces], float).reshape(-1, 3)
     seconds = arriving[:, 2] - arriving[:, 1]
     transfer = np.bincount(arriving[:, 0].astype(np.int64), seconds, minlength=len(rows))
     overhead = held_up - transfer
-    weights = there - ready
-    return Waits(device, free, ready, true_idle, weights, transfer, overhead, arriving, uses, pair)
-
-
-def summed_until(spans: Spans, makespan: float) -> np.ndarray:
-    """When each device's last sum of gradients over the copies ends, 0 for a device without one;
-    ``makespan`` for all of them where no span says who sums."""
-    sums = spans.code == KINDS.index("REDUCE_GRAD")
-    if not sums.any():
-        return np.full(spans.devices, makespan)
-    until = np.zeros(spans.devices)
-    np.maximum.at(until, spans.device[sums], spans.end[sums])
-    return until
+    return Waits(device, free, ready, true_idle, transfer, overhead, arriving, uses, pair)
 
 
 def _uses(spans: Spans, rows: np.ndarray) -> np.ndarray:
@@ -160,27 +139,6 @@ def _uses(spans: Spans, rows: np.ndarray) -> np.ndarray:
         np.where(backward, activations[stage + 1, microbatch], gradient[stage + 1, microbatch]),
     )
     return np.stack([own, np.where(backward, gradient[stage + 2, microbatch], -1)], axis=1)
-
-
-def _gathered(spans: Spans, rows: np.ndarray, pairs: np.ndarray) -> np.ndarray:
-    """When the weights that each action uses were there: the end of the last gather of its stage
-    that began before it on its device; -inf where none did, and for W, which uses none."""
-    found = np.full(len(rows), -np.inf)
-    gathers = np.flatnonzero(spans.code == _UNSHARD)
-    if not len(gathers):
-        return found
-    device, stage, start, end = (
-        column[gathers] for column in (spans.device, spans.stage, spans.start, spans.end)
-    )
-    for d, s in {*zip(device.tolist(), stage.tolist(), strict=True)}:
-        of = (device == d) & (stage == s)
-        users = np.flatnonzero(
-            (spans.device[rows] == d) & (spans.stage[rows] == s) & (spans.code[rows] != _W)
-        )
-        last = np.searchsorted(start[of], spans.start[rows[users]], side="right") - 1
-        found[users] = np.where(last >= 0, end[of][last], -np.inf)
-    found[pairs] = np.maximum(found[pairs], found[pairs + 1])
-    return found
 
 
 def _arriving(

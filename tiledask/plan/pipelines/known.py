@@ -176,7 +176,7 @@ def known_makespan(
 
     >>> known_makespan("1f1b", 4, 8).seconds, known_makespan("zb-h1", 4, 8).formula
     (33.0, 'm (F + B) + (p - 1)(F + I - W)')
-    >>> known_makespan("wave", 4, 8) is None
+    >>> known_makespan("v-min", 4, 8) is None
     True
     """
     whole = forward + backward_input + backward_weight

@@ -6,8 +6,6 @@ I(s, i)  needs  F(s, i) and I(s+1, i)            the gradient of the input alone
 W(s, i)  needs  I(s, i)                          the gradient of the weights
 
 Where one stage does B and the next I, each needs the one that is there.
-
-Where weights are gathered and dropped, every action also needs those of its stage to be there.
 """
 
 from collections import Counter
@@ -18,13 +16,12 @@ import numpy as np
 
 from tiledask.errors import DeadlockError, ScheduleError
 from tiledask.plan.pipelines.longest_path import longest_path
-from tiledask.plan.pipelines.schedule import KINDS, SHARDING, Action, Schedule
+from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
 from tiledask.plan.pipelines.transfers.links import Links
 from tiledask.plan.units import format_bytes
 
 __all__ = [
     "action_needs",
-    "check_sharding",
     "checked",
     "needs",
     "peak_in_flight",
@@ -115,8 +112,7 @@ def validate(
     has; ``weight_part`` is what is left of one between the gradient of its input and that of the
     weights (default: all). Raises ScheduleError that names the first fault: an action
     that is unknown, on the wrong device, repeated, before what it needs on its own device, or
-    missing; a deadlock, with its cycle; a stage that is used while its weights are not there, or
-    whose gradients are not all reduced; or a memory limit that is passed, with the moment.
+    missing; a deadlock, with its cycle; or a memory limit that is passed, with the moment.
 
     >>> from tiledask.plan.pipelines.schedules import schedule
     >>> validate(schedule("1f1b", stages=4, microbatches=8), memory_limit=4)
@@ -130,7 +126,6 @@ def validate(
         and longest_path(schedule, no_time, no_time[0], Links.of(schedule)) is not None
     ):
         checked(schedule, stages, microbatches)  # says what is wrong
-    check_sharding(schedule)
     if memory_limit is not None:
         _check_memory(schedule, memory_limit, activation, weight_part)
     return schedule
@@ -160,74 +155,7 @@ def checked(
     _check_order(schedule, waits)
     _check_pairs(schedule, waits)
     _check_complete(schedule, microbatches)
-    check_sharding(schedule)
     return waits, _feasible_order(schedule, waits)
-
-
-def check_sharding(schedule: Schedule) -> None:
-    """Refuse what uses weights that are not there, and gradients that are not all summed up.
-
-    Of a schedule that says nothing of weights all are there. Turns count what is done with weights
-    too.
-    """
-    if not len(schedule.sharding.kind):
-        return
-    reduces = bool((schedule.sharding.kind == SHARDING.index("REDUCE_GRAD")).any())
-    here: list[set[int]] = [set() for _ in range(schedule.devices)]
-    for place in schedule.places:
-        for stage, device in enumerate(place):
-            here[device].add(stage)
-    for device, line in enumerate(schedule.lines):
-        there: set[int] = set()
-        touched: dict[int, tuple[int, Action]] = {}
-        unsummed: dict[int, tuple[int, Action]] = {}
-        for turn, a in enumerate(line):
-            where, s = f"{a} at turn {turn} on rank {device}", a.stage
-            if s not in here[device]:
-                raise ScheduleError(
-                    f"{where}: stage {s} is not on that device, which has "
-                    f"{', '.join(map(str, sorted(here[device]))) or 'none'}: move it there"
-                )
-            if (a.kind == "UNSHARD") == (s in there) and a.kind != "REDUCE_GRAD":
-                before = "nothing gathers them before"
-                if s in touched:
-                    before = "{1} at turn {0} is the last that was done with them".format(
-                        *touched[s]
-                    )
-                if a.kind == "UNSHARD":
-                    raise ScheduleError(
-                        f"gathered twice: {where}, and stage {s}'s weights are there, {before}; "
-                        f"put {s}RESHARD between both"
-                    )
-                raise ScheduleError(
-                    f"weights not there: {where} needs those of stage {s}, and {before}; put "
-                    f"{s}UNSHARD before it"
-                )
-            if a.kind in SHARDING[:2]:
-                there ^= {s}
-                touched[s] = turn, a
-            elif a.kind in "BW":
-                unsummed[s] = turn, a
-            elif a.kind == "REDUCE_GRAD" and unsummed.pop(s, None) is None:
-                raise ScheduleError(
-                    f"{where} reduces no gradient: no backward of stage {s} comes before it that "
-                    f"is not reduced; put it behind the last"
-                )
-        if there:
-            s = min(there)
-            raise ScheduleError(
-                f"weights left over: those of stage {s} are gathered at turn {touched[s][0]} of "
-                f"rank {device} and never dropped, and after the step they are others; put "
-                f"{s}RESHARD behind their last use"
-            )
-        if unsummed and reduces:
-            s = min(unsummed)
-            raise ScheduleError(
-                "a gradient is not reduced: {2} at turn {1} on rank {0} adds to stage {3}'s, and "
-                "no {3}REDUCE_GRAD comes after it; put one behind its last backward".format(
-                    device, *unsummed[s], s
-                )
-            )
 
 
 def _check_places(schedule: Schedule, microbatches: int) -> None:

@@ -8,27 +8,21 @@
 
 Only the order is here. Who makes such orders is in schedules.py, what an action waits for in
 needs.py, and how long it takes in simulate.py.
-
-Where several copies of the model share the weights out (ZeRO 3, FSDP), the order also says when
-those of a stage are gathered and dropped, and when its gradients are summed over the copies:
-
-    rank 0     0UNSHARD F0 F1 F2 B0 F3 B1 B2 B3 0REDUCE_GRAD 0RESHARD
 """
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, chain, compress, pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tiledask.errors import ScheduleError, short
 from tiledask.plan import html
-from tiledask.plan.pipelines.generators.messages import with_messages
 
-__all__ = ["KINDS", "SHARDING", "Action", "Columns", "Schedule", "WeightColumns"]
+__all__ = ["KINDS", "Action", "Columns", "Schedule"]
 
 
 class Action(NamedTuple):
@@ -39,25 +33,16 @@ class Action(NamedTuple):
     """
 
     kind: str
-    """F forward, B full backward, I gradient of the input, W gradient of the weights; or one of
-    SHARDING."""
+    """F forward, B full backward, I gradient of the input, W gradient of the weights."""
     stage: int
-    microbatch: int = -1
-    """-1: of all, where weights are gathered or dropped, or gradients summed."""
+    microbatch: int
 
     def __str__(self) -> str:
-        number = "" if self.kind in SHARDING else self.microbatch
-        return f"{self.stage}{self.kind}{number}"
+        return f"{self.stage}{self.kind}{self.microbatch}"
 
 
 KINDS = "FBIW"
 """The kinds of actions; a column of kinds holds positions in this word."""
-SHARDING = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
-"""What is done with a stage's weights where each copy of the model holds a part of them, in
-PyTorch's words: they are gathered from all copies, dropped but for the part; and the gradients are
-summed over the copies, each keeping its part."""
-
-
 _TYPES = (np.int8, np.int32, np.int32, np.bool_)
 
 
@@ -78,26 +63,6 @@ class Columns(NamedTuple):
     @classmethod
     def none(cls) -> "Columns":
         return cls.of([], [], [])
-
-
-class WeightColumns(NamedTuple):
-    """What devices do with their stages' weights, in columns: device after device, in order."""
-
-    device: np.ndarray
-    """int32."""
-    turn: np.ndarray
-    """int64: how many actions of its device come before."""
-    kind: np.ndarray
-    """int8: positions in SHARDING."""
-    stage: np.ndarray
-    """int32."""
-
-    @classmethod
-    def of(cls, rows: Iterable[tuple[int, int, int, int]]) -> "WeightColumns":
-        """(device, turn, kind, stage) of each."""
-        columns = list(zip(*rows, strict=True)) or [()] * 4
-        types = (np.int32, np.int64, np.int8, np.int32)
-        return cls(*(np.array(c, t) for c, t in zip(columns, types, strict=True)))
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -129,9 +94,6 @@ class Schedule:
     places: tuple[tuple[int, ...], ...]
     """Per pipeline, the device of each stage."""
     name: str = ""
-    sharding: WeightColumns = field(default_factory=lambda: WeightColumns.of(()))
-    """What is done with weights between the actions; nothing where each copy of the model has all
-    of them."""
 
     @classmethod
     def of(
@@ -141,32 +103,17 @@ class Schedule:
         name: str = "",
         paired: Iterable[Iterable[bool]] | None = None,
     ) -> "Schedule":
-        """The schedule with these actions on each device, those of SHARDING among them. Raises
-        ScheduleError for other kinds.
+        """The schedule with these actions on each device. Raises ScheduleError for other kinds.
 
         ``place``: the device of each stage, or a row of them for each pipeline. ``paired``, like
         the orders: which forwards run at once with the backward after them.
         """
         rows = [list(order) for order in orders]
         pairs: list[Any] = [False] * len(rows) if paired is None else [list(r) for r in paired]
-        on_weights = []
         for device, row in enumerate(rows):
             for action in row:
-                if action.kind not in KINDS and action.kind not in SHARDING:
-                    raise ScheduleError(
-                        f"{action} on rank {device}: kinds are F, B, I, W, and of what is done "
-                        f"with weights {', '.join(SHARDING)}"
-                    )
-            computes = [action.kind in KINDS for action in row]
-            before = [0, *accumulate(computes)]
-            on_weights += [
-                (device, turn, SHARDING.index(action.kind), action.stage)
-                for action, turn in zip(row, before, strict=False)
-                if action.kind in SHARDING
-            ]
-            rows[device] = list(compress(row, computes))
-            if paired is not None:
-                pairs[device] = list(compress(pairs[device], computes))
+                if action.kind not in KINDS:
+                    raise ScheduleError(f"{action} on rank {device}: kinds are F, B, I, W")
         columns = (
             Columns.of(
                 [KINDS.index(a.kind) for a in row],
@@ -176,8 +123,7 @@ class Schedule:
             )
             for row, pair in zip(rows, pairs, strict=True)
         )
-        made = cls.of_columns(columns, place, name)
-        return replace(made, sharding=WeightColumns.of(on_weights)) if on_weights else made
+        return cls.of_columns(columns, place, name)
 
     @classmethod
     def of_columns(
@@ -301,18 +247,6 @@ class Schedule:
         actions = list(map(Action, *columns))
         return tuple(tuple(actions[a:b]) for a, b in pairwise(self.turns.tolist()))
 
-    @cached_property
-    def lines(self) -> tuple[tuple[Action, ...], ...]:
-        """The orders, with what is done with weights where its turn is."""
-        found = [list[Action]() for _ in range(self.devices)]
-        done = [0] * self.devices
-        for device, turn, kind, stage in zip(*(c.tolist() for c in self.sharding), strict=True):
-            found[device] += self.orders[device][done[device] : turn]
-            found[device].append(Action(SHARDING[kind], stage))
-            done[device] = turn
-        rest = (order[n:] for order, n in zip(self.orders, done, strict=True))
-        return tuple((*line, *last) for line, last in zip(found, rest, strict=True))
-
     def action(self, position: int) -> Action:
         """The action at a position of the columns."""
         columns = self.kind[position], self.stage[position], self.microbatch[position]
@@ -336,76 +270,36 @@ class Schedule:
             return NotImplemented
         columns = ("kind", "stage", "microbatch", "paired", "turns")
         both = [(getattr(self, name), getattr(other, name)) for name in columns]
-        both += zip(self.sharding, other.sharding, strict=True)
         return self.places == other.places and all(np.array_equal(*each) for each in both)
 
     def __hash__(self) -> int:
         return hash((self.places, len(self), self.kind.tobytes(), self.microbatch.tobytes()))
 
-    def to_text(self, communication: str = "") -> str:
+    def to_text(self) -> str:
         """One line per device, actions in PyTorch's grammar: stage, kind, micro-batch.
 
         With several pipelines a line for each comes first: ``@`` and the device of each stage.
-        A schedule of one pipeline that says nothing of weights is a file for PyTorch's
-        ``_PipelineScheduleRuntime._load_csv``, "compute_only".
-
-        ``communication``: with messages between devices, a file that PyTorch loads as
-        "compute_comms". "waits": sends, receives, and the waits that PyTorch demands from 2.15 on;
-        "sends": without waits, which older ones don't know. PyTorch then gathers weights and sums
-        and scales gradients only where its file says so: ``td.shard_weights(schedule, 3)`` says it
-        as PyTorch does. Raises ScheduleError where gradients would not be summed, where a stage is
-        on several devices, and for other words.
+        A schedule of one pipeline is a file for PyTorch's ``_PipelineScheduleRuntime._load_csv``,
+        "compute_only".
 
         >>> print(Schedule.from_text("0F0 0F1 0B0 0B1; 1F0 1F1 1B0 1B1").to_text())
         0F0,0F1,0B0,0B1
         1F0,1F1,1B0,1B1
-        >>> print(Schedule.from_text("0F0; 1F0").to_text("waits"))
-        0F0,0SEND_F0,0WAIT_SEND_F0
-        1RECV_F0,1F0
         """
-        if communication:
-            self._check_for_messages(communication)
-            words = with_messages([*self._blocks()], self.place, communication == "waits")
-        else:
-            words = [[word for word, _ in row] for row in self._blocks()]
         heads = ["@" + ",".join(map(str, row)) for row in self.places] if self.pipelines > 1 else []
-        return "\n".join([*heads, *map(",".join, words)])
+        return "\n".join([*heads, *(",".join(self._words(d)) for d in range(self.devices))])
 
-    def _blocks(self) -> Iterator[Iterator[tuple[str, tuple[Action, ...]]]]:
-        """Of each device, what it does at once, an action or a pair, and how that is written."""
-
-        def of(line: Iterable[Action], paired: list[bool]) -> Iterator[tuple[str, Any]]:
-            rest, pair = iter(line), iter(paired)
-            for action in rest:
-                second = next(rest, None) if action.kind in KINDS and next(pair) else None
-                if second is None:
-                    yield str(action), (action,)
-                else:
-                    next(pair)
-                    yield f"({action};{second})OVERLAP_F_B", (action, second)
-
-        for line, paired in zip(self.lines, np.split(self.paired, self.turns[1:-1]), strict=True):
-            yield of(line, paired.tolist())
-
-    def _check_for_messages(self, communication: str) -> None:
-        if communication not in ("sends", "waits"):
-            raise ScheduleError(
-                f"a schedule is written with its 'sends' (and receives), or with 'waits' for them "
-                f"too, got {short(communication)}; without a word, only with its actions"
-            )
-        if self.pipelines > 1:
-            raise ScheduleError(
-                f"PyTorch's files have one pipeline, each stage on one device, and {self!r} has "
-                f"{self.pipelines}; to_text() without communication is read by Schedule.from_text"
-            )
-        kept = self.sharding
-        summed = set(kept.stage[kept.kind == SHARDING.index("REDUCE_GRAD")].tolist())
-        if self.trains and (missing := set(range(self.stages)) - summed):
-            raise ScheduleError(
-                f"PyTorch sums and scales the gradients of a stage where its file has REDUCE_GRAD, "
-                f"and stage {min(missing)} has none; write td.shard_weights(schedule, 3), which "
-                f"says when, as PyTorch itself does"
-            )
+    def _words(self, device: int) -> Iterator[str]:
+        """What ``device`` does at once, an action or a pair, as it is written."""
+        actions = iter(self.orders[device])
+        pairs = iter(self.paired[slice(*self.turns[device : device + 2])].tolist())
+        for action in actions:
+            second = next(actions, None) if next(pairs) else None
+            if second is None:
+                yield str(action)
+            else:
+                next(pairs)
+                yield f"({action};{second})OVERLAP_F_B"
 
     @classmethod
     def from_text(cls, text: str, name: str = "") -> "Schedule":
@@ -413,9 +307,8 @@ class Schedule:
 
         Actions such as ``0F3`` are separated by commas or spaces; ``(0F1;1B0)OVERLAP_F_B`` is a
         forward and a backward at once. PyTorch's CSV files can be read, with communication or
-        without: empty cells are left out, and so are sends, receives and waits for them or for a
-        sum of gradients, which follow from the actions. ``0UNSHARD``, ``0RESHARD`` and
-        ``0REDUCE_GRAD`` are what is done with the weights of stage 0, and are kept.
+        without: empty cells are left out, and so are sends, receives and what is done with the
+        weights of a stage that several copies of the model share out.
         A stage is placed on the first device that names it; lines of ``@`` and a device for each
         stage place pipelines, which the micro-batches take in turn. Raises ScheduleError for any
         other word, and for a stage number left out.
@@ -428,7 +321,7 @@ class Schedule:
         lines = [line.strip() for line in re.split(r"[\n;]", text.strip().strip(";"))]
         heads = [line[1:] for line in lines if line.startswith("@")]
         words = [re.split(r"[,\s]+", line) for line in lines if not line.startswith("@")]
-        rows = [[w for w in row if w and not _COMMUNICATES.fullmatch(w)] for row in words]
+        rows = [[w for w in row if w and not _BESIDE.fullmatch(w)] for row in words]
         orders = [[_read(part) for w in row for part in w.split("+")] for row in rows]
         paired = [
             [n == 0 < w.count("+") for w in row for n in range(1 + w.count("+"))] for row in rows
@@ -438,8 +331,7 @@ class Schedule:
             place: dict[int, int] = {}
             for device, order in enumerate(orders):
                 for action in order:
-                    if action.kind in KINDS:
-                        place.setdefault(action.stage, device)
+                    place.setdefault(action.stage, device)
             # of n different stages, one of 0 .. n is missing, or all of 0 .. n-1 are there
             missing = next((s for s in range(len(place) + 1) if s not in place), 0)
             if missing < len(place) or not place:
@@ -457,16 +349,14 @@ class Schedule:
 
     def __repr__(self) -> str:
         name = f"{self.name}: " if self.name else ""
-        gathers = int((self.sharding.kind == 0).sum())
-        sharded = f", {gathers} gathers of weights" if len(self.sharding.kind) else ""
         return (
             f"Schedule({name}{self.stages} stages on {self.devices} devices, "
-            f"{self.microbatches} micro-batches, {len(self)} actions{sharded})"
+            f"{self.microbatches} micro-batches, {len(self)} actions)"
         )
 
     def _repr_html_(self) -> str:
         cell = "<td style='background:{};color:#000'>{}</td>"
-        cells = [[cell.format(_COLOURS.get(a.kind, "#fff"), a) for a in o] for o in self.lines]
+        cells = [[cell.format(_COLOURS[a.kind], a) for a in o] for o in self.orders]
         rows = "".join(f"<tr><th>rank {d}</th>{''.join(c)}</tr>" for d, c in enumerate(cells))
         return f"<table><caption>{html.words(repr(self))}</caption>{rows}</table>"
 
@@ -474,8 +364,8 @@ class Schedule:
 _COLOURS = {"F": "#a6cee3", "B": "#b2df8a", "I": "#fdbf6f", "W": "#cab2d6"}
 
 
-_COMMUNICATES = re.compile(r"\d+(((WAIT_)?SEND|RECV)_[FB]\d*|WAIT_REDUCE_GRAD)")
-"""PyTorch's words for what follows from the actions."""
+_BESIDE = re.compile(r"\d+((WAIT_)?SEND_[FB]|RECV_[FB]|UNSHARD|RESHARD|(WAIT_)?REDUCE_GRAD)\d*")
+"""PyTorch's words for what is no action."""
 
 
 def _read_devices(text: str) -> list[int]:
@@ -490,8 +380,6 @@ def _read_devices(text: str) -> list[int]:
 
 def _read(word: str) -> Action:
     match = re.fullmatch(r"(\d{1,8})([FBIW])(\d{1,8})", word)
-    if on_weights := re.fullmatch(rf"(\d{{1,8}})({'|'.join(SHARDING)})\d*", word):
-        return Action(on_weights[2], int(on_weights[1]))
     if not match:
         raise ScheduleError(
             f"cannot read {short(word)} as an action; write stage, kind and micro-batch, as in "

@@ -19,8 +19,7 @@ from tiledask.plan.pipelines.generators.classic import (
     one_forward_one_backward,
 )
 from tiledask.plan.pipelines.generators.dualpipe import dualpipe, dualpipev
-from tiledask.plan.pipelines.generators.sharding import shard_weights
-from tiledask.plan.pipelines.generators.zb_v import v_auto, v_half, v_min, wave, zb_v
+from tiledask.plan.pipelines.generators.zb_v import v_half, v_min, zb_v
 from tiledask.plan.pipelines.generators.zero_bubble import (
     interleaved_zero_bubble,
     zb_auto,
@@ -65,16 +64,13 @@ schedules = Schedules(
         "zb-v": zb_v,
         "v-half": v_half,
         "v-min": v_min,
-        "v-auto": v_auto,
         "chimera": chimera,
         "dualpipe": dualpipe,
         "dualpipev": dualpipev,
-        "wave": wave,
     }
 )
-"""The schedules by name. Each takes stages and microbatches; the looped ones also devices, "1f1b"
-the replicas of each stage, "zb-auto" and "v-auto" the times and the memory that they are made
-for."""
+"""The schedules by name. Each takes stages and microbatches; the looped ones also devices,
+"zb-auto" the times and the memory that it is made for."""
 OF_PYTORCH = {
     "gpipe": "gpipe",
     "1f1b": "1f1b",
@@ -86,7 +82,7 @@ OF_PYTORCH = {
 }
 """What PyTorch calls them, in lower case, as it takes its names in any; its classes' names begin
 with Schedule."""
-V_SHAPED = ("zb-v", "v-half", "v-min", "v-auto", "dualpipev")
+V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipev")
 """Down the stages and back: two on each device, whatever is asked."""
 BOTH_WAYS = ("chimera", "dualpipe")
 """Two copies of the model, the second from the last stage to the first."""
@@ -111,24 +107,21 @@ def is_looped(name: str) -> bool:
     """Whether the schedule takes devices=, and puts as many stages on each as one likes.
 
     >>> [name for name in schedules if is_looped(name)]
-    ['interleaved', 'looped-bfs', 'interleaved-zb', 'wave']
+    ['interleaved', 'looped-bfs', 'interleaved-zb']
     """
     return "devices" in inspect.signature(schedules[name]).parameters
 
 
-def layout_schedule(
-    name: str, stages: int, microbatches: int, devices: int, unshard: str | int | None = None
-) -> Schedule:
+def layout_schedule(name: str, stages: int, microbatches: int, devices: int) -> Schedule:
     """The schedule that a layout means by ``name``: 1F1B of several stages on a device is
-    interleaved; with weights gathered as ``unshard`` says, if it does.
+    interleaved.
 
     >>> layout_schedule("1f1b", stages=8, microbatches=8, devices=4)
     Schedule(interleaved: 8 stages on 4 devices, 8 micro-batches, 128 actions)
     """
     name = "interleaved" if name == "1f1b" and stages > devices else name
     options: dict[str, Any] = {"devices": devices} if is_looped(name) else {}
-    made = schedule(name, stages, microbatches, **options)
-    return made if unshard is None else shard_weights(made, unshard)
+    return schedule(name, stages, microbatches, **options)
 
 
 def schedule(
@@ -140,15 +133,12 @@ def schedule(
     "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV". The orders are PyTorch's, but for the
     backwards of "LoopedBFS", which it does from the last micro-batch to the first.
 
-    ``stages`` counts all stages of the model. "interleaved", "looped-bfs", "interleaved-zb" and
-    "wave" put several on a device and need ``devices=``; "zb-v", "v-half", "v-min", "v-auto"
-    and "dualpipev" put two on each. "chimera" and "dualpipe" have every stage on two devices, and
-    each micro-batch passes through one of the two. "1f1b" takes ``replicas=``, on how many devices
-    each stage is: micro-batches come to them in turn (PipeDream). "zb-auto", one stage on each
-    device, and "v-auto", two, are made for the seconds ``forward``, ``backward_input``,
-    ``backward_weight`` and ``latency`` within a ``memory_limit``, and made better by as many
-    ``tries`` of a search, towards a ``goal``: a short "span" or "makespan". ``forward_only`` leaves
-    the backwards out.
+    ``stages`` counts all stages of the model. "interleaved", "looped-bfs" and "interleaved-zb" put
+    several on a device and need ``devices=``; "zb-v", "v-half", "v-min" and "dualpipev" put two on
+    each. "chimera" and "dualpipe" have every stage on two devices, and each micro-batch passes
+    through one of the two. "zb-auto" is made for the seconds ``forward``, ``backward_input``,
+    ``backward_weight`` and ``latency`` within a ``memory_limit``. ``forward_only`` leaves the
+    backwards out.
     Raises ScheduleError for an unknown name or option, a count below 1, stages that do not
     divide over the devices, and a forward-only "naive" with several micro-batches, which as
     an order of actions is GPipe's.
@@ -158,10 +148,8 @@ def schedule(
     1F0,1B0,1F1,1B1,1F2,1B2
     >>> schedule("interleaved", stages=8, microbatches=8, devices=4)
     Schedule(interleaved: 8 stages on 4 devices, 8 micro-batches, 128 actions)
-    >>> schedule("1f1b", stages=2, microbatches=6, replicas=(3, 1))
-    Schedule(1f1b, 3-1: 2 stages on 4 devices, 6 micro-batches, 24 actions)
-    >>> schedule("v-auto", 8, 8, forward=[2, 1, 1, 1, 1, 1, 1, 3], latency=0.2, memory_limit=6)
-    Schedule(v-auto: 8 stages on 4 devices, 8 micro-batches, 192 actions)
+    >>> schedule("zb-auto", 4, 8, forward=[2, 1, 1, 3], latency=0.2, memory_limit=6)
+    Schedule(zb-auto: 4 stages on 4 devices, 8 micro-batches, 96 actions)
     """
     if (name := called(name)) not in schedules:
         raise ScheduleError(

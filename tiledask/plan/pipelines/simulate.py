@@ -17,14 +17,14 @@ import numpy as np
 
 from tiledask.errors import ScheduleError, short
 from tiledask.plan.pipelines.bound import Evidence
-from tiledask.plan.pipelines.longest_path import WeightTimes, longest_path
-from tiledask.plan.pipelines.needs import check_sharding, checked
-from tiledask.plan.pipelines.schedule import SHARDING, Schedule
+from tiledask.plan.pipelines.longest_path import longest_path
+from tiledask.plan.pipelines.needs import checked
+from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedule as by_name
-from tiledask.plan.pipelines.timeline import KINDS, Timeline
+from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.pipelines.transfers.links import Links, PerLink
 
-__all__ = ["Times", "durations", "simulate", "together", "weight_times"]
+__all__ = ["Times", "durations", "simulate", "together"]
 
 Times = float | Sequence[float] | Sequence[Sequence[float]]
 """Seconds: one number, one per stage, or one per stage and micro-batch."""
@@ -57,8 +57,6 @@ def simulate(
     block_bytes: float | Sequence[float] = 0.0,
     bandwidth: PerLink = float("inf"),
     transfers: str = "overlapped",
-    unshard: float | Sequence[float] = 0.0,
-    reduce_grad: float | Sequence[float] = 0.0,
 ) -> Timeline:
     """The Timeline of ``schedule`` if every action takes exactly the time given.
 
@@ -88,11 +86,6 @@ def simulate(
                                       "paired": the same, but all transfers between two actions
                                       are posted at once, and it goes on when all are done; so
                                       Megatron does it (send_forward_recv_backward).
-    unshard, reduce_grad              seconds in which a stage's weights are gathered, and its
-                                      gradients summed over the copies of the model, where the
-                                      schedule says so (`tiledask.shard_weights`): beside the work,
-                                      one after the other; F, B and I wait for their weights.
-
     Each time is a number, a value per stage, or a table [stages][microbatches]; latency and
     bandwidth are a number, a value per boundary between stages, or a table [from device][to
     device]. Raises ScheduleError for a schedule that cannot run, and for times that are negative,
@@ -119,68 +112,20 @@ def simulate(
     seconds = durations(schedule, forward, backward, backward_input, backward_weight)
     both = together(schedule, seconds, overlapped)
     links = Links.of(schedule, latency, block_bytes, bandwidth, transfers)
-    weights = weight_times(schedule, unshard, reduce_grad)
-    path = longest_path(schedule, seconds, both, links, weights) if schedule.is_complete else None
+    path = longest_path(schedule, seconds, both, links) if schedule.is_complete else None
     if path is None:
         checked(schedule)  # says what is wrong
         raise AssertionError("a schedule that passes every check did not run")
-    columns: tuple[np.ndarray, ...] = (
+    return Timeline(
+        schedule.devices,
         schedule.device,
         schedule.kind,
         schedule.stage,
         schedule.microbatch,
         path.start,
         path.end,
+        evidence=Evidence(schedule, seconds, both, links),
     )
-    if weights is not None:
-        code = (KINDS.index(SHARDING[0]) + schedule.sharding.kind).astype(np.int8)
-        of_all = np.full(len(code), -1, np.int32)
-        on_weights = schedule.sharding.device, code, schedule.sharding.stage, of_all
-        both_kinds = zip((*on_weights, *path.on_weights), columns, strict=True)
-        joined = [np.concatenate(each) for each in both_kinds]
-        order = np.lexsort((joined[4], joined[0]))
-        columns = tuple(column[order] for column in joined)
-    evidence = Evidence(schedule, seconds, both, links, weights)
-    device, code, stage, microbatch, start, end = columns
-    return Timeline(
-        schedule.devices, device, code, stage, microbatch, start, end, evidence=evidence
-    )
-
-
-def weight_times(
-    schedule: Schedule, unshard: float | Sequence[float], reduce_grad: float | Sequence[float]
-) -> WeightTimes | None:
-    """What is done with weights by the seconds of each stage; None of a schedule that has all.
-
-    Raises ScheduleError for what uses weights that are not there.
-    """
-    given = {"unshard": unshard, "reduce_grad": reduce_grad}
-    took = {name: _table(times, name, schedule.stages, 1)[:, 0] for name, times in given.items()}
-    device, _, code, stage = schedule.sharding
-    if not len(code):
-        return None
-    check_sharding(schedule)
-    seconds = np.stack([took["unshard"], np.zeros(schedule.stages), took["reduce_grad"]])
-    after, gathered = np.full(len(code), -1), np.full(len(schedule), -1)
-    number = 0
-    for d, line in enumerate(schedule.lines):
-        at, there = int(schedule.turns[d]), dict[int, int]()
-        reads, adds = dict[int, int](), dict[int, int]()  # the last that did, by stage
-        for kind, s, _ in line:
-            if kind not in SHARDING:
-                if kind != "W":  # which reads what the forward and I left
-                    gathered[at], reads[s] = there[s], at
-                if kind in "BW":
-                    adds[s] = at
-                at += 1
-                continue
-            if kind == "UNSHARD":
-                there[s] = number
-            else:
-                after[number] = (reads if kind == "RESHARD" else adds).get(s, -1)
-            number += 1
-    firsts = np.searchsorted(device, np.arange(schedule.devices + 1))
-    return WeightTimes(seconds[code, stage], after, gathered, firsts)
 
 
 def together(schedule: Schedule, seconds: np.ndarray, overlapped: Times | None) -> np.ndarray:

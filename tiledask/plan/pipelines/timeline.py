@@ -21,7 +21,7 @@ from tiledask.errors import ScheduleError
 from tiledask.plan import html
 from tiledask.plan.frames import frame
 from tiledask.plan.pipelines.causes import CAUSES, IdleTime, idle_time
-from tiledask.plan.pipelines.idle import COMPUTE, KINDS, TRANSFER, Waits, summed_until, waits
+from tiledask.plan.pipelines.idle import COMPUTE, KINDS, TRANSFER, Waits, waits
 from tiledask.plan.units import format_seconds
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Timeline:
 
     @cached_property
     def kind(self) -> np.ndarray:
-        """One word per span: of COMPUTE, TRANSFER or of SHARDING."""
+        """One word per span: of COMPUTE, or TRANSFER."""
         kinds: np.ndarray = np.array(list(KINDS))[self.code]
         return kinds
 
@@ -165,8 +165,7 @@ class Timeline:
 
     @property
     def transfer(self) -> float:
-        """Device-seconds in which a block travels to a device, or weights or gradients do between
-        copies of the model (may overlap compute)."""
+        """Device-seconds in which a block travels to a device (may overlap compute)."""
         return sum(union_length(self._spans(d, computes=False)) for d in range(self.devices))
 
     @cached_property
@@ -186,11 +185,8 @@ class Timeline:
     @cached_property
     def exposed_transfer_per_device(self) -> tuple[float, ...]:
         """Seconds in which each device waits for a block that is on its way to it, and whose
-        action could otherwise start; for weights; and, all work done, for sums of gradients."""
-        close = float(self.end[self.computes].max(initial=0.0))
-        after = np.maximum(0.0, summed_until(self, self.makespan) - close).tolist()
-        both = self._waited("weights"), self._waited("transfer")
-        return tuple(map(sum, zip(*both, after, strict=True)))
+        action could otherwise start."""
+        return self._waited("transfer")
 
     @cached_property
     def overhead_per_device(self) -> tuple[float, ...]:

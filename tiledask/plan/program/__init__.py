@@ -10,10 +10,7 @@ check.py         what is wrong with one, before anything runs
 count.py         bytes and messages between ranks
   calls.py       what each rank calls, in order
 clock.py         when every instruction runs
-  prices.py      seconds of each on a device
-  runs.py        what a rank does by itself, as one
 held.py          what every rank holds
-explained.py     where a step goes, all together
 """
 
 from tiledask.submodules import submodules

@@ -70,7 +70,7 @@ def _check_left_over(program: Instructions, nodes: list[Node]) -> None:
     unread: dict[tuple[int, str, int], LinePlace] = {}
     for node in nodes:
         for place in node.places:
-            stays = program.role(place.rank).of_rank
+            stays = program.role(place.rank).stays
             for name in place.instruction.writes:
                 if buffer_of(name) not in stays:
                     unread[place.rank, buffer_of(name), place.frame] = place

@@ -14,14 +14,12 @@ import numpy as np
 
 from tiledask.errors import ProgramError, short
 from tiledask.plan.collectives.seconds import replayed
-from tiledask.plan.pipelines.schedule import SHARDING
 from tiledask.plan.pipelines.timeline import COMPUTE, TRANSFER, Span, Timeline
 from tiledask.plan.program.graph import LinePlace, Node, followers, graph
 from tiledask.plan.program.instructions import (
     COMPUTE_STREAM,
     Collective,
     Do,
-    Drop,
     Fetch,
     Instructions,
     ProgramPart,
@@ -143,9 +141,6 @@ class _Run:
             for one in node.places:
                 self._span(one, one.rank, _kind_of(one, TRANSFER), start, end)
             return end, end
-        if isinstance(each, Drop):
-            self._span(place, place.rank, _kind_of(place), start, start)
-            return start, start
         if isinstance(each, Send | Recv):
             return self._message(place, each, start)
         if isinstance(each, Fetch):
@@ -235,10 +230,8 @@ class _Run:
 
 def _kind_of(place: LinePlace, moves: str = "") -> str:
     """The kind of a part's work in a Timeline; what else is of no stage belongs to the update.
-    ``moves``: of what moves numbers instead, but for stages' weights."""
+    ``moves``: of what moves numbers instead."""
     kind = place.part.kind
-    if kind in SHARDING:
-        return kind
     return moves or (kind if kind in COMPUTE else "M" if kind in ("multiply", "sum") else "U")
 
 

@@ -14,11 +14,9 @@ from typing import NamedTuple
 
 from tiledask.errors import ProgramError
 from tiledask.plan.program.instructions import (
-    AllGather,
     Broadcast,
     Collective,
     Do,
-    Drop,
     Fetch,
     Instruction,
     Instructions,
@@ -100,8 +98,6 @@ class _Walk:
         self.writer: dict[str, int] = {}
         self.readers: dict[str, list[int]] = {}
         self.last: dict[str, int] = {}
-        self.slots: dict[str, list[list[int]]] = {stream: [] for stream, _ in self.program.slots}
-        self.slot_of: dict[tuple[str, int], list[int]] = {}
         turns: dict[tuple[int, int], int] = {}
         line = self.program.lines[rank]
         for name, base in role.within.items():
@@ -135,11 +131,6 @@ class _Walk:
             else:
                 for place in mine:
                     self.instruction(role, [place])
-        if left := sorted(role.shared.keys() & self.writer.keys()):
-            raise ProgramError(
-                f"{left[0]} is left over: {self.at(self.writer[left[0]])}; it is there for all "
-                f"frames until rank {rank} drops it; do so after its last use"
-            )
         if idle := sorted(role.stays.keys() - role.given - self.writer.keys()):
             raise ProgramError(
                 f"{idle[0]} stays on rank {rank}, and nothing writes it: is an instruction "
@@ -153,7 +144,6 @@ class _Walk:
         if isinstance(each, Collective):
             waits += self.reads(role, places[0])
             number = self.collective(places[0])
-            waits += self.slot(each, places[0].frame)
             _check_sizes(role, places[0], self.program.members(rank, each).index(rank))
         else:
             self.nodes.append(Node(places))
@@ -164,10 +154,8 @@ class _Walk:
         for place in places:
             waits += [] if isinstance(each, Collective) else self.reads(role, place)
             for name in place.instruction.reads:
-                if (buffer := buffer_of(name)) in role.of_rank:
+                if (buffer := buffer_of(name)) in role.stays:
                     self.readers.setdefault(buffer, []).append(number)
-                elif (held := self.slot_of.get((buffer, place.frame))) is not None:
-                    held.append(number)
             for name in place.instruction.writes:
                 waits += self.writes(role, place, name, number)
         if isinstance(each, Send | Recv):
@@ -183,12 +171,7 @@ class _Walk:
     def maker(self, role: ProgramRole, place: LinePlace, name: str) -> list[int]:
         """What makes a buffer; nothing if it was there before."""
         buffer = name if name in role.nbytes else buffer_of(name)
-        if buffer in role.shared and buffer not in self.writer:
-            raise ProgramError(
-                f"{name} is read and is not there: {place}; on rank {self.here}, make it first, "
-                f"and drop it after its last use"
-            )
-        if buffer in role.of_rank:
+        if buffer in role.stays:
             if buffer in role.scratch and buffer not in self.writer:
                 raise ProgramError(
                     f"{name}, which every line makes anew, is read and was not written before: "
@@ -202,36 +185,13 @@ class _Walk:
             )
         return [self.written[buffer, place.frame]]
 
-    def slot(self, each: Collective, frame: int) -> list[int]:
-        """What reads the result whose place this one takes, where results are limited."""
-        if each.stream not in self.slots or not isinstance(each, AllGather):
-            return []
-        readers = list[int]()
-        self.slot_of[each.result, frame] = readers
-        before = self.slots[each.stream]
-        before.append(readers)
-        most = dict(self.program.slots)[each.stream]
-        return before[-1 - most] if len(before) > most else []
-
     def writes(self, role: ProgramRole, place: LinePlace, name: str, number: int) -> list[int]:
         """What a write waits for: of what stays, all that read or wrote it before."""
         buffer = name if name in role.nbytes else buffer_of(name)
         if buffer in role.given:
             raise ProgramError(f"{name} is given, and no line changes it: {place}")
-        drops = isinstance(place.instruction, Drop)
-        if drops and buffer not in role.shared:
-            raise ProgramError(f"{name} is dropped, and frames share no such buffer: {place}")
-        made = buffer in role.shared and name not in place.instruction.reads
-        if made and drops != (buffer in self.writer):
-            raise ProgramError(
-                f"{name} is {'dropped and is not there' if drops else 'there and made anew'}: "
-                f"{place}; make it once, and drop it once"
-            )
-        if buffer in role.of_rank:
-            before = self.overwrites(buffer, number)
-            if drops:
-                del self.writer[buffer]
-            return before
+        if buffer in role.stays:
+            return self.overwrites(buffer, number)
         if buffer not in role.nbytes:
             raise ProgramError(f"{name} has no size: {place}; give rank {self.here} one")
         if (first := self.written.get((buffer, place.frame))) is not None:

@@ -9,7 +9,6 @@ import numpy as np
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.program.instructions import (
     Do,
-    Drop,
     Instructions,
     ProgramLine,
     ProgramRole,
@@ -60,9 +59,6 @@ def tensor_classes(role: ProgramRole) -> dict[str, str]:
     loss; what is gone before its part ends is "in between".
     """
     classes = {name: name.partition("/")[0].replace("_", " ") for name in role.stays}
-    for name in role.shared:
-        weights = name.startswith("whole_weights/")
-        classes[name] = "gathered weights" if weights else "unreduced gradients"
     each_in = [(number, each) for number, part in enumerate(role.parts)
                for each in part.instructions]  # fmt: skip
     last = {buffer_of(name): number for number, each in each_in for name in each.reads}
@@ -94,7 +90,6 @@ def _fullest(role: ProgramRole, line: ProgramLine) -> list[_Held]:
     change = np.zeros(len(line) * most + 1)
     born = {name: np.full(frames, -1) for name in role.nbytes}
     dies = {name: np.full(frames, -1) for name in role.nbytes}
-    made, dropped = ({name: list[np.ndarray]() for name in role.shared} for _ in range(2))
     for number, part in enumerate(role.parts):
         here = line.part == number
         frame, turn = line.frame[here], turns[here]
@@ -102,18 +97,13 @@ def _fullest(role: ProgramRole, line: ProgramLine) -> list[_Held]:
             for name in map(buffer_of, each.writes):
                 if name in born:
                     born[name][frame] = turn + at
-                elif name in made and name not in map(buffer_of, each.reads):
-                    (dropped if isinstance(each, Drop) else made)[name].append(turn + at)
             for name in map(buffer_of, (*each.reads, *each.writes)):
                 if name in dies:
                     dies[name][frame] = np.maximum(dies[name][frame], turn + at)
             if isinstance(each, Do) and each.work:
                 change[turn + at] += each.work
                 change[turn + at + 1] -= each.work
-    for of, each_time in ((born, made), (dies, dropped)):  # each is dropped before the next is made
-        of.update({n: np.sort(np.concatenate(found)) for n, found in each_time.items() if found})
-    own = {name: size for name, size in (role.nbytes | role.shared).items()
-           if name in born and name not in role.within}  # fmt: skip
+    own = {name: size for name, size in role.nbytes.items() if name not in role.within}
     for name, size in own.items():
         there = born[name] >= 0
         np.add.at(change, born[name][there], size)

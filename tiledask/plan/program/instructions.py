@@ -8,9 +8,7 @@
       send x1 to 1 @to_1               @ a stream: each goes on in its own order
 
 A buffer is of one frame: written once, and let go after the last instruction that reads it. What
-stays (weights, states) is of the rank: it is there before, may be written again, and stays. What
-frames share (weights that were gathered) is of the rank too: there from whoever writes it to its
-drop.
+stays (weights, states) is of the rank: it is there before, may be written again, and stays.
 Between the streams of a rank only buffers order things: an instruction waits for what it reads,
 and a write of what stays for all that came before it in the line and reads or writes that.
 
@@ -18,7 +16,7 @@ Ranks are those of a mesh, in row-major order. An instruction names axes of it a
 along them, never a rank: so ranks whose blocks have equal shapes share their parts.
 """
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import product
@@ -41,7 +39,6 @@ __all__ = [
     "Broadcast",
     "Collective",
     "Do",
-    "Drop",
     "Fetch",
     "HaloExchange",
     "HaloReduce",
@@ -348,25 +345,6 @@ COLLECTIVES: dict[str, type[Collective]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
-    """A buffer that frames share is let go; whoever needs it again makes it anew."""
-
-    buffer: str
-    stream: str = COMPUTE_STREAM
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        return (self.buffer,)
-
-    def __repr__(self) -> str:
-        return _on(f"drop {self.buffer}", self.stream)
-
-
-@dataclass(frozen=True, slots=True)
 class Stop:
     """The line ends here if a buffer, one number, is not a number. Readers go on behind it."""
 
@@ -463,7 +441,7 @@ def _along(axis: int) -> str:
     return f" along {axis}" if axis else ""
 
 
-Instruction = Do | Send | Recv | Collective | Drop | Stop | Fetch | Keep
+Instruction = Do | Send | Recv | Collective | Stop | Fetch | Keep
 
 
 def buffer_of(name: str) -> str:
@@ -480,8 +458,8 @@ class ProgramPart:
     """Instructions that a rank issues one after the other, for one frame."""
 
     kind: str
-    """F forward, B full backward, I gradient of the input, W gradient of the weights; UNSHARD,
-    RESHARD and REDUCE_GRAD; or a word for what no stage does, or one before all others."""
+    """F forward, B full backward, I gradient of the input, W of the weights, REDUCE_GRAD; or a word
+    for what no stage does."""
     stage: int
     """-1: none."""
     instructions: tuple[Instruction, ...]
@@ -520,17 +498,10 @@ class ProgramRole:
     within: dict[str, str] = field(default_factory=dict)
     """By buffer of a frame that has no place of its own: the one that stays in whose it lies, over
     what was there."""
-    shared: dict[str, int] = field(default_factory=dict)
-    """By buffer, what frames share: there from whoever writes it to its `Drop`."""
-
-    @cached_property
-    def of_rank(self) -> Set[str]:
-        """Buffers that are of no frame."""
-        return self.stays.keys() | self.shared.keys()
 
     def size(self, name: str) -> int:
         """Bytes of a buffer."""
-        return (self.nbytes if name in self.nbytes else self.stays | self.shared)[name]
+        return (self.nbytes if name in self.nbytes else self.stays)[name]
 
 
 @dataclass(frozen=True, eq=False)
@@ -575,9 +546,6 @@ class Instructions:
     name: str = ""
     mesh: tuple[int, ...] = ()
     """(): all ranks along one axis."""
-    slots: tuple[tuple[str, int], ...] = ()
-    """(stream, how many results of its gathers may be there at once), where that is limited: the
-    next one waits until what came before is read. Of ZeRO-3's weights two are enough."""
     stands_for: tuple[int, ...] = ()
     """Of representatives: how many ranks each is, along every axis; (): 1."""
 
@@ -647,24 +615,6 @@ class Instructions:
     def stands_along(self, axes: tuple[int, ...]) -> int:
         """How many ranks along some axes each of these stands for."""
         return prod(self.stands_for[axis] for axis in axes) if self.stands_for else 1
-
-    def on_compute(self, *streams: str) -> Self:
-        """The same with collectives and fetches of these streams on the stream of the work: nothing
-        hides."""
-
-        def moved(each: Instruction) -> Instruction:
-            if isinstance(each, Collective | Fetch) and each.stream in streams:
-                return replace(each, stream=COMPUTE_STREAM)
-            return each
-
-        def of_role(role: ProgramRole) -> ProgramRole:
-            parts = (
-                replace(part, instructions=tuple(map(moved, part.instructions)))
-                for part in role.parts
-            )
-            return replace(role, parts=tuple(parts))
-
-        return replace(self, roles=tuple(map(of_role, self.roles)))
 
     @cached_property
     def _groups(self) -> dict[Any, dict[int, tuple[int, ...]]]:

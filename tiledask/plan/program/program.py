@@ -86,7 +86,7 @@ class Program(Instructions):
     def from_text(cls, text: str) -> Self:
         """The program that ``text`` says; raises ProgramError for what it cannot be."""
         said = from_text(text)
-        return cls(said.roles, said.lines, said.of_rank, said.name, said.mesh, said.slots)
+        return cls(said.roles, said.lines, said.of_rank, said.name, said.mesh)
 
     def line_text(self, rank: int) -> str:
         """The line of a rank: parts and their frames."""

@@ -16,12 +16,10 @@ from math import prod
 import numpy as np
 
 from tiledask.errors import ProgramError, short
-from tiledask.plan.pipelines.schedule import SHARDING
 from tiledask.plan.program.instructions import (
     COLLECTIVES,
     COMPUTE_STREAM,
     Do,
-    Drop,
     Fetch,
     Instruction,
     Instructions,
@@ -59,7 +57,6 @@ def to_text(program: Instructions) -> str:
     text = [f"program {program.name}".rstrip()]
     if program.mesh:
         text.append(f"mesh {' '.join(map(str, program.mesh))}")
-    text += [f"slots {stream} {most}" for stream, most in program.slots]
     lines: dict[tuple[int, int], list[int]] = {}
     for rank, line in enumerate(program.lines):
         lines.setdefault((program.of_rank[rank], id(line)), []).append(rank)
@@ -94,7 +91,6 @@ def _role_text(program: Instructions, number: int) -> str:
     for word, names in _kept(role).items():
         sizes = {name: role.stays[name] for name in role.stays if name in names}
         text += [f"  {word} {_sizes(sizes)}"] * bool(sizes)
-    text += [f"  shared {_sizes(role.shared)}"] * bool(role.shared)
     for name, items in role.items.items():
         shapes = (f"{item} {'x'.join(map(str, shape))}".rstrip() for item, shape in items)
         text.append(f"  in {name}: {', '.join(shapes)}")
@@ -117,9 +113,7 @@ def _sizes(nbytes: Mapping[str, int]) -> str:
 
 
 _WORD = re.compile(r"(\(?)([^\s().]+)\.(\d{1,9})(\)?)")
-_PART = re.compile(
-    rf"(?:(\d{{1,8}})([FBIW]|begin|{'|'.join(SHARDING)})|([a-z]+))('*)(?::(\d{{1,9}}))?"
-)
+_PART = re.compile(r"(?:(\d{1,8})([FBIW]|REDUCE_GRAD)|([a-z]+))('*)(?::(\d{1,9}))?")
 _RANKS = r"\d{1,8}(?: \d{1,8})*"
 _SEND = re.compile(r"send (\S+) to (\d{1,8})(?: along (\d))?")
 _RECV = re.compile(r"(\S+) = recv from (\d{1,8})(?: along (\d))?")
@@ -127,7 +121,6 @@ _DO = re.compile(r"(?:(\S.*) = )?do (\S+)((?: [^\s{]\S*)*)(?: (\{.*\}))?")
 _COLLECTIVE = re.compile(rf"(?:(\S+) = )?({'|'.join(COLLECTIVES)})(?: ([^\s{{]\S*))? (\{{.*\}})")
 _FETCH = re.compile(r"(\S+) = fetch (\S+)(?: from (\d{1,8}))? (\{.*\})")
 _KEEP = re.compile(r"keep (\S+) as (\S+) (\{.*\})")
-_DROP = re.compile(r"drop (\S+)")
 _STOP = re.compile(r"stop if not (\S+)")
 
 
@@ -140,21 +133,19 @@ def from_text(text: str) -> Instructions:
     True
     """
     name, orders, roles, of_rank = "", dict[int, str](), list[_RoleText](), dict[int, int]()
-    mesh, slots = tuple[int, ...](), list[tuple[str, int]]()
+    mesh = tuple[int, ...]()
     for number, line in enumerate(text.splitlines(), 1):
         words = line.strip()
         if found := re.fullmatch(r"program ?(.*)", words):
             name = found[1]
         elif found := re.fullmatch(r"mesh((?: \d{1,8})+)", words):
             mesh = tuple(map(int, found[1].split()))
-        elif found := re.fullmatch(r"slots (\S+) ([1-9]\d{0,8})", words):
-            slots.append((found[1], int(found[2])))
         elif found := re.fullmatch(rf"rank ({_RANKS}):(.*)", words):
             orders |= {int(rank): found[2].strip() for rank in found[1].split()}
         elif found := re.fullmatch(rf"of rank ({_RANKS}):(.*)", words):
             of_rank |= {int(rank): len(roles) for rank in found[1].split()}
             roles.append(_RoleText(_read_sizes(number, words, found[2])))
-        elif (found := re.fullmatch(r"(stays|scratch|given|shared) (.*)", words)) and roles:
+        elif (found := re.fullmatch(r"(stays|scratch|given) (.*)", words)) and roles:
             roles[-1].stays[found[1]] = _read_sizes(number, words, found[2])
         elif (found := re.fullmatch(r"in (\S+): (.*)", words)) and roles:
             items = (item.split() for item in found[2].split(","))
@@ -189,7 +180,7 @@ def from_text(text: str) -> Instructions:
             read[key] = _line(orders[rank], made[of_rank[rank]], rank)
     lines = tuple(read[of_rank[rank], orders[rank]] for rank in range(len(orders)))
     ranks = tuple(of_rank[r] for r in range(len(orders)))
-    return Instructions(made, lines, ranks, name, mesh, tuple(slots))
+    return Instructions(made, lines, ranks, name, mesh)
 
 
 @dataclass
@@ -207,11 +198,10 @@ class _RoleText:
             ProgramPart(kind, stage, tuple(instructions), replica, rows)
             for kind, stage, replica, rows, instructions in self.parts
         )
-        shared = self.stays.pop("shared", {})
         stays = {name: size for sizes in self.stays.values() for name, size in sizes.items()}
         scratch, given = (frozenset(self.stays.get(word, ())) for word in ("scratch", "given"))
         return ProgramRole(
-            tuple(parts), self.nbytes, stays, scratch, given, self.items, self.within, shared
+            tuple(parts), self.nbytes, stays, scratch, given, self.items, self.within
         )
 
 
@@ -248,8 +238,6 @@ def _instruction(number: int, words: str) -> Instruction:
         return Send(found[1], int(found[2]), stream, int(found[3] or 0))
     if found := _RECV.fullmatch(words):
         return Recv(found[1], int(found[2]), stream, int(found[3] or 0))
-    if found := _DROP.fullmatch(words):
-        return Drop(found[1], stream)
     if found := _STOP.fullmatch(words):
         return Stop(found[1], stream)
     try:

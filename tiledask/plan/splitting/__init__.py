@@ -3,7 +3,6 @@
 partition.py   the best contiguous split, as one asks for it
   minmax.py      the exact search for it
   exact.py       numbers that people give, as fractions
-heuristics.py  splits that others use, and how often each misses the best
 judge.py       which rule an answer breaks, and how far it is from the best
 assignment.py  answers as people write them
 """

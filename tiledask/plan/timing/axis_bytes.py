@@ -124,12 +124,9 @@ def _copies(
         sum(int(many) * getattr(one, name) for many, one in zip(items, each, strict=True))
         for name in names
     )
-    once = layout.unshard not in (None, "action", "phase")
-    own = 1 if once or recipe.holds("unreduced gradients") else times
+    own = 1 if recipe.holds("unreduced gradients") else times
     of_gradients, of_weights = map(float, zero_passes(layout.zero, own))
-    if layout.unshard is not None:
-        of_gradients = 1.0
-    if layout.zero == 3 and (once or recipe.holds("gathered weights")):
+    if layout.zero == 3 and recipe.holds("gathered weights"):
         of_weights = of_weights / 2  # kept from the forward pass on
     width = next((s.bytes for s in recipe.states if s.tensor == "gradients"), 0)
     trained = (dense, expert) if recipe.gradient_bytes else (beside, of_experts)

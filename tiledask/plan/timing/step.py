@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import lru_cache, reduce
 from itertools import starmap
-from operator import add, mul
+from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.inputs.hardware import ClusterSpec
-from tiledask.plan.inputs.items import item_parameters
 from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
@@ -24,8 +23,6 @@ from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import (
     check_run,
     check_trains,
-    check_unshard,
-    chunk_items,
     chunk_kinds,
 )
 from tiledask.plan.pipelines.longest_path import longest_path
@@ -102,8 +99,7 @@ def estimate_steps(
     calibration: str | Calibration | None = None,
     framework: str | None = None,
 ) -> list[StepEstimate]:
-    """What `estimate_step` says of each of ``layouts``, all of one ``unshard``: their layers are
-    timed together."""
+    """What `estimate_step` says of each of ``layouts``: their layers are timed together."""
     model, cluster = as_model(model), as_cluster(cluster)
     recipe = load_recipe(recipe)
     check_trains(recipe)
@@ -116,7 +112,6 @@ def estimate_steps(
                 f"{cluster.devices}; use fewer copies or a cluster such as "
                 f"'{layout.devices}x{cluster.device.name}'"
             )
-        check_unshard(recipe, layout)
     known = calibration_of(cluster.device, recipe, calibration, framework, model.experts > 0)
     time = StepTime(model, cluster, Numbers.of(*layouts), recipe, sequence, known)
     means = _apart([time.mean_layer()], len(layouts))
@@ -180,19 +175,12 @@ def calibrate(
     return replace(step.calibration, scale=scale, errors=errors, why=why)
 
 
-def pipeline_seconds(
-    layout: Layout,
-    forward: list[float],
-    backward: list[float],
-    **between_copies: list[float],
-) -> float:
+def pipeline_seconds(layout: Layout, forward: list[float], backward: list[float]) -> float:
     """Seconds from the first forward to the last backward pass, by simulation: of 1F1B until its
     rounds repeat themselves.
 
     ``forward``, ``backward``: seconds of a micro-batch in each chunk, in model order. For p
     equal stages of v chunks in 1F1B it is (m + (p-1)/v) micro-batches.
-    ``between_copies``: likewise ``unshard`` and ``reduce_grad`` of `tiledask.simulate`, where the
-    layout's ``unshard`` says when; then from the first gather of weights to the last sum.
 
     >>> pipeline_seconds(Layout(pp=4, microbatches=8), [1.0] * 4, [2.0] * 4)
     33.0
@@ -200,15 +188,14 @@ def pipeline_seconds(
     27.0
     """
     name, m = layout.schedule, layout.microbatches
-    kept = layout.unshard if between_copies else None
-    if kept is None and name in ("naive", "gpipe"):
+    if name in ("naive", "gpipe"):
         once = sum(forward) + sum(backward)
         slowest = max(forward) + max(backward)
         return once + (m - 1) * (once if name == "naive" else slowest)
-    if kept is None and name in CLOSED_FORMS:
+    if name in CLOSED_FORMS:
         return _rounds(layout, forward, backward)
-    order, _ = _order(name, layout.chunks, m, layout.pp, kept)
-    return simulate(order, forward, backward, **between_copies).makespan
+    order, _ = _order(name, layout.chunks, m, layout.pp)
+    return simulate(order, forward, backward).makespan
 
 
 @lru_cache(maxsize=64)
@@ -235,7 +222,7 @@ def _rounds(layout: Layout, forward: list[float], backward: list[float]) -> floa
     apart = np.full((p * v, 1), -1.0)
     while True:
         few = min(m, rounds * p + m % p)
-        order, links = _order(layout.schedule, p * v, few, p, None)
+        order, links = _order(layout.schedule, p * v, few, p)
         line = longest_path(order, seconds, apart, links)
         assert line is not None, "1F1B always runs"
         makespan = float(line.end.max())
@@ -262,19 +249,6 @@ def _apart(works: Sequence[Work], layouts: int) -> list[list[Work]]:
     return found
 
 
-def _between_copies(time: StepTime, layout: Layout) -> dict[str, list[float]]:
-    """Seconds in which each chunk's weights are gathered, and its gradients summed over the copies
-    of the model: layer by layer, and all are waited for."""
-    recipe, found = time.recipe, {}
-    split = layout.tp, layout.ep, layout.expert_slices
-    items = item_parameters(time.model, recipe, *split)
-    widths = {"unshard": recipe.gathered_bytes, "reduce_grad": recipe.gradient_bytes}
-    for what, width in widths.items():
-        each = [float(time.over_copies(item.dense, item.expert, width)) for item in items]
-        found[what] = [sum(map(mul, n, each)) for n in chunk_items(time.model, layout)]
-    return found
-
-
 class _Stages(NamedTuple):
     """What the stages of a layout take."""
 
@@ -284,8 +258,6 @@ class _Stages(NamedTuple):
     """Seconds from the first forward to the last backward pass."""
     fullest: int
     """Layers of the stage that has the most."""
-    each: tuple[list[float], ...]
-    """Seconds of each chunk, forward and backward."""
 
 
 def _stages(model: Model, layout: Layout, pieces: Sequence[Work]) -> _Stages:
@@ -313,7 +285,7 @@ def _stages(model: Model, layout: Layout, pieces: Sequence[Work]) -> _Stages:
     slow = part * reduce(add, (n * work for n, work in zip(numbers, pieces, strict=True) if n))
     run = pipeline_seconds(layout, *each) if layout.pp > 1 else m * float(slow.total)
     fullest = max(layout.stage_layers(stage, model.layers) for stage in range(layout.pp))
-    return _Stages(slow, run, fullest, each)
+    return _Stages(slow, run, fullest)
 
 
 def _over_stages(time: StepTime, layouts: Sequence[Layout]) -> list[Parts[float]]:
@@ -325,12 +297,10 @@ def _over_stages(time: StepTime, layouts: Sequence[Layout]) -> list[Parts[float]
     fullest = np.array([stage.fullest for stage in stages])
     seconds = [stage.slowest.seconds for stage in stages]
     ways = (np.array([getattr(each, way) for each in seconds]) for way in ("forward", "backward"))
-    exposed = np.asarray(time.reduction(fullest, Seconds(*ways), layouts[0].unshard))
+    exposed = np.asarray(time.reduction(fullest, Seconds(*ways)))
     update, found = np.asarray(time.optimizer(fullest)), []
-    for n, (layout, (slow, run, _, each)) in enumerate(zip(layouts, stages, strict=True)):
+    for n, (layout, (slow, run, _)) in enumerate(zip(layouts, stages, strict=True)):
         m, dp = layout.microbatches, float(exposed[n])
-        if layout.unshard is not None and layout.pp > 1:
-            dp = pipeline_seconds(layout, *each, **_between_copies(time, layout)) - run
         names = ("compute", "recompute", "tp", "cp", "ep", "pp")
         parts = {name: float(m * getattr(slow, name).total) for name in names}
         bubble = max(0.0, run - m * float(slow.total))

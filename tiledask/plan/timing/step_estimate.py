@@ -231,14 +231,6 @@ class StepEstimate:
         return ", simulated over the stages as they are" if self.simulated else ""
 
     @property
-    def _behind(self) -> str:
-        unshard = self.layout.unshard
-        if unshard is None:
-            return "the last backward pass"
-        simulated = ", simulated" if self.layout.pp > 1 else ""
-        return f"the work beside it, weights gathered by unshard={unshard}{simulated}"
-
-    @property
     def _replicas(self) -> str:
         both_ways = self.layout.schedule in BOTH_WAYS
         return "; and over the 2 devices of each stage, which nothing hides" if both_ways else ""
@@ -348,7 +340,7 @@ _ACCOUNT = (
     (
         "dp",
         "gradients over dp x cp = {s._copies}, zero={s.layout.zero}, less what hides behind "
-        "{s._behind}{s._replicas}",
+        "the last backward pass{s._replicas}",
         "Rajbhandari et al. 2020, arXiv:1910.02054, section 7",
     ),
     (

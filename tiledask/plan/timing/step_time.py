@@ -313,10 +313,8 @@ class StepTime:
             total = total + here * all_gather(moved, size, apart, self.cluster, own, calls)
         return total
 
-    def reduction(self, layers: Values, work: Seconds, unshard: str | int | None = None) -> Values:
+    def reduction(self, layers: Values, work: Seconds) -> Values:
         """Seconds that the reduction of gradients (and ZeRO's weights) is waited for.
-
-        ``unshard``: of a layout without stages; FSDP2 without reshard_after_forward is "step".
 
         ``work``: seconds of one micro-batch; its backward pass can hide the reduction, its
         forward pass the gathering of weights. Of v chunks, the others are done a turn of all
@@ -324,17 +322,13 @@ class StepTime:
         """
         n, recipe = self.n, self.recipe
         zero = np.asarray(n.zero)
-        once = unshard not in (None, "action", "phase")
-        # weights gathered, gradients summed, once a step
-        kept = recipe.holds("unreduced gradients") or once
-        # after the forward pass
-        resharded = not (recipe.holds("gathered weights") or once)
+        kept = recipe.holds("unreduced gradients")  # summed once a step
+        resharded = not recipe.holds("gathered weights")  # after the forward pass
         each = np.where((zero >= 2) & (not kept), n.microbatches, 1)
         trained = recipe.gradient_bytes > 0  # otherwise only small adapters are
         own = np.where(self.both_ways, 0.5, 1.0) * n.microbatches  # of each stage that is here
         own = np.where(kept, 1, own)
         of_gradients, of_weights = zero_passes(zero, own)
-        of_gradients = of_gradients if unshard is None else 1
         # of the weights that ZeRO-3 gathers, those for the backward passes wait beside the sums
         again = np.where(np.asarray(n.recompute) == "full", own, 0)  # gathered for it, once more
         beside = np.where((zero == 3) & resharded, of_weights / 2 + again, 0)

@@ -35,11 +35,6 @@ KINDS = {
     "M": ("multiply, and add up", colour_named("multiply")),
 }
 """Kind of action -> its name in a legend, its colour."""
-WEIGHTS = {
-    "UNSHARD": ("weights gathered", RED),
-    "REDUCE_GRAD": ("gradients summed over copies", PINK),
-}
-"""The same of what is done with weights that copies of the model share out."""
 
 
 class IdleLook(NamedTuple):
@@ -56,7 +51,6 @@ IDLE = {
     "warm-up": IdleLook(PALE, "#A8A8A8", "/"),
     "dependency": IdleLook(PALE, "#A8A8A8", "."),
     "imbalance": IdleLook("#F9DFCC", RED, "x"),
-    "weights": IdleLook("#FBF6D3", "#A89A1E", "o"),
     "transfer": IdleLook("#DDF0FB", SKY, "-"),
     "overhead": IdleLook("#F5E4ED", PINK, "+"),
     "draining": IdleLook(PALE, "#A8A8A8", "\\"),
@@ -124,7 +118,7 @@ def gantt(
         x, _ = draw.points_per_unit(axes)
         for drawn in axes.collections:
             widths = [np.ptp(path.vertices[:, 0]) for path in drawn.get_paths()]
-            if widths and drawn.get_gid() not in (TRANSFER, *WEIGHTS, *IDLE):
+            if widths and drawn.get_gid() not in (TRANSFER, *IDLE):
                 drawn.set_linewidth(min(0.5, 0.12 * x * float(np.median(widths))))
         if numbers:
             _numbers(axes, [a for a in done if first <= a.box[0] and a.end <= last])
@@ -182,11 +176,10 @@ def _panel(
         draw.boxes(axes, alike, facecolor=colour_of(kind, chunk), gid=f"{kind}{chunk}")
     # a transfer is a thin mark under the row of the device that receives
     under = draw.HEIGHT / 2 + 0.03
-    for moved in (TRANSFER, *WEIGHTS):
-        columns = (timeline.device, timeline.start, timeline.end)
-        each = zip(*(c[timeline.kind == moved].tolist() for c in columns), strict=True)
-        marks = [(start, device + under, end - start, 0.08) for device, start, end in each]
-        draw.boxes(axes, marks, color=INK if moved == TRANSFER else WEIGHTS[moved][1], gid=moved)
+    columns = (timeline.device, timeline.start, timeline.end)
+    each = zip(*(c[timeline.kind == TRANSFER].tolist() for c in columns), strict=True)
+    marks = [(start, device + under, end - start, 0.08) for device, start, end in each]
+    draw.boxes(axes, marks, color=INK, gid=TRANSFER)
     step = 1 + timeline.devices // 24
     devices = range(timeline.devices)
     names = lanes[: timeline.devices] if lanes else [f"device {d + 1}" for d in devices]
@@ -321,9 +314,6 @@ def _legend(
     entries = [draw.patch_entry(*shown) for shown in kinds_shown(*timelines)]
     if any((timeline.kind == TRANSFER).any() for timeline in timelines):
         entries.append(draw.line_entry("transfer to the device", linewidth=2))
-    for kind, (words, colour) in WEIGHTS.items():
-        if any((timeline.kind == kind).any() for timeline in timelines):
-            entries.append(draw.line_entry(words, color=colour, linewidth=2))
     first, last = shown
     causes = {
         cause

@@ -135,7 +135,7 @@ def run(cluster: Cluster, devices: int, microbatches: int, uneven: float, plans:
     t, seen = td.simulate(order, **times), executed(cluster, order, **times).timeline
     said, found = _diagnosed(t), _diagnosed(seen)
     after = said.remedies[0].plan
-    mended = executed(cluster, after.schedule, **after.pace).timeline
+    mended = executed(cluster, after.schedule, **after.times).timeline
     work = [1.0] * (p - 1) + [uneven]
     uneven_share = max(work) * p / sum(work) - 1
     names = {"devices": p, "microbatches": m}

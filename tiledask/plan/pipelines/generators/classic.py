@@ -1,12 +1,9 @@
 """The schedules whose backward is one action: layer-wise, GPipe, 1F1B, and their loops."""
 
-from collections.abc import Sequence
-from math import lcm
-
 import numpy as np
 
-from tiledask.errors import ScheduleError, short
-from tiledask.plan.intervals import ends_of, split
+from tiledask.errors import ScheduleError
+from tiledask.plan.intervals import split
 from tiledask.plan.pipelines.schedule import Columns, Schedule
 from tiledask.plan.whole import MOST_COUNT, whole_number
 
@@ -47,24 +44,12 @@ def gpipe(stages: int, microbatches: int) -> Schedule:
     return Schedule.of_columns(rows, range(stages), "gpipe")
 
 
-def one_forward_one_backward(
-    stages: int, microbatches: int, replicas: Sequence[int] | None = None
-) -> Schedule:
+def one_forward_one_backward(stages: int, microbatches: int) -> Schedule:
     """A backward as soon as there is one (PipeDream-flush; arXiv 2104.04473, figure 3).
 
     Stage s keeps the activations of at most stages - s micro-batches.
-
-    ``replicas``: on how many devices each stage is (default: one). Stage s of r replicas takes
-    micro-batch i on its replica i mod r, and each keeps those of at most ceil(devices of this
-    stage and those behind it / r): PipeDream's 1F1B-RR (Narayanan et al., SOSP 2019, section 3.2),
-    with one update after all micro-batches.
-
-        stage 0   F0 F3 B0 B3          replicas=(3, 1): where its micro-batches take three times
-                  F1 F4 B1 B4          as long as on stage 1, all four devices are busy alike
-                  F2 F5 B2 B5
-        stage 1   F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5
     """
-    return _one_and_one(stages, microbatches, "1f1b", 1, replicas)
+    return _one_and_one(stages, microbatches, "1f1b", 1)
 
 
 def eager_one_forward_one_backward(stages: int, microbatches: int) -> Schedule:
@@ -77,40 +62,14 @@ def eager_one_forward_one_backward(stages: int, microbatches: int) -> Schedule:
     return _one_and_one(stages, microbatches, "eager-1f1b", 2)
 
 
-def _one_and_one(
-    stages: int, microbatches: int, name: str, ahead: int, replicas: Sequence[int] | None = None
-) -> Schedule:
-    """Before its first backward a device does ``ahead`` forwards for each round of micro-batches
-    that those behind it take at once: for each stage behind it, where all have one device."""
-    counts = [1] * stages if replicas is None else _replicas(replicas, stages, microbatches)
-    rows = []
-    for s, count in enumerate(counts):
-        warmup = ahead * ((sum(counts[s:]) - 1) // count)
-        for replica in range(count):
-            numbers = np.arange(replica, microbatches, count)
-            rows.append(_alternate(Columns.of(0, s, numbers), Columns.of(1, s, numbers), warmup))
-    if replicas is None:
-        return Schedule.of_columns(rows, range(stages), name)
-    pipelines = range(min(lcm(*counts), microbatches))  # after so many all begins again, or ends
-    firsts = ends_of(counts)[:-1]
-    places = [[a + i % n for a, n in zip(firsts, counts, strict=True)] for i in pipelines]
-    return Schedule.of_columns(rows, places, f"{name}, {'-'.join(map(str, counts))}")
-
-
-def _replicas(replicas: Sequence[int], stages: int, microbatches: int) -> list[int]:
-    """On how many devices each stage is."""
-    if isinstance(replicas, str) or not isinstance(replicas, Sequence) or len(replicas) != stages:
-        raise ScheduleError(
-            f"replicas says of each stage on how many devices it is, as in (3, 1) of two; got "
-            f"{short(replicas)} for {stages} stages"
-        )
-    counts = [count_of(count, f"replicas of stage {s}") for s, count in enumerate(replicas)]
-    if (most := max(counts)) > microbatches:
-        raise ScheduleError(
-            f"each replica needs a micro-batch of its own, and stage {counts.index(most)} has "
-            f"{most} replicas for {microbatches} micro-batches; use {most} or more micro-batches"
-        )
-    return counts
+def _one_and_one(stages: int, microbatches: int, name: str, ahead: int) -> Schedule:
+    """Before its first backward a device does ``ahead`` forwards for each stage behind it."""
+    numbers = np.arange(microbatches)
+    rows = (
+        _alternate(Columns.of(0, s, numbers), Columns.of(1, s, numbers), ahead * (stages - 1 - s))
+        for s in range(stages)
+    )
+    return Schedule.of_columns(rows, range(stages), name)
 
 
 def interleaved(stages: int, microbatches: int, devices: int) -> Schedule:

@@ -1,31 +1,25 @@
-"""Orders for given times and memory: what is known of them, which of several is best, and a search.
+"""Orders for given times and memory: what is known of them, and which of several is best.
 
 squeezed   a device that would wait does the next thing that it can without more memory
 best       of several orders the fastest that keeps within the memory
-searched   single actions on the longest path are moved, as long as nothing is slower
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from random import Random
 
 import numpy as np
 
-from tiledask.errors import ScheduleError, short
+from tiledask.errors import ScheduleError
 from tiledask.plan.pipelines.longest_path import Path, longest_path
 from tiledask.plan.pipelines.needs import needs, peaks
 from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
-from tiledask.plan.pipelines.transfers.links import RESULT, Links
-from tiledask.plan.whole import whole_number
+from tiledask.plan.pipelines.transfers.links import Links
 
-__all__ = ["GOALS", "Given", "PerStage"]
+__all__ = ["Given", "PerStage"]
 
 PerStage = float | Sequence[float]
 """One number, or one per stage."""
-GOALS = ("span", "makespan")
-"""What is short: a device's time from its first action to its last, where its next step begins at
-once; or the time until all devices are done, where each waits for all."""
 _SMALL = 1e-9
 """Part of a time or of a memory below which two are equal."""
 
@@ -67,13 +61,12 @@ class Given:
         changes = activation, -activation, weight_part - activation, -weight_part
         return cls(seconds, latency, limit, dict(zip(KINDS, changes, strict=True)))
 
-    def check_room(self, stages: int = 1) -> None:
-        """None; ScheduleError if a device with so many stages has no room for a micro-batch."""
-        least = stages * max(self.change["F"], -self.change["W"])
+    def check_room(self) -> None:
+        """None; ScheduleError if a device has no room for a micro-batch."""
+        least = max(self.change["F"], -self.change["W"])
         if not self.limit >= least:
-            where = "a stage" if stages == 1 else "both stages of a device"
             raise ScheduleError(
-                f"one micro-batch on {where} takes {least:g} of memory and the limit is "
+                f"one micro-batch on a stage takes {least:g} of memory and the limit is "
                 f"{self.limit:g}; allow {least:g} or more"
             )
 
@@ -90,72 +83,24 @@ class Given:
         no_pairs = np.full((schedule.stages, 1), -1.0)
         return longest_path(schedule, seconds, no_pairs, Links.of(schedule, self.latency))
 
-    def slowness(self, schedule: Schedule, path: Path, goal: str) -> tuple[float, float]:
-        """The longest span of a device and the makespan, the ``goal`` first."""
-        if goal not in GOALS:
-            raise ScheduleError(f"the goal is a short {' or '.join(GOALS)}, got {short(goal)}")
-        spans = path.end[schedule.turns[1:] - 1] - path.start[schedule.turns[:-1]]
-        span, makespan = float(spans.max()), float(path.end.max())
-        return (span, makespan) if goal == GOALS[0] else (makespan, span)
-
-    def best(self, candidates: Iterable[Schedule], goal: str) -> Schedule:
-        """The fastest of those that fit."""
+    def best(self, candidates: Iterable[Schedule]) -> Schedule:
+        """Of those that fit the one with the shortest span of a device, then makespan."""
         found = []
         for schedule in candidates:
             path = self.path(schedule) if self.fits(schedule) else None
             if path is not None:
-                found.append((self.slowness(schedule, path, goal), schedule))
-        return min(found, key=lambda each: each[0])[1]
-
-    def searched(self, schedule: Schedule, tries: int, goal: str) -> Schedule:
-        """``schedule``, or what ``tries`` random moves make of it, each kept unless it is slower.
-
-        A move takes an action of the longest path up to 12 turns ahead or back on its device. The
-        same arguments always give the same order.
-        """
-        whole_number("tries", tries, 0, error=ScheduleError)
-        columns = schedule.kind.copy(), schedule.stage.copy(), schedule.microbatch.copy()
-        names = schedule.places, schedule.name
-        draft = Schedule(*columns, schedule.paired, schedule.turns, *names)
-        path = self.path(draft)
-        if path is None or not tries:
-            return schedule
-        best, longest = self.slowness(draft, path, goal), _longest(draft, path)
-        change, random = np.array([self.change[kind] for kind in KINDS]), Random(0)
-        turns, device = draft.turns.tolist(), draft.device
-        for _ in range(tries):
-            at = random.choice(longest)
-            to = at + random.choice((1, 1, 2, 3, 6, 12)) * random.choice((-1, 1))
-            first, end = turns[device[at] : device[at] + 2]
-            if not first <= to < end:
-                continue
-            moved = slice(min(at, to), max(at, to) + 1)
-            before = [column[moved].copy() for column in columns]
-            for column in columns:
-                column[moved] = np.roll(column[moved], 1 if to < at else -1)
-            kept = np.cumsum(change[draft.kind[first:end]]).max()
-            after = self.path(draft) if kept <= self.limit * (1 + _SMALL) else None
-            if after is not None and (value := self.slowness(draft, after, goal)) <= best:
-                best, longest = value, _longest(draft, after)
-                continue
-            for column, old in zip(columns, before, strict=True):
-                column[moved] = old
-        return draft
+                spans = path.end[schedule.turns[1:] - 1] - path.start[schedule.turns[:-1]]
+                found.append((float(spans.max()), float(path.end.max()), schedule))
+        return min(found, key=lambda each: each[:2])[2]
 
     # -- from a feasible order to a better one --------------------------------------------------
 
-    def squeezed(
-        self, schedule: Schedule, weights: str = "in turn", gradients_first: bool = False
-    ) -> Schedule:
+    def squeezed(self, schedule: Schedule) -> Schedule:
         """``schedule`` where a device that would wait does the next thing that it can.
 
         What is pulled ahead never passes the memory limit. The given order can run, and what is
-        left of it always can, so there is no deadlock.
-
-        weights           when W is done: "in turn", but once the forwards of its first chunk are
-                          through a device does it only when it can do nothing else; "last", always
-                          so; "between": and only if it ends before the next result comes in
-        gradients_first   whether a device prefers any backward to a forward
+        left of it always can, so there is no deadlock. W is done in turn, but once the forwards of
+        its first chunk are through a device does it only when it can do nothing else.
         """
         waits = needs(schedule)
         left = [list(order) for order in schedule.orders]
@@ -183,8 +128,7 @@ class Given:
         def turn_of(device: int, now: float) -> int | None:
             """Which of what is left is done now. Of each kind and stage only the first can be."""
             height = peak = kept[device]
-            seen, weight, forward, soon = set(), None, None, np.inf
-            lazy = weights != "in turn" or not forwards[device]
+            seen, weight, soon = set(), None, np.inf
             for turn, a in enumerate(left[device]):
                 queue = a.kind, a.stage
                 if queue not in seen:
@@ -193,10 +137,8 @@ class Given:
                         there = arrival(a)
                         if there > now + small:
                             soon = soon if a.kind == "W" else min(soon, there)
-                        elif a.kind == "W" and lazy:
+                        elif a.kind == "W" and not forwards[device]:
                             weight = turn if weight is None else weight
-                        elif a.kind == "F" and gradients_first:
-                            forward = turn if forward is None else forward
                         else:
                             return turn
                     if len(seen) == queues[device]:
@@ -204,10 +146,7 @@ class Given:
                 height += self.change[a.kind]
                 peak = max(peak, height)
             look[device] = soon
-            if forward is not None or weight is None or weights != "between":
-                return weight if forward is None else forward
-            took = self.seconds["W"][left[device][weight].stage]
-            return weight if soon >= now + took - small else None
+            return weight
 
         moments = [0.0]
         while any(left):
@@ -238,25 +177,3 @@ def _per_stage(times: PerStage, name: str, stages: int) -> list[float]:
             f"{name} must be one number or one per stage: {stages} stages, got {len(values)}"
         )
     return values
-
-
-def _longest(schedule: Schedule, path: Path) -> list[int]:
-    """Positions of the actions that decide the makespan, from the last to the first."""
-    kind, stage, number = schedule.kind, schedule.stage, schedule.microbatch
-    made = np.zeros(path.ready.shape, np.int64)
-    made[RESULT[kind], stage, number] = np.arange(len(schedule))
-    firsts = set(schedule.turns[:-1].tolist())
-    small = _SMALL * float(path.end.max())
-    at = int(path.end.argmax())
-    found = [at]
-    while True:
-        k, s, i = int(kind[at]), int(stage[at]), int(number[at])
-        used = (0, s - 1, i) if k == 0 and s else (1, s + 1, i)
-        needed = used[0] == 0 or (k in (1, 2) and s + 1 < schedule.stages)
-        if needed and path.ready[used] >= path.start[at] - small:
-            at = int(made[used])
-        elif at not in firsts and path.end[at - 1] >= path.start[at] - small:
-            at -= 1
-        else:
-            return found
-        found.append(at)

@@ -1,4 +1,4 @@
-"""Schedules whose stages go down the devices and come back up: in a V, or in several waves.
+"""Schedules whose stages go down the devices and come back up, in a V.
 
     rank 0     stage 0    stage 7        the first and the last stage share a device, so that
     rank 1     stage 1    stage 6        every device holds an early chunk, whose activations
@@ -10,17 +10,14 @@ In a V ``stages`` is twice the number of devices: stage s is on device s, or on 
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import count
 
-from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.generators.classic import count_of
-from tiledask.plan.pipelines.generators.given import Given, PerStage
+from tiledask.plan.pipelines.generators.given import Given
 from tiledask.plan.pipelines.generators.lanes import Lane, from_steps, half_of, zigzag
 from tiledask.plan.pipelines.needs import peak_in_flight
 from tiledask.plan.pipelines.schedule import Action, Schedule
 
-__all__ = ["v_auto", "v_half", "v_min", "wave", "zb_v"]
+__all__ = ["v_half", "v_min", "zb_v"]
 
 
 def zb_v(stages: int, microbatches: int) -> Schedule:
@@ -136,83 +133,3 @@ def _squeezed(schedule: Schedule) -> Schedule:
     """In slots of equal length, within the activations that it keeps."""
     slots = Given.of(schedule.stages, 1, 1, 1, limit=max(peak_in_flight(schedule)))
     return slots.squeezed(schedule)
-
-
-def v_auto(
-    stages: int,
-    microbatches: int,
-    forward: PerStage = 1.0,
-    backward_input: PerStage = 1.0,
-    backward_weight: PerStage = 1.0,
-    latency: float = 0.0,
-    memory_limit: float | None = None,
-    activation: float = 1.0,
-    weight_part: float = 0.5,
-    tries: int = 0,
-    goal: str = "makespan",
-) -> Schedule:
-    """The best order in a V that is found for these times within a memory.
-
-    ZB-V and the building blocks of V-Half and V-Min (arXiv 2405.15362), repeated as often as the
-    memory allows, are squeezed by the given times, with W in turn, last, or only where it ends
-    before the next result comes (arXiv 2401.10241, section 3.1); the order with the least makespan
-    (or span) is returned. So it is never slower than "zb-v", "v-half" and "v-min", if these fit.
-
-    Times, memory, ``tries`` and ``goal`` as in :func:`zb_auto`, but of a stage, two of which are on
-    each device: ``activation`` is a chunk's. Default of ``memory_limit``: stages * activation,
-    which is what ZB-V and 1F1B of half as many stages take.
-
-    Raises ScheduleError for an odd number of stages, or if not even one micro-batch fits.
-
-    >>> v_auto(4, 3, memory_limit=2)
-    Schedule(v-auto: 4 stages on 2 devices, 3 micro-batches, 36 actions)
-    """
-    p, limit = half_of(stages), stages * activation if memory_limit is None else memory_limit
-    times = forward, backward_input, backward_weight, latency
-    given = Given.of(stages, *times, limit, activation, weight_part)
-    given.check_room(2)
-    bases = [zb_v(stages, microbatches)]
-    for block in (_half, _minimum):
-        periods = (block(p, microbatches, period) for period in range(6, 6 * p + 9))
-        bases += [next(filter(given.fits, periods))]
-    found = [*bases, v_half(stages, microbatches), v_min(stages, microbatches)]
-    for base in filter(given.fits, bases):
-        found += [given.squeezed(base, weights) for weights in ("in turn", "last", "between")]
-        found.append(given.squeezed(base, "between", gradients_first=True))
-    best = replace(given.best(found, goal), name="v-auto")
-    return given.searched(best, tries, goal)
-
-
-def wave(stages: int, microbatches: int, devices: int) -> Schedule:
-    """Several Vs one after the other: stages placed as in Hanayo's waves (arXiv 2308.15762).
-
-    ``stages`` is a multiple of 2 * devices: two chunks per device and wave, so that no stage is
-    there twice, and the next device is always a neighbour. The order is a rule of its own, not
-    Hanayo's: a device does what it can for the earliest micro-batch. Meant for as many
-    micro-batches as devices; with many more, "interleaved" idles and keeps less. Raises
-    ScheduleError for another number of stages.
-
-    >>> print(wave(4, 2, devices=2).to_text())
-    0F0,0F1,3F0,3B0,3F1,3B1,0B0,0B1
-    1F0,2F0,1F1,2F1,2B0,1B0,2B1,1B1
-    """
-    count_of(devices, "devices")
-    if stages % (2 * devices):
-        least = max(1, stages // (2 * devices))
-        raise ScheduleError(
-            f"a wave goes down and up the devices, and {stages} stages are no multiple of "
-            f"2 x {devices} devices; use {2 * devices * least} stages"
-        )
-    place = zigzag(stages, devices)
-    held = [[s for s in range(stages) if place[s] == d] for d in range(devices)]
-    orders = [
-        [
-            Action(kind, s, i)
-            for i in range(microbatches)
-            for kind, mine in (("F", down), ("B", down[::-1]))
-            for s in mine
-        ]
-        for down in held
-    ]
-    slots = Given.of(stages, 1, 1, 1, limit=stages * microbatches)
-    return slots.squeezed(Schedule.of(orders, place, "wave"))

@@ -105,15 +105,14 @@ def zb_auto(
     memory_limit: float | None = None,
     activation: float = 1.0,
     weight_part: float = 0.5,
-    tries: int = 0,
-    goal: str = "span",
 ) -> Schedule:
     """The best zero-bubble order that a greedy search finds for these times within a memory.
 
     The heuristic of arXiv 2401.10241, section 3.1: warm up with as many forwards as memory
     allows, then F and I in turns, with W in the gaps and where memory needs it. Three choices
     it leaves open are tried in all combinations, and beside them ZB-H1, ZB-H2 and 1F1B with W
-    right after I, if these fit; the order with the shortest ``goal`` is returned.
+    right after I, if these fit; the order with the shortest span is returned: the longest time of
+    a device from its first action to its last.
 
     forward, backward_input, backward_weight   seconds of F, I and W
     latency        seconds from one stage to the next
@@ -121,10 +120,6 @@ def zb_auto(
     weight_part    what of it is kept from I to W (the paper's M_W)
     memory_limit   most memory of a device, same unit. Default: stages * activation, which is
                    what 1F1B takes (ZB-1p); twice that gives ZB-2p.
-    tries          moves of single actions that a search then tries, each kept unless it is slower;
-                   some 0.1 ms each where Numba is, 100 times that without
-    goal           "span", the paper's: the longest time of a device from its first action to its
-                   last; or "makespan", of all devices
 
     Raises ScheduleError if not even one micro-batch fits, or for a wrong number of times.
 
@@ -146,8 +141,7 @@ def zb_auto(
     found = [Schedule.of(draft.orders, range(stages)) for draft in drafts]
     for depths in ((1, 0), (1, 1), (2, 2)):
         found.append(_handcrafted(stages, microbatches, *depths, ""))
-    best = replace(given.best(found, goal), name="zb-auto")
-    return given.searched(best, tries, goal)
+    return replace(given.best(found), name="zb-auto")
 
 
 @dataclass

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tiledask.errors import DeadlockError, ScheduleError
+from tiledask.errors import DeadlockError
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.transfers.links import RESULT, Links
 
@@ -59,13 +59,8 @@ def meet(schedule: Schedule, seconds: np.ndarray, together: np.ndarray, links: L
     """When all runs, as `longest_path` with ``links`` of "rendezvous" or "paired".
 
     None where an action comes before what it uses on its own rank. Raises DeadlockError, which
-    names the circle, and ScheduleError for a schedule that gathers weights.
+    names the circle.
     """
-    if len(schedule.sharding.kind):
-        raise ScheduleError(
-            f"{links.transfers} transfers of a schedule that gathers weights are not simulated; "
-            f"take overlapped or blocking ones"
-        )
     took, many = work_of(schedule, seconds, together), len(schedule)
     start, end, after = np.zeros(many), np.zeros(many), np.full(many, -1)
     ready = np.full((3, schedule.stages, schedule.microbatches), -1.0)

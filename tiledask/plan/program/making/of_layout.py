@@ -1,31 +1,18 @@
-"""The program of a layout that the planner has found, and the seconds of its step by the clock.
-
-    layout  --terms-->  program  --one rank of each kind-->  clock  -->  seconds
-
-Of ranks that do the same at the same time one is timed: those of the same stage, if all copies of
-the model have as many rows and all tensor ranks as many columns. So 1,024 devices take no longer
-than the stages that they have.
-"""
+"""The program of a layout that the planner has found."""
 
 from dataclasses import replace
 
 from tiledask.errors import ConfigError
 from tiledask.plan.collectives.layouts import HeadCounts
-from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedules import layout_schedule
-from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.program.making.decoder import Decoder
 from tiledask.plan.program.making.of_training import TrainingTerms, step_program
-from tiledask.plan.program.prices import prices_of
 from tiledask.plan.program.program import Program
-from tiledask.plan.program.runs import in_runs
-from tiledask.plan.timing.calibration import Calibration
-from tiledask.plan.timing.collective_time import p2p
 
-__all__ = ["layout_program", "layout_timeline", "training_terms", "why_no_program"]
+__all__ = ["layout_program", "training_terms", "why_no_program"]
 
 
 def why_no_program(model: Model, layout: Layout, sequence: int = 0) -> str:
@@ -50,9 +37,7 @@ def training_terms(model: Model, layout: Layout, recipe: Recipe, sequence: int) 
     if reason or recipe.adapters:
         reason = reason or f"the adapters of recipe {recipe.name} are not written as programs"
         raise ConfigError(f"no program of {layout}: {reason}; estimate_step has it by formula")
-    made = layout_schedule(
-        layout.schedule, layout.chunks, layout.microbatches, layout.pp, layout.unshard
-    )
+    made = layout_schedule(layout.schedule, layout.chunks, layout.microbatches, layout.pp)
     decoder = Decoder(
         model.vocab,
         model.hidden,
@@ -89,30 +74,3 @@ def layout_program(model: Model, layout: Layout, recipe: Recipe, sequence: int) 
     """
     terms = replace(training_terms(model, layout, recipe, sequence), clipped=True)
     return step_program(terms, (layout.dp, layout.tp, layout.pp))
-
-
-def layout_timeline(
-    model: Model,
-    layout: Layout,
-    cluster: ClusterSpec,
-    recipe: Recipe,
-    sequence: int,
-    calibration: str | Calibration | None = None,
-    framework: str | None = None,
-) -> Timeline:
-    """When everything in a step happens, of one rank of each kind, by the clock."""
-    program = layout_program(model, layout, recipe, sequence)
-    prices = prices_of(cluster, recipe, bool(layout.flash_attention), calibration, framework)
-    moved = layout.microbatch * sequence // layout.tp * model.hidden * recipe.compute_bytes
-    hop = p2p(1.0 * moved, layout.pp, layout.tp * layout.dp, cluster)
-    beside = ("dp",) if layout.unshard is not None else ()  # what the schedule says of weights
-    copies = "fsdp" if layout.zero == 3 else "dp"
-    few = program.representatives().on_compute(*{"tp", "dp", "pp", "all"}.difference(beside))
-    kernels, collectives = prices.kernels(few), prices.collective(program.shape, copies=copies)
-    joined, seconds = in_runs(few, kernels, collectives)
-    return Program.timeline(
-        joined,
-        seconds,
-        latency=float(hop) * prices.calibration.waits("pp"),
-        collective=collectives,
-    )

@@ -10,13 +10,6 @@
 x_s is what comes into stage s, dx_s the gradient of it, kept_s what the forward leaves for the
 backward; for_w_s the part of that which the gradient of the weights needs.
 
-Where the schedule says when weights are gathered, and there are several copies of the model, each
-has a share_s of them, and of their gradients a total_s:
-
-    UNSHARD(s)       weights_s = all_gather share_s         F, B and I of stage s read weights_s
-    RESHARD(s)       drop weights_s                         its backwards add to gradients_s
-    REDUCE_GRAD(s)   sum_s = reduce_scatter gradients_s     total_s += sum_s, drop gradients_s
-
 Where a stage is on several devices, each has summed the gradients of its micro-batches, and at the
 end they are summed over these devices:
 
@@ -32,25 +25,22 @@ import numpy as np
 from tiledask.errors import ScheduleError, short
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.pipelines.needs import validate
-from tiledask.plan.pipelines.schedule import KINDS, SHARDING, Schedule
+from tiledask.plan.pipelines.schedule import KINDS, Schedule
 from tiledask.plan.program.instructions import (
     COMPUTE_STREAM,
-    AllGather,
     AllReduce,
     Do,
-    Drop,
     Instruction,
     ProgramLine,
     ProgramPart,
     ProgramRole,
     Recv,
-    ReduceScatter,
     Send,
 )
 from tiledask.plan.program.program import Program
 from tiledask.plan.whole import whole_number
 
-__all__ = ["KERNELS", "PACKING", "Turn", "program", "turns_of"]
+__all__ = ["KERNELS", "PACKING", "program"]
 
 KERNELS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
 """By kind of action: the name of its kernel."""
@@ -65,7 +55,6 @@ def program(
     activation: int = 1,
     weight_part: int | None = None,
     transfers: str = "overlapped",
-    copies: int = 1,
     weight_bytes: int | Sequence[int] = 0,
     itemsize: int = 1,
 ) -> Program:
@@ -78,11 +67,9 @@ def program(
     transfers      "overlapped": sends and receives have streams of their own, one per link;
                    "blocking": they are on the stream of the work, into buffers (a program has no
                    sends that wait for their receiver)
-    copies         of the model, which share out what the schedule gathers (`shard_weights`): ranks
-                   are those of a mesh (copies, devices)
     weight_bytes   of a stage's weights, and of its gradients; one number, or one per stage. With it
                    the gradients of a stage that is on several devices are summed over these at the
-                   end (copies sum over copies alone)
+                   end
     itemsize       bytes of a number in them: of a sum each device adds up whole ones
 
     Raises ScheduleError for an order that cannot run, and for sizes that are negative, too many, or
@@ -91,11 +78,11 @@ def program(
     >>> import tiledask as td
     >>> print(td.program(td.schedule("1f1b", 2, 3)).line_text(0))
     0F.0 0F.1 0B.0 0F.2 0B.1 0B.2
-    >>> twice = td.program(td.schedule("1f1b", 2, 4, replicas=(2, 1)), weight_bytes=(8, 0))
+    >>> twice = td.program(td.schedule("chimera", 2, 2), weight_bytes=(8, 0))
     >>> print(twice.line_text(1))
-    0F.1 0F.3 0B.1 0B.3 0REDUCE_GRAD.0
-    >>> twice.traffic.bytes[:2].tolist()  # between the first stage's two devices
-    [[0, 8, 0], [8, 0, 0]]
+    1F.0 1B.0 0F.1 0B.1 0REDUCE_GRAD.0
+    >>> twice.traffic.bytes.tolist()
+    [[0, 8], [8, 0]]
     """
     if not isinstance(schedule, Schedule):
         raise ScheduleError(f"a program is made of td.schedule(...), got {short(schedule)}")
@@ -104,74 +91,23 @@ def program(
             f"a program's transfers are overlapped or blocking, got {short(transfers)}"
         )
     validate(schedule)
-    if copies < 1 or (copies > 1 and not len(schedule.sharding.kind)):
-        raise ScheduleError(
-            f"copies is a number of 1 or more, and above 1 for a schedule that says when weights "
-            f"are gathered, tiledask.shard_weights(schedule): got {short(copies)}"
-        )
-    weights = _OfStages.of(schedule.stages, copies, weight_bytes, itemsize)
+    weights = _OfStages.of(schedule.stages, weight_bytes, itemsize)
     streams = transfers == "overlapped"
     maker = _Maker(schedule, block_bytes, activation, weight_part, streams, weights)
     devices = range(schedule.devices)
-    if copies == 1:
-        roles, lines = zip(*map(maker.rank, devices), strict=True)
-        return Program(roles, lines, tuple(devices), schedule.name)
-    found = [[maker.rank(device, copy) for device in devices] for copy in range(copies)]
-    made = [role for of_copy in found for role, _ in of_copy]
-    different = [role for n, role in enumerate(made) if role not in made[:n]]
-    return Program(
-        tuple(different),
-        tuple(line for _ in range(copies) for _, line in found[0]),
-        tuple(map(different.index, made)),
-        schedule.name,
-        (copies, schedule.devices),
-    )
-
-
-class Turn(NamedTuple):
-    """One of a device's turns, what is done with weights among them."""
-
-    kind: str
-    """Of an action; or "begin", before gradients are added to that were reduced."""
-    stage: int
-    frame: int
-    """The micro-batch; of what is of none, how often it was done before."""
-    paired: bool
-
-
-def turns_of(schedule: Schedule, device: int) -> list[Turn]:
-    """What a device does, in order."""
-    pairs = iter(schedule.paired[slice(*schedule.turns[device : device + 2])].tolist())
-    done, begun, found = Counter[tuple[str, int]](), set[int](), list[Turn]()
-    reduces = (schedule.sharding.kind == SHARDING.index("REDUCE_GRAD")).any()
-    for kind, s, microbatch in schedule.lines[device]:
-        if kind in KINDS:
-            if reduces and kind in "BW" and s not in begun:
-                begun.add(s)
-                before = len(found) - (bool(found) and found[-1].paired)  # not between a pair
-                found.insert(before, Turn("begin", s, done["begin", s], False))
-                done["begin", s] += 1
-            found.append(Turn(kind, s, microbatch, next(pairs)))
-            continue
-        begun -= {s} if kind == "REDUCE_GRAD" else set()
-        found.append(Turn(kind, s, done[kind, s], False))
-        done[kind, s] += 1
-    return found
+    roles, lines = zip(*map(maker.rank, devices), strict=True)
+    return Program(roles, lines, tuple(devices), schedule.name)
 
 
 class _OfStages(NamedTuple):
     """What stages have of weights, and of their gradients as much."""
 
-    copies: int
-    """Of the model, which share them out."""
     sizes: list[int]
     """By stage, bytes."""
     itemsize: int
 
     @classmethod
-    def of(
-        cls, stages: int, copies: int, weight_bytes: int | Sequence[int], itemsize: int
-    ) -> "_OfStages":
+    def of(cls, stages: int, weight_bytes: int | Sequence[int], itemsize: int) -> "_OfStages":
         """As `program` is told. Raises ScheduleError for what cannot be."""
         sizes = np.asarray(weight_bytes)
         if sizes.dtype.kind not in "iu" or sizes.shape not in ((), (stages,)) or (sizes < 0).any():
@@ -185,13 +121,7 @@ class _OfStages(NamedTuple):
                 f"weights are whole numbers of {itemsize} bytes, got weight_bytes "
                 f"{short(weight_bytes)}; give multiples of {itemsize}, or another itemsize"
             )
-        return cls(copies, np.broadcast_to(sizes, stages).tolist(), itemsize)
-
-
-class _OfWeights(NamedTuple):
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-    then: tuple[Instruction, ...]
+        return cls(np.broadcast_to(sizes, stages).tolist(), itemsize)
 
 
 class _Maker:
@@ -228,16 +158,10 @@ class _Maker:
             for kind in ("x", "dx")
         } | {name: size for s in range(schedule.stages) for name, size in self.of_stage(s).items()}
         """By buffer: its size."""
-        self.copies, self.weights, self.itemsize = weights
-        self.axis = int(self.copies > 1)
-        """Of the mesh, along which the devices are."""
-        self.shares = [even(size, self.copies) for size in self.weights]
-        self.reduces = bool((schedule.sharding.kind == SHARDING.index("REDUCE_GRAD")).any())
+        self.weights, self.itemsize = weights
 
-    def rank(self, device: int, copy: int = 0) -> tuple[ProgramRole, ProgramLine]:
+    def rank(self, device: int) -> tuple[ProgramRole, ProgramLine]:
         """What a device's role is, and its line."""
-        if self.copies > 1:
-            return self._sharing(device, copy)
         return self._summed(device, *self._alone(device))
 
     def _summed(
@@ -263,58 +187,8 @@ class _Maker:
         both = zip((line.part, line.frame, line.paired), more, strict=True)
         return ProgramRole(tuple(parts), sizes), ProgramLine(*map(np.concatenate, both))
 
-    def _sharing(self, device: int, copy: int) -> tuple[ProgramRole, ProgramLine]:
-        """The same, with what is done with weights."""
-        role, line = self._alone(device)
-        order, parts = self.schedule.orders[device], list(role.parts)
-        number, rows, own = dict[tuple[str, int], int](), list[tuple[int, int, bool]](), iter(line)
-        for kind, s, frame, paired in turns_of(self.schedule, device):
-            if kind not in KINDS and (kind, s) not in number:
-                number[kind, s] = len(parts)
-                parts.append(ProgramPart(kind, s, self._on_weights(kind, s)))
-            part = next(own)[0] if kind in KINDS else number[kind, s]
-            rows.append((part, frame, paired))
-        columns = zip(*rows, strict=True)
-        here = sorted({action.stage for action in order})
-        mine = {s: self.shares[s][copy] for s in here}
-        whole = {s: sum(self.shares[s]) for s in here}
-        stays, shared = (
-            {f"{name}{s}": size for s, size in of.items()}
-            for name, of in (("share", mine), ("weights", whole))
-        )
-        sizes = dict(role.nbytes)
-        trained = [s for s in here if self.schedule.trains]
-        stays |= {f"total{s}": mine[s] for s in trained}
-        sizes |= {f"sum{s}": mine[s] for s in trained}
-        (shared if self.reduces else sizes).update({f"gradients{s}": whole[s] for s in trained})
-        given = frozenset(f"share{s}" for s in here)
-        made = ProgramRole(tuple(parts), sizes, stays, given=given, shared=shared)
-        types = (np.int32, np.int32, np.bool_)
-        return made, ProgramLine(*(np.array(c, t) for c, t in zip(columns, types, strict=True)))
-
-    def _on_weights(self, word: str, s: int) -> tuple[Instruction, ...]:
-        """What is done with a stage's weights or gradients."""
-        weights, gradients = f"weights{s}", f"gradients{s}"
-        if word == "begin":
-            return (Do("begin_sum", (), (gradients,)),)
-        if word == "RESHARD":
-            return (Drop(weights, "dp"),)
-        if word == "UNSHARD":
-            told = f"{s}/weights"
-            return (AllGather(f"share{s}", weights, (0,), self.shares[s], 1, told, stream="dp"),)
-        return (*self._reduced(s), Drop(gradients, "dp"))
-
-    def _reduced(self, s: int) -> tuple[Instruction, ...]:
-        """What sums a stage's gradients over the copies."""
-        total, part, gradients = f"total{s}", f"sum{s}", f"gradients{s}"
-        told = f"{s}/gradients"
-        return (
-            ReduceScatter(gradients, part, (0,), self.shares[s], 1, told, stream="dp"),
-            Do("accumulate", (total, part), (total,), "dp"),
-        )
-
     def _alone(self, device: int) -> tuple[ProgramRole, ProgramLine]:
-        """What a device does, and its line, but for what is done with weights."""
+        """What a device does, and its line, but for sums of gradients."""
         schedule = self.schedule
         rows = slice(*schedule.turns[device : device + 2])
         kind, stage, frame = (c[rows] for c in (schedule.kind, schedule.stage, schedule.microbatch))
@@ -340,35 +214,24 @@ class _Maker:
         """Those of a part."""
         place, forward = self.schedule.places[pipeline], kind == "F"
         kept, dy = [f"{name}{s}" for name in self.kept if name != "dy"], f"dy{s}"
-        of_weights, made = self._of_weights(kind, s), list[Instruction]()
         if kind == "W":
-            made.append(Do(KERNELS[kind], (kept[-1], dy, *of_weights.reads), of_weights.writes))
-            return (*made, *of_weights.then)
+            return (Do(KERNELS[kind], (kept[-1], dy)),)
+        made = list[Instruction]()
         comes, goes = (s - 1, s + 1) if forward else (s + 1, s - 1)
         x, y = (f"x{s}", f"x{goes}") if forward else (f"dx{comes}", f"dx{s}")
         reads = [x] if 0 <= comes <= self.last else []
         writes = [y] if 0 <= goes <= self.last else []
         if reads and place[comes] != place[s]:
-            made.append(Recv(x, place[comes], self.stream("from", place[comes]), self.axis))
-        sends = [Send(y, place[goes], self.stream("to", place[goes]), self.axis)] if writes else []
+            made.append(Recv(x, place[comes], self.stream("from", place[comes])))
+        sends = [Send(y, place[goes], self.stream("to", place[goes]))] if writes else []
         if forward and self.schedule.trains:
             writes += kept
         elif kind == "I":
             reads, writes = [kept[0], *reads], [*writes, dy]
         elif kind == "B":
             reads = [*kept, *reads]
-        reads, writes = [*reads, *of_weights.reads], [*writes, *of_weights.writes]
         made.append(Do(KERNELS[kind], tuple(reads), tuple(writes)))
-        return (*made, *(send for send in sends if send.peer != place[s]), *of_weights.then)
-
-    def _of_weights(self, kind: str, s: int) -> "_OfWeights":
-        """What an action does with its stage's weights and gradients."""
-        if self.copies == 1:
-            return _OfWeights((), (), ())
-        weights, gradients = (f"weights{s}",) * (kind != "W"), (f"gradients{s}",) * (kind in "BW")
-        if self.reduces:
-            return _OfWeights((*weights, *gradients), gradients, ())
-        return _OfWeights(weights, gradients, self._reduced(s) if gradients else ())
+        return (*made, *(send for send in sends if send.peer != place[s]))
 
     # -- names and sizes ---------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@
     F(s)     x of the stage before, its units' layers, x of the next or the loss
     B(s)     the rules of their tape, from the last to the first: I and W where backwards are split
     begin    gradients are cleared         update   sums over the copies, norm, optimizer's step
-    UNSHARD(s), RESHARD(s), REDUCE_GRAD(s)          what the schedule says of a stage's weights
 
 Ranks whose blocks have equal shapes share a role: made once, whatever the mesh.
 """
@@ -23,7 +22,7 @@ from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.data_parallel import shards
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.intervals import part_of
-from tiledask.plan.pipelines.schedule import KINDS, SHARDING, Schedule
+from tiledask.plan.pipelines.schedule import KINDS, Schedule
 from tiledask.plan.products.placement import split
 from tiledask.plan.program.instructions import (
     Instruction,
@@ -35,7 +34,6 @@ from tiledask.plan.program.instructions import (
 )
 from tiledask.plan.program.making.decoder import DecoderShapes
 from tiledask.plan.program.making.layers import TENSOR, TensorLayers
-from tiledask.plan.program.making.of_schedule import turns_of
 from tiledask.plan.program.making.unit_states import PIPELINE, NormTerms, UnitStates
 from tiledask.plan.program.making.writer import ProgramWriter, Value, needed
 from tiledask.plan.program.program import Program
@@ -43,9 +41,6 @@ from tiledask.plan.program.program import Program
 __all__ = ["TrainingTerms", "by_role", "step_program"]
 
 _T = TypeVar("_T")
-
-SLOTS = 2
-"""Units whose weights ZeRO-3 has gathered at once: that in use, and the next."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,13 +85,6 @@ class TrainingTerms:
         return tuple(sorted({device for s in stages for device in self.schedule.holders(s)}))
 
     @property
-    def by_stage(self) -> frozenset[str]:
-        """Of which tensor classes the schedule says when a stage's are whole."""
-        said = set(self.schedule.sharding.kind.tolist())
-        named = {"UNSHARD": "weights", "REDUCE_GRAD": "gradients"}
-        return frozenset(named[k] for k in named if SHARDING.index(k) in said)
-
-    @property
     def guarded(self) -> tuple[int, ...]:
         """The mesh's axes over which the norm of all gradients is added up; none if it is not
         asked for. Copies of the model have the same gradients, unless ZeRO shards these."""
@@ -125,9 +113,7 @@ def step_program(terms: TrainingTerms, mesh: tuple[int, int, int]) -> Program:
     found, of_rank = by_role(terms, mesh, made, rows)
     roles, lines = zip(*found, strict=True)
     name = f"training {terms.schedule.name}".rstrip()
-    by_unit = terms.zero == 3 and mesh[0] > 1 and not terms.by_stage
-    slots = (("dp", SLOTS),) if by_unit else ()
-    return Program(roles, tuple(lines[n] for n in of_rank), of_rank, name, mesh, slots)
+    return Program(roles, tuple(lines[n] for n in of_rank), of_rank, name, mesh)
 
 
 # -- in what ranks differ --------------------------------------------------------------------------
@@ -224,19 +210,13 @@ class _Stages:
         )
         units = terms.units(self.device)
         shapes = {unit: self.model.shapes(unit, mesh[TENSOR], self.rank) for unit in units}
-        by_stage = terms.by_stage if mesh[0] > 1 else frozenset()
-        self.states = UnitStates(
-            self.writer, shapes, terms.recipe, terms.zero, mesh[0], self.copy, by_stage
-        )
+        self.states = UnitStates(self.writer, shapes, terms.recipe, terms.zero, mesh[0], self.copy)
         self.parts: list[ProgramPart] = []
 
     def made(self, rows: tuple[int, ...]) -> tuple[ProgramRole, ProgramLine]:
         """The role, and the line of its ranks, of whose micro-batches these are the rows."""
-        turns = [
-            turn
-            for turn in turns_of(self.schedule, self.device)
-            if turn.kind in KINDS or self.states.by_stage
-        ]
+        turns = self.schedule.orders[self.device]
+        pairs = self.schedule.paired[slice(*self.schedule.turns[self.device : self.device + 2])]
         variants = sorted(set(rows))
         self._begin()
         numbers: dict[tuple[str, int, int, int], int] = {}
@@ -249,29 +229,22 @@ class _Stages:
                     for pipeline in here:
                         sent = self._to_ranks(instructions, places[pipeline])
                         numbers[kind, stage, n, pipeline] = self._part(kind, stage, sent, named)
-        for kind, stage in dict.fromkeys(t[:2] for t in turns if t.kind not in KINDS):
-            self.writer.part()
-            self.states.stage = stage
-            self.states.on_weights(kind, self.model.stage_units(stage, self.terms.cut))
-            numbers[kind, stage, 0, 0] = self._part(kind, stage, self.writer.written)
         self._update()
-        of = [(rows[t.frame], t.frame % len(places)) if t.kind in KINDS else (0, 0) for t in turns]
-        turned = [numbers[t.kind, t.stage, *which] for t, which in zip(turns, of, strict=True)]
-        columns = [0, *turned, len(self.parts) - 1], [0, *(t.frame for t in turns), 0]
-        paired = np.array([False, *(turn.paired for turn in turns), False])
+        turned = [numbers[k, s, rows[i], i % len(places)] for k, s, i in turns]
+        columns = [0, *turned, len(self.parts) - 1], [0, *(t.microbatch for t in turns), 0]
+        paired = np.array([False, *pairs.tolist(), False])
         part, frame = (np.array(column, np.int32) for column in columns)
         line = ProgramLine(part, frame, paired)
         used = {name for part in self.parts for each in part.instructions for name in each.writes}
         nbytes = {n: size for n, size in self.writer.nbytes.items() if n in used}
         stays = self.states.stays | self._numbers()
-        shared = self.states.shared
-        kept = nbytes.keys() | stays.keys() | shared.keys()
+        kept = nbytes.keys() | stays.keys()
         items = {n: i for n, i in self.writer.items.items() if n in kept}
         scratch = frozenset(self.states.scratch | {"loss"})
         given = frozenset(self.states.given | ({"angles"} & stays.keys()))
         within = {n: base for n, base in self.writer.within.items() if n in nbytes}
         parts = tuple(self.parts)
-        return ProgramRole(parts, nbytes, stays, scratch, given, items, within, shared), line
+        return ProgramRole(parts, nbytes, stays, scratch, given, items, within), line
 
     def _part(
         self, kind: str, stage: int, instructions: Iterable[Instruction], rows: int | None = None
@@ -335,7 +308,6 @@ class _Stages:
         shape = rows, tokens[1][self.rank] if tokens else model.sequence, model.hidden
         suffix = f":{rows}" if named else ""
         units = model.stage_units(s, terms.cut)
-        self.states.stage = s
         writer.part()
         ids, targets = self._tokens(s, rows)
         x = self._embedded(layers, ids) if s == 0 else self._comes(f"x{s}{suffix}", s - 1, shape)
@@ -369,7 +341,7 @@ class _Stages:
     def _lasting(self, s: int, suffix: str) -> Mapping[str, int]:
         """What somebody reads, though no instruction of the stage does."""
         ends = {f"x{s + 1}{suffix}": 0, f"dx{s}{suffix}": 0}
-        return self.states.stays | self.states.shared | self._numbers() | ends
+        return self.states.stays | self._numbers() | ends
 
     def _tokens(self, s: int, rows: int) -> tuple[Value, Value]:
         """(ids, targets), as far as the stage needs them."""

@@ -6,15 +6,13 @@ ZeRO 1       +=                            reduce_scatter, step of a part, all_g
 ZeRO 2       reduce_scatter, += a part     step of a part, all_gather
 ZeRO 3       reduce_scatter, += a part     step of a part         (weights: all_gather per use)
 
-Where the schedule says when a stage's weights are gathered and dropped (ZeRO 3), they are whole in
-between, for all micro-batches; and so are its gradients, until it says that they are reduced.
 Weights that are kept wider than what is computed with are cast before they are gathered.
 
 Each unit's numbers are one flat buffer per tensor class, of which a rank keeps all or its part.
 Rajbhandari et al. 2020, arXiv:1910.02054.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from typing import Any, NamedTuple
@@ -22,7 +20,7 @@ from typing import Any, NamedTuple
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.data_parallel import shards
 from tiledask.plan.intervals import ends_of
-from tiledask.plan.program.instructions import Do, Drop, Items, Stop
+from tiledask.plan.program.instructions import Do, Items, Stop
 from tiledask.plan.program.making.writer import ProgramWriter, Value
 
 __all__ = ["DATA", "PIPELINE", "NormTerms", "UnitStates", "flat_name", "sharded_parts"]
@@ -72,15 +70,10 @@ class UnitStates:
         zero: int,
         copies: int,
         copy: int,
-        by_stage: frozenset[str] = frozenset(),
         together: tuple[str, tuple[int, ...]] | None = None,
     ) -> None:
-        """``by_stage``: of which tensor classes the schedule says when they are whole.
-        ``together``: (label, axes) of one sum of all units' gradients, over ``copies`` ranks;
+        """``together``: (label, axes) of one sum of all units' gradients, over ``copies`` ranks;
         without it each unit has its own, over the copies of the model."""
-        self.stage, self.by_stage = -1, by_stage
-        self.shared: dict[str, int] = {}
-        """By buffer, what is whole for a while."""
         self.writer, self.shapes, self.recipe = writer, shapes, recipe
         self.together = together
         self.copies, self.zero, self.copy = copies, zero if copies > 1 else 0, copy
@@ -123,20 +116,7 @@ class UnitStates:
             self.writer.at_backward(lambda _: self._open(unit, "backward"))
 
     def _open(self, unit: str, when: str) -> None:
-        if "weights" in self.by_stage:
-            self._flat[unit] = self._shared("weights", unit)
-        else:
-            self._flat[unit] = self._gathered(unit, f"/{when}")
-
-    def _shared(self, tensor: str, unit: str) -> Value:
-        """All numbers of a unit of the stage under way, for all its micro-batches."""
-        name, size = flat_name(f"whole {tensor}", f"{unit} of {self.stage}"), self.sizes[unit]
-        weights = tensor == "weights"
-        width = self.recipe.gathered_bytes if weights else self._bytes(tensor)
-        found = Value(name, (size,), width)
-        self.shared[name] = size * found.itemsize
-        self.writer.items[name] = self._items(unit)
-        return found
+        self._flat[unit] = self._gathered(unit, f"/{when}")
 
     def whole(self, tensor: str, unit: str, when: str = "") -> Value:
         """All numbers of a unit: gathered, where this rank keeps a part of them."""
@@ -175,11 +155,6 @@ class UnitStates:
 
     def gradient(self, unit: str, name: str, g: Value) -> None:
         """Added to those of the step; where these are sharded, when the unit's are all there."""
-        if "gradients" in self.by_stage:
-            whole = self._shared("gradients", unit)
-            kept = Value(f"{whole.name}[{name}]", g.shape, whole.itemsize)
-            self.writer.do("accumulate", (kept, g), (kept,))
-            return
         if self.sharded["gradients"]:
             self._pile.setdefault(unit, {})[name] = g
             return
@@ -200,31 +175,6 @@ class UnitStates:
                 flat, f"{unit}/gradients", (DATA,), kept.shape, counts=extents, stream="dp"
             )
             writer.do("accumulate", (kept, part), (kept,))
-
-    # -- what a schedule says of a stage ----------------------------------------------------------
-
-    def on_weights(self, kind: str, units: Iterable[str]) -> None:
-        """Of the stage under way, "UNSHARD", "RESHARD", "begin" or "REDUCE_GRAD"."""
-        writer = self.writer
-        for unit in units:
-            tensor = "weights" if kind in ("UNSHARD", "RESHARD") else "gradients"
-            mine, whole = self._kept(tensor, unit), self._shared(tensor, unit)
-            counts = self.extents[unit]
-            if kind == "UNSHARD":
-                label = f"{unit}/weights"
-                writer.gather_into(
-                    self._cast(mine), whole, label, (DATA,), counts=counts, stream="dp"
-                )
-            elif kind == "begin":
-                writer.do("begin_sum", (), (whole,), size=whole.size, itemsize=whole.itemsize)
-            elif kind == "REDUCE_GRAD":
-                part = writer.reduce_scatter(
-                    whole, f"{unit}/gradients", (DATA,), mine.shape, counts=counts, stream="dp"
-                )
-                names = mine.name, part.name
-                writer.written += [Do("accumulate", names, names[:1], "dp"), Drop(whole.name, "dp")]
-            else:
-                writer.written.append(Drop(whole.name, "dp"))
 
     # -- the update -----------------------------------------------------------------------------
 
