@@ -6,7 +6,7 @@ Holds `tiledask.plan.judged`.
 import pytest
 
 import tiledask as td
-from tiledask.plan.judged import Judged, judged_table
+from tiledask.plan.judged import Judged
 
 
 @pytest.mark.parametrize(
@@ -21,16 +21,6 @@ from tiledask.plan.judged import Judged, judged_table
 )
 def test_a_claim_in_words(one, text):
     assert str(one) == text
-
-
-def test_a_table_has_every_claim_and_no_markup_of_theirs():
-    found = judged_table(
-        [Judged("<b>", False, "1 & 2", "<i>"), Judged("c", None), Judged("d", True)], "<u>"
-    )
-    assert not any(tag in found for tag in ("<b>", "<i>", "<u>"))
-    assert "<td>✗</td><td>&lt;b&gt;</td>" in found
-    assert "1 &amp; 2 &lt;i&gt;</td>" in found
-    assert "<td>✓</td><td>d</td>" in found
 
 
 def test_what_judges_claims_gives_them_back_as_one_kind():

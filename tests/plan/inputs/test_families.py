@@ -345,12 +345,6 @@ def test_an_encoder_computes_all_scores_and_a_side_by_side_layer_keeps_one_input
     assert kept[1] - kept[0] == kept[2] - kept[1] == 2 * (10 * 2 * h)  # two tensors a step
 
 
-def test_olmo_1_has_norms_without_parameters():
-    # allenai/OLMo-7B-hf: 6,888,095,744 parameters
-    config = shipped("llama-2-7b") | {"model_type": "olmo", "vocab_size": 50304}
-    assert model_of(config).parameters == 6_888_095_744
-
-
 TIED = {"gpt2", "bloom", "smollm3"}
 
 
@@ -394,17 +388,6 @@ def test_what_a_window_leaves_is_what_is_counted_of_a_mask(causal, window):
     masks += [(ahead >= 0 if causal else ahead > -window) & (ahead < window)] * 2
     counted = np.mean([mask.mean() for mask in masks])
     assert model.visible(s) == pytest.approx(counted, abs=1.5 / s)
-
-
-def test_a_window_makes_long_attention_shorter_and_short_no_longer():
-    near, far = (load_model("mistral-7b-v0.1"), load_model("mistral-7b-v0.3"))
-    assert (near.window, near.windowed_layers, far.window) == (4096, 32, 0)
-    layout, cluster = td.Layout(tp=8, flash_attention=True), td.load_cluster("8xH100")
-    wide = replace(near, window=0, windowed_layers=0)
-    for sequence, shorter in ((4096, False), (32768, True)):
-        a, b = (td.estimate_step(m, layout, cluster, sequence=sequence) for m in (near, wide))
-        assert (a.compute < b.compute) == shorter
-        assert a.flops == b.flops
 
 
 @pytest.mark.parametrize("kind", ["phi", "gemma2", "bert", "opt", "gpt_oss"])

@@ -54,13 +54,10 @@ def read(folder, file):
     ("link", "fact", "message"),
     [
         ({"share": 1.5}, {}, "'share' must be above 0 and at most 1, got 1.5"),
-        ({"share": 0}, {}, "'share' must be above 0"),
         ({"latency": -1}, {}, "'latency' must be a finite number of 0 or more"),
         ({"bytes_per_second": 0}, {}, "'bytes_per_second' must be above 0"),
-        ({"lag": 1}, {}, "'lag' is not known here"),
         ({}, {"capability": "sm_90"}, "'capability' must be text such as '9.0', got 'sm_90'"),
         ({}, {"capability": 9.0}, "'capability' must be text"),
-        ({}, {"l2_bytes": -1}, "'l2_bytes' must be 0 or more"),
         ({}, {"threads": 1.5}, "'threads' must be a whole number"),
     ],
 )
@@ -74,11 +71,9 @@ def test_links_and_devices_that_cannot_be(tmp_path, link, fact, message):
     ("spec", "words"),
     [
         ("0xH100", "1 device or more"),
-        ("9" * 5000 + "xH100", "100,000,000 at most"),
         ("8" * 5000, "cannot read"),
         ("-1xT4", "cannot read"),
         ("A100", "cannot read 'A100' as a cluster"),
-        ("8xA100", "no hardware description is called 'A100'"),
         (None, "named by text such as '80xA100-40GB' or by a path, got None"),
     ],
 )

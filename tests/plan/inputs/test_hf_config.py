@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiledask as td
-from tiledask.errors import ConfigError, short
+from tiledask.errors import ConfigError
 from tiledask.plan.data import LARGEST, Fields
 from tiledask.plan.inputs.hf_config import model_from_config
 from tiledask.plan.inputs.load import load_model
@@ -130,69 +130,40 @@ def test_the_keys_of_published_files_are_understood(name):
 
 BAD = {
     "not JSON": ("{", "not JSON"),
-    "not an object": ("[1]", "must be a JSON object, got a list"),
     "twice": ('{"model_type": "gpt2", "model_type": "gpt2"}', "'model_type' stands there twice"),
-    "NaN": ('{"model_type": "gpt2", "n_embd": NaN}', "NaN is not JSON"),
     "infinite": ('{"model_type": "gpt2", "n_embd": -Infinity}', "-Infinity is not JSON"),
-    "too deep": ("[" * 1_000_000, "nested too deep"),
     "too deep in a key": ('{"a":' * 800_000, "nested too deep"),
-    "digits": ('{"n_layer": 1' + "0" * 5000 + "}", "thousands of digits"),
     "family": (
         {**LLAMA, "model_type": "rwkv"},
         r"'model_type' is 'rwkv'; the families .* td\.Model\(",
     ),
-    "no family": ({"n_embd": 4}, "'model_type' is missing"),
     "missing": ({k: v for k, v in GPT2.items() if k != "n_layer"}, "'num_hidden_layers' is miss"),
-    "text": ({**GPT2, "n_layer": "12"}, "'n_layer' must be a whole number of 1 or more, got text"),
     "float": ({**GPT2, "n_layer": 12.0}, "'n_layer' must be a whole number"),
-    "boolean": ({**GPT2, "n_layer": True}, "'n_layer' must be a whole number .* got a boolean"),
     "negative": ({**GPT2, "n_layer": -12}, "'n_layer' must be 1 or more, got -12"),
-    "zero": ({**GPT2, "vocab_size": 0}, "'vocab_size' must be 1 or more, got 0"),
     "layers": ({**GPT2, "n_layer": 10**30}, r"layers must be at most 4,096, got 10{30}"),
-    "MoE layers": ({**QWEN_MOE, "num_hidden_layers": 10**30}, "layers must be at most 4,096"),
     "MLA layers": ({**DEEPSEEK, "num_hidden_layers": 10**9}, "layers must be at most 4,096"),
-    "wide": ({**GPT2, "n_embd": 10**4000}, r"hidden must be at most .*4001 characters"),
     "tie": ({**LLAMA, "tie_word_embeddings": 1}, "'tie_word_embeddings' must be true or false"),
-    "rate": ({**GPT2, "attn_pdrop": 1e999}, "Infinity is not JSON"),
     "infinite rate": ('{"attn_pdrop": 1e999, ' + json.dumps(GPT2)[1:], "'attn_pdrop' .* got inf"),
-    "huge rate": ({**GPT2, "attn_pdrop": 10**400}, "'attn_pdrop' must be a finite number"),
     "negative rate": ({**GPT2, "attn_pdrop": -0.1}, "'attn_pdrop' must be a finite number of 0"),
-    "unknown key": ({**LLAMA, "kv_lora_rank": 512}, "'kv_lora_rank' is not understood"),
     "prefix": ({**LLAMA, "name_experts": 8}, "'name_experts' is not understood"),
-    "experts": ({**LLAMA, "num_local_experts": 8}, "'num_local_experts' is not understood"),
     "cross": ({**GPT2, "add_cross_attention": True}, "'add_cross_attention' is True"),
-    "class": ({**GPT2, "architectures": ["GPT2ForSequenceClassification"]}, "'architectures'"),
     "class type": ({**GPT2, "architectures": "GPT2"}, "'architectures' must be a list of texts"),
-    "heads": ({**GPT2, "n_head": 7}, r"hidden \(768\) must be a multiple of heads \(7\)"),
     "groups": ({**LLAMA, "num_key_value_heads": 5}, r"heads \(32\) must be a multiple of kv_heads"),
-    "top k": ({**QWEN_MOE, "num_experts_per_tok": 7}, "top_k=7, experts=6"),
     "experts missing": (
         {k: v for k, v in QWEN_MOE.items() if k != "num_experts"},
         "'num_local_experts' is missing; add it, or write it as num_experts",
     ),
-    "step": ({**QWEN_MOE, "decoder_sparse_step": 0}, "'decoder_sparse_step' must be 1 or more"),
     "dense": (
         {**QWEN_MOE, "mlp_only_layers": [1.5]},
         "must be a list of whole numbers",
     ),
-    "no rank": (
-        {k: v for k, v in DEEPSEEK.items() if k != "q_lora_rank"},
-        "'q_lora_rank' is missing; add it, null",
-    ),
     "zero rank": ({**DEEPSEEK, "q_lora_rank": 0}, "'q_lora_rank' must be 1 or more"),
-    "latent groups": ({**DEEPSEEK, "num_key_value_heads": 2}, r"kv_heads \(2\) must equal heads"),
     "latent head": ({**DEEPSEEK, "head_dim": 7}, r"'head_dim' must be 6 or 18 in"),
-    "latent width": ({**DEEPSEEK, "qk_head_dim": 20}, r"'qk_head_dim' must be 18 in"),
     "first": (
         {k: v for k, v in DEEPSEEK.items() if k != "first_k_dense_replace"},
         "'first_k_dense_replace' is missing",
     ),
-    "router": ({**DEEPSEEK, "topk_method": "greedy"}, "'topk_method' is 'greedy'"),
     "mlp bias": ({**DEEPSEEK, "mlp_bias": True}, "'mlp_bias' is True, which changes"),
-    "top k of Mixtral": (
-        {**LLAMA, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 9},
-        "top_k=9, experts=8",
-    ),
     "packed": ({**LLAMA, "quantization_config": {"quant_method": "gptq"}}, "quant_method 'gptq'"),
 }
 
@@ -269,14 +240,3 @@ def test_what_names_no_model(spec, words):
     with pytest.raises(ConfigError, match=words) as error:
         load_model(spec)
     assert len(str(error.value)) < 3000
-
-
-@pytest.mark.long
-def test_short_cuts_what_is_long_and_survives_what_cannot_be_printed():
-    deep = []
-    for _ in range(100_000):
-        deep = [deep]
-    assert short(10**5000) == "one int too large to print"
-    assert short(deep) == "one list too large to print"
-    while deep:  # taken apart from outside, or freeing it recurses
-        deep = deep.pop()

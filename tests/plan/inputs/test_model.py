@@ -4,15 +4,14 @@ Holds `tiledask.plan.inputs.model_rules`, `tiledask.plan.inputs.model_sizes` and
 `tiledask.plan.inputs.weights`.
 """
 
-import re
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import ConfigError
-from tiledask.plan.inputs.load import load_model, models
+from tiledask.plan.inputs.load import load_model
 from tiledask.plan.inputs.model import Model, Weight, count
 
 TINY = {"hidden": 64, "layers": 6, "heads": 4, "ffn": 256, "vocab": 100}
@@ -38,12 +37,6 @@ def test_dense_layers_stand_among_mixtures():
     ]
 
 
-@pytest.mark.parametrize("layer", [-1, 6, True, 1.0, 10**30])
-def test_a_layer_that_does_not_exist(layer):
-    with pytest.raises(ConfigError, match="layer must be"):
-        MIXED.layer_weights(layer)
-
-
 def test_a_dense_layer_uses_every_weight_and_a_mixture_those_of_two_experts():
     expert = 2 * 64 * 48 + 48 + 64
     assert MIXED.parameters - MIXED.active_parameters == 4 * (8 - 2) * expert
@@ -54,26 +47,6 @@ def test_a_dense_layer_uses_every_weight_and_a_mixture_those_of_two_experts():
     assert MIXED.active_parameters - without.active_parameters == shared
     most = Model(**TINY | {"layers": 4_096}, experts=4, top_k=1, dense_layers=range(2_048))
     assert sum(most.item_parameters) == most.parameters
-
-
-ROW = {"attention output", "mlp down", "shared mlp down"}
-WHOLE = {"query down", "kv down", "router", "shared expert gate"}
-
-
-@pytest.mark.parametrize("name", models())
-def test_every_matrix_of_a_layer_says_what_product_it_is(name):
-    model = load_model(name)
-    for i in {0, model.layers - 1}:
-        for weight in model.layer_weights(i):
-            if weight.kind != "matrix":
-                assert not weight.inputs
-                assert not weight.row
-                continue
-            outputs, rest = divmod(weight.units * weight.size, weight.inputs)
-            assert rest == 0
-            assert outputs == model.hidden or not weight.row
-            assert weight.row == (weight.name in ROW), weight
-            assert weight.split == (weight.name not in WHOLE), weight
 
 
 def test_the_products_of_deepseek_v3():
@@ -134,18 +107,6 @@ def test_tp_is_refused_unless_heads_and_groups_can_be_dealt_out(groups, each, tp
             model.check_tp(tp)
 
 
-def test_a_refused_tp_names_those_that_are_possible():
-    with pytest.raises(ConfigError, match=r"28 attention heads .* one of \[1, 2, 4, 28\]"):
-        load_model("qwen2.5-7b").check_tp(8)
-    with pytest.raises(ConfigError, match=r"tp=7 neither divides .* the 4 key-value heads"):
-        load_model("qwen2.5-7b").check_tp(7)
-    with pytest.raises(ConfigError, match="128 attention heads"):
-        load_model("deepseek-v3").check_tp(3)
-    for tp in (0, -8, True, 2.0):
-        with pytest.raises(ConfigError, match="tp must be a whole number of 1 or more"):
-            load_model("gpt2").check_tp(tp)
-
-
 def test_the_published_count_leaves_multi_token_prediction_out():
     v3 = load_model("deepseek-v3")
     counted = replace(v3, with_mtp=True)
@@ -179,67 +140,21 @@ def test_the_checkpoint_of_deepseek_v3_by_precision():
     assert found == {"fp8": 680_571_043_840, "bf16": 3_918_786_560, "fp32": 41_555_600}
 
 
-def test_html_has_a_row_per_kind_of_layer_and_adds_up():
-    v3 = load_model("deepseek-v3")
-    rows = table(v3)
-    assert rows["dense layer"] == [3, 583_483_392, 1_750_450_176, 1_750_450_176]
-    assert rows["mixture layer"][:3] == [58, 11_507_286_272, 667_422_603_776]
-    assert rows["all"] == [671_026_419_200, 37_552_297_472]
-    parts = [rows[name][2:] for name in ("embedding", "dense layer", "mixture layer", "head")]
-    assert [sum(column) for column in zip(*parts, strict=True)] == rows["all"]
-    assert rows["multi-token prediction, not counted"][2] == v3.mtp_parameters
-    gpt2 = load_model("gpt2")
-    assert table(gpt2) == {  # no column "active"
-        "embedding": [1, 39_383_808, 39_383_808],
-        "layer": [12, 7_087_872, 85_054_464],
-        "head": [1, 1536, 1536],
-        "all": [124_439_808],
-    }
-    assert "<script" not in replace(v3, source="<script>")._repr_html_()
-    assert repr(gpt2) == "Model(gpt2: 12 layers of width 768, 124,439,808 parameters)"
-    mixtral = repr(load_model("mixtral-8x7b"))
-    assert "46,702,792,704 parameters, 12,879,925,248 active" in mixtral
-
-
-def table(model):
-    """The numbers of each row of the HTML table."""
-    rows = re.findall("<tr[^>]*><td>(.*?)</tr>", model._repr_html_())
-    cells = [re.sub("<[^>]*>", "|", row).strip("|").split("|") for row in rows]
-    return {row[0]: [int(cell.replace(",", "")) for cell in row[1:] if cell] for row in cells}
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"hidden": 0}, "hidden must be a whole number of 1 or more, got 0"),
-        ({"hidden": float("nan")}, "hidden must be a whole number of 1 or more, got nan"),
-        ({"layers": True}, "layers must be a whole number"),
         ({"layers": 10**30}, "layers must be at most 4,096"),
-        ({"vocab": 10**5000}, "vocab must be at most .* one int too large to print"),
-        ({"mlp": "moe"}, "mlp must be one of"),
         ({"mlp": ["gelu"]}, "mlp must be one of"),
-        ({"tied": "no"}, "tied must be true or false, got 'no'"),
-        ({"qk_norm": "some"}, "qk_norm must be one of"),
         ({"heads": 5}, "must be a multiple of"),
-        ({"top_k": 2}, "top_k must lie between 1 and experts"),
-        ({"experts": 4, "top_k": 5}, "top_k=5, experts=4"),
         ({"shared_ffn": 64}, "shared_ffn belongs to a mixture"),
-        ({"router_bias": True}, "router_bias belongs to a mixture"),
         ({"dense_layers": (0,)}, "dense_layers belongs to a mixture"),
-        ({"experts": 4, "top_k": 1, "shared_gate": True}, "needs shared_ffn"),
-        ({"experts": 4, "top_k": 1, "dense_layers": (6,)}, "dense_layers must be at most 5"),
         (
             {"experts": 4, "top_k": 1, "dense_layers": (-1,)},
             "dense_layers must be a whole number of 0",
         ),
-        ({"experts": 4, "top_k": 1, "dense_layers": range(10**12)}, "a tuple of at most 6"),
-        ({"experts": 4, "top_k": 2, "imbalance": 2.1}, "more tokens than there are.* 2 or less"),
         ({"experts": 4, "top_k": 1, "dense_layers": 2}, "must be a tuple of at most 6 layer"),
-        ({"v_head_dim": 16}, "v_head_dim belongs to latent attention"),
-        ({**LATENT, "v_head_dim": 0}, "v_head_dim must be 1 or more in latent"),
         ({**LATENT, "qk_norm": "full"}, "qk_norm must be None in latent"),
-        ({**LATENT, "kv_heads": 2}, r"kv_heads \(2\) must equal heads \(4\)"),
-        ({**LATENT, "head_dim": 16}, r"head_dim \(16\) must be .* \(18\)"),
         ({"with_mtp": True}, "mtp_layers=0"),
     ],
 )
@@ -247,11 +162,3 @@ def test_model_fields_are_checked(change, message):
     with pytest.raises(ConfigError, match=message) as error:
         Model(**TINY | change)
     assert len(str(error.value)) < 400
-
-
-def test_a_model_is_frozen_and_hashes():
-    model = Model(**TINY, **LATENT)
-    with pytest.raises(FrozenInstanceError):
-        model.hidden = 1
-    assert model == replace(model, name="model")
-    assert hash(replace(MIXED, dense_layers=[3, 0])) == hash(MIXED)

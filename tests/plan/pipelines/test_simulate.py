@@ -1,10 +1,8 @@
 """The simulation against a plain reference, closed forms, bounds, and every order there is."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.python_calls import python_calls
 
 from tiledask.errors import ScheduleError
 from tiledask.plan.pipelines import closed_form as cf
@@ -96,13 +94,10 @@ def test_how_the_backward_splits(backward, inputs, weights, expected):
     ("options", "message"),
     [
         ({"forward": -1}, "forward must be finite and 0 or more seconds, got -1"),
-        ({"backward": float("nan")}, "backward must be finite"),
         ({"forward": [1, 2, 3]}, r"2 numbers .* or a table of 2 x 3 .* shape \(3,\)"),
         ({"forward": "fast"}, "forward must be numbers of seconds, got 'fast'"),
-        ({"forward": [[1, 2], [3]]}, "forward must be numbers of seconds"),
         ({"latency": [1, 1]}, r"1 for 2 stages, or a table of 2 x 2 links; got shape \(2,\)"),
         ({"latency": -0.5}, "latency must be finite"),
-        ({"backward_input": 3.0}, "backward_weight would be -1 of a backward of 2 seconds"),
         ({"backward_weight": 3.0}, "backward_input would be -1"),
     ],
 )
@@ -124,21 +119,6 @@ def test_a_large_order_that_cannot_run_is_refused_too():
     stuck = Schedule.from_text(crossed.replace("1F1,", "", 1).replace("1B1,", "1B1,1F1,", 1))
     with pytest.raises(ScheduleError, match=r"backward before forward: 1B1 at turn"):
         simulate(stuck)
-
-
-@pytest.mark.long
-def test_a_million_actions_take_no_time_and_no_objects():
-    s = schedule("1f1b", 128, 4096)
-    found = []
-    calls = python_calls(
-        lambda: found.append(simulate(s, np.linspace(1, 1.5, 128), 2.0, latency=0.1))
-    )
-    (t,) = found
-    calls += python_calls(lambda: found.extend([t.bubble_fraction, max(t.peak_in_flight)]))
-    assert (len(t), found[2]) == (2**20, 128)
-    assert 0 < found[1] < 1
-    assert calls < 20_000  # no object for each action
-    assert "orders" not in vars(s)
 
 
 def test_a_schedule_is_named_by_position_or_keyword():

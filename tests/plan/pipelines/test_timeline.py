@@ -6,7 +6,6 @@ from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -176,17 +175,6 @@ def test_without_latency_all_idle_time_is_the_schedules_own(name):
     assert t.true_idle == pytest.approx(t.idle)
 
 
-def test_empty():
-    t = Timeline.of(3, [])
-    assert (t.makespan, t.busy, t.idle, t.transfer) == (0, 0, 0, 0)
-    assert (t.bubble_fraction, t.bubble_overhead, t.span_bubble, t.utilisation) == (0, 0, 0, 0)
-    assert t.peak_in_flight == (0, 0, 0)
-    assert len(t) == 0
-    assert t.state(0, 0.0) == "idle"
-    assert list(t.to_frame().columns) == ["device", "kind", "stage", "microbatch", "start", "end"]
-    assert "0 actions on 3 devices" in repr(t)
-
-
 def test_the_two_shares_and_the_papers_rate_are_three_numbers():
     # device 1 works in the middle of the run, so its own span is shorter than the makespan
     rows = [(0, "F", 0, 0, 0.0, 1.0), (1, "F", 1, 0, 1.0, 2.0), (1, "B", 1, 0, 2.0, 4.0)]
@@ -215,20 +203,6 @@ def test_in_flight(spans, peak):
 def test_state_at_the_edges_of_a_span():
     t = Timeline.of(1, [(0, "F", 0, 7, 0.0, 1.0), (0, "B", 0, 7, 2.0, 3.0)])
     assert [t.state(0, x) for x in (0.0, 1.0, 2.0, 2.9, 3.0)] == ["F7", "idle", "B7", "B7", "idle"]
-
-
-def test_to_frame_and_reprs():
-    t = Timeline.of(1, [(0, "F", 0, 0, 5.0, 6.5)], origin="measured")
-    frame = t.to_frame()
-    assert frame.to_dict("records") == [
-        {"device": 0, "kind": "F", "stage": 0, "microbatch": 0, "start": 0.0, "end": 1.5}
-    ]
-    assert "measured: 1 actions on 1 devices, makespan 1.5 s" in repr(t)
-    assert "<table>" in t._repr_html_()
-    shown = simulate("1f1b", 2, 2)._repr_html_()
-    assert "<th>waits for other stages</th><th>draining</th>" in shown.replace(" scope='col'", "")
-    assert "3 s (33.3 %)" in shown
-    assert t.start.dtype == np.float64
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Who owns what: blocks cover the array once, pieces cover what is wanted.
 
-Holds `tiledask.lab.studies.replay`, `tiledask.plan.intervals`, `tiledask.plan.products.comms`,
+Holds `tiledask.plan.intervals`, `tiledask.plan.products.comms`,
 `tiledask.plan.products.regions`, `tiledask.plan.products.shards` and
 `tiledask.plan.products.traffic`.
 """
@@ -13,12 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import PlacementError
-from tiledask.lab.studies.replay import Replay, replay
 from tiledask.plan.intervals import ends_of, even
 from tiledask.plan.products.comms import collective, fetch, redistribution, traffic_of
-from tiledask.plan.products.placement import ANY, Partial, Replicate, Shard, Tiling, split
-from tiledask.plan.products.regions import slices
-from tiledask.plan.products.shards import Shards, even_shards
+from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling, split
+from tiledask.plan.products.shards import Shards
 from tiledask.plan.products.traffic import Traffic
 
 meshes = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
@@ -65,49 +63,6 @@ def test_two_axes_split_one_inside_the_other_in_mesh_order():
     assert collective(t, t.replaced(Replicate(), Replicate())) == "all_gather"
 
 
-@st.composite
-def told(draw):
-    """An array of which ranks hold any pieces of a dimension, some of them several, or none."""
-    shape = (draw(st.integers(1, 9)), draw(st.integers(1, 4)))
-    dim, ranks = draw(st.integers(0, 1)), draw(st.integers(1, 4))
-    extent = shape[dim]
-    ends = st.lists(st.integers(0, extent), max_size=4, unique=True).map(sorted)
-    parts = [tuple(zip(e[::2], e[1::2], strict=False)) for e in (draw(ends) for _ in range(ranks))]
-    return Tiling(shape, (ranks, 2), (Shard(dim, Shards(extent, tuple(parts))), Replicate()))
-
-
-@pytest.mark.long
-@settings(deadline=None)
-@given(told())
-def test_what_ranks_are_told_to_hold_they_hold_and_own_once(tiling):
-    ((dim, shards),) = [(p.dim, tiling.shards()) for p in tiling.placements[:1]]
-    whole = np.arange(np.prod(tiling.shape)).reshape(tiling.shape)
-    owned = []
-    for rank, at in enumerate(tiling.coordinates()):
-        mine = tiling.slice(at)
-        local = np.empty(mine.local_shape, int)
-        for box, view in mine.views(local):
-            view[...] = whole[slices(box)]
-        np.testing.assert_array_equal(local, whole.take(shards.indices(at[0]), axis=dim))
-        assert tiling.block_shape(at) == local.shape
-        owned.append(local[tiling.owned(rank)])
-        if len(shards.parts[at[0]]) < 2:
-            assert local.size == np.prod([b - a for a, b in tiling.region(at)])
-        else:
-            with pytest.raises(PlacementError, match="pieces of dimension"):
-                tiling.region(at)
-    held = {int(i) for rank in range(shards.ranks) for i in shards.indices(rank)}
-    assert sorted(np.concatenate(owned)) == sorted(whole.take(sorted(held), axis=dim).ravel())
-
-
-def test_even_shards_go_unsaid():
-    said = Tiling((5, 4), (2,), (Shard(0, even_shards(5, 2)),))
-    assert said == Tiling((5, 4), (2,), (Shard(0),))
-    assert said.shards() == even_shards(5, 2)
-    assert said.slice((1,)).boxes == (said.region((1,)),)
-    assert Tiling((5,), (ANY,), (Replicate(),)).slice((7,)).boxes == (((0, 5),),)
-
-
 @pytest.mark.long
 @settings(deadline=None)
 @given(tilings(), st.data())
@@ -151,7 +106,6 @@ def test_collectives_have_their_names(old, new, name):
 
 
 TWO = Shards(3, (((0, 2),), ((1, 3),)))
-WHOLE = "a shape is a tuple of whole numbers of 0 or more"
 UNIQUE = r"to Partial\(\): partial sums are not unique"
 
 
@@ -164,18 +118,13 @@ def added(old):
     ("call", "message"),
     [
         (lambda: Tiling((4, 4), (2, 2), (Shard(0),)), "2 axes .* got 1"),
-        (lambda: Tiling((4, 4), (2,), (Shard(2),)), r"Shard\(2\) needs a dimension 0..1"),
         (lambda: Tiling((4, 4), (2,), (Shard(-1),)), r"Shard\(-1\) needs a dimension 0..1"),
-        (lambda: Tiling((4, 4), (2,), ("rows",)), "a placement is Shard"),
         *((lambda d=d: Shard(d), "takes the number of a dim") for d in (True, "0", 0.0, None)),
-        (lambda: Shard(0, 3), "Shard takes who holds what of it, a Shards; got 3"),
         (
             lambda: Tiling((4,), (2,), (Shard(0, TWO),)),
             r"do not fit .* even_shards\(4, 2\)",
         ),
-        (lambda: Tiling((3,), (ANY,), (Shard(0),)), "1 or more where an array is sharded"),
         (lambda: Tiling((3,), (2, 2), (Shard(0, TWO), Shard(0))), "along several axes"),
-        *((lambda n=n: Tiling((n, 4), (2,), (Replicate(),)), WHOLE) for n in (4.0, -4, True)),
         *((lambda old=old: added(old), UNIQUE) for old in (Shard(0), Replicate())),
     ],
 )
@@ -200,13 +149,6 @@ def test_traffic_counts_what_crosses(moves):
     assert traffic + traffic == Traffic.of(4, moves + moves)
 
 
-def test_traffic_differs_by_a_byte_a_message_or_a_rank():
-    one = Traffic.of(2, [(0, 1, 8)])
-    for moves in ([(0, 1, 9)], [(1, 0, 8)], [(0, 1, 4), (0, 1, 4)]):
-        assert one != Traffic.of(2, moves)
-    assert one != "8 bytes"
-
-
 def test_all_pairs_of_placements_have_a_name_or_an_error():
     for old, new in product((Shard(0), Shard(1), Replicate(), Partial()), repeat=2):
         tiling = Tiling((4, 4), (2,), (old,))
@@ -214,9 +156,3 @@ def test_all_pairs_of_placements_have_a_name_or_an_error():
             continue
         moved = traffic_of(2, redistribution(tiling, tiling.replaced(new)), 1).total
         assert (collective(tiling, tiling.replaced(new)) != "none") == (moved > 0)
-
-
-def test_replay_counts_workspace_and_takes_exactly_the_cap():
-    assert replay([20, 20], cap=40) == Replay(40, None)
-    assert replay([20, 20], cap=40, workspace=1) == Replay(21, 1)
-    assert replay([], cap=0) == Replay(0, None)

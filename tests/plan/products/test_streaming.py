@@ -206,17 +206,3 @@ BIG = (4096, 4096, 10)
 def test_too_little_memory_and_cuts_that_are_none(call, words):
     with pytest.raises((DoesNotFitError, ConfigError), match=words):
         call()
-
-
-def test_the_ledger_names_what_is_held():
-    asked = problem(100, 100, 100, 2, [(50, 50)] * 3, workspace=lambda m, n, k: 7)
-    plan = plan_cuts(asked, Cuts((0, 100), (0, 50, 100), 50), 3, 10**9)
-    assert plan.ledger.by_tensor(0) == {
-        "accumulator": 100 * 50 * 4,
-        "panels": 2 * (100 + 50) * 50 * 2,
-        "tile workspace": 7,
-        "chunk buffers": 2 * 3 * 50 * 50 * 2,
-        "runtime": 8 * 2**20 + (20_000 + 30_000 + 7 + 30_000) // 50,
-    }
-    assert plan.ledger.places == (0, 1)  # there are two tiles
-    assert plan.ledger.peak == asked.memory(100, 50, 50)

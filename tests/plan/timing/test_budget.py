@@ -19,16 +19,6 @@ def test_money_is_hours_and_hours_are_days():
     assert budget.days * 86_400 == pytest.approx(seconds)
 
 
-def test_a_line_says_all_that_was_asked():
-    assert "an hour" not in Budget(1e9, 1e5, 8).line
-    assert Budget(1e9, 1e5, 8).cost is None
-    line = Budget(86_400e6, 1e6, 100, price=0.5, error=0.1).line
-    assert line == (
-        "86.4B tokens: 1 days (0.9 to 1.1), 2,400 device-hours (2,160 to 2,640), 1,200 at 0.5 an "
-        "hour (1,080 to 1,320)"
-    )
-
-
 @pytest.mark.parametrize("wrong", [-1, float("nan"), True, "15T"])
 def test_what_is_no_number_is_refused(wrong):
     with pytest.raises(ConfigError, match="tokens must be a number of 0 or more"):

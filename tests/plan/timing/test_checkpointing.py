@@ -68,13 +68,6 @@ def test_the_whole_sum_is_what_a_drawn_run_takes_where_losses_are_many_too(every
     assert found == pytest.approx(said.stretch, rel=0.03)
 
 
-@pytest.mark.parametrize(("step", "steps"), [(0.0, None), (10.0, 21), (1e6, 1)])
-def test_saves_come_after_whole_steps(step, steps):
-    said = Checkpointing(6.0, bandwidth=1.0, mtbf=3600.0, step=step)
-    assert said.steps == steps
-    assert said.interval == (steps * step if steps else checkpoint_interval(6.0, 3600.0))
-
-
 def test_a_plan_says_what_its_ranks_save_and_what_is_given_is_taken():
     """GPT-2 with Adam: 2 + 12 bytes a parameter beside gradients; half the moments on each of 2."""
     fit = td.fits("gpt2", td.Layout(), "1xA100-40GB")

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.python_calls import python_calls
 
 import tiledask as td
 from tiledask.plan.inputs.layout import Numbers
@@ -154,20 +153,6 @@ def test_arrays_say_what_one_layout_at_a_time_says(seed):
         for part in Parts.__annotations__:
             many = np.broadcast_to(getattr(together, part), 8)[i]
             assert many == pytest.approx(float(getattr(alone, part)), rel=1e-12, abs=1e-15), part
-
-
-@pytest.mark.long
-def test_ten_thousand_devices_in_a_blink():
-    """40,000 layouts of 405 billion parameters: 0.1 s on one core. Whatever the machine does, as
-    many calls of Python's as for a few of them."""
-    model, cluster = td.load_model("llama-3.1-405b"), td.load_cluster("10000xH100")
-    numbers, found = Numbers(**some(np.random.default_rng(0), 40_000)), []
-    calls = python_calls(
-        lambda: found.append(step_parts(model, cluster, numbers, sequence=8192).total)
-    )
-    assert np.isfinite(found[0]).all()
-    assert len(found[0]) == 40_000
-    assert calls < 10_000
 
 
 @pytest.mark.parametrize(("h", "a", "L"), [(6144, 64, 48), (25600, 160, 128)])
