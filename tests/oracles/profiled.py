@@ -145,37 +145,3 @@ def write_ranks(folder, events, packed=False):
         else:
             (folder / f"host_{rank}.pt.trace.json").write_text(text)
     return folder
-
-
-def write_merged(path, events):
-    """All ranks in one file, each as a process: args.device is 0 everywhere."""
-    merged = [e | {"pid": rank} for rank, mine in enumerate(events) for e in mine]
-    path.write_text(json.dumps({"traceEvents": merged}))
-    return path
-
-
-def write_polls(path, run, p, period, noise=0.0, rng=None):
-    """As nvidia-smi prints them, rounded to whole percents; ``period`` in seconds."""
-    spans = [
-        (r.device, b + r.start, b + r.end) for _, b, f, _ in steps_of(run) for r in f.itertuples()
-    ]
-    first, last = min(s[1] for s in spans), max(s[2] for s in spans)
-    edges = np.arange(first, last + period, period)
-    if period > 0.1:
-        edges = edges[:-1]  # in the midst of training, not after it
-    lines = ["timestamp, index, utilization.gpu [%]"]
-    for d in range(p):
-        busy = sum(np.clip(edges - a, 0, b - a) for e, a, b in spans if e == d)
-        share = np.diff(busy) / np.diff(edges)
-        if noise:
-            share = np.clip(share + noise * rng.normal(size=len(share)), 0, 1)
-        for k, s in enumerate(share):
-            lines.append(f"2026/01/01 10:00:{k * period:09.6f}, {d}, {round(100 * s)} %")
-    path.write_text("\n".join(lines))
-    return path
-
-
-def write_spans(path, run):
-    """Who was busy from when to when, of the first step, without labels."""
-    run.timelines[0][["device", "start", "end"]].to_csv(path, index=False)
-    return path

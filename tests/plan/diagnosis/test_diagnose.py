@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracles.profiled import made, ranks, write_merged, write_polls, write_ranks, write_spans
 
 import tiledask as td
 from tiledask.errors import ConfigError, PartitionError, ScheduleError
 from tiledask.plan.diagnosis.diagnose import diagnose
-from tiledask.plan.diagnosis.remedies import MOST, every_remedy
+from tiledask.plan.diagnosis.remedies import every_remedy
 from tiledask.plan.diagnosis.timed import Form, TimedSchedule
 from tiledask.plan.pipelines.timeline import Timeline
 
@@ -119,19 +118,6 @@ def write_wide(path, timeline, step, percent=True):
     busy = (100 if percent else 1) * np.array([*shares.values()])
     np.savetxt(path, [*zip(times, *busy, strict=True)], "%.6f", ",", header=head, comments="")
     return path
-
-
-def test_samples_coarser_than_an_action_say_so(tmp_path):
-    before = hundred()[2]
-    d = diagnose(write_wide(tmp_path / "poll.csv", before.timeline, step=2.5))
-    assert d["devices"].value == before.devices
-    assert d["microbatches"].sure == "cannot be told"
-    assert "too coarse" in d["microbatches"].why
-    assert (d.plan, d.remedies) == (None, ())
-    assert sum(c.seconds for c in d.causes) == pytest.approx(d.idle, rel=1e-12)
-    assert d["imbalance"].value == pytest.approx(
-        max(before.device_times) / np.mean(before.device_times) - 1, abs=0.02
-    )
 
 
 def write_steady(path, count, devices, percent, noise=0.0, seed=0):
@@ -294,35 +280,6 @@ def test_gains_are_those_of_the_changed_plan_simulated():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("latency", [0.0, 0.01, 0.5])
-@pytest.mark.parametrize("devices", [2, 4, 8])
-def test_layer_wise_is_cured_by_micro_batches_under_a_pipelined_schedule(devices, latency):
-    t = td.simulate(td.schedule("naive", devices, 1), forward=1, backward=2, latency=latency)
-    d = diagnose(t)
-    first = d.remedies[0]
-    assert first.plan.schedule.microbatches == max(8, 2 * devices)
-    assert first.plan.form.name in ("gpipe", "1f1b")
-    assert "micro-batches of 1/" in first.change
-    assert first.change.endswith(f"schedule {first.plan.form.name}")
-    assert first.gain == max(r.gain for r in d.remedies) > 0.37
-    if (devices, latency) == (4, 0.0):
-        assert (t.makespan, t.bubble_fraction, first.makespan) == (12.0, 0.75, 4.125)
-
-
-@pytest.mark.slow
-def test_few_remedies_each_of_another_lever_and_each_saves_something():
-    for before in hundred()[::34]:
-        d = diagnose(before.timeline)
-        assert len(d.remedies) <= MOST == 5
-        assert all(r.gain > 0 for r in d.remedies)
-        every = list(every_remedy(d.plan))
-        levers = {lever for lever, r in every if r.gain > 0.002}
-        assert len(d.remedies) == min(MOST, len(levers))
-        best = max(r.gain for _, r in every)
-        assert not d.remedies or d.remedies[0].gain >= 0.5 * best
-
-
-@pytest.mark.long
 def test_what_fits_in_memory_comes_first():
     free, limited = diagnose(RUN), diagnose(RUN, memory_limit=4)
     assert all(r.fits for r in free.remedies)
@@ -463,7 +420,6 @@ def test_a_bad_trace_is_refused(tmp_path, name):
     assert len(str(raised.value)) < 400
 
 
-FRAME = RUN.to_frame()
 LATE = Timeline.of(3, [(0, "F", 0, 0, 0, 1), (1, "F", 1, 0, 1, 2)])
 
 
@@ -511,74 +467,6 @@ def test_a_measured_run(cluster):
         assert d["forward"].sure == "likely"
         assert d.idle == pytest.approx(run.timeline.idle, rel=1e-9)
         assert sum(c.seconds for c in d.causes) == pytest.approx(d.idle)
-
-
-FAULTS = ("one at a time", "ramp", "imbalance", "communication", "overhead")
-
-
-def hand_made(folder, ranks_of_kernels, times):
-    """(group, run, diagnosis) of traces as profilers would write them: 5 for each number of ranks
-    that kernels alone are recorded on, 5 with labels ``times`` times, 5 polled or spans as often.
-    """
-    rng = np.random.default_rng(0)
-    jitters = (0.0, 0.01, 0.03, 0.05)
-    count = 0
-
-    def at(name):
-        return folder / f"{count}_{name}"
-
-    for k, p in enumerate(ranks_of_kernels):  # kernels alone
-        for fault in FAULTS:
-            schedule = "gpipe" if (k + count) % 2 and fault in ("ramp", "imbalance") else "1f1b"
-            steps, tail = 1 + count % 3, (0.0, 0.03)[count % 2]
-            run = made(rng, fault, p, jitters[(k + count) % 4], steps, tail, schedule)
-            events = ranks(run, p, gpu_marks=bool(count % 2))
-            count += 1
-            if count % 3 == 0:
-                trace = write_merged(at("merged.json"), events)
-            else:
-                trace = write_ranks(at("ranks"), events, packed=count % 3 == 1)
-            yield "kernels", run, diagnose(trace)
-    for k, fault in enumerate(FAULTS * times):  # with labels
-        p, schedule = (4, 3)[k % 2], "gpipe" if k >= 5 and fault in FAULTS[1:3] else "1f1b"
-        labels = "PP:{stage}{kind}{microbatch}" if k % 3 else "{word} {microbatch}"
-        run = made(rng, fault, p, jitters[k % 4], 1 + k % 3, (0.02, 0.0)[k % 2], schedule)
-        count += 1
-        trace = write_ranks(at("labels"), ranks(run, p, labels), k % 2 == 0)
-        yield "labelled", run, diagnose(trace)
-    for p, jitter in ((4, 0.0), (2, 0.05), (8, 0.03), (3, 0.05))[: 2 * times]:  # over many steps
-        run = made(rng, "one at a time", p, jitter, steps=12)
-        count += 1
-        polls = write_polls(at("polls.csv"), run, p, 0.031 * p * 1.7, noise=0.02, rng=rng)
-        yield "polled", run, diagnose(polls)
-    for k, fault in enumerate(FAULTS[: 2 * times]):  # spans without labels
-        run = made(rng, fault, 4, jitters[k])
-        count += 1
-        yield "spans", run, diagnose(write_spans(at("spans.csv"), run))
-
-
-def assert_right_cause(folder, ranks_of_kernels, times):
-    right, wrong = [], []
-    for group, run, d in hand_made(folder, ranks_of_kernels, times):
-        assert d.causes[0].seconds == max(c.seconds for c in d.causes)
-        assert sum(c.seconds for c in d.causes) == pytest.approx(d.idle)
-        (right if d.cause == run.cause else wrong).append((group, run.name, d.cause))
-        if run.cause == "one at a time":
-            assert "micro-batches" in d.remedies[0].change, run.name
-            assert len(d.remedies) <= 5
-    assert len(right) + len(wrong) == 9 * times + 5 * len(ranks_of_kernels)
-    assert [group for group, *_ in right].count("labelled") == 5 * times, wrong
-    assert len(wrong) <= 1, wrong
-
-
-@pytest.mark.long
-def test_the_right_cause_comes_first_in_hand_made_traces(tmp_path):
-    assert_right_cause(tmp_path, (3,), times=1)
-
-
-@pytest.mark.slow
-def test_the_right_cause_comes_first_in_all_hand_made_traces(tmp_path):
-    assert_right_cause(tmp_path, (4, 2, 8, 3), times=2)
 
 
 RECORDED = """

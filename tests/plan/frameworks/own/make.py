@@ -160,6 +160,17 @@ def plain(value):
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
+def in_rows(accepted):
+    """JSON with a line for each case of each reader."""
+    made = []
+    for reader, cases in sorted(accepted.items()):
+        lines = (
+            f"  {json.dumps(n)}: {json.dumps(cases[n], sort_keys=True)}" for n in sorted(cases)
+        )
+        made.append(f" {json.dumps(reader)}: {{\n" + ",\n".join(lines) + "\n }")
+    return "{\n" + ",\n".join(made) + "\n}\n"
+
+
 def main():
     typing.override = getattr(typing, "override", lambda each: each)
     import torch.distributed.fsdp  # these look for triton before it is there by name
@@ -195,7 +206,7 @@ def main():
             }
             cases[case] = {"text": text, "read": read}
             print(reader.__name__, case, read.get("refused", "read"))
-    (HERE / "accepted.json").write_text(json.dumps(accepted, indent=1, sort_keys=True) + "\n")
+    (HERE / "accepted.json").write_text(in_rows(accepted))
 
 
 def exported(model, layout, framework, recipe, sequence):
