@@ -348,16 +348,6 @@ def test_the_200_billion_story():
     assert "Smallest fix: zero 0 -&gt; 2" in html
 
 
-def test_one_copy_or_slice_may_fit_where_several_do_not_because_of_their_collectives():
-    half = median_low(measured_over_estimated("")[1])
-    room = ceil(half * (peak(Layout()) + default_overhead(1).total))
-    one = Layout(zero=1, microbatches=4)  # of all four sequences
-    for start, alone in ((Layout(dp=4, zero=1), one), (Layout(tp=2), Layout())):
-        fit = td.fits(SMALL, start, cluster(4, room), sequence=64)
-        assert (fit.verdict, fit.smallest_fix.layout) == ("tight", alone)
-    assert fit.fixes["tp"] is None  # a smaller degree is no step in that direction
-
-
 def test_a_fix_keeps_a_schedule_valid_and_drops_a_partition():
     start = Layout(pp=2, interleave=2, microbatches=4)
     assert ask(start, cluster(8, int(peak(start) * 0.7))).smallest_fix.layout.interleave == 2
@@ -368,13 +358,6 @@ def test_a_fix_keeps_a_schedule_valid_and_drops_a_partition():
     start = Layout(pp=2, microbatches=4, schedule="dualpipe")
     fix = ask(start, cluster(8, int(peak(start) * 0.6), node=1)).smallest_fix
     assert fix is None or fix.layout.schedule == "dualpipe"
-
-
-def test_smaller_micro_batches_become_more_of_them():
-    start = Layout(microbatch=6, microbatches=2, recompute="full")
-    fix = ask(start, cluster(1, peak(replace(start, microbatch=2)))).smallest_fix
-    assert fix.layout == replace(start, microbatch=2, microbatches=6)
-    assert "global batch" not in str(fix)
 
 
 def priced(model, layout, *more):
@@ -456,16 +439,3 @@ def test_fixes_have_a_price_in_time():
     assert own.slower > 1
     serving = ask(Layout(microbatch=2), cluster(8, 200_000), recipe="fp16-weights")
     assert all(fix.seconds is None for fix in serving.fixes.values() if fix)
-
-
-def test_context_and_expert_parallel_layouts_get_fixes_that_exist():
-    mixed = replace(MIXED, dense_layers=())
-    start = Layout(dp=4, cp=2, ep=4, microbatch=2)
-    fit = ask(start, cluster(64, int(peak(start, mixed) * 0.5)), mixed)
-    for fix in filter(None, [fit.smallest_fix, *fit.fixes.values()]):
-        assert fix.devices == fix.layout.dp * 2 * fix.layout.tp * fix.layout.pp
-        assert fix.layout.dp * 2 % 4 == 0
-    start = Layout(microbatch=2, recompute="selective")
-    fix = ask(start, cluster(2, int(peak(start) * 0.4))).fixes["devices"]
-    assert set(fix.changed) <= {"dp", "tp", "pp"}
-    assert fix.layout.recompute == "selective"

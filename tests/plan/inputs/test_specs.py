@@ -232,20 +232,6 @@ def test_a_number_that_no_model_has_is_refused(typed):
         load_model(typed)
 
 
-@pytest.mark.parametrize(
-    ("typed", "near"),
-    [
-        *((far, None) for far in ("gemma-2-9b", "google/gemma-2-9b", "phi-3-mini")),
-        *texts("lama-2-7b llama-2-7b  llama-3.1-9b llama-3.1-8b  qwen3-33b qwen3-32b").items(),
-    ],
-)
-def test_only_what_is_near_is_suggested(typed, near):
-    with pytest.raises(ConfigError, match=r"td\.Model\(\.\.\.\), or the path of") as refused:
-        load_model(typed)
-    assert ("did you mean" in str(refused.value)) == bool(near)
-    assert near is None or f"did you mean {near!r}" in str(refused.value)
-
-
 @pytest.mark.long
 def test_planning_takes_names_and_objects_alike():
     model, cluster = load_model("gpt2"), load_cluster("8xH100")
@@ -259,12 +245,3 @@ def test_planning_takes_names_and_objects_alike():
                 ask(model, td.Layout(dp=8), cluster)
             )
         assert td.estimate_memory(model_, td.Layout()).peak > 0
-
-
-def test_counts_and_schedules_may_be_written_as_the_command_line_does():
-    assert td.partition(24, 4) == td.partition([1.0] * 24, 4)
-    s = td.schedule("1f1b", 4, 8)
-    given = td.simulate("1f1b", 4, 8, forward=1.0, backward=3.0, latency=0.25)
-    assert given.makespan == td.simulate(s, 1.0, 3.0, latency=0.25).makespan
-    looped = td.schedule("interleaved", 8, 8, devices=4)
-    assert td.simulate("interleaved", 8, 8, devices=4).makespan == td.simulate(looped).makespan

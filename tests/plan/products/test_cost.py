@@ -104,40 +104,6 @@ def test_known_values(arguments, least):
     assert least_moved(*arguments) == pytest.approx(least)
 
 
-shapes = st.tuples(*[st.integers(1, 300)] * 3)
-
-
-@pytest.mark.long
-@pytest.mark.few(1)
-@pytest.mark.parametrize("part", range(5))
-@settings(max_examples=60)
-@given(shapes, st.floats(1.0, 2000.0), st.floats(3, 1e6), st.floats(0, 1e5))
-def test_the_cases_meet(part, shape, ranks, memory, held):
-    def least(ranks, memory):
-        return least_moved(*shape, ranks, memory, held)
-
-    small, middle, large = sorted(shape)
-    edges = [large / middle, large * middle / small**2]
-    for p in (p for p in (ranks, *edges) if p >= 1):
-        faces = (prod(shape) / p) ** (2 / 3)
-        for s in (memory, faces, inf):
-            alike = pytest.approx(least(p, s), rel=1e-6, abs=1e-6 * held)
-            for step in (1 - 1e-9, 1 + 1e-9):
-                assert least(p * step, s) == alike
-                assert least(p, s * step) == alike
-
-
-@pytest.mark.long
-@given(shapes, st.integers(1, 500), st.floats(3, 1e6), st.floats(0, 1e4), st.floats(1, 4))
-def test_more_memory_more_held_and_less_even_shares_need_no_more(shape, ranks, memory, held, more):
-    least = least_moved(*shape, ranks, memory, held)
-    assert least >= least_moved(*shape, ranks, memory * more, held) >= 0
-    assert least >= least_moved(*shape, ranks, memory, held * more)
-    work = prod(shape) / ranks * more
-    assert least >= least_moved(*shape, ranks, memory, held, work) * (1 - 1e-12)
-    assert least == least_moved(*shape, ranks, memory, held, prod(shape) / ranks)
-
-
 @pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(6))
@@ -210,16 +176,6 @@ def test_every_rate_counts_what_it_says(seed):
         assert slowest(plan, touch=1.0) == max(passes)
         assert slowest(plan, task=1.0) == plan.ranks * (3 if plan.sums else 1)
         assert slowest(plan, request=1.0) == (3 if plan.sums else 2)
-
-
-def test_stretches_of_batches_and_of_numbers():
-    batch = Tiling((4, 6, 8), (2, 2), (Shard(1), Shard(2)))
-    weights = Tiling((8, 4), (2, 2), GRID)
-    for name in ("summa", "gather", "3d", "row_parallel"):
-        plan = plan_product(name, batch, weights)
-        assert slowest(plan, run=1.0) == per_rank(plan, stretches, stretches)
-    vector = Tiling((7,), (3,), (Shard(0),))
-    assert slowest(plan_product("row_parallel", vector, vector), run=1.0) == 2
 
 
 def test_seconds_by_hand():

@@ -18,7 +18,6 @@ from tiledask.errors import PlacementError
 from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling
 from tiledask.plan.products.product import (
     GRID_AXES,
-    PANEL,
     algorithms,
     grids,
     moves_nothing,
@@ -28,7 +27,6 @@ from tiledask.plan.products.product import (
 from tiledask.plan.products.traffic import Traffic
 
 GRID = (Shard(0), Shard(1))
-COPIES = (*GRID, Replicate())
 PANELLED = [name for name in algorithms if "panel" in options_of(name)]
 
 
@@ -363,25 +361,6 @@ def test_where_the_product_lies(name, mesh, of_a, of_b, of_c):
     assert received(plan) == (2, 2, 2)  # an all-reduce of one number
 
 
-def test_panels_are_as_wide_as_asked_but_no_wider_than_a_block():
-    t = square(24, (2, 2), *GRID)
-    for panel, width in ((5, 4), (6, 6), (7, 6), (100, 12)):
-        here, *fetched = plan_product("summa", t, t, panel=panel).panels[0]
-        assert here.depth == (0, 12)  # rank 0 has both parts of its block: nothing to cut
-        assert {stop - start for start, stop in (p.depth for p in fetched)} == {width}
-    long = square(5 * PANEL, (1, 2), *GRID)
-    for name in PANELLED:
-        by_default = plan_product(name, long, long).panels
-        assert by_default == plan_product(name, long, long, panel=PANEL).panels
-        assert by_default != plan_product(name, long, long, panel=PANEL + 200).panels
-    for name, panel, mesh in product(PANELLED, (1, 2, 3, 4, 100), ((6,), (2, 3), (2, 2, 2))):
-        t = Tiling((7, 7), mesh, (*GRID, Shard(1))[: len(mesh)])
-        for rank, panels in enumerate(plan_product(name, t, t, panel=panel).panels):
-            for p in panels:
-                near = all(piece.source == rank for piece in (*p.a, *p.b))
-                assert near or p.depth[1] - p.depth[0] <= panel
-
-
 def received(plan):
     """Elements that reach each rank."""
     return plan.traffic(1).received
@@ -397,25 +376,11 @@ def per_rank(plan):
 M, N, K = 144, 48, 144  # every extent below divides them, and panels of 2 every block
 SQUARES = [(2, 2), (3, 3), (4, 4)]
 RECTANGLES = [*SQUARES, (1, 4), (4, 1), (2, 3), (3, 2), (2, 4)]
-LAYERS = [(2, 2, 2), (3, 3, 3), (2, 2, 3), (1, 2, 4), (4, 2, 1), (2, 4, 2), (2, 2, 1)]
 
 
 def on(mesh, *placements):
     """A [M, K] and B [K, N] under the same placements."""
     return Tiling((M, K), mesh, placements), Tiling((K, N), mesh, placements)
-
-
-@pytest.mark.parametrize("p", [1, 2, 3, 4, 6, 8])
-def test_what_a_row_of_ranks_moves(p):
-    (a, b), others = on((p,), Shard(0)), p - 1
-    assert per_rank(plan_product("gather", a, b)) == (K * N * others // p, others)
-    columns = b.replaced(Shard(1))
-    plan = plan_product("column_parallel", a, columns, panel=2)
-    assert per_rank(plan) == (M * K * others // p, K // 2 * others)
-    plan = plan_product("column_parallel", a.replaced(Replicate()), columns)
-    assert per_rank(plan) == (0, 0)
-    plan = plan_product("row_parallel", a.replaced(Shard(1)), b)
-    assert (*per_rank(plan), plan.sums) == (M * N * others // p, others, p > 1)
 
 
 @pytest.mark.long
@@ -427,47 +392,6 @@ def test_summa_receives_a_row_of_a_and_a_column_of_b(p, q):
     messages = panels * (q - 1) // q + panels * (p - 1) // p
     assert per_rank(plan_product("summa", a, b, panel=2)) == (elements, messages)
     assert received(plan_product("cannon", a, b)) == (elements,) * p * q
-
-
-@pytest.mark.parametrize("n", [12, 13, 14, 5])
-@pytest.mark.parametrize("p", [1, 2, 3, 4, 5])
-def test_on_a_square_grid_cannon_reads_every_block_once_at_a_time(n, p):
-    t = square(n, (p, p), *GRID)
-    plan = plan_product("cannon", t, t)
-    first = [(p.a[0].source, p.b[0].source) for p, *_ in plan.panels]
-    # rank (i, j) starts with A[i, i+j] and B[i+j, j]
-    assert first == [
-        (t.rank((i, (i + j) % p)), t.rank(((i + j) % p, j))) for i, j in t.coordinates()
-    ]
-    for step in zip(*plan.panels, strict=True):
-        for pieces in ([p.a for p in step], [p.b for p in step]):
-            assert sorted(piece.source for (piece,) in pieces) == list(range(p * p))
-
-
-@pytest.mark.parametrize(("p", "q", "c"), LAYERS)
-def test_layers_share_k_and_scatter_c(p, q, c):
-    a, b = on((p, q, c), *COPIES)
-    operands = M // p * K // c * (q - 1) // q + K // c * N // q * (p - 1) // p
-    sums = M // p * N // q * (c - 1) // c
-    panels = K // c // 2
-    plan = plan_product("2.5d", a, b, panel=2)
-    messages = panels * (q - 1) // q + panels * (p - 1) // p + c - 1
-    assert per_rank(plan) == (operands + sums, messages)
-    assert received(plan_product("3d", a, b)) == (operands + sums,) * p * q * c
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["2.5d", "3d"])
-@pytest.mark.parametrize("k", [7, 12, 13, 30])
-def test_layers_differ_by_one_in_depth_however_the_blocks_end(name, k):
-    for mesh, c in product([(12,), (3, 4), (2, 2, 3)], (2, 3, 4)):
-        a = Tiling((12, k), mesh, (Shard(1),) * len(mesh))
-        b = Tiling((k, 12), mesh, (Shard(0),) * len(mesh))
-        for grid in (g for g in grids(12, 3) if g[2] == c):
-            plan = plan_product(name, a, b, grid=grid)
-            depths = [plan.extents(rank)[2] for rank in range(12)]
-            of_blocks = [depths[first : first + c] for first in range(0, 12, c)]
-            assert all(sum(each) == k and max(each) - min(each) <= 1 for each in of_blocks)
 
 
 @pytest.mark.few(4)
@@ -496,7 +420,6 @@ def test_the_grid_that_is_chosen_touches_least(name, shape):
 
 
 T = square(8, (2, 2), *GRID)
-ADDENDS = square(8, (2, 2), Partial(), Shard(1))
 VECTOR = Tiling((8,), (2, 2), (Shard(0), Shard(0)))
 NUMBER = Tiling((), (2, 2), (Replicate(), Replicate()))
 
@@ -553,14 +476,3 @@ def test_options_that_cannot_be(name, options, message):
 def test_operands_that_do_not_multiply(name, a, b, message):
     with pytest.raises(PlacementError, match=message):
         plan_product(name, a, b)
-
-
-@pytest.mark.parametrize("name", algorithms)
-def test_addends_are_summed_before_they_are_multiplied(name):
-    for operand, a, b in (("A", ADDENDS, T), ("B", T, ADDENDS), ("A", ADDENDS, ADDENDS)):
-        words = rf"^{operand} is Partial\(\) along mesh axis 0, and {name} would .*redistribute"
-        with pytest.raises(PlacementError, match=words):
-            plan_product(name, a, b)
-    if name in GRID_AXES:
-        with pytest.raises(PlacementError, match=rf"{name} cuts rows .* neither; use row_parallel"):
-            plan_product(name, VECTOR, VECTOR)

@@ -131,26 +131,6 @@ def test_the_search_finds_what_trying_everything_finds(monkeypatch, m, n, k, slo
     assert seconds(*plan.cuts.grid, plan.panel) <= 1.03 * best
 
 
-def test_tiles_and_panels_end_where_chunks_do_if_they_can():
-    plan = plan_stream(problem(1000, 900, 800, chunks=[(100, 100)] * 3), 3, 12_000_000)
-    p, q = plan.cuts.grid
-    assert plan.bytes_read == 4 * 800 * (q * 1000 + p * 900)
-
-
-@pytest.mark.long
-def test_a_gigabyte_each_is_enough_for_six_on_disk():
-    """22528^3 float32: 12.18 GB for tiles of 10240 and 16.24 GB for tiles of 6144 were counted."""
-    n = 22528
-    plan = plan_stream(problem(n, n, n), slots=2, memory_limit=10**9)
-    assert plan.panel >= 256
-    assert len(plan.of(0).tiles) == len(plan.of(1).tiles)
-    assert plan.bytes_read <= 8.2e9
-    for tile, gigabytes in ((10240, 12.18), (6144, 16.24)):
-        edges = (*range(0, n, tile), n)
-        plan = plan_cuts(problem(n, n, n), Cuts(edges, edges, 512), 2, 10**9)
-        assert round(plan.bytes_read / 1e9, 2) == gigabytes
-
-
 def test_what_is_left_is_dealt_anew():
     plan = plan_cuts(problem(40, 40, 40), Cuts((0, 20, 40), (0, 20, 40), 8), 2, 10**9)
     first, second, third, _ = plan.cuts.regions
@@ -165,20 +145,6 @@ def test_what_is_left_is_dealt_anew():
     assert html.count("✓") == 1
     assert "20..40" in html
     assert "3 of them left" in html
-
-
-@pytest.mark.long
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 4))
-def test_no_slot_works_longer_than_four_thirds_of_the_best(heights, slots):
-    """The bound of Graham, 1969, for the longest first, against every way to deal them."""
-    edges = tuple(np.cumsum([0, *heights]).tolist())
-    plan = plan_cuts(problem(edges[-1], 5, 5), Cuts(edges, (0, 5), 5), slots, 10**9)
-    loads = [plan.of(slot).bytes_written for slot in range(slots)]
-    best = min(
-        max(np.bincount(dealt, heights, slots))
-        for dealt in product(range(slots), repeat=len(heights))
-    )
-    assert max(loads) <= 4 / 3 * best * 5 * 4
 
 
 BIG = (4096, 4096, 10)

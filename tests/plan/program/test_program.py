@@ -6,8 +6,6 @@ Holds `tiledask.plan.program.program`, `tiledask.plan.program.instructions`,
 `tiledask.plan.program.clock` and `tiledask.plan.program.held`.
 """
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -15,7 +13,7 @@ import tiledask as td
 from tiledask.errors import ProgramError, ScheduleError
 from tiledask.plan.pipelines.needs import needs, peaks
 from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped
-from tiledask.plan.program.instructions import AllReduce, Do, ProgramLine, Recv, Send
+from tiledask.plan.program.instructions import AllReduce
 from tiledask.plan.program.program import Program
 
 KINDS = "FBIW"
@@ -177,117 +175,6 @@ def test_forward_only_and_one_device():
 
 
 # -- faults ----------------------------------------------------------------------------------------
-
-
-def without(program, rank, part, at):
-    """``program`` but for one instruction of a part."""
-    role = program.role(rank)
-    kept = tuple(x for i, x in enumerate(role.parts[part].instructions) if i != at)
-    return _with_part(program, rank, part, kept)
-
-
-def _with_part(program, rank, part, instructions):
-    role = program.role(rank)
-    parts = list(role.parts)
-    parts[part] = replace(parts[part], instructions=tuple(instructions))
-    roles = list(program.roles)
-    roles[program.of_rank[rank]] = replace(role, parts=tuple(parts))
-    return replace(program, roles=tuple(roles))
-
-
-def with_line(program, rank, rows):
-    line = program.lines[rank]
-    lines = list(program.lines)
-    lines[rank] = ProgramLine(line.part[rows], line.frame[rows], line.paired[rows] & False)
-    return replace(program, lines=tuple(lines))
-
-
-def _instructions(program, kind):
-    return [
-        (rank, p, at)
-        for rank in range(program.ranks)
-        for p, part in enumerate(program.role(rank).parts)
-        for at, each in enumerate(part.instructions)
-        if isinstance(each, kind)
-    ]
-
-
-def dropped(kind):
-    def plant(program, rng):
-        places = _instructions(program, kind)
-        return without(program, *places[rng.integers(len(places))])
-
-    return plant
-
-
-def resized(program, rng):
-    places = _instructions(program, Recv)
-    rank, p, at = places[rng.integers(len(places))]
-    role, roles = program.role(rank), list(program.roles)
-    name = role.parts[p].instructions[at].buffer
-    roles[rank] = replace(role, nbytes=role.nbytes | {name: role.nbytes[name] + 1})
-    return replace(program, roles=tuple(roles))
-
-
-def sent_elsewhere(program, rng):
-    places = _instructions(program, Send)
-    rank, p, at = places[rng.integers(len(places))]
-    each = list(program.role(rank).parts[p].instructions)
-    each[at] = replace(each[at], peer=(each[at].peer + 1) % program.ranks)
-    return _with_part(program, rank, p, each)
-
-
-def left_out(program, rng):
-    rank = int(rng.integers(program.ranks))
-    rows = np.delete(np.arange(len(program.lines[rank])), rng.integers(len(program.lines[rank])))
-    return with_line(program, rank, rows)
-
-
-def backward_first(program, rng):
-    """On one rank a backward before the forward of its micro-batch."""
-    rank = int(rng.integers(program.ranks))
-    line, role = program.lines[rank], program.role(rank)
-    kinds = [role.parts[p].kind for p, _ in line]
-    stages = [role.parts[p].stage for p, _ in line]
-    back = int(rng.choice([i for i, kind in enumerate(kinds) if kind in "BI"]))
-    key = stages[back], line.frame[back]
-    ahead = [(stages[i], line.frame[i]) == key and kinds[i] == "F" for i in range(len(line))]
-    order = np.arange(len(line))
-    order[[ahead.index(True), back]] = back, ahead.index(True)
-    return with_line(program, rank, order)
-
-
-def repeated(program, rng):
-    rank = int(rng.integers(program.ranks))
-    rows = np.arange(len(program.lines[rank]))
-    return with_line(program, rank, np.append(rows, rng.choice(rows)))
-
-
-FAULTS = {
-    "a send that is missing": dropped(Send),
-    "a receive that is missing": dropped(Recv),
-    "a kernel that is missing": dropped(Do),
-    "a message of another size": resized,
-    "a message to another rank": sent_elsewhere,
-    "a part that is left out": left_out,
-    "a backward before its forward": backward_first,
-    "a part that is repeated": repeated,
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("count", [6, pytest.param(25, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_named_before_anything_runs(fault, count):
-    """In schedules of all names, where there are as many."""
-    names = list(td.schedules)
-    for number in range(count):
-        name = names[number % len(names)]
-        rng = np.random.default_rng(number)
-        program = td.program(made(name, 4, 8), block_bytes=4)
-        with pytest.raises(ProgramError) as caught:
-            FAULTS[fault](program, rng).check()
-        assert "rank " in str(caught.value), name
 
 
 def test_a_circle_is_said_with_all_who_wait():

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiledask.errors import ProgramError
 from tiledask.plan.collectives import convolution as P
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.seconds import seconds
@@ -23,15 +22,11 @@ from tiledask.plan.products.placement import ANY, Replicate, Shard, Tiling
 from tiledask.plan.products.shards import Shards
 from tiledask.plan.program.calls import calls
 from tiledask.plan.program.instructions import (
-    AllReduce,
     AllToAll,
     HaloExchange,
     HaloReduce,
-    Recv,
-    Send,
 )
 from tiledask.plan.program.lenet import Split
-from tiledask.plan.program.making.convolution import of_lenet
 from tiledask.plan.program.making.convolution.convolutions import WindowTerms
 from tiledask.plan.program.making.convolution.lenet_formulas import calls_of, need_by_formulas
 from tiledask.plan.program.making.convolution.of_lenet import LeNetTerms, lenet_program, need_of
@@ -159,75 +154,6 @@ def test_a_halo_takes_as_long_as_who_sends_two_rows():
 
 
 # -- faults ----------------------------------------------------------------------------------------
-
-
-def planted(program, rank, change):
-    """``program`` with what ``change`` makes of the first part's instructions of one rank."""
-    role = program.role(rank)
-    part = replace(role.parts[0], instructions=tuple(change(list(role.parts[0].instructions))))
-    of_rank = list(program.of_rank)
-    of_rank[rank] = len(program.roles)
-    roles = (*program.roles, replace(role, parts=(part, *role.parts[1:])))
-    return replace(program, roles=roles, of_rank=tuple(of_rank))
-
-
-def without(kind):
-    def change(instructions):
-        at = next(n for n, each in enumerate(instructions) if isinstance(each, kind))
-        return instructions[:at] + instructions[at + 1 :]
-
-    return change
-
-
-def with_(kind, **fields):
-    def change(instructions):
-        at = next(n for n, each in enumerate(instructions) if isinstance(each, kind))
-        return [*instructions[:at], replace(instructions[at], **fields), *instructions[at + 1 :]]
-
-    return change
-
-
-@pytest.mark.parametrize("rank", [0, 1, 2])
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (without(HaloExchange), "read and was not written before"),
-        (without(HaloReduce), "read and was not written before"),
-        (without(AllToAll), "read and was not written before"),
-        (without(AllReduce), "read and was not written before"),
-        (with_(HaloExchange, before=0), "counts of its collective are|differ in before"),
-        (with_(HaloReduce, after=0), "counts of its collective are|differ in after"),
-        (with_(HaloExchange, extents=(9, 9, 10)), "counts of its collective are|differ in extents"),
-        (with_(AllToAll, split_dim=1), "differ in split_dim"),
-        (with_(AllReduce, axes=(0,)), "a collective of 1 ranks"),
-    ],
-)
-def test_a_fault_on_one_rank_is_named(change, words, rank):
-    program = program_of(Split(1, 1, 3, in_space=True), 4)
-    with pytest.raises(ProgramError, match=words):
-        planted(program, rank, change).check()
-
-
-@pytest.mark.parametrize("kind", [Send, Recv])
-def test_a_message_that_is_missing_is_named(kind):
-    program = program_of(Split(1, 2, 2, in_space=True), 4)
-    with pytest.raises(ProgramError, match=r"never sends|never takes|read and was not written"):
-        planted(program, 0, without(kind)).check()
-
-
-def test_gradients_summed_over_the_wrong_ranks_on_all_alike_are_counted(monkeypatch):
-    """Planted: in space, gradients are added up over the copies alone; the program itself is
-    right, and does not call what the closed form says."""
-    split = Split(2, 1, 2, in_space=True)
-    monkeypatch.setattr(of_lenet, "PARTS", 0)
-    lenet_program.cache_clear()
-    try:
-        with pytest.raises((AssertionError, ProgramError)):
-            assert_counted(program_of(split, 6).check(), split, 6)
-    finally:
-        monkeypatch.undo()
-        lenet_program.cache_clear()
-    assert_counted(program_of(split, 6).check(), split, 6)
 
 
 def test_sizes_of_a_collective_are_those_of_its_members():

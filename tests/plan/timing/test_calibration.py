@@ -116,34 +116,6 @@ def test_one_constant_moves_one_part_of_a_step(field, value, part, more):
     assert moved.compute == pytest.approx(plain.compute)
 
 
-def test_pieces_that_come_round_a_ring_are_worked_on_slower():
-    run = (
-        "llama-3.1-8b",
-        td.Layout(cp=4, zero=3, flash_attention=True),
-        "4xH100",
-        "fsdp-adam",
-        2**17,
-    )
-    step = td.estimate_step(*run)
-    even = td.estimate_step(*run, calibration=replace(step.calibration, ring_part=1.0))
-    core = (step.compute - even.compute) / (0.75 * (1 / 0.743 - 1))
-    own = td.estimate_step(*run, calibration=replace(step.calibration, ring_part=0.5))
-    assert own.compute - even.compute == pytest.approx(0.75 * core, rel=1e-6)
-    assert 0.5 * even.compute < core < even.compute  # of 131072 tokens, most of it
-
-
-def test_torchtitan_gathers_in_the_width_of_its_products_and_sums_in_the_activations():
-    """Two of four collectives each way in 1 byte: three quarters of the bytes."""
-    run = "llama-3.1-70b", td.Layout(dp=8, tp=8, zero=3, sequence_parallel=True), "64xH100"
-    wide, narrow = (
-        td.estimate_step(*run, recipe=replace(td.load_recipe("fsdp-adam"), product_bytes=width))
-        for width in (2, 1)
-    )
-    assert narrow.tp == pytest.approx(0.75 * wide.tp, rel=0.02)
-    without = replace(wide.calibration, gathers_operands=False)
-    assert td.estimate_step(*run, recipe="fsdp-adam", calibration=without).tp == wide.tp
-
-
 def test_a_measured_step_scales_every_part_and_is_kept(tmp_path):
     mine = td.calibrate(20.0, *RUN, sequence=8192, framework="megatron-2025", error=0.03)
     mine.save(tmp_path / "mine.json")
