@@ -99,7 +99,7 @@ def test_the_base_install_is_numpy_and_rich():
     assert names(PROJECT["dependencies"]) == BASE
 
 
-@pytest.mark.parametrize("extra", ["run", "plots", "files", "fast", "optimum"])
+@pytest.mark.parametrize("extra", ["run", "plots", "files", "optimum"])
 def test_every_package_of_an_extra_is_in_the_table(extra):
     found = packages_distributions()
     brought = {canonicalize_name(name) for module in EXTRAS[extra] for name in found[module]}

@@ -80,7 +80,7 @@ def program(
     0F.0 0F.1 0B.0 0F.2 0B.1 0B.2
     >>> twice = td.program(td.schedule("chimera", 2, 2), weight_bytes=(8, 0))
     >>> print(twice.line_text(1))
-    1F.0 1B.0 0F.1 0B.1 0REDUCE_GRAD.0
+    0F.1 1F.0 1B.0 0B.1 0REDUCE_GRAD.0
     >>> twice.traffic.bytes.tolist()
     [[0, 8], [8, 0]]
     """
