@@ -47,7 +47,8 @@ def _overlapped(x: _Case, each: int, half: int) -> float:
     return (each - pairs) * (x.F + x.B) + pairs * x.both + (half - 1) * (x.both + x.B - 3 * x.W)
 
 
-_Holds, _Seconds = Callable[[_Case], bool], Callable[[_Case], float]
+_Holds = Callable[[_Case], bool]
+_Seconds = Callable[[_Case], float]
 _2104, _2401, _2107 = "arXiv 2104.04473", "arXiv 2401.10241", "arXiv 2107.06925"
 _DUAL = "DualPipe's table (arXiv 2412.19437, figure 5)"
 # fmt: off

@@ -128,7 +128,7 @@ def _least_bottleneck(time: LayerSums, allowed: Allowed) -> int | None:
         before = slower.min(axis=0)
     if before[-1] == inf:
         return None
-    bounds: list[int] | None = [len(time.sums) - 1]
+    bounds = [len(time.sums) - 1]
     for best in reversed(starts):
         bounds = [int(best[bounds[0]]), *bounds]
     slowest = 0
@@ -138,15 +138,15 @@ def _least_bottleneck(time: LayerSums, allowed: Allowed) -> int | None:
     return slowest
 
 
-def _any_split(time: LayerSums, allowed: Allowed, limit: int) -> list[int] | None:
-    """A split of which no stage takes more than that, if there is one."""
+def _any_split(time: LayerSums, allowed: Allowed, limit: int) -> list[int]:
+    """A split of which no stage takes more than that; empty if there is none."""
     stages = range(len(time.speeds))
     reached = [np.arange(len(time.sums)) == 0]
     for s in stages:
         keeps = allowed(s) & time.within(s, limit)
         reached.append((reached[-1][:, None] & keeps).any(axis=0))
     if not reached[-1][-1]:
-        return None
+        return []
     bounds = [len(time.sums) - 1]
     for s in reversed(stages):
         keeps = allowed(s) & time.within(s, limit)
