@@ -101,15 +101,6 @@ def no_progress(tmp_path_factory):
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def slow_nannies(request):
-    """On a busy machine a nanny takes longer than 20 s to start another worker."""
-    with pytest.MonkeyPatch.context() as patch:
-        if any("distributed" in item.path.parts for item in request.session.items):
-            patch.setattr("tiledask.distributed.connecting.slots.EMPTY", 200.0)
-        yield
-
-
 @pytest.fixture(scope="session")
 def cluster():
     """Four CPU workers for the whole session; tests may kill workers but not close it."""

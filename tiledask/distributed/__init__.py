@@ -2,7 +2,6 @@
 
 cluster/        workers in numbered slots: started, given work, watched, measured
 connecting/     the same on workers that somebody else started: td.connect
-recovering/     what brings back what was lost
 transport/      arrays from worker to worker: memory, CUDA's handles, sockets, Dask's messages
 arrays/         arrays sharded over a mesh of workers, moved by named collectives
 products/       C = A @ B of sharded arrays, and of dask.arrays: planned, chosen, run, counted
@@ -17,6 +16,7 @@ convolution/    LeNet split by channels and by space
 training/       a GPT trained under (dp, tp, pp)
 checkpoints/    saved under one layout, read under another
 deadlines.py    one end for all that a public call waits for
+retry.py        a call made again when a worker was lost in it
 explain.py      what a product, or a training's step, would take
 """
 

@@ -16,9 +16,9 @@ def cluster():
 
 
 @pytest.mark.cluster
-def test_steps_done_twice_are_those_since_the_last_keep(cluster):
+def test_steps_done_twice_are_those_since_the_last_save(cluster):
     run = td.studies.train_with_failures
-    quiet = run(cluster, keep_every=5, steps=20)
+    quiet = run(cluster, save_every=5, steps=20)
     assert (quiet.resumed, quiet.redone) == ((), 0)
     assert quiet.cost > 0
     for every, resumed in ((5, (5, 10)), (0, (0, 0))):

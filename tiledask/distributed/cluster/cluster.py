@@ -48,9 +48,6 @@ from tiledask.distributed.cluster.spool import KeptArray, open_spool
 from tiledask.distributed.cluster.web import panel
 from tiledask.distributed.deadlines import DEADLINE, HEAR, Left, heard, left_of, seconds_of
 from tiledask.distributed.out_of_core.disk import free, writing
-from tiledask.distributed.recovering import poison
-from tiledask.distributed.recovering.forgets import OVER, Forgets
-from tiledask.distributed.recovering.supervisor import ENDED, Supervisor
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan import html
 from tiledask.plan.units import format_bytes
@@ -86,6 +83,8 @@ _LARGE_GRAPHS = {"distributed.admin.large-graph-warning-threshold": 2**60}
 """Blocks go as arguments to workers that do not see the spool: Dask need not warn of them."""
 _CUBE, _TRIES = 768, 0.5
 """Extents of the products by which slots are compared, and seconds of them."""
+_ENDED = (Status.closing, Status.closing_gracefully, Status.closed, Status.failed)
+"""States of a nanny that starts no worker any more."""
 RUNNING: list["Cluster"] = []
 """The clusters of this process that are not closed, the newest last."""
 
@@ -103,14 +102,11 @@ def _aligned(value: Any) -> Any:
 
 def _enter(function: Callable[..., Any], *args: Any) -> Any:
     """Every task starts here, on its worker."""
-    at = poison.runs()
     try:
         return function(*map(_aligned, args))
     except (SystemExit, KeyboardInterrupt) as error:
         # these would end the worker's thread, and the task would never be heard of again
         raise RuntimeError(f"the task raised {type(error).__name__}: {error}") from None
-    finally:
-        poison.stopped(at)
 
 
 async def _in_slot(
@@ -379,25 +375,15 @@ class Cluster(ABC):
                 f"td.train(..., folder=)"
             )
 
-    def _check_lost(self) -> None:
-        """Raise ClusterLostError if the cluster is closed or lost, or one of its slots is."""
-        self.check_alive()
-
-    def ask(self, call: Callable[[], Awaitable[T]], seconds: float, workers: bool = False) -> T:
+    def ask(self, call: Callable[[], Awaitable[T]], seconds: float) -> T:
         """What ``call()``, of the client's loop, returns; TimeoutError after ``seconds``, and
-        ClusterLostError as soon as the scheduler is lost, or if it asks ``workers`` one of them."""
-        check = self._check_lost if workers else self.check_alive
-        return asked(self.client, call, seconds, check)
+        ClusterLostError as soon as the scheduler is lost."""
+        return asked(self.client, call, seconds, self.check_alive)
 
     def log_event(self, topic: str, said: Any) -> None:
         """None; the scheduler has one more of Dask's events on ``topic``."""
         scheduler: Any = self.client.scheduler
         self.ask(partial(scheduler.log_event, topic=topic, msg=said), left_of(_EVENT).seconds)
-
-    def run_is_over(self, topic: str) -> None:
-        """None; what was said on the ``topic`` of a run is forgotten when some others are over."""
-        with contextlib.suppress(Exception):  # a cluster that is gone has forgotten it
-            self.log_event(OVER, topic)
 
     def events(self, topic: str) -> list[Any]:
         """What was said on ``topic``, by Dask's events."""
@@ -410,7 +396,7 @@ class Cluster(ABC):
         wanted, left = set(slots), left_of(timeout)
         deadline = time.monotonic() + left.seconds
         while True:
-            self._check_lost()
+            self.check_alive()
             workers = self._workers()
             missing = sorted(wanted - workers.keys())
             if not missing:
@@ -575,7 +561,7 @@ class Cluster(ABC):
         """None, when one of ``done`` is, or ``deadline`` has passed; ClusterLostError if what it
         waits for is lost."""
         while done.count() and not done.has_ready() and time.monotonic() < deadline:
-            self._check_lost()
+            self.check_alive()
             with done.thread_condition:
                 done.thread_condition.wait(HEAR)
 
@@ -690,7 +676,7 @@ class Cluster(ABC):
     ) -> list[Any]:
         try:
             fetch = partial(self.client._gather, part, direct=self.started_here)
-            return self.ask(fetch, seconds, workers=True)
+            return self.ask(fetch, seconds)
         except Exception as error:
             self.check_alive()
             # a result was lost since, and making it again has failed
@@ -747,7 +733,7 @@ class Cluster(ABC):
                 )
             left = max(0.1, deadline - time.monotonic())
             try:
-                found = self.ask(partial(everywhere, missing), left, workers=True)
+                found = self.ask(partial(everywhere, missing), left)
             except TimeoutError:
                 raise DeadlineError(late()) from None
             except CommClosedError as error:
@@ -870,15 +856,10 @@ class StartedCluster(Cluster):
             # time of a small product
             if client.scheduler_comm is not None:
                 client.scheduler_comm.interval = 0.001
-                Forgets.soon(client.scheduler_comm)
             super().__init__(client, slots, backend, why, memory_limit)
         except BaseException:
             dask_cluster.close(timeout=20)
             raise
-        scheduler: Any = dask_cluster.scheduler  # Dask says no types of it
-        scheduler.loop.add_callback(scheduler.add_plugin, poison.Deaths())
-        scheduler.loop.add_callback(Forgets(client.rpc).joins, scheduler)
-        self._supervisor = Supervisor(dask_cluster)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -890,7 +871,7 @@ class StartedCluster(Cluster):
 
     def _workers(self) -> dict[int, dict[str, Any]]:
         nannies = list(self.dask_cluster.workers.values())
-        alive = {nanny.address_safe for nanny in nannies if nanny and nanny.status not in ENDED}
+        alive = {nanny.address_safe for nanny in nannies if nanny and nanny.status not in _ENDED}
         # one that goes with its nanny is still there for a moment, and would take work with it
         return {s: facts for s, facts in super()._workers().items() if facts["nanny"] in alive}
 
@@ -917,7 +898,6 @@ class StartedCluster(Cluster):
         return f"start_cluster(workers={slots})"
 
     def _end(self) -> None:
-        self._supervisor.stop()
         with contextlib.suppress(Exception):
             self.client.close(timeout=5)
         try:

@@ -8,13 +8,16 @@ from typing import Any
 from distributed import get_worker
 
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.distributed.recovering.forgets import RUNS, TOPIC
 from tiledask.tile.progress import is_watched, showing
 
 __all__ = ["RUNS", "TOPIC", "Progress", "Reporter", "following", "subscribed", "watching"]
 
 Progress = bool | Callable[[int, int], None] | None
 """How far a call is, for people: a bar or none, or a function that is told."""
+RUNS = "tiledask-runs"
+"""Dask's topic on which runs, trainings and products announce themselves."""
+TOPIC = "tiledask-panels"
+"""Dask's topic for the events that say how far each rank is."""
 _REPORT = 0.25  # seconds between two events of a rank
 
 

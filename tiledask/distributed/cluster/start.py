@@ -46,9 +46,8 @@ from tiledask.distributed.cluster.web import (
     only_to_allowed_hosts,
     origins,
 )
-from tiledask.distributed.cluster.worker import BLAS_THREADS, INTERVALS, PROFILED, TRANSFERS
+from tiledask.distributed.cluster.worker import BLAS_THREADS, INTERVALS, PROFILED
 from tiledask.distributed.deadlines import seconds_of
-from tiledask.distributed.recovering.supervisor import ENDED, close_quietly
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.extras import install
 from tiledask.plan.units import format_bytes, parse_bytes
@@ -59,13 +58,10 @@ from tiledask.tile.progress import in_notebook, is_watched, show, showing
 __all__ = ["choose_device", "start_cluster"]
 
 _PRELOAD = ["tiledask.distributed.cluster.worker"]
-_STARTS = 5  # of a worker that ends while it starts
 _INNOCENT = 6  # deaths of workers while a task ran, before it is to blame: somebody may kill many
 _THREADS = 2  # of a worker: one computes, one hands data over beside it
 _IDLE_WORKER = 150_000_000  # bytes of a worker process that does nothing, rounded up
 _LEAST_CAP = 8_000_000  # bytes
-_UNTIL_FORGOTTEN = "distributed.scheduler.events-cleanup-delay"
-_MONITORED = "distributed.admin.system-monitor.log-length"
 _UUID = len("GPU-00000000-0000-0000-0000-000000000000")
 
 
@@ -163,13 +159,6 @@ def start_cluster(
         why = f"{why}; {words}" if cap is None else why
         start = partial(_start_gpu, born=born, per_gpu=per_gpu, room=room, cap=cap)
     settings = _settings(threads, options["dashboard_port"])
-    if dask.config.get(_UNTIL_FORGOTTEN) == "1h":  # as shipped
-        # asked for whenever a worker goes; each is a task on the scheduler's loop until then
-        dask.config.set({_UNTIL_FORGOTTEN: "1 minute"})
-    if dask.config.get(_MONITORED) == 7200:
-        # readings of a process, half a second each: ten minutes in place of an hour, of scheduler,
-        # workers and nannies, those too that the supervisor starts later
-        dask.config.set({_MONITORED: 1200})
     what = f"starting {slots} {'GPU' if backend == 'cupy' else 'CPU'} workers"
     with (
         nullcontext()
@@ -345,7 +334,6 @@ def _settings(threads: int, dashboard_port: int) -> dict[str, Any]:
         "distributed.scheduler.active-memory-manager.start": False,
         "distributed.scheduler.no-workers-timeout": "60s",
         "distributed.scheduler.allowed-failures": _INNOCENT,
-        "distributed.admin.low-level-log-length": TRANSFERS,
         "distributed.comm.timeouts.connect": "10s",
         "distributed.comm.timeouts.tcp": "15s",
         preload: [*dask.config.get(preload), PAGE_MODULE],
@@ -458,19 +446,11 @@ def _start_workers(cluster: SpecCluster, seconds: float) -> None:
     longer. Then the cluster is closed in the background, when they have: a nanny that is stopped
     half way leaves its worker behind."""
 
-    async def all_of_them() -> None:
-        for more in reversed(range(_STARTS)):
-            try:
-                await cluster._correct_state()
-                return
-            except Exception:  # a worker that ended before it was there: another one may be luckier
-                failed = [s for s, nanny in cluster.workers.items() if nanny.status in ENDED]
-                if not more or not failed:
-                    raise
-                for slot in failed:
-                    await close_quietly(cluster.workers.pop(slot))
-
     loop: Any = cluster.loop
+
+    async def all_of_them() -> None:
+        await cluster._correct_state()
+
     started = asyncio.run_coroutine_threadsafe(all_of_them(), loop.asyncio_loop)
 
     def close(patience: float) -> None:

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,6 @@ from distributed.utils import offload
 from distributed.worker_state_machine import TaskErredMsg
 
 from tiledask.distributed.cluster import clocks, device_arrays, host_memory
-from tiledask.distributed.recovering import poison
-from tiledask.distributed.recovering.kept_folder import forget
 from tiledask.tile import matmul
 
 __all__ = [
@@ -60,10 +59,7 @@ TRANSFERS = 100_000
 
 def dask_setup(worker: Any) -> None:
     """Called by Dask in the new worker process."""
-    died = equip(worker, worker.nanny)
-    if died is not None:
-        worker.startup_information[poison.JOINING] = lambda _worker: list(died)
-    poison.in_slot(int(worker.name))
+    equip(worker)
     if get_address_host(worker.scheduler.address).startswith("127."):
         clocks.draw_by_this_clock()  # it is the scheduler's
     if threading.current_thread() is threading.main_thread():
@@ -71,9 +67,8 @@ def dask_setup(worker: Any) -> None:
     warm_up()
 
 
-def equip(worker: Any, nanny: Any) -> poison.Death | None:
-    """How the last worker of ``nanny`` ended, if that is known; with what products, runs and
-    trainings need in place on ``worker``."""
+def equip(worker: Any) -> None:
+    """None, with what products, runs and trainings need in place on ``worker``."""
     from tiledask.distributed.transport import process_memory, remote_read
 
     device_arrays.register(on_host=False)
@@ -82,8 +77,8 @@ def equip(worker: Any, nanny: Any) -> poison.Death | None:
     worker.handlers["tiledask_read"] = remote_read.serve
     process_memory.let_siblings_read()
     host_memory.keep(worker)
-    worker.plugins[poison.Register.name] = poison.Register()
-    return poison.open_register(nanny)
+    log = worker.transfer_incoming_log
+    worker.transfer_incoming_log = deque(log, max(TRANSFERS, log.maxlen or 0))
 
 
 def strip(worker: Any) -> None:
@@ -92,13 +87,10 @@ def strip(worker: Any) -> None:
 
     remote_read.end_all()
     worker.plugins.pop(FailWaiting.name, None)
-    worker.plugins.pop(poison.Register.name, None)
-    poison.close_register()
     worker._deque_handler.removeFilter(_without_frames)
     for name in [name for name in worker.handlers if name.startswith("tiledask_")]:
         del worker.handlers[name]
     host_memory.keep_nothing(worker)
-    forget()
     clocks.draw_by_dasks_clock()
 
 

@@ -34,9 +34,8 @@ from tiledask.distributed.cluster.cluster import (
 from tiledask.distributed.cluster.device_memory import share_of
 from tiledask.distributed.cluster.spool import machine
 from tiledask.distributed.connecting.gpus import check_device
-from tiledask.distributed.connecting.per_thread import is_per_thread
-from tiledask.distributed.connecting.slots import LOST, Joined, join, leave
-from tiledask.distributed.connecting.versions import check_versions, upload_package, versions_of
+from tiledask.distributed.connecting.slots import Joined, join, leave
+from tiledask.distributed.connecting.versions import check_versions, versions_of
 from tiledask.distributed.deadlines import seconds_of
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError, short
 from tiledask.plan.whole import whole_number
@@ -57,9 +56,7 @@ def connect(
     *,
     workers: int | None = None,
     device: str = "auto",
-    slots: str = "process",
     security: Any = None,
-    upload: bool = False,
     timeout: float = 60.0,
 ) -> Cluster:
     """A Cluster on workers that run already, a slot on each; use it in a ``with`` block.
@@ -74,20 +71,13 @@ def connect(
         given back, with slots for workers that came since.
     workers
         Slots to wait for. Default: as many as there are workers now, at least 1. Workers beyond
-        stand by, and take the slot of one that goes, or whose host cannot be reached for some
-        seconds: what runs goes on there. Of a host that comes back the worker ends, since another
-        has its slot, and stands by when it is started again.
+        stand by, and take the slot of one that goes.
     device
         "auto" takes GPUs where every worker was given one of its own, as LocalCUDACluster and
         ``dask cuda worker`` do (CUDA_VISIBLE_DEVICES), and else computes with NumPy; "cuda" and
         "cpu" insist. Workers that share a GPU, which only "cuda" takes, share its memory.
-    slots
-        "process": a worker is a slot. "thread": it has as many as it has threads, each a process:
-        this starts those that lack, and their share of its memory limit is theirs. CPU workers.
     security
         Of TLS, as Dask's Client takes it; for an address.
-    upload
-        Send this package to the scheduler and to workers, for those that do not have it.
     timeout
         Seconds until there are enough workers and all is in place.
 
@@ -99,25 +89,21 @@ def connect(
     seconds = seconds_of(timeout)
     wanted = None if workers is None else whole_number("workers", workers, 1)
     check_device(device)
-    split = _per_thread(slots, device)
     known = client if isinstance(client, Cluster) else _known(client)
     if known is not None:
-        _check_known(known, device, split)
+        _check_known(known, device)
     if isinstance(client, Cluster):
         return client
     if isinstance(known, AttachedCluster):
-        known.grow(wanted, seconds, split)
+        known.grow(wanted, seconds)
     if known is not None:
         return known
     deadline = time.monotonic() + seconds
     found, ours = _client(client, security, seconds)
     try:
-        _wait_for(found, wanted or 1, split, deadline, seconds)
-        if upload:
-            _in_time(found, upload_package, deadline, "take in this package")
-        check_versions(_in_time(found, versions_of, deadline, "say their versions"), upload)
-        on = "cpu" if split else device
-        return AttachedCluster(found, client, ours, wanted, on, split, deadline, seconds)
+        _wait_for(found, wanted or 1, deadline, seconds)
+        check_versions(_in_time(found, versions_of, deadline, "say their versions"))
+        return AttachedCluster(found, client, ours, wanted, device, deadline, seconds)
     except BaseException:
         if ours:
             found.close(timeout=5)
@@ -151,24 +137,12 @@ def _known(given: Any) -> Cluster | None:
     return None
 
 
-def _per_thread(slots: str, device: str) -> bool:
-    """Whether each thread is to have a slot; ConfigError for what there is not."""
-    if slots not in ("process", "thread"):
-        raise ConfigError(f"slots is 'process' or 'thread', got {slots!r}")
-    if slots == "thread" and device == "cuda":
-        raise ConfigError(
-            "slots='thread' is for CPU workers, device='cuda' asks for GPUs: one process for each; "
-            "leave one of them out"
-        )
-    return slots == "thread"
-
-
-def _check_known(cluster: Cluster, device: str, split: bool) -> None:
+def _check_known(cluster: Cluster, device: str) -> None:
     """None if ``cluster`` computes on what was asked for; else ConfigError."""
-    has, wanted = "cuda" if cluster.backend == "cupy" else "cpu", "cpu" if split else device
-    if wanted not in ("auto", has):
+    has = "cuda" if cluster.backend == "cupy" else "cpu"
+    if device not in ("auto", has):
         raise ConfigError(
-            f"device={wanted!r} was asked for, and {cluster} is connected to already; it has "
+            f"device={device!r} was asked for, and {cluster} is connected to already; it has "
             f"{cluster.kind} workers ({cluster.why}): close it first"
         )
 
@@ -245,17 +219,9 @@ def _nobody(where: str, seconds: float, error: Exception) -> ClusterLostError:
     )
 
 
-def _slots_of(client: Client, split: bool) -> int:
-    """Workers that run now; or threads of those that nobody started beside others."""
-    found = workers_of(client).values()
-    if not split:
-        return len(found)
-    return sum(facts["nthreads"] for facts in found if not is_per_thread(facts["name"]))
-
-
-def _wait_for(client: Client, wanted: int, split: bool, deadline: float, seconds: float) -> None:
-    """None, once ``wanted`` workers run, or as many threads of them."""
-    while (there := _slots_of(client, split)) < wanted:
+def _wait_for(client: Client, wanted: int, deadline: float, seconds: float) -> None:
+    """None, once ``wanted`` workers run."""
+    while (there := len(workers_of(client))) < wanted:
         if time.monotonic() > deadline:
             raise _too_few(client, wanted, there, seconds)
         time.sleep(LOOK)
@@ -306,17 +272,13 @@ class AttachedCluster(Cluster):
         ours: bool,
         wanted: int | None,
         device: str,
-        split: bool,
         deadline: float,
         seconds: float,
     ) -> None:
-        self.given, self._split = given, split
+        self.given = given
         self._ours, self._page = ours, False
         self._telling: concurrent.futures.Future[None] | None = None
         """Done when the page knows all that it was told."""
-        self._lost: dict[str, str] = {}
-        """Address of a worker whose host cannot be reached, or name of a slot that has none -> in
-        words."""
         self._at: dict[int, str] = {}
         """Slot -> where its worker listened when it was last looked up."""
         self._hosts: dict[int, str] = {}
@@ -330,14 +292,11 @@ class AttachedCluster(Cluster):
             self._ours = False  # whoever called closes it
             self.close()
             raise
-        client.subscribe_topic(LOST, self._hear)
         comm.interval = 0.001  # as a client of start_cluster's has it
 
-    def grow(self, wanted: int | None, seconds: float, split: bool = False) -> None:
+    def grow(self, wanted: int | None, seconds: float) -> None:
         """None, with ``wanted`` slots at least; None takes in whatever workers came since."""
-        if split > self._split:
-            self._split = True
-        elif wanted is None and _slots_of(self.client, self._split) <= self.slots:
+        if wanted is None and len(workers_of(self.client)) <= self.slots:
             return
         if wanted is not None and wanted <= self.slots:
             return
@@ -351,12 +310,9 @@ class AttachedCluster(Cluster):
 
     def _join(self, wanted: int | None, device: str, deadline: float, seconds: float) -> None:
         """None, once there are slots."""
-        if self._split and wanted is None:
-            wanted = _slots_of(self.client, True)
         while True:
             left = max(1.0, deadline - time.monotonic())
-            asked = wanted, device, self._split, left
-            found = self._on_scheduler(join, *asked, seconds=left + SAY)
+            found = self._on_scheduler(join, wanted, device, left, seconds=left + SAY)
             slots: dict[int, tuple[str, Joined]] = found["slots"]
             refused = [f"{address} cannot: {why}" for address, why in found["refused"].items()]
             if wanted is None and not refused and slots:
@@ -409,7 +365,7 @@ class AttachedCluster(Cluster):
         found = super()._workers()
         self._lie({slot: facts["address"] for slot, facts in found.items()})
         for facts in found.values():
-            if not facts["nanny"] and not is_per_thread(facts["name"]):
+            if not facts["nanny"]:
                 facts["alone"] = "; it has no nanny: if it is frozen, nobody replaces it"
         return found
 
@@ -424,32 +380,6 @@ class AttachedCluster(Cluster):
 
     def _addresses(self, slots: Iterable[int]) -> list[str] | None:
         return [self._at[slot] for slot in slots if slot in self._at]
-
-    # -- a host that is cut off ----------------------------------------------------------------
-
-    def _hear(self, event: Any) -> None:
-        """The scheduler says that a slot is lost, or is no more."""
-        _, said = event
-        what, silent = said["what"], said["silent"]
-        self._lost.pop(what, None)
-        if silent is None:  # it may have gone: who is asked there would not be given up for long
-            self._at = {slot: address for slot, address in self._at.items() if address != what}
-        if silent is None or not 0 <= said["slot"] < self.slots:
-            return
-        heard = f"at {what}, last heard of {silent:.1f} s ago: its host is down, or cut off"
-        none = f"has had no worker for {silent:.0f} s"
-        self._lost[what] = f"slot {said['slot']} {none if said['empty'] else heard}"
-
-    def _check_lost(self) -> None:
-        super()._check_lost()
-        if self._lost:
-            have = self.slots - len(self._lost)
-            raise ClusterLostError(
-                f"{len(self._lost)} of {self.slots} slots cannot be reached: "
-                f"{'; '.join(self._lost.values())}. Arrays are not lost by that: run it again when "
-                f"it is back, or {self.anew}. To go on with the {have} that are there, close this "
-                f"and td.connect(client, workers={have})"
-            )
 
     def near(self) -> frozenset[int]:
         token = secrets.token_hex(8)
@@ -486,7 +416,6 @@ class AttachedCluster(Cluster):
         if self.client.status == "running":
             self.await_page()
             with suppress(Exception):  # of a scheduler that is gone: nothing is left there
-                self.client.unsubscribe_topic(LOST)
                 self._on_scheduler(leave, seconds=10.0)
                 comm: Any = self.client.scheduler_comm
                 comm.interval = self._interval

@@ -4,13 +4,8 @@ Tasks are pickled here and read there, so Python, Dask and NumPy agree in their 
 and tiledask altogether.
 """
 
-import base64
-import io
 import sys
-import tempfile
-import zipfile
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from distributed import Client
@@ -19,7 +14,7 @@ from distributed.versions import get_versions
 from tiledask.distributed.cluster.cluster import asked
 from tiledask.errors import ConfigError
 
-__all__ = ["VERSION", "check_versions", "differing", "upload_package", "versions_of"]
+__all__ = ["VERSION", "check_versions", "differing", "versions_of"]
 
 _PACKAGE = sys.modules["tiledask"]  # whose first line ran before this one
 VERSION: str = _PACKAGE.__version__
@@ -29,14 +24,14 @@ _MOST = 5
 """Processes that an error names."""
 
 
-def differing(here: dict[str, Any], there: dict[str, Any], uploaded: bool = False) -> list[str]:
+def differing(here: dict[str, Any], there: dict[str, Any]) -> list[str]:
     """How the versions of packages ``there`` keep a process from working with one ``here``.
 
     >>> differing({"tiledask": "1.2.0", "numpy": "2.4.6"}, {"tiledask": None, "numpy": "2.4.1"})
     ['no tiledask (here 1.2.0)']
     """
     found = []
-    for name in ("tiledask", *_ALIKE) if not uploaded else _ALIKE:
+    for name in ("tiledask", *_ALIKE):
         mine, its = here.get(name), there.get(name)
         same = mine == its if name == "tiledask" else _first_two(mine) == _first_two(its)
         if not same:
@@ -55,54 +50,26 @@ def versions_of(client: Client, seconds: float) -> dict[str, Any]:
     return found
 
 
-def check_versions(said: dict[str, Any], uploaded: bool) -> None:
+def check_versions(said: dict[str, Any]) -> None:
     """None if those who ``said`` which versions they have can work with this process; else
-    ConfigError.
-
-    ``uploaded``: whether tiledask is sent to them anyway.
-    """
+    ConfigError."""
     here = get_versions(packages=["tiledask"])["packages"] | {"tiledask": VERSION}
     there = {"the scheduler": said["scheduler"]}
     there |= {f"worker {address}": each for address, each in said["workers"].items()}
     wrong = {
         who: words
         for who, each in there.items()
-        if isinstance(each, dict) and (words := differing(here, each["packages"], uploaded))
+        if isinstance(each, dict) and (words := differing(here, each["packages"]))
     }
     if not wrong:
         return
     listed = [f"{who} has {', '.join(words)}" for who, words in wrong.items()]
     more = f"; and {len(listed) - _MOST} more" if len(listed) > _MOST else ""
     only = all(word.partition(" (")[0].endswith("tiledask") for w in wrong.values() for word in w)
-    way = f"pip install tiledask=={VERSION} there, or td.connect(..., upload=True)"
+    way = f"pip install tiledask=={VERSION} there"
     if not only:
         way = "run them and this process from equal environments"
     raise ConfigError(
         f"{len(wrong)} of {len(there)} processes cannot work with this one: "
         f"{'; '.join(listed[:_MOST])}{more}. What is pickled here must be read there: {way}"
     )
-
-
-def upload_package(client: Client, seconds: float) -> None:
-    """None; the scheduler and all workers, also those that come later, can import this tiledask.
-    TimeoutError after ``seconds``.
-
-    Dask imports a file that it was sent: this one unpacks the package, and goes before others.
-    """
-    home, packed = Path(str(_PACKAGE.__file__)).parent, io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in sorted(home.rglob("*")):
-            if file.is_file() and "__pycache__" not in file.parts:
-                archive.write(file, Path("tiledask") / file.relative_to(home))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "tiledask_package.py"
-        path.write_text(_UNPACKS.format(base64.b64encode(packed.getvalue())))
-        asked(client, partial(client.upload_file, str(path)), seconds)
-
-
-_UNPACKS = """
-import base64, io, sys, tempfile, zipfile
-folder = tempfile.mkdtemp(prefix="tiledask-package-", dir=__file__.rpartition("/")[0] or None)
-zipfile.ZipFile(io.BytesIO(base64.b64decode({!r}))).extractall(folder)
-sys.path.insert(0, folder)
-"""

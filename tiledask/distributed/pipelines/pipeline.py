@@ -30,7 +30,7 @@ from tiledask.distributed.pipelines.lowering import run_tasks
 from tiledask.distributed.pipelines.paced import Pace
 from tiledask.distributed.pipelines.run import PipelineRun, replay
 from tiledask.distributed.pipelines.stages import Dummy
-from tiledask.distributed.recovering.going_on import until_done
+from tiledask.distributed.retry import retry_lost
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import Schedule
@@ -148,13 +148,12 @@ def run_schedule(
             with _shown(again):
                 return again, ENGINES[engine](again, simulated), clocks
         finally:
-            workers.run_is_over(again.topic)
             for each in again.kept:
                 each.remove()
 
     with counting(workers, job.patience) as counted, measuring_load() as load_so_far:
         # of tasks Dask does again what was lost, but for a worker that was when all began
-        job, done, clocks = until_done(workers, range(schedule.devices), job.timeout, attempt)
+        job, done, clocks = retry_lost(workers, range(schedule.devices), job.timeout, attempt)
         load = load_so_far()
     arrived = [
         (transfer.destination, *job.sent[key], transfer.start, transfer.stop)

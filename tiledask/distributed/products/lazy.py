@@ -29,7 +29,6 @@ from tiledask.distributed.cluster.cluster import RUNNING, Cluster, slot_named, w
 from tiledask.distributed.products.lazy_graph import Graph, Operand, check_chunks
 from tiledask.distributed.products.lazy_plan import LazyPlan, Machine, plan_product
 from tiledask.distributed.products.operands import check_kernel, check_types
-from tiledask.distributed.recovering.poison import LAZY
 from tiledask.errors import (
     ClusterLostError,
     ConfigError,
@@ -111,7 +110,7 @@ def multiply(
     left, right, plan = _planned(x, y, machine, limit, kernel, tile)
     token = tokenize(x, y, plan, left.side, right.side, kernel, tile, verify)
     # Dask learns from its prefix how long a task takes: products of other sizes have other names
-    name = f"{LAZY}_1e{len(str(plan.task_flops)) - 1}-{token}"
+    name = f"tiledask_matmul_1e{len(str(plan.task_flops)) - 1}-{token}"
     tasks = Graph(name, plan, left, right, kernel, tile, verify).tasks()
     cuts = (plan.tiles[:-1] if x.ndim > 1 else ()) + (plan.tiles[-1:] if y.ndim > 1 else ())
     chunks = tuple(tuple(b - a for a, b in pairwise(edges)) for edges in cuts)

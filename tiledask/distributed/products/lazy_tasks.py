@@ -19,7 +19,6 @@ from distributed import get_worker
 from tiledask.distributed.products.lazy_plan import SLAB
 from tiledask.distributed.products.line import Held, ProductLine, cut
 from tiledask.distributed.products.verifying.tiles import RowCheck, TileCheck
-from tiledask.distributed.recovering.poison import registered
 from tiledask.distributed.transport.mailbox import CancelledError
 from tiledask.errors import DamagedBlockError
 from tiledask.plan.products.regions import Region, extents_of, region_size, within
@@ -67,7 +66,6 @@ class LazyTileJob:
     """Where the tile lies in C, if it is asked whether it is right."""
 
 
-@registered
 def multiply_tile(job: LazyTileJob, before: Any, *inputs: Any) -> Any:
     """The tile of C, or ``before`` and what is to be added to it; k ascending."""
     check = TileCheck() if job.verified else None

@@ -22,7 +22,7 @@ from tiledask.distributed.deadlines import GRACE, LAST, bounded, left_of, second
 from tiledask.distributed.out_of_core.disk import writing
 from tiledask.distributed.ranks.nccl import Devices
 from tiledask.distributed.ranks.rank_function import RankResult, Ranks, arguments, collected, ran
-from tiledask.distributed.recovering.going_on import until_done
+from tiledask.distributed.retry import retry_lost
 from tiledask.distributed.transport import dask_transport, sockets
 from tiledask.distributed.transport.dask_transport import DaskTransport
 from tiledask.distributed.transport.meeting import Meeting, begin, meeting, of_run
@@ -106,7 +106,7 @@ def run_ranks(
 
     if not again:
         return attempt(0, seconds)
-    return until_done(mesh.cluster, mesh.at, seconds, attempt)
+    return retry_lost(mesh.cluster, mesh.at, seconds, attempt)
 
 
 def _run(

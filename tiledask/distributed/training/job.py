@@ -2,15 +2,16 @@
 
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.rank import Rank
-from tiledask.distributed.recovering.kept_state import NEVER, Keeper, Keeping, StateKept
 from tiledask.distributed.training import saved
 from tiledask.distributed.training.gpt import GPT
+from tiledask.distributed.training.history import History
 from tiledask.distributed.training.reports import Say, reported
 from tiledask.distributed.training.trainer import Trainer
 from tiledask.errors import ConfigError
@@ -20,7 +21,7 @@ from tiledask.plan.program.program import Program
 from tiledask.tile.backend import to_numpy
 from tiledask.tile.optimizers import LossScale, Rule
 
-__all__ = ["TrainedRank", "TrainingJob", "train_rank"]
+__all__ = ["StateKept", "TrainedRank", "TrainingJob", "train_rank"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +45,26 @@ class TrainingJob(TrainingTerms):
     """Steps from one checkpoint to the next; there is one after the last."""
     nudge: int = 0
     """Whether, and by which draw, the weights begin a rounding away."""
+    attempt: int = 0
+    """How often it was begun before, until a worker was lost."""
+    history: str = ""
+    """The folder of what ranks measured before each checkpoint, to go on from there."""
 
     def is_saved(self, done: int) -> bool:
         """Whether there is a checkpoint after so many steps, and more to do."""
         every = self.save_every
         return every is not None and done % every == 0 and self.first < done < self.steps
+
+
+class StateKept(NamedTuple):
+    """What saving before the last step came to, and where a training went on."""
+
+    times: int
+    """How often each rank saved its state, since the last attempt began."""
+    seconds: float
+    """That it took, on the slowest rank."""
+    resumed: tuple[int, ...] = ()
+    """The step from which the run went on, each time that a worker had been lost."""
 
 
 class TrainedRank(NamedTuple):
@@ -73,29 +89,23 @@ def train_rank(
     program: Program,
     end: Program,
     say: Say | None = None,
-    keeping: Keeping | None = None,
 ) -> TrainedRank:
     """What a rank does with its ``program``, step after step, and at the ``end``; ``say`` is told
-    of steps, and its state is kept as ``keeping`` says."""
+    of steps."""
     copies = rank.group(0)
     trainer = Trainer(rank, job, program, end)
     losses: list[float] = []
     scales: list[float] = []
-    keeping = keeping or Keeping("", every=NEVER)
     growing: tuple[list[Any], ...] = rank.records, rank.steps, losses, scales, trainer.guard.norms
-    keeper = Keeper(rank, keeping, trainer.between_steps, growing)
-    first = job.first
-    if keeping.found is not None:
-        trainer.guard.scale, updates = keeper.take_up()
-        trainer.resume(updates)
-        first = keeping.found.step
-    elif job.first:
+    history, saves = History(job.history, rank, growing), list[float]()
+    if job.first:
         saved.load(trainer, job)
+        history.load(job.first)
 
     def save(step: int) -> dict[str, T.Placed]:
-        return trainer.end(partial(saved.save, trainer, job, step, keeping.attempt > 0))
+        return trainer.end(partial(saved.save, trainer, job, step, job.attempt > 0))
 
-    for number in reported(range(first, job.steps), losses, rank, say, keeping.attempt):
+    for number in reported(range(job.first, job.steps), losses, rank, say, job.attempt):
 
         def batch(microbatch: int, number: int = number) -> tuple[np.ndarray, np.ndarray]:
             rows = job.rows(copies.size, copies.rank, microbatch)
@@ -106,9 +116,10 @@ def train_rank(
         with rank.step(number), np.errstate(over="ignore", invalid="ignore"):
             losses.append(trainer.step(batch))
         if job.is_saved(number + 1):
+            begun = perf_counter()
             save(number + 1)
-        about = lambda: (trainer.guard.scale, trainer.updates)  # noqa: E731
-        keeper.stepped(number + 1, about, job.is_saved(number + 1))
+            history.save(number + 1)
+            saves.append(perf_counter() - begun)
     weights = save(job.steps)
     weights = {name: w.like(to_numpy(w.local)) for name, w in weights.items()}
     return TrainedRank(
@@ -118,7 +129,7 @@ def train_rank(
         None if copies.rank else weights,
         digest_of(w.local for w in weights.values()) if copies.size > 1 else b"",
         trainer.held,
-        StateKept(keeper.count, keeper.seconds),
+        StateKept(len(saves), sum(saves)),
     )
 
 

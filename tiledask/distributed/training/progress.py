@@ -189,8 +189,6 @@ def _announced(cluster: Cluster, job: TrainingJob, program: Program) -> Iterator
             words = f"{type(error).__name__}: {error}".rstrip(": ").splitlines()[0]
             cluster.log_event(topic, {"failed": words})
         raise
-    finally:
-        cluster.run_is_over(topic)
 
 
 def _about(topic: str, job: TrainingJob, program: Program) -> dict[str, Any]:

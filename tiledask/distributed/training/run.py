@@ -10,7 +10,8 @@ has, gradients are added up as they are: over micro-batches, and over dp.
 """
 
 import os
-import warnings
+import shutil
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,27 +22,26 @@ import numpy as np
 from tiledask.distributed import tensor as T
 from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.checkpoints import steps_in
 from tiledask.distributed.connecting.shared import check_shared
 from tiledask.distributed.deadlines import bounded, seconds_of
 from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.records import Records
 from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.distributed.recovering.going_on import KeptStates, until_done
-from tiledask.distributed.recovering.kept_state import StateKept
+from tiledask.distributed.retry import retry_lost
 from tiledask.distributed.training.by_layer import by_layer
 from tiledask.distributed.training.gpt import GPT
-from tiledask.distributed.training.job import TrainedRank, TrainingJob, train_rank
+from tiledask.distributed.training.history import new_folder, newest_step
+from tiledask.distributed.training.job import StateKept, TrainedRank, TrainingJob, train_rank
 from tiledask.distributed.training.progress import watched
 from tiledask.distributed.training.refusal import check_training
 from tiledask.distributed.training.reports import Progress, Say
 from tiledask.distributed.training.validate import (
     AXES,
-    intervals_of,
     of_kind,
     ready,
     rule_of,
+    save_every_of,
     scale_of,
     shape_of,
     terms_of,
@@ -102,8 +102,8 @@ class Trained:
     saves: int = 0
     """How many checkpoints were written before the last step."""
     kept: StateKept | None = None
-    """How often the state was kept, and where the training went on when a worker was lost; None of
-    threads, which are lost with their process."""
+    """How often the state was saved, and where the training went on when a worker was lost; None
+    of threads, which are lost with their process."""
 
     @cached_property
     def traffic(self) -> Both:
@@ -195,8 +195,6 @@ def train(
     nudge: int = 0,
     folder: str | os.PathLike[str] | None = None,
     save_every: int | None = None,
-    keep_every: int | None = None,
-    mtbf: float = 3600.0,
     progress: bool | Callable[[Progress], Any] | None = None,
     timeout: float = 300.0,
 ) -> Trained:
@@ -249,26 +247,17 @@ def train(
         first. The loss scale goes on from where it was. Model, seed, dtype and what the rule keeps
         must be those of the checkpoint; rates and batches may change.
     save_every
-        Steps from one checkpoint in ``folder`` to the next: what the same call goes on from when
-        everything was lost, this process and the hosts too.
-    keep_every
-        Steps after which each rank's state is kept in a file of its own host, in memory where
-        there is room, until the training is over; where ranks are on several hosts, one of another
-        host keeps a copy. None: as often as is best where a worker is lost every ``mtbf`` seconds,
-        by `tiledask.formulas.checkpoint_interval`, at about half a percent of the time. 0: never.
+        Steps from one checkpoint in ``folder`` to the next: what this call goes on from when a
+        worker was lost, and the same call when everything was, this process and the hosts too.
+        `tiledask.formulas.checkpoint_interval` says how often is best.
     progress
         None shows a bar on a terminal or in a notebook, True does anywhere, False never. A
         function is called with a `Progress` after every step, in a thread of its own: steps do
         not wait for it. `tiledask.lab.plots.LiveLoss()` draws the loss as it falls.
 
-    A worker that dies, or is frozen for three seconds, ends no training: when its slot has another,
-    all ranks go on from the newest step that each of them has kept, and the result is the same to
-    the bit. So they do when a whole host is lost or cut off, and workers that stand by
-    (`tiledask.connect`), or are started, take its slots; the copies are there. Where none does,
-    ClusterLostError says within 12 s which slots and host, and the same call with ``folder`` goes
-    on from the newest checkpoint, on a mesh of what is left. If a host is lost before the copies
-    of its neighbour were made anew, ranks go on from the newest checkpoint, or from the beginning,
-    and a warning says so. ``kept.resumed`` says from where. ``timeout`` is for all of it.
+    A worker that dies ends no training: when its slot has another, all ranks go on from the newest
+    checkpoint, or without one from the beginning, and the result is the same to the bit.
+    ``kept.resumed`` says from where. ``timeout`` is for all of it.
 
     A training whose ranks would hold more than their workers leave is refused before anything runs
     (DoesNotFitError), with one that fits.
@@ -304,7 +293,7 @@ def train(
         recipe, scale, clip, recompute,
     )  # fmt: skip
     path, first = ready(folder, steps)
-    save_every, keep_every, mtbf = intervals_of(path, save_every, keep_every, mtbf)
+    save_every = save_every_of(path, save_every)
     job = TrainingJob(
         **vars(terms),
         data=data,
@@ -330,9 +319,7 @@ def train(
     with watched(progress, job, program, ranks) as say:
         if isinstance(ranks, Mesh):
             check_training(ranks, terms, (program, end), programs, seconds_of(timeout))
-            keeping = KeptStates(ranks.cluster, ranks.at, _state_bytes(program), keep_every, mtbf)
-            told = ranks, job, program, end, say
-            job, done, resumed = _going_on(told, keeping, seconds_of(timeout))
+            done, resumed = _on_workers(ranks, job, program, end, say, seconds_of(timeout))
         else:
             resumed = None
             done = run_threads(train_rank, shape, job, program, end, say, timeout=timeout)
@@ -340,46 +327,35 @@ def train(
     return _collected(job, shape, program, end, done, placed, resumed)
 
 
-def _state_bytes(program: Program) -> list[int]:
-    """By rank, of what a step leaves to the next."""
-    roles = {
-        number: sum(n for name, n in role.stays.items() if not name.startswith("gradients/"))
-        for number, role in enumerate(program.roles)
-    }
-    return [roles[number] for number in program.of_rank]
-
-
-def _going_on(
-    told: tuple[Mesh, TrainingJob, Program, Program, Say | None],
-    keeping: KeptStates,
+def _on_workers(
+    mesh: Mesh,
+    job: TrainingJob,
+    program: Program,
+    end: Program,
+    say: Say | None,
     seconds: float,
-) -> tuple[TrainingJob, Ranks, tuple[int, ...]]:
-    """(the job as it was done, what the ranks bring back, the steps from which they went on)."""
-    mesh, job, program, end, say = told
+) -> tuple[Ranks, tuple[int, ...]]:
+    """(what the ranks bring back, the steps from which they went on when a worker was lost)."""
     resumed: list[int] = []
+    folder, history = job.folder, ""
+    if folder is not None and job.save_every is not None:
+        history = new_folder(folder, uuid.uuid4().hex[:12])
 
     def attempt(number: int, left: float) -> Ranks:
-        nonlocal job
-        found = keeping.found(left) if number else None
-        if found is not None and found.gone and job.folder is not None:
-            job = replace(job, first=max(steps_in(job.folder), default=0))
-        if found is not None:
-            resumed.append(found.newest[0].step if found.newest else job.first)
-        if found is not None and found.gone:
-            lost = ", ".join(map(str, found.gone))
-            warnings.warn(
-                f"what ranks {lost} had kept is gone with their hosts: the training goes on from "
-                f"step {job.first}"
-                f"{' of its checkpoint' if job.first else ', the beginning; save_every= saves it'}",
-                RuntimeWarning,
-                stacklevel=5,
-            )
-        ranks = keeping.told(number, found, left)
-        return run_ranks(train_rank, mesh, job, program, end, say, per_rank=ranks, timeout=left)
+        first = job.first
+        if number and folder is not None and history:
+            first = newest_step(folder, history, mesh.ranks, first)
+        if number:
+            resumed.append(first)
+        now = replace(job, first=first, attempt=number, history=history)
+        return run_ranks(train_rank, mesh, now, program, end, say, timeout=left)
 
-    with keeping:
-        done = until_done(mesh.cluster, mesh.at, seconds, attempt, lambda: resumed[-1:])
-    return job, done, tuple(resumed)
+    try:
+        done = retry_lost(mesh.cluster, mesh.at, seconds, attempt, lambda: resumed[-1:])
+    finally:
+        if history:
+            shutil.rmtree(history, ignore_errors=True)
+    return done, tuple(resumed)
 
 
 def said_on(mesh: Mesh, program: Program) -> str:

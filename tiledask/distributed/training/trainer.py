@@ -155,16 +155,6 @@ class Trainer:
             for tensor, arrays in self.arrays.items()
         }
 
-    @property
-    def between_steps(self) -> list[Any]:
-        """The arrays that a step leaves to the next, in the same order on every call."""
-        return [
-            array
-            for tensor, arrays in self.arrays.items()
-            if tensor != "gradients"
-            for array in arrays.values()
-        ]
-
     def put(self, tensor: str, unit: str, arrays: Mapping[str, Any]) -> None:
         """Take the numbers of a unit from arrays by weight: of all of them this rank's part."""
         flat, kept = self.packings[unit].pack(arrays), self.arrays[tensor][unit]

@@ -5,7 +5,7 @@ scheduled         a schedule that ranks can carry out
 cut_of            layers of each of its stages
 recipe_for        what is kept of each number, and in how many bytes
 terms_of          all that a training's program follows from
-intervals_of      how often what is saved and kept
+save_every_of     how often a checkpoint is written
 ready             a folder for checkpoints, and the step of the newest that is there
 """
 
@@ -24,7 +24,6 @@ from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import called, schedules
 from tiledask.plan.pipelines.schedules import schedule as schedule_named
 from tiledask.plan.program.making.of_training import TrainingTerms
-from tiledask.plan.timing.checkpointing import checkpoint_interval
 from tiledask.plan.whole import is_whole, whole_number
 from tiledask.tile.backend import as_dtype
 from tiledask.tile.optimizers import Adam, LossScale, Rule, rule_for
@@ -34,11 +33,11 @@ from tiledask.tile.optimizers.rules import check_states
 __all__ = [
     "AXES",
     "cut_of",
-    "intervals_of",
     "of_kind",
     "ready",
     "recipe_for",
     "rule_of",
+    "save_every_of",
     "scale_of",
     "scheduled",
     "shape_of",
@@ -234,21 +233,15 @@ def terms_of(
     )
 
 
-def intervals_of(
-    folder: str | None, save_every: Any, keep_every: Any, mtbf: Any
-) -> tuple[int | None, int | None, float]:
-    """(steps from one checkpoint to the next, from one keep to the next, seconds between losses);
-    None where nobody says."""
-    if save_every is not None:
-        save_every = whole_number("save_every", save_every, 1)
-        if folder is None:
-            raise ConfigError(
-                f"save_every={save_every} writes checkpoints, and needs folder= to write them to"
-            )
-    if keep_every is not None:
-        keep_every = whole_number("keep_every", keep_every, 0)
-    checkpoint_interval(0.0, mtbf)
-    return save_every, keep_every, float(mtbf)
+def save_every_of(folder: str | None, save_every: Any) -> int | None:
+    """Steps from one checkpoint to the next; None where there are none."""
+    if save_every is None:
+        return None
+    if folder is None:
+        raise ConfigError(
+            f"save_every={save_every} writes checkpoints, and needs folder= to write them to"
+        )
+    return whole_number("save_every", save_every, 1)
 
 
 def ready(folder: str | os.PathLike[str] | None, steps: int) -> tuple[str | None, int]:

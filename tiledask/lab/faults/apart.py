@@ -16,15 +16,14 @@ import dask
 import numpy as np
 
 import tiledask as td
-from tiledask.distributed.cluster.spool import MEMORY
 from tiledask.distributed.out_of_core.disk import free
 from tiledask.errors import ConfigError
-from tiledask.lab.faults.by_hand import dask_by_hand, hosts_on_one
+from tiledask.lab.faults.by_hand import dask_by_hand
 from tiledask.lab.faults.running import LATE
 from tiledask.lab.faults.trying import Tried, tried
 from tiledask.lab.faults.workloads import TIMEOUT, WORKLOADS, Workbench
 
-__all__ = ["full_disk", "host_cut_off", "interrupted", "scheduler_killed", "small_disk"]
+__all__ = ["full_disk", "interrupted", "scheduler_killed", "small_disk"]
 
 
 @contextmanager
@@ -66,58 +65,6 @@ def scheduler_killed(bench: Workbench, workload: str) -> Tried:
             if again.end != "right":
                 return again
     return found
-
-
-# -- a host ----------------------------------------------------------------------------------------
-
-_CUT_OFF = """
-import json, sys, time
-from pathlib import Path
-import tiledask as td
-from tiledask.lab.faults.trying import tried
-from tiledask.lab.faults.workloads import WORKLOADS, Workbench
-with td.connect(sys.argv[1], workers=2) as cluster:
-    ready = Workbench(cluster, Path(sys.argv[3])).ready(sys.argv[2])
-    print(json.dumps(ready.seconds), flush=True)
-    found = tried(ready.run, ready.right, 100)
-    print(json.dumps([time.time(), *found]), flush=True)
-    sys.stdin.readline()
-    end = time.time() + 60
-    again = tried(ready.run, ready.right, 100)
-    while again.end != "right" and time.time() < end:
-        again = tried(ready.run, ready.right, 100)
-    print(json.dumps(again), flush=True)
-"""
-_AWAY = 9.0
-"""Seconds for which a host is away at least: a shorter cut may pass unnoticed."""
-
-
-def host_cut_off(bench: Workbench, workload: str) -> Tried:
-    """One of two hosts is cut off: the call goes on or ends with an error, and is right again when
-    the host is back. Seconds from the cut."""
-    with _folder() as folder, hosts_on_one(folder) as hosts:
-        hosts.on("B", "--nanny")
-        hosts.on("A", "--nanny")
-        shared = folder / "shared"
-        shared.mkdir()
-        with hosts.client_running(_CUT_OFF, workload, str(shared)) as client:
-            assert client.stdin is not None
-            assert client.stdout is not None
-            line = client.stdout.readline()
-            if not line:
-                return Tried("raw", 0.0, client.communicate()[1][-500:])
-            time.sleep(0.4 * json.loads(line))
-            cut = time.time()
-            hosts.link("down")
-            at, *rest = json.loads(client.stdout.readline())
-            time.sleep(max(0.0, _AWAY - (time.time() - cut)))
-            hosts.link("up")
-            found = Tried(*rest)._replace(seconds=max(0.0, at - cut))
-            print("", file=client.stdin, flush=True)
-            again = Tried(*json.loads(client.stdout.readline()))
-            if again.end != "right" and found.end in ("right", "said"):
-                return again._replace(words=f"once the host was back: {again.words}")
-            return found
 
 
 # -- a notebook ------------------------------------------------------------------------------------
@@ -284,19 +231,6 @@ def _files(bench: Workbench, disk: Path) -> Tried:
 
     found = tried(lambda: product(progress=lambda *_: _fill(disk)), b"", LATE)
     return _then_with_room(disk, found, product, right)
-
-
-def _kept(bench: Workbench, disk: Path) -> Tried:
-    """No room for what ranks keep: the training is worth more."""
-    from tiledask.distributed.recovering import kept_folder
-
-    ready = bench.ready("training")
-    _fill(disk, 8192)
-    kept_folder.MEMORY, kept_folder.RESERVE, before = disk, -(2**40), kept_folder.RESERVE
-    try:
-        return tried(ready.run, ready.right, LATE)
-    finally:
-        kept_folder.MEMORY, kept_folder.RESERVE = MEMORY, before
 
 
 def _spilled(bench: Workbench, _: Path) -> Tried:

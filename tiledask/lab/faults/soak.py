@@ -13,12 +13,10 @@ import logging
 import os
 import re
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -31,7 +29,6 @@ from rich.console import Console
 
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.spool import MEMORY
-from tiledask.distributed.recovering import kept_folder
 from tiledask.lab.bench.records import record
 from tiledask.lab.faults.command import HUNG, busy, code, started_bench
 from tiledask.lab.faults.page import soaked
@@ -112,7 +109,7 @@ def _held(bench: Workbench) -> dict[str, Counter[str]]:
         "threads": threads,
         "tasks": [f"{key_split(t.key)}, {t.state}, {wanted[bool(t.who_wants)]}" for t in tasks],
         "spooled files": [path.name for path in bench.cluster.spool.rglob("*")],
-        "in memory": [path.name for path in kept_folder.MEMORY.glob("*")],
+        "in memory": [path.name for path in MEMORY.glob("*")],
         "processes": [_command(each) for each in me.children(recursive=True)],
     }
     return {
@@ -211,18 +208,6 @@ def main() -> int:
     return int(not found["kept"])
 
 
-@contextmanager
-def _memory_of_its_own() -> Iterator[None]:
-    """Inside the block ranks keep their states where no other process of this machine does."""
-    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
-        kept_folder.MEMORY = Path(folder)
-        try:
-            yield
-        finally:
-            kept_folder.MEMORY = MEMORY
-
-
-@_memory_of_its_own()
 def soak(bench: Workbench, args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """What came of it."""
     ends, words = Counter[str](), []

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tiledask.lab.faults.apart import full_disk, host_cut_off, interrupted, scheduler_killed
+from tiledask.lab.faults.apart import full_disk, interrupted, scheduler_killed
 from tiledask.lab.faults.contents import (
     BAD_BLOCKS,
     FORMS,
@@ -16,8 +16,6 @@ from tiledask.lab.faults.running import (
     at_start,
     during,
     frozen_with_timeout,
-    poison,
-    while_starting,
 )
 from tiledask.lab.faults.trying import Tried
 from tiledask.lab.faults.workloads import WORKLOADS, Workbench
@@ -62,24 +60,12 @@ FAULTS = (
           RIGHT, during("killed twice"), ALL, 3, ("training",)),
     Promised("all workers killed", "the same bits, <= 5 s", 5,
           RIGHT, during("all killed"), ALL, 3, ("tasks",)),
-    Promised("killed while starting", "started, <= 5 s", 5,
-          RIGHT, while_starting, ("start_cluster",), 3),
-    Promised("worker frozen", "ended after 3 s: the same bits, <= 5 s", 5,
-          RIGHT, during("frozen"), ALL, 2, ("training",)),
-    Promised("nanny closed", "another one: the same bits, <= 5 s", 5,
-          RIGHT, during("nanny closed"), ALL, 2, ("files",)),
-    Promised("worker retired", "another one: the same bits, <= 5 s", 5,
-          RIGHT, during("retired"), ALL, 2),
     Promised("frozen, with timeout=", "DeadlineError <= 1 s after it, naming the slot", 1,
           SAID, frozen_with_timeout, tuple(n for n in ALL if n != "lazy"), 1, ("claim",)),
-    Promised("poison", "named <= 15 s, innocents finished", 15,
-          SAID, poison, ("task", "training"), 1, ("task",)),
-    Promised("host cut off", "goes on, or ClusterLostError, <= 12 s; right when it is back", 12,
-          EITHER, host_cut_off, ("blocks", "tasks", "loop", "training"), 1),
     Promised("too little memory", "refused before any task, or peak <= bound", 5,
           EITHER, too_little, ("blocks", "files", "claim"), 60, ("blocks", "files")),
     Promised("disk full", "the file named <= 5 s, old data as it was, right with room", 5,
-          EITHER, full_disk, ("spool", "checkpoint", "files", "kept", "spilled"), 1,
+          EITHER, full_disk, ("spool", "checkpoint", "files", "spilled"), 1,
           ("spool", "files")),
     Promised("scheduler killed", "ClusterLostError <= 2 s; a training resumes", 2,
           EITHER, scheduler_killed, tuple(n for n in ALL if n != "lazy"), 1, ("training",)),
@@ -104,9 +90,6 @@ ON_GPUS = (
     "killed before the call",
     "killed twice",
     "all workers killed",
-    "worker frozen",
-    "nanny closed",
-    "worker retired",
     "frozen, with timeout=",
 )
 """Those that are others where workers compute on GPUs."""

@@ -144,7 +144,6 @@ def _training(bench: Workbench) -> Run:
             "batch": 6,
             "seed": 3,
             "timeout": TIMEOUT,
-            "keep_every": 5,
         } | options
         done = td.train(model, options.pop("text", text), mesh, progress=False, **options)
         return b"".join([done.weights[name].tobytes() for name in sorted(done.weights)])

@@ -1,6 +1,6 @@
 """A training whose workers are killed at chosen steps, and what was done twice for it.
 
-step  0 ... 12 ... 17 x             fails at step 17, kept after 12: five steps are done again
+step  0 ... 12 ... 17 x             fails at step 17, saved after 12: five steps are done again
             12 ... 17 ... 40
 """
 
@@ -16,6 +16,7 @@ import numpy as np
 
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.cluster.spool import MEMORY
 from tiledask.plan.whole import whole_number
 
 __all__ = ["InterruptedRun", "train_with_failures"]
@@ -24,8 +25,8 @@ __all__ = ["InterruptedRun", "train_with_failures"]
 class InterruptedRun(NamedTuple):
     """What a training came to whose workers were killed."""
 
-    keep_every: int
-    """Steps from one keep to the next."""
+    save_every: int
+    """Steps from one save to the next."""
     seconds: float
     """Of all of it, with the first connections and the end."""
     resumed: tuple[int, ...]
@@ -33,7 +34,7 @@ class InterruptedRun(NamedTuple):
     redone: int
     """Steps that were done twice."""
     cost: float
-    """Seconds of a keep, on the slowest rank."""
+    """Seconds of a save, on the slowest rank."""
     losses: np.ndarray
     """[steps], as the training had them at its end."""
 
@@ -57,18 +58,22 @@ class _Fatal:
 
 
 def train_with_failures(
-    cluster: Cluster, at: Sequence[int] = (), keep_every: int = 10, steps: int = 100
+    cluster: Cluster, at: Sequence[int] = (), save_every: int = 10, steps: int = 100
 ) -> InterruptedRun:
     """A small GPT, trained on two ranks of ``cluster`` on this machine; at the beginning of each
     step in ``at``, when it is first reached, a worker is killed, and another one takes its slot.
 
-    ``keep_every``: steps from one keep of the state to the next; 0: it is never kept.
+    ``save_every``: steps from one checkpoint to the next; 0: there is none. They are saved into a
+    folder in this machine's memory, where there is one, and gone when this returns.
     """
     steps = whole_number("steps", steps, 1)
     at = sorted({whole_number("a step of a failure", each, 0, steps - 1) for each in at})
     text = td.load_text("tales")
     model = td.GPT(text.vocabulary, hidden=32, layers=2, heads=2, sequence=16)
-    with tempfile.TemporaryDirectory(prefix="tiledask-failures-") as folder:
+    save_every = whole_number("save_every", save_every, 0)
+    memory = MEMORY if os.access(MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="tiledask-failures-", dir=memory) as folder:
+        saved = {"folder": Path(folder) / "run", "save_every": save_every} if save_every else {}
         begun = perf_counter()
         trained = td.train(
             model,
@@ -76,11 +81,11 @@ def train_with_failures(
             td.Mesh(cluster, (2, 1, 1)),
             steps=steps,
             batch=8,
-            keep_every=keep_every,
             progress=False,
+            **saved,
         )
         seconds = perf_counter() - begun
     resumed = trained.kept.resumed
     redone = sum(step - back for step, back in zip(at, resumed, strict=True))
     cost = trained.kept.seconds / max(1, trained.kept.times)
-    return InterruptedRun(keep_every, seconds, resumed, redone, cost, trained.losses)
+    return InterruptedRun(save_every, seconds, resumed, redone, cost, trained.losses)

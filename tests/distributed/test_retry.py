@@ -1,0 +1,358 @@
+"""A training whose workers are killed is, to the bit, the training that went undisturbed."""
+
+import os
+import random
+import signal
+import threading
+import time
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from distributed import KilledWorker
+
+import tiledask as td
+from tiledask.distributed import retry
+from tiledask.distributed.checkpoints import steps_in
+from tiledask.distributed.retry import retry_lost
+from tiledask.distributed.training import history
+from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
+from tiledask.lab.claims import DECODER
+from tiledask.tile.datasets import load_text
+from tiledask.tile.optimizers import LossScale
+
+TEXT = load_text("tales")
+MODEL = td.GPT(TEXT.vocabulary, hidden=16, layers=2, heads=2, sequence=8)
+STEPS = 14
+OPTIONS = {"steps": STEPS, "batch": 4, "seed": 3, "timeout": 240}
+
+
+class Fatal:
+    """Text of which the batch of a step ends the process that draws it, and whoever is told."""
+
+    vocabulary = TEXT.vocabulary
+
+    def __init__(self, at, marker, pids=()):
+        self.at, self.marker, self.pids = at, str(marker), pids
+        Path(marker).touch()
+
+    def batch(self, seed, step, *which):
+        if step == self.at and self.is_first():
+            for pid in {*self.pids} - {os.getpid()}:
+                os.kill(pid, signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return TEXT.batch(seed, step, *which)
+
+    def is_first(self):
+        try:
+            os.unlink(self.marker)
+        except FileNotFoundError:
+            return False
+        return True
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with td.start_cluster(workers=2, device="cpu", quiet=True) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster, tmp_path_factory):
+    """The training of (shape, options) that saves every 5 steps, which is run once."""
+    found = {}
+
+    def trained(shape, **options):
+        key = shape, *sorted(options.items())
+        if key not in found:
+            saved = {"folder": tmp_path_factory.mktemp("right"), "save_every": 5}
+            mesh = td.Mesh(cluster, shape)
+            found[key] = td.train(MODEL, TEXT, mesh, **OPTIONS | saved | options)
+        return found[key]
+
+    return trained
+
+
+def facts(trained):
+    """All of its records, but for their times."""
+    names = ("rank", "kind", "label", "step", "barrier", "sent", "received", "messages", "terms")
+    return [tuple(getattr(r, name) for name in names) for r in trained.records]
+
+
+def assert_same(got, right):
+    assert (got.losses == right.losses).all()
+    assert got.weights.keys() == right.weights.keys()
+    assert all((got.weights[name] == w).all() for name, w in right.weights.items())
+    assert got.norms.tobytes() == right.norms.tobytes()  # of a step left out it is not finite
+    assert (got.scales == right.scales).all()
+    assert got.first == right.first == 0
+    assert facts(got) == facts(right)
+    assert [s[:2] for s in got.records.steps] == [s[:2] for s in right.records.steps]
+    assert got.traffic.measured == right.traffic.measured
+    assert right.skipped or got.traffic.measured == got.traffic.predicted
+
+
+LAYOUTS = {
+    "dp": ((2, 1, 1), {"zero": 1, "dtype": "float16", "clip": 1.0}),
+    "tp": ((1, 2, 1), {"sequence_parallel": True}),
+    "pp": ((1, 1, 2), {"microbatches": 2}),
+    "halves": ((2, 1, 1), {"dtype": "float16", "scale": LossScale(2.0**22), "zero": 3}),
+}
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_rank_that_is_killed_is_replaced_and_the_training_goes_on(
+    cluster, undisturbed, layout, tmp_path
+):
+    shape, options = LAYOUTS[layout]
+    right, told = undisturbed(shape, **options), []
+    data, folder = Fatal(12, tmp_path / "once"), tmp_path / "run"
+    mesh = td.Mesh(cluster, shape)
+    options = OPTIONS | options | {"folder": folder, "save_every": 5, "progress": told.append}
+    got = td.train(MODEL, data, mesh, **options)
+    assert_same(got, right)
+    assert (got.kept.times, got.kept.resumed) == (0, (10,))
+    assert [(each.step, each.loss) for each in told] == [*enumerate(right.losses)]
+    names = [f"step-{step:08d}" for step in (5, 10, STEPS)]
+    assert sorted(path.name for path in folder.iterdir()) == names
+
+
+@pytest.mark.cluster
+def test_all_that_are_killed_at_once_go_on_from_what_they_saved(cluster, undisturbed, tmp_path):
+    data = Fatal(12, tmp_path / "once", pids=cluster.run(os.getpid))
+    options = OPTIONS | {"folder": tmp_path / "run", "save_every": 5}
+    got = td.train(MODEL, data, td.Mesh(cluster, (2, 1, 1)), **options)
+    assert_same(got, undisturbed((2, 1, 1)))
+    assert got.kept.resumed == (10,)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_rank_that_is_killed_while_it_saves_has_saved_nothing(
+    cluster, undisturbed, call, tmp_path
+):
+    cluster.run(die_at_replace, call)
+    options = OPTIONS | {"folder": tmp_path / "run", "save_every": 5}
+    got = td.train(MODEL, TEXT, td.Mesh(cluster, (2, 1, 1)), **options)
+    assert_same(got, undisturbed((2, 1, 1)))
+    assert got.kept.resumed == ({1: 0, 2: 5}[call],)
+
+
+def die_at_replace(call, dask_worker):
+    """The worker in slot 1 ends when its checkpoint is there for the ``call``-th time, before it
+    has written what it measured; its successor knows nothing of that."""
+    if "slot1" not in dask_worker.state.total_resources:
+        return
+    calls = []
+
+    class Dying:
+        def __getattr__(self, name):
+            return getattr(os, name)
+
+        def replace(self, *paths):
+            calls.append(paths)
+            if len(calls) == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            os.replace(*paths)
+
+    history.os = Dying()
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_with_nothing_saved_it_begins_anew(cluster, tmp_path):
+    mesh = td.Mesh(cluster, (2, 1, 1))
+    right = td.train(MODEL, TEXT, mesh, **OPTIONS)
+    got = td.train(MODEL, Fatal(12, tmp_path / "once"), mesh, **OPTIONS)
+    assert_same(got, right)
+    assert got.kept == (0, 0.0, (0,))
+
+
+@pytest.mark.long
+def test_what_was_saved_is_gone_on_from_by_the_same_call(tmp_path):
+    """After the loss of everything; here an error ends the training."""
+
+    class Failing(Fatal):
+        def batch(self, seed, step, *which):
+            if step == 9 and self.is_first():
+                raise OSError("everything is lost")
+            return TEXT.batch(seed, step, *which)
+
+    options = OPTIONS | {"folder": tmp_path / "run", "save_every": 4}
+    data = Failing(9, tmp_path / "once")
+    right = td.train(MODEL, TEXT, (2, 1, 1), **OPTIONS, zero=1)
+    with pytest.raises(OSError, match="everything is lost"):
+        td.train(MODEL, data, (2, 1, 1), **options, zero=1)
+    assert steps_in(tmp_path / "run") == (4, 8)
+    got = td.train(MODEL, data, (2, 1, 1), **options, zero=1)
+    assert (got.first, got.saves, got.kept) == (8, 1, None)
+    assert (got.losses == right.losses[8:]).all()
+    assert all((got.weights[name] == w).all() for name, w in right.weights.items())
+    # what the index and the barriers of each checkpoint take comes on top of the program's
+    moved, said = got.traffic.measured.bytes.sum(), got.traffic.predicted.bytes.sum()
+    index = sum(r.sent for r in got.records if "checkpoint" in r.label)
+    assert moved == said + index
+
+
+def test_what_does_not_go_together_is_refused():
+    def asked(**options):
+        return td.train(MODEL, TEXT, (1, 1, 1), steps=1, batch=1, **options)
+
+    with pytest.raises(ConfigError, match="save_every=5 writes checkpoints, and needs folder="):
+        asked(save_every=5)
+
+
+# -- the client decides ----------------------------------------------------------------------------
+
+
+class Slots:
+    """Of a cluster what the client asks: each list says where the workers are."""
+
+    def __init__(self, *addresses, closed=False):
+        self.addresses, self.closed = list(addresses), closed
+
+    def wait_for_slots(self, slots, seconds):
+        if not self.addresses:
+            raise DeadlineError("slots have no workers")
+        now = self.addresses.pop(0)
+        return {slot: {"address": now[slot]} for slot in slots}
+
+    def check_alive(self):
+        if self.closed:
+            raise ClusterLostError("closed")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time stands still but for what is added to it."""
+    now = [0.0]
+    monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def lost(times, tried):
+    def attempt(number, left):
+        tried.append(number)
+        if number < times:
+            raise ClusterLostError("a worker died")
+        return "done"
+
+    return attempt
+
+
+def test_it_is_tried_again_as_often_as_workers_are_lost(clock):
+    """Of one slot and the other; or of one, and more is kept each time."""
+    both = ["aa", "ab", "bb", "bc", "cc", "cd", "dd", "de", "ee", "ef"]
+    for slots, kept in ((Slots(*both), tuple), (Slots(*"abcdefghij"), count().__next__)):
+        tried = []
+        at = range(len(slots.addresses[0]))
+        assert retry_lost(slots, at, 60.0, lost(9, tried), kept) == "done"
+        assert tried == [*range(10)]
+
+
+@pytest.mark.parametrize(
+    ("slots", "words", "count"),
+    [
+        (Slots(*"aaaaaaa"), "a worker died", 3),  # nobody was lost: it would be so for ever
+        (Slots("a", "b"), "a worker died", 2),  # and no slot comes back
+        (Slots("a", "b", closed=True), "closed", 1),
+        (Slots(*"abcdefghij"), r"work of slots \[0\] ended their workers 4 times", 4),
+    ],
+)
+def test_it_is_not_tried_for_ever(clock, slots, words, count):
+    tried = []
+    with pytest.raises(ClusterLostError, match=words):
+        retry_lost(slots, [0], 60.0, lost(100, tried))
+    assert tried == [*range(count)]
+
+
+def test_it_is_not_tried_again_where_a_task_is_named():
+    def attempt(number, left):
+        tried.append(number)
+        raise ClusterLostError("named") from KilledWorker("a-0", None, 3)
+
+    tried = []
+    with pytest.raises(ClusterLostError, match="named"):
+        retry_lost(Slots(*"abcdefghij"), [0], 60.0, attempt)
+    assert tried == [0]
+
+
+def test_it_is_not_tried_beyond_its_time(clock):
+    tried = []
+
+    def slow(number, left):
+        tried.append(left)
+        clock[0] += 0.2
+        raise ClusterLostError("a worker died")
+
+    both = Slots("aa", "ab", "bb", "bc", "cc", "cd", "dd", "de", "ee", "ef")
+    with pytest.raises(ClusterLostError):
+        retry_lost(both, [0, 1], 0.5, slow)
+    assert tried == pytest.approx([0.5, 0.3, 0.1])
+
+
+def averaged(rank, x):
+    """Of what all ranks have, again and again."""
+    for _ in range(60):
+        x = rank.group().all_reduce(np.sin(x)) / rank.ranks
+        time.sleep(0.005)
+    return x
+
+
+def of_ranks(cluster):
+    x = np.random.default_rng(0).standard_normal((2, 1000))
+    mesh = td.Mesh(cluster, (2,))
+    return td.run_ranks(averaged, mesh, per_rank=[*x], again=True, timeout=240).results
+
+
+def of_a_program(cluster):
+    stages = td.stages.stack((0, 1, 2), width=200, hidden=400)
+    program = td.program(td.schedule("1f1b", 2, 16), block_bytes=100 * 200 * 4)
+    x = np.random.default_rng(0).standard_normal((1600, 200)).astype(np.float32)
+    run = td.run_program(program, stages, x, td.Mesh(cluster, (2,)), target=x)
+    return [run.outputs, run.loss, *(g for (each,) in run.gradients for g in each.values())]
+
+
+def of_a_claim(cluster):
+    layout = td.Layout(pp=2, microbatches=8)
+    run = td.run_claim(DECODER, layout, "1GB", cluster, sequence=64, timeout=60)
+    return [run.measured.peak, *(device.loss for device in run.devices)]
+
+
+@pytest.mark.few(3)
+@pytest.mark.cluster
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("made", [of_ranks, of_a_program, of_a_claim])
+def test_ranks_run_again_when_one_is_killed_at_any_moment(cluster, made, seed):
+    draw = random.Random(f"{made.__name__} {seed}")
+    begun, right = time.monotonic(), made(cluster)
+    quiet = time.monotonic() - begun
+    victim = draw.choice(cluster.run(os.getpid))
+    killing = threading.Timer(draw.uniform(0.1, 0.9) * quiet, os.kill, (victim, signal.SIGKILL))
+    killing.start()
+    got = made(cluster)
+    killing.join()
+    assert all(np.array_equal(mine, other) for mine, other in zip(got, right, strict=True))
+    cluster.wait_for_slots(range(2), 240)
+
+
+@pytest.mark.cluster
+def test_ranks_run_once_unless_they_may_run_again(cluster, tmp_path):
+    def dying(rank, path):
+        with open(path, "ab") as file:
+            file.write(b"1")
+        rank.group().barrier()
+        if rank.index and path.stat().st_size == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rank.group().all_reduce(1.0)
+
+    mesh, path = td.Mesh(cluster, (2,)), tmp_path / "runs"
+    with pytest.raises(ClusterLostError):
+        td.run_ranks(dying, mesh, path)
+    assert path.read_bytes() == b"11"
+    path.unlink()
+    assert td.run_ranks(dying, mesh, path, again=True).results == [2.0, 2.0]
+    assert path.read_bytes() == b"1111"
