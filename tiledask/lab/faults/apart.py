@@ -268,6 +268,5 @@ _DISKS = {
     "spool": _spool,
     "checkpoint": _checkpoint,
     "files": _files,
-    "kept": _kept,
     "spilled": _spilled,
 }
