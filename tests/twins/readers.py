@@ -299,12 +299,12 @@ def _records():
         path.mkdir()
         for name in ("plan.json", "tile-0-0.json"):
             (path / name).write_bytes(given.encode("utf-8", "surrogatepass"))
-        records = StreamRecords(str(path), "run")
+        records = StreamRecords(str(path))
         for look in (records.plan, lambda: records.tile(((0, 4), (0, 4)))):
             with contextlib.suppress(ConfigError):
                 look()
 
-    return [json.dumps({"region": [[0, 4], [0, 4]], "summed": 4, "check": 17})], read
+    return [json.dumps({"region": [[0, 4], [0, 4]], "check": 17})], read
 
 
 def _learner():

@@ -290,18 +290,6 @@ def test_a_missing_chunk_is_no_zeros(tmp_path, kind):
         open_array(path, missing="zeros")
 
 
-def test_a_chunk_that_a_shard_lacks_is_no_zeros(tmp_path):
-    x = values()
-    x[10:15, 8:12] = 0  # zarr leaves out what is all fill value
-    array = open_array(store(tmp_path, x, "zarr-sharded"))
-    np.testing.assert_array_equal(array[:10], x[:10])
-    with pytest.raises(ConfigError, match=r"1 of the chunks of \(5, 4\) in the shard c/1/1 is mis"):
-        array[14, 11]
-    np.testing.assert_array_equal(open_array(array.path, missing="fill")[:, :], x)
-    array.write(((10, 20), (8, 16)), x[10:20, 8:16])  # and here it is written
-    np.testing.assert_array_equal(array[:, :], x)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["zarr-2", "zarr-3"])
 def test_zeros_that_are_written_are_there(tmp_path, kind):

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +17,17 @@ import pytest
 from oracles.waiting import wait_until
 
 from tiledask.distributed.cluster import worker as on_worker
-from tiledask.distributed.out_of_core import checksums, stream_tiles, streamed
-from tiledask.distributed.out_of_core.checksums import checksum
+from tiledask.distributed.out_of_core import stored as stored_room
+from tiledask.distributed.out_of_core import stream_tiles, streamed
 from tiledask.distributed.out_of_core.disk import free
 from tiledask.distributed.out_of_core.stored import (
     StoredArray,
+    checksum,
     create_array,
     open_array,
     records_of,
 )
 from tiledask.distributed.out_of_core.streamed import multiply_stored, plan_stored
-from tiledask.distributed.out_of_core.unfinished import StreamRecords, TileRecord
 from tiledask.errors import ConfigError, DeadlineError, DoesNotFitError, KernelError, PlacementError
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.streaming import plan_cuts
@@ -88,15 +87,15 @@ def check(c, a, b, *, all_read=True):
 
 def slow(tile=10):
     """Options under which a small product takes a while."""
-    return {"kernel": "tiled", "tile": tile, "checkpoint": 0.0}
+    return {"kernel": "tiled", "tile": tile}
 
 
 def records(c):
-    """name -> (summed, when it was written) of every tile's record."""
+    """Name -> when it was written, of the record of every finished tile."""
     found = {}
     for file in Path(records_of(c)).glob("tile-*.json"):
         with suppress(FileNotFoundError):
-            found[file.name] = json.loads(file.read_text())["summed"], file.stat().st_mtime_ns
+            found[file.name] = file.stat().st_mtime_ns
     return found
 
 
@@ -172,8 +171,8 @@ def test_a_worker_that_dies_costs_what_it_had_not_recorded(cluster, tmp_path):
     recomputed, victim = [], cluster.run(on_worker.machine)[1]["pid"]
 
     def progress(*_):
-        for name, (summed, when) in records(c).items():
-            if summed == a.shape[1] and seen.setdefault(name, when) != when:
+        for name, when in records(c).items():
+            if seen.setdefault(name, when) != when:
                 recomputed.append(name)
         if len(seen) >= 2 and not killed:
             os.kill(victim, signal.SIGKILL)
@@ -204,7 +203,7 @@ if __name__ == "__main__":
     with td.start_cluster(workers=2, device="cpu", quiet=True) as cluster:
         a, b, c = sys.argv[1:4]
         multiply_stored(open_array(a), open_array(b), c, cluster, memory_limit="9MB",
-                        kernel="tiled", tile=12, checkpoint=0.0)
+                        kernel="tiled", tile=12)
 """
 
 
@@ -215,7 +214,7 @@ def test_a_client_that_dies_is_taken_up_by_another(cluster, tmp_path, monkeypatc
     (tmp_path / "client.py").write_text(CLIENT)
     client = subprocess.Popen([sys.executable, tmp_path / "client.py", a.path, b.path, target])
     c = open_array_when_there(target)
-    wait_until(lambda: [summed for summed, _ in records(c).values()].count(k) >= 2)
+    wait_until(lambda: len(records(c)) >= 2)
     client.send_signal(signal.SIGKILL)
     client.wait()
     finished, recomputed = {}, []
@@ -223,7 +222,7 @@ def test_a_client_that_dies_is_taken_up_by_another(cluster, tmp_path, monkeypatc
     def progress(*_):
         now = records(c)
         if not finished:
-            finished.update({name: r for name, r in now.items() if r[0] == k})
+            finished.update(now)
         recomputed.extend(name for name in finished if name in now and now[name] != finished[name])
 
     d = multiply_stored(
@@ -252,7 +251,7 @@ def begun(cluster, tmp_path):
     options, told = {"memory_limit": "9MB", **slow(5)}, []
 
     def interrupt(*_):
-        if not told and [summed for summed, _ in records(c).values()].count(K) >= 2:
+        if not told and len(records(c)) >= 2:
             told.append(True)
             signal.raise_signal(signal.SIGUSR1)
 
@@ -273,37 +272,9 @@ def test_an_interrupt_leaves_nothing_at_work_and_nothing_is_lost(cluster, begun)
     assert cluster.gather(quick, "what runs now", timeout=240) == list(range(cluster.slots))
     assert records(c) == before
     d = multiply_stored(a, b, c, cluster, **options)
-    # neither finished tiles nor what was summed of the others is computed again
-    found = {name: summed for name, (summed, _) in before.items()}
-    assert d.resumed_tiles == list(found.values()).count(K) >= 2
+    assert d.resumed_tiles == len(before) >= 2
     assert d.plan.tiles  # the workers stopped at their next panel
-    for tile in d.plan.tiles:
-        (top, _), (left, _) = tile.region
-        assert tile.begin == found.get(f"tile-{top}-{left}.json", 0)
     check(d, a, b)
-
-
-def test_a_partial_sum_is_gone_on_with(cluster, tmp_path):
-    a, b = operands(tmp_path, 60, 80, 50, "f8")
-    c = create_array(tmp_path / "c.npy", (60, 50), "f8")
-    product = streamed._product(a, b, c, "blas", None, resume=True)
-    plan = streamed._planned(product, cluster, "8.42MB")
-    region = (top, bottom), (left, right) = next(plan.cuts.regions)
-    earlier, half = StreamRecords(records_of(c), "earlier"), plan.panel
-    assert half < 80
-    with earlier.claimed():
-        about = {**streamed._about(product), "cuts": asdict(plan.cuts)}
-        streamed._begin(product, about, earlier, create=False)
-        # a thousand that no product would give: it stays if the sum is taken up, and only then
-        c.write(region, a[top:bottom, :half] @ b[:half, left:right] + 1000)
-        check_of = checksum(c, region, lambda rows, columns: c[rows, columns])
-        earlier.keep(region, TileRecord(half, check_of))
-    d = multiply_stored(a, b, c, cluster, memory_limit="8.42MB")
-    expected = product_of(a, b)
-    expected[top:bottom, left:right] += 1000
-    np.testing.assert_array_equal(d[:, :], expected)
-    assert d.bytes_read.predicted == d.bytes_read.measured
-    assert d.resumed_tiles == 0
 
 
 @pytest.mark.slow
@@ -347,7 +318,7 @@ def test_where_it_cannot_go_on_it_is_refused_and_starting_over_is_possible(
 @pytest.mark.slow
 def test_a_tile_that_changed_since_is_computed_again(cluster, begun):
     a, b, c, options = begun
-    name = next(name for name, (summed, _) in records(c).items() if summed == K)
+    name = next(iter(records(c)))
     (top, bottom), (left, right) = json.loads(Path(records_of(c), name).read_text())["region"]
     before = records(c)
     bits = np.memmap(c.path, "u8", "r+", c.offset, (K, K))
@@ -356,7 +327,7 @@ def test_a_tile_that_changed_since_is_computed_again(cluster, begun):
     words = rf"1 of {len(before)} tiles .* \(\({top}, .* do not have their checksum"
     with pytest.warns(UserWarning, match=words):
         d = multiply_stored(a, b, c, cluster, **options)
-    assert d.resumed_tiles == [summed for summed, _ in before.values()].count(K) - 1
+    assert d.resumed_tiles == len(before) - 1
     check(d, a, b)
 
 
@@ -366,7 +337,7 @@ def test_the_checksum_of_a_tile_sees_every_bit_and_no_cuts(tmp_path, monkeypatch
     array, region = stored(tmp_path / "c", x, lies), ((4, 21), (3, 14))
     of_file = checksum(array, region, lambda rows, columns: array[rows, columns])
     y = x.astype("f4")  # as a worker holds it
-    monkeypatch.setattr(checksums, "_SLAB", 1)
+    monkeypatch.setattr(stored_room, "_SLAB", 1)
     assert checksum(array, region, lambda rows, columns: y[rows, columns]) == of_file
     for i, j in np.ndindex(21, 14):
         z = x.copy()
@@ -395,18 +366,6 @@ def test_a_late_product_stops_and_goes_on_and_says_how_far_it_is(cluster, tmp_pa
     assert {total for _, total in told} == {c.plan.panels}
     assert told == sorted(told)
     assert told[-1][0] == c.plan.panels > told[0][0]
-
-
-def test_partial_sums_of_halves_are_not_kept(cluster, tmp_path):
-    a, b = operands(tmp_path, 400, 400, 400, "f2")
-    kept, c = set(), tmp_path / "c.npy"
-
-    def progress(*_):
-        kept.update(summed for summed, _ in records(open_array(c)).values())
-
-    d = multiply_stored(a, b, c, cluster, memory_limit="9MB", progress=progress, **slow(16))
-    assert kept <= {400}
-    assert d.plan.panels > len(d.plan.tiles)
 
 
 def test_a_finished_result_is_not_overwritten_unasked(cluster, tmp_path):
@@ -496,7 +455,7 @@ def test_a_disk_that_fills_up_meanwhile_costs_a_second_call(
     with pytest.raises(ConfigError, match=words):
         multiply_stored(a, b, c, cluster, **options)
     target = open_array(small_disk / name)
-    begun = sum(summed == K for summed, _ in records(target).values())
+    begun = len(records(target))
     filler.write_bytes(bytes(os.path.getsize(filler) + free(small_disk) // 4096 * 4096))
     with pytest.raises(ConfigError, match="cannot be written: its disk is full"):
         multiply_stored(a, b, c, cluster, **options)  # not even a record
@@ -504,7 +463,7 @@ def test_a_disk_that_fills_up_meanwhile_costs_a_second_call(
     d = multiply_stored(a, b, c, cluster, **options)
     assert d.resumed_tiles >= begun > 0
     np.testing.assert_allclose(d[:, :], a[:, :] @ b[:, :], rtol=1e-9, atol=1e-9)
-    assert sorted(os.listdir(small_disk)) == [name, *[f"{name}.crc"] * (name == "c.npy")]
+    assert sorted(os.listdir(small_disk)) == [name]
 
 
 def test_a_disk_that_is_full_from_the_start_leaves_nothing_in_the_way(

@@ -511,25 +511,3 @@ def test_a_tile_of_files_is_computed_again(cluster, tmp_path: Path):
     finally:
         cluster.run(bad, 0)
     assert td.matmul(a, b, out=tmp_path / "c.npy", verify=True, **options).verified.repaired == ()
-
-
-@pytest.mark.cluster
-def test_a_damaged_operand_with_checksums_beside_it_is_refused(cluster, tmp_path: Path):
-    x = np.arange(30 * 20, dtype="f4").reshape(30, 20)
-    np.save(tmp_path / "x.npy", x)
-    np.save(tmp_path / "y.npy", x.T)
-    a = td.open_array(tmp_path / "x.npy").write_checksums()
-    y = td.open_array(tmp_path / "y.npy")
-    c = td.matmul(a, y, out=tmp_path / "c.npy", cluster=cluster)
-    assert "crc32" in a.checked
-    assert "crc32" in td.open_array(c.path).checked
-    for path, operands in (("x.npy", (a, y)), ("c.npy", (c.array, a))):
-        file = tmp_path / path
-        data = bytearray(file.read_bytes())
-        data[-3] ^= 32
-        file.write_bytes(data)
-        with pytest.raises(ConfigError, match=rf"A, .*{path}, does not have the checksums"):
-            td.matmul(*operands, out=tmp_path / f"of-{path}", cluster=cluster)
-        data[-3] ^= 32
-        file.write_bytes(data)
-    assert td.matmul(c.array, a, out=tmp_path / "d.npy", cluster=cluster)[0, 0] == (c[:] @ x)[0, 0]

@@ -4,10 +4,9 @@ stored.py        open_array, create_array: StoredArray
 stored_file.py   where a matrix is and how it lies there; stored_npy.py, stored_zarr.py read it
 streamed.py      the product: planned, begun or resumed, run
 stream_tiles.py  what one worker does for it
-unfinished.py    what it remembers until it is finished
+unfinished.py    the tiles that it has finished, until all are
 place.py         a path or a URL; folder.py, by_url.py the folder there, on a disk or in a store;
                  zarr_store.py what zarr opens by URL
-checksums.py     of parts of a matrix, and those beside a .npy file
 disk.py          what a disk refuses, in words
 """
 

@@ -1,17 +1,10 @@
 """A folder in a store that fsspec reaches by URL, such as s3://bucket/a.zarr.
 
-An object is put whole or not at all; there is nothing to rename, to sync or to lock. So a lock is
-an object that its holder renews, a lease:
-
-    create-if-absent --> [holder 0] --5 s--> [holder 1] --5 s--> ...       somebody lives
-                         [holder 7] ............ 30 s ............ taken   nobody does
+An object is put whole or not at all; there is nothing to rename, to sync or to lock.
 """
 
-import threading
-import time
-import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -22,12 +15,6 @@ from tiledask.errors import ConfigError
 
 __all__ = ["UrlFolder", "saying"]
 
-_BEAT = 5.0
-"""Seconds between two renewals of a lease."""
-_STALE = 30.0
-"""Seconds without one, after which its holder is taken for dead; it stops by itself before."""
-_POLL = 0.5
-"""Seconds between two looks at a lease of somebody else's."""
 _AT_ONCE = 500
 """Objects that are put at a time."""
 
@@ -154,103 +141,3 @@ class UrlFolder(Folder):
                 f"{self.at(name)} cannot be written: there is no such bucket ({error}); make it, "
                 f"or name another"
             ) from error
-
-    # -- who may work -----------------------------------------------------------------------------
-
-    @contextmanager
-    def locked(
-        self, name: str, seconds: float, meanwhile: Callable[[], None] = lambda: None
-    ) -> Iterator[Callable[[], bool]]:
-        """Holds the lease ``name``; TimeoutError if others, who live, do for ``seconds``.
-
-        Whether somebody who holds it lives is known after up to 30 s, whatever ``seconds`` are.
-        """
-        mine, deadline, seen = uuid.uuid4().hex, time.monotonic() + seconds, _Watch()
-        renewed = [time.monotonic()]
-        while not self._create(name, mine):
-            if seen.dead(self._said(name)):
-                self.remove(name)
-            elif seen.alive and time.monotonic() >= deadline:
-                raise TimeoutError(self.at(name))
-            else:
-                meanwhile()
-                time.sleep(_POLL)
-            renewed[0] = time.monotonic()
-        over = threading.Event()
-
-        def held() -> bool:
-            return time.monotonic() - renewed[0] < _STALE
-
-        def renew() -> None:
-            count = 0
-            while not over.wait(_BEAT) and held():
-                with suppress(Exception):  # the network; what is not renewed in time is lost
-                    now = time.monotonic()
-                    if not self._said(name).startswith(mine):
-                        renewed[0] = -_STALE  # somebody took it
-                        return
-                    count += 1
-                    self.write(name, f"{mine} {count}".encode())
-                    renewed[0] = now
-
-        beats = threading.Thread(target=renew, name=f"lease {name}", daemon=True)
-        beats.start()
-        try:
-            yield held
-        finally:
-            over.set()
-            beats.join(_BEAT)
-            with suppress(Exception):  # it goes stale
-                if self._said(name).startswith(mine):
-                    self.remove(name)
-
-    def still_held(self, names: Iterable[str], seconds: float) -> str | None:
-        """As of a folder on a disk; those of the dead are gone then."""
-        deadline, watched = time.monotonic() + seconds, {name: _Watch() for name in names}
-        while watched:
-            for name, seen in [*watched.items()]:
-                if seen.dead(said := self._said(name)):
-                    self.remove(name)
-                    said = ""
-                if not said:
-                    del watched[name]
-            if watched and time.monotonic() >= deadline:
-                return min(watched)
-            time.sleep(_POLL if watched else 0.0)
-        return None
-
-    def _create(self, name: str, text: str) -> bool:
-        """Whether the object was not there, and now says ``text``."""
-        if self._said(name):
-            return False
-        try:
-            with self._writing(name):
-                self.fs.pipe_file(self._object(name), text.encode(), mode="create")
-        except FileExistsError:
-            return False
-        except ConfigError:  # a store without conditional puts; `renew` sees who came last
-            self.write(name, text.encode())
-        return True
-
-    def _said(self, name: str) -> str:
-        """What a lease says; "" if there is none."""
-        with suppress(FileNotFoundError):
-            return self.read(name).decode(errors="replace")
-        return ""
-
-
-class _Watch:
-    """Somebody else's lease, looked at now and then."""
-
-    def __init__(self) -> None:
-        self.said = ""
-        self.since = time.monotonic()
-        self.alive = False
-        """Whether it was renewed since."""
-
-    def dead(self, said: str) -> bool:
-        """Whether nobody has renewed it for too long, now that it says ``said``."""
-        if said != self.said:
-            self.alive = bool(self.said)
-            self.said, self.since = said, time.monotonic()
-        return bool(said) and time.monotonic() - self.since >= _STALE

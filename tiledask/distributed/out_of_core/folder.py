@@ -3,12 +3,10 @@
 Names in it have "/". A file is written whole or not at all, and what is written stays.
 """
 
-import fcntl
 import os
 import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from tiledask.distributed.out_of_core.disk import sync
@@ -117,40 +115,3 @@ class Folder:
         """None, once the folder is gone, with all in it."""
         with suppress(FileNotFoundError):
             shutil.rmtree(self.path)
-
-    # -- who may work -----------------------------------------------------------------------------
-
-    @contextmanager
-    def locked(
-        self, name: str, seconds: float, meanwhile: Callable[[], None] = lambda: None
-    ) -> Iterator[Callable[[], bool]]:
-        """Holds the lock ``name``; TimeoutError if others do for ``seconds``. It dies with us.
-
-        What it gives says whether we still hold it.
-        """
-        deadline = time.monotonic() + seconds
-        file = os.open(self.at(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= deadline:
-                        raise TimeoutError(self.at(name)) from None
-                meanwhile()
-                time.sleep(0.05)
-            yield lambda: True
-        finally:
-            os.close(file)
-
-    def still_held(self, names: Iterable[str], seconds: float) -> str | None:
-        """None, once nobody holds any of these locks; one that is held after ``seconds``."""
-        deadline = time.monotonic() + seconds
-        for name in names:
-            try:
-                with self.locked(name, max(0.0, deadline - time.monotonic())):
-                    pass
-            except TimeoutError:
-                return name
-        return None

@@ -9,8 +9,8 @@ directory, or by its URL lies in a store that fsspec knows.
 """
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ import numpy as np
 
 from tiledask.distributed.out_of_core import stored_npy as npy
 from tiledask.distributed.out_of_core import stored_zarr as zarr
-from tiledask.distributed.out_of_core.checksums import Sums, checksum, forget, keep, kept, lines
 from tiledask.distributed.out_of_core.disk import reading, sync, writing
 from tiledask.distributed.out_of_core.place import folder_of, is_url, located
 from tiledask.distributed.out_of_core.stored_file import StoredFile
 from tiledask.errors import ConfigError, KernelError
 from tiledask.plan import html
+from tiledask.plan.digests import crc_of
 from tiledask.plan.products.regions import Region, extents_of
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import is_whole
@@ -31,6 +31,7 @@ from tiledask.tile import as_dtype
 
 __all__ = [
     "StoredArray",
+    "checksum",
     "create_array",
     "describe",
     "materialize",
@@ -42,6 +43,8 @@ __all__ = [
 ]
 
 DTYPES = ("float16", "float32", "float64")
+_SLAB = 2**20
+"""Bytes of a tile, about, that are read or rounded at a time for its checksum."""
 CHUNK = 1024
 """Extent of the chunks of a zarr array that is created without chunks=."""
 
@@ -56,8 +59,6 @@ class StoredArray(StoredFile):
     @property
     def checked(self) -> str:
         """What is compared when it is read: what is not, nothing here can vouch for."""
-        if self.kind == "npy" and self.checksum:
-            return "size and header, and as an operand its crc32, from the .crc beside it"
         if self.kind == "npy":
             return "size and header only: .npy has no checksum"
         if self.checksum:
@@ -87,29 +88,12 @@ class StoredArray(StoredFile):
         the disk is full.
         """
         self._check(region, block)
-        forget(self)
         with writing(self.path, self._unwritten):
             (npy.write if self.kind == "npy" else zarr.write)(self, region, block)
 
-    def write_checksums(self) -> "StoredArray":
-        """This array, once a .npy file's checksums are beside it, in ``<path>.crc``: as an operand
-        it is compared with them. What is written to it here removes them."""
-        if self.kind != "npy":
-            raise ConfigError(
-                f"{self.path} is zarr, whose chunks have checksums of their own (checked: "
-                f"{self.checked}); td.create_array makes one with crc32c"
-            )
-        parts = ((region, self.check_of(region)) for region in lines(self))
-        keep(self, list(parts))
-        return replace(self, checksum="crc32")
-
     def check_of(self, region: Region) -> int:
-        """CRC-32 of the elements of ``region``, line by line as the file has them."""
+        """CRC-32 of the elements of ``region``, as `checksum` of a block gives it."""
         return checksum(self, region, lambda rows, columns: self[rows, columns])
-
-    def wrong(self, sums: Sums) -> list[Region]:
-        """Of these parts and their checksums, those that have others."""
-        return [region for region, check in sums if self.check_of(region) != check]
 
     def sync(self, region: Region) -> None:
         """None, once what was written to ``region`` would survive a loss of power.
@@ -192,6 +176,25 @@ class StoredArray(StoredFile):
         )
 
 
+def checksum(array: StoredFile, region: Region, part: Callable[[slice, slice], np.ndarray]) -> int:
+    """CRC-32 of the tile of ``array`` at ``region``, line by line as the file has them.
+
+    ``part(rows, columns)`` is that part of the array. It is asked for one slab after the other, of
+    whole chunks where there are chunks; the checksum does not depend on how the tile is cut.
+    """
+    along = int(array.order == "F")  # the axis across lines
+    (start, stop), (low, high) = region[along], region[1 - along]
+    step = max(1, _SLAB // ((high - low) * array.dtype.itemsize))
+    if array.chunks:
+        step = -(-step // array.chunks[0]) * array.chunks[0]
+    check = 0
+    for i in range(start, stop, step):
+        across = slice(i, min(stop, i + step)), slice(low, high)
+        lines = part(*across) if along == 0 else part(*across[::-1]).T
+        check = crc_of(npy.rounded(lines, array.dtype), check)
+    return check
+
+
 def open_array(
     path: str | os.PathLike[str],
     *,
@@ -205,8 +208,7 @@ def open_array(
     Only the header is read, and it is compared with what is there: a file of another size, a chunk
     that is missing or one too many raises ConfigError, as does everything that is no such matrix.
     Chunks are decoded, and compared with their checksum if they have one, when they are read;
-    ``.checked`` says what is. A .npy file has checksums where td.matmul wrote it, or
-    `StoredArray.write_checksums` was called: in a file beside it, ``<path>.crc``.
+    ``.checked`` says what is.
 
     missing
         "refuse": a chunk of a zarr array that is not there is damage. "fill": it is full of the
@@ -309,7 +311,6 @@ def remove(array: StoredArray) -> None:
     if is_url(array.path) or (os.path.isdir(array.path) and not os.path.islink(array.path)):
         array.folder.clear()
     else:
-        forget(array)
         Path(array.path).unlink(missing_ok=True)
 
 
@@ -344,7 +345,7 @@ def _open_npy(name: str) -> StoredArray:
             f"{name} says it is {shape[0]}x{shape[1]} {dtype}, {offset + array.nbytes} bytes with "
             f"its header, and has {size}; it {what}, or its header is damaged: write it again"
         )
-    return replace(array, checksum="crc32") if kept(array) else array
+    return array
 
 
 def _open_zarr(name: str, missing: str, options: Mapping[str, Any] | None) -> StoredArray:

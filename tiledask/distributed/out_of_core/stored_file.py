@@ -30,8 +30,7 @@ class StoredFile:
     offset: int = 0
     """Bytes before the first element of a .npy file."""
     checksum: str = ""
-    """What every chunk of a zarr array ends in, such as "crc32c", and what is beside a .npy file;
-    "" if there is none."""
+    """What every chunk of a zarr array ends in, such as "crc32c"; "" if there is none."""
     missing: str = "refuse"
     """What chunks of a zarr array are that are not there: damage, or ("fill") its fill value."""
     storage_options: Mapping[str, Any] | None = field(default=None, hash=False, compare=False)

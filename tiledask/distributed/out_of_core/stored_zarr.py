@@ -32,8 +32,6 @@ _PLAIN = ("bytes", "transpose", "crc32c")
 """Codecs after which a chunk of some shape has one size, 4 bytes more for each crc32c."""
 _HEADER = ("shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs")
 _CHUNK = re.compile(r"(c[/.])?\d+[/.]\d+")
-_NONE = 2**64 - 1
-"""Offset of a chunk that a shard does not have."""
 
 
 def look(
@@ -173,60 +171,15 @@ def chunk_files(array: StoredFile, region: Region) -> Iterator[str]:
 
 def _check_of(array: StoredFile, metadata: Any) -> Callable[[tuple[int, int], Region], None]:
     """A function of (chunk, part of the array in it): ConfigError if some of that is not stored."""
-    folder, sharded = array.folder, any(name == "sharding_indexed" for name, _ in _codecs(metadata))
-    if array.missing == "fill" or (is_url(array.path) and not sharded):  # the store says so itself
+    if array.missing == "fill" or is_url(array.path):  # a store says so itself
         return lambda at, part: None
 
     def check(at: tuple[int, int], part: Region) -> None:
         name = metadata.encode_chunk_key(at)
-        if not folder.exists(name):
+        if not array.folder.exists(name):
             raise _missing(array, f"chunk {name}")
-        if not sharded:
-            return
-        index, inner = _shard_index(array, metadata, name)
-        inside = tuple(
-            slice((a - i * c) // extent, -(-(b - i * c) // extent))
-            for (a, b), i, c, extent in zip(part, at, array.form.grid, inner, strict=True)
-        )
-        if gone := int((index[inside] == _NONE).sum()):
-            raise _missing(array, f"{gone} of the chunks of {inner} in the shard {name}")
 
     return check
-
-
-def _shard_index(array: StoredFile, metadata: Any, name: str) -> tuple[np.ndarray, tuple[int, int]]:
-    """(offset of every chunk in a shard, extents of such a chunk); zarr compares its checksum."""
-    about = [dict(each) for each in metadata.to_dict()["codecs"]]
-    inner = about[0].get("configuration", {})
-    ways = [each["name"] for each in inner.get("index_codecs", ())]
-    nested = any(each["name"] == "sharding_indexed" for each in inner.get("codecs", ()))
-    if len(about) > 1 or ways != ["bytes", "crc32c"] or nested:
-        raise ConfigError(
-            f"{array.path} has shards whose index cannot be looked into (codecs "
-            f"{[each['name'] for each in about]}, index {ways}), so that a chunk that is missing "
-            f'would be read as fill values; store it without, or td.open_array(path, missing="'
-            f'fill") takes that in'
-        )
-    extents = tuple(inner["chunk_shape"])
-    counts = tuple(c // extent for c, extent in zip(array.form.grid, extents, strict=True))
-    size, there = 16 * prod(counts) + 4, array.folder.size(name)
-    if there < size:
-        raise ConfigError(
-            f"{array.path}: the shard {name} has {there} bytes, its index alone has {size}; it is "
-            f"damaged: write the array again"
-        )
-    at_start = str(inner.get("index_location", "end")) == "start"
-    start = 0 if at_start else there - size
-    held = array.folder.read(name, start, start + size - 4)
-    index = np.frombuffer(held, "<u8").reshape(*counts, 2)
-    ends = [int(offset) + int(n) for offset, n in index.reshape(-1, 2) if offset != _NONE]
-    end = there if at_start else there - size
-    if ends and max(ends) != end:
-        raise ConfigError(
-            f"{array.path}: by the index of the shard {name} its chunks end at byte {max(ends)}, "
-            f"and they end at {end}; it is damaged: write the array again"
-        )
-    return index[..., 0], extents
 
 
 def _missing(array: StoredFile, what: str) -> ConfigError:

@@ -5,7 +5,6 @@ compute    [multiply 0][multiply 1] ... [write tile]    C tile += A panel @ B pa
 a thread                                  [fsync, record]
 """
 
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,14 +13,14 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from dask.context import thread_state
+from distributed import get_worker
 
 from tiledask.distributed.cluster.progress import Reporter
-from tiledask.distributed.out_of_core.checksums import checksum
-from tiledask.distributed.out_of_core.gpu_files import load, store
 from tiledask.distributed.out_of_core.place import is_url
-from tiledask.distributed.out_of_core.stored import StoredArray
+from tiledask.distributed.out_of_core.stored import StoredArray, checksum
 from tiledask.distributed.out_of_core.stored_zarr import look
-from tiledask.distributed.out_of_core.unfinished import StreamRecords, TileRecord
+from tiledask.distributed.out_of_core.unfinished import StreamRecords
 from tiledask.distributed.products.line import ProductLine
 from tiledask.distributed.products.verifying.tiles import RowCheck, TileChecks
 from tiledask.errors import DamagedBlockError
@@ -36,7 +35,6 @@ from tiledask.tile import matmul as tile_matmul
 from tiledask.tile.backend import namespace, synchronize, to_numpy
 
 __all__ = [
-    "CHECKPOINT",
     "StreamJob",
     "StreamProduct",
     "stream_tiles",
@@ -44,10 +42,6 @@ __all__ = [
     "warm",
 ]
 
-CHECKPOINT = 30.0
-"""Seconds between two records of a tile that is being summed."""
-_SHARE = 20
-"""Partial sums keep a worker from multiplying for at most one part in so many of its time."""
 _ALIGN = 64
 
 
@@ -83,9 +77,9 @@ class StreamJob:
     panels: int
     """Pairs of panels, when the job was given out; fewer are left for a second attempt."""
     records: StreamRecords
+    run: str
+    """By this name ranks say how far they are."""
     backend: str
-    checkpoint: float
-    """Seconds."""
 
     @classmethod
     def of(
@@ -94,13 +88,13 @@ class StreamJob:
         slot: int,
         product: StreamProduct,
         records: StreamRecords,
+        run: str,
         backend: str,
-        checkpoint: float,
     ) -> "StreamJob":
         """The part of ``plan`` that ``slot`` does."""
         mine = plan.of(slot)
         tiles = tuple(tile.region for tile in mine.tiles)
-        return cls(slot, product, plan.cuts, tiles, mine.panels, records, backend, checkpoint)
+        return cls(slot, product, plan.cuts, tiles, mine.panels, records, run, backend)
 
 
 def warm(job: StreamJob) -> None:
@@ -119,6 +113,10 @@ def warm(job: StreamJob) -> None:
     for beta in (0.0, 1.0):  # two libraries, perhaps
         tile_matmul(a, a, kernel=kernel, tile=tile, out=c, beta=beta)
     synchronize(c)
+
+
+class StoppedError(RuntimeError):
+    """What a worker works for is wanted by nobody any more."""
 
 
 class _WrongTileError(Exception):
@@ -160,15 +158,14 @@ def stream_tiles(job: StreamJob, rows: Mapping[Region, Region] = MappingProxyTyp
     died. Of tiles in ``rows``, that row is compared in float64.
     """
     product, records = job.product, job.records
-    with records.working(job.slot) as check:
-        known = {region: records.tile(region) for region in job.tiles}
-        begun = [(region, record.summed if record else 0) for region, record in known.items()]
-        size, wide = product.a.dtype.itemsize, product.summed_in.itemsize
-        role = stream_role(job.cuts, product.k, begun, size, wide)
-        if not role.parts:
-            return 0
-        with _Keeper(job, check) as keeper:
-            return _FileLine(job, keeper, once([role], "files"), rows).read_bytes()
+    known = {region: records.tile(region) for region in job.tiles}
+    begun = [(region, 0 if check is None else product.k) for region, check in known.items()]
+    size, wide = product.a.dtype.itemsize, product.summed_in.itemsize
+    role = stream_role(job.cuts, product.k, begun, size, wide)
+    if not role.parts:
+        return 0
+    with _Keeper(job) as keeper:
+        return _FileLine(job, keeper, once([role], "files"), rows).read_bytes()
 
 
 class _FileLine(ProductLine):
@@ -184,6 +181,7 @@ class _FileLine(ProductLine):
         product = job.product
         super().__init__(line, product.kernel, product.tile)
         self.job, self.keeper = job, keeper
+        self._check = check_wanted()
         if product.verify:
             self.tile_check = TileChecks(RowCheck(*each) for each in rows.items())
         self.reads: list[int] = []
@@ -197,7 +195,7 @@ class _FileLine(ProductLine):
         tm, tn = job.cuts.tile
         self.stays["C"] = _room(tm * tn, product.summed_in, job.backend)
         left = sum(isinstance(each, Do) for each in self.role.parts[0].instructions)
-        self.reporter = Reporter(job.records.run, job.slot, job.panels, job.panels - left)
+        self.reporter = Reporter(job.run, job.slot, job.panels, job.panels - left)
 
     def read_bytes(self) -> int:
         """Bytes read, once the line was gone through."""
@@ -205,28 +203,19 @@ class _FileLine(ProductLine):
         return sum(self.reads)
 
     def fetch(self, each: Fetch) -> Callable[[Any], Any]:
-        return partial(self._take_up if each.buffer == "C" else self._fill, each.region)
+        return partial(self._fill, each.region)
 
     def _fill(self, region: Region, room: "_Panel") -> Any:
         panel, nbytes = room.fill(region)
         self.reads.append(nbytes)
         return panel
 
-    def _take_up(self, region: Region, room: Any) -> Any:
-        """The room of C, once it holds the partial sum in the file."""
-        array, c = self.job.product.c, self.place(room, region)
-        held = c if isinstance(c, np.ndarray) else np.empty(c.shape, c.dtype, order=array.order)
-        self.reads.append(array.read(region, held))
-        if held is not c:
-            c.set(held)
-        return room
-
     def keep(self, each: Keep) -> Callable[[Any], None]:
         def keep(room: Any) -> None:
-            if not each.partial or self.keeper.due:
+            if not each.partial:
                 tile = self.place(room, each.region)
                 self._verify(each.region, tile)
-                self.keeper.keep(each.region, tile, each.summed)
+                self.keeper.keep(each.region, tile)
             self.reporter.one_more()
 
         return keep
@@ -238,7 +227,7 @@ class _FileLine(ProductLine):
             raise _WrongTileError(region, row, crc_of(to_numpy(tile)))
 
     def check(self) -> None:
-        self.keeper.check()
+        self._check()
 
     def place(self, room: Any, region: Region, like: Any = None) -> Any:
         return _view(room, region, self.job.product.c.order)
@@ -256,40 +245,30 @@ class _Panel:
         panel = _view(self.room, region, self.array.order)
         if isinstance(panel, np.ndarray):
             return panel, self.array.read(region, panel)
-        return panel, load(self.array, region, panel)
+        held = np.empty(panel.shape, panel.dtype, order=self.array.order)
+        read = self.array.read(region, held)
+        panel.set(held)
+        return panel, read
 
 
 class _Keeper:
     """Writes tiles to the file; syncs and records them in the background. A context manager."""
 
-    def __init__(self, job: StreamJob, check: Callable[[], None]) -> None:
+    def __init__(self, job: StreamJob) -> None:
         self.job = job
-        self.check = check
-        """Raises StoppedError if the worker works no more."""
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="keep")
         self.pending: Future[Any] | None = None
-        self.last, self.pause = time.monotonic(), job.checkpoint
 
-    @property
-    def due(self) -> bool:
-        """Whether a partial sum is worth keeping now."""
-        exact = self.job.product.summed_in == self.job.product.c.dtype
-        return exact and time.monotonic() - self.last >= self.pause
-
-    def keep(self, region: Region, c: Any, summed: int) -> None:
+    def keep(self, region: Region, c: Any) -> None:
         """None, once the file has ``c``; the record of it follows."""
-        begun, array = time.monotonic(), self.job.product.c
         self.wait()
-        self.check()
-        self.job.records.strike(region)
-        check = (_write if isinstance(c, np.ndarray) else store)(array, region, c)
-        self.pending = self.pool.submit(self._settle, region, TileRecord(summed, check))
-        self.last = time.monotonic()
-        self.pause = max(self.job.checkpoint, _SHARE * (self.last - begun))
+        array, host = self.job.product.c, to_numpy(c)
+        array.write(region, host)
+        self.pending = self.pool.submit(self._record, region, _check_of(array, region, host))
 
-    def _settle(self, region: Region, record: TileRecord) -> None:
+    def _record(self, region: Region, check: int) -> None:
         self.job.product.c.sync(region)
-        self.job.records.keep(region, record)
+        self.job.records.keep(region, check)
 
     def wait(self) -> None:
         """None, once what was kept is recorded."""
@@ -305,9 +284,8 @@ class _Keeper:
             self.wait()
 
 
-def _write(array: StoredArray, region: Region, c: np.ndarray) -> int:
-    """The checksum of ``c``, once the file has it."""
-    array.write(region, c)
+def _check_of(array: StoredArray, region: Region, c: np.ndarray) -> int:
+    """The checksum of the tile ``c`` as the file has it."""
     (top, _), (left, _) = region
     return checksum(
         array,
@@ -316,6 +294,21 @@ def _write(array: StoredArray, region: Region, c: np.ndarray) -> int:
             rows.start - top : rows.stop - top, columns.start - left : columns.stop - left
         ],
     )
+
+
+def check_wanted() -> Callable[[], None]:
+    """What raises StoppedError once nobody wants what this task makes; nothing outside of one."""
+    try:
+        worker, key = get_worker(), thread_state.key
+    except (ValueError, AttributeError):
+        return lambda: None
+
+    def check() -> None:
+        task = worker.state.tasks.get(key)
+        if task is None or task.state == "cancelled":
+            raise StoppedError(f"{key} was cancelled; what is finished is recorded")
+
+    return check
 
 
 def _room(elements: int, dtype: np.dtype, backend: str) -> Any:

@@ -2,16 +2,16 @@
 
     A, B  --each worker reads the panels it needs-->  a tile at a time  --each writes its own-->  C
 
-Nothing moves between workers. Finished tiles and, now and then, partial sums are recorded beside
-the result, so that a product that was killed goes on from there, in another process and with
-other workers.
+Nothing moves between workers. Finished tiles are recorded beside the result, so that a product
+that was killed goes on from there, in another process and with other workers.
 """
 
 import os
 import uuid
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -25,7 +25,6 @@ from tiledask.distributed.cluster.room import room_of
 from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.distributed.connecting.shared import check_shared
 from tiledask.distributed.deadlines import DEADLINE, seconds_of
-from tiledask.distributed.out_of_core.checksums import keep, kept
 from tiledask.distributed.out_of_core.disk import free
 from tiledask.distributed.out_of_core.place import is_url
 from tiledask.distributed.out_of_core.stored import (
@@ -39,7 +38,6 @@ from tiledask.distributed.out_of_core.stored import (
     unfinished,
 )
 from tiledask.distributed.out_of_core.stream_tiles import (
-    CHECKPOINT,
     StreamJob,
     StreamProduct,
     stream_tiles,
@@ -61,12 +59,14 @@ __all__ = ["OPTIONS", "StoredProduct", "multiply_stored", "plan_stored"]
 
 OPTIONS = (
     *("out", "cluster", "kernel", "tile", "memory_limit", "timeout", "progress"),
-    *("checkpoint", "resume", "overwrite", "storage_options", "verify"),
+    *("resume", "overwrite", "storage_options", "verify"),
 )
 """What `multiply_stored` takes."""
 
 _READERS = 4
 """Threads that compare what an unfinished result holds with what was recorded of it."""
+_LETTING_GO = 20.0
+"""Seconds that a product that failed waits for its workers, which stop at their next panel."""
 WORTH = 128
 """Rows and columns of a tile that multiplies faster than it is read."""
 
@@ -110,7 +110,6 @@ def multiply_stored(
     memory_limit: int | str | None = None,
     timeout: float | None = None,
     progress: Progress = None,
-    checkpoint: float = CHECKPOINT,
     resume: bool = True,
     overwrite: bool = False,
     storage_options: Mapping[str, Any] | None = None,
@@ -138,16 +137,11 @@ def multiply_stored(
     progress
         True draws a bar, False none, None one where somebody watches. A function is called with
         (panels multiplied, panels in all), from another thread.
-    checkpoint
-        Seconds between two records of a tile that is being summed; less often if recording
-        takes more than 5 % of the time. Of halves, whose sums are float32, only finished tiles
-        are kept.
     resume
         What an unfinished product recorded in ``<out>.tiledask`` is taken up where it ended, with
         its tiles, if operands and kernel are the same (otherwise ConfigError). Tiles that do not
         have their checksum any more are computed again, with a UserWarning. False starts over.
-        Of a URL, ``<out>.tiledask`` are objects beside it, and a minute may go by before processes
-        that were killed are known to be dead.
+        Of a URL, ``<out>.tiledask`` are objects beside it, and nobody else may work on it.
     storage_options
         What fsspec needs for an ``out`` that is a URL, as of ``td.open_array``. Every worker needs
         the store's package (s3fs, gcsfs, ...), whose own memory is in no plan (of s3fs up to 25 MB
@@ -177,7 +171,7 @@ def multiply_stored(
     on_disk = [each.path for each in (product.a, product.b) if not is_url(each.path)]
     written = [] if is_url(target.path) else [os.path.dirname(target.path)]
     check_shared(cluster, on_disk, written)
-    records = StreamRecords(records_of(target), uuid.uuid4().hex, target.storage_options)
+    records = StreamRecords(records_of(target), target.storage_options)
     given = isinstance(out, StoredArray)
     if present(target) and not (given or overwrite or records.exist):
         raise ConfigError(
@@ -193,10 +187,11 @@ def multiply_stored(
         else:
             plan = _planned(product, cluster, memory_limit, timeout=timeout)
             _begin(product, {**about, "cuts": asdict(plan.cuts)}, records, create=not given)
-        summed = _summed(plan, target, records)
-        left = plan.remaining(summed)
+        finished = _finished(plan, target, records)
+        left = plan.remaining(dict.fromkeys(finished, product.k))
+        run = uuid.uuid4().hex
         jobs = [
-            StreamJob.of(left, slot, product, records, cluster.backend, checkpoint)
+            StreamJob.of(left, slot, product, records, run, cluster.backend)
             for slot in sorted({tile.slot for tile in left.tiles})
         ]
         reads, wrong, counted = _run(
@@ -207,9 +202,6 @@ def multiply_stored(
                 f"while it was multiplied, {'; '.join(changed)}: {target.path} mixes before and "
                 f"after. Run it again with resume=False"
             )
-        if target.kind == "npy":
-            found = ((region, records.tile(region)) for region in plan.cuts.regions)
-            keep(target, [(region, record.check) for region, record in found if record])
         records.forget()
     if wrong:
         warnings.warn(
@@ -219,13 +211,13 @@ def multiply_stored(
             stacklevel=3,
         )
     return StoredProduct(
-        **_fields(replace(target, checksum="crc32") if target.kind == "npy" else target),
+        **_fields(target),
         plan=left,
         traffic=Both(Traffic.of(cluster.slots).on(cluster.hosts), counted.traffic),
         memory=Both(left.ledger, counted.ledger({})),
         bytes_read=Both(left.bytes_read, sum(reads)),
         seconds=counted.seconds,
-        resumed_tiles=sum(k == product.k for k in summed.values()),
+        resumed_tiles=len(finished),
         verified=Verified(len(left.tiles), wrong) if verify else None,
     )
 
@@ -471,38 +463,34 @@ def _refuse_if_too_full(target: StoredArray) -> None:
         )
 
 
-def _summed(plan: StreamPlan, target: StoredArray, records: StreamRecords) -> dict[Region, int]:
-    """Up to which k every tile is summed, by the records, where the file has what they say.
+def _finished(plan: StreamPlan, target: StoredArray, records: StreamRecords) -> list[Region]:
+    """The tiles that are finished by the records, and have their checksums in the file.
 
     Of others the record is struck out, and a UserWarning says so.
     """
-    k = plan.extents[2]
-    found = ((region, records.tile(region)) for region in plan.cuts.regions)
-    kept = {region: record for region, record in found if record and record.summed}
+    found = {region: records.tile(region) for region in plan.cuts.regions}
+    checks = {region: check for region, check in found.items() if check is not None}
 
     def agrees(region: Region) -> bool:
-        record = kept[region]
-        if record.summed != k and (record.summed > k or record.summed % plan.panel):
-            return False
         try:
-            return target.check_of(region) == record.check
+            return target.check_of(region) == checks[region]
         except ConfigError:  # a chunk that is missing or does not decode
             return False
 
     with ThreadPoolExecutor(_READERS, thread_name_prefix="verify") as pool:
-        right = dict(zip(kept, pool.map(agrees, kept), strict=True))
-    wrong = [region for region in kept if not right[region]]
+        right = dict(zip(checks, pool.map(agrees, checks), strict=True))
+    wrong = [region for region in checks if not right[region]]
     for region in wrong:
         records.strike(region)
     if wrong:
         warnings.warn(
-            f"{target.path}: {len(wrong)} of {len(kept)} tiles that were recorded, such as "
+            f"{target.path}: {len(wrong)} of {len(checks)} tiles that were recorded, such as "
             f"{wrong[0]}, do not have their checksum; something else wrote there, or the disk is "
             f"damaged. They are computed again",
             UserWarning,
             stacklevel=3,
         )
-    return {region: record.summed for region, record in kept.items() if right[region]}
+    return [region for region in checks if right[region]]
 
 
 # -- running it ----------------------------------------------------------------------------------
@@ -518,8 +506,6 @@ def _run(
     product = jobs[0].product
     (m, k), n = product.a.shape, product.b.shape[1]
     what = f"product {m}x{k} @ {k}x{n} into {os.path.basename(product.c.path)}"
-    for name, operand in (("A", product.a), ("B", product.b)):
-        _check_whole(cluster, name, operand, seconds)
     cluster.wait(
         [cluster.submit(job.slot, warm, job, name="load") for job in jobs],
         f"loading what the {what} needs",
@@ -529,11 +515,15 @@ def _run(
     panels = [0] * cluster.slots
     for job in jobs:
         panels[job.slot] = job.panels
-    run = jobs[0].records.run
+    run = jobs[0].run
     with counting(cluster) as counted, watching(progress, run, panels, what, cluster):
         work = stream_verified if product.verify else _streamed
         futures = [cluster.submit(job.slot, work, job, name="stream") for job in jobs]
-        found = cluster.gather(futures, what, seconds, cancel=True)
+        try:
+            found = cluster.gather(futures, what, seconds, cancel=True)
+        except BaseException:
+            _let_go(cluster, [job.slot for job in jobs])
+            raise
     wrong = tuple(
         f"the tile {region} in slot {job.slot}"
         for job, (_, regions) in zip(jobs, found, strict=True)
@@ -542,21 +532,10 @@ def _run(
     return [reads for reads, _ in found], wrong, counted
 
 
-def _check_whole(cluster: Cluster, name: str, array: StoredArray, seconds: float) -> None:
-    """None if a .npy file has the checksums that are beside it; all slots look at a part of it."""
-    if not (sums := kept(array) if array.kind == "npy" else ()):
-        return
-    shares = [(slot, sums[slot :: cluster.slots]) for slot in range(cluster.slots)]
-    looks = [cluster.submit(s, array.wrong, mine, name="verify") for s, mine in shares if mine]
-    found = cluster.gather(looks, f"reading {array.path}", seconds, cancel=True)
-    if wrong := [region for regions in found for region in regions]:
-        (top, bottom), (left, right) = wrong[0]
-        raise ConfigError(
-            f"{name}, {array.path}, does not have the checksums of {array.path}.crc: rows "
-            f"{top}:{bottom}, columns {left}:{right}, and {len(wrong) - 1} parts more of "
-            f"{len(sums)}. It is "
-            f"damaged: write it again; or if it was you who changed it, remove the .crc"
-        )
+def _let_go(cluster: Cluster, slots: Iterable[int]) -> None:
+    """None, once what was cancelled in these slots has stopped: it wrote to the result."""
+    with suppress(Exception):  # of a cluster that is gone nothing writes
+        cluster.gather([cluster.submit(slot, int) for slot in slots], "the end", _LETTING_GO)
 
 
 def _streamed(job: StreamJob) -> tuple[int, tuple[Region, ...]]:

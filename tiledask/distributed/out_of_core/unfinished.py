@@ -1,61 +1,41 @@
 """What an unfinished product remembers, in a folder beside its result: ``<result>.tiledask/``
 
     plan.json              the operands, the cuts and the kernel: what the sums depend on
-    tile-3072-0.json       up to which k the tile at that row and column is summed
-    run                    the name of the run that may work now
-    client.lock, slot-*.lock    held, as long as they live, by the processes that do
+    tile-3072-0.json       the tile at that row and column is finished, and its checksum
+    client.lock            held, as long as it lives, by the process that works on it
 
-Beside a result that is named by its URL it is objects in the same store: see by_url.py.
+Beside a result that is named by its URL it is objects in the same store, without the lock.
 
 A record says less than the result holds and never more: a tile is on the disk before its record
-is, and a partial sum that is about to be overwritten is struck out first. It has the checksum of
-all of the tile, so that one that changed since is computed again.
+is. One that changed since does not have its checksum, and is computed again.
 """
 
+import fcntl
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
-from tiledask.distributed.out_of_core.disk import writing
+from tiledask.distributed.out_of_core.disk import opened, writing
 from tiledask.distributed.out_of_core.folder import Folder
-from tiledask.distributed.out_of_core.place import folder_of
-from tiledask.errors import ConfigError, DeadlineError, short
+from tiledask.distributed.out_of_core.place import folder_of, is_url
+from tiledask.errors import ConfigError, short
 from tiledask.plan.products.regions import Region
 from tiledask.plan.whole import is_whole
 
-__all__ = ["StoppedError", "StreamRecords", "TileRecord", "differences"]
+__all__ = ["StreamRecords", "differences"]
 
-_TAKEOVER = 60.0
-"""Seconds to wait for workers of a client that died, which stop at their next panel."""
 _BLOCK = 4096
 """Bytes on the disk, about, of a record."""
-_LETTING_GO = 20.0
-"""Seconds that an interrupted client waits for its own."""
-
-
-class StoppedError(RuntimeError):
-    """The run that a worker works for was stopped, or another took its place."""
-
-
-@dataclass(frozen=True)
-class TileRecord:
-    """How far a tile is."""
-
-    summed: int
-    """The tile in the file is the sum over 0..summed; 0 if it holds nothing of use."""
-    check: int = 0
-    """Its checksum."""
 
 
 @dataclass(frozen=True)
 class StreamRecords:
-    """The folder, seen by one run. Values are written whole or not at all."""
+    """The folder. Values are written whole or not at all."""
 
     folder: str
-    run: str
-    """This run's name."""
     options: Mapping[str, Any] | None = field(default=None, repr=False)
     """storage_options of a folder by URL."""
 
@@ -78,102 +58,52 @@ class StreamRecords:
         self._files.remove("plan.json")
         self._files.remove(*self._names("tile-"))
 
-    def tile(self, region: Region) -> TileRecord | None:
-        """What is recorded of the tile at ``region``; ConfigError if it is damaged."""
+    def tile(self, region: Region) -> int | None:
+        """The checksum of the tile at ``region``, if it is finished; ConfigError if the record is
+        damaged."""
         name = _name(region)
         try:
             value = self._read(name)
         except FileNotFoundError:
             return None
-        try:
-            whole = value["region"] == [list(span) for span in region]
-            record = TileRecord(value["summed"], value["check"])
-            whole = whole and all(is_whole(n, 0) for n in asdict(record).values())
-        except (KeyError, TypeError):
-            whole = False
-        if not whole:
+        here = [list(span) for span in region]
+        if value.get("region") != here or not is_whole(value.get("check"), 0):
             raise self._damaged(name, f"it says {short(value)}, for the tile {region}")
-        return record
+        return int(value["check"])
 
-    def keep(self, region: Region, record: TileRecord) -> None:
-        """None, once ``record`` of the tile at ``region`` would survive a loss of power."""
-        self._write(_name(region), {"region": region, **asdict(record)})
+    def keep(self, region: Region, check: int) -> None:
+        """None, once the record of the tile at ``region`` would survive a loss of power."""
+        self._write(_name(region), {"region": region, "check": check})
 
     def strike(self, region: Region) -> None:
-        """Record that the tile at ``region`` is about to be overwritten, if it has a record."""
-        if self._files.exists(_name(region)):
-            self.keep(region, TileRecord(0))
-
-    # -- who may work -----------------------------------------------------------------------------
+        """None, once nothing is recorded of the tile at ``region``."""
+        self._files.remove(_name(region))
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """This run alone works on the product inside the block; at its end none does.
+        """This process alone works on the product inside the block, where a folder can be locked.
 
-        ConfigError if another client that lives is at it. Workers that a dead one left behind are
-        told to stop, and waited for.
+        ConfigError if another one that lives is at it.
         """
-        with ExitStack() as stack:
-            with self._writing():
-                self._files.make()
-                try:
-                    stack.enter_context(self._files.locked("client.lock", 0.0))
-                except TimeoutError:
-                    raise ConfigError(
-                        f"another process is working on {self.folder.removesuffix('.tiledask')} "
-                        f"right now; wait for it, or name another result"
-                    ) from None
-                self._files.write("run", self.run.encode())
-            self._wait_for_workers(_TAKEOVER)
+        if is_url(self.folder):
+            yield
+            return
+        with self._writing():
+            self._files.make()
+        with opened(self._files.at("client.lock"), os.O_RDWR | os.O_CREAT) as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"another process is working on {self.folder.removesuffix('.tiledask')} "
+                    f"right now; wait for it, or name another result"
+                ) from None
             try:
                 yield
             finally:
-                self._files.remove("run")
-                with suppress(DeadlineError):  # frozen ones: they stop as soon as they wake up
-                    self._wait_for_workers(_LETTING_GO)
                 if not self.exist:
                     with suppress(OSError, ConfigError):
                         self._files.clear()
-
-    @contextmanager
-    def working(self, slot: int) -> Iterator[Callable[[], None]]:
-        """The worker of ``slot`` works for this run inside the block, and no other in its place.
-
-        What it gives is `check`, of that too: workers ask it between panels, and before they write.
-        """
-        self.check()
-        with self._files.locked(f"slot-{slot}.lock", _TAKEOVER, self.check) as held:
-
-            def check() -> None:
-                self.check()
-                if not held():
-                    raise StoppedError(
-                        f"slot {slot} was away too long, and another worker may be at work on "
-                        f"{self.folder} in its place; what is finished is recorded"
-                    )
-
-            check()
-            yield check
-
-    def check(self) -> None:
-        """Raise StoppedError if this run is over."""
-        try:
-            now = self._files.read("run").decode()
-        except FileNotFoundError:
-            now = ""
-        if now != self.run:
-            raise StoppedError(
-                f"run {self.run} on {self.folder} was "
-                + (f"replaced by {now}" if now else "stopped")
-                + "; what is finished is recorded, and the same product goes on from there"
-            )
-
-    def _wait_for_workers(self, seconds: float) -> None:
-        if held := self._files.still_held(self._names("slot-"), seconds):
-            raise DeadlineError(
-                f"a worker of an earlier run still holds {self._files.at(held)} after "
-                f"{seconds:g} s; end it, or wait"
-            )
 
     # -- files ------------------------------------------------------------------------------------
 

@@ -223,7 +223,7 @@ def _checkpoint(bench: Workbench, disk: Path) -> Tried:
 
 def _files(bench: Workbench, disk: Path) -> Tried:
     ready = bench.ready("files")
-    long = {"tile": 8, "overwrite": False, "checkpoint": 0.0}
+    long = {"tile": 8, "overwrite": False}
     right = ready.run(**long | {"overwrite": True})
 
     def product(**options: Any) -> bytes:

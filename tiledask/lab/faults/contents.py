@@ -133,18 +133,6 @@ def _flip(slot: int, key: str, at: int, bit: int, dask_worker: Any) -> None:
 # -- files -----------------------------------------------------------------------------------------
 
 
-def _write_npy(folder: Path, x: np.ndarray) -> None:
-    np.save(folder / "x.npy", x)
-    td.open_array(folder / "x.npy").write_checksums()
-    np.save(folder / "one.npy", np.eye(len(x), dtype=x.dtype))
-
-
-def _read_npy(folder: Path, cluster: Cluster) -> bytes:
-    operands = (td.open_array(folder / f"{name}.npy") for name in ("one", "x"))
-    made = td.matmul(*operands, out=folder / "out.npy", cluster=cluster, timeout=LATE)
-    return made[:, :].tobytes()
-
-
 def _write_zarr(folder: Path, x: np.ndarray) -> None:
     array = td.create_array(folder / "x.zarr", x.shape, "f4", (16, 16))
     array.write(tuple((0, n) for n in x.shape), x)
@@ -163,7 +151,6 @@ def _read_checkpoint(folder: Path, cluster: Cluster) -> bytes:
 
 
 FORMS = {
-    ".npy": (_write_npy, _read_npy, "x.npy*"),
     "zarr": (_write_zarr, _read_zarr, "x.zarr/**/*"),
     "checkpoint": (_write_checkpoint, _read_checkpoint, "run/**/*"),
 }
