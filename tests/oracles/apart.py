@@ -1,23 +1,22 @@
-"""Workers of one machine that take each other for workers of other hosts."""
+"""Workers of one machine that take each other for workers of two hosts."""
 
-import os
 from contextlib import contextmanager
 
 from tiledask.distributed.transport import remote_read
 
 
 @contextmanager
-def apart(cluster, way="sockets"):
-    """Inside the block the workers of ``cluster`` read blocks by ``way``, on loopback."""
+def apart(cluster, way="mixed"):
+    """Inside the block the workers of ``cluster`` are on two hosts, and so read blocks by ``way``:
+    slots of even numbers on one, the others on the other."""
 
-    def look(alone):
-        from tiledask.distributed.transport import listener, process_memory, reader, remote_read
+    def look(two, dask_worker):
+        from tiledask.distributed.cluster.cluster import slot_on
+        from tiledask.distributed.transport import process_memory, reader, remote_read
 
-        pid = str(os.getpid())
+        host = str(slot_on(dask_worker) % 2)
         for module in (reader, remote_read):
-            module.this_host = (lambda: pid) if alone else process_memory.this_host
-        if not alone:
-            listener.close()
+            module.this_host = (lambda: host) if two else process_memory.this_host
 
     known = cluster.transport, cluster.transport_why
     cluster.run(look, True)

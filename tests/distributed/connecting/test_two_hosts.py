@@ -4,7 +4,6 @@ Holds `tiledask.distributed.connecting.shared` and `tiledask.lab.faults.by_hand`
 """
 
 import json
-import time
 
 import pytest
 from twins.by_hand import two_hosts
@@ -72,28 +71,9 @@ def program(rank):
     return [type(rank.transport).__name__, *(x.tobytes().hex()[-64:] for x in made)]
 
 line = td.Mesh(cluster, (2,))
-for way in (None, "sockets", "posts"):
+for way in (None, "posts"):
     done = td.run_ranks(program, line, transport=way)
     said[f"ranks {way}"] = [*done.results, done.traffic.total]
-
-def port(dask_worker):
-    from tiledask.distributed.transport import listener
-    return listener.opened().door.port
-
-ports = cluster.run(port)
-closed = ["rule", "add", "ipproto", "tcp", "sport", str(ports[0]), "blackhole"]
-subprocess.run(["ip", *closed], check=True)  # what comes to host A's port is never answered
-cluster.transport, A, B = "", *(td.distribute(x, line, [td.Shard(0)]) for x in (a, b))
-said["closed"] = [td.explain(A, B).moved, cluster.transport]
-begun = time.monotonic()
-C = A @ B
-said["closed"] += [C.traffic.predicted == C.traffic.measured, time.monotonic() - begun < 2]
-said["closed"] += [float(np.abs(td.to_numpy(C) - a @ b).max())]
-said["closed"] += td.run_ranks(program, line).results[0][:1]
-closed[1] = "del"
-subprocess.run(["ip", *closed], check=True)
-cluster.transport = ""
-said["opened"] = [td.explain(A, B).moved, cluster.transport]
 
 def die(dask_worker):
     os._exit(1)
@@ -107,40 +87,10 @@ C = A @ B
 said["again"] = [cluster.address(1) != at, cluster._workers()[1]["host"]]
 said["again"] += [C.traffic.predicted == C.traffic.measured]
 said["again"] += [float(np.abs(td.to_numpy(C) - a @ b).max())]
-ports = cluster.run(port)
 cluster.close()
-
-def names():
-    return [t.name for t in threading.enumerate() if t.name.startswith("tiledask")]
-
-with Client(sys.argv[1], set_as_default=False) as client:
-    said["threads"] = sum(client.run(names).values(), [])
 print(json.dumps(said))
 """
 
-
-THREE = """
-import json, sys
-import numpy as np
-import tiledask as td
-
-rng = np.random.default_rng(0)
-a, b = (rng.standard_normal(shape, np.float32) for shape in ((301, 203), (203, 251)))
-said = {}
-with td.connect(sys.argv[1], workers=3, timeout=240) as cluster:
-    said["hosts"] = [cluster._workers()[slot]["host"] for slot in range(3)]
-    A, B = (td.distribute(x, td.Mesh(cluster, (3,)), [td.Shard(0)]) for x in (a, b))
-    C = A @ B
-    said["equal"] = C.traffic.predicted == C.traffic.measured
-    said["far"] = float(np.abs(td.to_numpy(C) - a @ b).max())
-    said["transport"] = cluster.transport
-    said["moved"] = td.explain(A, B).moved
-    said["close"] = C.memory.measured is not None
-    total = lambda rank: float(rank.group().all_reduce(np.full(99_999, rank.index + 1.0))[-1])
-    meshes = td.Mesh(cluster, (3,)), td.Mesh(cluster, (3,), slots=(2, 0, 1))
-    said["ranks"] = [td.run_ranks(total, m, transport="sockets").results for m in meshes]
-print(json.dumps(said))
-"""
 
 FOUR = """
 import json, sys
@@ -185,40 +135,6 @@ with td.connect(sys.argv[1], workers=4, timeout=240) as cluster:
 print(json.dumps(said))
 """
 
-CUT = """
-import json, sys, time
-import numpy as np
-import tiledask as td
-from tiledask.errors import ClusterLostError
-
-cluster = td.connect(sys.argv[1], workers=2, timeout=240)
-a = np.random.default_rng(0).standard_normal((400, 400), np.float32)
-A = td.distribute(a, td.Mesh(cluster, (2,)), [td.Shard(0)])
-
-def again(end):
-    while True:
-        try:
-            return float(np.abs(td.to_numpy(A @ A) - a @ a).max())
-        except ClusterLostError:
-            if time.time() > end:
-                raise
-
-def told(*said):
-    print(json.dumps(said), flush=True)
-
-for seconds in json.loads(sys.argv[2]):
-    told("begun")
-    end = time.time() + seconds
-    try:
-        while time.time() < end:
-            A @ A
-        told(time.time(), "")
-    except ClusterLostError as error:
-        told(time.time(), str(error))
-    sys.stdin.readline()
-    told(again(time.time() + 40))
-"""
-
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory):
@@ -246,7 +162,7 @@ def test_a_product_over_two_hosts_moves_what_was_predicted(said, mesh):
     assert equal
     assert moved > 0
     assert far < 1e-3
-    assert said["moved"] == "Blocks are read through sockets: workers are on hosts of their own."
+    assert said["moved"] == "Blocks go as messages: workers are on hosts of their own."
 
 
 def test_a_schedule_over_two_hosts_moves_what_was_predicted(said):
@@ -270,30 +186,11 @@ def test_files_that_a_host_does_not_see_are_refused(said):
     assert said["left"] == []
 
 
-def test_ranks_of_two_hosts_connect_to_each_other(said):
-    default, sockets, posts = (said[f"ranks {way}"] for way in (None, "sockets", "posts"))
-    assert default == sockets
-    assert sockets[0][0] == "Sockets"
+def test_ranks_of_two_hosts_send_by_dask(said):
+    default, posts = (said[f"ranks {way}"] for way in (None, "posts"))
+    assert default == posts
     assert posts[0][0] == "DaskTransport"
-    assert [mine[1:] for mine in sockets[:2]] == [mine[1:] for mine in posts[:2]]
-    assert sockets[2] == posts[2] > 0
-
-
-def test_a_port_that_is_closed_leaves_messages_and_says_so(said):
-    moved, transport, equal, soon, far, way = said["closed"]
-    assert transport == "mixed"
-    assert "between some workers go as messages" in moved
-    assert "10.77.0.1:" in moved
-    assert "cannot be reached" in moved
-    assert equal
-    assert soon
-    assert far < 1e-3
-    assert way == "DaskTransport"
-    assert said["opened"] == [said["moved"], "sockets"]
-
-
-def test_nobody_listens_when_it_is_closed(said):
-    assert said["threads"] == []
+    assert posts[2] > 0
 
 
 def test_a_killed_worker_on_the_other_host_comes_back_to_its_slot(said):
@@ -344,43 +241,3 @@ def test_tensor_ranks_share_a_host_before_pipeline_ranks_do_and_these_before_cop
     assert "would with slots=(0, 2, 1, 3)" in other
     assert four["train (2, 1, 2) False"] == four["train (2, 1, 2) True"]
     assert four["train (2, 1, 2) False"][4].startswith("Axis dp crosses 2 hosts: ")
-
-
-@pytest.mark.slow
-def test_a_host_that_is_cut_off_is_named_and_fills_its_slot_again(hosts):
-    """Within 8 s; a cut of 3 s is not noticed but by the wait."""
-    cuts = [(40, 9), (8, 3)]
-    told = json.dumps([seconds for seconds, _ in cuts])
-    with hosts.client_running(CUT, told) as client:
-        for _, away in cuts:
-            assert json.loads(client.stdout.readline()) == ["begun"]
-            time.sleep(1.5)
-            begun = time.time()
-            hosts.link("down")
-            if away < 6:
-                time.sleep(away)
-                hosts.link("up")
-            at, words = json.loads(client.stdout.readline())
-            if away < 6:
-                assert words == ""
-            else:
-                assert at - begun < 8
-                assert "1 of 2 slots cannot be reached: slot 1 at tcp://10.77.0.2:" in words
-                time.sleep(max(0.0, away - (time.time() - begun)))
-                hosts.link("up")
-            print("", file=client.stdin, flush=True)
-            (far,) = json.loads(client.stdout.readline())
-            assert far < 1e-3
-
-
-@pytest.mark.slow
-def test_workers_of_one_host_read_memory_and_those_of_two_connect(hosts):
-    hosts.on("A", "--no-nanny")
-    said = json.loads(hosts.client(THREE).splitlines()[-1])
-    assert said["hosts"] == ["10.77.0.1", "10.77.0.1", "10.77.0.2"]
-    assert said["transport"] == "sockets"
-    assert "several hosts, and on one host read each other's memory" in said["moved"]
-    assert said["ranks"] == [[6.0] * 3] * 2
-    assert said["equal"]
-    assert said["close"]
-    assert said["far"] < 1e-3

@@ -74,10 +74,10 @@ def test_a_function_hears_how_far_the_ranks_are(cluster):
     assert told[-1] == (panels, panels)
 
 
-@pytest.fixture(params=["memory", "sockets", "comm"])
+@pytest.fixture(params=["memory", "mixed", "comm"])
 def transport(request, cluster):
     """Every way to read another worker's blocks, whatever this machine would choose."""
-    if request.param == "sockets":
+    if request.param == "mixed":
         with apart(cluster):
             yield request.param
         return

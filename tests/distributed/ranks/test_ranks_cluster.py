@@ -11,7 +11,6 @@ import time
 
 import numpy as np
 import pytest
-from oracles.apart import apart
 from oracles.device_programs import assert_same, everything
 from oracles.waiting import raised_late
 
@@ -24,14 +23,6 @@ from tiledask.errors import ClusterLostError, CollectiveError, ConfigError, Dead
 
 pytestmark = pytest.mark.cluster
 WAYS = pytest.mark.parametrize("way", TRANSPORTS)
-
-
-@pytest.fixture
-def ports(cluster, monkeypatch):
-    """Workers that share neither a folder nor memory: they connect to each other's ports."""
-    monkeypatch.setattr(cluster, "near", lambda: frozenset({0}))
-    with apart(cluster):
-        yield
 
 
 @pytest.mark.few(2)
@@ -50,55 +41,13 @@ def test_as_on_threads_to_the_bit_and_the_byte(cluster, way, dtype):
     assert abs(max(begun) - now()) < 60.0  # one clock, that of the day
 
 
-def test_by_ports_as_on_threads_to_the_bit_and_the_byte(cluster, ports):
-    done = td.run_ranks(everything, td.Mesh(cluster, (2, 2)), "float32", timeout=240)
-    reference = run_threads(everything, (2, 2), "float32")
-    assert_same(done.results, reference.results)
-    assert done.traffic == reference.traffic
-    assert [r.counted for r in done.records] == [r.counted for r in reference.records]
-
-
-def test_ranks_that_raise_disagree_or_die_by_ports(cluster, ports):
-    def raises(rank):
-        rank.group().barrier()
-        if rank.index == 1:
-            raise KeyError("weights of layer 3")
-        rank.group().all_reduce(np.ones(200_000))
-
-    def disagrees(rank):
-        g = rank.group()
-        (g.all_gather if rank.index == 2 else g.all_reduce)(np.ones(8))
-
-    def returns(rank):
-        if rank.index:
-            rank.group().all_reduce(np.ones(8))
-
-    def dies(rank):
-        rank.group().barrier()
-        if rank.index == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        rank.group().all_reduce(np.ones(8))
-
-    mesh = td.Mesh(cluster, (3,))
-    with pytest.raises(KeyError, match="weights of layer 3"):
-        td.run_ranks(raises, mesh, timeout=240)
-    with pytest.raises(CollectiveError, match="all_gather number 1"):
-        td.run_ranks(disagrees, mesh, timeout=240)
-    with pytest.raises(CollectiveError, match="rank 0 has returned"):
-        td.run_ranks(returns, mesh, timeout=240)
-    with pytest.raises(ClusterLostError):
-        td.run_ranks(dies, mesh, timeout=240)
-
-
 @pytest.mark.parametrize(
     ("way", "memory"),
-    [("sockets", "all"), ("sockets", "none"), ("sockets", "ports"), ("posts", "all")],
+    [("sockets", "all"), ("sockets", "none"), ("posts", "all")],
 )
-def test_arrays_that_fill_every_buffer(cluster, way, memory, monkeypatch, request):
+def test_arrays_that_fill_every_buffer(cluster, way, memory, monkeypatch):
     """Everybody sends more to everybody at once than any socket holds; with and without leave to
     read each other's memory."""
-    if memory == "ports":
-        request.getfixturevalue("ports")
     if memory == "none":
         monkeypatch.setattr(cluster, "transport", "comm")
 

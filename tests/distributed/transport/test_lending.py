@@ -102,23 +102,17 @@ def test_a_process_that_is_gone_or_another():
 
 @linux
 def test_a_kernel_that_forbids_it_and_a_probe_that_reads_nonsense_are_reported(monkeypatch):
-    def tried(array):
-        reader.refused.clear()
-        return remote_read._tried("probe", ticket_of(array))
-
     def forbidden(*_):
         ctypes.set_errno(errno.EPERM)
         return -1
 
-    assert tried(np.arange(8, 16) + os.getpid()) == ("memory", "")
-    way, why = tried(np.ones(8, int))
-    assert way == "messages"
-    assert "read [1, 1, 1, 1, 1, 1, 1, 1], which it does not have; " in why
+    assert remote_read._try_memory(ticket_of(np.arange(8, 16) + os.getpid())) == ""
+    assert not reader.refused
+    why = remote_read._try_memory(ticket_of(np.ones(8, int)))
+    assert "read [1, 1, 1, 1, 1, 1, 1, 1], which it does not have" in why
     monkeypatch.setattr(process_memory, "_readv", lambda: forbidden)
-    way, why = tried(np.arange(8))
-    assert way == "messages"
-    assert "not permitted" in why
-    assert "has no port for others" in why
+    assert "not permitted" in remote_read._try_memory(ticket_of(np.arange(8)))
+    assert reader.refused
     reader.refused.clear()
 
 
@@ -134,7 +128,7 @@ def test_the_way_is_found_out_once(cluster):
 
 @linux
 @pytest.mark.cluster
-def test_where_the_kernel_forbids_it_blocks_come_through_sockets(cluster):
+def test_where_the_kernel_forbids_it_blocks_come_as_messages(cluster):
     def forbid(forbidden):
         from tiledask.distributed.transport import process_memory
 
@@ -153,7 +147,7 @@ def test_where_the_kernel_forbids_it_blocks_come_through_sockets(cluster):
     try:
         x = td.distribute(np.eye(8), td.Mesh(cluster, (4,)), [td.Shard(0)])
         said = td.explain(x, x).moved
-        assert said.startswith("Blocks are read through sockets: process_vm_readv: ")
+        assert said.startswith("Blocks go as messages: process_vm_readv: ")
         assert "not permitted" in said
         y = x @ x
         assert y.traffic.measured == y.traffic.predicted

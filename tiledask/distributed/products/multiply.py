@@ -33,7 +33,6 @@ __all__ = ["SUM_BYTES", "RankLine", "run_line", "summed_in"]
 
 SUM_BYTES = {
     "memory": 2**20,
-    "sockets": 2**20,
     "mixed": 2**20,
     "comm": 2**20,
     "ipc": 2**25,

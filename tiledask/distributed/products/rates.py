@@ -35,7 +35,7 @@ def rates_of(cluster: Cluster, dtype: Any) -> MachineRates:
 def _measure(cluster: Cluster, dtype: str) -> MachineRates:
     transport = transport_of(cluster)
     with lending(cluster) as lender:
-        tickets = cluster.run(_prepare, lender.name, cluster.backend, lender.doors)
+        tickets = cluster.run(_prepare, lender.name, cluster.backend)
         jobs = [
             cluster.submit(
                 slot,
@@ -68,9 +68,9 @@ def _nothing() -> None:
     return None
 
 
-def _prepare(name: str, backend: str, doors: bool, dask_worker: Any) -> Ticket:
+def _prepare(name: str, backend: str, dask_worker: Any) -> Ticket:
     """Lend something to read."""
-    return lend_array(name, namespace(backend).zeros((_ROWS, _ROW), np.uint8), doors, dask_worker)
+    return lend_array(name, namespace(backend).zeros((_ROWS, _ROW), np.uint8), dask_worker)
 
 
 def _try(exchange: str, transport: str, ticket: Ticket, dtype: str, backend: str) -> dict[str, Any]:

@@ -4,7 +4,6 @@ slot 0   function(rank 0) ....[all_reduce]....[all_gather]... result    one Dask
 slot 1   function(rank 1) ....[all_reduce]....[all_gather]... result    none between two collectives
 """
 
-import secrets
 import shutil
 import time
 import uuid
@@ -27,7 +26,7 @@ from tiledask.distributed.transport import dask_transport, sockets
 from tiledask.distributed.transport.dask_transport import DaskTransport
 from tiledask.distributed.transport.meeting import Meeting, begin, meeting, of_run
 from tiledask.distributed.transport.remote_read import transport_of
-from tiledask.distributed.transport.sockets import Sockets, WaysIn, Where
+from tiledask.distributed.transport.sockets import Sockets, Where
 from tiledask.errors import ConfigError
 from tiledask.tile.nccl import Place, place, stay_near, why_not
 
@@ -75,10 +74,10 @@ def run_ranks(
     timeout
         Seconds that the function may take (default 300). Nothing waits longer.
     transport
-        "sockets" from worker to worker, "posts" by Dask's messages, which go wherever Dask does
-        and are encrypted where it encrypts; both carry arrays of GPUs through host memory. "nccl"
-        carries them from GPU to GPU, and only messages by one of the two. None takes NCCL where
-        every rank has a GPU of its own and there is NCCL, else sockets where all can connect.
+        "sockets" between workers of one host, "posts" by Dask's messages, which go wherever Dask
+        does and are encrypted where it encrypts; both carry arrays of GPUs through host memory.
+        "nccl" carries them from GPU to GPU, and only messages by one of the two. None takes NCCL
+        where every rank has a GPU of its own and there is NCCL, else sockets on one host.
     again
         When a worker dies, run the function again on all ranks, from its beginning, as soon as the
         slot has another, until ``timeout`` is over. For a function that may run several times: what
@@ -124,8 +123,7 @@ def _run(
     places = _places(cluster, mesh.at, transport, patience)
     everyone = set(range(mesh.ranks))
     slots = cluster.near() if len(str(folder)) + 5 < sockets.LONGEST else frozenset()
-    near = frozenset(r for r, slot in enumerate(mesh.at) if slot in slots)
-    way = _way(cluster, None if transport == "nccl" else transport, near == everyone)
+    way = _way(None if transport == "nccl" else transport, set(mesh.at) <= slots)
     peers: list[set[int]] = [set()] * mesh.ranks
     prepare: Callable[[Meeting, Any], Any]
     set_clocks(cluster, patience)
@@ -134,8 +132,7 @@ def _run(
             with writing(folder, lambda: 0):
                 folder.mkdir()
             reads = transport_of(cluster) != "comm"
-            ways = WaysIn(str(folder), near, reads, secrets.token_bytes(32))
-            prepare = partial(sockets.prepare, ways)
+            prepare = partial(sockets.prepare, str(folder), reads)
         else:
             prepare, peers = dask_transport.prepare, [everyone - {r} for r in everyone]
         with meeting(cluster, run, peers, patience, prepare, mesh.at) as (_, where):
@@ -175,15 +172,14 @@ def _places(
     return () if reason else places
 
 
-def _way(cluster: Cluster, asked: str | None, near: bool) -> str:
+def _way(asked: str | None, near: bool) -> str:
     """ "sockets" or "posts". Raises ConfigError for sockets where there can be none."""
-    able = near or transport_of(cluster) == "sockets"
-    if asked == "sockets" and not able:
+    if asked == "sockets" and not near:
         raise ConfigError(
-            f"sockets need workers that share a folder, or can connect to each other, and these "
-            f"do neither: {cluster.transport_why}; transport='posts'"
+            "sockets need workers that share the client's folder for temporary files, and these "
+            "do not; transport='posts'"
         )
-    return asked or ("sockets" if able else "posts")
+    return asked or ("sockets" if near else "posts")
 
 
 def _work(plan: _Plan, function: Callable[..., Any], *args: Any) -> RankResult:

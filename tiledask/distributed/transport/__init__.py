@@ -4,12 +4,11 @@ remote_read.py     blocks are lent, and how others may read them
 reader.py          parts of lent blocks, read for a task
 loans.py           what is lent and was read; tickets.py: where it lies
 process_memory.py  read from another process's memory
-listener.py        a worker's own port; streams.py: blocks that are read through it
 mailbox.py         what was sent to a device and not taken yet
 meeting.py         the devices of a run meet; blocks are posted to each other
 transport.py       messages between ranks, and what is said when they do not come
 dask_transport.py  the same by Dask's connections
-sockets.py         the same by sockets; heads.py: what stands before a message's arrays
+sockets.py         the same by sockets, on one host
 """
 
 from tiledask.submodules import submodules

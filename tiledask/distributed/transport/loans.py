@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.transport.listener import Door
-from tiledask.distributed.transport.streams import Streams
 from tiledask.tile import TileCount, ipc
 
 __all__ = ["Facts", "Loans", "Span", "exchanges"]
@@ -51,14 +49,6 @@ class Loans:
     weighed: list[Any] = field(default_factory=list)
     opened: ipc.Opened = field(default_factory=ipc.Opened)
     """What this worker has open of the others' GPU memory."""
-    door: Door | None = None
-    """Where who borrows connects; None if nobody does."""
-    secret: bytes = b""
-    """By which they prove that they may."""
-    streams: Streams = field(default_factory=Streams)
-    """Its connections with others."""
-    unreached: set[tuple[str, int, str]] = field(default_factory=set)
-    """Ways to others (see `reader.way_of`) that were tried here in vain."""
     cancelled: threading.Event = field(default_factory=threading.Event)
 
 

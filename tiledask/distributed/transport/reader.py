@@ -3,20 +3,18 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from time import time
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from dask.context import thread_state
 from distributed import Reschedule, get_worker
 
 from tiledask.distributed.arrays.recompute import Wanted, recovered
-from tiledask.distributed.transport.listener import REACH, UnreachedError, reached
 from tiledask.distributed.transport.loans import Loans, Span, exchanges
 from tiledask.distributed.transport.mailbox import CancelledError, answered
 from tiledask.distributed.transport.process_memory import check_lent, read_memory, this_host
-from tiledask.distributed.transport.streams import PATIENCE
 from tiledask.distributed.transport.tickets import (
     LentBlock,
     LoanLostError,
@@ -28,11 +26,12 @@ from tiledask.errors import DeadlineError
 from tiledask.plan.products.regions import Region
 from tiledask.tile import as_dtype, ipc
 
-__all__ = ["Reader", "read_by", "read_gpu", "reads_memory_of", "refused", "way_of", "ways_to"]
+__all__ = ["Reader", "read_gpu", "reads_memory_of", "refused"]
 
-T = TypeVar("T")
-refused: set[tuple[str, int, str]] = set()
-"""(address of another worker, its process, way): in vain, as was found out before anything ran."""
+PATIENCE = 30.0
+"""Seconds that a borrower waits for an owner's answer."""
+refused: set[tuple[str, int]] = set()
+"""(address of another worker, its process) whose memory the system does not let this one read."""
 _failed: set[str] = set()
 """Tasks of this worker that could not read what they were lent, and will run again."""
 
@@ -102,12 +101,11 @@ class Reader:
     def _part(self, ticket: Ticket, ends: Region, buffer: Any) -> Any:
         if self.transport == "memory":
             return read_memory(ticket, ends, buffer)
-        if self.transport in ("sockets", "mixed"):
-            for way in ways_to(ticket, self.facts):
-                try:
-                    return read_by(way, self.facts, ticket, ends, buffer, self.check)
-                except UnreachedError:  # it goes as a message, and others of this exchange will
-                    self.facts.unreached.add(way_of(ticket, way))
+        if self.transport == "mixed" and reads_memory_of(ticket.host, ticket.address, ticket.pid):
+            try:
+                return read_memory(ticket, ends, buffer)
+            except PermissionError:  # it goes as a message, and others will
+                refused.add((ticket.address, ticket.pid))
         if self.transport == "ipc" and ticket.shared:
             with contextlib.suppress(ipc.Unreachable):  # it goes as a message
                 return read_gpu(self.facts.opened, ticket, ends, buffer)
@@ -118,7 +116,7 @@ class Reader:
             call = self.worker.rpc(ticket.address).tiledask_read(
                 exchange=self.exchange, name=ticket.name, ends=ends, to_host=to_host
             )
-            return await asyncio.wait_for(_while_reached(answered(call), ticket.address), PATIENCE)
+            return await asyncio.wait_for(answered(call), PATIENCE)
 
         loop: Any = self.worker.loop  # of asyncio, which Dask's types leave open
         try:
@@ -145,44 +143,9 @@ class Reader:
         return part
 
 
-async def _while_reached(call: Coroutine[Any, Any, T], address: str) -> T:
-    """What ``call`` returns; OSError if the host of ``address`` takes no connection meanwhile."""
-    asked = asyncio.ensure_future(call)
-    try:
-        while not (await asyncio.wait([asked], timeout=REACH))[0]:
-            if address.startswith(("tcp", "tls")) and not await reached(address):
-                raise OSError("its host cannot be reached")
-        return await asked
-    finally:
-        asked.cancel()
-
-
-def way_of(ticket: Ticket, way: str) -> tuple[str, int, str]:
-    return ticket.address, ticket.pid, way
-
-
-def ways_to(ticket: Ticket, facts: Loans) -> list[str]:
-    """How a block of host memory may be read past Dask, the best first."""
-    ways = ("memory", "sockets") if ticket.host == this_host() else ("sockets",)
-    vain = refused | facts.unreached
-    return [way for way in ways if way_of(ticket, way) not in vain]
-
-
 def reads_memory_of(host: str, address: str, pid: int) -> bool:
     """Whether this process can read the memory of another on ``host``, as far as is known."""
-    return host == this_host() and (address, pid, "memory") not in refused
-
-
-def read_by(
-    way: str, facts: Loans, ticket: Ticket, ends: Region, buffer: Any, check: Callable[[], None]
-) -> np.ndarray:
-    """The part, past Dask. Raises UnreachedError if it cannot be had this way."""
-    if way == "sockets":
-        return facts.streams.read(ticket, ends, buffer, check)
-    try:
-        return read_memory(ticket, ends, buffer)
-    except (PermissionError, AttributeError) as error:
-        raise UnreachedError(f"process_vm_readv: {error}") from None
+    return host == this_host() and (address, pid) not in refused
 
 
 def read_gpu(opened: ipc.Opened, ticket: Ticket, ends: Region, buffer: Any) -> Any:

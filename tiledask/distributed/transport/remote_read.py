@@ -3,13 +3,11 @@
     owner                                    borrower (a task that is computing)
     block, kept until the exchange ends      Reader.read(ticket, part, buffer)
     ticket: where it lies  -- client -->       memory     of one host: process_vm_readv(2)
-    token: still lent?     <-------------      a socket   between hosts (streams.py)
-                                               a message  by Dask, where neither can be
+    token: still lent?     <-------------      a message  by Dask, between hosts
                                                a GPU      to another's (tile/ipc.py)
 
-    "memory"   all by the first              "sockets"  by the first within a host, else the second
-    "ipc"      from GPU to GPU               "mixed"    some pairs by messages
-    "comm"     all by messages
+    "memory"   all by the first              "mixed"    within a host by the first, else messages
+    "ipc"      from GPU to GPU               "comm"     all by messages
 
 A read from memory takes the token along, after the data, and a copy from GPU to GPU looks at it
 when it is done: if the owner took the block back or died and another process has its number now,
@@ -30,7 +28,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from distributed import Future
@@ -38,11 +36,9 @@ from distributed.protocol.serialize import to_serialize
 
 from tiledask.distributed.cluster.cluster import BlockKeys, Cluster, slot_on
 from tiledask.distributed.cluster.counters import Call
-from tiledask.distributed.transport import listener
-from tiledask.distributed.transport.listener import UnreachedError
 from tiledask.distributed.transport.loans import Facts, Loans, exchanges
-from tiledask.distributed.transport.process_memory import this_host
-from tiledask.distributed.transport.reader import read_by, read_gpu, refused, way_of, ways_to
+from tiledask.distributed.transport.process_memory import read_memory, this_host
+from tiledask.distributed.transport.reader import read_gpu, refused
 from tiledask.distributed.transport.tickets import LoanLostError, Ticket, layout_of
 from tiledask.errors import DeadlineError, KernelError
 from tiledask.plan.products.regions import Region
@@ -76,8 +72,6 @@ class Lender:
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster, self.name = cluster, name
         self.transport = transport_of(cluster)
-        self.doors = self.transport in ("sockets", "mixed")
-        """Whether workers connect to others' ports."""
 
     def lend(
         self, arrays: Sequence[Sequence[Future[Any]]], timeout: float | None
@@ -95,7 +89,7 @@ class Lender:
 
     def lends(self, arrays: Sequence[Sequence[Future[Any]]]) -> Call:
         """What `lend` has every worker do, for who asks them anyway."""
-        return _lend, (self.name, [BlockKeys.of(blocks) for blocks in arrays], self.doors)
+        return _lend, (self.name, [BlockKeys.of(blocks) for blocks in arrays])
 
     @property
     def ends(self) -> Call:
@@ -134,8 +128,7 @@ def said_of(cluster: Cluster) -> str:
     how = {
         "memory": "Blocks are read from memory to memory",
         "ipc": "Blocks are copied from GPU to GPU",
-        "sockets": "Blocks are read through sockets",
-        "mixed": "Blocks are read past Dask, but between some workers go as messages",
+        "mixed": "Blocks are read from memory to memory where workers can, else go as messages",
         "comm": "Blocks go as messages",
     }[way]
     if way == "comm" and cluster.backend == "cupy":
@@ -147,34 +140,28 @@ def said_of(cluster: Cluster) -> str:
 def _find_transport(cluster: Cluster) -> tuple[str, str]:
     if sys.platform != "linux":
         return "comm", f"process_vm_readv is Linux's, this is {sys.platform}"
-    name, tried = f"probe-{secrets.token_hex(8)}", list[_Tried]()
+    name = f"probe-{secrets.token_hex(8)}"
     try:
-        for doors in (False, True):  # nobody listens where memory is enough
-            tickets = cluster.run(_lend_probe, name, cluster.backend, doors)
-            if doors or cluster.backend == "cupy" or len({t.host for t in tickets}) == 1:
-                found = cluster.run(_try_ways, name, cluster.backend, _some_of(tickets))
-                tried = [each for mine in found for each in mine]
-                if cluster.backend == "cupy" or all(each.way == "memory" for each in tried):
-                    break
+        tickets = cluster.run(_lend_probe, name, cluster.backend)
+        found = cluster.run(_try_others, name, cluster.backend, _some_of(tickets))
     except DeadlineError as error:
         return "comm", f"trying it did not end: {error}"
     finally:
         with contextlib.suppress(Exception):
             cluster.run(_close, name)
             cluster.run(_end, name)
-    ways = {each.way for each in tried}
-    why = next((each.why for each in tried if each.why), "")
-    if "messages" in ways and (cluster.backend == "cupy" or len(ways) == 1):
-        return "comm", why
+    whys = [why for mine in found for why in mine]
+    refusal = next(filter(None, whys), "")
     if cluster.backend == "cupy":
-        return "ipc", "workers open each other's GPU memory by CUDA's interprocess handles"
-    if ways <= {"memory"}:
+        handles = "workers open each other's GPU memory by CUDA's interprocess handles"
+        return ("comm", refusal) if refusal else ("ipc", handles)
+    hosts = {ticket.host for ticket in tickets}
+    if len(hosts) == 1 and not refusal:
         return "memory", "workers may read each other's memory"
-    if "messages" in ways:
-        return "mixed", next(each.why for each in tried if each.way == "messages")
-    on_one = "workers are on several hosts, and on one host read each other's memory"
-    own = on_one if "memory" in ways else "workers are on hosts of their own"
-    return "sockets", why or own
+    if not all(whys):
+        several = "workers are on several hosts, and on one host read each other's memory"
+        return "mixed", refusal or several
+    return "comm", refusal or "workers are on hosts of their own"
 
 
 def _some_of(tickets: Iterable[Ticket]) -> list[Ticket]:
@@ -188,14 +175,9 @@ def _some_of(tickets: Iterable[Ticket]) -> list[Ticket]:
 # -- the owner -----------------------------------------------------------------------------------
 
 
-async def _lend(
-    name: str, keys: list[BlockKeys], doors: bool, dask_worker: Any
-) -> list[Ticket | None]:
-    """Tickets of this worker's blocks, None for one that it does not hold.
-
-    ``doors``: whether other hosts may connect to read them.
-    """
-    exchange = _opened(name, doors, dask_worker)
+async def _lend(name: str, keys: list[BlockKeys], dask_worker: Any) -> list[Ticket | None]:
+    """Tickets of this worker's blocks, None for one that it does not hold."""
+    exchange = exchanges.setdefault(name, Loans())
     mine = [each.at(slot_on(dask_worker)) for each in keys]
     blocks = {key: dask_worker.data[key] for key in mine if key in dask_worker.data}
 
@@ -206,20 +188,6 @@ async def _lend(
     if all(isinstance(block, np.ndarray) for block in blocks.values()):
         return tickets()
     return await _beside(tickets)  # a GPU may have much to finish first
-
-
-def _opened(name: str, doors: bool, worker: Any) -> Loans:
-    """The exchange; with ``doors`` others may connect to it, where this process can listen."""
-    exchange = exchanges.setdefault(name, Loans())
-    if doors and exchange.door is None and (found := listener.listener_of(worker)):
-        exchange.door, exchange.secret = found.door, secrets.token_bytes(32)
-
-        def lent(token: bytes) -> np.ndarray | None:
-            held = list(exchange.lent.values())  # others are lent meanwhile
-            return next((block for block, its in held if its.tobytes() == token), None)
-
-        found.expect(exchange.secret, lambda peer, _: exchange.streams.lend(peer, lent))
-    return exchange
 
 
 async def _beside(function: Callable[..., T], *args: Any) -> T:
@@ -250,14 +218,12 @@ def _ticket(exchange: Loans, block: Any, name: str, worker: Any) -> Ticket:
         block.dtype.name if block.dtype.isnative else block.dtype.str,
         token.ctypes.data,
         token.tobytes(),
-        exchange.door if host else None,
-        exchange.secret,
     )
 
 
-def lend_array(name: str, array: Any, doors: bool, worker: Any) -> Ticket:
+def lend_array(name: str, array: Any, worker: Any) -> Ticket:
     """The Ticket of an array that is no block of Dask's; called on the worker that has it."""
-    return _ticket(_opened(name, doors, worker), array, "array", worker)
+    return _ticket(exchanges.setdefault(name, Loans()), array, "array", worker)
 
 
 def ticket_of(exchange: Loans, array: np.ndarray, name: Any, worker: Any) -> Ticket:
@@ -277,9 +243,6 @@ def _end(name: str, dask_worker: Any = None) -> Facts:
     exchange = exchanges.pop(name, None) or Loans()
     exchange.cancelled.set()
     exchange.opened.close(0.0)
-    exchange.streams.close()
-    if exchange.door is not None and (found := listener.opened()):
-        found.forget(exchange.secret)
     for _, token in exchange.lent.values():
         token[:] = 0
     exchange.lent.clear()
@@ -288,11 +251,10 @@ def _end(name: str, dask_worker: Any = None) -> Facts:
 
 
 def end_all() -> None:
-    """None; this process lends and borrows nothing any more, and nobody connects to it."""
+    """None; this process lends and borrows nothing any more."""
     for name in list(exchanges):
         _end(name)
     refused.clear()
-    listener.close()
 
 
 async def serve(exchange: str, name: str, ends: Region, to_host: bool = False) -> dict[str, Any]:
@@ -317,67 +279,51 @@ async def serve(exchange: str, name: str, ends: Region, to_host: bool = False) -
 # -- may they read each other? -------------------------------------------------------------------
 
 
-class _Tried(NamedTuple):
-    """How a worker can read another's blocks."""
-
-    way: str
-    """"memory", "sockets", "ipc" or "messages"."""
-    why: str
-    """Why not in a better way; empty if there is none."""
-
-
-def _lend_probe(name: str, backend: str, doors: bool, dask_worker: Any) -> Ticket:
+def _lend_probe(name: str, backend: str, dask_worker: Any) -> Ticket:
     """The ticket of 8 numbers that no other worker has."""
     array = (namespace(backend).arange(24) + os.getpid())[8:16]
-    return lend_array(name, array, doors, dask_worker)
+    return lend_array(name, array, dask_worker)
 
 
-async def _try_ways(
+async def _try_others(
     name: str, backend: str, tickets: Sequence[Ticket], dask_worker: Any
-) -> list[_Tried]:
-    """How this worker can read those of ``tickets`` that others have: on other hosts of some."""
+) -> list[str]:
+    """Why this worker cannot read each of ``tickets`` past Dask; "" where it can. Of host memory
+    those that others on its host have."""
     if backend == "cupy":
-        return await _beside(lambda: [_tried_gpu(name, ticket) for ticket in tickets])
-    others = [ticket for ticket in tickets if ticket.address != dask_worker.address]
-    first = slot_on(dask_worker) % max(1, len(others))  # each begins with another
-    near = [ticket for ticket in others if ticket.host == this_host()]
-    far = {t.host: t for t in (*others[first:], *others[:first]) if t.host != this_host()}
-    some = [*near, *far.values()]
+        return await _beside(lambda: [_try_gpu(name, ticket) for ticket in tickets])
     refused.clear()
-    return await _beside(lambda: [_tried(name, ticket) for ticket in some])
+    others = [t for t in tickets if t.host == this_host() and t.address != dask_worker.address]
+    return await _beside(lambda: [_try_memory(ticket) for ticket in others])
 
 
-def _tried(name: str, ticket: Ticket) -> _Tried:
-    exchange, buffer, whys = exchanges.get(name) or Loans(), np.empty(64, np.uint8), list[str]()
-    for way in ways_to(ticket, exchange):
-        try:
-            part = read_by(way, exchange, ticket, ((0, 8),), buffer, lambda: None)
-            if part.tolist() == _numbers(ticket):
-                return _Tried(way, "".join(whys[:1]))
-            why = f"the worker at {ticket.address}: read {part.tolist()}, which it does not have"
-        except (UnreachedError, LoanLostError, DeadlineError) as error:
-            why = str(error)
-        refused.add(way_of(ticket, way))
-        whys.append(why)
-    return _Tried("messages", "; ".join(whys))
+def _try_memory(ticket: Ticket) -> str:
+    try:
+        part = read_memory(ticket, ((0, 8),), np.empty(64, np.uint8))
+        why = _not_its_own(ticket, part)
+    except (PermissionError, AttributeError) as error:
+        why = f"process_vm_readv: {error}"
+    except LoanLostError as error:
+        why = str(error)
+    if why:
+        refused.add((ticket.address, ticket.pid))
+    return why
 
 
-def _tried_gpu(name: str, ticket: Ticket) -> _Tried:
+def _try_gpu(name: str, ticket: Ticket) -> str:
     exchange, buffer = exchanges.get(name) or Loans(), namespace("cupy").empty(64, np.uint8)
     if ticket.shared is None:
-        why = ipc.why_no_handles() or "a block on the GPU has no interprocess handle"
-        return _Tried("messages", why)
+        return ipc.why_no_handles() or "a block on the GPU has no interprocess handle"
     if ticket.pid == os.getpid():  # CUDA opens no handle of one's own
-        return _Tried("ipc", "")
+        return ""
     try:
         part = read_gpu(exchange.opened, ticket, ((0, 8),), buffer).get()
     except Exception as error:  # CUDA's
-        return _Tried("messages", f"CUDA's interprocess handles: {error}")
-    if part.tolist() == _numbers(ticket):
-        return _Tried("ipc", "")
-    why = f"the worker at {ticket.address}: read {part.tolist()}, which it does not have"
-    return _Tried("messages", why)
+        return f"CUDA's interprocess handles: {error}"
+    return _not_its_own(ticket, part)
 
 
-def _numbers(ticket: Ticket) -> list[int]:
-    return [ticket.pid + i for i in range(8, 16)]
+def _not_its_own(ticket: Ticket, part: np.ndarray) -> str:
+    if part.tolist() == [ticket.pid + i for i in range(8, 16)]:
+        return ""
+    return f"the worker at {ticket.address}: read {part.tolist()}, which it does not have"

@@ -2,14 +2,10 @@
 
     task of rank 0 == send ==> kernel ==> recv == task of rank 1      no thread in between
 
-    workers that see one folder      a socket file in it, which only the user may enter
-    others                           the port of a worker's process, once they have proven that
-                                     they are of this run (listener.py)
-
-Where ranks may read each other's memory large arrays stay where they are: the message has a ticket
-for them, the receiver reads them from the sender's memory, one copy, and acknowledges it; the
-sender's `settle` waits for that. Nothing that comes through a socket is unpickled: an error, which
-must be, goes to the other ranks by Dask.
+The sockets are files in a folder that all workers see and only the user may enter. Where ranks may
+read each other's memory large arrays stay where they are: the message has a ticket for them, the
+receiver reads them from the sender's memory, one copy, and acknowledges it; the sender's `settle`
+waits for that. An error goes to the other ranks by Dask.
 
 A rank that waits for a message, or for room to send one, takes in whatever comes from anybody, so
 two ranks may send to each other at the same time. A connection that ends before its rank has
@@ -17,6 +13,7 @@ returned means that its worker is gone.
 """
 
 import os
+import pickle
 import selectors
 import socket
 import struct
@@ -24,18 +21,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, Queue
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tiledask.distributed.cluster import host_memory
-from tiledask.distributed.transport import dask_transport, listener
+from tiledask.distributed.transport import dask_transport
 from tiledask.distributed.transport.dask_transport import ANSWER, ByDask, gone
-from tiledask.distributed.transport.heads import SentArray, head_of, note_of, packed
-from tiledask.distributed.transport.listener import Door, UnreachedError
 from tiledask.distributed.transport.loans import Loans
 from tiledask.distributed.transport.meeting import Meeting
 from tiledask.distributed.transport.process_memory import read_lent, this_host
@@ -46,30 +40,15 @@ from tiledask.distributed.transport.transport import LOOK, portable, take_in
 from tiledask.errors import ClusterLostError, CollectiveError, DeadlineError
 from tiledask.tile.backend import as_dtype, name_of
 
-__all__ = ["LONGEST", "Sockets", "WaysIn", "Where", "prepare"]
+__all__ = ["LONGEST", "Sockets", "Where", "prepare"]
 
 LONGEST = 100
 """Characters that the path of a socket may have; systems stop at 104 or 108."""
 _SIZE = struct.Struct("<I")
-_MOST = 1 << 20
-"""Bytes that what stands before a message's arrays may have."""
 _TOGETHER = 1024
 """Pieces that one call sends (IOV_MAX): the other end wakes up once for all of them."""
 _LENT = 1 << 17
 """Bytes from which on a message's arrays are lent, where ranks may read each other's memory."""
-
-
-class WaysIn(NamedTuple):
-    """How the ranks of a run reach each other, the same for all."""
-
-    folder: str
-    """Of the socket files."""
-    near: frozenset[int]
-    """Ranks that see it."""
-    reads: bool
-    """Whether those on one host may read each other's memory, as far as the system lets them."""
-    secret: bytes
-    """By which others prove that they are of this run."""
 
 
 class Where(NamedTuple):
@@ -79,48 +58,58 @@ class Where(NamedTuple):
     address: str
     """As Dask knows it."""
     pid: int
-    door: Door | None
-    """Where its process listens, if anybody is to connect there."""
+
+
+class SentArray(NamedTuple):
+    """One array of a message, before its bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    ticket: Ticket | None
+    """Where it lies, if it is lent; else its bytes follow."""
 
 
 @dataclass
 class _Door:
     """Where others knock that want to connect to this rank."""
 
-    ways: WaysIn
-    file: socket.socket | None = None
-    """Listens for those that are near."""
-    came: "Queue[tuple[socket.socket, int] | None]" = field(default_factory=Queue)
-    """Who came by the port; None when the run is over."""
+    folder: str
+    """Of the socket files."""
+    reads: bool
+    """Whether ranks may read each other's memory, as far as the system lets them."""
+    file: socket.socket
     where: tuple[Where, ...] = ()
     """By rank."""
 
     def close(self) -> None:
-        if self.file is not None:
-            with suppress(OSError):
-                self.file.shutdown(socket.SHUT_RDWR)  # wakes the task, if it waits for others
-            self.file.close()
-        if found := listener.opened():
-            found.forget(self.ways.secret)
-        self.came.put(None)
+        with suppress(OSError):
+            self.file.shutdown(socket.SHUT_RDWR)  # wakes the task, if it waits for others
+        self.file.close()
 
 
-def prepare(ways: WaysIn, here: Meeting, worker: Any) -> Where:
+def prepare(folder: str, reads: bool, here: Meeting, worker: Any) -> Where:
     """Let other ranks connect to this one; called as a run opens in the worker."""
     dask_transport.prepare(here, worker)
-    here.door, found = _Door(ways), None
+    path = Path(folder) / str(here.device)
+    with suppress(FileNotFoundError):
+        path.unlink()
+    opened = socket.socket(socket.AF_UNIX)
+    here.door = _Door(folder, reads, opened)
     here.at_end.append(here.door.close)
-    if here.device in ways.near:
-        path = Path(ways.folder) / str(here.device)
-        with suppress(FileNotFoundError):
-            path.unlink()
-        here.door.file = opened = socket.socket(socket.AF_UNIX)
-        opened.bind(str(path))
-        opened.listen(len(here.addresses))
-    if len(ways.near) < len(here.addresses) and (found := listener.listener_of(worker)):
-        came = here.door.came
-        found.expect(ways.secret, lambda peer, rank: came.put((peer, rank)))
-    return Where(this_host(), worker.address, os.getpid(), found.door if found else None)
+    opened.bind(str(path))
+    opened.listen(len(here.addresses))
+    return Where(this_host(), worker.address, os.getpid())
+
+
+def _received(peer: socket.socket, nbytes: int) -> bytes:
+    """So many bytes from ``peer``. Raises EOFError if the connection ends before."""
+    came = b""
+    while len(came) < nbytes:
+        more = peer.recv(nbytes - len(came))
+        if not more:
+            raise ConnectionError("the connection has ended")
+        came += more
+    return came
 
 
 class Sockets(ByDask):
@@ -131,7 +120,6 @@ class Sockets(ByDask):
         super().__init__(rank, here, deadline, worker)
         self._peers: dict[int, socket.socket] = {}
         self._selector = selectors.DefaultSelector()
-        self._note: tuple[Any, str] = (None, note_of(None))
         self._lent: dict[
             tuple[int, tuple[Any, ...]], Loans
         ] = {}  # (receiver, message's key) -> arrays
@@ -145,7 +133,7 @@ class Sockets(ByDask):
             self._connect()
             self._lends = self._said_to_read()
             """Ranks that read what is lent to them."""
-        except (TimeoutError, Empty):
+        except TimeoutError:
             missing = [r for r in self._others() if r not in self._peers]
             raise DeadlineError(
                 f"rank {rank} waited until the run's deadline for a connection with ranks "
@@ -166,34 +154,14 @@ class Sockets(ByDask):
     def _connect(self) -> None:
         """None, once there is a connection with every other rank: this one calls those below it."""
         door: _Door = self._here.door
-        near = door.ways.near if self.rank in door.ways.near else frozenset()
         for other in range(self.rank):
-            if other in near:
-                self._peers[other] = peer = self._limited(socket.socket(socket.AF_UNIX))
-                peer.connect(str(Path(door.ways.folder) / str(other)))
-                peer.sendall(_SIZE.pack(self.rank))
-                continue
-            there = door.where[other]
-            try:
-                if there.door is None:
-                    raise UnreachedError(listener.no_door(there.address))
-                self._peers[other] = listener.connect(there.door, door.ways.secret, self.rank)
-            except UnreachedError as error:
-                raise ClusterLostError(
-                    f"rank {self.rank} cannot connect to rank {other}: {error}. Its worker is "
-                    f"gone, or a firewall closes its port: transport='posts' goes by Dask's own"
-                ) from None
-        for _ in near & set(range(self.rank + 1, self.ranks)):
-            assert door.file is not None  # this rank is near
+            self._peers[other] = peer = self._limited(socket.socket(socket.AF_UNIX))
+            peer.connect(str(Path(door.folder) / str(other)))
+            peer.sendall(_SIZE.pack(self.rank))
+        for _ in range(self.rank + 1, self.ranks):
             peer, _ = self._limited(door.file).accept()
             self._limited(peer)
-            self._peers[_SIZE.unpack(listener.receive(peer, _SIZE.size))[0]] = peer
-        while len(self._peers) < self.ranks - 1:
-            came = door.came.get(timeout=max(0.001, self.deadline - time.monotonic()))
-            if came is None:
-                self.box.check()
-            else:
-                self._peers[came[1]] = came[0]
+            self._peers[_SIZE.unpack(_received(peer, _SIZE.size))[0]] = peer
 
     def _said_to_read(self) -> set[int]:
         """The ranks that can read this one's memory, as they say; they hear whether it can read
@@ -201,7 +169,7 @@ class Sockets(ByDask):
         door: _Door = self._here.door
         for other, peer in self._peers.items():
             there = door.where[other]
-            reads = door.ways.reads and reads_memory_of(there.host, there.address, there.pid)
+            reads = door.reads and reads_memory_of(there.host, there.address, there.pid)
             peer.sendall(bytes([reads]))
         said = {other: self._limited(peer).recv(1) for other, peer in self._peers.items()}
         return {other for other, reads in said.items() if reads == b"\1"}
@@ -221,8 +189,6 @@ class Sockets(ByDask):
         lend: bool = False,
     ) -> int:
         parts = [np.asarray(part, order="C") for part in parts]
-        if self._note[0] is not note:  # the messages of a collective all carry the same call
-            self._note = note, note_of(note)
         flat = [part.reshape(-1).view(np.uint8) for part in parts]
         nbytes = sum(part.nbytes for part in flat)
         lent = to in self._lends and nbytes >= _LENT
@@ -237,7 +203,7 @@ class Sockets(ByDask):
             SentArray(name_of(part.dtype), part.shape, ticket)
             for part, ticket in zip(parts, tickets, strict=True)
         ]
-        head = packed(key, kinds, self._note[1])
+        head = pickle.dumps((key, kinds, note))
         views = [memoryview(_SIZE.pack(len(head)) + head), *(part.data for part in flat)]
         self._send(to, views)
         self._acknowledge()
@@ -331,7 +297,7 @@ class Sockets(ByDask):
                 continue
             try:
                 self._inboxes[ready.data].fill(self._peers[ready.data])
-            except (EOFError, OSError, ValueError, LoanLostError) as error:
+            except (EOFError, OSError, LoanLostError) as error:
                 self._selector.unregister(ready.fileobj)
                 if ("end", ready.data) not in self.box.parcels:
                     self.box.tell(over=gone(self.rank, ready.data, error))
@@ -340,7 +306,7 @@ class Sockets(ByDask):
         """Acknowledge what was read; not while a message is half sent, it would break into that."""
         while self._unacknowledged:
             to, key = self._unacknowledged.pop()
-            head = packed(key, None, note_of(None))
+            head = pickle.dumps((key, None, None))
             self._send(to, [memoryview(_SIZE.pack(len(head)) + head)])
 
     def _incoming(self, source: int) -> Iterator[memoryview]:
@@ -348,12 +314,9 @@ class Sockets(ByDask):
         while True:
             size = bytearray(_SIZE.size)
             yield memoryview(size)
-            (nbytes,) = _SIZE.unpack(size)
-            if not 0 < nbytes <= _MOST:
-                raise ValueError(f"{nbytes} bytes before a message's arrays, at most {_MOST}")
-            head = bytearray(nbytes)
+            head = bytearray(*_SIZE.unpack(size))
             yield memoryview(head)
-            key, kinds, note = head_of(head)
+            key, kinds, note = pickle.loads(head)
             if kinds is None:
                 self._lent.pop((source, key), None)
                 continue

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tiledask.distributed.transport.listener import Door
 from tiledask.errors import ClusterLostError
 from tiledask.plan.products.regions import Region
 from tiledask.tile import as_dtype, ipc
@@ -37,10 +36,6 @@ class Ticket:
     dtype: str
     token_at: int
     token: bytes
-    door: Door | None = None
-    """Where the owner's process listens; None where blocks go as Dask's messages."""
-    secret: bytes = b""
-    """Of the exchange, for who connects there."""
 
 
 @dataclass(frozen=True)
