@@ -134,7 +134,7 @@ AFTER = {
     "to_numpy": lambda c, f, A: td.to_numpy(A),
     "redistribute": lambda c, f, A: A.redistribute((td.Replicate(),) * 2),
     "explain": lambda c, f, A: td.explain(A, A),
-    "speeds": lambda c, f, A: c.speeds(again=True),
+    "speeds": lambda c, f, A: c.speeds(),
     "connect again": lambda c, f, A: td.connect(c.client),
     "connect to the address": lambda c, f, A: td.connect(c.scheduler_address),
 }

@@ -159,9 +159,8 @@ def test_layers_are_cut_by_the_speeds_and_memory_of_the_slots(cluster, monkeypat
     np.testing.assert_allclose(there.losses, here.losses, rtol=1e-6)
 
 
-def test_speeds_are_measured_once_and_again(cluster):
+def test_speeds_are_measured_once(cluster):
     first = cluster.speeds()
     assert len(first) == 4
     assert all(speed > 0 for speed in first)
     assert cluster.speeds() is first
-    assert cluster.speeds(again=True) is not first

@@ -14,7 +14,6 @@ import uuid
 import warnings
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from unittest import mock
 
 import dask.array as da
@@ -473,41 +472,3 @@ def test_a_damaged_spool_is_refused_by_name(cluster, operands):
         words = rf"block \[4:8, 4:8\] of an array cannot be made in slot 3 from {file}"
         with pytest.raises(DamagedBlockError, match=words):
             td.matmul(x, x, verify=True, timeout=240)
-
-
-@pytest.mark.cluster
-def test_a_tile_of_files_is_computed_again(cluster, tmp_path: Path):
-    rng = np.random.default_rng(3)
-    for name in "ab":
-        np.save(tmp_path / f"{name}.npy", rng.standard_normal((40, 40)).astype("f4"))
-    a, b = (td.open_array(tmp_path / f"{name}.npy") for name in "ab")
-
-    def bad(times):
-        from tiledask.distributed.out_of_core.stream_tiles import _FileLine
-
-        left = [times]
-
-        def multiplied(self, begun):
-            if left[0]:
-                left[0] -= 1
-                self.stays["C"][7] += 0.5
-
-        _FileLine.multiplied = multiplied
-
-    options = {"cluster": cluster, "overwrite": True}
-    try:
-        for out in ("c.npy", "c.zarr"):
-            cluster.run(bad, 0)
-            expected = td.matmul(a, b, out=tmp_path / out, **options)[:]
-            cluster.run(bad, 1)
-            with pytest.warns(UserWarning, match="the tile .* in slot .* was multiplied wrong"):
-                c = td.matmul(a, b, out=tmp_path / out, verify=True, **options)
-            assert c[:].tobytes() == expected.tobytes()
-            assert c.verified.repaired
-            assert "verified, " in repr(c)
-            cluster.run(bad, 10**6)
-            with pytest.raises(DamagedBlockError, match="multiplied wrong twice in slot"):
-                td.matmul(a, b, out=tmp_path / out, verify=True, **options)
-    finally:
-        cluster.run(bad, 0)
-    assert td.matmul(a, b, out=tmp_path / "c.npy", verify=True, **options).verified.repaired == ()

@@ -312,12 +312,12 @@ class Cluster(ABC):
         """The host of each slot, by the address under which others reach it."""
         return ("this machine",) * self.slots
 
-    def speeds(self, again: bool = False) -> tuple[float, ...]:
+    def speeds(self) -> tuple[float, ...]:
         """FLOP/s of each slot: the best of some products in single precision, all slots at once.
 
-        Measured when it is first asked for, in half a second, and ``again``.
+        Measured when it is first asked for, in half a second.
         """
-        if again or len(self._speeds) != self.slots:
+        if len(self._speeds) != self.slots:
             asked = dict.fromkeys(range(self.slots), (self.backend,))
             tried = self.submit_all(_speed, asked, name="measure_speed")
             self._speeds = tuple(self.gather(tried, "measuring speeds", 60.0, cancel=True))
@@ -879,13 +879,6 @@ class StartedCluster(Cluster):
     def is_running(self) -> bool:
         """Whether its workers run, and are this process's."""
         return os.getpid() == self._process and self.dask_cluster.status is Status.running
-
-    @property
-    def dashboard_link(self) -> str:
-        link = super().dashboard_link
-        server = getattr(self.dask_cluster.scheduler, "http_server", None)
-        secure = getattr(server, "ssl_options", None) is not None
-        return link.replace("http:", "https:", 1) if secure else link  # Dask asks its settings
 
     def tell_page(self, topic: str, said: dict[str, Any]) -> bool:
         scheduler: Any = self.dask_cluster.scheduler  # Dask says no types of it

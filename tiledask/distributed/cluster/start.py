@@ -40,10 +40,7 @@ from tiledask.distributed.cluster.spool import AS_HOST
 from tiledask.distributed.cluster.web import (
     HOST,
     asked_port,
-    certified,
     free_port,
-    move_away,
-    only_to_allowed_hosts,
     origins,
 )
 from tiledask.distributed.cluster.worker import BLAS_THREADS, INTERVALS, PROFILED
@@ -99,7 +96,7 @@ def start_cluster(
     hosts
         CPU workers as if on so many hosts, neighbours on one: to learn and to test on one machine
         what is otherwise seen on several. Those of different hosts do not read each other's memory,
-        blocks and messages go between them through ports, and what goes is counted apart
+        blocks and messages go between them by Dask, and what goes is counted apart
         (``traffic.between_hosts``). They still share cores, memory and disk.
     memory_limit
         Bytes of host memory per worker at which Dask's nanny restarts it (default: an even
@@ -110,17 +107,15 @@ def start_cluster(
         worker has set 8 MiB aside for Dask's messages, and on a GPU, messages included, by the
         pool that all its memory comes from.
     dashboard_port
-        Default: the environment variable TILEDASK_DASHBOARD_PORT, else any free port. If an older
-        cluster of this process has it, that one's dashboard moves to a free port, so that what
-        watches the port sees the newest; if another process has it, any free one is taken. Pages
-        of other servers than JupyterLab on this machine may show the dashboard, and it may be asked
-        for by other names than localhost, if TILEDASK_DASHBOARD_ORIGINS names them ("host:port
+        Default: the environment variable TILEDASK_DASHBOARD_PORT, else any free port; any free one
+        where an older cluster or another process has it. Pages of other servers than JupyterLab on
+        this machine may show the dashboard if TILEDASK_DASHBOARD_ORIGINS names them ("host:port
         host:port").
     tls
-        Encrypt and authenticate connections with certificates made for this cluster; the dashboard
-        is encrypted too, with one that a browser asks about. Not those of
-        UCX, which GPU workers use if Dask's setting distributed.comm.default-scheme is "ucx"
-        (extra ucx): it listens on all of this machine's networks, everything else on none.
+        Encrypt and authenticate connections with certificates made for this cluster; not the
+        dashboard, which listens on this machine alone, and not those of UCX, which GPU workers use
+        if Dask's setting distributed.comm.default-scheme is "ucx" (extra ucx): it listens on all of
+        this machine's networks, everything else on none.
     quiet
         Show and print nothing.
     replace
@@ -141,11 +136,8 @@ def start_cluster(
     host = MEMORY_LIMIT // slots if memory_limit is None else parse_bytes(memory_limit)
     security, port, seconds = _security(tls), asked_port(dashboard_port), seconds_of(timeout)
     others = [each for each in RUNNING if isinstance(each, StartedCluster) and each.is_running]
-    for other in others:
-        if replace:
-            other.close()
-        else:
-            move_away(port, other.dask_cluster)
+    for other in others if replace else ():
+        other.close()
     options: dict[str, Any] = {
         "memory_limit": host,
         "dashboard_port": free_port(port),
@@ -165,13 +157,8 @@ def start_cluster(
         if quiet or not is_watched()
         else showing(what, _counting(born, slots), after=0.5)
     ):
-        with (
-            certified(security) as files,
-            dask.config.set(settings | files),
-            _blas_threads(threads),
-        ):
+        with dask.config.set(settings), _blas_threads(threads):
             running = _launch(start, slots, seconds, options)
-        only_to_allowed_hosts(running.scheduler)
         limit = room if cap is None else cap
         cluster = StartedCluster(running, slots, backend, why, limit, default, names)
         try:
@@ -191,8 +178,8 @@ def start_cluster(
             print(f"dashboard: {cluster.dashboard_link}")
         if port not in (0, options["dashboard_port"]):
             print(
-                f"port {port} belongs to another process, perhaps another notebook's cluster; this "
-                f"one's dashboard is at the address above"
+                f"port {port} belongs to an earlier cluster or another process; this one's "
+                f"dashboard is at the address above"
             )
         for other in [] if replace else others:
             print(

@@ -1,21 +1,13 @@
-"""The dashboard: its port, who may ask it, by which protocol, and how a notebook shows it.
+"""The dashboard: its port, whose pages may show it, and how a notebook does.
 
-It shows what runs to whoever asks, so it listens on this machine alone. A page of the web that a
-browser here shows is no reason to answer: its websockets are refused by their origin, and its
-requests, once its own name leads to this machine (DNS rebinding), by the host they ask for.
+It shows what runs to whoever asks, so it listens on this machine alone, and refuses the websockets
+of pages of the web that a browser here shows.
 """
 
 import contextlib
 import os
 import socket
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-from tornado.httpserver import HTTPServer
-from tornado.netutil import bind_sockets
-from tornado.web import ErrorHandler
 
 from tiledask.errors import ConfigError
 from tiledask.plan import html
@@ -24,12 +16,8 @@ __all__ = [
     "HOST",
     "ORIGINS",
     "SCRIPT",
-    "allowed_hosts",
     "asked_port",
-    "certified",
     "free_port",
-    "move_away",
-    "only_to_allowed_hosts",
     "origins",
     "panel",
 ]
@@ -63,32 +51,6 @@ def free_port(port: int) -> int:
     raise ConfigError(f"no free port on {HOST} for the dashboard; close a server and try again")
 
 
-def move_away(port: int, running: Any) -> None:
-    """None; if the dashboard of a Dask cluster was at ``port``, it is at any free one now.
-
-    Pages that were open there are cut off, and ask again: whoever has the port then answers.
-    """
-    scheduler: Any = getattr(running, "scheduler", None)
-    server = getattr(scheduler, "http_server", None)
-    if server is None or server.port != port:
-        return
-
-    async def move() -> None:
-        moved: Any = HTTPServer(scheduler.http_application, ssl_options=server.ssl_options)
-        moved.add_sockets(bound := bind_sockets(0, address=HOST))
-        moved.address, moved.port = bound[0].getsockname()[:2]
-        for pages in scheduler.http_application.applications:
-            if hasattr(pages, "websocket_origins"):
-                pages.websocket_origins.update(origins(moved.port))
-        server.stop()
-        scheduler.http_server = scheduler.services["dashboard"] = moved
-        running.scheduler_info["services"]["dashboard"] = moved.port
-        await server.close_all_connections()
-
-    with contextlib.suppress(TimeoutError):  # it is busy and stays where it is
-        running.sync(move, callback_timeout=10)
-
-
 def origins(port: int) -> list[str]:
     """Pages that may open the dashboard's websocket: itself, and JupyterLab on this machine.
 
@@ -97,42 +59,6 @@ def origins(port: int) -> list[str]:
     ports = [port, *range(8888, 8900)]
     more = os.environ.get(ORIGINS, "")
     return [f"{host}:{p}" for p in ports for host in (HOST, "localhost")] + more.split()
-
-
-def allowed_hosts() -> frozenset[str]:
-    """By which names the dashboard may be asked for: this machine's own, and those of ORIGINS."""
-    named = os.environ.get(ORIGINS, "").lower().split()
-    return frozenset({HOST, "localhost", "[::1]", *(name.rpartition(":")[0] for name in named)})
-
-
-def only_to_allowed_hosts(scheduler: Any) -> None:
-    """None; from now on its web server answers 403 to whoever asks for another host."""
-    application, allowed = scheduler.http_application, allowed_hosts()
-    find = application.find_handler
-
-    def find_handler(request: Any, **options: Any) -> Any:
-        if request.host_name in allowed:
-            return find(request, **options)
-        return application.get_handler_delegate(request, ErrorHandler, {"status_code": 403})
-
-    application.find_handler = find_handler
-
-
-@contextlib.contextmanager
-def certified(security: Any) -> Iterator[dict[str, str]]:
-    """Dask's settings under which a dashboard that is started is encrypted as ``security`` is.
-
-    Its certificate and key are files, which only this user can read, while that goes on.
-    """
-    if security is None:
-        yield {}
-        return
-    with tempfile.TemporaryDirectory(prefix="tiledask-web-") as folder:
-        said = security.get_tls_config_for_role("scheduler")
-        files = {name: Path(folder) / name for name in ("cert", "key")}
-        for name, path in files.items():
-            path.write_text(said[name])  # in a folder of mode 0700
-        yield {f"distributed.scheduler.dashboard.tls.{name}": str(p) for name, p in files.items()}
 
 
 SCRIPT = f"<script>{Path(__file__).with_name('panel.js').read_text('utf-8')}</script>"

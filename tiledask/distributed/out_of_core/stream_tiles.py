@@ -5,11 +5,10 @@ compute    [multiply 0][multiply 1] ... [write tile]    C tile += A panel @ B pa
 a thread                                  [fsync, record]
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,6 @@ from tiledask.distributed.out_of_core.stored import StoredArray, checksum
 from tiledask.distributed.out_of_core.stored_zarr import look
 from tiledask.distributed.out_of_core.unfinished import StreamRecords
 from tiledask.distributed.products.line import ProductLine
-from tiledask.distributed.products.verifying.tiles import RowCheck, TileChecks
-from tiledask.errors import DamagedBlockError
-from tiledask.plan.digests import crc_of
 from tiledask.plan.products.regions import Region
 from tiledask.plan.products.streaming import Cuts, StreamPlan
 from tiledask.plan.program.instructions import Do, Fetch, Instructions, Keep
@@ -38,7 +34,6 @@ __all__ = [
     "StreamJob",
     "StreamProduct",
     "stream_tiles",
-    "stream_verified",
     "warm",
 ]
 
@@ -54,7 +49,6 @@ class StreamProduct:
     c: StoredArray
     kernel: str
     tile: Any
-    verify: bool = False
 
     @property
     def k(self) -> int:
@@ -119,43 +113,11 @@ class StoppedError(RuntimeError):
     """What a worker works for is wanted by nobody any more."""
 
 
-class _WrongTileError(Exception):
-    """A tile that is not what its panels give."""
-
-    def __init__(self, tile: Region, row: Region, check: int) -> None:
-        super().__init__(tile)
-        self.tile, self.row, self.check = tile, row, check
-
-
-def stream_verified(job: StreamJob) -> tuple[int, tuple[Region, ...]]:
-    """(bytes read, tiles that were wrong and were computed again), as of `stream_tiles`.
-
-    Raises DamagedBlockError for a tile that is wrong a second time. One that has the same bits then
-    is compared in float64, a row of it: it may be rounding.
-    """
-    wrong: dict[Region, _WrongTileError] = {}
-    rows: dict[Region, Region] = {}
-    while True:
-        try:
-            return stream_tiles(job, rows), tuple(wrong.keys() - rows)
-        except _WrongTileError as error:
-            tile, first = error.tile, wrong.setdefault(error.tile, error)
-            if first is error:
-                continue
-            if tile in rows or error.check != first.check:
-                raise DamagedBlockError(
-                    f"{job.product.c.path}: the tile {tile} was multiplied wrong twice in slot "
-                    f"{job.slot}; memory or processor of that machine are at fault, or the kernel "
-                    f"{job.product.kernel!r}: use another, what is finished is recorded"
-                ) from None
-            rows[tile] = first.row
-
-
-def stream_tiles(job: StreamJob, rows: Mapping[Region, Region] = MappingProxyType({})) -> int:
+def stream_tiles(job: StreamJob) -> int:
     """Bytes read, once all tiles of ``job`` are in the file and recorded.
 
     What the records say is finished is left alone: this may be a second attempt, after a worker
-    died. Of tiles in ``rows``, that row is compared in float64.
+    died.
     """
     product, records = job.product, job.records
     known = {region: records.tile(region) for region in job.tiles}
@@ -165,7 +127,7 @@ def stream_tiles(job: StreamJob, rows: Mapping[Region, Region] = MappingProxyTyp
     if not role.parts:
         return 0
     with _Keeper(job) as keeper:
-        return _FileLine(job, keeper, once([role], "files"), rows).read_bytes()
+        return _FileLine(job, keeper, once([role], "files")).read_bytes()
 
 
 class _FileLine(ProductLine):
@@ -176,14 +138,11 @@ class _FileLine(ProductLine):
         job: StreamJob,
         keeper: "_Keeper",
         line: Instructions,
-        rows: Mapping[Region, Region] = MappingProxyType({}),
     ) -> None:
         product = job.product
         super().__init__(line, product.kernel, product.tile)
         self.job, self.keeper = job, keeper
         self._check = check_wanted()
-        if product.verify:
-            self.tile_check = TileChecks(RowCheck(*each) for each in rows.items())
         self.reads: list[int] = []
         """Bytes of each read. Two threads read: their sum is taken when both are done."""
         of, size = {"a": product.a, "b": product.b}, product.a.dtype.itemsize
@@ -213,18 +172,10 @@ class _FileLine(ProductLine):
     def keep(self, each: Keep) -> Callable[[Any], None]:
         def keep(room: Any) -> None:
             if not each.partial:
-                tile = self.place(room, each.region)
-                self._verify(each.region, tile)
-                self.keeper.keep(each.region, tile)
+                self.keeper.keep(each.region, self.place(room, each.region))
             self.reporter.one_more()
 
         return keep
-
-    def _verify(self, region: Region, tile: Any) -> None:
-        if self.tile_check is None:
-            return
-        if (row := self.tile_check.off(tile)) is not None:
-            raise _WrongTileError(region, row, crc_of(to_numpy(tile)))
 
     def check(self) -> None:
         self._check()

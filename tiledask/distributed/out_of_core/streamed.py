@@ -12,12 +12,12 @@ import warnings
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from distributed import Client
 
-from tiledask.distributed.arrays.array import Both, Verified
+from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.counters import Counted, counting
 from tiledask.distributed.cluster.progress import Progress, watching
@@ -41,12 +41,11 @@ from tiledask.distributed.out_of_core.stream_tiles import (
     StreamJob,
     StreamProduct,
     stream_tiles,
-    stream_verified,
     warm,
 )
 from tiledask.distributed.out_of_core.unfinished import StreamRecords, differences
 from tiledask.distributed.products.operands import check_kernel, check_types
-from tiledask.errors import ConfigError, DoesNotFitError, PlacementError, short
+from tiledask.errors import ConfigError, DoesNotFitError, PlacementError
 from tiledask.plan.products.regions import Region
 from tiledask.plan.products.stream_search import least_memory, plan_stream
 from tiledask.plan.products.streaming import Cuts, Problem, StorageLayout, StreamPlan, plan_cuts
@@ -59,7 +58,7 @@ __all__ = ["OPTIONS", "StoredProduct", "multiply_stored", "plan_stored"]
 
 OPTIONS = (
     *("out", "cluster", "kernel", "tile", "memory_limit", "timeout", "progress"),
-    *("resume", "overwrite", "storage_options", "verify"),
+    *("resume", "overwrite", "storage_options"),
 )
 """What `multiply_stored` takes."""
 
@@ -87,11 +86,6 @@ class StoredProduct(StoredArray):
     """How long this run took, measured by the client."""
     resumed_tiles: int = 0
     """Tiles that an earlier run had finished."""
-    verified: Verified | None = None
-    """What the check of the tiles of this run found, if it was made with ``verify``."""
-
-    def _words(self) -> str:
-        return f"{super()._words()}{f', {self.verified}' if self.verified else ''}"
 
     @property
     def array(self) -> StoredArray:
@@ -113,7 +107,6 @@ def multiply_stored(
     resume: bool = True,
     overwrite: bool = False,
     storage_options: Mapping[str, Any] | None = None,
-    verify: bool = False,
 ) -> StoredProduct:
     """C = A @ B from files into a file, as a StoredProduct.
 
@@ -147,11 +140,6 @@ def multiply_stored(
         the store's package (s3fs, gcsfs, ...), whose own memory is in no plan (of s3fs up to 25 MB
         in a worker's first product), and memory:// is in one process alone.
 
-    verify
-        Every tile is compared with the panels that were read, by random signs (Freivalds), before
-        it is recorded; one that is wrong is computed again once, with a UserWarning, and
-        ``.verified`` says so; then DamagedBlockError.
-
     The same plan gives the same bits, interrupted or not. Raises DoesNotFitError before anything
     runs if no tiles fit, ConfigError if ``out`` is an operand, its disk is too full, or an operand
     changes meanwhile. An error, an interrupt or a timeout stops the workers at their next panel;
@@ -160,13 +148,7 @@ def multiply_stored(
     seconds = None if timeout is None else seconds_of(timeout)
     cluster = cluster_of(cluster, "a product of files")
     check_kernel(kernel, cluster.backend)
-    if not isinstance(verify, bool):
-        raise ConfigError(
-            f"verify of a product of files is True or False, got {short(verify)}; whether what "
-            f"they hold is finite nobody knows before it is read"
-        )
     product = _product(a, b, out, kernel, tile, resume, storage_options)
-    product = replace(product, verify=verify)
     target = product.c
     on_disk = [each.path for each in (product.a, product.b) if not is_url(each.path)]
     written = [] if is_url(target.path) else [os.path.dirname(target.path)]
@@ -194,22 +176,13 @@ def multiply_stored(
             StreamJob.of(left, slot, product, records, run, cluster.backend)
             for slot in sorted({tile.slot for tile in left.tiles})
         ]
-        reads, wrong, counted = _run(
-            cluster, jobs, seconds or DEADLINE + 20 * left.seconds, progress
-        )
+        reads, counted = _run(cluster, jobs, seconds or DEADLINE + 20 * left.seconds, progress)
         if changed := differences(about, _about(product)):
             raise ConfigError(
                 f"while it was multiplied, {'; '.join(changed)}: {target.path} mixes before and "
                 f"after. Run it again with resume=False"
             )
         records.forget()
-    if wrong:
-        warnings.warn(
-            f"{target.path}: {'; '.join(wrong)} was multiplied wrong, and again; the result is "
-            f"right. If that happens again on the same machine, look at its memory",
-            UserWarning,
-            stacklevel=3,
-        )
     return StoredProduct(
         **_fields(target),
         plan=left,
@@ -218,7 +191,6 @@ def multiply_stored(
         bytes_read=Both(left.bytes_read, sum(reads)),
         seconds=counted.seconds,
         resumed_tiles=len(finished),
-        verified=Verified(len(left.tiles), wrong) if verify else None,
     )
 
 
@@ -498,11 +470,11 @@ def _finished(plan: StreamPlan, target: StoredArray, records: StreamRecords) -> 
 
 def _run(
     cluster: Cluster, jobs: list[StreamJob], seconds: float, progress: Progress
-) -> tuple[list[int], tuple[str, ...], Counted]:
-    """(bytes that each job read, tiles that were wrong at first, what was counted meanwhile)."""
+) -> tuple[list[int], Counted]:
+    """(bytes that each job read, what was counted meanwhile)."""
     if not jobs:  # the last run was killed between its last tile and its end
         with counting(cluster) as counted:
-            return [], (), counted
+            return [], counted
     product = jobs[0].product
     (m, k), n = product.a.shape, product.b.shape[1]
     what = f"product {m}x{k} @ {k}x{n} into {os.path.basename(product.c.path)}"
@@ -517,29 +489,18 @@ def _run(
         panels[job.slot] = job.panels
     run = jobs[0].run
     with counting(cluster) as counted, watching(progress, run, panels, what, cluster):
-        work = stream_verified if product.verify else _streamed
-        futures = [cluster.submit(job.slot, work, job, name="stream") for job in jobs]
+        futures = [cluster.submit(job.slot, stream_tiles, job, name="stream") for job in jobs]
         try:
-            found = cluster.gather(futures, what, seconds, cancel=True)
+            return cluster.gather(futures, what, seconds, cancel=True), counted
         except BaseException:
             _let_go(cluster, [job.slot for job in jobs])
             raise
-    wrong = tuple(
-        f"the tile {region} in slot {job.slot}"
-        for job, (_, regions) in zip(jobs, found, strict=True)
-        for region in regions
-    )
-    return [reads for reads, _ in found], wrong, counted
 
 
 def _let_go(cluster: Cluster, slots: Iterable[int]) -> None:
     """None, once what was cancelled in these slots has stopped: it wrote to the result."""
     with suppress(Exception):  # of a cluster that is gone nothing writes
         cluster.gather([cluster.submit(slot, int) for slot in slots], "the end", _LETTING_GO)
-
-
-def _streamed(job: StreamJob) -> tuple[int, tuple[Region, ...]]:
-    return stream_tiles(job), ()
 
 
 def _fields(array: StoredArray) -> dict[str, Any]:
