@@ -22,7 +22,7 @@ from typing import Any
 
 import dask
 from dask.system import CPU_COUNT
-from distributed import Nanny, Scheduler, SpecCluster, WorkerPlugin
+from distributed import Scheduler, SpecCluster, WorkerPlugin
 from distributed.deploy.cluster import Cluster as BaseCluster
 from distributed.system import MEMORY_LIMIT
 
@@ -35,7 +35,7 @@ from tiledask.distributed.cluster.cluster import (
     StartedCluster,
 )
 from tiledask.distributed.cluster.device_memory import OnePool
-from tiledask.distributed.cluster.forkserver import ForkingNanny, refuse_here, server_of_now
+from tiledask.distributed.cluster.forkserver import nanny_of_now, refuse_here
 from tiledask.distributed.cluster.spool import AS_HOST
 from tiledask.distributed.cluster.web import (
     HOST,
@@ -382,8 +382,7 @@ def _start_cpu(
     hosts: Sequence[str],
 ) -> SpecCluster:
     protocol = "tls://" if security else "tcp://"
-    server = server_of_now()  # it loads while the scheduler starts
-    nanny = Nanny if server is None else partial(ForkingNanny, server=server)
+    nanny = nanny_of_now()
     common = {
         "host": HOST,
         "protocol": protocol,
@@ -415,8 +414,10 @@ def _start_cpu(
     cluster.worker_spec.update(
         {s: {"cls": nanny, "options": {**common, **_slot_options(s)}} for s in range(slots)}
     )
-    for slot, host in enumerate(hosts):
-        cluster.worker_spec[slot]["options"]["env"] = {AS_HOST: host}
+    environ = {**os.environ}  # a fork server has that of its start
+    for slot in range(slots):
+        as_host = {AS_HOST: hosts[slot] if hosts else ""}
+        cluster.worker_spec[slot]["options"]["env"] = environ | as_host
     born.append(cluster)
     _start_workers(cluster, seconds)
     return cluster

@@ -19,6 +19,7 @@ from distributed.comm.addressing import get_address_host
 from distributed.metrics import time
 from distributed.utils import offload
 from distributed.worker_state_machine import TaskErredMsg
+from threadpoolctl import threadpool_limits
 
 from tiledask.distributed.cluster import clocks, device_arrays, host_memory
 from tiledask.tile import matmul
@@ -64,6 +65,8 @@ def dask_setup(worker: Any) -> None:
         clocks.draw_by_this_clock()  # it is the scheduler's
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threadpool_limits(int(os.environ.get(BLAS_THREADS[0], 1)))  # a fork has its server's
+    np.random.seed()
     warm_up()
 
 
