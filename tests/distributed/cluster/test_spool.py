@@ -1,17 +1,13 @@
 """Spools end with their clients, and with no other process."""
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 import pytest
 
-from tiledask.distributed.cluster import spool
-from tiledask.distributed.cluster.spool import open_spool, remove_spools_of_the_dead
 from tiledask.errors import ClusterLostError
 
 CLIENT = """
@@ -54,35 +50,15 @@ def client():
 
 @pytest.mark.long
 def test_the_next_start_removes_the_spools_of_killed_clients_and_of_no_others(temporary, client):
-    killed = [client("time.sleep(600)") for _ in range(2)]
+    killed, dead = client("time.sleep(600)")
     _, living = client("time.sleep(600)")
-    for process, _ in killed:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    older = temporary / "tiledask-of-an-earlier-version"
-    older.mkdir()
-    before = {folder for _, folder in killed} | {living, older}
-    assert {p for p in temporary.iterdir() if p.name.startswith("tiledask-")} == before
-    owner = threading.Event()  # anything
-    mine, remove = open_spool(owner)
-    assert set(temporary.glob("tiledask-*")) == {living, older, mine}
-    assert remove_spools_of_the_dead() == []  # this process's own lives as well
-    assert (living / "array.npy").stat().st_size == 1000
-    remove()
-    assert set(temporary.glob("tiledask-*")) == {living, older}
-
-
-def test_a_spool_stays_while_a_child_of_the_killed_client_may_use_it(temporary, client):
-    forks = "child = os.fork()\nif child: print(child, flush=True)\ntime.sleep(600)"
-    process, folder = client(forks)
-    child = int(process.stdout.readline())
-    try:
-        process.kill()
-        process.wait()
-        assert remove_spools_of_the_dead() == []
-        assert folder.is_dir()
-    finally:
-        os.kill(child, signal.SIGKILL)
+    killed.kill()
+    killed.wait()
+    _, folder = client("pass")
+    assert not dead.exists()
+    assert living.is_dir()
+    assert living.stat().st_mode & 0o777 == 0o700
+    assert folder.parent == living.parent
 
 
 @pytest.mark.parametrize("ends", ["sys.exit(0)", "pass"])
@@ -94,23 +70,6 @@ def test_a_forked_child_that_ends_leaves_the_spool_of_its_parent(temporary, clie
     assert process.stdout.readline().strip() == "True"
     process.wait()
     assert not folder.exists()  # the parent's own end removes it
-
-
-@pytest.mark.parametrize("another", ["machine", "user"])
-def test_what_is_not_known_to_be_dead_stays(temporary, client, monkeypatch, another):
-    process, folder = client("time.sleep(600)")
-    process.kill()
-    process.wait()
-    with monkeypatch.context() as patched:
-        if another == "machine":
-            patched.setattr(spool, "machine", lambda: "of another start")
-        else:
-            patched.setattr(os, "geteuid", lambda: os.getuid() + 1)
-        assert remove_spools_of_the_dead() == []
-    link = temporary / "tiledask-link"
-    link.symlink_to(folder)
-    assert remove_spools_of_the_dead() == [folder]
-    assert link.is_symlink()
 
 
 @pytest.mark.cluster

@@ -1,36 +1,30 @@
 """Folders of the arrays that clusters were given: they end with their client, however it ends.
 
-    /tmp/tiledask-x1y2z3/owner    locked by the client that lives, and by nobody once it is dead
-                         *.npy    from which workers make lost blocks again
+    /tmp/tiledask-1000/x1y2z3.dirlock    locked by the client that lives, by nobody once it is dead
+                       x1y2z3/*.npy      from which workers make lost blocks again
 
-A lock (flock(2)) is the kernel's own knowledge of who lives: it ends with the process, whatever
-ended that, no other process comes to it by chance, as one comes to a number, and it is seen from
-other containers that share the folder.
+The locks are those of Dask's own workspaces.
 """
 
-import fcntl
 import os
 import platform
-import shutil
-import stat
 import tempfile
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from distributed.diskutils import WorkSpace
 
 from tiledask.plan.digests import crc_of
 from tiledask.plan.products.regions import Region, slices
 
-__all__ = ["AS_HOST", "MEMORY", "KeptArray", "machine", "open_spool", "remove_spools_of_the_dead"]
+__all__ = ["AS_HOST", "MEMORY", "KeptArray", "machine", "open_spool"]
 
-PREFIX = "tiledask-"
 MEMORY = Path("/dev/shm")
-"""Where some of them are, on Linux."""
-OWNER = "owner"
+"""A folder in memory, on Linux."""
 AS_HOST = "TILEDASK_HOST"
 """In a worker's environment, the host that it is taken to be on (`start_cluster`)."""
 
@@ -58,58 +52,17 @@ class KeptArray(NamedTuple):
             Path(self.path).unlink(missing_ok=True)
 
 
-def open_spool(of: Any, where: Path | None = None) -> tuple[Path, Callable[[], None]]:
-    """(a new folder in ``where``, or the system's folder for temporary files; what removes it).
+def open_spool(of: Any) -> tuple[Path, Callable[[], None]]:
+    """(a new folder among the system's temporary ones; what removes it).
 
     It is removed with the object ``of``, at the latest when this process ends; a forked child has
     that object too, and removes nothing. What killed clients have left there is removed first.
     """
-    for each in {where, None, MEMORY}:
-        remove_spools_of_the_dead(each)
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=where))
-    return folder, weakref.finalize(of, _remove, folder, _claim(folder), os.getpid())
-
-
-def remove_spools_of_the_dead(folder: Path | None = None) -> list[Path]:
-    """The spools in ``folder`` whose clients had died, now removed.
-
-    Only this user's, and only where it is sure: folders that nobody ever claimed, those of other
-    machines that share ``folder`` and those from before the machine's last start stay.
-    """
-    found = []
-    for spool in sorted(Path(folder or tempfile.gettempdir()).glob(f"{PREFIX}*")):
-        with suppress(OSError):  # no such file, another's, or locked: its client lives
-            its = spool.lstat()
-            if not stat.S_ISDIR(its.st_mode) or its.st_uid != os.geteuid():
-                continue
-            with open(os.open(spool / OWNER, os.O_RDWR | os.O_NOFOLLOW)) as owner:
-                fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if owner.read() == machine():
-                    shutil.rmtree(spool)
-                    found.append(spool)
-    return found
-
-
-def _claim(folder: Path) -> IO[str] | None:
-    """The open file whose lock says that this process lives; None where nothing can be locked."""
-    # open as long as this process lives
-    claiming = open(folder / f"{OWNER}.new", "x")  # noqa: SIM115
-    try:
-        fcntl.flock(claiming, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        claiming.write(machine())
-        claiming.flush()
-        os.rename(claiming.name, folder / OWNER)  # nobody sees it unlocked
-    except OSError:
-        return None
-    return claiming
-
-
-def _remove(folder: Path, claim: IO[str] | None, pid: int) -> None:
-    if os.getpid() != pid:
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    if claim is not None:
-        claim.close()
+    space = WorkSpace(str(Path(tempfile.gettempdir()) / f"tiledask-{os.getuid()}"))
+    made = space.new_work_dir(prefix="")
+    own = made._finalizer
+    os.register_at_fork(after_in_child=own.detach)
+    return Path(made.dir_path), weakref.finalize(of, own)
 
 
 def machine() -> str:
