@@ -14,6 +14,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 from tiledask.distributed.checkpoints import steps_in
@@ -22,6 +23,8 @@ from tiledask.distributed.ranks.rank import Rank
 __all__ = ["History", "new_folder", "newest_step"]
 
 _PREFIX = ".records-"
+WRITES = 1.0
+"""Seconds that ranks which go on have to write theirs, when another one was lost."""
 
 
 class History:
@@ -75,9 +78,14 @@ def new_folder(folder: str, run: str) -> str:
 def newest_step(folder: str, history: str, ranks: int, first: int) -> int:
     """The step from which all ranks can go on: of the newest checkpoint after ``first`` of which
     each has written its history, or ``first``."""
-    there = _files(history)
-    able = [s for s in steps_in(folder) if all((s, rank) in there for rank in range(ranks))]
-    return max(able, default=first)
+    steps, deadline = steps_in(folder), monotonic() + WRITES
+    while True:
+        there = _files(history)
+        able = [s for s in steps if all((s, rank) in there for rank in range(ranks))]
+        found = max(able, default=first)
+        if found >= max(steps, default=first) or monotonic() > deadline:
+            return found
+        sleep(0.05)
 
 
 def _name(step: int, rank: int) -> str:
