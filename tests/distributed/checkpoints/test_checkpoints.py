@@ -160,24 +160,6 @@ def test_replicas_share_the_writing(tmp_path):
     assert sorted(np.load(p).max() for p in tmp_path.glob("*/*.npy")) == [*range(8)]  # plain .npy
 
 
-def test_what_is_read_is_what_was_counted_and_little_of_it_is_held(tmp_path):
-    arrays = {"w": np.random.default_rng(0).standard_normal((2048, 512))}  # 8 MiB, 8 slabs
-    halves = [{"w": sharded((2048, 512), 0, even_shards(2048, 2), r)} for r in range(2)]
-    save(tmp_path, 0, arrays, halves)
-    saved = open_checkpoint(tmp_path)
-    mine = {"w": sharded((2048, 512), 0, even_shards(2048, 8), 3)}
-    assert saved.cost(mine) == 2**20
-    assert saved.cost() == saved.verify() == 2**23
-    columns = {"w": sharded((2048, 512), 1, even_shards(512, 8), 3)}
-    assert saved.cost(columns) == 2**23  # every slab has some of them
-    tracemalloc.start()
-    read = saved.read(columns)["w"]
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    np.testing.assert_array_equal(read, arrays["w"][:, 192:256])
-    assert read.nbytes < peak < read.nbytes + 1.5 * index_room.SLAB
-
-
 class PowerCutError(Exception):
     pass
 
@@ -247,7 +229,7 @@ def test_a_process_killed_while_saving_leaves_whole_checkpoints(tmp_path):
 
 
 def one(tmp_path):
-    save(tmp_path, 5, {"w": np.arange(300_000.0)}, [{"w": whole((300_000,))}])  # 3 slabs
+    save(tmp_path, 5, {"w": np.arange(300_000.0)}, [{"w": whole((300_000,))}])
     (path,) = tmp_path.glob("*/*.npy")
     return path
 
@@ -258,12 +240,10 @@ def test_a_flipped_bit_is_found(tmp_path):
     data[-5] ^= 1
     path.write_bytes(data)
     saved = open_checkpoint(tmp_path)
-    words = r"rank-0-0.npy is damaged: slab 2 does not have its checksum; .* earlier step"
+    words = r"rank-0-0.npy is damaged: it does not have its checksum; .* earlier step"
     for look in (saved.read, saved.verify):
         with pytest.raises(CheckpointError, match=words):
             look()
-    first = {"w": TensorSlice((300_000,), (((0, 1000),),))}
-    assert saved.read(first)["w"][-1] == 999  # what is whole can be read
     index = path.with_name("index.json")
     index.write_text(index.read_text().replace('"step":5', '"step":6'))
     with pytest.raises(CheckpointError, match="checksum is not"):
@@ -276,7 +256,7 @@ def test_a_file_that_is_cut_short_or_gone_meanwhile_is_found(tmp_path):
     os.truncate(path, path.stat().st_size - 8)
     with pytest.raises(CheckpointError, match=r"has 2400120 bytes and 'w' needs 2400128 of it"):
         open_checkpoint(tmp_path)
-    with pytest.raises(CheckpointError, match=r"slab 2 has \d+ of \d+ bytes"):
+    with pytest.raises(CheckpointError, match=r"it has \d+ of \d+ bytes"):
         saved.read()
     path.unlink()
     with pytest.raises(CheckpointError, match="cannot be read: No such file"):
@@ -416,9 +396,9 @@ def test_a_full_disk_is_said(tmp_path, small_disk):
 
 def test_a_later_format_is_refused(tmp_path, monkeypatch):
     with monkeypatch.context() as later:
-        later.setattr(index_room, "FORMAT", 2)
+        later.setattr(index_room, "FORMAT", 3)
         one(tmp_path)
-    with pytest.raises(CheckpointError, match="has format 2, this version reads 1"):
+    with pytest.raises(CheckpointError, match="has format 3, this version reads 2"):
         open_checkpoint(tmp_path)
 
 

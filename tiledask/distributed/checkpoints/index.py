@@ -24,29 +24,24 @@ __all__ = [
     "check_cover",
     "in_file",
     "read_index",
-    "rows_of",
     "write_index",
 ]
 
 FILE = "index.json"
-FORMAT = 1
+FORMAT = 2
 _CELLS = 2**28
 """Parts, at most, into which the boxes of an array cut it."""
-SLAB = 2**20
-"""Bytes, about, that have a checksum of their own: what is read at least."""
 
 
 class StoredBox(NamedTuple):
-    """A box in a file of its own, checked in slabs of rows (of its first axis)."""
+    """A box in a file of its own."""
 
     file: str
     box: Region
     offset: int
     """Bytes before the numbers."""
-    rows: int
-    """Rows of each slab; the last may have fewer."""
-    checksums: tuple[int, ...]
-    """CRC-32 of each slab."""
+    checksum: int
+    """CRC-32 of the numbers."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +77,6 @@ def in_file(dtype: Any) -> np.dtype:
     """
     found = as_dtype(dtype)
     return np.dtype(np.uint16) if found.name == "bfloat16" else found
-
-
-def rows_of(box: Region, itemsize: int) -> int:
-    """Rows of a slab of about `SLAB` bytes."""
-    return max(1, SLAB // max(1, prod(extents_of(box)[1:]) * itemsize))
 
 
 def write_index(folder: Path, index: Index) -> Path:
@@ -221,18 +211,15 @@ def _stored(name: str, each: Any) -> Stored:
 def _part(name: str, shape: list[int], part: Any) -> StoredBox:
     wrong = f"{short(name)}, of shape {short(shape)}, has a part {short(part)}"
     _need(isinstance(part, list) and len(part) == len(StoredBox._fields), wrong)
-    file, box, offset, rows, checksums = part
+    file, box, offset, checksum = part
     plain = isinstance(file, str) and file not in ("", ".", "..") and not set("/\\\0") & set(file)
     _need(plain, f"{wrong}, whose file is not one in this folder")
     _need(isinstance(box, list) and len(box) == len(shape), wrong)
     for span, n in zip(box, shape, strict=True):
         inside = isinstance(span, list) and len(span) == 2 and all(map(_whole, span))
         _need(inside and span[0] < span[1] <= n, wrong)
-    _need(_whole(offset) and _whole(rows) and rows > 0, wrong)
-    slabs = -(-(box[0][1] - box[0][0]) // rows) if box else 1
-    _need(isinstance(checksums, list) and len(checksums) == slabs, wrong)
-    _need(all(map(_whole, checksums)), wrong)
-    return StoredBox(file, tuple(map(tuple, box)), offset, rows, tuple(checksums))
+    _need(_whole(offset) and _whole(checksum), wrong)
+    return StoredBox(file, tuple(map(tuple, box)), offset, checksum)
 
 
 def _is_number(dtype: str) -> bool:

@@ -1,9 +1,9 @@
 """Opening and reading: the newest whole checkpoint, and of it what one rank asks for.
 
-    stored   |   rank 0   |   rank 1   |        each rank reads the slabs that its own boxes
-    asked    |  0  |   1   |  2  |  3  |        touch, checks them, and copies its part out
+    stored   |   rank 0   |   rank 1   |        each rank reads the parts that its own boxes
+    asked    |  0  |   1   |  2  |  3  |        touch, checks them, and copies its own out
 
-A rank holds what it asked for and one slab, never the whole model.
+A rank holds what it asked for and the parts of one array, never the whole model.
 """
 
 import os
@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -68,23 +67,11 @@ class Checkpoint:
         """
         return {name: self._array(name, piece) for name, piece in self._asked(pieces).items()}
 
-    def cost(self, pieces: Mapping[str, TensorSlice | Flat] | None = None) -> int:
-        """Bytes that `read` reads: whole slabs."""
-        total = 0
-        for name, piece in self._asked(pieces).items():
-            size = as_dtype(self.arrays[name].dtype).itemsize
-            for box in piece.boxes:
-                for part, _ in _touched(self.arrays[name], box):
-                    total += sum(n * size for _, n in _slabs(part, box))
-        return total
-
     def verify(self) -> int:
         """Bytes read, once every file has passed its checksums; CheckpointError if one has not."""
         read = 0
         for stored in self.arrays.values():
-            for part in stored.parts:
-                for _, lines in self._lines(stored, part, part.box):
-                    read += lines.nbytes
+            read += sum(self._part(stored, part).nbytes for part in stored.parts)
         return read
 
     def _asked(
@@ -109,52 +96,39 @@ class Checkpoint:
         stored = self.arrays[name]
         local = np.empty(piece.local_shape, as_dtype(stored.dtype))
         raw = local.view(in_file(stored.dtype))
+        read: dict[StoredBox, np.ndarray] = {}
         for box, view in piece.views(raw):
             for part, both in _touched(stored, box):
-                for at, lines in self._lines(stored, part, both):
-                    here = overlap(both, at)
-                    assert here is not None  # _lines gives the slabs that the box touches
-                    view[within(here, box)] = lines[within(here, at)]
-                    del lines  # or the next file's first slab would be a second one in memory
+                if part not in read:
+                    read[part] = self._part(stored, part)
+                view[within(both, box)] = read[part][within(both, part.box)]
         return local
 
-    def _lines(
-        self, stored: Stored, part: StoredBox, box: Region
-    ) -> Iterator[tuple[Region, np.ndarray]]:
-        """(box, its numbers, checked) of every slab of ``part`` that ``box`` touches.
-
-        The numbers are there until the next slab is read into their place.
-        """
-        path, dtype = self.path / part.file, in_file(stored.dtype)
-        slab = prod(extents_of(_slab_box(part, 0)))
-        buffer = np.empty(slab, dtype)
+    def _part(self, stored: Stored, part: StoredBox) -> np.ndarray:
+        """The numbers of ``part``, which have its checksum."""
+        path, made = self.path / part.file, np.empty(extents_of(part.box), in_file(stored.dtype))
+        # bytes read: as many as there is room for, unless the file ends before
+        into, got = made.reshape(-1).view(np.uint8).data, 0
         try:
-            # unbuffered: a file system's blocks, and so a buffer, may be as large as a slab
             with open(path, "rb", buffering=0) as file:
-                self._check_header(file, part, dtype)
-                for number, size in _slabs(part, box):
-                    file.seek(part.offset + number * slab * dtype.itemsize)
-                    lines = buffer[:size]
-                    # bytes read: as many as there is room for, unless the file ends before
-                    into = lines.data.cast("B")
-                    got = 0
-                    while got < len(into) and (more := file.readinto(into[got:])):
-                        got += more
-                    if got < lines.nbytes or crc_of(lines) != part.checksums[number]:
-                        what = "does not have its checksum"
-                        if got < lines.nbytes:
-                            what = f"has {got} of {lines.nbytes} bytes"
-                        raise CheckpointError(
-                            f"{path} is damaged: slab {number} {what}; {self} cannot be read "
-                            f"whole: open an earlier step with step="
-                        )
-                    at = _slab_box(part, number)
-                    yield at, lines.reshape(extents_of(at))
+                self._check_header(file, part, made.dtype)
+                file.seek(part.offset)
+                while got < len(into) and (more := file.readinto(into[got:])):
+                    got += more
         except OSError as error:
             raise CheckpointError(
                 f"{path} cannot be read: {error.strerror}; {self} is not whole: open an earlier "
                 f"step with step="
             ) from None
+        if got < made.nbytes or crc_of(made) != part.checksum:
+            what = "it does not have its checksum"
+            if got < made.nbytes:
+                what = f"it has {got} of {made.nbytes} bytes"
+            raise CheckpointError(
+                f"{path} is damaged: {what}; {self} cannot be read whole: open an earlier step "
+                f"with step="
+            )
+        return made
 
     def _check_header(self, file: Any, part: StoredBox, dtype: np.dtype) -> None:
         wanted = extents_of(part.box), False, dtype, part.offset
@@ -207,24 +181,3 @@ def _touched(stored: Stored, box: Region) -> Iterator[tuple[StoredBox, Region]]:
             yield part, both
             if both == box:  # several may hold it: one is enough
                 return
-
-
-def _slabs(part: StoredBox, box: Region) -> Iterator[tuple[int, int]]:
-    """(number, elements) of the slabs of ``part`` that ``box``, which it overlaps, touches."""
-    both = overlap(part.box, box)
-    if not part.box:
-        yield 0, 1
-        return
-    if both is None:
-        return
-    first = part.box[0][0]
-    for number in range((both[0][0] - first) // part.rows, -(-(both[0][1] - first) // part.rows)):
-        yield number, prod(extents_of(_slab_box(part, number)))
-
-
-def _slab_box(part: StoredBox, number: int) -> Region:
-    if not part.box:
-        return ()
-    (start, stop), *rest = part.box
-    low = start + number * part.rows
-    return ((low, min(stop, low + part.rows)), *rest)

@@ -26,7 +26,6 @@ from tiledask.distributed.checkpoints.index import (
     StoredBox,
     check_cover,
     in_file,
-    rows_of,
     write_index,
 )
 from tiledask.distributed.checkpoints.pieces import Flat, TensorSlice, whole
@@ -225,10 +224,7 @@ def _write_box(path: Path, box: Region, view: Any) -> StoredBox:
         except OSError:
             path.unlink(missing_ok=True)
             raise
-    lines = host.reshape(len(host) if host.ndim else 1, -1)
-    rows = rows_of(box, host.itemsize)
-    sums = tuple(crc_of(lines[i : i + rows]) for i in range(0, len(lines), rows))
-    return StoredBox(path.name, box, offset, rows, sums)
+    return StoredBox(path.name, box, offset, crc_of(host))
 
 
 def _stored(held: list[dict[str, Any]], every: list[list[Any]]) -> dict[str, Stored]:
