@@ -196,7 +196,6 @@ CLIENT = """
 import sys
 import tiledask as td
 from tiledask.distributed.out_of_core.stored import open_array
-from tiledask.distributed.out_of_core.checksums import checksum
 from tiledask.distributed.out_of_core.streamed import multiply_stored
 
 if __name__ == "__main__":

@@ -60,9 +60,8 @@ def open_spool(of: Any) -> tuple[Path, Callable[[], None]]:
     """
     space = WorkSpace(str(Path(tempfile.gettempdir()) / f"tiledask-{os.getuid()}"))
     made = space.new_work_dir(prefix="")
-    own = made._finalizer
-    os.register_at_fork(after_in_child=own.detach)
-    return Path(made.dir_path), weakref.finalize(of, own)
+    os.register_at_fork(after_in_child=made._finalizer.detach)
+    return Path(made.dir_path), weakref.finalize(of, made.release)
 
 
 def machine() -> str:
