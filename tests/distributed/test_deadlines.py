@@ -94,7 +94,6 @@ def test_a_wait_ends_with_what_it_waits_for():
 @pytest.fixture(scope="module")
 def cluster():
     with td.start_cluster(workers=2, device="cpu", quiet=True) as running:
-        running._supervisor.stop()  # it would end a frozen worker, and the call go on
         yield running
 
 
@@ -132,7 +131,6 @@ def late(call):
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["run", "distribute", "to_numpy", "redistribute", "run_ranks"])
 def test_a_call_that_finds_a_slot_frozen_ends_in_time_and_names_it(cluster, calls, name):
-    """Products, schedules, trainings and claims are tried by `tiledask.lab.faults`."""
     frozen = cluster.run(os.getpid)[1]
     os.kill(frozen, signal.SIGSTOP)
     try:

@@ -14,12 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client
-from oracles.waiting import wait_until
 from twins.by_hand import ByHand
 
 import tiledask as td
-from tiledask.distributed.products.line import ProductLine
 from tiledask.errors import ClusterLostError
 from tiledask.lab.claims import DECODER
 from tiledask.tile.datasets import load_text
@@ -126,9 +123,6 @@ CALLS = {
     "connect": lambda c, f, A: td.connect(c.client, workers=5, timeout=SECONDS),
     "gather": lambda c, f, A: c.gather([c.submit(0, slow)], "naps", SECONDS),
 }
-IN_TABLE = {"matmul", "files", "train", "loop", "tasks", "claim"}
-"""Those under which `tiledask.lab.faults` kills a scheduler."""
-OTHERS = [name for name in CALLS if name not in IN_TABLE]
 AFTER = {
     "distribute": lambda c, f, A: td.distribute(np.ones((8, 8)), A.mesh, GRID),
     "to_numpy": lambda c, f, A: td.to_numpy(A),
@@ -159,7 +153,9 @@ def kill(cluster, scheduler, seconds=0.0):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(("name", "own"), [*((name, False) for name in OTHERS), ("train", True)])
+@pytest.mark.parametrize(
+    ("name", "own"), [("matmul", False), ("run_ranks", False), ("loop", False), ("train", True)]
+)
 def test_a_call_ends_with_its_scheduler(tmp_path, name, own):
     """And so does every call after it."""
     np.save(tmp_path / "a.npy", np.ones((2000, 2000)))
@@ -176,83 +172,6 @@ def test_a_call_ends_with_its_scheduler(tmp_path, name, own):
             again = lost(lambda call=call: call(cluster, tmp_path, A))
             assert "connect" in other or again == words
         cluster.close()
-
-
-def counts(path, seconds):
-    """A worker's panels take so long, and are counted in a file."""
-
-    def multiplied(self, begun):
-        with open(path, "ab") as file:
-            file.write(b"1")
-        time.sleep(seconds)
-
-    ProductLine.multiplied = multiplied
-
-
-@pytest.mark.slow
-def test_a_product_of_files_goes_on_on_another_cluster(tmp_path):
-    k, done = 600, tmp_path / "done"
-    a = np.random.default_rng(0).standard_normal((k, k))
-    np.save(tmp_path / "a.npy", a)
-    options = {"memory_limit": "9MB", "kernel": "tiled", "tile": 12}
-    with connected(tmp_path) as (cluster, scheduler), ThreadPoolExecutor() as pool:
-        cluster.run(counts, done, 0.05)
-        run = pool.submit(lost, lambda: of_files(cluster, tmp_path, **options))
-        wait_until(lambda: len([*tmp_path.glob("c.npy.tiledask/tile-*.json")]) >= 4)
-        kill(cluster, scheduler)
-        run.result()
-    with td.start_cluster(workers=2, device="cpu", quiet=True) as cluster:
-        cluster.run(counts, done, 0.0)
-        c = of_files(cluster, tmp_path, **options)
-    p, q = c.plan.cuts.grid
-    panels = -(-k // c.plan.cuts.panel)
-    assert c.resumed_tiles >= 2
-    assert 0 <= done.stat().st_size - p * q * panels <= 2 * panels  # of a tile per worker
-    np.testing.assert_allclose(c[:, :], a @ a, atol=1e-9)
-
-
-@pytest.mark.slow
-def test_a_training_goes_on_on_another_cluster(tmp_path):
-    class Counted(Slow):
-        def batch(self, seed, step, *which):
-            with open(tmp_path / "steps", "ab") as file:
-                file.write(b"1")
-            return super().batch(seed, step, *which)
-
-    steps, options = tmp_path / "steps", {"steps": 40, "save_every": 3, "folder": tmp_path / "run"}
-    with connected(tmp_path) as (cluster, scheduler), ThreadPoolExecutor() as pool:
-        run = pool.submit(lost, lambda: trained(cluster, data=Counted(), **options))
-        wait_until(lambda: steps.exists() and steps.stat().st_size > 40)
-        kill(cluster, scheduler)
-        run.result()
-    with td.start_cluster(workers=2, device="cpu", quiet=True) as cluster:
-        got = trained(cluster, data=Counted(), **options)
-    drawn = steps.stat().st_size
-    right = trained(None, steps=40)
-    assert got.first >= 18
-    assert 0 <= drawn - 2 * 40 <= 2 * 4  # each of two ranks draws its own
-    assert all((got.weights[name] == w).all() for name, w in right.weights.items())
-
-
-@pytest.mark.slow
-def test_a_scheduler_in_the_place_of_another_knows_nothing_of_what_was_there(tmp_path):
-    with ByHand(tmp_path) as dask:
-        address = dask.scheduler()
-        dask.worker("--no-nanny")
-        with Client(address, set_as_default=False, timeout=240) as client:
-            first = td.connect(client, workers=1, timeout=240)
-            A = td.distribute(np.ones((8, 8)), td.Mesh(first, (1,)), (td.Shard(0),))
-            kill(first, dask.running[0])
-            lost(lambda: td.to_numpy(A))
-            dask.scheduler("--port", address.rpartition(":")[2])
-            wait_until(lambda: client.status == "running")
-            lost(lambda: td.to_numpy(A))
-            dask.worker("--no-nanny")
-            second = td.connect(client, workers=1, timeout=240)
-            assert second is not first
-            assert second.run(abs, -1) == [1]
-            words = lost(lambda: td.matmul(A, A))
-            assert f"the scheduler at {address} is gone" in words
 
 
 def in_a_child(calls):

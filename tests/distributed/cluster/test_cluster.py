@@ -9,7 +9,6 @@ import importlib.util
 import json
 import logging
 import os
-import pickle
 import signal
 import socket
 import subprocess
@@ -18,20 +17,17 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from unittest import mock
 
 import dask
 import numpy as np
 import psutil
 import pytest
 from distributed import Client, LocalCluster, default_client
-from distributed.comm.core import CommClosedError
 from oracles.waiting import wait_until
 
 import tiledask as td
 from tiledask.distributed.cluster import host_memory, start, web
 from tiledask.distributed.cluster import worker as on_worker
-from tiledask.distributed.cluster.cluster import Cluster, StartedCluster
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.lab.learner.start import lab_command
 from tiledask.tile import backend
@@ -409,23 +405,6 @@ def test_a_failure_that_was_caught_keeps_no_blocks(cluster, monkeypatch, late):
     wait_until(lambda: not any(cluster.run(holds, key)), "the failed task's block to go")
 
 
-def test_dask_looks_less_often_unless_somebody_chose_how_often():
-    ticks, profile = "distributed.admin.tick.interval", "distributed.worker.profile.interval"
-    assert start._settings(1, 0)[ticks] != dask.config.get(ticks)
-    with dask.config.set({ticks: "1s"}):
-        settings = start._settings(1, 0)
-    assert ticks not in settings
-    assert profile in settings
-
-
-def test_python_3_11_workers_are_not_profiled_nor_are_those_that_replace_them(cluster):
-    """Reading another thread's frames, as the profile does, crashes that interpreter at times."""
-    for _ in range(2):
-        profiled = cluster.submit(0, dask.config.get, "distributed.worker.profile.enabled")
-        assert cluster.gather([profiled], "its setting", 240) == [sys.version_info >= (3, 12)]
-        kill_worker(cluster, 0)
-
-
 def test_a_script_without_a_main_guard_is_told_so(tmp_path):
     script = tmp_path / "unguarded.py"
     script.write_text(
@@ -492,13 +471,11 @@ def nobody_in(cluster, slot):
     async def correct():
         await cluster.dask_cluster._correct_state()
 
-    cluster._supervisor._fill = lambda *_: None
     cluster.client.sync(cluster.dask_cluster.workers.pop(slot).close)
     wait_until(lambda: slot not in cluster._workers(), f"slot {slot} to be empty")
     try:
         yield
     finally:
-        del cluster._supervisor._fill
         cluster.client.sync(correct)
         cluster.wait_for_slots([slot], 240)
 
@@ -533,27 +510,6 @@ def test_arrays_outlive_calls_that_end_early_and_a_slot_that_is_long_away(caplog
             np.testing.assert_array_equal(call(), right[name])
         np.testing.assert_array_equal(td.to_numpy(x), a)
         np.testing.assert_array_equal(td.to_numpy(y), a @ a)
-
-
-def answering(*answers):
-    """A cluster of one slot whose worker answers `Cluster.run` by these, the last one for ever."""
-    answers = list(answers)
-
-    def ask(*_, **__):
-        answer = answers.pop(0) if answers[1:] else answers[0]
-        failed = isinstance(answer, Exception)
-        return {"tcp://here:1": answer if failed else pickle.dumps((0, answer))}
-
-    return mock.Mock(slots=1, ask=ask, anew=StartedCluster.anew, _heard=mock.Mock(return_value=[]))
-
-
-def test_a_worker_that_is_gone_is_asked_again_and_then_said_to_be_lost():
-    gone = OSError("Timed out trying to connect to tcp://here:1 after 30 s")
-    assert Cluster.run(answering(gone, CommClosedError("closed"), 7), abs, -7) == [7]
-    with pytest.raises(ClusterLostError, match=r"'abs', asked of.*Timed out.*start a new clus"):
-        Cluster.run(answering(gone), abs, -7, timeout=0.2)
-    with pytest.raises(FileNotFoundError):  # the function's own
-        Cluster.run(answering(FileNotFoundError(2, "No such file", "x")), open, "x")
 
 
 @pytest.mark.slow
@@ -653,14 +609,3 @@ def test_a_client_of_ones_own_stays_the_default_unless_asked_otherwise():
                 assert default_client() is asked.client
         assert default_client() is mine
         assert started.run(abs, -1) == [1]
-
-
-def test_a_start_is_seen_and_a_quiet_one_is_not(monkeypatch, capfd):
-    monkeypatch.setattr(start, "is_watched", lambda: True)
-    monkeypatch.setattr(start, "showing", watched := mock.MagicMock())
-    with td.start_cluster(1, device="cpu", quiet=True):
-        assert not watched.called
-    assert capfd.readouterr() == ("", "")
-    with td.start_cluster(1, device="cpu"):
-        (what, look), _ = watched.call_args
-        assert (what, look()) == ("starting 1 CPU workers", (1, 1, ""))

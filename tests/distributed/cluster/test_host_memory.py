@@ -1,8 +1,5 @@
 """Memory is used again only when nobody sees it any more, and is counted when it is used."""
 
-import ctypes
-import os
-import subprocess
 import sys
 
 import numpy as np
@@ -78,31 +75,6 @@ def test_a_view_keeps_the_memory_from_others(view):
     assert address(block(8)) == where
 
 
-def test_only_memory_of_about_the_size_is_taken():
-    first = block(8)
-    where = address(first)
-    del first
-    assert address(block(9)) != where  # too small
-    assert address(block(6)) != where  # 8 > 1.25 x 6
-    assert address(block(8)) == where
-
-
-def test_small_blocks_and_other_processes_are_not_kept(monkeypatch):
-    small = host_memory.empty((1000,), FLOAT)
-    assert small.base is None
-    monkeypatch.setattr(host_memory, "_room", 0)
-    assert block(8).base is None
-    assert host_memory.empty((0, 5), FLOAT).shape == (0, 5)
-
-
-@pytest.mark.long
-def test_no_more_is_kept_than_there_is_room_for():
-    blocks = [touched(24) for _ in range(4)]
-    del blocks
-    host_memory._forget()
-    assert host_memory._kept_bytes() == 48 * MIB
-
-
 def test_what_nobody_wants_for_a_while_goes_back_to_the_system(monkeypatch):
     touched(24)
     host_memory._forget()
@@ -140,48 +112,6 @@ def test_memory_used_again_is_counted_and_kept_memory_is_not(monkeypatch):
     block(48)[:10] = 1  # the rest is not there, and no growth when it goes
     monkeypatch.setattr(host_memory, "KEEP_SECONDS", 0.0)
     assert grown(host_memory._forget) == pytest.approx(0, abs=NOISE)
-
-
-_FRESH = """
-import ctypes, gc
-import numpy as np
-from tiledask.distributed.cluster import host_memory
-
-host_memory._room = 64 * 2**20
-
-class Info(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_size_t) for name in "abcdefghij"]
-
-mallinfo = ctypes.CDLL(None).mallinfo2
-mallinfo.restype = Info
-
-def mappings_of(mib):
-    before = mallinfo().d  # hblks: mallinfo(3)
-    array = np.ones(mib * 2**20, np.uint8)
-    return mallinfo().d - before
-
-gc.disable()
-print(mappings_of(31))
-with host_memory.kept_by_malloc():
-    print(mappings_of(20), mappings_of(20))
-print(mappings_of(31))
-"""
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="malloc is not glibc's")
-def test_arrays_are_mappings_of_their_own_but_where_malloc_keeps_them():
-    """In a process that has been through nothing: elsewhere malloc may have a hole of any size."""
-    theirs = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
-    done = subprocess.run(
-        [sys.executable, "-c", _FRESH],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=True,
-        env={name: value for name, value in os.environ.items() if not name.startswith(theirs)},
-    )
-    assert done.stdout.split() == ["1", "0", "0", "1"]
 
 
 def test_an_array_in_a_hole_of_the_heap_is_counted():

@@ -8,7 +8,6 @@ import gc
 import random
 import re
 import time
-import weakref
 from dataclasses import replace
 from math import prod
 
@@ -22,7 +21,6 @@ from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster import worker as on_worker
 from tiledask.distributed.cluster.room import MARGIN, MemoryRule, Room, room_of
 from tiledask.distributed.out_of_core.streamed import limits_of
-from tiledask.distributed.products import explain
 from tiledask.distributed.products.explain import ProductQuestion
 from tiledask.distributed.products.needed import ProductNeeds
 from tiledask.distributed.products.refusal import refusal
@@ -45,39 +43,6 @@ def asked(a, b, only=None):
 
 def found(a, b, limit, only=None):
     return asked(a, b, only).weigh(limit)
-
-
-def test_what_is_known_of_equal_operands_is_taken_where_all_of_it_fits():
-    """And else worked out anew, for as much memory as there is; or where it is of no use."""
-    a, b = (Tiling((64, 64), (2,), ROWS) for _ in range(2))
-
-    def known(allowed, options, a=a, only=None):
-        return replace(asked(a, b, only), options=tuple(options.items())).remembered(allowed)
-
-    once = known(10**9, {})
-    assert known(10**8, {}) is once
-    assert known(10**9, {}, Tiling((64, 64), (2,), ROWS)) is once  # equal, if not the same
-    assert known(10**9, {}, Tiling((64, 64), (2,), (Shard(1),))) is not once
-    assert known(10**9, {}, only="summa") is not once
-    most = max(choice.peak for choice in once.choices)
-    assert known(most, {}) is once
-    tight = known(most - 1, {})
-    assert tight is not once
-    assert all(choice.fits == (choice.peak < most) for choice in tight.choices if choice.plan)
-    unhashable = known(10**9, {"panels": [1]})
-    assert unhashable is not known(10**9, {"panels": [1]})
-
-
-def test_of_many_ranks_what_is_chosen_is_known(monkeypatch):
-    monkeypatch.setattr(explain, "KEPT", 3)
-    question = asked(*(Tiling((64, 64), (4,), ROWS) for _ in range(2)))
-    once = question.remembered(10**9)
-    assert question.remembered(10**9) is once
-    assert once.chosen == question.weigh(10**9).chosen
-    assert [choice.algorithm for choice in once.choices] == [once.chosen]
-    most = once[once.chosen].peak
-    assert question.remembered(most) is once
-    assert question.remembered(most - 1).chosen != once.chosen
 
 
 RATES = [
@@ -106,14 +71,6 @@ def test_what_is_weighed_of_the_likely_is_what_is_chosen_of_all(mesh, placed, ra
         if choice.plan is not None:
             least = cost_at_least(choice.plan, *question.itemsizes, rates)
             assert overhead_of(choice.plan, rates) <= least <= choice.seconds * (1 + 1e-12)
-
-
-def test_what_cannot_be_the_fastest_is_not_weighed():
-    """One that sums up has three tasks a rank, and where a task is what costs is left alone."""
-    question = replace(asked(*(Tiling((96, 96), (2, 4), GRID) for _ in range(2))), rates=RATES[0])
-    weighed = {choice.algorithm for choice in question.weigh_likely().choices}
-    assert "row_parallel" not in weighed
-    assert "summa" in weighed
 
 
 def refused(a, b, limit, only=None):
@@ -371,22 +328,6 @@ def test_under_a_cap_what_blocks_take_already_counts():
         assert before.bytes - room.bytes == pytest.approx(8e6, abs=2e6)
         assert mine.bytes - room.bytes == 8_000_000
         td.matmul(a, a)
-
-
-@pytest.mark.parametrize(("side", "kept"), [(2, True), (9, False)])
-def test_only_plans_of_few_ranks_are_kept(side, kept):
-    """A plan grows with the square of its ranks; equal operands of few are planned once."""
-    tiling = Tiling((90, 90), (side, side), GRID)
-    rates = MachineRates(1e9, 1e9, 1e-6, 1e9, 1e-6, 1e-9, 1e-3, 1e-3, False)
-    needs = ProductNeeds(F8, "blas", None, "memory")
-
-    def planned():
-        return ProductQuestion(tiling, tiling, needs, rates, "summa").weigh(10**9)["summa"].plan
-
-    plan = weakref.ref(planned())
-    gc.collect()
-    assert (plan() is not None) == kept
-    assert (planned() is plan()) == kept
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import re
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
-import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client, Event, LocalCluster, default_client
@@ -104,15 +103,6 @@ def test_schedules_trainings_claims_and_rank_functions_run(attached, client):
     assert len(claim.devices) == 2
     summed = td.run_ranks(lambda rank: rank.group().all_reduce(1.0), td.Mesh(client, (2,)))
     assert summed.results == [2.0, 2.0]
-
-
-def test_arrays_of_dask_are_multiplied_and_placed_with_the_users_client(attached, client):
-    x = da.random.default_rng(0).standard_normal((60, 40), chunks=20)
-    product = td.matmul(x, x.T)
-    want = (x @ x.T).compute(scheduler="synchronous")
-    np.testing.assert_allclose(client.compute(product).result(240), want, atol=1e-12)
-    X = td.from_dask(client.persist(x), td.Mesh(client, (2,)), [td.Shard(0)])
-    np.testing.assert_array_equal(td.to_numpy(X), x.compute(scheduler="synchronous"))
 
 
 def test_files_are_multiplied_where_workers_see_them(attached, tmp_path):
@@ -231,16 +221,6 @@ def test_slots_go_with_a_client_that_does_not_say_goodbye(dask, client):
     with td.connect(client) as cluster:  # whoever is gone is in nobody's way
         assert cluster.slots == 2
     mesh.cluster.close()
-
-
-@pytest.mark.slow
-def test_two_clients_share_slots_and_the_last_takes_them_back(dask, client, attached):
-    with Client(dask.address, set_as_default=False) as other:
-        with td.connect(other) as second:
-            assert second is not attached
-            assert second.address(0) == attached.address(0)
-        A = td.distribute(np.eye(4), td.Mesh(attached, (2,)), [td.Shard(0)])
-        assert td.to_numpy(A).trace() == 4
 
 
 def test_workers_of_start_cluster_keep_their_slots_and_all_they_have(cluster):

@@ -21,7 +21,6 @@ from tiledask.distributed.memory import claim_tasks, claim_trainer
 from tiledask.distributed.memory.claim_tasks import MemoryCase, Role, step, trained
 from tiledask.distributed.memory.claim_trainer import ClaimTrainer
 from tiledask.distributed.memory.claims import TOLERANCE, run_claim
-from tiledask.distributed.programs import runner
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import (
     ConfigError,
@@ -35,7 +34,6 @@ from tiledask.plan.inputs.recipes import Recipe, State, load_recipe
 from tiledask.plan.program.instructions import AllGather
 from tiledask.plan.program.making.of_states import UNIT
 from tiledask.tile import probe
-from tiledask.tile.layers.by_name import KERNELS
 from tiledask.tile.memory.pool import Pool, Refused
 
 Layout = td.Layout
@@ -177,26 +175,6 @@ def test_the_pool_counts_what_numpy_itself_traces(recompute):
     assert len({held for held, _ in seen}) > 20
 
 
-@pytest.mark.long
-def test_a_kernel_that_keeps_an_array_outside_the_pool_is_seen():
-    leaked = []
-
-    def leaks(kernel):
-        def called(*arrays):
-            made = kernel(*arrays)
-            if arrays and getattr(arrays[0], "shape", ()) == (1, 8, 16):
-                leaked.append(np.ones(1000))
-            return made
-
-        return called
-
-    case = case_of(replace(TINY, layers=1), Layout(), "mixed-adam-16")
-    with pytest.MonkeyPatch.context() as patch:
-        extra = max(traced - held for held, traced in traced_bytes(case, patch, leaks))
-    assert leaked
-    assert extra >= 8000 * len(leaked)
-
-
 def measured(case, patch=lambda patch: None):
     """(what its stages held, what the program says), run on threads."""
     with pytest.MonkeyPatch.context() as monkey:
@@ -281,68 +259,6 @@ def test_a_refusal_while_weights_are_gathered_leaves_nothing(capacity):
     needed = [*case.simulated.per_place.values()]
     assert any(run.refused for run in runs) == (max(needed) > capacity)
     assert all(run.peak <= min(capacity, most) for run, most in zip(runs, needed, strict=True))
-
-
-def in_kernels(name, change):
-    """``change(made)`` is what a kernel gives."""
-
-    def patch(monkey):
-        honest = KERNELS[name]
-
-        def planted(*arrays, **told):
-            return change(honest(*arrays, **told))
-
-        monkey.setitem(KERNELS, name, planted)
-
-    return patch
-
-
-def test_a_view_of_more_than_the_program_says_is_seen():
-    """Planted: the attention gives its result as a part of an array twice as large."""
-    case = case_of(TINY, Layout(microbatches=2), "mixed-adam-16")
-
-    def twice(made):
-        c, p = made
-        return np.concatenate([c, c])[: len(c)], p
-
-    held, said = measured(case, in_kernels("attention", twice))
-    layers, frames, each = 3, 1, 8 * 16 * 2
-    assert held[0] - said[0] == layers * frames * each
-
-
-def test_what_is_not_let_go_is_seen():
-    """Planted: nothing is let go before its micro-batch is over; and a state comes twice."""
-    case = case_of(TINY, Layout(microbatches=2), "mixed-adam-16")
-
-    def keeps(monkey):
-        monkey.setattr(runner, "_then_free", lambda call, slots: call)
-
-    held, said = measured(case, keeps)
-    assert held[0] > 1.01 * said[0]
-
-    def twice(monkey):
-        honest = ClaimTrainer._states
-
-        def planted(self, state):
-            self.kept = [*getattr(self, "kept", []), honest(self, state)]
-            return honest(self, state)
-
-        monkey.setattr(ClaimTrainer, "_states", planted)
-
-    held, said = measured(case, twice)
-    assert held[0] - said[0] == 16 * TINY.parameters
-
-
-def test_a_cap_that_nobody_enforces_is_seen():
-    """Planted: a pool asks nobody. Then what does not fit comes to its end, with a larger peak."""
-    case = replace(case_of(TINY, Layout(microbatches=2), "mixed-adam-16"), capacity=100_000)
-    honest = step(case, Role(), 0, "numpy")
-    assert honest.refused
-    assert honest.peak <= case.capacity
-    with pytest.MonkeyPatch.context() as monkey:
-        monkey.setattr(Pool, "_ask", Pool._count)
-        planted = step(case, Role(), 0, "numpy")
-    assert (planted.refused, planted.peak > case.capacity) == (None, True)
 
 
 @pytest.mark.long

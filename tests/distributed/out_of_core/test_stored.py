@@ -5,14 +5,10 @@ and `tiledask.distributed.out_of_core.stored_zarr`.
 """
 
 import errno
-import gc
 import os
 import pickle
 import re
-import resource
 import shutil
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -91,28 +87,6 @@ def test_regions_are_read_and_written_as_numpy_would(tmp_path, kind, dtype):
     np.testing.assert_array_equal(by_its_own, x)
 
 
-@pytest.mark.parametrize(
-    ("order", "region", "calls"),
-    [
-        ("C", ((3, 9), (0, 17)), 1),
-        ("C", ((3, 9), (1, 17)), 6),
-        ("C", ((3, 4), (2, 9)), 1),
-        ("F", ((0, 23), (2, 7)), 1),
-        ("F", ((1, 23), (2, 7)), 5),
-    ],
-)
-def test_contiguous_regions_take_one_call(tmp_path, monkeypatch, order, region, calls):
-    array = open_array(store(tmp_path, values(), f"npy-{order}"))
-    made = []
-    real = os.preadv
-    monkeypatch.setattr(
-        os, "preadv", lambda f, into, at: (made.append(real(f, into, at)), made[-1])[1]
-    )
-    out = np.empty([stop - start for start, stop in region], "f4", order=order)
-    assert array.read(region, out) == sum(made)
-    assert len(made) == calls == array.form.calls(region)
-
-
 def test_short_reads_and_writes_are_gone_on_with(tmp_path, monkeypatch):
     x = values()
     array = open_array(store(tmp_path, x, "npy-C"))
@@ -130,22 +104,6 @@ def test_a_file_cut_short_while_it_is_read(tmp_path):
     os.truncate(array.path, array.offset + 100)
     with pytest.raises(ConfigError, match=r"ended at byte .* too early"):
         array.read(((0, 23), (0, 17)), np.empty(SHAPE, "f4"))
-
-
-def test_every_chunk_is_fetched_once_per_read(tmp_path, monkeypatch):
-    array = open_array(store(tmp_path, values(), "zarr-3"))
-    fetched = []
-    real = zarr.storage.LocalStore.get
-
-    async def get(self, key, *rest, **more):
-        if key.startswith("c/"):
-            fetched.append(key)
-        return await real(self, key, *rest, **more)
-
-    monkeypatch.setattr(zarr.storage.LocalStore, "get", get)
-    read = array.read(((4, 11), (3, 9)), np.empty((7, 6), "f4"))
-    assert sorted(fetched) == [f"c/{i}/{j}" for i in (0, 1, 2) for j in (0, 1, 2)]
-    assert read == len(fetched) * 5 * 4 * 4
 
 
 @pytest.mark.parametrize("name", ["c.npy", "c.zarr", "folder/c"])
@@ -382,40 +340,3 @@ def test_a_disk_that_is_full_says_so(tmp_path, monkeypatch):
     words = rf"{array.path} cannot be written: its disk is full: .* more are needed, .* are free"
     with pytest.raises(ConfigError, match=words):
         array.write(((0, 1), (0, 1)), np.ones((1, 1)))
-
-
-@pytest.mark.parametrize("name", ["c.npy", "c.zarr"])
-def test_a_file_that_may_not_grow_is_no_half_of_one(tmp_path, name):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    try:
-        with pytest.raises(ConfigError, match=rf"{name} cannot be written: no file may be that"):
-            create_array(tmp_path / name, SHAPE, "f4")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert not os.listdir(tmp_path)
-    assert not create_array(tmp_path / name, SHAPE, "f4")[:, :].any()
-
-
-@pytest.mark.long
-def test_headers_are_read_by_many_threads_at_once(tmp_path):
-    path = tmp_path / "a.npy"
-    np.save(path, np.ones(16))
-
-    def looks(_):
-        for _ in range(150):
-            with open(path, "rb") as file:
-                assert stored_npy.look(file)[0] == (16,)
-
-    def slowly(*_):  # a callback of the collector lets other threads in, in the middle of a header
-        time.sleep(1e-6)
-
-    often = gc.get_threshold()
-    gc.callbacks.append(slowly)
-    gc.set_threshold(1)
-    try:
-        with ThreadPoolExecutor(8) as threads:
-            list(threads.map(looks, range(8)))
-    finally:
-        gc.set_threshold(*often)
-        gc.callbacks.remove(slowly)

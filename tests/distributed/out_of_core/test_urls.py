@@ -16,7 +16,6 @@ import zarr
 from fsspec.implementations.memory import MemoryFileSystem
 from oracles.disk_store import register
 
-from tiledask.distributed.out_of_core import zarr_store
 from tiledask.distributed.out_of_core.by_url import UrlFolder
 from tiledask.distributed.out_of_core.stored import create_array, open_array, records_of, unfinished
 from tiledask.distributed.out_of_core.streamed import multiply_stored
@@ -108,31 +107,6 @@ def test_a_url_is_not_replaced_unasked_and_then_with_its_records(memory):
     assert not records.exist
     assert sorted(name for name, _ in array.folder.files()) == ["c/0/0", "zarr.json"]
     assert not open_array("memory://x.zarr.other.zarr")[:, :].any()
-
-
-def test_what_a_store_refuses_is_no_damage(memory, monkeypatch):
-    array = stored("memory://x.zarr", values(), 5)
-
-    def refused(self, path, *rest, **more):
-        raise PermissionError("Forbidden")
-
-    monkeypatch.setattr(MemoryFileSystem, "cat_file", refused)
-    words = r"x\.zarr/.* cannot be read \(PermissionError: Forbidden\); .*credentials"
-    with pytest.raises(ConfigError, match=words):
-        open_array("memory://x.zarr")
-    with pytest.raises(ConfigError, match=words):
-        array[0, 0]
-    read = zarr_store.FsspecStore.get
-    monkeypatch.undo()
-
-    async def of_chunks(self, key, *rest, **more):
-        if key.startswith("c/"):
-            raise ConnectionResetError("gone")
-        return await read(self, key, *rest, **more)
-
-    monkeypatch.setattr(zarr_store.FsspecStore, "get", of_chunks)
-    with pytest.raises(ConfigError, match=r"x\.zarr/c/0/0 cannot be read \(ConnectionResetError"):
-        array[0, 0]
 
 
 fsspec.register_implementation("lacking", "no_such_package.FS", errtxt="Install s9fs to reach S9")
@@ -362,16 +336,3 @@ def test_products_on_s3_are_resumed(cluster, s3, tmp_path, monkeypatch):
     whole_and_resumed(a, b, f"{url}/d.zarr", cluster, one_chunk, storage_options=options)
     names = {name.split("/")[0] for name, _ in UrlFolder(url, options).files()}
     assert names == {"a.zarr", "b.zarr", "c.zarr", "d.zarr"}
-
-
-@pytest.mark.slow
-def test_what_s3_has_not_or_does_not_let_in(s3, monkeypatch):
-    url, options = s3
-    with pytest.raises(ConfigError, match=r"s3://bucket/none\.zarr names no zarr array"):
-        open_array(f"{url}/none.zarr", storage_options=options)
-    with pytest.raises(ConfigError, match=r"there is no such bucket .* name another"):
-        create_array("s3://nobody/a.zarr", (2, 2), "f4", storage_options=options)
-    elsewhere = {**options, "endpoint_url": "http://127.0.0.1:9"}
-    with pytest.raises(ConfigError, match=r"cannot be read \(EndpointConnectionError: ") as refused:
-        open_array(f"{url}/a.zarr", storage_options=elsewhere)
-    assert "hunter2" not in str(refused.value)
