@@ -1,7 +1,6 @@
 """Stored arrays by URL: the same elements, damage and records as on a disk, in any store.
 
-Holds `tiledask.distributed.out_of_core.place`, `tiledask.distributed.out_of_core.folder`,
-`tiledask.distributed.out_of_core.by_url` and `tiledask.distributed.out_of_core.zarr_store`.
+Holds `tiledask.distributed.out_of_core.folder` and `tiledask.distributed.out_of_core.zarr_store`.
 """
 
 import json
@@ -16,7 +15,7 @@ import zarr
 from fsspec.implementations.memory import MemoryFileSystem
 from oracles.disk_store import register
 
-from tiledask.distributed.out_of_core.by_url import UrlFolder
+from tiledask.distributed.out_of_core.folder import Folder
 from tiledask.distributed.out_of_core.stored import create_array, open_array, records_of, unfinished
 from tiledask.distributed.out_of_core.streamed import multiply_stored
 from tiledask.distributed.out_of_core.unfinished import StreamRecords
@@ -334,5 +333,5 @@ def test_products_on_s3_are_resumed(cluster, s3, tmp_path, monkeypatch):
         c.folder.write(name, c.folder.read(name)[:-1])
 
     whole_and_resumed(a, b, f"{url}/d.zarr", cluster, one_chunk, storage_options=options)
-    names = {name.split("/")[0] for name, _ in UrlFolder(url, options).files()}
+    names = {name.split("/")[0] for name, _ in Folder(url, options).files()}
     assert names == {"a.zarr", "b.zarr", "c.zarr", "d.zarr"}

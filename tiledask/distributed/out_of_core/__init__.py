@@ -5,8 +5,7 @@ stored_file.py   where a matrix is and how it lies there; stored_npy.py, stored_
 streamed.py      the product: planned, begun or resumed, run
 stream_tiles.py  what one worker does for it
 unfinished.py    the tiles that it has finished, until all are
-place.py         a path or a URL; folder.py, by_url.py the folder there, on a disk or in a store;
-                 zarr_store.py what zarr opens by URL
+folder.py        a folder at a path or a URL; zarr_store.py what zarr opens by URL
 disk.py          what a disk refuses, in words
 """
 

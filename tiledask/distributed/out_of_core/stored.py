@@ -19,7 +19,7 @@ import numpy as np
 from tiledask.distributed.out_of_core import stored_npy as npy
 from tiledask.distributed.out_of_core import stored_zarr as zarr
 from tiledask.distributed.out_of_core.disk import reading, sync, writing
-from tiledask.distributed.out_of_core.place import folder_of, is_url, located
+from tiledask.distributed.out_of_core.folder import Folder, is_url, located
 from tiledask.distributed.out_of_core.stored_file import StoredFile
 from tiledask.errors import ConfigError, KernelError
 from tiledask.plan import html
@@ -251,7 +251,7 @@ def create_array(
         raise ConfigError(
             f"{array.path} exists; td.open_array opens it, overwrite=True replaces it"
         )
-    folder_of(records_of(array), storage_options).clear()
+    Folder(records_of(array), storage_options).clear()
     return materialize(array, zeros=True)
 
 
@@ -321,7 +321,7 @@ def records_of(array: StoredArray) -> str:
 
 def unfinished(array: StoredArray) -> bool:
     """Whether a product that is to fill ``array`` was begun and not finished."""
-    return folder_of(records_of(array), array.storage_options).exists("plan.json")
+    return Folder(records_of(array), array.storage_options).exists("plan.json")
 
 
 def _open_npy(name: str) -> StoredArray:

@@ -7,7 +7,6 @@ from typing import Any, Literal
 import numpy as np
 
 from tiledask.distributed.out_of_core.folder import Folder
-from tiledask.distributed.out_of_core.place import folder_of
 from tiledask.plan.products.streaming import StorageLayout
 
 __all__ = ["StoredFile"]
@@ -48,7 +47,7 @@ class StoredFile:
     @property
     def folder(self) -> Folder:
         """The folder of a zarr array, or the .npy file."""
-        return folder_of(self.path, self.storage_options)
+        return Folder(self.path, self.storage_options)
 
     @property
     def form(self) -> StorageLayout:

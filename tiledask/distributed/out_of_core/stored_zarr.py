@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.out_of_core.place import folder_of, is_url
+from tiledask.distributed.out_of_core.folder import Folder, is_url
 from tiledask.distributed.out_of_core.stored_file import StoredFile
 from tiledask.distributed.out_of_core.stored_npy import rounded
 from tiledask.errors import ConfigError
@@ -44,7 +44,7 @@ def look(
     """
     found = _open(path, options)
     if found.metadata.zarr_format == 3:
-        said = json.loads(folder_of(path, options).read("zarr.json"))
+        said = json.loads(Folder(path, options).read("zarr.json"))
         checksum = (said.get("attributes") or {}).get("tiledask", {}).get("header crc32")
         if checksum is not None and checksum != _checksum(said):
             raise ValueError(

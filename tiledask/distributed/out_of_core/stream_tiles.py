@@ -16,7 +16,7 @@ from dask.context import thread_state
 from distributed import get_worker
 
 from tiledask.distributed.cluster.progress import Reporter
-from tiledask.distributed.out_of_core.place import is_url
+from tiledask.distributed.out_of_core.folder import is_url
 from tiledask.distributed.out_of_core.stored import StoredArray, checksum
 from tiledask.distributed.out_of_core.stored_zarr import look
 from tiledask.distributed.out_of_core.unfinished import StreamRecords

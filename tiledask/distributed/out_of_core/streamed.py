@@ -26,7 +26,7 @@ from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.distributed.connecting.shared import check_shared
 from tiledask.distributed.deadlines import DEADLINE, seconds_of
 from tiledask.distributed.out_of_core.disk import free
-from tiledask.distributed.out_of_core.place import is_url
+from tiledask.distributed.out_of_core.folder import is_url
 from tiledask.distributed.out_of_core.stored import (
     StoredArray,
     describe,

@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tiledask.distributed.out_of_core.disk import opened, writing
-from tiledask.distributed.out_of_core.folder import Folder
-from tiledask.distributed.out_of_core.place import folder_of, is_url
+from tiledask.distributed.out_of_core.folder import Folder, is_url
 from tiledask.errors import ConfigError, short
 from tiledask.plan.products.regions import Region
 from tiledask.plan.whole import is_whole
@@ -109,7 +108,7 @@ class StreamRecords:
 
     @property
     def _files(self) -> Folder:
-        return folder_of(self.folder, self.options)
+        return Folder(self.folder, self.options)
 
     def _names(self, start: str) -> list[str]:
         """The files whose names start so."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from zarr.storage import FsspecStore
 
-from tiledask.distributed.out_of_core.by_url import UrlFolder, saying
+from tiledask.distributed.out_of_core.folder import Folder, saying
 
 __all__ = ["zarr_store"]
 
@@ -35,7 +35,7 @@ def zarr_store(
 ) -> FsspecStore:
     """What zarr opens for the array at ``url``; it raises ``absent(name)`` for an object that is
     not there, unless that is None."""
-    UrlFolder(url, options)  # or an error that says what is missing
+    Folder(url, options)  # or an error that says what is missing
     store = _Store.from_url(url, dict(options or {}), read_only=read_only)
     store.absent = absent
     return store
