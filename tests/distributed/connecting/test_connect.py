@@ -1,6 +1,6 @@
 """`td.connect` to a scheduler and workers that were started by hand.
 
-Holds `tiledask.distributed.connecting.per_thread`, `tiledask.distributed.connecting.gpus`,
+Holds `tiledask.distributed.connecting.gpus`,
 `tiledask.distributed.connecting.slots` and `tiledask.distributed.connecting.versions`.
 """
 

@@ -179,14 +179,12 @@ def frozen_with_timeout(bench: Workbench, workload: str) -> Tried:
     ready, slot = bench.ready(workload), int(bench.rng.integers(bench.cluster.slots))
     cluster: Any = bench.cluster
     slots_are_full(cluster)
-    cluster._supervisor.stop()
     pid = processes(cluster)[slot]
     send(pid, signal.SIGSTOP)
     try:
         found = tried(lambda: ready.run(timeout=2.0), ready.right, 2.0 + LATE, said=True)
     finally:
         send(pid, signal.SIGCONT)
-        cluster._supervisor = type(cluster._supervisor)(cluster.given)
     if found.end == "said" and f"slot {slot}" not in found.words:
         found = found._replace(end="raw", words=f"slot {slot} is not named: {found.words}")
     return found._replace(seconds=max(0.0, found.seconds - 2.0))
