@@ -623,10 +623,7 @@ class Cluster(ABC):
             elif facts["status"] == "paused":
                 said.append(f"slot {slot} ({self._paused(facts)})")
             elif (seconds := now - facts["last_seen"]) >= silent:
-                alone = facts.get("alone", "") if seconds >= _SILENT else ""
-                said.append(
-                    f"slot {slot} (its worker was last heard of {seconds:.1f} s ago{alone})"
-                )
+                said.append(f"slot {slot} (its worker was last heard of {seconds:.1f} s ago)")
         return said
 
     def _paused(self, facts: Mapping[str, Any]) -> str:

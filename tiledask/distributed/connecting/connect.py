@@ -364,9 +364,6 @@ class AttachedCluster(Cluster):
     def _workers(self) -> dict[int, dict[str, Any]]:
         found = super()._workers()
         self._lie({slot: facts["address"] for slot, facts in found.items()})
-        for facts in found.values():
-            if not facts["nanny"]:
-                facts["alone"] = "; it has no nanny: if it is frozen, nobody replaces it"
         return found
 
     def _lie(self, at: dict[int, str]) -> None:
