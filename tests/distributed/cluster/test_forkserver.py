@@ -56,12 +56,12 @@ def test_two_clusters_at_once_have_their_own_blas_threads_and_environments(monke
             names = "TILEDASK_OF_THIS_TEST", "OPENBLAS_NUM_THREADS"
             assert one.run(variables, *names) == [[None, "1"]]
             assert two.run(variables, *names) == [["new", "2"]]
+            assert os.environ["OPENBLAS_NUM_THREADS"] == "7"
             (pid,) = two.run(os.getpid)
             os.kill(pid, signal.SIGKILL)  # the one that replaces it has the same
             wait_until(lambda: two.run(os.getpid) != [pid])
             assert two.run(blas_threads) == [{both}]
             assert two.run(variables, *names) == [["new", "2"]]
-    assert os.environ["OPENBLAS_NUM_THREADS"] == "7"
 
 
 def test_the_import_path_is_the_clients(tmp_path, monkeypatch):
