@@ -4,7 +4,7 @@ plan/products/product.py   who multiplies what, and what must move       arithme
 plan/program/making        that as a program: what each rank fetches, and when
 here              lend the blocks, one task per rank, count     the client
 multiply.py       goes through a rank's line of the program     a worker
-transport/        parts of blocks from worker to worker         memory, sockets, messages
+transport/        parts of blocks from worker to worker         memory, messages
 """
 
 import sys

@@ -8,6 +8,7 @@ run.py        train: (dp, tp, pp) ranks, threads or workers; losses, weights and
     trainer.py    what a rank keeps, and the kernels of its program that use it
     grad_norm.py  the norm of all gradients: clipping, and steps that are left out
     saved.py      checkpoints, taken up again under another layout
+    history.py    what was measured before one, for a call that goes on from it
     gpt.py        the model in parts that a stage can hold
   progress.py   who looks on: a bar, a function, the dashboard's page
     reports.py    what ranks report, put together step by step
