@@ -57,7 +57,7 @@ time.sleep(0.5)
 before = cluster.client.run_on_scheduler(held)
 """
 CALLS = {
-    "wait": "cluster.wait([cluster.submit(i % 2, time.sleep, 0.25) for i in range(4000)], 'naps',"
+    "wait": "cluster.wait([cluster.submit(i % 2, time.sleep, 0.25) for i in range(400)], 'naps',"
     " cancel=True)",
     "matmul": "td.matmul(A, A, panel=50)",
     "files": "td.matmul(stored, stored, out=folder / 'c.npy', cluster=cluster, "
