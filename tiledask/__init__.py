@@ -82,6 +82,7 @@ _HOME = {
     "redistribute": "tiledask.distributed.arrays.redistribute",
     "to_numpy": "tiledask.distributed.arrays.array",
     "matmul": "tiledask.distributed.products.matmul",
+    "check_product": "tiledask.distributed.products.check",
     "explain": "tiledask.distributed.products.matmul",
     "algorithms": "tiledask.plan.products.product",
     "run_schedule": "tiledask.distributed.pipelines.pipeline",

@@ -1,8 +1,6 @@
 """Products of dask.arrays: exact for any chunks, within what was promised, on any scheduler.
 
-Holds `tiledask.distributed.arrays.recompute`, `tiledask.distributed.products.lazy`,
-`tiledask.distributed.products.lazy_graph`, `tiledask.distributed.products.lazy_plan` and
-`tiledask.distributed.products.lazy_tasks`.
+Holds `tiledask.distributed.arrays.recompute` and `tiledask.distributed.products.lazy`.
 """
 
 import os
@@ -29,13 +27,11 @@ import tiledask as td
 from tiledask import Partial, Replicate, Shard
 from tiledask.distributed.arrays.dask_arrays import from_dask
 from tiledask.distributed.cluster import worker as on_worker
-from tiledask.distributed.products import lazy, lazy_graph, lazy_plan, lazy_tasks
+from tiledask.distributed.products import lazy
 from tiledask.distributed.products.lazy import multiply
-from tiledask.distributed.products.lazy_plan import LazyPlan, Machine, Side, plan_product
 from tiledask.errors import DoesNotFitError, KernelError, PlacementError
 from tiledask.tile import as_dtype
 
-LOCAL = Machine(workers=1, threads=2, task_bytes=10**9, task_seconds=1e-4)
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -94,46 +90,15 @@ def loaded():
         td.tile.matmul(integers((2, 2), dtype=dtype), integers((2, 2), dtype=dtype))
 
 
-@pytest.fixture
-def thin(monkeypatch):
-    """Blocks of a few elements count as thick, and slabs are thin: all ways of taking blocks."""
-    monkeypatch.setattr(lazy_tasks, "THICK", 2)
-    for module in (lazy_plan, lazy_tasks):
-        monkeypatch.setattr(module, "SLAB", 3)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(4))
-def test_any_chunks_any_shape_any_type(seed):
+@pytest.mark.parametrize("seed", range(3))
+def test_any_chunks_any_shape_any_type_any_cuts(seed, monkeypatch):
     rng = random.Random(seed)
+    monkeypatch.setattr(lazy, "SMALL", 10)  # tiny products are cut as large ones are
     for _ in range(20):
         a, b, x, y = operands(rng)
-        same(multiply(x, y), a, b, scheduler=rng.choice(("synchronous", "threads")))
-
-
-def random_plan(rng, left, right):
-    """Any cuts, whether or not they are wise."""
-    edges = lambda n: tuple(np.cumsum([0, *filter(None, cut(rng, n))]).tolist())  # noqa: E731
-    tiles = tuple(edges(n) for n in (*left.shape[:-1], right.shape[0]))
-    return LazyPlan(tiles, edges(left.shape[-1]), rng.random() < 0.5, 0, 0, 0.0)
-
-
-@pytest.mark.long
-@pytest.mark.few(2)
-@pytest.mark.parametrize("seed", range(4))
-def test_any_plan_gives_the_product(seed, thin, monkeypatch):
-    rng = random.Random(seed)
-    monkeypatch.setattr(lazy_graph, "FAN_IN", 2)
-    monkeypatch.setattr(
-        lazy, "plan_product", lambda left, right, *_, **__: random_plan(rng, left, right)
-    )
-    for _ in range(25):
-        a, b, x, y = operands(rng)
-        made = rng.random() < 0.5
-        if made:  # blocks that can be made within the tasks that use them
-            x, y = (da.from_array(Source(z.compute()), chunks=z.chunks) for z in (x, y))
-        c = multiply(x, y, memory_limit=1 if made else None)
-        same(c, a, b, scheduler="synchronous")
+        with dask.config.set(num_workers=rng.choice((1, 2, 3, 8))):
+            c = multiply(x, y, memory_limit=rng.choice((None, None, "1kB", "100kB")))
+        same(c, a, b, scheduler=rng.choice(("synchronous", "threads")))
 
 
 def pairs():
@@ -157,7 +122,6 @@ def pairs():
     yield *(da.from_array(z.T, 2, asarray=False) for z in (turned, askew)), {}
 
 
-@pytest.mark.long
 def test_operands_of_every_kind():
     for x, y, options in pairs():
         c, (a, b) = multiply(x, y, **options), map(np.asarray, (x, y))
@@ -170,15 +134,6 @@ def test_halves_are_summed_in_float32():
     a, b = np.ones((1, 4096), "f2"), np.ones((4096, 1), "f2")
     x, y = da.from_array(a, (1, 64)), da.from_array(b, (64, 1))
     assert multiply(x, y).compute() == 4096  # in float16 ones add up to 2048, and no further
-
-
-def test_k_goes_up_whatever_the_plan(monkeypatch):
-    a, b = np.array([[1.0, 1e16, -1e16]]), np.ones((3, 1))
-    x, y = da.from_array(a, (1, 1)), da.from_array(b, (2, 1))
-    for parallel in (False, True):
-        plan = LazyPlan(((0, 1), (0, 1)), (0, 1, 2, 3), parallel, 0, 0, 0.0)
-        monkeypatch.setattr(lazy, "plan_product", lambda *_, plan=plan, **__: plan)
-        assert multiply(x, y).compute()[0, 0] == (1.0 + 1e16) - 1e16
 
 
 def test_on_either_kind_of_array(xp):
@@ -219,18 +174,6 @@ def test_further_operations_and_parts_of_it():
     np.testing.assert_array_equal(d.persist().compute(), (a @ b) @ (a @ b).T)
 
 
-def test_a_part_of_it_needs_only_its_tasks():
-    x = da.ones((64, 64), chunks=16, dtype="f8")
-    c = multiply(x, x, memory_limit=30_000)
-    with dask.config.set({"optimization.fuse.active": False}):
-        (part,) = dask.optimize(c[:1, :1])
-    assert [sum(is_product(t) for t in tasks(z).values()) for z in (c, part)] == [c.npartitions, 1]
-
-
-def is_product(task):
-    return getattr(task, "func", None) is lazy_tasks.multiply_tile
-
-
 def test_its_name_says_what_it_is():
     x, y = da.ones((8, 8), chunks=4), da.ones((8, 8), chunks=3)
     assert multiply(x, y).name == multiply(x, y).name
@@ -263,51 +206,17 @@ def test_products_that_make_no_sense():
         multiply(x, [[1.0]])
 
 
-class Source:
-    """Something to read blocks from, that counts the bytes read."""
-
-    def __init__(self, array):
-        self.array, self.shape, self.dtype, self.ndim = array, array.shape, array.dtype, array.ndim
-        self.read = 0
-
-    def __getitem__(self, index):
-        block = self.array[index].copy()
-        self.read += block.nbytes
-        return block
-
-
-@pytest.fixture
-def plans(monkeypatch):
-    """The plans that were made, last one last."""
-    made = []
-
-    def spy(*args, **options):
-        made.append(plan_product(*args, **options))
-        return made[-1]
-
-    monkeypatch.setattr(lazy, "plan_product", spy)
-    return made
-
-
-def tasks(c):
-    return convert_legacy_graph(dict(c.__dask_graph__()))
-
-
 def held(c):
-    """Bytes that each product or sum of ``c`` holds at most: received and allocated, measured."""
+    """Bytes that the task of ``c`` which holds most holds: received and allocated, measured."""
     on_worker.warm_up()  # libraries are loaded once, and are not what a task takes
-    graph = tasks(c)
-    order, values, found = dask.order.order(graph), {}, []
+    graph = convert_legacy_graph(dict(c.__dask_graph__()))
+    order, values, found = dask.order.order(graph), {}, 0
     for key in sorted(graph, key=order.get):
-        task = graph[key]
-        ours = is_product(task) or getattr(task, "func", None) is lazy_tasks.add_up
-        received = sum(getattr(values[d], "nbytes", 0) for d in task.dependencies)
-        if ours:
-            tracemalloc.start()
-        values[key] = task(values)
-        if ours:
-            found.append(received + tracemalloc.get_traced_memory()[1])
-            tracemalloc.stop()
+        received = sum(getattr(values[d], "nbytes", 0) for d in graph[key].dependencies)
+        tracemalloc.start()
+        values[key] = graph[key](values)
+        found = max(found, received + tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
     return found
 
 
@@ -315,144 +224,57 @@ PYTHON = 400_000
 """Bytes of Python's own objects in a task, and of a scheduler that other tests started here."""
 
 
-@pytest.mark.few(3)
-@pytest.mark.long
-@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-@pytest.mark.parametrize("limit", [None, "3MB", "1.5MB"])
+@pytest.mark.parametrize(("dtype", "limit"), [("bfloat16", "3MB"), ("float64", "1.5MB")])
 @pytest.mark.parametrize("chunks", [(300, 300), (64, 100)])
-def test_tasks_hold_what_was_predicted(plans, dtype, limit, chunks):
+def test_no_task_holds_more_than_it_may(dtype, limit, chunks):
     a, b = integers((600, 700), dtype=dtype), integers((700, 500), 1, dtype)
-    x, y = da.from_array(a, chunks), da.from_array(b, chunks[::-1])
-    with dask.config.set(num_workers=2, scheduler="threads"):
+    x, y = da.from_array(a, chunks).persist(), da.from_array(b, chunks[::-1]).persist()
+    with dask.config.set(num_workers=2):
         c = multiply(x, y, memory_limit=limit)
-    measured = max(held(c))
-    assert measured <= plans[-1].peak + PYTHON
-    assert measured >= 0.5 * plans[-1].peak
-    if limit:
-        assert plans[-1].peak <= td.plan.units.parse_bytes(limit)
+    assert held(c) <= td.plan.units.parse_bytes(limit) + PYTHON
     expected = (a.astype("f4") @ b.astype("f4")).astype(a.dtype)
     np.testing.assert_array_equal(c.compute(), expected)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_sums_hold_what_was_predicted(plans, threads):
-    a = integers((80, 20_000))
-    x = da.from_array(a, (80, 1000))
-    with dask.config.set(num_workers=threads, scheduler="threads"):
-        c = multiply(x, x.T)
-    # one thread has nobody to share k with
-    assert plans[-1].parallel == (threads > 1)
-    assert 0.3 * plans[-1].peak <= max(held(c)) <= plans[-1].peak + PYTHON
-    np.testing.assert_array_equal(c.compute(), a @ a.T)
+def test_what_a_task_of_a_tall_product_holds_does_not_grow_with_it(threads):
+    for rows in (20_000, 80_000):
+        a = integers((rows, 80))
+        x = da.from_array(a, (1000, 80)).persist()
+        with dask.config.set(num_workers=threads):
+            c = multiply(x.T, x, memory_limit="2MB")
+        assert held(c) <= 2_000_000 + PYTHON
+        np.testing.assert_array_equal(c.compute(), a.T @ a)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("chunk", "limit"), [(100, 10**6), (150, 10**6), (300, 4 * 10**6)])
-def test_operands_beyond_the_limit_are_read_again_and_not_kept(plans, monkeypatch, chunk, limit):
-    for module in (lazy_plan, lazy_tasks):
-        monkeypatch.setattr(module, "SLAB", 16)  # blocks of 100 are large ones here
-    monkeypatch.setattr(lazy_tasks, "THICK", 16)
-    n = 600
-    a, b = integers((n, n), dtype="f8"), integers((n, n), 1, "f8")
-    sources = Source(a), Source(b)
-    x, y = (da.from_array(s, chunks=chunk, name=False) for s in sources)
-    with dask.config.set(scheduler="synchronous"):
-        c = multiply(x, y, memory_limit=limit)
-        plan, out = plans[-1], np.empty((n, n))
-        on_worker.warm_up()
-        tracemalloc.start()
-        before = tracemalloc.get_traced_memory()[0]
-        c.store(out)
-        peak = tracemalloc.get_traced_memory()[1] - before
-        tracemalloc.stop()
-    np.testing.assert_array_equal(out, a @ b)
-    assert plan.peak <= limit < a.nbytes + b.nbytes
-    assert peak <= plan.peak + 2 * PYTHON
-    assert plan.moved == sum(s.read for s in sources)
-
-
-def test_operands_within_the_limit_are_read_once():
-    sources = Source(integers((80, 60))), Source(integers((60, 70), 1))
-    x, y = (da.from_array(s, chunks=16, name=False) for s in sources)
-    multiply(x, y).compute(scheduler="synchronous")
-    assert [s.read for s in sources] == [s.array.nbytes for s in sources]
-
-
-def test_a_block_beyond_the_limit_is_refused():
-    x = da.ones((100, 100), chunks=100)
-    with pytest.raises(DoesNotFitError, match=r"block of x has 80 kB, a task may hold 1 kB.*128"):
-        multiply(x, x, memory_limit="1kB")
-    with pytest.raises(DoesNotFitError, match=r"smallest task .* hold \d+ B, a task may hold 30 B"):
-        multiply(da.ones((2, 2), chunks=1), da.ones((2, 2), chunks=1), memory_limit=30)
-
-
-def test_the_limit_is_a_share_of_what_threads_have(monkeypatch):
-    monkeypatch.setattr(lazy, "MEMORY_LIMIT", 8000)
-    x = da.ones((4, 4), chunks=2)
-    for settings, threads in (
-        ({"scheduler": "synchronous"}, 1),
-        ({"scheduler": "threads", "num_workers": 2}, 2),
-        ({"scheduler": "processes", "num_workers": 4}, 4),
-    ):
-        with dask.config.set(settings):
-            machine = lazy._machine(x, x)
-        assert (machine.threads, machine.task_bytes) == (threads, 4000 // threads)
-        assert machine.workers == (4 if settings["scheduler"] == "processes" else 1)
-
-
-def side(rows, k, chunk, itemsize=4):
-    return Side(((*range(0, rows, chunk), rows), (*range(0, k, chunk), k)), itemsize)
-
-
-@pytest.mark.parametrize(("m", "k", "n"), [(4096, 4096, 4096), (100, 10**5, 50), (10**5, 80, 60)])
-@pytest.mark.parametrize("workers", [1, 2, 6])
-@pytest.mark.parametrize("limit", [10**10, 10**8, 2 * 10**7])
-def test_plans_cover_the_product_and_fit(m, k, n, workers, limit):
-    machine = Machine(workers, 2 * workers, limit, 1e-3)
-    plan = plan_product(side(m, k, 500), side(n, k, 700), machine, limit)
-    assert plan.peak <= limit
-    for edges, extent in zip((*plan.tiles, plan.panels), (m, n, k), strict=True):
-        assert list(edges) == sorted(set(edges))
-        assert (edges[0], edges[-1]) == (0, extent)
-
-
-@pytest.mark.parametrize("threads", [1, 2, 4, 6, 16])
-def test_large_products_occupy_every_thread_evenly(threads):
-    square = side(16_384, 16_384, 1024)
-    plan = plan_product(square, square, Machine(1, threads, 10**12, 1e-4), 10**12)
-    tiles = [len(edges) - 1 for edges in plan.tiles]
-    assert np.prod(tiles) in (threads, 2 * threads)
-    shares = [np.diff(edges) for edges in plan.tiles]
-    assert all(s.max() <= 1.2 * s.min() for s in shares)
-
-
-def test_small_products_are_one_task():
-    plan = plan_product(side(64, 64, 8), side(64, 64, 8), Machine(4, 8, 10**9, 1.5e-3), 10**9)
-    assert (plan.tiles, plan.panels) == (((0, 64), (0, 64)), (0, 64))
-
-
-def test_the_long_side_stays_where_it_is():
-    machine = Machine(8, 8, 10**10, 1.5e-3)
-    long, wide = side(10**6, 1000, 10_000), side(1000, 1000, 1000)
-    plan = plan_product(long, wide, machine, 10**10)
-    assert plan.tiles[0] == long.edges[0]
-    assert plan.moved < long.nbytes / 2
-    deep = Side(((0, 1000), tuple(range(0, 10**6 + 1, 10_000))), 4)
-    plan = plan_product(deep, deep, machine, 10**10)
-    assert plan.parallel
-    assert plan.moved < deep.nbytes
+@pytest.mark.parametrize(("m", "k", "n"), [(16_384, 16_384, 16_384), (10**6, 1000, 1000),
+                                           (1000, 10**6, 1000)])  # fmt: skip
+@pytest.mark.parametrize("threads", [1, 4, 6, 16])
+def test_large_products_occupy_every_thread_evenly_and_the_long_side_is_read_once(m, k, n, threads):
+    x, y = da.ones((m, k), chunks=1000), da.ones((k, n), chunks=1000)
+    plan = lazy._plan(x, y, threads, 10**12, "blas", None)
+    assert np.prod(plan.rows) * plan.columns * plan.chains == threads
+    if m == 10**6:
+        assert plan.columns == plan.chains == 1
+    if k == 10**6:
+        assert plan.chains == threads
 
 
 def test_less_memory_more_panels_and_then_finer_tiles():
-    square, machine = side(4096, 4096, 512), Machine(2, 2, 0, 1.5e-3)
-    counts = []
+    x, counts = da.ones((4096, 4096), chunks=512, dtype="f4"), []
     for limit in (10**9, 6 * 10**7, 2 * 10**7, 5 * 10**6):
-        plan = plan_product(square, square, machine, limit)
-        counts.append((np.prod([len(e) - 1 for e in plan.tiles]), len(plan.panels) - 1))
-    assert counts[0][1] == 1
-    assert counts[1][1] > 1
+        plan = lazy._plan(x, x, 2, limit, "blas", None)
+        assert plan.peak <= limit
+        counts.append((plan.rows[0] * plan.columns, -(-4096 // plan.depth)))
+    assert counts[0][1] == 1 < counts[1][1]
     assert [tiles for tiles, _ in counts] == sorted(tiles for tiles, _ in counts)
+
+
+def test_a_block_that_is_too_large_is_refused_and_small_products_are_one_task():
+    x = da.ones((64, 64), chunks=8)
+    assert multiply(x, x).npartitions == 1
+    with pytest.raises(DoesNotFitError, match="largest block of x has 512 B, a task may hold"):
+        multiply(x, x, memory_limit=500)
 
 
 @pytest.fixture
@@ -473,88 +295,28 @@ def test_lazy_and_persisted_operands_on_a_cluster(client):
 
 
 @pytest.mark.cluster
-def test_workers_are_known_whenever_dask_looks_at_the_cluster_itself(cluster, client, monkeypatch):
-    """It does every two seconds, and keeps totals alone: here at once after each other look."""
-    look = client._update_scheduler_info
-
-    async def look_again(n_workers=0):
-        await look(n_workers)
-        await look()
-
-    monkeypatch.setattr(client, "_update_scheduler_info", look_again)
-    assert not client.scheduler_info()["workers"]
-    assert sorted(cluster._workers()) == list(range(cluster.slots))
-    assert lazy._machine(da.ones(2), da.ones(2)).workers == cluster.slots
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("there", [0, 1])
-def test_a_plan_is_the_same_while_workers_are_away(cluster, client, monkeypatch, there):
+def test_a_plan_is_for_all_slots_of_the_cluster_whoever_is_away(cluster, client, monkeypatch):
     """And so are the bits of the product: who is lost comes back."""
     x = da.ones((900, 900), chunks=300, dtype="f4")
-    name, known = multiply(x, x, kernel="tiled", tile=24).name, lazy.workers_of
-    monkeypatch.setattr(lazy, "workers_of", lambda client: dict([*known(client).items()][:there]))
-    assert lazy._machine(x, x).workers == cluster.slots
-    assert multiply(x, x, kernel="tiled", tile=24).name == name
+    name, (threads, may_hold) = multiply(x, x, kernel="tiled").name, lazy._threads(x, x)
+    assert threads == cluster.slots
+    assert 0 < may_hold < cluster.memory_limit
+    monkeypatch.setattr(lazy, "workers_of", lambda client: {})
+    assert multiply(x, x, kernel="tiled").name == name
 
 
-@pytest.mark.cluster
-def test_the_cluster_is_what_a_plan_is_made_for(cluster, client):
-    machine = lazy._machine(da.ones(2), da.ones(2))
-    assert (machine.workers, machine.threads) == (cluster.slots, cluster.slots)
-    assert 0 < machine.task_bytes < cluster.memory_limit
+def test_tasks_may_hold_their_share_of_a_gpu_but_no_more_than_the_host(monkeypatch):
+    def on(*devices):
+        monkeypatch.setattr(lazy, "probe", lambda: SimpleNamespace(devices=devices))
 
-
-def on_gpus(monkeypatch, *devices):
-    """Something that is taken for a dask.array of CuPy's on a machine with these ``devices``."""
-    monkeypatch.setattr(lazy, "probe", lambda: SimpleNamespace(devices=devices))
     monkeypatch.setattr(lazy, "array_namespace", lambda meta: "cupy")
-    return da.ones(2)
-
-
-def test_tasks_may_hold_their_share_of_a_gpu_but_no_more_than_the_cap_or_the_host(monkeypatch):
-    gpu = SimpleNamespace(memory=8 * 10**9, integrated=False)
-    x = on_gpus(monkeypatch, gpu, gpu)
+    x, gpu = da.ones(2), SimpleNamespace(memory=8 * 10**9, integrated=False)
+    on(gpu, gpu)
     assert [lazy._memory(x, n, 10**9) for n in (2, 4)] == [8 * 10**9, 4 * 10**9]
-    workers = [{"memory_limit": 10**9, "nthreads": 1, "resources": {}}] * 4
-    assert lazy._distributed(workers, x).task_bytes == 2 * 10**9
-    capped = [SimpleNamespace(memory_limit=cap, started_here=True) for cap in (10**9, 10**8)]
-    assert lazy._distributed(workers, x, capped[0]).task_bytes == 10**9 // 2
-    assert lazy._distributed(workers, da.ones(2), capped[1]).task_bytes == 10**8 // 2
-    x = on_gpus(monkeypatch, SimpleNamespace(memory=8 * 10**9, integrated=True))
+    on(SimpleNamespace(memory=8 * 10**9, integrated=True))
     assert [lazy._memory(x, n, 10**9) for n in (1, 16)] == [10**9, 8 * 10**9 // 16]
-    assert lazy._memory(on_gpus(monkeypatch), 1, 10**9) == 10**9  # no GPU here
-
-
-def test_a_plan_leaves_workers_what_they_weigh_and_stays_below_where_dask_steps_in():
-    def worker(memory, managed):
-        return {
-            "memory_limit": 500_000_000,
-            "nthreads": 1,
-            "resources": {"slot0": 1},
-            "metrics": {"memory": memory, "managed_bytes": managed},
-        }
-
-    idle = lazy._distributed([worker(100_000_000, 0)] * 2, da.ones(2))
-    assert idle.task_bytes == (500_000_000 - 2 * 2**26) // 2  # in steps: cut alike another time
-    assert idle == lazy._distributed([worker(180_000_000, 70_000_000)] * 2, da.ones(2))
-    side = Side(((0, 4000), (0, 4000)), itemsize=8)
-    assert plan_product(side, side, idle, 10**9).peak <= idle.most_bytes < 0.7 * 500_000_000
-    with pytest.raises(DoesNotFitError, match=r"a task may hold 200 B; .* start workers of more"):
-        plan_product(side, side, Machine(2, 2, 10**6, 1e-3, 200), 10**9)
-
-
-@pytest.mark.cluster
-def test_operands_from_a_file_beyond_the_limit_on_a_cluster(client, thin, tmp_path):
-    zarr = pytest.importorskip("zarr")
-    a = integers((96, 80))
-    stored = zarr.create_array(tmp_path / "a.zarr", shape=a.shape, chunks=(16, 16), dtype="f4")
-    stored[:] = a
-    x = da.from_zarr(stored, chunks=(16, 16))
-    c = multiply(x, x.T, memory_limit=10_000)
-    job = tasks(c)[(c.name, 0, 0)].args[0]
-    assert all(isinstance(job.sources[piece.buffer], lazy_tasks.Made) for piece in job.left)
-    same(c, a, a.T)
+    on()
+    assert lazy._memory(x, 1, 10**9) == 10**9  # no GPU here
 
 
 def received(client):

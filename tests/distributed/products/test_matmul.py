@@ -25,7 +25,7 @@ from tiledask import Replicate, Shard
 from tiledask.distributed.arrays import recompute
 from tiledask.distributed.cluster import counters
 from tiledask.distributed.cluster import worker as on_worker
-from tiledask.distributed.cluster.cluster import BlockKeys
+from tiledask.distributed.cluster.cluster import BlockKeys, slot_on
 from tiledask.distributed.cluster.room import asks_room
 from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.transport import loans, remote_read
@@ -557,3 +557,23 @@ def test_the_choice_is_what_explain_says(cluster):
     assert all(name in text and name in html for name in td.algorithms)
     assert "Not worth distributing" in text
     assert max(map(len, text.splitlines())) < 200
+
+
+def test_a_block_that_lies_unaligned_changes_no_bit(cluster):
+    """As one that Dask had put on disk."""
+
+    def shift(slot, key, dask_worker):
+        if slot_on(dask_worker) == slot:
+            block = dask_worker.data[key]
+            raw = np.empty(block.nbytes + 1, np.uint8)[1:]
+            raw[:] = block.reshape(-1).view(np.uint8)
+            dask_worker.data[key] = raw.view(block.dtype).reshape(block.shape)
+
+    rng, mesh = np.random.default_rng(7), td.Mesh(cluster, (2, 2))
+    a, b = (
+        td.distribute(rng.standard_normal(shape).astype("f4"), mesh, (Shard(0), Shard(1)))
+        for shape in ((60, 50), (50, 40))
+    )
+    expected = td.to_numpy(td.matmul(a, b)).tobytes()
+    cluster.run(shift, 1, str(b.blocks[1].key))
+    assert td.to_numpy(td.matmul(a, b)).tobytes() == expected

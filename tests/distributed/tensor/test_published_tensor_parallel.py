@@ -4,7 +4,7 @@ The cases are in data/published/tensor_parallel.json with their sources. A numbe
 consequence of what is executed here is compared with what was counted; one that belongs to sizes
 no test can run is compared with the plan, which other tests compare with what is counted.
 
-Holds `tiledask.plan.collectives.layers` and `tiledask.plan.collectives.summa`.
+Holds `tiledask.plan.collectives.layers`.
 """
 
 from math import ceil, log
@@ -19,10 +19,10 @@ from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError
 from tiledask.plan.collectives import layers as plan
-from tiledask.plan.collectives import summa
-from tiledask.plan.collectives.algorithms import rounds
+from tiledask.plan.collectives.algorithms import default, rounds
 from tiledask.plan.collectives.cost import cost, even
 from tiledask.plan.collectives.layers import Stream, bytes_by_rank
+from tiledask.plan.collectives.panels import panels
 from tiledask.plan.fitting.activations import layer_bytes
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
@@ -256,12 +256,16 @@ def uneven_feed_forward(case):
 
 
 def elements_on_a_grid(n, mesh):
-    """What a rank gets of broadcasts and gives to sums, in a step of a layer [n, n] x [n, n]."""
-    calls = summa.summa_linear(n, n, n, mesh).calls
-    spread, summed = ([c for c in calls if c.kind == k] for k in ("broadcast", "reduce"))
-    received = summa.bytes_by_place(spread, mesh, 1)[1]
-    sent = summa.bytes_by_place(summed, mesh, 1)[0]
-    (moved,) = {a + b for a, b in zip(received, sent, strict=True)}
+    """What a rank gets of broadcasts and gives to sums, in a step of a layer [n, n] x [n, n] by
+    SUMMA: panels of x along its row, of w along its column, and again in the backward."""
+    d, p, q = (1, *mesh)[-3:]
+    moved = 0
+    for panel in panels(n, p, q):
+        for size, ranks, root in ((n // (d * p), q, panel.column), (n // q, p, panel.row)):
+            counts = even(size * panel.extent, ranks)
+            how = default("broadcast", ranks), counts, 1, root
+            moved += 2 * cost("broadcast", *how).received[0]
+            moved += cost("reduce", default("reduce", ranks), *how[1:]).sent[0]
     return moved
 
 

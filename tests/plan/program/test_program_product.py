@@ -1,14 +1,12 @@
 """The program of a blocked product: its readers agree with the plan, and faults are named.
 
-Holds `tiledask.plan.program.making.of_product`, `tiledask.plan.program.making.of_stream`,
-`tiledask.plan.program.making.of_tile` and
+Holds `tiledask.plan.program.making.of_product`, `tiledask.plan.program.making.of_stream` and
 `tiledask.plan.products.regions`.
 """
 
 import random
 from dataclasses import replace
 from inspect import signature
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -20,12 +18,11 @@ from tiledask.errors import PlacementError, ProgramError
 from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling
 from tiledask.plan.products.product import algorithms, options_of, plan_product
 from tiledask.plan.products.product_plan import AHEAD
-from tiledask.plan.products.regions import around, extents_of, overlap, region_size
+from tiledask.plan.products.regions import around, overlap, region_size
 from tiledask.plan.products.streaming import Cuts, Problem, StorageLayout, plan_cuts
 from tiledask.plan.program.instructions import Do, Fetch, Keep
-from tiledask.plan.program.making.of_product import multiply_program, once, sum_program
+from tiledask.plan.program.making.of_product import multiply_program, sum_program
 from tiledask.plan.program.making.of_stream import stream_program
-from tiledask.plan.program.making.of_tile import TilePiece, tile_role
 
 MESHES = (1,), (3,), (4,), (2, 2), (2, 3), (4, 2), (2, 2, 2)
 
@@ -240,38 +237,6 @@ def test_a_product_of_files_is_a_line_that_begins_where_it_was_left(begun):
             panels[row.place] += row.bytes
     for slot, held in program.memory.per_place.items():
         assert held <= panels.get(slot, 0)
-
-
-@pytest.mark.parametrize("made", [False, True])
-def test_a_task_of_a_lazy_product_takes_every_piece_of_k_once(made):
-    rng = random.Random(made)
-    for _ in range(20):
-        k = rng.randint(1, 30)
-        cuts = [sorted({0, k, *(rng.randint(0, k) for _ in range(3))}) for _ in range(2)]
-        sides = [
-            [
-                TilePiece(f"{word}{i}", ((0, 4), ends)[::turn], made)
-                for i, ends in enumerate(pairwise(cut))
-            ]
-            for word, cut, turn in zip("xy", cuts, (1, -1), strict=True)
-        ]
-        bands = list(pairwise(sorted({*cuts[0], *cuts[1]})))
-        role = tile_role(*sides, ((0, 4), (0, 4)), bands, 4)
-        program = once([role], "tile").check()
-        lines = role.parts[0].instructions
-        products = [dict(each.options) for each in lines if isinstance(each, Do)]
-        assert [told["product"] for told in products] == [(4, b - a, 4) for a, b in bands]
-        for told, band in zip(products, bands, strict=True):
-            for side, box in (("a", ((0, 4), band)), ("b", (band, (0, 4)))):
-                ((ends, region),) = told[side]
-                assert region == box
-                assert not ends or extents_of(ends) == extents_of(region)
-        assert [told["adds"] for told in products] == [n > 0 for n in range(len(bands))]
-        assert sum(isinstance(each, Fetch) for each in lines) == made * sum(map(len, sides))
-        held = list(role.nbytes.values())
-        assert program.memory.peak <= 2 * max(
-            held, default=0
-        )  # one block of each operand at a time
 
 
 def test_what_lies_around_a_hole_is_the_rest():

@@ -9,20 +9,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from dask.base import tokenize
-from distributed import Future, get_worker
+from distributed import Future
 
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.arrays.recompute import Anchors
-from tiledask.distributed.cluster.cluster import slot_of, slot_on
+from tiledask.distributed.cluster.cluster import slot_of
 from tiledask.distributed.deadlines import bounded
-from tiledask.errors import DamagedBlockError, PlacementError
+from tiledask.errors import PlacementError
 from tiledask.plan import html
-from tiledask.plan.digests import crc_of
-from tiledask.plan.products.comms import shares
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiled, Tiling
 from tiledask.plan.products.regions import Region, slices
 from tiledask.plan.units import format_bytes
-from tiledask.plan.whole import is_whole
 from tiledask.tile import TileCount
 from tiledask.tile.backend import as_dtype, namespace
 from tiledask.tile.backend import to_numpy as off_device
@@ -30,10 +27,9 @@ from tiledask.tile.backend import to_numpy as off_device
 __all__ = [
     "Both",
     "ShardedArray",
-    "Verified",
-    "check_placements",
     "make_block",
     "operators",
+    "placements_of",
     "read_block",
     "slices",
     "to_numpy",
@@ -54,18 +50,6 @@ class Both(NamedTuple):
 
 
 _NEITHER = Both()
-
-
-class Verified(NamedTuple):
-    """What was checked of a product whose numbers are right."""
-
-    blocks: int
-    """Blocks of C that were compared with A @ B."""
-    repaired: tuple[str, ...] = ()
-    """Of each block that was damaged and made again, which it was and where."""
-
-    def __str__(self) -> str:
-        return f"verified, {len(self.repaired)} made again" if self.repaired else "verified"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -92,8 +76,6 @@ class ShardedArray(Tiled):
     tiles: TileCount | None = None
     """What the tile kernels of a product loaded on all workers, counted as they ran; None where
     they cannot be looked into, as BLAS."""
-    verified: Verified | None = None
-    """What the check of a product found, if it was made with ``verify``."""
 
     @property
     def nbytes(self) -> int:
@@ -163,36 +145,13 @@ class ShardedArray(Tiled):
         """This array under other placements, as `tiledask.redistribute` has it."""
         return operators["redistribute"](self, placements, timeout=timeout)
 
-    def full_tensor(self, timeout: float | None = None) -> np.ndarray:
-        """The whole array in this machine's memory, as `tiledask.to_numpy` has it."""
-        return to_numpy(self, timeout)
-
-    def to_local(self, rank: int, timeout: float | None = None) -> np.ndarray:
-        """The block of one rank, copied into this machine's memory: its shard, its replica, or its
-        part of a sum or mean as it is, not added up.
-
-        PyTorch's takes no number, for each of its processes is one rank and has one block; a client
-        sees all of them. Raises PlacementError if there is no such rank, DeadlineError after
-        ``timeout`` seconds (default 300).
-        """
-        if not is_whole(rank, 0) or rank >= self.mesh.ranks:
-            raise PlacementError(
-                f"to_local takes the number of a rank, 0 to {self.mesh.ranks - 1} on a mesh "
-                f"{self.mesh}, got {rank!r}; full_tensor() has the whole array"
-            )
-        cluster, block = self.mesh.cluster, self.blocks[int(rank)]
-        cluster.again([block])
-        (blocks,) = cluster.gather_parts([[block]], f"block {rank} of {self!r}", timeout)
-        return np.array(off_device(blocks[0]))
-
     def __matmul__(self, other: "ShardedArray") -> "ShardedArray":
         return operators["@"](self, other)
 
     def __repr__(self) -> str:
         return (
             f"ShardedArray({'x'.join(map(str, self.shape))} {self.dtype}, mesh {self.mesh}, "
-            f"{', '.join(map(repr, self.placements))}"
-            f"{f', {self.verified}' if self.verified else ''})"
+            f"{', '.join(map(repr, self.placements))})"
         )
 
     def _repr_html_(self) -> str:
@@ -209,21 +168,18 @@ class ShardedArray(Tiled):
         return html.table(("rank", "mesh", "holds", "bytes"), rows, repr(self))
 
 
-def check_placements(placements: Iterable[Placement], dtype: np.dtype) -> None:
-    """None; PlacementError if a dimension is to be sharded over workers in another way than
-    evenly, since products cut panels where even blocks end, or if whole numbers have a mean."""
+def placements_of(placements: Placement | Iterable[Placement]) -> tuple[Placement, ...]:
+    """One for each axis; PlacementError if a dimension is to be sharded over workers in another way
+    than evenly, since products cut panels where even blocks end."""
+    placements = (placements,) if isinstance(placements, Placement) else tuple(placements)
     for placement in placements:
-        if placement == Partial("avg") and dtype.kind in "iu":
-            raise PlacementError(
-                f"an array of {dtype} is no mean of the ranks' parts, which need not be whole; "
-                f"make it of float32 or float64, or leave it Replicate()"
-            )
         if isinstance(placement, Shard) and placement.shards is not None:
             raise PlacementError(
                 f"arrays on workers are sharded evenly, got {placement!r}; take "
                 f"Shard({placement.dim}), or let ranks hold such blocks: tensor.shard(group, x, "
                 f"{placement.dim}, shards)"
             )
+    return placements
 
 
 operators: dict[str, Callable[..., ShardedArray]] = {}
@@ -234,8 +190,7 @@ array sees to."""
 
 @bounded
 def to_numpy(array: ShardedArray, timeout: float | None = None) -> np.ndarray:
-    """The whole array in this machine's memory; partial sums are summed in rank order, and for
-    Partial("avg") divided by how many they are.
+    """The whole array in this machine's memory; partial sums are summed in rank order.
 
     Blocks come one after the other, so that there is room here for the array and two of them;
     those of GPUs by way of their workers' host memory, and this process needs no GPU.
@@ -267,9 +222,6 @@ def to_numpy(array: ShardedArray, timeout: float | None = None) -> np.ndarray:
                 whole[where] += blocks.pop(0)
             else:
                 whole[where] = blocks.pop(0)
-    everywhere = (Replicate() for _ in array.placements)
-    if (divisor := shares(array.tiling, array.tiling.replaced(*everywhere))) > 1:
-        whole /= divisor
     return whole
 
 
@@ -290,47 +242,22 @@ def _transposed(block: Any) -> Any:
     return block.T
 
 
-def read_block(
-    source: str | np.ndarray, region: Region, dtype: str, backend: str, check: int | None = None
-) -> Any:
-    """One block (on the worker), of a file in the spool or what a `KeptArray` gave the task.
-
-    Raises DamagedBlockError if it has not the checksum ``check``.
-    """
-    found, xp, crc = as_dtype(dtype), namespace(backend), 0
+def read_block(source: str | np.ndarray, region: Region, dtype: str, backend: str) -> Any:
+    """One block (on the worker), of a file in the spool or what a `KeptArray` gave the task."""
+    found, xp = as_dtype(dtype), namespace(backend)
     if not isinstance(source, str):
-        _compare("what the task was sent", region, check, 0 if check is None else crc_of(source))
         return xp.asarray(source.view(found))
     block = xp.empty([stop - start for start, stop in region], found)
     # the pages of a mapped file are this process's until it is unmapped: a slab of rows at a time
     (first, last), *others = region or [(0, 1)]
     across = max(1, block.nbytes // max(1, last - first))
     for start, stop in pairwise([*range(first, last, max(1, SLAB // across)), last]):
-        try:
-            whole = np.load(source, mmap_mode="r", allow_pickle=False)
-            whole = whole.view(found)  # bfloat16 is saved as bytes without a name
-            part = whole[slices(((start, stop), *others)) if region else ...]
-            place = (slice(start - first, stop - first),) if region else ...
-            block[place] = xp.asarray(part)
-        except (OSError, ValueError, EOFError) as error:
-            raise _damaged(source, region, f"it cannot be read ({error})") from None
-        crc = 0 if check is None else crc_of(part, crc)
-    _compare(source, region, check, crc)
+        whole = np.load(source, mmap_mode="r", allow_pickle=False)
+        whole = whole.view(found)  # bfloat16 is saved as bytes without a name
+        part = whole[slices(((start, stop), *others)) if region else ...]
+        place = (slice(start - first, stop - first),) if region else ...
+        block[place] = xp.asarray(part)
     return block
-
-
-def _compare(source: str, region: Region, check: int | None, found: int) -> None:
-    if check is not None and check != found:
-        raise _damaged(source, region, f"its CRC-32 was {check:08x} and is {found:08x}")
-
-
-def _damaged(source: str, region: Region, why: str) -> DamagedBlockError:
-    ends = ", ".join(f"{start}:{stop}" for start, stop in region)
-    return DamagedBlockError(
-        f"the block [{ends}] of an array cannot be made in slot {slot_on(get_worker())} from "
-        f"{source}: {why}. The copy that the cluster keeps was damaged or removed; td.distribute "
-        f"the array again"
-    )
 
 
 def make_block(

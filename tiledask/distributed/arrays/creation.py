@@ -18,9 +18,8 @@ import numpy as np
 # so that A @ B and A.redistribute have what computes them, as soon as there is an array
 import tiledask.distributed.arrays.redistribute
 import tiledask.distributed.products.matmul  # noqa: F401
-from tiledask.distributed.arrays.array import ShardedArray, check_placements, make_block, read_block
-from tiledask.distributed.arrays.block_sums import remember
-from tiledask.distributed.arrays.mesh import Mesh, Submesh, on_whole_mesh
+from tiledask.distributed.arrays.array import ShardedArray, make_block, placements_of, read_block
+from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.room import Room, room_of
 from tiledask.distributed.deadlines import bounded
@@ -43,7 +42,7 @@ __all__ = [
 @bounded
 def distribute(
     array: np.ndarray,
-    mesh: Mesh | Submesh,
+    mesh: Mesh,
     placements: Iterable[Placement],
     *,
     name: str = "distribute",
@@ -51,12 +50,10 @@ def distribute(
 ) -> ShardedArray:
     """``array`` as a ShardedArray: one placement per mesh axis, uneven extents allowed.
 
-    On a submesh, ``mesh["tp"]``, placements are those of its axes, and along the others of the mesh
-    every rank has a replica. The array is copied once, so changing it later changes nothing: to
+    The array is copied once, so changing it later changes nothing: to
     the cluster's spool folder, or into the tasks of workers that do not see that.
     Raises PlacementError for placements that the mesh or the shape does not allow.
     """
-    mesh, placements = on_whole_mesh(mesh, placements)
     check_mesh(mesh)
     if isinstance(array, np.ma.MaskedArray):
         raise PlacementError(
@@ -65,21 +62,19 @@ def distribute(
         )
     array = np.asarray(off_device(array))
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    tiling = Tiling(array.shape, mesh.shape, checked(placements, array.dtype))
+    tiling = Tiling(array.shape, mesh.shape, checked(placements))
     check_dtype(array.dtype)
     room = room_of(mesh.cluster, alone=True, timeout=timeout, slots=mesh.at)
     refuse_large_blocks(tiling, array.dtype, room)
     kept, token = mesh.cluster.keep(array), uuid.uuid4().hex
-    checks = {region: kept.check(region) for region in dict.fromkeys(tiling.regions)}
     blocks = [
         mesh.cluster.submit(
             slot,
-            _kept_block,
+            read_block,
             kept.part(slot, tiling.region(at)),
             tiling.region(at),
             array.dtype.name,
             mesh.cluster.backend,
-            checks[tiling.region(at)],
             name=name,
             token=token,
         )
@@ -95,7 +90,7 @@ def from_function(
     function: Callable[..., Any],
     shape: Iterable[int],
     dtype: Any,
-    mesh: Mesh | Submesh,
+    mesh: Mesh,
     placements: Iterable[Placement],
     *,
     name: str = "distribute",
@@ -105,13 +100,12 @@ def from_function(
 
     ``function`` must give the same block whenever it is called with the same slices (a lost
     block is made again), in the shape of the slices; the result is cast to ``dtype``. If any
-    placement is Partial() or Partial("avg"), ranks with the same slices make parts of their own:
+    placement is Partial(), ranks with the same slices make parts of their own:
     ``function(slices, at)``, with the coordinates of the rank on the mesh.
     """
-    mesh, placements = on_whole_mesh(mesh, placements)
     check_mesh(mesh)
     dtype = as_dtype(dtype)
-    check_placements(placements, dtype)
+    placements = placements_of(placements)
     tiling = Tiling(tuple(shape), mesh.shape, placements)
     own = any(isinstance(p, Partial) for p in placements)
     check_dtype(dtype)
@@ -122,17 +116,9 @@ def from_function(
         slot: (function, tiling.region(at), dtype.name, backend, *((at,) if own else ()))
         for slot, at in zip(mesh.at, tiling.coordinates(), strict=True)
     }
-    blocks = mesh.cluster.submit_all(_made_block, given, name=name)
+    blocks = mesh.cluster.submit_all(make_block, given, name=name)
     mesh.cluster.wait(blocks, f"making {tiling.shape} on {mesh.shape}", timeout, cancel=True)
     return ShardedArray(mesh, tiling, dtype, tuple(blocks), "from_function")
-
-
-def _kept_block(*args: Any) -> Any:
-    return remember(read_block(*args))
-
-
-def _made_block(*args: Any) -> Any:
-    return remember(make_block(*args))
 
 
 def check_mesh(mesh: Any) -> None:
@@ -145,14 +131,14 @@ def check_mesh(mesh: Any) -> None:
     mesh.cluster.check_alive()
 
 
-def checked(placements: tuple[Placement, ...], dtype: np.dtype) -> tuple[Placement, ...]:
-    """``placements``; PlacementError if one is Partial(), or as `check_placements` has it."""
+def checked(placements: Placement | Iterable[Placement]) -> tuple[Placement, ...]:
+    """One for each axis; PlacementError if one is Partial(), or as `placements_of` has it."""
+    placements = placements_of(placements)
     if Partial() in placements:
         raise PlacementError(
             f"an array cannot be distributed as {placements}: its partial sums are not unique. Use "
             f"Shard(dim) or Replicate(), or let td.from_function make each rank's part"
         )
-    check_placements(placements, dtype)
     return placements
 
 

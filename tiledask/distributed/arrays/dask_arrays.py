@@ -1,14 +1,14 @@
 """A dask.array's chunks become a mesh's blocks; `ShardedArray.to_dask` is the way back."""
 
-import operator
-import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
 import dask.array as da
 import numpy as np
-from distributed import Client, Future, futures_of
+from dask.array.core import slices_from_chunks
+from dask.core import flatten
+from distributed import Future, futures_of
 
 from tiledask.distributed.arrays.array import ShardedArray
 from tiledask.distributed.arrays.creation import (
@@ -17,13 +17,12 @@ from tiledask.distributed.arrays.creation import (
     checked,
     refuse_large_blocks,
 )
-from tiledask.distributed.arrays.mesh import Mesh, Submesh, on_whole_mesh
+from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.room import Room, room_of
 from tiledask.distributed.deadlines import bounded
-from tiledask.distributed.products.lazy_graph import check_chunks, edges_of, touching_chunks
 from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan.products.placement import Placement, Tiling
-from tiledask.plan.products.regions import Region, region_size, within
+from tiledask.plan.products.regions import slices
 from tiledask.plan.units import format_bytes
 from tiledask.tile.backend import array_namespace, as_dtype, namespace
 from tiledask.tile.backend import to_numpy as off_device
@@ -34,7 +33,7 @@ __all__ = ["from_dask"]
 @bounded
 def from_dask(
     x: da.Array,
-    mesh: Mesh | Submesh,
+    mesh: Mesh,
     placements: Iterable[Placement],
     *,
     name: str = "from_dask",
@@ -54,90 +53,66 @@ def from_dask(
         raise TypeError(
             f"from_dask takes a dask.array, got {type(x).__name__}; td.distribute takes NumPy's"
         )
-    mesh, placements = on_whole_mesh(mesh, placements)
     check_mesh(mesh)
-    check_chunks("x", x)
+    if any(np.isnan(x.shape)):
+        raise PlacementError(
+            f"x has chunks of unknown size, its shape is {x.shape}, and blocks need numbers; "
+            f"x.compute_chunk_sizes() finds them out"
+        )
     check_dtype(x.dtype)
-    cluster, tiling = mesh.cluster, Tiling(x.shape, mesh.shape, checked(placements, x.dtype))
+    cluster, tiling = mesh.cluster, Tiling(x.shape, mesh.shape, checked(placements))
     room = room_of(cluster, alone=True, timeout=timeout, slots=mesh.at)
     refuse_large_blocks(tiling, x.dtype, room)
-    others = [future.client for future in futures_of(x) if future.client is not cluster.client]
-    if others:
+    kept = futures_of(x)
+    if others := [future.client for future in kept if future.client is not cluster.client]:
         raise PlacementError(
             f"x has parts that {others[0]!r} persisted, the mesh is {cluster.client!r}'s; persist "
             f"it there, with mesh.cluster.client.persist(x), or give from_dask the lazy x"
         )
     x = x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
-    regions = tiling.regions
-    touching = {region: list(touching_chunks(edges_of(x), region)) for region in regions}
-    _refuse_two_copies(touching, x.dtype, room)
-    chunks = _Chunks(x, cluster.client)
-    given = {}
-    for slot, region in zip(mesh.at, regions, strict=True):
-        shape = tuple(b - a for a, b in region)
-        where = [within(common, region) for _, common, _ in touching[region]]
-        parts = [chunks.part(*found) for found in touching[region]]
-        made = shape, x.dtype.name, cluster.backend, where
-        given[slot] = *made, *parts
+    # parts are cut where the chunks lie, so that only they travel, and put together in the slots
+    x = cluster.client.persist(x)
+    parts = [x[slices(region)] for region in tiling.regions]
+    _refuse_two_copies([part.nbytes for part in parts if part.npartitions > 1], room)
+    parts = cluster.client.persist(parts)
+    given = {
+        slot: (part.chunks, x.dtype.name, cluster.backend, *_futures(part))
+        for slot, part in zip(mesh.at, parts, strict=True)
+    }
     blocks = cluster.submit_all(_assemble, given, name=name)
     what = f"taking over {x.npartitions} chunks of {x.shape}"
     try:
         cluster.wait(blocks, what, timeout, cancel=True)
     except BaseException:
-        chunks.cancel()
+        there = {future.key for future in kept}
+        made = [future for future in futures_of([x, *parts]) if future.key not in there]
+        with suppress(Exception):  # of a client that is closed: nothing is left there
+            cluster.client.cancel(made, force=True)
         raise
     return ShardedArray(mesh, tiling, x.dtype, tuple(blocks), "from_dask")
 
 
-class _Chunks:
-    """The chunks of x, and parts of them, as futures."""
-
-    def __init__(self, x: da.Array, client: Client) -> None:
-        kept = {future.key for future in futures_of(x)}
-        self.client, self.x = client, client.persist(x)
-        self.futures = {future.key: future for future in futures_of(self.x)}
-        self.made = [future for key, future in self.futures.items() if key not in kept]
-        self.parts: dict[Any, Future[Any]] = {}
-
-    def part(self, index: tuple[int, ...], common: Region, chunk: Region) -> Future[Any]:
-        """What lies in ``common``: a task of its own, so that only that travels."""
-        future: Future[Any] = self.futures[(self.x.name, *index)]
-        if common == chunk:
-            return future
-        if (index, common) not in self.parts:
-            self.parts[index, common] = self.client.submit(
-                operator.getitem,
-                future,
-                within(common, chunk),
-                key=f"part-{uuid.uuid4().hex}",
-                pure=False,
-            )
-        return self.parts[index, common]
-
-    def cancel(self) -> None:
-        """None; what was begun here is cancelled, and what others had persisted stays."""
-        with suppress(Exception):  # of a client that is closed: nothing is left there
-            self.client.cancel([*self.made, *self.parts.values()], force=True)
+def _futures(x: da.Array) -> list[Future[Any]]:
+    """The chunks of a persisted ``x``, in order."""
+    found = {future.key: future for future in futures_of(x)}
+    return [found[key] for key in flatten(x.__dask_keys__())]
 
 
-def _assemble(
-    shape: tuple[int, ...], dtype: str, backend: str, where: list[tuple[slice, ...]], *parts: Any
-) -> Any:
+def _assemble(chunks: tuple[tuple[int, ...], ...], dtype: str, backend: str, *parts: Any) -> Any:
     """A block of the parts of chunks that it consists of (on its worker)."""
     xp, found = namespace(backend), as_dtype(dtype)
     here = [part if array_namespace(part) is xp else xp.asarray(off_device(part)) for part in parts]
+    shape = tuple(map(sum, chunks))
     if len(here) == 1:
         return xp.ascontiguousarray(here[0]).reshape(shape).astype(found, copy=False)
     block = xp.empty(shape, found)
-    for index, part in zip(where, here, strict=True):
-        block[index] = part
+    for region, part in zip(slices_from_chunks(chunks), here, strict=True):
+        block[region] = part
     return block
 
 
-def _refuse_two_copies(touching: dict[Region, list[Any]], dtype: np.dtype, room: Room) -> None:
-    sizes = (region_size(region) for region, found in touching.items() if found[1:])
-    twice = 2 * max(sizes, default=0) * dtype.itemsize
-    if twice > room.bytes:
+def _refuse_two_copies(sizes: list[int], room: Room) -> None:
+    if (twice := 2 * max(sizes, default=0)) > room.bytes:
         raise DoesNotFitError(
             f"a worker would hold a block in parts and put together, {format_bytes(twice)}, and "
             f"may hold {room}; shard x over more ranks, or rechunk it so that "

@@ -2,29 +2,26 @@
 
 td.Mesh(cluster, (2, 4), names=("dp", "tp"))
 
-                tp                   mesh["tp"], for whoever places an array on it:
-           0  1  2  3                along tp as told, a replica along dp
+                tp
+           0  1  2  3
     dp  0 [0][1][2][3]
         1 [4][5][6][7]
 
 On several hosts the ranks of one row share one, wherever it has as many slots.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, Union
-
-import numpy as np
+from typing import Any
 
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.errors import PlacementError
 from tiledask.plan.hosts import arranged, heaviest_first
-from tiledask.plan.products.placement import Placement, Replicate
 from tiledask.plan.whole import is_whole
 
-__all__ = ["Mesh", "Submesh", "on_whole_mesh"]
+__all__ = ["Mesh"]
 
 
 @dataclass(frozen=True)
@@ -37,11 +34,9 @@ class Mesh:
 
     A Dask client, or a scheduler's address, is connected to (`tiledask.connect`).
 
-    ``names``: of the axes, if they have any. Then ``mesh.size("tp")`` is the extent of one, in a
-    rank function ``rank.group("tp")`` the ranks along it, and ``mesh["tp"]`` the submesh to place
-    arrays on: ``td.distribute(x, mesh["tp"], td.Shard(0))`` shards along it and has a replica along
-    every other axis, as each of PyTorch's processes does with its own ``mesh["tp"]``. Raises
-    PlacementError for a shape or names that no mesh has.
+    ``names``: of the axes, if they have any. Then ``mesh.size("tp")`` is the extent of one, and in
+    a rank function ``rank.group("tp")`` the ranks along it. Raises PlacementError for a shape or
+    names that no mesh has.
     """
 
     cluster: Cluster = field(repr=False)
@@ -89,15 +84,6 @@ class Mesh:
         hosts = self.cluster.hosts
         return tuple(hosts[slot] for slot in self.at)
 
-    def speeds(self, axis: int | str) -> tuple[float, ...]:
-        """FLOP/s along an axis, as `Cluster.speeds` measures slots: of each place the slowest rank,
-        for which the others wait. ``td.partition(layers, stages, speeds=mesh.speeds("pp"))`` cuts a
-        pipeline by it."""
-        of_slots, number = self.cluster.speeds(), axis_of(axis, self.shape, self.names)
-        by_rank = np.reshape([of_slots[slot] for slot in self.at], self.shape)
-        others = tuple(each for each in range(self.ndim) if each != number)
-        return tuple(by_rank.min(axis=others).tolist())
-
     @property
     def ranks(self) -> int:
         return prod(self.shape)
@@ -111,20 +97,6 @@ class Mesh:
         """The extent of an axis, by its number or name; of all of them, the number of ranks."""
         return self.ranks if axis is None else self.shape[axis_of(axis, self.shape, self.names)]
 
-    def __getitem__(self, names: str | tuple[str, ...]) -> Union["Mesh", "Submesh"]:
-        """The submesh along the axes of these names; along all, this mesh itself.
-
-        Raises PlacementError for others, and for an order that is not the mesh's.
-        """
-        chosen = (names,) if isinstance(names, str) else tuple(names)
-        axes = [axis_of(name, self.shape, self.names) for name in chosen]
-        if not axes or axes != sorted({*axes}):
-            raise PlacementError(
-                f"a submesh is along different axes in the order of the mesh, {self.names}; got "
-                f"{names!r}"
-            )
-        return self if len(axes) == self.ndim else Submesh(self, chosen)
-
     def said(self, at: Sequence[int]) -> str:
         """Something of each axis, by name: ``(dp=0, tp=3)``, or ``(0, 3)`` without names."""
         if not self.names:
@@ -136,50 +108,6 @@ class Mesh:
 
     def __repr__(self) -> str:
         return f"Mesh({self.said(self.shape)})"
-
-
-@dataclass(frozen=True)
-class Submesh:
-    """A mesh along some of its axes, to place an array on: a replica along the others."""
-
-    mesh: Mesh
-    names: tuple[str, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(map(self.mesh.size, self.names))
-
-    @property
-    def ndim(self) -> int:
-        """How many axes it has."""
-        return len(self.names)
-
-    def size(self, axis: int | str | None = None) -> int:
-        """The extent of an axis, by its number or name; of all, how many ranks share an array."""
-        shape = self.shape
-        return prod(shape) if axis is None else shape[axis_of(axis, shape, self.names)]
-
-    def __repr__(self) -> str:
-        return f"{self.mesh!r}[{', '.join(map(repr, self.names))}]"
-
-
-def on_whole_mesh(
-    mesh: Mesh | Submesh, placements: Iterable[Placement]
-) -> tuple[Mesh, tuple[Placement, ...]]:
-    """The mesh and a placement for each of its axes, of those on a submesh; a mesh's as they are.
-
-    Raises PlacementError for more or fewer placements than a submesh has axes.
-    """
-    placements = (placements,) if isinstance(placements, Placement) else tuple(placements)
-    if not isinstance(mesh, Submesh):
-        return mesh, placements
-    if len(placements) != mesh.ndim:
-        raise PlacementError(
-            f"{mesh!r} needs one placement for each of its {mesh.ndim} axes, got "
-            f"{len(placements)}: {placements}"
-        )
-    told = dict(zip(mesh.names, placements, strict=True))
-    return mesh.mesh, tuple(told.get(name, Replicate()) for name in mesh.mesh.names)
 
 
 def axis_of(axis: Any, shape: tuple[int, ...], names: tuple[str, ...]) -> int:

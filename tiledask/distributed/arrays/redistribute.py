@@ -10,11 +10,11 @@ from typing import Any
 
 from distributed import Future
 
-from tiledask.distributed.arrays.array import Both, ShardedArray, check_placements, operators
+from tiledask.distributed.arrays.array import Both, ShardedArray, operators, placements_of
 from tiledask.distributed.cluster.cluster import Cluster, slot_of
 from tiledask.distributed.cluster.counters import counting
 from tiledask.distributed.deadlines import bounded
-from tiledask.plan.products.comms import Piece, collective, redistribution, shares, traffic_of
+from tiledask.plan.products.comms import Piece, collective, redistribution, traffic_of
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
 from tiledask.plan.products.regions import within
 from tiledask.tile.backend import array_namespace
@@ -30,18 +30,15 @@ def redistribute(
 
     Shard -> Replicate is an all_gather, Partial -> Shard a reduce_scatter, Partial -> Replicate an
     all_reduce (done as a reduce_scatter and an all_gather), Shard -> Shard an all_to_all;
-    Replicate -> Shard moves nothing. Sums are taken in rank order: the same bits every time; for
-    the mean of Partial("avg") they are then divided by how many they are. What is whole on every
-    rank may go to Partial("avg"), the mean of equals, and to Partial() nothing goes.
+    Replicate -> Shard moves nothing. Sums are taken in rank order: the same bits every time. To
+    Partial() nothing goes.
     """
     if not isinstance(array, ShardedArray):
         raise TypeError(
             f"redistribute moves a sharded array, got {type(array).__name__}; "
             f"td.distribute(x, mesh, placements) makes one"
         )
-    placements = (placements,) if isinstance(placements, Placement) else tuple(placements)
-    check_placements(placements, array.dtype)
-    target = Tiling(array.shape, array.mesh.shape, placements)
+    target = Tiling(array.shape, array.mesh.shape, placements_of(placements))
     name = collective(array.tiling, target)
     halfway = _reduced(array.tiling, target)
     stops = [target] if halfway is None else [halfway, target]
@@ -120,12 +117,12 @@ def _exchange(
 ) -> list[Future[Any]]:
     """The new block of every rank: its pieces, cut where they are and joined where they go."""
     here = old.regions
-    sender, given, divisor = Sender(cluster, name), {}, shares(old, new)
+    sender, given = Sender(cluster, name), {}
     for rank, at in enumerate(new.coordinates()):
         mine = [p for p in pieces if p.destination == rank]
         parts = [sender.send(blocks[p.source], within(p.region, here[p.source])) for p in mine]
         where = [within(p.region, new.region(at)) for p in mine]
-        given[slot_of(blocks[rank])] = new.block_shape(at), where, divisor, blocks[rank], *parts
+        given[slot_of(blocks[rank])] = new.block_shape(at), where, blocks[rank], *parts
     return cluster.submit_all(_join, given, name=name)
 
 
@@ -142,12 +139,10 @@ def _same(piece: Any) -> Any:
 def _join(
     shape: tuple[int, ...],
     where: list[tuple[slice, ...]],
-    divisor: int,
     like: Any,
     *parts: Any,
 ) -> Any:
-    """A new block with every part at its place; parts for the same place are added in order, and
-    the sums divided by ``divisor``."""
+    """A new block with every part at its place; parts for the same place are added in order."""
     block, begun = array_namespace(like).empty(shape, like.dtype), set()
     for index, part in zip(where, parts, strict=True):
         place = tuple((s.start, s.stop) for s in index)
@@ -156,8 +151,6 @@ def _join(
         else:  # assigned, not added to zero: the sign of a zero stays
             block[index] = part
             begun.add(place)
-    if divisor > 1:
-        block /= divisor
     return block
 
 

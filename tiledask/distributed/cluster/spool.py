@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from distributed.diskutils import WorkSpace
 
-from tiledask.plan.digests import crc_of
 from tiledask.plan.products.regions import Region, slices
 
 __all__ = ["AS_HOST", "MEMORY", "KeptArray", "machine", "open_spool"]
@@ -41,10 +40,6 @@ class KeptArray(NamedTuple):
     def part(self, slot: int, region: Region) -> str | np.ndarray:
         """What a task in ``slot`` makes the block of ``region`` from: the path, or the block."""
         return self.path if slot in self.near else self.array[slices(region)].copy()
-
-    def check(self, region: Region) -> int:
-        """CRC-32 of the block of ``region``, which the task compares."""
-        return crc_of(self.array[slices(region)])
 
     def remove(self) -> None:
         """None; no block is made of it any more."""

@@ -113,11 +113,7 @@ class PipelineJob:
                 targets = frames if s == last and len(arrays) > 1 else []
                 inputs = frames if s == 0 else []
                 parts = [
-                    {
-                        i: (array.part(device, region), array.check(region))
-                        for i in wanted
-                        for region in [(rows[i], (0, width))]
-                    }
+                    {i: array.part(device, (rows[i], (0, width))) for i in wanted}
                     for array, wanted in ((self.kept[0], inputs), (self.kept[-1], targets))
                 ]
                 stages.append((s, self.stages[s], *parts))
@@ -199,8 +195,7 @@ def _operands(
     def read(which: int, parts: dict[int, Any]) -> dict[int, Any]:
         dtype = dtypes[which]
         return {
-            i: read_block(part, (rows[i], (0, width)), dtype, backend, check)
-            for i, (part, check) in parts.items()
+            i: read_block(part, (rows[i], (0, width)), dtype, backend) for i, part in parts.items()
         }
 
     return {

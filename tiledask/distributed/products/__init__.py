@@ -9,8 +9,8 @@ operands.py    what two operands must have in common
 announced.py   what the dashboard's page is told of it
 line.py        the engine: whoever multiplies goes through a line of a product's program
 multiply.py    what a rank does: it reads others' blocks and leaves its own
-verifying      whether a product was multiplied right
-lazy.py        x @ y of dask.arrays: lazy_plan.py cuts, lazy_graph.py builds, lazy_tasks.py runs
+lazy.py        x @ y of dask.arrays
+check.py       td.check_product: Freivalds' check
 """
 
 from tiledask.submodules import submodules

@@ -1,21 +1,20 @@
 """x @ y as a lazy dask.array, for dask.arrays of any chunks and any scheduler.
 
-dask.array's own product makes every x_ik @ y_kj an array and adds those up. Here a task makes a
-whole tile of the result, so that few blocks travel and few partial results are held.
+              y    [  |  ]      x and y are rechunked to a few tiles, as many as there are threads.
+                   [  |  ]      A task adds one panel to its tile, k ascending:
+    x  [__|__|__]  [C |C ]
+       [__|__|__]  [C |C ]      C = x0 @ y0    C' = C + x1 @ y1    C'' = C' + x2 @ y2
 
-    lazy_plan.py    cuts the result into tiles, and k where a tile's task would not fit
-    lazy_graph.py   the graph of that plan
-    lazy_tasks.py   what its tasks do
+dask.array's own product makes every x_ik @ y_kj an array and adds those up. Where k is long and C
+is small, several tasks go through a part of the panels each, and their sums are added up.
 """
 
-from contextlib import suppress
-from functools import partial
-from itertools import pairwise
-from typing import Any
+from itertools import pairwise, product
+from math import ceil, prod
+from typing import Any, NamedTuple
 
 import dask
 import dask.array as da
-import dask.multiprocessing
 import numpy as np
 from dask.array.utils import meta_from_array
 from dask.base import get_scheduler, tokenize
@@ -25,38 +24,40 @@ from distributed import Client
 from distributed.system import MEMORY_LIMIT
 
 from tiledask.distributed.arrays.array import ShardedArray
-from tiledask.distributed.cluster.cluster import RUNNING, Cluster, slot_named, workers_of
-from tiledask.distributed.products.lazy_graph import Graph, Operand, check_chunks
-from tiledask.distributed.products.lazy_plan import LazyPlan, Machine, plan_product
+from tiledask.distributed.cluster.cluster import RUNNING, workers_of
 from tiledask.distributed.products.operands import check_kernel, check_types
-from tiledask.errors import (
-    ClusterLostError,
-    ConfigError,
-    DeadlineError,
-    DoesNotFitError,
-    KernelError,
-    PlacementError,
-    short,
-)
-from tiledask.plan.units import parse_bytes
-from tiledask.tile import probe
-from tiledask.tile.backend import array_namespace
+from tiledask.errors import DoesNotFitError, KernelError, PlacementError
+from tiledask.plan.units import divisors, format_bytes, parse_bytes
+from tiledask.tile import matmul as tile_matmul
+from tiledask.tile import probe, workspace
+from tiledask.tile.backend import accumulator, array_namespace, as_dtype, on_device
 
 __all__ = ["OPTIONS", "multiply"]
 
-OPTIONS = ("memory_limit", "kernel", "tile", "verify")
+OPTIONS = ("memory_limit", "kernel", "tile")
 """What `multiply` takes."""
 
-SHARE = 0.5
+SHARE = 0.3
 """The share of a worker's memory that its product tasks may hold; the blocks of x and y that
 live there, and whatever else it keeps, have the rest."""
-MOST = 0.7
-"""The share of it that one task may hold if it is asked to: beyond, Dask moves blocks to disk, then
-pauses the worker and kills it."""
-_BACK = 30.0
-"""Seconds that a plan waits for a first worker where all are lost."""
-_GRAIN = 2**26
-_TASK = {"distributed": 1.5e-3, "local": 1e-4}  # seconds that a task costs besides its work
+SMALL = 10**8
+"""FLOP below which a tile is not cut: a task costs as much as so few."""
+FINEST = 2**16
+"""Tiles that are tried at most, and panels in one of them."""
+
+
+class LazyPlan(NamedTuple):
+    """How a product is cut into tasks."""
+
+    rows: tuple[int, ...]
+    """Tiles along each dimension that C has from x."""
+    columns: int
+    depth: int
+    """Of a panel, along k."""
+    chains: int
+    """Tasks that go through a part of the panels each."""
+    peak: int
+    """Bytes that a task holds at most, those that it receives included."""
 
 
 def multiply(
@@ -66,26 +67,17 @@ def multiply(
     memory_limit: int | str | None = None,
     kernel: str = "blas",
     tile: Any = None,
-    verify: bool = False,
 ) -> da.Array:
     """x @ y as a lazy dask.array, for dask.arrays of any chunks.
 
     x is (..., m, k) or (k) and y is (k, n) or (k), both float16, bfloat16, float32 or float64; one
-    of them may be a NumPy array. The chunks of the result are the tiles of a plan that was made
-    for the scheduler that is active now; any scheduler can run it.
+    of them may be a NumPy array. The chunks of the result are tiles that were chosen for the
+    scheduler that is active now; any scheduler can run it.
 
     memory_limit
-        Bytes that one task may hold. Default: half of what a thread of the active scheduler has,
-        less what a worker's process takes by itself; no more than 70 % of it on a cluster.
+        Bytes that one task may hold. Default: 30 % of what a thread of the active scheduler has.
     kernel, tile
         How a task multiplies: see ``td.tile.matmul``.
-    verify
-        Each task compares its tile with the blocks that it was given, by random signs (Freivalds),
-        and multiplies again once, with a UserWarning, if that is wrong; then DamagedBlockError.
-
-    Where x and y together are larger than all tasks may hold at once, blocks that depend on nothing
-    but a source (a file, a random seed) are made within each task that uses them, and dropped. What
-    it takes to make one, besides the block itself, is assumed to be as much again.
 
     Raises PlacementError for operands that do not multiply, and DoesNotFitError if a block, or the
     smallest task that there is, is larger than the limit.
@@ -94,44 +86,204 @@ def multiply(
     >>> multiply(x, x.T).sum().compute(scheduler="synchronous").item()
     144.0
     """
-    if not isinstance(verify, bool):
-        raise ConfigError(
-            f"verify of a lazy product is True or False, got {short(verify)}; whether blocks are "
-            f"finite is known when they are computed: da.isfinite(x).all()"
-        )
     x, y = _operands(x, y, kernel)
-    shape = (*x.shape[:-1], *y.shape[1:])
+    if x.ndim == 1 or y.ndim == 1:
+        left, right = (x[None] if x.ndim == 1 else x), (y[:, None] if y.ndim == 1 else y)
+        c = multiply(left, right, memory_limit=memory_limit, kernel=kernel, tile=tile)
+        return c[(*([0] * (x.ndim == 1)), ..., *([0] * (y.ndim == 1)))]
+    shape = (*x.shape[:-1], y.shape[1])
     meta = meta_from_array(x._meta, ndim=len(shape), dtype=x.dtype)
     if 0 in (*x.shape, *y.shape):
-        empty: da.Array = da.zeros_like(meta, shape=shape, chunks=-1)
-        return empty
-    machine = _machine(x, y)
-    limit = machine.task_bytes if memory_limit is None else parse_bytes(memory_limit)
-    left, right, plan = _planned(x, y, machine, limit, kernel, tile)
-    token = tokenize(x, y, plan, left.side, right.side, kernel, tile, verify)
-    # Dask learns from its prefix how long a task takes: products of other sizes have other names
-    name = f"tiledask_matmul_1e{len(str(plan.task_flops)) - 1}-{token}"
-    tasks = Graph(name, plan, left, right, kernel, tile, verify).tasks()
-    cuts = (plan.tiles[:-1] if x.ndim > 1 else ()) + (plan.tiles[-1:] if y.ndim > 1 else ())
-    chunks = tuple(tuple(b - a for a, b in pairwise(edges)) for edges in cuts)
+        return da.zeros_like(meta, shape=shape, chunks=-1)
+    threads, limit = _threads(x, y)
+    limit = limit if memory_limit is None else parse_bytes(memory_limit)
+    for name, z in (("x", x), ("y", y)):
+        if (largest := prod(z.chunksize) * z.dtype.itemsize) > limit:
+            raise DoesNotFitError(
+                f"the largest block of {name} has {format_bytes(largest)}, a task may hold "
+                f"{format_bytes(limit)}; rechunk {name} to smaller blocks, or give memory_limit= a "
+                f"larger number"
+            )
+    plan = _plan(x, y, threads, limit, kernel, tile)
+    rows = [_even(n, parts, z) for n, parts, z in zip(x.shape, plan.rows, x.chunks, strict=False)]
+    columns = _even(y.shape[1], plan.columns, y.chunks[1])
+    panels = _even(y.shape[0], ceil(y.shape[0] / plan.depth))
+    x, y = x.rechunk((*rows, panels)), y.rechunk((panels, columns))
+    name, tasks = _graph(x, y, plan.chains, (kernel, tile))
     graph = HighLevelGraph.from_collections(name, tasks, dependencies=[x, y])
-    return da.Array(graph, name, chunks, meta=meta)
+    return da.Array(graph, name, (*rows, columns), meta=meta)
 
 
-def _planned(
-    x: da.Array, y: da.Array, machine: Machine, limit: int, kernel: str, tile: Any
-) -> tuple["Operand", "Operand", LazyPlan]:
-    """x, y and their plan: with blocks that tasks make where all together are too large to keep."""
+def _graph(
+    x: da.Array, y: da.Array, chains: int, how: tuple[str, Any]
+) -> tuple[str, dict[Any, Any]]:
+    """(the result's name, its tasks): a chain for each tile and part of the panels, and sums."""
+    panels = x.numblocks[-1]
+    flops = 2 * prod(x.chunksize) * y.chunksize[1]
+    # Dask learns from its prefix how long a task takes: products of other sizes have other names
+    name = f"tiledask_matmul_1e{len(str(flops)) - 1}-{tokenize(x, y, chains, how)}"
+    cuts = sorted({panels * chain // chains for chain in range(chains + 1)})
+    tasks: dict[Any, Any] = {}
+    for at in product(*map(range, (*x.numblocks[:-1], y.numblocks[1]))):
+        sums = []
+        for start, stop in pairwise(cuts):
+            before = None
+            for k in range(start, stop):
+                last = len(cuts) == 2 and k == panels - 1
+                key = (name, *at) if last else (f"{name}-panel", *at, k)
+                blocks = (x.name, *at[:-1], k), (y.name, k, at[-1])
+                tasks[key] = (_step, before, *blocks, how, x.dtype.name if last else None)
+                before = key
+            sums.append(before)
+        if len(sums) > 1:
+            tasks[name, *at] = (_add_up, sums, x.dtype.name)
+    return name, tasks
 
-    def attempt(made: bool) -> tuple["Operand", "Operand", LazyPlan]:
-        left, right = Operand.of(x, True, made), Operand.of(y, False, made)
-        plan = plan_product(left.side, right.side, machine, limit, kernel=kernel, tile=tile)
-        return left, right, plan
 
-    if x.nbytes + y.nbytes > limit * machine.threads:
-        with suppress(DoesNotFitError):
-            return attempt(made=True)
-    return attempt(made=False)
+def _step(before: Any, x: Any, y: Any, how: tuple[str, Any], final: str | None) -> Any:
+    """``before`` and x @ y, in the type that it is summed in; or rounded, if it is ``final``.
+
+    No task changes what it receives, so any scheduler may run one twice or keep what it likes.
+    """
+    xp, (kernel, tile) = array_namespace(x), how
+    with on_device(x):
+        # BLAS rounds otherwise what has come unaligned from another worker
+        x, y = (z if getattr(z.flags, "aligned", True) else z.copy(order="K") for z in (x, y))
+        shape = (*x.shape[:-1], y.shape[1])
+        c = xp.empty(shape, accumulator(x.dtype)) if before is None else before.copy()
+        flat = c.reshape(-1, shape[-1])
+        x, beta = x.reshape(-1, x.shape[-1]), float(before is not None)
+        tile_matmul(x, y, kernel=kernel, tile=tile, out=flat, beta=beta)
+        return c if final is None else c.astype(as_dtype(final), copy=False)
+
+
+def _add_up(sums: list[Any], dtype: str) -> Any:
+    """The sums of several chains, added up in order."""
+    with on_device(sums[0]):
+        total = sums[0].copy()
+        for other in sums[1:]:
+            total += other
+        return total.astype(as_dtype(dtype), copy=False)
+
+
+# -- the plan ------------------------------------------------------------------------------------
+
+
+def _plan(x: da.Array, y: da.Array, threads: int, limit: int, kernel: str, tile: Any) -> LazyPlan:
+    """The plan that moves fewest bytes, of those that keep all threads busy within the limit."""
+    (*lead, k), n = x.shape, y.shape[1]
+    m, least = prod(lead), 0
+    count = min(threads, ceil(2 * m * n * k / SMALL))
+    while count <= min(FINEST, 2 * threads * m * n):
+        found = []
+        for parts in divisors(count):
+            for r in divisors(parts):
+                rows, columns = _rows(lead, r), min(parts // r, n)
+                chains = min(count // parts, k)
+                plan = _within(x, y, (rows, columns, chains), limit, kernel, tile)
+                least = min(least or plan.peak, plan.peak)
+                moved = columns * x.nbytes + prod(rows) * y.nbytes
+                moved += 2 * (chains - 1) * m * n * accumulator(x.dtype).itemsize
+                found.append((moved, plan.peak, plan))
+        fitting = [each for each in found if each[1] <= limit]
+        if fitting:
+            return min(fitting)[2]
+        count *= 2
+    raise DoesNotFitError(
+        f"the smallest task of this product would hold {format_bytes(least)}, a task may hold "
+        f"{format_bytes(limit)}; give memory_limit= a larger number"
+    )
+
+
+def _within(
+    x: da.Array,
+    y: da.Array,
+    cuts: tuple[tuple[int, ...], int, int],
+    limit: int,
+    kernel: str,
+    tile: Any,
+) -> LazyPlan:
+    """The plan of these cuts with the deepest panels that fit, or of one number if none does.
+
+    A task holds a panel of each operand, C, and C again that it goes on with; before it one that
+    rechunks holds a panel in parts and put together; where several chains are added up, all sums.
+    """
+    (rows, columns, chains), itemsize = cuts, x.dtype.itemsize
+    k, wide = y.shape[0], accumulator(x.dtype).itemsize
+    m = prod(max(_even(*each)) for each in zip(x.shape, rows, x.chunks, strict=False))
+    n = max(_even(y.shape[1], columns, y.chunks[1]))
+    most, least = ceil(k / chains), min(k, 1)
+
+    def peak(depth: int) -> int:
+        c = m * n * (wide * (2 if depth < most else 1) + itemsize * (wide > itemsize))
+        work = workspace(m, n, depth, itemsize, kernel, tile, accumulate=True, out_itemsize=wide)
+        step = (m + n) * depth * itemsize + c + work
+        sums = m * n * (wide * (chains + 1) + itemsize * (wide > itemsize)) * (chains > 1)
+        return max(step, sums, 2 * max(m, n) * depth * itemsize)
+
+    depth = most
+    while depth > least and peak(depth) > limit:
+        depth = ceil(depth / 2)
+    return LazyPlan(rows, columns, depth, chains, peak(depth))
+
+
+def _rows(lead: list[int], parts: int) -> tuple[int, ...]:
+    """About ``parts`` tiles along these dimensions, the first ones cut first."""
+    found = []
+    for extent in lead:
+        found.append(min(extent, parts))
+        parts = ceil(parts / found[-1])
+    return tuple(found)
+
+
+def _even(extent: int, parts: int, chunks: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """``extent`` in even parts; an edge that is close to one of the ``chunks`` goes there.
+
+    >>> _even(10, 3), _even(100, 2, (49, 51))
+    ((3, 3, 4), (49, 51))
+    """
+    edges, near = [i * extent // parts for i in range(parts + 1)], np.cumsum([0, *chunks])
+    for i, edge in enumerate(edges if chunks else ()):
+        nearest = int(near[np.abs(near - edge).argmin()])
+        edges[i] = nearest if abs(nearest - edge) <= extent / parts / 8 else edge
+    return tuple(b - a for a, b in pairwise(edges))
+
+
+def _threads(x: da.Array, y: da.Array) -> tuple[int, int]:
+    """(tasks that the active scheduler runs at a time, bytes that each of them may hold)."""
+    get = get_scheduler(collections=[x, y])
+    client = getattr(get, "__self__", None)
+    if isinstance(client, Client):
+        ours = next((c for c in RUNNING if c.client is client), None)
+        if ours is not None:  # of all slots, whoever is away now: plans, and so bits, stay the same
+            ours.check_alive()
+            least = min(limit or MEMORY_LIMIT // ours.slots for limit in ours.memory_limits)
+            return ours.slots, int(SHARE * _memory(x, ours.slots, least))
+        workers = list(workers_of(client).values())
+        limits = [
+            _memory(x, len(workers), w["memory_limit"] or MEMORY_LIMIT // len(workers))
+            // w["nthreads"]
+            for w in workers
+        ]
+        if workers:
+            return sum(w["nthreads"] for w in workers), int(SHARE * min(limits))
+    threads = 1
+    if get is not dask.local.get_sync:
+        threads = dask.config.get("num_workers", None) or CPU_COUNT
+    return threads, int(SHARE * _memory(x, 1, MEMORY_LIMIT) / threads)
+
+
+def _memory(x: da.Array, processes: int, host: int) -> int:
+    """Bytes that each process has for blocks of ``x``: of a GPU here if they are CuPy's, else of
+    the ``host``; of a GPU that has the host's memory no more than that."""
+    devices = () if array_namespace(x._meta) is np else probe().devices
+    if not devices:
+        return host
+    share = int(min(device.memory for device in devices) * min(1, len(devices) / processes))
+    return min(share, host) if any(device.integrated for device in devices) else share
+
+
+# -- what is refused -----------------------------------------------------------------------------
 
 
 def _operands(x: Any, y: Any, kernel: str) -> tuple[da.Array, da.Array]:
@@ -165,7 +317,11 @@ def _operands(x: Any, y: Any, kernel: str) -> tuple[da.Array, da.Array]:
 
 
 def _check_operand(name: str, z: da.Array) -> None:
-    check_chunks(name, z)
+    if any(np.isnan(z.shape)):
+        raise PlacementError(
+            f"{name} has chunks of unknown size, its shape is {z.shape}, and a plan needs numbers; "
+            f"{name}.compute_chunk_sizes() finds them out"
+        )
     dense = not isinstance(z._meta, np.ma.MaskedArray)
     try:
         array_namespace(z._meta)
@@ -181,69 +337,3 @@ def _check_operand(name: str, z: da.Array) -> None:
             f"{name} is {z.dtype}, products here are float16, bfloat16, float32 or float64; use "
             f"{name}.astype('float64'), or dask's own x @ y"
         )
-
-
-def _machine(x: da.Array, y: da.Array) -> Machine:
-    """What the active scheduler would run a graph on."""
-    get = get_scheduler(collections=[x, y])
-    client = getattr(get, "__self__", None)
-    if isinstance(client, Client):
-        ours = next((c for c in RUNNING if c.client is client), None)
-        if ours is not None:
-            ours.check_alive()
-        workers = list(workers_of(client).values())
-        if ours is not None:  # who is lost comes back: plans, and so bits, are those of all slots
-            with suppress(ClusterLostError, DeadlineError):
-                workers = workers or list(ours.wait_for_slots([0], _BACK).values())
-            workers += workers[:1] * (ours.slots - len(workers))
-        if workers:
-            return _distributed(workers, x, ours)
-    threads = 1
-    if get is not dask.local.get_sync:
-        pool = getattr(dask.config.get("pool", None), "_max_workers", None)
-        pool = get.args[1] if isinstance(get, partial) else pool
-        threads = pool or dask.config.get("num_workers", None) or CPU_COUNT
-    processes = threads if get is dask.multiprocessing.get else 1
-    memory = _memory(x, processes, MEMORY_LIMIT)
-    return Machine(processes, threads, int(memory * SHARE / threads), _TASK["local"])
-
-
-def _distributed(
-    workers: list[dict[str, Any]], x: da.Array, cluster: Cluster | None = None
-) -> Machine:
-    """The Machine of these workers, each of which has no more bytes than a slot of ``cluster``."""
-    cap = cluster and cluster.memory_limit
-    # a slot of td.start_cluster computes one task at a time; its other thread hands data over
-    one = cluster is None or cluster.started_here
-    threads = [
-        1 if one and slot_named(worker["resources"]) >= 0 else worker["nthreads"]
-        for worker in workers
-    ]
-    memory = [
-        _memory(x, len(workers), _left(worker, MEMORY_LIMIT // len(workers))) for worker in workers
-    ]
-    each = min(min(m, cap or m) / t for m, t in zip(memory, threads, strict=True))
-    return Machine(
-        len(workers), sum(threads), int(each * SHARE), _TASK["distributed"], int(each * MOST)
-    )
-
-
-def _left(worker: dict[str, Any], otherwise: int) -> int:
-    """Bytes of a worker's memory limit beyond what its process holds that is no block of Dask's.
-
-    As its last heartbeat said, rounded up: the same product shall be cut alike another time.
-    """
-    metrics = worker.get("metrics", {})
-    holds: int = max(0, metrics.get("memory", 0) - metrics.get("managed_bytes", 0))
-    limit: int = worker["memory_limit"] or otherwise
-    return max(1, limit - -(-holds // _GRAIN) * _GRAIN)
-
-
-def _memory(x: da.Array, processes: int, host: int) -> int:
-    """Bytes that each process has for blocks of ``x``: of a GPU here if they are CuPy's, else of
-    the ``host``; of a GPU that has the host's memory no more than that."""
-    devices = () if array_namespace(x._meta) is np else probe().devices
-    if not devices:
-        return host
-    share = int(min(device.memory for device in devices) * min(1, len(devices) / processes))
-    return min(share, host) if any(device.integrated for device in devices) else share

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.products.verifying.tiles import TileCheck
 from tiledask.distributed.programs.beside import BesideRunner
 from tiledask.plan.products.regions import Region, slices, within
 from tiledask.plan.program.instructions import Do, Fetch, Instructions, Keep, ProgramPart
@@ -43,8 +42,6 @@ class ProductLine:
         self.kernel, self.tile = kernel, tile
         self.loaded: list[TileTraffic | None] = []
         """What each local product loaded."""
-        self.tile_check: TileCheck | None = None
-        """What hears of each panel, where it is asked whether C is right."""
 
     def go(
         self,
@@ -74,15 +71,10 @@ class ProductLine:
         held = _held(a, pieces[: len(a)]), _held(b, pieces[len(a) :])
         with on_device(pieces[0]):
             out = self.place(room, c, pieces[0])
-            if self.tile_check is not None:
-                self.tile_check.begin(c, out, adds)
             for x, y in self.pairs(*held):
                 for strip in into:
                     self.loaded += self._products(x, y, out, c, strip, adds)
                 adds = True
-                if self.tile_check is not None:
-                    finish(out)
-                    self.tile_check.add(x, y)
         finish(out)
         self.multiplied(begun)
 

@@ -9,7 +9,6 @@ transport/        parts of blocks from worker to worker         memory, messages
 
 import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -18,8 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from distributed import Future
 
-from tiledask.distributed.arrays.array import Both, ShardedArray, Verified, operators
-from tiledask.distributed.arrays.block_sums import make_again
+from tiledask.distributed.arrays.array import Both, ShardedArray, operators
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.arrays.recompute import Anchors
 from tiledask.distributed.cluster.cluster import slot_of
@@ -34,18 +32,10 @@ from tiledask.distributed.products.needed import ProductNeeds
 from tiledask.distributed.products.operands import check_kernel, check_types
 from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.products.refusal import refusal
-from tiledask.distributed.products.verifying.by_blocks import Comparing
-from tiledask.distributed.products.verifying.exact_rows import explained
-from tiledask.distributed.products.verifying.on_entry import (
-    asks_finite,
-    check_blocks,
-    check_finite,
-    check_verify,
-)
 from tiledask.distributed.transport.loans import Facts, Span
 from tiledask.distributed.transport.remote_read import Lender, lending, said_of, transport_of
 from tiledask.distributed.transport.tickets import LentBlock, Ticket
-from tiledask.errors import DamagedBlockError, PlacementError
+from tiledask.errors import PlacementError
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import algorithms, moves_nothing
 from tiledask.plan.products.traffic import Traffic
@@ -74,7 +64,6 @@ def matmul(
     memory_limit: int | str | None = None,
     timeout: float | None = None,
     progress: Progress = None,
-    verify: bool | str = False,
     **elsewhere: Any,
 ) -> ShardedArray:
     """C = A @ B as a ShardedArray; A [..., k] may have leading dimensions, B is [k, n] or [k].
@@ -100,14 +89,6 @@ def matmul(
     progress
         Show how far the ranks are. Default: where somebody watches, after two seconds. A function
         is called with (panels multiplied, panels in all), from another thread.
-    verify
-        True compares every block of C with A and B where their owners have them, by random signs
-        (Freivalds), and these with the sums that were kept when they were made: a bit that
-        changed in memory or on the way is seen from about 1e-2 of C's rms. The next product of
-        the same operands looks over C alone, and over all if anything is off. What is damaged is
-        made and multiplied again once, with a UserWarning that names it, and ``C.verified`` says
-        so; if that is wrong again, DamagedBlockError. "finite" also refuses A and B with NaN or
-        infinity.
 
     Half types are summed in float32 and rounded once; only partial sums that are left as they are
     (Partial()) are rounded before. ``C.traffic`` and ``C.memory`` hold what was predicted and
@@ -127,7 +108,6 @@ def matmul(
             "progress": progress,
             "memory_limit": memory_limit,
             "tile": tile,
-            "verify": verify or None,
         }
         given = {name: value for name, value in given.items() if value is not None} | elsewhere
         if unknown := sorted(set(given) - set(takes)):
@@ -149,9 +129,7 @@ def matmul(
     if algorithm is None and a.dtype.name not in a.mesh.cluster.rates:
         rates_of(a.mesh.cluster, a.dtype)  # one algorithm's time is worth no measuring
     question = _question(a, b, algorithm, options, kernel, tile)
-    check_verify(verify)
-    run = _Run(a, b, question, memory_limit, deadline, progress, verify)
-    return run.verified() if verify else run.result()
+    return _Run(a, b, question, memory_limit, deadline, progress).result()
 
 
 def explain(
@@ -339,10 +317,9 @@ class _Run:
         memory_limit: int | str | None,
         deadline: float,
         progress: Progress,
-        verify: bool | str = False,
     ) -> None:
         self.a, self.b, self.question, self.memory_limit = a, b, question, memory_limit
-        self.deadline, self.progress, self.verify = deadline, progress, verify
+        self.deadline, self.progress = deadline, progress
         self.cluster = a.mesh.cluster
         self.on_page = False
 
@@ -370,49 +347,6 @@ class _Run:
     def _left(self) -> float:
         return max(0.1, self.deadline - time.monotonic())
 
-    def verified(self) -> ShardedArray:
-        """C, of which all blocks are right: at the second attempt, if some were not."""
-        c, first = self.result(), self.compared
-        if first.right:
-            return replace(c, verified=Verified(len(c.blocks)))
-        del c  # so that there is room for the next
-        for rank, name in first.damaged:
-            block = (self.a if name == "A" else self.b).blocks[rank]
-            make_again(self.cluster, block, self._left())
-        c, second = self.result(), self.compared
-        plan, arrays = self.choice.plan, (self.a, self.b, c)
-        assert plan is not None
-        rounded = [
-            rank
-            for rank in second.same(first)
-            if explained(plan, rank, second.wrong[rank], arrays, self._left())
-        ]
-        first, second = first.without(rounded), second.without(rounded)
-        if not second.right:
-            named = "; ".join(map(self.comparing.named, second.faults))
-            raise DamagedBlockError(
-                f"{self.ready.what} gave wrong numbers twice: {named}. Memory or processor there "
-                f"are at fault, or the kernel {self.question.needs.kernel!r}: try other slots, "
-                f"td.Mesh(..., slots=), or another kernel"
-            )
-        if first.right:
-            return replace(c, verified=Verified(len(c.blocks)))
-        words = tuple(map(self.comparing.named, first.faults))
-        warnings.warn(
-            f"{self.ready.what}: {'; '.join(words)} was damaged, and was made again; the result "
-            f"is right. If that happens again on the same machine, look at its memory",
-            UserWarning,
-            stacklevel=4,
-        )
-        return replace(c, verified=Verified(len(c.blocks), words))
-
-    @cached_property
-    def comparing(self) -> Comparing:
-        """What looks whether it was multiplied right."""
-        plan = self.choice.plan
-        assert plan is not None
-        return Comparing(plan, self.a, self.b, self.ready.what)
-
     def result(self) -> ShardedArray:
         cluster, a, b = self.cluster, self.a, self.b
         arrays, slots = [a.blocks, b.blocks], a.mesh.at
@@ -424,19 +358,12 @@ class _Run:
             counting(
                 cluster,
                 self._left(),
-                first=[
-                    lender.lends(arrays),
-                    asks_room(cluster, arrays),
-                    *[asks_finite(arrays)] * (self.verify == "finite"),
-                ],
+                first=[lender.lends(arrays), asks_room(cluster, arrays)],
                 last=[lender.ends],
             ) as counted,
         ):
-            lent, rules, *finite = zip(*counted.first, strict=True)
+            lent, rules = zip(*counted.first, strict=True)
             tickets = [lent[slot] for slot in slots]
-            check_blocks(a, b, tickets)
-            for said in finite:
-                check_finite(a, b, [said[slot] for slot in slots])
             self.room = as_room(rules, self.memory_limit, cluster.started_here, slots)
             ready, held = self.ready, [counted.held[slot] for slot in slots]
             with (
@@ -454,9 +381,6 @@ class _Run:
         predicted = ready.predicted.on(cluster.hosts, slots)
         traffic = Both(predicted, counted.moved(cluster.slots, reads))
         memory = Both(self.choice.ledger, counted.ledger(ready.resident, slots))
-        if self.verify:
-            told = (each for found in facts for each in found.weighed)
-            self.compared = self.comparing.compared(told, blocks, self._left())
         if self.on_page:
             counts = traffic.measured, memory.measured, counted.seconds
             ended(cluster, lender.name, slots, *counts)
@@ -505,12 +429,9 @@ class _Run:
             for (key, row), held in zip(found.items(), one.anchors.of(found), strict=True):
                 rows[array, key] = dumps([((array, r), one.block(r)) for r in row])
                 anchors[array, key] = held
-        last = stage is self.ready.stages[-1]
         for rank, (line, reads) in enumerate(zip(stage.lines, stage.reads, strict=True)):
             said = [rows[each] for each in reads]
-            weigher = self.comparing.weighers[rank] if self.verify and last else None
-            way = lender.name, lender.transport, said, needs.kernel, needs.tile, self.on_page
-            told = *way, weigher
+            told = lender.name, lender.transport, said, needs.kernel, needs.tile, self.on_page
             # what keeps Dask able to make again the blocks that the rank reads
             after = [future for each in reads for future in anchors[each]]
             mine = self.a.blocks[rank], self.b.blocks[rank], own[rank]

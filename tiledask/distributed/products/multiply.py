@@ -16,11 +16,9 @@ import numpy as np
 from dask.context import thread_state
 from distributed import get_worker
 
-from tiledask.distributed.arrays.block_sums import remember
 from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.progress import Reporter
 from tiledask.distributed.products.line import ProductLine, finish, place_in
-from tiledask.distributed.products.verifying.by_signs import Weigher
 from tiledask.distributed.transport.loans import Span
 from tiledask.distributed.transport.reader import Reader
 from tiledask.distributed.transport.tickets import LentBlock, LoanLostError
@@ -108,8 +106,6 @@ class _Told(NamedTuple):
     tile: Any
     on_page: bool
     """Whether the dashboard's page is told how far it is."""
-    weigher: Weigher | None = None
-    """What looks whether C was multiplied right, where that is asked for."""
 
 
 def run_line(
@@ -140,7 +136,7 @@ class _Line(ProductLine):
 
     def __init__(self, job: RankLine, told: _Told, own: dict[str, Any]) -> None:
         super().__init__(job.program, told.kernel, told.tile)
-        self.job, self.told, self.own = job, told, (own["A"], own["B"])
+        self.job, self.told = job, told
         self.lent: dict[tuple[str, int], LentBlock] = {}
         for row in told.rows:
             self.lent.update(loads(row))
@@ -169,10 +165,6 @@ class _Line(ProductLine):
             self.reader.facts.tiles.append(TileCount.of(self.loaded))
         _show(self.spans, self.reporter)
         c = self.stays["C"]
-        if self.told.weigher is not None:
-            self.reader.facts.weighed.append(self.told.weigher.weigh(*self.own, c))
-            made = c if job.unrounded else c.astype(as_dtype(job.dtype), copy=False)
-            return remember(made)
         return c if job.unrounded else c.astype(as_dtype(job.dtype), copy=False)
 
     # -- where it reads ---------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 block.py            a decoder block and its layers: norms; attention by heads; feed-forward
 vocabulary.py       an embedding sharded by rows; the loss of logits that never meet
 linear.py           the linear layers inside of a layer: column-parallel, row-parallel
-summa.py            linear on a grid of ranks: x, w and y each in blocks; 2-D and 2.5-D
 elementwise.py      activations, sums, biases: what is wrong on a Partial
 f_g.py              f and g, and their forms for tokens that are sharded
 layer_programs.py   each is a program of one layer, run on the group
@@ -15,7 +14,7 @@ One convention, that of tiledask/tile/layers, with the group before all:
     y, kept        = f(group, x, weights..., options)
     dx, dweights.. = f_grad(group, dy, kept, weights...)
 
-Everything that goes in and comes out is a `Placed`, on a group or on a grid: it knows whether it is
+Everything that goes in and comes out is a `Placed`: it knows whether it is
 replicated, a shard or a partial sum, and what would be silently wrong raises PlacementError. x may
 be on every rank, or sharded along its tokens (sequence parallel): y is then placed as x is.
 """
@@ -26,11 +25,9 @@ from tiledask.distributed.tensor.block import (
     decoder_block,
     decoder_block_grad,
     layer_norm,
-    layer_norm_grad,
     mlp,
     mlp_grad,
     rms_norm,
-    rms_norm_grad,
     self_attention,
     self_attention_grad,
     swiglu_mlp,
@@ -38,15 +35,10 @@ from tiledask.distributed.tensor.block import (
 )
 from tiledask.distributed.tensor.elementwise import (
     activate,
-    activate_grad,
     add,
     add_bias,
-    softmax,
-    softmax_grad,
-    swiglu,
-    swiglu_grad,
 )
-from tiledask.distributed.tensor.f_g import f, f_grad, g, g_grad, gathered, scattered
+from tiledask.distributed.tensor.f_g import f, g, gathered
 from tiledask.distributed.tensor.linear import (
     column_linear,
     column_linear_grad,
@@ -55,11 +47,9 @@ from tiledask.distributed.tensor.linear import (
 )
 from tiledask.distributed.tensor.placed import (
     Placed,
-    check_window,
     partial,
     replicate,
     shard,
-    sharded,
 )
 from tiledask.distributed.tensor.shards import (
     attention_layout,
@@ -72,7 +62,6 @@ from tiledask.distributed.tensor.shards import (
     swiglu_layout,
     whole_of,
 )
-from tiledask.distributed.tensor.summa import RankGrid, summa_linear, summa_linear_grad
 from tiledask.distributed.tensor.vocabulary import (
     cross_entropy,
     cross_entropy_grad,
@@ -80,20 +69,14 @@ from tiledask.distributed.tensor.vocabulary import (
     embedding_grad,
 )
 
-GridBlock = Placed
-
 __all__ = [
     "DecoderBlock",
-    "GridBlock",
     "Placed",
-    "RankGrid",
     "activate",
-    "activate_grad",
     "add",
     "add_bias",
     "attention_layout",
     "block_layout",
-    "check_window",
     "column_linear",
     "column_linear_grad",
     "compared",
@@ -106,12 +89,9 @@ __all__ = [
     "embedding_grad",
     "embedding_layout",
     "f",
-    "f_grad",
     "g",
-    "g_grad",
     "gathered",
     "layer_norm",
-    "layer_norm_grad",
     "mlp",
     "mlp_grad",
     "mlp_layout",
@@ -119,21 +99,12 @@ __all__ = [
     "put_together",
     "replicate",
     "rms_norm",
-    "rms_norm_grad",
     "row_linear",
     "row_linear_grad",
-    "scattered",
     "self_attention",
     "self_attention_grad",
     "shard",
     "shard_weights",
-    "sharded",
-    "softmax",
-    "softmax_grad",
-    "summa_linear",
-    "summa_linear_grad",
-    "swiglu",
-    "swiglu_grad",
     "swiglu_layout",
     "swiglu_mlp",
     "swiglu_mlp_grad",

@@ -50,11 +50,9 @@ __all__ = [
     "decoder_block",
     "decoder_block_grad",
     "layer_norm",
-    "layer_norm_grad",
     "mlp",
     "mlp_grad",
     "rms_norm",
-    "rms_norm_grad",
     "self_attention",
     "self_attention_grad",
     "swiglu_mlp",
@@ -294,25 +292,11 @@ def layer_norm(
     return forward(_norm, group, (x,), {"w": w, "b": b}, False, eps, name)
 
 
-def layer_norm_grad(
-    group: Group, dy: Placed, kept: KeptLayer, w: Placed, b: Placed | None = None
-) -> tuple[Placed, Placed, Placed | None]:
-    """(dx, placed as x was, dw and db on every rank)."""
-    dx, grads = backward(group, dy, kept, {"w": w, "b": b})
-    return dx, grads["w"], grads["b"]
-
-
 def rms_norm(
     group: Group, x: Placed, w: Placed, eps: float = 1e-6, name: str = "rms_norm"
 ) -> tuple[Placed, KeptLayer]:
     """(y, kept), as `layer_norm`, without a mean and a bias."""
     return forward(_norm, group, (x,), {"w": w}, True, eps, name)
-
-
-def rms_norm_grad(group: Group, dy: Placed, kept: KeptLayer, w: Placed) -> tuple[Placed, Placed]:
-    """(dx, placed as x was, dw on every rank)."""
-    dx, grads = backward(group, dy, kept, {"w": w})
-    return dx, grads["w"]
 
 
 def _norm(

@@ -13,14 +13,9 @@ from tiledask.tile.layers.operands import rounded, wide
 
 __all__ = [
     "activate",
-    "activate_grad",
     "add",
     "add_bias",
     "bias_fits",
-    "softmax",
-    "softmax_grad",
-    "swiglu",
-    "swiglu_grad",
 ]
 
 
@@ -36,52 +31,6 @@ def activate(x: Placed, activation: str) -> tuple[Placed, Any]:
     )
     y, kept = tile.find_activation(activation).forward(x.local)
     return x.like(y), kept
-
-
-def activate_grad(dy: Placed, kept: Any, activation: str) -> Placed:
-    """dx of `activate`."""
-    need(f"{activation}'s gradient", "dy", dy, (Replicate, Shard), "sum it first, by g(group, dy)")
-    return dy.like(tile.find_activation(activation).grad(dy.local, kept))
-
-
-def swiglu(gate: Placed, up: Placed) -> tuple[Placed, Any]:
-    """(silu(gate) up, kept); both have the same placement. Refuses a Partial."""
-    for name, x in (("gate", gate), ("up", up)):
-        need(
-            "swiglu",
-            name,
-            x,
-            (Replicate, Shard),
-            "a product of sums is not the sum of products; sum first, by g(group, x)",
-        )
-    same_placement("swiglu", "gate", gate, "up", up)
-    y, kept = tile.swiglu(gate.local, up.local)
-    return gate.like(y), kept
-
-
-def swiglu_grad(dy: Placed, kept: Any) -> tuple[Placed, Placed]:
-    """(dgate, dup) of `swiglu`."""
-    need("swiglu's gradient", "dy", dy, (Replicate, Shard), "sum it first, by g(group, dy)")
-    dgate, dup = tile.swiglu_grad(dy.local, kept)
-    return dy.like(dgate), dy.like(dup)
-
-
-def softmax(x: Placed) -> tuple[Placed, Any]:
-    """(softmax along the last axis, kept). Refuses a Partial, and shards of that axis."""
-    need("softmax", "x", x, (Replicate, Shard), "sum it first, by g(group, x)")
-    if x.dim == x.ndim - 1:
-        refuse(
-            "softmax",
-            f"{x} is sharded along the axis that softmax divides by the sum of, and each rank "
-            f"would divide by its own part; gather it, or for a loss use cross_entropy(group, ...)",
-        )
-    y, kept = tile.softmax(x.local)
-    return x.like(y), kept
-
-
-def softmax_grad(dy: Placed, kept: Any) -> Placed:
-    """dx of `softmax`."""
-    return dy.like(tile.softmax_grad(dy.local, kept))
 
 
 def add(x: Placed, y: Placed) -> Placed:

@@ -4,7 +4,6 @@
 f           Replicate   Replicate   -                  all_reduce dx
 g           Partial     Replicate   all_reduce y       -
 gathered    Shard       Replicate   all_gather x       reduce_scatter dx
-scattered   Partial     Shard       reduce_scatter y   all_gather dy
 
 Every rank uses the same x, each for its own columns, so dx is the sum of what they find: f's
 backward must add. The y that each rank contributes to a sum moves the loss as much as the sum
@@ -30,12 +29,9 @@ from tiledask.plan.products.shards import Shards, even_shards
 __all__ = [
     "entering",
     "f",
-    "f_grad",
     "g",
-    "g_grad",
     "gathered",
     "leaving",
-    "scattered",
 ]
 
 TWICE = (
@@ -67,11 +63,8 @@ def g(group: Group, y: Placed) -> Placed:
     return replicate(group.all_reduce(y.local) if group.size > 1 else y.local)
 
 
-f_grad, g_grad = g, f
-
-
 def gathered(group: Group, x: Placed) -> Placed:
-    """All of ``x``, Replicate, from its shards; the gradient is `scattered`.
+    """All of ``x``, Replicate, from its shards; the gradient is a reduce_scatter.
 
     If its gradient is not Partial but the same on all ranks, there is nothing to add: then take
     `shard` of it.
@@ -94,16 +87,9 @@ def _joined(group: Group, x: Placed) -> int:
     return dim
 
 
-def scattered(group: Group, y: Placed, dim: int, shards: Shards | None = None) -> Placed:
-    """This rank's part, along ``dim``, of the sum over the ranks of ``y``; grad: `gathered`."""
-    part = _dealt(group, y, dim, shards)
-    at, of = part.split
-    return Placed(group.reduce_scatter(y.local, at, extents=of.counts), part.tiling)
-
-
 def _dealt(group: Group, y: Placed, dim: int, shards: Shards | None) -> Placed:
     """The placement; raises PlacementError unless ``y`` is a sum and the shards are in a row."""
-    need("scattered (reduce_scatter)", "y", y, (Partial,), TWICE.format(group.size))
+    need("reduce_scatter", "y", y, (Partial,), TWICE.format(group.size))
     dim = checked_dim(y.ndim, dim)
     shards = shards or even_shards(y.shape[dim], group.size)
     if shards.extent != y.shape[dim] or not shards.in_a_row:
@@ -126,7 +112,7 @@ def entering(group: Group, x: Placed) -> None:
 
 
 def leaving(group: Group, y: Placed, to: Placement, shards: Shards | None) -> Placed:
-    """The placement of the Partial ``y`` summed up: by `g`, or `scattered`."""
+    """The placement of the Partial ``y`` summed up: by `g`, or a reduce_scatter."""
     if isinstance(to, Partial):
         refuse("to=Partial()", f"{y} is summed up here; say to=Replicate(), or Shard(dim) of it")
     if isinstance(to, Replicate):

@@ -10,9 +10,10 @@ group's, whose ranks agree on each.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from tiledask.distributed.programs.runner import LineRunner, Members
+from tiledask.distributed.programs.runner import LineRunner
+from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.tensor.placed import Placed, Weights, need, same_placement
 from tiledask.plan.program.instructions import Do, ProgramPart
 from tiledask.plan.program.making.of_layer import LayerOperand, LayerTerms, layer_program
@@ -28,8 +29,7 @@ class LayerRule(NamedTuple):
     """What a layer is, once its operands were found to go together."""
 
     layer: str
-    """The method that writes it: of `ConvolutionLayers` or `TensorLayers`, on a grid of
-    `GridLayers`."""
+    """The method that writes it, of `ConvolutionLayers` or `TensorLayers`."""
     y: Placed
     """The placement of what comes out."""
     told: dict[str, Any]
@@ -63,26 +63,6 @@ class _Key(NamedTuple):
     wanted: bool = True
 
 
-class LayerRanks(Members, Protocol):
-    """The ranks of a layer: a `Group`, or a `summa.RankGrid`."""
-
-    @property
-    def owner(self) -> Any:
-        """This rank, of the run."""
-
-    @property
-    def mesh(self) -> tuple[int, ...]:
-        """How they lie: (size,), or of a grid."""
-
-    @property
-    def place(self) -> tuple[int, ...]:
-        """This rank's coordinates there."""
-
-    @property
-    def bound(self) -> dict[Any, Any]:
-        """What is bound to them."""
-
-
 class BlockShape(NamedTuple):
     """What is known of a block before it is there."""
 
@@ -101,7 +81,7 @@ class KeptLayer(NamedTuple):
 class BoundLayer(LineRunner):
     """This rank's line of a layer's program, bound to a group."""
 
-    def __init__(self, group: LayerRanks, key: _Key) -> None:
+    def __init__(self, group: Group, key: _Key) -> None:
         check, told, given, names, specs, wanted = key
         xs = tuple(_placed(x) for x in given)
         there = {n: _placed(spec) for n, spec in zip(names, specs, strict=True) if spec}
@@ -156,7 +136,7 @@ class BoundLayer(LineRunner):
 
 
 def forward(
-    check: Check, group: LayerRanks, given: tuple[Placed, ...], weights: Weights, *told: Any
+    check: Check, group: Group, given: tuple[Placed, ...], weights: Weights, *told: Any
 ) -> tuple[Placed, KeptLayer]:
     """(y, kept) of the layer whose rule ``check`` has; PlacementError from there.
 
@@ -174,7 +154,7 @@ def forward(
 
 
 def backward(
-    group: LayerRanks, dy: Placed, kept: KeptLayer, weights: Weights, wanted: bool = True
+    group: Group, dy: Placed, kept: KeptLayer, weights: Weights, wanted: bool = True
 ) -> tuple[Any, dict[str, Any]]:
     """(dx, or None if x has no gradient, and those of the weights by name), placed as they are.
 
@@ -192,7 +172,7 @@ def backward(
     return _block(found[0], layer.x) if first else None, grads
 
 
-def _bound(group: LayerRanks, key: _Key) -> BoundLayer:
+def _bound(group: Group, key: _Key) -> BoundLayer:
     layer: BoundLayer | None = group.bound.get(key)
     if layer is None:
         if len(group.bound) == MOST:

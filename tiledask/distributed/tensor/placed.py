@@ -25,8 +25,7 @@ from tiledask.plan.products.placement import (
     Tiling,
 )
 from tiledask.plan.products.regions import slices
-from tiledask.plan.products.shards import Shards, even_shards
-from tiledask.plan.whole import whole_number
+from tiledask.plan.products.shards import Shards
 from tiledask.tile.backend import array_namespace
 
 __all__ = [
@@ -34,7 +33,6 @@ __all__ = [
     "Placed",
     "Weights",
     "block_of",
-    "check_window",
     "checked_dim",
     "fits",
     "need",
@@ -43,7 +41,6 @@ __all__ = [
     "replicate",
     "same_placement",
     "shard",
-    "sharded",
 ]
 
 EVERYWHERE = Replicate()
@@ -52,12 +49,12 @@ EVERYWHERE = Replicate()
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Placed(Tiled):
-    """This rank's block of an array; made by `replicate`, `partial`, `shard` and `sharded`."""
+    """This rank's block of an array; made by `replicate`, `partial` and `shard`."""
 
     local: Any
     """The block, a NumPy or CuPy array."""
     tiling: Tiling
-    """Who has which block, on the ranks of a group or of a grid."""
+    """Who has which block, on the ranks of a group."""
 
     @classmethod
     def of(
@@ -75,12 +72,6 @@ class Placed(Tiled):
 
     @property
     def placement(self) -> Placement:
-        """On one group. PlacementError for a block of a grid."""
-        if len(self.placements) != 1:
-            raise PlacementError(
-                f"{self} lies on a grid {self.tiling.mesh} and has a placement for each of its "
-                f"axes: take .placements, or place it on one group, by shard(group, x, dim)"
-            )
         return self.placements[0]
 
     @property
@@ -160,24 +151,6 @@ def block_of(whole: Any, tiling: Tiling, at: tuple[int, ...]) -> Any:
     return local
 
 
-def sharded(group: Group, local: Any, dim: int, shards: Shards | int) -> Placed:
-    """``local`` as this rank's part along ``dim``. ``shards``: an extent is shared out evenly.
-
-    Raises PlacementError if it has another extent than the shards say, such as that of the whole.
-    """
-    dim = checked_dim(local.ndim, dim)
-    if not isinstance(shards, Shards):
-        shards = even_shards(whole_number("shards", shards, 0), group.size)
-    if shards.ranks != group.size or shards.counts[group.rank] != local.shape[dim]:
-        raise PlacementError(
-            f"rank {group.rank} of {group.size} holds {local.shape[dim]} of dimension {dim}, but "
-            f"the shards say {shards.counts[group.rank] if shards.ranks == group.size else shards}"
-            f" ({shards}); pass this rank's block, or replicate(...) for what every rank has"
-        )
-    shape = (*local.shape[:dim], shards.extent, *local.shape[dim + 1 :])
-    return Placed.of(local, Shard(dim), shape, shards)
-
-
 def checked_dim(ndim: int, dim: int) -> int:
     """``dim`` counted from the first; raises PlacementError if there is no such dimension."""
     if not -ndim <= dim < ndim:
@@ -190,18 +163,15 @@ def need(operation: str, name: str, x: Placed, wanted: Sequence[type], why: str)
     if not isinstance(x, Placed):
         raise PlacementError(
             f"{operation} takes {name} with its placement, got {type(x).__name__}: "
-            f"replicate(x), partial(x), shard(group, x, dim), or sharded(group, block, dim, extent)"
+            f"replicate(x), partial(x) or shard(group, x, dim)"
         )
     if not isinstance(x.placement, tuple(wanted)):
         names = " or ".join(kind.__name__ for kind in wanted)
         refuse(operation, f"{name} must be {names}, got {x}: {why}")
-    if isinstance(x.placement, Partial) and x.placement != Partial():
-        refuse(operation, f"{name} is {x}, and layers add up; divide it, and say partial(x)")
 
 
-def fits(group: Any, operation: str, name: str, x: Placed) -> None:
-    """None; raises PlacementError unless ``x`` is one of this rank's blocks in this group, or on
-    this grid."""
+def fits(group: Group, operation: str, name: str, x: Placed) -> None:
+    """None; raises PlacementError unless ``x`` is one of this rank's blocks in this group."""
     over, here = x.tiling.mesh, tuple(x.local.shape)
     if ANY in over:
         return
@@ -233,21 +203,5 @@ def same_placement(operation: str, name: str, x: Placed, other_name: str, other:
             operation,
             f"{name} and {other_name} must have the same placement, got {x} "
             f"({x.shards or 'whole'}) and {other} ({other.shards or 'whole'}); "
-            f"bring one to the other's placement by g, gathered or scattered",
-        )
-
-
-def check_window(operation: str, x: Placed, dim: int, size: int) -> None:
-    """None; raises PlacementError if windows of ``size`` along ``dim`` would need other ranks' rows.
-
-    A 3x3 convolution with padding on a shard of the rows pads where the neighbour's rows belong:
-    its result is wrong, and has rows too many, without any error.
-    """  # noqa: E501
-    need(operation, "x", x, (Replicate, Shard), "sum it first, by g(group, x)")
-    if x.dim == checked_dim(x.ndim, dim) and size > 1:
-        refuse(
-            operation,
-            f"windows of {size} along dimension {dim} cross the shards of x, {x} ({x.shards}), and "
-            f"zeros would be put where other ranks' rows are; exchange halos of {size // 2} first "
-            f"(group.halo_exchange), or gather x",
+            f"bring one to the other's placement by g or gathered",
         )

@@ -253,7 +253,7 @@ def train(
     progress
         None shows a bar on a terminal or in a notebook, True does anywhere, False never. A
         function is called with a `Progress` after every step, in a thread of its own: steps do
-        not wait for it. `tiledask.lab.plots.LiveLoss()` draws the loss as it falls.
+        not wait for it.
 
     A worker that dies ends no training: when its slot has another, all ranks go on from the newest
     checkpoint, or without one from the beginning, and the result is the same to the bit.

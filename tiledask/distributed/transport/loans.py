@@ -30,8 +30,6 @@ class Facts:
     spans: tuple[Span, ...]
     tiles: tuple[TileCount | None, ...] = ()
     """What the kernel of every task that multiplied loaded; None where that is not counted."""
-    weighed: tuple[Any, ...] = ()
-    """What its tasks found where they looked whether they had multiplied right."""
 
 
 @dataclass
@@ -46,7 +44,6 @@ class Loans:
     told: int = 0
     """Of the spans, how many the dashboard's page knows."""
     tiles: list[TileCount | None] = field(default_factory=list)
-    weighed: list[Any] = field(default_factory=list)
     opened: ipc.Opened = field(default_factory=ipc.Opened)
     """What this worker has open of the others' GPU memory."""
     cancelled: threading.Event = field(default_factory=threading.Event)

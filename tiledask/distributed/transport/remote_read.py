@@ -247,7 +247,7 @@ def _end(name: str, dask_worker: Any = None) -> Facts:
         token[:] = 0
     exchange.lent.clear()
     reads, spans, tiles = exchange.reads, exchange.spans, exchange.tiles
-    return Facts(tuple(reads), tuple(spans), tuple(tiles), tuple(exchange.weighed))
+    return Facts(tuple(reads), tuple(spans), tuple(tiles))
 
 
 def end_all() -> None:

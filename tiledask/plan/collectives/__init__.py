@@ -7,8 +7,7 @@ formulas.py     the bytes of each rank in closed form, from the literature
 halo.py         which rows neighbours need of each other
 layers.py       what tensor-parallel layers call, forward and backward
   shards.py       which heads every rank holds, and which columns of fused matrices
-summa.py        what a linear layer on a grid of ranks calls
-  panels.py       the pieces of its inner dimension
+panels.py       of a product on a grid, the pieces of its inner dimension
 convolution.py  what convolutions call when they are split, and whole networks of them
   rows.py         who makes which rows of an image, and which rows it borrows
 data_parallel.py  what averaging gradients and ZeRO call, and who keeps which numbers

@@ -6,7 +6,6 @@ if the cluster moves something else.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import prod
 
 from tiledask.errors import PlacementError
 from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling, fixed_axes
@@ -20,7 +19,6 @@ __all__ = [
     "fetch",
     "holders",
     "redistribution",
-    "shares",
     "traffic_of",
 ]
 
@@ -100,11 +98,10 @@ def holders(
 def redistribution(source: Tiling, target: Tiling) -> list[Piece]:
     """Every piece that every rank needs to go from ``source`` to ``target`` in one exchange.
 
-    Raises PlacementError where it would invent partial sums: to Partial() from anything else, and
-    from it to Partial("avg"). Of what is whole everywhere the mean is that, so others may go there.
+    Raises PlacementError where it would invent partial sums: to Partial() from anything else.
     """
     for axis, (old, new) in enumerate(zip(source.placements, target.placements, strict=True)):
-        if isinstance(new, Partial) and old != new and Partial() in (old, new):
+        if isinstance(new, Partial) and old != new:
             raise PlacementError(
                 f"mesh axis {axis} goes from {old} to {new}: partial sums are not unique; "
                 f"Partial() is only what a product leaves behind. Keep {old}"
@@ -134,17 +131,6 @@ def collective(source: Tiling, target: Tiling) -> str:
             case Shard(dim=a), Shard(dim=b) if a != b:
                 names.append("all_to_all")
     return "+".join(dict.fromkeys(names)) or "none"
-
-
-def shares(source: Tiling, target: Tiling) -> int:
-    """By how many a sum of ``source``'s parts is divided on its way to ``target``, for their mean.
-
-    >>> t = Tiling((8,), (2, 3), (Partial("avg"), Partial("avg")))
-    >>> shares(t, t.replaced(Replicate(), Shard(0))), shares(t, t.replaced(Shard(0), Partial("avg")))
-    (6, 2)
-    """  # noqa: E501
-    each = zip(source.mesh, source.placements, target.placements, strict=True)
-    return prod(n for n, old, new in each if old == Partial("avg") != new)
 
 
 def traffic_of(ranks: int, pieces: Iterable[Piece], itemsize: int) -> Traffic:

@@ -82,31 +82,12 @@ class Replicate:
         return "Replicate()"
 
 
-REDUCE_OPS = ("sum", "avg")
-"""What an array may be of the ranks' parts of it."""
-
-
 @dataclass(frozen=True)
 class Partial:
-    """A part of a sum on every rank of this mesh axis; the array is their sum, or their mean.
-
-    >>> Partial(), Partial("avg")
-    (Partial(), Partial('avg'))
-    """
-
-    reduce_op: str = "sum"
-    """What the array is of the ranks' parts: "sum", or "avg", their mean."""
-
-    def __post_init__(self) -> None:
-        if self.reduce_op not in REDUCE_OPS:
-            raise PlacementError(
-                f"Partial takes {' or '.join(map(repr, REDUCE_OPS))}, got {self.reduce_op!r}: only "
-                f"of sums and means are products those of the parts. For a maximum or another, "
-                f"take td.run_ranks and rank.group().all_gather"
-            )
+    """A part of a sum on every rank of this mesh axis; the array is their sum."""
 
     def __repr__(self) -> str:
-        return "Partial()" if self.reduce_op == "sum" else f"Partial({self.reduce_op!r})"
+        return "Partial()"
 
 
 Placement = Shard | Replicate | Partial

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tiledask.plan.intervals import ends_of
-from tiledask.tile.backend import Array, accumulator, array_namespace
+from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers.activations import (
     KeptGate,
     gelu,
@@ -64,7 +64,7 @@ from tiledask.tile.layers.norms import (
     rms_norm,
     rms_norm_grad,
 )
-from tiledask.tile.layers.operands import by_token, check_floats, multiply, rounded, wide
+from tiledask.tile.layers.operands import rounded, wide
 from tiledask.tile.layers.rotary import Angles, rotate, rotate_grad
 
 __all__ = ["KERNELS", "RankPart"]
@@ -130,37 +130,6 @@ def _join(*parts: Array, dim: int = -1) -> Array:
 def _cut(x: Array, widths: tuple[int, ...]) -> tuple[Array, ...]:
     xp, ends = array_namespace(x), ends_of(widths)
     return tuple(xp.ascontiguousarray(x[..., a:b]) for a, b in pairwise(ends))
-
-
-# -- a linear layer on a grid, panel by panel -----------------------------------------------------
-
-
-def _take(x: Array, dim: int, ends: tuple[int, int]) -> Array:
-    part = x[slice(*ends)] if dim == 0 else x[..., slice(*ends)]
-    return array_namespace(x).ascontiguousarray(part)
-
-
-def _no_product(x: Array, columns: int) -> Array:
-    return array_namespace(x).zeros((*x.shape[:-1], columns), accumulator(x.dtype))
-
-
-def _add_product(x: Array, w: Array, total: Array) -> Array:
-    check_floats(x=x, w=w)
-    product = multiply(x, w)
-    product += total
-    return product
-
-
-def _rounded_sum(total: Array, x: Array, b: Array | None = None) -> Array:
-    return rounded(total if b is None else total + wide(b), x)
-
-
-def _product_grad_weight(dy: Array, x: Array) -> Array:
-    return rounded(multiply(by_token(x).T, by_token(dy)), dy)
-
-
-def _sum_tokens(dy: Array) -> Array:
-    return rounded(wide(by_token(dy)).sum(axis=0), dy)
 
 
 # -- activations ----------------------------------------------------------------------------------
@@ -417,7 +386,6 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "add": _add,
     "add_bias": _add,
     "add_channels": _add_channels,
-    "add_product": _add_product,
     "add_rows": _add_rows,
     "add_rows_grad": _add_rows_grad,
     "attention": _attention,
@@ -449,11 +417,9 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "loss_sums": _loss_sums,
     "max_pool2d": _max_pool2d,
     "max_pool2d_grad": _max_pool2d_grad,
-    "no_product": _no_product,
     "pack": _pack,
     "part": _part,
     "part_grad": _part_grad,
-    "product_grad_weight": _product_grad_weight,
     "put_columns": _put_columns,
     "relu": lambda z: relu(z)[0],
     "relu_grad": relu_grad,
@@ -462,13 +428,10 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "rms_norm_grad": _rms_norm_grad,
     "rotate": _rotate,
     "rotate_grad": _rotate_grad,
-    "rounded_sum": _rounded_sum,
     "silu": lambda z: silu(z)[0],
     "silu_grad": silu_grad,
     "swiglu": _swiglu,
-    "sum_tokens": _sum_tokens,
     "swiglu_grad": _swiglu_grad,
-    "take": _take,
     "zeros": _zeros,
 }
 """By name: what computes it."""

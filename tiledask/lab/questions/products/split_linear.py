@@ -17,6 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.distributed import tensor as T
+from tiledask.plan.collectives.panels import Panel, panels
+from tiledask.plan.products.placement import Shard, Tiling
+from tiledask.plan.products.regions import slices
 from tiledask.tile import layers as tile
 from tiledask.tile import to_numpy
 
@@ -111,13 +114,39 @@ def _layers(rank: Any, whole: Whole) -> Held:
 
 
 def _blocks(rank: Any, whole: Whole) -> Held:
-    grid, whole = T.RankGrid(row=rank.group(1), column=rank.group(0)), _here(rank, whole)
-    x, a, dy = grid.block("x", whole.x), grid.block("w", whole.a), grid.block("x", whole.dy)
-    y, kept = T.summa_linear(grid, x, a)
-    dx, da, _ = T.summa_linear_grad(grid, dy, kept, a)
-    pairs = ((y, "x", whole.y), (dx, "x", whole.dx), (da, "w", whole.da))
-    same = (_equal(made.local, grid.block(what, ref).local) for made, what, ref in pairs)
-    return a.local.nbytes, all(same)
+    """SUMMA: a panel of X goes along the row of ranks, one of A along the column, and is used."""
+    row, column, whole = rank.group(1), rank.group(0), _here(rank, whole)
+    cut = list(panels(whole.x.shape[1], column.size, row.size))
+    x, a = _block(rank, whole.x), _block(rank, whole.a)
+    y, dy = np.zeros_like(_block(rank, whole.y)), _block(rank, whole.dy)
+
+    def brought(panel: Panel) -> tuple[Any, Any]:
+        of_x = x[:, panel.of_x] if row.rank == panel.column else None
+        of_a = a[panel.of_w] if column.rank == panel.row else None
+        return row.broadcast(of_x, panel.column), column.broadcast(of_a, panel.row)
+
+    with row.label("blocks", "forward"):
+        for of_x, of_a in map(brought, cut):
+            y += of_x @ of_a
+    dx, da = np.zeros_like(x), np.zeros_like(a)
+    with row.label("blocks", "backward"):
+        for panel in cut:
+            of_x, of_a = brought(panel)
+            of_dx = row.reduce(dy @ of_a.T, panel.column)
+            of_da = column.reduce(of_x.T @ dy, panel.row)
+            if of_dx is not None:
+                dx[:, panel.of_x] = of_dx
+            if of_da is not None:
+                da[panel.of_w] = of_da
+    pairs = (y, whole.y), (dx, whole.dx), (da, whole.da)
+    return a.nbytes, all(_equal(made, _block(rank, right)) for made, right in pairs)
+
+
+def _block(rank: Any, whole: Any) -> Any:
+    """This rank's block, copied, of a matrix that it has in full."""
+    grid = rank.group(0).size, rank.group(1).size
+    tiling = Tiling(whole.shape, grid, (Shard(0), Shard(1)))
+    return whole[slices(tiling.region((rank.group(0).rank, rank.group(1).rank)))].copy()
 
 
 def _equal(a: Any, b: Any) -> bool:

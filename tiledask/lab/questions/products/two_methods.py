@@ -1,5 +1,6 @@
 """4: Y = X A with an A too large for one GPU. Five methods; those that cut A are the answer."""
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -11,7 +12,11 @@ from tiledask.lab.puzzles.fields import whole as whole_number
 from tiledask.lab.questions.products.split_linear import METHODS, grid_of, whole_of
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
-from tiledask.plan.collectives import expected, layers, summa
+from tiledask.plan.collectives import expected, layers
+from tiledask.plan.collectives.algorithms import default
+from tiledask.plan.collectives.cost import cost, even
+from tiledask.plan.collectives.panels import panels
+from tiledask.plan.products.placement import split
 from tiledask.plan.units import format_bytes
 
 __all__ = ["QUESTION"]
@@ -42,10 +47,22 @@ def _planned(rows: int, inner: int, columns: int, gpus: int) -> list[tuple[int, 
     def of_costs(costs: Any) -> int:
         return sum(sum(each.cost.sent) for each in costs)
 
-    grid = grid_of(gpus)
+    def of_panels(kinds: Sequence[str]) -> int:
+        """Of all panels: along each row of the grid of X's, along each column of A's."""
+        p, q = grid_of(gpus)
+        total = 0
+        for panel in panels(inner, p, q):
+            along = [(rows, p, q, panel.column), (columns, q, p, panel.row)]
+            for kind in kinds:
+                for extent, groups, n, root in along:
+                    for start, stop in split(0, extent, groups):
+                        counts = even((stop - start) * panel.extent, n)
+                        each = cost(kind, default(kind, n), counts, ITEM, root)
+                        total += sum(each.sent)
+        return total
+
     by_columns = layers.column_linear(layers.Stream(1, rows, inner, ranks=gpus))
     by_rows = layers.row_linear(layers.Stream(1, rows, columns, ranks=gpus))
-    in_blocks = summa.summa_linear(rows, inner, columns, grid)
     on = of_costs(expected.transfer("Y", 0, 1, ITEM * rows * columns, gpus))
     copies = of_costs(expected.all_reduced("dA", inner * columns, gpus, ITEM))
     return [
@@ -53,10 +70,7 @@ def _planned(rows: int, inner: int, columns: int, gpus: int) -> list[tuple[int, 
         (of_calls(by_rows.forward), of_calls(by_rows.backward)),
         (0, copies),
         (on, on),
-        tuple(
-            sum(summa.bytes_by_place(calls, grid, ITEM)[0])
-            for calls in (in_blocks.forward, in_blocks.backward)
-        ),
+        (of_panels(["broadcast"]), of_panels(["broadcast", "reduce"])),
     ]
 
 

@@ -2,7 +2,6 @@
 
 writer.py        instructions under way; the tape from which a backward is written
 layers.py        layers over tensor-parallel ranks, forward only
-grid_layers.py   a linear layer on a grid of ranks
 unit_states.py   weights, gradients and the optimizer's states by ZeRO, and the update
 decoder.py       the shapes of a decoder's units
 of_layer.py      the program of one layer
@@ -13,7 +12,6 @@ of_layout.py     that of a planner's layout, and its seconds
 of_schedule.py   the program of a pipeline schedule
 of_product.py    the programs of a blocked product
 of_stream.py     that of a product of matrices in files
-of_tile.py       that of a task of a lazy product
 convolution/     convolutions over ranks, and the program of LeNet's step
 """
 

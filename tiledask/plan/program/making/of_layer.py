@@ -15,7 +15,6 @@ import numpy as np
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.program.instructions import ProgramLine, ProgramPart, ProgramRole
 from tiledask.plan.program.making.convolution.convolutions import ConvolutionLayers
-from tiledask.plan.program.making.grid_layers import GridLayers
 from tiledask.plan.program.making.writer import ProgramWriter, Value, needed
 from tiledask.plan.program.program import Program
 
@@ -40,10 +39,9 @@ class LayerTerms:
     """What a layer's program follows from."""
 
     layer: str
-    """The method that writes it: of `ConvolutionLayers` or `TensorLayers`, on a grid of
-    `GridLayers`."""
+    """The method that writes it, of `ConvolutionLayers` or `TensorLayers`."""
     mesh: tuple[int, ...]
-    """(ranks,), or of a grid."""
+    """(ranks,)."""
     given: tuple[LayerOperand, ...]
     """What it takes, and the gradient of the first of which it gives, if it has one."""
     weights: tuple[LayerOperand, ...]
@@ -63,7 +61,7 @@ class LayerTerms:
 def layer_program(terms: LayerTerms) -> Program:
     """The Program of a layer's forward and backward; nothing is computed.
 
-    On a mesh of (1, ranks), whose second axis is the tensor-parallel one, or on the grid.
+    On a mesh of (1, ranks), whose second axis is the tensor-parallel one.
 
     >>> from tiledask.plan.products.placement import Replicate, Shard
     >>> x = LayerOperand("x", Tiling((3, 4), (2,), (Replicate(),)), 8)
@@ -77,17 +75,14 @@ def layer_program(terms: LayerTerms) -> Program:
     roles = tuple(_role(terms, at) for at in product(*map(range, terms.mesh)))
     turns = np.arange(2, dtype=np.int32), np.zeros(2, np.int32), np.zeros(2, bool)
     lines, ranks = (ProgramLine(*turns),) * len(roles), tuple(range(len(roles)))
-    mesh = terms.mesh if len(terms.mesh) > 1 else (1, *terms.mesh)
-    return Program(roles, lines, ranks, terms.layer, mesh)
+    return Program(roles, lines, ranks, terms.layer, (1, *terms.mesh))
 
 
 def _role(terms: LayerTerms, at: tuple[int, ...]) -> ProgramRole:
     writer = ProgramWriter(terms.itemsize)
     weights = _Weights({each.name: each.value(at) for each in terms.weights})
-    layers: ConvolutionLayers | GridLayers = GridLayers(writer, weights, terms.mesh, at)
-    if len(at) == 1:
-        told = terms.tokens, terms.heads, terms.regather
-        layers = ConvolutionLayers(writer, weights, terms.mesh[0], at[0], *told)
+    told = terms.tokens, terms.heads, terms.regather
+    layers = ConvolutionLayers(writer, weights, terms.mesh[0], at[0], *told)
     writer.part()
     given = [writer.named(each.value(at)) for each in terms.given]
     writer.do("arguments", (), given)

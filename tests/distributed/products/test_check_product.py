@@ -1,0 +1,65 @@
+"""td.check_product: products that are right, and every planted fault that rounding is not."""
+
+import numpy as np
+import pytest
+
+import tiledask as td
+from tiledask import Partial, Replicate, Shard
+from tiledask.distributed.cluster.cluster import slot_on
+from tiledask.errors import PlacementError
+from tiledask.tile import as_dtype
+
+pytestmark = pytest.mark.cluster
+
+GRID = (Shard(0), Shard(1))
+
+
+def drawn(cluster, m, k, n, dtype, scale=1.0):
+    rng, mesh = np.random.default_rng(0), td.Mesh(cluster, (2, 2))
+    placed = ((m, k), rng.standard_normal((m, k))), ((k, n), rng.standard_normal((k, n)) * scale)
+    return [td.distribute(x.astype(as_dtype(dtype)), mesh, GRID) for _, x in placed]
+
+
+def off_by(slot, key, size, dask_worker):
+    if slot_on(dask_worker) == slot:
+        block = dask_worker.data[key]
+        block.setflags(write=True)
+        block[3, 2] += size
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fault"), [("float64", 1e-9), ("float32", 0.5), ("float16", 50), ("bfloat16", 300)]
+)
+def test_a_product_is_right_and_a_planted_fault_is_seen_in_its_row(cluster, dtype, fault):
+    A, B = drawn(cluster, 60, 50, 40, dtype)
+    for algorithm in ("summa", "cannon", "row_parallel"):
+        C = td.matmul(A, B, algorithm=algorithm)
+        assert td.check_product(A, B, C, seed=1)
+    cluster.run(off_by, 3, str(C.blocks[3].key), fault)
+    found = td.check_product(A, B, C)
+    assert not found
+    assert found.row == (C.tiling.regions[3][0][0] + 3,)
+    assert str(found).startswith(f"wrong: row {found.row[0]} is off by ")
+
+
+def test_any_right_product_is_within_rounding(cluster):
+    for seed, (m, k, n) in enumerate([(1, 1, 1), (3, 700, 2), (300, 2, 300), (129, 257, 65)]):
+        A, B = drawn(cluster, m, k, n, "float32", scale=10.0**seed)
+        found = td.check_product(A, B, A @ B, seed=seed)
+        assert found
+        assert found.off >= 0
+
+
+def test_batches_nan_and_partial_sums(cluster):
+    mesh = td.Mesh(cluster, (4,))
+    A = td.distribute(np.ones((3, 6, 8), "f4"), mesh, Shard(0))
+    B = td.distribute(np.ones((8, 5), "f4"), mesh, Replicate())
+    assert td.check_product(A, B, A @ B)
+    bad = np.full((3, 6, 5), 8, "f4")
+    bad[1, 2, 3] = np.nan
+    assert td.check_product(A, B, td.distribute(bad, mesh, Shard(0))).row == (1, 2)
+    summed = td.matmul(td.distribute(np.ones((4, 8), "f4"), mesh, Shard(1)),
+                       td.distribute(np.ones((8, 4), "f4"), mesh, Shard(0)))  # fmt: skip
+    assert summed.placements == (Partial(),)
+    with pytest.raises(PlacementError, match="not partial sums"):
+        td.check_product(summed, B, summed)
