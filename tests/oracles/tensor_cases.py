@@ -10,6 +10,7 @@ from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.plan.collectives.layers import Call, LayerCalls, bytes_by_rank
+from tiledask.plan.program.calls import calls
 
 RANKS = range(1, 9)
 LIES = [(False, False), (True, False), (True, True)]
@@ -40,9 +41,20 @@ def check(
     expected: dict[str, Any],
     planned: LayerCalls | None,
 ) -> Ranks:
-    """``program(group)`` on t ranks: what it returns is what one device finds, and what it calls
-    is ``planned`` (not looked at if None), to the byte and in that order, on every rank."""
-    done = run_threads(lambda rank: program(rank.group()), t, timeout=240)
+    """``program(group)``, of one layer, on t ranks: what it returns is what one device finds, and
+    what it calls is ``planned`` (not looked at if None) and what the layer's program says, to the
+    byte and in that order, on every rank."""
+
+    def bound(rank: Any) -> dict[str, Any]:
+        found = program(rank.group())
+        (layer,) = rank.group().bound.values()
+        said = [
+            (c.label.partition("/")[2], *c[1:]) for c in calls(layer.program.check(), rank.index)
+        ]
+        assert said == [(r.label, r.kind, r.sent, r.received, r.messages) for r in rank.records]
+        return found
+
+    done = run_threads(bound, t, timeout=240)
     assert not len(done.records.mismatches)
     assert set(done.results[0]) == set(expected)
     for name, value in expected.items():

@@ -216,26 +216,3 @@ def test_addends_are_added_in_rank_order(cluster):
     for target in (Replicate(), Shard(0)):
         assert td.to_numpy(td.redistribute(product, target))[0, 0] == (1.0 + 1e16) - 1e16
     assert td.to_numpy(product)[0, 0] == (1.0 + 1e16) - 1e16
-
-
-def test_the_longest_free_dimension_is_scattered():
-    from tiledask.distributed.arrays.redistribute import _reduced
-    from tiledask.plan.products.placement import Tiling
-
-    tiling = Tiling((3, 9), (2,), (Partial(),))
-    assert _reduced(tiling, tiling.replaced(Replicate())).placements == (Shard(1),)
-
-
-def test_a_piece_is_cut_once(cluster):
-    from tiledask.distributed.arrays.redistribute import Sender
-
-    x = td.distribute(np.ones((4, 4)), td.Mesh(cluster, (2,)), Shard(0))
-    sender = Sender(cluster, "x")
-    sent = [sender.send(x.blocks[0], (slice(0, 1), slice(0, 4))) for _ in range(3)]
-    assert len({future.key for future in sent}) == 3
-    assert len(sender._cut) == 1
-
-
-def test_huge_shapes_are_refused_by_arithmetic(cluster):
-    with pytest.raises(DoesNotFitError):
-        td.from_function(np.ones, (2**32, 2**33), "f8", td.Mesh(cluster, (2,)), Shard(0))

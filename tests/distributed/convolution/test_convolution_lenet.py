@@ -2,18 +2,16 @@
 
 Holds `tiledask.distributed.convolution.lenet`, `tiledask.distributed.convolution.lenet_runs`,
 `tiledask.distributed.ranks.group`, `tiledask.distributed.ranks.halos`,
-`tiledask.distributed.ranks.nccl_own` and `tiledask.lab.lenet`.
+`tiledask.lab.lenet`.
 """
-
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from oracles.calls import assert_close
 from oracles.gradients import draw
 from oracles.published_cases import load_cases
-from test_convolution_channels import check as check_channels
-from test_convolution_space import check_conv as check_rows
+from test_convolution import check as check_channels
+from test_convolution import check_conv as check_rows
 
 import tiledask as td
 from tiledask.distributed.convolution import channels as C
@@ -66,12 +64,6 @@ def test_the_loss_and_all_gradients_are_those_of_one_device(name, images, ranks)
     assert sum(said.parameters) == PARAMETERS * (ranks if name == "data parallel" else 1)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("ranks", [11, 24])
-def test_more_ranks_than_classes_and_than_channels(ranks):
-    check("layerwise", 2, ranks)
-
-
 def test_more_stages_than_layers_are_refused():
     with pytest.raises(PlacementError, match="LeNet has 4: got 5 ranks; use 4 or fewer"):
         run_threads(R.PARTITIONINGS["network"], 5, initial_weights(LENET), *samples(2))
@@ -99,23 +91,6 @@ def test_the_table(where, request):
     assert table.checked == len(table.rows) == 22
     assert "layerwise: synchronisations" in table.to_text(120)
     assert "busiest over mean FLOP" in table._repr_html_()
-
-
-@pytest.mark.long
-def test_a_table_notices_a_wrong_prediction(monkeypatch):
-    """Planted: for each rank a call less is predicted."""
-
-    def wrong(name, *args):
-        found = need(name, *args)
-        return replace(found, calls=tuple(calls[1:] for calls in found.calls))
-
-    monkeypatch.setattr(lab, "need", wrong)
-    failed = {row.quantity for row in lab.lenet_claims(images=5, dtype="float64").failures}
-    assert failed >= {
-        "layerwise: synchronisations",
-        "network: transfers",
-        "data parallel: bytes, all devices",
-    }
 
 
 # -- what is published -----------------------------------------------------------------------------
@@ -148,13 +123,6 @@ def test_d2l_says_who_holds_who_works_and_who_sends_how_much():
     assert sum(layerwise.sent) / 4 == said["bytes_per_device"]  # on average: 50 channels on 4
     assert layerwise.barriers == said["barriers"]
     assert round(sum(layerwise.sent) / sum(network.sent), 3) == said["vs_network_total_ratio"]
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.parametrize("name", R.PARTITIONINGS)
-def test_at_batch_256_in_float32_all_is_counted_as_it_is_published(name):
-    check(name, 256, 4, dtype="float32", tolerance=2e-5)
 
 
 def test_64_channels_on_4():

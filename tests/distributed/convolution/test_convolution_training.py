@@ -26,7 +26,7 @@ from tiledask.lab import lenet as lab
 from tiledask.lab import plots, tasks
 from tiledask.lab.precision import acceptable
 from tiledask.plan.program.lenet import PARAMETERS, Split, flops
-from tiledask.plan.program.making.convolution.of_lenet import need, need_of
+from tiledask.plan.program.making.convolution.of_lenet import need_of
 from tiledask.tile.datasets import load_images
 from tiledask.tile.optimizers import SGD, Adam
 
@@ -135,23 +135,6 @@ def test_every_split_is_the_single_device(ways):
 
 
 @pytest.mark.long
-@pytest.mark.few(3)
-@pytest.mark.parametrize(
-    "ways",
-    [
-        {"data parallel": 2, "network": 2, "by output units": 2},
-        {"data parallel": 2, "network": 2, "space": 2},
-        {"network": 4, "space": 3},
-        {"space": 11},  # more than conv2's rows
-        {"by output units": 12},  # more than classes
-    ],
-    ids=label,
-)
-def test_three_ways_at_once_and_more_ranks_than_rows_and_classes(ways):
-    check(ways)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("batch", [1, 2, 5])
 @pytest.mark.parametrize("ways", [{"data parallel": 3}, {"data parallel": 2, "space": 2}], ids=str)
 def test_some_copies_and_some_parts_have_more_images_than_others_or_none(ways, batch):
@@ -218,35 +201,6 @@ def test_all_that_is_sent_is_received_and_no_split_does_more_or_less_work(
     assert sum(said.parameters) == PARAMETERS * copies * (parts if in_space else 1)
 
 
-def test_ways_multiply():
-    """Data parallelism over a split costs the gradients of what each rank holds, and no more."""
-    inner, both = (
-        need("by output units", 64, 4, 4),
-        need({"data parallel": 2, "by output units": 4}, 128, 8, 4),
-    )
-    gradients_ = 2 * 4 * PARAMETERS  # 2 (2 - 1) P numbers, over the four parts together
-    assert sum(both.sent) == 2 * sum(inner.sent) + gradients_
-    assert both.barriers == inner.barriers + 1
-    network = need({"network": 2, "by output units": 2}, 64, 4, 4)
-    assert network.transfers == 2 * 2  # there and back, each part its own
-    # the second stage gathers three of four outputs, and gives two gradients back
-    assert network.barriers == 3 + 2 < inner.barriers
-
-
-def test_space_is_out_of_balance_where_windows_eat_the_border():
-    """28 rows are 7 each, conv2's 9 output rows are 1, 4, 3 and 1."""
-    said = need("space", 256, 4, 4)
-    assert set(said.parameters) == {PARAMETERS}
-    assert [call.kind for call in said.calls[0]] == [
-        *["halo_exchange"] * 4,
-        "all_to_all",
-        "all_to_all",
-        *["halo_reduce"] * 3,
-        "all_reduce",
-    ]
-    assert 1.6 < said.imbalance < 4 * 4 / 9
-
-
 # -- side by side ----------------------------------------------------------------------------------
 
 
@@ -304,25 +258,6 @@ def test_a_table_notices_a_step_that_differs():
         lab.lenet_training_claims(few(steps=0))
 
 
-@pytest.mark.few(1)
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("ways", "missed"),
-    [
-        ({"by output units": 8}, "MB that all devices send in a step 3.86445, target at most 2.68"),
-        ({"data parallel": 8}, "% of the model on a device 100, target at most 50"),
-        ({"data parallel": 2, "network": 4}, "busiest over mean FLOP 3.665, target at most 1.2"),
-        ({"space": 4}, "ways multiply, to 8 devices; {'space': 4} multiplies to 4"),
-        (["space"], "an answer is a dict"),
-    ],
-    ids=str,
-)
-def test_the_exercise_says_what_is_missed(ways, missed):
-    result = tasks.hybrid_lenet(batch=16).check(ways)
-    assert not result
-    assert any(missed in said for said in (result.reason, *map(str, result.targets)))
-
-
 @pytest.mark.long
 def test_the_exercise():
     exercise = tasks.hybrid_lenet(batch=16)
@@ -332,15 +267,6 @@ def test_the_exercise():
     assert "balance 3.67" in str([text.get_text() for text in drawn])
     with pytest.raises(PlacementError, match="leaves 5 % of the model"):
         tasks.hybrid_lenet(share=5)
-
-
-def test_the_older_word_for_by_output_units_is_taken():
-    assert Split.of({"network": 2, "layerwise": 2}) == Split.of(
-        {"network": 2, "by output units": 2}
-    )
-    assert str(Split.of("layerwise", 4)) == "by output units 4"
-    with pytest.raises(ConfigError, match="keep one of the two"):
-        Split.of({"layerwise": 2, "by output units": 2})
 
 
 def test_the_result_says_what_it_is():

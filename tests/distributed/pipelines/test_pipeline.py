@@ -21,11 +21,9 @@ from twins.process_memory import SAYS, most, reset
 import tiledask as td
 from tiledask.distributed.cluster.progress import RUNS
 from tiledask.distributed.cluster.room import MARGIN, SLACK
-from tiledask.distributed.pipelines import job, paced, pipeline
+from tiledask.distributed.pipelines import paced, pipeline
 from tiledask.distributed.pipelines.stages import (
-    FeedForward,
     HalfFeedForward,
-    first_that_fails,
     stack,
 )
 from tiledask.errors import (
@@ -169,29 +167,6 @@ def test_forward_only(cluster, engine):
     assert (run.loss, run.gradients) == (None, ())
 
 
-class Sleeper:
-    """A stage that takes 50 ms whatever it is given."""
-
-    def __init__(self, width):
-        self.width = width
-
-    def init(self, backend):
-        return None
-
-    def forward(self, weights, x):
-        import time
-
-        time.sleep(0.05)
-        return x, None
-
-
-def test_late_is_the_longest(cluster):
-    schedule = td.schedule("gpipe", 2, 1, forward_only=True)
-    stages = [Sleeper(12), *stack((0, 1), **SHAPE)]  # the second is on time
-    run = td.run_schedule(schedule, stages, BATCH, cluster, forward=[0.01, 0.3])
-    assert run.late > 0.03
-
-
 @ENGINES
 def test_a_run_that_takes_too_long_ends(cluster, engine):
     schedule, stages = td.schedule("gpipe", 2, 2), stack((0, 1, 2), **SHAPE)
@@ -265,13 +240,6 @@ def test_serving_stages_hold_two_bytes_a_weight():
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_weights_belong_to_the_layer_and_not_to_the_stage():
-    whole, (_, second) = FeedForward((0, 1, 2), 4, 8), stack((0, 1, 3), width=4, hidden=8)
-    for a, b in zip(whole.init("numpy")[1:], second.init("numpy"), strict=True):
-        for name in a:
-            np.testing.assert_array_equal(a[name], b[name])
-
-
 @ENGINES
 def test_transfers_are_drawn_where_they_arrive(cluster, engine):
     schedule = td.schedule("gpipe", 2, 3, forward_only=True)
@@ -319,14 +287,6 @@ def test_dummies_go_the_whole_way_and_take_their_time(cluster, engine):
     assert run.simulated.makespan == simulated.makespan
     assert run.timeline.makespan >= simulated.makespan - rounding
     assert run.timeline.exposed_transfer > 0.01  # device 1 has nothing to do until it is there
-
-
-def test_dummies_carry_blocks_of_the_size_given(cluster):
-    schedule = td.schedule("gpipe", 2, 2, forward_only=True)
-    run = td.run_schedule(schedule, None, np.zeros((4, 1000)), cluster, engine="loop")
-    assert run.traffic.measured.total == 4 * 1000 * 8
-    assert run.outputs.shape == (4, 1000)
-    assert run.simulated is None
 
 
 @ENGINES
@@ -382,11 +342,6 @@ def test_a_run_is_announced_and_its_actions_reported(cluster, engine):
     starts = sorted(e["start"] - min(e["start"] for e in events) for e in events)
     frame = run.timeline.to_frame().query("kind != 'T'")
     assert starts == pytest.approx(sorted(frame.start), abs=1e-6)
-
-
-def test_a_run_without_times_predicts_nothing(cluster):
-    td.run_schedule(td.schedule("naive", 1, 1), cluster=cluster, engine="loop")
-    assert cluster.client.get_events(RUNS)[-1][1]["predicted_idle"] is None
 
 
 # -- a worker dies --------------------------------------------------------------------------------
@@ -452,32 +407,6 @@ def test_a_run_says_what_its_slots_held(cluster):
     assert all(run.memory.per_place[slot] > 0.9 * stages[slot].weight_bytes for slot in (0, 1))
 
 
-def test_stages_say_their_bytes():
-    stage = FeedForward((0, 1), 12, 20)
-    held = sum(w.nbytes for layer in stage.init("numpy") for w in layer.values())
-    assert stage.weight_bytes == held
-    assert HalfFeedForward((0,), 64, 128, rows=16).workspace_bytes == 16 * 128 * 4
-
-
-def test_a_stage_that_no_memory_limits_is_held_whole():
-    (stage,) = stack((0, 3), HalfFeedForward, width=8, hidden=16)
-    assert first_that_fails(stage, "numpy") == 0
-
-
-def test_the_layer_that_fails_is_counted_from_one(monkeypatch):
-    drawn = []
-
-    def draw(self, layer, which, shape, backend):
-        drawn.append(layer)
-        if len(drawn) == 6:  # the second matrix of the third layer
-            raise MemoryError
-        return np.empty(shape, np.float16)
-
-    monkeypatch.setattr(HalfFeedForward, "_draw", draw)
-    (stage,) = stack((4, 12), HalfFeedForward, width=8, hidden=16)
-    assert first_that_fails(stage, "numpy") == 3
-
-
 @pytest.mark.parametrize("left", [-0.5, 0.5])
 def test_a_block_does_not_come_before_it_left_by_clocks_that_are_apart(monkeypatch, left):
     said = []
@@ -519,23 +448,3 @@ def test_no_device_holds_more_than_was_allowed_for(monkeypatch, name, engine):
         after = own.run(most)
     for start, end, peak in zip(before, after, asked[-1], strict=True):
         assert 0 < end - start <= SLACK * peak + MARGIN
-
-
-@pytest.mark.parametrize("engine", ["loop", "tasks"])
-def test_a_report_that_went_with_its_worker_is_not_waited_for(cluster, monkeypatch, engine):
-    """Planted: for a while one event is missing, all work being done. The schedule runs again."""
-    every, asked = cluster.events, []
-
-    def events(topic):
-        asked.append(topic)
-        return every(topic)[: -1 if topic == asked[0] else None]
-
-    monkeypatch.setattr(cluster, "events", events)
-    monkeypatch.setattr(job, "SILENCE", 0.3)
-    stages = [td.stages.FeedForward((i,), 8, 8) for i in range(2)]
-    batch = np.ones((4, 8))
-    run = td.run_schedule(
-        td.schedule("1f1b", 2, 4), stages, batch, cluster, target=batch, engine=engine, timeout=30
-    )
-    assert run.loss > 0
-    assert len({*asked}) == 2

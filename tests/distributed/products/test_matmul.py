@@ -6,17 +6,13 @@ Holds `tiledask.distributed.cluster.counters`, `tiledask.distributed.products.mu
 """
 
 import os
-import pickle
 import signal
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
-import dask.array as da
 import numpy as np
 import pytest
-from distributed import get_task_stream
 from oracles.apart import apart
 from oracles.waiting import wait_until
 
@@ -25,8 +21,7 @@ from tiledask import Replicate, Shard
 from tiledask.distributed.arrays import recompute
 from tiledask.distributed.cluster import counters
 from tiledask.distributed.cluster import worker as on_worker
-from tiledask.distributed.cluster.cluster import BlockKeys, slot_on
-from tiledask.distributed.cluster.room import asks_room
+from tiledask.distributed.cluster.cluster import slot_on
 from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.transport import loans, remote_read
 from tiledask.errors import DeadlineError, DoesNotFitError, KernelError, PlacementError
@@ -159,66 +154,6 @@ def test_a_result_that_is_lost_later_is_made_again(cluster, name, row, monkeypat
     np.testing.assert_array_equal(td.to_numpy(c, timeout=240), a @ b)
 
 
-def dependencies(cluster, blocks):
-    """How many tasks each of ``blocks`` was made after."""
-    keys = [block.key for block in blocks]
-    return cluster.client.run_on_scheduler(
-        lambda dask_scheduler: [len(dask_scheduler.tasks[key].dependencies) for key in keys]
-    )
-
-
-def test_ranks_that_read_the_same_depend_on_one_task(cluster, monkeypatch):
-    a, b = on_grid(cluster, np.ones((8, 8)), np.ones((8, 8)))
-    each = td.matmul(a, b, algorithm="summa")
-    # its blocks of A and B, two anchors of a row and two of a column
-    assert dependencies(cluster, each.blocks) == [6] * 4
-    monkeypatch.setattr(recompute, "FEW", 1)
-    a, b = on_grid(cluster, np.ones((8, 8)), np.ones((8, 8)))
-    for _ in range(2):
-        rows = td.matmul(a, b, algorithm="summa")
-        assert dependencies(cluster, rows.blocks) == [4] * 4
-    made = [len(x.anchors._rows) for x in (a, b)]
-    assert made == [2, 2]  # once, whatever is multiplied
-
-
-def test_arrays_of_every_origin_are_named_in_few_bytes(cluster):
-    mesh, x = td.Mesh(cluster, (2, 2)), np.ones((8, 8))
-    a = td.distribute(x, mesh, GRID)
-    made = {
-        "distribute": a,
-        "from_function": td.from_function(lambda at: x[at], x.shape, "f8", mesh, GRID),
-        "T": a.T,
-        "redistribute": a.redistribute([Replicate(), Shard(1)]),
-        "product": a @ a,
-        "sums": td.matmul(a, a, algorithm="row_parallel"),
-        "from_dask": td.from_dask(da.from_array(x, chunks=4), mesh, GRID),
-    }
-    assert [name for name, x in made.items() if not BlockKeys.of(x.blocks).stem] == []
-    mixed = [*a.blocks[:2], *a.T.blocks[2:]]
-    assert [BlockKeys.of(mixed).at(slot) for slot in range(4)] == [x.key for x in mixed]
-
-
-def test_what_a_worker_is_asked_does_not_grow_with_the_workers(cluster, monkeypatch):
-    """All are sent the same: what each would need to know of all others is their square."""
-    (a,) = on_grid(cluster, np.ones((8, 8)))
-    asked, call_run = [], cluster.run
-
-    def run(function, *args, **options):
-        asked.append(args)
-        return call_run(function, *args, **options)
-
-    monkeypatch.setattr(cluster, "run", run)
-    sizes = []
-    for blocks in (a.blocks, a.blocks[:1]):
-        with remote_read.lending(cluster) as lender:
-            first = [lender.lends([blocks]), asks_room(cluster, [blocks])]
-            with counters.counting(cluster, first=first, last=[lender.ends]):
-                pass
-        sizes.append(sum(len(pickle.dumps(args)) for args in asked))
-        asked.clear()
-    assert sizes[0] == sizes[1]
-
-
 def test_measured_memory_stays_within_the_prediction(cluster):
     n = 1024
     a, b = on_grid(cluster, *(integers((n, n), seed) for seed in (1, 2)))
@@ -260,13 +195,6 @@ def test_what_the_workers_have_is_the_limit(cluster, monkeypatch):
     monkeypatch.setattr(cluster, "memory_limits", (1000,) * cluster.slots)
     with pytest.raises(DoesNotFitError, match="allowed are 1 kB"):
         td.matmul(a, a)
-
-
-def test_threads_that_multiply_at_once_are_counted_apart(cluster):
-    operands = on_grid(cluster, *(integers((16 * n, 16 * n), n) for n in (1, 2, 3)))
-    with ThreadPoolExecutor(3) as pool:
-        products = list(pool.map(lambda x: td.matmul(x, x), operands))
-    assert all(c.traffic.predicted == c.traffic.measured for c in products)
 
 
 MOVING = [name for name in td.algorithms if name != "local"]
@@ -466,57 +394,12 @@ def test_a_worker_that_freezes_before_the_counting_costs_no_result(cluster, monk
     multiply(cluster, (2, 2), 9, 9, 9)
 
 
-def test_a_rank_allocates_its_rooms_and_one_c(cluster):
-    """No more than the program says stays: counted where arrays are made."""
-
-    def watch():
-        from tiledask.distributed.products import multiply as room
-
-        honest, sizes = room._empty, []
-
-        def empty(job, shape, dtype):
-            made = honest(job, shape, dtype)
-            sizes.append(made.nbytes)
-            return made
-
-        empty.honest, empty.sizes, room._empty = honest, sizes, empty
-
-    def found():
-        from tiledask.distributed.products import multiply as room
-
-        watched, room._empty = room._empty, room._empty.honest
-        return sum(watched.sizes)
-
-    a, b = on_grid(cluster, *(integers((64, 64)) for _ in range(2)))
-    cluster.run(watch)
-    try:
-        c = td.matmul(a, b, algorithm="summa", panel=8)
-    finally:
-        made = cluster.run(found)
-    rooms = {} if cluster.transport == "comm" else {"fetched panels"}
-    said = [0] * 4
-    for row in c.memory.predicted.rows:
-        said[row.place] += row.bytes * (row.tensor in {"C", *rooms})
-    assert made == said
-
-
 def test_where_the_time_went(cluster):
     c = multiply(cluster, (2, 2), 300, 300, 300, GRID, GRID, algorithm="row_parallel")
     assert len(c.spent) == 4
     for spent in c.spent:
         assert min(spent.multiply, spent.read, spent.sum) > 0
         assert spent.multiply + spent.wait + spent.sum + spent.rest <= c.seconds * 1.000001
-
-
-def test_reads_show_on_the_task_stream(cluster):
-    with get_task_stream(cluster.client) as stream:
-        c = multiply(cluster, (2, 2), 64, 64, 64, GRID, GRID, algorithm="cannon")
-    mine = [task for task in stream.data if task["key"] == c.blocks[0].key]
-    # what Dask itself fetches has a source: the anchors, which are empty
-    reads = [
-        x for t in mine for x in t["startstops"] if x["action"] == "transfer" and "source" not in x
-    ]
-    assert len(reads) == 2
 
 
 def test_a_long_product_says_how_far_it_is(cluster):

@@ -7,9 +7,7 @@ import threading
 
 import pytest
 
-import tiledask as td
 from tiledask.distributed.programs.beside import BesideRunner
-from tiledask.errors import ProgramError
 from tiledask.plan.products.placement import Shard, Tiling
 from tiledask.plan.products.product import plan_product
 from tiledask.plan.program.instructions import Fetch
@@ -107,17 +105,3 @@ def test_an_error_on_either_stream_ends_both(where):
     assert f"{where} " in error.value.__notes__[0]
     assert ("keep", "C") not in watched.said
     assert not [t for t in threading.enumerate() if t.name == "fetch"]
-
-
-def test_what_two_streams_read_has_to_stay():
-    text = """program p
-rank 0: update.0
-of rank 0: x 8 B, y 8 B, z 8 B
-  update
-    x = do first
-    y = do second x
-    z = do third x @beside
-    do last y z"""
-    program = td.Program.from_text(text)
-    with pytest.raises(ProgramError, match=r"x is read on the streams compute and beside"):
-        BesideRunner(program, {}, lambda *told: None, Watched())

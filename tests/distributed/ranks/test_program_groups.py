@@ -5,10 +5,8 @@ Holds `tiledask.distributed.ranks.collectives` and `tiledask.distributed.ranks.p
 
 import os
 import signal
-import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,8 +17,7 @@ from oracles.waiting import raised_late
 import tiledask as td
 from tiledask.distributed.ranks.run import TRANSPORTS
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.distributed.transport.mailbox import Mailbox
-from tiledask.errors import ClusterLostError, CollectiveError, ConfigError, DeadlineError
+from tiledask.errors import ClusterLostError, CollectiveError, DeadlineError
 
 MESHES = (1,), (2,), (3,), (2, 2), (9,)
 """Alone, a pair, direct, groups along axes, and more ranks than go directly."""
@@ -129,29 +126,6 @@ def test_bits_bytes_and_records_of_a_group(mesh, case):
     assert all(r.begin <= r.end for r in done.records)
 
 
-def test_one_call_enters_few_files_and_functions():
-    root = str(Path(td.__file__).parent)
-
-    def program(rank):
-        g, x, entered = rank.program_group(), np.ones(100), set()
-
-        def seen(frame, event, _):
-            code = frame.f_code
-            if event == "call" and code.co_filename.startswith(root) and "<" not in code.co_name:
-                entered.add((code.co_filename, code.co_qualname))
-
-        for call in range(3):
-            if call == 2:
-                sys.setprofile(seen)
-            g.all_reduce(x, label="loss", keep=True)
-        sys.setprofile(None)
-        return entered
-
-    for entered in run_threads(program, 4).results:
-        assert len({file for file, _ in entered}) <= 5
-        assert len(entered) <= 15
-
-
 def test_what_is_kept_is_not_copied_and_what_is_not_may_be_changed():
     sent = {}
 
@@ -181,20 +155,6 @@ def test_what_is_kept_is_not_copied_and_what_is_not_may_be_changed():
 
     for r, kept in enumerate(run_threads(summed, 2).results):
         assert kept == [[2.0 + r] * 8, [1.0 + r] * 16, [2.0 + r] * 4]
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_small_and_large_parts_of_one_collective(keep):
-    """Some ranks are carried on by others, some wait for themselves."""
-
-    def program(rank):
-        mine = np.full(20_000 if rank.index % 4 == 1 else rank.index, rank.index)
-        g, e = rank.program_group(), rank.group()
-        return [x.sum() for x in (g.all_gather(mine, keep=keep), e.all_gather(mine))]
-
-    for n in (5, 9):
-        each = [r * (20_000 if r % 4 == 1 else r) for r in range(n)]
-        assert run_threads(program, n, timeout=240).results == [[sum(each)] * 2] * n
 
 
 def test_a_message_overtakes_collectives_and_streams_each_other():
@@ -298,14 +258,6 @@ def test_a_deadline_names_what_is_waited_for():
             assert words in str(each)
 
 
-def test_an_operation_that_does_not_exist():
-    def program(rank):
-        rank.program_group().all_reduce(np.ones(2), "mean")
-
-    with pytest.raises(ConfigError, match="no operation 'mean'; there are sum"):
-        run_threads(program, 2)
-
-
 @pytest.mark.cluster
 @pytest.mark.parametrize("way", TRANSPORTS)
 @pytest.mark.parametrize("keep", [False, True])
@@ -336,17 +288,3 @@ def test_on_workers_a_rank_is_missed(cluster, way):
         r"for rank 1 until .*labelled 'loss'; rank 1 has been",
         lambda s: td.run_ranks(waiting, mesh, 1.5 * s, transport=way, timeout=s),
     )
-
-
-def test_a_wait_of_no_time_ends():
-    """Of SimpleQueue.get it may not, in Python 3.11, where its thread is kept from running."""
-    box, done = Mailbox("test", 0), []
-
-    def waits():
-        for _ in range(1000):
-            done.append(box.wait(None, time.monotonic() + 1e-7, ["nothing"]))
-
-    thread = threading.Thread(target=waits, daemon=True)
-    thread.start()
-    thread.join(240)
-    assert done == [False] * 1000

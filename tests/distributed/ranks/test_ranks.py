@@ -5,7 +5,6 @@ Holds `tiledask.distributed.ranks.exchange`, `tiledask.distributed.ranks.mismatc
 """
 
 import threading
-import time
 from itertools import pairwise
 
 import numpy as np
@@ -14,8 +13,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import tiledask as td
-from tiledask.distributed.ranks import threads
-from tiledask.distributed.ranks.records import Records
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.distributed.transport import transport
 from tiledask.errors import CollectiveError, ConfigError, DeadlineError, PlacementError
@@ -297,22 +294,6 @@ def test_every_collective_is_written_down():
     assert [t.calls for t in records.totals("rank").values()] == [7, 7, 7]
 
 
-def test_records_are_shown():
-    records = run(labelled, 3).records
-    said = "Records(12 all_reduce, 6 all_gather, 3 barrier; 576 bytes sent by 3 ranks)"
-    assert repr(records) == said
-    html = records._repr_html_()
-    assert "layer 3/forward" in html
-    assert html.count("<tr>") == 5
-    frame = records.to_frame()
-    assert len(frame) == 21
-    assert (frame["sent"] == frame["predicted_sent"]).all()
-    assert frame.groupby("kind")["seconds"].sum().gt(0).all()
-    assert repr(Records.of([])) == "Records(none; 0 bytes sent by 0 ranks)"
-    with pytest.raises(ConfigError, match="a record has no 'colour'; it has rank, kind"):
-        records.totals("colour")
-
-
 def test_one_rank_alone_has_nothing_to_record():
     done = run(labelled, 1)
     assert len(done.records) == 0
@@ -466,14 +447,6 @@ def test_a_rank_that_never_calls():
 
 
 @pytest.mark.long
-def test_all_ranks_busy():
-    stop = threading.Event()
-    with pytest.raises(DeadlineError, match=r"ranks \[0, 1\] have not returned after 0.2 s"):
-        run_threads(lambda rank: stop.wait(20.0), 2, timeout=0.2)
-    stop.set()
-
-
-@pytest.mark.long
 def test_a_circle_is_found_before_the_deadline(monkeypatch):
     """Rows before columns on one rank, columns before rows on the others."""
     monkeypatch.setattr(transport, "LOOK", 0.1)
@@ -488,37 +461,6 @@ def test_a_circle_is_found_before_the_deadline(monkeypatch):
     assert raised.keys() == {0, 1, 2, 3}
     assert isinstance(error, CollectiveError)
     says(error, "they wait for each other", "'axis 0'", "'axis 1'", "rank 0", "rank 3")
-
-
-@pytest.mark.long
-def test_a_rank_that_has_not_looked_at_its_letter_is_not_stuck(monkeypatch):
-    """On a busy machine rank 0 sleeps on the message that it waits for, and rank 1 waits for it."""
-    wait = threads.Threads.wait
-
-    def late(self, *what):
-        found = wait(self, *what)
-        time.sleep(0.3 * (self.rank == 0))
-        return found
-
-    monkeypatch.setattr(transport, "LOOK", 0.02)
-    monkeypatch.setattr(threads.Threads, "wait", late)
-    twice = lambda rank: [rank.group().all_reduce(1.0).item() for _ in range(2)]  # noqa: E731
-    assert run_threads(twice, 2).results == [[2.0, 2.0]] * 2
-
-
-def test_a_thread_that_ends_while_it_is_looked_at(monkeypatch):
-    class Ending(threading.Thread):
-        """Alive at the first look, over at the second."""
-
-        seen = False
-
-        def is_alive(self):
-            self.seen, seen = True, self.seen
-            self.join()
-            return not seen
-
-    monkeypatch.setattr(threading, "Thread", Ending)
-    assert run_threads(lambda rank: rank.index, 1).results == [0]
 
 
 def test_a_message_that_nobody_takes():
@@ -570,9 +512,3 @@ def test_wrong_groups_and_meshes_are_said():
         run_threads(lambda rank, x: x, 2, per_rank=[1, 2, 3])
     with pytest.raises(ConfigError, match="needs a mesh of workers, got int"):
         td.run_ranks(lambda rank: None, 4)
-
-
-def test_arguments_by_rank():
-    done = run(lambda rank, a, b: (rank.index, a, b), 3, "all", per_rank="xyz")
-    assert done.results == [(0, "all", "x"), (1, "all", "y"), (2, "all", "z")]
-    assert repr(done).startswith("Ranks(3 results, Records(none")

@@ -7,64 +7,13 @@ import pickle
 
 import numpy as np
 import pytest
-from oracles.tensor_cases import LIES, spread
-from test_tensor_layers import LAYERS, B, H, S
 
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.distributed.tensor import layer_programs
 from tiledask.errors import CollectiveError
-from tiledask.plan.program.calls import calls
 
 X, W = np.arange(12.0).reshape(3, 4), np.arange(24.0).reshape(4, 6)
-
-
-def bound(group):
-    return [layer.program for layer in group.bound.values()]
-
-
-@pytest.mark.long
-@pytest.mark.few(20)
-@pytest.mark.parametrize(("sequence", "regather"), LIES)
-@pytest.mark.parametrize("t", [2, 3, 4])
-@pytest.mark.parametrize("name", LAYERS)
-def test_its_program_is_right_and_calls_what_is_recorded(name, t, sequence, regather):
-    layer = LAYERS[name]
-    whole = {n: np.ones(p.shape) for n, p in layer.parameters.items()}
-
-    def program(rank):
-        group = rank.group()
-        mine = T.shard_weights(group, whole, layer.layout(t))
-        x = spread(group, np.ones((B, S, H)), sequence)
-        _, kept = getattr(T, layer.name)(group, x, mine, *layer.args, regather=regather)
-        getattr(T, f"{layer.name}_grad")(group, x, kept, mine)
-        return bound(group)
-
-    done = run_threads(program, t)
-    for rank, ((one,), first) in enumerate(zip(done.results, done.results[0] * t, strict=True)):
-        assert one.check() == first
-        said = [(c.label.partition("/")[2], *c[1:]) for c in calls(one, rank)]
-        mine = done.records.where(rank=rank)
-        assert said == [(r.label, r.kind, r.sent, r.received, r.messages) for r in mine]
-
-
-@pytest.mark.parametrize("sequence", [False, True])
-def test_programs_of_the_other_layers_are_right(sequence):
-    def program(rank):
-        group, ids = rank.group(), np.array([[0, 3, 1]])
-        x, w = spread(group, np.ones((1, 3, 4)), sequence), T.replicate(np.ones(4))
-        table, logits = T.shard(group, X, 0), T.shard(group, X[None], -1)
-        T.layer_norm(group, x, w, w), T.layer_norm(group, x, w), T.rms_norm(group, x, w)
-        T.embedding(group, ids[:, ::2], table, to=x.placement)
-        T.cross_entropy(group, logits, ids), T.cross_entropy(group, logits, ids, smoothing=0.1)
-        T.column_linear(group, x, T.shard(group, W, 1), T.shard(group, W[0], 0))
-        T.row_linear(group, T.shard(group, X, 1), T.shard(group, W, 0))
-        return bound(group)
-
-    for programs in run_threads(program, 2).results:
-        assert [one.check().name for one in programs] == [
-            "norm", "norm", "norm", "embedding", "loss", "loss", "column_linear", "row_linear"
-        ]  # fmt: skip
 
 
 def test_a_layer_is_bound_once_and_few_are_at_a_time(monkeypatch):

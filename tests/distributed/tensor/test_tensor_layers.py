@@ -16,7 +16,7 @@ from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import KernelError
 from tiledask.plan.collectives import layers as plan
-from tiledask.plan.collectives.layers import LayerCalls, Stream
+from tiledask.plan.collectives.layers import Stream
 from tiledask.plan.products.placement import Replicate, Shard
 from tiledask.tile import layers as tile
 
@@ -103,29 +103,6 @@ def test_kv_heads_are_summed_only_where_they_are_shared():
     )
     assert [r.group for r in four] == [(0, 1), (0, 1), (2, 3), (2, 3)]
     assert not len(two)
-
-
-@pytest.mark.few(6)
-@pytest.mark.parametrize("sequence", [False, True])
-@pytest.mark.parametrize("t", RANKS)
-def test_norms(t, sequence):
-    """7 tokens: uneven on all but one and seven ranks, and none at all on the eighth."""
-    x, w, b, dy = draw((B, S, H), (H,), (H,), (B, S, H))
-    stream = Stream(B, S, H, t, sequence)
-    for name, weights in (("layer_norm", (w, b)), ("rms_norm", (w,))):
-        y, kept = getattr(tile, name)(x, *weights)
-        found = getattr(tile, f"{name}_grad")(dy, kept, *weights)
-        expected = dict(zip(("y", "dx", "dw", "db"), (y, *found), strict=False))
-
-        def program(group, name=name, weights=weights):
-            mine = [T.replicate(each) for each in weights]
-            y, kept = getattr(T, name)(group, spread(group, x, sequence), *mine)
-            found = getattr(T, f"{name}_grad")(group, spread(group, dy, sequence), kept, *mine)
-            assert {each.placement for each in found[1:]} == {Replicate()}
-            return dict(zip(("y", "dx", "dw", "db"), (y, *found), strict=False))
-
-        planned = plan.norm(stream, len(weights) == 2, name)
-        check(t, program, expected, LayerCalls((), planned.backward))
 
 
 # -- embedding and loss ----------------------------------------------------------------------------

@@ -37,19 +37,15 @@ def attend(g):
 REFUSED = [
     ("gelu of a sum is not the sum of gelus", lambda g: T.activate(PARTIAL, "gelu")),
     ("relu of a sum is not the sum of relus", lambda g: T.activate(PARTIAL, "relu")),
-    ("a product of sums", lambda g: T.swiglu(WHOLE, PARTIAL)),
     ("the norm of a sum", lambda g: T.rms_norm(g, PARTIAL, T.replicate(ONES))),
     (
         "the norm of its own part|that of its own part",
         lambda g: T.layer_norm(g, cut(g, X, -1), T.replicate(ONES)),
     ),
-    ("sum it first, by g", lambda g: T.softmax(PARTIAL)),
-    ("each rank would divide by its own part", lambda g: T.softmax(cut(g, X, -1))),
     ("in the sum 4 times", lambda g: T.add_bias(g, PARTIAL, T.replicate(ONES))),
     ("must have the same placement", lambda g: T.add(WHOLE, PARTIAL)),
     ("4 times too large", lambda g: T.g(g, WHOLE)),
     ("a shard, not a partial sum", lambda g: T.g(g, cut(g, X, 1))),
-    ("4 times too large", lambda g: T.scattered(g, WHOLE, 1)),
     ("only shards are", lambda g: T.gathered(g, WHOLE)),
     ("every rank has its own rows of w", lambda g: T.row_linear(g, WHOLE, cut(g, W, 0))),
     ("use row_linear", lambda g: T.column_linear(g, cut(g, X, -1), cut(g, W, 1))),
@@ -72,9 +68,7 @@ REFUSED = [
     ),
     (r"larger by ln 4 = 1\.3863", lambda g: T.cross_entropy(g, WHOLE, IDS)),
     ("along dimension -1", lambda g: T.cross_entropy(g, cut(g, X, 1), IDS)),
-    ("exchange halos of 1", lambda g: T.check_window("conv2d", cut(g, X, 1), 1, 3)),
     (r"replicate\(x\)", lambda g: T.column_linear(g, X, W)),
-    ("pass this rank's block", lambda g: T.sharded(g, W, 1, 8)),
     ("mix up its columns", lambda g: T.gathered(g, cut(g, W, 1, MIXED))),
     ("take swiglu_layout", lambda g: feed(g, cut(g, W, 1), cut(g, W.T[:4], 0))),
     ("take attention_layout", attend),
@@ -147,13 +141,10 @@ def test_what_may_be_done_on_shards_is_done():
     def program(rank):
         group = rank.group()
         x = T.shard(group, X, 1)
-        T.check_window("conv2d", x, 1, 1)
-        T.check_window("conv2d", x, 2, 3)
-        total = T.add(x, x)
-        return T.softmax(total)[0], T.add_bias(group, x, T.replicate(np.ones(4)))
+        return T.add(x, x), T.add_bias(group, x, T.replicate(np.ones(4)))
 
     results = run_threads(program, 2).results
-    np.testing.assert_allclose(T.whole_of([r[0] for r in results]), tile.softmax(2 * X)[0])
+    np.testing.assert_array_equal(T.whole_of([r[0] for r in results]), 2 * X)
     np.testing.assert_array_equal(T.whole_of([r[1] for r in results]), X + 1)
 
 

@@ -13,24 +13,12 @@ from oracles.tensor_cases import RANKS
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError
-from tiledask.plan.collectives import layers as plan
 from tiledask.plan.collectives.shards import deal_heads, side_by_side
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.shards import Shards, even_shards
 from tiledask.tile import layers as tile
 
 # -- arithmetic ------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-@given(st.integers(0, 60), st.integers(1, 12))
-def test_even_shards_are_array_splits(extent, ranks):
-    shards = even_shards(extent, ranks)
-    parts = np.array_split(np.arange(extent), ranks)
-    assert [shards.indices(r).tolist() for r in range(ranks)] == [p.tolist() for p in parts]
-    assert shards.in_a_row
-    assert shards.covers
-    assert not list(shards.shared())
 
 
 @pytest.mark.long
@@ -148,57 +136,9 @@ def test_copies_that_differ_are_not_put_together():
         T.whole_of([r["wq"] for r in results[:2]])
 
 
-def test_partial_sums_are_put_together_as_their_sum():
-    assert T.whole_of([T.partial(np.ones(2)), T.partial(np.ones(2))]).tolist() == [2.0, 2.0]
-
-
 def test_a_layout_that_does_not_know_a_weight_says_so():
     def program(rank):
         T.shard_weights(rank.group(), {"w_3": np.ones(2)}, T.mlp_layout(4, 2))
 
     with pytest.raises(PlacementError, match="does not say how w_3 is placed; it knows w_1, b_1"):
         run_threads(program, 2)
-
-
-# -- predictions -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("t", range(2, 9))
-def test_the_table_of_closed_forms(t):
-    """Elements per rank on a ring, where t divides: 2(t-1)/t b s h for each sum, and so on."""
-    b, s, h = 2, 8, t * 8
-    unit = b * s * h * (t - 1) / t
-    x = plan.Stream(b, s, h, t)
-    closed = {
-        "column": (plan.column_linear(x), 0, 2 * unit),
-        "row": (plan.row_linear(x), 2 * unit, 0),
-        "embedding": (plan.embedding(x), 2 * unit, 0),
-        "mlp": (plan.mlp(x), 2 * unit, 2 * unit),
-        "fused": (plan.swiglu_mlp(x), 2 * unit, 2 * unit),
-        "apart": (plan.swiglu_mlp(x, fused=False), 2 * unit, 4 * unit),
-        "block": (plan.decoder_block(x, t, t, 8), 4 * unit, 4 * unit),
-        "block apart": (plan.decoder_block(x, t, t, 8, fused=False), 4 * unit, 10 * unit),
-    }
-    for name, (calls, forward, backward) in closed.items():
-        for part, expected in ((calls.forward, forward), (calls.backward, backward)):
-            sent, received = plan.bytes_by_rank(part, t, 1)
-            assert set(sent) == set(received) == {expected}, name
-    if b * s % t == 0:  # 3 numbers a token, summed up
-        sent = plan.bytes_by_rank(plan.cross_entropy(x).calls, t, 1)[0]
-        assert set(sent) == {3 * 2 * (t - 1) / t * b * s}
-    unit = b * t * h * (t - 1) / t
-    for regather, expected in ((False, 8), (True, 10)):
-        stream = plan.Stream(b, t, h, t, True, regather)
-        calls = [c for c in plan.decoder_block(stream, t, t, 8).calls if "norm" not in c.label]
-        assert set(plan.bytes_by_rank(calls, t, 1)[1]) == {expected * unit}
-        assert plan.norm(stream).forward == ()
-
-
-def test_a_plan_as_a_table():
-    table = plan.decoder_block(plan.Stream(1, 8, 16, 4), 4, 2, 4).to_frame(itemsize=2)
-    forward, backward = "attention/wo mlp/w_down", "mlp/w_gate_up attention/wqkv"
-    labels = [f"{n}/forward" for n in forward.split()] + [f"{n}/backward" for n in backward.split()]
-    assert table["label"].tolist() == [*labels, *["attention/shared kv/backward"] * 2]
-    assert table["ranks"].tolist() == [4, 4, 4, 4, 2, 2]
-    assert table["bytes_sent"].tolist()[:4] == [2 * 2 * 128 * 3 // 4] * 4
-    assert (table["way"] == "forward").sum() == 2

@@ -3,14 +3,11 @@
 Holds `tiledask.distributed.training.gpt` and `tiledask.distributed.training.run`.
 """
 
-import os
-
 import numpy as np
 import pytest
 from oracles.single_gpt import TEXT, assert_single
 
 import tiledask as td
-from tiledask.distributed.checkpoints import steps_in
 from tiledask.distributed.training import GPT, train
 from tiledask.errors import CheckpointError, ConfigError, PartitionError, ScheduleError
 from tiledask.tile.optimizers import SGD, Adam
@@ -143,10 +140,6 @@ def test_schedules_and_cuts_that_ranks_cannot_carry_out(pp, options, error, word
         go((1, 1, pp), **options)
 
 
-def test_a_schedule_is_made_as_the_message_says():
-    assert len(go((1, 1, 2), schedule=LOOPED).losses) == 1
-
-
 class Wrong:
     """Rows of data, changed on their way."""
 
@@ -189,21 +182,6 @@ def test_a_folder_that_cannot_be_one_is_refused_before_the_training(tmp_path):
     with pytest.raises(CheckpointError, match=r"cannot be one \(Not a directory\)"):
         go(data=data, folder=file / "inside")
     assert not trained
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_where_one_may_not_write_is_refused(tmp_path):
-    tmp_path.chmod(0o500)
-    with pytest.raises(CheckpointError, match="where you may not write"):
-        go(folder=tmp_path)
-
-
-@pytest.mark.long
-def test_a_folder_that_is_not_there_is_made_and_may_be_relative(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    go(steps=np.int64(1), seed=np.int64(3), dtype=np.dtype("float64"), folder="runs/a")
-    assert steps_in(tmp_path / "runs" / "a") == (1,)
-    assert go(steps=2, seed=3, dtype="float64", folder="runs/a").first == 1
 
 
 # -- absurd, and right -----------------------------------------------------------------------------

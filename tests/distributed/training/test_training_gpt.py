@@ -133,32 +133,6 @@ def test_every_schedule_trains_what_one_device_does(name, shape, options, model)
         np.testing.assert_allclose(w, alone.weights[weight], rtol=1e-9, atol=1e-13)
 
 
-SPREAD = td.schedule("chimera", 2, 4)
-"""Each stage on both ranks."""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("model", [SMALL, TIED], ids=["apart", "tied"])
-def test_both_devices_of_a_stage_sum_their_gradients_and_each_counts_once(model, tmp_path):
-    """What ranks move is as predicted, norms are those of one device, and a checkpoint is
-    gone on from elsewhere."""
-    options = {"batch": BATCH, "rule": RULE, "dtype": "float64", "clip": 0.3, "folder": tmp_path}
-    got = train(model, TEXT, (1, 1, 2), steps=2, schedule=SPREAD, **options)
-    assert_single(got, BATCH, RULE, clip=0.3)
-    mine = ["embedding", "positions", "layer 0", "layer 1", "layer 2", "head"]
-    if model.tied:
-        mine = ["tied table", *(unit for unit in mine if unit != "embedding")]
-    for rank in range(2):
-        sums = [c for c in got.planned[rank] if c.kind == "all_reduce" and "norm" not in c.label]
-        names = [c.label.removeprefix("update/").removesuffix("/replicas") for c in sums]
-        assert names == mine
-    frame = got.layers().query("layer == 'layer 2' and when == 'gradients'")
-    assert frame.parallel.tolist() == ["pipeline"]
-    after = train(model, TEXT, (2, 1, 1), steps=3, **options)
-    assert after.first == 2
-    assert_single(after, BATCH, RULE, clip=0.3)
-
-
 def made(name, devices, microbatches):
     if name in (*V_SHAPED, "dualpipe"):
         return td.schedule(name, 2 * devices, microbatches)

@@ -6,20 +6,17 @@ Holds `tiledask.distributed.training.by_layer`, `tiledask.distributed.training.j
 
 import threading
 import time
-import warnings
 from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from oracles.waiting import wait_until
 
 import tiledask as td
-from tiledask.distributed.training import GPT, Progress, progress, reports, train
+from tiledask.distributed.training import GPT, Progress, progress, train
 from tiledask.distributed.training.by_layer import place_of
 from tiledask.errors import ConfigError
 from tiledask.tile.datasets import load_text
-from tiledask.tile.optimizers import LossScale
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -74,51 +71,11 @@ def test_every_step_is_told(shape, options):
         )
 
 
-@pytest.mark.long
-def test_steps_after_a_checkpoint_keep_their_numbers(tmp_path):
-    run(progress=False, steps=2, folder=tmp_path)
-    seen: list[Progress] = []
-    got = run(progress=seen.append, steps=5, folder=tmp_path)
-    assert [p.step for p in seen] == [2, 3, 4]
-    assert_told(seen, got)
-    seen.clear()
-    run(progress=seen.append, steps=5, folder=tmp_path)  # there is nothing left to do
-    assert seen == []
-
-
-@pytest.mark.long
-def test_few_reports_of_many_steps(monkeypatch):
-    monkeypatch.setattr(reports, "EVERY", 1e9)
-    said, seen = [], []
-    heard = reports.Assembly.heard
-    monkeypatch.setattr(
-        reports.Assembly, "heard", lambda self, each: (said.append(each), heard(self, each))[1]
-    )
-    got = run(progress=seen.append, steps=6)
-    assert_told(seen, got)
-    first, last = ([len(each["steps"]) for each in said[at]] for at in (slice(4), slice(4, None)))
-    assert (first, last) == ([1] * 4, [5] * 4)  # the first at once, the rest when all is done
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("progress", [None, False])
-def test_nobody_looks_on(progress, capfd, monkeypatch):
-    monkeypatch.setattr(reports, "_Reporter", None)  # would fail if it was used
-    run(progress=progress)
-    assert capfd.readouterr() == ("", "")
-
-
 def test_a_bar_says_how_far_it_is():
     with progress.Bar() as bar:
         assert bar._look() == (0, None, "first step")
         bar(Progress(6, 10, 2.5, 0.5, 64, 0, 0, 0))
         assert bar._look() == (7, 10, "loss 2.5000  128 tokens/s")
-
-
-@pytest.mark.long
-def test_a_bar_of_a_short_training_never_appears(capfd):
-    run(progress=True)
-    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("wrong", [3, "bar", [print]])
@@ -155,33 +112,6 @@ def test_a_listener_that_raises_is_called_no_more_and_ends_nothing(error, at, wo
     assert len(got.losses) == STEPS
 
 
-@pytest.mark.long
-def test_a_listener_that_cannot_be_closed_is_said():
-    class Unclosed(Entered):
-        def __exit__(self, *_):
-            raise OSError("no more space")
-
-    with pytest.warns(RuntimeWarning, match="could not be closed: OSError: no more space"):
-        assert len(run(progress=Unclosed()).losses) == STEPS
-
-
-@pytest.mark.long
-def test_a_listener_that_does_not_return_is_left_behind(monkeypatch):
-    monkeypatch.setattr(progress, "PATIENCE", 0.2)
-    free, seen = threading.Event(), []
-
-    def slow(p):
-        seen.append(p.step)
-        free.wait(300)
-
-    with pytest.warns(RuntimeWarning, match=f"busy with step 0 of {STEPS} when 0.2 s"):
-        got = run(progress=slow)
-    assert len(got.losses) == STEPS  # and nobody has freed the listener
-    free.set()
-    time.sleep(0.2)
-    assert seen == [0]
-
-
 def test_steps_do_not_wait_for_a_listener(monkeypatch):
     monkeypatch.setattr(progress, "PATIENCE", 60.0)
     last, through = threading.Event(), []
@@ -201,48 +131,6 @@ def test_steps_do_not_wait_for_a_listener(monkeypatch):
 
     train(MODEL, Told(), (1, 2, 1), steps=5, batch=4, progress=slow)
     assert through == [(step, True) for step in range(5)]
-
-
-class Entered:
-    def __init__(self):
-        self.said = []
-
-    def __enter__(self):
-        self.said.append("enter")
-
-    def __call__(self, p):
-        self.said.append(p.step)
-
-    def __exit__(self, *_):
-        self.said.append("exit")
-
-
-def test_a_listener_may_be_entered():
-    entered = Entered()
-    run(progress=entered, steps=2)
-    assert entered.said == ["enter", 0, 1, "exit"]
-
-
-class Failing:
-    """A text that fails in step 2."""
-
-    vocabulary, floor = 50, None
-
-    def batch(self, seed, step, *rest):
-        if step == 2:
-            raise OSError("the disk is gone")
-        return TEXT.batch(seed, step, *rest)
-
-
-def test_a_training_that_fails_is_not_held_up():
-    entered = Entered()
-    before = threading.active_count()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(OSError, match="the disk is gone"):
-            train(MODEL, Failing(), (2, 1, 1), steps=9, batch=4, progress=entered)
-    assert (entered.said[0], entered.said[-1]) == ("enter", "exit")
-    wait_until(lambda: threading.active_count() <= before, "threads to end")
 
 
 # -- by layer ----------------------------------------------------------------------------------
@@ -317,15 +205,6 @@ def test_a_missing_collective_is_seen_by_layer():
     assert wrong["predicted_barriers"].tolist() == [0]
 
 
-@pytest.mark.long
-def test_steps_that_were_left_out_do_not_count():
-    scale = LossScale(2.0**20)
-    got = run((2, 1, 1), False, zero=1, scale=scale, dtype="float16", steps=12)
-    assert 0 < len(got.skipped) < 12
-    frame = got.layers()
-    assert frame["bytes"].tolist() == frame["predicted_bytes"].tolist()
-
-
 # -- on workers --------------------------------------------------------------------------------
 
 
@@ -334,36 +213,3 @@ def test_workers_tell_too(cluster):
     seen: list[Progress] = []
     got = run(td.Mesh(cluster, (2, 1, 2)), seen.append, zero=1)
     assert_told(seen, got)
-
-
-@pytest.mark.cluster
-def test_a_training_on_workers_outlives_its_listeners(cluster):
-    def broken(p):
-        raise KeyError(p.step)
-
-    with pytest.warns(RuntimeWarning, match="raised KeyError at step 0"):
-        got = run(td.Mesh(cluster, (1, 2, 1)), broken)
-    assert len(got.losses) == STEPS
-
-
-@pytest.mark.cluster
-def test_reports_that_never_come_end_nothing(cluster, monkeypatch):
-    """As if every event was lost: the training returns all the same."""
-    monkeypatch.setattr(progress, "ON_THE_WAY", 0.3)
-    monkeypatch.setattr(progress, "Post", lambda topic: reports.Post("tiledask-nowhere"))
-    # what follows listens to the topic of its own Post: none of the ranks' reports come there
-    monkeypatch.setattr(progress, "subscribed", _deaf)
-    seen: list[Progress] = []
-    got = run(td.Mesh(cluster, (1, 2, 1)), seen.append)
-    assert (seen, len(got.losses)) == ([], STEPS)
-
-
-class _deaf:
-    def __init__(self, *_):
-        pass
-
-    def __enter__(self):
-        pass
-
-    def __exit__(self, *_):
-        pass

@@ -1,7 +1,7 @@
 """Convolutions split over the ranks of a program, each with its gradients.
 
-channels.py    by output channels, by input channels, one after the other, by groups
-space.py       by rows of the image, with halos; pooling too
+channels.py    by output channels, by input channels, one after the other
+space.py       by rows of the image, with halos
 lenet.py       d2l's LeNet, layer by layer on one device
   lenet_runs.py    a step on one rank of a split; of weights and images that all have, by name
   lenet_train.py   train_lenet: trained for real, step after step
@@ -11,8 +11,6 @@ and what it needs. What a layer calls is predicted in plan/collectives/convoluti
 """
 
 from tiledask.distributed.convolution.channels import (
-    by_groups,
-    by_groups_grad,
     by_input,
     by_input_grad,
     by_output,
@@ -23,22 +21,14 @@ from tiledask.distributed.convolution.channels import (
 )
 from tiledask.distributed.convolution.lenet import LENET
 from tiledask.distributed.convolution.space import (
-    avg_pool2d_in_rows,
-    avg_pool2d_in_rows_grad,
     conv2d_in_rows,
     conv2d_in_rows_grad,
-    max_pool2d_in_rows,
-    max_pool2d_in_rows_grad,
 )
 from tiledask.plan.program.lenet import flops, rows_of
 from tiledask.plan.program.making.convolution.of_lenet import need
 
 __all__ = [
     "LENET",
-    "avg_pool2d_in_rows",
-    "avg_pool2d_in_rows_grad",
-    "by_groups",
-    "by_groups_grad",
     "by_input",
     "by_input_grad",
     "by_output",
@@ -48,8 +38,6 @@ __all__ = [
     "flops",
     "in_pairs",
     "in_pairs_grad",
-    "max_pool2d_in_rows",
-    "max_pool2d_in_rows_grad",
     "need",
     "part",
     "rows_of",

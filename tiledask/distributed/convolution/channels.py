@@ -1,10 +1,9 @@
-"""Convolutions split by channels: of the output, of the input, in turn, or whole groups.
+"""Convolutions split by channels: of the output, of the input, or in turn.
 
                  x [n, c, h, w]     w [o, c, kh, kw]    y [n, o, oh, ow]
 by output        all of it          rows of it          channels
 by input         channels           columns of it       all of it, after the all_reduce
 pair             all of it                              all of it: between the two, channels
-by groups        channels           rows of it          channels
 
 Each rank passes its parts, cut as numpy.array_split cuts; `part` gives them. Ranks without a
 channel take part with empty arrays. Each is a program of one layer, as those of `td.tensor`.
@@ -16,16 +15,12 @@ from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.tensor.layer_programs import KeptLayer, LayerRule, backward, forward
 from tiledask.distributed.tensor.placed import EVERYWHERE, Placed, Weights, replicate
 from tiledask.errors import PlacementError
-from tiledask.plan.collectives.cost import even
 from tiledask.plan.products.placement import split
 from tiledask.plan.program.making.convolution.convolutions import WindowTerms
-from tiledask.plan.whole import is_whole
 from tiledask.tile.layers.activations import find_activation
 from tiledask.tile.layers.convolution.im2col import Windows, windows
 
 __all__ = [
-    "by_groups",
-    "by_groups_grad",
     "by_input",
     "by_input_grad",
     "by_output",
@@ -46,26 +41,19 @@ class KeptOutput(NamedTuple):
     """This rank's channels of y, where all are gathered."""
 
 
-def own(group: Group, units: int, groups: int = 1) -> slice:
-    """Which of ``units`` this rank holds: whole groups of them where there are ``groups``.
+def own(group: Group, units: int) -> slice:
+    """Which of ``units`` this rank holds.
 
     >>> from tiledask.distributed.ranks.threads import run_threads
     >>> [(s.start, s.stop) for s in run_threads(lambda rank: own(rank.group(), 10), 4).results]
     [(0, 3), (3, 6), (6, 8), (8, 10)]
     """
-    if not is_whole(groups, 1) or units % groups:
-        raise PlacementError(
-            f"groups divide the channels that are sharded with them, got groups={groups} and "
-            f"{units} channels; use a divisor of {units}"
-        )
-    whole = units // groups
-    start, stop = split(0, groups if groups > 1 else units, group.size)[group.rank]
-    return slice(start * whole, stop * whole) if groups > 1 else slice(start, stop)
+    return slice(*split(0, units, group.size)[group.rank])
 
 
-def part(group: Group, x: Any, dim: int, groups: int = 1) -> Any:
+def part(group: Group, x: Any, dim: int) -> Any:
     """A copy of this rank's part of ``x`` along ``dim``."""
-    return x[(slice(None),) * dim + (own(group, x.shape[dim], groups),)].copy()
+    return x[(slice(None),) * dim + (own(group, x.shape[dim]),)].copy()
 
 
 # -- by output channels --------------------------------------------------------------------------
@@ -175,34 +163,6 @@ def in_pairs_grad(
     return dx and dx.local, (of["first.w"], of["first.b"]), (of["second.w"], of["second.b"])
 
 
-# -- by groups -----------------------------------------------------------------------------------
-
-
-def by_groups(
-    group: Group, x: Any, w: Any, b: Any = None, *, groups: int, **options: Any
-) -> tuple[Any, KeptLayer]:
-    """(this rank's channels of y, kept) of a grouped convolution; no rank needs another.
-
-    ``groups`` are those of the whole convolution; x, w and b are cut by
-    ``part(..., groups=groups)``. A rank may have none.
-    """
-    mine = even(groups, group.size)[group.rank]
-    if bool(mine) != bool(w.shape[0]) or (mine and (x.shape[1] % mine or w.shape[0] % mine)):
-        raise PlacementError(
-            f"a rank has whole groups: of {groups} rank {group.rank} of {group.size} has {mine}, "
-            f"got {x.shape[1]} input and {w.shape[0]} output channels; cut them with "
-            f"part(group, x, 1, groups={groups}) and part(group, w, 0, groups={groups})"
-        )
-    return _run(group, "conv_by_groups", x, w, b, options, groups=groups)
-
-
-def by_groups_grad(
-    group: Group, dy: Any, kept: KeptLayer, w: Any, b: Any = None
-) -> tuple[Any, Any, Any]:
-    """(dx, dw, db) of the own channels; no rank needs another."""
-    return _run_grad(group, dy, kept, w, b)
-
-
 # -- programs of one layer -----------------------------------------------------------------------
 
 
@@ -212,10 +172,10 @@ def window_terms(laid: Windows) -> WindowTerms:
 
 
 def _run(
-    group: Group, layer: str, x: Any, w: Any, b: Any, options: dict[str, Any], **told: int
+    group: Group, layer: str, x: Any, w: Any, b: Any, options: dict[str, Any]
 ) -> tuple[Any, KeptLayer]:
     laid = _windows(w, options)
-    y, kept = forward(_one, group, (replicate(x),), _named("", w, b), layer, laid, *told.items())
+    y, kept = forward(_one, group, (replicate(x),), _named("", w, b), layer, laid)
     return y.local, kept
 
 
@@ -237,18 +197,15 @@ def _windows(w: Any, options: dict[str, Any]) -> Windows:
     if (groups := options.pop("groups", 1)) != 1:
         raise PlacementError(
             f"an output channel of a grouped convolution needs its group's input only: this "
-            f"split has groups=1, got {groups}; split whole groups with by_groups"
+            f"split has groups=1, got {groups}; give each rank whole groups"
         )
     return windows(w.shape[2:], **options)
 
 
-def _one(
-    group: Group, given: tuple[Placed], of: Weights, layer: str, laid: Windows, *told: Any
-) -> LayerRule:
+def _one(group: Group, given: tuple[Placed], of: Weights, layer: str, laid: Windows) -> LayerRule:
     (x,) = given
     y = _made(x, of["w"], laid)
-    terms = {"unit": "", "window": window_terms(laid)} | dict(told)
-    return LayerRule(layer, y, terms, layer)
+    return LayerRule(layer, y, {"unit": "", "window": window_terms(laid)}, layer)
 
 
 def _pair(

@@ -1,4 +1,4 @@
-"""Convolution and pooling of images that are cut along their rows: windows borrow rows.
+"""Convolution of images that are cut along their rows: windows borrow rows.
 
 forward     own rows --halo_exchange--> own rows and those that windows reach --conv--> own y
 backward    own dx <--halo_reduce-- dx of all rows that were read <--conv_grad-- own dy
@@ -26,12 +26,8 @@ from tiledask.tile.layers.convolution.im2col import Pair, Sides, Windows, window
 
 __all__ = [
     "KeptRows",
-    "avg_pool2d_in_rows",
-    "avg_pool2d_in_rows_grad",
     "conv2d_in_rows",
     "conv2d_in_rows_grad",
-    "max_pool2d_in_rows",
-    "max_pool2d_in_rows_grad",
 ]
 
 ROWS = 2
@@ -102,71 +98,7 @@ def conv2d_in_rows_grad(
     return dx and dx.local, grads["w"].local, db and db.local
 
 
-def max_pool2d_in_rows(
-    group: Group,
-    x: Any,
-    size: Pair,
-    stride: Pair | None = None,
-    padding: Sides = 0,
-    *,
-    rows: Sequence[int],
-    halo: bool = True,
-    far: bool = False,
-) -> tuple[Any, KeptRows]:
-    """This rank's rows of `tiledask.tile.layers.max_pool2d`, and what is kept; only rows of
-    windows that cross are borrowed. ``rows``, ``halo`` and ``far`` as for `conv2d_in_rows`."""
-    return _pooled(group, "max_pool2d", x, (size, stride, padding), rows, halo, far)
-
-
-def max_pool2d_in_rows_grad(group: Group, dy: Any, kept: KeptRows) -> Any:
-    """This rank's rows of dx."""
-    return _pooled_grad(group, dy, kept)
-
-
-def avg_pool2d_in_rows(
-    group: Group,
-    x: Any,
-    size: Pair,
-    stride: Pair | None = None,
-    padding: Sides = 0,
-    *,
-    rows: Sequence[int],
-    halo: bool = True,
-    far: bool = False,
-) -> tuple[Any, KeptRows]:
-    """This rank's rows of `tiledask.tile.layers.avg_pool2d`, and what is kept.
-
-    The arguments are those of `max_pool2d_in_rows`.
-    """
-    return _pooled(group, "avg_pool2d", x, (size, stride, padding), rows, halo, far)
-
-
-def avg_pool2d_in_rows_grad(group: Group, dy: Any, kept: KeptRows) -> Any:
-    """This rank's rows of dx."""
-    return _pooled_grad(group, dy, kept)
-
-
 # -- what they share -----------------------------------------------------------------------------
-
-
-def _pooled(
-    group: Group,
-    kernel: str,
-    x: Any,
-    shape: tuple[Pair, Pair | None, Sides],
-    rows: Sequence[int],
-    halo: bool,
-    far: bool,
-) -> tuple[Any, KeptRows]:
-    size, stride, padding = shape
-    window = windows(size, size if stride is None else stride, padding)
-    split = _split(group, x, rows, window, halo, far)
-    y, kept = forward(_pool, group, (_rows_of(x, split.rows),), {}, window, split, kernel)
-    return y.local, KeptRows(split, kept)
-
-
-def _pooled_grad(group: Group, dy: Any, kept: KeptRows) -> Any:
-    return backward(group, _rows_of(dy, kept.split.out), kept.local, {})[0].local
 
 
 def _split(
@@ -218,19 +150,6 @@ def _conv(
     y = _made(given[0], of["w"].shape[0], window, split)
     told = {"unit": "", "window": window_terms(window), "split": split, "groups": groups}
     return LayerRule("conv_in_rows", y, told, "conv2d_in_rows")
-
-
-def _pool(
-    group: Group,
-    given: tuple[Placed],
-    of: Weights,
-    window: Windows,
-    split: RowSplit,
-    kernel: str,
-) -> LayerRule:
-    y = _made(given[0], given[0].shape[1], window, split)
-    told = {"kernel": kernel, "window": window_terms(window), "split": split}
-    return LayerRule("pool_in_rows", y, told, f"{kernel}_in_rows")
 
 
 def _made(x: Placed, channels: int, window: Windows, split: RowSplit) -> Placed:

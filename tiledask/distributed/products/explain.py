@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from heapq import heappop, heappush
 from math import prod
 from typing import Any
 
@@ -23,9 +22,7 @@ from tiledask.plan.products.cost import (
     ProductCost,
     break_even,
     cost,
-    cost_at_least,
     least_moved,
-    overhead_of,
 )
 from tiledask.plan.products.placement import Shard, Tiling
 from tiledask.plan.products.product import PANEL, algorithms, options_of, plan_product
@@ -36,11 +33,10 @@ from tiledask.plan.program.program import Program
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile import accumulator
 
-__all__ = ["HEAD", "KEPT", "LARGE", "Choice", "Explanation", "ProductQuestion"]
+__all__ = ["CACHE", "HEAD", "Choice", "Explanation", "ProductQuestion"]
 
-KEPT, LARGE = 64, 2
-"""Plans that are kept, and the most ranks of one; of more ranks LARGE are. A plan grows with the
-square of the ranks."""
+CACHE = 64
+"""Plans, and answers, that are kept."""
 ALIKE = 1.02
 """How much longer what is as good as the fastest may take."""
 
@@ -260,9 +256,6 @@ class ProductQuestion:
     def weigh(self, allowed: int) -> Explanation:
         """Every algorithm, and the one to take, where a rank may hold ``allowed`` bytes."""
         choices = tuple(self._choice(name, allowed) for name in self.names)
-        return self._among(choices, allowed)
-
-    def _among(self, choices: tuple[Choice, ...], allowed: int) -> Explanation:
         chosen, why = _chosen(choices, allowed, self.algorithm)
         counted = (
             f"Bytes are those that ranks receive, with A in {_lies(self.a)} and B in "
@@ -271,39 +264,12 @@ class ProductQuestion:
         )
         return Explanation(choices, chosen, why, self._advice(choices), counted)
 
-    def weigh_likely(self) -> Explanation:
-        """What `weigh` chooses in any amount of memory, of algorithms that may be the fastest.
-
-        They are taken by what they cost at least: first by tasks and requests alone, then with what
-        they move, which is soon known; until what was weighed is faster than any other can be.
-        """
-        if self.rates is None or self.algorithm:
-            return self.weigh(sys.maxsize)
-        fastest, weighed = float("inf"), dict[str, Choice]()
-        left: list[tuple[float, int, str, ProductPlan]] = []
-        for name in self.names:
-            with suppress(PlacementError):  # it does not multiply these
-                plan = plan_product(name, self.a, self.b, **self._options(name))
-                if plan.result.mesh == self.a.mesh:  # others are chosen by name alone
-                    heappush(left, (overhead_of(plan, self.rates), 0, name, plan))
-        while left and left[0][0] <= ALIKE * fastest:
-            _, steps, name, plan = heappop(left)
-            if steps == 0:
-                least = cost_at_least(plan, *self.itemsizes, self.rates)
-                heappush(left, (least, 1, name, plan))
-            else:
-                weighed[name] = self._choice(name, sys.maxsize)
-                fastest = min(fastest, weighed[name].seconds)
-        choices = tuple(weighed[name] for name in self.names if name in weighed)
-        return self._among(choices, sys.maxsize) if choices else self.weigh(sys.maxsize)
-
     def remembered(self, allowed: int) -> Explanation:
         """What `weigh` finds, `Choice.bound` apart: known of equal operands, if all that was found
-        for them would fit. Of more than KEPT ranks only what is chosen, if that fits."""
+        for them would fit."""
         with suppress(TypeError):  # an option that is none: the plan says so
             hash(self)
-            known = _in_plenty if self.a.ranks <= KEPT else _chosen_in_plenty
-            found, most = known(self, repr((self.needs, self.options)))
+            found, most = _in_plenty(self, repr((self.needs, self.options)))
             if found.chosen and most <= allowed:
                 return found
         return self.weigh(allowed)
@@ -338,7 +304,7 @@ class ProductQuestion:
             hash(key)
         except TypeError:  # an option that is none: the plan says so
             return _plan_anew(*key)
-        return (_plan_anew if self.a.ranks > KEPT else _plan_once)(*key)
+        return _plan_once(*key)
 
     def _within(self, name: str, allowed: int) -> tuple[ProductPlan, Ledger]:
         """The plan of ``name``, with panels as wide as fit unless their width was asked for."""
@@ -361,7 +327,6 @@ class ProductQuestion:
         held = sum(map(region_size, regions)) / plan.ranks
         work = max(prod(plan.extents(rank)) for rank in range(plan.ranks))
         least = least_moved(*self.extents, plan.ranks, allowed / itemsize, held, work)
-        priced = cost if plan.ranks > KEPT else _cost_once
         return Choice(
             name,
             plan.options,
@@ -373,7 +338,7 @@ class ProductQuestion:
             ledger,
             ledger.peak <= allowed,
             plan.result.mesh == self.a.mesh,
-            priced(plan, itemsize, partial_sum, rates) if rates else None,
+            cost(plan, itemsize, partial_sum, rates) if rates else None,
             int(least * itemsize),
             _itemsizes=(itemsize, partial_sum),
         )
@@ -396,20 +361,11 @@ class ProductQuestion:
         return f"Not worth distributing: one rank with the memory would take {once}. {words}"
 
 
-@lru_cache(KEPT)
+@lru_cache(CACHE)
 def _in_plenty(question: ProductQuestion, _: str) -> tuple[Explanation, int]:
     """(what `weigh` finds in any amount of memory, the most bytes that any of it takes)."""
     found = question.weigh(sys.maxsize)
     return found, max(choice.peak for choice in found.choices)
-
-
-@lru_cache(LARGE)
-def _chosen_in_plenty(question: ProductQuestion, _: str) -> tuple[Explanation, int]:
-    """The same of what is chosen alone: less memory makes no other algorithm faster, and the plans
-    of all for 1,024 ranks take 1 GB and 18 s."""
-    found = question.weigh_likely()
-    chosen = tuple(choice for choice in found.choices if choice.algorithm == found.chosen)
-    return replace(found, choices=chosen), max((choice.peak for choice in chosen), default=0)
 
 
 def _plan_anew(
@@ -419,8 +375,7 @@ def _plan_anew(
     return plan, needs(plan)
 
 
-_plan_once = lru_cache(KEPT)(_plan_anew)
-_cost_once = lru_cache(KEPT)(cost)
+_plan_once = lru_cache(CACHE)(_plan_anew)
 
 
 def _without_panels(ledger: Ledger) -> int:

@@ -26,7 +26,7 @@ from tiledask.distributed.cluster.progress import Progress, watching
 from tiledask.distributed.cluster.room import as_room, asks_room, room_of
 from tiledask.distributed.deadlines import bounded, seconds_of
 from tiledask.distributed.products.announced import about, announced, ended
-from tiledask.distributed.products.explain import KEPT, LARGE, Choice, Explanation, ProductQuestion
+from tiledask.distributed.products.explain import CACHE, Choice, Explanation, ProductQuestion
 from tiledask.distributed.products.multiply import RankLine, run_line
 from tiledask.distributed.products.needed import ProductNeeds
 from tiledask.distributed.products.operands import check_kernel, check_types
@@ -124,7 +124,7 @@ def matmul(
         )
     _check(a, b, kernel)
     deadline = time.monotonic() + seconds_of(timeout)
-    if algorithm is None and _moves_nothing(a.tiling, b.tiling):
+    if algorithm is None and moves_nothing(a.tiling, b.tiling):
         algorithm = "local"
     if algorithm is None and a.dtype.name not in a.mesh.cluster.rates:
         rates_of(a.mesh.cluster, a.dtype)  # one algorithm's time is worth no measuring
@@ -179,9 +179,6 @@ def _question(
     given = tuple((name, value) for name, value in options.items() if value is not None)
     rates = cluster.rates.get(a.dtype.name)
     return ProductQuestion(a.tiling, b.tiling, needs, rates, algorithm, given)
-
-
-_moves_nothing = lru_cache(KEPT)(moves_nothing)
 
 
 def _of_other_arrays(a: Any, b: Any) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
@@ -303,7 +300,7 @@ class _Ready:
         )
 
 
-_ready_once, _ready_of_many = lru_cache(KEPT)(_Ready.of), lru_cache(LARGE)(_Ready.of)
+_ready_once = lru_cache(CACHE)(_Ready.of)
 
 
 class _Run:
@@ -341,8 +338,7 @@ class _Run:
 
     @cached_property
     def ready(self) -> _Ready:
-        once = _ready_once if len(self.a.blocks) <= KEPT else _ready_of_many
-        return once(self.choice, self.a.dtype.name, self.cluster.backend)
+        return _ready_once(self.choice, self.a.dtype.name, self.cluster.backend)
 
     def _left(self) -> float:
         return max(0.1, self.deadline - time.monotonic())
@@ -473,19 +469,14 @@ def _check(a: Any, b: Any, kernel: str) -> None:
             f"rank r of A and of B must be in one slot, and theirs are {a.mesh.at} and "
             f"{b.mesh.at}; distribute both on one mesh, or on td.Mesh(..., slots={a.mesh.at})"
         )
-    _check_types(a.dtype, b.dtype, kernel, a.mesh.cluster.backend)
-
-
-@lru_cache(KEPT)
-def _check_types(a: Any, b: Any, kernel: str, backend: str) -> None:
-    for name, dtype in (("A", a), ("B", b)):
+    for name, dtype in (("A", a.dtype), ("B", b.dtype)):
         if dtype.kind != "f" and dtype != as_dtype("bfloat16"):
             raise PlacementError(
                 f"{name} is {dtype}, products are floating point; distribute "
                 f"{name}.astype('float32') or 'float64'"
             )
-    check_kernel(kernel, backend)
-    check_types(a, b, kernel)
+    check_kernel(kernel, a.mesh.cluster.backend)
+    check_types(a.dtype, b.dtype, kernel)
 
 
 operators["@"] = matmul

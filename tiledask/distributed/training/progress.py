@@ -51,8 +51,7 @@ def watched(
 ) -> Iterator[Say | None]:
     """What the ranks of ``job`` report to while the block runs; None if nobody wants to know.
 
-    ``progress`` as of `tiledask.train`. A listener that is a context manager is entered before
-    the first step and left after the last.
+    ``progress`` as of `tiledask.train`.
     """
     wanted = is_watched() if progress is None else progress
     if isinstance(wanted, bool):
@@ -73,7 +72,8 @@ def watched(
             yield post
             return
         reports: Reports = SimpleQueue()
-        with _entered(listener), _calling(listener, reports, job, program.ranks) as called:
+        shown = listener.shown if isinstance(listener, Bar) else nullcontext()
+        with shown, _calling(listener, reports, job, program.ranks) as called:
             if post is None or not isinstance(ranks, Mesh):
                 yield reports.put
             else:
@@ -83,27 +83,6 @@ def watched(
 
 
 # -- the listener ------------------------------------------------------------------------------
-
-
-@contextmanager
-def _entered(listener: Listener) -> Iterator[None]:
-    if not isinstance(listener, AbstractContextManager):
-        yield
-        return
-    listener.__enter__()
-    try:
-        yield
-    except BaseException as error:  # the training's own
-        _leave(listener, error)
-        raise
-    _leave(listener, None)
-
-
-def _leave(listener: AbstractContextManager[Any], of: BaseException | None) -> None:
-    try:
-        listener.__exit__(type(of) if of else None, of, of.__traceback__ if of else None)
-    except Exception as error:
-        _warn(f"progress= could not be closed: {type(error).__name__}: {error}")
 
 
 class _Calls(threading.Thread):
@@ -226,18 +205,12 @@ class Bar:
     def __init__(self) -> None:
         self._latest: Progress | None = None
         self._seconds: deque[float] = deque(maxlen=10)
-        self._shown = showing("training", self._look, "steps")
-
-    def __enter__(self) -> "Bar":
-        self._shown.__enter__()
-        return self
+        self.shown = showing("training", self._look, "steps")
+        """What it is shown in."""
 
     def __call__(self, progress: Progress) -> None:
         self._seconds.append(progress.seconds)
         self._latest = progress
-
-    def __exit__(self, *error: Any) -> None:
-        self._shown.__exit__(*error)
 
     def _look(self) -> tuple[int, int | None, str]:
         last, took = self._latest, list(self._seconds)

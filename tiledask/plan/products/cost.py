@@ -18,9 +18,7 @@ __all__ = [
     "ProductCost",
     "break_even",
     "cost",
-    "cost_at_least",
     "least_moved",
-    "overhead_of",
 ]
 
 
@@ -76,23 +74,13 @@ def cost(plan: ProductPlan, itemsize: int, sum_itemsize: int, rates: MachineRate
         _of_rank(plan, rank, blocks, itemsize, sum_itemsize, rates) for rank in range(plan.ranks)
     ]
     multiply, read, add = max(ranks, key=lambda parts: _together(parts, rates))
-    overhead = overhead_of(plan, rates)
+    overhead = _overhead(plan, rates)
     total = _together((multiply, read, add), rates) + overhead
     busy = tuple(multiplying + adding for multiplying, _, adding in ranks)
     return ProductCost(multiply, read, add, overhead, total, busy)
 
 
-def cost_at_least(
-    plan: ProductPlan, itemsize: int, sum_itemsize: int, rates: MachineRates
-) -> float:
-    """Seconds that `cost` does not undercut: the overhead, and what the rank that reads longest
-    reads. No panel is visited, so that of thousands of ranks it is soon found."""
-    moved = plan.traffic(itemsize, sum_itemsize)
-    reads = moved.messages.sum(axis=0) * rates.message + moved.bytes.sum(axis=0) / rates.read
-    return float(reads.max()) + overhead_of(plan, rates)
-
-
-def overhead_of(plan: ProductPlan, rates: MachineRates) -> float:
+def _overhead(plan: ProductPlan, rates: MachineRates) -> float:
     """Seconds of tasks and requests."""
     # where partial sums are added up they are lent too, and each has an anchor (a task) and a sum
     tasks, requests = (3, rates.requests + 1) if plan.sums else (1, rates.requests)

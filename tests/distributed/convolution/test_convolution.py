@@ -1,0 +1,344 @@
+"""Convolutions split by channels or rows: one device's results and gradients, the calls planned.
+
+Holds `tiledask.distributed.convolution.channels`, `tiledask.distributed.convolution.space`,
+`tiledask.plan.collectives.convolution`, `tiledask.plan.collectives.expected`,
+`tiledask.plan.collectives.rows`, `tiledask.plan.program.making.convolution.convolutions` and
+`tiledask.tile.layers.convolution.im2col`.
+"""
+
+from functools import partial
+from itertools import accumulate
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from oracles.calls import assert_calls, assert_close
+from oracles.gradients import draw
+
+import tiledask as td
+from tiledask.distributed.convolution import channels as C
+from tiledask.distributed.convolution import space as S
+from tiledask.distributed.ranks.threads import run_threads
+from tiledask.errors import PlacementError
+from tiledask.plan.collectives import convolution as P
+from tiledask.plan.collectives.cost import even
+from tiledask.plan.collectives.rows import split_rows
+from tiledask.plan.program.calls import calls
+from tiledask.tile import layers as L
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# name: forward, backward, what is planned, and the dimension that is cut of x, w, b and y
+WAYS = {
+    "by output": (C.by_output, C.by_output_grad, P.by_output, (None, 0, 0, 1)),
+    "gathered": (
+        partial(C.by_output, gather=True),
+        C.by_output_grad,
+        partial(P.by_output, gather=True),
+        (None, 0, 0, None),
+    ),
+    "by input": (C.by_input, C.by_input_grad, P.by_input, (1, 1, None, None)),
+}
+
+
+def planned(x, w, stride=1, padding=0, dilation=1, groups=1, bias=True):
+    laid = td.tile.layers.windows(w.shape[2:], stride, padding, dilation)
+    sizes = len(x), x.shape[1], len(w), x.shape[2:], laid.size
+    return P.Convolution(*sizes, laid.stride, laid.padding, laid.dilation, groups, bias)
+
+
+def assert_parts(results, expected, dims):
+    """What every rank has is all of an expected array, or its part along a dimension."""
+    for i, (whole, dim) in enumerate(zip(expected, dims, strict=True)):
+        parts = [result[i] for result in results]
+        for got in parts if dim is None else [np.concatenate(parts, axis=dim)]:
+            assert_close(got, whole)
+
+
+def over_ranks(rank, program, *args):
+    """What it gives, and the layer's program, which is right and calls what is recorded."""
+    given = program(rank.group(), *args)
+    (layer,) = rank.group().bound.values()
+    said = [(c.label.partition("/")[2], *c[1:]) for c in calls(layer.program.check(), rank.index)]
+    mine = [(r.label, r.kind, r.sent, r.received, r.messages) for r in rank.records]
+    assert [each for each in mine if each[:2] != ("forward/y", "all_gather")] == said
+    return given
+
+
+# -- by channels -----------------------------------------------------------------------------------
+
+
+def by_channels(group, way, x, w, b, dy, options):
+    forward, backward, _, dims = WAYS[way]
+    x, w, b, dy = (
+        a if dim is None else C.part(group, a, dim)
+        for a, dim in zip((x, w, b, dy), dims, strict=True)
+    )
+    y, kept = forward(group, x, w, b, **options)
+    return y, *backward(group, dy, kept, w, b)
+
+
+def check(way, x, w, b, ranks, run=run_threads, **options):
+    y, kept = L.conv2d(x, w, b, **options)
+    (dy,) = draw(y.shape, seed=9)
+    done = run(over_ranks, ranks, by_channels, way, x, w, b, dy, options)
+    *_, plan, (of_x, of_w, of_b, of_y) = WAYS[way]
+    assert_parts(done.results, (y, *L.conv2d_grad(dy, kept, w, b)), (of_y, of_x, of_w, of_b))
+    assert_calls(done.records, plan(planned(x, w, **options), ranks, 8), ranks)
+
+
+OPTIONS = {"stride": (2, 1), "padding": ((1, 0), (2, 1)), "dilation": (1, 2)}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("units", "ranks"), [(10, 4), (3, 4), (5, 1)])
+def test_every_way_is_that_of_one_device(way, units, ranks):
+    sizes = (4, units) if way == "by input" else (units, 6)
+    check(way, *draw((2, sizes[1], 7, 5), (*sizes, 3, 2), (sizes[0],)), ranks, **OPTIONS)
+
+
+@pytest.mark.long
+@settings(max_examples=25, deadline=None)
+@given(
+    channels=st.integers(1, 7),
+    out=st.integers(1, 7),
+    ranks=st.integers(1, 5),
+    size=st.tuples(*[st.integers(1, 3)] * 2),
+    stride=st.integers(1, 2),
+    padding=st.integers(0, 1),
+)
+def test_any_channels_on_any_ranks(channels, out, ranks, size, stride, padding):
+    x, w, b = draw((2, channels, 5, 4), (out, channels, *size), (out,))
+    for way in WAYS:
+        check(way, x, w, b, ranks, stride=stride, padding=padding)
+
+
+def pair(group, x, first, second, dy, wanted):
+    one = C.part(group, first[0], 0), C.part(group, first[1], 0)
+    two = C.part(group, second[0], 1), second[1]
+    y, kept = C.in_pairs(group, x, one, two, options=({"padding": 1}, {"stride": 2}))
+    dx, grads, others = C.in_pairs_grad(group, dy, kept, one, two, wanted=wanted)
+    assert (dx is None) is not wanted
+    return y, *grads, *others, *([dx] if wanted else [])
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+@pytest.mark.parametrize("ranks", [1, 3, 12])
+def test_out_then_in_takes_one_all_reduce_each_way(ranks, wanted):
+    """And none on the way back where nobody wants the gradient of the images."""
+    x, *first = draw((2, 3, 7, 6), (10, 3, 3, 3), (10,))
+    second = draw((5, 10, 3, 3), (5,), seed=1)
+    h, kept_first = L.conv2d(x, *first, padding=1)
+    z, bent = L.relu(h)
+    y, kept_second = L.conv2d(z, *second, stride=2)
+    (dy,) = draw(y.shape, seed=9)
+    dz, *others = L.conv2d_grad(dy, kept_second, *second)
+    dx, *grads = L.conv2d_grad(L.relu_grad(dz, bent), kept_first, *first)
+    done = run_threads(lambda r: pair(r.group(), x, first, second, dy, wanted), ranks)
+    expected, dims = (y, *grads, *others, dx), (None, 0, 0, 1, None, None)
+    count = 5 + wanted
+    assert_parts(done.results, expected[:count], dims[:count])
+    plans = planned(x, first[0], padding=1), planned(z, second[0], stride=2)
+    assert_calls(done.records, P.in_pairs(*plans, ranks, 8, dx=wanted), ranks)
+    assert done.records.barriers == ({None: 1 + wanted} if ranks > 1 else {})
+
+
+# -- by rows ---------------------------------------------------------------------------------------
+
+
+def cut(x, rows):
+    """By rank, its rows of x [n, c, h, w]."""
+    return np.split(x, list(accumulate(rows))[:-1], axis=2)
+
+
+def in_rows(group, x, w, b, dy, rows, options):
+    y, kept = S.conv2d_in_rows(group, cut(x, rows)[group.rank], w, b, rows=rows, **options)
+    assert y.shape[2] == kept.split.out[group.rank]
+    dy = cut(dy, kept.split.out)[group.rank]
+    return y, *S.conv2d_in_rows_grad(group, dy, kept, w, b)
+
+
+def check_conv(x, w, b, rows, run=run_threads, far=False, halo=True, **options):
+    y, kept = L.conv2d(x, w, b, **options)
+    (dy,) = draw(y.shape, seed=9)
+    told = options | {"far": far, "halo": halo}
+    done = run(over_ranks, len(rows), in_rows, x, w, b, dy, rows, told)
+    grads = L.conv2d_grad(dy, kept, w, b)
+    known = 4 - (b is None)
+    results = [result[:known] for result in done.results]
+    assert_parts(results, (y, *grads)[:known], (2, 2, None, None)[:known])
+    plan = planned(x, w, bias=b is not None, **options)
+    assert_calls(done.records, P.in_rows(plan, rows, 8), len(rows))
+    return done
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "options"),
+    [
+        (even(11, 4), 3, {"padding": 1}),
+        (even(11, 4), (2, 3), {"stride": 2, "padding": ((1, 0), (0, 2))}),
+        (even(12, 4), 3, {"dilation": 2, "padding": 2}),
+        (even(12, 4), 3, {"padding": 1, "groups": 2}),
+        (even(3, 4), 3, {"padding": 1}),  # a rank without rows
+        ((4, 0, 5, 0), 3, {"padding": 1}),
+        ((2, 2), 1, {"stride": 4, "padding": 3}),  # windows of padding alone, ranks without output
+        ((7,), 3, {"padding": 1}),
+    ],
+)
+def test_rows(rows, size, options):
+    size = (size, size) if isinstance(size, int) else size
+    x, w, b = draw((2, 4, sum(rows), 7), (6, 4 // options.get("groups", 1), *size), (6,))
+    check_conv(x, w, b, rows, **options)
+
+
+def test_11_rows_on_4_ranks_lend_one_row_each_way():
+    """2 floor(k/2) n c w elements between two neighbours; an exchange, a sum, and dw's."""
+    n, c, w, k = 2, 3, 5, 3
+    done = check_conv(*draw((n, c, 11, w), (4, c, k, k), (4,)), even(11, 4), padding=1)
+    for kind in ("halo_exchange", "halo_reduce"):
+        sent = [r.sent for r in done.records.where(kind=kind)]
+        assert sent == [8 * (k // 2) * n * c * w * neighbours for neighbours in (1, 2, 2, 1)]
+    assert done.records.barriers == {None: 3}
+
+
+@pytest.mark.parametrize("halo", [True, False])
+def test_patches_need_no_halo(halo):
+    x, w = draw((1, 2, 12, 4), (3, 2, 4, 4))
+    done = check_conv(x, w, None, (4, 4, 4), stride=4, halo=halo)
+    assert {r.kind for r in done.records} == {"all_reduce"}
+
+
+@pytest.mark.long
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.lists(st.integers(0, 5), min_size=1, max_size=5),
+    size=st.integers(1, 4),
+    stride=st.integers(1, 3),
+    dilation=st.integers(1, 2),
+    above=st.integers(0, 3),
+    below=st.integers(0, 3),
+)
+def test_any_rows_and_any_windows(rows, size, stride, dilation, above, below):
+    """However thin the shards are: far=True borrows from whoever has the rows."""
+    assume(sum(rows) and (size - 1) * dilation + 1 <= sum(rows) + above + below)
+    x, w, b = draw((1, 2, sum(rows), 3), (2, 2, size, 2), (2,))
+    padding = ((above, below), (0, 0))
+    options = {"stride": (stride, 1), "dilation": (dilation, 1), "padding": padding}
+    check_conv(x, w, b, tuple(rows), far=True, **options)
+
+
+@pytest.mark.long
+@settings(max_examples=80, deadline=None)
+@given(
+    rows=st.lists(st.integers(0, 6), min_size=1, max_size=5),
+    size=st.integers(1, 5),
+    stride=st.integers(1, 3),
+    dilation=st.integers(1, 2),
+    pads=st.tuples(*[st.integers(0, 3)] * 2),
+)
+def test_who_reads_what(rows, size, stride, dilation, pads):
+    """Against a list of every window's rows."""
+    reach, h = (size - 1) * dilation + 1, sum(rows)
+    assume(h and reach <= h + sum(pads))
+    split = split_rows(rows, size, stride, pads, dilation)
+    firsts = range(-pads[0], h + pads[1] - reach + 1, stride)
+    assert sum(split.out) == len(firsts)
+    assert split.before <= (reach - 1) // 2
+    assert split.after <= reach // 2
+    done = 0
+    for made, slab in zip(split.out, split.slabs, strict=True):
+        wanted = {r for first in firsts[done : done + made] for r in range(first, first + reach)}
+        read = {*range(slab.start, slab.stop)}
+        assert {r for r in wanted if 0 <= r < h} <= read
+        if made:
+            assert slab.above + len(read) + slab.below == max(wanted) + 1 - min(wanted)
+        done += made
+
+
+# -- on either library, on workers, without dx, refused --------------------------------------------
+
+
+def test_arrays_of_a_device(xp):
+    """What comes back lies where what was passed lay."""
+    x, w, b = (xp.asarray(a) for a in draw((2, 3, 11, 5), (4, 3, 3, 3), (4,)))
+    rows, whole = even(11, 4), L.conv2d(x, w, b, padding=1)[0]
+
+    def program(rank):
+        first = sum(rows[: rank.index])
+        mine = x[:, :, first : first + rows[rank.index]]
+        y, kept = S.conv2d_in_rows(rank.group(), mine, w, b, rows=rows, padding=1)
+        made = y, *S.conv2d_in_rows_grad(rank.group(), y, kept, w, b)
+        assert all(isinstance(each, xp.ndarray) for each in made)
+        return td.tile.to_numpy(y)
+
+    y = np.concatenate(run_threads(program, 4).results, axis=2)
+    assert_close(y, td.tile.to_numpy(whole))
+
+
+@pytest.mark.cluster
+def test_on_workers(cluster):
+    def run(program, ranks, *args):
+        return td.run_ranks(program, td.Mesh(cluster, (ranks,)), *args, timeout=240)
+
+    check("gathered", *draw((2, 6, 7, 5), (10, 6, 3, 3), (10,)), 4, run, padding=1)
+    check_conv(*draw((2, 4, 11, 7), (6, 4, 3, 3), (6,)), even(11, 4), run, padding=1)
+
+
+@pytest.mark.parametrize("split", ["by output", "in rows"])
+def test_without_dx_nothing_moves_for_it_and_the_weights_gradients_are_the_same(split):
+    x, w, b = draw((2, 6, 11, 5), (10, 6, 3, 3), (10,))
+    rows = even(11, 4)
+
+    def program(rank):
+        group = rank.group()
+        if split == "by output":
+            mine = C.part(group, w, 0), C.part(group, b, 0)
+            y, kept = C.by_output(group, x, *mine, padding=1)
+            grad = C.by_output_grad
+        else:
+            mine = w, b
+            y, kept = S.conv2d_in_rows(group, cut(x, rows)[rank.index], *mine, rows=rows, padding=1)
+            grad = S.conv2d_in_rows_grad
+        dx, *found = grad(group, y, kept, *mine)
+        before = len(rank.records)
+        none, *again = grad(group, y, kept, *mine, wanted=False)
+        assert dx is not None
+        assert none is None
+        for one, other in zip(found, again, strict=True):
+            np.testing.assert_array_equal(one, other)
+        return [r.kind for r in rank.records[before:]]
+
+    moved = {"by output": [], "in rows": ["all_reduce"]}
+    assert run_threads(program, 4).results == [moved[split]] * 4
+
+
+def told_rows(held, said, size, **options):
+    def call(group):
+        x, w = draw((1, 1, sum(held), 4), (1, 1, size, 1))
+        S.conv2d_in_rows(group, cut(x, held)[group.rank], w, rows=said, **options)
+
+    return len(held), call
+
+
+X, W = draw((1, 3, 5, 5), (4, 3, 3, 3))
+REFUSED = [
+    ("got 2; give each rank whole groups", 2, lambda g: C.by_output(g, X, W, groups=2)),
+    ("rank [01] of 2 has", 2, lambda g: C.by_output(g, X, W[: g.rank * 2 + 1], gather=True)),
+    (
+        r"windows of 3 rows on \(8, 8\) rows read 1 before and 1 after .*there are 0; use ha",
+        *told_rows((8, 8), (8, 8), 3, padding=1, halo=False),
+    ),  # where DTensor returns [4, 8, 16, 8] for [4, 8, 16, 16] without a word
+    (
+        "windows of 7 rows need 3 behind those of rank 0, and its neighbour, rank 1, has 2; use fe",
+        *told_rows((4, 2, 5), (4, 2, 5), 7, padding=((3, 3), (0, 0))),
+    ),
+    (r"rank [01] has 4; got \(3, 5\)", *told_rows((4, 4), (3, 5), 3, padding=1)),
+    (r"has 9 rows .*have 8", *told_rows((4, 3), (4, 3), 9, padding=((0, 1), (0, 0)))),
+]
+
+
+@pytest.mark.parametrize(("words", "ranks", "call"), REFUSED, ids=lambda each: str(each)[:20])
+def test_refusals(words, ranks, call):
+    with pytest.raises(PlacementError, match=words):
+        run_threads(lambda rank: call(rank.group()), ranks)
