@@ -8,15 +8,13 @@ What can still go wrong at run time is said as in a Group: a rank that raised, a
 a deadline.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from tiledask.distributed.ranks.collectives import (
-    RankReduction,
-    RankRound,
     all_reduced,
     cut,
     joined,
@@ -27,8 +25,7 @@ from tiledask.distributed.ranks.collectives import (
     through,
 )
 from tiledask.distributed.ranks.group import Group
-from tiledask.distributed.ranks.records import Terms
-from tiledask.distributed.transport.transport import Port, Steps
+from tiledask.distributed.transport.transport import Port
 from tiledask.plan.collectives.algorithms import KINDS, default
 from tiledask.plan.collectives.cost import even
 from tiledask.tile.backend import name_of
@@ -95,9 +92,15 @@ class ProgramGroup:
         """The sum of all ranks' ``x``, on every rank; as `Group.all_reduce`."""
         if not self._among_themselves:
             return self._elsewhere("all_reduce", x, label, keep, op=op, wide=wide)
-        plan = self._reduction("all_reduce", even(x.size, self.size), x, op, wide)
+        label = self._owner.here if label is None else label
+        begun = self._port.enter(("all_reduce", label))
+        algorithm, counts = self._algorithms["all_reduce"], even(x.size, self.size)
+        plan = reduction("all_reduce", algorithm, self.rank, counts, x.dtype, op, wide)
         steps = all_reduced(plan, x, keep)
-        return self._carried("all_reduce", x, steps, label, lambda came: (came, plan.terms))
+        result = self._transport.carry(self._port, steps, None, x.nbytes)
+        what = "all_reduce", algorithm, self.members, self.axes, name_of(x.dtype), x.nbytes
+        record(self._owner, self._port, begun, what, label, plan.terms)
+        return result
 
     def reduce_scatter(
         self,
@@ -114,13 +117,16 @@ class ProgramGroup:
         if not self._among_themselves:
             how = {"dim": dim, "op": op, "extents": extents, "wide": wide}
             return self._elsewhere("reduce_scatter", x, label, keep, **how)
-        parts = cut(x, dim, extents)
+        label = self._owner.here if label is None else label
+        begun, parts = self._port.enter(("reduce_scatter", label)), cut(x, dim, extents)
+        algorithm = self._algorithms["reduce_scatter"]
         counts = tuple(part.size for part in parts.values())
-        plan = self._reduction("reduce_scatter", counts, x, op, wide)
-        steps, mine = reduced(plan, parts, keep), self.rank
-        return self._carried(
-            "reduce_scatter", x, steps, label, lambda held: (held[mine], plan.terms)
-        )
+        plan = reduction("reduce_scatter", algorithm, self.rank, counts, x.dtype, op, wide)
+        steps = reduced(plan, parts, keep)
+        result = self._transport.carry(self._port, steps, None, x.nbytes)[self.rank]
+        what = "reduce_scatter", algorithm, self.members, self.axes, name_of(x.dtype), x.nbytes
+        record(self._owner, self._port, begun, what, label, plan.terms)
+        return result
 
     def all_gather(
         self, x: Any, dim: int = 0, *, label: str | None = None, keep: bool = False
@@ -128,15 +134,17 @@ class ProgramGroup:
         """All ranks' ``x``, one after the other along ``dim``; as `Group.all_gather`."""
         if not self._among_themselves:
             return self._elsewhere("all_gather", x, label, keep, dim=dim)
-        held = {self.rank: x}
-
-        def joint(_: Any) -> tuple[Any, Terms]:
-            parts = [held[c] for c in range(self.size)]
-            terms = tuple([part.size for part in parts]), x.itemsize
-            return np.concatenate(parts, axis=dim), terms
-
-        steps = through(self._rounds("all_gather"), held, keep)
-        return self._carried("all_gather", x, steps, label, joint)
+        label = self._owner.here if label is None else label
+        begun = self._port.enter(("all_gather", label))
+        algorithm, held = self._algorithms["all_gather"], {self.rank: x}
+        given = rank_rounds("all_gather", algorithm, self.size, self.rank)
+        self._transport.carry(self._port, through(given, held, keep), None, x.nbytes)
+        parts = [held[c] for c in range(self.size)]
+        result = np.concatenate(parts, axis=dim)
+        terms = tuple([part.size for part in parts]), x.itemsize
+        what = "all_gather", algorithm, self.members, self.axes, name_of(x.dtype), x.nbytes
+        record(self._owner, self._port, begun, what, label, terms)
+        return result
 
     def broadcast(
         self,
@@ -150,15 +158,16 @@ class ProgramGroup:
         """``x``, of ``shape``, of number ``root``, on every rank; as `Group.broadcast`."""
         if not self._among_themselves:
             return self._elsewhere("broadcast", x, label, keep, root=root)
-        counts = even(prod(shape), self.size)
+        label = self._owner.here if label is None else label
+        begun, size = self._port.enter(("broadcast", label)), prod(shape)
+        algorithm, counts = self._algorithms["broadcast"], even(size, self.size)
         held = {} if x is None else cut(x.reshape(-1), 0, counts)
-
-        def joint(_: Any) -> tuple[Any, Terms]:
-            result = joined(held, tuple(shape))
-            return result, (counts, result.itemsize, root)
-
-        steps = through(self._rounds("broadcast", root), held, keep)
-        return self._carried("broadcast", None, steps, label, joint)
+        given = rank_rounds("broadcast", algorithm, self.size, self.rank, root)
+        self._transport.carry(self._port, through(given, held, keep), None, 8 * size)
+        result = joined(held, tuple(shape))
+        what = "broadcast", algorithm, self.members, self.axes, name_of(result.dtype), result.nbytes
+        record(self._owner, self._port, begun, what, label, (counts, result.itemsize, root))
+        return result
 
     def reduce(
         self,
@@ -173,16 +182,15 @@ class ProgramGroup:
         """The sum of all ranks' ``x`` on number ``root``, else None; as `Group.reduce`."""
         if not self._among_themselves:
             return self._elsewhere("reduce", x, label, keep, root=root, op=op, wide=wide)
-        plan = self._reduction("reduce", even(x.size, self.size), x, op, wide, root)
-        steps = reduced(plan, cut(x.reshape(-1), 0, even(x.size, self.size)), keep)
-        summed = self.rank == root
-        return self._carried(
-            "reduce",
-            x,
-            steps,
-            label,
-            lambda h: (joined(h, x.shape) if summed else None, plan.terms),
-        )
+        label = self._owner.here if label is None else label
+        begun = self._port.enter(("reduce", label))
+        algorithm, counts = self._algorithms["reduce"], even(x.size, self.size)
+        plan = reduction("reduce", algorithm, self.rank, counts, x.dtype, op, wide, root)
+        steps = reduced(plan, cut(x.reshape(-1), 0, counts), keep)
+        held = self._transport.carry(self._port, steps, None, x.nbytes)
+        what = "reduce", algorithm, self.members, self.axes, name_of(x.dtype), x.nbytes
+        record(self._owner, self._port, begun, what, label, plan.terms)
+        return joined(held, x.shape) if self.rank == root else None
 
     def send(self, x: Any, member: int, *, label: str | None = None, keep: bool = False) -> None:
         """Send ``x`` to number ``member``, which calls `recv`. Does not wait for it."""
@@ -216,33 +224,6 @@ class ProgramGroup:
             self._agreeing = Group(self._owner, self.axes, self.members)
         with self._agreeing.label(*_names(label)):
             return getattr(self._agreeing, kind)(x, **how)
-
-    def _rounds(self, kind: str, root: int = 0) -> tuple[RankRound, ...]:
-        return rank_rounds(kind, self._algorithms[kind], self.size, self.rank, root)
-
-    def _reduction(
-        self, kind: str, counts: tuple[int, ...], x: Any, op: str, wide: bool, root: int = 0
-    ) -> RankReduction:
-        return reduction(kind, self._algorithms[kind], self.rank, counts, x.dtype, op, wide, root)
-
-    def _carried(
-        self,
-        kind: str,
-        x: Any,
-        steps: Steps,
-        label: str | None,
-        joint: Callable[[Any], tuple[Any, Terms]],
-    ) -> Any:
-        """The result of ``steps``, which ``joint`` makes of what they bring; written down. Without
-        ``x`` the payload is the result."""
-        label = self._owner.here if label is None else label
-        begun = self._port.enter((kind, label))
-        came = self._transport.carry(self._port, steps, None, 0 if x is None else x.nbytes)
-        result, terms = joint(came)
-        of = result if x is None else x
-        what = kind, self._algorithms[kind], self.members, self.axes, name_of(of.dtype), of.nbytes
-        record(self._owner, self._port, begun, what, label, terms)
-        return result
 
     def _elsewhere(self, kind: str, x: Any, label: str | None, keep: bool, **how: Any) -> Any:
         """The result of a collective that a `Group` has, or of one that a rank alone has."""
