@@ -11,7 +11,6 @@ memory/         what a memory plan says, held by workers
 programs/       programs run: a rank goes through its line of instructions
 ranks/          one function on every rank: groups and their collectives
 tensor/         layers split over the ranks of a group
-data_parallel/  arrays by name in one piece; a chain of layers on one device
 convolution/    LeNet split by channels and by space
 training/       a GPT trained under (dp, tp, pp)
 checkpoints/    saved under one layout, read under another

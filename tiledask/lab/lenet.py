@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.convolution.lenet import BATCH, LENET, samples
+from tiledask.distributed.convolution.lenet import BATCH, LENET, gradients, initial_weights, samples
 from tiledask.distributed.convolution.lenet_runs import PARTITIONINGS, put_together
 from tiledask.distributed.convolution.lenet_train import TrainedLeNet, train_lenet
-from tiledask.distributed.data_parallel.chain import gradients, initial_weights
 from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.records import Records
 from tiledask.distributed.ranks.run import run_ranks
@@ -71,8 +70,8 @@ def lenet_claims(
     Comparison("d2l's LeNet on 4 devices, 4 images": 22 of 22 claims hold)
     """
     ranks = ranks if mesh is None else mesh.ranks
-    weights, (x, classes) = initial_weights(LENET, seed, dtype), samples(images, seed, dtype)
-    whole = gradients(LENET, weights, x, classes)
+    weights, (x, classes) = initial_weights(seed, dtype), samples(images, seed, dtype)
+    whole = gradients(weights, x, classes)
     rows, sent = [], {}
     for name in ways:
         done = _run(PARTITIONINGS[name], mesh, ranks, timeout, weights, x, classes)

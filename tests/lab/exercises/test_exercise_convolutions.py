@@ -10,8 +10,7 @@ import pytest
 from oracles.calls import assert_close
 from oracles.judged import assert_illegal, assert_quiet, assert_still_drawn, targets
 
-from tiledask.distributed.convolution.lenet import LENET, samples
-from tiledask.distributed.data_parallel.chain import gradients, initial_weights
+from tiledask.distributed.convolution.lenet import gradients, initial_weights, samples
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError
@@ -125,8 +124,8 @@ def test_the_picture_says_what_is_borrowed_from_whom():
 
 
 def check_ways(ways, images, ranks):
-    weights, (x, classes) = initial_weights(LENET, 1), samples(images)
-    loss, grads = gradients(LENET, weights, x, classes)
+    weights, (x, classes) = initial_weights(1), samples(images)
+    loss, grads = gradients(weights, x, classes)
     done = run_threads(S.split_step, ranks, ways, weights, x, classes)
     found, ours = S.whole_gradients(ways, done.results)
     assert abs(found - loss) <= 1e-13 * loss

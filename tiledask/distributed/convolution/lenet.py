@@ -3,19 +3,41 @@
 Its shapes, and how it is split over ranks: tiledask.plan.program.lenet.
 """
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tiledask.distributed.data_parallel.chain import Layer
 from tiledask.plan.program.lenet import SHAPES, SIDE
 from tiledask.tile import layers as L
 
-__all__ = ["BATCH", "LENET", "samples"]
+__all__ = ["BATCH", "LENET", "Layer", "Weights", "gradients", "initial_weights", "samples"]
 
 BATCH = 256
 """Images of d2l's minibatch."""
+Weights = Mapping[str, Mapping[str, Any]]
+"""Name of a layer -> name of a weight -> array."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of the chain."""
+
+    name: str
+    parameters: Mapping[str, L.Parameter]
+    forward: Callable[[Mapping[str, Any], Any], tuple[Any, Any]] = field(repr=False)
+    """(weights, x) -> (y, kept)."""
+    backward: Callable[[Mapping[str, Any], Any, Any], tuple[Any, dict[str, Any]]] = field(
+        repr=False
+    )
+    """(weights, dy, kept) -> (dx, gradients by name)."""
+
+    @property
+    def size(self) -> int:
+        """How many numbers its weights have."""
+        return sum(p.size for p in self.parameters.values())
 
 
 class KeptConvBlock(NamedTuple):
@@ -83,6 +105,27 @@ def _dense(name: str, activated: bool) -> Layer:
 
 LENET = (_conv("conv1"), _conv("conv2"), _dense("fc1", True), _dense("fc2", False))
 """The layers, 129,068 parameters."""
+
+
+def initial_weights(seed: int = 0, dtype: str = "float64") -> Weights:
+    """Weights drawn from a seed."""
+    return {
+        layer.name: L.initialise(dict(layer.parameters), seed, prefix=f"{layer.name}.", dtype=dtype)
+        for layer in LENET
+    }
+
+
+def gradients(weights: Weights, x: Any, classes: Any) -> tuple[float, dict[str, dict[str, Any]]]:
+    """(mean loss, gradients by layer and name) of images on a single device."""
+    kept, found = [], {}
+    for layer in LENET:
+        x, k = layer.forward(weights[layer.name], x)
+        kept.append(k)
+    loss, k = L.cross_entropy(x, classes, count=len(classes))
+    dy = L.cross_entropy_grad(1.0, k)
+    for layer in reversed(LENET):
+        dy, found[layer.name] = layer.backward(weights[layer.name], dy, kept.pop())
+    return float(loss), {layer.name: found[layer.name] for layer in LENET}
 
 
 def samples(count: int = BATCH, seed: int = 0, dtype: str = "float64") -> tuple[Any, Any]:

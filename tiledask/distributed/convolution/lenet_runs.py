@@ -16,8 +16,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from tiledask.distributed.convolution.lenet import LENET
-from tiledask.distributed.data_parallel.chain import Weights
+from tiledask.distributed.convolution.lenet import LENET, Weights
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.tensor.placed import block_of
 from tiledask.distributed.training.trainer import Trainer

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.programs.beside import BesideRunner
+from tiledask.distributed.programs.prefetch import PrefetchRunner
 from tiledask.plan.products.regions import Region, slices, within
 from tiledask.plan.program.instructions import Do, Fetch, Instructions, Keep, ProgramPart
 from tiledask.tile import TileTraffic
@@ -50,7 +50,7 @@ class ProductLine:
     ) -> None:
         """None, once the line was gone through. ``stays``: what its buffers that stay begin with;
         ``waited`` hears from when to when the products waited for what is fetched."""
-        BesideRunner(self.program, stays, self.bind, self, waited).run()
+        PrefetchRunner(self.program, stays, self.bind, self, waited).run()
 
     def bind(self, each: Do, part: ProgramPart, told: dict[str, Any]) -> Callable[..., None]:
         return partial(getattr(self, each.kernel), **told)

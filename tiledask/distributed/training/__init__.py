@@ -6,6 +6,7 @@ run.py        train: (dp, tp, pp) ranks, threads or workers; losses, weights and
   refusal.py    whether the workers have room for it, and what would fit
   job.py        what every rank is told, and one rank's way through its steps
     trainer.py    what a rank keeps, and the kernels of its program that use it
+    flat.py       arrays by name as one flat array, and back
     grad_norm.py  the norm of all gradients: clipping, and steps that are left out
     saved.py      checkpoints, taken up again under another layout
     history.py    what was measured before one, for a call that goes on from it

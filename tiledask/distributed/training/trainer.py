@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from tiledask.distributed import tensor as T
-from tiledask.distributed.data_parallel.flat import Packing
 from tiledask.distributed.programs.runner import LineRunner
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.rank import Rank
+from tiledask.distributed.training.flat import Packing
 from tiledask.distributed.training.grad_norm import Guard, squares
 from tiledask.plan.program.instructions import Do, ProgramPart
 from tiledask.plan.program.making.layers import TENSOR

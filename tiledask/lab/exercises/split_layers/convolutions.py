@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.convolution.lenet import LENET, samples
+from tiledask.distributed.convolution.lenet import gradients, initial_weights, samples
 from tiledask.distributed.convolution.lenet_runs import PARTITIONINGS
-from tiledask.distributed.data_parallel.chain import gradients, initial_weights
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab import plots
@@ -245,8 +244,8 @@ def split_each_layer(images: int = 256, ranks: int = 4, seed: int = 0) -> Exerci
 @cache
 def _batch(images: int, seed: int) -> tuple:
     """(weights, (images, classes), (loss, gradients on a single device)) in float32."""
-    weights, batch = initial_weights(LENET, seed, "float32"), samples(images, seed, "float32")
-    return weights, batch, gradients(LENET, weights, *batch)
+    weights, batch = initial_weights(seed, "float32"), samples(images, seed, "float32")
+    return weights, batch, gradients(weights, *batch)
 
 
 # -- devices -------------------------------------------------------------------------------------
@@ -328,7 +327,7 @@ _BOTH = tuple(_SAID)
 
 def _counted(name: str, images: int, devices: int, seed: int) -> int:
     """Bytes that all devices sent in a training step."""
-    weights, batch = initial_weights(LENET, seed, "float32"), samples(images, seed, "float32")
+    weights, batch = initial_weights(seed, "float32"), samples(images, seed, "float32")
     done = run_threads(PARTITIONINGS[name], devices, weights, *batch)
     return sum(record.sent for record in done.records)
 

@@ -1,6 +1,6 @@
-"""The big batch's gradient; ZeRO 1, 2 and 3: the plain replica's weights, the planner's bytes.
+"""ZeRO 1, 2 and 3: the plain replica's weights, the planner's bytes.
 
-Holds `tiledask.distributed.data_parallel.chain`, `tiledask.distributed.data_parallel.flat`,
+Holds `tiledask.distributed.training.flat`,
 `tiledask.plan.collectives.data_parallel` and `tiledask.plan.program.making.unit_states`.
 """
 
@@ -9,21 +9,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from oracles.calls import assert_calls, assert_close
-from oracles.chains import LAYERS, batch, parts
-from oracles.chains import SIZES as CHAIN
+from oracles.calls import assert_close
 from oracles.single_gpt import TEXT
 
 import tiledask as td
-from tiledask.distributed.data_parallel.chain import gradients, initial_weights
-from tiledask.distributed.data_parallel.flat import Packing
-from tiledask.distributed.ranks.threads import run_threads
 from tiledask.distributed.training import GPT
+from tiledask.distributed.training.flat import Packing
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.collectives import data_parallel as D
-from tiledask.plan.collectives.cost import even
 from tiledask.plan.inputs.recipes import state_bytes
 from tiledask.tile.optimizers import SGD, Adam
 
@@ -31,51 +24,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # -- averaging -------------------------------------------------------------------------------------
-
-
-def mean_program(rank, samples, counted, bucket_bytes):
-    """The mean of the gradients of all samples, of which each rank has some."""
-    group, (x, classes) = rank.group(), batch(sum(samples))
-    mine, total = parts(samples)[rank.index], sum(samples)
-    count = max(1, len(mine))
-    _, grads = gradients(LAYERS, initial_weights(LAYERS), x[mine], classes[mine], count)
-    if counted:
-        with group.label("samples"):
-            total = int(group.all_reduce(np.asarray(len(mine))))
-    packing = Packing.of(grads := by_name(grads))
-    flat = packing.pack(grads) * (len(mine) / total)
-    for i, (start, stop) in enumerate(D.buckets(flat.size, flat.itemsize, bucket_bytes)):
-        with group.label(f"bucket {i}"):
-            flat[start:stop] = group.all_reduce(flat[start:stop])
-    return packing.unpack(flat)
-
-
-def by_name(weights):
-    return {f"{layer}.{n}": w for layer, each in weights.items() for n, w in each.items()}
-
-
-def check_mean(samples, counted=False, bucket_bytes=25_000_000):
-    _, grads = gradients(LAYERS, initial_weights(LAYERS), *batch(sum(samples)))
-    done = run_threads(mean_program, len(samples), samples, counted, bucket_bytes)
-    for result in done.results:
-        for name, g in by_name(grads).items():
-            assert_close(result[name], g)
-    elements, ranks = sum(CHAIN.values()), len(samples)
-    calls = D.averaging(elements, ranks, 8, bucket_bytes, counts_samples=counted)
-    assert_calls(done.records, calls, ranks)
-
-
-@pytest.mark.parametrize("samples", [(4, 4, 4), (3, 3, 2), (1, 0, 6, 2), (1, 1, 0, 0, 0), (5,)])
-@pytest.mark.parametrize("counted", [False, True])
-def test_the_mean_is_that_of_the_big_batch(samples, counted):
-    check_mean(samples, counted)
-
-
-@pytest.mark.long
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(sum), st.integers(8, 700))
-def test_any_samples_in_any_buckets(samples, bucket_bytes):
-    check_mean(tuple(samples), bucket_bytes=bucket_bytes)
 
 
 def test_a_gradient_that_is_missing_or_unknown_is_refused():
@@ -182,15 +130,6 @@ def test_zero_1_and_2_carry_what_an_all_reduce_does_and_3_half_as_much_again():
         sent = [sum(sum(c.cost.sent) for c in step_calls(stage, ranks, 8, 8)) for stage in range(4)]
         assert sent[0] == sent[1] == sent[2] == 2 * (ranks - 1) * 8 * sum(SIZES.values())
         assert 2 * sent[3] == 3 * sent[0]
-
-
-@pytest.mark.long
-@given(st.lists(st.integers(0, 50), min_size=1, max_size=6), st.integers(1, 9))
-def test_shards_are_even_in_every_layer_and_altogether(layers, ranks):
-    dealt = D.shards(layers, ranks)
-    assert [sum(e) for e in dealt] == layers
-    assert all(max(e) - min(e) <= 1 for e in dealt)
-    assert tuple(map(sum, zip(*dealt, strict=True))) == even(sum(layers), ranks)
 
 
 @pytest.mark.long

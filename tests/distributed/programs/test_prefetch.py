@@ -1,13 +1,13 @@
 """Streams side by side: what is fetched comes while work is done, and never over what is in use.
 
-Holds `tiledask.distributed.programs.beside`.
+Holds `tiledask.distributed.programs.prefetch`.
 """
 
 import threading
 
 import pytest
 
-from tiledask.distributed.programs.beside import BesideRunner
+from tiledask.distributed.programs.prefetch import PrefetchRunner
 from tiledask.plan.products.placement import Shard, Tiling
 from tiledask.plan.products.product import plan_product
 from tiledask.plan.program.instructions import Fetch
@@ -56,7 +56,7 @@ def line():
 
 def run(watched, program):
     stays = dict.fromkeys(program.role(0).stays, "here")
-    return BesideRunner(program, stays, watched.bind, watched).run()
+    return PrefetchRunner(program, stays, watched.bind, watched).run()
 
 
 def fetches(program):
@@ -104,4 +104,4 @@ def test_an_error_on_either_stream_ends_both(where):
         run(watched, line())
     assert f"{where} " in error.value.__notes__[0]
     assert ("keep", "C") not in watched.said
-    assert not [t for t in threading.enumerate() if t.name == "fetch"]
+    assert not [t for t in threading.enumerate() if t.name.startswith("fetch")]
