@@ -13,7 +13,6 @@ import sys
 import tracemalloc
 from itertools import pairwise, product
 from pathlib import Path
-from types import SimpleNamespace
 
 import dask
 import dask.array as da
@@ -174,15 +173,6 @@ def test_further_operations_and_parts_of_it():
     np.testing.assert_array_equal(d.persist().compute(), (a @ b) @ (a @ b).T)
 
 
-def test_its_name_says_what_it_is():
-    x, y = da.ones((8, 8), chunks=4), da.ones((8, 8), chunks=3)
-    assert multiply(x, y).name == multiply(x, y).name
-    others = {multiply(x, x).name, multiply(x, y, kernel="tiled").name, multiply(y, x).name}
-    assert multiply(x, y).name not in others
-    assert len(others) == 3
-    assert dask.base.key_split(multiply(x, y).name) == "tiledask_matmul_1e3"  # 1024 FLOP
-
-
 def wrong():
     x, y = da.ones((4, 6), chunks=2), da.ones((6, 4), chunks=3)
     yield "x .* 6 columns and y .* 4 rows", x, x
@@ -303,20 +293,6 @@ def test_a_plan_is_for_all_slots_of_the_cluster_whoever_is_away(cluster, client,
     assert 0 < may_hold < cluster.memory_limit
     monkeypatch.setattr(lazy, "workers_of", lambda client: {})
     assert multiply(x, x, kernel="tiled").name == name
-
-
-def test_tasks_may_hold_their_share_of_a_gpu_but_no_more_than_the_host(monkeypatch):
-    def on(*devices):
-        monkeypatch.setattr(lazy, "probe", lambda: SimpleNamespace(devices=devices))
-
-    monkeypatch.setattr(lazy, "array_namespace", lambda meta: "cupy")
-    x, gpu = da.ones(2), SimpleNamespace(memory=8 * 10**9, integrated=False)
-    on(gpu, gpu)
-    assert [lazy._memory(x, n, 10**9) for n in (2, 4)] == [8 * 10**9, 4 * 10**9]
-    on(SimpleNamespace(memory=8 * 10**9, integrated=True))
-    assert [lazy._memory(x, n, 10**9) for n in (1, 16)] == [10**9, 8 * 10**9 // 16]
-    on()
-    assert lazy._memory(x, 1, 10**9) == 10**9  # no GPU here
 
 
 def received(client):

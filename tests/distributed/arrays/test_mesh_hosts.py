@@ -121,14 +121,6 @@ def test_explain_says_what_crosses_and_which_slots_would_cost_less(on_hosts):
     assert found.to_dict()["choices"][0]["between_hosts"] == C.traffic.measured.between_hosts
 
 
-def test_on_one_host_nothing_is_said_of_hosts(cluster):
-    A = td.distribute(RNG.standard_normal((8, 8)), td.Mesh(cluster, (2, 2)), GRID)
-    found = td.explain(A, A)
-    assert found.placed == ""
-    assert "hosts" not in repr(found)
-    assert (A @ A).traffic.measured.between_hosts == 0
-
-
 @pytest.mark.parametrize(
     ("hosts", "shape", "at"), [("AABB", (1, 2, 2), (0, 2, 1, 3)), ("AAAB", (1, 2, 2), None)]
 )

@@ -6,7 +6,6 @@ Holds `tiledask.distributed.convolution.lenet_train`, `tiledask.plan.program.len
 `tiledask.lab.plots.training.trainings`.
 """
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,7 +18,6 @@ import tiledask as td
 from tiledask.distributed.convolution.lenet import LENET, gradients, initial_weights
 from tiledask.distributed.convolution.lenet_runs import LeNetTrainer
 from tiledask.distributed.convolution.lenet_train import train_lenet
-from tiledask.distributed.ranks.records import Records
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab import lenet as lab
 from tiledask.lab import plots, tasks
@@ -140,14 +138,6 @@ def test_some_copies_and_some_parts_have_more_images_than_others_or_none(ways, b
     check(ways, batch=batch)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", [SGD(0.1), RULE, Adam(3e-3)], ids=["SGD", "momentum", "Adam"])
-@pytest.mark.parametrize("ways", [w for n in (2, 4, 8) for w in splits(n)], ids=label)
-def test_fifty_steps_of_every_split(ways, rule):
-    got = check(ways, steps=50, rule=rule)
-    assert got.losses[-10:].mean() < 0.75 * got.losses[:10].mean()
-
-
 @pytest.mark.long
 def test_it_learns():
     """Digits that it has not seen: 8 of 10 are named after 30 steps on 32 of 1,600."""
@@ -236,25 +226,6 @@ def test_the_table_and_the_picture():
     assert [line.get_gid() for line in figure.axes[1].lines] == names[1:]
     with pytest.raises(ConfigError, match="got 1, 0 and 1 names"):
         plots.trainings({"one": [1.0]}, {}, {"one": 1})
-
-
-@pytest.mark.long
-def test_a_table_notices_a_step_that_differs():
-    """Planted: a message of the second step is lost from the records; a loss is another's."""
-    runs = few()
-    layerwise = runs["by output units 2"]
-    rows = tuple(r for r in layerwise.records if (r.step, r.barrier) != (1, 3))
-    losses = layerwise.losses * [1, 1, 1.001]
-    runs["by output units 2"] = replace(layerwise, records=Records(rows), losses=losses)
-    assert {row.quantity for row in lab.lenet_training_claims(runs).failures} == {
-        "by output units 2: bytes, all devices",
-        "by output units 2: bytes, busiest device",
-        "by output units 2: losses of a single device",
-    }
-    with pytest.raises(ConfigError, match="there is none in network 2;"):
-        lab.lenet_training_claims({"network 2": runs["network 2"]})
-    with pytest.raises(ConfigError, match="steps=1 or more"):
-        lab.lenet_training_claims(few(steps=0))
 
 
 @pytest.mark.long

@@ -23,7 +23,6 @@ from tiledask.distributed.cluster.progress import RUNS
 from tiledask.distributed.cluster.room import MARGIN, SLACK
 from tiledask.distributed.pipelines import paced, pipeline
 from tiledask.distributed.pipelines.stages import (
-    HalfFeedForward,
     stack,
 )
 from tiledask.errors import (
@@ -226,20 +225,6 @@ def test_what_cannot_run_is_refused_before_it_does(cluster, changes, error, word
         td.run_schedule(**usual | {"cluster": cluster} | changes)
 
 
-def test_serving_stages_hold_two_bytes_a_weight():
-    (stage,) = stack((0, 2), HalfFeedForward, width=64, hidden=128, rows=16)
-    weights = stage.init("numpy")
-    assert sum(w.nbytes for pair in weights for w in pair) == stage.weight_bytes
-    x = np.random.default_rng(1).standard_normal((3, 64)).astype("f4")
-    y, _ = stage.forward(weights, x)
-    expected = x
-    for w1, w2 in weights:
-        h = expected @ w1.astype("f4")
-        h = 0.5 * h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
-        expected = expected + h @ w2.astype("f4")
-    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
-
-
 @ENGINES
 def test_transfers_are_drawn_where_they_arrive(cluster, engine):
     schedule = td.schedule("gpipe", 2, 3, forward_only=True)
@@ -306,20 +291,6 @@ def test_idle_time_is_split_without_rest(cluster, engine):
     # nothing else made it longer than its actions and their order
     assert run.replayed.makespan <= t.makespan
     assert run.replayed.busy == pytest.approx(t.busy)
-
-
-def test_a_run_shows_what_it_measured(cluster):
-    run = td.run_schedule(
-        td.schedule("1f1b", 2, 2), cluster=cluster, forward=0.01, backward=0.02, engine="loop"
-    )
-    assert "overhead" in repr(run)
-    assert "% simulated)" in repr(run)
-    page = run._repr_html_()
-    for words in ("exposed transfer", "true idle", "measured", "simulated", "Overhead per action"):
-        assert words in page
-    assert str(run.load) in page
-    assert run.load.cores >= 1
-    assert 0 <= run.load.others <= run.load.cores + 0.5
 
 
 # -- what others hear of it -----------------------------------------------------------------------

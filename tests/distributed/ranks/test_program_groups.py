@@ -5,19 +5,17 @@ Holds `tiledask.distributed.ranks.collectives` and `tiledask.distributed.ranks.p
 
 import os
 import signal
-import threading
 import time
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from oracles.waiting import raised_late
 
 import tiledask as td
 from tiledask.distributed.ranks.run import TRANSPORTS
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.errors import ClusterLostError, CollectiveError, DeadlineError
+from tiledask.errors import DeadlineError
 
 MESHES = (1,), (2,), (3,), (2, 2), (9,)
 """Alone, a pair, direct, groups along axes, and more ranks than go directly."""
@@ -157,37 +155,6 @@ def test_what_is_kept_is_not_copied_and_what_is_not_may_be_changed():
         assert kept == [[2.0 + r] * 8, [1.0 + r] * 16, [2.0 + r] * 4]
 
 
-def test_a_message_overtakes_collectives_and_streams_each_other():
-    def program(rank):
-        g, other = rank.program_group(), 1 - rank.index
-        if rank.index == 0:
-            g.send(np.array([5]), 1)
-        total = g.all_reduce(np.ones(3))
-        came = g.recv(0) if rank.index == 1 else None
-        sums = {}
-
-        def stream(name, count):
-            mine = rank.program_group(stream=name)
-            sums[name] = sum(mine.all_reduce(np.ones(2))[0] for _ in range(count))
-            mine.send(np.full(1, count), other)
-            sums[name] += mine.recv(other)[0]
-
-        counts = {"a": 40, "b": 7, "c": 23}
-        names = sorted(counts, reverse=bool(rank.index))
-        threads = [threading.Thread(target=stream, args=(k, counts[k])) for k in names]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert sums == {k: 3.0 * count for k, count in counts.items()}
-        return total.tolist(), came if came is None else came.tolist()
-
-    done = run_threads(program, 2, timeout=240)
-    assert done.results == [([2.0] * 3, None), ([2.0] * 3, [5])]
-    assert len(done.records.mismatches) == 0
-    assert done.traffic.count == sum(r.messages for r in done.records)
-
-
 # -- ranks that are gone --------------------------------------------------------------------------
 
 
@@ -233,17 +200,6 @@ def test_a_rank_that_raises_ends_the_run_at_once():
     assert "heard of it in all_reduce among ranks 0, 1, 2, labelled 'loss'" in heard
 
 
-def test_a_rank_that_returns():
-    error, _ = raised_in(waiting, 3, "returns", timeout=240)
-    assert isinstance(error, CollectiveError)
-    for words in (
-        "waits for rank 1 in all_reduce among ranks 0, 1, 2, labelled 'loss', but rank 1 has "
-        "returned: its last collective was all_reduce",
-        "labelled 'first'",
-    ):
-        assert words in str(error)
-
-
 @pytest.mark.long
 def test_a_deadline_names_what_is_waited_for():
     error, raised = raised_in(waiting, 3, 2.5, timeout=2.0)
@@ -272,19 +228,3 @@ def test_on_workers_as_on_threads(cluster, way, keep):
         assert done.traffic == reference.traffic
 
 
-@pytest.mark.cluster
-@pytest.mark.parametrize("way", TRANSPORTS)
-def test_on_workers_a_rank_is_missed(cluster, way):
-    mesh = td.Mesh(cluster, (3,))
-    with pytest.raises(KeyError, match="weights of layer 3"):
-        td.run_ranks(waiting, mesh, "raises", transport=way, timeout=240)
-    with pytest.raises(CollectiveError, match=r"labelled 'loss', but rank 1 has returned"):
-        td.run_ranks(waiting, mesh, "returns", transport=way, timeout=240)
-    with pytest.raises(ClusterLostError, match="Run"):
-        td.run_ranks(waiting, mesh, "dies", transport=way, timeout=240)
-    cluster.wait_for_slots(range(3), 240)  # who died is none of those who are waited for now
-    raised_late(
-        DeadlineError,
-        r"for rank 1 until .*labelled 'loss'; rank 1 has been",
-        lambda s: td.run_ranks(waiting, mesh, 1.5 * s, transport=way, timeout=s),
-    )

@@ -148,35 +148,3 @@ def test_what_may_be_done_on_shards_is_done():
     np.testing.assert_array_equal(T.whole_of([r[1] for r in results]), X + 1)
 
 
-def test_placements_say_what_they_are():
-    def program(rank):
-        x = T.shard(rank.group(), X, -2)
-        assert (x.dim, x.shape, x.placement) == (1, (2, 3, 4), Shard(1))
-        assert T.partial(X).placement == Partial()
-        with pytest.raises(PlacementError, match="has none numbered 3"):
-            T.shard(rank.group(), X, 3)
-        with pytest.raises(PlacementError, match="has its shape"):
-            x.like(X)
-        return repr(x), str(x), repr(x.spec)
-
-    assert run_threads(program, 2).results[0] == (
-        "Placed(Shard(1) of [2, 3, 4], [2, 2, 4] here)",
-        "Shard(1) of [2, 3, 4]",
-        "Placed(Shard(1) of [2, 3, 4], nothing here)",
-    )
-
-
-def test_what_is_kept_is_counted():
-    """Without sequence parallelism x is kept in full; with it, and gathered again, a t-th."""
-
-    def program(rank, sequence, regather):
-        group, x = rank.group(), np.ones((1, 8, 16))
-        x = T.shard(group, x, 1) if sequence else T.replicate(x)
-        kept = T.column_linear(group, x, T.shard(group, np.ones((16, 4)), 1), regather=regather)[1]
-        return tile.bytes_kept(kept)
-
-    kept = [
-        run_threads(program, 4, *ways).results[0]
-        for ways in ((False, False), (True, False), (True, True))
-    ]
-    assert kept == [8 * 16 * 8, 8 * 16 * 8, 2 * 16 * 8]

@@ -69,18 +69,6 @@ MORE = drawn_cases(8, seed=115)
 # -- clipping and scaling, to 1e-10 ----------------------------------------------------------------
 
 
-def test_the_cases_have_everything():
-    layouts = [case.layout for case in CASES]
-    assert {layout.zero for layout in layouts if layout.shape[0] > 1} == {0, 1, 2, 3}
-    assert {layout.schedule for layout in layouts} == {"1f1b", "gpipe", "interleaved"}
-    assert {layout.sequence_parallel for layout in layouts} == {False, True}
-    assert {case.model for case in CASES} == set(MODELS)
-    assert {case.rule for case in CASES} == set(RULES)
-    assert all(any(layout.shape[axis] > 1 for layout in layouts) for axis in range(3))
-    assert any(case.model.endswith("tied") and case.layout.shape[2] > 1 for case in CASES)
-    assert any(case.model == "Llama" and case.layout.shape[1] > 1 for case in CASES)
-
-
 @pytest.mark.few(1)
 @pytest.mark.long
 @pytest.mark.parametrize(
@@ -154,19 +142,6 @@ def test_a_training_goes_on_with_its_scale_and_its_count(monkeypatch, tmp_path, 
         then = case.run(after, folder=tmp_path, **options)
     assert [*first.scales, *then.scales] == scales
     case.assert_single(then, overflows=(2,), **options)
-
-
-@pytest.mark.long
-def test_a_scale_goes_on_where_it_was_and_moves_as_it_is_asked_to(monkeypatch, tmp_path):
-    case = Case("GPT-2", "SGD", Layout((1, 2, 1), "gpipe", (3,), 0, 1, False))
-    options = {"dtype": "float16", "folder": tmp_path}
-    in_gradients(monkeypatch, (0, 0, 0), "embedding", 0, np.inf)
-    case.run(steps=2, scale=LossScale(2.0**12, interval=9), **options)
-    monkeypatch.undo()
-    slower = case.run(steps=4, scale=LossScale(2.0**16, growth=4.0, interval=2), **options)
-    assert slower.scales.tolist() == [2.0**11, 2.0**13]  # one good step was counted before
-    fixed = case.run(steps=5, scale=LossScale.static(256.0), **options)
-    assert fixed.scales.tolist() == [256.0]
 
 
 # -- halves and single precision, inside of the envelope -------------------------------------------

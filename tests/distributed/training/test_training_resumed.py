@@ -2,13 +2,12 @@
 
 import os
 import shutil
-from dataclasses import replace
 from random import Random
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-from oracles.drawn_layouts import BATCH, MODELS, RULES, SCHEDULES, Layout, dealt, drawn_layouts, run
+from oracles.drawn_layouts import BATCH, MODELS, RULES, Layout, dealt, drawn_layouts, run
 from oracles.single_gpt import TEXT, assert_single
 
 import tiledask as td
@@ -17,7 +16,7 @@ from tiledask.distributed.ranks.threads import run_threads
 from tiledask.distributed.training import GPT, train
 from tiledask.errors import CheckpointError, ConfigError
 from tiledask.plan.program.calls import calls
-from tiledask.tile.optimizers import SGD, AdamW
+from tiledask.tile.optimizers import SGD
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -55,25 +54,6 @@ def drawn_pairs(count, seed):
 PAIRS = drawn_pairs(4, seed=29)
 """The seed of few ranks whose pairs have everything."""
 MORE = [pytest.param(pair, marks=pytest.mark.slow) for pair in drawn_pairs(10, seed=139)]
-
-
-def test_the_pairs_have_everything():
-    sides = [side for pair in PAIRS for side in (pair.before, pair.after)]
-    for which in ("before", "after"):
-        half = [getattr(pair, which) for pair in PAIRS]
-        assert {side.zero for side in half} == {0, 1, 2, 3}
-        assert {side.schedule for side in half} == set(SCHEDULES)
-        assert {side.sequence_parallel for side in half} == {False, True}
-    assert {pair.model for pair in PAIRS} == set(MODELS)
-    assert {pair.rule for pair in PAIRS} == set(RULES)
-    assert {pair.split for pair in PAIRS} == set(range(1, STEPS))
-    assert {side.microbatches for side in sides} == {1, 2, 3, 4}
-    assert any(0 in side.cut for side in sides)
-    assert {side.zero for side in sides if side.shape[0] > 1} == {0, 1, 2, 3}
-    assert any(side.sequence_parallel and side.shape[1] > 1 for side in sides)
-    assert any(side.shape[2] > 1 for side in sides)
-    assert any(side.shape[axis] > 2 for axis in range(3) for side in sides)
-    assert all(pair.before != pair.after for pair in PAIRS)
 
 
 @pytest.mark.few(2)
@@ -209,21 +189,6 @@ def test_another_training_is_refused(two_steps, other, words):
     assert "step-00000002 to go on from step 1, or take another folder" in message
 
 
-@pytest.mark.long
-def test_states_that_were_not_kept_are_refused(tmp_path):
-    short(tmp_path, 1, rule=SGD(0.1))
-    message = refused(tmp_path, "bytes of momentum is none there and 8 here")
-    assert "step-00000001 to begin anew" in message
-
-
-@pytest.mark.long
-def test_what_may_change(tmp_path):
-    """A rate, a rule of the same states; and a model said in other words is the same."""
-    short(tmp_path, 1)
-    same = GPT(59, 8, 2, 2, 4, kv_heads=2, ffn=32)
-    assert short(tmp_path, 2, same, rule=AdamW(1e-3)).first == 1
-
-
 def damaged_file(step):
     (path, *_) = sorted(step.glob("rank-0-*.npy"))
     return path
@@ -248,19 +213,6 @@ def without_an_array(step):
     del arrays["variance of layer 1.mlp.w_1"]
     shutil.rmtree(step)
     run_threads(lambda rank: save_checkpoint(rank, step.parent, 2, arrays, about=whole.about), 1)
-
-
-@pytest.mark.long
-def test_a_switch_that_a_model_had_no_field_for_was_off(two_steps, tmp_path):
-    """As checkpoints are that were written before there was such a layer."""
-    shutil.copytree(two_steps, tmp_path, dirs_exist_ok=True)
-    before = open_checkpoint(tmp_path, 2)
-    about, arrays = before.about, before.read()
-    del about["training"]["tied"]
-    shutil.rmtree(tmp_path / "step-00000002")
-    run_threads(lambda rank: save_checkpoint(rank, tmp_path, 2, arrays, about=about), 1)
-    refused(tmp_path, "tied is False there and True here", model=replace(SMALL, tied=True))
-    assert short(tmp_path, 3).losses.size == 1
 
 
 def of_no_training(step):

@@ -5,7 +5,6 @@ Holds `tiledask.distributed.training.flat`,
 """
 
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -132,30 +131,6 @@ def test_zero_1_and_2_carry_what_an_all_reduce_does_and_3_half_as_much_again():
         assert 2 * sent[3] == 3 * sent[0]
 
 
-@pytest.mark.long
-def test_half_precision_without_a_master_loses_small_updates():
-    """What a step of 2^-12 changes in float16; a master in float32 remembers it."""
-    moments = Adam().keeps
-    with_master = replace(MIXED, states=tuple(s for s in MIXED.states if s.tensor not in moments))
-    options = {"batch": 4, "steps": 40, "progress": False, "dtype": "float16"}
-    lost, kept, exact = (
-        td.train(MODEL, TEXT, (1, 1, 1), rule=SGD(1e-4), recipe=recipe, **options | more)
-        for recipe, more in (
-            (td.load_recipe("fp16-sgd"), {}),
-            (with_master, {}),
-            (None, {"dtype": "float64"}),
-        )
-    )
-    began = td.train(MODEL, TEXT, (1, 1, 1), rule=SGD(1e-4), **options | {"steps": 0})
-    name = "layer 0.mlp.w_2"
-    moved, slowly, truly = (
-        np.abs(np.float64(run.weights[name]) - began.weights[name]).mean()
-        for run in (kept, lost, exact)
-    )
-    assert slowly < 0.7 * truly
-    assert moved == pytest.approx(truly, rel=0.15)
-
-
 @pytest.mark.cluster
 def test_on_workers(cluster):
     mesh = td.Mesh(cluster, (4, 1, 1))
@@ -180,6 +155,3 @@ def test_refusals(options, words):
         td.train(MODEL, TEXT, (1, 1, 1), steps=1, batch=1, **options)
 
 
-def test_a_stage_that_is_not_planned_is_refused():
-    with pytest.raises(ConfigError, match="got 4"):
-        D.zero_step(SIZES, 2, 4, 4, 4)
