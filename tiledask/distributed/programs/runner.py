@@ -39,7 +39,7 @@ from tiledask.plan.program.instructions import (
 from tiledask.tile.backend import aligned
 from tiledask.tile.layers.by_name import RankPart
 
-__all__ = ["Bind", "LineRunner", "Members", "Outside"]
+__all__ = ["Bind", "LineRunner", "Outside"]
 
 Bind = Callable[[Do, ProgramPart, dict[str, Any]], Callable[..., Any]]
 """From an instruction, its part and what the kernel is told to what is called with its arrays. It
@@ -63,17 +63,6 @@ class Outside(Protocol):
         """Takes what is kept."""
 
 
-class Members(Protocol):
-    """Whose ranks are those of a program, where these are not all ranks of the run."""
-
-    @property
-    def rank(self) -> int:
-        """This one's number among them."""
-
-    def among(self, numbers: Sequence[int], /) -> Group:
-        """The group of some of them, this one included."""
-
-
 class StepLeftOut(Exception):
     """A `Stop` stopped."""
 
@@ -92,7 +81,7 @@ class LineRunner:
         stays: Mapping[str, Any],
         bind: Bind,
         outside: Outside | None = None,
-        group: Members | None = None,
+        group: Group | None = None,
     ) -> None:
         """``rank``: None of a line that is alone, and talks to no other rank."""
         self.rank, self.program, self.outside, self.group = rank, program, outside, group
