@@ -27,7 +27,6 @@ from tiledask.plan.collectives.rows import RowSplit, split_rows
 __all__ = [
     "Boundary",
     "Convolution",
-    "by_groups",
     "by_input",
     "by_output",
     "in_pairs",
@@ -112,15 +111,6 @@ def in_pairs(
         each._replace(label=f"second/{each.label}") for each in by_input(second, ranks, itemsize)
     )
     return (*y, *back)
-
-
-def by_groups(conv: Convolution, ranks: int, itemsize: int) -> Calls:
-    """Each rank has some groups, of the input and of the output: nobody needs anything.
-
-    >>> by_groups(Convolution(2, 6, 12, (5, 4), (3, 3), groups=6), ranks=4, itemsize=8)
-    ()
-    """
-    return ()
 
 
 def in_rows(conv: Convolution, rows: Sequence[int], itemsize: int, dx: bool = True) -> Calls:

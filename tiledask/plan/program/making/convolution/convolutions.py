@@ -3,7 +3,6 @@
     conv_by_output   y [.., mine, ..] of all x                       dx is a sum over the ranks
     conv_by_input    y is a sum over the ranks, of x [.., mine, ..]
     conv_pair        both, one after the other: a sum forward, and one backward
-    conv_by_groups   whole groups of channels: nobody needs another
     conv_in_rows     own rows of the image, and halos                dw and db are sums
     pool_in_rows     own rows, and halos only where windows cross
 
@@ -13,7 +12,6 @@ An array is [images, channels, rows, columns]. What has no number is made of zer
 from math import prod
 from typing import Any, NamedTuple
 
-from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.rows import RowSplit
 from tiledask.plan.program.making.layers import TensorLayers
 from tiledask.plan.program.making.writer import Gradients, Value
@@ -102,11 +100,6 @@ class ConvolutionLayers(TensorLayers):
         h = self.conv_by_output(x, unit, first, "first.w", label="first/backward/dx")
         z = self.through(activation, h, h.shape[-1])
         return self.conv_by_input(z, unit, second, "second.w", "second/forward/y")
-
-    def conv_by_groups(self, x: Value, unit: str, window: WindowTerms, groups: int) -> Value:
-        """The channels of the groups that are here, of ``groups`` on all ranks together."""
-        alone = ConvolutionLayers(self.writer, self.weights, 1, 0)
-        return alone.conv_by_output(x, unit, window, groups=even(groups, self.ranks)[self.rank])
 
     # -- by rows of the image -------------------------------------------------------------------
 
