@@ -7,7 +7,6 @@ __all__ = [
     "ClusterLostError",
     "CollectiveError",
     "ConfigError",
-    "DamagedBlockError",
     "DeadlineError",
     "DeadlockError",
     "DivergedError",
@@ -78,10 +77,6 @@ class ConfigError(_Shown, ValueError):
 
 class CheckpointError(_Shown, ValueError):
     """A checkpoint that is unfinished, damaged, or does not hold what is asked of it."""
-
-
-class DamagedBlockError(_Shown, ArithmeticError):
-    """Numbers that are not what was stored, sent or computed; the message names the block."""
 
 
 class DivergedError(_Shown, ArithmeticError):
