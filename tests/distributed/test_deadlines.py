@@ -131,6 +131,7 @@ def late(call):
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["run", "distribute", "to_numpy", "redistribute", "run_ranks"])
 def test_a_call_that_finds_a_slot_frozen_ends_in_time_and_names_it(cluster, calls, name):
+    """Products, schedules, trainings and claims are tried in tests/faults."""
     frozen = cluster.run(os.getpid)[1]
     os.kill(frozen, signal.SIGSTOP)
     try:

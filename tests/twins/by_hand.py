@@ -1,23 +1,245 @@
-"""Dask by hand and hosts on one machine, for tests: they are skipped where there are no hosts."""
+"""Dask as people start it by hand, and hosts on one machine: processes that end with the block.
 
+    with dask_by_hand(folder, workers=2) as dask:   `dask scheduler` and `dask worker`, on loopback
+        td.connect(dask.address)
+
+    with two_hosts(folder) as hosts:                network namespaces A and B, joined by a veth
+        hosts.on("A"), hosts.on("B")                pair; more than two by a switch
+        hosts.client(program)
+
+Workers on other hosts than A have process numbers, a /dev/shm and a ``folder`` of their own, as on
+other machines; the client on host A has ``folder`` as its folder for temporary files.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
+from string import ascii_uppercase
+from types import TracebackType
+from typing import Self
 
 import pytest
 
-from tiledask.errors import ConfigError
-from tiledask.lab.faults.by_hand import ByHand, HostsOnOne, dask_by_hand, hosts_on_one
+from tiledask.errors import ClusterLostError, DeadlineError
 
 __all__ = ["ByHand", "dask_by_hand", "two_hosts"]
+
+START = 240.0
+"""Seconds that a process has to start."""
+PLAIN = ("--nthreads", "1", "--memory-limit", "2GB", "--no-dashboard")
+"""Of a worker, unless it is told otherwise: loading what its own pages need takes half a second."""
+_SETS = count()
+"""Numbers of sets of hosts; one may be up beside another."""
+_HOME = str(Path(__file__).parents[2])
+_MODULES = {
+    "scheduler": "distributed.cli.dask_scheduler",
+    "worker": "distributed.cli.dask_worker",
+    "cuda worker": "dask_cuda.cli",
+}
+
+
+class ByHand:
+    """A scheduler and workers that were started by hand; ends them with a ``with`` block."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.address = folder, ""
+        self.running: list[subprocess.Popen[bytes]] = []
+        self._ending = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._ending.close()
+
+    def start(self, program: str, *options: str, before: tuple[str, ...] = (), **env: str) -> Path:
+        """The log of ``dask PROGRAM``, or of another module."""
+        log = self.folder / f"{program.replace(' ', '-')}-{len(self.running)}.log"
+        command = [*before, sys.executable, "-m", _MODULES.get(program, program), *options]
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                command, stdout=out, stderr=out, env=environment(**env), cwd=self.folder
+            )
+        self.running.append(process)
+        self._ending.callback(_end, process)
+        return log
+
+    def scheduler(self, *options: str, host: str = "127.0.0.1", **where: object) -> str:
+        """The address of a scheduler."""
+        where_it_listens = ("--host", host, "--port", "0", "--dashboard-address", f"{host}:0")
+        log = self.start("scheduler", *where_it_listens, *options, **where)  # type: ignore[arg-type]
+        self.address = said(log, r"Scheduler at:\s+(\S+)")
+        return self.address
+
+    def worker(
+        self, *options: str, program: str = "worker", **where: object
+    ) -> subprocess.Popen[bytes]:
+        """A worker's process, or its nanny's."""
+        self.start(program, self.address, *PLAIN, *options, **where)  # type: ignore[arg-type]
+        return self.running[-1]
+
+
+@contextmanager
+def dask_by_hand(folder: Path, workers: int = 2, *options: str) -> Iterator[ByHand]:
+    """A scheduler and ``workers`` of it on loopback."""
+    with ByHand(folder) as dask:
+        dask.scheduler()
+        for _ in range(workers):
+            dask.worker(*(options or ("--no-nanny",)))
+        yield dask
+
+
+class HostsOnOne(ByHand):
+    """The same on hosts "A", where the client is, "B" and so on."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        super().__init__(folder)
+        self.shared = folder / "temporary"
+        self.shared.mkdir()
+        self.addresses = {
+            host: f"10.77.0.{i + 1}" for i, host in enumerate(ascii_uppercase[:count])
+        }
+        self.number = next(_SETS)
+        ours = f"{self.number}p{os.getpid()}"
+        self.names = {host: f"td{host}{ours}" for host in self.addresses}
+
+    def within(self, host: str) -> tuple[str, ...]:
+        """What stands before a command that is to run on ``host``."""
+        command = ("ip", "netns", "exec", self.names[host])
+        if host == "A":
+            return command
+        own = f'mount -t tmpfs own {self.shared} && mount -t tmpfs own /dev/shm && exec "$@"'
+        apart = ("--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", own, "sh")
+        return (*command, "unshare", *apart)
+
+    def on(self, host: str, *options: str) -> subprocess.Popen[bytes]:
+        """A worker on ``host``."""
+        there = ("--host", self.addresses[host])
+        return self.worker(*there, *options, before=self.within(host), TMPDIR=str(self.shared))
+
+    def client(self, program: str, *words: str, timeout: float = 120) -> str:
+        """What a client on host A prints; ClusterLostError with its words if it fails."""
+        with self.client_running(program, *words) as client:
+            told, wrong = client.communicate(timeout=timeout)
+        if client.returncode:
+            raise ClusterLostError(
+                f"the client on host A ended with {client.returncode}, needed 0: {wrong[-4000:]}"
+            )
+        return told
+
+    @contextmanager
+    def client_running(self, program: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+        """A client on host A: its process, with pipes to and from it."""
+        process = subprocess.Popen(
+            [*self.within("A"), sys.executable, "-c", program, self.address, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.folder,
+            env=environment(TMPDIR=str(self.shared)),
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+    def link(self, state: str, host: str = "B") -> None:
+        """Cut a host off ("down"), or bring it back ("up")."""
+        _ip("-n", self.names[host], "link", "set", f"v{self.names[host]}", state)
 
 
 @contextmanager
 def two_hosts(folder: Path, count: int = 2) -> Iterator[HostsOnOne]:
     """Hosts with a scheduler on A; skips the test where they cannot be made."""
-    with ExitStack() as stack:
+    hosts = HostsOnOne(folder, count)
+    with ExitStack() as ending:
         try:
-            hosts = stack.enter_context(hosts_on_one(folder, count))
-        except ConfigError as error:
-            pytest.skip(str(error))
-        yield hosts
+            _join(hosts, ending)
+        except (OSError, subprocess.CalledProcessError) as error:
+            why = (getattr(error, "stderr", "") or str(error)).strip()
+            pytest.skip(f"{count} hosts on one machine take root, Linux and iproute2: {why}")
+        with hosts:
+            hosts.scheduler(host=hosts.addresses["A"], before=hosts.within("A"))
+            yield hosts
+
+
+def _join(hosts: HostsOnOne, ending: ExitStack) -> None:
+    """None, once there are namespaces that reach each other; ``ending`` takes them down."""
+    names = hosts.names
+    switch = f"tds{hosts.number}p{os.getpid()}"
+    for name in (*names.values(), *([switch] if len(names) > 2 else [])):
+        _ip("netns", "add", name)
+        ending.callback(_ip, "netns", "del", name)
+    if len(names) > 2:
+        _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", switch, "link", "set", "bridge", "up")
+        for host, name in names.items():
+            _veth((f"v{name}", name), (f"p{host}", switch))
+            _ip("-n", switch, "link", "set", f"p{host}", "master", "bridge", "up")
+    else:
+        first, second = ((f"v{name}", name) for name in names.values())
+        _veth(first, second)
+    for host, name in names.items():
+        _ip("-n", name, "addr", "add", f"{hosts.addresses[host]}/24", "dev", f"v{name}")
+        _ip("-n", name, "link", "set", f"v{name}", "up")
+        _ip("-n", name, "link", "set", "lo", "up")
+    apart = [*hosts.within("B"), "true"]
+    subprocess.run(apart, check=True, capture_output=True, text=True)
+
+
+def _veth(*ends: tuple[str, str]) -> None:
+    """A cable between two cards, each (name, namespace)."""
+    (one, there), (other, where) = ends
+    peer = ("peer", "name", other, "netns", where)
+    _ip("link", "add", "name", one, "netns", there, "type", "veth", *peer)
+
+
+def said(log: Path, pattern: str) -> str:
+    """The first group of ``pattern`` in a log, once it is there."""
+    deadline = time.monotonic() + START
+    while time.monotonic() < deadline:
+        if found := re.search(pattern, log.read_text("utf-8", "replace")):
+            return found[1]
+        time.sleep(0.05)
+    raise DeadlineError(f"{log} did not say {pattern} in {START:g} s: {log.read_text()[-2000:]}")
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's, with the package and what lies below its folder to be found: functions of
+    tests, if they run now."""
+    path = [_HOME, *(p for p in sys.path if p.startswith(_HOME + os.sep))]
+    settings = {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)}
+    # it drops copies that a later action needs: they would be fetched, and counted, again
+    settings["DASK_DISTRIBUTED__SCHEDULER__ACTIVE_MEMORY_MANAGER__START"] = "False"
+    return os.environ | settings | more
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    # processes with numbers of their own end with unshare, which takes no other signal
+    apart = isinstance(process.args, list) and "unshare" in process.args
+    (process.kill if apart else process.terminate)()
+    try:
+        process.wait(8)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(8)
+
+
+def _ip(*words: str) -> None:
+    if shutil.which("ip") is None:
+        raise OSError("there is no ip")
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=20)

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from twins.damage import KINDS_OF_DAMAGE, damage
 
 from tiledask.distributed.checkpoints import (
     Flat,
@@ -34,7 +35,6 @@ from tiledask.distributed.checkpoints import (
 from tiledask.distributed.checkpoints import index as index_room
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import CheckpointError
-from tiledask.lab.faults.damage import KINDS_OF_DAMAGE, damage
 from tiledask.plan.collectives.shards import deal_heads, side_by_side
 from tiledask.plan.products.shards import even_shards
 from tiledask.tile.backend import as_dtype

@@ -16,11 +16,11 @@ import pytest
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from twins.damage import KINDS_OF_DAMAGE, damage
 
 from tiledask.distributed.out_of_core import stored_npy, stored_zarr
 from tiledask.distributed.out_of_core.stored import create_array, describe, open_array, records_of
 from tiledask.errors import ConfigError
-from tiledask.lab.faults.damage import KINDS_OF_DAMAGE, damage
 
 SHAPE = (23, 17)
 KINDS = ("npy-C", "npy-F", "zarr-2", "zarr-3", "zarr-sharded")

@@ -18,9 +18,6 @@ TIMEOUT = 200.0
 """Seconds after which a call that did not end is taken to hang."""
 SLOW = {"kernel": "tiled", "tile": 24}
 """Products long enough to be met by a fault."""
-SLOW_ON_GPUS = {"kernel": "smem_tiled"}
-"""The same on GPUs, where matrices are `TIMES` as long."""
-TIMES = 5
 GRID = (td.Shard(0), td.Shard(1))
 EDGE = 900
 
@@ -43,8 +40,6 @@ class Workbench:
     def __init__(self, cluster: Cluster, folder: Path, seed: int = 0) -> None:
         self.cluster, self.folder = cluster, folder
         self.rng = np.random.default_rng(seed)
-        gpus = cluster.backend == "cupy"
-        self.slow, self.times = (SLOW_ON_GPUS, TIMES) if gpus else (SLOW, 1)
         self._ready: dict[str, Ready] = {}
 
     def ready(self, name: str) -> Ready:
@@ -69,10 +64,10 @@ class Workbench:
 
 def _blocks(bench: Workbench) -> Run:
     mesh = td.Mesh(bench.cluster, (1, bench.cluster.slots))
-    a, b = (td.distribute(x, mesh, GRID) for x in bench.matrices(EDGE * bench.times))
+    a, b = (td.distribute(x, mesh, GRID) for x in bench.matrices())
 
     def run(**options: Any) -> bytes:
-        options = {"algorithm": "summa", "timeout": TIMEOUT, **bench.slow} | options
+        options = {"algorithm": "summa", "timeout": TIMEOUT, **SLOW} | options
         return td.to_numpy(td.matmul(a, b, **options), timeout=options["timeout"]).tobytes()
 
     return run
@@ -80,15 +75,15 @@ def _blocks(bench: Workbench) -> Run:
 
 def _files(bench: Workbench) -> Run:
     paths = [bench.folder / f"{name}.npy" for name in "abc"]
-    for path, x in zip(paths, bench.matrices(600 * bench.times), strict=False):
+    for path, x in zip(paths, bench.matrices(600), strict=False):
         np.save(path, x)
     *operands, out = paths
 
     def run(**options: Any) -> bytes:
-        limit = 9_000_000 * bench.times**2
+        limit = 9_000_000
         fixed = {"memory_limit": limit, "timeout": TIMEOUT, "overwrite": True, "out": out}
         opened = (td.open_array(path) for path in operands)
-        made = td.matmul(*opened, cluster=bench.cluster, **fixed | bench.slow | options)
+        made = td.matmul(*opened, cluster=bench.cluster, **fixed | SLOW | options)
         return made[:, :].tobytes()
 
     return run
@@ -139,13 +134,8 @@ def _training(bench: Workbench) -> Run:
     mesh = td.Mesh(bench.cluster, (bench.cluster.slots, 1, 1))
 
     def run(**options: Any) -> bytes:
-        options = {
-            "steps": 60,
-            "batch": 6,
-            "seed": 3,
-            "timeout": TIMEOUT,
-        } | options
-        done = td.train(model, options.pop("text", text), mesh, progress=False, **options)
+        options = {"steps": 60, "batch": 6, "seed": 3, "timeout": TIMEOUT} | options
+        done = td.train(model, text, mesh, progress=False, **options)
         return b"".join([done.weights[name].tobytes() for name in sorted(done.weights)])
 
     return run
