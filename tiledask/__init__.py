@@ -17,7 +17,6 @@ studies      comparisons that are worked out or run at one call
 precision    floating point, as lessons that run
 doctor       what this machine has and lacks
 accuracy     the planner beside published numbers
-bench        comparisons with peers
 errors       what is raised
 plan, distributed, lab  the rest, room by room
 """
@@ -125,7 +124,6 @@ _MODULES = {
     "precision": "tiledask.lab.precision",
     "doctor": "tiledask.lab.doctor",
     "accuracy": "tiledask.lab.accuracy",
-    "bench": "tiledask.lab.bench",
 }
 """The public modules by the name that they have here."""
 

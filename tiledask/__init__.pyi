@@ -34,7 +34,6 @@ from tiledask.distributed.training import GPT as GPT
 from tiledask.distributed.training import train as train
 from tiledask.distributed.training.asked import training_program as training_program
 from tiledask.lab import accuracy as accuracy
-from tiledask.lab import bench as bench
 from tiledask.lab import doctor as doctor
 from tiledask.lab import plots as plots
 from tiledask.lab import precision as precision

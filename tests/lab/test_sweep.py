@@ -36,10 +36,10 @@ def test_utilisation_is_the_closed_forms_in_as_many_chunks_as_are_given():
 
 
 def test_with_latency_gpipe_is_ahead_of_1f1b():
-    curves = sweep.bubble_by_latency(["gpipe", "1f1b"], 4, 8, (0.0, 0.25))
-    assert curves["gpipe"][0.0] == curves["1f1b"][0.0] == pytest.approx(3 / 11)
-    assert curves["gpipe"][0.25] == pytest.approx(1 - 24 / 34.5)
-    assert curves["1f1b"][0.25] == pytest.approx(1 - 24 / 37)
+    for name, ends in (("gpipe", 34.5), ("1f1b", 37)):
+        assert sweep.same_work(name, 4, 8).bubble_fraction == pytest.approx(3 / 11)
+        late = sweep.same_work(name, 4, 8, latency=0.25)
+        assert late.bubble_fraction == pytest.approx(1 - 24 / ends)
 
 
 def test_a_table_of_schedules_has_their_end_idle_time_memory_and_messages():

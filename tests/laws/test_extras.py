@@ -23,7 +23,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 BASE = {"numpy", "rich"}
 BROUGHT = BASE | {"pygments", "markdown_it", "mdurl"}
 """With what rich needs in turn."""
-CHECKOUT = ("accuracy", "bench", "faults", "gpu")
+CHECKOUT = ("accuracy", "gpu")
 """Folders of lab that no wheel has."""
 
 ONLY_BASE = f"""

@@ -23,7 +23,7 @@ from oracles.finished import ROOT, python
 
 import tiledask as td
 
-BY_ROOMS = {"plan", "distributed", "lab", "collectives", "bench"}
+BY_ROOMS = {"plan", "distributed", "lab", "collectives"}
 """Submodules whose names are their modules."""
 
 
@@ -207,7 +207,6 @@ def test_the_licence_is_named_and_goes_along():
     assert builder.metadata.version == td.__version__
     sdist = built(SdistBuilder)
     assert {"LICENSE", "Makefile", "constraints.txt", "environment.yml"} <= sdist
-    assert "tiledask/lab/bench/__init__.py" in sdist
 
 
 # -- type checkers -------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.program.making.of_schedule import program
 
-__all__ = ["bubble_by_latency", "compare_schedules", "same_work"]
+__all__ = ["compare_schedules", "same_work", "schedule_on"]
 
 
 def same_work(
@@ -37,8 +37,9 @@ def same_work(
     >>> same_work("zb-v", devices=4, microbatches=8).makespan
     25.5
     """
-    built = _built(name, devices, microbatches, forward, backward, latency, chunks)
-    return _timed(built, forward, backward, latency)
+    seconds = {"forward": forward, "backward": backward, "latency": latency}
+    built = schedule_on(name, devices, microbatches, chunks=chunks, **seconds)
+    return _timed(built, **seconds)
 
 
 def _timed(
@@ -55,15 +56,24 @@ def _timed(
     )
 
 
-def _built(
+def schedule_on(
     name: str,
     devices: int,
     microbatches: int,
+    *,
+    chunks: int = 2,
     forward: float = 1.0,
     backward: float = 2.0,
     latency: float = 0.0,
-    chunks: int = 2,
 ) -> Schedule:
+    """The schedule ``name`` for so many devices, with as few stages on each as make it what it is.
+
+    ``chunks`` stages per device for those that leave the choice; the seconds of a device's whole
+    share of the model matter to those that are made for their times.
+
+    >>> [schedule_on(name, 4, 8).stages for name in ("1f1b", "interleaved", "zb-v")]
+    [4, 8, 8]
+    """
     takes = inspect.signature(schedules[name]).parameters if name in schedules else {}
     if "devices" in takes:
         return schedule(name, chunks * devices, microbatches, devices=devices)
@@ -89,7 +99,7 @@ def compare_schedules(
     """
     rows: dict[str, dict[str, float]] = {}
     for name in names:
-        built = _built(name, devices, microbatches, chunks=chunks, **seconds)
+        built = schedule_on(name, devices, microbatches, chunks=chunks, **seconds)
         timeline = _timed(built, **seconds)
         held = sum(len(built.holders(stage)) for stage in range(built.stages))
         rows[name] = {
@@ -100,17 +110,3 @@ def compare_schedules(
             "messages": int(program(built).traffic.messages.sum()),
         }
     return rows
-
-
-def bubble_by_latency(
-    names: Iterable[str], devices: int, microbatches: int, latencies: Iterable[float], **options
-) -> dict[str, dict[float, float]]:
-    """Bubble by schedule: seconds between two devices -> idle share of device-time."""
-    times = list(latencies)
-    return {
-        n: {
-            c: same_work(n, devices, microbatches, latency=c, **options).bubble_fraction
-            for c in times
-        }
-        for n in names
-    }

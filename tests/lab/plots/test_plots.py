@@ -239,7 +239,10 @@ SLOW_END = [  # device 1 takes twice as long, gets a block late, and starts late
 EVERY_CAUSE = Timeline.of(2, SLOW_END, origin="measured")
 CROSSED = Schedule.from_text("0F0,0B0,0F1,0B1; 1F0,1F1,1B0,1B1")
 NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
-LATENCY = sweep.bubble_by_latency(NAMES, 4, 8, [i / 10 for i in range(11)])
+LATENCY = {
+    name: {i / 10: sweep.same_work(name, 4, 8, latency=i / 10).bubble_fraction for i in range(11)}
+    for name in NAMES
+}
 
 
 def held(name: str, devices: int, microbatches: int):

@@ -162,9 +162,9 @@ def test_two_ways_of_one_block_count_once_and_another_blocks_excuses_nobody():
 
 
 def small(name):
-    from tiledask.lab.bench.idle import cases
+    from tiledask.lab.sweep import schedule_on
 
-    return next(c.schedule for c in cases([name], [4], [8]))
+    return schedule_on(name, 4, 8)
 
 
 @pytest.mark.parametrize("name", sorted(schedules))
