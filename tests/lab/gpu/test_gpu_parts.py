@@ -1,10 +1,6 @@
-"""What the parts of `make gpu` measure, without a GPU: on NumPy.
+"""What the parts of `make gpu` measure, without a GPU: on NumPy, and on the stand-in for CuPy."""
 
-Holds `tiledask.lab.gpu.part`, `tiledask.lab.gpu.parts.bars`, `tiledask.lab.gpu.parts.cases`,
-`tiledask.lab.gpu.parts.product`, `tiledask.lab.gpu.parts.sizes`, `tiledask.lab.gpu.parts.speed`
-and `tiledask.lab.gpu.parts.train`.
-"""
-
+import os
 import time
 from dataclasses import replace
 from functools import partial
@@ -12,15 +8,20 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from oracles.finished import python
+from tile.cuda.gemm_steps import STEPS
+from tile.cuda.test_cuda_gpu import TRIED, cases_of
 
 from tiledask.distributed.memory.claim_tasks import MemoryCase as ClaimCase
-from tiledask.lab.bench.tiles import clock, ways
-from tiledask.lab.gpu.part import Notes
+from tiledask.lab.gpu.contest import clock, ways
+from tiledask.lab.gpu.part import Notes, read_journal
 from tiledask.lab.gpu.parts import fit, kernels, product, speed, train
-from tiledask.lab.gpu.parts.cases import ENDINGS, GemmCase, by_kernel, check, differing
-from tiledask.lab.store import Lines
+from tiledask.lab.gpu.parts.cases import GemmCase, by_kernel, check, differing, embedded
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import load_recipe
+from tiledask.tile.cuda import prebuilt
+from tiledask.tile.cuda.launch import planned
+from tiledask.tile.epilogue import Epilogue
 
 CASE = GemmCase(33, 47, 21)
 
@@ -32,7 +33,7 @@ def notes(tmp_path):
 
 def rows(notes):
     """What was noted."""
-    return [line for line in Lines(notes.journal).read() if "key" in line]
+    return [line for line in read_journal(notes.journal) if "key" in line]
 
 
 # -- a product in the middle of NaN --------------------------------------------------------------
@@ -102,6 +103,51 @@ def test_runs_that_differ_are_counted():
     assert differing(right, CASE, 8) == 0
 
 
+def lying(case):
+    """The operands as `embedded` lays them, never filled."""
+
+    def view(layout, *shape, dtype=case.dtype, lead=True):
+        lead = (case.batch,) if case.batch and lead else ()
+        values = np.broadcast_to(np.zeros((), td.tile.as_dtype(dtype)), (*lead, *shape))
+        found = prebuilt._placed(shape, dtype, layout, case.margin)
+        return found if not lead else embedded(values, layout, case.margin)[1]
+
+    a = view(case.layouts[0], case.m, case.k, lead="a" not in case.shared)
+    b = view(case.layouts[1], case.k, case.n, lead="b" not in case.shared)
+    if case.batch:
+        a, b = (np.broadcast_to(x, (case.batch, *x.shape[-2:])) for x in (a, b))
+    out, before = (
+        view(case.layouts[2], case.m, case.n, dtype=case.out_dtype or case.dtype) for _ in range(2)
+    )
+    bias = np.zeros(case.n, np.float32) if case.bias else None
+    return (
+        a,
+        b,
+        out,
+        Epilogue(
+            case.alpha,
+            case.beta,
+            bias,
+            "gelu" if case.gelu else None,
+            before if case.before else None,
+        ),
+    )
+
+
+@pytest.mark.long
+def test_all_that_is_launched_can_be_brought_along(monkeypatch):
+    monkeypatch.setattr(kernels, "shrink", lambda arrays: 1)
+    tried = [(v, case) for _, v, case in kernels._steps_up("cupy")]
+    tried += [(v, case) for step, v in TRIED for case in cases_of(step, v)]
+    asked = set()
+    for variant, case in tried:
+        a, b, out, epilogue = lying(case)
+        plan = planned(variant.kernel, a, b, out, variant.tile, epilogue)
+        asked.add((variant.kernel, tuple(sorted(plan.macros.items()))))
+    assert len(asked) > 100
+    assert not asked - set(prebuilt.variants())
+
+
 @pytest.fixture
 def short(monkeypatch):
     """Few and short bursts: what is noted is looked at, and not how long it took."""
@@ -123,31 +169,31 @@ def test_each_kernel_once(notes):
 
 
 @pytest.mark.long
-def test_every_kernel_and_a_planted_fault(notes, monkeypatch):
+@pytest.mark.parametrize("step", STEPS)
+def test_every_step_of_every_kernel(step):
+    for variant in kernels.variants("numpy"):
+        for case in (case for _, cases in STEPS[step](variant, 32) for case in cases):
+            assert check(variant.run, case).right, case
+
+
+@pytest.mark.long
+def test_a_planted_fault_is_seen_and_what_was_measured_is_left_out(notes, monkeypatch):
     def off_by_one_row(a, b, out, epilogue, **how):
         by_kernel(a, b, out, epilogue, **how)
-        if how["kernel"] == "tiled" and out.ndim == 2 and out.shape[0] > 2:
+        if how["kernel"] == "tiled" and out.shape[0] > 2:
             out[1:] = out[:-1].copy()
 
     monkeypatch.setattr(kernels, "by_kernel", off_by_one_row)
-    monkeypatch.setattr(kernels, "shrink", lambda arrays: 32)
-    kernels.every(notes, "numpy")
+    kernels.first(notes, "numpy")
     found = [row for row in rows(notes) if row.get("kernel")]
-    for name, state in (("tiled", "wrong"), ("blas", "right")):
-        edges = [row for row in found if row["kernel"] == name and row["step"] == "edges"]
-        assert {row["state"] for row in edges} == {state}, edges
+    assert "wrong" in {row["state"] for row in found if row["kernel"] == "tiled"}
+    assert {row["state"] for row in found if row["kernel"] == "blas"} == {"right"}
     (table,) = kernels.tables(found)
     assert ("tiled, fp32", "wrong") in [row[:2] for row in table.rows]
-
-
-def test_what_was_measured_is_left_out_and_what_there_is_no_time_for_is_said(tmp_path, notes):
-    keys = {f"edges: {variant}" for variant in kernels.variants("numpy")}
-    late = replace(notes, until=time.time() + 10, before=frozenset(keys))
-    kernels.every(late, "numpy")
-    (edges, *_) = (row for row in rows(late) if row["key"].endswith("not begun"))
-    assert edges["step"] == "repeat"
-    assert edges["state"] == "skipped"
-    assert not keys & {row["key"] for row in rows(late)}
+    known = {row["key"]: row["state"] for row in found}
+    again = replace(notes, journal=notes.journal.with_name("again"), before=known)
+    kernels.first(again, "numpy")
+    assert {row["key"] for row in rows(again)} == {"the device"}
 
 
 @pytest.mark.long
@@ -158,14 +204,13 @@ def test_contenders_in_turn(notes, short):
     assert mine["state"] == "timed"
     other = found["fp32 512 cubed: numpy.matmul"]["median"]
     assert mine["ratio"] == pytest.approx(other / mine["seconds"])
-    products, ladder, goals = speed.tables(list(found.values()))
+    products, ladder = speed.tables(list(found.values()))
     assert ("fp32 512 cubed", "blas") in [row[:2] for row in products.rows]
     assert [row[0] for row in ladder.rows] == ["tiled, fp32", "blas, fp32"]
-    assert goals.rows[0][1] == "blas / numpy.matmul"
 
 
 @pytest.mark.long
-def test_a_contender_that_is_wrong_has_no_time_and_one_that_was_refused_takes_no_part(
+def test_who_is_wrong_has_no_time_and_who_failed_when_tried_takes_no_part(
     notes, monkeypatch, short
 ):
     matmul = ways.matmul
@@ -176,12 +221,12 @@ def test_a_contender_that_is_wrong_has_no_time_and_one_that_was_refused_takes_no
             out[1:] = out[:-1].copy()
 
     monkeypatch.setattr(ways, "matmul", off_by_one_row)
-    late = replace(notes, before=frozenset({"refused: tiled in fp32"}))
+    failed = {f"{job.work}: tiled, tried": "failed" for job in speed.jobs("numpy")}
+    late = replace(notes, before=failed)
     speed.run(late, "numpy")
-    for way, state in (("blas", "wrong"), ("tiled", "skipped")):
-        found = [row for row in rows(late) if row.get("way") == way]
-        assert {row["state"] for row in found} == {state}
-        assert not any("seconds" in row for row in found)
+    found = [row for row in rows(late) if "way" in row]
+    assert {row["way"]: row["state"] for row in found} == {"numpy.matmul": "timed", "blas": "wrong"}
+    assert not any("seconds" in row for row in found if row["way"] == "blas")
 
 
 @pytest.mark.slow
@@ -249,3 +294,37 @@ def test_a_training_with_other_losses_is_wrong(notes):
     (row,) = rows(notes)
     assert row["state"] == "wrong"
     assert row["error"] > row["limit"]
+
+
+# -- on the stand-in for CuPy --------------------------------------------------------------------
+
+STANDIN = Path(__file__).parents[2] / "twins" / "standin"
+FIRST = """
+import sys, time
+from pathlib import Path
+from tiledask.lab.gpu.parts import kernels
+from tiledask.lab.gpu.parts.cases import by_kernel
+from tiledask.lab.gpu.part import Notes
+
+def off_by_one_row(a, b, out, epilogue, **how):
+    by_kernel(a, b, out, epilogue, **how)
+    if how["kernel"] == sys.argv[2] and len(out) > 1:
+        bits = out.view(f"u{out.itemsize}")
+        bits[1:] = bits[:-1].copy()
+
+kernels.by_kernel = off_by_one_row
+folder = Path(sys.argv[1])
+kernels.first(Notes("first", folder / "journal", time.time() + 1000, folder))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not STANDIN.exists(), reason="there is no stand-in for CuPy in twins/standin")
+def test_each_kernel_once_on_the_stand_in_and_one_that_is_off_by_a_row(tmp_path):
+    folders = os.pathsep.join(map(str, (STANDIN, STANDIN.parents[2])))
+    environment = {**os.environ, "PYTHONPATH": folders, "TILEDASK_CACHE": str(tmp_path / "cache")}
+    python("-c", FIRST, tmp_path, "sgemm_warptiled", env=environment, check=True)
+    found = rows(SimpleNamespace(journal=tmp_path / "journal"))
+    assert len(found) > 20
+    wrong = [row["key"] for row in found if row["state"] != "right"]
+    assert wrong == ["one tile: sgemm_warptiled 128x128x32, fp32, 128 x 128 x 32"]

@@ -1,53 +1,40 @@
-"""A part of `make gpu`, and the notes it takes: a line of JSON per measurement, on disk at once.
+"""A part of `make gpu`, and the notes it takes: a line of JSON per measurement, written at once.
 
-    def run(notes):
+    def run(notes, arrays):
         for key, m, n, k in shapes:
             if not notes.begin(key, seconds=60, kernel="wgmma", step="one tile"):
                 continue  # measured before
             error = largest_error(m, n, k)
             notes.add(key, "right" if error < limit else "wrong", error=error, limit=limit)
 
-    PARTS = (GpuPart("kernels", "every kernel against float64", 6, 2, ("cupy",), run),)
-
 Where the process ends between `begin` and `add`, or the key takes longer than its seconds, the key
 is noted as failed, and ``run`` goes on behind it in a new process.
 """
 
+import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from tiledask.errors import ConfigError
-from tiledask.lab.plots.primitives import Figure
-from tiledask.lab.store import append
-from tiledask.lab.table import Grid
-
-__all__ = ["GOALS", "STATES", "GpuPart", "Notes"]
+__all__ = ["STATES", "GpuPart", "Notes", "PartTable", "read_journal"]
 
 STATES = ("right", "wrong", "timed", "skipped", "failed")
 """What a measurement came to: right and wrong were compared with a reference, timed is a number,
 skipped could not be asked, with the reason, and failed broke, with the message."""
 
-GOALS = {
-    "bf16": ("bfloat16 at 8192 x 8192 x 8192, beside cuBLAS", 1.00),
-    "fp32": ("float32 at 8192 x 8192 x 8192, beside cuBLAS", 0.95),
-    "two-level": ("two-level product at 32768 x 32768 x 32768, beside cupy.matmul", 0.95),
-    "host": ("two-level product from host memory, beside its bound", 0.80),
-}
-"""What `make gpu` wants to know first, as ratios of speeds: a row with ``goal=`` one of these and
-``reached=`` is marked against the number."""
 
+class PartTable(NamedTuple):
+    """A table for the page."""
 
-def _no_figure(rows: list[dict[str, Any]]) -> Figure | None:
-    return None
-
-
-def _no_tables(rows: list[dict[str, Any]]) -> Sequence[Grid]:
-    return ()
+    head: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    title: str = ""
+    left: Sequence[int] = (0,)
+    """Columns that begin at the left; numbers end at the right."""
 
 
 @dataclass(frozen=True)
@@ -55,21 +42,16 @@ class GpuPart:
     """One subject of `make gpu`; its module names it in PARTS and loads no GPU library."""
 
     name: str
-    """A word: "kernels"."""
     title: str
     """What it finds out, for the page."""
     minutes: float
     """What it takes where everything is well."""
-    least: float
-    """Minutes below which starting it is a waste."""
     needs: tuple[str, ...]
     """Packages that it cannot do without, as they are imported: ("cupy", "distributed")."""
-    run: Callable[["Notes"], None]
-    """The work, in a process of its own; what it raises ends the part, or the key under way."""
-    tables: Callable[[list[dict[str, Any]]], Sequence[Grid]] = _no_tables
+    run: Callable[["Notes", str], None]
+    """The work on "cupy" or "numpy" arrays, in a process of its own."""
+    tables: Callable[[list[dict[str, Any]]], Sequence[PartTable]]
     """Tables for the page, of the part's rows; those without a row are left out."""
-    figure: Callable[[list[dict[str, Any]]], Figure | None] = _no_figure
-    """A figure for the page, of the part's rows."""
 
 
 @dataclass
@@ -78,15 +60,13 @@ class Notes:
 
     part: str
     journal: Path
-    """Its lines survive the process (`tiledask.lab.store`)."""
     until: float
     """When the part is cut off, by time.time()."""
     folder: Path
     """For scratch files; gone after the part."""
-    before: frozenset[str] = frozenset()
-    """Keys that need not be measured again."""
+    before: Mapping[str, str] = field(default_factory=dict)
+    """Keys that need not be measured again, and what they came to."""
     _begun: dict[str, Any] = field(default_factory=dict)
-    _last: float = field(default_factory=time.monotonic)
 
     def left(self) -> float:
         """Seconds until this part is cut off."""
@@ -104,28 +84,20 @@ class Notes:
         """
         if self.has(key):
             return False
-        self._write({"begin": key, "seconds": seconds, **facts})
-        if self._begun.get("key") != key:
-            self._last = time.monotonic()
         self._begun = {"key": key, **facts}
+        self._write({"begin": key, "at": time.time(), "seconds": seconds, "facts": facts})
         return True
 
     def add(self, key: str, state: str, **facts: Any) -> None:
-        """Note one measurement, with all that JSON can say of it; on disk when this returns.
+        """Note one measurement, with all that JSON can say of it; it is written on return.
 
         ``why`` says what is behind skipped, failed and wrong; ``goal`` and ``reached`` belong
-        together (`GOALS`). NumPy's numbers become Python's, and infinity and NaN their names.
+        together (page.GOALS). NumPy's numbers become Python's, infinity and NaN their names.
         """
-        if state not in STATES:
-            raise ConfigError(f"{key}: a measurement is {' or '.join(STATES)}, got {state!r}")
-        if state in ("skipped", "failed") and not facts.get("why"):
-            raise ConfigError(
-                f"{key} is {state} and why= is not given: say what a reader must know"
-            )
+        assert state in STATES, state
         begun = self._begun if self._begun.get("key") == key else {}
-        took = time.monotonic() - self._last
-        self._write({"key": key, "state": state, "took": round(took, 3), **begun, **facts})
-        self._begun, self._last = {}, time.monotonic()
+        self._write({"key": key, "state": state, **begun, **facts})
+        self._begun = {}
 
     def judge(self, key: str, wrong: str, **facts: Any) -> None:
         """Note ``key`` as right, or as wrong for the reason ``wrong``."""
@@ -144,20 +116,29 @@ class Notes:
         try:
             yield
         except Exception as error:
-            if not isinstance(error, kinds or Exception):
+            if kinds and not isinstance(error, kinds):
                 raise
             self.add(key, "failed", why=f"{type(error).__name__}: {error}")
 
     def say(self, line: str) -> None:
         """One line for whoever watches."""
-        print(" ".join(str(line).split()), flush=True)
+        print(f"{self.part} | {' '.join(str(line).split())}", flush=True)
 
     def end(self, why: str = "") -> None:
         """Note that the part came to its end, or what it raised; its process does this."""
         self._write({"end": " ".join(why.split())[:500]})
 
     def _write(self, facts: dict[str, Any]) -> None:
-        append(self.journal, _plain({"part": self.part, **facts}), sync=False)
+        line = json.dumps(_plain({"part": self.part, **facts}))
+        with self.journal.open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a journal; half a line has no writer any more."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text("utf-8").split("\n")[:-1]]
 
 
 def _plain(value: Any) -> Any:

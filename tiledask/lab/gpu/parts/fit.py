@@ -13,10 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tiledask.lab.gpu.part import GpuPart, Notes
+from tiledask.lab.gpu.part import GpuPart, Notes, PartTable
 from tiledask.lab.gpu.parts.sizes import memory_of_device, shown, shrink
-from tiledask.lab.plots.primitives import Figure
-from tiledask.lab.table import Grid
 from tiledask.plan.fitting.memory import estimate_memory
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import load_model, models
@@ -198,7 +196,7 @@ _BYTES = ("capacity bytes", "peak bytes, predicted", "peak bytes", "pool bytes")
 # -- for the page --------------------------------------------------------------------------------
 
 
-def tables(rows: Sequence[dict[str, Any]]) -> list[Grid]:
+def tables(rows: Sequence[dict[str, Any]]) -> list[PartTable]:
     """A row per claim: predicted, held, the pool's growth, and both verdicts."""
     cells = [
         (
@@ -210,21 +208,7 @@ def tables(rows: Sequence[dict[str, Any]]) -> list[Grid]:
         for row in rows
     ]
     head = ("claim", "memory", "predicted", "held", "pool grew", "predicted, run", "time")
-    return [Grid(head, cells, "Does it fit?", left=(0, 5))]
-
-
-def figure(rows: Sequence[dict[str, Any]]) -> Figure | None:
-    """Predicted and held, for what came to its end."""
-    ended = [row for row in rows if row.get("ratio")]
-    if not ended:
-        return None
-    from tiledask.lab.gpu.parts.bars import bars  # loads matplotlib
-
-    values = {
-        what: [row[name] / 1e9 for row in ended]
-        for what, name in (("predicted", "peak bytes, predicted"), ("held", "peak bytes"))
-    }
-    return bars([row["key"] for row in ended], values, "GB", "Claims of the planner, run")
+    return [PartTable(head, cells, "Does it fit?", left=(0, 5))]
 
 
 PARTS = (
@@ -232,10 +216,8 @@ PARTS = (
         "fit",
         "Claims of the planner about memory, run on the device at 1:10 and 1:1.",
         3.0,
-        0.9,
         ("cupy", "distributed", "dask_cuda"),
         run,
         tables,
-        figure,
     ),
 )

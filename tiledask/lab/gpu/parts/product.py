@@ -16,13 +16,11 @@ from typing import Any
 import numpy as np
 import psutil
 
-from tiledask.lab.bench.tiles.clock import ContestClock, clock_for
-from tiledask.lab.bench.tiles.rounds import Gemm
-from tiledask.lab.bench.tiles.two_level import ALONE, two_level
-from tiledask.lab.gpu.part import GpuPart, Notes
+from tiledask.lab.gpu.contest.clock import ContestClock, clock_for
+from tiledask.lab.gpu.contest.rounds import Gemm
+from tiledask.lab.gpu.contest.two_level import two_level
+from tiledask.lab.gpu.part import GpuPart, Notes, PartTable
 from tiledask.lab.gpu.parts.sizes import memory_of_device, shown, shrink
-from tiledask.lab.plots.primitives import Figure
-from tiledask.lab.table import Grid
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile.backend import namespace, probe, synchronize
 from tiledask.tile.table import kernels
@@ -98,17 +96,14 @@ def _in_memory(
     notes.say(key)
     clock.release()
     shared = per_gpu if clock.arrays == "cupy" else None
-    (row,) = two_level(
-        work, (workers,), clock, time.monotonic() + seconds, _ROUNDS, kernel=kernel, per_gpu=shared
-    )
-    if row["state"] == "timed":
-        ratio = row[f"{ALONE}, median"] / row["median"] / gpus
-        row |= {"seconds": row["median"], "ratio": ratio}
-        if work.m == _N and kernel == "blas":
-            row |= {"goal": "two-level", "reached": ratio}
-    if row["state"] == "left out":
-        row["state"] = "skipped"
-    notes.add(key, **row)
+    until = time.monotonic() + seconds
+    with notes.failing(key):  # no GPU workers, no memory, a kernel that this type has not
+        row = two_level(work, workers, clock, until, _ROUNDS, kernel=kernel, per_gpu=shared)
+        if row["state"] == "timed":
+            row["ratio"] = row["alone, median"] / row["seconds"] / gpus
+            if work.m == _N and kernel == "blas":
+                row |= {"goal": "two-level", "reached": row["ratio"]}
+        notes.add(key, **row)
 
 
 # -- from host memory ----------------------------------------------------------------------------
@@ -253,7 +248,7 @@ def _best(call: Callable[[], Any], x: Any) -> float:
 # -- for the page --------------------------------------------------------------------------------
 
 
-def tables(rows: Sequence[dict[str, Any]]) -> list[Grid]:
+def tables(rows: Sequence[dict[str, Any]]) -> list[PartTable]:
     """Times and ratios; bytes and peaks, predicted and counted."""
     timed = [row for row in rows if row["state"] == "timed"]
     others = [(row["key"], row["state"], "", "") for row in rows if row["state"] != "timed"]
@@ -280,28 +275,9 @@ def tables(rows: Sequence[dict[str, Any]]) -> list[Grid]:
     head = ("product", "moved or read, predicted", "counted", "peak, predicted", "measured")
     speeds = ("product", "time", "speed / alone, or / bound", "by")
     return [
-        Grid(speeds, [*times, *others], "Times", left=(0, 3)),
-        Grid(head, counted, "Bytes: in all, and on the fullest worker"),
+        PartTable(speeds, [*times, *others], "Times", left=(0, 3)),
+        PartTable(head, counted, "Bytes: in all, and on the fullest worker"),
     ]
-
-
-def figure(rows: Sequence[dict[str, Any]]) -> Figure | None:
-    """The most that a worker held, predicted and measured."""
-    timed = [row for row in rows if row["state"] == "timed" and row.get("peak bytes")]
-    if not timed:
-        return None
-    from tiledask.lab.gpu.parts.bars import bars  # loads matplotlib
-
-    values = {
-        what: [row[name] / 1e9 for row in timed]
-        for what, name in (("predicted", "peak bytes, predicted"), ("measured", "peak bytes"))
-    }
-    return bars(
-        [row["key"] for row in timed],
-        values,
-        "GB on the fullest worker",
-        "Two-level products: peaks",
-    )
 
 
 PARTS = (
@@ -309,10 +285,8 @@ PARTS = (
         "product",
         "The two-level product on one GPU and several, in memory and from host memory.",
         5.0,
-        1.2,
         ("cupy", "distributed", "dask_cuda"),
         run,
         tables,
-        figure,
     ),
 )

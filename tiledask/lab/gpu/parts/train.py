@@ -3,8 +3,7 @@
 LeNet, GPT     a few steps in float64 on one rank and on two, each way of splitting: the losses of
                the same training in NumPy
 large GPT      in bfloat16: seconds a step, tokens a second, a share of the device's peak
-pipeline       real stages forward and backward: the loss, and the idle share as measured and
-               without overhead; stages that only take their time: the idle share as simulated
+pipeline       stages that only take their time: the idle share, simulated and measured
 """
 
 import time
@@ -14,11 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.lab.bench.tiles.device import described
-from tiledask.lab.gpu.part import GpuPart, Notes
+from tiledask.lab.gpu.contest.device import described
+from tiledask.lab.gpu.part import GpuPart, Notes, PartTable
 from tiledask.lab.gpu.parts.sizes import shrink
-from tiledask.lab.plots.primitives import Figure
-from tiledask.lab.table import Grid
 from tiledask.plan.units import format_seconds
 
 __all__ = ["PARTS", "run"]
@@ -29,6 +26,8 @@ _SHAPES = ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2))
 _WAYS = ({}, {"data parallel": 2}, {"network": 2}, {"layerwise": 2}, {"space": 2})
 _STEPS = 10
 """Of the training whose speed is measured."""
+_FORWARD = 0.02
+"""Seconds of a forward of the pipelines whose idle time is measured."""
 _CASES = (("gpipe", 2, 8), ("1f1b", 2, 8), ("1f1b", 4, 8), ("zb-h1", 4, 8))
 """(schedule, workers, micro-batches)."""
 
@@ -60,7 +59,6 @@ def _on_two(notes: Notes, cluster: Any, arrays: str) -> None:
         _gpt(notes, cluster, shape)
     for ways in _WAYS[1:]:
         _lenet(notes, cluster, ways)
-    _stages(notes, cluster, arrays)
     _idle(notes, cluster)
 
 
@@ -183,69 +181,38 @@ def _large(notes: Notes, cluster: Any, arrays: str) -> None:
 # -- pipelines -----------------------------------------------------------------------------------
 
 
-def _stages(notes: Notes, cluster: Any, arrays: str) -> None:
-    """Real stages on two workers: the loss of the host, and where the time went."""
-    import tiledask as td
-    from tiledask.distributed.pipelines.stages import stack
-
-    less = shrink(arrays)
-    width, tokens = max(64, 2048 // less), max(64, 8192 // less)
-    key = f"1f1b of 2 stages, {tokens} tokens of {width}"
-    if not _begun(notes, key, ranks=2):
-        return
-    shape = {"width": width, "hidden": 4 * width, "seed": 1}
-    rng = np.random.default_rng(0)
-    batch, target = (rng.standard_normal((tokens, width), np.float32) for _ in range(2))
-    schedule = td.schedule("1f1b", 2, 4)
-    with notes.failing(key):
-        for _ in range(2):  # the first one loads kernels and connects
-            ran = td.run_schedule(
-                schedule,
-                stack((0, 2, 4), **shape),
-                batch,
-                target=target,
-                cluster=cluster,
-                engine="loop",
-                timeout=80.0,
-            )
-        (whole,) = stack((0, 4), **shape)
-        y, _ = whole.forward(whole.init("numpy"), batch[: tokens // 4])
-        error = float(np.linalg.norm(ran.outputs[: tokens // 4] - y) / np.linalg.norm(y))
-        limit, moved = 1e-4, ran.traffic
-        facts = {
-            "error": error,
-            "limit": limit,
-            "seconds": ran.timeline.makespan,
-            "idle, measured": ran.timeline.bubble_fraction,
-            "idle without overhead": ran.replayed.bubble_fraction,
-            "bytes moved, predicted": moved.predicted.total,
-            "bytes moved": moved.measured and moved.measured.total,
-            "overhead per action, seconds": ran.timeline.overhead_per_action,
-        }
-        wrong = "" if error <= limit else f"outputs {error:.2g} from the host's"
-        notes.judge(key, wrong, **facts)
-
-
 def _idle(notes: Notes, cluster: Any) -> None:
     """Actions that last as long as they are told: the idle share is the schedule's."""
-    from tiledask.lab.bench.idle import cases, measure
+    import tiledask as td
+    from tiledask.lab.sweep import schedule_on
 
     for name, workers, microbatches in _CASES:
         key = f"idle of {name}, {workers} workers, {microbatches} micro-batches"
         if workers != cluster.slots or not _begun(notes, key, 60.0, ranks=workers):
             continue
-        (case,) = cases([name], [workers], [microbatches])
+        schedule = schedule_on(name, workers, microbatches)
+        paced = {"forward": _FORWARD, "backward": 2 * _FORWARD, "engine": "loop"}
         with notes.failing(key):
-            measure(case, cluster, "loop")  # connections are made once
-            found = measure(case, cluster, "loop", rounds=3)
-            found.pop("overheads")
-            notes.add(key, "timed", **found)
+            # connections are made in the first one
+            runs = [td.run_schedule(schedule, cluster=cluster, **paced) for _ in range(4)][1:]
+            run = sorted(runs, key=lambda run: run.timeline.bubble_fraction)[1]
+            notes.add(
+                key,
+                "timed",
+                schedule=name,
+                devices=workers,
+                **{
+                    "measured idle %": 100 * run.timeline.bubble_fraction,
+                    "simulated idle %": 100 * run.simulated.bubble_fraction,
+                    "overhead per action": run.timeline.overhead_per_action,
+                },
+            )
 
 
 # -- for the page --------------------------------------------------------------------------------
 
 
-def tables(rows: Sequence[dict[str, Any]]) -> list[Grid]:
+def tables(rows: Sequence[dict[str, Any]]) -> list[PartTable]:
     """Trainings beside the host; how fast the large one is; idle shares."""
     compared = [
         (
@@ -268,49 +235,15 @@ def tables(rows: Sequence[dict[str, Any]]) -> list[Grid]:
         for row in rows
         if "tokens/s" in row
     ]
+    names = "simulated idle %", "measured idle %"
     idle = [
-        (
-            row["key"],
-            *(
-                f"{row[name]:.1f}"
-                for name in ("simulated idle %", "simulated with delays %", "measured idle %")
-            ),
-        )
-        if "measured idle %" in row
-        else (
-            row["key"],
-            f"{100 * row['idle without overhead']:.1f}",
-            "-",
-            f"{100 * row['idle, measured']:.1f}",
-        )
-        for row in rows
-        if "measured idle %" in row or "idle, measured" in row
+        (row["key"], *(f"{row[name]:.1f}" for name in names)) for row in rows if names[1] in row
     ]
     return [
-        Grid(("training", "", "losses off the host's", "time"), compared, "Trainings"),
-        Grid(("training", "a step", "tokens/s", "TFLOP/s", "of peak"), large, "Speed"),
-        Grid(
-            ("pipeline", "idle %, simulated or replayed", "with the mean overhead", "measured"),
-            idle,
-            "Idle time",
-        ),
+        PartTable(("training", "", "losses off the host's", "time"), compared, "Trainings"),
+        PartTable(("training", "a step", "tokens/s", "TFLOP/s", "of peak"), large, "Speed"),
+        PartTable(("pipeline", *names), idle, "Idle time"),
     ]
-
-
-def figure(rows: Sequence[dict[str, Any]]) -> Figure | None:
-    """Idle shares, simulated and measured."""
-    idle = [row for row in rows if "measured idle %" in row]
-    if not idle:
-        return None
-    from tiledask.lab.gpu.parts.bars import bars  # loads matplotlib
-
-    values = {what: [row[f"{what} idle %"] for row in idle] for what in ("simulated", "measured")}
-    return bars(
-        [f"{r['schedule']}, {r['devices']} workers" for r in idle],
-        values,
-        "% of device-time idle",
-        "Idle time on GPU workers",
-    )
 
 
 PARTS = (
@@ -318,10 +251,8 @@ PARTS = (
         "train",
         "GPT and LeNet trained, a pipeline run, idle time against its prediction.",
         4.0,
-        1.0,
         ("cupy", "distributed", "dask_cuda"),
         run,
         tables,
-        figure,
     ),
 )

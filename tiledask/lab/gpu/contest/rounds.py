@@ -1,7 +1,7 @@
-"""Contenders for one product take turns: each is checked, then timed in rounds on the same numbers.
+"""Implementations of one product take turns: checked, then timed in rounds on the same numbers.
 
 set 0 | set 1 | ...     A, B and a place for C each: more bytes together than L2 holds
-round 1                 every contender, in an order drawn anew: a burst over the sets in turn
+round 1                 each implementation, in an order drawn anew: a burst over the sets in turn
 round 2 ...             so that a slow moment, or a warm device, slows all of them
 """
 
@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tiledask.lab.bench.tiles.clock import Burst, ContestClock, Run, Stopped
+from tiledask.lab.gpu.contest.clock import Burst, ContestClock, Run
 from tiledask.tile.backend import accumulator, as_dtype, namespace
 
-__all__ = ["LIMITS", "Contender", "Gemm", "Set", "contest", "error_of", "ratio", "reference"]
+__all__ = ["LIMITS", "Gemm", "Implementation", "Set", "contest", "error_of", "ratio", "reference"]
 
 
 @dataclass(frozen=True)
 class Gemm:
-    """A product [m, k] x [k, n] that contenders are compared on."""
+    """A product [m, k] x [k, n] that implementations are compared on."""
 
     m: int
     n: int
@@ -82,9 +82,9 @@ class Set(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Contender:
-    """A contender: gets ready for the sets of one work, and gives what computes set number i into
-    its ``out``, on a GPU without waiting for it."""
+class Implementation:
+    """Gets ready for the sets of one work, and gives what computes set number i into its ``out``,
+    on a GPU without waiting for it."""
 
     name: str
     prepare: Callable[[Gemm, Sequence[Set]], Run]
@@ -177,13 +177,18 @@ def _wide(x: Any) -> Any:
 
 
 def contest(
-    work: Gemm, ways: Sequence[Contender], clock: ContestClock, until: float, rounds: int, seed: int
+    work: Gemm,
+    ways: Sequence[Implementation],
+    clock: ContestClock,
+    until: float,
+    rounds: int,
+    seed: int,
 ) -> list[dict[str, Any]]:
     """A row per way: its state, and if that is "timed" the seconds of its bursts.
 
     States: "timed"; "skipped" (it cannot run here), "failed", "wrong" and "left out" (no time),
     each with the reason as "why". No round begins after ``until`` (of time.monotonic) but the
-    first. Raises Stopped if the device answers no more.
+    first. Raises what broke the device, if anything did.
     """
     rows = {way.name: _row(work, way) for way in ways}
     usable = [way for way in ways if not way.why_not]
@@ -195,19 +200,19 @@ def contest(
             rows[way.name] |= {"state": "left out", "why": "its part of the time was over"}
             continue
         rows[way.name] |= _ready(work, way, sets, right, clock, runs)
-    plans = {name: clock.warm(run, len(sets), f"{name}, {work}") for name, run in runs.items()}
+    plans = {name: clock.warm(run, len(sets)) for name, run in runs.items()}
     rng = np.random.default_rng(seed)
     done = 0
     while runs and done < rounds and (not done or time.monotonic() < until):
         for name in rng.permutation(list(runs)).tolist():
-            took = clock.burst(runs[name], plans[name], f"{name}, {work}")
+            took = clock.burst(runs[name], plans[name])
             rows[name]["all seconds"].append(took.seconds)
             rows[name]["all launches"].append(took.launch)
         done += 1
     return [_finished(work, row, plans.get(row["way"])) for row in rows.values()]
 
 
-def _row(work: Gemm, way: Contender) -> dict[str, Any]:
+def _row(work: Gemm, way: Implementation) -> dict[str, Any]:
     return {
         "work": str(work),
         "way": way.name,
@@ -226,7 +231,7 @@ def _row(work: Gemm, way: Contender) -> dict[str, Any]:
 
 def _ready(
     work: Gemm,
-    way: Contender,
+    way: Implementation,
     sets: list[Set],
     right: list[Reference],
     clock: ContestClock,
@@ -239,12 +244,10 @@ def _ready(
         for i, (s, found) in enumerate(zip(sets, right, strict=True)):
             poison(s.out)
             run(i)
-            clock.wait(f"{way.name}, {work}")
+            clock.wait()
             errors.append(error_of(s.out, found, clock.arrays))
-    except Stopped:
-        raise
-    except Exception as error:  # peers and drivers raise all sorts of things
-        clock.still_alive(way.name, error)
+    except Exception as error:  # libraries and drivers raise all sorts of things
+        clock.wait()  # raises again where the device is of no use any more
         words = " ".join(str(error).split())
         why = words if len(words) < 300 else f"{words[:300]} ..."
         return {"state": "failed", "why": f"{type(error).__name__}: {why}"}
