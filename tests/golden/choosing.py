@@ -16,15 +16,14 @@ from golden.store import GoldenSet, digest
 
 def accuracy_groups(searched: bool) -> Any:
     """The groups of rows of the accuracy page; ``searched``: those that search for layouts."""
-    from tiledask.lab.accuracy import exact, memory, stack_memory, stacks, time
+    from tiledask.lab.accuracy import exact, sources
     from tiledask.lab.accuracy import searched as search
 
     if searched:
         return search.searched()
     return (
-        exact.counts(), exact.states(), exact.activations(), *memory.measured(),
-        *stack_memory.stacks_measured(), memory.verdicts(), stack_memory.ran(), *time.times(),
-        time.rankings(), *stacks.stacks(),
+        exact.counts(), exact.states(), exact.activations(), *sources.measured(),
+        *sources.verdicts(), *sources.times(), sources.rankings(),
     )  # fmt: skip
 
 

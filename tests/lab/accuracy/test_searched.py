@@ -1,13 +1,10 @@
-"""What NVIDIA runs against what is found: never faster, seldom slower, and people could run it.
-
-Holds `tiledask.lab.accuracy.searched`.
-"""
+"""What NVIDIA runs against what is found: never faster, seldom slower, and people could run it."""
 
 import pytest
 
 from tiledask.lab.accuracy.searched import found, searched, workloads
 
-CASES = {case["id"]: case for case in workloads()}
+CASES = workloads()
 
 
 def test_of_one_workload_the_layout_that_was_measured_fastest_is_theirs():

@@ -1,15 +1,15 @@
-"""The planner against published numbers, and other tools against the same ones.
+"""The planner against published numbers.
 
 published   every published number, by its id
 measured    memory that devices showed, beside the estimate
 verdicts    set-ups that ran or did not, beside what we say of them
 
-`make accuracy` (page.py) writes ACCURACY.md of memory.py, time.py, stacks.py and exact.py, tables
-of rows.py.
+`python -m tiledask.lab.accuracy.page` makes a page of exact.py, sources.py and searched.py, tables
+of rows.py; runs.py has the published runs, refit.py finds the fitted constants again.
 """
 
-from tiledask.lab.accuracy.memory import measured, verdicts
 from tiledask.lab.accuracy.rows import published
+from tiledask.lab.accuracy.sources import measured, verdicts
 from tiledask.submodules import submodules
 
 __all__ = ["measured", "published", "verdicts"]

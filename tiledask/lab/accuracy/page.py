@@ -1,6 +1,6 @@
-"""`make accuracy`: every published number beside ours, as a page that is kept with the code.
+"""`python -m tiledask.lab.accuracy.page`: every published number beside ours, as a page.
 
-published cases  ->  groups of rows  ->  data/published/ACCURACY.md
+published cases  ->  groups of rows  ->  build/accuracy.md
                      fitted | checked    goals, rows, other planners (frozen), what is not modelled
 """
 
@@ -13,10 +13,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tiledask.lab.accuracy import exact, memory, stack_memory, time
+from tiledask.lab.accuracy import exact, sources
 from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource
 from tiledask.lab.accuracy.searched import searched
-from tiledask.lab.accuracy.stacks import stacks
 from tiledask.plan.data import data_file
 from tiledask.plan.judged import MARKS
 from tiledask.plan.whole import is_whole
@@ -44,13 +43,10 @@ def groups() -> tuple[PublishedSource, ...]:
         exact.counts(),
         exact.states(),
         exact.activations(),
-        *memory.measured(),
-        *stack_memory.stacks_measured(),
-        memory.verdicts(),
-        stack_memory.ran(),
-        *time.times(),
-        time.rankings(),
-        *stacks(),
+        *sources.measured(),
+        *sources.verdicts(),
+        *sources.times(),
+        sources.rankings(),
         *searched(),
     )
 
@@ -59,7 +55,7 @@ def page() -> str:
     """The page in Markdown."""
     parts = [
         "# Accuracy of the planner",
-        "Made by `make accuracy` from plan.json, plan2.json and the package; not written by hand. "
+        "Made from plan.json, plan2.json and the package. "
         "Errors are ours / published - 1. *Fitted* rows set constants of the model "
         "(data/calibration and tiledask/plan/timing/calibration.py) and show how well it can "
         "bend; *check* rows had no part in that. *Left out*: each model estimated by a fit that "
@@ -92,7 +88,7 @@ def page() -> str:
 
 def _left_out(group: PublishedSource) -> str:
     """The errors where a model's rows had no part in the fit that estimates them."""
-    found = time.left_out().get(group.name)
+    found = sources.left_out().get(group.name)
     return f"{100 * found[1]:.1f} %, worst {100 * found[2]:.1f} % ({found[0]:.0f})" if found else ""
 
 
@@ -104,7 +100,7 @@ def _tick(group: PublishedSource) -> str:
 
 def _together() -> str:
     """Over all measured step times with a goal, which share their constants."""
-    timed = [g for g in time.times() if g.mean is not None and g.mean < 1]
+    timed = [g for g in sources.times() if g.mean is not None and g.mean < 1]
     rows = [row for group in timed for row in group.rows]
     check = [row for row in rows if not row.calibration]
     return f"All step and layer times with a goal: {_errors(rows)}; check rows {_errors(check)}."
@@ -146,15 +142,19 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def main() -> int:
-    """Write the page and the errors of memory that ``fits`` counts with; print the goals."""
+    """Write the page and the errors of memory that ``fits`` counts with; print the goals. 1 where
+    those errors are to be checked and differ."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--page", default=str(data_file("published", "ACCURACY.md")))
-    parser.add_argument("--check", action="store_true", help="write the page alone")
+    parser.add_argument("--page", type=Path, default=Path("build") / "accuracy.md")
+    parser.add_argument("--check", action="store_true", help="compare the errors, write no data")
     args = parser.parse_args()
-    Path(args.page).write_text(page(), encoding="utf-8")
-    if not args.check:
-        kept = json.dumps(stack_memory.errors_kept(), indent=1) + "\n"
-        data_file("calibration", "memory_errors.json").write_text(kept, encoding="utf-8")
+    args.page.parent.mkdir(parents=True, exist_ok=True)
+    args.page.write_text(page(), encoding="utf-8")
+    errors = json.dumps(sources.memory_errors(), indent=1) + "\n"
+    file = data_file("calibration", "memory_errors.json")
+    differ = file.read_text(encoding="utf-8") != errors
+    if differ and not args.check:
+        file.write_text(errors, encoding="utf-8")
     table = Table(title="accuracy against published numbers")
     for name in ("source", "goal", "all rows", "check rows", ""):
         table.add_column(name)
@@ -168,7 +168,9 @@ def main() -> int:
         )
     Console().print(table)
     Console().print(f"{_together()}\nevery row: {args.page}", highlight=False)
-    return 0
+    if differ:
+        Console().print(f"{file}: the errors of memory {'differ' if args.check else 'are new'}")
+    return int(differ and args.check)
 
 
 if __name__ == "__main__":

@@ -6,26 +6,15 @@ log(measured) = log(estimated(constants)) + error     Gauss-Newton from round gu
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from tiledask.errors import ConfigError
 from tiledask.lab.accuracy.rows import published
-from tiledask.lab.accuracy.stacks import group_of, run_of, seconds_measured
-from tiledask.lab.accuracy.time import (
-    BLOOM,
-    TITAN,
-    LayerRun,
-    StackRun,
-    calibrated,
-    korthikanti_runs,
-    log_runs,
-    unexplained,
-)
+from tiledask.lab.accuracy.runs import PublishedRun, RunRow, run_rows
+from tiledask.lab.accuracy.sources import BLOOM, TITAN, calibrated
 from tiledask.plan.data import data_file
 from tiledask.plan.timing.calibration import Calibration
 
@@ -140,12 +129,13 @@ class Refit:
     estimated."""
 
     constants: tuple[Constant, ...]
-    cases: tuple[dict[str, Any], ...]
-    runs: tuple[StackRun, ...]
-    seconds: tuple[float, ...]
-    groups: tuple[str, ...]
+    rows: tuple[RunRow, ...]
     families: tuple[str, ...]
     """Of each row: a series of runs that is one measurement, "model/..."."""
+
+    @cached_property
+    def runs(self) -> tuple[PublishedRun, ...]:
+        return tuple(row.run for row in self.rows)
 
     @cached_property
     def known(self) -> tuple[Calibration, ...]:
@@ -155,17 +145,17 @@ class Refit:
     @cached_property
     def measured(self) -> np.ndarray:
         """Logarithm of the seconds of each row."""
-        return np.log(self.seconds)
+        return np.log([row.seconds for row in self.rows])
 
     @cached_property
     def fits(self) -> np.ndarray:
         """Whether each row sets constants."""
-        return np.array([case["id"] in calibrated() for case in self.cases])
+        return np.array([row.key in calibrated() for row in self.rows])
 
     def estimated(self, values: Sequence[float], only: Sequence[int] | None = None) -> np.ndarray:
         """Logarithm of what each row (of ``only``) takes with ``values`` of CONSTANTS."""
         found = []
-        for row in range(len(self.cases)) if only is None else only:
+        for row in range(len(self.rows)) if only is None else only:
             known = self.known[row]
             for constant, value in zip(self.constants, values, strict=True):
                 if constant.holds(known):
@@ -225,7 +215,8 @@ class Refit:
     def by_group(self, errors: np.ndarray) -> dict[str, tuple[int, float, float]]:
         """(rows, mean, worst) of the sizes of ``errors`` by device and program."""
         groups: dict[str, list[float]] = {}
-        for group, error in zip(self.groups, errors, strict=True):
+        for row, error in zip(self.rows, errors, strict=True):
+            group = row.group.removesuffix(", not explained")
             groups.setdefault(group, []).append(abs(error))
         return {
             name: (len(each), float(np.mean(each)), float(max(each)))
@@ -233,11 +224,11 @@ class Refit:
         }
 
 
-def family(case: dict[str, Any]) -> str:
+def family(row: RunRow) -> str:
     """Model, device and precision: a series of such runs is one measurement."""
-    name, i = case["id"], case["inputs"]
+    name, i = row.case, published("plan2")[row.case]["inputs"]
     if "case" in i:
-        model = f"{i['case'].split('_l')[0]} tp {run_of(case).layout.tp}"
+        model = f"{i['case'].split('_l')[0]} tp {row.run.layout.tp}"
     else:
         model = i.get("model") or name.split("-")[name.startswith(("mpt", "dgxc", "nemo"))]
     return f"{model}/{i['gpu']}/{i.get('precision')}"
@@ -245,27 +236,26 @@ def family(case: dict[str, Any]) -> str:
 
 def refit() -> Refit:
     """The rows of published/plan2.json that the shipped constants were fitted to."""
-    said = []
-    for id, case in published("plan2").items():
-        seconds = seconds_measured(case)
-        if id in calibrated() and seconds is not None and not id.startswith("titan2506"):
-            with suppress(ConfigError):  # it has no row either
-                said.append((case, run_of(case), seconds, group_of(case), family(case)))
-    return Refit(CONSTANTS, *map(tuple, zip(*said, strict=True)))
+    rows = [
+        row
+        for rows in run_rows().values()
+        for row in rows
+        if row.quantity == "step"
+        and row.case in published("plan2")
+        and row.case in calibrated()
+        and not row.case.startswith("titan2506")
+    ]
+    return Refit(CONSTANTS, tuple(rows), tuple(map(family, rows)))
 
 
 def refit_logs() -> Refit:
     """BLOOM's log, Korthikanti's tables and torchtitan's rows of published/plan.json."""
-    said = []
-    for id, (run, seconds) in korthikanti_runs().items():
-        group = f"Korthikanti Table {4 if isinstance(run, LayerRun) else 5}"
-        said.append(({"id": id}, run, seconds, group, f"{id.split('-')[2][:3].lower()}/{id}"))
-    for id, (run, seconds) in log_runs().items():
-        if id not in unexplained():
-            name, model, _ = id.split("-", 2)
-            group = BLOOM if name == "bloom" else TITAN
-            said.append((published()[id], run, seconds, group, f"{model}/{id}"))
-    return Refit(OF_LOGS, *map(tuple, zip(*said, strict=True)))
+    groups = ("Korthikanti Table 5", "Korthikanti Table 4", BLOOM, TITAN)
+    rows = [row for group in groups for row in run_rows()[group]]
+    parts = [row.key.split("-") for row in rows]
+    models = [part[2][:3].lower() if part[0] == "kor" else part[1] for part in parts]
+    families = [f"{model}/{row.key}" for model, row in zip(models, rows, strict=True)]
+    return Refit(OF_LOGS, tuple(rows), tuple(families))
 
 
 def main() -> int:

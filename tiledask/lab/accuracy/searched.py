@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError
 from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
-from tiledask.lab.accuracy.stacks import StackRun, run_of, seconds_measured
+from tiledask.lab.accuracy.runs import PublishedRun, RunRow, run_rows
 from tiledask.plan.choosing.search import FIRST, Plan, Space, search
 from tiledask.plan.fitting.overhead import VERDICTS
 from tiledask.plan.inputs.layout import Layout
@@ -27,7 +27,7 @@ the first port of DeepSeek-V3, whose stages have one chunk."""
 class Beside(NamedTuple):
     """A published run, and what a search says of it."""
 
-    run: StackRun
+    run: PublishedRun
     theirs: Plan | None
     """Its layout among the plans; None if no Layout of the space is it."""
     best: Plan
@@ -35,25 +35,25 @@ class Beside(NamedTuple):
 
 
 @cache
-def workloads(device: str = "H100") -> tuple[dict[str, Any], ...]:
-    """NVIDIA's runs on ``device``: of those with one model, devices, batch and precision the one
-    that was measured fastest."""
-    cases: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for name, case in published("plan2").items():
-        i, seconds = case["inputs"], seconds_measured(case)
-        if seconds and name.startswith(RECIPES) and i["gpu"] == device:
+def workloads(device: str = "H100") -> dict[str, RunRow]:
+    """NVIDIA's runs on ``device`` by id: of those with one model, devices, batch and precision the
+    one that was measured fastest."""
+    fastest: dict[tuple[Any, ...], RunRow] = {}
+    for row in (row for rows in run_rows().values() for row in rows):
+        if row.quantity == "step" and row.case.startswith(RECIPES):
+            i = published("plan2")[row.case]["inputs"]
             model = i.get("model") or tuple(i["fields"].items())
             key = (model, i.get("layers"), i["gpus"], i["global_batch"], i["seq"], i["precision"])
-            if key not in cases or seconds < (seconds_measured(cases[key]) or 0):
-                cases[key] = case
-    return tuple(cases.values())
+            if i["gpu"] == device:
+                fastest[key] = min(fastest.get(key, row), row, key=lambda row: row.measured)
+    return {row.case: row for row in fastest.values()}
 
 
-def found(case: dict[str, Any]) -> Beside:
-    """What ``search`` finds for the workload of ``case``, with the program that ran it."""
-    run = run_of(case)
+def found(row: RunRow) -> Beside:
+    """What ``search`` finds for the workload of a row, with the program that ran it."""
+    run = row.run
     options: dict[str, Any] = {"sequence": run.sequence, "recipe": run.recipe}
-    of = run.model, run.cluster, case["inputs"]["global_batch"]
+    of = run.model, run.cluster, published("plan2")[row.case]["inputs"]["global_batch"]
     plans = search(*of, **options, framework=run.framework)
     theirs = search(*of, **options, framework=run.framework, space=_only(run.layout))
     there = next((plan for plan in theirs if plan.layout == run.layout), None)
@@ -74,10 +74,10 @@ def searched() -> tuple[PublishedSource, ...]:
     """How much slower NVIDIA's layouts are than the best one found, by our clock."""
     groups: dict[bool, list[PublishedRow]] = {True: [], False: []}
     refused = []
-    for case in workloads():
-        name, i = case["id"], case["inputs"]
+    for name, row in workloads().items():
+        precision = published("plan2")[name]["inputs"]["precision"]
         try:
-            run, theirs, best = found(case)
+            run, theirs, best = found(row)
         except ConfigError as error:
             refused.append(f"{name} cannot be said: {error}")
             continue
@@ -85,7 +85,7 @@ def searched() -> tuple[PublishedSource, ...]:
             refused.append(f"{name} ran, and its memory is refused")
             continue
         note = "the same" if best.layout == run.layout else " ".join(_changes(run.layout, best))
-        judged = i["precision"] == "bf16" and not any(part in name for part in CUT)
+        judged = precision == "bf16" and not any(part in name for part in CUT)
         seconds = best.seconds, theirs.seconds
         groups[judged].append(PublishedRow(name, "best found, theirs", *seconds, "s", note=note))
     title = "what NVIDIA runs on H100 against the best found"
