@@ -1,25 +1,17 @@
-"""Precision, as lessons that run: each returns a table of what is said and what came out.
+"""Half precision: what it loses, how far two losses may drift apart, why a loss does not fall.
 
 formats.py   floating-point formats by their definition, in exact fractions
-lessons.py   overflow, underflow, lost updates, the order of sums, loss scaling
-drift.py     how far the loss of a split run may be from one device's: theory, verdict, run
-controls.py  how long two losses can be compared at all: one device against itself
+lessons.py   underflow and lost updates, as tables
+drift.py     how far the loss of a split run may be from one device's: theory, verdict
 blame.py     why a loss does not fall: every suspect with the experiment that settles it
 replicas.py  replicas whose fp16 gradients are added up: overflow, and its remedies
 small.py     the network that is trained for it, split as tensor parallelism splits it
 """
 
 from tiledask.lab.precision.blame import EXPERIMENTS, Blame, TrainingSetting, blame
-from tiledask.lab.precision.controls import Compared, compared
-from tiledask.lab.precision.drift import GRADES, Drift, acceptable, drift, likely, verdicts, worst
+from tiledask.lab.precision.drift import GRADES, Drift, acceptable, likely, verdicts, worst
 from tiledask.lab.precision.formats import FORMATS, Format
-from tiledask.lab.precision.lessons import (
-    loss_scaling,
-    lost_update,
-    order_of_sums,
-    overflow,
-    underflow,
-)
+from tiledask.lab.precision.lessons import lost_update, underflow
 from tiledask.lab.precision.replicas import (
     REMEDIES,
     Reduction,
@@ -35,7 +27,6 @@ __all__ = [
     "GRADES",
     "REMEDIES",
     "Blame",
-    "Compared",
     "Drift",
     "Format",
     "Reduction",
@@ -45,13 +36,8 @@ __all__ = [
     "TrainingSetting",
     "acceptable",
     "blame",
-    "compared",
-    "drift",
     "likely",
-    "loss_scaling",
     "lost_update",
-    "order_of_sums",
-    "overflow",
     "sum_error",
     "train",
     "train_replicas",

@@ -1,4 +1,4 @@
-"""Drift of a split run's loss from one device's: the theory, a verdict, a measurement.
+"""Drift of a split run's loss from one device's: the theory, and a verdict.
 
 A sum over k terms that t ranks share is rounded t times, once a rank, and t - 1 times as it is
 added up: 2t - 1 roundings of relative size u at most, where one device has one. With one such sum
@@ -8,12 +8,11 @@ in each of L layers, after n steps of training
     they all add up          u L (2t - 1) n            the worst case to first order
 
 and the loss feels them relative to its own size. It is a mean over many tokens and moves less: of
-halves ten times less, or more, in the first ten steps that were measured. A training that is
-itself unstable (its rate too high) multiplies any difference from step to step, and then no
-envelope holds: controls.py finds out how long it does. So compare early, in the widest format at
-hand: a fault is of the same size in every format, while round-off shrinks with u. A gradient that
-is not added up over the ranks shows in the small network's second step in float64, float32 and
-float16, in bfloat16 not before the fifth.
+halves ten times less, or more, in the first ten steps that were measured. A training that is itself
+unstable (its rate too high) multiplies any difference from step to step, and then no envelope
+holds. So compare early, in the widest format at hand: a fault is of the same size in every format,
+while round-off shrinks with u. A gradient that is not added up over the ranks shows in the small
+network's second step in float64, float32 and float16, in bfloat16 not before the fifth.
 (Higham 2002, Accuracy and Stability of Numerical Algorithms, sections 2.8 and 4.2.)
 """
 
@@ -22,14 +21,10 @@ from dataclasses import dataclass
 from math import isfinite, sqrt
 
 from tiledask.errors import ConfigError
-from tiledask.lab.claim import Claim
 from tiledask.lab.precision.formats import format_of
-from tiledask.lab.precision.small import Small, train
-from tiledask.lab.table import Comparison
 from tiledask.plan.whole import is_whole
-from tiledask.tile.optimizers import Adam, LossScale, Rule
 
-__all__ = ["GRADES", "Drift", "acceptable", "drift", "likely", "verdicts", "worst"]
+__all__ = ["GRADES", "Drift", "acceptable", "likely", "verdicts", "worst"]
 
 GRADES = "round-off", "doubtful", "fault"
 """Of a difference, the best first."""
@@ -120,7 +115,7 @@ def acceptable(
         reason = (
             f"no order of sums gives more than {max(at_most, SAFETY * by_chance):.3g} after "
             f"{steps} step{'s' * (steps > 1)}, unless the training multiplies round-off: compare "
-            f"after 1 and 2 steps in float64, or with controls (tiledask.lab.precision.compared)"
+            f"after 1 and 2 steps in float64"
         )
     return Drift(grade, difference, by_chance, at_most, reason)
 
@@ -135,41 +130,6 @@ def verdicts(
     """
     pairs = enumerate(zip(alone, split, strict=True), 1)
     return [acceptable(*pair, n, dtype, ranks, layers) for n, pair in pairs]
-
-
-def drift(
-    steps: tuple[int, ...] = (1, 5, 20),
-    ranks: tuple[int, ...] = (2, 4),
-    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16"),
-    rule: Rule | None = None,
-    seed: int = 0,
-) -> Comparison:
-    """A small network trained on one device and split: how far apart the losses are, and may be.
-
-    A row for each format, number of ranks and step: ``predicted`` is `SAFETY` times the random
-    walk, ``measured`` the relative difference of the two losses.
-    """
-    small, rule, rows = Small(), rule or Adam(3e-3), []
-    for dtype in dtypes:
-        scale = LossScale(1024.0) if dtype == "float16" else None
-        alone, *split = (
-            train(dtype, max(steps), t, rule=rule, scale=scale, small=small, seed=seed).losses
-            for t in (1, *ranks)
-        )
-        for t, losses in zip(ranks, split, strict=True):
-            for n in steps:
-                said = acceptable(alone[n - 1], losses[n - 1], n, dtype, t, small.blocks)
-                rows.append(
-                    Claim(
-                        f"{dtype}, {t} ranks, step {n}",
-                        SAFETY * said.likely,
-                        None,
-                        said.difference,
-                        rule="at most",
-                        note=said.grade,
-                    )
-                )
-    return Comparison("How far a split run's loss may be from one device's", tuple(rows))
 
 
 def _check(steps: int, ranks: int, layers: int) -> None:
