@@ -14,11 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 import dask.array as da
 import numpy as np
 import pytest
+from distributed import Client
+from oracles.memory_claims import DECODER
+from oracles.waiting import wait_until
 from twins.by_hand import ByHand
 
 import tiledask as td
 from tiledask.errors import ClusterLostError
-from tiledask.lab.claims import DECODER
 from tiledask.tile.datasets import load_text
 
 pytestmark = pytest.mark.cluster
@@ -123,6 +125,9 @@ CALLS = {
     "connect": lambda c, f, A: td.connect(c.client, workers=5, timeout=SECONDS),
     "gather": lambda c, f, A: c.gather([c.submit(0, slow)], "naps", SECONDS),
 }
+IN_TABLE = {"matmul", "files", "train", "loop", "tasks", "claim"}
+"""Those under which tests/faults kills a scheduler."""
+OTHERS = [name for name in CALLS if name not in IN_TABLE]
 AFTER = {
     "distribute": lambda c, f, A: td.distribute(np.ones((8, 8)), A.mesh, GRID),
     "to_numpy": lambda c, f, A: td.to_numpy(A),

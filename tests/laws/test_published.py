@@ -1,31 +1,35 @@
-"""The table worked out again: each kind of row, and that a wrong one is marked as such."""
+"""Table 5 of the Zero Bubble paper, worked out again row by row, to its last digit."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from tiledask.lab.published import bubble_rate, stage_times, timeline_of, zero_bubble_table
+from tiledask.lab.published import stage_times, timeline_of
+from tiledask.plan.pipelines.closed_form import interleaved_makespan
 
 FILE = Path(__file__).parents[2] / "data" / "published" / "schedule.json"
 CASES = [c for c in json.loads(FILE.read_text("utf-8")) if c["id"].startswith("zb_t5_1.5B_p8_m")]
 
 
+def bubble_rate(row):
+    """By simulation; but interleaved rows are the paper's count, a formula: from one chunk to the
+    next only the first of each p micro-batches waits for the device at the other end, and a
+    simulation, in which every one waits, takes p latencies longer."""
+    if row["schedule"] != "1F1B-I":
+        return timeline_of(row).span_bubble
+    whole = row["T_F"] + row["T_B"] + row["T_W"]
+    span = interleaved_makespan(row["p"], row["m"], row["v"], whole, row["T_comm"])
+    return 1 - row["m"] * whole / span
+
+
 @pytest.mark.long
-def test_every_kind_of_row_is_worked_out_and_passes():
-    table = zero_bubble_table(CASES)
-    assert len(table) == len(CASES) == 13
-    names = {"1F1B", "1F1B-I", "ZB-H1", "ZB-H2", "ZB-1p", "ZB-2p"}
-    assert {row["schedule"] for row in table} == names
-    for row in table:
-        assert (row["passes"], row["ours"], row["model"]) == (True, row["printed"], "1.5B")
-        assert row["by"] == ("formula" if row["schedule"] == "1F1B-I" else "simulation")
-
-
-def test_a_rate_that_is_off_by_a_digit_does_not_pass():
-    case = CASES[0]
-    off = case | {"expected": {"bubble_rate": case["expected"]["bubble_rate"] + 1e-4}}
-    assert [row["passes"] for row in zero_bubble_table([case, off])] == [True, False]
+def test_every_kind_of_row_is_worked_out_to_its_last_digit():
+    names = {case["inputs"]["schedule"] for case in CASES}
+    assert names == {"1F1B", "1F1B-I", "ZB-H1", "ZB-H2", "ZB-1p", "ZB-2p"}
+    assert len(CASES) == 13
+    for case in CASES:
+        assert round(bubble_rate(case["inputs"]), 4) == case["expected"]["bubble_rate"]
 
 
 def test_times_are_seconds_and_can_be_replaced():
@@ -38,4 +42,4 @@ def test_times_are_seconds_and_can_be_replaced():
 
 def test_the_interleaved_rows_are_the_papers_count_which_simulation_exceeds():
     row = next(c["inputs"] for c in CASES if c["inputs"]["schedule"] == "1F1B-I")
-    assert timeline_of(row).span_bubble > bubble_rate(row).value
+    assert timeline_of(row).span_bubble > bubble_rate(row)

@@ -309,11 +309,10 @@ def _records():
 
 def _learner():
     from tiledask.lab.learner.kept import Kept
-    from tiledask.lab.store import _line
 
     rows = ("predictions", "p", {"said": 4, "at": "x"}), ("tasks", "24-on-4", {"tries": 2})
-    lines = (_line(dict(zip(("table", "name", "facts"), row, strict=True))) for row in rows)
-    return [b"".join(lines).decode()], _in_file(lambda path: _shown(Kept("x", path)))
+    lines = (json.dumps(dict(zip(("table", "name", "facts"), row, strict=True))) for row in rows)
+    return ["\n".join(lines)], _in_file(lambda path: _shown(Kept("x", path)))
 
 
 def _notebook():
@@ -336,14 +335,6 @@ def _notebook():
         refresh(path)
 
     return [json.dumps(whole), json.dumps({"01_x.ipynb": ["0" * 64]})], read
-
-
-def _gpu_record():
-    from tiledask.lab.gpu.record import load
-
-    row = {"part": "first", "key": "k", "state": "ok"}
-    facts = {"rows": [row], "parts": [row], "device": {"name": "H200"}, "runs": []}
-    return [json.dumps(facts | {"code": {"digest": "0"}})], _in_file(load)
 
 
 COMMANDS = (
@@ -443,6 +434,5 @@ READERS = {
     "records of a product": _records,
     "learner": _learner,
     "notebook": _notebook,
-    "gpu record": _gpu_record,
     "command": _commands,
 }

@@ -1,4 +1,4 @@
-"""What people look at: tables of claims, figures, tasks that are judged, the page, the benches.
+"""What people look at: tables of claims, figures, tasks that are judged, the page.
 
 claim, table     a claim as predicted, simulated and measured; rows of claims side by side
 plots            matplotlib figures: pipelines, planning, products, training
@@ -10,11 +10,11 @@ puzzles          tasks from files, answered in a line of text; rules and exact m
 idle_ladder      twelve levels on idle time, with fresh numbers from a seed
 questions        the course's questions by number, worked out and run
 exercises        the walkthroughs' tasks, answered in code and run
-precision        lessons on half precision, and how far two losses may drift apart
+precision        half precision, and how far two losses may drift apart
 planner, doctor  the words of `tiledask fit`, `plan` and `doctor`
-product_claims, claims, lenet, sweep, published, ladders  tables of claims, one subject each
+product_claims, claims, lenet, sweep, published  tables of claims, one subject each
 learner          the learner's copies of the walkthroughs
-bench, accuracy  the benches, and the planner beside published numbers
+accuracy         the planner beside published numbers
 gpu              `make gpu`: all that a GPU can tell, part after part
 """
 

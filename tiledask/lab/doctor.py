@@ -21,7 +21,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tiledask.errors import ConfigError
 from tiledask.extras import bring, install, lacking
 from tiledask.lab.table import Grid
 from tiledask.plan import html
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MachineCheck", "ask_gpu", "examine", "show", "to_html", "to_json"]
 
-STATES = ("ok", "missing", "note")
 DRIVER_DEADLINE = 60.0
 """Seconds the driver has to answer; CuPy's first import on a cold disk takes tens of them."""
 
@@ -62,14 +60,6 @@ class MachineCheck:
     """What tiledask does with it."""
     fix: str = ""
     """The command or the change that helps; empty if nothing needs to."""
-
-    def __post_init__(self) -> None:
-        if self.state not in STATES:
-            raise ConfigError(
-                f"{self.name}: a finding is {' or '.join(STATES)}, got {self.state!r}"
-            )
-        if self.state == "missing" and not self.fix:
-            raise ConfigError(f"{self.name} is missing and no fix is given: say what brings it")
 
 
 def examine() -> list[MachineCheck]:

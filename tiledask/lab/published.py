@@ -7,24 +7,14 @@ Its rate is taken over the largest span of a device, from its first action to it
 the makespan: `Timeline.span_bubble`. Its "B" is our I.
 """
 
-import re
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
-from tiledask.plan.pipelines import closed_form
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 
-__all__ = ["Rate", "bubble_rate", "stage_times", "timeline_of", "zero_bubble_table"]
-
-
-class Rate(NamedTuple):
-    """A bubble rate and how it was found."""
-
-    value: float
-    by: str
-    """"simulation" or "formula"."""
+__all__ = ["stage_times", "timeline_of"]
 
 
 def stage_times(inputs: Mapping[str, Any]) -> dict[str, float]:
@@ -57,40 +47,3 @@ def timeline_of(inputs: Mapping[str, Any], **instead: float) -> Timeline:
         }
         return simulate(schedule("zb-auto", p, m, **stage_times(inputs), **memory), **times)
     return simulate(schedule(name, p, m), **times)
-
-
-def bubble_rate(inputs: Mapping[str, Any]) -> Rate:
-    """The Rate of a row of the table.
-
-    By simulation; but the interleaved rows are the paper's count, a formula: from one chunk to the
-    next only the first of each p micro-batches waits for the device at the other end, and a
-    simulation, in which every one waits, takes p latencies longer.
-    """
-    if inputs["schedule"] != "1F1B-I":
-        return Rate(timeline_of(inputs).span_bubble, "simulation")
-    whole = inputs["T_F"] + inputs["T_B"] + inputs["T_W"]
-    counts = inputs["p"], inputs["m"], inputs["v"]
-    span = closed_form.interleaved_makespan(*counts, whole, inputs["T_comm"])
-    return Rate(1 - inputs["m"] * whole / span, "formula")
-
-
-def zero_bubble_table(cases: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row per case: model, p, m, schedule, the printed rate, ours, how, and whether they agree
-    within the case's tolerance."""
-    rows = []
-    for case in cases:
-        inputs, printed = case["inputs"], case["expected"]["bubble_rate"]
-        ours = bubble_rate(inputs)
-        rows.append(
-            {
-                "model": re.search(r"[\d.]+B", case["id"])[0],
-                "p": inputs["p"],
-                "m": inputs["m"],
-                "schedule": inputs["schedule"],
-                "printed": printed,
-                "ours": round(ours.value, 4),
-                "by": ours.by,
-                "passes": abs(ours.value - printed) <= case["tolerance"],
-            }
-        )
-    return rows

@@ -12,7 +12,7 @@ import os, tempfile, time, pathlib
 import dask.array as da
 import numpy as np
 import tiledask as td
-from tiledask.lab.claims import DECODER
+from oracles.memory_claims import DECODER
 
 cluster = td.start_cluster(workers=2, device="cpu", quiet=True)
 pids = cluster.run(os.getpid)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.memory_claims import CASES, DECODER, LAYER
 
 import tiledask as td
 from tiledask.distributed import deadlines
@@ -28,7 +29,7 @@ from tiledask.errors import (
     DoesNotFitError,
     PlacementError,
 )
-from tiledask.lab.claims import CASES, DECODER, LAYER, compare_claims, run_cases
+from tiledask.lab.claims import compare_claims
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, State, load_recipe
 from tiledask.plan.program.instructions import AllGather
@@ -448,7 +449,8 @@ def test_200_billion_on_40_gb(cluster):
     ],
 )
 def test_what_fits_and_what_raises(cluster, title, expected):
-    (runs,) = run_cases(cluster, [TITLES[title]]).values()
+    cases = CASES[TITLES[title]]
+    runs = {name: run_claim(**arguments, cluster=cluster) for name, arguments in cases.items()}
     assert verdicts(runs) == fits(expected)
     table = compare_claims(title, runs)
     assert table.ok, table.to_text()
@@ -554,12 +556,6 @@ def test_what_cannot_be_run_is_refused_before_anything_runs(cluster, arguments, 
     usual = {"what": 10**6, "layout": Layout(), "capacity": "1GB", "sequence": 64}
     with pytest.raises(error, match=message):
         run_claim(**(usual | arguments), cluster=cluster)
-
-
-@ON_CLUSTER
-def test_an_unknown_case_is_named(cluster):
-    with pytest.raises(ConfigError, match="no case 'everything'; there are '200 B"):
-        run_cases(cluster, ["everything"])
 
 
 @ON_CLUSTER

@@ -1,8 +1,8 @@
 """What outlives a kernel: a file per notebook with the learner's predictions and judged tasks.
 
     <folder>/03_split_one_product.jsonl    predictions, question: {"value": 8e6}      a line each
-                                           predictions, question: {"stars": 1}        time, as
-                                           tasks, name: {"tries": 2, "stars": 3}      store has it
+                                           predictions, question: {"stars": 1}        time
+                                           tasks, name: {"tries": 2, "stars": 3}
 
 The folder is what TILEDASK_PROGRESS names, as `make lab` sets it, or .progress beside a learner's
 notebook, whoever opened it; without one, as under a test or in plain Python, everything is kept as
@@ -11,6 +11,7 @@ What the command line does is kept in terminal.jsonl, `at_terminal`: there is al
 """
 
 import contextlib
+import json
 import os
 import re
 import threading
@@ -20,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from tiledask.errors import ConfigError
-from tiledask.lab.store import Lines, append
 
 __all__ = ["GIVEN", "PROGRESS", "TASKS", "Kept", "at_terminal", "here", "notebooks"]
 
@@ -48,7 +48,7 @@ class Kept:
         lines: list[dict[str, Any]] = []
         if path is not None:
             with contextlib.suppress(OSError):
-                lines = Lines(path).read()  # a damaged one counts for nothing
+                lines = _read(path)
         for line in lines:
             table, name, facts = (line.get(word) for word in ("table", "name", "facts"))
             if table in (PREDICTIONS, TASKS) and isinstance(name, str) and isinstance(facts, dict):
@@ -78,12 +78,39 @@ class Kept:
                 return
             with contextlib.suppress(OSError, ConfigError):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                append(self.path, {"table": table, "name": name, "facts": facts}, sync=False)
+                _append(self.path, {"table": table, "name": name, "facts": facts})
 
     def all(self, table: str = PREDICTIONS) -> dict[str, dict[str, Any]]:
         """What is known of each, by its name: copies."""
         with _LOCK:
             return {name: dict(facts) for name, facts in self._known[table].items()}
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file; one that is damaged counts for nothing."""
+    found = []
+    for line in path.read_bytes().split(b"\n"):
+        with contextlib.suppress(ValueError, RecursionError):
+            facts = json.loads(line)
+            if isinstance(facts, dict):
+                found.append(facts)
+    return found
+
+
+def _append(path: Path, facts: dict[str, Any]) -> None:
+    """None, once ``facts`` are a line of the file; OSError where it is as it was before."""
+    try:
+        line = json.dumps(facts, default=lambda value: value.tolist()).encode()  # of NumPy
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"only numbers, words, lists and dicts can be saved: {error}") from None
+    with open(path, "ab+", buffering=0) as file:
+        size = file.tell()
+        file.seek(max(0, size - 1))
+        half = file.read(1) not in (b"", b"\n")  # of a writer that was ended
+        whole = b"\n" * half + line + b"\n"
+        if file.write(whole) < len(whole):
+            file.truncate(size)
+            raise OSError("the disk is full")
 
 
 _open: dict[tuple[str, str], Kept] = {}
