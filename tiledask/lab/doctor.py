@@ -39,11 +39,7 @@ _SMALL_SHM = 1_000_000_000  # bytes; containers give 64 MiB unless told otherwis
 _SMALL_DISK = 5_000_000_000  # bytes; workers spill blocks to it when memory runs short
 _SMALL_MEMORY = 4_000_000_000  # bytes; `tiledask tour` needs about 2 GB
 _ONE_POOL = "one pool for arrays and messages: peaks and caps see both"
-_MARKS = {
-    "ok": (MARKS[True], "green"),
-    "missing": (MARKS[False], "yellow"),
-    "note": ("•", "cyan"),
-}
+_MARKS = {"ok": (MARKS[True], "green"), "missing": (MARKS[False], "yellow"), "note": ("•", "cyan")}
 
 
 @dataclass(frozen=True)
@@ -87,10 +83,10 @@ def examine() -> list[MachineCheck]:
         ("NVRTC", "compiling CUDA C++, also without a GPU", _nvrtc, gpu),
         ("GPU", "one worker per GPU", _gpu, gpu),
         ("CuPy", "tiles on a GPU", _cupy, gpu),
-        ("Dask-CUDA", "GPU workers", _dask_cuda, gpu),
+        ("Dask-CUDA", "GPU workers", _of_gpus, gpu, "dask-cuda", 1),
         ("GPU memory", _ONE_POOL, _gpu_memory, gpu),
         ("GPU to GPU", "blocks from worker to worker without host memory", _between, gpu),
-        ("NCCL", "arrays from GPU to GPU", _nccl, gpu),
+        ("NCCL", "arrays from GPU to GPU", _of_gpus, gpu, "nvidia-nccl-cu13", 2),
         ("workers", "td.start_cluster() without arguments", _workers, gpu),
     ]
     return [_careful(*each) for each in questions]
@@ -124,10 +120,9 @@ def _python() -> Found:
 
 
 def _system() -> Found:
-    names = {}
+    system = platform.system()
     with contextlib.suppress(OSError):
-        names = platform.freedesktop_os_release()
-    system = names.get("PRETTY_NAME", platform.system())
+        system = platform.freedesktop_os_release().get("PRETTY_NAME", system)
     return "ok", f"{system}, {platform.machine()}"
 
 
@@ -212,11 +207,8 @@ def _compiler() -> Found:
     path = shutil.which("g++")
     if path is None:
         return "missing", "not installed", "apt-get install g++"
-    command = [path, "--version"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL
-    )
-    return "ok", done.stdout.partition("\n")[0]
+    options = {"capture_output": True, "text": True, "timeout": 10, "stdin": subprocess.DEVNULL}
+    return "ok", subprocess.run([path, "--version"], **options).stdout.partition("\n")[0]
 
 
 def _package(distribution: str) -> Found:
@@ -254,20 +246,14 @@ def ask_gpu(code: str = _PROBE, deadline: float | None = None) -> dict[str, Any]
     ``deadline`` seconds is reported as such.
     """
     deadline = DRIVER_DEADLINE if deadline is None else deadline
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     try:
-        child = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            text=True,
-        )
+        child = subprocess.Popen([sys.executable, "-c", code], text=True, **pipes)
         try:
             out, err = child.communicate(timeout=deadline)
         except subprocess.TimeoutExpired:
             child.kill()  # and no wait: a process stuck inside the driver cannot be killed
             raise
-        status = child.returncode
     except OSError as error:
         return _unusable(f"no process could be started to ask for the GPU: {_line(error)}")
     except subprocess.TimeoutExpired:
@@ -277,19 +263,13 @@ def ask_gpu(code: str = _PROBE, deadline: float | None = None) -> dict[str, Any]
             if line.startswith("PROBE "):
                 return json.loads(line.removeprefix("PROBE "))
     last = err.strip().splitlines()[-1:] or ["no message"]
-    return _unusable(f"asking for the GPU ended with status {status}: {last[0]}")
+    return _unusable(f"asking for the GPU ended with status {child.returncode}: {last[0]}")
 
 
 def _unusable(reason: str) -> dict[str, Any]:
-    return {
-        "usable": False,
-        "reason": reason,
-        "cupy": _version("cupy-cuda13x"),
-        "devices": [],
-        "driver": "",
-        "cuda": "",
-        "nvrtc_reason": "",
-    }
+    nothing = dict.fromkeys(("driver", "cuda", "nvrtc_reason"), "")
+    cupy = _version("cupy-cuda13x")
+    return {"usable": False, "reason": reason, "cupy": cupy, "devices": [], **nothing}
 
 
 def _gpu(gpu: dict[str, Any]) -> Found:
@@ -327,11 +307,14 @@ def _cupy(gpu: dict[str, Any]) -> Found:
     return "note", f"{found}, without a usable GPU"
 
 
-def _dask_cuda(gpu: dict[str, Any]) -> Found:
-    installed = _version("dask-cuda")
+def _of_gpus(gpu: dict[str, Any], distribution: str, least: int) -> Found:
+    """A package of the GPU extra, of use from ``least`` GPUs on."""
+    installed = _version(distribution)
     if not installed:
         return _without_gpu_extra(gpu)
-    return ("ok", installed) if gpu["devices"] else ("note", f"{installed}, nothing to do here")
+    if len(gpu["devices"]) >= least:
+        return "ok", installed
+    return "note", f"{installed}, nothing to do {'here' if least == 1 else 'without a second GPU'}"
 
 
 def _gpu_memory(gpu: dict[str, Any]) -> Found:
@@ -354,15 +337,6 @@ def _between(gpu: dict[str, Any]) -> Found:
         found = f"no CUDA IPC ({_line(Exception(reason))}): through host memory and TCP; {said}"
         return "note", found, "" if ucx else install("ucx")
     return "ok", f"CUDA IPC; {said}"
-
-
-def _nccl(gpu: dict[str, Any]) -> Found:
-    installed = _version("nvidia-nccl-cu13")
-    if not installed:
-        return _without_gpu_extra(gpu)
-    if len(gpu["devices"]) > 1:
-        return "ok", installed
-    return "note", f"{installed}, nothing to do without a second GPU"
 
 
 def _without_gpu_extra(gpu: dict[str, Any]) -> Found:
@@ -402,19 +376,12 @@ def show(findings: Sequence[MachineCheck], console: "Console | None" = None) -> 
     rows = []
     for finding in findings:
         mark, style = _MARKS[finding.state]
-        mark = Text(mark if _can_print(mark, console) else finding.state, style=style)
+        printable = mark.encode(console.encoding, "ignore")
+        mark = Text(mark if printable else finding.state, style=style)
         rows.append((mark, finding.name, finding.found, Text(finding.used_for, style="dim")))
     console.print(Grid(("", "", "found", "used for"), rows, left=range(4)))
     for line in _closing(findings):
         console.print(Text(line), soft_wrap=True)
-
-
-def _can_print(text: str, console: "Console") -> bool:
-    try:
-        text.encode(console.encoding)
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _closing(findings: Sequence[MachineCheck]) -> Iterator[str]:
