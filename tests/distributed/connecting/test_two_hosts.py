@@ -1,6 +1,6 @@
 """`td.connect` over two hosts: network namespaces on this machine, skipped where there are none.
 
-Holds `tiledask.distributed.connecting.shared` and `tiledask.lab.faults.by_hand`.
+Holds `tiledask.distributed.connecting.shared`.
 """
 
 import json
