@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tiledask.lab.accuracy import exact, sources
-from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource
+from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
 from tiledask.lab.accuracy.searched import searched
 from tiledask.plan.data import data_file
 from tiledask.plan.judged import MARKS
@@ -99,11 +99,12 @@ def _tick(group: PublishedSource) -> str:
 
 
 def _together() -> str:
-    """Over all measured step times with a goal, which share their constants."""
+    """Over the step times of plan.json with a goal, which share their constants."""
     timed = [g for g in sources.times() if g.mean is not None and g.mean < 1]
-    rows = [row for group in timed for row in group.rows]
+    rows = [row for group in timed for row in group.rows if row.case in published()]
     check = [row for row in rows if not row.calibration]
-    return f"All step and layer times with a goal: {_errors(rows)}; check rows {_errors(check)}."
+    said = f"{_errors(rows)}; check rows {_errors(check)}"
+    return f"All step and layer times of plan.json with a goal: {said}."
 
 
 def _errors(rows: Sequence[PublishedRow]) -> str:
