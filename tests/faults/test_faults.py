@@ -154,35 +154,6 @@ def at_start(bench: Workbench, workload: str) -> Outcome:
     return found._replace(seconds=max(0.0, found.seconds - ready.seconds))
 
 
-def while_starting(bench: Workbench, _: str) -> Outcome:
-    """A worker is killed inside start_cluster, as soon as there is one."""
-    from distributed import SpecCluster
-
-    def pids() -> set[int]:
-        found = [processes(each).values() for each in list(SpecCluster._instances)]
-        return {pid for each in found for pid in each}
-
-    done, known = threading.Event(), pids()
-
-    def kill_first() -> None:
-        while not done.wait(0.005):
-            if new := pids() - known:
-                send(min(new))
-                return
-
-    def start() -> list[int]:
-        with td.start_cluster(SLOTS, device="cpu", quiet=True, default=False) as cluster:
-            return sorted(processes(cluster.given))
-
-    killer = threading.Thread(target=kill_first)
-    killer.start()
-    try:
-        return outcome(start, [*range(SLOTS)], LATE)
-    finally:
-        done.set()
-        killer.join()
-
-
 def frozen(bench: Workbench, workload: str) -> Outcome:
     """A call with a timeout of 2 s ends by it and names the slot. Seconds beyond the timeout."""
     ready, slot = bench.ready(workload), int(bench.rng.integers(bench.cluster.slots))
@@ -287,7 +258,7 @@ def full_for_checkpoint(bench: Workbench, disk):
 def full_for_files(bench: Workbench, disk):
     """It fills up meanwhile."""
     ready = bench.ready("files")
-    long = {"tile": 8, "overwrite": False, "checkpoint": 0.0}
+    long = {"tile": 8, "overwrite": False}
     right = ready.run(**long | {"overwrite": True})
 
     def call(**options: Any) -> bytes:
@@ -352,7 +323,6 @@ CASES = (
     FaultCase("killed before the call", "the same bits, <= 3 s", OK, at_start, ALL),
     FaultCase("killed twice", "the same bits, <= 5 s", OK, during(kill_twice), ALL, ("training",)),
     FaultCase("all workers killed", "the same bits, <= 5 s", OK, during(kill_all), ALL, ("tasks",)),
-    FaultCase("killed while starting", "started, <= 5 s", OK, while_starting, ("start_cluster",)),
     FaultCase("frozen, with timeout=", "DeadlineError <= 1 s after it, naming the slot",
               ("declared error",), frozen, WITH_TIMEOUT, ("claim",)),
     FaultCase("too little memory", "refused before any task, or peak <= bound",
