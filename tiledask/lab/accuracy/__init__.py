@@ -10,8 +10,5 @@ of rows.py; runs.py has the published runs, refit.py finds the fitted constants 
 
 from tiledask.lab.accuracy.rows import published
 from tiledask.lab.accuracy.sources import measured, verdicts
-from tiledask.submodules import submodules
 
 __all__ = ["measured", "published", "verdicts"]
-
-__getattr__, __dir__ = submodules(__name__, __path__)
