@@ -4,6 +4,7 @@ import os
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,7 @@ from oracles.finished import python
 from tile.cuda.gemm_steps import STEPS
 from tile.cuda.test_cuda_gpu import TRIED, cases_of
 
+import tiledask as td
 from tiledask.distributed.memory.claim_tasks import MemoryCase as ClaimCase
 from tiledask.lab.gpu.contest import clock, ways
 from tiledask.lab.gpu.part import Notes, read_journal
@@ -43,7 +45,7 @@ right = partial(by_kernel, kernel="blas")
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("layouts", ["CCC", "FCF", "SSS"])
-@pytest.mark.parametrize("how", [{}, *ENDINGS, {"alpha": -0.5, "beta": 2.0}])
+@pytest.mark.parametrize("how", [{}, *prebuilt.ENDINGS, {"alpha": -0.5, "beta": 2.0}])
 def test_a_right_product_is_right(dtype, layouts, how):
     found = check(right, replace(CASE, dtype=dtype, layouts=layouts, **how))
     assert found.right, found

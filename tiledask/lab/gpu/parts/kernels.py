@@ -41,7 +41,7 @@ class Variant:
     """ "tf32" for float32 that enters rounded."""
 
     def __str__(self) -> str:
-        return f"{self.kernel}{(self.tile and f' {by(self.tile)}') or ''}, {self.precision}"
+        return f"{self.kernel}{(self.tile and f' {tile_name(self.tile)}') or ''}, {self.precision}"
 
     @property
     def precision(self) -> str:
@@ -62,6 +62,11 @@ class Variant:
 def element(dtype: str) -> str:
     """The type in memory."""
     return "float32" if dtype == "tf32" else dtype
+
+
+def tile_name(tile: Any) -> str:
+    """(128, 256, 64) as "128x256x64", a HopperTile as it calls itself."""
+    return tile.name if hasattr(tile, "name") else by(tile)
 
 
 def variants(arrays: str = "cupy") -> list[Variant]:
@@ -93,13 +98,13 @@ def first(notes: Notes, arrays: str = "cupy") -> None:
 def _steps_up(arrays: str) -> list[tuple[str, Variant, GemmCase]]:
     """What the most difficult kernel needs, one thing more at each step."""
     usual, less = variants(arrays)[0], shrink(arrays)
-    alone = paired = direct = usual
+    alone = paired = direct = cut = usual
     if arrays == "cupy":
         from tiledask.tile.cuda.hopper_tile import HopperTile
 
-        alone, paired, direct = (
+        alone, paired, direct, cut = (
             replace(usual, tile=HopperTile(usual.tile, **how))
-            for how in ({"cluster": 1}, {"cluster": 2}, {"staged": False})
+            for how in ({"cluster": 1}, {"cluster": 2}, {"staged": False}, {"splits": 4})
         )
     many = usual.case(*(max(x // less, low) for x, low in ((4096, 256), (4096, 256), (512, 128))))
     ragged = usual.case(384, 520, 328)
@@ -109,6 +114,8 @@ def _steps_up(arrays: str) -> list[tuple[str, Variant, GemmCase]]:
         ("cluster", paired, usual.case(256, 256, 64)),
         ("many tiles", usual, many),
         ("many tiles", direct, many),
+        ("slices of k", cut, usual.case(256, 256, 1024)),
+        ("slices of k", cut, usual.case(384, 520, 1000 // less)),
         ("ragged", usual, ragged),
     ]
     turned = ["".join(lies) for lies in product("CF", repeat=3)][1:]
@@ -153,7 +160,7 @@ def _facts(step: str, variant: Variant, case: GemmCase) -> dict[str, Any]:
         "step": step,
         "kernel": variant.kernel,
         "precision": variant.precision,
-        "tile": variant.tile and by(variant.tile),
+        "tile": variant.tile and tile_name(variant.tile),
         "orders": case.layouts,
         "case": str(case),
         "shape": [case.m, case.n, case.k],
