@@ -55,7 +55,7 @@ def on_workers() -> tuple[str, ...]:
 
 def worked(level: Any) -> str:
     """The answer that the working of a level ends in."""
-    return level.lines[-1].text.removeprefix("Answer: ")
+    return level.lines[-1].removeprefix("Answer: ")
 
 
 def main(words: list[str]) -> int:

@@ -113,7 +113,7 @@ HOSTILE = {
     "lab.learner.score.Score": lambda: Words(
         notebook=EVIL, rows={EVIL: Words(cells=("1",) * 5)}, total=Words(cells=("1",) * 5)
     ),
-    "lab.idle_ladder.level.LevelWorking": lambda: Words(lines=()),
+    "lab.idle_ladder.level.LevelWorking": lambda: (EVIL,),
     "lab.judging.result.Result": lambda: Words(targets=[Words(got=1, met=True)]),
     "lab.judging.task.Hint": lambda: Words(number=1, of=3),
     "lab.judging.task.JudgedTask": Words,

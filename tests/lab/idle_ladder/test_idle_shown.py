@@ -1,26 +1,20 @@
-"""The ladder drawn, and in a terminal: what is off is marked, and nothing tells the answer.
-
-Holds `tiledask.lab.idle_ladder.figures` and `tiledask.lab.tasks.terminal`, and
-`tiledask.lab.answer_file`.
-"""
+"""The ladder drawn, and in a terminal: what is off is marked, and nothing tells the answer."""
 
 import json
 import re
 
 import pytest
-from matplotlib.colors import to_hex
 
 import tiledask as td
 from tiledask.cli import main
 from tiledask.lab.idle_ladder.ladder import LEVELS
 from tiledask.lab.learner.kept import TASKS, here
 from tiledask.lab.plots.pipelines.gantt import IDLE
-from tiledask.lab.plots.style import PALE
 from tiledask.lab.tasks.terminal import _letters
 
 
 def worked(task):
-    return task.lines[-1].text.removeprefix("Answer: ")
+    return task.lines[-1].removeprefix("Answer: ")
 
 
 def said(figure, gid=None):
@@ -70,49 +64,12 @@ def test_what_is_off_is_marked_in_its_place():
     ]
 
 
-def test_bars_are_as_long_as_the_numbers_given():
-    figure = td.tasks.idle_level(4).draw("69, 51, 50, 23")
-    bars = [p.get_width() for p in figure.axes[0].patches if p.get_gid() == "given"]
-    assert bars == pytest.approx([1, 51 / 69, 50 / 69, 23 / 69])
-    mixed = td.tasks.idle_level(5).draw("69, 51 %")  # seconds and a share: cells, no bars
-    assert not [p for p in mixed.axes[0].patches if p.get_gid() == "given"]
-
-
 @pytest.mark.long
-def test_the_empty_sheet_hides_the_run_and_the_working_labels_its_gaps():
+def test_the_empty_sheet_hides_the_run():
     for number in (3, 7, 10, 12):
         task = td.tasks.idle_level(number, 5)
         assert set(said(task.draw(None))) == {"?"}
         assert set(said(task.draw("1"))) == {"?"}
-    task = td.tasks.idle_level(3, 5)
-    for _ in task.hints:
-        task.hint()
-    figure = task.working().figure
-    labels = {t.get_gid(): t.get_text() for t in figure.axes[0].texts if "gap" in str(t.get_gid())}
-    counting = [n for n, line in enumerate(task.lines, 1) if line.gaps]
-    assert set(labels) == {f"gap {n}" for n in counting}
-    first = task.lines[counting[0] - 1].gaps[0]
-    assert labels[f"gap {counting[0]}"] == f"{counting[0]}: {first.end - first.start:g} s"
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("number", [1, 4])
-def test_the_working_has_one_grey_and_the_words_of_the_question(number):
-    task = td.tasks.idle_level(number, 5)
-    here().put(task.name, TASKS, hints=3)
-    figure = task.working().figure
-    run = figure.axes[0]
-    idle = [boxes for boxes in run.collections if boxes.get_gid() in IDLE]
-    assert idle
-    assert {(to_hex(b.get_facecolor()[0]).upper(), b.get_hatch()) for b in idle} == {(PALE, None)}
-    unit = "slots" if number == 1 else "s"
-    labels = [t.get_text() for t in figure.legends[0].get_texts()]
-    assert [w for w in labels if w.startswith("idle")] == [
-        f"idle; line that counts it: length ({unit}), or the line alone"
-    ]
-    titled = f"{run.get_title(loc='left')} {run.get_title()}"
-    assert f"done after {task.runs[0].timeline.makespan:g} {unit}" in titled
-    assert run.get_xlabel() == f"time ({unit})"
 
 
 @pytest.mark.long
@@ -156,11 +113,11 @@ def test_a_level_is_shown_and_judged_in_a_terminal(capsys, number):
 
 def test_hints_one_by_one_lead_to_the_working(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    for number, left in ((1, "2 hints are left"), (2, "1 hint is left"), (3, "Answer: ")):
+    for number in (1, 2, 3):
         assert main(["puzzle", "idle-4", "--hint"]) == 0
         shown = " ".join(capsys.readouterr().out.split())
         assert f"Hint {number} of 3" in shown
-        assert left in shown
+        assert ("Answer: " in shown) == (number == 3)
     assert "worker 1 F" in shown
     assert f"Answer: {worked(td.tasks.idle_level(4))}" in shown
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tiledask.lab.idle_ladder.ladder import LEVELS, idle_level
-from tiledask.lab.idle_ladder.level import IdleLevel, LevelWorking
+from tiledask.lab.idle_ladder.level import IdleLevel
 from tiledask.lab.plots.picture import png_of
 from tiledask.lab.puzzles.puzzle import Puzzle, load_puzzle
 from tiledask.lab.tasks.terminal import numbers_of
@@ -68,7 +68,7 @@ def _section(number: int, task: "Puzzle | IdleLevel", answers: bool) -> str:
 
 def _answer(task: "Puzzle | IdleLevel") -> str:
     if isinstance(task, IdleLevel):
-        shown: Any = LevelWorking(task, tuple(line.text for line in task.lines))._repr_html_()
+        shown: Any = task.working()._repr_html_()
     else:
         best = task.solve()
         shown = f"<p>{html.words(best)}</p>{_picture(task.draw(best), f'{task.title}, solved')}"

@@ -3,7 +3,7 @@
     task = idle_level(3, seed=7)    # a JudgedTask
     task.check("21 s, 15 s, 24 s")  # stars; who is off is told where, never what is right
     task.hint()                     # three, from a nudge to nearly the way
-    task.working()                  # once solved: the arithmetic, and the gaps of each line
+    task.working()                  # the arithmetic, line by line
 
 The simulator says what is right; the working is worked out without it, and a test holds that both
 agree.
@@ -13,7 +13,7 @@ timetables, waiting                 levels 1 and 2: who does what, who waits for
 layerwise, totals                   levels 3 and 4, 5 and 6: one batch, idle time in seconds
 microbatches, choosing              levels 7 and 12, 8 and 9: how many micro-batches
 slow_stage, gap_kinds               levels 10 and 11: what goes wrong in a pipeline
-spec, level                         what a level says; IdleLevel, its working
+level                               IdleLevel: what a level says, its working
 sheets                              what is filled in: who reads and judges it
 figures, arithmetic                 drawings; sums in words
 """

@@ -6,9 +6,8 @@ from functools import cache, partial
 from random import Random
 
 from tiledask.lab.idle_ladder.arithmetic import listed, num
-from tiledask.lab.idle_ladder.level import IdleLevel
+from tiledask.lab.idle_ladder.level import IdleLevel, Run
 from tiledask.lab.idle_ladder.sheets.one_number import BestNumber, FewestNumber
-from tiledask.lab.idle_ladder.spec import Run, Worked, gaps_of
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
@@ -32,7 +31,6 @@ def fewest_for_a_share(head: dict, rng: Random) -> IdleLevel:
     rounds = (p - 1) / share
     m = math.ceil(rounds) - (p - 1)
     best = _run(p, m)
-    gaps = tuple(gap for w in range(p) for gap in gaps_of(best, w))
     fewer = Fraction(p - 1, m + p - 2)
     return IdleLevel(
         **head,
@@ -52,20 +50,20 @@ def fewest_for_a_share(head: dict, rng: Random) -> IdleLevel:
         sheet=FewestNumber(partial(_run, p), float(share)),
         runs=(Run(f"1F1B, {p} workers", best),),
         lines=(
-            Worked(f"Each worker waits {p} - 1 = {p - 1} rounds of F + B", gaps),
-            Worked(
+            f"Each worker waits {p} - 1 = {p - 1} rounds of F + B",
+            (
                 f"{p - 1} / (m + {p - 1}) is at most {share}, so m + {p - 1} is at least "
                 f"{p - 1} / ({share}) = {num(float(rounds))}"
             ),
-            Worked(
+            (
                 f"m is at least {num(float(rounds))} - {p - 1} = {num(float(rounds) - p + 1)}, "
                 f"and whole: {m}"
             ),
-            Worked(
+            (
                 f"With {m}: {format_percent((p - 1) / (m + p - 1))} idle; with {m - 1}: "
                 f"{format_percent(float(fewer))}"
             ),
-            Worked(f"Answer: {m}"),
+            f"Answer: {m}",
         ),
     )
 
@@ -87,7 +85,6 @@ def best_with_overhead(head: dict, rng: Random) -> IdleLevel:
         return simulate(schedule("1f1b", p, m), F / m + o, 2 * F / m + o)
 
     best = run(m)
-    gaps = tuple(gap for w in range(p) for gap in gaps_of(best, w))
     step = num(T / m + 2 * o)
     return IdleLevel(
         **head,
@@ -118,17 +115,16 @@ def best_with_overhead(head: dict, rng: Random) -> IdleLevel:
         runs=(Run(f"1F1B, {p} workers", best),),
         lines=(
             *(
-                Worked(
+                (
                     f"m = {k}: ({k} + {p - 1}) x ({T}/{k} + 2 x {o:g}) = {k + p - 1} x "
                     f"{num(T / k + 2 * o)} = {num(times[k])} s"
                 )
                 for k in options
             ),
-            Worked(
+            (
                 f"The least is {num(times[m])} s, at m = {m}; there a worker waits {p - 1} x "
-                f"{step} = {num((p - 1) * (T / m + 2 * o))} s",
-                gaps,
+                f"{step} = {num((p - 1) * (T / m + 2 * o))} s"
             ),
-            Worked(f"Answer: {m}, {num(times[m])} s"),
+            f"Answer: {m}, {num(times[m])} s",
         ),
     )

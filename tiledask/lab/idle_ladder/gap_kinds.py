@@ -1,18 +1,18 @@
 """Level 11: which gap of a run is there for which reason."""
 
 from random import Random
+from typing import NamedTuple
 
 import numpy as np
 
 from tiledask.lab.idle_ladder.arithmetic import listed, num
-from tiledask.lab.idle_ladder.level import IdleLevel
+from tiledask.lab.idle_ladder.level import IdleLevel, Run
 from tiledask.lab.idle_ladder.sheets.names import Name, NameSheet
-from tiledask.lab.idle_ladder.spec import Gap, Run, Worked, gaps_of
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 
-__all__ = ["KINDS", "kind_of", "which_gap_is_which"]
+__all__ = ["KINDS", "Gap", "gaps_of", "kind_of", "which_gap_is_which"]
 
 _TINY = 1e-9
 """Seconds: rounding of sums."""
@@ -24,6 +24,28 @@ KINDS = {
     "drain": ("drain(ing|ed)?", "cool.?down", "ramp.?down"),
 }
 """Why a worker is idle -> what else people call it."""
+
+
+class Gap(NamedTuple):
+    """Seconds in which a worker is idle."""
+
+    worker: int
+    """Counted from 0, as the simulator does."""
+    start: float
+    end: float
+
+
+def gaps_of(timeline: Timeline, worker: int) -> list[Gap]:
+    """Every gap of one worker, in time; the first may start at 0, the last end with the run.
+
+    >>> gaps_of(simulate("naive", 2, 1), 0)
+    [Gap(worker=0, start=1.0, end=4.0)]
+    """
+    mine = timeline.device == worker
+    ends = [0.0, *timeline.end[mine].tolist()]
+    starts = [*timeline.start[mine].tolist(), timeline.makespan]
+    found = (Gap(worker, a, b) for a, b in zip(ends, starts, strict=True))
+    return [gap for gap in found if gap.end - gap.start > 1e-9]
 
 
 def kind_of(run: Timeline, at_once: Timeline, gap: Gap) -> str:
@@ -85,7 +107,7 @@ def which_gap_is_which(head: dict, rng: Random) -> IdleLevel:
         for letter, g in zip(letters, gaps, strict=True)
     ]
     lines = [_because(run, gap, letter) for letter, gap in zip(letters, gaps, strict=True)]
-    kinds = [line.text.rpartition(": ")[2] for line in lines]
+    kinds = [line.rpartition(": ")[2] for line in lines]
     answer = ", ".join(f"{letter} {kind}" for letter, kind in zip(letters, kinds, strict=True))
     return IdleLevel(
         **head,
@@ -117,14 +139,14 @@ def which_gap_is_which(head: dict, rng: Random) -> IdleLevel:
             KINDS,
             "A drain, B transfer, ...",
             tuple(letters),
-            "gaps",
+            tuple(gaps),
         ),
         runs=(Run(f"1F1B, {run.devices} workers, {m} micro-batches", run),),
-        lines=(*lines, Worked(f"Answer: {answer}")),
+        lines=(*lines, f"Answer: {answer}"),
     )
 
 
-def _because(run: Timeline, gap: Gap, letter: str) -> Worked:
+def _because(run: Timeline, gap: Gap, letter: str) -> str:
     """A gap's reason, from the spans around it."""
     spans = [
         (f"{run.kind[i]}{run.microbatch[i]}", float(run.start[i]), float(run.end[i]))
@@ -133,10 +155,10 @@ def _because(run: Timeline, gap: Gap, letter: str) -> Worked:
     ]
     where = f"{letter}, worker {gap.worker + 1}, {num(gap.end - gap.start)} s"
     if not any(word[0] == "B" and end <= gap.start + _TINY for word, _, end in spans):
-        return Worked(f"{where}, no backward done before it: warm-up", (gap,))
+        return f"{where}, no backward done before it: warm-up"
     later = [word for word, start, _ in spans if start >= gap.end - _TINY]
     if not any(word[0] == "F" for word in later):
-        return Worked(f"{where}, no forward to come after it: drain", (gap,))
+        return f"{where}, no forward to come after it: drain"
     action = later[0]
     neighbour = gap.worker + (-1 if action[0] == "F" else 1)
     (made,) = (
@@ -147,5 +169,5 @@ def _because(run: Timeline, gap: Gap, letter: str) -> Worked:
     words = f"{where}, then {action}: worker {neighbour + 1} finished it at {num(made)} s"
     began = f"the gap began at {num(gap.start)} s"
     if made <= gap.start + _TINY:
-        return Worked(f"{words}, and {began}; it was on its way: transfer", (gap,))
-    return Worked(f"{words}, and {began}; it was not made yet: imbalance", (gap,))
+        return f"{words}, and {began}; it was on its way: transfer"
+    return f"{words}, and {began}; it was not made yet: imbalance"

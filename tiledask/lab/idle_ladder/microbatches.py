@@ -5,9 +5,8 @@ from functools import cache
 from random import Random
 
 from tiledask.lab.idle_ladder.arithmetic import listed, num
-from tiledask.lab.idle_ladder.level import IdleLevel
+from tiledask.lab.idle_ladder.level import IdleLevel, Run
 from tiledask.lab.idle_ladder.sheets.numbers import Asked, NumberSheet
-from tiledask.lab.idle_ladder.spec import Run, Worked, gaps_of
 from tiledask.lab.judging.reading import COUNT, SHARE
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
@@ -25,7 +24,6 @@ def triangles(head: dict, rng: Random) -> IdleLevel:
     F, B = rng.choice(_TIMES)
     run = simulate(schedule(name, p, m), F, B)
     T, ramp = m * (F + B), (p - 1) * (F + B)
-    gaps = [tuple(gaps_of(run, w)) for w in range(p)]
     share = Fraction(ramp, ramp + T)
     return IdleLevel(
         **head,
@@ -79,18 +77,14 @@ def triangles(head: dict, rng: Random) -> IdleLevel:
         ),
         runs=(Run(f"{_NAMES[name]}, {p} workers, {m} micro-batches", run),),
         lines=(
-            Worked(f"Each worker works {m} x ({F} + {B}) = {T} s"),
-            Worked(
+            f"Each worker works {m} x ({F} + {B}) = {T} s",
+            (
                 f"Worker {p} waits {p - 1} x {F} s for its first forward and {p - 1} x {B} s after "
-                f"its last backward: {p - 1} x ({F} + {B}) = {ramp} s",
-                gaps[-1],
+                f"its last backward: {p - 1} x ({F} + {B}) = {ramp} s"
             ),
-            Worked(
-                f"The others wait as long: what is less at the ends is more in between, {ramp} s",
-                tuple(gap for each in gaps[:-1] for gap in each),
-            ),
-            Worked(f"The end: {T} + {ramp} = {T + ramp} s; the share: {ramp}/{T + ramp} = {share}"),
-            Worked(f"Answer: {T + ramp} s, {ramp} s, {share}"),
+            f"The others wait as long: what is less at the ends is more in between, {ramp} s",
+            f"The end: {T} + {ramp} = {T + ramp} s; the share: {ramp}/{T + ramp} = {share}",
+            f"Answer: {T + ramp} s, {ramp} s, {share}",
         ),
     )
 
@@ -116,12 +110,11 @@ def which_microbatches(head: dict, rng: Random) -> IdleLevel:
     runs = [simulate(schedule("1f1b", p, m), 1.0, 2.0) for m in right]
     back = [u * (p - 1) / (100 - u) for u in seen]
     lines = [
-        Worked(
+        (
             f"{u} %: {u / 100:g} x {p - 1} / {(100 - u) / 100:g} = {x:.2f}, so m = {round(x)}: "
-            f"{round(x)}/{round(x) + p - 1} = {format_percent(round(x) / (round(x) + p - 1))}",
-            tuple(gap for w in range(p) for gap in gaps_of(run, w, i)),
+            f"{round(x)}/{round(x) + p - 1} = {format_percent(round(x) / (round(x) + p - 1))}"
         )
-        for i, (u, x, run) in enumerate(zip(seen, back, runs, strict=True))
+        for u, x in zip(seen, back, strict=True)
     ]
     shown = listed([f"{u} %" for u in seen])
     return IdleLevel(
@@ -144,20 +137,18 @@ def which_microbatches(head: dict, rng: Random) -> IdleLevel:
                     f"m at {u} %",
                     m,
                     COUNT,
-                    None,
-                    i,
-                    (
+                    mistakes=(
                         (m + p - 1, "that counts the rounds, m + p - 1, and not only m"),
                         (round(p * u / 100, 6), f"that is how many of the {p} work on average"),
                     ),
                 )
-                for i, (u, m) in enumerate(zip(seen, right, strict=True))
+                for u, m in zip(seen, right, strict=True)
             )
         ),
         runs=tuple(Run(f"{p} workers, {u} % busy", run) for u, run in zip(seen, runs, strict=True)),
         lines=(
-            Worked(f"u = m / (m + {p - 1}), so m = u x {p - 1} / (1 - u)"),
+            f"u = m / (m + {p - 1}), so m = u x {p - 1} / (1 - u)",
             *lines,
-            Worked("Answer: " + ", ".join(num(round(x)) for x in back)),
+            "Answer: " + ", ".join(num(round(x)) for x in back),
         ),
     )

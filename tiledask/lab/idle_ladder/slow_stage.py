@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from random import Random
 
 from tiledask.lab.idle_ladder.arithmetic import total
-from tiledask.lab.idle_ladder.level import IdleLevel
+from tiledask.lab.idle_ladder.level import IdleLevel, Run
 from tiledask.lab.idle_ladder.sheets.numbers import Asked, NumberSheet
-from tiledask.lab.idle_ladder.spec import Run, Worked, gaps_of
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
@@ -27,8 +26,6 @@ def one_slow_stage(head: dict, rng: Random) -> IdleLevel:
     waits = sum(forward[:k]) + inside + sum(backward[:k])
     work = m * 3 * slow
     other = rng.choice([w for w in range(p) if w != k])
-    mine = gaps_of(run, k)
-    at_ends = tuple(gap for gap in mine if gap.start == 0 or gap.end == run.makespan)
     end, other_work = work + waits, m * 3 * F
     middle = ()
     if p - 1 - k:
@@ -38,7 +35,7 @@ def one_slow_stage(head: dict, rng: Random) -> IdleLevel:
             if inside
             else ("forwards: no wait")
         )
-        middle = (Worked(f"In between, {words}", tuple(g for g in mine if g not in at_ends)),)
+        middle = (f"In between, {words}",)
     return IdleLevel(
         **head,
         question=(
@@ -74,20 +71,18 @@ def one_slow_stage(head: dict, rng: Random) -> IdleLevel:
         ),
         runs=(Run(f"1F1B, {p} workers, {m} micro-batches", run),),
         lines=(
-            Worked(f"Worker {k + 1} works {m} x ({slow} + {2 * slow}) = {work} s"),
-            Worked(
+            f"Worker {k + 1} works {m} x ({slow} + {2 * slow}) = {work} s",
+            (
                 f"It waits {total(forward[:k])} s for its first forward, and after its last "
-                f"backward {total(backward[:k])} s",
-                at_ends,
+                f"backward {total(backward[:k])} s"
             ),
             *middle,
-            Worked(f"The end: {work} + {waits} = {end} s"),
-            Worked(
+            f"The end: {work} + {waits} = {end} s",
+            (
                 f"Worker {other + 1} works {m} x ({F} + {2 * F}) = {other_work} s and waits "
-                f"{end} - {other_work} = {end - other_work} s",
-                tuple(gaps_of(run, other)),
+                f"{end} - {other_work} = {end - other_work} s"
             ),
-            Worked(f"Answer: {end} s, {waits} s, {end - other_work} s"),
+            f"Answer: {end} s, {waits} s, {end - other_work} s",
         ),
     )
 

@@ -3,9 +3,8 @@
 from random import Random
 
 from tiledask.lab.idle_ladder.arithmetic import listed, total
-from tiledask.lab.idle_ladder.level import IdleLevel
+from tiledask.lab.idle_ladder.level import IdleLevel, Run
 from tiledask.lab.idle_ladder.sheets.timetable import IDLE, Timetable
-from tiledask.lab.idle_ladder.spec import Run, Worked, gaps_of
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 
@@ -30,21 +29,11 @@ def fill_the_timetable(head: dict, rng: Random) -> IdleLevel:
         after.append(f"worker {w + 1}: {total(up)}")
         first, second, third = ([IDLE] * sum(each) for each in (down, below, up))
         rows.append(" ".join([*first, *["F0"] * f, *second, *["B0"] * b, *third]))
-    gaps = [gap for w in range(p) for gap in gaps_of(run, w)]
     lines = (
-        Worked(
-            f"Slots of waiting for the forwards above: {'; '.join(before[1:])}",
-            tuple(gap for gap in gaps if gap.start == 0),
-        ),
-        Worked(
-            f"Slots of waiting while the batch is below: {'; '.join(between[:-1])}",
-            tuple(gap for gap in gaps if gap.start > 0 and gap.end < run.makespan),
-        ),
-        Worked(
-            f"Slots of waiting for the backwards above: {'; '.join(after[1:])}",
-            tuple(gap for gap in gaps if gap.end == run.makespan),
-        ),
-        Worked(f"Answer: {'; '.join(rows)}"),
+        f"Slots of waiting for the forwards above: {'; '.join(before[1:])}",
+        f"Slots of waiting while the batch is below: {'; '.join(between[:-1])}",
+        f"Slots of waiting for the backwards above: {'; '.join(after[1:])}",
+        f"Answer: {'; '.join(rows)}",
     )
     workers = range(1, p + 1)
     return IdleLevel(

@@ -4,11 +4,11 @@ from math import lcm
 from random import Random
 
 from tiledask.lab.idle_ladder.arithmetic import num
-from tiledask.lab.idle_ladder.layerwise import one_batch
-from tiledask.lab.idle_ladder.level import IdleLevel
+from tiledask.lab.idle_ladder.level import IdleLevel, Run
 from tiledask.lab.idle_ladder.sheets.numbers import Asked, NumberSheet
-from tiledask.lab.idle_ladder.spec import Run, Worked, gaps_of
 from tiledask.lab.judging.reading import SHARE
+from tiledask.plan.pipelines.schedules import schedule
+from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.units import format_percent
 
@@ -20,8 +20,7 @@ def idle_in_all(head: dict, rng: Random) -> IdleLevel:
     p = rng.randint(3, 6)
     forward = [rng.randint(1, 7) for _ in range(p)]
     T = 3 * sum(forward)
-    run = one_batch(forward, [2 * f for f in forward])
-    gaps = tuple(gap for w in range(p) for gap in gaps_of(run, w))
+    run = simulate(schedule("naive", p, 1), forward, [2 * f for f in forward])
     return IdleLevel(
         **head,
         question=(
@@ -60,12 +59,10 @@ def idle_in_all(head: dict, rng: Random) -> IdleLevel:
         ),
         runs=(Run(f"{p} workers, cut somewhere", run),),
         lines=(
-            Worked(f"One after the other, cut anywhere, the stages take T = {T} s"),
-            Worked(f"One works, {p} - 1 = {p - 1} wait: {p - 1} x {T} = {(p - 1) * T} s", gaps),
-            Worked(
-                f"All worker-time is {p} x {T} = {p * T} s: {(p - 1) * T}/{p * T} = {p - 1}/{p}"
-            ),
-            Worked(f"Answer: {(p - 1) * T} s, {p - 1}/{p}"),
+            f"One after the other, cut anywhere, the stages take T = {T} s",
+            f"One works, {p} - 1 = {p - 1} wait: {p - 1} x {T} = {(p - 1) * T} s",
+            f"All worker-time is {p} x {T} = {p * T} s: {(p - 1) * T}/{p * T} = {p - 1}/{p}",
+            f"Answer: {(p - 1) * T} s, {p - 1}/{p}",
         ),
     )
 
@@ -78,11 +75,7 @@ def from_few_to_many(head: dict, rng: Random) -> IdleLevel:
     p, q = rng.choice(_STEPS) if head["seed"] else _STEPS[0]
     whole = lcm(p, q) * rng.randint(1, 4)
     T = 3 * whole
-    few, many = (one_batch([whole / n] * n, [2 * whole / n] * n) for n in (p, q))
-    gaps = [
-        tuple(gap for w in range(n) for gap in gaps_of(run, w, i))
-        for i, (n, run) in enumerate(((p, few), (q, many)))
-    ]
+    few, many = (simulate(schedule("naive", n, 1), whole / n, 2 * whole / n) for n in (p, q))
     more = (q - 1) * T - (p - 1) * T
     return IdleLevel(
         **head,
@@ -103,39 +96,35 @@ def from_few_to_many(head: dict, rng: Random) -> IdleLevel:
         ),
         sheet=NumberSheet(
             (
-                _utilisation(p, few, 0),
-                _utilisation(q, many, 1),
+                _utilisation(p, few),
+                _utilisation(q, many),
                 Asked(
                     f"the time for a batch with {q} workers",
                     many.makespan,
-                    run=1,
                     mistakes=((T / q, "that would need all of them to work at the same time"),),
                 ),
                 Asked(
                     "the growth of the idle time",
                     many.idle - few.idle,
-                    run=1,
                     mistakes=((many.idle, f"that is all idle time with {q} workers"),),
                 ),
             )
         ),
         runs=(Run(f"{p} workers, one batch", few), Run(f"{q} workers, one batch", many)),
         lines=(
-            Worked(f"The batch takes {whole} + {2 * whole} = {T} s, with {p} workers and with {q}"),
-            Worked(
+            f"The batch takes {whole} + {2 * whole} = {T} s, with {p} workers and with {q}",
+            (
                 f"One of {p} works: 1/{p} = {format_percent(1 / p)}; one of {q}: 1/{q} = "
                 f"{format_percent(1 / q)}"
             ),
-            Worked(
-                f"With {p} workers {p - 1} wait{'s' * (p == 2)} for {T} s: {(p - 1) * T} s", gaps[0]
-            ),
-            Worked(f"With {q} workers {q - 1} wait for {T} s: {(q - 1) * T} s", gaps[1]),
-            Worked(f"It grows by {(q - 1) * T} - {(p - 1) * T} = {more} s, {num(more / T)} x {T}"),
-            Worked(f"Answer: 1/{p}, 1/{q}, {T} s, {more} s"),
+            f"With {p} workers {p - 1} wait{'s' * (p == 2)} for {T} s: {(p - 1) * T} s",
+            f"With {q} workers {q - 1} wait for {T} s: {(q - 1) * T} s",
+            f"It grows by {(q - 1) * T} - {(p - 1) * T} = {more} s, {num(more / T)} x {T}",
+            f"Answer: 1/{p}, 1/{q}, {T} s, {more} s",
         ),
     )
 
 
-def _utilisation(p: int, run: Timeline, number: int) -> Asked:
+def _utilisation(p: int, run: Timeline) -> Asked:
     told = ((run.bubble_fraction, "that is the idle share"),) if p != 2 else ()
-    return Asked(f"the utilisation with {p} workers", run.utilisation, SHARE, None, number, told)
+    return Asked(f"the utilisation with {p} workers", run.utilisation, SHARE, mistakes=told)

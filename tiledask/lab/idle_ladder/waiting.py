@@ -5,9 +5,8 @@ from itertools import accumulate
 from random import Random
 
 from tiledask.lab.idle_ladder.arithmetic import listed, plus, total
-from tiledask.lab.idle_ladder.level import IdleLevel
+from tiledask.lab.idle_ladder.level import IdleLevel, Run
 from tiledask.lab.idle_ladder.sheets.names import Name, NameSheet
-from tiledask.lab.idle_ladder.spec import Run, Worked, gaps_of
 from tiledask.plan.pipelines.needs import needs
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedule
@@ -28,7 +27,7 @@ def who_waits_for_whom(head: dict, rng: Random) -> IdleLevel:
     moments = (rng.randrange(down) + 0.5, down + rng.randrange(up) + 0.5)
     order = schedule("naive", p, 1)
     run = simulate(order, forward, backward)
-    lines = [_line(run, forward, backward, t) for t in moments]
+    lines = [_line(forward, backward, t) for t in moments]
     answer = "; ".join(", ".join(_around(*_at(forward, backward, t), p)) for t in moments)
     first, second = (f"{t:g} s" for t in moments)
     return IdleLevel(
@@ -59,7 +58,7 @@ def who_waits_for_whom(head: dict, rng: Random) -> IdleLevel:
             _EXAMPLE,
         ),
         runs=(Run(f"{p} workers, one batch", run),),
-        lines=(*lines, Worked(f"Answer: {answer}")),
+        lines=(*lines, f"Answer: {answer}"),
     )
 
 
@@ -103,7 +102,7 @@ def _around(busy: int, forwards: bool, p: int) -> list[str]:
     return [*before, "works", *behind]
 
 
-def _line(run: Timeline, forward: Sequence[int], backward: Sequence[int], t: float) -> Worked:
+def _line(forward: Sequence[int], backward: Sequence[int], t: float) -> str:
     busy, forwards = _at(forward, backward, t)
     gone = forward[: busy + 1] if forwards else [*forward, *backward[:busy:-1], backward[busy]]
     words = (
@@ -112,8 +111,7 @@ def _line(run: Timeline, forward: Sequence[int], backward: Sequence[int], t: flo
     )
     if busy:
         words += "Workers before it need the gradient from the next worker. "
-    if busy + 1 < run.devices:
+    if busy + 1 < len(forward):
         behind = "need the activations from the worker before" if forwards else "are done"
         words += f"Workers behind it {behind}."
-    gaps = (gap for w in range(run.devices) for gap in gaps_of(run, w))
-    return Worked(words.strip(), tuple(gap for gap in gaps if gap.start < t < gap.end))
+    return words.strip()

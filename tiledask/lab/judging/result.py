@@ -16,6 +16,7 @@ __all__ = [
     "Result",
     "Target",
     "UnsolvedError",
+    "number",
     "within",
 ]
 
@@ -74,7 +75,7 @@ class Target:
     @property
     def goal(self) -> str:
         """What is asked for, in words."""
-        return "the least that will do" if self.least else f"at most {_number(self.wanted)}"
+        return "the least that will do" if self.least else f"at most {number(self.wanted)}"
 
     @property
     def hidden(self) -> bool:
@@ -123,7 +124,7 @@ class Target:
             far = "far, " if over > abs(self.wanted) else ""
             return f"{near or far}more than is needed"
         if not self.wanted or (over == round(over) and self.got <= _FEW):
-            return f"{near}{_number(over)} too much"
+            return f"{near}{number(over)} too much"
         share = over / abs(self.wanted)
         if share > 1:
             return f"far, {self.got / self.wanted:.3g} times as much"
@@ -139,16 +140,16 @@ class Target:
     def __str__(self) -> str:
         if self.remarks and not self.met:
             return self.offence
-        said = f"{self.name} {_number(self.got)}"
+        said = f"{self.name} {number(self.got)}"
         if self.least and not self.met:
             return f"{said}: {self.offence}"
         return f"{said}, target {self.goal}: {self.offence or 'met'}"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     """Every digit of a whole number, six of another.
 
-    >>> _number(16777216.0), _number(0.2727272)
+    >>> number(16777216.0), number(0.2727272)
     ('16,777,216', '0.272727')
     """
     return f"{value:,.0f}" if value == round(value) and abs(value) < 1e15 else f"{value:,.6g}"
@@ -172,8 +173,6 @@ class Result:
     """Empty unless the answer is legal."""
     hints: int = 0
     """How many there are that were not shown yet."""
-    capped: str = ""
-    """Why the third star is not given, in words; empty where it may be."""
 
     def __bool__(self) -> bool:
         return self.legal and all(target.met for target in self.targets)
@@ -186,10 +185,10 @@ class Result:
     @property
     def stars(self) -> int:
         """0 for an answer that breaks a rule or is wrong, 1 for a legal one, 2 if solved, 3 if
-        the best and not capped."""
+        the best."""
         if any(t.name == WRONG and not t.met for t in self.targets):
             return 0
-        return int(self.legal) + bool(self) + (self.best and not self.capped)
+        return int(self.legal) + bool(self) + self.best
 
     @property
     def score(self) -> str:
@@ -208,8 +207,6 @@ class Result:
         if self.stars == 3 and ahead:
             return f"{shown.rpartition(' as good')[0]} better than the {ahead[0].yardstick}"
         gaps = [(t.gap, t) for t in self.targets if t.gap and not t.short]
-        if self.best and self.capped:
-            return f"{shown}; {self.capped}"
         if not gaps or self.stars != 2:
             return shown
         gap, target = max(gaps, key=lambda pair: pair[0])
@@ -250,7 +247,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         rows = [
-            (t.name, _number(t.got), t.goal, *([t.beside] if self else []), t.offence or "met")
+            (t.name, number(t.got), t.goal, *([t.beside] if self else []), t.offence or "met")
             for t in self.targets
             if not t.short
         ]

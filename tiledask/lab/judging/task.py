@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tiledask.errors import ConfigError, RuleError, short
+from tiledask.lab.judging.figure import draw_targets
 from tiledask.lab.judging.result import Result, Target
 from tiledask.lab.learner.kept import TASKS, here
 from tiledask.lab.placing import PlacedAnswer
@@ -46,7 +47,7 @@ class JudgedTask(ABC):
     name: str
     question: str = ""
     """What is asked, with every target; where a target's number would be the answer, how it is
-    judged."""
+    judged. Empty where a walkthrough asks it."""
     form: str = ""
     """How an answer is written, with an example that is no solution."""
     hints: tuple[str, ...] = ()
@@ -101,12 +102,7 @@ class JudgedTask(ABC):
 
     def _result(self, attempted: bool, legal: bool, reason: str, targets: Any = ()) -> Result:
         left = len(self.hints) - here().get(self.name, TASKS).get("hints", 0)
-        return Result(self.name, attempted, legal, reason, targets, left, self.capped)
-
-    @property
-    def capped(self) -> str:
-        """Why an answer has two stars at most, in words; empty where it may have three."""
-        return ""
+        return Result(self.name, attempted, legal, reason, targets, left)
 
     def draw(self, answer: Any = None) -> Figure:
         """A figure of ``answer``; of the task if there is none yet or it cannot be drawn."""
@@ -135,7 +131,8 @@ class JudgedTask(ABC):
     def _repr_html_(self) -> str:
         form = f"<p>Answer with {html.words(self.form)}.</p>" if self.form else ""
         hints = f"<p>Its <code>hint()</code> gives one more of {len(self.hints)} hints.</p>"
-        said = f"<p><b>{html.words(self.heading)}.</b> {html.words(self.question)}</p>{form}"
+        question = f" {html.words(self.question)}" if self.question else ""
+        said = f"<p><b>{html.words(self.heading)}.</b>{question}</p>{form}"
         return said + (hints if self.hints else "")
 
 
@@ -149,7 +146,8 @@ class Exercise(JudgedTask):
     """A task that is written in Python: what measures an answer, and what draws it."""
 
     measured: Callable[[Any], Sequence[Target]]
-    drawn: Callable[[Any], Figure]
+    drawn: Callable[[Any], Figure] | None = None
+    """None: what is reached is drawn beside the targets."""
     read: Callable[[Any], Any] = field(default=lambda answer: answer)
     """An answer as ``measured`` and ``drawn`` take it; None for what is none of this form."""
 
@@ -157,6 +155,8 @@ class Exercise(JudgedTask):
         return self.measured(self._read(answer))
 
     def figure(self, answer: Any) -> Figure:
+        if self.drawn is None:
+            return draw_targets(self, self.result(answer))
         return self.drawn(None if answer is None else self._read(answer))
 
     def _read(self, answer: Any) -> Any:

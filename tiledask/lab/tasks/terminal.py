@@ -12,8 +12,7 @@ from tiledask.errors import ConfigError
 from tiledask.lab.answer_file import answer_of
 from tiledask.lab.figure_file import check_figure, save_figure
 from tiledask.lab.idle_ladder.ladder import LEVELS, idle_level
-from tiledask.lab.idle_ladder.level import IdleLevel
-from tiledask.lab.idle_ladder.spec import Run
+from tiledask.lab.idle_ladder.level import IdleLevel, Run
 from tiledask.lab.judging.result import LEAST, WRONG, Result
 from tiledask.lab.learner.kept import TASKS, at_terminal, here
 from tiledask.lab.puzzles.puzzle import KINDS, Puzzle, load_puzzle, puzzle_levels
@@ -90,7 +89,7 @@ def play(
         say(console, str(hinted), wrap=True)
     said = _said(task) | {"results": [result.to_dict() for result in results]}
     said |= {"hint": str(hinted)} if hinted else {}
-    if isinstance(task, IdleLevel) and (any(results) or hinted):
+    if isinstance(task, IdleLevel) and (any(results) or (hinted and hinted.number == hinted.of)):
         said["working"] = _print_working(task, console)
     if figure:
         save_figure(task.draw(answer_of(answers[-1]) if answers else None), figure)
@@ -171,15 +170,15 @@ def _print_result(task: Puzzle | IdleLevel, answer: Any, result: Result, console
 
 
 def _print_working(task: IdleLevel, console: Console) -> list[str]:
-    """The lines of the working as far as it may be seen, and with them the runs."""
+    """The lines of the working, and with them the runs."""
     working = task.working()
     say(console, str(working), wrap=True)
-    for run in task.runs if working.lines else ():
+    for run in task.runs:
         drawn = _letters(run)
         if task.sheet.drawn == "timetable":
             drawn = re.sub(r"0 s to (\d+) s, 1 s is", r"\1 slots, one is", drawn)
         say(console, f"\n{run.facts}\n{drawn}")
-    return list(working.lines)
+    return list(working)
 
 
 def _letters(run: Run) -> str:

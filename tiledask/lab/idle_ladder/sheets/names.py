@@ -34,7 +34,12 @@ class NameSheet:
     example: str
     labels: tuple[str, ...] = ()
     """Before each, if one likes: "A"."""
-    drawn: str = "names"
+    gaps: tuple[Any, ...] = ()
+    """What the labels stand for, where they stand in a drawing of the run."""
+
+    @property
+    def drawn(self) -> str:
+        return "gaps" if self.gaps else "sheet"
 
     def read(self, answer: Any) -> list[str]:
         """The words given, each as ``words`` has it."""
@@ -64,6 +69,13 @@ class NameSheet:
             f"{name.what} is one of {', '.join(self.words)}, as in '{self.example}'; got "
             f"{short(given)}"
         )
+
+    def rows(self, given: Sequence[str] | None) -> list[tuple[str, str, bool]]:
+        """(what is asked, what was given, whether it is the first that is off)."""
+        wrong = self.wrong(given)[:1] if given else []
+        return [
+            (name.what, given[i] if given else "?", i in wrong) for i, name in enumerate(self.asked)
+        ]
 
     def wrong(self, given: Sequence[str]) -> list[int]:
         """Which of the words given are off."""

@@ -32,7 +32,6 @@ class Asked:
     unit: Unit = SECONDS
     worker: int | None = None
     """Whose, counted from 0; None: nobody's alone."""
-    run: int = 0
     mistakes: tuple[tuple[float, str], ...] = ()
     """(what comes of a mistake, in words which)."""
 
@@ -70,7 +69,7 @@ class NumberSheet:
     """The numbers that are asked for, in order."""
 
     asked: tuple[Asked, ...]
-    drawn = "numbers"
+    drawn = "sheet"
 
     def read(self, answer: Any) -> list[float]:
         """The numbers given, seconds and shares of 1."""
@@ -87,6 +86,19 @@ class NumberSheet:
                 f"point; got {len(words)}"
             )
         return [read_number(w, a.unit, a.what) for w, a in zip(words, asked, strict=True)]
+
+    def rows(self, given: Sequence[float] | None) -> list[tuple[str, str, bool]]:
+        """(what is asked, what was given, whether that is off)."""
+        if given is None:
+            return [(a.what, "?", False) for a in self.asked]
+        return [
+            (
+                a.what,
+                a.remark(g).removeprefix(f"{a.what} is ") if a.wrong(g) else a.shown(g),
+                a.wrong(g),
+            )
+            for a, g in zip(self.asked, given, strict=True)
+        ]
 
     def judge(self, answer: Any) -> Sequence[Target]:
         given = self.read(answer)

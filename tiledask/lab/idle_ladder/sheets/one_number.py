@@ -28,7 +28,7 @@ class FewestNumber:
 
     run: Callable[[int], Timeline]
     wanted: float
-    drawn = "fewest"
+    drawn = "sheet"
 
     def read(self, answer: Any) -> int:
         given = parts(answer)
@@ -38,6 +38,10 @@ class FewestNumber:
         if not 1 <= m <= _MOST:
             raise ConfigError(f"there are 1 to {_MOST} micro-batches here; got {m:g}")
         return int(m)
+
+    def rows(self, given: int | None) -> list[tuple[str, str, bool]]:
+        """(what is asked, what was given, whether that is off)."""
+        return [("micro-batches", "?" if given is None else f"{given}", given is not None)]
 
     def least(self) -> int:
         """By trying, one after the other."""
@@ -66,7 +70,7 @@ class BestNumber:
     options: tuple[int, ...]
     mistakes: Callable[[int], Sequence[tuple[float, str]]]
     """Of a number of micro-batches: (the seconds that come of a mistake, in words which)."""
-    drawn = "best"
+    drawn = "sheet"
 
     def read(self, answer: Any) -> tuple[int, float]:
         given = parts(answer)
@@ -79,6 +83,16 @@ class BestNumber:
         if m not in self.options:
             raise ConfigError(f"the batch is cut into {listed(self.options)} parts; got {m:g}")
         return int(m), read_number(given[1], SECONDS, "the time for the batch")
+
+    def rows(self, given: tuple[int, float] | None) -> list[tuple[str, str, bool]]:
+        """(what is asked, what was given, whether that is off)."""
+        if given is None:
+            return [("micro-batches", "?", False), ("seconds", "?", False)]
+        time, number = self.judge(given)
+        return [
+            ("micro-batches", f"{given[0]}", not number.met),
+            ("seconds", f"{given[1]:g} s", not time.met),
+        ]
 
     def best(self) -> int:
         """By trying all."""

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import ConfigError, RuleError
+from tiledask.lab.judging.figure import titled
 from tiledask.lab.judging.result import Result
 from tiledask.lab.plots.pipelines.gantt import gantt
 from tiledask.lab.plots.primitives import Figure
@@ -18,7 +19,6 @@ from tiledask.lab.puzzles.compositions import (
 )
 from tiledask.lab.puzzles.figures.draw_cuts import draw_cut
 from tiledask.lab.puzzles.figures.draw_orders import label_devices, mark_end
-from tiledask.lab.puzzles.figures.frame import titled
 from tiledask.lab.puzzles.kind import PuzzleSpec
 from tiledask.plan.splitting.exact import capacities
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiledask.errors import PartitionError
+from tiledask.lab.judging.figure import titled, titled_canvas
 from tiledask.lab.judging.result import Result
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import GREY, INK, ORANGE, PALE, RED, colour_of_rank, styled
-from tiledask.lab.puzzles.figures.frame import limit_line, titled, titled_canvas, write
+from tiledask.lab.puzzles.figures.frame import limit_line, write
 from tiledask.lab.puzzles.kind import PuzzleSpec
 from tiledask.plan.splitting.assignment import read_assignment, stages_of
 from tiledask.plan.splitting.exact import capacities

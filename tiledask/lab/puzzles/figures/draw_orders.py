@@ -4,12 +4,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tiledask.errors import ConfigError, ScheduleError
+from tiledask.lab.judging.figure import titled, titled_canvas
 from tiledask.lab.judging.result import Result
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.pipelines.gantt import KINDS, gantt
 from tiledask.lab.plots.style import GREY, PALE, RED, lighter, styled
 from tiledask.lab.puzzles.faults import Fault, faults
-from tiledask.lab.puzzles.figures.frame import limit_line, titled, titled_canvas, write
+from tiledask.lab.puzzles.figures.frame import limit_line, write
 from tiledask.lab.puzzles.kind import PuzzleSpec
 from tiledask.lab.puzzles.orders import devices_of, limits_of, order_of, run_order
 from tiledask.plan.pipelines.needs import peak_in_flight

@@ -3,6 +3,7 @@
 from typing import Any
 
 from tiledask.errors import ConfigError, ScheduleError
+from tiledask.lab.judging.figure import titled
 from tiledask.lab.judging.result import Result
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.pipelines.gantt import gantt
@@ -16,7 +17,6 @@ from tiledask.lab.puzzles.choices import (
     run_setting,
 )
 from tiledask.lab.puzzles.figures.draw_orders import label_devices, mark_end
-from tiledask.lab.puzzles.figures.frame import titled
 from tiledask.lab.puzzles.kind import PuzzleSpec
 
 __all__ = ["draw_choice"]

@@ -1,31 +1,9 @@
-"""The frame that figures of puzzles share: the title with the verdict, rows for devices, limits."""
+"""What figures of puzzles share: limits, and words in boxes."""
 
-import textwrap
-
-from tiledask.lab.judging.result import Result
 from tiledask.lab.plots import primitives as draw
-from tiledask.lab.plots.style import RED, canvas
-from tiledask.lab.puzzles.kind import PuzzleSpec
+from tiledask.lab.plots.style import RED
 
-__all__ = ["limit_line", "titled", "titled_canvas", "write"]
-
-_LINE, _LINES = 94, 3
-
-
-def titled(puzzle: PuzzleSpec, result: Result, note: str = "") -> str:
-    """The puzzle's title; below it how the answer stands, or else ``note``."""
-    if not result.attempted:
-        return "\n".join(filter(None, (puzzle.title, note)))
-    stars = f"  {result.score[:3]}" if result.targets else ""
-    lines = textwrap.wrap(result.reason, _LINE)
-    if len(lines) > _LINES:
-        lines = [*lines[: _LINES - 1], f"{lines[_LINES - 1][: _LINE - 4]} ..."]
-    return "\n".join([puzzle.title + stars, *lines])
-
-
-def titled_canvas(height: float, title: str) -> draw.Figure:
-    """An empty figure of so many inches below the title's first line."""
-    return canvas(height + 0.18 * title.count("\n"), title)
+__all__ = ["limit_line", "write"]
 
 
 def limit_line(
