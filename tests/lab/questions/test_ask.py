@@ -1,8 +1,4 @@
-"""Laws of all questions: worked out, changed by every input, run; how `tiledask ask` says it.
-
-Holds `tiledask.lab.questions.answer`, `tiledask.lab.questions.question`,
-`tiledask.lab.questions.table` and `tiledask.lab.questions.terminal`.
-"""
+"""Laws of all questions: worked out, changed by every input, run; how `tiledask ask` says it."""
 
 import importlib
 import io
@@ -11,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from golden.course import others
 
 import tiledask as td
 from tiledask import cli
@@ -21,6 +18,7 @@ from tiledask.lab.questions.question import MOST_WORKERS
 from tiledask.lab.questions.table import QUESTIONS
 
 every = pytest.mark.parametrize("number", QUESTIONS)
+OTHERS = others()
 
 
 BY_THE_CLOCK = (NEARLY, ("within", 0.1))
@@ -59,10 +57,11 @@ def test_an_answer_has_its_working_and_can_be_written_down(number):
 def test_every_input_changes_the_answer(number):
     before = worked(number)
     assert before.inputs
-    for name, each in before.question.inputs.items():
-        after = worked(number, **{name: each.other})
+    assert {*before.inputs} == {*OTHERS[number]}
+    for name, other in OTHERS[number].items():
+        after = worked(number, **{name: other})
         assert after.inputs[name] != before.inputs[name], name
-        assert dict(after.values) != dict(before.values), f"{name}={each.other} changes nothing"
+        assert dict(after.values) != dict(before.values), f"{name}={other} changes nothing"
 
 
 @pytest.mark.long
@@ -77,9 +76,9 @@ def test_every_figure_can_be_drawn(number):
 @every
 def test_what_is_typed_is_what_is_given(number):
     for name, each in QUESTIONS[number].inputs.items():
-        typed = ",".join(map(str, each.other)) if isinstance(each.other, list) else str(each.other)
-        typed = typed.lower() if isinstance(each.other, bool) else typed
-        value = each.value(name, each.other)
+        other = OTHERS[number][name]
+        typed = ",".join(map(str, other)) if isinstance(other, list) else str(other)
+        value = each.value(name, other)
         assert each.value(name, typed) == each.value(name, value) == value
         assert name not in ("run", "cluster")
 
@@ -109,8 +108,8 @@ def test_a_run_bears_it_out(number, cluster):
 @pytest.mark.slow
 @every
 def test_a_run_of_other_inputs_bears_it_out(number, cluster):
-    for name, each in QUESTIONS[number].inputs.items():
-        answer = td.ask(number, cluster=cluster, **{name: each.other})
+    for name, other in OTHERS[number].items():
+        answer = td.ask(number, cluster=cluster, **{name: other})
         if answer.run is not None:  # it may take more workers than there are
             assert missed(answer.run) == [], name
 

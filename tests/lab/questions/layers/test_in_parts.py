@@ -1,8 +1,4 @@
-"""Networks in parts: the numbers of d2l's LeNet, split layers, layers in order.
-
-Holds `tiledask.lab.questions.layers.layerwise`, `tiledask.lab.questions.layers.network`,
-`tiledask.lab.questions.layers.replicas` and `tiledask.lab.questions.layers.split_layers`.
-"""
+"""Networks in parts: the numbers of d2l's LeNet, split layers, layers in order."""
 
 import pytest
 
@@ -41,14 +37,6 @@ def test_64_channels_over_4_and_10_over_4():
         "out, then in": 2,
         "by rows": 3,
     }
-
-
-@pytest.mark.cluster
-def test_uneven_channels_give_one_devices_results(cluster):
-    table = td.ask(27, channels=10, devices=4, cluster=cluster).run
-    off = [row for row in table.rows if "off one device's" in row.quantity]
-    assert len(off) == 4
-    assert all(row.measured <= 1e-13 for row in off)
 
 
 def test_a_copy_on_each_of_4_devices():

@@ -1,8 +1,4 @@
-"""One batch through workers: its order, its timetable, who waits; what dealing layers round costs.
-
-Holds `tiledask.lab.questions.pipelines.decoder`, `tiledask.lab.questions.pipelines.one_batch`,
-`tiledask.lab.questions.pipelines.process_flow` and `tiledask.lab.questions.pipelines.round_robin`.
-"""
+"""One batch through workers: its order, who waits; what dealing layers round costs."""
 
 import numpy as np
 import pytest

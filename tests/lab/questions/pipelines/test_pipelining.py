@@ -1,7 +1,4 @@
-"""Micro-batches: how many are best, what they mend, and what they are combined with.
-
-Holds `tiledask.lab.questions.pipelines.diagnosis` and `tiledask.lab.questions.pipelines.hybrids`.
-"""
+"""Micro-batches: how many are best, what they mend, and what they are combined with."""
 
 from inspect import signature
 from types import SimpleNamespace

@@ -1,11 +1,4 @@
-"""Questions of memory say what the material's own numbers say, and follow the inputs.
-
-Holds `tiledask.lab.questions.planning.strategy`, `tiledask.lab.questions.planning.rationale`,
-`tiledask.lab.questions.planning.eight_gpus`, `tiledask.lab.questions.planning.hardware`,
-`tiledask.lab.questions.planning.hybrid`, `tiledask.lab.questions.planning.one_node`,
-`tiledask.lab.questions.planning.decisions`, `tiledask.lab.questions.planning.two_clusters` and
-`tiledask.lab.questions.planning.sized`.
-"""
+"""Questions of memory say what the material's own numbers say, and follow the inputs."""
 
 from itertools import pairwise
 

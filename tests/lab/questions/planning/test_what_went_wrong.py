@@ -1,9 +1,4 @@
-"""Faults are put in and named; effects are told apart; what is sent is what is counted.
-
-Holds `tiledask.lab.questions.planning.on_call`, `tiledask.lab.questions.planning.postmortem`,
-`tiledask.lab.questions.planning.regression`, `tiledask.lab.questions.planning.scaling` and
-`tiledask.lab.questions.planning.scaled`.
-"""
+"""Faults are put in and named; effects are told apart; what is sent is what is counted."""
 
 from collections import Counter
 

@@ -1,7 +1,4 @@
-"""Goals and the level that each belongs to; a tile that is carried to another GPU.
-
-Holds `tiledask.lab.questions.products.carried_tile`.
-"""
+"""Goals and the level that each belongs to; a tile that is carried to another GPU."""
 
 import pytest
 

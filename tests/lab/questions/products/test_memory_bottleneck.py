@@ -1,7 +1,4 @@
-"""A layer that no GPU holds: which strategies survive, and what each optimizer needs.
-
-Holds `tiledask.lab.questions.products.too_large`.
-"""
+"""A layer that no GPU holds: which strategies survive, and what each optimizer needs."""
 
 import pytest
 

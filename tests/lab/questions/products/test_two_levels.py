@@ -4,7 +4,7 @@ import pytest
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.lab.questions.products.two_levels import blocked
+from tiledask.lab.questions.products.blocks import blocked
 
 SIZES = {"m": 48, "n": 36, "k": 24, "tile": 8}
 

@@ -1,7 +1,4 @@
-"""Tiles or blocks at fault; all ways to cut a product.
-
-Holds `tiledask.lab.questions.products.decompositions` and `tiledask.lab.questions.readers`.
-"""
+"""Tiles or blocks at fault; all ways to cut a product."""
 
 import pytest
 

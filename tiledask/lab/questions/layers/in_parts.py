@@ -8,6 +8,7 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.errors import ConfigError
 from tiledask.lab.puzzles.fields import choice, number, size, whole
 from tiledask.lab.questions.pipelines.one_batch import NEARLY, executed, one_batch
+from tiledask.lab.questions.planning import sized
 from tiledask.lab.questions.planning.sized import convention, counted
 from tiledask.lab.questions.question import MOST_WORKERS, CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.questions.shares import each
@@ -68,44 +69,11 @@ def place(parameters: float, memory: int, units: int, recipe: str, transfer: flo
 def run_placed(
     cluster: Cluster, parameters: float, memory: int, units: int, recipe: str, transfer: float
 ) -> Comparison:
-    """The states allocated at 1:1000 under the units' cap, whole and in parts; then the time of one
-    batch."""
-    rows, peaks = [], {}
-    B = load_recipe(recipe).bytes_per_parameter
+    """The states allocated under the units' cap, whole and in parts; then the time of one batch."""
+    plans, rows = {}, []
     for p in dict.fromkeys((1, units)):
-        claim = td.run_claim(int(parameters), td.Layout(pp=p), memory, cluster, recipe=recipe)
-        said, name = B * parameters / p, "one unit" if p == 1 else f"{p} units"
-        verdict = "fits" if said <= memory else "does not fit"
-        rows.append(
-            Claim(
-                f"{name}: verdict",
-                verdict,
-                claim.predicted_verdict,
-                claim.executed_verdict,
-                rule="equal",
-            )
-        )
-        if not claim.refused:
-            peaks[p] = claim.measured.per_place
-            most, at = max(peaks[p].values()), said / claim.scale
-            rows += [
-                Claim(
-                    f"{name}: bytes of the fullest",
-                    at,
-                    claim.predicted.peak,
-                    most,
-                    "bytes",
-                    ("ratio", 0.95, 1.05),
-                ),
-                Claim(
-                    f"{name}: bytes of all",
-                    B * parameters / claim.scale,
-                    sum(claim.predicted.per_place.values()),
-                    sum(peaks[p].values()),
-                    "bytes",
-                    ("ratio", 0.95, 1.05),
-                ),
-            ]
+        name = "one unit" if p == 1 else f"{p} units"
+        plans[name] = td.Layout(pp=p), recipe, memory
     for p in dict.fromkeys((1, min(units, cluster.slots))):
         order = one_batch(range(p))
         times = {
@@ -114,20 +82,13 @@ def run_placed(
             "latency": transfer,
         }
         t, seen = td.simulate(order, **times), executed(cluster, order, **times).timeline
-        T = BATCH + 2 * (p - 1) * transfer
+        T, used = BATCH + 2 * (p - 1) * transfer, (t.utilisation, seen.utilisation)
         rows += [
             Claim(f"{p} of them: work of one batch", BATCH, t.busy, seen.busy, "seconds"),
             Claim(f"{p} of them: time of one batch", T, t.makespan, seen.makespan, "seconds"),
-            Claim(
-                f"{p} of them: used",
-                BATCH / (p * T),
-                t.utilisation,
-                seen.utilisation,
-                "percent",
-                NEARLY,
-            ),
+            Claim(f"{p} of them: used", BATCH / (p * T), *used, "percent", NEARLY),
         ]
-    return Comparison(f"States on units of {format_bytes(memory)}, run at 1:1000", rows)
+    return sized.held(cluster, "States on units", parameters / 1e9, plans, *rows)
 
 
 # -- 29: layer-wise model parallelism -------------------------------------------------------------
@@ -233,11 +194,11 @@ QUESTIONS = (
         "has {memory}. They place the first set of layers on the first unit, the next on the "
         "second, and so on over {units}. What does that achieve, and what not?",
         inputs={
-            "parameters": Input(3e9, 1e9, number(1000), "parameters of the model"),
-            "memory": Input(24 * 10**9, 10**10, size, "bytes of a unit"),
-            "units": Input(4, 2, whole(2, 64), "units that share the layers"),
-            "recipe": Input("mixed-adam-16", "fp16-weights", choice(RECIPES), "what is kept"),
-            "transfer": Input(0.02, 0.1, number(), "seconds from unit to unit"),
+            "parameters": Input(3e9, number(1000), "parameters of the model"),
+            "memory": Input(24 * 10**9, size, "bytes of a unit"),
+            "units": Input(4, whole(2, 64), "units that share the layers"),
+            "recipe": Input("mixed-adam-16", choice(RECIPES), "what is kept"),
+            "transfer": Input(0.02, number(), "seconds from unit to unit"),
         },
         work=place,
         run=run_placed,
@@ -249,8 +210,8 @@ QUESTIONS = (
         asked="A network of {layers} layers is spread over {workers} workers, consecutive layers "
         "on each. What does each worker hold, what do they send each other, and how busy are they?",
         inputs={
-            "layers": Input(24, 12, whole(2, 10_000), "layers in a row"),
-            "workers": Input(4, 3, whole(2, 64), "workers, one after the other"),
+            "layers": Input(24, whole(2, 10_000), "layers in a row"),
+            "workers": Input(4, whole(2, 64), "workers, one after the other"),
         },
         work=in_order,
         run=run_in_order,

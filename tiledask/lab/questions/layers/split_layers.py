@@ -140,11 +140,11 @@ QUESTION = CourseQuestion(
     "over {workers} workers and trained on 4 rows of {sequence} tokens in float64. Who has what, "
     "what must be added up, and what does a step transfer?",
     inputs={
-        "hidden": Input(16, 32, whole(1, 65536), "width of the model, a multiple of the heads"),
-        "heads": Input(4, 8, whole(1, 1024), "attention heads"),
-        "sequence": Input(16, 32, whole(1, 10**6), "tokens of a row"),
-        "layers": Input(2, 4, whole(1, 1000), "blocks"),
-        "workers": Input(4, 2, whole(2, 64), "workers that share each layer"),
+        "hidden": Input(16, whole(1, 65536), "width of the model, a multiple of the heads"),
+        "heads": Input(4, whole(1, 1024), "attention heads"),
+        "sequence": Input(16, whole(1, 10**6), "tokens of a row"),
+        "layers": Input(2, whole(1, 1000), "blocks"),
+        "workers": Input(4, whole(2, 64), "workers that share each layer"),
     },
     work=work,
     run=run,

@@ -192,10 +192,10 @@ QUESTION = CourseQuestion(
         f"what is the remedy?"
     ),
     inputs={
-        "devices": Input(4, 3, whole(2, 32), "accelerators, one after the other"),
-        "microbatches": Input(1, 2, whole(1, 64), "micro-batches, one after the other"),
-        "uneven": Input(1.0, 2.0, number(0.1), "work of the last device; others are 1"),
-        "plans": Input(100, 50, whole(1, 1000), "random plans whose traces are read as well"),
+        "devices": Input(4, whole(2, 32), "accelerators, one after the other"),
+        "microbatches": Input(1, whole(1, 64), "micro-batches, one after the other"),
+        "uneven": Input(1.0, number(0.1), "work of the last device; others are 1"),
+        "plans": Input(100, whole(1, 1000), "random plans whose traces are read as well"),
     },
     work=work,
     run=run,

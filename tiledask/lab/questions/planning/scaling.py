@@ -1,14 +1,17 @@
-"""20. A plan for 32 GPUs: what is sent where, how nearly it scales from 8, what would help."""
+"""20 and 22: what is sent where, how nearly more GPUs are faster, and why not; what would help."""
 
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from itertools import product
+from math import sqrt
+from typing import Any, NamedTuple
 
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.errors import ConfigError
 from tiledask.lab.puzzles.fields import number, whole
 from tiledask.lab.questions.planning import sized
-from tiledask.lab.questions.planning.scaled import SIZES, trained
+from tiledask.lab.questions.planning.scaled import trained
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.inputs.hardware import ClusterSpec
@@ -18,7 +21,7 @@ from tiledask.plan.timing.collective_time import bandwidth, p2p
 from tiledask.plan.timing.step_estimate import StepEstimate
 from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = ["QUESTION", "Sync", "hops", "syncs"]
+__all__ = ["QUESTION_20", "QUESTION_22", "Sync", "hops", "syncs"]
 
 SEQUENCE = 2048
 WIRE = 2
@@ -28,8 +31,6 @@ LOOKED_AT = 40
 """Plans among which one divides its copies over the nodes."""
 NEAR = 0.9
 """Of ideal speed: what is called near-linear."""
-LIMIT = 0.05
-"""By which the formula's efficiency may differ from the simulated one."""
 
 
 class Sync(NamedTuple):
@@ -136,7 +137,7 @@ class _Scaled:
         return spent[0] / spent[1] / self.nodes
 
 
-def work(
+def work_20(
     billions: float,
     memory: int,
     nodes: int,
@@ -204,7 +205,7 @@ def work(
     )
 
 
-def run(
+def run_20(
     cluster: Cluster,
     billions: float,
     memory: int,
@@ -214,64 +215,14 @@ def run(
     between: float,
     batch: int,
 ) -> Comparison:
-    """Efficiency by formula and simulated; sums of a small model counted on workers."""
-    found = _Scaled(billions, memory, nodes, per_node, (within, between), batch)
-    layout = found.layout
-    plain = Layout(dp=layout.dp, tp=layout.tp, pp=layout.pp, zero=layout.zero)
-    rows = list(sized.held(cluster, "", billions, {"the plan": (plain, RECIPE, memory)}).rows)
-    for name, times in (("", 1), (", twice the batch", 2)):
-        shares = found.formula(times), found.efficiency(times)
-        words = f"efficiency of {nodes} nodes{name}"
-        rows.append(Claim(words, *shares, None, "percent", ("within", LIMIT)))
-    one = found.efficiency(), found.efficiency(2)
-    rows.append(Claim("twice the batch scales better", None, one[1] >= one[0], rule="true"))
-    rows += trained(cluster, "the plan, bf16", layout, dtype="bfloat16")
-    rows += _sums(cluster)
-    return Comparison("The plan: states at 1:1000, scaling, sums counted", rows)
+    """The plan held; and trained as small as it can be: its sums counted."""
+    layout = _Scaled(billions, memory, nodes, per_node, (within, between), batch).layout
+    plans = {"the plan": (sized.plain(layout), RECIPE, memory)}
+    rows = trained(cluster, "the plan, bf16", layout, dtype="bfloat16")
+    return sized.held(cluster, "The plan", billions, plans, *rows)
 
 
-def _sums(cluster: Cluster) -> list[Claim]:
-    """Bytes of the sums over copies and over slices, by formula and counted on workers."""
-    text = td.load_text("tales")
-    model, rows, counted = td.GPT(text.vocabulary, **SIZES), 8, {}
-    for times in (1, 2):
-        split = td.train(
-            model,
-            text,
-            td.Mesh(cluster, (2, 2, 1)),
-            steps=1,
-            batch=times * rows,
-            progress=False,
-            timeout=240,
-        )
-        sent = split.layers().reset_index()
-        inside = sent[sent["layer"].str.startswith("layer ")]
-        counted[times] = inside.groupby("parallel")["bytes"].sum()
-    block = rows // 2 * SIZES["sequence"] * SIZES["hidden"] * 4
-    tensor = 4 * SIZES["layers"] * 2 * (2 - 1) // 2 * block * 4  # of each of 4 workers
-    both = [int(counted[times]["data"]) for times in (1, 2)]
-    return [
-        Claim(
-            "dp 2 x tp 2: 4 sums a layer over tp, bytes a step of all workers",
-            tensor,
-            None,
-            int(counted[1]["tensor"]),
-            "bytes",
-            "equal",
-        ),
-        Claim(
-            "gradients over dp with twice the batch, as many bytes",
-            both[0],
-            None,
-            both[1],
-            "bytes",
-            "equal",
-            "so half as many a sequence",
-        ),
-    ]
-
-
-QUESTION = CourseQuestion(
+QUESTION_20 = CourseQuestion(
     20,
     "Designing a Distributed Training Plan Under Memory, Throughput, and Stability Constraints",
     lambda billions, memory, nodes, per_node, within, between, batch: (
@@ -282,14 +233,189 @@ QUESTION = CourseQuestion(
         f"near-linearly from {per_node} to {nodes * per_node} GPUs?"
     ),
     {
-        "billions": sized.size_of(13.0, 30.0),
-        "memory": sized.memory_of("80GB", "40GB"),
-        "nodes": Input(4, 2, whole(2, 128), "nodes"),
-        "per_node": Input(8, 4, whole(2, 8), "GPUs of a node"),
-        "within": Input(300e9, 30e9, number(1e6), "bytes/s of a GPU within its node"),
-        "between": Input(25e9, 2.5e9, number(1e6), "bytes/s of a GPU between nodes"),
-        "batch": Input(256, 1024, whole(1, 100_000), "sequences of a step"),
+        "billions": sized.size_of(13.0),
+        "memory": sized.memory_of("80GB"),
+        "nodes": Input(4, whole(2, 128), "nodes"),
+        "per_node": Input(8, whole(2, 8), "GPUs of a node"),
+        "within": Input(300e9, number(1e6), "bytes/s of a GPU within its node"),
+        "between": Input(25e9, number(1e6), "bytes/s of a GPU between nodes"),
+        "batch": Input(256, whole(1, 100_000), "sequences of a step"),
     },
-    work,
-    run,
+    work_20,
+    run_20,
+)
+NODE = 8
+
+
+class _Job:
+    """The training before and after, its seconds by formula and simulated."""
+
+    def __init__(self, billions: float, memory: int, stages: int, replicas: int, link: float):
+        self.billions, self.memory, self.stages = billions, memory, stages
+        self.model, self.link = sized.decoder(billions), link
+        kept = {"pp": stages, "recompute": "full", "flash_attention": True}
+        layouts = [Layout(dp=replicas, zero=zero, **kept) for zero in range(4)]
+        fitting = [
+            each
+            for each in layouts
+            if td.fits(self.model, each, self.machine(each)).verdict == "fits"
+        ]
+        self.fits = bool(fitting)
+        self.layout = fitting[0] if fitting else layouts[-1]
+
+    def machine(self, layout: Layout, slower: float = 1.0) -> ClusterSpec:
+        speed = self.link / slower
+        return sized.machine(layout.devices, self.memory, NODE, between=speed)
+
+    def changed(self, times: int = 1, m: int = 1) -> Layout:
+        return replace(self.layout, dp=self.layout.dp * times, microbatches=m)
+
+    def simulated(self, layout: Layout, slower: float = 1.0) -> StepEstimate:
+        return td.estimate_step(self.model, layout, self.machine(layout, slower))
+
+
+def _effects(m: int, slower: float) -> dict[str, tuple[int, int, float]]:
+    """What changes -> (times the replicas, micro-batches, by how much links are slower)."""
+    if m % 2:
+        raise ConfigError(
+            f"the same global batch on twice the replicas is half of the microbatches on each, and "
+            f"{m} has no half; take an even number, such as microbatches={m + 1}"
+        )
+    return {
+        "replicas x 2, the same work each": (2, m, 1.0),
+        "replicas x 2, the same global batch": (2, m // 2, 1.0),
+        "micro-batches x 2": (1, 2 * m, 1.0),
+        f"replicas x 2, links {slower:g} times slower": (2, m, slower),
+        "all together": (2, 2 * m, slower),
+    }
+
+
+def work_22(
+    billions: float,
+    memory: int,
+    stages: int,
+    replicas: int,
+    microbatches: int,
+    link: float,
+    slower: float,
+) -> WorkedAnswer:
+    """Ring bytes before and after, and the efficiency of each change alone."""
+    job = _Job(billions, memory, stages, replicas, link)
+    size, plain = sized.states(billions, Layout(pp=stages, dp=replicas))
+    lines = [
+        sized.convention(),
+        f"a replica on {stages} GPUs: {plain} a GPU of {format_bytes(memory)}, "
+        f"{sized.holds(size, memory)}"
+        + (f": {'as described it does not start' if size > memory else 'it can start'}"),
+    ]
+    sent = []
+    for d in (replicas, 2 * replicas):
+        layout = Layout(pp=stages, dp=d)
+        _, sharded = sized.states(billions, replace(layout, zero=1))
+        sent.append(sized.gradient_bytes(billions, layout))
+        lines.append(
+            f"d = {d}: with ZeRO-1 {sharded}; a ring sends 2 (d-1)/d x 2 B x {billions:g}e9 / "
+            f"{stages} = {format_bytes(sent[-1])} a GPU and step, "
+            f"{format_seconds(sent[-1] / link)} at {link / 1e9:g} GB/s"
+        )
+    grown = sent[1] / sent[0]
+    before = job.simulated(job.changed(m=microbatches))
+    lines += [
+        f"{grown:.3g} times the bytes for twice the replicas: not twice as many",
+        f"simulated before, {sized.brief(before.layout)}"
+        + ("" if job.fits else " (no ZeRO stage fits with activations)")
+        + f": {format_seconds(before.total)} a step, of it "
+        f"{100 * before.bubble / before.total:.0f} % bubble and "
+        f"{100 * before.dp / before.total:.1f} % gradients, all that no computing hides",
+    ]
+    efficiency, steps = {}, {"before": before}
+    for name, (times, m, slow) in _effects(microbatches, slower).items():
+        after = job.simulated(job.changed(times, m), slow)
+        steps[name] = after
+        gain = after.tokens_per_second / before.tokens_per_second
+        efficiency[name] = gain / times
+        lines.append(
+            f"{name}: {format_seconds(after.total)} a step "
+            f"({100 * after.bubble / after.total:.0f} % bubble, "
+            f"{100 * after.dp / after.total:.1f} % gradients), {gain:.3g} times the tokens/s on "
+            f"{f'{times} times the' if times > 1 else 'as many'} GPUs: "
+            f"{100 * efficiency[name]:.1f} % of the speed per GPU before"
+        )
+    lines += [
+        "the global batch grows 2 x 2 = 4-fold: gradient noise falls by sqrt(4) = 2, and a rate "
+        "that is scaled with the batch is 4 times as high: unstable if it was near its limit",
+        "fp16 sums of d replicas are rounded d - 1 times: errors grow with d; fp32 sums are "
+        "2^13 = 8192 times finer",
+    ]
+    worst = min(efficiency, key=efficiency.__getitem__)
+    return WorkedAnswer(
+        f"More communication is not the whole story: a GPU sends {grown:.3g} times as much for "
+        f"twice the replicas ({format_bytes(sent[0])} to {format_bytes(sent[1])}). Speed per GPU, "
+        f"of that before: "
+        + "; ".join(f"{name} {100 * each:.0f} %" for name, each in efficiency.items())
+        + f". The worst is {worst}"
+        + (
+            ": a step of less work has the same sums and ramp"
+            if worst == "replicas x 2, the same global batch"
+            else ""
+        )
+        + ". A batch 4 times as large and fp16 sums over more replicas can make it unstable.",
+        tuple(lines),
+        {
+            "replica_bytes": size,
+            "ring_bytes": sent,
+            "ring_growth": grown,
+            "layout": str(before.layout),
+            "efficiency": efficiency,
+            "seconds": before.total,
+        },
+        lambda: td.plots.step_breakdown(steps, shares=True),
+    )
+
+
+def run_22(
+    cluster: Cluster, billions: float, memory: int, stages: int, replicas: int, **others: Any
+) -> Comparison:
+    """States before and after, held or refused; errors of sums over more and more ranks."""
+    from tiledask.lab.precision import FORMATS, sum_error
+
+    plans = {
+        f"d = {d}, ZeRO-{zero}": (Layout(pp=stages, dp=d, zero=zero), "mixed-adam-16", memory)
+        for d, zero in ((replicas, 0), (replicas, 1), (2 * replicas, 1))
+    }
+    rows = []
+    for dtype, d in product(("float16", "float32"), (2, 4, 8, 16)):
+        program, mesh = partial(sum_error, dtype=dtype), (d,)
+        ring = None
+        if d <= cluster.slots:
+            ring = td.run_ranks(program, td.Mesh(cluster, mesh), timeout=240).results[0][0]
+        most, played = (d - 1) * sqrt(d) * FORMATS[dtype].roundoff, td.run_threads(program, d)
+        name = f"error of {dtype} sums over {d} ranks"
+        note = "predicted: every addition rounded the wrong way"
+        rows.append(Claim(name, most, played.results[0][1], ring, rule="at most", note=note))
+    return sized.held(cluster, "Before and after", billions, plans, *rows)
+
+
+QUESTION_22 = CourseQuestion(
+    22,
+    "Diagnosing a Scaling Regression in Hybrid Parallel LLM Training",
+    lambda billions, memory, stages, replicas, microbatches, link, slower: (
+        f"A model of {billions:g} billion parameters is trained with {stages} GPUs of "
+        f"{format_bytes(memory)} a replica. Replicas are doubled from {replicas} to {2 * replicas} "
+        f"({2 * replicas * stages} GPUs), and so are the micro-batches, from {microbatches}. It "
+        f"speeds up by less than it should, and becomes unstable. Is it because of more "
+        f"communication?"
+    ),
+    {
+        "billions": sized.size_of(30.0),
+        "memory": sized.memory_of("80GB"),
+        "stages": Input(4, whole(2, 512), "GPUs of a replica, as stages"),
+        "replicas": Input(8, whole(2, 4096), "replicas before they are doubled"),
+        "microbatches": Input(8, whole(1, 1024), "micro-batches of a replica, before"),
+        "link": Input(25e9, number(1e6), "bytes/s of a GPU between nodes"),
+        "slower": Input(2.0, number(1.0), "by how much the links to further nodes are slower"),
+    },
+    work_22,
+    run_22,
+    largest_run={"stages": 32, "replicas": 256, "microbatches": 256},
 )

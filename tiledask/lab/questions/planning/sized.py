@@ -12,7 +12,7 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.puzzles.fields import number, size, whole
 from tiledask.lab.questions.question import Input
-from tiledask.lab.table import Comparison
+from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.fitting.fit import Fit, minimum_devices
 from tiledask.plan.fitting.overhead import CUDA_CONTEXT
 from tiledask.plan.inputs.hardware import ClusterSpec, load_cluster
@@ -39,6 +39,7 @@ __all__ = [
     "machine",
     "memory_of",
     "parameters",
+    "plain",
     "size_of",
     "states",
     "verdict",
@@ -54,9 +55,9 @@ STAGES = 12
 """Stages that are run, one after the other on few workers; of more, all alike, one is."""
 
 
-def size_of(billions: float, other: float) -> Input:
+def size_of(billions: float) -> Input:
     """The input for a model's size."""
-    return Input(billions, other, _billions, "parameters of the model, in billions")
+    return Input(billions, _billions, "parameters of the model, in billions")
 
 
 def _billions(value: Any) -> float:
@@ -66,14 +67,14 @@ def _billions(value: Any) -> float:
     return found
 
 
-def memory_of(each: str, other: str, of: str = "one GPU") -> Input:
+def memory_of(each: str, of: str = "one GPU") -> Input:
     """The input for a device's memory."""
-    return Input(each, other, size, f"memory of {of} (GB = 1e9 bytes)")
+    return Input(each, size, f"memory of {of} (GB = 1e9 bytes)")
 
 
-def devices_of(count: int, other: int, meaning: str = "GPUs") -> Input:
+def devices_of(count: int, meaning: str = "GPUs") -> Input:
     """The input for a number of devices."""
-    return Input(count, other, whole(1, 4096), meaning)
+    return Input(count, whole(1, 4096), meaning)
 
 
 def parameters(billions: float) -> int:
@@ -235,8 +236,10 @@ def held(
     title: str,
     billions: float,
     plans: Mapping[str, tuple[Layout, str, int]],
+    *more: Claim,
 ) -> Comparison:
-    """What workers held, or were refused, of each plan: (layout, recipe, bytes of a device).
+    """What workers held, or were refused, of each plan: (layout, recipe, bytes of a device); and
+    ``more``.
 
     States depend on tp x pp alone, so that more than STAGES stages are run as as many slices.
     """
@@ -252,4 +255,10 @@ def held(
             layout = replace(layout, tp=layout.tp * layout.pp, pp=1)
         asked = parameters(billions), layout, memory, cluster
         runs[name] = run_claim(*asked, recipe=recipe, scale=scale, timeout=240)
-    return compare_claims(f"{title}, states alone, run at 1:{scale}", runs)
+    table = compare_claims(f"{title}, states alone, run at 1:{scale}", runs)
+    return Comparison(table.title, (*table.rows, *more))
+
+
+def plain(layout: Layout) -> Layout:
+    """Of a layout, how it shares out states."""
+    return Layout(dp=layout.dp, tp=layout.tp, pp=layout.pp, zero=layout.zero)

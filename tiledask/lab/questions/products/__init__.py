@@ -1,43 +1,23 @@
 """Questions about one large product: blocks over workers, tiles within, layers split.
 
-two_levels         1   both levels counted, each changed under the other
-too_large          2   a layer larger than a device, under a cap
-memory_bottleneck  3   26 GB on GPUs of 24 GB
-two_methods        4   Y = X A, A too large; split_linear.py has the programs
-ffn                5   columns, activation, rows
-which_level        6   tiles changed, then blocks
-decompositions     7   1-D to 3-D, one family
-carried_tile       8   tuned on one GPU, run on another
-goals              9   one level changed at a time
-critique_product  10   any plan judged, and run as advised
+blocks            1, 7      both levels counted; 1-D to 3-D, one family
+one_layer         2, 3, 4   a layer larger than a device: strategies, optimizers, methods
+ffn               5         columns, activation, rows
+tiles             6, 8      tiles changed, then blocks; tuned on one GPU, run on another
+goals             9         one level changed at a time
+critique_product  10        any plan judged, and run as advised
 """
 
-from tiledask.lab.questions.products import (
-    carried_tile,
-    critique_product,
-    decompositions,
-    ffn,
-    goals,
-    memory_bottleneck,
-    too_large,
-    two_levels,
-    two_methods,
-    which_level,
-)
+from tiledask.lab.questions.products import blocks, critique_product, ffn, goals, one_layer, tiles
 from tiledask.lab.questions.question import CourseQuestion
 
 __all__ = ["QUESTIONS"]
 
-_MODULES = (
-    two_levels,
-    too_large,
-    memory_bottleneck,
-    two_methods,
-    ffn,
-    goals,
-    which_level,
-    decompositions,
-    carried_tile,
-    critique_product,
+QUESTIONS: tuple[CourseQuestion, ...] = (
+    *(blocks.QUESTION_1, blocks.QUESTION_7),
+    *(one_layer.QUESTION_2, one_layer.QUESTION_3, one_layer.QUESTION_4),
+    ffn.QUESTION,
+    *(tiles.QUESTION_6, tiles.QUESTION_8),
+    goals.QUESTION,
+    critique_product.QUESTION,
 )
-QUESTIONS: tuple[CourseQuestion, ...] = tuple(module.QUESTION for module in _MODULES)

@@ -294,17 +294,15 @@ QUESTION = CourseQuestion(
         f"would be better?"
     ),
     inputs={
-        "m": Input(512, 640, whole(1, 65536), "rows of A"),
-        "n": Input(512, 640, whole(1, 65536), "columns of B"),
-        "k": Input(512, 640, whole(1, 65536), "columns of A, and rows of B"),
-        "workers": Input(4, 2, whole(2, 64), "workers"),
-        "blocking": Input(
-            "auto", "4x1", grid_of_workers, "rows x columns of workers; auto: square"
-        ),
-        "strategy": Input("row_parallel", "summa", choice(STRATEGIES), "who computes what"),
-        "tile": Input(16, 64, whole(1, 1024), "extent of a tile"),
-        "memory": Input(40_000_000, 20_000_000, size, "bytes of a worker"),
-        "device": Input("H200", "L4", device_name, "GPU whose limits count"),
+        "m": Input(512, whole(1, 65536), "rows of A"),
+        "n": Input(512, whole(1, 65536), "columns of B"),
+        "k": Input(512, whole(1, 65536), "columns of A, and rows of B"),
+        "workers": Input(4, whole(2, 64), "workers"),
+        "blocking": Input("auto", grid_of_workers, "rows x columns of workers; auto: square"),
+        "strategy": Input("row_parallel", choice(STRATEGIES), "who computes what"),
+        "tile": Input(16, whole(1, 1024), "extent of a tile"),
+        "memory": Input(40_000_000, size, "bytes of a worker"),
+        "device": Input("H200", device_name, "GPU whose limits count"),
     },
     work=work,
     run=run,

@@ -138,10 +138,10 @@ QUESTION = CourseQuestion(
     "{devices} devices. What does each compute, how is h put together, and what does the layer "
     "send?",
     inputs={
-        "d": Input(64, 48, whole(1, 10**6), "width of h, and of what comes out"),
-        "d_h": Input(256, 130, whole(1, 10**6), "columns of W_h"),
-        "devices": Input(4, 3, whole(2, 64), "devices, M"),
-        "tokens": Input(32, 16, whole(1, 10**6), "rows of h"),
+        "d": Input(64, whole(1, 10**6), "width of h, and of what comes out"),
+        "d_h": Input(256, whole(1, 10**6), "columns of W_h"),
+        "devices": Input(4, whole(2, 64), "devices, M"),
+        "tokens": Input(32, whole(1, 10**6), "rows of h"),
     },
     work=work,
     run=run,

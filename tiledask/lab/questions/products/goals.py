@@ -234,10 +234,10 @@ QUESTION = CourseQuestion(
     "Which goals of its implementation belong to the high level, blocks over devices, and which to "
     "the low level, tiles within a device?",
     inputs={
-        "size": Input(256, 512, whole(64, 65536), "rows and columns of A and B"),
-        "workers": Input(4, 2, whole(2, 64), "workers, an even number"),
-        "tile": Input(32, 16, _tile, "extent of a tile, 16 or 32"),
-        "device": Input("H200", "L4", device_name, "GPU whose limits count"),
+        "size": Input(256, whole(64, 65536), "rows and columns of A and B"),
+        "workers": Input(4, whole(2, 64), "workers, an even number"),
+        "tile": Input(32, _tile, "extent of a tile, 16 or 32"),
+        "device": Input("H200", device_name, "GPU whose limits count"),
     },
     work=work,
     run=run,
