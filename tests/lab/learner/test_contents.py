@@ -1,28 +1,20 @@
-"""The contents page says what the notebooks and the kept predictions say, and so does its picture.
-
-Holds `tiledask.lab.learner.course`, `tiledask.lab.learner.arc` and `tiledask.lab.learner.start`.
-"""
+"""The contents page says what the notebooks and the kept predictions say."""
 
 import json
 import os
 import re
 import sys
-from itertools import combinations
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from oracles.finished import ROOT
 
 from tiledask.lab.learner import kept
-from tiledask.lab.learner.arc import arc
 from tiledask.lab.learner.contents import SHOW_ANEW, timed, write_contents
 from tiledask.lab.learner.copies import walkthroughs
-from tiledask.lab.learner.course import Walkthrough, course
+from tiledask.lab.learner.course import course
 from tiledask.lab.learner.score import score
 from tiledask.lab.learner.start import lab_command
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def notebook(folder: Path, name: str, needs: str = "", words: int = 0, asked: int = 0, tasks=0):
@@ -72,7 +64,7 @@ def test_minutes_are_counted_from_the_notebook(nbs):
     first, second, last = course(nbs)
     assert first.minutes == 10
     assert second.minutes == 29  # 1200 / 60 + 4 predictions + 5 for the exercise
-    assert (second.asked, second.needs, second.number) == (4, ("00_first",), "01")
+    assert second.asked == 4
     assert last.minutes == 2
 
 
@@ -135,87 +127,6 @@ def test_the_score_is_written_to_the_page_that_is_there_and_only_then(tmp_path, 
     kept.here().put("bytes of A", value=8e6, stars=3)
     assert score()._repr_html_().endswith(SHOW_ANEW)
     assert "| 1&nbsp;of&nbsp;" in (learn / "contents.md").read_text()
-
-
-# -- the picture ---------------------------------------------------------------------------------
-
-
-def boxes(drawn: str) -> dict[str, tuple[float, float, float, float]]:
-    """Number -> left, top, width, height of its box in the picture."""
-    found, box = {}, (0.0, 0.0, 0.0, 0.0)
-    for each in ElementTree.fromstring(drawn):
-        if each.tag == f"{SVG}rect" and each.get("fill") != "#0072B2":
-            box = tuple(float(each.get(name)) for name in ("x", "y", "width", "height"))
-        if each.tag == f"{SVG}text":
-            found[each[0].text] = box
-    return found
-
-
-def test_each_walkthrough_has_a_box_of_its_own_right_of_what_it_builds_on():
-    walkthroughs = course(ROOT / "nbs")
-    drawn = arc(walkthroughs, {})
-    placed = boxes(drawn)
-    assert list(placed) == [each.number for each in walkthroughs]
-    for (x, y, w, h), (other_x, other_y, *_) in combinations(placed.values(), 2):
-        assert abs(x - other_x) >= w or abs(y - other_y) > h
-    numbers = {each.name: each.number for each in walkthroughs}
-    for each in walkthroughs:
-        for before in each.needs:
-            assert placed[numbers[before]][0] < placed[each.number][0]
-    root = ElementTree.fromstring(drawn)
-    for x, y, w, h in placed.values():
-        assert x + w < float(root.get("width"))
-        assert y + h < float(root.get("height"))
-
-
-def test_lines_begin_and_end_at_boxes_and_what_goes_without_saying_has_none():
-    chain = [
-        Walkthrough("00_a", 5, 1, ()),
-        Walkthrough("01_b", 5, 1, ("00_a",)),
-        Walkthrough("02_c", 5, 1, ("00_a", "01_b")),  # 01 builds on 00 already
-        Walkthrough("03_d", 5, 1, ()),
-        Walkthrough("04_e", 5, 1, ("01_b", "03_d")),
-    ]
-    drawn = arc(chain, {})
-    placed = boxes(drawn)
-    lines = set()
-    for path in ElementTree.fromstring(drawn).iter(f"{SVG}path"):
-        ends = [float(n) for n in re.findall(r"[\d.]+", path.get("d"))]
-        begin, end = ends[:2], ends[-2:]
-        (left,) = (n for n, (x, y, w, h) in placed.items() if begin == [x + w, y + h / 2])
-        (right,) = (n for n, (x, y, w, h) in placed.items() if end == [x, y + h / 2])
-        lines.add((left, right, path.get("stroke-dasharray") is None))
-    assert lines == {
-        ("00", "01", True),
-        ("01", "02", True),
-        ("01", "04", True),
-        ("03", "04", False),
-    }
-
-
-def test_boxes_fill_and_everything_can_be_read_on_white_and_on_black():
-    drawn = arc([Walkthrough("00_<b>", 5, 4, ()), Walkthrough("01_b", 5, 4, ())], {"00_<b>": 1})
-    assert "&lt;b&gt;" in drawn
-    rects = [r for r in ElementTree.fromstring(drawn) if r.tag == f"{SVG}rect"]
-    widths = [float(r.get("width")) for r in rects]
-    assert widths == [170, 42, 170]
-    for r in rects:
-        assert contrast(r.get("fill"), "#FFFFFF") >= 4.5  # with its words
-    line = arc([Walkthrough("00_a", 5, 1, ()), Walkthrough("01_b", 5, 1, ("00_a",))], {})
-    (stroke,) = re.findall(r'stroke="(#\w+)"', line)
-    assert min(contrast(stroke, page) for page in ("#FFFFFF", "#111111")) >= 3
-
-
-def contrast(one: str, other: str) -> float:
-    """As WCAG defines it."""
-
-    def luminance(colour: str) -> float:
-        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
 
 
 # -- the start -----------------------------------------------------------------------------------

@@ -4,9 +4,7 @@ copies    the learner's copies of nbs/: without outputs, solutions folded, never
 start     JupyterLab on them: the contents, and the dashboard's page docked beside
 contents  the contents page, with time and progress
 course    what a walkthrough says of itself: minutes, predictions, what it builds on
-arc       the picture of the course
 guess     `td.predict`: what is expected before a run, and the row beside what came
-cells     which question the row of a cell is about, also when it runs again
 typed     numbers as people type them: "12 MB", "3/11", "27 %"
 kept      the files in which predictions outlive a kernel
 score     `td.score`: of this notebook, and of all

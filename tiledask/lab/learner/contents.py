@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from tiledask.lab.learner.arc import arc
 from tiledask.lab.learner.course import Walkthrough, course
 from tiledask.lab.learner.kept import PROGRESS, Kept
 from tiledask.lab.report import write_whole
@@ -28,7 +27,7 @@ _HEAD = re.compile(r"^(\| walkthrough \| .+ \| minutes \|)\n(\|---\|---\|--:\|)$
 
 
 def write_contents(source: Path, folder: Path) -> None:
-    """None, once ``folder`` has its contents page and picture.
+    """None, once ``folder`` has its contents page.
 
     ``source``: the walkthroughs as they are shipped, with contents.md.
     """
@@ -43,10 +42,7 @@ def write_contents(source: Path, folder: Path) -> None:
     title, _, rest = text.partition("\n\n")
     left = [name for name, each in walkthroughs.items() if done[name][0] < each.asked]
     go_on = f"[{titles[left[0]]}]({left[0]}.ipynb)" if left else ""
-    picture = f"![Which walkthrough builds on which]({Path(PAGE).with_suffix('.svg')})"
-    page = "\n\n".join((title, _total(walkthroughs, done, go_on), picture, _KEY, rest))
-    drawn = arc([*walkthroughs.values()], {name: made for name, (made, _) in done.items()})
-    write_whole((folder / PAGE).with_suffix(".svg"), drawn.encode())
+    page = "\n\n".join((title, _total(walkthroughs, done, go_on), rest))
     write_whole(folder / PAGE, page.encode())
 
 
@@ -54,12 +50,6 @@ def timed(page: str, walkthroughs: Iterable[Walkthrough]) -> str:
     """The contents ``page`` with the minutes that each walkthrough takes, counted anew."""
     minutes = {each.name: each.minutes for each in walkthroughs}
     return _ROW.sub(lambda row: f"{row['row']} | {minutes[row['name']]} |", page)
-
-
-_KEY = (
-    "Solid lines lead to what comes next, dashed ones to what is used again; boxes fill with the "
-    "predictions that you make."
-)
 
 
 def _done(path: Path) -> tuple[int, int]:

@@ -1,7 +1,6 @@
-"""What a walkthrough says of itself: how long it takes, what it asks, what it builds on."""
+"""What a walkthrough says of itself: how long it takes, what it asks."""
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,6 @@ _EXERCISE, _PREDICTION = 5, 1
 """Minutes that one takes."""
 DEEPER = "## Deeper: "
 """How a section begins that nothing later needs: it is read by those who want to, and not timed."""
-_TO_NOTEBOOK = re.compile(r"\]\((\d\d[a-z]?_\w+)\.ipynb")
 
 
 @dataclass(frozen=True)
@@ -26,17 +24,6 @@ class Walkthrough:
     """To read, predict and do the exercises, without the sections that go deeper."""
     asked: int
     """Predictions."""
-    needs: tuple[str, ...]
-    """Names of the walkthroughs that its opening builds on."""
-
-    @property
-    def number(self) -> str:
-        return self.name.partition("_")[0]
-
-    @property
-    def words(self) -> str:
-        """Its name as it is read: "split one product"."""
-        return self.name.partition("_")[2].replace("_", " ")
 
     @classmethod
     def read(cls, path: Path) -> "Walkthrough":
@@ -53,8 +40,7 @@ class Walkthrough:
             if not deeper:
                 minutes += _PREDICTION * predicts + _EXERCISE * ("task" in tags)
                 minutes += len(source.split()) / _WORDS if kind == "markdown" else 0.0
-        needs = _TO_NOTEBOOK.findall(text[0][0].partition("**You need.**")[2])
-        return cls(path.stem, max(1, round(minutes)), asked, tuple(needs))
+        return cls(path.stem, max(1, round(minutes)), asked)
 
 
 def course(folder: Path) -> list[Walkthrough]:

@@ -11,15 +11,12 @@ A notebook whose reader predicts nothing runs as well: the row then says so with
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from tiledask.errors import ConfigError, short
-from tiledask.lab.learner.cells import about
 from tiledask.lab.learner.kept import here
 from tiledask.lab.learner.typed import read_number, show_number
 from tiledask.plan import html
-from tiledask.plan.units import format_bytes
 
 __all__ = ["STARS", "Guess", "GuessRow", "predict"]
 
@@ -113,9 +110,8 @@ class Guess:
         """The row of the prediction, the formula's, the simulated and the measured value.
 
         The prediction is judged by the last of them that there is, and the stars are kept for the
-        score. In JupyterLab a cell that runs again judges the prediction of its first run, and one
-        that has a row in another cell keeps no stars here: the row says so. Raises ConfigError if
-        there is no value, or a number where one of the choices was predicted, or the other way.
+        score. Raises ConfigError if there is no value, or a number where one of the choices was
+        predicted, or the other way.
         """
         values = {"formula": formula, "simulated": simulated, "measured": measured}
         known = {name: value for name, value in values.items() if value is not None}
@@ -125,21 +121,14 @@ class Guess:
                 f"simulated= or measured="
             )
         actual = list(known.values())[-1]
-        guess, own = about(self, isinstance(actual, str) == bool(self.choices))
-        if isinstance(actual, str) != bool(guess.choices):
+        if isinstance(actual, str) != bool(self.choices):
             kinds = ("a number", "one of the choices")
             raise ConfigError(
                 f"this guess is about {self.question!r}, {kinds[bool(self.choices)]}, and the "
                 f"answer is {short(actual)}; run the cell with the field of this row again"
             )
-        note = ""
-        if not own:
-            note = "has its row in another cell: no stars are kept here"
-        elif guess != self:
-            note = f"judged as at first, not {self.question!r}, which was asked since"
-        row = GuessRow(guess, guess.value, known, note)
-        if own:
-            here().put(guess.question, stars=row.stars)
+        row = GuessRow(self, self.value, known)
+        here().put(self.question, stars=row.stars)
         return row
 
     @property
@@ -174,8 +163,6 @@ class GuessRow:
     yours: float | str | None
     others: dict[str, float | str]
     """Of formula, simulated and measured those that there are, in this order."""
-    note: str = ""
-    """Why the prediction is not the one that was asked last, or is not kept; empty otherwise."""
 
     @property
     def actual(self) -> float | str:
@@ -210,26 +197,7 @@ class GuessRow:
         word = STARS[self.stars]
         if not isinstance(self.yours, float):
             word = "right" if self.stars else "no"
-        if self._meant:
-            word += f"; did you mean {self._meant}?"
         return f"{self.ratio:.3g} x, {word}" if self.ratio is not None and self.stars < 3 else word
-
-    @property
-    def _meant(self) -> str:
-        """What comes near by another prefix, or in percent; empty if nothing does."""
-        if not self.ratio or not isinstance(self.yours, float) or self.stars:
-            return ""
-        unit = self.guess.unit
-        shown = {1000.0**k: "" for k in range(-5, 6) if k}
-        if unit == "B":
-            shown |= {1024.0**k: f"{self.yours:.4g} {'KMGTP'[k - 1]}iB" for k in range(1, 6)}
-        elif unit in {"", "%"}:
-            shown |= {100.0: "", 0.01: ""}
-        near = min(shown, key=lambda factor: abs(self.ratio * factor - 1))
-        if abs(self.ratio * near - 1) > _NEAR:
-            return ""
-        show = format_bytes if unit == "B" else partial(show_number, unit=unit)
-        return shown[near] or show(self.yours * near)
 
     @property
     def _cells(self) -> dict[str, str]:
@@ -239,19 +207,14 @@ class GuessRow:
 
     def __repr__(self) -> str:
         cells = [f"{name} {shown}" for name, shown in self._cells.items()]
-        return " | ".join(filter(None, (self.guess.question, *cells, self.verdict, self.note)))
+        return " | ".join(filter(None, (self.guess.question, *cells, self.verdict)))
 
     def _repr_html_(self) -> str:
         stars = "" if self.stars is None else f"{'★' * self.stars}{'☆' * (3 - self.stars)} "
         verdict = [stars + self.verdict] if self.verdict else []
-        note = [self.note] if self.note else []
         return html.table(
-            (
-                *("prediction", *self._cells),
-                *(["yours / actual"] if verdict else []),
-                *(["note"] if note else []),
-            ),
-            [(self.guess.question, *self._cells.values(), *verdict, *note)],
+            ("prediction", *self._cells, *(["yours / actual"] if verdict else [])),
+            [(self.guess.question, *self._cells.values(), *verdict)],
             first="th",
         )
 
