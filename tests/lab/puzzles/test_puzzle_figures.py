@@ -90,12 +90,7 @@ def test_the_drawing_shows_layers_limits_and_what_is_wrong():
 
 
 @pytest.mark.long
-def test_the_drawing_of_an_order_shows_its_faults_and_its_memory():
-    broken = load_puzzle("order-on-2").draw(ONE_F.replace("1F0,1B0", "1B0,1F0"))
-    assert "wrong 1B0" in gids(broken)
+def test_the_drawing_of_an_order_shows_its_memory():
     gpipe = load_puzzle("1f1b-by-hand").draw(text("gpipe", 3, 5))
     labels = [tick.get_text() for tick in gpipe.axes[0].get_yticklabels()]
     assert labels == [f"device {d}, keeps 5 of {room}" for d, room in enumerate((3, 2, 1), 1)]
-    hangs = "0F0,0B0,0F1,0F2,0F3,0B1,0B2,0B3; 1F0,1F1,1B0,1B1,1F2,1B2,1F3,1B3"
-    framed = {g for g in gids(load_puzzle("order-on-2").draw(hangs)) if g.startswith("wrong")}
-    assert framed == {"wrong 0B0", "wrong 1F1"}

@@ -10,7 +10,6 @@ No answer is stored: rules, simulation and the exact best judge whatever is writ
 
 puzzle, fields    a puzzle from its file, and its check; readers of the file's fields
 kind              what a kind of puzzle is; one in each of cuts, orders, choices, compositions
-faults            every fault of an order, for its drawing
 figures, sketch   answers drawn: figures, and letters for a terminal
 """
 

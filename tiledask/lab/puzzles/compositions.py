@@ -29,6 +29,7 @@ from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.splitting.assignment import read_assignment
 from tiledask.plan.splitting.exact import capacities
+from tiledask.plan.splitting.judge import judge
 from tiledask.plan.splitting.partition import contiguous_splits, count_contiguous_splits
 from tiledask.plan.units import format_bytes
 
@@ -84,27 +85,10 @@ def read_unlimited(inputs: Inputs, answer: Any) -> Composition:
         stages = tuple(map(tuple, read_assignment(answer["layers"], layers, inputs["devices"])))
     except PartitionError as error:
         raise ConfigError(f"{error}") from None
-    _check_layers(stages, layers)
+    verdict = judge(stages, layers, len(stages))
+    if not verdict:
+        raise PartitionError(f"{verdict.rule}. {verdict.reason}")
     return Composition(stages, _order_of(inputs, len(stages), answer["schedule"]))
-
-
-def _check_layers(stages: tuple[tuple[int, ...], ...], layers: int) -> None:
-    flat = [n for group in stages for n in group]
-    if flat == list(range(1, layers + 1)) and all(stages):
-        return
-    for s, group in enumerate(stages):
-        if not group:
-            raise PartitionError(f"idle stage. Stage {s + 1} has no layer; every stage needs one")
-    missing = sorted(set(range(1, layers + 1)) - set(flat))
-    if missing:
-        raise PartitionError(f"layer missing. {len(missing)} of {layers}, the first: {missing[0]}")
-    unknown = sorted(set(flat) - set(range(1, layers + 1)))
-    if unknown:
-        raise PartitionError(f"unknown layer. {unknown[0]}; the layers are 1 to {layers}")
-    if len(flat) > layers:
-        twice = next(n for n in flat if flat.count(n) > 1)
-        raise PartitionError(f"layer twice. Layer {twice} is in two stages")
-    raise PartitionError("out of order. Layers rise from stage to stage; each stage is contiguous")
 
 
 def _order_of(inputs: Inputs, stages: int, order: Any) -> Schedule:

@@ -1,6 +1,6 @@
 """Figures of orders: a Gantt chart of what can run, and the turns as written of what cannot."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from tiledask.errors import ConfigError, ScheduleError
@@ -9,12 +9,11 @@ from tiledask.lab.judging.result import Result
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.pipelines.gantt import KINDS, gantt
 from tiledask.lab.plots.style import GREY, PALE, RED, lighter, styled
-from tiledask.lab.puzzles.faults import Fault, faults
 from tiledask.lab.puzzles.figures.frame import limit_line, write
 from tiledask.lab.puzzles.kind import PuzzleSpec
 from tiledask.lab.puzzles.orders import devices_of, limits_of, order_of, run_order
 from tiledask.plan.pipelines.needs import peak_in_flight
-from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.units import format_seconds
 
@@ -26,7 +25,7 @@ _MOST = 400
 
 @styled
 def draw_order(puzzle: PuzzleSpec, answer: Any, result: Result) -> draw.Figure:
-    """The run as a Gantt chart if the order can run; else the order as written, faults in red."""
+    """The run as a Gantt chart if the order can run; else the order as written."""
     inputs, shown = puzzle.inputs, puzzle.inputs.get("shown")
     # how long each action takes, for the drawing of the task
     names = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W"}
@@ -47,9 +46,8 @@ def draw_order(puzzle: PuzzleSpec, answer: Any, result: Result) -> draw.Figure:
     try:
         run = run_order(inputs, order)
     except ScheduleError:
-        wrong = _faults_of(order, inputs)
         ranks = [f"rank {d}" for d in range(order.devices)]
-        return _as_written(title, order, wrong, _rooms(ranks, limits))
+        return _as_written(title, order, _rooms(ranks, limits))
     figure = gantt(run, titles=["the order"], title=title)
     peaks, rooms = peak_in_flight(order), _padded(limits, order.devices)
     label_devices(
@@ -96,18 +94,6 @@ def _readable(answer: Any) -> Schedule | None:
     return order if order is not None and len(order) <= _MOST else None
 
 
-def _faults_of(order: Schedule, inputs: Mapping[str, Any]) -> list[Fault]:
-    limits = limits_of(inputs)
-    return list(
-        faults(
-            order,
-            inputs["stages"],
-            inputs["microbatches"],
-            limits if limits and len(limits) == order.devices else None,
-        )
-    )
-
-
 def _padded(values: list, count: int) -> list:
     return [*values, *[None] * count][:count]
 
@@ -134,30 +120,18 @@ def _sketch(puzzle: PuzzleSpec, title: str) -> draw.Figure:
     return figure
 
 
-def _as_written(title: str, order: Schedule, wrong: list[Fault], labels: list[str]) -> draw.Figure:
-    """A box per turn; the actions of ``wrong`` in a red frame, missing ones named below."""
-    longest = max((len(row) for row in order.orders), default=1)
+def _as_written(title: str, order: Schedule, labels: list[str]) -> draw.Figure:
+    """A box per turn; what is wrong with them, the title says."""
     figure = titled_canvas(1.2 + 0.34 * order.devices, title)
     axes = figure.subplots()
     draw.lanes(axes, labels)
     words: dict[draw.Box, tuple] = {}
-    framed = {(f.device, f.action): f.rule for f in wrong}
     for row, actions in enumerate(order.orders):
-        seen: set[Action] = set()
         tones = [lighter(KINDS[a.kind][1] if a.kind in KINDS else GREY, 0.1) for a in actions]
         parts = [(str(action), 1, tone) for action, tone in zip(actions, tones, strict=True)]
-        boxes = draw.stack(axes, row, parts)
-        for action, tone, box in zip(actions, tones, boxes, strict=True):
-            words[box] = (str(action), tone)
-            rule = framed.get((row, action))
-            if rule and (rule != "repeated" or action in seen):
-                draw.mark_box(axes, box, f"{action}")
-            seen.add(action)
-    missing = [str(f.action) for f in wrong if f.rule == "missing"]
-    note = f"; missing: {', '.join(missing[:8])}{', ...' if len(missing) > 8 else ''}"
-    axes.set_xlabel("turn, as written" + (note if missing else ""))
-    if missing:
-        axes.xaxis.label.set_color(RED)
-    axes.set_xlim(0, longest)
+        for box, (text, _, tone) in zip(draw.stack(axes, row, parts), parts, strict=True):
+            words[box] = (text, tone)
+    axes.set_xlabel("turn, as written")
+    axes.set_xlim(0, max((len(row) for row in order.orders), default=1))
     write(figure, {axes: words})
     return figure
