@@ -8,8 +8,8 @@ import pytest
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.lab.idle_ladder.ladder import LEVELS
 from tiledask.lab.idle_ladder.gap_kinds import gaps_of
+from tiledask.lab.idle_ladder.ladder import LEVELS
 
 SEEDS = 200
 

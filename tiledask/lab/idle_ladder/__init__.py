@@ -8,14 +8,13 @@
 The simulator says what is right; the working is worked out without it, and a test holds that both
 agree.
 
-ladder                              the twelve levels; a seed draws the numbers of one
-timetables, waiting                 levels 1 and 2: who does what, who waits for whom
-layerwise, totals                   levels 3 and 4, 5 and 6: one batch, idle time in seconds
-microbatches, choosing              levels 7 and 12, 8 and 9: how many micro-batches
-slow_stage, gap_kinds               levels 10 and 11: what goes wrong in a pipeline
-level                               IdleLevel: what a level says, its working
-sheets                              what is filled in: who reads and judges it
-figures, arithmetic                 drawings; sums in words
+ladder                 the twelve levels; a seed draws the numbers of one
+one_batch              levels 1 to 6: who does what, who waits, idle time in seconds
+pipelines              levels 7 to 10 and 12: how many micro-batches; a slow stage
+gap_kinds              level 11: which gap is which
+level                  IdleLevel: what a level says, its working
+sheets                 what is filled in: who reads and judges it
+figures, arithmetic    drawings; sums in words
 """
 
 from tiledask.lab.idle_ladder.ladder import idle_level

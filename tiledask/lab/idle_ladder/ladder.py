@@ -4,15 +4,23 @@ from collections.abc import Callable
 from random import Random
 
 from tiledask.errors import ConfigError
-from tiledask.lab.idle_ladder.choosing import best_with_overhead, fewest_for_a_share
 from tiledask.lab.idle_ladder.gap_kinds import which_gap_is_which
-from tiledask.lab.idle_ladder.layerwise import idle_with_transfers, uneven_stages
 from tiledask.lab.idle_ladder.level import IdleLevel
-from tiledask.lab.idle_ladder.microbatches import triangles, which_microbatches
-from tiledask.lab.idle_ladder.slow_stage import one_slow_stage
-from tiledask.lab.idle_ladder.timetables import fill_the_timetable
-from tiledask.lab.idle_ladder.totals import from_few_to_many, idle_in_all
-from tiledask.lab.idle_ladder.waiting import who_waits_for_whom
+from tiledask.lab.idle_ladder.one_batch import (
+    fill_the_timetable,
+    from_few_to_many,
+    idle_in_all,
+    idle_with_transfers,
+    uneven_stages,
+    who_waits_for_whom,
+)
+from tiledask.lab.idle_ladder.pipelines import (
+    best_with_overhead,
+    fewest_for_a_share,
+    one_slow_stage,
+    triangles,
+    which_microbatches,
+)
 from tiledask.plan.whole import is_whole, whole_number
 
 __all__ = ["LEVELS", "idle_level"]
