@@ -4,7 +4,7 @@ import ast
 import json
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -16,18 +16,8 @@ from golden.store import GoldenSet, digest
 # -- the one place that looks inside ---------------------------------------------------------------
 
 
-def inputs_of_questions() -> dict[int, dict[str, Any]]:
-    """Question -> its inputs, each with another value than the usual one."""
-    from tiledask.lab.questions.table import QUESTIONS
-
-    return {
-        number: {name: each.other for name, each in asked.inputs.items()}
-        for number, asked in QUESTIONS.items()
-    }
-
-
-def answers() -> dict[str, list[tuple]]:
-    """Task -> (answer, ...) of the table of answers to all tasks."""
+def answers() -> dict[str, list]:
+    """Task -> the answers to it that JSON cannot hold."""
     sys.path.append(str(Path(__file__).parents[1] / "lab" / "judging"))
     from answers import ANSWERS
 
@@ -47,12 +37,6 @@ def found(name: str) -> Any:
     return FOUND[name](task(name))
 
 
-def on_workers() -> tuple[str, ...]:
-    from oracles.tasks import ON_WORKERS
-
-    return tuple(ON_WORKERS)
-
-
 def worked(level: Any) -> str:
     """The answer that the working of a level ends in."""
     return level.lines[-1].removeprefix("Answer: ")
@@ -65,24 +49,21 @@ def main(words: list[str]) -> int:
     return main(words)
 
 
+def stored(name: str) -> Callable[[], dict[str, Any]]:
+    """Draws the rows that there are: people chose them."""
+    path = Path(__file__).with_name(f"{name}.json")
+    return lambda: {key: row[0] for key, row in json.loads(path.read_text())["rows"].items()}
+
+
 # -- questions -------------------------------------------------------------------------------------
 
-SLOW = (10, 14, 16, 17, 19, 20, 23, 37)
-"""Questions that take a second or more with all their inputs."""
-SLOWEST = 37
-"""It takes that long with the usual ones."""
 
-
-def asked(slow: bool) -> dict[str, Any]:
-    """The usual values of all, and each input changed; of those that take long apart."""
-    made: dict[str, Any] = {}
-    for number, inputs in inputs_of_questions().items():
-        if slow == (number == SLOWEST):
-            made[f"{number}"] = {"question": number, "inputs": {}}
-        if slow == (number in SLOW):
-            for name, other in inputs.items():
-                made[f"{number} {name}"] = {"question": number, "inputs": {name: other}}
-    return made
+def others() -> dict[int, dict[str, Any]]:
+    """Question -> its inputs, each with another value than the usual one."""
+    found: dict[int, dict[str, Any]] = {}
+    for given in [*stored("questions")().values(), *stored("questions_long")().values()]:
+        found.setdefault(given["question"], {}).update(given["inputs"])
+    return found
 
 
 def values(given: dict[str, Any]) -> Any:
@@ -92,52 +73,17 @@ def values(given: dict[str, Any]) -> Any:
 # -- judged answers --------------------------------------------------------------------------------
 
 
-LONG = [
-    "fewest_gpus",
-    "scale_rule",
-    "faulty_run",
-    "until_layerwise_moves_more",
-    "five-percent-idle",
-    "hybrid_lenet",
-    "where-the-stages-go",
-    "fewest_sums",
-    "step_traffic",
-]
-"""Tasks that take long to judge."""
-
-
-def judged(slow: bool) -> dict[str, Any]:
-    """Every answer of the table, as Python writes it, or its place in the table; and a right one of
-    each task, which is found and not typed."""
-    made = {}
-    for name, rows in answers().items():
-        if name in on_workers():
-            continue
-        if slow:
-            made[f"{name} right"] = {"task": name, "answer": "right"}
-        if slow != (name in LONG):
-            continue
-        for n, (answer, *_) in enumerate(rows):
-            plain = _is_plain(answer)
-            made[f"{name} {n}"] = {"task": name, "answer": repr(answer) if plain else n}
-    return made
-
-
-def _is_plain(answer: Any) -> bool:
-    try:
-        return bool(ast.literal_eval(repr(answer)) == answer)
-    except (ValueError, SyntaxError, TypeError):
-        return False
+def answer_of(given: dict[str, Any]) -> Any:
+    """The answer of a row: a right one, which is found, one of `answers`, or what is written."""
+    name, answer = given["task"], given["answer"]
+    if answer == "right":
+        return found(name)
+    return answers()[name][answer] if isinstance(answer, int) else ast.literal_eval(answer)
 
 
 def result(given: dict[str, Any]) -> Any:
     """Whether it is legal, its stars, and of every target what is reached, wanted and best."""
-    name, answer = given["task"], given["answer"]
-    if answer == "right":
-        what = found(name)
-    else:
-        what = answers()[name][answer][0] if isinstance(answer, int) else ast.literal_eval(answer)
-    it = task(name).result(what)
+    it = task(given["task"]).result(answer_of(given))
     return {
         "solved": bool(it),
         "legal": it.legal,
@@ -217,10 +163,10 @@ def paths_of(value: Any, at: str = "") -> Iterator[str]:
 
 
 SETS = (
-    GoldenSet("questions", values, lambda: asked(False)),
-    GoldenSet("questions_long", values, lambda: asked(True), "slow"),
-    GoldenSet("judged", result, lambda: judged(False)),
-    GoldenSet("judged_long", result, lambda: judged(True), "slow"),
+    GoldenSet("questions", values, stored("questions")),
+    GoldenSet("questions_long", values, stored("questions_long"), "slow"),
+    GoldenSet("judged", result, stored("judged")),
+    GoldenSet("judged_long", result, stored("judged_long"), "slow"),
     GoldenSet("ladder", level, levels),
     GoldenSet("json_keys", keys, typed),
     GoldenSet("json_keys_on_workers", keys, typed_on_workers, "cluster"),

@@ -9,14 +9,12 @@ import numpy as np
 
 import tiledask as td
 from tiledask.errors import PlacementError
-from tiledask.lab.exercises.planning.fewest_gpus import layouts_that_fit
 from tiledask.lab.exercises.planning.layer_too_large import STRATEGIES, survived
-from tiledask.lab.exercises.products import choreography
+from tiledask.lab.exercises.products import placements as choreography
 from tiledask.lab.exercises.products.levels import BlockRun
 from tiledask.lab.exercises.products.placements import bytes_planned
-from tiledask.lab.exercises.products.tile_choice import tiles_of
+from tiledask.lab.exercises.products.tiles import tiles_of
 from tiledask.lab.exercises.slots import UNITS
-from tiledask.lab.exercises.split_layers import lenet_splits
 from tiledask.lab.exercises.split_layers.partial_sums import BACKWARD, FORWARD
 from tiledask.lab.puzzles import load_puzzle, puzzle_names
 from tiledask.plan.collectives.rows import split_rows
@@ -93,7 +91,6 @@ EXERCISES: dict[str, Callable[[], Any]] = {
     "skip_connection": td.tasks.skip_connection,
     "cannon_by_shifts": td.tasks.cannon_by_shifts,
     "borrowed_rows": lambda: td.tasks.borrowed_rows(*ROWS),
-    "split_each_layer": lambda: td.tasks.split_each_layer(images=8),
     "until_layerwise_moves_more": lambda: td.tasks.until_layerwise_moves_more(each=10),
     "hybrid_lenet": lambda: td.tasks.hybrid_lenet(2, batch=4, share=60),
     "fewest_sums": td.tasks.fewest_sums,
@@ -162,8 +159,9 @@ def copies(_: Any) -> tuple[int | None, ...]:
 
 
 def gpus(_: Any) -> td.Layout:
-    fitting = layouts_that_fit(td.load_model("llama-2-13b"), td.load_cluster("16xA10"))
-    return min(fitting, key=lambda layout: layout.devices)
+    a10s, model = td.load_cluster("16xA10"), td.load_model("llama-2-13b")
+    plans = (td.search(model, a10s, n, devices=[n]) for n in range(1, 17))
+    return next(plan.best.layout for plan in plans if plan.counts["fits"])
 
 
 def survivors(_: Any) -> dict[str, Any]:
@@ -276,10 +274,6 @@ def rows_read(_: Any) -> dict[int, tuple[int, ...]]:
     }
 
 
-def cheapest_ways(_: Any) -> dict[str, str]:
-    return min(lenet_splits.every(), key=lambda ways: lenet_splits.bytes_of(ways, 8, 4, 4))
-
-
 def counted(_: Any) -> dict[str, int]:
     """The formulas that the walkthrough teaches, for (2, 2, 2), 8 rows, h 32, 3 layers, s 16."""
     b, s, h, layers, vocabulary = 8, 16, 32, 3, 50
@@ -360,7 +354,6 @@ FOUND: dict[str, Callable[[Any], Any]] = {
     "skip_connection": lambda _: skipping(),
     "cannon_by_shifts": lambda _: cannon(),
     "borrowed_rows": rows_read,
-    "split_each_layer": cheapest_ways,
     "until_layerwise_moves_more": lambda exercise: first(exercise, iter(range(2, 65))),
     "hybrid_lenet": lambda exercise: first(
         exercise, iter([{"data parallel": 2}, {"network": 2}, {"space": 2}, {"layerwise": 2}])

@@ -1,11 +1,7 @@
-"""Exercises on whole layouts: the planner judges, the best is searched, reasons have numbers.
-
-Holds `tiledask.lab.exercises.planning.layouts`.
-"""
+"""Exercises on whole layouts: the planner judges, the best is searched, reasons have numbers."""
 
 import pytest
-from oracles.figures import still_drawn
-from oracles.judged import assert_illegal, assert_quiet, targets
+from oracles.judged import targets
 
 import tiledask as td
 from tiledask.lab.tasks import fastest_within, fewest_devices
@@ -33,28 +29,9 @@ def searched(batch: int, **options):
     return [plans[n] for n in range(plans.counts["fits"])]
 
 
-@pytest.mark.slow
-def test_what_is_not_attempted_is_quiet_and_drawn(cap, fewest):
-    assert_quiet(cap, fewest)
-
-
 def test_the_cap_unanswered_shows_a_time_and_no_part_of_the_best_step(cap):
     (bar,) = cap.draw(None).axes[0].patches
     assert bar.get_gid() == "the fastest that keeps to the cap"
-
-
-@pytest.mark.long
-def test_an_illegal_answer_says_why_with_its_numbers_and_is_still_drawn(cap, fewest):
-    for exercise, answer, words in (
-        (cap, "tp=8", "an answer is a td.Layout"),
-        (cap, td.Layout(tp=4, dp=2, microbatches=32), "64 sequences a step, the task has 32"),
-        (cap, td.Layout(microbatches=32), 'the verdict is "no"'),
-        (cap, td.Layout(tp=4, pp=4, microbatches=32), "needs 16 devices"),
-        (cap, td.Layout(tp=4, cp=2, microbatches=32), "cp is 1, got 2"),
-        (fewest, td.Layout(pp=2, microbatches=32), 'the verdict is "'),
-    ):
-        assert_illegal(exercise, answer, words)
-        assert still_drawn(exercise, answer)
 
 
 @pytest.mark.long

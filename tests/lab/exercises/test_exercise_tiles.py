@@ -1,8 +1,4 @@
-"""Exercises on tiles: choose, name the level at fault, repair; all judged by arithmetic.
-
-Holds `tiledask.lab.exercises.products.block_and_tile`,
-`tiledask.lab.exercises.products.kernel_repair` and `tiledask.lab.exercises.products.levels`.
-"""
+"""Exercises on tiles: choose, name the level at fault, repair; all judged by arithmetic."""
 
 from dataclasses import replace
 from itertools import product
@@ -11,15 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.figures import still_drawn
-from oracles.judged import assert_illegal, assert_quiet, assert_still_drawn, missed
+from oracles.judged import missed
 
 import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.lab.exercises.products import levels
 from tiledask.lab.exercises.products.kernel_repair import CountedOperand
 from tiledask.lab.exercises.products.levels import BLOCKING, TILE, BlockRun
-from tiledask.lab.exercises.products.tile_choice import SIDES, STAGES, STEPS, tile_of
+from tiledask.lab.exercises.products.tiles import SIDES, STAGES, STEPS, tile_of
 from tiledask.lab.judging import UnsolvedError
 from tiledask.lab.tasks import (
     block_and_tile,
@@ -53,25 +48,6 @@ def test_tiles_are_those_of_the_kernel_where_it_ships_them():
             assert alike == {config}
 
 
-@pytest.mark.few(2)
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("answer", "misses"),
-    [
-        (((128, 256, 32), 4), []),
-        (((256, 128, 32), 4), []),
-        (((128, 256, 64), 4), ["kB of shared memory per block"]),
-        (((128, 256, 16), 6), ["steps along k"]),
-        (((128, 128, 32), 4), ["GB into shared memory", "microseconds at least"]),
-    ],
-)
-def test_a_tile_within_shared_memory(within, answer, misses):
-    result = within.check(answer)
-    assert missed(result) == misses
-    assert bool(result) == result.best == (not misses)
-    assert still_drawn(within, answer) if result else within.draw(answer).axes
-
-
 @pytest.mark.long
 def test_only_these_tiles_keep_to_the_limits_by_hand(within):
     """Bytes by the formula, and not by the judge's: 2 s m n k / FLOP per byte."""
@@ -89,70 +65,12 @@ def test_only_these_tiles_keep_to_the_limits_by_hand(within):
     assert solved == fitting == {((128, 256, 32), 4), ((256, 128, 32), 4)}
 
 
-def refused(within):
-    """(exercise, answer, words) of answers that are none."""
-    levels = levels_at_fault({"a": made((1.0, 1.0))}, rate=100.0)
-    repair = repaired_kernel(tile_loop("rows"))
-    return (
-        (within, 5, "an answer is ((tm, tn, tk), stages)"),
-        (within, ((100, 64, 32), 3), "tm and tn one of 64, 128 or 256"),
-        (within, ((128, 256, 32), 3), "3 stages keep copies 2 steps ahead"),
-        (within, ((256, 256, 16), 4), "not one block fits a multiprocessor of H200 for its regi"),
-        (within, ([128], 4), "an answer is"),
-        (levels, {"a": "low"}, "a level is 'blocking' or 'tile', got 'low'"),
-        (levels, {}, "a level, 'blocking' or 'tile', for each of a"),
-        (levels, "tile", "a level, 'blocking' or 'tile', for each of a"),
-        (repair, 3, "a function such as def mine(a, b, tile)"),
-        (repair, lambda a, b: a, "raised TypeError for (4, 8) @ (8, 6)"),
-        (repair, lambda a, b, tile: a, "is (4, 6), and the kernel returned (4, 8)"),
-    )
-
-
-def test_an_illegal_answer_says_why(within):
-    for exercise, answer, words in refused(within):
-        assert_illegal(exercise, answer, words)
-
-
-@pytest.mark.slow
-def test_an_illegal_answer_is_still_drawn(within):
-    assert_still_drawn(refused(within))
-
-
-@pytest.mark.slow
-def test_what_is_not_attempted_is_quiet_and_drawn(within):
-    levels = levels_at_fault({"a": made((1.0, 1.0))}, 100.0)
-    assert_quiet(within, levels, repaired_kernel(tile_loop("k")))
-
-
 def test_a_task_that_nothing_solves_is_refused():
     with pytest.raises(ConfigError, match="raise the limit of shared memory"):
         tile_within(SIZE, "H200", limit=20_000, stages=4, intensity=80, steps=128)
 
 
 # -- block and tile ------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def both():
-    return block_and_tile((2000, 1000, 500), 8, cache=16_000, between=12e6, loaded=18e6)
-
-
-@pytest.mark.parametrize(
-    ("answer", "misses"),
-    [
-        (((4, 2), (56, 63, 1)), []),
-        (((4, 2), (56, 56, 7)), []),
-        (((4, 2), (63, 63, 1)), ["bytes of the cache"]),
-        (((4, 2), (56, 56, 8)), ["bytes of the cache"]),
-        (((4, 2), (32, 32, 32)), ["MB loaded by a worker"]),
-        (((2, 4), (56, 63, 1)), ["MB between workers"]),
-    ],
-)
-def test_both_levels_are_judged(both, answer, misses):
-    result = both.check(answer)
-    assert missed(result) == misses
-    assert result.best == (answer == ((4, 2), (56, 63, 1)))
-    assert both.draw(answer).axes
 
 
 @pytest.mark.long
@@ -272,16 +190,6 @@ def test_rows_that_do_not_add_up_are_refused(cluster):
             run_blocks(cluster, a, a.T, rows, tile=2)
 
 
-@pytest.mark.cluster
-def test_the_picture_has_every_worker_and_the_makespan(runs):
-    exercise = levels_at_fault({"far": runs["far"], "small": runs["small"]}, runs["good"].rate)
-    figure = exercise.draw()
-    bars = {p.get_gid(): p for axes in figure.axes for p in axes.patches if p.get_gid()}
-    for worker in range(4):
-        total = sum(bars[f"far {kind} {worker}"].get_width() for kind in ("busy", "waited", "idle"))
-        assert total == pytest.approx(runs["far"].makespan)
-
-
 # -- repair --------------------------------------------------------------------------------------
 
 
@@ -355,22 +263,6 @@ def test_the_library_in_place_of_tiles_is_seen():
         assert "never multiplied" not in said
         assert "bytes loaded beside the formula" in missed(result)
         assert "wrong elements of C" not in missed(result)
-
-
-@pytest.mark.long
-def test_the_picture_shows_which_elements_are_wrong():
-    def wrong(fault):
-        figure = repaired_kernel(tile_loop(fault)).draw()
-        return [sum("wrong" in str(p.get_gid()) for p in axes.patches) for axes in figure.axes]
-
-    assert wrong("columns") == [13 * 3, 13 * 3]  # 11 = 2 x 4 + 3
-    assert wrong("rows") == [3 * 11, 3 * 11]  # 13 = 2 x 5 + 3
-    assert wrong("overwrites") == [0, 13 * 11]
-    assert wrong(None) == [0, 0]
-    unwritten = repaired_kernel().draw().axes
-    assert [sum("wrong" in str(p.get_gid()) for p in axes.patches) for axes in unwritten] == [
-        13 * 11
-    ] * 2
 
 
 def test_counted_operands_behave_as_arrays():

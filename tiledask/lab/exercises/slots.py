@@ -9,8 +9,6 @@ from distributed import get_worker
 
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.lab.judging import Exercise, Target
-from tiledask.lab.plots import primitives as draw
-from tiledask.lab.plots.style import PALE, RED, canvas, colour_of_rank, styled
 from tiledask.plan.whole import is_whole
 
 __all__ = ["least_load", "tasks_on_slots"]
@@ -45,11 +43,6 @@ def tasks_on_slots(cluster: Cluster, units: Sequence[int] = UNITS) -> Exercise:
 
     return Exercise(
         name="tasks on slots",
-        question=(
-            f"{len(units)} tasks take {', '.join(map(str, units))} units of {UNIT:g} s. Choose a "
-            f"slot from 0 to {slots - 1} for each, so that the fullest slot has at most {best} "
-            f"units to do."
-        ),
         form=f"a tuple of {len(units)} slots, each 0..{slots - 1}, for the tasks in turn, for "
         f"example {(*range(slots), 0, 0)[:5]} and so on",
         hints=(
@@ -60,7 +53,6 @@ def tasks_on_slots(cluster: Cluster, units: Sequence[int] = UNITS) -> Exercise:
             "themselves.",
         ),
         measured=measure,
-        drawn=lambda places: _draw_slots(places, units, slots, best),
         read=lambda answer: _slots_of(answer, len(units), slots),
     )
 
@@ -102,32 +94,3 @@ def least_load(units: tuple[int, ...], slots: int) -> int:
             for s in range(slots)
         }
     return min(max(load) for load in loads)
-
-
-@styled
-def _draw_slots(
-    places: Sequence[int] | None, units: Sequence[int], slots: int, best: int
-) -> draw.Figure:
-    tasks = [*enumerate(units)]
-    held = [[t for t in tasks if places and places[t[0]] == slot] for slot in range(slots)]
-    rows = [f"slot {s}" for s in range(slots)]
-    if places is None:
-        held, rows = [*held, tasks], [*rows, "not placed"]
-    figure = canvas(1.2 + 0.36 * len(rows), "Tasks on slots")
-    axes = figure.subplots()
-    draw.lanes(axes, rows)
-    draw.limit_line(axes, best, color=RED, linewidth=1.5, label=f"target: at most {best}")
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1))
-    axes.set_xlabel(f"units of {UNIT:g} s")
-    draw.whole_ticks(axes.xaxis)
-    words = []
-    for row, mine in enumerate(held):
-        colour = PALE if row == slots else colour_of_rank(row)
-        boxes = draw.stack(axes, row, [(f"task {i}", n, colour) for i, n in mine])
-        words += [(b, f"task {i}: {n}", colour) for b, (i, n) in zip(boxes, mine, strict=True)]
-        if places is not None:
-            draw.mark_excess(axes, row, best, sum(n for _, n in mine))
-    figure.lay_out()
-    for box, text, colour in words:
-        draw.fitting_text(axes, box, text, colour)
-    return figure

@@ -15,7 +15,6 @@ from tiledask.errors import ConfigError, short
 
 __all__ = [
     "COUNT",
-    "RATIO",
     "SECONDS",
     "SHARE",
     "Unit",
@@ -51,9 +50,7 @@ SECONDS = Unit(
     | dict.fromkeys(("min", "mins", "minute", "minutes"), 60.0)
     | {f"{of}{s}": 1.0 for of in ("", "device-", "worker-") for s in _SECONDS},
 )
-_PERCENT = {"": 1.0, "%": 0.01, "percent": 0.01}
-SHARE = Unit("a share", "27.3 %, 3/11 or 0.273", _PERCENT, most=1.0)
-RATIO = Unit("a ratio", "37.5 %, 3/8 or 0.375", _PERCENT)
+SHARE = Unit("a share", "27.3 %, 3/11 or 0.273", {"": 1.0, "%": 0.01, "percent": 0.01}, most=1.0)
 COUNT = Unit(
     "a whole number",
     "8",

@@ -49,12 +49,6 @@ def four_terms(
 
     return Exercise(
         name="four terms",
-        question=(
-            f"Train {what.name} by the recipe {recipe} with micro-batches of {sequences} "
-            f"sequences of 2,048 tokens, on one device that were large enough. Give the bytes of "
-            f"the 4 terms: weights, gradients, optimizer states and activations; 0 of them may be "
-            f"off by more than 1 %."
-        ),
         form="four numbers of bytes, for example (1e9, 2e9, 3e9, 4e9)",
         hints=(
             "Three of the terms are the number of parameters times the bytes that the recipe "

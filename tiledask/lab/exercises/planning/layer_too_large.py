@@ -13,8 +13,6 @@ import numpy as np
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import ConfigError
 from tiledask.lab.judging import Exercise, Target
-from tiledask.lab.plots import primitives as draw
-from tiledask.lab.plots.style import BLUE, GREY, ORANGE, PINK, RED, SKY, canvas, styled
 from tiledask.plan.whole import is_whole
 from tiledask.tile.memory.pool import Pool, Refused
 
@@ -63,15 +61,6 @@ def layer_too_large(ranks: int = 4) -> Exercise:
 
     return Exercise(
         name="a layer too large",
-        question=(
-            f"One matrix of 26 GB in single precision, {ranks} devices of 24 GB. How far does each "
-            f"strategy come: not even the forward pass (None), 'forward' (the weights), 'sgd' (and "
-            f"a gradient), 'momentum' (and one more array of that size) or 'adam' (and two more)? "
-            f"'copies' is data parallelism, 'smaller batches' accumulates gradients over parts of "
-            f"a batch, 'a layer each' puts whole layers on devices, 'columns' and 'rows' split "
-            f"the matrix; 0 may be judged wrongly. And on how many devices does it train with "
-            f"Adam, by columns? Give the fewest."
-        ),
         form=(
             "a dict of the heaviest that works, for example {'copies': 'forward', "
             "'smaller batches': None, 'a layer each': None, 'columns': 'sgd', 'rows': 'sgd', "
@@ -86,7 +75,6 @@ def layer_too_large(ranks: int = 4) -> Exercise:
             "how many stay below 24 GB? For Adam turn that round and ask for p.",
         ),
         measured=measure,
-        drawn=lambda given: _bars(ranks, given),
         read=_answer,
     )
 
@@ -191,33 +179,3 @@ def _run(strategy: str, level: str, ranks: int) -> bool:
     if not gives(strategy, outs, y):
         raise AssertionError(f"{strategy} does not give the product")
     return True
-
-
-@styled
-def _bars(ranks: int, given: Mapping[str, Any] | None) -> draw.Figure:
-    """GB of each strategy, array by array, beside the device's; the answers at the right. Without
-    an answer the device alone: which bars pass its line is what is asked."""
-    wrong = _misjudged(given, ranks) if given else {}
-    note = "" if given else " (not attempted)"
-    figure = canvas(3.4, f"26 GB of weights on {ranks} devices of 24 GB: GB on a device{note}")
-    axes = figure.subplots()
-    parts = {"weights": BLUE, "gradient": SKY, "momentum, or m": ORANGE, "v": PINK}
-    for row, strategy in enumerate(STRATEGIES):
-        # of the matrix that a rank holds
-        each = 26 * (1 / ranks if strategy in ("columns", "rows") else 1)
-        shown = parts if given else {}
-        draw.stack(axes, row, [(f"{strategy} {n}", each, c) for n, c in shown.items()], 0.7)
-        if given and strategy in wrong:
-            held = max(1, LEVELS.get(given[strategy], 0)) * each
-            draw.mark_box(axes, (0, row - 0.4, held, 0.8), strategy)
-        if given:
-            words = f"you say: {given[strategy] or 'not at all'}"
-            draw.note(axes, (4 * each, row), words, size=9)
-    look = {"color": RED, "linewidth": 1.2}
-    draw.limit_line(axes, 24, **look)
-    axes.set_yticks(range(len(STRATEGIES)), STRATEGIES)
-    axes.set(xlim=(0, 135 if given else 40), ylim=(len(STRATEGIES) - 0.5, -0.5), xlabel="GB")
-    axes.tick_params(axis="y", length=0, colors=GREY, labelcolor="black")
-    entries = [draw.patch_entry(name, colour) for name, colour in shown.items()]
-    draw.legend(figure, [*entries, draw.line_entry("a device, 24 GB", linestyle="--", **look)], 5)
-    return figure

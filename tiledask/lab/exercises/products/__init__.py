@@ -1,8 +1,7 @@
 """Exercises about one product: its placements, its tiles, its kernel, and cores that wait.
 
-placements     place two matrices so that their product moves the fewest bytes
-choreography   choose algorithm and options for the fewest bytes in little memory
-tile_choice    choose a kernel's tile under a limit, or anew on another device
+placements     place two matrices, or choose an algorithm, so that the fewest bytes move
+tiles          choose tiles under a limit of shared memory, and beside a mesh of workers
 kernel_repair  repair a tile kernel
 shifts         write Cannon's algorithm with shifts
 levels         name the level at which cores wait for data

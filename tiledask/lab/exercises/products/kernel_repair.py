@@ -5,7 +5,7 @@ answer(a, b, tile) -> c      every element of C against exact sums   |  targets
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -15,8 +15,6 @@ from tiledask.errors import RuleError
 from tiledask.lab.exercises.products.placements import span
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.judging.reading import function
-from tiledask.lab.plots import primitives as draw
-from tiledask.lab.plots.style import BLUE, PALE, RED, canvas, styled
 from tiledask.tile import Tile, traffic
 
 __all__ = ["CountedOperand", "repaired_kernel"]
@@ -25,7 +23,6 @@ Kernel = Callable[[np.ndarray, np.ndarray, Tile], np.ndarray]
 SHAPES = ((4, 6, 8), (7, 5, 3), (1, 1, 1), (1, 9, 4), (10, 1, 7), (13, 11, 9))
 """(m, n, k): tiles divide the first, and leave rests of the others."""
 TILES = ((2, 3, 4), (4, 4, 4), (5, 2, 3), (16, 16, 16))
-SHOWN, SHOWN_TILE = ((13, 11, 4), (13, 11, 9)), (5, 4, 4)
 
 
 class CountedOperand(np.ndarray):
@@ -114,39 +111,21 @@ def repaired_kernel(given: Kernel | None = None) -> Exercise:
             _first("bytes loaded beside the formula", loads),
         ]
 
-    def figure(answer: Any) -> draw.Figure:
-        kernel = answer or given
-        wrong = {}
-        for m, n, k in SHOWN:
-            a, b = _operands(m, n, k)
-            c = _run(kernel, a, b, SHOWN_TILE)[0] if kernel else np.zeros((m, n))
-            wrong[k] = c != a @ b
-        unsaid = ", as given" if given else ", before anything is computed"
-        return _wrong_elements(wrong, SHOWN_TILE, unsaid * (answer is None))
-
     return Exercise(
         name="repair the kernel" if given else "write the tile loop",
-        question=(
-            f"Write a function of a, b and tile that multiplies tile by tile"
-            f"{'; the one given has faults' if given else ''}. It is run on {len(SHAPES)} shapes "
-            f"in {len(TILES)} tiles, from 1 x 1 x 1 to tiles larger than the matrix, with whole "
-            f"numbers: 0 elements of C may be wrong, 0 products larger than a tile, and 0 bytes "
-            f"loaded beside the formula of td.tile.traffic."
-        ),
         form=(
             "a function such as def mine(a, b, tile): ..., of which the result is an array like "
             "a @ b, for example answer = mine"
         ),
         hints=(
-            "draw shows which elements are wrong, for one step along k and for several. Which rows "
-            "and columns of tiles are they in?",
+            "The verdict says which elements are wrong, and for which shapes. Which rows and "
+            "columns of tiles are they in?",
             "Where a tile doesn't divide the matrix the last one is smaller, and has to be done "
             "all the same: look at where each loop ends.",
             "What a step along k computes belongs to what the steps before it left in the same "
             "elements of C. And range(0, n, tn) reaches every start, slices end with the array.",
         ),
         measured=measure,
-        drawn=figure,
         read=function,
     )
 
@@ -220,34 +199,3 @@ def _within(shapes: tuple[tuple[int, ...], ...], tile: Tile) -> bool:
     tm, tn, tk = tile
     (a, b) = shapes
     return len(a) == len(b) == 2 and a[0] <= tm and a[1] <= tk and b[0] <= tk and b[1] <= tn
-
-
-@styled
-def _wrong_elements(wrong: Mapping[int, np.ndarray], tile: Tile, note: str) -> draw.Figure:
-    """``wrong`` by k: whether each element of C is."""
-    tm, tn, tk = tile
-    figure = canvas(3.8, f"Wrong elements of C in tiles of {tm} x {tn} x {tk}{note}")
-    panels = figure.subplots(1, len(wrong), squeeze=False)[0]
-    for axes, (k, c) in zip(panels, wrong.items(), strict=True):
-        steps, count = -(-k // tk), int(c.sum())
-        axes.set_title(
-            f"k = {k}, {steps} step{'s' * (steps > 1)}: {count or 'no'} wrong of {c.size}"
-        )
-        _elements(axes, c, tm, tn)
-    entries = [draw.patch_entry("right", PALE), draw.patch_entry("wrong", RED)]
-    draw.legend(figure, [*entries, draw.line_entry("a tile, smaller at the edges", BLUE)])
-    return figure
-
-
-def _elements(axes: draw.Axes, wrong: np.ndarray, tm: int, tn: int) -> None:
-    m, n = wrong.shape
-    for i, j in np.ndindex(m, n):
-        colour, name = (RED, "wrong") if wrong[i, j] else (PALE, "right")
-        draw.box(axes, (j, i, 1, 1), colour, linewidth=1, gid=f"{name} {i} {j}")
-    for i, j in product(range(0, m, tm), range(0, n, tn)):
-        rest = min(tn, n - j), min(tm, m - i)
-        draw.box(axes, (j, i, *rest), "none", edgecolor=BLUE, linewidth=1.6)
-    axes.set(xlim=(-0.2, n + 0.2), ylim=(m + 0.2, -0.2), aspect="equal")
-    axes.set(xlabel="columns of C", ylabel="rows of C")
-    axes.set(xticks=range(0, n + 1, tn), yticks=range(0, m + 1, tm))
-    axes.spines[:].set_visible(False)

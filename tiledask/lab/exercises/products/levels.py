@@ -200,12 +200,6 @@ def levels_at_fault(runs: Mapping[str, BlockRun], rate: float) -> Exercise:
 
     return Exercise(
         name="which level is at fault",
-        question=(
-            f"{len(runs)} products were split over workers by rows, and measured: "
-            f"{', '.join(runs)}. Say for each at which level more time is lost: '{BLOCKING}', "
-            f"longest - mean busy, lost between workers, or '{TILE}', mean busy - what a good tile "
-            f"needs, lost within them. 0 may be wrong."
-        ),
         form=f"a dict with a level, {BLOCKING!r} or {TILE!r}, for each of {', '.join(runs)}, for "
         f"example {dict.fromkeys(runs, TILE)}",
         hints=(

@@ -9,8 +9,6 @@ from tiledask.errors import CollectiveError, RuleError
 from tiledask.lab.exercises.on_ranks import run_on_ranks
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.judging.reading import function
-from tiledask.lab.plots import primitives as draw
-from tiledask.lab.plots.style import GREEN, RED, canvas, colour_of_rank, styled
 
 __all__ = ["cannon_by_shifts"]
 
@@ -45,11 +43,6 @@ def cannon_by_shifts() -> Exercise:
 
     return Exercise(
         name="Cannon by shifts",
-        question=(
-            f"Write Cannon's algorithm as a function of row, column, a and b, which returns a "
-            f"rank's block of C. It is run on 1 x 1, 2 x 2 and 3 x 3 ranks: 0 blocks of C may be "
-            f"wrong, 0 calls may be other than shifts, and on 3 x 3 at most {MOST} blocks may move."
-        ),
         form=(
             "a function such as def cannon(row, column, a, b): return a @ b, for example "
             "answer = cannon"
@@ -63,7 +56,6 @@ def cannon_by_shifts() -> Exercise:
             "product.",
         ),
         measured=measure,
-        drawn=lambda answer: _skew() if answer is None else _wrong(answer),
         read=function,
     )
 
@@ -97,45 +89,3 @@ def _run(answer: Algorithm, p: int) -> tuple[np.ndarray, float, list[str]]:
     # a block of A and one of B, of different sizes, move together: count in both
     sent = sum(record.sent for record in done.records)
     return off, 2 * sent / (8 * (m * k + k * n)), [record.kind for record in done.records]
-
-
-@styled
-def _skew() -> draw.Figure:
-    """Which block of A and of B each of 3 x 3 ranks has at home, after the skew and after a shift,
-    in the colour of its part of K; an arrow says where row i or column j came from."""
-    figure = canvas(5.0, "Blocks of A and B on 3 x 3, in the colour of their part of K")
-    stages = ("at home", "after the skew", "after one shift")
-    for matrix, panels in zip("AB", figure.subplots(2, 3), strict=True):
-        for number, (axes, title) in enumerate(zip(panels, stages, strict=True)):
-            for i, j in np.ndindex(3, 3):
-                own, line = (j, i) if matrix == "A" else (i, j)
-                k = (own + line * (number > 0) + (number > 1)) % 3
-                name = f"A{i}{k}" if matrix == "A" else f"B{k}{j}"
-                box, colour = (j - 0.46, i - 0.42, 0.92, 0.84), colour_of_rank(k)
-                draw.box(axes, box, colour)
-                draw.text_in(axes, box, name, colour, 9)
-            by = [*range(3)] if number == 1 else [1, 1, 1]
-            told = ["stays" if n == 0 else f"{'←' if matrix == 'A' else '↑'} {n}" for n in by]
-            below = [f"{j}: {words}" for j, words in enumerate(told)]
-            draw.cells(axes, below if number and matrix == "B" else range(3), range(3))
-            for i, words in enumerate(told) if number and matrix == "A" else ():
-                draw.note(axes, (2.5, i), words, (4, 0), 8)
-            axes.set_title(f"{matrix}, {title}", fontsize=9)
-    return figure
-
-
-@styled
-def _wrong(answer: Algorithm) -> draw.Figure:
-    """Blocks of C on each grid, by whether they are right."""
-    figure = canvas(2.6, "Blocks of C that your function makes")
-    for axes, p in zip(figure.subplots(1, len(SIDES)), SIDES, strict=True):
-        off, _, _ = _run(answer, p)
-        for i, j in np.ndindex(p, p):
-            box, colour = (j - 0.46, i - 0.42, 0.92, 0.84), RED if off[i, j] else GREEN
-            draw.box(axes, box, colour)
-            draw.text_in(axes, box, "wrong" if off[i, j] else "right", colour, 8)
-            if off[i, j]:
-                draw.mark_box(axes, box, f"{i}, {j}")
-        draw.cells(axes, range(p), range(p))
-        axes.set_title(f"{p} x {p} ranks", fontsize=9)
-    return figure

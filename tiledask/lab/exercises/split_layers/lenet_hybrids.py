@@ -4,7 +4,7 @@ hybrid_lenet     name of a way -> ranks     three training steps: bytes and FLOP
                                             compared with those of a single device
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -13,8 +13,6 @@ import numpy as np
 from tiledask.distributed.convolution.lenet_train import TrainedLeNet, train_lenet
 from tiledask.errors import PlacementError
 from tiledask.lab.judging import Exercise, Target
-from tiledask.lab.plots import primitives as draw
-from tiledask.lab.plots.style import BLUE, ORANGE, canvas, styled
 from tiledask.plan.program.lenet import PARAMETERS, WAYS, Need, Split
 from tiledask.plan.program.making.convolution.of_lenet import need_of
 from tiledask.tile.datasets import load_images
@@ -75,22 +73,8 @@ def hybrid_lenet(
             Target("losses' distance from a single device's", ROUND_OFF, far, None),
         ]
 
-    def figure(answer: Any) -> draw.Figure:
-        drawn = {str(split): split for split in _splits(devices) if devices in split.shape}
-        needs = {name: need_of(split, batch, SINGLE) for name, split in drawn.items()}
-        if answer is not None:
-            needs[f"yours: {answer}"] = need_of(answer, batch, SINGLE)
-        title = f"LeNet, {batch} images, {devices} devices: bytes of a step"
-        return _bars(needs, title, best, lambda n: _percent(n) <= share and n.imbalance <= balance)
-
     return Exercise(
         name="a hybrid for LeNet",
-        question=(
-            f"LeNet, {devices} devices, {batch} images. At most {share:g} % of the model fits on a "
-            f"device, and the busiest is to have at most {balance:g} times the mean work. Choose "
-            f"how many ranks each way has, so that a step moves at most {best:.7g} MB and losses "
-            f"are at most {ROUND_OFF:.10f} of theirs away from a single device's."
-        ),
         form=(
             f"a dict of ranks, '{WAYS[0]}', '{WAYS[1]}' and one of '{WAYS[2]}' or '{WAYS[3]}', "
             f"which multiply to {devices}; for example {{'{WAYS[0]}': {devices}}}"
@@ -104,7 +88,6 @@ def hybrid_lenet(
             "devices on copies.",
         ),
         measured=measure,
-        drawn=figure,
         read=lambda answer: _checked(answer, devices),
     )
 
@@ -140,31 +123,3 @@ def _trained(split: Split, batch: int) -> TrainedLeNet:
 
 def _percent(said: Need) -> float:
     return 100 * max(said.parameters) / PARAMETERS
-
-
-@styled
-def _bars(
-    needs: Mapping[str, Need], title: str, most: float, keeps: Callable[[Need], bool]
-) -> draw.Figure:
-    """A bar for each split, its bytes; in words what a device holds and how even the work is. Of
-    yours what is above ``most`` MB is hatched, and it is framed unless it ``keeps`` the rest."""
-    figure = canvas(0.9 + 0.42 * len(needs), title)
-    axes = figure.subplots()
-    sent = {name: sum(said.sent) / MB for name, said in needs.items()}
-    colours = [ORANGE if name.startswith("yours") else BLUE for name in needs]
-    axes.barh(list(sent), list(sent.values()), 0.62, color=colours)
-    for i, (name, said) in enumerate(needs.items()):
-        words = (
-            f"{sent[name]:.2f} MB, {_percent(said):.1f} % of the model, balance "
-            f"{said.imbalance:.2f}"
-        )
-        draw.note(axes, (sent[name], i), words)
-        if name.startswith("yours"):
-            draw.mark_excess(axes, i, most, sent[name], 0.62)
-            if not keeps(said):
-                draw.mark_box(axes, (0, i - 0.36, sent[name], 0.72), name)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.75 * max(sent.values()))
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlabel("MB that all devices send in a step")
-    return figure

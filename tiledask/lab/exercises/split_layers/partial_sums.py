@@ -86,12 +86,6 @@ def fewest_sums(ranks: int = 4) -> Exercise:
 
     return Exercise(
         name="the fewest sums",
-        question=(
-            f"A gated layer, x + SwiGLU(norm(x)), on {ranks} ranks: gate and up by columns, down "
-            f"by rows. An all-reduce may stand at each of {len(FORWARD + BACKWARD)} named values. "
-            f"Choose the places, so that 0 results are wrong (out, dx, and four weights' "
-            f"gradients) with at most {least} collectives a step."
-        ),
         form=(
             f"a list of places, each once, for example ['gate', 'up']; forward there are "
             f"{', '.join(FORWARD)}, backward {', '.join(BACKWARD)}"

@@ -137,13 +137,6 @@ def faulty_run(seed: int = 0) -> FaultyRun:
 
     return FaultyRun(
         name="which run is faulty",
-        question=(
-            "Six runs of one training, A to F, under six layouts and in three formats; one isn't "
-            "the same training, by a mistake in its settings. In its own format each lies within "
-            "what round-off explains. Say which: 0 sound runs may be accused, and 0 faulty ones "
-            "left at large. exercise.again(letter, dtype, steps) runs one once more, beside one "
-            "device."
-        ),
         form="the letter of a run, 'A' to 'F', for example 'B'",
         hints=(
             "Round-off shrinks with a longer format. What about a mistake in the settings?",

@@ -1,11 +1,7 @@
-"""Average the gradients of copies that have not equally many rows; run for a few steps, compared.
-
-rank 0   3 rows   gradient of their mean  \\
-rank 1   2 rows   gradient of their mean   +-- averaged(group, gradient, rows, total) --> the same
-rank 2   2 rows   gradient of their mean  /                                           as one device
-"""
+"""Write what a training needs: a rule of a loss scale; an average of uneven copies. Both train."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -14,23 +10,128 @@ import numpy as np
 
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.errors import RuleError
+from tiledask.errors import ConfigError, DivergedError, RuleError
 from tiledask.lab.exercises.on_ranks import run_on_ranks
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.judging.reading import function
-from tiledask.lab.plots import primitives as draw
-from tiledask.lab.plots.style import GREEN, ORANGE, SKY, canvas, styled
+from tiledask.lab.precision.small import Small, SmallRun, train
 from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.cost import cost, even
 from tiledask.plan.products.placement import split
 from tiledask.tile import layers as tile
 from tiledask.tile.datasets import load_images
+from tiledask.tile.optimizers import SGD, LossScale
 
-__all__ = ["uneven_copies"]
+__all__ = ["scale_rule", "uneven_copies"]
+
+Rule = Callable[[float, int, bool], tuple[float, int]]
+BEGUN = {"begun at 2^44": 2.0**44, "begun at 1": 1.0}
+STEPS, LAST = 48, 8
+SMALLER = 2.0**-22
+"""By what the network's gradients are smaller than usual."""
+NETWORK = Small(hidden=8, inner=16, blocks=1)
+
+
+@dataclass(frozen=True)
+class _Asked(LossScale):
+    """A scale that asks a function what comes next."""
+
+    rule: Rule = field(default=lambda scale, good, finite: (scale, good), compare=False)
+
+    def after(self, finite: bool) -> LossScale:
+        name = getattr(self.rule, "__name__", "the function")
+        try:
+            scale, good = self.rule(self.scale, self.good, finite)
+            scale, good = float(scale), int(good)
+        except Exception as error:  # whatever an answer raises
+            raise RuleError(
+                f"{name}(scale, good, finite) returns two numbers, the next scale and good; for "
+                f"({self.scale:g}, {self.good}, {finite}) it gave {type(error).__name__}: {error}"
+            ) from error
+        try:
+            return replace(self, scale=scale, good=good, skipped=self.skipped + (not finite))
+        except ConfigError as error:
+            raise RuleError(f"{name}(scale, good, finite): {error}") from None
+
+
+def scale_rule(left_out: int = 14, loss: float = 1.55) -> Exercise:
+    """Write a function (scale, good, finite) that says the scale of the next step's loss.
+
+    ``good`` is whatever the function returned beside the last scale, 0 at first; ``finite`` says
+    whether all gradients were. A step that was not finite is left out. A small network, whose
+    gradients are 2^22 times smaller than usual, is trained in fp16 for 48 steps from two scales.
+
+    >>> scale_rule().check(lambda scale, good, finite: scale).legal  # and good?
+    False
+    """
+
+    def measure(answer: Any) -> list[Target]:
+        runs = _runs(answer)
+        skipped = sum(run.skipped for run in runs.values())
+        each = ", ".join(f"{run.skipped} {name}" for name, run in runs.items())
+        return [
+            Target("steps left out in both runs", left_out, skipped, None, where=each),
+            *(
+                Target(
+                    f"loss of the last {LAST} steps, {name}",
+                    loss,
+                    _end(run),
+                    None,
+                    where=_scale_of(run, missed=not _end(run) <= loss),
+                )
+                for name, run in runs.items()
+            ),
+        ]
+
+    return Exercise(
+        name="the rule of a loss scale",
+        form="a function such as def after(scale, good, finite): return scale, good",
+        hints=(
+            "After an overflow the scale was too large; after many steps without one it may be too "
+            "small.",
+            "Every overflow costs a step, so come down by a factor that ends it soon, and go up "
+            "again rarely enough. Count in good the steps since the last overflow.",
+            "From 1 the scale must come to about 2^9, or more, by the end: that says how often, at "
+            "least, it has to double. Try a few numbers of steps for good.",
+        ),
+        measured=measure,
+        read=function,
+    )
+
+
+def _scale_of(run: SmallRun, missed: bool) -> str:
+    """Where the scale went, and what that means for a loss that was ``missed``."""
+    low, high = (np.log2(float(scale)) for scale in (min(run.scales), max(run.scales)))
+    end = np.log2(float(run.scales[-1]))
+    said = f"its scale lies between 2^{low:.0f} and 2^{high:.0f} and ends at 2^{end:.0f}"
+    if run.skipped > len(run.losses) // 2:
+        return f"{said}, too large for most steps"
+    return f"{said}, too small for too long" if missed and (high < 20 or end <= low + 8) else said
+
+
+def _runs(rule: Rule) -> dict[str, SmallRun]:
+    return {name: _run(rule, begun) for name, begun in BEGUN.items()}
+
+
+def _run(rule: Rule, begun: float) -> SmallRun:
+    scale = _Asked(begun, floor=2.0**-24, rule=rule)
+    try:
+        return train(
+            "float16", STEPS, rule=SGD(0.1), small=NETWORK, batch=16, times=SMALLER, scale=scale
+        )
+    except DivergedError as error:
+        raise RuleError(str(error)) from error
+
+
+def _end(run: SmallRun) -> float:
+    """The loss at the end; infinite if it is no number."""
+    end = float(np.mean(run.losses[-LAST:]))
+    return round(end, 3) if np.isfinite(end) else float("inf")
+
 
 Averaging = Callable[[Group, np.ndarray, int, int], np.ndarray]
 """(group, gradient of this copy's mean, its rows, all rows) -> gradient of the batch's mean."""
-PIXELS, CLASSES, STEPS, RATE = 784, 10, 3, 0.5
+PIXELS, CLASSES, STEPS_copies, RATE = 784, 10, 3, 0.5
 TOLERANCE = 1e-12
 
 
@@ -53,7 +154,7 @@ def uneven_copies(copies: int = 3, batches: tuple[int, ...] = (6, 7, 2)) -> Exer
         for batch in batches:
             ends, records = _trained(answer, batch, copies)
             worst[batch] = max(float(np.abs(w - _alone(batch)[-1]).max()) for w in ends)
-            sent = max(sent, sum(r.sent for r in records) // STEPS)
+            sent = max(sent, sum(r.sent for r in records) // STEPS_copies)
         wrong = [batch for batch, off in worst.items() if not off <= TOLERANCE]
         rows = ", ".join(map(str, wrong))
         name = "batches that end elsewhere" + (f" ({rows} rows)" if wrong else "")
@@ -64,24 +165,8 @@ def uneven_copies(copies: int = 3, batches: tuple[int, ...] = (6, 7, 2)) -> Exer
             Target("bytes that all ranks send in a step", least, sent, least, where=more),
         ]
 
-    def figure(answer: Any) -> draw.Figure:
-        off = {}
-        if answer is not None:
-            for batch in batches:
-                ends, _ = _trained(answer, batch, copies)
-                off[batch] = float(np.abs(ends[0] - _alone(batch)[-1]).max())
-        return _rows_and_error(copies, batches, off)
-
     return Exercise(
         name="uneven copies",
-        question=(
-            f"{copies} copies share a batch of {', '.join(map(str, batches[:-1]))} or "
-            f"{batches[-1]} rows; a copy without rows has a gradient of zeros. You get the "
-            f"gradient of the mean over this copy's rows, how many these are, and how many rows "
-            f"the batch has; return the gradient of the batch's mean. 0 batches may end elsewhere "
-            f"than on one device, to {TOLERANCE:g}, and all ranks may send {least:,} bytes in a "
-            f"step: one all-reduce."
-        ),
         form=(
             "a function such as def averaged(group, gradient, rows, total): return "
             "group.all_reduce(gradient) / group.size"
@@ -94,7 +179,6 @@ def uneven_copies(copies: int = 3, batches: tuple[int, ...] = (6, 7, 2)) -> Exer
             "the means before the all-reduce; everything you need for that is an argument.",
         ),
         measured=measure,
-        drawn=figure,
         read=function,
     )
 
@@ -125,9 +209,6 @@ def _weighed(function: Averaging, batch: int, copies: int) -> str:
     )
 
 
-# -- the classifier ---------------------------------------------------------------------------
-
-
 def _batch(step: int, batch: int, rows: slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
     x, labels = load_images("digits").batch(0, step, batch, rows, dtype="float64")
     return x.reshape(len(x), PIXELS), labels
@@ -146,7 +227,7 @@ def _gradient(w: np.ndarray, x: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def _alone(batch: int) -> tuple[np.ndarray, ...]:
     """Weights after each step on one device."""
     w, found = np.zeros((PIXELS, CLASSES)), []
-    for step in range(STEPS):
+    for step in range(STEPS_copies):
         w = w - RATE * _gradient(w, *_batch(step, batch))
         found.append(w)
     return tuple(found)
@@ -158,7 +239,7 @@ def _trained(function: Averaging, batch: int, copies: int) -> tuple[list[np.ndar
     def program(rank: Any) -> np.ndarray:
         group, mine = rank.group(), slice(*split(0, batch, copies)[rank.index])
         w = np.zeros((PIXELS, CLASSES))
-        for step in range(STEPS):
+        for step in range(STEPS_copies):
             mean = _gradient(w, *_batch(step, batch, mine))
             with np.errstate(divide="ignore", invalid="ignore"):  # of no rows; it shows in w
                 whole = np.asarray(function(group, mean, mine.stop - mine.start, batch))
@@ -172,32 +253,3 @@ def _trained(function: Averaging, batch: int, copies: int) -> tuple[list[np.ndar
     told = {"takes": "(group, gradient, rows, total)", "given": f" with a batch of {batch} rows"}
     done = run_on_ranks(function, program, copies, timeout=240, **told)
     return done.results, done.records
-
-
-@styled
-def _rows_and_error(copies: int, batches: tuple[int, ...], off: dict[int, float]) -> draw.Figure:
-    """Rows of each copy, and how far from one device the weights of the answer end."""
-    note = "not attempted" if not off else f"after {STEPS} steps"
-    figure = canvas(0.9 + 0.55 * len(batches), f"Rows of {copies} copies, and your weights: {note}")
-    axes = figure.subplots()
-    for y, batch in enumerate(batches):
-        rows = [
-            (high - low, (SKY, ORANGE, GREEN)[i % 3])
-            for i, (low, high) in enumerate(split(0, batch, copies))
-        ]
-        parts = [(f"{batch} rows, rank {i}", n, colour) for i, (n, colour) in enumerate(rows)]
-        boxes = draw.stack(axes, y, parts, 0.6)
-        for i, (box, (n, colour)) in enumerate(zip(boxes, rows, strict=True)):
-            if n:
-                draw.text_in(axes, box, f"rank {i}", colour, 8)
-        if batch in off:
-            said = "equal" if off[batch] <= TOLERANCE else "off"
-            if said == "off":
-                draw.mark_box(axes, (0, y - 0.34, batch, 0.68), f"{batch} rows")
-            words = f"{said}: at most {off[batch]:.1e} from one device"
-            draw.note(axes, (batch, y), words, size=8)
-    axes.set_yticks(range(len(batches)), [f"{batch} rows" for batch in batches])
-    axes.set(xlim=(0, (1.6 if off else 1.02) * max(batches)), xlabel="row of the batch")
-    axes.invert_yaxis()
-    draw.whole_ticks(axes.xaxis)
-    return figure

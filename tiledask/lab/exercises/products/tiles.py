@@ -1,10 +1,6 @@
-"""Choose a kernel's tile under a limit of shared memory.
+"""Choose tiles: one within shared memory; one for each worker beside the mesh of workers."""
 
-answer = ((tm, tn, tk), stages)  ->  shared memory, bytes, bound of `td.tile.predict`  |  targets
-                                     every tile of the task predicted: the best         |
-"""
-
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -14,20 +10,127 @@ from tiledask.errors import ConfigError, RuleError
 from tiledask.lab import plots
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.plots.style import RED
+from tiledask.plan.products.placement import Shard, Tiling
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import is_whole
-from tiledask.tile import Config, Tile, config_of, order, predict
+from tiledask.tile import Config, Tile, TileTraffic, config_of, order, predict, traffic
 from tiledask.tile.choice.residency import refusal
 
-__all__ = ["tile_of", "tile_within", "tiles_of"]
+__all__ = ["block_and_tile", "tile_of", "tile_within", "tiles_of"]
+
+MB = 1_000_000
+ITEM = 4
+"""Bytes of a number: float32."""
+Size = tuple[int, int, int]
+"""(m, n, k) of Y = X A, of which X is m x k."""
+Answer = tuple[tuple[int, int], Tile]
+
+
+def block_and_tile(
+    size: Size, workers: int, *, cache: int, between: float, loaded: float
+) -> Exercise:
+    """Choose the mesh and the tile of Y = X A by SUMMA from blocks, in float32.
+
+    ``cache``: bytes that the tiles of X, A and Y may take together. ``between``: bytes that move
+    between workers, at most. ``loaded``: bytes of X and A that the tiles of a worker load, at most.
+    The best of them are found by trying every mesh and every tile that a cache holds.
+    """
+    m, n, k = size
+    meshes = [(p, workers // p) for p in range(1, workers + 1) if workers % p == 0]
+    fewest, example = min(_between(size, mesh) for mesh in meshes), meshes[(len(meshes) - 1) // 2]
+    allowed = [mesh for mesh in meshes if _between(size, mesh) <= between]
+    if not allowed:
+        raise ConfigError(
+            f"no mesh of {workers} workers moves {between / MB:g} MB or fewer; the best moves "
+            f"{fewest / MB:g}"
+        )
+    tiles = list(_largest(cache // ITEM))
+    least = min(_inside(size, mesh, tile).loaded for mesh in allowed for tile in tiles)
+
+    def measure(answer: Answer) -> list[Target]:
+        mesh, tile = answer
+        inside, (p, q) = _inside(size, mesh, tile), mesh
+        rows, columns = -(-inside.m // tile[0]), -(-inside.n // tile[1])
+        cut = f"{inside.m} x {inside.n} of Y are {rows} x {columns} tiles"
+        of_y, others = ITEM * tile[0] * tile[1], ITEM * tile[2] * (tile[0] + tile[1])
+        held = f"the tile of Y takes {of_y:,}, those of X and A {others:,}"
+        return [
+            Target(
+                "MB between workers",
+                between / MB,
+                _between(size, mesh) / MB,
+                None,
+                where=f"X moves {q - 1} times and A {p - 1} times",
+            ),
+            Target("bytes of the cache", cache, of_y + others, None, where=held),
+            Target("MB loaded by a worker", loaded / MB, inside.loaded / MB, least / MB, where=cut),
+        ]
+
+    def figure(answer: Answer | None) -> Figure:
+        mesh, tile = answer or (example, (32, 32, 32))
+        cut = Shard(0), Shard(1)
+        x, a = (Tiling(shape, mesh, cut) for shape in ((m, k), (k, n)))
+        p, q = mesh
+        title = f"{p} x {q} workers" + " (not attempted)" * (answer is None)
+        return plots.two_levels(x, a, tile=tile, names=("X", "A", "Y"), title=title)
+
+    return Exercise(
+        name="block and tile",
+        form=(
+            f"((p, q), (rows, columns, steps)), for example ({example}, (32, 32, 32)), with p x "
+            f"q = {workers}"
+        ),
+        hints=(
+            "Of X and A, which has more bytes, and along which axis of the mesh does it move?",
+            "The steps along k do not change how often a number is loaded. What do they take?",
+            "X is loaded once for each tile across, A once for each tile down. Tiles that leave a "
+            "narrow rest at the edge of the block waste a pass.",
+        ),
+        measured=measure,
+        drawn=figure,
+        read=lambda answer: _chosen(answer, workers),
+    )
+
+
+def _between(size: Size, mesh: tuple[int, int]) -> int:
+    """Bytes that all workers receive: X moves q - 1 times, A moves p - 1 times."""
+    (m, n, k), (p, q) = size, mesh
+    return ITEM * (m * k * (q - 1) + k * n * (p - 1))
+
+
+def _inside(size: Size, mesh: tuple[int, int], tile: Tile) -> TileTraffic:
+    """What the tiles of the largest block load."""
+    (m, n, k), (p, q) = size, mesh
+    return traffic(-(-m // p), -(-n // q), k, tile, ITEM)
+
+
+def _largest(numbers: int) -> Iterator[Tile]:
+    """Tiles of one step, the widest for each number of rows: nothing loads less in the cache."""
+    for rows in range(1, numbers):
+        columns = (numbers - rows) // (rows + 1)
+        if columns < 1:
+            return
+        yield rows, columns, 1
+
+
+def _chosen(answer: Any, workers: int) -> Answer | None:
+    pair = tuple(answer) if isinstance(answer, tuple | list) else ()
+    parts = [tuple(part) for part in pair if isinstance(part, tuple | list)]
+    whole = all(is_whole(n) and n >= 1 for part in parts for n in part)
+    if [len(part) for part in parts] != [2, 3] or len(pair) != 2 or not whole:
+        return None
+    (p, q), (rows, columns, steps) = parts
+    if p * q != workers:
+        raise ConfigError(f"{p} x {q} are {p * q} workers; there are {workers}")
+    return (p, q), (rows, columns, steps)
+
 
 KERNEL = "mma_multistage"
 SIDES, STEPS, STAGES = (64, 128, 256), (16, 32, 64), (2, 3, 4, 5, 6)
 """Rows or columns of C, elements of k, and stages that an answer may have."""
 L2 = "L2 -> shared memory"
-Size = tuple[int, int, int]
-"""(m, n, k) of the product."""
 
 
 def tile_of(answer: Any) -> Config:
@@ -144,13 +247,6 @@ def tile_within(
 
     return Exercise(
         name="a tile within shared memory",
-        question=(
-            f"The kernel {KERNEL} in bf16, {m} x {n} x {k} on an {device}. A block may have "
-            f"{limit / 1e3:g} kB of shared memory; keep {stages} stages or more. Bring at least "
-            f"{intensity:.3g} FLOP's worth of every byte into shared memory, that is "
-            f"{most / 1e9:.4g} GB at most, in at most {steps} steps along k. And be as fast as any "
-            f"such tile can be."
-        ),
         form=(
             f"((tm, tn, tk), stages), for example ((64, 64, 16), {stages}), with sides of "
             f"{_or(SIDES)}, steps of {_or(STEPS)} and stages of {_or(STAGES)}"
