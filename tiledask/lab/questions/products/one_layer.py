@@ -339,8 +339,9 @@ def run_4(
         Y = td.matmul(X, A, algorithm=algorithm)
         parts = [Y.traffic]
         if any(isinstance(placed, td.Partial) for placed in Y.placements):
-            Y = td.redistribute(Y, (R,))
-            parts.append(Y.traffic)
+            for placed in (S(0), R):  # an all-reduce: shares are summed, and gathered
+                Y = td.redistribute(Y, (placed,))
+                parts.append(Y.traffic)
         planned, counted = (
             sum(getattr(part, which).total for part in parts) for which in ("predicted", "measured")
         )
