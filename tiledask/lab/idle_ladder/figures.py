@@ -6,7 +6,6 @@ worker 2's idle time   [ not 8 s: too low, near ]
 
 from typing import Any
 
-from tiledask.lab.idle_ladder.level import IdleLevel
 from tiledask.lab.judging import Result
 from tiledask.lab.judging.figure import titled, titled_canvas
 from tiledask.lab.plots import primitives as draw
@@ -19,7 +18,7 @@ __all__ = ["draw_gaps", "draw_sheet", "draw_timetable"]
 
 
 @styled
-def draw_sheet(task: IdleLevel, answer: Any, result: Result) -> draw.Figure:
+def draw_sheet(task: Any, answer: Any, result: Result) -> draw.Figure:
     """A row for each thing that is asked for, and what was given, off in red; the runs once all is
     right."""
     if result:
@@ -39,7 +38,7 @@ def draw_sheet(task: IdleLevel, answer: Any, result: Result) -> draw.Figure:
 
 
 @styled
-def draw_timetable(task: IdleLevel, answer: Any, result: Result) -> draw.Figure:
+def draw_timetable(task: Any, answer: Any, result: Result) -> draw.Figure:
     """A box per slot; the first slot that is off is framed."""
     sheet = task.sheet
     given = sheet.read(answer) if result.targets else []
@@ -67,7 +66,7 @@ def draw_timetable(task: IdleLevel, answer: Any, result: Result) -> draw.Figure:
 
 
 @styled
-def draw_gaps(task: IdleLevel, answer: Any, result: Result) -> draw.Figure:
+def draw_gaps(task: Any, answer: Any, result: Result) -> draw.Figure:
     """The run with a letter in each gap that is asked for; what it was called, if it was. All idle
     time looks alike until every gap has its name, for the hatches tell them."""
     figure = _runs(task, titled(task, result))
@@ -104,7 +103,7 @@ def _alike(figure: draw.Figure) -> None:
     figure.lay_out()
 
 
-def _runs(task: IdleLevel, title: str) -> draw.Figure:
+def _runs(task: Any, title: str) -> draw.Figure:
     runs = [run.timeline for run in task.runs]
     figure = gantt(*runs, titles=[run.facts for run in task.runs], title=title)
     for axes, run in zip(figure.axes, runs, strict=False):
