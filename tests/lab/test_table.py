@@ -14,12 +14,12 @@ from hypothesis import example as drawn_before
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from tiledask.lab.report import Report
 
 import tiledask as td
 from tiledask.distributed.cluster.load import Load
 from tiledask.errors import ConfigError
 from tiledask.lab.claim import COLUMNS, exact, format_value
-from tiledask.lab.report import Report
 from tiledask.lab.table import Claim, Comparison, Grid
 
 NAN = math.nan

@@ -53,7 +53,7 @@ from tiledask.lab.learner.copies import copy_walkthroughs, learners, refresh
 from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.inputs.hardware import load_device
 
-NOTEBOOKS = sorted((ROOT / "nbs").glob("*.ipynb"))
+NOTEBOOKS = sorted((ROOT / "nbs").glob("[0-9]*.ipynb"))
 CHECKED, KEPT = "nbval-check-output", "keep_output"
 EXERCISE = ("task", "answer", "draw", "check", "solution")
 SOLUTION = "# A solution.\n"

@@ -152,7 +152,7 @@ def test_what_is_printed_says_the_same(number):
 
 def cells():
     """(source, stored text without line breaks) of each cell of the walkthroughs."""
-    paths = sorted((Path(__file__).parents[2] / "nbs").glob("*.ipynb"))
+    paths = sorted((Path(__file__).parents[2] / "nbs").glob("[0-9]*.ipynb"))
     for cell in (c for path in paths for c in json.loads(path.read_text("utf-8"))["cells"]):
         texts = [
             text

@@ -121,7 +121,7 @@ def dotted(node: ast.AST, short: dict[str, str]) -> str:
 
 
 def notebooks() -> Iterator[tuple[str, str]]:
-    for path in sorted((ROOT / "nbs").glob("*.ipynb")):
+    for path in sorted((ROOT / "nbs").glob("[0-9]*.ipynb")):
         cells = json.loads(path.read_text("utf-8"))["cells"]
         code = ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
         yield path.name, "\n\n".join(code)

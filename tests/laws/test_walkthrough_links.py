@@ -22,7 +22,7 @@ ENTRY = re.compile(r'^<a id="([^"]+)"></a>\*\*(.+?)\*\*', re.MULTILINE)
 def texts(folder: Path) -> dict[str, list[str]]:
     """File -> its text: a page whole, a notebook cell by cell."""
     pages = {path.name: [path.read_text("utf-8")] for path in sorted(folder.glob("*.md"))}
-    for path in sorted(folder.glob("*.ipynb")):
+    for path in sorted(folder.glob("[0-9]*.ipynb")):
         cells = json.loads(path.read_text("utf-8"))["cells"]
         pages[path.name] = ["".join(c["source"]) for c in cells if c["cell_type"] == "markdown"]
     return pages

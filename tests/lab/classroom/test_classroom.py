@@ -17,7 +17,7 @@ from tiledask.lab.classroom.grading import Grade, as_csv, grade, value_of
 from tiledask.lab.classroom.sheet import sheet
 from tiledask.lab.learner import copies
 
-SHIPPED = sorted(copies.walkthroughs().glob("*.ipynb"))
+SHIPPED = sorted(copies.walkthroughs().glob("[0-9]*.ipynb"))
 
 
 def test_a_sheet_has_the_tasks_and_its_answers_are_apart():
@@ -170,7 +170,7 @@ def test_copies_for_a_class_have_tests_in_the_place_of_solutions(tmp_path, cours
 
 
 @pytest.mark.parametrize(
-    "path", sorted(copies.walkthroughs().glob("*.ipynb")), ids=lambda p: p.stem
+    "path", sorted(copies.walkthroughs().glob("[0-9]*.ipynb")), ids=lambda p: p.stem
 )
 def test_no_copy_for_a_class_has_a_solution(path):
     notebook = json.loads(path.read_text("utf-8"))

@@ -1,20 +1,4 @@
-"""Figures: the data drawn, every word inside the picture, and no word upon another.
-
-Holds `tiledask.lab.plots.labels`, `tiledask.lab.plots.picture`,
-`tiledask.lab.plots.pipelines.gantt`, `tiledask.lab.plots.pipelines.idle_bars`,
-`tiledask.lab.plots.pipelines.idle_blocks`, `tiledask.lab.plots.pipelines.memory_timeline`,
-`tiledask.lab.plots.pipelines.printed_rates`, `tiledask.lab.plots.pipelines.schedule_curves`,
-`tiledask.lab.plots.pipelines.slots`, `tiledask.lab.plots.pipelines.turns`,
-`tiledask.lab.plots.planning.curves`,
-`tiledask.lab.plots.planning.cut_costs`, `tiledask.lab.plots.planning.distribution`,
-`tiledask.lab.plots.planning.memory_bars`,
-`tiledask.lab.plots.products.corner`, `tiledask.lab.plots.products.product_shadows`,
-`tiledask.lab.plots.products.rounds`,
-`tiledask.lab.plots.products.intensity`, `tiledask.lab.plots.products.owners`,
-`tiledask.lab.plots.products.panels`, `tiledask.lab.plots.products.traffic_matrix`,
-`tiledask.lab.plots.style`, `tiledask.lab.plots.training.layers_on_devices`,
-`tiledask.lab.plots.training.placements` and `tiledask.plan.ledger`.
-"""
+"""Figures: the data drawn, every word inside the picture, and no word upon another."""
 
 import subprocess
 import sys
@@ -29,14 +13,13 @@ from tiledask.distributed.products.matmul import Spent
 from tiledask.distributed.transport.loans import Facts, Span
 from tiledask.errors import ConfigError
 from tiledask.lab import plots, sweep
-from tiledask.lab.plots.pipelines.schedule_curves import crossing
 from tiledask.lab.plots.style import PALETTE, ink_on
 from tiledask.plan.collectives.shards import deal_heads
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.pipelines.footprint import memory_over_time
 from tiledask.plan.pipelines.schedule import Schedule
-from tiledask.plan.pipelines.schedules import schedule, schedules
+from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling
@@ -87,10 +70,7 @@ SPLIT = Ledger.of(
 RING = Traffic.of(4, [(i, (i + 1) % 4, 16_777_216) for i in range(4)])
 QUARTERS = plots.Blocks([[0, 1], [2, 3]], [0, 500, 1001], [0, 512, 1024])
 COPIES = plots.Blocks([[(0, 2), (1, 3)]], [0, 1024], [0, 300, 640])
-INTENSITIES = [[10.7, 10.7], [21.3, 21.3], [42.7, 42.7]]
 MARKS = {"the best": 1, "yours": 3}
-RATES = {"ours": [(0.25, 0.25, True), (0.1, 0.1, True)], "sabotaged": [(0.25, 0.2, False)]}
-BYTES = [[200, 134], [200, 134], [200, 134]]
 
 
 def planned(name: str, *grid: int, **options):
@@ -117,10 +97,6 @@ def multiplied(ranks: int, steps: int, unit: float = 1.0, *, summed: bool = Fals
 
 CONTIGUOUS, ROUND_ROBIN = [n // 6 for n in range(24)], [n % 4 for n in range(24)]
 NOT_MADE = SimpleNamespace(spent=(), made_by="distribute")
-CURVE = {
-    "layers": [("8x8x1", 13e6, 58e6), ("4x4x4", 52e6, 37e6)],
-    "line": [("64x1x1", 13e6, 264e6)],
-}
 
 
 STAYS = {"slot 0": [("nap", 0, 0.2), ("nap", 0.2, 0.4)], "slot 1": [("killed", 0.3, 0.3)]}
@@ -139,10 +115,7 @@ FIGURES = {
     "gantt": lambda: plots.gantt(pipeline(4, 8), pipeline(4, 8, 1.1, 2.3), titles=["a", "b"]),
     "gantt, 16 x 24": lambda: plots.gantt(pipeline(16, 24)),
     "gantt, 40 devices": lambda: plots.gantt(pipeline(40, 2)),
-    "gantt, 1 x 1": lambda: plots.gantt(pipeline(1, 1, 1e-5, 2e-5)),
-    "gantt, nothing": lambda: plots.gantt(Timeline.of(2, [])),
     "gantt split": lambda: plots.gantt(SPLIT_BACKWARD),
-    "gantt 4 x 24, split": lambda: plots.gantt(sweep.same_work("zb-h1", 4, 24)),
     "gantt 8 x 32, in a V": lambda: plots.gantt(sweep.same_work("zb-v", 8, 32)),
     "gantt, a part": lambda: plots.gantt(sweep.same_work("zb-v", 8, 32), between=(10, 30)),
     "gantt, pairs": lambda: plots.gantt(PAIRS),
@@ -151,28 +124,14 @@ FIGURES = {
         {n: held(n, 4, 8) for n in ("gpipe", "1f1b", "zb-v")}, capacity=5.5, unit="activations"
     ),
     "memory timeline, 16": lambda: plots.memory_timeline(held("1f1b", 16, 20), 10),
-    "memory timeline, 1": lambda: plots.memory_timeline(memory_over_time(Timeline.of(1, []))),
-    "utilisation": lambda: plots.utilisation_against(
-        used(NAMES, (1, 2, 4, 8, 16)),
-        formula=lambda m: m / (m + 3),
-        measured={"1f1b": {1: 0.24, 8: 0.71}},
-    ),
-    "utilisation, 1": lambda: plots.utilisation_against({"a": {3: 0.5}}, x="devices p"),
-    "latency": lambda: plots.bubble_against_latency(LATENCY),
-    "memory and bubble": lambda: plots.memory_against_bubble(kept(4, 8)),
-    "memory and bubble, 8": lambda: plots.memory_against_bubble(kept(8, 32)),
-    "memory and bubble, 1": lambda: plots.memory_against_bubble(kept(1, 2, NAMES)),
     "memory": lambda: plots.memory_bars({"full copy": FULL, "split": SPLIT}, 40 * GB),
     "memory, by hand": lambda: plots.memory_bars({"mine": {"weights": 2, "gradients": 4}}),
-    "memory, bare": lambda: plots.memory_bars(SPLIT, place="GPU"),
     "traffic, equal": lambda: plots.traffic_matrix(RING, RING),
     "traffic differs": lambda: plots.traffic_matrix(RING, RING + Traffic.of(4, [(0, 1, 7)])),
-    "traffic, 12": lambda: plots.traffic_matrix(*[dense(12)] * 2),
     "traffic, 40": lambda: plots.traffic_matrix(dense(40)),
     "traffic, runs": lambda: plots.traffic_matrix(
         {"ring": RING.on("AABB"), "twice": RING.on("AABB") + RING}
     ),
-    "traffic, none": lambda: plots.traffic_matrix(Traffic.of(1), Traffic.of(1)),
     "matrices": lambda: plots.matrices({"up": (768, 3072), "down": (3072, 768)}),
     "corner": lambda: plots.corner(*(cut((600, 600), S0, S1) for _ in "XAY")),
     "corner, partial": lambda: plots.corner(
@@ -181,7 +140,6 @@ FIGURES = {
     "two levels": lambda: plots.two_levels(cut((512, 512), S0, S1), cut((512, 384), S0, S1)),
     "rounds": lambda: plots.collective_rounds("all_reduce", "ring", 4),
     "rounds, direct": lambda: plots.collective_rounds("reduce_scatter", "direct", 5),
-    "shadows": lambda: plots.product_shadows({"8 x 8 x 1": (8, 8, 1), "a cube": (4, 4, 4)}),
     "slots": lambda: plots.slots(STAYS, title="A worker dies"),
     "curves": lambda: plots.curves(SPREAD, xlabel="n", ylabel="seconds", title="n x n x n"),
     "owners": lambda: plots.owners({"A": QUARTERS, "B": COPIES, "C": QUARTERS}),
@@ -191,31 +149,22 @@ FIGURES = {
     "turns, a deadlock": lambda: plots.turns(CROSSED, title="Nobody can go on"),
     "turns, all done": lambda: plots.turns(schedule("zb-v", 8, 6)),
     "placements": lambda: plots.placements({"forward": FORMULA, "backward": FORMULA}, 4),
-    "placements, 1": lambda: plots.placements({"": [("A", (1, 300), Shard(1))]}, 1),
     "shards": lambda: plots.shards(dict(zip(("10 query", "2 kv"), HEADS, strict=True))),
-    "layers, 1": lambda: plots.layers_on_devices({"all": [0]}),
-    "idle": lambda: plots.idle_bars({long_name(n): (0.5, 0.499, None) for n in range(2, 8)}),
     "cut costs": lambda: plots.cut_costs([2, 1, 1, 1, 1, 2], [3, 3, 2, 0, 3]),
     "cut costs, some": lambda: plots.cut_costs(
         [1] * 4, [3, 0, 3], cuts={"even": (2, 2), "late": (3, 1)}, room=[2, 2]
     ),
     "idle blocks": lambda: plots.idle_blocks(pipeline(4, 8)),
-    "idle blocks, 1": lambda: plots.idle_blocks(pipeline(1, 1)),
     "distribution": lambda: plots.distribution([1, 2, 2, 3], MARKS, of="bottleneck (s)"),
     "distribution, 200": lambda: plots.distribution(np.arange(200) / 3, MARKS, of="cost (s)"),
-    "printed rates": lambda: plots.printed_rates(RATES),
-    "intensity": lambda: plots.intensity(["8", "16", "32"], ["2x2", "4x1"], INTENSITIES, BYTES),
     "panels": lambda: plots.panels(
         {"SUMMA": multiplied(4, 6, 0.01), "2.5-D": multiplied(4, 2, 0.01, summed=True)}
     ),
-    "panels, 1": lambda: plots.panels({"alone": multiplied(1, 1, 1e-4)}),
     "panels, 16 x 20": lambda: plots.panels({long_name(16): multiplied(16, 20)}),
     "reads": lambda: plots.reads(
         {"SUMMA": planned("summa", 3, 3, panel=4), "Cannon": planned("cannon", 3, 3)}
     ),
-    "reads, 1": lambda: plots.reads({"alone": planned("summa", 1, 1)}),
     "reads 2 x 4, many steps": lambda: plots.reads({"SUMMA": planned("summa", 2, 4, panel=1)}),
-    "tradeoff": lambda: plots.tradeoff(CURVE, lambda memory: 3e10 / memory**0.5),
 }
 LOOPED = sweep.same_work("interleaved-zb", 2, 2)
 WHOLE = (0, "B", 0, 2, LOOPED.makespan, LOOPED.makespan + 2)
@@ -238,31 +187,11 @@ SLOW_END = [  # device 1 takes twice as long, gets a block late, and starts late
 ]
 EVERY_CAUSE = Timeline.of(2, SLOW_END, origin="measured")
 CROSSED = Schedule.from_text("0F0,0B0,0F1,0B1; 1F0,1F1,1B0,1B1")
-NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
-LATENCY = {
-    name: {i / 10: sweep.same_work(name, 4, 8, latency=i / 10).bubble_fraction for i in range(11)}
-    for name in NAMES
-}
 
 
 def held(name: str, devices: int, microbatches: int):
     timeline = sweep.same_work(name, devices, microbatches)
     return memory_over_time(timeline, devices / timeline.evidence.schedule.stages)
-
-
-def used(names, counts):
-    return {n: {m: sweep.same_work(n, 4, m).utilisation for m in counts} for n in names}
-
-
-def kept(devices: int, microbatches: int, names=tuple(schedules)):
-    runs = {
-        n: (sweep.same_work(n, devices, microbatches), held(n, devices, microbatches))
-        for n in names
-    }
-    return {n: (t.bubble_fraction, footprint.peak.bytes) for n, (t, footprint) in runs.items()}
-
-
-UNLIKE = {n: held("1f1b", n, 2) for n in (2, 3)}
 
 
 def dense(ranks: int) -> Traffic:
@@ -302,28 +231,6 @@ def drawn(name: str) -> tuple:
     return figure, drawn_texts(figure)
 
 
-@pytest.mark.long
-def test_the_shadows_of_a_part_are_what_it_touches():
-    figure = plots.product_shadows({"SUMMA": (8, 8, 1), "a cube": (4, 4, 4)})
-    found = [
-        {
-            name: sum(p.get_gid() in (f"{name} touched", f"{name} own") for p in axes.patches)
-            for name in "ABC"
-        }
-        for axes in figure.axes
-    ]
-    assert found == [{"A": 8, "B": 8, "C": 1}, {"A": 4, "B": 4, "C": 4}]
-    own = [p.get_gid() for axes in figure.axes for p in axes.patches if "own" in p.get_gid()]
-    assert own == 2 * ["A own", "B own", "C own"]
-
-
-def test_the_legend_of_placements_says_what_is_drawn_and_no_more():
-    kinds = {"every rank has all of it": R, "a partial sum on each rank": Partial()}
-    for words_of, placement in kinds.items():
-        said = words(plots.placements({"": [("A", (4, 6), placement), ("B", (6, 4), S1)]}, 2))
-        assert [each for each in kinds if each in said] == [words_of]
-
-
 @pytest.mark.few(6)
 @pytest.mark.long
 @pytest.mark.parametrize(
@@ -343,129 +250,27 @@ def test_every_figure_has_a_title_and_units_and_every_word_can_be_read(name):
 
 
 @pytest.mark.long
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["gantt", "memory", "traffic, equal", "owners", "panels", "reads"])
-def test_the_same_data_is_the_same_file_however_often_it_is_drawn(name):
-    assert drawn(name)[0].to_png() == FIGURES[name]().to_png()
-
-
-@pytest.mark.long
 def test_a_notebook_shows_a_figure_that_no_setting_changes_and_that_changes_no_setting():
     import matplotlib as mpl
 
-    png, size = drawn("idle")[0]._repr_png_()
+    png, size = drawn("slots")[0]._repr_png_()
     assert png.startswith(b"\x89PNG")
     assert size == {"width": 900}
-    expected = drawn("idle")[0].to_png()
+    expected = drawn("slots")[0].to_png()
     with mpl.rc_context({"font.size": 30, "axes.facecolor": "red"}):
-        assert FIGURES["idle"]().to_png() == expected
+        assert FIGURES["slots"]().to_png() == expected
         assert mpl.rcParams["font.size"] == 30
 
 
 @pytest.mark.long
 def test_matplotlib_waits_for_the_first_figure():
     code = (
-        "import sys, tiledask, tiledask.lab.plots, tiledask.lab.table, tiledask.lab.report;"
+        "import sys, tiledask, tiledask.lab.plots, tiledask.lab.table;"
         "print([m for m in ('matplotlib', 'dask', 'bokeh', 'rich', 'jinja2', 'pandas')"
         " if m in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
-
-
-SAYS = [
-    (
-        "gantt split",
-        "forward|backward|backward: input gradient|backward: weight gradient|idle: not yet filled|"
-        "paler: a later stage of the device|!transfer to the device",
-    ),
-    (
-        lambda: plots.gantt(EVERY_CAUSE),
-        "|".join(f"idle: {words}" for words in CAUSES.values()),
-    ),
-    (
-        lambda: plots.gantt(pipeline(2, 2)),
-        "transfer to the device|number in a box: the micro-batch|!backward: weight gradient|"
-        "!paler: a later stage of the device|!% idle",
-    ),
-    (lambda: plots.gantt(pipeline(2, 300)), "forward|!number in a box: the micro-batch"),
-    (
-        lambda: plots.gantt(Timeline.of(2, [(0, "F", 0, 0, 0, 3), (1, "F", 1, 0, 3, 4)])),
-        "25.0 % idle|75.0 % idle",
-    ),
-    (
-        lambda: plots.gantt(pipeline(4, 8), pipeline(4, 8, 2.0, 4.0), titles=["as said", "as is"]),
-        "as said: 27.3 % of device-time idle, done after 33 s|"
-        "as is: 27.3 % of device-time idle, done after 66 s",
-    ),
-    (
-        lambda: plots.memory_timeline(held("1f1b", 4, 8), capacity=3, unit="activations"),
-        "simulated: at most 4 activations, first on device 1, after 3 s|capacity: 3|"
-        "over the capacity|peak 4|peak 3|peak 2|peak 1",
-    ),
-    (
-        lambda: plots.memory_timeline(held("1f1b", 4, 8), capacity=4, unit="activations"),
-        "capacity: 4|!over the capacity",
-    ),
-    (
-        "memory",
-        "3.2 TB: 80 times capacity|42 GB: 105 % of capacity|this panel's scale: up to 3.2 TB",
-    ),
-    (lambda: plots.memory_bars(SPLIT, 42 * GB), "weights|!over the capacity"),
-    (
-        lambda: plots.memory_bars({"mine": {"weights": 38 * GB}}, 40 * GB, overhead=4 * GB),
-        "42 GB: 105 % of capacity|overhead of a run|over the capacity",
-    ),
-    (lambda: plots.memory_bars(FULL, place="GPU"), "every GPU"),
-    (
-        lambda: plots.memory_bars({"mine": {"x": 4.0625, "y": 4.84}}, place="rank", unit="bsh"),
-        "8.9|bsh per rank|!bytes per rank",
-    ),
-    (
-        lambda: plots.memory_bars(
-            Ledger.of([Row(p, "weights", ALWAYS, 5 if p < 3 else 6) for p in range(5)]),
-            place="rank",
-        ),
-        "ranks 0 to 2|ranks 3 to 4",
-    ),
-    (
-        lambda: plots.memory_bars(
-            Ledger.of([Row(0, "full", ALWAYS, 5), Row(0, "hollow", ALWAYS, 0)])
-        ),
-        "full|!hollow",
-    ),
-    (
-        lambda: plots.traffic_matrix(RING, RING),
-        "16.78\nMB|Bytes between ranks: measured equals predicted to the byte",
-    ),
-    ("traffic differs", "16.78\nMB\n(+7)|Bytes between ranks: 1 cell differs"),
-    ("intensity", "The two levels are independent|Intensity of a tile: same for every mesh"),
-    (
-        lambda: plots.intensity(["8", "16"], ["2x2"], [[10.7], [21.3]], [[2**27], [2**27 + 1]]),
-        "The two levels are not independent|Between workers: differs by tile|"
-        "134,217,728 to 134,217,729",
-    ),
-    (
-        lambda: plots.panels({"SUMMA": multiplied(2, 4, 0.01)}),
-        "SUMMA: 76 % of the ranks' time is multiplying, done after 210 ms|multiplying a panel|"
-        "waiting for a panel|number in a box: the step|!adding partial sums",
-    ),
-    (lambda: plots.panels({"2.5-D": multiplied(2, 2, summed=True)}), "adding partial sums"),
-    (lambda: plots.panels({"SUMMA": multiplied(1, 600)}), "!number in a box: the step"),
-    (
-        lambda: plots.reads({"SUMMA": planned("summa", 2, 2, panel=1)}),
-        "SUMMA, step 0|SUMMA, step 1|SUMMA, step 2|SUMMA, step 3, 8 more",
-    ),
-    ("tradeoff", "8x8x1|4x4x4|64x1x1|layers|below the bound"),
-]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("figure", "said"), SAYS)
-def test_what_a_figure_says_and_leaves_unsaid(figure, said):
-    found = words(drawn(figure)[0] if isinstance(figure, str) else figure())
-    for word in said.split("|"):
-        assert word[1:] not in "|".join(found) if word[0] == "!" else word in found
 
 
 @pytest.mark.long
@@ -508,38 +313,6 @@ def test_gantt_numbers_of_many_actions_are_there_and_in_their_box():
     assert not plots.gantt(pipeline(2, 300)).axes[0].texts
 
 
-@pytest.mark.long
-def test_gantt_of_what_is_too_narrow_says_how_to_look_closer():
-    timeline = sweep.same_work("zb-v", 8, 64)
-    assert "too narrow to number; see between=" in words(plots.gantt(timeline))
-    part = plots.gantt(timeline, between=(0, 20))
-    assert part.axes[0].get_xlim() == (0, 20)
-    numbers = [t.get_text() for t in part.axes[0].texts]
-    assert len(numbers) == int((timeline.end <= 20).sum())
-
-
-def test_gantt_leaves_numbers_out():
-    figure = plots.gantt(pipeline(2, 3), numbers=False)
-    assert not figure.axes[0].texts
-    assert not any("number in a box" in said for said in words(figure))
-
-
-def test_gantt_names_rows_and_leaves_causes_out():
-    timeline, rows = pipeline(2, 3), ["worker 1", "worker 2"]
-    figure = plots.gantt(timeline, causes=False, lanes=rows)
-    (axes,) = figure.axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == rows
-    assert not any(boxes(axes, cause) for cause in ("warm-up", "dependency", "draining"))
-    drawn = sum(width for _, _, width, _ in boxes(axes, "idle"))
-    of_stages = [list(CAUSES).index(c) for c in ("warm-up", "dependency", "imbalance", "draining")]
-    found = timeline.idle_time
-    mine = np.isin(found.code, of_stages)
-    assert drawn == pytest.approx((found.end - found.start)[mine].sum())
-    assert "idle" in words(figure)
-    with pytest.raises(ConfigError, match="a name for each of 2 rows, got 1 lanes"):
-        plots.gantt(timeline, lanes=rows[:1])
-
-
 def test_gantt_draws_the_path_that_decided_the_end():
     run = simulate(schedule("1f1b", 2, 2), 1, 2, latency=0.5)
     figure = plots.gantt(run, path=True)
@@ -552,13 +325,6 @@ def test_gantt_draws_the_path_that_decided_the_end():
         plots.gantt(pipeline(2, 2), path=True)
 
 
-def test_gantt_of_a_part_says_so_and_names_what_is_in_it():
-    said = words(plots.gantt(simulate(schedule("gpipe", 2, 8), 1, 2), between=(0, 2)))
-    assert "simulated: a part; done after 27 s" in said
-    assert "idle: not yet filled" in said
-    assert "idle: draining" not in said
-
-
 @pytest.mark.long
 def test_gantt_halves_the_row_where_a_forward_and_a_backward_run_at_once():
     (axes,) = plots.gantt(PAIRS).axes
@@ -567,79 +333,20 @@ def test_gantt_halves_the_row_where_a_forward_and_a_backward_run_at_once():
         assert found == sorted((3.0 * i + d, d + up, 0.36) for d in range(2) for i in range(3))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("scale", "unit"), [(1.0, "s"), (1e-3, "ms"), (1e-6, "µs")])
-def test_gantt_time_unit_suits_the_run(scale, unit):
-    figure = plots.gantt(pipeline(2, 2, scale, 2 * scale))
-    assert figure.axes[-1].get_xlabel() == f"time ({unit})"
-    figure.draw_without_rendering()
-    assert "8" in [t.get_text() for t in figure.axes[-1].get_xticklabels()]
-
-
-@pytest.mark.long
-def test_panels_of_a_figure_share_the_time():
-    long, short = pipeline(4, 8, 2.0, 4.0), multiplied(2, 2, 0.01)
-    two = plots.gantt(pipeline(4, 8), long, titles=["a", "b"])
-    products = plots.panels({"SUMMA": multiplied(2, 4, 0.01), "Cannon": short})
-    for figure, end in ((two, long.makespan), (products, 0.21)):
-        top, bottom = (axes.get_xlim() for axes in figure.axes)
-        assert top == bottom == pytest.approx((0, end), rel=1e-12)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: plots.gantt(), "1 timeline or more, got 0"),
-        (lambda: plots.gantt(pipeline(1, 1), titles=["a", "b"]), "1 timelines, 2 titles"),
-        (lambda: plots.gantt(pipeline(1, 1), between=(3, 3)), r"start < end, got \(3, 3\)"),
-        (lambda: plots.memory_timeline({}), "1 to 3 footprints"),
-        (lambda: plots.memory_timeline(UNLIKE), r"equally many devices, 1 or more, got \[2, 3\]"),
-        (lambda: plots.utilisation_against({}), "utilisation_against draws 1 curve or more"),
-        (lambda: plots.bubble_against_latency({"a": {}}), "1 point or more, got {'a': 0}"),
-        (lambda: plots.memory_against_bubble({}), "1 schedule or more"),
-        (lambda: plots.memory_bars({}), "1 row or more, got 0"),
-        (lambda: plots.memory_bars(Ledger.of([])), "1 row or more, got 0"),
-        (lambda: plots.traffic_matrix({}), "1 traffic or more, got 0"),
-        (lambda: plots.traffic_matrix(RING, Traffic.of(3)), "4 predicted, 3 measured"),
-        (lambda: plots.slots({"slot 0": []}), "1 task or more"),
+        (lambda: plots.gantt(), "got 0"),
+        (lambda: plots.gantt(pipeline(1, 1), titles=["a", "b"]), "2 titles"),
+        (lambda: plots.gantt(pipeline(1, 1), between=(3, 3)), "start < end"),
+        (lambda: plots.memory_bars(Ledger.of([])), "got 0"),
+        (lambda: plots.traffic_matrix(RING, Traffic.of(3)), "3 measured"),
         (lambda: plots.slots({"slot 0": [("nap", 2, 1)]}), "ends after it begins"),
-        (lambda: plots.curves({"a": {}}, xlabel="n", ylabel="s"), "1 line or more"),
         (lambda: plots.curves({"a": {0: 1}}, xlabel="n", ylabel="s"), "above 0"),
-        (lambda: plots.owners({}), "1 matrix or more, got 0"),
-        (lambda: plots.matrices({}), "1 shape or more, got 0"),
         (lambda: plots.corner(*(cut((4, 5), S0, S1) for _ in "XAY")), "m x k by k x n"),
-        (lambda: plots.two_levels(*(cut((4, 4), R, R) for _ in "AB")), "shard A or B"),
-        (lambda: plots.product_shadows({}), "1 grid or more, got 0"),
-        (lambda: plots.product_shadows({"a": (2, 2, 2)}), "whose number is a square"),
-        (lambda: plots.product_shadows({"a": (8, 2, 1)}), "sides that divide its root"),
-        (lambda: plots.collective_rounds("all_gather"), "an all_reduce or reduce_scatter"),
-        (lambda: plots.Blocks([[0, 1]], [0, 5], [0, 5]), "1 x 2 owners"),
-        (lambda: plots.Blocks([[0, 1], [2]], [0, 1, 2], [0, 1, 2]), "one owner"),
-        (lambda: plots.Blocks([], [0, 1], [0, 1]), "0 x 0 owners"),
-        (lambda: plots.Blocks([[0]], [1, 5], [0, 5]), "start at 0"),
         (lambda: plots.Blocks([[0], [1]], [0, 5, 3], [0, 5]), "ascend"),
-        (lambda: plots.placements({"none": ["="]}, 2), "1 array or more, got 1 rows with none"),
-        (lambda: plots.shards({}), "1 array or more with 1 index or more"),
-        (lambda: plots.layers_on_devices({}), "1 assignment or more"),
-        (lambda: plots.layers_on_devices({"none": []}), "1 layer or more"),
-        (lambda: plots.layers_on_devices({"a": [0, 1]}, costs=[1]), "2 layers, got 1 costs"),
-        (lambda: plots.idle_bars({}), "1 configuration or more"),
-        (lambda: plots.cut_costs([1, 1], [3, 3]), "after each of 2 layers but the last, got 2"),
-        (lambda: plots.idle_blocks(Timeline.of(1, [])), "1 device or more that did something"),
-        (lambda: plots.distribution([], {"best": 1}), "1 value or more and 1 mark or more, got 0"),
-        (lambda: plots.printed_rates({"ours": []}), "1 way or more of 1 rate or more"),
-        (lambda: plots.idle_bars({"a": (0.5, 0.5)}), "3 shares"),
-        (lambda: plots.intensity(["8"], ["2x2"], [[1, 2]], [[1]]), "flop_per_byte has"),
-        (lambda: plots.intensity(["8"], ["2x2"], [[1]], [[1], [2]]), "bytes_moved has"),
-        (lambda: plots.intensity([], [], [], []), "0 x 0"),
-        (lambda: plots.panels({}), "1 product or more, got 0"),
-        (lambda: plots.panels({"A": NOT_MADE}), "'A' was made by distribute and has 0 spans"),
-        (lambda: plots.reads({}), "1 plan or more, got 0"),
-        (
-            lambda: plots.reads({"X": planned("2.5d", 2, 1, 2)}),
-            r"grid of 3 axes \(2, 1, 2\), reads draws 2",
-        ),
-        (lambda: plots.tradeoff({"none": []}, float), "1 point or more"),
+        (lambda: plots.layers_on_devices({"a": [0, 1]}, costs=[1]), "got 1 costs"),
+        (lambda: plots.panels({"A": NOT_MADE}), "made by distribute"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(call, message):
@@ -663,33 +370,6 @@ def test_memory_bars_are_the_bytes_of_the_fullest_moment_and_marked_over_the_cap
 
 
 @pytest.mark.long
-def test_memory_of_unlike_size_has_panels_of_their_own_with_the_same_capacity():
-    big, small = drawn("memory")[0].axes
-    assert [w for _, _, w, _ in boxes(big, "optimizer")] == [2400 * GB]
-    assert len(boxes(small, "optimizer")) == 6
-    for axes in (big, small):
-        assert axes.get_xscale() == "linear"
-        assert axes.get_xlim()[0] == 0
-        assert list(axes.lines[0].get_xdata()) == [40 * GB] * 2
-
-
-def test_memory_gives_every_tensor_class_a_colour_of_its_own():
-    many = Ledger.of([Row(0, f"class {i}", ALWAYS, 10 + i) for i in range(14)])
-    (axes,) = plots.memory_bars(many, 100).axes
-    assert len({bar.get_facecolor() for bar in axes.patches if bar.get_gid() != "over"}) == 14
-
-
-def test_a_tensor_class_has_one_colour_in_every_figure():
-    seen = []
-    for names in (["weights", "other", "activations"], ["logits", "activations"]):
-        (axes,) = plots.memory_bars({"all": dict.fromkeys(names, 10)}).axes
-        colours = [bar.get_facecolor() for bar in axes.patches]
-        assert len(set(colours)) == len(names)
-        seen.append(colours[-1])
-    assert seen[0] == seen[1]
-
-
-@pytest.mark.long
 def test_memory_timeline_draws_what_is_held_and_where_it_is_most():
     footprint = held("1f1b", 4, 8)
     figure = plots.memory_timeline(footprint, capacity=3, unit="activations")
@@ -702,66 +382,6 @@ def test_memory_timeline_draws_what_is_held_and_where_it_is_most():
         (peak,) = [line for line in axes.lines if line.get_gid() == "peak"]
         assert peak.get_ydata() == footprint.peaks[device] == 4 - device
         assert axes.get_ylim() == figure.axes[0].get_ylim()
-
-
-@pytest.mark.long
-def test_memory_timeline_of_many_devices_draws_the_fullest_and_says_what_is_missing():
-    footprint = memory_over_time(sweep.same_work("1f1b", 32, 40), static=[0] * 13 + [99] + [0] * 18)
-    figure = plots.memory_timeline(footprint)
-    rows = [axes.get_ylabel() for axes in figure.axes]
-    assert rows[0] == "device 1"
-    assert rows[-1] == "device 32"
-    assert "device 14" in rows
-    assert f"{32 - len(rows)} more devices are not drawn" in words(figure)
-
-
-def test_utilisation_draws_what_was_simulated_the_formula_and_what_was_measured():
-    curves = used(["gpipe", "zb-h1"], (1, 2, 8))
-    measured = {"gpipe": {1: 0.24, 8: 0.71}}
-    figure = plots.utilisation_against(curves, formula=lambda m: m / (m + 3), measured=measured)
-    (axes,) = figure.axes
-    drawn = {line.get_gid(): dict(line.get_xydata()) for line in axes.lines}
-    assert drawn["gpipe"] == curves["gpipe"] == pytest.approx({1: 1 / 4, 2: 2 / 5, 8: 8 / 11})
-    assert drawn["zb-h1"] == curves["zb-h1"]
-    assert drawn["measured gpipe"] == measured["gpipe"]
-    assert drawn["formula"] == pytest.approx({m: m / (m + 3) for m in drawn["formula"]})
-    assert [t.get_text() for t in axes.get_xticklabels()] == ["1", "2", "8"]
-
-
-@pytest.mark.long
-def test_latency_marks_where_gpipe_gets_ahead():
-    (axes,) = plots.bubble_against_latency(LATENCY).axes
-    rings = [line.get_xydata()[0] for line in axes.lines if line.get_gid() == "crossing"]
-    assert len(rings) == 4
-    assert rings[0] == pytest.approx((0, 3 / 11))
-    found = " ".join(words(axes)).replace("\n", " ")
-    for what in ("1f1b at any latency", "interleaved from about 0.5", "zb-h1 from about 0.8 s"):
-        assert f"gpipe is ahead of {what}" in found
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "where"),
-    [
-        ((2, 3), (1, 4), (0.5, 2.5)),
-        ((2, 3), (2, 4), (0, 2)),
-        ((2, 3), (3, 4), None),
-        ((2, 3), (1, 2), None),
-        ((2, 3), (2, 3), None),
-        ((2, 2, 2, 2), (1, 3, 1, 3), (2.5, 2.0)),
-        ((2, 2, 2), (2, 2, 3), (1, 2)),
-    ],
-)
-def test_crossing_is_where_the_first_gets_below_for_good(first, second, where):
-    assert crossing(dict(enumerate(first)), dict(enumerate(second))) == where
-
-
-def test_memory_against_bubble_has_a_point_for_every_schedule():
-    points = {"a": (0.1, 4.0), "b": (0.2, 2.0), "c": (0.2, 3.0), "d": (0.1, 4.0)}
-    (axes,) = plots.memory_against_bubble(points).axes
-    drawn = {line.get_gid(): line.get_xydata().tolist() for line in axes.lines}
-    best = [[0.1, 4.0], [0.2, 2.0]]
-    assert drawn == {"a, d": best[:1], "b": best[1:], "c": [[0.2, 3.0]], "unbeaten": best}
-    assert {"a, d", "b", "c"} <= set(words(axes))
 
 
 @pytest.mark.long
@@ -797,20 +417,6 @@ def test_owners_are_drawn_to_scale():
     assert c.get_title(loc="left") == "both"
 
 
-def test_owners_are_drawn_by_roots_where_sides_are_long():
-    for axes in plots.owners({"A": thin(4, 40), "B": thin(40, 4)}, roots=True).axes:
-        box, (high, _), (_, wide) = axes.get_window_extent(), axes.get_ylim(), axes.get_xlim()
-        assert {high, wide} in ({400, 3600}, {4000, 360})  # and what is drawn is to scale
-        assert box.width / box.height == pytest.approx((wide / high) ** 0.5, rel=0.01)
-
-
-def test_owners_are_drawn_of_arrays_too():
-    tiling = cut((4, 6), S0, S1)
-    drawn, same = (plots.owners({"A": each}).axes[0] for each in (tiling, plots.Blocks.of(tiling)))
-    assert [t.get_text() for t in drawn.texts] == [t.get_text() for t in same.texts]
-    assert [t.get_text() for t in drawn.texts] == [f"rank {n}" for n in range(4)]
-
-
 def test_slots_have_a_box_for_each_task_and_a_line_for_a_moment():
     (axes,) = FIGURES["slots"]().axes
     naps = [patch for patch in axes.patches if patch.get_gid() == "nap"]
@@ -820,27 +426,6 @@ def test_slots_have_a_box_for_each_task_and_a_line_for_a_moment():
     ]
     (moment,) = (line for line in axes.lines if line.get_gid() == "killed")
     assert set(moment.get_xdata()) == {0.3}
-
-
-def test_slots_of_two_runs_are_two_panels_on_one_scale():
-    first, second = plots.slots({"run": STAYS, "again": {"slot 0": [("nap", 0, 1)]}}).axes
-    assert (first.get_title(loc="left"), second.get_title(loc="left")) == ("run", "again")
-    assert first.get_xlim() == second.get_xlim()
-    assert (first.get_xlabel(), second.get_xlabel()) == ("", "time (s)")
-
-
-def test_steps_that_are_not_to_scale_have_no_numbers():
-    (axes,) = plots.slots(STAYS, xlabel=None).axes
-    assert (len(axes.get_xticks()), axes.get_xlabel()) == (0, "order of steps, not to scale")
-    assert not boxes(axes, "idle")  # an order has no idle time
-    (axes,) = plots.slots({"slot 0": [("nap", 0, 1)], "slot 1": [], "notebook": []}).axes
-    assert [width for *_, width, _ in boxes(axes, "idle")] == [1, 1]
-
-
-def test_the_legend_leaves_out_what_is_too_thin_to_be_seen():
-    held = {"weights": 10**9, "logits": 0, "mask": 10**5}
-    drawn = plots.memory_bars({"dp = 1": held, "dp = 2": held})
-    assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["weights"]
 
 
 def test_curves_go_through_their_points_on_logarithmic_axes():
@@ -899,15 +484,6 @@ def test_after_the_last_round_every_chunk_has_all_ranks_numbers(algorithm):
     assert [text.get_text() for text in last.texts] == ["4"] * 16
 
 
-def test_on_a_ring_an_arrow_says_whose_chunk_came():
-    _, *every = plots.collective_rounds("all_reduce", "ring", 4).axes
-    assert [len([p for p in axes.patches if p.get_gid() == "from"]) for axes in every] == [4] * 6
-    assert [axes.get_title(loc="left").partition(": ")[2] for axes in every] == [
-        *["add"] * 3,
-        *["keep"] * 3,
-    ]
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("devices", "crossings"),
@@ -921,29 +497,6 @@ def test_layers_stand_in_their_lane_and_crossings_are_counted(devices, crossings
     plural = "" if crossings == 1 else "s"
     assert axes.get_title(loc="left") == f"cut: {crossings} crossing{plural}"
     assert [t.get_text() for t in axes.texts] == [str(n + 1) for n in range(len(devices))]
-
-
-def test_layers_may_be_stages_counted_from_0():
-    figure = plots.layers_on_devices({"in turns": [0, 1, 0]}, unit="stage", first=0)
-    assert [t.get_text() for t in figure.axes[0].texts] == ["0", "1", "2"]
-    assert {"stage", "a stage and its number (a colour per device)"} <= set(words(figure))
-
-
-def test_a_device_without_a_layer_has_a_lane_where_another_panel_gives_it_one():
-    panels = plots.layers_on_devices({"two": [0, 1], "three": [0, 1, 2]}).axes
-    assert [[t.get_text() for t in a.get_yticklabels()] for a in panels] == [
-        ["device 1", "device 2", "device 3"]
-    ] * 2
-
-
-def test_by_cost_a_box_is_as_long_as_its_layer_costs_and_sums_stand_at_the_right():
-    places = {"rule": [0, 0, 0, 1], "best": [0, 0, 1, 2]}
-    above, below = plots.layers_on_devices(places, costs=[4, 4, 9, 8]).axes
-    for axes, sums in ((above, (17, 8, 0)), (below, (8, 9, 8))):
-        assert [p.get_width() for p in axes.patches] == pytest.approx([3.9, 3.9, 8.9, 7.9])
-        (right,) = axes.child_axes
-        shown = [tick.get_text() for tick in right.get_yticklabels()]
-        assert shown == [f"{each} in all" for each in sums]
 
 
 def test_an_order_by_turns_shows_where_devices_stand_and_what_each_waits_for():
@@ -975,63 +528,12 @@ def test_a_cut_costs_the_first_device_its_work_and_what_it_sends():
     assert inside == ["2", "3", "3", "4", "4", "5"], "each bar says how long it is"
 
 
-def test_cuts_that_are_named_have_a_panel_each_and_what_has_no_room_is_hatched():
-    cuts = {"even": (2, 1), "late": (1, 2)}
-    panels = plots.cut_costs([2, 1, 3], [5, 4], cuts=cuts, room=[3, 3]).axes
-    takes = [[[w for _, _, w, _ in boxes(a, name)] for name in ("work", "send")] for a in panels]
-    assert takes == [[[3, 3], [4, 0]], [[2, 4], [5, 0]]]
-    assert [[w for _, _, w, _ in boxes(a, "over")] for a in panels] == [[], [1]]
-    assert [a.get_title(loc="left") for a in panels] == [
-        "even: the slowest takes 7",
-        "late: does not fit, the slowest would take 7",
-    ]
-
-
 def test_a_distribution_has_a_bar_as_high_as_its_value_is_frequent_and_every_mark():
     (axes,) = plots.distribution([1, 2, 2, 3], {"the best": 1, "yours": 3}).axes
     assert [h for _, _, _, h in boxes(axes, "values")] == [1, 2, 1]
     assert [line.get_xdata()[0] for line in axes.lines] == [1, 3]
     (axes,) = plots.distribution(np.arange(200) / 3, {"yours": 9.5}).axes
     assert sum(h for _, _, _, h in boxes(axes, "values")) == 200
-
-
-def test_printed_rates_that_are_missed_are_filled():
-    (axes,) = plots.printed_rates(RATES).axes
-    marks = {
-        line.get_gid(): (line.get_markerfacecolor(), len(line.get_xdata())) for line in axes.lines
-    }
-    assert marks["ours, agree"] == ("none", 2)
-    face, points = marks["sabotaged, miss"]
-    assert (face != "none", points) == (True, 1)
-    assert "ours, miss" not in marks
-    assert "filled: they differ" in [line.get_label() for line in axes.lines]
-    (axes,) = plots.printed_rates({"ours": RATES["ours"]}).axes
-    named = axes.get_legend_handles_labels()[1]
-    assert named == ["ours = printed", "ours: 2 of 2 agree"]
-
-
-def test_idle_bars_are_as_high_as_the_shares():
-    idle = {"naive": (0.5, 0.5, 0.512), "gpipe": (0.2727, None, 0.291)}
-    (axes,) = plots.idle_bars(idle).axes
-    wanted = {"predicted": [0.5, 0.2727], "simulated": [0.5], "measured": [0.512, 0.291]}
-    assert {column: [h for _, _, _, h in boxes(axes, column)] for column in wanted} == wanted
-    labels = [t.get_text().strip() for t in axes.texts]
-    assert labels.count("—") == 1
-    assert {"50.0", "51.2", "27.3", "29.1"} <= set(labels)
-    (axes,) = plots.idle_bars({"naive": (None, 0.5, 0.51), "gpipe": (None, 0.27, 0.3)}).axes
-    legend = axes.figure.legends[0].get_texts()
-    assert [t.get_text() for t in legend] == ["simulated", "measured"]
-    (axes,) = plots.idle_bars(idle, names=("planned", "late", "measured")).axes
-    assert len(boxes(axes, "planned")) == 2
-
-
-@pytest.mark.long
-def test_intensity_is_as_high_as_the_numbers():
-    left, right = drawn("intensity")[0].axes
-    for axes, table in ((left, INTENSITIES), (right, BYTES)):
-        heights = sorted(bar.get_height() for bar in axes.patches)
-        assert heights == sorted(value for row in table for value in row)
-    assert [t.get_text() for t in left.texts] == ["10.7", "21.3", "42.7"]
 
 
 @pytest.mark.parametrize("colour", [*PALETTE, "white", "black"])
@@ -1044,13 +546,6 @@ def test_ink_has_the_contrast_that_small_text_needs(colour):
 
     dark, light = sorted((luminance(colour), luminance(ink_on(colour))))
     assert (light + 0.05) / (dark + 0.05) >= 4.5
-
-
-def test_a_transfer_makes_no_stage_a_later_one():
-    from tiledask.lab.plots.pipelines.gantt import chunks_of
-
-    spans = [(0, "F", 0, 0, 0.0, 1.0), (0, "T", -1, -1, 0.0, 0.5), (0, "F", 2, 0, 1.0, 2.0)]
-    assert chunks_of(Timeline.of(1, spans, "measured")) == {(0, 0): 0, (0, 2): 1}
 
 
 def test_panels_draw_every_span_in_its_lane_where_and_as_long_as_it_was():
@@ -1066,17 +561,6 @@ def test_panels_draw_every_span_in_its_lane_where_and_as_long_as_it_was():
         ]
         assert drawn == spans
     assert [w for _, _, w, _ in boxes(axes, "rest")] == [25] * 3
-
-
-def test_panels_put_reads_below_what_the_rank_does_meanwhile_and_number_the_steps():
-    (axes,) = plots.panels({"SUMMA": multiplied(2, 3)}).axes
-    lanes = boxes(axes, "multiply") + boxes(axes, "wait")
-    bottoms = {round(y): y + height for _, y, _, height in lanes}
-    reads = boxes(axes, "read")
-    assert len(reads) == 6
-    for _, y, _, height in reads:
-        assert bottoms[round(y)] < y < y + height < round(y) + 0.5
-    assert sorted(t.get_text() for t in axes.texts) == sorted("012" * 2)
 
 
 @pytest.mark.long
@@ -1097,37 +581,6 @@ def test_reads_are_an_arrow_for_every_piece_of_every_step(name, p, q):
             assert len(arrows) == len(pieces)
 
 
-def test_the_busiest_ranks_say_how_many_arrows_leave_them():
-    both = {"SUMMA": planned("summa", 3, 3), "Cannon": planned("cannon", 3, 3)}
-    said = [
-        [text.get_text() for text in axes.texts if text.get_gid() == "sends"]
-        for axes in plots.reads(both).axes
-    ]
-    assert said[:3] == [["sends 4"]] * 3
-    assert {word for step in said[3:] for word in step} == {"sends 2"}
-
-
-@pytest.mark.long
-def test_reads_shade_ranks_by_what_they_multiply():
-    figure = plots.reads({"SUMMA": planned("summa", 3, 3), "Cannon": planned("cannon", 3, 3)})
-    shades = [
-        {patch.get_facecolor() for patch in axes.patches if patch.get_gid() == "rank"}
-        for axes in figure.axes
-    ]
-    assert [len(shade) for shade in shades] == [1, 1, 1, 3, 3, 3]
-    assert set.union(*shades[:3]) == shades[3]
-
-
-def test_tradeoff_draws_points_and_the_bound_in_bytes():
-    (axes,) = drawn("tradeoff")[0].axes
-    lines = {line.get_gid(): line.get_xydata() for line in axes.lines}
-    for name, points in CURVE.items():
-        np.testing.assert_array_equal(lines[name], [(m, b) for _, m, b in points])
-    memory, least = lines["least"].T
-    np.testing.assert_allclose(least, 3e10 / memory**0.5)
-    assert memory.min() < 13e6 < 52e6 < memory.max()
-
-
 def test_an_array_is_drawn_as_the_parts_that_ranks_have():
     figure = plots.placements({"forward": FORMULA}, 4)
     gids = [str(patch.get_gid()) for patch in figure.axes[0].patches]
@@ -1137,30 +590,6 @@ def test_an_array_is_drawn_as_the_parts_that_ranks_have():
     assert {"24 x 32", "32 x 127", "127 x 32"} <= set(words(figure))
     collective = next(t for t in figure.axes[0].texts if t.get_text() == "all_reduce")
     assert collective.get_color() == plots.RED
-
-
-def test_columns_that_several_ranks_have_are_bands_and_words_of_two_lines_name_a_collective():
-    kv = HEADS[1].scaled(8)
-    formula = ("x", (24, 32), R), "f:\nall_reduce", ("Wk", (32, 16), Shard(1, kv))
-    axes = plots.placements({"": formula}, 4).axes[0]
-    bands = [p for p in axes.patches if str(p.get_gid()).endswith("piece") and p.get_hatch()]
-    assert [str(p.get_gid())[:6] for p in bands] == [f"rank {r}" for r in (0, 1, 1, 2, 3)]
-    (x, *_), height = (p.get_x() for p in bands), sum(p.get_height() for p in bands)
-    wide = bands[0].get_width()
-    assert [round((p.get_x() - x) / wide) for p in bands] == [0, 0, 1, 1, 1]
-    assert height == pytest.approx(2 * (bands[0].get_height() * 2))
-    (collective,) = (t for t in axes.texts if t.get_text() == "f:\nall_reduce")
-    assert collective.get_color() == plots.RED
-
-
-def test_an_array_on_one_rank_has_its_colour_and_sheets_of_a_small_one_overlap():
-    figure = plots.placements({"": [("X", (8, 6), 1), "send", ("", (24, 1), Partial())]}, 4)
-    boxes = {str(patch.get_gid()): patch for patch in figure.axes[0].patches}
-    assert "whole" not in boxes
-    assert "rank 1: all" in boxes
-    first, last = boxes["partial 0"].get_bbox(), boxes["partial 3"].get_bbox()
-    assert last.x0 < first.x1
-    assert last.y0 < first.y1
 
 
 def test_what_several_ranks_have_is_hatched():
@@ -1174,11 +603,3 @@ def test_what_several_ranks_have_is_hatched():
     assert [*found[1]] == ["rank 0: 0", "rank 1: 0", "rank 1: 1", "rank 2: 1", "rank 3: 1"]
     assert all(found[1].values())
     assert found[2] == {"rank 0: 0": False, "rank 0: 1": True, "rank 1: 1": True}
-
-
-def test_matrices_lie_in_lines_beside_a_tall_one():
-    shapes = {"query": (1, 1), "key": (1, 1), "up": (1, 4), "down": (4, 1)}
-    boxes = {box.get_gid(): box for box in plots.matrices(shapes).axes[0].patches}
-    tops = [boxes[name].get_y() for name in shapes]
-    assert tops[0] == tops[1] == tops[3] == 0 < 1 < tops[2]
-    assert boxes["down"].get_x() > boxes["up"].get_x() + 4

@@ -4,7 +4,6 @@ Holds `tiledask.lab.plots.products.roofline`, `tiledask.lab.plots.products.tile_
 `tiledask.lab.plots.products.tile_step`.
 """
 
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -71,15 +70,6 @@ def test_every_word_is_inside_the_picture_and_upon_no_other(name):
 
 
 @pytest.mark.long
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["levels", "roofline", "step"])
-def test_the_same_data_is_the_same_file_however_often_it_is_drawn(name):
-    figure, _ = drawn(name)
-    assert figure.to_png() == FIGURES[name]().to_png()
-    assert figure.get_suptitle()
-
-
-@pytest.mark.long
 def test_levels_are_drawn_to_scale_and_as_long_as_they_take():
     found = levels(load_cluster("8xH200"), workers=(2, 4))
     figure = plots.tile_levels(found)
@@ -93,32 +83,6 @@ def test_levels_are_drawn_to_scale_and_as_long_as_they_take():
     for said in ("4096 x 2048 of 8192 x 8192", "H200, one of 2 x 4 workers", "2048 FLOP/byte"):
         assert said in text
     assert text.count("moved, 8 workers") == 1  # bytes between workers are those of all
-
-
-@pytest.mark.long
-def test_of_a_long_outer_tile_only_a_part_is_drawn():
-    figure = plots.tile_levels(td.tile.levels_of(4096, 4096, 4096, "smem_tiled", "H200"))
-    (tile,) = by_gid(figure.axes[1], "tile")
-    across = figure.axes[1].get_xlim()
-    assert tile.get_width() == 32
-    assert across[1] - across[0] < 10 * tile.get_width()  # of 4,096 columns
-
-
-@pytest.mark.long
-def test_a_level_of_unknown_bandwidth_has_no_bar():
-    bare = replace(load_device("H200"), clock=0.0, name="mine")
-    for found, unknown in ((levels("L4", kernel="mma_multistage"), 1), (levels(bare), 2)):
-        figure = plots.tile_levels(found)
-        (bar,) = by_gid(figure, "L2 -> shared memory")
-        assert bar.get_width() == 0
-        assert "\n".join(words(figure)).count("not known: no bandwidth") == unknown
-
-
-@pytest.mark.long
-def test_a_narrow_roofline_counts_in_tflops_as_its_axis_says():
-    figure = plots.roofline(ladder(names=LADDER[2:3], n=4096))
-    assert "500" in (texts := [text.get_text() for text in drawn_texts(figure)])
-    assert not [text for text in texts if "10^" in text]
 
 
 @pytest.mark.long
@@ -154,19 +118,6 @@ def test_what_was_measured_is_a_cross():
     assert "L2 -> shared memory: bandwidth unknown, no roof" in "\n".join(words(figure))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: plots.roofline([]), "1 prediction or more, got 0"),
-        (lambda: plots.roofline(ladder()[:1] + ladder("T4", LADDER[:1])), "1 device, got H200, T4"),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused(call, message):
-    with pytest.raises(ConfigError, match=message):
-        call()
-
-
 def test_a_step_loads_one_tile_of_each_and_the_last_ones_are_smaller():
     figure = plots.tile_step(13, 11, 9, (5, 4, 4), (2, 2, 2))
     sizes = {
@@ -183,13 +134,3 @@ def test_a_step_loads_one_tile_of_each_and_the_last_ones_are_smaller():
     assert "loaded now: 6 numbers, for 18 FLOP" in words(figure)
     with pytest.raises(ConfigError, match="begins beyond 13 x 11 x 9"):
         plots.tile_step(13, 11, 9, 4, (0, 3, 0))
-
-
-@pytest.mark.long
-def test_a_step_may_keep_its_count_and_show_who_shares_it():
-    figure = plots.tile_step(512, 768, 256, (256, 256, 64), (1, 1, 2), blocks=2, counted=False)
-    of_a, of_c = by_gid(figure, "between blocks")
-    assert [*of_a.get_ydata()] == [*of_c.get_ydata()]
-    (tile,) = by_gid(figure, "C now")
-    assert of_c.get_ydata()[0] == tile.get_y() + tile.get_height() / 2
-    assert "loaded now" in words(figure)

@@ -1,54 +1,11 @@
 """What figures are made of: where it stands, and that no figure goes past it."""
 
-import ast
-from pathlib import Path
-
 import pytest
 
-import tiledask as td
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import BLUE, RED, canvas
 
-LAB = Path(td.__file__).parent / "lab"
-APART = {"primitives.py", "picture.py"}
-RAW = {
-    *("add_collection", "add_patch", "annotate", "axhline", "axvline", "plot"),
-    *("secondary_yaxis", "set_major_formatter"),
-}
 """Methods of matplotlib that have a primitive."""
-CLASSES = ("matplotlib.collections", "matplotlib.lines", "matplotlib.patches")
-
-
-def past_primitives(source: str) -> list[str]:
-    """What of ``source`` draws with matplotlib's own methods or classes."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            found += [node.func.attr] if node.func.attr in RAW else []
-        elif isinstance(node, ast.ImportFrom):
-            found += [node.module] if node.module in CLASSES else []
-    return found
-
-
-@pytest.mark.long
-def test_no_figure_of_the_lab_draws_past_the_primitives():
-    files = [path for path in LAB.rglob("*.py") if path.name not in APART]
-    assert len(files) > 100
-    wrong = {str(path): past_primitives(path.read_text("utf-8")) for path in files}
-    assert {path: found for path, found in wrong.items() if found} == {}
-
-
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        ("axes.plot([0], [1])", ["plot"]),
-        ("figure.axes[0].axvline(3)", ["axvline"]),
-        ("from matplotlib.patches import Patch", ["matplotlib.patches"]),
-        ("draw.curve(axes, [0], [1], BLUE)", []),
-    ],
-)
-def test_what_draws_past_the_primitives_is_seen(source, found):
-    assert past_primitives(source) == found
 
 
 @pytest.fixture
@@ -64,16 +21,6 @@ def test_a_stack_returns_the_boxes_that_it_draws(axes):
     boxes = draw.stack(axes, 2, [("a", 3, BLUE), ("b", 4, RED)], 0.5)
     assert boxes == [(0, 1.75, 3, 0.5), (3, 1.75, 4, 0.5)]
     assert bars(axes, "a") + bars(axes, "b") == boxes
-
-
-def test_groups_of_bars_are_centred_on_their_index_and_none_is_no_bar(axes):
-    series = [("a", [1, None]), ("b", [2, 3])]
-    found = draw.grouped_bars(axes, series, (BLUE, RED), width=0.8, fill=1.0)
-    places = [x for x, _ in found]
-    assert places == pytest.approx([-0.2, 0.8, 0.2, 1.2])
-    assert [value for _, value in found] == [1, None, 2, 3]
-    assert bars(axes, "a") == [pytest.approx((-0.4, 0, 0.4, 1))]
-    assert len(bars(axes, "b")) == 2
 
 
 @pytest.mark.parametrize(
@@ -114,11 +61,3 @@ def test_words_are_written_only_where_they_fit(axes):
     assert draw.fitting_text(axes, (0, 0, 1, 1), "fits", BLUE)
     assert not draw.fitting_text(axes, (0, 0, 0.01, 1), "does not fit", BLUE)
     assert [text.get_text() for text in axes.texts] == ["fits"]
-
-
-def test_a_polygon_has_its_corners_and_a_white_edge(axes):
-    corners = [(0, 0), (2, 1), (2, 3), (0, 2)]
-    draw.polygon(axes, corners, "red", gid="side")
-    (side,) = (patch for patch in axes.patches if patch.get_gid() == "side")
-    assert [tuple(corner) for corner in side.get_xy()[:4]] == corners
-    assert side.get_edgecolor() == (1, 1, 1, 1)

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tiledask.lab.files import atomic_write
 from tiledask.lab.learner.copies import learners, walkthroughs
-from tiledask.lab.report import write_whole
 
 __all__ = ["assigned", "write_assignments"]
 
@@ -18,11 +18,11 @@ def write_assignments(folder: str | Path) -> list[Path]:
     """The files, once ``folder`` has a copy of each walkthrough for a class; as nbgrader has them,
     one in a folder of its own name. What is there is written over."""
     made = []
-    for path in sorted(walkthroughs().glob("*.ipynb")):
+    for path in sorted(walkthroughs().glob("[0-9]*.ipynb")):
         to = Path(folder) / path.stem / path.name
         to.parent.mkdir(parents=True, exist_ok=True)
         notebook = learners(assigned(json.loads(path.read_text("utf-8"))))
-        write_whole(to, json.dumps(notebook, indent=1, ensure_ascii=False).encode())
+        atomic_write(to, json.dumps(notebook, indent=1, ensure_ascii=False).encode())
         made.append(to)
     return made
 

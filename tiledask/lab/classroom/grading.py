@@ -68,7 +68,7 @@ def grade(
     for path in sorted(Path(folder).rglob("*.ipynb")):
         if (named := _NAME.fullmatch(path.name)) and ".ipynb_checkpoints" not in path.parts:
             found.setdefault(named[1], []).append(path)
-    there = {path.stem for path in walkthroughs().glob("*.ipynb")}
+    there = {path.stem for path in walkthroughs().glob("[0-9]*.ipynb")}
     found = {name: paths for name, paths in found.items() if name in there}
     if not found:
         raise ConfigError(

@@ -15,12 +15,13 @@ from tiledask.lab.table import say
 __all__ = ["add"]
 
 Result = tuple[int, Any]
+COUNTS = ("held", "checked", "put_off")
 
 
 def add(adder: Callable[..., argparse.ArgumentParser]) -> None:
     """The commands and their options."""
-    sub = adder("tour", _tour, "run the whole story on this machine and write the report")
-    sub.add_argument("--folder", default="build/tour", help="where the report goes (%(default)s)")
+    sub = adder("tour", _tour, "run the whole story on this machine and leave a page of it")
+    sub.add_argument("--folder", default="build/tour", help="where the page goes (%(default)s)")
     sub.add_argument("--device", default="auto", choices=("auto", "cuda", "cpu"))
 
     sub = adder("doctor", _doctor, "what this machine has, what will be used, what is missing")
@@ -54,11 +55,10 @@ def add(adder: Callable[..., argparse.ArgumentParser]) -> None:
 def _tour(args: argparse.Namespace, console: Console) -> Result:
     from tiledask.lab.tour import tour
 
-    report = tour(args.folder, device=args.device, console=console)
-    tables = [table.to_dict() for section in report.sections for table in section.comparisons]
-    counts = {name: getattr(report, name) for name in ("ok", "held", "checked", "put_off")}
-    result = {**counts, "tables": tables}
-    return (0 if report.ok else 1), result
+    tables = tour(args.folder, device=args.device, console=console)
+    counts = {name: sum(table.get(name, 0) for table in tables) for name in COUNTS}
+    ok = all(table["ok"] for table in tables)
+    return (0 if ok else 1), {"ok": ok, **counts, "tables": tables}
 
 
 def _notebooks(args: argparse.Namespace, console: Console) -> Result:
@@ -86,17 +86,17 @@ def _notebooks(args: argparse.Namespace, console: Console) -> Result:
 
 def _sheet(args: argparse.Namespace, console: Console) -> Result:
     from tiledask.lab.classroom.sheet import sheet
-    from tiledask.lab.report import write_whole
+    from tiledask.lab.files import atomic_write
 
     page = sheet(args.names, args.seed, args.answers)
-    write_whole(Path(args.to), page.encode())
+    atomic_write(Path(args.to), page.encode())
     say(console, f"{args.to}: open it in a browser, and print it from there")
     return 0, {"page": args.to, "seed": args.seed, "answers": args.answers}
 
 
 def _grade(args: argparse.Namespace, console: Console) -> Result:
     from tiledask.lab.classroom.grading import as_csv, grade
-    from tiledask.lab.report import write_whole
+    from tiledask.lab.files import atomic_write
     from tiledask.lab.table import Grid
 
     def begins(name: str) -> None:
@@ -105,7 +105,7 @@ def _grade(args: argparse.Namespace, console: Console) -> Result:
 
     grades = grade(args.folder, runs_code=args.run_code, progress=begins)
     if args.csv:
-        write_whole(Path(args.csv), as_csv(grades).encode())
+        atomic_write(Path(args.csv), as_csv(grades).encode())
     rows = [(g.learner, g.notebook, str(g.task), "★" * g.stars, g.said) for g in grades]
     head = ("learner", "walkthrough", "task", "stars", "verdict")
     console.print(Grid(head, rows, left=(0, 1, 3, 4)))

@@ -18,7 +18,7 @@ from tiledask.lab.dashboard.products import ProductActivity, of_product
 from tiledask.lab.dashboard.recorder import NAME, Snapshot
 from tiledask.lab.dashboard.tasks import of_tasks
 from tiledask.lab.dashboard.training_overview import Overview, of_training
-from tiledask.lab.report import write_whole
+from tiledask.lab.files import atomic_write
 from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.timeline import Timeline
@@ -63,7 +63,7 @@ def report(path: str | os.PathLike, *what: Any, title: str = "") -> Path:
     path = Path(path)
     page = _undisturbed(lambda: _html(activities, title or _title(activities)), clients)
     path.parent.mkdir(parents=True, exist_ok=True)
-    return write_whole(path, page.encode("utf-8"))  # a reader never sees half a page
+    return atomic_write(path, page.encode("utf-8"))  # a reader never sees half a page
 
 
 # -- what to show --------------------------------------------------------------------------------

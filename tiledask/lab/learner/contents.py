@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from tiledask.lab.files import atomic_write
 from tiledask.lab.learner.course import Walkthrough, course
 from tiledask.lab.learner.kept import PROGRESS, Kept
-from tiledask.lab.report import write_whole
 
 __all__ = ["PAGE", "SHOW_ANEW", "timed", "write_contents"]
 
@@ -43,7 +43,7 @@ def write_contents(source: Path, folder: Path) -> None:
     left = [name for name, each in walkthroughs.items() if done[name][0] < each.asked]
     go_on = f"[{titles[left[0]]}]({left[0]}.ipynb)" if left else ""
     page = "\n\n".join((title, _total(walkthroughs, done, go_on), rest))
-    write_whole(folder / PAGE, page.encode())
+    atomic_write(folder / PAGE, page.encode())
 
 
 def timed(page: str, walkthroughs: Iterable[Walkthrough]) -> str:

@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from platform import python_version
 
+from tiledask.lab.files import atomic_write
 from tiledask.lab.learner.kept import GIVEN
-from tiledask.lab.report import write_whole
 from tiledask.plan.data import shipped
 
 __all__ = ["PAGES", "copy_walkthroughs", "learners", "refresh", "walkthroughs"]
@@ -40,7 +40,7 @@ def copy_walkthroughs(source: str | os.PathLike, folder: str | os.PathLike) -> l
     folder.mkdir(parents=True, exist_ok=True)
     given = _handed_out(folder)
     in_use, said = bool(given), []
-    for path in sorted(source.glob("*.ipynb")):
+    for path in sorted(source.glob("[0-9]*.ipynb")):
         notebook = json.loads(path.read_text("utf-8"))
         # the digest is of what a learner reads and runs, without stored outputs and counts
         cells = [(cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
@@ -62,7 +62,7 @@ def copy_walkthroughs(source: str | os.PathLike, folder: str | os.PathLike) -> l
     _write(folder / GIVEN, given)
     for name in PAGES:
         if (source / name).exists():
-            write_whole(folder / name, (source / name).read_bytes())
+            atomic_write(folder / name, (source / name).read_bytes())
     return said
 
 
@@ -162,7 +162,7 @@ def _markdown(cell: dict, source: str) -> dict:
 
 def _write(path: Path, content: dict) -> None:
     """Whole: an interrupted copy would pass for the learner's."""
-    write_whole(
+    atomic_write(
         path,
         (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode(
             "utf-8", "backslashreplace"

@@ -45,4 +45,4 @@ class Walkthrough:
 
 def course(folder: Path) -> list[Walkthrough]:
     """The walkthroughs in ``folder``, in their order."""
-    return [Walkthrough.read(path) for path in sorted(folder.glob("*.ipynb"))]
+    return [Walkthrough.read(path) for path in sorted(folder.glob("[0-9]*.ipynb"))]

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tiledask.lab.files import atomic_write
 from tiledask.lab.learner.contents import PAGE
 from tiledask.lab.learner.kept import FOLDER, PROGRESS
-from tiledask.lab.report import write_whole
 
 __all__ = ["lab_command"]
 
@@ -109,4 +109,4 @@ def _workspace(page: str, dashboard: str) -> dict:
 
 def _write(path: Path, content: dict) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(content, indent=1).encode())
+    atomic_write(path, json.dumps(content, indent=1).encode())

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
+from tiledask.lab.files import atomic_write
 from tiledask.lab.learner import contents
 from tiledask.lab.learner.course import course
 from tiledask.lab.questions.table import QUESTIONS
-from tiledask.lab.report import write_whole
 from tiledask.plan.data import shipped
 
 __all__ = ["PAGE", "Taught", "page", "sections", "taught"]
@@ -51,7 +51,7 @@ def taught(number: int) -> tuple[Taught, ...]:
 def _all() -> tuple[tuple[int, Taught], ...]:
     return tuple(
         (number, where)
-        for path in sorted(shipped("nbs").glob("*.ipynb"))
+        for path in sorted(shipped("nbs").glob("[0-9]*.ipynb"))
         for cell in json.loads(path.read_text("utf-8"))["cells"]
         for number, where in sections(path.name, cell)
     )
@@ -102,9 +102,9 @@ def page() -> str:
 def main() -> None:
     """None, once the page and the minutes in contents.md are written where the walkthroughs are."""
     folder = shipped("nbs")
-    write_whole(folder / PAGE, page().encode())
+    atomic_write(folder / PAGE, page().encode())
     counted = contents.timed((folder / contents.PAGE).read_text("utf-8"), course(folder))
-    write_whole(folder / contents.PAGE, counted.encode())
+    atomic_write(folder / contents.PAGE, counted.encode())
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from tiledask.lab import plots
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots.planning.feasibility import short_layout
 from tiledask.lab.plots.planning.step_breakdown import PARTS
-from tiledask.lab.plots.primitives import Figure, mark_box
+from tiledask.lab.plots.primitives import Figure, limit_line, mark_box
 from tiledask.plan.choosing.search import Plans, Space, search
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.inputs.hardware import ClusterSpec
@@ -280,9 +280,12 @@ def fastest_within(
     def figure(answer: Any) -> Figure:
         best = _fastest(task, room)
         if answer is None:  # its parts would tell its layout
-            bars = {"the fastest that keeps to the cap": (0, best.total)}
-            most = ("at most", (1 + within) * best.total)
-            return plots.ranges(bars, x="seconds of a step", limit=most, title="The time to reach")
+            drawn = plots.canvas(1.4, "The time to reach")
+            axes = drawn.subplots()
+            axes.barh(["the fastest that keeps to the cap"], best.total)
+            limit_line(axes, (1 + within) * best.total, gid="at most")
+            axes.set_xlabel("seconds of a step; at most those of the dashed line")
+            return drawn
 
         task.fit(answer)
         mine = task.step(answer)

@@ -32,7 +32,7 @@ def curves(
     """A figure with a line for each of ``series``: name -> {x: y}, and red crosses at ``marks``.
 
     On the axes that are logarithmic, ``log`` ("", "x", "y" or "xy"), numbers are above 0. There
-    all values of x are ticks, and a ``ylabel`` of "bytes" or "seconds" has the units that suit. A
+    all values of x are ticks, and labels beginning with "bytes" or "seconds" have suitable units. A
     line of 40 points or more is one of a formula: it has no dots and no ticks. Where ``marks`` have
     several names, each stands left of its points, and they have no ticks.
 
@@ -62,7 +62,7 @@ def curves(
         for at in line.items() if beside else ():
             draw.note(axes, at, name, (-4, 4), color=RED)
     if "y" in log:
-        words = _WORDS.get(ylabel, "{:g}".format)
+        words = _words(ylabel, "{:g}".format)
         digits = (1,) if max(ys) > 100 * min(ys) else (1, 2, 5)
         draw.log_ticks(axes.yaxis, min(ys) / 2, 2 * max(ys), words, digits)
     axes.set(xlabel=xlabel, ylabel=ylabel)
@@ -70,12 +70,20 @@ def curves(
         told = [*series.values(), *(() if beside else marks.values())]
         ticks = sorted({x for line in told if len(line) < _FINE for x in line})
         if ticks:
+            words = _words(xlabel, "{:,}".format)
             axes.set(xscale="log")
-            axes.set_xticks(ticks, [f"{x:,}" for x in ticks], minor=False)
+            axes.set_xticks(ticks, [words(x) for x in ticks], minor=False)
             axes.set_xticks([], minor=True)
         else:
-            words = _WORDS.get(xlabel, "{:,g}".format)
+            words = _words(xlabel, "{:,g}".format)
             draw.log_ticks(axes.xaxis, xs[0], xs[-1], words, (1,))
     draw.grid(axes)
-    draw.legend_under(axes, len(series) + (0 if beside else len(marks)), -0.25)
+    if beside and "x" not in log:
+        axes.margins(x=0.18)  # for the words at the left
+    if named := len(series) + (0 if beside else len(marks)):
+        draw.legend_under(axes, named, -0.25)
     return figure
+
+
+def _words(label: str, other: Callable[[float], str]) -> Callable[[float], str]:
+    return _WORDS.get(label.partition(" ")[0], other)

@@ -2,11 +2,9 @@
 
 owners          who owns which block of a matrix, and matrices alone, to scale
 corner          a product with its operands at its edges; a block in the mesh, a tile in the block
-product_shadows the cube of multiplications, a rank's part of it, and what it touches
 rounds          a collective round by round
-panels          who reads from whom, panel by panel; what memory buys
+panels          who reads from whom, panel by panel
 traffic_matrix  bytes from rank to rank, predicted beside measured
-intensity       FLOP per byte follow the tile, bytes between workers the mesh
 tile_levels     which tile shares what it loads, level by level
 roofline        the roofline of every level, with the ladder of kernels that climbs it
 """

@@ -1,13 +1,11 @@
-"""Figures of one product, panel by panel: who reads from whom, when, and what memory buys.
+"""Figures of one product, panel by panel: who reads from whom, and when.
 
 reads(plans)         planned    step by step, an arrow from a block's owner to its reader
-tradeoff(series)     planned    bytes that a rank receives against the memory that it has
 panels(products)     measured   a lane for each rank: multiplying, waiting, summing, reading
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from itertools import cycle
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tiledask.errors import ConfigError
@@ -15,12 +13,9 @@ from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.primitives import Axes, Figure
 from tiledask.lab.plots.style import (
     BLUE,
-    GREEN,
-    GREY,
     ORANGE,
     PALE,
     PALETTE,
-    RED,
     WIDTH,
     canvas,
     colour_named,
@@ -29,17 +24,13 @@ from tiledask.lab.plots.style import (
 )
 from tiledask.plan.products.comms import Piece
 from tiledask.plan.products.product_plan import ProductPlan
-from tiledask.plan.units import format_bytes, format_seconds
+from tiledask.plan.units import format_seconds
 
 if TYPE_CHECKING:
     from tiledask.distributed.arrays.array import ShardedArray
     from tiledask.distributed.products.matmul import Spent
 
-__all__ = ["panels", "reads", "tradeoff"]
-
-Point = tuple[str, float, float]
-"""A name, the bytes of memory on a rank, the bytes that it receives."""
-
+__all__ = ["panels", "reads"]
 
 # -- measured ------------------------------------------------------------------------------------
 
@@ -221,42 +212,3 @@ def _arrow(axes: "Axes", piece: Piece, columns: int, operand: str) -> None:
     (i, j), (to_i, to_j) = divmod(piece.source, columns), divmod(piece.destination, columns)
     ends = (j + 0.5, i + 0.55), (to_j + 0.5, to_i + 0.55)
     draw.arrow(axes, *ends, _OPERANDS[operand], gid=f"{operand} read")
-
-
-@styled
-def tradeoff(
-    series: Mapping[str, Sequence[Point]],
-    bound: Callable[[float], float],
-    *,
-    title: str = "What memory buys",
-) -> "Figure":
-    """A figure of the bytes that a rank receives against its memory, above what no algorithm beats.
-
-    ``series``: name -> points, each (label, bytes of memory, bytes received). ``bound``: the least
-    that must be received with so many bytes of memory.
-    """
-    if not any(series.values()):
-        raise ConfigError("tradeoff draws 1 point or more, got 0; pass {'2.5d': [(label, m, b)]}")
-    figure = canvas(4.4, title)
-    axes = figure.subplots()
-    every = [point for points in series.values() for point in points]
-    low, high = 0.7 * min(m for _, m, _ in every), 1.6 * max(m for _, m, _ in every)
-    memory = [low * (high / low) ** (i / 200) for i in range(201)]
-    least = [bound(m) for m in memory]
-    for (name, points), colour in zip(series.items(), cycle((BLUE, RED, GREEN))):
-        _, xs, ys = zip(*points, strict=True)
-        draw.curve(axes, xs, ys, colour, 1.2, marker="o", label=name, zorder=3, gid=name)
-        for at, (label, x, y) in enumerate(points):  # beside the line, not on it
-            left = at == 0 or ys[at - 1] < y
-            right = at == len(points) - 1 or ys[at + 1] < y
-            offset = (4 * (right - left), 6 if left or right or len(points) == 1 else -7)
-            draw.note(axes, (x, y), label, offset, 8, color=colour)
-    draw.curve(axes, memory, least, GREY, 1.2, gid="least")
-    floor = 0.5 * min(*least, *(b for _, _, b in every))
-    axes.fill_between(memory, floor, least, color=PALE, label="below the bound")
-    top = 2 * max(*least, *(b for _, _, b in every))
-    draw.log_ticks(axes.xaxis, low, high, format_bytes, (1, 3))
-    draw.log_ticks(axes.yaxis, floor, top, format_bytes, (1, 3))
-    axes.set(xlabel="memory of a rank (bytes)", ylabel="received by a rank (bytes)")
-    axes.legend(loc="upper right")
-    return figure

@@ -1,8 +1,6 @@
 """Figures of training: losses, what moves for each layer, and where layers and rows are.
 
-losses, live       losses over one another and how far apart; a loss drawn while it falls
-trainings          one training under several splits
-time_lost          what saving and failures cost, against how often is saved
+losses             losses over one another and how far apart
 layers_traffic     barriers and bytes of a step by layer, counted beside predicted
 rank_grid          what each rank has, and with whom it talks along each axis
 layers_on_devices  the path of one input through the layers, from device to device

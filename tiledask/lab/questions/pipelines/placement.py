@@ -4,10 +4,13 @@ consecutive   [1 2 3 4][5 6 7 8][9 10 11 12]      2 crossings
 round robin   1|2|3|1|2|3|1|2|3|1|2|3             11 crossings: chunks of interleaved 1F1B
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from math import comb
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
@@ -18,8 +21,13 @@ from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.pipelines.closed_form import bubble_fraction, bubble_overhead
 
-__all__ = ["QUESTION_34", "QUESTION_36"]
+if TYPE_CHECKING:
+    from tiledask.distributed.pipelines.run import PipelineRun
 
+__all__ = ["QUESTION_34", "QUESTION_36", "run_layers"]
+
+SHAPE = {"width": 256, "hidden": 1024, "seed": 24}
+"""Of a layer that is really run."""
 MANY = 32
 LISTED = 100_000
 """Splits that are looked at one by one; of more, the exact method alone says which is best."""
@@ -99,10 +107,25 @@ def work_34(layers: int, devices: int, last_cost: float) -> WorkedAnswer:
     )
 
 
+def _batch() -> np.ndarray:
+    """What goes in: 64 tokens of the layers' width, float32."""
+    return np.random.default_rng(3).standard_normal((64, SHAPE["width"]), np.float32)
+
+
+def run_layers(cluster: Cluster, place: Sequence[int]) -> "PipelineRun":
+    """The run of one forward pass, a layer a stage, each on the device that ``place`` says."""
+    from tiledask.distributed.pipelines.stages import stack
+
+    orders = [
+        [td.Action("F", layer, 0) for layer, where in enumerate(place) if where == device]
+        for device in range(max(place) + 1)
+    ]
+    schedule = td.Schedule.of(orders, place, "layer by layer")
+    return td.run_schedule(schedule, stack(range(len(place) + 1), **SHAPE), _batch(), cluster)
+
+
 def run_34(cluster: Cluster, layers: int, devices: int, last_cost: float) -> Comparison:
     """Layers of one size, really run under both placements, and on one worker."""
-    from tiledask.lab.tour.layers import batch, run_layers
-
     cut = td.partition([1.0] * (layers - 1) + [last_cost], devices)
     placements = {
         "the cut": (list(cut.place), devices - 1),
@@ -113,7 +136,7 @@ def run_34(cluster: Cluster, layers: int, devices: int, last_cost: float) -> Com
     for name, (place, crossings) in placements.items():
         done = run_layers(cluster, place)
         counted, planned = done.traffic.measured, done.traffic.predicted
-        sent = crossings * batch().nbytes
+        sent = crossings * _batch().nbytes
         same = done.outputs.tobytes() == alone.outputs.tobytes()
         rows += [
             Claim(f"{name}: messages", crossings, planned.count, counted.count, "count", "equal"),
@@ -234,8 +257,6 @@ def work_36(layers: int, devices: int, microbatches: int) -> WorkedAnswer:
 
 def run_36(cluster: Cluster, layers: int, devices: int, microbatches: int) -> Comparison:
     """Real layers placed both ways; then both as pipelines of actions that take their time."""
-    from tiledask.lab.tour.layers import run_layers
-
     rows, p, m = [], devices, microbatches
     for name, place in _places(layers, p).items():
         crossings = (p if name == "consecutive" else layers) - 1

@@ -214,7 +214,6 @@ def work_19(
             "binds": first.limit if first.speedup > 1 else None,
             "speedups": {r.limit: str(round(r.speedup, 4)) for r in limits},
         },
-        lambda: td.plots.sensitivity_bars(limits),
     )
 
 

@@ -94,6 +94,13 @@ def trained(cluster: Cluster, name: str, layout: Layout, **options: Any) -> list
     ]
 
 
+def _formula(name: str, stages: int, microbatches: int) -> float:
+    """Idle share by closed form: 1 - 1/p layer-wise, (p-1)/(m+p-1) for GPipe and 1F1B."""
+    if name == "naive":
+        return 1 - td.formulas.naive_utilisation(stages)
+    return td.formulas.bubble_fraction(stages, microbatches)
+
+
 def idle(
     cluster: Cluster,
     stages: int,
@@ -106,8 +113,6 @@ def idle(
     ``slowest``: how many times as long as the others the last stage takes. Whatever else the
     machine does adds to what is measured, so that no more is claimed of it than that it ran.
     """
-    from tiledask.lab.tour.idle import predicted_idle
-
     stages = min(stages, cluster.slots)
     order = td.schedule(name, stages, microbatches)
     forward, backward = ([t] * (stages - 1) + [t * slowest] for t in (FORWARD, BACKWARD))
@@ -119,7 +124,7 @@ def idle(
     return Claim(
         f"idle, {name}, {stages} stages, m = {microbatches}"
         + ("" if even else f", the last {slowest:g} times as slow"),
-        predicted_idle(name, stages, microbatches) if even else None,
+        _formula(name, stages, microbatches) if even else None,
         simulated,
         run.timeline.bubble_fraction,
         "percent",

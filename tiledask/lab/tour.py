@@ -1,0 +1,73 @@
+"""The tour: runs nbs/tour.ipynb, prints what its cells say as they finish, and leaves a page."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tiledask.distributed.cluster.start import choose_device
+from tiledask.extras import needed_for
+from tiledask.lab.files import atomic_write
+from tiledask.plan.data import shipped
+
+__all__ = ["tour"]
+
+_LIMIT = 600
+"""Seconds that a cell may take."""
+
+
+def tour(
+    folder: str | os.PathLike = "build/tour",
+    *,
+    device: str = "auto",
+    console: Console | None = None,
+    notebook: Path | None = None,
+) -> list[dict[str, Any]]:
+    """The tables of the tour, as JSON can hold them; page and notebook are in ``folder``.
+
+    ``device`` is "auto", "cuda" or "cpu", as for ``start_cluster``. A cell that breaks off is a
+    claim that fails, and the others go on. Takes about a minute on two cores.
+    """
+    with needed_for("the tour"):
+        import nbformat
+        from nbclient import NotebookClient
+        from nbconvert import HTMLExporter
+
+    choose_device(device)  # what cannot be had is refused now, not in the middle
+    console, folder = console or Console(), Path(folder).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    found = folder / "tour.json"
+    found.unlink(missing_ok=True)
+    cells = nbformat.read(notebook or shipped("nbs") / "tour.ipynb", as_version=4)
+    broken = []
+
+    def show(cell: Any, **_: Any) -> None:
+        if cell.cell_type == "markdown":
+            console.print(cell.source.partition("\n")[0], style="bold", soft_wrap=True)
+        for output in cell.get("outputs", ()):
+            if output.output_type == "error":
+                broken.append(f"{output.ename}: {output.evalue}")
+                console.print(broken[-1], style="bold red", markup=False)
+            elif output.output_type == "stream" and output.name == "stdout":
+                console.print(output.text, markup=False, highlight=False, soft_wrap=True)
+
+    client: Any = NotebookClient(
+        cells,
+        timeout=_LIMIT,
+        allow_errors=True,
+        resources={"metadata": {"path": str(folder)}},
+        on_cell_complete=show,
+    )
+    client.execute(env=os.environ | {"TILEDASK_TOUR_DEVICE": device})
+    # neither formulas nor widgets: the page needs no script from anywhere
+    exporter = HTMLExporter(mathjax_url="", require_js_url="", jquery_url="")
+    page, _ = exporter.from_notebook_node(cells, {"metadata": {"name": "tiledask: the tour"}})
+    atomic_write(folder / "tour.html", page.encode())
+    console.print(f"the page: {folder / 'tour.html'}", soft_wrap=True)
+    tables = json.loads(found.read_text()) if found.is_file() else []
+    for words in broken:
+        row = {"quantity": "runs to its end", "holds": False, "reason": words}
+        tables.append({"title": "The tour", "ok": False, "held": 0, "checked": 1, "rows": [row]})
+    return tables
