@@ -127,12 +127,6 @@ _MODULES = {
 }
 """The public modules by the name that they have here."""
 
-_RENAMED = {
-    "dist": "distributed",
-    "Trained": "training.Trained",
-}
-"""Old name -> new name: the old one works for one version more, and warns."""
-
 __all__ = [*_HOME, *_MODULES]
 
 
@@ -149,18 +143,6 @@ def _load(name: str) -> object:
 
 
 def __getattr__(name: str) -> object:
-    if name in _RENAMED:
-        import operator
-        import sys
-        import warnings
-
-        new = _RENAMED[name]
-        warnings.warn(
-            f"td.{name} is called td.{new} now; the old name goes with the next version",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return operator.attrgetter(new)(sys.modules[__name__])
     if name not in _HOME and name not in _MODULES:
         raise AttributeError(f"tiledask has no {name!r}; it has {', '.join(sorted(__all__))}")
     value = globals()[name] = _load(name)

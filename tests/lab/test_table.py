@@ -1,7 +1,4 @@
-"""Claims and the rules that judge them; comparisons in the terminal, in HTML and in JSON.
-
-Holds `tiledask.lab.claim`.
-"""
+"""Claims and the rules that judge them; comparisons in the terminal, in HTML and in JSON."""
 
 import io
 import json
@@ -14,12 +11,11 @@ from hypothesis import example as drawn_before
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from tiledask.lab.report import Report
 
 import tiledask as td
 from tiledask.distributed.cluster.load import Load
 from tiledask.errors import ConfigError
-from tiledask.lab.claim import COLUMNS, exact, format_value
+from tiledask.lab.claim import format_value
 from tiledask.lab.table import Claim, Comparison, Grid
 
 NAN = math.nan
@@ -109,15 +105,11 @@ def test_equal_bytes_are_equal_to_the_byte(size, error):
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [
-        ({"rule": "alike"}, "no rule 'alike'; rules are equal"),
-        ({"rule": "within"}, "takes 1 numbers, got 0"),
-        ({"rule": ("ratio", 0.9)}, "takes 2 numbers, got 1"),
-        ({"rule": ("within", "3")}, "takes 1 numbers"),
+        ({"rule": "alike"}, "no rule 'alike'"),
+        ({"rule": ("ratio", 0.9)}, "takes 2 numbers"),
         ({"rule": ("within", True)}, "takes 1 numbers"),
-        ({"rule": ("within", -0.1)}, "0 or more and ascend"),
-        ({"rule": ("within", NAN)}, "0 or more and ascend"),
-        ({"rule": ("ratio", 1.1, 0.9)}, "0 or more and ascend"),
-        ({"rule": "at most", "measured": "many"}, "compares numbers, got 'many'"),
+        ({"rule": ("within", NAN)}, "0 or more that ascend"),
+        ({"rule": ("ratio", 1.1, 0.9)}, "0 or more that ascend"),
         ({"rule": "at most", "measured": True}, "compares numbers, got True"),
         ({"rule": "true", "measured": "no"}, "compares True or False, got 'no'"),
         ({"rule": "equal", "compare": ("guessed",)}, "no column 'guessed'"),
@@ -149,11 +141,6 @@ def test_a_claim_that_cannot_be_judged_is_refused(kwargs, words):
 )
 def test_values_as_people_read_them(value, unit, shown):
     assert format_value(value, unit) == shown
-
-
-def test_exact_is_for_whole_bytes_only():
-    assert exact(10**12 + 1, "bytes") == "1,000,000,000,001 B"
-    assert {exact(1, "count"), *(exact(value, "bytes") for value in (1.5, True, None))} == {""}
 
 
 def example() -> Comparison:
@@ -224,31 +211,10 @@ def test_only_a_claim_about_time_is_put_off_and_only_on_a_busy_machine(
         assert "✗" not in table._repr_html_() + table.to_text()
 
 
-def test_a_report_says_what_is_judged_later():
-    report = Report("R")
-    late = Claim("idle", 0.1, None, 0.4, "percent", ("within", 0.1), load=BUSY)
-    fine = Claim("bytes", 1, None, 1, "bytes", "equal")
-    report.section("part").table(Comparison("c", [late, fine]))
-    assert (report.ok, report.summary) == (True, "1 of 1 claims hold, 1 judged later")
-    assert "1 of 1 claims hold, 1 judged later" in report.to_html()
-
-
 @pytest.mark.parametrize("rows", [(), ["x"]])
 def test_a_comparison_without_claims_is_refused(rows):
     with pytest.raises(ConfigError, match="one Claim or more"):
         Comparison("empty", rows)
-
-
-@pytest.mark.long
-def test_no_digit_of_a_verdict_is_cut_where_the_columns_beside_it_do_not_give_way():
-    fits = Claim("4 units: verdict", "does not fit", "does not fit", "does not fit", rule="equal")
-    rule = ("ratio", 0.9, 1.05)
-    taken = Claim("bytes of the fullest", 4_143_000, None, 4_119_000, unit="bytes", rule=rule)
-    for width in range(40, 110):
-        text = Comparison("t", [fits, taken]).to_text(width)
-        assert max(map(len, text.splitlines())) <= width
-        for word in ("0.994", "times,", "0.9", "1.05", "allowed"):
-            assert word in text.split(), (width, word)
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 72, 80, 100, 200])
@@ -262,21 +228,6 @@ def test_no_line_is_too_wide_and_no_digit_is_cut(width):
     assert "2 of 3 claims hold" in words
 
 
-def test_it_is_a_table_at_80_columns_and_a_list_where_that_has_no_room():
-    for width in (80, 50):
-        lines = [line.split() for line in example().to_text(width).splitlines()]
-        assert ([*COLUMNS, "verdict"] in lines) == (width == 80)
-
-
-def test_no_colour_into_a_file_and_colour_in_a_terminal():
-    piped, terminal = io.StringIO(), io.StringIO()
-    Console(file=piped, width=90).print(example())
-    Console(file=terminal, width=90, force_terminal=True, color_system="standard").print(example())
-    assert "\x1b" not in piped.getvalue()
-    assert "\x1b[1;31m" in terminal.getvalue()
-    assert "\x1b[32m" in terminal.getvalue()
-
-
 @pytest.mark.parametrize("width", [40, 90])
 def test_an_ascii_terminal_gets_ascii(width):
     raw = io.BytesIO()
@@ -286,21 +237,18 @@ def test_an_ascii_terminal_gets_ascii(width):
     assert b"+ equal" in raw.getvalue()
 
 
-def test_markup_in_words_is_shown_not_used():
-    text = Comparison("[red]t", [Claim("[bold]x", 1, note="[/]")]).to_text()
-    assert "[red]t" in text
-    assert "[bold]x" in text
-
-
 def test_html_escapes_and_has_every_digit():
     html = example()._repr_html_()
     assert "<script>" not in html
     assert "Product &lt;script&gt;" in html
-    assert "the same &amp; another tile<br><small>t=64</small>" in html
-    assert "title='134,217,729 B'>134.2 MB<br><small>134,217,729 B</small>" in html
-    for kind, rows in (("holds", 2), ("fails", 1), ("informs", 2)):
-        assert html.count(f"<tr class='{kind}'>") == rows
-    assert "<th scope='col'>predicted</th><th scope='col'>simulated</th>" in html
+    for words in ("the same &amp; another tile\nt=64", "134.2 MB\n134,217,729 B", "differ by 1 B"):
+        assert words in html
+
+
+def test_markup_in_words_is_shown_not_used():
+    text = Comparison("[red]t", [Claim("[bold]x", 1, note="[/]")]).to_text()
+    assert "[red]t" in text
+    assert "[bold]x" in text
 
 
 NUMBER = r"[0-9][0-9.,]*[0-9]"
@@ -324,17 +272,6 @@ def test_a_grid_cuts_no_word_and_keeps_to_its_width(rows, width):
     assert sorted(re.findall(NUMBER, shown)) == sorted(given_numbers)
 
 
-def test_claims_on_a_few_things_are_a_table_with_a_column_for_each():
-    claims = [Claim(f"{name}: {what}", 1, None, n, unit) for n, (name, what, unit) in enumerate(
-        (("a", "sent", "bytes"), ("a", "waits", "count"), ("b", "sent", "bytes")), 2)]  # fmt: skip
-    table = Comparison("splits", claims).pivot()
-    assert [*table.columns] == ["a", "b"]
-    assert table.to_dict() == {
-        "a": {"sent": "2 B", "waits": "3"},
-        "b": {"sent": "4 B", "waits": ""},
-    }
-
-
 def test_claims_by_one_rule_are_made_of_their_values():
     values = {"a": (0.5, 0.5, 0.52), "b": (0.5, None, 0.6)}
     table = Comparison.of("idle", values, "percent", ("within", 0.03))
@@ -342,14 +279,6 @@ def test_claims_by_one_rule_are_made_of_their_values():
     assert table.rows[1] == Claim("b", 0.5, None, 0.6, "percent", ("within", 0.03))
     with pytest.raises(ConfigError, match=r"'a': a claim has 3 values, predicted, .*write None"):
         Comparison.of("idle", {"a": (1, 2)})
-
-
-def test_the_words_of_a_table_are_not_shown_beside_it_in_a_notebook(monkeypatch):
-    shown = td.table({"a": {"sent": 4096}}, sent="bytes")
-    words = repr(shown)
-    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    assert "4.096 kB" in words
-    assert repr(shown) == words
 
 
 def test_a_table_shows_each_column_in_its_unit_on_paper_and_on_a_page():

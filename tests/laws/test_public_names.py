@@ -71,16 +71,6 @@ def test_every_submodule_says_what_is_in_it():
 # -- names that changed --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("old", td._RENAMED)
-def test_an_old_name_works_and_says_the_new_one(old):
-    new = td._RENAMED[old]
-    with pytest.warns(DeprecationWarning, match=rf"td\.{old} is called td\.{new} now") as said:
-        value = getattr(td, old)
-    assert said[0].filename == __file__
-    assert value is resolve(new)
-    assert old not in dir(td)
-
-
 # -- who uses them -------------------------------------------------------------------------------
 
 

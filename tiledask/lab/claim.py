@@ -16,7 +16,7 @@ neither holds nor fails. Nothing else is excused.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -101,12 +101,11 @@ class Claim:
         if self.rule is None:
             return Judged("", None)
         name, *limits = self.rule
-        rule = _RULES[name]
-        if len(self.compared) < rule.values:
+        if len(self.compared) < (1 if name == "true" else 2):
             return Judged("", False, "nothing to compare")
-        holds, reason = rule.judge(self.compared, self.unit, *limits)
+        holds, reason = _RULES[name][0](self.compared, self.unit, *limits)
         late = self.load is not None and self.load.is_high and self.unit in _TIMED
-        if late and not holds and rule.is_distance:
+        if late and not holds and name in _DISTANCES:
             return Judged("", None, f"{self.load}: judged later ({reason})")
         return Judged("", holds, reason)
 
@@ -184,22 +183,18 @@ def _check(claim: Claim) -> None:
         raise ConfigError(
             f"{claim.quantity!r}: there is no rule {name!r}; rules are {', '.join(_RULES)}"
         )
-    rule = _RULES[name]
-    if len(limits) != rule.limits or not all(_is_number(x) for x in limits):
+    takes = _RULES[name][1]
+    ascend = all(map(_is_number, limits)) and all(a <= b for a, b in pairwise((0, *limits)))
+    if len(limits) != takes or not ascend:
         raise ConfigError(
-            f"{claim.quantity!r}: the rule {name!r} takes {rule.limits} numbers, "
-            f"got {len(limits)}: {limits}; write {rule.example}"
+            f"{claim.quantity!r}: the rule {name!r} takes {takes} numbers of 0 or more that "
+            f"ascend, got {limits}"
         )
-    if not all(low <= high for low, high in zip((0, *limits), limits, strict=False)):
+    right = {"equal": lambda v: True, "true": lambda v: isinstance(v, bool)}.get(name, _is_number)
+    if wrong := [v for v in claim.compared if not right(v)]:
+        kind = "True or False" if name == "true" else "numbers"
         raise ConfigError(
-            f"{claim.quantity!r}: the limits of {name!r} must be 0 or more and ascend, got "
-            f"{limits}; write {rule.example}"
-        )
-    wrong = [v for v in claim.compared if not rule.takes(v)]
-    if wrong:
-        raise ConfigError(
-            f"{claim.quantity!r}: the rule {name!r} compares {rule.kind}, got {wrong[0]!r}; "
-            f"pass {rule.kind}, or use another rule"
+            f"{claim.quantity!r}: the rule {name!r} compares {kind}, got {wrong[0]!r}; use another"
         )
 
 
@@ -263,31 +258,14 @@ def _true(values: tuple, unit: str) -> tuple[bool, str]:
     return all(values), "true" if all(values) else "not true"
 
 
-@dataclass(frozen=True)
-class _Rule:
-    judge: Callable[..., tuple[bool, str]]
-    example: str
-    limits: int = 0
-    values: int = 2
-    """How many values it takes to judge."""
-    kind: str = "numbers"
-    takes: Callable[[Value], bool] = _is_number
-    is_distance: bool = True
-    """Whether it allows for some distance; what has to be equal is no matter of time."""
-
-
-_RULES = {
-    "equal": _Rule(_equal, '"equal"', kind="values", takes=lambda value: True, is_distance=False),
-    "within": _Rule(_within, '("within", 0.03)', limits=1),
-    "ratio": _Rule(_ratio, '("ratio", 0.9, 1.1)', limits=2),
-    "at most": _Rule(_at_most, '"at most"'),
-    "at least": _Rule(_at_least, '"at least"'),
-    "true": _Rule(
-        _true,
-        '"true"',
-        values=1,
-        kind="True or False",
-        takes=lambda v: isinstance(v, bool),
-        is_distance=False,
-    ),
+_RULES: dict[str, tuple[Callable[..., tuple[bool, str]], int]] = {
+    "equal": (_equal, 0),
+    "within": (_within, 1),
+    "ratio": (_ratio, 2),
+    "at most": (_at_most, 0),
+    "at least": (_at_least, 0),
+    "true": (_true, 0),
 }
+"""What judges, and how many limits it takes."""
+_DISTANCES = ("within", "ratio", "at most", "at least")
+"""Rules that compare numbers and allow for some distance; the others are no matter of time."""

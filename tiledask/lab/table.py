@@ -9,7 +9,7 @@ table       such rows of numbers, each in its column's unit
 import io
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ from tiledask.plan import html
 from tiledask.plan.judged import Judged
 
 if TYPE_CHECKING:
-    import pandas as pd
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -137,17 +136,6 @@ class Comparison:
             ],
         }
 
-    def pivot(self) -> "pd.DataFrame":
-        """What was measured, in words, a column for what a quantity names before its ": " and a
-        row for what it says behind it: of many claims on a few things."""
-        import pandas as pd
-
-        cells: dict[str, dict[str, str]] = {}
-        for row in self.rows:
-            name, _, what = row.quantity.partition(": ")
-            cells.setdefault(name, {})[what] = row.shown[-1]
-        return pd.DataFrame(cells).fillna("")
-
     def to_text(self, width: int = 100) -> str:
         """The table as plain text, no line longer than ``width`` characters."""
         return _plain(self, width)
@@ -158,26 +146,33 @@ class Comparison:
     def __repr__(self) -> str:
         return f"Comparison({self.title!r}: {self.summary})"
 
-    def __rich_console__(self, console, options) -> Iterator["Table | Text"]:
-        """A table where there is room for one, otherwise a list: no digit is ever cut off."""
-        from rich.cells import cell_len
+    def __rich_console__(self, console, options) -> "Iterator[Grid | Text]":
+        from rich.text import Text
 
-        table = _table(self, ascii_only=options.ascii_only)
-        drawn = "".join(segment.text for segment in console.render(table, options))
-        # rich asks for a width and takes more where no column gives way: the rest would be cut off
-        if max(cell_len(line.rstrip()) for line in drawn.splitlines()) <= options.max_width:
-            yield table
-        else:
-            yield _stack(self, ascii_only=options.ascii_only)
+        yield self._grid(options.ascii_only)
+        yield Text(self.summary, style="dim")
+
+    def _grid(self, ascii_only: bool = False) -> "Grid":
+        from rich.text import Text
+
+        def text(words: str, style: str = "") -> Text:
+            return Text(words.translate(_ASCII) if ascii_only else words, style)
+
+        rows = []
+        for row, verdict in zip(self.rows, self.verdicts, strict=True):
+            firsts = [row.quantity, *row.shown, str(verdict)]
+            cells = [text(words) for words in firsts[:-1]]
+            cells.append(text(firsts[-1], _STYLE[verdict.holds]))
+            for cell, below in zip(cells, (row.note, *_digits(row, verdict)), strict=True):
+                if below:
+                    cell.append("\n").append_text(text(below, "dim"))
+            rows.append(cells)
+        title = self.title.translate(_ASCII) if ascii_only else self.title
+        return Grid(("", *COLUMNS, "verdict"), rows, title, left=(0, 4))
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th scope='col'>{name}</th>" for name in ("", *COLUMNS, "verdict"))
-        body = "".join(map(_row_html, self.rows, self.verdicts))
-        return (
-            f"<table class='comparison'><caption>{html.words(self.title)} "
-            f"<small>({self.summary})</small></caption>"
-            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        )
+        grid = self._grid()
+        return replace(grid, title=f"{self.title} ({self.summary})")._repr_html_()
 
 
 def counted(claims: Any) -> str:
@@ -221,7 +216,9 @@ class Grid:
     def _repr_html_(self) -> str:
         # JupyterLab puts words at the right, too
         sides = ("left" if i in self.left else "right" for i in range(len(self.head)))
-        style = {i: f"text-align:{side}" for i, side in enumerate(sides)}
+        lines = any("\n" in str(cell) for row in self.rows for cell in row)
+        keep = ";white-space:pre-line" * lines
+        style = {i: f"text-align:{side}{keep}" for i, side in enumerate(sides)}
         return html.table(self.head, self.rows, self.title, style=style, bold=self.bold)
 
     def __rich_console__(self, console, options) -> Iterator["Table | Text"]:
@@ -236,7 +233,10 @@ class Grid:
     def _widths(self, most: int) -> list[int]:
         """The width of each column, from the one that it likes down to its longest word; []
         where even those are too wide."""
-        columns = [list(map(str, cells)) for cells in zip(self.head, *self.rows, strict=True)]
+        columns = [
+            [line for cell in cells for line in str(cell).split("\n")]
+            for cells in zip(self.head, *self.rows, strict=True)
+        ]
         least = [max(len(p) for cell in cells for p in ("", *_unbroken(cell))) for cells in columns]
         widths = [max(map(len, cells)) for cells in columns]
         for _ in range(sum(widths) + _GAP * (len(widths) - 1) - most):
@@ -264,7 +264,9 @@ class Grid:
 
         for row in self.rows:
             pairs = zip(self.head, row, strict=True)
-            words = [f"{name} {cell}".strip() for name, cell in pairs if str(cell)]
+            words = [
+                f"{name} {cell}".strip().replace("\n", " ") for name, cell in pairs if str(cell)
+            ]
             yield Text(": ".join(filter(None, (*words[:1], ", ".join(words[1:])))), overflow="fold")
 
 
@@ -349,41 +351,6 @@ def _digits(claim: Claim, verdict: Judged) -> tuple[str, str, str, str]:
     return *(exact(value, claim.unit) for value in claim.values), ""
 
 
-def _table(comparison: Comparison, ascii_only: bool) -> "Table":
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    def text(words: str, style: str = "", **kwargs) -> Text:
-        return Text(words.translate(_ASCII) if ascii_only else words, style=style, **kwargs)
-
-    table = Table(
-        title=text(comparison.title, "bold"),
-        title_justify="left",
-        title_style="",
-        caption=text(comparison.summary),
-        caption_justify="left",
-        caption_style="dim",
-        box=box.ASCII2 if ascii_only else box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    table.add_column("")
-    for name in COLUMNS:
-        table.add_column(name, justify="right")
-    table.add_column("verdict")
-    for row, verdict in zip(comparison.rows, comparison.verdicts, strict=True):
-        firsts = [*map(text, row.shown), text(str(verdict), _STYLE[verdict.holds])]
-        seconds = [text(digits, "dim") for digits in _digits(row, verdict)]
-        table.add_row(_two(text(row.quantity), text(row.note, "dim")), *map(_two, firsts, seconds))
-    for column, name in zip(table.columns[1:4], COLUMNS, strict=True):
-        lines = [line for cell in column.cells for line in str(cell).splitlines()]
-        column.min_width = max(map(len, [name, *(p for line in lines for p in _unbroken(line))]))
-    table.columns[0].min_width = 18
-    table.columns[4].min_width = 14
-    return table
-
-
 def _unbroken(line: str) -> list[str]:
     """The parts of ``line`` that stay on one line: a number with its unit, otherwise a word. The
     first keeps its indent, from which rich does not part it either."""
@@ -392,48 +359,8 @@ def _unbroken(line: str) -> list[str]:
     return [line[: len(line) - len(bare)] + parts[0], *parts[1:]] if bare else []
 
 
-def _two(first: "Text", second: "Text") -> "Text":
-    return first.append("\n").append_text(second) if second.plain else first
-
-
-def _stack(comparison: Comparison, ascii_only: bool) -> "Text":
-    from rich.text import Text
-
-    lines = [comparison.title]
-    for row, verdict in zip(comparison.rows, comparison.verdicts, strict=True):
-        lines += ["", f"{row.quantity}{f' ({row.note})' if row.note else ''}"]
-        shown = (*row.shown, str(verdict))
-        for name, value, digits in zip((*COLUMNS, ""), shown, _digits(row, verdict), strict=True):
-            if value:
-                lines.append(" ".join(word for word in (" ", name, value, digits) if word))
-    lines += ["", comparison.summary]
-    text = "\n".join(lines)
-    return Text(text.translate(_ASCII) if ascii_only else text)
-
-
 def _json(value: Value) -> Any:
     if isinstance(value, tuple):
         return [_json(v) for v in value]
     # JSON has no words for infinity and not-a-number
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _row_html(row: Claim, verdict: Judged) -> str:
-    name = {True: "holds", False: "fails", None: "informs"}[verdict.holds]
-    *below, last = _digits(row, verdict)
-    titles = [exact(value, row.unit) for value in row.values]
-    return (
-        f"<tr class='{name}'><th scope='row' style='text-align:left'>"
-        f"{_lines(row.quantity, row.note)}</th>"
-        + "".join(map(_cell_html, row.shown, below, titles))
-        + f"<td style='text-align:left'>{_lines(str(verdict), last)}</td></tr>"
-    )
-
-
-def _cell_html(shown: str, below: str, title: str) -> str:
-    title = f" title='{html.words(title)}'" if title else ""
-    return f"<td style='text-align:right'{title}>{_lines(shown, below)}</td>"
-
-
-def _lines(first: str, second: str) -> str:
-    return html.words(first) + (f"<br><small>{html.words(second)}</small>" if second else "")

@@ -1,12 +1,5 @@
-"""The page in the dashboard and its file: what is collected, what is drawn, what is never done.
+"""The page in the dashboard and its file: what is collected, what is drawn, what is never done."""
 
-Holds `tiledask.lab.dashboard.board`, `tiledask.lab.dashboard.idle`,
-`tiledask.lab.dashboard.pipelines`,
-`tiledask.lab.dashboard.recorder`, `tiledask.lab.dashboard.saved`, `tiledask.lab.dashboard.tasks`,
-`tiledask.lab.dashboard.training_board` and `tiledask.lab.dashboard.training_overview`.
-"""
-
-import asyncio
 import json
 import math
 import os
@@ -31,25 +24,22 @@ from bokeh.core.property.validation import validate
 from bokeh.document import Document
 from bokeh.io.doc import patch_curdoc
 from distributed import Client, LocalCluster
-from hypothesis import given
-from hypothesis import strategies as st
 from oracles.pages import outside
 from oracles.waiting import wait_until
 from tornado.ioloop import PeriodicCallback
 
 import tiledask as td
-from tiledask.distributed.cluster.load import Load
 from tiledask.distributed.pipelines.stages import stack
 from tiledask.errors import ConfigError, DeadlineError
 from tiledask.lab.dashboard import Recorder, recorder, saved
 from tiledask.lab.dashboard.board import Board, headline, legend
-from tiledask.lab.dashboard.pipelines import of_run, of_timeline
+from tiledask.lab.dashboard.pipelines import of_run
 from tiledask.lab.dashboard.recorder import Task
 from tiledask.lab.dashboard.saved import _record
 from tiledask.lab.dashboard.tasks import of_tasks, shown
 from tiledask.lab.dashboard.training_board import TrainingBoard, training_legend
 from tiledask.lab.dashboard.training_overview import EMPTY, KEPT_STEPS, Overview
-from tiledask.lab.plots.pipelines.gantt import KINDS, colour_of
+from tiledask.lab.plots.pipelines.gantt import KINDS
 from tiledask.plan.pipelines.timeline import Timeline
 
 EVIL = "<script>alert('x')</script>"
@@ -103,16 +93,6 @@ def acted(made: Recorder, action: tuple, device: int, start: float, end: float, 
     made.log_event("tiledask-run-a", event)
 
 
-def test_only_finished_tasks_are_kept(made):
-    made.transition("x", "released", "waiting", stimulus_id="s")
-    made.transition("x", "waiting", "processing", stimulus_id="s", worker="a")
-    made.transition("x", "processing", "released", stimulus_id="s", worker="a")
-    assert not made.tasks
-    ran(made, "a", "x", ("compute", 0, 1))
-    ran(made, "a", "y", ("compute", 1, 2), erred=True)
-    assert [task.key for task in made.tasks] == ["x", "y"]
-
-
 @pytest.mark.long
 def test_memory_is_bounded(made, monkeypatch):
     for i in range(recorder.KEPT_TASKS + 10):
@@ -156,16 +136,6 @@ def test_what_is_no_action_is_passed_over(made, event):
     assert drawn.predicted is None
 
 
-def test_a_page_that_cannot_be_added_costs_no_scheduler(caplog):
-    broken = SimpleNamespace(workers={}, http_application=None)
-    asyncio.run(Recorder().start(broken))
-    assert not caplog.records  # no dashboard, no page
-    broken.http_application = SimpleNamespace(applications=3)
-    asyncio.run(Recorder().start(broken))
-    (record,) = caplog.records
-    assert "tiledask's page is not in the dashboard" in record.getMessage()
-
-
 def pipeline(made: Recorder, until: int = 8) -> None:
     """The first actions of 1F1B, 2 devices, 2 micro-batches: F 1 s, B 2 s, from second 100."""
     made.log_event("tiledask-runs", ANNOUNCED)
@@ -196,35 +166,6 @@ def test_a_run_is_drawn_in_the_colours_of_the_matplotlib_gantt(made):
     )
     words = [word for _, word in drawn.legend]
     assert words == ["forward", "backward", "transfer to the device"]
-
-
-def test_a_transfer_of_dask_is_for_the_action_that_comes_next(made):
-    acted(made, ("F", 0, 0), 0, 100.0, 101.0, worker="a")
-    acted(made, ("F", 1, 0), 1, 102.0, 103.0, worker="b")
-    ran(made, "b", "hand-1", ("transfer", 101.25, 101.75), ("compute", 101.8, 103.0))
-    ran(made, "b", "late-1", ("transfer", 102.5, 102.75))  # for nothing that is known
-    drawn = shown(made.record())
-    assert len(drawn.transfers) == 2
-    assert [p.cause for p in drawn.pauses if p.row == 1] == [
-        "warm-up",
-        "overhead",
-        "transfer",
-        "overhead",
-    ]
-
-
-@pytest.mark.long
-def test_a_run_under_way_says_so_and_one_only_announced_has_its_devices(made):
-    pipeline(made, until=0)
-    drawn = shown(made.record())
-    assert (drawn.rows, drawn.boxes, drawn.makespan) == (("device 1", "device 2"), (), 0.0)
-    assert drawn.idle == (0.0, 0.0)
-    Board(drawn)
-    pipeline(made, until=3)
-    drawn = shown(made.record())
-    assert drawn.title.endswith(", running")
-    said = {"actions done": "3 of 8", "makespan so far": "2 s", "idle measured so far": "25.0 %"}
-    assert said.items() <= dict(drawn.facts).items()
 
 
 def test_a_run_under_way_is_beside_the_prediction_of_the_same_actions(made):
@@ -270,23 +211,6 @@ def test_idle_time_is_drawn_by_its_cause_in_the_rows_and_beside_them(made):
     assert ">idle<" not in said  # all of it has a cause
 
 
-def test_what_a_device_waits_for_now_is_not_known(made):
-    pipeline(made, until=7)
-    ran(made, "a", "late-1", ("transfer", 106.25, 106.5))  # for what it does next
-    drawn = shown(made.record())
-    assert [pause.cause for pause in drawn.pauses] == ["dependency", "warm-up"]
-    assert ">idle<" in legend(drawn)
-
-
-def test_a_later_stage_of_a_device_is_paler(made):
-    for stage, start in ((0, 0), (3, 1)):
-        acted(made, ("F", stage, 0), 0, start, start + 1)
-    first, later = shown(made.record()).boxes
-    shade = [round(255 * c) for c in colour_of("F", 1)]
-    assert [int(later.colour[i : i + 2], 16) for i in (1, 3, 5)] == shade
-    assert first.colour != later.colour
-
-
 def test_an_action_that_ran_again_counts_as_it_ran_last_and_what_it_waited_for_is_a_transfer(made):
     acted(made, ("F", 0, 0), 0, 0.0, 1.0, worker="a")
     acted(made, ("F", 0, 0), 0, 5.0, 6.0, worker="c")  # its worker died and came back
@@ -295,47 +219,6 @@ def test_an_action_that_ran_again_counts_as_it_ran_last_and_what_it_waited_for_i
     acted(made, ("F", 1, 0), 1, 6.5, 7.5, arriving=[(0, 6.0, 6.5)])
     (mark,) = shown(made.record()).transfers
     assert (mark.start, mark.end, round(mark.row)) == (1.0, 1.5, 1)
-
-
-def drawn_tasks(workers: int, latest: int):
-    """Lists of (worker, start, length)."""
-    task = st.tuples(st.integers(0, workers - 1), st.integers(0, latest), st.integers(1, 8))
-    return st.lists(task, min_size=1, max_size=25)
-
-
-@pytest.mark.long
-@given(drawn_tasks(workers=3, latest=30))
-def test_idle_is_what_the_union_of_the_computations_leaves(tasks):
-    """Against a grid of quarters of a second, on which every one is busy or not."""
-    made = collecting(a="0", b="1", c="2")
-    busy = np.zeros((3, 40), bool)
-    for n, (worker, start, length) in enumerate(tasks):
-        busy[worker, start : start + length] = True
-        spans = [("compute", 50 + start / 4, 50 + (start + length) / 4)]
-        spans.append(("transfer", 50 + start / 4, 50 + (start + 40) / 4))  # is not busy time
-        ran(made, "abc"[worker], f"x-{n}", *spans)
-    drawn = of_tasks(made.record())
-    at = np.flatnonzero(busy.any(axis=0))
-    pauses = np.flatnonzero(np.diff(at) - 1 > 4 * 2.0)
-    at = at[pauses[-1] + 1 :] if len(pauses) else at
-    window = busy[:, at[0] : at[-1] + 1]
-    assert drawn.makespan == pytest.approx(window.shape[1] / 4)
-    assert drawn.idle == pytest.approx(tuple(1 - window.mean(axis=1)))
-
-
-@pytest.mark.long
-@given(drawn_tasks(workers=2, latest=20))
-def test_boxes_of_a_worker_never_cover_each_other(tasks):
-    made = collecting(a="0", b="1")
-    for n, (worker, start, length) in enumerate(tasks):
-        ran(made, "ab"[worker], f"x-{n}", ("compute", start / 9, (start + length) / 9))
-    boxes = of_tasks(made.record()).boxes
-    assert len(boxes) == len(tasks)
-    for n, a in enumerate(boxes):
-        assert abs(a.row - round(a.row)) + a.height / 2 <= 0.36 + 1e-9
-        for b in boxes[:n]:
-            apart = a.end <= b.start or b.end <= a.start
-            assert apart or abs(a.row - b.row) >= (a.height + b.height) / 2 - 1e-9
 
 
 def test_a_worker_that_came_back_keeps_its_row(made):
@@ -348,48 +231,6 @@ def test_a_worker_that_came_back_keeps_its_row(made):
     assert drawn.rows == ("worker 0", "worker 1")
     assert [round(b.row) for b in drawn.boxes] == [0, 0]
     assert drawn.idle == pytest.approx((0.25, 1.0))
-
-
-@pytest.mark.long
-def test_workers_are_in_the_order_of_their_numbers():
-    made = collecting(**{a: a for a in ("w10", "w9", "w1")}, x="tcp://127.0.0.1:99")
-    drawn = shown(made.record())
-    assert drawn.title == "Nothing has run yet"
-    assert drawn.rows == ("127.0.0.1:99", "worker w1", "worker w9", "worker w10")
-    Board(drawn)
-
-
-def test_a_name_has_its_colour_whatever_else_runs_and_the_legend_has_those_that_took_longest(made):
-    ran(made, "a", ("multiply_summa-1", 0), ("compute", 0, 9))
-    alone = {b.text: b.colour for b in shown(made.record()).boxes}
-    for i in range(30):
-        name = f"name{chr(97 + i % 26)}{i}"
-        ran(made, "b", (name, 0), ("compute", i - 15, i - 14 - i / 99))
-    drawn = shown(made.record())
-    assert {b.text: b.colour for b in drawn.boxes}.items() >= alone.items()
-    assert [name for _, name in drawn.legend][:2] == ["namea0", "nameb1"]
-    assert len(drawn.legend) == 12
-    assert (alone["multiply_summa"], "multiply_summa") in drawn.legend
-    assert "of the 19 others" in drawn.note
-
-
-def runs_on(made: Recorder, worker: str, thread: int, trip: float, *spans: tuple) -> None:
-    """Tasks of a thread, after a heartbeat that took ``trip`` seconds there and back."""
-    made.scheduler.workers[worker].metrics = {"digests_total_since_heartbeat": {"latency": trip}}
-    for n, (start, stop) in enumerate(spans):
-        times = [{"action": "compute", "start": start, "stop": stop}]
-        facts = {"stimulus_id": "x", "worker": worker, "startstops": times, "thread": thread}
-        made.transition(f"nap-{n}", "processing", "memory", **facts)
-
-
-def test_tasks_of_a_thread_are_drawn_one_after_the_other_within_the_error_of_its_clock(made):
-    naps = (0.0, 0.2), (0.17, 0.37), (0.36, 0.56)
-    runs_on(made, "a", 7, 0.04, *naps)
-    runs_on(made, "b", 8, 0.01, *naps)  # more than such a trip explains: they did run at once
-    boxes = of_tasks(made.record()).boxes
-    drawn = [(b.start, b.end) for b in boxes if b.row == 0 and b.height == 0.72]
-    assert drawn == [(0.0, 0.2), (0.2, 0.37), (0.37, 0.56)]
-    assert sorted({b.height for b in boxes if b.row != 0}) == [0.36, 0.72]
 
 
 def test_a_long_task_is_there_before_it_ends(monkeypatch):
@@ -485,25 +326,6 @@ def test_a_training_is_drawn_by_layer(made):
     assert ends == pytest.approx([0, 20, 20, 30, 0, 60 / 3.1, 60 / 3.1, 90 / 3.1])
     words = [words for _, words in drawn.legend]
     assert words == ["tensor parallel, forward", "data parallel, gradients"]
-    assert drawn.table[1] == ("head", "1", "1", "1,800", "1,800")
-
-
-def test_a_training_under_way_shows_what_there_is(made):
-    trains(made, until=0)
-    drawn = shown(made.record())
-    assert drawn.title.endswith(", running")
-    assert (drawn.losses, drawn.barriers, drawn.bytes) == (((), ()), (), ())
-    assert drawn.predicted["bytes"] == (200, 1800)
-    assert dict(drawn.facts)["steps done"] == "0 of 3"
-    stepped(made, 0, 0)
-    stepped(made, 0, 1)
-    drawn = shown(made.record())
-    assert drawn.losses == ((), ())  # the other rank has not finished a step
-    assert [b.end for b in drawn.bytes] == [100, 900]
-    stepped(made, 1, 0)
-    assert shown(made.record()).losses == ((0,), (4.0,))
-    made.trainings[TRAINING].last -= 60
-    assert re.search(r"nothing heard for 60(\.\d)? s$", shown(made.record()).title)
 
 
 def test_a_training_that_failed_says_of_what(made):
@@ -519,54 +341,6 @@ def test_a_training_that_failed_says_of_what(made):
     assert drawn.title.endswith(", failed")
     works(made, "b", "rank_function", 2.0, time.time() + 30)  # the next one's
     assert shown(made.record()).title == "Tasks per worker"
-
-
-def test_a_training_that_went_on_counts_from_the_first_step(made):
-    trains(made, until=0, first=2)
-    assert dict(shown(made.record()).facts)["steps done"] == "2 of 3"
-    for rank in (0, 1):
-        stepped(made, rank, 2)
-    assert shown(made.record()).title.endswith(", done")
-
-
-WRONG_TRAINING = {
-    "many": ("shape", "tokens", "floor", "parameters"),
-    None: ("steps", "first"),
-    3: ("units", "predicted"),
-    ((7, "a", "b", "c", 1, 1, 1, 1, 0.0),): ("predicted",),
-    ((0, "a"),): ("predicted",),
-    (2, 2): ("shape",),
-}
-
-
-@pytest.mark.parametrize(
-    ("field", "wrong"), [(name, wrong) for wrong, names in WRONG_TRAINING.items() for name in names]
-)
-def test_what_announces_no_training_is_passed_over(made, field, wrong):
-    trains(made, **{field: wrong})
-    assert not made.trainings
-    made.log_event(TRAINING, {"rank": 0})
-    assert shown(made.record()).title == "Nothing has run yet"
-
-
-SUMS = [*WO, 1, 1, 100, 2, 0.5]
-REPORT = {"rank": 0, "begin": 0, "steps": [], "sums": []}
-
-
-@pytest.mark.parametrize(
-    "report",
-    [
-        *(None, 3, {}, {"rank": 0}, REPORT | {"steps": [[0]]}, REPORT | {"rank": "x"}),
-        *(REPORT | {"sums": [sums]} for sums in (["a", "b"], [*SUMS[:5], "x", *SUMS[6:]])),
-        REPORT | {"rank": 9, "steps": [[0, 1.0, 2.0, 1, 1, 1]], "sums": [SUMS]},
-    ],
-    ids=str,
-)
-def test_what_reports_no_step_is_passed_over(made, report):
-    trains(made, until=2)
-    before = shown(made.record())
-    made.log_event(TRAINING, report)
-    assert shown(made.record()) == before
 
 
 def test_what_trainings_take_is_bounded(made, monkeypatch):
@@ -585,16 +359,6 @@ def test_what_trainings_take_is_bounded(made, monkeypatch):
     assert len(made.trainings) == recorder.KEPT_RUNS
     assert list(made.trainings)[-1] == f"tiledask-training-{recorder.KEPT_RUNS + 2}"
     assert KEPT_STEPS <= 10_000
-
-
-def test_a_record_stays_as_it_is(made):
-    trains(made, until=1)
-    record = made.record()
-    before = shown(record)
-    for rank in (0, 1):
-        stepped(made, rank, 1)
-    assert shown(record) == before
-    assert shown(made.record()) != before
 
 
 def test_the_newest_may_be_a_training(made):
@@ -629,16 +393,6 @@ def test_the_board_of_a_training_has_what_the_overview_has(made):
     assert board.loss.line.data == {"x": [], "y": []}
 
 
-@pytest.mark.long
-def test_a_loss_that_is_not_finite_is_no_end_of_an_axis(made):
-    trains(made, until=1)
-    lost = [[1, float("nan"), 102.0, 0, 0, 0]]
-    made.log_event(TRAINING, {"rank": 0, "begin": 100.0, "sums": [], "steps": lost})
-    stepped(made, 1, 1)
-    board = TrainingBoard(shown(made.record()))
-    assert board.loss.up.end == pytest.approx(1.05 * 4.0)
-
-
 def test_the_board_has_what_the_activity_has_and_leaves_a_zoom_alone_until_it_is_reset(made):
     pipeline(made, until=2)
     board = Board(shown(made.record()))
@@ -655,14 +409,6 @@ def test_the_board_has_what_the_activity_has_and_leaves_a_zoom_alone_until_it_is
     assert board.gantt.xaxis[0].axis_label == "time since the start (s)"
 
 
-def test_short_times_are_in_their_unit():
-    spans = [(0, "F", 0, 0, 0.0, 0.002), (0, "B", 0, 0, 0.002, 0.004)]
-    drawn = of_timeline(Timeline.of(1, spans), title="x")
-    board = Board(drawn)
-    assert board._across.end == pytest.approx(4)
-    assert "(ms)" in board.gantt.xaxis[0].axis_label
-
-
 def test_words_of_others_are_text(made):
     made.log_event("tiledask-runs", ANNOUNCED | {"schedule": EVIL})
     pipelines = shown(made.record())
@@ -673,17 +419,6 @@ def test_words_of_others_are_text(made):
         assert "&lt;" in page
         assert "<script" not in page
         assert "<b>" not in page
-
-
-def test_an_address_outside_the_file_is_found():
-    planted = [
-        "<script src='https://cdn.x/bokeh.js'></script>",
-        "<link rel=stylesheet href=//x/y.css>",
-        "<img src=http://x/y.png>",
-        "<style>@import 'https://x/y.css';</style>",
-        "<p style='background:url(http://x/y.png)'>",
-    ]
-    assert [len(outside(f"<html>{each}</html>")) for each in planted] == [1] * 5
 
 
 @pytest.mark.long
@@ -697,31 +432,9 @@ def test_a_report_of_timelines(tmp_path):
     assert outside(html) == []
     assert "default-src 'none'" in html
     assert EVIL not in html
-    # idle of both; predicted for the measured one; all idle time of device 0 has one cause
-    assert html.count("<td>20.0 %</td>") == 2 + 4 + 2
-    assert html.count("<th>waits for other stages</th>") == 2
-    assert html.count("<th>predicted</th>") == 1
     assert "Bokeh" in html
     assert sorted(p.name for p in path.parent.iterdir()) == ["run.html"]
     assert html.replace(" ", "").count('"end":30.0') == 2  # one time axis for both
-
-
-@pytest.mark.long
-def test_a_report_of_a_run_says_what_it_counted(tmp_path):
-    simulated = td.simulate("zb-v", 4, 3)
-    moved, held = SimpleNamespace(total=4608), SimpleNamespace(peak=2_691_000)
-    run = SimpleNamespace(
-        timeline=Timeline.of(2, simulated.to_frame().itertuples(index=False), "measured"),
-        simulated=simulated,
-        traffic=SimpleNamespace(predicted=moved, measured=moved),
-        memory=held,
-        load=Load(12.3, 1.9, 2),
-    )
-    html = td.report(tmp_path / "run.html", run).read_text("utf-8")
-    assert "<h1>zb-v, p = 2, m = 3</h1>" in html
-    assert "zb-v, p = 2, m = 3, measured" in html
-    for words in ("4.608 kB", "2.691 MB", "load 12.3 on 2 cores"):
-        assert html.count(words) == 1 + (words == "4.608 kB")
 
 
 @pytest.mark.long
@@ -854,8 +567,6 @@ def test_a_real_training_is_recorded_as_it_is_counted(cluster, tmp_path):
     assert all(0 < box.end <= 100 for box in drawn.collectives)
     html = td.report(tmp_path / "run.html", cluster).read_text("utf-8")
     assert outside(html) == []
-    row = next(row for row in drawn.table if row[0] == "layer 1")
-    assert "".join(f"<td>{cell}</td>" for cell in row[1:]) in html
 
 
 @pytest.mark.cluster

@@ -1,8 +1,4 @@
-"""Products on the page: what is drawn is what was planned, reported and counted.
-
-Holds `tiledask.distributed.products.announced`, `tiledask.lab.dashboard.bars` and
-`tiledask.lab.dashboard.product_board`.
-"""
+"""Products on the page: what is drawn is what was planned, reported and counted."""
 
 import math
 
@@ -17,8 +13,7 @@ from tiledask.distributed.products import matmul
 from tiledask.errors import PlacementError
 from tiledask.lab.dashboard import Recorder, recorder
 from tiledask.lab.dashboard.product_board import ProductBoard
-from tiledask.lab.dashboard.products import KEPT_SPANS, ProductActivity, of_product
-from tiledask.lab.dashboard.recorder import NAME
+from tiledask.lab.dashboard.products import ProductActivity, of_product
 from tiledask.lab.dashboard.saved import _record
 from tiledask.lab.dashboard.tasks import shown
 from tiledask.lab.plots.style import colour_named
@@ -128,22 +123,6 @@ def test_a_product_without_rates_has_no_predicted_time_and_one_that_fails_says_o
     assert drawn.note == "MemoryError: of rank 1"
 
 
-def test_what_is_kept_of_products_is_bounded_and_a_record_stays_as_it_is(made):
-    begins(made)
-    record = made.record()
-    before = shown(record)
-    short = [["multiply", 104 + n / 1024, 104 + (n + 1) / 1024] for n in range(KEPT_SPANS + 96)]
-    reports(made, 1, done=2, spans=short)
-    assert shown(record) == before
-    ends(made)
-    drawn = shown(made.record())
-    assert f"last {KEPT_SPANS:,} of" in drawn.note
-    assert drawn.idle == pytest.approx((0.6, 0.4))  # 2 and 4 seconds of 10, what went counted too
-    for i in range(recorder.KEPT_RUNS + 2):
-        made.log_event(RUNS, ABOUT | {"run": f"exchange-{i}"})
-    assert len(made.products) == recorder.KEPT_RUNS
-
-
 @pytest.mark.parametrize(
     "wrong",
     [{"panels": 3}, {"received": [1]}, {"memory": ["x", 1]}, {"seconds": "s"}, {"shapes": [3, 3]}],
@@ -219,19 +198,6 @@ def test_a_chosen_product_has_a_predicted_time(cluster):
     predicted = td.explain(a, a)[about["algorithm"]].cost
     assert (about["seconds"], tuple(about["busy"])) == (predicted.total, predicted.busy)
     assert 0 < max(about["busy"]) <= about["seconds"]
-
-
-@pytest.mark.cluster
-def test_nothing_is_announced_where_there_is_no_page_and_no_report_has_more(cluster):
-    plugins = cluster.dask_cluster.scheduler.plugins
-    a, page = operand(cluster), plugins.pop(NAME)
-    try:
-        said = {topic: len(cluster.client.get_events(topic) or ()) for topic in (RUNS, TOPIC)}
-        td.matmul(a, a, algorithm="summa")
-        td.matmul(a, a, algorithm="row_parallel")
-        assert said == {topic: len(cluster.client.get_events(topic) or ()) for topic in said}
-    finally:
-        plugins[NAME] = page
 
 
 @pytest.mark.cluster

@@ -145,7 +145,6 @@ FIGURES = {
     "owners": lambda: plots.owners({"A": QUARTERS, "B": COPIES, "C": QUARTERS}),
     "owners, thin": lambda: plots.owners({"A": thin(64, 8), "B": thin(8, 64)}),
     "layers": lambda: plots.layers_on_devices({"cut": CONTIGUOUS, "round robin": ROUND_ROBIN}),
-    "layers by cost": lambda: plots.layers_on_devices({"cut": [0, 0, 1, 2]}, costs=[4, 4, 9, 8]),
     "turns, a deadlock": lambda: plots.turns(CROSSED, title="Nobody can go on"),
     "turns, all done": lambda: plots.turns(schedule("zb-v", 8, 6)),
     "placements": lambda: plots.placements({"forward": FORMULA, "backward": FORMULA}, 4),
@@ -345,7 +344,6 @@ def test_gantt_halves_the_row_where_a_forward_and_a_backward_run_at_once():
         (lambda: plots.curves({"a": {0: 1}}, xlabel="n", ylabel="s"), "above 0"),
         (lambda: plots.corner(*(cut((4, 5), S0, S1) for _ in "XAY")), "m x k by k x n"),
         (lambda: plots.Blocks([[0], [1]], [0, 5, 3], [0, 5]), "ascend"),
-        (lambda: plots.layers_on_devices({"a": [0, 1]}, costs=[1]), "got 1 costs"),
         (lambda: plots.panels({"A": NOT_MADE}), "made by distribute"),
     ],
 )

@@ -31,15 +31,15 @@ def curve(n=30, off=0.0, first=0):
     return SimpleNamespace(losses=4 * 0.95**steps * (1 + off * np.sin(steps)), first=first)
 
 
-OF_EIGHT = {"dtype": "bfloat16", "ranks": 8, "layers": 24}
+OF_EIGHT = {"dtype": "bfloat16"}
 FIGURES = {
     "losses, one": lambda t: plots.losses({"one rank": t[1, 1, 1]}),
     "losses, two": lambda t: plots.losses(
-        {str(shape): run for shape, run in t.items()}, floor=TEXT.floor, dtype="float32"
+        {str(shape): run for shape, run in t.items()}, dtype="float32"
     ),
     "losses, equal": lambda t: plots.losses({"first": curve(), "again": curve()}),
     "losses, many": lambda t: plots.losses(
-        {f"dp={n}, tp=2, pp=2": curve(off=n * 1e-7) for n in range(7)}, floor=0.5, **OF_EIGHT
+        {f"dp={n}, tp=2, pp=2": curve(off=n * 1e-7) for n in range(7)}, **OF_EIGHT
     ),
     "losses, controls": lambda t: plots.losses(
         {"one device": curve(), "split": curve(off=1e-6)},
@@ -106,11 +106,10 @@ def test_the_band_holds_all_controls_and_so_a_split_that_parts_no_farther():
 
 def test_losses_and_differences_are_drawn():
     first, second = curve(), curve(off=1e-6)
-    figure = plots.losses({"one": first, "two": second}, floor=0.5)
+    figure = plots.losses({"one": first, "two": second})
     above, below = figure.axes
     for name, run in (("one", first), ("two", second)):
         assert lines(above)[name].get_ydata().tolist() == run.losses.tolist()
-    assert lines(above)["best"].get_ydata() == [0.5, 0.5]
     off = np.abs(first.losses - second.losses) / np.maximum(first.losses, second.losses)
     drawn = lines(below)["two"]
     assert drawn.get_xdata().tolist() == np.flatnonzero(off).tolist()
@@ -134,17 +133,17 @@ def test_the_envelope_is_that_of_the_theory(trained):
 def test_the_first_step_outside_of_the_envelope_is_marked():
     runs = {"one": curve(), "near": curve(off=1e-9), "far": curve(off=1e-2)}
     apart = abs(runs["one"].losses - runs["far"].losses) / runs["far"].losses
-    said = {"dtype": "float32", "ranks": 2, "layers": 2}
-    inside = [SAFETY * likely(n + 1, *said.values()) for n in range(len(apart))]
+    runs["one"].shape, runs["one"].model = (2,), SimpleNamespace(layers=2)
+    inside = [SAFETY * likely(n + 1, "float32", 2, 2) for n in range(len(apart))]
     first = int((apart > inside).argmax())
     (line,) = [
         each
-        for name, each in lines(plots.losses(runs, **said).axes[1]).items()
+        for name, each in lines(plots.losses(runs, dtype="float32").axes[1]).items()
         if name == "first outside"
     ]
     assert line.get_xdata() == [first, first]
     del runs["far"]
-    assert "first outside" not in lines(plots.losses(runs, **said).axes[1])
+    assert "first outside" not in lines(plots.losses(runs, dtype="float32").axes[1])
 
 
 @pytest.mark.long

@@ -55,12 +55,8 @@ class Task(NamedTuple):
     worker: str
     """Address."""
     key: Any
-    thread: Any
     times: list[dict[str, Any]]
     """What it did when: {"action": "compute" | "transfer" | ..., "start":, "stop":}, seconds."""
-    error: float = 0.0
-    """Seconds by which its times may be wrong: Dask takes half of a heartbeat's round trip for
-    the way there, so up to that."""
 
 
 class Running(NamedTuple):
@@ -141,17 +137,8 @@ class Collector(SchedulerPlugin):
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         if start == "processing" and (times := kwargs.get("startstops")):
-            worker = kwargs.get("worker", "")
-            thread, error = kwargs.get("thread"), self._clock_error(worker)
-            self.tasks.append(Task(worker, key, thread, times, error))
+            self.tasks.append(Task(kwargs.get("worker", ""), key, times))
             self.changes += 1
-
-    def _clock_error(self, worker: str) -> float:
-        """Half of the round trip that the last heartbeat of ``worker`` tells of."""
-        known = self.scheduler.workers.get(worker) if self.scheduler else None
-        metrics = getattr(known, "metrics", {})
-        trip: float = metrics.get("digests_total_since_heartbeat", {}).get("latency", 0.0)
-        return trip / 2
 
     def log_event(self, topic: str, msg: Any) -> None:
         if topic == RUNS:

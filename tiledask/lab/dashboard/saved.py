@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -12,17 +12,17 @@ from tiledask.distributed.cluster.cluster import RUNNING
 from tiledask.distributed.deadlines import DEADLINE
 from tiledask.errors import ConfigError, DeadlineError
 from tiledask.extras import needed_for
-from tiledask.lab.dashboard.activity import Activity, stacked
+from tiledask.lab.dashboard.activity import Activity
 from tiledask.lab.dashboard.pipelines import of_run, of_timeline
 from tiledask.lab.dashboard.products import ProductActivity, of_product
 from tiledask.lab.dashboard.recorder import NAME, Snapshot
 from tiledask.lab.dashboard.tasks import of_tasks
 from tiledask.lab.dashboard.training_overview import Overview, of_training
 from tiledask.lab.files import atomic_write
-from tiledask.plan.pipelines.causes import CAUSES
+from tiledask.plan import html
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.timeline import Timeline
-from tiledask.plan.units import format_bytes, format_percent, format_seconds
+from tiledask.plan.units import format_bytes
 
 __all__ = ["report"]
 
@@ -72,10 +72,9 @@ def report(path: str | os.PathLike, *what: Any, title: str = "") -> Path:
 def _activities(what: list) -> Iterator[Activity | Overview]:
     sources = [each if _is_client(each) else _timelines(each) for each in what]
     timelines = [t for source in sources if isinstance(source, list) for t in source]
-    until = max(
-        (t.timeline.makespan for t in timelines), default=0.0
-    )  # one time axis compares them
-    before: _Shown | None = None
+    # one time axis compares them
+    until = max((t.timeline.makespan for t in timelines), default=0.0)
+    before: Timeline | None = None
     for source in sources:
         if not isinstance(source, list):
             record = _fetch(source)
@@ -89,27 +88,14 @@ def _activities(what: list) -> Iterator[Activity | Overview]:
                 yield of_tasks(record)
             continue
         for shown in source:
-            timeline = shown.timeline
-            predicts = (
-                before is not None
-                and (before.timeline.origin, timeline.origin) == ("simulated", "measured")
-                and before.timeline.devices == timeline.devices
-                and before.timeline.makespan
-            )
-            if before is not None and predicts:
-                past = before.timeline
-                predicted = [idle / past.makespan for idle in past.idle_per_device]
-                shown = shown._replace(schedule=shown.schedule or before.schedule)
-            yield replace(
-                of_timeline(
-                    timeline,
-                    title=f"{shown.what}, {timeline.origin}",
-                    predicted=predicted if predicts else None,
-                    facts=shown.facts,
-                ),
-                until=until,
-            )
-            before = shown
+            timeline, predicted = shown.timeline, None
+            origins = before and (before.origin, timeline.origin, before.devices)
+            if origins == ("simulated", "measured", timeline.devices) and before.makespan:
+                predicted = [idle / before.makespan for idle in before.idle_per_device]
+            title = f"{shown.name}, {timeline.origin}"
+            drawn = of_timeline(timeline, title=title, predicted=predicted, facts=shown.facts)
+            yield replace(drawn, until=until)
+            before = timeline
 
 
 def _title(activities: list[Activity | Overview]) -> str:
@@ -128,30 +114,9 @@ class _Shown(NamedTuple):
     """A Timeline, and what is known of where it comes from."""
 
     timeline: Timeline
-    schedule: Schedule | None
-    counted: tuple[tuple[str, str], ...]
-    """(name, value) of what a run counted besides."""
-
-    @property
-    def what(self) -> str:
-        """ "1f1b, p = 4, m = 8": the schedule as far as it is known, devices, micro-batches."""
-        name = self.schedule.name if self.schedule else ""
-        m = 1 + int(self.timeline.microbatch.max(initial=-1))
-        numbers = [name, f"p = {self.timeline.devices}", f"m = {m}" if m else "nothing done"]
-        return ", ".join(filter(None, numbers))
-
-    @property
-    def facts(self) -> list[tuple[str, str]]:
-        timeline, schedule = self.timeline, self.schedule
-        stages = 1 + int(timeline.stage.max(initial=-1))
-        return [
-            *([("schedule", schedule.name)] if schedule else []),
-            ("devices", str(timeline.devices)),
-            *([("stages", str(stages))] if stages != timeline.devices else []),
-            ("micro-batches", str(1 + int(timeline.microbatch.max(initial=-1)))),
-            ("activations kept at most", str(max(timeline.peak_in_flight, default=0))),
-            *self.counted,
-        ]
+    name: str
+    """ "1f1b, p = 4, m = 8": the schedule as far as it is known, devices, micro-batches."""
+    facts: list[tuple[str, str]]
 
 
 def _timelines(thing: Any) -> list[_Shown]:
@@ -173,8 +138,17 @@ def _timelines(thing: Any) -> list[_Shown]:
         counted.append(("memory of the fullest device", format_bytes(memory.peak)))
     if (load := getattr(thing, "load", None)) is not None:
         counted.append(("machine meanwhile", str(load)))
-    shown = [] if simulated is None else [_Shown(simulated, schedule, ())]
-    return [*shown, _Shown(timeline, schedule, tuple(counted))]
+    shown = [] if simulated is None else [_shown(simulated, schedule)]
+    return [*shown, _shown(timeline, schedule, counted)]
+
+
+def _shown(timeline: Timeline, schedule: Schedule | None, counted: Iterable = ()) -> _Shown:
+    name, m = schedule.name if schedule else "", 1 + int(timeline.microbatch.max(initial=-1))
+    numbers = [name, f"p = {timeline.devices}", f"m = {m}" if m else "nothing done"]
+    facts = [("schedule", name)] if name else []
+    facts += [("devices", str(timeline.devices)), ("micro-batches", str(m))]
+    facts += [("activations kept at most", str(max(timeline.peak_in_flight, default=0))), *counted]
+    return _Shown(timeline, ", ".join(filter(None, numbers)), facts)
 
 
 def _fetch(client: Any) -> Snapshot:
@@ -236,12 +210,38 @@ def _undisturbed(make: Callable[[], str], what: list) -> str:
         ) from None
 
 
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src \
+'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:">
+<title>{title}</title>
+<style>
+body {{ margin: 0 auto; padding: 1.5rem 1.25rem 3rem; max-width: 90rem; color: #1d1f21;
+  background: #fff; font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Arial, sans-serif; }}
+section {{ margin: 1.6rem 0 2.2rem; padding-top: .9rem; border-top: 1px solid #d9dce1; }}
+div.wide {{ overflow-x: auto; }}
+</style>
+{bokeh}
+</head>
+<body>
+<h1>{title}</h1>
+<p>{date}</p>
+{sections}
+{script}
+</body>
+</html>
+"""
+"""Nothing may be loaded from anywhere; Bokeh makes functions of its own text."""
+
+
 def _html(activities: list[Activity | Overview], title: str) -> str:
     with needed_for("a report"):
         from bokeh.document import Document
         from bokeh.embed import components
         from bokeh.resources import Resources
-        from jinja2 import Environment, PackageLoader, StrictUndefined
 
     from tiledask.lab.dashboard.board import headline, legend
     from tiledask.lab.dashboard.training_board import training_legend
@@ -251,27 +251,17 @@ def _html(activities: list[Activity | Overview], title: str) -> str:
     for figure in figures:
         document.add_root(figure)
     script, divisions = components(figures)
-    parts = [
-        {
-            "headline": headline(activity),
-            "figure": figure,
-            "legend": training_legend(activity)
-            if isinstance(activity, Overview)
-            else legend(activity),
-            "head": _head(activity),
-            "rows": _table(activity),
-        }
-        for activity, figure in zip(activities, divisions, strict=True)
-    ]
-    jinja = Environment(
-        loader=PackageLoader("tiledask.lab.dashboard"), autoescape=True, undefined=StrictUndefined
-    )
-    return jinja.get_template("saved.html.j2").render(
-        title=title,
-        subtitle=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z").strip(),
+    sections = []
+    for activity, figure in zip(activities, divisions, strict=True):
+        words = training_legend if isinstance(activity, Overview) else legend
+        wide = f"<div class='wide'>{figure}</div>"
+        sections.append(f"<section>{headline(activity)}{wide}{words(activity)}</section>")
+    return _PAGE.format(
+        title=html.words(title),
+        date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z").strip(),
         bokeh=Resources(mode="inline", components=["bokeh"]).render(),
+        sections="\n".join(sections),
         script=script,
-        parts=parts,
     )
 
 
@@ -282,46 +272,9 @@ def _board(activity: Activity | Overview) -> Any:
 
     if isinstance(activity, Overview):
         return TrainingBoard(activity, 2 * _height(max(6, len(activity.layers))))
-    if isinstance(activity, ProductActivity):
-        return ProductBoard(activity, _height(len(activity.rows)))
-    return Board(activity, _height(len(activity.rows)))
+    board = ProductBoard if isinstance(activity, ProductActivity) else Board
+    return board(activity, _height(len(activity.rows)))  # type: ignore[arg-type]
 
 
 def _height(rows: int) -> int:
     return _AROUND + rows * (_ROW if rows <= _FEW else _LOW_ROW)
-
-
-def _head(activity: Activity | Overview) -> list[str]:
-    """What the columns of the table are, but for the first."""
-    if isinstance(activity, Overview):
-        return ["barriers of a step", "predicted", "bytes of a step", "predicted"]
-    predicted = ["predicted"] * (activity.predicted is not None)
-    return [
-        "busy",
-        "idle",
-        "idle share",
-        *predicted,
-        *(CAUSES[cause] for cause in _causes(activity)),
-    ]
-
-
-def _causes(activity: Activity) -> list[str]:
-    """Those that some row was idle for."""
-    there = {pause.cause for pause in activity.pauses}
-    return [cause for cause in CAUSES if cause in there]
-
-
-def _table(activity: Activity | Overview) -> list[Sequence[str]]:
-    """Per layer: its name and what the head says. Per row: its name, busy and idle seconds, the
-    idle share, the predicted one, and the shares of its causes."""
-    if isinstance(activity, Overview):
-        return list(activity.table)
-    shares = activity.predicted or [None] * len(activity.rows)
-    parts = {(part.row, part.cause): part.end - part.start for part in stacked(activity)}
-    rows = []
-    for number, (name, idle) in enumerate(zip(activity.rows, activity.idle, strict=True)):
-        seconds = [(1 - idle) * activity.makespan, idle * activity.makespan]
-        said = [idle, *([] if (share := shares[number]) is None else [share])]
-        said += [parts.get((number, cause), 0.0) for cause in _causes(activity)]
-        rows.append([name, *map(format_seconds, seconds), *map(format_percent, said)])
-    return rows

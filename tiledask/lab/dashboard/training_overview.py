@@ -111,12 +111,10 @@ class Overview:
     """(numbers of the steps, losses)."""
     floor: float | None
     legend: tuple[tuple[str, str], ...]
-    table: tuple[tuple[str, ...], ...]
-    """Per layer: its name, barriers and bytes of a step, each with the predicted."""
     note: str = ""
 
 
-EMPTY = Overview("", (), (), (), (), {"barriers": (), "bytes": ()}, (), (), ((), ()), None, (), ())
+EMPTY = Overview("", (), (), (), (), {"barriers": (), "bytes": ()}, (), (), ((), ()), None, ())
 
 
 def of_training(training: Training, now: float) -> Overview:
@@ -159,7 +157,6 @@ def of_training(training: Training, now: float) -> Overview:
         (tuple(s.step for s in steps), tuple(s.loss for s in steps)),
         seen.floor,
         tuple(look for part, look in PARTS.items() if part in used),
-        tuple(_table(layers, counted, said)),
         _note(training),
     )
 
@@ -263,27 +260,6 @@ def _facts(
         ("bytes", f"{format_bytes(last.sent)} a step, {format_bytes(sent)} so far"),
         ("messages", f"{last.messages:,} a step, {messages:,} so far"),
     )
-
-
-def _table(
-    layers: Sequence[str], counted: Mapping[CallSite, Sums], said: Mapping[str, Sequence[float]]
-) -> list[tuple[str, ...]]:
-    rows = []
-    for n, unit in enumerate(layers):
-        barriers, sent = (
-            sum(getattr(s, what) for place, s in counted.items() if place.unit == unit)
-            for what in ("barriers", "sent")
-        )
-        rows.append(
-            (
-                unit,
-                f"{barriers:.4g}",
-                f"{said['barriers'][n]:.4g}",
-                f"{sent:,.0f}",
-                f"{said['bytes'][n]:,.0f}",
-            )
-        )
-    return rows
 
 
 def _note(training: Training) -> str:

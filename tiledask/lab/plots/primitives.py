@@ -36,7 +36,6 @@ __all__ = [
     "byte_ticks",
     "cells",
     "curve",
-    "falling_widths",
     "fitting_text",
     "grid",
     "grouped_bars",
@@ -54,7 +53,6 @@ __all__ = [
     "patch_entry",
     "percent_ticks",
     "points_per_unit",
-    "polygon",
     "second_ticks",
     "stack",
     "stacked_axes",
@@ -182,14 +180,6 @@ def box(axes: "Axes", at: Box, colour: Any, **look: Any) -> "Rectangle":
     return axes.add_patch(Rectangle(at[:2], *at[2:], **look))
 
 
-def polygon(axes: "Axes", corners: Sequence[tuple[float, float]], colour: Any, **look: Any) -> None:
-    """A polygon with a thin white edge, such as a box that is seen from the side."""
-    from matplotlib.patches import Polygon
-
-    look = {"edgecolor": "white", "linewidth": 0.6, "facecolor": colour} | look
-    axes.add_patch(Polygon(corners, **look))
-
-
 def boxes(axes: "Axes", every: Iterable[Box], **look: Any) -> None:
     """Many rectangles of one look, as one collection: quick to draw."""
     from matplotlib.collections import PolyCollection
@@ -274,11 +264,6 @@ def curve(axes: "Axes", xs: Any, ys: Any, colour: Any, width: float = 1.6, **loo
     """A line through the points, or marks without one if the width is 0."""
     look = {"color": colour, "linewidth": width, "linestyle": "-" if width else "none"} | look
     axes.plot(xs, ys, **look)
-
-
-def falling_widths(widest: float, count: int) -> list[float]:
-    """A width for each line, the first the widest: of lines upon each other all are seen."""
-    return np.geomspace(widest, 1.2, count).tolist() if count > 1 else [2.0]
 
 
 def limit_line(axes: "Axes", x: float | None = None, y: float | None = None, **look: Any) -> None:

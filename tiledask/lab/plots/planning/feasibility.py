@@ -7,23 +7,12 @@ from tiledask.errors import ConfigError
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.primitives import Axes, Figure
 from tiledask.lab.plots.style import BLUE, GREY, INK, ORANGE, PALE, canvas, lighter, styled
-from tiledask.plan.choosing.search import COLUMNS, Plan, Plans
+from tiledask.plan.choosing.search import Plan, Plans
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["feasibility", "round_bytes", "short_layout", "summary", "why_not"]
 
-AXES = {
-    "dp": "copies of the model (dp)",
-    "tp": "tensor parallelism (tp)",
-    "pp": "pipeline stages (pp)",
-    "cp": "pieces of a sequence (cp)",
-    "ep": "expert parallelism (ep)",
-    "microbatch": "sequences in a micro-batch",
-    "microbatches": "micro-batches of a step",
-    "interleave": "chunks of layers on a stage",
-    "zero": "ZeRO stage",
-}
 WHY = {
     "heads": "tp does not divide the heads",
     "layers": "fewer layers than stages",
@@ -40,31 +29,23 @@ _SIZE = 8.0
 
 
 @styled
-def feasibility(
-    plans: Plans, *, x: str = "tp", y: str = "pp", title: str | None = None
-) -> "Figure":
-    """A figure with a cell for every ``x`` and ``y`` (fields of a Layout, such as "tp" and "pp"):
-    the time of a step and the bytes of the best plan that has them, or how many bytes it is too
-    large by, or what forbids such layouts. The best of all has a frame.
-    """
-    for name in (x, y):
-        if name not in COLUMNS:
-            raise ConfigError(f"feasibility draws fields of a layout, {COLUMNS}; got {name!r}")
-    if x == y:
-        raise ConfigError(f"feasibility draws two fields, got {x!r} twice; use x='tp', y='pp'")
-    columns, rows = _values(plans, x), _values(plans, y)
+def feasibility(plans: Plans) -> "Figure":
+    """A figure with a cell for every tp and pp: the time of a step and the bytes of the best plan
+    that has them, or how many bytes it is too large by, or what forbids such layouts. The best of
+    all has a frame."""
+    columns, rows = _values(plans, "tp"), _values(plans, "pp")
     # the best plan of each pair that has one: plans lie in their order
-    firsts = plans.to_frame(None)[[x, y]].drop_duplicates()
+    firsts = plans.to_frame(None)[["tp", "pp"]].drop_duplicates()
     best = {(across, down): plans[at] for at, across, down in firsts.itertuples(name=None)}
     pairs = [(across, down) for across in columns for down in rows]
-    why = {(a, b): why_not(plans, {x: a, y: b}) for a, b in pairs if (a, b) not in best}
-    heading = title or f"What fits, and how fast: {plans.model.name} on {plans.cluster}"
+    why = {(a, b): why_not(plans, {"tp": a, "pp": b}) for a, b in pairs if (a, b) not in best}
+    heading = f"What fits, and how fast: {plans.model.name} on {plans.cluster}"
     reasons = [text for text in WHY if text in why.values()]
     figure = canvas(1.9 + 0.17 * len(reasons) + 0.4 * max(3, len(rows)), fill(heading, 84))
     axes = figure.subplots()
     axes.set_title(fill(summary(plans), 112), fontsize=8.5)
     draw.cells(axes, columns, rows)
-    axes.set(xlabel=AXES.get(x, x), ylabel=AXES.get(y, y))
+    axes.set(xlabel="tensor parallelism (tp)", ylabel="pipeline stages (pp)")
     draw.legend(figure, _legend(plans, {plan.verdict for plan in best.values()}, reasons), 2)
     figure.lay_out()
     level = _level(axes, [_words(plan) for plan in best.values()], len(columns))

@@ -22,10 +22,10 @@ _COLOURS = tuple(colour for colour in LINES if colour != ORANGE)
 
 
 @styled
-def pareto(plans: Plans, *, title: str | None = None) -> "Figure":
+def pareto(plans: Plans) -> "Figure":
     """A figure of seconds a step, by formula, against bytes on the fullest device: a point per plan
     that fits, and a line through those of each number of devices that no other beats in both."""
-    heading = title or f"What less memory costs in time: {plans.model.name} on {plans.cluster}"
+    heading = f"What less memory costs in time: {plans.model.name} on {plans.cluster}"
     capacity, frame = plans.cluster.device.memory_bytes, plans.to_frame(None)
     figure = canvas(4.6, fill(heading, 84))
     axes = figure.subplots()

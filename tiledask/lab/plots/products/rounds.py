@@ -14,7 +14,7 @@ _MOST = 8
 
 @styled
 def collective_rounds(
-    kind: str = "all_reduce", algorithm: str = "ring", ranks: int = 4, *, title: str | None = None
+    kind: str = "all_reduce", algorithm: str = "ring", ranks: int = 4
 ) -> "Figure":
     """A figure with a panel for each round of a reduction: a row per rank, a column per chunk. A
     number says how many ranks' numbers are added up in the chunk; what came in the round is
@@ -27,7 +27,7 @@ def collective_rounds(
     every = rounds(kind, algorithm, ranks)
     many = 1 + len(every)
     word = kind.replace("_", "-")
-    figure = canvas(1.5 + 7.2 / many, title or f"A {algorithm} {word} of {ranks} ranks")
+    figure = canvas(1.5 + 7.2 / many, f"A {algorithm} {word} of {ranks} ranks")
     panels = figure.subplots(1, many, squeeze=False)[0]
     for axes in panels:
         draw.cells(axes, range(ranks), range(ranks))

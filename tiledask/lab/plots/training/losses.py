@@ -28,10 +28,7 @@ def losses(
     runs: Mapping[str, Any],
     *,
     controls: Sequence[Any] = (),
-    floor: float | None = None,
     dtype: str | None = None,
-    ranks: int | None = None,
-    layers: int | None = None,
     title: str | None = None,
 ) -> "Figure":
     """A figure of the losses of ``runs``: name -> a `Trained`, or losses from step 0 on.
@@ -43,12 +40,9 @@ def losses(
         The first run in other roundings (tiledask.lab.precision.controls), drawn as one band of all
         of them: from the lowest loss to the highest, and below up to the one that is farthest away,
         in the steps that all have. A run in the band did no more than round-off does.
-    floor
-        The best loss there is, such as ``text.floor``.
     dtype
         In which activations were added up over the ranks: then the difference that round-off
-        makes (tiledask.lab.precision.drift) is shown too, for ``ranks`` that share each of
-        ``layers`` layers; default: as many as the runs say. A line marks the first step in which a
+        makes (tiledask.lab.precision.drift) is shown too. A line marks the first step in which a
         run is outside.
     """
     curves = {name: _curve(run) for name, run in runs.items()}
@@ -71,10 +65,6 @@ def losses(
         loss_curve(axes[0], x, y, name, PALETTE[n % len(PALETTE)], dashes, wide)
     if len(controls):
         _band(axes, curves, [_curve(run)[1] for run in controls])
-    if floor is not None:
-        look = {"linewidth": 1.0, "linestyle": ":", "label": f"best: {floor:.4g}"}
-        draw.limit_line(axes[0], y=floor, **look)
-        axes[0].set_ylim(bottom=0)
     axes[0].set_ylabel("loss (nats)")
     _legend(axes[0])
     axes[-1].set(xlabel="step", xlim=(-0.02 * max(1, last), 1.02 * max(1, last)))
@@ -84,8 +74,8 @@ def losses(
         if dtype is not None:
             shapes = [getattr(run, "shape", (1,)) for run in runs.values()]
             depths = [run.model.layers for run in runs.values() if hasattr(run, "model")]
-            ranks = ranks or max(map(prod, shapes))
-            _envelope(axes[1], last, off, dtype, ranks, layers or max(depths, default=1))
+            ranks, layers = max(map(prod, shapes)), max(depths, default=1)
+            _envelope(axes[1], last, off, dtype, ranks, layers)
         elif not drawn:
             axes[1].set_yticks([])
             middle = {"ha": "center", "va": "center", "transform": axes[1].transAxes}
