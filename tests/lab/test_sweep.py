@@ -35,13 +35,6 @@ def test_utilisation_is_the_closed_forms_in_as_many_chunks_as_are_given():
         assert found == pytest.approx(cf.bubble_fraction(4, 8, chunks))
 
 
-def test_with_latency_gpipe_is_ahead_of_1f1b():
-    for name, ends in (("gpipe", 34.5), ("1f1b", 37)):
-        assert sweep.same_work(name, 4, 8).bubble_fraction == pytest.approx(3 / 11)
-        late = sweep.same_work(name, 4, 8, latency=0.25)
-        assert late.bubble_fraction == pytest.approx(1 - 24 / ends)
-
-
 def test_a_table_of_schedules_has_their_end_idle_time_memory_and_messages():
     names = ["gpipe", "interleaved", "zb-v", "chimera"]
     rows = sweep.compare_schedules(names, 4, 8)

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -31,14 +30,14 @@ from tornado.ioloop import PeriodicCallback
 import tiledask as td
 from tiledask.distributed.pipelines.stages import stack
 from tiledask.errors import ConfigError, DeadlineError
-from tiledask.lab.dashboard import Recorder, recorder, saved
+from tiledask.lab.dashboard import Recorder, recorder
 from tiledask.lab.dashboard.board import Board, headline, legend
 from tiledask.lab.dashboard.pipelines import of_run
 from tiledask.lab.dashboard.recorder import Task
 from tiledask.lab.dashboard.saved import _record
 from tiledask.lab.dashboard.tasks import of_tasks, shown
 from tiledask.lab.dashboard.training_board import TrainingBoard, training_legend
-from tiledask.lab.dashboard.training_overview import EMPTY, KEPT_STEPS, Overview
+from tiledask.lab.dashboard.training_overview import EMPTY
 from tiledask.lab.plots.pipelines.gantt import KINDS
 from tiledask.plan.pipelines.timeline import Timeline
 
@@ -211,28 +210,6 @@ def test_idle_time_is_drawn_by_its_cause_in_the_rows_and_beside_them(made):
     assert ">idle<" not in said  # all of it has a cause
 
 
-def test_an_action_that_ran_again_counts_as_it_ran_last_and_what_it_waited_for_is_a_transfer(made):
-    acted(made, ("F", 0, 0), 0, 0.0, 1.0, worker="a")
-    acted(made, ("F", 0, 0), 0, 5.0, 6.0, worker="c")  # its worker died and came back
-    acted(made, ("B", 0, 0), 0, 6.0, 8.0, worker="c")
-    assert [(b.start, b.end) for b in shown(made.record()).boxes] == [(0, 1), (1, 3)]
-    acted(made, ("F", 1, 0), 1, 6.5, 7.5, arriving=[(0, 6.0, 6.5)])
-    (mark,) = shown(made.record()).transfers
-    assert (mark.start, mark.end, round(mark.row)) == (1.0, 1.5, 1)
-
-
-def test_a_worker_that_came_back_keeps_its_row(made):
-    ran(made, "a", "x-1", ("compute", 0, 1))
-    del made.scheduler.workers["a"]
-    made.remove_worker(made.scheduler, "a", stimulus_id="x")
-    comes(made, "z", "0")
-    ran(made, "z", "x-2", ("compute", 2, 4))
-    drawn = shown(made.record())
-    assert drawn.rows == ("worker 0", "worker 1")
-    assert [round(b.row) for b in drawn.boxes] == [0, 0]
-    assert drawn.idle == pytest.approx((0.25, 1.0))
-
-
 def test_a_long_task_is_there_before_it_ends(monkeypatch):
     monkeypatch.setattr(recorder, "time", lambda: 1000.0)
     made = collecting(a="0")
@@ -340,39 +317,6 @@ def test_a_training_that_failed_says_of_what(made):
     assert drawn.losses[0] == (0, 1)
     assert drawn.title.endswith(", failed")
     works(made, "b", "rank_function", 2.0, time.time() + 30)  # the next one's
-    assert shown(made.record()).title == "Tasks per worker"
-
-
-def test_what_trainings_take_is_bounded(made, monkeypatch):
-    trains(made, until=0, steps=10**6)
-    made.trainings[TRAINING].steps = type(made.trainings[TRAINING].steps)(maxlen=50)
-    for step in range(60):
-        for rank in (0, 1):
-            stepped(made, rank, step)
-    training = made.trainings[TRAINING]
-    assert (len(training.steps), training.count) == (50, 60)
-    assert "last 50 of 60 steps" in shown(made.record()).note
-    assert training.assembly._open == {}
-    assert made.trainings[TRAINING].copy().steps.maxlen == 50
-    for i in range(recorder.KEPT_RUNS + 3):
-        trains(made, 0, run=f"tiledask-training-{i}")
-    assert len(made.trainings) == recorder.KEPT_RUNS
-    assert list(made.trainings)[-1] == f"tiledask-training-{recorder.KEPT_RUNS + 2}"
-    assert KEPT_STEPS <= 10_000
-
-
-def test_the_newest_may_be_a_training(made):
-    now = recorder.time()
-    pipeline(made)
-    trains(made, until=1)
-    assert isinstance(shown(made.record()), Overview)
-    ran(made, "a", "rank_function-1", ("compute", now - 1, now + 0.1))  # the training itself
-    assert isinstance(shown(made.record()), Overview)
-    for name, kind in (("rank_function", Overview), ("multiply", type(of_tasks(made.record())))):
-        worker = works(made, "b", name, 2.0, now + 30)
-        assert type(shown(made.record())) is kind
-    worker.executing = {}
-    ran(made, "b", "multiply-1", ("compute", now + 8, now + 9))
     assert shown(made.record()).title == "Tasks per worker"
 
 
@@ -604,18 +548,6 @@ def test_a_report_is_whole_while_dask_draws_its_pages(cluster, tmp_path, given):
         cluster.client.loop.add_callback(pages.stop)
     assert '"type":"field","field":"colour"' in html.replace(" ", "")
     assert '"value":"colour"' not in html.replace(" ", "")
-
-
-@pytest.mark.cluster
-def test_a_report_does_not_wait_for_ever_for_dasks_pages(cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr(saved, "DEADLINE", 0.2)
-    over = threading.Event()
-    cluster.client.loop.add_callback(over.wait, 240)
-    timeline = td.simulate(td.schedule("gpipe", 2, 2))
-    with pytest.raises(DeadlineError, match=r"waited 0\.2 s for the thread .* that draws"):
-        td.report(tmp_path / "run.html", timeline)
-    over.set()
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -17,16 +17,3 @@ def test_an_update_is_none_of_the_stages_of_its_device():
     said = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
     assert KINDS["U"][0] in said
     assert not any(text.startswith("paler") for text in said)
-
-
-@pytest.mark.long
-def test_a_legend_of_five_long_entries_stays_inside_and_names_what_takes_time():
-    forward_only = td.simulate(td.schedule("gpipe", 4, 4), forward=(21, 1, 1, 1), backward=0)
-    even = td.simulate(td.schedule("gpipe", 4, 4), forward=6, backward=0)
-    figure = td.plots.gantt(even, forward_only)
-    (legend,) = figure.legends
-    words = [text.get_text() for text in legend.get_texts()]
-    assert len(words) == 5
-    assert KINDS["B"][0] not in words
-    box = legend.get_window_extent(figure.canvas.get_renderer())
-    assert 0 <= box.x0 < box.x1 <= figure.bbox.x1

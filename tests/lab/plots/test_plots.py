@@ -324,14 +324,6 @@ def test_gantt_draws_the_path_that_decided_the_end():
         plots.gantt(pipeline(2, 2), path=True)
 
 
-@pytest.mark.long
-def test_gantt_halves_the_row_where_a_forward_and_a_backward_run_at_once():
-    (axes,) = plots.gantt(PAIRS).axes
-    for kind, up in (("F0", -0.36), ("B1", 0)):
-        found = sorted((x, round(y, 2), round(h, 2)) for x, y, _, h in boxes(axes, kind))
-        assert found == sorted((3.0 * i + d, d + up, 0.36) for d in range(2) for i in range(3))
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -415,26 +407,6 @@ def test_owners_are_drawn_to_scale():
     assert c.get_title(loc="left") == "both"
 
 
-def test_slots_have_a_box_for_each_task_and_a_line_for_a_moment():
-    (axes,) = FIGURES["slots"]().axes
-    naps = [patch for patch in axes.patches if patch.get_gid() == "nap"]
-    assert [(p.get_x(), round(p.get_width(), 3), p.get_y() + 0.36) for p in naps] == [
-        (0, 0.2, 0),
-        (0.2, 0.2, 0),
-    ]
-    (moment,) = (line for line in axes.lines if line.get_gid() == "killed")
-    assert set(moment.get_xdata()) == {0.3}
-
-
-def test_curves_go_through_their_points_on_logarithmic_axes():
-    (axes,) = FIGURES["curves"]().axes
-    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-    for name, line in SPREAD.items():
-        (drawn,) = (each for each in axes.lines if each.get_gid() == name)
-        assert dict(zip(drawn.get_xdata(), drawn.get_ydata(), strict=True)) == line
-    assert [t.get_text() for t in axes.get_xticklabels()] == ["64", "256", "2,048"]
-
-
 def test_a_line_of_many_points_has_no_dots_and_no_ticks():
     few, many = {1: 1, 60: 60}, {x: x for x in range(1, 61)}
     (axes,) = plots.curves({"few": few, "many": many}, xlabel="x", ylabel="y").axes
@@ -468,42 +440,10 @@ def test_a_corner_has_each_block_at_its_matrix_and_says_where_k_is_cut():
     assert {f"rank {rank}" for rank in range(4)} <= set(said)
 
 
-def test_two_levels_have_a_block_and_in_it_a_tile():
-    between, inside = FIGURES["two levels"]().axes
-    assert between.get_anchor() == inside.get_anchor() == "NW"  # headings at one height
-    assert [made[2:] for made in boxes(between, "made")] == [(192, 256)]
-    assert [made[2:] for made in boxes(inside, "made")] == [(32, 32)]
-    assert sorted(each[2:] for each in boxes(inside, "needs")) == [(32, 512), (512, 32)]
-
-
 @pytest.mark.parametrize("algorithm", ["ring", "tree", "direct"])
 def test_after_the_last_round_every_chunk_has_all_ranks_numbers(algorithm):
     *_, last = plots.collective_rounds("all_reduce", algorithm, 4).axes
     assert [text.get_text() for text in last.texts] == ["4"] * 16
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("devices", "crossings"),
-    [(CONTIGUOUS, 3), (ROUND_ROBIN, 23), ([0], 0), ([0, 1], 1), ([0, 0, 1, 0], 2)],
-)
-def test_layers_stand_in_their_lane_and_crossings_are_counted(devices, crossings):
-    (axes,) = plots.layers_on_devices({"cut": devices}).axes
-    assert [round(p.get_y() + 0.36) for p in axes.patches] == devices
-    assert sum(line.get_gid() == "crossing" for line in axes.lines) == crossings
-    assert len(axes.lines) == len(devices) - 1
-    plural = "" if crossings == 1 else "s"
-    assert axes.get_title(loc="left") == f"cut: {crossings} crossing{plural}"
-    assert [t.get_text() for t in axes.texts] == [str(n + 1) for n in range(len(devices))]
-
-
-def test_an_order_by_turns_shows_where_devices_stand_and_what_each_waits_for():
-    (axes,) = plots.turns(CROSSED).axes
-    framed = [str(p.get_gid()) for p in axes.patches if str(p.get_gid()).startswith("wrong")]
-    assert framed == ["wrong 0B0", "wrong 1F1"]
-    assert [p.get_gid() for p in axes.patches].count("waits") == 2
-    (runs,) = plots.turns(schedule("1f1b", 2, 3)).axes
-    assert not [p for p in runs.patches if p.get_gid() == "waits"]
 
 
 def test_idle_time_pushed_together_is_one_block_of_p_minus_1_forwards_and_backwards():
@@ -513,25 +453,6 @@ def test_idle_time_pushed_together_is_one_block_of_p_minus_1_forwards_and_backwa
         assert sum(width for _, _, width, _ in idle) == 4 * (4 - 1) * (1 + 2)
         assert max(x + width for x, _, width, _ in idle) == ends
     assert "9 s on each device, 36 s together" in below.get_title(loc="left")
-
-
-def test_a_cut_costs_the_first_device_its_work_and_what_it_sends():
-    (axes,) = plots.cut_costs([2, 1, 3], [5, 4]).axes
-    parts = {
-        words: [w for _, _, w, _ in boxes(axes, words)] for words in ("first", "send", "second")
-    }
-    assert parts == {"first": [2, 3], "send": [5, 4], "second": [4, 3]}
-    assert [line.get_xdata()[0] for line in axes.lines] == [7]
-    inside = sorted(text.get_text() for text in axes.texts if text.get_gid() == "in-box")
-    assert inside == ["2", "3", "3", "4", "4", "5"], "each bar says how long it is"
-
-
-def test_a_distribution_has_a_bar_as_high_as_its_value_is_frequent_and_every_mark():
-    (axes,) = plots.distribution([1, 2, 2, 3], {"the best": 1, "yours": 3}).axes
-    assert [h for _, _, _, h in boxes(axes, "values")] == [1, 2, 1]
-    assert [line.get_xdata()[0] for line in axes.lines] == [1, 3]
-    (axes,) = plots.distribution(np.arange(200) / 3, {"yours": 9.5}).axes
-    assert sum(h for _, _, _, h in boxes(axes, "values")) == 200
 
 
 @pytest.mark.parametrize("colour", [*PALETTE, "white", "black"])

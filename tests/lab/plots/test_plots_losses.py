@@ -7,10 +7,8 @@ import pytest
 from oracles.figures import clipped, drawn_texts, overlaps
 
 import tiledask as td
-from tiledask.errors import ConfigError
 from tiledask.lab import plots
-from tiledask.lab.plots.style import INK
-from tiledask.lab.plots.training.layers_traffic import PARTS, layer_bars
+from tiledask.lab.plots.training.layers_traffic import PARTS
 from tiledask.lab.precision.drift import SAFETY, likely
 
 TEXT = td.load_text("tales")
@@ -147,20 +145,6 @@ def test_the_first_step_outside_of_the_envelope_is_marked():
 
 
 @pytest.mark.long
-def test_steps_are_compared_by_their_numbers():
-    below = plots.losses({"one": curve(), "later": curve(40, 1e-6, first=20)}).axes[1]
-    assert set(lines(below)["later"].get_xdata()) <= set(range(20, 30))
-    below = plots.losses({"one": curve(5), "later": curve(9, first=6)}).axes[1]
-    assert "no step in common" in below.get_legend().get_texts()[0].get_text()
-
-
-@pytest.mark.parametrize("runs", [{}, {"none": []}, {"a": [], "b": []}])
-def test_no_losses_are_refused(runs):
-    with pytest.raises(ConfigError, match=f"1 step or more, got {len(runs)} runs with 0 steps"):
-        plots.losses(runs)
-
-
-@pytest.mark.long
 def test_bars_are_the_frame(trained):
     run = trained[2, 2, 2]
     figure, frame = plots.layers_traffic(run), run.layers()
@@ -172,24 +156,6 @@ def test_bars_are_the_frame(trained):
         for row, end in enumerate(ends):
             assert end == sum(p.get_width() for p in patches if round(p.get_y() + 0.36) == row)
     assert "counted equals predicted" in figure.get_suptitle()
-
-
-def test_parts_of_a_layer():
-    rows = [
-        ("layer 0/mlp/w_2", "forward", "tensor", 4, 4),
-        ("layer 0", "gradients", "data", 1, 2),
-        ("stages 0-1", "backward", "pipeline", 0, 0),
-        ("all layers", "norm", "all ranks", 1, 1),
-    ]
-    bars = layer_bars(rows)
-    assert bars.rows == ("layer 0", "stages 0-1", "all layers")
-    assert bars.parts == {
-        "tensor, forward": [4, 0, 0],
-        "data, gradients": [1, 0, 0],
-        "all ranks": [0, 0, 1],
-    }
-    assert bars.predicted == [6, 0, 1]
-    assert INK not in {colour for colour, _ in PARTS.values()}  # that of what is predicted
 
 
 @pytest.mark.parametrize(
@@ -219,18 +185,6 @@ def test_a_group_is_a_line_through_its_ranks_red_where_it_lies_on_several_hosts(
         rows = [(line.get_ydata()[0], *sorted(line.get_xdata())) for line in groups]
         for y, *xs in rows:  # no other group of this row begins within it
             assert not any(y == other and xs[0] < x[0] <= xs[-1] for other, *x in rows)
-    drawn = drawn_texts(figure)
-    assert not clipped(figure, drawn, by=1)
-    assert not overlaps(drawn)
-
-
-def test_boxes_too_narrow_for_the_word_rank_have_it_beside_them():
-    hosts = {"dp across": "AAAABBBB", "pp across": "ABABABAB"}
-    figure = plots.rank_groups((2, 2, 2), hosts=hosts)
-    for top in figure.axes[:2]:
-        assert top.get_ylabel() == "rank"
-        words = {text.get_text() for text in top.texts} - {"A", "B"}
-        assert words == {str(rank) for rank in range(8)}
     drawn = drawn_texts(figure)
     assert not clipped(figure, drawn, by=1)
     assert not overlaps(drawn)

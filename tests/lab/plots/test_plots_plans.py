@@ -8,7 +8,6 @@ import pytest
 from oracles.figures import clipped, drawn_texts, overlaps, words
 
 import tiledask as td
-from tiledask.errors import ConfigError
 from tiledask.lab import plots
 from tiledask.lab.plots.planning.feasibility import WHY, round_bytes, why_not
 from tiledask.lab.plots.planning.step_breakdown import PARTS
@@ -241,38 +240,3 @@ def test_the_parts_of_a_step_are_stacked_to_its_time(found, drawn):
         assert [b.get_x() for b in row[1:]] == pytest.approx(ends[:-1])
         assert ends[-1] == pytest.approx(step.total)
         assert f"{format_seconds(step.total)}\nMFU {100 * step.mfu:.1f} %" in words(axes)
-
-
-def test_steps_of_more_devices_are_drawn_in_seconds_of_fewer():
-    steps = {
-        n: td.estimate_step("gpt2", Layout(dp=n, microbatches=8 // n), f"{n}xA100-40GB")
-        for n in (1, 4)
-    }
-    (axes,) = plots.step_breakdown({f"{n}": step for n, step in steps.items()}, per=2).axes
-    ends = {}
-    for bar in axes.patches:
-        ends[bar.get_y()] = max(ends.get(bar.get_y(), 0), bar.get_x() + bar.get_width())
-    totals = [n / 2 * step.total for n, step in steps.items()]
-    assert list(ends.values()) == pytest.approx(totals)
-    for total, step in zip(totals, steps.values(), strict=True):
-        assert f"{format_seconds(total)}\nMFU {100 * step.mfu:.1f} %" in words(axes)
-    assert axes.get_xlabel() == "time of a step x devices / 2"
-    narrow = [word for word in words(axes) if "MFU" not in word and ", " not in word]
-    assert not any("%" in word and "\n" not in word for word in narrow), narrow
-
-
-@pytest.mark.long
-def test_the_overhead_of_a_run_is_the_last_part_of_each_bar():
-    fit = fits(td.load_model("gpt2"), Layout(pp=3, microbatches=3), td.load_cluster("8xA100-40GB"))
-    bare = plots.memory_bars(fit.memory.ledger, place="stage")
-    (axes,) = plots.memory_bars(fit.memory.ledger, place="stage", overhead=fit.overhead.total).axes
-    last = [bar for bar in axes.patches if bar.get_gid() == "overhead of a run"]
-    assert [bar.get_width() for bar in last] == [fit.overhead.total] * 3
-    assert [bar.get_x() for bar in last] == list(fit.memory.per_stage)
-    assert axes.get_xlabel().startswith("bytes per device at")
-    assert "overhead of a run" not in words(bare)
-
-
-def test_no_step_is_refused():
-    with pytest.raises(ConfigError, match="1 step or more, got 0"):
-        plots.step_breakdown({})

@@ -3,7 +3,7 @@
 import pytest
 
 from tiledask.lab.plots import primitives as draw
-from tiledask.lab.plots.style import BLUE, RED, canvas
+from tiledask.lab.plots.style import BLUE, canvas
 
 """Methods of matplotlib that have a primitive."""
 
@@ -11,16 +11,6 @@ from tiledask.lab.plots.style import BLUE, RED, canvas
 @pytest.fixture
 def axes():
     return canvas(3, "a title").subplots()
-
-
-def bars(axes, gid: str) -> list[tuple[float, ...]]:
-    return [patch.get_bbox().bounds for patch in axes.patches if patch.get_gid() == gid]
-
-
-def test_a_stack_returns_the_boxes_that_it_draws(axes):
-    boxes = draw.stack(axes, 2, [("a", 3, BLUE), ("b", 4, RED)], 0.5)
-    assert boxes == [(0, 1.75, 3, 0.5), (3, 1.75, 4, 0.5)]
-    assert bars(axes, "a") + bars(axes, "b") == boxes
 
 
 @pytest.mark.parametrize(
@@ -47,13 +37,6 @@ def test_logarithmic_ticks_are_round_numbers_within_the_limits(axes):
     draw.log_ticks(axes.yaxis, 3, 150, "{:g}".format)
     assert axes.get_yticks().tolist() == [5, 10, 20, 50, 100]
     assert not len(axes.yaxis.get_minorticklocs())
-
-
-def test_what_is_within_its_limit_has_no_hatch(axes):
-    draw.mark_excess(axes, 0, 2, 2)
-    assert not axes.patches
-    draw.mark_excess(axes, 0, 2, 3)
-    assert bars(axes, "wrong excess") == [pytest.approx((2, -0.36, 1, 0.72))]
 
 
 def test_words_are_written_only_where_they_fit(axes):
