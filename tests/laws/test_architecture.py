@@ -6,12 +6,10 @@
     distributed -> tile, plan
     tile  ->       plan
     plan  ->       the standard library and NumPy; Numba for what is large, OR-tools for the best
-    submodules ->  extras
     errors, extras
 
 The rules are read from the source by `ast`, and then a fresh process imports the modules.
 
-Holds `tiledask.submodules`.
 """
 
 import ast
@@ -33,11 +31,10 @@ STDLIB = sys.stdlib_module_names
 BELOW = {
     "errors": set(),
     "extras": set(),
-    "submodules": {"extras"},
-    "plan": {"errors", "extras", "submodules"},
+    "plan": {"errors", "extras"},
     "tile": {"errors", "extras", "plan"},
-    "distributed": {"errors", "extras", "submodules", "plan", "tile"},
-    "lab": {"errors", "extras", "submodules", "plan", "tile", "distributed"},
+    "distributed": {"errors", "extras", "plan", "tile"},
+    "lab": {"errors", "extras", "plan", "tile", "distributed"},
     "cli": {"errors", "extras", "plan", "tile", "distributed", "lab"},
     "__main__": {"cli"},
 }

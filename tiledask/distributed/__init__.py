@@ -18,7 +18,3 @@ deadlines.py    one end for all that a public call waits for
 retry.py        a call made again when a worker was lost in it
 explain.py      what a product, or a training's step, would take
 """
-
-from tiledask.submodules import submodules
-
-__getattr__, __dir__ = submodules(__name__, __path__)

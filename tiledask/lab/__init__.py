@@ -17,7 +17,3 @@ learner          the learner's copies of the walkthroughs
 accuracy         the planner beside published numbers
 gpu              `make gpu`: all that a GPU can tell, part after part
 """
-
-from tiledask.submodules import submodules
-
-__getattr__, __dir__ = submodules(__name__, __path__)

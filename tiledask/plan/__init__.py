@@ -15,7 +15,3 @@ data, units, html, ledger, arrays, intervals: what all of them use
 To add a schedule: a function in pipelines/generators, a line in the table of pipelines/schedules.
 To add a model family: an entry of FAMILIES in inputs/families.
 """
-
-from tiledask.submodules import submodules
-
-__getattr__, __dir__ = submodules(__name__, __path__)

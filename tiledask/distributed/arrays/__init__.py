@@ -7,7 +7,3 @@ dask_arrays.py   from_dask
 redistribute.py  from one placement to another: all_gather, reduce_scatter, all_to_all, ...
 recompute.py     parts of blocks that went down with their worker, made again
 """
-
-from tiledask.submodules import submodules
-
-__getattr__, __dir__ = submodules(__name__, __path__)

@@ -15,7 +15,3 @@ clocks.py         every worker's offset from the scheduler's clock
 web.py            the dashboard: its port, whose pages may show it, JupyterLab's panels
 progress.py       how far workers are, by their events
 """
-
-from tiledask.submodules import submodules
-
-__getattr__, __dir__ = submodules(__name__, __path__)

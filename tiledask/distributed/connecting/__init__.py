@@ -7,7 +7,3 @@ connect.py        connect, and AttachedCluster: slots on somebody else's workers
     gpus.py         the GPU that a worker was given
 ON_ANY_CLUSTER.md how to start or reach one: by hand, SSH, Slurm, Kubernetes, Coiled, two hosts
 """
-
-from tiledask.submodules import submodules
-
-__getattr__, __dir__ = submodules(__name__, __path__)

@@ -8,7 +8,3 @@ unfinished.py    the tiles that it has finished, until all are
 folder.py        a folder at a path or a URL; zarr_store.py what zarr opens by URL
 disk.py          what a disk refuses, in words
 """
-
-from tiledask.submodules import submodules
-
-__getattr__, __dir__ = submodules(__name__, __path__)

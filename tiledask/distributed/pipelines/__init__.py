@@ -11,7 +11,3 @@ stages.py          stages that compute, and one that only takes its time
 run.py             what came out: results, Timeline, traffic
 program_run.py     run_program: a program of a schedule, line by line, on threads or workers
 """
-
-from tiledask.submodules import submodules
-
-__getattr__, __dir__ = submodules(__name__, __path__)

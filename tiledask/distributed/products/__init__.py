@@ -12,7 +12,3 @@ multiply.py    what a rank does: it reads others' blocks and leaves its own
 lazy.py        x @ y of dask.arrays
 check.py       td.check_product: Freivalds' check
 """
-
-from tiledask.submodules import submodules
-
-__getattr__, __dir__ = submodules(__name__, __path__)

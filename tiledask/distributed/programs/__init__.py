@@ -3,7 +3,3 @@
 runner.py     a rank goes through its line, instruction by instruction
 prefetch.py   the same of a line that is alone: what comes next is fetched meanwhile
 """
-
-from tiledask.submodules import submodules
-
-__getattr__, __dir__ = submodules(__name__, __path__)

@@ -10,7 +10,3 @@ transport.py       messages between ranks, and what is said when they do not com
 dask_transport.py  the same by Dask's connections
 sockets.py         the same by sockets, on one host
 """
-
-from tiledask.submodules import submodules
-
-__getattr__, __dir__ = submodules(__name__, __path__)

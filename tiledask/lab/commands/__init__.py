@@ -10,7 +10,3 @@ plan     every layout of a cluster, ranked; the fewest devices
 lists    what is shipped
 course   the tour, the doctor, walkthroughs, sheets and grades
 """
-
-from tiledask.submodules import submodules
-
-__getattr__, __dir__ = submodules(__name__, __path__)

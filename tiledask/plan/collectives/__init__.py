@@ -13,7 +13,3 @@ convolution.py  what convolutions call when they are split, and whole networks o
 data_parallel.py  what averaging gradients and ZeRO call, and who keeps which numbers
   expected.py     one call, with its label and the bytes of every rank
 """
-
-from tiledask.submodules import submodules
-
-__getattr__, __dir__ = submodules(__name__, __path__)

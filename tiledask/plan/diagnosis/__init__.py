@@ -9,7 +9,3 @@ nearest.py      the nearest schedule, where none explains every edge
 remedies.py     what would shorten it, simulated change by change
 diagnose.py     all of it together: findings, causes of idle time, remedies
 """
-
-from tiledask.submodules import submodules
-
-__getattr__, __dir__ = submodules(__name__, __path__)

@@ -13,7 +13,3 @@ repair.py       the nearest layout that fits
   fixes.py        a change as a value and as a sentence
   fewest.py       the fewest devices
 """
-
-from tiledask.submodules import submodules
-
-__getattr__, __dir__ = submodules(__name__, __path__)

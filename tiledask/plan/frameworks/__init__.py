@@ -6,7 +6,3 @@ exchange.py    export_config, import_config: the table of frameworks
   deepspeed.py   its JSON
   job.py         what is trained, and how; what all of them share
 """
-
-from tiledask.submodules import submodules
-
-__getattr__, __dir__ = submodules(__name__, __path__)

@@ -12,7 +12,3 @@ recipes.py      bytes per parameter, and which of them ZeRO shards
 layout.py       degrees of parallelism, micro-batches, schedule
 run.py          a model, a layout and a sequence that can go together
 """
-
-from tiledask.submodules import submodules
-
-__getattr__, __dir__ = submodules(__name__, __path__)

@@ -14,7 +14,3 @@ timeline.py     who did what when, simulated or measured
 bound.py, optimum.py      what no order beats; the best order of a small pipeline
 closed_form.py, known.py  what formulas say, and where each holds
 """
-
-from tiledask.submodules import submodules
-
-__getattr__, __dir__ = submodules(__name__, __path__)

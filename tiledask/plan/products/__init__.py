@@ -10,7 +10,3 @@ cost.py          the seconds of it from measured rates, and the least that must 
 streaming.py     products of matrices in files: tiles of C within a memory limit
 stream_search.py the fastest cuts for them
 """
-
-from tiledask.submodules import submodules
-
-__getattr__, __dir__ = submodules(__name__, __path__)

@@ -12,7 +12,3 @@ count.py         bytes and messages between ranks
 clock.py         when every instruction runs
 held.py          what every rank holds
 """
-
-from tiledask.submodules import submodules
-
-__getattr__, __dir__ = submodules(__name__, __path__)

@@ -6,7 +6,3 @@ partition.py   the best contiguous split, as one asks for it
 judge.py       which rule an answer breaks, and how far it is from the best
 assignment.py  answers as people write them
 """
-
-from tiledask.submodules import submodules
-
-__getattr__, __dir__ = submodules(__name__, __path__)

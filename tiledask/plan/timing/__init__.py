@@ -12,7 +12,3 @@ budget.py           days, device-hours and money of a training
 checkpointing.py    how often to save, so that savings and losses cost least
 rates.py            what programs reach of a datasheet's numbers
 """
-
-from tiledask.submodules import submodules
-
-__getattr__, __dir__ = submodules(__name__, __path__)

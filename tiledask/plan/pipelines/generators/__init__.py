@@ -8,7 +8,3 @@ chimera.py      two replicas in opposite directions
 dualpipe.py     two streams of micro-batches, a forward and a backward at once
 lanes.py        a device's order from words for its steps, as zb_v and dualpipe write them
 """
-
-from tiledask.submodules import submodules
-
-__getattr__, __dir__ = submodules(__name__, __path__)

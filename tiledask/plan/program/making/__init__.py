@@ -14,7 +14,3 @@ of_product.py    the programs of a blocked product
 of_stream.py     that of a product of matrices in files
 convolution/     convolutions over ranks, and the program of LeNet's step
 """
-
-from tiledask.submodules import submodules
-
-__getattr__, __dir__ = submodules(__name__, __path__)

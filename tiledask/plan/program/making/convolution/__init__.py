@@ -3,7 +3,3 @@
 convolutions.py  convolutions and pooling over ranks, by channels and by rows of the image
 of_lenet.py      the program of a step of LeNet, on the ranks of any split, and what it needs
 """
-
-from tiledask.submodules import submodules
-
-__getattr__, __dir__ = submodules(__name__, __path__)
