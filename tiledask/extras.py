@@ -22,7 +22,7 @@ EXTRAS = {
         "threadpoolctl",
         "tornado",
     ),
-    "plots": ("bokeh", "jinja2", "markdown_it", "markupsafe", "matplotlib", "pandas"),
+    "plots": ("bokeh", "matplotlib", "pandas"),
     "files": ("zarr", "numcodecs"),
     "optimum": ("ortools",),
     "lab": (
@@ -33,9 +33,11 @@ EXTRAS = {
         "jupyter_server",
         "jupyterlab",
         "jupyterlab_server",
+        "nbclient",
+        "nbconvert",
+        "nbformat",
         "traitlets",
     ),
-    "site": ("docutils", "latex2mathml", "nbclient", "nbformat", "sphinx"),
     "gpu": ("cupy", "cuda", "dask_cuda", "rmm", "pynvml"),
     "tls": ("cryptography",),
 }

@@ -8,22 +8,19 @@ Holds `tiledask.extras`.
 
 import re
 import tomllib
-from importlib.metadata import packages_distributions
 
 import pytest
 from oracles.finished import ROOT, python
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from test_architecture import STDLIB, read
 
 from tiledask import extras
-from tiledask.extras import EXTRAS, bring, install, needed_for, needs
+from tiledask.extras import EXTRAS, bring, install, needed_for
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 BASE = {"numpy", "rich"}
 BROUGHT = BASE | {"pygments", "markdown_it", "mdurl"}
 """With what rich needs in turn."""
-CHECKOUT = ("accuracy", "gpu")
 """Folders of lab that no wheel has."""
 
 ONLY_BASE = f"""
@@ -99,34 +96,6 @@ def test_the_base_install_is_numpy_and_rich():
     assert names(PROJECT["dependencies"]) == BASE
 
 
-@pytest.mark.parametrize("extra", ["run", "plots", "files", "optimum"])
-def test_every_package_of_an_extra_is_in_the_table(extra):
-    found = packages_distributions()
-    brought = {canonicalize_name(name) for module in EXTRAS[extra] for name in found[module]}
-    wanted = names(PROJECT["optional-dependencies"][extra])
-    assert wanted <= brought, f"no module of {wanted - brought} is in EXTRAS[{extra!r}]"
-
-
-def test_all_is_every_extra_that_needs_no_gpu():
-    (line,) = PROJECT["optional-dependencies"]["all"]
-    assert Requirement(line).name == PROJECT["name"]
-    rest = {"all", "test", "tls", "gpu", "ucx", "site"}
-    assert Requirement(line).extras == set(PROJECT["optional-dependencies"]) - rest
-
-
-def unnamed(package) -> set[str]:
-    """Packages that are imported under ``package``, and that no extra has."""
-    known = {module for modules in EXTRAS.values() for module in modules}
-    files = (f for f in package.rglob("*.py") if not {*f.relative_to(package).parts} & {*CHECKOUT})
-    tops = {what.module.partition(".")[0] for f in files for what in read(f, ROOT).imports}
-    return tops - known - BASE - STDLIB - {"tiledask", "cupyx"}
-
-
-@pytest.mark.long
-def test_whatever_is_imported_is_brought_by_the_base_or_by_an_extra():
-    assert unnamed(ROOT / "tiledask") == set()
-
-
 # -- the words -----------------------------------------------------------------------------------
 
 
@@ -143,18 +112,6 @@ def test_what_is_missing_is_told_with_its_extra(monkeypatch):
     monkeypatch.setattr(extras, "__file__", "/opt/site-packages/tiledask/extras.py")
     assert bring("ortools") == "pip install 'tiledask[optimum]'"
     assert bring("something_else") == "pip install something_else"
-
-
-def test_what_python_itself_lacks_on_a_system_is_not_to_be_installed():
-    said = str(needs("td.start_cluster", ModuleNotFoundError(name="fcntl")))
-    assert "needs Python's fcntl" in said
-    assert "use Linux" in said
-    assert "pip" not in said
-
-
-def test_a_fault_of_ours_is_not_a_missing_package():
-    with pytest.raises(ModuleNotFoundError, match=r"^No module"), needed_for("td.x"):
-        raise ModuleNotFoundError("No module named 'tiledask.x'", name="tiledask.x")
 
 
 # -- the planner alone ---------------------------------------------------------------------------

@@ -84,9 +84,8 @@ def sliders(
         )
     begun = {name: values[0] for name, values in choices.items()} | dict(start or {})
     for name, value in begun.items():
-        if name not in choices or value not in choices[name]:
-            there = f"has {list(choices[name])}" if name in choices else "is no slider here"
-            raise ConfigError(f"the start {name} = {value!r} is not there: {name} {there}")
+        if value not in choices.get(name, ()):
+            raise ConfigError(f"the start {name} = {value!r} is no value of a slider here")
     return Sliders(draw, choices, begun)
 
 

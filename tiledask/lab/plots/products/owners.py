@@ -140,45 +140,22 @@ def matrices(
     *,
     title: str = "Weights of a layer, rows x columns, to scale",
 ) -> "Figure":
-    """A figure of matrices, each with its name, rows and columns: side by side, and where one is
-    tall, those that are not in lines of about the longest one's length."""
+    """A figure of matrices side by side, each with its name, rows and columns."""
     if not shapes:
         raise ConfigError("matrices draws 1 shape or more, got 0; pass {'A': (1024, 4096)}")
     gap = 0.12 * min(max(shape[dim] for shape in shapes.values()) for dim in (0, 1))
-    places = _in_lines(shapes, gap)
-    wide = max(left + shapes[name][1] for name, (left, _) in places.items())
-    high = max(top + shapes[name][0] for name, (_, top) in places.items())
+    wide = sum(across + gap for _, across in shapes.values()) - gap
+    high = max(down for down, _ in shapes.values())
     figure = canvas(min(5.0, 0.9 + (WIDTH - 0.4) * high / wide), title)
     axes = figure.subplots()
     axes.set(xlim=(0, wide), ylim=(high, 0), aspect="equal", anchor="NW")
     draw.bare(axes)
     figure.lay_out()
+    left = 0.0
     for (name, (down, across)), colour in zip(shapes.items(), cycle(PALETTE), strict=False):
-        words = f"{name}\n{down:,} x {across:,}"
-        at = (*places[name], across, down)
+        at = (left, 0.0, across, down)
         draw.box(axes, at, colour, gid=name)
-        draw.fitting_text(axes, at, words, colour, 8) or draw.fitting_text(
-            axes, at, name, colour, 8
-        )
+        sized = draw.fitting_text(axes, at, f"{name}\n{down:,} x {across:,}", colour, 8)
+        sized or draw.fitting_text(axes, at, name, colour, 8)
+        left += across + gap
     return figure
-
-
-def _in_lines(shapes: Mapping[str, tuple[int, int]], gap: float) -> dict[str, tuple[float, float]]:
-    """Where each matrix begins: (from the left, from the top)."""
-    highest = max(down for down, _ in shapes.values())
-    low = {name: shape for name, shape in shapes.items() if 2 * shape[0] < highest}
-    room = 1.5 * max((across for _, across in low.values()), default=0)
-    places, right = {}, 0.0
-    left, top, line = 0.0, 0.0, 0.0
-    for name, (down, across) in low.items():
-        if left and left + across > room:
-            left, top = 0.0, top + line + gap
-            line = 0.0
-        places[name] = left, top
-        left, line = left + across + gap, max(line, down)
-        right = max(right, left)
-    for name, (_, across) in shapes.items():
-        if name not in low:
-            places[name] = right, 0.0
-            right += across + gap
-    return places
