@@ -15,7 +15,7 @@ from tiledask.errors import ConfigError, short
 from tiledask.extras import needs
 from tiledask.lab.commands import course, fit, plan
 from tiledask.lab.commands.options import whole as _whole
-from tiledask.lab.figure_file import check_figure
+from tiledask.lab.files import check_figure
 from tiledask.lab.table import say
 from tiledask.plan.data import meant
 from tiledask.plan.products.product import algorithms

@@ -75,7 +75,6 @@ MISSING = {
     "td.matmul": "run",
     "td.tasks.fewest_bytes": "run",
     "td.tile.as_dtype('bfloat16')": "run",
-    "td.lab.dashboard": "run",
     "td.simulate('1f1b', 4, 8).to_frame()": "plots",
     "td.plots.gantt(td.simulate('1f1b', 4, 8))": "plots",
     "td.plots.canvas(2, 'nothing')": "plots",

@@ -43,10 +43,13 @@ def tour(
     cells = nbformat.read(notebook or shipped("nbs") / "tour.ipynb", as_version=4)
     broken = []
 
+    def begin(cell_index: int, **_: Any) -> None:
+        before = cells.cells[cell_index - 1] if cell_index else cells.cells[0]
+        if before.cell_type == "markdown":
+            console.print(before.source.partition("\n")[0], style="bold", soft_wrap=True)
+
     def show(cell: Any, **_: Any) -> None:
-        if cell.cell_type == "markdown":
-            console.print(cell.source.partition("\n")[0], style="bold", soft_wrap=True)
-        for output in cell.get("outputs", ()):
+        for output in cell.outputs:
             if output.output_type == "error":
                 broken.append(f"{output.ename}: {output.evalue}")
                 console.print(broken[-1], style="bold red", markup=False)
@@ -58,7 +61,8 @@ def tour(
         timeout=_LIMIT,
         allow_errors=True,
         resources={"metadata": {"path": str(folder)}},
-        on_cell_complete=show,
+        on_cell_start=begin,
+        on_cell_executed=show,
     )
     client.execute(env=os.environ | {"TILEDASK_TOUR_DEVICE": device})
     # neither formulas nor widgets: the page needs no script from anywhere

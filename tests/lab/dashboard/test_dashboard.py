@@ -75,7 +75,7 @@ def comes(made: Recorder, address: str, name: str) -> None:
 
 def works(made: Recorder, worker: str, name: str, seconds: float, seen: float) -> SimpleNamespace:
     """The worker said at ``seen`` that a task has run for so long."""
-    task, on = Task(worker, f"{name}-12", 1, ()), made.scheduler.workers[worker]
+    task, on = Task(worker, f"{name}-12", ()), made.scheduler.workers[worker]
     on.executing, on.processing, on.last_seen = {task: seconds}, {task}, seen
     return on
 

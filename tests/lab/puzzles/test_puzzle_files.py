@@ -1,6 +1,6 @@
 """Puzzle files: what is read, what is refused and how it is said; and the command.
 
-Holds `tiledask.lab.figure_file`, `tiledask.lab.puzzles.sketch` and
+Holds `tiledask.lab.files`, `tiledask.lab.puzzles.sketch` and
 `tiledask.lab.tasks.terminal`.
 """
 

@@ -71,7 +71,7 @@ def idle(args: argparse.Namespace, console: Console) -> tuple[int, dict[str, Any
     if args.trace:
         timeline.to_trace(args.trace)
     if args.figure:
-        from tiledask.lab.figure_file import save_figure
+        from tiledask.lab.files import save_figure
         from tiledask.lab.plots import gantt
 
         save_figure(gantt(timeline, title=f"{made!r}"), args.figure)

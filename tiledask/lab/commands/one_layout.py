@@ -6,7 +6,7 @@ from typing import Any
 
 import tiledask as td
 from tiledask.lab.commands.options import say_assumed, show_budget
-from tiledask.lab.figure_file import save_figure
+from tiledask.lab.files import save_figure
 from tiledask.lab.table import say
 from tiledask.plan.inputs.run import check_timed, check_trains
 

@@ -24,7 +24,7 @@ from tiledask.lab.commands.options import (
     tensor_bytes,
     whole,
 )
-from tiledask.lab.figure_file import save_figure
+from tiledask.lab.files import save_figure
 from tiledask.lab.table import say
 from tiledask.plan.choosing.smallest import search_fewest
 from tiledask.plan.whole import whole_rule

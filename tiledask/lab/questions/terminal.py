@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from tiledask.errors import ConfigError, short
-from tiledask.lab.figure_file import save_figure
+from tiledask.lab.files import save_figure
 from tiledask.lab.questions.answer import Answer
 from tiledask.lab.questions.ask import answered, look_up
 from tiledask.lab.questions.table import QUESTIONS

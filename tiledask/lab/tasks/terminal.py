@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tiledask.errors import ConfigError
 from tiledask.lab.answer_file import answer_of
-from tiledask.lab.figure_file import check_figure, save_figure
+from tiledask.lab.files import check_figure, save_figure
 from tiledask.lab.idle_ladder.ladder import LEVELS, idle_level
 from tiledask.lab.idle_ladder.level import IdleLevel, Run
 from tiledask.lab.judging.result import LEAST, WRONG, Result

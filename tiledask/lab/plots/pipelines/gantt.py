@@ -92,7 +92,7 @@ def gantt(
     simulation is drawn as a line. A forward and a backward that a device does at once share the
     height of its row.
     """
-    _check(timelines, titles, between, lanes, path)
+    _check(timelines, titles, between)
     rows = [timeline.devices for timeline in timelines]
     pitch = 0.34 if max(rows) < 12 else 0.22
     actions = [_actions(timeline) for timeline in timelines]
@@ -132,29 +132,17 @@ def _check(
     timelines: Sequence[Timeline],
     titles: Sequence[str] | None,
     between: tuple[float, float] | None,
-    lanes: Sequence[str] | None,
-    path: bool,
 ) -> None:
-    if not timelines:
-        raise ConfigError("gantt draws 1 timeline or more, got 0; pass simulate(...)'s result")
-    if titles is not None and len(titles) != len(timelines):
+    if not timelines or (titles is not None and len(titles) != len(timelines)):
         raise ConfigError(
-            f"gantt needs a title per timeline: {len(timelines)} timelines, {len(titles)} titles; "
-            f"leave titles out to name the panels by their origin"
-        )
-    most = max(timeline.devices for timeline in timelines)
-    if lanes is not None and len(lanes) < most:
-        raise ConfigError(
-            f"gantt needs a name for each of {most} rows, got {len(lanes)} lanes; leave lanes out "
-            f"to name the rows device 1, device 2, ..."
+            f"gantt draws 1 timeline or more, with a title for each or none at all; got "
+            f"{len(timelines)} timelines and {len(titles or ())} titles"
         )
     if between is not None and not between[0] < between[1]:
         raise ConfigError(
             f"between is (start, end) in seconds with start < end, got {tuple(between)!r}; "
             f"leave it out to draw everything"
         )
-    if path and any(timeline.critical_path is None for timeline in timelines):
-        raise ConfigError("gantt knows the path of what simulate(...) returns; leave path out")
 
 
 def _panel(
