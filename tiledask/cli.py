@@ -328,15 +328,6 @@ def _numbers(text: str, what: str) -> list[float]:
         ) from None
 
 
-def _whole_numbers(text: str, what: str) -> list[int]:
-    numbers = _numbers(text, what)
-    if not all(n.is_integer() for n in numbers):  # infinity is none
-        raise ConfigError(
-            f"{what} are whole numbers between commas, such as 64,128; got {short(text)}"
-        )
-    return [int(n) for n in numbers]
-
-
 def _costs(layers: str) -> Sequence[float]:
     """Costs from a number of equal layers, or from numbers between commas."""
     return layer_costs(int(layers[:30]) if layers.isdecimal() else _numbers(layers, "costs"))

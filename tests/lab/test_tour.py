@@ -32,7 +32,7 @@ def test_tables_are_printed_a_page_is_left_and_a_cell_that_breaks_off_is_a_claim
     assert "ZeroDivisionError" in tables[1]["rows"][0]["reason"]
     for words in ("# A tour", "✓ equal to the byte", "ZeroDivisionError", "the page: "):
         assert words in out.getvalue()
-    page = (tmp_path / "out" / "tour.html").read_text("utf-8")
+    page = (tmp_path / "out" / "report.html").read_text("utf-8")
     assert "data:image/png;base64," in page
     assert "4,096 B" in page
 
