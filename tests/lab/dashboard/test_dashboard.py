@@ -305,21 +305,6 @@ def test_a_training_is_drawn_by_layer(made):
     assert words == ["tensor parallel, forward", "data parallel, gradients"]
 
 
-def test_a_training_that_failed_says_of_what(made):
-    trains(made, until=1)
-    made.log_event(TRAINING, {"failed": "MemoryError: of rank 1"})
-    drawn = shown(made.record())
-    assert drawn.title.endswith(", failed")
-    assert drawn.note == "MemoryError: of rank 1"
-    stepped(made, 0, 1)  # said before, and under way meanwhile
-    stepped(made, 1, 1)
-    drawn = shown(made.record())
-    assert drawn.losses[0] == (0, 1)
-    assert drawn.title.endswith(", failed")
-    works(made, "b", "rank_function", 2.0, time.time() + 30)  # the next one's
-    assert shown(made.record()).title == "Tasks per worker"
-
-
 def test_the_board_of_a_training_has_what_the_overview_has(made):
     board = TrainingBoard(EMPTY)
     trains(made)
@@ -393,16 +378,6 @@ def test_a_report_of_what_has_a_timeline_is_made_beside_a_closed_page_of_another
             html = td.report(tmp_path / "run.html", what).read_text("utf-8")
             assert "<h1>1f1b, p = 2, m = 2</h1>" in html
             assert "1f1b, p = 2, m = 2, simulated" in html
-
-
-@pytest.mark.parametrize(
-    ("what", "words"),
-    [((), "1 thing or more to show, got 0"), ((3,), "got int"), (("1f1b",), "got str")],
-)
-def test_a_report_of_nothing_says_what_it_takes(tmp_path, what, words):
-    with pytest.raises(ConfigError, match=words):
-        td.report(tmp_path / "run.html", *what)
-    assert not list(tmp_path.iterdir())
 
 
 def get(client: Client, page: str) -> str:

@@ -114,44 +114,6 @@ def test_at_its_end_a_product_shows_what_the_client_has_counted(made):
     assert "did not say" in shown(made.record()).note
 
 
-def test_a_product_without_rates_has_no_predicted_time_and_one_that_fails_says_of_what(made):
-    made.log_event(RUNS, ABOUT | {"seconds": None, "busy": None})
-    assert not {"time predicted", "idle predicted"} & {*facts(made)}
-    made.log_event(TOPIC, {"run": "exchange-a", "failed": "MemoryError: of rank 1"})
-    drawn = shown(made.record())
-    assert drawn.title.endswith(", failed")
-    assert drawn.note == "MemoryError: of rank 1"
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"panels": 3}, {"received": [1]}, {"memory": ["x", 1]}, {"seconds": "s"}, {"shapes": [3, 3]}],
-    ids=str,
-)
-def test_what_announces_no_product_is_passed_over(made, wrong):
-    made.log_event(RUNS, ABOUT | wrong)
-    reports(made, 0)
-    assert not made.products
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        *({"rank": 7}, {"rank": "x"}, {"spans": [["multiply", 1]]}, {"spans": 3}, {"done": None}),
-        *({"ended": 3}, {"ended": {"seconds": "x"}}, {"ended": {"received": 3, "seconds": 1.0}}),
-    ],
-    ids=str,
-)
-def test_what_reports_nothing_is_passed_over(made, wrong):
-    begins(made)
-    before = shown(made.record())
-    for message in (None, 3, {}, {"run": "exchange-b"}):
-        made.log_event(TOPIC, message)
-    said = {"done": 1, "received": 1, "peak": 1, "spans": []}
-    made.log_event(TOPIC, {"run": "exchange-a", "rank": 0, **said, **wrong})
-    assert shown(made.record()) == before
-
-
 # -- on a cluster ------------------------------------------------------------------------------
 
 

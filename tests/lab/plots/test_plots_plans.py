@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from functools import cache
 
-import numpy as np
 import pytest
 from oracles.figures import clipped, drawn_texts, overlaps, words
 
@@ -210,20 +209,6 @@ def test_the_line_goes_through_the_plans_that_no_other_beats(name, found, drawn)
         assert [tuple(point) for point in line.get_xydata()] == front_of(plans, devices)
         assert line.get_drawstyle() == "steps-post"
     assert len({lines[f"front of {n}"].get_color() for n in counts}) == len(counts)
-
-
-@pytest.mark.long
-def test_every_plan_that_fits_is_a_point_and_the_tight_ones_are_crosses(found, drawn):
-    plans = found["tight"]
-    axes = drawn("front tight")[0].axes[0]
-    clouds = {c.get_gid(): c.get_offsets() for c in axes.collections}
-    count = plans.counts
-    assert len(clouds["160 devices"]) == count["fits"] > 0
-    assert len(clouds["tight"]) == count["tight"] > 0
-    both = np.stack([plans.peak, plans.by_formula], axis=1)[: count["fits"]]
-    assert sorted(clouds["160 devices"].tolist()) == sorted(both.tolist())
-    (capacity,) = [line for line in axes.lines if line.get_gid() == "capacity"]
-    assert capacity.get_xdata()[0] == 40e9
 
 
 @pytest.mark.long

@@ -109,15 +109,6 @@ def test_kernels_lie_below_the_roofs_and_one_mark_is_on_its_roof():
     assert set(peak.get_ydata()) == {989.5e12}
 
 
-@pytest.mark.long
-def test_what_was_measured_is_a_cross():
-    figure, _ = drawn("roofline, measured")
-    (cross,) = by_gid(figure, "smem_tiled measured")
-    assert cross.get_ydata()[0] == 5e12
-    assert not by_gid(figure, "roof L2 -> shared memory")
-    assert "L2 -> shared memory: bandwidth unknown, no roof" in "\n".join(words(figure))
-
-
 def test_a_step_loads_one_tile_of_each_and_the_last_ones_are_smaller():
     figure = plots.tile_step(13, 11, 9, (5, 4, 4), (2, 2, 2))
     sizes = {
