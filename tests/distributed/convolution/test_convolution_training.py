@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.figures import drawn_texts
 
 import tiledask as td
 from tiledask.distributed.convolution.lenet import LENET, gradients, initial_weights
@@ -21,7 +20,7 @@ from tiledask.distributed.convolution.lenet_train import train_lenet
 from tiledask.distributed.data_parallel.chain import gradients, initial_weights
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab import lenet as lab
-from tiledask.lab import plots, tasks
+from tiledask.lab import tasks
 from tiledask.lab.precision import acceptable
 from tiledask.plan.program.lenet import PARAMETERS, Split, flops
 from tiledask.plan.program.making.convolution.of_lenet import need_of
@@ -200,27 +199,16 @@ def few(**options):
 
 
 @pytest.mark.long
-def test_the_picture_of_trainings():
+def test_the_table_of_trainings():
     runs = few(splits=[{"by output units": 2}, {"network": 2}, {"data parallel": 2, "space": 2}])
     names = ["a single device", "by output units 2", "network 2", "data parallel 2 x space 2"]
     assert list(runs) == names
-    figure = plots.trainings(
-        {name: run.losses for name, run in runs.items()},
-        {name: sum(run.planned.sent) for name, run in runs.items()},
-        {name: run.planned.barriers for name, run in runs.items()},
-    )
-    words = [text.get_text() for text in drawn_texts(figure)]
-    assert {*names} <= {*words}
-    assert "nothing moves" in words
-    assert "138 kB, 7 barriers" in words  # 4 x 8,626 numbers of 4 bytes
-    (line,), alone = figure.axes[0].lines, runs["a single device"].losses
-    np.testing.assert_array_equal(line.get_ydata(), alone)
-    for line in figure.axes[1].lines:
-        far = np.abs(runs[line.get_gid()].losses / alone - 1)
-        np.testing.assert_allclose(line.get_ydata()[far > 0], far[far > 0])
-    assert [line.get_gid() for line in figure.axes[1].lines] == names[1:]
-    with pytest.raises(ConfigError, match="got 1, 0 and 1 names"):
-        plots.trainings({"one": [1.0]}, {}, {"one": 1})
+    table = lab.lenet_training_claims(runs)
+    assert table.ok, table.to_text(120)
+    assert table.checked == 3 * 8
+    of_steps = {row.quantity: row.measured for row in table.rows}
+    assert of_steps["by output units 2: synchronisations"] == 7
+    assert of_steps["network 2: transfers"] == 2
 
 
 @pytest.mark.few(1)
