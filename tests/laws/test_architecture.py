@@ -274,7 +274,7 @@ def test_a_circle_a_crowd_and_a_homonym_are_seen(tmp_path, late):
 
 @pytest.mark.long
 def test_the_names_of_the_package_load_nothing_heavy():
-    lists = "td.__all__, dir(td), dir(td.lab), dir(td.distributed), dir(td.plan.fitting), td.errors"
+    lists = "td.__all__, dir(td), dir(td.lab), dir(td.distributed), td.errors"
     assert loaded(f"import tiledask as td; {lists}") == []
 
 

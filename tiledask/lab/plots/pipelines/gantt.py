@@ -92,7 +92,7 @@ def gantt(
     simulation is drawn as a line. A forward and a backward that a device does at once share the
     height of its row.
     """
-    _check(timelines, titles, between)
+    _check(timelines, titles, between, path)
     rows = [timeline.devices for timeline in timelines]
     pitch = 0.34 if max(rows) < 12 else 0.22
     actions = [_actions(timeline) for timeline in timelines]
@@ -132,6 +132,7 @@ def _check(
     timelines: Sequence[Timeline],
     titles: Sequence[str] | None,
     between: tuple[float, float] | None,
+    path: bool,
 ) -> None:
     if not timelines or (titles is not None and len(titles) != len(timelines)):
         raise ConfigError(
@@ -143,6 +144,8 @@ def _check(
             f"between is (start, end) in seconds with start < end, got {tuple(between)!r}; "
             f"leave it out to draw everything"
         )
+    if path and any(timeline.critical_path is None for timeline in timelines):
+        raise ConfigError("gantt knows the path of what simulate(...) returns; leave path out")
 
 
 def _panel(
