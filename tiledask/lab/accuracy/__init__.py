@@ -9,5 +9,6 @@ of rows.py; runs.py has the published runs, refit.py finds the fitted constants 
 """
 
 from tiledask.lab.accuracy.rows import published
+from tiledask.lab.accuracy.sources import measured, verdicts
 
 __all__ = ["measured", "published", "verdicts"]
