@@ -18,6 +18,7 @@ from tiledask.lab.puzzles import load_puzzle, puzzle_levels
 from tiledask.lab.puzzles.puzzle import KINDS
 
 FOLDER = Path(__file__).parents[3] / "data" / "puzzles"
+PAGE = Path(__file__).parents[3] / "nbs" / "README.md"
 CUT = json.loads((FOLDER / "24-memory-cap.json").read_text())
 OF_KIND = {
     "partition": "24-memory-cap",
@@ -51,7 +52,7 @@ def changed(name, **changes):
 
 
 def test_the_example_of_the_page_for_instructors_can_be_set(tmp_path):
-    page = (FOLDER / "README.md").read_text()
+    page = PAGE.read_text()
     (example,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     puzzle = load_puzzle(write(tmp_path / "mine.json", example))
     assert (puzzle.name, puzzle.level) == ("mine", 40)
@@ -61,7 +62,7 @@ def test_the_example_of_the_page_for_instructors_can_be_set(tmp_path):
 
 
 def test_the_page_names_every_kind_input_target_and_level():
-    page = (FOLDER / "README.md").read_text()
+    page = PAGE.read_text()
     assert f"{len(puzzle_levels())} levels" in page
     for name, kind in KINDS.items():
         (row,) = (line for line in page.splitlines() if line.startswith(f"| `{name}`"))

@@ -1,6 +1,6 @@
 """The textbook CUDA kernel, run on the host thread by thread: indices, guards, barriers, epilogue.
 
-tiledask/tile/cuda/README.md says what this shows and what only a GPU can.
+tiledask/tile/README.md says what this shows and what only a GPU can.
 """
 
 from itertools import product

@@ -1,6 +1,6 @@
 """The kernel for Hopper's tensor cores, run on the host: ring of stages, barriers, swizzles, edges.
 
-tiledask/tile/cuda/README.md says what this shows and what only a GPU can.
+tiledask/tile/README.md says what this shows and what only a GPU can.
 """
 
 from dataclasses import replace

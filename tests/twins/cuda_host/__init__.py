@@ -1,7 +1,7 @@
 """Runs a CUDA kernel of tiledask/tile/cuda on the host, thread by thread.
 
 The kernel's own text is compiled with g++, together with the headers of this folder that stand in
-for those of the same names on the GPU. README.md in tiledask/tile/cuda says what that shows.
+for those of the same names on the GPU. tiledask/tile/README.md says what that shows.
 """
 
 import ctypes

@@ -125,7 +125,7 @@ def load_puzzle(name: str | int | os.PathLike | Mapping[str, Any]) -> Puzzle:
     of the same keys as a mapping: its title is its name then, and it needs no level.
 
     ConfigError if there is none, or if its file is not a puzzle; the message names the key.
-    data/puzzles/README.md says how to write one.
+    nbs/README.md says how to write one.
 
     >>> puzzle = load_puzzle("24-on-4")
     >>> puzzle.check("1-6 | 7-12 | 13-18 | 19-24").reason

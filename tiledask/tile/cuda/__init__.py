@@ -1,4 +1,4 @@
-"""Our own kernels: CUDA C++ beside the Python that compiles and launches it (README.md).
+"""Our own kernels: CUDA C++ beside the Python that compiles and launches it (../README.md).
 
 launch.py        a function per kernel: which variant of it, with what arguments
   hopper_tile.py how the Hopper kernel goes over C; the choice of a tile
