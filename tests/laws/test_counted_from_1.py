@@ -3,9 +3,7 @@
 Cuts and answers are drawn; so are schedules, of which figures and pages are looked at.
 """
 
-import json
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +18,6 @@ from tiledask.lab.puzzles.lost_time import busiest, fullest, longest_wait
 from tiledask.lab.puzzles.sketch import timeline_text
 from tiledask.plan.pipelines.needs import validate
 
-ROOT = Path(__file__).parents[2]
 WRONG_BASE = re.compile(r"(?i)\b(device|worker|chunk)s? 0\b")
 MIXED = re.compile(r"(?i)\bdevice \d+\b")
 """In a sentence that speaks of an order's text, where stages count from 0."""
@@ -94,12 +91,3 @@ def test_what_speaks_of_an_order_speaks_of_ranks():
     for words in [*said, str(refused.value)]:
         assert not MIXED.search(words), words
     assert "rank 0" in str(refused.value)
-
-
-def test_puzzles_notebooks_and_pages_as_they_are_written():
-    clean(*(path.read_text() for path in (ROOT / "data" / "puzzles").glob("*.json")))
-    clean((ROOT / "README.md").read_text(), (ROOT / "data" / "puzzles" / "README.md").read_text())
-    for path in sorted((ROOT / "nbs").glob("[0-9]*.ipynb")):
-        for cell in json.loads(path.read_text())["cells"]:
-            shown = [o.get("data", {}).get("text/html", []) for o in cell.get("outputs", [])]
-            clean("".join(cell["source"]), *("".join(each) for each in shown))

@@ -1,31 +1,17 @@
-"""A count, an extent, a step or a seed is checked by one function, and every public call says so.
+"""A count, an extent, a step or a seed is a whole number, and every public call says so."""
 
-Holds `tiledask.plan.whole`.
-"""
-
-import ast
 import re
 
 import numpy as np
 import pytest
-from oracles.finished import ROOT
 
 import tiledask as td
-from tiledask.lab.accuracy.deepspeed_estimate import deepspeed_estimate
-from tiledask.lab.idle_ladder.ladder import idle_level
-from tiledask.plan.fitting.fit import minimum_devices
-from tiledask.plan.fitting.overhead import Overhead
-from tiledask.plan.inputs.recipes import lora, state_bytes
-from tiledask.plan.products.placement import Tiling
-from tiledask.plan.products.product import plan_product
-from tiledask.plan.splitting.partition import count_contiguous_splits
 from tiledask.plan.whole import is_whole, whole_number
 
 MODEL, CLUSTER = td.load_model("gpt2"), td.load_cluster("2xA100-40GB")
 GPT = {"vocabulary": 8, "hidden": 8, "layers": 2, "heads": 2, "sequence": 8}
 TEXT = td.load_text("tales")
 SIZES = {"hidden": 8, "layers": 2, "heads": 2, "ffn": 8, "vocab": 8}
-SQUARE = Tiling((8, 8), (2, 2), (td.Shard(0), td.Shard(1)))
 
 
 def gpt(**changed):
@@ -43,49 +29,36 @@ CALLS = {
     "Layout partition": lambda n: td.Layout(pp=2, partition=(0, n, 12)),
     "Model hidden": lambda n: td.Model(**{**SIZES, "hidden": n}),
     "Model layers": lambda n: td.Model(**{**SIZES, "layers": n}),
-    "check_tp": MODEL.check_tp,
-    "layer_weights": MODEL.layer_weights,
     "estimate_memory": lambda n: td.estimate_memory(MODEL, td.Layout(), sequence=n),
     "estimate_step": lambda n: td.estimate_step(MODEL, td.Layout(dp=2), CLUSTER, sequence=n),
     "fits sequence": lambda n: td.fits(MODEL, td.Layout(dp=2), CLUSTER, sequence=n),
     "fits overhead": lambda n: td.fits(MODEL, td.Layout(dp=2), CLUSTER, overhead=n),
-    "Overhead": lambda n: Overhead(context=n),
     "search batch": lambda n: td.search(MODEL, CLUSTER, n),
     "search sequence": lambda n: td.search(MODEL, CLUSTER, 2, sequence=n),
     "search devices": lambda n: td.search(MODEL, CLUSTER, 2, devices=n),
-    "search some devices": lambda n: td.search(MODEL, CLUSTER, 2, devices=(n,)),
-    "minimum_devices": minimum_devices,
-    "state_bytes": lambda n: state_bytes(8, "mixed-adam-16", 1, n),
-    "lora": lambda n: lora(rank=n),
-    "deepspeed_estimate": lambda n: deepspeed_estimate(8, nodes=n),
     "partition layers": lambda n: td.partition(n, 1),
     "partition stages": lambda n: td.partition(4, n),
+    "lora": lambda n: td.lora(rank=n),
+    "contiguous_splits": lambda n: td.contiguous_splits(4, n),
     "partition chunks": lambda n: td.partition(4, 2, chunks=n),
     "judge devices": lambda n: td.judge([0, 0, 1, 1], devices=n),
     "judge a layer": lambda n: td.judge([[1], [n]], costs=[1, 1]),
-    "count_contiguous_splits": lambda n: count_contiguous_splits(4, n),
     "schedule stages": lambda n: td.schedule("1f1b", n, 4),
     "schedule microbatches": lambda n: td.schedule("1f1b", 2, n),
     "schedule devices": lambda n: td.schedule("interleaved", 4, 4, devices=n),
     "simulate": lambda n: td.simulate(td.schedule("gpipe", 2, n)),
     "tile.traffic extent": lambda n: td.tile.traffic(n, 8, 8, 4, 8),
     "tile.traffic tile": lambda n: td.tile.traffic(8, 8, 8, n, 8),
-    "tile.tune": lambda n: td.tile.tune("tiled", 8, 8, 8, candidates=[4], repeats=n),
     "Shard": td.Shard,
-    "Tiling": lambda n: Tiling((n,), (1,), (td.Replicate(),)),
-    "panel": lambda n: plan_product("summa", SQUARE, SQUARE, panel=n),
-    "replication": lambda n: plan_product("2.5d", SQUARE, SQUARE, replication=n),
     **{f"GPT {name}": (lambda n, name=name: gpt(**{name: n})) for name in ("layers", "kv_heads")},
     "training_program": lambda n: td.training_program(gpt(), (1, 1, 1), batch=n),
     "train ranks": lambda n: train((n, 1, 1)),
     "train steps": lambda n: train(steps=n),
     "train batch": lambda n: train(batch=n),
-    "train nudge": lambda n: train(steps=0, nudge=n),
     "train zero": lambda n: train(steps=0, zero=n),
     "train cut": lambda n: train(steps=0, cut=(n,)),
-    "Text.batch": lambda n: TEXT.batch(0, 0, n, 8),
     "start_cluster workers": lambda n: td.start_cluster(workers=n, device="cpu"),
-    "idle_level seed": lambda n: idle_level(1, seed=n),
+    "idle_level seed": lambda n: td.tasks.idle_level(1, seed=n),
 }
 """What a public call counts, as a function of the count."""
 
@@ -140,7 +113,7 @@ def test_numpys_whole_numbers_are_taken_as_pythons_are(name, no_cluster):
         assert outcomes[0] == outcomes[1].replace("np.int64(2)", "2")
 
 
-TIMED = ("tile.tune", "train ranks", "train steps", "train batch")
+TIMED = ("train ranks", "train steps", "train batch")
 """What a call gives back is not the same twice."""
 
 
@@ -161,84 +134,3 @@ def test_the_rule_the_value_and_a_way_out():
     for right in (3, np.uint8(3), np.array(3)):
         assert type(whole_number("n", right, 3, 3)) is int
         assert is_whole(right, 3, 3)
-
-
-# -- nobody else checks ----------------------------------------------------------------------------
-
-WHOLE = {"int", "integer", "signedinteger", "Integral", "SupportsIndex", "Rational"}
-ALONE = WHOLE | {"bool"}
-"""Types that only somebody who asks for a whole number names together."""
-
-
-OF_THESE = rf".{{0,200}}?\b(?:{'|'.join(WHOLE)})\b"
-ASKED = re.compile(
-    rf"is(?:instance|subclass)\({OF_THESE}|__index__|\boperator\b|\btype\({OF_THESE}", re.DOTALL
-)
-"""What a text must have in which `own_checks` could find something: few are read whole."""
-
-
-def own_checks(text: str) -> list[int]:
-    """Lines in which something is asked whether it is a whole number, without `is_whole`."""
-    found = []
-    for node in ast.walk(ast.parse(text)) if ASKED.search(text) else ():
-        if isinstance(node, ast.Call) and called(node.func) in ("isinstance", "issubclass"):
-            kinds = names(node.args[1])
-            found += [node.lineno] * bool(kinds & WHOLE and kinds <= ALONE)
-        if isinstance(node, ast.Call) and called(node.func) == "hasattr":
-            found += [node.lineno] * (getattr(node.args[1], "value", "") == "__index__")
-        if isinstance(node, ast.Attribute) and node.attr == "index":
-            found += [node.lineno] * (called(node.value) == "operator")
-        if isinstance(node, ast.ImportFrom) and node.module == "operator":
-            found += [node.lineno] * ("index" in [alias.name for alias in node.names])
-        if isinstance(node, ast.Compare) and isinstance(node.left, ast.Call):
-            of = called(node.left.func) == "type" and names(node.comparators[0]) & WHOLE
-            found += [node.lineno] * bool(of)
-    return found
-
-
-def called(node: ast.AST) -> str:
-    return getattr(node, "id", getattr(node, "attr", ""))
-
-
-def names(node: ast.AST) -> set[str]:
-    """Of the types in ``int``, ``(int, np.integer)`` or ``int | float``."""
-    if isinstance(node, ast.Name | ast.Attribute):
-        return {called(node)}
-    return set().union(*map(names, ast.iter_child_nodes(node)))
-
-
-@pytest.mark.long
-def test_nobody_else_asks_whether_something_is_a_whole_number():
-    package = ROOT / "tiledask"
-    found = {
-        path.relative_to(package).as_posix(): lines
-        for path in package.rglob("*.py")
-        if (lines := own_checks(path.read_text("utf-8")))
-    }
-    assert list(found) == ["plan/whole.py"], found
-
-
-@pytest.mark.parametrize(
-    "planted",
-    [
-        "isinstance(n, int)",
-        "isinstance(n, (int, np.integer))",
-        "isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1",
-        "isinstance(n, numbers.Integral)",
-        "hasattr(n, '__index__')",
-        "operator.index(n)",
-        "from operator import index",
-        "type(n) is int",
-        "type(n) not in (int, np.int64)",
-    ],
-)
-def test_a_check_of_ones_own_is_seen(planted):
-    assert own_checks(planted)
-
-
-@pytest.mark.parametrize(
-    "harmless",
-    ["isinstance(n, int | float)", "isinstance(n, bool)", "isinstance(n, str | int)", "x.index(n)"],
-)
-def test_a_question_of_another_kind_is_not(harmless):
-    assert not own_checks(harmless)
