@@ -106,9 +106,7 @@ def violations(package: Path) -> Iterator[str]:
 def rule(layer: str, where: str, what: Import) -> str:
     top, target, *_ = [*what.module.split("."), ""]
     if top == "tiledask":
-        if (
-            not target or target not in BELOW
-        ):  # the package itself gives every public name: for the top only
+        if not target or target not in BELOW:  # td gives every public name: for the top only
             return "imports td" * (layer not in ("lab", "cli") and target != "__version__")
         return f"imports {target}" * (target != layer and target not in BELOW.get(layer, set()))
     if top in CUPY:

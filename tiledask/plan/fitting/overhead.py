@@ -127,7 +127,7 @@ def overheads(
 @cache
 def measured_over_estimated(framework: str) -> tuple[str, tuple[float, ...]]:
     """(whose, measured over estimated bytes) of the published rows: those of ``framework`` if ten
-    or more differ, else of all frameworks. `make accuracy` writes them."""
+    or more differ, else of all frameworks. `tiledask.lab.accuracy.page` writes them."""
     told = shipped_json("calibration", "memory_errors.json")
     own = tuple(told.get(framework, ()))
     if len(own) >= FEW:
