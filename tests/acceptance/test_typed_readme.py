@@ -83,7 +83,9 @@ SHOWN = {first.removeprefix("$ tiledask "): out for first, _, out in SHOWN if fi
 
 @pytest.mark.parametrize("command", SHOWN)
 def test_what_a_page_shows_is_what_is_printed(command, typed):
-    assert typed(command).words == " ".join(SHOWN[command].split())
+    shown, dots, _ = " ".join(SHOWN[command].split()).partition(" ...")
+    printed = typed(command).words
+    assert printed == shown or (dots and printed.startswith(shown))
 
 
 @pytest.mark.parametrize("program", [[sys.executable, "-m", "tiledask"], ["tiledask"]])
