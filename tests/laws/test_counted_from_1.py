@@ -46,7 +46,8 @@ def test_a_verdict_on_any_answer_and_any_best_cut(data):
 def test_lanes_of_figures_and_timelines(name, stages, options):
     run = td.simulate(td.schedule(name, stages, 4, **options), 1, 2, latency=0.5)
     for figure in (td.plots.gantt(run), td.plots.memory_timeline({"a": td.memory_over_time(run)})):
-        said = [t.get_text() for a in figure.axes for t in (*a.texts, *a.get_yticklabels())]
+        texts = [(*a.texts, a.title, a.yaxis.label, *a.get_yticklabels()) for a in figure.axes]
+        said = [text.get_text() for each in texts for text in each]
         clean(*said)
         assert any("device 1" in words for words in said)
     clean(run._repr_html_(), run.bound.why, run.critical_path.binds)
