@@ -39,7 +39,6 @@ CALLS = {
     "partition layers": lambda n: td.partition(n, 1),
     "partition stages": lambda n: td.partition(4, n),
     "lora": lambda n: td.lora(rank=n),
-    "contiguous_splits": lambda n: td.contiguous_splits(4, n),
     "partition chunks": lambda n: td.partition(4, 2, chunks=n),
     "judge devices": lambda n: td.judge([0, 0, 1, 1], devices=n),
     "judge a layer": lambda n: td.judge([[1], [n]], costs=[1, 1]),
