@@ -5,5 +5,4 @@ connect.py        connect, and AttachedCluster: slots on somebody else's workers
   shared.py       whether they see the same files
   slots.py        what the scheduler and the workers do for it
     gpus.py         the GPU that a worker was given
-    per_thread.py   processes beside a worker, one for each of its threads
 """

@@ -151,7 +151,7 @@ def main() -> int:
     args = parser.parse_args()
     args.page.parent.mkdir(parents=True, exist_ok=True)
     args.page.write_text(page(), encoding="utf-8")
-    errors = json.dumps(stack_memory.errors_kept(), indent=1) + "\n"
+    errors = json.dumps(sources.memory_errors(), indent=1) + "\n"
     file = data_file("calibration", "memory_errors.json")
     differ = file.read_text(encoding="utf-8") != errors
     if differ and not args.check:
