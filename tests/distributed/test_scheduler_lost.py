@@ -14,9 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client
 from oracles.memory_claims import DECODER
-from oracles.waiting import wait_until
 from twins.by_hand import ByHand
 
 import tiledask as td

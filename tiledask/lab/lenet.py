@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.convolution.lenet import BATCH, LENET, gradients, initial_weights, samples
+from tiledask.distributed.convolution.lenet import BATCH, gradients, initial_weights, samples
 from tiledask.distributed.convolution.lenet_runs import PARTITIONINGS, put_together
 from tiledask.distributed.convolution.lenet_train import TrainedLeNet, train_lenet
 from tiledask.distributed.ranks.rank_function import Ranks

@@ -8,7 +8,6 @@ import gc
 import random
 import re
 import time
-from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -25,7 +24,6 @@ from tiledask.distributed.products.explain import ProductQuestion
 from tiledask.distributed.products.needed import ProductNeeds
 from tiledask.distributed.products.refusal import refusal
 from tiledask.errors import DoesNotFitError
-from tiledask.plan.products.cost import MachineRates
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import grids
 from tiledask.plan.products.product_plan import RUNTIME
@@ -43,8 +41,6 @@ def asked(a, b, only=None):
 
 def found(a, b, limit, only=None):
     return asked(a, b, only).weigh(limit)
-
-
 
 
 def refused(a, b, limit, only=None):

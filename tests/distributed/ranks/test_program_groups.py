@@ -226,5 +226,3 @@ def test_on_workers_as_on_threads(cluster, way, keep):
         assert bits(done.results) == bits(reference.results)
         assert facts(done.records) == facts(reference.records)
         assert done.traffic == reference.traffic
-
-

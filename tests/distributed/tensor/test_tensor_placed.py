@@ -146,5 +146,3 @@ def test_what_may_be_done_on_shards_is_done():
     results = run_threads(program, 2).results
     np.testing.assert_array_equal(T.whole_of([r[0] for r in results]), 2 * X)
     np.testing.assert_array_equal(T.whole_of([r[1] for r in results]), X + 1)
-
-

@@ -100,5 +100,3 @@ def test_a_step_that_is_left_out_changes_nothing(tmp_path):
     assert got.losses[1:].tolist() == without.losses.tolist()
     for name, w in without.weights.items():
         assert np.array_equal(got.weights[name], w), name
-
-

@@ -153,5 +153,3 @@ def test_on_workers(cluster):
 def test_refusals(options, words):
     with pytest.raises(ConfigError, match=words):
         td.train(MODEL, TEXT, (1, 1, 1), steps=1, batch=1, **options)
-
-

@@ -9,6 +9,7 @@ import pytest
 
 import tiledask as td
 from tiledask.lab.accuracy import page
+from tiledask.lab.accuracy.deepspeed_estimate import deepspeed_estimate
 from tiledask.lab.accuracy.exact import gpt
 from tiledask.lab.accuracy.refit import refit, refit_logs
 from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
@@ -26,7 +27,6 @@ from tiledask.lab.accuracy.sources import (
 )
 from tiledask.plan.data import data_file
 from tiledask.plan.fitting.activations import layer_bytes
-from tiledask.plan.fitting.deepspeed import deepspeed_estimate
 from tiledask.plan.fitting.memory import estimate_memory, stage_parameters
 from tiledask.plan.fitting.overhead import CUDA_CONTEXT, NCCL_BUFFERS, default_overhead
 from tiledask.plan.inputs.hardware import load_device

@@ -1,29 +1,21 @@
-"""What the parts of `make gpu` measure, without a GPU: on NumPy, and on the stand-in for CuPy."""
+"""What the parts of `make gpu` measure, without a GPU: on NumPy."""
 
-import os
 import time
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from oracles.finished import python
 from tile.cuda.gemm_steps import STEPS
-from tile.cuda.test_cuda_gpu import TRIED, cases_of
 
-import tiledask as td
 from tiledask.distributed.memory.claim_tasks import MemoryCase as ClaimCase
 from tiledask.lab.gpu.contest import clock, ways
 from tiledask.lab.gpu.part import Notes, read_journal
 from tiledask.lab.gpu.parts import fit, kernels, product, speed, train
-from tiledask.lab.gpu.parts.cases import GemmCase, by_kernel, check, differing, embedded
+from tiledask.lab.gpu.parts.cases import ENDINGS, GemmCase, by_kernel, check, differing
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import load_recipe
-from tiledask.tile.cuda import prebuilt
-from tiledask.tile.cuda.launch import planned
-from tiledask.tile.epilogue import Epilogue
 
 CASE = GemmCase(33, 47, 21)
 
@@ -45,7 +37,7 @@ right = partial(by_kernel, kernel="blas")
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("layouts", ["CCC", "FCF", "SSS"])
-@pytest.mark.parametrize("how", [{}, *prebuilt.ENDINGS, {"alpha": -0.5, "beta": 2.0}])
+@pytest.mark.parametrize("how", [{}, *ENDINGS, {"alpha": -0.5, "beta": 2.0}])
 def test_a_right_product_is_right(dtype, layouts, how):
     found = check(right, replace(CASE, dtype=dtype, layouts=layouts, **how))
     assert found.right, found
@@ -103,51 +95,6 @@ def test_runs_that_differ_are_counted():
 
     assert differing(races, CASE, 8) == 2
     assert differing(right, CASE, 8) == 0
-
-
-def lying(case):
-    """The operands as `embedded` lays them, never filled."""
-
-    def view(layout, *shape, dtype=case.dtype, lead=True):
-        lead = (case.batch,) if case.batch and lead else ()
-        values = np.broadcast_to(np.zeros((), td.tile.as_dtype(dtype)), (*lead, *shape))
-        found = prebuilt._placed(shape, dtype, layout, case.margin)
-        return found if not lead else embedded(values, layout, case.margin)[1]
-
-    a = view(case.layouts[0], case.m, case.k, lead="a" not in case.shared)
-    b = view(case.layouts[1], case.k, case.n, lead="b" not in case.shared)
-    if case.batch:
-        a, b = (np.broadcast_to(x, (case.batch, *x.shape[-2:])) for x in (a, b))
-    out, before = (
-        view(case.layouts[2], case.m, case.n, dtype=case.out_dtype or case.dtype) for _ in range(2)
-    )
-    bias = np.zeros(case.n, np.float32) if case.bias else None
-    return (
-        a,
-        b,
-        out,
-        Epilogue(
-            case.alpha,
-            case.beta,
-            bias,
-            "gelu" if case.gelu else None,
-            before if case.before else None,
-        ),
-    )
-
-
-@pytest.mark.long
-def test_all_that_is_launched_can_be_brought_along(monkeypatch):
-    monkeypatch.setattr(kernels, "shrink", lambda arrays: 1)
-    tried = [(v, case) for _, v, case in kernels._steps_up("cupy")]
-    tried += [(v, case) for step, v in TRIED for case in cases_of(step, v)]
-    asked = set()
-    for variant, case in tried:
-        a, b, out, epilogue = lying(case)
-        plan = planned(variant.kernel, a, b, out, variant.tile, epilogue)
-        asked.add((variant.kernel, tuple(sorted(plan.macros.items()))))
-    assert len(asked) > 100
-    assert not asked - set(prebuilt.variants())
 
 
 @pytest.fixture
@@ -296,37 +243,3 @@ def test_a_training_with_other_losses_is_wrong(notes):
     (row,) = rows(notes)
     assert row["state"] == "wrong"
     assert row["error"] > row["limit"]
-
-
-# -- on the stand-in for CuPy --------------------------------------------------------------------
-
-STANDIN = Path(__file__).parents[2] / "twins" / "standin"
-FIRST = """
-import sys, time
-from pathlib import Path
-from tiledask.lab.gpu.parts import kernels
-from tiledask.lab.gpu.parts.cases import by_kernel
-from tiledask.lab.gpu.part import Notes
-
-def off_by_one_row(a, b, out, epilogue, **how):
-    by_kernel(a, b, out, epilogue, **how)
-    if how["kernel"] == sys.argv[2] and len(out) > 1:
-        bits = out.view(f"u{out.itemsize}")
-        bits[1:] = bits[:-1].copy()
-
-kernels.by_kernel = off_by_one_row
-folder = Path(sys.argv[1])
-kernels.first(Notes("first", folder / "journal", time.time() + 1000, folder))
-"""
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not STANDIN.exists(), reason="there is no stand-in for CuPy in twins/standin")
-def test_each_kernel_once_on_the_stand_in_and_one_that_is_off_by_a_row(tmp_path):
-    folders = os.pathsep.join(map(str, (STANDIN, STANDIN.parents[2])))
-    environment = {**os.environ, "PYTHONPATH": folders, "TILEDASK_CACHE": str(tmp_path / "cache")}
-    python("-c", FIRST, tmp_path, "sgemm_warptiled", env=environment, check=True)
-    found = rows(SimpleNamespace(journal=tmp_path / "journal"))
-    assert len(found) > 20
-    wrong = [row["key"] for row in found if row["state"] != "right"]
-    assert wrong == ["one tile: sgemm_warptiled 128x128x32, fp32, 128 x 128 x 32"]

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from oracles import compiler_said
 
 import tiledask as td
-from tiledask.errors import ConfigError, KernelError
-from tiledask.lab.exercises.products.tiles import KERNEL, _space
+from tiledask.errors import KernelError
 from tiledask.plan.inputs.hardware import Device, load_cluster, load_device
 from tiledask.tile.choice import dram_traffic, raster
 from tiledask.tile.choice.config import Config

@@ -6,9 +6,8 @@ from itertools import product
 
 import numpy as np
 
-from tiledask.lab.gpu.parts.cases import GemmCase
+from tiledask.lab.gpu.parts.cases import GemmCase, forms_of
 from tiledask.lab.gpu.parts.kernels import Variant, element
-from tiledask.tile.cuda.prebuilt import forms_of
 
 
 def _edges(variant: Variant, less: int) -> Iterator[tuple[str, list[GemmCase]]]:

@@ -5,8 +5,8 @@
 The products (gemm_steps.py) are of other numbers each time; what is smallest comes first, so that
 what is broken at all is known in seconds. A test is one kernel with one tile and type in one
 process, which a hang ends after those 60 s: 72 tests of 14 of these. What makes a product another
-variant of a kernel is tried once (`FORMS` of tiledask/tile/cuda/prebuilt.py, which also makes all
-their machine code beforehand); float16, which only exchanges the types of an instruction, goes
+variant of a kernel is tried once (`FORMS` of tiledask/lab/gpu/parts/cases.py);
+float16, which only exchanges the types of an instruction, goes
 without batches and large products.
 """
 

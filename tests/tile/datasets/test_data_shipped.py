@@ -117,12 +117,3 @@ def test_what_cannot_be_loaded_is_said(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"\xe9\xe9")
     with pytest.raises(ConfigError, match="UTF-8"):
         td.load_text(tmp_path / "latin.txt")
-
-
-@pytest.mark.parametrize(("kind", "listed"), [("text", texts), ("images", pictures)])
-def test_every_file_has_its_source_in_the_readme(kind, listed):
-    table = data_file("README.md").read_text("utf-8")
-    assert listed()
-    assert all(f"| `{name}` |" in table for name in listed())
-    files = [p for p in data_file(kind).iterdir() if p.suffix in (".txt", ".npz")]
-    assert sum(p.stat().st_size for p in files) < 1_500_000

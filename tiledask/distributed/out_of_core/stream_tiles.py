@@ -28,7 +28,7 @@ from tiledask.plan.program.making.of_product import once
 from tiledask.plan.program.making.of_stream import stream_role
 from tiledask.tile import accumulator
 from tiledask.tile import matmul as tile_matmul
-from tiledask.tile.backend import namespace, synchronize
+from tiledask.tile.backend import namespace, synchronize, to_numpy
 
 __all__ = [
     "StreamJob",

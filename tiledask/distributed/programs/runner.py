@@ -9,7 +9,7 @@ runs is a call per instruction. Streams are gone through in the order of the lin
 whatever their number; a collective is met by its members in that order too.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import pairwise
 from math import prod

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tiledask.lab.accuracy.deepspeed_estimate import deepspeed_estimate
 from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
 from tiledask.plan.fitting.activations import layer_bytes
-from tiledask.plan.fitting.deepspeed import deepspeed_estimate
 from tiledask.plan.fitting.memory import estimate_memory
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import load_cluster, load_model

@@ -2,8 +2,7 @@
 
 memory      replay: allocations one after the other under a cap
             compare_claims: claims about memory, planned and run under a cap
-schedules   misses: how often usual heuristics miss the best cut, and by how much
-            schedule_on: a schedule by its name, for so many devices
+schedules   schedule_on: a schedule by its name, for so many devices
             same_work: a schedule's Timeline, with the same work for every device
             compare_schedules: the same as a table: end, idle time, memory, messages
             timeline_of: a row of Table 5 of the Zero Bubble paper
@@ -19,9 +18,8 @@ from tiledask.lab.published import timeline_of
 from tiledask.lab.studies.faulty import train_with_fault
 from tiledask.lab.studies.gpu_speeds import records
 from tiledask.lab.studies.interrupted import InterruptedRun, train_with_failures
+from tiledask.lab.studies.replay import replay
 from tiledask.lab.sweep import compare_schedules, same_work, schedule_on
-from tiledask.plan.fitting.replay import replay
-from tiledask.plan.splitting.heuristics import misses
 
 __all__ = [
     "InterruptedRun",
@@ -29,7 +27,6 @@ __all__ = [
     "compare_schedules",
     "lenet_claims",
     "lenet_trainings",
-    "misses",
     "records",
     "replay",
     "same_work",

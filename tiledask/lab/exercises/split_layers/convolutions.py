@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.convolution.lenet import gradients, initial_weights, samples
+from tiledask.distributed.convolution.lenet import initial_weights, samples
 from tiledask.distributed.convolution.lenet_runs import PARTITIONINGS
-from tiledask.distributed.data_parallel.chain import initial_weights
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab import plots

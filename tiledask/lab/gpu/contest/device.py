@@ -6,7 +6,7 @@ from typing import Any
 
 from tiledask.plan.inputs.hardware import Device
 from tiledask.tile.backend import namespace, probe
-from tiledask.tile.choice.at_hand import cpu_name, device_at_hand
+from tiledask.tile.choice.tuning import cpu_name, device_at_hand
 
 __all__ = ["described", "device_of", "facts_of"]
 

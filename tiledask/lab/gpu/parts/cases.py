@@ -6,19 +6,32 @@ NaN NaN  a   a  NaN NaN     whatever is written there is seen
 NaN NaN NaN NaN NaN NaN
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from itertools import product
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tiledask.tile.backend import as_dtype, to_numpy
+from tiledask.tile.backend import HALVES, as_dtype, to_numpy
 from tiledask.tile.cuda.operands import bits
 from tiledask.tile.epilogue import Epilogue
 from tiledask.tile.product import matmul
 
-__all__ = ["GemmCase", "WorstElement", "by_kernel", "check", "differing", "embedded"]
+__all__ = [
+    "ENDINGS",
+    "FORMS",
+    "GemmCase",
+    "ProductForm",
+    "WorstElement",
+    "by_kernel",
+    "check",
+    "differing",
+    "embedded",
+    "forms_of",
+]
 
 EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
 """Unit roundoff of what C is stored in."""
@@ -278,3 +291,59 @@ def _worst(
     off[np.isnan(off)] = np.inf
     at = np.unravel_index(int((off / explained).argmax()), off.shape)
     return float(off[at]), float(explained[at]), tuple(map(int, at))
+
+
+# -- what makes a product another variant of a kernel ----------------------------------------------
+
+ENDINGS = (
+    {"beta": 1.0},
+    {"bias": True},
+    {"bias": True, "gelu": True},
+    {"beta": 1.0, "bias": True, "gelu": True, "before": True},
+)
+"""What products end with that are not plain: panels that are added up, layers, all of it."""
+LAYOUTS = (*map("".join, product("CF", repeat=3)), "SSS")
+"""Layouts of a, b and C: "C" rows lie together, "F" columns, "S" neither."""
+
+
+class ProductForm(NamedTuple):
+    """What makes a product another variant of a kernel, its types and its tile aside."""
+
+    m: int = 520
+    """Clusters take 520 rows, and not 100."""
+    n: int = 776
+    """These end on a boundary of 16 bytes; 770 columns do not and move by pairs, 771 one by one."""
+    layouts: str = "CCC"
+    margin: int = 8
+    """Elements before each line of the larger array around: with 8 lines begin on boundaries of 16
+    bytes, with 1 they do not."""
+    ending: Mapping[str, Any] = MappingProxyType({})
+    wide: bool = False
+    """Whether halves are added up in a float32 C."""
+
+
+FORMS = (
+    *(ProductForm(layouts=layouts) for layouts in LAYOUTS),
+    *(ProductForm(517, 771, layouts, 1) for layouts in LAYOUTS),
+    *(ProductForm(ending=ending) for ending in ENDINGS),
+    *(ProductForm(ending=ending, wide=True) for ending in ({}, *ENDINGS)),
+    *(ProductForm(layouts="CCF", ending=ending) for ending in ENDINGS),
+    *(ProductForm(517, 771, margin=1, ending=ending) for ending in ENDINGS),
+    ProductForm(layouts="CCS", ending=ENDINGS[-1]),
+    ProductForm(100),
+    ProductForm(100, wide=True),
+    ProductForm(100, ending=ENDINGS[0], wide=True),
+    ProductForm(n=770),
+    ProductForm(n=771),
+    ProductForm(n=771, wide=True),
+    ProductForm(100, 771),
+    ProductForm(100, 771, wide=True),
+)
+"""How operands lie is told apart with plain products, endings by how C lies: these are different
+parts of a kernel."""
+
+
+def forms_of(dtype: str) -> list[ProductForm]:
+    """The `FORMS` in which this element type is tried."""
+    every = FORMS if dtype != "float16" else [x for x in FORMS if x.layouts == "CCC"]
+    return [form for form in every if not form.wide or dtype in HALVES]

@@ -18,11 +18,11 @@ from tiledask.lab.gpu.part import GpuPart, Notes, PartTable
 from tiledask.lab.gpu.parts.cases import GemmCase, by_kernel, check
 from tiledask.lab.gpu.parts.sizes import memory_of_device, shrink
 from tiledask.tile.backend import namespace, probe
-from tiledask.tile.choice.timing import by
+from tiledask.tile.choice.tuning import by
 from tiledask.tile.cuda import source
 from tiledask.tile.table import kernels, lookup
 
-__all__ = ["OURS", "PARTS", "Variant", "element", "tile_name", "variants"]
+__all__ = ["OURS", "PARTS", "Variant", "element", "variants"]
 
 OURS = {"cupy": source.KERNELS[::-1], "numpy": ("tiled", "blas")}
 """The kernels that are tried on CuPy's arrays, the most important first; and, to rehearse, those
@@ -41,7 +41,7 @@ class Variant:
     """ "tf32" for float32 that enters rounded."""
 
     def __str__(self) -> str:
-        return f"{self.kernel}{(self.tile and f' {tile_name(self.tile)}') or ''}, {self.precision}"
+        return f"{self.kernel}{(self.tile and f' {by(self.tile)}') or ''}, {self.precision}"
 
     @property
     def precision(self) -> str:
@@ -62,11 +62,6 @@ class Variant:
 def element(dtype: str) -> str:
     """The type in memory."""
     return "float32" if dtype == "tf32" else dtype
-
-
-def tile_name(tile: Any) -> str:
-    """(128, 256, 64) as "128x256x64", a HopperTile as it calls itself."""
-    return tile.name if hasattr(tile, "name") else by(tile)
 
 
 def variants(arrays: str = "cupy") -> list[Variant]:
@@ -98,13 +93,13 @@ def first(notes: Notes, arrays: str = "cupy") -> None:
 def _steps_up(arrays: str) -> list[tuple[str, Variant, GemmCase]]:
     """What the most difficult kernel needs, one thing more at each step."""
     usual, less = variants(arrays)[0], shrink(arrays)
-    alone = paired = direct = cut = usual
+    alone = paired = direct = usual
     if arrays == "cupy":
         from tiledask.tile.cuda.hopper_tile import HopperTile
 
-        alone, paired, direct, cut = (
+        alone, paired, direct = (
             replace(usual, tile=HopperTile(usual.tile, **how))
-            for how in ({"cluster": 1}, {"cluster": 2}, {"staged": False}, {"splits": 4})
+            for how in ({"cluster": 1}, {"cluster": 2}, {"staged": False})
         )
     many = usual.case(*(max(x // less, low) for x, low in ((4096, 256), (4096, 256), (512, 128))))
     ragged = usual.case(384, 520, 328)
@@ -114,8 +109,6 @@ def _steps_up(arrays: str) -> list[tuple[str, Variant, GemmCase]]:
         ("cluster", paired, usual.case(256, 256, 64)),
         ("many tiles", usual, many),
         ("many tiles", direct, many),
-        ("slices of k", cut, usual.case(256, 256, 1024)),
-        ("slices of k", cut, usual.case(384, 520, 1000 // less)),
         ("ragged", usual, ragged),
     ]
     turned = ["".join(lies) for lies in product("CF", repeat=3)][1:]
@@ -160,7 +153,7 @@ def _facts(step: str, variant: Variant, case: GemmCase) -> dict[str, Any]:
         "step": step,
         "kernel": variant.kernel,
         "precision": variant.precision,
-        "tile": variant.tile and tile_name(variant.tile),
+        "tile": variant.tile and by(variant.tile),
         "orders": case.layouts,
         "case": str(case),
         "shape": [case.m, case.n, case.k],

@@ -1,5 +1,6 @@
 """6 and 8: tiles or blocks at fault; and a tile that is carried to another GPU."""
 
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.inputs.hardware import load_device
 from tiledask.plan.units import format_bytes, format_seconds
-from tiledask.tile.choice import CarriedConfig, Prediction, Tuning
+from tiledask.tile.choice import Prediction, Tuning
+from tiledask.tile.choice.residency import refusal
 
 __all__ = ["QUESTION_6", "QUESTION_8"]
 
@@ -60,7 +62,8 @@ def work_6(size: int, workers: int, device: str, largest: float) -> WorkedAnswer
     """What tiles load and how fast that lets a device be; how long blocks make workers wait."""
     _, uneven = _rows(size, workers, largest)
     hardware = load_device(device)
-    ridge, extent = td.tile.ridge(device), td.tile.ridge_extent(device)
+    ridge = td.tile.ridge(device)
+    extent = ceil(ITEM * ridge)
     enough = _allows_all(size, workers, ridge, extent)
     most = 2 * size**3 / _loaded(size, workers, size)
     if enough:
@@ -179,20 +182,13 @@ SIZE = 512
 """Of the product that is measured."""
 
 
-def _carried(
-    kernel: str, tuned_on: str, runs_on: str, m: int, n: int, k: int
-) -> tuple[Prediction, Prediction, CarriedConfig]:
-    """(the best tile on the one device, on the other, the first carried to the other)."""
-    if tuned_on == runs_on:
-        raise ConfigError(f"a tile is carried from {tuned_on} to another device; name two devices")
-    found = td.tile.carry(kernel, [tuned_on, runs_on], m, n, k)
-    if found.refused:
-        name, why = found.refused[0]
-        raise ConfigError(f"{kernel} does not run on {name}: {why}; take {KERNELS[0]}")
-    move = next(
-        each for each in found.moves if (each.tuned_for, each.runs_on) == (tuned_on, runs_on)
-    )
-    return *found.best, move
+def _best(kernel: str, device: str, m: int, n: int, k: int) -> Prediction:
+    """Of all tiles of ``kernel`` that ``device`` can run, the one that is predicted the fastest."""
+    found = td.tile.candidates(kernel, device)
+    if not found:
+        why = refusal(td.tile.config_of(kernel), device)
+        raise ConfigError(f"{kernel} does not run on {device}: {why}; take {KERNELS[0]}")
+    return td.tile.order(m, n, k, found, device)[0]
 
 
 def _described(best: Prediction, name: str, m: int, n: int) -> list[str]:
@@ -213,20 +209,26 @@ def _described(best: Prediction, name: str, m: int, n: int) -> list[str]:
 
 def work_8(kernel: str, tuned_on: str, runs_on: str, m: int, n: int, k: int) -> WorkedAnswer:
     """Shared memory, occupancy, waves and bound of both tiles on the new device."""
-    old, new, move = _carried(kernel, tuned_on, runs_on, m, n, k)
-    faster, gained = (x / old.flops_per_second for x in (move.best, move.flops_per_second))
-    stays = old.config == new.config
+    if tuned_on == runs_on:
+        raise ConfigError(f"a tile is carried from {tuned_on} to another device; name two devices")
+    old, new = (_best(kernel, device, m, n, k) for device in (tuned_on, runs_on))
+    stays, why_not, reached = old.config == new.config, refusal(old.config, runs_on), 0.0
     lines, shown = _described(old, "tuned", m, n), [new]
-    if move.why_not:
-        lines.append(f"the same tile on the {runs_on} does not start: {move.why_not}")
-    elif not stays:
-        shown = [td.tile.predict(m, n, k, move.config, runs_on), new]
-        lines += _described(shown[0], "carried over", m, n)
+    if why_not:
+        lines.append(f"the same tile on the {runs_on} does not start: {why_not}")
+    else:
+        carried = td.tile.predict(m, n, k, old.config, runs_on)
+        reached = carried.flops_per_second
+        if not stays:
+            shown = [carried, new]
+            lines += _described(carried, "carried over", m, n)
+    best, loss = new.flops_per_second, 1 - reached / new.flops_per_second
+    faster, gained = best / old.flops_per_second, reached / old.flops_per_second
     lines += _described(new, "the best", m, n)
     lines.append(
         f"the {runs_on} could be {faster:.3g} times as fast as the {tuned_on}; with the old tile "
-        f"it is {gained:.3g} times: 1 - {move.flops_per_second / 1e12:.4g} / "
-        f"{move.best / 1e12:.4g} = {100 * move.loss:.1f} % given away"
+        f"it is {gained:.3g} times: 1 - {reached / 1e12:.4g} / {best / 1e12:.4g} = "
+        f"{100 * loss:.1f} % given away"
     )
     tiles = [" x ".join(map(str, each.config.block)) for each in (old, new)]
     if tiles[0] == tiles[1] and not stays:
@@ -236,7 +238,7 @@ def work_8(kernel: str, tuned_on: str, runs_on: str, m: int, n: int, k: int) -> 
         f"device all the same"
         if stays
         else f"The tile belongs to the device it was chosen for: {tiles[0]} of the {tuned_on} "
-        f"gives away {100 * move.loss:.1f} % on the {runs_on}, where {tiles[1]} is best"
+        f"gives away {100 * loss:.1f} % on the {runs_on}, where {tiles[1]} is best"
     )
     return WorkedAnswer(
         f"{answer}. The blocks over GPUs stay as they are.",
@@ -244,7 +246,7 @@ def work_8(kernel: str, tuned_on: str, runs_on: str, m: int, n: int, k: int) -> 
         {
             "tile before": list(old.config.block),
             "tile after": list(new.config.block),
-            "given away": move.loss,
+            "given away": loss,
             "times as fast, carried": gained,
             "times as fast, tuned anew": faster,
             "blocks a multiprocessor": [old.occupancy.blocks, new.occupancy.blocks],
@@ -256,9 +258,8 @@ def work_8(kernel: str, tuned_on: str, runs_on: str, m: int, n: int, k: int) -> 
 def _measure(kernel: str, tiles: tuple[Any, ...]) -> tuple[Tuning, list[int], bool]:
     """On a worker: (every tile timed, bytes that each NumPy tile loaded, whether C is right)."""
     tuned = td.tile.tune(
-        kernel, SIZE, SIZE, SIZE, candidates=tiles or None, carried=tiles[0] if tiles else None,
-        repeats=3, deadline=20.0, progress=False, save=False,
-    )  # fmt: skip
+        kernel, SIZE, SIZE, SIZE, candidates=tiles or None, repeats=3, deadline=20.0, progress=False
+    )
     if kernel != "tiled":
         return tuned, [], True
     rng = np.random.default_rng(8)
