@@ -176,7 +176,6 @@ def test_with_nothing_saved_it_begins_anew(cluster, tmp_path):
     assert got.kept == (0, 0.0, (0,))
 
 
-@pytest.mark.long
 def test_what_was_saved_is_gone_on_from_by_the_same_call(tmp_path):
     """After the loss of everything; here an error ends the training."""
 

@@ -14,7 +14,7 @@ from golden.sets import SETS
 
 SHOWN = 12
 MOST_BYTES = 2_000_000
-MARKS = {"": (pytest.mark.long,), "slow": (pytest.mark.slow, pytest.mark.long)}
+MARKS = {"": (), "slow": (pytest.mark.slow,)}
 MARKS["cluster"] = (pytest.mark.cluster,)
 every = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=MARKS[SETS[name].mark]) for name in SETS]

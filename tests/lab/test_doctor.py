@@ -44,7 +44,6 @@ def with_gpu(monkeypatch, gpu: dict) -> dict[str, MachineCheck]:
     return by_name(examine())
 
 
-@pytest.mark.long
 def test_every_question_is_answered_in_order_and_what_is_missing_has_a_fix(here):
     assert "|".join(finding.name for finding in here) == NAMES
     assert not [f for f in here if f.found.startswith("could not be found out")]
@@ -99,7 +98,6 @@ def test_a_driver_that_crashes_is_a_reason(monkeypatch, code, said):
     assert said in answer["reason"]
 
 
-@pytest.mark.long
 def test_a_driver_that_hangs_is_a_reason():
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(900)"
     answer = doctor.ask_gpu(code, deadline=0.5)

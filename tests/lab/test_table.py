@@ -86,7 +86,6 @@ def test_compare_names_the_columns_that_count():
     assert not Claim("idle", **values, rule=("within", 0.03)).verdict.holds
 
 
-@pytest.mark.long
 @given(st.integers(0, 2**62), st.integers(-3, 3))
 def test_equal_bytes_are_equal_to_the_byte(size, error):
     verdict = Claim("x", size, None, size + error, unit="bytes", rule="equal").verdict
@@ -248,7 +247,6 @@ PIECES = ["65.59 GB", "tokens/s", "123,456,789", "a", "0.5", ""]
 CELLS = st.lists(st.sampled_from(PIECES), max_size=3).map(" ".join)
 
 
-@pytest.mark.long
 @given(
     st.lists(st.lists(CELLS, min_size=4, max_size=4), min_size=1, max_size=4), st.integers(12, 100)
 )

@@ -134,7 +134,6 @@ def files(layer: str) -> list[Path]:
     return sorted((PACKAGE / layer).rglob("*.py"))
 
 
-@pytest.mark.long
 def test_no_circle_no_crowd_and_no_homonym():
     there = modules("")
     graph = {}
@@ -160,7 +159,6 @@ def loaded(code: str) -> list[str]:
     return python("-c", f"{code}\n{report}", check=True).stdout.splitlines()[-1].split()[1:]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "code",
     [

@@ -124,7 +124,6 @@ def test_commands_are_refused_in_few_words(capsys, monkeypatch, typed):
     assert not re.search(r"Exceeds the limit|invalid literal|cannot convert", said.err)
 
 
-@pytest.mark.long
 def test_ordinary_large_questions_are_answered():
     assert td.partition(100_000, 4).sizes == (25_000,) * 4
     assert len(td.schedule("1f1b", 100, 10_000)) == 2 * 10**6

@@ -33,7 +33,6 @@ def deep(answer, facts):
     )
 
 
-@pytest.mark.long
 def test_fit_says_no_why_and_what_would(capsys):
     code, answer = run(capsys, "fit", "gpt-200b", "160xA100-40GB", "--dp", "160")
     assert (code, answer["verdict"]) == (1, "no")
@@ -103,7 +102,6 @@ def test_a_layout_is_imported_and_exported(capsys, tmp_path):
     assert "--global-batch-size 8" in run(capsys, *typed.split())[1]["export"]["text"]
 
 
-@pytest.mark.long
 def test_idle(capsys, tmp_path):
     picture = tmp_path / "gantt.png"
     code, answer = run(capsys, "idle", "1f1b", "4", "8", "--figure", str(picture))
@@ -124,7 +122,6 @@ def test_matmul(capsys):
     assert moved["measured"] == 256 * 256 * 4
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
@@ -191,7 +188,6 @@ def test_words_that_cannot_be_parsed_are_said_without_all_options(capsys):
     assert said.endswith("tiledask fit --help says more")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("typed", "name", "facts"),
     [
@@ -238,7 +234,6 @@ def trace(tmp_path):
     return str(tmp_path / "run.csv")
 
 
-@pytest.mark.long
 def test_idle_diagnoses_a_trace(capsys, trace):
     code, answer = run(capsys, "idle", "--diagnose", trace, "--unit", "ms", "--layers", "24")
     assert (code, answer["devices"], answer["makespan"]) == (0, 4, pytest.approx(37.0))
@@ -258,7 +253,6 @@ def test_idle_diagnoses_a_trace(capsys, trace):
     assert "250 ms" in capsys.readouterr().out
 
 
-@pytest.mark.long
 def test_plan_ranks_layouts_and_says_what_binds(capsys, tmp_path):
     options = ("llama-2-7b", "8xA100-80GB", "32", "--sequence", "4096", "--devices", "4,8")
     code, result = run(capsys, "plan", *options)
@@ -277,7 +271,6 @@ def test_plan_ranks_layouts_and_says_what_binds(capsys, tmp_path):
     assert (code, result["plans"][0]["seconds"], result["sensitivity"]) == (1, None, [])
 
 
-@pytest.mark.long
 def test_fit_criticizes_on_request(capsys, tmp_path):
     figure = tmp_path / "memory.png"
     layout = ("--pp", "8", "--microbatches", "8", "--critique", "--figure", str(figure))
@@ -307,7 +300,6 @@ def numbers(text):
     return Counter(re.findall(r"[0-9][0-9.,]*[0-9]|[0-9]", text))
 
 
-@pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
     "typed",
@@ -345,7 +337,6 @@ def test_no_digit_is_cut_at_any_width(capsys, monkeypatch, tmp_path, typed):
         assert numbers(shown) == numbers(whole), f"at {width} columns"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "given",
     [
@@ -395,7 +386,6 @@ DRAWS = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize("kind", BEGINS)
 @pytest.mark.parametrize("command", DRAWS)
@@ -444,7 +434,6 @@ def test_a_package_that_is_not_there_is_named_with_its_pip_line(
     assert error.endswith(f"needs {package}, which is not installed: {bring(package)}\n")
 
 
-@pytest.mark.long
 def test_a_name_that_needs_a_package_says_so():
     code = (
         "import sys; sys.modules['distributed'] = None; import tiledask as td\n"

@@ -41,7 +41,6 @@ LAYOUTS = [
 
 
 @pytest.mark.few(1)
-@pytest.mark.long
 @pytest.mark.parametrize(("model", "shape", "options"), LAYOUTS)
 def test_a_training_on_devices(model, shape, options, request, tmp_path):
     options = {"steps": 3, "batch": 5, "microbatches": 2, "rule": Adam(1e-2)} | options
@@ -62,7 +61,6 @@ def test_a_training_on_devices(model, shape, options, request, tmp_path):
     assert shape == (1, 1, 1) or 0 < len(ran) <= count
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "ways",
     [{}, {"data parallel": 2, "layerwise": 2}, {"network": 4}, {"data parallel": 2, "space": 2}],

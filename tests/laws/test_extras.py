@@ -81,7 +81,6 @@ def test_the_base_install_is_numpy_and_rich_and_all_has_what_needs_no_gpu():
     assert Requirement(line).extras == set(PROJECT["optional-dependencies"]) - rest
 
 
-@pytest.mark.long
 def test_the_planner_works_with_the_base_alone_and_without_fcntl():
     loaded = "print('loaded', *sorted({name.partition('.')[0] for name in sys.modules}))"
     done = python("-c", f"{ONLY_BASE}{PLANNED}{loaded}", timeout=240)
@@ -91,7 +90,6 @@ def test_the_planner_works_with_the_base_alone_and_without_fcntl():
     assert not there & {"dask", "distributed", "matplotlib", "pandas", "scipy", "ortools", "zarr"}
 
 
-@pytest.mark.long
 def test_each_thing_that_needs_more_says_what_brings_it(tmp_path):
     """Never that there is no module of some name, and never after work that is lost."""
     ask = f"""

@@ -61,7 +61,6 @@ HOSTILE = {
 """Something that is shown, hostile wherever a caller or a file chooses the words."""
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_is_shown_and_not_run(name, tmp_path, monkeypatch):
     monkeypatch.setenv("TILEDASK_PROGRESS", str(tmp_path))
@@ -84,7 +83,6 @@ def test_a_table_escapes_all_its_parts():
     assert "<script" not in page
 
 
-@pytest.mark.long
 def test_saved_pages_and_the_doctor_show_hostile_names(tmp_path):
     from tiledask.lab.doctor import MachineCheck, to_html
 

@@ -21,7 +21,6 @@ def cases(name):
         yield from ((s, v, times, c) for times, c in product(TIMES, (0, 0.25)))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", schedules)
 def test_formula_and_simulation_agree(name):
     known = 0

@@ -146,13 +146,11 @@ def predictions(cells: list[Cell]) -> Iterator[str]:
         yield "the last prediction is judged, and the notebook ends with td.score()"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_keeps_its_shape(path):
     assert faults(nbformat.read(path, as_version=nbformat.NO_CONVERT)) == []
 
 
-@pytest.mark.long
 def test_a_task_does_not_say_the_number_that_its_puzzle_asks_for():
     cells = [cell.source for path in NOTEBOOKS for cell in nbformat.read(path, 4).cells]
     least = 0
@@ -269,7 +267,6 @@ def test_fields_of_yesterdays_kernels_become_their_text_and_nothing_else_changes
     assert nbformat.read(path, as_version=4) == expected
 
 
-@pytest.mark.long
 def test_a_copy_answers_nothing_before_it_is_run_and_its_links_lead_somewhere(tmp_path):
     """Running all of it runs no solution and leaves the cluster up; copies may lie anywhere."""
     learn = tmp_path / "learn"

@@ -106,7 +106,6 @@ def searched(model, layout, cluster, recipe, sequence):
     return td.search(model, cluster, layout.sequences, **given)
 
 
-@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("first", range(0, 200, 20))
 def test_one_question_has_one_answer_however_it_is_asked(first):
@@ -128,7 +127,6 @@ def test_one_question_has_one_answer_however_it_is_asked(first):
     assert seen == {"fits", "tight", "no"}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("number", range(3))
 def test_what_is_printed_says_the_same(number):
     case = drawn_case(number)

@@ -65,7 +65,6 @@ def dotted(node: ast.AST, short: dict[str, str]) -> str:
     return ".".join([*filter(None, [short[node.id]]), *reversed(parts)])
 
 
-@pytest.mark.long
 def test_every_name_that_a_notebook_uses_is_there():
     names = set()
     for path in sorted((ROOT / "nbs").glob("[0-9]*.ipynb")):

@@ -23,7 +23,6 @@ def bubble_rate(row):
     return 1 - row["m"] * whole / span
 
 
-@pytest.mark.long
 def test_every_kind_of_row_is_worked_out_to_its_last_digit():
     names = {case["inputs"]["schedule"] for case in CASES}
     assert names == {"1F1B", "1F1B-I", "ZB-H1", "ZB-H2", "ZB-1p", "ZB-2p"}

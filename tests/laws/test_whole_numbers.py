@@ -96,7 +96,6 @@ def test_what_is_no_whole_number_is_refused_in_words_that_show_it(name, bad):
     assert re.search(rf"(?<![\w.]){re.escape(repr(value))}(?!\w)|{bad!r}", said), said
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", CALLS)
 def test_numpys_whole_numbers_are_taken_as_pythons_are(name, no_cluster):
     outcomes = []

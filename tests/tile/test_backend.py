@@ -187,7 +187,6 @@ def test_what_is_no_array_is_refused(x):
 # -- the layer -----------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_importing_the_low_level_loads_neither_cupy_nor_dask():
     code = (
         "import sys, numpy as np, tiledask as td; td.tile.matmul(np.ones((2, 2)), np.ones((2, 2)));"

@@ -160,7 +160,6 @@ NUMPY_CASES = [(n, d) for n in ("loops", "tiled", "blas") for d in td.tile.kerne
 EXTENTS = st.tuples(*[st.integers(1, 9)] * 3)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("kernel", "dtype"), NUMPY_CASES)
 def test_every_ending_of_every_kernel_equals_float64(kernel, dtype):
     tiles = EXTENTS if kernel == "tiled" else st.none()
@@ -173,7 +172,6 @@ def test_every_ending_of_every_kernel_equals_float64(kernel, dtype):
     run()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("dtype", HALVES)
 @given(ending=endings(), shape=st.tuples(*[st.integers(1, 20)] * 3))
 @settings(max_examples=25)
@@ -258,7 +256,6 @@ MEMORY_CASES = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("shape", MEMORY_CASES)
 def test_workspace_is_what_numpy_really_allocates(shape):
     peaks = allocated(shape, MEMORY_CASES[shape])

@@ -71,7 +71,6 @@ def case(m, n, k, layouts, dtype, scalars, seed=0):
     return a, b, c, expected
 
 
-@pytest.mark.long
 @given(
     m=EXTENTS,
     n=EXTENTS,
@@ -201,7 +200,6 @@ print(json.dumps(peaks))
 """
 
 
-@pytest.mark.long
 def test_nothing_is_copied_where_there_is_a_unit_stride(request):
     done = subprocess.run(
         [sys.executable, "-c", MEASURE],
@@ -324,7 +322,6 @@ def fake_cupy(monkeypatch):
 
 
 @pytest.mark.few(5)
-@pytest.mark.long
 @pytest.mark.parametrize("scalars", SCALARS)
 @pytest.mark.parametrize(
     ("dtype", "out"),
@@ -357,7 +354,6 @@ BATCHES = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.few(3)
 @pytest.mark.parametrize("scalars", SCALARS)
 @pytest.mark.parametrize(

@@ -44,7 +44,6 @@ def test_a_bar_of_something_short_never_appears(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.long
 def test_a_log_keeps_the_last_word_and_standard_output_nothing(capfd):
     over = threading.Event()
     seen = iter([(3, 20, "ill"), (20, 20, "well")])
@@ -61,7 +60,6 @@ def test_a_log_keeps_the_last_word_and_standard_output_nothing(capfd):
     assert "20/20 well" in err
 
 
-@pytest.mark.long
 def test_a_bar_goes_when_what_it_shows_fails(capfd):
     looked = threading.Event()
 
@@ -101,7 +99,6 @@ def executed(tmp_path_factory):
     return notebook.cells, told
 
 
-@pytest.mark.long
 def test_a_notebook_shows_a_bar_and_keeps_none(executed):
     (cell, _), messages = executed
     updates = [m["content"]["data"] for m in messages if m["msg_type"] == "update_display_data"]
@@ -116,7 +113,6 @@ def test_a_notebook_shows_a_bar_and_keeps_none(executed):
     assert all(out.get("data") == {} for out in cell.outputs if out is not printed)
 
 
-@pytest.mark.long
 def test_a_reader_finds_a_sentence_where_the_bar_was(executed):
     (_, cell), _ = executed
     done, broken, started = (out["data"] for out in cell.outputs)

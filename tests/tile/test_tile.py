@@ -40,7 +40,6 @@ def operands(m, n, k, dtype="float64"):
 # -- the kernels ---------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @given(m=EXTENTS, n=EXTENTS, k=EXTENTS, tile=TILES, beta=st.sampled_from([0, 1, -2]))
 @settings(max_examples=60)
 def test_tiled_equals_the_definition_and_counts_what_the_formula_says(m, n, k, tile, beta):
@@ -89,7 +88,6 @@ def test_workspace_of_halves_has_a_bound():
 # -- traffic -------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @given(m=EXTENTS, n=EXTENTS, k=EXTENTS, tile=TILES, itemsize=st.sampled_from([2, 4, 8]))
 def test_traffic_is_the_sum_over_the_real_tiles(m, n, k, tile, itemsize):
     tm, tn, tk = tile
@@ -110,7 +108,6 @@ def test_traffic_is_the_sum_over_the_real_tiles(m, n, k, tile, itemsize):
     assert t.intensity <= t.tile_intensity * (1 + 1e-12)
 
 
-@pytest.mark.long
 @given(tile=TILES, times=st.tuples(EXTENTS, EXTENTS, EXTENTS))
 def test_intensity_of_a_tile_does_not_depend_on_the_product_around_it(tile, times):
     alone = td.tile.traffic(*tile, tile=tile, itemsize=4)

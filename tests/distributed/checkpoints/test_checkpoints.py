@@ -115,7 +115,6 @@ MESHES = "111 211 121 112 231 132 222 161 411 114 312 171"  # dp, tp and pp of e
 sizes = st.sampled_from([tuple(map(int, mesh)) for mesh in MESHES.split()])
 
 
-@pytest.mark.long
 @settings(max_examples=6, deadline=None)
 @given(sizes, st.booleans(), sizes, st.booleans(), st.integers(0, 99))
 def test_any_layout_is_read_under_any_other(tmp_path_factory, a, flat_a, b, flat_b, seed):
@@ -137,7 +136,6 @@ def test_any_layout_is_read_under_any_other(tmp_path_factory, a, flat_a, b, flat
             assert array.tobytes() == expected.tobytes()
 
 
-@pytest.mark.long
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 5), max_size=4), st.data())
 def test_the_boxes_of_a_flat_piece_are_its_numbers_in_order(shape, data):
@@ -164,7 +162,6 @@ class PowerCutError(Exception):
     pass
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("at", ["_write_box", "write_index", "rename"])
 def test_a_save_that_breaks_off_leaves_the_former_one(tmp_path, monkeypatch, at):
     from tiledask.distributed.checkpoints import write
@@ -205,7 +202,6 @@ run_threads(program, 2)
 """
 
 
-@pytest.mark.long
 def test_a_process_killed_while_saving_leaves_whole_checkpoints(tmp_path):
     done = subprocess.Popen(
         [sys.executable, "-c", ENDLESS, str(tmp_path)], stdout=subprocess.PIPE, text=True
@@ -338,7 +334,6 @@ def places(value, at=()):
         yield from places(value[key], (*at, key))
 
 
-@pytest.mark.long
 def test_no_damage_is_accepted_that_changes_a_number(tmp_path):
     rng = np.random.default_rng(4)
     arrays = {"w": rng.standard_normal((40, 30)), "b": rng.standard_normal(7).astype("f4")}

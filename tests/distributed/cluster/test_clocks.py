@@ -18,7 +18,6 @@ from tiledask.distributed.pipelines.run import PipelineRun
 WAY = st.floats(1e-4, 1.0)
 
 
-@pytest.mark.long
 @given(st.floats(-1e4, 1e4), st.lists(st.tuples(WAY, WAY), min_size=1, max_size=9))
 @example(1.0, [(0.1, 0.1)])
 def test_the_offset_is_right_to_within_its_error(offset, ways):

@@ -94,7 +94,6 @@ def grown(work):
     return (host_memory.peak_bytes("numpy") - held) / MIB
 
 
-@pytest.mark.long
 def test_memory_used_again_is_counted_and_kept_memory_is_not(monkeypatch):
     def fill(*sizes):
         for size in sizes:

@@ -66,7 +66,6 @@ def test_the_system_says_who_wants_a_core():
         burning.wait()
 
 
-@pytest.mark.long
 def test_what_this_process_has_started_is_ours_and_what_left_it_is_not():
     before = load.cpu_seconds()
     subprocess.run([sys.executable, "-c", BURN.format(0.7)], check=True)

@@ -104,7 +104,6 @@ def test_each_way_out_that_a_refusal_names_is_accepted():
     assert named == {"mesh", "limit", "algorithm", "files", "none"}
 
 
-@pytest.mark.long
 def test_a_mesh_is_promised_where_one_fits_and_not_where_none_does():
     a = Tiling((512, 512), (2,), ROWS)
     assert "ranks (this" not in refused(a, a, 8_000_000)

@@ -48,7 +48,6 @@ def client():
         process.communicate()
 
 
-@pytest.mark.long
 def test_the_next_start_removes_the_spools_of_killed_clients_and_of_no_others(temporary, client):
     killed, dead = client("time.sleep(600)")
     _, living = client("time.sleep(600)")

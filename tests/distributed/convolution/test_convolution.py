@@ -98,7 +98,6 @@ def test_every_way_is_that_of_one_device(way, units, ranks):
     check(way, *draw((2, sizes[1], 7, 5), (*sizes, 3, 2), (sizes[0],)), ranks, **OPTIONS)
 
 
-@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(
     channels=st.integers(1, 7),
@@ -209,7 +208,6 @@ def test_patches_need_no_halo(halo):
     assert {r.kind for r in done.records} == {"all_reduce"}
 
 
-@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(
     rows=st.lists(st.integers(0, 5), min_size=1, max_size=5),
@@ -228,7 +226,6 @@ def test_any_rows_and_any_windows(rows, size, stride, dilation, above, below):
     check_conv(x, w, b, tuple(rows), far=True, **options)
 
 
-@pytest.mark.long
 @settings(max_examples=80, deadline=None)
 @given(
     rows=st.lists(st.integers(0, 6), min_size=1, max_size=5),

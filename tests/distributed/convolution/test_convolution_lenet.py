@@ -52,7 +52,6 @@ def check(name, images, ranks, run=run_threads, dtype="float64", tolerance=2e-14
     return done, said
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", R.PARTITIONINGS)
 @pytest.mark.parametrize(("images", "ranks"), [(8, 4), (7, 3), (3, 4), (2, 1)])
 def test_the_loss_and_all_gradients_are_those_of_one_device(name, images, ranks):
@@ -80,7 +79,6 @@ def test_on_workers(cluster, name):
 # -- the table -------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("where", ["threads", pytest.param("workers", marks=pytest.mark.cluster)])
 def test_the_table(where, request):
     workers = where == "workers"

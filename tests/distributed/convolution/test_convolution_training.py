@@ -120,7 +120,6 @@ def assert_planned(got):
 # -- every split -----------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @pytest.mark.few(9)
 @pytest.mark.parametrize("ways", [w for n in (1, 2, 4) for w in splits(n)], ids=label)
 def test_every_split_is_the_single_device(ways):
@@ -130,14 +129,12 @@ def test_every_split_is_the_single_device(ways):
         assert all(held[kept] == held["weights"] for kept in rule.keeps)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("batch", [1, 2, 5])
 @pytest.mark.parametrize("ways", [{"data parallel": 3}, {"data parallel": 2, "space": 2}], ids=str)
 def test_some_copies_and_some_parts_have_more_images_than_others_or_none(ways, batch):
     check(ways, batch=batch)
 
 
-@pytest.mark.long
 def test_it_learns():
     """Digits that it has not seen: 8 of 10 are named after 30 steps on 32 of 1,600."""
     ways = {"network": 2, "by output units": 2}
@@ -147,7 +144,6 @@ def test_it_learns():
     assert got.classify(HELD_OUT.inputs()[:0]).shape == (0,)
 
 
-@pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
     "ways", [{"by output units": 4}, {"data parallel": 2, "space": 2}, {"network": 4}], ids=label
@@ -175,7 +171,6 @@ def test_on_workers(cluster, ways):
 # -- what is planned -------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @settings(deadline=None, max_examples=25)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 8), st.booleans(), st.integers(1, 40))
 def test_all_that_is_sent_is_received_and_no_split_does_more_or_less_work(
@@ -197,14 +192,12 @@ def few(**options):
     return lab.lenet_trainings(**small | options)
 
 
-@pytest.mark.long
 def test_the_table_and_the_picture():
     runs = few(splits=[{"by output units": 2}, {"network": 2}, {"data parallel": 2, "space": 2}])
     names = ["a single device", "by output units 2", "network 2", "data parallel 2 x space 2"]
     assert list(runs) == names
 
 
-@pytest.mark.long
 def test_the_exercise():
     exercise = tasks.hybrid_lenet(batch=16)
     assert not exercise.check(None).attempted
@@ -266,7 +259,6 @@ def test_refusals(ways, options, error, words):
 # -- copies of the weights that came apart ---------------------------------------------------------
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("ways", [{"space": 2}, {"data parallel": 2}], ids=label)
 def test_biases_that_are_not_added_up_are_refused(monkeypatch, ways):
     """Planted: the gradients of w only are summed, and each rank steps its own copy of b."""

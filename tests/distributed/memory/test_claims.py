@@ -163,7 +163,6 @@ NUMBERS = 256
 """Bytes of single numbers: the loss, the number of updates."""
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_the_pool_counts_what_numpy_itself_traces(recompute):
     """Between instructions no kernel is at work: NumPy has no array that the pool doesn't know."""
@@ -198,7 +197,6 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.long
 @pytest.mark.few(16)
 @pytest.mark.parametrize("recipe", ["mixed-adam-16", "mixed-adam-20", "fp32-momentum"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -216,7 +214,6 @@ SHARDED = [
 ]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("recipe", ["fsdp-adam", "mixed-adam-16"])
 @pytest.mark.parametrize("layout", SHARDED, ids=str)
 @pytest.mark.parametrize("tied", [True, False])
@@ -234,7 +231,6 @@ def test_shards_are_cast_and_gathered_to_the_byte(tied, layout, recipe):
     assert widths == {2}
 
 
-@pytest.mark.long
 def test_a_copy_that_is_cast_computes_what_half_weights_do():
     """The same loss to the bit, whatever the shards' width."""
     losses = []
@@ -249,7 +245,6 @@ def test_a_copy_that_is_cast_computes_what_half_weights_do():
     assert losses[0] == pytest.approx(np.log(TINY.vocab), rel=0.02)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("capacity", range(60_000, 100_000, 8_000))
 def test_a_refusal_while_weights_are_gathered_leaves_nothing(capacity):
     layout = Layout(dp=2, zero=3, pp=2, microbatches=4, schedule="gpipe")
@@ -262,7 +257,6 @@ def test_a_refusal_while_weights_are_gathered_leaves_nothing(capacity):
     assert all(run.peak <= min(capacity, most) for run, most in zip(runs, needed, strict=True))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("capacity", range(70_000, 120_000, 5_000))
 def test_a_refusal_anywhere_lets_all_stages_come_to_their_end(capacity):
     layout = Layout(pp=3, microbatch=4, microbatches=4, schedule="gpipe")
@@ -314,7 +308,6 @@ def stepped(case, change=None):
     return [got[stage] for stage in range(case.layout.pp)]
 
 
-@pytest.mark.long
 @pytest.mark.few(5)
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("pp", [1, 2])
@@ -341,7 +334,6 @@ def test_gradients_are_the_derivative_of_the_loss(pp, recompute, tied):
     assert abs(slope) > 1e-3
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("copies", [4, 7])
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_zero_leaves_each_copy_its_share_of_the_same_step(zero, copies):
@@ -391,7 +383,6 @@ def test_gradients_in_single_precision_are_those_that_were_stepped():
     assert kept.any()
 
 
-@pytest.mark.long
 def test_a_stage_has_the_planners_parameters():
     for layout in (Layout(), Layout(pp=2), Layout(pp=3), Layout(pp=2, tp=2)):
         for learned in (0, 8, 20):

@@ -96,7 +96,6 @@ with StreamRecords(sys.argv[1]).claimed():
 """
 
 
-@pytest.mark.long
 def test_one_process_works_on_it_as_long_as_it_lives(folder):
     client = subprocess.Popen([sys.executable, "-c", CLIENT, folder], stdout=subprocess.PIPE)
     assert client.stdout.readline() == b"claimed\n"

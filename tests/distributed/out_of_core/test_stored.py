@@ -49,7 +49,6 @@ def store(path, x, kind):
 spans = st.tuples(st.integers(0, 23), st.integers(0, 23)).map(sorted).map(tuple)
 
 
-@pytest.mark.long
 @pytest.mark.few(4)
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -248,7 +247,6 @@ def test_a_missing_chunk_is_no_zeros(tmp_path, kind):
         open_array(path, missing="zeros")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", ["zarr-2", "zarr-3"])
 def test_zeros_that_are_written_are_there(tmp_path, kind):
     array = open_array(store(tmp_path, values(), kind))
@@ -278,7 +276,6 @@ def test_the_header_of_our_own_arrays_has_a_checksum(tmp_path):
 
 
 @pytest.mark.few(2)
-@pytest.mark.long
 @pytest.mark.parametrize("kind", [*KINDS, "own"])
 def test_no_damage_is_accepted_that_could_be_seen(tmp_path, kind):
     """Sizes, headers and chunks always; values where there are checksums, else it was said."""

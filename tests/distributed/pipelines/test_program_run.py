@@ -49,7 +49,6 @@ SPREAD = ["chimera", "dualpipe"]
 """Schedules that have stages on several devices."""
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "summed"),
     [*((name, False) for name in td.schedules), *((name, True) for name in SPREAD)],

@@ -49,7 +49,6 @@ def watched(patch):
     return peaks
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("model", [PLAIN, GATED], ids=["GPT-2", "Llama"])
 @pytest.mark.parametrize(
     ("mesh", "options"),

@@ -105,7 +105,6 @@ CASES = st.tuples(
 )
 
 
-@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(MESHES), CASES)
 @example((9,), ((5, 3), "float16", 1, True, "sum", True))
@@ -190,7 +189,6 @@ def raised_in(program, ranks, *args, timeout):
     return caught.value, raised
 
 
-@pytest.mark.long
 def test_a_rank_that_raises_ends_the_run_at_once():
     error, raised = raised_in(waiting, 3, "raises", timeout=240)  # or it would be a DeadlineError
     assert isinstance(error, KeyError)
@@ -200,7 +198,6 @@ def test_a_rank_that_raises_ends_the_run_at_once():
     assert "heard of it in all_reduce among ranks 0, 1, 2, labelled 'loss'" in heard
 
 
-@pytest.mark.long
 def test_a_deadline_names_what_is_waited_for():
     error, raised = raised_in(waiting, 3, 2.5, timeout=2.0)
     assert isinstance(error, DeadlineError)

@@ -41,7 +41,6 @@ def run(program, shape, *args, **options):
 # -- what each collective brings -----------------------------------------------------------------
 
 
-@pytest.mark.long
 @pytest.mark.few(10)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("n", NS)
@@ -127,7 +126,6 @@ def test_groups_lie_along_the_axes_of_the_mesh():
     assert axes == {(1,), (0,), (0, 2)}
 
 
-@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(0, 4), st.integers(0, 4))
 @example([3, 3, 2], 1, 2)
@@ -428,7 +426,6 @@ def test_what_a_rank_raises_is_everybodys_in_words_where_it_cannot_travel(error)
     assert "raise error" in "".join(caught.__notes__)
 
 
-@pytest.mark.long
 def test_a_rank_that_never_calls():
     stop = threading.Event()
 
@@ -446,7 +443,6 @@ def test_a_rank_that_never_calls():
         says(each, "until the run's deadline", "'loss'", "rank 0 has been in no", "timeout=")
 
 
-@pytest.mark.long
 def test_a_circle_is_found_before_the_deadline(monkeypatch):
     """Rows before columns on one rank, columns before rows on the others."""
     monkeypatch.setattr(transport, "LOOK", 0.1)

@@ -350,7 +350,6 @@ CHECKS = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "case", [c for c in CASES if not matching(c, NOT_COVERED)], ids=lambda case: case["id"]
 )

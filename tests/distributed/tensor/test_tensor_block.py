@@ -63,7 +63,6 @@ def check_block(t, gated=True, fused=True, sequence=False, regather=False, heads
     return check(t, program, expected, planned(stream, heads, fused, gated))
 
 
-@pytest.mark.long
 @pytest.mark.few(14)
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("fused", [True, False])

@@ -87,7 +87,6 @@ def check_layer(layer, t, sequence=False, regather=False):
     return check(t, program, {"y": y, "dx": dx, **grads}, planned)
 
 
-@pytest.mark.long
 @pytest.mark.few(50)
 @pytest.mark.parametrize(("sequence", "regather"), LIES)
 @pytest.mark.parametrize("t", RANKS)
@@ -108,7 +107,6 @@ def test_kv_heads_are_summed_only_where_they_are_shared():
 # -- embedding and loss ----------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @pytest.mark.few(6)
 @pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize("t", RANKS)
@@ -157,7 +155,6 @@ def check_loss(t, vocabulary, smoothing=0.0, ignored=0, count=None, scale=1.0):
     return check(t, program, expected, plan.cross_entropy(Stream(B, S, H, t), smoothing))
 
 
-@pytest.mark.long
 @pytest.mark.few(6)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("t", RANKS)

@@ -57,7 +57,6 @@ def check_linear(t, inputs, outputs, sequence, regather, tokens=S):
     check(t, lambda g: by_rows(g, operands, sequence), expected, planned)
 
 
-@pytest.mark.long
 @pytest.mark.few(8)
 @pytest.mark.parametrize(("sequence", "regather"), LIES)
 @pytest.mark.parametrize("t", RANKS)
@@ -66,7 +65,6 @@ def test_by_columns_and_by_rows(t, sequence, regather):
         check_linear(t, *widths, sequence, regather)
 
 
-@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 6), *[st.integers(1, 9)] * 3, st.booleans())
 def test_any_sizes_on_any_ranks(t, inputs, outputs, tokens, sequence):

@@ -79,7 +79,6 @@ REFUSED = [
 ]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("words", "program"), REFUSED)
 def test_what_would_be_silently_wrong_is_refused_before_any_collective(words, program):
     def one(rank):

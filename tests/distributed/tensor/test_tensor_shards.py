@@ -21,7 +21,6 @@ from tiledask.tile import layers as tile
 # -- arithmetic ------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 9))
 def test_heads_lie_with_those_they_look_at(kv, share, ranks):
     """By enumeration: each rank has exactly the kv heads of its query heads, and sharers agree."""
@@ -37,7 +36,6 @@ def test_heads_lie_with_those_they_look_at(kv, share, ranks):
     assert kvs.covers
 
 
-@pytest.mark.long
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 6))
 def test_every_number_is_owned_by_one_rank(kv, share, ranks):
     """Of matrices that are cut, kv heads that ranks share, and biases that all ranks hold."""
@@ -90,7 +88,6 @@ def dealt(t, whole):
     return run_threads(program, t).results
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("t", RANKS)
 def test_a_checkpoint_of_t_ranks_is_read_by_any_other_number(t, fused):

@@ -30,7 +30,6 @@ def test_every_weight_is_nudged_by_one_rounding(dtype):
     assert not drawn(1, kind="zeros").any()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("ranks", [(1, 1, 1), (2, 2, 1)], ids=str)
 def test_a_control_is_the_same_training_of_a_text(ranks):
     plain, control = (
@@ -41,7 +40,6 @@ def test_a_control_is_the_same_training_of_a_text(ranks):
     assert any((w != plain.weights[name]).any() for name, w in control.weights.items())
 
 
-@pytest.mark.long
 def test_a_control_is_the_same_training_of_images_and_the_same_control_if_split():
     plain, control, split = (
         td.train_lenet(DIGITS, ways, steps=3, batch=6, dtype="float64", nudge=n)
@@ -52,7 +50,6 @@ def test_a_control_is_the_same_training_of_images_and_the_same_control_if_split(
     assert (control.weights["fc1"]["w"] != plain.weights["fc1"]["w"]).any()
 
 
-@pytest.mark.long
 def test_halves_are_nudged_by_their_own_rounding():
     plain, control, single = (
         td.train(MODEL, TEXT, (1, 1, 1), steps=1, batch=5, dtype=dtype, nudge=n, progress=False)
@@ -63,7 +60,6 @@ def test_halves_are_nudged_by_their_own_rounding():
     assert moved > 100 * abs(single.losses[0] - single_plain.losses[0])
 
 
-@pytest.mark.long
 def test_a_nudge_is_part_of_what_a_checkpoint_is_of(tmp_path):
     def go(nudge, steps):
         given = {"steps": steps, "nudge": nudge, "folder": tmp_path}

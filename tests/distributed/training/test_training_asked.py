@@ -174,7 +174,6 @@ def test_a_folder_that_cannot_be_one_is_refused_before_the_training(tmp_path):
 
 
 @pytest.mark.few(2)
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("shape", "model", "batch", "options"),
     [
@@ -193,7 +192,6 @@ def test_sizes_that_do_not_fit_are_right_all_the_same(shape, model, batch, optio
     assert_single(got, batch, rule)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("zero", [0, 3])
 def test_a_tied_table_on_the_first_and_the_last_of_several_stages_a_device(zero):
     """Interleaved: two stages each, so that the table is on two devices; in a V: on one."""

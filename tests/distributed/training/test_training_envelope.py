@@ -70,7 +70,6 @@ MORE = drawn_cases(8, seed=115)
 
 
 @pytest.mark.few(1)
-@pytest.mark.long
 @pytest.mark.parametrize(
     "case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in MORE)], ids=str
 )
@@ -89,7 +88,6 @@ OVERFLOWS = [
 ]
 
 
-@pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize("which", ["first", "last"])
 @pytest.mark.parametrize(("layout", "model"), OVERFLOWS, ids=str)
@@ -124,7 +122,6 @@ def test_an_overflow_of_one_rank_leaves_the_step_out_on_all(monkeypatch, layout,
 # -- going on, with the scale and what it counts ---------------------------------------------------
 
 
-@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("split", [1, 2, 3, 4])
 def test_a_training_goes_on_with_its_scale_and_its_count(monkeypatch, tmp_path, split):
@@ -166,7 +163,6 @@ def alone_in(dtype, model, rule):
     return case.run(case.alone, **rounding(dtype))
 
 
-@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("case", [*CASES, *MORE], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -186,7 +182,6 @@ def test_losses_stay_inside_of_the_envelope(case, dtype):
 
 
 @pytest.mark.few(1)
-@pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_workers_do_what_threads_do_to_the_bit(cluster, dtype, tmp_path):
@@ -213,7 +208,6 @@ SPLIT = Case("GPT-2", "SGD", Layout((2, 2, 2), "1f1b", (1, 2), 0, 2, False))
 
 
 @pytest.mark.few(1)
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("dtype", "grade"), [("float32", "fault"), ("float16", "fault"), ("bfloat16", "doubtful")]
 )

@@ -53,7 +53,6 @@ def check(shape, model=SMALL, steps=2, batch=BATCH, rule=RULE, **options):
 # -- every layout ----------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @pytest.mark.few(4)
 @pytest.mark.parametrize("shape", EVERY, ids=str)
 def test_every_layout_is_the_single_device(shape):
@@ -83,7 +82,6 @@ def test_fifty_steps_of_every_layout(shape):
     assert got.losses[-5:].mean() < got.losses[:5].mean() - 0.5
 
 
-@pytest.mark.long
 @pytest.mark.cluster
 def test_on_eight_workers():
     with td.start_cluster(workers=8, device="cpu", quiet=True) as cluster:
@@ -107,7 +105,6 @@ def single(name):
     return train(DEEP[name], TEXT, (1, 1, 1), rule=RULE, **options)
 
 
-@pytest.mark.long
 @pytest.mark.few(5)
 @pytest.mark.parametrize("model", DEEP)
 @pytest.mark.parametrize("name", [*td.schedules])
@@ -144,7 +141,6 @@ def made(name, devices, microbatches):
 # -- what comes back -------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_the_result_says_what_it_is():
     got = train(SMALL, TEXT, (1, 2, 2), steps=2, batch=4, microbatches=2)
     assert repr(got).startswith("Trained(2 steps on 4 ranks (dp=1, tp=2, pp=2), loss 4.")
@@ -155,7 +151,6 @@ def test_the_result_says_what_it_is():
     assert "bytes_sent" in got._repr_html_()
 
 
-@pytest.mark.long
 def test_messages_between_stages_are_the_activations():
     options = {"steps": 1, "batch": 6, "microbatches": 3, "dtype": "float64"}
     for sharded, each in ((False, 8), (True, 4)):
@@ -165,7 +160,6 @@ def test_messages_between_stages_are_the_activations():
         assert {r.sent for r in sends} == {2 * each * 16 * 8}  # rows, tokens, hidden, bytes
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_bytes_held(zero):
     """Momentum is sharded from ZeRO-1 on, gradients from 2, weights from 3."""
@@ -182,7 +176,6 @@ def test_bytes_held(zero):
 # -- copies that came apart, and orders that cannot be -------------------------------------------
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("label", "shape", "words"),
     [
@@ -199,7 +192,6 @@ def test_weights_that_came_apart_are_refused(monkeypatch, label, shape, words):
         check(shape, TIED if "pipeline ranks" in words else SMALL)
 
 
-@pytest.mark.long
 def test_an_order_that_waits_for_itself_is_refused(monkeypatch):
     """By its order; and where nobody looked, by its program: nothing runs."""
     stuck = Schedule.from_text("0F0,0B0,0F1,0B1; 1F1,1B1,1F0,1B0")

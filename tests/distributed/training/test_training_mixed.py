@@ -26,7 +26,6 @@ def run(model=SMALL, shape=(1, 1, 1), data=TEXT, **options):
     return train(model, data, shape, **usual | {"timeout": 240} | options)
 
 
-@pytest.mark.long
 def test_what_nobody_asks_for_is_not_exchanged():
     got = run(shape=(1, 2, 1))
     assert not len(got.norms)
@@ -37,7 +36,6 @@ def test_what_nobody_asks_for_is_not_exchanged():
 # -- halves ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_bytes_are_those_of_the_planners_recipe():
     """16 B a parameter with gradients in halves, 18 B with gradients in single precision."""
     for name, each in (("mixed-adam-16", 16), ("mixed-adam-18", 18)):
@@ -50,7 +48,6 @@ def test_bytes_are_those_of_the_planners_recipe():
     assert sum(sum(h.values()) for h in dealt.held) == 16 * SMALL.size
 
 
-@pytest.mark.long
 def test_gradients_in_single_precision_travel_so():
     """mixed-adam-18 sums over dp in float32: twice the bytes, and no sum that overflows."""
     sent = {}
@@ -63,7 +60,6 @@ def test_gradients_in_single_precision_travel_so():
     assert sent["mixed-adam-18"] == 2 * sent["mixed-adam-16"] > 0
 
 
-@pytest.mark.long
 def test_masters_keep_what_halves_lose():
     """Steps far below a half's spacing: without masters no weight of 1 ever moves."""
     options = {"dtype": "float16", "rule": SGD(1e-3), "steps": 8, "batch": 4}
@@ -81,7 +77,6 @@ def test_masters_keep_what_halves_lose():
 # -- steps that are left out -----------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_a_step_that_is_left_out_changes_nothing(tmp_path):
     """Not the weights, not the moments, not the count of steps that Adam divides by."""
     options = {"dtype": "float16", "rule": Adam(1e-2), "shape": (1, 2, 1)}

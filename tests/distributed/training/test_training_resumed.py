@@ -57,7 +57,6 @@ MORE = [pytest.param(pair, marks=pytest.mark.slow) for pair in drawn_pairs(10, s
 
 
 @pytest.mark.few(2)
-@pytest.mark.long
 @pytest.mark.parametrize("pair", [*PAIRS, *MORE], ids=str)
 def test_the_layout_changes_and_the_losses_do_not(pair, tmp_path):
     """Both are the single device's, so also those of a training that never changed."""
@@ -68,7 +67,6 @@ def test_the_layout_changes_and_the_losses_do_not(pair, tmp_path):
         assert_single(got, BATCH, RULES[pair.rule])
 
 
-@pytest.mark.long
 def test_three_layouts_in_a_row(tmp_path):
     """Weights, and states of Adam, go through two checkpoints."""
     layouts = [
@@ -91,14 +89,12 @@ def test_three_layouts_in_a_row(tmp_path):
         go(layouts[0], 3)
 
 
-@pytest.mark.long
 def test_a_checkpoint_says_what_the_loss_was(tmp_path):
     for steps, shape in ((1, (2, 1, 2)), (2, (1, 2, 3))):
         got = train(SMALL, TEXT, shape, steps=steps, batch=3, dtype="float64", folder=tmp_path)
         assert open_checkpoint(tmp_path).about["loss"] == pytest.approx(got.losses[-1], rel=1e-12)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [{"shape": (2, 1, 2), "zero": 1}, {"shape": (3, 2, 1), "zero": 3}, {"shape": (1, 2, 2)}],
@@ -165,7 +161,6 @@ def refused(folder, words, shapes=((2, 1, 1),), **options):
 
 
 @pytest.mark.few(4)
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("other", "words"),
     [
@@ -220,7 +215,6 @@ def of_no_training(step):
     run_threads(lambda rank: save_checkpoint(rank, step.parent, 2, {"w": np.zeros(1)}), 1)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -243,7 +237,6 @@ def test_a_damaged_checkpoint_is_refused(two_steps, tmp_path, damage, words):
     assert f"remove {newest} to go on from step 1" in message
 
 
-@pytest.mark.long
 def test_without_what_was_damaged_the_one_before_is_good(two_steps, tmp_path):
     """As where a save was killed between its pieces, which leaves a folder without an index."""
     shutil.copytree(two_steps, tmp_path, dirs_exist_ok=True)
@@ -259,7 +252,6 @@ def test_without_what_was_damaged_the_one_before_is_good(two_steps, tmp_path):
 # -- on workers ------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @pytest.mark.cluster
 def test_workers_take_up_what_threads_have_written(cluster, tmp_path):
     before = Layout((2, 3, 1), "1f1b", (3,), 3, 2, True)

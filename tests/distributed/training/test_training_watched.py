@@ -45,7 +45,6 @@ def assert_told(seen: list[Progress], got, tokens=BATCH * MODEL.sequence):
 # -- being told --------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("shape", "options"),
     [
@@ -88,7 +87,6 @@ def test_what_cannot_listen_is_refused(wrong):
 # -- listeners that fail -----------------------------------------------------------------------
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("error", "at", "words"),
     [
@@ -138,7 +136,6 @@ def test_steps_do_not_wait_for_a_listener(monkeypatch):
 AXES = {"tensor": (1,), "data": (0,), "pipeline": (2,)}
 
 
-@pytest.mark.long
 @pytest.mark.few(3)
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize(
@@ -175,7 +172,6 @@ def test_layers_add_up(shape, options, schedule):
     assert 0 < frame["seconds"].sum() <= seconds
 
 
-@pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize("zero", range(4))
 def test_a_label_says_along_which_axis_it_is(zero):
@@ -190,7 +186,6 @@ def test_a_label_says_along_which_axis_it_is(zero):
         ), r.label
 
 
-@pytest.mark.long
 def test_a_missing_collective_is_seen_by_layer():
     """The planted fault of all: what is counted is not what is predicted."""
     got = run((1, 2, 1), False)

@@ -68,7 +68,6 @@ def assert_same(got, other):
         assert w.tobytes() == other.weights[name].tobytes(), name
 
 
-@pytest.mark.long
 @pytest.mark.few(4)
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("name", RECIPES)
@@ -76,7 +75,6 @@ def test_weights_are_the_plain_replicas_to_the_bit(name, stage):
     assert_same(run_zero(name, stage, 4, batch=9), run_zero(name, 0, 4, batch=9))
 
 
-@pytest.mark.long
 @pytest.mark.few(4)
 @pytest.mark.parametrize(("ranks", "batch"), [(3, 8), (4, 2), (7, 3)])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -88,7 +86,6 @@ def test_training_is_that_of_a_single_device(stage, ranks, batch):
         assert_close(w, alone.weights[name], 1e-11)
 
 
-@pytest.mark.long
 @pytest.mark.few(8)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -106,7 +103,6 @@ def step_calls(stage, ranks, weights, gradients):
     return D.zero_step(SIZES, ranks, stage, weights, gradients)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize(("name", "of"), [("float64 Adam", (8, 8)), ("mixed-adam-18", (2, 4))])
 def test_traffic_is_the_closed_form_s(name, of, stage):

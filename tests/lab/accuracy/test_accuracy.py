@@ -54,14 +54,12 @@ WITHOUT_LAYOUT = {
 several times slower than their traffic explains."""
 
 
-@pytest.mark.long
 def test_every_case_has_a_row_or_a_test_or_a_reason():
     with_rows = {row.case for group in page.groups() for row in group.rows}
     assert set(CASES) - with_rows == OTHERWISE | WITHOUT_LAYOUT
     assert len(CASES) == 160
 
 
-@pytest.mark.long
 def test_each_row_and_each_goal():
     for group in page.groups():
         for row in group.rows:
@@ -78,7 +76,6 @@ def test_each_row_and_each_goal():
             assert group.met, group.reached
 
 
-@pytest.mark.long
 def test_check_rows_reach_the_goal_by_themselves():
     for group in page.groups():
         check = [abs(row.error) for row in group.part(False)]
@@ -86,7 +83,6 @@ def test_check_rows_reach_the_goal_by_themselves():
             assert np.mean(check) <= max(group.mean, 0.05), group.name
 
 
-@pytest.mark.long
 def test_fitted_rows_are_those_that_calibrations_name():
     """plan2.json's rows are fitted together, and judged by models left out (refit.py)."""
     rows = [(row, of) for g in times() for row, of in zip(g.rows, run_rows()[g.name], strict=True)]
@@ -359,7 +355,6 @@ def test_bubbles_by_formula():
     assert float(bubble_overhead(i["p"], i["m"], i["v"])) == e["interleaved_over_ideal"]
 
 
-@pytest.mark.long
 def test_the_page_has_every_case_and_both_kinds_of_rows(tmp_path, capsys, monkeypatch):
     file = tmp_path / "page.md"
     monkeypatch.setattr("sys.argv", ["page", "--check", "--page", str(file)])

@@ -1,14 +1,11 @@
 """No step time is claimed of a layout whose ledger says no, unless its row says so."""
 
-import pytest
-
 import tiledask as td
 from tiledask.lab.accuracy.runs import run_rows
 from tiledask.lab.accuracy.sources import times
 from tiledask.plan.timing.calibration import uncounted
 
 
-@pytest.mark.long
 def test_every_time_that_is_claimed_has_room_or_its_row_says_that_it_has_none():
     refused = {}
     for group in times():

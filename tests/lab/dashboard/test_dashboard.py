@@ -92,7 +92,6 @@ def acted(made: Recorder, action: tuple, device: int, start: float, end: float, 
     made.log_event("tiledask-run-a", event)
 
 
-@pytest.mark.long
 def test_memory_is_bounded(made, monkeypatch):
     for i in range(recorder.KEPT_TASKS + 10):
         ran(made, "a", f"x-{i}", ("compute", i, i + 1))
@@ -350,7 +349,6 @@ def test_words_of_others_are_text(made):
         assert "<b>" not in page
 
 
-@pytest.mark.long
 def test_a_report_of_timelines(tmp_path):
     schedule = td.schedule("1f1b", 2, 4)
     simulated = td.simulate(schedule)
@@ -366,7 +364,6 @@ def test_a_report_of_timelines(tmp_path):
     assert html.replace(" ", "").count('"end":30.0') == 2  # one time axis for both
 
 
-@pytest.mark.long
 def test_a_report_of_what_has_a_timeline_is_made_beside_a_closed_page_of_another_thread(tmp_path):
     closed, heard = Document(), lambda event: None
     closed.on_change(heard)

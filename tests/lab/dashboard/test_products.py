@@ -62,7 +62,6 @@ def facts(made: Recorder) -> dict[str, str]:
     return dict(shown(made.record()).facts)
 
 
-@pytest.mark.long
 def test_a_product_under_way_shows_what_its_ranks_have_reported_beside_the_plan(made):
     made.log_event(RUNS, ABOUT)
     drawn = shown(made.record())
@@ -97,7 +96,6 @@ def test_a_product_under_way_shows_what_its_ranks_have_reported_beside_the_plan(
     )
 
 
-@pytest.mark.long
 def test_at_its_end_a_product_shows_what_the_client_has_counted(made):
     begins(made)
     ends(made)

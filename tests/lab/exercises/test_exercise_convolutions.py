@@ -76,7 +76,6 @@ def test_the_picture_says_what_is_borrowed_from_whom():
 # -- devices -------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_the_number_of_devices_is_where_30_images_are_reached(devices):
     """Both grow with n - 1, so that only the batch counts: 8,626 activations of each image, there
     and back, against 2 x 129,068 gradients."""
@@ -91,7 +90,6 @@ def test_the_number_of_devices_is_where_30_images_are_reached(devices):
     assert "3" not in many.reason  # which is what is asked
 
 
-@pytest.mark.long
 def test_too_few_images_are_refused():
     with pytest.raises(PlacementError, match="with 0 images a device"):
         until_layerwise_moves_more(each=0)

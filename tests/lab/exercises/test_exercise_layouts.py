@@ -34,7 +34,6 @@ def test_the_cap_unanswered_shows_a_time_and_no_part_of_the_best_step(cap):
     assert bar.get_gid() == "the fastest that keeps to the cap"
 
 
-@pytest.mark.long
 def test_the_fastest_within_a_cap_is_that_of_a_search_and_larger_plans_are_refused(cap):
     small = [plan for plan in searched(32) if plan.peak <= 6 * GB]
     right = min(small[:12], key=lambda plan: plan.step.total)
@@ -52,7 +51,6 @@ def test_the_fastest_within_a_cap_is_that_of_a_search_and_larger_plans_are_refus
     assert cap.draw(slow.layout).to_png().startswith(b"\x89PNG")
 
 
-@pytest.mark.long
 def test_the_fewest_devices_are_those_of_every_number_searched(fewest):
     fits = {n: searched(32, devices=[n]) for n in range(1, 9)}
     least = min(n for n, plans in fits.items() if plans)
@@ -76,7 +74,6 @@ def test_more_bytes_a_parameter_take_more_devices():
     assert 'the verdict is "no"' in heavy.check(alone).reason
 
 
-@pytest.mark.long
 def test_a_room_that_nothing_fits_in_is_refused_with_both_numbers():
     tiny = fastest_within(GPT, CLUSTER, 32, room=GB)
     result = tiny.check(searched(32)[0].layout)

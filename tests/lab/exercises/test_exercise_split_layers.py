@@ -26,7 +26,6 @@ def sums():
     return fewest_sums(4)
 
 
-@pytest.mark.long
 def test_only_one_pair_of_sums_is_right(sums):
     places = partial_sums.FORWARD + partial_sums.BACKWARD
     pairs = [(a, b) for i, a in enumerate(places) for b in places[i + 1 :]]

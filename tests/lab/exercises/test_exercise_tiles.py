@@ -48,7 +48,6 @@ def test_tiles_are_those_of_the_kernel_where_it_ships_them():
             assert alike == {config}
 
 
-@pytest.mark.long
 def test_only_these_tiles_keep_to_the_limits_by_hand(within):
     """Bytes by the formula, and not by the judge's: 2 s m n k / FLOP per byte."""
     fitting = {
@@ -73,7 +72,6 @@ def test_a_task_that_nothing_solves_is_refused():
 # -- block and tile ------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_no_tile_of_any_depth_loads_less_than_the_best():
     """By the formula: a block of 500 x 500 and all of k, a megabyte each."""
     tiles = (
@@ -113,7 +111,6 @@ def test_the_parts_of_a_makespan_add_up_by_hand():
 positive = st.floats(0.01, 100)
 
 
-@pytest.mark.long
 @given(st.tuples(positive, positive), st.tuples(positive, positive), positive)
 @settings(max_examples=100, deadline=None)
 def test_what_is_lost_and_the_ideal_are_the_makespan(busy, waited, rate):

@@ -41,7 +41,6 @@ def by_hand(shape, m=2, b=8, h=32, layers=3, s=16, vocabulary=50):
     }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "shape", [(2, 2, 2), (1, 1, 1), (2, 1, 1), (1, 2, 1), (3, 2, 2), (2, 2, 3)]
 )
@@ -50,7 +49,6 @@ def test_the_formulas_are_what_a_step_moves(shape):
     assert step_traffic(shape).check(answer), missed(step_traffic(shape).check(answer))
 
 
-@pytest.mark.long
 def test_the_busiest_stage_is_not_always_the_first_and_no_hint_says_so():
     exercise, right = step_traffic((2, 2, 3)), by_hand((2, 2, 3))
     first = right | {"barriers": 2 * (1 + 4) + 3}
@@ -60,7 +58,6 @@ def test_the_busiest_stage_is_not_always_the_first_and_no_hint_says_so():
     assert "of each stage" in said
 
 
-@pytest.mark.long
 def test_a_byte_too_many_is_seen():
     exercise, right = step_traffic(), by_hand((2, 2, 2))
     for name in right:
@@ -116,7 +113,6 @@ def suspects():
     return faulty_run(0)
 
 
-@pytest.mark.long
 def test_only_one_answer_is_right(suspects):
     """And no format's envelope betrays it: all verdicts are "round-off"."""
     right = [name for name in suspects.runs if suspects.check(name)]
@@ -133,7 +129,6 @@ def test_what_runs_are_printed_as_does_not_answer(suspects):
     assert "tiny" not in repr(suspects.runs)
 
 
-@pytest.mark.long
 def test_float64_tells(suspects):
     apart = {name: suspects.again(name).max() for name in suspects.runs}
     (right,) = (name for name in suspects.runs if suspects.check(name))
@@ -141,7 +136,6 @@ def test_float64_tells(suspects):
     assert max(apart.values()) < 1e-14
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 def test_another_seed_is_another_task(suspects, seed):
     other = faulty_run(seed)

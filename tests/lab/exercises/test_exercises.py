@@ -92,7 +92,6 @@ def test_the_least_load_equals_every_placement_tried(slots):
 # -- fits ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_copies_that_fit_are_judged_stage_by_stage():
     exercise, model = copies_that_fit(), td.load_model("llama-2-13b")
 
@@ -196,7 +195,6 @@ def test_a_choreography_is_judged_by_bytes_and_memory(choice, answer, mb_held, m
         assert "too much" in result.reason
 
 
-@pytest.mark.long
 def test_the_fewest_bytes_are_those_of_every_option_tried(monkeypatch):
     monkeypatch.setattr(choreography, "NARROW", 1)
     dtype = np.dtype("f8")

@@ -107,7 +107,6 @@ def short(monkeypatch):
 # -- the parts on NumPy --------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_each_kernel_once(notes):
     kernels.first(notes, "numpy")
     found = rows(notes)
@@ -117,7 +116,6 @@ def test_each_kernel_once(notes):
     assert all(row["error"] <= row["limit"] for row in found if "kernel" in row)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("step", STEPS)
 def test_every_step_of_every_kernel(step):
     for variant in kernels.variants("numpy"):
@@ -125,7 +123,6 @@ def test_every_step_of_every_kernel(step):
             assert check(variant.run, case).right, case
 
 
-@pytest.mark.long
 def test_a_planted_fault_is_seen_and_what_was_measured_is_left_out(notes, monkeypatch):
     def off_by_one_row(a, b, out, epilogue, **how):
         by_kernel(a, b, out, epilogue, **how)
@@ -145,7 +142,6 @@ def test_a_planted_fault_is_seen_and_what_was_measured_is_left_out(notes, monkey
     assert {row["key"] for row in rows(again)} == {"the device"}
 
 
-@pytest.mark.long
 def test_contenders_in_turn(notes, short):
     speed.run(notes, "numpy")
     found = {row["key"]: row for row in rows(notes)}
@@ -158,7 +154,6 @@ def test_contenders_in_turn(notes, short):
     assert [row[0] for row in ladder.rows] == ["tiled, fp32", "blas, fp32"]
 
 
-@pytest.mark.long
 def test_who_is_wrong_has_no_time_and_who_failed_when_tried_takes_no_part(
     notes, monkeypatch, short
 ):
@@ -191,7 +186,6 @@ def test_two_levels_and_files_are_counted(notes):
     assert all(len(table.rows) == len(found) for table in product.tables(found))
 
 
-@pytest.mark.long
 def test_claims_are_of_what_a_device_can_hold():
     for memory in (10**9, 24 * 10**9, 80 * 10**9, 141 * 10**9):
         found = fit.claims(memory)

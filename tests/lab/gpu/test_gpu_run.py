@@ -25,7 +25,6 @@ def run(name, journal, seconds):
     return run_part(PARTS[name], journal, seconds, "numpy", print, ["twins.gpu_parts"])
 
 
-@pytest.mark.long
 def test_a_part_goes_on_behind_what_dies_hangs_or_raises(tmp_path):
     end = run("wrong", tmp_path / "journal", 120)
     assert end["state"] == "done"
@@ -44,7 +43,6 @@ def test_a_part_goes_on_behind_what_dies_hangs_or_raises(tmp_path):
     assert rows["fine"]["error"] == "nan"
 
 
-@pytest.mark.long
 def test_a_part_is_cut_off_when_its_time_is_over_and_needs_what_it_needs(tmp_path):
     journal = tmp_path / "journal"
     assert run("long", journal, 5.0)["state"] == "cut off"
@@ -68,7 +66,6 @@ def test_goals_are_marked_and_what_was_not_measured_is_said():
     assert {row[4] for row in cells[1:]} == {"not measured"}
 
 
-@pytest.mark.long
 def test_a_record_and_its_page_are_left_without_a_gpu(tmp_path, capsys):
     given = ["--arrays", "numpy", "--only", "first", "--minutes", "2", "--out", str(tmp_path)]
     assert command.main(given) == 0

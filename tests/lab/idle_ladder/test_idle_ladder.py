@@ -28,7 +28,6 @@ def compact(text):
     return re.sub(r"[^a-z0-9./%]", "", text.lower())
 
 
-@pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize("number", LEVELS)
 def test_the_working_ends_in_what_the_simulator_says_and_another_seeds_answer_is_wrong(number):
@@ -42,7 +41,6 @@ def test_the_working_ends_in_what_the_simulator_says_and_another_seeds_answer_is
     assert max(map(len, answers)) < 200  # worked by hand
 
 
-@pytest.mark.long
 @pytest.mark.few(6)
 @pytest.mark.parametrize("number", LEVELS)
 def test_no_hint_form_or_verdict_says_the_answer(number):
@@ -65,7 +63,6 @@ def numbers(text):
     return set(re.findall(r"\d+(?:\.\d+)?", text))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("number", [3, 4, 5, 6, 7, 10, 12])
 def test_what_is_said_of_a_wrong_number_is_not_the_right_one(number):
     for seed in range(20):
@@ -93,7 +90,6 @@ def test_what_is_said_of_a_gap_is_only_what_it_is_not():
     assert task.result(given).reason == said
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("number", LEVELS)
 def test_equal_seeds_are_equal_and_other_seeds_are_not(number):
     again = td.tasks.idle_level(number, 3)
@@ -241,7 +237,6 @@ def test_the_other_convention_is_recognised():
                 assert "did you count workers from 0?" in reason
 
 
-@pytest.mark.long
 def test_forgotten_transfers_and_costs_are_recognised():
     for seed in range(20):
         task = level(4, seed)
@@ -268,7 +263,6 @@ def test_the_first_slot_that_is_off_is_named_with_its_reason():
     assert "the last worker stands in the first line" in task.result(rows[::-1]).reason
 
 
-@pytest.mark.long
 def test_two_stars_are_for_a_rounded_share_and_for_nearly_the_best_number():
     for seed in range(50):
         task = level(7, seed)

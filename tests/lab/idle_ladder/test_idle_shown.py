@@ -24,7 +24,6 @@ def said(figure, gid=None):
 
 
 @pytest.mark.few(3)
-@pytest.mark.long
 @pytest.mark.parametrize("number", LEVELS)
 def test_every_level_is_drawn_empty_wrong_and_right(number):
     task, stale = td.tasks.idle_level(number, 5), td.tasks.idle_level(number, 6)
@@ -41,7 +40,6 @@ def marked(figure):
     return [gid for gid in frames if str(gid).startswith("wrong")] + said(figure, "wrong")
 
 
-@pytest.mark.long
 def test_what_is_off_is_marked_in_its_place():
     task = td.tasks.idle_level(1, 5)
     rows = [list(row) for row in task.sheet.right]
@@ -64,7 +62,6 @@ def test_what_is_off_is_marked_in_its_place():
     ]
 
 
-@pytest.mark.long
 def test_the_empty_sheet_hides_the_run():
     for number in (3, 7, 10, 12):
         task = td.tasks.idle_level(number, 5)
@@ -72,7 +69,6 @@ def test_the_empty_sheet_hides_the_run():
         assert set(said(task.draw("1"))) == {"?"}
 
 
-@pytest.mark.long
 def test_gaps_have_their_letters_and_the_first_wrong_one_is_red():
     task = td.tasks.idle_level(11, 5)
     letters = [f"gap {letter}" for letter in "ABCDE"]
@@ -92,7 +88,6 @@ def run(capsys, *words):
     return code, json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("number", LEVELS)
 def test_a_level_is_shown_and_judged_in_a_terminal(capsys, number):
     task = td.tasks.idle_level(number, 7)
@@ -122,7 +117,6 @@ def test_hints_one_by_one_lead_to_the_working(capsys, monkeypatch, tmp_path):
     assert f"Answer: {worked(td.tasks.idle_level(4))}" in shown
 
 
-@pytest.mark.long
 def test_a_run_too_long_for_letters_is_told_in_a_line_per_worker():
     told = set()
     for number in LEVELS:

@@ -60,7 +60,6 @@ def is_kept_secret(result) -> None:
 
 
 @pytest.mark.few(16)
-@pytest.mark.long
 @pytest.mark.parametrize("name", ALONE)
 def test_answers_are_judged_as_a_learner_has_to_read(name, one_thread):
     judge = task(name)
@@ -111,7 +110,6 @@ def marks(figure) -> list[str]:
     return named + [tick.get_text() for tick in ticks if tick.get_color() == RED]
 
 
-@pytest.mark.long
 @pytest.mark.few(3)
 @pytest.mark.parametrize("name", [name for name in ALONE if name not in IN_NUMBERS.split()])
 def test_the_drawing_of_a_wrong_answer_marks_the_offence(name, one_thread):
@@ -125,7 +123,6 @@ def test_the_drawing_of_a_wrong_answer_marks_the_offence(name, one_thread):
 
 
 @pytest.mark.few(6)
-@pytest.mark.long
 @pytest.mark.parametrize("name", ALONE)
 def test_a_task_and_what_is_no_answer_are_drawn(name, one_thread):
     for answer in (None, "?"):
@@ -194,7 +191,6 @@ def of_every_task(names, judge_of):
                 assert target.best not in told, (name, target)
 
 
-@pytest.mark.long
 def test_every_task_asks_says_how_to_answer_and_has_three_hints_that_do_not(one_thread):
     assert {*NAMES} == {*FOUND}
     of_every_task(ALONE, task)

@@ -132,7 +132,6 @@ def test_the_score_is_written_to_the_page_that_is_there_and_only_then(tmp_path, 
 # -- the start -----------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_jupyterlab_stays_on_this_machine_and_in_the_learners_folder(tmp_path, monkeypatch):
     pytest.importorskip("jupyterlab_server", reason="no JupyterLab: pip install 'tiledask[lab]'")
     monkeypatch.setenv("JUPYTER_CONFIG_PATH", "/mine")
@@ -156,7 +155,6 @@ def test_jupyterlab_stays_on_this_machine_and_in_the_learners_folder(tmp_path, m
     assert settings["dask-labextension:plugin"]["defaultURL"] == "http://127.0.0.1:9000"
 
 
-@pytest.mark.long
 def test_the_first_layout_is_ours_and_later_ones_the_learners(tmp_path):
     handler = pytest.importorskip(
         "jupyterlab_server.workspaces_handler", reason="no JupyterLab: pip install 'tiledask[lab]'"

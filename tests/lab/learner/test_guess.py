@@ -132,7 +132,6 @@ def test_who_mistypes_reads_how_it_is_written(text, unit, said):
         read_number(text, unit)
 
 
-@pytest.mark.long
 @given(st.integers(0, 10**14), st.sampled_from([",", "_", "'", " "]))
 def test_marks_stand_between_groups_of_three_digits_alone(number, mark):
     text = f"{number:,}".replace(",", mark)
@@ -147,7 +146,6 @@ def test_what_is_shown_can_be_typed(number, unit):
     assert read_number(show_number(number, unit), unit) == pytest.approx(number, rel=1e-2)
 
 
-@pytest.mark.long
 @given(st.text(max_size=30), st.sampled_from(["", "B", "s"]))
 def test_any_text_is_a_finite_number_or_refused(text, unit):
     with contextlib.suppress(ConfigError):
@@ -355,7 +353,6 @@ def test_what_is_typed_into_the_field_is_kept_and_said():
     assert guess.value == 8e6
 
 
-@pytest.mark.long
 def test_a_prediction_in_plain_python_needs_no_widgets():
     script = (
         "import sys; sys.modules['anywidget'] = None\n"

@@ -1,12 +1,9 @@
 """The chart of a training: its update is one, of no stage."""
 
-import pytest
-
 import tiledask as td
 from tiledask.lab.plots.pipelines.gantt import KINDS, chunks_of
 
 
-@pytest.mark.long
 def test_an_update_is_none_of_the_stages_of_its_device():
     """Where it came first, the device's one stage would be drawn as a later one, paler."""
     program = td.training_program(td.GPT(59, 16, 2, 4, 8), (1, 1, 2), batch=2)

@@ -231,7 +231,6 @@ def drawn(name: str) -> tuple:
 
 
 @pytest.mark.few(6)
-@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=pytest.mark.slow) if "," in n else n for n in FIGURES],
@@ -248,7 +247,6 @@ def test_every_figure_has_a_title_and_units_and_every_word_can_be_read(name):
     assert any(unit in labels for unit in units)
 
 
-@pytest.mark.long
 def test_a_notebook_shows_a_figure_that_no_setting_changes_and_that_changes_no_setting():
     import matplotlib as mpl
 
@@ -261,7 +259,6 @@ def test_a_notebook_shows_a_figure_that_no_setting_changes_and_that_changes_no_s
         assert mpl.rcParams["font.size"] == 30
 
 
-@pytest.mark.long
 def test_matplotlib_waits_for_the_first_figure():
     code = (
         "import sys, tiledask, tiledask.lab.plots, tiledask.lab.table;"
@@ -272,7 +269,6 @@ def test_matplotlib_waits_for_the_first_figure():
     assert run.stdout.strip() == "[]"
 
 
-@pytest.mark.long
 def test_gantt_draws_every_action_where_and_as_long_as_it_was_on_a_row_of_the_makespan():
     timeline = pipeline(3, 4)
     (axes,) = plots.gantt(timeline).axes
@@ -296,7 +292,6 @@ def test_gantt_draws_every_action_where_and_as_long_as_it_was_on_a_row_of_the_ma
         assert 0.36 < y - round(y - 0.4) < y - round(y - 0.4) + height < 0.5
 
 
-@pytest.mark.long
 def test_gantt_numbers_of_many_actions_are_there_and_in_their_box():
     timeline = sweep.same_work("1f1b", 8, 32)
     (axes,) = plots.gantt(timeline).axes
@@ -359,7 +354,6 @@ def test_memory_bars_are_the_bytes_of_the_fullest_moment_and_marked_over_the_cap
     assert [line.get_xdata()[0] for line in axes.lines if line.get_gid() == "the bound"] == [5]
 
 
-@pytest.mark.long
 def test_memory_timeline_draws_what_is_held_and_where_it_is_most():
     footprint = held("1f1b", 4, 8)
     figure = plots.memory_timeline(footprint, capacity=3, unit="activations")
@@ -374,7 +368,6 @@ def test_memory_timeline_draws_what_is_held_and_where_it_is_most():
         assert axes.get_ylim() == figure.axes[0].get_ylim()
 
 
-@pytest.mark.long
 def test_traffic_cells_are_the_bytes_and_those_that_differ_are_framed():
     for axes in plots.traffic_matrix(RING, RING).axes[:2]:
         np.testing.assert_array_equal(axes.images[0].get_array(), RING.bytes)
@@ -482,7 +475,6 @@ def test_panels_draw_every_span_in_its_lane_where_and_as_long_as_it_was():
     assert [w for _, _, w, _ in boxes(axes, "rest")] == [25] * 3
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("name", "p", "q"), [("summa", 2, 2), ("cannon", 3, 3), ("summa", 2, 3)])
 def test_reads_are_an_arrow_for_every_piece_of_every_step(name, p, q):
     plan = planned(name, p, q)

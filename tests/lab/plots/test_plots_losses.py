@@ -64,7 +64,6 @@ FIGURES = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_word_can_be_read(name, trained):
@@ -81,7 +80,6 @@ def lines(axes):
     return {line.get_label().partition(":")[0]: line for line in axes.get_lines()}
 
 
-@pytest.mark.long
 def test_the_band_holds_all_controls_and_so_a_split_that_parts_no_farther():
     """With one of them alone, a run that parts as another control does looks faulty."""
     alone, near, far = curve(), curve(off=1e-7), curve(off=1e-3)
@@ -116,7 +114,6 @@ def test_losses_and_differences_are_drawn():
     assert drawn.get_label() == f"two:\nat most {off.max():.1e}"
 
 
-@pytest.mark.long
 def test_the_envelope_is_that_of_the_theory(trained):
     runs = {str(shape): run for shape, run in trained.items()}
     below = plots.losses(runs, dtype="float32").axes[1]
@@ -144,7 +141,6 @@ def test_the_first_step_outside_of_the_envelope_is_marked():
     assert "first outside" not in lines(plots.losses(runs, dtype="float32").axes[1])
 
 
-@pytest.mark.long
 def test_bars_are_the_frame(trained):
     run = trained[2, 2, 2]
     figure, frame = plots.layers_traffic(run), run.layers()

@@ -94,7 +94,6 @@ def drawn(found) -> Callable[[str], tuple]:
     return draw
 
 
-@pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_word_is_inside_the_picture_and_upon_no_other(name, drawn):
@@ -123,7 +122,6 @@ def ticks(axes) -> tuple[list[int], list[int]]:
 
 
 @pytest.mark.few(1)
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["tight", "large"])
 def test_a_cell_is_the_best_plan_that_has_this_tp_and_pp(name, found, drawn):
     plans = found[name]
@@ -156,7 +154,6 @@ def test_a_cell_is_the_best_plan_that_has_this_tp_and_pp(name, found, drawn):
             assert ("recompute" in second) == (best.layout.recompute != "none")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "values", "why"),
     [
@@ -176,7 +173,6 @@ def test_a_cell_without_layouts_says_what_forbids_them(name, values, why, found)
     assert why_not(found[name], values) == why
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["small", "large", "experts", "none", "counts"])
 def test_no_rule_forbids_what_the_search_found(name, found):
     frame = found[name].to_frame(None)
@@ -197,7 +193,6 @@ def front_of(plans, devices: int) -> list[tuple[float, float]]:
 
 
 @pytest.mark.few(1)
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["large", "devices"])
 def test_the_line_goes_through_the_plans_that_no_other_beats(name, found, drawn):
     plans = found[name]
@@ -211,7 +206,6 @@ def test_the_line_goes_through_the_plans_that_no_other_beats(name, found, drawn)
     assert len({lines[f"front of {n}"].get_color() for n in counts}) == len(counts)
 
 
-@pytest.mark.long
 def test_the_parts_of_a_step_are_stacked_to_its_time(found, drawn):
     (axes,) = drawn("step tight")[0].axes
     rows = {}

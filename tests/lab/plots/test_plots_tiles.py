@@ -59,7 +59,6 @@ def drawn(name: str) -> tuple:
     return figure, drawn_texts(figure)
 
 
-@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_word_is_inside_the_picture_and_upon_no_other(name):
@@ -69,7 +68,6 @@ def test_every_word_is_inside_the_picture_and_upon_no_other(name):
     assert not overlaps(texts)
 
 
-@pytest.mark.long
 def test_levels_are_drawn_to_scale_and_as_long_as_they_take():
     found = levels(load_cluster("8xH200"), workers=(2, 4))
     figure = plots.tile_levels(found)
@@ -85,7 +83,6 @@ def test_levels_are_drawn_to_scale_and_as_long_as_they_take():
     assert text.count("moved, 8 workers") == 1  # bytes between workers are those of all
 
 
-@pytest.mark.long
 def test_kernels_lie_below_the_roofs_and_one_mark_is_on_its_roof():
     predictions = ladder()
     figure = plots.roofline(predictions)

@@ -3,7 +3,6 @@
 from itertools import combinations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +26,6 @@ def test_no_two_names_of_the_package_have_the_same_colour_and_none_is_that_of_id
     assert near == []
 
 
-@pytest.mark.long
 @given(st.text(max_size=20))
 def test_any_other_name_has_always_the_same_colour_and_none_of_the_packages(name):
     if name in OWN:

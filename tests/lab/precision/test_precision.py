@@ -20,7 +20,6 @@ from tiledask.tile.backend import as_dtype
 # -- formats ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @pytest.mark.few(3)
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
@@ -68,7 +67,6 @@ def test_every_lesson_holds(lesson, claims):
 # -- the small network -----------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_a_split_changes_nothing_but_the_order_of_sums():
     alone = train("float64", 5).losses
     for ranks in (2, 3, 64):
@@ -108,7 +106,6 @@ FAULTS = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_told_from_round_off(fault, dtype, monkeypatch):
@@ -120,7 +117,6 @@ def test_faults_are_told_from_round_off(fault, dtype, monkeypatch):
     assert not all(verdicts(alone, wrong, dtype))
 
 
-@pytest.mark.long
 def test_bf16_sees_a_missing_f_later(monkeypatch):
     first = {}
     for dtype in FORMATS:

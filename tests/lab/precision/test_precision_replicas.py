@@ -28,7 +28,6 @@ def trained(reduction, scale, dtype="float16", ranks=2):
     return run_threads(partial(train_replicas, dtype=dtype), ranks, reduction, scale).results[0]
 
 
-@pytest.mark.long
 def test_the_sum_overflows_where_no_replica_does_and_each_remedy_helps():
     runs = {name: trained(how, EDGE) for name, how in REMEDIES.items()}
     assert {name: run.finite for name, run in runs.items()} == {
@@ -46,7 +45,6 @@ def test_the_sum_overflows_where_no_replica_does_and_each_remedy_helps():
         assert acceptable(*ends, len(single.losses), "float16", 2, 2)
 
 
-@pytest.mark.long
 def test_half_the_scale_overflows_nowhere():
     assert all(trained(how, EDGE / 2).finite for how in REMEDIES.values())
 
@@ -56,7 +54,6 @@ def test_replicas_share_a_batch_evenly():
         trained(Reduction(), 1.0, ranks=3)
 
 
-@pytest.mark.long
 def test_errors_of_sums_grow_with_the_ranks_and_shrink_with_the_format():
     errors = {
         (dtype, d): run_threads(sum_error, d, dtype).results[0][0]
@@ -68,7 +65,6 @@ def test_errors_of_sums_grow_with_the_ranks_and_shrink_with_the_format():
     assert errors["float16", 4] / errors["float32", 4] == pytest.approx(2**13, rel=0.1)
 
 
-@pytest.mark.long
 @pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("setting", "cause"),

@@ -48,7 +48,6 @@ def test_more_actions_than_have_legible_numbers_are_drawn_without(monkeypatch):
 
 
 @pytest.mark.few(2)
-@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [
@@ -71,7 +70,6 @@ def gids(figure):
     return [str(a.get_gid()) for axes in figure.axes for a in axes.get_children()]
 
 
-@pytest.mark.long
 def test_the_drawing_shows_layers_limits_and_what_is_wrong():
     (axes,) = load_puzzle("24-uneven").draw("1-6 | 7-13 | 14-20 | 21-24").axes
     boxes = [p for p in axes.patches if str(p.get_gid()).startswith("layer ")]
@@ -89,7 +87,6 @@ def test_the_drawing_shows_layers_limits_and_what_is_wrong():
     assert "send" in gids(load_puzzle("costly-cuts").draw("1-4 | 5-8 | 9-12 | 13-16"))
 
 
-@pytest.mark.long
 def test_the_drawing_of_an_order_shows_its_memory():
     gpipe = load_puzzle("1f1b-by-hand").draw(text("gpipe", 3, 5))
     labels = [tick.get_text() for tick in gpipe.axes[0].get_yticklabels()]

@@ -163,7 +163,6 @@ def run(capsys, *arguments):
     return code, json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.long
 def test_lists_and_shows(capsys):
     code, levels = run(capsys)
     assert [each["name"] for each in levels[-12:]] == [f"idle-{n}" for n in range(1, 13)]
@@ -185,7 +184,6 @@ def kept_in(tmp_path, monkeypatch):
     return tmp_path / "state" / "tiledask" / "terminal.jsonl"
 
 
-@pytest.mark.long
 def test_hints_come_one_by_one_and_stars_are_listed(capsys, kept_in, monkeypatch):
     hints = [run(capsys, "5", "--hint")[1]["hint"] for _ in range(4)]
     assert hints == [str(Hint(n, 3, load_puzzle(5).hints[n - 1])) for n in (1, 2, 3, 3)]

@@ -51,7 +51,6 @@ def test_levels_count_from_1_without_a_gap():
 
 
 @pytest.mark.few(8)
-@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_every_level_can_be_set(name):
     """Its targets can be met, by what is as good as can be."""
@@ -62,7 +61,6 @@ def test_every_level_can_be_set(name):
 
 
 @pytest.mark.few(8)
-@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_a_target_below_the_best_is_out_of_reach(name):
     """The best that the score compares with is the best: nothing meets a target below it."""
@@ -127,14 +125,12 @@ OTHER_MEANS = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_solved_by_the_exact_partition_a_formula_or_a_schedule_of_the_table(name):
     load_puzzle(name).check(OTHER_MEANS[name]()).require()
 
 
 @pytest.mark.few(4)
-@pytest.mark.long
 @pytest.mark.parametrize("most", [30, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CUTS)
 def test_over_all_splits_exactly_those_within_the_target_are_accepted(name, most):
@@ -165,7 +161,6 @@ def test_over_all_splits_exactly_those_within_the_target_are_accepted(name, most
     assert refused or len(every) == 1
 
 
-@pytest.mark.long
 def test_fewest_microbatches_accepts_only_the_fewest():
     puzzle = load_puzzle("fewest-microbatches")
     assert [m for m in range(1, 65) if puzzle.check(m)] == [21]
@@ -243,7 +238,6 @@ def says(text, number):
     return re.search(rf"(?<![\w.]){number}(?![\w.]*\d)", text) is not None
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_that_is_shown_gives_the_answer(name):
     puzzle = load_puzzle(name)
@@ -259,7 +253,6 @@ def test_nothing_that_is_shown_gives_the_answer(name):
         assert str(solution).lower() not in said.lower()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", [p.name for p in LEVELS if p.kind == "choice"])
 def test_a_wrong_answer_is_not_told_the_right_one(name):
     """In none of the ways in which a verdict is shown; whoever finds it is told."""
@@ -307,7 +300,6 @@ WRONG = [
 """More of them are in tests/golden/judged.json."""
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("name", "answer", "words"), WRONG)
 def test_a_wrong_answer_is_refused_in_its_own_words(name, answer, words):
     result = load_puzzle(name).check(answer)
@@ -390,7 +382,6 @@ def test_forwards_first_is_a_legal_order_of_any_placement():
             validate(_all_forwards_first(inputs, place), 4, 3)
 
 
-@pytest.mark.long
 def test_loading_and_checking_brings_in_no_matplotlib():
     code = (
         "import sys; from tiledask.lab.puzzles import load_puzzle; "

@@ -36,7 +36,6 @@ def missed(run):
     return [name for name, row in failures.items() if row.rule not in BY_THE_CLOCK]
 
 
-@pytest.mark.long
 @pytest.mark.few(13)
 @every
 def test_an_answer_has_its_working_and_can_be_written_down(number):
@@ -51,7 +50,6 @@ def test_an_answer_has_its_working_and_can_be_written_down(number):
     assert answer.run is None
 
 
-@pytest.mark.long
 @pytest.mark.few(2)
 @every
 def test_every_input_changes_the_answer(number):
@@ -64,7 +62,6 @@ def test_every_input_changes_the_answer(number):
         assert dict(after.values) != dict(before.values), f"{name}={other} changes nothing"
 
 
-@pytest.mark.long
 @pytest.mark.few(3)
 @every
 def test_every_figure_can_be_drawn(number):
@@ -137,7 +134,6 @@ def test_a_drawing_in_letters_stays_as_it_is_drawn_and_prose_wraps():
 # -- how it is asked -----------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_what_takes_more_workers_says_so():
     answer = td.ask(34, devices=6)
     assert answer.run is None
@@ -157,7 +153,6 @@ def test_a_number_that_is_not_there():
         td.ask(99)
 
 
-@pytest.mark.long
 def test_the_command_says_what_td_ask_says(capsys, tmp_path):
     picture = tmp_path / "cut.svg"
     typed = [

@@ -63,7 +63,6 @@ def every_layout(model, devices, batch):
         yield replace(layout, flash_attention=flash)
 
 
-@pytest.mark.long
 def test_every_layout_is_there_once_with_its_verdict(model, cluster, plans):
     expected = set(every_layout(model, 16, 64))
     found = {plan.layout: plan for plan in plans}
@@ -91,7 +90,6 @@ def test_what_fits_comes_first_and_the_fastest_of_it(plans):
     assert not np.isfinite(plans[-1].seconds)
 
 
-@pytest.mark.long
 def test_seconds_are_those_of_one_layout_alone(model, cluster, plans):
     for plan in plans[:20]:
         alone = step_parts(model, cluster, Numbers.of(plan.layout), sequence=4096).total
@@ -100,7 +98,6 @@ def test_seconds_are_those_of_one_layout_alone(model, cluster, plans):
         assert plan.seconds == plan.step.total == pytest.approx(plan.by_formula, rel=0.2)
 
 
-@pytest.mark.long
 def test_the_front_is_what_nothing_beats(model, cluster):
     plans = search(model, cluster, 32, sequence=4096, space=SMALL, devices=(8, 16))
     front = plans.front
@@ -129,7 +126,6 @@ def test_mixtures_try_expert_parallelism_and_a_slice_divides_a_node():
     assert {plan.layout.tp for plan in plans} == {1, 2, 4, 8}
 
 
-@pytest.mark.long
 def test_memory_binds_where_nothing_fits():
     found = sensitivity(td.load_model("llama-3.1-70b"), td.load_cluster("8xH100"), 64)
     assert {relaxed.limit for relaxed in found[:2]} == {"memory", "devices"}
@@ -145,8 +141,8 @@ def test_memory_binds_where_nothing_fits():
         ("llama-3.1-8b", "16xA100-80GB", {"sequence": 4096, "space": SMALL}),
         ("llama-3.1-8b", "4xA100-80GB", {"sequence": 2048}),  # few fit
         ("gpt2-xl", "16xV100-32GB", {"space": Space(tp=(1, 2, 16), zero=(0, 1))}),
-        pytest.param("mixtral-8x7b", "64xH100", {"sequence": 4096}, marks=pytest.mark.long),
-        pytest.param("deepseek-v3", "2048xH100", {}, marks=pytest.mark.long),
+        pytest.param("mixtral-8x7b", "64xH100", {"sequence": 4096}),
+        pytest.param("deepseek-v3", "2048xH100", {}),
     ],
 )
 def test_limits_buy_what_a_whole_search_without_them_finds(model, cluster, options, times):
@@ -159,7 +155,6 @@ def test_limits_buy_what_a_whole_search_without_them_finds(model, cluster, optio
         assert (relaxed.after.layout, relaxed.after.seconds) == (best.layout, best.seconds)
 
 
-@pytest.mark.long
 def test_nothing_gets_slower_with_more(model, cluster):
     found = sensitivity(model, cluster, 64, sequence=4096, space=SMALL)
     assert len(found) == 7
@@ -169,7 +164,6 @@ def test_nothing_gets_slower_with_more(model, cluster):
     assert [r.speedup for r in found] == sorted((r.speedup for r in found), reverse=True)
 
 
-@pytest.mark.long
 def test_faults_are_named_and_the_advice_is_true(cluster):
     model = td.load_model("gpt2-xl")
     found = critique(model, Layout(pp=8, microbatches=8), cluster, sequence=1024)
@@ -202,7 +196,6 @@ def test_a_critique_is_by_the_framework_that_is_named(model):
     assert found.advice
 
 
-@pytest.mark.long
 def test_what_does_not_fit_gets_the_change_that_does():
     model, fleet = td.load_model("gpt-200b"), td.load_cluster("160xA100-40GB")
     found = critique(model, Layout(dp=160), fleet)

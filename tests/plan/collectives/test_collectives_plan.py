@@ -79,7 +79,6 @@ def chunk_counts(kind, n):
     return st.lists(st.integers(0, 7), min_size=size, max_size=size)
 
 
-@pytest.mark.long
 @given(st.data(), st.sampled_from(EVERY), st.integers(1, 9), st.sampled_from([1, 2, 8]))
 def test_moves_carry_what_the_closed_forms_say(data, which, n, itemsize):
     kind, algorithm = which
@@ -92,7 +91,6 @@ def test_moves_carry_what_the_closed_forms_say(data, which, n, itemsize):
     assert sum(counted.sent) == sum(counted.received)
 
 
-@pytest.mark.long
 @given(st.data(), st.sampled_from(ALGORITHMS), st.integers(1, 9))
 def test_all_reduce_is_reduce_scatter_and_all_gather(data, algorithm, n):
     counts = data.draw(chunk_counts("all_reduce", n))
@@ -171,7 +169,6 @@ def test_seconds_agree_with_the_planner_on_one_node(n):
     assert seconds("all_gather", "tree", even(2**26, n), 2, **link) == pytest.approx([planned] * n)
 
 
-@pytest.mark.long
 def test_overhead_is_why_directly_is_not_always_best():
     rates = {"latency": 1e-6, "bandwidth": 1e9, "overhead": 1e-5}
     ring, tree, direct = (max(seconds("all_gather", n, [1] * 64, 8, **rates)) for n in ALGORITHMS)
@@ -180,7 +177,6 @@ def test_overhead_is_why_directly_is_not_always_best():
     assert max(ragged) == 200.0  # the long chunk goes two ranks far
 
 
-@pytest.mark.long
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=7), st.integers(0, 5), st.integers(0, 5))
 def test_halos_against_row_by_row(extents, before, after):
     owner = [r for r, rows in enumerate(extents) for _ in range(rows)]

@@ -73,7 +73,6 @@ COUNTS = [TWICE_EACH, pytest.param(100, marks=pytest.mark.slow)]
 
 
 @pytest.mark.few(1)
-@pytest.mark.long
 @pytest.mark.parametrize("count", COUNTS)
 def test_labelled_plans(count):
     for before in hundred()[:count]:
@@ -87,7 +86,6 @@ def test_labelled_plans(count):
             assert r.makespan == td.simulate(r.plan.schedule, **r.plan.times).makespan
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("count", COUNTS)
 def test_plans_without_labels(count):
     sure = 0
@@ -130,7 +128,6 @@ def write_steady(path, count, devices, percent, noise=0.0, seed=0):
     return path, 1 - rows.mean() / 100
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("count", "devices", "percent", "noise"),
     [(4, 4, 25, 0), (8, 2, 50, 0), (60, 4, 25, 0), (60, 4, 25, 5), (30, 8, 12.5, 2), (9, 4, 20, 1)],
@@ -158,7 +155,6 @@ def test_a_steady_share_above_one_in_n_is_not(tmp_path):
     assert d.summary[-1].startswith("To tell more: poll at least 10 times within an action")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("joined", [False, True])
 def test_turns_are_seen_whatever_the_noise(joined):
     """Layer-wise, each action off by some 10 %; as one row each, or what touches as one block."""
@@ -177,7 +173,6 @@ def test_turns_are_seen_whatever_the_noise(joined):
     assert sum(c.seconds for c in d.causes) == pytest.approx(d.idle)
 
 
-@pytest.mark.long
 def test_overhead_between_actions_is_not_taken_for_latency():
     form = Form("1f1b", 4, 1, 6)
     times = (1.0, 1.2, 0.9, 1.1), (2.0, 2.1, 1.9, 2.2)
@@ -193,7 +188,6 @@ def test_overhead_between_actions_is_not_taken_for_latency():
         assert by_change(d)["no overhead between actions"].makespan < t.makespan
 
 
-@pytest.mark.long
 def test_what_edges_alone_tell_and_what_they_leave_open():
     d = diagnose(bare(td.simulate(td.schedule("gpipe", 4, 5), latency=[0.1, 0.5, 0.2])))
     np.testing.assert_allclose(d["latency"].value, [0.1, 0.5, 0.2], atol=1e-9)
@@ -210,7 +204,6 @@ def test_what_edges_alone_tell_and_what_they_leave_open():
     assert "backward" not in d.to_dict()["findings"]
 
 
-@pytest.mark.long
 def test_an_order_that_is_in_no_table():
     order = td.Schedule.from_text("0F0,0F1,0I0,0I1,0W1,0W0; 1F0,1I0,1F1,1I1,1W1,1W0")
     d = diagnose(td.simulate(order, latency=0.1))
@@ -252,7 +245,6 @@ def by_change(d):
     return {r.change: r for _, r in every_remedy(d.plan, d.layers, d.memory_limit)}
 
 
-@pytest.mark.long
 def test_gains_are_those_of_the_changed_plan_simulated():
     found = by_change(diagnose(RUN, layers=[1.0] * 22))
 
@@ -279,7 +271,6 @@ def test_gains_are_those_of_the_changed_plan_simulated():
     assert found["equal stages"].makespan == pytest.approx(t.makespan)
 
 
-@pytest.mark.long
 def test_what_fits_in_memory_comes_first():
     free, limited = diagnose(RUN), diagnose(RUN, memory_limit=4)
     assert all(r.fits for r in free.remedies)
@@ -355,7 +346,6 @@ def test_a_chrome_trace(tmp_path):
     assert_is_run(diagnose(path))
 
 
-@pytest.mark.long
 def test_kernels_of_a_chrome_trace_run_together(tmp_path):
     """Three kernels to an action, microseconds apart; NCCL's are transfers."""
     kernels = []
@@ -369,7 +359,6 @@ def test_kernels_of_a_chrome_trace_run_together(tmp_path):
     assert_is_run(diagnose(path))
 
 
-@pytest.mark.long
 def test_polls_in_percent_or_shares_and_as_nvidia_smi_prints_them(tmp_path):
     path, idle = tmp_path / "poll.csv", RUN.idle / (RUN.devices * RUN.makespan)
     found = [diagnose(write_wide(path, RUN, 0.03, percent)) for percent in (True, False)]
@@ -487,7 +476,6 @@ RECORDED = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", RECORDED)
 def test_the_right_cause_comes_first_in_recorded_traces(name):

@@ -219,7 +219,6 @@ def seconds_of(layout, fleet, sequence):
     return float(parts.total) / layout.sequences
 
 
-@pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
     "start",
@@ -277,7 +276,6 @@ def every_layout(model, start, devices):
     return [alone(model, layout, 64, 50) for layout in found]
 
 
-@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("model", "start", "devices"),
@@ -316,7 +314,6 @@ def test_the_fewest_devices_are_the_fewest_of_all_layouts(model, start, devices)
     assert len(said) > 2
 
 
-@pytest.mark.long
 def test_the_fewest_devices_of_two_large_models():
     """13 x 8 copies and slices for 200 billion on 40 GB: sequence parallelism makes the room."""
     for name, device, fewest in (("gpt-200b", "A100-40GB", 104), ("bloom-176b", "A100-80GB", 40)):
@@ -327,7 +324,6 @@ def test_the_fewest_devices_of_two_large_models():
         assert td.fits(load_model(name), layout, wide).verdict == "fits"
 
 
-@pytest.mark.long
 def test_the_200_billion_story():
     model = load_model("gpt-200b")
     fit = td.fits(model, Layout(dp=160), load_cluster("160xA100-40GB"))
@@ -389,7 +385,6 @@ def single_brute_force(start, fleet, name, overhead):
     return None
 
 
-@pytest.mark.long
 @pytest.mark.few(6)
 @pytest.mark.parametrize(
     "start",

@@ -11,7 +11,6 @@ from tiledask.plan.pipelines.needs import peak_in_flight
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, V_SHAPED, is_looped, schedule
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("p", [2, 4])
 @pytest.mark.parametrize("m", [2, 4, 8, 14, 60])

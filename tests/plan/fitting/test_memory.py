@@ -171,7 +171,6 @@ def test_serving_has_no_gradients_and_one_layer_at_work():
     assert held(memory, "working activations") == work
 
 
-@pytest.mark.long
 @settings(deadline=None, max_examples=60)
 @given(
     st.builds(
@@ -219,7 +218,6 @@ def test_flash_attention_leaves_one_number_per_head_and_token_of_the_scores(mode
     assert layer_bytes(model, replace(layout, recompute="selective"), s) == selective
 
 
-@pytest.mark.long
 @given(s=st.integers(1, 400), cp=st.integers(1, 9), tp=st.sampled_from([1, 2, 4]))
 def test_context_parallelism_is_a_shorter_sequence_but_for_the_scores(s, cp, tp):
     each = -(-s // cp)

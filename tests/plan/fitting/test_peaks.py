@@ -51,7 +51,6 @@ def layouts(draw):
     }
 
 
-@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("part", range(5))
 @settings(deadline=None, max_examples=30)

@@ -186,7 +186,6 @@ anything = st.recursive(
 )
 
 
-@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("part", range(5))
 @settings(max_examples=60, deadline=None)

@@ -39,7 +39,6 @@ def test_partition():
         Layout(pp=4, interleave=2, microbatches=4).chunk_layers(7)
 
 
-@pytest.mark.long
 @given(pp=st.integers(1, 9), more=st.integers(0, 30))
 def test_layers_are_dealt_out_whole_and_even(pp, more):
     sizes = Layout(pp=pp).chunk_layers(pp + more)
@@ -52,7 +51,6 @@ def test_interleaved_chunks_return_to_the_first_stage():
     assert [layout.stage_layers(stage, 10) for stage in (0, 1)] == [1 + 3, 2 + 4]
 
 
-@pytest.mark.long
 @given(p=st.integers(2, 6), groups=st.integers(1, 6), v=st.integers(2, 4))
 def test_interleaved_in_flight_is_the_warm_up_and_one(p, groups, v):
     m = groups * p

@@ -232,7 +232,6 @@ def test_a_number_that_no_model_has_is_refused(typed):
         load_model(typed)
 
 
-@pytest.mark.long
 def test_planning_takes_names_and_objects_alike():
     model, cluster = load_model("gpt2"), load_cluster("8xH100")
     for given in ((model, cluster), ("gpt2", "8xH100"), (model, "8xH100"), ("gpt2", cluster)):

@@ -66,7 +66,6 @@ def test_a_measured_run_has_neither():
     assert t.lower_bound is t.critical_path is t.bound is None
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("p", range(1, 6))
 @pytest.mark.parametrize("m", [1, 2, 3, 5, 8, 13])
 @pytest.mark.parametrize("latency", [0, 0.25, 0.5, 1])

@@ -48,7 +48,6 @@ def check(t: Timeline) -> None:
     assert found.per_device["overhead"] == pytest.approx(t.overhead_per_device, abs=1e-9)
 
 
-@pytest.mark.long
 @pytest.mark.few(6)
 @pytest.mark.parametrize("name", sorted(schedules))
 def test_causes_partition_idle_time_and_equal_stages_are_never_slow(name):
@@ -75,7 +74,6 @@ def test_causes_partition_idle_time_and_equal_stages_are_never_slow(name):
                 check(simulate(s, forward, backward, latency, transfers=transfers))
 
 
-@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(st.lists(SPAN, max_size=25), st.sampled_from(["measured", "simulated"]))
 def test_any_spans_at_all(rows, origin):

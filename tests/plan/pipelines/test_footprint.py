@@ -31,7 +31,6 @@ def held_in_loops(timeline, device: int, time: float, activation, weight_part, s
     return held
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", [*WHOLE, *SPLIT, *V])
 def test_every_step_is_what_loops_count(name):
     stages = 6 if name in V else 3
@@ -49,7 +48,6 @@ def test_every_step_is_what_loops_count(name):
         assert sizes[-1] == 100 * (device + 1), "all that was kept is let go"
 
 
-@pytest.mark.long
 @given(
     st.sampled_from([*WHOLE, *SPLIT, "eager-1f1b", "zb-v"]),
     st.integers(1, 5),

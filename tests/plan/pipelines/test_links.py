@@ -69,7 +69,6 @@ def reference(s: Schedule, seconds, together, hop, carry, blocking) -> dict:
 halves = st.integers(0, 6).map(lambda n: n / 2)  # exact in binary, so that equal means equal
 
 
-@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("part", range(10))
 @settings(max_examples=25, deadline=None)

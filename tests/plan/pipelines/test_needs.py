@@ -96,7 +96,6 @@ def test_where_devices_stand_for_good_is_told_and_a_pair_stands_together():
     assert not any(stuck(schedule(name, 4, 6)) for name in ("1f1b", "zb-h1", "dualpipe"))
 
 
-@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 10**6))
 def test_any_single_fault_planted_in_a_good_schedule_is_seen(seed):

@@ -44,7 +44,6 @@ def best_of_all(kinds, stages, microbatches, limit, *times):
 
 
 @pytest.mark.few(2)
-@pytest.mark.long
 @pytest.mark.parametrize(("kinds", "limit"), [("FB", None), ("FB", 1), ("FIW", None), ("FIW", 1)])
 def test_it_is_the_best_of_every_order(kinds, limit):
     rng = np.random.default_rng(8)
@@ -61,7 +60,6 @@ def test_it_is_the_best_of_every_order(kinds, limit):
         assert again.lower_bound <= again.makespan == tried
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "makespan"),
     [
@@ -81,7 +79,6 @@ def test_four_stages_of_eight_micro_batches(options, makespan):
     assert best.schedule.microbatches == 8
 
 
-@pytest.mark.long
 def test_a_v_of_two_chunks_per_device_has_no_bubble_but_the_way_in():
     place = (0, 1, 2, 3, 3, 2, 1, 0)
     best = optimal_schedule(8, 8, 1.0, 2.0, split=True, place=place, memory_limit=8, timeout=240)

@@ -347,7 +347,6 @@ def marked(case):
     return pytest.param(case, id=case["id"], marks=[pytest.mark.slow] if large else [])
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("case", [marked(c) for c in CASES if not matching(c, NOT_COVERED)])
 def test_reproduces(case):
     check_of(case, CHECKS)(case)

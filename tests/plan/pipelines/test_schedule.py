@@ -88,7 +88,6 @@ def assert_complete(s):
     checked(validate(s))
 
 
-@pytest.mark.long
 @pytest.mark.few(30)
 @pytest.mark.parametrize("p", range(1, 6))
 @pytest.mark.parametrize("name", schedules)
@@ -97,7 +96,6 @@ def test_every_action_of_small_schedules_is_there_once_in_its_place_and_runs(nam
         assert_complete(of_any_name(name, p, m, 2))
 
 
-@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("part", range(5))
 @settings(max_examples=60, deadline=None)
@@ -106,7 +104,6 @@ def test_every_action_is_there_once_in_its_place_and_runs(part, s):
     assert_complete(s)
 
 
-@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(built())
 def test_forwards_alone_run_too(s):
@@ -115,7 +112,6 @@ def test_forwards_alone_run_too(s):
         assert validate(Schedule.of(kept, s.places)).orders == tuple(map(tuple, kept))
 
 
-@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(built())
 def test_text_round_trip(s):

@@ -12,7 +12,6 @@ from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("p", range(1, 7))
 @pytest.mark.parametrize("m", range(1, 9))
 def test_closed_forms_for_equal_stages(p, m):
@@ -27,7 +26,6 @@ def test_closed_forms_for_equal_stages(p, m):
     assert gpipe.peak_in_flight == peak_in_flight(schedule("gpipe", p, m))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("p", range(1, 6))
 @pytest.mark.parametrize("v", range(1, 5))
 @pytest.mark.parametrize("extra", range(5))
@@ -48,7 +46,6 @@ def test_interleaving_divides_the_bubble_by_the_chunks_for_any_m_from_p_on(p, v,
         assert t.makespan == pytest.approx(counted + p * c, abs=1e-9)
 
 
-@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_gpipe_closed_form_for_uneven_stages(data):
@@ -108,7 +105,6 @@ def test_refuses_times(options, message):
         cf.one_forward_one_backward_makespan(4, 6, 1, 2, latency=0.1)
 
 
-@pytest.mark.long
 def test_a_large_order_that_cannot_run_is_refused_too():
     m = 2_000
     crossed = "\n".join(

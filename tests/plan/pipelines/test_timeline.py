@@ -36,7 +36,6 @@ def ticks(rows, device, computes=True):
     return busy
 
 
-@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("part", range(5))
 @settings(max_examples=60, deadline=None)
@@ -56,7 +55,6 @@ def test_busy_and_idle_by_counting_half_seconds(part, rows):
     assert len(t) == len(rows)
 
 
-@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(SPANS, st.integers(-50, 50))
 def test_when_the_clock_started_does_not_matter(rows, shift):
@@ -123,7 +121,6 @@ def once_each(rows):
     return kept
 
 
-@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("part", range(5))
 @settings(max_examples=60, deadline=None)

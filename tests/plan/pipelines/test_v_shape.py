@@ -74,7 +74,6 @@ def test_v_min_and_v_half_as_their_authors(build, p, m, makespan, peak):
     assert (t.makespan, max(t.peak_in_flight)) == (makespan, peak)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("p", range(1, 9))
 def test_v_schedules_trade_time_for_memory(p):
     for m in (1, 2, 5, 12):
@@ -106,7 +105,6 @@ def span(built, times):
     return max(ended.max() - begun.min())
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("seed", range(12))
 def test_an_order_for_given_times_is_as_fast_as_any_that_fits(seed):
     """Valid, within its memory, not slower than the table's orders that keep within it."""

@@ -68,7 +68,6 @@ def test_auto_is_as_good_as_its_authors_program(p, m, F, I, W, c, limit, span):
     assert m * (F + I + W) / (1 - t.span_bubble) == pytest.approx(span)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("p", "m"), [(1, 1), (2, 3), (4, 12), (5, 9), (8, 24)])
 def test_closed_forms_of_the_bubble(p, m):
     for F, I, W in product((2.0, 3.0, 4.0), (2.0, 3.0, 4.0), (1.0, 2.0, 3.0, 4.0)):
@@ -78,7 +77,6 @@ def test_closed_forms_of_the_bubble(p, m):
             assert span_over_work(zb_h2(p, m), F, I, W) == pytest.approx((p - 1) * (F + I - 2 * W))
 
 
-@pytest.mark.long
 def test_more_memory_helps_up_to_the_plateau():
     """arXiv 2401.10241, appendix B: floor(((p-1)(I+2c) + pF) / F) = 15 for p = 8, F = I = 1."""
     over = {
@@ -90,7 +88,6 @@ def test_more_memory_helps_up_to_the_plateau():
     assert warmup == 15
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("limit", [1.0, 1.5, 2.0, 3.0, 4.0, 5.4, 8.0])
 @pytest.mark.parametrize(
     ("F", "I", "W", "c"), [(1.0, 1.0, 1.0, 0.0), (2.0, 1.0, 0.5, 0.3), (1.0, 3.0, 2.0, 1.0)]

@@ -104,7 +104,6 @@ def test_known_values(arguments, least):
     assert least_moved(*arguments) == pytest.approx(least)
 
 
-@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(6))
 def test_every_plan_moves_at_least_that(seed):
@@ -155,7 +154,6 @@ def per_rank(plan, of_operand, of_addend):
     )
 
 
-@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(7, 11))
 def test_every_rate_counts_what_it_says(seed):
@@ -221,7 +219,6 @@ def saved(n, ranks, itemsize, rates):
 seconds = st.sampled_from([0.0, 1e-4, 1e-3, 1.0])
 
 
-@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("part", range(4))
 @settings(max_examples=50, deadline=None)

@@ -32,7 +32,6 @@ def tilings(draw):
     return Tiling(shape, mesh, tuple(draw(st.sampled_from(CHOICES)) for _ in mesh))
 
 
-@pytest.mark.long
 @settings(deadline=None)
 @given(st.integers(0, 40), st.integers(1, 12))
 def test_split_is_array_split(n, parts):
@@ -42,7 +41,6 @@ def test_split_is_array_split(n, parts):
     assert list(zip(ends_of(expected), ends_of(expected)[1:], strict=False)) == split(0, n, parts)
 
 
-@pytest.mark.long
 @settings(deadline=None)
 @given(tilings())
 def test_every_element_has_as_many_owners_as_there_are_copies(tiling):
@@ -63,7 +61,6 @@ def test_two_axes_split_one_inside_the_other_in_mesh_order():
     assert collective(t, t.replaced(Replicate(), Replicate())) == "all_gather"
 
 
-@pytest.mark.long
 @settings(deadline=None)
 @given(tilings(), st.data())
 def test_an_exchange_brings_every_rank_its_block_once(source, data):
@@ -133,7 +130,6 @@ def test_placements_that_do_not_fit(call, message):
         call()
 
 
-@pytest.mark.long
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 99))))
 def test_traffic_counts_what_crosses(moves):

@@ -297,7 +297,6 @@ def choices(draw, name, ranks):
     return options
 
 
-@pytest.mark.long
 @pytest.mark.few(4)
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("name", algorithms)
@@ -309,7 +308,6 @@ def test_every_law_of_every_plan(name, part, tilings, data):
 
 
 @pytest.mark.few(6)
-@pytest.mark.long
 @pytest.mark.parametrize("name", algorithms)
 @pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)])
 def test_every_pair_of_placements_on_small_meshes(name, mesh):
@@ -328,7 +326,6 @@ def test_nothing_moves_where_every_pair_of_placements_allows_it():
     assert not moves_nothing(square(4, (2, 2), *GRID), square(4, (4,), Replicate()))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "mesh", "of_a", "of_b", "of_c"),
     [
@@ -383,7 +380,6 @@ def on(mesh, *placements):
     return Tiling((M, K), mesh, placements), Tiling((K, N), mesh, placements)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("p", "q"), RECTANGLES)
 def test_summa_receives_a_row_of_a_and_a_column_of_b(p, q):
     a, b = on((p, q), *GRID)
@@ -395,7 +391,6 @@ def test_summa_receives_a_row_of_a_and_a_column_of_b(p, q):
 
 
 @pytest.mark.few(4)
-@pytest.mark.long
 @pytest.mark.parametrize("name", GRID_AXES)
 @pytest.mark.parametrize("shape", [(96, 96, 96), (192, 12, 24), (12, 192, 24), (12, 24, 384)])
 def test_the_grid_that_is_chosen_touches_least(name, shape):

@@ -37,7 +37,6 @@ spans = st.tuples(st.integers(0, 12), st.integers(0, 12)).map(sorted).map(tuple)
 chunk = st.one_of(st.none(), st.tuples(st.integers(1, 9), st.integers(1, 9)))
 
 
-@pytest.mark.long
 @given(region=st.tuples(spans, spans), chunks=chunk)
 def test_a_read_fetches_every_chunk_that_it_touches(region, chunks):
     form = StorageLayout((12, 12), 4, chunks=chunks)
@@ -57,7 +56,6 @@ def test_calls_are_the_contiguous_runs():
 extent = st.integers(1, 40)
 
 
-@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("part", range(3))
 @settings(max_examples=50, deadline=None)
@@ -98,7 +96,6 @@ def test_a_plan_covers_c_once_within_its_memory(part, sizes, chunks, slots, room
     assert plan.of(0).tiles == tuple(tile for tile in plan.tiles if tile.slot == 0)
 
 
-@pytest.mark.long
 @pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("m", "n", "k", "slots", "limit"),

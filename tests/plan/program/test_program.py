@@ -56,7 +56,6 @@ def assert_same_times(program_timeline, simulated):
     np.testing.assert_allclose([here[k] for k in keys], [there[k] for k in keys], atol=1e-9)
 
 
-@pytest.mark.long
 @pytest.mark.few(20)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", NAMES)
@@ -70,7 +69,6 @@ def test_its_clock_is_the_simulators(name, seed):
     assert_same_times(timed, simulated)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_transfers_that_block_are_on_the_stream_of_the_work(name):
     schedule, F, I, W, rng = drawn(name, 9)
@@ -92,7 +90,6 @@ def test_a_pair_takes_what_both_take_at_once():
     assert timed.makespan < td.program(schedule).timeline(times).makespan
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_it_holds_and_moves_what_the_schedule_does(name):
     schedule, *_ = drawn(name, 4)

@@ -22,7 +22,6 @@ def test_recipes_that_no_program_has_are_refused_with_a_way_out():
         layout_program(replace(TINY, experts=8, top_k=2), folded, RECIPE, 32)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("zero", [0, 1, 2])
 @pytest.mark.parametrize("pp", [2, 4])
@@ -37,7 +36,6 @@ def test_both_devices_of_a_stage_hold_what_the_ledger_says(name, pp, zero, tied)
     assert all(held[stage] == held[pp - 1 - stage] for stage in range(pp))
 
 
-@pytest.mark.long
 def test_what_has_no_program_says_why():
     model = td.load_model("mixtral-8x7b")
     with pytest.raises(ConfigError, match="experts and latent attention are not written as prog"):

@@ -51,7 +51,6 @@ SPLITS = st.builds(
 )
 
 
-@pytest.mark.long
 @pytest.mark.few(8)
 @settings(deadline=None, max_examples=40)
 @given(SPLITS, st.integers(1, 9), st.sampled_from((4, 8)))

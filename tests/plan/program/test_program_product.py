@@ -52,7 +52,6 @@ def programs(plan, size=4, wide=4):
     return [multiply_program(plan, size, wide)] + [sum_program(plan, size, wide)] * plan.sums
 
 
-@pytest.mark.long
 @pytest.mark.few(40)
 @pytest.mark.parametrize("seed", range(200))
 def test_bytes_are_what_the_plan_says_and_panels_stay_in_two_rooms(seed):

@@ -140,7 +140,6 @@ FAULTS = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("count", "seed"), [(18, 5), pytest.param(200, 6, marks=pytest.mark.slow)], ids=str
 )
@@ -161,7 +160,6 @@ def test_a_fault_on_one_rank_of_a_training_is_named_before_it_runs(count, seed):
     raise AssertionError(f"only {planted} of {count} faults could be planted")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("count", [7, pytest.param(20, marks=pytest.mark.slow)])
 def test_representatives_are_checked_as_all_would_be(count):
     for job, mesh in drawn_jobs(count, 7):
@@ -173,7 +171,6 @@ def test_representatives_are_checked_as_all_would_be(count):
 # -- the readers ---------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("count", [7, pytest.param(20, marks=pytest.mark.slow)])
 def test_text_is_read_back(count):
     for job, mesh in drawn_jobs(count, 8):
@@ -183,7 +180,6 @@ def test_text_is_read_back(count):
         assert again.to_text() == program.to_text()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("count", [7, pytest.param(20, marks=pytest.mark.slow)])
 def test_traffic_is_the_sum_of_the_calls(count):
     for job, mesh in drawn_jobs(count, 9):
@@ -221,7 +217,6 @@ def test_seconds_of_a_collective_are_by_default_those_of_its_messages():
 # -- what it holds -------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("count", [7, pytest.param(20, marks=pytest.mark.slow)])
 def test_memory_of_what_stays_is_what_a_rank_keeps(count):
     for job, mesh in drawn_jobs(count, 13):

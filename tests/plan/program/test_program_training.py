@@ -19,7 +19,6 @@ from tiledask.plan.program.calls import calls
 from tiledask.plan.program.making.of_training import step_program
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("count", "seed"), [(60, 1), pytest.param(1000, 2, marks=pytest.mark.slow)], ids=str
 )

@@ -17,7 +17,6 @@ DEALT = "1-3 | 4-6 | 7-9 | 10-12"
 """12 layers as 4 stages, 2 on each of 2 devices."""
 
 
-@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_partition_is_judged_to_be_what_it_says(data):

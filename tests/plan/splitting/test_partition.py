@@ -82,7 +82,6 @@ def assert_best(problem):
     return cut, best
 
 
-@pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_equals_the_oracle_to_the_bound_or_both_find_nothing(seed):
@@ -100,7 +99,6 @@ def test_equals_the_oracle_to_the_bound_or_both_find_nothing(seed):
     assert 150 < found < 250
 
 
-@pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_no_rounding_decides(seed):
@@ -146,7 +144,6 @@ def test_interleaving_deals_stages_round_the_devices_and_sends_between_them():
     assert partition([1.0] * 4, 2, communication=9, chunks=2).times == (2.0, 2.0)  # one device
 
 
-@pytest.mark.long
 def test_shared_capacities_that_do_not_decide_are_exact_at_any_size():
     costs = [random.Random(4).random() for _ in range(200)]
     free = partition(costs, 40, chunks=4)
@@ -157,7 +154,6 @@ def test_shared_capacities_that_do_not_decide_are_exact_at_any_size():
         partition(costs, 24, memory=memory, capacity=sum(memory) / 8 * 1.001, chunks=3)
 
 
-@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_large_layers_among_slow_devices_leave_gaps_and_a_plain_recurrence_agrees(seed):
@@ -234,7 +230,6 @@ def test_refuses(call, message):
         call()
 
 
-@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=8).flatmap(
@@ -328,7 +323,6 @@ def test_over_memory_and_slow_know_the_optimum():
     assert "legal" in verdict._repr_html_()
 
 
-@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), min_size=2, max_size=9))
 def test_crossings_and_bottleneck_by_counting(layers):

@@ -32,7 +32,6 @@ LLAMA = td.load_model("llama-2-70b")
 sizes = st.integers(1, 20_000)
 
 
-@pytest.mark.long
 @given(m=sizes, k=sizes, n=sizes, batch=st.integers(1, 16))
 def test_no_product_beats_the_roofline(m, k, n, batch):
     flop = 2.0 * m * k * n * batch
@@ -41,7 +40,6 @@ def test_no_product_beats_the_roofline(m, k, n, batch):
     assert seconds >= floor * (1 - 1e-12)
 
 
-@pytest.mark.long
 @given(m=st.integers(1, 2000), n=st.integers(1, 2000), batch=st.integers(1, 4))
 def test_waves_by_counting_tiles_one_by_one(m, n, batch):
     best = np.inf
@@ -141,7 +139,6 @@ def some(rng, count):
     }
 
 
-@pytest.mark.long
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_arrays_say_what_one_layout_at_a_time_says(seed):

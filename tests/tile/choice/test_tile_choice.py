@@ -37,7 +37,6 @@ def plain(tm, tn, tk=1, group=1, itemsize=1, **more) -> Config:
 # -- shared memory -------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @given(
     block=st.tuples(SMALL, SMALL, SMALL),
     kept=st.integers(0, 99),
@@ -100,7 +99,6 @@ def resident(config: Config, device: Device) -> int:
         blocks += 1
 
 
-@pytest.mark.long
 @given(
     name=st.sampled_from(["T4", "A10", "A100-40GB", "L4", "H100", "B200"]),
     threads=st.integers(1, 1024),
@@ -176,7 +174,6 @@ def macros(config: Config) -> dict:
     return {**found, "TILE_M": tm, "TILE_K": tk, "A_BYTES": 16, "B_BYTES": 16}
 
 
-@pytest.mark.long
 @pytest.mark.few(5)
 @pytest.mark.parametrize("config", [c for k in ON_GPUS for c in td.tile.configs[k]], ids=str)
 def test_registers_are_those_that_the_compiler_reports(config):
@@ -220,7 +217,6 @@ def test_waves_of_8192_by_8192():
     assert repr(persistent).endswith("efficiency 97.0 %; 132 persistent blocks")
 
 
-@pytest.mark.long
 @given(m=st.integers(1, 300), n=st.integers(1, 300), slots=st.integers(1, 20), tile=SMALL)
 def test_waves_are_tiles_dealt_out(m, n, slots, tile):
     config, left, count = plain(tile, 2 * tile), 0, 0
@@ -262,7 +258,6 @@ def walked(m, n, k, config, slots, l2_bytes):
 PRODUCTS = st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 9))
 
 
-@pytest.mark.long
 @given(
     mnk=PRODUCTS,
     tile=st.tuples(SMALL, SMALL, SMALL),
@@ -397,7 +392,6 @@ def test_shared_memory_is_the_limit_of_the_kernel_for_reading():
     assert found.flops_per_second == pytest.approx(0.25 * H200.shared_bandwidth, rel=0.01)
 
 
-@pytest.mark.long
 @given(
     m=st.integers(1, 5000),
     n=st.integers(1, 5000),

@@ -20,7 +20,6 @@ HERE = {"progress": False, "repeats": 3}
 # -- measured on this CPU ------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_every_tile_is_measured_and_the_order_compared():
     found = td.tile.tune("tiled", 128, 128, 128, "float32", TILES, **HERE)
     assert {trial.tile for trial in found.trials} == {(t,) * 3 for t in TILES}
@@ -101,7 +100,6 @@ def test_a_gpu_kernel_needs_a_gpu():
 # -- ranks ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=9))
 def test_rank_correlation_is_spearmans(pairs):
     from scipy.stats import spearmanr

@@ -122,7 +122,6 @@ PRODUCT = [
 """Every ending with the wide tile, whose sums leave least room; every way to lie with all of it."""
 
 
-@pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize(("ending", "way"), PRODUCT)
 def test_wgmma_compiles_without_spills_and_nothing_is_ignored(tmp_path, ending, way):
@@ -173,7 +172,6 @@ def test_wgmma_shared_memory_fits(columns, staged):
     assert shared + (128 + columns) * 128 > 227 * 1024
 
 
-@pytest.mark.long
 def test_wgmma_uses_what_hopper_has(tmp_path):
     code, _ = compile_it("wgmma_ws_persistent", "sm_90a", WGMMA)
     names = instructions(code, tmp_path)
@@ -192,7 +190,6 @@ def _first(names, prefix):
     return next(i for i, name in enumerate(names) if name.startswith(prefix))
 
 
-@pytest.mark.long
 def test_wgmma_is_for_sm_90a_alone():
     with pytest.raises(KernelError, match=r"did not compile for sm_90 with TYPE=bf16"):
         build.compile_for("wgmma_ws_persistent", WGMMA, "sm_90")
@@ -219,7 +216,6 @@ def panels(variant, piece=16, **more):
     return name, macros, shared
 
 
-@pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize("ending", ["plain", "everything"])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
@@ -239,7 +235,6 @@ def test_panels_compile_without_spills_and_two_blocks_fit(tmp_path, arch, varian
     assert 2 * (shared + 1024) <= {"sm_80": 164, "sm_90": 228}[arch] * 1024
 
 
-@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("variant", ["sgemm", "bf16", "tf32"])
 def test_panels_read_c_before_they_wait_for_it(tmp_path, variant):
@@ -251,7 +246,6 @@ def test_panels_read_c_before_they_wait_for_it(tmp_path, variant):
     assert len(starting([n for n, _ in read], "LDG.E")) / trips == 8  # pairs at a time
 
 
-@pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize("piece", [4, 16])
 @pytest.mark.parametrize("turned", [(1, 0), (1, 1), (0, 0)])
@@ -261,7 +255,6 @@ def test_panels_the_other_ways_do_not_spill_either(variant, turned, piece):
     assert compile_it(name, "sm_80", macros)[1].spilled == 0
 
 
-@pytest.mark.long
 def test_sgemm_multiplies_most_of_the_time(tmp_path):
     """In the longest stretch without a barrier or a jump: the step along k."""
     name, macros, _ = panels("sgemm")
@@ -273,7 +266,6 @@ def test_sgemm_multiplies_most_of_the_time(tmp_path):
     assert not starting(names, "LDL", "STL")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("variant", ["bf16", "tf32"])
 def test_mma_feeds_the_tensor_cores_from_shared_memory(tmp_path, variant):
     name, macros, _ = panels(variant)

@@ -58,7 +58,6 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.long
 @pytest.mark.few(6)
 @pytest.mark.parametrize("i", range(len(shapes(k=32))))
 @pytest.mark.parametrize(("kernel", "layouts", "boundary", "dtype", "out"), VARIANTS)
@@ -72,16 +71,14 @@ def test_agrees_with_float64_inside_and_touches_nothing_outside(
         assert built(kernel, "small").is_right(one, seed)
 
 
-@pytest.mark.long
 def test_tf32_is_not_float32(built):
     assert not built("tf32", "small").is_right(case("sgemm", (64, 64, 32)))
 
 
 RUNS = {"sgemm": runs("float32", k=16), "mma": runs("bfloat16", k=32)}
-MMA, TF32 = (pytest.param(kernel, marks=pytest.mark.long) for kernel in ("mma", "tf32"))
+MMA, TF32 = (pytest.param(kernel) for kernel in ("mma", "tf32"))
 
 
-@pytest.mark.long
 @pytest.mark.few(20)
 @pytest.mark.parametrize("run", RUNS["mma"])
 @pytest.mark.parametrize("kernel", ["sgemm", MMA])
@@ -89,7 +86,6 @@ def test_endings_batches_bands_and_orders(built, kernel, run):
     assert built(kernel, "small").is_right(*RUNS[kernel][run])
 
 
-@pytest.mark.long
 @pytest.mark.few(3)
 @pytest.mark.parametrize("layouts", ["CC", "FF"])
 @pytest.mark.parametrize("shape", [(129, 127, 40), (1, 128, 16), (128, 130, 33)], ids=str)
@@ -106,7 +102,6 @@ NO_CONFLICT = {
 float32 is turned, which ldmatrix cannot do."""
 
 
-@pytest.mark.long
 @pytest.mark.few(4)
 @pytest.mark.parametrize("layouts", ["CC", "FF"])
 @pytest.mark.parametrize("size", ["small", "large"])
@@ -203,20 +198,17 @@ def is_caught(kernels, kernel):
     return kernels.catches([(one, seed) for seed in range(1, 5) for one in SHOWING[kernel]])
 
 
-@pytest.mark.long
 @pytest.mark.few(3)
 @pytest.mark.parametrize(("kernel", "fault"), [(k, fault) for k in FAULTS for fault in FAULTS[k]])
 def test_a_planted_fault_is_caught(tmp_path, kernel, fault):
     assert is_caught(kernels(tmp_path, kernel, planted=[FAULTS[kernel][fault]]), kernel)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kernel", FAULTS)
 def test_an_untouched_kernel_is_not_caught(built, kernel):
     assert not is_caught(built(kernel, "small"), kernel)
 
 
-@pytest.mark.long
 def test_elements_put_too_late_are_caught(tmp_path):
     """The copy through registers, for lines that start anywhere."""
     before = "int n = 0;\n#pragma unroll\n            for"
@@ -235,7 +227,6 @@ CONFLICTS = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("fault", CONFLICTS)
 def test_a_planted_conflict_is_seen(tmp_path, fault):
     kernel, planted = CONFLICTS[fault]
@@ -244,7 +235,6 @@ def test_a_planted_conflict_is_seen(tmp_path, fault):
     assert slow.turns(*{"sgemm": (COPY, 4), "mma": (LDMATRIX, 16), "tf32": (READ, 4)}[kernel]) > 1
 
 
-@pytest.mark.long
 def test_lanes_row_by_row_are_seen(tmp_path):
     by_rows = [
         ("lane >> 1 & 1 | lane >> 2 & 6", "lane / 4"),

@@ -45,7 +45,6 @@ def gpu(tmp_path_factory):
 
 
 @pytest.mark.few(5)
-@pytest.mark.long
 @pytest.mark.parametrize("extent", [8, 16, 32])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_agrees_with_float64_inside_and_touches_nothing_outside(gpu, extent, shape):
@@ -56,7 +55,6 @@ def test_agrees_with_float64_inside_and_touches_nothing_outside(gpu, extent, sha
         assert is_right(run_with(extent), case), case
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("extent", [16, 32])
 @pytest.mark.parametrize("shape", [(9, 7, 17), (33, 34, 31), (64, 32, 16)])
 def test_what_its_grid_loads_is_what_the_formula_says(gpu, extent, shape):
@@ -125,7 +123,6 @@ def is_caught(folder, faults):
     return False
 
 
-@pytest.mark.long
 @pytest.mark.few(8)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_fault_is_caught(tmp_path, fault):
@@ -133,7 +130,6 @@ def test_planted_fault_is_caught(tmp_path, fault):
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_an_untouched_kernel_is_not_caught(tmp_path):
     assert not is_caught(tmp_path, [])
 
@@ -164,7 +160,6 @@ STRAYS = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("where", STRAYS)
 def test_a_store_outside_of_what_was_lent_is_a_finding(gpu, tmp_path, where):
     case = GemmCase(9, 7, 17, batch=2, bias=True, margin=1)
@@ -176,7 +171,6 @@ def test_a_store_outside_of_what_was_lent_is_a_finding(gpu, tmp_path, where):
     assert is_right(run_with(8), case)  # and it is no later kernel's
 
 
-@pytest.mark.long
 def test_what_is_read_outside_of_what_was_lent_is_nan(tmp_path):
     a, b, bias, out = (lent(np.ones(shape, np.float32)) for shape in ((9, 3), (3, 7), 7, (9, 7)))
     with host_gpu(tmp_path, [FAULTS["bias by row"]]):

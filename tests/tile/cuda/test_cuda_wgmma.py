@@ -78,14 +78,12 @@ CASES = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.few(4)
 @pytest.mark.parametrize("case", CASES)
 def test_agrees_with_float64_inside_and_touches_nothing_outside(gpu, case):
     assert right(CASES[case], built=gpu)
 
 
-@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(1, 7))
 def test_whoever_is_slow_and_whenever_things_land(gpu, seed):
@@ -93,7 +91,6 @@ def test_whoever_is_slow_and_whenever_things_land(gpu, seed):
     assert right(odd, HopperTile(NARROW), built=gpu, seeds=[seed])
 
 
-@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("layouts", ["CCC", "FFC"])
 def test_the_wide_tile(gpu, layouts):
@@ -111,7 +108,6 @@ COUNTED = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("case", COUNTED)
 def test_what_it_says_it_loads_is_what_the_copy_engine_takes(gpu, case):
     """A tile of B once for the blocks of a cluster, to the byte, edges and all."""
@@ -131,7 +127,6 @@ def test_what_it_says_it_loads_is_what_the_copy_engine_takes(gpu, case):
         assert said == [formula]
 
 
-@pytest.mark.long
 def test_a_variant_for_each_epilogue(tmp_path):
     """Built as a GPU builds it: without the parts of the epilogue that are not asked for."""
     with host_gpu(tmp_path, plain=False) as built:
@@ -152,7 +147,6 @@ TOLD = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("ending", [{}, {"alpha": 0.5, **ALL}], ids=["plain", "everything"])
 @pytest.mark.parametrize("out", ["bfloat16", "float32"])
@@ -161,7 +155,6 @@ def test_what_may_be_told_of_a_tile(gpu, tile, out, ending):
     assert right(replace(BASE, m=500, n=300, k=420, out_dtype=out, **ending), TOLD[tile])
 
 
-@pytest.mark.long
 def test_what_goes_through_shared_memory(gpu):
     """Rows from boundary to boundary, not read, nothing wanted before the activation: only then."""
 
@@ -307,7 +300,6 @@ def is_caught(folder, faults, case):
             return True
 
 
-@pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize("fault", MUTATIONS)
 def test_planted_fault_is_caught(tmp_path, fault):
@@ -315,7 +307,6 @@ def test_planted_fault_is_caught(tmp_path, fault):
     assert is_caught(tmp_path, [(before, after)], case)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("case", [MANY, TURNED, DIRECT], ids=["many", "turned", "direct"])
 def test_an_untouched_kernel_is_not_caught(tmp_path, case):
     assert not is_caught(tmp_path, [], case)

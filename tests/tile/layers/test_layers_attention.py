@@ -35,7 +35,6 @@ def by_definition(q, k, v, kv_of, causal=True, scale=None, offset=0):
 # -- the core --------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @given(
     b=st.integers(1, 2),
     heads=st.integers(1, 5),

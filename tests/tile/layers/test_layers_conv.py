@@ -61,7 +61,6 @@ PADS = st.integers(0, 2)
 ONE_OR_TWO = st.tuples(st.integers(1, 3), st.integers(1, 2))
 
 
-@pytest.mark.long
 @given(
     n=st.integers(1, 2),
     groups=st.integers(1, 3),
@@ -104,7 +103,6 @@ def test_convolution_is_its_definition_and_its_backward_the_transpose(
 # -- pooling ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @given(
     image=st.tuples(st.integers(1, 6), st.integers(1, 6)),
     size=st.tuples(*[st.integers(1, 3)] * 2),

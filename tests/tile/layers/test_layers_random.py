@@ -46,7 +46,6 @@ SLICES = st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(1, 3)).map(
 HELD = st.one_of(SLICES, st.lists(st.integers(0, 4), max_size=4))
 
 
-@pytest.mark.long
 @given(shape=st.lists(st.integers(5, 7), min_size=1, max_size=3), data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_positions_are_those_of_the_whole(shape, data):

@@ -236,7 +236,6 @@ def case(request):
 # -- all of them -----------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_gradients(case, xp):
     case.assert_gradients(xp)
 

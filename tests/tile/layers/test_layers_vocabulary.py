@@ -81,7 +81,6 @@ def test_cross_entropy_by_definition(smoothing, count):
     assert float(loss) == pytest.approx(expected, rel=1e-13)
 
 
-@pytest.mark.long
 @given(
     vocabulary=st.integers(1, 13),
     tokens=st.integers(1, 5),

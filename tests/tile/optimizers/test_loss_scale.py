@@ -24,7 +24,6 @@ def loop(scale, growth, backoff, interval, floor, steps):
     return scales, skipped
 
 
-@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.booleans(), max_size=60), st.integers(1, 5), st.sampled_from([1.0, 64.0]))
 def test_the_scale_grows_and_backs_off(steps, interval, floor):
@@ -80,7 +79,6 @@ def single():
     return train("float32", STEPS, rule=RULE)
 
 
-@pytest.mark.long
 def test_without_a_scale_fp16_learns_nothing(single):
     run = train("float16", STEPS, rule=RULE, times=TINY)
     moved = [np.abs(run.state.master[n] - w).max() for n, w in _drawn().items()]
@@ -89,7 +87,6 @@ def test_without_a_scale_fp16_learns_nothing(single):
     )
 
 
-@pytest.mark.long
 def test_with_a_dynamic_scale_the_same_training_works(single):
     scale = LossScale(2.0**48, interval=10)
     run = train("float16", STEPS, rule=RULE, times=TINY, scale=scale)

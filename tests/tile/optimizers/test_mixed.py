@@ -131,7 +131,6 @@ def test_shards_clip_by_the_norm_of_all():
 # -- the state -------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @settings(max_examples=20, deadline=None)
 @given(st.sampled_from([None, "float16", "bfloat16"]), st.integers(0, 3))
 def test_flat_and_back(dtype, steps):

@@ -71,7 +71,6 @@ def test_steps_are_those_of_the_formulas(rule):
     np.testing.assert_allclose(run(rule, w, gradients), expected, rtol=1e-13)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 30), st.integers(0, 30))

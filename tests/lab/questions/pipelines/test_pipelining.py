@@ -23,7 +23,6 @@ def test_8_micro_batches_on_4_stages():
     assert (found["kept"], worked(12, schedule="gpipe").values["kept"]) == (4, 8)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("stages", "overhead"), [(4, 0.04), (3, 0.01), (8, 0.1), (2, 0.1)])
 def test_throughput_has_its_best_between_few_and_many(stages, overhead):
     """The simulator finds the same best number, and no other is as fast."""
@@ -47,7 +46,6 @@ def test_without_overhead_more_are_always_better():
 # -- 37 --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_a_quarter_of_4_wants_micro_batches_and_a_pipelined_schedule():
     answer = worked(37)
     assert answer.values["cause"] == "one at a time"
@@ -58,7 +56,6 @@ def test_a_quarter_of_4_wants_micro_batches_and_a_pipelined_schedule():
     assert answer.values["gain"] == pytest.approx(1 - (8 + 3) / (8 * 4))
 
 
-@pytest.mark.long
 def test_4_accelerators_of_which_one_is_active_by_what_a_monitor_shows():
     """Polled now and then: a quarter of each, on average."""
     polls = "time,a,b,c,d\n" + "\n".join(f"{5 * i},25,25,25,25" for i in range(20))
@@ -75,7 +72,6 @@ def _file(text):
     return pd.read_csv(StringIO(text))
 
 
-@pytest.mark.long
 def test_advice_that_only_changes_the_order_is_not_enough():
     """Planted: a remedy in one micro-batch, and one that stays one at a time."""
     found = diagnosis._diagnosed(td.simulate("naive", 4, 1))

@@ -15,7 +15,6 @@ def values(number, **inputs):
     return td.ask(number, run=False, **inputs).values
 
 
-@pytest.mark.long
 def test_200_billion_on_40_gb_by_every_convention():
     told = values(14)
     assert told["fewest"] == {
@@ -41,7 +40,6 @@ def test_copies_never_shrink_and_slices_do(billions, memory):
     assert (told["fewest_slices"] == 1) == told["copies_fit"] == (whole <= room)
 
 
-@pytest.mark.long
 def test_70_billion_on_8_gpus_is_infeasible_and_what_would_do():
     told = values(18)
     assert (told["states_each"], told["fewest_devices"], told["verdict"]) == (140 * 10**9, 14, "no")
@@ -55,7 +53,6 @@ def test_70_billion_on_8_gpus_is_infeasible_and_what_would_do():
     assert values(18, devices=16)["verdict"] == "fits"
 
 
-@pytest.mark.long
 def test_b_cannot_start_without_zero_2():
     told = values(24)
     assert [size / 1e9 for size in told["states"]] == [60, 26.25, 20.625, 15]
@@ -71,7 +68,6 @@ def test_workers_refuse_b_as_written_and_hold_it_with_zero_2(cluster):
     assert ends == ["does not fit", "does not fit", "fits"]
 
 
-@pytest.mark.long
 def test_the_hybrids_of_a_memory_bound_run():
     told = values(25)
     sizes = {name: size / 1e9 for name, size in told["states"].items()}
@@ -81,7 +77,6 @@ def test_the_hybrids_of_a_memory_bound_run():
     assert told["gradient_scaled"] == pytest.approx(9.997e-9, rel=1e-4)
 
 
-@pytest.mark.long
 def test_one_node_holds_30_billion_at_80_gb_and_not_at_40():
     told = values(16)
     assert told["states_each"] == 60e9
@@ -96,7 +91,6 @@ def test_one_node_holds_30_billion_at_80_gb_and_not_at_40():
     assert [1, 1, 8, 0] not in told["feasible"]
 
 
-@pytest.mark.long
 def test_without_the_binding_limit_the_answer_is_another():
     told = values(19)
     assert told["binds"] == "memory"
@@ -105,7 +99,6 @@ def test_without_the_binding_limit_the_answer_is_another():
     assert values(19, memory="80GB")["binds"] != "memory"
 
 
-@pytest.mark.long
 def test_two_clusters_have_a_configuration_in_common_from_two_nodes_on():
     told = values(23)
     assert (told["nodes"], told["state_bytes"]) == (2, 30 * 10**9)

@@ -16,7 +16,6 @@ def values(number, **inputs):
     return td.ask(number, run=False, **inputs).values
 
 
-@pytest.mark.long
 def test_the_confusion_matrix_of_pipelines_is_diagonal():
     found = Counter(
         (faulty.cause, td.diagnose(faulty.simulated()).cause)
@@ -28,7 +27,6 @@ def test_the_confusion_matrix_of_pipelines_is_diagonal():
     assert len(found) == 4
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("polled", "cause"),
     [([24, 24, 24, 96], "imbalance"), ([25] * 4, "one at a time"), ([73] * 4, "ramp")],
@@ -39,7 +37,6 @@ def test_how_busy_devices_are_says_why_they_idle(polled, cause):
     assert told["busy"] == [each / 100 for each in polled]
 
 
-@pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize("fault", TRAININGS)
 def test_a_training_names_the_fault_that_was_put_in(fault):
@@ -76,7 +73,6 @@ def test_twice_the_replicas_send_7_percent_more():
     )
 
 
-@pytest.mark.long
 def test_slow_links_are_what_a_plan_for_several_nodes_scales_by():
     fast, slow = values(20), values(20, between=1e9)
     assert fast["efficiency"] > 0.9

@@ -10,7 +10,6 @@ def worked(**inputs):
     return td.ask(10, run=False, **inputs)
 
 
-@pytest.mark.long
 def test_a_bad_plan_is_named_and_the_advised_one_has_no_fault_that_blocks_or_tiles_decide():
     bad = worked()
     assert bad.values["faults"] == ["traffic", "barriers", "tiles", "time"]
@@ -22,7 +21,6 @@ def test_a_bad_plan_is_named_and_the_advised_one_has_no_fault_that_blocks_or_til
     assert good.values["seconds"] == bad.values["seconds, advised"]
 
 
-@pytest.mark.long
 def test_each_line_has_its_fault():
     assert "memory" in worked(memory="9MB").values["faults"]
     uneven = worked(m=5, n=64, k=64, blocking="4x1", strategy="summa").values["faults"]
