@@ -8,6 +8,7 @@ import gc
 import random
 import re
 import time
+from dataclasses import replace
 from math import prod
 
 import numpy as np
