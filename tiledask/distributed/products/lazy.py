@@ -94,7 +94,8 @@ def multiply(
     shape = (*x.shape[:-1], y.shape[1])
     meta = meta_from_array(x._meta, ndim=len(shape), dtype=x.dtype)
     if 0 in (*x.shape, *y.shape):
-        return da.zeros_like(meta, shape=shape, chunks=-1)
+        empty: da.Array = da.zeros_like(meta, shape=shape, chunks=-1)
+        return empty
     threads, limit = _threads(x, y)
     limit = limit if memory_limit is None else parse_bytes(memory_limit)
     for name, z in (("x", x), ("y", y)):
