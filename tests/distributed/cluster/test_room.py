@@ -8,7 +8,6 @@ import gc
 import random
 import re
 import time
-from dataclasses import replace
 from math import prod
 
 import numpy as np

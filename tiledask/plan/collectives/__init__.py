@@ -13,3 +13,7 @@ convolution.py  what convolutions call when they are split, and whole networks o
 data_parallel.py  what averaging gradients and ZeRO call, and who keeps which numbers
   expected.py     one call, with its label and the bytes of every rank
 """
+
+from tiledask.plan.collectives import convolution, data_parallel, formulas, layers, shards
+
+__all__ = ["convolution", "data_parallel", "formulas", "layers", "shards"]
