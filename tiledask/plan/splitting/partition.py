@@ -120,8 +120,8 @@ def _range_text(layers: range) -> str:
     return f"[{first}]" if first == last else f"[{first}-{last}]"
 
 
-MOST_LAYERS = 1_000
-"""Of a partition: it is worked out in a second; beyond lies a typing error."""
+MOST_LAYERS = 100_000
+"""Of a partition: it is worked out in a second or two; beyond lies a typing error."""
 
 
 def layer_costs(costs: int | Sequence[float]) -> Sequence[float]:
@@ -171,8 +171,9 @@ def partition(
                    device share its capacity.
 
     Bottlenecks are compared as exact fractions, so that no rounding decides. Ties go to the
-    most even split (least sum of squared stage times, in floating point), then to longer first
-    stages.
+    most even split (least sum of squared stage times, in floating point; of thousands of layers,
+    of which a few are very large, among the splits near the proportional one), then to longer
+    first stages.
     Raises PartitionError for fewer layers than stages, a value that is negative or not finite,
     wrong lengths, stages that chunks does not divide, capacities that no split satisfies, and
     shared capacities that decide among too many splits to look at.
@@ -270,10 +271,9 @@ def _memory_row(
         return None, []
     sizes = exact(memory, "memory", layers, "layer")
     scale = math.lcm(*(v.denominator for v in sizes))
-    values = [int(v * scale) for v in sizes]
-    row, total = LayerSums(values, [1] * stages), sum(values)
+    row = LayerSums([int(v * scale) for v in sizes], [1] * stages)
     rooms = [
-        total if c == math.inf else min(Fraction(c) * scale // 1, total)
+        row.scale if c == math.inf else min(Fraction(c) * scale // 1, row.scale)
         for c in capacities(capacity, devices)
     ]
     return row, rooms
