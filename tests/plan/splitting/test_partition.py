@@ -178,7 +178,6 @@ def test_ten_thousand_layers_on_a_thousand_devices_meet_a_bound_that_none_beats(
     assert start < len(costs)
 
 
-@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_large_layers_among_slow_devices_leave_gaps_and_a_plain_recurrence_agrees(seed):

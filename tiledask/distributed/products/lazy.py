@@ -90,7 +90,8 @@ def multiply(
     if x.ndim == 1 or y.ndim == 1:
         left, right = (x[None] if x.ndim == 1 else x), (y[:, None] if y.ndim == 1 else y)
         c = multiply(left, right, memory_limit=memory_limit, kernel=kernel, tile=tile)
-        return c[(*([0] * (x.ndim == 1)), ..., *([0] * (y.ndim == 1)))]
+        row: da.Array = c[(*([0] * (x.ndim == 1)), ..., *([0] * (y.ndim == 1)))]
+        return row
     shape = (*x.shape[:-1], y.shape[1])
     meta = meta_from_array(x._meta, ndim=len(shape), dtype=x.dtype)
     if 0 in (*x.shape, *y.shape):
@@ -220,7 +221,7 @@ def _within(
         work = workspace(m, n, depth, itemsize, kernel, tile, accumulate=True, out_itemsize=wide)
         step = (m + n) * depth * itemsize + c + work
         sums = m * n * (wide * (chains + 1) + itemsize * (wide > itemsize)) * (chains > 1)
-        return max(step, sums, 2 * max(m, n) * depth * itemsize)
+        return int(max(step, sums, 2 * max(m, n) * depth * itemsize))
 
     depth = most
     while depth > least and peak(depth) > limit:
