@@ -1,16 +1,12 @@
 # One environment for everything: .venv, made by the first target that needs it.
-# POSIX sh and any make will do.
 
 ifndef EXTRAS
 EXTRAS := all$(shell timeout 20 nvidia-smi -L 2>/dev/null | grep -q '^GPU ' && echo ,gpu),test
 endif
 DASHBOARD_PORT ?= 8787
-LAB_ARGS ?=
-GPU_ARGS ?=
-TESTS ?= tests tiledask nbs
+TESTS ?= tests tiledask nbs/[0-9]*.ipynb
 
 BIN := .venv/bin
-# A stamp per set of extras: a GPU that appears later brings its packages.
 STAMP := .venv/ready-$(EXTRAS)
 # A hanging test ends its process after 300 s (pyproject.toml); what hangs elsewhere ends here.
 PYTEST := timeout -k 30 3600 env OPENBLAS_NUM_THREADS=1 PYTHONPATH=.ci$${PYTHONPATH:+:$$PYTHONPATH} MATPLOTLIBRC=.ci/matplotlibrc \
@@ -27,7 +23,7 @@ help: ## this list
 tour: env ## run the whole story on this machine; the page is left in build/tour/
 	$(BIN)/tiledask tour
 
-# Types are read beside the first tests, and printed after them.
+# types are read beside the tests, and printed after them
 test: env style ## lint, types, tests, docstring examples, README, notebooks (TESTS=tests/plan)
 	@mkdir -p build
 	$(BIN)/mypy >build/types.txt 2>&1 & types=$$!; tested=0; \
@@ -51,9 +47,13 @@ bench: env ## products, files, schedules and the search beside their peers on th
 gpu: env ## all that a GPU can tell, on one page: right, fast, does it fit (GPU_ARGS="--minutes 9")
 	$(BIN)/python -m tiledask.lab.gpu $(GPU_ARGS)
 
+site: env ## the walkthroughs, run, and the reference as pages: build/site
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt -e ".[site]"
+	rm -rf build/site build/site-source && mkdir -p build && cp -r nbs build/site-source
+	PYTHONPATH=docs $(BIN)/python -m sphinx -q -D nb_execution_mode=force -c docs build/site-source build/site
+
 env: $(STAMP) ## set up .venv and nothing else
 
-# Unfinished set-ups leave no stamp, and the next one starts from nothing.
 .venv/ready-%: pyproject.toml constraints.txt
 	@.ci/setup "$*" && touch "$@"
 
