@@ -24,6 +24,7 @@ settings.load_profile("patient")
 collect_ignore = [
     "conftest.py",  # two of one name; as modules with examples they would be taken for one
     "acceptance/conftest.py",
+    "faults",  # python -m pytest -m "" tests/faults: minutes of killed workers
     "plan/pipelines/torch_csv",
 ]
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from distributed import KilledWorker
+from oracles.memory_claims import DECODER
 
 import tiledask as td
 from tiledask.distributed import retry
@@ -19,7 +20,6 @@ from tiledask.distributed.checkpoints import steps_in
 from tiledask.distributed.retry import retry_lost
 from tiledask.distributed.training import history
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
-from tiledask.lab.claims import DECODER
 from tiledask.tile.datasets import load_text
 from tiledask.tile.optimizers import LossScale
 

@@ -10,6 +10,7 @@ import io
 import tokenize
 import tomllib
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import tiledask as td
@@ -37,6 +38,7 @@ def code_lines(text):
     return len(text.splitlines()) - len(idle)
 
 
+@cache
 def sizes():
     """File -> (room, lines, lines of code); a room is a folder two below the top."""
     found = {}

@@ -6,13 +6,9 @@ Holds `tiledask.distributed.arrays.recompute` and `tiledask.distributed.products
 import os
 import pickle
 import random
-import re
 import signal
-import subprocess
-import sys
 import tracemalloc
 from itertools import pairwise, product
-from pathlib import Path
 
 import dask
 import dask.array as da
@@ -420,21 +416,3 @@ def test_blocks_that_do_not_fit_are_refused(cluster, client, monkeypatch):
     monkeypatch.setattr(cluster, "memory_limits", (100,) * cluster.slots)
     with pytest.raises(DoesNotFitError, match="a worker may hold 100 B"):
         from_dask(x, mesh, (Shard(0),))
-
-
-GUIDE = Path(lazy.__file__).parents[1].joinpath("COMING_FROM_DASK.md").read_text("utf-8")
-
-
-@pytest.mark.cluster
-def test_the_guide_runs_from_top_to_bottom(tmp_path):
-    code = re.findall(r"^```python\n(.*?)^```", GUIDE, re.M | re.S)
-    assert len(code) == GUIDE.count("```") / 2 == 3
-    script = tmp_path / "guide.py"
-    script.write_text("\n".join(code))
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=240, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    means = re.findall(r"^37\d\.\d+$", done.stdout, re.M)  # 1500 products of 1/4
-    assert len(means) >= 2  # the workers import the script too
-    assert " 0 bytes between workers" in done.stdout

@@ -12,7 +12,8 @@ import os, tempfile, time, pathlib
 import dask.array as da
 import numpy as np
 import tiledask as td
-from oracles.memory_claims import DECODER
+from tiledask.plan.inputs.model import Model
+DECODER = Model(hidden=64, layers=4, heads=4, ffn=256, vocab=128, learned_pos=64, name="small")
 
 cluster = td.start_cluster(workers=2, device="cpu", quiet=True)
 pids = cluster.run(os.getpid)

@@ -12,7 +12,6 @@ from oracles.waiting import wait_until
 from twins.by_hand import dask_by_hand
 
 import tiledask as td
-from tiledask.distributed.connecting import slots
 from tiledask.errors import ClusterLostError, DoesNotFitError, PlacementError
 from tiledask.plan.splitting.partition import contiguous_splits
 
@@ -39,7 +38,6 @@ def scaled(local, client, workers):
 
 
 def test_workers_that_come_and_go_between_products(local, client, monkeypatch):
-    monkeypatch.setattr(slots, "EMPTY", 1.0)
     a = RNG.standard_normal((48, 48))
     with td.connect(client, workers=2) as cluster:
         A = td.distribute(a, td.Mesh(cluster, (2,)), [td.Shard(0)])

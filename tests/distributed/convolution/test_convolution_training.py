@@ -203,7 +203,7 @@ def test_the_exercise():
     assert not exercise.check(None).attempted
     assert exercise.check({"data parallel": 2, "by output units": 4}).best
     drawn = exercise.draw({"data parallel": 2, "network": 4}).axes[0].texts
-    assert "balance 3.67" in str([text.get_text() for text in drawn])
+    assert "3.665, at most 1.2" in str([text.get_text() for text in drawn])
     with pytest.raises(PlacementError, match="leaves 5 % of the model"):
         tasks.hybrid_lenet(share=5)
 

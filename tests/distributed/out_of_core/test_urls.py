@@ -5,7 +5,6 @@ Holds `tiledask.distributed.out_of_core.folder` and `tiledask.distributed.out_of
 
 import json
 import os
-import signal
 from pathlib import Path
 
 import fsspec
@@ -15,8 +14,7 @@ import zarr
 from fsspec.implementations.memory import MemoryFileSystem
 from oracles.disk_store import register
 
-from tiledask.distributed.out_of_core.folder import Folder
-from tiledask.distributed.out_of_core.stored import create_array, open_array, records_of, unfinished
+from tiledask.distributed.out_of_core.stored import create_array, open_array, records_of
 from tiledask.distributed.out_of_core.streamed import multiply_stored
 from tiledask.distributed.out_of_core.unfinished import StreamRecords
 from tiledask.errors import ConfigError
@@ -206,80 +204,6 @@ def disk(cluster, tmp_path):
     return f"disk://{tmp_path}"
 
 
-K = 450
-
-
-SLOW = {"kernel": "tiled", "tile": 5, "memory_limit": "9MB"}
-"""Options under which a small product takes a while."""
-
-
-def interrupted(a, b, c, cluster):
-    """The records of finished tiles of a product that was interrupted when there were two."""
-    told, records = [], StreamRecords(records_of(c), c.storage_options)
-
-    def recorded():
-        return records._names("tile-")
-
-    def interrupt(*_):
-        if not told and len(recorded()) >= 2:
-            told.append(True)
-            signal.raise_signal(signal.SIGUSR1)
-
-    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            multiply_stored(a, b, c, cluster, progress=interrupt, **SLOW)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    return recorded()
-
-
-def whole_and_resumed(a, b, url, cluster, damage, **options):
-    """C, once its product was interrupted, damaged, resumed and found to be right."""
-    c = create_array(url, (K, K), a.dtype, 50, **options)
-    finished = interrupted(a, b, c, cluster)
-    at = StreamRecords(records_of(c), c.storage_options)._read(finished[0])["region"]
-    damage(c, tuple(map(tuple, at)))
-    assert unfinished(c)
-    with pytest.warns(UserWarning, match="1 of .* do not have their checksum"):
-        d = multiply_stored(a, b, c, cluster, **SLOW)
-    assert d.resumed_tiles == len(finished) - 1
-    assert d.plan.tiles
-    assert d.bytes_read.predicted == d.bytes_read.measured
-    expected = (a[:, :].astype("f8") @ b[:, :].astype("f8")).astype(a.dtype)
-    np.testing.assert_array_equal(d[:, :], expected)
-    assert not unfinished(d)
-    with pytest.raises(ConfigError, match="exists and is no unfinished product; overwrite=True"):
-        multiply_stored(a, b, url, cluster, **options)
-    return d
-
-
-def one_element(c, region):
-    """Another one, in that tile of C."""
-    (top, bottom), (left, right) = region
-    block = c[top:bottom, left:right]
-    block[0, 0] += 1
-    c.write(region, block)
-
-
-def operands(folder, **options):
-    return (
-        stored(f"{folder}/{name}.zarr", values((K, K), seed, "f8"), 50, **options)
-        for seed, name in enumerate("ab")
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.cluster
-@pytest.mark.parametrize("scheme", ["file", "disk"])
-def test_a_product_by_url_is_resumed(cluster, disk, tmp_path, scheme):
-    url = f"{scheme}://{tmp_path}"
-    d = whole_and_resumed(*operands(url), f"{url}/c.zarr", cluster, one_element)
-    assert sorted(os.listdir(tmp_path)) == ["a.zarr", "b.zarr", "c.zarr"]
-    by_path = open_array(tmp_path / "c.zarr")
-    assert by_path[:, :].tobytes() == d[:, :].tobytes()
-
-
 @pytest.mark.cluster
 def test_a_product_by_url_has_the_bytes_of_one_by_path(cluster, disk, tmp_path):
     draw = np.random.default_rng(0).standard_normal
@@ -300,38 +224,3 @@ def test_a_product_by_url_has_the_bytes_of_one_by_path(cluster, disk, tmp_path):
         multiply_stored(a, one, a, cluster)
     with pytest.raises(ConfigError, match="a StoredArray has its own"):
         multiply_stored(a, one, one, cluster, storage_options={"auto_mkdir": True})
-
-
-@pytest.fixture(scope="module")
-def s3():
-    """(URL of a bucket, storage_options) of an S3 server on this machine."""
-    why = "pip install s3fs 'moto[server]' for a server of S3 on this machine"
-    pytest.importorskip("s3fs", reason=why)
-    server = pytest.importorskip("moto.server", reason=why).ThreadedMotoServer("127.0.0.1", 0)
-    server.start()
-    try:
-        _, port = server.get_host_and_port()
-        options = {"endpoint_url": f"http://127.0.0.1:{port}", "key": "me", "secret": "hunter2"}
-        fsspec.filesystem("s3", **options).mkdir("bucket")
-        yield "s3://bucket", options
-    finally:
-        server.stop()
-
-
-@pytest.mark.slow
-@pytest.mark.cluster
-def test_products_on_s3_are_resumed(cluster, s3, tmp_path, monkeypatch):
-    url, options = s3
-    a, b = operands(url, storage_options=options)
-    by_path = multiply_stored(a, b, tmp_path / "c.npy", cluster)
-    d = whole_and_resumed(a, b, f"{url}/c.zarr", cluster, one_element, storage_options=options)
-    assert d[:, :].tobytes() == by_path[:, :].tobytes()
-
-    def one_chunk(c, region):
-        (top, _), (left, _) = region
-        name = f"c/{top // c.chunks[0]}/{left // c.chunks[1]}"
-        c.folder.write(name, c.folder.read(name)[:-1])
-
-    whole_and_resumed(a, b, f"{url}/d.zarr", cluster, one_chunk, storage_options=options)
-    names = {name.split("/")[0] for name, _ in Folder(url, options).files()}
-    assert names == {"a.zarr", "b.zarr", "c.zarr", "d.zarr"}

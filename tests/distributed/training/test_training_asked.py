@@ -194,12 +194,12 @@ def test_sizes_that_do_not_fit_are_right_all_the_same(shape, model, batch, optio
 
 @pytest.mark.parametrize("zero", [0, 3])
 def test_a_tied_table_on_the_first_and_the_last_of_several_stages_a_device(zero):
-    """Interleaved: two stages each, so that the table is on two devices; in a V: on one."""
+    """Interleaved: two stages each, so that the table is on two devices."""
     model, rule = GPT(59, 8, 3, 2, 4, tied=True), Adam(1e-2, tiny=1e-6)
-    for made in (td.schedule("interleaved", 4, 3, devices=2), td.schedule("zb-v", 4, 3)):
-        options = {"schedule": made, "cut": (0, 2, 0, 1), "rule": rule, "zero": zero}
-        got = go((2, 1, 2), model, steps=2, batch=5, dtype="float64", **options)
-        assert_single(got, 5, rule)
+    made = td.schedule("interleaved", 4, 3, devices=2)
+    options = {"schedule": made, "cut": (0, 2, 0, 1), "rule": rule, "zero": zero}
+    got = go((2, 1, 2), model, steps=2, batch=5, dtype="float64", **options)
+    assert_single(got, 5, rule)
 
 
 def test_no_steps_leave_what_was_drawn():

@@ -29,11 +29,6 @@ def searched(batch: int, **options):
     return [plans[n] for n in range(plans.counts["fits"])]
 
 
-def test_the_cap_unanswered_shows_a_time_and_no_part_of_the_best_step(cap):
-    (bar,) = cap.draw(None).axes[0].patches
-    assert bar.get_gid() == "the fastest that keeps to the cap"
-
-
 def test_the_fastest_within_a_cap_is_that_of_a_search_and_larger_plans_are_refused(cap):
     small = [plan for plan in searched(32) if plan.peak <= 6 * GB]
     right = min(small[:12], key=lambda plan: plan.step.total)

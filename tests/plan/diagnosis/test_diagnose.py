@@ -346,19 +346,6 @@ def test_a_chrome_trace(tmp_path):
     assert_is_run(diagnose(path))
 
 
-def test_kernels_of_a_chrome_trace_run_together(tmp_path):
-    """Three kernels to an action, microseconds apart; NCCL's are transfers."""
-    kernels = []
-    for e in events(RUN, lambda r: "gemm", cat="kernel"):
-        for part in range(3):
-            piece = {"ts": e["ts"] + part * e["dur"] / 3, "dur": e["dur"] / 3 - 3 * (part < 2)}
-            kernels.append(e | piece | {"args": {"device": e["tid"]}})
-    kernels.append(kernels[0] | {"name": "ncclDevKernel_SendRecv", "dur": 9e7})
-    path = tmp_path / "trace.json"
-    path.write_text(json.dumps({"traceEvents": kernels}))
-    assert_is_run(diagnose(path))
-
-
 def test_polls_in_percent_or_shares_and_as_nvidia_smi_prints_them(tmp_path):
     path, idle = tmp_path / "poll.csv", RUN.idle / (RUN.devices * RUN.makespan)
     found = [diagnose(write_wide(path, RUN, 0.03, percent)) for percent in (True, False)]

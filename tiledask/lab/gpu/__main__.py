@@ -14,10 +14,10 @@ from typing import Any
 
 from tiledask.errors import ConfigError
 from tiledask.lab.doctor import ask_gpu
+from tiledask.lab.files import atomic_write, library_versions
 from tiledask.lab.gpu.page import goals, page
 from tiledask.lab.gpu.part import GpuPart, read_journal
 from tiledask.lab.gpu.runner import find_parts, run_part
-from tiledask.lab.report import library_versions, write_whole
 
 __all__ = ["main"]
 
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         facts = json.loads(args.page.read_text("utf-8"))
         args.out.mkdir(parents=True, exist_ok=True)
         made = page(facts, [*parts.values()])
-        print(write_whole(args.out / f"{args.page.stem}.md", made.encode()))
+        print(atomic_write(args.out / f"{args.page.stem}.md", made.encode()))
         return 0
     asked = [name for name in args.only.split(",") if name]
     try:
@@ -99,8 +99,8 @@ def _write(
     """The rows so far, once the record and its page have them."""
     rows = [line for line in read_journal(journal) if "key" in line]
     whole = facts | {"rows": rows}
-    write_whole(record, (json.dumps(whole, indent=1) + "\n").encode())
-    write_whole(record.with_suffix(".md"), page(whole, parts).encode())
+    atomic_write(record, (json.dumps(whole, indent=1) + "\n").encode())
+    atomic_write(record.with_suffix(".md"), page(whole, parts).encode())
     return rows
 
 
