@@ -72,7 +72,6 @@ class LeNetJob(LeNetTerms):
     rule: Rule
     dtype: str
     seed: int = 0
-    nudge: int = 0
     zero: ClassVar[int] = 0
     scale: ClassVar[None] = None
     clip: ClassVar[None] = None

@@ -118,7 +118,6 @@ def train_lenet(
     rule: Rule | None = None,
     dtype: str = "float32",
     seed: int = 0,
-    nudge: int = 0,
     timeout: float = 300.0,
 ) -> TrainedLeNet:
     """Losses, weights and records of d2l's LeNet, trained on the ranks of a split.
@@ -137,9 +136,6 @@ def train_lenet(
         The optimizer; default: Adam().
     dtype
         "float32" or "float64", of everything.
-    nudge
-        With a number other than 0 every weight begins one rounding up or down, as of
-        `tiledask.train`.
 
     With equal seeds the result is that of a single device, whatever the split, but for the order
     in which sums are rounded. When a worker dies, the training is done again from its beginning, in
@@ -155,8 +151,7 @@ def train_lenet(
             f"{split} takes {split.ranks} ranks, and the mesh has {mesh.ranks}: use "
             f"td.Mesh(cluster, ({split.ranks},)), or other ways"
         )
-    nudge = whole_number("nudge", nudge, 0)
-    told = {"data": data, "steps": steps, "seed": seed, "nudge": nudge}
+    told = {"data": data, "steps": steps, "seed": seed}
     job = _Job.of(split, batch, rule or Adam(), dtype, **told)
     job.program.check()
     if mesh is None:

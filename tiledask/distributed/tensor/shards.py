@@ -59,7 +59,6 @@ def draw_sharded(
     prefix: str = "",
     dtype: Any = "float32",
     xp: str = "numpy",
-    nudge: tile.Nudge | None = None,
 ) -> dict[str, Placed]:
     """This rank's blocks of newly drawn weights: those that one device would draw, and no others."""  # noqa: E501
     chosen = _tilings(group, parameters, layout)
@@ -70,7 +69,7 @@ def draw_sharded(
             axes: list[Any] = [slice(None)] * len(tiling.shape)
             axes[placement.dim] = shards.indices(group.rank)
             parts[name] = tuple(axes)
-    drawn = tile.initialise(parameters, seed, parts, prefix, dtype, xp, nudge)
+    drawn = tile.initialise(parameters, seed, parts, prefix, dtype, xp)
     return {name: Placed(w, chosen[name]) for name, w in drawn.items()}
 
 

@@ -43,8 +43,6 @@ class TrainingJob(TrainingTerms):
     """Steps that are done already, by the newest of them."""
     save_every: int | None = None
     """Steps from one checkpoint to the next; there is one after the last."""
-    nudge: int = 0
-    """Whether, and by which draw, the weights begin a rounding away."""
     attempt: int = 0
     """How often it was begun before, until a worker was lost."""
     history: str = ""

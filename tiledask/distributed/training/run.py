@@ -192,7 +192,6 @@ def train(
     clip: float | None = None,
     recompute: bool = False,
     seed: int = 0,
-    nudge: int = 0,
     folder: str | os.PathLike[str] | None = None,
     save_every: int | None = None,
     progress: bool | Callable[[Progress], Any] | None = None,
@@ -237,10 +236,6 @@ def train(
         The largest norm of all gradients together, each counted once, wherever it is.
     recompute
         Keep of each block its input alone, and do its forward again in the backward.
-    nudge
-        With a number other than 0 every weight begins one rounding up or down, each as that number
-        draws it: the same training in other roundings, a control for
-        `tiledask.lab.precision.compared`.
     folder
         Where a checkpoint is written after the last step. If there is one already, training goes
         on from the newest, under whatever layout that was written: ``steps`` counts from the very
@@ -280,7 +275,7 @@ def train(
         ranks = Mesh(ranks.cluster, shape, AXES, ranks.slots)
     of_kind(model=model, data=data, rule=rule, scale=scale)
     steps, batch = whole_number("steps", steps, 0), whole_number("batch", batch, 1)
-    seed, nudge = whole_number("seed", seed), whole_number("nudge", nudge, 0)
+    seed = whole_number("seed", seed)
     if data.vocabulary > model.vocabulary:
         raise ConfigError(
             f"the data has {data.vocabulary} different tokens, the model {model.vocabulary}: "
@@ -306,7 +301,6 @@ def train(
         folder=path,
         first=first,
         save_every=save_every,
-        nudge=nudge,
     )
     if path is not None and isinstance(ranks, Mesh):
         check_shared(ranks.cluster, write=(path,))

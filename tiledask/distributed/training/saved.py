@@ -95,7 +95,6 @@ def _identity(job: Any) -> dict[str, Any]:
     states = {f"bytes of {s.tensor}": s.bytes for s in job.recipe.states if s.tensor != "gradients"}
     kv, inner = job.model.block.heads.kv, job.model.inner
     facts = {"dtype": str(job.dtype), "seed": job.seed, "data's vocabulary": job.data.vocabulary}
-    facts |= {"nudge": job.nudge} if job.nudge else {}
     model = asdict(job.model) | {"kv_heads": kv, "ffn": inner}
     usual = {each.name: each.default for each in fields(job.model)}
     numbers = {name: model.pop(name) for name in ("eps", "base")}

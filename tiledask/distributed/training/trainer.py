@@ -179,10 +179,9 @@ class Trainer:
         job, shapes = self.job, dict(self.packings[unit].shapes)
         layout = {name: tiling.placements[0] for name, tiling in self.tilings[unit].items()}
         told = layout, job.seed, f"{unit}.", accumulator(job.dtype), self.rank.backend
-        nudge = tile.Nudge(job.nudge, job.dtype) if job.nudge else None
 
         def drawn(one: dict[str, Any]) -> Any:
-            (w,) = T.draw_sharded(self.tensor, one, *told, nudge).values()
+            (w,) = T.draw_sharded(self.tensor, one, *told).values()
             return w.local.reshape(-1)
 
         for name, parameter in job.model.parameters(unit).items():

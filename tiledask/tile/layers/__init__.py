@@ -94,7 +94,7 @@ from tiledask.tile.layers.mlp import (
 )
 from tiledask.tile.layers.norms import layer_norm, layer_norm_grad, rms_norm, rms_norm_grad
 from tiledask.tile.layers.operands import bytes_kept
-from tiledask.tile.layers.parameters import Nudge, Parameter, draw, initialise, matrix
+from tiledask.tile.layers.parameters import Parameter, draw, initialise, matrix
 from tiledask.tile.layers.rng import key, normals, positions, uniforms
 from tiledask.tile.layers.rotary import Angles, rotary_angles, rotate, rotate_grad
 from tiledask.tile.layers.self_attention import (
@@ -110,7 +110,6 @@ __all__ = [
     "Angles",
     "Heads",
     "LossRule",
-    "Nudge",
     "Parameter",
     "attention",
     "attention_grad",

@@ -8,19 +8,16 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from importlib import import_module
 from math import prod
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from tiledask.errors import KernelError
-from tiledask.extras import needed_for
 from tiledask.tile.backend import Array, as_dtype, namespace
 from tiledask.tile.layers.rng import Part, key, normals, positions, uniforms
 
-__all__ = ["Nudge", "Parameter", "draw", "initialise", "matrix"]
+__all__ = ["Parameter", "draw", "initialise", "matrix"]
 
 KINDS = ("normal", "uniform", "zeros", "ones")
 _AT_ONCE = 2**16
@@ -58,15 +55,6 @@ def matrix(name: str, rows: int, columns: int, bias: bool) -> dict[str, Paramete
     return made | ({f"b{name}": Parameter((columns,), "zeros")} if bias else {})
 
 
-class Nudge(NamedTuple):
-    """Every number a rounding up or down: the same training, its sums rounded otherwise."""
-
-    number: int
-    """The draw that says which way each element goes."""
-    dtype: str
-    """Whose rounding."""
-
-
 def draw(
     parameter: Parameter,
     seed: int,
@@ -74,12 +62,10 @@ def draw(
     part: Part = None,
     dtype: DTypeLike = "float32",
     xp: str = "numpy",
-    nudge: Nudge | None = None,
 ) -> Array:
     """The numbers of ``part`` (a slice, or indices, by axis) of a parameter; all, if left out.
 
     Drawn by NumPy in float64 and then cast, so that NumPy and CuPy start from the same numbers.
-    ``nudge`` leaves zeros alone.
 
     >>> w = Parameter((4, 6))
     >>> right = draw(w, 0, "wq", (slice(None), slice(3, 6)))
@@ -92,7 +78,7 @@ def draw(
 
     def fill(first: int) -> None:
         some = slice(first, first + _AT_ONCE)
-        numbers[some] = _drawn(parameter, seed, name, places[some], nudge)
+        numbers[some] = _drawn(parameter, seed, name, places[some])
 
     # workers on GPUs leave the host's cores idle
     threads = 1 if xp == "numpy" else min(8, os.cpu_count() or 1, -(-at.size // _AT_ONCE))
@@ -102,9 +88,7 @@ def draw(
     return namespace(xp).asarray(made)
 
 
-def _drawn(
-    parameter: Parameter, seed: int, name: str, at: np.ndarray, nudge: Nudge | None
-) -> np.ndarray:
+def _drawn(parameter: Parameter, seed: int, name: str, at: np.ndarray) -> np.ndarray:
     """The float64 numbers at those places."""
     values: np.ndarray
     if parameter.kind == "normal":
@@ -113,11 +97,6 @@ def _drawn(
         values = (2 * uniforms(key(seed, name), at) - 1) * parameter.scale
     else:
         values = np.full(at.shape, float(parameter.kind == "ones"))
-    if nudge is not None:
-        with needed_for("a nudge"):
-            finfo = import_module("ml_dtypes").finfo  # NumPy's knows no bfloat16
-        up = uniforms(key(seed, name, "nudge", nudge.number), at) < 0.5
-        values = values * (1 + np.where(up, 1, -1) * finfo(as_dtype(nudge.dtype)).eps)
     return values
 
 
@@ -128,7 +107,6 @@ def initialise(
     prefix: str = "",
     dtype: DTypeLike = "float32",
     xp: str = "numpy",
-    nudge: Nudge | None = None,
 ) -> dict[str, Array]:
     """Arrays by name. ``parts`` says what is held of each; a name left out is held whole.
 
@@ -145,6 +123,6 @@ def initialise(
             f"parts are of the parameters {', '.join(parameters)}, got {', '.join(unknown)}"
         )
     return {
-        name: draw(parameter, seed, f"{prefix}{name}", parts.get(name), dtype, xp, nudge)
+        name: draw(parameter, seed, f"{prefix}{name}", parts.get(name), dtype, xp)
         for name, parameter in parameters.items()
     }
