@@ -479,3 +479,11 @@ def test_no_number_stays_of_an_input_that_was_changed(number):
             continue  # together with the others it is no question
         if alone and len(shown) == 1 and shown[0] in numbers_in(texts[0]):
             assert shown[0] not in numbers_in(texts[1]), (name, texts[1])
+
+
+def test_a_schedule_that_is_named_is_the_one_that_is_worked_out(answers):
+    """GPipe keeps all 8 micro-batches; 8 / (8 + 4 - 1) of the time is work."""
+    ran, facts = answers("ask 'how idle are 4 stages with 8 micro-batches under GPipe' --no-run")
+    assert "gpipe keeps the activations of 8" in ran.words
+    assert "tiledask idle gpipe 4 8" in ran.words
+    assert facts["number"] == 12

@@ -15,6 +15,7 @@ from tiledask.errors import ConfigError, short
 from tiledask.lab.puzzles.fields import size
 from tiledask.lab.questions.question import CourseQuestion
 from tiledask.lab.questions.table import QUESTIONS
+from tiledask.plan.pipelines.schedules import schedules
 
 __all__ = ["by_words"]
 
@@ -81,12 +82,14 @@ def by_words(asked: str) -> tuple[int, dict[str, str], str]:
         text = re.sub(pattern, to, text)
     given, text = dict(_SET.findall(text)), _SET.sub(" ", text)
     words, numbers = _stems(_NUMBER.sub(" ", text)), _numbers(text)
-    listed, weights = _listed(asked), _weights()
+    listed, weights, schedule = _listed(asked), _weights(), _schedule(asked)
     known = {word: weights.get(word, max(weights.values())) for word in words}
     scored = []
     for number, each in QUESTIONS.items():
         title, told = _documents()[number]
         mine = {name: value for name, value in given.items() if name in each.inputs}
+        if schedule and "schedule" in each.inputs and _value(each, "schedule", schedule):
+            mine.setdefault("schedule", schedule)
         placed = _placed(each, numbers) | mine
         found = [(known[w], w in title) for w in known if w in title | told]
         found += [
@@ -106,16 +109,19 @@ def by_words(asked: str) -> tuple[int, dict[str, str], str]:
     if share < NEAR:
         three = "; ".join(_line(-each[2]) for each in scored[:3])
         typed = ", ".join(f"tiledask ask {-each[2]}" for each in scored[:3])
-        typed += _command(text, numbers)
+        typed += _command(text, numbers) + _idle(schedule, numbers)
         raise ConfigError(f"no question is near {short(asked)}; the nearest are {three}: {typed}")
     taken = QUESTIONS[-number]
     read = {name: taken.inputs[name].value(name, value) for name, value in placed.items()}
     used = {*placed.values(), *(listed & _documents()[-number][0])}
     unread = [n for n in numbers if n.value not in used]
     unread += [_Number(f"{name}={given[name]}", (name,)) for name in given if name not in read]
+    unread += [_Number(schedule, ())] if schedule and "schedule" not in read else []
     found_as = f"Question {-number}" + (f", {taken.typed(read)}" if read else "")
     found_as += f" (not used: {', '.join(n.value for n in unread)})" if unread else ""
-    found_as = f"{_own(taken, read, unread)}{found_as}{_command(text, numbers)}"
+    found_as = (
+        f"{_own(taken, read, unread)}{found_as}{_command(text, numbers)}{_idle(schedule, numbers)}"
+    )
     return -number, placed, f"{found_as}. Next nearest: {_line(-others[0][2])}."
 
 
@@ -150,6 +156,22 @@ def _command(text: str, numbers: list[_Number]) -> str:
     else:
         return ""
     return f"; with everything counted: tiledask {asked}"
+
+
+def _schedule(text: str) -> str:
+    """The schedule that the words name, if they name one."""
+    return next((word for word in re.findall(r"[\w-]+", text.lower()) if word in schedules), "")
+
+
+def _idle(schedule: str, numbers: list[_Number]) -> str:
+    """The command that answers for a schedule on devices with micro-batches."""
+    devices, microbatches = (
+        next((n.value for n in numbers if n.value.isdecimal() and {*n.of} & {*words}), "")
+        for words in ((DEVICE, _stem("stages")), (_stem("microbatches"), _stem("micro")))
+    )
+    if not (schedule and devices and microbatches):
+        return ""
+    return f"; its idle time: tiledask idle {schedule} {devices} {microbatches}"
 
 
 def _line(number: int) -> str:
