@@ -3,12 +3,11 @@
 ifndef EXTRAS
 EXTRAS := all$(shell timeout 20 nvidia-smi -L 2>/dev/null | grep -q '^GPU ' && echo ,gpu),test
 endif
-DASHBOARD_PORT ?= 8787
 TESTS ?= tests tiledask nbs/[0-9]*.ipynb
 
 BIN := .venv/bin
 STAMP := .venv/ready-$(EXTRAS)
-# A hanging test ends its process after 300 s (pyproject.toml); what hangs elsewhere ends here.
+# what hangs outside of a test ends here
 PYTEST := timeout -k 30 3600 env OPENBLAS_NUM_THREADS=1 PYTHONPATH=.ci$${PYTHONPATH:+:$$PYTHONPATH} MATPLOTLIBRC=.ci/matplotlibrc \
 	$(BIN)/python -m pytest -p kernel_again --nbval-lax --nbval-current-env \
 	--nbval-cell-timeout=240 -n 4 --max-worker-restart=0 --dist loadfile --no-loadscope-reorder
@@ -23,7 +22,6 @@ help: ## this list
 tour: env ## run the whole story on this machine; the page is left in build/tour/
 	$(BIN)/tiledask tour
 
-# types are read beside the tests, and printed after them
 test: env style ## lint, types, tests, docstring examples, README, notebooks (TESTS=tests/plan)
 	@mkdir -p build
 	$(BIN)/mypy >build/types.txt 2>&1 & types=$$!; tested=0; \
@@ -39,7 +37,7 @@ style: env
 
 # JupyterLab saves what is run, so it is given copies; links from them reach the rest of the checkout.
 lab: env ## open your copies of the walkthroughs, learn/, in JupyterLab (DASHBOARD_PORT=8787 LAB_ARGS=)
-	TILEDASK_DASHBOARD_PORT=$(DASHBOARD_PORT) $(BIN)/tiledask notebooks learn --lab $(LAB_ARGS)
+	TILEDASK_DASHBOARD_PORT=$(or $(DASHBOARD_PORT),8787) $(BIN)/tiledask notebooks learn --lab $(LAB_ARGS)
 
 bench: env ## products, files, schedules and the search beside their peers on this machine
 	$(BIN)/python -m pytest -s -p no:nbval tests/bench
