@@ -4,7 +4,9 @@ Holds `tiledask.distributed.memory.claim_tasks`, `tiledask.distributed.memory.cl
 `tiledask.errors`, `tiledask.plan.program.making.of_states` and `tiledask.tile.memory.pool`.
 """
 
+import ast
 import gc
+import os
 import sys
 import tracemalloc
 import weakref
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.finished import python
 from oracles.memory_claims import CASES, DECODER, LAYER
 
 import tiledask as td
@@ -163,13 +166,22 @@ NUMBERS = 256
 """Bytes of single numbers: the loss, the number of updates."""
 
 
+# a process of its own: tracemalloc counts what every thread allocates, a cluster's too
+ALONE = """
+import pytest, test_claims as t
+layout = t.Layout(microbatches=2, recompute={recompute!r})
+case = t.case_of(t.replace(t.TINY, layers=1), layout, "mixed-adam-16")
+with pytest.MonkeyPatch.context() as patch:
+    print(t.traced_bytes(case, patch))
+"""
+
+
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_the_pool_counts_what_numpy_itself_traces(recompute):
     """Between instructions no kernel is at work: NumPy has no array that the pool doesn't know."""
-    model, layout = replace(TINY, layers=1), Layout(microbatches=2, recompute=recompute)
-    case = case_of(model, layout, "mixed-adam-16")
-    with pytest.MonkeyPatch.context() as patch:
-        seen = traced_bytes(case, patch)
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = python("-c", ALONE.format(recompute=recompute), env=paths, check=True)
+    seen = ast.literal_eval(done.stdout)
     tokens = (8 + 1) * 8  # of the micro-batch under way, which the host has besides
     assert all(0 <= found - held <= tokens + NUMBERS for held, found in seen)
     assert len({held for held, _ in seen}) > 20
