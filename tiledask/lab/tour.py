@@ -69,7 +69,7 @@ def tour(
     exporter = HTMLExporter(mathjax_url="", require_js_url="", jquery_url="")
     page, _ = exporter.from_notebook_node(cells, {"metadata": {"name": "tiledask: the tour"}})
     atomic_write(folder / "report.html", page.encode())
-    console.print(f"the page: {folder / 'tour.html'}", soft_wrap=True)
+    console.print(f"the page: {folder / 'report.html'}", soft_wrap=True)
     tables = json.loads(found.read_text()) if found.is_file() else []
     for words in broken:
         row = {"quantity": "runs to its end", "holds": False, "reason": words}
