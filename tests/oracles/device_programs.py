@@ -72,18 +72,5 @@ def own_by_ring(rank, dtype="float32"):
     return own(AsRing, dtype)
 
 
-def another_order(rank):
-    """Rank 1 sums with rank 0 and then takes what rank 0 tells all, which does that first."""
-    x = rank.on_device(np.ones(3))
-    calls = [
-        lambda: rank.group().broadcast(x if rank.index == 0 else None, algorithm="direct"),
-        lambda: rank.group((1,)).all_reduce(x),
-    ]
-    rank.group().all_reduce(x)
-    rank.group((1,)).all_reduce(x)
-    for call in calls[::-1] if rank.index == 1 else calls:
-        call()
-
-
 def add_ones(rank):
     return to_numpy(rank.group().all_reduce(rank.on_device(np.ones(3)))).tolist()

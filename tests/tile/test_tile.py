@@ -118,7 +118,6 @@ def test_intensity_of_a_tile_does_not_depend_on_the_product_around_it(tile, time
 
 # -- what is refused -----------------------------------------------------------------------------
 
-BFLOAT16 = td.tile.as_dtype("bfloat16")
 X = np.zeros((4, 6), np.float32)
 Y = np.zeros((6, 5), np.float32)
 FROZEN = np.zeros((4, 5), np.float32)

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tiledask.errors import ConfigError
 from tiledask.extras import needed_for
@@ -44,12 +44,6 @@ class Grade:
     """0 to 3."""
     said: str
     """The verdict in words; why there is none, where the answer could not be judged."""
-
-
-class _Written(NamedTuple):
-    learner: str
-    source: str
-    """The cell of the answer."""
 
 
 def grade(

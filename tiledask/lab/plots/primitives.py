@@ -38,7 +38,6 @@ __all__ = [
     "curve",
     "fitting_text",
     "grid",
-    "grouped_bars",
     "label_right",
     "lanes",
     "legend",
@@ -203,31 +202,6 @@ def stack(
         axes.barh(row, length, height, left, color=colour, gid=name, **look)
         made.append((left, row - height / 2, length, height))
         left += length
-    return made
-
-
-def grouped_bars(
-    axes: "Axes",
-    series: Sequence[tuple[str, Sequence[float | None]]],
-    colours: Sequence[Any],
-    width: float = 0.8,
-    fill: float = 0.92,
-    upright: bool = True,
-) -> list[tuple[float, float | None]]:
-    """For each index a group of bars side by side, one of each (name, values); where they are, and
-    their values.
-
-    ``width``: of a group; ``fill``: of a bar, as a share of its place. None is no bar.
-    """
-    each, made = width / len(series), []
-    draw = axes.bar if upright else axes.barh
-    for number, (name, values) in enumerate(series):
-        shift = (number - (len(series) - 1) / 2) * each
-        there = [(group + shift, value) for group, value in enumerate(values)]
-        at = [x for x, value in there if value is not None]
-        sizes = [value for value in values if value is not None]
-        draw(at, sizes, fill * each, color=colours[number % len(colours)], label=name, gid=name)
-        made += there
     return made
 
 
