@@ -4,9 +4,13 @@ Jupyter chooses a kernel's ports before the kernel takes them; on a machine wher
 the time, somebody else may have one of them by then.
 """
 
+import sys
 from typing import Any
 
-from nbval import kernel
+# nbformat's jsonschema makes parsers of addresses with it, for seconds, and does without it
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+
+from nbval import kernel  # noqa: E402
 
 _start = kernel.start_new_kernel
 

@@ -2,7 +2,6 @@
 
 import gc
 import subprocess
-import sys
 import time
 
 import pytest
@@ -10,9 +9,6 @@ from hypothesis import HealthCheck, settings
 from threadpoolctl import threadpool_limits
 
 from tiledask.tile import namespace, probe
-
-# nbformat's jsonschema makes parsers of addresses with it, for seconds, and does without it
-sys.modules.setdefault("rfc3987_syntax", None)
 
 # A machine that is busy with other things is no fault of an example that takes long, to run or to
 # draw.
