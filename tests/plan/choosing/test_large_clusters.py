@@ -42,9 +42,9 @@ def drawn(number):
     return model, layout, td.load_cluster(cluster), recipe
 
 
-@pytest.mark.parametrize("first", range(0, 24, 8))
+@pytest.mark.parametrize("first", range(0, 24, 4))
 def test_what_is_asked_of_a_large_cluster_is_answered(first):
-    for number in range(first, first + 8):
+    for number in range(first, first + 4):
         model, layout, cluster, recipe = drawn(number)
         fit = td.fits(model, layout, cluster, recipe)
         fixes = {"smallest": fit.smallest_fix, **fit.fixes}

@@ -141,8 +141,8 @@ def test_memory_binds_where_nothing_fits():
         ("llama-3.1-8b", "16xA100-80GB", {"sequence": 4096, "space": SMALL}),
         ("llama-3.1-8b", "4xA100-80GB", {"sequence": 2048}),  # few fit
         ("gpt2-xl", "16xV100-32GB", {"space": Space(tp=(1, 2, 16), zero=(0, 1))}),
-        pytest.param("mixtral-8x7b", "64xH100", {"sequence": 4096}),
-        pytest.param("deepseek-v3", "2048xH100", {}),
+        ("mixtral-8x7b", "64xH100", {"sequence": 4096}),
+        pytest.param("deepseek-v3", "2048xH100", {}, marks=pytest.mark.slow),
     ],
 )
 def test_limits_buy_what_a_whole_search_without_them_finds(model, cluster, options, times):

@@ -52,7 +52,7 @@ SPLITS = st.builds(
 
 
 @pytest.mark.few(8)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(SPLITS, st.integers(1, 9), st.sampled_from((4, 8)))
 def test_any_split_is_right_read_back_and_counted_as_the_closed_forms_say(split, images, itemsize):
     program = program_of(split, images, itemsize).check()
