@@ -16,15 +16,14 @@ from golden.store import GoldenSet, digest
 
 def accuracy_groups(searched: bool) -> Any:
     """The groups of rows of the accuracy page; ``searched``: those that search for layouts."""
-    from tiledask.lab.accuracy import exact, sources
+    from tiledask.lab.accuracy import evaluate, runs
     from tiledask.lab.accuracy import searched as search
+    from tiledask.lab.accuracy.exact import EXACT
 
     if searched:
         return search.searched()
-    return (
-        exact.counts(), exact.states(), exact.activations(), *sources.measured(),
-        *sources.verdicts(), *sources.times(), sources.rankings(),
-    )  # fmt: skip
+    of_runs = map(evaluate.measured, runs.run_rows())
+    return (*map(evaluate.exact, EXACT), *of_runs, evaluate.rankings())
 
 
 # -- time ------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from oracles import profiled
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.lab.accuracy.rows import published
+from tiledask.lab.accuracy import published
 from tiledask.plan.data import names
 from tiledask.plan.inputs.hardware import load_cluster, load_device
 from tiledask.plan.inputs.recipes import load_recipe

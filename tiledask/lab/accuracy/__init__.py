@@ -1,14 +1,13 @@
 """The planner against published numbers.
 
-published   every published number, by its id
-measured    memory that devices showed, beside the estimate
-verdicts    set-ups that ran or did not, beside what we say of them
+`python -m tiledask.lab.accuracy.page` makes a page of all of them.
 
-`python -m tiledask.lab.accuracy.page` makes a page of exact.py, sources.py and searched.py, tables
-of rows.py; runs.py has the published runs, refit.py finds the fitted constants again.
+runs           published numbers by their id; published runs in the planner's words
+exact          parameters, states and activations, to the printed digits
+evaluate       every number beside ours, in groups with a goal
+fit_constants  the fitted constants, found again from the rows that they name
 """
 
-from tiledask.lab.accuracy.rows import published
-from tiledask.lab.accuracy.sources import measured, verdicts
+from tiledask.lab.accuracy.runs import published
 
-__all__ = ["measured", "published", "verdicts"]
+__all__ = ["published"]

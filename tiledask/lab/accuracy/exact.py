@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tiledask.lab.accuracy.deepspeed_estimate import deepspeed_estimate
-from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
+from tiledask.lab.accuracy.deepspeed_estimate import DeepSpeedEstimate, deepspeed_estimate
 from tiledask.plan.fitting.activations import layer_bytes
 from tiledask.plan.fitting.memory import estimate_memory
 from tiledask.plan.inputs.layout import Layout
@@ -12,19 +11,21 @@ from tiledask.plan.inputs.load import load_cluster, load_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
 
-__all__ = ["activations", "counts", "gpt", "layout", "states"]
+__all__ = ["EXACT", "gpt", "layout"]
 
 GIB = 2**30
-TECHNIQUES = {
+TECHNIQUES: dict[str, dict[str, Any]] = {
     "seq": {"sequence_parallel": True},
     "sel": {"recompute": "selective"},
     "seqsel": {"sequence_parallel": True, "recompute": "selective"},
     "full": {"recompute": "full"},
 }
 """Of Korthikanti et al., figure 7."""
+STATED = ("dp", "tp", "pp", "cp", "zero", "interleave", "recompute", "sequence_parallel")
+Case = dict[str, Any]
 
 
-def gpt(inputs: dict[str, Any], **more: Any) -> Model:
+def gpt(inputs: Case, **more: Any) -> Model:
     """A GPT with dropout, as Megatron-LM's, of the sizes in a case."""
     h = inputs["hidden"]
     sizes = {
@@ -37,43 +38,25 @@ def gpt(inputs: dict[str, Any], **more: Any) -> Model:
     return Model(**{**sizes, "dropout": True, **more})
 
 
-_STATED = ("dp", "tp", "pp", "cp", "zero", "interleave", "recompute", "sequence_parallel")
-
-
-def layout(inputs: dict[str, Any], **more: Any) -> Layout:
+def layout(inputs: Case, **more: Any) -> Layout:
     """The layout of a case, as far as it states one, and ``more``."""
-    said = {name: inputs[name] for name in _STATED if name in inputs}
-    at_once = said.get("dp", 1) * inputs.get("micro_batch", 1)
-    said["microbatch"] = inputs.get("micro_batch", 1)
-    said["microbatches"] = inputs.get("global_batch", at_once) // at_once
-    return Layout(**said | more)
+    known = {name: inputs[name] for name in STATED if name in inputs}
+    at_once = known.get("dp", 1) * inputs.get("micro_batch", 1)
+    known["microbatch"] = inputs.get("micro_batch", 1)
+    known["microbatches"] = inputs.get("global_batch", at_once) // at_once
+    return Layout(**known | more)
 
 
-Said = tuple[Any, ...]
-"""The quantity, its key in what is expected, what we say; unit, how far off it may be, a note."""
+Numbers = Iterator[tuple[Any, ...]]
+"""The quantity, its key in what is expected, ours; unit, how far off it may be, a note."""
 
 
-def _rows(of: Callable[[str, dict, dict], Iterator[Said]]) -> Iterator[PublishedRow]:
-    """A row for all that ``of`` says of the cases: by its id, its inputs, and the whole case."""
-    for name, case in published().items():
-        for quantity, key, ours, *rest in of(name, case["inputs"], case):
-            unit, allowed, note = (*rest, *("", 0, "")[len(rest) :])
-            says = case["expected"][key]
-            yield PublishedRow(name, quantity, says, ours, unit, allowed, note=note)
-
-
-def counts() -> PublishedSource:
-    """Parameters."""
-    return PublishedSource.of("parameter counts", _rows(_counts))
-
-
-def _counts(name: str, i: dict, case: dict) -> Iterator[Said]:
+def _counts(name: str, i: Case, case: Case) -> Numbers:
     if name.startswith("params-"):
         model = Model(**i)
-        if "params" in case["expected"]:
-            yield "parameters", "params", model.parameters
-        if "active_params" in case["expected"]:
-            yield "active", "active_params", model.active_parameters
+        ours = {"params": model.parameters, "active_params": model.active_parameters}
+        words = {"params": "parameters", "active_params": "active"}
+        yield from ((words[key], key, ours[key]) for key in words if key in case["expected"])
     elif name.startswith("hf-safetensors-trap"):
         model = load_model("llama-2-" + name.rsplit("-", 1)[1])
         yield "parameters", "trainable_params", model.parameters
@@ -94,15 +77,7 @@ def _counts(name: str, i: dict, case: dict) -> Iterator[Said]:
         yield "weights", "bf16_weights_gib", weights / GIB, "GiB", 1e-9
 
 
-def states() -> PublishedSource:
-    """Weights, gradients and optimizer states."""
-    return PublishedSource.of(
-        "states: ZeRO Table 1, Korthikanti Fig. 1, Ultra-Scale Playbook, DeepSpeed's own estimate",
-        _rows(_states),
-    )
-
-
-def _states(name: str, i: dict, case: dict) -> Iterator[Said]:
+def _states(name: str, i: Case, case: Case) -> Numbers:
     if name.startswith("zero-t1"):
         for zero, key in ((1, "os_gb"), (2, "os_g_gb"), (3, "os_g_p_gb")):
             held = sum(state_bytes(int(i["params"]), "mixed-adam-16", zero, i["dp"]).values())
@@ -113,8 +88,8 @@ def _states(name: str, i: dict, case: dict) -> Iterator[Said]:
         model, split = gpt(i), Layout(tp=i["tp"], pp=i["pp"])
         each = load_recipe(f"mixed-adam-{i['bytes_per_param']}").bytes_per_parameter
         matrices = sum(w.count(split.tp) for w in model.layer if w.kind == "matrix")
-        held = matrices * split.stage_layers(0, model.layers) * each / GIB
-        yield "states of matrices", "weights_grads_optimizer_gib", held, "GiB", 1e-6
+        gib = matrices * split.stage_layers(0, model.layers) * each / GIB
+        yield "states of matrices", "weights_grads_optimizer_gib", gib, "GiB", 1e-6
     elif name.startswith("ultrascale"):
         for recipe, key in (
             ("mixed-adam-16", "fp32_or_bf16_no_fp32_grad_gb"),
@@ -123,47 +98,31 @@ def _states(name: str, i: dict, case: dict) -> Iterator[Said]:
             held = sum(state_bytes(int(i["params"]), recipe).values())
             yield recipe, key, held / 1e9, "GB", 0.5
     elif name.startswith("ds-zero3"):
-        yield from _deepspeed(i)
+        for key, host, away in (("none_none", "none", 0), ("offload_opt", "opt", 1),
+                                ("offload_both", "both", 2)):  # fmt: skip
+            found = _deepspeed(i, i["gpus_per_node"], i["nodes"], away)
+            yield f"device, {key}", f"gpu_{key}_gib", found.device / GIB, "GiB", 0.006
+            yield f"host, {host}", f"cpu_{host}_init1_gib", found.host / GIB, "GiB", 0.006
     elif name == "ds-issue-4527":
-        own = deepspeed_estimate(
-            int(i["total_params"]),
-            int(i["largest_layer_params"]),
-            gpus_per_node=i["gpus"],
-            offload_optimizer=True,
-            offload_weights=True,
-        )
-        yield "DeepSpeed's estimate", "estimator_gpu_gib", own.device / GIB, "GiB", 0.005
+        ours = _deepspeed(i, i["gpus"], 1, 2).device / GIB
+        yield "DeepSpeed's estimate", "estimator_gpu_gib", ours, "GiB", 0.005
     elif name.startswith("usable-"):
-        found = load_cluster("1x" + i["gpu"]).device.memory_mib
-        yield "usable", "total_mib", found, "MiB", 0
+        yield "usable", "total_mib", load_cluster("1x" + i["gpu"]).device.memory_mib, "MiB", 0
 
 
-def _deepspeed(i: dict) -> Iterator[Said]:
-    for key, host, options in (
-        ("none_none", "none", {}),
-        ("offload_opt", "opt", {"offload_optimizer": True}),
-        ("offload_both", "both", {"offload_optimizer": True, "offload_weights": True}),
-    ):
-        found = deepspeed_estimate(
-            int(i["total_params"]),
-            int(i["largest_layer_params"]),
-            gpus_per_node=i["gpus_per_node"],
-            nodes=i["nodes"],
-            **options,
-        )
-        yield f"device, {key}", f"gpu_{key}_gib", found.device / GIB, "GiB", 0.006
-        yield f"host, {host}", f"cpu_{host}_init1_gib", found.host / GIB, "GiB", 0.006
-
-
-def activations() -> PublishedSource:
-    """Activations kept for the backward pass."""
-    return PublishedSource.of(
-        "activations: Korthikanti Fig. 1, Fig. 7, Table 2, section 5; Llama at 32k",
-        _rows(_activations),
+def _deepspeed(i: Case, gpus: int, nodes: int, away: int) -> DeepSpeedEstimate:
+    """``away``: 1 the optimizer, 2 the weights too."""
+    return deepspeed_estimate(
+        int(i["total_params"]),
+        int(i["largest_layer_params"]),
+        gpus_per_node=gpus,
+        nodes=nodes,
+        offload_optimizer=away > 0,
+        offload_weights=away > 1,
     )
 
 
-def _activations(name: str, i: dict, case: dict) -> Iterator[Said]:
+def _activations(name: str, i: Case, case: Case) -> Numbers:
     if name.startswith("kor-fig1") and not name.endswith("-state"):
         yield "first stage", "activations_gib", _first_stage(i) / GIB, "GiB", 1e-6
     elif name.startswith("kor-fig7"):
@@ -186,23 +145,30 @@ def _activations(name: str, i: dict, case: dict) -> Iterator[Said]:
             saved = 100 * (1 - kept / whole)
             yield f"saved of {which}", f"{which}_saving_percent", saved, "%", 0.5
     elif name == "mleng-llama8b-activations":
-        memory = estimate_memory(
-            load_model("llama-3.1-8b"),
-            Layout(recompute="full", flash_attention=True),
-            sequence=i["seq"],
-        )
-        kept = memory.ledger.by_tensor(0, "backward")["activations"] / GIB
-        logits = memory.ledger.by_tensor(0, "forward")["logits"] / GIB
-        yield "checkpoints", "checkpoints_gib", kept, "GiB", 0.5
+        how = Layout(recompute="full", flash_attention=True)
+        ledger = estimate_memory(load_model("llama-3.1-8b"), how, sequence=i["seq"]).ledger
+        checkpoints = ledger.by_tensor(0, "backward")["activations"] / GIB
+        logits = ledger.by_tensor(0, "forward")["logits"] / GIB
+        yield "checkpoints", "checkpoints_gib", checkpoints, "GiB", 0.5
         yield "logits", "logits_fp32_gib", logits, "GiB", 0.005
 
 
-def _layer(i: dict) -> Model:
+def _layer(i: Case) -> Model:
     """A model of one layer, of the sizes in Korthikanti's letters."""
     return gpt({"hidden": i["h"], "heads": i["a"], "layers": 1, "vocab": 1})
 
 
-def _first_stage(i: dict, **how: Any) -> int:
+def _first_stage(i: Case, **how: Any) -> int:
     """Bytes of the class "activations" on the first stage."""
     memory = estimate_memory(gpt(i), layout(i, **how), "mixed-adam-18", i["seq"])
     return memory.ledger.by_tensor(0, "forward")["activations"]
+
+
+EXACT: dict[str, Callable[[str, Case, Case], Numbers]] = {
+    "parameter counts": _counts,
+    "states: ZeRO Table 1, Korthikanti Fig. 1, Ultra-Scale Playbook, DeepSpeed's own estimate": (
+        _states
+    ),
+    "activations: Korthikanti Fig. 1, Fig. 7, Table 2, section 5; Llama at 32k": _activations,
+}
+"""Group -> (id, inputs, case of plan.json) -> its numbers."""

@@ -9,12 +9,19 @@ import json
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
+from statistics import mean
 
-from rich.console import Console
-from rich.table import Table
-
-from tiledask.lab.accuracy import exact, sources
-from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
+from tiledask.lab.accuracy.evaluate import (
+    PublishedRow,
+    PublishedSource,
+    exact,
+    left_out,
+    measured,
+    memory_errors,
+    rankings,
+)
+from tiledask.lab.accuracy.exact import EXACT
+from tiledask.lab.accuracy.runs import published, run_rows
 from tiledask.lab.accuracy.searched import searched
 from tiledask.plan.data import data_file
 from tiledask.plan.judged import MARKS
@@ -22,89 +29,71 @@ from tiledask.plan.whole import is_whole
 
 __all__ = ["groups", "main", "page"]
 
-NOT_MODELLED = (
-    "Training programs without a file in data/calibration/framework, and releases of those that "
-    "have one: NeMo's and Megatron-Bridge's differ by up to 18 % with identical inputs.",
-    "Devices without a row (GB300, MI300X, L40S, V100, RTX 4090, TPU): default shares, a wide bar.",
-    "Head widths that are no multiple of 8, heads too few to fill a device, an allocator that "
-    "runs short and cleans up, stragglers, data loading, checkpoints, failures.",
-    "GPU hours of whole trainings whose layout is not published.",
-    "Rings of attention over many pieces of a sequence in PyTorch, which are twice as slow.",
-    "How unevenly experts are visited: evenly, unless the model's `imbalance` says more; exchanges "
-    "in 8 bits.",
-    "Memory: activations of implementations that keep more than fused kernels need; the host.",
-)
+NOT_MODELLED = """
+- Training programs without a file in data/calibration/framework, and releases of those that have \
+one: NeMo's and Megatron-Bridge's differ by up to 18 % with identical inputs.
+- Devices without a row (GB300, MI300X, L40S, V100, RTX 4090, TPU): default shares, a wide bar.
+- Head widths that are no multiple of 8, heads too few to fill a device, an allocator that runs \
+short and cleans up, stragglers, data loading, checkpoints, failures.
+- GPU hours of whole trainings whose layout is not published.
+- Rings of attention over many pieces of a sequence in PyTorch, which are twice as slow.
+- How unevenly experts are visited: evenly, unless the model's `imbalance` says more; exchanges in \
+8 bits.
+- Memory: activations of implementations that keep more than fused kernels need; the host.
+""".strip()
+HEAD = """# Accuracy of the planner
+
+Made from plan.json, plan2.json and the package. Errors are ours / published - 1. *Fitted* rows \
+set constants of the model (data/calibration and tiledask/plan/timing/calibration.py) and show \
+how well it can bend; *check* rows had no part in that. *Left out*: each model estimated by a fit \
+that had none of its rows."""
 
 
 @cache
 def groups() -> tuple[PublishedSource, ...]:
     """All groups, from exact counts to measured times."""
-    return (
-        exact.counts(),
-        exact.states(),
-        exact.activations(),
-        *sources.measured(),
-        *sources.verdicts(),
-        *sources.times(),
-        sources.rankings(),
-        *searched(),
-    )
+    return (*map(exact, EXACT), *map(measured, run_rows()), rankings(), *searched())
 
 
 def page() -> str:
     """The page in Markdown."""
-    parts = [
-        "# Accuracy of the planner",
-        "Made from plan.json, plan2.json and the package. "
-        "Errors are ours / published - 1. *Fitted* rows set constants of the model "
-        "(data/calibration and tiledask/plan/timing/calibration.py) and show how well it can "
-        "bend; *check* rows had no part in that. *Left out*: each model estimated by a fit that "
-        "had none of its rows.",
-        _table(
-            ("source", "goal", "all rows", "signed", "fitted", "check", "left out", ""),
-            (
-                [
-                    *(g.name, g.goal, g.reached, g.signed),
-                    *(_errors(g.part(True)), _errors(g.part(False)), _left_out(g), _tick(g)),
-                ]
-                for g in groups()
-            ),
-        ),
-        _together(),
-        "## Beside other tools",
-        data_file("published", "other-planners.md").read_text("utf-8").strip(),
-        "## What is not modelled",
-        "\n".join(f"- {line}" for line in NOT_MODELLED),
-    ]
+    others = data_file("published", "other-planners.md").read_text("utf-8").strip()
+    parts = [HEAD, summary(), "## Beside other tools", others]
+    parts += ["## What is not modelled", NOT_MODELLED]
     for group in groups():
-        parts.append(f"## {group.name}")
-        if group.remark:
-            parts.append(group.remark)
+        parts += [f"## {group.name}", group.remark]
         for title, rows in (("Fitted", group.part(True)), ("Check", group.part(False))):
             if rows:
                 parts += [f"### {title}" if group.part(True) else "", _rows(rows)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _left_out(group: PublishedSource) -> str:
-    """The errors where a model's rows had no part in the fit that estimates them."""
-    found = sources.left_out().get(group.name)
-    return f"{100 * found[1]:.1f} %, worst {100 * found[2]:.1f} % ({found[0]:.0f})" if found else ""
+def summary() -> str:
+    """A row for each group, and all step times of plan.json together, which share constants."""
+    head = ("source", "goal", "all rows", "signed", "fitted", "check", "left out", "")
+    aimed = [group for group in map(measured, run_rows()) if (group.mean or 1) < 1]
+    rows = [row for group in aimed for row in group.rows if row.case in published()]
+    timed = [row for row in rows if row.unit in ("s", "ms")]
+    check = [row for row in timed if not row.calibration]
+    together = f"{_errors(timed)}; check rows {_errors(check)}"
+    table = _table(head, map(_group, groups()))
+    return f"{table}\n\nAll step and layer times of plan.json with a goal: {together}."
 
 
-def _tick(group: PublishedSource) -> str:
-    if group.mean == float("inf"):
-        return ""
-    return MARKS[group.met]
-
-
-def _together() -> str:
-    """Over the step times of plan.json with a goal, which share their constants."""
-    timed = [g for g in sources.times() if g.mean is not None and g.mean < 1]
-    rows = [row for group in timed for row in group.rows if row.case in published()]
-    check = [row for row in rows if not row.calibration]
-    said = f"{_errors(rows)}; check rows {_errors(check)}"
-    return f"All step and layer times of plan.json with a goal: {said}."
+def _group(group: PublishedSource) -> Sequence[str]:
+    signed = f"{100 * mean(row.error for row in group.rows):+.1f} %"
+    mark = MARKS[group.met]
+    if group.mean is None:
+        goal, signed = "every row to its printed digits", ""
+    elif group.mean == float("inf"):
+        goal, mark = "none, reported", ""
+    else:
+        worst = "" if group.worst is None else f", worst <= {100 * group.worst:.0f} %"
+        goal = f"mean error <= {100 * group.mean:g} %{worst}"
+    out = left_out().get(group.name)
+    without = f"{100 * out[1]:.1f} %, worst {100 * out[2]:.1f} % ({out[0]:.0f})" if out else ""
+    parts = (_errors(group.part(True)), _errors(group.part(False)))
+    return (group.name, goal, _errors(group.rows), signed, *parts, without, mark)
 
 
 def _errors(rows: Sequence[PublishedRow]) -> str:
@@ -113,33 +102,24 @@ def _errors(rows: Sequence[PublishedRow]) -> str:
     if all(row.exact is not None for row in rows):
         return f"{sum(bool(row.exact) for row in rows)} of {len(rows)}"
     sizes = [abs(row.error) for row in rows]
-    return f"{100 * sum(sizes) / len(sizes):.1f} %, worst {100 * max(sizes):.1f} % ({len(rows)})"
+    return f"{100 * mean(sizes):.1f} %, worst {100 * max(sizes):.1f} % ({len(rows)})"
 
 
 def _rows(rows: Iterable[PublishedRow]) -> str:
-    return _table(
-        ("case", "", "published", "ours", "error", "note"),
-        (
-            [
-                row.case,
-                row.quantity,
-                f"{_number(row.published)} {row.unit}".strip(),
-                f"{_number(row.ours)} {row.unit}".strip(),
-                f"{100 * row.error:+.1f} %" if row.exact is None else MARKS[row.exact],
-                row.note,
-            ]
-            for row in rows
-        ),
-    )
+    def line(row: PublishedRow) -> Sequence[str]:
+        numbers = [
+            f"{x:,} {row.unit}" if is_whole(x) else f"{x:,.5g} {row.unit}"
+            for x in (row.published, row.ours)
+        ]
+        error = f"{100 * row.error:+.1f} %" if row.exact is None else MARKS[row.exact]
+        return (row.case, row.quantity, *(number.strip() for number in numbers), error, row.note)
 
-
-def _number(value: float) -> str:
-    return f"{value:,}" if is_whole(value) else f"{value:,.5g}"
+    return _table(("case", "", "published", "ours", "error", "note"), map(line, rows))
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def main() -> int:
@@ -151,26 +131,14 @@ def main() -> int:
     args = parser.parse_args()
     args.page.parent.mkdir(parents=True, exist_ok=True)
     args.page.write_text(page(), encoding="utf-8")
-    errors = json.dumps(sources.memory_errors(), indent=1) + "\n"
+    errors = json.dumps(memory_errors(), indent=1) + "\n"
     file = data_file("calibration", "memory_errors.json")
     differ = file.read_text(encoding="utf-8") != errors
     if differ and not args.check:
         file.write_text(errors, encoding="utf-8")
-    table = Table(title="accuracy against published numbers")
-    for name in ("source", "goal", "all rows", "check rows", ""):
-        table.add_column(name)
-    for group in groups():
-        table.add_row(
-            group.name,
-            group.goal,
-            group.reached,
-            _errors(group.part(False)),
-            _tick(group),
-        )
-    Console().print(table)
-    Console().print(f"{_together()}\nevery row: {args.page}", highlight=False)
+    print(f"{summary()}\nevery row: {args.page}")
     if differ:
-        Console().print(f"{file}: the errors of memory {'differ' if args.check else 'are new'}")
+        print(f"{file}: the errors of memory {'differ' if args.check else 'are new'}")
     return int(differ and args.check)
 
 

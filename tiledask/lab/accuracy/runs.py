@@ -1,4 +1,4 @@
-"""Published runs in the planner's words (data/published/runs.json), and what was measured of each.
+"""Published numbers by their id, and published runs in the planner's words (runs.json).
 
 a row  ->  PublishedRun: model, layout, cluster, recipe, sequence, framework  ->  bytes, seconds
 
@@ -22,7 +22,13 @@ from tiledask.plan.inputs.recipes import Recipe, load_recipe, lora
 from tiledask.plan.timing.calibration import Calibration
 from tiledask.plan.timing.step import StepEstimate, estimate_step
 
-__all__ = ["PublishedRun", "RunRow", "run_rows"]
+__all__ = ["PublishedRun", "RunRow", "published", "run_rows"]
+
+
+@cache
+def published(name: str = "plan") -> dict[str, dict[str, Any]]:
+    """The cases of data/published/NAME.json by their id."""
+    return {case["id"]: case for case in shipped_json("published", f"{name}.json")}
 
 
 class PublishedRun(NamedTuple):
@@ -66,6 +72,7 @@ class RunRow(NamedTuple):
     """A number that was measured of a run."""
 
     group: str
+    """A key of data/published/groups.json."""
     case: str
     """The id of the case in plan.json or plan2.json, which has the source's own words."""
     quantity: str
@@ -100,9 +107,9 @@ def run_rows() -> dict[str, list[RunRow]]:
             _cluster(row["cluster"]),
             _recipe(row["recipe"]),
             row["sequence"],
-            row["framework"],
+            row.get("framework"),
         )
-        facts = (row[name] for name in ("group", "id", "quantity", "measured", "unit"))
+        facts = row["group"], row["id"], row["quantity"], row["measured"], given.get("unit", "")
         found.setdefault(row["group"], []).append(RunRow(*facts, run))
     return found
 

@@ -4,27 +4,31 @@ a published run  ->  its layout by our clock  \\
                  ->  search, the same program  ->  the best that fits as surely  ->  how much slower
 """
 
-from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError
-from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
-from tiledask.lab.accuracy.runs import PublishedRun, RunRow, run_rows
+from tiledask.lab.accuracy.evaluate import PublishedRow, PublishedSource
+from tiledask.lab.accuracy.runs import PublishedRun, RunRow, published, run_rows
 from tiledask.plan.choosing.search import FIRST, Plan, Space, search
 from tiledask.plan.fitting.overhead import VERDICTS
-from tiledask.plan.inputs.layout import Layout
 
-__all__ = ["Beside", "found", "searched", "workloads"]
+__all__ = ["SearchComparison", "compare_search", "searched", "workloads"]
 
-RECIPES = "dgxc-", "mbridge-", "nemo2407-"
+NVIDIA = "dgxc-", "mbridge-", "nemo2407-"
 """How the ids of NVIDIA's runs begin."""
 CUT = "proxy", "-2l-", "-4l-", "-16l-", "deepseek"
 """In the ids of models cut down to fewer layers, which run the layouts of the whole ones, and of
 the first port of DeepSeek-V3, whose stages have one chunk."""
+FOUND = "what NVIDIA runs on H100 against the best found"
+WORDS = "Their layout by our clock over the best found for the same program, and what that changes"
+NO_GOAL = (
+    "No goal: models cut down to few layers in the layout of the whole ones, the first port of "
+    "DeepSeek-V3, and FP8, whose layouts of 2024 leave the head of 256,000 words to one stage."
+)
 
 
-class Beside(NamedTuple):
+class SearchComparison(NamedTuple):
     """A published run, and what a search says of it."""
 
     run: PublishedRun
@@ -43,7 +47,7 @@ def workloads(device: str = "H100") -> dict[str, RunRow]:
     fastest: dict[tuple[Any, ...], RunRow] = {}
     for name, case in published("plan2").items():
         i = case["inputs"]
-        if name in steps and name.startswith(RECIPES) and i["gpu"] == device:
+        if name in steps and name.startswith(NVIDIA) and i["gpu"] == device:
             model = i.get("model") or tuple(i["fields"].items())
             key = (model, i.get("layers"), i["gpus"], i["global_batch"], i["seq"], i["precision"])
             known = fastest.get(key, steps[name])
@@ -51,69 +55,46 @@ def workloads(device: str = "H100") -> dict[str, RunRow]:
     return {row.case: row for row in fastest.values()}
 
 
-def found(row: RunRow) -> Beside:
+def compare_search(row: RunRow) -> SearchComparison:
     """What ``search`` finds for the workload of a row, with the program that ran it."""
     run = row.run
-    options: dict[str, Any] = {"sequence": run.sequence, "recipe": run.recipe}
+    how: dict[str, Any] = {
+        "sequence": run.sequence, "recipe": run.recipe, "framework": run.framework
+    }  # fmt: skip
     of = run.model, run.cluster, published("plan2")[row.case]["inputs"]["global_batch"]
-    plans = search(*of, **options, framework=run.framework)
-    theirs = search(*of, **options, framework=run.framework, space=_only(run.layout))
-    there = next((plan for plan in theirs if plan.layout == run.layout), None)
+    plans = search(*of, **how)
+    only = Space(**{name: (getattr(run.layout, name),) for name in vars(Space())})
+    there = next((p for p in search(*of, **how, space=only) if p.layout == run.layout), None)
     words = VERDICTS[: 1 + VERDICTS.index(there.verdict)] if there else VERDICTS
     firsts = (sum(plans.counts[word] for word in VERDICTS[:n]) for n in range(len(words)))
     near = [plan for at in firsts for plan in plans[at : at + FIRST]]
     best = min((p for p in near if p.verdict in words), key=lambda plan: plan.seconds)
-    return Beside(run, there, best)
-
-
-def _only(layout: Layout) -> Space:
-    """The space of ``layout`` alone."""
-    return Space(**{name: (getattr(layout, name),) for name in vars(Space())})
+    return SearchComparison(run, there, best)
 
 
 @cache
 def searched() -> tuple[PublishedSource, ...]:
     """How much slower NVIDIA's layouts are than the best one found, by our clock."""
-    groups: dict[bool, list[PublishedRow]] = {True: [], False: []}
-    refused = []
+    judged, others, refused = list[PublishedRow](), list[PublishedRow](), list[str]()
     for name, row in workloads().items():
-        precision = published("plan2")[name]["inputs"]["precision"]
         try:
-            run, theirs, best = found(row)
+            run, theirs, best = compare_search(row)
         except ConfigError as error:
             refused.append(f"{name} cannot be said: {error}")
             continue
         if theirs is None or theirs.verdict == "no":
             refused.append(f"{name} ran, and its memory is refused")
             continue
-        note = "the same" if best.layout == run.layout else " ".join(_changes(run.layout, best))
-        judged = precision == "bf16" and not any(part in name for part in CUT)
+        changes = [
+            f"{field} {value} -> {getattr(best.layout, field)}"
+            for field, value in vars(run.layout).items()
+            if getattr(best.layout, field) != value
+        ]
+        note = " ".join(changes) or "the same"
+        whole = published("plan2")[name]["inputs"]["precision"] == "bf16"
+        rows = judged if whole and not any(part in name for part in CUT) else others
         seconds = best.seconds, theirs.seconds
-        groups[judged].append(PublishedRow(name, "best found, theirs", *seconds, "s", note=note))
-    title = "what NVIDIA runs on H100 against the best found"
-    words = (
-        "Their layout by our clock over the best found for the same program, and what that changes"
-    )
-    return (
-        PublishedSource.of(
-            title,
-            groups[True],
-            mean=0.05,
-            worst=0.05,
-            remark=f"{words}. Not here: {'; '.join(refused) or 'none'}.",
-        ),
-        PublishedSource.of(
-            f"{title}: cut models, FP8",
-            groups[False],
-            mean=float("inf"),
-            remark=f"{words}. No goal: models cut down to few layers in the layout of the whole "
-            f"ones, the first port of DeepSeek-V3, and FP8, whose layouts of 2024 leave the head "
-            f"of 256,000 words to one stage.",
-        ),
-    )
-
-
-def _changes(theirs: Layout, best: Plan) -> Iterator[str]:
-    for name, value in vars(theirs).items():
-        if getattr(best.layout, name) != value:
-            yield f"{name} {value} -> {getattr(best.layout, name)}"
+        rows.append(PublishedRow(name, "best found, theirs", *seconds, "s", note=note))
+    remark = f"{WORDS}. Not here: {'; '.join(refused) or 'none'}."
+    cut = f"{FOUND}: cut models, FP8", tuple(others), float("inf"), None, f"{WORDS}. {NO_GOAL}"
+    return PublishedSource(FOUND, tuple(judged), 0.05, 0.05, remark), PublishedSource(*cut)

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tiledask.lab.accuracy.rows import published
-from tiledask.lab.accuracy.runs import PublishedRun, RunRow, run_rows
-from tiledask.lab.accuracy.sources import BLOOM, TITAN, calibrated
+from tiledask.lab.accuracy.evaluate import GROUPS, calibrated
+from tiledask.lab.accuracy.runs import PublishedRun, RunRow, published, run_rows
 from tiledask.plan.data import data_file
 from tiledask.plan.timing.calibration import Calibration
 
@@ -152,7 +151,7 @@ class Refit:
         """Whether each row sets constants."""
         return np.array([row.key in calibrated() for row in self.rows])
 
-    def estimated(self, values: Sequence[float], only: Sequence[int] | None = None) -> np.ndarray:
+    def estimated(self, values: np.ndarray, only: Sequence[int] | None = None) -> np.ndarray:
         """Logarithm of what each row (of ``only``) takes with ``values`` of CONSTANTS."""
         found = []
         for row in range(len(self.rows)) if only is None else only:
@@ -209,14 +208,14 @@ class Refit:
         for each in set(models):
             gone = np.flatnonzero(models == each)
             without = self.solve(values, slopes, here, np.flatnonzero((models != each) & self.fits))
-            errors[gone] = np.exp(self.estimated(without, gone) - self.measured[gone]) - 1
+            errors[gone] = np.exp(self.estimated(without, gone.tolist()) - self.measured[gone]) - 1
         return errors
 
     def by_group(self, errors: np.ndarray) -> dict[str, tuple[int, float, float]]:
         """(rows, mean, worst) of the sizes of ``errors`` by device and program."""
         groups: dict[str, list[float]] = {}
         for row, error in zip(self.rows, errors, strict=True):
-            group = row.group.removesuffix(", not explained")
+            group = GROUPS[row.group]["name"].removesuffix(", not explained")
             groups.setdefault(group, []).append(abs(error))
         return {
             name: (len(each), float(np.mean(each)), float(max(each)))
@@ -250,7 +249,7 @@ def refit() -> Refit:
 
 def refit_logs() -> Refit:
     """BLOOM's log, Korthikanti's tables and torchtitan's rows of published/plan.json."""
-    groups = ("Korthikanti Table 5", "Korthikanti Table 4", BLOOM, TITAN)
+    groups = ("kor-5", "kor-4", "bloom", "titan")
     rows = [row for group in groups for row in run_rows()[group]]
     parts = [row.key.split("-") for row in rows]
     models = [part[2][:3].lower() if part[0] == "kor" else part[1] for part in parts]
