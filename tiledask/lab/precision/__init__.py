@@ -1,7 +1,6 @@
 """Half precision: what it loses, how far two losses may drift apart, why a loss does not fall.
 
-formats.py   floating-point formats by their definition, in exact fractions
-lessons.py   underflow and lost updates, as tables
+formats.py   floating-point formats; underflow and lost updates, as tables
 drift.py     how far the loss of a split run may be from one device's: theory, verdict
 blame.py     why a loss does not fall: every suspect with the experiment that settles it
 replicas.py  replicas whose fp16 gradients are added up: overflow, and its remedies
@@ -10,8 +9,7 @@ small.py     the network that is trained for it, split as tensor parallelism spl
 
 from tiledask.lab.precision.blame import EXPERIMENTS, Blame, TrainingSetting, blame
 from tiledask.lab.precision.drift import GRADES, Drift, acceptable, likely, verdicts, worst
-from tiledask.lab.precision.formats import FORMATS, Format
-from tiledask.lab.precision.lessons import lost_update, underflow
+from tiledask.lab.precision.formats import FORMATS, Format, lost_update, underflow
 from tiledask.lab.precision.replicas import (
     REMEDIES,
     Reduction,
@@ -21,27 +19,7 @@ from tiledask.lab.precision.replicas import (
 )
 from tiledask.lab.precision.small import Small, SmallRun, train
 
-__all__ = [
-    "EXPERIMENTS",
-    "FORMATS",
-    "GRADES",
-    "REMEDIES",
-    "Blame",
-    "Drift",
-    "Format",
-    "Reduction",
-    "ReplicasRun",
-    "Small",
-    "SmallRun",
-    "TrainingSetting",
-    "acceptable",
-    "blame",
-    "likely",
-    "lost_update",
-    "sum_error",
-    "train",
-    "train_replicas",
-    "underflow",
-    "verdicts",
-    "worst",
-]
+__all__ = ["EXPERIMENTS", "FORMATS", "GRADES", "REMEDIES", "Blame", "Drift", "Format", "Reduction",
+           "ReplicasRun", "Small", "SmallRun", "TrainingSetting", "acceptable", "blame", "likely",
+           "lost_update", "sum_error", "train", "train_replicas", "underflow", "verdicts",
+           "worst"]  # fmt: skip

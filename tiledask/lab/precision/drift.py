@@ -31,6 +31,11 @@ GRADES = "round-off", "doubtful", "fault"
 
 SAFETY = 2.0
 """Times the random walk that still counts as round-off."""
+NOT_FINITE = (
+    "neither run is finite: that is no matter of the split; scale the loss or lower the rate",
+    "one run is finite and the other is not: look for the first step in which a gradient overflows",
+)
+"""What it says of two losses of which none, or one, is a number."""
 
 
 def likely(steps: int, dtype: str, ranks: int, layers: int) -> float:
@@ -90,22 +95,12 @@ def acceptable(
     ('fault', False)
     """
     by_chance, at_most = (f(steps, dtype, ranks, layers) for f in (likely, worst))
-    if not (isfinite(loss_a) and isfinite(loss_b)):
-        both = not isfinite(loss_a) and not isfinite(loss_b)
-        return Drift(
-            "fault",
-            float("inf"),
-            by_chance,
-            at_most,
-            "neither run is finite: that is no matter of the split; scale the loss or lower the "
-            "rate"
-            if both
-            else "one run is finite and the other is not: look for the first step "
-            "in which a gradient overflows",
-        )
+    finite = isfinite(loss_a) + isfinite(loss_b)
     largest = max(abs(loss_a), abs(loss_b))
     difference = abs(loss_a - loss_b) / largest if largest else 0.0
-    if difference <= SAFETY * by_chance:
+    if finite < 2:
+        grade, difference, reason = "fault", float("inf"), NOT_FINITE[finite]
+    elif difference <= SAFETY * by_chance:
         grade, reason = "round-off", "the difference is that of another order of sums"
     elif difference <= at_most:
         grade = "doubtful"

@@ -85,7 +85,8 @@ def train_replicas(
     digits, group, copies = load_images("digits"), rank.group(), rank.ranks
     rows = slice(*split(0, batch, copies)[rank.index])
     state = begin(layers.initialise(SMALL.parameters(), seed), RULE, dtype)
-    log, losses, largest = LossScale(scale), [], 0.0
+    losses, largest = list[float](), 0.0
+    log: Any = LossScale(scale)
     before = copies if reduction.divided_first else 1
     with np.errstate(all="ignore"):  # what overflows here is what is looked at
         for step in range(steps):
