@@ -42,8 +42,8 @@ lab: env ## open your copies of the walkthroughs, learn/, in JupyterLab (DASHBOA
 bench: env ## products, files, schedules and the search beside their peers on this machine
 	$(BIN)/python -m pytest -s -p no:nbval tests/bench
 
-gpu: env ## all that a GPU can tell, on one page: right, fast, does it fit (GPU_ARGS="--minutes 9")
-	$(BIN)/python -m tiledask.lab.gpu $(GPU_ARGS)
+gpu: env ## all that a GPU can tell: right, fast, does it fit; the page is left in build/gpu/
+	timeout -k 30 $(or $(GPU_SECONDS),1500) $(BIN)/python -m pytest -q -m gpu -p no:nbval -n 1 --max-worker-restart=20 -o faulthandler_timeout=300 tests/gpu tests
 
 site: env ## the walkthroughs, run, and the reference as pages: build/site
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt -e ".[site]"

@@ -15,5 +15,4 @@ planner, doctor  the words of `tiledask fit`, `plan` and `doctor`
 product_claims, claims, lenet, sweep, published  tables of claims, one subject each
 learner          the learner's copies of the walkthroughs
 accuracy         the planner beside published numbers
-gpu              `make gpu`: all that a GPU can tell, part after part
 """

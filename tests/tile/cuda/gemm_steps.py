@@ -1,13 +1,70 @@
 """Products that our kernels are tried on, step by step: edges, repeated runs, endings, layouts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import product
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
+from gpu.gemm_cases import GemmCase, Variant
 
-from tiledask.lab.gpu.parts.cases import GemmCase, forms_of
-from tiledask.lab.gpu.parts.kernels import Variant, element
+from tiledask.tile.backend import HALVES
+
+__all__ = ["STEPS"]
+
+
+_ENDINGS = (
+    {"beta": 1.0},
+    {"bias": True},
+    {"bias": True, "gelu": True},
+    {"beta": 1.0, "bias": True, "gelu": True, "before": True},
+)
+"""What products end with that are not plain: panels that are added up, layers, all of it."""
+_LAYOUTS = (*map("".join, product("CF", repeat=3)), "SSS")
+
+
+class ProductForm(NamedTuple):
+    """What makes a product another variant of a kernel, its types and its tile aside."""
+
+    m: int = 520
+    """Clusters take 520 rows, and not 100."""
+    n: int = 776
+    """These end on a boundary of 16 bytes; 770 columns do not and move by pairs, 771 one by one."""
+    layouts: str = "CCC"
+    margin: int = 8
+    ending: Mapping[str, Any] = MappingProxyType({})
+    wide: bool = False
+    """Whether halves are added up in a float32 C."""
+
+
+def _every_form() -> Iterator[ProductForm]:
+    """Layouts of operands come with plain products, endings with layouts of C: these are
+    different parts of a kernel."""
+    for layouts in _LAYOUTS:
+        yield ProductForm(layouts=layouts)
+        yield ProductForm(517, 771, layouts, 1)
+    yield ProductForm(wide=True)
+    for ending in _ENDINGS:
+        yield ProductForm(ending=ending)
+        yield ProductForm(ending=ending, wide=True)
+        yield ProductForm(layouts="CCF", ending=ending)
+        yield ProductForm(517, 771, margin=1, ending=ending)
+    yield ProductForm(layouts="CCS", ending=_ENDINGS[-1])
+    yield ProductForm(100, ending=_ENDINGS[0], wide=True)
+    yield ProductForm(n=770)
+    for m, n in ((100, 776), (520, 771), (100, 771)):
+        yield ProductForm(m, n)
+        yield ProductForm(m, n, wide=True)
+
+
+def _forms_of(dtype: str) -> list[ProductForm]:
+    """The forms in which this element type is tried."""
+    return [
+        form
+        for form in _every_form()
+        if (dtype != "float16" or form.layouts == "CCC") and (not form.wide or dtype in HALVES)
+    ]
 
 
 def _edges(variant: Variant, less: int) -> Iterator[tuple[str, list[GemmCase]]]:
@@ -37,7 +94,7 @@ def _forms(variant: Variant, less: int, ended: bool) -> Iterator[tuple[str, list
     """What makes a product another variant of a kernel: what tests on a GPU launch too, and what
     machine code is made beforehand for. A group for each way to lie."""
     found: dict[str, list[GemmCase]] = {}
-    for form in forms_of(element(variant.dtype)):
+    for form in _forms_of(variant.element):
         if bool(form.ending) != ended:
             continue
         ending = {"alpha": -0.5, **form.ending} if ended else {}

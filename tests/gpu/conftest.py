@@ -1,0 +1,147 @@
+"""GPU checks: `make gpu` runs them on CuPy and records what they note; `make test` runs each of
+them on small NumPy arrays, so that none rots where there is no GPU.
+
+    note(key, state, **measures)     a row of the record
+    on_workers(arrays, 2)            GPU workers; the session's CPU workers for "numpy"
+"""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu.page import write
+
+import tiledask as td
+from tiledask.lab.doctor import ask_gpu
+from tiledask.lab.files import library_versions
+from tiledask.tile import probe
+
+collect_ignore = ["conftest.py"]
+HERE = Path(__file__).parent
+FOLDER = HERE.parents[1] / "build" / "gpu"
+ORDER = ("kernels", "speed", "product", "fit", "train")
+"""Of the files here, by what is learnt per minute; the other tests that need a GPU come last."""
+
+
+def part_of(path: str) -> str:
+    """The part of the record that a test's rows belong to."""
+    stem = Path(path.partition("::")[0]).stem
+    return stem.removeprefix("test_gpu_") if f"gpu/{stem}.py" in path else "tests"
+
+
+@pytest.fixture
+def note(request: pytest.FixtureRequest, record_property: Any) -> Callable[..., None]:
+    """Note one measurement, right, wrong, timed, skipped or failed; a test may note several."""
+
+    def add(key: str, state: str, **measures: Any) -> None:
+        row = {"part": part_of(request.node.nodeid), "key": key, "state": state, **measures}
+        record_property("row", _plain(row))
+
+    return add
+
+
+def _plain(value: Any) -> Any:
+    """``value`` as processes and JSON have it: NumPy's numbers as Python's."""
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value.item() if hasattr(value, "item") else value
+
+
+@pytest.fixture(autouse=True)
+def _usable(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("gpu") and not probe().usable:
+        pytest.skip(f"no usable GPU: {probe().reason}")
+
+
+@pytest.fixture(scope="session")
+def on_workers(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    """Start GPU workers, unless the last test left as many."""
+    held: dict[Any, Any] = {}
+
+    def close() -> None:
+        while held:
+            held.popitem()[1].close()
+
+    def start(arrays: str, workers: int, per_gpu: int | None = None) -> Any:
+        if arrays == "numpy":
+            return request.getfixturevalue("cluster")
+        if (workers, per_gpu) not in held:
+            close()
+            held[workers, per_gpu] = td.start_cluster(
+                workers=workers, device="cuda", per_gpu=per_gpu, quiet=True, timeout=120
+            )
+        return held[workers, per_gpu]
+
+    yield start
+    close()
+
+
+# -- the record of a run with -m gpu ---------------------------------------------------------------
+
+
+class Recorder:
+    """Writes the record and its page anew after each test: whatever ends a run, they are there."""
+
+    def __init__(self, device: dict[str, Any], folder: Path) -> None:
+        git = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+        commit = subprocess.run(git, cwd=HERE, capture_output=True, text=True).stdout.strip()
+        self.folder, self.rows = folder, list[dict[str, Any]]()
+        self.facts: dict[str, Any] = {
+            "command": "make gpu",
+            "date": datetime.now().astimezone().isoformat(timespec="seconds"),
+            "device": {"kind": "GPU", **device},
+            "versions": library_versions(),
+            "code": {"commit": commit},
+            "rows": self.rows,
+        }
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call" and report.passed:
+            return
+        noted: list[Any] = [value for name, value in report.user_properties if name == "row"]
+        states = {row["state"] for row in noted}
+        if not noted or (report.failed and not states & {"wrong", "failed"}):
+            text = report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr
+            why = "" if report.passed else str(text).strip().splitlines()[-1]
+            state = "right" if report.passed else report.outcome
+            row = {"part": part_of(report.nodeid), "key": report.nodeid, "state": state}
+            noted.append(row | {"why": why, "took": report.duration})
+        self.rows += noted
+        write(self.facts, self.folder)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    config = session.config
+    if config.option.markexpr != "gpu" or hasattr(config, "workerinput"):
+        return
+    found = ask_gpu()
+    if not found["usable"]:
+        pytest.exit(
+            f"`make gpu` measures an NVIDIA GPU and finds none that it could use: "
+            f"{found['reason']}. `tiledask doctor` says what of it is here; `tiledask tour` runs "
+            f"the whole story on this machine's cores.",
+            returncode=1,
+        )
+    first = found["devices"][0]
+    device = {
+        "name": first["name"],
+        "compute capability": first["compute_capability"],
+        "memory": first["memory"],
+        "driver": found["driver"],
+        "CUDA": found["cuda"],
+        "CuPy": found["cupy"],
+        "GPUs": len(found["devices"]),
+    }
+    config.pluginmanager.register(Recorder(device, FOLDER), "gpu-record")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    yield
+    place = {name: i for i, name in enumerate(ORDER)}
+    items.sort(key=lambda item: place.get(part_of(item.nodeid), len(ORDER)))

@@ -1,0 +1,315 @@
+"""Implementations of one product take turns: checked, then timed in rounds on the same numbers.
+
+set 0 | set 1 | ...     A, B and a place for C each: more bytes together than L2 holds
+round 1                 each implementation, in an order drawn anew: a burst over the sets in turn
+round 2 ...             so that a slow moment, or a warm device, slows all of them
+
+A burst on a GPU        fill fill fill | begin | product 0 | product 1 | product 0 ... | end
+                        the fills keep the device busy until all of it has been asked for, and
+                        leave nothing of the operands in L2
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tiledask.errors import KernelError
+from tiledask.plan.units import format_bytes
+from tiledask.tile.backend import accumulator, as_dtype, namespace
+from tiledask.tile.product import matmul
+from tiledask.tile.table import kernels
+
+__all__ = ["LIBRARY", "Gemm", "contest", "error_of", "reference", "release"]
+
+LIBRARY = {"cupy": "cuBLAS", "numpy": "numpy.matmul"}
+"""What the other implementations are measured by."""
+LIMITS: dict[str, Callable[[int], float]] = {
+    "bf16": lambda k: 2.0**-8,
+    "fp16": lambda k: 2.0**-11,
+    "tf32": lambda k: 2.0**-9,
+    "fp32": lambda k: 4 * 2.0**-24 * k**0.5,
+}
+"""Precision -> the largest ||out - reference|| / ||reference|| of a right result for a given k.
+
+Rounding C to a half costs about 0.4 of its unit roundoff, 2^-9 or 2^-12; rounding A and B to the
+11 bits of TF32, or cutting them off, up to 1.2 of 2^-10; a sum of k random terms in float32 about
+the square root of k times 2^-24. TF32 in place of float32 is a hundred times over the limit.
+"""
+Run = Callable[[int], object]
+"""Computes set number i into its place for C; on a GPU without waiting for it."""
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """A product [m, k] x [k, n] that implementations are compared on."""
+
+    m: int
+    n: int
+    k: int
+    precision: str
+    """A key of LIMITS; "tf32" is float32 in memory."""
+    orders: str = "CC"
+    """How A and B lie: "C" by rows, "F" by columns. The result lies by rows."""
+
+    @property
+    def dtype(self) -> Any:
+        return as_dtype({"bf16": "bfloat16", "fp16": "float16"}.get(self.precision, "float32"))
+
+    @property
+    def limit(self) -> float:
+        """The largest relative error of a right result."""
+        return LIMITS[self.precision](self.k)
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.m * self.n * self.k
+
+    def __str__(self) -> str:
+        lies = {"C": "rows", "F": "columns"}
+        how = ", ".join(f"{x} by {lies[o]}" for x, o in zip("AB", self.orders, strict=True))
+        cubed = self.m == self.n == self.k
+        size = f"{self.m} cubed" if cubed else f"{self.m} x {self.n} x {self.k}"
+        return f"{self.precision} {size}" + (f", {how}" if self.orders != "CC" else "")
+
+
+# -- numbers and what is right ---------------------------------------------------------------------
+
+
+def operands(work: Gemm, arrays: str, seed: int) -> tuple[Any, Any, Any]:
+    """A and B of standard normal numbers, for zeros would be faster, and a place for C."""
+    xp = namespace(arrays)
+    rng, found = xp.random.default_rng(seed), []
+    for shape, order in zip(((work.m, work.k), (work.k, work.n)), work.orders, strict=True):
+        lies = shape if order == "C" else shape[::-1]
+        wide = rng.standard_normal(lies, dtype=accumulator(work.dtype))
+        x = wide.astype(work.dtype, copy=False)
+        found.append(x if order == "C" else x.T)
+    return found[0], found[1], xp.empty((work.m, work.n), work.dtype)
+
+
+def reference(a: Any, b: Any, arrays: str, seed: int, stride: int = 128) -> tuple[Any, Any]:
+    """(rows, their values) of a @ b from float64 copies: a random row out of each ``stride``, at
+    most 128 of them."""
+    xp, rng = namespace(arrays), np.random.default_rng(seed)
+    m, n = a.shape[0], b.shape[1]
+    starts = np.arange(0, m, max(stride, -(-m // 128)))
+    rows = starts + rng.integers(0, np.diff(starts, append=m))
+    wide, values = _rows(a, rows, xp), xp.empty((len(rows), n), np.float64)
+    for j in range(0, n, 2048):
+        values[:, j : j + 2048] = wide @ _wide(b[:, j : j + 2048])
+    return rows, values
+
+
+def error_of(out: Any, right: tuple[Any, Any], arrays: str) -> float:
+    """||out - reference|| / ||reference|| over the rows of the reference.
+
+    NaN if any element of ``out`` is no number, in whatever row: it was poisoned before.
+    """
+    xp, (rows, values) = namespace(arrays), right
+    step = max(1, 2**24 // out.shape[1])
+    for i in range(0, out.shape[0], step):
+        part = out[i : i + step].astype(accumulator(out.dtype), copy=False)
+        if not bool(xp.isfinite(part).all()):
+            return float("nan")
+    return float(xp.linalg.norm(_rows(out, rows, xp) - values) / xp.linalg.norm(values))
+
+
+def _rows(x: Any, rows: Any, xp: Any) -> Any:
+    """Rows of ``x``; picked as integers, which every array library knows for halves too."""
+    return _wide(x.view(f"u{x.itemsize}")[xp.asarray(rows)].view(x.dtype))
+
+
+def _wide(x: Any) -> Any:
+    return x.astype(accumulator(x.dtype), copy=False).astype(np.float64)
+
+
+def release(arrays: str) -> None:
+    """Give memory back that CuPy's pool holds unused."""
+    if arrays == "cupy":
+        namespace("cupy").get_default_memory_pool().free_all_blocks()
+
+
+# -- the clock -------------------------------------------------------------------------------------
+
+
+class Burst(NamedTuple):
+    """How an implementation is timed."""
+
+    products: int
+    sets: int
+    """They are taken in turn."""
+    fills: int = 0
+    """Of memory, before: until they are done, a GPU cannot begin."""
+
+
+class CpuClock:
+    """Wall-clock time on NumPy arrays."""
+
+    def sets_of(self, work: Gemm) -> int:
+        """How many sets of operands are taken in turn."""
+        return 2
+
+    def plan(self, run: Run, sets: int) -> Burst:
+        """How ``run`` is to be timed, after some products that warmed up."""
+        self.burst(run, Burst(sets, sets))
+        return Burst(sets, sets)
+
+    def burst(self, run: Run, plan: Burst) -> tuple[float, float]:
+        """Mean seconds of a product: until it is done, and until the call returns."""
+        begun = time.perf_counter()
+        for i in range(plan.products):
+            run(i % plan.sets)
+        took = (time.perf_counter() - begun) / plan.products
+        return took, took
+
+    def wait(self) -> None:
+        """Return once what was asked of the device is done; raise what broke it."""
+
+
+class GpuClock(CpuClock):
+    """CUDA's events on CuPy's current stream."""
+
+    BURST = 0.010
+    """Seconds of products in a burst, about."""
+
+    def __init__(self) -> None:
+        self.cp = cp = namespace("cupy")
+        self.l2 = int(cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)["l2CacheSize"])
+        self.memory = cp.empty(min(2**30, self._free() // 16), "u1")
+        for _ in range(2):
+            self.fill_seconds = self.burst(lambda _: self.memory.fill(0), Burst(8, 1))[0]
+
+    def sets_of(self, work: Gemm) -> int:
+        """As many as are together four times what L2 holds."""
+        size = (work.m * work.k + work.k * work.n + work.m * work.n) * work.dtype.itemsize
+        sets = max(2, min(8, -(-4 * self.l2 // size)))
+        # numbers are drawn in float32, and the reference is made of float64
+        if 3 * sets * size > self._free():
+            need, free = format_bytes(3 * sets * size), format_bytes(self._free())
+            raise KernelError(f"{sets} sets of operands need {need}, {free} of this GPU are free")
+        return int(sets)
+
+    def plan(self, run: Run, sets: int) -> Burst:
+        once, launch = self.burst(run, Burst(sets, sets, 1))
+        if once < self.BURST:  # clocks rise, and code paths of the host are warm only now
+            once, launch = self.burst(run, Burst(4 * sets, sets, 1))
+        # at most 64: with the fills fewer than a stream takes before its caller waits
+        products = sets * max(1, min(64 // sets, round(self.BURST / once / sets)))
+        # twice as long as it takes to ask for all of them
+        fills = 1 + round(2 * products * launch / self.fill_seconds + 0.5)
+        return Burst(products, sets, min(256, fills))
+
+    def burst(self, run: Run, plan: Burst) -> tuple[float, float]:
+        begin, end = self.cp.cuda.Event(), self.cp.cuda.Event()
+        for _ in range(plan.fills):
+            self.memory.fill(0)
+        begin.record()
+        _, launch = super().burst(run, plan)
+        end.record()
+        end.synchronize()
+        return self.cp.cuda.get_elapsed_time(begin, end) / 1e3 / plan.products, launch
+
+    def wait(self) -> None:
+        self.cp.cuda.get_current_stream().synchronize()
+
+    def _free(self) -> int:
+        free, _ = self.cp.cuda.runtime.memGetInfo()
+        return int(free + self.cp.get_default_memory_pool().free_bytes())
+
+
+# -- the contest -----------------------------------------------------------------------------------
+
+
+def contest(
+    work: Gemm, names: Sequence[str], arrays: str, rounds: int = 15
+) -> list[dict[str, Any]]:
+    """A row for the library and each of ``names``: its state, and its seconds if that is "timed".
+
+    Other states: "skipped" (it cannot run here), "failed" and "wrong", with the reason as "why".
+    Raises what broke the device, if anything did.
+    """
+    release(arrays)
+    clock = GpuClock() if arrays == "cupy" else CpuClock()
+    sets = [operands(work, arrays, seed) for seed in range(clock.sets_of(work))]
+    right = [reference(a, b, arrays, seed) for seed, (a, b, _) in enumerate(sets)]
+    rows, runs = dict[str, dict[str, Any]](), dict[str, Run]()
+    for name in (LIBRARY[arrays], *names):
+        row: dict[str, Any] = {"work": str(work), "way": name, "kernel": name, **asdict(work)}
+        rows[name] = row | {"dtype": work.dtype.name, "state": "timed", "why": ""}
+        run, why = _implementation(name, work, sets, arrays)
+        if why:
+            rows[name] |= {"state": "skipped", "why": why}
+            continue
+        try:
+            error = _largest_error(run, sets, right, clock, arrays)
+        except Exception as failure:  # libraries and drivers raise all sorts of things
+            clock.wait()  # raises again where the device is of no use any more
+            rows[name] |= {"state": "failed", "why": f"{type(failure).__name__}: {failure}"[:300]}
+            continue
+        rows[name] |= {"error": error, "error limit": work.limit}
+        if error <= work.limit:
+            runs[name] = run
+        else:
+            rows[name] |= {"state": "wrong", "why": f"a relative error of {error:.2g}"}
+    plans = {name: clock.plan(run, len(sets)) for name, run in runs.items()}
+    bursts: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
+    rng = np.random.default_rng(0)
+    for _ in range(rounds):
+        for name in rng.permutation(list(runs)).tolist():
+            bursts[name].append(clock.burst(runs[name], plans[name]))
+    base = [took for took, _ in bursts.get(LIBRARY[arrays], ())]
+    for name, taken in bursts.items():
+        rows[name] |= _measures(work, taken, base)
+    return list(rows.values())
+
+
+def _implementation(name: str, work: Gemm, sets: Sequence[Any], arrays: str) -> tuple[Run, str]:
+    """(what computes one of ``sets``, why it cannot run here): the library's own product, a kernel
+    of ours, or for TF32 in place of the library our call of the same function of cuBLAS."""
+    xp, tf32 = namespace(arrays), "tf32" if work.precision == "tf32" else None
+    if name == LIBRARY[arrays] and not tf32:  # float32 as long as CUPY_TF32 is not set
+        return lambda i: xp.matmul(*sets[i][:2], out=sets[i][2]), ""
+    kernel = "cublas" if name == LIBRARY[arrays] else name
+
+    def run(i: int) -> object:
+        a, b, out = sets[i]
+        return matmul(a, b, kernel, out=out, precision=tf32)
+
+    return run, kernels[kernel].why_not
+
+
+def _largest_error(
+    run: Run, sets: Sequence[Any], right: Sequence[Any], clock: CpuClock, arrays: str
+) -> float:
+    errors = []
+    for i, (*_, out) in enumerate(sets):
+        out.view(np.uint8)[...] = 0xFF  # a NaN, in every type of float
+        run(i)
+        clock.wait()
+        errors.append(error_of(out, right[i], arrays))
+    return float(np.max(errors))  # NaN if one is
+
+
+def _measures(
+    work: Gemm, taken: Sequence[tuple[float, float]], base: Sequence[float]
+) -> dict[str, Any]:
+    """Seconds of the bursts, and how much faster they are than ``base``: the ratio of the medians,
+    and of round by round the quartiles."""
+    seconds = [each for each, _ in taken]
+    middle = median(seconds)
+    found = {
+        **{"rounds": len(seconds), "all seconds": seconds, "launch": median(x for _, x in taken)},
+        **{"seconds": middle, "min": min(seconds), "median": middle, "max": max(seconds)},
+        "TFLOP/s": work.flops / middle / 1e12,
+    }
+    if not base:
+        return found
+    each = [b / x for b, x in zip(base, seconds, strict=True)]
+    names = ("least", "lower quartile", "upper quartile", "largest")
+    quantiles = map(float, np.quantile(each, (0, 0.25, 0.75, 1)))
+    ratio = median(base) / middle
+    return {**found, "ratio": ratio, **dict(zip(names, quantiles, strict=True))}

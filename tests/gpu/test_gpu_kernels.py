@@ -1,0 +1,110 @@
+"""Whether our kernels are right: each once, before anything rests on them.
+
+Every kernel at its smallest; then, step by step, what the kernel for Hopper needs: a ring of
+stages, a cluster, many tiles a block. Edges, layouts, endings and repeated runs of each are in
+tests/tile/cuda/test_cuda_gpu.py.
+"""
+
+from dataclasses import replace
+from functools import partial
+from itertools import product
+
+import numpy as np
+import pytest
+from gpu.devices import on
+from gpu.gemm_cases import OURS, GemmCase, Variant, check, differing, variants
+
+from tiledask.tile.backend import namespace
+from tiledask.tile.choice.tuning import by
+from tiledask.tile.cuda.hopper_tile import HopperTile
+from tiledask.tile.table import kernels
+
+
+def steps(arrays):
+    """(step, kernel, product), from what everything rests on to what is most likely to break."""
+    every, less = variants(arrays), 1 if arrays == "cupy" else 16
+    firsts = {(v.kernel, v.dtype): v for v in reversed(every)}
+    for variant in sorted(firsts.values(), key=lambda v: -OURS[arrays].index(v.kernel)):
+        for sizes in (variant.tile or (64, 64, 64), (1, 1, 1)):
+            yield "one tile", variant, variant.case(*sizes)
+    usual = every[0]
+
+    def tiled(**how):
+        return replace(usual, tile=HopperTile(usual.tile, **how)) if arrays == "cupy" else usual
+
+    yield "ring", usual, usual.case(128, 256, 256)
+    for cluster in (1, 2):
+        yield "cluster", tiled(cluster=cluster), usual.case(256, 256, 64)
+    for variant in (usual, tiled(staged=False)):
+        yield "many tiles", variant, usual.case(4096 // less, 4096 // less, 512 // less)
+    ragged = usual.case(384, 520, 328)
+    yield "ragged", usual, ragged
+    for layouts in list(product("CF", repeat=3))[1:]:
+        yield "layouts", usual, replace(ragged, layouts="".join(layouts))
+
+
+CASES = on(dict.fromkeys(steps("cupy")), dict.fromkeys(steps("numpy")))
+
+
+@pytest.mark.parametrize(("arrays", "step", "variant", "case"), CASES, ids=str)
+def test_each_kernel_once(note, arrays, step, variant, case):
+    key = f"{step}: {variant}, {case}"
+    facts = {"step": step, "kernel": variant.kernel, "precision": variant.precision,
+             "tile": variant.tile and by(variant.tile), "orders": case.layouts,
+             "case": str(case), "shape": [case.m, case.n, case.k]}  # fmt: skip
+    if why := kernels[variant.kernel].why_not:
+        note(key, "skipped", why=why, **facts)
+        pytest.skip(why)
+    found = check(variant.run, case, namespace(arrays))
+    why = "" if found.right else str(found)
+    state = "right" if found.right else "wrong"
+    note(key, state, why=why, error=found.error, limit=found.limit, **facts)
+    assert found.right, found
+
+
+# -- what judges them sees what is wrong -----------------------------------------------------------
+
+CASE = GemmCase(33, 47, 21)
+right = Variant("blas", None, "float32").run
+
+
+def spoiled(how, a, b, out, epilogue):
+    """A right product, then a fault."""
+    if how == "TF32":
+        a = (np.ascontiguousarray(a).view("u4") & 0xFFFFE000).view("f4")
+    right(a, b, out, epilogue)
+    if how == "a row lower":
+        out[1:] = out[:-1].copy()
+    if how == "one element":
+        out[-1, -1] = np.nan
+    if how == "beyond the edge":
+        m, n = out.shape
+        np.lib.stride_tricks.as_strided(out, (m, n + 1), out.strides)[3, -1] = 7
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("a row lower", "rounding explains"),
+        ("one element", "C[32, 46] is inf"),
+        ("beyond the edge", "1 elements outside"),
+        ("TF32", "rounding explains"),
+    ],
+)
+def test_a_wrong_product_is_wrong(how, words):
+    found = check(partial(spoiled, how), CASE)
+    assert not found.right
+    assert words in str(found)
+
+
+def test_runs_that_differ_are_counted():
+    calls = []
+
+    def races(a, b, out, epilogue):
+        right(a, b, out, epilogue)
+        calls.append(0)
+        if len(calls) in (3, 7):
+            out[0, 0] += 1
+
+    assert differing(races, CASE, 8) == 2
+    assert differing(right, CASE, 8) == 0
