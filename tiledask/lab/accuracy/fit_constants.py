@@ -5,7 +5,7 @@ log(measured) = log(estimated(constants)) + error     Gauss-Newton from round gu
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tiledask.lab.accuracy.evaluate import GROUPS, calibrated
-from tiledask.lab.accuracy.runs import PublishedRun, RunRow, published, run_rows
+from tiledask.lab.accuracy.runs import RunRow, published, run_rows
 from tiledask.plan.data import data_file
 from tiledask.plan.timing.calibration import Calibration
 
@@ -22,103 +22,77 @@ __all__ = ["CONSTANTS", "OF_LOGS", "Refit", "main", "refit", "refit_logs"]
 NOISE, OUTLIER = 0.03, 0.09
 """Relative error of a row that is well described, and from where it counts linearly."""
 
-Put = Callable[[Calibration, float], Calibration]
-
 
 class Constant(NamedTuple):
     """A constant that is fitted: where it is kept, and which estimates it changes."""
 
     number: str
+    """The kind and name of its file in data/calibration, the field, and of some fields the key."""
     start: float
     prior: float
     """Standard deviation of its logarithm about ``start``."""
-    holds: Callable[[Calibration], bool]
-    put: Put
+    where: tuple[str, ...] = ()
+    """Devices, training programs, or "device/kernel"; none: everywhere."""
+
+    def holds(self, known: Calibration) -> bool:
+        """Whether it changes an estimate by ``known``."""
+        names = known.device, known.framework, f"{known.device}/{known.kernel}"
+        return not self.where or any(name in self.where for name in names)
+
+    def put(self, known: Calibration, value: float) -> Calibration:
+        """``known`` with ``value`` in its place."""
+        name, *key = self.number.split(".")[1:]
+        field = {"forward": "flash_share", "backward": "flash_backward_share"}.get(name, name)
+        if not key:
+            return replace(known, **{field: value})  # type: ignore[arg-type]
+        kinds = key[0], f"{key[0]}_backward"
+        pairs = ((kind, value if kind in kinds else v) for kind, v in getattr(known, field))
+        return replace(known, **{field: tuple(pairs)})  # type: ignore[arg-type]
 
 
-def _product(precision: str) -> Put:
-    return lambda known, value: replace(
-        known,
-        product_share=tuple((k, value if k == precision else v) for k, v in known.product_share),
-    )
-
-
-def _exposed(*kinds: str) -> Put:
-    return lambda known, value: replace(
-        known, exposed=tuple((k, value if k in kinds else v) for k, v in known.exposed)
-    )
-
-
-def _field(name: str) -> Put:
-    return lambda known, value: replace(known, **{name: value})  # type: ignore[arg-type]
-
-
-def _on(*devices: str, kernel: str = "") -> Callable[[Calibration], bool]:
-    return lambda known: known.device in devices and kernel in ("", known.kernel)
-
-
-def _by(*programs: str) -> Callable[[Calibration], bool]:
-    return lambda known: known.framework in programs
-
-
-def _all(known: Calibration) -> bool:
-    return True
-
-
-_NVIDIA = _by("megatron-2025", "megatron-2025-fused-loss", "nemo-24.07")
-_FSDP, _MPT, _HF = _by("llm-foundry", "automodel", "torchtitan"), _by("llm-foundry"), _by("hf-lora")
-_HOPPER, _BLACKWELL = _on("h100", "h200"), _on("b200", "gb200")
-_OLD = {device: _on(device, kernel="triton-2023") for device in ("a100", "h100")}
-_CORE, _BACK = _field("flash_share"), _field("flash_backward_share")
-CONSTANTS = tuple(
-    Constant(*row)
-    for row in (
-        ("device a100.product_share.bf16", 0.78, 0.3, _on("a100"), _product("bf16")),
-        ("device h100.product_share.bf16", 0.65, 0.3, _HOPPER, _product("bf16")),
-        ("device h100.product_share.fp8", 0.60, 0.3, _HOPPER, _product("fp8")),
-        ("device b200.product_share.bf16", 0.50, 0.2, _on("b200"), _product("bf16")),
-        ("device b200.product_share.fp8", 0.55, 0.3, _on("b200"), _product("fp8")),
-        ("device gb200.product_share.bf16", 0.55, 0.2, _on("gb200"), _product("bf16")),
-        ("device h100.product_depth", 300.0, 0.5, _all, _field("product_depth")),
-        ("device h100.memory_share", 0.75, 0.15, _all, _field("memory_share")),
-        ("device b200.launch_layer", 6e-4, 0.5, _BLACKWELL, _field("launch_layer")),
-        ("kernel triton-2023 a100.forward", 0.5, 0.3, _OLD["a100"], _CORE),
-        ("kernel triton-2023 a100.backward", 0.3, 0.4, _OLD["a100"], _BACK),
-        ("kernel triton-2023 h100.forward", 0.3, 0.3, _OLD["h100"], _CORE),
-        ("kernel triton-2023 h100.backward", 0.2, 0.4, _OLD["h100"], _BACK),
-        ("framework megatron-2025.casts", 1.7, 0.4, _all, _field("casts")),
-        ("framework megatron-2025.exposed.tp", 0.6, 0.3, _NVIDIA, _exposed("tp", "tp_backward")),
-        ("framework megatron-2025.exposed.dp", 0.3, 0.5, _NVIDIA, _exposed("dp")),
-        ("framework megatron-2025.exposed.pp", 0.3, 0.5, _NVIDIA, _exposed("pp")),
-        ("framework megatron-2025.mixture_seconds", 1.2e-3, 0.5, _all, _field("mixture_seconds")),
-        ("framework megatron-2025.exchange_share", 0.6, 0.05, _all, _field("exchange_share")),
-        ("framework llm-foundry.exposed.fsdp", 0.5, 0.3, _FSDP, _exposed("fsdp")),
-        ("framework llm-foundry.step_seconds", 0.04, 0.5, _MPT, _field("step_seconds")),
-        ("framework llm-foundry.layer_seconds", 8e-4, 0.5, _MPT, _field("layer_seconds")),
-        ("framework hf-lora.eager_passes", 4.0, 0.4, _HF, _field("eager_passes")),
-        ("framework hf-lora.floor_seconds", 4.5e-3, 0.3, _HF, _field("floor_seconds")),
-    )
+NVIDIA = "megatron-2025", "megatron-2025-fused-loss", "nemo-24.07"
+FSDP = "llm-foundry", "automodel", "torchtitan"
+CONSTANTS = (
+    Constant("device a100.product_share.bf16", 0.78, 0.3, ("a100",)),
+    Constant("device h100.product_share.bf16", 0.65, 0.3, ("h100", "h200")),
+    Constant("device h100.product_share.fp8", 0.60, 0.3, ("h100", "h200")),
+    Constant("device b200.product_share.bf16", 0.50, 0.2, ("b200",)),
+    Constant("device b200.product_share.fp8", 0.55, 0.3, ("b200",)),
+    Constant("device gb200.product_share.bf16", 0.55, 0.2, ("gb200",)),
+    Constant("device h100.product_depth", 300.0, 0.5),
+    Constant("device h100.memory_share", 0.75, 0.15),
+    Constant("device b200.launch_layer", 6e-4, 0.5, ("b200", "gb200")),
+    Constant("kernel triton-2023 a100.forward", 0.5, 0.3, ("a100/triton-2023",)),
+    Constant("kernel triton-2023 a100.backward", 0.3, 0.4, ("a100/triton-2023",)),
+    Constant("kernel triton-2023 h100.forward", 0.3, 0.3, ("h100/triton-2023",)),
+    Constant("kernel triton-2023 h100.backward", 0.2, 0.4, ("h100/triton-2023",)),
+    Constant("framework megatron-2025.casts", 1.7, 0.4),
+    Constant("framework megatron-2025.exposed.tp", 0.6, 0.3, NVIDIA),
+    Constant("framework megatron-2025.exposed.dp", 0.3, 0.5, NVIDIA),
+    Constant("framework megatron-2025.exposed.pp", 0.3, 0.5, NVIDIA),
+    Constant("framework megatron-2025.mixture_seconds", 1.2e-3, 0.5),
+    Constant("framework megatron-2025.exchange_share", 0.6, 0.05),
+    Constant("framework llm-foundry.exposed.fsdp", 0.5, 0.3, FSDP),
+    Constant("framework llm-foundry.step_seconds", 0.04, 0.5, ("llm-foundry",)),
+    Constant("framework llm-foundry.layer_seconds", 8e-4, 0.5, ("llm-foundry",)),
+    Constant("framework hf-lora.eager_passes", 4.0, 0.4, ("hf-lora",)),
+    Constant("framework hf-lora.floor_seconds", 4.5e-3, 0.3, ("hf-lora",)),
 )
 """All that the rows of published/plan2.json set, and the prior of each."""
-_BLOOM, _EAGER, _500_W = _by("megatron-deepspeed"), _by("torchtitan-eager"), _on("h100-500w")
-_PASSES = _field("eager_passes")
-OF_LOGS = tuple(
-    Constant(*row)
-    for row in (
-        ("device a100.misaligned", 0.5, 0.5, _BLOOM, _field("misaligned")),
-        ("framework megatron-deepspeed.transfer_seconds", 0.01, 0.5, _BLOOM,
-         _field("transfer_seconds")),
-        ("framework megatron-deepspeed.copies_share", 0.3, 0.5, _BLOOM, _field("copies_share")),
-        ("framework megatron-deepspeed.eager_passes", 3.0, 0.4, _BLOOM, _PASSES),
-        ("framework megatron-2022.eager_passes", 1.0, 0.5, _by("megatron-2022"), _PASSES),
-        ("device h100-500w.product_share.bf16", 0.6, 0.3, _500_W, _product("bf16")),
-        ("device h100-500w.product_share.fp8", 0.5, 0.3, _500_W, _product("fp8")),
-        ("kernel fa2 h100-500w.forward", 0.3, 0.3, _500_W, _CORE),
-        ("kernel fa2 h100-500w.backward", 0.25, 0.3, _500_W, _BACK),
-        ("framework torchtitan.ring_part", 0.8, 0.4, _500_W, _field("ring_part")),
-        ("framework torchtitan-eager.eager_passes", 3.6, 0.4, _EAGER, _PASSES),
-    )
-)  # fmt: skip
+BLOOM, TITAN = ("megatron-deepspeed",), ("h100-500w",)
+OF_LOGS = (
+    Constant("device a100.misaligned", 0.5, 0.5, BLOOM),
+    Constant("framework megatron-deepspeed.transfer_seconds", 0.01, 0.5, BLOOM),
+    Constant("framework megatron-deepspeed.copies_share", 0.3, 0.5, BLOOM),
+    Constant("framework megatron-deepspeed.eager_passes", 3.0, 0.4, BLOOM),
+    Constant("framework megatron-2022.eager_passes", 1.0, 0.5, ("megatron-2022",)),
+    Constant("device h100-500w.product_share.bf16", 0.6, 0.3, TITAN),
+    Constant("device h100-500w.product_share.fp8", 0.5, 0.3, TITAN),
+    Constant("kernel fa2 h100-500w.forward", 0.3, 0.3, TITAN),
+    Constant("kernel fa2 h100-500w.backward", 0.25, 0.3, TITAN),
+    Constant("framework torchtitan.ring_part", 0.8, 0.4, TITAN),
+    Constant("framework torchtitan-eager.eager_passes", 3.6, 0.4, ("torchtitan-eager",)),
+)
 """The same of BLOOM's log, Korthikanti's and torchtitan's rows, each a program of its own."""
 
 
@@ -133,13 +107,9 @@ class Refit:
     """Of each row: a series of runs that is one measurement, "model/..."."""
 
     @cached_property
-    def runs(self) -> tuple[PublishedRun, ...]:
-        return tuple(row.run for row in self.rows)
-
-    @cached_property
     def known(self) -> tuple[Calibration, ...]:
         """What each row is estimated with as shipped."""
-        return tuple(run.step().calibration for run in self.runs)
+        return tuple(row.run.step().calibration for row in self.rows)
 
     @cached_property
     def measured(self) -> np.ndarray:
@@ -159,7 +129,7 @@ class Refit:
             for constant, value in zip(self.constants, values, strict=True):
                 if constant.holds(known):
                     known = constant.put(known, float(value))
-            found.append(np.log(self.runs[row].seconds(known)))
+            found.append(np.log(self.rows[row].run.seconds(known)))
         return np.array(found)
 
     def slopes(self, values: np.ndarray) -> np.ndarray:
