@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu.contest import release
 from gpu.page import write
 
 import tiledask as td
@@ -70,6 +71,7 @@ def on_workers(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     def start(arrays: str, workers: int, per_gpu: int | None = None) -> Any:
         if arrays == "numpy":
             return request.getfixturevalue("cluster")
+        release(arrays)
         if (workers, per_gpu) not in held:
             close()
             held[workers, per_gpu] = td.start_cluster(

@@ -156,7 +156,6 @@ class _Operands:
         a = rng.standard_normal((*lead, case.m, case.k)).astype(dtype)
         b = rng.standard_normal((*lead, case.k, case.n)).astype(dtype)
         self.c = rng.standard_normal((*lead, case.m, case.n)).astype(out_dtype)
-        self.bias: Any = rng.standard_normal(case.n).astype(np.float32) if case.bias else 0.0
         self.a, self.b = (x[0] if name in case.shared else x for name, x in (("a", a), ("b", b)))
         self.views = [self._embed(self.a, case.layouts[0])[1],
                       self._embed(self.b, case.layouts[1])[1]]  # fmt: skip
@@ -164,8 +163,10 @@ class _Operands:
             self.views = [xp.broadcast_to(x, (case.batch, *x.shape[-2:])) for x in self.views]
         self.out = self._embed(self.c, case.layouts[2])
         self.before = self._embed(self.c, case.layouts[2]) if case.before else None
+        self.bias: Any = 0.0
         self.lent_bias: Any = None
         if case.bias:
+            self.bias = rng.standard_normal(case.n).astype(np.float32)
             self.lent_bias = self.empty(self.bias.shape, self.bias.dtype)
             self.lent_bias[...] = xp.asarray(self.bias)
 
