@@ -104,9 +104,8 @@ def exact(name: str) -> PublishedSource:
     rows = []
     for id, case in published().items():
         for quantity, key, ours, *more in EXACT[name](id, case["inputs"], case):
-            unit, allowed, note = (*more, *("", 0, "")[len(more) :])
-            known = case["expected"][key]
-            rows.append(PublishedRow(id, quantity, known, ours, unit, allowed, note))
+            rest = [*more, *("", 0, "")[len(more) :]]
+            rows.append(PublishedRow(id, quantity, case["expected"][key], ours, *rest))
     return PublishedSource(name, tuple(rows))
 
 
@@ -128,8 +127,8 @@ def measured(key: str) -> PublishedSource:
         count, mean, worst = left_out()[group["name"]]
         found = f"mean {100 * mean:.1f} %, worst {100 * worst:.1f} % ({count} rows)"
         remark = f"{remark} Each model estimated without its own rows: {found}.".strip()
-    mean, worst = group.get("mean", float("inf")), group.get("worst")
-    return PublishedSource(group["name"], tuple(rows), mean, worst, remark)
+    goal = group.get("mean", float("inf"))
+    return PublishedSource(group["name"], tuple(rows), goal, group.get("worst"), remark)
 
 
 def _ours(row: RunRow, beside: str) -> float:
