@@ -101,6 +101,7 @@ _HOME = {
     "ask": "tiledask.lab.questions.ask",
     "report": "tiledask.lab.dashboard.saved",
     "table": "tiledask.lab.table",
+    "task": "tiledask.lab.tasks",
     "predict": "tiledask.lab.learner.guess",
     "score": "tiledask.lab.learner.score",
 }

@@ -46,6 +46,7 @@ from tiledask.lab.learner.score import score as score
 from tiledask.lab.questions.ask import ask as ask
 from tiledask.lab.table import Comparison as Comparison
 from tiledask.lab.table import table as table
+from tiledask.lab.tasks import task as task
 from tiledask.plan import collectives as collectives
 from tiledask.plan import formulas as formulas
 from tiledask.plan.choosing.critique import critique as critique

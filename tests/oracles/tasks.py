@@ -9,18 +9,17 @@ import numpy as np
 
 import tiledask as td
 from tiledask.errors import PlacementError
-from tiledask.lab.exercises.planning.layer_too_large import STRATEGIES, survived
-from tiledask.lab.exercises.products import placements as choreography
-from tiledask.lab.exercises.products.levels import BlockRun
-from tiledask.lab.exercises.products.placements import bytes_planned
-from tiledask.lab.exercises.products.tiles import tiles_of
-from tiledask.lab.exercises.slots import UNITS
-from tiledask.lab.exercises.split_layers.partial_sums import BACKWARD, FORWARD
-from tiledask.lab.puzzles import load_puzzle, puzzle_names
+from tiledask.lab.exercises import products
+from tiledask.lab.exercises.layer_too_large import STRATEGIES, survived
+from tiledask.lab.exercises.levels import BlockRun
+from tiledask.lab.exercises.products import UNITS
+from tiledask.lab.exercises.sums import PLACES
+from tiledask.lab.exercises.tiles import tiles_of
+from tiledask.lab.puzzles import puzzle_names
 from tiledask.plan.collectives.rows import split_rows
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.products.placement import Tiling
-from tiledask.plan.products.product import grids, options_of
+from tiledask.plan.products.product import gather, grids, options_of, plan_product
 
 R, S0, S1 = td.Replicate(), td.Shard(0), td.Shard(1)
 GB = 10**9
@@ -71,53 +70,33 @@ A, B = whole_numbers((600, 3000), (3000, 600))
 X, Y = whole_numbers((500, 1000), (1000, 2000))
 AT = ((S0, S1), (S0, S0))
 
-EXERCISES: dict[str, Callable[[], Any]] = {
-    "fewest_gpus": td.tasks.fewest_gpus,
-    "copies_that_fit": td.tasks.copies_that_fit,
-    "layer_too_large": td.tasks.layer_too_large,
-    "fastest_within": lambda: td.tasks.fastest_within(GPT, SMALL, 32, room=6 * GB),
-    "fewest_devices": lambda: td.tasks.fewest_devices(GPT, SMALL, 32),
-    "repaired_kernel": lambda: td.tasks.repaired_kernel(hurried),
-    "levels_at_fault": lambda: td.tasks.levels_at_fault(RUNS, RATE),
-    "tile_within": lambda: td.tasks.tile_within(
-        SIZE, "H200", limit=100_000, stages=4, intensity=80, steps=128
-    ),
-    "block_and_tile": lambda: td.tasks.block_and_tile(
-        (2000, 1000, 500), 8, cache=16_000, between=12e6, loaded=18e6
-    ),
-    "balanced_heads": td.tasks.balanced_heads,
-    "smoothed_loss": td.tasks.smoothed_loss,
-    "f_and_g": td.tasks.f_and_g,
-    "skip_connection": td.tasks.skip_connection,
-    "cannon_by_shifts": td.tasks.cannon_by_shifts,
-    "borrowed_rows": lambda: td.tasks.borrowed_rows(*ROWS),
-    "until_layerwise_moves_more": lambda: td.tasks.until_layerwise_moves_more(each=10),
-    "hybrid_lenet": lambda: td.tasks.hybrid_lenet(2, batch=4, share=60),
-    "fewest_sums": td.tasks.fewest_sums,
-    "faulty_run": td.tasks.faulty_run,
-    "save_intervals": td.tasks.save_intervals,
-    "ranks_on_hosts": td.tasks.ranks_on_hosts,
-    "scale_rule": td.tasks.scale_rule,
-    "step_traffic": td.tasks.step_traffic,
-    "uneven_copies": td.tasks.uneven_copies,
-}
-ON_WORKERS: dict[str, Callable[[Any], Any]] = {
-    "tasks_on_slots": td.tasks.tasks_on_slots,
-    "fewest_bytes": lambda cluster: td.tasks.fewest_bytes(
-        cluster, X, Y, mesh=(2, 2), limit=3_500_000
-    ),
-    "cheapest_choreography": lambda cluster: td.tasks.cheapest_choreography(
-        cluster, A, B, mesh=(2, 2), placements=AT, limit=5_500_000
-    ),
-}
+ABOUT: dict[str, dict[str, Any]] = {
+    "four-terms": {"recipe": "mixed-adam-18"},
+    "fastest-within": {"model": GPT, "cluster": SMALL, "batch": 32, "room": 6 * GB},
+    "fewest-devices": {"model": GPT, "cluster": SMALL, "batch": 32},
+    "levels-at-fault": {"runs": RUNS, "rate": RATE},
+    "tile-within": {"size": SIZE, "limit": 100_000, "stages": 4, "intensity": 80, "steps": 128},
+    "block-and-tile": {
+        "size": (2000, 1000, 500), "workers": 8, "cache": 16_000, "between": 12e6, "loaded": 18e6
+    },
+    "borrowed-rows": dict(zip(("rows", "size", "stride", "padding"), ROWS, strict=True)),
+    "until-layerwise-moves-more": {"each": 10},
+    "hybrid-lenet": {"devices": 2, "batch": 4, "share": 60},
+    "fewest-bytes": {"x": X, "a": Y, "mesh": (2, 2), "limit": 3_500_000},
+    "choreography": {"a": A, "b": B, "mesh": (2, 2), "placements": AT, "limit": 5_500_000},
+}  # fmt: skip
+"""What exercises are about here, where it is not what they are about by themselves."""
+ON_WORKERS = ("tasks-on-slots", "fewest-bytes", "choreography")
 """Exercises that run on a cluster of four workers."""
+EXERCISES = tuple(name for name in td.tasks.exercise_names() if name not in ON_WORKERS)
 NAMES = (*puzzle_names(), *EXERCISES, *ON_WORKERS)
 
 
 @cache
-def task(name: str) -> Any:
-    """The puzzle or exercise of this name, none of those on workers."""
-    return EXERCISES[name]() if name in EXERCISES else load_puzzle(name)
+def task(name: str, cluster: Any = None) -> Any:
+    """The puzzle or exercise of this name."""
+    named = {"cluster": cluster} if cluster else {}
+    return td.task(name, **named, **ABOUT.get(name, {}))
 
 
 # -- answers that are found ----------------------------------------------------------------------
@@ -312,7 +291,7 @@ def placed(_: Any) -> tuple:
     def moves(pair: tuple) -> tuple[bool, int]:
         x, y = (Tiling(m.shape, (2, 2), p) for m, p in zip((X, Y), pair, strict=True))
         sizes = (int(np.prod(t.block_shape((0, 0)))) for t in (x, y))
-        return 4 * sum(sizes) > 3_500_000, bytes_planned(x, y, 4)
+        return 4 * sum(sizes) > 3_500_000, products.moved(gather(x, y), 4)
 
     return min(product(each, each), key=moves)
 
@@ -327,48 +306,49 @@ def choreographed(_: Any) -> dict[str, Any]:
             options = {"grid": grid, "panel": panel}
             given = {"algorithm": name} | {k: v for k, v in options.items() if v is not None}
             try:
-                plan = choreography.plan_product(name, a, b, grid=grid, panel=panel)
+                plan = plan_product(name, a, b, grid=grid, panel=panel)
             except PlacementError:
                 continue
-            if choreography.held(plan, A.dtype) <= 5_500_000:
-                found.append((choreography.moved(plan, 4), len(found), given))
+            if products.held(plan, A.dtype) <= 5_500_000:
+                found.append((products.moved(plan, 4), len(found), given))
     return min(found)[-1]
 
 
 FOUND: dict[str, Callable[[Any], Any]] = {
     **{name: lambda puzzle: puzzle.solve() for name in puzzle_names()},
-    "fewest_gpus": gpus,
-    "copies_that_fit": copies,
-    "layer_too_large": survivors,
-    "fastest_within": searched,
-    "fewest_devices": on_fewest,
-    "repaired_kernel": lambda _: tile_loop,
-    "levels_at_fault": lambda _: {name: run.at_fault(RATE) for name, run in RUNS.items()},
-    "tile_within": best_tile,
-    "block_and_tile": lambda exercise: first(
+    "four-terms": lambda _: (4e11, 8e11, 24e11, 3.16e11),
+    "fewest-gpus": gpus,
+    "copies-that-fit": copies,
+    "layer-too-large": survivors,
+    "fastest-within": searched,
+    "fewest-devices": on_fewest,
+    "repaired-kernel": lambda _: tile_loop,
+    "levels-at-fault": lambda _: {name: run.at_fault(RATE) for name, run in RUNS.items()},
+    "tile-within": best_tile,
+    "block-and-tile": lambda exercise: first(
         exercise, (((4, 2), (rows, rows, 1)) for rows in range(32, 64))
     ),
-    "balanced_heads": heads_in_a_row,
-    "smoothed_loss": lambda _: split_loss,
-    "f_and_g": lambda _: ends(y=True, dx=True),
-    "skip_connection": lambda _: skipping(),
-    "cannon_by_shifts": lambda _: cannon(),
-    "borrowed_rows": rows_read,
-    "until_layerwise_moves_more": lambda exercise: first(exercise, iter(range(2, 65))),
-    "hybrid_lenet": lambda exercise: first(
+    "balanced-heads": heads_in_a_row,
+    "smoothed-loss": lambda _: split_loss,
+    "f-and-g": lambda _: ends(y=True, dx=True),
+    "skip-connection": lambda _: skipping(),
+    "cannon": lambda _: cannon(),
+    "borrowed-rows": rows_read,
+    "until-layerwise-moves-more": lambda exercise: first(exercise, iter(range(2, 65))),
+    "hybrid-lenet": lambda exercise: first(
         exercise, iter([{"data parallel": 2}, {"network": 2}, {"space": 2}, {"layerwise": 2}])
     ),
-    "fewest_sums": lambda exercise: first(exercise, combinations(FORWARD + BACKWARD, 2)),
-    "faulty_run": furthest_apart,
-    "save_intervals": lambda _: (57, 3220, 57),
-    "ranks_on_hosts": lambda exercise: first(
+    "fewest-sums": lambda exercise: first(exercise, combinations(PLACES, 2)),
+    "faulty-run": furthest_apart,
+    "save-intervals": lambda _: (57, 3220, 57),
+    "ranks-on-hosts": lambda exercise: first(
         exercise, iter({"".join(each) for each in permutations("AAABBBBB")})
     ),
-    "scale_rule": lambda exercise: first(exercise, map(every, (8, 6, 4, 2))),
-    "step_traffic": counted,
-    "uneven_copies": lambda _: weighed,
-    "tasks_on_slots": lambda _: evenly_on_slots(),
-    "fewest_bytes": placed,
-    "cheapest_choreography": choreographed,
+    "scale-rule": lambda exercise: first(exercise, map(every, (8, 6, 4, 2))),
+    "step-traffic": counted,
+    "uneven-copies": lambda _: weighed,
+    "tasks-on-slots": lambda _: evenly_on_slots(),
+    "fewest-bytes": placed,
+    "choreography": choreographed,
 }
 """Task -> who finds an answer that meets every target."""

@@ -2,7 +2,7 @@
 
 Holds `tiledask.distributed.convolution.lenet_train`, `tiledask.plan.program.lenet`,
 `tiledask.plan.program.making.convolution.of_lenet`,
-`tiledask.distributed.ranks.rank`, `tiledask.lab.exercises.split_layers.lenet_hybrids` and
+`tiledask.distributed.ranks.rank`, `tiledask.lab.exercises.convolutions` and
 `tiledask.lab.plots.training.trainings`.
 """
 
@@ -19,7 +19,6 @@ from tiledask.distributed.convolution.lenet_runs import LeNetTrainer
 from tiledask.distributed.convolution.lenet_train import train_lenet
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab import lenet as lab
-from tiledask.lab import tasks
 from tiledask.lab.precision import acceptable
 from tiledask.plan.program.lenet import PARAMETERS, Split, flops
 from tiledask.plan.program.making.convolution.of_lenet import need_of
@@ -199,13 +198,11 @@ def test_the_table_and_the_picture():
 
 
 def test_the_exercise():
-    exercise = tasks.hybrid_lenet(batch=16)
+    exercise = td.task("hybrid-lenet", batch=16)
     assert not exercise.check(None).attempted
     assert exercise.check({"data parallel": 2, "by output units": 4}).best
     drawn = exercise.draw({"data parallel": 2, "network": 4}).axes[0].texts
     assert "3.665, at most 1.2" in str([text.get_text() for text in drawn])
-    with pytest.raises(PlacementError, match="leaves 5 % of the model"):
-        tasks.hybrid_lenet(share=5)
 
 
 def test_the_result_says_what_it_is():

@@ -74,7 +74,7 @@ def cell(kind, source, number, *tags):
 def course(tmp_path, monkeypatch):
     """A walkthrough of one puzzle, and one of a function."""
     puzzle = 'puzzle = td.tasks.load_puzzle("24-on-4")\nanswer = None'
-    rule = "exercise = td.tasks.scale_rule()\nanswer = None"
+    rule = "exercise = td.task(\"scale-rule\")\nanswer = None"
     cells = [
         cell("code", "import tiledask as td", 0),
         cell("markdown", "Cut 24.", 1, "task"),

@@ -12,24 +12,24 @@ from oracles.tasks import S0, S1, R, cannon, ends, every, hurried, split_loss, t
 import tiledask as td
 
 ANSWERS: dict[str, list] = {
-    "fewest_gpus": [
+    "fewest-gpus": [
         td.Layout(tp=4, pp=4),
         td.Layout(dp=8),
         td.Layout(tp=8, pp=2),
         td.Layout(dp=14, zero=3, recompute="full"),
     ],
-    "fastest_within": [
+    "fastest-within": [
         td.Layout(tp=4, microbatches=32),
         td.Layout(tp=4, pp=2, microbatches=32, recompute="full"),
         td.Layout(tp=4, dp=2, microbatches=32),
         td.Layout(microbatches=32),
     ],
-    "fewest_devices": [
+    "fewest-devices": [
         td.Layout(tp=4, pp=2, microbatches=32, recompute="full"),
         td.Layout(pp=2, microbatches=32),
         td.Layout(tp=4, pp=4, microbatches=32),
     ],
-    "repaired_kernel": [
+    "repaired-kernel": [
         hurried,
         partial(tile_loop, last_columns=False),
         partial(tile_loop, adds=False),
@@ -38,13 +38,13 @@ ANSWERS: dict[str, list] = {
         lambda a, b, tile: a @ b,
         lambda a, b, tile: a,
     ],
-    "smoothed_loss": [
+    "smoothed-loss": [
         partial(split_loss, largest=False),
         partial(split_loss, smooth=False),
         lambda group, z: 0.0,
         lambda group, z, mine, targets, eps: z,
     ],
-    "f_and_g": [
+    "f-and-g": [
         ends(),
         ends(y=True),
         ends(dx=True),
@@ -54,20 +54,20 @@ ANSWERS: dict[str, list] = {
         lambda group, x, dy, w1, w2: (x, x),
         lambda group, x, dy, w1, w2: (x @ w1, x, w1, w2),
     ],
-    "cannon_by_shifts": [
+    "cannon": [
         cannon(skewed=False),
         lambda row, column, a, b: a @ b,
         lambda row, column, a, b: b,
         lambda row: row,
     ],
-    "scale_rule": [
+    "scale-rule": [
         every(1),
         every(2000),
         lambda scale, good, finite: (scale, good),
         lambda scale, good, finite: scale,
         lambda scale, good, finite: (0, 0),
     ],
-    "uneven_copies": [
+    "uneven-copies": [
         lambda group, gradient, rows, total: group.all_reduce(gradient) / group.size,
         lambda group, gradient, rows, total: gradient,
         lambda group, gradient, rows, total: group.all_reduce(gradient * rows),
@@ -82,13 +82,13 @@ ANSWERS: dict[str, list] = {
 }
 """Task -> answers."""
 ON_WORKERS: dict[str, list[tuple]] = {
-    "tasks_on_slots": [
+    "tasks-on-slots": [
         ((0, 1, 2, 3, 3, 2, 1, 0, 3), "slot 3 has tasks 3, 4, 8, slot 0 only 11 units"),
         ((0,) * 9, "slot 0 has tasks 0, 1, 2, 3, 4, 5, 6, 7, 8, slot 1 only 0"),
         ((0, 1, 2, 3), "an answer is a tuple of 9 slots, each 0..3"),
         ((0, 1, 2, 3, 4, 0, 1, 2, 3), "an answer is a tuple of 9 slots, each 0..3"),
     ],
-    "fewest_bytes": [
+    "fewest-bytes": [
         (((S0, S1), (S0, S1)), "2 MB of X move, 8 of A and 0 of partial sums of Y"),
         (((R, R), (S1, S1)), "worker 0 has 2 MB of X and 2 of A"),
         (((S1, S1), (S0, S0)), "0 MB of X move, 0 of A and 12 of partial sums of Y"),
@@ -96,7 +96,7 @@ ON_WORKERS: dict[str, list[tuple]] = {
         (((td.Partial(), R), (R, R)), "an array cannot be distributed as (Partial(), Replicate())"),
         ((S0, S1), "an answer is two tuples, the placements of X and those of"),
     ],
-    "cheapest_choreography": [
+    "choreography": [
         (
             {"algorithm": "summa", "panel": 64},
             "7.2 MB of A move, 10.8 of B and 0 of partial sums of C",

@@ -6,7 +6,8 @@ Holds `tiledask.lab.judging.result` and `tiledask.lab.judging.task`.
 import pytest
 
 from tiledask.errors import ConfigError, PartitionError
-from tiledask.lab.judging import Exercise, Target, UnsolvedError
+from tiledask.lab.exercises.exercise import Exercise
+from tiledask.lab.judging import Target, UnsolvedError
 from tiledask.lab.learner.kept import TASKS, Kept, here
 
 
@@ -22,7 +23,9 @@ def judged(answer):
 def task(monkeypatch, tmp_path):
     monkeypatch.setenv("TILEDASK_PROGRESS", str(tmp_path))
     monkeypatch.setenv("JPY_SESSION_NAME", "07_cut.ipynb")
-    return Exercise(name="cut", measured=judged, drawn=str, hints=("look", "count", "nearly"))
+    return Exercise(
+        name="cut", judging=judged, read=lambda answer: answer, hints=("look", "count", "nearly")
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,57 +1,91 @@
 """Tasks that judge answers: puzzles, the idle-time ladder, and the walkthroughs' exercises.
 
-    task = load_puzzle("24-on-4")     # or a level, or a JSON file of one's own
-    task = fewest_bytes(...)          # an exercise is a function of what it is about
+    task = td.task("24-on-4")         # a puzzle; or a level of theirs, or a JSON file of one's own
+    task = td.task("idle-3", seed=7)  # a level of the idle-time ladder: fresh numbers
+    task = td.task("cannon")          # an exercise, with what it is about, as in
+    task = td.task("until-layerwise-moves-more", each=10)
     task.draw(answer)
     task.check(answer)                # a Result: quiet if not attempted
     task.hint()                       # one more hint than before
-    task = idle_level(3, seed=7)      # the idle-time ladder: fresh numbers, and task.working()
     task.check(answer).require()      # raises unless every target is met
 
 No answer is stored; the best one is found by trying or by proof. terminal has the words of
 `tiledask puzzle`.
 """
 
+import re
 from importlib import import_module
+from typing import Any
 
 from tiledask.extras import needed_for
+from tiledask.lab.idle_ladder import idle_level
+from tiledask.lab.judging import JudgedTask
+from tiledask.lab.puzzles import load_puzzle, puzzle_levels, puzzle_names
 
-_NAMES = {
-    "judging": "Exercise Hint JudgedTask Result Target UnsolvedError",
-    "puzzles": "Puzzle load_puzzle puzzle_levels puzzle_names",
-    "idle_ladder": "IdleLevel LevelWorking idle_level",
-    "exercises.planning.four_terms": "four_terms",
-    "exercises.planning.layer_too_large": "layer_too_large",
-    "exercises.planning.layouts": "copies_that_fit fastest_within fewest_devices fewest_gpus",
-    "exercises.products.kernel_repair": "repaired_kernel",
-    "exercises.products.levels": "four_products levels_at_fault run_blocks",
-    "exercises.products.placements": "cheapest_choreography fewest_bytes",
-    "exercises.products.shifts": "cannon_by_shifts",
-    "exercises.products.tiles": "block_and_tile tile_within",
-    "exercises.skip_connection": "skip_connection",
-    "exercises.slots": "tasks_on_slots",
-    "exercises.split_layers.convolutions": "borrowed_rows until_layerwise_moves_more",
-    "exercises.split_layers.layers": "balanced_heads f_and_g smoothed_loss",
-    "exercises.split_layers.lenet_hybrids": "hybrid_lenet",
-    "exercises.split_layers.partial_sums": "fewest_sums",
-    "exercises.training.counted": "ranks_on_hosts save_intervals step_traffic",
-    "exercises.training.faulty_run": "faulty_run",
-    "exercises.training.written": "scale_rule uneven_copies",
+__all__ = [
+    "exercise_names",
+    "four_products",
+    "idle_level",
+    "load_puzzle",
+    "puzzle_levels",
+    "puzzle_names",
+    "task",
+]
+
+_EXERCISES = {
+    "convolutions": "borrowed-rows hybrid-lenet until-layerwise-moves-more",
+    "faulty_run": "faulty-run",
+    "kernels": "cannon repaired-kernel",
+    "layer_too_large": "layer-too-large",
+    "layers": "balanced-heads f-and-g smoothed-loss",
+    "levels": "levels-at-fault",
+    "planning": "copies-that-fit fastest-within fewest-devices fewest-gpus four-terms",
+    "products": "choreography fewest-bytes tasks-on-slots",
+    "skip": "skip-connection",
+    "sums": "fewest-sums",
+    "tiles": "block-and-tile tile-within",
+    "training": "ranks-on-hosts save-intervals scale-rule step-traffic uneven-copies",
 }
-"""Module of `tiledask.lab` -> what it has: loaded when named, for puzzles need no Dask."""
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-
-__all__ = sorted(_HOME)
+"""Module of `tiledask.lab.exercises` -> what it has: puzzles need no Dask."""
+_HOME = {name: module for module, names in _EXERCISES.items() for name in names.split()}
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"td.tasks has no {name!r}; it has {', '.join(__all__)}")
-    with needed_for(f"td.tasks.{name}"):
-        value = getattr(import_module(f"tiledask.lab.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+def exercise_names() -> tuple[str, ...]:
+    """Names of the exercises, for `task`."""
+    return tuple(sorted(_HOME))
 
 
-def __dir__() -> list[str]:
-    return list(__all__)
+def task(name: Any, *about: Any, seed: int = 0, **named: Any) -> JudgedTask:
+    """A task by its name: of a puzzle, of a level of the ladder, of an exercise.
+
+    Parameters
+    ----------
+    name
+        "24-on-4", or what `load_puzzle` takes; "idle-1" to "idle-12"; one of `exercise_names`.
+    about, named
+        What an exercise is about: its arguments.
+    seed
+        Draws the numbers of a level, and what an exercise draws.
+
+    >>> td.task("24-on-4").check("1-6 | 7-12 | 13-18 | 19-24").stars
+    3
+    >>> td.task("idle-3", seed=7).hint().of, td.task("cannon").name
+    (3, 'Cannon by shifts')
+    """
+    if isinstance(name, str) and (level := re.fullmatch(r"idle-(\d{1,9})", name)):
+        return idle_level(int(level[1]), seed)
+    if name not in exercise_names():
+        return load_puzzle(name)
+    drawn = {"seed": seed} if seed else {}
+    return _loaded(_HOME[name], name.replace("-", "_"))(*about, **named, **drawn)
+
+
+def _loaded(module: str, name: str) -> Any:
+    with needed_for(f"td.task({name!r})"):
+        return getattr(import_module(f"tiledask.lab.exercises.{module}"), name)
+
+
+def four_products(cluster: Any, seed: int = 0) -> Any:
+    """Four products, measured on a cluster of four workers, for the exercise "levels-at-fault":
+    (by name what was measured of each, FLOP per second of a good tile)."""
+    return _loaded("levels", "four_products")(cluster, seed)

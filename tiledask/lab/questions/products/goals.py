@@ -15,7 +15,7 @@ import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.errors import ConfigError
 from tiledask.lab.claim import format_value
-from tiledask.lab.exercises.products.levels import run_blocks
+from tiledask.lab.exercises.levels import run_blocks
 from tiledask.lab.product_claims import GRID
 from tiledask.lab.puzzles.fields import whole
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer

@@ -9,7 +9,7 @@ import numpy as np
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.errors import ConfigError
-from tiledask.lab.exercises.planning.layer_too_large import (
+from tiledask.lab.exercises.layer_too_large import (
     LEVELS,
     TOKENS,
     attempt,

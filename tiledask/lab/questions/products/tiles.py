@@ -8,7 +8,7 @@ import numpy as np
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.errors import ConfigError
-from tiledask.lab.exercises.products.levels import run_blocks
+from tiledask.lab.exercises.levels import run_blocks
 from tiledask.lab.puzzles.fields import choice, number, whole
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.questions.readers import device as device_name

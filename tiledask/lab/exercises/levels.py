@@ -8,7 +8,7 @@ worker 2  |wait wait|busy busy busy busy|              idle           |
 """
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,16 +17,16 @@ from distributed import Worker
 
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.errors import ConfigError
-from tiledask.lab.judging import Exercise, Target
-from tiledask.lab.plots import primitives as draw
-from tiledask.lab.plots.style import BLUE, INK, PALE, RED, YELLOW, canvas, styled
+from tiledask.lab.exercises.exercise import exercise, none_wrong
+from tiledask.lab.judging import Target
+from tiledask.lab.plots.primitives import Figure
+from tiledask.lab.plots.style import BLUE, PALE, RED, YELLOW, canvas, styled
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile import TileTraffic, count_traffic
 
 __all__ = ["BLOCKING", "TILE", "BlockRun", "four_products", "levels_at_fault", "run_blocks"]
 
 BLOCKING, TILE = "blocking", "tile"
-_TRIES = 3
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,7 +37,7 @@ class BlockRun:
     traffic: tuple[TileTraffic, ...]
     """What each worker's tiles moved, counted."""
     busy: tuple[float, ...]
-    """Seconds of processor time in the kernel, the least of `_TRIES`: others slow a core's caches
+    """Seconds of processor time in the kernel, the least of three: others slow a core's caches
     and clock down, but nobody makes it faster."""
     waited: tuple[float, ...]
     """Seconds that a worker's block took to arrive."""
@@ -104,32 +104,24 @@ def run_blocks(
             f"rows has one entry of 1 or more for each of up to {cluster.slots} workers, {len(a)} "
             f"in all; got {tuple(rows)}, {sum(rows)} in all"
         )
-    ends = np.cumsum([0, *rows])
-    slots = range(len(rows))
-    blocks = [
-        cluster.submit(slot if home is None else home, _kept, a[ends[slot] : ends[slot + 1]])
-        for slot in slots
-    ]
-    others = [cluster.submit(slot, _kept, b) for slot in slots]
+    slots, parts = range(len(rows)), np.split(a, np.cumsum(rows)[:-1])
+    at = [slot if home is None else home for slot in slots]
+    blocks = [cluster.submit(to, _same, part) for to, part in zip(at, parts, strict=True)]
+    others = [cluster.submit(slot, _same, b) for slot in slots]
     cluster.wait([*blocks, *others], "the blocks", cancel=True)
     before = cluster.run(_transfers)
     tasks = [
         cluster.submit(slot, _multiply, blocks[slot], others[slot], tile, name="tile_product")
         for slot in slots
     ]
-    done = cluster.gather(tasks, "the products", cancel=True)
+    busy, counted = zip(*cluster.gather(tasks, "the products", cancel=True), strict=True)
     after = cluster.run(_transfers)
     came = [after[slot][len(before[slot]) :] for slot in slots]
-    return BlockRun(
-        tile,
-        tuple(t for _, t in done),
-        tuple(s for s, _ in done),
-        tuple(sum(seconds for seconds, _ in log) for log in came),
-        tuple(sum(size for _, size in log) for log in came),
-    )
+    waited = tuple(sum(seconds for seconds, _ in log) for log in came)
+    return BlockRun(tile, counted, busy, waited, tuple(sum(n for _, n in log) for log in came))
 
 
-def _kept(block: np.ndarray) -> np.ndarray:
+def _same(block: np.ndarray) -> np.ndarray:
     return block
 
 
@@ -137,7 +129,7 @@ def _multiply(a: np.ndarray, b: np.ndarray, tile: int) -> tuple[float, TileTraff
     """Seconds of this thread, BLAS's only one on a worker: workers may outnumber cores."""
     count_traffic(a[:tile, :tile], b[:tile, :tile], tile=tile)  # the first call is not like others
     took = []
-    for _ in range(_TRIES):
+    for _ in range(3):
         begun = time.thread_time()
         _, counted = count_traffic(a, b, tile=tile)
         took.append(time.thread_time() - begun)
@@ -148,7 +140,7 @@ def _transfers(dask_worker: Worker) -> list[tuple[float, int]]:
     return [(e["duration"], e["total"]) for e in dask_worker.transfer_incoming_log]
 
 
-_PRODUCTS: dict[str, dict[str, Any]] = {
+PRODUCTS: dict[str, dict[str, Any]] = {
     "I": {"rows": (256, 256, 256, 256), "tile": 16},
     "II": {"rows": (928, 32, 32, 32), "tile": 256},
     "III": {"rows": (1024, 1024, 1024, 1024), "tile": 256, "home": 0},
@@ -156,105 +148,70 @@ _PRODUCTS: dict[str, dict[str, Any]] = {
 }
 """How the four products are split: here, and not where they are asked about. The level at fault
 stays the same on a worker that is half as slow again as the others."""
-_SHAPES = {"III": ((4096, 2048), (2048, 32))}
-"""Shapes of A and B where they are not these:"""
-_USUAL = ((1024, 512), (512, 512))
 
 
 def four_products(cluster: Cluster, seed: int = 0) -> tuple[dict[str, BlockRun], float]:
-    """(four products by rows, measured; FLOP per second of a good tile), for `levels_at_fault`.
-
-    Whole numbers in float32, drawn from ``seed``. ``cluster`` has four workers.
-    """
+    """(four products by rows on four workers, measured; FLOP per second of a good tile), for
+    `levels_at_fault`; whole numbers in float32, drawn from ``seed``."""
     rng = np.random.default_rng(seed)
 
     def run(name: str, **split: Any) -> BlockRun:
-        shapes = _SHAPES.get(name, _USUAL)
+        shapes = ((4096, 2048), (2048, 32)) if name == "III" else ((1024, 512), (512, 512))
         a, b = (rng.integers(-4, 5, shape).astype("float32") for shape in shapes)
         return run_blocks(cluster, a, b, **split)
 
     good = run("", rows=(256, 256, 256, 256), tile=256)
-    return {name: run(name, **split) for name, split in _PRODUCTS.items()}, good.rate
-
-
-def levels_at_fault(runs: Mapping[str, BlockRun], rate: float) -> Exercise:
-    """Say for each of ``runs`` at which level more time is lost: "blocking" or "tile".
-
-    ``rate``: FLOP/s of the kernel with a good tile, measured. The judge splits each makespan, see
-    `BlockRun.lost`; nothing else is known of the runs.
-    """
-
-    def read(answer: Any) -> Mapping[str, Any] | None:
-        return answer if isinstance(answer, Mapping) and set(answer) == set(runs) else None
-
-    def measure(answer: Mapping[str, Any]) -> list[Target]:
-        if unknown := sorted({str(v) for v in answer.values()} - {BLOCKING, TILE}):
-            raise ConfigError(f"a level is {BLOCKING!r} or {TILE!r}, got {unknown[0]!r}")
-        wrong = _misnamed(runs, rate, answer)
-        named = f" ({', '.join(wrong)})" if wrong else ""
-        remarks = tuple(wrong.values())
-        return [Target(f"levels named wrongly{named}", 0, len(wrong), 0, remarks=remarks)]
-
-    def figure(answer: Any) -> draw.Figure:
-        return _bars(runs, rate, _misnamed(runs, rate, answer) if answer else ())
-
-    return Exercise(
-        name="which level is at fault",
-        form=f"a dict with a level, {BLOCKING!r} or {TILE!r}, for each of {', '.join(runs)}, for "
-        f"example {dict.fromkeys(runs, TILE)}",
-        hints=(
-            "A worker that computes all the time may compute badly: look at the red line, where a "
-            "good tile and an even split would end.",
-            "Between workers is lost what lies right of the mean of the blue bars, pale or yellow; "
-            "within them what lies between the red line and that mean.",
-            "Put a number on both parts of each product, from the axis. Where both are bad the "
-            "larger one counts.",
-        ),
-        measured=measure,
-        drawn=figure,
-        read=read,
-    )
-
-
-def _misnamed(
-    runs: Mapping[str, BlockRun], rate: float, answer: Mapping[str, Any]
-) -> dict[str, str]:
-    """Product -> what is wrong with the level that was named for it."""
-    found = {}
-    for name, run in runs.items():
-        said, lost = answer.get(name), run.lost(rate)
-        if said in lost and said != run.at_fault(rate):
-            other = format_seconds(lost[BLOCKING if said == TILE else TILE])
-            here = format_seconds(max(0.0, lost[said]))
-            found[name] = f"{name}: {here} are lost at the level {said}, {other} at the other"
-    return found
+    return {name: run(name, **split) for name, split in PRODUCTS.items()}, good.rate
 
 
 @styled
-def _bars(runs: Mapping[str, BlockRun], rate: float, wrong: Collection[str] = ()) -> draw.Figure:
+def _bars(_: Any, runs: Mapping[str, BlockRun], rate: float) -> Figure:
+    """Each worker's time, in the parts that were measured; dashed, where a good tile would end."""
     figure = canvas(0.9 + 1.25 * len(runs), "Where did the workers' time go?")
-    axes = draw.stacked_axes(figure, [1] * len(runs))
+    axes = np.atleast_1d(figure.subplots(len(runs)))
     for ax, (name, run) in zip(axes, runs.items(), strict=True):
-        draw.lanes(ax, [f"worker {w + 1}" for w in range(len(run.busy))])
-        for worker, (busy, waited) in enumerate(zip(run.busy, run.waited, strict=True)):
-            parts = [
-                (f"{name} waited {worker}", waited, YELLOW),
-                (f"{name} busy {worker}", busy, BLUE),
-                (f"{name} idle {worker}", run.makespan - waited - busy, PALE),
-            ]
-            draw.stack(ax, worker, parts, 0.7, linewidth=0)
+        workers = [f"worker {w + 1}" for w in range(len(run.busy))]
+        waited, busy = np.array(run.waited), np.array(run.busy)
+        ax.barh(workers, waited, color=YELLOW, label="its block on the way")
+        ax.barh(workers, busy, left=waited, color=BLUE, label="in the kernel")
+        idle = run.makespan - waited - busy
+        ax.barh(workers, idle, left=waited + busy, color=PALE, label="done, the others are not")
         ideal = sum(run.flops) / len(run.flops) / rate
-        draw.limit_line(ax, ideal, color=RED)
-        ax.set_xlim(0, 1.02 * run.makespan)
-        draw.second_ticks(ax.xaxis)
-        if name in wrong:
-            draw.mark_box(ax, (0, -0.45, run.makespan, len(run.busy) - 0.1), name)
-        ax.set_title(f"{name}: busy {100 * run.utilisation:.0f} % of the time; {run!r}", color=INK)
-    entries = [
-        draw.patch_entry("in the kernel", BLUE),
-        draw.patch_entry("its block on the way", YELLOW),
-        draw.patch_entry("done, the others are not", PALE),
-        draw.line_entry("a good tile, evenly split", RED, linestyle="--"),
-    ]
-    draw.legend(figure, entries, 4)
+        ax.axvline(ideal, color=RED, linestyle="--", label="a good tile, evenly split")
+        ax.invert_yaxis()
+        ax.set_title(f"{name}: busy {100 * run.utilisation:.0f} % of the time; {run!r}")
+        ax.set_xlabel("s")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
+
+
+@exercise(
+    "which level is at fault",
+    form="a dict with a level, 'blocking' or 'tile', for each of the products, for example "
+    "{{'I': 'tile', 'II': 'tile'}}",
+    hints=(
+        "A worker that computes all the time may compute badly: look at the red line, where a good "
+        "tile and an even split would end.",
+        "Between workers is lost what lies right of the mean of the blue bars, pale or yellow; "
+        "within them what lies between the red line and that mean.",
+        "Put a number on both parts of each product, from the axis. Where both are bad the larger "
+        "one counts.",
+    ),
+    read=lambda answer: answer if isinstance(answer, Mapping) else None,
+    draw=_bars,
+)
+def levels_at_fault(
+    answer: Mapping[str, Any], runs: Mapping[str, BlockRun], rate: float
+) -> list[Target]:
+    """Say for each of the products at which level more time is lost: "blocking", between the
+    workers, or "tile", within them."""
+    if set(answer) != set(runs) or not all(level in (BLOCKING, TILE) for level in answer.values()):
+        raise ConfigError(f"a level, 'blocking' or 'tile', belongs to each of {', '.join(runs)}")
+    wrong = {}
+    for name, run in runs.items():
+        level, lost = answer[name], run.lost(rate)
+        if level != run.at_fault(rate):
+            here, there = (format_seconds(max(0.0, lost[at])) for at in (level, run.at_fault(rate)))
+            wrong[name] = f"{name}: {here} are lost at the level {level}, {there} at the other"
+    named = f" ({', '.join(wrong)})" if wrong else ""
+    return [none_wrong(f"levels named wrongly{named}", list(wrong.values()))]

@@ -1,0 +1,180 @@
+"""Exercises on split layers, rows and programs; each judged by runs, and here by brute force.
+
+Holds `tiledask.lab.exercises.layers`, `.sums`, `.convolutions`, `.layer_too_large` and `.skip`.
+"""
+
+from functools import partial
+from itertools import combinations, product
+
+import pytest
+from oracles.judged import missed, targets
+from oracles.tasks import BACK, FORTH, ends, skipping, split_loss, task
+
+import tiledask as td
+from tiledask.lab.exercises import layers
+from tiledask.lab.exercises.layer_too_large import LEVELS, STRATEGIES, survived
+from tiledask.lab.exercises.sums import PLACES
+from tiledask.plan.program.making.convolution.of_lenet import need
+from tiledask.tile.layers import cross_entropy
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_no_sum_fewer_and_one_pair_alone_is_right():
+    sums = task("fewest-sums")
+    few = [(), *((place,) for place in PLACES), *combinations(PLACES, 2)]
+    assert [chosen for chosen in few if sums.result(chosen)] == [("y", "dnormed")]
+
+
+def gathered(group, z, mine, targets, eps):
+    """Right, and every rank sends all of its logits."""
+    return cross_entropy(group.all_gather(z, dim=2), targets, smoothing=eps)[0]
+
+
+def test_a_smoothed_loss_is_judged_by_its_losses_and_by_what_it_sends():
+    exercise = td.task("smoothed-loss")
+    assert exercise.check(partial(split_loss, largest=False)).targets[0].got == 16  # large logits
+    assert exercise.check(partial(split_loss, smooth=False)).targets[0].got == 14  # several ranks
+    assert missed(exercise.check(gathered)) == ["elements sent by all ranks"]
+
+
+def test_two_sums_make_a_layer_right_there_and_back_and_a_third_is_too_many():
+    exercise, names = td.task("f-and-g"), ("y", "dy", "dx")
+    found = {
+        chosen: exercise.check(ends(**dict(zip(names, chosen, strict=True))))
+        for chosen in product((False, True), repeat=3)
+    }
+    for (y, dy, dx), result in found.items():
+        of = targets(result)
+        # of 12: y is wrong on 3 and 4 ranks without its sum, dx without its own, all behind dy
+        assert of["wrong results"][0] == 2 * (not y) + 2 * (3 * dy or not dx)
+        assert of["bytes that each of 4 ranks sends"][0] == 9216 * (y + dy + dx)
+    assert "dx is 3 x right on 3 ranks" in found[True, True, True].reason
+    assert "y is a partial sum on 4 ranks" in found[False, False, True].reason
+
+
+@pytest.mark.parametrize(("query", "kv", "ranks"), [(4, 2, 3), (6, 2, 2), (6, 3, 3), (3, 1, 4)])
+def test_the_least_imbalance_is_that_of_every_assignment(query, kv, ranks, monkeypatch):
+    """Each head to each rank, by brute force and by the task's formula written out again."""
+    one, shared = layers.head_flops(hidden=20, width=4, tokens=6)
+    even = (query * one + kv * shared) / ranks
+    for name, value in {
+        "QUERY": query, "KV": kv, "RANKS": ranks, "SHARE": query // kv,
+        "OF_QUERY": one, "OF_KV": shared, "EVEN_SHARE": even,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(layers, name, value)
+    worth = []
+    for owners in product(range(ranks), repeat=query):
+        held = [
+            {(o, i * kv // query) for i, o in enumerate(owners) if o == r} for r in range(ranks)
+        ]
+        most = max(owners.count(r) * one + len(held[r]) * shared for r in range(ranks))
+        worth.append((most / even, sum(map(len, held))))
+    assert layers.least_imbalance.__wrapped__() == min(worth)
+
+
+def test_a_wrong_kv_head_is_caught(monkeypatch):
+    cut = layers.cut_heads
+    monkeypatch.setattr(
+        layers, "cut_heads", lambda w, query, kv, width: cut(w, query, [0] * len(kv), width)
+    )
+    result = td.task("balanced-heads").check([[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]])
+    assert "wrong results" in missed(result)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+def test_runs_end_where_arithmetic_says(ranks):
+    """2.6 MB of weights, in whole columns or rows, times the arrays; y beside them; 2.4 MB."""
+    y = 4 * 8 * 650
+    for strategy in STRATEGIES:
+        part, out = 2_600_000, y
+        if strategy == "columns":
+            part, out = 4 * 1000 * -(-650 // ranks), 4 * 8 * -(-650 // ranks)
+        elif strategy == "rows":
+            part = 4 * 650 * -(-1000 // ranks)
+        fitting = [level for level, arrays in LEVELS.items() if arrays * part + out <= 2_400_000]
+        assert survived(strategy, ranks) == (fitting[-1] if fitting else None), strategy
+
+
+LOANS = {0: (3, 4), 1: (2, 6), 2: (4, 5, 9, 10), 3: (8,)}
+"""Of 11 rows on 4 ranks, windows of 5 rows, stride 2, two rows of zeros at both ends."""
+
+
+def test_the_loans_suffice_and_each_of_them_is_needed():
+    rows = task("borrowed-rows")
+    assert rows.check(LOANS).best
+    for rank, mine in LOANS.items():
+        for row in mine:
+            fewer = LOANS | {rank: tuple(r for r in mine if r != row)}
+            lost = targets(rows.check(fewer))["output rows that lack an input row"]
+            assert lost[0] > lost[1] == 0
+    wide = {0: (3, 4), 1: (1, 2, 6, 7), 2: (4, 5, 9, 10), 3: (7, 8)}  # halos of two rows
+    assert "rows borrowed 12, target at most 9: 3 too much" in rows.check(wide).reason
+
+
+def test_the_fewest_loans_are_those_of_every_set_tried():
+    exercise = td.task("borrowed-rows", (3, 2), 3, padding=(1, 1))
+    found = [
+        (len(zero) + len(one), zero, one)
+        for n in range(3)
+        for zero in combinations((3, 4), n)
+        for m in range(4)
+        for one in combinations((0, 1, 2), m)
+        if exercise.check({0: zero, 1: one}).targets[0].met
+    ]
+    assert min(found) == (2, (3,), (2,))
+    assert exercise.check({0: (3,), 1: (2,)}).targets[1].wanted == 2
+
+
+def test_the_number_of_devices_is_where_30_images_are_reached():
+    """Both grow with n - 1, so that only the batch counts: 8,626 activations of each image, there
+    and back, against 2 x 129,068 gradients."""
+    assert -(-2 * 129_068 // 8_626) == 30
+    for n, images in product((2, 4, 8, 16), (29, 30)):
+        layerwise, data = (sum(need(w, images, n, 4).sent) for w in ("layerwise", "data parallel"))
+        assert (layerwise > data) is (images == 30)
+    devices = task("until-layerwise-moves-more")
+    assert devices.check(3).best
+    many = devices.check(4)
+    assert "devices 4: more than is needed" in many.reason
+    assert "3" not in many.reason  # which is what is asked
+
+
+# -- a skip connection -----------------------------------------------------------------------------
+
+
+def test_a_skip_connection_is_a_third_more_bytes_and_one_more_message_held():
+    plain = td.Program.from_text(skipping(("program 1f1b", "program one")))
+    assert (sum(plain.traffic.sent), plain.memory.per_place[0]) == (16_384, 13_312)
+    assert targets(td.task("skip-connection").check(td.Program.from_text(skipping()))) == {
+        "inputs that actions lack": (0, 0, 0),
+        "bytes that all ranks send": (24_576, 24_576, 24_576),
+        "bytes on the fullest rank": (14_336, 14_336, None),
+        "seconds until the end": (18.0, 18, None),
+    }
+
+
+def test_each_half_that_is_missing_is_named_and_a_relay_counts_by_who_made_it():
+    exercise = td.task("skip-connection")
+    for changes, words in ((FORTH, "0B.0 reads nothing that 2B.0"), (BACK, "2F.0 reads nothing")):
+        result = exercise.check(skipping(*changes))
+        assert words in result.reason
+        assert targets(result)["inputs that actions lack"][0] == 4
+    relay = (
+        ("send x2 to 2 @to_2", "send x2 to 2 @to_2\n    send x1 to 2 @to_2"),
+        FORTH[1],
+        ("kept2 = do forward x2", "x1 = recv from 1 @from_1\n    kept2 = do forward x2 x1"),
+    )
+    assert exercise.check(skipping(*relay, *BACK))
+
+
+@pytest.mark.parametrize(
+    ("order", "wrong"),
+    [
+        ("0F.0 0F.1 0F.2 0F.3 0B.0 0B.1 0B.2 0B.3", ["bytes on the fullest rank"]),
+        ("0F.0 0F.1 0B.0 0F.2 0B.1 0F.3 0B.2 0B.3", ["seconds until the end"]),
+    ],
+)
+def test_other_orders_hold_too_much_or_end_too_late(order, wrong):
+    mine = skipping().replace("0F.0 0F.1 0F.2 0B.0 0F.3 0B.1 0B.2 0B.3", order)
+    assert missed(td.task("skip-connection").check(mine)) == wrong

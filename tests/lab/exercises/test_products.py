@@ -1,0 +1,308 @@
+"""Exercises on products and tiles: runs on workers, planted faults, every choice tried.
+
+Holds `tiledask.lab.exercises.products`, `.tiles`, `.levels` and `.kernels`.
+"""
+
+from contextlib import suppress
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.judged import missed, targets
+from oracles.tasks import cannon, task, tile_loop
+
+import tiledask as td
+from tiledask.errors import ConfigError, PlacementError
+from tiledask.lab.exercises import levels, products
+from tiledask.lab.exercises.kernels import CountedOperand
+from tiledask.lab.exercises.levels import BLOCKING, TILE, BlockRun, run_blocks
+from tiledask.lab.exercises.tiles import SIDES, STAGES, STEPS, tile_of
+from tiledask.plan.products.placement import Tiling
+from tiledask.plan.products.product import algorithms, gather, grids, options_of, plan_product
+
+R, S0, S1 = td.Replicate(), td.Shard(0), td.Shard(1)
+IN_BLOCKS, IN_ROWS = (S0, S1), (S0, S0)
+
+# -- on workers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.cluster
+def test_the_load_is_what_the_workers_did(cluster, monkeypatch):
+    monkeypatch.setattr(products, "UNIT", 0.001)
+    slots = td.task("tasks-on-slots", cluster)
+    assert slots.check((0, 1, 2, 2, 0, 1, 3, 3, 3)).best
+    assert targets(slots.check((0,) * 9)) == {"units in the fullest slot": (48, 12, 12)}
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_the_least_load_equals_every_placement_tried(slots):
+    rng = np.random.default_rng(slots)
+    for n in range(1, 7):
+        units = tuple(rng.integers(1, 9, n).tolist())
+        loads = (
+            [sum(u for u, s in zip(units, at, strict=True) if s == slot) for slot in range(slots)]
+            for at in product(range(slots), repeat=n)
+        )
+        assert products.least_load(units, slots) == min(map(max, loads))
+
+
+@pytest.mark.cluster
+def test_a_product_is_judged_by_the_bytes_that_moved(cluster):
+    exercise = task("fewest-bytes", cluster)
+    for answer, held, moved in (
+        (((S1, R), (S0, S1)), 3.0, 4.0),
+        (((S0, S1), (S0, S1)), 2.5, 10.0),  # summa
+        (((S1, S1), (S0, S0)), 2.5, 12.0),  # rows of A, addends of Y
+        (((R, R), (S1, S1)), 4.0, 0.0),  # columns of A: X does not fit
+    ):
+        result = exercise.check(answer)
+        assert result.best == (moved == 4.0)
+        assert targets(result) == {
+            "MB of X and A on the fullest worker": (held, 3.5, None),
+            "MB between workers": (moved, 4.0, 4.0),
+            "wrong numbers in Y": (0, 0, 0),
+        }
+        shapes = ((500, 1000), (1000, 2000))
+        x, a = (Tiling(s, (2, 2), p) for s, p in zip(shapes, answer, strict=True))
+        assert products.moved(gather(x, a), 4) == moved * 1e6
+
+
+@pytest.mark.few(2)
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("answer", "mb_held", "mb_moved", "missed"),
+    [
+        ({"algorithm": "2.5d", "grid": (2, 1, 2), "panel": 150}, 5.22, 15.84, ()),
+        ({"algorithm": "2.5d", "grid": (2, 1, 2)}, 7.02, 15.84, ("held",)),  # panels too wide
+        ({"algorithm": "2.5d", "panel": 100}, 5.04, 17.64, ("moved",)),  # the wrong way round
+        ({"algorithm": "row_parallel", "panel": 16}, 5.76, 9.72, ("held",)),  # an addend too large
+        ({"algorithm": "gather"}, 7.92, 12.24, ("held",)),  # addends are left, and summed
+    ],
+)
+def test_a_choreography_is_judged_by_bytes_and_memory(cluster, answer, mb_held, mb_moved, missed):
+    (held, moved, wrong) = task("choreography", cluster).check(answer).targets
+    assert (round(held.got, 3), moved.got, wrong.got) == (mb_held, mb_moved, 0)
+    assert (held.met, moved.met) == ("held" not in missed, "moved" not in missed)
+    assert moved.best == moved.wanted == 15.84
+
+
+def test_the_fewest_bytes_are_those_of_every_option_tried(monkeypatch):
+    monkeypatch.setattr(products, "NARROW", 1)
+    dtype = np.dtype("f8")
+    a, b = Tiling((7, 12), (2, 2), IN_BLOCKS), Tiling((12, 5), (2, 2), IN_ROWS)
+    tried = []
+    for name in algorithms:
+        panels = range(1, 13) if "panel" in options_of(name) else (None,)
+        shapes = (*grids(4, 2), *grids(4, 3)) if "grid" in options_of(name) else (None,)
+        for panel, grid in product(panels, shapes):
+            with suppress(PlacementError):
+                plan = plan_product(name, a, b, panel=panel, grid=grid)
+                tried.append((products.held(plan, dtype), products.moved(plan, 8)))
+    assert len(tried) > 100
+    limits = sorted({limit for limit, _ in tried})[::2]
+    found = {limit: products.fewest_of(a, b, dtype, limit) for limit in limits}
+    assert len(set(found.values())) > 3, "too few different optima to tell much: take other shapes"
+    for limit, fewest in found.items():
+        assert fewest == min(moved for held, moved in tried if held <= limit)
+
+
+# -- tiles -----------------------------------------------------------------------------------------
+
+
+def test_tiles_are_those_of_the_kernel_where_it_ships_them():
+    for device in ("H200", "L4"):
+        for config in td.tile.candidates("mma_multistage", device):
+            assert tile_of((config.block, config.stages)) == config
+            alike = {replace(tile_of((config.block, s)), stages=config.stages) for s in STAGES}
+            assert alike == {config}
+
+
+def test_only_these_tiles_keep_to_the_limits_by_hand():
+    """Bytes by the formula, and not by the judge's: 2 s m n k / FLOP per byte."""
+    fitting = {
+        ((tm, tn, tk), stages)
+        for (tm, tn, tk), stages in product(product(SIDES, SIDES, STEPS), STAGES)
+        if stages >= 4
+        and stages * (tm + tn) * tk * 2 <= 100_000
+        and 2 * 4096**3 * (1 / tm + 1 / tn) <= 2 * 4096**3 / 80
+        and 4096 / tk <= 128
+        and (tm, tn) != (256, 256)  # 512 threads x 255 registers
+    }
+    answers = product(product(SIDES, SIDES, STEPS), STAGES[2:])
+    solved = {answer for answer in answers if task("tile-within").result(answer)}
+    assert solved == fitting == {((128, 256, 32), 4), ((256, 128, 32), 4)}
+
+
+def test_no_tile_that_a_cache_holds_loads_less_than_the_best():
+    exercise = task("block-and-tile")
+    best = exercise.result(((4, 2), (56, 63, 1))).targets[2].best
+    for mesh, rows, steps in product(((1, 8), (2, 4), (4, 2), (8, 1)), (5, 31, 56, 90), (1, 3)):
+        columns = (4000 - steps * rows) // (rows + steps)
+        (between, cache, loaded) = exercise.result((mesh, (rows, columns, steps))).targets
+        assert cache.met
+        assert not between.met or loaded.got >= best
+
+
+# -- which level is at fault -----------------------------------------------------------------------
+
+
+def made(busy, waited=(0.0, 0.0), flops=100):
+    """A run of two workers; FLOP of each are those of a product of this size."""
+    traffic = tuple(td.tile.traffic(1, 1, f // 2, 1, 4) for f in (flops, flops))
+    return BlockRun(1, traffic, tuple(busy), tuple(waited), (0, 0))
+
+
+positive = st.floats(0.01, 100)
+
+
+@given(st.tuples(positive, positive), st.tuples(positive, positive), positive)
+@settings(max_examples=100, deadline=None)
+def test_what_is_lost_and_the_ideal_are_the_makespan(busy, waited, rate):
+    run = made(busy, waited)
+    assert sum(run.lost(rate).values()) + 100 / rate == pytest.approx(run.makespan)
+
+
+def test_levels_are_judged_by_the_measurements_alone():
+    # a good tile does 100 FLOP in 1 s: the mean of 4 and 2 is 3, so 2 s were lost in the tiles,
+    # and the longer worker took 1 s more than the mean
+    assert made((4.0, 2.0)).lost(100.0) == {BLOCKING: 1.0, TILE: 2.0}
+    assert made((4.0, 2.0), waited=(0.0, 9.0)).at_fault(100.0) == BLOCKING
+    exercise = td.task("levels-at-fault", {"a": made((4.0, 4.0)), "b": made((4.0, 0.5))}, rate=50.0)
+    assert exercise.check({"a": TILE, "b": BLOCKING}).best
+    wrong = exercise.check({"a": BLOCKING, "b": BLOCKING})
+    assert "a: 0 s are lost at the level blocking, 2 s at the other" in wrong.reason
+
+
+@pytest.mark.parametrize(("name", "level"), [("I", TILE), ("II", BLOCKING), ("IV", TILE)])
+@pytest.mark.parametrize("slow", range(4))
+def test_a_worker_half_as_slow_again_changes_no_level_at_fault(name, level, slow):
+    """Else the machine answers, and not what the reader sees. Small tiles: 2.5 times a good one's
+    seconds, measured 5 times. III has its blocks to wait for, which another load makes longer."""
+    rows, tile = levels.PRODUCTS[name]["rows"], levels.PRODUCTS[name]["tile"]
+    per_row = 1.0 if tile == 256 else 2.5
+    busy = [r * per_row * (1.5 if worker == slow else 1.0) for worker, r in enumerate(rows)]
+    traffic = tuple(td.tile.traffic(1, 1, r, 1, 4) for r in rows)
+    run = BlockRun(tile, traffic, tuple(busy), (0.0,) * 4, (0,) * 4)
+    assert run.at_fault(rate=2.0) == level
+
+
+@pytest.mark.cluster
+def test_the_levels_are_independent_on_workers(cluster):
+    """The tile moves no byte between workers, the blocking no FLOP per byte in whole tiles."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-4, 5, s).astype("f4") for s in ((1024, 256), (256, 512)))
+    even = (256,) * 4
+    good, small = (run_blocks(cluster, a, b, even, tile=tile) for tile in (256, 8))
+    uneven = run_blocks(cluster, a, b, (928, 32, 32, 32), tile=256)
+    far = run_blocks(cluster, a, b, even, tile=256, home=1)
+    assert small.received == good.received == uneven.received == (0,) * 4
+    assert far.received == tuple(256 * 256 * 4 * (slot != 1) for slot in range(4))
+    assert {t.tile_intensity for t in good.traffic + uneven.traffic + far.traffic} == {64.0}
+    assert {t.intensity for t in small.traffic} == {2.0}
+    assert good.flops == small.flops == far.flops == (2 * 256 * 256 * 512,) * 4
+    assert min(far.waited[0], *far.waited[2:]) > 0 == far.waited[1]
+    assert (small.at_fault(good.rate), uneven.at_fault(good.rate)) == (TILE, BLOCKING)
+    for rows in ((2, 2, 2), (2, 2, 2, 3), (8, 0, 0, 0), (2, 2, 2, 1, 1)):
+        with pytest.raises(ConfigError, match="1 or more for each of up to 4 workers, 8 in all"):
+            run_blocks(cluster, a[:8, :4], b[:4], rows, tile=2)
+
+
+# -- kernels ---------------------------------------------------------------------------------------
+
+
+def with_fault(fault):
+    """A tile loop in NumPy with a fault, of which its sums do not show all."""
+
+    def kernel(a, b, tile):
+        (m, k), n, (tm, tn, tk) = a.shape, b.shape[1], tile
+        c = np.zeros((m, n), a.dtype)
+        for i in range(0, m - tm + 1 if fault == "rows" else m, tm):
+            for j in range(0, n, tn):
+                for p in range(0, k - tk + 1 if fault == "k" else k, tk):
+                    wide = tn + 1 if fault == "wide" else tn
+                    part = a[i : i + tm, p : p + tk] @ b[p : p + tk, j : j + wide]
+                    c[i : i + tm, j : j + tn] += part[:, : c[i : i + tm, j : j + tn].shape[1]]
+                    if fault == "twice":
+                        a[i : i + tm, p : p + tk] @ b[p : p + tk, j : j + tn]
+        return c
+
+    return kernel
+
+
+@pytest.mark.parametrize("times", [np.matmul, np.dot, lambda x, y: x.dot(y)])
+def test_a_kernel_may_multiply_as_numpy_does(times):
+    def kernel(a, b, tile):
+        (m, k), n, c = a.shape, b.shape[1], np.zeros((len(a), b.shape[1]), a.dtype)
+        tm, tn, tk = tile
+        for i, j, p in product(range(0, m, tm), range(0, n, tn), range(0, k, tk)):
+            c[i : i + tm, j : j + tn] += times(a[i : i + tm, p : p + tk], b[p : p + tk, j : j + tn])
+        return c
+
+    assert task("repaired-kernel").check(kernel).best
+
+
+SUMS, LARGE = "wrong elements of C", "products larger than a tile"
+LOADS = "bytes loaded beside the formula"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "faults"),
+    [
+        (with_fault("rows"), [SUMS, LOADS]),
+        (with_fault("k"), [SUMS, LOADS]),
+        (with_fault("wide"), [LARGE, LOADS]),
+        (with_fault("twice"), [LOADS]),
+        (lambda a, b, tile: tile_loop(a, b, tile, adds=False), [SUMS]),
+        (lambda a, b, tile: a @ b, [LARGE, LOADS]),
+        (lambda a, b, tile: np.asarray(a) @ np.asarray(b), [LOADS]),
+    ],
+)
+def test_every_planted_fault_is_found(kernel, faults):
+    assert missed(task("repaired-kernel").check(kernel)) == faults
+
+
+def test_counted_operands_behave_as_arrays():
+    log = []
+    a = CountedOperand.of(np.arange(6.0).reshape(2, 3), log)
+    b = np.ones((3, 2))
+    assert (a @ b).tolist() == [[3.0, 3.0], [12.0, 12.0]]
+    total = np.zeros((2, 3))
+    total += 2 * a[:, :]
+    assert total.tolist() == [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]]
+    assert log == [((2, 3), (3, 2))]
+    out = np.empty((2, 2))
+    assert np.matmul(a, b, out=out) is out
+    assert (out.tolist(), len(log)) == ([[3.0, 3.0], [12.0, 12.0]], 2)
+
+
+def summa(row, column, a, b):
+    parts = zip(row.all_gather(a[None]), column.all_gather(b[None]), strict=True)
+    return sum(left @ above for left, above in parts)
+
+
+@pytest.mark.parametrize(
+    ("answer", "wrong"),
+    [
+        (cannon(), []),
+        (cannon(skewed=False), ["wrong blocks of C"]),
+        (cannon(further=1), ["blocks moved on 3 x 3"]),
+        (summa, ["calls that are no shift"]),
+        (lambda row, column, a, b: np.zeros((4, 2)), ["wrong blocks of C"]),
+    ],
+)
+def test_shifts_that_are_wrong_are_told_apart(answer, wrong):
+    assert missed(td.task("cannon").check(answer)) == wrong
+
+
+def test_ranks_of_a_row_that_shift_by_different_places_are_told_so():
+    """A row and a column exchanged in the skew: each waits for a block that nobody sends."""
+
+    def swapped(row, column, a, b):
+        if row.rank:
+            a = row.sendrecv(a, (row.rank - row.rank) % row.size, (2 * row.rank) % row.size)
+        return a @ b
+
+    assert "all ranks of a row shift equally often" in td.task("cannon").check(swapped).reason

@@ -1,0 +1,177 @@
+"""Exercises on layouts and trainings: formulas by hand, every way tried, and no right number said.
+
+Holds `tiledask.lab.exercises.planning`, `.training` and `.faulty_run`.
+"""
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+from oracles.judged import missed, targets
+from oracles.tasks import GPT, SMALL, copies, every, task, weighed
+
+import tiledask as td
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+GB = 10**9
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ((4e11, 8e11, 24e11, 3.16e11), ""),
+        ((4e11, 4e11, 24e11, 3.16e11), "gradients: 400 GB are too little"),
+        ((4e11, 8e11, 24e11, 6.3e11), "activations: 630 GB are too much"),
+    ],
+)
+def test_four_terms_are_judged_one_by_one(answer, said):
+    result = task("four-terms").check(answer)
+    assert bool(result) == (not said)
+    assert said in result.reason
+
+
+def test_copies_that_fit_are_judged_stage_by_stage():
+    exercise, right = td.task("copies-that-fit"), copies(None)
+    assert right[:2] == (None, None)
+    assert right[2] > right[3] > 1
+    assert exercise.check(right).best
+    for wrong in ((8, 64, None, None), tuple(n and n + 1 for n in right)):
+        assert not exercise.check(wrong)
+    assert exercise.check((*right[:3], right[3] - 1)).targets[0].got == 1
+    assert targets(exercise.check((None,) * 4)) == {"ZeRO levels judged wrongly": (2, 0, 0)}
+
+
+def searched(batch, **options):
+    plans = td.search(GPT, SMALL, batch, **options)
+    return [plans[n] for n in range(plans.counts["fits"])]
+
+
+def test_the_fastest_within_a_cap_is_that_of_a_search_and_larger_plans_are_refused():
+    cap, small = task("fastest-within"), [p for p in searched(32) if p.peak <= 6 * GB]
+    right = min(small[:12], key=lambda plan: plan.step.total)
+    seconds, wanted, best = targets(cap.check(right.layout))["seconds a step"]
+    assert seconds == best == round(right.step.total, 2)
+    assert wanted == round(1.05 * right.step.total, 2)
+    large = next(plan for plan in searched(32) if plan.peak > 6.2 * GB)
+    assert "GB on the fullest device" in cap.check(large.layout).reason
+    slow = max(small, key=lambda plan: plan.by_formula)
+    assert missed(cap.check(slow.layout)) == ["seconds a step"]
+
+
+def test_the_fewest_devices_are_those_of_every_number_searched():
+    fewest = task("fewest-devices")
+    fits = {n: searched(32, devices=[n]) for n in range(1, 9)}
+    least = min(n for n, plans in fits.items() if plans)
+    assert 1 < least < 8
+    assert fewest.check(fits[least][0].layout).best
+    assert "devices 8: far, more than is needed" in fewest.check(fits[8][0].layout).reason
+    about = {"model": GPT, "cluster": SMALL, "batch": 32}
+    alone = td.Layout(microbatches=32, recompute="full", flash_attention=True)
+    assert td.task("fewest-devices", **about, recipe="bf16-adam-8bit").check(alone).best
+    assert not td.task("fewest-devices", **about, recipe="mixed-adam-20").check(alone).legal
+
+
+# -- bytes -----------------------------------------------------------------------------------------
+
+
+def by_hand(shape, m=2, b=8, h=32, layers=3, s=16, vocabulary=50):
+    """A step's traffic in float32 by the formulas that the walkthrough teaches. The first stage
+    waits most where it has more layers than the last, which has the head besides."""
+    (dp, tp, pp), alone = shape, shape[2] == 1
+    first = -(-layers // pp)
+    replicated = s * h + layers * 6 * h + 2 * h
+    size = vocabulary * h + s * h + layers * (12 * h * h + 13 * h) + 2 * h + h * vocabulary
+    of_tensor = 1 + 4 * first + 3 * alone  # the head: dx, and the loss's two
+    barriers = m * of_tensor * (tp > 1) + (2 + first + alone) * (dp > 1)
+    if pp == layers > 1:  # as many layers on the last: it has dx and the loss's two, not one
+        barriers = m * (4 + 3) * (tp > 1) + 2 * (dp > 1)
+    return {
+        "tensor": 2 * (tp - 1) * 4 * ((4 * layers + 2) * b * s * h + 3 * b * s),
+        "pipeline": 2 * (pp - 1) * 4 * tp * b * s * h,
+        "data": 2 * (dp - 1) * 4 * (size + (tp - 1) * replicated),
+        "barriers": barriers,
+    }
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 2, 2), (1, 1, 1), (2, 1, 1), (1, 2, 1), (3, 2, 2), (2, 2, 3)]
+)
+def test_the_formulas_are_what_a_step_moves(shape):
+    assert missed(td.task("step-traffic", shape).check(by_hand(shape))) == []
+
+
+def test_a_byte_too_many_is_seen_and_the_right_one_is_not_said():
+    exercise, right = td.task("step-traffic"), by_hand((2, 2, 2))
+    for name in right:
+        result = exercise.check(right | {name: right[name] + 1})
+        (wrong,) = missed(result)
+        assert name in wrong
+        assert "is too high, but near" in result.reason
+        assert f"{right[name]:,}" not in f"{result.reason} {result._repr_html_()}"
+
+
+@pytest.mark.parametrize(
+    ("shape", "hosts"),
+    [((1, 2, 2), "AABB"), ((1, 2, 2), "AAAB"), ((2, 2, 1), "AABBCC"), ((2, 2, 2), "AAABBBBB")],
+)
+def test_the_fewest_bytes_between_hosts_are_those_of_the_best_way_of_all(shape, hosts):
+    model = td.GPT(td.load_text("tales").vocabulary, hidden=32, layers=3, heads=4, sequence=16)
+    traffic = td.training_program(model, shape, batch=8, microbatches=2).traffic
+    ways = {way[: np.prod(shape)] for way in permutations(hosts)}
+    between = {"".join(way): traffic.on(way).between_hosts for way in ways}
+    exercise, least = td.task("ranks-on-hosts", shape, hosts), min(between.values())
+    for way, moved in between.items():
+        (target,) = exercise.result(way).targets
+        assert (target.got, target.wanted) == (moved, least)
+    assert len({*between.values()}) > 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "missing"),
+    [
+        ((57, 3220, 57), []),
+        ((57, 3220, 69), ["C"]),
+        ((54, 1073, 57), ["B"]),  # one MTBF for both
+        ((9, 1, 57), ["A", "B"]),
+    ],
+)
+def test_each_level_has_a_root_and_a_dear_save_more(answer, missing):
+    assert [name[0] for name in missed(td.task("save-intervals").check(answer))] == missing
+
+
+# -- what trains -----------------------------------------------------------------------------------
+
+
+def test_the_bytes_of_uneven_copies_are_those_of_one_all_reduce():
+    (_, bytes_sent) = td.task("uneven-copies").check(weighed).targets
+    assert bytes_sent.best == bytes_sent.got == 2 * 2 * 784 * 10 * 8
+
+
+def test_a_scale_that_stays_small_ends_with_a_large_loss():
+    met = [[t.met for t in td.task("scale-rule").check(every(n)).targets] for n in (4, 2000)]
+    assert met == [[True, True, True], [False, True, False]]
+
+
+@pytest.fixture(scope="module")
+def suspects():
+    return td.task("faulty-run", seed=0)
+
+
+def test_one_run_is_faulty_float64_tells_and_nothing_printed_does(suspects):
+    right = [name for name in suspects.runs if suspects.check(name)]
+    assert len(right) == 1
+    assert suspects.runs[right[0]].dtype == "bfloat16"
+    wrong = next(name for name in suspects.runs if name not in right)
+    assert missed(suspects.check(wrong)) == ["sound runs accused", "faulty runs at large"]
+    apart = {name: suspects.again(name).max() for name in suspects.runs}
+    assert apart.pop(right[0]) > 1e-7
+    assert max(apart.values()) < 1e-14
+    assert "tiny" not in f"{suspects.runs} {suspects}"
+    assert "AdamW" not in f"{suspects.runs} {suspects}"
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_another_seed_is_another_faulty_run(suspects, seed):
+    other = td.task("faulty-run", seed=seed)
+    assert other.runs != suspects.runs
+    assert sum(map(bool, map(other.check, other.runs))) == 1

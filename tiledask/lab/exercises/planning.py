@@ -1,0 +1,340 @@
+"""Layouts to choose, bytes to work out: the planner judges, and searches for the best."""
+
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+from tiledask.errors import RuleError
+from tiledask.lab import plots
+from tiledask.lab.exercises.exercise import exercise, none_wrong
+from tiledask.lab.judging import Target
+from tiledask.lab.plots.primitives import Figure
+from tiledask.plan.choosing.search import Space, search
+from tiledask.plan.fitting.fit import Fit, fits
+from tiledask.plan.fitting.memory import estimate_memory
+from tiledask.plan.inputs.hardware import ClusterSpec
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.load import load_cluster, load_model
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.timing.step import StepEstimate, estimate_step
+from tiledask.plan.units import format_bytes, format_seconds
+from tiledask.plan.whole import is_whole
+
+__all__ = ["copies_that_fit", "fastest_within", "fewest_devices", "fewest_gpus", "four_terms"]
+
+GB = 10**9
+SEARCHED = "best of the search"
+SEQUENCE, RECIPE = 2048, "mixed-adam-16"
+A_LAYOUT = "a td.Layout, for example td.Layout(tp=2, pp=4)"
+
+
+def _layout(answer: Any) -> Layout | None:
+    return answer if isinstance(answer, Layout) else None
+
+
+def _fitting(fit: Fit) -> Fit:
+    if fit.verdict != "fits":
+        raise RuleError(f'the verdict is "{fit.verdict}": {fit.reason}')
+    return fit
+
+
+def _fullest(fit: Fit) -> str:
+    """Where most memory is needed, and for what."""
+    place, moment, tensor = fit.memory.ledger.binding
+    held = format_bytes(fit.memory.ledger.by_tensor(place)[tensor])
+    return f"stage {place + 1} is the fullest, at {moment}, and its {tensor} take most, {held}"
+
+
+# -- the terms of memory ---------------------------------------------------------------------------
+
+TERMS = ("weights", "gradients", "optimizer states", "activations")
+
+
+def _bytes(answer: Any) -> tuple[float, ...] | None:
+    numbers = tuple(answer) if isinstance(answer, tuple | list) else ()
+    good = all(isinstance(n, int | float) and n >= 0 for n in numbers)
+    return tuple(map(float, numbers)) if good and len(numbers) == len(TERMS) else None
+
+
+def _four_bars(given: tuple[float, ...] | None, model: Any, **_: Any) -> Figure | None:
+    if given is None:
+        return None
+    mine = dict(zip(TERMS, map(round, given), strict=True))
+    return plots.memory_bars({"your four terms": mine}, place="copy", title="A copy of the model")
+
+
+@exercise(
+    "four terms",
+    form="four numbers of bytes, for example (1e9, 2e9, 3e9, 4e9)",
+    hints=(
+        "Three of the terms are the number of parameters times the bytes that the recipe keeps for "
+        "each: td.load_recipe(...).states lists them.",
+        "The master weights, the momentum and the variance are the optimizer's states.",
+        "Of each sequence every layer keeps s h (34 + 5 a s / h) bytes.",
+    ),
+    read=_bytes,
+    draw=_four_bars,
+)
+def four_terms(
+    given: tuple[float, ...],
+    model: str | Model = "gpt-200b",
+    recipe: str = RECIPE,
+    sequences: int = 1,
+) -> list[Target]:
+    """Give the bytes of weights, gradients, optimizer states and activations on one device."""
+    what = load_model(model) if isinstance(model, str) else model
+    held = estimate_memory(what, Layout(microbatch=sequences), recipe).ledger.by_tensor(0)
+    right = dict.fromkeys(TERMS, 0)
+    for tensor, size in held.items():
+        term = tensor.removeprefix("fp32 ")
+        right[term if term in TERMS else "optimizer states"] += size
+    wrong = [
+        f"{term}: {format_bytes(round(mine))} are too {'much' if mine > true else 'little'}"
+        for mine, (term, true) in zip(given, right.items(), strict=True)
+        if abs(mine - true) > 0.01 * true
+    ]
+    return [none_wrong("terms off by more than 1 %", wrong)]
+
+
+# -- how many GPUs ---------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=16)
+def _fewest(model: str, device: str, most: int) -> int:
+    spec, what = load_cluster(f"{most}x{device}"), load_model(model)
+    each = range(1, most + 1)
+    return next(n for n in each if search(what, spec, n, devices=(n,)).counts["fits"])
+
+
+def _stages(layout: Layout | None, model: str, device: str, most: int) -> Figure:
+    layout = layout or Layout()
+    spec = load_cluster(f"{most}x{device}")
+    ledger = fits(load_model(model), layout, spec).memory.ledger
+    title = f"{model} on {layout.devices} {device}, without overhead"
+    return plots.memory_bars(ledger, spec.device.memory_bytes, place="stage", title=title)
+
+
+@exercise(
+    "the fewest GPUs",
+    form=A_LAYOUT,
+    hints=(
+        "Where are the 16 bytes of each parameter, and which of dp, tp, pp and zero shares each of "
+        "them out?",
+        "What is left of a device beside the states is for activations: recompute='full' and "
+        "sequence_parallel=True make them small.",
+        "With zero=3 every state is shared by all dp x tp GPUs. Divide the states by the number of "
+        "GPUs, add the overhead that td.fits(...).overhead names, and take the first number, a "
+        "product of dp and a tp of the node, that leaves a gigabyte.",
+    ),
+    read=_layout,
+    draw=_stages,
+)
+def fewest_gpus(
+    layout: Layout, model: str = "llama-2-13b", device: str = "A10", most: int = 16
+) -> list[Target]:
+    """Find a Layout with which a model trains on the fewest GPUs."""
+    spec = load_cluster(f"{most}x{device}")
+    if layout.tp > spec.devices_per_node:
+        raise RuleError(
+            f"tp={layout.tp} would leave the node of {spec.devices_per_node} GPUs; "
+            f"use tp of {spec.devices_per_node} or less"
+        )
+    fit = _fitting(fits(load_model(model), layout, spec))
+    best = _fewest(model, device, most)
+    return [Target("GPUs", best, layout.devices, best, where=_fullest(fit))]
+
+
+ENDLESS = 2**20
+"""Data-parallel GPUs that stand for any number: beyond them a share changes by bytes."""
+
+
+def _degrees(answer: Any) -> tuple[int | None, ...] | None:
+    numbers = tuple(answer) if isinstance(answer, tuple | list) else ()
+    whole = all(n is None or is_whole(n, 1, ENDLESS) for n in numbers)
+    return numbers if len(numbers) == 4 and whole else None
+
+
+def _copy(model: str, device: str, zero: int, dp: int | None) -> Fit:
+    layout = Layout(dp=dp or ENDLESS, zero=zero, recompute="full")
+    return fits(load_model(model), layout, load_cluster(f"{ENDLESS}x{device}"))
+
+
+def _copies(numbers: tuple[int | None, ...] | None, model: str, device: str) -> Figure:
+    ledgers = {
+        f"ZeRO-{zero}, dp {'as you like' if dp is None else dp}": _copy(
+            model, device, zero, dp
+        ).memory.ledger
+        for zero, dp in enumerate(numbers or (4,) * 4)  # too few of any: gives nothing away
+    }
+    capacity = load_cluster(f"1x{device}").device.memory_bytes
+    title = f"{model} on {device}: bytes per data-parallel GPU, without overhead"
+    return plots.memory_bars(ledgers, capacity, place="GPU", title=title)
+
+
+@exercise(
+    "how many copies fit",
+    form=f"a tuple of four, for ZeRO 0, 1, 2 and 3: numbers of GPUs from 1 to {ENDLESS:,}, "
+    f"or None, for example (1, 2, 4, None)",
+    hints=(
+        "Which of weights, gradients and optimizer states does each level still keep whole?",
+        "What stays whole has to fit by itself, whatever the number of GPUs: 13 billion "
+        "parameters times the bytes of what isn't shared.",
+        "What is shared is divided by the number of GPUs; with what stays whole, activations and "
+        "overhead it must not exceed a device. td.fits(model, td.Layout(dp=..., zero=..., "
+        'recompute="full"), cluster) tells for any number.',
+    ),
+    read=_degrees,
+    draw=_copies,
+)
+def copies_that_fit(
+    numbers: tuple[int | None, ...], model: str = "llama-2-13b", device: str = "A100-40GB"
+) -> list[Target]:
+    """Say for each ZeRO stage the fewest data-parallel GPUs that fit, or None if no number does,
+    with full recomputation."""
+
+    def remark(zero: int, dp: int | None) -> str:
+        """What is wrong with ``dp``; empty where it is right."""
+        fit, at = _copy(model, device, zero, dp), f"ZeRO-{zero} on {dp or 'any number of'} GPUs"
+        if dp is None:
+            never = fit.verdict != "fits"
+            return "" if never else f"ZeRO-{zero}: None, and there is a number with which it fits"
+        if fit.verdict == "fits":
+            fewer = dp > 1 and _copy(model, device, zero, dp - 1).verdict == "fits"
+            return f"{at} fits, and so it does on fewer" if fewer else ""
+        low, high = map(format_bytes, fit.band)
+        needs = f"{low}, with overhead {high}, of {format_bytes(fit.capacity)} each"
+        return f"{at} does not fit{', but nearly' * (fit.verdict == 'tight')}: {needs}"
+
+    wrong = [said for zero, dp in enumerate(numbers) if (said := remark(zero, dp))]
+    return [none_wrong("ZeRO levels judged wrongly", wrong)]
+
+
+# -- a layout for a batch --------------------------------------------------------------------------
+
+
+def _fit(
+    layout: Layout, model: Model, cluster: ClusterSpec, batch: int, recipe: str = RECIPE
+) -> Fit:
+    """Whether a layout of ``batch`` sequences a step fits."""
+    if layout.cp > 1:
+        raise RuleError(f"sequences stay whole here: cp is 1, got {layout.cp}")
+    if layout.sequences != batch:
+        raise RuleError(
+            f"dp {layout.dp} x microbatch {layout.microbatch} x microbatches {layout.microbatches} "
+            f"= {layout.sequences} sequences a step, the task has {batch}; dp x microbatches of "
+            f"{batch} with microbatch 1 will do"
+        )
+    return fits(model, layout, cluster, recipe, SEQUENCE)
+
+
+@lru_cache(maxsize=64)
+def _counts(model: Model, cluster: ClusterSpec, batch: int, recipe: str, devices: int) -> int:
+    """How many layouts fit on so many devices."""
+    space = Space(pp=tuple(range(1, min(model.layers, cluster.devices) + 1)))
+    how: dict[str, Any] = {"sequence": SEQUENCE, "recipe": recipe, "space": space}
+    return search(model, cluster, batch, devices=(devices,), **how).counts["fits"]
+
+
+def _on_devices(
+    layout: Layout | None, model: Model, cluster: ClusterSpec, batch: int, recipe: str
+) -> Figure:
+    layout = layout or Layout(tp=cluster.devices_per_node, microbatches=batch)
+    fit = _fit(layout, model, cluster, batch, recipe)
+    title = f"{layout.devices} devices, without overhead: {plots.short_layout(layout)}"
+    return plots.memory_bars(fit.memory.ledger, fit.capacity, place="stage", title=title)
+
+
+@exercise(
+    "the fewest devices",
+    form=A_LAYOUT,
+    hints=(
+        "The bytes of a parameter times the parameters, over the room of a device without the "
+        "overhead of a run: how many devices is that at least?",
+        "Not every number of devices can be made of tp, pp and dp: tp divides the heads and keeps "
+        "to the node.",
+        "td.search(model, cluster, batch, recipe=..., devices=[n]) tries everything on n devices, "
+        "and .counts['fits'] says how much fits. Go up from the least number there can be.",
+    ),
+    read=_layout,
+    draw=_on_devices,
+)
+def fewest_devices(
+    layout: Layout,
+    model: Model,
+    cluster: ClusterSpec,
+    batch: int,
+    recipe: str = RECIPE,
+) -> list[Target]:
+    """Find a Layout with which a model trains on the fewest devices of a cluster."""
+    _fitting(_fit(layout, model, cluster, batch, recipe))
+    each = range(1, cluster.devices + 1)
+    best = next(n for n in each if _counts(model, cluster, batch, recipe, n))
+    return [Target("devices", best, layout.devices, best, SEARCHED, least=True)]
+
+
+@lru_cache(maxsize=16)
+def _fastest(model: Model, cluster: ClusterSpec, batch: int, room: int) -> StepEstimate:
+    """The fastest step with ``room`` bytes or fewer: formulas rank the plans, and may err between
+    neighbours, so that the first twelve are simulated."""
+    space = Space(pp=tuple(range(1, min(model.layers, cluster.devices) + 1)))
+    found = search(model, cluster, batch, sequence=SEQUENCE, recipe=RECIPE, space=space)
+    inside = (found[n] for n in range(found.counts["fits"]))
+    first = islice((plan for plan in inside if plan.peak <= room), 12)
+    return min((plan.step for plan in first), key=lambda step: step.total)
+
+
+def _steps(
+    layout: Layout | None,
+    model: Model,
+    cluster: ClusterSpec,
+    batch: int,
+    room: int,
+    within: float,
+) -> Figure | None:
+    if layout is None:
+        return None
+    _fit(layout, model, cluster, batch)
+    mine = estimate_step(model, layout, cluster, RECIPE, SEQUENCE)
+    best = _fastest(model, cluster, batch, room)
+    yours = f"yours: {plots.short_layout(layout)}"
+    return plots.step_breakdown({"the best of the search": best, yours: mine})
+
+
+@exercise(
+    "the fastest within a memory cap",
+    form=A_LAYOUT,
+    hints=(
+        "How many bytes are the states, if all devices share them, and what does the cap leave for "
+        "activations?",
+        "Activations shrink with recompute, sequence_parallel and smaller micro-batches. What each "
+        "of them costs is a part of the step: draw shows which.",
+        "td.search(model, cluster, batch, sequence=...) lists what fits, fastest first, and each "
+        "of its plans has a peak: take the first that keeps to the cap.",
+    ),
+    read=_layout,
+    draw=_steps,
+)
+def fastest_within(
+    layout: Layout,
+    model: Model,
+    cluster: ClusterSpec,
+    batch: int,
+    room: int,
+    within: float = 0.05,
+) -> list[Target]:
+    """Find a Layout that takes so many bytes or fewer on the fullest device, without the overhead
+    of a run, and hardly longer than the fastest such layout."""
+    fit = _fitting(_fit(layout, model, cluster, batch))
+    best, got = (
+        _fastest(model, cluster, batch, room),
+        estimate_step(model, layout, cluster, RECIPE, SEQUENCE),
+    )
+    parts = ("compute", "recompute", "tp", "cp", "ep", "pp", "bubble", "dp", "optimizer")
+    part = max(parts, key=lambda part: getattr(got, part) - getattr(best, part))
+    where = f"most is lost to {part}, {format_seconds(getattr(got, part))}"
+    seconds = (round(s, 2) for s in ((1 + within) * best.total, got.total, best.total))
+    peak = round(fit.memory.peak / GB, 2)
+    return [
+        Target("GB on the fullest device", room / GB, peak, None, where=_fullest(fit)),
+        Target("seconds a step", *seconds, SEARCHED, where=where),
+    ]

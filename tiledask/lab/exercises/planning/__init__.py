@@ -1,1 +1,0 @@
-"""Exercises about planning: the fewest GPUs, whole layouts, a layer larger than a device."""
