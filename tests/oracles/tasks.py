@@ -23,7 +23,6 @@ from tiledask.plan.products.product import gather, grids, options_of, plan_produ
 
 R, S0, S1 = td.Replicate(), td.Shard(0), td.Shard(1)
 GB = 10**9
-SIZE = (4096, 4096, 4096)
 GPT = Model(hidden=2048, layers=24, heads=16, ffn=8192, vocab=51200, learned_pos=2048, name="gpt")
 """1.3 billion parameters: 21 GB of states at 16 bytes."""
 SMALL = td.load_cluster("8xA10")
@@ -75,11 +74,7 @@ ABOUT: dict[str, dict[str, Any]] = {
     "fastest-within": {"model": GPT, "cluster": SMALL, "batch": 32, "room": 6 * GB},
     "fewest-devices": {"model": GPT, "cluster": SMALL, "batch": 32},
     "levels-at-fault": {"runs": RUNS, "rate": RATE},
-    "tile-within": {"size": SIZE, "limit": 100_000, "stages": 4, "intensity": 80, "steps": 128},
-    "block-and-tile": {
-        "size": (2000, 1000, 500), "workers": 8, "cache": 16_000, "between": 12e6, "loaded": 18e6
-    },
-    "borrowed-rows": dict(zip(("rows", "size", "stride", "padding"), ROWS, strict=True)),
+    "tile-within": {"intensity": 80},
     "until-layerwise-moves-more": {"each": 10},
     "hybrid-lenet": {"devices": 2, "batch": 4, "share": 60},
     "fewest-bytes": {"x": X, "a": Y, "mesh": (2, 2), "limit": 3_500_000},

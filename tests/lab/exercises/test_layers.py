@@ -113,7 +113,7 @@ def test_the_loans_suffice_and_each_of_them_is_needed():
 
 
 def test_the_fewest_loans_are_those_of_every_set_tried():
-    exercise = td.task("borrowed-rows", (3, 2), 3, padding=(1, 1))
+    exercise = td.task("borrowed-rows", (3, 2), 3, 1, (1, 1))
     found = [
         (len(zero) + len(one), zero, one)
         for n in range(3)

@@ -149,7 +149,7 @@ def test_the_bytes_of_uneven_copies_are_those_of_one_all_reduce():
 
 def test_a_scale_that_stays_small_ends_with_a_large_loss():
     met = [[t.met for t in td.task("scale-rule").check(every(n)).targets] for n in (4, 2000)]
-    assert met == [[True, True, True], [False, True, False]]
+    assert met == [[True, True, True], [True, True, False]]
 
 
 @pytest.fixture(scope="module")

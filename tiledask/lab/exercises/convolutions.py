@@ -47,26 +47,13 @@ def _borrowed(
     return plots.rows_on_ranks(rows, *window, **more, borrowed=mine or {}, title=title)
 
 
-@exercise(
-    "who borrows what",
-    form="a dict, rank -> rows of the image, numbered from 0, for example {{0: (3,), 1: (2,)}}",
-    hints=(
-        "Where does each window begin, where is its middle, and so whose is it? draw({{}}) has a "
-        "line for each, with a dot at its middle.",
-        "A rank needs what lies under its windows, from the first row of its first to the last row "
-        "of its last, and has some of that already. Zeros come from nobody.",
-        "With a stride, windows don't reach equally far over both edges of a rank: take its first "
-        "window for what it lacks above, its last for what it lacks below.",
-    ),
-    read=_rows,
-    draw=_borrowed,
-)
+@exercise("borrowed-rows", read=_rows, draw=_borrowed)
 def borrowed_rows(
     mine: dict[int, tuple[int, ...]],
-    rows: Sequence[int],
-    size: int,
-    stride: int = 1,
-    padding: tuple[int, int] = (0, 0),
+    rows: Sequence[int] = (3, 3, 3, 2),
+    size: int = 5,
+    stride: int = 2,
+    padding: tuple[int, int] = (2, 2),
 ) -> list[Target]:
     """Say which rows of others each rank needs for its windows: rank -> rows of the whole image.
     A window belongs to the rank that has its middle row."""
@@ -108,17 +95,7 @@ SPLITS = {"layerwise": "by output units", "data parallel": "data parallel"}
 
 
 @exercise(
-    "until output units move more",
-    form="a whole number from 2 to 64",
-    hints=(
-        "What data parallelism moves does not depend on the images. What does the split by output "
-        "units move for each?",
-        "Both move p - 1 times something, so the number of devices cancels. What stays is the size "
-        "of the whole batch.",
-        "Divide twice the weights by the activations that an image moves, there and back: from so "
-        "many images on it turns. Every device brings {each}.",
-    ),
-    read=lambda answer: answer if is_whole(answer, 2, 64) else None,
+    "until-layerwise-moves-more", read=lambda answer: answer if is_whole(answer, 2, 64) else None
 )
 def until_layerwise_moves_more(devices: int, each: int = 4) -> list[Target]:
     """Find the fewest devices, with so many images for every one of them, on which LeNet's split by
@@ -170,18 +147,7 @@ def _trained(split: Split, batch: int) -> TrainedLeNet:
 
 
 @exercise(
-    "a hybrid for LeNet",
-    form=f"a dict of ranks, '{WAYS[0]}', '{WAYS[1]}' and one of '{WAYS[2]}' or '{WAYS[3]}', which "
-    f"multiply to {{devices}}; for example {{{{'{WAYS[0]}': {{devices}}}}}}",
-    hints=(
-        "Which ways leave the whole model on each device? Which of the rest can share the work "
-        "evenly?",
-        "Stages of so few layers are uneven, and strips of an image need all weights. What remains "
-        "sends activations to everybody: how much of it is needed?",
-        "Split the model just as far as a device's share asks for, and spend the other devices on "
-        "copies.",
-    ),
-    read=lambda answer: Split.of(answer) if isinstance(answer, Mapping) else None,
+    "hybrid-lenet", read=lambda answer: Split.of(answer) if isinstance(answer, Mapping) else None
 )
 def hybrid_lenet(
     split: Split, devices: int = 8, batch: int = 64, share: float = 50.0, balance: float = 1.2

@@ -1,4 +1,4 @@
-"""An exercise: a judge of answers, registered under a name, with its form and its hints.
+"""An exercise: a judge of answers, registered under a name.
 
 @exercise("twice", form="a whole number, for example 3", hints=("Of what?", "Of 4.", "8."))
 def twice(answer: int, number: int = 4) -> list[Target]: ...
@@ -9,8 +9,9 @@ twice(number=4).check(8)        # a Result, as of the puzzles
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import wraps
-from typing import Any
+from functools import cache, wraps
+from types import UnionType
+from typing import Any, cast
 
 from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.threads import run_threads
@@ -18,9 +19,19 @@ from tiledask.errors import ConfigError, RuleError, short
 from tiledask.lab.judging import JudgedTask, Target
 from tiledask.lab.judging.figure import draw_targets
 from tiledask.lab.plots.primitives import Figure
+from tiledask.plan.data import shipped_json
 from tiledask.plan.whole import is_whole
 
-__all__ = ["Exercise", "a_function", "exercise", "none_wrong", "on_ranks", "span", "whole_numbers"]
+__all__ = [
+    "Exercise",
+    "a_function",
+    "exercise",
+    "instance",
+    "none_wrong",
+    "on_ranks",
+    "span",
+    "whole_numbers",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,25 +61,24 @@ class Exercise(JudgedTask):
         return found
 
 
+@cache
+def texts() -> dict[str, dict[str, Any]]:
+    """Of each exercise: the module of its judge, its title, form and hints, from a file."""
+    return cast("dict[str, dict[str, Any]]", shipped_json("exercises.json"))
+
+
 def exercise(
     name: str,
     *,
-    form: str,
-    hints: Sequence[str],
     read: Callable[[Any], Any] = lambda answer: answer,
     draw: Callable[..., Figure | None] | None = None,
     kind: type[Exercise] = Exercise,
 ) -> Callable[[Callable[..., Sequence[Target]]], Callable[..., Exercise]]:
     """Make a judge, a function of an answer and arguments, into a function of the arguments alone
-    that gives the exercise. Its docstring is the question.
-
-    Parameters
-    ----------
-    name
-        Under which a reader's stars are saved.
-    form, hints
-        With ``{argument}`` for what the arguments say.
-    """
+    that gives the exercise. Its docstring is the question; data/exercises.json has, under ``name``,
+    the title under which stars are saved, and form and hints, with ``{argument}`` for what the
+    arguments say."""
+    words = texts()[name]
 
     def made(judge: Callable[..., Sequence[Target]]) -> Callable[..., Exercise]:
         takes = inspect.signature(judge)
@@ -79,10 +89,10 @@ def exercise(
             bound.apply_defaults()
             given = dict(list(bound.arguments.items())[1:])
             return kind(
-                name=name,
+                name=words["title"],
                 question=" ".join((inspect.getdoc(judge) or "").split()),
-                form=form.format_map(given),
-                hints=tuple(hint.format_map(given) for hint in hints),
+                form=words["form"].format_map(given),
+                hints=tuple(hint.format_map(given) for hint in words["hints"]),
                 judging=judge,
                 read=read,
                 drawing=draw,
@@ -97,6 +107,11 @@ def exercise(
 def a_function(answer: Any) -> Callable[..., Any] | None:
     """``answer``, if it is a function."""
     return answer if callable(answer) else None
+
+
+def instance(kind: type | UnionType) -> Callable[[Any], Any]:
+    """A reader of answers that are of this type."""
+    return lambda answer: answer if isinstance(answer, kind) else None
 
 
 def whole_numbers(

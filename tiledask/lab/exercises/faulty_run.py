@@ -96,14 +96,7 @@ def _seven(answer: str | None, seed: int) -> Figure:
 
 
 @exercise(
-    "which run is faulty",
-    form="the letter of a run, 'A' to 'F', for example 'B'",
-    hints=(
-        "Round-off shrinks with a longer format. What about a mistake in the settings?",
-        "Look at exercise.runs: in which formats could a small mistake hide?",
-        "Run those again with exercise.again(name, 'float64') and compare what comes back with "
-        "that of a run that you trust.",
-    ),
+    "faulty-run",
     read=lambda answer: answer if isinstance(answer, str) and answer in [*"ABCDEF"] else None,
     draw=_seven,
     kind=FaultyRun,

@@ -66,20 +66,7 @@ def _plain(x: Any) -> Any:
     return x.view(np.ndarray) if isinstance(x, CountedOperand) else x
 
 
-@exercise(
-    "repair the kernel",
-    form="a function such as def mine(a, b, tile): ..., of which the result is an array like "
-    "a @ b, for example answer = mine",
-    hints=(
-        "The verdict says which elements are wrong, and for which shapes. Which rows and columns "
-        "of tiles are they in?",
-        "Where a tile doesn't divide the matrix the last one is smaller, and has to be done all "
-        "the same: look at where each loop ends.",
-        "What a step along k computes belongs to what the steps before it left in the same "
-        "elements of C. And range(0, n, tn) reaches every start, slices end with the array.",
-    ),
-    read=a_function,
-)
+@exercise("repaired-kernel", read=a_function)
 def repaired_kernel(kernel: Kernel) -> list[Target]:
     """Write a function (a, b, (tm, tn, tk)) -> a @ b that multiplies tile by tile, or repair one.
 
@@ -168,19 +155,7 @@ MOST = 2 * (3 * 2 + 2 * 9)
 """Blocks that move on 3 x 3: of A and of B, two rows of three in the skew, then all nine twice."""
 
 
-@exercise(
-    "Cannon by shifts",
-    form="a function such as def cannon(row, column, a, b): return a @ b, for example "
-    "answer = cannon",
-    hints=(
-        "On p x p ranks each multiplies p times, and after the skew all blocks move on between two "
-        "products. How often is that?",
-        "Row i of A moves i places to the left: along row, by the rank's place in column. And "
-        "column j of B?",
-        "Skew both, multiply, then row.size - 1 times: shift a and b by 1 and add their product.",
-    ),
-    read=a_function,
-)
+@exercise("cannon", read=a_function)
 def cannon(answer: Callable[..., Any]) -> list[Target]:
     """Write a function (row, column, a, b) -> a rank's block of C, from its blocks of A and B.
 

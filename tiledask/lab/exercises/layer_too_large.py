@@ -44,21 +44,7 @@ def _levels(answer: Any) -> dict[str, Any] | None:
     return dict(answer) if known and is_whole(answer[RANKS], 1, 64) else None
 
 
-@exercise(
-    "a layer too large",
-    form="a dict of the heaviest of 'forward', 'sgd', 'momentum' and 'adam' that works, or None, "
-    "for example {{'copies': 'forward', 'smaller batches': None, 'a layer each': None, 'columns': "
-    "'sgd', 'rows': 'sgd', 'ranks for adam': 12}}",
-    hints=(
-        "What does a device hold of the matrix under each strategy? A smaller batch has smaller "
-        "activations, and weights of the same size.",
-        "Who holds the matrix whole needs 26 GB before anything runs; who cuts it holds 26 GB / "
-        "{ranks}, once for each array.",
-        "Of arrays of 26 / p GB each, 'forward' has one, 'sgd' 2, 'momentum' 3 and 'adam' 4: how "
-        "many stay below 24 GB? For Adam turn that round and ask for p.",
-    ),
-    read=_levels,
-)
+@exercise("layer-too-large", read=_levels)
 def layer_too_large(given: dict[str, Any], ranks: int = 4) -> list[Target]:
     """Say how far each strategy comes with 26 GB of weights on devices of 24 GB: the heaviest step
     with which it works, or None if not even the forward pass does; and the fewest devices on which

@@ -35,20 +35,7 @@ def _layer() -> tuple[np.ndarray, ...]:
     return x, dy, w1, w2, y, dx, grads["w_1"], grads["w_2"]
 
 
-@exercise(
-    "f and g",
-    form="a function such as def layer(group, x, dy, w1, w2): ..., which returns four arrays, for "
-    "example answer = layer",
-    hints=(
-        "Ask of each value which of three it is: the same on every rank, this rank's columns, or a "
-        "partial sum. The verdict says it of the results of any function, so of bare too.",
-        "What a rank makes of its own rows of w2 has the terms of these rows alone. And all ranks "
-        "used x whole, each for columns of its own: what does that say of dx?",
-        "group.all_reduce(value) is the sum of what all ranks bring. One belongs into the way "
-        "there, one into the way back; dy needs none, for every rank has all of it.",
-    ),
-    read=a_function,
-)
+@exercise("f-and-g", read=a_function)
 def f_and_g(answer: Callable[..., Any]) -> list[Target]:
     """Write a function (group, x, dy, w1, w2) -> (y, dx, dW1, dW2) of a rank's columns of w1 and
     rows of w2: a feed-forward layer there and back, on 1, 3 and 4 ranks."""
@@ -104,19 +91,7 @@ CASES = tuple(product((1, 3, 4), (0, 0.1), (1, 1000)))
 """(ranks, smoothing, how large logits are)."""
 
 
-@exercise(
-    "smoothed loss",
-    form="a function such as def mine(group, z, mine, targets, eps): ..., which returns a number, "
-    "for example answer = mine",
-    hints=(
-        "What of each token has to be known of all classes? The largest logit, the sum of "
-        "exponentials, the target's own logit, and one more sum.",
-        "How many classes there are is a sum over the ranks, too: of len(mine).",
-        "Take the largest logit over all ranks off before np.exp: group.all_reduce(z.max(-1), "
-        'op="max").',
-    ),
-    read=a_function,
-)
+@exercise("smoothed-loss", read=a_function)
 def smoothed_loss(answer: Callable[..., Any]) -> list[Target]:
     """Write a function (group, z, mine, targets, eps) -> loss of a rank's logits ``z`` of the
     classes ``mine``: the mean over tokens, the same on every rank. It is run on 1, 3 and 4 ranks
@@ -201,19 +176,7 @@ def _heads(answer: Any) -> tuple[tuple[int, ...], ...] | None:
     return assigned if len(assigned) == RANKS and all(map(is_whole, heads)) else None
 
 
-@exercise(
-    "balanced heads",
-    form=f"a list of query heads for each of {RANKS} ranks, every head of 0..{QUERY - 1} once, for "
-    f"example [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]",
-    hints=(
-        "Query heads 0 to 4 look at kv head 0, the next 5 at the next. Which rank in a row of ten "
-        "looks at two?",
-        "A rank with heads of two kv heads computes both: give every rank heads of one only.",
-        "Then share the query heads of each kv head out over ranks of its own, as evenly as can "
-        "be.",
-    ),
-    read=_heads,
-)
+@exercise("balanced-heads", read=_heads)
 def balanced_heads(assigned: tuple[tuple[int, ...], ...]) -> list[Target]:
     """Assign ten query heads, which share two kv heads, to four ranks. It is run, forward and
     backward, and compared with one device."""

@@ -17,7 +17,7 @@ from distributed import Worker
 
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.errors import ConfigError
-from tiledask.lab.exercises.exercise import exercise, none_wrong
+from tiledask.lab.exercises.exercise import exercise, instance, none_wrong
 from tiledask.lab.judging import Target
 from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.plots.style import BLUE, PALE, RED, YELLOW, canvas, styled
@@ -185,21 +185,7 @@ def _bars(_: Any, runs: Mapping[str, BlockRun], rate: float) -> Figure:
     return figure
 
 
-@exercise(
-    "which level is at fault",
-    form="a dict with a level, 'blocking' or 'tile', for each of the products, for example "
-    "{{'I': 'tile', 'II': 'tile'}}",
-    hints=(
-        "A worker that computes all the time may compute badly: look at the red line, where a good "
-        "tile and an even split would end.",
-        "Between workers is lost what lies right of the mean of the blue bars, pale or yellow; "
-        "within them what lies between the red line and that mean.",
-        "Put a number on both parts of each product, from the axis. Where both are bad the larger "
-        "one counts.",
-    ),
-    read=lambda answer: answer if isinstance(answer, Mapping) else None,
-    draw=_bars,
-)
+@exercise("levels-at-fault", read=instance(Mapping), draw=_bars)
 def levels_at_fault(
     answer: Mapping[str, Any], runs: Mapping[str, BlockRun], rate: float
 ) -> list[Target]:

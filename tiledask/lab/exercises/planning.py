@@ -6,7 +6,7 @@ from typing import Any
 
 from tiledask.errors import RuleError
 from tiledask.lab import plots
-from tiledask.lab.exercises.exercise import exercise, none_wrong
+from tiledask.lab.exercises.exercise import exercise, instance, none_wrong
 from tiledask.lab.judging import Target
 from tiledask.lab.plots.primitives import Figure
 from tiledask.plan.choosing.search import Space, search
@@ -25,11 +25,6 @@ __all__ = ["copies_that_fit", "fastest_within", "fewest_devices", "fewest_gpus",
 GB = 10**9
 SEARCHED = "best of the search"
 SEQUENCE, RECIPE = 2048, "mixed-adam-16"
-A_LAYOUT = "a td.Layout, for example td.Layout(tp=2, pp=4)"
-
-
-def _layout(answer: Any) -> Layout | None:
-    return answer if isinstance(answer, Layout) else None
 
 
 def _fitting(fit: Fit) -> Fit:
@@ -63,18 +58,7 @@ def _four_bars(given: tuple[float, ...] | None, model: Any, **_: Any) -> Figure 
     return plots.memory_bars({"your four terms": mine}, place="copy", title="A copy of the model")
 
 
-@exercise(
-    "four terms",
-    form="four numbers of bytes, for example (1e9, 2e9, 3e9, 4e9)",
-    hints=(
-        "Three of the terms are the number of parameters times the bytes that the recipe keeps for "
-        "each: td.load_recipe(...).states lists them.",
-        "The master weights, the momentum and the variance are the optimizer's states.",
-        "Of each sequence every layer keeps s h (34 + 5 a s / h) bytes.",
-    ),
-    read=_bytes,
-    draw=_four_bars,
-)
+@exercise("four-terms", read=_bytes, draw=_four_bars)
 def four_terms(
     given: tuple[float, ...],
     model: str | Model = "gpt-200b",
@@ -114,21 +98,7 @@ def _stages(layout: Layout | None, model: str, device: str, most: int) -> Figure
     return plots.memory_bars(ledger, spec.device.memory_bytes, place="stage", title=title)
 
 
-@exercise(
-    "the fewest GPUs",
-    form=A_LAYOUT,
-    hints=(
-        "Where are the 16 bytes of each parameter, and which of dp, tp, pp and zero shares each of "
-        "them out?",
-        "What is left of a device beside the states is for activations: recompute='full' and "
-        "sequence_parallel=True make them small.",
-        "With zero=3 every state is shared by all dp x tp GPUs. Divide the states by the number of "
-        "GPUs, add the overhead that td.fits(...).overhead names, and take the first number, a "
-        "product of dp and a tp of the node, that leaves a gigabyte.",
-    ),
-    read=_layout,
-    draw=_stages,
-)
+@exercise("fewest-gpus", read=instance(Layout), draw=_stages)
 def fewest_gpus(
     layout: Layout, model: str = "llama-2-13b", device: str = "A10", most: int = 16
 ) -> list[Target]:
@@ -171,21 +141,7 @@ def _copies(numbers: tuple[int | None, ...] | None, model: str, device: str) -> 
     return plots.memory_bars(ledgers, capacity, place="GPU", title=title)
 
 
-@exercise(
-    "how many copies fit",
-    form=f"a tuple of four, for ZeRO 0, 1, 2 and 3: numbers of GPUs from 1 to {ENDLESS:,}, "
-    f"or None, for example (1, 2, 4, None)",
-    hints=(
-        "Which of weights, gradients and optimizer states does each level still keep whole?",
-        "What stays whole has to fit by itself, whatever the number of GPUs: 13 billion "
-        "parameters times the bytes of what isn't shared.",
-        "What is shared is divided by the number of GPUs; with what stays whole, activations and "
-        "overhead it must not exceed a device. td.fits(model, td.Layout(dp=..., zero=..., "
-        'recompute="full"), cluster) tells for any number.',
-    ),
-    read=_degrees,
-    draw=_copies,
-)
+@exercise("copies-that-fit", read=_degrees, draw=_copies)
 def copies_that_fit(
     numbers: tuple[int | None, ...], model: str = "llama-2-13b", device: str = "A100-40GB"
 ) -> list[Target]:
@@ -244,20 +200,7 @@ def _on_devices(
     return plots.memory_bars(fit.memory.ledger, fit.capacity, place="stage", title=title)
 
 
-@exercise(
-    "the fewest devices",
-    form=A_LAYOUT,
-    hints=(
-        "The bytes of a parameter times the parameters, over the room of a device without the "
-        "overhead of a run: how many devices is that at least?",
-        "Not every number of devices can be made of tp, pp and dp: tp divides the heads and keeps "
-        "to the node.",
-        "td.search(model, cluster, batch, recipe=..., devices=[n]) tries everything on n devices, "
-        "and .counts['fits'] says how much fits. Go up from the least number there can be.",
-    ),
-    read=_layout,
-    draw=_on_devices,
-)
+@exercise("fewest-devices", read=instance(Layout), draw=_on_devices)
 def fewest_devices(
     layout: Layout,
     model: Model,
@@ -300,20 +243,7 @@ def _steps(
     return plots.step_breakdown({"the best of the search": best, yours: mine})
 
 
-@exercise(
-    "the fastest within a memory cap",
-    form=A_LAYOUT,
-    hints=(
-        "How many bytes are the states, if all devices share them, and what does the cap leave for "
-        "activations?",
-        "Activations shrink with recompute, sequence_parallel and smaller micro-batches. What each "
-        "of them costs is a part of the step: draw shows which.",
-        "td.search(model, cluster, batch, sequence=...) lists what fits, fastest first, and each "
-        "of its plans has a peak: take the first that keeps to the cap.",
-    ),
-    read=_layout,
-    draw=_steps,
-)
+@exercise("fastest-within", read=instance(Layout), draw=_steps)
 def fastest_within(
     layout: Layout,
     model: Model,

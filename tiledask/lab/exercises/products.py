@@ -47,19 +47,7 @@ UNIT = 0.05
 """Seconds of one unit."""
 
 
-@exercise(
-    "tasks on slots",
-    form="a tuple of 9 slots, each 0..3, for the tasks in turn, for example (0, 1, 2, 3, 0) and so "
-    "on",
-    hints=(
-        "Add up all units: how many are there for each slot?",
-        "Longest first, each to the slot with the least to do, is a good rule and not the best. "
-        "Which tasks add up to an even share exactly?",
-        "Look for pairs of tasks that fill a slot; the shortest ones fill the last slot by "
-        "themselves.",
-    ),
-    read=lambda answer: whole_numbers(answer, len(UNITS), 0, 3),
-)
+@exercise("tasks-on-slots", read=lambda answer: whole_numbers(answer, len(UNITS), 0, 3))
 def tasks_on_slots(places: tuple[int, ...], cluster: Cluster) -> list[Target]:
     """Place each task in a slot so that the fullest slot has as little to do as can be."""
     tries = [
@@ -120,21 +108,7 @@ def _owners(
     return plots.owners(dict(zip(("X", "A"), tilings, strict=True)), title=title)
 
 
-@exercise(
-    "the fewest bytes",
-    form="two tuples, the placements of X and those of A, one for each axis of the mesh {mesh}, "
-    "for example ((td.Shard(0),), (td.Shard(1),)) on a line",
-    hints=(
-        "Along one axis of the mesh, what moves if only rows of X are cut, if only columns of A "
-        "are, and if the sum over k is?",
-        "A cut that X and A share, columns of one and rows of the other, moves nothing before the "
-        "product and leaves partial sums. How large is Y beside X and A?",
-        "Blocks of X move, or those of A, or partial sums of Y: which of the three matrices is the "
-        "smallest? Choose the cuts so that it moves alone.",
-    ),
-    read=_pair,
-    draw=_owners,
-)
+@exercise("fewest-bytes", read=_pair, draw=_owners)
 def fewest_bytes(
     pair: Pair, cluster: Cluster, x: np.ndarray, a: np.ndarray, mesh: tuple[int, ...], limit: int
 ) -> list[Target]:
@@ -264,21 +238,7 @@ def _as_planned(
     return plots.traffic_matrix(plan.traffic(a.itemsize), title=title)
 
 
-@exercise(
-    "the cheapest choreography",
-    form="a dict of td.matmul's arguments: algorithm, and where it takes them panel, grid or "
-    "replication; for example {{'algorithm': 'summa', 'panel': 100}}",
-    hints=(
-        "Which of m, n and k is the long one, and what would each algorithm have to bring of A and "
-        "B if it doesn't cut that one?",
-        "Cutting k leaves partial sums of C: whole ones on every rank are too large here, those of "
-        "a layer are smaller.",
-        "Layers of 2 x 1 or of 1 x 2 ranks: one of them uses how A lies already. And a panel as "
-        "wide as it comes may not fit: td.matmul takes its width.",
-    ),
-    read=_arguments,
-    draw=_as_planned,
-)
+@exercise("choreography", read=_arguments, draw=_as_planned)
 def choreography(
     given: dict[str, Any],
     cluster: Cluster,

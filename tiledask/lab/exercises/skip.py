@@ -5,7 +5,7 @@ rank 0 --x1--> rank 1 --x2--> rank 2       and x1, past rank 1, to rank 2: a ski
 """
 
 from tiledask.errors import ProgramError
-from tiledask.lab.exercises.exercise import exercise, none_wrong
+from tiledask.lab.exercises.exercise import exercise, instance, none_wrong
 from tiledask.lab.judging import Target
 from tiledask.plan.program.graph import LinePlace, graph
 from tiledask.plan.program.instructions import Do, Recv
@@ -19,18 +19,7 @@ NEEDED = ("0F 1F", "1F 2F", "2F 2B", "2B 1B", "1F 1B", "1B 0B", "0F 0B", "0F 2F"
 SENT, FULLEST, END = 6 * MICROBATCHES * MESSAGE, 3 * KEPT + 2 * MESSAGE, 18
 
 
-@exercise(
-    "a skip connection",
-    form="a program, or its text, for example str(td.program(td.schedule('1f1b', 3, 4)))",
-    hints=(
-        "Which parts change? Only those of rank 0 and rank 2: nothing new goes through rank 1.",
-        "An output may be sent twice, to two ranks. Whoever receives it names it as its sender "
-        "does, gives it a size in its line 'of rank', and reads it.",
-        "Backward the last rank makes two gradients, dx2 and one more, and sends each to the rank "
-        "that made what it is the gradient of; rank 0 receives both before it begins.",
-    ),
-    read=lambda answer: answer if isinstance(answer, str | Program) else None,
-)
+@exercise("skip-connection", read=instance(str | Program))
 def skip_connection(answer: str | Program) -> list[Target]:
     """Write the program of three ranks, 1F1B with 4 micro-batches, in which the last one reads the
     first one's output as well. It is checked as every program is, and what each action reads is

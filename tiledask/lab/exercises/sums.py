@@ -45,19 +45,7 @@ def _places(answer: Any) -> tuple[str, ...] | None:
     return tuple(place for place in PLACES if place in given) if known else None
 
 
-@exercise(
-    "the fewest sums",
-    form=f"a list of places, each once, for example ['gate', 'up']; there are {', '.join(PLACES)}",
-    hints=(
-        "Which results are partial sums, or wrong, without any sum? Check an empty list: the "
-        "verdict names the first value that is needed whole and is not.",
-        "What every rank has whole must not be summed, and what is a part of the columns must not "
-        "either: it is the next product that makes partial sums of it.",
-        "A sum of partial sums is a partial sum: where two of them meet one all-reduce behind does "
-        "for both. Behind the norm it takes two again, of dx_norm and of dw_norm.",
-    ),
-    read=_places,
-)
+@exercise("fewest-sums", read=_places)
 def fewest_sums(chosen: tuple[str, ...]) -> list[Target]:
     """Name the places where partial sums are added up, so that out, dx and all gradients are right
     on four ranks."""

@@ -43,21 +43,14 @@ def _two_levels(answer: BlockAndTile | None, size: Size, workers: int, **_: Any)
     return plots.two_levels(x, a, tile=tile, names=("X", "A", "Y"), title=title)
 
 
-@exercise(
-    "block and tile",
-    form="((p, q), (rows, columns, steps)), for example ((2, 4), (32, 32, 32)), with p x q = "
-    "{workers}",
-    hints=(
-        "Of X and A, which has more bytes, and along which axis of the mesh does it move?",
-        "The steps along k do not change how often a number is loaded. What do they take?",
-        "X is loaded once for each tile across, A once for each tile down. Tiles that leave a "
-        "narrow rest at the edge of the block waste a pass.",
-    ),
-    read=_mesh_and_tile,
-    draw=_two_levels,
-)
+@exercise("block-and-tile", read=_mesh_and_tile, draw=_two_levels)
 def block_and_tile(
-    answer: BlockAndTile, size: Size, workers: int, cache: int, between: float, loaded: float
+    answer: BlockAndTile,
+    size: Size = (2000, 1000, 500),
+    workers: int = 8,
+    cache: int = 16_000,
+    between: float = 12e6,
+    loaded: float = 18e6,
 ) -> list[Target]:
     """Choose the mesh and the tile of Y = X A by SUMMA from blocks, in float32."""
     (m, n, k), ((p, q), tile) = size, answer
@@ -144,30 +137,28 @@ def _levels(
     return plots.tile_levels(inside, title=f"{shown} on {device}{note}\n{kB}")
 
 
-@exercise(
-    "a tile within shared memory",
-    form="((tm, tn, tk), stages), for example ((64, 64, 16), {stages}), with sides of 64, 128 or "
-    "256, steps of 16, 32 or 64 and stages of 2 to 6",
-    hints=(
-        "A byte that is brought in is used once for each row or column of the tile on the other "
-        "side. Which sides of C's tile give enough FLOP per byte?",
-        "2 tm tn / (2 (tm + tn)) FLOP per byte, at two bytes a number. The largest tile has more "
-        "than enough and sums that leave no registers.",
-        "A stage takes (tm + tn) x tk x 2 bytes: divide the limit by the stages, and by tm + tn. "
-        "The steps along k say how small tk may be.",
-    ),
-    read=tile_of,
-    draw=_levels,
-)
+@lru_cache(maxsize=8)
+def _best(
+    size: Size, device: str, limit: int, stages: int, most: float, steps: int
+) -> tuple[int, float]:
+    """(bytes into shared memory, at least; seconds) of the tiles that keep to all limits."""
+    fitting = [
+        p
+        for p in order(*size, tiles_of(device, limit, stages), device)
+        if p.levels[L2].loaded <= most and -(-size[2] // p.config.block[2]) <= steps
+    ]
+    return min(p.levels[L2].loaded for p in fitting), fitting[0].seconds
+
+
+@exercise("tile-within", read=tile_of, draw=_levels)
 def tile_within(
     config: Config,
-    size: Size,
+    size: Size = (4096, 4096, 4096),
     device: str = "H200",
-    *,
-    limit: int,
-    stages: int,
-    intensity: float,
-    steps: int,
+    limit: int = 100_000,
+    stages: int = 4,
+    intensity: float = 800 / 10.14,
+    steps: int = 128,
 ) -> list[Target]:
     """Choose tile and stages of the bf16 kernel mma_multistage, within a limit of shared memory,
     with enough FLOP per byte and few enough steps along k; the fastest by its bound."""
@@ -178,19 +169,14 @@ def tile_within(
         )
     (m, n, k), (tm, tn, tk) = size, config.block
     most = 2 * m * n * k / intensity
-    fitting = [
-        p
-        for p in order(*size, tiles_of(device, limit, stages), device)
-        if p.levels[L2].loaded <= most and -(-k // p.config.block[2]) <= steps
-    ]
-    least = min(p.levels[L2].loaded for p in fitting) / 1e9
-    found, best = predict(*size, config, device), round(1e6 * fitting[0].seconds, 2)
+    least, seconds = _best(size, device, limit, stages, most, steps)
+    found, best = predict(*size, config, device), round(1e6 * seconds, 2)
     loaded, shared = found.levels[L2].loaded, config.shared_bytes / 1e3
     stage = f"a stage of ({tm} + {tn}) x {tk} numbers takes {shared / config.stages:.4g}"
     reuse = f"a byte brings {2 * m * n * k / loaded:.3g} FLOP, {intensity:.3g} are asked"
     return [
         Target("kB of shared memory per block", limit / 1e3, shared, None, where=stage),
-        Target("GB into shared memory", most / 1e9, loaded / 1e9, least, where=reuse),
+        Target("GB into shared memory", most / 1e9, loaded / 1e9, least / 1e9, where=reuse),
         Target("steps along k", steps, -(-k // tk), None, where=f"{k} / {tk} steps"),
         Target(
             "microseconds at least",

@@ -72,20 +72,7 @@ def _moved(shape: Shape) -> dict[str, int]:
 
 
 @exercise(
-    "traffic of a step",
-    form="a dict of four numbers of 0 or more, for example {{'tensor': 0, 'pipeline': 0, 'data': "
-    "0, 'barriers': 0}}",
-    hints=(
-        "An all-reduce between 2 ranks sends the array once from each. What is all-reduced forward "
-        "and backward in each layer, and what at the embedding and the head?",
-        "Pipeline: one array of b x s x h there and one back at each cut, from each tensor rank. "
-        "Data: the gradients of what a rank holds; what every tensor rank holds counts in each of "
-        "them.",
-        "In each layer 4 all-reduces of b s h, one at the embedding, one for the head's input, and "
-        "three of b s for the loss; positions, norms and the biases behind a sum are on every "
-        "tensor rank. A barrier is a collective: count those of each stage, in each micro-batch, "
-        "and one for each unit that is summed. The stage with most counts.",
-    ),
+    "step-traffic",
     read=_counts,
     draw=lambda _, shape: rank_grid(_small_gpt(), shape, batch=BATCH, title="Who has what"),
 )
@@ -145,20 +132,7 @@ def _groups(answer: str | None, shape: Shape, hosts: str) -> Figure:
     return rank_groups(shape, ("dp", "tp", "pp"), at, title=title)
 
 
-@exercise(
-    "ranks on hosts",
-    form="a text with a host for each rank, that of rank 0 first, out of the slots {hosts!r}",
-    hints=(
-        "Which axis moves most, which least? Along tp go activations of every layer, along dp "
-        "every gradient once, along pp activations at one cut, there and back.",
-        "Put together what moves most, then what comes next. Along the last axis, ranks are "
-        "neighbours: 0 and 1; along the first they are far apart.",
-        "Where a host has room for less than a whole group, some group has to be torn: let it be "
-        "one whose ranks move least between them.",
-    ),
-    read=_hosts,
-    draw=_groups,
-)
+@exercise("ranks-on-hosts", read=_hosts, draw=_groups)
 def ranks_on_hosts(answer: str, shape: Shape = (2, 2, 2), hosts: str = "AAABBBBB") -> list[Target]:
     """Say the host of each rank of a (dp, tp, pp) mesh, so that a step moves the fewest bytes
     between hosts. A letter is a slot that is free on this host."""
@@ -200,19 +174,7 @@ def _least_lost(name: str) -> float:
     return min(_lost(name, every) for every in range(max(1, start // 4), 4 * start))
 
 
-@exercise(
-    "how often two trainings save",
-    form="3 whole numbers from 1 to 100,000, one a row, for example (9, 9, 9)",
-    hints=(
-        "Which of the numbers does the square root need? Of eight failures in nine, and of one in "
-        "nine: how far are they apart?",
-        "The root holds where the interval is far below the time between failures. Where is it "
-        "not?",
-        "For C look at the whole sum: td.formulas.Checkpointing(..., step=, every=).stretch for "
-        "several numbers of steps.",
-    ),
-    read=lambda answer: whole_numbers(answer, len(TRAININGS), 1, 100_000),
-)
+@exercise("save-intervals", read=lambda answer: whole_numbers(answer, len(TRAININGS), 1, 100_000))
 def save_intervals(answer: tuple[int, ...]) -> list[Target]:
     """Give for two levels of one training, and for another training, the steps from one save to
     the next; judged by the whole sum of what saving and failures cost, `Checkpointing.stretch`."""
@@ -264,19 +226,7 @@ def _scaled(rule: Rule, begun: float) -> SmallRun:
         raise RuleError(str(error)) from error
 
 
-@exercise(
-    "the rule of a loss scale",
-    form="a function such as def after(scale, good, finite): return scale, good",
-    hints=(
-        "After an overflow the scale was too large; after many steps without one it may be too "
-        "small.",
-        "Every overflow costs a step, so come down by a factor that ends it soon, and go up again "
-        "rarely enough. Count in good the steps since the last overflow.",
-        "From 1 the scale must come to about 2^9, or more, by the end: that says how often, at "
-        "least, it has to double. Try a few numbers of steps for good.",
-    ),
-    read=a_function,
-)
+@exercise("scale-rule", read=a_function)
 def scale_rule(rule: Rule) -> list[Target]:
     """Write a function (scale, good, finite) that says the scale of the next step's loss.
 
@@ -319,18 +269,7 @@ def _trained(gradient: Callable[[np.ndarray, int], np.ndarray]) -> np.ndarray:
     return w
 
 
-@exercise(
-    "uneven copies",
-    form="a function such as def averaged(group, gradient, rows, total): return "
-    "group.all_reduce(gradient) / group.size",
-    hints=(
-        "With 6 rows the mean of the means is right. What is different with 7?",
-        "Each row should count the same, wherever it is. How much does a copy's mean count then?",
-        "The mean of the batch is the sum over all rows, divided by all rows. Make sums out of the "
-        "means before the all-reduce; everything you need for that is an argument.",
-    ),
-    read=a_function,
-)
+@exercise("uneven-copies", read=a_function)
 def uneven_copies(answer: Callable[..., Any]) -> list[Target]:
     """Write a function (group, gradient, rows, total) that gives the gradient of the whole batch.
 

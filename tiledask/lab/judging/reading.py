@@ -7,7 +7,7 @@ labelled(["worker 1: 6 s", ...])   the same words, without labels and in the lab
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,6 @@ __all__ = [
     "SHARE",
     "Unit",
     "from_0",
-    "function",
     "labelled",
     "parts",
     "read_number",
@@ -107,11 +106,6 @@ def labelled(words: Sequence[Any], labels: Sequence[str], what: str) -> list[Any
     if all(n.isdigit() for n in named) and sorted(str(int(n) + 1) for n in named) == sorted(labels):
         raise ConfigError(from_0(what))
     raise ConfigError(f"label each with its {what}, {', '.join(labels)}, or none; got {named}")
-
-
-def function(answer: Any) -> Callable[..., Any] | None:
-    """``answer``, if it is a function."""
-    return answer if callable(answer) else None
 
 
 def from_0(what: str) -> str:

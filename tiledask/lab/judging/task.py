@@ -6,12 +6,11 @@ task.draw(answer)       a figure of the answer; of the task without one
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from tiledask.errors import ConfigError, RuleError, short
-from tiledask.lab.judging.figure import draw_targets
+from tiledask.errors import ConfigError, RuleError
 from tiledask.lab.judging.result import Result, Target
 from tiledask.lab.learner.kept import TASKS, here
 from tiledask.lab.placing import PlacedAnswer
@@ -139,28 +138,3 @@ class JudgedTask(ABC):
 def _plain(answer: Any) -> Any:
     """What was placed by hand, or ``answer`` itself."""
     return answer.answer if isinstance(answer, PlacedAnswer) else answer
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exercise(JudgedTask):
-    """A task that is written in Python: what measures an answer, and what draws it."""
-
-    measured: Callable[[Any], Sequence[Target]]
-    drawn: Callable[[Any], Figure] | None = None
-    """None: what is reached is drawn beside the targets."""
-    read: Callable[[Any], Any] = field(default=lambda answer: answer)
-    """An answer as ``measured`` and ``drawn`` take it; None for what is none of this form."""
-
-    def judge(self, answer: Any) -> Sequence[Target]:
-        return self.measured(self._read(answer))
-
-    def figure(self, answer: Any) -> Figure:
-        if self.drawn is None:
-            return draw_targets(self, self.result(answer))
-        return self.drawn(None if answer is None else self._read(answer))
-
-    def _read(self, answer: Any) -> Any:
-        given = self.read(answer)
-        if given is None:
-            raise ConfigError(f"an answer is {self.form}; got {short(answer)}")
-        return given

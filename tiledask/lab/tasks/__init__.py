@@ -14,13 +14,15 @@ No answer is stored; the best one is found by trying or by proof. terminal has t
 """
 
 import re
+from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 from tiledask.extras import needed_for
 from tiledask.lab.idle_ladder import idle_level
 from tiledask.lab.judging import JudgedTask
 from tiledask.lab.puzzles import load_puzzle, puzzle_levels, puzzle_names
+from tiledask.plan.data import shipped_json
 
 __all__ = [
     "exercise_names",
@@ -32,27 +34,15 @@ __all__ = [
     "task",
 ]
 
-_EXERCISES = {
-    "convolutions": "borrowed-rows hybrid-lenet until-layerwise-moves-more",
-    "faulty_run": "faulty-run",
-    "kernels": "cannon repaired-kernel",
-    "layer_too_large": "layer-too-large",
-    "layers": "balanced-heads f-and-g smoothed-loss",
-    "levels": "levels-at-fault",
-    "planning": "copies-that-fit fastest-within fewest-devices fewest-gpus four-terms",
-    "products": "choreography fewest-bytes tasks-on-slots",
-    "skip": "skip-connection",
-    "sums": "fewest-sums",
-    "tiles": "block-and-tile tile-within",
-    "training": "ranks-on-hosts save-intervals scale-rule step-traffic uneven-copies",
-}
-"""Module of `tiledask.lab.exercises` -> what it has: puzzles need no Dask."""
-_HOME = {name: module for module, names in _EXERCISES.items() for name in names.split()}
-
 
 def exercise_names() -> tuple[str, ...]:
     """Names of the exercises, for `task`."""
-    return tuple(sorted(_HOME))
+    return tuple(_exercises())
+
+
+@cache
+def _exercises() -> dict[str, Any]:
+    return cast("dict[str, Any]", shipped_json("exercises.json"))
 
 
 def task(name: Any, *about: Any, seed: int = 0, **named: Any) -> JudgedTask:
@@ -75,17 +65,16 @@ def task(name: Any, *about: Any, seed: int = 0, **named: Any) -> JudgedTask:
     if isinstance(name, str) and (level := re.fullmatch(r"idle-(\d{1,9})", name)):
         return idle_level(int(level[1]), seed)
     if name not in exercise_names():
-        return load_puzzle(name)
+        return load_puzzle(name, *about, **named)
     drawn = {"seed": seed} if seed else {}
-    return _loaded(_HOME[name], name.replace("-", "_"))(*about, **named, **drawn)
-
-
-def _loaded(module: str, name: str) -> Any:
     with needed_for(f"td.task({name!r})"):
-        return getattr(import_module(f"tiledask.lab.exercises.{module}"), name)
+        home = import_module(f"tiledask.lab.exercises.{_exercises()[name]['module']}")
+    return getattr(home, name.replace("-", "_"))(*about, **named, **drawn)
 
 
 def four_products(cluster: Any, seed: int = 0) -> Any:
     """Four products, measured on a cluster of four workers, for the exercise "levels-at-fault":
     (by name what was measured of each, FLOP per second of a good tile)."""
-    return _loaded("levels", "four_products")(cluster, seed)
+    from tiledask.lab.exercises import levels
+
+    return levels.four_products(cluster, seed)
