@@ -84,7 +84,6 @@ ABOUT: dict[str, dict[str, Any]] = {
 ON_WORKERS = ("tasks-on-slots", "fewest-bytes", "choreography")
 """Exercises that run on a cluster of four workers."""
 EXERCISES = tuple(name for name in td.tasks.exercise_names() if name not in ON_WORKERS)
-NAMES = (*puzzle_names(), *EXERCISES, *ON_WORKERS)
 
 
 @cache
