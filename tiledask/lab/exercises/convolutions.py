@@ -72,18 +72,19 @@ def borrowed_rows(
                 )
         needed = {*range(slab.start, slab.stop)} - {*own}
         fewest += len(needed)
-        lacking += [f"rank {rank} lacks row {row}" for row in sorted(needed - {*loans})[:1]]
-        idle += [f"no window of rank {rank} reads row {row}" for row in {*loans} - needed]
+        for row in sorted(needed - {*loans})[:1]:  # the first of all is named, the rest are not
+            lacking.append(f"rank {rank} lacks {f'row {row}' if not lacking else 'rows, too'}")
+        idle += [f"no window of rank {rank} reads row {row}" for row in sorted({*loans} - needed)]
         here = np.full_like(image, np.nan)  # whatever it neither has nor borrows
         here[:, :, [*own, *loans]] = 1
         y, _ = tile.conv2d(here, w, stride=(stride, 1), padding=(padding, (0, 0)))
         missing += int(np.isnan(y[0, 0, outs[rank] : outs[rank + 1]]).any(axis=1).sum())
     if set(mine) - {*range(len(rows))}:
         raise PlacementError(f"ranks are 0 to {len(rows) - 1}, got {sorted(map(str, mine))}")
-    loans = sum(map(len, mine.values()))
+    count = sum(map(len, mine.values()))
     return [
         none_wrong("output rows that lack an input row", lacking, missing),
-        Target("rows borrowed", fewest, loans, fewest, where="; ".join(idle)),
+        Target("rows borrowed", fewest, count, fewest, where="; ".join(idle)),
     ]
 
 

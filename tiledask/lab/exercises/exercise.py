@@ -116,7 +116,7 @@ def instance(kind: type | UnionType) -> Callable[[Any], Any]:
 
 def whole_numbers(
     answer: Any, count: int, least: int | None = None, most: int | None = None
-) -> tuple[int, ...] | None:
+) -> tuple[Any, ...] | None:
     """``answer``, if it is a tuple or list of ``count`` whole numbers from ``least`` to ``most``.
 
     >>> whole_numbers([1, 2], 2), whole_numbers((1.5, 2), 2), whole_numbers((1, 2), 2, most=1)

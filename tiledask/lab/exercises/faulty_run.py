@@ -75,7 +75,8 @@ class FaultyRun(Exercise):
         """Relative differences [steps] of a run and one device, both run again in ``dtype``."""
         run = self.runs[name]
         mine = _losses(run.shape, dtype, run.rule, steps)
-        return np.abs(mine / _losses((1, 1, 1), dtype, RULE, steps) - 1)
+        apart: np.ndarray = np.abs(mine / _losses((1, 1, 1), dtype, RULE, steps) - 1)
+        return apart
 
 
 @lru_cache(maxsize=64)
@@ -108,7 +109,8 @@ def faulty_run(answer: str, seed: int = 0) -> list[Target]:
     for name, run in runs.items():
         alone = _losses((1, 1, 1), "float64", RULE, JUDGED)
         mine = _losses(run.shape, "float64", run.rule, JUDGED)
-        said = verdicts(alone, mine, "float64", max(2, prod(run.shape)), 2)
+        both = alone.tolist(), mine.tolist()
+        said = verdicts(*both, "float64", max(2, prod(run.shape)), 2)
         if max((each.grade for each in said), key=GRADES.index) != "round-off":
             wrong.add(name)
     sound = (

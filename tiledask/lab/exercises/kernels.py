@@ -109,9 +109,9 @@ def repaired_kernel(kernel: Kernel) -> list[Target]:
 
 def _run(kernel: Kernel, a: np.ndarray, b: np.ndarray, tile: Tile) -> tuple[np.ndarray, list[Any]]:
     log: list[Any] = []
-    operands = [CountedOperand.of(x.copy(), log) for x in (a, b)]
+    left, right = (CountedOperand.of(x.copy(), log) for x in (a, b))
     try:
-        c = np.asarray(_plain(kernel(*operands, tile)))
+        c = np.asarray(_plain(kernel(left, right, tile)))
     except Exception as error:  # whatever a kernel under repair raises
         name = getattr(kernel, "__name__", "the kernel")
         raise RuleError(

@@ -4,7 +4,7 @@
 of those that cut it the optimizer decides.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -125,5 +125,6 @@ def attempt(
 
 def gives(strategy: str, outs: Sequence[np.ndarray], y: np.ndarray) -> bool:
     """Whether the ranks' parts make up ``y``, or the part of it that the strategy makes."""
-    got = {"columns": np.hstack, "rows": sum}.get(strategy, lambda each: each[0])(outs)
+    joined: dict[str, Callable[[Any], Any]] = {"columns": np.hstack, "rows": sum}
+    got = joined.get(strategy, lambda each: each[0])(outs)
     return np.array_equal(got, y[: len(got)])

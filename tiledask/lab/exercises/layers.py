@@ -54,13 +54,13 @@ def f_and_g(answer: Callable[..., Any]) -> list[Target]:
             raise RuleError(f"a layer returns y, dx, dW1 and dW2; got {len(done.results[0])} back")
         for i, (what, axis) in enumerate(RESULTS.items()):
             blocks = [results[i] for results in done.results]
-            whole = axis is None
-            wanted = [right[i]] * ranks if whole else np.array_split(right[i], ranks, axis)
+            all_of_it = [right[i]] * ranks
+            wanted = all_of_it if axis is None else np.array_split(right[i], ranks, axis)
             for block, other in zip(blocks, wanted, strict=True):
                 if block.shape != other.shape:
                     shapes = f"{[*other.shape]} numbers, got {[*block.shape]} back"
                     raise RuleError(f"{what} has {shapes}")
-            if said := _off(blocks, wanted, whole):
+            if said := _off(blocks, wanted, axis is None):
                 wrong.append(f"{what} is {said} on {ranks} ranks")
     most = 2 * 2 * 3 * x.nbytes // 4  # each of 4 ranks, in two all-reduces of an array such as x
     return [
@@ -103,10 +103,11 @@ def smoothed_loss(answer: Callable[..., Any]) -> list[Target]:
         targets = rng.integers(0, CLASSES, TOKENS)
         classes = np.array_split(np.arange(CLASSES), ranks)
 
-        def program(rank: Any, logits=logits, targets=targets, classes=classes, eps=eps) -> float:
-            mine = classes[rank.index]
+        def program(rank: Any, case: tuple[Any, ...] = (logits, targets, classes, eps)) -> float:
+            z, labels, split, smoothing = case
+            mine = split[rank.index]
             with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-                return float(answer(rank.group(), logits[..., mine], mine, targets.copy(), eps))
+                return float(answer(rank.group(), z[..., mine], mine, labels.copy(), smoothing))
 
         done = on_ranks(answer, program, ranks)
         right = float(tile.cross_entropy(logits, targets, smoothing=eps)[0])

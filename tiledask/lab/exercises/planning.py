@@ -150,7 +150,7 @@ def copies_that_fit(
 
     def remark(zero: int, dp: int | None) -> str:
         """What is wrong with ``dp``; empty where it is right."""
-        fit, at = _copy(model, device, zero, dp), f"ZeRO-{zero} on {dp or 'any number of'} GPUs"
+        fit, at = _copy(model, device, zero, dp), f"ZeRO-{zero} on {dp or 0:,} GPU{'s' * (dp != 1)}"
         if dp is None:
             never = fit.verdict != "fits"
             return "" if never else f"ZeRO-{zero}: None, and there is a number with which it fits"
@@ -255,16 +255,14 @@ def fastest_within(
     """Find a Layout that takes so many bytes or fewer on the fullest device, without the overhead
     of a run, and hardly longer than the fastest such layout."""
     fit = _fitting(_fit(layout, model, cluster, batch))
-    best, got = (
-        _fastest(model, cluster, batch, room),
-        estimate_step(model, layout, cluster, RECIPE, SEQUENCE),
-    )
+    best = _fastest(model, cluster, batch, room)
+    got = estimate_step(model, layout, cluster, RECIPE, SEQUENCE)
     parts = ("compute", "recompute", "tp", "cp", "ep", "pp", "bubble", "dp", "optimizer")
     part = max(parts, key=lambda part: getattr(got, part) - getattr(best, part))
     where = f"most is lost to {part}, {format_seconds(getattr(got, part))}"
-    seconds = (round(s, 2) for s in ((1 + within) * best.total, got.total, best.total))
+    most, mine, least = (round(s, 2) for s in ((1 + within) * best.total, got.total, best.total))
     peak = round(fit.memory.peak / GB, 2)
     return [
         Target("GB on the fullest device", room / GB, peak, None, where=_fullest(fit)),
-        Target("seconds a step", *seconds, SEARCHED, where=where),
+        Target("seconds a step", most, mine, least, SEARCHED, where=where),
     ]

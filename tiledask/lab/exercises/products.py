@@ -101,7 +101,8 @@ def _pair(answer: Any) -> Pair | None:
 def _owners(
     pair: Pair | None, cluster: Cluster, x: np.ndarray, a: np.ndarray, mesh: Any, limit: int
 ) -> Figure:
-    cut = (Shard(0), Shard(1), *(Replicate() for _ in mesh))[: len(mesh)]
+    each: list[Placement] = [Shard(0), Shard(1), *(Replicate() for _ in mesh)]
+    cut = tuple(each[: len(mesh)])
     both = zip((x, a), pair or (cut, cut), strict=True)
     tilings = [Tiling(matrix.shape, mesh, placed) for matrix, placed in both]
     title = "Who owns which block" + " (not attempted)" * (not pair)
@@ -181,7 +182,8 @@ def fewest_planned(
     x: tuple[int, ...], a: tuple[int, ...], mesh: tuple[int, ...], itemsize: int, limit: int
 ) -> int:
     """The fewest bytes that any placements within ``limit`` move, found by planning them all."""
-    each = list(product((Replicate(), Shard(0), Shard(1)), repeat=len(mesh)))
+    kinds: list[Placement] = [Replicate(), Shard(0), Shard(1)]
+    each = list(product(kinds, repeat=len(mesh)))
     pairs = product((Tiling(x, mesh, p) for p in each), (Tiling(a, mesh, p) for p in each))
     return min(
         moved(gather(*pair), itemsize)
@@ -254,7 +256,7 @@ def choreography(
     plan, over = _planned(given, *at), Mesh(cluster, mesh)
     A, B = (distribute(x, over, p) for x, p in zip((a, b), placements, strict=True))
     C, received = _summed_up(matmul(A, B, **given))
-    least = fewest_of(*at, a.dtype, limit) / MB
+    least = fewest_of(at[0], at[1], a.dtype, limit) / MB
     ledger = _ledger(plan, a.dtype)
     rank = ledger.binding[0]
     tensors = {name: size for name, size in ledger.by_tensor(rank).items() if size}

@@ -33,7 +33,7 @@ def _mesh_and_tile(answer: Any) -> BlockAndTile | None:
     if len(pair) != 2:
         return None
     mesh, tile = whole_numbers(pair[0], 2, 1), whole_numbers(pair[1], 3, 1)
-    return None if mesh is None or tile is None else ((mesh[0], mesh[1]), (*tile[:2], tile[2]))
+    return None if mesh is None or tile is None else (mesh, tile)
 
 
 def _two_levels(answer: BlockAndTile | None, size: Size, workers: int, **_: Any) -> Figure:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import combinations
 from math import prod
 from typing import Any
@@ -66,7 +66,7 @@ def _moved(shape: Shape) -> dict[str, int]:
     how: dict[str, Any] = {"batch": BATCH, "microbatches": MICROBATCHES, "progress": False}
     done = train(_small_gpt(), load_text("tales"), shape, steps=1, timeout=240, **how)
     layers = done.layers()
-    sent = layers.groupby("parallel").bytes.sum() if len(layers) else {}
+    sent: Any = layers.groupby("parallel").bytes.sum() if len(layers) else {}
     found = {kind: int(sent.get(kind, 0)) for kind in KINDS}
     return found | {"barriers": int(done.to_frame().barriers.iloc[0])}
 
@@ -258,7 +258,8 @@ def _gradient(w: np.ndarray, step: int, batch: int, rows: slice = slice(None)) -
         return np.zeros_like(w)
     logits, kept = tile.linear(x.reshape(len(x), -1), w)
     _, of_loss = tile.cross_entropy(logits, labels)
-    return tile.linear_grad(tile.cross_entropy_grad(1.0, of_loss), kept, w)[1]
+    gradient: np.ndarray = tile.linear_grad(tile.cross_entropy_grad(1.0, of_loss), kept, w)[1]
+    return gradient
 
 
 def _trained(gradient: Callable[[np.ndarray, int], np.ndarray]) -> np.ndarray:
@@ -294,7 +295,7 @@ def uneven_copies(answer: Callable[..., Any]) -> list[Target]:
             return _trained(averaged)
 
         done = on_ranks(answer, program, COPIES, given=f" with a batch of {batch} rows")
-        alone = _trained(lambda w, step, batch=batch: _gradient(w, step, batch))
+        alone = _trained(partial(_gradient, batch=batch))
         if not max(float(np.abs(w - alone).max()) for w in done.results) <= 1e-12:
             wrong.append(batch)
         sent = max(sent, sum(record.sent for record in done.records) // STEPS)

@@ -39,7 +39,7 @@ def draw_targets(task: Any, result: Result) -> draw.Figure:
         share = target.got / target.wanted if target.wanted else float(target.got > 0) * 2
         colour, gid = (GREEN, "met") if target.met else (RED, f"wrong {target.name}")
         axes.barh(row, min(max(share, 0.0), 2.0), draw.HEIGHT, color=colour, gid=gid)
-        draw.note(axes, (2.02, row), f"{number(target.got)}, {target.goal}", (0, 0), 8)
+        draw.note(axes, (2.6, row), f"{number(target.got)}, {target.goal}", (0, 0), 8)
     axes.barh(range(max(1, len(result.targets))), 1.0, draw.HEIGHT, color=PALE, zorder=0)
     axes.set(xlim=(0, 3.2), xticks=[0, 1], xticklabels=["0", "target"])
     return figure

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tiledask.plan import html
 
@@ -222,7 +223,7 @@ class Result:
         if not self:
             raise UnsolvedError(f"{self.puzzle}: {self.reason}")
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> dict[str, Any]:
         """Everything in it, as JSON can hold it."""
         return {
             "puzzle": self.puzzle,

@@ -69,7 +69,8 @@ def task(name: Any, *about: Any, seed: int = 0, **named: Any) -> JudgedTask:
     drawn = {"seed": seed} if seed else {}
     with needed_for(f"td.task({name!r})"):
         home = import_module(f"tiledask.lab.exercises.{_exercises()[name]['module']}")
-    return getattr(home, name.replace("-", "_"))(*about, **named, **drawn)
+    made: JudgedTask = getattr(home, name.replace("-", "_"))(*about, **named, **drawn)
+    return made
 
 
 def four_products(cluster: Any, seed: int = 0) -> Any:

@@ -26,11 +26,11 @@ _BYTES = {"memory", "capacity", "weights", "activations"}
 
 
 @at_terminal()
-def list_all(console: Console) -> tuple[int, list[dict]]:
+def list_all(console: Console) -> tuple[int, list[dict[str, Any]]]:
     """Print puzzles and levels, with the stars of answers so far; (0, what was printed)."""
     puzzles, known = puzzle_levels(), here().all(TASKS)
 
-    def starred(head: dict) -> dict:
+    def starred(head: dict[str, Any]) -> dict[str, Any]:
         return {**head, "stars": known.get(head["name"], {}).get("stars", 0)}
 
     found = [starred(_head(p)) for p in puzzles]
@@ -45,7 +45,7 @@ def list_all(console: Console) -> tuple[int, list[dict]]:
     return 0, [*found, *more]
 
 
-def _head(puzzle: Puzzle) -> dict:
+def _head(puzzle: Puzzle) -> dict[str, Any]:
     return {
         "level": puzzle.level,
         "name": puzzle.name,
@@ -62,7 +62,7 @@ def play(
     hint: bool = False,
     figure: str | None = None,
     seed: int | None = None,
-) -> tuple[int, dict]:
+) -> tuple[int, dict[str, Any]]:
     """Show a task, or judge answers to it; (1 if one is refused or does not solve it, all said).
 
     An answer may be a file's name, or "-" for standard input. ``hint``: one more than last time.
@@ -155,7 +155,7 @@ def numbers_of(task: Puzzle) -> list[tuple[str, str]]:
 def _print_result(task: Puzzle | IdleLevel, answer: Any, result: Result, console: Console) -> None:
     """The answer drawn in letters, and what it is worth."""
     puzzle = isinstance(task, Puzzle)
-    if puzzle and (drawing := sketch(task, answer)):
+    if isinstance(task, Puzzle) and (drawing := sketch(task, answer)):
         say(console, drawing)
     say(console, "", bold=result.reason, colour="green" if result else "red", wrap=True)
     first = next((t for t in result.targets if not t.met), None)  # which the reason has said
