@@ -61,7 +61,8 @@ def borrowed_rows(
     ends, outs = (0, *accumulate(split.rows)), (0, *accumulate(split.out))
     image, w = np.ones((1, 1, ends[-1], size)), np.ones((1, 1, size, size))
     fewest, missing = 0, 0
-    lacking, idle = [], []
+    lacking: list[str] = []
+    idle: list[str] = []
     for rank, slab in enumerate(split.slabs):
         own, loans = range(*ends[rank : rank + 2]), mine.get(rank, ())
         for row in loans:
@@ -170,13 +171,11 @@ def hybrid_lenet(
     busiest = round(max(run.flops) * devices / sum(run.flops), 3)
     far = float(np.max(np.abs(run.losses / alone.losses - 1)))
     copies, stages, parts = split.shape
-    one = need_of(Split(1, stages, parts, in_space=split.in_space), batch // copies, SINGLE)
-    within = copies * sum(one.sent) / MB
-    between = f"{max(0.0, sent - within):.4g} MB of it between copies, {within:.4g} within them"
+    ways = f"by {copies} copies of {stages} x {parts} parts"
     whole = f"rank {weights.index(max(weights))} holds so much, of {stages} x {parts} parts"
     most = f"rank {run.flops.index(max(run.flops))} works most"
     return [
-        Target("MB that all devices send in a step", best, sent, best, where=between),
+        Target("MB that all devices send in a step", best, sent, best, where=ways),
         Target("% of the model on a device", share, percent, None, where=whole),
         Target("busiest over mean FLOP", balance, busiest, None, where=most),
         Target("losses' distance from a single device's", 1e-10, far, None),
