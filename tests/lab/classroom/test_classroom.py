@@ -13,7 +13,7 @@ import tiledask as td
 from tiledask.cli import main
 from tiledask.errors import ConfigError
 from tiledask.lab.classroom.assignment import assigned, write_assignments
-from tiledask.lab.classroom.grading import Grade, as_csv, grade, value_of
+from tiledask.lab.classroom.grading import Grade, _names, as_csv, grade, value_of
 from tiledask.lab.classroom.sheet import sheet
 from tiledask.lab.learner import copies
 
@@ -74,7 +74,7 @@ def cell(kind, source, number, *tags):
 def course(tmp_path, monkeypatch):
     """A walkthrough of one puzzle, and one of a function."""
     puzzle = 'puzzle = td.tasks.load_puzzle("24-on-4")\nanswer = None'
-    rule = "exercise = td.task(\"scale-rule\")\nanswer = None"
+    rule = 'exercise = td.task("scale-rule")\nanswer = None'
     cells = [
         cell("code", "import tiledask as td", 0),
         cell("markdown", "Cut 24.", 1, "task"),
@@ -181,3 +181,12 @@ def test_no_copy_for_a_class_has_a_solution(path):
     graded = [c for c in made if c["metadata"].get("nbgrader", {}).get("grade")]
     assert len(graded) == len(solutions)
     assert len({c["metadata"]["nbgrader"]["grade_id"] for c in graded}) == len(graded)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_what_is_graded_is_the_task_that_the_check_judges(path):
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    for cell, check in zip(cells, cells[2:], strict=False):
+        if "answer" in cell["metadata"].get("tags", ()):
+            task, answer = _names("".join(cell["source"]))
+            assert "".join(check["source"]) == f"{task}.check({answer})"
