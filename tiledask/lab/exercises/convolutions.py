@@ -119,7 +119,7 @@ def until_layerwise_moves_more(devices: int, each: int = 4) -> list[Target]:
     where = f"on {devices} devices, {each * devices} images, {both} are sent: too few images"
     name = "data parallelism's bytes in % of those by output units"
     return [
-        Target(name, 100, percent, None, where=where),
+        Target(name, 100, percent, where=where),
         Target("devices", best, devices, best, least=True),
     ]
 
@@ -176,7 +176,7 @@ def hybrid_lenet(
     most = f"rank {run.flops.index(max(run.flops))} works most"
     return [
         Target("MB that all devices send in a step", best, sent, best, where=ways),
-        Target("% of the model on a device", share, percent, None, where=whole),
-        Target("busiest over mean FLOP", balance, busiest, None, where=most),
-        Target("losses' distance from a single device's", 1e-10, far, None),
+        Target("% of the model on a device", share, percent, where=whole),
+        Target("busiest over mean FLOP", balance, busiest, where=most),
+        Target("losses' distance from a single device's", 1e-10, far),
     ]

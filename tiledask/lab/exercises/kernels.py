@@ -184,7 +184,7 @@ def cannon(answer: Callable[..., Any]) -> list[Target]:
     return [
         none_wrong("wrong blocks of C", wrong[:1], len(wrong)),
         Target("calls that are no shift", 0, others, 0),
-        Target("blocks moved on 3 x 3", MOST, moved, None),
+        Target("blocks moved on 3 x 3", MOST, moved),
     ]
 
 

@@ -65,7 +65,7 @@ def f_and_g(answer: Callable[..., Any]) -> list[Target]:
     most = 2 * 2 * 3 * x.nbytes // 4  # each of 4 ranks, in two all-reduces of an array such as x
     return [
         none_wrong("wrong results", ["; ".join(wrong)] * bool(wrong), len(wrong)),
-        Target("bytes that each of 4 ranks sends", most, sent, None),
+        Target("bytes that each of 4 ranks sends", most, sent),
     ]
 
 
@@ -121,7 +121,7 @@ def smoothed_loss(answer: Callable[..., Any]) -> list[Target]:
         sent = max(sent, sum(record.sent for record in done.records) // logits.itemsize)
     return [
         none_wrong("wrong losses", wrong[:1], count),
-        Target("elements sent by all ranks", MOST_ELEMENTS, sent, None),
+        Target("elements sent by all ranks", MOST_ELEMENTS, sent),
     ]
 
 

@@ -263,6 +263,6 @@ def fastest_within(
     most, mine, least = (round(s, 2) for s in ((1 + within) * best.total, got.total, best.total))
     peak = round(fit.memory.peak / GB, 2)
     return [
-        Target("GB on the fullest device", room / GB, peak, None, where=_fullest(fit)),
+        Target("GB on the fullest device", room / GB, peak, where=_fullest(fit)),
         Target("seconds a step", most, mine, least, SEARCHED, where=where),
     ]

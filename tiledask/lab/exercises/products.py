@@ -129,7 +129,7 @@ def fewest_bytes(
     here = "MB of X and A on the fullest worker"
     parts = _parts(gather(X.tiling, A.tiling), x.dtype.itemsize, ("X", "A", "Y"))
     return [
-        Target(here, limit / MB, max(each) / MB, None, where=blocks),
+        Target(here, limit / MB, max(each) / MB, where=blocks),
         Target("MB between workers", least, received / MB, least, where=parts),
         _wrong_numbers("Y", to_numpy(Y) != x @ a),
     ]
@@ -264,7 +264,7 @@ def choreography(
     fullest = f"rank {rank} holds {parts} MB"
     moves = _parts(plan, a.itemsize, ("A", "B", "C"))
     return [
-        Target("MB on the fullest worker", limit / MB, ledger.peak / MB, None, where=fullest),
+        Target("MB on the fullest worker", limit / MB, ledger.peak / MB, where=fullest),
         Target("MB between workers", least, received / MB, least, where=moves),
         _wrong_numbers("C", to_numpy(C) != a @ b),
     ]

@@ -40,8 +40,8 @@ def skip_connection(answer: str | Program) -> list[Target]:
     return [
         none_wrong("inputs that actions lack", lacks[:1], len(lacks)),
         Target("bytes that all ranks send", SENT, sum(sent), SENT, where=by),
-        Target("bytes on the fullest rank", FULLEST, held[fullest], None, where=on),
-        Target("seconds until the end", END, end, None),
+        Target("bytes on the fullest rank", FULLEST, held[fullest], where=on),
+        Target("seconds until the end", END, end),
     ]
 
 

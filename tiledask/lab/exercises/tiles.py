@@ -75,8 +75,8 @@ def block_and_tile(
     cut = f"{rows} x {columns} of Y are {tiles}"
     mine = loads(p, q, tile)
     return [
-        Target("MB between workers", between / MB, moves(p, q) / MB, None, where=times),
-        Target("bytes of the cache", cache, of_y + others, None, where=inside),
+        Target("MB between workers", between / MB, moves(p, q) / MB, where=times),
+        Target("bytes of the cache", cache, of_y + others, where=inside),
         Target("MB loaded by a worker", loaded / MB, mine / MB, least / MB, where=cut),
     ]
 
@@ -175,9 +175,9 @@ def tile_within(
     stage = f"a stage of ({tm} + {tn}) x {tk} numbers takes {shared / config.stages:.4g}"
     reuse = f"a byte brings {2 * m * n * k / loaded:.3g} FLOP, {intensity:.3g} are asked"
     return [
-        Target("kB of shared memory per block", limit / 1e3, shared, None, where=stage),
+        Target("kB of shared memory per block", limit / 1e3, shared, where=stage),
         Target("GB into shared memory", most / 1e9, loaded / 1e9, least / 1e9, where=reuse),
-        Target("steps along k", steps, -(-k // tk), None, where=f"{k} / {tk} steps"),
+        Target("steps along k", steps, -(-k // tk), where=f"{k} / {tk} steps"),
         Target(
             "microseconds at least",
             best,

@@ -235,14 +235,14 @@ def scale_rule(rule: Rule) -> list[Target]:
     runs = {name: _scaled(rule, begun) for name, begun in BEGUN.items()}
     each = ", ".join(f"{run.skipped} {name}" for name, run in runs.items())
     skipped = sum(run.skipped for run in runs.values())
-    targets = [Target("steps left out in both runs", 14, skipped, None, where=each)]
+    targets = [Target("steps left out in both runs", 14, skipped, where=each)]
     for name, run in runs.items():
         end = float(np.mean(run.losses[-LAST:]))
         end = round(end, 3) if np.isfinite(end) else float("inf")
         powers = np.log2(np.array(run.scales, float))
         went = f"its scale lies between 2^{powers.min():.0f} and 2^{powers.max():.0f}"
         last = f"loss of the last {LAST} steps, {name}"
-        targets.append(Target(last, 1.55, end, None, where=f"{went}, at last 2^{powers[-1]:.0f}"))
+        targets.append(Target(last, 1.55, end, where=f"{went}, at last 2^{powers[-1]:.0f}"))
     return targets
 
 

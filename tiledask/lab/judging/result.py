@@ -60,7 +60,7 @@ class Target:
     wanted: float
     """At most this."""
     got: float
-    best: float | None
+    best: float | None = None
     """What any legal answer that meets the other targets may reach; None if not a question, or if
     it would tell a number that is asked for."""
     yardstick: str = OPTIMUM

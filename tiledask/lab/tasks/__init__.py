@@ -57,9 +57,9 @@ def task(name: Any, *about: Any, seed: int = 0, **named: Any) -> JudgedTask:
     seed
         Draws the numbers of a level, and what an exercise draws.
 
-    >>> td.task("24-on-4").check("1-6 | 7-12 | 13-18 | 19-24").stars
+    >>> task("24-on-4").check("1-6 | 7-12 | 13-18 | 19-24").stars
     3
-    >>> td.task("idle-3", seed=7).hint().of, td.task("cannon").name
+    >>> task("idle-3", seed=7).hint().of, task("cannon").name
     (3, 'Cannon by shifts')
     """
     if isinstance(name, str) and (level := re.fullmatch(r"idle-(\d{1,9})", name)):
