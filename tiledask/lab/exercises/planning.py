@@ -43,6 +43,7 @@ def _fullest(fit: Fit) -> str:
 # -- the terms of memory ---------------------------------------------------------------------------
 
 TERMS = ("weights", "gradients", "optimizer states", "activations")
+STATES = ("master weights", "momentum", "variance")
 
 
 def _bytes(answer: Any) -> tuple[float, ...] | None:
@@ -70,8 +71,9 @@ def four_terms(
     held = estimate_memory(what, Layout(microbatch=sequences), recipe).ledger.by_tensor(0)
     right = dict.fromkeys(TERMS, 0)
     for tensor, size in held.items():
-        term = tensor.removeprefix("fp32 ")
-        right[term if term in TERMS else "optimizer states"] += size
+        term = "optimizer states" if tensor in STATES else tensor.removeprefix("fp32 ")
+        if term in right:
+            right[term] += size
     wrong = [
         f"{term}: {format_bytes(round(mine))} are too {'much' if mine > true else 'little'}"
         for mine, (term, true) in zip(given, right.items(), strict=True)
