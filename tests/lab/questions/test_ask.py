@@ -13,9 +13,9 @@ import tiledask as td
 from tiledask import cli
 from tiledask.distributed.cluster.cluster import RUNNING
 from tiledask.errors import ConfigError
-from tiledask.lab.questions.pipelines.one_batch import NEARLY
 from tiledask.lab.questions.question import MOST_WORKERS
 from tiledask.lab.questions.table import QUESTIONS
+from tiledask.lab.questions.worked.runs import NEARLY
 
 every = pytest.mark.parametrize("number", QUESTIONS)
 OTHERS = others()
@@ -93,9 +93,8 @@ def test_an_input_that_is_not_there_or_cannot_be_is_an_error_that_names_it(numbe
 @pytest.mark.few(1)
 @every
 def test_a_run_bears_it_out(number, cluster):
-    asked = QUESTIONS[number]
-    assert asked.workers(**asked.read({})) <= MOST_WORKERS
     answer = td.ask(number, cluster=cluster)
+    assert answer.worked.workers <= MOST_WORKERS
     assert missed(answer.run) == []
     assert answer.run.checked >= 2
     assert any(row.measured is not None for row in answer.run.rows)

@@ -9,7 +9,7 @@ from typing import Any
 from tiledask.errors import ConfigError
 from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.questions.index import Taught
-from tiledask.lab.questions.question import CourseQuestion, WorkedAnswer
+from tiledask.lab.questions.question import Question, WorkedAnswer
 from tiledask.lab.table import Comparison
 from tiledask.plan import html
 
@@ -20,7 +20,7 @@ __all__ = ["Answer"]
 class Answer:
     """One question, answered for one choice of inputs."""
 
-    question: CourseQuestion
+    question: Question
     inputs: Mapping[str, Any]
     worked: WorkedAnswer
     run: Comparison | None

@@ -10,8 +10,8 @@ from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.lab.questions.answer import Answer
 from tiledask.lab.questions.by_words import by_words
 from tiledask.lab.questions.index import taught
-from tiledask.lab.questions.question import MOST_WORKERS, CourseQuestion
-from tiledask.lab.questions.table import question
+from tiledask.lab.questions.question import MOST_WORKERS, Question, WorkedAnswer
+from tiledask.lab.questions.table import find
 
 __all__ = ["answered", "ask", "look_up"]
 
@@ -53,20 +53,18 @@ def ask(
     return answered(*look_up(asked, inputs), cluster, run)
 
 
-def look_up(
-    asked: int | str, inputs: Mapping[str, Any]
-) -> tuple[CourseQuestion, dict[str, Any], str]:
+def look_up(asked: int | str, inputs: Mapping[str, Any]) -> tuple[Question, dict[str, Any], str]:
     """(the question, all its inputs, how it was found where words were asked)."""
     number, found = asked, ""
     if isinstance(asked, str) and not asked.strip().isdecimal():
         number, in_words, found = by_words(asked)
-        inputs = in_words | inputs
-    taken = question(int(number))
+        inputs = in_words | dict(inputs)
+    taken = find(int(number))
     return taken, taken.read(inputs), found
 
 
 def answered(
-    taken: CourseQuestion,
+    taken: Question,
     given: Mapping[str, Any],
     found: str = "",
     cluster: Cluster | None = None,
@@ -75,32 +73,33 @@ def answered(
     """The working, and the run where it can be."""
     cluster = None if cluster is None else cluster_of(cluster, "what a question runs on")
     worked, table = taken.work(**given), None
-    not_run = _refusal(taken, given, cluster) if run else ""
+    not_run = _refusal(taken, given, worked, cluster) if run else ""
     if run and not not_run:
-        needed = taken.workers(**given)
-        with (
-            td.start_cluster(workers=needed, device=taken.device, quiet=True)
-            if cluster is None and needed
+        start = (
+            td.start_cluster(workers=worked.workers, device=worked.device, quiet=True)
+            if (cluster is None)
             else nullcontext(cluster)
-        ) as workers:
-            table = taken.run(workers, **given)
+        )
+        with start as workers:
+            table = worked.run(workers)
     return Answer(taken, given, worked, table, not_run, taught(taken.number), found)
 
 
-def _refusal(asked: CourseQuestion, given: Mapping[str, Any], cluster: Cluster | None) -> str:
+def _refusal(
+    asked: Question, given: Mapping[str, Any], worked: WorkedAnswer, cluster: Cluster | None
+) -> str:
     """Why it cannot run there, and where it could; empty if it can."""
-    for name, most in asked.largest_run.items():
-        if given[name] > most:
-            return f"a run takes {name} up to {asked.inputs[name].shown(most)}"
-    needed = asked.workers(**given)
+    for name, each in asked.inputs.items():
+        if isinstance(given[name], int | float) and given[name] > each.run:
+            return f"a run takes {name} up to {each.shown(each.run)}"
     there = MOST_WORKERS if cluster is None else cluster.slots
-    start = f"td.start_cluster(workers={needed}, device={asked.device!r})"
-    if needed > there:
+    start = f"td.start_cluster(workers={worked.workers}, device={worked.device!r})"
+    if worked.workers > there:
         whose = "that are started for it" if cluster is None else "in the cluster"
         return (
-            f"takes {needed} workers, of {there} {whose}; with more: td.ask({asked.number}, "
-            f"cluster={start}, ...)"
+            f"takes {worked.workers} workers, of {there} {whose}; with more: "
+            f"td.ask({asked.number}, cluster={start}, ...)"
         )
-    if cluster is not None and asked.device == "cpu" and cluster.backend != "numpy":
+    if cluster is not None and worked.device == "cpu" and cluster.backend != "numpy":
         return f"counts NumPy's tiles, and the cluster's workers are GPUs; cluster={start} will do"
     return ""

@@ -12,8 +12,7 @@ from math import log
 from typing import NamedTuple
 
 from tiledask.errors import ConfigError, short
-from tiledask.lab.puzzles.fields import size
-from tiledask.lab.questions.question import CourseQuestion
+from tiledask.lab.questions.question import Question
 from tiledask.lab.questions.table import QUESTIONS
 from tiledask.plan.pipelines.schedules import schedules
 
@@ -125,7 +124,7 @@ def by_words(asked: str) -> tuple[int, dict[str, str], str]:
     return -number, placed, f"{found_as}. Next nearest: {_line(-others[0][2])}."
 
 
-def _own(taken: CourseQuestion, read: dict[str, object], unread: list[_Number]) -> str:
+def _own(taken: Question, read: dict[str, object], unread: list[_Number]) -> str:
     """What the page is for instead, where numbers that it could be asked for are not used."""
     counted = (BYTES, "billion", DEVICE)
     meant = [
@@ -178,7 +177,7 @@ def _line(number: int) -> str:
     return f"{number}, {QUESTIONS[number].words(QUESTIONS[number].title).rstrip(' .')}"
 
 
-def _value(asked: CourseQuestion, name: str, typed: str) -> object:
+def _value(asked: Question, name: str, typed: str) -> object:
     try:
         return asked.inputs[name].value(name, typed)
     except ConfigError:
@@ -254,7 +253,7 @@ def _numbers(text: str) -> list[_Number]:
     return found
 
 
-def _placed(asked: CourseQuestion, numbers: list[_Number]) -> dict[str, str]:
+def _placed(asked: Question, numbers: list[_Number]) -> dict[str, str]:
     """Input -> number, where it is clear which is meant: as many numbers as inputs of a kind."""
     wanted: dict[tuple[str, ...], list[str]] = {}
     for number in numbers:
@@ -269,14 +268,13 @@ def _placed(asked: CourseQuestion, numbers: list[_Number]) -> dict[str, str]:
     return placed
 
 
-def _named(asked: CourseQuestion, words: tuple[str, ...]) -> tuple[str, ...]:
+def _named(asked: Question, words: tuple[str, ...]) -> tuple[str, ...]:
     """Inputs that the first of the words that names any does: by name, or by what they are."""
     for word in (*words, *[DEVICE] * (_stem("stages") in words)):
         by_name, by_meaning = [], []
         for name, each in asked.inputs.items():
-            if word == BYTES or word == "billion":
-                fits = each.read is size if word == BYTES else each.unit == "billions"
-                by_name += [name] * fits
+            if word in (BYTES, "billion"):
+                by_name += [name] * (each.unit == {"billion": "billions"}.get(word, word))
                 continue
             if any(_stem(part) == word for part in name.split("_")):
                 by_name.append(name)

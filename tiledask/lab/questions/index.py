@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tiledask.lab.files import atomic_write
 from tiledask.lab.learner import contents
@@ -57,7 +57,7 @@ def _all() -> tuple[tuple[int, Taught], ...]:
     )
 
 
-def sections(notebook: str, cell: dict) -> Iterator[tuple[int, Taught]]:
+def sections(notebook: str, cell: dict[str, Any]) -> Iterator[tuple[int, Taught]]:
     """(question, section) for every question in the headings of a cell. ValueError where they are
     not those of its tags."""
     tags = {int(t[1]) for t in map(_TAG.fullmatch, cell["metadata"].get("tags", ())) if t}

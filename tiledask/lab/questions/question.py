@@ -1,22 +1,39 @@
-"""A question of the course: its inputs, the working of its answer, and the run behind it.
+"""A question of the course: a function whose defaults are its inputs, under its number and words.
 
-inputs     layers=24, devices=4           each with a default, and each can be changed
-asked      "{layers} layers in a row ..." its words, with the inputs in them
-work       24 / 4 = 6 layers a device     arithmetic and simulation, a line each
-run        predicted, simulated, measured on Dask workers: a Comparison
+@question(33, "Worker Idle Time ...", "{workers} workers have equal parts of a model ...",
+          workers=Input("workers, one after the other", 2), forward="seconds of a part, up")
+def idle(workers: int = 4, forward: float = 0.1) -> WorkedAnswer:
+    ...
+
+A default's type says how what is typed is read, its meaning in which unit.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError, short
-from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.questions.inputs import Input
 from tiledask.lab.table import Comparison
+from tiledask.plan.inputs.hardware import load_device
 
-__all__ = ["MOST_WORKERS", "CourseQuestion", "Input", "WorkedAnswer"]
+if TYPE_CHECKING:
+    from tiledask.distributed.cluster.cluster import Cluster
+    from tiledask.lab.plots.primitives import Figure
+
+__all__ = [
+    "MOST_WORKERS",
+    "QUESTIONS",
+    "Input",
+    "Question",
+    "WorkedAnswer",
+    "device",
+    "grid",
+    "question",
+]
 
 MOST_WORKERS = 4
 """Of a cluster that is started for a run; a cluster of your own may have more."""
@@ -24,22 +41,24 @@ MOST_WORKERS = 4
 
 @dataclass(frozen=True)
 class WorkedAnswer:
-    """What arithmetic and simulation say, with the working."""
+    """What arithmetic and simulation say, and the run that bears it out."""
 
     answer: str
     """The answer itself, in a sentence or two, with its numbers."""
-    lines: tuple[str, ...]
+    lines: Sequence[str]
     """The working, as a person would write it: "24 layers / 4 devices = 6 layers a device"."""
     values: Mapping[str, Any]
     """The results by name, as JSON can hold them; no inputs."""
-    figure: Callable[[], Figure] | None = None
+    run: "Callable[[Cluster], Comparison]"
+    """Predicted, simulated and measured on a cluster."""
+    workers: int = MOST_WORKERS
+    """How many a run takes."""
+    figure: "Callable[[], Figure] | None" = None
     """Draws the answer, where there is something to draw."""
-    more: tuple[str, ...] = ()
+    more: Sequence[str] = ()
     """What is behind it: lines that only those read who ask for them."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "lines", tuple(self.lines))
-        object.__setattr__(self, "more", tuple(self.more))
+    device: str = "auto"
+    """Of the workers that are started for a run, as for ``start_cluster``."""
 
 
 Words = str | Callable[..., str]
@@ -47,9 +66,8 @@ Words = str | Callable[..., str]
 
 
 @dataclass(frozen=True)
-class CourseQuestion:
-    """A question by its number. The functions take the inputs by name, checked one by one; what
-    is impossible together is a ValueError of ``work``, which always comes first."""
+class Question:
+    """A question by its number."""
 
     number: int
     title: Words
@@ -58,19 +76,12 @@ class CourseQuestion:
     """In our own words, a sentence or two."""
     inputs: Mapping[str, Input]
     work: Callable[..., WorkedAnswer]
-    run: Callable[..., Comparison]
-    """run(cluster, **inputs); the cluster is None if no workers are needed."""
-    workers: Callable[..., int] = field(default=lambda **_: MOST_WORKERS)
-    """How many workers a run takes; 0 if it needs none."""
-    device: str = "auto"
-    """Of the workers that are started for a run, as for ``start_cluster``."""
-    largest_run: Mapping[str, float] = field(default_factory=dict)
-    """Input -> the most with which it is run; the working takes more."""
+    """Takes the inputs by name, checked one by one; ValueError for what is impossible together."""
 
     def read(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All inputs: those ``given``, and the defaults; ConfigError for what there is not."""
         if unknown := [name for name in given if name not in self.inputs]:
-            has = self.typed({name: each.value(name) for name, each in self.inputs.items()})
+            has = self.typed({name: each.default for name, each in self.inputs.items()})
             begun = [name for name in self.inputs if name.startswith(unknown[0])]
             near = begun[:1] or get_close_matches(unknown[0], self.inputs, 1, 0.7)
             meant = f", perhaps {near[0]}" if near else ""
@@ -94,3 +105,42 @@ class CourseQuestion:
         if callable(text):
             return text(**values)
         return text.format(**{name: self.inputs[name].shown(v) for name, v in values.items()})
+
+
+QUESTIONS: dict[int, Question] = {}
+"""Number -> question; `table.py` has read all of them."""
+
+
+def question(
+    number: int, title: Words, asked: Words, /, **inputs: str | Input
+) -> Callable[[Callable[..., WorkedAnswer]], Callable[..., WorkedAnswer]]:
+    """Register the function below as the working of a question.
+
+    ``inputs``: the meaning of each of its parameters, with a unit and, as an Input, with limits.
+    """
+
+    def register(work: Callable[..., WorkedAnswer]) -> Callable[..., WorkedAnswer]:
+        parameters = inspect.signature(work).parameters
+        if [*parameters] != [*inputs]:
+            raise TypeError(f"question {number} takes {[*parameters]}, and says {[*inputs]}")
+        meant = {n: Input(i) if isinstance(i, str) else i for n, i in inputs.items()}
+        read = {n: replace(i, default=parameters[n].default) for n, i in meant.items()}
+        QUESTIONS[number] = Question(number, title, asked, read, work)
+        return work
+
+    return register
+
+
+def device(value: str) -> str:
+    """The name of a device that is shipped."""
+    try:
+        return load_device(value).name
+    except ValueError as error:
+        raise ValueError(f"is not known: {error}") from None
+
+
+def grid(value: str) -> str:
+    """ "2x2", rows x columns of workers, or "auto"."""
+    if not re.fullmatch(r"auto|[1-9]\d{0,2}x[1-9]\d{0,2}", value):
+        raise ValueError("must be rows x columns of workers, such as 2x2, or auto")
+    return value

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.units import format_bytes
 
-__all__ = ["count", "each", "held", "listed"]
+__all__ = ["count", "each", "held", "listed", "some"]
 
 
 def each(shares: Sequence[int]) -> str:
@@ -35,6 +35,15 @@ def count(n: int, what: str) -> str:
     ('1 GPU', '5,952,380 columns')
     """
     return f"{n:,} {what}{'s' * (n != 1)}"
+
+
+def some(names: Sequence[str], between: str = ", ", most: int = 6) -> str:
+    """All of them, or the first and the last of many.
+
+    >>> some(["a", "b"]), some([str(n) for n in range(1, 10)])
+    ('a, b', '1, 2, 3, ..., 9')
+    """
+    return between.join(names if len(names) <= most else [*names[:3], "...", names[-1]])
 
 
 def held(ledger: Ledger) -> str:

@@ -1,22 +1,30 @@
-"""All questions by number, out of the rooms that answer them."""
+"""All questions by number, out of the files that answer them."""
 
 from tiledask.errors import ConfigError
-from tiledask.lab.questions import layers, pipelines, planning, products
-from tiledask.lab.questions.question import CourseQuestion
+from tiledask.lab.questions.question import QUESTIONS as FOUND
+from tiledask.lab.questions.question import Question
+from tiledask.lab.questions.worked import (  # noqa: F401
+    critique,
+    diagnosis,
+    failures,
+    fitting,
+    layers,
+    layouts,
+    networks,
+    one_batch,
+    pipelines,
+    products,
+    scaling,
+    tiles,
+)  # fmt: skip
 
-__all__ = ["QUESTIONS", "question"]
+__all__ = ["QUESTIONS", "find"]
 
-QUESTIONS: dict[int, CourseQuestion] = {
-    each.number: each
-    for each in sorted(
-        (*products.QUESTIONS, *layers.QUESTIONS, *pipelines.QUESTIONS, *planning.QUESTIONS),
-        key=lambda each: each.number,
-    )
-}
+QUESTIONS: dict[int, Question] = dict(sorted(FOUND.items()))
 """Number -> question, in order."""
 
 
-def question(number: int) -> CourseQuestion:
+def find(number: int) -> Question:
     """The question with that number; ConfigError if there is none."""
     if number not in QUESTIONS:
         raise ConfigError(

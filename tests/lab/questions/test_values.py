@@ -1,0 +1,285 @@
+"""What the material's own numbers say, worked out by hand, and what cannot be."""
+
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tiledask as td
+from tiledask.lab.questions.worked import diagnosis, runs, scaling, sizes, tiles
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.pipelines.timeline import Timeline
+
+SMALL = {"m": 48, "n": 36, "k": 24, "tile": 8}
+
+
+def values(number, **inputs):
+    return td.ask(number, run=False, **inputs).values
+
+
+@pytest.mark.parametrize(
+    ("number", "inputs", "said"),
+    [
+        (1, SMALL, {"blocking": [2, 2], "sent": (48 * 24 + 24 * 36) * 4, "intensity": 2}),
+        (1, SMALL | {"blocking": "1x4"}, {"sent": 48 * 24 * 3 * 4, "intensity": 2}),
+        (1, SMALL | {"dtype": "float64"}, {"intensity": 1}),
+        # 4 workers of 48 x 9: A twice for 9 columns, B 6 times for 48 rows, in tiles of 8
+        (1, SMALL | {"blocking": "1x4"}, {"loaded": 4 * 4 * (2 * 48 * 24 + 6 * 24 * 9)}),
+        (2, {}, {"survive": ["columns", "rows"], "fewest": 2}),
+        (2, {"step": "adam"}, {"survive": [], "fewest": 5}),
+        (2, {"weights": "24GB"}, {"survive": ["columns", "rows"]}),  # no room for y
+        (3, {}, {"fewest": {"fp32-weights": 2, "fp32-sgd": 3, "fp32-momentum": 4, "fp32-adam": 5}}),
+        (4, {}, {"fit": ["columns of A", "rows of A", "blocks of A"]}),
+        (5, {}, {"widths": [64] * 4, "sent": 2 * 3 * 32 * 64 * 8}),
+        (5, {"d_h": 130}, {"widths": [33, 33, 32, 32]}),
+        (6, {}, {"intensity": [0.25, 0.5, 1, 2, 4, 8], "tile at the ridge": 56}),
+        (6, {}, {"loaded": [2 * 64**3 // t * 4 for t in (1, 2, 4, 8, 16, 32)]}),
+        (7, {"memory": "1MB"}, {"best": None}),
+        (7, {"m": 64, "n": 64, "k": 4096}, {"best": [1, 1, 4]}),  # C is small
+        (8, {}, {"tile before": [64, 64, 32]}),
+        (9, {}, {"levels": {goal: level for goal, (level, *_) in tiles.GOALS.items()}}),
+        (10, {}, {"faults": ["traffic", "barriers", "tiles", "time"]}),
+        (10, {}, {"advised": "summa on 2 x 2, tiles of 64"}),
+        (13, {}, {"one unit": 48e9, "each unit": 12e9, "fits on one": False}),
+        (14, {}, {"zero3_degree": 80, "copies_fit": False}),
+        (14, {"billions": 2}, {"copies_fit": True}),
+        (18, {}, {"states_each": 140 * 10**9, "fewest_devices": 14, "verdict": "no"}),
+        (18, {"devices": 16}, {"verdict": "fits"}),
+        (19, {}, {"binds": "memory"}),
+        (21, {}, {"least_billions": 10, "zero_needed": 1}),
+        (22, {}, {"ring_bytes": [26.25e9, 28.125e9], "replica_bytes": 120 * 10**9}),
+        (23, {}, {"nodes": 2, "state_bytes": 30 * 10**9}),
+        (24, {}, {"states": [60e9, 26.25e9, 20.625e9, 15e9], "lowest_zero": 2}),
+        (25, {}, {"gradient_alone": 0.0}),
+        (26, {}, {"parameters": [200, 25_050, 102_528, 1_290], "transfers": 6}),
+        (26, {}, {"boundary bytes": [3_461_120, 819_200, 131_072]}),
+        (27, {"channels": 10}, {"channels": [3, 3, 2, 2]}),
+        (27, {}, {"barriers": [7, 6, 1]}),
+        (28, {}, {"bytes of each": 774_408, "synchronisations": 1}),
+        (29, {}, {"cut": "[1-6][7-12][13-18][19-24]", "fullest": 0.25, "transfers": 6}),
+        (30, {}, {"all_reduces": 8, "bytes": 8 * 2 * 3 * (4 * 16 * 16 * 8)}),
+        (31, {}, {"states": dict.fromkeys(("worker 1", "worker 2", "worker 4"), "idle")}),
+        (32, {}, {"flow": "B1↑ B2↑ B3↑ B4↑ B4↓ B3↓ B2↓ B1↓", "utilisation": 0.25}),
+        (34, {}, {"sizes": [6] * 4, "splits": 1771, "crossings": 3, "crossings round robin": 23}),
+        (34, {"last_cost": 4}, {"sizes": [7, 7, 7, 3]}),
+        (35, {}, {"cut": "[1-4][5-8][9-12]", "states": {"GPU 1": "idle", "GPU 3": "idle"}}),
+        (36, {}, {"layer-wise": False, "crossings": 2, "crossings round robin": 11}),
+        (37, {}, {"cause": "one at a time", "plans told": 100}),
+        (38, {}, {"2 workers": {"time": 0.8, "utilisation": 0.5, "idle": 0.8}}),
+    ],
+)
+def test_the_numbers_of_the_material(number, inputs, said):
+    found = values(number, **inputs)
+    assert {name: found[name] for name in said} == said
+
+
+@pytest.mark.parametrize(
+    ("number", "inputs", "rule"),
+    [
+        (1, {"blocking": "3x3"}, "blocking of 3x3 is not one of 4 workers"),
+        (1, SMALL | {"memory": "1MB"}, "a worker would hold 8"),
+        (1, {"blocking": "2x0"}, "must be rows x columns"),
+        (2, {"memory": "1kB"}, "has room for 0"),
+        (4, {"columns": 3, "gpus": 4}, "the smallest is 3"),
+        (5, {"d": 3}, "4 devices take 4 rows"),
+        (6, {"largest": 1}, "leaves some worker without a row"),
+        (6, {"device": "H900"}, "is not known"),
+        (8, {"kernel": "wgmma_ws_persistent"}, "does not run on L4: needs compute capability"),
+        (8, {"tuned_on": "H200"}, "name two devices"),
+        (9, {"device": "T4"}, "does not run on a T4"),
+        (9, {"size": 100}, "size a multiple of 64 x workers"),
+        (10, {"blocking": "3x3"}, "blocking of 3x3 is not one of 4"),
+        (17, {"polled": [101, 2]}, "2 to 256 percentages"),
+        (30, {"hidden": 18}, "take a multiple of 4"),
+        (35, {"working": 4}, "workers are 1 to 3, got 4"),
+        (39, {"forward": [1, 1, 1]}, "got 3, 4 and 3"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_rule(number, inputs, rule):
+    with pytest.raises(ValueError, match=rule):
+        values(number, **inputs)
+
+
+# -- products --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [3, 4, 8])
+def test_the_chosen_cut_moves_least_of_all(workers):
+    told = values(7, workers=workers, m=48, n=36, k=24)
+    assert told["moved"]["x".join(map(str, told["best"]))] == min(told["moved"].values())
+    if workers == 8:
+        assert told["moved"]["2x2x2"] == 4 * (48 * 24 + 24 * 36 + 48 * 36)
+
+
+def test_a_plan_is_better_as_advised_and_its_faults_are_named():
+    bad, good = values(10), values(10, strategy="summa", blocking="2x2", tile=64)
+    assert good["seconds"] == bad["seconds, advised"] < bad["seconds"] / 2
+    assert {*good["faults"]} <= {"time"}
+    assert "memory" in values(10, memory="9MB")["faults"]
+    uneven = values(10, m=5, n=64, k=64, blocking="4x1", strategy="summa")
+    assert "balance" in uneven["faults"]
+
+
+# -- pipelines -------------------------------------------------------------------------------------
+
+TIMETABLE = """
+slot          1    2    3    4    5    6    7    8
+worker 4      -    -    -  B4↑  B4↓    -    -    -
+worker 3      -    -  B3↑    -    -  B3↓    -    -
+worker 2      -  B2↑    -    -    -    -  B2↓    -
+worker 1    B1↑    -    -    -    -    -    -  B1↓
+"""
+
+
+def test_the_timetable_of_a_decoder_of_4_blocks():
+    assert TIMETABLE.strip() in "\n".join(td.ask(32, run=False).worked.lines)
+
+
+@pytest.mark.parametrize("seed", range(1, 15))
+def test_sums_by_hand_are_the_simulators(seed):
+    rng = np.random.default_rng(seed)
+    p = 2 + seed % 5
+    F, B, c = (rng.integers(1, 9, n).astype(float).tolist() for n in (p, p, p - 1))
+    t = td.simulate("naive", p, 1, forward=F, backward=B, latency=c)
+    found = values(39, forward=F, backward=B, transfer=c)
+    assert found["makespan"] == pytest.approx(t.makespan)
+    np.testing.assert_allclose(found["idle"], t.idle_per_device)
+    assert found["efficiency"] == pytest.approx(t.utilisation)
+
+
+@pytest.mark.parametrize(("stages", "overhead"), [(4, 0.04), (3, 0.01), (8, 0.1), (2, 0.1)])
+def test_throughput_has_its_best_between_few_and_many(stages, overhead):
+    """The simulator finds the same best number, and no other is as fast."""
+    found = values(12, stages=stages, overhead=overhead)
+    seconds = []
+    for m in range(1, 65):
+        times = {"forward": 0.24 / m + overhead / 2, "backward": 0.48 / m + overhead / 2}
+        seconds.append(round(td.simulate("1f1b", stages, m, **times).makespan, 9))
+    assert found["best microbatches"] == 1 + seconds.index(min(seconds))
+    assert found["best seconds"] == pytest.approx(min(seconds))
+
+
+def test_claims_notice_workers_that_wait_too_long_or_work_at_once():
+    """Planted: a batch that takes half as long again; one whose second worker does not wait."""
+    t = td.simulate(runs.one_batch([0, 1]), 1.0, 1.0)
+
+    def failed(*spans):
+        seen = Timeline.of(2, [(d, k, d, 0, *at) for d, k, *at in spans], "measured")
+        rows = runs.idle_claims([2.0, 2.0], 4.0, t, seen)
+        return [row.quantity for row in rows if row.verdict.holds is False]
+
+    right = (0, "F", 0, 1), (1, "F", 1, 2), (1, "B", 2, 3), (0, "B", 3, 4)
+    late = (0, "F", 0, 1), (1, "F", 3, 4), (1, "B", 4, 5), (0, "B", 5, 6)
+    at_once = (0, "F", 0, 1), (1, "F", 0, 1), (1, "B", 2, 3), (0, "B", 3, 4)
+    assert failed(*right) == []
+    assert failed(*late) == ["utilisation"]
+    assert failed(*at_once) == ["workers busy beside another"]
+
+
+def test_who_is_busy_meanwhile_is_not_called_idle():
+    assert runs.meanwhile(td.simulate("gpipe", 3, 2), 1) == {0: "F1, idle", 2: "F0, idle"}
+
+
+def test_advice_that_only_changes_the_order_is_not_enough():
+    """Planted: a remedy in one micro-batch, and one that stays one at a time."""
+    found = diagnosis._diagnosed(td.simulate("naive", 4, 1))
+    assert diagnosis.is_pipelined(found)
+    found.__dict__["remedies"] = found.remedies[1:]
+    assert not diagnosis.is_pipelined(found)
+
+
+# -- planning --------------------------------------------------------------------------------------
+
+
+@given(st.floats(0.5, 500), st.sampled_from(["24GB", "40GB", "80GB"]))
+@settings(max_examples=20, deadline=None)
+def test_copies_never_shrink_and_slices_do(billions, memory):
+    told = values(15, billions=billions, memory=memory)
+    slices, whole = told["slice_bytes"], told["copy_bytes"]
+    assert slices[0] == whole
+    assert all(a > b for a, b in pairwise(slices))
+    room = td.plan.units.parse_bytes(memory)
+    assert (told["fewest_slices"] == 1) == told["copies_fit"] == (whole <= room)
+
+
+@given(
+    st.sampled_from([7, 30]),
+    st.builds(
+        Layout,
+        dp=st.sampled_from([1, 2, 4]),
+        tp=st.sampled_from([1, 2]),
+        pp=st.sampled_from([1, 4]),
+        zero=st.sampled_from([0, 1, 2, 3]),
+    ),
+    st.sampled_from(sizes.CONVENTIONS),
+)
+@settings(max_examples=40, deadline=None)
+def test_the_working_of_states_comes_to_the_bytes_that_it_says(billions, layout, recipe):
+    size, words = sizes.states(billions, layout, recipe)
+    sum_, _, shown = words.partition(" = ")
+    assert eval(sum_.replace(" B x", " *").replace("e9", "")) == pytest.approx(size / 1e9)
+    assert shown == td.plan.units.format_bytes(size)
+
+
+@pytest.mark.parametrize("billions", [0.3, 7, 30, 70, 200, 1000])
+def test_a_decoder_has_the_size_that_was_asked_for(billions):
+    model = sizes.decoder(billions)
+    assert model.parameters == pytest.approx(billions * 1e9, rel=2e-3)
+    assert model.allows_tp(8)
+    assert model.layers % 8 == 0
+
+
+@pytest.mark.cluster
+def test_workers_refuse_b_as_written_and_hold_it_with_zero_2(cluster):
+    rows = {row.quantity: row for row in td.ask(24, cluster=cluster).run.rows}
+    ends = [rows[f"B{name}: verdict"].measured for name in (" as written", ", ZeRO-1", ", ZeRO-2")]
+    assert ends == ["does not fit", "does not fit", "fits"]
+
+
+def test_the_confusion_matrix_of_pipelines_is_diagonal():
+    every = [
+        diagnosis.faulty(f, p, m) for f in diagnosis.PIPELINES for p in (3, 8) for m in (8, 32)
+    ]
+    found = Counter((each.cause, td.diagnose(each.simulated()).cause) for each in every)
+    assert found == {(cause, cause): 4 for cause, _ in found}
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize(
+    ("polled", "cause"),
+    [([24, 24, 24, 96], "imbalance"), ([25] * 4, "one at a time"), ([73] * 4, "ramp")],
+)
+def test_how_busy_devices_are_says_why_they_idle(polled, cause):
+    told = values(17, polled=polled)
+    assert told["cause"] == told["ranked"][0][0] == cause
+
+
+def test_what_is_sent_grows_with_what_is_split():
+    model = sizes.decoder(13)
+    sent = {each.name: each.bytes for each in scaling.syncs(model, Layout(dp=4, tp=2, pp=2), 13)}
+    assert sent["dp"] == 2 * 3 / 4 * 2 * 13e9 / 4
+    assert sent["tp"] == 4 * 20 * 2048 * model.hidden * 2
+    assert sent["pp"] == 2 * 2048 * model.hidden * 2 / 2
+    assert scaling.syncs(model, Layout(), 13) == []
+
+
+def test_slow_links_are_what_a_plan_for_several_nodes_scales_by():
+    fast, slow = values(20), values(20, between=1e9)
+    assert slow["efficiency"] < 0.9 < fast["efficiency"]
+    assert fast["efficiency_by_formula"] == pytest.approx(fast["efficiency"], abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("layout", "small"),
+    [
+        (Layout(dp=4, tp=2, pp=4), (2, 1, 2)),
+        (Layout(tp=8), (1, 4, 1)),
+        (Layout(dp=2, pp=8), (2, 1, 2)),
+        (Layout(), (1, 1, 1)),
+    ],
+)
+def test_what_was_split_stays_split_on_four_workers(layout, small):
+    assert runs.reduced(layout) == small
