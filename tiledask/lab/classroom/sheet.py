@@ -5,7 +5,7 @@ from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
 
-from tiledask.lab.idle_ladder.ladder import LEVELS, idle_level
+from tiledask.lab.idle_ladder import LEVELS, idle_level
 from tiledask.lab.idle_ladder.level import IdleLevel
 from tiledask.lab.plots.picture import png_of
 from tiledask.lab.puzzles.puzzle import Puzzle, load_puzzle
@@ -68,7 +68,7 @@ def _section(number: int, task: "Puzzle | IdleLevel", answers: bool) -> str:
 
 def _answer(task: "Puzzle | IdleLevel") -> str:
     if isinstance(task, IdleLevel):
-        shown: Any = task.working()._repr_html_()
+        shown = f"<ol>{''.join(f'<li>{html.words(line)}</li>' for line in task.lines)}</ol>"
     else:
         best = task.solve()
         shown = f"<p>{html.words(best)}</p>{_picture(task.draw(best), f'{task.title}, solved')}"

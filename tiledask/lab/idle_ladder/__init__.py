@@ -8,16 +8,54 @@
 The simulator says what is right; the working is worked out without it, and a test holds that both
 agree.
 
-ladder                 the twelve levels; a seed draws the numbers of one
-one_batch              levels 1 to 6: who does what, who waits, idle time in seconds
-pipelines              levels 7 to 10 and 12: how many micro-batches; a slow stage
-gap_kinds              level 11: which gap is which
-level                  IdleLevel: what a level says, its working
-sheets                 what is filled in: who reads and judges it
-figures, arithmetic    drawings; sums in words
+one_batch     levels 1 to 6: who does what, who waits, idle time in seconds
+pipelines     levels 7 to 10 and 12: how many micro-batches; a slow stage
+gaps          level 11: which gap is which
+level         IdleLevel: the fields to fill in, who judges them, the working
+figures       the fields drawn, and the runs
 """
 
-from tiledask.lab.idle_ladder.ladder import idle_level
-from tiledask.lab.idle_ladder.level import IdleLevel, LevelWorking
+from collections.abc import Callable
+from random import Random
+from typing import Any
 
-__all__ = ["IdleLevel", "LevelWorking", "idle_level"]
+from tiledask.errors import ConfigError
+from tiledask.lab.idle_ladder import one_batch, pipelines
+from tiledask.lab.idle_ladder.gaps import which_gap_is_which
+from tiledask.lab.idle_ladder.level import IdleLevel
+from tiledask.plan.whole import is_whole, whole_number
+
+__all__ = ["LEVELS", "IdleLevel", "idle_level"]
+
+LEVELS: dict[int, tuple[str, Callable[[dict[str, Any], Random], IdleLevel]]] = {
+    1: ("Fill the timetable", one_batch.fill_the_timetable),
+    2: ("Who waits for whom", one_batch.who_waits_for_whom),
+    3: ("The idle time of uneven stages", one_batch.idle_of_each),
+    4: ("Idle time with transfers", one_batch.idle_of_each),
+    5: ("All idle time together", one_batch.idle_in_all),
+    6: ("More workers, nothing faster", one_batch.from_few_to_many),
+    7: ("Two triangles", pipelines.triangles),
+    8: ("Micro-batches for a target", pipelines.fewest_for_a_share),
+    9: ("The best number of micro-batches", pipelines.best_with_overhead),
+    10: ("One slow stage", pipelines.one_slow_stage),
+    11: ("Which gap is which", which_gap_is_which),
+    12: ("Backwards from utilisation", pipelines.which_microbatches),
+}
+"""Level -> its title, and what draws its numbers."""
+
+
+def idle_level(level: int, seed: int = 0) -> IdleLevel:
+    """A level of the idle-time ladder, 1 to 12, with the numbers of ``seed``.
+
+    ConfigError for another level. Equal seeds give equal numbers on every machine.
+
+    >>> task = idle_level(3, seed=7)
+    >>> task.check("9 s").reason[:43]
+    'Not an answer: 3 are asked for: the seconds'
+    """
+    if not is_whole(level) or level not in LEVELS:
+        raise ConfigError(f"the idle-time ladder has levels 1 to {len(LEVELS)}, got {level!r}")
+    seed = whole_number("seed", seed, 0, 10**9 - 1)
+    title, draw = LEVELS[level]
+    head = {"name": f"idle-{level}", "level": level, "seed": seed, "title": title}
+    return draw(head, Random(f"{level}/{seed}"))

@@ -11,7 +11,7 @@ from rich.console import Console
 from tiledask.errors import ConfigError
 from tiledask.lab.answer_file import answer_of
 from tiledask.lab.files import check_figure, save_figure
-from tiledask.lab.idle_ladder.ladder import LEVELS, idle_level
+from tiledask.lab.idle_ladder import LEVELS, idle_level
 from tiledask.lab.idle_ladder.level import IdleLevel, Run
 from tiledask.lab.judging.result import LEAST, WRONG, Result
 from tiledask.lab.learner.kept import TASKS, at_terminal, here
@@ -117,7 +117,7 @@ def _print_task(task: Puzzle | IdleLevel, console: Console) -> None:
     if isinstance(task, IdleLevel):
         head = f"Level {task.name}, seed {task.seed}: {task.title}"
         say(console, f"\n\n{task.question}\n", bold=head, wrap=True)
-        if task.sheet.drawn == "gaps":  # the question is about what is drawn
+        if task.shows_run:  # the question is about what is drawn
             say(console, f"{_letters(task.runs[0])}\n")
         say(console, f"Answer with {task.form}.", wrap=True)
         return
@@ -171,14 +171,13 @@ def _print_result(task: Puzzle | IdleLevel, answer: Any, result: Result, console
 
 def _print_working(task: IdleLevel, console: Console) -> list[str]:
     """The lines of the working, and with them the runs."""
-    working = task.working()
-    say(console, str(working), wrap=True)
+    say(console, task.working(), wrap=True)
     for run in task.runs:
         drawn = _letters(run)
-        if task.sheet.drawn == "timetable":
+        if isinstance(task.fields[0].right, tuple):
             drawn = re.sub(r"0 s to (\d+) s, 1 s is", r"\1 slots, one is", drawn)
         say(console, f"\n{run.facts}\n{drawn}")
-    return list(working)
+    return list(task.lines)
 
 
 def _letters(run: Run) -> str:
