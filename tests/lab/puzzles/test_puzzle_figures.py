@@ -1,14 +1,8 @@
-"""Drawings of puzzles: the task, right and wrong answers, nonsense; what is wrong is marked.
-
-Holds `tiledask.lab.puzzles.figures.draw_compositions`, `tiledask.lab.puzzles.figures.draw_cuts`,
-`tiledask.lab.puzzles.figures.draw_orders`, `tiledask.lab.puzzles.figures.draw_runs` and
-`tiledask.lab.puzzles.figures.frame`.
-"""
+"""Drawings of puzzles: the task, right and wrong answers, nonsense; what is wrong is marked."""
 
 import pytest
 
-from tiledask.lab.puzzles import load_puzzle, puzzle_names
-from tiledask.lab.puzzles.figures import draw_compositions
+from tiledask.lab.puzzles import figures, load_puzzle, puzzle_names
 from tiledask.plan.pipelines.schedules import schedule
 
 
@@ -43,7 +37,7 @@ def test_more_actions_than_have_legible_numbers_are_drawn_without(monkeypatch):
         return [text for text in axes.texts if text.get_gid() == "in-box"]
 
     assert numbers()
-    monkeypatch.setattr(draw_compositions, "_LEGIBLE", 15)
+    monkeypatch.setattr(figures, "_LEGIBLE", 15)
     assert not numbers()
 
 

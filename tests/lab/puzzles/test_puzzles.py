@@ -15,7 +15,6 @@ from tiledask.lab.judging import UnsolvedError
 from tiledask.lab.judging.result import LEAST, Result, Target
 from tiledask.lab.puzzles import load_puzzle, puzzle_levels, puzzle_names
 from tiledask.lab.puzzles.choices import first_choice
-from tiledask.lab.puzzles.orders import _all_forwards_first
 from tiledask.lab.puzzles.puzzle import KINDS
 from tiledask.plan.pipelines import closed_form
 from tiledask.plan.pipelines.needs import validate
@@ -174,24 +173,6 @@ def test_fewest_microbatches_accepts_only_the_fewest():
     assert result.targets[0].best == closed_form.bubble_fraction(8, 30)
 
 
-@pytest.mark.slow
-def test_choices_are_all_tried():
-    puzzle = load_puzzle("five-percent-idle")
-    tried = [(name, m) for name in puzzle.inputs["open"]["schedule"] for m in range(4, 25)]
-    names, counts = zip(*(pair for pair in tried if puzzle.check(pair)), strict=True)
-    assert set(counts) == {10}
-    assert "zb-v" in names
-    assert not {"1f1b", "gpipe", "zb-h1", "zb-h2"} & set(names)
-
-
-@pytest.mark.parametrize("name", ["order-on-2", "1f1b-by-hand", "shifted-by-one"])
-def test_the_proven_optimum_is_the_bound_of_the_closed_form(name):
-    puzzle = load_puzzle(name)
-    p, m = puzzle.inputs["stages"], puzzle.inputs["microbatches"]
-    least = closed_form.lower_bound([1] * p, [2] * p, m)
-    assert puzzle.check(puzzle.solve()).targets[0].best == least == puzzle.targets["makespan"]
-
-
 # --- what the tasks say -------------------------------------------------------------------
 
 
@@ -284,8 +265,8 @@ WRONG = [
     ("order-on-2", "\n".join(ONE_F.splitlines()[::-1]), "stage s is on rank s here"),
     ("order-on-2", text("gpipe", 2, 4, forward_only=True), "has only F"),
     ("order-on-2", text("zb-h1", 2, 4), "one piece here"),
-    ("order-on-2", "0F99999; 1F0", "4 digits at most, got 99999"),
-    ("order-on-2", "0F0 " * 30_000, "an order of 120000 letters"),
+    ("order-on-2", "0F99999; 1F0", "its numbers 4 digits; got 99999"),
+    ("order-on-2", "0F0 " * 30_000, "got 120000 letters"),
     ("order-on-2", text("chimera", 2, 4), "every stage is on one device here; got 2 replicas"),
     ("order-on-2", ONE_F.replace("1B0,1F1", "(1F1;1B0)OVERLAP_F_B"), "one action at a time"),
     ("v-by-hand", text("interleaved-zb", 4, 4, devices=2), "on ranks 0, 1, 1, 0 here"),
@@ -373,13 +354,6 @@ def test_stars_and_scores():
     assert score(17, **bound).score.endswith("6.2 % above what no answer goes below")
     puzzle = load_puzzle("everything-at-once")  # its yardstick is a search, and the score says so
     assert puzzle.check(puzzle.solve()).score == score(16, **table).score
-
-
-def test_forwards_first_is_a_legal_order_of_any_placement():
-    for place in ((0, 1, 1, 0), (0, 0, 1, 1), (0, 1, 0, 1)):
-        for split in (False, True):
-            inputs = {"microbatches": 3, "split": split}
-            validate(_all_forwards_first(inputs, place), 4, 3)
 
 
 def test_loading_and_checking_brings_in_no_matplotlib():

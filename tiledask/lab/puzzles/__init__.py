@@ -8,9 +8,11 @@
 
 No answer is stored: rules, simulation and the exact best judge whatever is written.
 
-puzzle, fields    a puzzle from its file, and its check; readers of the file's fields
-kind              what a kind of puzzle is; one in each of cuts, orders, choices, compositions
+puzzle            a puzzle from its file, and its check
+kind, fields      what a kind of puzzle is, and readers of its inputs; one kind in each of
+                  partitions, orders, choices, compositions
 figures, sketch   answers drawn: figures, and letters for a terminal
+lost_time         where a run loses its time, in words
 """
 
 from tiledask.lab.puzzles.puzzle import Puzzle, load_puzzle, puzzle_levels, puzzle_names

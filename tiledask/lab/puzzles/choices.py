@@ -10,30 +10,31 @@ from typing import Any
 
 from tiledask.errors import ConfigError, ScheduleError
 from tiledask.lab.judging.result import Best, within
-from tiledask.lab.puzzles.fields import LONGEST, Reader, choice, number, whole
+from tiledask.lab.puzzles.fields import LONGEST, choice, number, numbers, whole
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets, frozen_key
-from tiledask.lab.puzzles.lost_time import idle_parts
+from tiledask.lab.puzzles.lost_time import idle_causes
 from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 
-__all__ = ["CHOICE", "Choice", "chunks_of", "first_choice", "run_choice"]
+__all__ = ["CHOICE", "chunks_of", "first_choice", "run_choice"]
 
 Choice = Mapping[str, Any]
 """A value for every name that is open."""
 
 TIMES = ("forward", "backward", "backward_input", "backward_weight")
+_OPEN = ("schedule", "devices", "microbatches", "chunks", "latency")
 _MOST_ACTIONS = 20_000
 
 
-def chunks_of(setting: Mapping[str, Any]) -> int:
+def chunks_of(setting: Inputs) -> int:
     """Stages per device: what is asked of looped schedules, two in a V, otherwise one."""
     if setting["schedule"] in V_SHAPED:
         return 2
-    return setting.get("chunks", 1) if is_looped(setting["schedule"]) else 1
+    return int(setting.get("chunks", 1)) if is_looped(setting["schedule"]) else 1
 
 
-def run_setting(setting: Mapping[str, Any]) -> Timeline:
+def run_choice(setting: Inputs) -> Timeline:
     """The simulated run; ``forward`` and ``backward`` are the seconds of all layers of a device.
 
     A device with v chunks has v stages, which take 1 / v of that each.
@@ -51,57 +52,49 @@ def run_setting(setting: Mapping[str, Any]) -> Timeline:
     return simulate(order, latency=setting.get("latency", 0.0), **times)
 
 
-def run_choice(inputs: Inputs, value: Choice) -> Timeline:
-    """The simulated run of what is fixed and what was chosen."""
-    return run_setting({**inputs, **value})
-
-
-def _measures(inputs: Inputs, value: Choice) -> dict[str, float]:
-    setting = {**inputs, **value}
-    t = run_setting(setting)
+def _measures(setting: Inputs, run: Timeline) -> dict[str, float]:
     values = {
-        "idle": t.bubble_fraction,
-        "makespan": t.makespan,
-        "kept": max(t.peak_in_flight) / chunks_of(setting),
+        "idle": run.bubble_fraction,
+        "makespan": run.makespan,
+        "kept": max(run.peak_in_flight) / chunks_of(setting),
+        **{name: setting.get(name, 1) for name in ("microbatches", "chunks", "latency")},
     }
-    values |= {name: setting.get(name, 1) for name in ("microbatches", "chunks", "latency")}
-    if "rival" in inputs:
-        rival = run_setting({**setting, "schedule": inputs["rival"]})
-        values["share"] = t.makespan / rival.makespan
+    if "rival" in setting:
+        rival = run_choice({**setting, "schedule": setting["rival"]})
+        values["share"] = run.makespan / rival.makespan
     return values
 
 
 def _measure(inputs: Inputs, value: Choice) -> Measured:
-    run = run_choice(inputs, value)
-    chunks = chunks_of({**inputs, **value})
-    kept = ", ".join(f"{n / chunks:g}" for n in run.peak_in_flight)
-    lost = idle_parts(run)
-    where = {"idle": lost, "makespan": lost, "share": lost, "kept": f"by device {kept}"}
-    return Measured(_measures(inputs, value), where=where)
+    setting = {**inputs, **value}
+    run = run_choice(setting)
+    lost = dict.fromkeys(("idle", "makespan", "share"), idle_causes(run))
+    kept = ", ".join(f"{n / chunks_of(setting):g}" for n in run.peak_in_flight)
+    where = {**lost, "kept": f"by device {kept}"}
+    return {name: (got, where.get(name, "")) for name, got in _measures(setting, run).items()}
 
 
-def _options(inputs: Inputs) -> dict[str, list]:
+def _options(inputs: Inputs) -> dict[str, list[Any]]:
     """The values that each open name may have."""
-    options = {}
-    for name, values in inputs["open"].items():
-        if isinstance(values, dict):
-            values = list(range(values["from"], values["to"] + 1, values.get("step", 1)))
-        options[name] = values
-    return options
-
-
-def _each(inputs: Inputs) -> Iterator[tuple[Choice, dict[str, float]]]:
-    """Every choice that can run, with all its measures."""
-    options = _options(inputs)
-    for values in product(*options.values()):
-        value = dict(zip(options, values, strict=True))
-        with suppress(ScheduleError):  # some schedules refuse some numbers
-            yield value, _measures(inputs, value)
+    return {
+        name: list(range(values["from"], values["to"] + 1, values.get("step", 1)))
+        if isinstance(values, dict)
+        else values
+        for name, values in inputs["open"].items()
+    }
 
 
 @lru_cache(maxsize=64)
 def _tried(key: str) -> list[tuple[Choice, dict[str, float]]]:
-    return list(_each(json.loads(key)))
+    """Every choice that can run, with all its measures."""
+    inputs, found = json.loads(key), list[tuple[Choice, dict[str, float]]]()
+    options = _options(inputs)
+    for values in product(*options.values()):
+        value = dict(zip(options, values, strict=True))
+        with suppress(ScheduleError):  # some schedules refuse some numbers
+            setting = {**inputs, **value}
+            found.append((value, _measures(setting, run_choice(setting))))
+    return found
 
 
 def _meeting(inputs: Inputs, targets: Targets) -> Iterator[tuple[Choice, dict[str, float]]]:
@@ -111,18 +104,17 @@ def _meeting(inputs: Inputs, targets: Targets) -> Iterator[tuple[Choice, dict[st
 
 
 def _best(inputs: Inputs, targets: Targets) -> dict[str, Best]:
-    best = {}
+    best: dict[str, Best] = {}
     for name in targets:
         others = {other: wanted for other, wanted in targets.items() if other != name}
-        least = min((reached[name] for _, reached in _meeting(inputs, others)), default=None)
-        if least is not None:
-            best[name] = Best(least)
+        reached = [reached[name] for _, reached in _meeting(inputs, others)]
+        best |= {name: Best(min(reached))} if reached else {}
     return best
 
 
-def _solve(inputs: Inputs, targets: Targets) -> Any:
+def _solve(inputs: Inputs, targets: Targets) -> str | None:
     value = next((value for value, _ in _meeting(inputs, targets)), None)
-    return None if value is None else ", ".join(f"{v}" for v in value.values())
+    return None if value is None else ", ".join(map(str, value.values()))
 
 
 def _read(inputs: Inputs, answer: Any) -> Choice:
@@ -141,38 +133,21 @@ def _read(inputs: Inputs, answer: Any) -> Choice:
             f"choose {' and '.join(options)}, {len(options)} in all and in this order; "
             f"got {answer!r}, which is {len(given)}"
         )
-    value = {
-        name: _one_of(name, values, word)
-        for (name, values), word in zip(options.items(), given, strict=True)
-    }
-    run_choice(inputs, value)  # some schedules refuse some numbers
+    words = dict(zip(options, given, strict=True))
+    value = {name: _one_of(name, options[name], word) for name, word in words.items()}
+    run_choice({**inputs, **value})  # some schedules refuse some numbers
     return value
 
 
-def _one_of(name: str, values: list, word: Any) -> Any:
-    for value in values:
-        if not isinstance(word, bool) and (word == value or _means(word, value)):
-            return value
-    if isinstance(values[0], str):
-        raise ConfigError(f"{name} is one of {', '.join(values)}; got {word!r}")
-    several = len(values) > 8 and values == list(range(values[0], values[-1] + 1))
-    allowed = (
-        f"a whole number from {values[0]} to {values[-1]}"
-        if several
-        else (f"one of {', '.join(f'{v:g}' for v in values)}")
-    )
-    raise ConfigError(f"{name} is {allowed}; got {word!r}")
-
-
-def _means(word: Any, value: Any) -> bool:
-    if not isinstance(word, str):
-        return False
-    if isinstance(value, str):
-        return word.lower() == value
-    try:
-        return float(word) == value
-    except ValueError:
-        return False
+def _one_of(name: str, values: list[Any], word: Any) -> Any:
+    known = {str(value).removesuffix(".0"): value for value in values}
+    written = str(word).strip().lower().removesuffix(".0")
+    if written in known:
+        return known[written]
+    first, *others = known
+    many = len(values) > 16
+    listed = f"{first} to {others[-1]}" if many else f"one of {', '.join(known)}"
+    raise ConfigError(f"{name} is {listed}; got {word!r}")
 
 
 def first_choice(inputs: Inputs) -> str:
@@ -180,56 +155,48 @@ def first_choice(inputs: Inputs) -> str:
     return ", ".join(str(values[0]) for values in _options(inputs).values())
 
 
-def _ready(inputs: Inputs) -> None:
+def _validate(inputs: Inputs) -> None:
     options = _options(inputs)
-    unknown = {"schedule", "microbatches", "chunks", "latency", "devices"}
     lacking = {"schedule", "microbatches", "devices"} - set(options) - set(inputs)
-    twice = set(options) & set(inputs)
-    if lacking or twice or not set(options) <= unknown:
-        odd = sorted(lacking | twice | (set(options) - unknown))
+    odd = lacking | (set(options) & set(inputs)) | (set(options) - set(_OPEN))
+    if odd:
         raise ScheduleError(
             f"schedule, devices and microbatches are each either given or open, and chunks and "
-            f"latency may be; look at {', '.join(odd)}"
+            f"latency may be; look at {', '.join(sorted(odd))}"
         )
     if not any(name in inputs for name in TIMES):
         raise ScheduleError("say how long things take: forward and backward, in seconds")
     if prod(map(len, options.values())) > LONGEST:
         raise ScheduleError(f"there are more than {LONGEST} choices to try; leave fewer open")
-    if next(_each(inputs), None) is None:
+    if not _tried(frozen_key(inputs)):
         raise ScheduleError("none of the choices can run: some schedules refuse some numbers")
 
 
-def _open(value: Any) -> dict:
+def _open(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict) or not value:
         raise ValueError('must be an object such as {"microbatches": {"from": 1, "to": 64}}')
     return {name: _values(name, values) for name, values in value.items()}
 
 
 def _values(name: str, values: Any) -> Any:
-    if isinstance(values, dict):
-        if not {"from", "to"} <= set(values) <= {"from", "to", "step"}:
-            raise ValueError(f"has a range of {name} that is not from, to and perhaps step")
-        for bound in values.values():
-            whole(1, LONGEST)(bound)
-        if values["from"] > values["to"]:
-            raise ValueError(f"has a range of {name} from {values['from']} to {values['to']}")
-        return values
-    one: Reader = {"schedule": choice(tuple(schedules)), "latency": number()}.get(
-        name, whole(1, LONGEST)
-    )
-    if not isinstance(values, list) or not values:
-        raise ValueError(f"has no list of values for {name}")
+    count = whole(1, LONGEST)
+    one = {"schedule": choice(schedules), "latency": number()}.get(name, count)
     try:
-        return [one(item) for item in values]
+        if not isinstance(values, dict):
+            return numbers(one)(values)
+        first, last, _ = (count(values.get(key, 1)) for key in ("from", "to", "step"))
     except ValueError as error:
         raise ValueError(f"has a {name} that {error}") from None
+    if first > last or not {"from", "to"} <= set(values) <= {"from", "to", "step"}:
+        raise ValueError(f"has a range of {name} from {first} to {last}: give from, to, step")
+    return values
 
 
 CHOICE = Kind(
     needed={"open": _open},
     optional={
-        "schedule": choice(tuple(schedules)),
-        "rival": choice(tuple(schedules)),
+        "schedule": choice(schedules),
+        "rival": choice(schedules),
         "devices": whole(1, 128),
         "microbatches": whole(1, LONGEST),
         "chunks": whole(1, 16),
@@ -246,9 +213,10 @@ CHOICE = Kind(
         "share": "time as a share of the rival's",
     },
     how="a value for each open name, in order: a number, or for example '1f1b, 16'",
+    validate=_validate,
     read=_read,
     measure=_measure,
     best=_best,
     solve=_solve,
-    ready=_ready,
+    run=lambda inputs, answer: run_choice({**inputs, **_read(inputs, answer)}),
 )

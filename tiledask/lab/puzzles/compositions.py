@@ -8,10 +8,9 @@ What a device holds at its fullest, in bytes:
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,40 +18,61 @@ from tiledask.errors import ConfigError, PartitionError, ScheduleError, short
 from tiledask.lab.judging.result import TABLE, Best, within
 from tiledask.lab.puzzles.fields import either, number, numbers, size, sizes, whole
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets, frozen_key
-from tiledask.lab.puzzles.lost_time import busiest, longest_wait
+from tiledask.lab.puzzles.lost_time import idle_causes, longest_wait
 from tiledask.lab.puzzles.orders import order_of
+from tiledask.lab.puzzles.partitions import legal
 from tiledask.plan.pipelines.closed_form import split_lower_bound
+from tiledask.plan.pipelines.footprint import memory_over_time
 from tiledask.plan.pipelines.needs import peak_in_flight, validate
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import called, is_looped, schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
-from tiledask.plan.splitting.assignment import read_assignment
 from tiledask.plan.splitting.exact import capacities
-from tiledask.plan.splitting.judge import judge
 from tiledask.plan.splitting.partition import contiguous_splits, count_contiguous_splits
 from tiledask.plan.units import format_bytes
 
-__all__ = [
-    "COMPOSITION",
-    "SEARCHED",
-    "Composition",
-    "memory_of",
-    "read_unlimited",
-    "run_composition",
-]
+__all__ = ["COMPOSITION", "Composition", "memory_of", "read_unlimited"]
 
 SEARCHED = ("naive", "gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2")
 """The schedules with one stage per device that the search tries with every split."""
 _MOST_SPLITS = 20_000
 
 
-@dataclass(frozen=True)
-class Composition:
-    """The layers of each stage, from 1, and the order of the stages' actions."""
+class Composition(NamedTuple):
+    """A partition and an order that go together, and the run that they make."""
 
     stages: tuple[tuple[int, ...], ...]
+    """The layers of each stage, from 1."""
     order: Schedule
+    run: Timeline
+
+    def layers(self, device: int) -> list[int]:
+        """The layers that a device holds."""
+        place = self.order.place
+        return [n for s, group in enumerate(self.stages) if place[s] == device for n in group]
+
+
+def _composed(inputs: Inputs, stages: tuple[tuple[int, ...], ...], order: Schedule) -> Composition:
+    speeds = inputs.get("speeds", [1.0] * inputs["devices"])
+    forward = [
+        sum(inputs["costs"][n - 1] for n in group) / speeds[device]
+        for group, device in zip(stages, order.place, strict=True)
+    ]
+    backward = [inputs["backward"] * seconds for seconds in forward]
+    return Composition(
+        stages, order, simulate(order, forward, backward, inputs.get("latency", 0.0))
+    )
+
+
+def memory_of(inputs: Inputs, composition: Composition) -> tuple[float, ...]:
+    """Bytes of each device at its fullest."""
+    each = [sum(inputs["activations"][n - 1] for n in group) for group in composition.stages]
+    weights = [
+        sum(inputs["weights"][n - 1] for n in composition.layers(device))
+        for device in range(inputs["devices"])
+    ]
+    return memory_over_time(composition.run, each, static=weights).peaks
 
 
 def _read(inputs: Inputs, answer: Any) -> Composition:
@@ -80,15 +100,10 @@ def read_unlimited(inputs: Inputs, answer: Any) -> Composition:
             f"write the layers of each stage, a semicolon, and a schedule's name (or an order, a "
             f"line per device), as in '1-6 | 7-12 ; 1f1b'; got {answer!r}"
         )
-    layers = len(inputs["costs"])
-    try:
-        stages = tuple(map(tuple, read_assignment(answer["layers"], layers, inputs["devices"])))
-    except PartitionError as error:
-        raise ConfigError(f"{error}") from None
-    verdict = judge(stages, layers, len(stages))
-    if not verdict:
-        raise PartitionError(f"{verdict.rule}. {verdict.reason}")
-    return Composition(stages, _order_of(inputs, len(stages), answer["schedule"]))
+    # as many stages as the answer has: the order says whether so many are on the devices
+    verdict = legal(parts["layers"], inputs["devices"], layers=len(inputs["costs"]))
+    stages = verdict.stages
+    return _composed(inputs, stages, _order_of(inputs, len(stages), parts["schedule"]))
 
 
 def _order_of(inputs: Inputs, stages: int, order: Any) -> Schedule:
@@ -119,44 +134,13 @@ def _order_of(inputs: Inputs, stages: int, order: Any) -> Schedule:
     return order
 
 
-def stage_times(inputs: Inputs, composition: Composition) -> tuple[list[float], list[float]]:
-    """(forward, backward) seconds of each stage."""
-    speeds = inputs.get("speeds", [1.0] * inputs["devices"])
-    forward = [
-        sum(inputs["costs"][n - 1] for n in group) / speeds[composition.order.place[s]]
-        for s, group in enumerate(composition.stages)
-    ]
-    return forward, [inputs["backward"] * f for f in forward]
-
-
-def run_composition(inputs: Inputs, composition: Composition) -> Timeline:
-    """The simulated run."""
-    forward, backward = stage_times(inputs, composition)
-    return simulate(composition.order, forward, backward, inputs.get("latency", 0.0))
-
-
-def memory_of(inputs: Inputs, composition: Composition) -> list[float]:
-    """Bytes of each device at its fullest."""
-
-    def of_stages(name: str) -> list[float]:
-        return [float(sum(inputs[name][n - 1] for n in group)) for group in composition.stages]
-
-    weights, each = of_stages("weights"), of_stages("activations")
-    peaks = []
-    for device, order in enumerate(composition.order.orders):
-        kept = most = 0.0
-        for a in order:
-            kept += {"F": 1, "B": -1, "I": 0, "W": -1}[a.kind] * each[a.stage]
-            most = max(most, kept)
-        held = (w for w, d in zip(weights, composition.order.place, strict=True) if d == device)
-        peaks.append(most + sum(held))
-    return peaks
-
-
 def _measure(inputs: Inputs, composition: Composition) -> Measured:
-    run = run_composition(inputs, composition)
-    where = "; ".join(filter(None, (busiest(run), longest_wait(run))))
-    return Measured({"makespan": run.makespan}, where={"makespan": where})
+    run = composition.run
+    where = "; ".join(filter(None, (idle_causes(run), longest_wait(run))))
+    return {"makespan": (run.makespan, where)}
+
+
+# -- the best of the table -------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=32)
@@ -170,7 +154,7 @@ def _found(key: str) -> tuple[float, str] | None:
         stages = tuple(tuple(range(a + 1, b + 1)) for a, b in pairwise(bounds))
         for name in names:
             order = _named(name, inputs["devices"], inputs["microbatches"])
-            seconds = run_composition(inputs, Composition(stages, order)).makespan
+            seconds = _composed(inputs, stages, order).run.makespan
             if best is None or seconds < best[0]:
                 text = " | ".join(f"{a + 1}-{b}" for a, b in pairwise(bounds))
                 best = seconds, f"{text} ; {name}"
@@ -184,26 +168,20 @@ def _named(name: str, devices: int, microbatches: int) -> Schedule:
 
 def _fitting(inputs: Inputs) -> Iterator[tuple[float, tuple[int, ...], list[str]]]:
     """For each split that fits with some schedule: what no order beats, bounds, and which fit."""
-    devices, m = inputs["devices"], inputs["microbatches"]
+    devices, m, latency = inputs["devices"], inputs["microbatches"], inputs.get("latency", 0.0)
     speeds = inputs.get("speeds", [1.0] * devices)
     caps = np.array(capacities(inputs["capacity"], devices), float)
-    sums = {
-        name: np.cumsum([0, *inputs[name]], dtype=float)
-        for name in ("costs", "weights", "activations")
-    }
+    sums = [
+        np.cumsum([0, *inputs[name]], dtype=float) for name in ("costs", "weights", "activations")
+    ]
     peaks = {name: np.array(peak_in_flight(_named(name, devices, m))) for name in SEARCHED}
     for bounds in contiguous_splits(len(inputs["costs"]), devices):
-        cost, weight, kept = (np.diff(sums[name][list(bounds)]) for name in sums)
+        cost, weight, kept = (np.diff(each[list(bounds)]) for each in sums)
         names = [n for n in SEARCHED if (weight + peaks[n] * kept <= caps).all()]
         if names:
             forward = cost / speeds
-            yield (
-                split_lower_bound(
-                    forward, inputs["backward"] * forward, m, inputs.get("latency", 0.0)
-                ),
-                bounds,
-                names,
-            )
+            backward = inputs["backward"] * forward
+            yield split_lower_bound(forward, backward, m, latency), bounds, names
 
 
 def _best(inputs: Inputs, targets: Targets) -> dict[str, Best]:
@@ -216,24 +194,19 @@ def _solve(inputs: Inputs, targets: Targets) -> str | None:
     return found[1] if found and within(found[0], targets["makespan"]) else None
 
 
-def _ready(inputs: Inputs) -> None:
+def _validate(inputs: Inputs) -> None:
     layers, devices = len(inputs["costs"]), inputs["devices"]
-    for name in ("weights", "activations"):
-        if len(inputs[name]) != layers:
-            raise PartitionError(f"{len(inputs[name])} {name} for {layers} layers: give one each")
-    if len(inputs.get("speeds", [1] * devices)) != devices:
-        raise PartitionError(f"{len(inputs['speeds'])} speeds for {devices} devices: give one each")
-    capacities(inputs["capacity"], devices)
+    for name, count in (("weights", layers), ("activations", layers), ("speeds", devices)):
+        if name in inputs and len(inputs[name]) != count:
+            each = "devices" if name == "speeds" else "layers"
+            raise PartitionError(f"{len(inputs[name])} {name} for {count} {each}: give one each")
     if layers < devices or count_contiguous_splits(layers, devices) > _MOST_SPLITS:
         raise PartitionError(
             f"{layers} layers on {devices} devices: between 1 and {_MOST_SPLITS} splits are "
             f"searched; use fewer layers or devices"
         )
     if _found(frozen_key(inputs)) is None:
-        raise PartitionError(
-            "no split fits with any schedule with one stage per device; give the devices more "
-            "capacity"
-        )
+        raise PartitionError("no split fits with any schedule; give the devices more capacity")
 
 
 COMPOSITION = Kind(
@@ -248,13 +221,12 @@ COMPOSITION = Kind(
     },
     optional={"speeds": numbers(number(above=True)), "latency": number()},
     measures={"makespan": "seconds until the end"},
-    how=(
-        "the layers of each stage, a semicolon, and a schedule: '1-9 | 10-14 | ... ; 1f1b', or in "
-        "place of the name an order with a line per device"
-    ),
+    how="the layers of each stage, a semicolon, and a schedule: '1-9 | 10-14 | ... ; 1f1b', or in "
+    "place of the name an order with a line per device",
+    validate=_validate,
     read=_read,
     measure=_measure,
     best=_best,
     solve=_solve,
-    ready=_ready,
+    run=lambda inputs, answer: read_unlimited(inputs, answer).run,
 )

@@ -3,9 +3,8 @@
 Lists may be written in full, or as text with repeats: "2, 22 x 1, 4" is 2, 22 ones and 4.
 """
 
-import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tiledask.errors import ConfigError
@@ -16,7 +15,6 @@ __all__ = [
     "LONGEST",
     "Reader",
     "choice",
-    "counts",
     "either",
     "flag",
     "number",
@@ -36,71 +34,42 @@ LONGEST = 1000
 _HUGE = 1e18
 
 
-def whole(least: int, most: int) -> Reader:
-    """A whole number from ``least`` to ``most``."""
+def _reader(rule: str, holds: Callable[[Any], bool], of: Callable[[Any], Any]) -> Reader:
+    """``of`` what ``holds``."""
 
-    def read(value: Any) -> int:
-        if not is_whole(value, least, most):
-            raise ValueError(f"must be {whole_rule(least, most)}")
-        return int(value)
+    def read(value: Any) -> Any:
+        if not holds(value):
+            raise ValueError(f"must be {rule}")
+        return of(value)
 
     return read
+
+
+def whole(least: int, most: int) -> Reader:
+    """A whole number from ``least`` to ``most``."""
+    return _reader(whole_rule(least, most), lambda value: is_whole(value, least, most), int)
 
 
 def number(least: float = 0.0, above: bool = False) -> Reader:
     """A finite number of at least ``least`` (or above it)."""
 
-    def read(value: Any) -> float:
-        rule = f"must be a finite number {'above' if above else 'of at least'} {least:g}"
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(rule)
-        try:
-            value = float(value)
-        except OverflowError:
-            raise ValueError(rule) from None
-        if not math.isfinite(value) or value > _HUGE or value < least or (above and value == least):
-            raise ValueError(f"{rule} and at most {_HUGE:g}")
-        return value
+    def holds(value: Any) -> bool:
+        real = isinstance(value, int | float) and not isinstance(value, bool)
+        return real and least <= value <= _HUGE and not (above and value == least)
 
-    return read
+    words = f"{'above' if above else 'of at least'} {least:g} and at most {_HUGE:g}"
+    return _reader(f"a finite number {words}", holds, float)
 
 
-def numbers(one: Reader | None = None) -> Reader:
-    """A list of numbers, written in full or as text with repeats.
+def numbers(one: Reader | None = None, of_word: Callable[[str], Any] = float) -> Reader:
+    """A list of numbers, written in full or as text with repeats; ``of_word``: what a word is.
 
     >>> numbers()("2, 3 x 1, 4.5")
     [2.0, 1.0, 1.0, 1.0, 4.5]
     """
-    return _many(one or number(), float)
+    one = one or number()
 
-
-def sizes() -> Reader:
-    """A list of bytes: numbers, or text such as "4 GB, 22 x 1 GB".
-
-    >>> sizes()("4 GB, 2 x 512 MB")
-    [4000000000, 512000000, 512000000]
-    """
-    return _many(size, parse_bytes)
-
-
-def counts(value: Any) -> list[int]:
-    """A list of whole numbers from 1 on."""
-    return _many(whole(1, 10_000), int)(value)
-
-
-def size(value: Any) -> int:
-    """A number of bytes, or text such as "8 GB"."""
-    try:
-        value = parse_bytes(value)
-    except (ConfigError, OverflowError, ValueError, AttributeError, TypeError):
-        raise ValueError("must be a number of bytes, or text such as '8 GB'") from None
-    if value > _HUGE:
-        raise ValueError(f"must be at most {_HUGE:g} bytes")
-    return value
-
-
-def _many(one: Reader, of_word: Callable[[str], Any]) -> Reader:
-    def read(value: Any) -> list:
+    def read(value: Any) -> list[Any]:
         if isinstance(value, str):
             value = _words(value, of_word)
         if not isinstance(value, list) or not 1 <= len(value) <= LONGEST:
@@ -116,16 +85,36 @@ def _many(one: Reader, of_word: Callable[[str], Any]) -> Reader:
     return read
 
 
-def _words(text: str, of_word: Callable[[str], Any]) -> list:
-    items: list = []
+def _words(text: str, of_word: Callable[[str], Any]) -> list[Any]:
+    items: list[Any] = []
     for word in text.split(","):
-        match = re.fullmatch(r"\s*(?:(\d{1,4})\s*x\s*)?(\S.*?)\s*", word)
+        repeated = re.fullmatch(r"\s*(?:(\d{1,4})\s*x\s*)?(\S.*?)\s*", word)
         try:
-            times, value = int(match[1] or 1), of_word(match[2])
-        except (TypeError, ConfigError, ValueError):
+            times, value = repeated.groups() if repeated else ("", word)
+            items += [of_word(value)] * int(times or 1)
+        except (ConfigError, ValueError):
             raise ValueError(f"has {word.strip()!r}, which is no number or repeat of one") from None
-        items += [value] * times
     return items
+
+
+def size(value: Any) -> int:
+    """A number of bytes, or text such as "8 GB"."""
+    try:
+        read = parse_bytes(value)
+    except (ConfigError, OverflowError, ValueError, AttributeError, TypeError):
+        raise ValueError("must be a number of bytes, or text such as '8 GB'") from None
+    if read > _HUGE:
+        raise ValueError(f"must be at most {_HUGE:g} bytes")
+    return read
+
+
+def sizes() -> Reader:
+    """A list of bytes: numbers, or text such as "4 GB, 22 x 1 GB".
+
+    >>> sizes()("4 GB, 2 x 512 MB")
+    [4000000000, 512000000, 512000000]
+    """
+    return numbers(size, parse_bytes)
 
 
 def either(*readers: Reader) -> Reader:
@@ -143,22 +132,14 @@ def either(*readers: Reader) -> Reader:
     return read
 
 
-def choice(words: Sequence[str]) -> Reader:
+def choice(words: Iterable[str]) -> Reader:
     """One of ``words``."""
-
-    def read(value: Any) -> str:
-        if not isinstance(value, str) or value not in words:
-            raise ValueError(f"must be one of {', '.join(words)}")
-        return value
-
-    return read
+    known = tuple(words)
+    return _reader(f"one of {', '.join(known)}", lambda value: value in known, str)
 
 
-def flag(value: Any) -> bool:
-    """True or false."""
-    if not isinstance(value, bool):
-        raise ValueError("must be true or false")
-    return value
+flag = _reader("true or false", lambda value: isinstance(value, bool), bool)
+"""True or false."""
 
 
 def text(value: Any) -> str:
@@ -170,9 +151,9 @@ def text(value: Any) -> str:
     return value
 
 
-def texts(value: Any) -> list[str]:
+def texts(value: Any) -> tuple[str, ...]:
     """One to five texts; a single one may stand alone."""
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, list) or not 1 <= len(items) <= 5:
         raise ValueError("must be a list of 1 to 5 texts")
-    return [text(item) for item in items]
+    return tuple(map(text, items))

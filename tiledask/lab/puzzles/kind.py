@@ -6,49 +6,24 @@ and ``solve`` work it out.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Any
 
 from tiledask.lab.judging.result import Best
-from tiledask.lab.judging.task import JudgedTask
 from tiledask.lab.puzzles.fields import Reader
+from tiledask.plan.pipelines.timeline import Timeline
 
-__all__ = ["Inputs", "Kind", "Measured", "PuzzleSpec", "Targets", "frozen_key"]
+__all__ = ["Inputs", "Kind", "Measured", "Targets", "frozen_key"]
 
 Inputs = Mapping[str, Any]
 Targets = Mapping[str, float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PuzzleSpec(JudgedTask):
-    """What the file of a puzzle says; a `Puzzle` judges answers to it besides."""
-
-    level: int
-    """From easy to hard, counted from 1."""
-    title: str
-    kind: str
-    """A name in `tiledask.lab.puzzles.puzzle.KINDS`."""
-    inputs: MappingProxyType
-    targets: MappingProxyType
-    """The most that each measure may be, or LEAST: as little as the other targets let it be."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What a legal answer reaches."""
-
-    values: Mapping[str, float]
-    """By the name of the measure."""
-    remarks: tuple[str, ...] = ()
-    """What is wrong, worst first, where a number alone would not say it."""
-    where: Mapping[str, str] = field(default_factory=dict)
-    """Measure -> what makes it so large: the device, the stage, the action."""
+Measured = Mapping[str, tuple[float, str]]
+"""Measure -> (what a legal answer reaches, which device, stage or action makes it so large)."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of puzzle."""
+    """One kind of puzzle; a function of `tiledask.lab.puzzles.figures` draws its answers."""
 
     needed: Mapping[str, Reader]
     """The inputs there must be, and who reads each."""
@@ -57,6 +32,8 @@ class Kind:
     """Name in the file -> name for people."""
     how: str
     """How an answer is written."""
+    validate: Callable[[Inputs], None]
+    """Raises a tiledask error for inputs that contradict each other."""
     read: Callable[[Inputs, Any], Any]
     """The answer as a value; a tiledask error that names the rule it breaks."""
     measure: Callable[[Inputs, Any], Measured]
@@ -65,16 +42,12 @@ class Kind:
     """For each target, the least that an answer reaches which meets all the others."""
     solve: Callable[[Inputs, Targets], Any]
     """An answer that meets every target, written as people do; None if there is none."""
-    ready: Callable[[Inputs], Any] = field(default=lambda inputs: None)
-    """Raises a tiledask error for inputs that contradict each other."""
+    run: Callable[[Inputs, Any], Timeline] | None = None
+    """The run of an answer that can run, legal or not; None: there is none."""
     page: str = ""
     """The script of `tiledask.lab.placing` in which an answer is placed; empty if none does it."""
-    setup: Callable[[Inputs, Targets], dict[str, Any]] = field(default=lambda inputs, targets: {})
+    board: Callable[[Inputs, Targets], dict[str, Any]] | None = None
     """What that script draws; ConfigError for inputs that it cannot show."""
-
-    @property
-    def readers(self) -> dict[str, Reader]:
-        return {**self.needed, **self.optional}
 
 
 def frozen_key(inputs: Inputs) -> str:

@@ -3,47 +3,57 @@
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tiledask.errors import ConfigError, RuleError, short
-from tiledask.lab.judging.result import LEAST, OPTIMUM, Target
+from tiledask.errors import ConfigError, RuleError
+from tiledask.lab.judging.result import LEAST, OPTIMUM, Best, Target
+from tiledask.lab.judging.task import JudgedTask
 from tiledask.lab.placing import PlacedAnswer
 from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.puzzles.choices import CHOICE
 from tiledask.lab.puzzles.compositions import COMPOSITION
-from tiledask.lab.puzzles.cuts import CUT
-from tiledask.lab.puzzles.fields import text, texts, whole
-from tiledask.lab.puzzles.kind import Kind, PuzzleSpec
+from tiledask.lab.puzzles.fields import Reader, choice, number, text, texts, whole
+from tiledask.lab.puzzles.kind import Kind
 from tiledask.lab.puzzles.orders import ORDER
+from tiledask.lab.puzzles.partitions import PARTITION
 from tiledask.plan.data import Fields, meant, names, read, read_named
 from tiledask.plan.whole import is_whole
 
 __all__ = ["KINDS", "Puzzle", "load_puzzle", "puzzle_levels", "puzzle_names"]
 
 KINDS: dict[str, Kind] = {
-    "partition": CUT,
+    "partition": PARTITION,
     "choice": CHOICE,
     "order": ORDER,
     "composition": COMPOSITION,
 }
-_KEYS = {"level", "title", "kind", "task", "inputs", "targets"}
-_MAY = {"hints", "source"}
 
 
-class Puzzle(PuzzleSpec):
+@dataclass(frozen=True, kw_only=True)
+class Puzzle(JudgedTask):
     """A task, its numbers, and the targets that an answer has to meet."""
+
+    level: int
+    """From easy to hard, counted from 1."""
+    title: str
+    kind: str
+    """A name in KINDS."""
+    inputs: MappingProxyType[str, Any]
+    targets: MappingProxyType[str, Any]
+    """The most that each measure may be, or LEAST: as little as the other targets let it be."""
 
     def judge(self, answer: Any) -> list[Target]:
         """The targets that ``answer`` meets or misses; ConfigError or RuleError if it is none."""
-        kind = KINDS[self.kind]
+        kind, limits = KINDS[self.kind], self._limits()
         measured = kind.measure(self.inputs, kind.read(self.inputs, answer))
-        limits = self._limits()
         # beside a number that stays unsaid, the best of the others would say it
         unsaid = any(
-            wanted == LEAST and measured.values[name] != limits[name]
+            wanted == LEAST and measured[name][0] != limits[name]
             for name, wanted in self.targets.items()
         )
         best = {} if unsaid else kind.best(self.inputs, limits)
@@ -51,21 +61,23 @@ class Puzzle(PuzzleSpec):
             Target(
                 kind.measures[name],
                 limits[name],
-                measured.values[name],
+                measured[name][0],
                 best[name].value if name in best else None,
                 best[name].yardstick if name in best else OPTIMUM,
-                wanted == LEAST,
-                measured.remarks,
-                measured.where.get(name, ""),
+                least=wanted == LEAST,
+                where=measured[name][1],
             )
             for name, wanted in self.targets.items()
         ]
 
     def figure(self, answer: Any) -> Figure:
         """A figure of ``answer``, right or wrong; of the empty task for None."""
+        from tiledask.lab.judging.figure import titled
         from tiledask.lab.puzzles import figures
 
-        return getattr(figures, f"draw_{self.kind}")(self, answer, self.result(answer))
+        title = partial(titled, self, self.result(answer))
+        draw: Callable[..., Figure] = getattr(figures, f"draw_{self.kind}")
+        return draw(self.inputs, self.targets, answer, title)
 
     def place(self) -> PlacedAnswer:
         """The answer as something that is moved with mouse and keyboard in JupyterLab.
@@ -73,12 +85,12 @@ class Puzzle(PuzzleSpec):
         Raises ConfigError for a kind of puzzle whose answer is typed.
         """
         kind = KINDS[self.kind]
-        if not kind.page:
-            placed = ", ".join(name for name, each in KINDS.items() if each.page)
+        if kind.board is None:
+            placed = ", ".join(name for name, each in KINDS.items() if each.board)
             raise ConfigError(
                 f"{self.name} is a {self.kind}, and only {placed} are placed; type {kind.how}"
             )
-        return PlacedAnswer(self.name, kind.how, kind.page, kind.setup(self.inputs, self._limits()))
+        return PlacedAnswer(self.name, kind.how, kind.page, kind.board(self.inputs, self._limits()))
 
     def solve(self) -> Any:
         """An answer that meets every target, found by the exact methods; None if there is none.
@@ -91,14 +103,17 @@ class Puzzle(PuzzleSpec):
 
     def _limits(self) -> dict[str, float]:
         """The targets as numbers; what is to be the least is worked out, inf if nothing will do."""
-        limits = {n: math.inf if w == LEAST else w for n, w in self.targets.items()}
+        limits = {name: math.inf if w == LEAST else w for name, w in self.targets.items()}
         least = [name for name, wanted in self.targets.items() if wanted == LEAST]
         best = KINDS[self.kind].best(self.inputs, limits) if least else {}
-        return limits | {name: best[name].value for name in least if name in best}
+        return limits | {name: best.get(name, Best(math.inf)).value for name in least}
 
     @property
     def heading(self) -> str:
         return self.title
+
+
+# -- files -----------------------------------------------------------------------------------------
 
 
 def puzzle_names() -> tuple[str, ...]:
@@ -107,7 +122,7 @@ def puzzle_names() -> tuple[str, ...]:
     >>> puzzle_names()[0]
     '24-on-4'
     """
-    return tuple(name for _, name in _by_level())
+    return tuple(_by_level().values())
 
 
 def puzzle_levels() -> tuple[Puzzle, ...]:
@@ -115,12 +130,14 @@ def puzzle_levels() -> tuple[Puzzle, ...]:
     return tuple(map(load_puzzle, puzzle_names()))
 
 
-def _by_level() -> list[tuple[int, str]]:
-    """(level, name) by the files alone: making a puzzle of each takes many times as long."""
-    return sorted((read_named("puzzles", name).values["level"], name) for name in names("puzzles"))
+def _by_level() -> dict[int, str]:
+    """Level -> name, by the files alone: making a puzzle of each takes many times as long."""
+    return dict(
+        sorted((read_named("puzzles", name).values["level"], name) for name in names("puzzles"))
+    )
 
 
-def load_puzzle(name: str | int | os.PathLike | Mapping[str, Any]) -> Puzzle:
+def load_puzzle(name: str | int | os.PathLike[str] | Mapping[str, Any]) -> Puzzle:
     """The puzzle with this name or level, or of a local JSON file (a path, or a name in .json), or
     of the same keys as a mapping: its title is its name then, and it needs no level.
 
@@ -136,58 +153,75 @@ def load_puzzle(name: str | int | os.PathLike | Mapping[str, Any]) -> Puzzle:
     '24-on-4'
     """
     if isinstance(name, Mapping):
-        return _read(str(name.get("title", "a puzzle")), {"level": 1, **name}, "the puzzle")
+        return _read(str(name.get("title", "a puzzle")), Fields({"level": 1, **name}, "the puzzle"))
     if isinstance(name, os.PathLike) or str(name).endswith(".json"):
-        fields = read(name)
-        return _read(Path(name).stem, fields.values, fields.where)
+        path = Path(str(name))
+        return _read(path.stem, read(path))
     if is_whole(name) or re.fullmatch(r"\d{1,9}", str(name)):
-        level = int(name)
-        levels = dict(_by_level())
-        if level not in levels:
-            raise ConfigError(f"there is no level {level}; the levels are 1 to {max(levels)}")
-        return load_puzzle(levels[level])
-    return _read(str(name), read_named("puzzles", str(name)).values)
+        levels = _by_level()
+        if int(name) not in levels:
+            raise ConfigError(f"there is no level {name}; the levels are 1 to {max(levels)}")
+        name = levels[int(name)]
+    return _read(str(name), Fields(read_named("puzzles", str(name)).values, f"puzzle {name!r}"))
 
 
-def _read(name: str, values: dict, where: str = "") -> Puzzle:
-    fields = Fields(values, where or f"puzzle {name!r}")
-    for key in sorted(set(values) ^ _KEYS):
-        if key in _KEYS:
-            raise fields.fail(key, "is missing; add it")
-        if key not in _MAY:
-            raise fields.fail(key, f"is not known here; {_near(key, _KEYS | _MAY)}")
-    kind = KINDS.get(fields.text("kind"))
-    if kind is None:
-        raise fields.fail("kind", f"is {short(values['kind'])}; there are {', '.join(KINDS)}")
-    inputs = fields.object("inputs")
-    for key in inputs.values:
-        if key not in kind.readers:
-            raise inputs.fail(key, f"is not known here; {_near(key, kind.readers)}")
-    for key in kind.needed:
-        if key not in inputs.values:
-            raise inputs.fail(key, "is missing; add it")
-    read_inputs = {key: _take(inputs, key, kind.readers[key]) for key in inputs.values}
-    targets = _read_targets(fields, kind)
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict) or not value:
+        raise ValueError("must be an object with a key or more")
+    return value
+
+
+_NEEDED: dict[str, Reader] = {
+    "level": whole(1, 999),
+    "title": text,
+    "kind": choice(KINDS),
+    "task": text,
+    "inputs": _object,
+    "targets": _object,
+}
+_OPTIONAL: dict[str, Reader] = {"hints": texts, "source": text}
+
+
+def _read(name: str, fields: Fields) -> Puzzle:
+    values = _values(fields, _NEEDED, _OPTIONAL)
+    kind = KINDS[values["kind"]]
+    inputs = _values(fields.object("inputs"), kind.needed, kind.optional)
+    readers = {name: partial(_wanted, name in inputs.get("open", {})) for name in kind.measures}
+    targets = _values(fields.object("targets"), {}, readers)
     try:
-        kind.ready(read_inputs)
+        kind.validate(inputs)
     except (ConfigError, RuleError) as error:
         raise fields.fail("inputs", f"cannot be a puzzle: {error}") from None
-    hints = _take(fields, "hints", texts) if "hints" in values else []
     return Puzzle(
         name=name,
-        question=_take(fields, "task", text),
+        question=values["task"],
         form=kind.how,
-        hints=tuple(hints),
-        source=_take(fields, "source", text) if "source" in values else "",
-        level=_take(fields, "level", whole(1, 999)),
-        title=_take(fields, "title", text),
+        hints=values.get("hints", ()),
+        source=values.get("source", ""),
+        level=values["level"],
+        title=values["title"],
         kind=values["kind"],
-        inputs=MappingProxyType(read_inputs),
+        inputs=MappingProxyType(inputs),
         targets=MappingProxyType(targets),
     )
 
 
-def _take(fields: Fields, key: str, reader: Any) -> Any:
+def _values(
+    fields: Fields, needed: Mapping[str, Reader], optional: Mapping[str, Reader]
+) -> dict[str, Any]:
+    """The value of every key; ConfigError for one that is missing, unknown, or refused."""
+    readers = {**needed, **optional}
+    for key in needed:
+        if key not in fields.values:
+            raise fields.fail(key, "is missing; add it")
+    for key in fields.values:
+        if key not in readers:
+            known = f"{meant(key, readers)}known: {', '.join(sorted(readers))}"
+            raise fields.fail(key, f"is not known here; {known}")
+    return {key: _value(fields, key, readers[key]) for key in fields.values}
+
+
+def _value(fields: Fields, key: str, reader: Reader) -> Any:
     try:
         return reader(fields.values[key])
     except ValueError as error:
@@ -196,21 +230,8 @@ def _take(fields: Fields, key: str, reader: Any) -> Any:
         raise fields.fail(key, f"{error}; got {shown}") from None
 
 
-def _read_targets(fields: Fields, kind: Kind) -> dict[str, float]:
-    targets = fields.object("targets")
-    if not targets.values:
-        raise fields.fail("targets", f"needs one or more of {', '.join(kind.measures)}")
-    for key in targets.values:
-        if key not in kind.measures:
-            raise targets.fail(key, f"is not known here; {_near(key, kind.measures)}")
-    for key, value in targets.values.items():
-        if value == LEAST:
-            if key not in fields.values["inputs"].get("open", {}):
-                raise targets.fail(key, f"may be {LEAST!r} only where {key} is what is chosen")
-            continue
-        targets.number(key)
-    return dict(targets.values)
-
-
-def _near(key: str, known: Any) -> str:
-    return f"{meant(key, known)}known: {', '.join(sorted(known))}"
+def _wanted(chosen: bool, value: Any) -> Any:
+    """A target: the most that a measure may be, or LEAST for what is ``chosen``."""
+    if value == LEAST and not chosen:
+        raise ValueError(f"may be {LEAST!r} only where it is what is chosen")
+    return value if value == LEAST else number()(value) and value

@@ -6,15 +6,10 @@ device 2  ...F0 B0--- F1 B1--- ......     a dot where the device is idle
 
 from typing import Any
 
-from tiledask.errors import ConfigError, RuleError, ScheduleError
+from tiledask.errors import ConfigError, RuleError
 from tiledask.lab.commands.partition import cut_text
-from tiledask.lab.puzzles.choices import CHOICE, run_choice
-from tiledask.lab.puzzles.compositions import memory_of, read_unlimited, run_composition
-from tiledask.lab.puzzles.orders import order_of, run_order
-from tiledask.lab.puzzles.puzzle import Puzzle
-from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.lab.puzzles.puzzle import KINDS, Puzzle
 from tiledask.plan.pipelines.timeline import Timeline
-from tiledask.plan.units import format_bytes
 
 __all__ = ["letters_a_second", "sketch", "timeline_text"]
 
@@ -23,45 +18,14 @@ _WIDTH = 72
 
 def sketch(puzzle: Puzzle, answer: Any = None) -> str:
     """The answer, or what the task shows, drawn in letters; empty if there is nothing to draw."""
-    if answer is None:
-        answer = puzzle.inputs.get("shown")
+    answer = puzzle.inputs.get("shown") if answer is None else answer
+    run = KINDS[puzzle.kind].run
     try:
-        if answer is not None and puzzle.kind in _SKETCHES:
-            return _SKETCHES[puzzle.kind](puzzle.inputs, answer)
+        if answer is None:
+            return ""
+        return timeline_text(run(puzzle.inputs, answer)) if run else cut_text(puzzle.inputs, answer)
     except (ConfigError, RuleError):
-        pass
-    return ""
-
-
-def _order(inputs: Any, answer: Any) -> str:
-    order = order_of(answer)
-    try:
-        return timeline_text(run_order(inputs, order))
-    except ScheduleError:
-        return _written(order)
-
-
-def _written(order: Schedule) -> str:
-    """The turns of an order, a line per rank."""
-    rows = (" ".join(map(str, row[:100])) for row in order.orders[:64])
-    return "\n".join(f"rank {d}  {row}" for d, row in enumerate(rows))
-
-
-def _composition(inputs: Any, answer: Any) -> str:
-    composition = read_unlimited(inputs, answer)
-    held = "\n".join(
-        f"device {d}  at most {format_bytes(used)}"
-        for d, used in enumerate(memory_of(inputs, composition), 1)
-    )
-    return f"{timeline_text(run_composition(inputs, composition))}\n{held}"
-
-
-_SKETCHES = {
-    "partition": cut_text,
-    "order": _order,
-    "choice": lambda inputs, answer: timeline_text(run_choice(inputs, CHOICE.read(inputs, answer))),
-    "composition": _composition,
-}
+        return ""
 
 
 def letters_a_second(run: Timeline, width: int = _WIDTH) -> float:

@@ -10,26 +10,21 @@ from tiledask.plan.splitting.assignment import read_assignment
 from tiledask.plan.splitting.judge import Verdict, judge
 from tiledask.plan.splitting.partition import Partition, partition, stage_name
 
-__all__ = ["CUT", "best_cut"]
+__all__ = ["PARTITION", "legal"]
 
 
-def _numbers_of(inputs: Inputs) -> dict[str, Any]:
-    return {name: value for name, value in inputs.items() if name != "shown"}
-
-
-def best_cut(inputs: Inputs) -> Partition:
+def _best_cut(inputs: Inputs) -> Partition:
     """The split with the smallest bottleneck; PartitionError if there is none at all."""
-    numbers = _numbers_of(inputs)
-    devices = numbers.pop("devices")
-    return partition(stages=devices * numbers.get("chunks", 1), **numbers)
+    given = {name: value for name, value in inputs.items() if name not in ("shown", "devices")}
+    return partition(stages=inputs["devices"] * inputs.get("chunks", 1), **given)
 
 
-def _read(inputs: Inputs, answer: Any) -> Verdict:
-    numbers = {"chunks": 1} | _numbers_of(inputs)
+def legal(answer: Any, stages: int, **numbers: Any) -> Verdict:
+    """The verdict of `judge` on ``answer``: ConfigError for what is none, PartitionError with the
+    rule that it breaks."""
+    layers = numbers.get("layers") or len(numbers["costs"])
     try:
-        groups = read_assignment(
-            answer, len(inputs["costs"]), numbers["devices"] * numbers["chunks"]
-        )
+        groups = read_assignment(answer, layers, stages)
     except PartitionError as error:
         raise ConfigError(f"{error}") from None
     verdict = judge(groups, **numbers)
@@ -38,56 +33,60 @@ def _read(inputs: Inputs, answer: Any) -> Verdict:
     return verdict
 
 
+def _read(inputs: Inputs, answer: Any) -> Verdict:
+    given = {name: value for name, value in inputs.items() if name != "shown"}
+    return legal(answer, inputs["devices"] * inputs.get("chunks", 1), **{"chunks": 1} | given)
+
+
 def _measure(inputs: Inputs, verdict: Verdict) -> Measured:
-    shape = inputs["devices"], inputs.get("chunks", 1)
-    most, least = (verdict.times.index(pick(verdict.times)) for pick in (max, min))
+    times, shape = verdict.times, (inputs["devices"], inputs.get("chunks", 1))
+    most, least = times.index(max(times)), times.index(min(times))
     layers = verdict.stages[most]
     span = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
     where = (
         f"{stage_name(most, *shape)}, with {span}, is the slowest, {stage_name(least, *shape)} "
-        f"takes {verdict.times[least]:g}"
+        f"takes {times[least]:g}"
     )
-    reached = {"crossings": verdict.crossings, "bottleneck": verdict.bottleneck}
-    return Measured(reached, where={"bottleneck": where})
+    crossings = verdict.crossings or 0  # None only of what is not legal
+    return {"crossings": (crossings, ""), "bottleneck": (max(times), where)}
 
 
 def _best(inputs: Inputs, targets: Targets) -> dict[str, Best]:
     stages = inputs["devices"] * inputs.get("chunks", 1)
     fewest = stages - 1 if inputs["devices"] > 1 else 0
-    values = {"crossings": fewest, "bottleneck": best_cut(inputs).bottleneck}
+    values = {"crossings": fewest, "bottleneck": _best_cut(inputs).bottleneck}
     return {name: Best(values[name]) for name in targets}
 
 
 def _solve(inputs: Inputs, targets: Targets) -> str | None:
     best = _best(inputs, targets)
     met = all(within(best[name].value, wanted) for name, wanted in targets.items())
-    return str(best_cut(inputs)) if met else None
+    return str(_best_cut(inputs)) if met else None
 
 
-def _ready(inputs: Inputs) -> None:
-    best_cut(inputs)
+def _validate(inputs: Inputs) -> None:
+    _best_cut(inputs)
     if "shown" in inputs:
         read_assignment(inputs["shown"])
 
 
-def _setup(inputs: Inputs, targets: Targets) -> dict[str, Any]:
+def _board(inputs: Inputs, targets: Targets) -> dict[str, Any]:
     devices, chunks = inputs["devices"], inputs.get("chunks", 1)
-    layers, stages = len(inputs["costs"]), range(devices * chunks)
-    sends = inputs.get("communication", 0.0)
-    speeds, capacity = inputs.get("speeds", [1.0] * devices), inputs.get("capacity")
+    sends, capacity = inputs.get("communication", 0.0), inputs.get("capacity")
+    between = len(inputs["costs"]) - 1
     return {
         "costs": inputs["costs"],
-        "names": [stage_name(s, devices, chunks) for s in stages],
+        "names": [stage_name(s, devices, chunks) for s in range(devices * chunks)],
         "devices": devices,
-        "speeds": speeds,
-        "sends": [*(sends if isinstance(sends, list) else [sends] * (layers - 1)), 0.0],
+        "speeds": inputs.get("speeds", [1.0] * devices),
+        "sends": [*(sends if isinstance(sends, list) else [sends] * between), 0.0],
         "memory": inputs.get("memory"),
         "capacity": capacity if isinstance(capacity, list | None) else [capacity] * devices,
         "limit": targets.get("bottleneck"),
     }
 
 
-CUT = Kind(
+PARTITION = Kind(
     needed={"costs": numbers(), "devices": whole(1, 128)},
     optional={
         "speeds": numbers(number(above=True)),
@@ -100,11 +99,11 @@ CUT = Kind(
     measures={"crossings": "changes of device", "bottleneck": "time of the slowest device"},
     how="the layers of each device (or of each chunk), for example '1-9 | 10-14 | ...'; sizes as "
     "in (9, 5, ...) and bounds as in (0, 9, 14, ...) will do",
+    validate=_validate,
     read=_read,
     measure=_measure,
     best=_best,
     solve=_solve,
-    ready=_ready,
     page="cuts",
-    setup=_setup,
+    board=_board,
 )
