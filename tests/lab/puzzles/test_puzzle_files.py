@@ -147,20 +147,6 @@ def run(capsys, *arguments):
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_lists_and_shows(capsys):
-    code, levels = run(capsys)
-    assert [each["name"] for each in levels[-12:]] == [f"idle-{n}" for n in range(1, 13)]
-    levels = levels[:-12]
-    assert (code, len(levels), levels[0]["name"]) == (0, len(puzzle_levels()), "24-on-4")
-    assert main(["puzzle"]) == 0
-    assert "everything-at-once" in capsys.readouterr().out
-    for level in range(1, 1 + len(levels)):
-        assert main(["puzzle", str(level)]) == 0
-        shown = capsys.readouterr().out
-        assert f"Level {level}: " in shown
-        assert "Answer with" in shown
-
-
 @pytest.fixture
 def kept_in(tmp_path, monkeypatch):
     """Where the command line keeps progress, begun anew."""
