@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from tiledask.lab.idle_ladder.level import IdleLevel, first_off
 from tiledask.lab.judging import Result
 from tiledask.lab.judging.figure import titled, titled_canvas
 from tiledask.lab.judging.reading import Unit
@@ -14,7 +13,7 @@ __all__ = ["draw_level"]
 
 
 @styled
-def draw_level(task: IdleLevel, answer: Any, result: Result) -> draw.Figure:
+def draw_level(task: Any, answer: Any, result: Result) -> draw.Figure:
     """A row for each field, or a box for each slot; the runs once all is right."""
     title = titled(task, result)
     if result:
@@ -47,7 +46,7 @@ def draw_level(task: IdleLevel, answer: Any, result: Result) -> draw.Figure:
         axes.tick_params(axis="x", length=0)
         axes.set_xlabel("slot")
     if slots and result.targets:  # the first slot that is off
-        slot, row = first_off(given, [field.right for field in task.fields])
+        slot, row = task.first_slot_off(given)
         draw.mark_box(axes, (slot, row - draw.HEIGHT / 2, 1, draw.HEIGHT), f"slot {slot + 1}")
     return figure
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tiledask.lab.idle_ladder.level import Field, IdleLevel, Run, level_of, listed, num
+from tiledask.lab.idle_ladder.level import Asked, IdleLevel, Run, level_of, listed, num
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
@@ -111,7 +111,7 @@ def which_gap_is_which(head: dict[str, Any], rng: Random) -> IdleLevel:
         {chr(10).join(f"W: {line}" for line in lines)}
         W: Answer: {", ".join(answer)}
     """
-    fields = [Field(f"gap {a}", causes[gap], _CAUSES, label=a) for a, gap in named]
+    fields = [Asked(f"gap {a}", causes[gap], _CAUSES, label=a) for a, gap in named]
     facts = Run(f"1F1B, {run.devices} workers, {m} micro-batches", run)
     return level_of(head, page, fields, facts, shows_run=True)
 

@@ -28,7 +28,7 @@ from tiledask.plan.pipelines.timeline import Timeline
 
 __all__ = [
     "IDLE",
-    "Field",
+    "Asked",
     "IdleLevel",
     "Run",
     "first_off",
@@ -111,7 +111,7 @@ def first_off(given: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) ->
 
 
 @dataclass(frozen=True)
-class Field:
+class Asked:
     """One thing that is asked for: a number, a word, or the words of a row of slots."""
 
     what: str
@@ -205,7 +205,7 @@ class IdleLevel(JudgedTask):
     """From 1, the easiest."""
     seed: int
     title: str
-    fields: tuple[Field, ...]
+    fields: tuple[Asked, ...]
     runs: tuple[Run, ...]
     lines: tuple[str, ...]
     """The working; its last line is the answer."""
@@ -269,6 +269,10 @@ class IdleLevel(JudgedTask):
 
         return draw_level(self, answer, self.result(answer))
 
+    def first_slot_off(self, given: Sequence[Sequence[str]]) -> tuple[int, int]:
+        """(slot, worker) of the first slot of a timetable that is off."""
+        return first_off(given, [field.right for field in self.fields])
+
     def working(self) -> str:
         """How it is worked out, a numbered line for each step; the last one is the answer."""
         return "\n".join(f"{n}. {line}" for n, line in enumerate(self.lines, 1))
@@ -283,7 +287,7 @@ class IdleLevel(JudgedTask):
 
 
 def level_of(
-    head: dict[str, Any], page: str, fields: Iterable[Field], *runs: Run, **judge: Any
+    head: dict[str, Any], page: str, fields: Iterable[Asked], *runs: Run, **judge: Any
 ) -> IdleLevel:
     """A level whose words stand on a ``page``, each part behind a letter: Q the question, A the
     form of an answer, H a hint, W a line of the working."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from tiledask.lab.idle_ladder.level import (
     IDLE,
-    Field,
+    Asked,
     IdleLevel,
     Run,
     first_off,
@@ -40,13 +40,13 @@ def one_batch(forward: Sequence[float], backward: Sequence[float], sends: Any = 
     return simulate(schedule("naive", len(forward), 1), forward, backward, latency=sends)
 
 
-def idle_share(run: Timeline) -> Field:
+def idle_share(run: Timeline) -> Asked:
     """The idle share of all worker-time."""
     wrong = (
         (run.utilisation, "that is the share in which they work"),
         (run.bubble_overhead, "that is idle over work; asked is idle over all"),
     )
-    return Field("the idle share", run.bubble_fraction, SHARE, wrong)
+    return Asked("the idle share", run.bubble_fraction, SHARE, wrong)
 
 
 def fill_the_timetable(head: dict[str, Any], rng: Random) -> IdleLevel:
@@ -85,7 +85,7 @@ def fill_the_timetable(head: dict[str, Any], rng: Random) -> IdleLevel:
         W: Slots of waiting for the backwards above: {"; ".join(after[1:])}
         W: Answer: {"; ".join(rows)}
     """
-    fields = [Field(f"worker {w}", row, label=f"{w}") for w, row in enumerate(right, 1)]
+    fields = [Asked(f"worker {w}", row, label=f"{w}") for w, row in enumerate(right, 1)]
     facts = Run(f"{p} workers, one batch", run)
     return level_of(head, page, fields, facts, offence=lambda given: _slot_off(given, right))
 
@@ -150,7 +150,7 @@ def who_waits_for_whom(head: dict[str, Any], rng: Random) -> IdleLevel:
     return level_of(head, page, fields, facts, offence=counted_from_0)
 
 
-def _waits_for(run: Timeline, worker: int, t: float, words: dict[str, str]) -> Field:
+def _waits_for(run: Timeline, worker: int, t: float, words: dict[str, str]) -> Asked:
     """What is right, by the simulator and by what the next action needs."""
     busy = next(w for w in range(run.devices) if run.state(w, t) != "idle")
     order = schedule("naive", run.devices, 1)
@@ -164,7 +164,7 @@ def _waits_for(run: Timeline, worker: int, t: float, words: dict[str, str]) -> F
     right = "works" if worker == busy else f"{waits[0]}" if waits else "done"
     why = f"worker {busy + 1} is the one at work, and worker {worker + 1} waits for a neighbour"
     wrong = [(f"{busy + 1}", why)] if worker != busy and waits else []
-    return Field(f"worker {worker + 1} at {t:g} s", right, words, wrong)
+    return Asked(f"worker {worker + 1} at {t:g} s", right, words, wrong)
 
 
 def _at(forward: Sequence[int], backward: Sequence[int], t: float) -> tuple[str, list[str]]:
@@ -210,7 +210,7 @@ def idle_of_each(head: dict[str, Any], rng: Random) -> IdleLevel:
             (sum(backward) - backward[w], "that is its wait while the batch goes back"),
         ]
         wrong = [each for each in mistakes if each[0] != right]
-        fields.append(Field(f"worker {w + 1}'s idle time", right, wrong=wrong, label=f"{w + 1}"))
+        fields.append(Asked(f"worker {w + 1}'s idle time", right, wrong=wrong, label=f"{w + 1}"))
     ways = listed([f"{c} s from worker {w} to {w + 1}" for w, c in enumerate(sends, 1)])
     moves = f"A transfer takes {ways}, and as long on the way back."
     waits = "\n".join(
@@ -253,7 +253,7 @@ def idle_in_all(head: dict[str, Any], rng: Random) -> IdleLevel:
         (run.busy, "that is how long the workers work, all together"),
         (run.makespan * p, "that is all worker-time, work and waiting"),
     )
-    fields = Field("the idle time of all workers", run.idle, wrong=wrong), idle_share(run)
+    fields = Asked("the idle time of all workers", run.idle, wrong=wrong), idle_share(run)
     page = f"""
         Q: A batch takes {T} s on one worker, forward and back. The model is cut over {p} workers,
            layer-wise; nobody tells you where, and the stages are uneven. Transfers take nothing,
@@ -282,7 +282,7 @@ def from_few_to_many(head: dict[str, Any], rng: Random) -> IdleLevel:
     T, more = 3 * whole, (q - p) * 3 * whole
     few, many = (one_batch([whole / n] * n, [2 * whole / n] * n) for n in (p, q))
     fields = [
-        Field(
+        Asked(
             f"the utilisation with {n} workers",
             run.utilisation,
             SHARE,
@@ -291,9 +291,9 @@ def from_few_to_many(head: dict[str, Any], rng: Random) -> IdleLevel:
         for n, run in ((p, few), (q, many))
     ]
     at_once = [(T / q, "that would need all of them to work at the same time")]
-    fields.append(Field(f"the time for a batch with {q} workers", many.makespan, wrong=at_once))
+    fields.append(Asked(f"the time for a batch with {q} workers", many.makespan, wrong=at_once))
     grown = [(many.idle, f"that is all idle time with {q} workers")]
-    fields.append(Field("the growth of the idle time", many.idle - few.idle, wrong=grown))
+    fields.append(Asked("the growth of the idle time", many.idle - few.idle, wrong=grown))
     page = f"""
         Q: A model takes {whole} s forward and {2 * whole} s back for a batch. It is cut evenly over
            {p} workers, then over {q}, layer-wise, one batch at a time; transfers take nothing. Give

@@ -9,7 +9,7 @@ from typing import Any
 
 from tiledask.errors import ConfigError
 from tiledask.lab.idle_ladder.level import (
-    Field,
+    Asked,
     IdleLevel,
     Run,
     level_of,
@@ -64,8 +64,8 @@ def triangles(head: dict[str, Any], rng: Random) -> IdleLevel:
         (run.idle, "that is the idle time of all workers together"),
     )
     fields = (
-        Field("the end", run.makespan, wrong=end),
-        Field("the idle time of a worker", run.idle_per_device[0], wrong=idle),
+        Asked("the end", run.makespan, wrong=end),
+        Asked("the idle time of a worker", run.idle_per_device[0], wrong=idle),
         idle_share(run),
     )
     page = f"""
@@ -129,7 +129,7 @@ def fewest_for_a_share(head: dict[str, Any], rng: Random) -> IdleLevel:
         W: With {m}: {left} idle; with {m - 1}: {fewer}
         W: Answer: {m}
     """
-    fields, run = [Field("the number of micro-batches", least, COUNT)], one_f_one_b(p, m)
+    fields, run = [Asked("the number of micro-batches", least, COUNT)], one_f_one_b(p, m)
     return level_of(head, page, fields, Run(f"1F1B, {p} workers", run), targets=targets)
 
 
@@ -160,7 +160,7 @@ def best_with_overhead(head: dict[str, Any], rng: Random) -> IdleLevel:
             (k * (T / k + 2 * o), "that is the work of one worker, without any waiting"),
         )
         off = not math.isclose(seconds, own, rel_tol=1e-3)
-        time = Field(f"with {k} micro-batches the time", own, wrong=wrong)
+        time = Asked(f"with {k} micro-batches the time", own, wrong=wrong)
         late = f"{k} is not the best number; others end the batch more than 5 % sooner"
         close = f"Close: {100 * (own / best - 1):.0f} % slower than the best m"
         least, far = 1.05 * best, (late,)
@@ -191,8 +191,8 @@ def best_with_overhead(head: dict[str, Any], rng: Random) -> IdleLevel:
         W: Answer: {m}, {num(times[m])} s
     """
     fields = (
-        Field("the number of micro-batches", m, COUNT),
-        Field("the time for the batch", run(m).makespan),
+        Asked("the number of micro-batches", m, COUNT),
+        Asked("the time for the batch", run(m).makespan),
     )
     return level_of(head, page, fields, Run(f"1F1B, {p} workers", run(m)), targets=targets)
 
@@ -224,7 +224,7 @@ def one_slow_stage(head: dict[str, Any], rng: Random) -> IdleLevel:
         ((m + p - 1) * 3 * slow, "that would be so if all were as slow"),
         ((m + p - 1) * 3 * F, "that would be so if all were as fast"),
     )
-    fields = Field("the end", run.makespan, wrong=wrong), _idle_of(run, k), _idle_of(run, other)
+    fields = Asked("the end", run.makespan, wrong=wrong), _idle_of(run, k), _idle_of(run, other)
     page = f"""
         Q: {p} workers, counted from 1, run 1F1B with {m} micro-batches. A forward takes {F} s on
            each but worker {k + 1}, which takes {slow} s; a backward takes twice as long as the
@@ -254,14 +254,14 @@ def one_slow_stage(head: dict[str, Any], rng: Random) -> IdleLevel:
     return level_of(head, page, fields, Run(f"1F1B, {p} workers, {m} micro-batches", run))
 
 
-def _idle_of(run: Timeline, worker: int) -> Field:
+def _idle_of(run: Timeline, worker: int) -> Asked:
     right = run.idle_per_device[worker]
     wrong = [(run.busy_per_device[worker], f"that is how long worker {worker + 1} works")]
     if worker + 1 < run.devices:  # counted from 0, this number is the next one's
         words = f"worker {worker + 2} is idle so long; did you count workers from 0? Here from 1"
         wrong.append((run.idle_per_device[worker + 1], words))
     wrong = [each for each in wrong if each[0] != right]
-    return Field(f"worker {worker + 1}'s idle time", right, wrong=wrong)
+    return Asked(f"worker {worker + 1}'s idle time", right, wrong=wrong)
 
 
 @cache
@@ -283,7 +283,7 @@ def which_microbatches(head: dict[str, Any], rng: Random) -> IdleLevel:
             (m + p - 1, "that counts the rounds, m + p - 1, and not only m"),
             (round(p * u / 100, 6), f"that is how many of the {p} work on average"),
         )
-        fields.append(Field(f"m at {u} %", m, COUNT, wrong))
+        fields.append(Asked(f"m at {u} %", m, COUNT, wrong))
         runs.append(Run(f"{p} workers, {u} % busy", one_f_one_b(p, m)))
         n = round(x)
         answers.append(num(n))
