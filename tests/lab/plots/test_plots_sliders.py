@@ -42,7 +42,8 @@ def test_a_slider_that_is_moved_draws_anew_and_what_is_refused_is_said():
 def test_without_a_kernel_there_is_the_picture_it_begins_with_and_words():
     shown = td.plots.sliders(drawn([]), m=[1, 2])
     bundle = shown._repr_mimebundle_()
-    assert bundle["image/png"] == td.plots.sliders(drawn([]), m=[1]).figure().to_png()
+    figure = td.plots.sliders(drawn([]), m=[1]).figure()
+    assert bundle["image/png"] == figure._repr_png_()[0]
     assert bundle["text/plain"] == "Figure: m = 1, p = 4 | time (s) | with sliders, here at m = 1"
     assert "application/vnd.jupyter.widget-view+json" in bundle
 

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from matplotlib import rcParams
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-__all__ = ["DPI", "Picture", "png_of"]
+__all__ = ["DPI", "Picture", "png_of", "shown_dpi"]
 
 DPI = 150
 _PLACES = ("left", "center", "right")  # of titles over axes
@@ -16,6 +17,12 @@ _METADATA = {"Software": None}  # matplotlib's own would change with its version
 _ROUNDS = 2
 """Layouts of a figure: a second one knows the ticks that the first has made; a third changes
 nothing that people see, and would take most of the time of every drawing."""
+
+
+def shown_dpi() -> float:
+    """Dots per inch of what a notebook shows: DPI, unless matplotlib's savefig.dpi is a number."""
+    dpi = rcParams["savefig.dpi"]
+    return DPI if dpi == "figure" else float(dpi)
 
 
 def png_of(figure: Figure, dpi: float = DPI) -> bytes:
@@ -91,4 +98,4 @@ class Picture(Figure):
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
         # sharp on dense screens: more pixels than the width it is shown at
-        return self.to_png(), {"width": round(100 * self.get_figwidth())}
+        return self.to_png(shown_dpi()), {"width": round(100 * self.get_figwidth())}

@@ -1,6 +1,7 @@
 """A figure that is drawn again when the reader moves a slider; without a kernel, one of them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tiledask.errors import ConfigError
@@ -10,16 +11,13 @@ from tiledask.plan import html
 __all__ = ["Sliders", "sliders"]
 
 
+@dataclass(frozen=True, repr=False)
 class Sliders:
     """A figure and what it is drawn of; a notebook shows it with its sliders."""
 
-    def __init__(
-        self,
-        draw: Callable[..., Any],
-        choices: Mapping[str, Sequence[Any]],
-        start: Mapping[str, Any],
-    ) -> None:
-        self.draw, self.choices, self.start = draw, choices, start
+    draw: Callable[..., Any]
+    choices: Mapping[str, Sequence[Any]]
+    start: Mapping[str, Any]
 
     def figure(self, **moved: Any) -> Any:
         """The figure at the start, or with sliders ``moved``."""
@@ -90,6 +88,6 @@ def sliders(
 
 
 def _png(figure: Any) -> bytes:
-    from tiledask.lab.plots.picture import png_of
+    from tiledask.lab.plots.picture import png_of, shown_dpi
 
-    return png_of(figure)
+    return png_of(figure, shown_dpi())
