@@ -38,7 +38,7 @@ from tiledask.lab.dashboard.saved import _record
 from tiledask.lab.dashboard.tasks import of_tasks, shown
 from tiledask.lab.dashboard.training_board import TrainingBoard, training_legend
 from tiledask.lab.dashboard.training_overview import EMPTY
-from tiledask.lab.plots.pipelines.gantt import KINDS
+from tiledask.lab.plots.gantt import KINDS
 from tiledask.plan.pipelines.timeline import Timeline
 
 EVIL = "<script>alert('x')</script>"

@@ -1,7 +1,7 @@
 """The chart of a training: its update is one, of no stage."""
 
 import tiledask as td
-from tiledask.lab.plots.pipelines.gantt import KINDS, chunks_of
+from tiledask.lab.plots.gantt import KINDS, chunks_of
 
 
 def test_an_update_is_none_of_the_stages_of_its_device():

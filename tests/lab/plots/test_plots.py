@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 from oracles.figures import clipped, drawn_texts, overlaps, words
 
-from tiledask.distributed.products.matmul import Spent
-from tiledask.distributed.transport.loans import Facts, Span
 from tiledask.errors import ConfigError
 from tiledask.lab import plots, sweep
+from tiledask.lab.plots.primitives import places as boxes
 from tiledask.lab.plots.style import PALETTE, ink_on
-from tiledask.plan.collectives.shards import deal_heads
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.pipelines.footprint import memory_over_time
@@ -23,7 +21,6 @@ from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling
-from tiledask.plan.products.product import plan_product
 from tiledask.plan.products.traffic import Traffic
 
 GB = 10**9
@@ -51,7 +48,6 @@ FORMULA = [
     "all_reduce",
     ("y", (24, 32), Replicate()),
 ]
-HEADS = deal_heads(10, 2, 4)
 FULL = Ledger.of(
     Row(place, tensor, ALWAYS, size * GB)
     for place in range(4)
@@ -70,33 +66,9 @@ SPLIT = Ledger.of(
 RING = Traffic.of(4, [(i, (i + 1) % 4, 16_777_216) for i in range(4)])
 QUARTERS = plots.Blocks([[0, 1], [2, 3]], [0, 500, 1001], [0, 512, 1024])
 COPIES = plots.Blocks([[(0, 2), (1, 3)]], [0, 1024], [0, 300, 640])
-MARKS = {"the best": 1, "yours": 3}
-
-
-def planned(name: str, *grid: int, **options):
-    """The plan of a small product whose operands lie in blocks on p x q, copied on the third."""
-    t = Tiling((12, 12), grid, (Shard(0), Shard(1), Replicate())[: len(grid)])
-    return plan_product(name, t, t, **options)
-
-
-def multiplied(ranks: int, steps: int, unit: float = 1.0, *, summed: bool = False):
-    """A product as td.matmul returns it: rank r begins after r; reads 1, waits 1, multiplies 4."""
-    every = []
-    for rank in range(ranks):
-        kinds = [
-            (kind, rank + 5 * step + at, rank + 5 * step + at + length)
-            for step in range(steps)
-            for kind, at, length in (("read", 0, 1), ("wait", 0, 1), ("multiply", 1, 4))
-        ]
-        end = ranks + 5 * steps
-        kinds += [("read", end, end + 1), ("sum", end, end + 2)] if summed else []
-        spans = tuple(Span(kind, 100 + unit * a, 100 + unit * b) for kind, a, b in kinds)
-        every.append(Spent.of(Facts((), spans), unit * (end + 2)))
-    return SimpleNamespace(spent=tuple(every), made_by="summa")
 
 
 CONTIGUOUS, ROUND_ROBIN = [n // 6 for n in range(24)], [n % 4 for n in range(24)]
-NOT_MADE = SimpleNamespace(spent=(), made_by="distribute")
 
 
 STAYS = {"slot 0": [("nap", 0, 0.2), ("nap", 0.2, 0.4)], "slot 1": [("killed", 0.3, 0.3)]}
@@ -104,10 +76,6 @@ SPREAD = {
     "four workers": {64: 2e-3, 256: 2e-3, 2048: 0.3},
     "one process": {64: 1e-5, 256: 4e-4, 2048: 0.5},
 }
-
-
-def long_name(n: int) -> str:
-    return f"interleaved 1F1B, {n} workers, 16 micro-batches"
 
 
 # make test looks at those without a comma
@@ -138,32 +106,13 @@ FIGURES = {
         cut((90, 80), R, S1), cut((80, 70), R, S0), cut((90, 70), R, Partial())
     ),
     "two levels": lambda: plots.two_levels(cut((512, 512), S0, S1), cut((512, 384), S0, S1)),
-    "rounds": lambda: plots.collective_rounds("all_reduce", "ring", 4),
-    "rounds, direct": lambda: plots.collective_rounds("reduce_scatter", "direct", 5),
     "slots": lambda: plots.slots(STAYS, title="A worker dies"),
     "curves": lambda: plots.curves(SPREAD, xlabel="n", ylabel="seconds", title="n x n x n"),
     "owners": lambda: plots.owners({"A": QUARTERS, "B": COPIES, "C": QUARTERS}),
     "owners, thin": lambda: plots.owners({"A": thin(64, 8), "B": thin(8, 64)}),
     "layers": lambda: plots.layers_on_devices({"cut": CONTIGUOUS, "round robin": ROUND_ROBIN}),
-    "turns, a deadlock": lambda: plots.turns(CROSSED, title="Nobody can go on"),
-    "turns, all done": lambda: plots.turns(schedule("zb-v", 8, 6)),
     "placements": lambda: plots.placements({"forward": FORMULA, "backward": FORMULA}, 4),
-    "shards": lambda: plots.shards(dict(zip(("10 query", "2 kv"), HEADS, strict=True))),
-    "cut costs": lambda: plots.cut_costs([2, 1, 1, 1, 1, 2], [3, 3, 2, 0, 3]),
-    "cut costs, some": lambda: plots.cut_costs(
-        [1] * 4, [3, 0, 3], cuts={"even": (2, 2), "late": (3, 1)}, room=[2, 2]
-    ),
     "idle blocks": lambda: plots.idle_blocks(pipeline(4, 8)),
-    "distribution": lambda: plots.distribution([1, 2, 2, 3], MARKS, of="bottleneck (s)"),
-    "distribution, 200": lambda: plots.distribution(np.arange(200) / 3, MARKS, of="cost (s)"),
-    "panels": lambda: plots.panels(
-        {"SUMMA": multiplied(4, 6, 0.01), "2.5-D": multiplied(4, 2, 0.01, summed=True)}
-    ),
-    "panels, 16 x 20": lambda: plots.panels({long_name(16): multiplied(16, 20)}),
-    "reads": lambda: plots.reads(
-        {"SUMMA": planned("summa", 3, 3, panel=4), "Cannon": planned("cannon", 3, 3)}
-    ),
-    "reads 2 x 4, many steps": lambda: plots.reads({"SUMMA": planned("summa", 2, 4, panel=1)}),
 }
 LOOPED = sweep.same_work("interleaved-zb", 2, 2)
 WHOLE = (0, "B", 0, 2, LOOPED.makespan, LOOPED.makespan + 2)
@@ -215,14 +164,6 @@ def thin(rows: int, columns: int) -> plots.Blocks:
     )
 
 
-def boxes(axes, gid: str) -> list[tuple[float, float, float, float]]:
-    """(x, y, width, height) of every polygon or rectangle with this gid."""
-    polygons = [p.vertices for c in axes.collections if c.get_gid() == gid for p in c.get_paths()]
-    found = [(*p.min(axis=0), *np.ptp(p, axis=0)) for p in polygons]
-    bars = [bar for bar in axes.patches if bar.get_gid() == gid]
-    return found + [(b.get_x(), b.get_y(), b.get_width(), b.get_height()) for b in bars]
-
-
 @cache
 def drawn(name: str) -> tuple:
     """(figure, its words), drawn once for all that is asked of it."""
@@ -250,9 +191,11 @@ def test_every_figure_has_a_title_and_units_and_every_word_can_be_read(name):
 def test_a_notebook_shows_a_figure_that_no_setting_changes_and_that_changes_no_setting():
     import matplotlib as mpl
 
-    png, size = drawn("slots")[0]._repr_png_()
-    assert png.startswith(b"\x89PNG")
-    assert size == {"width": 900}
+    for dpi, wide in (("figure", 1350), (40, 360)):
+        with mpl.rc_context({"savefig.dpi": dpi}):
+            png, size = drawn("slots")[0]._repr_png_()
+        assert (png[:4], int.from_bytes(png[16:20])) == (b"\x89PNG", wide)
+        assert size == {"width": 900}
     expected = drawn("slots")[0].to_png()
     with mpl.rc_context({"font.size": 30, "axes.facecolor": "red"}):
         assert FIGURES["slots"]().to_png() == expected
@@ -331,7 +274,6 @@ def test_gantt_draws_the_path_that_decided_the_end():
         (lambda: plots.curves({"a": {0: 1}}, xlabel="n", ylabel="s"), "above 0"),
         (lambda: plots.corner(*(cut((4, 5), S0, S1) for _ in "XAY")), "m x k by k x n"),
         (lambda: plots.Blocks([[0], [1]], [0, 5, 3], [0, 5]), "ascend"),
-        (lambda: plots.panels({"A": NOT_MADE}), "made by distribute"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(call, message):
@@ -389,13 +331,13 @@ def test_traffic_cells_are_the_bytes_and_those_that_differ_are_framed():
 def test_owners_are_drawn_to_scale():
     figure = plots.owners({"A": QUARTERS, "B": COPIES})
     a, b = figure.axes
-    drawn = [(p.get_x(), p.get_y(), p.get_width(), p.get_height()) for p in a.patches]
+    drawn = sorted(boxes(a, ""), key=lambda at: at[1::-1])
     assert drawn == [(x, y, 512, h) for y, h in ((0, 500), (500, 501)) for x in (0, 512)]
     assert [t.get_text() for t in a.texts] == [f"rank {n}" for n in range(4)]
     assert [t.get_text() for t in b.texts] == ["ranks\n0, 2", "ranks\n1, 3"]
     assert a.get_title(loc="left") == "A, 1001 x 1024"
     assert a.get_aspect() == 1
-    assert len({p.get_facecolor() for p in a.patches}) == 4
+    assert len({tuple(c.get_facecolor()[0]) for c in a.collections}) == 4
     (c,) = plots.owners({"both": QUARTERS}, sizes=False).axes
     assert c.get_title(loc="left") == "both"
 
@@ -433,12 +375,6 @@ def test_a_corner_has_each_block_at_its_matrix_and_says_where_k_is_cut():
     assert {f"rank {rank}" for rank in range(4)} <= set(said)
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "tree", "direct"])
-def test_after_the_last_round_every_chunk_has_all_ranks_numbers(algorithm):
-    *_, last = plots.collective_rounds("all_reduce", algorithm, 4).axes
-    assert [text.get_text() for text in last.texts] == ["4"] * 16
-
-
 def test_idle_time_pushed_together_is_one_block_of_p_minus_1_forwards_and_backwards():
     above, below, *_ = plots.idle_blocks(pipeline(4, 8)).axes
     for axes, ends in ((above, 33), (below, 9)):
@@ -460,57 +396,13 @@ def test_ink_has_the_contrast_that_small_text_needs(colour):
     assert (light + 0.05) / (dark + 0.05) >= 4.5
 
 
-def test_panels_draw_every_span_in_its_lane_where_and_as_long_as_it_was():
-    product = multiplied(3, 4, summed=True)
-    (axes,) = plots.panels({"SUMMA": product}).axes
-    for kind in ("multiply", "wait", "sum", "read"):
-        drawn = sorted((round(y), x, w) for x, y, w, _ in boxes(axes, kind))
-        spans = [
-            (rank, span.start - 100, pytest.approx(span.stop - span.start))
-            for rank, mine in enumerate(product.spent)
-            for span in mine.spans
-            if span.kind == kind
-        ]
-        assert drawn == spans
-    assert [w for _, _, w, _ in boxes(axes, "rest")] == [25] * 3
-
-
-@pytest.mark.parametrize(("name", "p", "q"), [("summa", 2, 2), ("cannon", 3, 3), ("summa", 2, 3)])
-def test_reads_are_an_arrow_for_every_piece_of_every_step(name, p, q):
-    plan = planned(name, p, q)
-    drawn = [axes for axes in plots.reads({"X": plan}).axes if axes.axison]
-    assert len(drawn) == len(plan.panels[0])
-    for step, axes in enumerate(drawn):
-        for operand in "ab":
-            pieces = [
-                piece
-                for rank, mine in enumerate(plan.panels)
-                for piece in getattr(mine[step], operand)
-                if piece.source != rank
-            ]
-            arrows = [p for p in axes.patches if p.get_gid() == f"{operand.upper()} read"]
-            assert len(arrows) == len(pieces)
-
-
 def test_an_array_is_drawn_as_the_parts_that_ranks_have():
     figure = plots.placements({"forward": FORMULA}, 4)
-    gids = [str(patch.get_gid()) for patch in figure.axes[0].patches]
+    drawn = figure.axes[0].collections
+    gids = [each.get_gid() for each in drawn for _ in each.get_paths()]
     assert [gids.count(f"rank {rank}: {n}") for rank, n in enumerate((32, 32, 32, 31))] == [3] * 4
     assert [gids.count(f"partial {rank}") for rank in range(4)] == [1] * 4
     assert gids.count("whole") == 2
     assert {"24 x 32", "32 x 127", "127 x 32"} <= set(words(figure))
     collective = next(t for t in figure.axes[0].texts if t.get_text() == "all_reduce")
     assert collective.get_color() == plots.RED
-
-
-def test_what_several_ranks_have_is_hatched():
-    figure = plots.shards({"query": HEADS[0], "kv": HEADS[1], "given": [(0, 1), (1,)]})
-    found = [
-        {str(patch.get_gid()): bool(patch.get_hatch()) for patch in axes.patches}
-        for axes in figure.axes
-    ]
-    assert len(found[0]) == 10
-    assert not any(found[0].values())
-    assert [*found[1]] == ["rank 0: 0", "rank 1: 0", "rank 1: 1", "rank 2: 1", "rank 3: 1"]
-    assert all(found[1].values())
-    assert found[2] == {"rank 0: 0": False, "rank 0: 1": True, "rank 1: 1": True}

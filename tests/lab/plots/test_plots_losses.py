@@ -8,7 +8,6 @@ from oracles.figures import clipped, drawn_texts, overlaps
 
 import tiledask as td
 from tiledask.lab import plots
-from tiledask.lab.plots.training.layers_traffic import PARTS
 from tiledask.lab.precision.drift import SAFETY, likely
 
 TEXT = td.load_text("tales")
@@ -57,10 +56,6 @@ FIGURES = {
         xlabel="step",
         ylabel="power of two",
     ),
-    "layers": lambda t: plots.layers_traffic(t[2, 2, 2]),
-    "layers, of each": lambda t: plots.layers_traffic({str(shape): t[shape] for shape in t}),
-    "grid": lambda t: plots.rank_grid(MODEL, (2, 2, 2)),
-    "grid, one copy": lambda t: plots.rank_grid(MODEL, (1, 3, 2), title="Six ranks"),
 }
 
 
@@ -141,19 +136,6 @@ def test_the_first_step_outside_of_the_envelope_is_marked():
     assert "first outside" not in lines(plots.losses(runs, dtype="float32").axes[1])
 
 
-def test_bars_are_the_frame(trained):
-    run = trained[2, 2, 2]
-    figure, frame = plots.layers_traffic(run), run.layers()
-    for axes, what in zip(figure.axes, ("bytes", "barriers"), strict=True):
-        patches = [p for p in axes.patches if p.get_gid() in PARTS]
-        (ticks,) = [c for c in axes.collections if c.get_gid() == "predicted"]
-        ends = [segment[0][0] for segment in ticks.get_segments()]
-        assert sum(ends) == frame[f"predicted_{what}"].sum() == frame[what].sum()
-        for row, end in enumerate(ends):
-            assert end == sum(p.get_width() for p in patches if round(p.get_y() + 0.36) == row)
-    assert "counted equals predicted" in figure.get_suptitle()
-
-
 @pytest.mark.parametrize(
     ("shape", "hosts", "across"),
     [
@@ -184,28 +166,3 @@ def test_a_group_is_a_line_through_its_ranks_red_where_it_lies_on_several_hosts(
     drawn = drawn_texts(figure)
     assert not clipped(figure, drawn, by=1)
     assert not overlaps(drawn)
-
-
-@pytest.mark.parametrize("shape", [(2, 2, 2), (1, 3, 2), (4, 1, 1)])
-def test_the_grid_joins_the_ranks_of_each_group(shape):
-    """A frame holds the ranks of a group of tp, a line joins those along dp, or two stages."""
-    (axes,) = plots.rank_grid(MODEL, shape).axes
-    boxes = {p.get_gid(): p.get_bbox() for p in axes.patches if p.get_gid() != "tp"}
-    at = {int(name.removeprefix("rank ")): box for name, box in boxes.items()}
-    grid = np.arange(np.prod(shape)).reshape(shape)
-    assert sorted(at) == sorted(grid.flat)
-    frames = [p.get_bbox() for p in axes.patches if p.get_gid() == "tp"]
-    held = [[r for r, box in at.items() if frame.fully_overlaps(box)] for frame in frames]
-    wanted = np.moveaxis(grid, 1, -1).reshape(-1, shape[1]).tolist()
-    assert sorted(held) == sorted(wanted if shape[1] > 1 else [])
-    for axis, kind in ((0, "dp"), (2, "pp")):
-        found = [
-            [next(r for r, box in at.items() if box.contains(*point)) for point in xy]
-            for xy in (x.get_xydata() for x in axes.get_lines() if x.get_gid() == kind)
-        ]
-        groups = np.moveaxis(grid, axis, -1).reshape(-1, shape[axis]).tolist()
-        assert sorted(found) == sorted(groups if shape[axis] > 1 else [])
-    for stage in range(shape[2]):
-        units = ", ".join(MODEL.stage_units(stage, MODEL.even_cut(shape[2])))
-        said = [" ".join(text.get_text().split()) for text in axes.texts]
-        assert sum(words.endswith(units) for words in said) == shape[0] * shape[1]

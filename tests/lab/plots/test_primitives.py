@@ -5,8 +5,6 @@ import pytest
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import BLUE, canvas
 
-"""Methods of matplotlib that have a primitive."""
-
 
 @pytest.fixture
 def axes():

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiledask.lab.plots.pipelines.gantt import KINDS
-from tiledask.lab.plots.products.panels import _LANE
+from tiledask.lab.plots.gantt import KINDS
 from tiledask.lab.plots.style import _NAMES, PALE, colour_named
 
 OWN = " ".join(_NAMES.values()).split()
@@ -41,4 +40,3 @@ def test_figures_have_the_colours_of_the_page():
     assert {kind: colour for kind, (_, colour) in KINDS.items()} == {
         kind: colour_named(name) for kind, name in names.items()
     }
-    assert {kind: colour_named(kind) for kind in ("multiply", "wait", "sum")} == _LANE

@@ -10,7 +10,7 @@ import numpy as np
 from bokeh.models import ColumnDataSource
 
 from tiledask.lab.dashboard.activity import HEIGHT, Activity, Pause
-from tiledask.lab.plots.pipelines.gantt import IDLE, IdleLook
+from tiledask.lab.plots.gantt import IDLE, IdleLook
 from tiledask.plan.pipelines.causes import CAUSES
 
 __all__ = ["PAUSE", "hatch", "hatched", "idle_legend"]

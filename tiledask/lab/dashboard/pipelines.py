@@ -9,7 +9,7 @@ from typing import Any
 
 from tiledask.lab.dashboard.activity import HEIGHT, Activity, Box, Pause, interval, transfer_box
 from tiledask.lab.dashboard.recorder import ReportedRun, Snapshot
-from tiledask.lab.plots.pipelines.gantt import KINDS, chunks_of, colour_of, kinds_shown
+from tiledask.lab.plots.gantt import KINDS, chunks_of, colour_of, kinds_shown
 from tiledask.lab.plots.style import INK, ink_on
 from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.pipelines.timeline import COMPUTE, TRANSFER, Span, Timeline

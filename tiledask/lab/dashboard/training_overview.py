@@ -16,17 +16,32 @@ from typing import Any
 from tiledask.distributed.training.by_layer import CallSite, Sums, ordered, together
 from tiledask.distributed.training.reports import Assembly, Progress
 from tiledask.lab.dashboard.activity import HEIGHT, Box
-from tiledask.lab.plots.style import ink_on
-from tiledask.lab.plots.training.layers_traffic import PARTS, part_of
+from tiledask.lab.plots.style import BLUE, GREEN, GREY, ORANGE, PINK, YELLOW, ink_on
 from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["EMPTY", "Overview", "Training", "of_training"]
+
+PARTS = {
+    "tensor, forward": (BLUE, "tensor parallel, forward"),
+    "tensor, backward": (ORANGE, "tensor parallel, backward"),
+    "data, gradients": (GREEN, "data parallel, gradients"),
+    "data, weights": (PINK, "data parallel, weights"),
+    "pipeline": (GREY, "between stages"),
+    "all ranks": (YELLOW, "all ranks, norm of the gradients"),
+}
+"""Part of a step -> (colour, what it is)."""
 
 KEPT_STEPS = 4_000
 _RECENT = 10
 """Steps over which seconds and tokens are taken."""
 _SILENT = 30.0
 """Seconds without a word, beyond those of three steps, after which a training may have ended."""
+
+
+def part_of(parallel: str, when: str) -> str:
+    """The name in `PARTS`."""
+    found = f"{parallel}, {when}"
+    return found if found in PARTS else parallel if parallel in PARTS else "all ranks"
 
 
 @dataclass

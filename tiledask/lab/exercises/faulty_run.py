@@ -17,8 +17,8 @@ import numpy as np
 from tiledask.distributed.training import GPT, train
 from tiledask.lab.exercises.exercise import Exercise, exercise, none_wrong
 from tiledask.lab.judging import Target
+from tiledask.lab.plots.curves import losses as draw_losses
 from tiledask.lab.plots.primitives import Figure
-from tiledask.lab.plots.training.losses import losses as draw_losses
 from tiledask.lab.precision import GRADES, verdicts
 from tiledask.tile.datasets import load_text
 from tiledask.tile.optimizers import Adam, AdamW, Rule

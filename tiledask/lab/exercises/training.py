@@ -23,8 +23,7 @@ from tiledask.lab.exercises.exercise import (
 from tiledask.lab.judging import Target
 from tiledask.lab.judging.result import NEAR
 from tiledask.lab.plots.primitives import Figure
-from tiledask.lab.plots.training.rank_grid import rank_grid
-from tiledask.lab.plots.training.rank_groups import rank_groups
+from tiledask.lab.plots.ranks import rank_groups
 from tiledask.lab.precision.small import Small, SmallRun
 from tiledask.lab.precision.small import train as train_small
 from tiledask.plan.collectives.algorithms import default
@@ -74,7 +73,7 @@ def _moved(shape: Shape) -> dict[str, int]:
 @exercise(
     "step-traffic",
     read=_counts,
-    draw=lambda _, shape: rank_grid(_small_gpt(), shape, batch=BATCH, title="Who has what"),
+    draw=lambda _, shape: rank_groups(shape),
 )
 def step_traffic(answer: dict[str, float], shape: Shape = (2, 2, 2)) -> list[Target]:
     """Say how many bytes all ranks of a (dp, tp, pp) mesh send in a step, by kind of parallelism,

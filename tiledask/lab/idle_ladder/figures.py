@@ -6,7 +6,7 @@ from tiledask.lab.judging import Result
 from tiledask.lab.judging.figure import titled, titled_canvas
 from tiledask.lab.judging.reading import Unit
 from tiledask.lab.plots import primitives as draw
-from tiledask.lab.plots.pipelines.gantt import KINDS, gantt
+from tiledask.lab.plots.gantt import KINDS, gantt
 from tiledask.lab.plots.style import INK, PALE, RED, lighter, styled
 
 __all__ = ["draw_level"]

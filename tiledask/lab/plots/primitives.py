@@ -1,16 +1,20 @@
-"""What figures are made of: rows and boxes, bars, curves, limits, notes, legends, units of an axis.
+"""What figures are made of: boxes in lanes and in a plane, notes, legends, units of axes.
 
-All sizes beside the data's are in points. What takes ``**look`` hands it on to matplotlib, and has
-the look of all figures without it.
+    lanes  a row for each name          plane  to scale, no axes
+    d 1 | [F][F]...[B]                  [A][ B ]
+    d 2 |    [F][F][B]                  [ C    ]
+
+A figure makes a list of `Box`, has them drawn by ``lanes`` or ``plane``, and after
+``figure.lay_out()``, which fixes how wide a box is, ``write`` puts words into those that have room.
+Sizes that are not the data's are in points. ``**look`` goes to matplotlib as it is.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tiledask.lab.plots.style import GREY, INK, PALE, RED, ink_on
-from tiledask.plan.units import format_bytes, format_seconds
+from tiledask.lab.plots.style import INK, RED, ink_on
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,47 +28,76 @@ else:  # names for annotations: matplotlib is loaded by the first figure
 
 __all__ = [
     "BEHIND",
+    "DASHED",
     "HEIGHT",
     "Axes",
     "Box",
     "Figure",
+    "Look",
+    "Place",
     "amount",
-    "arrow",
-    "bare",
     "box",
     "boxes",
-    "byte_ticks",
     "cells",
-    "curve",
     "fitting_text",
-    "grid",
-    "label_right",
     "lanes",
     "legend",
-    "legend_under",
-    "limit_line",
     "line_entry",
     "log_ticks",
     "mark_box",
     "mark_excess",
     "note",
-    "number_entry",
     "patch_entry",
-    "percent_ticks",
+    "places",
+    "plane",
     "points_per_unit",
-    "second_ticks",
+    "span",
     "stack",
     "stacked_axes",
     "text_in",
     "ticks_as",
     "time_ticks",
-    "whole_ticks",
+    "write",
 ]
 
-Box = tuple[float, float, float, float]
+Look = dict[str, Any]
+"""What goes to matplotlib as it is: colours, widths, hatches."""
+Place = tuple[float, float, float, float]
 """x, y, width, height in data."""
 HEIGHT = 0.72
 """Of a box or a bar, in rows."""
+BEHIND: Look = {"bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.6}}
+"""Of words that shall be read over lines of the grid."""
+DASHED: Look = {"color": INK, "linestyle": "--", "linewidth": 1.4}
+"""Of a line at a limit: ``axes.axvline(capacity, **DASHED)``."""
+
+
+class Box(NamedTuple):
+    """A rectangle of a figure, and what may be written in it."""
+
+    at: Place
+    colour: Any
+    words: str | tuple[str, ...] = ""
+    """The first of them that fits is written."""
+    gid: str = ""
+    """What it is: the name of its artist."""
+    look: Mapping[str, Any] = {}
+    """Of its edge and hatch, beyond those that all boxes have."""
+
+
+def span(
+    row: float,
+    start: float,
+    end: float,
+    colour: Any,
+    words: str = "",
+    gid: str = "",
+    *,
+    height: float = HEIGHT,
+    look: Mapping[str, Any] | None = None,
+) -> Box:
+    """The box of a lane, from ``start`` to ``end``."""
+    return Box((start, row - height / 2, end - start, height), colour, words, gid, look or {})
 
 
 # -- axes ----------------------------------------------------------------------------------------
@@ -76,12 +109,22 @@ def stacked_axes(figure: "Figure", heights: Sequence[float], **options: Any) -> 
     return list(grid[:, 0])
 
 
-def lanes(axes: "Axes", labels: Sequence[str], step: int = 1) -> None:
-    """A row for each label, the first at the top, every ``step``-th named, and no line at left."""
+def lanes(axes: "Axes", labels: Sequence[str], every: Iterable[Box] = (), step: int = 1) -> None:
+    """A row for each label, the first at the top, every ``step``-th named, with ``every`` box."""
     axes.set_yticks(range(0, len(labels), step), labels[::step])
     axes.set_ylim(len(labels) - 0.45, -0.55)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
+    boxes(axes, every)
+
+
+def plane(axes: "Axes", extent: Place, every: Iterable[Box] = (), **look: Any) -> None:
+    """``extent`` to scale, the top at its first y, without ticks or frame, with ``every`` box."""
+    left, top, width, height = extent
+    axes.set(xlim=(left, left + width), ylim=(top + height, top), xticks=[], yticks=[])
+    axes.set_aspect(**{"aspect": "equal", "anchor": "NW"} | look)
+    axes.spines[:].set_visible(False)
+    boxes(axes, every)
 
 
 def cells(axes: "Axes", columns: Sequence[Any], rows: Sequence[Any]) -> None:
@@ -93,47 +136,14 @@ def cells(axes: "Axes", columns: Sequence[Any], rows: Sequence[Any]) -> None:
     axes.spines[:].set_visible(False)
 
 
-def bare(axes: "Axes") -> None:
-    """No ticks, and no lines around."""
-    axes.set(xticks=[], yticks=[])
-    axes.spines[:].set_visible(False)
-
-
-def label_right(axes: "Axes", at: Sequence[float], words: Sequence[str], colour=GREY) -> None:
-    """Small ``words`` at the right of the axes, at these heights."""
-    right = axes.secondary_yaxis("right")
-    right.set_yticks(at, words)
-    right.tick_params(axis="y", length=0, labelsize=7.5, labelcolor=colour)
-    right.spines[:].set_visible(False)
-
-
-def grid(*every: "Axes") -> None:
-    """Pale lines below what is drawn."""
-    for axes in every:
-        axes.grid(color=PALE, linewidth=0.8)
-        axes.set_axisbelow(True)
-
-
-def ticks_as(axis: "Axis", words: Callable[[float], str]) -> None:
-    """Ticks with these words."""
-    axis.set_major_formatter(lambda value, _: words(value))
-
-
 def amount(words: Callable[[float], str]) -> Callable[[float], str]:
     """``words``, and "0" without a unit."""
     return lambda value: words(value) if value else "0"
 
 
-def byte_ticks(axis: "Axis") -> None:
-    ticks_as(axis, amount(format_bytes))
-
-
-def second_ticks(axis: "Axis") -> None:
-    ticks_as(axis, amount(format_seconds))
-
-
-def percent_ticks(axis: "Axis") -> None:
-    ticks_as(axis, lambda share: f"{100 * share:.4g} %")
+def ticks_as(axis: "Axis", words: Callable[[float], str]) -> None:
+    """Ticks with these words, such as those of ``format_bytes``, and 0 without a unit."""
+    axis.set_major_formatter(lambda value, _: amount(words)(value))
 
 
 def time_ticks(axes: "Axes", first: float, last: float) -> None:
@@ -142,11 +152,6 @@ def time_ticks(axes: "Axes", first: float, last: float) -> None:
     size, unit = next((each for each in units if last - first >= each[0]), units[-1])
     axes.set(xlim=(first, last), xlabel=f"time ({unit})")
     ticks_as(axes.xaxis, lambda seconds: f"{seconds / size:.6g}")
-
-
-def whole_ticks(axis: "Axis") -> None:
-    """Ticks at whole numbers only."""
-    axis.get_major_locator().set_params(integer=True)
 
 
 def log_ticks(
@@ -168,24 +173,38 @@ def log_ticks(
     ticks_as(axis, words)
 
 
-# -- bars and boxes ------------------------------------------------------------------------------
+# -- boxes ---------------------------------------------------------------------------------------
 
 
-def box(axes: "Axes", at: Box, colour: Any, **look: Any) -> "Rectangle":
-    """A rectangle with a white edge; ``colour`` "none": the edge alone."""
+def boxes(axes: "Axes", every: Iterable[Box]) -> None:
+    """Draw boxes; those of one colour, gid and look as one collection, which is quick."""
+    from matplotlib.collections import PolyCollection
+
+    alike: dict[Any, list[Box]] = {}
+    for each in every:
+        alike.setdefault((each.colour, each.gid, *each.look.items()), []).append(each)
+    for same in alike.values():
+        corners = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h)] for (x, y, w, h), *_ in same]
+        first = same[0]
+        look = {"edgecolor": "white", "linewidth": 0.8, "zorder": 2, "facecolor": first.colour}
+        drawn = PolyCollection(corners, gid=first.gid, **look | dict(first.look))
+        axes.add_collection(drawn, autolim=False)
+
+
+def places(axes: "Axes", gid: str) -> list[Place]:
+    """Where the boxes and bars with this gid are."""
+    drawn = [each for each in axes.collections if each.get_gid() == gid]
+    corners = [path.vertices for each in drawn for path in each.get_paths()]
+    found = [(*c.min(axis=0).tolist(), *np.ptp(c, axis=0).tolist()) for c in corners]
+    return found + [b.get_bbox().bounds for b in axes.patches if b.get_gid() == gid]
+
+
+def box(axes: "Axes", at: Place, colour: Any, **look: Any) -> "Rectangle":
+    """A single rectangle with a white edge; ``colour`` "none": the edge alone."""
     from matplotlib.patches import Rectangle
 
     look = {"edgecolor": "white", "linewidth": 0.8, "facecolor": colour} | look
     return axes.add_patch(Rectangle(at[:2], *at[2:], **look))
-
-
-def boxes(axes: "Axes", every: Iterable[Box], **look: Any) -> None:
-    """Many rectangles of one look, as one collection: quick to draw."""
-    from matplotlib.collections import PolyCollection
-
-    corners = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h)] for x, y, w, h in every]
-    look = {"edgecolor": "white", "linewidth": 0.5, "zorder": 2} | look
-    axes.add_collection(PolyCollection(corners, **look), autolim=False)
 
 
 def stack(
@@ -194,8 +213,8 @@ def stack(
     parts: Iterable[tuple[str, float, Any]],
     height: float = HEIGHT,
     **look: Any,
-) -> list[Box]:
-    """A bar of (name, length, colour), one behind the other; their boxes."""
+) -> list[Place]:
+    """A bar of (name, length, colour), one behind the other; where they are."""
     left, made = 0, []
     look = {"edgecolor": "white", "linewidth": 0.6} | look
     for name, length, colour in parts:
@@ -205,19 +224,7 @@ def stack(
     return made
 
 
-def arrow(
-    axes: "Axes", start: tuple[float, float], end: tuple[float, float], colour: Any, **look: Any
-) -> None:
-    """An arrow from one point to another, bent if ``look`` does not say otherwise."""
-    from matplotlib.patches import FancyArrowPatch
-
-    bent = {"arrowstyle": "-|>", "connectionstyle": "arc3,rad=0.25", "mutation_scale": 10}
-    look = {"linewidth": 1.6, "zorder": 3} | bent | look
-    look |= {"shrinkA": 3, "shrinkB": 3, "color": colour}
-    axes.add_patch(FancyArrowPatch(start, end, **look))
-
-
-def mark_box(axes: "Axes", at: Box, words: str) -> None:
+def mark_box(axes: "Axes", at: Place, words: str) -> None:
     """Draw a red frame around what is wrong in the box ``at``."""
     box(axes, at, "none", edgecolor=RED, linewidth=2, zorder=6, gid=f"wrong {words}")
 
@@ -231,25 +238,7 @@ def mark_excess(
         axes.barh(row, reached - limit, height, limit, color="none", **look)
 
 
-# -- curves and limits ---------------------------------------------------------------------------
-
-
-def curve(axes: "Axes", xs: Any, ys: Any, colour: Any, width: float = 1.6, **look: Any) -> None:
-    """A line through the points, or marks without one if the width is 0."""
-    look = {"color": colour, "linewidth": width, "linestyle": "-" if width else "none"} | look
-    axes.plot(xs, ys, **look)
-
-
-def limit_line(axes: "Axes", x: float | None = None, y: float | None = None, **look: Any) -> None:
-    """A dashed line across the axes at ``x`` or at ``y``."""
-    look = {"color": INK, "linestyle": "--", "linewidth": 1.4} | look
-    axes.axhline(y, **look) if x is None else axes.axvline(x, **look)
-
-
 # -- words ---------------------------------------------------------------------------------------
-
-BEHIND: dict[str, Any] = {"bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.6}}
-"""Of words that shall be read over lines of the grid."""
 
 
 def note(
@@ -269,7 +258,9 @@ def note(
     axes.annotate(words, at, offset, textcoords="offset points", fontsize=size, **aligned | look)
 
 
-def text_in(axes: "Axes", at: Box, words: str, colour: Any, size: float = 7.5, **look: Any) -> None:
+def text_in(
+    axes: "Axes", at: Place, words: str, colour: Any, size: float = 7.5, **look: Any
+) -> None:
     """``words`` in the middle of the box ``at``, in the ink that can be read on ``colour``."""
     x, y, width, height = at
     look = {"ha": "center", "va": "center", "color": ink_on(colour), "fontsize": size} | look
@@ -277,7 +268,7 @@ def text_in(axes: "Axes", at: Box, words: str, colour: Any, size: float = 7.5, *
 
 
 def fitting_text(
-    axes: "Axes", at: Box, words: str, colour: Any, size: float = 7.5, **look: Any
+    axes: "Axes", at: Place, words: str, colour: Any, size: float = 7.5, **look: Any
 ) -> bool:
     """Write ``words`` as `text_in` if they fit into the box; whether they do.
 
@@ -285,14 +276,22 @@ def fitting_text(
     """
     across, down = points_per_unit(axes)
     # an average DejaVu Sans character is 0.64 em wide; the rest is a margin
-    wide = size * (0.64 * max(map(len, words.splitlines())) + 0.3)
+    wide = size * (0.64 * max(map(len, words.splitlines()), default=0) + 0.3)
     tall = size * 1.25 * len(words.splitlines())
-    fits = wide <= abs(at[2]) * across and tall <= abs(at[3]) * down
+    fits = bool(words) and wide <= abs(at[2]) * across and tall <= abs(at[3]) * down
     if fits:
         middle = "center" if "\n" in words else "center_baseline"
         look = {"va": middle, "clip_on": True, "gid": "in-box"} | look
         text_in(axes, at, words, colour, size, **look)
     return fits
+
+
+def write(axes: "Axes", every: Iterable[Box], size: float = 7.5, **look: Any) -> None:
+    """Into each box the first of its words that fit, none if none do."""
+    for at, colour, words, *_ in every:
+        for each in (words,) if isinstance(words, str) else words:
+            if fitting_text(axes, at, each, colour, size, **look):
+                break
 
 
 def points_per_unit(axes: "Axes") -> tuple[float, float]:
@@ -318,22 +317,12 @@ def line_entry(label: str, colour: Any = INK, **look: Any) -> "Line2D":
     return Line2D([], [], label=label, **{"color": colour} | look)
 
 
-def number_entry(what: str) -> "Line2D":
-    """The line of a legend that says what the number in a box is."""
-    look = {"marker": "$3$", "markersize": 6, "linestyle": "none"}
-    return line_entry(f"number in a box: {what}", **look)
-
-
 def legend(
     figure: "Figure", entries: "Sequence[Any] | Axes", columns: int = 3, **look: Any
-) -> "Legend":
+) -> "Legend | None":
     """A legend below everything: of these entries, or of what the axes have with a label."""
     if not isinstance(entries, Sequence):
         entries, _ = entries.get_legend_handles_labels()
     columns = max(1, min(columns, len(entries)))
-    return figure.legend(handles=entries, loc="outside lower left", ncols=columns, **look)
-
-
-def legend_under(axes: "Axes", columns: int = 1, low: float = -0.2, **look: Any) -> None:
-    """A legend of what the axes have with a label, centred ``low`` of their height below them."""
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, low), ncols=columns, **look)
+    where = {"loc": "outside lower left", "ncols": columns}
+    return figure.legend(handles=entries, **where | look) if entries else None

@@ -19,7 +19,6 @@ __all__ = [
     "GREEN",
     "GREY",
     "INK",
-    "LINES",
     "ORANGE",
     "PALE",
     "PALETTE",
@@ -44,8 +43,6 @@ BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, RED, YELLOW = "#56B4E9", "#D55E00", "#F0E442"
 PALETTE = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, RED, "#8C6D31", "#999999", "#5254A3")
 INK, GREY, PALE = "#222222", "#767676", "#E9E9E9"
-LINES = tuple(colour for colour in PALETTE if colour != YELLOW)
-"""The colours that are not too pale for a line."""
 
 _NAMES = {
     BLUE: "forward pipeline_loop rank_function",
@@ -85,6 +82,8 @@ _RC = {
     "legend.handlelength": 1.4,
     "legend.columnspacing": 1.6,
     "hatch.linewidth": 0.7,
+    "grid.color": PALE,
+    "axes.axisbelow": True,
 }
 
 

@@ -14,10 +14,10 @@ import numpy as np
 from tiledask.errors import ConfigError, PartitionError, RuleError, ScheduleError
 from tiledask.lab.judging.figure import titled_canvas
 from tiledask.lab.plots import primitives as draw
-from tiledask.lab.plots.pipelines.gantt import gantt
-from tiledask.lab.plots.pipelines.turns import turns
+from tiledask.lab.plots.gantt import gantt
 from tiledask.lab.plots.primitives import Axes, Figure
 from tiledask.lab.plots.style import GREY, INK, ORANGE, PALE, RED, colour_of_rank, styled
+from tiledask.lab.plots.timelines import turns
 from tiledask.lab.puzzles.choices import CHOICE, chunks_of, first_choice, run_choice
 from tiledask.lab.puzzles.compositions import memory_of, read_unlimited
 from tiledask.lab.puzzles.kind import Inputs, Targets
@@ -51,7 +51,7 @@ def label_rows(axes: Axes, labels: Iterable[tuple[str, bool]]) -> None:
 
 def _limit_line(axes: Axes, at: float, words: str) -> None:
     """A red line at a target, and room for it."""
-    draw.limit_line(axes, at, color=RED, linewidth=1.5, label=words, zorder=5, gid="target")
+    axes.axvline(at, color=RED, linewidth=1.5, label=words, zorder=5, gid="target")
     low, high = axes.get_xlim()
     axes.set_xlim(low, max(high, at * 1.03))
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0)
@@ -142,7 +142,7 @@ def _rows(inputs: Inputs, answer: Any) -> tuple[list[_Row], bool]:
 
 def _bars(
     axes: Axes, rows: Sequence[_Row], length: Callable[[_Row, int], float]
-) -> tuple[dict[draw.Box, tuple[str, Any]], list[float]]:
+) -> tuple[dict[draw.Place, tuple[str, Any]], list[float]]:
     """A box for each layer. ({box: (what is written into it, its colour)}, where each row ends.)"""
     draw.lanes(axes, [row.name for row in rows])
     words, ends = {}, []
@@ -157,7 +157,7 @@ def _bars(
 
 def _time_panel(
     axes: Axes, inputs: Inputs, rows: Sequence[_Row], answered: bool, limit: float | None
-) -> dict[draw.Box, tuple[str, Any]]:
+) -> dict[draw.Place, tuple[str, Any]]:
     """The time of the layers, what is wrong with them, and what it takes to send the last."""
     costs, speeds = inputs["costs"], inputs.get("speeds") or [1.0] * inputs["devices"]
     sends, last = inputs.get("communication", 0.0), len(inputs["costs"])
@@ -196,7 +196,7 @@ def _time_panel(
 
 def _memory_panel(
     axes: Axes, inputs: Inputs, rows: Sequence[_Row], answered: bool
-) -> dict[draw.Box, tuple[str, Any]]:
+) -> dict[draw.Place, tuple[str, Any]]:
     """The bytes of the layers of each device, and what it has room for."""
     devices, memory = inputs["devices"], inputs["memory"]
     caps = [cap / _GB for cap in capacities(inputs["capacity"], devices)]
@@ -215,7 +215,7 @@ def _memory_panel(
         if row.device is not None:
             look = {"label": "" if row.device else "room on the device", "gid": "capacity"}
             cap = caps[row.device]
-            draw.curve(axes, [cap, cap], [at - 0.45, at + 0.45], INK, 2, **look)
+            axes.plot([cap, cap], [at - 0.45, at + 0.45], color=INK, linewidth=2, **look)
             draw.mark_excess(axes, at, cap, ends[at])
     axes.set(xlim=(0, 1.03 * max(*caps, *ends)), xlabel="memory of the layers (GB)")
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1))

@@ -1,15 +1,15 @@
 """Gantt charts: who did what when, simulated above measured on one time axis."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.lab.plots import primitives as draw
-from tiledask.lab.plots.primitives import Axes, Figure
+from tiledask.lab.plots.primitives import Axes, Box, Figure
 from tiledask.lab.plots.style import (
+    GREY,
     INK,
     PALE,
     PINK,
@@ -46,6 +46,11 @@ class IdleLook(NamedTuple):
     hatch: str
     """One sign of matplotlib's; Bokeh has the same ones."""
 
+    @property
+    def face(self) -> dict[str, Any]:
+        """Of a patch of idle time, as matplotlib names it."""
+        return {"edgecolor": self.hatch_colour, "hatch": 5 * self.hatch, "linewidth": 0}
+
 
 IDLE = {
     "warm-up": IdleLook(PALE, "#A8A8A8", "/"),
@@ -57,16 +62,11 @@ IDLE = {
 }
 """Cause -> its look: grey where the order of actions is the cause, else a colour of its own."""
 _OF_STAGES = ("warm-up", "dependency", "imbalance", "draining")
-
-
-class _Action(NamedTuple):
-    """What a device computes, as it is drawn."""
-
-    kind: str
-    chunk: int
-    microbatch: int
-    end: float
-    box: draw.Box
+_SIZES = (
+    *((size, False) for size in (8, 7, 6.5, 6)),
+    *((size, True) for size in (7, 6.5, 6, 5.5, 5)),
+)
+"""(points, turned by a quarter): how numbers are written, best first."""
 
 
 @styled
@@ -94,34 +94,39 @@ def gantt(
     """
     _check(timelines, titles, between, path)
     rows = [timeline.devices for timeline in timelines]
-    pitch = 0.34 if max(rows) < 12 else 0.22
-    actions = [_actions(timeline) for timeline in timelines]
     begins = min(0.0, *(float(t.start.min(initial=0.0)) for t in timelines))
     ends = max(max(t.makespan, float(t.end.max(initial=0.0))) for t in timelines)
     first, last = between or (begins, ends or 1.0)
-    entries = _legend(timelines, causes, (first, last), path)[: None if numbers else -1]
-    letters = sum(len(str(entry.get_label())) for entry in entries)
-    columns = 5 if len(entries) <= 5 and letters < 100 else 3
-    lines = -(-len(entries) // columns)
-    figure = canvas(0.85 + 0.2 * lines + sum(0.45 + pitch * n for n in rows), title)
+    idle = [_idle(timeline, causes) for timeline in timelines]
+    actions = [_actions(timeline) for timeline in timelines]
+    # what is narrower than a pixel cannot be seen, and needs no words
+    seen = {
+        each.gid
+        for pieces in idle
+        for each in pieces
+        if min(each.at[0] + each.at[2], last) - max(each.at[0], first) > (last - first) / 1000
+    }
+    entries = _entries(timelines, seen, path, numbers)
+    columns = 5 if len(entries) <= 5 and sum(len(e.get_label()) for e in entries) < 100 else 3
+    pitch = 0.34 if max(rows) < 12 else 0.22
+    height = 0.85 + 0.2 * -(-len(entries) // columns) + sum(0.45 + pitch * n for n in rows)
+    figure = canvas(height, title)
     panels = draw.stacked_axes(figure, rows, sharex=True)
     names = titles or [timeline.origin for timeline in timelines]
-    for axes, timeline, done, name in zip(panels, timelines, actions, names, strict=True):
-        _panel(axes, timeline, done, name, causes, lanes, between)
+    for axes, timeline, *drawn, name in zip(panels, timelines, idle, actions, names, strict=True):
+        _panel(axes, timeline, [*drawn[0], *drawn[1]], lanes, between)
+        shares = f"{100 * timeline.bubble_fraction:.1f} % of device-time idle"
+        done = f"done after {format_seconds(timeline.makespan)}"
+        axes.set_title(f"{name}: {'a part; ' if between else f'{shares}, '}{done}")
         if path:
             _path(axes, timeline)
     draw.time_ticks(panels[-1], first, last)
     below = draw.legend(figure, entries, columns)
     figure.lay_out()
     for axes, done in zip(panels, actions, strict=True):
-        # white edges that leave most of a narrow box its colour
-        x, _ = draw.points_per_unit(axes)
-        for drawn in axes.collections:
-            widths = [np.ptp(path.vertices[:, 0]) for path in drawn.get_paths()]
-            if widths and drawn.get_gid() not in (TRANSFER, *IDLE):
-                drawn.set_linewidth(min(0.5, 0.12 * x * float(np.median(widths))))
+        _thin_edges(axes)
         if numbers:
-            _numbers(axes, [a for a in done if first <= a.box[0] and a.end <= last])
+            _numbers(axes, [a for a in done if first <= a.at[0] and a.at[0] + a.at[2] <= last])
     if numbers and not any(axes.texts for axes in panels):
         below.legend_handles[-1].set_visible(False)
         below.get_texts()[-1].set_text("too narrow to number; see between=")
@@ -140,46 +145,50 @@ def _check(
             f"{len(timelines)} timelines and {len(titles or ())} titles"
         )
     if between is not None and not between[0] < between[1]:
-        raise ConfigError(
-            f"between is (start, end) in seconds with start < end, got {tuple(between)!r}; "
-            f"leave it out to draw everything"
-        )
+        raise ConfigError(f"between is (start, end), start < end, got {tuple(between)!r}")
     if path and any(timeline.critical_path is None for timeline in timelines):
         raise ConfigError("gantt knows the path of what simulate(...) returns; leave path out")
+
+
+def _thin_edges(axes: "Axes") -> None:
+    """White edges that leave most of a narrow box its colour."""
+    x, _ = draw.points_per_unit(axes)
+    for drawn in axes.collections:
+        widths = [np.ptp(each.vertices[:, 0]) for each in drawn.get_paths()]
+        if drawn.get_gid()[0] in KINDS:
+            drawn.set_linewidth(min(0.5, 0.12 * x * float(np.median(widths))))
 
 
 def _panel(
     axes: "Axes",
     timeline: Timeline,
-    actions: list[_Action],
-    name: str,
-    causes: bool,
+    drawn: list[Box],
     lanes: Sequence[str] | None,
     between: tuple[float, float] | None,
 ) -> None:
-    done = f"done after {format_seconds(timeline.makespan)}"
-    idle_share = f"{100 * timeline.bubble_fraction:.1f} % of device-time idle"
-    axes.set_title(f"{name}: " + (f"a part; {done}" if between else f"{idle_share}, {done}"))
-    for cause, idle in _idle_boxes(timeline, causes).items():
-        draw.boxes(axes, idle, **_face(cause), gid=cause, linewidth=0)
-    for kind, chunk in dict.fromkeys((a.kind, a.chunk) for a in actions):
-        alike = [a.box for a in actions if (a.kind, a.chunk) == (kind, chunk)]
-        draw.boxes(axes, alike, facecolor=colour_of(kind, chunk), gid=f"{kind}{chunk}")
+    """The rows of a timeline, and at their right how long each device idles, if that differs."""
     # a transfer is a thin mark under the row of the device that receives
-    under = draw.HEIGHT / 2 + 0.03
+    under = draw.HEIGHT / 2 + 0.07
     columns = (timeline.device, timeline.start, timeline.end)
     each = zip(*(c[timeline.kind == TRANSFER].tolist() for c in columns), strict=True)
-    marks = [(start, device + under, end - start, 0.08) for device, start, end in each]
-    draw.boxes(axes, marks, color=INK, gid=TRANSFER)
+    look: draw.Look = {"edgecolor": INK, "linewidth": 0.5}
+    marks = [
+        draw.span(d + under, a, b, INK, gid=TRANSFER, height=0.08, look=look) for d, a, b in each
+    ]
     step = 1 + timeline.devices // 24
-    devices = range(timeline.devices)
-    names = lanes[: timeline.devices] if lanes else [f"device {d + 1}" for d in devices]
-    draw.lanes(axes, names, step)
-    # at the right of each row how much of the time its device is idle, where they differ
+    names = lanes[: timeline.devices] if lanes else _devices(timeline)
+    draw.lanes(axes, names, drawn + marks, step)
     whole = timeline.makespan or 1.0
     shares = [f"{100 * max(0.0, idle / whole):.1f} % idle" for idle in timeline.idle_per_device]
     if len(set(shares)) > 1 and not between:  # else the panel's title has it
-        draw.label_right(axes, devices[::step], shares[::step])
+        right = axes.secondary_yaxis("right")
+        right.set_yticks(range(0, timeline.devices, step), shares[::step])
+        right.tick_params(axis="y", length=0, labelsize=7.5, labelcolor=GREY)
+        right.spines[:].set_visible(False)
+
+
+def _devices(timeline: Timeline) -> list[str]:
+    return [f"device {d + 1}" for d in range(timeline.devices)]
 
 
 def _path(axes: "Axes", timeline: Timeline) -> None:
@@ -190,31 +199,25 @@ def _path(axes: "Axes", timeline: Timeline) -> None:
     chain = [spans[a.kind, a.stage, a.microbatch] for a in timeline.critical_path.actions]
     times = [time for _, *both in chain for time in both]
     at = [device + 0.25 for device, *_ in chain for _ in range(2)]
-    draw.curve(axes, times, at, INK, 1.8, gid="path")
+    axes.plot(times, at, color=INK, linewidth=1.8, gid="path")
 
 
-def _face(cause: str) -> dict:
-    """Of a patch of idle time."""
-    if cause == "idle":
-        return {"facecolor": PALE}
-    colour, hatch_colour, hatch = IDLE[cause]
-    return {"facecolor": colour, "edgecolor": hatch_colour, "hatch": 5 * hatch}
-
-
-def _idle_boxes(timeline: Timeline, causes: bool = True) -> dict[str, list[draw.Box]]:
-    """The boxes of every cause there is; without ``causes`` those of the stages are all "idle"."""
-    found, made = timeline.idle_time, {}
+def _idle(timeline: Timeline, causes: bool) -> list[Box]:
+    """A box for each piece; without ``causes`` those of the stages are all "idle", seamless."""
+    found, made = timeline.idle_time, []
     columns = (found.device, found.code, found.start, found.end)
     for device, code, start, end in zip(*(c.tolist() for c in columns), strict=True):
-        box = start, device - draw.HEIGHT / 2, end - start, draw.HEIGHT
         cause = list(CAUSES)[code]
         if causes or cause not in _OF_STAGES:
-            made.setdefault(cause, []).append(box)
+            look = IDLE[cause]
+            made.append(draw.span(device, start, end, look.colour, gid=cause, look=look.face))
             continue
-        plain = made.setdefault("idle", [])
-        if plain and plain[-1][1] == box[1] and np.isclose(sum(plain[-1][::2]), start):
-            box = plain[-1][0], box[1], end - plain.pop()[0], draw.HEIGHT  # one box, no seam
-        plain.append(box)
+        last = next((each for each in reversed(made) if each.gid == "idle"), None)
+        row = device - draw.HEIGHT / 2
+        if last and last.at[1] == row and np.isclose(last.at[0] + last.at[2], start):
+            made.remove(last)
+            start = last.at[0]
+        made.append(draw.span(device, start, end, PALE, gid="idle", look={"linewidth": 0}))
     return made
 
 
@@ -222,15 +225,16 @@ def chunks_of(timeline: Timeline) -> dict[tuple[int, int], int]:
     """(device, stage) -> which of its device's stages it is: 0, 1, ... ."""
     computing = np.isin(timeline.kind, COMPUTE)  # a transfer belongs to no stage
     columns = timeline.device[computing].tolist(), timeline.stage[computing].tolist()
-    pairs = sorted(set(zip(*columns, strict=True)))
-    real = [pair for pair in pairs if pair[1] >= 0]
-    # the last one written is the first of its device
-    first = {device: i for i, (device, _) in reversed([*enumerate(real)])}
-    chunks = {pair: i - first[pair[0]] for i, pair in enumerate(real)}
-    return {pair: chunks.get(pair, 0) for pair in pairs}  # what is of no stage is none of them
+    chunks: dict[tuple[int, int], int] = {}
+    stages: dict[int, int] = {}
+    for device, stage in sorted(set(zip(*columns, strict=True))):
+        chunks[device, stage] = stages.get(device, 0)
+        if stage >= 0:  # what is of no stage is none of them
+            stages[device] = chunks[device, stage] + 1
+    return chunks
 
 
-def _actions(timeline: Timeline) -> list[_Action]:
+def _actions(timeline: Timeline) -> list[Box]:
     """What the devices compute. A forward that its device does at once with a backward has the
     upper half of the row, that backward the lower one."""
     chunks = chunks_of(timeline)
@@ -239,17 +243,15 @@ def _actions(timeline: Timeline) -> list[_Action]:
     shared = np.minimum(end[:-1], end[1:]) - start[1:]
     shorter = np.minimum(end[:-1] - start[:-1], end[1:] - start[1:])
     at_once = (device[:-1] == device[1:]) & (shared > 0.5 * shorter)
-    halved = np.zeros(len(rows), bool)
-    halved[:-1] |= at_once
-    halved[1:] |= at_once
+    halved = np.r_[at_once, False] | np.r_[False, at_once]
     names = ("kind", "device", "stage", "microbatch", "start", "end")
     spans = zip(*(getattr(timeline, name)[rows].tolist() for name in names), strict=True)
     made = []
-    for (kind, d, stage, m, start, end), half in zip(spans, halved, strict=True):
-        top, height = d - draw.HEIGHT / 2, draw.HEIGHT / 2 if half else draw.HEIGHT
-        lower = half and kind != "F"
-        box = start, top + (height if lower else 0), end - start, height
-        made.append(_Action(kind, chunks[d, stage], m, end, box))
+    for (kind, d, stage, number, a, b), half in zip(spans, halved.tolist(), strict=True):
+        colour, gid = colour_of(kind, chunks[d, stage]), f"{kind}{chunks[d, stage]}"
+        off = draw.HEIGHT / 4 * (-1 if kind == "F" else 1) if half else 0.0
+        height = draw.HEIGHT / 2 if half else draw.HEIGHT
+        made.append(draw.span(d + off, a, b, colour, str(number), gid, height=height))
     return made
 
 
@@ -269,28 +271,20 @@ def kinds_shown(*timelines: Timeline) -> list[tuple[str, Any]]:
     return shown
 
 
-_SIZES = (
-    *((size, False) for size in (8, 7, 6.5, 6)),
-    *((size, True) for size in (7, 6.5, 6, 5.5, 5)),
-)
-"""(points, turned by a quarter): how numbers are written, best first."""
-
-
-def _numbers(axes: "Axes", actions: list[_Action]) -> None:
+def _numbers(axes: "Axes", actions: list[Box]) -> None:
     """Micro-batches in their boxes, all of a kind in one size, as large as fits most of them."""
     x, y = draw.points_per_unit(axes)
-    for kind in dict.fromkeys(action.kind for action in actions):
-        mine = [action for action in actions if action.kind == kind]
-        wide, tall = (float(np.median([action.box[axis] for action in mine])) for axis in (2, 3))
-        digits = len(str(max(action.microbatch for action in mine)))
+    for kind in dict.fromkeys(action.gid[0] for action in actions):
+        mine = [action for action in actions if action.gid[0] == kind]
+        wide, tall = (float(np.median([action.at[axis] for action in mine])) for axis in (2, 3))
+        digits = max(len(action.words) for action in mine)
         fit = (how for how in _SIZES if _fits(digits, *how, wide * x, tall * y))
         size, turned = next(fit, (0, False))
-        look = {"va": "center", "rotation": 90} if turned else {"va": "center_baseline"}
-        write = partial(draw.text_in, axes, size=size, clip_on=True, gid="in-box", **look)
-        for action in mine:
-            number, (*_, width, height) = str(action.microbatch), action.box
-            if size and _fits(len(number), size, turned, width * x, height * y):
-                write(action.box, number, colour_of(kind, action.chunk))
+        look: draw.Look = {"va": "center", "rotation": 90} if turned else {"va": "center_baseline"}
+        look |= {"clip_on": True, "gid": "in-box"}
+        for at, colour, number, *_ in mine if size else ():
+            if _fits(len(number), size, turned, at[2] * x, at[3] * y):
+                draw.text_in(axes, at, number, colour, size, **look)
 
 
 def _fits(digits: int, size: float, turned: bool, wide: float, tall: float) -> bool:
@@ -299,26 +293,22 @@ def _fits(digits: int, size: float, turned: bool, wide: float, tall: float) -> b
     return (across <= wide and along <= tall) if turned else (along <= wide and size <= tall)
 
 
-def _legend(
-    timelines: Sequence[Timeline], by_cause: bool, shown: tuple[float, float], path: bool
-) -> list:
-    entries = [draw.patch_entry(*shown) for shown in kinds_shown(*timelines)]
+def _entries(
+    timelines: Sequence[Timeline], causes: set[str], path: bool, numbers: bool
+) -> list[Any]:
+    """Of the legend; that of the numbers last."""
+    entries: list[Any] = [draw.patch_entry(*shown) for shown in kinds_shown(*timelines)]
     if any((timeline.kind == TRANSFER).any() for timeline in timelines):
         entries.append(draw.line_entry("transfer to the device", linewidth=2))
-    first, last = shown
-    causes = {
-        cause
-        for timeline in timelines
-        for cause, idle in _idle_boxes(timeline, by_cause).items()
-        # what is narrower than a pixel cannot be seen
-        if any(min(x + w, last) - max(x, first) > (last - first) / 1000 for x, _, w, _ in idle)
-    }
     if path:
         entries.append(draw.line_entry("the longest path", linewidth=1.8))
     if "idle" in causes:
         entries.append(draw.patch_entry("idle", PALE, linewidth=0))
-    for cause, words in CAUSES.items():
-        if cause in causes:
-            entries.append(draw.patch_entry(f"idle: {words}", PALE, linewidth=0, **_face(cause)))
-    panels = all((t.kind[t.code < len(COMPUTE)] == "M").all() for t in timelines)
-    return [*entries, draw.number_entry("the panel" if panels else "the micro-batch")]
+    for cause in (cause for cause in CAUSES if cause in causes):
+        look = IDLE[cause]
+        entries.append(draw.patch_entry(f"idle: {CAUSES[cause]}", look.colour, **look.face))
+    if numbers:
+        panels = all((t.kind[t.code < len(COMPUTE)] == "M").all() for t in timelines)
+        what = f"number in a box: the {'panel' if panels else 'micro-batch'}"
+        entries.append(draw.line_entry(what, marker="$3$", markersize=6, linestyle="none"))
+    return entries

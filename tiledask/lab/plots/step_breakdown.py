@@ -7,12 +7,12 @@ from typing import Any
 from tiledask.errors import ConfigError
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots import style
-from tiledask.lab.plots.planning.feasibility import short_layout
-from tiledask.lab.plots.primitives import Axes, Figure
+from tiledask.lab.plots.plans import short_layout
+from tiledask.lab.plots.primitives import Box, Figure
 from tiledask.plan.timing.step import StepEstimate
 from tiledask.plan.units import format_seconds
 
-__all__ = ["step_breakdown"]
+__all__ = ["PARTS", "step_breakdown"]
 
 # a colour for each part in every figure, so that two can be compared
 PARTS = {
@@ -56,53 +56,50 @@ def step_breakdown(
     names = [fill(name, 100) for name in steps]
     above = _LINE * (1 + max(name.count("\n") for name in names))
     pitch = above + _BAR + 0.1
-    entries, columns = _legend(list(steps.values())), 3 if len(steps) > 1 else 2
+    entries, columns = _entries([*steps.values()]), 3 if len(steps) > 1 else 2
     height = 1.0 + 0.2 * -(-len(entries) // columns) + pitch * len(steps)
     figure = style.canvas(height, fill(title, 84))
-    axes = figure.subplots()
-    axes.set_yticks([])
+    axes, boxes = figure.subplots(), []
     axes.set(xlim=(0, 1.16 * (1.0 if shares else max(totals))), ylim=(pitch * len(steps), 0))
+    for n, (name, step) in enumerate(zip(names, steps.values(), strict=True)):
+        top, unit = pitch * n + above, times[n] * step.total if shares else 1.0
+        draw.note(axes, (0, top), name, (0, 2), ha="left")
+        boxes += _bar(step, top, times[n], unit, per)
+        words = f"{format_seconds(times[n] * step.total)}\nMFU {100 * step.mfu:.1f} %"
+        draw.note(axes, (times[n] * step.total / unit, top + _BAR / 2), words)
+    draw.boxes(axes, boxes)
+    axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     if shares:
         axes.set_xlabel("share of the step's time")
-        axes.set_xticks([n / 5 for n in range(6)])
-        draw.percent_ticks(axes.xaxis)
+        axes.set_xticks([n / 5 for n in range(6)], [f"{20 * n} %" for n in range(6)])
     else:
         axes.set_xlabel(f"time of a step x devices / {per}" if per else "time of a step")
-        draw.second_ticks(axes.xaxis)
+        draw.ticks_as(axes.xaxis, format_seconds)
     draw.legend(figure, entries, columns)
     figure.lay_out()
-    for n, (name, step) in enumerate(zip(names, steps.values(), strict=True)):
-        top = pitch * n + above
-        draw.note(axes, (0, top), name, (0, 2), ha="left")
-        _bar(axes, top, step, times[n], totals[n] if shares else 1.0, per)
+    draw.write(axes, boxes)
     return figure
 
 
-def _bar(
-    axes: "Axes", top: float, step: StepEstimate, times: float, unit: float, per: int | None
-) -> None:
-    left = 0.0
+def _bar(step: StepEstimate, top: float, times: float, unit: float, per: int | None) -> list[Box]:
+    """The parts, each with as many words as may fit."""
+    left, made = 0.0, []
     for part, (colour, _) in PARTS.items():
-        if not (seconds := times * getattr(step, part)):
-            continue
-        at = (left, top, seconds / unit, _BAR)
-        draw.box(axes, at, colour, linewidth=0.6, hatch=_HATCH.get(part), gid=part)
-        # as much as fits
-        time, percent = format_seconds(seconds), f"{100 * seconds / times / step.total:.0f} %"
-        short = percent
-        if per is not None:  # what bars of more devices have in common
-            short = f"{seconds:.1f} s" if seconds >= 0.1 else time
-        lines = f"{time}, {percent}", f"{time}\n{percent}", short
-        for words in (*(f"{part}\n{line}" for line in lines), short):
-            if draw.fitting_text(axes, at, words, colour):
-                break
-        left += seconds / unit
-    words = f"{format_seconds(times * step.total)}\nMFU {100 * step.mfu:.1f} %"
-    draw.note(axes, (left, top + _BAR / 2), words)
+        if seconds := times * getattr(step, part):
+            time, percent = format_seconds(seconds), f"{100 * seconds / times / step.total:.0f} %"
+            short = percent
+            if per is not None:  # what bars of more devices have in common
+                short = f"{seconds:.1f} s" if seconds >= 0.1 else time
+            lines = f"{time}, {percent}", f"{time}\n{percent}", short
+            words = (*(f"{part}\n{line}" for line in lines), short)
+            look: draw.Look = {"linewidth": 0.6, "hatch": _HATCH.get(part)}
+            made.append(Box((left, top, seconds / unit, _BAR), colour, words, part, look))
+            left += seconds / unit
+    return made
 
 
-def _legend(steps: list[StepEstimate]) -> list[Any]:
+def _entries(steps: list[StepEstimate]) -> list[Any]:
     """What the parts are; of a single step also what they take."""
     entries = []
     for part, (colour, label) in PARTS.items():
@@ -110,6 +107,6 @@ def _legend(steps: list[StepEstimate]) -> list[Any]:
         if len(steps) == 1 and taken[0]:
             label += f": {format_seconds(taken[0])}, {100 * taken[0] / steps[0].total:.1f} %"
         if any(taken):
-            look = {"edgecolor": "white", "hatch": _HATCH.get(part)}
+            look: draw.Look = {"edgecolor": "white", "hatch": _HATCH.get(part)}
             entries.append(draw.patch_entry(label, colour, **look))
     return entries

@@ -1,1 +1,0 @@
-"""Figures of pipelines: who does what when, idle time, memory over time, schedules compared."""
