@@ -2,8 +2,7 @@
 
 Holds `tiledask.distributed.convolution.lenet_train`, `tiledask.plan.program.lenet`,
 `tiledask.plan.program.making.convolution.of_lenet`,
-`tiledask.distributed.ranks.rank`, `tiledask.lab.exercises.convolutions` and
-`tiledask.lab.plots.training.trainings`.
+`tiledask.distributed.ranks.rank` and `tiledask.lab.exercises.convolutions`.
 """
 
 from types import SimpleNamespace

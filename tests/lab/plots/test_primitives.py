@@ -1,4 +1,4 @@
-"""What figures are made of: where it stands, and that no figure goes past it."""
+"""What figures are made of: notes, ticks, and words that fit into their box."""
 
 import pytest
 

@@ -12,13 +12,13 @@ from tiledask.lab.plots.style import INK
 from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.units import format_seconds
 
-__all__ = ["HEIGHT", "Activity", "Box", "Pause", "interval", "stacked", "transfer_box"]
+__all__ = ["HEIGHT", "Activity", "Pause", "RowBox", "interval", "stacked", "transfer_box"]
 
 HEIGHT = 0.72
 """Of a row's boxes, in rows: the matplotlib Gantt's."""
 
 
-class Box(NamedTuple):
+class RowBox(NamedTuple):
     """A rectangle in a row: seconds across, rows down."""
 
     row: float
@@ -52,8 +52,8 @@ class Activity:
     facts: tuple[tuple[str, str], ...]
     """(name, value), in the order they are read."""
     rows: tuple[str, ...]
-    boxes: tuple[Box, ...]
-    transfers: tuple[Box, ...]
+    boxes: tuple[RowBox, ...]
+    transfers: tuple[RowBox, ...]
     makespan: float
     """Seconds from the first start to the last end."""
     idle: tuple[float, ...]
@@ -86,9 +86,9 @@ def stacked(activity: Activity) -> list[Pause]:
     return made
 
 
-def transfer_box(row: int, start: float, end: float) -> Box:
+def transfer_box(row: int, start: float, end: float) -> RowBox:
     """A thin mark under the boxes of the row that receives."""
-    return Box(
+    return RowBox(
         row + HEIGHT / 2 + 0.07,
         0.08,
         start,

@@ -22,7 +22,7 @@ from bokeh.models import (
 )
 from bokeh.plotting import figure
 
-from tiledask.lab.dashboard.activity import Activity, Box, interval, stacked
+from tiledask.lab.dashboard.activity import Activity, RowBox, interval, stacked
 from tiledask.lab.dashboard.idle import PAUSE, hatch, hatched, idle_legend
 from tiledask.lab.plots.style import GREY, INK, PALE
 from tiledask.plan import html
@@ -239,7 +239,7 @@ def source(names: tuple[str, ...] = _BOX) -> ColumnDataSource:
     return ColumnDataSource({name: [] for name in names})
 
 
-def columns(boxes: tuple[Box, ...], size: float, thin: float) -> dict[str, Any]:
+def columns(boxes: tuple[RowBox, ...], size: float, thin: float) -> dict[str, Any]:
     """The columns of ``boxes`` for their source; across in units of ``size``."""
     # arrays travel to the browser as bytes, lists as text
     numbers = np.array([(b.row, b.height, b.start, b.end) for b in boxes]).reshape(-1, 4)

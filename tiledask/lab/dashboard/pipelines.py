@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from tiledask.lab.dashboard.activity import HEIGHT, Activity, Box, Pause, interval, transfer_box
+from tiledask.lab.dashboard.activity import HEIGHT, Activity, Pause, RowBox, interval, transfer_box
 from tiledask.lab.dashboard.recorder import ReportedRun, Snapshot
 from tiledask.lab.plots.gantt import KINDS, chunks_of, colour_of, kinds_shown
 from tiledask.lab.plots.style import INK, ink_on
@@ -197,11 +197,11 @@ def _arriving(event: Any) -> list[Span]:
 # -- words and boxes -----------------------------------------------------------------------------
 
 
-def _action_box(span: Span, chunk: int) -> Box:
+def _action_box(span: Span, chunk: int) -> RowBox:
     device, kind, stage, microbatch, start, end = span
     colour = colour_of(kind, chunk)
     words = f"{KINDS[kind][0]} {stage}{kind}{microbatch}, on rank {device}: {interval(start, end)}"
-    return Box(device, HEIGHT, start, end, str(microbatch), _hex(colour), ink_on(colour), words)
+    return RowBox(device, HEIGHT, start, end, str(microbatch), _hex(colour), ink_on(colour), words)
 
 
 def _pauses(timeline: Timeline, over: bool) -> Iterator[Pause]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tiledask.lab.dashboard.activity import HEIGHT, Activity, Box, interval, transfer_box
+from tiledask.lab.dashboard.activity import HEIGHT, Activity, RowBox, interval, transfer_box
 from tiledask.lab.plots.style import colour_named, ink_on
 from tiledask.plan.units import format_bytes, format_seconds
 
@@ -29,7 +29,7 @@ _WORDS = {
     "sum": "adding partial sums",
     "read": "below: reading from another worker",
 }
-"""Kind of span -> what it is; the colours are those of `tiledask.lab.plots.panels`."""
+"""Kind of span -> what it is; the colours are those of `tiledask.lab.plots.slots`."""
 
 
 _BUSY = ("multiply", "sum")
@@ -39,10 +39,10 @@ _BUSY = ("multiply", "sum")
 class ProductActivity(Activity):
     """What is drawn of a product: an Activity, and by worker the bytes and the memory."""
 
-    received: tuple[Box, ...] = ()
-    """By worker: a Box from 0 to the bytes that it has received from the others."""
-    memory: tuple[Box, ...] = ()
-    """By worker: a Box from 0 to the most bytes that it has held, its operands included."""
+    received: tuple[RowBox, ...] = ()
+    """By worker: a RowBox from 0 to the bytes that it has received from the others."""
+    memory: tuple[RowBox, ...] = ()
+    """By worker: a RowBox from 0 to the most bytes that it has held, its operands included."""
     limits: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """The predicted "received" and "memory" of each worker."""
 
@@ -209,24 +209,26 @@ def _busy(product: ReportedProduct, until: float) -> list[float]:
 
 def _box(
     panels: int, zero: float, rank: int, kind: str, start: float, stop: float, number: int
-) -> Box:
+) -> RowBox:
     text = str(number % max(1, panels)) if kind == "multiply" else ""
     words = f"rank {rank}, {_WORDS[kind]}{f' ({text})' if text else ''}: "
     words += interval(start - zero, stop - zero)
     colour = colour_named(kind)
-    return Box(rank, HEIGHT, start - zero, stop - zero, text, colour, ink_on(colour), words)
+    return RowBox(rank, HEIGHT, start - zero, stop - zero, text, colour, ink_on(colour), words)
 
 
-def _read(rank: int, start: float, stop: float) -> Box:
+def _read(rank: int, start: float, stop: float) -> RowBox:
     colour = colour_named("read")
     words = f"rank {rank}, reading from another worker: {interval(start, stop)}"
     return transfer_box(rank, start, stop)._replace(colour=colour, words=words)
 
 
-def _bars(names: tuple[str, ...], sizes: list[int] | None, what: str, kind: str) -> tuple[Box, ...]:
+def _bars(
+    names: tuple[str, ...], sizes: list[int] | None, what: str, kind: str
+) -> tuple[RowBox, ...]:
     colour = colour_named(kind)
     return tuple(
-        Box(row, HEIGHT, 0.0, n, "", colour, ink_on(colour), f"{name}: {format_bytes(n)} {what}")
+        RowBox(row, HEIGHT, 0.0, n, "", colour, ink_on(colour), f"{name}: {format_bytes(n)} {what}")
         for row, (name, n) in enumerate(zip(names, sizes or (), strict=False))
     )
 

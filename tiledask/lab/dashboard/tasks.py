@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.lab.dashboard.activity import HEIGHT, Activity, Box, interval
+from tiledask.lab.dashboard.activity import HEIGHT, Activity, RowBox, interval
 from tiledask.lab.dashboard.pipelines import is_done, last_sign, of_run
 from tiledask.lab.dashboard.products import ReportedProduct, of_product
 from tiledask.lab.dashboard.recorder import Snapshot, Task, prefix
@@ -94,9 +94,9 @@ def of_tasks(record: Snapshot) -> Activity:
     )
 
 
-def _box(row: int, name: str, start: float, end: float) -> Box:
+def _box(row: int, name: str, start: float, end: float) -> RowBox:
     colour, words = colour_named(name), f"{name}: {interval(start, end)}"
-    return Box(row, HEIGHT, start, end, name, colour, ink_on(colour), words)
+    return RowBox(row, HEIGHT, start, end, name, colour, ink_on(colour), words)
 
 
 def nothing(record: Snapshot) -> Activity:

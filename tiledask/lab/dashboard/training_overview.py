@@ -15,7 +15,7 @@ from typing import Any
 
 from tiledask.distributed.training.by_layer import CallSite, Sums, ordered, together
 from tiledask.distributed.training.reports import Assembly, Progress
-from tiledask.lab.dashboard.activity import HEIGHT, Box
+from tiledask.lab.dashboard.activity import HEIGHT, RowBox
 from tiledask.lab.plots.style import BLUE, GREEN, GREY, ORANGE, PINK, YELLOW, ink_on
 from tiledask.plan.units import format_bytes, format_seconds
 
@@ -114,13 +114,13 @@ class Overview:
     title: str
     facts: tuple[tuple[str, str], ...]
     layers: tuple[str, ...]
-    barriers: tuple[Box, ...]
-    """Of a step, by layer: a Box from 0 on per part."""
-    bytes: tuple[Box, ...]
+    barriers: tuple[RowBox, ...]
+    """Of a step, by layer: a RowBox from 0 on per part."""
+    bytes: tuple[RowBox, ...]
     predicted: dict[str, tuple[float, ...]]
     """"barriers" and "bytes" of each layer."""
     ranks: tuple[str, ...]
-    collectives: tuple[Box, ...]
+    collectives: tuple[RowBox, ...]
     """Shares of each rank's time, in percent."""
     losses: tuple[tuple[int, ...], tuple[float, ...]]
     """(numbers of the steps, losses)."""
@@ -185,7 +185,7 @@ def _boxes(
     counted: Mapping[CallSite, Sums],
     totals: Mapping[CallSite, Sums],
     what: str,
-) -> list[Box]:
+) -> list[RowBox]:
     """Beside each other in their layer's row, in the order of the legend."""
     order, made = list(PARTS), []
     ends = dict.fromkeys(layers, 0.0)
@@ -202,7 +202,7 @@ def _boxes(
             f"{total.barriers:,.0f} barriers and {format_bytes(total.sent)} so far"
         )
         made.append(
-            Box(
+            RowBox(
                 layers.index(place.unit),
                 HEIGHT,
                 start,
@@ -216,8 +216,8 @@ def _boxes(
     return made
 
 
-def _shares(training: Training, so_far: Mapping[int, Mapping[CallSite, Sums]]) -> list[Box]:
-    """A Box per rank and kind of parallelism, in percent of the rank's time so far."""
+def _shares(training: Training, so_far: Mapping[int, Mapping[CallSite, Sums]]) -> list[RowBox]:
+    """A RowBox per rank and kind of parallelism, in percent of the rank's time so far."""
     seen, made = training.assembly, []
     for rank, sums in sorted(so_far.items()):
         length, at = seen.end[rank] - seen.begin[rank], 0.0
@@ -227,7 +227,7 @@ def _shares(training: Training, so_far: Mapping[int, Mapping[CallSite, Sums]]) -
                 continue
             share = 100 * sum(mine) / length
             words = f"rank {rank}, {name}: {share:.1f} % of {format_seconds(length)}"
-            made.append(Box(rank, HEIGHT, at, at + share, "", colour, ink_on(colour), words))
+            made.append(RowBox(rank, HEIGHT, at, at + share, "", colour, ink_on(colour), words))
             at += share
     return made
 

@@ -108,7 +108,7 @@ def _wide(item: Any, inch: float) -> float:
     """Inches of a word, or of an array whose sides are ``inch`` times a root."""
     if isinstance(item, str):
         return max(0.25, 0.078 * max(map(len, item.split("\n"))))
-    return max(_LEAST, inch * item[1][-1] ** 0.5)
+    return max(_LEAST, inch * float(item[1][-1]) ** 0.5)
 
 
 def _shared(placement: Any) -> list[tuple[tuple[int, ...], tuple[int, int]]]:
@@ -180,7 +180,8 @@ def _pieces(
     """(rank, its size, start and share along the dimension that is cut, start and share across
     it); size 0 where ranks share some: what a rank has alone, or a band of what it has with
     others."""
-    split, shared = getattr(placement, "shards", None), _shared(placement)
+    split: Any = getattr(placement, "shards", None)
+    shared = _shared(placement)
     if not shared:
         parts = np.array_split(np.arange(shape[placement.dim]), ranks)
         counts = list(map(len, parts)) if split is None else split.counts
@@ -252,7 +253,8 @@ class Blocks:
             for (x, end), held in zip(pairwise(self.columns), row, strict=True):
                 ranks = held if isinstance(held, tuple) else (held,)
                 pale = 0.15 + 0.25 * (ranks[0] // len(PALETTE) % 3)
-                colour, words = colour_of_rank(ranks[0], pale), f"rank {ranks[0]}"
+                colour: Any = colour_of_rank(ranks[0], pale)
+                words = f"rank {ranks[0]}"
                 if len(ranks) > 1:
                     colour, words = "#D9D9D9", "ranks\n" + ", ".join(map(str, ranks))
                 yield Box((x, y, end - x, bottom - y), colour, words, look={"linewidth": 1.2})

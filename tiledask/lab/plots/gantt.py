@@ -113,8 +113,8 @@ def gantt(
     figure = canvas(height, title)
     panels = draw.stacked_axes(figure, rows, sharex=True)
     names = titles or [timeline.origin for timeline in timelines]
-    for axes, timeline, *drawn, name in zip(panels, timelines, idle, actions, names, strict=True):
-        _panel(axes, timeline, [*drawn[0], *drawn[1]], lanes, between)
+    for n, (axes, timeline, name) in enumerate(zip(panels, timelines, names, strict=True)):
+        _panel(axes, timeline, idle[n] + actions[n], lanes, between)
         shares = f"{100 * timeline.bubble_fraction:.1f} % of device-time idle"
         done = f"done after {format_seconds(timeline.makespan)}"
         axes.set_title(f"{name}: {'a part; ' if between else f'{shares}, '}{done}")

@@ -28,6 +28,7 @@ def roofline(
     """
     if len({prediction.levels.device.name for prediction in predictions}) != 1:
         raise ConfigError("roofline draws 1 prediction or more, all of 1 device")
+    measured = measured or {}
     device, bounds = predictions[0].levels.device, dict[str, tuple[float, float]]()
     peak = max(device.peak(each.config.peak) for each in predictions)
     for each in predictions:
@@ -55,7 +56,7 @@ def roofline(
     for each, (x, y) in zip(predictions, bounds.values(), strict=True):
         words = f"{each.config.kernel}, by {each.binding}"
         draw.note(axes, (x, y), words, (8, -2), 8, **draw.BEHIND)
-        if each.config.kernel in (measured or {}):
+        if each.config.kernel in measured:
             gid, speed = f"{each.config.kernel} measured", measured[each.config.kernel] / 1e12
             axes.plot(x, speed, "o", color=RED, gid=gid)
     return figure

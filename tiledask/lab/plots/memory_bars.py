@@ -5,7 +5,7 @@ logarithmic one. So ledgers of like size share a panel, every panel has a linear
 and the same capacity is drawn in each: a sliver beside 3.2 TB, a limit beside 36 GB.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from math import ceil
 from typing import Any
@@ -77,12 +77,12 @@ def memory_bars(
     name and where it is. The legend leaves out what is too thin to be seen in any bar.
     """
     ledgers = {"": ledgers} if isinstance(ledgers, Ledger) else ledgers
-    more = {_OVERHEAD: overhead} if overhead else {}
+    more: dict[str, float] = {_OVERHEAD: overhead} if overhead else {}
     bars = [bar for each in ledgers.items() for bar in _bars(*each, place, more)]
     if not bars:
         raise ConfigError("memory_bars needs 1 row or more, got 0; pass a ledger that has rows")
     per = "device" if place == "stage" else place
-    said = format_bytes if unit == "bytes" else "{:.3g}".format
+    said: Callable[[float], str] = format_bytes if unit == "bytes" else "{:.3g}".format
     colours = _colours(dict.fromkeys(name for _, tensors in bars for name in tensors))
     panels, limits = _panels(bars, capacity or 0), [limit] if limit else []
     if capacity is not None:
@@ -108,8 +108,8 @@ def memory_bars(
             if row in named:
                 at = max(_total(bar), capacity or 0), row
                 draw.note(axes, at, _words(_total(bar), capacity, said))
-        for name, at in limits:
-            axes.axvline(at, gid=name, **draw.DASHED)
+        for name, where in limits:
+            axes.axvline(where, gid=name, **draw.DASHED)
         axes.set_xlim(0, 1.25 * max(top, 1))
         draw.ticks_as(axes.xaxis, said)
         if len(panels) > 1:
@@ -117,7 +117,7 @@ def memory_bars(
     when = " at its fullest moment" * any(isinstance(each, Ledger) for each in ledgers.values())
     when += " (1 GB = 1e9 bytes)" if when and max(map(_total, bars)) >= 1e9 else ""
     every_axes[-1].set_xlabel(f"{unit} per {per}{when}")
-    entries = [draw.patch_entry(*each) for each in colours.items() if each[0] in visible]
+    entries: list[Any] = [draw.patch_entry(*each) for each in colours.items() if each[0] in visible]
     if any(_total(bar) > (capacity or _total(bar)) for bar in bars):
         entries.append(draw.patch_entry("over the capacity", "none", **_OVER))
     entries += [draw.line_entry(name, **draw.DASHED) for name, _ in limits]
@@ -187,7 +187,7 @@ def _worded(bars: list[Bar], pitch: float) -> list[int]:
     return [*range(fullest % apart, len(bars), apart)]
 
 
-def _words(total: float, capacity: int | None, said: Any) -> str:
+def _words(total: float, capacity: int | None, said: Callable[[float], str]) -> str:
     if not capacity:
         return said(total)
     share = total / capacity

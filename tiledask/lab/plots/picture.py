@@ -41,7 +41,10 @@ class Picture(Figure):
     """
 
     def __init__(
-        self, *args: Any, look: Callable[[], AbstractContextManager] = nullcontext, **kwargs: Any
+        self,
+        *args: Any,
+        look: Callable[[], AbstractContextManager[None]] = nullcontext,
+        **kwargs: Any,
     ) -> None:
         """A Figure of matplotlib's arguments; ``look()`` gives the settings it is drawn under."""
         super().__init__(*args, **{"facecolor": "white", "layout": "constrained", **kwargs})
@@ -72,7 +75,7 @@ class Picture(Figure):
                     axes.apply_aspect()
         self._rounds += 1
 
-    def draw(self, renderer) -> None:
+    def draw(self, renderer: Any) -> None:
         # ticks are made when they are drawn, from the settings of that moment
         with self._look():
             self._settle()

@@ -1,6 +1,7 @@
 """What a search found: which shapes fit and how fast they are; what less memory costs in time."""
 
 from textwrap import fill
+from typing import Any
 
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.curves import curves
@@ -30,7 +31,8 @@ def feasibility(plans: Plans) -> "Figure":
     axes, boxes = figure.subplots(), []
     for (tp, pp), plan in best.items():
         at = columns.index(tp) - 0.48, rows.index(pp) - 0.46, 0.96, 0.92
-        colour, first = _COLOURS[plan.verdict], format_seconds(plan.seconds)
+        colour: Any = _COLOURS[plan.verdict]
+        first = format_seconds(plan.seconds)
         if plan.verdict == "fits":  # at twice the time it is as pale as it gets
             colour = lighter(colour, min(0.85, 1.7 * (1 - plans[0].seconds / plan.seconds)))
         elif plan.verdict == "no":
@@ -70,9 +72,9 @@ def pareto(plans: Plans) -> "Figure":
     title = fill(f"What less memory costs in time: {_of(plans)}", 84)
     axis = "bytes on the fullest device, without a run's overhead; dashed: what a device has"
     if not lines:
-        figure = canvas(1.2, title)
-        figure.text(0.02, 0.3, fill(summary(plans), 112))
-        return figure
+        empty = canvas(1.2, title)
+        empty.text(0.02, 0.3, fill(summary(plans), 112))
+        return empty
     names: draw.Look = {"xlabel": axis, "ylabel": "seconds of a step, by formula", "title": title}
     figure = curves(lines, log="y", **names)
     (axes,) = figure.axes

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
-    from matplotlib.legend import Legend
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch, Rectangle
 else:  # names for annotations: matplotlib is loaded by the first figure
@@ -215,7 +214,7 @@ def stack(
     **look: Any,
 ) -> list[Place]:
     """A bar of (name, length, colour), one behind the other; where they are."""
-    left, made = 0, []
+    left, made = 0.0, list[Place]()
     look = {"edgecolor": "white", "linewidth": 0.6} | look
     for name, length, colour in parts:
         axes.barh(row, length, height, left, color=colour, gid=name, **look)
@@ -317,9 +316,7 @@ def line_entry(label: str, colour: Any = INK, **look: Any) -> "Line2D":
     return Line2D([], [], label=label, **{"color": colour} | look)
 
 
-def legend(
-    figure: "Figure", entries: "Sequence[Any] | Axes", columns: int = 3, **look: Any
-) -> "Legend | None":
+def legend(figure: "Figure", entries: "Sequence[Any] | Axes", columns: int = 3, **look: Any) -> Any:
     """A legend below everything: of these entries, or of what the axes have with a label."""
     if not isinstance(entries, Sequence):
         entries, _ = entries.get_legend_handles_labels()

@@ -11,7 +11,7 @@ i | X | |   Y   | i   corner: who holds what; two_levels: a block, and a tile of
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tiledask.errors import ConfigError
 from tiledask.lab.plots import primitives as draw
@@ -28,7 +28,8 @@ from tiledask.lab.plots.style import (
     lighter,
     styled,
 )
-from tiledask.plan.products.placement import Partial, Region, Shard, Tiling
+from tiledask.plan.products.placement import Partial, Shard, Tiling
+from tiledask.plan.products.regions import Region
 from tiledask.plan.whole import is_whole
 from tiledask.tile.levels import Tile, as_tile
 
@@ -120,7 +121,7 @@ def corner(
     """
     tilings = _tiling(x), _tiling(a), _tiling(y)
     at = _Corner.of(tilings[0].shape, tilings[1].shape)
-    (x_at, a_at, y_at), boxes = at.places, []
+    (x_at, a_at, y_at), boxes = at.places, list[Box]()
     across, down = y_at[0] + at.n, y_at[1] + at.m
     height = 4.1 * min(1.4, max(1.0, down / across))
     figure = canvas(height, title or f"{names[2]} = {names[0]} {names[1]}: who holds what", 7.0)
@@ -138,15 +139,15 @@ def corner(
             draw.write(axes, [box], 8.5, zorder=9)
     for matrix, tiling in enumerate(map(_tiling, before)):
         for rank, region in enumerate(tiling.regions):
-            place, look = at.part(matrix, *region), {"gid": "before", "zorder": 5}
-            draw.box(axes, place, "none", edgecolor=INK, linestyle="--", **look)
+            place = at.part(matrix, *region)
+            draw.box(axes, place, "none", edgecolor=INK, linestyle="--", gid="before", zorder=5)
             draw.note(axes, place[:2], f"on rank {rank}", (4, -4), 7.5, zorder=6)
     look: draw.Look = {"color": RED, "linewidth": 2.2, "gid": "k is cut"}
     for k in sorted({region[1][0] for region in tilings[0].regions} - {0}):
         axes.plot([x_at[0] + k] * 2, [x_at[1], x_at[1] + at.m], **look)
     for k in sorted({region[0][0] for region in tilings[1].regions} - {0}):
         axes.plot([a_at[0], a_at[0] + at.n], [a_at[1] + k] * 2, **look)
-    entries = []
+    entries: list[Any] = []
     if any(box.gid == "copies" for box in boxes):
         entries.append(draw.patch_entry("held by several ranks", _SEVERAL))
     if before:

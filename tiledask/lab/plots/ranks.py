@@ -279,14 +279,14 @@ def traffic_matrix(
 
     Of several, ``{name: traffic}``, a panel each on one scale. Lines are drawn between hosts.
     """
-    several = isinstance(predicted, Mapping)
-    traffics: dict[str, Traffic] = dict(predicted) if several else {"predicted": predicted}
+    traffics = {"predicted": predicted} if isinstance(predicted, Traffic) else dict(predicted)
     if not traffics:
         raise ConfigError("traffic_matrix draws 1 traffic or more, got 0: {'ring': run.traffic}")
     if measured is not None:
         traffics["measured"] = measured
     first, *others = traffics.values()
-    differs, found = np.zeros_like(first.bytes, bool), "" if several else ", predicted"
+    differs = np.zeros_like(first.bytes, bool)
+    found = ", predicted" if isinstance(predicted, Traffic) else ""
     if measured is not None:
         if measured.ranks != first.ranks:
             raise ConfigError(

@@ -2,9 +2,9 @@
 
 import colorsys
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from tiledask.extras import needed_for
@@ -87,7 +87,7 @@ _RC = {
 }
 
 
-def look() -> AbstractContextManager:
+def look() -> AbstractContextManager[None]:
     """The settings of this look, for as long as the context lasts."""
     with needed_for("a figure"):
         import matplotlib.style
@@ -99,7 +99,7 @@ def styled(draw: Callable[..., "Figure"]) -> Callable[..., "Figure"]:
     """``draw`` run under this look, whatever the user's own matplotlib settings are."""
 
     @functools.wraps(draw)
-    def wrapper(*args, **kwargs) -> "Figure":
+    def wrapper(*args: Any, **kwargs: Any) -> "Figure":
         with look():
             return draw(*args, **kwargs)
 
@@ -112,7 +112,8 @@ def canvas(height: float, title: str, width: float = WIDTH) -> "Picture":
         from tiledask.lab.plots.picture import Picture
 
     figure = Picture(figsize=(width, height), look=look)
-    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.06)
+    engine: Any = figure.get_layout_engine()
+    engine.set(w_pad=0.08, h_pad=0.06)
     set_title(figure, title)
     return figure
 
@@ -166,11 +167,11 @@ def _others(name: str) -> Iterator[str]:
         number += 1
 
 
-def _hex(colour) -> str:
+def _hex(colour: Iterable[float]) -> str:
     return "#" + "".join(f"{round(255 * c):02X}" for c in colour)
 
 
-def _rgb(colour) -> tuple[float, ...]:
+def _rgb(colour: Any) -> tuple[float, ...]:
     # these two without matplotlib: the page in the dashboard is drawn by the scheduler
     if not isinstance(colour, str):
         return tuple(colour)[:3]
@@ -181,7 +182,7 @@ def _rgb(colour) -> tuple[float, ...]:
     return to_rgb(colour)
 
 
-def ink_on(colour) -> str:
+def ink_on(colour: Any) -> str:
     """Black or white, whichever has more contrast with ``colour`` (WCAG 2 luminance)."""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in _rgb(colour)]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

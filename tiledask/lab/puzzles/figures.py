@@ -14,15 +14,25 @@ import numpy as np
 from tiledask.errors import ConfigError, PartitionError, RuleError, ScheduleError
 from tiledask.lab.judging.figure import titled_canvas
 from tiledask.lab.plots import primitives as draw
-from tiledask.lab.plots.gantt import gantt
+from tiledask.lab.plots.gantt import KINDS, gantt
 from tiledask.lab.plots.primitives import Axes, Figure
-from tiledask.lab.plots.style import GREY, INK, ORANGE, PALE, RED, colour_of_rank, styled
-from tiledask.lab.plots.timelines import turns
+from tiledask.lab.plots.style import (
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    RED,
+    canvas,
+    colour_of_rank,
+    lighter,
+    styled,
+)
 from tiledask.lab.puzzles.choices import CHOICE, chunks_of, first_choice, run_choice
 from tiledask.lab.puzzles.compositions import memory_of, read_unlimited
 from tiledask.lab.puzzles.kind import Inputs, Targets
 from tiledask.lab.puzzles.orders import devices_of, limits_of, order_of, run_order
-from tiledask.plan.pipelines.needs import peak_in_flight
+from tiledask.plan.pipelines.needs import peak_in_flight, stuck
+from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.splitting.assignment import read_assignment, stages_of
 from tiledask.plan.splitting.exact import capacities
@@ -238,7 +248,7 @@ def draw_order(inputs: Inputs, targets: Targets, answer: Any, title: Titled) -> 
         return _empty_devices(rooms, targets.get("makespan", 1.0), heading)
     except ScheduleError:
         if len(order) <= _MOST:
-            return turns(order, title=heading)
+            return _as_written(order, heading)
         return _empty_devices(rooms, targets.get("makespan", 1.0), heading)
     figure = gantt(run, titles=["the order"], title=heading)
     rooms += [None] * (order.devices - devices)
@@ -248,6 +258,44 @@ def draw_order(inputs: Inputs, targets: Targets, answer: Any, title: Titled) -> 
     ]
     label_rows(figure.axes[0], labels)
     _mark_end(figure.axes[0], run, targets)
+    return figure
+
+
+def _as_written(order: Schedule, title: str) -> Figure:
+    """An order that cannot run, a box per action in its turn: pale what is never done, and from
+    each action at which a device stands an arrow to the one that it waits for.
+
+    device 1 |   0F0 | 0B0 | 0F1 | 0B1 |      0B0 waits for 1B0, which comes after 1F1,
+    device 2 |   1F0 | 1F1 | 1B0 | 1B1 |      and 1F1 for 0F1, which comes after 0B0
+    """
+    stands = stuck(order)
+    figure = canvas(1.15 + 0.6 * order.devices, title)
+    axes = figure.subplots()
+    every = []
+    for device, actions in enumerate(order.orders):
+        done = actions.index(stands[device][0][0]) if device in stands else len(actions)
+        for i, action in enumerate(actions):
+            tone = lighter(KINDS[action.kind][1], 0.1 if i < done else 0.7)
+            every.append(draw.span(device, i, i + 1, tone, str(action), height=0.5))
+    draw.lanes(axes, [f"device {d}" for d in range(1, order.devices + 1)], every)
+    at = {box.words: box.at for box in every}
+    for block, lacks in stands.values():
+        for action in block:
+            draw.mark_box(axes, at[str(action)], str(action))
+        if str(lacks) in at:
+            (x, y, *_), (to_x, to_y, *_) = at[str(block[0])], at[str(lacks)]
+            waits = {"arrowstyle": "-|>", "color": RED, "linewidth": 1.6}
+            end, begin = (to_x + 0.5, to_y + 0.25), (x + 0.5, y + 0.25)
+            axes.annotate("", end, begin, arrowprops=waits, gid="waits", zorder=7)
+    axes.set(xlim=(0, max(map(len, order.orders), default=0)), xlabel="turn, as written")
+    kinds = {action.kind for action in order}
+    entries = [draw.patch_entry(*KINDS[kind]) for kind in KINDS if kind in kinds]
+    entries.append(
+        draw.patch_entry("a device stands here, and waits for what the arrow meets", RED)
+    )
+    draw.legend(figure, entries, 4)
+    figure.lay_out()
+    draw.write(axes, every)
     return figure
 
 
