@@ -285,14 +285,14 @@ def _as_written(order: Schedule, title: str) -> Figure:
         if str(lacks) in at:
             (x, y, *_), (to_x, to_y, *_) = at[str(block[0])], at[str(lacks)]
             waits = {"arrowstyle": "-|>", "color": RED, "linewidth": 1.6}
-            end, begin = (to_x + 0.5, to_y + 0.25), (x + 0.5, y + 0.25)
+            down = float(np.sign(to_y - y)) * 0.25  # from edge to edge, between the lanes
+            begin, end = (x + 0.5, y + 0.25 + down), (to_x + 0.5, to_y + 0.25 - down)
             axes.annotate("", end, begin, arrowprops=waits, gid="waits", zorder=7)
-    axes.set(xlim=(0, max(map(len, order.orders), default=0)), xlabel="turn, as written")
+    axes.set(xlim=(0, max(map(len, order.orders))), xlabel="turn, as written", xticks=[])
     kinds = {action.kind for action in order}
     entries = [draw.patch_entry(*KINDS[kind]) for kind in KINDS if kind in kinds]
-    entries.append(
-        draw.patch_entry("a device stands here, and waits for what the arrow meets", RED)
-    )
+    stands_here = "a device stands here and waits for what the arrow meets"
+    entries.append(draw.patch_entry(stands_here, "none", edgecolor=RED))
     draw.legend(figure, entries, 4)
     figure.lay_out()
     draw.write(axes, every)
