@@ -24,7 +24,7 @@ from oracles.finished import ROOT, python
 
 PACKAGE = ROOT / "tiledask"
 STDLIB = sys.stdlib_module_names
-BASE = {"errors", "extras", "optional", "submodules"}
+BASE = {"errors", "extras", "files"}
 BELOW = {
     "plan": BASE,
     "tile": {*BASE, "plan"},
@@ -33,7 +33,7 @@ BELOW = {
     "cli": {*BASE, "plan", "tile", "distributed", "lab"},
     "__main__": {"cli"},
     **{key: {"extras"} for key in BASE},
-    "": {"extras", "optional"},
+    "": {"extras"},
 }
 """What each layer may import besides itself; "" is the package's own __init__."""
 AT_IMPORT = {"plan": {"numpy"}, "tile": {"numpy"}, "": set(), **{key: set() for key in BASE}}

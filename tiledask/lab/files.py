@@ -1,4 +1,4 @@
-"""Files that a reader sees whole or not at all: results, figures, and the versions behind them."""
+"""Figures as files, and the versions of the libraries behind results."""
 
 import os
 from importlib.metadata import PackageNotFoundError, version
@@ -13,23 +13,9 @@ from tiledask.extras import needs
 if TYPE_CHECKING:
     from tiledask.lab.plots.primitives import Figure
 
-__all__ = ["FORMATS", "atomic_write", "check_figure", "library_versions", "save_figure"]
+__all__ = ["FORMATS", "check_figure", "library_versions", "save_figure"]
 
 _PACKAGES = ("tiledask", "dask", "distributed", "numpy", "cupy-cuda13x", "dask-cuda", "matplotlib")
-
-
-def atomic_write(path: Path, content: bytes) -> Path:
-    """``path``, holding ``content``; on an error it holds what it held before."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with open(part, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    return path
 
 
 def library_versions() -> dict[str, str]:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tiledask.distributed.cluster.start import choose_device
 from tiledask.extras import needed_for
-from tiledask.lab.files import atomic_write
+from tiledask.files import atomic_write
 from tiledask.plan.data import shipped
 
 __all__ = ["tour"]

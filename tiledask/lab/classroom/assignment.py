@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tiledask.lab.files import atomic_write
+from tiledask.files import atomic_write
 from tiledask.lab.learner.copies import learners, walkthroughs
 
 __all__ = ["assigned", "write_assignments"]

@@ -12,13 +12,13 @@ from tiledask.distributed.cluster.cluster import RUNNING
 from tiledask.distributed.deadlines import DEADLINE
 from tiledask.errors import ConfigError, DeadlineError
 from tiledask.extras import needed_for
+from tiledask.files import atomic_write
 from tiledask.lab.dashboard.activity import Activity
 from tiledask.lab.dashboard.pipelines import of_run, of_timeline
 from tiledask.lab.dashboard.products import ProductActivity, of_product
 from tiledask.lab.dashboard.recorder import NAME, Snapshot
 from tiledask.lab.dashboard.tasks import of_tasks
 from tiledask.lab.dashboard.training_overview import Overview, of_training
-from tiledask.lab.files import atomic_write
 from tiledask.plan import html
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.timeline import Timeline

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from tiledask.lab.files import atomic_write
+from tiledask.files import atomic_write
 from tiledask.lab.learner.course import Walkthrough, course
 from tiledask.lab.learner.kept import PROGRESS, Kept
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from platform import python_version
 
-from tiledask.lab.files import atomic_write
+from tiledask.files import atomic_write
 from tiledask.lab.learner.kept import GIVEN
 from tiledask.plan.data import shipped
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tiledask.lab.files import atomic_write
+from tiledask.files import atomic_write
 from tiledask.lab.learner.contents import PAGE
 from tiledask.lab.learner.kept import FOLDER, PROGRESS
 

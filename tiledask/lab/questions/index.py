@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
-from tiledask.lab.files import atomic_write
+from tiledask.files import atomic_write
 from tiledask.lab.learner import contents
 from tiledask.lab.learner.course import course
 from tiledask.lab.questions.table import QUESTIONS

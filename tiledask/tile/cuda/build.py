@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from tiledask.errors import KernelError
+from tiledask.files import atomic_write
 from tiledask.tile.backend import namespace
-from tiledask.tile.cache import cache_folder, write_whole
+from tiledask.tile.cache import cache_folder
 from tiledask.tile.cuda.source import source
 
 __all__ = ["Resources", "arch_of", "compile_for", "loaded", "resources"]
@@ -147,10 +148,10 @@ def _kept(name: str, macros: Macros, arch: str) -> Path:
     if not (folder / file).is_file():
         code, _ = compile_for(name, macros, arch)
         try:
-            write_whole(folder / file, code)  # two processes may do this at once
+            atomic_write(folder / file, code, 0o600)  # two processes may do this at once
         except OSError as error:
             folder = _of_this_process(f"{folder} cannot be written ({error.strerror})")
-            write_whole(folder / file, code)
+            atomic_write(folder / file, code, 0o600)
     return folder / file
 
 
