@@ -10,7 +10,7 @@ import pytest
 from golden.course import others
 
 import tiledask as td
-from tiledask.cli import ASK_EXAMPLES
+from tiledask.lab.commands.answers import EXAMPLES
 from tiledask.lab.questions.table import QUESTIONS
 
 CONTEXT = 987_842_478  # 0.92 GiB of a CUDA context, in bytes
@@ -432,7 +432,7 @@ def test_the_answer_comes_first_and_the_page_is_short(typed, number):
     assert all(f"  {name}=" in more for name in QUESTIONS[number].inputs)
 
 
-@pytest.mark.parametrize("command", re.findall(r"^  tiledask (.+)$", ASK_EXAMPLES, re.MULTILINE))
+@pytest.mark.parametrize("command", re.findall(r"^  tiledask (.+)$", EXAMPLES, re.MULTILINE))
 def test_the_examples_of_help_run(typed, command):
     assert command in typed("ask --help").out
     assert typed(command).code == 0

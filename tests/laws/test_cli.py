@@ -11,7 +11,7 @@ import pytest
 from oracles.finished import python
 
 import tiledask as td
-from tiledask.cli import main
+from tiledask.cli import COMMANDS, main
 from tiledask.extras import bring, install
 from tiledask.lab.commands.options import EXPORTS
 from tiledask.lab.doctor import _unusable
@@ -370,7 +370,7 @@ def test_every_field_of_a_layout_can_be_typed():
     """So that no plan has a field that the printed command must leave out."""
     from tiledask.cli import _parser
 
-    known = vars(_parser().parse_args(["fit", "gpt2", "1xT4"]))
+    known = vars(_parser("fit").parse_args(["fit", "gpt2", "1xT4"]))
     assert {field.name for field in fields(td.Layout)} <= set(known)
 
 
@@ -405,8 +405,8 @@ def test_other_figures_are_refused_before_the_work_begins(
         raise AssertionError("it began")
 
     name_of = DRAWS[command][0]
-    own = f"lab.commands.{name_of}.run" if name_of in ("fit", "plan") else f"cli._{name_of}"
-    monkeypatch.setattr(f"tiledask.{own}", works)
+    module, _ = COMMANDS[name_of]
+    monkeypatch.setattr(f"tiledask.lab.commands.{module}.run_{name_of}", works)
     assert main([*DRAWS[command], str(tmp_path / name)]) == 2
     words = "there is no folder" if "folder" in name else "written as .png, .svg or .pdf"
     assert words in capsys.readouterr().err

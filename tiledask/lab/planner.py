@@ -308,11 +308,12 @@ def show_export(exported: Exported, console: Console) -> dict[str, Any]:
     return {"framework": exported.framework, "text": exported.text, "notes": list(exported.notes)}
 
 
-def show_critique(found: "PlanCritique", console: Console) -> None:
-    """What is wrong with a layout, and which single changes are better."""
+def show_critique(found: "PlanCritique", console: Console) -> dict[str, Any]:
+    """What is wrong with a layout, and which single changes are better; the same for JSON."""
     for line in found.lines:
         say(console, f"  {line}")
     for advice in found.advice[:8]:
         say(console, f"  → {advice}")
     if not found.advice and found.step is not None:
         say(console, "  no single change makes it 1 % faster")
+    return found.to_dict()

@@ -1,16 +1,14 @@
-"""The words of `tiledask idle`: of a schedule by name, an order in a file, a utilisation."""
+"""`tiledask idle`: of a schedule by name, an order in a file, a utilisation, a measured trace."""
 
 import argparse
 import json
-from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+import tiledask as td
 from tiledask.errors import ConfigError, DeadlockError, ScheduleError, short
-from tiledask.lab.puzzles.orders import in_full
+from tiledask.lab.commands.options import WHOLE, Heading, Result
 from tiledask.lab.table import Grid, say
 from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.pipelines.known import Known, known_makespan
@@ -22,46 +20,110 @@ from tiledask.plan.pipelines.utilisation import Exact, FewestMicrobatches, fewes
 from tiledask.plan.units import format_percent, format_seconds
 from tiledask.plan.whole import whole_number
 
-__all__ = ["idle"]
+__all__ = ["IDLE_OPTIONS", "run_idle"]
 
+IDLE_OPTIONS = (
+    (
+        "SCHEDULE",
+        ", ".join(schedules).replace("naive", "naive (or layer-wise)"),
+        {"nargs": "?"},
+    ),
+    ("DEVICES", "how many, for every schedule", WHOLE | {"nargs": "?"}),
+    ("MICROBATCHES", "of a step (naive: 1)", WHOLE | {"nargs": "?"}),
+    ("--devices N", "the same as DEVICES", WHOLE | {"dest": "devices_option"}),
+    ("--microbatches N", "the same as MICROBATCHES", WHOLE | {"dest": "microbatches_option"}),
+    ("--chunks V", "stages on each device, of interleaved, looped-bfs, interleaved-zb (2)", WHOLE),
+    (
+        "--utilisation --utilization U",
+        "finds the fewest micro-batches that reach U, such as 0.9 or 90%% (of 1f1b)",
+    ),
+    (
+        "--order FILE",
+        "in place of a schedule: is this order legal, and how idle? A line for each device, such "
+        "as 0F0 0F1 0B0 0B1 (stage, F B I or W, micro-batch), or JSON rows of them",
+    ),
+    ("--explain", "causes of idle time, the bound, the critical path, what transfers mean"),
+    Heading("times", "seconds: one number, or one per stage: 1,1,2,1"),
+    ("--forward S", "(%(default)s)", {"default": "1"}),
+    (
+        "--backward S",
+        "half is for I, half for W, where it is split (%(default)s)",
+        {"default": "2"},
+    ),
+    ("--overlapped S", "of a forward and a backward at once, as in dualpipe (their sum)"),
+    (
+        "--latency S",
+        "from stage to stage: one number, or one per boundary (%(default)s)",
+        {"default": "0"},
+    ),
+    (
+        "--transfers HOW",
+        "overlapped (devices compute meanwhile), blocking (the sender waits until the block is in "
+        "a buffer), rendezvous (both ends wait for each other), paired (rendezvous, sends and "
+        "receives between two actions posted at once)",
+        {"default": "overlapped"},
+    ),
+    Heading("files"),
+    ("--figure FILE", "write the Gantt chart"),
+    ("--write-order FILE", "write the order, for --order"),
+    ("--trace FILE", "write a trace for Perfetto, .json or .json.gz"),
+    Heading("a measured run", "--diagnose in place of a schedule; the other three go with it"),
+    (
+        "--diagnose TRACE",
+        "why it idles: a CSV of spans or of polled utilisation, a Chrome trace, or a folder with "
+        "one of each rank",
+    ),
+    ("--unit", "of the trace's times: s, ms, us or ns", {"default": None}),
+    ("--layers COSTS", "a number, or costs: 1,1,2,4"),
+    ("--memory-limit K", "micro-batches kept", {"type": float}),
+    """examples:
+  tiledask idle layer-wise 4
+  tiledask idle 1f1b 4 8 --latency 0.25 --transfers paired
+  tiledask idle interleaved 4 8 --chunks 2 --explain
+  tiledask idle --utilisation 0.9 --devices 4
+  tiledask idle 1f1b 2 4 --write-order order.txt
+  tiledask idle --order order.txt --forward 1,2 --backward 2,4""",
+)
 EXAMPLE = "such as: tiledask idle 1f1b 4 8"
 SHOWN = 32
 """Rows of devices; of more the first and the last half."""
+TRANSFERS = {
+    "overlapped": "a block travels on a stream of its own, and both devices compute meanwhile",
+    "blocking": "the sender waits until the block is in its receiver's buffer, who computes on",
+    "rendezvous": "both ends wait for each other, and do nothing else while a block travels; "
+    "between two actions a device sends, then receives",
+    "paired": "as rendezvous, but all that is between two actions is posted at once",
+}
 
 
-def idle(args: argparse.Namespace, console: Console) -> tuple[int, dict[str, Any]]:
+def run_idle(args: argparse.Namespace, console: Any) -> Result:
     """What was asked for, simulated and shown; 1 for an order that cannot run, and for a
     utilisation that is not reached."""
-    reached: list[FewestMicrobatches] = []
-    if args.order is not None:
-        if any(given is not None for given in (args.schedule, *_given(args), args.utilisation)):
-            raise ConfigError(
-                "--order FILE has its devices and micro-batches in the file; leave out the "
-                "schedule, its numbers and --utilisation"
-            )
-        made = _read_order(args.order)
-    elif args.utilisation is not None:
-        made, reached = _reaching(args)
-    else:
-        made = _made(args)
+    if args.diagnose is not None:
+        return _diagnose(args, console)
+    if any(given is not None for given in (args.unit, args.layers, args.memory_limit)):
+        raise ConfigError("--unit, --layers and --memory-limit go with --diagnose TRACE")
+    made, reached = _asked(args)
     times = _times(args, made.stages)
+    floats = {
+        k: [float(x) for x in v] if isinstance(v, list) else float(v) for k, v in times.items()
+    }
     try:
-        timeline = simulate(
-            made, **{k: _floats(v) for k, v in times.items()}, transfers=args.transfers
-        )
+        timeline = simulate(made, **floats, transfers=args.transfers)
     except ScheduleError as error:
-        if args.order is None and not isinstance(error, DeadlockError):
-            raise
         reason = str(error)
         if isinstance(error, DeadlockError):
             reason = reason.replace("paired ones post", "--transfers paired posts")
             reason += "; rank r is device r + 1"
+        elif args.order is None:
+            raise
         say(console, f"{_name(made)} cannot run: {reason}")
         return 1, {"legal": False, "reason": reason}
-    result = _facts(made, timeline) | {"legal": True}
-    met = _show_reached(args, made, reached, result, console) if reached else True
+    result = _facts(made, timeline)
+    if reached:
+        result |= _show_reached(_utilisation(args.utilisation), made, reached, console)
     _show(args, made, timeline, times, console)
-    known = _known(made, times, args.transfers)
+    known = _known(made, floats, args.transfers)
     if known:
         result["closed_form"] = known.seconds
     if args.explain:
@@ -75,47 +137,87 @@ def idle(args: argparse.Namespace, console: Console) -> tuple[int, dict[str, Any
         from tiledask.lab.plots import gantt
 
         save_figure(gantt(timeline, title=f"{made!r}"), args.figure)
-    return (0 if met else 1), result
+    return (0 if result.get("reached", True) else 1), result
+
+
+def _diagnose(args: argparse.Namespace, console: Any) -> Result:
+    from tiledask.lab.commands.partition import costs_of
+
+    others = ("schedule", "devices", "microbatches", "order", "utilisation", "figure", "trace")
+    if any(getattr(args, name) is not None for name in others):
+        raise ConfigError(
+            "--diagnose finds schedule, devices and micro-batches in the trace and writes no "
+            "figure and no trace; leave them out"
+        )
+    layers = costs_of(args.layers) if args.layers else None
+    options = {"unit": args.unit, "layers": layers, "memory_limit": args.memory_limit}
+    found = td.diagnose(args.diagnose, **options)
+    say(console, str(found))
+    return 0, found.to_dict()
 
 
 # -- what is asked for ---------------------------------------------------------------------------
 
 
-def _given(args: argparse.Namespace) -> tuple[int | None, int | None, int | None]:
-    """Devices, micro-batches and chunks, each as an argument or as an option."""
-    found = []
-    for name in ("devices", "microbatches"):
-        place, option = getattr(args, name), getattr(args, f"{name}_option")
-        if None not in (place, option) and place != option:
+def _asked(args: argparse.Namespace) -> tuple[Schedule, list[FewestMicrobatches]]:
+    """The schedule, and with --utilisation how many micro-batches reach it."""
+    given = {name: _either(args, name) for name in ("devices", "microbatches")}
+    if args.order is not None:
+        named = (args.schedule, *given.values(), args.chunks, args.utilisation)
+        if any(each is not None for each in named):
             raise ConfigError(
-                f"{name.upper()} is {place} behind the schedule's name and {option} behind "
-                f"--{name}; give it once"
+                "--order FILE has its devices and micro-batches in the file; leave out the "
+                "schedule, its numbers and --utilisation"
             )
-        found.append(place if option is None else option)
-    return *found, args.chunks
+        return _read_order(args.order), []
+    if args.utilisation is None:
+        return _made(args.schedule, **given, chunks=args.chunks), []
+    name = "1f1b" if args.schedule is None else args.schedule
+    if given["microbatches"] is not None:
+        raise ConfigError("--utilisation finds MICROBATCHES; leave them out, or --utilisation")
+    wanted = _utilisation(args.utilisation)
+
+    def made(microbatches: int) -> Schedule:
+        return _made(name, given["devices"], microbatches, args.chunks)
+
+    times = _times(args, made(1).stages)
+    found = fewest_microbatches(made, wanted, times, args.transfers)
+    return made(found[-1].microbatches), found
 
 
-def _made(args: argparse.Namespace, microbatches: int | None = None) -> Schedule:
+def _either(args: argparse.Namespace, name: str) -> int | None:
+    """A number as an argument or as an option."""
+    place, option = getattr(args, name), getattr(args, f"{name}_option")
+    if None not in (place, option) and place != option:
+        raise ConfigError(
+            f"{name.upper()} is {place} behind the schedule's name and {option} behind --{name}; "
+            f"give it once"
+        )
+    found: int | None = option if place is None else place
+    return found
+
+
+def _made(
+    typed: str | None, devices: int | None, microbatches: int | None, chunks: int | None
+) -> Schedule:
     """The schedule by name, of so many devices with so many chunks on each."""
-    if args.schedule is None:
+    if typed is None:
         raise ConfigError(
             f"a schedule needs its name, DEVICES and MICROBATCHES, {EXAMPLE}; an order of your own "
             f"is read by --order FILE, a measured run by --diagnose TRACE"
         )
-    name = called(args.schedule)
+    name = called(typed)
     if name.isdecimal():
         raise ConfigError(f"the schedule's name comes first, {EXAMPLE}; got {short(name)}")
-    devices, given, chunks = _given(args)
-    microbatches = given if microbatches is None else microbatches
     if name not in schedules:
         schedule(name, 1, 1)  # says which is the nearest
     if microbatches is None and name == "naive":
         microbatches = 1
-    if None in (devices, microbatches):
+    if devices is None or microbatches is None:
         lacks = "DEVICES and MICROBATCHES" if devices is None else "MICROBATCHES"
         raise ConfigError(
-            f"{args.schedule} needs {lacks} behind it, {EXAMPLE.replace('1f1b', args.schedule)}; "
-            f"--utilisation 0.9 finds the micro-batches that reach it"
+            f"{typed} needs {lacks} behind it, {EXAMPLE.replace('1f1b', typed)}; --utilisation "
+            f"0.9 finds the micro-batches that reach it"
         )
     for what, number in (("DEVICES", devices), ("MICROBATCHES", microbatches)):
         whole_number(what, number, 1)
@@ -132,8 +234,7 @@ def _made(args: argparse.Namespace, microbatches: int | None = None) -> Schedule
 def _chunks(name: str, chunks: int | None) -> int:
     """Stages on each device."""
     if is_looped(name):
-        each = 2 if chunks is None else whole_number("--chunks", chunks, 1)
-        return each
+        return 2 if chunks is None else whole_number("--chunks", chunks, 1)
     only = 2 if name in V_SHAPED else 1
     if chunks not in (None, only):
         looped = ", ".join(each for each in schedules if is_looped(each))
@@ -142,19 +243,6 @@ def _chunks(name: str, chunks: int | None) -> int:
             f"{chunks}; any number of them have {looped}"
         )
     return only
-
-
-def _reaching(args: argparse.Namespace) -> tuple[Schedule, list[FewestMicrobatches]]:
-    """The schedule with the fewest micro-batches that reach --utilisation."""
-    if args.schedule is None:
-        args.schedule = "1f1b"
-    if _given(args)[1] is not None:
-        raise ConfigError("--utilisation finds MICROBATCHES; leave them out, or --utilisation")
-    wanted = _utilisation(args.utilisation)
-    first = _made(args, 1)
-    times = {k: v for k, v in _times(args, first.stages).items() if v is not None}
-    found = fewest_microbatches(lambda m: _made(args, m), wanted, times, args.transfers)
-    return _made(args, found[-1].microbatches), found
 
 
 def _utilisation(text: str) -> Fraction:
@@ -170,10 +258,10 @@ def _utilisation(text: str) -> Fraction:
     return value
 
 
-def _times(args: argparse.Namespace, stages: int) -> dict[str, Exact | None]:
+def _times(args: argparse.Namespace, stages: int) -> dict[str, Exact]:
     """Seconds, exactly as they were typed: one number, or one per stage or boundary."""
     counts = {"forward": stages, "backward": stages, "latency": stages - 1, "overlapped": stages}
-    found: dict[str, Exact | None] = {}
+    found: dict[str, Exact] = {}
     for name, count in counts.items():
         text = getattr(args, name)
         if text is None:
@@ -193,12 +281,10 @@ def _times(args: argparse.Namespace, stages: int) -> dict[str, Exact | None]:
     return found
 
 
-def _floats(times: Any) -> Any:
-    return [float(x) for x in times] if isinstance(times, list) else float(times)
-
-
 def _read_order(path: str) -> Schedule:
     """The order in a file: a line of actions per device, or rows of them as JSON."""
+    from tiledask.lab.puzzles.orders import in_full
+
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -208,21 +294,17 @@ def _read_order(path: str) -> Schedule:
             f"each device, such as: 0F0 0F1 0B0 0B1"
         ) from None
     if text.lstrip().startswith(("[", "{")):
-        text = _of_json(text)
+        try:
+            rows = json.loads(text)
+            rows = rows["orders"] if isinstance(rows, dict) else rows
+            text = "\n".join(row if isinstance(row, str) else " ".join(row) for row in rows)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise ConfigError(
+                'an order as JSON is a row of actions for each device, [["0F0", "0B0"], ["1F0", '
+                '"1B0"]], or {"orders": of these}'
+            ) from None
     lines = (line for line in text.splitlines() if not line.startswith("#"))
     return Schedule.from_text(in_full("\n".join(lines)), Path(path).name)
-
-
-def _of_json(text: str) -> str:
-    try:
-        rows = json.loads(text)
-        rows = rows["orders"] if isinstance(rows, dict) else rows
-        return "\n".join(row if isinstance(row, str) else " ".join(row) for row in rows)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise ConfigError(
-            'an order as JSON is a row of actions for each device, [["0F0", "0B0"], ["1F0", '
-            '"1B0"]], or {"orders": of these}'
-        ) from None
 
 
 # -- what is shown -------------------------------------------------------------------------------
@@ -230,79 +312,68 @@ def _of_json(text: str) -> str:
 
 def _name(made: Schedule) -> str:
     name = {"naive": "naive (layer-wise)"}.get(made.name, made.name)
-    counts = _count(made.devices, "device"), _count(made.microbatches, "micro-batch", "es")
-    return ", ".join((name, *counts))
+    return f"{name}, {_count(made.devices, 'device')}, {_batches(made.microbatches)}"
 
 
 def _count(number: int, noun: str, plural: str = "s") -> str:
     return f"{number:,} {noun}{plural if number != 1 else ''}"
 
 
+def _batches(number: int) -> str:
+    return _count(number, "micro-batch", "es")
+
+
 def _facts(made: Schedule, t: Timeline) -> dict[str, Any]:
     assert t.bound is not None
+    order = ("devices", "stages", "microbatches")
+    shares = ("utilisation", "bubble_fraction", "bubble_overhead", "span_bubble")
+    lists = ("busy_per_device", "idle_per_device", "peak_in_flight")
     return {
         "schedule": made.name,
-        "devices": made.devices,
-        "stages": made.stages,
-        "microbatches": made.microbatches,
+        **{name: getattr(made, name) for name in order},
         "makespan": t.makespan,
         "lower_bound": t.lower_bound,
         "lower_bound_why": t.bound.why,
-        "busy": t.busy,
-        "idle": t.idle,
-        "utilisation": t.utilisation,
-        "bubble_fraction": t.bubble_fraction,
-        "bubble_overhead": t.bubble_overhead,
-        "span_bubble": t.span_bubble,
-        "busy_per_device": t.busy_per_device,
-        "idle_per_device": t.idle_per_device,
-        "peak_in_flight": t.peak_in_flight,
+        **{name: getattr(t, name) for name in ("busy", "idle", *shares, *lists)},
         "causes": {cause: seconds for cause, seconds in t.idle_time.total.items() if seconds},
         "binds": t.critical_path.binds,
+        "legal": True,
     }
 
 
 def _show_reached(
-    args: argparse.Namespace,
-    made: Schedule,
-    reached: Sequence[FewestMicrobatches],
-    result: dict[str, Any],
-    console: Console,
-) -> bool:
+    wanted: Fraction, made: Schedule, reached: list[FewestMicrobatches], console: Any
+) -> dict[str, Any]:
     """Whether the utilisation is reached, and by how many micro-batches."""
-    wanted, (m, share) = _utilisation(args.utilisation), reached[-1]
-    met, asked = share >= wanted, f"{100 * float(wanted):g} %"
-    result |= {"wanted": float(wanted), "reached": met}
+    m, share = reached[-1]
+    facts: dict[str, Any] = {"wanted": float(wanted), "reached": share >= wanted}
+    asked, shown = f"{100 * float(wanted):g} %", _exactly(share, wanted)
     on = f"on {_count(made.devices, 'device')} with {made.name}"
-    if not met:
+    if share < wanted:
         words = f"No: {asked} is not reached {on}; {m:,} micro-batches, the most that were tried, "
-        say(console, f"{words}give {_exactly(share, wanted)}.", wrap=True)
-        return False
+        say(console, f"{words}give {shown}.", wrap=True)
+        return facts
     less = ""
     if len(reached) > 1:
         below, under = reached[0]
         less = f"; {below:,} give {_exactly(under, wanted)}"
-        result["below"] = {"microbatches": below, "utilisation": float(under)}
-    words = f"{_count(m, 'micro-batch', 'es')} {'reaches' if m == 1 else 'reach'} {asked} {on}"
-    say(console, f"{words}: {_exactly(share, wanted)}{less}.", wrap=True)
-    return True
+        facts["below"] = {"microbatches": below, "utilisation": float(under)}
+    reach = "reaches" if m == 1 else "reach"
+    say(console, f"{_batches(m)} {reach} {asked} {on}: {shown}{less}.", wrap=True)
+    return facts
 
 
-def _exactly(share: Fraction, beside: Fraction) -> str:
-    """In percent, with as many digits as it takes to be told from ``beside``."""
+def _exactly(share: Fraction, other: Fraction) -> str:
+    """In percent, with as many digits as it takes to be another than ``other``."""
     for digits in range(1, 15):
         shown = f"{100 * float(share):.{digits}f} %"
-        if share == beside or shown != f"{100 * float(beside):.{digits}f} %":
+        if share == other or shown != f"{100 * float(other):.{digits}f} %":
             break
     return shown
 
 
 def _show(
-    args: argparse.Namespace,
-    made: Schedule,
-    t: Timeline,
-    times: dict[str, Exact | None],
-    console: Console,
+    args: argparse.Namespace, made: Schedule, t: Timeline, times: dict[str, Exact], console: Any
 ) -> None:
     """The answer in a line, what was taken for it, and each device."""
     most = max(t.peak_in_flight, default=0)
@@ -327,24 +398,17 @@ def _show(
             wrap=True,
         )
     columns = (t.busy_per_device, t.idle_per_device, t.peak_in_flight)
-    rows = [
-        (
-            f"{d}",
-            _seconds(busy),
-            _seconds(idle),
-            format_percent(idle / t.makespan if t.makespan else 0.0),
-            f"{kept}",
-        )
-        for d, (busy, idle, kept) in enumerate(zip(*columns, strict=True), 1)
-    ]
+    rows = []
+    for d, (busy, idle, kept) in enumerate(zip(*columns, strict=True), 1):
+        part = format_percent(idle / t.makespan if t.makespan else 0.0)
+        rows.append((f"{d}", _seconds(busy), _seconds(idle), part, f"{kept}"))
     if len(rows) > SHOWN:
         dots = (f"... {len(rows) - SHOWN} more", *[""] * 4)
         rows = [*rows[: SHOWN // 2], dots, *rows[-SHOWN // 2 :]]
     all_of = (_seconds(t.busy), _seconds(t.idle), format_percent(t.bubble_fraction))
     rows.append(("all", *all_of, f"{most} at most"))
-    console.print(
-        Grid(("device", "busy", "idle", "idle share", "kept"), rows, bold=[len(rows) - 1])
-    )
+    head = ("device", "busy", "idle", "idle share", "kept")
+    console.print(Grid(head, rows, bold=[len(rows) - 1]))
     several = made.stages * made.replicas // made.devices
     of = f", counted once for each of its {several} stages" if several > 1 else ""
     say(console, f"kept: micro-batches whose activations a device keeps at once{of}", wrap=True)
@@ -355,60 +419,39 @@ def _seconds(seconds: float) -> str:
 
 
 def _said(seconds: Any) -> str:
-    if isinstance(seconds, list):
-        return ", ".join(_seconds(float(each)) for each in seconds)
-    return _seconds(float(seconds))
+    several = seconds if isinstance(seconds, list) else [seconds]
+    return ", ".join(_seconds(float(each)) for each in several)
 
 
-def _known(made: Schedule, times: dict[str, Any], transfers: str) -> Known | None:
+def _known(made: Schedule, took: dict[str, Any], transfers: str) -> Known | None:
     """The makespan by formula, if there is one for equal stages and these transfers."""
-    if any(isinstance(each, list) for each in times.values()) or transfers != "overlapped":
+    if any(isinstance(each, list) for each in took.values()) or transfers != "overlapped":
         return None
-    took = {name: float(seconds) for name, seconds in times.items()}
     half = took["backward"] / 2
-    return known_makespan(
-        made.name,
-        made.devices,
-        made.microbatches,
-        took["forward"],
-        half,
-        half,
-        took["latency"],
-        chunks=max(1, made.stages // made.devices),
-        overlapped=took.get("overlapped"),
-    )
+    times = (took["forward"], half, half, took["latency"])
+    options = {
+        "chunks": max(1, made.stages // made.devices),
+        "overlapped": took.get("overlapped"),
+    }
+    return known_makespan(made.name, made.devices, made.microbatches, *times, **options)
 
 
-TRANSFERS = {
-    "overlapped": "a block travels on a stream of its own, and both devices compute meanwhile",
-    "blocking": "the sender waits until the block is in its receiver's buffer, who computes on",
-    "rendezvous": "both ends wait for each other, and do nothing else while a block travels; "
-    "between two actions a device sends, then receives",
-    "paired": "as rendezvous, but all that is between two actions is posted at once",
-}
-
-
-def _explain(t: Timeline, known: Known | None, console: Console) -> None:
+def _explain(t: Timeline, known: Known | None, console: Any) -> None:
     """Why it idles, what no order undercuts, and the path that decides."""
     assert t.bound is not None
     assert t.evidence is not None
     how = t.evidence.links.transfers
-    causes = [
-        (cause, _seconds(seconds), CAUSES[cause])
-        for cause, seconds in t.idle_time.total.items()
-        if seconds
-    ]
-    if causes:
-        console.print(Grid(("idle by cause", "device-s", ""), causes, left=(0, 2)))
+    lost = [(cause, seconds) for cause, seconds in t.idle_time.total.items() if seconds]
+    if lost:
+        rows = [(cause, _seconds(seconds), CAUSES[cause]) for cause, seconds in lost]
+        console.print(Grid(("idle by cause", "device-s", ""), rows, left=(0, 2)))
     lines = [
         f"idle over busy: {format_percent(t.bubble_overhead)}; idle over the longest span of a "
         f"device: {format_percent(t.span_bubble)}",
         f"no order of these actions takes less than {_seconds(t.bound.seconds)} ({t.bound.why})",
-        f"by formula: {_seconds(known.seconds)} = {known.formula} ({known.source})"
-        if known
-        else "",
-        f"{t.critical_path!r}",
-        f"{how} transfers: {TRANSFERS[how]}",
     ]
-    for line in filter(None, lines):
+    if known:
+        lines.append(f"by formula: {_seconds(known.seconds)} = {known.formula} ({known.source})")
+    lines += [f"{t.critical_path!r}", f"{how} transfers: {TRANSFERS[how]}"]
+    for line in lines:
         say(console, line, wrap=True)

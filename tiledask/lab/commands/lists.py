@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tiledask.errors import ConfigError, short
+from tiledask.lab.commands.options import Result
 from tiledask.lab.table import Grid
 from tiledask.plan.data import meant, names
 from tiledask.plan.inputs.load import load_cluster, load_model, models
@@ -13,21 +14,20 @@ from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, layout_schedu
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.units import format_bytes
 
-__all__ = ["LISTS", "run", "show_list"]
+__all__ = ["LIST_OPTIONS", "run_list"]
 
 Facts = dict[str, Any]
 
 
-def _model_facts(name: str) -> Facts:
+def _model(name: str) -> Facts:
     model = load_model(name)
+    sizes = ("layers", "hidden", "heads", "kv_heads", "vocab")
     active = model.active_parameters if model.experts else None
-    sizes = {
-        name: getattr(model, name) for name in ("layers", "hidden", "heads", "kv_heads", "vocab")
-    }
-    return {"parameters": model.parameters, "active": active, **sizes}
+    facts = {"parameters": model.parameters, "active": active}
+    return facts | {size: getattr(model, size) for size in sizes}
 
 
-def _device_facts(name: str) -> Facts:
+def _device(name: str) -> Facts:
     cluster = load_cluster(f"1x{name}")
     device, peaks = cluster.device, dict(cluster.device.peak_flops)
     half = next((peaks[p] for p in ("bf16", "fp16") if p in peaks), max(peaks.values()))
@@ -41,58 +41,52 @@ def _device_facts(name: str) -> Facts:
     }
 
 
-def _recipe_facts(name: str) -> Facts:
+def _recipe(name: str) -> Facts:
     recipe = load_recipe(name)
     return {"bytes/parameter": recipe.bytes_per_parameter, "what": recipe.description}
 
 
-def _schedule_facts(name: str) -> Facts:
+def _schedule(name: str) -> Facts:
     """Of 8 micro-batches on 4 devices, where a backward takes as long as two forwards."""
     stages = 8 if is_looped(name) or name in V_SHAPED else 4
-    made = layout_schedule(name, stages, 8, 4)
-    timeline = simulate(made, 4 / stages, 8 / stages)
+    timeline = simulate(layout_schedule(name, stages, 8, 4), 4 / stages, 8 / stages)
     words = (schedules[name].__doc__ or "").split("\n\n")[0]
-    return {
-        "idle": timeline.bubble_fraction,
-        "kept": float(max(timeline.peak_in_flight) * 4 / stages),
-        "what": " ".join(words.split()),
-    }
+    kept = float(max(timeline.peak_in_flight) * 4 / stages)
+    return {"idle": timeline.bubble_fraction, "kept": kept, "what": " ".join(words.split())}
 
 
 LISTS: dict[str, tuple[str, Callable[[], Iterable[str]], Callable[[str], Facts]]] = {
-    "models": (
-        "models; or a config.json, a name on the hub, a number such as 70B",
-        models,
-        _model_facts,
-    ),
+    "models": ("models; or a config.json, a name on the hub, a number such as 70B", models, _model),
     "hardware": (
         "devices, as in 8xH100; links are one device's, one way",
         lambda: names("hardware"),
-        _device_facts,
+        _device,
     ),
-    "recipes": ("what is kept for every parameter", recipes, _recipe_facts),
+    "recipes": ("what is kept for every parameter", recipes, _recipe),
     "schedules": (
         "on 4 devices with 8 micro-batches, a backward of two forwards: idle time, and "
         "micro-batches that the fullest device keeps",
         lambda: schedules,
-        _schedule_facts,
+        _schedule,
     ),
 }
 """What there is -> its title, its names, and the main numbers of one."""
-
-
+LIST_OPTIONS = (
+    ("KIND", ", ".join(LISTS), {"choices": tuple(LISTS)}),
+    ("PART", "of a name, such as llama; all if none", {"nargs": "?", "default": ""}),
+)
 HEADS = {"kv_heads": "kv", "TFLOP/s in half": "TFLOP/s, 16 bit"}
 """Shorter headings of some numbers, for 80 columns."""
 
 
-def show_list(kind: str, part: str, console: Any) -> dict[str, Facts]:
-    """What there is of ``kind`` whose name has ``part`` in it, with its main numbers."""
-    title, known, facts = LISTS[kind]
-    found = {name: facts(name) for name in known() if part.lower() in name}
+def run_list(args: argparse.Namespace, console: Any) -> Result:
+    """What there is of a kind whose name has a part in it, with its main numbers."""
+    kind, (title, known, facts) = args.kind, LISTS[args.kind]
+    found = {name: facts(name) for name in known() if args.part.lower() in name}
     if not found:
-        near = meant(part, known())
+        near = meant(args.part, known())
         raise ConfigError(
-            f"no name of {kind} has {short(part)} in it; {near}tiledask list {kind} has all"
+            f"no name of {kind} has {short(args.part)} in it; {near}tiledask list {kind} has all"
         )
     columns = [
         name for name in next(iter(found.values())) if any(each[name] for each in found.values())
@@ -101,7 +95,7 @@ def show_list(kind: str, part: str, console: Any) -> dict[str, Facts]:
     left = [0, *(i for i, name in enumerate(columns, 1) if name == "what")]
     head = (kind.removesuffix("s"), *(HEADS.get(name, name) for name in columns))
     console.print(Grid(head, rows, title, left=left))
-    return found
+    return 0, found
 
 
 def _cell(name: str, value: Any) -> str:
@@ -115,7 +109,3 @@ def _cell(name: str, value: Any) -> str:
     if name == "idle":
         return f"{100 * value:.1f} %"
     return f"{value:,.5g}" if value < 1e4 else f"{value:,}"
-
-
-def run(args: argparse.Namespace, console: Any) -> tuple[int, Any]:
-    return 0, show_list(args.kind, args.part, console)

@@ -1,79 +1,101 @@
-"""The words of `tiledask matmul`: a product predicted, and run on workers beside its prediction."""
+"""`tiledask matmul`: a product predicted, and run on workers beside its prediction."""
 
 import argparse
 import re
 from math import isqrt
 from typing import Any
 
-from rich.console import Console
-
-import tiledask as td
-from tiledask.distributed.products.explain import Choice, Explanation
 from tiledask.errors import ConfigError, short
-from tiledask.lab.product_claims import compare_product, predict_product, product_title
+from tiledask.lab.commands.options import WHOLE, Result
 from tiledask.lab.table import Grid, say
 from tiledask.plan.data import meant
-from tiledask.plan.products.product import PANEL
+from tiledask.plan.products.product import PANEL, algorithms
 from tiledask.plan.units import divisors, format_bytes, format_seconds
 from tiledask.plan.whole import whole_number
-from tiledask.tile import as_dtype
-from tiledask.tile.table import lookup
 
-__all__ = ["matmul"]
+__all__ = ["MATMUL_OPTIONS", "run_matmul"]
 
+MATMUL_OPTIONS = (
+    (
+        "SIZE",
+        "N of N x N by N x N (4096); A and B as written, 2048x1024 1024x4096; or M N K, the "
+        "inner size last (2048 4096 1024 is the same): A is M x K and B is K x N",
+        {"nargs": "*"},
+    ),
+    (
+        "--dtype",
+        "(%(default)s)",
+        {"default": "float32", "choices": ("float16", "bfloat16", "float32", "float64")},
+    ),
+    ("--algorithm NAME", f"{', '.join(algorithms)} (%(default)s)", {"default": "summa"}),
+    ("--workers N", "in the squarest mesh (4)", WHOLE),
+    ("--mesh PxQ", "workers as rows x columns, such as 2x2"),
+    ("--no-run", "prediction alone, of any size, without workers"),
+    ("--kernel", "(%(default)s)", {"default": "blas"}),
+    ("--tile N", "of the kernel", WHOLE),
+    ("--device", "", {"default": "auto", "choices": ("auto", "cuda", "cpu")}),
+    """examples:
+  tiledask matmul 1024
+  tiledask matmul 2048x4096 4096x1024 --dtype float64 --algorithm cannon --workers 4
+  tiledask matmul 65536 --workers 64 --algorithm 2.5d --no-run""",
+)
 COUNTED = 70_000_000
 """The most of k x workers x (rows + columns) of them: panels of k are counted one by one, ~5 s."""
 LOCAL = "moves nothing: it takes A cut by rows alone or B by columns alone, no blocks"
-HEAD = ("", "algorithm", "to one", "in all", "messages", "peak", "time", "")
+SIZES = "a product takes N, A and B such as 2048x1024 1024x4096, or M N K (A is M x K, B is K x N)"
 
 
-def matmul(args: argparse.Namespace, console: Console) -> tuple[int, dict[str, Any]]:
+def run_matmul(args: argparse.Namespace, console: Any) -> Result:
     """The product that was asked for, predicted and, unless --no-run, run; 1 if a claim fails."""
-    shape, mesh = _shape(args.sizes), _mesh(args)
+    from tiledask.lab.product_claims import compare_product, predict_product, product_title
+    from tiledask.tile import as_dtype
+    from tiledask.tile.table import lookup
+
+    shape, mesh = _shape(args.size), _mesh(args)
     p, q = mesh
     if shape[2] > (most := COUNTED // (p * q * (p + q))) and shape[2] > PANEL:
         raise ConfigError(
             f"panels of {PANEL} of the inner size k are counted one by one: on {p} x {q} workers k "
             f"may be {most:,} at most, got {shape[2]:,}; take a smaller k, or fewer workers"
         )
-    algorithm, dtype = _algorithm(args.algorithm, mesh), as_dtype(args.dtype)
+    algorithm, dtype = _algorithm(args.algorithm, mesh), as_dtype(args.dtype).name
     # a wrong name is no reason to start workers
-    takes = lookup(args.kernel).dtypes
-    if dtype.name not in takes:
+    if dtype not in (takes := lookup(args.kernel).dtypes):
         raise ConfigError(
-            f"--kernel {args.kernel} takes {', '.join(takes)}, got --dtype {dtype.name}; take one "
-            f"of these, or another kernel"
+            f"--kernel {args.kernel} takes {', '.join(takes)}, got --dtype {dtype}; take one of "
+            f"these, or another kernel"
         )
-    given = shape, mesh, dtype.name
     result: dict[str, Any] = dict(zip("mnk", shape, strict=True))
-    result |= {"dtype": dtype.name, "mesh": mesh, "algorithm": algorithm}
-    code, begins = 0, _begins(mesh)
+    result |= {"dtype": dtype, "mesh": mesh, "algorithm": algorithm}
+    code = 0
     if args.no_run:
-        found = predict_product(*given, args.kernel, args.tile)
-        say(console, product_title(*given, algorithm), wrap=True)
+        found = predict_product(shape, mesh, dtype, args.kernel, args.tile)
+        say(console, product_title(shape, mesh, dtype, algorithm), wrap=True)
         say(console, _answer(found[algorithm]), wrap=True)
     else:
-        table, found = compare_product(*given, algorithm, args.kernel, args.tile, args.device)
+        how = (algorithm, args.kernel, args.tile, args.device)
+        table, found = compare_product(shape, mesh, dtype, *how)
         console.print(table)
         result |= table.to_dict()
         code = 0 if table.ok else 1
+    begins = (
+        f"A and B begin in {p} x {q} blocks, one of each on every worker. Counted: bytes between "
+        f"workers, once, where they arrive; the blocks' way there at the beginning is not."
+    )
     say(console, begins, wrap=True)
     _show_algorithms(found, algorithm, console)
-    if not args.no_run:
-        say(console, f"{found.advice} {found.moved}", wrap=True)
     facts = found.to_dict()
     if args.no_run:
         why = f"{algorithm} was asked for; without a run no times are compared."
         facts |= {"chosen": algorithm, "why": why}
+    else:
+        say(console, f"{found.advice} {found.moved}", wrap=True)
     chosen = next(row for row in facts["choices"] if row["algorithm"] == algorithm)
     return code, result | {"begins": begins, "predicted": chosen, "explain": facts}
 
 
 def _shape(sizes: list[str]) -> tuple[int, int, int]:
     """m, n and k: of one size, of three, or of two matrices as written."""
-    said = (
-        "a product takes N, A and B such as 2048x1024 1024x4096, or M N K (A is M x K, B is K x N)"
-    )
     pairs = [re.fullmatch(r"(\d{1,18})x(\d{1,18})", size) for size in sizes]
     if len(sizes) == 2 and all(pairs):
         (m, k), (inner, n) = (map(int, each.groups()) for each in pairs if each)
@@ -83,12 +105,13 @@ def _shape(sizes: list[str]) -> tuple[int, int, int]:
                 f"{sizes[0]} {k}x{n}, or {m}x{inner} {sizes[1]}"
             )
     else:
+        wrong = ConfigError(f"{SIZES}; got {short(' '.join(sizes))}")
         if len(sizes) not in (0, 1, 3) or any(pairs):
-            raise ConfigError(f"{said}; got {short(' '.join(sizes))}")
+            raise wrong
         try:
             numbers = [int(size) for size in sizes]
         except ValueError:
-            raise ConfigError(f"{said}; got {short(' '.join(sizes))}") from None
+            raise wrong from None
         m, n, k = numbers if len(numbers) == 3 else (numbers or [4096]) * 3
     for size in (m, n, k):
         whole_number("a size", size, 1)
@@ -114,30 +137,20 @@ def _mesh(args: argparse.Namespace) -> tuple[int, int]:
 
 
 def _algorithm(name: str, mesh: tuple[int, int]) -> str:
-    if name not in td.algorithms:
+    if name not in algorithms:
         raise ConfigError(
-            f"no algorithm {short(name)}; {meant(name, td.algorithms)}there are "
-            f"{', '.join(td.algorithms)}"
+            f"no algorithm {short(name)}; {meant(name, algorithms)}there are "
+            f"{', '.join(algorithms)}"
         )
     if name == "local":
-        others = ", ".join(each for each in td.algorithms if each != "local")
+        others = ", ".join(each for each in algorithms if each != "local")
         raise ConfigError(
             f"local {LOCAL}; A and B begin in {mesh[0]} x {mesh[1]} blocks, so take one of {others}"
         )
     return name
 
 
-def _begins(mesh: tuple[int, int]) -> str:
-    """Where the operands are, and what is counted."""
-    p, q = mesh
-    return (
-        f"A and B begin in {p} x {q} blocks, one of each on every worker. Counted: bytes between "
-        f"workers, once, where they arrive; the blocks' way there at the beginning is not."
-    )
-
-
-def _answer(choice: Choice) -> str:
-    assert choice.ledger is not None
+def _answer(choice: Any) -> str:
     runtime = max(choice.ledger.by_tensor(d)["runtime"] for d in choice.ledger.places)
     return (
         f"{format_bytes(choice.total)} move between workers, {format_bytes(choice.received)} to "
@@ -146,23 +159,23 @@ def _answer(choice: Choice) -> str:
     )
 
 
-def _show_algorithms(found: Explanation, algorithm: str, console: Console) -> None:
+def _show_algorithms(found: Any, algorithm: str, console: Any) -> None:
     """A row for each, with times where rates were measured."""
-    rows = []
+    rows, refused = [], []
     for c in found.choices:
         mark = "→" if c.algorithm == algorithm else ""
         if c.plan is None:
             rows.append((mark, c.algorithm, *("—",) * 5, "refused"))
+            why = f"it {LOCAL}" if c.algorithm == "local" else c.why_not
+            refused.append(f"{c.algorithm} refused: {why}")
             continue
         note = "" if c.same_mesh else f"C on {'x'.join(map(str, c.plan.result.mesh))}"
-        sizes = (format_bytes(each) for each in (c.received, c.total))
+        received, total, peak = map(format_bytes, (c.received, c.total, c.peak))
         seconds = format_seconds(c.seconds) if c.cost else "—"
-        peak = format_bytes(c.peak)
-        rows.append((mark, c.algorithm, *sizes, f"{c.messages}", peak, seconds, note))
-    bold = [number for number, row in enumerate(rows) if row[0]]
+        rows.append((mark, c.algorithm, received, total, f"{c.messages}", peak, seconds, note))
+    head = ("", "algorithm", "to one", "in all", "messages", "peak", "time", "")
     title = "What every algorithm takes: bytes to one worker and in all, the fullest worker"
-    console.print(Grid(HEAD, rows, title, left=(0, 1, 7), bold=bold))
-    for c in found.choices:
-        if c.plan is None:
-            why = f"it {LOCAL}" if c.algorithm == "local" else c.why_not
-            say(console, f"{c.algorithm} refused: {why}", wrap=True)
+    bold = [number for number, row in enumerate(rows) if row[0]]
+    console.print(Grid(head, rows, title, left=(0, 1, 7), bold=bold))
+    for line in refused:
+        say(console, line, wrap=True)

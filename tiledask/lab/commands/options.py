@@ -1,13 +1,14 @@
-"""What `tiledask fit` and `plan` share: how the model is trained, what it costs, files."""
+"""Options as rows of a table, and what `fit` and `plan` share: how a model is trained, what it
+costs, which step it takes."""
 
 import argparse
 import re
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import tiledask as td
 from tiledask.errors import ConfigError, short
 from tiledask.lab.table import say
-from tiledask.plan.inputs.load import as_model
 from tiledask.plan.inputs.sized import ASSUMED
 from tiledask.plan.timing.budget import Budget
 from tiledask.plan.timing.calibration import calibration_of
@@ -15,23 +16,69 @@ from tiledask.plan.units import format_percent, parse_bytes
 from tiledask.plan.whole import whole_number, whole_rule
 
 __all__ = [
+    "CLUSTER",
+    "COSTS",
     "EXPORTS",
     "MODEL",
     "SETTLED",
+    "TRAINED",
+    "WHOLE",
+    "Heading",
+    "Request",
+    "add_options",
+    "assumed_by",
     "batch_of",
     "check_cost",
-    "clusters",
-    "cost_options",
     "recipe_of",
-    "run_options",
+    "recipe_words",
+    "request_of",
     "say_assumed",
-    "sequence_of",
-    "shape_of",
     "show_budget",
+    "tensor_bytes",
     "usual_batch",
     "whole",
 ]
 
+Result = tuple[int, Any]
+"""The exit code, and what --json prints."""
+
+
+class Heading(NamedTuple):
+    """A heading of the help, above the options that follow it."""
+
+    title: str
+    words: str = ""
+
+
+def whole(text: str) -> int:
+    """A whole number, as argparse reads one."""
+    if not re.fullmatch(r"[+-]?[0-9]{1,30}", text):
+        raise argparse.ArgumentTypeError(f"must be {whole_rule()}, got {short(text)}")
+    return int(text)
+
+
+def add_options(parser: argparse.ArgumentParser, rows: Any) -> None:
+    """Rows of a command: ("--name METAVAR" or "NAME", its words, settings of add_argument); a flag
+    has neither metavar nor settings. A Heading begins a part of the help, a text ends it."""
+    into: Any = parser
+    for row in rows:
+        if isinstance(row, str):
+            parser.epilog = row
+        elif isinstance(row, Heading):
+            into = parser.add_argument_group(row.title, row.words or None)
+        else:
+            names, words, *more = row
+            flags = [name for name in names.split() if name.startswith("--")]
+            (metavar,) = [name for name in names.split() if name not in flags] or [None]
+            settings = dict(*more)
+            if metavar:
+                settings["metavar"] = metavar
+            elif not settings:
+                settings["action"] = "store_true"
+            into.add_argument(*(flags or [metavar.lower()]), help=words, **settings)
+
+
+WHOLE = {"type": whole}
 EXPORTS = ("megatron", "torchtitan", "deepspeed")
 """What td.export_config writes, without loading it."""
 MODEL = "gpt-200b, or another of `tiledask list models`; 70B; a config.json; a name on the hub"
@@ -41,69 +88,81 @@ SETTLED = 40
 MOST_TOKENS = 4_000_000
 """Of a step whose batch nobody gave, where that is a sequence a device or more."""
 
-
-def whole(text: str) -> int:
-    if not re.fullmatch(r"[+-]?[0-9]{1,30}", text):
-        raise argparse.ArgumentTypeError(f"must be {whole_rule()}, got {short(text)}")
-    return int(text)
-
-
-def run_options(sub: argparse.ArgumentParser) -> Any:
-    """How the model is trained, and by which program."""
-    group = sub.add_argument_group("how it is trained")
-    group.add_argument(
-        "--sequence",
-        type=whole,
-        metavar="TOKENS",
-        help="length of a sequence (2048, or less where the model has fewer positions)",
-    )
-    group.add_argument(
-        "--recipe",
-        metavar="NAME",
-        help="bytes of a parameter: a name of `tiledask list recipes`, or a JSON file "
-        "(mixed-adam-16, or the framework's)",
-    )
-    group.add_argument(
-        "--lora-rank",
-        type=whole,
-        metavar="R",
-        help="train adapters of rank R alone; with --recipe qlora over weights of 4 bits",
-    )
-    group.add_argument(
-        "--framework", metavar="NAME", help="whose kernels and overlaps, such as megatron-2025"
-    )
-    group.add_argument("--calibration", metavar="FILE", help="of td.calibrate, in its place")
-    return group
+TRAINED = (
+    Heading("how it is trained"),
+    (
+        "--sequence TOKENS",
+        "length of a sequence (2048, or less where the model has fewer positions)",
+        WHOLE,
+    ),
+    (
+        "--recipe NAME",
+        "bytes of a parameter: a name of `tiledask list recipes`, or a JSON file (mixed-adam-16, "
+        "or the framework's)",
+    ),
+    (
+        "--lora-rank R",
+        "train adapters of rank R alone; with --recipe qlora over weights of 4 bits",
+        WHOLE,
+    ),
+    ("--framework NAME", "whose kernels and overlaps, such as megatron-2025"),
+    ("--calibration FILE", "of td.calibrate, in its place"),
+)
+COSTS = (
+    Heading("what comes out"),
+    ("--explain", "what is assumed, and why"),
+    ("--tokens N", "days and device-hours for N, such as 15T"),
+    ("--price AMOUNT", "with --tokens: of a device for an hour", {"type": float}),
+    (
+        "--export FRAMEWORK",
+        f"the layout, the first of several, for {', '.join(EXPORTS)}",
+        {"choices": EXPORTS},
+    ),
+)
 
 
-def cost_options(sub: argparse.ArgumentParser) -> Any:
-    """What a training costs, and where results go."""
-    group = sub.add_argument_group("what comes out")
-    group.add_argument("--explain", action="store_true", help="what is assumed, and why")
-    group.add_argument("--tokens", metavar="N", help="days and device-hours for N, such as 15T")
-    group.add_argument(
-        "--price", type=float, metavar="AMOUNT", help="with --tokens: of a device for an hour"
-    )
-    words = f"the layout, the first of several, for {', '.join(EXPORTS)}"
-    group.add_argument("--export", metavar="FRAMEWORK", choices=EXPORTS, help=words)
-    return group
+@dataclass
+class Request:
+    """What was typed or imported."""
+
+    model: Any
+    cluster: Any
+    recipe: Any
+    sequence: int
+    layout: Any = None
+    """None: whichever is best."""
+    assumed: list[str] = field(default_factory=list)
+    """What nobody said, for one line."""
+    imported: Any = None
+    way_out: str = ""
+    """What a step of one micro-batch a copy stands for, where nobody gave a batch."""
 
 
-def clusters(text: str) -> tuple[str, int] | None:
-    """(what a device is called, how many there are) as typed; None for a file."""
-    match = re.fullmatch(r"\s*([0-9]+)\s*[x×]\s*(.+?)\s*", text, re.IGNORECASE)
-    return (match[2].replace(" ", ""), int(match[1])) if match else None
+def request_of(args: argparse.Namespace) -> Request:
+    """The model, the cluster and how it is trained, as typed, and what is assumed of them."""
+    model, cluster = td.load_model(args.model), td.load_cluster(args.cluster)
+    recipe = recipe_of(args, cluster.device)
+    sequence = model.usual_sequence if args.sequence is None else int(args.sequence)
+    known = calibration_of(cluster.device, recipe, **assumed_by(args))
+    words = []
+    if model.source.startswith(ASSUMED):
+        words.append(
+            f"{model.layers} layers of width {model.hidden:,}, {model.parameters:,} parameters"
+        )
+    words += [cluster.assumed] * bool(cluster.assumed)
+    words += [f"run by {known.framework} ({known.why})"] * known.usual
+    return Request(model, cluster, recipe, sequence, assumed=words)
+
+
+def assumed_by(args: argparse.Namespace) -> dict[str, Any]:
+    """Whose measurements the estimates take."""
+    return {"calibration": args.calibration, "framework": args.framework}
 
 
 def tensor_bytes(text: str | None) -> int:
     """The bytes of one weight that stand where a model does, such as 26GB; 0 if that is none."""
     sized = text and re.fullmatch(r"\s*[0-9.]+\s*[kmgtp]i?b\s*", text, re.IGNORECASE)
     return parse_bytes(text) if sized else 0
-
-
-def sequence_of(args: argparse.Namespace, model: Any) -> int:
-    """Tokens as given, or 2048, or as many positions as the model has learned."""
-    return as_model(model).usual_sequence if args.sequence is None else int(args.sequence)
 
 
 def recipe_of(args: argparse.Namespace, device: Any) -> Any:
@@ -118,8 +177,7 @@ def recipe_of(args: argparse.Namespace, device: Any) -> Any:
             )
         return td.lora(args.lora_rank, base.adapters.matrices, base)
     if name is None and (args.framework or args.calibration):
-        usual = td.load_recipe("mixed-adam-16")
-        name = calibration_of(device, usual, args.calibration, args.framework).trains
+        name = calibration_of(device, td.load_recipe("mixed-adam-16"), **assumed_by(args)).trains
     return td.load_recipe(name or "mixed-adam-16")
 
 
@@ -140,32 +198,19 @@ def usual_batch(devices: int, sequence: int) -> int:
     return devices * max(1, min(8, MOST_TOKENS // (sequence * devices)))
 
 
-def batch_of(given: int | None, devices: int, sequence: int, assumed: list[str]) -> int:
-    """Sequences of a step; those that nobody said are written to ``assumed``."""
-    if given is not None:
-        return given
-    batch = usual_batch(devices, sequence)
-    assumed.append(f"a step of {batch:,} sequences of {sequence:,} tokens")
+def batch_of(args: argparse.Namespace, asked: Request) -> int:
+    """Sequences of a step; those that nobody said are among what is assumed."""
+    if args.batch is not None:
+        return int(args.batch)
+    batch = usual_batch(asked.cluster.devices, asked.sequence)
+    asked.assumed.append(f"a step of {batch:,} sequences of {asked.sequence:,} tokens")
     return batch
 
 
-def shape_of(args: argparse.Namespace, model: Any, cluster: Any, recipe: Any) -> list[str]:
-    """What is assumed of a model and of cards of which only the size is known, and whose program
-    runs it; briefly."""
-    known = calibration_of(cluster.device, recipe, args.calibration, args.framework)
-    words = []
-    if model.source.startswith(ASSUMED):
-        words = [
-            f"{model.layers} layers of width {model.hidden:,}, {model.parameters:,} parameters"
-        ]
-    words += [cluster.assumed] * bool(cluster.assumed)
-    return words + [f"run by {known.framework} ({known.why})"] * known.usual
-
-
-def say_assumed(assumed: list[str], console: Any) -> None:
+def say_assumed(asked: Request, console: Any) -> None:
     """All in one line."""
-    if assumed:
-        say(console, f"assumed: {'; '.join(assumed)}", wrap=True)
+    if asked.assumed:
+        say(console, f"assumed: {'; '.join(asked.assumed)}", wrap=True)
 
 
 def check_cost(args: argparse.Namespace) -> None:
@@ -179,12 +224,13 @@ def check_cost(args: argparse.Namespace) -> None:
 
 
 def show_budget(args: argparse.Namespace, step: Any, saving: Any, console: Any) -> dict[str, Any]:
-    """Days, device-hours and money of --tokens; for JSON too."""
+    """Facts of the step; days, device-hours and money of --tokens."""
+    facts = {"step": step.to_dict(), "saving": saving.to_dict()}
     if args.tokens is None:
-        return {}
+        return facts
     budget = step.budget(args.tokens, args.price, saving.stretch)
     lost = format_percent(budget.stretch - 1)
     share = f"{100 * budget.error:.0f} % either way, {lost} for savings and losses in it"
     say(console, f"{budget.line}: {share}", wrap=True)
     names = ("tokens", "days", "device_hours", "price", "cost", "stretch", "error")
-    return {"budget": {name: getattr(budget, name) for name in names}}
+    return facts | {"budget": {name: getattr(budget, name) for name in names}}

@@ -2,87 +2,70 @@
 
 from typing import Any
 
+from tiledask.lab.commands.options import Result
 from tiledask.lab.table import Grid, say
 from tiledask.plan.fitting.overhead import CUDA_CONTEXT
 from tiledask.plan.inputs.recipes import load_recipe
 from tiledask.plan.units import divisors, format_bytes
 
-__all__ = ["run"]
+__all__ = ["splits"]
 
-TRAINED = {
-    "fp32-sgd": "SGD",
-    "fp32-momentum": "momentum",
-    "fp32-adam": "Adam",
-}
+TRAINED = {"fp32-sgd": "SGD", "fp32-momentum": "momentum", "fp32-adam": "Adam"}
 """Recipe -> what is kept of every number beside the weight, of four bytes each."""
 MOST_SPLITS = 6
 
 
-def run(weight: int, cluster: Any, console: Any) -> tuple[int, Any]:
+def splits(weight: int, cluster: Any, console: Any) -> Result:
     """A row for each split of the weight, then for what training keeps beside it."""
     capacity, devices = cluster.device.memory_bytes, cluster.devices
     room = max(0, capacity - CUDA_CONTEXT)
 
     def row(split: str, kept: str, whole: int, over: int, by_more: bool = True) -> dict[str, Any]:
-        held = -(-whole // over)
-        fewest = -(-whole // room) if room and by_more else None
-        return {
-            "split": split,
-            "keeps": kept,
-            "bytes": held,
-            "fits": held <= room,
-            "fewest": 1 if whole <= room else fewest,
-        }
+        held, fewest = -(-whole // over), -(-whole // room) if room and by_more else None
+        facts = {"split": split, "keeps": kept, "bytes": held, "fits": held <= room}
+        return facts | {"fewest": 1 if whole <= room else fewest}
 
-    several = devices > 1
-    rows = [row("data parallel: copies", "the weight", weight, 1, False)] * several
-    rows += [row("pipeline: it is one layer", "the weight", weight, 1, False)] * several
-    fewest = -(-weight // room) if room else devices + 1
-    overs = sorted({*divisors(devices), *([fewest] if fewest <= devices else [])} - {1})
+    copied = ("data parallel: copies", "pipeline: it is one layer") * (devices > 1)
+    rows = [row(split, "the weight", weight, 1, False) for split in copied]
+    least = -(-weight // room) if room else devices + 1
+    overs = sorted({*divisors(devices), *([least] if least <= devices else [])} - {1})
     overs = [*overs[: MOST_SPLITS - 1], overs[-1]] if len(overs) > MOST_SPLITS else overs
     for over in overs or [1]:
         split = f"tensor parallel over {over}" if over > 1 else "whole on the one device"
         rows.append(row(split, "the weight", weight, over))
-    fits = any(each["fits"] for each in rows)
-    over = max(overs, default=1)
-    split = rows[-1]["split"]
+    first = next((each for each in rows if each["fits"]), None)
+    last = rows[-1]
     for name, words in TRAINED.items():
         times = int(load_recipe(name).bytes_per_parameter) // 4
-        rows.append(row(split, f"{times} x, {words}", times * weight, over))
-    _show(weight, cluster, rows, console)
-    facts = {"bytes": weight, "capacity": capacity, "context": CUDA_CONTEXT, "devices": devices}
-    return (0 if fits else 1), {"verdict": "fits" if fits else "no", **facts, "rows": rows}
-
-
-def _show(weight: int, cluster: Any, rows: list[dict[str, Any]], console: Any) -> None:
-    """The table, and what training it takes."""
-    room, last = format_bytes(cluster.device.memory_bytes), rows[-1]
-    first = next((each for each in rows if each["fits"]), None)
+        kept = f"{times} x, {words}"
+        rows.append(row(last["split"], kept, times * weight, max(overs, default=1)))
     named = f"a weight of {format_bytes(weight)} on {cluster}"
     if first is not None:
-        how = f"{first['split']}, {format_bytes(first['bytes'])} of {room} a device"
-        say(console, f": {named}: {how}", bold="fits")
+        how = f"{first['split']}, {format_bytes(first['bytes'])} of {format_bytes(capacity)}"
+        say(console, f": {named}: {how} a device", bold="fits")
     else:
-        takes = f"{rows[-4]['fewest']} devices" if rows[-4]["fewest"] else "larger ones"
+        takes = f"{last['fewest']} devices" if last["fewest"] else "larger ones"
         say(console, f": {named}: it takes {takes}", bold="no")
-    shown = [
-        (
-            each["split"],
-            each["keeps"],
-            format_bytes(each["bytes"]),
-            "fits" if each["fits"] else "no",
-            "no number" if each["fewest"] is None else f"{each['fewest']}",
-        )
-        for each in rows
-    ]
-    head = ("split", "keeps", "a device", "", "fewest")
-    title = f"of {room} a device, where a CUDA context takes {format_bytes(CUDA_CONTEXT)}"
-    console.print(Grid(head, shown, title, left=(0, 1, 3)))
-    if not last["fits"] and last["fewest"]:
-        total = format_bytes(weight * 4)
+    console.print(_table(rows, capacity))
+    if not rows[-1]["fits"] and rows[-1]["fewest"]:
         say(
             console,
-            f"Adam in fp32 keeps {total} in all: {last['fewest']} devices, however they are cut; "
-            f"ZeRO shards it over copies that each fit, and gathers the whole weight to multiply.",
+            f"Adam in fp32 keeps {format_bytes(weight * 4)} in all: {rows[-1]['fewest']} devices, "
+            f"however they are cut; ZeRO shards it over copies that each fit, and gathers the "
+            f"whole weight to multiply.",
             wrap=True,
         )
+    verdict = "no" if first is None else "fits"
+    facts = {"bytes": weight, "capacity": capacity, "context": CUDA_CONTEXT, "devices": devices}
+    return (1 if first is None else 0), {"verdict": verdict, **facts, "rows": rows}
+
+
+def _table(rows: list[dict[str, Any]], capacity: int) -> Grid:
+    shown = []
+    for each in rows:
+        fewest = "no number" if each["fewest"] is None else f"{each['fewest']}"
+        fits = "fits" if each["fits"] else "no"
+        shown.append((each["split"], each["keeps"], format_bytes(each["bytes"]), fits, fewest))
+    context = f"where a CUDA context takes {format_bytes(CUDA_CONTEXT)}"
+    title = f"of {format_bytes(capacity)} a device, {context}"
+    return Grid(("split", "keeps", "a device", "", "fewest"), shown, title, left=(0, 1, 3))

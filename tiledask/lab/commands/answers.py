@@ -1,0 +1,59 @@
+"""`tiledask ask` and `tiledask puzzle`: a question of the course, a task that judges answers."""
+
+import argparse
+from typing import Any
+
+from tiledask.lab.commands.options import WHOLE, Result
+from tiledask.lab.table import say
+
+__all__ = ["ASK_OPTIONS", "EXAMPLES", "PUZZLE_OPTIONS", "run_ask", "run_puzzle"]
+
+EXAMPLES = """\
+examples:
+  tiledask ask
+  tiledask ask 34 --set layers=30 --no-run
+  tiledask ask 24 layers on 4 devices --no-run
+  tiledask ask "does 200B fit on 40GB GPUs" --no-run
+  tiledask ask 12 --no-run --explain
+"""
+SEVERAL = {"action": "extend", "nargs": "+", "default": []}
+ASK_OPTIONS = (
+    ("QUESTION", "its number, or words that it has; none lists all", {"nargs": "*"}),
+    ("--set INPUT=VALUE", "change inputs, such as layers=12 devices=3", SEVERAL),
+    ("--no-run", "arithmetic and simulation only"),
+    ("--explain", "what the inputs are, and more working"),
+    ("--figure FILE", "the answer as a picture, where it has one"),
+    EXAMPLES,
+)
+PUZZLE_OPTIONS = (
+    ("PUZZLE", "a level, a name or a JSON file; none lists all", {"nargs": "?"}),
+    (
+        "--answer ANSWER",
+        "one or more answers, or files with one each; - reads standard input",
+        SEVERAL,
+    ),
+    ("--hint", "one more hint than before"),
+    ("--seed N", "draws the numbers of idle-1 to idle-12 (0)", WHOLE),
+    ("--figure FILE", "draw the task, or the last answer"),
+)
+
+
+def run_ask(args: argparse.Namespace, console: Any) -> Result:
+    """The answer; 1 if a claim of its run fails."""
+    from tiledask.lab.questions import terminal
+
+    if not args.question:
+        return terminal.list_all(console)
+    asked, inputs = " ".join(args.question), terminal.read_inputs(args.set)
+    answer = terminal.asked(asked, inputs, args.figure, run=not args.no_run)
+    say(console, answer.to_text(console.width, args.explain).rstrip())
+    return (0 if answer.ok else 1), answer.to_dict()
+
+
+def run_puzzle(args: argparse.Namespace, console: Any) -> Result:
+    """The task, or what answers are worth: 1 if one does not solve it."""
+    from tiledask.lab.tasks import terminal
+
+    if args.puzzle is None:
+        return terminal.list_all(console)
+    return terminal.play(args.puzzle, args.answer, console, args.hint, args.figure, args.seed)
