@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,17 +29,15 @@ from tiledask.plan.whole import is_whole
 if TYPE_CHECKING:
     from tiledask.distributed.cluster.load import Load
 
-__all__ = ["COLUMNS", "MISSING", "Claim", "Value", "exact", "format_value"]
+__all__ = ["COLUMNS", "Claim", "Value", "exact", "format_value"]
 
 COLUMNS = ("predicted", "simulated", "measured")
-MISSING = "—"
-
-_TIMED = ("seconds", "percent")
+TIMED = ("seconds", "percent")
 """Units of what a busy machine changes."""
-_ROUND_OFF = 1e-9
-"""Relative slack of a limit: 0.28 - 0.25 is a little above 0.03 in floating point."""
+SLACK = 1e-9
+"""Of a limit: 0.28 - 0.25 is a little above 0.03 in floating point."""
 
-Value = int | float | str | bool | tuple | None
+Value = int | float | str | bool | tuple[Any, ...] | None
 """What a column holds; None where that way of knowing was not used."""
 
 
@@ -65,7 +63,7 @@ class Claim:
     measured: Value = None
     unit: str = ""
     """"bytes", "seconds", "percent" (values are shares of 1), "count", or a unit to print."""
-    rule: str | tuple | None = None
+    rule: str | tuple[Any, ...] | None = None
     note: str = ""
     compare: tuple[str, ...] = COLUMNS
     """The columns that the rule compares, in this order."""
@@ -73,25 +71,29 @@ class Claim:
     """What else the machine did while seconds or idle shares were measured, as a run says it."""
 
     def __post_init__(self) -> None:
-        for column in COLUMNS:
-            object.__setattr__(self, column, _plain(self.quantity, getattr(self, column)))
-        rule = (self.rule,) if isinstance(self.rule, str) else self.rule
-        object.__setattr__(self, "rule", rule if rule is None else tuple(rule))
-        object.__setattr__(self, "compare", tuple(self.compare))
-        _check(self)
+        try:
+            for column in COLUMNS:
+                object.__setattr__(self, column, _plain(getattr(self, column)))
+            if self.rule is not None:
+                rule = (self.rule,) if isinstance(self.rule, str) else tuple(self.rule)
+                object.__setattr__(self, "rule", rule)
+                _check(rule, self.compared)
+            object.__setattr__(self, "compare", tuple(self.compare))
+        except ConfigError as error:
+            raise ConfigError(f"{self.quantity!r}: {error}") from None
 
     @property
     def values(self) -> tuple[Value, Value, Value]:
         return self.predicted, self.simulated, self.measured
 
     @property
-    def compared(self) -> tuple[Value, ...]:
+    def compared(self) -> tuple[Any, ...]:
         """The values that the rule compares: those of its columns that are there."""
         values = (getattr(self, column) for column in self.compare)
         return tuple(value for value in values if value is not None)
 
     @property
-    def shown(self) -> tuple[str, str, str]:
+    def shown(self) -> tuple[str, ...]:
         """The three values as people read them."""
         return tuple(format_value(value, self.unit) for value in self.values)
 
@@ -103,9 +105,9 @@ class Claim:
         name, *limits = self.rule
         if len(self.compared) < (1 if name == "true" else 2):
             return Judged("", False, "nothing to compare")
-        holds, reason = _RULES[name][0](self.compared, self.unit, *limits)
-        late = self.load is not None and self.load.is_high and self.unit in _TIMED
-        if late and not holds and name in _DISTANCES:
+        holds, reason = RULES[name][0](self.compared, self.unit, *limits)
+        late = self.load is not None and self.load.is_high and self.unit in TIMED
+        if late and not holds and name not in ("equal", "true"):
             return Judged("", None, f"{self.load}: judged later ({reason})")
         return Judged("", holds, reason)
 
@@ -118,21 +120,18 @@ def format_value(value: Value, unit: str = "") -> str:
     >>> format_value(None), format_value(True), format_value((6, 6)), format_value(21.33, "FLOP/B")
     ('—', 'yes', '6, 6', '21.33 FLOP/B')
     """
-    if value is None:
-        return MISSING
-    if isinstance(value, bool):
-        return "yes" if value else "no"
+    if value is None or isinstance(value, bool):
+        return {None: "—", True: "yes", False: "no"}[value]
     if isinstance(value, str):
         return value
     if isinstance(value, tuple):
         return ", ".join(format_value(v, unit) for v in value)
-    if unit == "bytes":
-        return format_bytes(value)
-    if unit == "seconds":
-        return format_seconds(value)
-    if unit == "percent":
-        return format_percent(value)
-    return _number(value) if unit in ("", "count") else f"{_number(value)} {unit}"
+    known = {"bytes": format_bytes, "seconds": format_seconds, "percent": format_percent}
+    if unit in known:
+        return known[unit](value)
+    form = "," if is_whole(value) else ",.0f" if 1000 <= abs(value) < 1e15 else ".4g"
+    number = f"{value:{form}}"
+    return number if unit in ("", "count") else f"{number} {unit}"
 
 
 def exact(value: Value, unit: str) -> str:
@@ -141,26 +140,19 @@ def exact(value: Value, unit: str) -> str:
     >>> exact(134217728, "bytes")
     '134,217,728 B'
     """
-    whole = is_whole(value) and unit == "bytes"
-    return f"{value:,} B" if whole else ""
+    return f"{value:,} B" if is_whole(value) and unit == "bytes" else ""
 
 
-def _number(value: float) -> str:
-    if is_whole(value):
-        return f"{value:,}"
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
-
-
-def _plain(quantity: str, value: object) -> Value:
+def _plain(value: Any) -> Value:
     """``value`` without NumPy's types, so that it prints and travels as JSON."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, list | tuple):
-        return tuple(_plain(quantity, v) for v in value)
+        return tuple(map(_plain, value))
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ConfigError(
-        f"{quantity!r}: a claim compares numbers, text, True or False, or a tuple of them; got "
+        f"a claim compares numbers, text, True or False, or a tuple of them; got "
         f"{type(value).__name__}; pass the number or text to be shown"
     )
 
@@ -169,103 +161,77 @@ def _is_number(value: Value) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _check(claim: Claim) -> None:
-    unknown = [column for column in claim.compare if column not in COLUMNS]
-    if unknown:
-        raise ConfigError(
-            f"{claim.quantity!r}: there is no column {unknown[0]!r}; compare= takes some of "
-            f"{', '.join(COLUMNS)}"
-        )
-    if claim.rule is None:
-        return
-    name, *limits = claim.rule
-    if name not in _RULES:
-        raise ConfigError(
-            f"{claim.quantity!r}: there is no rule {name!r}; rules are {', '.join(_RULES)}"
-        )
-    takes = _RULES[name][1]
+def _check(rule: tuple[Any, ...], compared: tuple[Any, ...]) -> None:
+    name, *limits = rule
+    if name not in RULES:
+        raise ConfigError(f"there is no rule {name!r}; rules are {', '.join(RULES)}")
+    takes = RULES[name][1]
     ascend = all(map(_is_number, limits)) and all(a <= b for a, b in pairwise((0, *limits)))
     if len(limits) != takes or not ascend:
         raise ConfigError(
-            f"{claim.quantity!r}: the rule {name!r} takes {takes} numbers of 0 or more that "
-            f"ascend, got {limits}"
+            f"the rule {name!r} takes {takes} numbers of 0 or more that ascend, got {limits}"
         )
-    right = {"equal": lambda v: True, "true": lambda v: isinstance(v, bool)}.get(name, _is_number)
-    if wrong := [v for v in claim.compared if not right(v)]:
-        kind = "True or False" if name == "true" else "numbers"
-        raise ConfigError(
-            f"{claim.quantity!r}: the rule {name!r} compares {kind}, got {wrong[0]!r}; use another"
-        )
+    for value in compared if name != "equal" else ():
+        if not (isinstance(value, bool) if name == "true" else _is_number(value)):
+            kind = "True or False" if name == "true" else "numbers"
+            raise ConfigError(f"the rule {name!r} compares {kind}, got {value!r}; use another")
 
 
-def _apart(values: tuple) -> float:
+def _apart(values: tuple[Any, ...]) -> float:
     """The largest distance between two of ``values``; nan if one of them is."""
     gaps = [abs(a - b) for a, b in combinations(values, 2)]
     return math.nan if any(math.isnan(gap) for gap in gaps) else max(gaps)
 
 
 def _gap(distance: float, unit: str) -> str:
-    if unit == "percent":
-        return f"{100 * distance:.3g} points"
-    return format_value(distance, unit)
+    return f"{100 * distance:.3g} points" if unit == "percent" else format_value(distance, unit)
 
 
-def _equal(values: tuple, unit: str) -> tuple[bool, str]:
-    if all(
-        isinstance(a, bool) == isinstance(b, bool) and a == b for a, b in combinations(values, 2)
-    ):
+def _equal(values: tuple[Any, ...], unit: str) -> tuple[bool, str]:
+    pairs = list(combinations(values, 2))
+    if all(isinstance(a, bool) == isinstance(b, bool) and a == b for a, b in pairs):
         return True, "equal to the byte" if unit == "bytes" else "equal"
-    if all(_is_number(v) for v in values):
+    if all(map(_is_number, values)):
         gap = _apart(values)
         return False, f"differ by {exact(gap, unit) or _gap(gap, unit)}"
     return False, "differ"
 
 
-def _within(values: tuple, unit: str, allowed: float) -> tuple[bool, str]:
+def _within(values: tuple[Any, ...], unit: str, allowed: float) -> tuple[bool, str]:
     gap = _apart(values)
     limit = f"{100 * allowed:.3g}" if unit == "percent" else format_value(allowed, unit)
-    return gap <= allowed * (1 + _ROUND_OFF), f"{_gap(gap, unit)} apart, {limit} allowed"
+    return gap <= allowed * (1 + SLACK), f"{_gap(gap, unit)} apart, {limit} allowed"
 
 
-def _ratio(values: tuple, unit: str, low: float, high: float) -> tuple[bool, str]:
+def _ratio(values: tuple[Any, ...], unit: str, low: float, high: float) -> tuple[bool, str]:
     *earlier, last = values
     ratios = [last / value if value else (1.0 if last == 0 else math.inf) for value in earlier]
+    holds = all(low * (1 - SLACK) <= r <= high * (1 + SLACK) for r in ratios)
     text = " and ".join(f"{r:.3g}" for r in ratios)
-    lowest, highest = low * (1 - _ROUND_OFF), high * (1 + _ROUND_OFF)
-    holds = all(lowest <= r <= highest for r in ratios)
     return holds, f"{text} times, {low:g} to {high:g} allowed"
 
 
-def _of_bound(value: float, bound: float) -> str:
-    return f"{100 * value / bound:.3g} % of the bound" if bound > 0 else "within the bound"
-
-
-def _at_most(values: tuple, unit: str) -> tuple[bool, str]:
+def _bounded(values: tuple[Any, ...], unit: str, sign: int) -> tuple[bool, str]:
+    """By the first value: from above where ``sign`` is 1, from below where it is -1."""
     bound, *later = values
-    if all(value <= bound for value in later):
-        return True, _of_bound(max(later), bound)
-    return False, f"above the bound by {_gap(max(later) - bound, unit)}"
+    farthest = max(later) if sign > 0 else min(later)
+    if all(sign * value <= sign * bound for value in later):
+        of = f"{100 * farthest / bound:.3g} % of the bound" if bound > 0 else "within the bound"
+        return True, of
+    side = "above" if sign > 0 else "below"
+    return False, f"{side} the bound by {_gap(sign * (farthest - bound), unit)}"
 
 
-def _at_least(values: tuple, unit: str) -> tuple[bool, str]:
-    bound, *later = values
-    if all(value >= bound for value in later):
-        return True, _of_bound(min(later), bound)
-    return False, f"below the bound by {_gap(bound - min(later), unit)}"
-
-
-def _true(values: tuple, unit: str) -> tuple[bool, str]:
+def _true(values: tuple[Any, ...], unit: str) -> tuple[bool, str]:
     return all(values), "true" if all(values) else "not true"
 
 
-_RULES: dict[str, tuple[Callable[..., tuple[bool, str]], int]] = {
+RULES: dict[str, tuple[Callable[..., tuple[bool, str]], int]] = {
     "equal": (_equal, 0),
     "within": (_within, 1),
     "ratio": (_ratio, 2),
-    "at most": (_at_most, 0),
-    "at least": (_at_least, 0),
+    "at most": (lambda values, unit: _bounded(values, unit, 1), 0),
+    "at least": (lambda values, unit: _bounded(values, unit, -1), 0),
     "true": (_true, 0),
 }
 """What judges, and how many limits it takes."""
-_DISTANCES = ("within", "ratio", "at most", "at least")
-"""Rules that compare numbers and allow for some distance; the others are no matter of time."""

@@ -1,6 +1,6 @@
 """The doctor: what this machine has and tiledask will use, what is missing and what brings it.
 
-    examine() -> [MachineCheck, ...] -> show (terminal), to_html (notebook, report), to_json (files)
+    examine() -> [MachineCheck, ...] -> show (terminal), to_html (notebook)
 
 Nothing here may crash or hang, whatever is broken: each question is asked inside `_careful`,
 and the GPU is asked by a child process that is left behind if the driver does not answer.
@@ -16,30 +16,28 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.extras import bring, install, lacking
-from tiledask.lab.table import Grid
+from tiledask.lab.table import Grid, say
 from tiledask.plan import html
 from tiledask.plan.judged import MARKS
 from tiledask.plan.units import format_bytes
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-__all__ = ["MachineCheck", "ask_gpu", "examine", "show", "to_html", "to_json"]
+__all__ = ["MachineCheck", "ask_gpu", "examine", "show", "to_html"]
 
 DRIVER_DEADLINE = 60.0
 """Seconds the driver has to answer; CuPy's first import on a cold disk takes tens of them."""
+SMALL_SHM = 1_000_000_000  # bytes; containers give 64 MiB unless told otherwise
+SMALL_DISK = 5_000_000_000  # bytes; workers spill blocks to it when memory runs short
+SMALL_MEMORY = 4_000_000_000  # bytes; `tiledask tour` needs about 2 GB
+SIGNS = {"ok": MARKS[True], "missing": MARKS[False], "note": "•"}
 
-_SMALL_SHM = 1_000_000_000  # bytes; containers give 64 MiB unless told otherwise
-_SMALL_DISK = 5_000_000_000  # bytes; workers spill blocks to it when memory runs short
-_SMALL_MEMORY = 4_000_000_000  # bytes; `tiledask tour` needs about 2 GB
-_ONE_POOL = "one pool for arrays and messages: peaks and caps see both"
-_MARKS = {"ok": (MARKS[True], "green"), "missing": (MARKS[False], "yellow"), "note": ("•", "cyan")}
+Found = tuple[str, ...]
+"""The state, what was found, and perhaps what helps."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ def examine() -> list[MachineCheck]:
         ("GPU", "one worker per GPU", _gpu, gpu),
         ("CuPy", "tiles on a GPU", _cupy, gpu),
         ("Dask-CUDA", "GPU workers", _of_gpus, gpu, "dask-cuda", 1),
-        ("GPU memory", _ONE_POOL, _gpu_memory, gpu),
+        ("GPU memory", "one pool for arrays and messages", _gpu_memory, gpu),
         ("GPU to GPU", "blocks from worker to worker without host memory", _between, gpu),
         ("NCCL", "arrays from GPU to GPU", _of_gpus, gpu, "nvidia-nccl-cu13", 2),
         ("workers", "td.start_cluster() without arguments", _workers, gpu),
@@ -92,31 +90,28 @@ def examine() -> list[MachineCheck]:
     return [_careful(*each) for each in questions]
 
 
-Found = tuple[str, ...]
-"""The state, what was found, perhaps what helps, and what it is used for if that is not the
-usual."""
-
-
 def _careful(name: str, used_for: str, question: Callable[..., Found], *about: Any) -> MachineCheck:
     try:
         state, found, *more = question(*about)
     except ModuleNotFoundError as error:
         package = lacking(error)
-        found = f"{package} is not installed"
-        state, more = "missing", [bring(package)]
+        state, found, *more = "missing", f"{package} is not installed", bring(package)
     except Exception as error:  # a broken installation raises all sorts of things
+        state, more = "note", []
         found = f"could not be found out: {type(error).__name__}: {_line(error)}"
-        state, more = "note", ["", "see the other lines"]
-    fix, other = (more[0] if more else ""), (more[1] if len(more) > 1 else used_for)
-    return MachineCheck(name, state, found, other, fix)
+    return MachineCheck(name, state, found, used_for, *more)
+
+
+def _enough(enough: bool, found: str, *fix: str) -> Found:
+    return ("ok", found) if enough else ("note", found, *fix)
 
 
 # -- the machine ---------------------------------------------------------------------------------
 
 
 def _python() -> Found:
-    found = f"{platform.python_version()} ({platform.python_implementation()}, {sys.executable})"
-    return "ok", found
+    words = f"{platform.python_version()} ({platform.python_implementation()}, {sys.executable})"
+    return "ok", words
 
 
 def _system() -> Found:
@@ -131,9 +126,7 @@ def _cores() -> Found:
 
     present = os.cpu_count() or 1
     found = f"{usable} usable" + (f" of {present}" if usable != present else "")
-    if usable >= 2:
-        return "ok", found
-    return "note", found, "", "idle times are measured with 2 cores or more"
+    return _enough(usable >= 2, found, "idle times are measured with 2 cores or more")
 
 
 def _memory() -> Found:
@@ -142,26 +135,22 @@ def _memory() -> Found:
 
     free = min(psutil.virtual_memory().available, MEMORY_LIMIT)
     found = f"{format_bytes(MEMORY_LIMIT)} usable, {format_bytes(free)} free now"
-    if free >= _SMALL_MEMORY:
-        return "ok", found
-    return "note", found, "close other programs, or use fewer workers"
+    return _enough(free >= SMALL_MEMORY, found, "close other programs, or use fewer workers")
 
 
 def _shared_memory() -> Found:
     if not os.path.isdir("/dev/shm"):
-        return "note", "no /dev/shm", "", "not needed on one node without it"
+        return "note", "no /dev/shm"
     total = shutil.disk_usage("/dev/shm").total
-    found = f"{format_bytes(total)} in /dev/shm"
-    if total >= _SMALL_SHM:
-        return "ok", found
-    return "note", found, "give the container more: docker run --shm-size=1g"
+    fix = "give the container more: docker run --shm-size=1g"
+    return _enough(total >= SMALL_SHM, f"{format_bytes(total)} in /dev/shm", fix)
 
 
 def _disk() -> Found:
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     found = f"{format_bytes(free)} free in {folder}"
-    return ("ok", found) if free >= _SMALL_DISK else ("note", found, "set TMPDIR to a larger disk")
+    return _enough(free >= SMALL_DISK, found, "set TMPDIR to a larger disk")
 
 
 # -- packages and programs -----------------------------------------------------------------------
@@ -177,26 +166,26 @@ def _numpy() -> Found:
         pools = [p for p in threadpool_info() if p["user_api"] == "blas"]
     blas = [f"{p['internal_api']} {p['version']}, {p['num_threads']} threads" for p in pools]
     if not blas:  # a library threadpoolctl does not know, such as Apple's Accelerate
-        facts = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+        facts: Any = np.show_config(mode="dicts")
+        facts = facts["Build Dependencies"]["blas"]
         blas = [f"{facts.get('name', 'unknown BLAS')} {facts.get('version', '')}".strip()]
     found = f"{np.__version__} with {', '.join(blas)}"
-    if any(pool.get("architecture") == "Haswell" for pool in pools) and "avx512f" in _cpu_flags():
-        # measured on AMD's Zen 5, two cores, float32: 230 instead of 457 GFLOP/s
-        forced = os.environ.get("OPENBLAS_CORETYPE")
-        found += f"; OPENBLAS_CORETYPE={forced}" if forced else "; it sees no AVX-512 here"
-        fix = f"{'unset' if forced else 'export'} OPENBLAS_CORETYPE{'' if forced else '=SkylakeX'}"
-        fix += " before you start: up to twice the speed, this processor has AVX-512"
-        return "note", found, fix
-    return "ok", found
+    older = any(pool.get("architecture") == "Haswell" for pool in pools)
+    if not (older and "avx512f" in _cpu_flags()):
+        return "ok", found
+    # measured on AMD's Zen 5, two cores, float32: 230 instead of 457 GFLOP/s
+    forced = os.environ.get("OPENBLAS_CORETYPE")
+    found += f"; OPENBLAS_CORETYPE={forced}" if forced else "; it sees no AVX-512 here"
+    fix = "unset OPENBLAS_CORETYPE" if forced else "export OPENBLAS_CORETYPE=SkylakeX"
+    return "note", found, f"{fix} before you start: up to twice the speed, this processor has it"
 
 
 def _cpu_flags() -> set[str]:
     """What Linux says the processor can do; empty elsewhere."""
-    try:
+    with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return set()
-    return {word for line in lines if line.startswith("flags") for word in line.split()}
+        return {word for line in lines if line.startswith("flags") for word in line.split()}
+    return set()
 
 
 def _dask() -> Found:
@@ -207,13 +196,14 @@ def _compiler() -> Found:
     path = shutil.which("g++")
     if path is None:
         return "missing", "not installed", "apt-get install g++"
-    options = {"capture_output": True, "text": True, "timeout": 10, "stdin": subprocess.DEVNULL}
-    return "ok", subprocess.run([path, "--version"], **options).stdout.partition("\n")[0]
+    options: Any = {"capture_output": True, "text": True, "timeout": 10}
+    done = subprocess.run([path, "--version"], stdin=subprocess.DEVNULL, **options)
+    return "ok", done.stdout.partition("\n")[0]
 
 
-def _package(distribution: str) -> Found:
+def _package(distribution: str, extra: str = "lab") -> Found:
     installed = _version(distribution)
-    return ("ok", installed) if installed else ("missing", "not installed", install("lab"))
+    return ("ok", installed) if installed else ("missing", "not installed", install(extra))
 
 
 def _version(distribution: str) -> str:
@@ -224,7 +214,7 @@ def _version(distribution: str) -> str:
 
 # -- the GPU -------------------------------------------------------------------------------------
 
-_PROBE = """
+PROBE = """
 import dataclasses, json
 from tiledask.tile import ipc
 from tiledask.tile.backend import probe
@@ -238,30 +228,28 @@ print("PROBE " + json.dumps(found))
 """
 
 
-def ask_gpu(code: str = _PROBE, deadline: float | None = None) -> dict[str, Any]:
+def ask_gpu(code: str = PROBE, deadline: float = DRIVER_DEADLINE) -> dict[str, Any]:
     """What tile.backend.probe() finds, as a dict, asked in a process of its own; with a GPU also
     "unshared", why its memory cannot be shared with other processes.
 
     A driver that crashes takes only the child along; one that does not answer within
     ``deadline`` seconds is reported as such.
     """
-    deadline = DRIVER_DEADLINE if deadline is None else deadline
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     try:
         child = subprocess.Popen([sys.executable, "-c", code], text=True, **pipes)
         try:
             out, err = child.communicate(timeout=deadline)
         except subprocess.TimeoutExpired:
             child.kill()  # and no wait: a process stuck inside the driver cannot be killed
-            raise
+            return _unusable(f"the NVIDIA driver did not answer within {deadline:g} s")
     except OSError as error:
         return _unusable(f"no process could be started to ask for the GPU: {_line(error)}")
-    except subprocess.TimeoutExpired:
-        return _unusable(f"the NVIDIA driver did not answer within {deadline:g} s")
     for line in out.splitlines():
         with contextlib.suppress(ValueError):
             if line.startswith("PROBE "):
-                return json.loads(line.removeprefix("PROBE "))
+                found: dict[str, Any] = json.loads(line.removeprefix("PROBE "))
+                return found
     last = err.strip().splitlines()[-1:] or ["no message"]
     return _unusable(f"asking for the GPU ended with status {child.returncode}: {last[0]}")
 
@@ -273,7 +261,7 @@ def _unusable(reason: str) -> dict[str, Any]:
 
 
 def _gpu(gpu: dict[str, Any]) -> Found:
-    names = [f"{d['name']} ({_memory_of(d)})" for d in gpu["devices"]]
+    names = [f"{device['name']} ({_memory_of(device)})" for device in gpu["devices"]]
     listing = f"{len(names)}: {', '.join(names)}; driver {gpu['driver'] or 'unknown'}"
     if gpu["usable"]:
         return "ok", listing
@@ -287,9 +275,8 @@ def _gpu(gpu: dict[str, Any]) -> Found:
 
 
 def _memory_of(device: dict[str, Any]) -> str:
-    if not device.get("integrated"):
-        return format_bytes(device["memory"])
-    return f"the host's {format_bytes(device['memory'])}" if device["memory"] else "the host's"
+    size = format_bytes(device["memory"]) if device["memory"] else ""
+    return f"the host's {size}".rstrip() if device.get("integrated") else size
 
 
 def _driver_traces() -> bool:
@@ -334,7 +321,7 @@ def _between(gpu: dict[str, Any]) -> Found:
     if not gpu["usable"]:
         return "note", f"nothing to do here; {said}"
     if reason := gpu.get("unshared"):
-        found = f"no CUDA IPC ({_line(Exception(reason))}): through host memory and TCP; {said}"
+        found = f"no CUDA IPC ({_line(reason)}): through host memory and TCP; {said}"
         return "note", found, "" if ucx else install("ucx")
     return "ok", f"CUDA IPC; {said}"
 
@@ -346,18 +333,16 @@ def _without_gpu_extra(gpu: dict[str, Any]) -> Found:
 
 
 def _nvrtc(gpu: dict[str, Any]) -> Found:
-    installed = _version("nvidia-cuda-nvrtc")
     if gpu["usable"] and gpu["nvrtc_reason"]:
         return "missing", gpu["nvrtc_reason"], install("gpu")
-    return ("ok", installed) if installed else ("missing", "not installed", install("test"))
+    return _package("nvidia-cuda-nvrtc", "test")
 
 
 def _workers(gpu: dict[str, Any]) -> Found:
     from dask.system import CPU_COUNT
     from distributed.system import MEMORY_LIMIT
 
-    dask_cuda = importlib.util.find_spec("dask_cuda") is not None
-    if gpu["usable"] and dask_cuda:
+    if gpu["usable"] and importlib.util.find_spec("dask_cuda") is not None:
         return "ok", f"{len(gpu['devices'])} GPU workers, one per GPU"
     count = max(2, CPU_COUNT)
     share = format_bytes(MEMORY_LIMIT // count)
@@ -367,47 +352,29 @@ def _workers(gpu: dict[str, Any]) -> Found:
 # -- showing it ----------------------------------------------------------------------------------
 
 
-def show(findings: Sequence[MachineCheck], console: "Console | None" = None) -> None:
-    """Prints the findings as a table, then the commands that bring what is missing."""
-    from rich.console import Console
-    from rich.text import Text
-
-    console = console or Console()
-    rows = []
-    for finding in findings:
-        mark, style = _MARKS[finding.state]
-        printable = mark.encode(console.encoding, "ignore")
-        mark = Text(mark if printable else finding.state, style=style)
-        rows.append((mark, finding.name, finding.found, Text(finding.used_for, style="dim")))
+def show(findings: Sequence[MachineCheck], console: Any) -> None:
+    """Print the findings as a table, then the commands that bring what is missing."""
+    rows = [(SIGNS[f.state], f.name, f.found, f.used_for) for f in findings]
     console.print(Grid(("", "", "found", "used for"), rows, left=range(4)))
     for line in _closing(findings):
-        console.print(Text(line), soft_wrap=True)
+        say(console, line)
 
 
 def _closing(findings: Sequence[MachineCheck]) -> Iterator[str]:
-    fixes = [finding for finding in findings if finding.state == "missing"]
-    yield from (f"{f.name} is missing ({f.used_for}): {f.fix}" for f in fixes)
+    missing = [finding for finding in findings if finding.state == "missing"]
+    yield from (f"{f.name} is missing ({f.used_for}): {f.fix}" for f in missing)
     yield from (f"{f.name}: {f.fix}" for f in findings if f.state == "note" and f.fix)
-    yield "nothing is missing" if not fixes else f"{len(fixes)} missing"
+    yield f"{len(missing)} missing" if missing else "nothing is missing"
     yield from (f"will be used: {f.found}" for f in findings if f.name == "workers")
 
 
 def to_html(findings: Sequence[MachineCheck]) -> str:
     """The findings as an HTML table, everything in them escaped."""
-    rows = [(_MARKS[f.state][0], f.name, f.found, f.used_for, f.fix) for f in findings]
-    closing = list(_closing(findings))[-1] if findings else ""
+    rows = [(SIGNS[f.state], f.name, f.found, f.used_for, f.fix) for f in findings]
     style = dict.fromkeys(range(1, 5), "text-align:left")
-    return html.table(("", "", "found", "used for", "what helps"), rows, closing, style=style)
+    head = ("", "", "found", "used for", "what helps")
+    return html.table(head, rows, list(_closing(findings))[-1], style=style)
 
 
-def to_json(findings: Sequence[MachineCheck]) -> str:
-    """The findings as a JSON list of objects with MachineCheck's fields.
-
-    >>> json.loads(to_json([MachineCheck("g++", "ok", "g++ 12", "kernels")]))[0]["state"]
-    'ok'
-    """
-    return json.dumps([asdict(finding) for finding in findings], indent=1, ensure_ascii=False)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or "no message"
+def _line(words: object) -> str:
+    return " ".join(str(words).split()) or "no message"

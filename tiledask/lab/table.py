@@ -1,9 +1,10 @@
 """Tables of which nothing is ever cut off, whatever the width of the terminal.
 
-Comparison  predicted, simulated and measured side by side, with a verdict for every row: one value
-            for the terminal (rich), the notebook and the report (HTML), files (JSON) and text
+Comparison  predicted, simulated and measured side by side, with a verdict for every row
 Grid        any other rows under titles
 table       such rows of numbers, each in its column's unit
+
+Each is one value for the terminal (rich), the notebook and the report (HTML), and text.
 """
 
 import io
@@ -27,14 +28,29 @@ if TYPE_CHECKING:
 
     from tiledask.distributed.cluster.load import Load
 
-__all__ = ["Claim", "Comparison", "Grid", "counted", "say", "table"]
+__all__ = ["Claim", "Comparison", "Grid", "say", "table"]
 
-_ASCII = str.maketrans({"✓": "+", "✗": "x", "—": "-", "µ": "u"})
-_STYLE = {True: "green", False: "bold red", None: ""}
+STYLE = {True: "green", False: "bold red", None: ""}
+GAP = 2
+"""Spaces between columns."""
+
+
+class _Printed:
+    """What rich prints, as plain text, too."""
+
+    def to_text(self, width: int = 100) -> str:
+        """The table as plain text, no line longer than ``width`` characters."""
+        from rich.console import Console
+
+        out = io.StringIO()
+        # or rich takes a notebook for its screen, and shows there what is only to be words
+        options: dict[str, Any] = {"legacy_windows": False, "force_jupyter": False}
+        Console(file=out, width=width, color_system=None, **options).print(self)
+        return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison:
+class Comparison(_Printed):
     """Claims under one title: a table for each part of a story.
 
     >>> table = Comparison("Idle time", (
@@ -62,7 +78,7 @@ class Comparison:
         title: str,
         values: Mapping[str, Sequence[Value]],
         unit: str = "",
-        rule: str | tuple | None = None,
+        rule: str | tuple[Any, ...] | None = None,
         load: "Load | None" = None,
     ) -> "Comparison":
         """The table of claims by one rule: quantity -> its predicted, simulated and measured value.
@@ -84,14 +100,14 @@ class Comparison:
         return tuple(row.verdict for row in self.rows)
 
     @property
-    def checked(self) -> int:
-        """How many rows claim something that was judged."""
-        return sum(verdict.holds is not None for verdict in self.verdicts)
-
-    @property
     def held(self) -> int:
         """How many claims hold."""
         return sum(verdict.holds is True for verdict in self.verdicts)
+
+    @property
+    def checked(self) -> int:
+        """How many rows claim something that was judged."""
+        return self.held + len(self.failures)
 
     @property
     def put_off(self) -> int:
@@ -111,34 +127,22 @@ class Comparison:
 
     @property
     def summary(self) -> str:
-        return counted(self) or "no claims"
+        """ "3 of 4 claims hold, 1 judged later"."""
+        said = [f"{self.held} of {self.checked} claims hold"] if self.checked else []
+        said += [f"{self.put_off} judged later"] if self.put_off else []
+        return ", ".join(said) or "no claims"
 
     def to_dict(self) -> dict[str, Any]:
         """Everything in the table as JSON can hold it; raw values in bytes, seconds and shares."""
-        return {
-            "title": self.title,
-            "ok": self.ok,
-            "held": self.held,
-            "checked": self.checked,
-            "put_off": self.put_off,
-            "rows": [
-                {
-                    "quantity": row.quantity,
-                    **{column: _json(getattr(row, column)) for column in COLUMNS},
-                    "unit": row.unit,
-                    "rule": None if row.rule is None else list(row.rule),
-                    "compare": list(row.compare),
-                    "note": row.note,
-                    "holds": verdict.holds,
-                    "reason": verdict.why,
-                }
-                for row, verdict in zip(self.rows, self.verdicts, strict=True)
-            ],
-        }
-
-    def to_text(self, width: int = 100) -> str:
-        """The table as plain text, no line longer than ``width`` characters."""
-        return _plain(self, width)
+        rows = []
+        for row, verdict in zip(self.rows, self.verdicts, strict=True):
+            facts: dict[str, Any] = {"quantity": row.quantity}
+            facts |= {column: _json(getattr(row, column)) for column in COLUMNS}
+            facts |= {"unit": row.unit, "rule": None if row.rule is None else list(row.rule)}
+            facts |= {"compare": list(row.compare), "note": row.note}
+            rows.append(facts | {"holds": verdict.holds, "reason": verdict.why})
+        counts = {name: getattr(self, name) for name in ("title", "ok", "held", "checked")}
+        return counts | {"put_off": self.put_off, "rows": rows}
 
     def __str__(self) -> str:
         return self.to_text()
@@ -146,45 +150,31 @@ class Comparison:
     def __repr__(self) -> str:
         return f"Comparison({self.title!r}: {self.summary})"
 
-    def __rich_console__(self, console, options) -> "Iterator[Grid | Text]":
+    def __rich_console__(self, console: Any, options: Any) -> "Iterator[Grid | Text]":
         from rich.text import Text
 
-        yield self._grid(options.ascii_only)
+        yield self._grid()
         yield Text(self.summary, style="dim")
 
-    def _grid(self, ascii_only: bool = False) -> "Grid":
+    def _grid(self) -> "Grid":
         from rich.text import Text
-
-        def text(words: str, style: str = "") -> Text:
-            return Text(words.translate(_ASCII) if ascii_only else words, style)
 
         rows = []
         for row, verdict in zip(self.rows, self.verdicts, strict=True):
-            firsts = [row.quantity, *row.shown, str(verdict)]
-            cells = [text(words) for words in firsts[:-1]]
-            cells.append(text(firsts[-1], _STYLE[verdict.holds]))
+            cells = [Text(words) for words in (row.quantity, *row.shown)]
+            cells.append(Text(str(verdict), STYLE[verdict.holds]))
             for cell, below in zip(cells, (row.note, *_digits(row, verdict)), strict=True):
                 if below:
-                    cell.append("\n").append_text(text(below, "dim"))
+                    cell.append("\n").append_text(Text(below, "dim"))
             rows.append(cells)
-        title = self.title.translate(_ASCII) if ascii_only else self.title
-        return Grid(("", *COLUMNS, "verdict"), rows, title, left=(0, 4))
+        return Grid(("", *COLUMNS, "verdict"), rows, self.title, left=(0, 4))
 
     def _repr_html_(self) -> str:
-        grid = self._grid()
-        return replace(grid, title=f"{self.title} ({self.summary})")._repr_html_()
-
-
-def counted(claims: Any) -> str:
-    """ "3 of 4 claims hold, 1 judged later": what ``held``, ``checked`` and ``put_off`` say; "" if
-    nothing was claimed."""
-    said = [f"{claims.held} of {claims.checked} claims hold"] if claims.checked else []
-    said += [f"{claims.put_off} judged later"] if claims.put_off else []
-    return ", ".join(said)
+        return replace(self._grid(), title=f"{self.title} ({self.summary})")._repr_html_()
 
 
 @dataclass(frozen=True)
-class Grid:
+class Grid(_Printed):
     """Rows of words under titles: a table where there is room for every word, else a list.
 
     >>> from rich.console import Console
@@ -211,7 +201,7 @@ class Grid:
 
     def __repr__(self) -> str:
         """The whole table: it has nothing else to say."""
-        return _plain(self, 80).rstrip("\n")
+        return self.to_text(80).rstrip("\n")
 
     def _repr_html_(self) -> str:
         # JupyterLab puts words at the right, too
@@ -221,7 +211,7 @@ class Grid:
         style = {i: f"text-align:{side}{keep}" for i, side in enumerate(sides)}
         return html.table(self.head, self.rows, self.title, style=style, bold=self.bold)
 
-    def __rich_console__(self, console, options) -> Iterator["Table | Text"]:
+    def __rich_console__(self, console: Any, options: Any) -> Iterator["Table | Text"]:
         from rich.text import Text
 
         if self.title:
@@ -239,7 +229,7 @@ class Grid:
         ]
         least = [max(len(p) for cell in cells for p in ("", *_unbroken(cell))) for cells in columns]
         widths = [max(map(len, cells)) for cells in columns]
-        for _ in range(sum(widths) + _GAP * (len(widths) - 1) - most):
+        for _ in range(sum(widths) + GAP * (len(widths) - 1) - most):
             widest = max(range(len(widths)), key=lambda i: (widths[i] > least[i], widths[i]))
             if widths[widest] <= least[widest]:
                 return []
@@ -250,7 +240,7 @@ class Grid:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
+        table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
         for column, (name, width) in enumerate(zip(self.head, widths, strict=True)):
             justify = "left" if column in self.left else "right"
             table.add_column(Text(name), justify=justify, width=width, overflow="fold")
@@ -313,17 +303,6 @@ def _shown(value: Any, unit: str = "") -> str:
     return format_value(value, unit) if plain else str(value)
 
 
-def _plain(shown: Any, width: int) -> str:
-    from rich.console import Console
-
-    out = io.StringIO()
-    # or rich takes a notebook for its screen, and shows there what is only to be words
-    Console(
-        file=out, width=width, color_system=None, legacy_windows=False, force_jupyter=False
-    ).print(shown)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
-
-
 def say(
     console: "Console", words: str, bold: str = "", *, colour: str = "bold", wrap: bool = False
 ) -> None:
@@ -335,10 +314,6 @@ def say(
 
     text = Text.assemble((bold, colour), words, overflow="fold")
     console.print(text, soft_wrap=not wrap)
-
-
-_GAP = 2
-"""Spaces between columns."""
 
 
 def _digits(claim: Claim, verdict: Judged) -> tuple[str, str, str, str]:
