@@ -18,19 +18,16 @@ from tiledask.lab.learner.kept import here
 from tiledask.lab.learner.typed import read_number, show_number
 from tiledask.plan import html
 
-__all__ = ["STARS", "Guess", "GuessRow", "predict"]
+__all__ = ["Guess", "GuessRow", "predict"]
 
-STARS = {3: "exact", 2: "within 10 %", 1: "within a factor of 2", 0: "off"}
-"""What a prediction is worth: of the answers before a run, the nearest earn most."""
-_EXACT, _NEAR, _FACTOR = 0.005, 0.1, 2.0
+Value = float | str
+STARS = ("off", "within a factor of 2", "within 10 %", "exact")
+"""What a prediction is worth, 0 to 3: of the answers before a run, the nearest earn most."""
+EXACT, NEAR, FACTOR = 0.005, 0.1, 2.0
 
 
 def predict(
-    question: str,
-    value: float | str | None = None,
-    *,
-    unit: str = "",
-    choices: Sequence[str] = (),
+    question: str, value: Value | None = None, *, unit: str = "", choices: Sequence[str] = ()
 ) -> "Guess":
     """What the reader expects as the answer to ``question``, before the cell that shows it.
 
@@ -71,19 +68,19 @@ class Guess:
         here().put(self.question, unit=self.unit)
 
     @property
-    def value(self) -> float | str | None:
+    def value(self) -> Value | None:
         """A number in ``unit``, or one of the choices; None as long as nothing was predicted."""
-        found: float | str | None = here().get(self.question).get("value")
+        found: Value | None = here().get(self.question).get("value")
         return found if found is None or bool(self.choices) == isinstance(found, str) else None
 
-    def take(self, answer: float | str) -> None:
+    def take(self, answer: Value) -> None:
         """None, once ``answer``, as a reader types it or as a number, is kept.
 
         Raises ConfigError if it is no number in the unit, or none of the choices.
         """
         here().put(self.question, value=self._read(answer))
 
-    def _read(self, answer: float | str) -> float | str:
+    def _read(self, answer: Value) -> Value:
         if self.choices:
             if answer not in self.choices:
                 raise ConfigError(
@@ -103,9 +100,9 @@ class Guess:
     def beside(
         self,
         *,
-        formula: float | str | None = None,
-        simulated: float | str | None = None,
-        measured: float | str | None = None,
+        formula: Value | None = None,
+        simulated: Value | None = None,
+        measured: Value | None = None,
     ) -> "GuessRow":
         """The row of the prediction, the formula's, the simulated and the measured value.
 
@@ -120,34 +117,29 @@ class Guess:
                 f"{self.question}: 0 of 3 values to stand beside the prediction; give formula=, "
                 f"simulated= or measured="
             )
-        actual = list(known.values())[-1]
+        *_, actual = known.values()
         if isinstance(actual, str) != bool(self.choices):
             kinds = ("a number", "one of the choices")
             raise ConfigError(
                 f"this guess is about {self.question!r}, {kinds[bool(self.choices)]}, and the "
                 f"answer is {short(actual)}; run the cell with the field of this row again"
             )
-        row = GuessRow(self, self.value, known)
+        row = GuessRow(self.question, self.unit, self.value, known)
         here().put(self.question, stars=row.stars)
         return row
 
-    @property
-    def _sentence(self) -> str:
+    def __repr__(self) -> str:
         """True also on the next day, when only the text of an output is left."""
         if self.value is not None:
             return f"Your prediction of {self.question}: {_show(self.value, self.unit)}"
         unit = f" ({self.unit})" if self.unit else ""
-        how = "choose it" if self.choices else "type it"
         return (
-            f"Predict {self.question}{unit}: run this cell in JupyterLab and {how} there, or write "
-            f"it into the call"
+            f"Predict {self.question}{unit}: run this cell in JupyterLab and "
+            f"{'choose' if self.choices else 'type'} it there, or write it into the call"
         )
 
-    def __repr__(self) -> str:
-        return self._sentence
-
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        plain = {"text/plain": self._sentence}
+        plain = {"text/plain": repr(self)}
         try:
             from tiledask.lab.learner.field import shown
         except ImportError:  # no widgets here
@@ -159,22 +151,19 @@ class Guess:
 class GuessRow:
     """A prediction beside what it was about."""
 
-    guess: Guess
-    yours: float | str | None
-    others: dict[str, float | str]
+    question: str
+    unit: str
+    yours: Value | None
+    others: dict[str, Value]
     """Of formula, simulated and measured those that there are, in this order."""
 
     @property
-    def actual(self) -> float | str:
-        """What the prediction is judged by: the last of the others."""
-        return list(self.others.values())[-1]
-
-    @property
     def ratio(self) -> float | None:
-        """Yours over the actual value; None where that says nothing."""
-        if not isinstance(self.yours, float) or isinstance(self.actual, str) or not self.actual:
+        """Yours over the last of the others, which judges; None where that says nothing."""
+        *_, actual = self.others.values()
+        if not isinstance(self.yours, float) or isinstance(actual, str) or not actual:
             return None
-        return self.yours / self.actual
+        return self.yours / actual
 
     @property
     def stars(self) -> int | None:
@@ -182,42 +171,38 @@ class GuessRow:
         if self.yours is None:
             return None
         if self.ratio is None:
-            return 3 if self.yours == self.actual else 0
-        if abs(self.ratio - 1) <= _EXACT:
-            return 3
-        if abs(self.ratio - 1) <= _NEAR:
-            return 2
-        return int(1 / _FACTOR <= self.ratio <= _FACTOR)
+            return 3 if self.yours == list(self.others.values())[-1] else 0
+        off = abs(self.ratio - 1)
+        if off <= NEAR:
+            return 3 if off <= EXACT else 2
+        return int(1 / FACTOR <= self.ratio <= FACTOR)
 
     @property
     def verdict(self) -> str:
         """In words; empty without a prediction."""
         if self.stars is None:
             return ""
-        word = STARS[self.stars]
-        if not isinstance(self.yours, float):
-            word = "right" if self.stars else "no"
-        return f"{self.ratio:.3g} x, {word}" if self.ratio is not None and self.stars < 3 else word
+        if isinstance(self.yours, str):
+            return "right" if self.stars else "no"
+        ratio = f"{self.ratio:.3g} x, " if self.ratio is not None and self.stars < 3 else ""
+        return f"{ratio}{STARS[self.stars]}"
 
     @property
     def _cells(self) -> dict[str, str]:
-        unit = self.guess.unit
-        mine = "-" if self.yours is None else _show(self.yours, unit)
-        return {"yours": mine} | {name: _show(x, unit) for name, x in self.others.items()}
+        mine = "-" if self.yours is None else _show(self.yours, self.unit)
+        return {"yours": mine} | {n: _show(value, self.unit) for n, value in self.others.items()}
 
     def __repr__(self) -> str:
         cells = [f"{name} {shown}" for name, shown in self._cells.items()]
-        return " | ".join(filter(None, (self.guess.question, *cells, self.verdict)))
+        return " | ".join(filter(None, (self.question, *cells, self.verdict)))
 
     def _repr_html_(self) -> str:
-        stars = "" if self.stars is None else f"{'★' * self.stars}{'☆' * (3 - self.stars)} "
-        verdict = [stars + self.verdict] if self.verdict else []
-        return html.table(
-            ("prediction", *self._cells, *(["yours / actual"] if verdict else [])),
-            [(self.guess.question, *self._cells.values(), *verdict)],
-            first="th",
-        )
+        cells = {"prediction": self.question, **self._cells}
+        if self.stars is not None:
+            stars = "★" * self.stars + "☆" * (3 - self.stars)
+            cells["yours / actual"] = f"{stars} {self.verdict}"
+        return html.table(cells, [cells.values()], first="th")
 
 
-def _show(value: float | str, unit: str) -> str:
+def _show(value: Value, unit: str) -> str:
     return value if isinstance(value, str) else show_number(value, unit)

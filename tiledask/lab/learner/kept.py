@@ -20,8 +20,6 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from tiledask.errors import ConfigError
-
 __all__ = ["GIVEN", "PROGRESS", "TASKS", "Kept", "at_terminal", "here", "notebooks"]
 
 FOLDER = "TILEDASK_PROGRESS"
@@ -29,12 +27,10 @@ PROGRESS = ".progress"
 """The folder, in the learner's, of what is kept."""
 GIVEN = ".given.json"
 """In the learner's folder, which is known by it: notebook -> the digests of what was handed out."""
-_NOTEBOOK = "JPY_SESSION_NAME"
+NOTEBOOK = "JPY_SESSION_NAME"
 """The Jupyter server tells each kernel which notebook it is for."""
-_LOCK = threading.RLock()
+LOCK = threading.RLock()
 """A field's callbacks may come in a thread of their own, while a cell runs."""
-
-
 PREDICTIONS, TASKS = "predictions", "tasks"
 """What is kept: a table each."""
 
@@ -45,23 +41,19 @@ class Kept:
     def __init__(self, notebook: str, path: Path | None) -> None:
         self.notebook, self.path = notebook, path
         self._known: dict[str, dict[str, dict[str, Any]]] = {PREDICTIONS: {}, TASKS: {}}
-        lines: list[dict[str, Any]] = []
+        written = b""
         if path is not None:
             with contextlib.suppress(OSError):
-                lines = _read(path)
-        for line in lines:
-            table, name, facts = (line.get(word) for word in ("table", "name", "facts"))
-            if table in (PREDICTIONS, TASKS) and isinstance(name, str) and isinstance(facts, dict):
-                self._known[table].setdefault(name, {}).update(facts)
-
-    def __repr__(self) -> str:
-        where = self.path or "this process"
-        counted = ", ".join(f"{len(known)} {table}" for table, known in self._known.items())
-        return f"Kept({self.notebook or 'no notebook'}: {counted}, in {where})"
+                written = path.read_bytes()
+        for line in written.split(b"\n"):
+            # one that is damaged counts for nothing
+            with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
+                said = json.loads(line)
+                self._known[said["table"]].setdefault(str(said["name"]), {}).update(said["facts"])
 
     def get(self, name: str, table: str = PREDICTIONS) -> dict[str, Any]:
         """What is known of ``name``: a copy, empty if nothing."""
-        with _LOCK:
+        with LOCK:
             return dict(self._known[table].get(name, {}))
 
     def put(self, name: str, table: str = PREDICTIONS, **facts: Any) -> None:
@@ -69,48 +61,26 @@ class Kept:
 
         Where none can be written, as on a full disk, they are known to this process alone.
         """
-        with _LOCK:
+        with LOCK:
             known = self._known[table].setdefault(name, {})
             if facts.items() <= known.items():
                 return
             known.update(facts)
             if self.path is None:
                 return
-            with contextlib.suppress(OSError, ConfigError):
+            said = {"table": table, "name": name, "facts": facts}
+            # numbers of NumPy, too; what is no JSON at all is known to this process alone
+            with contextlib.suppress(OSError, TypeError, ValueError, AttributeError):
+                line = json.dumps(said, default=lambda value: value.tolist())
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                _append(self.path, {"table": table, "name": name, "facts": facts})
+                with open(self.path, "ab", buffering=0) as file:
+                    # begins anew behind half a line, of a writer that was ended
+                    file.write(f"\n{line}\n".encode())
 
     def all(self, table: str = PREDICTIONS) -> dict[str, dict[str, Any]]:
         """What is known of each, by its name: copies."""
-        with _LOCK:
+        with LOCK:
             return {name: dict(facts) for name, facts in self._known[table].items()}
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file; one that is damaged counts for nothing."""
-    found = []
-    for line in path.read_bytes().split(b"\n"):
-        with contextlib.suppress(ValueError, RecursionError):
-            facts = json.loads(line)
-            if isinstance(facts, dict):
-                found.append(facts)
-    return found
-
-
-def _append(path: Path, facts: dict[str, Any]) -> None:
-    """None, once ``facts`` are a line of the file; OSError where it is as it was before."""
-    try:
-        line = json.dumps(facts, default=lambda value: value.tolist()).encode()  # of NumPy
-    except (TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"only numbers, words, lists and dicts can be saved: {error}") from None
-    with open(path, "ab+", buffering=0) as file:
-        size = file.tell()
-        file.seek(max(0, size - 1))
-        half = file.read(1) not in (b"", b"\n")  # of a writer that was ended
-        whole = b"\n" * half + line + b"\n"
-        if file.write(whole) < len(whole):
-            file.truncate(size)
-            raise OSError("the disk is full")
 
 
 _open: dict[tuple[str, str], Kept] = {}
@@ -135,7 +105,7 @@ def _place() -> tuple[str, str]:
         state = os.environ.get("XDG_STATE_HOME", "")
         state = state if os.path.isabs(state) else os.path.expanduser("~/.local/state")
         return folder or os.path.join(state, "tiledask"), "terminal"
-    path = Path(os.environ.get(_NOTEBOOK, ""))
+    path = Path(os.environ.get(NOTEBOOK, ""))
     if not folder and path.name and (path.parent / GIVEN).exists():
         folder = str(path.parent / PROGRESS)
     # a corrected walkthrough comes as 16_idle_time-2 and asks the same
@@ -145,7 +115,7 @@ def _place() -> tuple[str, str]:
 def here() -> Kept:
     """What is kept for the notebook of this kernel, or for the command line."""
     folder, notebook = _place()
-    with _LOCK:
+    with LOCK:
         if (folder, notebook) not in _open:
             path = Path(folder) / f"{notebook}.jsonl" if folder and notebook else None
             _open[folder, notebook] = Kept(notebook, path)
@@ -155,9 +125,5 @@ def here() -> Kept:
 def notebooks() -> list[Kept]:
     """What is kept for all notebooks, by name; of this one as it is now."""
     mine, (folder, _) = here(), _place()
-    others = (
-        Kept(path.stem, path)
-        for path in (Path(folder).glob("*.jsonl") if folder else ())
-        if path != mine.path
-    )
-    return sorted([mine, *others], key=lambda kept: kept.notebook)
+    paths = [path for path in (Path(folder).glob("*.jsonl") if folder else ()) if path != mine.path]
+    return sorted([mine, *(Kept(path.stem, path) for path in paths)], key=lambda k: k.notebook)

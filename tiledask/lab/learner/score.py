@@ -16,16 +16,26 @@ __all__ = ["Counts", "Score", "score"]
 class Counts(NamedTuple):
     """Of a notebook, of the command line, or of all."""
 
-    asked: int = 0
-    made: int = 0
-    exact: int = 0
-    stars: int = 0
+    asked: int
+    made: int
+    exact: int
+    stars: int
     """Of predictions, 3 at most for each."""
-    tried: int = 0
+    tried: int
     """Tasks to which there was an answer."""
-    solved: int = 0
-    task_stars: int = 0
+    solved: int
+    task_stars: int
     """The best that each task tried has had, 3 at most."""
+
+    @classmethod
+    def of(cls, kept: Kept) -> "Counts":
+        predictions = kept.all().values()
+        made = [facts for facts in predictions if facts.get("value") is not None]
+        stars = [facts.get("stars") or 0 for facts in made]
+        tried = [facts for facts in kept.all(TASKS).values() if facts.get("tries")]
+        solved = sum(bool(facts.get("solved")) for facts in tried)
+        of_tasks = len(tried), solved, sum(facts.get("stars") or 0 for facts in tried)
+        return cls(len(predictions), len(made), stars.count(3), sum(stars), *of_tasks)
 
     @property
     def cells(self) -> tuple[str, str, str, str, str]:
@@ -46,30 +56,22 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Score:
-    """A line for this notebook, and one for each other that was begun."""
+    """A line for this notebook, one for each other that was begun, and one for all."""
 
-    notebook: str
     rows: dict[str, Counts]
-    on_page: bool = False
+    bold: int
+    """The row of this notebook."""
+    on_page: bool
     """Whether there is a contents page, which shows it too."""
 
-    @property
-    def total(self) -> Counts:
-        """The sums over all notebooks."""
-        return Counts(*map(sum, zip(*self.rows.values(), strict=True)))
-
     def __repr__(self) -> str:
-        lines = [f"{name or 'here'}: {row}" for name, row in self.rows.items()]
-        return "\n".join([*lines, *([f"all: {self.total}"] if len(lines) > 1 else [])])
+        return "\n".join(f"{name}: {row}" for name, row in self.rows.items())
 
     def _repr_html_(self) -> str:
         head = ("notebook", "predicted", "exact", "stars", "tasks solved", "stars")
-        rows = [(name or "here", *row.cells) for name, row in self.rows.items()]
-        if len(rows) > 1:
-            rows.append(("all", *self.total.cells))
-        bold = [i for i, name in enumerate(self.rows) if name == self.notebook]
-        table = html.table(head, rows, first="th", bold=bold)
-        return table + SHOW_ANEW if self.on_page else table
+        rows = [(name, *row.cells) for name, row in self.rows.items()]
+        table = html.table(head, rows, first="th", bold=[self.bold])
+        return table + SHOW_ANEW * self.on_page
 
 
 def score() -> Score:
@@ -83,25 +85,12 @@ def score() -> Score:
     >>> isinstance(score(), Score)
     True
     """
-    found = {each.notebook: _counts(each) for each in notebooks()}
+    rows = {kept.notebook or "here": Counts.of(kept) for kept in notebooks()}
+    bold = list(rows).index(here().notebook or "here")
+    if len(rows) > 1:
+        rows["all"] = Counts(*map(sum, zip(*rows.values(), strict=True)))
     learners = Path(os.environ.get(FOLDER, "")).parent
-    if not os.environ.get(FOLDER) or not (learners / PAGE).exists():
-        return Score(here().notebook, found)
-    write_contents(walkthroughs(), learners)
-    return Score(here().notebook, found, on_page=True)
-
-
-def _counts(kept: Kept) -> Counts:
-    asked = [*kept.all().values()]
-    made = [facts for facts in asked if facts.get("value") is not None]
-    stars = [facts.get("stars") or 0 for facts in made]
-    tried = [facts for facts in kept.all(TASKS).values() if facts.get("tries")]
-    return Counts(
-        len(asked),
-        len(made),
-        stars.count(3),
-        sum(stars),
-        len(tried),
-        sum(bool(facts.get("solved")) for facts in tried),
-        sum(facts.get("stars") or 0 for facts in tried),
-    )
+    on_page = bool(os.environ.get(FOLDER)) and (learners / PAGE).exists()
+    if on_page:
+        write_contents(walkthroughs(), learners)
+    return Score(rows, bold, on_page)
