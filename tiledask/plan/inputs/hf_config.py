@@ -1,5 +1,6 @@
 """A Hugging Face config.json as a Model: every key is understood, harmless or refused."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -272,7 +273,7 @@ def _check_rest(config: Fields, of_family: Mapping[str, tuple[object, ...]]) -> 
         if key in neutral:
             if not any(value is held or value == held for held in neutral[key]):
                 raise config.fail(key, f"is {short(value)}, which changes the parameter count here")
-        elif value is not None and not HARMLESS.fullmatch(key):
+        elif value is not None and not re.fullmatch(HARMLESS, key, re.VERBOSE):
             raise config.fail(
                 key,
                 "is not understood and may change the parameter count; remove it if it does not",
