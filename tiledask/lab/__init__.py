@@ -2,7 +2,7 @@
 
 claim, table     a claim as predicted, simulated and measured; rows of claims side by side
 plots            matplotlib figures: pipelines, planning, products, training
-report, tour     one HTML page of text, tables and figures; the story that `tiledask tour` tells
+tour             runs nbs/tour.ipynb and leaves a page of it
 dashboard        tiledask's page in the Dask dashboard, and the same page as a file
 judging          one judged task: question, judge, hints, stars, drawing
 placing          answers placed by mouse or keyboard in JupyterLab
@@ -11,6 +11,7 @@ idle_ladder      twelve levels on idle time, with fresh numbers from a seed
 questions        the course's questions by number, worked out and run
 exercises        the walkthroughs' tasks, answered in code and run
 precision        half precision, and how far two losses may drift apart
+commands         the commands of `tiledask`, their options and what they print
 planner, doctor  the words of `tiledask fit`, `plan` and `doctor`
 product_claims, claims, lenet, sweep, published  tables of claims, one subject each
 learner          the learner's copies of the walkthroughs

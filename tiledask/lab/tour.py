@@ -44,9 +44,9 @@ def tour(
     broken = []
 
     def begin(cell_index: int, **_: Any) -> None:
-        before = cells.cells[cell_index - 1] if cell_index else cells.cells[0]
-        if before.cell_type == "markdown":
-            console.print(before.source.partition("\n")[0], style="bold", soft_wrap=True)
+        cell = cells.cells[cell_index]
+        if cell.cell_type == "markdown":
+            console.print(cell.source.partition("\n")[0], style="bold", soft_wrap=True)
 
     def show(cell: Any, **_: Any) -> None:
         for output in cell.outputs:
@@ -60,13 +60,18 @@ def tour(
         cells,
         timeout=_LIMIT,
         allow_errors=True,
+        # of its connection, which no other machine sees
+        extra_arguments=["--IPKernelApp.log_level=ERROR"],
         resources={"metadata": {"path": str(folder)}},
         on_cell_start=begin,
         on_cell_executed=show,
     )
-    client.execute(env=os.environ | {"TILEDASK_TOUR_DEVICE": device})
+    # a debugger of the kernel would warn of what nobody debugs here
+    quiet = {"PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    client.execute(env=os.environ | quiet | {"TILEDASK_TOUR_DEVICE": device})
     # neither formulas nor widgets: the page needs no script from anywhere
-    exporter = HTMLExporter(mathjax_url="", require_js_url="", jquery_url="")
+    exporter: Any = HTMLExporter(mathjax_url="", require_js_url="", jquery_url="")
+    exporter.log.setLevel("ERROR")
     page, _ = exporter.from_notebook_node(cells, {"metadata": {"name": "tiledask: the tour"}})
     atomic_write(folder / "report.html", page.encode())
     console.print(f"the page: {folder / 'report.html'}", soft_wrap=True)

@@ -16,7 +16,7 @@ from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import V_SHAPED, called, is_looped, schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
-from tiledask.plan.pipelines.utilisation import Exact, FewestMicrobatches, fewest_microbatches
+from tiledask.plan.pipelines.utilisation import FewestMicrobatches, fewest_microbatches
 from tiledask.plan.units import format_percent, format_seconds
 from tiledask.plan.whole import whole_number
 
@@ -227,7 +227,7 @@ def _made(
             f"dualpipe's two directions meet in the middle: DEVICES must be even, got {devices}; "
             f"take {devices + 1}"
         )
-    options = {"devices": devices} if is_looped(name) else {}
+    options: dict[str, Any] = {"devices": devices} if is_looped(name) else {}
     return schedule(name, each * devices, microbatches, **options)
 
 
@@ -258,10 +258,10 @@ def _utilisation(text: str) -> Fraction:
     return value
 
 
-def _times(args: argparse.Namespace, stages: int) -> dict[str, Exact]:
+def _times(args: argparse.Namespace, stages: int) -> dict[str, Any]:
     """Seconds, exactly as they were typed: one number, or one per stage or boundary."""
     counts = {"forward": stages, "backward": stages, "latency": stages - 1, "overlapped": stages}
-    found: dict[str, Exact] = {}
+    found: dict[str, Any] = {}
     for name, count in counts.items():
         text = getattr(args, name)
         if text is None:
@@ -325,6 +325,7 @@ def _batches(number: int) -> str:
 
 def _facts(made: Schedule, t: Timeline) -> dict[str, Any]:
     assert t.bound is not None
+    assert t.critical_path is not None
     order = ("devices", "stages", "microbatches")
     shares = ("utilisation", "bubble_fraction", "bubble_overhead", "span_bubble")
     lists = ("busy_per_device", "idle_per_device", "peak_in_flight")
@@ -373,7 +374,7 @@ def _exactly(share: Fraction, other: Fraction) -> str:
 
 
 def _show(
-    args: argparse.Namespace, made: Schedule, t: Timeline, times: dict[str, Exact], console: Any
+    args: argparse.Namespace, made: Schedule, t: Timeline, times: dict[str, Any], console: Any
 ) -> None:
     """The answer in a line, what was taken for it, and each device."""
     most = max(t.peak_in_flight, default=0)
@@ -398,7 +399,7 @@ def _show(
             wrap=True,
         )
     columns = (t.busy_per_device, t.idle_per_device, t.peak_in_flight)
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for d, (busy, idle, kept) in enumerate(zip(*columns, strict=True), 1):
         part = format_percent(idle / t.makespan if t.makespan else 0.0)
         rows.append((f"{d}", _seconds(busy), _seconds(idle), part, f"{kept}"))
@@ -429,7 +430,7 @@ def _known(made: Schedule, took: dict[str, Any], transfers: str) -> Known | None
         return None
     half = took["backward"] / 2
     times = (took["forward"], half, half, took["latency"])
-    options = {
+    options: dict[str, Any] = {
         "chunks": max(1, made.stages // made.devices),
         "overlapped": took.get("overlapped"),
     }
