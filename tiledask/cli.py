@@ -56,7 +56,7 @@ OTHER_WORDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 if all went well, 1 if a claim failed or a plan does not fit, 2 for a mistaken request."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    command = next((word for word in words if not word.startswith("-")), "")
+    command = words[0] if words and words[0] in COMMANDS else ""
     name = f"tiledask {command}"
     try:
         parser = _parser(command)
@@ -115,22 +115,23 @@ def _unknown(word: str, parser: argparse.ArgumentParser, command: str) -> str:
 
 
 def _parser(command: str = "") -> argparse.ArgumentParser:
-    """All commands by name; of ``command`` its options, too."""
+    """Of ``command`` with its options; without one, all commands by name."""
     parser = _Parser(prog="tiledask", description=(td.__doc__ or "").splitlines()[0])
     parser.add_argument("--version", action="version", version=td.__version__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, (module, words) in COMMANDS.items():
-        if name != command:
+    if not command:
+        for name, (_, words) in COMMANDS.items():
             commands.add_parser(name, help=words, add_help=False)
-            continue
-        from tiledask.lab.commands.options import add_options
+        return parser
+    from tiledask.lab.commands.options import add_options
 
-        shape = argparse.RawDescriptionHelpFormatter
-        sub = commands.add_parser(name, help=words, description=words, formatter_class=shape)
-        sub.add_argument("--json", action="store_true", help="print JSON instead of tables")
-        home = import_module(f"tiledask.lab.commands.{module}")
-        add_options(sub, getattr(home, f"{name.upper()}_OPTIONS"))
-        sub.set_defaults(run=getattr(home, f"run_{name}"))
+    module, words = COMMANDS[command]
+    home = import_module(f"tiledask.lab.commands.{module}")
+    shape = argparse.RawDescriptionHelpFormatter
+    sub = commands.add_parser(command, help=words, description=words, formatter_class=shape)
+    sub.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    add_options(sub, getattr(home, f"{command.upper()}_OPTIONS"))
+    sub.set_defaults(run=getattr(home, f"run_{command}"))
     return parser
 
 
