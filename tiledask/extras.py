@@ -12,34 +12,14 @@ from pathlib import Path
 __all__ = ["EXTRAS", "bring", "install", "lacking", "needed_for", "needs"]
 
 EXTRAS = {
-    "run": (
-        "dask",
-        "distributed",
-        "fsspec",
-        "ml_dtypes",
-        "psutil",
-        "scipy",
-        "threadpoolctl",
-        "tornado",
-    ),
-    "plots": ("bokeh", "matplotlib", "pandas"),
-    "files": ("zarr", "numcodecs"),
-    "optimum": ("ortools",),
-    "lab": (
-        "anywidget",
-        "ipykernel",
-        "IPython",
-        "ipywidgets",
-        "jupyter_server",
-        "jupyterlab",
-        "jupyterlab_server",
-        "nbclient",
-        "nbconvert",
-        "nbformat",
-        "traitlets",
-    ),
-    "gpu": ("cupy", "cuda", "dask_cuda", "rmm", "pynvml"),
-    "tls": ("cryptography",),
+    "run": "dask distributed fsspec ml_dtypes psutil scipy threadpoolctl tornado",
+    "plots": "bokeh matplotlib pandas",
+    "files": "zarr numcodecs",
+    "optimum": "ortools",
+    "lab": "anywidget ipykernel IPython ipywidgets jupyter_server jupyterlab jupyterlab_server "
+    "nbclient nbconvert nbformat traitlets",
+    "gpu": "cupy cuda dask_cuda rmm pynvml",
+    "tls": "cryptography",
 }
 """The modules that each extra brings, of those that are imported here."""
 
@@ -63,7 +43,7 @@ def install(extra: str) -> str:
 
 def bring(package: str) -> str:
     """The command that brings a package."""
-    extras = [extra for extra, packages in EXTRAS.items() if package in packages]
+    extras = [extra for extra, packages in EXTRAS.items() if package in packages.split()]
     return install(extras[0]) if extras else f"pip install {package}"
 
 

@@ -54,53 +54,34 @@ def test_a_learners_copy_keeps_its_predictions_whoever_opens_it(tmp_path, monkey
 
 TYPED = [
     ("12 MB", "B", 12e6),
-    ("12MB", "B", 12e6),
     ("12 mb", "B", 12e6),
-    ("12M", "B", 12e6),
     ("12 million", "B", 12e6),
     ("12 million bytes", "", None),
-    ("12e6", "B", 12e6),
     ("12E6", "B", 12e6),
     ("12,000,000", "B", 12e6),
-    ("12_000_000 B", "B", 12e6),
-    ("12 000 000", "B", 12e6),
     ("12'000'000", "B", 12e6),
     ("12 MiB", "B", 12 * 2**20),
-    ("0.5 GB", "B", 5e8),
     (".5 GB", "B", 5e8),
-    ("2^30", "B", 2**30),
     ("2**30", "B", 2**30),
     ("1.5 ms", "s", 0.0015),
     ("20 µs", "s", 2e-5),
-    ("20us", "s", 2e-5),
     ("2 min", "s", 120.0),
     ("3/11", "", 3 / 11),
-    ("27.3 %", "", 0.273),
     ("27.3%", "%", 27.3),
-    ("27.3", "%", 27.3),
-    ("-4", "", -4.0),
     ("\u22124", "", -4.0),
-    (" 4 ", "", 4.0),
     ("4 layers", "layers", 4.0),
-    ("1e-3", "", 0.001),
     ("12*32768", "", 393_216.0),
     ("2*4*8 kB", "B", 64_000.0),
     ("3 x 4", "", 12.0),
     ("1,000 × 2**3 / 4", "", 2000.0),
-    ("2 minutes", "s", 120.0),
     ("90 Seconds", "s", 90.0),
-    ("1.5 hours", "s", 5400.0),
     ("12 million bytes", "B", 12e6),
     ("5 m", "s", None),
     ("1,05", "", None),
-    ("1,2,3", "", None),
     ("12 000 00", "", None),
-    ("1_0", "", None),
     ("1.234.567", "", None),
-    ("a lot", "B", None),
     ("", "B", None),
     ("12 apples", "B", None),
-    ("12 MB", "s", None),
     ("3/0", "", None),
     ("1e999", "", None),
     ("2^-9999999999", "", 0.0),
@@ -224,11 +205,6 @@ def test_what_is_no_number_is_refused_and_leaves_what_was_kept(wrong):
 def test_a_question_without_words_is_refused():
     with pytest.raises(ConfigError, match="1 character or more"):
         td.predict("  ")
-
-
-def test_words_of_a_question_are_no_markup():
-    row = td.predict("<b>bytes</b>", 1).beside(measured=1)
-    assert "<b>" not in row._repr_html_()
 
 
 # -- what is kept ----------------------------------------------------------------------------------
