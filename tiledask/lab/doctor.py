@@ -177,7 +177,7 @@ def _numpy() -> Found:
     forced = os.environ.get("OPENBLAS_CORETYPE")
     found += f"; OPENBLAS_CORETYPE={forced}" if forced else "; it sees no AVX-512 here"
     fix = "unset OPENBLAS_CORETYPE" if forced else "export OPENBLAS_CORETYPE=SkylakeX"
-    return "note", found, f"{fix} before you start: up to twice the speed, this processor has it"
+    return "note", found, f"{fix} before you start: with AVX-512 up to twice as fast"
 
 
 def _cpu_flags() -> set[str]:
