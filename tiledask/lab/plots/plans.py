@@ -73,7 +73,9 @@ def pareto(plans: Plans) -> "Figure":
     axis = "bytes on the fullest device, without a run's overhead; dashed: what a device has"
     if not lines:
         empty = canvas(1.2, title)
-        empty.text(0.02, 0.3, fill(summary(plans), 112))
+        axes = empty.subplots()
+        axes.set_axis_off()
+        axes.set_title(fill(summary(plans), 112), fontsize=8.5)
         return empty
     names: draw.Look = {"xlabel": axis, "ylabel": "seconds of a step, by formula", "title": title}
     figure = curves(lines, log="y", **names)
