@@ -1,7 +1,9 @@
 """Golden values: what a set is, how it lies in its file, and how two of its rows are compared.
 
-    ledgers.json     {"machine": "9f0c...", "rows": {
+    ledgers.json.gz  {"machine": "9f0c...", "rows": {
     given, values    "llama-2-7b 3": [{"model": ..., "layout": ...}, {"peak": 123, ...}],
+
+`zcat` shows one, and `git diff` too after `git config diff.gz.textconv zcat`.
 
 A row has what it was computed from, so that no generator is needed to read or to compute it again,
 and what came out: whole numbers and texts are compared exactly, other numbers to 1e-12, and what
@@ -9,6 +11,7 @@ stands under MACHINE, bits that libraries of another machine may round otherwise
 machine makes the same bits of a probe as the one that wrote the file.
 """
 
+import gzip
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -51,11 +54,19 @@ class GoldenSet:
 
     @property
     def path(self) -> Path:
-        return FOLDER / f"{self.name}.json"
+        return FOLDER / f"{self.name}.json.gz"
 
     def stored(self) -> dict[str, list[Any]]:
         """Key -> [given, values]."""
-        return json.loads(self.path.read_text("utf-8"))["rows"]
+        return self._read()["rows"]
+
+    @property
+    def alike(self) -> bool:
+        """Whether a machine like this one has written the file."""
+        return self._read()["machine"] == machine()
+
+    def _read(self) -> dict[str, Any]:
+        return json.loads(gzip.decompress(self.path.read_bytes()))
 
     def compute(self, given: Any, cluster: Any = None) -> Any:
         """The values of one row, or the kind of error that they are refused with."""
@@ -69,7 +80,7 @@ class GoldenSet:
         """A line a row, so that two versions can be compared by eye."""
         lines = (f"{compact(key)}: {compact(row)}" for key, row in rows.items())
         text = f'{{"machine": "{machine()}", "rows": {{\n' + ",\n".join(lines) + "\n}}\n"
-        self.path.write_text(text, "utf-8")
+        self.path.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def compact(value: Any) -> str:

@@ -1,6 +1,6 @@
 """Answers to tasks that JSON cannot hold: functions, layouts, placements.
 
-The others, and what the judge has to say of all of them, are in tests/golden/judged*.json, which
+The others, and what the judge has to say of all of them, are in tests/golden/judged*.json.gz, which
 name these by their place. Right answers are not here: `oracles.tasks` finds one for each task.
 """
 

@@ -1,6 +1,6 @@
 """Some 300 answers to all tasks, right, near, wrong and malformed, judged as a learner has to read.
 
-What each is worth is in tests/golden/judged*.json; here is what holds for all of them.
+What each is worth is in tests/golden/judged*.json.gz; here is what holds for all of them.
 """
 
 import re

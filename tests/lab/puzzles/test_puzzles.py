@@ -276,7 +276,7 @@ WRONG = [
     ("partition-and-schedule", "1-24 | | | ; 1f1b", "idle device. Device 2 has 0"),
     ("partition-and-schedule", EVEN + " ; 0F0,0B0;1F0,1B0", "has 2 stages and the model 4"),
 ]
-"""More of them are in tests/golden/judged.json."""
+"""More of them are in tests/golden/judged.json.gz."""
 
 
 @pytest.mark.parametrize(("name", "answer", "words"), WRONG)
