@@ -38,7 +38,7 @@ FORMATS = tuple(_UNDATED)
 """What figures are written as: the ends of their files' names."""
 
 
-def check_figure(path: str | os.PathLike) -> str:
+def check_figure(path: str | os.PathLike[str]) -> str:
     """The format that the name of ``path`` says; a ConfigError if it is none of FORMATS, or if
     there is no such folder; ModuleNotFoundError without matplotlib. It loads nothing and is quick:
     ask before the work begins."""
@@ -57,7 +57,7 @@ def check_figure(path: str | os.PathLike) -> str:
     return kind
 
 
-def save_figure(figure: "Figure", path: str | os.PathLike) -> None:
+def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
     """Write ``figure`` to ``path``, as what its name says; ConfigError as in `check_figure`."""
     kind = check_figure(path)
     if kind == "png" and hasattr(figure, "to_png"):

@@ -19,7 +19,7 @@ _LIMIT = 600
 
 
 def tour(
-    folder: str | os.PathLike = "build/tour",
+    folder: str | os.PathLike[str] = "build/tour",
     *,
     device: str = "auto",
     console: Console | None = None,

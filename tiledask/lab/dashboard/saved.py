@@ -30,7 +30,7 @@ _FEW, _ROW, _LOW_ROW = 12, 44, 24  # pixels of a row in a file: of few, and of m
 _AROUND = 90  # pixels of a figure beside its rows
 
 
-def report(path: str | os.PathLike, *what: Any, title: str = "") -> Path:
+def report(path: str | os.PathLike[str], *what: Any, title: str = "") -> Path:
     """The path of an HTML file that shows ``what``; it loads nothing from anywhere.
 
     what

@@ -29,7 +29,7 @@ def walkthroughs() -> Path:
     return shipped("nbs")
 
 
-def copy_walkthroughs(source: str | os.PathLike, folder: str | os.PathLike) -> list[str]:
+def copy_walkthroughs(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> list[str]:
     """Copy each notebook of ``source`` that ``folder`` lacks; a sentence for what is new in a
     folder that was in use. The pages beside them are the course's own, and written anew.
 
@@ -78,7 +78,7 @@ def _handed_out(folder: Path) -> dict[str, list[str]]:
     }
 
 
-def refresh(folder: str | os.PathLike) -> None:
+def refresh(folder: str | os.PathLike[str]) -> None:
     """None, once no copy in ``folder`` waits for a kernel of yesterday; for when none runs.
 
     What a field leaves in a saved notebook is the number of a widget that ended with its kernel,

@@ -24,7 +24,7 @@ _ROUTE = "/individual-tiledask"
 
 
 def lab_command(
-    folder: str | os.PathLike, arguments: Sequence[str] = ()
+    folder: str | os.PathLike[str], arguments: Sequence[str] = ()
 ) -> tuple[list[str], dict[str, str]]:
     """The command that starts JupyterLab on ``folder``, with ``arguments`` of its own, and its
     environment; the settings that it reads are written.
