@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import tiledask as td
-from golden.store import GoldenSet, digest
+from golden.store import GoldenSet, digest, read
 
 # -- the one place that looks inside ---------------------------------------------------------------
 
@@ -51,8 +51,8 @@ def main(words: list[str]) -> int:
 
 def stored(name: str) -> Callable[[], dict[str, Any]]:
     """Draws the rows that there are: people chose them."""
-    path = Path(__file__).with_name(f"{name}.json")
-    return lambda: {key: row[0] for key, row in json.loads(path.read_text())["rows"].items()}
+    path = Path(__file__).with_name(f"{name}.json.gz")
+    return lambda: {key: row[0] for key, row in read(path)["rows"].items()}
 
 
 # -- questions -------------------------------------------------------------------------------------

@@ -58,15 +58,12 @@ class GoldenSet:
 
     def stored(self) -> dict[str, list[Any]]:
         """Key -> [given, values]."""
-        return self._read()["rows"]
+        return read(self.path)["rows"]
 
     @property
     def alike(self) -> bool:
         """Whether a machine like this one has written the file."""
-        return self._read()["machine"] == machine()
-
-    def _read(self) -> dict[str, Any]:
-        return json.loads(gzip.decompress(self.path.read_bytes()))
+        return read(self.path)["machine"] == machine()
 
     def compute(self, given: Any, cluster: Any = None) -> Any:
         """The values of one row, or the kind of error that they are refused with."""
@@ -81,6 +78,10 @@ class GoldenSet:
         lines = (f"{compact(key)}: {compact(row)}" for key, row in rows.items())
         text = f'{{"machine": "{machine()}", "rows": {{\n' + ",\n".join(lines) + "\n}}\n"
         self.path.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(gzip.decompress(path.read_bytes()))
 
 
 def compact(value: Any) -> str:
