@@ -8,7 +8,7 @@ TESTS ?= tests tiledask nbs/[0-9]*.ipynb
 BIN := .venv/bin
 STAMP := .venv/ready-$(EXTRAS)
 # what hangs outside of a test ends here
-PYTEST := timeout -k 30 3600 env -u PYTHONDONTWRITEBYTECODE OPENBLAS_NUM_THREADS=1 MATPLOTLIBRC=.ci/matplotlibrc \
+PYTEST := timeout -k 30 3600 env -u PYTHONDONTWRITEBYTECODE OPENBLAS_NUM_THREADS=1 'MATPLOTLIBRC=$(CURDIR)/.ci/matplotlibrc' \
 	PYTHONPATH=.ci$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python -m pytest -p kernel_again --nbval-lax --nbval-current-env \
 	--nbval-cell-timeout=240 -n 4 --max-worker-restart=0 --dist loadfile --no-loadscope-reorder
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tiledask.lab.files import atomic_write
+from tiledask.files import atomic_write
 from tiledask.plan.judged import MARKS
 from tiledask.plan.units import format_seconds
 
