@@ -80,16 +80,17 @@ def product_rows(
     tile: int | None,
     algorithm: str = "summa",
 ) -> list[Claim]:
-    """What SUMMA's formula, the plan and the workers say of one product; of other algorithms only
-    the plan and the workers."""
+    """What a formula, the plan and the workers say of one product; the formula of algorithms by
+    which each rank gets once what it lacks of its rows of A and its columns of B."""
     (m, k), n, itemsize = problem.a.shape, problem.b.shape[1], C.dtype.itemsize
     planned, counted = C.traffic
     predicted, measured = C.memory
     formula = messages = None
-    if algorithm == "summa":
-        p, q = C.mesh.shape
+    p, q = C.mesh.shape
+    if algorithm in ("summa", "cannon", "gather"):
         # each rank lacks (q-1)/q of a block row of A and (p-1)/p of a block column of B
         formula = (m * k * (q - 1) + k * n * (p - 1)) * itemsize
+    if algorithm == "summa":
         messages = _messages(k, p, q)
     runtime = max(predicted.by_tensor(place)["runtime"] for place in predicted.places)
     return [

@@ -222,7 +222,7 @@ def _what_would(args: argparse.Namespace, asked: Request, plans: Any, console: A
             would[option] = {"devices": other.devices, "layout": vars(other)}
             some = f"{option}, on {other.devices:,} of the devices"
             lines.append((some, _again(args, asked, **changed)))
-    say(console, "what would fit:")
+    say(console, "what would fit, each the smallest change of its kind:")
     for line, words in lines:
         say(console, f"  {line}{':' * bool(words)}", wrap=True)
         if words:

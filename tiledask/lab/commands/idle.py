@@ -389,7 +389,8 @@ def _show(
     each = "each stage" if made.stages == made.devices else f"each of {made.stages} stages"
     took = f"{_said(times['forward'])} forward, {_said(times['backward'])} backward"
     sent = f"transfers {args.transfers}, {_said(times['latency'])}"
-    say(console, f"Of {each}: {took}; {sent}. More: --explain", wrap=True)
+    more = "" if args.explain else " More: --explain"
+    say(console, f"Of {each}: {took}; {sent}.{more}", wrap=True)
     share = made.stages // made.devices
     if share > 1 and args.order is None and (args.forward, args.backward) == ("1", "2"):
         say(
@@ -453,6 +454,11 @@ def _explain(t: Timeline, known: Known | None, console: Any) -> None:
     ]
     if known:
         lines.append(f"by formula: {_seconds(known.seconds)} = {known.formula} ({known.source})")
-    lines += [f"{t.critical_path!r}", f"{how} transfers: {TRANSFERS[how]}"]
+    if path := t.critical_path:
+        lines.append(
+            f"the path that decides: {len(path.actions)} actions, {_seconds(path.compute)} of "
+            f"compute and {_seconds(path.latency)} of latency, most on {path.binds}"
+        )
+    lines.append(f"{how} transfers: {TRANSFERS[how]}")
     for line in lines:
         say(console, line, wrap=True)
