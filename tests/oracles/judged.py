@@ -1,8 +1,4 @@
-"""What is asked of every exercise: quiet before an answer, and in words why one is none."""
-
-import pytest
-
-from tiledask.lab.judging import UnsolvedError
+"""What a result says of its targets."""
 
 
 def targets(result) -> dict[str, tuple]:
@@ -11,13 +7,3 @@ def targets(result) -> dict[str, tuple]:
 
 def missed(result) -> list[str]:
     return [t.name for t in result.targets if not t.met]
-
-
-def assert_illegal(exercise, answer, words: str) -> None:
-    """``answer`` is refused with these words."""
-    result = exercise.check(answer)
-    assert result.attempted
-    assert not result.legal
-    assert words in result.reason, result.reason
-    with pytest.raises(UnsolvedError):
-        result.require()

@@ -16,7 +16,6 @@ from tiledask.lab.plots.style import PALETTE, ink_on
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.pipelines.footprint import memory_over_time
-from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
@@ -134,7 +133,6 @@ SLOW_END = [  # device 1 takes twice as long, gets a block late, and starts late
     *((0, "B", 0, i, 8 + 6.0 * i, 10 + 6.0 * i) for i in range(2)),
 ]
 EVERY_CAUSE = Timeline.of(2, SLOW_END, origin="measured")
-CROSSED = Schedule.from_text("0F0,0B0,0F1,0B1; 1F0,1F1,1B0,1B1")
 
 
 def held(name: str, devices: int, microbatches: int):

@@ -352,3 +352,10 @@ def test_stars_and_scores():
     assert score(17, **bound).score.endswith("6.2 % above what no answer goes below")
     puzzle = load_puzzle("everything-at-once")  # its yardstick is a search, and the score says so
     assert puzzle.check(puzzle.solve()).score == score(16, **table).score
+
+
+def test_an_order_that_cannot_run_is_drawn_with_what_each_device_waits_for():
+    figure = load_puzzle("order-on-2").draw("0F0,0B0,0F1,0B1; 1F0,1F1,1B0,1B1")
+    (axes,) = figure.axes
+    assert [text.get_gid() for text in axes.texts].count("waits") == 2
+    assert {"wrong 0B0", "wrong 1F1"} <= {patch.get_gid() for patch in axes.patches}
