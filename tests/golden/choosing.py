@@ -7,6 +7,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from oracles.traces import recorded_traces
+
 import tiledask as td
 from golden.plan import CARDS, FRAMEWORKS, case_of, cases, drawn_case, words
 from golden.store import GoldenSet, digest
@@ -268,16 +270,13 @@ def of_file(given: dict[str, Any]) -> Any:
 
 # -- diagnoses of recorded runs --------------------------------------------------------------------
 
-TRACES = Path(__file__).parents[1] / "oracles" / "traces"
-
 
 def traces() -> dict[str, Any]:
-    names = sorted(p.name for p in TRACES.iterdir() if p.suffix not in (".py", ".md"))
-    return {name: {"trace": name} for name in names if name != "__pycache__"}
+    return {name: {"trace": name} for name in recorded_traces()}
 
 
 def diagnosis(given: dict[str, Any]) -> Any:
-    facts = td.diagnose(str(TRACES / given["trace"])).to_dict()
+    facts = td.diagnose(str(recorded_traces()[given["trace"]])).to_dict()
     found = facts["findings"]
     return {
         "makespan": facts["makespan"],

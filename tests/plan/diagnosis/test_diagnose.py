@@ -3,10 +3,10 @@
 import json
 from datetime import datetime, timedelta
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
+from oracles.traces import recorded_traces
 
 import tiledask as td
 from tiledask.errors import ConfigError, PartitionError, ScheduleError
@@ -15,7 +15,6 @@ from tiledask.plan.diagnosis.remedies import every_remedy
 from tiledask.plan.diagnosis.timed import Form, TimedSchedule
 from tiledask.plan.pipelines.timeline import Timeline
 
-TRACES = Path(__file__).parents[2] / "oracles" / "traces"
 ONE_CHUNK = ("naive", "gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2", "zb-auto")
 TWO_CHUNKS = ("interleaved", "looped-bfs", "interleaved-zb", "zb-v", "v-half", "v-min")
 
@@ -466,7 +465,7 @@ RECORDED = {
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", RECORDED)
 def test_the_right_cause_comes_first_in_recorded_traces(name):
-    d = diagnose(TRACES / name)
+    d = diagnose(recorded_traces()[name])
     assert d.cause == RECORDED[name]
     assert sum(c.seconds for c in d.causes) == pytest.approx(d.idle)
     if d.cause == "one at a time":
