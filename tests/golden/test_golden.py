@@ -1,9 +1,12 @@
-"""Every golden value, computed again from what stands beside it.
+"""Golden values, computed again from what stands beside them: a third of the rows each time.
+
+`python -m pytest -p no:nbval -m "" tests/golden` takes all of them.
 
 A difference is a change of what the package answers. If it is meant, `python tests/golden/renew.py`
 writes the new values and says what has changed.
 """
 
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -13,21 +16,26 @@ from golden.sets import SETS
 
 SHOWN = 12
 MOST_BYTES = 400_000
-MARKS = {"": (), "slow": (pytest.mark.slow,)}
-MARKS["cluster"] = (pytest.mark.cluster,)
+MARKS = {"": (), "slow": (pytest.mark.slow,), "cluster": (pytest.mark.cluster,)}
 every = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=MARKS[SETS[name].mark]) for name in SETS]
+    ("name", "step"),
+    [
+        pytest.param(name, step, marks=(*MARKS[SETS[name].mark], *more), id=name + text)
+        for step, more, text in ((3, (), ""), (1, (pytest.mark.slow,), " all"))
+        for name in SETS
+        if step == 1 or SETS[name].mark != "slow"
+    ],
 )
 
 
 @every
-def test_golden_values_are_what_they_were(name, request, one_thread):
+def test_golden_values_are_what_they_were(name, step, request, one_thread):
     one = SETS[name]
     cluster = request.getfixturevalue("cluster") if one.mark == "cluster" else None
     alike = one.alike
     found = [
         (key, *each)
-        for key, (given, values) in one.stored().items()
+        for key, (given, values) in islice(one.stored().items(), 0, None, step)
         for each in store.differences(values, one.compute(given, cluster), exactly=alike)
     ]
     if found:

@@ -13,7 +13,7 @@ from tiledask.tile.memory.pool import Refused
 
 ERRORS = [getattr(errors, name) for name in errors.__all__ if name.endswith("Error")]
 
-FEW = 250 // len(READERS) + 1
+FEW = 80 // len(READERS) + 1
 MANY = 20_000 // len(READERS) + 1
 
 

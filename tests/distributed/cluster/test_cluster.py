@@ -178,6 +178,7 @@ def status_of(address, path, token="", data=None):
         return error.code
 
 
+@pytest.mark.slow
 def test_jupyterlab_and_its_kernels_listen_on_this_machine_only_and_ask_for_a_token(tmp_path):
     """As `tiledask notebooks --lab` and `make lab` start it."""
     pytest.importorskip("jupyterlab", reason="no JupyterLab: pip install 'tiledask[lab]'")

@@ -176,6 +176,7 @@ with pytest.MonkeyPatch.context() as patch:
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_the_pool_counts_what_numpy_itself_traces(recompute):
     """Between instructions no kernel is at work: NumPy has no array that the pool doesn't know."""

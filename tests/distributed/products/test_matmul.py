@@ -202,7 +202,7 @@ SHAPES = [(1, 1, 1), (1, 9, 5), (6, 1, 7), (13, 30, 11), (64, 33, 1)]
 MESHES = [(4,), (1, 4), (2, 2), (3, 1), (2, 1, 2)]
 
 
-@pytest.mark.few(4 * len(MOVING))
+@pytest.mark.few(2 * len(MOVING) + 1)
 @pytest.mark.parametrize("case", range(len(MESHES) * len(SHAPES)))
 @pytest.mark.parametrize("name", MOVING)
 def test_every_algorithm_on_every_mesh(cluster, transport, name, case):

@@ -42,6 +42,7 @@ def drawn(number):
     return model, layout, td.load_cluster(cluster), recipe
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("first", range(0, 24, 4))
 def test_what_is_asked_of_a_large_cluster_is_answered(first):
     for number in range(first, first + 4):
@@ -63,6 +64,7 @@ def test_what_is_asked_of_a_large_cluster_is_answered(first):
             assert all(advice.layout.devices <= cluster.devices for advice in found.advice)
 
 
+@pytest.mark.slow
 def test_the_largest_layouts_and_micro_batches_are_no_crash():
     """Fields at their bounds, 10^8, and what their products would be beyond them."""
     most = MOST_OF_ANY

@@ -134,6 +134,7 @@ def test_memory_binds_where_nothing_fits():
     assert "still nothing fits" in str(found[-1])
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("times", [1.5, 2, 8])
 @pytest.mark.parametrize(
     ("model", "cluster", "options"),
@@ -278,6 +279,7 @@ def test_plans_closer_than_what_they_do_not_share_are_not_told_apart(model, fram
     assert plans.to_dict()["alike"] == len(alike)
 
 
+@pytest.mark.slow
 def test_chunks_that_count_embedding_and_head_are_in_the_space():
     """126 layers in 64 chunks of 2: a layout of the space, to the byte and by the same formula."""
     model, cluster = td.load_model("llama-3.1-405b"), td.load_cluster("1024xH100")

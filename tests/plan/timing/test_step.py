@@ -69,7 +69,7 @@ def test_the_closed_form_stays_near_the_simulator(layers, pp, form, near):
         assert getattr(s, part) == pytest.approx(float(getattr(closed, part)), rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-2-70b"])
 @pytest.mark.parametrize("p", range(2, 9))
 def test_chunks_that_are_not_equal_the_formula_stays_near_the_simulator(name, p):
@@ -93,6 +93,7 @@ def test_chunks_that_are_not_equal_the_formula_stays_near_the_simulator(name, p)
     assert sum(off) / len(off) < 0.005
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("p", [4, 7, 16])
 def test_chunks_that_count_embedding_and_head_the_formula_stays_near_the_simulator(p):
     """Those of a search: none of its stages has more layers for it."""
