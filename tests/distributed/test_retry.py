@@ -108,6 +108,7 @@ LAYOUTS = {
 
 
 @pytest.mark.cluster
+@pytest.mark.few(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_rank_that_is_killed_is_replaced_and_the_training_goes_on(
     cluster, undisturbed, layout, tmp_path

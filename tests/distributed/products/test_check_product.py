@@ -27,12 +27,13 @@ def off_by(slot, key, size, dask_worker):
         block[3, 2] += size
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("dtype", "fault"), [("float64", 1e-9), ("float32", 0.5), ("float16", 50), ("bfloat16", 300)]
 )
 def test_a_product_is_right_and_a_planted_fault_is_seen_in_its_row(cluster, dtype, fault):
     A, B = drawn(cluster, 60, 50, 40, dtype)
-    for algorithm in ("summa", "cannon", "row_parallel"):
+    for algorithm in ("summa", "row_parallel"):
         C = td.matmul(A, B, algorithm=algorithm)
         assert td.check_product(A, B, C, seed=1)
     cluster.run(off_by, 3, str(C.blocks[3].key), fault)

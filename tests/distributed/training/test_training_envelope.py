@@ -88,7 +88,7 @@ OVERFLOWS = [
 ]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("which", ["first", "last"])
 @pytest.mark.parametrize(("layout", "model"), OVERFLOWS, ids=str)
 def test_an_overflow_of_one_rank_leaves_the_step_out_on_all(monkeypatch, layout, model, which):

@@ -83,6 +83,7 @@ def test_fifty_steps_of_every_layout(shape):
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_on_eight_workers():
     with td.start_cluster(workers=8, device="cpu", quiet=True) as cluster:
         got = check(
@@ -105,7 +106,7 @@ def single(name):
     return train(DEEP[name], TEXT, (1, 1, 1), rule=RULE, **options)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("model", DEEP)
 @pytest.mark.parametrize("name", [*td.schedules])
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Every family against the parameters that transformers itself counts."""
 
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,9 @@ def model_of(config):
 
 # what transformers itself counts; its version stands in the files
 COUNTS = json.loads(
-    Path(__file__).parents[2].joinpath("oracles/transformers_counts.json").read_text()
+    gzip.decompress(
+        Path(__file__).parents[2].joinpath("oracles/transformers_counts.json.gz").read_bytes()
+    )
 )
 
 

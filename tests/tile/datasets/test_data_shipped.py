@@ -1,5 +1,6 @@
 """The shipped text and pictures: what they are, where they come from, and batches by rank."""
 
+import gzip
 import pickle
 
 import numpy as np
@@ -24,7 +25,10 @@ def test_a_text_is_sent_in_a_byte_a_character():
 
 def test_text_and_numbers_are_the_same():
     text = td.load_text("tales")
-    assert text.decode(text.ids) == data_file("text", "tales.txt").read_text("utf-8")
+    assert (
+        text.decode(text.ids)
+        == gzip.decompress(data_file("text", "tales.txt.gz").read_bytes()).decode()
+    )
     np.testing.assert_array_equal(
         text.encode("Now Ida"), [text.characters.index(c) for c in "Now Ida"]
     )

@@ -310,6 +310,7 @@ def _settings(threads: int, dashboard_port: int) -> dict[str, Any]:
     """Dask settings under which pinned work stays where it was put."""
     websockets = "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin"
     environ, preload = "distributed.nanny.pre-spawn-environ", "distributed.scheduler.preload"
+    routes = "distributed.scheduler.http.routes"
     # for what Dask does by the clock in every process, where nobody chose others
     intervals: dict[str, Any] = {
         "distributed.worker.profile.enabled": PROFILED,
@@ -325,6 +326,8 @@ def _settings(threads: int, dashboard_port: int) -> dict[str, Any]:
         "distributed.comm.timeouts.tcp": "15s",
         preload: [*dask.config.get(preload), PAGE_MODULE],
         websockets: origins(dashboard_port),
+        # workers have no pages of their own to pass on, and what would do it takes long to load
+        routes: [each for each in dask.config.get(routes) if each != "distributed.http.proxy"],
         environ: {**dask.config.get(environ), **dict.fromkeys(BLAS_THREADS, str(threads))},
         **{
             name: interval

@@ -1,5 +1,6 @@
 """Text as numbers: a character each, and batches that any rank can draw its part of."""
 
+import gzip
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -110,7 +111,7 @@ class Text:
 
 def texts() -> tuple[str, ...]:
     """Names of the shipped texts."""
-    return tuple(sorted(path.stem for path in data_file("text").glob("*.txt")))
+    return tuple(sorted(path.name[:-7] for path in data_file("text").glob("*.txt.gz")))
 
 
 @lru_cache(maxsize=8)
@@ -120,13 +121,14 @@ def load_text(name: str | os.PathLike[str]) -> Text:
     >>> load_text("tales")
     Text('tales', 173,179 of 50 characters, best loss 0.1419)
     """
-    path, floor = Path(name), None
-    if str(name) in texts():
-        path = data_file("text", f"{name}.txt")
+    path, floor, shipped = Path(name), None, str(name) in texts()
+    if shipped:
+        path = data_file("text", f"{name}.txt.gz")
         about = data_file("text", f"{name}.json")
         floor = read(about).number("nats_per_character") if about.exists() else None
     try:
-        content = path.read_bytes().decode("utf-8")
+        whole = path.read_bytes()
+        content = (gzip.decompress(whole) if shipped else whole).decode("utf-8")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"a text is one of {', '.join(texts())}, or a file in UTF-8; {str(name)!r} is not "
@@ -139,4 +141,4 @@ def load_text(name: str | os.PathLike[str]) -> Text:
     ids = np.searchsorted(np.array([ord(c) for c in characters], np.uint32), points)
     ids = ids.astype(np.int32)
     ids.flags.writeable = False
-    return Text(path.stem, characters, ids, floor)
+    return Text(path.stem.removesuffix(".txt"), characters, ids, floor)
