@@ -187,7 +187,7 @@ def training(given: dict[str, Any]) -> Any:
         model, text, tuple(given["ranks"]), **told | {"folder": None, "save_every": None}
     )
     found = losses_of(done, prod(given["ranks"]), precise)
-    # ranks tell each other what they wrote with its checksums, which have as many digits as they have
+    # ranks tell each other the checksums of what they wrote, and the numbers of their digits differ
     found[MACHINE] = [found[MACHINE], found.pop("calls")]
     same = all((w == done.weights[n]).all() for n, w in straight.weights.items())
     return found | {"first": done.first, "same bits": same, "elsewhere": other.losses}
