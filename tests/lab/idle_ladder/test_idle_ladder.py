@@ -11,7 +11,7 @@ import tiledask as td
 from tiledask.cli import main
 from tiledask.errors import ConfigError
 from tiledask.lab.idle_ladder import LEVELS
-from tiledask.lab.idle_ladder.gaps import gaps_of
+from tiledask.lab.idle_ladder.pipelines import gaps_of
 from tiledask.lab.learner.kept import TASKS, here
 from tiledask.lab.tasks.terminal import _letters
 
@@ -89,14 +89,46 @@ def test_other_levels_and_seeds_are_refused():
     assert td.tasks.idle_level(3, 3).lines == level(3, 3).lines
 
 
+def test_the_timetable_is_stairs_down_and_up_again():
+    for seed in range(20):
+        task = level(1, seed)
+        took = [
+            [row.count(word) for row in (f.right for f in task.fields)] for word in ("F0", "B0")
+        ]
+        for w, field in enumerate(task.fields):
+            above, under = sum(took[0][:w]), sum(took[0][w + 1 :]) + sum(took[1][w + 1 :])
+            row = ["."] * above + ["F0"] * took[0][w] + ["."] * under + ["B0"] * took[1][w]
+            assert list(field.right) == row + ["."] * sum(took[1][:w])
+
+
+def test_who_waits_is_not_at_work_and_needs_what_its_neighbour_makes():
+    for seed in range(40):
+        task = level(2, seed)
+        run = task.runs[0].timeline
+        for field in task.fields:
+            w, t = int(field.what.split()[1]) - 1, float(field.what.split()[3])
+            mine = run.device == w
+            later = run.kind[mine & (run.start > t)].tolist()
+            right = "done" if not later else f"{w if later[0] == 'F' else w + 2}"
+            assert field.right == ("works" if run.state(w, t) != "idle" else right)
+
+
 def test_a_gap_in_the_middle_is_a_neighbours_or_the_ways():
-    """With equal stages and blocks that take no time, 1F1B has none there."""
-    for p, m in ((2, 4), (3, 5), (4, 8), (5, 6)):
-        run = td.simulate("1f1b", p, m)
-        for w in range(p):
-            first = run.end[(run.device == w) & (run.kind == "B")].min()
-            last = run.start[(run.device == w) & (run.kind == "F")].max()
-            assert not [gap for gap in gaps_of(run, w) if first <= gap.start and gap.end <= last]
+    words = r". worker (\d), (\S+) s, then (\w+): worker (\d) finished it at (\S+) s, "
+    middle = re.compile(words + r"and the gap began at (\S+) s; .*: (\w+)")
+    for seed in range(20):
+        task = level(11, seed)
+        run, found = task.runs[0].timeline, [middle.fullmatch(line) for line in task.lines]
+        assert {match[7] for match in found if match} == {"transfer", "imbalance"}
+        for worker, took, action, other, made, began, cause in (m.groups() for m in found if m):
+            assert run.state(int(other) - 1, float(made) - 0.5) == action
+            assert run.state(int(worker) - 1, float(began) + float(took) + 0.5) == action
+            assert (cause == "transfer") == (float(made) <= float(began))
+    run = td.simulate("1f1b", 4, 8)  # equal stages, no transfers: none in the middle
+    for w in range(4):
+        first = run.end[(run.device == w) & (run.kind == "B")].min()
+        last = run.start[(run.device == w) & (run.kind == "F")].max()
+        assert not [gap for gap in gaps_of(run, w) if first <= gap.start and gap.end <= last]
 
 
 # -- what people type ----------------------------------------------------------------------------
@@ -125,9 +157,6 @@ def test_blanks_commas_and_semicolons_part_the_words_of_level_2_alike():
         named = re.sub(r"(\d)", r"worker \1", "; ".join(rows))
         for answer in ("; ".join(rows), "\n".join(rows), " ".join(rows), rows, named):
             assert task.result(answer).stars == 3, (seed, answer, task.result(answer).reason)
-        if any(word.isdigit() for word in words):
-            shifted = re.sub(r"\d", lambda m: f"{int(m[0]) - 1}", worked(task))
-            assert "you counted workers from 0" in task.result(shifted).reason
 
 
 def test_a_timetable_in_many_forms():
@@ -159,6 +188,12 @@ def test_a_timetable_in_many_forms():
         (3, "1, 2", "4 are asked for: the seconds of workers 1 to 4"),
         (3, "1, 2, x, 4", "worker 3's idle time is a number of seconds, as in 6 s or 6; got 'x'"),
         (3, "0: 1, 1: 2, 2: 3, 3: 4", "you counted workers from 0; here they count from 1"),
+        (2, "0 " * 10, "you counted workers from 0"),
+        (
+            1,
+            ". " + "F0 " * 17 + "; 18x.; 18x.; 18x.",
+            "slot 1 of worker 1 is the first that is off",
+        ),
         (3, "15, 42, 24, 39", "that is how long worker 1 works"),
         (3, "30, 42, 24, 40", "worker 4's idle time is not 40 s: too high, near"),
         (3, "30, 42, 240, 39", "worker 3's idle time is not 240 s: too high, far"),
@@ -213,39 +248,17 @@ def test_forgotten_transfers_and_costs_are_recognised():
         assert "without any waiting" in task.result(f"{m}, {busy[0]} s").reason
 
 
-def test_the_first_slot_that_is_off_is_named_with_its_reason():
-    task = level(1)
-    rows = [list(field.right) for field in task.fields]
-    both = [[*rows[0]], [rows[0][0], *rows[1][1:]], *rows[2:]]
-    assert "worker 2 has F0 while worker 1 works too" in task.result(both).reason
-    late = [[".", *rows[0][:-1]], *rows[1:]]
-    said = task.result(late).reason
-    assert "slot 1 is the first that is off: worker 1 idles there with all that it needs" in said
-    assert "the last worker stands in the first line" in task.result(rows[::-1]).reason
-
-
-def test_two_stars_are_for_a_rounded_share_and_for_nearly_the_best_number():
-    for seed in range(50):
-        task = level(7, seed)
-        end, idle, _ = worked(task).split(", ")
-        percent = 100 * task.runs[0].timeline.bubble_fraction
-        off = abs(round(percent) / percent - 1)
-        stars = task.result(f"{end}, {idle}, {round(percent)} %").stars
-        assert stars == (3 if off <= 2e-3 else 2 if off <= 2e-2 else 0), (seed, percent)
+def test_a_share_may_be_rounded_and_a_number_nearly_the_best_is_two_stars():
     assert worked(level(5)) == "525 s, 5/6"
-    result = level(5).result("525 s, 83 %")
-    assert result.reason == "Right, rounded: the third star takes 5/6 or 83.33 %."
-    assert "rounded off" not in f"{result.reason} {result.score} {result._repr_html_()}"
+    assert [level(5).result(f"525 s, {share}").stars for share in ("83 %", "81 %")] == [3, 0]
     found = set()
-    for seed in range(50):
+    for seed in range(20):
         task = level(9, seed)
         best = task.fields[1].right
         for line in task.lines[:6]:  # "m = 4: (4 + 5) x ... = 99 s"
             m, own = re.search(r"m = (\d+):", line)[1], float(line.split()[-2])
             result = task.result(f"{m}, {own} s")
             assert result.stars == (3 if own <= best + 1e-3 else 2 if own <= 1.05 * best else 1)
-            shown = f"{result.reason} {result._repr_html_()}"
-            assert ("every target is met" in shown) == (result.stars == 3)
             close = f"Close: {100 * (own / best - 1):.0f} % slower than the best m."
             assert (result.reason == close) == (result.stars == 2)
             assert result.stars == 3 or f"{best:g}" not in result.reason
@@ -256,47 +269,26 @@ def test_two_stars_are_for_a_rounded_share_and_for_nearly_the_best_number():
 # -- drawn, and in a terminal ----------------------------------------------------------------------
 
 
-def words_in(figure, gid=None):
-    """The words in a figure, or those of one mark."""
-    texts = [text for axes in figure.axes for text in axes.texts]
-    return [text.get_text() for text in texts if gid in (None, text.get_gid())]
-
-
 @pytest.mark.few(3)
 @pytest.mark.parametrize("number", LEVELS)
 def test_every_level_is_drawn_empty_wrong_and_right(number):
     task, stale = level(number, 5), level(number, 6)
     for answer in (None, "x"):
-        assert set(words_in(task.draw(answer))) == {"?"}  # and nothing of the run
+        figure = task.draw(answer)
+        assert {text.get_text() for text in figure.axes[0].texts} == {"?"}  # nothing of the run
     for answer in (worked(stale), worked(task)):
         figure = task.draw(answer)
         assert figure.to_png()[:4] == b"\x89PNG"
         assert figure.axes[0].get_yticklabels()[0].get_text() != "device 1"
 
 
-def test_what_is_off_is_marked_in_its_place():
-    task = level(1, 5)
-    rows = [list(field.right) for field in task.fields]
-    slots = len(rows[0])
-    for row in (1, 2):  # two are off, and the first is framed
-        rows[row][-row] = "B0" if rows[row][-row] != "B0" else "F0"
-    patches = task.draw(rows).axes[0].patches
-    (frame,) = (p for p in patches if str(p.get_gid()).startswith("wrong"))
-    assert (frame.get_x(), round(frame.get_y())) == (slots - 2, 2)
-
+def test_the_first_field_that_is_off_has_a_frame():
     task = level(3, 5)
     right = task.runs[0].timeline.idle_per_device
-    figure = task.draw([right[0], right[1] + 1, *right[2:]])
-    assert words_in(figure, "wrong") == [f"not {right[1] + 1:g} s: too high, near"]
-    (mark,) = (t for t in figure.axes[0].texts if t.get_gid() == "wrong")
-    assert mark.get_position()[1] == 1
-
-    task = level(11, 5)  # of words the first that is off alone
-    swapped = ["drain" if field.right != "drain" else "warm-up" for field in task.fields]
-    assert words_in(task.draw(swapped), "wrong") == [f"not {swapped[0]!r}"]
-    task = level(9, 5)  # the given number and no side of it
-    m = 16 if task.fields[0].right < 16 else 1
-    assert words_in(task.draw(f"{m}, 5 s"), "wrong") == [f"{m}", "5 s"]
+    (axes,) = task.draw([right[0], right[1] + 1, *right[2:]]).axes
+    (frame,) = (p for p in axes.patches if str(p.get_gid()).startswith("wrong"))
+    assert round(frame.get_y()) == 1
+    assert f"{right[1] + 1:g} s" in [text.get_text() for text in axes.texts]
 
 
 def run(capsys, *words):
@@ -304,6 +296,7 @@ def run(capsys, *words):
     return code, json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("number", LEVELS)
 def test_a_level_is_shown_and_judged_in_a_terminal(capsys, number):
     task, name = level(number, 7), f"idle-{number}"
@@ -322,15 +315,13 @@ def test_a_level_is_shown_and_judged_in_a_terminal(capsys, number):
     assert right["working"][-1] == f"Answer: {answer}"
 
 
-def test_hints_one_by_one_lead_to_the_working(capsys, monkeypatch, tmp_path):
+def test_the_last_hint_leads_to_the_working(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     for number in (1, 2, 3):
         assert main(["puzzle", "idle-4", "--hint"]) == 0
         shown = " ".join(capsys.readouterr().out.split())
         assert f"Hint {number} of 3" in shown
-        assert ("Answer: " in shown) == (number == 3)
-    assert "worker 1 F" in shown
-    assert f"Answer: {worked(level(4))}" in shown
+        assert (f"Answer: {worked(level(4))}" in shown) == (number == 3)
 
 
 def test_a_run_too_long_for_letters_is_told_in_a_line_per_worker():
@@ -341,13 +332,3 @@ def test_a_run_too_long_for_letters_is_told_in_a_line_per_worker():
     idle = [float(re.search(r"(\S+) s idle", row)[1]) for row in rows]
     assert idle == pytest.approx(list(timeline.idle_per_device), rel=1e-5)
     assert last.endswith("too long for letters; --figure FILE draws it")
-
-
-def test_requests_that_make_no_sense(capsys):
-    for words, why in (
-        (["idle-13"], "levels 1 to 12, got 13"),
-        (["4", "--seed", "3"], "a seed draws the numbers of idle-1 to idle-12, not of '4'"),
-        (["idle-3", "--seed", "-1"], "seed must be a whole number of 0 or more"),
-    ):
-        assert main(["puzzle", *words]) == 2
-        assert why in " ".join(capsys.readouterr().err.split())

@@ -9,8 +9,7 @@ The simulator says what is right; the working is worked out without it, and a te
 agree.
 
 one_batch     levels 1 to 6: who does what, who waits, idle time in seconds
-pipelines     levels 7 to 10 and 12: how many micro-batches; a slow stage
-gaps          level 11: which gap is which
+pipelines     levels 7 to 12: how many micro-batches; a slow stage; which gap is which
 level         IdleLevel: the fields to fill in, who judges them, the working
 figures       the fields drawn, and the runs
 """
@@ -21,7 +20,6 @@ from typing import Any
 
 from tiledask.errors import ConfigError
 from tiledask.lab.idle_ladder import one_batch, pipelines
-from tiledask.lab.idle_ladder.gaps import which_gap_is_which
 from tiledask.lab.idle_ladder.level import IdleLevel
 from tiledask.plan.whole import is_whole, whole_number
 
@@ -38,7 +36,7 @@ LEVELS: dict[int, tuple[str, Callable[[dict[str, Any], Random], IdleLevel]]] = {
     8: ("Micro-batches for a target", pipelines.fewest_for_a_share),
     9: ("The best number of micro-batches", pipelines.best_with_overhead),
     10: ("One slow stage", pipelines.one_slow_stage),
-    11: ("Which gap is which", which_gap_is_which),
+    11: ("Which gap is which", pipelines.which_gap_is_which),
     12: ("Backwards from utilisation", pipelines.which_microbatches),
 }
 """Level -> its title, and what draws its numbers."""
@@ -49,8 +47,7 @@ def idle_level(level: int, seed: int = 0) -> IdleLevel:
 
     ConfigError for another level. Equal seeds give equal numbers on every machine.
 
-    >>> task = idle_level(3, seed=7)
-    >>> task.check("9 s").reason[:43]
+    >>> idle_level(3, seed=7).check("9 s").reason[:43]
     'Not an answer: 3 are asked for: the seconds'
     """
     if not is_whole(level) or level not in LEVELS:

@@ -1,11 +1,12 @@
-"""Levels 7 to 10 and 12: micro-batches; two triangles, a target, the best number, a slow stage."""
+"""Levels 7 to 12: micro-batches; two triangles, a target, the best number, a slow stage, gaps."""
 
 import math
-from collections.abc import Sequence
 from fractions import Fraction
 from functools import cache
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.lab.idle_ladder.level import (
@@ -27,16 +28,24 @@ from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.units import format_percent
 
-__all__ = [
-    "best_with_overhead",
-    "fewest_for_a_share",
-    "one_slow_stage",
-    "triangles",
-    "which_microbatches",
-]
+__all__ = ["best_with_overhead", "fewest_for_a_share", "one_slow_stage", "triangles"]
+__all__ += ["gaps_of", "which_gap_is_which", "which_microbatches"]
 
-_NAMES = {"gpipe": "GPipe", "1f1b": "1F1B"}
 _TIMES = ((1, 1), (1, 2), (2, 2), (2, 4), (2, 3), (1, 3), (3, 6))
+_TINY = 1e-9
+"""Seconds: rounding of sums."""
+_CAUSES = {
+    "warm-up": "warm.?(ing.?)?up|ramp.?up|fill(ing)?",
+    "transfer": "transfers?|wait.*transfer|communication|latency|send(ing)?",
+    "imbalance": "imbalanced?|unbalanced|uneven|slow stage",
+    "drain": "drain(ing|ed)?|cool.?down|ramp.?down",
+}
+"""Why a worker is idle -> what else people call it."""
+_UNEVEN = (
+    *((2, 1, 2), (3, 2, 3), (1, 2, 1, 2), (2, 1, 2, 1), (2, 2, 1, 2), (2, 3, 2, 3)),
+    *((3, 2, 1, 2), (3, 2, 1, 3), (3, 2, 3, 1), (3, 2, 3, 2), (3, 3, 2, 3)),
+)
+"""Forwards, over the time of a transfer, that often leave gaps of all kinds."""
 
 
 @cache
@@ -50,53 +59,53 @@ def triangles(head: dict[str, Any], rng: Random) -> IdleLevel:
     name, p, m = rng.choice(("gpipe", "1f1b")), rng.randint(2, 5), rng.randint(2, 10)
     F, B = rng.choice(_TIMES)
     run = simulate(schedule(name, p, m), F, B)
+    name = {"gpipe": "GPipe", "1f1b": "1F1B"}[name]
     T, ramp = m * (F + B), (p - 1) * (F + B)
-    share = Fraction(ramp, ramp + T)
+    share, steps = Fraction(ramp, ramp + T), "count the steps down: between p workers are p - 1"
     end = (
         (T, "that is the work of one worker, without any waiting"),
         (p * T, "that would be one worker after the other"),
-        (T + p * (F + B), "count the steps down: between p workers are p - 1"),
+        (T + p * (F + B), steps),
     )
     idle = (
         ((p - 1) * F, "that is the triangle at the start; another is at the end"),
         ((p - 1) * B, "that is the triangle at the end; another is at the start"),
-        (p * (F + B), "count the steps down: between p workers are p - 1"),
+        (p * (F + B), steps),
         (run.idle, "that is the idle time of all workers together"),
     )
     fields = (
-        Asked("the end", run.makespan, wrong=end),
-        Asked("the idle time of a worker", run.idle_per_device[0], wrong=idle),
+        Asked("the end", run.makespan, end),
+        Asked("the idle time of a worker", run.idle_per_device[0], idle),
         idle_share(run),
     )
     page = f"""
-        Q: {p} equal stages, one on each worker, and {m} micro-batches under {_NAMES[name]}; a
-           forward takes {F} s, a backward {B} s, transfers nothing. Give three numbers: after how
-           many seconds all is done, how long each worker is idle, and the idle share of all
-           worker-time.
-        A: two numbers of seconds and a share, for example '30 s, 7 s, 25 %'
-        H: Draw the first micro-batch's way down to the last worker and the last one's way back up:
-           two triangles of waiting.
-        H: The last worker waits until the first micro-batch has come down {p - 1}
-           worker{"s" * (p > 2)}, then works without a break, then waits while the last gradient
-           goes up. All wait equally long.
-        H: Idle per worker: (p - 1) (F + B). Work per worker: m (F + B), with F + B = {F + B} s. The
-           end is their sum, the share is idle over that sum.
-        W: Each worker works {m} x ({F} + {B}) = {T} s
-        W: Worker {p} waits {p - 1} x {F} s for its first forward and {p - 1} x {B} s after its last
-           backward: {p - 1} x ({F} + {B}) = {ramp} s
-        W: The others wait as long: what is less at the ends is more in between, {ramp} s
-        W: The end: {T} + {ramp} = {T + ramp} s; the share: {ramp}/{T + ramp} = {share}
-        W: Answer: {T + ramp} s, {ramp} s, {share}
+    Q: {p} equal stages, one on each worker, and {m} micro-batches under {name}; a forward takes
+       {F} s, a backward {B} s, transfers nothing. Give three numbers: after how many seconds all
+       is done, how long each worker is idle, and the idle share of all worker-time.
+    A: two numbers of seconds and a share, for example '30 s, 7 s, 25 %'
+    H: Draw the first micro-batch's way down to the last worker and the last one's way back up:
+       two triangles of waiting.
+    H: The last worker waits until the first micro-batch has come down {p - 1}
+       worker{"s" * (p > 2)}, then works without a break, then waits while the last gradient
+       goes up. All wait equally long.
+    H: Idle per worker: (p - 1) (F + B). Work per worker: m (F + B), with F + B = {F + B} s. The
+       end is their sum, the share is idle over that sum.
+    W: Each worker works {m} x ({F} + {B}) = {T} s
+    W: Worker {p} waits {p - 1} x {F} s for its first forward and {p - 1} x {B} s after its last
+       backward: {p - 1} x ({F} + {B}) = {ramp} s
+    W: The others wait as long: what is less at the ends is more in between, {ramp} s
+    W: The end: {T} + {ramp} = {T + ramp} s; the share: {ramp}/{T + ramp} = {share}
+    W: Answer: {T + ramp} s, {ramp} s, {share}
     """
-    return level_of(head, page, fields, Run(f"{_NAMES[name]}, {p} workers, {m} micro-batches", run))
+    return level_of(head, page, fields, Run(f"{name}, {p} workers, {m} micro-batches", run))
 
 
 def fewest_for_a_share(head: dict[str, Any], rng: Random) -> IdleLevel:
     """m for a target idle share."""
-    p, target = rng.randint(3, 9), rng.choice((10, 12, 15, 20, 25, 30, 35, 40))
-    share, wanted, most = Fraction(target, 100), target / 100, 200
-    rounds = (p - 1) / share
-    exact, m = num(float(rounds)), math.ceil(rounds) - (p - 1)
+    p, percent, most = rng.randint(3, 9), rng.choice((10, 12, 15, 20, 25, 30, 35, 40)), 200
+    share, wanted = Fraction(percent, 100), percent / 100
+    rounds = num(float((p - 1) / share))
+    exact, m = num(float((p - 1) / share) - p + 1), math.ceil((p - 1) / share) - (p - 1)
     left, fewer = (format_percent((p - 1) / (n + p - 1)) for n in (m, m - 1))
     least = next(n for n in range(1, most) if one_f_one_b(p, n).bubble_fraction <= wanted + 1e-9)
 
@@ -113,23 +122,23 @@ def fewest_for_a_share(head: dict[str, Any], rng: Random) -> IdleLevel:
         ]
 
     page = f"""
-        Q: {p} equal stages, one on each worker, run 1F1B; a backward takes twice as long as a
-           forward, transfers nothing. At most {target} % of all worker-time may be idle. How many
-           micro-batches does that need? Give the fewest.
-        A: a whole number, for example '150'
-        H: Each worker waits for p - 1 micro-batches' time, however many there are.
-        H: So m rounds of work stand beside p - 1 rounds of waiting: the idle share is
-           (p - 1) / (m + p - 1).
-        H: {p - 1} / (m + {p - 1}) must be at most {share}. Then m + {p - 1} is at least {p - 1}
-           divided by {share}; a fraction is rounded up.
-        W: Each worker waits {p} - 1 = {p - 1} rounds of F + B
-        W: {p - 1} / (m + {p - 1}) is at most {share}, so m + {p - 1} is at least
-           {p - 1} / ({share}) = {exact}
-        W: m is at least {exact} - {p - 1} = {num(float(rounds) - p + 1)}, and whole: {m}
-        W: With {m}: {left} idle; with {m - 1}: {fewer}
-        W: Answer: {m}
+    Q: {p} equal stages, one on each worker, run 1F1B; a backward takes twice as long as a
+       forward, transfers nothing. At most {percent} % of all worker-time may be idle. How many
+       micro-batches does that need? Give the fewest.
+    A: a whole number, for example '150'
+    H: Each worker waits for p - 1 micro-batches' time, however many there are.
+    H: So m rounds of work stand beside p - 1 rounds of waiting: the idle share is
+       (p - 1) / (m + p - 1).
+    H: {p - 1} / (m + {p - 1}) must be at most {share}. Then m + {p - 1} is at least {p - 1}
+       divided by {share}; a fraction is rounded up.
+    W: Each worker waits {p} - 1 = {p - 1} rounds of F + B
+    W: {p - 1} / (m + {p - 1}) is at most {share}, so m + {p - 1} is at least
+       {p - 1} / ({share}) = {rounds}
+    W: m is at least {rounds} - {p - 1} = {exact}, and whole: {m}
+    W: With {m}: {left} idle; with {m - 1}: {fewer}
+    W: Answer: {m}
     """
-    fields, run = [Asked("the number of micro-batches", least, COUNT)], one_f_one_b(p, m)
+    fields, run = [Asked("the number of micro-batches", least, unit=COUNT)], one_f_one_b(p, m)
     return level_of(head, page, fields, Run(f"1F1B, {p} workers", run), targets=targets)
 
 
@@ -144,29 +153,25 @@ def best_with_overhead(head: dict[str, Any], rng: Random) -> IdleLevel:
         second = sorted(times.values())[1]
         if m not in (options[0], options[-1]) and second > 1.01 * times[m]:
             break
-
-    @cache
-    def run(m: int) -> Timeline:
-        return simulate(schedule("1f1b", p, m), F / m + o, 2 * F / m + o)
+    runs = {k: simulate(schedule("1f1b", p, k), F / k + o, 2 * F / k + o) for k in options}
+    best = min(run.makespan for run in runs.values())
 
     def targets(given: list[Any]) -> list[Target]:
         if given[0] not in options:
             raise ConfigError(f"the batch is cut into {listed(options)} parts; got {given[0]:g}")
-        k, seconds = int(given[0]), given[1]
-        own, best = run(k).makespan, min(run(each).makespan for each in options)
+        k, own = int(given[0]), runs[given[0]].makespan
         wrong = (
             ((k + p - 1) * T / k, "that is without the cost of an action"),
             ((k + p - 1) * (T / k + o), "a round has two actions, and each costs extra"),
             (k * (T / k + 2 * o), "that is the work of one worker, without any waiting"),
         )
-        off = not math.isclose(seconds, own, rel_tol=1e-3)
-        time = Asked(f"with {k} micro-batches the time", own, wrong=wrong)
-        late = f"{k} is not the best number; others end the batch more than 5 % sooner"
+        off = not math.isclose(given[1], own, rel_tol=1e-3)
+        time = Asked(f"with {k} micro-batches the time", own, wrong)
+        far = (f"{k} is not the best number; others end the batch more than 5 % sooner",)
         close = f"Close: {100 * (own / best - 1):.0f} % slower than the best m"
-        least, far = 1.05 * best, (late,)
         return [
-            Target(WRONG, 0, int(off), 0, remarks=(time.remark(seconds),)),
-            Target("seconds for the batch", least, own, best, "", True, far, almost=close),
+            Target(WRONG, 0, int(off), 0, remarks=(time.remark(given[1]),)),
+            Target("seconds for the batch", 1.05 * best, own, best, "", True, far, almost=close),
         ]
 
     sums = "\n".join(
@@ -175,26 +180,26 @@ def best_with_overhead(head: dict[str, Any], rng: Random) -> IdleLevel:
         for k in options
     )
     page = f"""
-        Q: {p} equal stages run 1F1B. The whole batch takes a stage {F} s forward and {2 * F} s
-           back; cut into m micro-batches, each takes 1/m of that, and every action costs {o:g} s
-           more, however small it is. Transfers take nothing. Which m of {listed(options)} ends the
-           batch first, and after how many seconds?
-        A: the micro-batches and the seconds, for example '4, 91.7 s'
-        H: More micro-batches shorten the wait, and pay the cost of an action more often: the best
-           is somewhere between.
-        H: m + p - 1 rounds, and a round is a forward and a backward: both cost extra.
-        H: (m + {p - 1}) ({T}/m + 2 x {o:g}) seconds: for m = 1 that is {p} x {num(T + 2 * o)} =
-           {num(times[1])}. Work out the others; the best has about as much waiting as extra cost.
-        {sums}
-        W: The least is {num(times[m])} s, at m = {m}; there a worker waits {p - 1} x
-           {num(T / m + 2 * o)} = {num((p - 1) * (T / m + 2 * o))} s
-        W: Answer: {m}, {num(times[m])} s
+    Q: {p} equal stages run 1F1B. The whole batch takes a stage {F} s forward and {2 * F} s
+       back; cut into m micro-batches, each takes 1/m of that, and every action costs {o:g} s
+       more, however small it is. Transfers take nothing. Which m of {listed(options)} ends the
+       batch first, and after how many seconds?
+    A: the micro-batches and the seconds, for example '4, 91.7 s'
+    H: More micro-batches shorten the wait, and pay the cost of an action more often: the best
+       is somewhere between.
+    H: m + p - 1 rounds, and a round is a forward and a backward: both cost extra.
+    H: (m + {p - 1}) ({T}/m + 2 x {o:g}) seconds: for m = 1 that is {p} x {num(T + 2 * o)} =
+       {num(times[1])}. Work out the others; the best has about as much waiting as extra cost.
+    {sums}
+    W: The least is {num(times[m])} s, at m = {m}; there a worker waits {p - 1} x
+       {num(T / m + 2 * o)} = {num((p - 1) * (T / m + 2 * o))} s
+    W: Answer: {m}, {num(times[m])} s
     """
     fields = (
-        Asked("the number of micro-batches", m, COUNT),
-        Asked("the time for the batch", run(m).makespan),
+        Asked("the number of micro-batches", m, unit=COUNT),
+        Asked("the time for the batch", runs[m].makespan),
     )
-    return level_of(head, page, fields, Run(f"1F1B, {p} workers", run(m)), targets=targets)
+    return level_of(head, page, fields, Run(f"1F1B, {p} workers", runs[m]), targets=targets)
 
 
 def one_slow_stage(head: dict[str, Any], rng: Random) -> IdleLevel:
@@ -202,72 +207,152 @@ def one_slow_stage(head: dict[str, Any], rng: Random) -> IdleLevel:
     p, m, F = rng.choice((3, 4)), rng.randint(4, 8), rng.choice((1, 2))
     k, slow = rng.randrange(p), F * rng.choice((2, 3))
     forward = [slow if w == k else F for w in range(p)]
-    backward = [2 * f for f in forward]
-    run = simulate(schedule("1f1b", p, m), forward, backward)
-    # micro-batch 0 goes down and comes back while the slow worker does its forwards in advance
-    behind, ahead = (p - 1 - k) * 3 * F, (p - 1 - k) * slow
-    inside = max(0, behind - ahead)
-    waits = sum(forward[:k]) + inside + sum(backward[:k])
-    work, other_work = m * 3 * slow, m * 3 * F
+    run = simulate(schedule("1f1b", p, m), forward, [2 * f for f in forward])
     other = rng.choice([w for w in range(p) if w != k])
-    end, last = work + waits, k == p - 1
-    waited = f"it waits {behind} - {ahead} = {inside} s" if inside else "no wait"
+    # micro-batch 0 goes down and comes back while the slow worker does its forwards in advance
+    behind, ahead, last = (p - 1 - k) * 3 * F, (p - 1 - k) * slow, k == p - 1
+    down, up, inside = total([F] * k), total([2 * F] * k), max(0, behind - ahead)
+    work, waits, fast = m * 3 * slow, 3 * F * k + inside, m * 3 * F
+    end, waited = work + waits, f"it waits {behind} - {ahead} = {inside} s" if inside else "no wait"
     ends = "It begins at once, and nothing is to be done after its last backward"
     if k:
-        ends = f"Before its first forward the others need {total(forward[:k])} s, after its last "
-        ends += f"backward {total(backward[:k])} s"
+        ends = f"Before its first forward the others need {down} s, after its last backward {up} s"
     if not last:
         ends += f"; in between see whether a gradient is back when its first {p - k} forwards are "
         ends += "done"
+    between = f"W: In between, the first backward needs {behind} s below it, and meanwhile it does "
+    between += f"{ahead} s of forwards: {waited}"
     wrong = (
         (work, f"that is the work of worker {k + 1} alone"),
         ((m + p - 1) * 3 * slow, "that would be so if all were as slow"),
         ((m + p - 1) * 3 * F, "that would be so if all were as fast"),
     )
-    fields = Asked("the end", run.makespan, wrong=wrong), _idle_of(run, k), _idle_of(run, other)
+    fields = [Asked("the end", run.makespan, wrong)]
+    for w in (k, other):
+        mistakes = [(run.busy_per_device[w], f"that is how long worker {w + 1} works")]
+        if w + 1 < p:  # counted from 0, this number is the next one's
+            why = f"worker {w + 2} is idle so long; did you count workers from 0? Here from 1"
+            mistakes.append((run.idle_per_device[w + 1], why))
+        right = run.idle_per_device[w]
+        fields.append(Asked(f"worker {w + 1}'s idle time", right, mistakes))
     page = f"""
-        Q: {p} workers, counted from 1, run 1F1B with {m} micro-batches. A forward takes {F} s on
-           each but worker {k + 1}, which takes {slow} s; a backward takes twice as long as the
-           forward; transfers take nothing. Give three numbers: after how many seconds all is done,
-           how long worker {k + 1} is idle, and how long worker {other + 1} is.
-        A: three numbers of seconds: the end, worker {k + 1}, worker {other + 1}; for example
-           '50 s, 8 s, 20 s'
-        H: The slow worker sets the pace: once it has work it hardly ever stops. The others wait for
-           it.
-        H: Follow worker {k + 1}: it works {m} times {slow} + {2 * slow} s. Does it wait before its
-           first forward, and while others are busy after its last backward?
-        H: {ends}. The others wait for all that is not their own work.
-        W: Worker {k + 1} works {m} x ({slow} + {2 * slow}) = {work} s
-        W: It waits {total(forward[:k])} s for its first forward, and after its last backward
-           {total(backward[:k])} s
-        W: {
-        ""
-        if last
-        else f"In between, the first backward needs {behind} s below it, and "
-        f"meanwhile it does {ahead} s of forwards: {waited}"
-    }
-        W: The end: {work} + {waits} = {end} s
-        W: Worker {other + 1} works {m} x ({F} + {2 * F}) = {other_work} s and waits {end} -
-           {other_work} = {end - other_work} s
-        W: Answer: {end} s, {waits} s, {end - other_work} s
+    Q: {p} workers, counted from 1, run 1F1B with {m} micro-batches. A forward takes {F} s on
+       each but worker {k + 1}, which takes {slow} s; a backward takes twice as long as the
+       forward; transfers take nothing. Give three numbers: after how many seconds all is done,
+       how long worker {k + 1} is idle, and how long worker {other + 1} is.
+    A: three numbers of seconds: the end, worker {k + 1}, worker {other + 1}; for example
+       '50 s, 8 s, 20 s'
+    H: The slow worker sets the pace: once it has work it hardly ever stops. The others wait for
+       it.
+    H: Follow worker {k + 1}: it works {m} times {slow} + {2 * slow} s. Does it wait before its
+       first forward, and while others are busy after its last backward?
+    H: {ends}. The others wait for all that is not their own work.
+    W: Worker {k + 1} works {m} x ({slow} + {2 * slow}) = {work} s
+    W: It waits {down} s for its first forward, and after its last backward {up} s
+    {"" if last else between}
+    W: The end: {work} + {waits} = {end} s
+    W: Worker {other + 1} works {m} x ({F} + {2 * F}) = {fast} s and waits {end} - {fast} =
+       {end - fast} s
+    W: Answer: {end} s, {waits} s, {end - fast} s
     """
     return level_of(head, page, fields, Run(f"1F1B, {p} workers, {m} micro-batches", run))
 
 
-def _idle_of(run: Timeline, worker: int) -> Asked:
-    right = run.idle_per_device[worker]
-    wrong = [(run.busy_per_device[worker], f"that is how long worker {worker + 1} works")]
-    if worker + 1 < run.devices:  # counted from 0, this number is the next one's
-        words = f"worker {worker + 2} is idle so long; did you count workers from 0? Here from 1"
-        wrong.append((run.idle_per_device[worker + 1], words))
-    wrong = [each for each in wrong if each[0] != right]
-    return Asked(f"worker {worker + 1}'s idle time", right, wrong=wrong)
+class Gap(NamedTuple):
+    """Seconds in which a worker, counted from 0, is idle."""
+
+    worker: int
+    start: float
+    end: float
+    before: int
+    """The action that ends it, a row of the run; -1 at the end of the run."""
+
+
+def gaps_of(run: Timeline, worker: int) -> list[Gap]:
+    """Every gap of one worker, in time; the first may start at 0, the last end with the run.
+
+    >>> gaps_of(simulate("naive", 2, 1), 0)
+    [Gap(worker=0, start=1.0, end=4.0, before=1)]
+    """
+    rows = np.flatnonzero(run.device == worker).tolist()
+    ends = [0.0, *run.end[rows].tolist()]
+    starts = zip([*run.start[rows].tolist(), run.makespan], [*rows, -1], strict=True)
+    found = (Gap(worker, a, *b) for a, b in zip(ends, starts, strict=True))
+    return [gap for gap in found if gap.end - gap.start > _TINY]
+
+
+def _cause(run: Timeline, at_once: Timeline, gap: Gap) -> tuple[str, str]:
+    """(why the worker is idle in ``gap``, one of _CAUSES, or "" where several reasons share it; the
+    words of the working).
+
+    ``at_once``: the same run with transfers that take no time. A gap in the middle that stays there
+    is a neighbour's who is slower; one that is gone was the way's.
+    """
+    mine, k = run.device == gap.worker, gap.before
+    if gap.end <= run.start[mine & (run.kind == "B")].min():
+        return "warm-up", "no backward done before it"
+    if gap.start >= run.end[mine & (run.kind == "F")].max():
+        return "drain", "no forward to come after it"
+    maker = next(n for n in run.waits.uses[k] if n >= 0 and run.device[n] != gap.worker)
+    late = run.end[maker] > gap.start + _TINY
+    stays = at_once.start[k] - at_once.end[k - 1] > _TINY
+    words = (
+        f"then {run.kind[k]}{run.microbatch[k]}: worker {run.device[maker] + 1} finished it at "
+        f"{num(run.end[maker])} s, and the gap began at {num(gap.start)} s; it was "
+        f"{'not made yet' if late else 'on its way'}"
+    )
+    return ("imbalance" if stays else "transfer") if late == stays else "", words
+
+
+def which_gap_is_which(head: dict[str, Any], rng: Random) -> IdleLevel:
+    """Five gaps of one run, each by its reason."""
+    while True:
+        latency, m = rng.choice((1, 2)), rng.randint(4, 7)
+        forward = [latency * f for f in rng.choice(_UNEVEN)]
+        order, p = schedule("1f1b", len(forward), m), len(forward)
+        run, at_once = (simulate(order, forward, [2 * f for f in forward], s) for s in (latency, 0))
+        why = {gap: _cause(run, at_once, gap) for w in range(p) for gap in gaps_of(run, w)}
+        by_cause = [[gap for gap in why if why[gap][0] == cause] for cause in _CAUSES]
+        if not all(by_cause):
+            continue
+        gaps = [rng.choice(found) for found in by_cause]
+        if rest := [gap for found in by_cause for gap in found if gap not in gaps]:
+            gaps.append(rng.choice(rest))
+            rng.shuffle(gaps)
+            break
+    fields, shown, works, answers = [], [], "", []
+    for letter, gap in zip("ABCDE", gaps, strict=True):
+        (cause, words), who = why[gap], f"{letter} worker {gap.worker + 1}"
+        fields.append(Asked(f"gap {letter}", cause, (), _CAUSES, letter))
+        shown.append(f"{who}, {num(gap.start)} to {num(gap.end)} s")
+        works += f"W: {who}, {num(gap.end - gap.start)} s, {words}: {cause}\n"
+        answers.append(f"{letter} {cause}")
+    page = f"""
+    Q: {p} workers, counted from 1, run 1F1B with {m} micro-batches; a forward takes
+       them {listed(forward)} s, a backward twice that, and a transfer {latency} s from one
+       to the next. Five of the gaps have a letter: {"; ".join(shown)}. Which is which?
+       'warm-up' is before a worker's first backward, 'drain' after its last forward; in between
+       it is 'transfer' if what the next action needs is already made and on its way when the
+       gap begins, 'imbalance' if another worker still makes it.
+    A: a word for each letter, for example 'A drain, B transfer, ...'
+    H: Look first whether the worker has done a backward before the gap, and whether a forward
+       follows after it.
+    H: For a gap in the middle, find the action that comes after it, and the one on the
+       neighbour that makes what it needs: the activation for a forward, the gradient for a
+       backward.
+    H: If that one ended {latency} s before the gap ends and not later than the gap began,
+       only the way took time. If it still ran when the gap began, the neighbour was slower.
+    {works}
+    W: Answer: {", ".join(answers)}
+    """
+    facts = Run(f"1F1B, {p} workers, {m} micro-batches", run)
+    return level_of(head, page, fields, facts, shows_run=True)
 
 
 @cache
-def _behind(p: int, percents: int) -> Sequence[int]:
-    """All m whose utilisation is shown as so many percents, by trying."""
-    return [m for m in range(1, 100) if round(100 * one_f_one_b(p, m).utilisation) == percents]
+def _behind(p: int, percent: int) -> list[int]:
+    """All m whose utilisation is shown as so many percent, by trying."""
+    return [m for m in range(1, 100) if round(100 * one_f_one_b(p, m).utilisation) == percent]
 
 
 def which_microbatches(head: dict[str, Any], rng: Random) -> IdleLevel:
@@ -276,32 +361,30 @@ def which_microbatches(head: dict[str, Any], rng: Random) -> IdleLevel:
     seen = sorted(rng.sample([u for u in range(10, 90) if len(_behind(p, u)) == 1], 3))
     if not head["seed"]:
         p, seen = 4, [25, 57, 73]
-    fields, runs, sums, answers = [], [], [], []
+    fields, runs, works, answers = [], [], "", []
     for u in seen:
         (m,), x = _behind(p, u), u * (p - 1) / (100 - u)
         wrong = (
             (m + p - 1, "that counts the rounds, m + p - 1, and not only m"),
             (round(p * u / 100, 6), f"that is how many of the {p} work on average"),
         )
-        fields.append(Asked(f"m at {u} %", m, COUNT, wrong))
+        fields.append(Asked(f"m at {u} %", m, wrong, COUNT))
         runs.append(Run(f"{p} workers, {u} % busy", one_f_one_b(p, m)))
         n = round(x)
-        answers.append(num(n))
-        sums.append(
-            f"W: {u} %: {u / 100:g} x {p - 1} / {(100 - u) / 100:g} = {x:.2f}, so m = {n}: "
-            f"{n}/{n + p - 1} = {format_percent(n / (n + p - 1))}"
-        )
+        answers.append(f"{n}")
+        works += f"W: {u} %: {u / 100:g} x {p - 1} / {(100 - u) / 100:g} = {x:.2f}, so m = {n}: "
+        works += f"{n}/{n + p - 1} = {format_percent(n / (n + p - 1))}\n"
     page = f"""
-        Q: A monitor shows a utilisation of {listed([f"{u} %" for u in seen])} of {p} workers in
-           three runs, rounded to whole percents. They run 1F1B with equal stages, and transfers
-           take nothing. With how many micro-batches did each of the three run?
-        A: three whole numbers, for example '30, 60, 90'
-        H: With one micro-batch one worker works at a time. What is the share then?
-        H: Utilisation u is m / (m + p - 1): m rounds of work out of m + p - 1. Turn it round.
-        H: m = u (p - 1) / (1 - u), with p - 1 = {p - 1}; round to a whole number, and put it back
-           into m / (m + {p - 1}) to see.
-        W: u = m / (m + {p - 1}), so m = u x {p - 1} / (1 - u)
-        {chr(10).join(sums)}
-        W: Answer: {", ".join(answers)}
+    Q: A monitor shows a utilisation of {listed([f"{u} %" for u in seen])} of {p} workers in
+       three runs, rounded to whole percents. They run 1F1B with equal stages, and transfers
+       take nothing. With how many micro-batches did each of the three run?
+    A: three whole numbers, for example '30, 60, 90'
+    H: With one micro-batch one worker works at a time. What is the share then?
+    H: Utilisation u is m / (m + p - 1): m rounds of work out of m + p - 1. Turn it round.
+    H: m = u (p - 1) / (1 - u), with p - 1 = {p - 1}; round to a whole number, and put it back
+       into m / (m + {p - 1}) to see.
+    W: u = m / (m + {p - 1}), so m = u x {p - 1} / (1 - u)
+    {works}
+    W: Answer: {", ".join(answers)}
     """
     return level_of(head, page, fields, *runs)
