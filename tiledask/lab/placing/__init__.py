@@ -1,11 +1,8 @@
-"""Answers that are placed with the mouse or the keyboard, in JupyterLab.
+"""Answers that are placed with mouse and keyboard in JupyterLab, and kept with the progress.
 
-    answer = puzzle.place()       # cuts between layers, or actions on devices
-    puzzle.check(answer)          # as if it had been typed
-
-placed            PlacedAnswer: what stands there now, kept; the widget when displayed
-cuts.js           three handles between 24 bars, or however many there are
-orders.js         a row per device; what can be done next; the run so far, simulated in the page
+placed       PlacedAnswer: what stands there, as text for the judge, and its widget
+cuts.js      layers on devices: handles between bars
+orders.js    actions on devices: boxes in rows, as a run
 """
 
 from tiledask.lab.placing.placed import PlacedAnswer

@@ -20,7 +20,7 @@ class PlacedAnswer:
         self.answer: str | None = here().get(task, TASKS).get("answer")
 
     def take(self, answer: str) -> None:
-        """None, once ``answer`` is what stands there."""
+        """``answer`` is what stands there from now on."""
         self.answer = answer
         here().put(self.task, TASKS, answer=answer)
 
@@ -33,14 +33,10 @@ class PlacedAnswer:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         try:
-            return {**self._widget(), "text/plain": repr(self)}
+            import anywidget
+            import traitlets
         except ImportError:
             return {"text/plain": repr(self)}
-
-    def _widget(self) -> dict[str, Any]:
-        import anywidget
-        import traitlets
-
         folder, script = Path(__file__).parent, self.page
 
         class PlacingWidget(anywidget.AnyWidget):
@@ -53,4 +49,5 @@ class PlacedAnswer:
         # may come in a thread of its own, while a cell runs: it only puts the text away
         board.observe(lambda change: self.take(change["new"]), "answer")
         bundle: Any = board._repr_mimebundle_()
-        return bundle[0] if isinstance(bundle, tuple) else bundle
+        found: dict[str, Any] = bundle[0] if isinstance(bundle, tuple) else bundle
+        return {**found, "text/plain": repr(self)}
