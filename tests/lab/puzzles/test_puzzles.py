@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from html import escape
 from itertools import pairwise
 from types import MappingProxyType
 
@@ -10,10 +9,9 @@ import pytest
 
 from tiledask.errors import ScheduleError
 from tiledask.lab.judging import UnsolvedError
-from tiledask.lab.judging.result import LEAST, Result, Target
-from tiledask.lab.puzzles import load_puzzle, puzzle_levels, puzzle_names
-from tiledask.lab.puzzles.choices import first_choice
-from tiledask.lab.puzzles.puzzle import KINDS
+from tiledask.lab.judging.result import Result, Target
+from tiledask.lab.plots.primitives import places
+from tiledask.lab.puzzles import load_puzzle, puzzle_levels
 from tiledask.plan.pipelines import closed_form
 from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.optimum import optimal_schedule
@@ -38,31 +36,14 @@ def text(name, stages, microbatches, **options):
 # --- the levels -------------------------------------------------------------------------
 
 
-def test_levels_count_from_1_without_a_gap():
-    assert [p.level for p in LEVELS] == list(range(1, len(LEVELS) + 1))
-    assert len(LEVELS) >= 24
-    assert puzzle_names() == tuple(NAMES)
-    assert {p.kind for p in LEVELS} == set(KINDS)
-    assert all(len(p.hints) == 3 and escape(p.title) in p._repr_html_() for p in LEVELS)
-    assert len({p.title for p in LEVELS}) == len(LEVELS)
-
-
-@pytest.mark.few(8)
-@pytest.mark.parametrize("name", NAMES)
-def test_every_level_can_be_set(name):
-    """Its targets can be met, by what is as good as can be."""
-    puzzle = load_puzzle(name)
-    result = puzzle.check(puzzle.solve())
-    assert result.stars == 3
-    assert result.require() is None  # quiet, below an answer that may not be attempted
-
-
 @pytest.mark.few(8)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_target_below_the_best_is_out_of_reach(name):
     """The best that the score compares with is the best: nothing meets a target below it."""
     puzzle = load_puzzle(name)
-    reached = dict(zip(puzzle.targets, puzzle.check(puzzle.solve()).targets, strict=True))
+    solved = puzzle.check(puzzle.solve())
+    assert solved.stars == 3
+    reached = dict(zip(puzzle.targets, solved.targets, strict=True))
     puzzle = with_targets(puzzle, **{measure: t.wanted for measure, t in reached.items()})
     for measure, target in reached.items():
         below = with_targets(puzzle, **{measure: target.best * 0.99 - 1e-3})
@@ -113,7 +94,7 @@ OTHER_MEANS = {
     "v-by-hand": optimum(4, 4, 1, split=True, place=(0, 1, 1, 0), memory_limit=3),
     "where-the-stages-go": lambda: text("zb-v", 4, 4),
     "half-the-memory": lambda: "v-min",
-    "five-percent-idle": lambda: {"schedule": "zb-v", "microbatches": 10},
+    "five-percent-idle": lambda: ("zb-v", 10),
     "partition-and-schedule": lambda: {
         "layers": partition([2, *[1] * 22, 4], 4),
         "schedule": "ZB-H1",
@@ -128,16 +109,15 @@ def test_solved_by_the_exact_partition_a_formula_or_a_schedule_of_the_table(name
 
 
 @pytest.mark.few(4)
-@pytest.mark.parametrize("most", [30, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CUTS)
-def test_over_all_splits_exactly_those_within_the_target_are_accepted(name, most):
+def test_over_all_splits_exactly_those_within_the_target_are_accepted(name):
     puzzle = load_puzzle(name)
     inputs, wanted = puzzle.inputs, puzzle.targets["bottleneck"]
     devices, chunks = inputs["devices"], inputs.get("chunks", 1)
     sends = inputs.get("communication", 0.0)
     best, accepted, refused = cut_of(name), 0, 0
     every = list(contiguous_splits(len(inputs["costs"]), devices * chunks))
-    for bounds in [*every[:: max(1, len(every) // most)], best.bounds]:
+    for bounds in [*every[:: max(1, len(every) // 30)], best.bounds]:
         groups = [range(a + 1, b + 1) for a, b in pairwise(bounds)]
         held, times = [0.0] * devices, []
         for s, group in enumerate(groups):
@@ -205,47 +185,6 @@ def test_the_shifted_order_is_the_one_that_torch_makes():
         validate(shown, 4, 8)
 
 
-def words_of(puzzle):
-    """What a player reads before the first answer."""
-    return " | ".join(
-        [puzzle.name, puzzle.title, puzzle.question, *puzzle.hints, KINDS[puzzle.kind].how]
-    )
-
-
-def says(text, number):
-    """Whether ``number`` stands in ``text`` by itself."""
-    return re.search(rf"(?<![\w.]){number}(?![\w.]*\d)", text) is not None
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_nothing_that_is_shown_gives_the_answer(name):
-    puzzle = load_puzzle(name)
-    said, solution = words_of(puzzle), puzzle.solve()
-    for example in re.findall(r"'([^']+)'", said):
-        assert not puzzle.check(example), example
-    if puzzle.kind == "choice":
-        chosen = dict(zip(puzzle.inputs["open"], solution.split(", "), strict=True))
-        ranges = {n: v for n, v in chosen.items() if isinstance(puzzle.inputs["open"][n], dict)}
-        assert not [number for number in ranges.values() if says(said, number)]
-        assert [n for n, wanted in puzzle.targets.items() if wanted == LEAST] == list(ranges)
-    else:
-        assert str(solution).lower() not in said.lower()
-
-
-@pytest.mark.parametrize("name", [p.name for p in LEVELS if p.kind == "choice"])
-def test_a_wrong_answer_is_not_told_the_right_one(name):
-    """In none of the ways in which a verdict is shown; whoever finds it is told."""
-    puzzle = load_puzzle(name)
-    for answer in [first_choice(puzzle.inputs), puzzle.solve()]:
-        result = puzzle.check(answer)
-        told = [result.reason, result.score, result._repr_html_(), str(result.to_dict())]
-        for target in (t for t in result.targets if t.least):
-            found = says("\n".join(told), f"{target.wanted:g}")
-            assert found == (target.got == target.wanted)
-        if any(t.hidden for t in result.targets):  # the others' best would lead to it
-            assert [t.best for t in result.targets] == [None] * len(result.targets)
-
-
 # --- wrong answers ------------------------------------------------------------------------
 
 ONE_F = text("1f1b", 2, 4)
@@ -253,27 +192,22 @@ EVEN = "1-6 | 7-12 | 13-18 | 19-24"
 
 WRONG = [
     ("24-on-4", [n % 4 for n in range(24)], "not contiguous. Device 1 holds layers 1, 5, 9, 13"),
-    ("24-on-4", "1-6 | 6-12 | 13-18 | 19-24", "layer twice. Layer 6"),
-    ("24-on-4", "1-6 | 7-12 | 13-18 | 19-25", "unknown layer. Device 4 is given layer 25"),
-    ("24-on-4", "7-12 | 1-6 | 13-18 | 19-24", "out of order. Device 2 starts at layer 1"),
     ("24-memory-cap", EVEN, "over memory. Device 1 would hold 9 GB and has room for 8 GB"),
-    ("fewest-microbatches", {"chunks": 2}, "choose exactly microbatches; look at chunks"),
+    ("fewest-microbatches", "8, 2", "choose microbatches, 1 in all and in this order"),
+    ("fewest-microbatches", 65, "microbatches is 1 to 64; got 65"),
     ("order-on-2", ONE_F.replace("0B3", "0B2"), "0B2 is repeated"),
     ("order-on-2", "0F0,0B0,0F1,0F2,0F3,0B1,0B2,0B3\n1F1,1B1,1F0,1B0,1F2,1B2,1F3,1B3", "deadlock"),
-    ("order-on-2", "\n".join(ONE_F.splitlines()[::-1]), "stage s is on rank s here"),
+    ("order-on-2", "\n".join(ONE_F.splitlines()[::-1]), "the stages are on ranks 0, 1 here"),
     ("order-on-2", text("gpipe", 2, 4, forward_only=True), "has only F"),
     ("order-on-2", text("zb-h1", 2, 4), "one piece here"),
     ("order-on-2", "0F99999; 1F0", "its numbers 4 digits; got 99999"),
-    ("order-on-2", "0F0 " * 30_000, "got 120000 letters"),
     ("order-on-2", text("chimera", 2, 4), "every stage is on one device here; got 2 replicas"),
     ("order-on-2", ONE_F.replace("1B0,1F1", "(1F1;1B0)OVERLAP_F_B"), "one action at a time"),
-    ("v-by-hand", text("interleaved-zb", 4, 4, devices=2), "on ranks 0, 1, 1, 0 here"),
+    ("1f1b-by-hand", text("gpipe", 3, 5), "rank 0"),
     ("partition-and-schedule", EVEN + " ; gpipe", "over memory: device 1 holds 19 GB"),
     ("partition-and-schedule", EVEN + " ; zb-v", "4 stages on 2 devices, and there are 4"),
-    ("partition-and-schedule", EVEN + " ; chimera", "2 replicas of each; choose another"),
-    ("partition-and-schedule", "1-6 | 8-12 | 13-18 | 19-24 ; 1f1b", "layer missing. 23 of 24"),
-    ("partition-and-schedule", "7-12 | 1-6 | 13-18 | 19-24 ; 1f1b", "out of order."),
-    ("partition-and-schedule", "1-24 | | | ; 1f1b", "idle device. Device 2 has 0"),
+    ("partition-and-schedule", EVEN + " ; chimera", "got 2 replicas"),
+    ("partition-and-schedule", EVEN + " ; nope", "no schedule 'nope'"),
     ("partition-and-schedule", EVEN + " ; 0F0,0B0;1F0,1B0", "has 2 stages and the model 4"),
 ]
 """More of them are in tests/golden/judged.json.gz."""
@@ -290,31 +224,18 @@ def test_a_wrong_answer_is_refused_in_its_own_words(name, answer, words):
         result.require()
 
 
-@pytest.mark.parametrize(
-    ("name", "answers"),
-    [
-        (
-            "order-on-2",
-            (
-                "0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3; 1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3",
-                "F0,F1,B0,F2,B1,F3,B2,B3; F0,B0,F1,B1,F2,B2,F3,B3",
-                "device 1: f0 f1 b0 f2 b1 f3 b2 b3\n\ndevice 2: f0 b0 f1 b1 f2 b2 f3 b3",
-            ),
-        ),
-    ],
-)
-def test_what_is_not_ambiguous_is_read(name, answers):
-    puzzle = load_puzzle(name)
-    for answer in answers:
-        assert puzzle.result(answer), puzzle.result(answer).reason
-
-
-def test_a_stage_is_said_where_a_device_holds_several():
+def test_what_is_not_ambiguous_is_read():
+    for answer in (
+        "0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3; 1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3",
+        "F0,F1,B0,F2,B1,F3,B2,B3; F0,B0,F1,B1,F2,B2,F3,B3",
+        "device 1: f0 f1 b0 f2 b1 f3 b2 b3\n\ndevice 2: f0 b0 f1 b1 f2 b2 f3 b3",
+    ):
+        assert load_puzzle("order-on-2").result(answer)
     reason = load_puzzle("v-by-hand").result("F0,I0,W0; F0,I0,W0").reason
     assert "a device holds several stages here; say which, as in 0F3" in reason
 
 
-# --- results and drawings -----------------------------------------------------------------
+# --- results -----------------------------------------------------------------
 
 
 def test_legal_but_slow_says_by_how_much():
@@ -327,10 +248,6 @@ def test_legal_but_slow_says_by_how_much():
     )
     assert [t.met for t in result.targets] == [True, False]
     assert (result.stars, result.score[:3]) == (1, "★☆☆")
-    # what is possible stays unsaid until every target is met
-    assert result.targets[1].best == 7
-    assert "above" not in result.score
-    assert {(t["best"], t["gap"]) for t in result.to_dict()["targets"]} == {(None, None)}
     solved = with_targets(load_puzzle("24-uneven"), bottleneck=9).check(EVEN)
     assert "29 % above the best possible" in solved.score
     assert solved.to_dict()["targets"][1]["gap"] == pytest.approx(2 / 7)
@@ -354,8 +271,31 @@ def test_stars_and_scores():
     assert puzzle.check(puzzle.solve()).score == score(16, **table).score
 
 
-def test_an_order_that_cannot_run_is_drawn_with_what_each_device_waits_for():
-    figure = load_puzzle("order-on-2").draw("0F0,0B0,0F1,0B1; 1F0,1F1,1B0,1B1")
-    (axes,) = figure.axes
-    assert [text.get_gid() for text in axes.texts].count("waits") == 2
-    assert {"wrong 0B0", "wrong 1F1"} <= {patch.get_gid() for patch in axes.patches}
+# --- drawings ---------------------------------------------------------------------------------
+
+
+def gids(figure):
+    return [str(a.get_gid()) for axes in figure.axes for a in axes.get_children()]
+
+
+def test_the_drawing_shows_layers_limits_and_what_is_wrong():
+    (axes,) = load_puzzle("24-uneven").draw("1-6 | 7-13 | 14-20 | 21-24").axes
+    boxes = [place for n in range(1, 25) for place in places(axes, f"layer {n}")]
+    assert len(boxes) == 24
+    assert max(x + width for x, _, width, _ in boxes) == 7
+    (target,) = (line for line in axes.lines if line.get_gid() == "target")
+    assert set(target.get_xdata()) == {7}
+    assert not [g for g in gids(load_puzzle("24-uneven").draw(EVEN)) if "wrong l" in g]
+    assert "wrong excess" in gids(load_puzzle("24-uneven").draw(EVEN))
+    capped = load_puzzle("24-memory-cap").draw(EVEN)
+    assert gids(capped).count("capacity") == 4
+    assert gids(capped).count("wrong excess") == 2  # both heavy devices
+    twice = load_puzzle("24-on-4").draw("1-6 | 6-12 | 13-18 | 19-23")
+    assert {"wrong layer 6", "wrong layer 24"} <= set(gids(twice))
+    assert "send" in gids(load_puzzle("costly-cuts").draw("1-4 | 5-8 | 9-12 | 13-16"))
+
+
+def test_the_drawing_of_an_order_shows_its_memory():
+    gpipe = load_puzzle("1f1b-by-hand").draw(text("gpipe", 3, 5))
+    labels = [tick.get_text() for tick in gpipe.axes[0].get_yticklabels()]
+    assert labels == [f"device {d}, keeps 5 of {room}" for d, room in enumerate((3, 2, 1), 1)]

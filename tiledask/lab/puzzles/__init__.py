@@ -9,17 +9,11 @@
 No answer is stored: rules, simulation and the exact best judge whatever is written.
 
 puzzle            a puzzle from its file, and its check
-kind, fields      what a kind of puzzle is, and readers of its inputs; one kind in each of
+kind, inputs      what a kind of puzzle is, and readers of its inputs; one kind in each of
                   partitions, orders, choices, compositions
 figures, sketch   answers drawn: figures, and letters for a terminal
-lost_time         where a run loses its time, in words
 """
 
 from tiledask.lab.puzzles.puzzle import Puzzle, load_puzzle, puzzle_levels, puzzle_names
 
-__all__ = [
-    "Puzzle",
-    "load_puzzle",
-    "puzzle_levels",
-    "puzzle_names",
-]
+__all__ = ["Puzzle", "load_puzzle", "puzzle_levels", "puzzle_names"]

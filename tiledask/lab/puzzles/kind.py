@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiledask.lab.judging.result import Best
-from tiledask.lab.puzzles.fields import Reader
 from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.units import format_seconds
 
-__all__ = ["Inputs", "Kind", "Measured", "Targets", "frozen_key"]
+__all__ = ["Inputs", "Kind", "Measured", "Targets", "frozen_key", "idle_causes"]
 
 Inputs = Mapping[str, Any]
 Targets = Mapping[str, float]
@@ -25,9 +25,9 @@ Measured = Mapping[str, tuple[float, str]]
 class Kind:
     """One kind of puzzle; a function of `tiledask.lab.puzzles.figures` draws its answers."""
 
-    needed: Mapping[str, Reader]
-    """The inputs there must be, and who reads each."""
-    optional: Mapping[str, Reader]
+    needed: tuple[str, ...]
+    """Names of the inputs there must be; who reads each is in `tiledask.lab.puzzles.inputs`."""
+    optional: tuple[str, ...]
     measures: Mapping[str, str]
     """Name in the file -> name for people."""
     how: str
@@ -40,8 +40,8 @@ class Kind:
     """What that value reaches."""
     best: Callable[[Inputs, Targets], Mapping[str, Best]]
     """For each target, the least that an answer reaches which meets all the others."""
-    solve: Callable[[Inputs, Targets], Any]
-    """An answer that meets every target, written as people do; None if there is none."""
+    solve: Callable[[Inputs, Targets], str | None]
+    """The answer to try for these targets, written as people do; None if there is none."""
     run: Callable[[Inputs, Any], Timeline] | None = None
     """The run of an answer that can run, legal or not; None: there is none."""
     page: str = ""
@@ -51,9 +51,17 @@ class Kind:
 
 
 def frozen_key(inputs: Inputs) -> str:
-    """The inputs as one hashable text, for caches of what takes long to work out.
-
-    >>> json.loads(frozen_key({"stages": 2}))
-    {'stages': 2}
-    """
+    """The inputs as one hashable text, for caches of what takes long to work out."""
     return json.dumps(dict(inputs))
+
+
+def idle_causes(run: Timeline) -> str:
+    """The idle time of all devices by its causes; empty if there is none.
+
+    >>> import tiledask as td
+    >>> idle_causes(td.simulate(td.schedule("gpipe", 2, 2), 1, 2))
+    'idle: warm-up 1 s, dependency 3 s, draining 2 s'
+    """
+    total = run.idle_time.total.items()
+    causes = [f"{cause} {format_seconds(seconds)}" for cause, seconds in total if seconds > 0]
+    return f"idle: {', '.join(causes)}" if causes else ""

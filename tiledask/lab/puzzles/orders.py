@@ -9,10 +9,9 @@ from typing import Any
 
 from tiledask.errors import ConfigError, ScheduleError
 from tiledask.lab.judging.result import BOUND, OPTIMUM, Best, within
-from tiledask.lab.puzzles.fields import choice, either, flag, number, numbers, text, whole
-from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets, frozen_key
-from tiledask.lab.puzzles.lost_time import fullest, longest_wait
-from tiledask.plan.pipelines.needs import peak_in_flight, validate
+from tiledask.lab.puzzles.inputs import TIMES
+from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets, frozen_key, idle_causes
+from tiledask.plan.pipelines.needs import peaks, validate
 from tiledask.plan.pipelines.optimum import Optimum, optimal_schedule
 from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.plan.pipelines.simulate import simulate
@@ -20,17 +19,15 @@ from tiledask.plan.pipelines.timeline import Timeline
 
 __all__ = ["ORDER", "devices_of", "in_full", "limits_of", "order_of", "run_order"]
 
-TIMES = ("forward", "backward", "backward_input", "backward_weight", "latency")
+_TIMES = (*TIMES, "latency")
 _LONGEST = 100_000
 _MOST_PAIRS = 48
 """Stages x micro-batches up to which the best order is proven in about a second."""
-_PATIENCE = 30.0
-"""Seconds for one proof; they take well below one."""
 
 
 def run_order(inputs: Inputs, order: Schedule) -> Timeline:
     """The simulated run of ``order`` with the puzzle's times."""
-    return simulate(order, **{name: inputs[name] for name in TIMES if name in inputs})
+    return simulate(order, **{name: inputs[name] for name in _TIMES if name in inputs})
 
 
 def devices_of(inputs: Inputs) -> int:
@@ -110,10 +107,8 @@ def _read(inputs: Inputs, answer: Any) -> Schedule:
         raise ScheduleError(f"{devices} devices need {devices} lines; got {order.devices}")
     wanted = tuple(place or range(inputs["stages"]))
     if place != "free" and order.place != wanted:
-        rule = "stage s is on rank s here"
-        if place is not None:
-            rule = f"the stages are on ranks {', '.join(map(str, wanted))} here"
-        raise ScheduleError(f"{rule}; the answer places them on {', '.join(map(str, order.place))}")
+        here, there = (", ".join(map(str, ranks)) for ranks in (wanted, order.place))
+        raise ScheduleError(f"the stages are on ranks {here} here; the answer has them on {there}")
     kinds = {action.kind for action in order}
     if not kinds & {"B", "W"}:
         raise ScheduleError(
@@ -126,11 +121,11 @@ def _read(inputs: Inputs, answer: Any) -> Schedule:
 
 
 def _measure(inputs: Inputs, order: Schedule) -> Measured:
-    run = run_order(inputs, order)
-    return {
-        "makespan": (run.makespan, longest_wait(run)),
-        "kept": (max(peak_in_flight(order)), fullest(order)),
-    }
+    run, found = run_order(inputs, order), list(peaks(order))
+    device = max(range(order.devices), key=lambda d: found[d][0])
+    kept, turn = found[device]
+    where = f"{kept:g} kept from {order.orders[device][turn]} on"
+    return {"makespan": (run.makespan, idle_causes(run)), "kept": (int(kept), where)}
 
 
 # -- the best order --------------------------------------------------------------------------------
@@ -157,11 +152,11 @@ def _solved(key: str, *limits: int) -> Optimum | None:
             found = optimal_schedule(
                 stages,
                 microbatches,
-                **{name: inputs[name] for name in TIMES if name in inputs},
+                **{name: inputs[name] for name in _TIMES if name in inputs},
                 split=bool(inputs.get("split")),
                 place=place,
                 memory_limit=[min(limit, stages * microbatches) for limit in limits],
-                timeout=_PATIENCE,
+                timeout=30.0,  # they take well below a second
             )
         except ScheduleError:  # no order keeps within these limits
             continue
@@ -214,11 +209,10 @@ def _validate(inputs: Inputs) -> None:
             f"{stages} stages x {inputs['microbatches']} micro-batches are {pairs}; the "
             f"best order is proven for up to {_MOST_PAIRS}"
         )
-    if place == "free" and ("devices" not in inputs or stages > 6):
-        raise ScheduleError('a "free" place needs devices, and 6 stages at most')
-    if isinstance(place, list) and (
-        len(place) != stages or set(place) != set(range(1 + max(place)))
-    ):
+    if place == "free" and not inputs.get("devices", 7) <= stages <= 6:
+        raise ScheduleError('a "free" place needs devices, and as many stages or more, 6 at most')
+    listed = isinstance(place, list)
+    if listed and (len(place) != stages or set(place) != set(range(1 + max(place)))):
         raise ScheduleError(f"place has the rank, from 0, of each of {stages} stages; got {place}")
     if limits is not None and len(limits) != devices_of(inputs):
         raise ScheduleError(f"{len(limits)} memory limits for {devices_of(inputs)} devices")
@@ -249,15 +243,8 @@ def _board(inputs: Inputs, targets: Targets) -> dict[str, Any]:
 
 
 ORDER = Kind(
-    needed={"stages": whole(1, 16), "microbatches": whole(1, 48)},
-    optional={
-        **{name: either(number(), numbers()) for name in TIMES},
-        "devices": whole(1, 16),
-        "place": either(choice(("free",)), numbers(whole(0, 15), int)),
-        "split": flag,
-        "memory_limit": either(whole(1, 10_000), numbers(whole(1, 10_000), int)),
-        "shown": text,
-    },
+    needed=("stages", "microbatches"),
+    optional=(*_TIMES, "devices", "place", "split", "memory_limit", "shown"),
     measures={"makespan": "seconds until the end", "kept": "activations kept on a device"},
     how="a line (or a part between ;) per device, in order, for example "
     "'0F0,0F1,0B0,0B1; 1F0,1B0,...': stages and micro-batches count from 0; with one stage per "

@@ -3,8 +3,7 @@
 from typing import Any
 
 from tiledask.errors import ConfigError, PartitionError
-from tiledask.lab.judging.result import Best, within
-from tiledask.lab.puzzles.fields import either, number, numbers, size, sizes, text, whole
+from tiledask.lab.judging.result import Best
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets
 from tiledask.plan.splitting.assignment import read_assignment
 from tiledask.plan.splitting.judge import Verdict, judge
@@ -13,10 +12,14 @@ from tiledask.plan.splitting.partition import Partition, partition, stage_name
 __all__ = ["PARTITION", "legal"]
 
 
+def _stages(inputs: Inputs) -> int:
+    return int(inputs["devices"] * inputs.get("chunks", 1))
+
+
 def _best_cut(inputs: Inputs) -> Partition:
     """The split with the smallest bottleneck; PartitionError if there is none at all."""
     given = {name: value for name, value in inputs.items() if name not in ("shown", "devices")}
-    return partition(stages=inputs["devices"] * inputs.get("chunks", 1), **given)
+    return partition(stages=_stages(inputs), **given)
 
 
 def legal(answer: Any, stages: int, **numbers: Any) -> Verdict:
@@ -35,7 +38,7 @@ def legal(answer: Any, stages: int, **numbers: Any) -> Verdict:
 
 def _read(inputs: Inputs, answer: Any) -> Verdict:
     given = {name: value for name, value in inputs.items() if name != "shown"}
-    return legal(answer, inputs["devices"] * inputs.get("chunks", 1), **{"chunks": 1} | given)
+    return legal(answer, _stages(inputs), **{"chunks": 1} | given)
 
 
 def _measure(inputs: Inputs, verdict: Verdict) -> Measured:
@@ -43,25 +46,15 @@ def _measure(inputs: Inputs, verdict: Verdict) -> Measured:
     most, least = times.index(max(times)), times.index(min(times))
     layers = verdict.stages[most]
     span = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
-    where = (
-        f"{stage_name(most, *shape)}, with {span}, is the slowest, {stage_name(least, *shape)} "
-        f"takes {times[least]:g}"
-    )
+    slowest, fastest = stage_name(most, *shape), stage_name(least, *shape)
+    where = f"{slowest}, with {span}, is the slowest, {fastest} takes {times[least]:g}"
     crossings = verdict.crossings or 0  # None only of what is not legal
     return {"crossings": (crossings, ""), "bottleneck": (max(times), where)}
 
 
 def _best(inputs: Inputs, targets: Targets) -> dict[str, Best]:
-    stages = inputs["devices"] * inputs.get("chunks", 1)
-    fewest = stages - 1 if inputs["devices"] > 1 else 0
-    values = {"crossings": fewest, "bottleneck": _best_cut(inputs).bottleneck}
-    return {name: Best(values[name]) for name in targets}
-
-
-def _solve(inputs: Inputs, targets: Targets) -> str | None:
-    best = _best(inputs, targets)
-    met = all(within(best[name].value, wanted) for name, wanted in targets.items())
-    return str(_best_cut(inputs)) if met else None
+    fewest = _stages(inputs) - 1 if inputs["devices"] > 1 else 0
+    return {"crossings": Best(fewest), "bottleneck": Best(_best_cut(inputs).bottleneck)}
 
 
 def _validate(inputs: Inputs) -> None:
@@ -87,15 +80,8 @@ def _board(inputs: Inputs, targets: Targets) -> dict[str, Any]:
 
 
 PARTITION = Kind(
-    needed={"costs": numbers(), "devices": whole(1, 128)},
-    optional={
-        "speeds": numbers(number(above=True)),
-        "memory": sizes(),
-        "capacity": either(size, sizes()),
-        "communication": either(number(), numbers()),
-        "chunks": whole(1, 16),
-        "shown": text,
-    },
+    needed=("costs", "devices"),
+    optional=("speeds", "memory", "capacity", "communication", "chunks", "shown"),
     measures={"crossings": "changes of device", "bottleneck": "time of the slowest device"},
     how="the layers of each device (or of each chunk), for example '1-9 | 10-14 | ...'; sizes as "
     "in (9, 5, ...) and bounds as in (0, 9, 14, ...) will do",
@@ -103,7 +89,7 @@ PARTITION = Kind(
     read=_read,
     measure=_measure,
     best=_best,
-    solve=_solve,
+    solve=lambda inputs, targets: str(_best_cut(inputs)),
     page="cuts",
     board=_board,
 )

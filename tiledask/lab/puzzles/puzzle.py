@@ -3,25 +3,25 @@
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tiledask.errors import ConfigError, RuleError
+from tiledask.errors import ConfigError, RuleError, short
 from tiledask.lab.judging.result import LEAST, OPTIMUM, Best, Target
 from tiledask.lab.judging.task import JudgedTask
 from tiledask.lab.placing import PlacedAnswer
 from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.puzzles.choices import CHOICE
 from tiledask.lab.puzzles.compositions import COMPOSITION
-from tiledask.lab.puzzles.fields import Reader, choice, number, text, texts, whole
+from tiledask.lab.puzzles.inputs import INPUTS, number, read_values
 from tiledask.lab.puzzles.kind import Kind
 from tiledask.lab.puzzles.orders import ORDER
 from tiledask.lab.puzzles.partitions import PARTITION
-from tiledask.plan.data import Fields, meant, names, read, read_named
+from tiledask.plan.data import Fields, names, read, read_named
 from tiledask.plan.whole import is_whole
 
 __all__ = ["KINDS", "Puzzle", "load_puzzle", "puzzle_levels", "puzzle_names"]
@@ -72,12 +72,13 @@ class Puzzle(JudgedTask):
 
     def figure(self, answer: Any) -> Figure:
         """A figure of ``answer``, right or wrong; of the empty task for None."""
-        from tiledask.lab.judging.figure import titled
-        from tiledask.lab.puzzles import figures
+        from tiledask.lab.judging.figure import draw_targets, titled
+        from tiledask.lab.puzzles.figures import DRAWINGS
 
-        title = partial(titled, self, self.result(answer))
-        draw: Callable[..., Figure] = getattr(figures, f"draw_{self.kind}")
-        return draw(self.inputs, self.targets, answer, title)
+        result = self.result(answer)
+        title = partial(titled, self, result)
+        drawn = DRAWINGS[self.kind](self.inputs, self.targets, answer, title)
+        return drawn or draw_targets(self, result)
 
     def place(self) -> PlacedAnswer:
         """The answer as something that is moved with mouse and keyboard in JupyterLab.
@@ -99,7 +100,8 @@ class Puzzle(JudgedTask):
         >>> puzzle.check(puzzle.solve()).stars
         3
         """
-        return KINDS[self.kind].solve(self.inputs, self._limits())
+        found = KINDS[self.kind].solve(self.inputs, self._limits())
+        return found if found and self.result(found) else None
 
     def _limits(self) -> dict[str, float]:
         """The targets as numbers; what is to be the least is worked out, inf if nothing will do."""
@@ -122,19 +124,14 @@ def puzzle_names() -> tuple[str, ...]:
     >>> puzzle_names()[0]
     '24-on-4'
     """
-    return tuple(_by_level().values())
+    # by the files alone: making a puzzle of each takes many times as long
+    every = names("puzzles")
+    return tuple(sorted(every, key=lambda name: read_named("puzzles", name).values["level"]))
 
 
 def puzzle_levels() -> tuple[Puzzle, ...]:
     """The puzzles there are, level 1 first."""
     return tuple(map(load_puzzle, puzzle_names()))
-
-
-def _by_level() -> dict[int, str]:
-    """Level -> name, by the files alone: making a puzzle of each takes many times as long."""
-    return dict(
-        sorted((read_named("puzzles", name).values["level"], name) for name in names("puzzles"))
-    )
 
 
 def load_puzzle(name: str | int | os.PathLike[str] | Mapping[str, Any]) -> Puzzle:
@@ -158,80 +155,46 @@ def load_puzzle(name: str | int | os.PathLike[str] | Mapping[str, Any]) -> Puzzl
         path = Path(str(name))
         return _read(path.stem, read(path))
     if is_whole(name) or re.fullmatch(r"\d{1,9}", str(name)):
-        levels = _by_level()
-        if int(name) not in levels:
-            raise ConfigError(f"there is no level {name}; the levels are 1 to {max(levels)}")
-        name = levels[int(name)]
+        levels = puzzle_names()
+        if not 1 <= int(name) <= len(levels):
+            raise ConfigError(f"there is no level {name}; the levels are 1 to {len(levels)}")
+        name = levels[int(name) - 1]
     return _read(str(name), Fields(read_named("puzzles", str(name)).values, f"puzzle {name!r}"))
 
 
-def _object(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict) or not value:
-        raise ValueError("must be an object with a key or more")
-    return value
-
-
-_NEEDED: dict[str, Reader] = {
-    "level": whole(1, 999),
-    "title": text,
-    "kind": choice(KINDS),
-    "task": text,
-    "inputs": _object,
-    "targets": _object,
-}
-_OPTIONAL: dict[str, Reader] = {"hints": texts, "source": text}
-
-
 def _read(name: str, fields: Fields) -> Puzzle:
-    values = _values(fields, _NEEDED, _OPTIONAL)
-    kind = KINDS[values["kind"]]
-    inputs = _values(fields.object("inputs"), kind.needed, kind.optional)
-    readers = {name: partial(_wanted, name in inputs.get("open", {})) for name in kind.measures}
-    targets = _values(fields.object("targets"), {}, readers)
+    head = {key: fields.text(key) for key in ("title", "kind", "task")}
+    level, hints = fields.integer("level"), fields.texts("hints", ())
+    source = fields.text("source", "")
+    if head["kind"] not in KINDS:
+        raise fields.fail("kind", f"must be one of {', '.join(KINDS)}, got {short(head['kind'])}")
+    kind, given, wanted = KINDS[head["kind"]], fields.object("inputs"), fields.object("targets")
+    fields.done()
+    readers = {key: INPUTS[key] for key in (*kind.needed, *kind.optional)}
+    inputs = read_values(given, readers, kind.needed)
+    chosen = inputs.get("open", {})
+    readers = {key: _least if key in chosen else number for key in kind.measures}
+    targets = read_values(wanted, readers)
+    if not targets:
+        raise fields.fail("targets", f"has none of {', '.join(kind.measures)}; add one")
     try:
         kind.validate(inputs)
     except (ConfigError, RuleError) as error:
         raise fields.fail("inputs", f"cannot be a puzzle: {error}") from None
     return Puzzle(
         name=name,
-        question=values["task"],
+        question=head["task"],
         form=kind.how,
-        hints=values.get("hints", ()),
-        source=values.get("source", ""),
-        level=values["level"],
-        title=values["title"],
-        kind=values["kind"],
+        hints=hints,
+        source=source,
+        level=level,
+        title=head["title"],
+        kind=head["kind"],
         inputs=MappingProxyType(inputs),
-        targets=MappingProxyType(targets),
+        targets=MappingProxyType({key: wanted.values[key] for key in targets}),
     )
 
 
-def _values(
-    fields: Fields, needed: Mapping[str, Reader], optional: Mapping[str, Reader]
-) -> dict[str, Any]:
-    """The value of every key; ConfigError for one that is missing, unknown, or refused."""
-    readers = {**needed, **optional}
-    for key in needed:
-        if key not in fields.values:
-            raise fields.fail(key, "is missing; add it")
-    for key in fields.values:
-        if key not in readers:
-            known = f"{meant(key, readers)}known: {', '.join(sorted(readers))}"
-            raise fields.fail(key, f"is not known here; {known}")
-    return {key: _value(fields, key, readers[key]) for key in fields.values}
-
-
-def _value(fields: Fields, key: str, reader: Reader) -> Any:
-    try:
-        return reader(fields.values[key])
-    except ValueError as error:
-        shown = repr(fields.values[key])
-        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-        raise fields.fail(key, f"{error}; got {shown}") from None
-
-
-def _wanted(chosen: bool, value: Any) -> Any:
-    """A target: the most that a measure may be, or LEAST for what is ``chosen``."""
-    if value == LEAST and not chosen:
-        raise ValueError(f"may be {LEAST!r} only where it is what is chosen")
-    return value if value == LEAST else number()(value) and value
+def _least(value: Any) -> Any:
+    """A target of what is chosen: the most that it may be, or LEAST."""
+    return value if value == LEAST else number(value)

@@ -36,9 +36,7 @@ def letters_a_second(run: Timeline, width: int = _WIDTH) -> float:
 
 
 def timeline_text(run: Timeline, width: int = _WIDTH, name: str = "device") -> str:
-    """A run drawn in letters, a line per device: "F0" a forward of micro-batch 0, "." idle.
-
-    Devices have this ``name``, and count from 1.
+    """A run drawn in letters, a line per device, which has this ``name`` and counts from 1.
 
     >>> import tiledask as td
     >>> print(timeline_text(td.simulate(td.schedule("1f1b", 2, 2)), width=30))
