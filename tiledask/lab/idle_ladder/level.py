@@ -15,6 +15,7 @@ from tiledask.lab.judging import JudgedTask, Target
 from tiledask.lab.judging.reading import SECONDS, SHARE, Unit, from_0, labelled, parts, read_number
 from tiledask.lab.judging.result import WRONG
 from tiledask.lab.plots.primitives import Figure
+from tiledask.plan.data import shipped_json
 from tiledask.plan.pipelines.timeline import Timeline
 
 __all__ = ["IDLE", "Asked", "IdleLevel", "Run", "level_of", "listed", "num", "off_by", "total"]
@@ -210,20 +211,22 @@ def _typed(answer: Any, between: str = "; ") -> str:
 
 
 def level_of(
-    head: dict[str, Any], page: str, fields: Iterable[Asked], *runs: Run, **judge: Any
+    head: Mapping[str, Any],
+    words: Mapping[str, Any],
+    lines: Iterable[str],
+    fields: Iterable[Asked],
+    *runs: Run,
+    **judge: Any,
 ) -> IdleLevel:
-    """A level whose words stand on a ``page``, each part behind a letter: Q the question, A the
-    form of an answer, H a hint, W a line of the working."""
-    found: dict[str, list[str]] = {letter: [] for letter in "QAHW"}
-    for letter, words in re.findall(r"^ *([QAHW]): ((?:.|\n(?! *[QAHW]: ))*)", page, re.MULTILINE):
-        found[letter].append(" ".join(words.split()))
+    """A level with ``words`` put into its texts in data/ladder.json; ``lines``: the working."""
+    texts = shipped_json("ladder.json")[f"{head['level']}"]
     return IdleLevel(
         **head,
-        question=found["Q"][0],
-        form=found["A"][0],
-        hints=tuple(found["H"]),
+        question=texts["question"].format(**words),
+        form=texts["form"].format(**words),
+        hints=tuple(hint.format(**words) for hint in texts["hints"]),
         fields=tuple(fields),
         runs=runs,
-        lines=tuple(filter(None, found["W"])),
+        lines=tuple(lines),
         **judge,
     )

@@ -48,25 +48,23 @@ def fill_the_timetable(head: dict[str, Any], rng: Random) -> IdleLevel:
         "; ".join(f"worker {w}: {total(each)}" for w, each in enumerate(part, 1) if each)
         for part in zip(*waits, strict=True)
     )
-    page = f"""
-    Q: {p} workers hold a part of a model each. One batch goes forward through workers
-       {listed(workers)} (F0), then its gradient comes back through {listed(reversed(workers))}
-       (B0); each starts when the one before is done. F0 takes them {listed(forward)} slots, B0
-       {("as", "twice as")[times - 1]} long on each. For every worker, say what it does in each
-       of the {len(slots)} slots. Workers and slots count from 1; the batch is number 0.
-    A: a line (or a part between ;) per worker and a word per slot, F0, B0 or a dot for idle,
-       for example 'F0 . . B0; . F0 B0 .' for 2 workers and 4 slots; 3x. is three dots
-    H: In every slot exactly one worker has the batch. Where is it first, and where next?
-    H: Write the forwards as stairs down from worker 1: each begins in the slot after the last
-       one of the worker above. Then the stairs up, from the last worker.
-    H: The forwards fill the first {total(forward)} slots, the backwards the other
-       {sum(backward)}. Worker {p} has its B0 right after its F0; worker 1 begins and ends.
-    W: Slots of waiting for the forwards above: {above}
-    W: Slots of waiting while the batch is below: {below}
-    W: Slots of waiting for the backwards above: {behind}
-    W: Answer: {"; ".join(map(" ".join, rows))}
-    """
-    return level_of(head, page, fields, Run(f"{p} workers, one batch", run))
+    words = {
+        "p": p,
+        "workers": listed(workers),
+        "back": listed(reversed(workers)),
+        "forward": listed(forward),
+        "times": ("as", "twice as")[times - 1],
+        "slots": len(slots),
+        "down": total(forward),
+        "up": sum(backward),
+    }
+    lines = [
+        f"Slots of waiting for the forwards above: {above}",
+        f"Slots of waiting while the batch is below: {below}",
+        f"Slots of waiting for the backwards above: {behind}",
+        f"Answer: {'; '.join(map(' '.join, rows))}",
+    ]
+    return level_of(head, words, lines, fields, Run(f"{p} workers, one batch", run))
 
 
 def who_waits_for_whom(head: dict[str, Any], rng: Random) -> IdleLevel:
@@ -97,24 +95,12 @@ def who_waits_for_whom(head: dict[str, Any], rng: Random) -> IdleLevel:
             wrong = [(f"{busy + 1}", why)] if waits[w - 1].isdigit() else []
             fields.append(Asked(f"worker {w} at {t:g} s", waits[w - 1], wrong, known))
     first, second = (f"{t:g} s" for t in moments)
-    page = f"""
-    Q: {p} workers, counted from 1, hold a stage each. One batch goes forward through workers 1
-       to {p} in {listed(forward)} s, then back through {p} to 1, twice as long on each;
-       transfers take nothing. At {first}, and at {second}, for whom does each worker wait?
-       Write the number of the worker whose result it needs next, 'works' if it works then,
-       'done' if it has nothing left to do.
-    A: {p} words for {first}, then {p} for {second}; for 2 workers 'works, 1; 2, works'
-    H: One worker has the batch. All the others wait, each for a neighbour or for nothing.
-    H: A worker that has done its forward needs the gradient from the next worker; one that has
-       done nothing yet needs the activations from the worker before; one that has done its
-       backward needs nothing.
-    H: The forwards end one after the other, the last after {sum(forward)} s; then come the
-       backwards, from worker {p} up. Find who is at work at {first} and at {second}.
-    W: {works[0]}
-    W: {works[1]}
-    W: Answer: {"; ".join(answers)}
-    """
-    return level_of(head, page, fields, Run(f"{p} workers, one batch", run))
+    words = {"p": p, "forward": listed(forward), "first": first, "second": second, "down": down}
+    lines = [
+        *works,
+        f"Answer: {'; '.join(answers)}",
+    ]
+    return level_of(head, words, lines, fields, Run(f"{p} workers, one batch", run))
 
 
 def idle_of_each(head: dict[str, Any], rng: Random) -> IdleLevel:
@@ -129,7 +115,7 @@ def idle_of_each(head: dict[str, Any], rng: Random) -> IdleLevel:
     run = one_batch(forward, backward, sends)
     compute, way = 3 * sum(forward), sum(sends)
     end = compute + 2 * way
-    fields, waits = [], ""
+    fields, waits = [], []
     for w, f in enumerate(forward, 1):
         wrong = (
             (3 * f, f"that is how long worker {w} works"),
@@ -141,31 +127,26 @@ def idle_of_each(head: dict[str, Any], rng: Random) -> IdleLevel:
         )
         right = run.idle_per_device[w - 1]
         fields.append(Asked(f"worker {w}'s idle time", right, wrong, label=f"{w}"))
-        waits += f"\nW: Worker {w} works {f} + {2 * f} = {3 * f} s and waits {end} - {3 * f} = "
-        waits += f"{end - 3 * f} s"
-    ways = listed([f"{c} s from worker {w} to {w + 1}" for w, c in enumerate(sends, 1)])
-    moves = f"A transfer takes {ways}, and as long on the way back."
-    page = f"""
-    Q: {p} workers, counted from 1, hold stages of {listed(forward)} s forward, and twice that
-       back. One batch goes forward through all, then back.
-       {moves if transfers else "Transfers take nothing."} How long is each worker idle, from
-       the start of the batch to its end? {"Waiting for a transfer is idle time too." * transfers}
-    A: the seconds of workers 1 to {p}, for example '10 s, 8 s, 20 s' for 3
-    H: Only one works at a time: whoever works, all the others wait.
-       {"During a transfer nobody works at all." * transfers}
-    H: So a worker waits for everything that is not its own work. How long does the whole batch
-       take, forward and back{", with all the ways there and back" * transfers}?
-    H: The batch takes {total(forward)} s forward and twice that back.
-       {f"The ways add {total(sends)} s, and once more on the way back." * transfers}
-       Take away what a worker does itself: worker 1 works {forward[0]} + {backward[0]} s.
-    W: The batch takes {total(forward)} s forward and {total(backward)} s back
-    W: {f"The ways take {total(sends)} s, there and back 2 x {way} = {2 * way} s" * transfers}
-    W: One works at a time, so it ends after
-       {sum(forward)} + {sum(backward)}{f" + {2 * way}" * transfers} = {end} s {waits}
-    W: Answer: {", ".join(f"{end - 3 * f} s" for f in forward)}
-    """
+        works = f"Worker {w} works {f} + {2 * f} = {3 * f} s"
+        waits.append(f"{works} and waits {end} - {3 * f} = {end - 3 * f} s")
+    more = f" + {2 * way}" * transfers
+    words = {
+        "p": p,
+        "forward": listed(forward),
+        "down": total(forward),
+        "own": f"{forward[0]} + {backward[0]}",
+        "ways": listed([f"{c} s from worker {w} to {w + 1}" for w, c in enumerate(sends, 1)]),
+        "sent": total(sends),
+    }
+    lines = [
+        f"The batch takes {total(forward)} s forward and {total(backward)} s back",
+        *[f"The ways take {total(sends)} s, there and back 2 x {way} = {2 * way} s"] * transfers,
+        f"One works at a time, so it ends after {sum(forward)} + {sum(backward)}{more} = {end} s",
+        *waits,
+        f"Answer: {', '.join(f'{end - 3 * f} s' for f in forward)}",
+    ]
     facts = f"{p} workers, one batch{', with transfers' * transfers}"
-    return level_of(head, page, fields, Run(facts, run))
+    return level_of(head, words, lines, fields, Run(facts, run))
 
 
 def idle_in_all(head: dict[str, Any], rng: Random) -> IdleLevel:
@@ -177,22 +158,14 @@ def idle_in_all(head: dict[str, Any], rng: Random) -> IdleLevel:
     busy = (run.busy, "that is how long the workers work, all together")
     whole = (run.makespan * p, "that is all worker-time, work and waiting")
     fields = Asked("the idle time of all workers", run.idle, (busy, whole)), idle_share(run)
-    page = f"""
-    Q: A batch takes {T} s on one worker, forward and back. The model is cut over {p} workers,
-       layer-wise; nobody tells you where, and the stages are uneven. Transfers take nothing,
-       and one batch is under way at a time. How many seconds are the workers idle, all
-       together, and which share of all worker-time is that?
-    A: the seconds of all workers together and the share, for example '48 s, 80 %'
-    H: Does the cut change how long the batch takes? Does it change how many work at a time?
-    H: At every moment one of the {p} works. How many wait, and for how long?
-    H: The batch still takes T = {T} s, and p - 1 workers wait all the time: (p - 1) T, of p T
-       in all.
-    W: One after the other, cut anywhere, the stages take T = {T} s
-    W: One works, {p} - 1 = {p - 1} wait: {p - 1} x {T} = {(p - 1) * T} s
-    W: All worker-time is {p} x {T} = {p * T} s: {(p - 1) * T}/{p * T} = {p - 1}/{p}
-    W: Answer: {(p - 1) * T} s, {p - 1}/{p}
-    """
-    return level_of(head, page, fields, Run(f"{p} workers, cut somewhere", run))
+    words = {"p": p, "T": T}
+    lines = [
+        f"One after the other, cut anywhere, the stages take T = {T} s",
+        f"One works, {p} - 1 = {p - 1} wait: {p - 1} x {T} = {(p - 1) * T} s",
+        f"All worker-time is {p} x {T} = {p * T} s: {(p - 1) * T}/{p * T} = {p - 1}/{p}",
+        f"Answer: {(p - 1) * T} s, {p - 1}/{p}",
+    ]
+    return level_of(head, words, lines, fields, Run(f"{p} workers, cut somewhere", run))
 
 
 def from_few_to_many(head: dict[str, Any], rng: Random) -> IdleLevel:
@@ -210,25 +183,15 @@ def from_few_to_many(head: dict[str, Any], rng: Random) -> IdleLevel:
         Asked(f"the time for a batch with {q} workers", many.makespan, [at_once]),
         Asked("the growth of the idle time", many.idle - few.idle, [grown]),
     )
-    page = f"""
-    Q: A model takes {whole} s forward and {2 * whole} s back for a batch. It is cut evenly over
-       {p} workers, then over {q}, layer-wise, one batch at a time; transfers take nothing. Give
-       four numbers: the utilisation (work over all worker-time) with {p} workers and with {q},
-       the seconds for a batch with {q}, and by how many seconds the idle time of all workers
-       together grows.
-    A: two shares and two numbers of seconds, for example '80 %, 0.4, 10 s, 30 s'
-    H: Half the layers on each worker: is anything done sooner?
-    H: One worker works at a time, whether there are few or many. So what share of them is at
-       work, and does the batch take longer or shorter than on one?
-    H: The batch takes {whole} + {2 * whole} s in either case. With p workers the share at work
-       is 1/p, and p - 1 workers wait all the time.
-    W: The batch takes {whole} + {2 * whole} = {T} s, with {p} workers and with {q}
-    W: One of {p} works: 1/{p} = {format_percent(1 / p)}; one of {q}: 1/{q} =
-       {format_percent(1 / q)}
-    W: With {p} workers {p - 1} wait{"s" * (p == 2)} for {T} s: {(p - 1) * T} s
-    W: With {q} workers {q - 1} wait for {T} s: {(q - 1) * T} s
-    W: It grows by {(q - 1) * T} - {(p - 1) * T} = {more} s, {num(more / T)} x {T}
-    W: Answer: 1/{p}, 1/{q}, {T} s, {more} s
-    """
+    words = {"p": p, "q": q, "whole": whole, "twice": 2 * whole}
+    share, less = format_percent(1 / p), format_percent(1 / q)
+    lines = [
+        f"The batch takes {whole} + {2 * whole} = {T} s, with {p} workers and with {q}",
+        f"One of {p} works: 1/{p} = {share}; one of {q}: 1/{q} = {less}",
+        f"With {p} workers {p - 1} wait{'s' * (p == 2)} for {T} s: {(p - 1) * T} s",
+        f"With {q} workers {q - 1} wait for {T} s: {(q - 1) * T} s",
+        f"It grows by {(q - 1) * T} - {(p - 1) * T} = {more} s, {num(more / T)} x {T}",
+        f"Answer: 1/{p}, 1/{q}, {T} s, {more} s",
+    ]
     runs = (Run(f"{n} workers, one batch", run) for n, run in ((p, few), (q, many)))
-    return level_of(head, page, fields, *runs)
+    return level_of(head, words, lines, fields, *runs)

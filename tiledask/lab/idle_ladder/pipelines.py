@@ -78,26 +78,17 @@ def triangles(head: dict[str, Any], rng: Random) -> IdleLevel:
         Asked("the idle time of a worker", run.idle_per_device[0], idle),
         idle_share(run),
     )
-    page = f"""
-    Q: {p} equal stages, one on each worker, and {m} micro-batches under {name}; a forward takes
-       {F} s, a backward {B} s, transfers nothing. Give three numbers: after how many seconds all
-       is done, how long each worker is idle, and the idle share of all worker-time.
-    A: two numbers of seconds and a share, for example '30 s, 7 s, 25 %'
-    H: Draw the first micro-batch's way down to the last worker and the last one's way back up:
-       two triangles of waiting.
-    H: The last worker waits until the first micro-batch has come down {p - 1}
-       worker{"s" * (p > 2)}, then works without a break, then waits while the last gradient
-       goes up. All wait equally long.
-    H: Idle per worker: (p - 1) (F + B). Work per worker: m (F + B), with F + B = {F + B} s. The
-       end is their sum, the share is idle over that sum.
-    W: Each worker works {m} x ({F} + {B}) = {T} s
-    W: Worker {p} waits {p - 1} x {F} s for its first forward and {p - 1} x {B} s after its last
-       backward: {p - 1} x ({F} + {B}) = {ramp} s
-    W: The others wait as long: what is less at the ends is more in between, {ramp} s
-    W: The end: {T} + {ramp} = {T + ramp} s; the share: {ramp}/{T + ramp} = {share}
-    W: Answer: {T + ramp} s, {ramp} s, {share}
-    """
-    return level_of(head, page, fields, Run(f"{name}, {p} workers, {m} micro-batches", run))
+    words = {"p": p, "m": m, "name": name, "F": F, "B": B, "both": F + B}
+    words["others"] = f"{p - 1} worker{'s' * (p > 2)}"
+    lines = [
+        f"Each worker works {m} x ({F} + {B}) = {T} s",
+        f"Worker {p} waits {p - 1} x {F} s for its first forward and {p - 1} x {B} s after its "
+        f"last backward: {p - 1} x ({F} + {B}) = {ramp} s",
+        f"The others wait as long: what is less at the ends is more in between, {ramp} s",
+        f"The end: {T} + {ramp} = {T + ramp} s; the share: {ramp}/{T + ramp} = {share}",
+        f"Answer: {T + ramp} s, {ramp} s, {share}",
+    ]
+    return level_of(head, words, lines, fields, Run(f"{name}, {p} workers, {m} micro-batches", run))
 
 
 def fewest_for_a_share(head: dict[str, Any], rng: Random) -> IdleLevel:
@@ -121,25 +112,17 @@ def fewest_for_a_share(head: dict[str, Any], rng: Random) -> IdleLevel:
             Target("micro-batches", least, n, least, least=True),
         ]
 
-    page = f"""
-    Q: {p} equal stages, one on each worker, run 1F1B; a backward takes twice as long as a
-       forward, transfers nothing. At most {percent} % of all worker-time may be idle. How many
-       micro-batches does that need? Give the fewest.
-    A: a whole number, for example '150'
-    H: Each worker waits for p - 1 micro-batches' time, however many there are.
-    H: So m rounds of work stand beside p - 1 rounds of waiting: the idle share is
-       (p - 1) / (m + p - 1).
-    H: {p - 1} / (m + {p - 1}) must be at most {share}. Then m + {p - 1} is at least {p - 1}
-       divided by {share}; a fraction is rounded up.
-    W: Each worker waits {p} - 1 = {p - 1} rounds of F + B
-    W: {p - 1} / (m + {p - 1}) is at most {share}, so m + {p - 1} is at least
-       {p - 1} / ({share}) = {rounds}
-    W: m is at least {rounds} - {p - 1} = {exact}, and whole: {m}
-    W: With {m}: {left} idle; with {m - 1}: {fewer}
-    W: Answer: {m}
-    """
+    words = {"p": p, "q": p - 1, "percent": percent, "share": share}
+    lines = [
+        f"Each worker waits {p} - 1 = {p - 1} rounds of F + B",
+        f"{p - 1} / (m + {p - 1}) is at most {share}, so m + {p - 1} is at least "
+        f"{p - 1} / ({share}) = {rounds}",
+        f"m is at least {rounds} - {p - 1} = {exact}, and whole: {m}",
+        f"With {m}: {left} idle; with {m - 1}: {fewer}",
+        f"Answer: {m}",
+    ]
     fields, run = [Asked("the number of micro-batches", least, unit=COUNT)], one_f_one_b(p, m)
-    return level_of(head, page, fields, Run(f"1F1B, {p} workers", run), targets=targets)
+    return level_of(head, words, lines, fields, Run(f"1F1B, {p} workers", run), targets=targets)
 
 
 def best_with_overhead(head: dict[str, Any], rng: Random) -> IdleLevel:
@@ -174,32 +157,23 @@ def best_with_overhead(head: dict[str, Any], rng: Random) -> IdleLevel:
             Target("seconds for the batch", 1.05 * best, own, best, "", True, far, almost=close),
         ]
 
-    sums = "\n".join(
-        f"W: m = {k}: ({k} + {p - 1}) x ({T}/{k} + 2 x {o:g}) = {k + p - 1} x "
-        f"{num(T / k + 2 * o)} = {num(times[k])} s"
-        for k in options
-    )
-    page = f"""
-    Q: {p} equal stages run 1F1B. The whole batch takes a stage {F} s forward and {2 * F} s
-       back; cut into m micro-batches, each takes 1/m of that, and every action costs {o:g} s
-       more, however small it is. Transfers take nothing. Which m of {listed(options)} ends the
-       batch first, and after how many seconds?
-    A: the micro-batches and the seconds, for example '4, 91.7 s'
-    H: More micro-batches shorten the wait, and pay the cost of an action more often: the best
-       is somewhere between.
-    H: m + p - 1 rounds, and a round is a forward and a backward: both cost extra.
-    H: (m + {p - 1}) ({T}/m + 2 x {o:g}) seconds: for m = 1 that is {p} x {num(T + 2 * o)} =
-       {num(times[1])}. Work out the others; the best has about as much waiting as extra cost.
-    {sums}
-    W: The least is {num(times[m])} s, at m = {m}; there a worker waits {p - 1} x
-       {num(T / m + 2 * o)} = {num((p - 1) * (T / m + 2 * o))} s
-    W: Answer: {m}, {num(times[m])} s
-    """
+    words = {"p": p, "q": p - 1, "F": F, "twice": 2 * F, "T": T, "o": o, "options": listed(options)}
+    words["one"] = f"{p} x {num(T + 2 * o)} = {num(times[1])}"
+    rounds = {k: (k + p - 1, num(T / k + 2 * o)) for k in options}
+    lines = [
+        *(
+            f"m = {k}: ({k} + {p - 1}) x ({T}/{k} + 2 x {o:g}) = {n} x {each} = {num(times[k])} s"
+            for k, (n, each) in rounds.items()
+        ),
+        f"The least is {num(times[m])} s, at m = {m}; there a worker waits {p - 1} x "
+        f"{rounds[m][1]} = {num((p - 1) * (T / m + 2 * o))} s",
+        f"Answer: {m}, {num(times[m])} s",
+    ]
     fields = (
         Asked("the number of micro-batches", m, unit=COUNT),
         Asked("the time for the batch", runs[m].makespan),
     )
-    return level_of(head, page, fields, Run(f"1F1B, {p} workers", runs[m]), targets=targets)
+    return level_of(head, words, lines, fields, Run(f"1F1B, {p} workers", runs[m]), targets=targets)
 
 
 def one_slow_stage(head: dict[str, Any], rng: Random) -> IdleLevel:
@@ -220,7 +194,7 @@ def one_slow_stage(head: dict[str, Any], rng: Random) -> IdleLevel:
     if not last:
         ends += f"; in between see whether a gradient is back when its first {p - k} forwards are "
         ends += "done"
-    between = f"W: In between, the first backward needs {behind} s below it, and meanwhile it does "
+    between = f"In between, the first backward needs {behind} s below it, and meanwhile it does "
     between += f"{ahead} s of forwards: {waited}"
     wrong = (
         (work, f"that is the work of worker {k + 1} alone"),
@@ -235,27 +209,18 @@ def one_slow_stage(head: dict[str, Any], rng: Random) -> IdleLevel:
             mistakes.append((run.idle_per_device[w + 1], why))
         right = run.idle_per_device[w]
         fields.append(Asked(f"worker {w + 1}'s idle time", right, mistakes))
-    page = f"""
-    Q: {p} workers, counted from 1, run 1F1B with {m} micro-batches. A forward takes {F} s on
-       each but worker {k + 1}, which takes {slow} s; a backward takes twice as long as the
-       forward; transfers take nothing. Give three numbers: after how many seconds all is done,
-       how long worker {k + 1} is idle, and how long worker {other + 1} is.
-    A: three numbers of seconds: the end, worker {k + 1}, worker {other + 1}; for example
-       '50 s, 8 s, 20 s'
-    H: The slow worker sets the pace: once it has work it hardly ever stops. The others wait for
-       it.
-    H: Follow worker {k + 1}: it works {m} times {slow} + {2 * slow} s. Does it wait before its
-       first forward, and while others are busy after its last backward?
-    H: {ends}. The others wait for all that is not their own work.
-    W: Worker {k + 1} works {m} x ({slow} + {2 * slow}) = {work} s
-    W: It waits {down} s for its first forward, and after its last backward {up} s
-    {"" if last else between}
-    W: The end: {work} + {waits} = {end} s
-    W: Worker {other + 1} works {m} x ({F} + {2 * F}) = {fast} s and waits {end} - {fast} =
-       {end - fast} s
-    W: Answer: {end} s, {waits} s, {end - fast} s
-    """
-    return level_of(head, page, fields, Run(f"1F1B, {p} workers, {m} micro-batches", run))
+    words = {"p": p, "m": m, "F": F, "k": k + 1, "slow": slow, "twice": 2 * slow}
+    words |= {"other": other + 1, "ends": ends}
+    lines = [
+        f"Worker {k + 1} works {m} x ({slow} + {2 * slow}) = {work} s",
+        f"It waits {down} s for its first forward, and after its last backward {up} s",
+        *[between] * (not last),
+        f"The end: {work} + {waits} = {end} s",
+        f"Worker {other + 1} works {m} x ({F} + {2 * F}) = {fast} s and waits {end} - {fast} = "
+        f"{end - fast} s",
+        f"Answer: {end} s, {waits} s, {end - fast} s",
+    ]
+    return level_of(head, words, lines, fields, Run(f"1F1B, {p} workers, {m} micro-batches", run))
 
 
 class Gap(NamedTuple):
@@ -320,33 +285,21 @@ def which_gap_is_which(head: dict[str, Any], rng: Random) -> IdleLevel:
             gaps.append(rng.choice(rest))
             rng.shuffle(gaps)
             break
-    fields, shown, works, answers = [], [], "", []
+    fields, shown, works, answers = [], [], [], []
     for letter, gap in zip("ABCDE", gaps, strict=True):
-        (cause, words), who = why[gap], f"{letter} worker {gap.worker + 1}"
+        (cause, because), who = why[gap], f"{letter} worker {gap.worker + 1}"
         fields.append(Asked(f"gap {letter}", cause, (), _CAUSES, letter))
         shown.append(f"{who}, {num(gap.start)} to {num(gap.end)} s")
-        works += f"W: {who}, {num(gap.end - gap.start)} s, {words}: {cause}\n"
+        works.append(f"{who}, {num(gap.end - gap.start)} s, {because}: {cause}")
         answers.append(f"{letter} {cause}")
-    page = f"""
-    Q: {p} workers, counted from 1, run 1F1B with {m} micro-batches; a forward takes
-       them {listed(forward)} s, a backward twice that, and a transfer {latency} s from one
-       to the next. Five of the gaps have a letter: {"; ".join(shown)}. Which is which?
-       'warm-up' is before a worker's first backward, 'drain' after its last forward; in between
-       it is 'transfer' if what the next action needs is already made and on its way when the
-       gap begins, 'imbalance' if another worker still makes it.
-    A: a word for each letter, for example 'A drain, B transfer, ...'
-    H: Look first whether the worker has done a backward before the gap, and whether a forward
-       follows after it.
-    H: For a gap in the middle, find the action that comes after it, and the one on the
-       neighbour that makes what it needs: the activation for a forward, the gradient for a
-       backward.
-    H: If that one ended {latency} s before the gap ends and not later than the gap began,
-       only the way took time. If it still ran when the gap began, the neighbour was slower.
-    {works}
-    W: Answer: {", ".join(answers)}
-    """
+    words = {"p": p, "m": m, "forward": listed(forward), "latency": latency}
+    words["shown"] = "; ".join(shown)
+    lines = [
+        *works,
+        f"Answer: {', '.join(answers)}",
+    ]
     facts = Run(f"1F1B, {p} workers, {m} micro-batches", run)
-    return level_of(head, page, fields, facts, shows_run=True)
+    return level_of(head, words, lines, fields, facts, shows_run=True)
 
 
 @cache
@@ -361,7 +314,7 @@ def which_microbatches(head: dict[str, Any], rng: Random) -> IdleLevel:
     seen = sorted(rng.sample([u for u in range(10, 90) if len(_behind(p, u)) == 1], 3))
     if not head["seed"]:
         p, seen = 4, [25, 57, 73]
-    fields, runs, works, answers = [], [], "", []
+    fields, runs, works, answers = [], [], [], []
     for u in seen:
         (m,), x = _behind(p, u), u * (p - 1) / (100 - u)
         wrong = (
@@ -372,19 +325,13 @@ def which_microbatches(head: dict[str, Any], rng: Random) -> IdleLevel:
         runs.append(Run(f"{p} workers, {u} % busy", one_f_one_b(p, m)))
         n = round(x)
         answers.append(f"{n}")
-        works += f"W: {u} %: {u / 100:g} x {p - 1} / {(100 - u) / 100:g} = {x:.2f}, so m = {n}: "
-        works += f"{n}/{n + p - 1} = {format_percent(n / (n + p - 1))}\n"
-    page = f"""
-    Q: A monitor shows a utilisation of {listed([f"{u} %" for u in seen])} of {p} workers in
-       three runs, rounded to whole percents. They run 1F1B with equal stages, and transfers
-       take nothing. With how many micro-batches did each of the three run?
-    A: three whole numbers, for example '30, 60, 90'
-    H: With one micro-batch one worker works at a time. What is the share then?
-    H: Utilisation u is m / (m + p - 1): m rounds of work out of m + p - 1. Turn it round.
-    H: m = u (p - 1) / (1 - u), with p - 1 = {p - 1}; round to a whole number, and put it back
-       into m / (m + {p - 1}) to see.
-    W: u = m / (m + {p - 1}), so m = u x {p - 1} / (1 - u)
-    {works}
-    W: Answer: {", ".join(answers)}
-    """
-    return level_of(head, page, fields, *runs)
+        found = f"{n}/{n + p - 1} = {format_percent(n / (n + p - 1))}"
+        turned = f"{u / 100:g} x {p - 1} / {(100 - u) / 100:g} = {x:.2f}"
+        works.append(f"{u} %: {turned}, so m = {n}: {found}")
+    words = {"p": p, "q": p - 1, "seen": listed([f"{u} %" for u in seen])}
+    lines = [
+        f"u = m / (m + {p - 1}), so m = u x {p - 1} / (1 - u)",
+        *works,
+        f"Answer: {', '.join(answers)}",
+    ]
+    return level_of(head, words, lines, fields, *runs)
