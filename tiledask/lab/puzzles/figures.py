@@ -94,7 +94,7 @@ def draw_partition(inputs: Inputs, targets: Targets, answer: Any, title: Titled)
 
 
 def _draw_layers(inputs: Inputs, targets: Targets, answer: Any, title: str) -> Figure:
-    devices, costs, memory = inputs["devices"], inputs["costs"], inputs.get("memory")
+    devices, costs, memory = inputs["devices"], inputs["costs"], inputs.get("memory", ())
     speeds, limit = inputs.get("speeds") or [1.0] * devices, targets.get("bottleneck")
     rows, odd = _rows(inputs, answer)
     parts = [rows]
@@ -102,7 +102,7 @@ def _draw_layers(inputs: Inputs, targets: Targets, answer: Any, title: str) -> F
         held = [[n for row in rows if row.device == d for n in row.layers] for d in range(devices)]
         parts.append([_Row(stage_name(d, devices), mine, d) for d, mine in enumerate(held)])
     heights = [0.8 + 0.3 * len(part) for part in parts]
-    figure = titled_canvas(0.5 + sum(heights), title)
+    figure: Any = titled_canvas(0.5 + sum(heights), title)
     panels = draw.stacked_axes(figure, heights)
 
     def seconds(n: int, device: int | None) -> float:
@@ -185,13 +185,10 @@ def _panel(
 
 
 @styled
-def draw_order(inputs: Inputs, targets: Targets, answer: Any, title: Titled) -> Figure | None:
-    """The run as a Gantt chart if the order can run."""
-    try:
-        order = order_of(inputs.get("shown") if answer is None else answer)
-        run = run_order(inputs, order)
-    except (ConfigError, ScheduleError):
-        return None
+def draw_order(inputs: Inputs, targets: Targets, answer: Any, title: Titled) -> Figure:
+    """The run as a Gantt chart; refuses an order that cannot run."""
+    order = order_of(inputs.get("shown") if answer is None else answer)
+    run = run_order(inputs, order)
     figure = gantt(run, titles=["the order"], title=title(""))
     rooms = limits_of(inputs) or [targets.get("kept")] * devices_of(inputs)
     _keeps(figure.axes[0], peak_in_flight(order), rooms, True)
@@ -240,10 +237,10 @@ def draw_composition(inputs: Inputs, targets: Targets, answer: Any, title: Title
     return figure
 
 
-DRAWINGS: dict[str, Callable[..., Figure | None]] = {
+DRAWINGS: dict[str, Callable[..., Figure]] = {
     "partition": draw_partition,
     "choice": draw_choice,
     "order": draw_order,
     "composition": draw_composition,
 }
-"""Kind -> what draws an answer; None: it cannot be drawn."""
+"""Kind -> what draws an answer; ConfigError or RuleError for one that cannot be drawn."""

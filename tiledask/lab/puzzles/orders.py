@@ -211,8 +211,7 @@ def _validate(inputs: Inputs) -> None:
         )
     if place == "free" and not inputs.get("devices", 7) <= stages <= 6:
         raise ScheduleError('a "free" place needs devices, and as many stages or more, 6 at most')
-    listed = isinstance(place, list)
-    if listed and (len(place) != stages or set(place) != set(range(1 + max(place)))):
+    if isinstance(place, list) and (len(place), set(place)) != (stages, {*range(max(place) + 1)}):
         raise ScheduleError(f"place has the rank, from 0, of each of {stages} stages; got {place}")
     if limits is not None and len(limits) != devices_of(inputs):
         raise ScheduleError(f"{len(limits)} memory limits for {devices_of(inputs)} devices")

@@ -77,8 +77,10 @@ class Puzzle(JudgedTask):
 
         result = self.result(answer)
         title = partial(titled, self, result)
-        drawn = DRAWINGS[self.kind](self.inputs, self.targets, answer, title)
-        return drawn or draw_targets(self, result)
+        try:
+            return DRAWINGS[self.kind](self.inputs, self.targets, answer, title)
+        except (ConfigError, RuleError):
+            return draw_targets(self, result)
 
     def place(self) -> PlacedAnswer:
         """The answer as something that is moved with mouse and keyboard in JupyterLab.
