@@ -3,15 +3,17 @@
 Lists may be written in full, or as text with repeats: "2, 22 x 1, 4" is 2, 22 ones and 4.
 """
 
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from tiledask.errors import ConfigError
 from tiledask.plan.data import Fields, meant
 from tiledask.plan.pipelines.schedules import schedules
 from tiledask.plan.units import parse_bytes
-from tiledask.plan.whole import is_whole, whole_rule
+from tiledask.plan.whole import whole_rule
 
 __all__ = ["INPUTS", "LONGEST", "TIMES", "Reader", "number", "read_values"]
 
@@ -23,72 +25,57 @@ LONGEST = 1000
 _HUGE = 1e18
 
 
-def number(value: Any) -> float:
-    """A finite number of 0 or more."""
-    try:
-        read = float("nan" if isinstance(value, bool) else value)
-    except (TypeError, ValueError, OverflowError):
-        read = -1.0
-    if not 0 <= read <= _HUGE:
-        raise ValueError(f"must be a finite number of at least 0 and at most {_HUGE:g}")
+def _number(rule: str, of: Callable[[Any], Any], least: float = 0, most: float = _HUGE) -> Reader:
+    """A number from ``least`` to ``most``; ``of`` makes it of what JSON holds, or fails."""
+
+    def read(value: Any) -> Any:
+        try:
+            found = None if isinstance(value, bool) else of(value)
+        except (ConfigError, ValueError, TypeError, AttributeError, OverflowError):
+            found = None
+        if found is None or not least <= found <= most:
+            raise ValueError(f"must be {rule}")
+        return found
+
     return read
 
 
 def _whole(least: int, most: int) -> Reader:
-    def read(value: Any) -> int:
-        written = isinstance(value, str) and re.fullmatch(r"\d{1,9}", value)
-        value = int(value) if written else value
-        if not is_whole(value, least, most):
-            raise ValueError(f"must be {whole_rule(least, most)}")
-        return int(value)
+    def of(value: Any) -> int:
+        return int(value) if isinstance(value, str) and len(value) < 10 else operator.index(value)
 
-    return read
+    return _number(whole_rule(least, most), of, least, most)
 
 
-def _size(value: Any) -> int:
-    """A number of bytes, or text such as "8 GB"."""
-    try:
-        read = parse_bytes(value)
-    except (ConfigError, OverflowError, ValueError, AttributeError, TypeError):
-        read = -1
-    if not 0 <= read <= _HUGE:
-        raise ValueError("must be a number of bytes, or text such as '8 GB'")
-    return read
+number = _number(f"a finite number of at least 0 and at most {_HUGE:g}", float)
+_size = _number("a number of bytes, or text such as '8 GB'", parse_bytes)
 
 
-def _several(one: Reader) -> Reader:
-    """A list of what ``one`` reads, written in full or as text with repeats.
+def _several(one: Reader, or_one: bool = False) -> Reader:
+    """A list of what ``one`` reads, written in full or as text with repeats; or ``one`` by itself.
 
-    >>> _several(number)("2, 3 x 1, 4.5"), _several(_size)("4 GB, 2 x 512 MB")
+    >>> _several(number)("2, 3 x 1, 4.5"), _several(_size, True)("4 GB, 2 x 512 MB")
     ([2.0, 1.0, 1.0, 1.0, 4.5], [4000000000, 512000000, 512000000])
     """
 
-    def read(value: Any) -> list[Any]:
+    def read(value: Any) -> Any:
+        if or_one:
+            with suppress(ValueError):
+                return one(value)
         if isinstance(value, str):
-            repeats = [re.fullmatch(r"(\d{1,4})\s*x\s*(.+)", w.strip()) for w in value.split(",")]
-            words = zip(value.split(","), repeats, strict=True)
-            each = ([r[2]] * int(r[1]) if r else [word.strip()] for word, r in words)
+            words = [word.strip() for word in value.split(",")]
+            repeats = [re.fullmatch(r"(\d{1,4})\s*x\s*(.+)", word) for word in words]
+            pairs = zip(words, repeats, strict=True)
+            each = ([many[2]] * int(many[1]) if many else [word] for word, many in pairs)
             value = [item for items in each for item in items]
         if not isinstance(value, list) or not 1 <= len(value) <= LONGEST:
             example = "in full or as text with repeats, as in '2, 22 x 1, 4'"
-            raise ValueError(f"must be a list of 1 to {LONGEST} numbers, {example}")
+            alone = "a number, or " * or_one
+            raise ValueError(f"must be {alone}a list of 1 to {LONGEST} numbers, {example}")
         try:
             return [one(item) for item in value]
         except ValueError as error:
             raise ValueError(f"every item {error}") from None
-
-    return read
-
-
-def _one_or_several(one: Reader) -> Reader:
-    def read(value: Any) -> Any:
-        try:
-            return one(value)
-        except ValueError as error:
-            try:
-                return _several(one)(value)
-            except ValueError as other:
-                raise ValueError(f"{error}; or {other}") from None
 
     return read
 
@@ -141,11 +128,11 @@ _CHOSEN: dict[str, Reader] = {
 }
 INPUTS: Mapping[str, Reader] = {
     **_CHOSEN,
-    **dict.fromkeys((*TIMES, "latency", "communication"), _one_or_several(number)),
+    **dict.fromkeys((*TIMES, "latency", "communication"), _several(number, or_one=True)),
     **dict.fromkeys(("costs", "speeds"), _several(number)),
     **dict.fromkeys(("memory", "weights", "activations"), _several(_size)),
-    "capacity": _one_or_several(_size),
-    "memory_limit": _one_or_several(_whole(1, 10_000)),
+    "capacity": _several(_size, or_one=True),
+    "memory_limit": _several(_whole(1, 10_000), or_one=True),
     "open": _open,
     "place": lambda value: value if value == "free" else _several(_whole(0, 15))(value),
     "rival": _choice(schedules),
