@@ -138,9 +138,6 @@ def _validate(inputs: Inputs) -> None:
             f"schedule, devices and microbatches are each either given or open; look at "
             f"{', '.join(sorted(odd))}"
         )
-    times = [inputs[name] for name in TIMES if name in inputs]
-    if not times or any(isinstance(time, list) for time in times):
-        raise ScheduleError("say how long forward and backward take, one number of seconds each")
     if prod(map(len, options.values())) > LONGEST:
         raise ScheduleError(f"there are more than {LONGEST} choices to try; leave fewer open")
     if not _tried(frozen_key(inputs)):
@@ -150,6 +147,7 @@ def _validate(inputs: Inputs) -> None:
 CHOICE = Kind(
     needed=("open",),
     optional=("schedule", "devices", "microbatches", "chunks", *TIMES, "latency", "rival"),
+    single=(*TIMES, "latency"),
     measures={
         "idle": "idle share of device-time",
         "makespan": "seconds until the end",

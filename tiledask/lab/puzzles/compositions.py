@@ -191,6 +191,7 @@ def _validate(inputs: Inputs) -> None:
 COMPOSITION = Kind(
     needed=("costs", "weights", "activations", "devices", "capacity", "microbatches", "backward"),
     optional=("speeds", "latency"),
+    single=("backward", "latency"),
     measures={"makespan": "seconds until the end"},
     how="the layers of each stage, a semicolon, and a schedule: '1-9 | 10-14 | ... ; 1f1b', or in "
     "place of the name an order with a line per device",

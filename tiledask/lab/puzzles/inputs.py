@@ -6,7 +6,6 @@ Lists may be written in full, or as text with repeats: "2, 22 x 1, 4" is 2, 22 o
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from typing import Any
 
 from tiledask.errors import ConfigError
@@ -59,9 +58,12 @@ def _several(one: Reader, or_one: bool = False) -> Reader:
     """
 
     def read(value: Any) -> Any:
-        if or_one:
-            with suppress(ValueError):
+        if or_one and not isinstance(value, list):
+            try:
                 return one(value)
+            except ValueError:
+                if not isinstance(value, str):
+                    raise
         if isinstance(value, str):
             words = [word.strip() for word in value.split(",")]
             repeats = [re.fullmatch(r"(\d{1,4})\s*x\s*(.+)", word) for word in words]
@@ -70,8 +72,7 @@ def _several(one: Reader, or_one: bool = False) -> Reader:
             value = [item for items in each for item in items]
         if not isinstance(value, list) or not 1 <= len(value) <= LONGEST:
             example = "in full or as text with repeats, as in '2, 22 x 1, 4'"
-            alone = "a number, or " * or_one
-            raise ValueError(f"must be {alone}a list of 1 to {LONGEST} numbers, {example}")
+            raise ValueError(f"must be a list of 1 to {LONGEST} numbers, {example}")
         try:
             return [one(item) for item in value]
         except ValueError as error:

@@ -44,6 +44,8 @@ class Kind:
     """The answer to try for these targets, written as people do; None if there is none."""
     run: Callable[[Inputs, Any], Timeline] | None = None
     """The run of an answer that can run, legal or not; None: there is none."""
+    single: tuple[str, ...] = ()
+    """Inputs that are one number here, where other kinds may have one for each stage."""
     page: str = ""
     """The script of `tiledask.lab.placing` in which an answer is placed; empty if none does it."""
     board: Callable[[Inputs, Targets], dict[str, Any]] | None = None

@@ -173,6 +173,7 @@ def _read(name: str, fields: Fields) -> Puzzle:
     kind, given, wanted = KINDS[head["kind"]], fields.object("inputs"), fields.object("targets")
     fields.done()
     readers = {key: INPUTS[key] for key in (*kind.needed, *kind.optional)}
+    readers |= dict.fromkeys(kind.single, number)
     inputs = read_values(given, readers, kind.needed)
     chosen = inputs.get("open", {})
     readers = {key: _least if key in chosen else number for key in kind.measures}
