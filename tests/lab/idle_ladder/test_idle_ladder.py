@@ -263,13 +263,20 @@ def test_every_level_is_drawn_empty_wrong_and_right(number):
         assert figure.axes[0].get_yticklabels()[0].get_text() != "device 1"
 
 
-def test_the_first_field_that_is_off_has_a_frame():
+def frame(figure):
+    """(x, lane) of the one red frame."""
+    (box,) = (p for p in figure.axes[0].patches if str(p.get_gid()).startswith("wrong"))
+    return round(box.get_x()), round(box.get_y())
+
+
+def test_the_first_field_or_slot_that_is_off_has_a_frame():
     task = level(3, 5)
     right = task.runs[0].timeline.idle_per_device
-    (axes,) = task.draw([right[0], right[1] + 1, *right[2:]]).axes
-    (frame,) = (p for p in axes.patches if str(p.get_gid()).startswith("wrong"))
-    assert round(frame.get_y()) == 1
-    assert f"{right[1] + 1:g} s" in [text.get_text() for text in axes.texts]
+    assert frame(task.draw([right[0], right[1] + 1, *right[2:]])) == (0, 1)
+    task = level(1, 5)
+    rows = [list(field.right) for field in task.fields]
+    rows[1][-1] = "B0" if rows[1][-1] != "B0" else "F0"
+    assert frame(task.draw(rows)) == (len(rows[1]) - 1, 1)
 
 
 def run(capsys, *words):

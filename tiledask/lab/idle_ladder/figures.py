@@ -35,7 +35,13 @@ def draw_level(task: Any, answer: Any, result: Result) -> draw.Figure:
     draw.lanes(axes, [field.what for field in fields], boxes)
     axes.set(xlim=(0, slots or 1), xticks=[])
     if first is not None:
-        draw.mark_box(axes, boxes[first].at, fields[first].what)
+        same = (
+            [a == b for a, b in zip(given[first], fields[first].right, strict=True)]
+            if slots
+            else []
+        )
+        at = first * slots + same.index(False) if slots else first
+        draw.mark_box(axes, boxes[at].at, fields[first].what)
     figure.lay_out()
     draw.write(axes, boxes)
     return figure

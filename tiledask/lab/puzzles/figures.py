@@ -100,7 +100,8 @@ def _draw_layers(inputs: Inputs, targets: Targets, answer: Any, title: str) -> F
     parts = [rows]
     if memory:
         held = [[n for row in rows if row.device == d for n in row.layers] for d in range(devices)]
-        parts.append([_Row(stage_name(d, devices), mine, d) for d, mine in enumerate(held)])
+        on_devices = [_Row(stage_name(d, devices), mine, d) for d, mine in enumerate(held)]
+        parts.append(on_devices if any(held) else [rows[0], *on_devices])
     heights = [0.8 + 0.3 * len(part) for part in parts]
     figure: Any = titled_canvas(0.5 + sum(heights), title)
     panels = draw.stacked_axes(figure, heights)
@@ -119,8 +120,9 @@ def _draw_layers(inputs: Inputs, targets: Targets, answer: Any, title: str) -> F
         _limit_line(panels[0], limit, f"target: at most {limit:g}")
     for axes in panels[1:]:
         caps = [cap / _GB for cap in capacities(inputs["capacity"], devices)]
-        drawn.append(_panel(axes, parts[1], size, caps))
-        for at, cap in enumerate(caps):
+        rooms = [None if row.device is None else caps[row.device] for row in parts[1]]
+        drawn.append(_panel(axes, parts[1], size, rooms))
+        for at, cap in ((at, cap) for at, cap in enumerate(rooms) if cap):
             axes.plot([cap, cap], [at - 0.45, at + 0.45], color=INK, linewidth=2, gid="capacity")
         axes.set_xlabel("memory of the layers, and of the device (GB)")
     figure.lay_out()
@@ -186,11 +188,20 @@ def _panel(
 
 @styled
 def draw_order(inputs: Inputs, targets: Targets, answer: Any, title: Titled) -> Figure:
-    """The run as a Gantt chart; refuses an order that cannot run."""
-    order = order_of(inputs.get("shown") if answer is None else answer)
-    run = run_order(inputs, order)
-    figure = gantt(run, titles=["the order"], title=title(""))
+    """The run as a Gantt chart; for no order that can run the empty devices up to the target."""
     rooms = limits_of(inputs) or [targets.get("kept")] * devices_of(inputs)
+    try:
+        order = order_of(inputs.get("shown") if answer is None else answer)
+        run = run_order(inputs, order)
+    except (ConfigError, ScheduleError):
+        figure, end = titled_canvas(1.2 + 0.34 * len(rooms), title("")), targets.get("makespan", 1)
+        axes, named = figure.subplots(), enumerate(rooms, 1)
+        draw.lanes(axes, [f"device {d}{f', room for {n:g}' if n else ''}" for d, n in named])
+        axes.barh(range(len(rooms)), end, draw.HEIGHT, color=PALE, zorder=0)
+        axes.set_xlabel("time (s)")
+        _limit_line(axes, end, f"target: end by {format_seconds(end)}")
+        return figure
+    figure = gantt(run, titles=["the order"], title=title(""))
     _keeps(figure.axes[0], peak_in_flight(order), rooms, True)
     _mark_end(figure.axes[0], run, targets)
     return figure
@@ -243,4 +254,4 @@ DRAWINGS: dict[str, Callable[..., Figure]] = {
     "order": draw_order,
     "composition": draw_composition,
 }
-"""Kind -> what draws an answer; ConfigError or RuleError for one that cannot be drawn."""
+"""Kind -> what draws an answer."""

@@ -72,15 +72,11 @@ class Puzzle(JudgedTask):
 
     def figure(self, answer: Any) -> Figure:
         """A figure of ``answer``, right or wrong; of the empty task for None."""
-        from tiledask.lab.judging.figure import draw_targets, titled
+        from tiledask.lab.judging.figure import titled
         from tiledask.lab.puzzles.figures import DRAWINGS
 
-        result = self.result(answer)
-        title = partial(titled, self, result)
-        try:
-            return DRAWINGS[self.kind](self.inputs, self.targets, answer, title)
-        except (ConfigError, RuleError):
-            return draw_targets(self, result)
+        title = partial(titled, self, self.result(answer))
+        return DRAWINGS[self.kind](self.inputs, self.targets, answer, title)
 
     def place(self) -> PlacedAnswer:
         """The answer as something that is moved with mouse and keyboard in JupyterLab.
