@@ -30,7 +30,7 @@ def draw_level(task: Any, answer: Any, result: Result) -> draw.Figure:
         for at, word in enumerate(words):
             tone = lighter(KINDS[word[0]][1], 0.1) if slots and word[0] in KINDS else PALE
             boxes.append(draw.span(row, at, at + 1, tone, word))
-    figure: Any = titled_canvas(0.6 + 0.3 * len(fields), title)
+    figure = titled_canvas(0.6 + 0.3 * len(fields), title)
     axes = figure.subplots()
     draw.lanes(axes, [field.what for field in fields], boxes)
     axes.set(xlim=(0, slots or 1), xticks=[])
@@ -42,6 +42,6 @@ def draw_level(task: Any, answer: Any, result: Result) -> draw.Figure:
         )
         at = first * slots + same.index(False) if slots else first
         draw.mark_box(axes, boxes[at].at, fields[first].what)
-    figure.lay_out()
+    figure.lay_out()  # type: ignore[attr-defined]
     draw.write(axes, boxes)
     return figure

@@ -209,7 +209,7 @@ def one_slow_stage(head: dict[str, Any], rng: Random) -> IdleLevel:
             mistakes.append((run.idle_per_device[w + 1], why))
         right = run.idle_per_device[w]
         fields.append(Asked(f"worker {w + 1}'s idle time", right, mistakes))
-    words = {"p": p, "m": m, "F": F, "k": k + 1, "slow": slow, "twice": 2 * slow}
+    words: dict[str, Any] = {"p": p, "m": m, "F": F, "k": k + 1, "slow": slow, "twice": 2 * slow}
     words |= {"other": other + 1, "ends": ends}
     lines = [
         f"Worker {k + 1} works {m} x ({slow} + {2 * slow}) = {work} s",

@@ -103,7 +103,7 @@ def _draw_layers(inputs: Inputs, targets: Targets, answer: Any, title: str) -> F
         on_devices = [_Row(stage_name(d, devices), mine, d) for d, mine in enumerate(held)]
         parts.append(on_devices if any(held) else [rows[0], *on_devices])
     heights = [0.8 + 0.3 * len(part) for part in parts]
-    figure: Any = titled_canvas(0.5 + sum(heights), title)
+    figure = titled_canvas(0.5 + sum(heights), title)
     panels = draw.stacked_axes(figure, heights)
 
     def seconds(n: int, device: int | None) -> float:
@@ -125,7 +125,7 @@ def _draw_layers(inputs: Inputs, targets: Targets, answer: Any, title: str) -> F
         for at, cap in ((at, cap) for at, cap in enumerate(rooms) if cap):
             axes.plot([cap, cap], [at - 0.45, at + 0.45], color=INK, linewidth=2, gid="capacity")
         axes.set_xlabel("memory of the layers, and of the device (GB)")
-    figure.lay_out()
+    figure.lay_out()  # type: ignore[attr-defined]
     for axes, boxes in zip(panels, drawn, strict=True):
         draw.write(axes, boxes)
     return figure
