@@ -82,7 +82,7 @@ def said(placed, tmp_path, script: str, answer: str = "") -> list[str]:
 
 
 def test_cuts_are_moved_by_keys_and_push_each_other(tmp_path):
-    placed = td.tasks.load_puzzle("24-on-4").place()
+    placed = td.tasks.load_puzzle("24-memory-cap").place()
     moved = """
     const [first, second, third] = el.querySelectorAll("[role=slider]")
     for (const [cut, times] of [[third, 5], [second, 3], [first, 1]])
@@ -92,16 +92,15 @@ def test_cuts_are_moved_by_keys_and_push_each_other(tmp_path):
     third.focus()
     for (let i = 0; i < 4; i++) key("PageDown")
     say(state.answer)
-    status()"""
+    status()
+    say(el.querySelector(".over").innerText.replaceAll("\\t", ", "))"""
     assert said(placed, tmp_path, moved) == [
         "1-4 | 5-11 | 12-18 | 19-24",
         "after layer 11; device 2 takes 7, device 3 takes 7",
         "1-4 | 5-6 |  | 7-24",
-        "slowest: device 4, 18 (at most 6)",
+        "slowest: device 4, 18 (at most 7)",
+        "device 4, 7-24, takes 18, holds 21 of 8 GB",
     ]
-    placed = td.tasks.load_puzzle("24-memory-cap").place()
-    (over,) = said(placed, tmp_path, 'say(el.querySelector(".over").innerText)', "1-9|10|11|12-24")
-    assert over.endswith("holds 12 of 8 GB")
 
 
 def test_an_order_is_placed_by_keys_and_by_clicks_and_taken_back(tmp_path):
@@ -114,13 +113,11 @@ def test_an_order_is_placed_by_keys_and_by_clicks_and_taken_back(tmp_path):
     say(state.answer)"""
     # with what it fed
     assert said(puzzle.place(), tmp_path, placed) == ["0F0,0F1,0F2; 1F0; ", "0F1,0F2; ; "]
-    done = said(puzzle.place(), tmp_path, "status()", puzzle.solve())
-    assert done == ["30 of 30 placed, ends after 21 s (wanted: 21 s)"]
 
 
-@pytest.mark.parametrize("name", ["order-with-latency", "uneven-stages", "v-by-hand"])
+@pytest.mark.parametrize("name", ["order-with-latency", "v-by-hand"])
 def test_the_page_simulates_what_the_simulator_does(name, tmp_path):
     puzzle = td.tasks.load_puzzle(name)
     end = puzzle.result(puzzle.solve()).targets[0].got
     (status,) = said(puzzle.place(), tmp_path, "status()", puzzle.solve())
-    assert f"ends after {end:g} s" in status
+    assert re.search(rf"(\d+) of \1 placed, ends after {end:g} s", status)
