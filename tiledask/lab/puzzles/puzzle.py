@@ -172,7 +172,7 @@ def _read(name: str, fields: Fields) -> Puzzle:
     readers |= dict.fromkeys(kind.single, number)
     inputs = read_values(given, readers, kind.needed)
     chosen = inputs.get("open", {})
-    readers = {key: _least if key in chosen else number for key in kind.measures}
+    readers = {key: partial(_target, key in chosen) for key in kind.measures}
     targets = read_values(wanted, readers)
     if not targets:
         raise fields.fail("targets", f"has none of {', '.join(kind.measures)}; add one")
@@ -190,10 +190,13 @@ def _read(name: str, fields: Fields) -> Puzzle:
         title=head["title"],
         kind=head["kind"],
         inputs=MappingProxyType(inputs),
-        targets=MappingProxyType({key: wanted.values[key] for key in targets}),
+        targets=MappingProxyType(targets),
     )
 
 
-def _least(value: Any) -> Any:
-    """A target of what is chosen: the most that it may be, or LEAST."""
-    return value if value == LEAST else number(value)
+def _target(chosen: bool, value: Any) -> Any:
+    """The most that a measure may be, or LEAST for what is ``chosen``."""
+    if chosen and value == LEAST:
+        return value
+    read = number(value)
+    return read if isinstance(value, str) else value
