@@ -1,7 +1,5 @@
 """Every question has its section in the walkthroughs, and the index says which."""
 
-import pytest
-
 import tiledask as td
 from tiledask.lab.questions.index import PAGE, page, sections, taught
 from tiledask.lab.questions.table import QUESTIONS
@@ -22,25 +20,10 @@ def test_the_page_is_what_the_headings_say():
     assert written == page(), "make it anew: python -m tiledask.lab.questions.index"
 
 
-@pytest.mark.parametrize(
-    ("heading", "tags"),
-    [
-        ("## A section", ["question-3"]),
-        ("## A section (question 3)", []),
-        ("## A section (questions 3, 4)", ["question-3", "task"]),
-    ],
-)
-def test_a_tag_without_its_heading_and_a_heading_without_its_tag_are_found(heading, tags):
-    cell = {"cell_type": "markdown", "metadata": {"tags": tags}, "source": ["text\n", heading]}
-    with pytest.raises(ValueError, match=r"09\.ipynb: a cell is tagged for the questions \["):
-        list(sections("09.ipynb", cell))
-
-
 def test_a_section_is_found_wherever_it_begins_in_its_cell():
     source = ["text\n", "\n", "### One (questions 3, 12)\n", "more"]
     cell = {
         "cell_type": "markdown",
-        "metadata": {"tags": ["question-3", "question-12", "task"]},
         "source": source,
     }
     assert [(n, w.section) for n, w in sections("09.ipynb", cell)] == [(3, "One"), (12, "One")]

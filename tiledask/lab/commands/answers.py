@@ -40,12 +40,11 @@ PUZZLE_OPTIONS = (
 
 def run_ask(args: argparse.Namespace, console: Any) -> Result:
     """The answer; 1 if a claim of its run fails."""
-    from tiledask.lab.questions import terminal
+    from tiledask.lab.questions.ask import ask_command, list_all
 
     if not args.question:
-        return terminal.list_all(console)
-    asked, inputs = " ".join(args.question), terminal.read_inputs(args.set)
-    answer = terminal.asked(asked, inputs, args.figure, run=not args.no_run)
+        return list_all(console)
+    answer = ask_command(" ".join(args.question), args.set, args.figure, run=not args.no_run)
     say(console, answer.to_text(console.width, args.explain).rstrip())
     return (0 if answer.ok else 1), answer.to_dict()
 

@@ -1,19 +1,141 @@
-"""Ask a question of the course by its number or in words: the working, and the run behind it."""
+"""Ask a question of the course by its number or in words: the working, and the run behind it.
 
-from collections.abc import Mapping
+Answer         as people read it, in a terminal or a notebook, and as JSON
+ask            td.ask(34, layers=12)
+ask_command    `tiledask ask 34 --set layers=12`, list_all   `tiledask ask`
+"""
+
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
+
+from rich.console import Console
 
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.connecting.connect import cluster_of
-from tiledask.lab.questions.answer import Answer
+from tiledask.errors import ConfigError, short
+from tiledask.lab.files import save_figure
+from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.questions.by_words import by_words
-from tiledask.lab.questions.index import taught
-from tiledask.lab.questions.question import MOST_WORKERS, Question, WorkedAnswer
-from tiledask.lab.questions.table import find
+from tiledask.lab.questions.index import Taught, taught
+from tiledask.lab.questions.question import MOST_WORKERS, Question, Working
+from tiledask.lab.questions.table import QUESTIONS
+from tiledask.lab.table import Comparison, say
+from tiledask.plan import html
 
-__all__ = ["answered", "ask", "look_up"]
+__all__ = ["Answer", "ask", "ask_command", "list_all", "read_inputs"]
+
+
+@dataclass(frozen=True, repr=False)
+class Answer:
+    """One question, answered for one choice of inputs."""
+
+    question: Question
+    inputs: Mapping[str, Any]
+    worked: Working
+    run: Comparison | None
+    """Predicted, simulated and measured."""
+    not_run: str
+    """Why there is no run; empty if there is one."""
+    taught: tuple[Taught, ...]
+    """The sections of the walkthroughs that teach it."""
+    found: str = ""
+    """Which question was taken, where it was asked in words."""
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The results of the working by name."""
+        return self.worked.values
+
+    @property
+    def ok(self) -> bool:
+        """Whether no claim of the run fails."""
+        return self.run is None or self.run.ok
+
+    @property
+    def title(self) -> str:
+        return self.question.words(self.question.title, self.inputs)
+
+    @property
+    def asked(self) -> str:
+        """The question, with the inputs in it."""
+        return self.question.words(self.question.asked, self.inputs)
+
+    def figure(self) -> Figure:
+        """The answer as a picture; ConfigError if it has none."""
+        if self.worked.figure is None:
+            raise ConfigError(f"the answer to question {self.question.number} has no figure")
+        return self.worked.figure()
+
+    def to_text(self, width: int = 100, explain: bool = False) -> str:
+        """The answer first, then its working, no line of prose longer than ``width`` characters.
+
+        explain
+            Also what the inputs are, and where it is taught.
+        """
+        asks = self.question
+        parts = {
+            self.found: [],
+            f"{asks.number}. {self.title}": [self.asked],
+            "Answer": [self.worked.answer],
+            "Working": self.worked.lines,
+            "Not run": [self.not_run] if self.not_run else None,
+        }
+        if explain:
+            each = self.inputs.items()
+            parts["Inputs"] = [f"{asks.typed({n: v})}: {asks.inputs[n].meaning}" for n, v in each]
+            parts["Taught in"] = [*map(str, self.taught)]
+        else:
+            parts[f"Inputs: {asks.typed(self.inputs)} (--set, --explain)"] = []
+        text = "\n\n".join(
+            "\n".join([*textwrap.wrap(head, width, **WHOLE), *_wrapped(lines, width)])
+            for head, lines in parts.items()
+            if head and lines is not None
+        )
+        return f"{text}\n" + ("" if self.run is None else f"\n{self.run.to_text(width)}")
+
+    def __repr__(self) -> str:
+        return self.to_text()
+
+    def _repr_html_(self) -> str:
+        run = "" if self.run is None else self.run._repr_html_()
+        return f"<pre>{html.words(replace(self, run=None).to_text())}</pre>{run}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain values, for JSON."""
+        return {
+            "number": self.question.number,
+            "title": self.title,
+            "asked": self.asked,
+            "found": self.found,
+            "inputs": dict(self.inputs),
+            "answer": self.worked.answer,
+            "working": [*self.worked.lines],
+            "values": dict(self.worked.values),
+            "run": None if self.run is None else self.run.to_dict(),
+            "not_run": self.not_run,
+            "taught": [each._asdict() for each in self.taught],
+        }
+
+
+WHOLE: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+"""Words stay whole."""
+
+
+def _wrapped(lines: Sequence[str], width: int) -> list[str]:
+    """Lines behind an indent; those of a drawing in letters, where spaces count, as they are."""
+    wrap = textwrap.TextWrapper(
+        width, initial_indent="  ", subsequent_indent=" " * (4 if len(lines) > 1 else 2), **WHOLE
+    )
+    every = (["  " + line] if "  " in line else wrap.wrap(line) for line in lines)
+    return [part for each in every for part in each]
+
+
+# -- asking ----------------------------------------------------------------------------------------
 
 
 def ask(
@@ -50,56 +172,87 @@ def ask(
     >>> ask("24 layers on 4 devices", run=False).values["sizes"]
     [6, 6, 6, 6]
     """
-    return answered(*look_up(asked, inputs), cluster, run)
+    return answered(asked, inputs, cluster, run)
 
 
-def look_up(asked: int | str, inputs: Mapping[str, Any]) -> tuple[Question, dict[str, Any], str]:
-    """(the question, all its inputs, how it was found where words were asked)."""
+def answered(
+    asked: int | str, inputs: Mapping[str, Any], cluster: Cluster | None = None, run: bool = True
+) -> Answer:
+    """The working of what is ``asked``, and the run where it can be."""
     number, found = asked, ""
     if isinstance(asked, str) and not asked.strip().isdecimal():
         number, in_words, found = by_words(asked)
         inputs = in_words | dict(inputs)
-    taken = find(int(number))
-    return taken, taken.read(inputs), found
-
-
-def answered(
-    taken: Question,
-    given: Mapping[str, Any],
-    found: str = "",
-    cluster: Cluster | None = None,
-    run: bool = True,
-) -> Answer:
-    """The working, and the run where it can be."""
-    cluster = None if cluster is None else cluster_of(cluster, "what a question runs on")
+    if int(number) not in QUESTIONS:
+        raise ConfigError(f"there is no question {number}; there are 1 to 39: `tiledask ask`")
+    taken = QUESTIONS[int(number)]
+    given = taken.read(inputs)
     worked, table = taken.work(**given), None
-    not_run = _refusal(taken, given, worked, cluster) if run else ""
+    there = None if cluster is None else cluster_of(cluster, "what a question runs on")
+    size = given.get(taken.workers, MOST_WORKERS)
+    workers = len(size) if isinstance(size, list) else size
+    not_run = _refusal(taken, given, workers, there) if run else ""
     if run and not not_run:
-        start = (
-            td.start_cluster(workers=worked.workers, device=worked.device, quiet=True)
-            if (cluster is None)
-            else nullcontext(cluster)
-        )
-        with start as workers:
-            table = worked.run(workers)
+        start = nullcontext(there) if there else td.start_cluster(workers=workers, quiet=True)
+        with start as running:
+            title = taken.words(taken.title, given)
+            table = Comparison(f"{title}: run on workers", worked.run(running))
     return Answer(taken, given, worked, table, not_run, taught(taken.number), found)
 
 
 def _refusal(
-    asked: Question, given: Mapping[str, Any], worked: WorkedAnswer, cluster: Cluster | None
+    asked: Question, given: Mapping[str, Any], workers: int, cluster: Cluster | None
 ) -> str:
     """Why it cannot run there, and where it could; empty if it can."""
     for name, each in asked.inputs.items():
         if isinstance(given[name], int | float) and given[name] > each.run:
             return f"a run takes {name} up to {each.shown(each.run)}"
     there = MOST_WORKERS if cluster is None else cluster.slots
-    start = f"td.start_cluster(workers={worked.workers}, device={worked.device!r})"
-    if worked.workers > there:
-        whose = "that are started for it" if cluster is None else "in the cluster"
-        return (
-            f"takes {worked.workers} workers, of {there} {whose}; with more: "
-            f"td.ask({asked.number}, cluster={start}, ...)"
-        )
-    if cluster is not None and worked.device == "cpu" and cluster.backend != "numpy":
-        return f"counts NumPy's tiles, and the cluster's workers are GPUs; cluster={start} will do"
-    return ""
+    if workers <= there:
+        return ""
+    whose = "that are started for it" if cluster is None else "in the cluster"
+    return (
+        f"takes {workers} workers, of {there} {whose}; with more: td.ask({asked.number}, "
+        f"cluster=td.start_cluster(workers={workers}), ...)"
+    )
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def read_inputs(words: list[str]) -> dict[str, str]:
+    """Inputs behind --set, each a word or several between commas; those of a list keep theirs.
+
+    >>> read_inputs(["stages=8,microbatches=63", "forward=1,2,3"])
+    {'stages': '8', 'microbatches': '63', 'forward': '1,2,3'}
+    """
+    found = {}
+    for word in (part for each in words for part in re.split(r",\s*(?=[a-z_]+\s*=)", each)):
+        name, equals, value = (part.strip() for part in word.partition("="))
+        if not equals or not name.isidentifier():
+            raise ConfigError(
+                f"--set takes inputs and values, as in --set layers=12 devices=3; got {short(word)}"
+            )
+        found[name] = value
+    return found
+
+
+def ask_command(words: str, inputs: list[str], figure: str | None, run: bool) -> Answer:
+    """The answer; its figure is written before the run, for not every one has it."""
+    given = read_inputs(inputs)
+    if figure:
+        save_figure(answered(words, given, run=False).figure(), figure)
+    return answered(words, given, run=run)
+
+
+def list_all(console: Console) -> tuple[int, dict[str, Any]]:
+    """A line for each question; (0, the same for JSON)."""
+    say(console, "tiledask ask 34, or in words: tiledask ask 24 layers on 4 devices")
+    facts = {}
+    for number, each in QUESTIONS.items():
+        title, asked = each.words(each.title), each.words(each.asked)
+        for line in textwrap.wrap(f"{number:4}  {title}", console.width, subsequent_indent=" " * 6):
+            say(console, line)
+        inputs = {n: {"default": i.default, "meaning": i.meaning} for n, i in each.inputs.items()}
+        facts[str(number)] = {"title": title, "asked": asked, "inputs": inputs}
+    return 0, {"questions": facts}

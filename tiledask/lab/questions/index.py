@@ -1,6 +1,6 @@
-"""Which section of which walkthrough teaches a question: by its heading, and the tag of its cell.
+"""Which section of which walkthrough teaches a question: by its heading.
 
-## The best one, by looking at all (question 34)        in a cell tagged question-34
+## The best one, by looking at all (question 34)
 
 python -m tiledask.lab.questions.index                  writes nbs/questions.md, and the
                                                         minutes into nbs/contents.md
@@ -8,7 +8,6 @@ python -m tiledask.lab.questions.index                  writes nbs/questions.md,
 
 import json
 import re
-from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -22,7 +21,6 @@ __all__ = ["PAGE", "Taught", "page", "sections", "taught"]
 
 PAGE = "questions.md"
 """The index as a page, beside the walkthroughs."""
-_TAG = re.compile(r"question-(\d+)")
 _MARKED = re.compile(r"#+ +(.+) \(questions? (\d+(?:, \d+)*)\)")
 
 
@@ -57,28 +55,14 @@ def _all() -> tuple[tuple[int, Taught], ...]:
     )
 
 
-def sections(notebook: str, cell: dict[str, Any]) -> Iterator[tuple[int, Taught]]:
-    """(question, section) for every question in the headings of a cell. ValueError where they are
-    not those of its tags."""
-    tags = {int(t[1]) for t in map(_TAG.fullmatch, cell["metadata"].get("tags", ())) if t}
+def sections(notebook: str, cell: dict[str, Any]) -> list[tuple[int, Taught]]:
+    """(question, section) for every question in the headings of a cell."""
     lines = "".join(cell["source"]).splitlines() if cell["cell_type"] == "markdown" else []
-    found = [
+    return [
         (int(number), Taught(notebook, heading[1]))
         for heading in filter(None, map(_MARKED.fullmatch, lines))
         for number in heading[2].split(", ")
     ]
-    if tags != {number for number, _ in found}:
-        raise ValueError(
-            f"{notebook}: a cell is tagged for the questions {sorted(tags)}, its headings name "
-            f"{[number for number, _ in found]}; a heading ends with (question N), its cell is "
-            f"tagged question-N"
-        )
-    yield from found
-
-
-def _title(number: int) -> str:
-    each = QUESTIONS.get(number)
-    return each.words(each.title) if each else ""
 
 
 def page() -> str:
@@ -92,8 +76,8 @@ def page() -> str:
         "| | question | taught in |",
         "|---|---|---|",
     ]
-    for number in sorted({*QUESTIONS, *(n for n, _ in _all())}):
-        title = _title(number).replace("|", "\\|")
+    for number, each in QUESTIONS.items():
+        title = each.words(each.title).replace("|", "\\|")
         links = "; ".join(f"[{w.notebook[:-6]}]({w.notebook}), {w.section}" for w in taught(number))
         lines.append(f"| {number} | {title} | {links} |")
     return "\n".join(lines) + "\n"

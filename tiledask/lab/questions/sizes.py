@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import tiledask as td
 from tiledask.lab.plots.primitives import Figure
-from tiledask.lab.questions.inputs import Input
-from tiledask.lab.questions.shares import count
+from tiledask.lab.questions.question import count
 from tiledask.plan.fitting.fit import Fit, minimum_devices
 from tiledask.plan.fitting.overhead import CUDA_CONTEXT
 from tiledask.plan.inputs.hardware import ClusterSpec, load_cluster
@@ -24,12 +23,8 @@ GB = 10**9
 ADAM = "mixed-adam-16"
 CONVENTIONS = ("fp16-weights", "fp32-weights", "fp32-sgd", ADAM, "mixed-adam-18")
 """Recipes whose bytes a parameter a question may mean."""
-BILLIONS = Input("parameters of the model, in billions", 0.2, 10_000)
-MEMORY = Input("memory of one GPU (GB = 1e9 bytes)")
-LINK = Input("bytes/s of a GPU between nodes", 1e6)
 COUNTED = "with activations, buffers and a CUDA context, as `tiledask fit` counts"
-HEAD = 128
-VOCABULARY = 51_200
+HEAD, VOCABULARY = 128, 51_200
 
 
 def parameters(billions: float) -> int:
@@ -65,14 +60,14 @@ def machine(
 ) -> ClusterSpec:
     """A100s with this much memory, ``per_node`` in a node; links in bytes/s a device."""
     known = load_cluster(f"{devices}xA100-80GB")
-    links = {"within_node": within, "between_nodes": between}
-    faster = {
-        name: replace(getattr(known, name), bytes_per_second=speed)
-        for name, speed in links.items()
-        if speed is not None
-    }
-    device = replace(known.device, name="each GPU", memory_bytes=memory, memory_mib=None)
-    return replace(known, device=device, devices_per_node=min(per_node, devices), **faster)
+    near, far = known.within_node, known.between_nodes
+    return replace(
+        known,
+        device=replace(known.device, name="each GPU", memory_bytes=memory, memory_mib=None),
+        devices_per_node=min(per_node, devices),
+        within_node=replace(near, bytes_per_second=within or near.bytes_per_second),
+        between_nodes=replace(far, bytes_per_second=between or far.bytes_per_second),
+    )
 
 
 def states(billions: float, layout: Layout, recipe: str = ADAM) -> tuple[int, str]:
@@ -105,12 +100,8 @@ def holds(size: float, memory: int) -> str:
 
 def convention(*recipes: str) -> str:
     """What is counted where states are: once on a page."""
-    found = []
-    for name in recipes or (ADAM,):
-        each = [state.bytes for state in load_recipe(name).states if state.of == "parameters"]
-        added = f"{' + '.join(map(str, each))} = {sum(each)}" if len(each) > 1 else f"{each[0]}"
-        found.append(f"{name} {added} B a parameter")
-    return f"states alone: {', '.join(found)}; GB = 1e9 bytes; no CUDA context, no activations"
+    kept = ", ".join(f"{r} {load_recipe(r).bytes_per_parameter} B" for r in recipes or (ADAM,))
+    return f"states alone: {kept} a parameter; GB = 1e9 bytes; no CUDA context, no activations"
 
 
 def with_context(
@@ -154,38 +145,27 @@ def brief(layout: Layout) -> str:
     return f"{split}{chunks}{zero}{again}"
 
 
-def bars(billions: float, plans: Mapping[str, tuple[Layout, str]], memory: int) -> Figure:
-    """A figure of the states on a GPU, by tensor class, of each plan: (layout, recipe)."""
-    sizes = {
-        name: state_bytes(
-            -(-parameters(billions) // (layout.tp * layout.pp)), recipe, layout.zero, layout.dp
-        )
-        for name, (layout, recipe) in plans.items()
-    }
-    return bars_of(sizes, memory, "States on a GPU")
+def plain(layout: Layout) -> Layout:
+    """Of a layout, how it shares out states."""
+    return Layout(dp=layout.dp, tp=layout.tp, pp=layout.pp, zero=layout.zero)
 
 
-def bars_of(sizes: Mapping[str, Mapping[str, int]], memory: int, title: str) -> Figure:
-    """A figure of what a GPU holds: name -> bytes by tensor."""
-    ledgers = {
-        name: Ledger.of(Row(0, tensor, ALWAYS, n) for tensor, n in each.items())
-        for name, each in sizes.items()
-    }
-    return td.plots.memory_bars(ledgers, memory, place="GPU", title=title)
+def bars(n: int, plans: Mapping[str, tuple[Layout, str]], memory: int) -> Figure:
+    """A figure of the states of n parameters on a GPU, by tensor, of each (layout, recipe)."""
+    ledgers = {}
+    for name, (at, recipe) in plans.items():
+        size = state_bytes(-(-n // (at.tp * at.pp)), recipe, at.zero, at.dp)
+        ledgers[name] = Ledger.of(Row(0, tensor, ALWAYS, each) for tensor, each in size.items())
+    return td.plots.memory_bars(ledgers, memory, place="GPU", title="States on a GPU")
 
 
-def gradient_bytes(billions: float, layout: Layout, recipe: str = ADAM) -> float:
+def gradient_bytes(billions: float, layout: Layout) -> float:
     """Bytes that a GPU sends in a step for gradients, and for ZeRO's weights, in rings.
 
     >>> [gradient_bytes(30, Layout(pp=4, dp=d)) / 1e9 for d in (8, 16)]
     [26.25, 28.125]
     """
-    kept, d = load_recipe(recipe), layout.dp
+    kept, d = load_recipe(ADAM), layout.dp
     gradients, weights = map(int, zero_passes(layout.zero, layout.microbatches))
     each = gradients * kept.gradient_bytes + weights * kept.gathered_bytes
     return each * (d - 1) / d * parameters(billions) / (layout.tp * layout.pp)
-
-
-def plain(layout: Layout) -> Layout:
-    """Of a layout, how it shares out states."""
-    return Layout(dp=layout.dp, tp=layout.tp, pp=layout.pp, zero=layout.zero)

@@ -1,0 +1,419 @@
+"""2, 3, 13 to 15, 18, 21, 24 and 25: what no device holds, in copies or in slices, on how many."""
+
+from fractions import Fraction
+from math import ceil
+
+import tiledask as td
+from tiledask.errors import ConfigError
+from tiledask.lab.questions import runs, sizes
+from tiledask.lab.questions.question import Working, count, question
+from tiledask.lab.questions.runs import held
+from tiledask.lab.questions.sizes import ADAM, COUNTED, GB, brief, holds
+from tiledask.plan.fitting.fit import Fit, minimum_devices, zero3_minimum_degree
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.recipes import load_recipe, state_bytes
+from tiledask.plan.pipelines.closed_form import bubble_fraction, naive_utilisation
+from tiledask.plan.units import format_bytes
+
+ROWS, TOKENS = 1000, 8
+"""Rows of a large layer's matrix and of the batch."""
+OPTIMIZERS = {
+    "forward": "fp32-weights",
+    "sgd": "fp32-sgd",
+    "momentum": "fp32-momentum",
+    "adam": "fp32-adam",
+}
+"""Step -> what is kept, in fp32: 1 to 4 arrays as large as the weights."""
+
+
+@question(2)
+def large_layer(weights: int, memory: int, gpus: int, step: str) -> Working:
+    """The bytes of each strategy on the fullest GPU, and which have room."""
+    arrays, columns = [*OPTIMIZERS].index(step) + 1, weights // (4 * ROWS)
+    room = memory // (4 * (arrays * ROWS + TOKENS))
+    if columns < gpus or not room:
+        raise ConfigError(
+            f"W has {columns} columns of {ROWS} rows for {gpus} GPUs, and a GPU has room for "
+            f"{room}; give each of them one or more: larger weights, or more memory"
+        )
+    # strategy -> rows and columns of the part of W, rows of the batch, on the fullest GPU
+    strategies = {
+        "copies": (ROWS, columns, -(-TOKENS // gpus)),
+        "smaller batches": (ROWS, columns, 1),
+        "a layer each": (ROWS, columns, TOKENS),
+        "columns": (ROWS, -(-columns // gpus), TOKENS),
+        "rows": (-(-ROWS // gpus), columns, TOKENS),
+    }
+    size = {name: 4 * c * (arrays * r + tokens) for name, (r, c, tokens) in strategies.items()}
+    survive, fewest = [name for name in size if size[name] <= memory], -(-columns // room)
+    way = f"Only cutting the matrix itself helps, by columns over {count(fewest, 'GPU')} or more"
+    if "copies" in survive:
+        way = "W fits a GPU whole, and need not be cut"
+    plans = {
+        "copies": (Layout(dp=gpus), OPTIMIZERS[step]),
+        "columns": (Layout(tp=gpus), OPTIMIZERS[step]),
+    }
+    return Working(
+        f"Of {len(size)} strategies on {count(gpus, 'GPU')} these fit: "
+        f"{', '.join(survive) or 'nothing'}. {way}.",
+        [
+            f"W of {ROWS:,} x {columns:,} takes {format_bytes(weights)} of a GPU's "
+            f"{format_bytes(memory)}; fp32, {step}: {arrays} x its size; and a GPU's part of y, of "
+            f"{TOKENS} tokens; nothing else is counted",
+            *(f"by {name}: {arrays} x {format_bytes(weights)} x {r * c / ROWS / columns:.4g} + "
+              f"{format_bytes(4 * c * tokens)} = {format_bytes(size[name])}, "
+              f"{holds(size[name], memory)}" for name, (r, c, tokens) in strategies.items()),
+        ],
+        {"survive": survive, "held": size, "fewest": fewest},
+        lambda cluster: held(cluster, weights // 4, plans, memory),
+    )  # fmt: skip
+
+
+@question(3)
+def bottleneck(weights: int, memory: int, gpus: int, recipe: str) -> Working:
+    """W over the GPUs for each optimizer; the fewest GPUs of each."""
+    n, recipes = weights // 4, OPTIMIZERS.values()
+    size = {name: sum(state_bytes(-(-n // gpus), name).values()) for name in recipes}
+    fewest = {name: minimum_devices(n, name, memory) for name in recipes}
+    few, fits = fewest[recipe], size[recipe] <= memory
+    _, how, context = sizes.with_context(n / 1e9, memory, few, recipe)
+    cut = f"Cut W: {format_bytes(weights / gpus)} of it on each of {gpus}"
+    plans = {"copies": (Layout(dp=gpus), "fp32-weights"), "slices": (Layout(tp=few), recipe)}
+    return Working(
+        f"{'W need not be cut' if few == 1 else cut}. By states alone, the weights take "
+        f"{count(fewest['fp32-weights'], 'GPU')} or more, and {recipe}, "
+        f"{format_bytes(size[recipe])} a GPU, {'fits' if fits else 'does not fit'} "
+        f"{count(gpus, 'GPU')} of {format_bytes(memory)}: it takes {count(few, 'GPU')} or "
+        f"more{context}.",
+        [
+            f"data parallelism, or a layer to each GPU: {format_bytes(weights)} of weights on each",
+            *(
+                f"{name}: {load_recipe(name).bytes_per_parameter} B x {n:,} / {gpus} = "
+                f"{format_bytes(size[name])}; {count(fewest[name], 'GPU')} or more"
+                for name in recipes
+            ),
+            f"{recipe} {how}",
+        ],
+        {"held": size, "fewest": fewest, "fits": fits},
+        lambda cluster: held(cluster, n, plans, memory),
+    )
+
+
+BATCH = 0.6
+"""Seconds that all layers take for one batch, whoever does them."""
+
+
+@question(13)
+def first_layers_first(
+    parameters: float, memory: int, units: int, recipe: str, transfer: float
+) -> Working:
+    """Bytes on one unit and on each of several; computation and time of one batch."""
+    B, p = load_recipe(recipe).bytes_per_parameter, units
+    whole, least = B * parameters, minimum_devices(int(parameters), recipe, memory)
+    share, T = whole / p, BATCH + 2 * (p - 1) * transfer
+    slower = f"more than {BATCH:g} s on" if T > BATCH else f"the same {BATCH:g} s as on"
+    plans = {"one unit": (Layout(), recipe), f"{p} units": (Layout(pp=p), recipe)}
+    return Working(
+        f"It divides memory: {format_bytes(share)} instead of {format_bytes(whole)} on a unit of "
+        f"{format_bytes(memory)}{', where all of it would fit' * (whole <= memory)}. It saves no "
+        f"computation, and one batch takes {T:g} s, {slower} one unit.",
+        [
+            sizes.convention(recipe),
+            f"one unit: {parameters / 1e9:g} billion x {B} B = {format_bytes(whole)}, "
+            f"{holds(whole, memory)}; {p} equal parts: {format_bytes(share)} each, "
+            f"{holds(share, memory)}; units needed: {least}",
+            sizes.with_context(parameters / 1e9, memory, least, recipe)[1],
+            f"time of one batch: {BATCH:g} s of work + 2 x {p - 1} x {transfer:g} s of transfers = "
+            f"{T:g} s: each unit waits for the one before it",
+        ],
+        {"one unit": whole, "each unit": share, "fits on one": whole <= memory,
+         "fits in parts": share <= memory, "units needed": least, "seconds": T},
+        lambda cluster: [
+            *held(cluster, round(parameters), plans, memory),
+            *runs.idle(cluster, p, 1, "naive")],
+    )  # fmt: skip
+
+
+@question(14)
+def copies_or_slices(billions: float, memory: int, devices: int) -> Working:
+    """Fewest GPUs by every convention, what a copy and a slice keep, and what fits in the end."""
+    n, room = sizes.parameters(billions), format_bytes(memory)
+    fewest = {name: minimum_devices(n, name, memory) for name in sizes.CONVENTIONS}
+    whole, degree = n * load_recipe(ADAM).bytes_per_parameter, zero3_minimum_degree(n, ADAM, memory)
+    fails, few, part = whole > memory, fewest[ADAM], -(-whole // devices)
+    more, how, context = sizes.with_context(billions, memory, few)
+    lean, there = Layout(dp=devices, flash_attention=True), sizes.machine(devices, memory)
+    fix = td.fits(sizes.decoder(billions), lean, there).smallest_fix
+    plans = {
+        "A, copies": (Layout(dp=devices), ADAM),
+        f"A, ZeRO-3 on {degree}": (Layout(dp=degree, zero=3), ADAM),
+        f"B, {few} slices": (Layout(tp=few), ADAM),
+        f"B, {few} slices, fp16 weights": (Layout(pp=few), "fp16-weights"),
+    }
+    return Working(
+        f"{'B' if fails else 'Either'}: A keeps {format_bytes(whole)} on every GPU of {room} and "
+        f"{'cannot start' if fails else 'starts'}. B keeps 1/N of it: the training states take "
+        f"{count(few, 'GPU')}{context}, the half-precision weights alone {fewest['fp16-weights']}. "
+        f"ZeRO-3 does the same with data parallelism, from {degree} copies on.",
+        [
+            sizes.convention(),
+            f"A, a copy on each of {devices} GPUs: {billions:g}e9 x 16 B = {format_bytes(whole)}, "
+            f"{whole / memory:.4g} times its {room}: fewest for B {few}, for ZeRO-3 {degree}",
+            f"B, split over {devices} GPUs: {format_bytes(whole)} / {devices} = "
+            f"{format_bytes(part)} a GPU, {holds(part, memory)}",
+            "fewest by what is kept: " + ", ".join(f"{name} {n}" for name, n in fewest.items()),
+            how,
+            f"{COUNTED}: {brief(fix.layout)} on {count(fix.devices, 'GPU')} fits" if fix
+            else f"{COUNTED}: nothing fits",
+        ],
+        {"fewest": fewest, "zero3_degree": degree, "copy_bytes": whole, "slice_bytes": part,
+         "fewest_with_context": more, "copies_fit": not fails,
+         "fitting_layout": fix and str(fix.layout)},
+        lambda cluster: held(cluster, n, plans, memory),
+        lambda: sizes.bars(n, plans, memory),
+    )  # fmt: skip
+
+
+@question(15)
+def why_cut(billions: float, memory: int, recipe: str) -> Working:
+    """Bytes of a GPU with copies and with slices, for 1, 2, 4, ... GPUs."""
+    n, kept, room = sizes.parameters(billions), load_recipe(recipe), format_bytes(memory)
+    each, whole = kept.bytes_per_parameter, n * kept.bytes_per_parameter
+    enough, size = minimum_devices(n, recipe, memory), format_bytes(whole)
+    _, how, context = sizes.with_context(billions, memory, enough, recipe)
+    # 1, 2, 4, ... up to the first power of two that is enough
+    slices = {2**i: -(-n // 2**i) * each for i in range(max(1, enough - 1).bit_length() + 1)}
+    lines = [
+        sizes.convention(recipe),
+        f"copies: {billions:g}e9 x {each} B = {size} a GPU for every N, {holds(whole, memory)}",
+        *(
+            f"N = {N}: a slice each {size} / {N} = {format_bytes(-(-n // N) * each)}, "
+            f"{holds(-(-n // N) * each, memory)}"
+            for N in sorted({*slices, enough})
+        ),
+        how,
+    ]
+    if kept.trains:
+        lines.append(
+            f"copies would also send their fp{8 * kept.gradient_bytes} gradients in every step: "
+            f"2 (N-1)/N x {format_bytes(n * kept.gradient_bytes)} a GPU"
+        )
+    plans = {f"{N} slices": (Layout(tp=N), recipe) for N in sorted({*[*slices][-3:], enough})}
+    plans["2 copies"] = Layout(dp=2), recipe
+    return Working(
+        f"A slice shrinks with the number of GPUs and a copy does not: a copy, {size}, "
+        f"{'never fits' if whole > memory else 'fits'} {room}; slices fit from "
+        f"{count(enough, 'GPU')} on{context}. Cutting buys memory, not speed: layer by layer one "
+        f"GPU works at a time.",
+        lines,
+        {"copy_bytes": whole, "slice_bytes": [*slices.values()], "copies_fit": whole <= memory,
+         "fewest_slices": enough},
+        lambda cluster: held(cluster, n, plans, memory),
+        lambda: sizes.bars(n, plans, memory),
+    )  # fmt: skip
+
+
+LIGHTER = ("mixed-momentum", "mixed-adam-8bit", "bf16-adam", "bf16-adam-8bit", "fp16-sgd", "lora")
+"""Recipes that keep less of each parameter, most first."""
+
+
+@question(18)
+def feasible(billions: float, memory: int, devices: int) -> Working:
+    """Whether a node trains it, and which recipe, GPU or number of GPUs would."""
+    n, room, gpus = sizes.parameters(billions), format_bytes(memory), count(devices, "GPU")
+    each = load_recipe(ADAM).bytes_per_parameter
+    few, part, model = minimum_devices(n, ADAM, memory), n * each / devices, sizes.decoder(billions)
+    # as lean as can be: slices of a node, of the layers beyond it, and all that saves activations
+    tp = max(t for t in (1, 2, 4, 8) if devices % t == 0)
+    lean = Layout(
+        tp=tp, pp=devices // tp, recompute="full", flash_attention=True, sequence_parallel=True
+    )
+
+    def fit(size: int, recipe: str = ADAM) -> Fit:
+        return td.fits(model, lean, sizes.machine(devices, size), recipe)
+
+    full, (_, how, context) = fit(memory), sizes.with_context(billions, memory, few)
+    others = {name: fit(memory, name) for name in LIGHTER}
+    others |= {f"{gb} GB": fit(gb * GB) for gb in (94, 141, 192, 288)}
+    fix = full.smallest_fix
+    outs = [name for name, found in others.items() if found.verdict == "fits"]
+    outs += [f"{count(fix.devices, 'GPU')} of this size, {brief(fix.layout)}"] if fix else []
+    answer = (
+        f"{'Infeasible' if full.verdict == 'no' else 'Too tight'}: full fine-tuning takes "
+        f"{format_bytes(part)} a GPU by its states alone, of {room}; they alone need "
+        f"{count(few, 'GPU')}{context}. What would make it feasible: "
+        f"{'; '.join(outs) or 'nothing tried'}."
+    )
+    if full.verdict == "fits":
+        answer = (
+            f"It is feasible: {format_bytes(full.expected)} on each of {gpus} of {room}, of it "
+            f"{format_bytes(part)} states."
+        )
+    plans = {r: (Layout(tp=devices), r) for r in (ADAM, *LIGHTER[:-1])}
+    return Working(
+        answer,
+        [
+            sizes.convention(),
+            f"{billions:g}e9 parameters x {each} B / {gpus} = {format_bytes(part)} a GPU: "
+            f"{holds(part, memory)}, as slices and as ZeRO-3 alike",
+            how,
+            f"{COUNTED}, all activations recomputed: {sizes.verdict(full)}",
+            *(f"{name}: {f.verdict}, {format_bytes(f.expected)}" for name, f in others.items()),
+        ],
+        {"states_each": -(-n // devices) * each, "fewest_devices": few, "verdict": full.verdict,
+         "other_verdicts": {name: f.verdict for name, f in others.items()},
+         "fix": fix and str(fix.layout)},
+        lambda cluster: held(cluster, n, plans, memory),
+        lambda: sizes.bars(n, plans, memory),
+    )  # fmt: skip
+
+
+# -- 21, 24 and 25: runs that fail or idle ---------------------------------------------------------
+
+LARGEST_HALF = 65504
+
+
+@question(21)
+def postmortem(
+    memory: int, stages: int, replicas: int, microbatches: int, slowest: float, scale: float
+) -> Working:
+    """The sizes for which the story can be true, busy shares, and where fp16 overflows."""
+    least, p, m = memory / 4 / 1e9, stages, microbatches
+    layouts = [Layout(dp=replicas, pp=p, zero=zero) for zero in range(4)]
+    each = [sizes.states(1.0, layout)[0] for layout in layouts]
+    most = [memory / size for size in each]
+    busy, enough = Fraction(m, m + p - 1), ceil(9 * (p - 1))
+    reaches = "reaches" if busy >= Fraction(9, 10) else "does not reach"
+    times = [1.0] * (p - 1) + [slowest]
+    uneven = td.simulate("1f1b", p, m, forward=times, backward=[2 * t for t in times])
+    alike = LARGEST_HALF / replicas
+    works = next((zero for zero, high in enumerate(most) if high > least), None)
+    story = "No size is both too large for one GPU and small enough for the stages"
+    if works is not None:
+        story = (
+            f"The story holds {f'with ZeRO-{works} ' * bool(works)}for {least:.4g} to "
+            f"{most[works]:.4g} billion parameters"
+            f"{f', up to {most[3]:.4g} with ZeRO-3' * (0 < works < 3)}"
+        )
+    n = sizes.parameters(least * 1.05)
+    plans = {f"{n / 1e9:.4g} billion, ZeRO-{z}": (layouts[z], ADAM) for z in range(3)}
+    return Working(
+        f"{story}. Of the time, the ramp of m = {m} on {p} stages leaves "
+        f"{100 * (1 - float(busy)):.1f} % idle, {100 * (1 - uneven.utilisation):.1f} % with "
+        f"a stage that takes {slowest:g} times as long: "
+        f"{f'more micro-batches ({enough} for 90 % busy) and ' * (m < enough)}layers cut evenly "
+        f"help. The NaN comes from fp16 sums of {replicas} replicas above {LARGEST_HALF}: divide "
+        f"before the sum, sum in fp32, or let the loss scale give way.",
+        [
+            sizes.convention(),
+            f"too large for one GPU in fp32: 4 B x P > {format_bytes(memory)}, so P > "
+            f"{least:.4g} billion; on {p} stages x {replicas} replicas at most:",
+            *(f"ZeRO-{z}: {format_bytes(memory)} / ({each[z] / 1e9:.4g} B a parameter) = "
+              f"{high:.4g} billion" for z, high in enumerate(most)),
+            f"busy, m / (m + p - 1) = {100 * float(busy):.1f} %; 90 % or more takes m >= 9 (p - 1) "
+            f"= {enough}: m = {m} {reaches} it",
+            f"fp16 ends at {LARGEST_HALF}; {replicas} replicas whose scaled gradients are each "
+            f"above {alike:g} sum to more: inf, then NaN; with the loss times {scale:g} that is a "
+            f"gradient of {alike / scale:.4g}",
+        ],
+        {"least_billions": least, "most_billions": most, "zero_needed": works,
+         "busy": float(busy), "enough": enough, "busy_uneven": uneven.utilisation,
+         "overflows_above": alike / scale},
+        lambda cluster: [
+            *runs.idle(cluster, p, m), *runs.idle(cluster, p, m, slowest=slowest),
+            *runs.trained(cluster, layouts[1], "float16"), *held(cluster, n, plans, memory)],
+    )  # fmt: skip
+
+
+@question(24)
+def refresh(billions: float, memory: int, dp: int, tp: int, pp: int, microbatches: int) -> Working:
+    """What A and B keep under each stage of ZeRO, and how idle B's stages are."""
+    n, devices, room = sizes.parameters(billions), dp * tp * pp, format_bytes(memory)
+    whole = n * load_recipe(ADAM).bytes_per_parameter
+    plans = {f"B, ZeRO-{z}": (Layout(dp=dp, tp=tp, pp=pp, zero=z), ADAM) for z in range(4)}
+    worked = {name: sizes.states(billions, layout) for name, (layout, _) in plans.items()}
+    states = [size for size, _ in worked.values()]
+    zero = next((z for z, size in enumerate(states) if size <= memory), None)
+    run = Layout(
+        dp=dp, tp=tp, pp=pp, zero=zero or 0, microbatches=microbatches, flash_attention=True
+    )
+    fit = td.fits(sizes.decoder(billions), run, sizes.machine(devices, memory))
+    fix = fit.smallest_fix
+    all_else = f"; {brief(fix.layout)} on {count(fix.devices, 'GPU')} fits" if fix else ""
+    bubbles = {str(m): bubble_fraction(pp, m) for m in sorted({microbatches, 4, 8, 16, 32})}
+    starts = f" does not start{' either' * (whole > memory)}, it needs ZeRO-{zero} or more"
+    starts = {None: " does not start under any stage of ZeRO", 0: " starts"}.get(zero, starts)
+    plans["A"] = Layout(dp=devices), ADAM
+    return Working(
+        f"A needs {format_bytes(whole)} on every GPU of {room} and "
+        f"{'cannot start' if whole > memory else 'starts'}. B as written{starts}: the states are "
+        f"{', '.join(f'{format_bytes(size)} (ZeRO-{z})' for z, size in enumerate(states))}"
+        f"{all_else}. B's {pp} stages are busy {100 * (1 - bubbles[str(microbatches)]):.0f} % of "
+        f"the time with {microbatches} micro-batches; more of them, or chunks, fill the gaps.",
+        [
+            sizes.convention(),
+            f"A, dp {devices}: 16 B x {billions:g}e9 = {format_bytes(whole)} a GPU of {room}, "
+            f"{holds(whole, memory)}",
+            *(f"{name}: {how}, {holds(size, memory)}" for name, (size, how) in worked.items()),
+            f"{COUNTED}, B with ZeRO-{zero or 0}: {sizes.verdict(fit)}{all_else}",
+            f"busy, m / (m + p - 1), p = {pp}: "
+            + ", ".join(f"m = {m} {100 * (1 - idle):.1f} %" for m, idle in bubbles.items()),
+        ],
+        {"copy_bytes": whole, "states": states, "lowest_zero": zero, "idle": bubbles,
+         "idle_now": bubbles[str(microbatches)], "verdict": fit.verdict},
+        lambda cluster: [
+            *runs.idle(cluster, pp, microbatches), *runs.trained(cluster, run),
+            *held(cluster, n, plans, memory)],
+        lambda: sizes.bars(n, plans, memory),
+    )  # fmt: skip
+
+
+@question(25)
+def hybrid(
+    billions: float, memory: int, devices: int, stages: int, microbatches: int, gradient: float,
+    scale: float,
+) -> Working:  # fmt: skip
+    """What every plan that was tried keeps, how busy stages are, and what fp16 loses."""
+    from tiledask.lab.precision import FORMATS
+
+    n, p, d, m = sizes.parameters(billions), stages, max(1, devices // stages), microbatches
+    plans = {
+        "copies, fp32": (Layout(dp=devices), "fp32-adam"),
+        f"{p} stages, fp32 Adam": (Layout(pp=p), "fp32-adam"),
+        f"{p} stages, fp32 SGD": (Layout(pp=p), "fp32-sgd"),
+        f"dp {d} x pp {p}": (Layout(dp=d, pp=p), ADAM),
+        f"dp {d} x pp {p}, ZeRO-1": (Layout(dp=d, pp=p, zero=1), ADAM),
+        f"dp {d} x pp {p}, ZeRO-2": (Layout(dp=d, pp=p, zero=2), ADAM),
+        f"{devices} slices": (Layout(tp=devices), ADAM),
+    }
+    worked = {name: sizes.states(billions, *plan) for name, plan in plans.items()}
+    busy, piped, half = naive_utilisation(p), 1 - bubble_fraction(p, m), FORMATS["float16"]
+    alone, kept = half.nearest(gradient), half.nearest(gradient * scale) / scale
+    found = td.search(sizes.decoder(billions), sizes.machine(devices, memory), devices * m)
+    best, fits = found.best, found.best.verdict == "fits"
+    fitting = [f"{name} ({format_bytes(n)})" for name, (n, _) in worked.items() if n <= memory]
+    layout = "No layout fits with activations and overhead"
+    if fits:
+        layout = f"The fastest layout with everything counted is {brief(best.layout)}"
+    return Working(
+        f"By their states these fit {format_bytes(memory)}: {'; '.join(fitting) or 'none'}. "
+        f"{layout}; with micro-batches stages are busy {100 * piped:.0f} % of the time and not "
+        f"{100 * busy:.0f} %; fp16 needs a loss scale and fp32 masters.",
+        [
+            sizes.convention(ADAM, "fp32-adam", "fp32-sgd"),
+            *(f"{name}: {how}, {holds(n, memory)}" for name, (n, how) in worked.items()),
+            f"{p} stages, one batch at a time: 1 / {p} = {100 * busy:.1f} % busy; {m} "
+            f"micro-batches: {m} / {m + p - 1} = {100 * piped:.1f} %",
+            f"fp16, a gradient of {gradient:g}: {alone:.4g}; times {scale:g}, rounded, and back: "
+            f"{kept:.4g}",
+            f"{COUNTED}, {found.counts['fits']:,} of {found.considered:,} layouts fit",
+        ],
+        {"states": {name: size for name, (size, _) in worked.items()}, "busy_naive": busy,
+         "busy": piped, "gradient_alone": alone, "gradient_scaled": kept,
+         "fitting": found.counts["fits"], "best": str(best.layout) if fits else None},
+        lambda cluster: [
+            *runs.idle(cluster, p, 1, "naive"), *runs.idle(cluster, p, m),
+            *runs.trained(cluster, Layout(dp=d, pp=p, zero=1), "float16"),
+            *held(cluster, n, plans, memory)],
+        lambda: sizes.bars(n, plans, memory),
+    )  # fmt: skip

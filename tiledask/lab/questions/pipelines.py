@@ -1,0 +1,354 @@
+"""11, 12, 17, 34, 36 and 37: layers in a row: where to cut them, how micro-batches flow, why they
+idle.
+
+one batch     B1↑ .  .  B1↓      1/p of the time is used
+m of 1/m      m / (m + p - 1) is used; with a overhead each, (m + p - 1)(a + W/m) has a minimum
+consecutive   [1 2 3 4][5 6 7 8][9 10 11 12]      2 crossings
+round robin   1|2|3|1|2|3|1|2|3|1|2|3             11 crossings: chunks of interleaved 1F1B
+"""
+
+from fractions import Fraction
+from itertools import pairwise
+from math import comb, isqrt
+from typing import Any
+
+import numpy as np
+
+import tiledask as td
+from tiledask.errors import ConfigError
+from tiledask.lab.claim import Claim
+from tiledask.lab.questions import runs, sizes
+from tiledask.lab.questions.question import Working, question, some
+from tiledask.plan.diagnosis.diagnose import Diagnosis
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.pipelines.closed_form import bubble_fraction, bubble_overhead
+from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
+from tiledask.plan.units import format_bytes
+
+
+@question(11)
+def combined(
+    stages: int, tensor: int, replicas: int, microbatches: int, parameters: float
+) -> Working:
+    """A line for each combination: devices, utilisation, bytes on each."""
+    whole, p = td.load_recipe(sizes.ADAM).bytes_per_parameter * parameters, stages
+    values, lines = {}, [sizes.convention()]
+    for name, t, d, m in (
+        ("MP alone", 1, 1, 1),
+        ("MP + micro-batches", 1, 1, microbatches),
+        ("MP + DP", 1, replicas, microbatches),
+        ("MP + TP + DP", tensor, replicas, microbatches),
+    ):
+        used, each = m / (m + p - 1), whole / (p * t)
+        values[name] = {"devices": p * t * d, "utilisation": used, "bytes": each}
+        lines.append(
+            f"{name}: n = {p} x {t} x {d} = {p * t * d} devices; m/(m + p - 1) = {m} / {m + p - 1} "
+            f"= {100 * used:.1f} % used; {format_bytes(whole)} / ({p} x {t}) = "
+            f"{format_bytes(each)} a device"
+        )
+    first, second, _, last = values.values()
+    return Working(
+        f"Model parallelism alone uses {100 * first['utilisation']:.0f} % of {p} devices; "
+        f"{microbatches} micro-batches raise that to {100 * second['utilisation']:.0f} %; replicas "
+        f"multiply throughput and leave the {format_bytes(first['bytes'])} a device as they are; "
+        f"splitting layers too makes them {format_bytes(last['bytes'])} on {last['devices']} "
+        f"devices.",
+        lines,
+        values,
+        lambda cluster: [
+            *runs.idle(cluster, p, 1, "naive"),
+            *runs.idle(cluster, p, microbatches),
+            *runs.trained(cluster, Layout(dp=replicas, tp=tensor, pp=p)),
+        ],
+    )
+
+
+@question(12)
+def pipeline(
+    stages: int, microbatches: int, schedule: str, forward: float, backward: float, overhead: float
+) -> Working:
+    """Utilisation, bubble and memory of the schedule; the best number of micro-batches."""
+    p, m, each, a = stages, microbatches, forward + backward, Fraction(str(overhead))
+    kept = {"gpipe": m, "1f1b": min(p, m)}
+    used, W = m / (m + p - 1), m * (Fraction(str(forward)) + Fraction(str(backward)))
+
+    def seconds(n: int) -> Fraction:
+        return (n + p - 1) * (a + W / n)
+
+    values = {"utilisation": used, "makespan": (m + p - 1) * each, "bubble": bubble_overhead(p, m),
+              "kept": kept[schedule]}  # fmt: skip
+    lines = [
+        f"with m = {m} micro-batches the last stage begins p - 1 = {p - 1} turns late: m + p - 1 = "
+        f"{m + p - 1} turns of {forward:g} + {backward:g} = {each:g} s, {(m + p - 1) * each:g} s",
+        f"used: m / (m + p - 1) = {m} / {m + p - 1} = {100 * used:.1f} %; bubble over ideal time: "
+        f"(p - 1) / m = {100 * bubble_overhead(p, m):.1f} %; of all time: (p - 1) / (m + p - 1) = "
+        f"{100 * bubble_fraction(p, m):.1f} %",
+        f"micro-batches whose activations the fullest stage keeps: GPipe m = {kept['gpipe']}, "
+        f"1F1B min(p, m) = {kept['1f1b']}; the time is the same",
+    ]
+    more = "Without overhead, more micro-batches are always better."
+    if overhead:  # the best is beside sqrt((p - 1) W / a), compared exactly
+        near = isqrt(int((p - 1) * W / a))
+        best = min((max(1, near), near + 1), key=seconds)
+        alike = seconds(best + 1) == seconds(best)
+        which = f"{best}" + f" (or {best + 1}, which takes as long)" * alike
+        tries = sorted({max(1, best // 4), best, 4 * best})
+        lines.append(
+            f"with a = {overhead:g} s for each beside its share of W = {m} x {each:g} = "
+            f"{float(W):g} s: t(m) = (m + p - 1)(a + W/m), least near m = sqrt((p - 1) W / a): "
+            + ", ".join(f"t({n}) = {float(seconds(n)):.4g} s" for n in tries)
+        )
+        values |= {"best microbatches": best, "best seconds": float(seconds(best))}
+        more = (
+            f"With {overhead:g} s of overhead for each in a stage, cutting the batch in {which} is "
+            f"the fastest: fewer leave a larger bubble, more pay more overhead."
+        )
+    return Working(
+        f"{m} micro-batches on {p} stages use {100 * used:.1f} % of the time, where one batch uses "
+        f"{100 / p:.1f} %; {schedule} keeps the activations of {kept[schedule]} at most. {more}",
+        lines,
+        values,
+        lambda cluster: runs.idle(cluster, p, m, schedule),
+        lambda: td.plots.gantt(td.simulate(schedule, p, m, forward=forward, backward=backward)),
+    )
+
+
+@question(34)
+def cut_layers(layers: int, devices: int, last_cost: float) -> Working:
+    """The exact cut, the best of all splits beside it, and typical wrong answers judged."""
+    costs = [1.0] * (layers - 1) + [last_cost]
+    cut, robin = td.partition(costs, devices), [layer % devices for layer in range(layers)]
+    groups = [f"{part[0] + 1}-{part[-1] + 1}" for part in cut.layers]
+    places = {"the cut": list(cut.place), "round robin": robin}
+    judged = {name: td.judge(place, layers, devices, costs) for name, place in places.items()}
+    few, many = (found.crossings or 0 for found in judged.values())
+    splits = comb(layers - 1, devices - 1)
+    shown = f"{splits:,}" if splits < 10**12 else f"about 1e{len(str(splits)) - 1}"
+    lines = [
+        f"{layers - 1} layers + {last_cost:g} = {sum(costs):g}; / {devices} devices = "
+        f"{sum(costs) / devices:g} a device on average",
+        f"contiguous splits, none empty: C({layers - 1}, {devices - 1}) = {shown}",
+    ]
+    if splits <= 100_000:  # of more, the exact method alone says which is best
+        more = Fraction(str(last_cost)) - 1  # of the last layer: compared exactly
+        fullest = [
+            max(Fraction(max(b - a for a, b in pairwise(s))), s[-1] - s[-2] + more)
+            for s in td.contiguous_splits(layers, devices)
+        ]
+        lines[-1] += (
+            f", all listed: the fullest device has {float(min(fullest)):g} at least, in "
+            f"{fullest.count(min(fullest))} of them"
+        )
+    lines += [
+        f"{name}: {found.rule or 'legal'}. {found.reason.rstrip('.').split('. ')[0]}."
+        for name, found in judged.items()
+    ]
+    lines.append(f"crossings from device to device: {few} in one cut, {many} in round robin")
+    return Working(
+        f"{some(groups, ' | ', 32)}: sizes {some([*map(str, cut.sizes)], most=32)}, {few} "
+        f"crossings; the fullest device has {cut.bottleneck:g} layers' work.",
+        lines,
+        {"sizes": list(cut.sizes), "fullest": cut.bottleneck, "splits": splits,
+         "crossings": few, "crossings round robin": many},
+        lambda cluster: [
+            *runs.placed(cluster, "the cut", cut.place, few),
+            *runs.placed(cluster, "round robin", robin, many)],
+        lambda: td.plots.layers_on_devices(places),
+    )  # fmt: skip
+
+
+def _dealt(layers: int, devices: int) -> str:
+    """The layers of each device, from 1: "1,4,7,10 | 2,5,8,11 | 3,6,9,12"; of many, some."""
+    groups = [[str(n + 1) for n in range(d, layers, devices)] for d in range(devices)]
+    return some([some(group, ",", 8) for group in groups], " | ", 8)
+
+
+@question(36)
+def dealt_round(layers: int, devices: int, microbatches: int) -> Working:
+    """The verdict by the rule, crossings and utilisation both ways, and interleaving's bubble."""
+    p, m, v, shown = devices, microbatches, layers // devices, _dealt(layers, devices)
+    cut, robin = list(td.partition(layers, p).place), [layer % p for layer in range(layers)]
+    plain = td.simulate("1f1b", p, m, forward=0.2, backward=0.4)
+    order = td.schedule("interleaved", layers, m, devices=p)
+    looped = td.simulate(order, 0.2 / v, 0.4 / v)
+    few, many = (td.judge(place, layers, p).crossings or 0 for place in (cut, robin))
+    verdict, used = td.judge(robin, layers, p), td.simulate(runs.one_batch(cut)).utilisation
+    answer = f"True: with one layer on each of {p} devices {shown} is layer-wise."
+    if not verdict:
+        answer = (
+            f"False: {shown} is not layer-wise, for no device has consecutive layers. It crosses "
+            f"{many} times where {few} would do, and a single batch uses the same 1/{p}. Only a "
+            f"pipeline of micro-batches gains by it."
+        )
+    return Working(
+        answer,
+        [
+            f"{shown}: {verdict.rule or 'legal'}. {verdict.reason}",
+            f"crossings: consecutive {p} - 1 = {few}; round robin {layers} - 1 = {many}",
+            f"one batch at a time both use 1/{p} = {100 / p:.1f} %: dealing alone gains nothing",
+            f"with micro-batches the same placement is interleaved 1F1B with v = {v} chunks a "
+            f"device; bubble over ideal time {100 * looped.bubble_overhead:.1f} %, (p - 1) / (v m) "
+            f"for m a multiple of p, and not (p - 1) / m = {100 * bubble_overhead(p, m):.1f} %",
+        ],
+        {"layer-wise": bool(verdict), "crossings": few, "crossings round robin": many,
+         "utilisation": used, "bubble 1F1B": plain.bubble_overhead,
+         "bubble interleaved": looped.bubble_overhead},
+        lambda cluster: [
+            *runs.placed(cluster, "consecutive", cut, p - 1),
+            *runs.placed(cluster, "round robin", robin, layers - 1)],
+    )  # fmt: skip
+
+
+# -- 17 and 37: why devices idle or losses do not fall ---------------------------------------------
+
+TELLS = {
+    "one at a time": "raise the micro-batches from 1: a pipeline overlaps them, a chain does not",
+    "ramp": "sweep the micro-batches m: the idle share falls as (p-1)/(m+p-1)",
+    "imbalance": "time every stage: the slowest paces the rest, for every m",
+    "communication": "repeat on one node or with smaller messages: idle time falls with their time",
+    "overhead": "repeat with larger micro-batches: pauses per action become rarer",
+    "unexplained": "record one step with a label around each action",
+}
+"""Cause of idle time -> the experiment that tells it from the others."""
+TRAININGS: dict[str, dict[str, Any]] = {
+    "gradients vanish in fp16": {"scale": 2.0**-22},
+    "gradients overflow in fp16": {"scale": 2.0**24},
+    "bf16 weights without masters": {"dtype": "bfloat16", "rate": 0.002, "master": False},
+    "steps too long": {"rate": 1.0},
+}
+"""Fault of a training -> the setting that has it."""
+PIPELINES: dict[str, tuple[str, int | None, float, float]] = {
+    "layer by layer": ("naive", 1, 1.0, 0.0),
+    "few micro-batches": ("1f1b", 2, 1.0, 0.0),
+    "a slow stage": ("1f1b", None, 3.0, 0.0),
+    "slow links": ("1f1b", None, 1.0, 4.0),
+}
+"""Fault of a pipeline -> (schedule, micro-batches if fixed, how many times slower the last stage
+is, how long a message takes, both in forwards)."""
+
+
+def faulty(fault: str, devices: int, microbatches: int) -> Timeline:
+    """A pipeline that has the fault."""
+    name, m, slowest, latency = PIPELINES[fault]
+    forward = [0.03] * (devices - 1) + [slowest * 0.03]
+    backward = [2 * seconds for seconds in forward]
+    return td.simulate(name, devices, m or microbatches, forward=forward, backward=backward,
+                       latency=latency * 0.03)  # fmt: skip
+
+
+def _training(fault: str) -> tuple[str, list[str], dict[str, Any]]:
+    """(answer, lines, values) of a training with the fault."""
+    from tiledask.lab.precision import EXPERIMENTS, TrainingSetting, blame
+
+    setting = TrainingSetting(**TRAININGS[fault])
+    found = blame(setting)
+    helped, loss = next(iter(found.after.items()))
+    after = found.after.items()
+    return (
+        f"The cause is: {found.cause}. With {EXPERIMENTS[helped][0]} the loss ends at {loss:.4g}, "
+        f"and not at {found.loss:.4g}; without any training it is {found.untrained:.4g}.",
+        [
+            f"{suspect}? {EXPERIMENTS[suspect][0]}: the loss ends at {end:.4g}"
+            for suspect, end in after
+        ],
+        {"cause": found.cause, "ranked": [[suspect, str(end)] for suspect, end in after]},
+    )
+
+
+@question(17)
+def on_call(fault: str, polled: list[float], microbatches: int) -> Working:
+    """The symptoms, their causes ranked, and what tells them apart."""
+    import pandas as pd
+
+    p, m = len(polled), microbatches
+    if not 2 <= p <= 256 or max(polled) > 100 or not 1 <= sum(polled) / p <= 99:
+        raise ConfigError("polled is 2 to 256 percentages from 0 to 100, 1 to 99 on average")
+
+    def run(cluster: Any) -> list[Claim]:
+        return [*runs.idle(cluster, p, m), *runs.idle(cluster, p, m, slowest=3.0)]
+
+    if fault in TRAININGS:
+        return Working(*_training(fault), run)
+    columns = {f"{at}": [busy] * 6 for at, busy in enumerate(polled)}
+    seen: Any = pd.DataFrame({"time": range(6)} | columns)
+    busy = [share / 100 for share in polled]
+    if fault in PIPELINES:
+        seen = faulty(fault, p, m)
+        busy = [seconds / seen.makespan for seconds in seen.busy_per_device]
+    found, planned = td.diagnose(seen), 1 - bubble_fraction(p, m)
+    causes = {c.name: c.seconds for c in found.causes if c.seconds > 0}
+    shares = {name: seconds / sum(causes.values()) for name, seconds in causes.items()}
+    if fault not in PIPELINES and "unexplained" in shares:  # polls hide the ramp
+        ramp = min(shares["unexplained"], (1 - planned) / found.idle_share)
+        shares |= {"ramp": ramp, "unexplained": shares["unexplained"] - ramp}
+    ranked = sorted((n for n in shares if shares[n] > 1e-9), key=lambda name: -shares[name])
+    first = ranked[0]
+    return Working(
+        f"{first.capitalize()}, {100 * shares[first]:.0f} % of the idle time: {TELLS[first]}. "
+        f"{found.summary[-1]}",
+        [
+            f"symptom: devices busy {', '.join(f'{100 * b:.0f} %' for b in busy)} of the time, "
+            f"{100 * found.idle_share:.1f} % idle; p = {p} equal stages with m = {m} would be busy "
+            f"{m} / ({m} + {p - 1}) = {100 * planned:.1f} %",
+            *(f"{n}: {100 * shares[n]:.0f} % of the idle time; {TELLS[n]}" for n in ranked),
+            *(f"simulated: {r.change}: {100 * r.gain:.0f} % saved" for r in found.remedies),
+        ],
+        {"cause": first, "ranked": [[name, shares[name]] for name in ranked], "busy": busy,
+         "planned": planned, "remedies": {r.change: r.gain for r in found.remedies}},
+        run,
+    )  # fmt: skip
+
+
+def diagnosed(timeline: Timeline) -> Diagnosis:
+    """The diagnosis from who was busy when alone: no labels of stages or micro-batches."""
+    computes = timeline.kind != TRANSFER
+    return td.diagnose(timeline.to_frame()[computes][["device", "start", "end"]])
+
+
+def _found_again(plans: int) -> int:
+    """How many of ``plans`` random ones have their devices, micro-batches and imbalance told from
+    the trace alone."""
+    rng, found = np.random.default_rng(0), 0
+    for k in range(plans):
+        p, m = int(rng.integers(2, 6)), int(rng.integers(1, 9))
+        forward = rng.uniform(0.5, 1.5, p)
+        name = ("naive", "gpipe", "1f1b")[k % 3]
+        d = diagnosed(td.simulate(name, p, m, forward=forward, backward=2 * forward))
+        same = (d["devices"].value, d["microbatches"].value) == (p, m)
+        imbalance = float(forward.max() / forward.mean() - 1)
+        found += same and abs(d["imbalance"].value - imbalance) < 1e-6
+    return found
+
+
+@question(37)
+def diagnosis(devices: int, microbatches: int, uneven: float, plans: int) -> Working:
+    """What the trace of such a plan tells, the cause of its idle time, and the best remedies."""
+    p, m, work = devices, microbatches, [1.0] * (devices - 1) + [uneven]
+    order, scale = td.schedule("naive", p, m), p / (m * sum(work))
+    times = {
+        name: [seconds * scale * each for each in work]
+        for name, seconds in {"forward": 0.4, "backward": 0.8}.items()
+    }
+    t = td.simulate(order, **times)
+    d, found = diagnosed(t), _found_again(plans)
+    best, after = d.remedies[0], d.remedies[0].plan
+    return Working(
+        f"{100 * t.utilisation:.3g} % of {p} devices in use: layer-wise execution, in which they "
+        f"work one at a time, makes {100 * d.causes[0].seconds / d.idle:.0f} % of the idle time. "
+        f"Cut the batch into micro-batches and run them in a pipelined schedule: {best.change}, "
+        f"{100 * best.gain:.0f} % of the time saved.",
+        [
+            f"the trace: {p} devices, busy {t.busy:g} / ({p} x {t.makespan:g}) = "
+            f"{100 * t.utilisation:.1f} %; no two work at once",
+            f"told from the trace: p = {d['devices'].value}, m = {d['microbatches'].value}, order "
+            f"{d['schedule'].value}, imbalance {100 * d['imbalance'].value:.1f} %; of {plans} "
+            f"random plans, {found} are told from theirs",
+            *(f"{c.name}: {c.seconds:.4g} s idle, {c.words}" for c in d.causes if c.seconds > 0),
+            *(f"remedy: {r.change}: {100 * r.gain:.1f} % saved" for r in d.remedies),
+        ],
+        {"utilisation": t.utilisation, "devices": d["devices"].value,
+         "microbatches told": d["microbatches"].value, "imbalance": d["imbalance"].value,
+         "cause": d.cause, "remedy": best.change, "gain": best.gain, "plans told": found},
+        lambda cluster: runs.timed(cluster, order, t.busy_per_device, t.makespan, **times),
+        lambda: td.plots.gantt(t, after.timeline, titles=["as it is", best.change]),
+    )  # fmt: skip

@@ -1,0 +1,225 @@
+"""6, 8 and 9: tiles within a worker or blocks over workers: which is at fault, and what each does.
+
+high   blocks over workers    memory, traffic, balance, how many devices
+low    tiles within a worker  reuse, coalesced loads, tensor cores, occupancy
+"""
+
+from collections.abc import Callable
+from math import ceil
+from typing import Any, NamedTuple
+
+import tiledask as td
+from tiledask.errors import ConfigError
+from tiledask.lab.questions import runs
+from tiledask.lab.questions.products import ITEM, Grid, named
+from tiledask.lab.questions.question import Working, count, question
+from tiledask.lab.questions.runs import Product
+from tiledask.plan.collectives.cost import even
+from tiledask.plan.inputs.hardware import load_device
+from tiledask.plan.units import format_bytes
+from tiledask.tile.choice import Prediction
+from tiledask.tile.choice.residency import refusal
+
+TILES = (1, 2, 4, 8, 16, 32)
+
+
+@question(6)
+def level_at_fault(size: int, workers: int, device: str, largest: float) -> Working:
+    """What tiles load and how fast that lets a device be; how long blocks make workers wait."""
+    first, ridge, flop = round(largest * size), td.tile.ridge(device), 2 * size**3
+    if min(first, (size - first) // (workers - 1)) < 1:
+        raise ConfigError(
+            f"{largest:g} of {size} rows on the first of {workers} workers leaves some worker "
+            f"without a row; give a part between 0 and 1, or a larger size"
+        )
+    plan, extent = Product((1, workers)).plan(size, size, size), ceil(ITEM * ridge)
+    loads = {tile: runs.loaded(plan, tile) for tile in TILES}
+    reuse = {tile: flop / nbytes for tile, nbytes in loads.items()}
+    share = {tile: min(1.0, each / ridge) for tile, each in reuse.items()}
+    rows = [first, *even(size - first, workers - 1)]
+    used, most = size / workers / max(rows), flop / runs.loaded(plan, size)
+    # if the whole block as one tile loads too much, every tile does
+    tiles = range(min(extent, size), size + 1) if most >= ridge else ()
+    enough = next((tile for tile in tiles if flop / runs.loaded(plan, tile) >= ridge), None)
+    none = f"no tile: a block as one tile gives {most:.4g} of the {ridge:.2f} FLOP a byte"
+    sent = ITEM * size * size * (workers - 1)
+    products = {f"T = {tile}": (Product((1, workers), tile=tile), sent) for tile in TILES[3:]}
+    return Working(
+        f"If all workers are busy alike and the kernels slow, the low level is at fault: on the "
+        f"{device} tiles of 32 allow {100 * share[32]:.0f} % of the peak here, and all of it "
+        f"{f'tiles of {enough}' if enough else none}. If kernels are fast and some workers idle, "
+        f"it is the high level: here {100 * (1 - used):.0f} % idle.",
+        [
+            *(f"low level, tiles of {tile}: {format_bytes(loads[tile])} loaded, {each:.4g} FLOP a "
+              f"byte, {100 * share[tile]:.1f} % of the peak" for tile, each in reuse.items()),
+            f"ridge of the {device}: {ridge:.2f} FLOP a byte: T of {extent} or more",
+            f"high level, {largest:g} of the rows on the first worker: workers are busy "
+            f"{size / workers:.4g} / {max(rows)} = {100 * used:.1f} % of the time",
+        ],
+        {"loaded": [*loads.values()], "intensity": [*reuse.values()],
+         "share of the peak": [*share.values()], "tile at the ridge": extent,
+         "tile that allows all": enough, "busy, uneven blocks": used},
+        lambda cluster: runs.multiplied(cluster, (size,) * 3, products),
+    )  # fmt: skip
+
+
+@question(8)
+def carried_tile(kernel: str, tuned_on: str, runs_on: str, m: int, n: int, k: int) -> Working:
+    """Shared memory, occupancy, waves and bound of both tiles on the new device."""
+
+    def best_on(device: str) -> Prediction:
+        if found := td.tile.candidates(kernel, device):
+            return td.tile.order(m, n, k, found, device)[0]
+        why = refusal(td.tile.config_of(kernel), device)
+        raise ConfigError(f"{kernel} does not run on {device}: {why}; take smem_tiled")
+
+    old, new = best_on(tuned_on), best_on(runs_on)
+    stays, why_not, reached = old.config == new.config, refusal(old.config, runs_on), 0.0
+    shown = {f"the best on the {tuned_on}": old, f"the best on the {runs_on}": new}
+    if not why_not:
+        carried = td.tile.predict(m, n, k, old.config, runs_on)
+        reached = carried.flops_per_second
+        shown |= {} if stays else {"the old one there": carried}
+    best, loss = new.flops_per_second, 1 - reached / new.flops_per_second
+    tiles = [
+        f"{' x '.join(map(str, each.config.block))}, {count(each.config.stages, 'stage')},"
+        for each in (old, new)
+    ]
+    answer = (
+        f"The tile belongs to the device it was chosen for: {tiles[0]} of the {tuned_on} gives "
+        f"away {100 * loss:.1f} % on the {runs_on}, where {tiles[1]} is best"
+    )
+    if stays:
+        answer = f"Nothing: of this product {tiles[1]} is the best tile on both"
+    products = {f"a tile of {tile}": (Product((1, 1), tile=tile), 0) for tile in (16, 64, 256)}
+    return Working(
+        f"{answer}. The blocks over GPUs stay as they are.",
+        [
+            *(
+                f"{name}: {format_bytes(each.config.shared_bytes)} of shared memory; "
+                f"{each.occupancy}; {each.flops_per_second / 1e12:.4g} TFLOP/s at most, bound by "
+                f"{each.binding}"
+                for name, each in shown.items()
+            ),
+            *([f"the old tile on the {runs_on} does not start: {why_not}"] if why_not else []),
+            f"1 - {reached / 1e12:.4g} / {best / 1e12:.4g} = {100 * loss:.1f} % given away",
+        ],
+        {"tile before": list(old.config.block), "tile after": list(new.config.block),
+         "given away": loss, "times as fast, carried": reached / old.flops_per_second,
+         "times as fast, tuned anew": best / old.flops_per_second,
+         "blocks a multiprocessor": [old.occupancy.blocks, new.occupancy.blocks]},
+        lambda cluster: runs.multiplied(cluster, (512, 512, 512), products),
+        lambda: td.plots.roofline([new]),
+    )  # fmt: skip
+
+
+# -- 9: eight goals, each a number that moves with one level ---------------------------------------
+
+WARP, SECTOR = 32, 32
+"""Threads of a warp; bytes that a load fetches at least."""
+
+
+class Setup(NamedTuple):
+    """One way to compute a size x size x size product."""
+
+    size: int
+    grid: Grid
+    rows: Grid
+    """Rows of C of each worker, where they are dealt out by rows."""
+    tile: int
+    device: str
+    down: bool = False
+    """Whether neighbouring threads read down a column."""
+    kernel: str = "smem_tiled"
+
+    @property
+    def config(self) -> Any:
+        """How the GPU kernel tiles."""
+        found = td.tile.candidates(self.kernel, self.device)
+        of_tile = [c for c in found if c.block == (self.tile,) * 3]
+        return of_tile[0] if of_tile else td.tile.config_of(self.kernel)
+
+
+def _warps(s: Setup) -> int:
+    found = td.tile.occupancy(s.config, s.device)
+    return found.blocks * found.warps
+
+
+GOALS: dict[str, tuple[str, str, Callable[[Setup], float]]] = {
+    "fit each part into a device's memory": (
+        "high", "bytes of A, B and C on a worker",
+        lambda s: 3 * ITEM * even(s.size, s.grid[0])[0] * even(s.size, s.grid[1])[0]),
+    "move little between devices": (
+        "high", "bytes between workers",
+        lambda s: ITEM * s.size**2 * (s.grid[0] + s.grid[1] - 2)),
+    "give every device as much to do": (
+        "high", "FLOP of the fullest worker over the mean",
+        lambda s: max(s.rows) * len(s.rows) / s.size),
+    "choose how many devices": (
+        "high", "FLOP a worker", lambda s: 2 * s.size**3 // (s.grid[0] * s.grid[1])),
+    "use again what was loaded": (
+        "low", "FLOP a byte that tiles load", lambda s: s.tile / ITEM),
+    "load coalesced": (
+        "low", "sectors of 32 bytes that a warp's load touches",
+        lambda s: WARP if s.down else WARP * ITEM // SECTOR),
+    "use tensor cores": (
+        "low", "peak of the units that compute, TFLOP/s",
+        lambda s: load_device(s.device).peak(s.config.peak) / 1e12),
+    "hide latency by many warps": ("low", "warps on a multiprocessor", _warps),
+}  # fmt: skip
+"""Goal -> (its level, the number that tells, that number by formula)."""
+
+
+@question(9)
+def goals(size: int, workers: int, tile: int, device: str) -> Working:
+    """Every goal's number, as it is and after each change of one level."""
+    if size % (2 * workers * 32) or workers % 2:
+        raise ConfigError(
+            "blocks must be whole tiles: size a multiple of 64 x workers, and workers even; got "
+            f"size {size} and {workers} workers"
+        )
+    if why_not := refusal(td.tile.config_of("mma_multistage"), device):
+        raise ConfigError(f"the tensor-core kernel does not run on a {device}: {why_not}")
+    square = next(g for g in td.formulas.grids(workers, 2) if g[0] ** 2 >= workers)
+    usual = Setup(size, square, even(size, workers), tile, device)
+    few, part = workers // 2, size // (2 * workers)
+    uneven = (size - (workers - 1) * part, *[part] * (workers - 1))
+    half = min(td.formulas.grids(few, 2), key=sum)
+    flat, other = usual._replace(grid=(1, workers)), usual._replace(tile=48 - tile)
+    changes = {
+        "high": {
+            f"blocks on 1 x {workers}": flat,
+            count(few, "worker"): usual._replace(grid=half, rows=even(size, few)),
+            "uneven rows": usual._replace(rows=uneven),
+        },
+        "low": {
+            "the other tile": other,
+            "threads read down columns": usual._replace(down=True),
+            "a tensor-core kernel": usual._replace(kernel="mma_multistage"),
+        },
+    }
+    lines, numbers = [], {goal: number(usual) for goal, (_, _, number) in GOALS.items()}
+    levels: dict[str, str] = {}
+    for goal, (_, metric, number) in GOALS.items():
+        moved = {
+            (level, name): value
+            for level, one in changes.items()
+            for name, setup in one.items()
+            if (value := number(setup)) != numbers[goal]
+        }
+        levels[goal] = " and ".join(dict.fromkeys(level for level, _ in moved))
+        by = ", ".join(f"{value:,.12g} with {name}" for (_, name), value in moved.items())
+        lines.append(f"{levels[goal]}: {goal}. {metric}: {numbers[goal]:,.12g}; {by}")
+    high, low = ([goal for goal, level in levels.items() if level == at] for at in changes)
+    products = {
+        f"{named(s.grid)}, tiles of {s.tile}": (
+            Product(s.grid, tile=s.tile), ITEM * size**2 * (sum(s.grid) - 2))
+        for s in (usual, flat, other)
+    }  # fmt: skip
+    return Working(
+        f"High level, blocks over devices ({len(high)}): {'; '.join(high)}. Low level, tiles "
+        f"within a device ({len(low)}): {'; '.join(low)}.",
+        lines,
+        {"levels": levels, "numbers": numbers},
+        lambda cluster: runs.multiplied(cluster, (size,) * 3, products),
+    )
