@@ -183,16 +183,6 @@ def test_the_best_number_of_micro_batches(answers, words, best):
     assert ("8 (or 9, which takes as long)" in shown.words) == (words == "12")
 
 
-def test_listed_splits_are_compared_exactly(answers):
-    # the last layer costs 0.1: 5 + 0.1 = 5.1 on the last device, 6 on each before it
-    shown, facts = asked(answers, "34 --set last_cost=0.1")
-    assert facts["values"]["fullest"] == 6
-    assert "has 6 at least, in 1 of them" in shown.words
-    # 4 layers on 2 devices, the last of 2: 3 | 2 and 2 | 3, both of 3
-    both, _ = asked(answers, "34 --set layers=4 devices=2 last_cost=2")
-    assert "has 3 at least, in 2 of them" in both.words
-
-
 # -- layers in a row -------------------------------------------------------------------------------
 
 
@@ -225,10 +215,10 @@ def test_layers_dealt_round(answers):
 
 def test_who_waits_while_another_computes(answers):
     _, facts = asked(answers, "31")
-    assert "workers 1, 2 and 4 are idle" in facts["answer"]
+    assert "these are idle: worker 1, 2, 4;" in facts["answer"]
     assert "25.0 % used" in facts["answer"]
     shown, first = asked(answers, "35 --set layers=10 workers=4 working=1")
-    assert "GPUs 2, 3 and 4 are idle" in first["answer"]
+    assert "these are idle: GPU 2, 3, 4;" in first["answer"]
     assert "[1-3][4-6][7-8][9-10]" in shown.words
 
 

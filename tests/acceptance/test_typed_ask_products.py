@@ -143,7 +143,7 @@ def test_a_plan_that_does_not_fit_is_not_called_the_best(answers):
 
 def test_a_tile_that_may_stay_is_not_said_to_give_anything_away(answers):
     words, _, _ = asked(answers, "8 --set kernel=smem_tiled tuned_on=A100-80GB")
-    assert "Nothing: of this product 16 x 16 x 16, " in words
+    assert "Nothing: of this product 16 x 16 x 16 is the best tile on both" in words
 
 
 # -- one layer, one default ------------------------------------------------------------------------

@@ -5,8 +5,8 @@ by_words.py   "24 layers on 4 devices": which question that is, and its inputs
 index.py      which sections of the walkthroughs teach it; makes nbs/questions.md
 question.py   @question: its words, its inputs, its working; all by number in table.py
 products.py   1, 4, 7, 10           tiles.py      6, 8, 9
-layers.py     5, 26 to 30
-one_batch.py  31 to 33, 35, 38, 39  pipelines.py  11, 12, 17, 34, 36, 37
+layers.py     5, 26 to 33, 35, 38, 39
+pipelines.py  11, 12, 17, 34, 36, 37
 fitting.py    2, 3, 13 to 15, 18, 21, 24, 25      layouts.py  16, 19, 20, 22, 23
 sizes.py      the decoder and the machine that planning questions start from
 runs.py       what questions run on workers

@@ -22,9 +22,9 @@ we what when where which while who whose why with x you your""".split()  # noqa:
 DEVICE = "devic"
 SYNONYMS = dict.fromkeys(("gpu", "worker", "accele", "unit", "stag"), DEVICE)
 """Stems of what is called a device here."""
-SET, IN_TITLE, ALL_SET, LEAST = 2.0, 3.0, 0.5, 0.55
-"""What a number that sets an input counts; how many times as much words of the title do; what it
-counts that all inputs are set; and the least share of the words, by weight, that is enough."""
+SET, IN_TITLE, LEAST = 2.0, 3.0, 0.55
+"""What a number that sets an input counts; how many times as much words of the title do; and the
+least share of the words, by weight, that is enough."""
 _NUMBER = re.compile(
     r"(?<![\w.-])(\d+(?:\.\d+)?)\s*"
     r"(?:([kmgt]i?b)\b|(?:(b)n?(?:illions?)?|(t)(?:rillion)?)\b|)",
@@ -36,9 +36,6 @@ _REWRITTEN = (
     (r"\b(\d+) (?=\d+\s*[KMGT]i?B)", r"\1 devices "),  # 8 24GB GPUs
     (r"\b(\d+) to (\d+) (\w+)", r"\1 \3 \2 \3"),
     (r"(?i)\bwhile (?:[a-z]+ )?(\d+) (?=comput|work)", r"\1 working "),
-    (r"(?i)\b(gpu|worker|device) \d+(?=\s*(?:and|or|do|does|is|,|\?|$))", r"\1"),
-    (r"(?i)\bhow many (?=gpu|device)", "fewest "),
-    (r"\d+(?:,\d+)+", " "),  # 1,4,7,10 name layers
 )
 Number = tuple[str, tuple[str, ...]]
 """As typed, "4" or "40GB"; and its unit, or stems of the words that say what it counts."""
@@ -65,8 +62,7 @@ def by_words(asked: str) -> tuple[int, dict[str, str], str]:
         usual = {n: v for n, v in asks.read(placed).items() if v == asks.read({})[n]}
         best = sum(weight for word, weight in known.items() if word in title)
         best += SET * len(usual.keys() & placed)
-        score = (found + (IN_TITLE - 1) * best) / whole + ALL_SET * len(placed) / len(asks.inputs)
-        ranked.append((score, -number, found / whole, placed))
+        ranked.append((found + (IN_TITLE - 1) * best, -number, found / whole, placed))
     (_, taken, share, placed), *others = sorted(ranked, key=lambda row: row[:2], reverse=True)
     near = [taken, *(row[1] for row in others[:2])]
     lines = [f"{-n}, {QUESTIONS[-n].words(QUESTIONS[-n].title).rstrip(' .')}" for n in near]
@@ -122,9 +118,6 @@ def _numbers(text: str) -> list[Number]:
         near = [s for w in takewhile(lambda w: w not in COMMON, words) for s in _stems(w)]
         unit = "bytes" if size else "billions" if b or t else ""
         found.append((f"{value}{size or b or t or ''}", (*[unit] * bool(unit), *near)))
-    for at in reversed(range(len(found) - 1)):
-        if behind[at].strip() in ("and", "or", ",", "->"):
-            found[at] = found[at][0], found[at + 1][1]
     return found
 
 
@@ -143,15 +136,12 @@ def _placed(asked: Question, numbers: list[Number], given: dict[str, str]) -> di
     for name, each in asked.inputs.items():
         found = [given[c] for c in (*map(str, each.choices), name) if c in given]
         placed |= {name: found[-1]} if found and found[-1] != name else {}
-    return {name: value for name, value in placed.items() if _takes(asked, name, value)}
-
-
-def _takes(asked: Question, name: str, value: str) -> bool:
-    try:
-        asked.inputs[name].read(name, value)
-    except ConfigError:
-        return False
-    return True
+    for name, value in [*placed.items()]:
+        try:
+            asked.inputs[name].read(name, value)
+        except ConfigError:
+            del placed[name]
+    return placed
 
 
 def _named(asked: Question, words: tuple[str, ...]) -> tuple[str, ...]:

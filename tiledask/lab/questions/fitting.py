@@ -6,7 +6,7 @@ from math import ceil
 import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.lab.questions import runs, sizes
-from tiledask.lab.questions.question import Working, count, question
+from tiledask.lab.questions.question import Working, count, cut_over, question
 from tiledask.lab.questions.runs import held
 from tiledask.lab.questions.sizes import ADAM, COUNTED, GB, brief, holds
 from tiledask.plan.fitting.fit import Fit, minimum_devices, zero3_minimum_degree
@@ -31,11 +31,9 @@ def large_layer(weights: int, memory: int, gpus: int, step: str) -> Working:
     """The bytes of each strategy on the fullest GPU, and which have room."""
     arrays, columns = [*OPTIMIZERS].index(step) + 1, weights // (4 * ROWS)
     room = memory // (4 * (arrays * ROWS + TOKENS))
-    if columns < gpus or not room:
-        raise ConfigError(
-            f"W has {columns} columns of {ROWS} rows for {gpus} GPUs, and a GPU has room for "
-            f"{room}; give each of them one or more: larger weights, or more memory"
-        )
+    cut_over(gpus, columns=columns)
+    if not room:
+        raise ConfigError(f"a GPU of {memory} B has room for 0 columns of W; give it more memory")
     # strategy -> rows and columns of the part of W, rows of the batch, on the fullest GPU
     strategies = {
         "copies": (ROWS, columns, -(-TOKENS // gpus)),
@@ -80,8 +78,7 @@ def bottleneck(weights: int, memory: int, gpus: int, recipe: str) -> Working:
     cut = f"Cut W: {format_bytes(weights / gpus)} of it on each of {gpus}"
     plans = {"copies": (Layout(dp=gpus), "fp32-weights"), "slices": (Layout(tp=few), recipe)}
     return Working(
-        f"{'W need not be cut' if few == 1 else cut}. By states alone, the weights take "
-        f"{count(fewest['fp32-weights'], 'GPU')} or more, and {recipe}, "
+        f"{'W need not be cut' if few == 1 else cut}. By states alone {recipe}, "
         f"{format_bytes(size[recipe])} a GPU, {'fits' if fits else 'does not fit'} "
         f"{count(gpus, 'GPU')} of {format_bytes(memory)}: it takes {count(few, 'GPU')} or "
         f"more{context}.",
@@ -111,17 +108,15 @@ def first_layers_first(
     B, p = load_recipe(recipe).bytes_per_parameter, units
     whole, least = B * parameters, minimum_devices(int(parameters), recipe, memory)
     share, T = whole / p, BATCH + 2 * (p - 1) * transfer
-    slower = f"more than {BATCH:g} s on" if T > BATCH else f"the same {BATCH:g} s as on"
     plans = {"one unit": (Layout(), recipe), f"{p} units": (Layout(pp=p), recipe)}
     return Working(
         f"It divides memory: {format_bytes(share)} instead of {format_bytes(whole)} on a unit of "
-        f"{format_bytes(memory)}{', where all of it would fit' * (whole <= memory)}. It saves no "
-        f"computation, and one batch takes {T:g} s, {slower} one unit.",
+        f"{format_bytes(memory)}. It saves no computation, and one batch takes {T:g} s, on one "
+        f"unit {BATCH:g} s.",
         [
             sizes.convention(recipe),
             f"one unit: {parameters / 1e9:g} billion x {B} B = {format_bytes(whole)}, "
-            f"{holds(whole, memory)}; {p} equal parts: {format_bytes(share)} each, "
-            f"{holds(share, memory)}; units needed: {least}",
+            f"{holds(whole, memory)}; {p} parts: {holds(share, memory)}; units needed: {least}",
             sizes.with_context(parameters / 1e9, memory, least, recipe)[1],
             f"time of one batch: {BATCH:g} s of work + 2 x {p - 1} x {transfer:g} s of transfers = "
             f"{T:g} s: each unit waits for the one before it",
@@ -163,8 +158,7 @@ def copies_or_slices(billions: float, memory: int, devices: int) -> Working:
             f"{format_bytes(part)} a GPU, {holds(part, memory)}",
             "fewest by what is kept: " + ", ".join(f"{name} {n}" for name, n in fewest.items()),
             how,
-            f"{COUNTED}: {brief(fix.layout)} on {count(fix.devices, 'GPU')} fits" if fix
-            else f"{COUNTED}: nothing fits",
+            f"{COUNTED}: {brief(fix.layout) if fix else 'nothing'} fits",
         ],
         {"fewest": fewest, "zero3_degree": degree, "copy_bytes": whole, "slice_bytes": part,
          "fewest_with_context": more, "copies_fit": not fails,
@@ -203,13 +197,11 @@ def why_cut(billions: float, memory: int, recipe: str) -> Working:
     return Working(
         f"A slice shrinks with the number of GPUs and a copy does not: a copy, {size}, "
         f"{'never fits' if whole > memory else 'fits'} {room}; slices fit from "
-        f"{count(enough, 'GPU')} on{context}. Cutting buys memory, not speed: layer by layer one "
-        f"GPU works at a time.",
+        f"{count(enough, 'GPU')} on{context}. Cutting buys memory, not speed.",
         lines,
         {"copy_bytes": whole, "slice_bytes": [*slices.values()], "copies_fit": whole <= memory,
          "fewest_slices": enough},
         lambda cluster: held(cluster, n, plans, memory),
-        lambda: sizes.bars(n, plans, memory),
     )  # fmt: skip
 
 
@@ -239,17 +231,12 @@ def feasible(billions: float, memory: int, devices: int) -> Working:
     outs = [name for name, found in others.items() if found.verdict == "fits"]
     outs += [f"{count(fix.devices, 'GPU')} of this size, {brief(fix.layout)}"] if fix else []
     answer = (
-        f"{'Infeasible' if full.verdict == 'no' else 'Too tight'}: full fine-tuning takes "
-        f"{format_bytes(part)} a GPU by its states alone, of {room}; they alone need "
-        f"{count(few, 'GPU')}{context}. What would make it feasible: "
-        f"{'; '.join(outs) or 'nothing tried'}."
+        f"{ {'no': 'Infeasible', 'tight': 'Too tight', 'fits': 'Feasible'}[full.verdict] }: "
+        f"{format_bytes(part)} states a GPU, of {room}; they alone need {count(few, 'GPU')}"
+        f"{context}. What would do: {'; '.join(outs) or 'nothing tried'}."
     )
-    if full.verdict == "fits":
-        answer = (
-            f"It is feasible: {format_bytes(full.expected)} on each of {gpus} of {room}, of it "
-            f"{format_bytes(part)} states."
-        )
-    plans = {r: (Layout(tp=devices), r) for r in (ADAM, *LIGHTER[:-1])}
+    plans = {r: (Layout(tp=devices), r) for r in (ADAM, "bf16-adam", "fp16-weights")}
+    plans["ZeRO-3"] = Layout(dp=devices, zero=3), ADAM
     return Working(
         answer,
         [
@@ -264,13 +251,10 @@ def feasible(billions: float, memory: int, devices: int) -> Working:
          "other_verdicts": {name: f.verdict for name, f in others.items()},
          "fix": fix and str(fix.layout)},
         lambda cluster: held(cluster, n, plans, memory),
-        lambda: sizes.bars(n, plans, memory),
     )  # fmt: skip
 
 
 # -- 21, 24 and 25: runs that fail or idle ---------------------------------------------------------
-
-LARGEST_HALF = 65504
 
 
 @question(21)
@@ -286,7 +270,7 @@ def postmortem(
     reaches = "reaches" if busy >= Fraction(9, 10) else "does not reach"
     times = [1.0] * (p - 1) + [slowest]
     uneven = td.simulate("1f1b", p, m, forward=times, backward=[2 * t for t in times])
-    alike = LARGEST_HALF / replicas
+    alike = 65504 / replicas  # the largest number of fp16
     works = next((zero for zero, high in enumerate(most) if high > least), None)
     story = "No size is both too large for one GPU and small enough for the stages"
     if works is not None:
@@ -298,11 +282,10 @@ def postmortem(
     n = sizes.parameters(least * 1.05)
     plans = {f"{n / 1e9:.4g} billion, ZeRO-{z}": (layouts[z], ADAM) for z in range(3)}
     return Working(
-        f"{story}. Of the time, the ramp of m = {m} on {p} stages leaves "
-        f"{100 * (1 - float(busy)):.1f} % idle, {100 * (1 - uneven.utilisation):.1f} % with "
-        f"a stage that takes {slowest:g} times as long: "
+        f"{story}. The ramp of m = {m} on {p} stages leaves {100 * (1 - float(busy)):.1f} % idle, "
+        f"{100 * (1 - uneven.utilisation):.1f} % with a stage {slowest:g} times as slow: "
         f"{f'more micro-batches ({enough} for 90 % busy) and ' * (m < enough)}layers cut evenly "
-        f"help. The NaN comes from fp16 sums of {replicas} replicas above {LARGEST_HALF}: divide "
+        f"help. The NaN comes from fp16 sums of {replicas} replicas above 65504: divide "
         f"before the sum, sum in fp32, or let the loss scale give way.",
         [
             sizes.convention(),
@@ -310,11 +293,9 @@ def postmortem(
             f"{least:.4g} billion; on {p} stages x {replicas} replicas at most:",
             *(f"ZeRO-{z}: {format_bytes(memory)} / ({each[z] / 1e9:.4g} B a parameter) = "
               f"{high:.4g} billion" for z, high in enumerate(most)),
-            f"busy, m / (m + p - 1) = {100 * float(busy):.1f} %; 90 % or more takes m >= 9 (p - 1) "
-            f"= {enough}: m = {m} {reaches} it",
-            f"fp16 ends at {LARGEST_HALF}; {replicas} replicas whose scaled gradients are each "
-            f"above {alike:g} sum to more: inf, then NaN; with the loss times {scale:g} that is a "
-            f"gradient of {alike / scale:.4g}",
+            f"busy, m / (m + p - 1); 90 % takes m >= 9 (p - 1) = {enough}: m = {m} {reaches} it",
+            f"{replicas} replicas whose scaled gradients are above {alike:g} sum to more: inf; "
+            f"with the loss times {scale:g} that is a gradient of {alike / scale:.4g}",
         ],
         {"least_billions": least, "most_billions": most, "zero_needed": works,
          "busy": float(busy), "enough": enough, "busy_uneven": uneven.utilisation,
@@ -338,8 +319,6 @@ def refresh(billions: float, memory: int, dp: int, tp: int, pp: int, microbatche
         dp=dp, tp=tp, pp=pp, zero=zero or 0, microbatches=microbatches, flash_attention=True
     )
     fit = td.fits(sizes.decoder(billions), run, sizes.machine(devices, memory))
-    fix = fit.smallest_fix
-    all_else = f"; {brief(fix.layout)} on {count(fix.devices, 'GPU')} fits" if fix else ""
     bubbles = {str(m): bubble_fraction(pp, m) for m in sorted({microbatches, 4, 8, 16, 32})}
     starts = f" does not start{' either' * (whole > memory)}, it needs ZeRO-{zero} or more"
     starts = {None: " does not start under any stage of ZeRO", 0: " starts"}.get(zero, starts)
@@ -347,15 +326,15 @@ def refresh(billions: float, memory: int, dp: int, tp: int, pp: int, microbatche
     return Working(
         f"A needs {format_bytes(whole)} on every GPU of {room} and "
         f"{'cannot start' if whole > memory else 'starts'}. B as written{starts}: the states are "
-        f"{', '.join(f'{format_bytes(size)} (ZeRO-{z})' for z, size in enumerate(states))}"
-        f"{all_else}. B's {pp} stages are busy {100 * (1 - bubbles[str(microbatches)]):.0f} % of "
-        f"the time with {microbatches} micro-batches; more of them, or chunks, fill the gaps.",
+        f"{', '.join(f'{format_bytes(size)} (ZeRO-{z})' for z, size in enumerate(states))}. B's "
+        f"{pp} stages are busy {100 * (1 - bubbles[str(microbatches)]):.0f} % of the time with "
+        f"{microbatches} micro-batches; more of them, or chunks, fill the gaps.",
         [
             sizes.convention(),
             f"A, dp {devices}: 16 B x {billions:g}e9 = {format_bytes(whole)} a GPU of {room}, "
             f"{holds(whole, memory)}",
             *(f"{name}: {how}, {holds(size, memory)}" for name, (size, how) in worked.items()),
-            f"{COUNTED}, B with ZeRO-{zero or 0}: {sizes.verdict(fit)}{all_else}",
+            f"{COUNTED}, B with ZeRO-{zero or 0}: {sizes.verdict(fit)}",
             f"busy, m / (m + p - 1), p = {pp}: "
             + ", ".join(f"m = {m} {100 * (1 - idle):.1f} %" for m, idle in bubbles.items()),
         ],
@@ -392,13 +371,11 @@ def hybrid(
     found = td.search(sizes.decoder(billions), sizes.machine(devices, memory), devices * m)
     best, fits = found.best, found.best.verdict == "fits"
     fitting = [f"{name} ({format_bytes(n)})" for name, (n, _) in worked.items() if n <= memory]
-    layout = "No layout fits with activations and overhead"
-    if fits:
-        layout = f"The fastest layout with everything counted is {brief(best.layout)}"
     return Working(
         f"By their states these fit {format_bytes(memory)}: {'; '.join(fitting) or 'none'}. "
-        f"{layout}; with micro-batches stages are busy {100 * piped:.0f} % of the time and not "
-        f"{100 * busy:.0f} %; fp16 needs a loss scale and fp32 masters.",
+        f"With everything counted {found.counts['fits']:,} layouts fit, the best is "
+        f"{brief(best.layout)}; micro-batches keep stages busy {100 * piped:.0f} % of the time and "
+        f"not {100 * busy:.0f} %; fp16 needs a loss scale and fp32 masters.",
         [
             sizes.convention(ADAM, "fp32-adam", "fp32-sgd"),
             *(f"{name}: {how}, {holds(n, memory)}" for name, (n, how) in worked.items()),
@@ -406,7 +383,6 @@ def hybrid(
             f"micro-batches: {m} / {m + p - 1} = {100 * piped:.1f} %",
             f"fp16, a gradient of {gradient:g}: {alone:.4g}; times {scale:g}, rounded, and back: "
             f"{kept:.4g}",
-            f"{COUNTED}, {found.counts['fits']:,} of {found.considered:,} layouts fit",
         ],
         {"states": {name: size for name, (size, _) in worked.items()}, "busy_naive": busy,
          "busy": piped, "gradient_alone": alone, "gradient_scaled": kept,

@@ -20,7 +20,6 @@ from tiledask.plan.data import shipped
 __all__ = ["PAGE", "Taught", "page", "sections", "taught"]
 
 PAGE = "questions.md"
-"""The index as a page, beside the walkthroughs."""
 _MARKED = re.compile(r"#+ +(.+) \(questions? (\d+(?:, \d+)*)\)")
 
 

@@ -1,15 +1,24 @@
-"""5 and 26 to 30: layers over devices: what each has, what is added up and sent.
+"""5, 26 to 33, 35, 38 and 39: layers over devices: what each has, what is sent, who waits how long.
 
 columns, activation, rows (5, 30); channels (27); layers in a row (26, 29); a copy each (28)
 x --[W_1 columns]-- gelu --[W_2 rows]-- all_reduce -- y       2 sums a block up, 2 down
+
+worker 1   B1↑ .  .  .  .  B1↓      one works, the others wait
+worker 2    . B2↑ .  . B2↓  .       idle of a worker = time of the batch - its own work
+worker 3    .  . B3↑B3↓ .   .       total idle = p x time - all work
 """
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 import tiledask as td
 from tiledask.errors import PlacementError
 from tiledask.lab.questions import runs
-from tiledask.lab.questions.question import Working, count, cut_over, question, shares
+from tiledask.lab.questions.question import Working, count, cut_over, question, shares, some
+from tiledask.lab.questions.runs import one_batch
 from tiledask.plan.collectives import convolution as conv
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.layers import Stream, decoder_block
@@ -37,11 +46,10 @@ def feed_forward(d: int, d_h: int, devices: int, tokens: int) -> Working:
         f"are concatenated. The whole layer takes 1 all-reduce forward and 1 backward, "
         f"{format_bytes(sent)} each.",
         [
-            f"h = [h W^1 ... h W^{devices}]: every device needs all of h, {tokens} x {d}, and its "
-            f"own columns of W_h: {shares(widths)} each; GELU acts on each number: nothing is sent",
-            f"the second matrix by rows: {devices} terms of {tokens} x {d}, one all-reduce "
-            f"forward, and one of dX backward, each 2 (M - 1) x {tokens} x {d} x {ITEM} B = "
-            f"{format_bytes(sent)} sent by all {devices}, in float64",
+            f"h = [h W^1 ... h W^{devices}]: every device needs all of h, {tokens} x {d}; GELU "
+            f"acts on each number: nothing is sent",
+            f"the second matrix by rows: an all-reduce of {devices} terms, 2 (M - 1) x {tokens} x "
+            f"{d} x {ITEM} B = {format_bytes(sent)} sent by all, in float64; backward one of dX",
             f"rows first would need GELU(a + b) = GELU(a) + GELU(b), up to {wrong:.3g} apart here",
         ],
         {"widths": list(widths), "sent": sent, "wrong order, off by": wrong},
@@ -65,16 +73,13 @@ def network(images: int, devices: int) -> Working:
             f"{last.name} -> device {device}: {images} x {last.units} x {last.each} x 4 B = "
             f"{format_bytes(crossed[-1])}, and its gradient back"
         )
-    work = ", ".join(f"device {d} {f / 1e6:,.1f} MFLOP" for d, f in enumerate(said.flops, 1))
     return Working(
-        f"A device needs a fraction of the memory, at most "
-        f"{100 * max(said.parameters) / PARAMETERS:.0f} %; neighbours wait for each other "
-        f"{said.transfers} times a step; the busiest device has {said.imbalance:.2g} times the "
-        f"mean work; {format_bytes(2 * sum(crossed))} of activations and gradients cross.",
+        f"A device needs at most {100 * max(said.parameters) / PARAMETERS:.0f} % of the memory; "
+        f"neighbours wait for each other {said.transfers} times a step; the busiest has "
+        f"{said.imbalance:.2g} times the mean work; {format_bytes(2 * sum(crossed))} cross.",
         [
             *lines,
-            f"transfers: 2 x ({devices} - 1) = {said.transfers}, in turn",
-            f"work: {work}; busiest over mean: {said.imbalance:.3g}",
+            f"transfers: 2 x ({devices} - 1), in turn; busiest over mean {said.imbalance:.3g}",
         ],
         {"parameters": list(said.parameters), "boundary bytes": crossed,
          "transfers": said.transfers, "bytes": sum(said.sent), "imbalance": said.imbalance},
@@ -102,18 +107,16 @@ def layerwise(channels: int, units: int, rows: int, devices: int) -> Working:
     chain = need("network", 256, min(devices, 4), 4)
     more = sum(whole.sent) / sum(chain.sent)
     return Working(
-        f"Each of {devices} devices has {shares(mine)} of {channels} channels. All results come "
-        f"out as on one device, but every layer synchronises all devices: {whole.barriers} times "
-        f"in a step of LeNet, where data parallelism does once, with {more:.2g} times the bytes of "
-        f"whole layers on devices.",
+        f"Each of {devices} devices has {shares(mine)} of {channels} channels. Every layer "
+        f"synchronises all devices: {whole.barriers} times in a step of LeNet, where data "
+        f"parallelism does once, with {more:.2g} times the bytes of whole layers on devices.",
         [
             f"{channels} channels / {devices} devices: {shares(mine)} channels each; {units} "
             f"outputs of a fully connected layer: {shares(dense)} each",
             *(f"a convolution of 2 images {way}: {found['barriers']} synchronisations, "
               f"{format_bytes(found['bytes'])} in float64" for way, found in ways.items()),
-            f"LeNet, 256 images: a gather for each of 4 layers, 3 sums back: 4 + 3 = "
-            f"{whole.barriers} synchronisations a step; layer by layer {chain.transfers} messages; "
-            f"{format_bytes(sum(whole.sent))} / {format_bytes(sum(chain.sent))} = {more:.3g}",
+            f"LeNet: a gather for each of 4 layers, 3 sums back; layer by layer {chain.transfers} "
+            f"messages; {format_bytes(sum(whole.sent))} / {format_bytes(sum(chain.sent))} sent",
         ],
         {"channels": list(mine), "outputs": list(dense), "ways": ways,
          "barriers": [whole.barriers, chain.transfers, copies.barriers],
@@ -160,13 +163,12 @@ def copies(images: int, devices: int) -> Working:
 @question(29)
 def layer_wise(layers: int, workers: int) -> Working:
     """Consecutive layers on each worker; what each holds, sends and waits."""
-    cut, p, order = td.partition(layers, workers), workers, runs.one_batch(range(workers))
+    cut, p, order = td.partition(layers, workers), workers, one_batch(range(workers))
     t, fullest = td.simulate(order), max(cut.sizes) / layers
     times = {"forward": 0.1, "backward": 0.2}
     return Working(
         f"Consecutive layers on each worker: {cut}. Each holds {shares(cut.sizes)} of {layers} "
-        f"layers; the batch goes up and down through all of them, {2 * (p - 1)} transfers, and one "
-        f"worker in {p} works: {100 / p:.1f} %.",
+        f"layers; {2 * (p - 1)} transfers up and down, and one worker in {p} works at a time.",
         [
             f"the fullest worker has {max(cut.sizes)} / {layers} = {100 * fullest:.1f} % of the "
             f"weights",
@@ -185,9 +187,7 @@ def layer_wise(layers: int, workers: int) -> Working:
 def split_layers(hidden: int, heads: int, sequence: int, layers: int, workers: int) -> Working:
     """Shapes of the parts, what is added up, and the bytes of it."""
     if hidden % heads:
-        raise PlacementError(
-            f"{heads} heads share the width, got {hidden}; take a multiple of {heads}"
-        )
+        raise PlacementError(f"{heads} heads share a width of {hidden}; take a multiple of {heads}")
     h, t, size = hidden, workers, 4 * sequence * hidden * ITEM
     stream = Stream(4, sequence, h, t)
     calls = decoder_block(stream, heads, heads, h // heads, gated=False).calls
@@ -210,4 +210,178 @@ def split_layers(hidden: int, heads: int, sequence: int, layers: int, workers: i
         {"heads": list(dealt), "columns": list(inner), "all_reduces": layers * sums,
          "bytes": layers * sent, "gelu of a sum": of_sum, "sum of gelus": made[0] + made[1]},
         lambda cluster: runs.trained(cluster, Layout(tp=workers)),
+    )  # fmt: skip
+
+
+# -- one batch through workers in a row: the order, and who waits how long -------------------------
+
+LAYER = {"forward": 0.05, "backward": 0.1}
+"""Seconds of a layer."""
+
+
+def _flow(layers: int, workers: int, working: int, unit: str) -> Working:
+    """The cut, the order of all blocks, the states beside one worker, and what is used."""
+    if working > workers:
+        raise PlacementError(f"workers are 1 to {workers}, got {working}; name one of them")
+    cut = td.partition(layers, workers)
+    order, (up, down) = one_batch(cut.place), LAYER.values()
+    t, before = td.simulate(order, **LAYER), sum(cut.sizes[: working - 1])
+    states = runs.meanwhile(t, working - 1)
+    busy = [n * (up + down) for n in cut.sizes]
+    idle = some([str(w + 1) for w, state in states.items() if state == "idle"])
+    ends = f"B1↑ ... B{layers}↑, then B{layers}↓ ... B1↓"
+    title = f"{layers} layers on {workers} {unit}s, one batch"
+    return Working(
+        f"The blocks run in the order {ends}. While {unit} {working} computes its forward, "
+        f"these are idle: {unit} {idle}; one of {workers} works at a time, "
+        f"{100 / workers:.1f} % used.",
+        [
+            f"{layers} layers over {workers} {unit}s: {cut}; no block can go earlier",
+            f"a layer takes {up:g} s up and {down:g} s down: {unit} {working} computes up from "
+            f"{before} x {up:g} = {before * up:g} s to {(before + cut.sizes[working - 1]) * up:g} "
+            f"s; {unit}s before it wait for gradients, those behind it for outputs",
+            f"time of the batch {layers} x ({up:g} + {down:g}) = {sum(busy):g} s; used: "
+            f"{sum(busy):g} / ({workers} x {sum(busy):g}) = 1/{workers}",
+        ],
+        {"cut": str(cut), "flow": runs.flow(t), "utilisation": t.utilisation,
+         "states": {f"{unit} {w + 1}": state for w, state in states.items()}},
+        lambda cluster: runs.timed(cluster, order, busy, sum(busy), **LAYER),
+        lambda: td.plots.gantt(t, title=title),
+    )  # fmt: skip
+
+
+question(31)(partial(_flow, unit="worker"))
+question(35)(partial(_flow, unit="GPU"))
+
+
+def _timetable(blocks: int) -> list[str]:
+    """A line per worker, the last one on top as in the book; "-" where it is idle.
+
+    >>> print("\\n".join(_timetable(2)))
+    slot          1    2    3    4
+    worker 2      -  B2↑  B2↓    -
+    worker 1    B1↑    -    -  B1↓
+    """
+    slots = range(1, 2 * blocks + 1)
+    lines = ["slot      " + "".join(f"{slot:>5}" for slot in slots)]
+    for worker in reversed(range(1, blocks + 1)):
+        busy = {worker: f"B{worker}↑", 2 * blocks + 1 - worker: f"B{worker}↓"}
+        lines.append(f"worker {worker:<3}" + "".join(f"{busy.get(slot, '-'):>5}" for slot in slots))
+    return lines
+
+
+@question(32)
+def decoder_blocks(blocks: int, slot: float) -> Working:
+    """The timetable, and what each worker's two slots of 2L leave."""
+    L, order = blocks, one_batch(range(blocks))
+    t = td.simulate(order, slot, slot)
+    return Working(
+        f"Worker l computes in slots l and {2 * L + 1} - l of {2 * L}, and idles in the other "
+        f"{2 * L - 2}: it is used 2 / {2 * L} = 1/{L} = {100 / L:.1f} % of the time.",
+        [
+            f"{L} blocks up and {L} blocks down: 2 x {L} = {2 * L} slots of {slot:g} s, "
+            f"{2 * L * slot:g} s",
+            *(_timetable(L) if L <= 6 else []),
+            f"worker 1 is busy in slots 1 and {2 * L}, worker {L} in {L} and {L + 1}",
+            f"idle: {2 * L} - 2 = {2 * L - 2} slots = {(2 * L - 2) * slot:g} s each",
+        ],
+        {"slots": 2 * L, "flow": runs.flow(t), "utilisation": t.utilisation,
+         "makespan": t.makespan, "idle of each": t.idle_per_device[0]},
+        lambda cluster: runs.timed(
+            cluster, order, [2 * slot] * L, 2 * L * slot, forward=slot, backward=slot),
+    )  # fmt: skip
+
+
+@question(33)
+def idle_time(workers: int, forward: float, backward: float) -> Working:
+    """Each waits for all others; together (p - 1) times as long as the batch takes."""
+    p, each, order = workers, forward + backward, one_batch(range(workers))
+    T, times = p * each, {"forward": forward, "backward": backward}
+    return Working(
+        f"Each of {p} workers idles {T - each:g} of {T:g} s, all together {(p - 1) * T:g} s: "
+        f"(p - 1) times the batch. Efficiency 1/{p} = {100 / p:.1f} %.",
+        [
+            f"a worker's own work: {forward:g} + {backward:g} = {each:g} s; the batch passes all "
+            f"of them in turn: T = {p} x {each:g} = {T:g} s",
+            f"idle of each: T - {each:g} = {T - each:g} s; of all: {p} x {T - each:g} = "
+            f"{p * (T - each):g} s = (p - 1) T",
+            f"busy + idle: {T:g} + {p * (T - each):g} = {p} x {T:g}, nothing is left out",
+        ],
+        {"makespan": T, "idle of each": T - each, "total idle": (p - 1) * T, "efficiency": 1 / p},
+        lambda cluster: runs.timed(cluster, order, [each] * p, T, **times),
+        lambda: td.plots.gantt(td.simulate(order, **times), title=f"One batch on {p} workers"),
+    )
+
+
+@question(38)
+def more_workers(before: int, after: int, compute: float, transfer: float) -> Working:
+    """Utilisation, time and idle device-time with ``before`` and with ``after`` workers."""
+    cases = {
+        f"{p} workers" + ", transfers" * bool(c): (p, c)
+        for p in (before, after)
+        for c in dict.fromkeys((0.0, transfer))
+    }
+    found = {
+        name: td.simulate(one_batch(range(p), backward=False), forward=compute / p, latency=c)
+        for name, (p, c) in cases.items()
+    }
+    sent = [compute + (p - 1) * transfer for p in (before, after)]
+    moved = f" ({sent[0]:g} and {sent[1]:g} s with transfers of {transfer:g} s)" * bool(transfer)
+    return Working(
+        f"Utilisation goes from {100 / before:.3g} % to {100 / after:.3g} %, and the batch takes "
+        f"{compute:g} s before and after{moved}: workers that work in turn only wait.",
+        [
+            f"{name}: each computes {compute:g} / {p} = {compute / p:g} s; time {compute:g} + "
+            f"{p - 1} x {c:g} = {t.makespan:g} s; utilisation {100 * t.utilisation:.1f} %; idle "
+            f"{p} x {t.makespan:g} - {compute:g} = {t.idle:g} s"
+            for (name, (p, c)), t in zip(cases.items(), found.values(), strict=True)
+        ],
+        {
+            name: {"time": t.makespan, "utilisation": t.utilisation, "idle": t.idle}
+            for name, t in found.items()
+        },
+        lambda cluster: runs.timed(
+            cluster, one_batch(range(after), False), [compute / after] * after, sent[1],
+            forward=compute / after, latency=transfer),
+    )  # fmt: skip
+
+
+def added(numbers: Sequence[float]) -> str:
+    """A sum as it is written: "0.3 + 0.1 = 0.4"."""
+    return f"{' + '.join(f'{n:g}' for n in numbers)} = {sum(numbers):g}"
+
+
+@question(39)
+def sequential(
+    forward: list[float], backward: list[float], transfer: list[float], seed: int
+) -> Working:
+    """Makespan, busy and idle time of each worker, total and efficiency, every sum written out."""
+    p, F, B = len(forward), forward, backward
+    c = transfer * (p - 1) if len(transfer) == 1 else transfer
+    if seed:  # whole tenths, and twentieths
+        rng = np.random.default_rng(seed)
+        F, B = ((rng.integers(1, most, p) / 10).tolist() for most in (5, 7))
+        c = (rng.integers(1, 4, p - 1) / 20).tolist()
+    times: dict[str, Any] = {"forward": F, "backward": B, "latency": c}
+    order, work, way = one_batch(range(p)), sum(F) + sum(B), sum(c)
+    t = td.simulate(order, **times)
+    T, busy = work + 2 * way, [f + b for f, b in zip(F, B, strict=True)]
+    total, idle = p * T - work, [T - b for b in busy]
+    return Working(
+        f"{T:g} s for the batch, {total:g} s of {p} x {T:g} = {p * T:g} device-seconds idle: "
+        f"efficiency {100 * work / (p * T):.1f} %.",
+        [
+            f"forward: {added(F)} s; backward: {added(B)} s; transfers: {added(c)} s up, and the "
+            f"same down: {sum(F):g} + {sum(B):g} + 2 x {way:g} = {T:g} s",
+            *(
+                f"worker {i}: busy {b:g} s, idle {T:g} - {b:g} = {T - b:g} s"
+                for i, b in enumerate(busy, 1)
+            ),
+            f"total idle: {p} x {T:g} - {work:g} = {added(idle)} s; efficiency: {work:g} / ({p} x "
+            f"{T:g}) = {100 * work / (p * T):.2f} %, without transfers 1/{p}",
+        ],
+        {"makespan": T, "busy": busy, "idle": idle, "total idle": total,
+         "efficiency": work / (p * T)},
+        lambda cluster: runs.timed(cluster, order, busy, T, **times),
+        lambda: td.plots.gantt(t, title=f"One batch on {p} workers"),
     )  # fmt: skip

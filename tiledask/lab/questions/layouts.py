@@ -68,20 +68,10 @@ def node(billions: float, memory: int, devices: int, link: float, batch: int) ->
         str(gb): plans_of(billions, gb * GB, devices, devices, batch, link).counts["fits"]
         for gb in (24, 40, 48, 80, 141)
     }
-    lines.append("layouts that fit: " + ", ".join(f"{gb} GB {n:,}" for gb, n in counts.items()))
-    answer = (
-        f"It fits: {len(feasible)} combinations do, the fastest {brief(best.layout)} with "
-        f"{format_bytes(best.peak)} a GPU, {format_seconds(best.seconds)} for {batch} sequences."
-    )
-    if best.verdict != "fits":
-        answer = (
-            f"{'Nothing fits surely' if best.verdict == 'tight' else 'Nothing fits'}: the nearest, "
-            f"{brief(best.layout)}, needs {format_bytes(best.peak)} and overhead, of "
-            f"{format_bytes(memory)}; the states alone are {format_bytes(part)}."
-        )
-    tried = {"best": (sizes.plain(best.layout), ADAM), "full copies": (Layout(dp=devices), ADAM)}
+    tried = {"best": (best.layout, ADAM), "full copies": (Layout(dp=devices), ADAM)}
     return Working(
-        answer,
+        f"{len(feasible)} combinations fit; the best, {_best(best)}, needs "
+        f"{format_bytes(best.peak)} and overhead, of {format_bytes(memory)}.",
         lines,
         {"states_each": part, "fitting": plans.counts["fits"], "feasible": feasible,
          "best": str(best.layout), "verdict": best.verdict,
@@ -116,8 +106,8 @@ def platform(
     if helping:
         advice = f"What binds is {first.limit}: doubled, {_best(first.after)} a step"
     now = f"run {_best(best)}" if best.verdict == "fits" else "nothing fits"
-    tried = {"now": (sizes.plain(first.before.layout), ADAM),
-             f"{first.limit} doubled": (sizes.plain(first.after.layout), ADAM)}  # fmt: skip
+    tried = {"now": (first.before.layout, ADAM),
+             f"{first.limit} doubled": (first.after.layout, ADAM)}  # fmt: skip
     return Working(
         f"On {devices} GPUs of {format_bytes(memory)}, with {batch} sequences a step: {now}. "
         f"{advice}.",
@@ -162,9 +152,8 @@ def scaling(
     layout = next(shared, None)
     if layout is None:
         raise ConfigError(
-            f"no layout that fits {nodes} nodes of {per_node} GPUs of {format_bytes(memory)} has a "
-            f"multiple of {nodes} copies, to be compared with one node; the best is "
-            f"{plans.best.layout}, {plans.best.verdict}: take larger GPUs or a smaller model"
+            f"no layout that fits has a multiple of {nodes} copies, to be compared with one node; "
+            f"the best is {plans.best.layout}, {plans.best.verdict}: take larger GPUs"
         )
     copies = replace(layout, dp=layout.dp // nodes, microbatches=layout.microbatches * nodes)
     small = td.estimate_step(model, copies, one, sequence=SEQUENCE)
@@ -174,25 +163,22 @@ def scaling(
     work, more = small.compute + small.recompute + small.tp, small.bubble + small.optimizer
     alone = _by_formula(small, work, billions, model) + more
     formula = alone / (_by_formula(large, work / nodes, billions, model) + more) / nodes
-    sent, m = sent_of(model, layout, billions), layout.microbatches
+    sent = sent_of(model, layout, billions)
     waits = {name: getattr(large, name) for name in ("bubble", "tp", "dp", "pp", "recompute")}
     top = max(waits, key=waits.__getitem__)
     limit = td.sensitivity(model, every, batch, sequence=SEQUENCE)[0]
     return Working(
-        f"{brief(layout)}, {m} micro-batches of {layout.microbatch}. From {per_node} to "
-        f"{nodes * per_node} GPUs it scales at {100 * share:.1f} %, {'not ' * (share < 0.9)}"
-        f"near-linear (90 % or more). The most waiting is for {top} "
-        f"({100 * waits[top] / large.total:.1f} % of a step); {limit.limit} doubled is "
-        f"{limit.speedup:.2f} times as fast. bf16 is stable as it is, fp16 with a dynamic loss "
-        f"scale and fp32 masters.",
+        f"{brief(layout)}, {layout.microbatches} micro-batches of {layout.microbatch}. From "
+        f"{per_node} to {nodes * per_node} GPUs it scales at {100 * share:.1f} %, "
+        f"{'not ' * (share < 0.9)}near-linear (90 % or more). The most waiting is for {top}; "
+        f"{limit.limit} doubled is {limit.speedup:.2f} times as fast. bf16 is stable as it is.",
         [
             f"the fastest layout that fits with {batch} sequences a step, {COUNTED} (GB = 1e9 "
             f"bytes): {layout}",
             f"states a GPU: {sizes.states(billions, layout)[1]}",
             *(f"{name}: {format_bytes(nbytes)} sent a step" for name, nbytes in sent.items()),
-            f"efficiency: {format_seconds(small.total)} on one node, dp {copies.dp} / ({nodes} x "
-            f"{format_seconds(large.total)}) = {100 * share:.1f} %; by formula, with the work "
-            f"shared out and the ring on top: {100 * formula:.1f} %",
+            f"efficiency: {format_seconds(small.total)} on one node / ({nodes} x "
+            f"{format_seconds(large.total)}); by formula {100 * formula:.1f} %",
             f"of {format_seconds(large.total)}: compute {format_seconds(large.compute)}, "
             + ", ".join(f"{name} {format_seconds(s)}" for name, s in waits.items() if s),
         ],
@@ -212,8 +198,8 @@ def regression(
     m, model = microbatches, decoder(billions)
     if m % 2:
         raise ConfigError(
-            f"the same global batch on twice the replicas is half of the microbatches on each, and "
-            f"{m} has no half; take an even number, such as microbatches={m + 1}"
+            f"half of the microbatches go to each of twice the replicas, and {m} has no half; take "
+            f"an even number, such as microbatches={m + 1}"
         )
     layouts = [
         Layout(dp=replicas, pp=stages, zero=zero, recompute="full", flash_attention=True)
@@ -240,17 +226,15 @@ def regression(
         name: after.tokens_per_second / before.tokens_per_second / changes[name][0]
         for name, after in steps.items()
     }
-    worst = min(each, key=each.__getitem__)
+    speeds = "; ".join(f"{name} {100 * one:.0f} %" for name, one in each.items())
     plans = {f"d = {d}": (Layout(pp=stages, dp=d), ADAM) for d in (replicas, 2 * replicas)}
     size, plain = sizes.states(billions, layouts[0])
     sent = [sizes.gradient_bytes(billions, pure) for pure, _ in plans.values()]
     return Working(
         f"More communication is not the whole story: a GPU sends {sent[1] / sent[0]:.3g} times as "
         f"much for twice the replicas ({format_bytes(sent[0])} to {format_bytes(sent[1])}). Speed "
-        f"per GPU, of that before: "
-        f"{'; '.join(f'{name} {100 * one:.0f} %' for name, one in each.items())}. "
-        f"The worst is {worst}. A batch 4 times as large and fp16 sums over more replicas can make "
-        f"it unstable.",
+        f"per GPU, of that before: {speeds}. The worst is {min(each, key=each.__getitem__)}. A "
+        f"batch 4 times as large and fp16 sums over more replicas can make it unstable.",
         [
             sizes.convention(),
             f"a replica on {stages} GPUs: {plain}, {holds(size, memory)}: "
@@ -288,9 +272,8 @@ def common(
             return nodes, list(map(len, found)), layouts
         nodes *= 2
     raise ConfigError(
-        f"no layout of a {billions:g}-billion decoder fits "
-        f"{' and '.join(format_bytes(memory) for memory, _ in clusters)} a GPU on up to 16 nodes "
-        f"of {NODE}; take larger GPUs or fewer parameters"
+        f"no layout of {billions:g} billion parameters fits both on up to 16 nodes of {NODE}; take "
+        f"larger GPUs"
     )
 
 
@@ -309,22 +292,19 @@ def two_clusters(
     }
     peak, sent = td.estimate_memory(model, layout).peak, sizes.gradient_bytes(billions, layout)
     speeds = {name: step.tokens_per_second for name, step in steps.items()}
-    plans = {"data parallel": (copies, ADAM), "the common layout": (sizes.plain(layout), ADAM)}
+    plans = {"data parallel": (copies, ADAM), "the common layout": (layout, ADAM)}
     return Working(
         f"Pure data parallelism keeps {format_bytes(alone)} on every GPU, so on "
         f"{format_bytes(memory_a)} it {'trains' if alone <= memory_a else 'cannot have trained'}. "
-        f"One configuration for both: {brief(layout)} on {needed} x {NODE} GPUs of each, "
-        f"{' and '.join(f'{speed:,.0f} tokens/s on {name}' for name, speed in speeds.items())}; "
-        f"with bf16, or a dynamic loss scale and fp32 masters, it is stable on both alike.",
+        f"One configuration for both: {brief(layout)} on {needed} x {NODE} GPUs of each; with "
+        f"bf16, or a dynamic loss scale and fp32 masters, it is stable on both alike.",
         [
             sizes.convention(),
             f"data parallel on A, each GPU: {how}, {holds(alone, memory_a)}",
             f"{COUNTED}, {counts[0]:,} layouts of {needed} x {NODE} GPUs fit A, {counts[1]:,} B, "
-            f"and {len(layouts):,} both"
-            + f", with {nodes} x {NODE} GPUs none" * (needed > nodes)
-            + f"; the best of them for the slower cluster: {layout}; states {states}",
-            f"a GPU sends {format_bytes(sent)} for gradients and ZeRO's weights in a step: "
-            + ", ".join(f"{step.total:.3g} s a step on {name}" for name, step in steps.items()),
+            f"and {len(layouts):,} both; the best of them for the slower cluster: {layout}",
+            f"states {states}; a GPU sends {format_bytes(sent)} a step: "
+            + ", ".join(f"{speed:,.0f} tokens/s on {name}" for name, speed in speeds.items()),
         ],
         {"nodes": needed, "fitting": [*counts, len(layouts)], "layout": str(layout),
          "state_bytes": size,

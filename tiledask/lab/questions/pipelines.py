@@ -8,7 +8,6 @@ round robin   1|2|3|1|2|3|1|2|3|1|2|3             11 crossings: chunks of interl
 """
 
 from fractions import Fraction
-from itertools import pairwise
 from math import comb, isqrt
 from typing import Any
 
@@ -16,7 +15,6 @@ import numpy as np
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.lab.claim import Claim
 from tiledask.lab.questions import runs, sizes
 from tiledask.lab.questions.question import Working, question, some
 from tiledask.plan.diagnosis.diagnose import Diagnosis
@@ -48,19 +46,16 @@ def combined(
         )
     first, second, _, last = values.values()
     return Working(
-        f"Model parallelism alone uses {100 * first['utilisation']:.0f} % of {p} devices; "
-        f"{microbatches} micro-batches raise that to {100 * second['utilisation']:.0f} %; replicas "
-        f"multiply throughput and leave the {format_bytes(first['bytes'])} a device as they are; "
-        f"splitting layers too makes them {format_bytes(last['bytes'])} on {last['devices']} "
-        f"devices.",
+        f"Model parallelism alone uses {100 * first['utilisation']:.0f} % of {p} devices, with "
+        f"{microbatches} micro-batches {100 * second['utilisation']:.0f} %; replicas leave the "
+        f"{format_bytes(first['bytes'])} a device as they are; splitting layers too makes them "
+        f"{format_bytes(last['bytes'])} on {last['devices']} devices.",
         lines,
         values,
         lambda cluster: [
-            *runs.idle(cluster, p, 1, "naive"),
-            *runs.idle(cluster, p, microbatches),
-            *runs.trained(cluster, Layout(dp=replicas, tp=tensor, pp=p)),
-        ],
-    )
+            *runs.idle(cluster, p, 1, "naive"), *runs.idle(cluster, p, microbatches),
+            *runs.trained(cluster, Layout(dp=replicas, tp=tensor, pp=p))],
+    )  # fmt: skip
 
 
 @question(12)
@@ -69,22 +64,20 @@ def pipeline(
 ) -> Working:
     """Utilisation, bubble and memory of the schedule; the best number of micro-batches."""
     p, m, each, a = stages, microbatches, forward + backward, Fraction(str(overhead))
-    kept = {"gpipe": m, "1f1b": min(p, m)}
+    kept = m if schedule == "gpipe" else min(p, m)
     used, W = m / (m + p - 1), m * (Fraction(str(forward)) + Fraction(str(backward)))
 
     def seconds(n: int) -> Fraction:
         return (n + p - 1) * (a + W / n)
 
     values = {"utilisation": used, "makespan": (m + p - 1) * each, "bubble": bubble_overhead(p, m),
-              "kept": kept[schedule]}  # fmt: skip
+              "kept": kept}  # fmt: skip
     lines = [
-        f"with m = {m} micro-batches the last stage begins p - 1 = {p - 1} turns late: m + p - 1 = "
-        f"{m + p - 1} turns of {forward:g} + {backward:g} = {each:g} s, {(m + p - 1) * each:g} s",
-        f"used: m / (m + p - 1) = {m} / {m + p - 1} = {100 * used:.1f} %; bubble over ideal time: "
-        f"(p - 1) / m = {100 * bubble_overhead(p, m):.1f} %; of all time: (p - 1) / (m + p - 1) = "
-        f"{100 * bubble_fraction(p, m):.1f} %",
-        f"micro-batches whose activations the fullest stage keeps: GPipe m = {kept['gpipe']}, "
-        f"1F1B min(p, m) = {kept['1f1b']}; the time is the same",
+        f"the last stage begins p - 1 = {p - 1} turns late: m + p - 1 = {m + p - 1} turns of "
+        f"{forward:g} + {backward:g} = {each:g} s, {(m + p - 1) * each:g} s",
+        f"used: m / (m + p - 1) = {100 * used:.1f} %; bubble over ideal time: (p - 1) / m = "
+        f"{100 * bubble_overhead(p, m):.1f} %; of all time: {100 * bubble_fraction(p, m):.1f} %",
+        "the fullest stage keeps the activations of m by GPipe, of min(p, m) by 1F1B",
     ]
     more = "Without overhead, more micro-batches are always better."
     if overhead:  # the best is beside sqrt((p - 1) W / a), compared exactly
@@ -92,20 +85,15 @@ def pipeline(
         best = min((max(1, near), near + 1), key=seconds)
         alike = seconds(best + 1) == seconds(best)
         which = f"{best}" + f" (or {best + 1}, which takes as long)" * alike
-        tries = sorted({max(1, best // 4), best, 4 * best})
         lines.append(
-            f"with a = {overhead:g} s for each beside its share of W = {m} x {each:g} = "
-            f"{float(W):g} s: t(m) = (m + p - 1)(a + W/m), least near m = sqrt((p - 1) W / a): "
-            + ", ".join(f"t({n}) = {float(seconds(n)):.4g} s" for n in tries)
+            f"with a = {overhead:g} s for each beside its share of W = {float(W):g} s: t(m) = "
+            f"(m + p - 1)(a + W/m), least near sqrt((p - 1) W / a)"
         )
         values |= {"best microbatches": best, "best seconds": float(seconds(best))}
-        more = (
-            f"With {overhead:g} s of overhead for each in a stage, cutting the batch in {which} is "
-            f"the fastest: fewer leave a larger bubble, more pay more overhead."
-        )
+        more = f"With {overhead:g} s of overhead for each in a stage, {which} are the fastest."
     return Working(
         f"{m} micro-batches on {p} stages use {100 * used:.1f} % of the time, where one batch uses "
-        f"{100 / p:.1f} %; {schedule} keeps the activations of {kept[schedule]} at most. {more}",
+        f"{100 / p:.1f} %; {schedule} keeps the activations of {kept} at most. {more}",
         lines,
         values,
         lambda cluster: runs.idle(cluster, p, m, schedule),
@@ -124,30 +112,16 @@ def cut_layers(layers: int, devices: int, last_cost: float) -> Working:
     few, many = (found.crossings or 0 for found in judged.values())
     splits = comb(layers - 1, devices - 1)
     shown = f"{splits:,}" if splits < 10**12 else f"about 1e{len(str(splits)) - 1}"
-    lines = [
-        f"{layers - 1} layers + {last_cost:g} = {sum(costs):g}; / {devices} devices = "
-        f"{sum(costs) / devices:g} a device on average",
-        f"contiguous splits, none empty: C({layers - 1}, {devices - 1}) = {shown}",
-    ]
-    if splits <= 100_000:  # of more, the exact method alone says which is best
-        more = Fraction(str(last_cost)) - 1  # of the last layer: compared exactly
-        fullest = [
-            max(Fraction(max(b - a for a, b in pairwise(s))), s[-1] - s[-2] + more)
-            for s in td.contiguous_splits(layers, devices)
-        ]
-        lines[-1] += (
-            f", all listed: the fullest device has {float(min(fullest)):g} at least, in "
-            f"{fullest.count(min(fullest))} of them"
-        )
-    lines += [
-        f"{name}: {found.rule or 'legal'}. {found.reason.rstrip('.').split('. ')[0]}."
-        for name, found in judged.items()
-    ]
-    lines.append(f"crossings from device to device: {few} in one cut, {many} in round robin")
     return Working(
         f"{some(groups, ' | ', 32)}: sizes {some([*map(str, cut.sizes)], most=32)}, {few} "
         f"crossings; the fullest device has {cut.bottleneck:g} layers' work.",
-        lines,
+        [
+            f"contiguous splits, none empty: C({layers - 1}, {devices - 1}) = {shown}; on average "
+            f"{sum(costs):g} / {devices} devices = {sum(costs) / devices:g}",
+            *(f"{name}: {found.rule or 'legal'}. {found.reason.rstrip('.').split('. ')[0]}."
+              for name, found in judged.items()),
+            f"crossings from device to device: {few} in one cut, {many} in round robin",
+        ],
         {"sizes": list(cut.sizes), "fullest": cut.bottleneck, "splits": splits,
          "crossings": few, "crossings round robin": many},
         lambda cluster: [
@@ -176,9 +150,8 @@ def dealt_round(layers: int, devices: int, microbatches: int) -> Working:
     answer = f"True: with one layer on each of {p} devices {shown} is layer-wise."
     if not verdict:
         answer = (
-            f"False: {shown} is not layer-wise, for no device has consecutive layers. It crosses "
-            f"{many} times where {few} would do, and a single batch uses the same 1/{p}. Only a "
-            f"pipeline of micro-batches gains by it."
+            f"False: {shown} is not layer-wise: it crosses {many} times where {few} would do, and "
+            f"a single batch uses the same 1/{p}. Only a pipeline of micro-batches gains by it."
         )
     return Working(
         answer,
@@ -264,11 +237,8 @@ def on_call(fault: str, polled: list[float], microbatches: int) -> Working:
     if not 2 <= p <= 256 or max(polled) > 100 or not 1 <= sum(polled) / p <= 99:
         raise ConfigError("polled is 2 to 256 percentages from 0 to 100, 1 to 99 on average")
 
-    def run(cluster: Any) -> list[Claim]:
-        return [*runs.idle(cluster, p, m), *runs.idle(cluster, p, m, slowest=3.0)]
-
     if fault in TRAININGS:
-        return Working(*_training(fault), run)
+        return Working(*_training(fault), lambda cluster: runs.idle(cluster, p, m))
     columns = {f"{at}": [busy] * 6 for at, busy in enumerate(polled)}
     seen: Any = pd.DataFrame({"time": range(6)} | columns)
     busy = [share / 100 for share in polled]
@@ -287,15 +257,14 @@ def on_call(fault: str, polled: list[float], microbatches: int) -> Working:
         f"{first.capitalize()}, {100 * shares[first]:.0f} % of the idle time: {TELLS[first]}. "
         f"{found.summary[-1]}",
         [
-            f"symptom: devices busy {', '.join(f'{100 * b:.0f} %' for b in busy)} of the time, "
-            f"{100 * found.idle_share:.1f} % idle; p = {p} equal stages with m = {m} would be busy "
-            f"{m} / ({m} + {p - 1}) = {100 * planned:.1f} %",
+            f"symptom: devices busy {', '.join(f'{100 * b:.0f} %' for b in busy)} of the time; "
+            f"p = {p} equal stages with m = {m} would be busy {100 * planned:.1f} %",
             *(f"{n}: {100 * shares[n]:.0f} % of the idle time; {TELLS[n]}" for n in ranked),
             *(f"simulated: {r.change}: {100 * r.gain:.0f} % saved" for r in found.remedies),
         ],
         {"cause": first, "ranked": [[name, shares[name]] for name in ranked], "busy": busy,
          "planned": planned, "remedies": {r.change: r.gain for r in found.remedies}},
-        run,
+        lambda cluster: [*runs.idle(cluster, p, m), *runs.idle(cluster, p, m, slowest=3.0)],
     )  # fmt: skip
 
 
@@ -325,18 +294,15 @@ def diagnosis(devices: int, microbatches: int, uneven: float, plans: int) -> Wor
     """What the trace of such a plan tells, the cause of its idle time, and the best remedies."""
     p, m, work = devices, microbatches, [1.0] * (devices - 1) + [uneven]
     order, scale = td.schedule("naive", p, m), p / (m * sum(work))
-    times = {
-        name: [seconds * scale * each for each in work]
-        for name, seconds in {"forward": 0.4, "backward": 0.8}.items()
-    }
+    times = {"forward": [0.4 * scale * each for each in work]}
+    times["backward"] = [0.8 * scale * each for each in work]
     t = td.simulate(order, **times)
     d, found = diagnosed(t), _found_again(plans)
     best, after = d.remedies[0], d.remedies[0].plan
     return Working(
-        f"{100 * t.utilisation:.3g} % of {p} devices in use: layer-wise execution, in which they "
-        f"work one at a time, makes {100 * d.causes[0].seconds / d.idle:.0f} % of the idle time. "
-        f"Cut the batch into micro-batches and run them in a pipelined schedule: {best.change}, "
-        f"{100 * best.gain:.0f} % of the time saved.",
+        f"{100 * t.utilisation:.3g} % of {p} devices in use: layer-wise execution, one at a time, "
+        f"makes {100 * d.causes[0].seconds / d.idle:.0f} % of the idle time. Cut the batch into "
+        f"micro-batches: {best.change}, {100 * best.gain:.0f} % of the time saved.",
         [
             f"the trace: {p} devices, busy {t.busy:g} / ({p} x {t.makespan:g}) = "
             f"{100 * t.utilisation:.1f} %; no two work at once",

@@ -63,8 +63,8 @@ def two_levels(
     peak, rows, columns = ledgers[chosen].peak, even(m, p), even(n, q)
     if peak > memory:
         raise ConfigError(
-            f"a worker would hold {format_bytes(peak)}, of {format_bytes(memory)}: its blocks, and "
-            f"{format_bytes(RUNTIME)} of runtime; more workers, or more memory"
+            f"a worker would hold {format_bytes(peak)}, of {format_bytes(memory)}, {RUNTIME:,} B "
+            f"of it runtime; more workers, or more memory"
         )
     loads, in_tile = runs.loaded(plans[chosen], tile, item), tile / item
     full = f" (a full tile {in_tile:.4g})" * (round(flops / loads, 3) != round(in_tile, 3))
@@ -111,7 +111,6 @@ def methods(rows: int, inner: int, columns: int, gpus: int, room: int) -> Workin
     cut = ", ".join(name for name, nbytes in held.items() if nbytes < a)
     products = {
         "columns of A": (Product((gpus,), "gather", placed=((R,), (S(1),))), 0),
-        "rows of X": (Product((gpus,), "gather", placed=((S(0),), (R,))), 0),
         "blocks of A": (Product((p, q)), panels),
     }
     return Working(
@@ -167,10 +166,8 @@ def cuts(m: int, n: int, k: int, dtype: str, workers: int, memory: int) -> Worki
     names = {over: f"{' x '.join(map(str, over))}, {kind(over)}" for over in plans}
     answer = f"None of {among} fits {format_bytes(memory)}: each needs {peak} or more on a worker."
     if best:
-        answer = (
-            f"{names[best]}, of {among}: workers receive {format_bytes(moved[best])} in all, the "
-            f"least of all that fit {format_bytes(memory)}, and hold {peak}."
-        )
+        received = f"workers receive {format_bytes(moved[best])} in all, the least of all that fit"
+        answer = f"{names[best]}, of {among}: {received}, and hold {peak}."
     products = {}
     for p, q, r in {kind(over): over for over in [*plans, lean]}.values():
         formula = item * (m * k * (q - 1) + k * n * (p - 1)) + wide * m * n * (r - 1)
@@ -284,16 +281,10 @@ def critique(
     faults = [name for name, (good, _) in points.items() if not good]
     better = [o for o in others if o.held <= memory]
     if fits:
-        better = [
-            o for o in better
-            if o.moved <= given.moved and o.loaded <= given.loaded and o.seconds < now
-            and _time(o.seconds) != _time(now)
-        ]  # fmt: skip
-    after = min(
-        better,
-        key=lambda o: (o.seconds, max(0.0, ridge - flops / o.loaded), o.way.tile),
-        default=given,
-    )
+        lean = (o for o in better if o.moved <= given.moved and o.loaded <= given.loaded)
+        better = [o for o in lean if o.seconds < now and _time(o.seconds) != _time(now)]
+    better.sort(key=lambda o: (o.seconds, max(0.0, ridge - flops / o.loaded), o.way.tile))
+    after = [*better, given][0]
     end = f"No other plan that moves and loads no more is faster than {_time(now)}"
     if after is not given:
         end = f"Take {after}: {_time(after.seconds)} for {_time(now)}"
@@ -301,8 +292,7 @@ def critique(
         end = f"No plan fits: all hold {format_bytes(min(o.held for o in others))} or more"
     products = {str(plan): (plan.way, plan.moved) for plan in (given, after)}
     return Working(
-        f"Faults of {given}: {', '.join(faults) or 'none'} ({len(faults)} of {len(points)} "
-        f"points). {end}.",
+        f"Faults of {given}: {', '.join(faults) or 'none'}. {end}.",
         [f"{name}: {'good' if ok else 'a fault'}: {why}" for name, (ok, why) in points.items()],
         {"faults": faults, "advised": str(after), "seconds": now,
          "seconds, advised": after.seconds, "moved": given.moved, "held": given.held,

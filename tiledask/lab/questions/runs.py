@@ -11,7 +11,6 @@ held         states at 1:1000                    fit, or are refused
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -287,9 +286,8 @@ def trained(cluster: Cluster, layout: Layout, dtype: str = "float32") -> list[Cl
     split = td.train(model, text, td.Mesh(cluster, shape), dtype=dtype, **options)
     ends = float(alone.losses[-1]), float(split.losses[-1])
     found = acceptable(*ends, steps, dtype, max(2, *shape), layers)
-    degrees = zip(("dp", "tp", "pp"), shape, strict=True)
-    where = " x ".join(f"{n} {d}" for n, d in degrees if d > 1) or "one worker"
-    what, note = f"{dtype}, trained on {where}", "predicted: what round-off explains"
+    what = f"{dtype}, trained on dp {shape[0]} x tp {shape[1]} x pp {shape[2]}"
+    note = "predicted: what round-off explains"
     off = f"{what}: loss after {steps} steps off one device's"
     rows = [Claim(off, SAFETY * found.likely, None, found.difference, rule="at most", note=note)]
     sent = split.layers().reset_index().groupby("parallel")[["predicted_bytes", "bytes"]].sum()
@@ -299,12 +297,10 @@ def trained(cluster: Cluster, layout: Layout, dtype: str = "float32") -> list[Cl
     return rows
 
 
-Plans = Mapping[str, tuple[Layout, str]]
-"""Name -> (layout, recipe)."""
-
-
-def held(cluster: Cluster, parameters: int, plans: Plans, memory: int) -> list[Claim]:
-    """What workers held, or were refused, of the states of each plan on devices of ``memory``.
+def held(
+    cluster: Cluster, parameters: int, plans: Mapping[str, tuple[Layout, str]], memory: int
+) -> list[Claim]:
+    """What workers held, or were refused, of each (layout, recipe) on devices of ``memory``.
 
     States depend on tp x pp alone, so that many stages are run as as many slices. Parameters and
     bytes are 1000 per one that is run, ten times as many where a worker would hold more.
@@ -316,8 +312,7 @@ def held(cluster: Cluster, parameters: int, plans: Plans, memory: int) -> list[C
     while memory > scale * 160 * 10**6:
         scale *= 10
     for name, (layout, recipe) in plans.items():
-        if layout.pp > 12:
-            layout = replace(layout, tp=layout.tp * layout.pp, pp=1)
-        given = parameters, layout, memory, cluster
+        tp, pp = (layout.tp, layout.pp) if layout.pp <= 12 else (layout.tp * layout.pp, 1)
+        given = parameters, Layout(dp=layout.dp, tp=tp, pp=pp, zero=layout.zero), memory, cluster
         runs[name] = run_claim(*given, recipe=recipe, scale=scale, timeout=240)
     return [*compare_claims(f"states alone, run at 1:{scale}", runs).rows]

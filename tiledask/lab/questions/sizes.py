@@ -145,11 +145,6 @@ def brief(layout: Layout) -> str:
     return f"{split}{chunks}{zero}{again}"
 
 
-def plain(layout: Layout) -> Layout:
-    """Of a layout, how it shares out states."""
-    return Layout(dp=layout.dp, tp=layout.tp, pp=layout.pp, zero=layout.zero)
-
-
 def bars(n: int, plans: Mapping[str, tuple[Layout, str]], memory: int) -> Figure:
     """A figure of the states of n parameters on a GPU, by tensor, of each (layout, recipe)."""
     ledgers = {}

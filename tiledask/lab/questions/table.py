@@ -4,7 +4,6 @@ from tiledask.lab.questions import (  # noqa: F401
     fitting,
     layers,
     layouts,
-    one_batch,
     pipelines,
     products,
     tiles,

@@ -20,8 +20,6 @@ from tiledask.plan.units import format_bytes
 from tiledask.tile.choice import Prediction
 from tiledask.tile.choice.residency import refusal
 
-TILES = (1, 2, 4, 8, 16, 32)
-
 
 @question(6)
 def level_at_fault(size: int, workers: int, device: str, largest: float) -> Working:
@@ -29,11 +27,10 @@ def level_at_fault(size: int, workers: int, device: str, largest: float) -> Work
     first, ridge, flop = round(largest * size), td.tile.ridge(device), 2 * size**3
     if min(first, (size - first) // (workers - 1)) < 1:
         raise ConfigError(
-            f"{largest:g} of {size} rows on the first of {workers} workers leaves some worker "
-            f"without a row; give a part between 0 and 1, or a larger size"
+            f"{largest:g} of {size} rows on the first leaves some worker without a row; give less"
         )
     plan, extent = Product((1, workers)).plan(size, size, size), ceil(ITEM * ridge)
-    loads = {tile: runs.loaded(plan, tile) for tile in TILES}
+    loads = {tile: runs.loaded(plan, tile) for tile in (1, 2, 4, 8, 16, 32)}
     reuse = {tile: flop / nbytes for tile, nbytes in loads.items()}
     share = {tile: min(1.0, each / ridge) for tile, each in reuse.items()}
     rows = [first, *even(size - first, workers - 1)]
@@ -43,7 +40,7 @@ def level_at_fault(size: int, workers: int, device: str, largest: float) -> Work
     enough = next((tile for tile in tiles if flop / runs.loaded(plan, tile) >= ridge), None)
     none = f"no tile: a block as one tile gives {most:.4g} of the {ridge:.2f} FLOP a byte"
     sent = ITEM * size * size * (workers - 1)
-    products = {f"T = {tile}": (Product((1, workers), tile=tile), sent) for tile in TILES[3:]}
+    products = {f"T = {tile}": (Product((1, workers), tile=tile), sent) for tile in (8, 16, 32)}
     return Working(
         f"If all workers are busy alike and the kernels slow, the low level is at fault: on the "
         f"{device} tiles of 32 allow {100 * share[32]:.0f} % of the peak here, and all of it "
@@ -81,26 +78,19 @@ def carried_tile(kernel: str, tuned_on: str, runs_on: str, m: int, n: int, k: in
         reached = carried.flops_per_second
         shown |= {} if stays else {"the old one there": carried}
     best, loss = new.flops_per_second, 1 - reached / new.flops_per_second
-    tiles = [
-        f"{' x '.join(map(str, each.config.block))}, {count(each.config.stages, 'stage')},"
-        for each in (old, new)
-    ]
-    answer = (
-        f"The tile belongs to the device it was chosen for: {tiles[0]} of the {tuned_on} gives "
-        f"away {100 * loss:.1f} % on the {runs_on}, where {tiles[1]} is best"
-    )
-    if stays:
-        answer = f"Nothing: of this product {tiles[1]} is the best tile on both"
+    tiles = [" x ".join(map(str, each.config.block)) for each in (old, new)]
+    answer = f"Nothing: of this product {tiles[1]} is the best tile on both"
+    if not stays:
+        answer = (
+            f"The tile belongs to its device: {tiles[0]} of the {tuned_on} gives away "
+            f"{100 * loss:.1f} % on the {runs_on}, where {tiles[1]} is best"
+        )
     products = {f"a tile of {tile}": (Product((1, 1), tile=tile), 0) for tile in (16, 64, 256)}
     return Working(
         f"{answer}. The blocks over GPUs stay as they are.",
         [
-            *(
-                f"{name}: {format_bytes(each.config.shared_bytes)} of shared memory; "
-                f"{each.occupancy}; {each.flops_per_second / 1e12:.4g} TFLOP/s at most, bound by "
-                f"{each.binding}"
-                for name, each in shown.items()
-            ),
+            *(f"{name}: {each.occupancy}; {each.flops_per_second / 1e12:.4g} TFLOP/s at most, "
+              f"bound by {each.binding}" for name, each in shown.items()),
             *([f"the old tile on the {runs_on} does not start: {why_not}"] if why_not else []),
             f"1 - {reached / 1e12:.4g} / {best / 1e12:.4g} = {100 * loss:.1f} % given away",
         ],
@@ -114,9 +104,6 @@ def carried_tile(kernel: str, tuned_on: str, runs_on: str, m: int, n: int, k: in
 
 
 # -- 9: eight goals, each a number that moves with one level ---------------------------------------
-
-WARP, SECTOR = 32, 32
-"""Threads of a warp; bytes that a load fetches at least."""
 
 
 class Setup(NamedTuple):
@@ -139,10 +126,9 @@ class Setup(NamedTuple):
         of_tile = [c for c in found if c.block == (self.tile,) * 3]
         return of_tile[0] if of_tile else td.tile.config_of(self.kernel)
 
-
-def _warps(s: Setup) -> int:
-    found = td.tile.occupancy(s.config, s.device)
-    return found.blocks * found.warps
+    @property
+    def occupancy(self) -> Any:
+        return td.tile.occupancy(self.config, self.device)
 
 
 GOALS: dict[str, tuple[str, str, Callable[[Setup], float]]] = {
@@ -161,11 +147,12 @@ GOALS: dict[str, tuple[str, str, Callable[[Setup], float]]] = {
         "low", "FLOP a byte that tiles load", lambda s: s.tile / ITEM),
     "load coalesced": (
         "low", "sectors of 32 bytes that a warp's load touches",
-        lambda s: WARP if s.down else WARP * ITEM // SECTOR),
+        lambda s: 32 if s.down else 32 * ITEM // 32),  # 32 threads of a warp
     "use tensor cores": (
         "low", "peak of the units that compute, TFLOP/s",
         lambda s: load_device(s.device).peak(s.config.peak) / 1e12),
-    "hide latency by many warps": ("low", "warps on a multiprocessor", _warps),
+    "hide latency by many warps": (
+        "low", "warps on a multiprocessor", lambda s: s.occupancy.blocks * s.occupancy.warps),
 }  # fmt: skip
 """Goal -> (its level, the number that tells, that number by formula)."""
 
