@@ -40,10 +40,10 @@ from tiledask.lab import precision as precision
 from tiledask.lab import studies as studies
 from tiledask.lab import tasks as tasks
 from tiledask.lab.claim import Claim as Claim
+from tiledask.lab.course.ask import ask as ask
 from tiledask.lab.dashboard.saved import report as report
 from tiledask.lab.learner.guess import predict as predict
 from tiledask.lab.learner.score import score as score
-from tiledask.lab.questions.ask import ask as ask
 from tiledask.lab.table import Comparison as Comparison
 from tiledask.lab.table import table as table
 from tiledask.lab.tasks import task as task

@@ -11,7 +11,7 @@ from golden.course import others
 
 import tiledask as td
 from tiledask.lab.commands.answers import EXAMPLES
-from tiledask.lab.questions.table import QUESTIONS
+from tiledask.lab.course.table import QUESTIONS
 
 CONTEXT = 987_842_478  # 0.92 GiB of a CUDA context, in bytes
 

@@ -8,7 +8,7 @@ judging          one judged task: question, judge, hints, stars, drawing
 placing          answers placed by mouse or keyboard in JupyterLab
 puzzles          tasks from files, answered in a line of text; rules and exact methods judge them
 idle_ladder      twelve levels on idle time, with fresh numbers from a seed
-questions        the course's questions by number, worked out and run
+course           the course's questions by number, worked out and run
 exercises        the walkthroughs' tasks, answered in code and run
 precision        half precision, and how far two losses may drift apart
 commands         the commands of `tiledask`, their options and what they print

@@ -78,7 +78,7 @@ def test_the_page_has_the_minutes_of_today(nbs):
     page = timed((nbs / "contents.md").read_text(), course(nbs))
     assert "| [01 Two](01_second.ipynb) | do 01 Two | 29 |\n" in page
     ours = (ROOT / "nbs" / "contents.md").read_text()
-    assert timed(ours, course(ROOT / "nbs")) == ours, "python -m tiledask.lab.questions.index"
+    assert timed(ours, course(ROOT / "nbs")) == ours, "python -m tiledask.lab.course.index"
     assert re.findall(r"\.ipynb\) .* \| (\d+) \|$", ours, re.M) == [
         str(each.minutes) for each in course(ROOT / "nbs")
     ]

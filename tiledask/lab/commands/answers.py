@@ -40,7 +40,7 @@ PUZZLE_OPTIONS = (
 
 def run_ask(args: argparse.Namespace, console: Any) -> Result:
     """The answer; 1 if a claim of its run fails."""
-    from tiledask.lab.questions.ask import ask_command, list_all
+    from tiledask.lab.course.ask import ask_command, list_all
 
     if not args.question:
         return list_all(console)

@@ -1,7 +1,7 @@
 """The contents page of a learner's folder: nbs/contents.md with progress and score.
 
 Written anew whenever it may have changed: by the starter and by `td.score`. The minutes in
-nbs/contents.md itself are counted anew by `python -m tiledask.lab.questions.index`.
+nbs/contents.md itself are counted anew by `python -m tiledask.lab.course.index`.
 """
 
 import re

@@ -2,7 +2,7 @@
 
 ## The best one, by looking at all (question 34)
 
-python -m tiledask.lab.questions.index                  writes nbs/questions.md, and the
+python -m tiledask.lab.course.index                  writes nbs/questions.md, and the
                                                         minutes into nbs/contents.md
 """
 
@@ -12,9 +12,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from tiledask.files import atomic_write
+from tiledask.lab.course.table import QUESTIONS
 from tiledask.lab.learner import contents
 from tiledask.lab.learner.course import course
-from tiledask.lab.questions.table import QUESTIONS
 from tiledask.plan.data import shipped
 
 __all__ = ["PAGE", "Taught", "page", "sections", "taught"]
@@ -69,7 +69,7 @@ def page() -> str:
     lines = [
         "# The questions, by number",
         "",
-        "Made from the walkthroughs' headings by `python -m tiledask.lab.questions.index`. Each "
+        "Made from the walkthroughs' headings by `python -m tiledask.lab.course.index`. Each "
         "question is also worked out and run by `tiledask ask NUMBER`.",
         "",
         "| | question | taught in |",

@@ -11,8 +11,8 @@ from itertools import pairwise, takewhile
 from math import log
 
 from tiledask.errors import ConfigError, short
-from tiledask.lab.questions.question import Question
-from tiledask.lab.questions.table import QUESTIONS
+from tiledask.lab.course.question import Question
+from tiledask.lab.course.table import QUESTIONS
 
 __all__ = ["by_words"]
 

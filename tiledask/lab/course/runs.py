@@ -37,7 +37,7 @@ GRID = (td.Shard(0), td.Shard(1))
 """Blocks over the rows and columns of a mesh."""
 
 
-class Product(NamedTuple):
+class Blocking(NamedTuple):
     """How a product is computed: on a grid of workers, from A and B placed so."""
 
     grid: tuple[int, ...]
@@ -64,7 +64,7 @@ def loaded(plan: ProductPlan, tile: int, item: int = 4) -> int:
 def multiplied(
     cluster: Cluster,
     shape: tuple[int, int, int],
-    products: Mapping[str, tuple[Product, int]],
+    products: Mapping[str, tuple[Blocking, int]],
     dtype: str = "float32",
 ) -> list[Claim]:
     """Products of small whole numbers, of which every sum is exact; each with the bytes that

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import tiledask as td
+from tiledask.lab.course.question import count
 from tiledask.lab.plots.primitives import Figure
-from tiledask.lab.questions.question import count
 from tiledask.plan.fitting.fit import Fit, minimum_devices
 from tiledask.plan.fitting.overhead import CUDA_CONTEXT
 from tiledask.plan.inputs.hardware import ClusterSpec, load_cluster

@@ -4,7 +4,7 @@
        "inputs": {"workers": {"default": 4, "meaning": "workers, one after the other"}, ...}}
 
 @question(33)
-def idle_time(workers: int, forward: float, backward: float) -> Working:
+def idle_time(workers: int, forward: float, backward: float) -> Worked:
     ...
 
 What is typed for an input is read by the type of its default and the unit that its meaning names:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tiledask.distributed.cluster.cluster import Cluster
     from tiledask.lab.plots.primitives import Figure
 
-__all__ = ["MOST_WORKERS", "QUESTIONS", "Input", "Question", "Working", "question"]
+__all__ = ["MOST_WORKERS", "QUESTIONS", "Input", "Question", "Worked", "question"]
 
 MOST_WORKERS = 4
 """Of a cluster that is started for a run; a cluster of your own may have more."""
@@ -154,7 +154,7 @@ def _typed(text: str, unit: str) -> float | Fraction:
 
 
 @dataclass(frozen=True)
-class Working:
+class Worked:
     """What arithmetic and simulation say, and the run that bears it out."""
 
     answer: str
@@ -179,7 +179,7 @@ class Question:
     asked: str
     """In our own words, a sentence or two."""
     inputs: Mapping[str, Input]
-    work: Callable[..., Working]
+    work: Callable[..., Worked]
     """Takes the inputs by name, checked one by one; ValueError for what is impossible together."""
     workers: str = ""
     """The input that says how many workers a run takes: a number, or a list with one for each."""
@@ -218,10 +218,10 @@ QUESTIONS: dict[int, Question] = {}
 _ROWS = shipped_json("questions.json")
 
 
-def question(number: int) -> Callable[[Callable[..., Working]], Callable[..., Working]]:
+def question(number: int) -> Callable[[Callable[..., Worked]], Callable[..., Worked]]:
     """Register the function below as the working of a question of data/questions.json."""
 
-    def register(work: Callable[..., Working]) -> Callable[..., Working]:
+    def register(work: Callable[..., Worked]) -> Callable[..., Worked]:
         row = _ROWS[str(number)]
         inputs = {name: Input(**each) for name, each in row["inputs"].items()}
         QUESTIONS[number] = Question(**{**row, "number": number, "inputs": inputs, "work": work})

@@ -1,6 +1,6 @@
 """All questions by number, out of the files that answer them."""
 
-from tiledask.lab.questions import (  # noqa: F401
+from tiledask.lab.course import (  # noqa: F401
     fitting,
     layers,
     layouts,
@@ -8,8 +8,8 @@ from tiledask.lab.questions import (  # noqa: F401
     products,
     tiles,
 )
-from tiledask.lab.questions.question import QUESTIONS as FOUND
-from tiledask.lab.questions.question import Question
+from tiledask.lab.course.question import QUESTIONS as FOUND
+from tiledask.lab.course.question import Question
 
 __all__ = ["QUESTIONS"]
 

@@ -11,9 +11,9 @@ import tiledask as td
 from tiledask import cli
 from tiledask.distributed.cluster.cluster import RUNNING
 from tiledask.errors import ConfigError
-from tiledask.lab.questions.question import MOST_WORKERS
-from tiledask.lab.questions.runs import NEARLY
-from tiledask.lab.questions.table import QUESTIONS
+from tiledask.lab.course.question import MOST_WORKERS
+from tiledask.lab.course.runs import NEARLY
+from tiledask.lab.course.table import QUESTIONS
 
 every = pytest.mark.parametrize("number", QUESTIONS)
 OTHERS = others()

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiledask as td
-from tiledask.lab.questions import layouts, pipelines, runs, sizes, tiles
+from tiledask.lab.course import layouts, pipelines, runs, sizes, tiles
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.pipelines.timeline import Timeline
 

@@ -15,9 +15,9 @@ import numpy as np
 import tiledask as td
 from tiledask.distributed.products.needed import ledger_of
 from tiledask.errors import ConfigError, PlacementError
-from tiledask.lab.questions import runs
-from tiledask.lab.questions.question import Working, count, cut_over, question, shares
-from tiledask.lab.questions.runs import Product
+from tiledask.lab.course import runs
+from tiledask.lab.course.question import Worked, count, cut_over, question, shares
+from tiledask.lab.course.runs import Blocking
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.inputs.hardware import load_device
 from tiledask.plan.ledger import Ledger
@@ -46,11 +46,11 @@ def contents(ledger: Ledger) -> str:
 @question(1)
 def two_levels(
     m: int, n: int, k: int, dtype: str, workers: int, memory: int, blocking: str, tile: int
-) -> Working:
+) -> Worked:
     """Every blocking with what it moves and holds; the tiles of the blocks of the chosen one."""
     of, flops = as_dtype(dtype), 2 * m * n * k
     item, grids = of.itemsize, td.formulas.grids(workers, 2)
-    plans = {g: Product(g).plan(m, n, k) for g in grids if g[0] <= min(m, k) and g[1] <= min(n, k)}
+    plans = {g: Blocking(g).plan(m, n, k) for g in grids if g[0] <= min(m, k) and g[1] <= min(n, k)}
     moved = {over: plan.traffic(item).total for over, plan in plans.items()}
     ledgers = {over: ledger_of(plan, of, "tiled", tile) for over, plan in plans.items()}
     asked = [over for over in plans if blocking in ("auto", named(over))]
@@ -68,8 +68,8 @@ def two_levels(
         )
     loads, in_tile = runs.loaded(plans[chosen], tile, item), tile / item
     full = f" (a full tile {in_tile:.4g})" * (round(flops / loads, 3) != round(in_tile, 3))
-    products = {f"tiles of {t}": (Product(chosen, tile=t), moved[chosen]) for t in (tile, 32)}
-    return Working(
+    products = {f"tiles of {t}": (Blocking(chosen, tile=t), moved[chosen]) for t in (tile, 32)}
+    return Worked(
         f"{p} x {q} blocks of {shares(rows)} rows x {shares(columns)} columns: workers receive "
         f"{format_bytes(moved[chosen])} in all and hold {format_bytes(peak)} at most; tiles load "
         f"{format_bytes(loads)}, {flops / loads:.4g} FLOP a byte{full}.",
@@ -88,7 +88,7 @@ def two_levels(
 
 
 @question(4)
-def methods(rows: int, inner: int, columns: int, gpus: int, room: int) -> Working:
+def methods(rows: int, inner: int, columns: int, gpus: int, room: int) -> Worked:
     """What each method holds of A and sends, and which of them bring A below the room.
 
     Rings: an all-reduce of s bytes over n sends 2 (n - 1) s, a broadcast or a sum (n - 1) s.
@@ -110,10 +110,10 @@ def methods(rows: int, inner: int, columns: int, gpus: int, room: int) -> Workin
     fitting = [name for name, nbytes in held.items() if nbytes <= room]
     cut = ", ".join(name for name, nbytes in held.items() if nbytes < a)
     products = {
-        "columns of A": (Product((gpus,), "gather", placed=((R,), (S(1),))), 0),
-        "blocks of A": (Product((p, q)), panels),
+        "columns of A": (Blocking((gpus,), "gather", placed=((R,), (S(1),))), 0),
+        "blocks of A": (Blocking((p, q)), panels),
     }
-    return Working(
+    return Worked(
         f"Those that cut A itself: {cut}. Splitting X, or giving each GPU layers of its own, "
         f"leaves all {format_bytes(a)} of A on a GPU. Of {len(table)}, "
         f"{', '.join(fitting) or 'none'} fit {format_bytes(room)}.",
@@ -143,12 +143,12 @@ def kind(over: Grid) -> str:
 
 
 @question(7)
-def cuts(m: int, n: int, k: int, dtype: str, workers: int, memory: int) -> Working:
+def cuts(m: int, n: int, k: int, dtype: str, workers: int, memory: int) -> Worked:
     """Every grid by its formula, which fit, and the least of all."""
     of = as_dtype(dtype)
     item, wide = of.itemsize, accumulator(of).itemsize
     ways = {
-        (p, q, r): Product((p, q, r), "2.5d", placed=(LAYERS, LAYERS))
+        (p, q, r): Blocking((p, q, r), "2.5d", placed=(LAYERS, LAYERS))
         for p, q, r in td.formulas.grids(workers, 3)
         if p <= min(m, k) and q <= min(n, k) and r <= min(m, k)
     }
@@ -172,7 +172,7 @@ def cuts(m: int, n: int, k: int, dtype: str, workers: int, memory: int) -> Worki
     for p, q, r in {kind(over): over for over in [*plans, lean]}.values():
         formula = item * (m * k * (q - 1) + k * n * (p - 1)) + wide * m * n * (r - 1)
         products[names[p, q, r]] = ways[p, q, r], formula
-    return Working(
+    return Worked(
         answer,
         [
             f"p x q x r = {workers}: A and B lie in p x q blocks, a copy on each of the r layers; "
@@ -194,7 +194,7 @@ def cuts(m: int, n: int, k: int, dtype: str, workers: int, memory: int) -> Worki
 class Proposal(NamedTuple):
     """A plan of a product in tiles, and what it comes to on GPUs of which the limits are known."""
 
-    way: Product
+    way: Blocking
     moved: int
     held: int
     loaded: int
@@ -207,10 +207,10 @@ class Proposal(NamedTuple):
 
 @lru_cache(64)
 def _plan(shape: tuple[int, int, int], grid: Grid, strategy: str) -> ProductPlan:
-    return Product(grid, strategy).plan(*shape)
+    return Blocking(grid, strategy).plan(*shape)
 
 
-def _proposal(shape: tuple[int, int, int], way: Product, device: str) -> Proposal:
+def _proposal(shape: tuple[int, int, int], way: Blocking, device: str) -> Proposal:
     """By formula: tiles at their roofline, messages at the same time."""
     plan = _plan(shape, way.grid, way.algorithm)
     loaded, spec = runs.loaded(plan, way.tile), td.load_cluster(f"{plan.ranks}x{device}")
@@ -226,14 +226,14 @@ def _proposal(shape: tuple[int, int, int], way: Product, device: str) -> Proposa
     )
 
 
-def _others(shape: tuple[int, int, int], given: Product, device: str) -> list[Proposal]:
+def _others(shape: tuple[int, int, int], given: Blocking, device: str) -> list[Proposal]:
     """Every strategy on every grid, in every tile."""
     found = []
     for grid in td.formulas.grids(prod(given.grid), 2):
         for name in ("column_parallel", "row_parallel", "summa", "cannon", "gather"):
             for tile in dict.fromkeys((given.tile, 16, 32, 64, 128, 256)):
                 with suppress(PlacementError):
-                    found.append(_proposal(shape, Product(grid, name, tile), device))
+                    found.append(_proposal(shape, Blocking(grid, name, tile), device))
     return found
 
 
@@ -245,7 +245,7 @@ def _time(seconds: float) -> str:
 def critique(
     m: int, n: int, k: int, workers: int, blocking: str, strategy: str, tile: int, memory: int,
     device: str,
-) -> Working:  # fmt: skip
+) -> Worked:  # fmt: skip
     """Six points of the plan, and what would be better.
 
     Advised is the fastest that fits and neither moves nor loads more, in the smallest tile that
@@ -260,7 +260,7 @@ def critique(
             f"a blocking of {blocking} is not one of {workers} workers; there are "
             f"{', '.join(names)}"
         )
-    given = _proposal(shape, Product(names[blocking], strategy, tile), device)
+    given = _proposal(shape, Blocking(names[blocking], strategy, tile), device)
     others, ridge = _others(shape, given.way, device), td.tile.ridge(device)
     plan, fits, now = _plan(shape, given.way.grid, strategy), given.held <= memory, given.seconds
     alike = [other for other in others if other.way.tile == tile]
@@ -291,7 +291,7 @@ def critique(
     elif not fits:
         end = f"No plan fits: all hold {format_bytes(min(o.held for o in others))} or more"
     products = {str(plan): (plan.way, plan.moved) for plan in (given, after)}
-    return Working(
+    return Worked(
         f"Faults of {given}: {', '.join(faults) or 'none'}. {end}.",
         [f"{name}: {'good' if ok else 'a fault'}: {why}" for name, (ok, why) in points.items()],
         {"faults": faults, "advised": str(after), "seconds": now,

@@ -5,10 +5,10 @@ from math import ceil
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.lab.questions import runs, sizes
-from tiledask.lab.questions.question import Working, count, cut_over, question
-from tiledask.lab.questions.runs import held
-from tiledask.lab.questions.sizes import ADAM, COUNTED, GB, brief, holds
+from tiledask.lab.course import runs, sizes
+from tiledask.lab.course.question import Worked, count, cut_over, question
+from tiledask.lab.course.runs import held
+from tiledask.lab.course.sizes import ADAM, COUNTED, GB, brief, holds
 from tiledask.plan.fitting.fit import Fit, minimum_devices, zero3_minimum_degree
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
@@ -27,7 +27,7 @@ OPTIMIZERS = {
 
 
 @question(2)
-def large_layer(weights: int, memory: int, gpus: int, step: str) -> Working:
+def large_layer(weights: int, memory: int, gpus: int, step: str) -> Worked:
     """The bytes of each strategy on the fullest GPU, and which have room."""
     arrays, columns = [*OPTIMIZERS].index(step) + 1, weights // (4 * ROWS)
     room = memory // (4 * (arrays * ROWS + TOKENS))
@@ -51,7 +51,7 @@ def large_layer(weights: int, memory: int, gpus: int, step: str) -> Working:
         "copies": (Layout(dp=gpus), OPTIMIZERS[step]),
         "columns": (Layout(tp=gpus), OPTIMIZERS[step]),
     }
-    return Working(
+    return Worked(
         f"Of {len(size)} strategies on {count(gpus, 'GPU')} these fit: "
         f"{', '.join(survive) or 'nothing'}. {way}.",
         [
@@ -68,7 +68,7 @@ def large_layer(weights: int, memory: int, gpus: int, step: str) -> Working:
 
 
 @question(3)
-def bottleneck(weights: int, memory: int, gpus: int, recipe: str) -> Working:
+def bottleneck(weights: int, memory: int, gpus: int, recipe: str) -> Worked:
     """W over the GPUs for each optimizer; the fewest GPUs of each."""
     n, recipes = weights // 4, OPTIMIZERS.values()
     size = {name: sum(state_bytes(-(-n // gpus), name).values()) for name in recipes}
@@ -77,7 +77,7 @@ def bottleneck(weights: int, memory: int, gpus: int, recipe: str) -> Working:
     _, how, context = sizes.with_context(n / 1e9, memory, few, recipe)
     cut = f"Cut W: {format_bytes(weights / gpus)} of it on each of {gpus}"
     plans = {"copies": (Layout(dp=gpus), "fp32-weights"), "slices": (Layout(tp=few), recipe)}
-    return Working(
+    return Worked(
         f"{'W need not be cut' if few == 1 else cut}. By states alone {recipe}, "
         f"{format_bytes(size[recipe])} a GPU, {'fits' if fits else 'does not fit'} "
         f"{count(gpus, 'GPU')} of {format_bytes(memory)}: it takes {count(few, 'GPU')} or "
@@ -103,13 +103,13 @@ BATCH = 0.6
 @question(13)
 def first_layers_first(
     parameters: float, memory: int, units: int, recipe: str, transfer: float
-) -> Working:
+) -> Worked:
     """Bytes on one unit and on each of several; computation and time of one batch."""
     B, p = load_recipe(recipe).bytes_per_parameter, units
     whole, least = B * parameters, minimum_devices(int(parameters), recipe, memory)
     share, T = whole / p, BATCH + 2 * (p - 1) * transfer
     plans = {"one unit": (Layout(), recipe), f"{p} units": (Layout(pp=p), recipe)}
-    return Working(
+    return Worked(
         f"It divides memory: {format_bytes(share)} instead of {format_bytes(whole)} on a unit of "
         f"{format_bytes(memory)}. It saves no computation, and one batch takes {T:g} s, on one "
         f"unit {BATCH:g} s.",
@@ -130,7 +130,7 @@ def first_layers_first(
 
 
 @question(14)
-def copies_or_slices(billions: float, memory: int, devices: int) -> Working:
+def copies_or_slices(billions: float, memory: int, devices: int) -> Worked:
     """Fewest GPUs by every convention, what a copy and a slice keep, and what fits in the end."""
     n, room = sizes.parameters(billions), format_bytes(memory)
     fewest = {name: minimum_devices(n, name, memory) for name in sizes.CONVENTIONS}
@@ -145,7 +145,7 @@ def copies_or_slices(billions: float, memory: int, devices: int) -> Working:
         f"B, {few} slices": (Layout(tp=few), ADAM),
         f"B, {few} slices, fp16 weights": (Layout(pp=few), "fp16-weights"),
     }
-    return Working(
+    return Worked(
         f"{'B' if fails else 'Either'}: A keeps {format_bytes(whole)} on every GPU of {room} and "
         f"{'cannot start' if fails else 'starts'}. B keeps 1/N of it: the training states take "
         f"{count(few, 'GPU')}{context}, the half-precision weights alone {fewest['fp16-weights']}. "
@@ -169,7 +169,7 @@ def copies_or_slices(billions: float, memory: int, devices: int) -> Working:
 
 
 @question(15)
-def why_cut(billions: float, memory: int, recipe: str) -> Working:
+def why_cut(billions: float, memory: int, recipe: str) -> Worked:
     """Bytes of a GPU with copies and with slices, for 1, 2, 4, ... GPUs."""
     n, kept, room = sizes.parameters(billions), load_recipe(recipe), format_bytes(memory)
     each, whole = kept.bytes_per_parameter, n * kept.bytes_per_parameter
@@ -194,7 +194,7 @@ def why_cut(billions: float, memory: int, recipe: str) -> Working:
         )
     plans = {f"{N} slices": (Layout(tp=N), recipe) for N in sorted({*[*slices][-3:], enough})}
     plans["2 copies"] = Layout(dp=2), recipe
-    return Working(
+    return Worked(
         f"A slice shrinks with the number of GPUs and a copy does not: a copy, {size}, "
         f"{'never fits' if whole > memory else 'fits'} {room}; slices fit from "
         f"{count(enough, 'GPU')} on{context}. Cutting buys memory, not speed.",
@@ -210,7 +210,7 @@ LIGHTER = ("mixed-momentum", "mixed-adam-8bit", "bf16-adam", "bf16-adam-8bit", "
 
 
 @question(18)
-def feasible(billions: float, memory: int, devices: int) -> Working:
+def feasible(billions: float, memory: int, devices: int) -> Worked:
     """Whether a node trains it, and which recipe, GPU or number of GPUs would."""
     n, room, gpus = sizes.parameters(billions), format_bytes(memory), count(devices, "GPU")
     each = load_recipe(ADAM).bytes_per_parameter
@@ -237,7 +237,7 @@ def feasible(billions: float, memory: int, devices: int) -> Working:
     )
     plans = {r: (Layout(tp=devices), r) for r in (ADAM, "bf16-adam", "fp16-weights")}
     plans["ZeRO-3"] = Layout(dp=devices, zero=3), ADAM
-    return Working(
+    return Worked(
         answer,
         [
             sizes.convention(),
@@ -260,7 +260,7 @@ def feasible(billions: float, memory: int, devices: int) -> Working:
 @question(21)
 def postmortem(
     memory: int, stages: int, replicas: int, microbatches: int, slowest: float, scale: float
-) -> Working:
+) -> Worked:
     """The sizes for which the story can be true, busy shares, and where fp16 overflows."""
     least, p, m = memory / 4 / 1e9, stages, microbatches
     layouts = [Layout(dp=replicas, pp=p, zero=zero) for zero in range(4)]
@@ -281,7 +281,7 @@ def postmortem(
         )
     n = sizes.parameters(least * 1.05)
     plans = {f"{n / 1e9:.4g} billion, ZeRO-{z}": (layouts[z], ADAM) for z in range(3)}
-    return Working(
+    return Worked(
         f"{story}. The ramp of m = {m} on {p} stages leaves {100 * (1 - float(busy)):.1f} % idle, "
         f"{100 * (1 - uneven.utilisation):.1f} % with a stage {slowest:g} times as slow: "
         f"{f'more micro-batches ({enough} for 90 % busy) and ' * (m < enough)}layers cut evenly "
@@ -307,7 +307,7 @@ def postmortem(
 
 
 @question(24)
-def refresh(billions: float, memory: int, dp: int, tp: int, pp: int, microbatches: int) -> Working:
+def refresh(billions: float, memory: int, dp: int, tp: int, pp: int, microbatches: int) -> Worked:
     """What A and B keep under each stage of ZeRO, and how idle B's stages are."""
     n, devices, room = sizes.parameters(billions), dp * tp * pp, format_bytes(memory)
     whole = n * load_recipe(ADAM).bytes_per_parameter
@@ -323,7 +323,7 @@ def refresh(billions: float, memory: int, dp: int, tp: int, pp: int, microbatche
     starts = f" does not start{' either' * (whole > memory)}, it needs ZeRO-{zero} or more"
     starts = {None: " does not start under any stage of ZeRO", 0: " starts"}.get(zero, starts)
     plans["A"] = Layout(dp=devices), ADAM
-    return Working(
+    return Worked(
         f"A needs {format_bytes(whole)} on every GPU of {room} and "
         f"{'cannot start' if whole > memory else 'starts'}. B as written{starts}: the states are "
         f"{', '.join(f'{format_bytes(size)} (ZeRO-{z})' for z, size in enumerate(states))}. B's "
@@ -351,7 +351,7 @@ def refresh(billions: float, memory: int, dp: int, tp: int, pp: int, microbatche
 def hybrid(
     billions: float, memory: int, devices: int, stages: int, microbatches: int, gradient: float,
     scale: float,
-) -> Working:  # fmt: skip
+) -> Worked:  # fmt: skip
     """What every plan that was tried keeps, how busy stages are, and what fp16 loses."""
     from tiledask.lab.precision import FORMATS
 
@@ -371,7 +371,7 @@ def hybrid(
     found = td.search(sizes.decoder(billions), sizes.machine(devices, memory), devices * m)
     best, fits = found.best, found.best.verdict == "fits"
     fitting = [f"{name} ({format_bytes(n)})" for name, (n, _) in worked.items() if n <= memory]
-    return Working(
+    return Worked(
         f"By their states these fit {format_bytes(memory)}: {'; '.join(fitting) or 'none'}. "
         f"With everything counted {found.counts['fits']:,} layouts fit, the best is "
         f"{brief(best.layout)}; micro-batches keep stages busy {100 * piped:.0f} % of the time and "

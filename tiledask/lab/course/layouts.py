@@ -6,9 +6,9 @@ from functools import lru_cache
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.lab.questions import runs, sizes
-from tiledask.lab.questions.question import Working, question
-from tiledask.lab.questions.sizes import ADAM, COUNTED, GB, brief, decoder, holds, machine
+from tiledask.lab.course import runs, sizes
+from tiledask.lab.course.question import Worked, question
+from tiledask.lab.course.sizes import ADAM, COUNTED, GB, brief, decoder, holds, machine
 from tiledask.plan.choosing.search import Plan, Plans
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
@@ -48,7 +48,7 @@ def sent_of(model: Model, layout: Layout, billions: float) -> dict[str, float]:
 
 
 @question(16)
-def node(billions: float, memory: int, devices: int, link: float, batch: int) -> Working:
+def node(billions: float, memory: int, devices: int, link: float, batch: int) -> Worked:
     """All layouts of the node: how many fit, by degree and by memory, and the fastest ones."""
     n = sizes.parameters(billions)
     plans = plans_of(billions, memory, devices, devices, batch, link)
@@ -69,7 +69,7 @@ def node(billions: float, memory: int, devices: int, link: float, batch: int) ->
         for gb in (24, 40, 48, 80, 141)
     }
     tried = {"best": (best.layout, ADAM), "full copies": (Layout(dp=devices), ADAM)}
-    return Working(
+    return Worked(
         f"{len(feasible)} combinations fit; the best, {_best(best)}, needs "
         f"{format_bytes(best.peak)} and overhead, of {format_bytes(memory)}.",
         lines,
@@ -91,7 +91,7 @@ def _best(plan: Plan) -> str:
 @question(19)
 def platform(
     billions: float, memory: int, devices: int, within: float, between: float, batch: int
-) -> Working:
+) -> Worked:
     """The best layout for GPUs of each size and for more of them, and what binds."""
     links, part = (within, between), 16 * sizes.parameters(billions) / devices
     best = plans_of(billions, memory, devices, NODE, batch, *links).best
@@ -108,7 +108,7 @@ def platform(
     now = f"run {_best(best)}" if best.verdict == "fits" else "nothing fits"
     tried = {"now": (first.before.layout, ADAM),
              f"{first.limit} doubled": (first.after.layout, ADAM)}  # fmt: skip
-    return Working(
+    return Worked(
         f"On {devices} GPUs of {format_bytes(memory)}, with {batch} sequences a step: {now}. "
         f"{advice}.",
         [
@@ -140,7 +140,7 @@ def _by_formula(step: StepEstimate, work: float, billions: float, model: Model) 
 def scaling(
     billions: float, memory: int, nodes: int, per_node: int, within: float, between: float,
     batch: int,
-) -> Working:  # fmt: skip
+) -> Worked:  # fmt: skip
     """The plan, its sums with their bytes, how nearly it scales, and what it waits for.
 
     The fastest layout on all nodes of which one node can have an equal part of the copies.
@@ -167,7 +167,7 @@ def scaling(
     waits = {name: getattr(large, name) for name in ("bubble", "tp", "dp", "pp", "recompute")}
     top = max(waits, key=waits.__getitem__)
     limit = td.sensitivity(model, every, batch, sequence=SEQUENCE)[0]
-    return Working(
+    return Worked(
         f"{brief(layout)}, {layout.microbatches} micro-batches of {layout.microbatch}. From "
         f"{per_node} to {nodes * per_node} GPUs it scales at {100 * share:.1f} %, "
         f"{'not ' * (share < 0.9)}near-linear (90 % or more). The most waiting is for {top}; "
@@ -193,7 +193,7 @@ def scaling(
 def regression(
     billions: float, memory: int, stages: int, replicas: int, microbatches: int, link: float,
     slower: float,
-) -> Working:  # fmt: skip
+) -> Worked:  # fmt: skip
     """Ring bytes before and after, and the efficiency of each change alone."""
     m, model = microbatches, decoder(billions)
     if m % 2:
@@ -230,7 +230,7 @@ def regression(
     plans = {f"d = {d}": (Layout(pp=stages, dp=d), ADAM) for d in (replicas, 2 * replicas)}
     size, plain = sizes.states(billions, layouts[0])
     sent = [sizes.gradient_bytes(billions, pure) for pure, _ in plans.values()]
-    return Working(
+    return Worked(
         f"More communication is not the whole story: a GPU sends {sent[1] / sent[0]:.3g} times as "
         f"much for twice the replicas ({format_bytes(sent[0])} to {format_bytes(sent[1])}). Speed "
         f"per GPU, of that before: {speeds}. The worst is {min(each, key=each.__getitem__)}. A "
@@ -280,7 +280,7 @@ def common(
 @question(23)
 def two_clusters(
     billions: float, memory_a: int, memory_b: int, link_a: float, link_b: float, nodes: int
-) -> Working:
+) -> Worked:
     """What data parallelism keeps, and the layout that is best for both clusters."""
     clusters = {"A": (memory_a, link_a), "B": (memory_b, link_b)}
     needed, counts, layouts = common(billions, nodes, *clusters.values())
@@ -293,7 +293,7 @@ def two_clusters(
     peak, sent = td.estimate_memory(model, layout).peak, sizes.gradient_bytes(billions, layout)
     speeds = {name: step.tokens_per_second for name, step in steps.items()}
     plans = {"data parallel": (copies, ADAM), "the common layout": (layout, ADAM)}
-    return Working(
+    return Worked(
         f"Pure data parallelism keeps {format_bytes(alone)} on every GPU, so on "
         f"{format_bytes(memory_a)} it {'trains' if alone <= memory_a else 'cannot have trained'}. "
         f"One configuration for both: {brief(layout)} on {needed} x {NODE} GPUs of each; with "

@@ -16,9 +16,9 @@ import numpy as np
 
 import tiledask as td
 from tiledask.errors import PlacementError
-from tiledask.lab.questions import runs
-from tiledask.lab.questions.question import Working, count, cut_over, question, shares, some
-from tiledask.lab.questions.runs import one_batch
+from tiledask.lab.course import runs
+from tiledask.lab.course.question import Worked, count, cut_over, question, shares, some
+from tiledask.lab.course.runs import one_batch
 from tiledask.plan.collectives import convolution as conv
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.layers import Stream, decoder_block
@@ -32,7 +32,7 @@ ITEM = 8
 
 
 @question(5)
-def feed_forward(d: int, d_h: int, devices: int, tokens: int) -> Working:
+def feed_forward(d: int, d_h: int, devices: int, tokens: int) -> Worked:
     """The shards, what is concatenated and summed, and why the other order is wrong."""
     cut_over(devices, d=d, d_h=d_h)
     widths, sent = even(d_h, devices), 2 * (devices - 1) * tokens * d * ITEM
@@ -41,7 +41,7 @@ def feed_forward(d: int, d_h: int, devices: int, tokens: int) -> Working:
     cut = np.array_split(x, devices, 1), np.array_split(weights["w_1"], devices)
     terms, gelu = [a @ w for a, w in zip(*cut, strict=True)], td.tile.gelu
     wrong = float(np.abs(gelu(sum(terms)) - sum(map(gelu, terms))).max())
-    return Working(
+    return Worked(
         f"Each of {devices} devices has {shares(widths)} of {d_h} columns of W_h; their outputs "
         f"are concatenated. The whole layer takes 1 all-reduce forward and 1 backward, "
         f"{format_bytes(sent)} each.",
@@ -58,7 +58,7 @@ def feed_forward(d: int, d_h: int, devices: int, tokens: int) -> Working:
 
 
 @question(26)
-def network(images: int, devices: int) -> Working:
+def network(images: int, devices: int) -> Worked:
     """d2l's four claims: memory, synchronisation, balance, transfers; a line of numbers each."""
     from tiledask.distributed.convolution.lenet import LENET
 
@@ -73,7 +73,7 @@ def network(images: int, devices: int) -> Working:
             f"{last.name} -> device {device}: {images} x {last.units} x {last.each} x 4 B = "
             f"{format_bytes(crossed[-1])}, and its gradient back"
         )
-    return Working(
+    return Worked(
         f"A device needs at most {100 * max(said.parameters) / PARAMETERS:.0f} % of the memory; "
         f"neighbours wait for each other {said.transfers} times a step; the busiest has "
         f"{said.imbalance:.2g} times the mean work; {format_bytes(2 * sum(crossed))} cross.",
@@ -88,7 +88,7 @@ def network(images: int, devices: int) -> Working:
 
 
 @question(27)
-def layerwise(channels: int, units: int, rows: int, devices: int) -> Working:
+def layerwise(channels: int, units: int, rows: int, devices: int) -> Worked:
     """Who has which channels; what each way of splitting has to synchronise, and its bytes."""
     cut_over(devices, rows=rows)
     mine, dense = even(channels, devices), even(units, devices)
@@ -106,7 +106,7 @@ def layerwise(channels: int, units: int, rows: int, devices: int) -> Working:
     whole, copies = (need(way, 256, devices, 4) for way in ("layerwise", "data parallel"))
     chain = need("network", 256, min(devices, 4), 4)
     more = sum(whole.sent) / sum(chain.sent)
-    return Working(
+    return Worked(
         f"Each of {devices} devices has {shares(mine)} of {channels} channels. Every layer "
         f"synchronises all devices: {whole.barriers} times in a step of LeNet, where data "
         f"parallelism does once, with {more:.2g} times the bytes of whole layers on devices.",
@@ -133,7 +133,7 @@ def _normalised(x: np.ndarray) -> np.ndarray:
 
 
 @question(28)
-def copies(images: int, devices: int) -> Working:
+def copies(images: int, devices: int) -> Worked:
     """d2l's five steps, with the bytes of the third; speed, memory and batch normalisation."""
     cut_over(devices, images=images)
     k, said, P = devices, need("data parallel", images, devices, 4), PARAMETERS
@@ -142,7 +142,7 @@ def copies(images: int, devices: int) -> Working:
     off = float(np.abs(parts - _normalised(x)).max())
     mine, sent = even(images, k), 2 * (k - 1) / k * P * 4
     faster = sum(said.flops) / max(said.flops)
-    return Working(
+    return Worked(
         f"Each of {k} devices computes {shares(mine)} of {images} images, and all synchronise once "
         f"a step: {format_bytes(sent)} sent by each. {faster:.3g} times as fast at best; but each "
         f"keeps all {P:,} parameters, so more devices allow no larger model.",
@@ -161,12 +161,12 @@ def copies(images: int, devices: int) -> Working:
 
 
 @question(29)
-def layer_wise(layers: int, workers: int) -> Working:
+def layer_wise(layers: int, workers: int) -> Worked:
     """Consecutive layers on each worker; what each holds, sends and waits."""
     cut, p, order = td.partition(layers, workers), workers, one_batch(range(workers))
     t, fullest = td.simulate(order), max(cut.sizes) / layers
     times = {"forward": 0.1, "backward": 0.2}
-    return Working(
+    return Worked(
         f"Consecutive layers on each worker: {cut}. Each holds {shares(cut.sizes)} of {layers} "
         f"layers; {2 * (p - 1)} transfers up and down, and one worker in {p} works at a time.",
         [
@@ -184,7 +184,7 @@ def layer_wise(layers: int, workers: int) -> Working:
 
 
 @question(30)
-def split_layers(hidden: int, heads: int, sequence: int, layers: int, workers: int) -> Working:
+def split_layers(hidden: int, heads: int, sequence: int, layers: int, workers: int) -> Worked:
     """Shapes of the parts, what is added up, and the bytes of it."""
     if hidden % heads:
         raise PlacementError(f"{heads} heads share a width of {hidden}; take a multiple of {heads}")
@@ -195,7 +195,7 @@ def split_layers(hidden: int, heads: int, sequence: int, layers: int, workers: i
     dealt, inner = even(heads, t), even(4 * h, t)
     x = np.random.default_rng(30).standard_normal(2)
     *made, of_sum = (td.tile.gelu(v)[0].item() for v in (x[:1], x[1:], x[:1] + x[1:]))
-    return Working(
+    return Worked(
         f"Each of {t} workers has {shares(dealt)} of {count(heads, 'head')} and {shares(inner)} of "
         f"{4 * h} inner columns in every layer, and all work at once. The price: {sums} "
         f"all_reduces a block, {layers * sums} in {count(layers, 'block')}, "
@@ -219,7 +219,7 @@ LAYER = {"forward": 0.05, "backward": 0.1}
 """Seconds of a layer."""
 
 
-def _flow(layers: int, workers: int, working: int, unit: str) -> Working:
+def _flow(layers: int, workers: int, working: int, unit: str) -> Worked:
     """The cut, the order of all blocks, the states beside one worker, and what is used."""
     if working > workers:
         raise PlacementError(f"workers are 1 to {workers}, got {working}; name one of them")
@@ -231,7 +231,7 @@ def _flow(layers: int, workers: int, working: int, unit: str) -> Working:
     idle = some([str(w + 1) for w, state in states.items() if state == "idle"])
     ends = f"B1↑ ... B{layers}↑, then B{layers}↓ ... B1↓"
     title = f"{layers} layers on {workers} {unit}s, one batch"
-    return Working(
+    return Worked(
         f"The blocks run in the order {ends}. While {unit} {working} computes its forward, "
         f"these are idle: {unit} {idle}; one of {workers} works at a time, "
         f"{100 / workers:.1f} % used.",
@@ -271,11 +271,11 @@ def _timetable(blocks: int) -> list[str]:
 
 
 @question(32)
-def decoder_blocks(blocks: int, slot: float) -> Working:
+def decoder_blocks(blocks: int, slot: float) -> Worked:
     """The timetable, and what each worker's two slots of 2L leave."""
     L, order = blocks, one_batch(range(blocks))
     t = td.simulate(order, slot, slot)
-    return Working(
+    return Worked(
         f"Worker l computes in slots l and {2 * L + 1} - l of {2 * L}, and idles in the other "
         f"{2 * L - 2}: it is used 2 / {2 * L} = 1/{L} = {100 / L:.1f} % of the time.",
         [
@@ -293,11 +293,11 @@ def decoder_blocks(blocks: int, slot: float) -> Working:
 
 
 @question(33)
-def idle_time(workers: int, forward: float, backward: float) -> Working:
+def idle_time(workers: int, forward: float, backward: float) -> Worked:
     """Each waits for all others; together (p - 1) times as long as the batch takes."""
     p, each, order = workers, forward + backward, one_batch(range(workers))
     T, times = p * each, {"forward": forward, "backward": backward}
-    return Working(
+    return Worked(
         f"Each of {p} workers idles {T - each:g} of {T:g} s, all together {(p - 1) * T:g} s: "
         f"(p - 1) times the batch. Efficiency 1/{p} = {100 / p:.1f} %.",
         [
@@ -314,7 +314,7 @@ def idle_time(workers: int, forward: float, backward: float) -> Working:
 
 
 @question(38)
-def more_workers(before: int, after: int, compute: float, transfer: float) -> Working:
+def more_workers(before: int, after: int, compute: float, transfer: float) -> Worked:
     """Utilisation, time and idle device-time with ``before`` and with ``after`` workers."""
     cases = {
         f"{p} workers" + ", transfers" * bool(c): (p, c)
@@ -327,7 +327,7 @@ def more_workers(before: int, after: int, compute: float, transfer: float) -> Wo
     }
     sent = [compute + (p - 1) * transfer for p in (before, after)]
     moved = f" ({sent[0]:g} and {sent[1]:g} s with transfers of {transfer:g} s)" * bool(transfer)
-    return Working(
+    return Worked(
         f"Utilisation goes from {100 / before:.3g} % to {100 / after:.3g} %, and the batch takes "
         f"{compute:g} s before and after{moved}: workers that work in turn only wait.",
         [
@@ -354,7 +354,7 @@ def added(numbers: Sequence[float]) -> str:
 @question(39)
 def sequential(
     forward: list[float], backward: list[float], transfer: list[float], seed: int
-) -> Working:
+) -> Worked:
     """Makespan, busy and idle time of each worker, total and efficiency, every sum written out."""
     p, F, B = len(forward), forward, backward
     c = transfer * (p - 1) if len(transfer) == 1 else transfer
@@ -367,7 +367,7 @@ def sequential(
     t = td.simulate(order, **times)
     T, busy = work + 2 * way, [f + b for f, b in zip(F, B, strict=True)]
     total, idle = p * T - work, [T - b for b in busy]
-    return Working(
+    return Worked(
         f"{T:g} s for the batch, {total:g} s of {p} x {T:g} = {p * T:g} device-seconds idle: "
         f"efficiency {100 * work / (p * T):.1f} %.",
         [

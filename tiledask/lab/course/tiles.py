@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.lab.questions import runs
-from tiledask.lab.questions.products import ITEM, Grid, named
-from tiledask.lab.questions.question import Working, count, question
-from tiledask.lab.questions.runs import Product
+from tiledask.lab.course import runs
+from tiledask.lab.course.products import ITEM, Grid, named
+from tiledask.lab.course.question import Worked, count, question
+from tiledask.lab.course.runs import Blocking
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.inputs.hardware import load_device
 from tiledask.plan.units import format_bytes
@@ -22,14 +22,14 @@ from tiledask.tile.choice.residency import refusal
 
 
 @question(6)
-def level_at_fault(size: int, workers: int, device: str, largest: float) -> Working:
+def level_at_fault(size: int, workers: int, device: str, largest: float) -> Worked:
     """What tiles load and how fast that lets a device be; how long blocks make workers wait."""
     first, ridge, flop = round(largest * size), td.tile.ridge(device), 2 * size**3
     if min(first, (size - first) // (workers - 1)) < 1:
         raise ConfigError(
             f"{largest:g} of {size} rows on the first leaves some worker without a row; give less"
         )
-    plan, extent = Product((1, workers)).plan(size, size, size), ceil(ITEM * ridge)
+    plan, extent = Blocking((1, workers)).plan(size, size, size), ceil(ITEM * ridge)
     loads = {tile: runs.loaded(plan, tile) for tile in (1, 2, 4, 8, 16, 32)}
     reuse = {tile: flop / nbytes for tile, nbytes in loads.items()}
     share = {tile: min(1.0, each / ridge) for tile, each in reuse.items()}
@@ -40,8 +40,8 @@ def level_at_fault(size: int, workers: int, device: str, largest: float) -> Work
     enough = next((tile for tile in tiles if flop / runs.loaded(plan, tile) >= ridge), None)
     none = f"no tile: a block as one tile gives {most:.4g} of the {ridge:.2f} FLOP a byte"
     sent = ITEM * size * size * (workers - 1)
-    products = {f"T = {tile}": (Product((1, workers), tile=tile), sent) for tile in (8, 16, 32)}
-    return Working(
+    products = {f"T = {tile}": (Blocking((1, workers), tile=tile), sent) for tile in (8, 16, 32)}
+    return Worked(
         f"If all workers are busy alike and the kernels slow, the low level is at fault: on the "
         f"{device} tiles of 32 allow {100 * share[32]:.0f} % of the peak here, and all of it "
         f"{f'tiles of {enough}' if enough else none}. If kernels are fast and some workers idle, "
@@ -61,7 +61,7 @@ def level_at_fault(size: int, workers: int, device: str, largest: float) -> Work
 
 
 @question(8)
-def carried_tile(kernel: str, tuned_on: str, runs_on: str, m: int, n: int, k: int) -> Working:
+def carried_tile(kernel: str, tuned_on: str, runs_on: str, m: int, n: int, k: int) -> Worked:
     """Shared memory, occupancy, waves and bound of both tiles on the new device."""
 
     def best_on(device: str) -> Prediction:
@@ -85,8 +85,8 @@ def carried_tile(kernel: str, tuned_on: str, runs_on: str, m: int, n: int, k: in
             f"The tile belongs to its device: {tiles[0]} of the {tuned_on} gives away "
             f"{100 * loss:.1f} % on the {runs_on}, where {tiles[1]} is best"
         )
-    products = {f"a tile of {tile}": (Product((1, 1), tile=tile), 0) for tile in (16, 64, 256)}
-    return Working(
+    products = {f"a tile of {tile}": (Blocking((1, 1), tile=tile), 0) for tile in (16, 64, 256)}
+    return Worked(
         f"{answer}. The blocks over GPUs stay as they are.",
         [
             *(f"{name}: {each.occupancy}; {each.flops_per_second / 1e12:.4g} TFLOP/s at most, "
@@ -158,7 +158,7 @@ GOALS: dict[str, tuple[str, str, Callable[[Setup], float]]] = {
 
 
 @question(9)
-def goals(size: int, workers: int, tile: int, device: str) -> Working:
+def goals(size: int, workers: int, tile: int, device: str) -> Worked:
     """Every goal's number, as it is and after each change of one level."""
     if size % (2 * workers * 32) or workers % 2:
         raise ConfigError(
@@ -200,10 +200,10 @@ def goals(size: int, workers: int, tile: int, device: str) -> Working:
     high, low = ([goal for goal, level in levels.items() if level == at] for at in changes)
     products = {
         f"{named(s.grid)}, tiles of {s.tile}": (
-            Product(s.grid, tile=s.tile), ITEM * size**2 * (sum(s.grid) - 2))
+            Blocking(s.grid, tile=s.tile), ITEM * size**2 * (sum(s.grid) - 2))
         for s in (usual, flat, other)
     }  # fmt: skip
-    return Working(
+    return Worked(
         f"High level, blocks over devices ({len(high)}): {'; '.join(high)}. Low level, tiles "
         f"within a device ({len(low)}): {'; '.join(low)}.",
         lines,

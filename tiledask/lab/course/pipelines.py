@@ -15,8 +15,8 @@ import numpy as np
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.lab.questions import runs, sizes
-from tiledask.lab.questions.question import Working, question, some
+from tiledask.lab.course import runs, sizes
+from tiledask.lab.course.question import Worked, question, some
 from tiledask.plan.diagnosis.diagnose import Diagnosis
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.pipelines.closed_form import bubble_fraction, bubble_overhead
@@ -27,7 +27,7 @@ from tiledask.plan.units import format_bytes
 @question(11)
 def combined(
     stages: int, tensor: int, replicas: int, microbatches: int, parameters: float
-) -> Working:
+) -> Worked:
     """A line for each combination: devices, utilisation, bytes on each."""
     whole, p = td.load_recipe(sizes.ADAM).bytes_per_parameter * parameters, stages
     values, lines = {}, [sizes.convention()]
@@ -45,7 +45,7 @@ def combined(
             f"{format_bytes(each)} a device"
         )
     first, second, _, last = values.values()
-    return Working(
+    return Worked(
         f"Model parallelism alone uses {100 * first['utilisation']:.0f} % of {p} devices, with "
         f"{microbatches} micro-batches {100 * second['utilisation']:.0f} %; replicas leave the "
         f"{format_bytes(first['bytes'])} a device as they are; splitting layers too makes them "
@@ -61,7 +61,7 @@ def combined(
 @question(12)
 def pipeline(
     stages: int, microbatches: int, schedule: str, forward: float, backward: float, overhead: float
-) -> Working:
+) -> Worked:
     """Utilisation, bubble and memory of the schedule; the best number of micro-batches."""
     p, m, each, a = stages, microbatches, forward + backward, Fraction(str(overhead))
     kept = m if schedule == "gpipe" else min(p, m)
@@ -91,7 +91,7 @@ def pipeline(
         )
         values |= {"best microbatches": best, "best seconds": float(seconds(best))}
         more = f"With {overhead:g} s of overhead for each in a stage, {which} are the fastest."
-    return Working(
+    return Worked(
         f"{m} micro-batches on {p} stages use {100 * used:.1f} % of the time, where one batch uses "
         f"{100 / p:.1f} %; {schedule} keeps the activations of {kept} at most. {more}",
         lines,
@@ -102,7 +102,7 @@ def pipeline(
 
 
 @question(34)
-def cut_layers(layers: int, devices: int, last_cost: float) -> Working:
+def cut_layers(layers: int, devices: int, last_cost: float) -> Worked:
     """The exact cut, the best of all splits beside it, and typical wrong answers judged."""
     costs = [1.0] * (layers - 1) + [last_cost]
     cut, robin = td.partition(costs, devices), [layer % devices for layer in range(layers)]
@@ -112,7 +112,7 @@ def cut_layers(layers: int, devices: int, last_cost: float) -> Working:
     few, many = (found.crossings or 0 for found in judged.values())
     splits = comb(layers - 1, devices - 1)
     shown = f"{splits:,}" if splits < 10**12 else f"about 1e{len(str(splits)) - 1}"
-    return Working(
+    return Worked(
         f"{some(groups, ' | ', 32)}: sizes {some([*map(str, cut.sizes)], most=32)}, {few} "
         f"crossings; the fullest device has {cut.bottleneck:g} layers' work.",
         [
@@ -138,7 +138,7 @@ def _dealt(layers: int, devices: int) -> str:
 
 
 @question(36)
-def dealt_round(layers: int, devices: int, microbatches: int) -> Working:
+def dealt_round(layers: int, devices: int, microbatches: int) -> Worked:
     """The verdict by the rule, crossings and utilisation both ways, and interleaving's bubble."""
     p, m, v, shown = devices, microbatches, layers // devices, _dealt(layers, devices)
     cut, robin = list(td.partition(layers, p).place), [layer % p for layer in range(layers)]
@@ -153,7 +153,7 @@ def dealt_round(layers: int, devices: int, microbatches: int) -> Working:
             f"False: {shown} is not layer-wise: it crosses {many} times where {few} would do, and "
             f"a single batch uses the same 1/{p}. Only a pipeline of micro-batches gains by it."
         )
-    return Working(
+    return Worked(
         answer,
         [
             f"{shown}: {verdict.rule or 'legal'}. {verdict.reason}",
@@ -229,7 +229,7 @@ def _training(fault: str) -> tuple[str, list[str], dict[str, Any]]:
 
 
 @question(17)
-def on_call(fault: str, polled: list[float], microbatches: int) -> Working:
+def on_call(fault: str, polled: list[float], microbatches: int) -> Worked:
     """The symptoms, their causes ranked, and what tells them apart."""
     import pandas as pd
 
@@ -238,7 +238,7 @@ def on_call(fault: str, polled: list[float], microbatches: int) -> Working:
         raise ConfigError("polled is 2 to 256 percentages from 0 to 100, 1 to 99 on average")
 
     if fault in TRAININGS:
-        return Working(*_training(fault), lambda cluster: runs.idle(cluster, p, m))
+        return Worked(*_training(fault), lambda cluster: runs.idle(cluster, p, m))
     columns = {f"{at}": [busy] * 6 for at, busy in enumerate(polled)}
     seen: Any = pd.DataFrame({"time": range(6)} | columns)
     busy = [share / 100 for share in polled]
@@ -253,7 +253,7 @@ def on_call(fault: str, polled: list[float], microbatches: int) -> Working:
         shares |= {"ramp": ramp, "unexplained": shares["unexplained"] - ramp}
     ranked = sorted((n for n in shares if shares[n] > 1e-9), key=lambda name: -shares[name])
     first = ranked[0]
-    return Working(
+    return Worked(
         f"{first.capitalize()}, {100 * shares[first]:.0f} % of the idle time: {TELLS[first]}. "
         f"{found.summary[-1]}",
         [
@@ -290,7 +290,7 @@ def _found_again(plans: int) -> int:
 
 
 @question(37)
-def diagnosis(devices: int, microbatches: int, uneven: float, plans: int) -> Working:
+def diagnosis(devices: int, microbatches: int, uneven: float, plans: int) -> Worked:
     """What the trace of such a plan tells, the cause of its idle time, and the best remedies."""
     p, m, work = devices, microbatches, [1.0] * (devices - 1) + [uneven]
     order, scale = td.schedule("naive", p, m), p / (m * sum(work))
@@ -299,7 +299,7 @@ def diagnosis(devices: int, microbatches: int, uneven: float, plans: int) -> Wor
     t = td.simulate(order, **times)
     d, found = diagnosed(t), _found_again(plans)
     best, after = d.remedies[0], d.remedies[0].plan
-    return Working(
+    return Worked(
         f"{100 * t.utilisation:.3g} % of {p} devices in use: layer-wise execution, one at a time, "
         f"makes {100 * d.causes[0].seconds / d.idle:.0f} % of the idle time. Cut the batch into "
         f"micro-batches: {best.change}, {100 * best.gain:.0f} % of the time saved.",

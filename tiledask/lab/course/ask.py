@@ -18,12 +18,12 @@ import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.errors import ConfigError, short
+from tiledask.lab.course.by_words import by_words
+from tiledask.lab.course.index import Taught, taught
+from tiledask.lab.course.question import MOST_WORKERS, Question, Worked
+from tiledask.lab.course.table import QUESTIONS
 from tiledask.lab.files import save_figure
 from tiledask.lab.plots.primitives import Figure
-from tiledask.lab.questions.by_words import by_words
-from tiledask.lab.questions.index import Taught, taught
-from tiledask.lab.questions.question import MOST_WORKERS, Question, Working
-from tiledask.lab.questions.table import QUESTIONS
 from tiledask.lab.table import Comparison, say
 from tiledask.plan import html
 
@@ -36,7 +36,7 @@ class Answer:
 
     question: Question
     inputs: Mapping[str, Any]
-    worked: Working
+    worked: Worked
     run: Comparison | None
     """Predicted, simulated and measured."""
     not_run: str
