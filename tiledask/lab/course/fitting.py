@@ -47,10 +47,8 @@ def large_layer(weights: int, memory: int, gpus: int, step: str) -> Worked:
     way = f"Only cutting the matrix itself helps, by columns over {count(fewest, 'GPU')} or more"
     if "copies" in survive:
         way = "W fits a GPU whole, and need not be cut"
-    plans = {
-        "copies": (Layout(dp=gpus), OPTIMIZERS[step]),
-        "columns": (Layout(tp=gpus), OPTIMIZERS[step]),
-    }
+    recipe = OPTIMIZERS[step]
+    plans = {"copies": (Layout(dp=gpus), recipe), "columns": (Layout(tp=gpus), recipe)}
     return Worked(
         f"Of {len(size)} strategies on {count(gpus, 'GPU')} these fit: "
         f"{', '.join(survive) or 'nothing'}. {way}.",
@@ -147,7 +145,7 @@ def copies_or_slices(billions: float, memory: int, devices: int) -> Worked:
     }
     return Worked(
         f"{'B' if fails else 'Either'}: A keeps {format_bytes(whole)} on every GPU of {room} and "
-        f"{'cannot start' if fails else 'starts'}. B keeps 1/N of it: the training states take "
+        f"{'cannot start' if fails else 'its states fit'}. B keeps 1/N: the training states take "
         f"{count(few, 'GPU')}{context}, the half-precision weights alone {fewest['fp16-weights']}. "
         f"ZeRO-3 does the same with data parallelism, from {degree} copies on.",
         [
@@ -228,7 +226,8 @@ def feasible(billions: float, memory: int, devices: int) -> Worked:
     others = {name: fit(memory, name) for name in LIGHTER}
     others |= {f"{gb} GB": fit(gb * GB) for gb in (94, 141, 192, 288)}
     fix = full.smallest_fix
-    outs = [name for name, found in others.items() if found.verdict == "fits"]
+    names = (name for name, found in others.items() if found.verdict == "fits")
+    outs = [f"GPUs of {name}" if name.endswith("GB") else name for name in names]
     outs += [f"{count(fix.devices, 'GPU')} of this size, {brief(fix.layout)}"] if fix else []
     answer = (
         f"{ {'no': 'Infeasible', 'tight': 'Too tight', 'fits': 'Feasible'}[full.verdict] }: "

@@ -90,7 +90,7 @@ def pipeline(
             f"(m + p - 1)(a + W/m), least near sqrt((p - 1) W / a)"
         )
         values |= {"best microbatches": best, "best seconds": float(seconds(best))}
-        more = f"With {overhead:g} s of overhead for each in a stage, {which} are the fastest."
+        more = f"With {overhead:g} s of overhead for each in a stage, cut in {which} is fastest."
     return Worked(
         f"{m} micro-batches on {p} stages use {100 * used:.1f} % of the time, where one batch uses "
         f"{100 / p:.1f} %; {schedule} keeps the activations of {kept} at most. {more}",

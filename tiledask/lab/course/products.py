@@ -270,13 +270,13 @@ def critique(
     ideal = flops / workers / load_device(device).peak("fp32")
     points = {  # what is good -> whether it is, and why
         "memory": (fits, f"{format_bytes(given.held)} held, of {format_bytes(memory)}"),
-        "balance": (balance <= 1.1, f"{balance:.3g} times the mean FLOP on one; 1.1 may be"),
+        "balance": (balance <= 1.1, f"{balance:.3g} times the mean FLOP on one; 1.1 at most"),
         "traffic": (given.moved <= 1.1 * least, f"{format_bytes(given.moved)} received; "
-                    f"{format_bytes(least)} would do, and 1.1 times that may be"),
+                    f"{format_bytes(least)} would do; 1.1 times that at most"),
         "barriers": (not plan.sums, "partial sums of C wait for all" * bool(plan.sums) or "none"),
         "tiles": (reuse >= ridge, f"{reuse:.3g} FLOP a byte loaded; the {device} needs "
                   f"{ridge:.3g}, tiles of {ceil(ITEM * ridge)}"),
-        "time": (now <= 2 * ideal, f"{_time(now)}, {now / ideal:,.4g} times the ideal; 2 may be"),
+        "time": (now <= 2 * ideal, f"{_time(now)}, {now / ideal:,.4g} times the ideal; 2 at most"),
     }  # fmt: skip
     faults = [name for name, (good, _) in points.items() if not good]
     better = [o for o in others if o.held <= memory]

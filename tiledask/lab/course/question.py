@@ -212,7 +212,7 @@ class Question:
 
 
 QUESTIONS: dict[int, Question] = {}
-"""Number -> question; `ask.py` has read all of them."""
+"""Number -> question; `table.py` has read all of them."""
 
 
 _ROWS = shipped_json("questions.json")
