@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
-from rich.console import Console
-
 import tiledask as td
 from tiledask.errors import ConfigError, short
 
@@ -65,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{name}: {_unknown(unknown[0], parser, command)}", file=sys.stderr)
             return 2
         _check(args)
-        code, result = args.run(args, Console(stderr=args.json))
+        code, result = _played(args)
     except ERRORS as error:
         said = ConfigError(str(error) or type(error).__name__)  # others' are made short, too
         print(f"{name}: {said}", file=sys.stderr)
@@ -84,6 +82,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except BrokenPipeError:  # such as: tiledask ... --json | head
             sys.stdout = None
     return int(code)
+
+
+def _played(args: argparse.Namespace) -> tuple[int, Any]:
+    """What the command returns; what it yields is printed."""
+    from rich.console import Console
+
+    from tiledask.lab.table import show
+
+    args.console = Console(stderr=args.json)
+    steps = args.run(args)
+    while True:
+        try:
+            show(args.console, next(steps))
+        except StopIteration as end:
+            code, result = end.value
+            return code, result
 
 
 def _check(args: argparse.Namespace) -> None:

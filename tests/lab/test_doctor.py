@@ -8,7 +8,8 @@ from rich.console import Console
 
 from tiledask import extras
 from tiledask.lab import doctor
-from tiledask.lab.doctor import MachineCheck, examine, show, to_html
+from tiledask.lab.doctor import MachineCheck, examine, shown, to_html
+from tiledask.lab.table import show
 
 NAMES = (
     "Python|system|cores|memory|shared memory|temporary disk|NumPy|Dask|JupyterLab|Dask panels|g++|"
@@ -28,7 +29,8 @@ def here() -> list[MachineCheck]:
 
 def printed(findings: list[MachineCheck]) -> str:
     out = io.StringIO()
-    show(findings, Console(file=out, width=160))
+    for thing in shown(findings):
+        show(Console(file=out, width=160), thing)
     return out.getvalue()
 
 

@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 import tiledask as td
-from tiledask.lab.planner import show_fit, show_plans
+from tiledask.lab.commands.shown import fit_words, plans_words
+from tiledask.lab.table import show
 from tiledask.plan.fitting.overhead import (
     CUDA_CONTEXT,
     measured_over_estimated,
@@ -92,9 +93,10 @@ def drawn_case(number):
     return model, layout, replace(cluster, device=device, devices_per_node=8), recipe, sequence
 
 
-def text_of(show, *args):
+def text_of(things):
     console = Console(width=240, record=True, file=StringIO())
-    show(*args, console)
+    for thing in things:
+        show(console, thing)
     return console.export_text()
 
 
@@ -133,9 +135,9 @@ def test_what_is_printed_says_the_same(number):
     fit = td.fits(*case)
     plans = searched(*case)
     peak = format_bytes(fit.memory.peak)
-    assert text_of(show_fit, fit).startswith(f"{fit.verdict}: the fullest device")
+    assert text_of(fit_words(fit)).startswith(f"{fit.verdict}: the fullest device")
     assert fit.to_dict()["verdict"] == fit.verdict
-    shown = text_of(lambda console: show_plans(plans, 1, console))
+    shown = text_of(plans_words(plans, 1))
     assert f"1 {fit.verdict}" in shown
     assert peak in shown
     assert (format_seconds(plans.best.seconds) in shown) == (fit.verdict != "no")

@@ -1,6 +1,6 @@
 """The doctor: what this machine has and tiledask will use, what is missing and what brings it.
 
-    examine() -> [MachineCheck, ...] -> show (terminal), to_html (notebook)
+    examine() -> [MachineCheck, ...] -> shown (terminal), to_html (notebook)
 
 Nothing here may crash or hang, whatever is broken: each question is asked inside `_careful`,
 and the GPU is asked by a child process that is left behind if the driver does not answer.
@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from tiledask.extras import bring, install, lacking
-from tiledask.lab.table import Grid, say
+from tiledask.lab.table import Grid
 from tiledask.plan import html
 from tiledask.plan.judged import MARKS
 from tiledask.plan.units import format_bytes
 
-__all__ = ["MachineCheck", "ask_gpu", "examine", "show", "to_html"]
+__all__ = ["MachineCheck", "ask_gpu", "examine", "shown", "to_html"]
 
 DRIVER_DEADLINE = 60.0
 """Seconds the driver has to answer; CuPy's first import on a cold disk takes tens of them."""
@@ -352,12 +352,11 @@ def _workers(gpu: dict[str, Any]) -> Found:
 # -- showing it ----------------------------------------------------------------------------------
 
 
-def show(findings: Sequence[MachineCheck], console: Any) -> None:
-    """Print the findings as a table, then the commands that bring what is missing."""
+def shown(findings: Sequence[MachineCheck]) -> Iterator[Any]:
+    """The findings as a table, then the commands that bring what is missing."""
     rows = [(SIGNS[f.state], f.name, f.found, f.used_for) for f in findings]
-    console.print(Grid(("", "", "found", "used for"), rows, left=range(4)))
-    for line in _closing(findings):
-        say(console, line)
+    yield Grid(("", "", "found", "used for"), rows, left=range(4))
+    yield from _closing(findings)
 
 
 def _closing(findings: Sequence[MachineCheck]) -> Iterator[str]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from tiledask.distributed.cluster.load import Load
 
-__all__ = ["Claim", "Comparison", "Grid", "say", "table"]
+__all__ = ["Claim", "Comparison", "Grid", "say", "show", "table"]
 
 STYLE = {True: "green", False: "bold red", None: ""}
 GAP = 2
@@ -314,6 +314,16 @@ def say(
 
     text = Text.assemble((bold, colour), words, overflow="fold")
     console.print(text, soft_wrap=not wrap)
+
+
+def show(console: "Console", thing: Any) -> None:
+    """Print a table, words, or (what is bold, the words behind it). Prose wraps; several lines, or
+    a command, stay as they are."""
+    if isinstance(thing, _Printed):
+        console.print(thing)
+    else:
+        bold, words = thing if isinstance(thing, tuple) else ("", thing)
+        say(console, words, bold=bold, wrap=not ("\n" in words or "tiledask " in words))
 
 
 def _digits(claim: Claim, verdict: Judged) -> tuple[str, str, str, str]:

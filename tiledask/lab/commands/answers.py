@@ -1,10 +1,8 @@
 """`tiledask ask` and `tiledask puzzle`: a question of the course, a task that judges answers."""
 
 import argparse
-from typing import Any
 
-from tiledask.lab.commands.options import WHOLE, Result
-from tiledask.lab.table import say
+from tiledask.lab.commands.options import Run
 
 __all__ = ["ASK_OPTIONS", "EXAMPLES", "PUZZLE_OPTIONS", "run_ask", "run_puzzle"]
 
@@ -33,26 +31,28 @@ PUZZLE_OPTIONS = (
         SEVERAL,
     ),
     ("--hint", "one more hint than before"),
-    ("--seed N", "draws the numbers of idle-1 to idle-12 (0)", WHOLE),
+    ("--seed N", "draws the numbers of idle-1 to idle-12 (0)"),
     ("--figure FILE", "draw the task, or the last answer"),
 )
 
 
-def run_ask(args: argparse.Namespace, console: Any) -> Result:
+def run_ask(args: argparse.Namespace) -> Run:
     """The answer; 1 if a claim of its run fails."""
     from tiledask.lab.course.ask import ask_command, list_all
 
     if not args.question:
-        return list_all(console)
+        return list_all(args.console)
     answer = ask_command(" ".join(args.question), args.set, args.figure, run=not args.no_run)
-    say(console, answer.to_text(console.width, args.explain).rstrip())
+    yield answer.to_text(args.console.width, args.explain).rstrip()
     return (0 if answer.ok else 1), answer.to_dict()
 
 
-def run_puzzle(args: argparse.Namespace, console: Any) -> Result:
+def run_puzzle(args: argparse.Namespace) -> Run:
     """The task, or what answers are worth: 1 if one does not solve it."""
     from tiledask.lab.tasks import terminal
 
+    yield from ()  # it prints as it goes
     if args.puzzle is None:
-        return terminal.list_all(console)
-    return terminal.play(args.puzzle, args.answer, console, args.hint, args.figure, args.seed)
+        return terminal.list_all(args.console)
+    it = args.puzzle, args.answer, args.console, args.hint, args.figure, args.seed
+    return terminal.play(*it)

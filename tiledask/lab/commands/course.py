@@ -4,10 +4,9 @@ import argparse
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from tiledask.lab.commands.options import Result
-from tiledask.lab.table import say
+from tiledask.files import atomic_write
+from tiledask.lab.commands.options import Run
 
 TOUR_OPTIONS = (
     ("--folder", "where the page goes (%(default)s)", {"default": "build/tour"}),
@@ -36,27 +35,28 @@ GRADE_OPTIONS = (
 )
 
 
-def run_tour(args: argparse.Namespace, console: Any) -> Result:
+def run_tour(args: argparse.Namespace) -> Run:
     """The tables of the tour: 1 if a claim fails."""
     from tiledask.lab.tour import tour
 
-    tables = tour(args.folder, device=args.device, console=console)
+    yield from ()  # it prints as it goes
+    tables = tour(args.folder, device=args.device, console=args.console)
     counts = ("held", "checked", "put_off")
     sums = {name: sum(table.get(name, 0) for table in tables) for name in counts}
     ok = all(table["ok"] for table in tables)
     return (0 if ok else 1), {"ok": ok, **sums, "tables": tables}
 
 
-def run_doctor(args: argparse.Namespace, console: Any) -> Result:
+def run_doctor(args: argparse.Namespace) -> Run:
     """What this machine has."""
     from tiledask.lab import doctor
 
     findings = doctor.examine()
-    doctor.show(findings, console)
+    yield from doctor.shown(findings)
     return 0, [asdict(each) for each in findings]
 
 
-def run_notebooks(args: argparse.Namespace, console: Any) -> Result:
+def run_notebooks(args: argparse.Namespace) -> Run:
     """The learner's copies, perhaps in JupyterLab; or those of a class."""
     from tiledask.lab.learner.contents import write_contents
     from tiledask.lab.learner.copies import copy_walkthroughs, refresh, walkthroughs
@@ -67,13 +67,12 @@ def run_notebooks(args: argparse.Namespace, console: Any) -> Result:
         from tiledask.lab.classroom.assignment import write_assignments
 
         made = len(write_assignments(folder))
-        say(console, f"{made} walkthroughs for a class in {folder}")
+        yield f"{made} walkthroughs for a class in {folder}"
         return 0, {"folder": folder, "walkthroughs": made, "new": []}
     new = copy_walkthroughs(walkthroughs(), folder)
     write_contents(walkthroughs(), Path(folder))
     count = len(list(Path(folder).glob("*.ipynb")))
-    for sentence in [*new, f"{count} walkthroughs in {folder}: what is yours there stays."]:
-        say(console, sentence)
+    yield from [*new, f"{count} walkthroughs in {folder}: what is yours there stays."]
     if args.lab is not None:
         refresh(folder)  # no kernel lives yet
         command, environment = lab_command(folder, args.lab)
@@ -81,31 +80,29 @@ def run_notebooks(args: argparse.Namespace, console: Any) -> Result:
     return 0, {"folder": folder, "walkthroughs": count, "new": new}
 
 
-def run_sheet(args: argparse.Namespace, console: Any) -> Result:
+def run_sheet(args: argparse.Namespace) -> Run:
     """A page to print."""
-    from tiledask.files import atomic_write
     from tiledask.lab.classroom.sheet import sheet
 
     page = sheet(args.name, args.seed, args.answers)
     atomic_write(Path(args.to), page.encode())
-    say(console, f"{args.to}: open it in a browser, and print it from there")
+    yield f"{args.to}: open it in a browser, and print it from there"
     return 0, {"page": args.to, "seed": args.seed, "answers": args.answers}
 
 
-def run_grade(args: argparse.Namespace, console: Any) -> Result:
+def run_grade(args: argparse.Namespace) -> Run:
     """The stars of each learner's answers."""
-    from tiledask.files import atomic_write
     from tiledask.lab.classroom.grading import as_csv, grade
-    from tiledask.lab.table import Grid
+    from tiledask.lab.table import Grid, say
 
     def begins(name: str) -> None:
         if not args.json:
-            say(console, f"judging {name}")
+            say(args.console, f"judging {name}")
 
     grades = grade(args.folder, runs_code=args.run_code, progress=begins)
     if args.csv:
         atomic_write(Path(args.csv), as_csv(grades).encode())
     rows = [(g.learner, g.notebook, str(g.task), "★" * g.stars, g.said) for g in grades]
     head = ("learner", "walkthrough", "task", "stars", "verdict")
-    console.print(Grid(head, rows, left=(0, 1, 3, 4)))
+    yield Grid(head, rows, left=(0, 1, 3, 4))
     return 0, [asdict(each) for each in grades]

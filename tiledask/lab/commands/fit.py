@@ -9,7 +9,7 @@ from typing import Any
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.lab.commands.one_layout import one_layout
+from tiledask.lab.commands import shown
 from tiledask.lab.commands.options import (
     CLUSTER,
     COSTS,
@@ -17,68 +17,51 @@ from tiledask.lab.commands.options import (
     MODEL,
     TRAINED,
     WHOLE,
-    Heading,
     Request,
-    Result,
+    Run,
+    budget_of,
     check_cost,
     recipe_of,
     request_of,
     tensor_bytes,
     usual_batch,
 )
+from tiledask.plan.inputs.run import check_timed, check_trains
 
-__all__ = ["FIT_OPTIONS", "run_fit"]
+__all__ = ["FIT_OPTIONS", "one_layout", "run_fit"]
 
-WORDS = {
-    "dp": "data-parallel copies (what the other three leave of the cluster)",
-    "tp": "tensor-parallel slices of each layer (1)",
-    "pp": "pipeline stages (1)",
-    "cp": "context-parallel pieces of each sequence (1)",
-    "ep": "devices that experts are dealt out to (1)",
-    "expert_tp": "slices of each expert (those of --tp)",
-    "microbatch": "sequences in a micro-batch (1)",
-    "microbatches": "of one copy in a step (1, or what --batch asks for)",
-    "interleave": "chunks of layers on a stage (1)",
-    "zero": "what copies share out: 1 optimizer states, 2 gradients too, 3 weights too (0)",
-    "recompute": "activations computed again: none, selective or full (none)",
-    "schedule": "1f1b, or another of `tiledask list schedules` (1f1b)",
-    "partition": "layers of each stage, such as 5,6,6,5; items: embedding and head are one each "
-    "(even)",
-    "sequence_parallel": "with --tp: what it leaves whole is cut along the sequence",
-    "flash_attention": "no s x s scores are kept",
-}
-"""Field of a Layout -> what its option says."""
-KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "zero": ("", WHOLE | {"choices": range(4)}),
-    "recompute": (" WHICH", {}),
-    "schedule": (" NAME", {}),
-    "partition": (" LAYERS", {}),
-    "sequence_parallel": ("", {"action": "store_true", "default": None}),
-    "flash_attention": ("", {"action": "store_true", "default": None}),
-}
-"""Those that are no number: how they are typed."""
-
-
-def _layout_rows() -> list[tuple[str, str, dict[str, Any]]]:
-    """An option for every field of a Layout."""
-    rows = []
-    for name, words in WORDS.items():
-        metavar, settings = KINDS.get(name, (" N", WHOLE))
-        rows.append((f"--{name.replace('_', '-')}{metavar}", words, settings))
-    return rows
-
-
+FLAG = {"action": "store_true", "default": None}
 FIT_OPTIONS = (
     ("MODEL", f"{MODEL}; 26GB, the bytes of one weight", {"nargs": "?"}),
     ("CLUSTER", CLUSTER),
-    Heading("the layout (without one: the best layouts of the cluster)"),
-    *_layout_rows(),
+    ("# the layout (without one: the best layouts of the cluster)",),
+    ("--dp N", "data-parallel copies (what the other three leave of the cluster)"),
+    ("--tp N", "tensor-parallel slices of each layer (1)"),
+    ("--pp N", "pipeline stages (1)"),
+    ("--cp N", "context-parallel pieces of each sequence (1)"),
+    ("--ep N", "devices that experts are dealt out to (1)"),
+    ("--expert-tp N", "slices of each expert (those of --tp)"),
+    ("--microbatch N", "sequences in a micro-batch (1)"),
+    ("--microbatches N", "of one copy in a step (1, or what --batch asks for)"),
+    ("--interleave N", "chunks of layers on a stage (1)"),
+    (
+        "--zero",
+        "what copies share out: 1 optimizer states, 2 gradients too, 3 weights too (0)",
+        WHOLE | {"choices": range(4)},
+    ),
+    ("--recompute WHICH", "activations computed again: none, selective or full (none)"),
+    ("--schedule NAME", "1f1b, or another of `tiledask list schedules` (1f1b)"),
+    (
+        "--partition LAYERS",
+        "layers of each stage, such as 5,6,6,5; items: embedding and head are one each (even)",
+    ),
+    ("--sequence-parallel", "with --tp: what it leaves whole is cut along the sequence", FLAG),
+    ("--flash-attention", "no s x s scores are kept", FLAG),
     *TRAINED,
     (
         "--batch N",
         "sequences of a step, over all devices (of the best layouts 8 a device, at most 4M "
         "tokens; of one layout a micro-batch a copy)",
-        WHOLE,
     ),
     (
         "--offload",
@@ -90,7 +73,7 @@ FIT_OPTIONS = (
         "to serve, with a recipe of weights alone: tokens whose keys and values a copy keeps",
         WHOLE | {"default": 0},
     ),
-    Heading("read from another program (options above go before)"),
+    ("# read from another program (options above go before)",),
     ("--megatron FLAGS", "model, layout and recipe from Megatron-LM's flags, or their file"),
     ("--torchtitan FILE", "from a torchtitan TOML"),
     ("--deepspeed FILE", "layout and recipe from a DeepSpeed JSON"),
@@ -111,22 +94,28 @@ verdicts:
 )
 
 
-def run_fit(args: argparse.Namespace, console: Any) -> Result:
+def run_fit(args: argparse.Namespace) -> Run:
     """The answer by what was named: a weight, a model, a model in a layout."""
-    from tiledask.lab.commands import best, weight
-
     check_cost(args)
     if size := tensor_bytes(args.model):
-        named = {"command", "run", "json", "model", "cluster", "explain"}
-        given = [name for name, value in vars(args).items() if value and name not in named]
-        if given:
-            option = given[0].replace("_", "-")
-            raise ConfigError(f"of a weight of {args.model} every split is shown; no --{option}")
-        return weight.splits(size, td.load_cluster(args.cluster), console)
+        from tiledask.lab.commands.weight import splits
+
+        named = {"command", "run", "json", "model", "cluster", "explain", "console"}
+        for name, value in vars(args).items():
+            if value and name not in named:
+                raise ConfigError(
+                    f"of a weight of {args.model} every split is shown; no "
+                    f"--{name.replace('_', '-')}"
+                )
+        return (yield from splits(size, td.load_cluster(args.cluster)))
     asked = _asked(args)
     if args.offload:
         asked.recipe = td.offload(asked.recipe, to=args.offload)
-    return (best.best if asked.layout is None else one_layout)(args, asked, console)
+    if asked.layout is not None:
+        return (yield from one_layout(asked))
+    from tiledask.lab.commands.best import best
+
+    return (yield from best(asked))
 
 
 def _asked(args: argparse.Namespace) -> Request:
@@ -164,7 +153,7 @@ def _filled(args: argparse.Namespace, typed: dict[str, Any], asked: Request) -> 
         fills = asked.cluster.devices // max(1, tp * pp * cp)
         typed = typed | {"dp": max(step, fills // step * step, 1)}
         if typed["dp"] > 1:
-            asked.assumed.append(f"dp {typed['dp']} fills the cluster")
+            asked.notes.append(f"dp {typed['dp']} fills the cluster")
     return td.Layout(**typed, **_microbatches(args, typed["dp"], typed.get("microbatch", 1)))
 
 
@@ -193,6 +182,48 @@ def _imported(args: argparse.Namespace, name: str, typed: dict[str, Any]) -> Req
     layout = replace(layout, **_microbatches(args, layout.dp, layout.microbatch))
     chosen = args.recipe is not None or args.lora_rank is not None
     recipe = recipe_of(args, cluster.device) if chosen else td.load_recipe(found.recipe)
-    assumed = [f"{found.model!r}, {shlex.join(layout.options)}, read from {name}"]
+    notes = [f"{found.model!r}, {shlex.join(layout.options)}, read from {name}"]
     sequence = found.sequence if args.sequence is None else args.sequence
-    return Request(found.model, cluster, recipe, sequence, layout, assumed, found)
+    return Request(args, found.model, cluster, recipe, sequence, layout, notes, found)
+
+
+def one_layout(asked: Request) -> Run:
+    """Does it fit; how fast is it, what does it move; what would fit."""
+    args, run = asked.args, asked.run
+    fit = td.fits(*run, **asked.by, cached=args.cached)
+    as_run = fit.memory.recipe  # by the framework that was named
+    found = td.critique(*run, **asked.by) if args.critique else None
+    if args.tokens is not None:
+        check_trains(as_run)
+        check_timed(as_run)
+    step = saving = exported = None
+    if fit.verdict != "no" and as_run.trains and not as_run.places:
+        step = td.estimate_step(*run, **asked.by)
+        saving = fit.checkpointing(step.total)
+    if args.export:
+        options = {"recipe": asked.recipe, "sequence": asked.sequence}
+        exported = td.export_config(asked.model, asked.layout, args.export, **options)
+    yield from asked.assumed
+    yield from shown.fit_words(fit, step, asked.way_out)
+    result = fit.to_dict() | {"assumptions": asked.notes}
+    assumed = [f"{asked.model.name}: {asked.model.source}"] if asked.model.source else []
+    assumed.append(fit.assumed)
+    if asked.imported is not None:
+        read = {"recipe": asked.imported.recipe, "assumed": list(asked.imported.assumed)}
+        result["imported"] = {"layout": vars(asked.layout), **read}
+        assumed += read["assumed"]
+    if exported is not None:
+        yield from shown.export_words(exported, result)
+    if step is not None:
+        yield from shown.bytes_table(step)
+        lines, facts = budget_of(asked, step, saving)
+        yield from lines
+        result |= facts
+    if args.explain:
+        yield from assumed
+        if step is not None and saving is not None:
+            yield from (*shown.step_words(step), saving.line)
+    if found is not None:
+        yield from shown.critique_words(found, result)
+    shown.draw_memory(fit, args.figure)
+    return (1 if fit.verdict == "no" else 0), result

@@ -2,14 +2,16 @@
 
 import argparse
 import json
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import tiledask as td
 from tiledask.errors import ConfigError, DeadlockError, ScheduleError, short
-from tiledask.lab.commands.options import WHOLE, Heading, Result
-from tiledask.lab.table import Grid, say
+from tiledask.lab.commands.options import WHOLE, Run
+from tiledask.lab.commands.shown import draw
+from tiledask.lab.table import Grid
 from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.pipelines.known import Known, known_makespan
 from tiledask.plan.pipelines.schedule import Schedule
@@ -22,6 +24,13 @@ from tiledask.plan.whole import whole_number
 
 __all__ = ["IDLE_OPTIONS", "run_idle"]
 
+TRANSFERS = {
+    "overlapped": "a block travels on a stream of its own, and both devices compute meanwhile",
+    "blocking": "the sender waits until the block is in its receiver's buffer, who computes on",
+    "rendezvous": "both ends wait for each other, and do nothing else while a block travels; "
+    "between two actions a device sends, then receives",
+    "paired": "as rendezvous, but all that is between two actions is posted at once",
+}
 IDLE_OPTIONS = (
     (
         "SCHEDULE",
@@ -30,8 +39,8 @@ IDLE_OPTIONS = (
     ),
     ("DEVICES", "how many, for every schedule", WHOLE | {"nargs": "?"}),
     ("MICROBATCHES", "of a step (naive: 1)", WHOLE | {"nargs": "?"}),
-    ("--devices N", "the same as DEVICES", WHOLE | {"dest": "devices_option"}),
-    ("--microbatches N", "the same as MICROBATCHES", WHOLE | {"dest": "microbatches_option"}),
+    ("--devices N", "the same as DEVICES", {"dest": "devices_option"}),
+    ("--microbatches N", "the same as MICROBATCHES", {"dest": "microbatches_option"}),
     ("--chunks V", "stages on each device, of interleaved, looped-bfs, interleaved-zb (2)", WHOLE),
     (
         "--utilisation --utilization U",
@@ -43,7 +52,7 @@ IDLE_OPTIONS = (
         "as 0F0 0F1 0B0 0B1 (stage, F B I or W, micro-batch), or JSON rows of them",
     ),
     ("--explain", "causes of idle time, the bound, the critical path, what transfers mean"),
-    Heading("times", "seconds: one number, or one per stage: 1,1,2,1"),
+    ("# times", "seconds: one number, or one per stage: 1,1,2,1"),
     ("--forward S", "(%(default)s)", {"default": "1"}),
     (
         "--backward S",
@@ -58,16 +67,14 @@ IDLE_OPTIONS = (
     ),
     (
         "--transfers HOW",
-        "overlapped (devices compute meanwhile), blocking (the sender waits until the block is in "
-        "a buffer), rendezvous (both ends wait for each other), paired (rendezvous, sends and "
-        "receives between two actions posted at once)",
+        f"{'; '.join(f'{how}: {words}' for how, words in TRANSFERS.items())} (%(default)s)",
         {"default": "overlapped"},
     ),
-    Heading("files"),
+    ("# files",),
     ("--figure FILE", "write the Gantt chart"),
     ("--write-order FILE", "write the order, for --order"),
     ("--trace FILE", "write a trace for Perfetto, .json or .json.gz"),
-    Heading("a measured run", "--diagnose in place of a schedule; the other three go with it"),
+    ("# a measured run", "--diagnose in place of a schedule; the other three go with it"),
     (
         "--diagnose TRACE",
         "why it idles: a CSV of spans or of polled utilisation, a Chrome trace, or a folder with "
@@ -87,20 +94,13 @@ IDLE_OPTIONS = (
 EXAMPLE = "such as: tiledask idle 1f1b 4 8"
 SHOWN = 32
 """Rows of devices; of more the first and the last half."""
-TRANSFERS = {
-    "overlapped": "a block travels on a stream of its own, and both devices compute meanwhile",
-    "blocking": "the sender waits until the block is in its receiver's buffer, who computes on",
-    "rendezvous": "both ends wait for each other, and do nothing else while a block travels; "
-    "between two actions a device sends, then receives",
-    "paired": "as rendezvous, but all that is between two actions is posted at once",
-}
 
 
-def run_idle(args: argparse.Namespace, console: Any) -> Result:
+def run_idle(args: argparse.Namespace) -> Run:
     """What was asked for, simulated and shown; 1 for an order that cannot run, and for a
     utilisation that is not reached."""
     if args.diagnose is not None:
-        return _diagnose(args, console)
+        return (yield from _diagnose(args))
     if any(given is not None for given in (args.unit, args.layers, args.memory_limit)):
         raise ConfigError("--unit, --layers and --memory-limit go with --diagnose TRACE")
     made, reached = _asked(args)
@@ -117,30 +117,25 @@ def run_idle(args: argparse.Namespace, console: Any) -> Result:
             reason += "; rank r is device r + 1"
         elif args.order is None:
             raise
-        say(console, f"{_name(made)} cannot run: {reason}")
+        yield f"{_name(made)} cannot run: {reason}"
         return 1, {"legal": False, "reason": reason}
     result = _facts(made, timeline)
     if reached:
-        result |= _show_reached(_utilisation(args.utilisation), made, reached, console)
-    _show(args, made, timeline, times, console)
-    known = _known(made, floats, args.transfers)
-    if known:
+        yield _reached(_utilisation(args.utilisation), made, reached, result)
+    yield from _shown(args, made, timeline, times)
+    if known := _known(made, floats, args.transfers):
         result["closed_form"] = known.seconds
     if args.explain:
-        _explain(timeline, known, console)
+        yield from _explained(timeline, known, args.transfers)
     if args.write_order:
         Path(args.write_order).write_text(f"{made.to_text()}\n", encoding="utf-8")
     if args.trace:
         timeline.to_trace(args.trace)
-    if args.figure:
-        from tiledask.lab.files import save_figure
-        from tiledask.lab.plots import gantt
-
-        save_figure(gantt(timeline, title=f"{made!r}"), args.figure)
+    draw("gantt", args.figure, timeline, title=f"{made!r}")
     return (0 if result.get("reached", True) else 1), result
 
 
-def _diagnose(args: argparse.Namespace, console: Any) -> Result:
+def _diagnose(args: argparse.Namespace) -> Run:
     from tiledask.lab.commands.partition import costs_of
 
     others = ("schedule", "devices", "microbatches", "order", "utilisation", "figure", "trace")
@@ -152,7 +147,7 @@ def _diagnose(args: argparse.Namespace, console: Any) -> Result:
     layers = costs_of(args.layers) if args.layers else None
     options = {"unit": args.unit, "layers": layers, "memory_limit": args.memory_limit}
     found = td.diagnose(args.diagnose, **options)
-    say(console, str(found))
+    yield str(found)
     return 0, found.to_dict()
 
 
@@ -161,7 +156,15 @@ def _diagnose(args: argparse.Namespace, console: Any) -> Result:
 
 def _asked(args: argparse.Namespace) -> tuple[Schedule, list[FewestMicrobatches]]:
     """The schedule, and with --utilisation how many micro-batches reach it."""
-    given = {name: _either(args, name) for name in ("devices", "microbatches")}
+    given: dict[str, Any] = {}
+    for name in ("devices", "microbatches"):
+        place, option = getattr(args, name), getattr(args, f"{name}_option")
+        if None not in (place, option) and place != option:
+            raise ConfigError(
+                f"{name.upper()} is {place} behind the schedule's name and {option} behind "
+                f"--{name}; give it once"
+            )
+        given[name] = option if place is None else place
     if args.order is not None:
         named = (args.schedule, *given.values(), args.chunks, args.utilisation)
         if any(each is not None for each in named):
@@ -180,21 +183,8 @@ def _asked(args: argparse.Namespace) -> tuple[Schedule, list[FewestMicrobatches]
     def made(microbatches: int) -> Schedule:
         return _made(name, given["devices"], microbatches, args.chunks)
 
-    times = _times(args, made(1).stages)
-    found = fewest_microbatches(made, wanted, times, args.transfers)
+    found = fewest_microbatches(made, wanted, _times(args, made(1).stages), args.transfers)
     return made(found[-1].microbatches), found
-
-
-def _either(args: argparse.Namespace, name: str) -> int | None:
-    """A number as an argument or as an option."""
-    place, option = getattr(args, name), getattr(args, f"{name}_option")
-    if None not in (place, option) and place != option:
-        raise ConfigError(
-            f"{name.upper()} is {place} behind the schedule's name and {option} behind --{name}; "
-            f"give it once"
-        )
-    found: int | None = option if place is None else place
-    return found
 
 
 def _made(
@@ -221,28 +211,22 @@ def _made(
         )
     for what, number in (("DEVICES", devices), ("MICROBATCHES", microbatches)):
         whole_number(what, number, 1)
-    each = _chunks(name, chunks)
+    if is_looped(name):
+        each = 2 if chunks is None else whole_number("--chunks", chunks, 1)
+        return schedule(name, each * devices, microbatches, devices=devices)
+    each = 2 if name in V_SHAPED else 1
+    if chunks not in (None, each):
+        looped = ", ".join(other for other in schedules if is_looped(other))
+        raise ConfigError(
+            f"{name} has {each} stage{'s' * (each > 1)} on each device, got --chunks {chunks}; any "
+            f"number of them have {looped}"
+        )
     if name == "dualpipe" and devices % 2:
         raise ConfigError(
             f"dualpipe's two directions meet in the middle: DEVICES must be even, got {devices}; "
             f"take {devices + 1}"
         )
-    options: dict[str, Any] = {"devices": devices} if is_looped(name) else {}
-    return schedule(name, each * devices, microbatches, **options)
-
-
-def _chunks(name: str, chunks: int | None) -> int:
-    """Stages on each device."""
-    if is_looped(name):
-        return 2 if chunks is None else whole_number("--chunks", chunks, 1)
-    only = 2 if name in V_SHAPED else 1
-    if chunks not in (None, only):
-        looped = ", ".join(each for each in schedules if is_looped(each))
-        raise ConfigError(
-            f"{name} has {only} {'stage' if only == 1 else 'stages'} on each device, got --chunks "
-            f"{chunks}; any number of them have {looped}"
-        )
-    return only
+    return schedule(name, each * devices, microbatches)
 
 
 def _utilisation(text: str) -> Fraction:
@@ -312,56 +296,52 @@ def _read_order(path: str) -> Schedule:
 
 def _name(made: Schedule) -> str:
     name = {"naive": "naive (layer-wise)"}.get(made.name, made.name)
-    return f"{name}, {_count(made.devices, 'device')}, {_batches(made.microbatches)}"
+    return f"{name}, {_count(made.devices, 'device')}, {_count(made.microbatches, BATCH, 'es')}"
 
 
 def _count(number: int, noun: str, plural: str = "s") -> str:
     return f"{number:,} {noun}{plural if number != 1 else ''}"
 
 
-def _batches(number: int) -> str:
-    return _count(number, "micro-batch", "es")
+BATCH = "micro-batch"
 
 
 def _facts(made: Schedule, t: Timeline) -> dict[str, Any]:
     assert t.bound is not None
     assert t.critical_path is not None
-    order = ("devices", "stages", "microbatches")
-    shares = ("utilisation", "bubble_fraction", "bubble_overhead", "span_bubble")
-    lists = ("busy_per_device", "idle_per_device", "peak_in_flight")
+    names = ("utilisation", "bubble_fraction", "bubble_overhead", "span_bubble")
+    names = ("busy", "idle", *names, "busy_per_device", "idle_per_device", "peak_in_flight")
     return {
         "schedule": made.name,
-        **{name: getattr(made, name) for name in order},
+        **{name: getattr(made, name) for name in ("devices", "stages", "microbatches")},
         "makespan": t.makespan,
         "lower_bound": t.lower_bound,
         "lower_bound_why": t.bound.why,
-        **{name: getattr(t, name) for name in ("busy", "idle", *shares, *lists)},
+        **{name: getattr(t, name) for name in names},
         "causes": {cause: seconds for cause, seconds in t.idle_time.total.items() if seconds},
         "binds": t.critical_path.binds,
         "legal": True,
     }
 
 
-def _show_reached(
-    wanted: Fraction, made: Schedule, reached: list[FewestMicrobatches], console: Any
-) -> dict[str, Any]:
-    """Whether the utilisation is reached, and by how many micro-batches."""
+def _reached(
+    wanted: Fraction, made: Schedule, reached: list[FewestMicrobatches], facts: dict[str, Any]
+) -> str:
+    """Whether the utilisation is reached, and by how many micro-batches; into the facts, too."""
     m, share = reached[-1]
-    facts: dict[str, Any] = {"wanted": float(wanted), "reached": share >= wanted}
-    asked, shown = f"{100 * float(wanted):g} %", _exactly(share, wanted)
+    facts |= {"wanted": float(wanted), "reached": share >= wanted}
+    asked, got = f"{100 * float(wanted):g} %", _exactly(share, wanted)
     on = f"on {_count(made.devices, 'device')} with {made.name}"
     if share < wanted:
-        words = f"No: {asked} is not reached {on}; {m:,} micro-batches, the most that were tried, "
-        say(console, f"{words}give {shown}.", wrap=True)
-        return facts
+        tried = f"{m:,} micro-batches, the most that were tried"
+        return f"No: {asked} is not reached {on}; {tried}, give {got}."
     less = ""
     if len(reached) > 1:
         below, under = reached[0]
         less = f"; {below:,} give {_exactly(under, wanted)}"
         facts["below"] = {"microbatches": below, "utilisation": float(under)}
     reach = "reaches" if m == 1 else "reach"
-    say(console, f"{_batches(m)} {reach} {asked} {on}: {shown}{less}.", wrap=True)
-    return facts
+    return f"{_count(m, BATCH, 'es')} {reach} {asked} {on}: {got}{less}."
 
 
 def _exactly(share: Fraction, other: Fraction) -> str:
@@ -373,35 +353,35 @@ def _exactly(share: Fraction, other: Fraction) -> str:
     return shown
 
 
-def _show(
-    args: argparse.Namespace, made: Schedule, t: Timeline, times: dict[str, Any], console: Any
-) -> None:
+def _shown(
+    args: argparse.Namespace, made: Schedule, t: Timeline, times: dict[str, Any]
+) -> Iterator[Any]:
     """The answer in a line, what was taken for it, and each device."""
-    most = max(t.peak_in_flight, default=0)
-    say(
-        console,
+    most, share = max(t.peak_in_flight, default=0), made.stages // made.devices
+    yield (
+        _name(made),
         f": {format_percent(t.bubble_fraction)} idle ({format_percent(t.bubble_overhead)} of the "
         f"busy time), utilisation {format_percent(t.utilisation)}, "
         f"{_seconds(t.makespan)}; a device keeps {most} at most.",
-        bold=_name(made),
-        wrap=True,
     )
-    each = "each stage" if made.stages == made.devices else f"each of {made.stages} stages"
-    took = f"{_said(times['forward'])} forward, {_said(times['backward'])} backward"
-    sent = f"transfers {args.transfers}, {_said(times['latency'])}"
+    each = "each stage" if share == 1 else f"each of {made.stages} stages"
+    took = {
+        name: ", ".join(_seconds(float(s)) for s in (v if isinstance(v, list) else [v]))
+        for name, v in times.items()
+    }
     more = "" if args.explain else " More: --explain"
-    say(console, f"Of {each}: {took}; {sent}.{more}", wrap=True)
-    share = made.stages // made.devices
+    yield (
+        f"Of {each}: {took['forward']} forward, {took['backward']} backward; "
+        f"transfers {args.transfers}, {took['latency']}.{more}"
+    )
     if share > 1 and args.order is None and (args.forward, args.backward) == ("1", "2"):
-        say(
-            console,
+        yield (
             f"{made.stages} stages of 1 s forward: {share} times the model of 1f1b's "
-            f"{made.devices}; for the same model --forward {1 / share:g} --backward {2 / share:g}",
-            wrap=True,
+            f"{made.devices}; for the same model --forward {1 / share:g} --backward {2 / share:g}"
         )
-    columns = (t.busy_per_device, t.idle_per_device, t.peak_in_flight)
     rows: list[tuple[str, ...]] = []
-    for d, (busy, idle, kept) in enumerate(zip(*columns, strict=True), 1):
+    columns = zip(t.busy_per_device, t.idle_per_device, t.peak_in_flight, strict=True)
+    for d, (busy, idle, kept) in enumerate(columns, 1):
         part = format_percent(idle / t.makespan if t.makespan else 0.0)
         rows.append((f"{d}", _seconds(busy), _seconds(idle), part, f"{kept}"))
     if len(rows) > SHOWN:
@@ -410,55 +390,42 @@ def _show(
     all_of = (_seconds(t.busy), _seconds(t.idle), format_percent(t.bubble_fraction))
     rows.append(("all", *all_of, f"{most} at most"))
     head = ("device", "busy", "idle", "idle share", "kept")
-    console.print(Grid(head, rows, bold=[len(rows) - 1]))
+    yield Grid(head, rows, bold=[len(rows) - 1])
     several = made.stages * made.replicas // made.devices
     of = f", counted once for each of its {several} stages" if several > 1 else ""
-    say(console, f"kept: micro-batches whose activations a device keeps at once{of}", wrap=True)
+    yield f"kept: micro-batches whose activations a device keeps at once{of}"
 
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:,.6g} s" if seconds >= 1000 else format_seconds(seconds)
 
 
-def _said(seconds: Any) -> str:
-    several = seconds if isinstance(seconds, list) else [seconds]
-    return ", ".join(_seconds(float(each)) for each in several)
-
-
 def _known(made: Schedule, took: dict[str, Any], transfers: str) -> Known | None:
     """The makespan by formula, if there is one for equal stages and these transfers."""
     if any(isinstance(each, list) for each in took.values()) or transfers != "overlapped":
         return None
-    half = took["backward"] / 2
+    half, chunks = took["backward"] / 2, max(1, made.stages // made.devices)
     times = (took["forward"], half, half, took["latency"])
-    options: dict[str, Any] = {
-        "chunks": max(1, made.stages // made.devices),
-        "overlapped": took.get("overlapped"),
-    }
+    options = {"chunks": chunks, "overlapped": took.get("overlapped")}
     return known_makespan(made.name, made.devices, made.microbatches, *times, **options)
 
 
-def _explain(t: Timeline, known: Known | None, console: Any) -> None:
+def _explained(t: Timeline, known: Known | None, how: str) -> Iterator[Any]:
     """Why it idles, what no order undercuts, and the path that decides."""
     assert t.bound is not None
-    assert t.evidence is not None
-    how = t.evidence.links.transfers
-    lost = [(cause, seconds) for cause, seconds in t.idle_time.total.items() if seconds]
-    if lost:
-        rows = [(cause, _seconds(seconds), CAUSES[cause]) for cause, seconds in lost]
-        console.print(Grid(("idle by cause", "device-s", ""), rows, left=(0, 2)))
-    lines = [
+    rows = [(cause, _seconds(s), CAUSES[cause]) for cause, s in t.idle_time.total.items() if s]
+    if rows:
+        yield Grid(("idle by cause", "device-s", ""), rows, left=(0, 2))
+    yield (
         f"idle over busy: {format_percent(t.bubble_overhead)}; idle over the longest span of a "
-        f"device: {format_percent(t.span_bubble)}",
-        f"no order of these actions takes less than {_seconds(t.bound.seconds)} ({t.bound.why})",
-    ]
+        f"device: {format_percent(t.span_bubble)}"
+    )
+    yield f"no order of these actions takes less than {_seconds(t.bound.seconds)} ({t.bound.why})"
     if known:
-        lines.append(f"by formula: {_seconds(known.seconds)} = {known.formula} ({known.source})")
+        yield f"by formula: {_seconds(known.seconds)} = {known.formula} ({known.source})"
     if path := t.critical_path:
-        lines.append(
+        yield (
             f"the path that decides: {len(path.actions)} actions, {_seconds(path.compute)} of "
             f"compute and {_seconds(path.latency)} of latency, most on {path.binds}"
         )
-    lines.append(f"{how} transfers: {TRANSFERS[how]}")
-    for line in lines:
-        say(console, line, wrap=True)
+    yield f"{how} transfers: {TRANSFERS[how]}"

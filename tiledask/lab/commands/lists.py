@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tiledask.errors import ConfigError, short
-from tiledask.lab.commands.options import Result
+from tiledask.lab.commands.options import Run
 from tiledask.lab.table import Grid
 from tiledask.plan.data import meant, names
 from tiledask.plan.inputs.load import load_cluster, load_model, models
@@ -79,7 +79,7 @@ HEADS = {"kv_heads": "kv", "TFLOP/s in half": "TFLOP/s, 16 bit"}
 """Shorter headings of some numbers, for 80 columns."""
 
 
-def run_list(args: argparse.Namespace, console: Any) -> Result:
+def run_list(args: argparse.Namespace) -> Run:
     """What there is of a kind whose name has a part in it, with its main numbers."""
     kind, (title, known, facts) = args.kind, LISTS[args.kind]
     found = {name: facts(name) for name in known() if args.part.lower() in name}
@@ -94,7 +94,7 @@ def run_list(args: argparse.Namespace, console: Any) -> Result:
     rows = [(name, *(_cell(key, each[key]) for key in columns)) for name, each in found.items()]
     left = [0, *(i for i, name in enumerate(columns, 1) if name == "what")]
     head = (kind.removesuffix("s"), *(HEADS.get(name, name) for name in columns))
-    console.print(Grid(head, rows, title, left=left))
+    yield Grid(head, rows, title, left=left)
     return 0, found
 
 

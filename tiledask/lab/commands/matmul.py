@@ -2,12 +2,13 @@
 
 import argparse
 import re
+from collections.abc import Iterator
 from math import isqrt
 from typing import Any
 
 from tiledask.errors import ConfigError, short
-from tiledask.lab.commands.options import WHOLE, Result
-from tiledask.lab.table import Grid, say
+from tiledask.lab.commands.options import Run
+from tiledask.lab.table import Grid
 from tiledask.plan.data import meant
 from tiledask.plan.products.product import PANEL, algorithms
 from tiledask.plan.units import divisors, format_bytes, format_seconds
@@ -28,11 +29,11 @@ MATMUL_OPTIONS = (
         {"default": "float32", "choices": ("float16", "bfloat16", "float32", "float64")},
     ),
     ("--algorithm NAME", f"{', '.join(algorithms)} (%(default)s)", {"default": "summa"}),
-    ("--workers N", "in the squarest mesh (4)", WHOLE),
+    ("--workers N", "in the squarest mesh (4)"),
     ("--mesh PxQ", "workers as rows x columns, such as 2x2"),
     ("--no-run", "prediction alone, of any size, without workers"),
     ("--kernel", "(%(default)s)", {"default": "blas"}),
-    ("--tile N", "of the kernel", WHOLE),
+    ("--tile N", "of the kernel"),
     ("--device", "", {"default": "auto", "choices": ("auto", "cuda", "cpu")}),
     """examples:
   tiledask matmul 1024
@@ -45,20 +46,19 @@ LOCAL = "moves nothing: it takes A cut by rows alone or B by columns alone, no b
 SIZES = "a product takes N, A and B such as 2048x1024 1024x4096, or M N K (A is M x K, B is K x N)"
 
 
-def run_matmul(args: argparse.Namespace, console: Any) -> Result:
+def run_matmul(args: argparse.Namespace) -> Run:
     """The product that was asked for, predicted and, unless --no-run, run; 1 if a claim fails."""
     from tiledask.lab.product_claims import compare_product, predict_product, product_title
     from tiledask.tile import as_dtype
     from tiledask.tile.table import lookup
 
-    shape, mesh = _shape(args.size), _mesh(args)
-    p, q = mesh
+    shape, (p, q) = _shape(args.size), _mesh(args)
     if shape[2] > (most := COUNTED // (p * q * (p + q))) and shape[2] > PANEL:
         raise ConfigError(
             f"panels of {PANEL} of the inner size k are counted one by one: on {p} x {q} workers k "
             f"may be {most:,} at most, got {shape[2]:,}; take a smaller k, or fewer workers"
         )
-    algorithm, dtype = _algorithm(args.algorithm, mesh), as_dtype(args.dtype).name
+    algorithm, dtype = _algorithm(args.algorithm, (p, q)), as_dtype(args.dtype).name
     # a wrong name is no reason to start workers
     if dtype not in (takes := lookup(args.kernel).dtypes):
         raise ConfigError(
@@ -66,32 +66,32 @@ def run_matmul(args: argparse.Namespace, console: Any) -> Result:
             f"these, or another kernel"
         )
     result: dict[str, Any] = dict(zip("mnk", shape, strict=True))
-    result |= {"dtype": dtype, "mesh": mesh, "algorithm": algorithm}
+    result |= {"dtype": dtype, "mesh": (p, q), "algorithm": algorithm}
     code = 0
     if args.no_run:
-        found = predict_product(shape, mesh, dtype, args.kernel, args.tile)
-        say(console, product_title(shape, mesh, dtype, algorithm), wrap=True)
-        say(console, _answer(found[algorithm]), wrap=True)
+        found = predict_product(shape, (p, q), dtype, args.kernel, args.tile)
+        yield product_title(shape, (p, q), dtype, algorithm)
+        yield _answer(found[algorithm])
     else:
         how = (algorithm, args.kernel, args.tile, args.device)
-        table, found = compare_product(shape, mesh, dtype, *how)
-        console.print(table)
+        table, found = compare_product(shape, (p, q), dtype, *how)
+        yield table
         result |= table.to_dict()
         code = 0 if table.ok else 1
-    begins = (
+    result["begins"] = (
         f"A and B begin in {p} x {q} blocks, one of each on every worker. Counted: bytes between "
         f"workers, once, where they arrive; the blocks' way there at the beginning is not."
     )
-    say(console, begins, wrap=True)
-    _show_algorithms(found, algorithm, console)
+    yield result["begins"]
+    yield from _algorithms(found, algorithm)
     facts = found.to_dict()
     if args.no_run:
         why = f"{algorithm} was asked for; without a run no times are compared."
         facts |= {"chosen": algorithm, "why": why}
     else:
-        say(console, f"{found.advice} {found.moved}", wrap=True)
+        yield f"{found.advice} {found.moved}"
     chosen = next(row for row in facts["choices"] if row["algorithm"] == algorithm)
-    return code, result | {"begins": begins, "predicted": chosen, "explain": facts}
+    return code, result | {"predicted": chosen, "explain": facts}
 
 
 def _shape(sizes: list[str]) -> tuple[int, int, int]:
@@ -159,8 +159,8 @@ def _answer(choice: Any) -> str:
     )
 
 
-def _show_algorithms(found: Any, algorithm: str, console: Any) -> None:
-    """A row for each, with times where rates were measured."""
+def _algorithms(found: Any, algorithm: str) -> Iterator[Any]:
+    """A row for each, with times where rates were measured; then why others were refused."""
     rows, refused = [], []
     for c in found.choices:
         mark = "→" if c.algorithm == algorithm else ""
@@ -176,6 +176,5 @@ def _show_algorithms(found: Any, algorithm: str, console: Any) -> None:
     head = ("", "algorithm", "to one", "in all", "messages", "peak", "time", "")
     title = "What every algorithm takes: bytes to one worker and in all, the fullest worker"
     bold = [number for number, row in enumerate(rows) if row[0]]
-    console.print(Grid(head, rows, title, left=(0, 1, 7), bold=bold))
-    for line in refused:
-        say(console, line, wrap=True)
+    yield Grid(head, rows, title, left=(0, 1, 7), bold=bold)
+    yield from refused

@@ -1,14 +1,14 @@
-"""Options as rows of a table, and what `fit` and `plan` share: how a model is trained, what it
-costs, which step it takes."""
+"""Options as rows of a table, and what `fit` and `plan` share: the request, what it costs."""
 
 import argparse
 import re
+import shlex
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import tiledask as td
 from tiledask.errors import ConfigError, short
-from tiledask.lab.table import say
 from tiledask.plan.inputs.sized import ASSUMED
 from tiledask.plan.timing.budget import Budget
 from tiledask.plan.timing.calibration import calibration_of
@@ -23,31 +23,22 @@ __all__ = [
     "SETTLED",
     "TRAINED",
     "WHOLE",
-    "Heading",
     "Request",
+    "Run",
     "add_options",
-    "assumed_by",
-    "batch_of",
+    "budget_of",
     "check_cost",
+    "command",
     "recipe_of",
-    "recipe_words",
     "request_of",
-    "say_assumed",
-    "show_budget",
     "tensor_bytes",
     "usual_batch",
     "whole",
 ]
 
-Result = tuple[int, Any]
-"""The exit code, and what --json prints."""
-
-
-class Heading(NamedTuple):
-    """A heading of the help, above the options that follow it."""
-
-    title: str
-    words: str = ""
+Run = Generator[Any, None, tuple[int, Any]]
+"""A command: it yields what is printed, a table, words, or (what is bold, the words behind it), and
+returns the exit code and what --json prints."""
 
 
 def whole(text: str) -> int:
@@ -57,20 +48,21 @@ def whole(text: str) -> int:
     return int(text)
 
 
-def add_options(parser: argparse.ArgumentParser, rows: Any) -> None:
-    """Rows of a command: ("--name METAVAR" or "NAME", its words, settings of add_argument); a flag
-    has neither metavar nor settings. A Heading begins a part of the help, a text ends it."""
+def add_options(parser: argparse.ArgumentParser, rows: Iterable[Any]) -> None:
+    """Rows of a command: ("--name METAVAR" or "NAME", its words, settings of add_argument). What is
+    an N is a whole number; a flag has neither metavar nor settings. "# title" begins a part of the
+    help, a text alone ends it."""
     into: Any = parser
     for row in rows:
         if isinstance(row, str):
             parser.epilog = row
-        elif isinstance(row, Heading):
-            into = parser.add_argument_group(row.title, row.words or None)
+        elif row[0].startswith("#"):
+            into = parser.add_argument_group(row[0][2:], *row[1:])
         else:
             names, words, *more = row
             flags = [name for name in names.split() if name.startswith("--")]
             (metavar,) = [name for name in names.split() if name not in flags] or [None]
-            settings = dict(*more)
+            settings = (WHOLE if metavar == "N" else {}) | dict(*more)
             if metavar:
                 settings["metavar"] = metavar
             elif not settings:
@@ -78,7 +70,7 @@ def add_options(parser: argparse.ArgumentParser, rows: Any) -> None:
             into.add_argument(*(flags or [metavar.lower()]), help=words, **settings)
 
 
-WHOLE = {"type": whole}
+WHOLE: dict[str, Any] = {"type": whole}
 EXPORTS = ("megatron", "torchtitan", "deepspeed")
 """What td.export_config writes, without loading it."""
 MODEL = "gpt-200b, or another of `tiledask list models`; 70B; a config.json; a name on the hub"
@@ -87,9 +79,8 @@ SETTLED = 40
 """Layouts that are put in order by simulation before the first ones are shown."""
 MOST_TOKENS = 4_000_000
 """Of a step whose batch nobody gave, where that is a sequence a device or more."""
-
 TRAINED = (
-    Heading("how it is trained"),
+    ("# how it is trained",),
     (
         "--sequence TOKENS",
         "length of a sequence (2048, or less where the model has fewer positions)",
@@ -109,9 +100,9 @@ TRAINED = (
     ("--calibration FILE", "of td.calibrate, in its place"),
 )
 COSTS = (
-    Heading("what comes out"),
+    ("# what comes out",),
     ("--explain", "what is assumed, and why"),
-    ("--tokens N", "days and device-hours for N, such as 15T"),
+    ("--tokens COUNT", "days and device-hours for so many, such as 15T"),
     ("--price AMOUNT", "with --tokens: of a device for an hour", {"type": float}),
     (
         "--export FRAMEWORK",
@@ -125,17 +116,41 @@ COSTS = (
 class Request:
     """What was typed or imported."""
 
+    args: argparse.Namespace
     model: Any
     cluster: Any
     recipe: Any
     sequence: int
     layout: Any = None
     """None: whichever is best."""
-    assumed: list[str] = field(default_factory=list)
-    """What nobody said, for one line."""
+    notes: list[str] = field(default_factory=list)
+    """What nobody said and is assumed, for one line."""
     imported: Any = None
     way_out: str = ""
     """What a step of one micro-batch a copy stands for, where nobody gave a batch."""
+
+    @property
+    def by(self) -> dict[str, Any]:
+        """Whose measurements the estimates take."""
+        return {"calibration": self.args.calibration, "framework": self.args.framework}
+
+    @property
+    def run(self) -> tuple[Any, ...]:
+        """The arguments of td.fits and its like."""
+        return self.model, self.layout, self.cluster, self.recipe, self.sequence
+
+    @property
+    def assumed(self) -> list[str]:
+        """A line of what is assumed; none where everything was said."""
+        return [f"assumed: {'; '.join(self.notes)}"] if self.notes else []
+
+    def batch(self) -> int:
+        """Sequences of a step; those that nobody said are among what is assumed."""
+        if self.args.batch is not None:
+            return int(self.args.batch)
+        batch = usual_batch(self.cluster.devices, self.sequence)
+        self.notes.append(f"a step of {batch:,} sequences of {self.sequence:,} tokens")
+        return batch
 
 
 def request_of(args: argparse.Namespace) -> Request:
@@ -143,20 +158,13 @@ def request_of(args: argparse.Namespace) -> Request:
     model, cluster = td.load_model(args.model), td.load_cluster(args.cluster)
     recipe = recipe_of(args, cluster.device)
     sequence = model.usual_sequence if args.sequence is None else int(args.sequence)
-    known = calibration_of(cluster.device, recipe, **assumed_by(args))
-    words = []
-    if model.source.startswith(ASSUMED):
-        words.append(
-            f"{model.layers} layers of width {model.hidden:,}, {model.parameters:,} parameters"
-        )
-    words += [cluster.assumed] * bool(cluster.assumed)
-    words += [f"run by {known.framework} ({known.why})"] * known.usual
-    return Request(model, cluster, recipe, sequence, assumed=words)
-
-
-def assumed_by(args: argparse.Namespace) -> dict[str, Any]:
-    """Whose measurements the estimates take."""
-    return {"calibration": args.calibration, "framework": args.framework}
+    asked = Request(args, model, cluster, recipe, sequence)
+    known = calibration_of(cluster.device, recipe, **asked.by)
+    sized = f"{model.layers} layers of width {model.hidden:,}, {model.parameters:,} parameters"
+    asked.notes += [sized] * model.source.startswith(ASSUMED)
+    asked.notes += [cluster.assumed] * bool(cluster.assumed)
+    asked.notes += [f"run by {known.framework} ({known.why})"] * known.usual
+    return asked
 
 
 def tensor_bytes(text: str | None) -> int:
@@ -177,40 +185,29 @@ def recipe_of(args: argparse.Namespace, device: Any) -> Any:
             )
         return td.lora(args.lora_rank, base.adapters.matrices, base)
     if name is None and (args.framework or args.calibration):
-        name = calibration_of(device, td.load_recipe("mixed-adam-16"), **assumed_by(args)).trains
+        by = {"calibration": args.calibration, "framework": args.framework}
+        name = calibration_of(device, td.load_recipe("mixed-adam-16"), **by).trains
     return td.load_recipe(name or "mixed-adam-16")
 
 
-def recipe_words(args: argparse.Namespace, recipe: Any) -> list[str]:
-    """The options that name ``recipe`` again."""
-    words = ["--recipe", args.recipe or recipe.name]
-    if args.lora_rank is not None:
-        words = [*(words if args.recipe else []), "--lora-rank", str(args.lora_rank)]
-    for name in ("offload", "framework", "calibration"):
-        given = vars(args).get(name)
-        words += [f"--{name}", given] if given else []
-    return words
+def command(asked: Request, cluster: str, layout: Any = None, **changed: Any) -> str:
+    """`tiledask fit` with this layout, or the same question with other arguments, to be copied."""
+    given = vars(asked.args) | changed
+    words = [given["model"], cluster, "--sequence", f"{asked.sequence}"]
+    if layout is not None and given["lora_rank"] is None:
+        given["recipe"] = given["recipe"] or asked.recipe.name
+    for name in ("recipe", "lora_rank", "offload", "framework", "calibration"):
+        if given.get(name) is not None:
+            words += [f"--{name.replace('_', '-')}", f"{given[name]}"]
+    if layout is None and given["batch"] is not None and not given["offload"]:
+        words += ["--batch", f"{given['batch']}"]
+    return shlex.join(["tiledask", "fit", *words, *(layout.options if layout else ())])
 
 
 def usual_batch(devices: int, sequence: int) -> int:
     """Sequences of a step that nobody said: 8 a device, or fewer where that is more than 4 million
     tokens, and 1 a device at least."""
     return devices * max(1, min(8, MOST_TOKENS // (sequence * devices)))
-
-
-def batch_of(args: argparse.Namespace, asked: Request) -> int:
-    """Sequences of a step; those that nobody said are among what is assumed."""
-    if args.batch is not None:
-        return int(args.batch)
-    batch = usual_batch(asked.cluster.devices, asked.sequence)
-    asked.assumed.append(f"a step of {batch:,} sequences of {asked.sequence:,} tokens")
-    return batch
-
-
-def say_assumed(asked: Request, console: Any) -> None:
-    """All in one line."""
-    if asked.assumed:
-        say(console, f"assumed: {'; '.join(asked.assumed)}", wrap=True)
 
 
 def check_cost(args: argparse.Namespace) -> None:
@@ -223,14 +220,14 @@ def check_cost(args: argparse.Namespace) -> None:
         Budget(args.tokens, 1.0, 1, args.price)
 
 
-def show_budget(args: argparse.Namespace, step: Any, saving: Any, console: Any) -> dict[str, Any]:
-    """Facts of the step; days, device-hours and money of --tokens."""
-    facts = {"step": step.to_dict(), "saving": saving.to_dict()}
+def budget_of(asked: Request, step: Any, saving: Any) -> tuple[list[str], dict[str, Any]]:
+    """Days, device-hours and money of --tokens in a line; facts of the step, and of these."""
+    facts, args = {"step": step.to_dict(), "saving": saving.to_dict()}, asked.args
     if args.tokens is None:
-        return facts
+        return [], facts
     budget = step.budget(args.tokens, args.price, saving.stretch)
     lost = format_percent(budget.stretch - 1)
     share = f"{100 * budget.error:.0f} % either way, {lost} for savings and losses in it"
-    say(console, f"{budget.line}: {share}", wrap=True)
     names = ("tokens", "days", "device_hours", "price", "cost", "stretch", "error")
-    return facts | {"budget": {name: getattr(budget, name) for name in names}}
+    facts["budget"] = {name: getattr(budget, name) for name in names}
+    return [f"{budget.line}: {share}"], facts

@@ -6,7 +6,8 @@ from typing import Any
 
 import tiledask as td
 from tiledask.errors import ConfigError, short
-from tiledask.lab import planner
+from tiledask.lab.commands import shown
+from tiledask.lab.commands.best import fewest, on_cards
 from tiledask.lab.commands.options import (
     CLUSTER,
     COSTS,
@@ -14,20 +15,15 @@ from tiledask.lab.commands.options import (
     SETTLED,
     TRAINED,
     WHOLE,
-    Heading,
     Request,
-    Result,
-    assumed_by,
-    batch_of,
+    Run,
+    budget_of,
     check_cost,
-    recipe_words,
+    command,
     request_of,
-    say_assumed,
-    show_budget,
     tensor_bytes,
     whole,
 )
-from tiledask.lab.table import say
 from tiledask.plan.choosing.smallest import search_fewest
 from tiledask.plan.whole import whole_rule
 
@@ -48,7 +44,7 @@ PLAN_OPTIONS = (
         "sequences of a step, over all devices (8 a device, at most 4M tokens)",
         WHOLE | {"nargs": "?"},
     ),
-    Heading("which layouts"),
+    ("# which layouts",),
     ("--fewest", "the fewest devices of this kind that it trains on, however many there are"),
     ("--devices NUMBERS", "numbers of devices to try, such as 64,128 (all)"),
     ("--first N", "to show, to 100 (8)", {"type": _few, "default": 8}),
@@ -64,16 +60,7 @@ PLAN_OPTIONS = (
 )
 
 
-def _counts(text: str) -> list[int]:
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and len(word) < 12 for word in words):
-        raise ConfigError(
-            f"--devices are whole numbers between commas, such as 64,128; got {short(text)}"
-        )
-    return [int(word) for word in words]
-
-
-def run_plan(args: argparse.Namespace, console: Any) -> Result:
+def run_plan(args: argparse.Namespace) -> Run:
     """The layouts ranked, what binds them; with --fewest the smallest cluster."""
     check_cost(args)
     if tensor_bytes(args.model):
@@ -83,74 +70,65 @@ def run_plan(args: argparse.Namespace, console: Any) -> Result:
         )
     asked = request_of(args)
     if args.fewest:
-        return _fewest(args, asked, console)
-    model, cluster, recipe = asked.model, asked.cluster, asked.recipe
-    batch = batch_of(args, asked)
-    options: dict[str, Any] = {"sequence": asked.sequence, "recipe": recipe}
+        return (yield from _fewest(asked))
+    options: dict[str, Any] = {"sequence": asked.sequence, "recipe": asked.recipe, **asked.by}
     if args.devices is not None:
-        options["devices"] = _counts(args.devices)
-    options |= assumed_by(args)
-    plans = td.search(model, cluster, batch, **options).settle(SETTLED)
+        words = [word.strip() for word in args.devices.split(",")]
+        if not all(word.isdecimal() and len(word) < 12 for word in words):
+            raise ConfigError(
+                f"--devices are whole numbers between commas, such as 64,128; got "
+                f"{short(args.devices)}"
+            )
+        options["devices"] = [int(word) for word in words]
+    given = asked.model, asked.cluster, asked.batch()
+    plans = td.search(*given, **options).settle(SETTLED)
     best = plans.best
     saving = best.checkpointing() if best.verdict != "no" else None
     exported = best.to(args.export) if args.export else None
-    say_assumed(asked, console)
-    words = [args.model, args.cluster, "--sequence", str(asked.sequence)]
-    planner.show_plans(plans, args.first, console, [*words, *recipe_words(args, recipe)])
-    relaxed = (
-        [] if args.no_sensitivity else td.sensitivity(model, cluster, batch, plans=plans, **options)
-    )
+    yield from asked.assumed
+    again = command(asked, args.cluster, plans.settle(args.first)[0].layout)
+    yield from shown.plans_words(plans, args.first, again)
+    relaxed = [] if args.no_sensitivity else td.sensitivity(*given, plans=plans, **options)
     if saving is not None:
-        planner.show_step(best.step, console)
-    for each in relaxed:
-        say(console, f"  {each}")
-    _draw(args, plans)
+        yield from shown.step_words(best.step)
+    yield from (f"  {each}" for each in relaxed)
+    shown.draw("pareto", args.figure, plans)
+    shown.draw("feasibility", args.map, plans)
     result = plans.to_dict(args.first) | {"sensitivity": [each.to_dict() for each in relaxed]}
-    result["assumptions"] = asked.assumed
+    result["assumptions"] = asked.notes
     if exported is not None:
-        result["export"] = planner.show_export(exported, console)
+        yield from shown.export_words(exported, result)
     if saving is not None:
-        result |= show_budget(args, best.step, saving, console)
+        lines, facts = budget_of(asked, best.step, saving)
+        yield from lines
+        result |= facts
     if args.explain:
-        say(console, f"{model.name}: {model.source}")
-        say(console, saving.line if saving is not None else best.fit.reason)
+        yield f"{asked.model.name}: {asked.model.source}"
+        yield saving.line if saving is not None else best.fit.reason
     return (1 if saving is None else 0), result
 
 
-def _draw(args: argparse.Namespace, plans: Any) -> None:
-    """The pictures that were named."""
-    if args.figure or args.map:
-        from tiledask.lab.files import save_figure
-        from tiledask.lab.plots import feasibility, pareto
-
-        for draw, path in ((pareto, args.figure), (feasibility, args.map)):
-            if path:
-                save_figure(draw(plans), path)
-
-
-def _fewest(args: argparse.Namespace, asked: Request, console: Any) -> Result:
+def _fewest(asked: Request) -> Run:
     """The fewest devices on which some layout fits, and that layout."""
-    from tiledask.lab.commands.best import command, fewest
-
-    if args.devices is not None:
+    batch = asked.args.batch
+    if asked.args.devices is not None:
         raise ConfigError("--fewest tries every number of devices; leave --devices out")
-    layout, run = fewest(args, asked), {"recipe": asked.recipe, "sequence": asked.sequence}
-    if args.batch is not None and layout is not None:  # of any batch: no fewer can do
+    layout, run = fewest(asked), {"recipe": asked.recipe, "sequence": asked.sequence}
+    if batch is not None and layout is not None:  # of any batch: no fewer can do
         most = replace(asked.cluster, devices=max(asked.cluster.devices, 4 * layout.devices))
-        found = search_fewest(asked.model, most, args.batch, **run, **assumed_by(args)).best
+        found = search_fewest(asked.model, most, batch, **run, **asked.by).best
         layout = found.layout if found.verdict != "no" else None
-    say_assumed(asked, console)
-    kind = asked.cluster.device.name
+    yield from asked.assumed
+    kind, name = asked.cluster.device.name, asked.model.name
     if layout is None:
-        words = f"no number of {kind} holds {asked.model.name} with recipe {asked.recipe.name}"
-        say(console, f": {words}", bold="no")
-        return 1, {"verdict": "no", "devices": None, "assumptions": asked.assumed}
+        yield "no", f": no number of {kind} holds {name} with recipe {asked.recipe.name}"
+        return 1, {"verdict": "no", "devices": None, "assumptions": asked.notes}
     cluster = replace(asked.cluster, devices=layout.devices)
-    fit = td.fits(asked.model, layout, cluster, **run, **assumed_by(args))
-    step = f" with {args.batch:,} sequences a step" if args.batch else ""
-    words = f": the fewest that {asked.model.name} fits on{step}; {fit.reason}"
-    say(console, words, bold=f"{layout.devices:,} x {kind}")
-    say(console, f"that is: {command(args, asked, layout, layout.devices)}")
-    if args.explain:
-        say(console, fit.assumed)
-    return 0, fit.to_dict() | {"devices": layout.devices, "assumptions": asked.assumed}
+    fit = td.fits(asked.model, layout, cluster, **run, **asked.by)
+    step = f" with {batch:,} sequences a step" if batch else ""
+    words = f": the fewest that {name} fits on{step}; {fit.reason}"
+    yield f"{layout.devices:,} x {kind}", words
+    yield f"that is: {command(asked, on_cards(asked, layout.devices), layout)}"
+    if asked.args.explain:
+        yield fit.assumed
+    return 0, fit.to_dict() | {"devices": layout.devices, "assumptions": asked.notes}

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from tiledask.lab.commands.options import Result
-from tiledask.lab.table import Grid, say
+from tiledask.lab.commands.options import Run
+from tiledask.lab.table import Grid
 from tiledask.plan.fitting.overhead import CUDA_CONTEXT
 from tiledask.plan.inputs.recipes import load_recipe
 from tiledask.plan.units import divisors, format_bytes
@@ -15,7 +15,7 @@ TRAINED = {"fp32-sgd": "SGD", "fp32-momentum": "momentum", "fp32-adam": "Adam"}
 MOST_SPLITS = 6
 
 
-def splits(weight: int, cluster: Any, console: Any) -> Result:
+def splits(weight: int, cluster: Any) -> Run:
     """A row for each split of the weight, then for what training keeps beside it."""
     capacity, devices = cluster.device.memory_bytes, cluster.devices
     room = max(0, capacity - CUDA_CONTEXT)
@@ -33,8 +33,7 @@ def splits(weight: int, cluster: Any, console: Any) -> Result:
     for over in overs or [1]:
         split = f"tensor parallel over {over}" if over > 1 else "whole on the one device"
         rows.append(row(split, "the weight", weight, over))
-    first = next((each for each in rows if each["fits"]), None)
-    last = rows[-1]
+    first, last = next((each for each in rows if each["fits"]), None), rows[-1]
     for name, words in TRAINED.items():
         times = int(load_recipe(name).bytes_per_parameter) // 4
         kept = f"{times} x, {words}"
@@ -42,30 +41,24 @@ def splits(weight: int, cluster: Any, console: Any) -> Result:
     named = f"a weight of {format_bytes(weight)} on {cluster}"
     if first is not None:
         how = f"{first['split']}, {format_bytes(first['bytes'])} of {format_bytes(capacity)}"
-        say(console, f": {named}: {how} a device", bold="fits")
+        yield "fits", f": {named}: {how} a device"
     else:
         takes = f"{last['fewest']} devices" if last["fewest"] else "larger ones"
-        say(console, f": {named}: it takes {takes}", bold="no")
-    console.print(_table(rows, capacity))
+        yield "no", f": {named}: it takes {takes}"
+    cells = []
+    for each in rows:
+        fewest = "no number" if each["fewest"] is None else f"{each['fewest']}"
+        fits = "fits" if each["fits"] else "no"
+        cells.append((each["split"], each["keeps"], format_bytes(each["bytes"]), fits, fewest))
+    title = f"of {format_bytes(capacity)} a device, where a CUDA context takes "
+    head = ("split", "keeps", "a device", "", "fewest")
+    yield Grid(head, cells, title + format_bytes(CUDA_CONTEXT), left=(0, 1, 3))
     if not rows[-1]["fits"] and rows[-1]["fewest"]:
-        say(
-            console,
+        yield (
             f"Adam in fp32 keeps {format_bytes(weight * 4)} in all: {rows[-1]['fewest']} devices, "
             f"however they are cut; ZeRO shards it over copies that each fit, and gathers the "
-            f"whole weight to multiply.",
-            wrap=True,
+            f"whole weight to multiply."
         )
     verdict = "no" if first is None else "fits"
     facts = {"bytes": weight, "capacity": capacity, "context": CUDA_CONTEXT, "devices": devices}
     return (1 if first is None else 0), {"verdict": verdict, **facts, "rows": rows}
-
-
-def _table(rows: list[dict[str, Any]], capacity: int) -> Grid:
-    shown = []
-    for each in rows:
-        fewest = "no number" if each["fewest"] is None else f"{each['fewest']}"
-        fits = "fits" if each["fits"] else "no"
-        shown.append((each["split"], each["keeps"], format_bytes(each["bytes"]), fits, fewest))
-    context = f"where a CUDA context takes {format_bytes(CUDA_CONTEXT)}"
-    title = f"of {format_bytes(capacity)} a device, {context}"
-    return Grid(("split", "keeps", "a device", "", "fewest"), shown, title, left=(0, 1, 3))
