@@ -8,7 +8,9 @@ them on small NumPy arrays, so that none rots where there is no GPU.
 import subprocess
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from importlib.metadata import distributions
 from pathlib import Path
+from platform import python_version
 from typing import Any
 
 import pytest
@@ -17,7 +19,6 @@ from gpu.page import write
 
 import tiledask as td
 from tiledask.lab.doctor import ask_gpu
-from tiledask.lab.files import library_versions
 from tiledask.tile import probe
 
 collect_ignore = ["conftest.py"]
@@ -25,6 +26,15 @@ HERE = Path(__file__).parent
 FOLDER = HERE.parents[1] / "build" / "gpu"
 ORDER = ("kernels", "speed", "product", "fit", "train")
 """Of the files here, by what is learnt per minute; the other tests that need a GPU come last."""
+
+DECIDE = ("tiledask", "dask", "distributed", "numpy", "cupy-cuda13x", "dask-cuda", "matplotlib")
+"""The packages whose versions decide the results."""
+
+
+def versions() -> dict[str, str]:
+    """Those that are installed, and Python's."""
+    there = {found.metadata["Name"].lower(): found.version for found in distributions()}
+    return {"Python": python_version()} | {name: there[name] for name in DECIDE if name in there}
 
 
 def part_of(path: str) -> str:
@@ -97,7 +107,7 @@ class Recorder:
             "command": "make gpu",
             "date": datetime.now().astimezone().isoformat(timespec="seconds"),
             "device": {"kind": "GPU", **device},
-            "versions": library_versions(),
+            "versions": versions(),
             "code": {"commit": commit},
             "rows": self.rows,
         }

@@ -168,30 +168,6 @@ def test_what_is_not_installed_is_missing(monkeypatch):
     assert "4 missing" in printed(list(found.values()))
 
 
-@pytest.mark.parametrize(
-    ("architecture", "flags", "forced", "fix"),
-    [
-        ("Haswell", {"avx2", "avx512f"}, "Haswell", "unset OPENBLAS_CORETYPE before"),
-        ("Haswell", {"avx2", "avx512f"}, None, "export OPENBLAS_CORETYPE=SkylakeX before"),
-        ("Haswell", {"avx2"}, "Haswell", ""),
-        ("SkylakeX", {"avx512f"}, None, ""),
-        (None, {"avx512f"}, None, ""),
-    ],
-)
-def test_blas_set_for_an_older_processor_is_noted(monkeypatch, architecture, flags, forced, fix):
-    monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
-    if forced:
-        monkeypatch.setenv("OPENBLAS_CORETYPE", forced)
-    pool = {"user_api": "blas", "internal_api": "openblas", "version": "1", "num_threads": 2}
-    pool["architecture"] = architecture
-    monkeypatch.setattr("threadpoolctl.threadpool_info", lambda: [pool])
-    monkeypatch.setattr(doctor, "_cpu_flags", lambda: flags)
-    state, _, *more = doctor._numpy()
-    assert state == ("note" if fix else "ok")
-    assert "".join(more).startswith(fix)
-    assert bool(more) == bool(fix)
-
-
 def test_small_machines_are_told(monkeypatch):
     disk = type("Usage", (), {"total": 64 * 2**20, "free": 10**9})
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: disk)

@@ -42,14 +42,8 @@ def test_a_table_of_schedules_has_their_end_idle_time_memory_and_messages():
     assert [[name, *row.values()] for name, row in rows.items()] == [
         ["gpipe", 33.0, pytest.approx(3 / 11), 8.0, 1.0, 3 * boundaries],
         ["interleaved", 28.5, pytest.approx(4.5 / 28.5), 5.5, 1.0, 7 * boundaries],
-        [
-            "zb-v",
-            25.5,
-            pytest.approx(1.5 / 25.5),
-            4.0,
-            1.0,
-            6 * boundaries,
-        ],  # one of seven lies within a device
+        # one of seven boundaries lies within a device
+        ["zb-v", 25.5, pytest.approx(1.5 / 25.5), 4.0, 1.0, 6 * boundaries],
         ["chimera", 29.0, pytest.approx(5 / 29), 4.0, 2.0, 3 * boundaries],
     ]
     assert sweep.compare_schedules(["gpipe"], 4, 8, latency=0.25)["gpipe"]["ends"] == 34.5

@@ -79,13 +79,6 @@ def test_a_claim_fails_and_says_by_how_much(rule, values, reason):
     assert str(verdict).startswith("✗ ")
 
 
-def test_compare_names_the_columns_that_count():
-    values = {"predicted": 0.5, "simulated": 0.27, "measured": 0.28}
-    two = Claim("idle", **values, rule=("within", 0.03), compare=("simulated", "measured"))
-    assert two.verdict.holds
-    assert not Claim("idle", **values, rule=("within", 0.03)).verdict.holds
-
-
 @given(st.integers(0, 2**62), st.integers(-3, 3))
 def test_equal_bytes_are_equal_to_the_byte(size, error):
     verdict = Claim("x", size, None, size + error, unit="bytes", rule="equal").verdict
@@ -96,11 +89,8 @@ def test_equal_bytes_are_equal_to_the_byte(size, error):
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [
-        ({"rule": "alike"}, "no rule 'alike'"),
-        ({"rule": ("ratio", 0.9)}, "takes 2 numbers"),
-        ({"rule": ("within", True)}, "takes 1 numbers"),
-        ({"rule": ("within", NAN)}, "0 or more that ascend"),
-        ({"rule": ("ratio", 1.1, 0.9)}, "0 or more that ascend"),
+        ({"rule": "alike"}, "no rule .*'alike'"),
+        ({"rule": ("ratio", 0.9)}, "'ratio' with 2"),
         ({"rule": "at most", "measured": True}, "compares numbers, got True"),
         ({"rule": "true", "measured": "no"}, "compares True or False, got 'no'"),
         ({"measured": {"a": 1}}, "got dict"),
@@ -224,12 +214,6 @@ def test_html_escapes_and_has_every_digit():
     assert "Product &lt;script&gt;" in html
     for words in ("the same &amp; another tile\nt=64", "134.2 MB\n134,217,729 B", "differ by 1 B"):
         assert words in html
-
-
-def test_markup_in_words_is_shown_not_used():
-    text = Comparison("[red]t", [Claim("[bold]x", 1, note="[/]")]).to_text()
-    assert "[red]t" in text
-    assert "[bold]x" in text
 
 
 NUMBER = r"[0-9][0-9.,]*[0-9]"

@@ -32,9 +32,9 @@ def _rows(name: str, run: ClaimRun) -> tuple[Claim, Claim]:
     else:
         stage = run.widest
         ledgers = run.predicted, run.simulated, run.measured
-        columns = (ledger.per_place[stage] for ledger in ledgers)
+        planned, counted, ran = (ledger.per_place[stage] for ledger in ledgers)
         rule = ("ratio", 1 - TOLERANCE, 1 + TOLERANCE)
-        peak = Claim(f"{name}: peak", *columns, "bytes", rule, f"stage {stage + 1}")
+        peak = Claim(f"{name}: peak", planned, counted, ran, "bytes", rule, f"stage {stage + 1}")
     verdict = Claim(
         f"{name}: verdict", run.predicted_verdict, None, run.executed_verdict, rule="equal"
     )

@@ -18,12 +18,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from tiledask.extras import bring, install, lacking
 from tiledask.lab.table import Grid
-from tiledask.plan import html
 from tiledask.plan.judged import MARKS
 from tiledask.plan.units import format_bytes
 
@@ -66,8 +64,9 @@ def examine() -> list[MachineCheck]:
     ('Python', 'workers')
     """
     gpu = ask_gpu()
+    python = f"{platform.python_version()} ({platform.python_implementation()}, {sys.executable})"
     questions: list[tuple[Any, ...]] = [
-        ("Python", "everything; 3.11 to 3.13", _python),
+        ("Python", "everything; 3.11 to 3.13", lambda: ("ok", python)),
         ("system", "memory caps need Linux", _system),
         ("cores", "one CPU worker each", _cores),
         ("memory", "blocks; workers share it evenly", _memory),
@@ -107,11 +106,6 @@ def _enough(enough: bool, found: str, *fix: str) -> Found:
 
 
 # -- the machine ---------------------------------------------------------------------------------
-
-
-def _python() -> Found:
-    words = f"{platform.python_version()} ({platform.python_implementation()}, {sys.executable})"
-    return "ok", words
 
 
 def _system() -> Found:
@@ -165,27 +159,9 @@ def _numpy() -> Found:
 
         pools = [p for p in threadpool_info() if p["user_api"] == "blas"]
     blas = [f"{p['internal_api']} {p['version']}, {p['num_threads']} threads" for p in pools]
-    if not blas:  # a library threadpoolctl does not know, such as Apple's Accelerate
-        facts: Any = np.show_config(mode="dicts")
-        facts = facts["Build Dependencies"]["blas"]
-        blas = [f"{facts.get('name', 'unknown BLAS')} {facts.get('version', '')}".strip()]
-    found = f"{np.__version__} with {', '.join(blas)}"
-    older = any(pool.get("architecture") == "Haswell" for pool in pools)
-    if not (older and "avx512f" in _cpu_flags()):
-        return "ok", found
-    # measured on AMD's Zen 5, two cores, float32: 230 instead of 457 GFLOP/s
-    forced = os.environ.get("OPENBLAS_CORETYPE")
-    found += f"; OPENBLAS_CORETYPE={forced}" if forced else "; it sees no AVX-512 here"
-    fix = "unset OPENBLAS_CORETYPE" if forced else "export OPENBLAS_CORETYPE=SkylakeX"
-    return "note", found, f"{fix} before you start: with AVX-512 up to twice as fast"
-
-
-def _cpu_flags() -> set[str]:
-    """What Linux says the processor can do; empty elsewhere."""
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return {word for line in lines if line.startswith("flags") for word in line.split()}
-    return set()
+    # a library that threadpoolctl does not know, such as Apple's Accelerate
+    found = f"{np.__version__} with {', '.join(blas) or 'a BLAS of its own'}"
+    return "ok", found
 
 
 def _dask() -> Found:
@@ -261,7 +237,11 @@ def _unusable(reason: str) -> dict[str, Any]:
 
 
 def _gpu(gpu: dict[str, Any]) -> Found:
-    names = [f"{device['name']} ({_memory_of(device)})" for device in gpu["devices"]]
+    names = []
+    for device in gpu["devices"]:
+        size = format_bytes(device["memory"]) if device["memory"] else ""
+        size = f"the host's {size}".rstrip() if device.get("integrated") else size
+        names.append(f"{device['name']} ({size})")
     listing = f"{len(names)}: {', '.join(names)}; driver {gpu['driver'] or 'unknown'}"
     if gpu["usable"]:
         return "ok", listing
@@ -274,11 +254,6 @@ def _gpu(gpu: dict[str, Any]) -> Found:
     return "note", f"none: {gpu['reason']}"
 
 
-def _memory_of(device: dict[str, Any]) -> str:
-    size = format_bytes(device["memory"]) if device["memory"] else ""
-    return f"the host's {size}".rstrip() if device.get("integrated") else size
-
-
 def _driver_traces() -> bool:
     """Whether somebody installed an NVIDIA driver here, working or not."""
     files = ("/dev/nvidia0", "/proc/driver/nvidia/version")
@@ -287,7 +262,7 @@ def _driver_traces() -> bool:
 
 def _cupy(gpu: dict[str, Any]) -> Found:
     if not gpu["cupy"]:
-        return _without_gpu_extra(gpu)
+        return _absent(gpu)
     found = gpu["cupy"] + (f", CUDA {gpu['cuda']}" if gpu["cuda"] else "")
     if gpu["usable"]:
         return "ok", f"{found}, a real allocation worked"
@@ -298,10 +273,16 @@ def _of_gpus(gpu: dict[str, Any], distribution: str, least: int) -> Found:
     """A package of the GPU extra, of use from ``least`` GPUs on."""
     installed = _version(distribution)
     if not installed:
-        return _without_gpu_extra(gpu)
+        return _absent(gpu)
     if len(gpu["devices"]) >= least:
         return "ok", installed
     return "note", f"{installed}, nothing to do {'here' if least == 1 else 'without a second GPU'}"
+
+
+def _absent(gpu: dict[str, Any]) -> Found:
+    """Missing where there is a GPU to use it with, otherwise only a note."""
+    state = "missing" if gpu["devices"] else "note"
+    return state, "not installed", f"with a GPU: {install('gpu')}"
 
 
 def _gpu_memory(gpu: dict[str, Any]) -> Found:
@@ -324,12 +305,6 @@ def _between(gpu: dict[str, Any]) -> Found:
         found = f"no CUDA IPC ({_line(reason)}): through host memory and TCP; {said}"
         return "note", found, "" if ucx else install("ucx")
     return "ok", f"CUDA IPC; {said}"
-
-
-def _without_gpu_extra(gpu: dict[str, Any]) -> Found:
-    """Missing where there is a GPU to use it with, otherwise only a note."""
-    state = "missing" if gpu["devices"] else "note"
-    return state, "not installed", f"with a GPU: {install('gpu')}"
 
 
 def _nvrtc(gpu: dict[str, Any]) -> Found:
@@ -356,10 +331,6 @@ def shown(findings: Sequence[MachineCheck]) -> Iterator[Any]:
     """The findings as a table, then the commands that bring what is missing."""
     rows = [(SIGNS[f.state], f.name, f.found, f.used_for) for f in findings]
     yield Grid(("", "", "found", "used for"), rows, left=range(4))
-    yield from _closing(findings)
-
-
-def _closing(findings: Sequence[MachineCheck]) -> Iterator[str]:
     missing = [finding for finding in findings if finding.state == "missing"]
     yield from (f"{f.name} is missing ({f.used_for}): {f.fix}" for f in missing)
     yield from (f"{f.name}: {f.fix}" for f in findings if f.state == "note" and f.fix)
@@ -370,9 +341,8 @@ def _closing(findings: Sequence[MachineCheck]) -> Iterator[str]:
 def to_html(findings: Sequence[MachineCheck]) -> str:
     """The findings as an HTML table, everything in them escaped."""
     rows = [(SIGNS[f.state], f.name, f.found, f.used_for, f.fix) for f in findings]
-    style = dict.fromkeys(range(1, 5), "text-align:left")
-    head = ("", "", "found", "used for", "what helps")
-    return html.table(head, rows, list(_closing(findings))[-1], style=style)
+    *_, last = shown(findings)
+    return Grid(("", "", "found", "used for", "what helps"), rows, last, range(5))._repr_html_()
 
 
 def _line(words: object) -> str:

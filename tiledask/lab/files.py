@@ -1,10 +1,8 @@
-"""Figures as files, and the versions of the libraries behind results."""
+"""Figures as files: what they are written as, checked before the work begins."""
 
 import os
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from platform import python_version
 from typing import TYPE_CHECKING
 
 from tiledask.errors import ConfigError, short
@@ -13,39 +11,24 @@ from tiledask.extras import needs
 if TYPE_CHECKING:
     from tiledask.lab.plots.primitives import Figure
 
-__all__ = ["FORMATS", "check_figure", "library_versions", "save_figure"]
+__all__ = ["check_figure", "save_figure"]
 
-_PACKAGES = ("tiledask", "dask", "distributed", "numpy", "cupy-cuda13x", "dask-cuda", "matplotlib")
-
-
-def library_versions() -> dict[str, str]:
-    """The versions of Python and of the libraries installed that decide the results."""
-    found = {"Python": python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-_UNDATED = {
+UNDATED = {
     "png": {"Software": None},
     "svg": {"Date": None},
     "pdf": {"CreationDate": None},
 }
-FORMATS = tuple(_UNDATED)
-"""What figures are written as: the ends of their files' names."""
+"""What figures are written as, by the ends of their files' names -> what is left out of each."""
 
 
 def check_figure(path: str | os.PathLike[str]) -> str:
-    """The format that the name of ``path`` says; a ConfigError if it is none of FORMATS, or if
+    """The format that the name of ``path`` says; a ConfigError if it is none of these, or if
     there is no such folder; ModuleNotFoundError without matplotlib. It loads nothing and is quick:
     ask before the work begins."""
     path = Path(path)
     kind = path.suffix.lower().removeprefix(".")
-    if kind not in FORMATS:
-        *others, last = (f".{name}" for name in FORMATS)
+    if kind not in UNDATED:
+        *others, last = (f".{name}" for name in UNDATED)
         raise ConfigError(
             f"figures are written as {', '.join(others)} or {last}, by the end of the name; got "
             f"{short(str(path))}"
@@ -66,4 +49,4 @@ def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": "tiledask", "svg.fonttype": "none"}):
-        figure.savefig(path, format=kind, facecolor="white", metadata=_UNDATED[kind])
+        figure.savefig(path, format=kind, facecolor="white", metadata=UNDATED[kind])

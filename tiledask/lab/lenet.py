@@ -64,39 +64,31 @@ def lenet_claims(
     """
     ranks = ranks if mesh is None else mesh.ranks
     weights, (x, classes) = initial_weights(seed, dtype), samples(images, seed, dtype)
-    whole = gradients(weights, x, classes)
-    rows, sent = [], {}
+    loss, others = gradients(weights, x, classes)
+    rows: list[Claim] = []
+    sent, itemsize = {}, np.dtype(dtype).itemsize
     for name in ways:
-        done = _run(PARTITIONINGS[name], mesh, ranks, timeout, weights, x, classes)
-        itemsize = np.dtype(dtype).itemsize
+        step = PARTITIONINGS[name], weights, x, classes
+        if mesh is None:
+            done = run_threads(step[0], ranks, *step[1:], timeout=timeout)
+        else:
+            done = run_ranks(step[0], mesh, *step[1:], timeout=timeout)
         said = need_by_formulas(Split.of(name, ranks), images, itemsize)
         counted = need(name, images, ranks, itemsize)
         # the largest distance from the single device, of the loss or of any gradient
-        found = put_together(name, done.results)
-        (loss, grads), (expected, others) = found, whole
-        errors = [abs(loss - expected) / abs(expected)]
+        found, grads = put_together(name, done.results)
+        errors = [abs(found - loss) / abs(loss)]
         for layer, each in others.items():
             for kind, g in each.items():
                 errors.append(float(np.max(np.abs(grads[layer][kind] - g)) / np.max(np.abs(g))))
         rows += _rows(name, said, counted, done, max(errors), dtype)
         sent[name] = sum(said.sent), sum(counted.sent), sum(r.sent for r in done.records)
     if sent.get("network", (0,))[0] and "layerwise" in sent:
-        ratios = (a / b for a, b in zip(sent["layerwise"], sent["network"], strict=True))
-        rows.append(
-            Claim(
-                "layerwise: bytes over network's",
-                *ratios,
-                rule="equal",
-                note='d2l: "potentially even larger"',
-            )
-        )
-    return Comparison(f"d2l's LeNet on {ranks} devices, {images} images", tuple(rows))
-
-
-def _run(program: Any, mesh: Mesh | None, ranks: int, timeout: float, *args: Any) -> Ranks:
-    if mesh is None:
-        return run_threads(program, ranks, *args, timeout=timeout)
-    return run_ranks(program, mesh, *args, timeout=timeout)
+        pairs = zip(sent["layerwise"], sent["network"], strict=True)
+        predicted, program, run = (a / b for a, b in pairs)
+        what, note = "layerwise: bytes over network's", 'd2l: "potentially even larger"'
+        rows.append(Claim(what, predicted, program, run, "", "equal", note))
+    return Comparison(f"d2l's LeNet on {ranks} devices, {images} images", rows)
 
 
 def _rows(
@@ -106,19 +98,14 @@ def _rows(
     held = [share.weight_bytes for share in done.results]
     flops = [share.flops for share in done.results]
     sent = [sum(r.sent for r in done.records.where(rank=i)) for i in range(len(held))]
-    waits = max(done.records.barriers.values(), default=0)
+    waits, sends = done.records.barriers.values(), done.records.where(kind="send")
     share = max(held) / (np.dtype(dtype).itemsize * PARAMETERS)
     imbalance = max(flops) * len(flops) / sum(flops)
     claims: list[tuple[str, Callable[[Need], float], Any, str]] = [
         ("bytes, all devices", lambda need: sum(need.sent), sum(sent), "bytes"),
         ("bytes, busiest device", lambda need: max(need.sent), max(sent), "bytes"),
-        ("synchronisations", lambda need: need.barriers, waits, "count"),
-        (
-            "transfers",
-            lambda need: need.transfers,
-            len(done.records.where(kind="send")),
-            "count",
-        ),
+        ("synchronisations", lambda need: need.barriers, max(waits, default=0), "count"),
+        ("transfers", lambda need: need.transfers, len(sends), "count"),
         ("weights on a device", lambda need: max(need.parameters) / PARAMETERS, share, "percent"),
         ("busiest over mean FLOP", lambda need: need.imbalance, imbalance, ""),
     ]
@@ -156,7 +143,13 @@ def lenet_trainings(
     ['a single device', 'network 2']
     """
     data = load_images("digits").split(0.8)[0] if data is None else data
-    options = {"steps": steps, "batch": batch, "rule": rule or Adam(), "dtype": dtype, "seed": seed}
+    options: dict[str, Any] = {
+        "steps": steps,
+        "batch": batch,
+        "rule": rule or Adam(),
+        "dtype": dtype,
+        "seed": seed,
+    }
     runs = {}
     for ways in ({}, *splits):
         here = mesh and Mesh(mesh.cluster, (Split.of(ways).ranks,))

@@ -2,12 +2,10 @@
 
 import math
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise, product
 from math import isqrt
 from time import perf_counter
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import psutil
@@ -23,21 +21,14 @@ from tiledask.plan.products.product import PANEL
 from tiledask.plan.units import format_bytes
 from tiledask.tile import accumulator, as_dtype
 
-__all__ = [
-    "GRID",
-    "RandomProduct",
-    "compare_product",
-    "predict_product",
-    "product_rows",
-    "product_title",
-]
+__all__ = ["RandomProduct", "compare_product", "predict_product", "product_rows", "product_title"]
 
 GRID = (td.Shard(0), td.Shard(1))
+Shape = tuple[int, int, int]
 
 
-@dataclass(frozen=True)
-class RandomProduct:
-    """Two matrices, random ones unless they are given, and their product by one process."""
+class RandomProduct(NamedTuple):
+    """Two random matrices, and their product by one process."""
 
     a: np.ndarray
     b: np.ndarray
@@ -47,7 +38,8 @@ class RandomProduct:
 
     @classmethod
     def random(cls, m: int, n: int, k: int, dtype: str = "float32") -> "RandomProduct":
-        """Of m x k and k x n numbers; DoesNotFitError where they and the workers' have no room."""
+        """Of m x k and k x n numbers; DoesNotFitError where they and the workers' have no room.
+        Half types are multiplied in what they are summed in."""
         size = max(4, as_dtype(dtype).itemsize)
         # A, B and C here and on the workers, and C once more to compare
         needed, free = size * (2 * k * (m + n) + 3 * m * n), psutil.virtual_memory().available
@@ -59,13 +51,8 @@ class RandomProduct:
             )
         rng = np.random.default_rng(0)
         drawn = (rng.standard_normal(shape, np.float32) for shape in ((m, k), (k, n)))
-        return cls.of(*(x.astype(as_dtype(dtype)) for x in drawn))
-
-    @classmethod
-    def of(cls, a: np.ndarray, b: np.ndarray) -> "RandomProduct":
-        """Of these two matrices; half types are multiplied in what they are summed in."""
-        times = []
-        sums = accumulator(a.dtype)
+        a, b = (x.astype(as_dtype(dtype)) for x in drawn)
+        times, sums = [], accumulator(a.dtype)
         for _ in range(2):
             begun = perf_counter()
             c = a.astype(sums, copy=False) @ b.astype(sums, copy=False)
@@ -83,115 +70,70 @@ def product_rows(
     """What a formula, the plan and the workers say of one product; the formula of algorithms by
     which each rank gets once what it lacks of its rows of A and its columns of B."""
     (m, k), n, itemsize = problem.a.shape, problem.b.shape[1], C.dtype.itemsize
-    planned, counted = C.traffic
-    predicted, measured = C.memory
+    (planned, counted), (predicted, measured), (p, q) = C.traffic, C.memory, C.mesh.shape
+    runtime = max(predicted.by_tensor(place)["runtime"] for place in predicted.places)
     formula = messages = None
-    p, q = C.mesh.shape
     if algorithm in ("summa", "cannon", "gather"):
         # each rank lacks (q-1)/q of a block row of A and (p-1)/p of a block column of B
         formula = (m * k * (q - 1) + k * n * (p - 1)) * itemsize
     if algorithm == "summa":
-        messages = _messages(k, p, q)
-    runtime = max(predicted.by_tensor(place)["runtime"] for place in predicted.places)
+        # each panel of A goes to q - 1 ranks of every row, each of B to p - 1 of every column
+        edges = sorted({edge for parts in (p, q) for ends in split(0, k, parts) for edge in ends})
+        panels = sum(-(-(stop - start) // PANEL) for start, stop in pairwise(edges))
+        messages = panels * (p * (q - 1) + q * (p - 1))
+    result = td.to_numpy(C).astype(problem.c.dtype)
+    error = float(np.abs(result - problem.c).max() / np.abs(problem.c).max())
+    rounded = 2.0 ** -(8 if C.dtype.name == "bfloat16" else 10) * (C.dtype != problem.c.dtype)
+    bound = k * float(np.finfo(problem.c.dtype).eps) + rounded
+    sent = ("bytes between workers", formula, planned.total, counted.total, "bytes", "equal")
+    count = ("messages between workers", messages, planned.count, counted.count, "", "equal")
+    peak = ("peak bytes per worker", predicted.peak, None, measured.peak, "bytes", "at most")
+    wrong = ("relative error of the answer", bound, None, error, "", "at most")
+    speed = problem.seconds / C.seconds
+    flop = f"{2 * m * n * k / 1e9:.3g} GFLOP; transfers and scheduling included"
     return [
-        Claim("bytes between workers", formula, planned.total, counted.total, "bytes", "equal"),
-        Claim(
-            "messages between workers",
-            messages,
-            planned.count,
-            counted.count,
-            rule="equal",
-            note=f"panels of at most {PANEL} columns" if messages else "",
-        ),
-        Claim(
-            "peak bytes per worker",
-            predicted.peak,
-            None,
-            measured.peak,
-            "bytes",
-            "at most",
-            note=f"{format_bytes(runtime)} are for BLAS, interpreter and allocator",
-        ),
-        *(_tile_rows(problem, C, kernel, tile) if algorithm == "summa" else ()),
-        _error_row(problem, C, k),
+        Claim(*sent),
+        Claim(*count, f"panels of at most {PANEL} columns" if messages else ""),
+        Claim(*peak, f"{format_bytes(runtime)} are for BLAS, interpreter and allocator"),
+        *([_tile_row(problem, C, kernel, tile)] if algorithm == "summa" else ()),
+        Claim(*wrong, "bound k eps; against one process"),
         Claim("seconds, one process, all cores", None, None, problem.seconds, "seconds"),
         Claim("seconds, over the workers", None, None, C.seconds, "seconds"),
-        Claim(
-            "speed against one process",
-            None,
-            None,
-            problem.seconds / C.seconds,
-            "x",
-            note=f"{2 * m * n * k / 1e9:.3g} GFLOP; transfers and scheduling included",
-        ),
+        Claim("speed against one process", None, None, speed, "x", None, flop),
     ]
 
 
-def _error_row(problem: RandomProduct, C: ShardedArray, k: int) -> Claim:
-    result = td.to_numpy(C).astype(problem.c.dtype)
-    error = float(np.abs(result - problem.c).max() / np.abs(problem.c).max())
-    rounded = (
-        0.0 if C.dtype == problem.c.dtype else 2.0 ** -(8 if C.dtype.name == "bfloat16" else 10)
-    )
-    return Claim(
-        "relative error of the answer",
-        k * float(np.finfo(problem.c.dtype).eps) + rounded,
-        None,
-        error,
-        rule="at most",
-        note="bound k eps; against one process",
-    )
-
-
-def _tile_rows(
-    problem: RandomProduct, C: ShardedArray, kernel: str, tile: int | None
-) -> Iterator[Claim]:
+def _tile_row(problem: RandomProduct, C: ShardedArray, kernel: str, tile: int | None) -> Claim:
     """What the tiles load of blocks that are multiplied along all of k."""
     (m, k), n, (p, q) = problem.a.shape, problem.b.shape[1], C.mesh.shape
-    tile = tile or td.tile.kernels[kernel].tile or 512
-    blocks = product(split(0, m, p), split(0, n, q))
-    yield Claim(
-        "bytes that tiles load, all workers",
-        sum(
-            td.tile.traffic(bottom - top, right - left, k, tile, C.dtype.itemsize).loaded
-            for (top, bottom), (left, right) in blocks
-        ),
-        None,
-        C.tiles and C.tiles.loaded,
-        "bytes",
-        "equal" if C.tiles else None,
-        note=_counted_where(C, kernel, tile),
+    of = tile or td.tile.kernels[kernel].tile or 512
+    predicted: int = sum(
+        td.tile.traffic(bottom - top, right - left, k, of, C.dtype.itemsize).loaded
+        for (top, bottom), (left, right) in product(split(0, m, p), split(0, n, q))
     )
-
-
-def _counted_where(C: ShardedArray, kernel: str, tile: Any) -> str:
+    what = "bytes that tiles load, all workers"
     if C.tiles is None:
-        return f"not counted: {kernel} does not say what it loads; predicted for tiles of {tile}"
+        note = f"not counted: {kernel} does not say what it loads; predicted for tiles of {of}"
+        return Claim(what, predicted, None, None, "bytes", None, note)
+    note = f"by {kernel} on the workers, tile by tile as it loaded them"
     if C.mesh.cluster.backend == "cupy":
-        return f"by {kernel} on the GPUs: the grids that it launched, their steps along k"
-    return f"by {kernel} on the workers, tile by tile as it loaded them"
-
-
-def _messages(k: int, p: int, q: int) -> int:
-    """Each panel of A goes to q - 1 ranks of every row, each of B to p - 1 of every column."""
-    edges = sorted({edge for parts in (p, q) for ends in split(0, k, parts) for edge in ends})
-    panels = sum(-(-(stop - start) // PANEL) for start, stop in pairwise(edges))
-    return panels * (p * (q - 1) + q * (p - 1))
+        note = f"by {kernel} on the GPUs: the grids that it launched, their steps along k"
+    return Claim(what, predicted, None, C.tiles.loaded, "bytes", "equal", note)
 
 
 def compare_product(
-    shape: tuple[int, int, int],
+    shape: Shape,
     mesh: tuple[int, int],
-    dtype: str = "float32",
-    algorithm: str = "summa",
-    kernel: str = "blas",
-    tile: int | None = None,
-    device: str = "auto",
+    dtype: str,
+    algorithm: str,
+    kernel: str,
+    tile: int | None,
+    device: str,
 ) -> tuple[Comparison, Explanation]:
     """The comparison of a product of m, n, k on a mesh of new workers, A and B in blocks, and what
     every algorithm would take for it."""
     problem = RandomProduct.random(*shape, dtype)
-    with td.start_cluster(workers=int(np.prod(mesh)), device=device, quiet=True) as cluster:
+    with td.start_cluster(workers=math.prod(mesh), device=device, quiet=True) as cluster:
         over = td.Mesh(cluster, mesh)
         a, b = (td.distribute(x, over, GRID) for x in (problem.a, problem.b))
         c = td.matmul(a, b, algorithm=algorithm, kernel=kernel, tile=tile)
@@ -201,11 +143,7 @@ def compare_product(
 
 
 def predict_product(
-    shape: tuple[int, int, int],
-    mesh: tuple[int, int],
-    dtype: str = "float32",
-    kernel: str = "blas",
-    tile: int | None = None,
+    shape: Shape, mesh: tuple[int, int], dtype: str, kernel: str, tile: int | None
 ) -> Explanation:
     """What every algorithm would move and hold for it, without workers and without times."""
     m, n, k = shape
@@ -214,9 +152,7 @@ def predict_product(
     return ProductQuestion(a, b, needs).weigh(sys.maxsize)
 
 
-def product_title(
-    shape: tuple[int, int, int], mesh: tuple[int, int], dtype: str, algorithm: str
-) -> str:
+def product_title(shape: Shape, mesh: tuple[int, int], dtype: str, algorithm: str) -> str:
     m, n, k = shape
     flop = f"{2 * math.prod(shape) / 1e9:,.4g} GFLOP"
     return (

@@ -17,7 +17,7 @@ from tiledask.plan.pipelines.timeline import Timeline
 __all__ = ["stage_times", "timeline_of"]
 
 
-def stage_times(inputs: Mapping[str, Any]) -> dict[str, float]:
+def stage_times(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The seconds of a row, as `simulate` takes them; the table has milliseconds."""
     names = {
         "forward": "T_F",

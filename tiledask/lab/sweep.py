@@ -8,6 +8,7 @@ So every schedule has the same work, and idle time can be compared.
 
 import inspect
 from collections.abc import Iterable
+from typing import Any
 
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import V_SHAPED, schedule, schedules
@@ -39,21 +40,9 @@ def same_work(
     """
     seconds = {"forward": forward, "backward": backward, "latency": latency}
     built = schedule_on(name, devices, microbatches, chunks=chunks, **seconds)
-    return _timed(built, **seconds)
-
-
-def _timed(
-    built: Schedule, forward: float = 1.0, backward: float = 2.0, latency: float = 0.0
-) -> Timeline:
-    share, half = built.devices / built.stages, backward / 2
-    return simulate(
-        built,
-        forward * share,
-        backward * share,
-        latency,
-        backward_input=half * share,
-        backward_weight=half * share,
-    )
+    share = built.devices / built.stages
+    each, half = (forward * share, backward * share), backward / 2 * share
+    return simulate(built, *each, latency, backward_input=half, backward_weight=half)
 
 
 def schedule_on(
@@ -78,11 +67,11 @@ def schedule_on(
     if "devices" in takes:
         return schedule(name, chunks * devices, microbatches, devices=devices)
     each = 2 if name in V_SHAPED else 1  # stages per device
-    times: dict[str, float] = {}
+    times: dict[str, Any] = {}
     if "backward_weight" in takes:  # made for these times
-        seconds = (forward / each, backward / 2 / each, backward / 2 / each, latency)
-        names = ("forward", "backward_input", "backward_weight", "latency")
-        times = dict(zip(names, seconds, strict=True))
+        half = backward / 2 / each
+        times = {"forward": forward / each, "backward_input": half, "backward_weight": half}
+        times["latency"] = latency
     return schedule(name, each * devices, microbatches, **times)
 
 
@@ -99,8 +88,9 @@ def compare_schedules(
     """
     rows: dict[str, dict[str, float]] = {}
     for name in names:
-        built = schedule_on(name, devices, microbatches, chunks=chunks, **seconds)
-        timeline = _timed(built, **seconds)
+        timeline = same_work(name, devices, microbatches, chunks=chunks, **seconds)
+        assert timeline.evidence is not None
+        built = timeline.evidence.schedule
         held = sum(len(built.holders(stage)) for stage in range(built.stages))
         rows[name] = {
             "ends": round(timeline.makespan, 9),

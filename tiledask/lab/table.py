@@ -3,6 +3,7 @@
 Comparison  predicted, simulated and measured side by side, with a verdict for every row
 Grid        any other rows under titles
 table       such rows of numbers, each in its column's unit
+show        a table or words, printed as a command yields them
 
 Each is one value for the terminal (rich), the notebook and the report (HTML), and text.
 """
@@ -10,11 +11,9 @@ Each is one value for the terminal (rich), the notebook and the report (HTML), a
 import io
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.lab.claim import COLUMNS, Claim, Value, exact, format_value
@@ -23,8 +22,6 @@ from tiledask.plan.judged import Judged
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
     from tiledask.distributed.cluster.load import Load
 
@@ -35,8 +32,33 @@ GAP = 2
 """Spaces between columns."""
 
 
-class _Printed:
-    """What rich prints, as plain text, too."""
+@dataclass(frozen=True)
+class Grid:
+    """Rows of words under titles: a table where there is room for every word, else a list.
+
+    >>> from rich.console import Console
+    >>> grid = Grid(("", "time", "how"), [("compute", "6.81 s", "4 micro-batches")])
+    >>> Console(width=40).print(grid)  # doctest: +NORMALIZE_WHITESPACE
+               time  how
+    compute  6.81 s  4 micro-batches
+    <BLANKLINE>
+    >>> Console(width=20).print(grid)  # doctest: +NORMALIZE_WHITESPACE
+    compute: time 6.81
+    s, how 4
+    micro-batches
+    <BLANKLINE>
+    """
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    """Of words, or of rich's Text."""
+    title: str = ""
+    left: Collection[int] = (0,)
+    """Columns that begin at the left; numbers end at the right."""
+    bold: Collection[int] = ()
+    """Rows that stand out."""
+    below: str = ""
+    """A line below the rows."""
 
     def to_text(self, width: int = 100) -> str:
         """The table as plain text, no line longer than ``width`` characters."""
@@ -48,9 +70,72 @@ class _Printed:
         Console(file=out, width=width, color_system=None, **options).print(self)
         return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
+    def __repr__(self) -> str:
+        """The whole table: it has nothing else to say."""
+        return self.to_text(80).rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        # JupyterLab puts words at the right, too
+        sides = ("left" if i in self.left else "right" for i in range(len(self.head)))
+        lines = any("\n" in str(cell) for row in self.rows for cell in row)
+        keep = ";white-space:pre-line" * lines
+        style = {i: f"text-align:{side}{keep}" for i, side in enumerate(sides)}
+        title = f"{self.title} ({self.below})" if self.below else self.title
+        return html.table(self.head, self.rows, title, style=style, bold=self.bold)
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from rich.table import Table
+        from rich.text import Text
+
+        if self.title:
+            yield Text(self.title, style="bold", overflow="fold")
+        if widths := self._widths(options.max_width):
+            table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
+            for i, (name, width) in enumerate(zip(self.head, widths, strict=True)):
+                justify: Any = "left" if i in self.left else "right"
+                table.add_column(Text(name), justify=justify, width=width, overflow="fold")
+            for number, row in enumerate(self.rows):
+                cells = [cell if isinstance(cell, Text) else Text(str(cell)) for cell in row]
+                table.add_row(*cells, style="bold" if number in self.bold else "")
+            yield table
+        for row in () if widths else self.rows:
+            pairs = zip(self.head, row, strict=True)
+            parts = [
+                f"{name} {cell}".strip().replace("\n", " ") for name, cell in pairs if f"{cell}"
+            ]
+            words = ": ".join(filter(None, (*parts[:1], ", ".join(parts[1:]))))
+            yield Text(words, overflow="fold")
+        yield Text()
+        if self.below:
+            yield Text(self.below, style="dim")
+
+    def _widths(self, most: int) -> list[int]:
+        """The width of each column, from the one that it likes down to its longest word; []
+        where even those are too wide."""
+        columns = [
+            [line for cell in cells for line in str(cell).split("\n")]
+            for cells in zip(self.head, *self.rows, strict=True)
+        ]
+        least = [max(len(p) for cell in cells for p in ("", *_unbroken(cell))) for cells in columns]
+        widths = [max(map(len, cells)) for cells in columns]
+        for _ in range(sum(widths) + GAP * (len(widths) - 1) - most):
+            widest = max(range(len(widths)), key=lambda i: (widths[i] > least[i], widths[i]))
+            if widths[widest] <= least[widest]:
+                return []
+            widths[widest] -= 1
+        return widths
+
+
+def _unbroken(line: str) -> list[str]:
+    """The parts of ``line`` that stay on one line: a number with its unit, otherwise a word. The
+    first keeps its indent, from which rich does not part it either."""
+    bare = line.lstrip()
+    parts = [bare] if bare[:1].isdigit() and len(bare) <= 20 else bare.split()
+    return [line[: len(line) - len(bare)] + parts[0], *parts[1:]] if bare else []
+
 
 @dataclass(frozen=True, repr=False)
-class Comparison(_Printed):
+class Comparison:
     """Claims under one title: a table for each part of a story.
 
     >>> table = Comparison("Idle time", (
@@ -66,10 +151,10 @@ class Comparison(_Printed):
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", tuple(self.rows))
         if not self.rows or not all(isinstance(row, Claim) for row in self.rows):
-            kinds = [type(row).__name__ for row in self.rows]
             raise ConfigError(
                 f"{self.title!r}: a comparison has one Claim or more in its rows, got "
-                f"{kinds or 'none'}; a table without claims proves nothing"
+                f"{[type(row).__name__ for row in self.rows] or 'none'}; without one it proves "
+                f"nothing"
             )
 
     @classmethod
@@ -92,7 +177,7 @@ class Comparison(_Printed):
                     f"{quantity!r}: a claim has {len(COLUMNS)} values, {', '.join(COLUMNS)}, got "
                     f"{three!r}; write None for what was not asked"
                 )
-        rows = [Claim(name, *three, unit, rule, load=load) for name, three in values.items()]
+        rows = [Claim(name, p, s, m, unit, rule, load=load) for name, (p, s, m) in values.items()]
         return cls(title, rows)
 
     @cached_property
@@ -141,8 +226,31 @@ class Comparison(_Printed):
             facts |= {"unit": row.unit, "rule": None if row.rule is None else list(row.rule)}
             facts |= {"compare": list(row.compare), "note": row.note}
             rows.append(facts | {"holds": verdict.holds, "reason": verdict.why})
-        counts = {name: getattr(self, name) for name in ("title", "ok", "held", "checked")}
-        return counts | {"put_off": self.put_off, "rows": rows}
+        names = ("title", "ok", "held", "checked", "put_off")
+        return {name: getattr(self, name) for name in names} | {"rows": rows}
+
+    def grid(self) -> Grid:
+        """A row for each claim, a note and every digit of bytes below it."""
+        from rich.text import Text
+
+        rows = []
+        for row, verdict in zip(self.rows, self.verdicts, strict=True):
+            cells = [Text(words) for words in (row.quantity, *row.shown)]
+            cells.append(Text(str(verdict), STYLE[verdict.holds]))
+            digits = ["", "", "", ""]  # once where they are equal, else under each value
+            if row.rule == ("equal",) and verdict.holds:
+                digits[3] = exact(row.compared[0], row.unit)
+            elif row.rule == ("equal",):
+                digits[:3] = [exact(value, row.unit) for value in row.values]
+            for cell, below in zip(cells, (row.note, *digits), strict=True):
+                if below:
+                    cell.append("\n").append_text(Text(below, "dim"))
+            rows.append(cells)
+        return Grid(("", *COLUMNS, "verdict"), rows, self.title, (0, 4), below=self.summary)
+
+    def to_text(self, width: int = 100) -> str:
+        """The table as plain text, no line longer than ``width`` characters."""
+        return self.grid().to_text(width)
 
     def __str__(self) -> str:
         return self.to_text()
@@ -150,114 +258,11 @@ class Comparison(_Printed):
     def __repr__(self) -> str:
         return f"Comparison({self.title!r}: {self.summary})"
 
-    def __rich_console__(self, console: Any, options: Any) -> "Iterator[Grid | Text]":
-        from rich.text import Text
-
-        yield self._grid()
-        yield Text(self.summary, style="dim")
-
-    def _grid(self) -> "Grid":
-        from rich.text import Text
-
-        rows = []
-        for row, verdict in zip(self.rows, self.verdicts, strict=True):
-            cells = [Text(words) for words in (row.quantity, *row.shown)]
-            cells.append(Text(str(verdict), STYLE[verdict.holds]))
-            for cell, below in zip(cells, (row.note, *_digits(row, verdict)), strict=True):
-                if below:
-                    cell.append("\n").append_text(Text(below, "dim"))
-            rows.append(cells)
-        return Grid(("", *COLUMNS, "verdict"), rows, self.title, left=(0, 4))
+    def __rich__(self) -> Grid:
+        return self.grid()
 
     def _repr_html_(self) -> str:
-        return replace(self._grid(), title=f"{self.title} ({self.summary})")._repr_html_()
-
-
-@dataclass(frozen=True)
-class Grid(_Printed):
-    """Rows of words under titles: a table where there is room for every word, else a list.
-
-    >>> from rich.console import Console
-    >>> grid = Grid(("", "time", "how"), [("compute", "6.81 s", "4 micro-batches")])
-    >>> Console(width=40).print(grid)  # doctest: +NORMALIZE_WHITESPACE
-               time  how
-    compute  6.81 s  4 micro-batches
-    <BLANKLINE>
-    >>> Console(width=20).print(grid)  # doctest: +NORMALIZE_WHITESPACE
-    compute: time 6.81
-    s, how 4
-    micro-batches
-    <BLANKLINE>
-    """
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[Any]]
-    """Of words, or of rich's Text."""
-    title: str = ""
-    left: Collection[int] = (0,)
-    """Columns that begin at the left; numbers end at the right."""
-    bold: Collection[int] = ()
-    """Rows that stand out."""
-
-    def __repr__(self) -> str:
-        """The whole table: it has nothing else to say."""
-        return self.to_text(80).rstrip("\n")
-
-    def _repr_html_(self) -> str:
-        # JupyterLab puts words at the right, too
-        sides = ("left" if i in self.left else "right" for i in range(len(self.head)))
-        lines = any("\n" in str(cell) for row in self.rows for cell in row)
-        keep = ";white-space:pre-line" * lines
-        style = {i: f"text-align:{side}{keep}" for i, side in enumerate(sides)}
-        return html.table(self.head, self.rows, self.title, style=style, bold=self.bold)
-
-    def __rich_console__(self, console: Any, options: Any) -> Iterator["Table | Text"]:
-        from rich.text import Text
-
-        if self.title:
-            yield Text(self.title, style="bold", overflow="fold")
-        widths = self._widths(options.max_width)
-        yield from [self._table(widths)] if widths else self._list()
-        yield Text()
-
-    def _widths(self, most: int) -> list[int]:
-        """The width of each column, from the one that it likes down to its longest word; []
-        where even those are too wide."""
-        columns = [
-            [line for cell in cells for line in str(cell).split("\n")]
-            for cells in zip(self.head, *self.rows, strict=True)
-        ]
-        least = [max(len(p) for cell in cells for p in ("", *_unbroken(cell))) for cells in columns]
-        widths = [max(map(len, cells)) for cells in columns]
-        for _ in range(sum(widths) + GAP * (len(widths) - 1) - most):
-            widest = max(range(len(widths)), key=lambda i: (widths[i] > least[i], widths[i]))
-            if widths[widest] <= least[widest]:
-                return []
-            widths[widest] -= 1
-        return widths
-
-    def _table(self, widths: list[int]) -> "Table":
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
-        for column, (name, width) in enumerate(zip(self.head, widths, strict=True)):
-            justify = "left" if column in self.left else "right"
-            table.add_column(Text(name), justify=justify, width=width, overflow="fold")
-        for number, row in enumerate(self.rows):
-            cells = [cell if isinstance(cell, Text) else Text(str(cell)) for cell in row]
-            table.add_row(*cells, style="bold" if number in self.bold else "")
-        return table
-
-    def _list(self) -> Iterator["Text"]:
-        from rich.text import Text
-
-        for row in self.rows:
-            pairs = zip(self.head, row, strict=True)
-            words = [
-                f"{name} {cell}".strip().replace("\n", " ") for name, cell in pairs if str(cell)
-            ]
-            yield Text(": ".join(filter(None, (*words[:1], ", ".join(words[1:])))), overflow="fold")
+        return self.grid()._repr_html_()
 
 
 def table(
@@ -281,26 +286,32 @@ def table(
     named = isinstance(rows, Mapping)
     listed = list(rows.values() if isinstance(rows, Mapping) else rows)
     columns = list(dict.fromkeys(column for row in listed for column in row))
-    if unknown := [column for column in units if column not in columns]:
-        raise ConfigError(
-            f"there is no column {unknown[0]!r} to show in {units[unknown[0]]}; columns are "
-            f"{', '.join(columns) or 'none'}"
-        )
+    for column in units:
+        if column not in columns:
+            raise ConfigError(
+                f"there is no column {column!r} to show in {units[column]}; columns are "
+                f"{', '.join(columns) or 'none'}"
+            )
     cells = [[_shown(row.get(c), units.get(c, "")) for c in columns] for row in listed]
     if named:
         cells = [[_shown(name), *row] for name, row in zip(rows, cells, strict=True)]
-    words = [
-        i
-        for i, column in enumerate(columns)
-        if all(isinstance(row.get(column), str | None) for row in listed)
-    ]
-    left = (0, *(i + 1 for i in words)) if named else words
+    left = [0] * named
+    for i, column in enumerate(columns, named):
+        left += [i] * all(isinstance(row.get(column), str | None) for row in listed)
     return Grid(("",) * named + tuple(columns), cells, title, left)
 
 
 def _shown(value: Any, unit: str = "") -> str:
-    plain = isinstance(value, int | float | np.number | str | None)
+    value = value.item() if hasattr(value, "dtype") and not value.ndim else value
+    plain = isinstance(value, int | float | str | None)
     return format_value(value, unit) if plain else str(value)
+
+
+def _json(value: Value) -> Any:
+    if isinstance(value, tuple):
+        return [_json(v) for v in value]
+    # JSON has no words for infinity and not-a-number
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def say(
@@ -319,33 +330,8 @@ def say(
 def show(console: "Console", thing: Any) -> None:
     """Print a table, words, or (what is bold, the words behind it). Prose wraps; several lines, or
     a command, stay as they are."""
-    if isinstance(thing, _Printed):
+    if isinstance(thing, Grid | Comparison):
         console.print(thing)
     else:
         bold, words = thing if isinstance(thing, tuple) else ("", thing)
         say(console, words, bold=bold, wrap=not ("\n" in words or "tiledask " in words))
-
-
-def _digits(claim: Claim, verdict: Judged) -> tuple[str, str, str, str]:
-    """Every digit of what is claimed to be equal to the byte: once under the verdict where it
-    is, under each value where it is not."""
-    if claim.rule != ("equal",):
-        return "", "", "", ""
-    if verdict.holds:
-        return "", "", "", exact(claim.compared[0], claim.unit)
-    return *(exact(value, claim.unit) for value in claim.values), ""
-
-
-def _unbroken(line: str) -> list[str]:
-    """The parts of ``line`` that stay on one line: a number with its unit, otherwise a word. The
-    first keeps its indent, from which rich does not part it either."""
-    bare = line.lstrip()
-    parts = [bare] if bare[:1].isdigit() and len(bare) <= 20 else bare.split()
-    return [line[: len(line) - len(bare)] + parts[0], *parts[1:]] if bare else []
-
-
-def _json(value: Value) -> Any:
-    if isinstance(value, tuple):
-        return [_json(v) for v in value]
-    # JSON has no words for infinity and not-a-number
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 
@@ -70,7 +70,7 @@ def tour(
     quiet = {"PYDEVD_DISABLE_FILE_VALIDATION": "1"}
     client.execute(env=os.environ | quiet | {"TILEDASK_TOUR_DEVICE": device})
     # neither formulas nor widgets: the page needs no script from anywhere
-    exporter: Any = HTMLExporter(mathjax_url="", require_js_url="", jquery_url="")
+    exporter: Any = cast(Any, HTMLExporter)(mathjax_url="", require_js_url="", jquery_url="")
     exporter.log.setLevel("ERROR")
     page, _ = exporter.from_notebook_node(cells, {"metadata": {"name": "tiledask: the tour"}})
     atomic_write(folder / "report.html", page.encode())

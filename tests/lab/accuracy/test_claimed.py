@@ -15,7 +15,7 @@ def test_every_time_that_is_claimed_has_room_or_its_row_says_that_it_has_none():
             if of.quantity.startswith("layer"):
                 continue  # one layer was measured, of 48 that never were on eight devices
             if "memory is refused" in row.note:
-                model, layout, cluster, recipe, sequence, framework = of.run
+                model, layout, cluster, recipe, sequence, framework, _ = of.run
                 fit = td.fits(model, layout, cluster, recipe, sequence, framework=framework)
                 saved = uncounted(fit.memory.recipe.framework)
                 refused[row.case] = bool(saved)

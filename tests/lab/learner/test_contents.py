@@ -10,9 +10,8 @@ import pytest
 from oracles.finished import ROOT
 
 from tiledask.lab.learner import kept
-from tiledask.lab.learner.contents import SHOW_ANEW, timed, write_contents
+from tiledask.lab.learner.contents import SHOW_ANEW, course, timed, write_contents
 from tiledask.lab.learner.copies import walkthroughs
-from tiledask.lab.learner.course import course
 from tiledask.lab.learner.score import score
 from tiledask.lab.learner.start import lab_command
 
@@ -133,7 +132,6 @@ def test_the_score_is_written_to_the_page_that_is_there_and_only_then(tmp_path, 
 
 
 def test_jupyterlab_stays_on_this_machine_and_in_the_learners_folder(tmp_path, monkeypatch):
-    pytest.importorskip("jupyterlab_server", reason="no JupyterLab: pip install 'tiledask[lab]'")
     monkeypatch.setenv("JUPYTER_CONFIG_PATH", "/mine")
     monkeypatch.setenv("TILEDASK_DASHBOARD_PORT", "9000")
     before = dict(os.environ)
@@ -168,6 +166,7 @@ def test_the_first_layout_is_ours_and_later_ones_the_learners(tmp_path):
     assert saved[contents]["data"] == {"path": "learn/contents.md", "factory": "Markdown Preview"}
     assert saved[panel]["data"]["item"]["route"] == "/individual-tiledask"
     (path,) = folder.iterdir()
+    assert path.stem == handler.slugify("default")
     path.write_text("mine")
     lab_command(tmp_path / "learn")
     assert path.read_text() == "mine"

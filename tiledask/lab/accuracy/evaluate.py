@@ -20,12 +20,17 @@ from tiledask.plan.inputs.recipes import load_recipe
 from tiledask.plan.timing.calibration import calibration_of, frameworks, holds, uncounted
 from tiledask.plan.timing.step import estimate_step
 
-__all__ = ["GROUPS", "PublishedRow", "PublishedSource", "calibrated", "exact", "left_out",
-           "measured", "memory_errors", "rankings", "unexplained"]  # fmt: skip
+__all__ = ["GROUPS", "LEFT_OUT", "PublishedRow", "PublishedSource", "calibrated", "exact",
+           "measured", "memory_errors", "rankings"]  # fmt: skip
 
 GROUPS: dict[str, dict[str, Any]] = shipped_json("published", "groups.json")
 """Of runs.json by key: the name, the goal, what a reader must know; of bytes also what devices
 show beside the ledger's, and whether all rows set constants, or every second one."""
+UNEXPLAINED: dict[str, str] = shipped_json("published", "unexplained.json")
+"""Why a row contradicts others of its own source, by id: no model can be right on both."""
+LEFT_OUT: dict[str, list[float]] = shipped_json("calibration", "left_out.json")
+"""(rows, mean, worst) of each group where a model's rows were left out of the fit that estimates
+them; as `fit_constants.py` found it."""
 GIB = 2**30
 WORKSPACE = 32 * 2**20
 """Bytes that PyTorch and Transformer Engine each give cuBLAS on Hopper and Blackwell."""
@@ -123,8 +128,8 @@ def measured(key: str) -> PublishedSource:
         facts = row.case, row.quantity, row.measured, _ours(row, group.get("beside", ""))
         rows.append(PublishedRow(*facts, row.unit, allowed, _note(row), fitted))
     remark = group.get("remark", "").replace("$uncounted", uncounted("llama-3"))
-    if group["name"] in left_out():
-        count, mean, worst = left_out()[group["name"]]
+    if group["name"] in LEFT_OUT:
+        count, mean, worst = LEFT_OUT[group["name"]]
         found = f"mean {100 * mean:.1f} %, worst {100 * worst:.1f} % ({count} rows)"
         remark = f"{remark} Each model estimated without its own rows: {found}.".strip()
     goal = group.get("mean", float("inf"))
@@ -146,7 +151,7 @@ def _note(row: RunRow) -> str:
         return f"{'ran' if row.measured else 'out of memory'}; {row.run.verdict}"
     if row.unit not in ("s", "ms"):
         return ""
-    known = unexplained().get(row.case, "")
+    known = UNEXPLAINED.get(row.case, "")
     if known or row.quantity.startswith("layer"):  # of one layer, not the whole model
         return known
     return "its memory is refused" if row.run.verdict == "no" else ""
@@ -173,21 +178,6 @@ def calibrated() -> frozenset[str]:
         for name in frameworks()
         for case in calibration_of(device, recipe, framework=name).calibrated
     )
-
-
-@cache
-def unexplained() -> dict[str, str]:
-    """Why a row contradicts others of its own source, by id: no model can be right on both."""
-    found: dict[str, str] = shipped_json("published", "unexplained.json")
-    return found
-
-
-@cache
-def left_out() -> dict[str, list[float]]:
-    """(rows, mean, worst) of each group where a model's rows were left out of the fit that
-    estimates them; as `fit_constants.py` found it."""
-    found: dict[str, list[float]] = shipped_json("calibration", "left_out.json")
-    return found
 
 
 def rankings() -> PublishedSource:

@@ -6,8 +6,8 @@ log(measured) = log(estimated(constants)) + error     Gauss-Newton from round gu
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -96,30 +96,17 @@ OF_LOGS = (
 """The same of BLOOM's log, Korthikanti's and torchtitan's rows, each a program of its own."""
 
 
-@dataclass(frozen=True)
 class Refit:
     """Rows, and the constants that describe them best. Rows that are not `calibrated` are only
-    estimated."""
+    estimated. ``families``: of each row a series of runs that is one measurement, "model/..."."""
 
-    constants: tuple[Constant, ...]
-    rows: tuple[RunRow, ...]
-    families: tuple[str, ...]
-    """Of each row: a series of runs that is one measurement, "model/..."."""
-
-    @cached_property
-    def known(self) -> tuple[Calibration, ...]:
-        """What each row is estimated with as shipped."""
-        return tuple(row.run.step().calibration for row in self.rows)
-
-    @cached_property
-    def measured(self) -> np.ndarray:
-        """Logarithm of the seconds of each row."""
-        return np.log([row.seconds for row in self.rows])
-
-    @cached_property
-    def fits(self) -> np.ndarray:
-        """Whether each row sets constants."""
-        return np.array([row.key in calibrated() for row in self.rows])
+    def __init__(
+        self, constants: Sequence[Constant], rows: Sequence[RunRow], families: Sequence[str]
+    ) -> None:
+        self.constants, self.rows, self.families = constants, rows, families
+        self.known = [row.run.step().calibration for row in rows]  # as shipped
+        self.measured = np.log([row.seconds for row in rows])
+        self.fits = np.array([row.key in calibrated() for row in rows])
 
     def estimated(self, values: np.ndarray, only: Sequence[int] | None = None) -> np.ndarray:
         """Logarithm of what each row (of ``only``) takes with ``values`` of CONSTANTS."""
@@ -181,16 +168,14 @@ class Refit:
             errors[gone] = np.exp(self.estimated(without, gone.tolist()) - self.measured[gone]) - 1
         return errors
 
-    def by_group(self, errors: np.ndarray) -> dict[str, tuple[int, float, float]]:
-        """(rows, mean, worst) of the sizes of ``errors`` by device and program."""
+    def by_group(self, errors: np.ndarray) -> dict[str, list[float]]:
+        """[rows, mean, worst] of the sizes of ``errors`` by device and program."""
         groups: dict[str, list[float]] = {}
         for row, error in zip(self.rows, errors, strict=True):
             group = GROUPS[row.group]["name"].removesuffix(", not explained")
             groups.setdefault(group, []).append(abs(error))
-        return {
-            name: (len(each), float(np.mean(each)), float(max(each)))
-            for name, each in sorted(groups.items())
-        }
+        sizes = sorted(groups.items())
+        return {name: [len(each), float(np.mean(each)), max(each)] for name, each in sizes}
 
 
 def family(row: RunRow) -> str:
@@ -207,24 +192,19 @@ def refit() -> Refit:
     """The rows of published/plan2.json that the shipped constants were fitted to."""
     rows = [
         row
-        for rows in run_rows().values()
-        for row in rows
-        if row.quantity == "step"
-        and row.case in published("plan2")
-        and row.case in calibrated()
-        and not row.case.startswith("titan2506")
+        for row in chain.from_iterable(run_rows().values())
+        if row.quantity == "step" and row.case in published("plan2") and row.case in calibrated()
+        if not row.case.startswith("titan2506")
     ]
-    return Refit(CONSTANTS, tuple(rows), tuple(map(family, rows)))
+    return Refit(CONSTANTS, rows, [*map(family, rows)])
 
 
 def refit_logs() -> Refit:
     """BLOOM's log, Korthikanti's tables and torchtitan's rows of published/plan.json."""
-    groups = ("kor-5", "kor-4", "bloom", "titan")
-    rows = [row for group in groups for row in run_rows()[group]]
+    rows = [row for group in ("kor-5", "kor-4", "bloom", "titan") for row in run_rows()[group]]
     parts = [row.key.split("-") for row in rows]
     models = [part[2][:3].lower() if part[0] == "kor" else part[1] for part in parts]
-    families = [f"{model}/{row.key}" for model, row in zip(models, rows, strict=True)]
-    return Refit(OF_LOGS, tuple(rows), tuple(families))
+    return Refit(OF_LOGS, rows, [f"{m}/{row.key}" for m, row in zip(models, rows, strict=True)])
 
 
 def main() -> int:

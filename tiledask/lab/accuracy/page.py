@@ -12,10 +12,10 @@ from pathlib import Path
 from statistics import mean
 
 from tiledask.lab.accuracy.evaluate import (
+    LEFT_OUT,
     PublishedRow,
     PublishedSource,
     exact,
-    left_out,
     measured,
     memory_errors,
     rankings,
@@ -29,18 +29,7 @@ from tiledask.plan.whole import is_whole
 
 __all__ = ["groups", "main", "page"]
 
-NOT_MODELLED = """
-- Training programs without a file in data/calibration/framework, and releases of those that have \
-one: NeMo's and Megatron-Bridge's differ by up to 18 % with identical inputs.
-- Devices without a row (GB300, MI300X, L40S, V100, RTX 4090, TPU): default shares, a wide bar.
-- Head widths that are no multiple of 8, heads too few to fill a device, an allocator that runs \
-short and cleans up, stragglers, data loading, checkpoints, failures.
-- GPU hours of whole trainings whose layout is not published.
-- Rings of attention over many pieces of a sequence in PyTorch, which are twice as slow.
-- How unevenly experts are visited: evenly, unless the model's `imbalance` says more; exchanges in \
-8 bits.
-- Memory: activations of implementations that keep more than fused kernels need; the host.
-""".strip()
+PAGES = {"Beside other tools": "other-planners", "What is not modelled": "not-modelled"}
 HEAD = """# Accuracy of the planner
 
 Made from plan.json, plan2.json and the package. Errors are ours / published - 1. *Fitted* rows \
@@ -57,9 +46,13 @@ def groups() -> tuple[PublishedSource, ...]:
 
 def page() -> str:
     """The page in Markdown."""
-    others = data_file("published", "other-planners.md").read_text("utf-8").strip()
-    parts = [HEAD, summary(), "## Beside other tools", others]
-    parts += ["## What is not modelled", NOT_MODELLED]
+    parts = [HEAD, summary()]
+    for title, name in (
+        ("Beside other tools", "other-planners"),
+        ("What is not modelled", "not-modelled"),
+    ):
+        text = data_file("published", f"{name}.md").read_text("utf-8").strip()
+        parts += [f"## {title}", text]
     for group in groups():
         parts += [f"## {group.name}", group.remark]
         for title, rows in (("Fitted", group.part(True)), ("Check", group.part(False))):
@@ -90,7 +83,7 @@ def _group(group: PublishedSource) -> Sequence[str]:
     else:
         worst = "" if group.worst is None else f", worst <= {100 * group.worst:.0f} %"
         goal = f"mean error <= {100 * group.mean:g} %{worst}"
-    out = left_out().get(group.name)
+    out = LEFT_OUT.get(group.name)
     without = f"{100 * out[1]:.1f} %, worst {100 * out[2]:.1f} % ({out[0]:.0f})" if out else ""
     parts = (_errors(group.part(True)), _errors(group.part(False)))
     return (group.name, goal, _errors(group.rows), signed, *parts, without, mark)
@@ -106,15 +99,13 @@ def _errors(rows: Sequence[PublishedRow]) -> str:
 
 
 def _rows(rows: Iterable[PublishedRow]) -> str:
-    def line(row: PublishedRow) -> Sequence[str]:
-        numbers = [
-            f"{x:,} {row.unit}" if is_whole(x) else f"{x:,.5g} {row.unit}"
-            for x in (row.published, row.ours)
-        ]
+    lines = []
+    for row in rows:
+        numbers = [f"{x:,}" if is_whole(x) else f"{x:,.5g}" for x in (row.published, row.ours)]
         error = f"{100 * row.error:+.1f} %" if row.exact is None else MARKS[row.exact]
-        return (row.case, row.quantity, *(number.strip() for number in numbers), error, row.note)
-
-    return _table(("case", "", "published", "ours", "error", "note"), map(line, rows))
+        shown = (f"{number} {row.unit}".strip() for number in numbers)
+        lines.append((row.case, row.quantity, *shown, error, row.note))
+    return _table(("case", "", "published", "ours", "error", "note"), lines)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

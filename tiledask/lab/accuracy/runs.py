@@ -40,6 +40,8 @@ class PublishedRun(NamedTuple):
     recipe: str | Recipe
     sequence: int
     framework: str | None
+    one_layer: bool = False
+    """Of which one layer was measured."""
 
     def step(self, calibration: Calibration | None = None) -> StepEstimate:
         """The estimate; by the framework, or by ``calibration`` in its place."""
@@ -47,8 +49,9 @@ class PublishedRun(NamedTuple):
         return estimate_step(*self[:5], calibration=calibration, framework=framework)
 
     def seconds(self, calibration: Calibration | None = None) -> float:
-        """Those of a step."""
-        return self.step(calibration).total
+        """Those of a step, or of a forward and a backward pass of the one layer."""
+        step = self.step(calibration)
+        return sum(step.layer_seconds) if self.one_layer else step.total
 
     def memory(self) -> MemoryEstimate:
         """The ledger of its bytes."""
@@ -58,14 +61,6 @@ class PublishedRun(NamedTuple):
     def verdict(self) -> str:
         """Whether it fits."""
         return fits(*self[:5], framework=self.framework).verdict
-
-
-class LayerRun(PublishedRun):
-    """The same, where one layer was measured."""
-
-    def seconds(self, calibration: Calibration | None = None) -> float:
-        """Those of a forward and a backward pass of it."""
-        return sum(self.step(calibration).layer_seconds)
 
 
 class RunRow(NamedTuple):
@@ -100,14 +95,14 @@ def run_rows() -> dict[str, list[RunRow]]:
     firsts: dict[str, dict[str, Any]] = {}
     for given in shipped_json("published", "runs.json"):
         row = firsts.setdefault(given["id"], given) | given
-        kind = LayerRun if row["quantity"].startswith("layer") else PublishedRun
-        run = kind(
+        run = PublishedRun(
             _model(row["model"]),
             Layout(**_tuples(row["layout"])),
             _cluster(row["cluster"]),
             _recipe(row["recipe"]),
             row["sequence"],
             row.get("framework"),
+            row["quantity"].startswith("layer"),
         )
         facts = row["group"], row["id"], row["quantity"], row["measured"], given.get("unit", "")
         found.setdefault(row["group"], []).append(RunRow(*facts, run))

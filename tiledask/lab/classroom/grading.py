@@ -69,7 +69,7 @@ def grade(
             f"there is no walkthrough in {str(folder)!r} or below it; give the folder that has "
             f"learners' notebooks under their own names, such as 16_idle_time.ipynb"
         )
-    grades = []
+    grades: list[Grade] = []
     for name, paths in found.items():
         if progress is not None:
             progress(name)

@@ -1,7 +1,8 @@
 """The commands, each with its options and what becomes of them; `tiledask.cli` finds them by name.
 
 options  options as rows, and the request that `fit` and `plan` share
-fit      a layout described or imported: does it fit, how fast is it, what does it move
+fit      what `fit` takes: a layout described or imported, a model alone, a weight
+one_layout  does one layout fit, how fast is it, what does it move
 best     no layout: the best ones of a cluster, or what would fit instead
 weight   no model but the bytes of one weight: which splits of it fit
 plan     every layout of a cluster, ranked; the fewest devices

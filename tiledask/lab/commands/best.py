@@ -9,7 +9,7 @@ from typing import Any
 import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.lab.commands import shown
-from tiledask.lab.commands.fit import one_layout
+from tiledask.lab.commands.one_layout import one_layout
 from tiledask.lab.commands.options import SETTLED, Request, Run, budget_of, command, usual_batch
 from tiledask.plan.data import names
 from tiledask.plan.fitting.fewest import fewest_devices

@@ -169,8 +169,8 @@ def request_of(args: argparse.Namespace) -> Request:
 
 def tensor_bytes(text: str | None) -> int:
     """The bytes of one weight that stand where a model does, such as 26GB; 0 if that is none."""
-    sized = text and re.fullmatch(r"\s*[0-9.]+\s*[kmgtp]i?b\s*", text, re.IGNORECASE)
-    return parse_bytes(text) if sized else 0
+    sized = re.fullmatch(r"\s*[0-9.]+\s*[kmgtp]i?b\s*", text or "", re.IGNORECASE)
+    return parse_bytes(sized[0]) if sized else 0
 
 
 def recipe_of(args: argparse.Namespace, device: Any) -> Any:

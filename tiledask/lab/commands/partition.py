@@ -144,7 +144,8 @@ def cut_text(inputs: Mapping[str, Any], answer: Any) -> str:
     device 2    3  ████████████████████████████████████████ 2
     """
     devices, chunks, costs = inputs["devices"], inputs.get("chunks", 1), inputs["costs"]
-    speeds, sends = inputs.get("speeds") or [1.0] * devices, inputs.get("communication") or 0.0
+    speeds: Sequence[float] = inputs.get("speeds") or [1.0] * devices
+    sends: Any = inputs.get("communication") or 0.0
     stages = stages_of(read_assignment(answer, len(costs), devices * chunks), devices, chunks)
     if sum(map(len, stages)) > 20 * len(costs):
         return ""

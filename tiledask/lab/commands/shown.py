@@ -212,7 +212,7 @@ def plan_table(plans: Sequence[Plan], title: str, found: Plans) -> Grid:
     left_out = []
     for name in ("flash", "SP", "expert tp", "v", "ZeRO", "b"):
         widths = [max(len(head), *map(len, cells)) for head, cells in columns.items()]
-        if sum(widths) + 2 * (len(widths) - 1) > 80 and columns.pop(name, None):
+        if sum(widths) + 2 * (len(widths) - 1) > 80 and columns.pop(name, []):
             left_out.append(name)
     title += f"; not shown: {', '.join(left_out)}" if left_out else ""
     left = [i for i, name in enumerate(columns) if name == "verdict"]

@@ -1,18 +1,18 @@
-"""The contents page of a learner's folder: nbs/contents.md with progress and score.
+"""The contents page of a learner's folder: nbs/contents.md with minutes, progress and score.
 
 Written anew whenever it may have changed: by the starter and by `td.score`. The minutes in
 nbs/contents.md itself are counted anew by `python -m tiledask.lab.course.index`.
 """
 
+import json
 import re
-from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from tiledask.files import atomic_write
-from tiledask.lab.learner.course import Walkthrough, course
 from tiledask.lab.learner.kept import PROGRESS, Kept
 
-__all__ = ["PAGE", "SHOW_ANEW", "timed", "write_contents"]
+__all__ = ["DEEPER", "PAGE", "SHOW_ANEW", "Walkthrough", "course", "timed", "write_contents"]
 
 PAGE = "contents.md"
 SHOW_ANEW = (
@@ -20,64 +20,86 @@ SHOW_ANEW = (
     f"if (page.context?.path.endsWith('{PAGE}')) page.context.revert()</script>"
 )
 """In JupyterLab, has an open contents page read its file again; elsewhere it does nothing."""
+WORDS, EXERCISE, PREDICTION = 60, 5, 1
+"""Words that a student reads in a minute where each number is worked out along; minutes of each."""
+DEEPER = "## Deeper: "
+"""How a section begins that nothing later needs: it is read by those who want to, and not timed."""
 _ROW = re.compile(
     r"^(?P<row>\| \[(?P<title>[^]]+)\]\((?P<name>\w+)\.ipynb\) \| (?P<can>.+)) \| \d+ \|$", re.M
 )
 _HEAD = re.compile(r"^(\| walkthrough \| .+ \| minutes \|)\n(\|---\|---\|--:\|)$", re.M)
 
 
-def write_contents(source: Path, folder: Path) -> None:
-    """None, once ``folder`` has its contents page.
+@dataclass(frozen=True)
+class Walkthrough:
+    """One notebook of the course, read from its file."""
 
-    ``source``: the walkthroughs as they are shipped, with contents.md.
-    """
+    name: str
+    """Of the file, without its ending: 03_split_one_product."""
+    minutes: int
+    """To read, predict and do the exercises, without the sections that go deeper."""
+    asked: int
+    """Predictions."""
+
+
+def course(folder: Path) -> list[Walkthrough]:
+    """The walkthroughs in ``folder``, in their order."""
+    found = []
+    for path in sorted(folder.glob("[0-9]*.ipynb")):
+        asked, minutes, deeper = 0, 0.0, False
+        for cell in json.loads(path.read_text("utf-8"))["cells"]:
+            source, words = "".join(cell["source"]), cell["cell_type"] == "markdown"
+            if words and source.startswith("## "):
+                deeper = source.startswith(DEEPER)
+            predicts = not words and "td.predict(" in source
+            asked += predicts
+            if not deeper:
+                task = "task" in cell["metadata"].get("tags", ())
+                minutes += PREDICTION * predicts + EXERCISE * task
+                minutes += words * len(source.split()) / WORDS
+        found.append(Walkthrough(path.stem, max(1, round(minutes)), asked))
+    return found
+
+
+def write_contents(source: Path, folder: Path) -> None:
+    """Write the contents page of ``folder``; ``source``: the walkthroughs as they are shipped."""
     text = (source / PAGE).read_text("utf-8")
     titles = {row["name"]: row["title"] for row in _ROW.finditer(text)}
-    done = {name: _done(folder / PROGRESS / f"{name}.jsonl") for name in titles}
-    walkthroughs = {each.name: each for each in course(source) if each.name in titles}
-    text = _HEAD.sub(r"\1 predicted | stars |\n\2--:|--:|", text)
-    text = _ROW.sub(
-        lambda row: _row(row, walkthroughs[row["name"]], done[row["name"]], folder), text
+    shown = [each for each in course(source) if each.name in titles]
+    made, stars = {}, {}
+    for each in shown:
+        kept = Kept(each.name, folder / PROGRESS / f"{each.name}.jsonl").all().values()
+        typed = [facts for facts in kept if facts.get("value") is not None]
+        made[each.name] = len(typed)
+        stars[each.name] = sum(facts.get("stars") or 0 for facts in typed)
+    rows = {each.name: each for each in shown}
+
+    def row(found: re.Match[str]) -> str:
+        each = rows[found["name"]]
+        # one that was corrected since is a file beside the learner's
+        others = folder.glob(f"{each.name}-*.ipynb")
+        later = sorted(others, key=lambda path: (len(path.name), path))
+        more = f", [corrected]({later[-1].name})" if later else ""
+        counts = f"{made[each.name]} of {each.asked} | {stars[each.name]} of {3 * each.asked}"
+        counts = counts.replace(" of ", "&nbsp;of&nbsp;")
+        name = f"[{found['title']}]({each.name}.ipynb){more}"
+        return f"| {name} | {found['can']} | {each.minutes} | {counts} |"
+
+    text = _ROW.sub(row, _HEAD.sub(r"\1 predicted | stars |\n\2--:|--:|", text))
+    asked, all_made = sum(each.asked for each in shown), sum(made.values())
+    hours = round(sum(each.minutes for each in shown) / 60)
+    said = (
+        f"**{all_made} of {asked} predictions made, {sum(stars.values())} of {3 * asked} stars.**"
     )
+    said += f" All of it takes about {hours} hours."
+    if left := [each.name for each in shown if made[each.name] < each.asked]:
+        first = f"[{titles[left[0]]}]({left[0]}.ipynb)"
+        said += f" {'Go on with' if all_made else 'Begin with'} {first}."
     title, _, rest = text.partition("\n\n")
-    left = [name for name, each in walkthroughs.items() if done[name][0] < each.asked]
-    go_on = f"[{titles[left[0]]}]({left[0]}.ipynb)" if left else ""
-    page = "\n\n".join((title, _total(walkthroughs, done, go_on), rest))
-    atomic_write(folder / PAGE, page.encode())
+    atomic_write(folder / PAGE, "\n\n".join((title, said, rest)).encode())
 
 
-def timed(page: str, walkthroughs: Iterable[Walkthrough]) -> str:
+def timed(page: str, walkthroughs: list[Walkthrough]) -> str:
     """The contents ``page`` with the minutes that each walkthrough takes, counted anew."""
     minutes = {each.name: each.minutes for each in walkthroughs}
     return _ROW.sub(lambda row: f"{row['row']} | {minutes[row['name']]} |", page)
-
-
-def _done(path: Path) -> tuple[int, int]:
-    """Predictions made and stars, of what is kept in ``path``."""
-    made = [f for f in Kept(path.stem, path).all().values() if f.get("value") is not None]
-    return len(made), sum(facts.get("stars") or 0 for facts in made)
-
-
-def _row(row: re.Match, each: Walkthrough, done: tuple[int, int], folder: Path) -> str:
-    made, stars = done
-    # one that was corrected since is a file beside the learner's
-    later = sorted(folder.glob(f"{each.name}-*.ipynb"), key=lambda path: (len(path.name), path))
-    corrected = f", [corrected]({later[-1].name})" if later else ""
-    counts = f"{made} of {each.asked} | {stars} of {3 * each.asked}".replace(
-        " of ", "&nbsp;of&nbsp;"
-    )
-    return (
-        f"| [{row['title']}]({each.name}.ipynb){corrected} | {row['can']} | {each.minutes} | "
-        f"{counts} |"
-    )
-
-
-def _total(
-    walkthroughs: dict[str, Walkthrough], done: dict[str, tuple[int, int]], go_on: str
-) -> str:
-    asked = sum(each.asked for each in walkthroughs.values())
-    made, stars = (sum(column) for column in zip(*done.values(), strict=True))
-    hours = round(sum(each.minutes for each in walkthroughs.values()) / 60)
-    said = f"**{made} of {asked} predictions made, {stars} of {3 * asked} stars.** "
-    said += f"All of it takes about {hours} hours."
-    return f"{said} {'Go on with' if made else 'Begin with'} {go_on}." if go_on else said

@@ -13,15 +13,23 @@ import re
 from contextlib import suppress
 from pathlib import Path
 from platform import python_version
+from typing import Any
 
 from tiledask.files import atomic_write
 from tiledask.lab.learner.kept import GIVEN
 from tiledask.plan.data import shipped
 
-__all__ = ["PAGES", "copy_walkthroughs", "learners", "refresh", "walkthroughs"]
+__all__ = ["copy_walkthroughs", "learners", "refresh", "walkthroughs"]
 
 PAGES = ("glossary.md", "questions.md")
 """Pages beside the walkthroughs."""
+WIDGET = "application/vnd.jupyter.widget-view+json"
+FACTS = {"nbval-check-output", "keep_output"}
+"""Tags that say what a test compares."""
+STAYS = (
+    "The cluster stays, so that you can go on looking at its page: it ends with this notebook's "
+    "kernel (*Kernel*, *Shut Down Kernel*)."
+)
 
 
 def walkthroughs() -> Path:
@@ -47,13 +55,12 @@ def copy_walkthroughs(source: str | os.PathLike[str], folder: str | os.PathLike[
         digest = hashlib.sha256(json.dumps(cells).encode()).hexdigest()
         had = given.setdefault(path.name, [])
         target = folder / path.name
-        if target.exists() and digest in had:
-            continue
         if target.exists():
+            if digest in had:
+                continue
             number = 2
-            while (other := target.with_stem(f"{target.stem}-{number}")).exists():
+            while (target := folder / f"{path.stem}-{number}.ipynb").exists():
                 number += 1
-            target = other
             said.append(f"{path.name} was corrected: see {target}; your copy is as you left it.")
         elif in_use:
             said.append(f"{target} is new.")
@@ -79,36 +86,27 @@ def _handed_out(folder: Path) -> dict[str, list[str]]:
 
 
 def refresh(folder: str | os.PathLike[str]) -> None:
-    """None, once no copy in ``folder`` waits for a kernel of yesterday; for when none runs.
+    """Leave no copy in ``folder`` that waits for a kernel of yesterday; for when none runs.
 
     What a field leaves in a saved notebook is the number of a widget that ended with its kernel,
     shown as an error, and its text: the text stays. The version of Python becomes that of the
     kernels to come. Nothing else changes, and a notebook without these is not written.
     """
     for path in Path(folder).glob("*.ipynb"):
-        text = path.read_text("utf-8")
-        try:
-            notebook = json.loads(text)
-            fields = [
-                out["data"]
-                for cell in notebook["cells"]
-                for out in cell.get("outputs", ())
-                if _WIDGET in out.get("data", ())
-            ]
+        # one that is no notebook is the learner's own, whatever it is
+        with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            notebook = json.loads(path.read_text("utf-8"))
+            outputs = [out for cell in notebook["cells"] for out in cell.get("outputs", ())]
+            fields = [out["data"] for out in outputs if WIDGET in out.get("data", ())]
             language = notebook["metadata"].get("language_info", {})
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            continue  # the learner's own, whatever it is
-        for data in fields:
-            del data[_WIDGET]
-        if fields or language.get("version", python_version()) != python_version():
-            language["version"] = python_version()
-            _write(path, notebook)
+            if fields or language.get("version", python_version()) != python_version():
+                for data in fields:
+                    del data[WIDGET]
+                language["version"] = python_version()
+                _write(path, notebook)
 
 
-_WIDGET = "application/vnd.jupyter.widget-view+json"
-
-
-def learners(notebook: dict) -> dict:
+def learners(notebook: dict[str, Any]) -> dict[str, Any]:
     """``notebook`` as a learner gets it.
 
     Without outputs and counts, which would answer before anything is asked; solutions as Markdown
@@ -122,49 +120,28 @@ def learners(notebook: dict) -> dict:
     return {**notebook, "cells": cells, "metadata": {**metadata, "language_info": language}}
 
 
-_KEPT = {"nbval-check-output", "keep_output"}
-_STAYS = (
-    "The cluster stays, so that you can go on looking at its page: it ends with this notebook's "
-    "kernel (*Kernel*, *Shut Down Kernel*)."
-)
-
-
-def _learners_cell(cell: dict) -> dict:
-    metadata, source = cell["metadata"], "".join(cell["source"])
-    tags = [tag for tag in metadata.get("tags", ()) if tag not in _KEPT]
+def _learners_cell(cell: dict[str, Any]) -> dict[str, Any]:
     if cell["cell_type"] != "code":
         return cell
+    source, tags = "".join(cell["source"]), cell["metadata"].get("tags", ())
+    words = ""
     if "solution" in tags:
         code = source.partition("\n")[2]  # its first line says that it is one
-        return _markdown(
-            cell,
-            f"<details><summary>Show a solution</summary>\n\n```python\n{code}\n```\n\n</details>",
-        )
-    if _CLOSES.fullmatch(source):
-        return _markdown(cell, _STAYS)
-    kept = {key: value for key, value in metadata.items() if key not in {"tags", "scrolled"}}
-    return {
-        **cell,
-        "metadata": {**kept, **({"tags": tags} if tags else {})},
-        "outputs": [],
-        "execution_count": None,
-    }
+        fence = f"```python\n{code}\n```"
+        words = f"<details><summary>Show a solution</summary>\n\n{fence}\n\n</details>"
+    elif re.fullmatch(r"\s*\w+\.close\(\)\s*", source):
+        words = STAYS
+    if words:
+        named = {"id": cell["id"]} if "id" in cell else {}
+        lines = words.splitlines(keepends=True)
+        return {"cell_type": "markdown", **named, "metadata": {}, "source": lines}
+    metadata = {k: v for k, v in cell["metadata"].items() if k not in ("tags", "scrolled")}
+    if left := [tag for tag in tags if tag not in FACTS]:
+        metadata["tags"] = left
+    return {**cell, "metadata": metadata, "outputs": [], "execution_count": None}
 
 
-_CLOSES = re.compile(r"\s*\w+\.close\(\)\s*")
-
-
-def _markdown(cell: dict, source: str) -> dict:
-    lines = source.splitlines(keepends=True)
-    found = {"cell_type": "markdown", "id": cell.get("id"), "metadata": {}, "source": lines}
-    return {key: value for key, value in found.items() if value is not None}
-
-
-def _write(path: Path, content: dict) -> None:
+def _write(path: Path, content: dict[str, Any]) -> None:
     """Whole: an interrupted copy would pass for the learner's."""
-    atomic_write(
-        path,
-        (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode(
-            "utf-8", "backslashreplace"
-        ),
-    )
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    atomic_write(path, text.encode("utf-8", "backslashreplace"))

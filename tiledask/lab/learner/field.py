@@ -29,28 +29,24 @@ def shown(guess: Any) -> dict[str, Any]:
 
     The callback may come in a thread of its own, while a cell runs: it puts the value away.
     """
-    value = guess.value
-    field = Field(
-        question=guess.question,
-        unit=guess.unit,
-        choices=list(guess.choices),
-        typed=value if isinstance(value, str) else "" if value is None else f"{value:.12g}",
-        said="" if value is None else f"kept: {_said(guess)}",
-    )
+    value, about = guess.value, {"question": guess.question, "unit": guess.unit}
+    typed = value if isinstance(value, str) else "" if value is None else f"{value:.12g}"
+    field = Field(**about, choices=list(guess.choices), typed=typed)
+
+    def say() -> None:
+        field.said = f"kept: {repr(guess).partition(': ')[2]}"
 
     def keep(change: Any) -> None:
-        if not change["new"].strip():
-            return
         try:
-            guess.take(change["new"])
-            field.said = f"kept: {_said(guess)}"
+            if change["new"].strip():
+                guess.take(change["new"])
+                say()
         except ConfigError as error:
             field.said = str(error)
 
+    if value is not None:
+        say()
     field.observe(keep, "typed")
-    bundle: dict[str, Any] = field._repr_mimebundle_()
-    return bundle[0] if isinstance(bundle, tuple) else bundle
-
-
-def _said(guess: Any) -> str:
-    return repr(guess).partition(": ")[2]
+    bundle: Any = field._repr_mimebundle_()
+    found: dict[str, Any] = bundle[0] if isinstance(bundle, tuple) else bundle
+    return found

@@ -117,14 +117,13 @@ class Guess:
                 f"{self.question}: 0 of 3 values to stand beside the prediction; give formula=, "
                 f"simulated= or measured="
             )
-        *_, actual = known.values()
-        if isinstance(actual, str) != bool(self.choices):
+        row = GuessRow(self.question, self.unit, self.value, known)
+        if isinstance(row.actual, str) != bool(self.choices):
             kinds = ("a number", "one of the choices")
             raise ConfigError(
                 f"this guess is about {self.question!r}, {kinds[bool(self.choices)]}, and the "
-                f"answer is {short(actual)}; run the cell with the field of this row again"
+                f"answer is {short(row.actual)}; run the cell with the field of this row again"
             )
-        row = GuessRow(self.question, self.unit, self.value, known)
         here().put(self.question, stars=row.stars)
         return row
 
@@ -158,12 +157,16 @@ class GuessRow:
     """Of formula, simulated and measured those that there are, in this order."""
 
     @property
+    def actual(self) -> Value:
+        """The last of the others, which judges."""
+        return [*self.others.values()][-1]
+
+    @property
     def ratio(self) -> float | None:
-        """Yours over the last of the others, which judges; None where that says nothing."""
-        *_, actual = self.others.values()
-        if not isinstance(self.yours, float) or isinstance(actual, str) or not actual:
-            return None
-        return self.yours / actual
+        """Yours over the one that judges; None where that says nothing."""
+        yours, actual = self.yours, self.actual
+        said = isinstance(yours, float) and not isinstance(actual, str) and actual
+        return yours / actual if said else None  # type: ignore[operator]
 
     @property
     def stars(self) -> int | None:
@@ -171,7 +174,7 @@ class GuessRow:
         if self.yours is None:
             return None
         if self.ratio is None:
-            return 3 if self.yours == list(self.others.values())[-1] else 0
+            return 3 if self.yours == self.actual else 0
         off = abs(self.ratio - 1)
         if off <= NEAR:
             return 3 if off <= EXACT else 2

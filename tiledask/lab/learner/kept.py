@@ -10,13 +10,12 @@ long as the process lives and no file is read or written.
 What the command line does is kept in terminal.jsonl, `at_terminal`: there is always a folder.
 """
 
-import contextlib
 import json
 import os
 import re
 import threading
 from collections.abc import Iterator
-from contextvars import ContextVar
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,6 @@ PROGRESS = ".progress"
 """The folder, in the learner's, of what is kept."""
 GIVEN = ".given.json"
 """In the learner's folder, which is known by it: notebook -> the digests of what was handed out."""
-NOTEBOOK = "JPY_SESSION_NAME"
-"""The Jupyter server tells each kernel which notebook it is for."""
 LOCK = threading.RLock()
 """A field's callbacks may come in a thread of their own, while a cell runs."""
 PREDICTIONS, TASKS = "predictions", "tasks"
@@ -43,11 +40,11 @@ class Kept:
         self._known: dict[str, dict[str, dict[str, Any]]] = {PREDICTIONS: {}, TASKS: {}}
         written = b""
         if path is not None:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 written = path.read_bytes()
         for line in written.split(b"\n"):
             # one that is damaged counts for nothing
-            with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
+            with suppress(ValueError, RecursionError, KeyError, TypeError):
                 said = json.loads(line)
                 self._known[said["table"]].setdefault(str(said["name"]), {}).update(said["facts"])
 
@@ -57,7 +54,7 @@ class Kept:
             return dict(self._known[table].get(name, {}))
 
     def put(self, name: str, table: str = PREDICTIONS, **facts: Any) -> None:
-        """None, once ``facts`` are known of ``name``, in the file too, if there is one.
+        """Keep ``facts`` of ``name``, in the file too, if there is one.
 
         Where none can be written, as on a full disk, they are known to this process alone.
         """
@@ -70,7 +67,7 @@ class Kept:
                 return
             said = {"table": table, "name": name, "facts": facts}
             # numbers of NumPy, too; what is no JSON at all is known to this process alone
-            with contextlib.suppress(OSError, TypeError, ValueError, AttributeError):
+            with suppress(OSError, TypeError, ValueError, AttributeError):
                 line = json.dumps(said, default=lambda value: value.tolist())
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 with open(self.path, "ab", buffering=0) as file:
@@ -84,28 +81,29 @@ class Kept:
 
 
 _open: dict[tuple[str, str], Kept] = {}
-_typing: ContextVar[bool] = ContextVar("_typing", default=False)
-"""Whether a command is being run."""
+_typing: list[bool] = []
+"""Not empty while a command is being run."""
 
 
-@contextlib.contextmanager
+@contextmanager
 def at_terminal() -> Iterator[None]:
-    """None; within it `here` is terminal.jsonl, which the next command reads."""
-    token = _typing.set(True)
+    """Within it `here` is terminal.jsonl, which the next command reads."""
+    _typing.append(True)
     try:
         yield
     finally:
-        _typing.reset(token)
+        _typing.pop()
 
 
 def _place() -> tuple[str, str]:
     """(folder, name of the file in it), as far as there are any."""
     folder = os.environ.get(FOLDER, "")
-    if _typing.get():
+    if _typing:
         state = os.environ.get("XDG_STATE_HOME", "")
         state = state if os.path.isabs(state) else os.path.expanduser("~/.local/state")
         return folder or os.path.join(state, "tiledask"), "terminal"
-    path = Path(os.environ.get(NOTEBOOK, ""))
+    # the Jupyter server tells each kernel which notebook it is for
+    path = Path(os.environ.get("JPY_SESSION_NAME", ""))
     if not folder and path.name and (path.parent / GIVEN).exists():
         folder = str(path.parent / PROGRESS)
     # a corrected walkthrough comes as 16_idle_time-2 and asks the same

@@ -29,23 +29,23 @@ class Counts(NamedTuple):
 
     @classmethod
     def of(cls, kept: Kept) -> "Counts":
-        predictions = kept.all().values()
-        made = [facts for facts in predictions if facts.get("value") is not None]
+        asked = kept.all().values()
+        made = [facts for facts in asked if facts.get("value") is not None]
         stars = [facts.get("stars") or 0 for facts in made]
         tried = [facts for facts in kept.all(TASKS).values() if facts.get("tries")]
         solved = sum(bool(facts.get("solved")) for facts in tried)
         of_tasks = len(tried), solved, sum(facts.get("stars") or 0 for facts in tried)
-        return cls(len(predictions), len(made), stars.count(3), sum(stars), *of_tasks)
+        return cls(len(asked), len(made), stars.count(3), sum(stars), *of_tasks)
 
     @property
-    def cells(self) -> tuple[str, str, str, str, str]:
+    def cells(self) -> tuple[str, ...]:
         """Predicted, exact, stars; solved, stars."""
+        tasks = f"{self.solved} of {self.tried}", f"{self.task_stars} of {3 * self.tried}"
         return (
             f"{self.made} of {self.asked}",
-            str(self.exact),
+            f"{self.exact}",
             f"{self.stars} of {3 * self.asked}",
-            f"{self.solved} of {self.tried}",
-            f"{self.task_stars} of {3 * self.tried}",
+            *tasks,
         )
 
     def __str__(self) -> str:

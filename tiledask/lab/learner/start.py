@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tiledask.files import atomic_write
 from tiledask.lab.learner.contents import PAGE
@@ -17,10 +18,13 @@ from tiledask.lab.learner.kept import FOLDER, PROGRESS
 
 __all__ = ["lab_command"]
 
-_PORT = "TILEDASK_DASHBOARD_PORT"
+PORT = "TILEDASK_DASHBOARD_PORT"
 """Clusters read it, and the panels watch it until the first cluster tells them its address."""
-_PANEL = "dask-dashboard-launcher"
-_ROUTE = "/individual-tiledask"
+PANEL = "dask-dashboard-launcher"
+ROUTE = "/individual-tiledask"
+
+SAVED = "default-37a8.jupyterlab-workspace"
+"""The file in which JupyterLab looks for the layout that it opens with."""
 
 
 def lab_command(
@@ -32,10 +36,8 @@ def lab_command(
     It listens on this machine only. Links from the walkthroughs lead out of the folder, so it
     serves the one above. A layout that is there already is the learner's, and stays.
     """
-    folder = Path(folder).resolve()
-    environment = dict(os.environ)
-    port = environment.setdefault(_PORT, "8787")
-    dashboard = f"http://127.0.0.1:{port}"
+    folder, environment = Path(folder).resolve(), dict(os.environ)
+    dashboard = f"http://127.0.0.1:{environment.setdefault(PORT, '8787')}"
     settings = {
         # the panels' own cluster button is hidden: its clusters would listen on every network
         # interface
@@ -45,11 +47,14 @@ def lab_command(
         },
         "@jupyterlab/apputils-extension:notification": {"fetchNews": "false"},
     }
-    _write(folder / ".lab" / "labconfig" / "default_setting_overrides.json", settings)
     workspaces = folder / ".lab" / "workspaces"
-    saved = workspaces / _file_of("default")
+    saved = workspaces / SAVED
+    wanted = {folder / ".lab" / "labconfig" / "default_setting_overrides.json": settings}
     if not saved.exists():
-        _write(saved, _workspace(f"{folder.name}/{PAGE}", dashboard))
+        wanted[saved] = _workspace(f"{folder.name}/{PAGE}", dashboard)
+    for path, content in wanted.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, json.dumps(content, indent=1).encode())
     more = environment.get("JUPYTER_CONFIG_PATH")
     environment["JUPYTER_CONFIG_PATH"] = os.pathsep.join(filter(None, [f"{folder}/.lab", more]))
     environment["JUPYTERLAB_WORKSPACES_DIR"] = str(workspaces)
@@ -66,47 +71,26 @@ def lab_command(
     return command, environment
 
 
-def _file_of(workspace: str) -> str:
-    """The name of the file in which JupyterLab looks for ``workspace``."""
-    from jupyterlab_server.workspaces_handler import slugify
-
-    return f"{slugify(workspace)}.jupyterlab-workspace"
-
-
-def _workspace(page: str, dashboard: str) -> dict:
+def _workspace(page: str, dashboard: str) -> dict[str, Any]:
     """A layout: ``page`` at the left, tiledask's page of the dashboard docked at its right."""
-    contents, panel = f"markdownviewer-widget:{page}", f"{_PANEL}:{_ROUTE}"
-
-    def tabs(name: str) -> dict:
-        return {"type": "tab-area", "currentIndex": 0, "widgets": [name]}
-
-    dock = {
-        "type": "split-area",
-        "orientation": "horizontal",
-        "sizes": [0.56, 0.44],
-        "children": [tabs(contents), tabs(panel)],
-    }
-    # without a "current" here: it would open in spite of collapsed
-    left = {"collapsed": True, "visible": True, "widgets": ["filebrowser", _PANEL]}
-    right = {"collapsed": True, "visible": True, "widgets": []}
+    contents, panel = f"markdownviewer-widget:{page}", f"{PANEL}:{ROUTE}"
+    areas = [{"type": "tab-area", "currentIndex": 0, "widgets": [n]} for n in (contents, panel)]
+    split = {"type": "split-area", "orientation": "horizontal", "sizes": [0.56, 0.44]}
+    side = {"collapsed": True, "visible": True, "widgetStates": {}}
     layout = {
-        "main": {"dock": dock, "current": contents},
-        "left": {**left, "widgetStates": {}},
-        "right": {**right, "widgetStates": {}},
+        "main": {"dock": split | {"children": areas}, "current": contents},
+        # without a "current" here: it would open in spite of collapsed
+        "left": side | {"widgets": ["filebrowser", PANEL]},
+        "right": side | {"widgets": []},
         "down": {"size": 0, "widgets": []},
         "relativeSizes": [0, 1, 0],
         "top": {"simpleVisibility": True},
     }
-    item = {"route": _ROUTE, "label": "Tiledask", "key": "Individual Tiledask"}
+    item = {"route": ROUTE, "label": "Tiledask", "key": "Individual Tiledask"}
     data = {
         "layout-restorer:data": layout,
         contents: {"data": {"path": page, "factory": "Markdown Preview"}},
         panel: {"data": {"item": item}},
-        _PANEL: {"url": dashboard, "cluster": ""},
+        PANEL: {"url": dashboard, "cluster": ""},
     }
     return {"metadata": {"id": "default"}, "data": data}
-
-
-def _write(path: Path, content: dict) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, json.dumps(content, indent=1).encode())

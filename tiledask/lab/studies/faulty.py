@@ -14,10 +14,11 @@ from unittest.mock import patch
 
 import numpy as np
 
-from tiledask.distributed.training import Trained, train, trainer
+from tiledask.distributed.training import Trained, train
 from tiledask.errors import ConfigError
 from tiledask.plan.program.making.layers import TensorLayers
 from tiledask.plan.program.making.unit_states import UnitStates
+from tiledask.tile.layers.by_name import KERNELS
 
 __all__ = ["train_with_fault"]
 
@@ -33,14 +34,14 @@ def _mean_of_means(copies: int) -> Planted:
         return kernel
 
     names = ("loss", "logits_grad")
-    return patch.dict(trainer.KERNELS, {name: planted(trainer.KERNELS[name]) for name in names})
+    return patch.dict(KERNELS, {name: planted(KERNELS[name]) for name in names})
 
 
 def _last_alone(copies: int) -> Planted:
     def accumulate(total: np.ndarray, gradient: np.ndarray) -> None:
         total[...] = gradient
 
-    return patch.dict(trainer.KERNELS, accumulate=accumulate)
+    return patch.dict(KERNELS, accumulate=accumulate)
 
 
 def _g_sums_twice(copies: int) -> Planted:

@@ -73,7 +73,9 @@ def train_with_failures(
     save_every = whole_number("save_every", save_every, 0)
     memory = MEMORY if os.access(MEMORY, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="tiledask-failures-", dir=memory) as folder:
-        saved = {"folder": Path(folder) / "run", "save_every": save_every} if save_every else {}
+        saved: dict[str, Any] = {}
+        if save_every:
+            saved = {"folder": Path(folder) / "run", "save_every": save_every}
         begun = perf_counter()
         trained = td.train(
             model,
@@ -85,6 +87,7 @@ def train_with_failures(
             **saved,
         )
         seconds = perf_counter() - begun
+    assert trained.kept is not None
     resumed = trained.kept.resumed
     redone = sum(step - back for step, back in zip(at, resumed, strict=True))
     cost = trained.kept.seconds / max(1, trained.kept.times)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import product
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -31,7 +31,6 @@ from tiledask.plan.fitting.overhead import (
 )
 from tiledask.plan.fitting.vectorized import peaks
 from tiledask.plan.frames import frame
-from tiledask.plan.frameworks.job import Exported
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import ITEMS, MOST_OF_ANY, RECOMPUTE, Layout, Numbers
 from tiledask.plan.inputs.load import as_cluster, as_model
@@ -45,6 +44,9 @@ from tiledask.plan.timing.step_estimate import SHARED
 from tiledask.plan.timing.step_time import stage_layers, step_parts
 from tiledask.plan.units import divisors, format_bytes, format_seconds
 from tiledask.plan.whole import is_whole, whole_number
+
+if TYPE_CHECKING:
+    from tiledask.plan.frameworks.job import Exported
 
 __all__ = ["Plan", "Plans", "Space", "search", "tensor_degrees"]
 
@@ -174,7 +176,7 @@ class Plan:
         """How often to save, and what that costs: `Fit.checkpointing` for this plan's step."""
         return self.fit.checkpointing(self.step.total, **given)
 
-    def to(self, framework: str) -> Exported:
+    def to(self, framework: str) -> "Exported":
         """The layout as a framework takes it, "megatron" or another that
         :func:`tiledask.export_config` knows; its ``notes`` say what has no counterpart."""
         from tiledask.plan.frameworks.exchange import export_config

@@ -14,6 +14,14 @@ data_parallel.py  what averaging gradients and ZeRO call, and who keeps which nu
   expected.py     one call, with its label and the bytes of every rank
 """
 
-from tiledask.plan.collectives import convolution, data_parallel, formulas, layers, shards
+from importlib import import_module
+from typing import Any
 
 __all__ = ["convolution", "data_parallel", "formulas", "layers", "shards"]
+
+
+def __getattr__(name: str) -> Any:
+    """A file of the room, loaded when it is first used: a plan of one device needs none."""
+    if name not in __all__:
+        raise AttributeError(f"tiledask.collectives has no {name!r}; it has {', '.join(__all__)}")
+    return import_module(f"{__name__}.{name}")
