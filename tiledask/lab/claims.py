@@ -8,6 +8,8 @@ from tiledask.lab.table import Comparison
 
 __all__ = ["compare_claims"]
 
+RULE = ("ratio", 1 - TOLERANCE, 1 + TOLERANCE)
+
 
 def compare_claims(title: str, runs: Mapping[str, ClaimRun]) -> Comparison:
     """Two rows a claim: the peak of the fullest device, and the verdict. Simulated is what the
@@ -16,26 +18,17 @@ def compare_claims(title: str, runs: Mapping[str, ClaimRun]) -> Comparison:
     A peak holds if predicted and measured are within TOLERANCE on every stage; of a claim that
     was refused memory, the row shows how much the refused device would have held at least.
     """
-    return Comparison(title, tuple(row for name, run in runs.items() for row in _rows(name, run)))
-
-
-def _rows(name: str, run: ClaimRun) -> tuple[Claim, Claim]:
-    if run.refused:
-        peak = Claim(
-            f"{name}: peak, refused at",
-            run.predicted.peak,
-            run.simulated.peak,
-            run.refused.needed,
-            "bytes",
-            note=str(run.refused),
-        )
-    else:
-        stage = run.widest
-        ledgers = run.predicted, run.simulated, run.measured
-        planned, counted, ran = (ledger.per_place[stage] for ledger in ledgers)
-        rule = ("ratio", 1 - TOLERANCE, 1 + TOLERANCE)
-        peak = Claim(f"{name}: peak", planned, counted, ran, "bytes", rule, f"stage {stage + 1}")
-    verdict = Claim(
-        f"{name}: verdict", run.predicted_verdict, None, run.executed_verdict, rule="equal"
-    )
-    return peak, verdict
+    rows = []
+    for name, run in runs.items():
+        if run.refused:
+            peaks = run.predicted.peak, run.simulated.peak, run.refused.needed
+            what = f"{name}: peak, refused at"
+            rows.append(Claim(what, *peaks, unit="bytes", note=str(run.refused)))
+        else:
+            stage, ledgers = run.widest, (run.predicted, run.simulated, run.measured)
+            planned, counted, ran = (ledger.per_place[stage] for ledger in ledgers)
+            note = f"stage {stage + 1}"
+            rows.append(Claim(f"{name}: peak", planned, counted, ran, "bytes", RULE, note))
+        verdicts = run.predicted_verdict, None, run.executed_verdict
+        rows.append(Claim(f"{name}: verdict", *verdicts, rule="equal"))
+    return Comparison(title, rows)

@@ -22,7 +22,7 @@ from tiledask.plan.inputs.recipes import Recipe, load_recipe, lora
 from tiledask.plan.timing.calibration import Calibration
 from tiledask.plan.timing.step import StepEstimate, estimate_step
 
-__all__ = ["PublishedRun", "RunRow", "published", "run_rows"]
+__all__ = ["PublishedRun", "RunRow", "model_of", "published", "run_rows"]
 
 
 @cache
@@ -96,7 +96,7 @@ def run_rows() -> dict[str, list[RunRow]]:
     for given in shipped_json("published", "runs.json"):
         row = firsts.setdefault(given["id"], given) | given
         run = PublishedRun(
-            _model(row["model"]),
+            model_of(row["model"]),
             Layout(**_tuples(row["layout"])),
             _cluster(row["cluster"]),
             _recipe(row["recipe"]),
@@ -109,7 +109,7 @@ def run_rows() -> dict[str, list[RunRow]]:
     return found
 
 
-def _model(given: str | dict[str, Any]) -> Model:
+def model_of(given: str | dict[str, Any]) -> Model:
     """By name; one cut down to some layers; or by its fields."""
     if isinstance(given, str):
         return load_model(given)

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ __all__ = ["best", "fewest", "on_cards"]
 
 FIRST = 5
 """Layouts that are shown, each of other degrees."""
-SAVES = {
+SAVES: dict[str, tuple[dict[str, Any], Callable[[Any], Any]]] = {
     "--offload cpu": ({"offload": "cpu"}, lambda recipe: td.offload(recipe, to="cpu")),
     "--lora-rank 16": ({"lora_rank": 16, "recipe": None}, lambda recipe: td.load_recipe("lora")),
 }
@@ -38,7 +38,7 @@ def best(asked: Request) -> Run:
     plans = _search(asked)
     few, first = _differ(plans), plans.best
     yield from asked.assumed
-    result = {
+    result: dict[str, Any] = {
         "model": {"name": asked.model.name, "source": asked.model.source},
         "considered": plans.considered,
         "counts": plans.counts,
@@ -52,8 +52,8 @@ def best(asked: Request) -> Run:
         "assumptions": asked.notes,
     }
     if first.verdict == "no":
-        result["would_fit"] = would = {}
-        yield from _what_would(asked, plans, would)
+        result["would_fit"] = {}
+        yield from _what_would(asked, plans, result["would_fit"])
         return 1, result
     devices, step, saving = asked.cluster.devices, first.step, first.checkpointing()
     where = shown.used(first.layout, devices) or f" on {devices:,} device{'s' * (devices > 1)}"

@@ -155,7 +155,7 @@ def _filled(args: argparse.Namespace, typed: dict[str, Any], asked: Request) -> 
     return td.Layout(**typed, **_microbatches(args, typed["dp"], typed.get("microbatch", 1)))
 
 
-def _microbatches(args: argparse.Namespace, dp: int, microbatch: int) -> dict[str, int]:
+def _microbatches(args: argparse.Namespace, dp: int, microbatch: int) -> dict[str, Any]:
     """The micro-batches of a copy that --batch asks for; nothing without it."""
     if args.batch is None:
         return {}

@@ -92,6 +92,7 @@ IDLE_OPTIONS = (
   tiledask idle --order order.txt --forward 1,2 --backward 2,4""",
 )
 EXAMPLE = "such as: tiledask idle 1f1b 4 8"
+BATCH = "micro-batch"
 SHOWN = 32
 """Rows of devices; of more the first and the last half."""
 
@@ -303,14 +304,11 @@ def _count(number: int, noun: str, plural: str = "s") -> str:
     return f"{number:,} {noun}{plural if number != 1 else ''}"
 
 
-BATCH = "micro-batch"
-
-
 def _facts(made: Schedule, t: Timeline) -> dict[str, Any]:
     assert t.bound is not None
     assert t.critical_path is not None
-    names = ("utilisation", "bubble_fraction", "bubble_overhead", "span_bubble")
-    names = ("busy", "idle", *names, "busy_per_device", "idle_per_device", "peak_in_flight")
+    shares = ("utilisation", "bubble_fraction", "bubble_overhead", "span_bubble")
+    names = ("busy", "idle", *shares, "busy_per_device", "idle_per_device", "peak_in_flight")
     return {
         "schedule": made.name,
         **{name: getattr(made, name) for name in ("devices", "stages", "microbatches")},
@@ -406,8 +404,8 @@ def _known(made: Schedule, took: dict[str, Any], transfers: str) -> Known | None
         return None
     half, chunks = took["backward"] / 2, max(1, made.stages // made.devices)
     times = (took["forward"], half, half, took["latency"])
-    options = {"chunks": chunks, "overlapped": took.get("overlapped")}
-    return known_makespan(made.name, made.devices, made.microbatches, *times, **options)
+    of, overlapped = (made.name, made.devices, made.microbatches), took.get("overlapped")
+    return known_makespan(*of, *times, chunks=chunks, overlapped=overlapped)
 
 
 def _explained(t: Timeline, known: Known | None, how: str) -> Iterator[Any]:

@@ -3,16 +3,18 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tiledask.lab.table import Grid
-from tiledask.plan.choosing.search import Plan, Plans
-from tiledask.plan.fitting.fit import Fit
-from tiledask.plan.fitting.memory import MemoryEstimate
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.timing.axis_bytes import AXES
-from tiledask.plan.timing.step import StepEstimate
 from tiledask.plan.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from tiledask.plan.choosing.search import Plan, Plans
+    from tiledask.plan.fitting.fit import Fit
+    from tiledask.plan.fitting.memory import MemoryEstimate
+    from tiledask.plan.timing.step import StepEstimate
 
 __all__ = [
     "TIGHT",
@@ -44,7 +46,7 @@ def used(layout: Layout, devices: int) -> str:
     return f" on {layout.devices:,} of the {devices:,} devices" if fewer else ""
 
 
-def fit_words(fit: Fit, step: StepEstimate | None = None, way_out: str = "") -> Words:
+def fit_words(fit: "Fit", step: "StepEstimate | None" = None, way_out: str = "") -> Words:
     """The verdict, the seconds of a step, the ledger by stage, and what would fit. ``way_out``:
     what a step of a batch that nobody gave stands for."""
     yield f"{fit.verdict}{used(fit.layout, fit.cluster.devices)}", f": {fit.reason}"
@@ -73,7 +75,7 @@ def fit_words(fit: Fit, step: StepEstimate | None = None, way_out: str = "") -> 
         yield f"  no value is enough of one of these alone: {rest}"
 
 
-def _speed(step: StepEstimate) -> str:
+def _speed(step: "StepEstimate") -> str:
     """Seconds, tokens/s and MFU, in a line."""
     layout = step.layout
     many = f"{layout.sequences:,} sequence{'s' * (layout.sequences > 1)}"
@@ -87,7 +89,7 @@ def _speed(step: StepEstimate) -> str:
     return f"{took}: {speed}, within {100 * step.error:.0f} %"
 
 
-def bytes_table(step: StepEstimate) -> Words:
+def bytes_table(step: "StepEstimate") -> Words:
     """What each axis of more than one device moves."""
     rows = [
         (name, f"{getattr(step.layout, name)}", format_bytes(moved), AXES[name])
@@ -98,7 +100,7 @@ def bytes_table(step: StepEstimate) -> Words:
         yield Grid(("axis", "of", "bytes", "what"), rows, title, left=(0, 3))
 
 
-def _ledger(memory: MemoryEstimate) -> Grid:
+def _ledger(memory: "MemoryEstimate") -> Grid:
     """A row per stage, a column per group of tensor classes; alike stages once."""
     ledger = memory.ledger
     groups = {s.tensor: "optimizer" if s.of_optimizer else s.tensor for s in memory.recipe.states}
@@ -145,7 +147,7 @@ def _alike(held: dict[int, Counter[str]]) -> list[tuple[int, int]]:
     return sorted({*runs[:3], fullest, *runs[-3:]})
 
 
-def plans_words(plans: Plans, first: int, again: str = "") -> Words:
+def plans_words(plans: "Plans", first: int, again: str = "") -> Words:
     """How many fit, the fastest, and the choice between time, memory and devices. ``again``: the
     command that asks for the first one."""
     shown = plans.settle(first)[:first]
@@ -188,7 +190,7 @@ SHORT = {
 """Field of a layout -> its column."""
 
 
-def plan_table(plans: Sequence[Plan], title: str, found: Plans) -> Grid:
+def plan_table(plans: "Sequence[Plan]", title: str, found: "Plans") -> Grid:
     """A row per plan; fields that are the same in all stand in the title."""
     columns, same = {"": [f"{n + 1}" for n in range(len(plans))]}, []
     for name, head in SHORT.items():
@@ -223,7 +225,7 @@ def _word(value: Any) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
-def step_words(step: StepEstimate) -> Words:
+def step_words(step: "StepEstimate") -> Words:
     """Where the time of a step goes."""
     share = f"MFU {100 * step.mfu:.1f} %"
     if step.mfu_causal < 0.95 * step.mfu:
@@ -255,7 +257,7 @@ def critique_words(found: Any, result: dict[str, Any]) -> Words:
     result["critique"] = found.to_dict()
 
 
-def draw_memory(fit: Fit, path: str | None) -> None:
+def draw_memory(fit: "Fit", path: str | None) -> None:
     """The memory of each stage beside a device's, where a file was named."""
     over = fit.overhead.total
     draw("memory_bars", path, fit.memory.ledger, fit.capacity, place="stage", overhead=over)
