@@ -20,7 +20,7 @@ from tiledask.lab.accuracy.evaluate import (
     memory_errors,
     rankings,
 )
-from tiledask.lab.accuracy.exact import EXACT, gpt
+from tiledask.lab.accuracy.exact import EXACT
 from tiledask.lab.accuracy.fit_constants import refit, refit_logs
 from tiledask.lab.accuracy.runs import published, run_rows
 from tiledask.plan.data import data_file
@@ -28,6 +28,7 @@ from tiledask.plan.fitting.memory import estimate_memory, stage_parameters
 from tiledask.plan.fitting.overhead import CUDA_CONTEXT, NCCL_BUFFERS, default_overhead
 from tiledask.plan.inputs.hardware import load_device
 from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.model import Model
 from tiledask.plan.timing.flops import step_flops
 
 CASES = published()
@@ -47,6 +48,14 @@ WITHOUT_LAYOUT = {
 }
 """GPU hours and days of whole trainings whose layout is not published, and ZeRO-3 runs that were
 several times slower than their traffic explains."""
+
+
+def gpt(inputs, **more):
+    """A GPT with dropout, as Megatron-LM's, of the sizes in a case."""
+    h = inputs["hidden"]
+    sizes = {"hidden": h, "layers": inputs["layers"], "ffn": 4 * h, "dropout": True}
+    sizes["heads"] = inputs.get("heads") or {12288: 96, 20480: 128}[h]
+    return Model(**{**sizes, "vocab": inputs.get("vocab", 51200), **more})
 
 
 def test_every_case_has_a_row_or_a_test_or_a_reason():

@@ -12,34 +12,15 @@ from tiledask.plan.fitting.activations import layer_bytes
 from tiledask.plan.fitting.memory import estimate_memory
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import load_cluster
-from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
 
-__all__ = ["EXACT", "ROWS", "gpt", "layout", "ours"]
+__all__ = ["EXACT", "ROWS", "ours"]
 
 Row = dict[str, Any]
 ROWS: list[Row] = shipped_json("published", "exact.json")
 EXACT = tuple(dict.fromkeys(row["group"] for row in ROWS))
 """The groups of the rows."""
 KORTHIKANTI = "mixed-adam-18"
-STATED = ("dp", "tp", "pp", "cp", "zero", "interleave", "recompute", "sequence_parallel")
-
-
-def gpt(inputs: Row, **more: Any) -> Model:
-    """A GPT with dropout, as Megatron-LM's, of the sizes in a case."""
-    h = inputs["hidden"]
-    sizes = {"hidden": h, "layers": inputs["layers"], "ffn": 4 * h, "dropout": True}
-    sizes["heads"] = inputs.get("heads") or {12288: 96, 20480: 128}[h]
-    return Model(**{**sizes, "vocab": inputs.get("vocab", 51200), **more})
-
-
-def layout(inputs: Row, **more: Any) -> Layout:
-    """The layout of a case, as far as it states one, and ``more``."""
-    known = {name: inputs[name] for name in STATED if name in inputs}
-    at_once = known.get("dp", 1) * inputs.get("micro_batch", 1)
-    known["microbatch"] = inputs.get("micro_batch", 1)
-    known["microbatches"] = inputs.get("global_batch", at_once) // at_once
-    return Layout(**known | more)
 
 
 def ours(row: Row) -> float:

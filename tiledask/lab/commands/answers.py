@@ -14,26 +14,20 @@ examples:
   tiledask ask "does 200B fit on 40GB GPUs" --no-run
   tiledask ask 12 --no-run --explain
 """
-SEVERAL = {"action": "extend", "nargs": "+", "default": []}
-ASK_OPTIONS = (
-    ("QUESTION", "its number, or words that it has; none lists all", {"nargs": "*"}),
-    ("--set INPUT=VALUE", "change inputs, such as layers=12 devices=3", SEVERAL),
-    ("--no-run", "arithmetic and simulation only"),
-    ("--explain", "what the inputs are, and more working"),
-    ("--figure FILE", "the answer as a picture, where it has one"),
-    EXAMPLES,
-)
-PUZZLE_OPTIONS = (
-    ("PUZZLE", "a level, a name or a JSON file; none lists all", {"nargs": "?"}),
-    (
-        "--answer ANSWER",
-        "one or more answers, or files with one each; - reads standard input",
-        SEVERAL,
-    ),
-    ("--hint", "one more hint than before"),
-    ("--seed N", "draws the numbers of idle-1 to idle-12 (0)"),
-    ("--figure FILE", "draw the task, or the last answer"),
-)
+ASK_OPTIONS = f"""
+QUESTION*            its number, or words that it has; none lists all
+--set INPUT=VALUE+   change inputs, such as layers=12 devices=3
+--no-run             arithmetic and simulation only
+--explain            what the inputs are, and more working
+--figure FILE        the answer as a picture, where it has one
+{EXAMPLES}"""
+PUZZLE_OPTIONS = """
+PUZZLE?              a level, a name or a JSON file; none lists all
+--answer ANSWER+     one or more answers, or files with one each; - reads standard input
+--hint               one more hint than before
+--seed N             draws the numbers of idle-1 to idle-12 (0)
+--figure FILE        draw the task, or the last answer
+"""
 
 
 def run_ask(args: argparse.Namespace) -> Run:

@@ -8,31 +8,27 @@ from pathlib import Path
 from tiledask.files import atomic_write
 from tiledask.lab.commands.options import Run
 
-TOUR_OPTIONS = (
-    ("--folder", "where the page goes (%(default)s)", {"default": "build/tour"}),
-    ("--device", "", {"default": "auto", "choices": ("auto", "cuda", "cpu")}),
-)
-DOCTOR_OPTIONS = ()
-NOTEBOOKS_OPTIONS = (
-    ("FOLDER", "where they go, such as learn"),
-    (
-        "--lab ARGUMENT",
-        "then open them in JupyterLab, with what follows as arguments of its own",
-        {"nargs": argparse.REMAINDER},
-    ),
-    ("--nbgrader", "for a class: tests in the place of solutions"),
-)
-SHEET_OPTIONS = (
-    ("NAME", "a puzzle, idle-3, or idle for all", {"nargs": "+"}),
-    ("--seed", "draws the numbers of the ladder (0)", {"type": int, "default": 0}),
-    ("--answers", "with answers, for whoever marks it"),
-    ("--to FILE", "the page (%(default)s)", {"default": "sheet.html"}),
-)
-GRADE_OPTIONS = (
-    ("FOLDER", "notebooks, each learner's in a folder of his own"),
-    ("--csv FILE", "the table as a file too"),
-    ("--run-code", "run answers that are functions: on a spare machine"),
-)
+TOUR_OPTIONS = """
+--folder FOLDER=build/tour  where the page goes (%(default)s)
+--device auto|cuda|cpu=auto
+"""
+DOCTOR_OPTIONS = ""
+NOTEBOOKS_OPTIONS = """
+FOLDER               where they go, such as learn
+--lab ARGUMENT...    then open them in JupyterLab, with what follows as arguments of its own
+--nbgrader           for a class: tests in the place of solutions
+"""
+SHEET_OPTIONS = """
+NAME+                a puzzle, idle-3, or idle for all
+--seed SEED=0        draws the numbers of the ladder (0)
+--answers            with answers, for whoever marks it
+--to FILE=sheet.html  the page (%(default)s)
+"""
+GRADE_OPTIONS = """
+FOLDER               notebooks, each learner's in a folder of his own
+--csv FILE           the table as a file too
+--run-code           run answers that are functions: on a spare machine
+"""
 
 
 def run_tour(args: argparse.Namespace) -> Run:

@@ -16,7 +16,6 @@ from tiledask.lab.commands.options import (
     EXPORTS,
     MODEL,
     TRAINED,
-    WHOLE,
     Request,
     Run,
     check_cost,
@@ -28,57 +27,40 @@ from tiledask.lab.commands.options import (
 
 __all__ = ["FIT_OPTIONS", "run_fit"]
 
-FLAG = {"action": "store_true", "default": None}
-FIT_OPTIONS = (
-    ("MODEL", f"{MODEL}; 26GB, the bytes of one weight", {"nargs": "?"}),
-    ("CLUSTER", CLUSTER),
-    ("# the layout (without one: the best layouts of the cluster)",),
-    ("--dp N", "data-parallel copies (what the other three leave of the cluster)"),
-    ("--tp N", "tensor-parallel slices of each layer (1)"),
-    ("--pp N", "pipeline stages (1)"),
-    ("--cp N", "context-parallel pieces of each sequence (1)"),
-    ("--ep N", "devices that experts are dealt out to (1)"),
-    ("--expert-tp N", "slices of each expert (those of --tp)"),
-    ("--microbatch N", "sequences in a micro-batch (1)"),
-    ("--microbatches N", "of one copy in a step (1, or what --batch asks for)"),
-    ("--interleave N", "chunks of layers on a stage (1)"),
-    (
-        "--zero",
-        "what copies share out: 1 optimizer states, 2 gradients too, 3 weights too (0)",
-        WHOLE | {"choices": range(4)},
-    ),
-    ("--recompute WHICH", "activations computed again: none, selective or full (none)"),
-    ("--schedule NAME", "1f1b, or another of `tiledask list schedules` (1f1b)"),
-    (
-        "--partition LAYERS",
-        "layers of each stage, such as 5,6,6,5; items: embedding and head are one each (even)",
-    ),
-    ("--sequence-parallel", "with --tp: what it leaves whole is cut along the sequence", FLAG),
-    ("--flash-attention", "no s x s scores are kept", FLAG),
-    *TRAINED,
-    (
-        "--batch N",
-        "sequences of a step, over all devices (of the best layouts 8 a device, at most 4M "
-        "tokens; of one layout a micro-batch a copy)",
-    ),
-    (
-        "--offload",
-        "optimizer states in the host's memory, or on its disks",
-        {"choices": ("cpu", "nvme")},
-    ),
-    (
-        "--cached TOKENS",
-        "to serve, with a recipe of weights alone: tokens whose keys and values a copy keeps",
-        WHOLE | {"default": 0},
-    ),
-    ("# read from another program (options above go before)",),
-    ("--megatron FLAGS", "model, layout and recipe from Megatron-LM's flags, or their file"),
-    ("--torchtitan FILE", "from a torchtitan TOML"),
-    ("--deepspeed FILE", "layout and recipe from a DeepSpeed JSON"),
-    *COSTS,
-    ("--critique", "what is wrong, what is better"),
-    ("--figure FILE", "memory of each stage, as a picture"),
-    """examples:
+FIT_OPTIONS = f"""
+MODEL?               {MODEL}; 26GB, the bytes of one weight
+CLUSTER              {CLUSTER}
+# the layout (without one: the best layouts of the cluster)
+--dp N               data-parallel copies (what the other three leave of the cluster)
+--tp N               tensor-parallel slices of each layer (1)
+--pp N               pipeline stages (1)
+--cp N               context-parallel pieces of each sequence (1)
+--ep N               devices that experts are dealt out to (1)
+--expert-tp N        slices of each expert (those of --tp)
+--microbatch N       sequences in a micro-batch (1)
+--microbatches N     of one copy in a step (1, or what --batch asks for)
+--interleave N       chunks of layers on a stage (1)
+--zero 0|1|2|3       what copies share out: 1 optimizer states, 2 gradients too, 3 weights too (0)
+--recompute WHICH    activations computed again: none, selective or full (none)
+--schedule NAME      1f1b, or another of `tiledask list schedules` (1f1b)
+--partition LAYERS   layers of each stage, such as 5,6,6,5; items: embedding and head are one each
+                     (even)
+--sequence-parallel  with --tp: what it leaves whole is cut along the sequence
+--flash-attention    no s x s scores are kept
+{TRAINED}
+--batch N            sequences of a step, over all devices (of the best layouts 8 a device, at most
+                     4M tokens; of one layout a micro-batch a copy)
+--offload cpu|nvme   optimizer states in the host's memory, or on its disks
+--cached TOKENS=0    to serve, with a recipe of weights alone: tokens whose keys and values a copy
+                     keeps
+# read from another program (options above go before)
+--megatron FLAGS     model, layout and recipe from Megatron-LM's flags, or their file
+--torchtitan FILE    from a torchtitan TOML
+--deepspeed FILE     layout and recipe from a DeepSpeed JSON
+{COSTS}
+--critique           what is wrong, what is better
+--figure FILE        memory of each stage, as a picture
+examples:
   tiledask fit 200B 80x40GB  # the best layouts of 80 cards
   tiledask fit llama-3.1-8b 8xH100 --zero 1  # one layout: dp 8, ZeRO-1
   tiledask fit 70B 64xH100 --tp 8 --pp 4 --batch 512
@@ -88,8 +70,8 @@ FIT_OPTIONS = (
 verdicts:
   fits   with all of the overhead, and as far off as half of the published runs
   tight  what is counted fits, but not with all of that
-  no     it does not fit, or the cluster has too few devices""",
-)
+  no     it does not fit, or the cluster has too few devices
+"""
 
 
 def run_fit(args: argparse.Namespace) -> Run:
@@ -119,7 +101,8 @@ def run_fit(args: argparse.Namespace) -> Run:
 def _asked(args: argparse.Namespace) -> Request:
     """All of it as typed or imported; what is typed goes before."""
     given = vars(args)
-    typed = {f.name: given[f.name] for f in fields(td.Layout) if given[f.name] is not None}
+    options = ((field.name, given[field.name]) for field in fields(td.Layout))
+    typed = {name: value for name, value in options if value is not None and value is not False}
     configs = [name for name in EXPORTS if given[name]]
     if len(configs) > 1:
         raise ConfigError(f"one configuration at a time; got --{' and --'.join(configs)}")

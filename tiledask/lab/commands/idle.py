@@ -9,7 +9,7 @@ from typing import Any
 
 import tiledask as td
 from tiledask.errors import ConfigError, DeadlockError, ScheduleError, short
-from tiledask.lab.commands.options import WHOLE, Run
+from tiledask.lab.commands.options import Run
 from tiledask.lab.commands.shown import draw
 from tiledask.lab.table import Grid
 from tiledask.plan.pipelines.causes import CAUSES
@@ -31,66 +31,44 @@ TRANSFERS = {
     "between two actions a device sends, then receives",
     "paired": "as rendezvous, but all that is between two actions is posted at once",
 }
-IDLE_OPTIONS = (
-    (
-        "SCHEDULE",
-        ", ".join(schedules).replace("naive", "naive (or layer-wise)"),
-        {"nargs": "?"},
-    ),
-    ("DEVICES", "how many, for every schedule", WHOLE | {"nargs": "?"}),
-    ("MICROBATCHES", "of a step (naive: 1)", WHOLE | {"nargs": "?"}),
-    ("--devices N", "the same as DEVICES", {"dest": "devices_option"}),
-    ("--microbatches N", "the same as MICROBATCHES", {"dest": "microbatches_option"}),
-    ("--chunks V", "stages on each device, of interleaved, looped-bfs, interleaved-zb (2)", WHOLE),
-    (
-        "--utilisation --utilization U",
-        "finds the fewest micro-batches that reach U, such as 0.9 or 90%% (of 1f1b)",
-    ),
-    (
-        "--order FILE",
-        "in place of a schedule: is this order legal, and how idle? A line for each device, such "
-        "as 0F0 0F1 0B0 0B1 (stage, F B I or W, micro-batch), or JSON rows of them",
-    ),
-    ("--explain", "causes of idle time, the bound, the critical path, what transfers mean"),
-    ("# times", "seconds: one number, or one per stage: 1,1,2,1"),
-    ("--forward S", "(%(default)s)", {"default": "1"}),
-    (
-        "--backward S",
-        "half is for I, half for W, where it is split (%(default)s)",
-        {"default": "2"},
-    ),
-    ("--overlapped S", "of a forward and a backward at once, as in dualpipe (their sum)"),
-    (
-        "--latency S",
-        "from stage to stage: one number, or one per boundary (%(default)s)",
-        {"default": "0"},
-    ),
-    (
-        "--transfers HOW",
-        f"{'; '.join(f'{how}: {words}' for how, words in TRANSFERS.items())} (%(default)s)",
-        {"default": "overlapped"},
-    ),
-    ("# files",),
-    ("--figure FILE", "write the Gantt chart"),
-    ("--write-order FILE", "write the order, for --order"),
-    ("--trace FILE", "write a trace for Perfetto, .json or .json.gz"),
-    ("# a measured run", "--diagnose in place of a schedule; the other three go with it"),
-    (
-        "--diagnose TRACE",
-        "why it idles: a CSV of spans or of polled utilisation, a Chrome trace, or a folder with "
-        "one of each rank",
-    ),
-    ("--unit", "of the trace's times: s, ms, us or ns", {"default": None}),
-    ("--layers COSTS", "a number, or costs: 1,1,2,4"),
-    ("--memory-limit K", "micro-batches kept", {"type": float}),
-    """examples:
+IDLE_OPTIONS = f"""
+SCHEDULE?            {", ".join(schedules).replace("naive", "naive (or layer-wise)")}
+DEVICES?             how many, for every schedule
+MICROBATCHES?        of a step (naive: 1)
+--devices N          the same as DEVICES
+--microbatches N     the same as MICROBATCHES
+--chunks V           stages on each device, of interleaved, looped-bfs, interleaved-zb (2)
+--utilisation --utilization U  finds the fewest micro-batches that reach U, such as 0.9 or 90%%
+                     (of 1f1b)
+--order FILE         in place of a schedule: is this order legal, and how idle? A line for each
+                     device, such as 0F0 0F1 0B0 0B1 (stage, F B I or W, micro-batch), or JSON rows
+                     of them
+--explain            causes of idle time, the bound, the critical path, what transfers mean
+# times -- seconds: one number, or one per stage: 1,1,2,1
+--forward S=1        (%(default)s)
+--backward S=2       half is for I, half for W, where it is split (%(default)s)
+--overlapped S       of a forward and a backward at once, as in dualpipe (their sum)
+--latency S=0        from stage to stage: one number, or one per boundary (%(default)s)
+--transfers HOW=overlapped  {"; ".join(f"{how}: {words}" for how, words in TRANSFERS.items())}
+                     (%(default)s)
+# files
+--figure FILE        write the Gantt chart
+--write-order FILE   write the order, for --order
+--trace FILE         write a trace for Perfetto, .json or .json.gz
+# a measured run -- --diagnose in place of a schedule; the other three go with it
+--diagnose TRACE     why it idles: a CSV of spans or of polled utilisation, a Chrome trace, or a
+                     folder with one of each rank
+--unit UNIT          of the trace's times: s, ms, us or ns
+--layers COSTS       a number, or costs: 1,1,2,4
+--memory-limit K     micro-batches kept
+examples:
   tiledask idle layer-wise 4
   tiledask idle 1f1b 4 8 --latency 0.25 --transfers paired
   tiledask idle interleaved 4 8 --chunks 2 --explain
   tiledask idle --utilisation 0.9 --devices 4
   tiledask idle 1f1b 2 4 --write-order order.txt
-  tiledask idle --order order.txt --forward 1,2 --backward 2,4""",
-)
+  tiledask idle --order order.txt --forward 1,2 --backward 2,4
+"""
 EXAMPLE = "such as: tiledask idle 1f1b 4 8"
 BATCH = "micro-batch"
 SHOWN = 32

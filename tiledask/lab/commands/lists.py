@@ -71,22 +71,27 @@ LISTS: dict[str, tuple[str, Callable[[], Iterable[str]], Callable[[str], Facts]]
     ),
 }
 """What there is -> its title, its names, and the main numbers of one."""
-LIST_OPTIONS = (
-    ("KIND", ", ".join(LISTS), {"choices": tuple(LISTS)}),
-    ("PART", "of a name, such as llama; all if none", {"nargs": "?", "default": ""}),
-)
+LIST_OPTIONS = f"""
+KIND                 {", ".join(LISTS)}
+PART?                of a name, such as llama; all if none
+"""
 HEADS = {"kv_heads": "kv", "TFLOP/s in half": "TFLOP/s, 16 bit"}
 """Shorter headings of some numbers, for 80 columns."""
 
 
 def run_list(args: argparse.Namespace) -> Run:
     """What there is of a kind whose name has a part in it, with its main numbers."""
-    kind, (title, known, facts) = args.kind, LISTS[args.kind]
-    found = {name: facts(name) for name in known() if args.part.lower() in name}
-    if not found:
-        near = meant(args.part, known())
+    kind, part = args.kind, args.part or ""
+    if kind not in LISTS:
         raise ConfigError(
-            f"no name of {kind} has {short(args.part)} in it; {near}tiledask list {kind} has all"
+            f"no list {short(kind)}; {meant(kind, LISTS)}tiledask list --help has them all"
+        )
+    title, known, facts = LISTS[kind]
+    found = {name: facts(name) for name in known() if part.lower() in name}
+    if not found:
+        near = meant(part, known())
+        raise ConfigError(
+            f"no name of {kind} has {short(part)} in it; {near}tiledask list {kind} has all"
         )
     columns = [
         name for name in next(iter(found.values())) if any(each[name] for each in found.values())

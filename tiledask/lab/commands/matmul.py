@@ -16,30 +16,22 @@ from tiledask.plan.whole import whole_number
 
 __all__ = ["MATMUL_OPTIONS", "run_matmul"]
 
-MATMUL_OPTIONS = (
-    (
-        "SIZE",
-        "N of N x N by N x N (4096); A and B as written, 2048x1024 1024x4096; or M N K, the "
-        "inner size last (2048 4096 1024 is the same): A is M x K and B is K x N",
-        {"nargs": "*"},
-    ),
-    (
-        "--dtype",
-        "(%(default)s)",
-        {"default": "float32", "choices": ("float16", "bfloat16", "float32", "float64")},
-    ),
-    ("--algorithm NAME", f"{', '.join(algorithms)} (%(default)s)", {"default": "summa"}),
-    ("--workers N", "in the squarest mesh (4)"),
-    ("--mesh PxQ", "workers as rows x columns, such as 2x2"),
-    ("--no-run", "prediction alone, of any size, without workers"),
-    ("--kernel", "(%(default)s)", {"default": "blas"}),
-    ("--tile N", "of the kernel"),
-    ("--device", "", {"default": "auto", "choices": ("auto", "cuda", "cpu")}),
-    """examples:
+MATMUL_OPTIONS = f"""
+SIZE*                N of N x N by N x N (4096); A and B as written, 2048x1024 1024x4096; or M N K,
+                     the inner size last (2048 4096 1024 is the same): A is M x K and B is K x N
+--dtype float16|bfloat16|float32|float64=float32  (%(default)s)
+--algorithm NAME=summa  {", ".join(algorithms)} (%(default)s)
+--workers N          in the squarest mesh (4)
+--mesh PxQ           workers as rows x columns, such as 2x2
+--no-run             prediction alone, of any size, without workers
+--kernel KERNEL=blas  (%(default)s)
+--tile N             of the kernel
+--device auto|cuda|cpu=auto
+examples:
   tiledask matmul 1024
   tiledask matmul 2048x4096 4096x1024 --dtype float64 --algorithm cannon --workers 4
-  tiledask matmul 65536 --workers 64 --algorithm 2.5d --no-run""",
-)
+  tiledask matmul 65536 --workers 64 --algorithm 2.5d --no-run
+"""
 COUNTED = 70_000_000
 """The most of k x workers x (rows + columns) of them: panels of k are counted one by one, ~5 s."""
 LOCAL = "moves nothing: it takes A cut by rows alone or B by columns alone, no blocks"

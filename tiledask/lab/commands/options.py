@@ -1,9 +1,9 @@
-"""Options as rows of a table, and what `fit` and `plan` share: the request, what it costs."""
+"""Options as lines of a text, and what `fit` and `plan` share: the request, what it costs."""
 
 import argparse
 import re
 import shlex
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,6 @@ __all__ = [
     "MODEL",
     "SETTLED",
     "TRAINED",
-    "WHOLE",
     "Request",
     "Run",
     "add_options",
@@ -33,7 +32,6 @@ __all__ = [
     "request_of",
     "tensor_bytes",
     "usual_batch",
-    "whole",
 ]
 
 Run = Generator[Any, None, tuple[int, Any]]
@@ -48,29 +46,49 @@ def whole(text: str) -> int:
     return int(text)
 
 
-def add_options(parser: argparse.ArgumentParser, rows: Iterable[Any]) -> None:
-    """Rows of a command: ("--name METAVAR" or "NAME", its words, settings of add_argument). What is
-    an N is a whole number; a flag has neither metavar nor settings. "# title" begins a part of the
-    help, a text alone ends it."""
+WHOLE = ("N", "TOKENS", "R", "V", "SEED", "DEVICES", "MICROBATCHES", "BATCH")
+KINDS: dict[str, Any] = dict.fromkeys(WHOLE, whole) | {"AMOUNT": float, "K": float}
+"""What is read as a number, by the name of its value."""
+
+
+def add_options(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add the options of a command: a line each, its name and its words two spaces apart.
+
+    NAME  NAME?  NAME*  NAME+     one, perhaps one, any number, one or more
+    --flag                        on or off
+    --name N  --name N=8          a number (KINDS), and what it is unless typed
+    --name a|b|c  --name WORD+    one of these; one or more
+    --name REST...                all that follows
+    # title -- words               begins a part of the help; "examples:" ends it
+    """
+    options, examples, rest = text.strip().partition("\nexamples:")
+    parser.epilog = (examples + rest).strip()
     into: Any = parser
-    for row in rows:
-        if isinstance(row, str):
-            parser.epilog = row
-        elif row[0].startswith("#"):
-            into = parser.add_argument_group(row[0][2:], *row[1:])
+    for block in filter(None, re.split(r"\n(?=\S)", options.strip())):
+        names, _, words = block.partition("  ")
+        if names.startswith("# "):
+            title, _, words = " ".join(block[2:].split()).partition(" -- ")
+            into = parser.add_argument_group(title, words or None)
+            continue
+        flags = [name for name in names.split() if name.startswith("--")]
+        settings: dict[str, Any] = {"help": " ".join(words.split())}
+        if value := "".join(name for name in names.split() if name not in flags):
+            found = re.fullmatch(r"(.*?)(\.\.\.|[?*+]?)(?:=([^A-Z]\S*))?", value)
+            name, many, default = found.groups() if found else (value, "", None)
+            settings |= {"nargs": many or None, "default": default, "metavar": name}
+            settings["type"] = kind = whole if name[0].isdigit() else KINDS.get(name, str)
+            if "|" in name:
+                settings |= {"metavar": None, "choices": [kind(each) for each in name.split("|")]}
+            if many == "+" and flags:
+                settings |= {"action": "extend", "default": []}
         else:
-            names, words, *more = row
-            flags = [name for name in names.split() if name.startswith("--")]
-            (metavar,) = [name for name in names.split() if name not in flags] or [None]
-            settings = (WHOLE if metavar == "N" else {}) | dict(*more)
-            if metavar:
-                settings["metavar"] = metavar
-            elif not settings:
-                settings["action"] = "store_true"
-            into.add_argument(*(flags or [metavar.lower()]), help=words, **settings)
+            settings["action"] = "store_true"
+        first = flags[0][2:].replace("-", "_") if flags else name.lower()
+        if flags and any(action.dest == first for action in parser._actions):
+            settings["dest"] = f"{first}_option"  # a place has the name
+        into.add_argument(*(flags or [first]), **settings)
 
 
-WHOLE: dict[str, Any] = {"type": whole}
 EXPORTS = ("megatron", "torchtitan", "deepspeed")
 """What td.export_config writes, without loading it."""
 MODEL = "gpt-200b, or another of `tiledask list models`; 70B; a config.json; a name on the hub"
@@ -79,37 +97,20 @@ SETTLED = 40
 """Layouts that are put in order by simulation before the first ones are shown."""
 MOST_TOKENS = 4_000_000
 """Of a step whose batch nobody gave, where that is a sequence a device or more."""
-TRAINED = (
-    ("# how it is trained",),
-    (
-        "--sequence TOKENS",
-        "length of a sequence (2048, or less where the model has fewer positions)",
-        WHOLE,
-    ),
-    (
-        "--recipe NAME",
-        "bytes of a parameter: a name of `tiledask list recipes`, or a JSON file (mixed-adam-16, "
-        "or the framework's)",
-    ),
-    (
-        "--lora-rank R",
-        "train adapters of rank R alone; with --recipe qlora over weights of 4 bits",
-        WHOLE,
-    ),
-    ("--framework NAME", "whose kernels and overlaps, such as megatron-2025"),
-    ("--calibration FILE", "of td.calibrate, in its place"),
-)
-COSTS = (
-    ("# what comes out",),
-    ("--explain", "what is assumed, and why"),
-    ("--tokens COUNT", "days and device-hours for so many, such as 15T"),
-    ("--price AMOUNT", "with --tokens: of a device for an hour", {"type": float}),
-    (
-        "--export FRAMEWORK",
-        f"the layout, the first of several, for {', '.join(EXPORTS)}",
-        {"choices": EXPORTS},
-    ),
-)
+TRAINED = """\
+# how it is trained
+--sequence TOKENS    length of a sequence (2048, or less where the model has fewer positions)
+--recipe NAME        bytes of a parameter: a name of `tiledask list recipes`, or a JSON file
+                     (mixed-adam-16, or the framework's)
+--lora-rank R        train adapters of rank R alone; with --recipe qlora over weights of 4 bits
+--framework NAME     whose kernels and overlaps, such as megatron-2025
+--calibration FILE   of td.calibrate, in its place"""
+COSTS = f"""\
+# what comes out
+--explain            what is assumed, and why
+--tokens COUNT       days and device-hours for so many, such as 15T
+--price AMOUNT       with --tokens: of a device for an hour
+--export {"|".join(EXPORTS)}  the layout, the first of several, for {", ".join(EXPORTS)}"""
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any
 
 import tiledask as td
 from tiledask.errors import ConfigError, short
-from tiledask.lab.commands.options import WHOLE, Run
+from tiledask.lab.commands.options import Run
 from tiledask.plan.splitting.assignment import read_assignment, stages_of
 from tiledask.plan.splitting.exact import capacities, count
 from tiledask.plan.splitting.judge import layer_ranges
@@ -26,26 +26,22 @@ from tiledask.plan.units import format_bytes, parse_bytes
 
 __all__ = ["PARTITION_OPTIONS", "costs_of", "cut_text", "run_partition"]
 
-PARTITION_OPTIONS = (
-    ("LAYERS", "a number of equal layers, or costs such as 1,1,2,4"),
-    ("DEVICES", "how many there are", WHOLE | {"nargs": "?"}),
-    ("--devices N", "the same", {"dest": "devices_option"}),
-    ("--speeds", "one per device, such as 1,1,2,2", {"default": None}),
-    ("--chunks", "per device, in turns (%(default)s)", WHOLE | {"default": 1}),
-    ("--memory", "bytes of each layer, such as 1GB or 4GB,1GB,1GB,4GB", {"default": None}),
-    ("--capacity", "bytes of each device, such as 8GB or 16GB,8GB", {"default": None}),
-    (
-        "--communication",
-        "time to send across a cut; one, or one per place",
-        {"default": None},
-    ),
-    ("--judge ANSWER", "the layers of each device, such as '1-6 | 7-12'"),
-    ("--solution", "with --judge: the best cut as well"),
-    """examples:
+PARTITION_OPTIONS = """
+LAYERS               a number of equal layers, or costs such as 1,1,2,4
+DEVICES?             how many there are
+--devices N          the same
+--speeds SPEEDS      one per device, such as 1,1,2,2
+--chunks V=1         per device, in turns (%(default)s)
+--memory MEMORY      bytes of each layer, such as 1GB or 4GB,1GB,1GB,4GB
+--capacity CAPACITY  bytes of each device, such as 8GB or 16GB,8GB
+--communication COMMUNICATION  time to send across a cut; one, or one per place
+--judge ANSWER       the layers of each device, such as '1-6 | 7-12'
+--solution           with --judge: the best cut as well
+examples:
   tiledask partition 24 4
   tiledask partition 2,1,1,1,1,4 3 --speeds 1,1,2
-  tiledask partition 12 3 --judge '1,4,7,10 | 2,5,8,11 | 3,6,9,12'""",
-)
+  tiledask partition 12 3 --judge '1,4,7,10 | 2,5,8,11 | 3,6,9,12'
+"""
 ROWS = 32
 """Devices that are drawn; the rest are counted."""
 BAR = 40

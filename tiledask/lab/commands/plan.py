@@ -14,7 +14,6 @@ from tiledask.lab.commands.options import (
     MODEL,
     SETTLED,
     TRAINED,
-    WHOLE,
     Request,
     Run,
     budget_of,
@@ -22,47 +21,37 @@ from tiledask.lab.commands.options import (
     command,
     request_of,
     tensor_bytes,
-    whole,
 )
 from tiledask.plan.choosing.smallest import search_fewest
-from tiledask.plan.whole import whole_rule
+from tiledask.plan.whole import whole_number
 
 __all__ = ["PLAN_OPTIONS", "run_plan"]
 
 
-def _few(text: str) -> int:
-    if not 1 <= whole(text) <= 100:
-        raise argparse.ArgumentTypeError(f"must be {whole_rule(1, 100)}, got {short(text)}")
-    return int(text)
-
-
-PLAN_OPTIONS = (
-    ("MODEL", MODEL),
-    ("CLUSTER", CLUSTER),
-    (
-        "BATCH",
-        "sequences of a step, over all devices (8 a device, at most 4M tokens)",
-        WHOLE | {"nargs": "?"},
-    ),
-    ("# which layouts",),
-    ("--fewest", "the fewest devices of this kind that it trains on, however many there are"),
-    ("--devices NUMBERS", "numbers of devices to try, such as 64,128 (all)"),
-    ("--first N", "to show, to 100 (8)", {"type": _few, "default": 8}),
-    *TRAINED,
-    *COSTS,
-    ("--no-sensitivity", "leave out what binds"),
-    ("--figure FILE", "time against memory, as a picture"),
-    ("--map FILE", "what fits by tp and pp, as a picture"),
-    """examples:
+PLAN_OPTIONS = f"""
+MODEL                {MODEL}
+CLUSTER              {CLUSTER}
+BATCH?               sequences of a step, over all devices (8 a device, at most 4M tokens)
+# which layouts
+--fewest             the fewest devices of this kind that it trains on, however many there are
+--devices NUMBERS    numbers of devices to try, such as 64,128 (all)
+--first N=8          to show, to 100 (8)
+{TRAINED}
+{COSTS}
+--no-sensitivity     leave out what binds
+--figure FILE        time against memory, as a picture
+--map FILE           what fits by tp and pp, as a picture
+examples:
   tiledask plan llama-2-7b 8xA100-80GB 64  # a step of 64 sequences
   tiledask plan 70B 64xH100 512 --devices 32,64  # on half of them, too
-  tiledask plan gpt-200b 1x40GB --fewest  # how many cards of 40 GB""",
-)
+  tiledask plan gpt-200b 1x40GB --fewest  # how many cards of 40 GB
+"""
 
 
 def run_plan(args: argparse.Namespace) -> Run:
     """The layouts ranked, what binds them; with --fewest the smallest cluster."""
     check_cost(args)
+    whole_number("--first", args.first, 1, 100)
     if tensor_bytes(args.model):
         raise ConfigError(
             f"{args.model} is the size of one weight, and a plan is of a model such as 70B; every "
