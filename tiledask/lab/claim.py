@@ -14,7 +14,6 @@ neither holds nor fails. Nothing else is excused.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["COLUMNS", "Claim", "Value", "exact", "format_value"]
 
 COLUMNS = ("predicted", "simulated", "measured")
+RULES = {"equal": 0, "within": 1, "ratio": 2, "at most": 0, "at least": 0, "true": 0}
+"""How many limits each takes."""
 SLACK = 1e-9
 """Of a limit: 0.28 - 0.25 is a little above 0.03 in floating point."""
 Value = int | float | str | bool | tuple[Any, ...] | None
@@ -67,7 +68,7 @@ class Claim:
             return
         rule = (self.rule,) if isinstance(self.rule, str) else tuple(self.rule)
         object.__setattr__(self, "rule", rule)
-        if RULES.get(rule[0], (None, -1))[1] != len(rule) - 1:
+        if RULES.get(rule[0]) != len(rule) - 1:
             raise ConfigError(
                 f"{self.quantity!r}: there is no rule {rule!r}; rules are {', '.join(RULES)}, "
                 f"'within' with 1 limit and 'ratio' with 2"
@@ -104,7 +105,7 @@ class Claim:
         name, *limits = self.rule
         if len(self.compared) < (1 if name == "true" else 2):
             return Judged("", False, "nothing to compare")
-        holds, reason = RULES[name][0](self.compared, self.unit, *limits)
+        holds, reason = _judge(name, self.compared, self.unit, tuple(limits))
         timed = self.unit in ("seconds", "percent") and name not in ("equal", "true")
         if timed and not holds and self.load is not None and self.load.is_high:
             return Judged("", None, f"{self.load}: judged later ({reason})")
@@ -169,47 +170,34 @@ def _gap(distance: float, unit: str) -> str:
     return f"{100 * distance:.3g} points" if unit == "percent" else format_value(distance, unit)
 
 
-def _equal(values: tuple[Any, ...], unit: str) -> tuple[bool, str]:
+def _judge(
+    name: str, values: tuple[Any, ...], unit: str, limits: tuple[float, ...]
+) -> tuple[bool, str]:
+    """Whether the rule of that name holds, and why."""
+    if name == "true":
+        return all(values), "true" if all(values) else "not true"
+    if name == "within":
+        gap, allowed = _apart(values), limits[0]
+        limit = f"{100 * allowed:.3g}" if unit == "percent" else format_value(allowed, unit)
+        return gap <= allowed * (1 + SLACK), f"{_gap(gap, unit)} apart, {limit} allowed"
+    if name == "ratio":
+        (low, high), (*earlier, last) = limits, values
+        ratios = [last / value if value else (1.0 if last == 0 else math.inf) for value in earlier]
+        holds = all(low * (1 - SLACK) <= r <= high * (1 + SLACK) for r in ratios)
+        text = " and ".join(f"{r:.3g}" for r in ratios)
+        return holds, f"{text} times, {low:g} to {high:g} allowed"
+    if name in ("at most", "at least"):
+        above, (bound, *later) = name == "at most", values
+        farthest = max(later) if above else min(later)
+        if all(value <= bound if above else value >= bound for value in later):
+            share = f"{100 * farthest / bound:.3g} % of the bound" if bound > 0 else ""
+            return True, share or "within the bound"
+        side = "above" if above else "below"
+        return False, f"{side} the bound by {_gap(abs(farthest - bound), unit)}"
     pairs = list(combinations(values, 2))
     if all(isinstance(a, bool) == isinstance(b, bool) and a == b for a, b in pairs):
         return True, "equal to the byte" if unit == "bytes" else "equal"
-    if all(map(_is_number, values)):
-        gap = _apart(values)
-        return False, f"differ by {exact(gap, unit) or _gap(gap, unit)}"
-    return False, "differ"
-
-
-def _within(values: tuple[Any, ...], unit: str, allowed: float) -> tuple[bool, str]:
+    if not all(map(_is_number, values)):
+        return False, "differ"
     gap = _apart(values)
-    limit = f"{100 * allowed:.3g}" if unit == "percent" else format_value(allowed, unit)
-    return gap <= allowed * (1 + SLACK), f"{_gap(gap, unit)} apart, {limit} allowed"
-
-
-def _ratio(values: tuple[Any, ...], unit: str, low: float, high: float) -> tuple[bool, str]:
-    *earlier, last = values
-    ratios = [last / value if value else (1.0 if last == 0 else math.inf) for value in earlier]
-    holds = all(low * (1 - SLACK) <= r <= high * (1 + SLACK) for r in ratios)
-    text = " and ".join(f"{r:.3g}" for r in ratios)
-    return holds, f"{text} times, {low:g} to {high:g} allowed"
-
-
-def _bounded(values: tuple[Any, ...], unit: str, sign: int = 1) -> tuple[bool, str]:
-    """By the first value: from above where ``sign`` is 1, from below where it is -1."""
-    bound, *later = values
-    farthest = max(later) if sign > 0 else min(later)
-    if all(sign * value <= sign * bound for value in later):
-        of = f"{100 * farthest / bound:.3g} % of the bound" if bound > 0 else "within the bound"
-        return True, of
-    side = "above" if sign > 0 else "below"
-    return False, f"{side} the bound by {_gap(sign * (farthest - bound), unit)}"
-
-
-RULES: dict[str, tuple[Callable[..., tuple[bool, str]], int]] = {
-    "equal": (_equal, 0),
-    "within": (_within, 1),
-    "ratio": (_ratio, 2),
-    "at most": (_bounded, 0),
-    "at least": (lambda values, unit: _bounded(values, unit, -1), 0),
-    "true": (lambda values, unit: (all(values), "true" if all(values) else "not true"), 0),
-}
-"""What judges, and how many limits it takes."""
+    return False, f"differ by {exact(gap, unit) or _gap(gap, unit)}"

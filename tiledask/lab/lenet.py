@@ -28,7 +28,6 @@ from tiledask.plan.program.lenet import PARAMETERS, Need, Split
 from tiledask.plan.program.making.convolution.lenet_formulas import need_by_formulas
 from tiledask.plan.program.making.convolution.of_lenet import need
 from tiledask.tile.datasets import Images, load_images
-from tiledask.tile.optimizers import Adam, Rule
 
 __all__ = ["lenet_claims", "lenet_trainings"]
 
@@ -128,31 +127,21 @@ def lenet_trainings(
     *,
     steps: int = 40,
     batch: int = 32,
-    rule: Rule | None = None,
-    dtype: str = "float32",
     data: Images | None = None,
-    seed: int = 0,
-    timeout: float = 300.0,
+    **options: Any,
 ) -> dict[str, TrainedLeNet]:
     """LeNet trained on a single device and under each of ``splits``, by their names.
 
     On the workers of ``mesh``, the single device on one of them; or, without one, on threads of
-    this process. ``data``: default four fifths of the shipped digits.
+    this process. ``data``: default four fifths of the shipped digits; ``options`` of `train_lenet`.
 
     >>> list(lenet_trainings(splits=[{"network": 2}], steps=1, batch=2))
     ['a single device', 'network 2']
     """
     data = load_images("digits").split(0.8)[0] if data is None else data
-    options: dict[str, Any] = {
-        "steps": steps,
-        "batch": batch,
-        "rule": rule or Adam(),
-        "dtype": dtype,
-        "seed": seed,
-    }
     runs = {}
     for ways in ({}, *splits):
         here = mesh and Mesh(mesh.cluster, (Split.of(ways).ranks,))
-        run = train_lenet(data, ways, here, **options, timeout=timeout)
+        run = train_lenet(data, ways, here, steps=steps, batch=batch, **options)
         runs[str(run.split)] = run
     return runs

@@ -171,12 +171,7 @@ def plans_words(plans: "Plans", first: int, again: str = "") -> Words:
         yield plan_table(chosen, f"no other plan beats these ({len(front)} in all)", plans)
 
 
-SHORT = {
-    "dp": "dp",
-    "tp": "tp",
-    "pp": "pp",
-    "cp": "cp",
-    "ep": "ep",
+SHORT = {name: name for name in ("dp", "tp", "pp", "cp", "ep")} | {
     "expert_tp": "expert tp",
     "microbatch": "b",
     "microbatches": "m",
