@@ -29,7 +29,7 @@ from tiledask.plan.whole import is_whole
 
 __all__ = ["groups", "main", "page"]
 
-PAGES = {"Beside other tools": "other-planners", "What is not modelled": "not-modelled"}
+PAGES = {"Beside other tools": "other-planners.md", "What is not modelled": "not-modelled.txt"}
 HEAD = """# Accuracy of the planner
 
 Made from plan.json, plan2.json and the package. Errors are ours / published - 1. *Fitted* rows \
@@ -51,7 +51,7 @@ def page() -> str:
         ("Beside other tools", "other-planners"),
         ("What is not modelled", "not-modelled"),
     ):
-        text = data_file("published", f"{name}.md").read_text("utf-8").strip()
+        text = data_file("published", name).read_text("utf-8").strip()
         parts += [f"## {title}", text]
     for group in groups():
         parts += [f"## {group.name}", group.remark]
