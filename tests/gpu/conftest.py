@@ -31,12 +31,6 @@ DECIDE = ("tiledask", "dask", "distributed", "numpy", "cupy-cuda13x", "dask-cuda
 """The packages whose versions decide the results."""
 
 
-def versions() -> dict[str, str]:
-    """Those that are installed, and Python's."""
-    there = {found.metadata["Name"].lower(): found.version for found in distributions()}
-    return {"Python": python_version()} | {name: there[name] for name in DECIDE if name in there}
-
-
 def part_of(path: str) -> str:
     """The part of the record that a test's rows belong to."""
     stem = Path(path.partition("::")[0]).stem
@@ -107,7 +101,8 @@ class Recorder:
             "command": "make gpu",
             "date": datetime.now().astimezone().isoformat(timespec="seconds"),
             "device": {"kind": "GPU", **device},
-            "versions": versions(),
+            "versions": {"Python": python_version()}
+            | {each.name: each.version for each in distributions() if each.name in DECIDE},
             "code": {"commit": commit},
             "rows": self.rows,
         }

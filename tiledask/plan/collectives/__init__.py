@@ -22,6 +22,6 @@ __all__ = ["convolution", "data_parallel", "formulas", "layers", "shards"]
 
 def __getattr__(name: str) -> Any:
     """A file of the room, loaded when it is first used: a plan of one device needs none."""
-    if name not in __all__:
-        raise AttributeError(f"tiledask.collectives has no {name!r}; it has {', '.join(__all__)}")
-    return import_module(f"{__name__}.{name}")
+    if name in __all__:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"tiledask.collectives has no {name!r}; it has {', '.join(__all__)}")
