@@ -73,9 +73,8 @@ def train_with_failures(
     save_every = whole_number("save_every", save_every, 0)
     memory = MEMORY if os.access(MEMORY, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="tiledask-failures-", dir=memory) as folder:
-        saved: dict[str, Any] = {}
-        if save_every:
-            saved = {"folder": Path(folder) / "run", "save_every": save_every}
+        run = Path(folder) / "run"
+        saved: dict[str, Any] = {"folder": run, "save_every": save_every} if save_every else {}
         begun = perf_counter()
         trained = td.train(
             model,
