@@ -1,4 +1,4 @@
-"""The lessons on precision hold, formats are NumPy's, and the drift verdict tells faults apart.
+"""Formats are NumPy's, the drift verdict tells faults apart, suspects are named by what helps.
 
 Rounding is worked out again in exact fractions.
 """
@@ -13,8 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import ConfigError
-from tiledask.lab import precision
-from tiledask.lab.precision import FORMATS, acceptable, likely, small, train, worst
+from tiledask.lab.precision import (
+    FORMATS,
+    TrainingSetting,
+    acceptable,
+    blame,
+    likely,
+    small,
+    train,
+    worst,
+)
 
 # -- formats ---------------------------------------------------------------------------------------
 
@@ -56,23 +64,6 @@ def test_the_numbers_of_the_textbook():
     assert half.nearest(1 + 2.0**-11) == 1
     assert half.nearest(1 + 2.0**-11 + 2.0**-20) == 1 + 2.0**-10
     assert [f.roundoff for f in FORMATS.values()] == [2**-11, 2**-8, 2**-24, 2**-53]
-
-
-# -- lessons ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("lesson", "claims"),
-    [
-        (precision.underflow, 4),
-        (precision.lost_update, 2),
-        (lambda: precision.lost_update("bfloat16"), 2),
-    ],
-)
-def test_every_lesson_holds(lesson, claims):
-    table = lesson()
-    assert table.ok, str(table)
-    assert table.held == claims
 
 
 # -- the small network -----------------------------------------------------------------------------
@@ -182,3 +173,23 @@ def test_wrong_questions_are_refused():
         acceptable(1, 1, 0, "float32")
     with pytest.raises(ConfigError, match="one of float16, bfloat16, float32, float64, got 'half'"):
         acceptable(1, 1, 1, "half")
+
+
+# -- blame ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize(
+    ("setting", "cause"),
+    [
+        ({}, "nothing"),
+        ({"dtype": "float32"}, "nothing"),
+        ({"scale": 2.0**-22}, "the loss scale is too low"),
+        ({"scale": 2.0**24}, "the loss scale is too high"),
+        ({"dtype": "bfloat16", "rate": 0.002, "master": False}, "no master weights"),
+        ({"rate": 1.0}, "the rate is too high"),
+        ({"dtype": "float32", "rate": 1.0}, "the rate is too high"),
+    ],
+)
+def test_the_experiment_that_helps_names_the_suspect(setting, cause):
+    assert blame(TrainingSetting(**setting)).cause == cause

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import fmean
 
-from tiledask.lab.precision.replicas import SMALL
-from tiledask.lab.precision.small import SmallRun, train
+from tiledask.lab.precision.small import Small, SmallRun, train
 from tiledask.tile.optimizers import SGD
 
 __all__ = ["EXPERIMENTS", "Blame", "TrainingSetting", "blame"]
 
 HEALTHY = "nothing"
+SMALL = Small(hidden=16, inner=32, blocks=1)
 STEPS, LAST = 32, 8
 """Steps of a training, and those at its end whose mean loss is looked at."""
 HELPS = 1.1

@@ -1,4 +1,4 @@
-"""Floating-point formats, and what half precision loses: predicted, then run.
+"""Floating-point formats: what a number becomes in each.
 
              digits   smallest   largest         1 + its last digit
 float16      11       2^-24      65504           1 + 2^-10
@@ -12,12 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tiledask.errors import ConfigError
-from tiledask.lab.claim import Claim
-from tiledask.lab.table import Comparison
 from tiledask.tile.backend import as_dtype
-from tiledask.tile.optimizers import SGD, advance, begin, flush
 
-__all__ = ["FORMATS", "Format", "format_of", "lost_update", "underflow"]
+__all__ = ["FORMATS", "Format", "format_of"]
 
 
 @dataclass(frozen=True)
@@ -52,41 +49,3 @@ def format_of(dtype: str) -> Format:
     if dtype not in FORMATS:
         raise ConfigError(f"a floating-point format is one of {', '.join(FORMATS)}, got {dtype!r}")
     return FORMATS[dtype]
-
-
-def underflow(gradient: float = 1e-8, scale: float = 2.0**16) -> Comparison:
-    """A gradient too small for fp16, and the same with the loss scaled."""
-    half, single = FORMATS["float16"], FORMATS["float32"]
-    scaled = flush(np.array(np.float64(gradient) * scale), "float16")
-    kept, back = half.nearest(gradient * scale), np.float32(scaled) / np.float32(scale)
-    rows = (
-        ("the smallest above 0", 2.0**-24, np.finfo(np.float16).smallest_subnormal),
-        (f"{gradient:g} in fp16", half.nearest(gradient), flush(np.array(gradient), "float16")),
-        (f"  times {scale:g}", kept, scaled),
-        ("  and back, in fp32", single.nearest(kept / scale), back),
-    )
-    claims = (Claim(name, said, None, float(ran), rule="equal") for name, said, ran in rows)
-    return Comparison("Underflow, and a scaled loss", tuple(claims))
-
-
-def lost_update(dtype: str = "float16", steps: int = 64) -> Comparison:
-    """A weight of 1 that grows by half of its last digit in each step, with and without a master."""  # noqa: E501
-    form, rule = format_of(dtype), SGD(rate=1.0)
-    ends, rounded = {}, 1.0
-    for master in (False, True):
-        state = begin({"w": np.ones(1, np.float32)}, rule, dtype, master=master)
-        for _ in range(steps):
-            grads = {"w": np.full(1, -form.roundoff).astype(as_dtype(dtype))}
-            state, *_ = advance(state, rule, grads)
-        ends[master] = float(state.weights["w"][0])
-    for _ in range(steps):
-        rounded = form.nearest(rounded + form.roundoff)
-    alone = f"{steps} updates of 2^-{form.digits}, {dtype} weights alone"
-    exact = form.nearest(1 + steps * form.roundoff)
-    rows = (
-        Claim(alone, rounded, None, ends[False], rule="equal", note="each is rounded away"),
-        Claim(
-            "  with a master in fp32", exact, None, ends[True], rule="equal", note="none is lost"
-        ),
-    )
-    return Comparison("Updates smaller than the weight's last digit", rows)
