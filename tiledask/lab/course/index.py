@@ -14,12 +14,7 @@ from typing import Any, NamedTuple
 from tiledask.files import atomic_write
 from tiledask.lab.course.table import QUESTIONS
 from tiledask.lab.learner import contents
-<<<<<<< HEAD:tiledask/lab/course/index.py
-from tiledask.lab.learner.course import course
-=======
 from tiledask.lab.learner.contents import course
-from tiledask.lab.questions.table import QUESTIONS
->>>>>>> bf0f16f7 (tables, doctor, learner, accuracy: smaller, and typed in full):tiledask/lab/questions/index.py
 from tiledask.plan.data import shipped
 
 __all__ = ["PAGE", "Taught", "page", "sections", "taught"]
