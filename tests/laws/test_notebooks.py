@@ -2,8 +2,9 @@
 
 A cell whose output is a fact carries the tags `nbval-check-output` and `keep_output`; all other
 outputs are stripped. An exercise is five cells in a row, each with its tag: task (Markdown), answer
-(`answer = None`), draw, check, solution (collapsed; raises unless every target is met). A
-prediction is `guess = td.predict("question")`, what is run, and a collapsed `guess.beside(...)`.
+(`answer = None`), draw, check, solution (collapsed; raises unless every target is met); or four,
+where plain asserts are the judge: task, attempt, asserts (`def judge`), solution. A prediction is
+`guess = td.predict("question")`, what is run, and a collapsed `guess.beside(...)`.
 """
 
 import ast
@@ -27,6 +28,7 @@ from tiledask.lab.learner.copies import copy_walkthroughs, learners, refresh
 NOTEBOOKS = sorted((ROOT / "nbs").glob("[0-9]*.ipynb"))
 FACT = {"nbval-check-output", "keep_output"}
 EXERCISE = ("task", "answer", "draw", "check", "solution")
+PLAIN = ("task", "attempt", "asserts", "solution")
 SOLUTION = "# A solution.\n"
 PRIVATE = r"(?<![\w.:/])/(?:home|root|tmp|Users|work)/|\b(?:tcp|tls|https?)://|\b0x[0-9a-f]{6,}"
 """What is another one on each machine: paths, addresses, objects."""
@@ -97,20 +99,29 @@ def text_of(cell: Cell) -> str:
 
 
 def exercises(cells: list[Cell]) -> Iterator[str]:
-    parts = [(i, part) for i, c in enumerate(cells) for part in EXERCISE if part in tags(c)]
-    if [part for _, part in parts] != list(EXERCISE) * (len(parts) // 5):
-        yield f"an exercise is {', '.join(EXERCISE)}"
-    elif any(parts[at + 4][0] - parts[at][0] != 4 for at in range(0, len(parts), 5)):
-        yield "an exercise is in one piece"
+    each = (*EXERCISE, *PLAIN[1:3])
+    parts = [(i, part) for i, c in enumerate(cells) for part in each if part in tags(c)]
+    left = list(parts)
+    while left:
+        wanted = PLAIN if len(left) > 1 and left[1][1] == "attempt" else EXERCISE
+        mine, left = left[: len(wanted)], left[len(wanted) :]
+        if tuple(part for _, part in mine) != wanted:
+            yield f"an exercise is {', '.join(EXERCISE)}, or {', '.join(PLAIN)}"
+            break
+        if mine[-1][0] - mine[0][0] != len(wanted) - 1:
+            yield "an exercise is in one piece"
     for i, part in parts:
         source = cells[i].source
-        if part == "answer" and not re.search(r"^\w+ = None\b.*\Z", source, re.M):
+        if part in ("answer", "attempt") and not re.search(r"^\w+ = None\b.*\Z", source, re.M):
             yield f"cell {i}: an answer is not attempted yet: its last line is 'answer = None'"
+        if part == "asserts" and not source.startswith("def judge("):
+            yield f"cell {i}: the judge of a plain exercise is a function of that name"
         if part == "solution":
             last = ast.unparse(ast.parse(source).body[-1])
             if not (is_hidden(cells[i]) and source.startswith(SOLUTION)):
                 yield f"cell {i}: a solution is collapsed, below {SOLUTION.strip()!r}"
-            if not last.endswith(".require()") or ".check(" in source or "print(" in source:
+            judged = last.endswith(".require()") or "asserts" in tags(cells[i - 1])
+            if not judged or ".check(" in source or "print(" in source:
                 yield f"cell {i}: a solution is judged by .result(...).require(), and shows nothing"
 
 
@@ -181,6 +192,14 @@ def exercise(**sources: str) -> list[Cell]:
     return [new_markdown_cell(usual["task"], metadata={"tags": ["task"]}), *cells[1:]]
 
 
+def plain(**sources: str) -> list[Cell]:
+    usual = {"attempt": "answer = None", "solution": SOLUTION + "judge(3)"}
+    usual |= {"asserts": "def judge(answer):\n    assert answer"} | sources
+    cells = [new_code_cell(usual[part], metadata={"tags": [part]}) for part in PLAIN[1:]]
+    cells[2].metadata.jupyter = {"source_hidden": True}
+    return [new_markdown_cell("Reach 12.", metadata={"tags": ["task"]}), *cells]
+
+
 def prediction(row: str = "guess.beside(formula=1)", hidden: bool = True) -> list[Cell]:
     shown = fact(row)
     shown.metadata.jupyter = {"source_hidden": hidden}
@@ -199,6 +218,9 @@ PLANTED = [
     ([fact(text="PosixPath('/home/me/x')")], "# A", "of this machine alone"),
     ([new_code_cell("x", metadata={"tags": ["nbval-skip"]}), fact()], "# A", "go together"),
     ([fact(), *exercise()[1:]], "# A", "an exercise is task"),
+    ([fact(), *plain()[:2]], "# A", "an exercise is task"),
+    ([fact(), *plain(asserts="assert 1")], "# A", "the judge of a plain exercise"),
+    ([fact(), *plain(attempt="answer = 3")], "# A", "not attempted yet"),
     ([fact(), *exercise(answer="answer = 3")], "# A", "not attempted yet"),
     ([fact(), *exercise(solution="e.result(3).require()")], "# A", "is collapsed"),
     ([fact(), *exercise(solution=SOLUTION + "e.check(3).require()")], "# A", "judged by .result"),
@@ -214,7 +236,7 @@ PLANTED = [
 
 @pytest.mark.parametrize(("cells", "title", "fault"), PLANTED)
 def test_a_planted_fault_is_found(cells, title, fault):
-    assert faults(notebook(fact(), *exercise(), *prediction())) == []
+    assert faults(notebook(fact(), *exercise(), *plain(), *prediction())) == []
     found = faults(notebook(*cells, title=title))
     assert [f for f in found if fault in f], found
 

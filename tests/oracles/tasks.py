@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import accumulate, combinations, permutations, product
+from itertools import accumulate, combinations, product
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,8 @@ import numpy as np
 import tiledask as td
 from tiledask.errors import PlacementError
 from tiledask.lab.exercises import products
-from tiledask.lab.exercises.layer_too_large import STRATEGIES, survived
-from tiledask.lab.exercises.levels import BlockRun
-from tiledask.lab.exercises.products import UNITS
-from tiledask.lab.exercises.sums import PLACES
-from tiledask.lab.exercises.tiles import tiles_of
+from tiledask.lab.exercises.layers import PLACES, STRATEGIES, survived
+from tiledask.lab.exercises.tiles import BlockRun, space
 from tiledask.lab.puzzles import puzzle_names
 from tiledask.plan.collectives.rows import split_rows
 from tiledask.plan.inputs.model import Model
@@ -59,9 +56,8 @@ def hurried(a, b, tile):
 
 def measured_runs() -> dict[str, BlockRun]:
     """Two products as if measured: one slow everywhere, one on a single worker."""
-    traffic = (td.tile.traffic(1, 1, 50, 1, 4),) * 2
     runs = {"I": (4.0, 4.0), "II": (4.0, 0.5)}
-    return {name: BlockRun(1, traffic, busy, (0.0, 0.0), (0, 0)) for name, busy in runs.items()}
+    return {n: BlockRun((100, 100), (1, 1), busy, (0.0, 0.0), (0, 0)) for n, busy in runs.items()}
 
 
 RUNS, RATE = measured_runs(), 50.0
@@ -70,18 +66,16 @@ X, Y = whole_numbers((500, 1000), (1000, 2000))
 AT = ((S0, S1), (S0, S0))
 
 ABOUT: dict[str, dict[str, Any]] = {
-    "four-terms": {"recipe": "mixed-adam-18"},
     "fastest-within": {"model": GPT, "cluster": SMALL, "batch": 32, "room": 6 * GB},
     "fewest-devices": {"model": GPT, "cluster": SMALL, "batch": 32},
     "levels-at-fault": {"runs": RUNS, "rate": RATE},
     "tile-within": {"intensity": 80},
-    "until-layerwise-moves-more": {"each": 10},
     "hybrid-lenet": {"devices": 2, "batch": 4, "share": 60},
     "fewest-bytes": {"x": X, "a": Y, "mesh": (2, 2), "limit": 3_500_000},
     "choreography": {"a": A, "b": B, "mesh": (2, 2), "placements": AT, "limit": 5_500_000},
 }  # fmt: skip
 """What exercises are about here, where it is not what they are about by themselves."""
-ON_WORKERS = ("tasks-on-slots", "fewest-bytes", "choreography")
+ON_WORKERS = ("fewest-bytes", "choreography")
 """Exercises that run on a cluster of four workers."""
 EXERCISES = tuple(name for name in td.tasks.exercise_names() if name not in ON_WORKERS)
 
@@ -99,22 +93,6 @@ def task(name: str, cluster: Any = None) -> Any:
 def first(exercise: Any, answers: Iterator[Any]) -> Any:
     """The first of ``answers`` that meets every target."""
     return next(answer for answer in answers if exercise.result(answer))
-
-
-def evenly_on_slots() -> tuple[int, ...]:
-    """Tasks on 4 slots, 12 units each, by going back whenever a slot is over."""
-
-    def place(i: int, load: tuple[int, ...]) -> tuple[int, ...] | None:
-        if i == len(UNITS):
-            return ()
-        for slot in range(4):
-            more = tuple(n + UNITS[i] * (s == slot) for s, n in enumerate(load))
-            rest = place(i + 1, more) if more[slot] <= sum(UNITS) / 4 else None
-            if rest is not None:
-                return (slot, *rest)
-        return None
-
-    return place(0, (0,) * 4)
 
 
 def copies(_: Any) -> tuple[int | None, ...]:
@@ -153,37 +131,7 @@ def on_fewest(exercise: Any) -> td.Layout:
 
 
 def best_tile(exercise: Any) -> tuple:
-    configs = tiles_of("H200", 100_000, 4)
-    return first(exercise, ((config.block, config.stages) for config in configs))
-
-
-def split_loss(group, z, mine, targets, eps, largest=True, smooth=True):
-    """The smoothed loss over split classes; a switch turned off is a mistake."""
-    top = group.all_reduce(z.max(-1), op="max") if largest else np.zeros(z.shape[:-1])
-    total = group.all_reduce(np.exp(z - top[..., None]).sum(-1))
-    right = group.all_reduce((z * (targets[..., None] == mine)).sum(-1))
-    if not smooth:
-        return np.mean(top + np.log(total) - (1 - eps) * right - eps * z.mean(-1))
-    count = group.all_reduce(np.array([float(len(mine))]))[0]
-    every = group.all_reduce(z.sum(-1))
-    return np.mean(top + np.log(total) - (1 - eps) * right - eps / count * every)
-
-
-def ends(**summed):
-    """A feed-forward layer there and back, with an all-reduce at each name: y, dy, dx."""
-
-    def layer(group, x, dy, w1, w2):
-        def total(name, value):
-            return group.all_reduce(value) if summed.get(name) else value
-
-        gelu = td.tile.layers.find_activation("gelu")
-        a, kept = gelu.forward(x @ w1)
-        up = total("dy", dy)
-        dz = gelu.grad(up @ w2.T, kept)
-        grads = np.einsum("bsi,bsj->ij", x, dz), np.einsum("bsi,bsj->ij", a, up)
-        return total("y", a @ w2), total("dx", dz @ w1.T), *grads
-
-    return layer
+    return first(exercise, iter(space()))
 
 
 def cannon(skewed=True, by=1, further=0):
@@ -260,10 +208,6 @@ def counted(_: Any) -> dict[str, int]:
     }
 
 
-def weighed(group, gradient, rows, total):
-    return group.all_reduce(gradient * (rows / total))
-
-
 def every(interval: int) -> Callable:
     """Half after an overflow, twice after as many steps without."""
 
@@ -303,45 +247,35 @@ def choreographed(_: Any) -> dict[str, Any]:
                 plan = plan_product(name, a, b, grid=grid, panel=panel)
             except PlacementError:
                 continue
-            if products.held(plan, A.dtype) <= 5_500_000:
+            if products.held(plan, A.dtype).peak <= 5_500_000:
                 found.append((products.moved(plan, 4), len(found), given))
     return min(found)[-1]
 
 
 FOUND: dict[str, Callable[[Any], Any]] = {
     **{name: lambda puzzle: puzzle.solve() for name in puzzle_names()},
-    "four-terms": lambda _: (4e11, 8e11, 24e11, 3.16e11),
     "fewest-gpus": gpus,
     "copies-that-fit": copies,
     "layer-too-large": survivors,
     "fastest-within": searched,
     "fewest-devices": on_fewest,
     "repaired-kernel": lambda _: tile_loop,
-    "levels-at-fault": lambda _: {name: run.at_fault(RATE) for name, run in RUNS.items()},
+    "levels-at-fault": lambda _: {"I": "tile", "II": "blocking"},
     "tile-within": best_tile,
     "block-and-tile": lambda exercise: first(
         exercise, (((4, 2), (rows, rows, 1)) for rows in range(32, 64))
     ),
     "balanced-heads": heads_in_a_row,
-    "smoothed-loss": lambda _: split_loss,
-    "f-and-g": lambda _: ends(y=True, dx=True),
     "skip-connection": lambda _: skipping(),
     "cannon": lambda _: cannon(),
     "borrowed-rows": rows_read,
-    "until-layerwise-moves-more": lambda exercise: first(exercise, iter(range(2, 65))),
     "hybrid-lenet": lambda exercise: first(
         exercise, iter([{"data parallel": 2}, {"network": 2}, {"space": 2}, {"layerwise": 2}])
     ),
     "fewest-sums": lambda exercise: first(exercise, combinations(PLACES, 2)),
     "faulty-run": furthest_apart,
-    "save-intervals": lambda _: (57, 3220, 57),
-    "ranks-on-hosts": lambda exercise: first(
-        exercise, iter({"".join(each) for each in permutations("AAABBBBB")})
-    ),
     "scale-rule": lambda exercise: first(exercise, map(every, (8, 6, 4, 2))),
     "step-traffic": counted,
-    "uneven-copies": lambda _: weighed,
-    "tasks-on-slots": lambda _: evenly_on_slots(),
     "fewest-bytes": placed,
     "choreography": choreographed,
 }

@@ -1,21 +1,18 @@
 """Exercises on split layers, rows and programs; each judged by runs, and here by brute force.
 
-Holds `tiledask.lab.exercises.layers`, `.sums`, `.convolutions`, `.layer_too_large` and `.skip`.
+Holds `tiledask.lab.exercises.layers` and `tiledask.lab.exercises.programs`.
 """
 
-from functools import partial
 from itertools import combinations, product
 
+import numpy as np
 import pytest
 from oracles.judged import missed, targets
-from oracles.tasks import BACK, FORTH, ends, skipping, split_loss, task
+from oracles.tasks import BACK, FORTH, cannon, skipping, task
 
 import tiledask as td
 from tiledask.lab.exercises import layers
-from tiledask.lab.exercises.layer_too_large import LEVELS, STRATEGIES, survived
-from tiledask.lab.exercises.sums import PLACES
-from tiledask.plan.program.making.convolution.of_lenet import need
-from tiledask.tile.layers import cross_entropy
+from tiledask.lab.exercises.layers import LEVELS, PLACES, STRATEGIES, survived, work, wrong_results
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -26,60 +23,26 @@ def test_no_sum_fewer_and_one_pair_alone_is_right():
     assert [chosen for chosen in few if sums.result(chosen)] == [("y", "dnormed")]
 
 
-def gathered(group, z, mine, targets, eps):
-    """Right, and every rank sends all of its logits."""
-    return cross_entropy(group.all_gather(z, dim=2), targets, smoothing=eps)[0]
-
-
-def test_a_smoothed_loss_is_judged_by_its_losses_and_by_what_it_sends():
-    exercise = td.task("smoothed-loss")
-    assert exercise.check(partial(split_loss, largest=False)).targets[0].got == 16  # large logits
-    assert exercise.check(partial(split_loss, smooth=False)).targets[0].got == 14  # several ranks
-    assert missed(exercise.check(gathered)) == ["elements sent by all ranks"]
-
-
-def test_two_sums_make_a_layer_right_there_and_back_and_a_third_is_too_many():
-    exercise, names = td.task("f-and-g"), ("y", "dy", "dx")
-    found = {
-        chosen: exercise.check(ends(**dict(zip(names, chosen, strict=True))))
-        for chosen in product((False, True), repeat=3)
-    }
-    for (y, dy, dx), result in found.items():
-        of = targets(result)
-        # of 12: y is wrong on 3 and 4 ranks without its sum, dx without its own, all behind dy
-        assert of["wrong results"][0] == 2 * (not y) + 2 * (3 * dy or not dx)
-        assert of["bytes that each of 4 ranks sends"][0] == 9216 * (y + dy + dx)
-    assert "dx is 3 x right on 3 ranks" in found[True, True, True].reason
-    assert "y is a partial sum on 4 ranks" in found[False, False, True].reason
-
-
 @pytest.mark.parametrize(("query", "kv", "ranks"), [(4, 2, 3), (6, 2, 2), (6, 3, 3), (3, 1, 4)])
 def test_the_least_imbalance_is_that_of_every_assignment(query, kv, ranks, monkeypatch):
     """Each head to each rank, by brute force and by the task's formula written out again."""
-    one, shared = layers.head_flops(hidden=20, width=4, tokens=6)
-    even = (query * one + kv * shared) / ranks
-    for name, value in {
-        "QUERY": query, "KV": kv, "RANKS": ranks, "SHARE": query // kv,
-        "OF_QUERY": one, "OF_KV": shared, "EVEN_SHARE": even,
-    }.items():  # fmt: skip
+    for name, value in {"KV": kv, "RANKS": ranks, "SHARE": query // kv}.items():
         monkeypatch.setattr(layers, name, value)
     worth = []
     for owners in product(range(ranks), repeat=query):
         held = [
             {(o, i * kv // query) for i, o in enumerate(owners) if o == r} for r in range(ranks)
         ]
-        most = max(owners.count(r) * one + len(held[r]) * shared for r in range(ranks))
-        worth.append((most / even, sum(map(len, held))))
+        most = max(work(owners.count(r), len(held[r])) for r in range(ranks))
+        worth.append((most, sum(map(len, held))))
     assert layers.least_imbalance.__wrapped__() == min(worth)
 
 
 def test_a_wrong_kv_head_is_caught(monkeypatch):
-    cut = layers.cut_heads
-    monkeypatch.setattr(
-        layers, "cut_heads", lambda w, query, kv, width: cut(w, query, [0] * len(kv), width)
-    )
-    result = td.task("balanced-heads").check([[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]])
-    assert "wrong results" in missed(result)
+    heads = [(0, 1, 2), (3, 4, 5), (6, 7), (8, 9)]
+    assert wrong_results(heads) == 0
+    monkeypatch.setattr(layers, "SHARE", 6)  # head 5 would look at the first
+    assert wrong_results(heads) == 2
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
@@ -126,20 +89,6 @@ def test_the_fewest_loans_are_those_of_every_set_tried():
     assert exercise.check({0: (3,), 1: (2,)}).targets[1].wanted == 2
 
 
-def test_the_number_of_devices_is_where_30_images_are_reached():
-    """Both grow with n - 1, so that only the batch counts: 8,626 activations of each image, there
-    and back, against 2 x 129,068 gradients."""
-    assert -(-2 * 129_068 // 8_626) == 30
-    for n, images in product((2, 4, 8, 16), (29, 30)):
-        layerwise, data = (sum(need(w, images, n, 4).sent) for w in ("layerwise", "data parallel"))
-        assert (layerwise > data) is (images == 30)
-    devices = task("until-layerwise-moves-more")
-    assert devices.check(3).best
-    many = devices.check(4)
-    assert "devices 4: more than is needed" in many.reason
-    assert "3" not in many.reason  # which is what is asked
-
-
 # -- a skip connection -----------------------------------------------------------------------------
 
 
@@ -178,3 +127,25 @@ def test_each_half_that_is_missing_is_named_and_a_relay_counts_by_who_made_it():
 def test_other_orders_hold_too_much_or_end_too_late(order, wrong):
     mine = skipping().replace("0F.0 0F.1 0F.2 0B.0 0F.3 0B.1 0B.2 0B.3", order)
     assert missed(td.task("skip-connection").check(mine)) == wrong
+
+
+# -- Cannon ----------------------------------------------------------------------------------------
+
+
+def summa(row, column, a, b):
+    parts = zip(row.all_gather(a[None]), column.all_gather(b[None]), strict=True)
+    return sum(left @ above for left, above in parts)
+
+
+@pytest.mark.parametrize(
+    ("answer", "wrong"),
+    [
+        (cannon(), []),
+        (cannon(skewed=False), ["wrong blocks of C"]),
+        (cannon(further=1), ["blocks moved on 3 x 3"]),
+        (summa, ["calls that are no shift"]),
+        (lambda row, column, a, b: np.zeros((4, 2)), ["wrong blocks of C"]),
+    ],
+)
+def test_shifts_that_are_wrong_are_told_apart(answer, wrong):
+    assert missed(td.task("cannon").check(answer)) == wrong

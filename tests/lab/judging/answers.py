@@ -7,7 +7,7 @@ name these by their place. Right answers are not here: `oracles.tasks` finds one
 from functools import partial
 
 import numpy as np
-from oracles.tasks import S0, S1, R, cannon, ends, every, hurried, split_loss, tile_loop
+from oracles.tasks import S0, S1, R, cannon, every, hurried, tile_loop
 
 import tiledask as td
 
@@ -38,22 +38,6 @@ ANSWERS: dict[str, list] = {
         lambda a, b, tile: a @ b,
         lambda a, b, tile: a,
     ],
-    "smoothed-loss": [
-        partial(split_loss, largest=False),
-        partial(split_loss, smooth=False),
-        lambda group, z: 0.0,
-        lambda group, z, mine, targets, eps: z,
-    ],
-    "f-and-g": [
-        ends(),
-        ends(y=True),
-        ends(dx=True),
-        ends(y=True, dy=True, dx=True),
-        ends(y=True, dy=True),
-        lambda group, x: x,
-        lambda group, x, dy, w1, w2: (x, x),
-        lambda group, x, dy, w1, w2: (x @ w1, x, w1, w2),
-    ],
     "cannon": [
         cannon(skewed=False),
         lambda row, column, a, b: a @ b,
@@ -67,30 +51,12 @@ ANSWERS: dict[str, list] = {
         lambda scale, good, finite: scale,
         lambda scale, good, finite: (0, 0),
     ],
-    "uneven-copies": [
-        lambda group, gradient, rows, total: group.all_reduce(gradient) / group.size,
-        lambda group, gradient, rows, total: gradient,
-        lambda group, gradient, rows, total: group.all_reduce(gradient * rows),
-        lambda group, gradient, rows, total: (
-            group.all_reduce(gradient * rows) / group.all_reduce(np.float64(rows))
-        ),
-        lambda group, gradient, rows, total: group.all_reduce(gradient / rows),
-        lambda group, gradient, rows: gradient,
-        lambda group, gradient, rows, total: gradient[0],
-        type(None),
-    ],
 }
 """Task -> answers."""
 ON_WORKERS: dict[str, list[tuple]] = {
-    "tasks-on-slots": [
-        ((0, 1, 2, 3, 3, 2, 1, 0, 3), "slot 3 has tasks 3, 4, 8, slot 0 only 11 units"),
-        ((0,) * 9, "slot 0 has tasks 0, 1, 2, 3, 4, 5, 6, 7, 8, slot 1 only 0"),
-        ((0, 1, 2, 3), "an answer is a tuple of 9 slots, each 0..3"),
-        ((0, 1, 2, 3, 4, 0, 1, 2, 3), "an answer is a tuple of 9 slots, each 0..3"),
-    ],
     "fewest-bytes": [
         (((S0, S1), (S0, S1)), "2 MB of X move, 8 of A and 0 of partial sums of Y"),
-        (((R, R), (S1, S1)), "worker 0 has 2 MB of X and 2 of A"),
+        (((R, R), (S1, S1)), "rank 0 holds X 2, A 2 MB"),
         (((S1, S1), (S0, S0)), "0 MB of X move, 0 of A and 12 of partial sums of Y"),
         (((S0,), (S1, R)), "a mesh of 2 axes (2, 2) needs one placement per axis, got"),
         (((td.Partial(), R), (R, R)), "an array cannot be distributed as (Partial(), Replicate())"),

@@ -33,11 +33,13 @@ def assigned(notebook: dict[str, Any]) -> dict[str, Any]:
     cells: list[dict[str, Any]] = []
     for cell in copy.deepcopy(notebook["cells"]):
         tags = cell["metadata"].get("tags", [])
-        if "answer" in tags:
+        if "answer" in tags or "attempt" in tags:
             _mark(cell, solution=True)
         elif "solution" in tags:  # the check is right before it
-            check = "".join(cells[-1]["source"]).strip()
-            cell["source"] = f"{check}.require()"
+            before = cells[-1]
+            check = "".join(before["source"]).strip() + ".require()"
+            plain = "asserts" in before["metadata"].get("tags", [])
+            cell["source"] = "judge(answer)" if plain else check
             cell["metadata"] = {"tags": ["grade"]}
             _mark(cell, grade=True, locked=True, points=_POINTS)
         cells.append(cell)

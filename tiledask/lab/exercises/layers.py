@@ -1,248 +1,324 @@
-"""Layers split over ranks: a feed-forward layer's two sums, a loss, attention by heads; all run."""
+"""Layers split over ranks: Cannon's shifts, sums, heads, and a layer larger than a device; run."""
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import product
 from typing import Any
 
 import numpy as np
 
+from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError, RuleError
-from tiledask.lab.exercises.exercise import a_function, exercise, none_wrong, on_ranks
+from tiledask.lab.exercises.exercise import (
+    exercise,
+    instance,
+    none_wrong,
+    on_ranks,
+    whole_numbers,
+)
 from tiledask.lab.judging import Target
+from tiledask.lab.questions.worked.runs import attempted
 from tiledask.plan.whole import is_whole
 from tiledask.tile import layers as tile
 
-__all__ = ["balanced_heads", "f_and_g", "smoothed_loss"]
+__all__ = ["balanced_heads", "cannon", "fewest_sums", "layer_too_large"]
 
-# -- a feed-forward layer --------------------------------------------------------------------------
-
-TOKENS, HIDDEN, INNER = (2, 12), 32, 127
-"""The middle is divided by none of 3 and 4 ranks."""
-RESULTS = {"y": None, "dx": None, "dW1": 1, "dW2": 0}
-"""What a layer returns, and the axis along which ranks have parts of it; None: all of it."""
+Values = dict[str, np.ndarray]
 
 
-@lru_cache(maxsize=1)
-def _layer() -> tuple[np.ndarray, ...]:
-    """(x, dy, w1, w2, and of one device y, dx, dW1, dW2)."""
-    rng = np.random.default_rng(5)
-    x, dy = rng.normal(size=(2, *TOKENS, HIDDEN))
-    w1, w2 = rng.normal(size=(HIDDEN, INNER)), rng.normal(size=(INNER, HIDDEN))
-    y, kept = tile.mlp(x, weights := {"w_1": w1, "w_2": w2})
-    dx, grads = tile.mlp_grad(dy, kept, weights)
-    return x, dy, w1, w2, y, dx, grads["w_1"], grads["w_2"]
+def _close(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape == b.shape and bool(np.abs(a - b).max() <= 1e-10 * np.abs(b).max())
 
 
-@exercise("f-and-g", read=a_function)
-def f_and_g(answer: Callable[..., Any]) -> list[Target]:
-    """Write a function (group, x, dy, w1, w2) -> (y, dx, dW1, dW2) of a rank's columns of w1 and
-    rows of w2: a feed-forward layer there and back, on 1, 3 and 4 ranks."""
-    x, dy, w1, w2, *right = _layer()
-    wrong, sent = [], 0
-    for ranks in (1, 3, 4):
-        cut = [np.array_split(w1, ranks, 1), np.array_split(w2, ranks, 0)]
+# -- Cannon ----------------------------------------------------------------------------------------
 
-        def program(rank: Any, cut: list[list[np.ndarray]] = cut) -> list[np.ndarray]:
-            mine = (part[rank.index].copy() for part in cut)
-            return [np.asarray(r, float) for r in answer(rank.group(), x.copy(), dy.copy(), *mine)]
 
-        done = on_ranks(answer, program, ranks)
-        sent = max(sum(r.sent for r in done.records.where(rank=rank)) for rank in range(ranks))
-        if any(len(results) != len(RESULTS) for results in done.results):
-            raise RuleError(f"a layer returns y, dx, dW1 and dW2; got {len(done.results[0])} back")
-        for i, (what, axis) in enumerate(RESULTS.items()):
-            blocks = [results[i] for results in done.results]
-            all_of_it = [right[i]] * ranks
-            wanted = all_of_it if axis is None else np.array_split(right[i], ranks, axis)
-            for block, other in zip(blocks, wanted, strict=True):
-                if block.shape != other.shape:
-                    shapes = f"{[*other.shape]} numbers, got {[*block.shape]} back"
-                    raise RuleError(f"{what} has {shapes}")
-            if said := _off(blocks, wanted, axis is None):
-                wrong.append(f"{what} is {said} on {ranks} ranks")
-    most = 2 * 2 * 3 * x.nbytes // 4  # each of 4 ranks, in two all-reduces of an array such as x
+@exercise("cannon", instance(Callable))
+def cannon(answer: Callable[..., Any]) -> list[Target]:
+    """Write a function (row, column, a, b) -> a rank's block of C, from its blocks of A and B.
+
+    ``row`` and ``column`` are its groups; its place in one is its coordinate along the other. It is
+    run on 1 x 1, 2 x 2 and 3 x 3 ranks, with whole numbers; what it sends is counted."""
+    (m, k, n), wrong, others, moved = (4, 3, 2), [], 0, 0.0
+    for p in (1, 2, 3):
+        rng = np.random.default_rng(p)
+        a, b = (rng.integers(-4, 5, s).astype(float) for s in ((m * p, k * p), (k * p, n * p)))
+
+        def program(rank: Any, a: np.ndarray = a, b: np.ndarray = b) -> np.ndarray:
+            i, j = rank.coordinates
+            mine = a[m * i : m * i + m, k * j : k * j + k], b[k * i : k * i + k, n * j : n * j + n]
+            return np.asarray(answer(rank.group(1), rank.group(0), *(x.copy() for x in mine)))
+
+        done = on_ranks(answer, program, p, p)
+        for (i, j), found in zip(np.ndindex(p, p), done.results, strict=True):
+            if found.shape != (m, n):
+                raise RuleError(f"a block of C has {[m, n]} numbers, got {[*found.shape]} back")
+            if not np.array_equal(found, (a @ b)[m * i : m * i + m, n * j : n * j + n]):
+                wrong.append(f"rank ({i}, {j}) of {p} x {p} has another block than C's")
+        others += sum(record.kind not in ("send", "recv") for record in done.records)
+        # a block of A and one of B, of different sizes, move together: count in both
+        moved = 2 * sum(record.sent for record in done.records) / (8 * (m * k + k * n))
     return [
-        none_wrong("wrong results", ["; ".join(wrong)] * bool(wrong), len(wrong)),
-        Target("bytes that each of 4 ranks sends", most, sent),
+        none_wrong("wrong blocks of C", wrong[:1], len(wrong)),
+        Target("calls that are no shift", 0, others, 0),
+        # of A and of B, two rows of three in the skew, then all nine twice
+        Target("blocks moved on 3 x 3", 2 * (3 * 2 + 2 * 9), moved),
     ]
 
 
-def _off(blocks: list[np.ndarray], wanted: list[np.ndarray], whole: bool) -> str:
-    """What is wrong with the ranks' blocks, in words; empty if nothing is."""
+# -- the sums of a gated layer ---------------------------------------------------------------------
 
-    def close(found: list[np.ndarray], times: float = 1.0) -> bool:
-        pairs = zip(found, wanted, strict=False)
-        return all(np.allclose(f, times * right, 1e-9, 1e-9) for f, right in pairs)
-
-    if close(blocks):
-        return ""
-    if whole and close([np.sum(blocks, axis=0)]):
-        return "a partial sum"
-    times = float(np.vdot(wanted[0], blocks[0]) / np.vdot(wanted[0], wanted[0]))
-    return f"{times:.4g} x right" if close(blocks, times) else "no multiple of it"
-
-
-# -- a loss ----------------------------------------------------------------------------------------
-
-CLASSES, MOST_ELEMENTS = 1001, 600
-CASES = tuple(product((1, 3, 4), (0, 0.1), (1, 1000)))
-"""(ranks, smoothing, how large logits are)."""
+PLACES = (
+    *("normed", "gate", "up", "activated", "y", "out"),
+    *("dout", "dactivated", "dgate", "dup", "from_gate", "from_up", "dnormed"),
+    *("dx_norm", "dw_norm", "dx"),
+)
+"""Places of a sum, in the order of the computation. dnormed = from_gate + from_up; dx_norm is the
+norm's gradient for dnormed, dw_norm that of its weight; dx = dout + dx_norm."""
+RANKS, TOKENS, HIDDEN, INNER = 4, 6, 8, 12
+AXIS = {"gate": 1, "up": 1, "down": 0}
+"""The axis of a weight that is cut; the norm's is on every rank."""
+RESULTS = {"out": None, "dx": None, "dw_norm": None} | {f"dw_{n}": a for n, a in AXIS.items()}
 
 
-@exercise("smoothed-loss", read=a_function)
-def smoothed_loss(answer: Callable[..., Any]) -> list[Target]:
-    """Write a function (group, z, mine, targets, eps) -> loss of a rank's logits ``z`` of the
-    classes ``mine``: the mean over tokens, the same on every rank. It is run on 1, 3 and 4 ranks
-    whose classes don't divide, with small logits and with such as overflow in an exponential."""
-    wrong, count, sent = [], 0, 0
-    for ranks, eps, size in CASES:
-        rng = np.random.default_rng(7)
-        logits = size * rng.normal(size=(*TOKENS, CLASSES))
-        targets = rng.integers(0, CLASSES, TOKENS)
-        classes = np.array_split(np.arange(CLASSES), ranks)
+def _layer(
+    total: Callable[[str, np.ndarray], np.ndarray], x: np.ndarray, dout: np.ndarray, w: Values
+) -> Values:
+    """Every named value of a step with the weights at hand; ``total`` gives a value, or its sum
+    over the ranks, by the name of its place."""
+    at: Values = {}
 
-        def program(rank: Any, case: tuple[Any, ...] = (logits, targets, classes, eps)) -> float:
-            z, labels, split, smoothing = case
-            mine = split[rank.index]
-            with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-                return float(answer(rank.group(), z[..., mine], mine, labels.copy(), smoothing))
+    def here(place: str, value: np.ndarray) -> np.ndarray:
+        at[place] = total(place, value)
+        return at[place]
 
-        done = on_ranks(answer, program, ranks)
-        right = float(tile.cross_entropy(logits, targets, smoothing=eps)[0])
-        off = [loss for loss in done.results if not abs(loss - right) <= 1e-9 * abs(right)]
-        count += len(off)
-        wrong += [
-            f"a rank of {ranks} has {loss:.6g} where one device has {right:.6g}, with eps={eps} "
-            f"and logits up to about {size}"
-            for loss in off
-        ]
-        sent = max(sent, sum(record.sent for record in done.records) // logits.itemsize)
+    normed, kept_norm = tile.rms_norm(x, w["norm"])
+    normed = here("normed", normed)
+    gate, up = here("gate", normed @ w["gate"]), here("up", normed @ w["up"])
+    activated, kept = tile.swiglu(gate, up)
+    activated = here("activated", activated)
+    here("out", x + here("y", activated @ w["down"]))
+    dout = here("dout", dout)
+    dgate, dup = tile.swiglu_grad(here("dactivated", dout @ w["down"].T), kept)
+    dgate, dup = here("dgate", dgate), here("dup", dup)
+    both = here("from_gate", dgate @ w["gate"].T) + here("from_up", dup @ w["up"].T)
+    dx_norm, dw_norm = tile.rms_norm_grad(here("dnormed", both), kept_norm, w["norm"])
+    here("dx", dout + here("dx_norm", dx_norm))
+    here("dw_norm", dw_norm)
+    grads = {"dw_gate": normed.T @ dgate, "dw_up": normed.T @ dup, "dw_down": activated.T @ dout}
+    return at | grads
+
+
+@cache
+def _given() -> tuple[np.ndarray, np.ndarray, Values]:
+    """(x, dout, the weights)."""
+    rng = np.random.default_rng(5)
+    x, dout = rng.normal(size=(2, TOKENS, HIDDEN))
+    gate, up = rng.normal(size=(2, HIDDEN, INNER))
+    down = rng.normal(size=(INNER, HIDDEN))
+    return x, dout, {"norm": 1 + 0.1 * x[0], "gate": gate, "up": up, "down": down}
+
+
+@cache
+def _on_four(chosen: tuple[str, ...]) -> Ranks:
+    def program(rank: Any) -> Values:
+        x, dout, w = _given()
+        cut = {n: np.array_split(w[n], RANKS, axis)[rank.index] for n, axis in AXIS.items()}
+        group = rank.group()
+        return _layer(lambda at, v: group.all_reduce(v) if at in chosen else v, x, dout, w | cut)
+
+    return run_threads(program, RANKS, timeout=240)
+
+
+def _state(place: str, chosen: tuple[str, ...]) -> str | None:
+    """What a rank has of the value that one device has there: "all", "its own columns"; "" for a
+    partial sum, None for another value."""
+    whole = _layer(lambda _, value: value, *_given())[place]
+    parts = [at[place] for at in _on_four(chosen).results]
+    if all(_close(part, whole) for part in parts):
+        return "all"
+    if _close(np.concatenate(parts, axis=-1), whole):
+        return "its own columns"
+    return "" if _close(np.sum(parts, axis=0), whole) else None
+
+
+def _offence(chosen: tuple[str, ...]) -> str:
+    """What is summed and is no partial sum, or a partial sum that is needed whole."""
+    for place in chosen:
+        if had := _state(place, tuple(p for p in chosen if p != place)):
+            return f"{place} is no partial sum: each rank has {had} of it"
+    needed = ("y", "dnormed", "dx_norm", "dw_norm")
+    parts = [place for place in needed if _state(place, chosen) == ""]
+    return f"{parts[0]} is a partial sum, and needed whole" if parts else ""
+
+
+def _places(answer: Any) -> tuple[str, ...] | None:
+    given = list(answer)
+    ordered = tuple(place for place in PLACES if place in given)
+    return ordered if len(ordered) == len(given) and not isinstance(answer, str) else None
+
+
+@exercise("fewest-sums", _places)
+def fewest_sums(chosen: tuple[str, ...]) -> list[Target]:
+    """Name the places where partial sums are added up, so that out, dx and all gradients are right
+    on four ranks."""
+    done, wrong = _on_four(chosen), []
+    right = _layer(lambda _, value: value, *_given())
+    for name, axis in RESULTS.items():
+        parts = np.array_split(right[name], RANKS, axis) if axis is not None else [right[name]] * 4
+        pairs = zip(done.results, parts, strict=True)
+        wrong += [name] * (not all(_close(at[name], part) for at, part in pairs))
+    offence = _offence(chosen) or f"{', '.join(wrong)} are wrong"
+    more = offence if wrong else "two sums whose results are added could be one"
     return [
-        none_wrong("wrong losses", wrong[:1], count),
-        Target("elements sent by all ranks", MOST_ELEMENTS, sent),
+        none_wrong("wrong results", [offence] * bool(wrong), len(wrong)),
+        Target("collectives a step", 2, done.records.barriers.get(None, 0), 2, where=more),
     ]
 
 
 # -- attention by heads ----------------------------------------------------------------------------
 
-QUERY, KV, RANKS = 10, 2, 4
-SHARE = QUERY // KV
-"""Query heads that look at one kv head."""
+QUERY, KV, SHARE = 10, 2, 5
+"""Heads, and how many query heads look at one kv head."""
 
 
-def _kv_of(heads: Sequence[int]) -> list[int]:
+def kv_of(heads: Sequence[int]) -> list[int]:
     """The kv heads that a rank with these query heads needs."""
     return sorted({head // SHARE for head in heads})
 
 
-def head_flops(hidden: int, width: int, tokens: int) -> tuple[int, int]:
-    """(FLOP of a query head, of a kv head) in a forward pass over ``tokens`` without a mask.
+def work(query: int, kv: int, hidden: int = 640, width: int = 64, tokens: int = 128) -> int:
+    """FLOP of so many heads in a forward pass without a mask. A query head has its columns of wq
+    and rows of wo, and two products with all tokens; a kv head its columns of wk and wv.
 
-    A query head has its columns of wq and rows of wo, and two products with all tokens; a kv head
-    its columns of wk and wv.
-
-    >>> head_flops(hidden=640, width=64, tokens=128)
+    >>> work(1, 0), work(0, 1)
     (25165824, 20971520)
     """
     projection = 2 * tokens * hidden * width
-    return 2 * projection + 4 * tokens * tokens * width, 2 * projection
+    return query * (2 * projection + 4 * tokens * tokens * width) + kv * 2 * projection
 
 
-OF_QUERY, OF_KV = head_flops(hidden=640, width=64, tokens=128)
-EVEN_SHARE = (OF_QUERY * QUERY + OF_KV * KV) / RANKS
-"""FLOP of a rank, were nothing computed twice and all split in equal parts."""
-
-
-@lru_cache(maxsize=1)
-def least_imbalance() -> tuple[float, int]:
-    """(work of the fullest rank over the even share, kv heads computed): the least of all ways. It
-    matters only how many heads of each kv head a rank has."""
+@cache
+def least_imbalance() -> tuple[int, int]:
+    """(work of the fullest rank, kv heads computed): the least of all ways. It matters only how
+    many heads of each kv head a rank has."""
     shared = [n for n in product(range(SHARE + 1), repeat=RANKS) if sum(n) == SHARE]
-    found = []
-    for ways in product(shared, repeat=KV):
-        mine = list(zip(*ways, strict=True))
-        work = max(OF_QUERY * sum(each) + OF_KV * sum(n > 0 for n in each) for each in mine)
-        found.append((work / EVEN_SHARE, sum(n > 0 for each in mine for n in each)))
-    return min(found)
+    ways = [list(zip(*way, strict=True)) for way in product(shared, repeat=KV)]
+    held = [[(sum(each), sum(n > 0 for n in each)) for each in way] for way in ways]
+    return min((max(work(*each) for each in way), sum(kv for _, kv in way)) for way in held)
 
 
-def _heads(answer: Any) -> tuple[tuple[int, ...], ...] | None:
-    try:
-        assigned = tuple(tuple(part) for part in answer)
-    except TypeError:
-        return None
-    heads = [i for part in assigned for i in part]
-    return assigned if len(assigned) == RANKS and all(map(is_whole, heads)) else None
+def _heads(answer: Any) -> list[tuple[int, ...]] | None:
+    ranks = [tuple(part) for part in answer]
+    return ranks if len(ranks) == RANKS and all(map(is_whole, sum(ranks, ()))) else None
 
 
-@exercise("balanced-heads", read=_heads)
-def balanced_heads(assigned: tuple[tuple[int, ...], ...]) -> list[Target]:
+@exercise("balanced-heads", _heads)
+def balanced_heads(ranks: list[tuple[int, ...]]) -> list[Target]:
     """Assign ten query heads, which share two kv heads, to four ranks. It is run, forward and
     backward, and compared with one device."""
-    for head in {*range(QUERY), *(i for part in assigned for i in part)}:
-        on = [r for r, part in enumerate(assigned) for i in part if i == head]
+    for head in sorted({*range(QUERY), *sum(ranks, ())}):
+        on = [r for r, heads in enumerate(ranks) for each in heads if each == head]
         if head not in range(QUERY) or len(on) != 1:
             raise PlacementError(
                 f"query head {head} is on {f'ranks {on}' if on else 'no rank'}; heads are 0 to "
                 f"{QUERY - 1}, and every head has one place"
             )
-    work = [OF_QUERY * len(heads) + OF_KV * len(_kv_of(heads)) for heads in assigned]
-    full, free = work.index(max(work)), work.index(min(work))
-    fullest = (
-        f"rank {full} has {len(assigned[full])} query heads and {len(_kv_of(assigned[full]))} kv "
-        f"heads, rank {free} has {len(assigned[free])} query heads"
-    )
-    holders = [[r for r, heads in enumerate(assigned) if kv in _kv_of(heads)] for kv in range(KV)]
-    often = max(range(KV), key=lambda kv: len(holders[kv]))
-    shared = f"kv head {often} is computed on ranks {', '.join(map(str, holders[often]))}"
-    worst, (least, fewest) = round(max(work) / EVEN_SHARE, 4), least_imbalance()
-    best, copies = round(least, 4), sum(map(len, holders))
+    each = [work(len(heads), len(kv_of(heads))) for heads in ranks]
+    full, even = each.index(max(each)), work(QUERY, KV) / RANKS
+    fullest = f"rank {full} has {len(ranks[full])} query and {len(kv_of(ranks[full]))} kv heads"
+    (least, fewest), copies = least_imbalance(), sum(len(kv_of(heads)) for heads in ranks)
+    best, worst = round(least / even, 4), round(max(each) / even, 4)
     return [
         Target("fullest rank / even share", best, worst, best, where=fullest),
-        Target("kv heads computed, all ranks", fewest, copies, fewest, where=shared),
-        Target("wrong results", 0, _wrong_results(assigned), 0),
+        Target("kv heads computed, all ranks", fewest, copies, fewest),
+        Target("wrong results", 0, wrong_results(ranks), 0),
     ]
 
 
-def _wrong_results(assigned: tuple[tuple[int, ...], ...]) -> int:
+def wrong_results(ranks: list[tuple[int, ...]]) -> int:
     """How many of y and dx are not those of one device, if the ranks' terms are summed; of small
     heads, for the same is true of them."""
     width, hidden, tokens = 4, 20, 6
     heads, rng = tile.Heads(QUERY, KV, width), np.random.default_rng(3)
     made = tile.self_attention_parameters(hidden, heads)
-    weights = {n: rng.normal(size=p.shape) / hidden**0.5 for n, p in made.items()}
+    w = {n: rng.normal(size=p.shape) / hidden**0.5 for n, p in made.items()}
     x, dy = rng.normal(size=(2, 1, tokens, hidden))
 
-    def there_and_back(heads: tile.Heads, weights: dict[str, np.ndarray]) -> tuple[Any, ...]:
-        y, kept = tile.self_attention(x, weights, heads)
-        return y, tile.self_attention_grad(dy, kept, weights)[0]
+    def there_and_back(heads: tile.Heads, w: Values) -> np.ndarray:
+        y, kept = tile.self_attention(x, w, heads)
+        return np.stack([y, tile.self_attention_grad(dy, kept, w)[0]])
 
-    def program(rank: Any) -> tuple[np.ndarray, ...]:
-        mine = assigned[rank.index]
-        terms: tuple[Any, ...] = (np.zeros_like(x), np.zeros_like(x))
-        if mine:
-            kv = _kv_of(mine)
-            of = tuple(kv.index(head // SHARE) for head in mine)
-            here = tile.Heads(len(mine), len(kv), width, of)
-            terms = there_and_back(here, cut_heads(weights, mine, kv, width))
-        return tuple(rank.group().all_reduce(term) for term in terms)
-
-    done = run_threads(program, RANKS, timeout=240)
-    return sum(
-        not all(np.allclose(r[i], value, rtol=0, atol=1e-9) for r in done.results)
-        for i, value in enumerate(there_and_back(heads, weights))
-    )
+    total = np.zeros((2, *x.shape))
+    for mine in filter(None, ranks):
+        kv = kv_of(mine)
+        here = tile.Heads(len(mine), len(kv), width, tuple(kv.index(h // SHARE) for h in mine))
+        of_q, of_kv = (
+            np.concatenate([np.arange(width * i, width * (i + 1)) for i in each])
+            for each in (mine, kv)
+        )
+        cut = {"wq": w["wq"][:, of_q], "wk": w["wk"][:, of_kv], "wv": w["wv"][:, of_kv]}
+        total += there_and_back(here, cut | {"wo": w["wo"][of_q]})
+    right = there_and_back(heads, w)
+    return sum(not _close(mine, one) for mine, one in zip(total, right, strict=True))
 
 
-def cut_heads(
-    weights: dict[str, np.ndarray], query: Sequence[int], kv: Sequence[int], width: int
-) -> dict[str, np.ndarray]:
-    """The columns of wq, wk and wv and the rows of wo that belong to these heads."""
-    of_q, of_kv = (
-        np.concatenate([np.arange(width * i, width * (i + 1)) for i in heads])
-        for heads in (query, kv)
-    )
-    into = {name: weights[name][:, at] for name, at in (("wq", of_q), ("wk", of_kv), ("wv", of_kv))}
-    return into | {"wo": weights["wo"][of_q]}
+# -- a layer larger than a device ------------------------------------------------------------------
+
+LEVELS = {"forward": 1, "sgd": 2, "momentum": 3, "adam": 4}
+"""Arrays as large as the weights: these, their gradient, and what the optimizer keeps, in fp32."""
+STRATEGIES = ("copies", "smaller batches", "a layer each", "columns", "rows")
+ON = "ranks for adam"
+SHAPE, CAP = (1000, 650), 2_400_000
+"""The matrix at 1:10,000, 2.6 MB in float32, and the bytes of a device."""
+
+
+@cache
+def fits(strategy: str, level: str, ranks: int) -> bool:
+    """Whether a step of ``strategy`` finds room on every rank."""
+    rng = np.random.default_rng(2)
+    x, w = (rng.integers(-2, 3, shape).astype("float32") for shape in ((8, SHAPE[0]), SHAPE))
+    done = run_threads(attempted, ranks, strategy, LEVELS[level], x, w, CAP, timeout=240)
+    return all(out is not None for out, _ in done.results)
+
+
+def survived(strategy: str, ranks: int) -> str | None:
+    """The heaviest of LEVELS with which ``strategy`` runs through on ``ranks`` devices; or None.
+
+    >>> survived("copies", 2), survived("columns", 2)
+    (None, 'forward')
+    """
+    return next((level for level in reversed(LEVELS) if fits(strategy, level, ranks)), None)
+
+
+def _judgements(answer: Any) -> dict[str, Any] | None:
+    if not isinstance(answer, Mapping) or set(answer) != {*STRATEGIES, ON}:
+        return None
+    whole_numbers((answer[ON],), 1, 1)
+    known = all(answer[strategy] in (None, *LEVELS) for strategy in STRATEGIES)
+    return dict(answer) if known and answer[ON] <= 64 else None
+
+
+@exercise("layer-too-large", _judgements)
+def layer_too_large(given: dict[str, Any], ranks: int = 4) -> list[Target]:
+    """Say how far each strategy comes with 26 GB of weights on devices of 24 GB: the heaviest step
+    with which it works, or None if not even the forward pass does; and the fewest devices on which
+    the layer trains with Adam, by columns. All is run, on devices that refuse the byte too many."""
+    wrong, mine = [], given[ON]
+    for strategy in STRATEGIES:
+        level, runs = given[strategy], survived(strategy, ranks)
+        if level and LEVELS[level] > LEVELS.get(runs or "", 0):
+            each = 26 / ranks if strategy in ("columns", "rows") else 26
+            held = f"{LEVELS[level]} x {each:g} GB on a device of 24"
+            wrong.append(f"'{strategy}' with '{level}' is refused: {held}")
+        elif level != runs:
+            wrong.append(f"'{strategy}' comes further than '{level}': there is still room")
+    fewest = next(n for n in range(1, 64) if fits("columns", "adam", n))
+    refused = int(not fits("columns", "adam", mine))
+    too_few = f"on {mine} devices Adam by columns is refused: each would hold {104 / mine:.3g} GB"
+    return [
+        none_wrong("judged wrongly", wrong),
+        none_wrong("runs with Adam that were refused", [too_few] * refused),
+        Target(ON, fewest, mine, fewest, least=True),
+    ]

@@ -1,6 +1,6 @@
-"""Layouts to choose, bytes to work out: the planner judges, and searches for the best."""
+"""Layouts to choose: the planner judges, and searches for the best."""
 
-from functools import lru_cache
+from functools import cache, partial
 from itertools import islice
 from typing import Any
 
@@ -11,7 +11,6 @@ from tiledask.lab.judging import Target
 from tiledask.lab.plots.primitives import Figure
 from tiledask.plan.choosing.search import Space, search
 from tiledask.plan.fitting.fit import Fit, fits
-from tiledask.plan.fitting.memory import estimate_memory
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import load_cluster, load_model
@@ -20,72 +19,26 @@ from tiledask.plan.timing.step import StepEstimate, estimate_step
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.plan.whole import is_whole
 
-__all__ = ["copies_that_fit", "fastest_within", "fewest_devices", "fewest_gpus", "four_terms"]
+__all__ = ["copies_that_fit", "fastest_within", "fewest_devices", "fewest_gpus"]
 
 GB = 10**9
 SEARCHED = "best of the search"
 SEQUENCE, RECIPE = 2048, "mixed-adam-16"
 
 
-def _fitting(fit: Fit) -> Fit:
+def _fitting(fit: Fit) -> str:
+    """Where most memory is needed, and for what; RuleError unless it fits."""
     if fit.verdict != "fits":
         raise RuleError(f'the verdict is "{fit.verdict}": {fit.reason}')
-    return fit
-
-
-def _fullest(fit: Fit) -> str:
-    """Where most memory is needed, and for what."""
     place, moment, tensor = fit.memory.ledger.binding
     held = format_bytes(fit.memory.ledger.by_tensor(place)[tensor])
     return f"stage {place + 1} is the fullest, at {moment}, and its {tensor} take most, {held}"
 
 
-# -- the terms of memory ---------------------------------------------------------------------------
-
-TERMS = ("weights", "gradients", "optimizer states", "activations")
-STATES = ("master weights", "momentum", "variance")
-
-
-def _bytes(answer: Any) -> tuple[float, ...] | None:
-    numbers = tuple(answer) if isinstance(answer, tuple | list) else ()
-    good = all(isinstance(n, int | float) and n >= 0 for n in numbers)
-    return tuple(map(float, numbers)) if good and len(numbers) == len(TERMS) else None
-
-
-def _four_bars(given: tuple[float, ...] | None, model: Any, **_: Any) -> Figure | None:
-    if given is None:
-        return None
-    mine = dict(zip(TERMS, map(round, given), strict=True))
-    return plots.memory_bars({"your four terms": mine}, place="copy", title="A copy of the model")
-
-
-@exercise("four-terms", read=_bytes, draw=_four_bars)
-def four_terms(
-    given: tuple[float, ...],
-    model: str | Model = "gpt-200b",
-    recipe: str = RECIPE,
-    sequences: int = 1,
-) -> list[Target]:
-    """Give the bytes of weights, gradients, optimizer states and activations on one device."""
-    what = load_model(model) if isinstance(model, str) else model
-    held = estimate_memory(what, Layout(microbatch=sequences), recipe).ledger.by_tensor(0)
-    right = dict.fromkeys(TERMS, 0)
-    for tensor, size in held.items():
-        term = "optimizer states" if tensor in STATES else tensor.removeprefix("fp32 ")
-        if term in right:
-            right[term] += size
-    wrong = [
-        f"{term}: {format_bytes(round(mine))} are too {'much' if mine > true else 'little'}"
-        for mine, (term, true) in zip(given, right.items(), strict=True)
-        if abs(mine - true) > 0.01 * true
-    ]
-    return [none_wrong("terms off by more than 1 %", wrong)]
-
-
 # -- how many GPUs ---------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=16)
+@cache
 def _fewest(model: str, device: str, most: int) -> int:
     spec, what = load_cluster(f"{most}x{device}"), load_model(model)
     each = range(1, most + 1)
@@ -93,37 +46,25 @@ def _fewest(model: str, device: str, most: int) -> int:
 
 
 def _stages(layout: Layout | None, model: str, device: str, most: int) -> Figure:
-    layout = layout or Layout()
-    spec = load_cluster(f"{most}x{device}")
-    ledger = fits(load_model(model), layout, spec).memory.ledger
-    title = f"{model} on {layout.devices} {device}, without overhead"
-    return plots.memory_bars(ledger, spec.device.memory_bytes, place="stage", title=title)
+    fit = fits(load_model(model), layout or Layout(), load_cluster(f"{most}x{device}"))
+    return plots.memory_bars(fit.memory.ledger, fit.capacity, title=f"{model}, without overhead")
 
 
-@exercise("fewest-gpus", read=instance(Layout), draw=_stages)
+@exercise("fewest-gpus", instance(Layout), _stages)
 def fewest_gpus(
     layout: Layout, model: str = "llama-2-13b", device: str = "A10", most: int = 16
 ) -> list[Target]:
     """Find a Layout with which a model trains on the fewest GPUs."""
     spec = load_cluster(f"{most}x{device}")
     if layout.tp > spec.devices_per_node:
-        raise RuleError(
-            f"tp={layout.tp} would leave the node of {spec.devices_per_node} GPUs; "
-            f"use tp of {spec.devices_per_node} or less"
-        )
-    fit = _fitting(fits(load_model(model), layout, spec))
+        raise RuleError(f"tp={layout.tp} would leave the node of {spec.devices_per_node} GPUs")
+    where = _fitting(fits(load_model(model), layout, spec))
     best = _fewest(model, device, most)
-    return [Target("GPUs", best, layout.devices, best, where=_fullest(fit))]
+    return [Target("GPUs", best, layout.devices, best, where=where)]
 
 
 ENDLESS = 2**20
 """Data-parallel GPUs that stand for any number: beyond them a share changes by bytes."""
-
-
-def _degrees(answer: Any) -> tuple[int | None, ...] | None:
-    numbers = tuple(answer) if isinstance(answer, tuple | list) else ()
-    whole = all(n is None or is_whole(n, 1, ENDLESS) for n in numbers)
-    return numbers if len(numbers) == 4 and whole else None
 
 
 def _copy(model: str, device: str, zero: int, dp: int | None) -> Fit:
@@ -131,39 +72,31 @@ def _copy(model: str, device: str, zero: int, dp: int | None) -> Fit:
     return fits(load_model(model), layout, load_cluster(f"{ENDLESS}x{device}"))
 
 
-def _copies(numbers: tuple[int | None, ...] | None, model: str, device: str) -> Figure:
-    ledgers = {
-        f"ZeRO-{zero}, dp {'as you like' if dp is None else dp}": _copy(
-            model, device, zero, dp
-        ).memory.ledger
-        for zero, dp in enumerate(numbers or (4,) * 4)  # too few of any: gives nothing away
-    }
-    capacity = load_cluster(f"1x{device}").device.memory_bytes
-    title = f"{model} on {device}: bytes per data-parallel GPU, without overhead"
-    return plots.memory_bars(ledgers, capacity, place="GPU", title=title)
+def _degrees(answer: Any) -> tuple[int | None, ...] | None:
+    whole = all(n is None or is_whole(n, 1, ENDLESS) for n in answer)
+    return tuple(answer) if len(answer) == 4 and whole else None
 
 
-@exercise("copies-that-fit", read=_degrees, draw=_copies)
+@exercise("copies-that-fit", _degrees)
 def copies_that_fit(
     numbers: tuple[int | None, ...], model: str = "llama-2-13b", device: str = "A100-40GB"
 ) -> list[Target]:
     """Say for each ZeRO stage the fewest data-parallel GPUs that fit, or None if no number does,
     with full recomputation."""
-
-    def remark(zero: int, dp: int | None) -> str:
-        """What is wrong with ``dp``; empty where it is right."""
-        fit, at = _copy(model, device, zero, dp), f"ZeRO-{zero} on {dp or 0:,} GPU{'s' * (dp != 1)}"
+    wrong = []
+    for zero, dp in enumerate(numbers):
+        fit = _copy(model, device, zero, dp)
+        at = f"ZeRO-{zero} on {dp or 0:,} GPU{'s' * (dp != 1)}"
         if dp is None:
-            never = fit.verdict != "fits"
-            return "" if never else f"ZeRO-{zero}: None, and there is a number with which it fits"
-        if fit.verdict == "fits":
-            fewer = dp > 1 and _copy(model, device, zero, dp - 1).verdict == "fits"
-            return f"{at} fits, and so it does on fewer" if fewer else ""
-        low, high = map(format_bytes, fit.band)
-        needs = f"{low}, with overhead {high}, of {format_bytes(fit.capacity)} each"
-        return f"{at} does not fit{', but nearly' * (fit.verdict == 'tight')}: {needs}"
-
-    wrong = [said for zero, dp in enumerate(numbers) if (said := remark(zero, dp))]
+            none = fit.verdict != "fits"
+            wrong += [f"ZeRO-{zero}: None, and there is a number with which it fits"] * (not none)
+        elif fit.verdict != "fits":
+            low, high = map(format_bytes, fit.band)
+            needs = f"{low}, with overhead {high}, of {format_bytes(fit.capacity)} each"
+            nearly = ", but nearly" * (fit.verdict == "tight")
+            wrong.append(f"{at} does not fit{nearly}: {needs}")
+        elif dp > 1 and _copy(model, device, zero, dp - 1).verdict == "fits":
+            wrong.append(f"{at} fits, and so it does on fewer")
     return [none_wrong("ZeRO levels judged wrongly", wrong)]
 
 
@@ -185,12 +118,14 @@ def _fit(
     return fits(model, layout, cluster, recipe, SEQUENCE)
 
 
-@lru_cache(maxsize=64)
-def _counts(model: Model, cluster: ClusterSpec, batch: int, recipe: str, devices: int) -> int:
-    """How many layouts fit on so many devices."""
+@cache
+def _found(
+    model: Model, cluster: ClusterSpec, batch: int, recipe: str = RECIPE, devices: int | None = None
+) -> Any:
+    """Every layout that is tried, on so many devices, the fastest first."""
     space = Space(pp=tuple(range(1, min(model.layers, cluster.devices) + 1)))
     how: dict[str, Any] = {"sequence": SEQUENCE, "recipe": recipe, "space": space}
-    return search(model, cluster, batch, devices=(devices,), **how).counts["fits"]
+    return search(model, cluster, batch, **how, **({"devices": (devices,)} if devices else {}))
 
 
 def _on_devices(
@@ -202,62 +137,47 @@ def _on_devices(
     return plots.memory_bars(fit.memory.ledger, fit.capacity, place="stage", title=title)
 
 
-@exercise("fewest-devices", read=instance(Layout), draw=_on_devices)
+@exercise("fewest-devices", instance(Layout), _on_devices)
 def fewest_devices(
-    layout: Layout,
-    model: Model,
-    cluster: ClusterSpec,
-    batch: int,
-    recipe: str = RECIPE,
+    layout: Layout, model: Model, cluster: ClusterSpec, batch: int, recipe: str = RECIPE
 ) -> list[Target]:
     """Find a Layout with which a model trains on the fewest devices of a cluster."""
     _fitting(_fit(layout, model, cluster, batch, recipe))
+    found = partial(_found, model, cluster, batch, recipe)
     each = range(1, cluster.devices + 1)
-    best = next(n for n in each if _counts(model, cluster, batch, recipe, n))
+    best = next(n for n in each if found(n).counts["fits"])
     return [Target("devices", best, layout.devices, best, SEARCHED, least=True)]
 
 
-@lru_cache(maxsize=16)
+@cache
 def _fastest(model: Model, cluster: ClusterSpec, batch: int, room: int) -> StepEstimate:
     """The fastest step with ``room`` bytes or fewer: formulas rank the plans, and may err between
     neighbours, so that the first twelve are simulated."""
-    space = Space(pp=tuple(range(1, min(model.layers, cluster.devices) + 1)))
-    found = search(model, cluster, batch, sequence=SEQUENCE, recipe=RECIPE, space=space)
+    found = _found(model, cluster, batch)
     inside = (found[n] for n in range(found.counts["fits"]))
     first = islice((plan for plan in inside if plan.peak <= room), 12)
     return min((plan.step for plan in first), key=lambda step: step.total)
 
 
 def _steps(
-    layout: Layout | None,
-    model: Model,
-    cluster: ClusterSpec,
-    batch: int,
-    room: int,
-    within: float,
+    layout: Layout | None, model: Model, cluster: ClusterSpec, batch: int, room: int, within: float
 ) -> Figure | None:
     if layout is None:
         return None
     _fit(layout, model, cluster, batch)
     mine = estimate_step(model, layout, cluster, RECIPE, SEQUENCE)
     best = _fastest(model, cluster, batch, room)
-    yours = f"yours: {plots.short_layout(layout)}"
-    return plots.step_breakdown({"the best of the search": best, yours: mine})
+    return plots.step_breakdown({"the best of the search": best, "yours": mine})
 
 
-@exercise("fastest-within", read=instance(Layout), draw=_steps)
+@exercise("fastest-within", instance(Layout), _steps)
 def fastest_within(
-    layout: Layout,
-    model: Model,
-    cluster: ClusterSpec,
-    batch: int,
-    room: int,
-    within: float = 0.05,
+    layout: Layout, model: Model, cluster: ClusterSpec, batch: int, room: int, within: float = 0.05
 ) -> list[Target]:
     """Find a Layout that takes so many bytes or fewer on the fullest device, without the overhead
     of a run, and hardly longer than the fastest such layout."""
-    fit = _fitting(_fit(layout, model, cluster, batch))
-    best = _fastest(model, cluster, batch, room)
+    fit = _fit(layout, model, cluster, batch)
+    fullest, best = _fitting(fit), _fastest(model, cluster, batch, room)
     got = estimate_step(model, layout, cluster, RECIPE, SEQUENCE)
     parts = ("compute", "recompute", "tp", "cp", "ep", "pp", "bubble", "dp", "optimizer")
     part = max(parts, key=lambda part: getattr(got, part) - getattr(best, part))
@@ -265,6 +185,6 @@ def fastest_within(
     most, mine, least = (round(s, 2) for s in ((1 + within) * best.total, got.total, best.total))
     peak = round(fit.memory.peak / GB, 2)
     return [
-        Target("GB on the fullest device", room / GB, peak, where=_fullest(fit)),
+        Target("GB on the fullest device", room / GB, peak, where=fullest),
         Target("seconds a step", most, mine, least, SEARCHED, where=where),
     ]

@@ -76,6 +76,6 @@ def task(name: Any, *about: Any, seed: int = 0, **named: Any) -> JudgedTask:
 def four_products(cluster: Any, seed: int = 0) -> Any:
     """Four products, measured on a cluster of four workers, for the exercise "levels-at-fault":
     (by name what was measured of each, FLOP per second of a good tile)."""
-    from tiledask.lab.exercises import levels
+    from tiledask.lab.exercises import tiles
 
-    return levels.four_products(cluster, seed)
+    return tiles.four_products(cluster, seed)
