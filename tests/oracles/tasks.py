@@ -16,7 +16,7 @@ from tiledask.lab.puzzles import puzzle_names
 from tiledask.plan.collectives.rows import split_rows
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.products.placement import Tiling
-from tiledask.plan.products.product import gather, grids, options_of, plan_product
+from tiledask.plan.products.product import grids, options_of, plan_product
 
 R, S0, S1 = td.Replicate(), td.Shard(0), td.Shard(1)
 GB = 10**9
@@ -62,7 +62,6 @@ def measured_runs() -> dict[str, BlockRun]:
 
 RUNS, RATE = measured_runs(), 50.0
 A, B = whole_numbers((600, 3000), (3000, 600))
-X, Y = whole_numbers((500, 1000), (1000, 2000))
 AT = ((S0, S1), (S0, S0))
 
 ABOUT: dict[str, dict[str, Any]] = {
@@ -71,11 +70,10 @@ ABOUT: dict[str, dict[str, Any]] = {
     "levels-at-fault": {"runs": RUNS, "rate": RATE},
     "tile-within": {"intensity": 80},
     "hybrid-lenet": {"devices": 2, "batch": 4, "share": 60},
-    "fewest-bytes": {"x": X, "a": Y, "mesh": (2, 2), "limit": 3_500_000},
     "choreography": {"a": A, "b": B, "mesh": (2, 2), "placements": AT, "limit": 5_500_000},
 }  # fmt: skip
 """What exercises are about here, where it is not what they are about by themselves."""
-ON_WORKERS = ("fewest-bytes", "choreography")
+ON_WORKERS = ("choreography",)
 """Exercises that run on a cluster of four workers."""
 EXERCISES = tuple(name for name in td.tasks.exercise_names() if name not in ON_WORKERS)
 
@@ -93,26 +91,6 @@ def task(name: str, cluster: Any = None) -> Any:
 def first(exercise: Any, answers: Iterator[Any]) -> Any:
     """The first of ``answers`` that meets every target."""
     return next(answer for answer in answers if exercise.result(answer))
-
-
-def copies(_: Any) -> tuple[int | None, ...]:
-    def fewest(zero: int) -> int | None:
-        layouts = (td.Layout(dp=dp, zero=zero, recompute="full") for dp in range(1, 99))
-        model = td.load_model("llama-2-13b")
-        fitting = (
-            at.dp
-            for at in layouts
-            if td.fits(model, at, td.load_cluster(f"{at.dp}xA100-40GB")).verdict == "fits"
-        )
-        return next(fitting, None)
-
-    return tuple(fewest(zero) for zero in range(4))
-
-
-def gpus(_: Any) -> td.Layout:
-    a10s, model = td.load_cluster("16xA10"), td.load_model("llama-2-13b")
-    plans = (td.search(model, a10s, n, devices=[n]) for n in range(1, 17))
-    return next(plan.best.layout for plan in plans if plan.counts["fits"])
 
 
 def survivors(_: Any) -> dict[str, Any]:
@@ -195,19 +173,6 @@ def rows_read(_: Any) -> dict[int, tuple[int, ...]]:
     }
 
 
-def counted(_: Any) -> dict[str, int]:
-    """The formulas that the walkthrough teaches, for (2, 2, 2), 8 rows, h 32, 3 layers, s 16."""
-    b, s, h, layers, vocabulary = 8, 16, 32, 3, 50
-    replicated = s * h + layers * 6 * h + 2 * h
-    size = vocabulary * h + s * h + layers * (12 * h * h + 13 * h) + 2 * h + h * vocabulary
-    return {
-        "tensor": 2 * 4 * ((4 * layers + 2) * b * s * h + 3 * b * s),
-        "pipeline": 2 * 4 * 2 * b * s * h,
-        "data": 2 * 4 * (size + replicated),
-        "barriers": 2 * (1 + 4 * 2) + (2 + 2),
-    }
-
-
 def every(interval: int) -> Callable:
     """Half after an overflow, twice after as many steps without."""
 
@@ -221,17 +186,6 @@ def every(interval: int) -> Callable:
 
 def furthest_apart(exercise: Any) -> str:
     return max(exercise.runs, key=lambda name: exercise.again(name).max())
-
-
-def placed(_: Any) -> tuple:
-    each = list(product((R, S0, S1), repeat=2))
-
-    def moves(pair: tuple) -> tuple[bool, int]:
-        x, y = (Tiling(m.shape, (2, 2), p) for m, p in zip((X, Y), pair, strict=True))
-        sizes = (int(np.prod(t.block_shape((0, 0)))) for t in (x, y))
-        return 4 * sum(sizes) > 3_500_000, products.moved(gather(x, y), 4)
-
-    return min(product(each, each), key=moves)
 
 
 def choreographed(_: Any) -> dict[str, Any]:
@@ -254,8 +208,6 @@ def choreographed(_: Any) -> dict[str, Any]:
 
 FOUND: dict[str, Callable[[Any], Any]] = {
     **{name: lambda puzzle: puzzle.solve() for name in puzzle_names()},
-    "fewest-gpus": gpus,
-    "copies-that-fit": copies,
     "layer-too-large": survivors,
     "fastest-within": searched,
     "fewest-devices": on_fewest,
@@ -275,8 +227,6 @@ FOUND: dict[str, Callable[[Any], Any]] = {
     "fewest-sums": lambda exercise: first(exercise, combinations(PLACES, 2)),
     "faulty-run": furthest_apart,
     "scale-rule": lambda exercise: first(exercise, map(every, (8, 6, 4, 2))),
-    "step-traffic": counted,
-    "fewest-bytes": placed,
     "choreography": choreographed,
 }
 """Task -> who finds an answer that meets every target."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.judged import missed, targets
+from oracles.judged import missed
 from oracles.tasks import task, tile_loop
 
 import tiledask as td
@@ -18,33 +18,12 @@ from tiledask.errors import PlacementError
 from tiledask.lab.exercises import products, tiles
 from tiledask.lab.exercises.tiles import SIDES, STAGES, STEPS, BlockRun, run_blocks
 from tiledask.plan.products.placement import Tiling
-from tiledask.plan.products.product import algorithms, gather, grids, options_of, plan_product
+from tiledask.plan.products.product import algorithms, grids, options_of, plan_product
 
-R, S0, S1 = td.Replicate(), td.Shard(0), td.Shard(1)
+S0, S1 = td.Shard(0), td.Shard(1)
 IN_BLOCKS, IN_ROWS = (S0, S1), (S0, S0)
 
 # -- on workers ------------------------------------------------------------------------------------
-
-
-@pytest.mark.cluster
-def test_a_product_is_judged_by_the_bytes_that_moved(cluster):
-    exercise = task("fewest-bytes", cluster)
-    for answer, held, moved in (
-        (((S1, R), (S0, S1)), 3.0, 4.0),
-        (((S0, S1), (S0, S1)), 2.5, 10.0),  # summa
-        (((S1, S1), (S0, S0)), 2.5, 12.0),  # rows of A, addends of Y
-        (((R, R), (S1, S1)), 4.0, 0.0),  # columns of A: X does not fit
-    ):
-        result = exercise.check(answer)
-        assert result.best == (moved == 4.0)
-        assert targets(result) == {
-            "MB on the fullest worker": (held, 3.5, None),
-            "MB between workers": (moved, 4.0, 4.0),
-            "wrong numbers in Y": (0, 0, 0),
-        }
-        shapes = ((500, 1000), (1000, 2000))
-        x, a = (Tiling(s, (2, 2), p) for s, p in zip(shapes, answer, strict=True))
-        assert products.moved(gather(x, a), 4) == moved * 1e6
 
 
 @pytest.mark.few(2)
@@ -54,7 +33,8 @@ def test_a_product_is_judged_by_the_bytes_that_moved(cluster):
     [
         ({"algorithm": "2.5d", "grid": (2, 1, 2), "panel": 150}, 5.22, 15.84, ()),
         ({"algorithm": "2.5d", "grid": (2, 1, 2)}, 7.02, 15.84, ("held",)),  # panels too wide
-        ({"algorithm": "2.5d", "panel": 100}, 5.04, 17.64, ("moved",)),  # the wrong way round
+        # the wrong way round
+        ({"algorithm": "2.5d", "grid": (1, 2, 2), "panel": 100}, 5.04, 17.64, ("moved",)),
         ({"algorithm": "row_parallel", "panel": 16}, 5.76, 9.72, ("held",)),  # an addend too large
         ({"algorithm": "gather"}, 7.92, 12.24, ("held",)),  # addends are left, and summed
     ],

@@ -5,23 +5,12 @@ Holds `tiledask.lab.exercises.planning` and `tiledask.lab.exercises.training`.
 
 import pytest
 from oracles.judged import missed, targets
-from oracles.tasks import GPT, SMALL, copies, every, task
+from oracles.tasks import GPT, SMALL, every, task
 
 import tiledask as td
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GB = 10**9
-
-
-def test_copies_that_fit_are_judged_stage_by_stage():
-    exercise, right = td.task("copies-that-fit"), copies(None)
-    assert right[:2] == (None, None)
-    assert right[2] > right[3] > 1
-    assert exercise.check(right).best
-    for wrong in ((8, 64, None, None), tuple(n and n + 1 for n in right)):
-        assert not exercise.check(wrong)
-    assert exercise.check((*right[:3], right[3] - 1)).targets[0].got == 1
-    assert targets(exercise.check((None,) * 4)) == {"ZeRO levels judged wrongly": (2, 0, 0)}
 
 
 def searched(batch, **options):
@@ -52,45 +41,6 @@ def test_the_fewest_devices_are_those_of_every_number_searched():
     alone = td.Layout(microbatches=32, recompute="full", flash_attention=True)
     assert td.task("fewest-devices", **about, recipe="bf16-adam-8bit").check(alone).best
     assert not td.task("fewest-devices", **about, recipe="mixed-adam-20").check(alone).legal
-
-
-# -- bytes -----------------------------------------------------------------------------------------
-
-
-def by_hand(shape, m=2, b=8, h=32, layers=3, s=16, vocabulary=50):
-    """A step's traffic in float32 by the formulas that the walkthrough teaches. The first stage
-    waits most where it has more layers than the last, which has the head besides."""
-    (dp, tp, pp), alone = shape, shape[2] == 1
-    first = -(-layers // pp)
-    replicated = s * h + layers * 6 * h + 2 * h
-    size = vocabulary * h + s * h + layers * (12 * h * h + 13 * h) + 2 * h + h * vocabulary
-    of_tensor = 1 + 4 * first + 3 * alone  # the head: dx, and the loss's two
-    barriers = m * of_tensor * (tp > 1) + (2 + first + alone) * (dp > 1)
-    if pp == layers > 1:  # as many layers on the last: it has dx and the loss's two, not one
-        barriers = m * (4 + 3) * (tp > 1) + 2 * (dp > 1)
-    return {
-        "tensor": 2 * (tp - 1) * 4 * ((4 * layers + 2) * b * s * h + 3 * b * s),
-        "pipeline": 2 * (pp - 1) * 4 * tp * b * s * h,
-        "data": 2 * (dp - 1) * 4 * (size + (tp - 1) * replicated),
-        "barriers": barriers,
-    }
-
-
-@pytest.mark.parametrize(
-    "shape", [(2, 2, 2), (1, 1, 1), (2, 1, 1), (1, 2, 1), (3, 2, 2), (2, 2, 3)]
-)
-def test_the_formulas_are_what_a_step_moves(shape):
-    assert missed(td.task("step-traffic", shape).check(by_hand(shape))) == []
-
-
-def test_a_byte_too_many_is_seen_and_the_right_one_is_not_said():
-    exercise, right = td.task("step-traffic"), by_hand((2, 2, 2))
-    for name in right:
-        result = exercise.check(right | {name: right[name] + 1})
-        (wrong,) = missed(result)
-        assert name in wrong
-        assert "is too high, but near" in result.reason
-        assert f"{right[name]:,}" not in f"{result.reason} {result._repr_html_()}"
 
 
 # -- what trains -----------------------------------------------------------------------------------

@@ -7,17 +7,11 @@ name these by their place. Right answers are not here: `oracles.tasks` finds one
 from functools import partial
 
 import numpy as np
-from oracles.tasks import S0, S1, R, cannon, every, hurried, tile_loop
+from oracles.tasks import cannon, every, hurried, tile_loop
 
 import tiledask as td
 
 ANSWERS: dict[str, list] = {
-    "fewest-gpus": [
-        td.Layout(tp=4, pp=4),
-        td.Layout(dp=8),
-        td.Layout(tp=8, pp=2),
-        td.Layout(dp=14, zero=3, recompute="full"),
-    ],
     "fastest-within": [
         td.Layout(tp=4, microbatches=32),
         td.Layout(tp=4, pp=2, microbatches=32, recompute="full"),
@@ -54,14 +48,6 @@ ANSWERS: dict[str, list] = {
 }
 """Task -> answers."""
 ON_WORKERS: dict[str, list[tuple]] = {
-    "fewest-bytes": [
-        (((S0, S1), (S0, S1)), "2 MB of X move, 8 of A and 0 of partial sums of Y"),
-        (((R, R), (S1, S1)), "rank 0 holds X 2, A 2 MB"),
-        (((S1, S1), (S0, S0)), "0 MB of X move, 0 of A and 12 of partial sums of Y"),
-        (((S0,), (S1, R)), "a mesh of 2 axes (2, 2) needs one placement per axis, got"),
-        (((td.Partial(), R), (R, R)), "an array cannot be distributed as (Partial(), Replicate())"),
-        ((S0, S1), "an answer is two tuples, the placements of X and those of"),
-    ],
     "choreography": [
         (
             {"algorithm": "summa", "panel": 64},

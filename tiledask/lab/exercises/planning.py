@@ -6,20 +6,18 @@ from typing import Any
 
 from tiledask.errors import RuleError
 from tiledask.lab import plots
-from tiledask.lab.exercises.exercise import exercise, instance, none_wrong
+from tiledask.lab.exercises.exercise import exercise, instance
 from tiledask.lab.judging import Target
 from tiledask.lab.plots.primitives import Figure
 from tiledask.plan.choosing.search import Space, search
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
-from tiledask.plan.inputs.load import load_cluster, load_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.timing.step import StepEstimate, estimate_step
 from tiledask.plan.units import format_bytes, format_seconds
-from tiledask.plan.whole import is_whole
 
-__all__ = ["copies_that_fit", "fastest_within", "fewest_devices", "fewest_gpus"]
+__all__ = ["fastest_within", "fewest_devices"]
 
 GB = 10**9
 SEARCHED = "best of the search"
@@ -33,74 +31,6 @@ def _fitting(fit: Fit) -> str:
     place, moment, tensor = fit.memory.ledger.binding
     held = format_bytes(fit.memory.ledger.by_tensor(place)[tensor])
     return f"stage {place + 1} is the fullest, at {moment}, and its {tensor} take most, {held}"
-
-
-# -- how many GPUs ---------------------------------------------------------------------------------
-
-
-@cache
-def _fewest(model: str, device: str, most: int) -> int:
-    spec, what = load_cluster(f"{most}x{device}"), load_model(model)
-    each = range(1, most + 1)
-    return next(n for n in each if search(what, spec, n, devices=(n,)).counts["fits"])
-
-
-def _stages(layout: Layout | None, model: str, device: str, most: int) -> Figure:
-    fit = fits(load_model(model), layout or Layout(), load_cluster(f"{most}x{device}"))
-    return plots.memory_bars(fit.memory.ledger, fit.capacity, title=f"{model}, without overhead")
-
-
-@exercise("fewest-gpus", instance(Layout), _stages)
-def fewest_gpus(
-    layout: Layout, model: str = "llama-2-13b", device: str = "A10", most: int = 16
-) -> list[Target]:
-    """Find a Layout with which a model trains on the fewest GPUs."""
-    spec = load_cluster(f"{most}x{device}")
-    if layout.tp > spec.devices_per_node:
-        raise RuleError(f"tp={layout.tp} would leave the node of {spec.devices_per_node} GPUs")
-    where = _fitting(fits(load_model(model), layout, spec))
-    best = _fewest(model, device, most)
-    return [Target("GPUs", best, layout.devices, best, where=where)]
-
-
-ENDLESS = 2**20
-"""Data-parallel GPUs that stand for any number: beyond them a share changes by bytes."""
-
-
-def _copy(model: str, device: str, zero: int, dp: int | None) -> Fit:
-    layout = Layout(dp=dp or ENDLESS, zero=zero, recompute="full")
-    return fits(load_model(model), layout, load_cluster(f"{ENDLESS}x{device}"))
-
-
-def _degrees(answer: Any) -> tuple[int | None, ...] | None:
-    whole = all(n is None or is_whole(n, 1, ENDLESS) for n in answer)
-    return tuple(answer) if len(answer) == 4 and whole else None
-
-
-@exercise("copies-that-fit", _degrees)
-def copies_that_fit(
-    numbers: tuple[int | None, ...], model: str = "llama-2-13b", device: str = "A100-40GB"
-) -> list[Target]:
-    """Say for each ZeRO stage the fewest data-parallel GPUs that fit, or None if no number does,
-    with full recomputation."""
-    wrong = []
-    for zero, dp in enumerate(numbers):
-        fit = _copy(model, device, zero, dp)
-        at = f"ZeRO-{zero} on {dp or 0:,} GPU{'s' * (dp != 1)}"
-        if dp is None:
-            none = fit.verdict != "fits"
-            wrong += [f"ZeRO-{zero}: None, and there is a number with which it fits"] * (not none)
-        elif fit.verdict != "fits":
-            low, high = map(format_bytes, fit.band)
-            needs = f"{low}, with overhead {high}, of {format_bytes(fit.capacity)} each"
-            nearly = ", but nearly" * (fit.verdict == "tight")
-            wrong.append(f"{at} does not fit{nearly}: {needs}")
-        elif dp > 1 and _copy(model, device, zero, dp - 1).verdict == "fits":
-            wrong.append(f"{at} fits, and so it does on fewer")
-    return [none_wrong("ZeRO levels judged wrongly", wrong)]
-
-
-# -- a layout for a batch --------------------------------------------------------------------------
 
 
 def _fit(

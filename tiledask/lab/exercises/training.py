@@ -1,4 +1,4 @@
-"""Trainings: the bytes of a step, the rule of a loss scale, and which of six runs is faulty."""
+"""Trainings: the rule of a loss scale, and which of six runs is faulty."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,6 @@ from tiledask.errors import DivergedError, RuleError
 from tiledask.lab import plots
 from tiledask.lab.exercises.exercise import Exercise, calling, exercise, instance, none_wrong
 from tiledask.lab.judging import Target
-from tiledask.lab.judging.result import NEAR
 from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.precision import GRADES, verdicts
 from tiledask.lab.precision.small import Small, SmallRun
@@ -21,49 +20,10 @@ from tiledask.lab.precision.small import train as train_small
 from tiledask.tile.datasets import load_text
 from tiledask.tile.optimizers import SGD, Adam, AdamW, LossScale, Rule
 
-__all__ = ["faulty_run", "scale_rule", "step_traffic"]
+__all__ = ["faulty_run", "scale_rule"]
 
 Shape = tuple[int, int, int]
 """Ranks of (dp, tp, pp)."""
-
-# -- bytes of a step -------------------------------------------------------------------------------
-
-COUNTED = ("tensor", "pipeline", "data", "barriers")
-"""Kinds of parallelism, with bytes of their own; and how often the busiest rank waits."""
-
-
-@cache
-def _moved(shape: Shape) -> dict[str, int]:
-    """What a step really moves: it is run on threads."""
-    text = load_text("tales")
-    model = GPT(text.vocabulary, hidden=32, layers=3, heads=4, sequence=16)
-    how: dict[str, Any] = {"batch": 8, "microbatches": 2, "progress": False}
-    done = train(model, text, shape, steps=1, timeout=240, **how)
-    layers = done.layers()
-    sent: Any = layers.groupby("parallel").bytes.sum() if len(layers) else {}
-    barriers = int(done.to_frame().barriers.iloc[0])
-    return {kind: int(sent.get(kind, 0)) for kind in COUNTED[:3]} | {"barriers": barriers}
-
-
-def _counts(answer: Any) -> dict[str, float] | None:
-    good = all(isinstance(n, int | float) and n >= 0 for n in answer.values())
-    return dict(answer) if good and set(answer) == set(COUNTED) else None
-
-
-@exercise("step-traffic", _counts, lambda _, shape: plots.rank_groups(shape))
-def step_traffic(answer: dict[str, float], shape: Shape = (2, 2, 2)) -> list[Target]:
-    """Say how many bytes all ranks of a (dp, tp, pp) mesh send in a step, by kind of parallelism,
-    and how many barriers the busiest has. Float32, 1F1B, no ZeRO."""
-    targets = []
-    for what, right in _moved(shape).items():
-        name = what if what == "barriers" else f"{what} parallel, bytes"
-        given, side = answer[what], "low" if answer[what] < right else "high"
-        near = ", but near" * (abs(given - right) <= NEAR * right)
-        far = "far " * (given > 2 * right or 2 * given < right)
-        off = f"{name}: {given:,} is {far}too {side}{near}"
-        targets.append(none_wrong(name, [off] * (given != right)))
-    return targets
-
 
 # -- a loss scale ----------------------------------------------------------------------------------
 

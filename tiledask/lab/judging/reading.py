@@ -13,18 +13,7 @@ from typing import Any
 
 from tiledask.errors import ConfigError, short
 
-__all__ = [
-    "COUNT",
-    "SECONDS",
-    "SHARE",
-    "Unit",
-    "from_0",
-    "labelled",
-    "parts",
-    "read_number",
-]
-
-_LONGEST = 10_000
+__all__ = ["COUNT", "SECONDS", "SHARE", "Unit", "from_0", "labelled", "parts", "read_number"]
 
 
 @dataclass(frozen=True)
@@ -41,20 +30,21 @@ class Unit:
     """A number without a word above this is in percent."""
 
 
-_SECONDS = ("s", "sec", "secs", "second", "seconds")
+_PLAIN = ("s", "sec", "secs", "second", "seconds")
+_SECONDS = [f"{of}{s}" for of in ("", "device-", "worker-") for s in _PLAIN]
+_COUNTED = ["microbatch", "microbatches", "micro-batch", "micro-batches"]
+_COUNTED += ["activation", "activations"]
+_MINUTES = {"min": 60.0, "minute": 60.0, "minutes": 60.0}
 SECONDS = Unit(
     "a number of seconds",
     "6 s or 6",
-    {"": 1.0, "ms": 1e-3, "h": 3600.0}
-    | dict.fromkeys(("min", "mins", "minute", "minutes"), 60.0)
-    | {f"{of}{s}": 1.0 for of in ("", "device-", "worker-") for s in _SECONDS},
+    {"": 1.0, "ms": 1e-3, "h": 3600.0} | _MINUTES | dict.fromkeys(_SECONDS, 1.0),
 )
 SHARE = Unit("a share", "27.3 %, 3/11 or 0.273", {"": 1.0, "%": 0.01, "percent": 0.01}, most=1.0)
 COUNT = Unit(
     "a whole number",
     "8",
-    dict.fromkeys(("", "microbatch", "microbatches", "micro-batch", "micro-batches"), 1.0)
-    | {"activations": 1.0, "activation": 1.0},
+    dict.fromkeys(("", "activation", "activations", *_COUNTED), 1.0),
     whole=True,
 )
 
@@ -78,8 +68,8 @@ def parts(answer: Any) -> list[Any]:
         return [f"{key}: {value}" for key, value in answer.items()]
     if not isinstance(answer, str):
         return list(answer) if isinstance(answer, Iterable) else [answer]
-    if len(answer) > _LONGEST:
-        raise ConfigError(f"an answer has at most {_LONGEST} letters; got {len(answer)}")
+    if len(answer) > 10_000:
+        raise ConfigError(f"an answer has at most 10,000 letters; got {len(answer):,}")
     text = answer.strip().strip(",;")
     if re.search(r"[,;\n]", text):
         return [word.strip() for word in re.split(r"[,;\n]", text)]
@@ -124,22 +114,14 @@ def read_number(word: Any, unit: Unit, what: str = "the answer") -> float:
     (0.25, 8.0)
     """
     wrong = ConfigError(f"{what} is {unit.what}, as in {unit.example}; got {short(word)}")
-    if isinstance(word, bool) or not isinstance(word, str):
-        try:
-            value, size = float(word), ""
-        except (TypeError, ValueError, OverflowError):
-            raise wrong from None
-        if isinstance(word, bool):
-            raise wrong
-    else:
-        match = _NUMBER.fullmatch(word.strip())
-        size = match[3].lower() if match else "?"
-        if not match or size not in unit.sizes:
-            raise wrong
-        try:
-            value = float(match[1]) / float(match[2] or 1)
-        except (ZeroDivisionError, OverflowError):
-            raise wrong from None
+    match = _NUMBER.fullmatch(word.strip()) if isinstance(word, str) else None
+    size = match[3].lower() if match else ""
+    if isinstance(word, bool) or (isinstance(word, str) and not match) or size not in unit.sizes:
+        raise wrong
+    try:
+        value = float(match[1]) / float(match[2] or 1) if match else float(word)
+    except (TypeError, ValueError, ArithmeticError):
+        raise wrong from None
     value *= 0.01 if not size and value > unit.most else unit.sizes[size]
     if not math.isfinite(value):
         raise ConfigError(f"{what} is a finite number; got {short(word)}")

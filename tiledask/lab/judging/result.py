@@ -21,9 +21,6 @@ __all__ = [
     "within",
 ]
 
-_SLACK = 1e-9
-"""Relative slack of a target, for sums of seconds."""
-
 LEAST = "least"
 """Stands in a file for a target that is worked out, where the number would be the answer."""
 OPTIMUM = "best possible"
@@ -38,7 +35,7 @@ WRONG = "wrong answers"
 
 
 class UnsolvedError(ValueError):
-    """A puzzle whose targets are not all met; the message says which and by how much."""
+    """A task whose targets are not all met; the message says which and by how much."""
 
 
 @dataclass(frozen=True)
@@ -79,72 +76,65 @@ class Target:
         return "the least that will do" if self.least else f"at most {number(self.wanted)}"
 
     @property
+    def met(self) -> bool:
+        return within(self.got, self.wanted)
+
+    @property
     def hidden(self) -> bool:
         """Whether the number asked for stays unsaid."""
         return self.least and self.got != (self.wanted if self.best is None else self.best)
 
     @property
-    def met(self) -> bool:
-        return within(self.got, self.wanted)
+    def as_good(self) -> bool:
+        """Whether nothing is known that would be better."""
+        return self.best is None or within(self.got, self.best)
 
     @property
     def short(self) -> str:
         """What keeps it from being as good as can be, in words; empty without such words."""
-        least = self.best is None or within(self.got, self.best)
-        return "" if least or not self.met else self.almost
+        return self.almost if self.met and not self.as_good else ""
 
     @property
     def gap(self) -> float | None:
         """How far above the best, as a share of it: 0.25 is 25 % more; None without a best,
         and for a number that stays unsaid."""
-        if self.hidden:
+        if self.hidden or self.best is None:
             return None
-        if self.best is None or within(self.got, self.best):
-            return None if self.best is None else 0.0
+        if self.as_good:
+            return 0.0
         return (self.got - self.best) / abs(self.best) if self.best else None
 
     @property
     def beside(self) -> str:
-        """The best in words, to stand beside what was reached; empty where it says nothing.
-
-        Whoever misses another target may go below the best, which keeps all of them; until this
-        one is met the best is not named.
-        """
+        """The best in words; empty where it says nothing. Whoever misses another target may go
+        below the best, which keeps all of them; until this one is met it is not named."""
         if not self.met or self.hidden or self.best is None or not within(self.best, self.got):
             return ""
         return f"{self.best:g}" + ("" if self.yardstick == OPTIMUM else f" ({self.yardstick})")
-
-    @property
-    def distance(self) -> str:
-        """How far from met, in words; empty once it is."""
-        if self.met:
-            return ""
-        over = self.got - self.wanted
-        near = "near, " if over <= NEAR * abs(self.wanted) else ""
-        if self.least:
-            far = "far, " if over > abs(self.wanted) else ""
-            return f"{near or far}more than is needed"
-        if not self.wanted or (over == round(over) and self.got <= _FEW):
-            return f"{near}{number(over)} too much"
-        share = over / abs(self.wanted)
-        if share > 1:
-            return f"far, {self.got / self.wanted:.3g} times as much"
-        return f"{near}{100 * share:{'.0f' if share >= NEAR else '.1g'}} % too much"
 
     @property
     def offence(self) -> str:
         """What is wrong, or how far from met and where; empty once it is."""
         if self.met:
             return ""
-        return "; ".join(self.remarks or filter(None, (self.distance, self.where)))
+        return "; ".join(self.remarks or filter(None, (self._distance(), self.where)))
+
+    def _distance(self) -> str:
+        over, size = self.got - self.wanted, abs(self.wanted)
+        near = "near, " if over <= NEAR * size else ""
+        if self.least:
+            return f"{near or 'far, ' * (over > size)}more than is needed"
+        if not size or (over == round(over) and self.got <= _FEW):
+            return f"{near}{number(over)} too much"
+        if over > size:
+            return f"far, {self.got / self.wanted:.3g} times as much"
+        return f"{near}{100 * over / size:{'.1g' if over < NEAR * size else '.0f'}} % too much"
 
     def __str__(self) -> str:
         if self.remarks and not self.met:
             return self.offence
-        said = f"{self.name} {number(self.got)}"
-        if self.least and not self.met:
-            return f"{said}: {self.offence}"
-        return f"{said}, target {self.goal}: {self.offence or 'met'}"
+        goal = "" if self.least and not self.met else f", target {self.goal}"
+        return f"{self.name} {number(self.got)}{goal}: {self.offence or 'met'}"
 
 
 def number(value: float) -> str:
@@ -157,13 +147,13 @@ def number(value: float) -> str:
 
 
 def within(got: float, wanted: float) -> bool:
-    """Whether ``got`` is at most ``wanted``, but for rounding."""
-    return got <= wanted + _SLACK * abs(wanted)
+    """Whether ``got`` is at most ``wanted``, but for the rounding of sums of seconds."""
+    return got <= wanted + 1e-9 * abs(wanted)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What an answer to a puzzle is worth; true once every target is met."""
+    """What an answer to a task is worth; true once every target is met."""
 
     puzzle: str
     attempted: bool
@@ -181,15 +171,14 @@ class Result:
     @property
     def best(self) -> bool:
         """Whether it is solved and no legal answer does better on any target."""
-        return bool(self) and all(t.best is None or within(t.got, t.best) for t in self.targets)
+        return bool(self) and all(t.as_good for t in self.targets)
 
     @property
     def stars(self) -> int:
         """0 for an answer that breaks a rule or is wrong, 1 for a legal one, 2 if solved, 3 if
         the best."""
-        if any(t.name == WRONG and not t.met for t in self.targets):
-            return 0
-        return int(self.legal) + bool(self) + self.best
+        wrong = any(t.name == WRONG and not t.met for t in self.targets)
+        return 0 if wrong else int(self.legal) + bool(self) + self.best
 
     @property
     def score(self) -> str:
@@ -201,21 +190,19 @@ class Result:
         if not self.targets:
             return ""
         words = ("not yet", "legal", "solved", "as good as can be")[self.stars]
-        if self.stars == 3 and any(t.yardstick == TABLE for t in self.targets):
-            words = "as good as the best of the table"
-        shown = f"{'★' * self.stars}{'☆' * (3 - self.stars)} {words}"
-        ahead = [t for t in self.targets if t.best is not None and not within(t.best, t.got)]
-        if self.stars == 3 and ahead:
-            return f"{shown.rpartition(' as good')[0]} better than the {ahead[0].yardstick}"
-        gaps = [(t.gap, t) for t in self.targets if t.gap and not t.short]
-        if not gaps or self.stars != 2:
-            return shown
-        gap, target = max(gaps, key=lambda pair: pair[0])
-        above = {BOUND: "what no answer goes below"}.get(
-            target.yardstick, f"the {target.yardstick}"
-        )
-        share = f"{100 * gap:.1f}".removesuffix(".0") if gap < 0.1 else f"{100 * gap:.0f}"
-        return f"{shown}; {target.name} {share} % above {above}"
+        if self.stars == 3:
+            ahead = [t for t in self.targets if t.best is not None and not within(t.best, t.got)]
+            if ahead:
+                words = f"better than the {ahead[0].yardstick}"
+            elif any(t.yardstick == TABLE for t in self.targets):
+                words = f"as good as the {TABLE}"
+        gaps = [(t.gap, t.name, t.yardstick) for t in self.targets if t.gap and not t.short]
+        if self.stars == 2 and gaps:
+            gap, name, yardstick = max(gaps)
+            share = f"{100 * gap:.{int(gap < NEAR)}f}".removesuffix(".0")
+            above = "what" if yardstick == BOUND else "the"
+            words += f"; {name} {share} % above {above} {yardstick}"
+        return f"{'★' * self.stars}{'☆' * (3 - self.stars)} {words}"
 
     def require(self) -> None:
         """UnsolvedError unless every target is met. Nothing comes back: a solution that a notebook
@@ -225,26 +212,21 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything in it, as JSON can hold it."""
-        return {
-            "puzzle": self.puzzle,
-            "solved": bool(self),
-            "legal": self.legal,
-            "stars": self.stars,
-            "score": self.score,
-            "reason": self.reason,
-            "targets": [
-                {
-                    "name": t.name,
-                    "wanted": None if t.hidden else t.wanted,
-                    "got": t.got,
-                    "met": t.met,
-                    "best": t.best if self and not t.hidden else None,
-                    "yardstick": t.yardstick,
-                    "gap": t.gap if self else None,
-                }
-                for t in self.targets
-            ],
-        }
+        targets = [
+            {
+                "name": t.name,
+                "wanted": None if t.hidden else t.wanted,
+                "got": t.got,
+                "met": t.met,
+                "best": t.best if self and not t.hidden else None,
+                "yardstick": t.yardstick,
+                "gap": t.gap if self else None,
+            }
+            for t in self.targets
+        ]
+        said = {"puzzle": self.puzzle, "solved": bool(self), "legal": self.legal}
+        said |= {"stars": self.stars, "score": self.score, "reason": self.reason}
+        return {**said, "targets": targets}
 
     def _repr_html_(self) -> str:
         rows = [

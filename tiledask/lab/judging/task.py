@@ -8,7 +8,7 @@ task.draw(answer)       a figure of the answer; of the task without one
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError, RuleError
 from tiledask.lab.judging.result import Result, Target
@@ -21,8 +21,7 @@ from tiledask.plan import html
 __all__ = ["Hint", "JudgedTask"]
 
 
-@dataclass(frozen=True)
-class Hint:
+class Hint(NamedTuple):
     """One hint of several, from a nudge to nearly the way."""
 
     number: int
@@ -30,10 +29,8 @@ class Hint:
     of: int
     text: str
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"Hint {self.number} of {self.of}: {self.text}"
-
-    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         return f"<p><b>Hint {self.number} of {self.of}.</b> {html.words(self.text)}</p>"
@@ -46,7 +43,7 @@ class JudgedTask(ABC):
     name: str
     question: str = ""
     """What is asked, with every target; where a target's number would be the answer, how it is
-    judged. Empty where a walkthrough asks it."""
+    judged."""
     form: str = ""
     """How an answer is written, with an example that is no solution."""
     hints: tuple[str, ...] = ()
@@ -67,11 +64,15 @@ class JudgedTask(ABC):
     def figure(self, answer: Any) -> Figure:
         """A figure of ``answer``, or of the task for None; may refuse as ``judge`` does."""
 
+    @property
+    def heading(self) -> str:
+        """What stands above the question."""
+        return self.name
+
     def check(self, answer: Any) -> Result:
         """The worth of ``answer``, kept as progress; None is "not attempted": no complaint."""
-        result = self.result(answer)
+        result, known = self.result(answer), here().get(self.name, TASKS)
         if result.attempted:
-            known = here().get(self.name, TASKS)
             here().put(
                 self.name,
                 TASKS,
@@ -83,35 +84,31 @@ class JudgedTask(ABC):
 
     def result(self, answer: Any) -> Result:
         """The worth of ``answer``, and nothing is kept of it."""
-        answer = _plain(answer)
+        answer, targets = _plain(answer), None
         if answer is None:
-            return self._result(False, False, "Not attempted yet.")
-        try:
-            targets = tuple(self.judge(answer))
-        except ConfigError as error:
-            return self._result(True, False, f"Not an answer: {error}")
-        except RuleError as error:
-            return self._result(True, False, f"Not legal: {error}")
-        missed = [str(target) for target in targets if not target.met]
-        more = f"; {len(missed) - 1} more below" if len(missed) > 1 else ""
-        short = "; ".join(filter(None, (target.short for target in targets)))
-        solved = f"{short}." if short else "Solved: every target is met."
-        reason = f"Not yet: {missed[0]}{more}." if missed else solved
-        return self._result(True, True, reason, targets)
-
-    def _result(self, attempted: bool, legal: bool, reason: str, targets: Any = ()) -> Result:
+            reason = "Not attempted yet."
+        else:
+            try:
+                targets = tuple(self.judge(answer))
+                reason = _verdict(targets)
+            except ConfigError as error:
+                reason = f"Not an answer: {error}"
+            except RuleError as error:
+                reason = f"Not legal: {error}"
         left = len(self.hints) - here().get(self.name, TASKS).get("hints", 0)
-        return Result(self.name, attempted, legal, reason, targets, left)
+        legal = targets is not None
+        return Result(self.name, answer is not None, legal, reason, targets or (), left)
 
     def draw(self, answer: Any = None) -> Figure:
         """A figure of ``answer``; of the task if there is none yet or it cannot be drawn."""
+        answer = _plain(answer)
         try:
-            return self.figure(_plain(answer))
+            return self.figure(answer)
         except (ConfigError, RuleError):
             drawn = self.figure(None)
-            if _plain(answer) is not None:  # or what stands there would pass for the answer
-                said = f"{drawn.get_suptitle()}\nthe task: your answer cannot be drawn"
-                set_title(drawn, said)
+            if answer is not None:  # or what stands there would pass for the answer
+                title = drawn.get_suptitle()
+                set_title(drawn, f"{title}\nthe task: your answer cannot be drawn")
             return drawn
 
     def hint(self) -> Hint:
@@ -122,17 +119,21 @@ class JudgedTask(ABC):
         here().put(self.name, TASKS, hints=taken)
         return Hint(taken, len(self.hints), self.hints[taken - 1])
 
-    @property
-    def heading(self) -> str:
-        """What stands above the question."""
-        return self.name
-
     def _repr_html_(self) -> str:
         form = f"<p>Answer with {html.words(self.form)}.</p>" if self.form else ""
         hints = f"<p>Its <code>hint()</code> gives one more of {len(self.hints)} hints.</p>"
-        question = f" {html.words(self.question)}" if self.question else ""
-        said = f"<p><b>{html.words(self.heading)}.</b>{question}</p>{form}"
+        said = f"<p><b>{html.words(self.heading)}.</b> {html.words(self.question)}</p>{form}"
         return said + (hints if self.hints else "")
+
+
+def _verdict(targets: Sequence[Target]) -> str:
+    """The first target that is missed, or that none is."""
+    missed = [str(target) for target in targets if not target.met]
+    if missed:
+        more = f"; {len(missed) - 1} more below" if len(missed) > 1 else ""
+        return f"Not yet: {missed[0]}{more}."
+    short = "; ".join(filter(None, (target.short for target in targets)))
+    return f"{short}." if short else "Solved: every target is met."
 
 
 def _plain(answer: Any) -> Any:

@@ -3,7 +3,7 @@
     task = td.task("24-on-4")         # a puzzle; or a level of theirs, or a JSON file of one's own
     task = td.task("idle-3", seed=7)  # a level of the idle-time ladder: fresh numbers
     task = td.task("cannon")          # an exercise, with what it is about, as in
-    task = td.task("until-layerwise-moves-more", each=10)
+    task = td.task("block-and-tile", workers=8)
     task.draw(answer)
     task.check(answer)                # a Result: quiet if not attempted
     task.hint()                       # one more hint than before
@@ -14,9 +14,8 @@ No answer is stored; the best one is found by trying or by proof. terminal has t
 """
 
 import re
-from functools import cache
 from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
 from tiledask.extras import needed_for
 from tiledask.lab.idle_ladder import idle_level
@@ -37,12 +36,7 @@ __all__ = [
 
 def exercise_names() -> tuple[str, ...]:
     """Names of the exercises, for `task`."""
-    return tuple(_exercises())
-
-
-@cache
-def _exercises() -> dict[str, Any]:
-    return cast("dict[str, Any]", shipped_json("exercises.json"))
+    return tuple(shipped_json("exercises.json"))
 
 
 def task(name: Any, *about: Any, seed: int = 0, **named: Any) -> JudgedTask:
@@ -64,11 +58,12 @@ def task(name: Any, *about: Any, seed: int = 0, **named: Any) -> JudgedTask:
     """
     if isinstance(name, str) and (level := re.fullmatch(r"idle-(\d{1,9})", name)):
         return idle_level(int(level[1]), seed)
-    if name not in exercise_names():
+    exercises = shipped_json("exercises.json")
+    if name not in exercises:
         return load_puzzle(name, *about, **named)
-    drawn = {"seed": seed} if seed else {}
     with needed_for(f"td.task({name!r})"):
-        home = import_module(f"tiledask.lab.exercises.{_exercises()[name]['module']}")
+        home = import_module(f"tiledask.lab.exercises.{exercises[name]['module']}")
+    drawn = {"seed": seed} if seed else {}
     made: JudgedTask = getattr(home, name.replace("-", "_"))(*about, **named, **drawn)
     return made
 

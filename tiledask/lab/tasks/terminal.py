@@ -25,33 +25,32 @@ __all__ = ["list_all", "numbers_of", "play"]
 _BYTES = {"memory", "capacity", "weights", "activations"}
 
 
+Task = Puzzle | IdleLevel
+
+
 @at_terminal()
 def list_all(console: Console) -> tuple[int, list[dict[str, Any]]]:
     """Print puzzles and levels, with the stars of answers so far; (0, what was printed)."""
-    puzzles, known = puzzle_levels(), here().all(TASKS)
+    known = here().all(TASKS)
 
     def starred(head: dict[str, Any]) -> dict[str, Any]:
         return {**head, "stars": known.get(head["name"], {}).get("stars", 0)}
 
-    found = [starred(_head(p)) for p in puzzles]
-    solved = sum(known.get(p.name, {}).get("solved", False) for p in puzzles)
-    rows = [(*list(each.values())[:4], "★" * each["stars"]) for each in found]
-    console.print(Grid(("level", "name", "title", "kind", "stars"), rows, left=(1, 2, 3, 4)))
-    say(console, f"{solved} of {len(puzzles)} solved")
-    more = [starred({"name": f"idle-{n}", "title": title}) for n, (title, _) in LEVELS.items()]
-    rows = [(each["name"], each["title"], "★" * each["stars"]) for each in more]
-    say(console, "\nThe idle-time ladder: fresh numbers with each --seed", wrap=True)
-    console.print(Grid(("name", "title", "stars"), rows, left=(0, 1, 2)))
-    return 0, [*found, *more]
+    puzzles = [starred(_head(puzzle)) for puzzle in puzzle_levels()]
+    ladder = [starred({"name": f"idle-{n}", "title": title}) for n, (title, _) in LEVELS.items()]
+    solved = sum(known.get(each["name"], {}).get("solved", False) for each in puzzles)
+    for shown in (puzzles, ladder):
+        rows = [(*list(each.values())[:-1], "★" * each["stars"]) for each in shown]
+        left = [i for i, name in enumerate(shown[0]) if name != "level"]
+        console.print(Grid(tuple(shown[0]), rows, left=left))
+        if shown is puzzles:
+            say(console, f"{solved} of {len(puzzles)} solved")
+            say(console, "\nThe idle-time ladder: fresh numbers with each --seed", wrap=True)
+    return 0, [*puzzles, *ladder]
 
 
 def _head(puzzle: Puzzle) -> dict[str, Any]:
-    return {
-        "level": puzzle.level,
-        "name": puzzle.name,
-        "title": puzzle.title,
-        "kind": puzzle.kind,
-    }
+    return {name: getattr(puzzle, name) for name in ("level", "name", "title", "kind")}
 
 
 @at_terminal()
@@ -69,90 +68,71 @@ def play(
     The working of a level of the ladder follows a right answer, or the last hint; ``seed`` draws
     its numbers.
     """
-    ladder = bool(re.fullmatch(r"idle-\d{1,9}", name))
-    if seed is not None and not ladder:
+    level = re.fullmatch(r"idle-(\d{1,9})", name)
+    if seed is not None and not level:
         raise ConfigError(f"a seed draws the numbers of idle-1 to idle-12, not of {name!r}")
     if figure:
         check_figure(figure)
-    task: Puzzle | IdleLevel = (
-        idle_level(int(name.removeprefix("idle-")), seed or 0) if ladder else load_puzzle(name)
-    )
-    results = [task.check(answer_of(word)) for word in answers]
+    task: Task = idle_level(int(level[1]), seed or 0) if level else load_puzzle(name)
+    typed = [answer_of(word) for word in answers]
+    results = [task.check(answer) for answer in typed]
     if not results:
         _print_task(task, console)
-    for word, result in zip(answers, results, strict=True):
+    for word, answer, result in zip(answers, typed, results, strict=True):
         if len(answers) > 1:
             say(console, "", bold=word)
-        _print_result(task, answer_of(word), result, console)
+        _print_result(task, answer, result, console)
+    said = _said(task) | {"results": [result.to_dict() for result in results]}
     hinted = task.hint() if hint else None
     if hinted:
         say(console, str(hinted), wrap=True)
-    said = _said(task) | {"results": [result.to_dict() for result in results]}
-    said |= {"hint": str(hinted)} if hinted else {}
+        said["hint"] = str(hinted)
     if isinstance(task, IdleLevel) and (any(results) or (hinted and hinted.number == hinted.of)):
         said["working"] = _print_working(task, console)
     if figure:
-        save_figure(task.draw(answer_of(answers[-1]) if answers else None), figure)
+        save_figure(task.draw(typed[-1] if typed else None), figure)
     return int(not all(results)), said
 
 
-def _said(task: Puzzle | IdleLevel) -> dict[str, Any]:
+def _said(task: Task) -> dict[str, Any]:
     """What a task is, for JSON."""
     if isinstance(task, Puzzle):
         numbers = {"inputs": dict(task.inputs), "targets": dict(task.targets)}
         return {**_head(task), "task": task.question, **numbers}
-    return {
-        "level": task.name,
-        "name": task.name,
-        "seed": task.seed,
-        "title": task.title,
-        "kind": "idle time",
-        "task": task.question,
-        "form": task.form,
-    }
+    head = {"level": task.name, "name": task.name, "seed": task.seed, "title": task.title}
+    return head | {"kind": "idle time", "task": task.question, "form": task.form}
 
 
-def _print_task(task: Puzzle | IdleLevel, console: Console) -> None:
+def _print_task(task: Task, console: Console) -> None:
     """The task, its numbers, its targets and how to answer, and what is drawn of it."""
+    ladder = isinstance(task, IdleLevel)
+    head = f"Level {task.name}, seed {task.seed}" if ladder else f"Level {task.level}"
+    say(console, f"\n\n{task.question}\n", bold=f"{head}: {task.title}", wrap=True)
     if isinstance(task, IdleLevel):
-        head = f"Level {task.name}, seed {task.seed}: {task.title}"
-        say(console, f"\n\n{task.question}\n", bold=head, wrap=True)
-        if task.shows_run:  # the question is about what is drawn
-            say(console, f"{_letters(task.runs[0])}\n")
-        say(console, f"Answer with {task.form}.", wrap=True)
-        return
-    title = f"Level {task.level}: {task.title}"
-    say(console, f"\n\n{task.question}\n", bold=title, wrap=True)
-    rows = numbers_of(task)
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        first, *more = value.splitlines() or [""]
-        say(console, f"  {name:{width}}  {first}")
-        for line in more:
-            say(console, f"  {'':{width}}  {line}")
-    say(console, f"\nAnswer with {task.form}.", wrap=True)
-    if drawing := sketch(task):
+        drawing = f"{_letters(task.runs[0])}\n" if task.shows_run else ""  # it is asked about
+        if drawing:
+            say(console, drawing)
+    else:
+        rows = numbers_of(task)
+        width = max(len(name) for name, _ in rows)
+        for name, value in rows:
+            say(console, f"  {name:{width}}  " + value.replace("\n", f"\n{'':{width + 4}}"))
+        say(console, "")
+    say(console, f"Answer with {task.form}.", wrap=True)
+    if isinstance(task, Puzzle) and (drawing := sketch(task)):
         say(console, f"\n{drawing}")
 
 
 def numbers_of(task: Puzzle) -> list[tuple[str, str]]:
     """The inputs and targets of a puzzle, (name, value in words)."""
-    measures = KINDS[task.kind].measures
-    return [
-        *(
-            ("device of each stage", ", ".join(str(d + 1) for d in v))
-            if name == "place" and v != "free"
-            else (name.replace("_", " "), _value(name, v))
-            for name, v in task.inputs.items()
-        ),
-        *(
-            (measures[name], "the least that will do" if wanted == LEAST else f"at most {wanted:g}")
-            for name, wanted in task.targets.items()
-        ),
-    ]
+    rows = [(name.replace("_", " "), _value(name, v)) for name, v in task.inputs.items()]
+    for name, wanted in task.targets.items():
+        most = "the least that will do" if wanted == LEAST else f"at most {wanted:g}"
+        rows.append((KINDS[task.kind].measures[name], most))
+    return rows
 
 
-def _print_result(task: Puzzle | IdleLevel, answer: Any, result: Result, console: Console) -> None:
+def _print_result(task: Task, answer: Any, result: Result, console: Console) -> None:
     """The answer drawn in letters, and what it is worth."""
     puzzle = isinstance(task, Puzzle)
     if isinstance(task, Puzzle) and (drawing := sketch(task, answer)):
@@ -185,33 +165,29 @@ def _letters(run: Run) -> str:
     timeline = run.timeline
     if median(timeline.end - timeline.start) * letters_a_second(timeline) >= 2:
         return timeline_text(timeline, name="worker")
-    rows = []
-    for w, (busy, idle) in enumerate(
-        zip(timeline.busy_per_device, timeline.idle_per_device, strict=True)
-    ):
+    rows, busy, idle = [], timeline.busy_per_device, timeline.idle_per_device
+    for w in range(timeline.devices):
         kinds = timeline.kind[timeline.device == w].tolist()
         counts = f"forwards {kinds.count('F')}, backwards {kinds.count('B')}"
-        rows.append(f"worker {w + 1}  {counts}: {busy:g} s at work, {idle:g} s idle")
+        rows.append(f"worker {w + 1}  {counts}: {busy[w]:g} s at work, {idle[w]:g} s idle")
     whole = f"0 s to {timeline.makespan:g} s, too long for letters; --figure FILE draws it"
     return "\n".join([*rows, f"{'':9} {whole}"])
 
 
 def _value(name: str, value: Any) -> str:
     """A value as people write it: "2, 22 x 1, 4"."""
+    if name == "place" and value != "free":
+        return ", ".join(f"device {d + 1}" for d in value)
     if isinstance(value, dict):
-        parts = (
-            f"{key} {v['from']} to {v['to']}"
-            if isinstance(v, dict)
-            else f"{key} {', '.join(map(str, v))}"
-            for key, v in value.items()
-        )
-        return "; ".join(parts)
+        ends = {k: f"{v['from']} to {v['to']}" for k, v in value.items() if isinstance(v, dict)}
+        every = {k: ", ".join(map(str, v)) for k, v in value.items() if k not in ends}
+        return "; ".join(f"{key} {(ends | every)[key]}" for key in value)
     if isinstance(value, list):
-        runs = ((key, len(list(same))) for key, same in groupby(value))
-        return ", ".join(
-            f"{n} x {_value(name, key)}" if n > 2 else ", ".join([_value(name, key)] * n)
-            for key, n in runs
-        )
+        parts: list[str] = []
+        for key, same in groupby(value):
+            each, n = _value(name, key), len(list(same))
+            parts += [f"{n} x {each}"] if n > 2 else [each] * n
+        return ", ".join(parts)
     if name in _BYTES:
         return format_bytes(value)
     return f"{value:g}" if isinstance(value, float) else f"{value}"
