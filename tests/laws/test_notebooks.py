@@ -184,20 +184,14 @@ def fact(source: str = "1 + 1", text: str = "2") -> Cell:
     return new_code_cell(source, outputs=[shown], metadata={"tags": sorted(FACT)})
 
 
-def exercise(**sources: str) -> list[Cell]:
-    usual = {"answer": "answer = None", "solution": SOLUTION + "e.result(3).require()"}
-    usual |= {"task": "Reach 12.", "draw": "x = 1", "check": "x = 1"} | sources
-    cells = [new_code_cell(usual[part], metadata={"tags": [part]}) for part in EXERCISE]
-    cells[4].metadata.jupyter = {"source_hidden": True}
+def exercise(parts: tuple[str, ...] = EXERCISE, **sources: str) -> list[Cell]:
+    usual = {"answer": "answer = None", "asserts": "def judge(answer):\n    assert answer"}
+    usual |= {"attempt": "answer = None", "draw": "x = 1", "check": "x = 1", "task": "Reach 12."}
+    usual |= {"solution": SOLUTION + ("e.result(3).require()" if parts is EXERCISE else "judge(3)")}
+    usual |= sources
+    cells = [new_code_cell(usual[part], metadata={"tags": [part]}) for part in parts]
+    cells[-1].metadata.jupyter = {"source_hidden": True}
     return [new_markdown_cell(usual["task"], metadata={"tags": ["task"]}), *cells[1:]]
-
-
-def plain(**sources: str) -> list[Cell]:
-    usual = {"attempt": "answer = None", "solution": SOLUTION + "judge(3)"}
-    usual |= {"asserts": "def judge(answer):\n    assert answer"} | sources
-    cells = [new_code_cell(usual[part], metadata={"tags": [part]}) for part in PLAIN[1:]]
-    cells[2].metadata.jupyter = {"source_hidden": True}
-    return [new_markdown_cell("Reach 12.", metadata={"tags": ["task"]}), *cells]
 
 
 def prediction(row: str = "guess.beside(formula=1)", hidden: bool = True) -> list[Cell]:
@@ -218,9 +212,9 @@ PLANTED = [
     ([fact(text="PosixPath('/home/me/x')")], "# A", "of this machine alone"),
     ([new_code_cell("x", metadata={"tags": ["nbval-skip"]}), fact()], "# A", "go together"),
     ([fact(), *exercise()[1:]], "# A", "an exercise is task"),
-    ([fact(), *plain()[:2]], "# A", "an exercise is task"),
-    ([fact(), *plain(asserts="assert 1")], "# A", "the judge of a plain exercise"),
-    ([fact(), *plain(attempt="answer = 3")], "# A", "not attempted yet"),
+    ([fact(), *exercise(PLAIN)[:2]], "# A", "an exercise is task"),
+    ([fact(), *exercise(PLAIN, asserts="assert 1")], "# A", "the judge of a plain exercise"),
+    ([fact(), *exercise(PLAIN, attempt="answer = 3")], "# A", "not attempted yet"),
     ([fact(), *exercise(answer="answer = 3")], "# A", "not attempted yet"),
     ([fact(), *exercise(solution="e.result(3).require()")], "# A", "is collapsed"),
     ([fact(), *exercise(solution=SOLUTION + "e.check(3).require()")], "# A", "judged by .result"),
@@ -236,7 +230,7 @@ PLANTED = [
 
 @pytest.mark.parametrize(("cells", "title", "fault"), PLANTED)
 def test_a_planted_fault_is_found(cells, title, fault):
-    assert faults(notebook(fact(), *exercise(), *plain(), *prediction())) == []
+    assert faults(notebook(fact(), *exercise(), *exercise(PLAIN), *prediction())) == []
     found = faults(notebook(*cells, title=title))
     assert [f for f in found if fault in f], found
 

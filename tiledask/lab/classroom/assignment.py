@@ -36,10 +36,8 @@ def assigned(notebook: dict[str, Any]) -> dict[str, Any]:
         if "answer" in tags or "attempt" in tags:
             _mark(cell, solution=True)
         elif "solution" in tags:  # the check is right before it
-            before = cells[-1]
-            check = "".join(before["source"]).strip() + ".require()"
-            plain = "asserts" in before["metadata"].get("tags", [])
-            cell["source"] = "judge(answer)" if plain else check
+            check = "".join(cells[-1]["source"]).strip() + ".require()"
+            cell["source"] = "judge(answer)" if check.startswith("def judge(") else check
             cell["metadata"] = {"tags": ["grade"]}
             _mark(cell, grade=True, locked=True, points=_POINTS)
         cells.append(cell)

@@ -100,7 +100,7 @@ def instance(kind: Any) -> Callable[[Any], Any]:
     return lambda answer: answer if isinstance(answer, kind) else None
 
 
-def whole_numbers(answer: Any, count: int, least: int | None = None) -> tuple[int, ...]:
+def whole_numbers(answer: Any, count: int, least: int | None = None) -> tuple[Any, ...]:
     """``answer`` as a tuple; ValueError unless it has ``count`` whole numbers of ``least`` or more.
 
     >>> whole_numbers([1, 2], 2)

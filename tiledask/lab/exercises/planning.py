@@ -55,7 +55,8 @@ def _found(
     """Every layout that is tried, on so many devices, the fastest first."""
     space = Space(pp=tuple(range(1, min(model.layers, cluster.devices) + 1)))
     how: dict[str, Any] = {"sequence": SEQUENCE, "recipe": recipe, "space": space}
-    return search(model, cluster, batch, **how, **({"devices": (devices,)} if devices else {}))
+    how |= {"devices": (devices,)} if devices else {}
+    return search(model, cluster, batch, **how)
 
 
 def _on_devices(
@@ -86,7 +87,8 @@ def _fastest(model: Model, cluster: ClusterSpec, batch: int, room: int) -> StepE
     found = _found(model, cluster, batch)
     inside = (found[n] for n in range(found.counts["fits"]))
     first = islice((plan for plan in inside if plan.peak <= room), 12)
-    return min((plan.step for plan in first), key=lambda step: step.total)
+    fastest: StepEstimate = min((plan.step for plan in first), key=lambda step: step.total)
+    return fastest
 
 
 def _steps(

@@ -55,7 +55,9 @@ def borrowed_rows(
     ends, outs = (0, *accumulate(split.rows)), (0, *accumulate(split.out))
     if set(loans) - {*range(len(rows))}:
         raise PlacementError(f"ranks are 0 to {len(rows) - 1}, got {sorted(map(str, loans))}")
-    fewest, missing, lacking, idle = 0, 0, [], []
+    fewest, missing = 0, 0
+    lacking: list[str] = []
+    idle: list[str] = []
     for rank, slab in enumerate(split.slabs):
         own, mine = range(*ends[rank : rank + 2]), loans.get(rank, ())
         others = {*range(ends[-1])} - {*own}

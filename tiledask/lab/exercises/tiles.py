@@ -92,7 +92,7 @@ def _run(
     """(what a kernel returns, the shapes of both operands of each product that it made)."""
     log: list[Any] = []
 
-    class Counted(np.ndarray):
+    class CountedOperand(np.ndarray):
         def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
             if ufunc is np.matmul:
                 log.append(tuple(np.shape(x) for x in inputs))
@@ -109,10 +109,10 @@ def _run(
             return np.matmul(self, other, out=out)
 
     def plain(x: Any) -> Any:
-        return x.view(np.ndarray) if isinstance(x, Counted) else x
+        return x.view(np.ndarray) if isinstance(x, CountedOperand) else x
 
     with calling(kernel, f"for {a.shape} @ {b.shape} in tiles of {tile}"):
-        c = np.asarray(kernel(a.copy().view(Counted), b.copy().view(Counted), tile))
+        c = np.asarray(kernel(*(x.copy().view(CountedOperand) for x in (a, b)), tile))
     if c.shape != (len(a), b.shape[1]):
         raise RuleError(f"{a.shape} @ {b.shape} is {(len(a), b.shape[1])}; got {c.shape} back")
     return c, log
@@ -197,7 +197,8 @@ def space() -> dict[tuple[Tile, int], Config]:
 
 def _tile_of(answer: Any) -> Config | None:
     tile, stages = answer
-    return space().get((whole_numbers(tile, 3), *whole_numbers((stages,), 1)))
+    (count,) = whole_numbers((stages,), 1)
+    return space().get((whole_numbers(tile, 3), count))
 
 
 def _levels(

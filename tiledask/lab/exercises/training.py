@@ -74,7 +74,7 @@ def scale_rule(rule: ScaleRule) -> list[Target]:
 # -- a faulty run ----------------------------------------------------------------------------------
 
 
-class Run(NamedTuple):
+class RunShape(NamedTuple):
     """Ranks of (dp, tp, pp), and the format."""
 
     shape: Shape
@@ -87,16 +87,21 @@ FAULTS = (AdamW(RULE.rate), Adam(RULE.rate, tiny=1e-6))
 another framework's defaults. Both start small."""
 HALF = "bfloat16"
 """The format in which one run gets the fault."""
-RUNS = (
-    *(Run((2, 2, 1), "float32"), Run((1, 2, 2), "float32"), Run((1, 1, 2), "float16")),
-    *(Run((2, 1, 1), HALF), Run((1, 2, 1), HALF), Run((1, 1, 2), HALF)),
+RUNS = tuple(
+    RunShape(shape, dtype)
+    for dtype, shapes in {
+        "float32": ((2, 2, 1), (1, 2, 2)),
+        "float16": ((1, 1, 2),),
+        HALF: ((2, 1, 1), (1, 2, 1), (1, 1, 2)),
+    }.items()
+    for shape in shapes
 )
 STEPS, JUDGED = 8, 3
 """Steps of a run; those in float64 that a verdict needs: step 1 has no update behind it."""
 
 
 @cache
-def _drawn(seed: int) -> tuple[dict[str, Run], str, Rule]:
+def _drawn(seed: int) -> tuple[dict[str, RunShape], str, Rule]:
     """(the six runs by letter, which one has the fault, its rule)."""
     rng = np.random.default_rng(seed)
     halves = [i for i, run in enumerate(RUNS) if run.dtype == HALF]
@@ -124,14 +129,15 @@ class FaultyRun(Exercise):
     """An exercise with runs that can be looked at, and run again."""
 
     @property
-    def runs(self) -> Mapping[str, Run]:
+    def runs(self) -> Mapping[str, RunShape]:
         """Layout and format of each, by letter."""
         return _drawn(self.given["seed"])[0]
 
     def again(self, name: str, dtype: str = "float64", steps: int = JUDGED) -> np.ndarray:
         """Relative differences [steps] of a run and one device, both run again in ``dtype``."""
         mine, alone = _pair(self.given["seed"], name, dtype, steps)
-        return np.abs(mine / alone - 1)
+        apart: np.ndarray = np.abs(mine / alone - 1)
+        return apart
 
 
 def _seven(answer: str | None, seed: int) -> Figure:

@@ -105,8 +105,8 @@ def _said(task: Task) -> dict[str, Any]:
 
 def _print_task(task: Task, console: Console) -> None:
     """The task, its numbers, its targets and how to answer, and what is drawn of it."""
-    ladder = isinstance(task, IdleLevel)
-    head = f"Level {task.name}, seed {task.seed}" if ladder else f"Level {task.level}"
+    seed = f", seed {task.seed}" if isinstance(task, IdleLevel) else ""
+    head = f"Level {task.name if seed else task.level}{seed}"
     say(console, f"\n\n{task.question}\n", bold=f"{head}: {task.title}", wrap=True)
     if isinstance(task, IdleLevel):
         drawing = f"{_letters(task.runs[0])}\n" if task.shows_run else ""  # it is asked about
@@ -179,9 +179,7 @@ def _value(name: str, value: Any) -> str:
     if name == "place" and value != "free":
         return ", ".join(f"device {d + 1}" for d in value)
     if isinstance(value, dict):
-        ends = {k: f"{v['from']} to {v['to']}" for k, v in value.items() if isinstance(v, dict)}
-        every = {k: ", ".join(map(str, v)) for k, v in value.items() if k not in ends}
-        return "; ".join(f"{key} {(ends | every)[key]}" for key in value)
+        return "; ".join(f"{key} {_value(key, each)}" for key, each in value.items())
     if isinstance(value, list):
         parts: list[str] = []
         for key, same in groupby(value):
