@@ -15,7 +15,7 @@ from oracles.tasks import EXERCISES, FOUND, ON_WORKERS, task
 from tiledask.errors import ConfigError, PartitionError
 from tiledask.lab.exercises.exercise import Exercise
 from tiledask.lab.judging.result import WRONG
-from tiledask.lab.plots.style import RED, canvas
+from tiledask.lab.plots.style import canvas
 from tiledask.lab.puzzles import puzzle_names
 
 BEGINS = ("Solved: ", "Not yet: ", "Not legal: ", "Not an answer: ")
@@ -91,32 +91,6 @@ def test_answers_that_run_on_workers(name, cluster):
         is_kept_secret(result)
     for answer in ODD:
         assert judge.result(answer).reason.startswith(BEGINS)
-
-
-IN_NUMBERS = ["fewest-microbatches", "when-gpipe-wins", "five-percent-idle"]
-"""Puzzles whose answer has no place in their drawing; of exercises, all that plots draw."""
-
-
-def marks(figure) -> list[str]:
-    """What is framed or hatched in red, and red names of rows."""
-    parts = [part for axes in figure.axes for part in (*axes.get_children(), axes.title)]
-    named = [str(part.get_gid()) for part in parts if str(part.get_gid()).startswith("wrong")]
-    ticks = [tick for axes in figure.axes for tick in axes.get_yticklabels()]
-    return named + [tick.get_text() for tick in ticks if tick.get_color() == RED]
-
-
-@pytest.mark.few(3)
-@pytest.mark.parametrize("name", [name for name in ALONE if name not in IN_NUMBERS])
-def test_the_drawing_of_a_wrong_answer_marks_the_offence(name, one_thread):
-    judge = task(name)
-    if getattr(judge, "drawing", None):
-        return
-    assert marks(judge.draw(FOUND[name](judge))) == []
-    if "shown" not in getattr(judge, "inputs", ()):  # a proposal to repair
-        assert marks(judge.draw()) == []
-    for answer, solved, legal in typed(name):
-        if legal:
-            assert bool(marks(judge.draw(answer))) == (not solved), (name, answer)
 
 
 @pytest.mark.few(6)

@@ -70,3 +70,11 @@ def test_hints_come_one_by_one_and_stars_are_kept(task, tmp_path):
 def test_an_unsolved_one_says_why(task):
     with pytest.raises(UnsolvedError, match="cut: Not yet: seconds 11"):
         task.check(11).require()
+
+
+def test_the_bar_of_a_missed_target_is_marked(task):
+    marks = {
+        answer: str([b.get_gid() for b in task.draw(answer).axes[0].patches]) for answer in (9, 11)
+    }
+    assert "wrong seconds" in marks[11]
+    assert "wrong" not in marks[9]
