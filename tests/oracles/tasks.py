@@ -214,9 +214,6 @@ FOUND: dict[str, Callable[[Any], Any]] = {
     "repaired-kernel": lambda _: tile_loop,
     "levels-at-fault": lambda _: {"I": "tile", "II": "blocking"},
     "tile-within": best_tile,
-    "block-and-tile": lambda exercise: first(
-        exercise, (((4, 2), (rows, rows, 1)) for rows in range(32, 64))
-    ),
     "balanced-heads": heads_in_a_row,
     "skip-connection": lambda _: skipping(),
     "cannon": lambda _: cannon(),

@@ -8,7 +8,7 @@ worker 2  |wait wait|busy busy busy busy|              idle           |
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -29,12 +29,11 @@ from tiledask.lab.exercises.exercise import (
 )
 from tiledask.lab.judging import Target
 from tiledask.lab.plots.primitives import Figure
-from tiledask.plan.products.placement import Shard, Tiling
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile import Config, Tile, config_of, count_traffic, order, predict, traffic
 from tiledask.tile.choice.residency import refusal
 
-__all__ = ["block_and_tile", "four_products", "levels_at_fault", "repaired_kernel", "tile_within"]
+__all__ = ["four_products", "levels_at_fault", "repaired_kernel", "tile_within"]
 
 MB = 1_000_000
 Size = tuple[int, int, int]
@@ -116,67 +115,6 @@ def _run(
     if c.shape != (len(a), b.shape[1]):
         raise RuleError(f"{a.shape} @ {b.shape} is {(len(a), b.shape[1])}; got {c.shape} back")
     return c, log
-
-
-# -- two levels ------------------------------------------------------------------------------------
-
-BlockAndTile = tuple[tuple[int, int], Tile]
-
-
-def _two_levels(answer: BlockAndTile | None, size: Size, workers: int, **_: Any) -> Figure:
-    (m, n, k), (mesh, tile) = size, answer or ((1, workers), (32, 32, 32))
-    x, a = (Tiling(shape, mesh, (Shard(0), Shard(1))) for shape in ((m, k), (k, n)))
-    return plots.two_levels(
-        x, a, tile=tile, names=("X", "A", "Y"), title=f"{mesh[0]} x {mesh[1]} workers"
-    )
-
-
-def _widest(numbers: int) -> Iterator[Tile]:
-    """Tiles of one step, the widest for each number of rows: nothing loads less in the cache."""
-    each = ((rows, (numbers - rows) // (rows + 1), 1) for rows in range(1, numbers))
-    return (tile for tile in each if tile[1])
-
-
-def _mesh_and_tile(answer: Any) -> BlockAndTile:
-    mesh, tile = answer
-    return whole_numbers(mesh, 2, 1), whole_numbers(tile, 3, 1)
-
-
-@exercise("block-and-tile", _mesh_and_tile, _two_levels)
-def block_and_tile(
-    answer: BlockAndTile,
-    size: Size = (2000, 1000, 500),
-    workers: int = 8,
-    cache: int = 16_000,
-    between: float = 12e6,
-    loaded: float = 18e6,
-) -> list[Target]:
-    """Choose the mesh and the tile of Y = X A by SUMMA from blocks, in float32."""
-    (m, n, k), ((p, q), tile), item = size, answer, 4
-    if p * q != workers:
-        raise ConfigError(f"{p} x {q} are {p * q} workers; there are {workers}")
-
-    def moves(p: int, q: int) -> int:
-        """Bytes that all workers receive: X moves q - 1 times, A moves p - 1 times."""
-        return item * (m * k * (q - 1) + k * n * (p - 1))
-
-    def loads(p: int, q: int, tile: Tile) -> int:
-        return traffic(-(-m // p), -(-n // q), k, tile, item).loaded
-
-    meshes = [(p, workers // p) for p in range(1, workers + 1) if workers % p == 0]
-    allowed = [mesh for mesh in meshes if moves(*mesh) <= between]
-    least = min(loads(*mesh, t) for mesh in allowed for t in _widest(cache // item))
-    of_y, others = item * tile[0] * tile[1], item * tile[2] * (tile[0] + tile[1])
-    inside = f"the tile of Y takes {of_y:,}, those of X and A {others:,}"
-    times = f"X moves {q - 1} times and A {p - 1} times"
-    rows, columns = -(-m // p), -(-n // q)
-    cut = f"{rows} x {columns} of Y are {-(-rows // tile[0])} x {-(-columns // tile[1])} tiles"
-    mine = loads(p, q, tile) / MB
-    return [
-        Target("MB between workers", between / MB, moves(p, q) / MB, where=times),
-        Target("bytes of the cache", cache, of_y + others, where=inside),
-        Target("MB loaded by a worker", loaded / MB, mine, least / MB, where=cut),
-    ]
 
 
 # -- a tile within shared memory -------------------------------------------------------------------

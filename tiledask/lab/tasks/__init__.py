@@ -3,7 +3,7 @@
     task = td.task("24-on-4")         # a puzzle; or a level of theirs, or a JSON file of one's own
     task = td.task("idle-3", seed=7)  # a level of the idle-time ladder: fresh numbers
     task = td.task("cannon")          # an exercise, with what it is about, as in
-    task = td.task("block-and-tile", workers=8)
+    task = td.task("hybrid-lenet", devices=4)
     task.draw(answer)
     task.check(answer)                # a Result: quiet if not attempted
     task.hint()                       # one more hint than before
