@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError, RuleError
@@ -18,9 +19,9 @@ from tiledask.lab.exercises.exercise import (
     whole_numbers,
 )
 from tiledask.lab.judging import Target
-from tiledask.lab.questions.worked.runs import attempted
 from tiledask.plan.whole import is_whole
 from tiledask.tile import layers as tile
+from tiledask.tile.memory.pool import Pool, Refused
 
 __all__ = ["balanced_heads", "cannon", "fewest_sums", "layer_too_large"]
 
@@ -275,6 +276,27 @@ SHAPE, CAP = (1000, 650), 2_400_000
 
 
 @cache
+def attempted(
+    rank: Rank, strategy: str, arrays: int, x: np.ndarray, w: np.ndarray, capacity: int
+) -> tuple[np.ndarray | None, int]:
+    """(this rank's part of y = x w, bytes held) in a step that keeps so many arrays as large as
+    its part of w; None for y where ``capacity`` was refused, with the bytes it would have been."""
+    pool, ranks, r = Pool(capacity), rank.group().size, rank.index
+    part, mine = w, x
+    if strategy == "columns":
+        part = np.array_split(w, ranks, 1)[r]
+    elif strategy == "rows":
+        part, mine = np.array_split(w, ranks, 0)[r], np.array_split(x, ranks, 1)[r]
+    elif strategy != "a layer each":
+        mine = x[: -(-len(x) // ranks) if strategy == "copies" else 1]
+    try:
+        kept = [pool.put("weights", part)]
+        kept += [pool.empty("states", part.shape, part.dtype) for _ in range(arrays - 1)]
+        return pool.put("y", mine @ kept[0]), pool.peak
+    except Refused as refused:
+        return None, refused.needed
+
+
 def fits(strategy: str, level: str, ranks: int) -> bool:
     """Whether a step of ``strategy`` finds room on every rank."""
     rng = np.random.default_rng(2)
