@@ -211,10 +211,10 @@ def test_plan_ranks_layouts_and_says_what_binds(capsys, tmp_path):
     assert result["considered"] == sum(result["counts"].values())
     assert len(result["sensitivity"]) == 6  # their numbers are given
     assert result["step"]["seconds"] > 0
-    files = ["--figure", str(tmp_path / "front.png"), "--map", str(tmp_path / "map.png")]
+    files = ["--figure", str(tmp_path / "map.png")]
     code, result = run(capsys, "plan", "llama-3.1-70b", "8xH100", "64", "--no-sensitivity", *files)
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in tmp_path.iterdir())
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.iterdir())) == 1
     assert (code, result["plans"][0]["seconds"], result["sensitivity"]) == (1, None, [])
 
 
@@ -326,7 +326,6 @@ DRAWS = {
     "puzzle": ("puzzle", "1", "--figure"),
     "fit": ("fit", "gpt2", "1xA100-40GB", "--figure"),
     "plan": ("plan", "gpt2", "2xA100-40GB", "8", "--no-sensitivity", "--figure"),
-    "map": ("plan", "gpt2", "2xA100-40GB", "8", "--no-sensitivity", "--map"),
 }
 
 

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import numpy as np
 from matplotlib.text import Text
 
-__all__ = ["clipped", "drawn_texts", "overlaps", "still_drawn", "words"]
+__all__ = ["clipped", "drawn_texts", "overlaps", "places", "still_drawn", "words"]
 
 
 def drawn_texts(figure) -> list[Text]:
@@ -59,6 +59,14 @@ def _corners(texts: Sequence[Text]) -> tuple[np.ndarray, np.ndarray]:
     """Lower left and upper right corners [n, 2], in pixels."""
     boxes = np.array([text.get_window_extent().extents for text in texts]).reshape(-1, 4)
     return boxes[:, :2], boxes[:, 2:]
+
+
+def places(axes, gid: str) -> list[tuple[float, ...]]:
+    """x, y, width, height in data of the boxes and bars with this gid."""
+    drawn = [each for each in axes.collections if each.get_gid() == gid]
+    corners = [path.vertices for each in drawn for path in each.get_paths()]
+    found = [(*c.min(axis=0).tolist(), *np.ptp(c, axis=0).tolist()) for c in corners]
+    return found + [b.get_bbox().bounds for b in axes.patches if b.get_gid() == gid]
 
 
 def still_drawn(exercise, answer) -> bool:

@@ -7,7 +7,6 @@ from typing import Any
 
 from tiledask.lab.idle_ladder import LEVELS, idle_level
 from tiledask.lab.idle_ladder.level import IdleLevel
-from tiledask.lab.plots.picture import png_of
 from tiledask.lab.puzzles.puzzle import Puzzle, load_puzzle
 from tiledask.lab.tasks.terminal import numbers_of
 from tiledask.plan import html
@@ -76,5 +75,5 @@ def _answer(task: "Puzzle | IdleLevel") -> str:
 
 
 def _picture(figure: Any, words: str) -> str:
-    picture = b64encode(png_of(figure)).decode()
+    picture = b64encode(figure.to_png()).decode()
     return f"<img width='700' alt='{html.words(words)}' src='data:image/png;base64,{picture}'>"

@@ -39,8 +39,7 @@ BATCH?               sequences of a step, over all devices (8 a device, at most 
 {TRAINED}
 {COSTS}
 --no-sensitivity     leave out what binds
---figure FILE        time against memory, as a picture
---map FILE           what fits by tp and pp, as a picture
+--figure FILE        what fits by tp and pp, as a picture
 examples:
   tiledask plan llama-2-7b 8xA100-80GB 64  # a step of 64 sequences
   tiledask plan 70B 64xH100 512 --devices 32,64  # on half of them, too
@@ -81,8 +80,7 @@ def run_plan(args: argparse.Namespace) -> Run:
     if saving is not None:
         yield from shown.step_words(best.step)
     yield from (f"  {each}" for each in relaxed)
-    shown.draw("pareto", args.figure, plans)
-    shown.draw("feasibility", args.map, plans)
+    shown.draw("feasibility", args.figure, plans)
     result = plans.to_dict(args.first) | {"sensitivity": [each.to_dict() for each in relaxed]}
     result["assumptions"] = asked.notes
     if exported is not None:

@@ -99,7 +99,11 @@ def carried_tile(kernel: str, tuned_on: str, runs_on: str, m: int, n: int, k: in
          "times as fast, tuned anew": best / old.flops_per_second,
          "blocks a multiprocessor": [old.occupancy.blocks, new.occupancy.blocks]},
         lambda cluster: runs.multiplied(cluster, (512, 512, 512), products),
-        lambda: td.plots.roofline([new]),
+        lambda: td.plots.memory_bars(
+            {f"{name}\nby {each.binding}": {"bound": each.flops_per_second / 1e12}
+             for name, each in shown.items()},
+            unit="TFLOP/s", place="device", title=f"What bounds the tiles on the {runs_on}",
+        ),
     )  # fmt: skip
 
 

@@ -275,7 +275,6 @@ SHAPE, CAP = (1000, 650), 2_400_000
 """The matrix at 1:10,000, 2.6 MB in float32, and the bytes of a device."""
 
 
-@cache
 def attempted(
     rank: Rank, strategy: str, arrays: int, x: np.ndarray, w: np.ndarray, capacity: int
 ) -> tuple[np.ndarray | None, int]:
@@ -297,6 +296,7 @@ def attempted(
         return None, refused.needed
 
 
+@cache
 def fits(strategy: str, level: str, ranks: int) -> bool:
     """Whether a step of ``strategy`` finds room on every rank."""
     rng = np.random.default_rng(2)

@@ -145,7 +145,13 @@ def _levels(
     shown = config or space()[(64, 64, 16), stages]
     levels = predict(*size, shown, device).levels
     inside = replace(levels, levels=levels.levels[1:])  # DRAM is not what is chosen for
-    return plots.tile_levels(inside, title=f"{shown} on {device}, {limit / 1e3:g} kB allowed")
+    bars = {f"{level.name}\n{level.intensity:.4g} FLOP/byte": level.name for level in inside.levels}
+    return plots.memory_bars(
+        {words: {"time": 1e6 * inside.times[name]} for words, name in bars.items()},
+        unit="µs",
+        place="level",
+        title=f"{shown} on {device}, {limit / 1e3:g} kB allowed",
+    )
 
 
 @cache

@@ -1,20 +1,27 @@
-"""Who has what of arrays: formulas with their arrays cut over ranks, blocks and owners to scale."""
+"""Who has what of arrays: formulas with their parts, owners of blocks, tiles of a product.
+
+            j
+        +-------+
+      k |   A   |     X and A share k: where it is cut in both, C is a sum of partial sums
+    k   +-------+
+  +---+ +-------+
+i | X | |   Y   | i   corner: who holds what; tile_step: one step of the loop over tiles, or a
+  +---+ +-------+     worker's block, and a tile of it
+            j
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, cycle, pairwise
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.primitives import Axes, Box, Figure, Place
 from tiledask.lab.plots.style import (
+    BLUE,
     GREY,
     INK,
+    ORANGE,
     PALE,
-    PALETTE,
     RED,
     WIDTH,
     canvas,
@@ -22,27 +29,40 @@ from tiledask.lab.plots.style import (
     lighter,
     styled,
 )
-from tiledask.plan.products.placement import Tiling
+from tiledask.plan.products.placement import Partial, Shard, Tiling
+from tiledask.plan.products.regions import Region
+from tiledask.plan.products.shards import even_shards
 from tiledask.plan.whole import is_whole
+from tiledask.tile.levels import Tile, as_tile
 
 if TYPE_CHECKING:
     from tiledask.distributed.arrays.array import ShardedArray
 
-__all__ = ["Blocks", "matrices", "owners", "placements"]
+__all__ = ["corner", "owners", "placements", "tile_step"]
 
-Item = str | tuple[str, Any] | tuple[str, Sequence[int], Any]
-"""A word between two arrays; or an array: its name and what has a shape and a placement, or both
-of these by themselves."""
+# -- formulas ------------------------------------------------------------------------------------
+
+Item = str | tuple[str, Sequence[int], Any]
+"""A word between two arrays; or an array: its name, shape and placement."""
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "send")
 _WORDS, _SIDE, _LEAST, _GAP = 0.8, 0.9, 0.32, 0.14
 """Inches of the words above and below a row's arrays, of the longest and the shortest side of an
 array, and between two things at least."""
-_SHARED, _WHOLE = "on several ranks", "every rank has all of it"
-_PARTIAL = "a partial sum on each rank"
+_WHOLE, _SEVERAL, _PARTIAL = "whole", "shared", "partial"
 _LOOKS: dict[str, dict[str, Any]] = {
-    _SHARED: {"colour": lighter(GREY, 0.55), "edgecolor": "white", "hatch": "///"},
-    _WHOLE: {"colour": PALE, "edgecolor": GREY},
-    _PARTIAL: {"colour": "white", "edgecolor": GREY, "hatch": "////"},
+    _SEVERAL: {
+        "label": "on several ranks",
+        "colour": lighter(GREY, 0.55),
+        "edgecolor": "white",
+        "hatch": "///",
+    },
+    _WHOLE: {"label": "every rank has all of it", "colour": PALE, "edgecolor": GREY},
+    _PARTIAL: {
+        "label": "a partial sum on each rank",
+        "colour": "white",
+        "edgecolor": GREY,
+        "hatch": "////",
+    },
 }
 
 
@@ -52,102 +72,75 @@ def placements(
     ranks: int,
     *,
     title: str = "Which rank has what",
-) -> "Figure":
+) -> Figure:
     """A row for each formula, its arrays as boxes: a part in the colour of its rank, hatched where
     several ranks have it, a sheet of each rank where there is a partial sum on all of them, grey
     where every rank has the whole.
 
     ``rows``: what the formula is -> its arrays and the words between them, in order. An array is
-    (name, shape, placement), or (name, a value that has these); a placement that is a number is
-    the one rank that has all of it. Sides of a matrix are drawn as long as the roots of what they
-    measure, so that a narrow one can still be seen. Words with the name of a collective among
-    them are red.
+    (name, shape, placement); a placement that is a number is the one rank that has all of it.
+    Sides of a matrix are drawn as long as the roots of what they measure, so that a narrow one can
+    still be seen. Words with the name of a collective among them are red.
 
     >>> from tiledask.plan.products.placement import Partial, Shard
     >>> cut = ("A", (8, 6), Shard(1)), "all_reduce", ("Y", (8, 4), Partial())
     >>> len(placements({"rows": cut}, 2).axes)
     1
     """
-    formulas = {name: [_array(item) for item in row] for name, row in rows.items()}
-    arrays = [[each for each in row if not isinstance(each, str)] for row in formulas.values()]
+    arrays = [[each for each in row if not isinstance(each, str)] for row in rows.values()]
     if not all(arrays) or not arrays:
         raise ConfigError(
             f"placements draws 1 array or more in each row, got {len(rows)} rows, one with none; "
             f"pass {{'columns': [('A', (6, 4), td.Shard(1))]}}"
         )
     inch = _SIDE / max(n for row in arrays for _, shape, _ in row for n in shape) ** 0.5
-    for row in formulas.values():
+    for row in rows.values():
         room = WIDTH - 0.6 - sum(_GAP + _wide(each, 0) for each in row)
         sides = sum(each[1][-1] ** 0.5 for each in row if not isinstance(each, str))
         inch = min(inch, room / max(1.0, sides))
     heights = [max(max(_LEAST, inch * shape[0] ** 0.5) for _, shape, _ in row) for row in arrays]
     bottom = sum(heights) + _WORDS * len(rows)
-    figure = canvas(bottom + 0.75, title)
-    axes, top = figure.subplots(), 0.0
-    draw.plane(axes, (0, -0.1, WIDTH - 0.3, bottom + 0.1), anchor="C")
-    for (name, row), height in zip(formulas.items(), heights, strict=True):
+    figure = canvas(bottom + 0.45, title)
+    axes, top, boxes = figure.subplots(), 0.0, list[Box]()
+    for (name, row), height in zip(rows.items(), heights, strict=True):
         axes.text(0, top - 0.02, name, fontsize=9.5, fontweight="bold", va="top")
-        _formula(axes, row, top + 0.47 + height / 2, inch, ranks)
+        boxes += _formula(axes, row, top + 0.47 + height / 2, inch, ranks)
         top += height + _WORDS
+    draw.plane(axes, (0, -0.1, WIDTH - 0.3, bottom + 0.1), boxes, anchor="C")
+    kinds = {box.gid.partition(" ")[0] for box in boxes}
     entries = [draw.patch_entry(f"rank {r}", colour_of_rank(r)) for r in range(ranks)]
-    kinds = {_kind(placement) for row in arrays for *_, placement in row}
-    entries += [draw.patch_entry(words, **look) for words, look in _LOOKS.items() if words in kinds]
-    draw.legend(figure, entries, len(entries), fontsize=8)
+    entries += [draw.patch_entry(**look) for kind, look in _LOOKS.items() if kind in kinds]
+    draw.legend(figure, entries)
     return figure
-
-
-def _array(item: Item) -> Any:
-    """A word as it is, or (name, shape, placement)."""
-    if isinstance(item, str) or len(item) == 3:
-        return item
-    name, value = item
-    return name, tuple(value.shape), value.placement
 
 
 def _wide(item: Any, inch: float) -> float:
     """Inches of a word, or of an array whose sides are ``inch`` times a root."""
     if isinstance(item, str):
         return max(0.25, 0.078 * max(map(len, item.split("\n"))))
-    return max(_LEAST, inch * float(item[1][-1]) ** 0.5)
+    return float(max(_LEAST, inch * item[1][-1] ** 0.5))
 
 
-def _shared(placement: Any) -> list[tuple[tuple[int, ...], tuple[int, int]]]:
-    """(ranks, interval) of what more than one rank has."""
-    split = getattr(placement, "shards", None)
-    return [] if split is None else [*split.shared()]
-
-
-def _kind(placement: Any) -> str:
-    """What the legend calls a placement; "" for parts and for what one rank has."""
-    if is_whole(placement) or getattr(placement, "dim", None) is not None:
-        return _SHARED if _shared(placement) else ""
-    return _PARTIAL if type(placement).__name__ == "Partial" else _WHOLE
-
-
-def _formula(axes: "Axes", row: Sequence[Any], middle: float, inch: float, ranks: int) -> None:
-    """The arrays of ``row``, from left to right, and its words between them."""
-    widths = [_wide(each, inch) for each in row]
+def _formula(axes: Any, row: Sequence[Any], middle: float, inch: float, ranks: int) -> list[Box]:
+    """The arrays of ``row``, from left to right; its words are written between them."""
+    widths, boxes = [_wide(each, inch) for each in row], list[Box]()
     gap = min(0.3, (WIDTH - 0.6 - sum(widths)) / max(1, len(row)))
     left = 0.1
     for item, width in zip(row, widths, strict=True):
         if isinstance(item, str):
             moves = any(word in _COLLECTIVES for word in item.split())
-            look: draw.Look = {
-                "color": RED if moves else INK,
-                "fontweight": "bold" if moves else "normal",
-            }
+            look = {"color": RED, "fontweight": "bold"} if moves else {"color": INK}
             draw.text_in(axes, (left, middle, width, 0), item, "white", 9, **look)
         else:
             name, shape, placement = item
             height = max(_LEAST, inch * shape[0] ** 0.5)
             at = (left, middle - height / 2, width, height)
-            draw.boxes(axes, _cut(at, shape, placement, ranks))
-            look = {"ha": "center", "fontsize": 8.5}
-            axes.text(left + width / 2, at[1] - 0.05, name, va="bottom", **look)
-            look = {"ha": "center", "fontsize": 7, "color": GREY}
+            boxes += _cut(at, shape, placement, ranks)
+            draw.note(axes, (left + width / 2, at[1]), name, (0, 2))
             words = " x ".join(map(str, shape))
-            axes.text(left + width / 2, at[1] + height + 0.05, words, va="top", **look)
+            draw.note(axes, (left + width / 2, at[1] + height), words, (0, -2), 7, color=GREY)
         left += width + gap
+    return boxes
 
 
 def _cut(at: Place, shape: Sequence[int], placement: Any, ranks: int) -> Iterator[Box]:
@@ -155,178 +148,253 @@ def _cut(at: Place, shape: Sequence[int], placement: Any, ranks: int) -> Iterato
     x, y, width, height = at
     if is_whole(placement):
         yield Box(at, colour_of_rank(placement), gid=f"rank {placement}: all")
-    elif getattr(placement, "dim", None) is not None:
-        across = placement.dim % len(shape) > 0
-        for rank, size, (start, share), (low, band) in _pieces(placement, shape, ranks):
-            mine = (x + low * width, y + start * height, band * width, share * height)
-            if across:
-                mine = (x + start * width, y + low * height, share * width, band * height)
-            hatch, pale = ("///", 0.55) if band < 1 else (None, 0.1 if size else 0)
-            words = f"rank {rank}: {size or 'piece'}"
-            yield Box(mine, colour_of_rank(rank, pale), gid=words, look={"hatch": hatch})
-    elif _kind(placement) == _PARTIAL:
+    elif isinstance(placement, Shard):
+        dim = placement.dim % len(shape)
+        shards = placement.shards or even_shards(shape[dim], ranks)
+
+        def part(rank: int, start: int, stop: int, n: int = 0, of: int = 1) -> Box:
+            """From start to stop, across all of the array or as band ``n`` of several."""
+            a, b = start / shards.extent, (stop - start) / shards.extent
+            mine = (x + n / of * width, y + a * height, width / of, b * height)
+            if dim:
+                mine = (x + a * width, y + n / of * height, b * width, height / of)
+            look = {"hatch": "///"} if of > 1 else {}
+            colour = colour_of_rank(rank, 0.55 if of > 1 else 0.1)
+            gid = f"{_SEVERAL} by rank {rank}" if of > 1 else f"rank {rank}: {stop - start}"
+            return Box(mine, colour, gid=gid, look=look)
+
+        for rank, intervals in enumerate(shards.parts):
+            yield from (part(rank, *interval) for interval in intervals)
+        for holders, interval in shards.shared():
+            for n, rank in enumerate(holders):
+                yield part(rank, *interval, n, len(holders))
+    elif isinstance(placement, Partial):
         step = min(0.05, min(width, height) / (3 * ranks))
         for rank in reversed(range(ranks)):
             sheet = (x + step * rank, y + step * rank, width - step * ranks, height - step * ranks)
-            look: draw.Look = {"hatch": "////", "edgecolor": colour_of_rank(rank)}
-            yield Box(sheet, "white", gid=f"partial {rank}", look=look)
+            look = {"hatch": "////", "edgecolor": colour_of_rank(rank)}
+            yield Box(sheet, "white", gid=f"{_PARTIAL} {rank}", look=look)
     else:
-        yield Box(at, PALE, gid="whole", look={"edgecolor": GREY})
-
-
-def _pieces(
-    placement: Any, shape: Sequence[int], ranks: int
-) -> Iterator[tuple[int, int, tuple[float, float], tuple[float, float]]]:
-    """(rank, its size, start and share along the dimension that is cut, start and share across
-    it); size 0 where ranks share some: what a rank has alone, or a band of what it has with
-    others."""
-    split: Any = getattr(placement, "shards", None)
-    shared = _shared(placement)
-    if not shared:
-        parts = np.array_split(np.arange(shape[placement.dim]), ranks)
-        counts = list(map(len, parts)) if split is None else split.counts
-        for rank, (start, stop) in enumerate(pairwise([0, *accumulate(counts)])):
-            share = (stop - start) / sum(counts)
-            yield rank, stop - start, (start / sum(counts), share), (0, 1)
-        return
-    for rank, part in enumerate(split.parts):
-        for start, stop in part:
-            yield rank, 0, (start / split.extent, (stop - start) / split.extent), (0, 1)
-    for holders, (start, stop) in shared:
-        for n, rank in enumerate(holders):
-            along = start / split.extent, (stop - start) / split.extent
-            yield rank, 0, along, (n / len(holders), 1 / len(holders))
+        yield Box(at, PALE, gid=_WHOLE, look={"edgecolor": GREY})
 
 
 # -- blocks --------------------------------------------------------------------------------------
 
-_TICK_GAP = 0.25
-"""Inches between ticks, at least: the height of a label and a little."""
+_SHIFT = 0.036
+"""From first to last partial sum, as a share of the figure's extent."""
+_COPIES = "#D9D9D9"
+_MADE, _LOADED, _NEEDED = BLUE, ORANGE, lighter(ORANGE, 0.65)
+_MOST = 24
+"""Lines of a grid in one direction: a finer one is not drawn."""
 
 
-@dataclass(frozen=True)
-class Blocks:
-    """The blocks of one matrix.
-
-    >>> halves = Blocks(ranks=[[0], [1]], rows=[0, 512, 1024], columns=[0, 1024])
-    """
-
-    ranks: Sequence[Sequence[int | tuple[int, ...]]]
-    """[block row][block column]: the rank that owns the block, or those that hold copies of it."""
-    rows: Sequence[int]
-    """Edges between block rows, from 0 to the number of rows."""
-    columns: Sequence[int]
-    """Edges between block columns, from 0 to the number of columns."""
-
-    def __post_init__(self) -> None:
-        have, want = {len(row) for row in self.ranks}, len(self.columns) - 1
-        if len(self.ranks) != len(self.rows) - 1 or have - {want}:
-            raise ConfigError(
-                f"{len(self.ranks)} rows of {sorted(have)} owners need one edge more each way, "
-                f"got {len(self.rows)} and {len(self.columns)} edges; give every block one owner "
-                f"and list the edges from 0 to the extent"
-            )
-        for edges in (self.rows, self.columns):
-            if edges[0] != 0 or any(a > b for a, b in pairwise(edges)):
-                raise ConfigError(f"edges start at 0 and ascend, got {list(edges)}; sort them")
-
-    @classmethod
-    def of(cls, array: "ShardedArray | Tiling") -> "Blocks":
-        """The blocks of an array: edges, and the ranks that hold each block.
-
-        >>> from tiledask.plan.products.placement import Shard
-        >>> Blocks.of(Tiling((4, 6), (2,), (Shard(1),)))
-        Blocks(ranks=[[(0,), (1,)]], rows=[0, 4], columns=[0, 3, 6])
-        """
-        regions = (array if isinstance(array, Tiling) else array.tiling).regions
-        rows, columns = (sorted({edge for region in regions for edge in region[d]}) for d in (0, 1))
-        begins = [(region[0][0], region[1][0]) for region in regions]
-        ranks = [
-            [tuple(r for r, at in enumerate(begins) if at == (i, j)) for j in columns[:-1]]
-            for i in rows[:-1]
-        ]
-        return cls(ranks, rows, columns)
-
-    def boxes(self) -> Iterator[Box]:
-        """A box for each block: a copy on several ranks is grey."""
-        for (y, bottom), row in zip(pairwise(self.rows), self.ranks, strict=True):
-            for (x, end), held in zip(pairwise(self.columns), row, strict=True):
-                ranks = held if isinstance(held, tuple) else (held,)
-                pale = 0.15 + 0.25 * (ranks[0] // len(PALETTE) % 3)
-                colour: Any = colour_of_rank(ranks[0], pale)
-                words = f"rank {ranks[0]}"
-                if len(ranks) > 1:
-                    colour, words = "#D9D9D9", "ranks\n" + ", ".join(map(str, ranks))
-                yield Box((x, y, end - x, bottom - y), colour, words, look={"linewidth": 1.2})
+def _blocks(tiling: Tiling, left: float, top: float, shift: float) -> Iterator[Box]:
+    """A box for each region; of partial sums one for each rank."""
+    holders: dict[Region, list[int]] = {}
+    for rank, region in enumerate(tiling.regions):
+        holders.setdefault(region, []).append(rank)
+    for ((first, below), (start, end)), ranks in holders.items():
+        every, last = ", ".join(map(str, ranks)), ranks[-1]
+        size, look = f"{below - first:,} x {end - start:,}", {"linewidth": 1.2}
+        at = (left + start, top + first, end - start, below - first)
+        if any(isinstance(each, Partial) for each in tiling.placements):
+            for upon, rank in enumerate(ranks):
+                off = shift * upon / max(1, len(ranks) - 1)
+                words = f"{len(ranks)} partial sums\nof ranks {every}", " + ".join(map(str, ranks))
+                words = words if rank == last else ("", "")
+                sheet = (at[0] + off, at[1] + off, *at[2:])
+                yield Box(sheet, colour_of_rank(rank), words, "partial sum", {"zorder": 2 + upon})
+        elif len(ranks) > 1:
+            yield Box(at, _COPIES, (f"ranks {every}\n{size}", every), "copies", look)
+        else:
+            some = f"rank {last}\n{size}", f"rank {last}", every
+            yield Box(at, colour_of_rank(last), some, "block", look)
 
 
 @styled
 def owners(
-    matrices: "Mapping[str, Blocks | ShardedArray | Tiling]",
+    matrices: "Mapping[str, ShardedArray | Tiling]",
     *,
     title: str = "Who owns which block",
-    xlabel: str = "column",
-    ylabel: str = "row",
-    sizes: bool = True,
-    roots: bool = False,
-) -> "Figure":
-    """A figure with one panel per matrix, all to the same scale, a colour and number per rank; its
-    name says its rows and columns, unless ``sizes`` is off. With ``roots`` sides are as long as
-    the roots of what they measure, so that long ones leave less empty."""
+) -> Figure:
+    """A figure of matrices side by side, all to the same scale, a colour and number per rank. Of
+    long ones both sides are as long as the roots of what they measure, so that less is empty."""
     if not matrices:
-        raise ConfigError("owners draws 1 matrix or more, got 0; pass {'A': Blocks(...)}")
-    every = {n: m if isinstance(m, Blocks) else Blocks.of(m) for n, m in matrices.items()}
-    power = 0.5 if roots else 1
-    widths = [max(1, blocks.columns[-1]) ** power for blocks in every.values()]
-    tallest = max(max(1, blocks.rows[-1]) ** power for blocks in every.values())
-    room = WIDTH - 0.75 * len(widths)  # inches, without tick labels
-    height = min(6.0, max(2.4, room * tallest / sum(widths) + 1.15))
-    scale = min(room / sum(widths), (height - 1.15) / tallest)  # inches per row or column, or root
-    figure = canvas(height, title)
+        raise ConfigError("owners draws 1 matrix or more, got 0; pass {'A': array}")
+    tilings = {name: as_tiling(each) for name, each in matrices.items()}
+    shapes = [tiling.shape for tiling in tilings.values()]
+    sides = [max(1, side) for shape in shapes for side in shape]
+    power = 0.5 if max(sides) > 4 * min(sides) else 1.0
+    widths, tallest = [max(1, n) ** power for _, n in shapes], max(m**power for m, _ in shapes)
+    # inches per row or column, or root
+    scale = min((WIDTH - 0.3 * len(widths)) / sum(widths), 4.0 / tallest)
+    figure, drawn = canvas(scale * tallest + 0.7, title), []
     panels = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
-    for axes, (name, blocks) in zip(panels, every.items(), strict=True):
-        rows, columns = max(1, blocks.rows[-1]), max(1, blocks.columns[-1])
-        across, down = (scale * n ** (power - 1) for n in (columns, rows))
-        draw.plane(axes, (0, 0, columns, rows), blocks.boxes(), aspect=down / across, anchor="N")
-        name = f"{name}, {blocks.rows[-1]} x {blocks.columns[-1]}" if sizes else name
-        axes.set(title=name, xlabel=xlabel, ylabel=ylabel)
-        axes.set(xticks=_distant(blocks.columns, _TICK_GAP / across))
-        axes.set(yticks=_distant(blocks.rows, _TICK_GAP / down))
-        axes.tick_params(axis="x", rotation=0 if len(blocks.columns) <= 4 else 90)
-    figure.lay_out()
-    for axes, blocks in zip(panels, every.values(), strict=True):
-        draw.write(axes, blocks.boxes(), 8.5)
-    return figure
+    for axes, (name, tiling) in zip(panels, tilings.items(), strict=True):
+        m, n = tiling.shape
+        boxes = [*_blocks(tiling, 0, 0, _SHIFT * max(m, n))]
+        aspect = (max(1, n) / max(1, m)) ** (1 - power)
+        draw.plane(axes, (0, 0, n, m), boxes, aspect=aspect, anchor="N")
+        axes.set_title(f"{name}, {m:,} x {n:,}")
+        drawn.append((axes, boxes))
+    return draw.worded(figure, drawn, 8.5)
 
 
-def _distant(edges: Sequence[int], gap: float) -> list[int]:
-    """Those of ``edges`` that are ``gap`` apart, the last one among them."""
-    kept = [edges[-1]]
-    for edge in reversed(edges[:-1]):
-        if kept[-1] - edge >= gap:
-            kept.append(edge)
-    return kept[::-1]
+def as_tiling(array: "ShardedArray | Tiling") -> Tiling:
+    return array if isinstance(array, Tiling) else array.tiling
+
+
+# -- a product -----------------------------------------------------------------------------------
+
+
+def _places(m: int, n: int, k: int) -> tuple[Place, Place, Place]:
+    """Of X, A and Y, in entries."""
+    at = k + 0.07 * (k + max(m, n))
+    return (0.0, at, k, m), (at, 0.0, n, k), (at, at, n, m)
+
+
+def _draw_product(
+    axes: Axes, places: Sequence[Place], boxes: Sequence[Box], names: Sequence[str]
+) -> None:
+    """The boxes, and the names of the matrices."""
+    left, top, wide, high = places[2]
+    room = 0.6 * (left - places[0][2])
+    draw.plane(axes, (-room, -room, left + wide + 2 * room, top + high + 2 * room), boxes)
+    for name, (x, y, *_) in zip(names, places, strict=True):
+        draw.note(axes, (x, y), name, (1, 2))
 
 
 @styled
-def matrices(
-    shapes: Mapping[str, tuple[int, int]],
+def corner(
+    x: "ShardedArray | Tiling",
+    a: "ShardedArray | Tiling",
+    y: "ShardedArray | Tiling",
     *,
-    title: str = "Weights of a layer, rows x columns, to scale",
-) -> "Figure":
-    """A figure of matrices side by side, each with its name, rows and columns."""
-    if not shapes:
-        raise ConfigError("matrices draws 1 shape or more, got 0; pass {'A': (1024, 4096)}")
-    gap = 0.12 * min(max(shape[dim] for shape in shapes.values()) for dim in (0, 1))
-    every, left = [], 0.0
-    for (name, (down, across)), colour in zip(shapes.items(), cycle(PALETTE), strict=False):
-        words = f"{name}\n{down:,} x {across:,}", name
-        every.append(Box((left, 0.0, across, down), colour, words, name))
-        left += across + gap
-    wide, high = left - gap, max(down for down, _ in shapes.values())
-    figure = canvas(min(5.0, 0.9 + (WIDTH - 0.4) * high / wide), title)
-    axes = figure.subplots()
-    draw.plane(axes, (0, 0, wide, high), every)
-    figure.lay_out()
-    draw.write(axes, every, 8)
+    names: tuple[str, str, str] = ("X", "A", "Y"),
+    title: str | None = None,
+) -> Figure:
+    """A figure of a product: who holds which block of the three matrices, to scale.
+
+    What several ranks hold is grey; partial sums lie one upon the other. Where k is cut, a red line
+    says so.
+    """
+    tilings = [as_tiling(each) for each in (x, a, y)]
+    (m, k), (other, n) = tilings[0].shape, tilings[1].shape
+    if k != other:
+        raise ConfigError(
+            f"a product is drawn of m x k by k x n, got {m} x {k} by {other} x {n}; give X and A"
+        )
+    places = _places(m, n, k)
+    across, down = places[2][0] + n, places[2][1] + m
+    height = 3.8 * min(1.4, max(1.0, down / across))
+    figure = canvas(height, title or f"{names[2]} = {names[0]} {names[1]}: who holds what", 7.0)
+    axes, boxes, titles = figure.subplots(), list[Box](), []
+    for name, (left, top, *_), tiling in zip(names, places, tilings, strict=True):
+        boxes += _blocks(tiling, left, top, _SHIFT * max(across, down))
+        titles.append(f"{name}, {' x '.join(f'{side:,}' for side in tiling.shape)}")
+    _draw_product(axes, places, boxes, titles)
+    look: draw.Look = {"color": RED, "linewidth": 2.2, "gid": "k is cut"}
+    in_x = sorted({region[1][0] for region in tilings[0].regions} - {0})
+    in_a = sorted({region[0][0] for region in tilings[1].regions} - {0})
+    (_, top, *_), (left, *_), _ = places
+    axes.vlines(in_x, top, top + m, **look)
+    axes.hlines(in_a, left, left + n, **look)
+    entries: list[Any] = []
+    if any(box.gid == "copies" for box in boxes):
+        entries.append(draw.patch_entry("held by several ranks", _COPIES))
+    if in_x or in_a:
+        entries.append(draw.line_entry("K, the summed index, is cut here", RED, linewidth=2.2))
+    draw.legend(figure, entries)
+    return draw.worded(figure, [(axes, boxes)], 8.5)
+
+
+@styled
+def tile_step(
+    m: int,
+    n: int,
+    k: int,
+    tile: int | Tile,
+    at: Tile = (0, 0, 0),
+    *,
+    inner: int | Tile | None = None,
+    names: tuple[str, str, str] = ("A", "B", "C"),
+    counted: bool = True,
+    title: str = "One step of the tile loop",
+) -> Figure:
+    """A figure of A at the left, B above and C between them, cut into tiles, in one step.
+
+    ``tile``: (rows of C, columns of C, of k), or one number for all. ``at``: which tile of C, by
+    row and column, and which step along k. The tiles of A and B of this step are filled, those of
+    the steps before are pale. ``inner``: of a second panel, in which that tile is cut into tiles of
+    this size: the level below. ``counted``: the legend has numbers and FLOP of the step; without,
+    they can be asked for.
+
+    >>> len(tile_step(64, 64, 96, 32, (1, 0, 2)).axes), len(tile_step(64, 64, 96, 32, inner=8).axes)
+    (1, 2)
+    """
+    sizes, sides = (m, n, k), as_tile(tile)
+    step = [
+        (index * side, min(size, (index + 1) * side))
+        for index, side, size in zip(at, sides, sizes, strict=True)
+    ]
+    if min(end - begin for begin, end in step) < 1:
+        raise ConfigError(
+            f"tile {tuple(at)} of {sides} begins beyond {m} x {n} x {k}; count tiles from 0"
+        )
+    figure = canvas(3.6, title)
+    every = figure.subplots(1, 1 if inner is None else 2, squeeze=False)[0]
+    _draw_step(every[0], names, sizes, sides, step)
+    if inner is not None:
+        inside = tuple(end - begin for begin, end in step)
+        side = tuple(min(both) for both in zip(as_tile(inner), inside, strict=True))
+        _draw_step(every[1], names, inside, side, [(0, s) for s in side])
+        every[0].set_title(f"a block of {inside[0]} x {inside[1]} of {m} x {n}", pad=16)
+        every[1].set_title(f"in it a tile of {side[0]} x {side[1]}", pad=16)
+    i, j, p = (end - begin for begin, end in step)
+    count = f": {(i + j) * p:,} numbers, for {2 * i * j * p:,} FLOP" * counted
+    words = {
+        "what is made": _MADE,
+        "loaded in the steps before": _NEEDED,
+        f"loaded now{count}": _LOADED,
+    }
+    draw.legend(figure, [draw.patch_entry(*each) for each in words.items()])
     return figure
+
+
+def _draw_step(
+    axes: Axes,
+    names: Sequence[str],
+    sizes: Sequence[int],
+    tile: Sequence[int],
+    step: Sequence[tuple[int, int]],
+) -> None:
+    """One step, in which of m, n and k these are worked on: (begin, end) of each."""
+    m, n, k = sizes
+    (top, bottom), (begin, end), (start, stop) = step
+    places = _places(m, n, k)
+    (x, y, *_), (to, above, *_), _ = places
+    parts = (
+        ("needed of A", (x, y + top, start, bottom - top), _NEEDED),
+        ("needed of B", (to + begin, above, end - begin, start), _NEEDED),
+        ("loaded of A", (x + start, y + top, stop - start, bottom - top), _LOADED),
+        ("loaded of B", (to + begin, above + start, end - begin, stop - start), _LOADED),
+        ("made", (to + begin, y + top, end - begin, bottom - top), _MADE),
+    )
+    boxes = [Box(at, PALE, look={"edgecolor": GREY}) for at in places]
+    boxes += [
+        Box(at, c, gid=gid, look={"edgecolor": "none"}) for gid, at, c in parts if all(at[2:])
+    ]
+    words = [
+        f"{name}  {high} x {wide}" for name, (*_, wide, high) in zip(names, places, strict=True)
+    ]
+    _draw_product(axes, places, boxes, words)
+    axes.set_anchor("C")
+    rows, columns, depths = (
+        range(side, size, side) for side, size in zip(tile, sizes, strict=True)
+    )
+    look: draw.Look = {"colors": "white", "linewidth": 0.7, "zorder": 3}
+    cuts = (rows, depths), (depths, columns), (rows, columns)
+    for (left, over, wide, high), (down, across) in zip(places, cuts, strict=True):
+        if max(len(down), len(across)) < _MOST:
+            axes.hlines([over + row for row in down], left, left + wide, **look)
+            axes.vlines([left + column for column in across], over, over + high, **look)

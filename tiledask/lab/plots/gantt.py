@@ -1,6 +1,13 @@
-"""Gantt charts: who did what when, simulated above measured on one time axis."""
+"""Who did what when: actions, simulated above measured on one time axis; idle time pushed
+together, memory over time, tasks in slots.
 
-from collections.abc import Sequence
+F0 .. .. .. .. B0        .. .. .. .. F0 B0
+.. F0 .. .. B0 ..   ->   .. .. .. .. F0 B0      idle_blocks: the triangles of a pipeline that fills
+.. .. F0 B0 .. ..        .. .. .. .. F0 B0      and drains become one block
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +16,7 @@ from tiledask.errors import ConfigError
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.primitives import Axes, Box, Figure
 from tiledask.lab.plots.style import (
+    BLUE,
     GREY,
     INK,
     PALE,
@@ -21,10 +29,23 @@ from tiledask.lab.plots.style import (
     styled,
 )
 from tiledask.plan.pipelines.causes import CAUSES
+from tiledask.plan.pipelines.footprint import Footprint
 from tiledask.plan.pipelines.timeline import COMPUTE, TRANSFER, Timeline
-from tiledask.plan.units import format_seconds
+from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = ["IDLE", "KINDS", "IdleLook", "chunks_of", "colour_of", "gantt", "kinds_shown"]
+__all__ = [
+    "IDLE",
+    "KINDS",
+    "IdleLook",
+    "boxes_of",
+    "chunks_of",
+    "colour_of",
+    "gantt",
+    "idle_blocks",
+    "kinds_shown",
+    "memory_timeline",
+    "slots",
+]
 
 KINDS = {
     "F": ("forward", colour_named("forward")),
@@ -62,11 +83,6 @@ IDLE = {
 }
 """Cause -> its look: grey where the order of actions is the cause, else a colour of its own."""
 _OF_STAGES = ("warm-up", "dependency", "imbalance", "draining")
-_SIZES = (
-    *((size, False) for size in (8, 7, 6.5, 6)),
-    *((size, True) for size in (7, 6.5, 6, 5.5, 5)),
-)
-"""(points, turned by a quarter): how numbers are written, best first."""
 
 
 @styled
@@ -79,7 +95,7 @@ def gantt(
     causes: bool = True,
     lanes: Sequence[str] | None = None,
     path: bool = False,
-) -> "Figure":
+) -> Figure:
     """A figure with one panel per timeline, one row per device, all on one time axis.
 
     The number in a box is the micro-batch, or of a product the panel, where there is room for it;
@@ -93,43 +109,39 @@ def gantt(
     height of its row.
     """
     _check(timelines, titles, between, path)
-    rows = [timeline.devices for timeline in timelines]
-    begins = min(0.0, *(float(t.start.min(initial=0.0)) for t in timelines))
-    ends = max(max(t.makespan, float(t.end.max(initial=0.0))) for t in timelines)
-    first, last = between or (begins, ends or 1.0)
-    idle = [_idle(timeline, causes) for timeline in timelines]
-    actions = [_actions(timeline) for timeline in timelines]
-    # what is narrower than a pixel cannot be seen, and needs no words
-    seen = {
-        each.gid
-        for pieces in idle
-        for each in pieces
-        if min(each.at[0] + each.at[2], last) - max(each.at[0], first) > (last - first) / 1000
-    }
-    entries = _entries(timelines, seen, path, numbers)
-    columns = 5 if len(entries) <= 5 and sum(len(e.get_label()) for e in entries) < 100 else 3
-    pitch = 0.34 if max(rows) < 12 else 0.22
-    height = 0.85 + 0.2 * -(-len(entries) // columns) + sum(0.45 + pitch * n for n in rows)
-    figure = canvas(height, title)
-    panels = draw.stacked_axes(figure, rows, sharex=True)
-    names = titles or [timeline.origin for timeline in timelines]
-    for n, (axes, timeline, name) in enumerate(zip(panels, timelines, names, strict=True)):
-        _panel(axes, timeline, idle[n] + actions[n], lanes, between)
-        shares = f"{100 * timeline.bubble_fraction:.1f} % of device-time idle"
-        done = f"done after {format_seconds(timeline.makespan)}"
-        axes.set_title(f"{name}: {'a part; ' if between else f'{shares}, '}{done}")
+    begin = min(0.0, *(float(t.start.min(initial=0.0)) for t in timelines))
+    end = max(max(t.makespan, float(t.end.max(initial=0.0))) for t in timelines) or 1.0
+    first, last = between or (begin, end)
+    drawn = [boxes_of(timeline, causes) for timeline in timelines]
+    devices, panels = max(timeline.devices for timeline in timelines), []
+    for n, timeline in enumerate(timelines):
+        idle = f"{100 * timeline.bubble_fraction:.1f} % of device-time idle"
+        name, share = titles[n] if titles else timeline.origin, "a part" if between else idle
+        heading = f"{name}: {share}, done after {format_seconds(timeline.makespan)}"
+        names = lanes[: timeline.devices] if lanes else _device_names(timeline)
+        panels.append((heading, names, drawn[n]))
+    entries = _legend_of(timelines, _seen(chain(*drawn), first, last))
+    if path:
+        entries.append(draw.line_entry("the longest path", linewidth=1.8))
+    if numbers:
+        panel = all((t.kind[t.computes] == "M").all() for t in timelines)
+        words = f"number in a box: the {'panel' if panel else 'micro-batch'}"
+        entries.append(draw.line_entry(words, marker="$3$", markersize=6, linestyle="none"))
+    pitch, step, across = 0.34 if devices < 12 else 0.22, 1 + devices // 24, (first, last)
+    figure, every = draw.lane_figure(
+        title, panels, entries, xlabel="time", across=across, pitch=pitch, step=step
+    )
+    for axes, timeline in zip(every, timelines, strict=True):
+        if not between:
+            _idle_shares(axes, timeline, step)
         if path:
-            _path(axes, timeline)
-    draw.time_ticks(panels[-1], first, last)
-    below = draw.legend(figure, entries, columns)
-    figure.lay_out()
-    for axes, done in zip(panels, actions, strict=True):
-        _thin_edges(axes)
-        if numbers:
-            _numbers(axes, [a for a in done if first <= a.at[0] and a.at[0] + a.at[2] <= last])
-    if numbers and not any(axes.texts for axes in panels):
-        below.legend_handles[-1].set_visible(False)
-        below.get_texts()[-1].set_text("too narrow to number; see between=")
+            _draw_path(axes, timeline)
+    if numbers:
+        figure.lay_out()
+        there = [_numbers(axes, boxes) for axes, boxes in zip(every, drawn, strict=True)]
+        if not any(there):
+            figure.legends[0].legend_handles[-1].set_visible(False)
+            figure.legends[0].get_texts()[-1].set_text("too narrow to number; see between=")
     return figure
 
 
@@ -150,75 +162,81 @@ def _check(
         raise ConfigError("gantt knows the path of what simulate(...) returns; leave path out")
 
 
-def _thin_edges(axes: "Axes") -> None:
-    """White edges that leave most of a narrow box its colour."""
-    x, _ = draw.points_per_unit(axes)
-    for drawn in axes.collections:
-        widths = [np.ptp(each.vertices[:, 0]) for each in drawn.get_paths()]
-        if drawn.get_gid()[0] in KINDS:
-            drawn.set_linewidth(min(0.5, 0.12 * x * float(np.median(widths))))
+def _seen(boxes: Iterable[Box], first: float, last: float) -> set[str]:
+    """What is wider than a pixel there: the rest cannot be seen, and needs no words."""
+    return {
+        gid
+        for (x, _, wide, _), _, _, gid, _ in boxes
+        if min(x + wide, last) - max(x, first) > (last - first) / 1000
+    }
 
 
-def _panel(
-    axes: "Axes",
-    timeline: Timeline,
-    drawn: list[Box],
-    lanes: Sequence[str] | None,
-    between: tuple[float, float] | None,
-) -> None:
-    """The rows of a timeline, and at their right how long each device idles, if that differs."""
-    # a transfer is a thin mark under the row of the device that receives
-    under = draw.HEIGHT / 2 + 0.07
-    columns = (timeline.device, timeline.start, timeline.end)
-    each = zip(*(c[timeline.kind == TRANSFER].tolist() for c in columns), strict=True)
-    look: draw.Look = {"edgecolor": INK, "linewidth": 0.5}
-    marks = [
-        draw.span(d + under, a, b, INK, gid=TRANSFER, height=0.08, look=look) for d, a, b in each
-    ]
-    step = 1 + timeline.devices // 24
-    names = lanes[: timeline.devices] if lanes else _devices(timeline)
-    draw.lanes(axes, names, drawn + marks, step)
+def _device_names(timeline: Timeline) -> list[str]:
+    return [f"device {d + 1}" for d in range(timeline.devices)]
+
+
+def _idle_shares(axes: Axes, timeline: Timeline, step: int) -> None:
+    """At the right of each row, unless they are alike: then the panel's title has it."""
     whole = timeline.makespan or 1.0
     shares = [f"{100 * max(0.0, idle / whole):.1f} % idle" for idle in timeline.idle_per_device]
-    if len(set(shares)) > 1 and not between:  # else the panel's title has it
+    if len(set(shares)) > 1:
         right = axes.secondary_yaxis("right")
         right.set_yticks(range(0, timeline.devices, step), shares[::step])
         right.tick_params(axis="y", length=0, labelsize=7.5, labelcolor=GREY)
         right.spines[:].set_visible(False)
 
 
-def _devices(timeline: Timeline) -> list[str]:
-    return [f"device {d + 1}" for d in range(timeline.devices)]
-
-
-def _path(axes: "Axes", timeline: Timeline) -> None:
+def _draw_path(axes: Axes, timeline: Timeline) -> None:
     """The critical path as a line through its actions, below their numbers."""
-    columns = ("kind", "stage", "microbatch", "device", "start", "end")
-    rows = zip(*(getattr(timeline, name).tolist() for name in columns), strict=True)
+    rows = _rows(timeline, "kind", "stage", "microbatch", "device", "start", "end")
     spans = {tuple(row[:3]): row[3:] for row in rows}
-    chain = [spans[a.kind, a.stage, a.microbatch] for a in timeline.critical_path.actions]
-    times = [time for _, *both in chain for time in both]
-    at = [device + 0.25 for device, *_ in chain for _ in range(2)]
+    actions = timeline.critical_path.actions if timeline.critical_path else ()
+    steps = [spans[a.kind, a.stage, a.microbatch] for a in actions]
+    times = [time for _, *both in steps for time in both]
+    at = [device + 0.25 for device, *_ in steps for _ in range(2)]
     axes.plot(times, at, color=INK, linewidth=1.8, gid="path")
 
 
-def _idle(timeline: Timeline, causes: bool) -> list[Box]:
-    """A box for each piece; without ``causes`` those of the stages are all "idle", seamless."""
-    found, made = timeline.idle_time, []
-    columns = (found.device, found.code, found.start, found.end)
-    for device, code, start, end in zip(*(c.tolist() for c in columns), strict=True):
+def _rows(timeline: Any, *names: str) -> Iterator[tuple[Any, ...]]:
+    return zip(*(getattr(timeline, name).tolist() for name in names), strict=True)
+
+
+# -- boxes ---------------------------------------------------------------------------------------
+
+
+def boxes_of(timeline: Timeline, causes: bool = True) -> list[Box]:
+    """A timeline as boxes in the lanes of its devices: pieces of idle time, named by their cause;
+    actions, by kind and chunk; transfers, thin, under the lane of the device that receives.
+
+    Of a forward and a backward that a device does at once each has half of the lane. Without
+    ``causes`` what stages cause is "idle".
+    """
+    made, transfers = list[Box](), list[Box]()
+    for device, code, start, end in _rows(timeline.idle_time, "device", "code", "start", "end"):
         cause = list(CAUSES)[code]
-        if causes or cause not in _OF_STAGES:
-            look = IDLE[cause]
-            made.append(draw.span(device, start, end, look.colour, gid=cause, look=look.face))
+        colour, look = IDLE[cause].colour, IDLE[cause].face
+        if not causes and cause in _OF_STAGES:  # an edge, so that no seam is seen between two
+            cause, colour, look = "idle", PALE, {"edgecolor": PALE, "linewidth": 0.3}
+        made.append(draw.span(device, start, end, colour, gid=cause, look=look))
+    chunks, last = chunks_of(timeline), (-1, 0.0, 0.0)
+    for kind, d, stage, number, start, end in _rows(
+        timeline, "kind", "device", "stage", "microbatch", "start", "end"
+    ):
+        if kind == TRANSFER:
+            look = {"edgecolor": INK, "linewidth": 0.5}
+            under = d + draw.HEIGHT / 2 + 0.07
+            transfers.append(draw.span(under, start, end, INK, gid=kind, height=0.08, look=look))
             continue
-        last = next((each for each in reversed(made) if each.gid == "idle"), None)
-        row = device - draw.HEIGHT / 2
-        if last and last.at[1] == row and np.isclose(last.at[0] + last.at[2], start):
-            made.remove(last)
-            start = last.at[0]
-        made.append(draw.span(device, start, end, PALE, gid="idle", look={"linewidth": 0}))
-    return made
+        chunk, look = chunks[d, stage], {"linewidth": 0.3}
+        colour, gid = colour_of(kind, chunk), f"{kind}{chunk}"
+        made.append(draw.span(d, start, end, colour, f"{number}", gid, look=look))
+        if d == last[0] and start < (last[1] + last[2]) / 2:
+            for n in (-2, -1):
+                x, _, wide, _ = made[n].at
+                half = -draw.HEIGHT / 2 if made[n].gid[0] == "F" else 0.0
+                made[n] = made[n]._replace(at=(x, d + half, wide, draw.HEIGHT / 2))
+        last = d, start, end
+    return made + transfers
 
 
 def chunks_of(timeline: Timeline) -> dict[tuple[int, int], int]:
@@ -232,27 +250,6 @@ def chunks_of(timeline: Timeline) -> dict[tuple[int, int], int]:
         if stage >= 0:  # what is of no stage is none of them
             stages[device] = chunks[device, stage] + 1
     return chunks
-
-
-def _actions(timeline: Timeline) -> list[Box]:
-    """What the devices compute. A forward that its device does at once with a backward has the
-    upper half of the row, that backward the lower one."""
-    chunks = chunks_of(timeline)
-    rows = np.flatnonzero(np.isin(timeline.kind, COMPUTE))
-    device, start, end = (getattr(timeline, name)[rows] for name in ("device", "start", "end"))
-    shared = np.minimum(end[:-1], end[1:]) - start[1:]
-    shorter = np.minimum(end[:-1] - start[:-1], end[1:] - start[1:])
-    at_once = (device[:-1] == device[1:]) & (shared > 0.5 * shorter)
-    halved = np.r_[at_once, False] | np.r_[False, at_once]
-    names = ("kind", "device", "stage", "microbatch", "start", "end")
-    spans = zip(*(getattr(timeline, name)[rows].tolist() for name in names), strict=True)
-    made = []
-    for (kind, d, stage, number, a, b), half in zip(spans, halved.tolist(), strict=True):
-        colour, gid = colour_of(kind, chunks[d, stage]), f"{kind}{chunks[d, stage]}"
-        off = draw.HEIGHT / 4 * (-1 if kind == "F" else 1) if half else 0.0
-        height = draw.HEIGHT / 2 if half else draw.HEIGHT
-        made.append(draw.span(d + off, a, b, colour, str(number), gid, height=height))
-    return made
 
 
 def colour_of(kind: str, chunk: int) -> tuple[float, float, float]:
@@ -271,44 +268,210 @@ def kinds_shown(*timelines: Timeline) -> list[tuple[str, Any]]:
     return shown
 
 
-def _numbers(axes: "Axes", actions: list[Box]) -> None:
-    """Micro-batches in their boxes, all of a kind in one size, as large as fits most of them."""
-    x, y = draw.points_per_unit(axes)
-    for kind in dict.fromkeys(action.gid[0] for action in actions):
-        mine = [action for action in actions if action.gid[0] == kind]
-        wide, tall = (float(np.median([action.at[axis] for action in mine])) for axis in (2, 3))
-        digits = max(len(action.words) for action in mine)
-        fit = (how for how in _SIZES if _fits(digits, *how, wide * x, tall * y))
-        size, turned = next(fit, (0, False))
-        look: draw.Look = {"va": "center", "rotation": 90} if turned else {"va": "center_baseline"}
-        look |= {"clip_on": True, "gid": "in-box"}
-        for at, colour, number, *_ in mine if size else ():
-            if _fits(len(number), size, turned, at[2] * x, at[3] * y):
-                draw.text_in(axes, at, number, colour, size, **look)
-
-
-def _fits(digits: int, size: float, turned: bool, wide: float, tall: float) -> bool:
-    """Whether a number fits into a box of so many points; a digit is 0.64 em wide, 0.73 em tall."""
-    along, across = size * (0.64 * digits + 0.25), 0.9 * size + 0.35
-    return (across <= wide and along <= tall) if turned else (along <= wide and size <= tall)
-
-
-def _entries(
-    timelines: Sequence[Timeline], causes: set[str], path: bool, numbers: bool
-) -> list[Any]:
-    """Of the legend; that of the numbers last."""
+def _legend_of(timelines: Sequence[Timeline], seen: set[str]) -> list[Any]:
+    """What a legend says of actions, transfers, and those causes of idle time that are seen."""
     entries: list[Any] = [draw.patch_entry(*shown) for shown in kinds_shown(*timelines)]
-    if any((timeline.kind == TRANSFER).any() for timeline in timelines):
+    if TRANSFER in seen or any((timeline.kind == TRANSFER).any() for timeline in timelines):
         entries.append(draw.line_entry("transfer to the device", linewidth=2))
-    if path:
-        entries.append(draw.line_entry("the longest path", linewidth=1.8))
-    if "idle" in causes:
+    if "idle" in seen:
         entries.append(draw.patch_entry("idle", PALE, linewidth=0))
-    for cause in (cause for cause in CAUSES if cause in causes):
-        look = IDLE[cause]
-        entries.append(draw.patch_entry(f"idle: {CAUSES[cause]}", look.colour, **look.face))
-    if numbers:
-        panels = all((t.kind[t.code < len(COMPUTE)] == "M").all() for t in timelines)
-        what = f"number in a box: the {'panel' if panels else 'micro-batch'}"
-        entries.append(draw.line_entry(what, marker="$3$", markersize=6, linestyle="none"))
+    for cause, words in CAUSES.items():
+        if cause in seen:
+            look = IDLE[cause]
+            entries.append(draw.patch_entry(f"idle: {words}", look.colour, **look.face))
     return entries
+
+
+def _numbers(axes: Axes, boxes: list[Box]) -> bool:
+    """Micro-batches in their boxes, all of a kind in one size, as large as fits most of them; in
+    narrow boxes turned by a quarter. Whether there are any."""
+    (x, y), (first, last) = draw.points_per_unit(axes), axes.get_xlim()
+    inside = [box for box in boxes if first <= box.at[0] and box.at[0] + box.at[2] <= last]
+    for kind in KINDS:
+        mine = [box for box in inside if box.words and box.gid[0] == kind]
+        if not mine:
+            continue
+        wide, tall = (float(np.median([box.at[axis] for box in mine])) for axis in (2, 3))
+        # a digit is 0.64 em wide and 0.73 em tall
+        along = 0.64 * max(len(box.words) for box in mine) + 0.25
+        size, turned = min(8.0, wide * x / along, tall * y), False
+        if size < 6:
+            size, turned = min(7.0, (wide * x - 0.35) / 0.9, tall * y / along), True
+        look: draw.Look = {"va": "center", "rotation": 90} if turned else {"va": "center_baseline"}
+        for at, colour, number, *_ in mine if size >= 5 else ():
+            needs = 0.9 * size + 0.35 if turned else size * (0.64 * len(number) + 0.25)
+            if needs <= at[2] * x * (1 + 1e-9):
+                draw.text_in(
+                    axes, at, str(number), colour, size, clip_on=True, gid="in-box", **look
+                )
+    return bool(axes.texts)
+
+
+# -- idle time -----------------------------------------------------------------------------------
+
+
+@styled
+def idle_blocks(
+    timeline: Timeline,
+    *,
+    title: str = "Idle time, where it lies and pushed together",
+    lanes: Sequence[str] | None = None,
+) -> Figure:
+    """A figure of two panels, a row per device. Above, when it computes and when it idles; below,
+    the same pieces with all idle time first, so that the rows' idle time forms a block. ``lanes``
+    name the rows; default: device 1, device 2, ..."""
+    if not timeline.makespan:
+        raise ConfigError("idle_blocks draws 1 device or more that did something, got none")
+    boxes = [box for box in boxes_of(timeline) if box.gid != TRANSFER]
+    when = [box if box.words else box._replace(words=format_seconds(box.at[2])) for box in boxes]
+    pushed, ends = [], dict[float, float]()
+    for box, worded in sorted(zip(boxes, when, strict=True), key=lambda pair: bool(pair[0].words)):
+        _, y, wide, high = box.at
+        pushed.append(worded._replace(at=(ends.get(y, 0.0), y, wide, high)))
+        ends[y] = ends.get(y, 0.0) + wide
+    whole, names = timeline.idle_per_device, lanes or _device_names(timeline)
+    each = f"{format_seconds(whole[0])} on each{'' if lanes else ' device'}, "
+    alike = each if np.allclose(whole, whole[0]) else ""
+    panels = [
+        (f"when: {100 * timeline.bubble_fraction:.1f} % of device-time idle", names, when),
+        (f"how long: {alike}{format_seconds(sum(whole))} together", names, pushed),
+    ]
+    entries, across = _legend_of([timeline], {box.gid for box in boxes}), (0.0, timeline.makespan)
+    figure, every = draw.lane_figure(title, panels, entries, xlabel="time", across=across)
+    return draw.worded(figure, zip(every, (when, pushed), strict=True))
+
+
+# -- tasks ---------------------------------------------------------------------------------------
+
+Lanes = Mapping[str, Sequence[tuple[str, float, float]]]
+"""Of each lane what its tasks are called, when they begin and when they end; where these are one,
+a moment."""
+
+
+@styled
+def slots(
+    tasks: Lanes | Mapping[str, Lanes],
+    *,
+    title: str = "Which task is where",
+    xlabel: str | None = "time (s)",
+) -> Figure:
+    """A figure with a lane for each slot, a box for each of its tasks, in the colour of its name,
+    and a red line with its name for each moment. A slot that has no task is idle: grey, as on the
+    dashboard. ``xlabel=None``: times say the order alone, and the axis has no numbers.
+    ``{title: lanes}`` draws a panel for each, one above the other.
+
+    >>> len(slots({"slot 0": [("nap", 0, 0.2), ("nap", 0.2, 0.4)], "slot 1": []}).axes)
+    1
+    """
+    nested = bool(tasks) and all(isinstance(lanes, Mapping) for lanes in tasks.values())
+    panels: dict[str, Any] = dict(tasks) if nested else {"": tasks}
+    stays = [stay for lanes in panels.values() for each in lanes.values() for stay in each]
+    if not stays or any(end < begin for _, begin, end in stays):
+        raise ConfigError(
+            f"slots draws 1 task or more that ends after it begins, got {stays}; "
+            f"pass {{'slot 0': [('nap', 0, 0.2)]}}"
+        )
+    end = max(end for *_, end in stays)
+    drawn = []
+    for lanes in panels.values():
+        named = enumerate(lanes) if xlabel is not None else ()
+        boxes = [draw.span(n, 0, end, PALE, gid="idle") for n, k in named if k.startswith("slot")]
+        boxes += [
+            draw.span(row, a, b, colour_named(name), name, name)
+            for row, each in enumerate(lanes.values())
+            for name, a, b in each
+            if b > a
+        ]
+        drawn.append(boxes)
+    below = xlabel or "order of steps, not to scale"
+    rows = [(name, [*panels[name]], boxes) for name, boxes in zip(panels, drawn, strict=True)]
+    figure, every = draw.lane_figure(title, rows, xlabel=below, across=(0, 1.02 * end))
+    for axes, lanes in zip(every, panels.values(), strict=True):
+        if xlabel is None:
+            axes.set_xticks([])
+        for row, each in enumerate(lanes.values()):
+            for name, begin, _ in (stay for stay in each if stay[1] == stay[2]):
+                axes.vlines(begin, row - 0.45, row + 0.45, RED, linewidth=2.5, zorder=3)
+                draw.note(axes, (begin, row), name, color=RED)
+    return draw.worded(figure, zip(every, drawn, strict=True))
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+_HELD = lighter(BLUE, 0.65)
+_OVER = {"edgecolor": RED, "hatch": "/////"}
+
+
+@styled
+def memory_timeline(
+    held: Mapping[str, Footprint],
+    capacity: float | None = None,
+    *,
+    unit: str = "bytes",
+    title: str = "Memory over time",
+) -> Figure:
+    """A figure with a row per device and a column per Footprint, all on one scale; what exceeds
+    ``capacity`` is hatched, and a dot marks each device's first peak.
+
+    ``unit``: "bytes", or the word for what was counted: "activations".
+    """
+    rows = range(max((footprint.devices for footprint in held.values()), default=0))
+    if not rows or any(footprint.devices != len(rows) for footprint in held.values()):
+        raise ConfigError(
+            f"memory_timeline draws 1 footprint or more of equally many devices, got "
+            f"{[each.devices for each in held.values()]}; draw the others in a second figure"
+        )
+    figure = canvas(1.2 + 0.5 * len(rows), title)
+    grid = figure.subplots(len(rows), len(held), sharex=True, sharey=True, squeeze=False)
+
+    def size(value: float) -> str:
+        return format_bytes(value) if unit == "bytes" else f"{value:.4g}"
+
+    for column, (name, footprint) in zip(grid.T, held.items(), strict=True):
+        for axes, device in zip(column, rows, strict=True):
+            _draw_held(axes, footprint, device, capacity, size)
+        most, where, time = footprint.peak
+        words = f"{name}: at most {size(most)}{'' if unit == 'bytes' else f' {unit}'}"
+        first = f"first on device {where + 1}, after {format_seconds(time)}"
+        column[0].set_title(f"{words}\n{first}" if len(held) > 1 else f"{words}, {first}")
+        column[-1].set_xlabel("time (s)")
+    for axes, device in zip(grid[:, 0], rows, strict=True):
+        axes.set_ylabel(f"device {device + 1}", rotation=0, ha="right", va="center")
+    top = max(capacity or 0, *(footprint.peak.bytes for footprint in held.values())) or 1
+    end = max(footprint.makespan for footprint in held.values()) or 1
+    grid[0, 0].set(xlim=(0, end), ylim=(0, 1.12 * top))
+    entries = [
+        draw.patch_entry(f"{unit} held, one scale for all", _HELD, edgecolor=BLUE),
+        draw.line_entry("first peak", marker="o", markersize=3, linestyle="none"),
+    ]
+    if capacity is not None:
+        entries.append(draw.line_entry(f"capacity: {size(capacity)}", **draw.DASHED))
+        if any(footprint.over(capacity) for footprint in held.values()):
+            entries.append(draw.patch_entry("over the capacity", "none", **_OVER))
+    draw.legend(figure, entries)
+    return figure
+
+
+def _draw_held(
+    axes: Axes, footprint: Footprint, device: int, capacity: float | None, size: Any
+) -> None:
+    """What one device holds."""
+    times, held = footprint.steps[device]
+    lasting = np.append(times[1:] > times[:-1], True)  # what comes and goes at once is no step
+    times, held = (np.append(x[lasting], x[-1]) for x in (times, held))
+    times[-1] = max(times[-1], footprint.makespan)
+    axes.fill_between(times, held, step="post", color=_HELD, linewidth=0)
+    line: draw.Look = {"linewidth": 1.0, "drawstyle": "steps-post"}
+    axes.plot(times, held, color=BLUE, gid=f"device {device + 1}", **line)
+    if capacity is not None:
+        above, look = np.maximum(held, capacity), {"facecolor": "none", "linewidth": 0} | _OVER
+        axes.fill_between(times, capacity, above, step="post", gid="over", **look)
+        axes.axhline(capacity, gid="capacity", **draw.DASHED | {"linewidth": 1.0})
+    at = int(np.argmax(held))
+    dot: draw.Look = {"marker": "o", "markersize": 3, "clip_on": False, "gid": "peak"}
+    axes.plot(times[at], held[at], color=INK, **dot)
+    ink = INK if device == footprint.peak.device else GREY
+    right: draw.Look = {"xycoords": ("axes fraction", "data"), "color": ink}
+    draw.note(axes, (1, held[at]), f"peak {size(held[at])}", (4, 0), 7.5, **right)
+    axes.set_yticks([])
+    axes.spines[["left"]].set_visible(False)

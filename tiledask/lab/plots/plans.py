@@ -1,24 +1,265 @@
-"""What a search found: which shapes fit and how fast they are; what less memory costs in time."""
+"""Bars of what a plan needs: bytes by tensor class, the time of a step; and the map of a search.
 
+A ledger of 3.2 TB and one of 36 GB cannot share a linear axis, and the parts of a bar lie on a
+logarithmic one. So ledgers of like size share a panel, every panel has a linear axis from 0,
+and the same capacity is drawn in each: a sliver beside 3.2 TB, a limit beside 36 GB.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import accumulate, groupby, pairwise
+from math import ceil
 from textwrap import fill
 from typing import Any
 
+from tiledask.errors import ConfigError
 from tiledask.lab.plots import primitives as draw
-from tiledask.lab.plots.curves import curves
-from tiledask.lab.plots.primitives import Box, Figure
-from tiledask.lab.plots.style import BLUE, INK, ORANGE, PALE, canvas, lighter, styled
+from tiledask.lab.plots.primitives import Figure
+from tiledask.lab.plots.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    PALETTE,
+    PINK,
+    RED,
+    SKY,
+    YELLOW,
+    lighter,
+    styled,
+)
 from tiledask.plan.choosing.search import Plans
 from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.ledger import Ledger
+from tiledask.plan.timing.step import StepEstimate
 from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = ["feasibility", "pareto", "round_bytes", "short_layout", "summary"]
+__all__ = ["PARTS", "feasibility", "memory_bars", "round_bytes", "short_layout", "step_breakdown"]
 
-_COLOURS = {"fits": BLUE, "tight": lighter(ORANGE, 0.45), "no": PALE}
-_BEST = {"edgecolor": INK, "linewidth": 2.2, "zorder": 3}
+_SPREAD = 6.0
+"""The largest ratio of extents in one panel: a bar of a sixth of the width is still legible."""
+_INCHES = 7.2
+"""Of all bars: more of them than 20 are thinner, and not all have words."""
+_OVERHEAD = "overhead of a run"
+_OVER: draw.Look = {"edgecolor": RED, "hatch": "////", "linewidth": 1.2}
+_FREE: list[Any] = [colour for colour in PALETTE if colour != RED]
+"""RED is kept for what is over the capacity."""
+_STATES = "weights, gradients, master weights, momentum, variance"
+_REST = "activations, embedding activations, activation gradients, recomputed activations"
+_COLOURS: dict[str, Any] = {
+    **dict(zip(f"{_STATES}, {_REST}".split(", "), _FREE, strict=True)),
+    "unreduced gradients": lighter(ORANGE, 0.5),
+    "gathered sequence": lighter(GREEN, 0.5),
+    "head activations": lighter(PINK, 0.5),
+    "gathered weights": lighter("#8C6D31", 0.5),
+    _OVERHEAD: lighter(GREY, 0.65),
+}
+"""Tensor class -> its colour in every figure."""
 
 
 @styled
-def feasibility(plans: Plans) -> "Figure":
+def memory_bars(
+    ledgers: Ledger | Mapping[str, Ledger | Mapping[str, float]],
+    capacity: int | None = None,
+    *,
+    place: str = "place",
+    overhead: int = 0,
+    unit: str = "bytes",
+    title: str = "Memory by tensor class",
+) -> Figure:
+    """A figure of stacked bars, one per place at its fullest moment; what exceeds ``capacity``
+    (bytes per place) is hatched.
+
+    ``ledgers``: by name; what was counted by hand is bytes by tensor class, for one bar. Places one
+    after the other that hold the same are drawn once. ``place`` is the word for a
+    place: "stage" (whose bytes are those of one device), "GPU", "worker". ``overhead``: bytes that
+    a run takes on every place beside these, such as ``fits(...).overhead.total``; drawn
+    last, in grey. ``unit``: what was counted by hand, if not bytes. The legend leaves out what is
+    too thin to be seen in any bar.
+    """
+    ledgers = {"": ledgers} if isinstance(ledgers, Ledger) else ledgers
+    more: dict[str, float] = {_OVERHEAD: overhead} if overhead else {}
+    bars = [bar for each in ledgers.items() for bar in _bars(*each, place, more)]
+    if not bars:
+        raise ConfigError("memory_bars needs 1 row or more, got 0; pass a ledger that has rows")
+    totals, cap = [sum(tensors.values()) for _, tensors in bars], capacity or 0
+    groups, colours = _by_scale(totals, cap), _colours(dict.fromkeys(n for _, b in bars for n in b))
+    per, tops = (
+        "device" if place == "stage" else place,
+        [max(cap, *(totals[n] for n in g)) for g in groups],
+    )
+    pitch = max(0.1, min(0.36, _INCHES / len(bars)))
+    panels, visible = [], set()
+    for group, top in zip(groups, tops, strict=True):
+        boxes, fullest = [], max(group, key=totals.__getitem__)
+        for row, n in enumerate(group):
+            ends = [0.0, *accumulate(bars[n][1].values())]
+            for name, (left, right) in zip(bars[n][1], pairwise(ends), strict=True):
+                boxes.append(draw.span(row, left, right, colours[name], gid=name))
+        visible |= {box.gid for box in boxes if box.at[2] >= totals[fullest] / 1000}
+        scale = f"this panel's scale: up to {format_bytes(top)}" * (len(groups) > 1)
+        lines = 1 + max(bars[n][0].count("\n") for n in group)
+        step, first = ceil(0.18 * lines / pitch - 1e-9), group.index(fullest)
+        names = [bars[n][0] * ((row - first) % step == 0) for row, n in enumerate(group)]
+        panels.append((scale, names, boxes))
+    entries: list[Any] = [draw.patch_entry(n, c) for n, c in colours.items() if n in visible]
+    if cap and max(totals) > cap * (1 + 1e-9):
+        entries.append(draw.patch_entry("over the capacity", "none", **_OVER))
+    if cap:
+        words = f"capacity: {format_bytes(cap)} per {per}"
+        entries.append(draw.line_entry(words, **draw.DASHED))
+    when = " at its fullest moment" * any(isinstance(each, Ledger) for each in ledgers.values())
+    when += " (1 GB = 1e9 bytes)" if when and max(totals) >= 1e9 else ""
+    below = f"{unit} per {per}{when}"
+    figure, every = draw.lane_figure(title, panels, entries, xlabel=below, pitch=pitch)
+    for axes, (_, names, _), group, top in zip(every, panels, groups, tops, strict=True):
+        axes.set_xlim(0, 1.25 * max(top, 1))
+        _label(axes, names, [totals[n] for n in group], cap, unit)
+    return figure
+
+
+def _label(axes: draw.Axes, names: list[str], totals: list[float], cap: float, unit: str) -> None:
+    """Totals at the right of the bars that are named, what is above the capacity, and a line."""
+    said = format_bytes if unit == "bytes" else "{:.3g}".format
+    for row, (name, total) in enumerate(zip(names, totals, strict=True)):
+        share = total / cap if cap else 0.0
+        of = f"{100 * share:.0f} % of" if share < 2 else f"{share:.3g} times"
+        if name:
+            words = f"{said(total)}{f': {of} capacity' if cap else ''}"
+            draw.note(axes, (max(total, cap), row), words)
+        if cap:
+            draw.mark_excess(axes, row, cap, total, **_OVER, gid="over")
+    if cap:
+        axes.axvline(cap, gid="capacity", **draw.DASHED)
+    draw.ticks_as(axes.xaxis, said)
+
+
+def _bars(
+    label: str, ledger: Ledger | Mapping[str, float], place: str, more: dict[str, float]
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """(label, bytes of each tensor class) of each run of places that hold the same."""
+    if not isinstance(ledger, Ledger):
+        yield label, {**ledger, **more}
+        return
+
+    def held(number: int) -> dict[str, float]:
+        return {name: size for name, size in ledger.by_tensor(number).items() if size} | more
+
+    runs = [(tensors, [*numbers]) for tensors, numbers in groupby(ledger.places, held)]
+    for tensors, (first, *rest) in runs:
+        where = f"{place}s {first} to {rest[-1]}" if rest else f"{place} {first}"
+        where = f"every {place}" if rest and len(runs) == 1 else where
+        yield f"{label}\n{where}" if label else where, tensors
+
+
+def _by_scale(totals: list[float], capacity: float) -> list[list[int]]:
+    """The bars of each panel, the largest panel first; within one they keep their order."""
+    panels: list[list[int]] = []
+    for n in sorted(range(len(totals)), key=lambda n: -totals[n]):
+        first = totals[panels[-1][0]] if panels else float("inf")
+        if max(first, capacity) > _SPREAD * max(totals[n], capacity):
+            panels.append([])
+        panels[-1].append(n)
+    return [sorted(panel) for panel in panels]
+
+
+def _colours(names: Mapping[str, None]) -> dict[str, Any]:
+    """Of each class: its own, the same in every figure, or else one that is free."""
+    # past the last colour come paler ones, so that no two classes look the same
+    shades = [lighter(c, share) for share in (0, 0.5, 0.75) for c in _FREE]
+    taken = {lighter(_COLOURS[name], 0) for name in names if name in _COLOURS}
+    free = (shade for shade in shades if shade not in taken)
+    return {name: _COLOURS.get(name) or next(free) for name in sorted(names, key=_OVERHEAD.__eq__)}
+
+
+# -- the time of a step --------------------------------------------------------------------------
+
+# a colour for each part in every figure, so that two can be compared
+PARTS = {
+    "compute": (BLUE, "compute"),
+    "recompute": (SKY, "recompute: activations again"),
+    "tp": (ORANGE, "tp: waiting for tensor parallelism"),
+    "cp": (YELLOW, "cp: waiting for keys and values"),
+    "ep": (PINK, "ep: waiting for experts"),
+    "pp": (PALETTE[7], "pp: transfers between stages"),
+    "bubble": (PALE, "bubble: pipeline fills and drains"),
+    "dp": (GREEN, "dp: waiting for gradients or weights"),
+    "optimizer": (PALETTE[9], "optimizer: weights are updated"),
+}
+_HATCH = {"bubble": "...."}
+_BAR = 0.58
+"""Height of a bar, in rows; above it stands its name."""
+
+
+@styled
+def step_breakdown(
+    steps: StepEstimate | Mapping[str, StepEstimate],
+    *,
+    shares: bool | None = None,
+    per: int | None = None,
+    title: str = "Where the time of a step goes",
+) -> Figure:
+    """A figure with a bar per step: time and share of each part where there is room, and at the
+    end the step's time and MFU. ``shares``: all bars are equally long, their parts are shares
+    (default: if the longest step takes more than six times the shortest). ``per``: seconds are
+    times the step's devices over so many, so that bars of more devices can be compared."""
+    if isinstance(steps, StepEstimate):
+        steps = {f"{steps.model.name}, {short_layout(steps.layout)}": steps}
+    if not steps:
+        raise ConfigError("step_breakdown draws 1 step or more, got 0; pass {'name': plan.step}")
+    times = [step.layout.devices / per if per else 1.0 for step in steps.values()]
+    totals = [n * step.total for n, step in zip(times, steps.values(), strict=True)]
+    if shares is None:
+        shares = max(totals) > _SPREAD * min(totals)
+    boxes = []
+    for row, step in enumerate(steps.values()):
+        left = 0.0
+        for part, (colour, _) in PARTS.items():
+            if seconds := times[row] * getattr(step, part):
+                words = _words(part, seconds, seconds / totals[row], per)
+                length = seconds / totals[row] if shares else seconds
+                look: draw.Look = {"linewidth": 0.6, "hatch": _HATCH.get(part)}
+                box = draw.span(row + 0.18, left, left + length, colour, words, part, look=look)
+                boxes.append(box._replace(at=(*box.at[:3], _BAR)))
+                left += length
+    entries = [
+        draw.patch_entry(label, colour, edgecolor="white", hatch=_HATCH.get(part))
+        for part, (colour, label) in PARTS.items()
+        if part in {box.gid for box in boxes}
+    ]
+    below = f"time of a step x devices / {per}" if per else "time of a step"
+    names = [fill(name, 100) for name in steps]
+    figure, (axes,) = draw.lane_figure(
+        fill(title, 84),
+        [("", [""] * len(steps), boxes)],
+        entries,
+        xlabel="share of the step's time" if shares else below,
+        across=(0, 1.16 * (1.0 if shares else max(totals))),
+        pitch=0.6 + 0.3 * max(name.count("\n") for name in names),
+    )
+    for row, (name, step) in enumerate(zip(names, steps.values(), strict=True)):
+        draw.note(axes, (0, row - 0.18), name, (0, 2), ha="left")
+        total = f"{format_seconds(totals[row])}\nMFU {100 * step.mfu:.1f} %"
+        draw.note(axes, (1.0 if shares else totals[row], row + 0.11), total)
+    draw.ticks_as(axes.xaxis, lambda x: f"{100 * x:.0f} %" if shares else format_seconds(x))
+    return draw.worded(figure, [(axes, boxes)])
+
+
+def _words(part: str, seconds: float, share: float, per: int | None) -> tuple[str, ...]:
+    """As many as may fit; of bars of more devices the seconds are what they have in common."""
+    time, percent = format_seconds(seconds), f"{100 * share:.0f} %"
+    short = percent if per is None else f"{seconds:.1f} s" if seconds >= 0.1 else time
+    return f"{part}\n{time}, {percent}", f"{part}\n{time}\n{percent}", f"{part}\n{short}", short
+
+
+# -- the map of a search -------------------------------------------------------------------------
+
+_BEST: draw.Look = {"edgecolor": INK, "linewidth": 2.2, "zorder": 3}
+
+
+@styled
+def feasibility(plans: Plans) -> Figure:
     """A figure with a cell for every tp and pp: the time of a step and the bytes of the best plan
     that has them, or how many bytes it is too large by; empty where no layout splits evenly. The
     best of all has a frame."""
@@ -26,88 +267,41 @@ def feasibility(plans: Plans) -> "Figure":
     firsts = plans.to_frame(None)[["tp", "pp"]].drop_duplicates()
     best = {(tp, pp): plans[at] for at, tp, pp in firsts.itertuples(name=None)}
     columns, rows = (sorted({pair[at] for pair in best}) or [1] for at in (0, 1))
-    title = fill(f"What fits, and how fast: {_of(plans)}", 84)
-    figure = canvas(1.9 + 0.4 * max(3, len(rows)), title)
-    axes, boxes = figure.subplots(), []
+    kinds: dict[str, tuple[str, Any]] = {
+        "fits": ("fits: time of a step (darker: faster)", BLUE),
+        "tight": ("tight: fits or not, by the overhead of a run", lighter(ORANGE, 0.45)),
+        "no": (f"too large: bytes over {round_bytes(plans.cluster.device.memory_bytes)}", PALE),
+    }
+    boxes = []
     for (tp, pp), plan in best.items():
-        at = columns.index(tp) - 0.48, rows.index(pp) - 0.46, 0.96, 0.92
-        colour: Any = _COLOURS[plan.verdict]
+        _, colour = kinds[plan.verdict]
         first = format_seconds(plan.seconds)
         if plan.verdict == "fits":  # at twice the time it is as pale as it gets
             colour = lighter(colour, min(0.85, 1.7 * (1 - plans[0].seconds / plan.seconds)))
         elif plan.verdict == "no":
             first = f"+{round_bytes(plan.shortfall)}"
-        if plan.layout == plans[0].layout:
-            draw.box(axes, at, "none", gid="best", **_BEST)
-            first = f"★ {first}"
-        words = f"{first}\n{round_bytes(plan.peak)}", first
-        boxes.append(Box(at, colour, words, plan.verdict, {"linewidth": 0}))
-    axes.set_title(fill(summary(plans), 112), fontsize=8.5)
-    draw.cells(axes, columns, rows)
-    draw.boxes(axes, boxes)
-    axes.set(xlabel="tensor parallelism (tp)", ylabel="pipeline stages (pp)")
-    labels = {
-        "fits": "fits: time of a step (darker: faster)",
-        "tight": "tight: fits or not, by the overhead of a run",
-        "no": f"too large: bytes over {round_bytes(plans.cluster.device.memory_bytes)}",
-    }
-    verdicts = {plan.verdict for plan in best.values()}
-    entries = [draw.patch_entry(labels[n], _COLOURS[n]) for n in labels if n in verdicts]
-    word = "the nearest" if verdicts == {"no"} else "the best of all"
-    draw.legend(figure, [*entries, draw.patch_entry(f"★ {word}", "none", **_BEST)], 2)
-    figure.lay_out()
-    draw.write(axes, boxes, 8.0)
-    return figure
-
-
-def pareto(plans: Plans) -> "Figure":
-    """A figure of the time of a step, by formula, against the bytes on the fullest device: a line
-    for each number of devices, through the plans that fit and that no other beats in both."""
-    lines: dict[str, dict[float, float]] = {}
-    frame = plans.to_frame(None).sort_values(["by_formula", "peak"])
-    for devices, fits in frame[frame.verdict == "fits"].groupby("devices"):
-        front = fits[fits.peak < fits.peak.cummin().shift().fillna(float("inf"))]
-        words = f"{devices:,} device{'s' * (devices != 1)}: {len(fits):,} that fit"
-        lines[words] = dict(zip(front.peak[::-1], front.by_formula[::-1], strict=True))
-    title = fill(f"What less memory costs in time: {_of(plans)}", 84)
-    axis = "bytes on the fullest device, without a run's overhead; dashed: what a device has"
-    if not lines:
-        empty = canvas(1.2, title)
-        axes = empty.subplots()
-        axes.set_axis_off()
-        axes.set_title(fill(summary(plans), 112), fontsize=8.5)
-        return empty
-    names: draw.Look = {"xlabel": axis, "ylabel": "seconds of a step, by formula", "title": title}
-    figure = curves(lines, log="y", **names)
-    (axes,) = figure.axes
-    for line in axes.lines:  # as before, until there is enough memory for the next
-        line.set_drawstyle("steps-post")
-    draw.ticks_as(axes.xaxis, format_bytes)
-    axes.axvline(plans.cluster.device.memory_bytes, gid="capacity", **draw.DASHED)
-    axes.set_title(fill(summary(plans), 112), fontsize=8.5)
-    return figure
-
-
-def _of(plans: Plans) -> str:
-    return f"{plans.model.name} on {plans.cluster}"
-
-
-# -- in words ------------------------------------------------------------------------------------
-
-
-def summary(plans: Plans) -> str:
-    """What was searched for and what is best, in a sentence."""
-    plural = "s" * (plans.global_batch != 1)
-    task = f"{plans.global_batch:,} sequence{plural} of {plans.sequence:,} tokens a step"
-    if not len(plans):
-        return f"{task}: no layout splits them evenly"
-    best = plans[0]
-    layout, size = short_layout(best.layout), round_bytes(best.peak)
-    if best.verdict == "no":
-        over = round_bytes(best.shortfall)
-        return f"{task}: nothing fits; the nearest takes {size}, {over} too much: {layout}"
-    word = "best" if best.verdict == "fits" else "nothing fits for sure; the best tight one"
-    return f"{task}; {word}: {format_seconds(best.seconds)}, {size}, {layout}"
+        look = _BEST if plan.layout == plans[0].layout else {}
+        first = f"★ {first}" if look else first
+        words, at = (f"{first}\n{round_bytes(plan.peak)}", first), columns.index(tp)
+        span = rows.index(pp), at - 0.48, at + 0.48
+        boxes.append(draw.span(*span, colour, words, plan.verdict, look=look))
+    seen = {plan.verdict for plan in best.values()}
+    entries = [draw.patch_entry(*look) for verdict, look in kinds.items() if verdict in seen]
+    named = "no layout splits a step evenly"
+    if best:
+        verb = "the nearest" if seen == {"no"} else "the best"
+        named = f"{verb}: {round_bytes(plans[0].peak)}, {short_layout(plans[0].layout)}"
+    figure, (axes,) = draw.lane_figure(
+        "\n".join(fill(line, 84) for line in (f"{plans.model.name} on {plans.cluster}", named)),
+        [("", [f"{row}" for row in rows], boxes)],
+        [*entries, draw.patch_entry("★ the best of all", "none", **_BEST)],
+        xlabel="tensor parallelism (tp)",
+        across=(-0.5, len(columns) - 0.5),
+        pitch=0.45,
+    )
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_ylabel("stages (pp)")
+    return draw.worded(figure, [(axes, boxes)], 8.0)
 
 
 def short_layout(layout: Layout) -> str:

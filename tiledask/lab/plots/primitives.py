@@ -4,29 +4,22 @@
     d 1 | [F][F]...[B]                  [A][ B ]
     d 2 |    [F][F][B]                  [ C    ]
 
-A figure makes a list of `Box`, has them drawn by ``lanes`` or ``plane``, and after
-``figure.lay_out()``, which fixes how wide a box is, ``write`` puts words into those that have room.
-Sizes that are not the data's are in points. ``**look`` goes to matplotlib as it is.
+A figure makes a list of `Box`, has them drawn by ``lanes`` or ``plane``, and ``worded`` puts words
+into those that have room. Sizes that are not the data's are in points. ``**look`` goes to
+matplotlib as it is.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tiledask.lab.plots.style import INK, RED, ink_on
+from tiledask.lab.plots.style import INK, RED, canvas, ink_on
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch, Rectangle
-else:  # names for annotations: matplotlib is loaded by the first figure
-    Axes = Figure = object
+Axes = Figure = Any
+"""matplotlib's, which is loaded by the first figure."""
 
 __all__ = [
-    "BEHIND",
     "DASHED",
     "HEIGHT",
     "Axes",
@@ -34,20 +27,17 @@ __all__ = [
     "Figure",
     "Look",
     "Place",
-    "amount",
     "box",
     "boxes",
-    "cells",
     "fitting_text",
+    "lane_figure",
     "lanes",
     "legend",
     "line_entry",
-    "log_ticks",
     "mark_box",
     "mark_excess",
     "note",
     "patch_entry",
-    "places",
     "plane",
     "points_per_unit",
     "span",
@@ -55,18 +45,16 @@ __all__ = [
     "stacked_axes",
     "text_in",
     "ticks_as",
-    "time_ticks",
+    "worded",
     "write",
 ]
 
-Look = dict[str, Any]
-"""What goes to matplotlib as it is: colours, widths, hatches."""
 Place = tuple[float, float, float, float]
 """x, y, width, height in data."""
 HEIGHT = 0.72
 """Of a box or a bar, in rows."""
-BEHIND: Look = {"bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.6}}
-"""Of words that shall be read over lines of the grid."""
+Look = dict[str, Any]
+"""What goes to matplotlib as it is: colours, widths, hatches."""
 DASHED: Look = {"color": INK, "linestyle": "--", "linewidth": 1.4}
 """Of a line at a limit: ``axes.axvline(capacity, **DASHED)``."""
 
@@ -89,7 +77,7 @@ def span(
     start: float,
     end: float,
     colour: Any,
-    words: str = "",
+    words: str | tuple[str, ...] = "",
     gid: str = "",
     *,
     height: float = HEIGHT,
@@ -102,13 +90,49 @@ def span(
 # -- axes ----------------------------------------------------------------------------------------
 
 
-def stacked_axes(figure: "Figure", heights: Sequence[float], **options: Any) -> list["Axes"]:
+def lane_figure(
+    title: str,
+    panels: Sequence[tuple[str, Sequence[str], Sequence[Box]]],
+    entries: Sequence[Any] = (),
+    *,
+    xlabel: str,
+    across: tuple[float, float] | None = None,
+    pitch: float = 0.34,
+    step: int = 1,
+) -> tuple[Figure, list[Axes]]:
+    """A figure of lanes, and its panels: (title, names of rows, boxes), one above the other.
+
+    ``across``: where all begin and end; none: each panel has limits of its own. An ``xlabel`` of
+    "time" is in seconds, and shown in the unit that suits them. ``pitch``: inches of a row.
+    """
+    rows = [len(names) for _, names, _ in panels]
+    titled = any(name for name, *_ in panels)
+    figure = canvas(
+        0.7 + 0.18 * title.count("\n") + sum(0.15 + 0.3 * titled + pitch * n for n in rows), title
+    )
+    every = stacked_axes(figure, rows, sharex=across is not None)
+    for axes, (name, names, drawn) in zip(every, panels, strict=True):
+        lanes(axes, names, drawn, step)
+        axes.set_title(name)
+    every[-1].set_xlabel(xlabel)
+    if across:
+        every[-1].set_xlim(across)
+    if across and xlabel == "time":
+        units = (1.0, "s"), (1e-3, "ms"), (1e-6, "µs")
+        size, unit = next((u for u in units if across[1] - across[0] >= u[0]), units[-1])
+        every[-1].set_xlabel(f"time ({unit})")
+        ticks_as(every[-1].xaxis, lambda seconds: f"{seconds / size:.6g}")
+    legend(figure, entries)
+    return figure, every
+
+
+def stacked_axes(figure: Figure, heights: Sequence[float], **options: Any) -> list[Axes]:
     """Axes one above the other, as high as ``heights`` say; ``options``: of Figure.subplots."""
     grid = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights, **options)
     return list(grid[:, 0])
 
 
-def lanes(axes: "Axes", labels: Sequence[str], every: Iterable[Box] = (), step: int = 1) -> None:
+def lanes(axes: Axes, labels: Sequence[str], every: Iterable[Box] = (), step: int = 1) -> None:
     """A row for each label, the first at the top, every ``step``-th named, with ``every`` box."""
     axes.set_yticks(range(0, len(labels), step), labels[::step])
     axes.set_ylim(len(labels) - 0.45, -0.55)
@@ -117,7 +141,7 @@ def lanes(axes: "Axes", labels: Sequence[str], every: Iterable[Box] = (), step: 
     boxes(axes, every)
 
 
-def plane(axes: "Axes", extent: Place, every: Iterable[Box] = (), **look: Any) -> None:
+def plane(axes: Axes, extent: Place, every: Iterable[Box] = (), **look: Any) -> None:
     """``extent`` to scale, the top at its first y, without ticks or frame, with ``every`` box."""
     left, top, width, height = extent
     axes.set(xlim=(left, left + width), ylim=(top + height, top), xticks=[], yticks=[])
@@ -126,56 +150,15 @@ def plane(axes: "Axes", extent: Place, every: Iterable[Box] = (), **look: Any) -
     boxes(axes, every)
 
 
-def cells(axes: "Axes", columns: Sequence[Any], rows: Sequence[Any]) -> None:
-    """A cell, 1 x 1, for each of ``columns`` and ``rows``, the first row at the top."""
-    axes.set_xticks(range(len(columns)), columns)
-    axes.set_yticks(range(len(rows)), rows)
-    axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-
-
-def amount(words: Callable[[float], str]) -> Callable[[float], str]:
-    """``words``, and "0" without a unit."""
-    return lambda value: words(value) if value else "0"
-
-
-def ticks_as(axis: "Axis", words: Callable[[float], str]) -> None:
+def ticks_as(axis: Any, words: Callable[[float], str]) -> None:
     """Ticks with these words, such as those of ``format_bytes``, and 0 without a unit."""
-    axis.set_major_formatter(lambda value, _: amount(words)(value))
-
-
-def time_ticks(axes: "Axes", first: float, last: float) -> None:
-    """The axis below from ``first`` to ``last`` seconds, in the unit that suits them."""
-    units = (1.0, "s"), (1e-3, "ms"), (1e-6, "µs")
-    size, unit = next((each for each in units if last - first >= each[0]), units[-1])
-    axes.set(xlim=(first, last), xlabel=f"time ({unit})")
-    ticks_as(axes.xaxis, lambda seconds: f"{seconds / size:.6g}")
-
-
-def log_ticks(
-    axis: "Axis",
-    low: float,
-    high: float,
-    words: Callable[[float], str],
-    digits: Sequence[float] = (1, 2, 5),
-) -> None:
-    """A logarithmic axis from ``low`` to ``high``, with ticks at ``digits`` times powers of ten."""
-    from matplotlib.ticker import FixedLocator, NullLocator
-
-    name = axis.axis_name
-    axis.axes.set(**{f"{name}scale": "log"})
-    axis.axes.set(**{f"{name}lim": (low, high)})
-    ticks = [digit * 10.0**power for power in range(-7, 19) for digit in digits]
-    axis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high]))
-    axis.set_minor_locator(NullLocator())
-    ticks_as(axis, words)
+    axis.set_major_formatter(lambda value, _: words(value) if value else "0")
 
 
 # -- boxes ---------------------------------------------------------------------------------------
 
 
-def boxes(axes: "Axes", every: Iterable[Box]) -> None:
+def boxes(axes: Axes, every: Iterable[Box]) -> None:
     """Draw boxes; those of one colour, gid and look as one collection, which is quick."""
     from matplotlib.collections import PolyCollection
 
@@ -190,15 +173,7 @@ def boxes(axes: "Axes", every: Iterable[Box]) -> None:
         axes.add_collection(drawn, autolim=False)
 
 
-def places(axes: "Axes", gid: str) -> list[Place]:
-    """Where the boxes and bars with this gid are."""
-    drawn = [each for each in axes.collections if each.get_gid() == gid]
-    corners = [path.vertices for each in drawn for path in each.get_paths()]
-    found = [(*c.min(axis=0).tolist(), *np.ptp(c, axis=0).tolist()) for c in corners]
-    return found + [b.get_bbox().bounds for b in axes.patches if b.get_gid() == gid]
-
-
-def box(axes: "Axes", at: Place, colour: Any, **look: Any) -> "Rectangle":
+def box(axes: Axes, at: Place, colour: Any, **look: Any) -> Any:
     """A single rectangle with a white edge; ``colour`` "none": the edge alone."""
     from matplotlib.patches import Rectangle
 
@@ -207,7 +182,7 @@ def box(axes: "Axes", at: Place, colour: Any, **look: Any) -> "Rectangle":
 
 
 def stack(
-    axes: "Axes",
+    axes: Axes,
     row: float,
     parts: Iterable[tuple[str, float, Any]],
     height: float = HEIGHT,
@@ -223,13 +198,13 @@ def stack(
     return made
 
 
-def mark_box(axes: "Axes", at: Place, words: str) -> None:
+def mark_box(axes: Axes, at: Place, words: str) -> None:
     """Draw a red frame around what is wrong in the box ``at``."""
     box(axes, at, "none", edgecolor=RED, linewidth=2, zorder=6, gid=f"wrong {words}")
 
 
 def mark_excess(
-    axes: "Axes", row: float, limit: float, reached: float, height: float = HEIGHT, **look: Any
+    axes: Axes, row: float, limit: float, reached: float, height: float = HEIGHT, **look: Any
 ) -> None:
     """Hatch in red what the bar of a row has above its limit; nothing if it keeps to it."""
     if reached > limit * (1 + 1e-9):
@@ -241,7 +216,7 @@ def mark_excess(
 
 
 def note(
-    axes: "Axes",
+    axes: Axes,
     at: tuple[float, float],
     words: str,
     offset: tuple[float, float] = (6, 0),
@@ -257,9 +232,7 @@ def note(
     axes.annotate(words, at, offset, textcoords="offset points", fontsize=size, **aligned | look)
 
 
-def text_in(
-    axes: "Axes", at: Place, words: str, colour: Any, size: float = 7.5, **look: Any
-) -> None:
+def text_in(axes: Axes, at: Place, words: str, colour: Any, size: float = 7.5, **look: Any) -> None:
     """``words`` in the middle of the box ``at``, in the ink that can be read on ``colour``."""
     x, y, width, height = at
     look = {"ha": "center", "va": "center", "color": ink_on(colour), "fontsize": size} | look
@@ -267,7 +240,7 @@ def text_in(
 
 
 def fitting_text(
-    axes: "Axes", at: Place, words: str, colour: Any, size: float = 7.5, **look: Any
+    axes: Axes, at: Place, words: str, colour: Any, size: float = 7.5, **look: Any
 ) -> bool:
     """Write ``words`` as `text_in` if they fit into the box; whether they do.
 
@@ -285,7 +258,7 @@ def fitting_text(
     return fits
 
 
-def write(axes: "Axes", every: Iterable[Box], size: float = 7.5, **look: Any) -> None:
+def write(axes: Axes, every: Iterable[Box], size: float = 7.5, **look: Any) -> None:
     """Into each box the first of its words that fit, none if none do."""
     for at, colour, words, *_ in every:
         for each in (words,) if isinstance(words, str) else words:
@@ -293,7 +266,17 @@ def write(axes: "Axes", every: Iterable[Box], size: float = 7.5, **look: Any) ->
                 break
 
 
-def points_per_unit(axes: "Axes") -> tuple[float, float]:
+def worded(
+    figure: Figure, drawn: Iterable[tuple[Axes, Iterable[Box]]], size: float = 7.5
+) -> Figure:
+    """The figure, laid out, with the words of the boxes of its axes."""
+    figure.lay_out()
+    for axes, every in drawn:
+        write(axes, every, size)
+    return figure
+
+
+def points_per_unit(axes: Axes) -> tuple[float, float]:
     """Points per unit of linear data, across and down."""
     (x0, y0), (x1, y1) = axes.transData.transform([(0, 0), (1, 1)])
     return abs(x1 - x0) * 72 / axes.figure.dpi, abs(y1 - y0) * 72 / axes.figure.dpi
@@ -302,24 +285,27 @@ def points_per_unit(axes: "Axes") -> tuple[float, float]:
 # -- legends -------------------------------------------------------------------------------------
 
 
-def patch_entry(label: str, colour: Any, **look: Any) -> "Patch":
+def patch_entry(label: str, colour: Any, **look: Any) -> Any:
     """A line of a legend: a patch of ``colour``, "none" for one that is hatched alone."""
     from matplotlib.patches import Patch
 
     return Patch(**{"facecolor": colour, "edgecolor": colour} | look, label=label)
 
 
-def line_entry(label: str, colour: Any = INK, **look: Any) -> "Line2D":
+def line_entry(label: str, colour: Any = INK, **look: Any) -> Any:
     """A line of a legend: a line; a mark without one if ``look`` says so."""
     from matplotlib.lines import Line2D
 
     return Line2D([], [], label=label, **{"color": colour} | look)
 
 
-def legend(figure: "Figure", entries: "Sequence[Any] | Axes", columns: int = 3, **look: Any) -> Any:
-    """A legend below everything: of these entries, or of what the axes have with a label."""
-    if not isinstance(entries, Sequence):
-        entries, _ = entries.get_legend_handles_labels()
-    columns = max(1, min(columns, len(entries)))
-    where = {"loc": "outside lower left", "ncols": columns}
-    return figure.legend(handles=entries, **where | look) if entries else None
+def legend(figure: Figure, entries: Sequence[Any], columns: int = 0) -> Any:
+    """A legend below everything, for which the figure becomes higher; in so many ``columns``, or
+    as many as fit."""
+    if not entries:
+        return None
+    # inches: of a character of 9 points, and of a mark and the space around it
+    wide = 0.075 * max(len(entry.get_label()) for entry in entries) + 0.55
+    columns = min(columns or max(1, int((figure.get_figwidth() - 0.1) / wide)), len(entries))
+    figure.set_figheight(figure.get_figheight() + 0.1 + 0.2 * -(-len(entries) // columns))
+    return figure.legend(handles=entries, loc="outside lower left", ncols=columns)

@@ -1,8 +1,7 @@
 """A figure that is drawn again when the reader moves a slider; without a kernel, one of them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError
 from tiledask.extras import needed_for
@@ -11,29 +10,25 @@ from tiledask.plan import html
 __all__ = ["Sliders", "sliders"]
 
 
-@dataclass(frozen=True, repr=False)
-class Sliders:
+class Sliders(NamedTuple):
     """A figure and what it is drawn of; a notebook shows it with its sliders."""
 
     draw: Callable[..., Any]
     choices: Mapping[str, Sequence[Any]]
     start: Mapping[str, Any]
 
-    def figure(self, **moved: Any) -> Any:
-        """The figure at the start, or with sliders ``moved``."""
-        return self.draw(**{**self.start, **moved})
-
     def __repr__(self) -> str:
         at = ", ".join(f"{name} = {value}" for name, value in self.start.items())
-        return f"{self.figure()!r} | with sliders, here at {at}"
+        return f"{self.draw(**self.start)!r} | with sliders, here at {at}"
 
     def _repr_mimebundle_(self, **_options: Any) -> dict[str, Any]:
-        shown = self._widget()._repr_mimebundle_()
-        bundle = dict(shown[0] if isinstance(shown, tuple) else shown)
-        # what a page shows that has no kernel
-        return {**bundle, "text/plain": repr(self), "image/png": _png(self.figure())}
+        widget, shown = self._widget()
+        bundle = widget._repr_mimebundle_()
+        bundle = dict(bundle[0] if isinstance(bundle, tuple) else bundle)
+        return {**bundle, "text/plain": repr(self), "image/png": shown.value}  # without a kernel
 
-    def _widget(self) -> Any:
+    def _widget(self) -> tuple[Any, Any]:
+        """The sliders above the figure, and the picture as it begins."""
         with needed_for("sliders"):
             import ipywidgets
 
@@ -51,21 +46,22 @@ class Sliders:
 
         def again(_: Any = None) -> None:
             try:
-                figure = self.figure(**{name: slider.value for name, slider in moved.items()})
-                image.value, words.value = _png(figure), ""
+                figure = self.draw(**{name: slider.value for name, slider in moved.items()})
+                image.value, words.value = figure._repr_png_()[0], ""
             except (ValueError, MemoryError, ArithmeticError) as error:  # such a choice is refused
                 words.value = html.words(str(error))
 
         for slider in moved.values():
             slider.observe(again, "value")
         again()
-        return ipywidgets.VBox([*moved.values(), words, image])
+        return ipywidgets.VBox([*moved.values(), words, image]), image
 
 
 def sliders(
     draw: Callable[..., Any], start: Mapping[str, Any] | None = None, /, **choices: Sequence[Any]
 ) -> Sliders:
-    """``draw(**values)``, a figure, with a slider for each of ``choices``; drawn when one is moved.
+    """``draw(**values)``, a figure of td.plots, with a slider for each of ``choices``; drawn when
+    one is moved.
 
     ``start`` has the values to begin with, where they are not the first. What ``draw`` refuses is
     said in place of the figure. Where there is no kernel, on a page, the figure stays as it began.
@@ -76,18 +72,11 @@ def sliders(
     >>> sliders(idle, {"m": 8}, m=[1, 2, 4, 8]).start
     {'m': 8}
     """
-    if not choices or not all(len(values) for values in choices.values()):
+    begun = {name: values[0] for name, values in choices.items() if values} | dict(start or {})
+    wrong = [name for name, value in begun.items() if value not in choices.get(name, ())]
+    if not choices or len(begun) != len(choices) or wrong:
         raise ConfigError(
-            "sliders need 1 or more, each with 1 value or more; sliders(draw, m=[1, 2, 4]) has one"
+            f"sliders have 1 value or more each, and start at one of them; got {choices} from "
+            f"{begun}; sliders(draw, m=[1, 2, 4]) begins at 1"
         )
-    begun = {name: values[0] for name, values in choices.items()} | dict(start or {})
-    for name, value in begun.items():
-        if value not in choices.get(name, ()):
-            raise ConfigError(f"the start {name} = {value!r} is no value of a slider here")
     return Sliders(draw, choices, begun)
-
-
-def _png(figure: Any) -> bytes:
-    from tiledask.lab.plots.picture import png_of, shown_dpi
-
-    return png_of(figure, shown_dpi())

@@ -2,7 +2,7 @@
 
 import colorsys
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -95,11 +95,11 @@ def look() -> AbstractContextManager[None]:
     return matplotlib.style.context(["default", _RC])
 
 
-def styled(draw: Callable[..., "Figure"]) -> Callable[..., "Figure"]:
+def styled(draw: Callable[..., "Picture"]) -> Callable[..., "Picture"]:
     """``draw`` run under this look, whatever the user's own matplotlib settings are."""
 
     @functools.wraps(draw)
-    def wrapper(*args: Any, **kwargs: Any) -> "Figure":
+    def wrapper(*args: Any, **kwargs: Any) -> "Picture":
         with look():
             return draw(*args, **kwargs)
 
@@ -111,7 +111,7 @@ def canvas(height: float, title: str, width: float = WIDTH) -> "Picture":
     with needed_for("a figure"):
         from tiledask.lab.plots.picture import Picture
 
-    figure = Picture(figsize=(width, height), look=look)
+    figure = Picture(width, height, look)
     engine: Any = figure.get_layout_engine()
     engine.set(w_pad=0.08, h_pad=0.06)
     set_title(figure, title)
@@ -123,9 +123,13 @@ def set_title(figure: "Figure", title: str) -> None:
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
 
 
+# -- colours -------------------------------------------------------------------------------------
+
+
 def lighter(colour: str, share: float) -> tuple[float, float, float]:
     """``colour`` mixed with ``share`` of white."""
-    return tuple(c + (1 - c) * share for c in _rgb(colour))
+    red, green, blue = (c + (1 - c) * share for c in _rgb(colour))
+    return red, green, blue
 
 
 def colour_of_rank(rank: int, share: float = 0.1) -> tuple[float, float, float]:
@@ -136,35 +140,28 @@ def colour_of_rank(rank: int, share: float = 0.1) -> tuple[float, float, float]:
 def colour_named(name: str) -> str:
     """ "#rrggbb" of what is called ``name``, a task or a lane, in every figure and on every page.
 
-    The package's own names have a colour each. Any other has one that is none of those, always
-    the same; two such names may share it.
+    The package's own names have a colour each. Any other has one that is always the same, neither
+    very dark nor very pale, and muted; two such names may share it.
 
     >>> colour_named("forward") == BLUE, colour_named("inc") == colour_named("inc")
     (True, True)
     """
-    own = _own_colours()
     # a power of ten says how large a product of dask.arrays is
     name = "stream" if name.startswith("tiledask_matmul") else name
-    return own[name] if name in own else next(c for c in _others(name) if c not in own.values())
+    number = crc32(name.encode())
+    lightness = (0.42, 0.56, 0.7)[number // 360 % 3]
+    return _own_colours().get(name) or _hex(
+        colorsys.hls_to_rgb(number % 360 / 360, lightness, 0.45)
+    )
 
 
 @functools.cache
 def _own_colours() -> dict[str, str]:
     return {
-        name: _hex(mixed)
+        name: _hex(lighter(base, share) if share >= 0 else [c * (1 + share) for c in _rgb(base)])
         for base, names in _NAMES.items()
         for name, share in zip(names.split(), _SHADES, strict=False)
-        for mixed in [lighter(base, share) if share >= 0 else [c * (1 + share) for c in _rgb(base)]]
     }
-
-
-def _others(name: str) -> Iterator[str]:
-    """Colours for ``name``: neither very dark nor very pale, and muted."""
-    number = crc32(name.encode())
-    while True:
-        hue, shade = number % 360 / 360, number // 360 % 3
-        yield _hex(colorsys.hls_to_rgb(hue, (0.42, 0.56, 0.7)[shade], 0.45))
-        number += 1
 
 
 def _hex(colour: Iterable[float]) -> str:
