@@ -126,14 +126,17 @@ def test_idle_time_pushed_together_is_one_block_of_p_minus_1_forwards_and_backwa
 def test_memory_timeline_draws_what_is_held_and_where_it_is_most():
     footprint = held("1f1b", 4, 8)
     figure = plots.memory_timeline({"1F1B": footprint}, capacity=3, unit="activations")
-    assert len(figure.axes) == 4
-    for device, axes in enumerate(figure.axes):
-        (line,) = [line for line in axes.lines if line.get_gid() == f"device {device + 1}"]
-        times, sizes = line.get_data()
-        assert [footprint.at(device, t) for t in times] == list(sizes)
-        (peak,) = [line for line in axes.lines if line.get_gid() == "peak"]
-        assert peak.get_ydata() == footprint.peaks[device] == 4 - device
-        assert axes.get_ylim() == figure.axes[0].get_ylim()
+    (axes,) = figure.axes
+    drawn = {gid: places(axes, gid) for gid in ("held", "over")}
+    for gid, found in drawn.items():
+        for x, y, wide, high in found:
+            size = footprint.at(round(y + high - 0.45), x + wide / 2)
+            assert high == pytest.approx(0.9 * size / 4)
+            assert (size > 3) == (gid == "over")
+    assert {round(y + high - 0.45) for _, y, _, high in drawn["held"]} == {0, 1, 2, 3}
+    names = [f"device {d + 1}, {4 - d}" for d in range(4)]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == names
+    assert "over the capacity of 3" in words(figure)
 
 
 def test_memory_bars_are_the_bytes_of_the_fullest_moment_and_marked_over_the_capacity():

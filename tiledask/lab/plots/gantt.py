@@ -7,7 +7,7 @@ F0 .. .. .. .. B0        .. .. .. .. F0 B0
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +23,6 @@ from tiledask.lab.plots.style import (
     PINK,
     RED,
     SKY,
-    canvas,
     colour_named,
     lighter,
     styled,
@@ -398,9 +397,6 @@ def slots(
 
 # -- memory --------------------------------------------------------------------------------------
 
-_HELD = lighter(BLUE, 0.65)
-_OVER = {"edgecolor": RED, "hatch": "/////"}
-
 
 @styled
 def memory_timeline(
@@ -410,68 +406,40 @@ def memory_timeline(
     unit: str = "bytes",
     title: str = "Memory over time",
 ) -> Figure:
-    """A figure with a row per device and a column per Footprint, all on one scale; what exceeds
-    ``capacity`` is hatched, and a dot marks each device's first peak.
+    """A figure with a panel for each Footprint and a row per device, filled as high as what it
+    holds, on one scale; red where that exceeds ``capacity``.
 
     ``unit``: "bytes", or the word for what was counted: "activations".
     """
-    rows = range(max((footprint.devices for footprint in held.values()), default=0))
-    if not rows or any(footprint.devices != len(rows) for footprint in held.values()):
+    if not held or not all(footprint.devices for footprint in held.values()):
         raise ConfigError(
-            f"memory_timeline draws 1 footprint or more of equally many devices, got "
-            f"{[each.devices for each in held.values()]}; draw the others in a second figure"
+            "memory_timeline draws 1 footprint or more, of 1 device or more; got none"
         )
-    figure = canvas(1.2 + 0.5 * len(rows), title)
-    grid = figure.subplots(len(rows), len(held), sharex=True, sharey=True, squeeze=False)
 
-    def size(value: float) -> str:
+    def words(value: float) -> str:
         return format_bytes(value) if unit == "bytes" else f"{value:.4g}"
 
-    for column, (name, footprint) in zip(grid.T, held.items(), strict=True):
-        for axes, device in zip(column, rows, strict=True):
-            _draw_held(axes, footprint, device, capacity, size)
+    said = "" if unit == "bytes" else f" {unit}"
+    top, panels = max(footprint.peak.bytes for footprint in held.values()) or 1, []
+    limit, end = top if capacity is None else capacity, max(f.makespan for f in held.values())
+    for name, footprint in held.items():
+        boxes = list[Box]()
+        for device, (times, sizes) in enumerate(footprint.steps):
+            steps = zip(
+                pairwise([*times.tolist(), footprint.makespan]), sizes.tolist(), strict=True
+            )
+            for (start, stop), size in steps:
+                colour, gid = (RED, "over") if size > limit else (lighter(BLUE, 0.4), "held")
+                at = (start, device + 0.45 - 0.9 * size / top, stop - start, 0.9 * size / top)
+                look = {"edgecolor": colour, "linewidth": 0.3}  # or seams are seen
+                boxes += [Box(at, colour, gid=gid, look=look)] * (stop > start and size > 0)
+        names = [f"device {d + 1}, {words(peak)}" for d, peak in enumerate(footprint.peaks)]
         most, where, time = footprint.peak
-        words = f"{name}: at most {size(most)}{'' if unit == 'bytes' else f' {unit}'}"
         first = f"first on device {where + 1}, after {format_seconds(time)}"
-        column[0].set_title(f"{words}\n{first}" if len(held) > 1 else f"{words}, {first}")
-        column[-1].set_xlabel("time (s)")
-    for axes, device in zip(grid[:, 0], rows, strict=True):
-        axes.set_ylabel(f"device {device + 1}", rotation=0, ha="right", va="center")
-    top = max(capacity or 0, *(footprint.peak.bytes for footprint in held.values())) or 1
-    end = max(footprint.makespan for footprint in held.values()) or 1
-    grid[0, 0].set(xlim=(0, end), ylim=(0, 1.12 * top))
-    entries = [
-        draw.patch_entry(f"{unit} held, one scale for all", _HELD, edgecolor=BLUE),
-        draw.line_entry("first peak", marker="o", markersize=3, linestyle="none"),
-    ]
-    if capacity is not None:
-        entries.append(draw.line_entry(f"capacity: {size(capacity)}", **draw.DASHED))
-        if any(footprint.over(capacity) for footprint in held.values()):
-            entries.append(draw.patch_entry("over the capacity", "none", **_OVER))
-    draw.legend(figure, entries)
-    return figure
-
-
-def _draw_held(
-    axes: Axes, footprint: Footprint, device: int, capacity: float | None, size: Any
-) -> None:
-    """What one device holds."""
-    times, held = footprint.steps[device]
-    lasting = np.append(times[1:] > times[:-1], True)  # what comes and goes at once is no step
-    times, held = (np.append(x[lasting], x[-1]) for x in (times, held))
-    times[-1] = max(times[-1], footprint.makespan)
-    axes.fill_between(times, held, step="post", color=_HELD, linewidth=0)
-    line: draw.Look = {"linewidth": 1.0, "drawstyle": "steps-post"}
-    axes.plot(times, held, color=BLUE, gid=f"device {device + 1}", **line)
-    if capacity is not None:
-        above, look = np.maximum(held, capacity), {"facecolor": "none", "linewidth": 0} | _OVER
-        axes.fill_between(times, capacity, above, step="post", gid="over", **look)
-        axes.axhline(capacity, gid="capacity", **draw.DASHED | {"linewidth": 1.0})
-    at = int(np.argmax(held))
-    dot: draw.Look = {"marker": "o", "markersize": 3, "clip_on": False, "gid": "peak"}
-    axes.plot(times[at], held[at], color=INK, **dot)
-    ink = INK if device == footprint.peak.device else GREY
-    right: draw.Look = {"xycoords": ("axes fraction", "data"), "color": ink}
-    draw.note(axes, (1, held[at]), f"peak {size(held[at])}", (4, 0), 7.5, **right)
-    axes.set_yticks([])
-    axes.spines[["left"]].set_visible(False)
+        panels.append((f"{name}: at most {words(most)}{said}, {first}", names, boxes))
+    kinds = {box.gid for *_, boxes in panels for box in boxes}
+    entries = [draw.patch_entry(f"{unit} held, and the most of it", lighter(BLUE, 0.4))]
+    if "over" in kinds:
+        entries.append(draw.patch_entry(f"over the capacity of {words(limit)}", RED))
+    across = 0.0, end or 1.0
+    return draw.lane_figure(title, panels, entries, xlabel="time", across=across)[0]

@@ -297,7 +297,7 @@ def feasibility(plans: Plans) -> Figure:
         [*entries, draw.patch_entry("★ the best of all", "none", **_BEST)],
         xlabel="tensor parallelism (tp)",
         across=(-0.5, len(columns) - 0.5),
-        pitch=0.45,
+        pitch=max(0.45, 1.0 / len(rows)),
     )
     axes.set_xticks(range(len(columns)), columns)
     axes.set_ylabel("stages (pp)")

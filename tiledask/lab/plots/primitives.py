@@ -10,14 +10,15 @@ matplotlib as it is.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from tiledask.lab.plots.style import INK, RED, canvas, ink_on
 
-Axes = Figure = Any
-"""matplotlib's, which is loaded by the first figure."""
+# matplotlib's, which is loaded by the first figure
+Axes: TypeAlias = Any
+Figure: TypeAlias = Any
 
 __all__ = [
     "DASHED",
@@ -49,7 +50,7 @@ __all__ = [
     "write",
 ]
 
-Place = tuple[float, float, float, float]
+Place: TypeAlias = tuple[float, float, float, float]
 """x, y, width, height in data."""
 HEIGHT = 0.72
 """Of a box or a bar, in rows."""
