@@ -227,8 +227,8 @@ def boxes_of(timeline: Timeline, causes: bool = True) -> list[Box]:
             transfers.append(draw.span(under, start, end, INK, gid=kind, height=0.08, look=look))
             continue
         chunk, look = chunks[d, stage], {"linewidth": 0.3}
-        colour, gid = colour_of(kind, chunk), f"{kind}{chunk}"
-        made.append(draw.span(d, start, end, colour, f"{number}", gid, look=look))
+        words, gid = f"{number}", f"{kind}{chunk}"
+        made.append(draw.span(d, start, end, colour_of(kind, chunk), words, gid, look=look))
         if d == last[0] and start < (last[1] + last[2]) / 2:
             for n in (-2, -1):
                 x, _, wide, _ = made[n].at
