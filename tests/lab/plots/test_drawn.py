@@ -151,6 +151,7 @@ def test_memory_bars_are_the_bytes_of_the_fullest_moment_and_marked_over_the_cap
     assert list(line.get_xdata()) == [40 * GB] * 2
     assert not places(plots.memory_bars(SPLIT, 42 * GB).axes[0], "over")
     assert "42 GB: 105 % of capacity" in words(axes)
+    assert "42 GB: 2.1 times capacity" in words(plots.memory_bars(SPLIT, 20 * GB))
     every = plots.memory_bars({"small": {"A": GB}, "large": {"A": 7 * GB, "B": GB}}).axes
     assert [axes.get_xlim()[1] for axes in every] == [10 * GB, 1.25 * GB]
 
@@ -289,6 +290,12 @@ def test_a_step_loads_one_tile_of_each_and_the_last_ones_are_smaller():
     )
     assert outer == [[(3, 8)], [(3, 1)], [(8, 3)], [(1, 3)], [(3, 3)]]
     assert inner == [[], [(2, 1)], [], [(1, 2)], [(2, 2)]]
+    needed_a, loaded_a, needed_b, loaded_b, made = (
+        places(figure.axes[0], gid)[0][:2] for gid in gids
+    )
+    assert needed_a[1] == loaded_a[1] == made[1]  # the same rows, and the same columns
+    assert needed_b[0] == loaded_b[0] == made[0]
+    assert (loaded_a[0] - needed_a[0], loaded_b[1] - needed_b[1]) == (8, 8)
     assert "loaded now: 6 numbers, for 18 FLOP" in words(figure)
 
 
