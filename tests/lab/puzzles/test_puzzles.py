@@ -6,11 +6,11 @@ from itertools import pairwise
 from types import MappingProxyType
 
 import pytest
+from oracles.figures import places
 
 from tiledask.errors import ScheduleError
 from tiledask.lab.judging import UnsolvedError
 from tiledask.lab.judging.result import Result, Target
-from tiledask.lab.plots.primitives import places
 from tiledask.lab.puzzles import load_puzzle, puzzle_levels
 from tiledask.plan.pipelines import closed_form
 from tiledask.plan.pipelines.needs import validate
