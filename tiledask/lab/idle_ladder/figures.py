@@ -42,6 +42,6 @@ def draw_level(task: Any, answer: Any, result: Result) -> draw.Figure:
         )
         at = first * slots + same.index(False) if slots else first
         draw.mark_box(axes, boxes[at].at, fields[first].what)
-    figure.lay_out()  # type: ignore[attr-defined]
+    figure.lay_out()
     draw.write(axes, boxes)
     return figure

@@ -125,7 +125,7 @@ def _draw_layers(inputs: Inputs, targets: Targets, answer: Any, title: str) -> F
         for at, cap in ((at, cap) for at, cap in enumerate(rooms) if cap):
             axes.plot([cap, cap], [at - 0.45, at + 0.45], color=INK, linewidth=2, gid="capacity")
         axes.set_xlabel("memory of the layers, and of the device (GB)")
-    figure.lay_out()  # type: ignore[attr-defined]
+    figure.lay_out()
     for axes, boxes in zip(panels, drawn, strict=True):
         draw.write(axes, boxes)
     return figure
