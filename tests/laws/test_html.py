@@ -83,11 +83,9 @@ def test_a_table_escapes_all_its_parts():
     assert "<script" not in page
 
 
-def test_saved_pages_and_the_doctor_show_hostile_names(tmp_path):
+def test_the_doctor_shows_hostile_names():
     from tiledask.lab.doctor import MachineCheck, to_html
 
-    page = td.report(tmp_path / "x.html", TIMELINE, title=EVIL).read_text("utf-8")
-    assert "<script>alert" not in page
     shown = to_html([MachineCheck(EVIL, "ok", EVIL, EVIL)])
     assert "<script" not in shown
     assert "&lt;script&gt;" in shown

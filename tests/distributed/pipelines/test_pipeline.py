@@ -303,17 +303,20 @@ def test_idle_time_is_split_without_rest(cluster, engine):
 def test_a_run_is_announced_and_its_actions_reported(cluster, engine):
     schedule = td.schedule("1f1b", 2, 3)
     run = td.run_schedule(schedule, cluster=cluster, forward=0.01, backward=0.01, engine=engine)
-    announced = cluster.client.get_events(RUNS)[-1][1]
-    said, idle, spans = (announced.pop(name) for name in ("run", "predicted_idle", "predicted"))
-    expected = {"schedule": "1f1b", "devices": 2, "microbatches": 3, "actions": 12}
-    assert announced == expected | {"workers": {str(d): cluster.address(d) for d in range(2)}}
-    simulated = td.simulate(schedule, 0.01, 0.01)
-    assert [*map(tuple, spans)] == [*simulated.to_frame().itertuples(index=False, name=None)]
-    assert list(idle) == [each / simulated.makespan for each in simulated.idle_per_device]
-    events = [event for _, event in cluster.client.get_events(said)]
-    assert sorted(tuple(e["action"]) for e in events) == sorted(map(tuple, schedule))
-    assert {(e["device"], e["action"][1]) for e in events} == {(0, 0), (1, 1)}
-    starts = sorted(e["start"] - min(e["start"] for e in events) for e in events)
+    about, end = (event for _, event in cluster.client.get_events(RUNS)[-2:])
+    assert end["state"] == "done"
+    assert (about["kind"], *about["lanes"]) == ("pipeline", "device 1", "device 2")
+    assert list(about["workers"]) == [cluster.address(d) for d in range(2)]
+    simulated, predicted = td.simulate(schedule, 0.01, 0.01), about["predicted"]
+    spans = [*map(tuple, predicted["spans"])]
+    assert spans == [*simulated.to_frame().itertuples(index=False, name=None)]
+    idle = [each / simulated.makespan for each in simulated.idle_per_device]
+    assert list(predicted["idle"]) == idle
+    events = [event["spans"][0] for _, event in cluster.client.get_events(about["run"])]
+    assert sorted(tuple(span[1:4]) for span in events) == sorted(map(tuple, schedule))
+    assert {(device, stage) for device, _, stage, *_ in events} == {(0, 0), (1, 1)}
+    first = min(start for *_, start, _ in events)
+    starts = sorted(start - first for *_, start, _ in events)
     frame = run.timeline.to_frame().query("kind != 'T'")
     assert starts == pytest.approx(sorted(frame.start), abs=1e-6)
 
@@ -393,7 +396,7 @@ def test_a_block_does_not_come_before_it_left_by_clocks_that_are_apart(monkeypat
     came = paced.Arrival(there, (there + left, there))
     pace = paced.Pace(np.zeros((4, 2, 1)), -np.ones((2, 1)), np.zeros((2, 1, 2)))
     paced.perform("topic", 1, pace, [paced.Action("F", 1, 0)], [came], lambda: None)
-    assert said[0]["arriving"] == [(0, min(there + left, there), there)]
+    assert said[0]["spans"][1:] == [(1, "T", 0, 0, min(there + left, there), there)]
 
 
 def test_stages_that_do_not_fit_are_refused_before_anything_runs(cluster):

@@ -72,7 +72,7 @@ __all__ = [
 
 T = TypeVar("T")
 _SILENT = 1.0  # seconds without a heartbeat after which a worker is named
-_EVENT = 30.0  # seconds that the scheduler may take to hear, or say, what an event is
+_EVENT = 30.0  # seconds that the scheduler may take to say which events there were
 PAGE = "tiledask-page"
 """Dask's name of what collects for the dashboard's page, on the scheduler."""
 PAGE_MODULE = "tiledask.lab.dashboard"
@@ -379,11 +379,6 @@ class Cluster(ABC):
         """What ``call()``, of the client's loop, returns; TimeoutError after ``seconds``, and
         ClusterLostError as soon as the scheduler is lost."""
         return asked(self.client, call, seconds, self.check_alive)
-
-    def log_event(self, topic: str, said: Any) -> None:
-        """None; the scheduler has one more of Dask's events on ``topic``."""
-        scheduler: Any = self.client.scheduler
-        self.ask(partial(scheduler.log_event, topic=topic, msg=said), left_of(_EVENT).seconds)
 
     def events(self, topic: str) -> list[Any]:
         """What was said on ``topic``, by Dask's events."""
@@ -771,11 +766,11 @@ class Cluster(ABC):
         return frozenset(range(self.slots))
 
     @abstractmethod
-    def tell_page(self, topic: str, said: dict[str, Any]) -> bool:
-        """Whether there is a page of tiledask's in the dashboard; it is told then."""
+    def notify_page(self, topic: str, event: dict[str, Any]) -> bool:
+        """Whether the dashboard has tiledask's page, which then gets this event of Dask's."""
 
     def await_page(self) -> None:
-        """None, once the page has heard all that it was told; at once where it hears at once."""
+        """None, once the page has all events; at once where it has them at once."""
         return
 
     @abstractmethod
@@ -877,11 +872,11 @@ class StartedCluster(Cluster):
         """Whether its workers run, and are this process's."""
         return os.getpid() == self._process and self.dask_cluster.status is Status.running
 
-    def tell_page(self, topic: str, said: dict[str, Any]) -> bool:
+    def notify_page(self, topic: str, event: dict[str, Any]) -> bool:
         scheduler: Any = self.dask_cluster.scheduler  # Dask says no types of it
         there = PAGE in scheduler.plugins
         if there:
-            scheduler.loop.add_callback(scheduler.log_event, topic, said)
+            scheduler.loop.add_callback(scheduler.log_event, topic, event)
         return there
 
     def with_slots(self, slots: int | str) -> str:

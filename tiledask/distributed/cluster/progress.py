@@ -1,7 +1,17 @@
-"""How far the workers are with a long call, by their own events."""
+"""What a run reports while it goes on: to the dashboard's page, and to whoever follows a call.
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+client    announced   run, kind, lanes, facts, predicted        once
+workers   report      run, spans, counted of a lane             now and then
+client    ended       run, state, counted of all lanes          once
+
+Each is one of Dask's events: a dict with "run", the run's name, and what there is of the rest.
+``spans`` are rows that begin with a lane, ``counted`` pairs of a lane and its numbers. They are on
+the topic RUNS, or on one of the run's own where the client reads them too. A page is worth no run:
+what cannot be reported is not.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from time import monotonic
 from typing import Any
 
@@ -10,21 +20,63 @@ from distributed import get_worker
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.tile.progress import is_watched, showing
 
-__all__ = ["RUNS", "TOPIC", "Progress", "Reporter", "following", "subscribed", "watching"]
+__all__ = [
+    "RUNS",
+    "Progress",
+    "Reporter",
+    "announced",
+    "ended",
+    "report",
+    "subscribed",
+    "watching",
+]
 
 Progress = bool | Callable[[int, int], None] | None
-"""How far a call is, for people: a bar or none, or a function that is told."""
+"""How far a call is, for people: a bar or none, or a function of (done, in all)."""
 RUNS = "tiledask-runs"
-"""Dask's topic on which runs, trainings and products announce themselves."""
-TOPIC = "tiledask-panels"
-"""Dask's topic for the events that say how far each rank is."""
-_REPORT = 0.25  # seconds between two events of a rank
+"""Dask's topic on which runs are announced."""
+_REPORT = 0.25  # seconds between two reports of a rank
+
+
+# -- the client ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def announced(cluster: Cluster, run: str, **about: Any) -> Iterator[bool]:
+    """Whether the page follows ``run`` while the block runs; if that fails, it shows why."""
+    there = _notify(cluster, {"run": run, **about})
+    try:
+        yield there
+    except BaseException as error:
+        words = f"{type(error).__name__}: {error}".rstrip(": ").splitlines()[0]
+        _notify(cluster, {"run": run, "state": f"failed: {words}"})
+        raise
+
+
+def ended(cluster: Cluster, run: str, counted: Iterable[tuple[int, dict[str, Any]]] = ()) -> None:
+    """Show ``run`` as done, with what was counted by lane."""
+    _notify(cluster, {"run": run, "state": "done", "counted": list(counted)})
+
+
+def _notify(cluster: Cluster, event: dict[str, Any]) -> bool:
+    with suppress(Exception):
+        return cluster.notify_page(RUNS, event)
+    return False
+
+
+# -- workers ---------------------------------------------------------------------------------------
+
+
+def report(run: str, event: dict[str, Any], topic: str = "") -> None:
+    """Report ``event`` of ``run`` from a task, on the run's own topic if no other is given."""
+    with suppress(Exception):
+        get_worker().log_event(topic or run, {"run": run, **event})
 
 
 class Reporter:
-    """Says how far one rank is, now and then (in a worker).
+    """Reports now and then how far one rank of a product is.
 
-    ``more()``: what the dashboard's page is told besides.
+    ``more``: what the page shows besides, as (spans, numbers).
     """
 
     def __init__(
@@ -33,7 +85,7 @@ class Reporter:
         rank: int,
         of: int,
         done: int = 0,
-        more: Callable[[], dict[str, Any]] | None = None,
+        more: Callable[[], tuple[list[Any], dict[str, Any]]] | None = None,
     ) -> None:
         self.run, self.rank, self.of, self.done, self.more = run, rank, of, done, more
         self.last = monotonic()
@@ -45,43 +97,27 @@ class Reporter:
             self.report()
 
     def report(self) -> None:
-        """Say it now."""
+        """Report it now."""
         self.last = monotonic()
-        event = {"run": self.run, "rank": self.rank, "done": self.done, "of": self.of}
-        with suppress(Exception):  # a display must not stop a product
-            get_worker().log_event(TOPIC, event | (self.more() if self.more else {}))
+        spans, numbers = self.more() if self.more else ([], {})
+        if self.of:  # a sum has no panels
+            numbers = {"done": self.done, "of": self.of, **numbers}
+        report(self.run, {"spans": spans, "counted": [(self.rank, numbers)]}, RUNS)
+
+
+# -- whoever follows -------------------------------------------------------------------------------
 
 
 @contextmanager
-def subscribed(cluster: Cluster, topic: str, heard: Callable[[Any], None]) -> Iterator[None]:
-    """Calls ``heard`` with every message on ``topic`` while the block runs."""
+def subscribed(cluster: Cluster, topic: str, on_event: Callable[[Any], None]) -> Iterator[None]:
+    """Calls ``on_event`` with every event on ``topic`` while the block runs."""
     client: Any = cluster.client  # Dask says no types of these
-    client.subscribe_topic(topic, lambda said: heard(said[1]))
+    client.subscribe_topic(topic, lambda event: on_event(event[1]))
     try:
         yield
     finally:
         with suppress(Exception):  # of a client that is closed meanwhile
             client.unsubscribe_topic(topic)
-
-
-@contextmanager
-def following(
-    cluster: Cluster, run: str, ranks: int, heard: Callable[[list[int]], None]
-) -> Iterator[None]:
-    """Calls ``heard`` with the panels that each rank has done, while the block runs."""
-    done, over = [0] * ranks, False
-
-    def event(facts: Any) -> None:
-        mine = facts.get("run") == run and "rank" in facts
-        if mine and not over:  # later ones are no news
-            done[facts["rank"]] = facts["done"]
-            heard(done)
-
-    with subscribed(cluster, TOPIC, event):
-        try:
-            yield
-        finally:
-            over = True
 
 
 @contextmanager
@@ -93,21 +129,29 @@ def watching(
     ``wanted``: True and False insist, None shows a bar on a terminal or in a notebook. A function
     is called with (panels done, panels in all). ``turns``: panels of each rank.
     """
-    if callable(wanted):
-        tell, of = wanted, sum(turns)
-        with following(cluster, run, len(turns), lambda done: tell(sum(done), of)):
-            yield
-        tell(of, of)  # ranks do not report their last panels
-        return
     if wanted is False or (wanted is None and not is_watched()):
         yield
         return
-    done = [0] * len(turns)
+    done, over = [0] * len(turns), False
 
-    def heard(now: list[int]) -> None:
-        done[:] = now
+    def on_event(event: Any) -> None:
+        if event.get("run") == run and not over:  # later ones are no news
+            for rank, numbers in event.get("counted", ()):
+                done[rank] = numbers.get("done", done[rank])
+                if callable(wanted) and "done" in numbers:
+                    wanted(sum(done), sum(turns))
 
-    with showing(what, lambda: (sum(done), sum(turns), ""), "panels"):
-        with following(cluster, run, len(turns), heard):
-            yield
+    shown = (
+        nullcontext()
+        if callable(wanted)
+        else showing(what, lambda: (sum(done), sum(turns), ""), "panels")
+    )
+    with shown:
+        with subscribed(cluster, RUNS, on_event):
+            try:
+                yield
+            finally:
+                over = True
         done[:] = turns  # ranks do not report their last panels
+    if callable(wanted):
+        wanted(sum(turns), sum(turns))

@@ -277,7 +277,7 @@ class AttachedCluster(Cluster):
     ) -> None:
         self.given = given
         self._ours, self._page = ours, False
-        self._telling: concurrent.futures.Future[None] | None = None
+        self._notified: concurrent.futures.Future[None] | None = None
         """Done when the page knows all that it was told."""
         self._at: dict[int, str] = {}
         """Slot -> where its worker listened when it was last looked up."""
@@ -384,27 +384,27 @@ class AttachedCluster(Cluster):
         seen = self.run(_sees, str(self.spool / "seen"), token, machine())
         return frozenset(slot for slot, sees in enumerate(seen) if sees)
 
-    def tell_page(self, topic: str, said: dict[str, Any]) -> bool:
+    def notify_page(self, topic: str, event: dict[str, Any]) -> bool:
         if self._page:  # an answer takes a small product's time, and nobody needs it
             loop: Any = self.client.loop
-            said_now = self._tell(self._telling, topic, said)
-            self._telling = asyncio.run_coroutine_threadsafe(said_now, loop.asyncio_loop)
+            sent = self._notify(self._notified, topic, event)
+            self._notified = asyncio.run_coroutine_threadsafe(sent, loop.asyncio_loop)
         return self._page
 
-    async def _tell(
-        self, before: concurrent.futures.Future[None] | None, topic: str, said: dict[str, Any]
+    async def _notify(
+        self, before: concurrent.futures.Future[None] | None, topic: str, event: dict[str, Any]
     ) -> None:
-        """Tell the page, once it was told what came ``before``."""
+        """Send an event, once the one ``before`` has arrived."""
         if before is not None:
             with suppress(Exception):
                 await asyncio.wrap_future(before)
         scheduler: Any = self.client.scheduler
-        await scheduler.log_event(topic=topic, msg=said)
+        await scheduler.log_event(topic=topic, msg=event)
 
     def await_page(self) -> None:
-        if self._telling is not None:
+        if self._notified is not None:
             with suppress(Exception):  # a page is worth no more than that
-                self._telling.result(SAY)
+                self._notified.result(SAY)
 
     def with_slots(self, slots: int | str) -> str:
         return f"td.connect(client, workers={slots})"

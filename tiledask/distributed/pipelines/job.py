@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,14 +13,14 @@ from distributed import Future
 
 from tiledask.distributed.arrays.array import read_block
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.distributed.cluster.progress import RUNS
+from tiledask.distributed.cluster.progress import announced, ended
 from tiledask.distributed.cluster.spool import KeptArray
 from tiledask.distributed.pipelines.kernels import StageOperands, StagesMade
 from tiledask.distributed.pipelines.paced import Pace
 from tiledask.distributed.transport.meeting import begin
 from tiledask.errors import ClusterLostError, DeadlineError
 from tiledask.plan.pipelines.schedule import Schedule
-from tiledask.plan.pipelines.timeline import TRANSFER, Span, Timeline
+from tiledask.plan.pipelines.timeline import Span, Timeline
 from tiledask.plan.products.placement import split
 from tiledask.plan.program.instructions import Send
 from tiledask.plan.program.program import Program
@@ -122,30 +123,28 @@ class PipelineJob:
         cluster.wait(ready, "weights and micro-batches", self.patience, cancel=True)
         return ready
 
-    def begin(self, addresses: Sequence[str], simulated: Timeline | None) -> None:
-        """Announce the run, and let its devices begin."""
+    @contextmanager
+    def begun(self, addresses: Sequence[str], simulated: Timeline | None) -> Iterator[None]:
+        """Announces the run, and lets its devices begin."""
         schedule = self.schedule
-        idle = spans = None
+        predicted: dict[str, Any] = {"actions": len(schedule)}
         if simulated is not None:
-            idle = [each / (simulated.makespan or 1.0) for each in simulated.idle_per_device]
+            whole = simulated.makespan or 1.0
+            predicted["idle"] = [each / whole for each in simulated.idle_per_device]
             if len(simulated) <= _FOLLOWED:
                 names = ("device", "kind", "stage", "microbatch", "start", "end")
                 columns = (getattr(simulated, name).tolist() for name in names)
-                spans = list(zip(*columns, strict=True))
-        self.cluster.log_event(
-            RUNS,
-            {
-                "run": self.topic,
-                "schedule": schedule.name,
-                "devices": schedule.devices,
-                "microbatches": schedule.microbatches,
-                "actions": len(schedule),
-                "workers": {str(d): address for d, address in enumerate(addresses)},
-                "predicted_idle": idle,
-                "predicted": spans,
-            },
-        )
-        begin(self.cluster, self.topic, self.patience)
+                predicted["spans"] = list(zip(*columns, strict=True))
+        about = {
+            "kind": "pipeline",
+            "lanes": [f"device {d + 1}" for d in range(schedule.devices)],
+            "facts": {"schedule": schedule.name, "micro-batches": str(schedule.microbatches)},
+            "predicted": predicted,
+            "workers": list(addresses),
+        }
+        with announced(self.cluster, self.topic, **about):
+            begin(self.cluster, self.topic, self.patience)
+            yield
 
     def heard(self) -> tuple[list[Span], float]:
         """(every action and the blocks that it waited for, the longest overrun), once all have
@@ -157,14 +156,10 @@ class PipelineJob:
             # an action that ran again, after its worker died, counts as it ran last; of one whose
             # worker died before it reported, whoever was given its block says what it knows
             told = [e["before"] for e in events if "before" in e] + events
-            ran = {tuple(e["action"]): e for e in told}
+            ran = {tuple(e["spans"][0][1:4]): e for e in told}
             if len(ran) == len(self.schedule):
-                spans = [(e["device"], *e["action"], e["start"], e["end"]) for e in ran.values()]
-                spans += [
-                    (e["device"], TRANSFER, stage, e["action"][2], start, stop)
-                    for e in ran.values()
-                    for stage, start, stop in e["arriving"]
-                ]
+                ended(self.cluster, self.topic)
+                spans: list[Span] = [tuple(span) for e in ran.values() for span in e["spans"]]
                 return spans, max(e["late"] for e in ran.values())
             if len(ran) > known:
                 known, since = len(ran), time.monotonic()

@@ -34,8 +34,8 @@ def run_loops(job: PipelineJob, simulated: Timeline | None) -> Done:
             job.cluster.submit(device, _loop, device, operands, *given, name="pipeline_loop")
             for device, operands in enumerate(job.prepare())
         ]
-        job.begin(addresses, simulated)
-        parts = job.cluster.gather(loops, f"{job.schedule!r}", job.timeout, cancel=True)
+        with job.begun(addresses, simulated):
+            parts = job.cluster.gather(loops, f"{job.schedule!r}", job.timeout, cancel=True)
     moves = [
         (source, device, size) for device, (_, came) in enumerate(parts) for source, size in came
     ]

@@ -58,8 +58,8 @@ def run_tasks(job: PipelineJob, simulated: Timeline | None) -> Done:
     cluster = job.cluster
     with meeting(cluster, job.topic, job.peers, job.patience) as (addresses, _):
         ends = _submit(job)
-        job.begin(addresses, simulated)
-        cluster.wait(ends, f"{job.schedule!r}", job.timeout, cancel=True)
+        with job.begun(addresses, simulated):
+            cluster.wait(ends, f"{job.schedule!r}", job.timeout, cancel=True)
     heard = job.heard()
     made = cluster.gather(ends, "the run's results", job.patience, cancel=True)
     return Done([each for here in made for each in here], *heard, [])

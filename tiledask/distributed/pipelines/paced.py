@@ -8,7 +8,7 @@ block made        block there
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from distributed import get_worker
 
 from tiledask.distributed.cluster.clocks import now
 from tiledask.plan.pipelines.schedule import KINDS, Action
+from tiledask.plan.pipelines.timeline import TRANSFER, Span
 
 __all__ = ["Arrival", "Pace", "perform"]
 
@@ -76,10 +77,11 @@ def perform(
     work: Callable[[], Any],
 ) -> tuple[float, list[dict[str, Any]]]:
     """(the moment at which actions were over, whose ``work`` began when their blocks were there;
-    what an event on ``topic`` says of each).
+    the event on ``topic`` that reports each).
 
-    What is known of whoever made a block is said again: a worker that dies within `REPORT_AFTER`
-    takes its report along, and where its block has gone by then nobody does its work again.
+    What is known of whoever made a block is reported again: a worker that dies within
+    `REPORT_AFTER` takes its report along, and where its block has gone by then nobody does its work
+    again.
     """
     seconds, latencies = pace.of(actions)
     came = list(zip(actions, latencies, arrivals, strict=True))
@@ -95,14 +97,11 @@ def perform(
     _sleep_until(end)
     worker, said = get_worker(), []
     for action, latency, block in came:
-        event = {
-            "action": tuple(action),
-            "device": device,
-            "start": start,
-            "end": end,
-            "late": max(0.0, worked - start - seconds) if seconds else 0.0,
-            "arriving": [] if block is None else list(_ways(action, latency, block)),
-        }
+        late = max(0.0, worked - start - seconds) if seconds else 0.0
+        spans: list[Span] = [(device, *action, start, end)]
+        if block is not None:
+            spans += _ways(device, action, latency, block)
+        event = {"run": topic, "spans": spans, "late": late}
         said.append(event)
         if block is not None and block.said is not None:
             event = {**event, "before": block.said}
@@ -114,14 +113,15 @@ def perform(
     return end, said
 
 
-def _ways(action: Action, latency: float, block: Arrival) -> Sequence[tuple[int, float, float]]:
-    """(the stage that made the block, start, end) of the times for which it was on its way."""
+def _ways(device: int, action: Action, latency: float, block: Arrival) -> Iterator[Span]:
+    """The spans in which a block was on its way from the stage that made it."""
     stage = action.stage + (-1 if action.kind == "F" else 1)
     ways = [block.sent] if block.sent else []
     if latency:
         ways.append((block.made, block.made + latency))
     # a way begins by another worker's clock, and by their error it may seem to end before
-    return [(stage, min(left, there), there) for left, there in ways]
+    for left, there in ways:
+        yield device, TRANSFER, stage, action.microbatch, min(left, there), there
 
 
 def _sleep_until(moment: float) -> None:

@@ -100,8 +100,9 @@ def run_schedule(
     The gradients of a stage that is on several devices are summed when they are brought back; a
     program that is told their bytes sums them among the devices (:func:`tiledask.program`).
 
-    Every run is announced on Dask's topic "tiledask-runs", and each action is reported on the
-    run's own topic when it is done, with its times on the scheduler's clock.
+    Where the dashboard has tiledask's page, every run is announced on Dask's topic "tiledask-runs";
+    each action is reported on the run's own topic when it is done, with its times on the
+    scheduler's clock.
 
     Raises ScheduleError for an order that cannot run and for impossible times, PlacementError
     for too few slots or arrays of the wrong shape, ConfigError for an unknown engine,
@@ -188,7 +189,7 @@ def _shown(job: PipelineJob) -> Iterator[None]:
     schedule, done = job.schedule, set[tuple[Any, ...]]()
     what = f"{schedule.name} on {schedule.devices} devices"
     with showing(what, lambda: (len(done), len(schedule), ""), "actions"):
-        with subscribed(job.cluster, job.topic, lambda said: done.add(tuple(said["action"]))):
+        with subscribed(job.cluster, job.topic, lambda e: done.add(tuple(e["spans"][0][1:4]))):
             yield
         done.update(schedule)  # events may come late
 

@@ -22,14 +22,14 @@ from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.arrays.recompute import Anchors
 from tiledask.distributed.cluster.cluster import slot_of
 from tiledask.distributed.cluster.counters import counting
-from tiledask.distributed.cluster.progress import Progress, watching
+from tiledask.distributed.cluster.progress import Progress, announced, ended, watching
 from tiledask.distributed.cluster.room import as_room, asks_room, room_of
 from tiledask.distributed.deadlines import bounded, seconds_of
-from tiledask.distributed.products.announced import about, announced, ended
 from tiledask.distributed.products.explain import CACHE, Choice, Explanation, ProductQuestion
 from tiledask.distributed.products.multiply import RankLine, run_line
 from tiledask.distributed.products.needed import ProductNeeds
 from tiledask.distributed.products.operands import check_kernel, check_types
+from tiledask.distributed.products.page import about, counts, memory_before
 from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.products.refusal import refusal
 from tiledask.distributed.transport.loans import Facts, Span
@@ -269,7 +269,7 @@ class _Ready:
     panels: list[int]
     """By rank."""
     about: dict[str, Any]
-    """What the page is told."""
+    """For the dashboard's page."""
     stages: tuple[_Stage, ...]
     """One; where k is shared out a second, that sums."""
 
@@ -295,7 +295,7 @@ class _Ready:
             predicted,
             resident,
             [len(panels) for panels in plan.panels],
-            about(choice, predicted, resident),
+            about(choice, predicted),
             tuple(stages),
         )
 
@@ -363,7 +363,12 @@ class _Run:
             self.room = as_room(rules, self.memory_limit, cluster.started_here, slots)
             ready, held = self.ready, [counted.held[slot] for slot in slots]
             with (
-                announced(cluster, lender.name, ready.about, held) as self.on_page,
+                announced(
+                    cluster,
+                    lender.name,
+                    **ready.about,
+                    counted=memory_before(ready.resident, held),
+                ) as self.on_page,
                 watching(self.progress, lender.name, ready.panels, ready.what, cluster),
             ):
                 blocks = self._result(lender, tickets)
@@ -378,8 +383,8 @@ class _Run:
         traffic = Both(predicted, counted.moved(cluster.slots, reads))
         memory = Both(self.choice.ledger, counted.ledger(ready.resident, slots))
         if self.on_page:
-            counts = traffic.measured, memory.measured, counted.seconds
-            ended(cluster, lender.name, slots, *counts)
+            found = counts(slots, traffic.measured, memory.measured, counted.seconds)
+            ended(cluster, lender.name, found)
         return ShardedArray(
             mesh,
             plan.result,

@@ -105,7 +105,7 @@ class _Told(NamedTuple):
     kernel: str
     tile: Any
     on_page: bool
-    """Whether the dashboard's page is told how far it is."""
+    """Whether the dashboard's page shows how far it is."""
 
 
 def run_line(
@@ -253,27 +253,26 @@ def _put(place: Any, part: Any, adds: bool) -> None:
 
 
 def _reporter(job: RankLine, told: _Told, reader: Reader) -> Reporter:
-    """What says how far this task is; the dashboard's page hears what was counted besides."""
+    """Of how far this task is; the dashboard's page shows what was counted besides."""
 
-    def counted() -> dict[str, Any]:
+    def counted() -> tuple[list[Any], dict[str, Any]]:
         facts, delay = reader.facts, reader.worker.scheduler_delay
-        first, facts.told = facts.told, len(facts.spans)
-        return {
-            "received": sum(nbytes for _, nbytes in facts.reads),
-            "peak": host_memory.peak_bytes(job.backend),
-            "spans": [
-                [span.kind, span.start + delay, span.stop + delay]
-                for span in facts.spans[first : facts.told]
-            ],
-        }
+        first, facts.reported = facts.reported, len(facts.spans)
+        panel = sum(span.kind == "multiply" for span in facts.spans[:first]) - 1
+        spans = []
+        for each in facts.spans[first : facts.reported]:
+            panel += each.kind == "multiply"
+            spans.append((job.rank, each.kind, panel, each.start + delay, each.stop + delay))
+        received = sum(nbytes for _, nbytes in facts.reads)
+        return spans, {"received": received, "peak": host_memory.peak_bytes(job.backend)}
 
     more = counted if told.on_page else None
     return Reporter(told.exchange, job.rank, job.products, more=more)
 
 
 def _show(spans: list[Span], reporter: Reporter) -> None:
-    """Draw reads over this task on Dask's task stream, as it draws its own transfers; tell the
-    dashboard's page the rest."""
+    """Draw reads over this task on Dask's task stream, as it draws its own transfers; report the
+    rest to the dashboard's page."""
     if reporter.more:
         reporter.report()
     with suppress(Exception):

@@ -12,25 +12,23 @@ import uuid
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.distributed.cluster.progress import RUNS, subscribed
+from tiledask.distributed.cluster.progress import announced, ended, report, subscribed
 from tiledask.distributed.training.by_layer import predicted_sums
 from tiledask.distributed.training.job import TrainingJob
-from tiledask.distributed.training.reports import Assembly, Post, Progress, Say
+from tiledask.distributed.training.reports import Assembly, Progress, Say
 from tiledask.errors import ConfigError
 from tiledask.plan.program.calls import calls
 from tiledask.plan.program.program import Program
 from tiledask.tile.progress import is_watched, showing
 
-__all__ = ["TOPIC", "Bar", "watched"]
+__all__ = ["Bar", "watched"]
 
-TOPIC = "tiledask-training-"
-"""How the topic of every training's reports begins."""
 PATIENCE = 5.0
 """Seconds that a listener has for what is left when the training is over."""
 AFTER_A_FAILURE = 1.0
@@ -63,23 +61,26 @@ def watched(
             "progress is None, True, False or a function of one "
             f"tiledask.distributed.training.Progress, got {type(progress).__name__}; print is one"
         )
-    announced: AbstractContextManager[Post | None] = nullcontext()
     if isinstance(ranks, Mesh):
         ranks.cluster.check_alive()
-        announced = _announced(ranks.cluster, job, program)
-    with announced as post:
-        if listener is None:
-            yield post
-            return
-        reports: Reports = SimpleQueue()
-        shown = listener.shown if isinstance(listener, Bar) else nullcontext()
-        with shown, _calling(listener, reports, job, program.ranks) as called:
-            if post is None or not isinstance(ranks, Mesh):
-                yield reports.put
+        run = f"tiledask-training-{uuid.uuid4().hex[:12]}"
+        say = partial(report, run)
+        with announced(ranks.cluster, run, **_about(job, program)) as on_page:
+            if listener is None:
+                yield say if on_page else None
             else:
-                with subscribed(ranks.cluster, post.topic, reports.put):
-                    yield post
+                with (
+                    _calling(listener, job, program.ranks) as (called, reports),
+                    subscribed(ranks.cluster, run, reports.put),
+                ):
+                    yield say
                     called.all.wait(ON_THE_WAY)
+        ended(ranks.cluster, run)
+    elif listener is None:
+        yield None
+    else:
+        with _calling(listener, job, program.ranks) as (_, reports):
+            yield reports.put
 
 
 # -- the listener ------------------------------------------------------------------------------
@@ -106,7 +107,7 @@ class _Calls(threading.Thread):
 
     def run(self) -> None:
         while (report := self.reports.get()) is not None:
-            for progress in self.assembly.heard(report):
+            for progress in self.assembly.completed(report):
                 if progress.step == progress.steps - 1:
                     self.all.set()
                 if self.over or self.error:
@@ -125,17 +126,18 @@ class _Calls(threading.Thread):
 
 
 @contextmanager
-def _calling(
-    listener: Listener, reports: Reports, job: TrainingJob, ranks: int
-) -> Iterator[_Calls]:
+def _calling(listener: Listener, job: TrainingJob, ranks: int) -> Iterator[tuple[_Calls, Reports]]:
+    """What calls the listener while the block runs, and where it takes its reports from."""
+    reports: Reports = SimpleQueue()
     called = _Calls(listener, reports, job, ranks)
     called.start()
-    try:
-        yield called
-    except BaseException:  # the training's own
-        called.end(AFTER_A_FAILURE)
-        raise
-    called.end(PATIENCE)
+    with listener.shown if isinstance(listener, Bar) else nullcontext():
+        try:
+            yield called, reports
+        except BaseException:  # the training's own
+            called.end(AFTER_A_FAILURE)
+            raise
+        called.end(PATIENCE)
     if error := called.error:
         _warn(
             f"progress= raised {type(error).__name__} at step {called.step}: {error}; it was "
@@ -152,47 +154,33 @@ def _warn(words: str) -> None:
     warnings.warn(words, RuntimeWarning, stacklevel=2)
 
 
-# -- by Dask's events --------------------------------------------------------------------------
+# -- the dashboard's page ----------------------------------------------------------------------
 
 
-@contextmanager
-def _announced(cluster: Cluster, job: TrainingJob, program: Program) -> Iterator[Post]:
-    """Where the run's reports go; the dashboard's page is told of it, and if the block fails."""
-    topic = f"{TOPIC}{uuid.uuid4().hex[:12]}"
-    with suppress(Exception):  # a page is worth no training
-        cluster.log_event(RUNS, _about(topic, job, program))
-    try:
-        yield Post(topic)
-    except BaseException as error:
-        with suppress(Exception):  # the cluster may be what failed
-            words = f"{type(error).__name__}: {error}".rstrip(": ").splitlines()[0]
-            cluster.log_event(topic, {"failed": words})
-        raise
-
-
-def _about(topic: str, job: TrainingJob, program: Program) -> dict[str, Any]:
-    """What the page is told before the first step: what it is, and what is predicted of a step."""
-    model = job.model
-    predicted = [
-        [rank, *place, *sums]
+def _about(job: TrainingJob, program: Program) -> dict[str, Any]:
+    """What is known before the first step: what it is, and what is predicted of a step."""
+    model, schedule, (dp, tp, pp) = job.model, job.schedule, program.shape
+    sums = [
+        (rank, *place, *predicted)
         for rank in range(program.ranks)
-        for place, sums in predicted_sums(calls(program, rank)).items()
+        for place, predicted in predicted_sums(calls(program, rank)).items()
     ]
     return {
-        "run": topic,
-        "shape": list(program.shape),
-        "first": job.first,
-        "steps": job.steps,
-        "tokens": job.batch * model.sequence,
-        "floor": getattr(job.data, "floor", None),
-        "model": repr(model),
-        "parameters": model.size,
-        "units": list(model.units),
-        "schedule": job.schedule.name,
-        "microbatches": job.schedule.microbatches,
-        "zero": job.zero,
-        "dtype": job.dtype,
-        "predicted": predicted,
+        "kind": "training",
+        "lanes": [f"rank {rank}" for rank in range(program.ranks)],
+        "facts": {
+            "layout": f"dp {dp}, tp {tp}, pp {pp}",
+            "ZeRO": str(job.zero),
+            "schedule": f"{schedule.name}, {schedule.microbatches} micro-batches",
+            "parameters": f"{model.size:,}, {job.dtype}",
+        },
+        "predicted": {
+            "steps": job.steps,
+            "tokens": job.batch * model.sequence,
+            "floor": getattr(job.data, "floor", None),
+            "units": list(model.units),
+            "sums": sums,
+        },
     }
 
 

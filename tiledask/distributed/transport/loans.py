@@ -41,8 +41,8 @@ class Loans:
     reads: list[tuple[int, int]] = field(default_factory=list)
     """(source slot, bytes) of every piece that was read."""
     spans: list[Span] = field(default_factory=list)
-    told: int = 0
-    """Of the spans, how many the dashboard's page knows."""
+    reported: int = 0
+    """Of the spans, how many the dashboard's page has."""
     tiles: list[TileCount | None] = field(default_factory=list)
     opened: ipc.Opened = field(default_factory=ipc.Opened)
     """What this worker has open of the others' GPU memory."""

@@ -6,13 +6,12 @@ On another one:
     dask scheduler --preload tiledask.lab.dashboard
     client.register_plugin(tiledask.lab.dashboard.Recorder())    # if it runs already
 
-recorder                     collects runs, trainings, products and tasks: a Snapshot
-pipelines, tasks             what of it is drawn: an Activity
-products                     what of a product is drawn: the same, with bytes and memory
-training_overview            what of a training is drawn: an Overview, also by layer
-activity                     rows of boxes, idle shares, numbers
-board, product_board, training_board, bars       the same in Bokeh
-page, saved                  the page in the dashboard, and `td.report`: the same as a file
+recorder                         collects events and tasks: a Run each
+pipelines, products, trainings   what is drawn of a Run: a View
+tasks                            the same of all other work, and what is newest
+views                            boxes in lanes, idle shares, numbers
+board                            a View in Bokeh
+page, saved                      the page in the dashboard, and `td.report`: the same as a file
 """
 
 import logging

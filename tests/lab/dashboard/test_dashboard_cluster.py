@@ -1,0 +1,248 @@
+"""The page on real clusters: what was run and counted is what it shows, and never what fails."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+from oracles.pages import outside
+from oracles.waiting import wait_until
+
+import tiledask as td
+from tiledask.distributed.cluster.cluster import PAGE
+from tiledask.distributed.pipelines.stages import stack
+from tiledask.distributed.products import matmul
+from tiledask.errors import ConfigError, DeadlineError, PlacementError
+from tiledask.lab.dashboard import Recorder
+from tiledask.lab.dashboard.page import view_of
+from tiledask.plan.units import format_bytes
+
+pytestmark = pytest.mark.cluster
+
+
+def shown(cluster, choice="newest"):
+    return cluster.client.run_on_scheduler(
+        lambda dask_scheduler: view_of(dask_scheduler.plugins[PAGE], choice)
+    )
+
+
+def last(cluster):
+    """The last run, once it is over."""
+
+    def newest(dask_scheduler):
+        run = [*dask_scheduler.plugins[PAGE].runs.values()][-1]
+        return run.state, run.counted, [*run.spans], run.predicted
+
+    wait_until(lambda: cluster.client.run_on_scheduler(newest)[0] != "running")
+    return cluster.client.run_on_scheduler(newest)
+
+
+def operand(cluster, n: int = 96):
+    a = np.random.default_rng(0).standard_normal((n, n))
+    return td.distribute(a, td.Mesh(cluster, (2, 2)), (td.Shard(0), td.Shard(1)))
+
+
+def test_a_real_run_is_drawn_as_it_is_measured(cluster, tmp_path):
+    schedule = td.schedule("1f1b", 3, 4)
+    batch = np.random.default_rng(0).standard_normal((8, 12))
+    stages, times = stack((0, 1, 2, 3), width=12, hidden=20), {"forward": 0.01, "backward": 0.02}
+    run = td.run_schedule(schedule, stages, batch, cluster, target=batch, **times)
+    state, _, spans, _ = last(cluster)
+    assert state == "done"
+    assert len({span[1:4] for span in spans if span[1] != "T"}) == len(schedule)
+    view = shown(cluster)
+    time, idle = view.panels["time"], view.panels["idle"]
+    ends = [box.at[0] + box.at[2] for box in time.boxes if box.words]
+    assert max(ends) == pytest.approx(run.timeline.makespan, abs=1e-6)
+    shares = [100 * each / run.timeline.makespan for each in run.timeline.idle_per_device]
+    assert list(idle.lanes) == [f"{share:.1f} %" for share in shares]
+    assert idle.marks == pytest.approx([100 / 3] * 3)
+    assert view.facts["actions done"] == f"{len(schedule)} of {len(schedule)}"
+    html = td.report(tmp_path / "new" / "run.html", cluster, title="<b>1</b>").read_text("utf-8")
+    assert outside(html) == []
+    assert "default-src 'none'" in html
+    assert "<b>1" not in html
+    assert "33.3 %" in html
+    assert '"type":"field","field":"fill_color"' in html.replace(" ", "")
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("algorithm", ["summa", "row_parallel", "gather"])
+def test_a_real_product_is_drawn_as_it_is_counted(cluster, algorithm):
+    a = operand(cluster)
+    td.matmul(a, a)
+    predicted = td.explain(a, a)[td.explain(a, a).chosen].cost
+    about = last(cluster)[3]
+    assert (about["seconds"], tuple(about["busy"])) == (predicted.total, predicted.busy)
+    c = td.matmul(a, a, algorithm=algorithm)
+    state, counted, spans, about = last(cluster)
+    assert state == "done"
+    received = c.traffic.measured.received
+    assert tuple(counted[rank]["received"] for rank in range(4)) == received
+    assert tuple(about["received"]) == c.traffic.predicted.received == received
+    most = [counted[rank]["memory"] for rank in range(4)]
+    assert most == list(c.memory.measured.per_place.values())
+    assert about["memory"] == list(c.memory.predicted.per_place.values())
+    assert [counted[rank]["done"] for rank in range(4)] == about["panels"]
+    assert len(spans) == sum(len(spent.spans) for spent in c.spent)
+    view, total = shown(cluster), format_bytes(c.traffic.measured.total)
+    assert view.facts["bytes between workers"] == f"{total}, predicted {total}"
+    idle = [1 - (s.multiply + s.sum) / c.seconds for s in c.spent]
+    assert list(view.panels["idle"].lanes) == [f"{100 * share:.1f} %" for share in idle]
+
+
+def test_a_product_fails_by_itself_and_never_by_the_page(cluster, monkeypatch):
+    a = operand(cluster)
+    expected = td.to_numpy(td.matmul(a, a, algorithm="summa"))
+
+    def broken(*_):
+        raise OSError("no page")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(cluster), "notify_page", broken)
+        c = td.matmul(a, a, algorithm="summa")
+    np.testing.assert_array_equal(td.to_numpy(c), expected)
+
+    def fails(*_):
+        raise PlacementError("planted")
+
+    monkeypatch.setattr(matmul._Run, "_result", fails)
+    with pytest.raises(PlacementError, match="planted"):
+        td.matmul(a, a, algorithm="summa")
+    assert last(cluster)[0] == "failed: PlacementError: planted"
+
+
+def test_a_real_training_is_drawn_as_it_is_counted(cluster):
+    text, mesh = td.load_text("tales"), td.Mesh(cluster, (1, 2, 2))
+    model = td.GPT(text.vocabulary, hidden=8, layers=2, heads=2, sequence=8)
+    got = td.train(model, text, mesh, steps=3, batch=4, microbatches=2, progress=False)
+    last(cluster)
+    wait_until(lambda: shown(cluster).facts["steps done"] == "3 of 3")
+    view, frame = shown(cluster), got.layers()
+    assert view.loss[1] == pytest.approx(got.losses.tolist(), rel=1e-12)
+    for place, what in (("left", "barriers"), ("right", "bytes")):
+        panel = view.panels[place]
+        ends = [0.0] * len(panel.lanes)
+        for (x, y, wide, high), *_ in panel.boxes:
+            lane = round(y + high / 2)
+            ends[lane] = max(ends[lane], x + wide)
+        assert ends == panel.marks
+        assert sum(ends) == frame[what].sum()
+    assert all(0 <= x + wide <= 100 for (x, _, wide, _), *_ in view.panels["ranks"].boxes)
+
+
+def test_a_real_training_that_fails_no_longer_runs(cluster):
+    text, mesh = td.load_text("tales"), td.Mesh(cluster, (2, 1, 1))
+    model = td.GPT(text.vocabulary, hidden=8, layers=1, heads=2, sequence=8)
+    with pytest.raises(DeadlineError) as raised:
+        td.train(model, text, mesh, steps=10**6, batch=4, timeout=2.0, progress=False)
+    assert last(cluster)[0] == f"failed: DeadlineError: {str(raised.value).splitlines()[0]}"
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_leaves_the_page_whole(cluster):
+    cluster.gather([cluster.submit(1, os.getpid, name="before")], "before")
+    os.kill(cluster.run(os.getpid)[1], signal.SIGKILL)
+    cluster.gather([cluster.submit(1, os.getpid, name="after")], "after")
+    time = shown(cluster, "tasks").panels["time"]
+    assert list(time.lanes) == [f"worker {slot}" for slot in range(4)]
+    assert {round(b.at[1] + 0.36) for b in time.boxes if b.words == "after"} == {1}
+    has_the_page(cluster.client)
+
+
+# -- clusters of Dask's own ------------------------------------------------------------------------
+
+
+def get(client: Client, page: str) -> str:
+    """What the dashboard answers; again where another page of this process was just drawing.
+
+    While Dask draws, it switches Bokeh's conversions off in all threads: pages fail, its own too.
+    """
+    url = f"{client.dashboard_link.removesuffix('/status')}/{page}"
+    for tries in range(4):
+        try:
+            with urllib.request.urlopen(url, timeout=240) as answer:
+                return answer.read().decode()
+        except urllib.error.HTTPError as error:
+            if tries == 3 or error.code != 500:
+                raise
+
+
+def has_the_page(client: Client) -> None:
+    assert "Bokeh" in get(client, "individual-tiledask")
+    assert "navbar" in get(client, "tiledask")
+    assert get(client, "status").replace("'", '"').count('href="tiledask"') == 1
+    assert json.loads(get(client, "individual-plots.json"))["Individual Tiledask"]
+
+
+def handshake(client: Client, page: str, origin: str) -> int:
+    """Status of a websocket that claims to come from a page of ``origin``."""
+    place = client.dashboard_link.split("/")[2]
+    lines = [
+        f"GET /{page}/ws HTTP/1.1\r\nHost: {place}\r\nOrigin: {origin}",
+        "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+    ]
+    host, port = place.split(":")
+    with socket.create_connection((host, int(port)), timeout=240) as stream:
+        stream.sendall("\r\n".join(lines).encode())
+        return int(stream.recv(64).split()[1])
+
+
+def test_a_cluster_that_runs_already_takes_the_page(tmp_path):
+    mine = "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin"
+    here = {"host": "127.0.0.1", "protocol": "tcp://", "dashboard_address": "127.0.0.1:0"}
+    with dask.config.set({mine: ["127.0.0.1:8888"]}):
+        running = LocalCluster(n_workers=1, processes=False, **here)
+    with running, Client(running) as client:  # Dask's own setting, which takes every origin, holds
+        with pytest.raises(ConfigError, match=r"--preload tiledask\.lab\.dashboard"):
+            td.report(tmp_path / "run.html", client)
+        with pytest.raises(ConfigError, match="got int"):
+            td.report(tmp_path / "run.html", 3)
+        for _ in range(2):  # the second time changes nothing
+            client.register_plugin(Recorder())
+        has_the_page(client)
+        for page in ("status", "individual-tiledask"):
+            assert handshake(client, page, "http://evil.example") == 403
+            assert handshake(client, page, "http://127.0.0.1:8888") != 403
+        client.submit(sum, [1, 2]).result()
+        assert "sum" in td.report(tmp_path / "run.html", client).read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_a_scheduler_of_dasks_own_preloads_the_page_without_matplotlib(tmp_path):
+    known = ["--scheduler-file", str(tmp_path / "scheduler.json"), "--host", "127.0.0.1"]
+    at = [
+        "--port",
+        "0",
+        "--dashboard-address",
+        "127.0.0.1:0",
+        "--preload",
+        "tiledask.lab.dashboard",
+    ]
+    with (tmp_path / "log").open("w") as log:
+        command = [sys.executable, "-m", "distributed.cli.dask_scheduler", *at, *known]
+        scheduler = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        wait_until(lambda: (tmp_path / "scheduler.json").exists())
+        with Client(scheduler_file=str(tmp_path / "scheduler.json"), timeout=240) as client:
+            has_the_page(client)
+            about = {"kind": "pipeline", "lanes": ["device 1"], "facts": {}}
+            predicted = {"predicted": {"actions": 8}}
+            client.log_event("tiledask-runs", {"run": "a", **about, **predicted})
+            client.log_event("tiledask-run-a", {"run": "a", "spans": [(0, "F", 0, 0, 1.0, 2.0)]})
+            assert "1 of 8" in td.report(tmp_path / "run.html", client).read_text("utf-8")
+            assert not client.run_on_scheduler(lambda: "matplotlib" in sys.modules)
+    finally:
+        scheduler.terminate()
+        scheduler.wait(timeout=240)
+    said = (tmp_path / "log").read_text()
+    assert not [word for word in ("Traceback", "ERROR", "is not in the") if word in said], said
