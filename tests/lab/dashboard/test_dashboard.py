@@ -204,14 +204,12 @@ def test_a_training_is_drawn_by_layer(made):
         "layout: dp 2, tp 1, pp 1 | steps done: 3 of 3 | loss: 2.0000 | time per step: 1.03 s | "
         "tokens/s: 62 | barriers: 3 a step | bytes: 2 kB a step"
     )
-    left, right, ranks = (view.panels[place] for place in ("left", "right", "ranks"))
+    left, right = view.panels["left"], view.panels["right"]
     assert list(left.lanes) == ["layer 0", "head"]
     assert [box[:3] for box in boxes(left)] == [(0, 0, 2), (1, 0, 1)]
     assert [box[:3] for box in boxes(right)] == [(0, 0, 200), (1, 0, 1800)]
     assert (left.marks, right.marks) == ([2, 1], [200, 1800])
     assert view.loss == ([0, 1, 2], [4.0, 3.0, 2.0], 0.5)
-    ends = [end for _, start, end, _ in boxes(ranks) if end > start]
-    assert ends == pytest.approx([20, 30, 60 / 3.1, 90 / 3.1])
     words = [words for words, _ in view.legend]
     assert words == ["tensor parallel, forward", "data parallel, gradients"]
 
@@ -277,7 +275,10 @@ def test_memory_is_bounded_and_what_is_no_event_is_passed_over(made):
     says(made, PRODUCT)
     many = recorder.KEPT_SPANS + 5
     says(made, PRODUCT, spans=[(0, "multiply", i, 100 + i, 101 + i) for i in range(many)])
-    assert view_of(made, PRODUCT["run"]).facts["drawn"] == f"the last {recorder.KEPT_SPANS:,} of {many:,}"
+    assert (
+        view_of(made, PRODUCT["run"]).facts["drawn"]
+        == f"the last {recorder.KEPT_SPANS:,} of {many:,}"
+    )
 
 
 def test_words_of_others_are_text(made):

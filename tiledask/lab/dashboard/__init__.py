@@ -8,9 +8,7 @@ On another one:
 
 recorder                         collects events and tasks: a Run each
 pipelines, products, trainings   what is drawn of a Run: a View
-tasks                            the same of all other work, and what is newest
-views                            boxes in lanes, idle shares, numbers
-board                            a View in Bokeh
+views, board                     boxes in lanes, idle shares, facts; the same in Bokeh
 page, saved                      the page in the dashboard, and `td.report`: the same as a file
 """
 

@@ -2,7 +2,7 @@
 
 time                 | idle
 left  | right                     rows of which a view has nothing are not there
-loss  | ranks
+loss
 """
 
 from functools import lru_cache
@@ -25,8 +25,8 @@ _UNITS = {
 }
 _BAR = {name: name for name in ("y", "height", "left", "right", "fill_color", "line_color")}
 _HATCH = {name: name for name in ("hatch_pattern", "hatch_color")}
-_NARROW = 1 / 80
-"""Of an axis, for a digit: a narrower box has no number."""
+_NARROW = 1 / 40
+"""Of an axis, for a letter: a narrower box has no text."""
 
 
 class Lanes:
@@ -48,9 +48,7 @@ class Lanes:
         bars = plot.hbar(**_BAR, line_width=0.5, source=self.boxes)
         mark = {"x0": "x", "x1": "x", "y0": "top", "y1": "bottom", "line_width": 3}
         plot.segment(**mark, line_color=INK, source=self.marks)
-        self.hover = HoverTool(
-            renderers=[bars, hatched], tooltips="@what", point_policy="follow_mouse"
-        )
+        self.hover = HoverTool(renderers=[bars, hatched], tooltips="@what")
         plot.add_tools(self.hover)
         plot.yaxis[0].ticker = FixedTicker(ticks=[])
         plot.yaxis.major_tick_line_color = plot.yaxis.axis_line_color = None
@@ -100,15 +98,15 @@ class Board:
         wide: dict[str, Any] = {"sizing_mode": mode} | ({"height": height} if height else {})
         narrow = wide | {"width": 240, "sizing_mode": "fixed" if height else "stretch_height"}
         self.lanes = {"time": Lanes(True, **wide), "idle": Lanes(False, **narrow)}
-        self.lanes |= {place: Lanes(False, **wide) for place in ("left", "right", "ranks")}
+        self.lanes |= {place: Lanes(False, **wide) for place in ("left", "right")}
         self.loss, self.best = (ColumnDataSource({"x": [], "y": []}) for _ in range(2))
         self.losses = _figure("", x_axis_label="step", y_axis_label="nats per token", **wide)
         line = self.losses.line("x", "y", color=BLUE, line_width=2, source=self.loss)
         self.losses.line("x", "y", color=INK, line_dash="dotted", source=self.best)
         words = "step @x: @y{0.0000}"
         self.losses.add_tools(HoverTool(renderers=[line], tooltips=words, mode="vline"))
-        time, idle, left, right, ranks = (lanes.plot for lanes in self.lanes.values())
-        pairs = {"time": (time, idle), "left": (left, right), "ranks": (self.losses, ranks)}
+        time, idle, left, right = (lanes.plot for lanes in self.lanes.values())
+        pairs = {"time": (time, idle), "left": (left, right), "loss": (self.losses,)}
         self.rows = {place: row(*pair, **wide) for place, pair in pairs.items()}
         self.layout = column(*self.rows.values(), sizing_mode=mode)
         self.show(view)
@@ -116,7 +114,7 @@ class Board:
     def show(self, view: View) -> None:
         """Draw ``view`` in place of what was drawn before."""
         for place, shown in self.rows.items():
-            shown.visible = place in view.panels
+            shown.visible = place in view.panels or (place == "loss" and bool(view.loss[0]))
         for place, panel in view.panels.items():
             self.lanes[place].show(panel)
         steps, losses, best = view.loss

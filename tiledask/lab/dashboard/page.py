@@ -1,19 +1,25 @@
-"""The page in Dask's dashboard: tiledask in its bar, individual-tiledask in JupyterLab's panel."""
+"""The page in Dask's dashboard: tiledask in its bar, individual-tiledask in JupyterLab's panel.
+
+It shows the newest run, or all tasks by worker where those are newer.
+"""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dask.utils import key_split
 from distributed.utils import log_errors
 
 from tiledask.distributed.cluster.cluster import PAGE
 from tiledask.lab.dashboard.pipelines import pipeline_view
 from tiledask.lab.dashboard.products import product_view
-from tiledask.lab.dashboard.recorder import Collector
-from tiledask.lab.dashboard.tasks import tasks_view
+from tiledask.lab.dashboard.recorder import Collector, Task
 from tiledask.lab.dashboard.trainings import training_view
-from tiledask.lab.dashboard.views import View, facts_of
+from tiledask.lab.dashboard.views import View, facts_of, gaps, over_time
+from tiledask.lab.plots.primitives import span
+from tiledask.lab.plots.style import colour_named
+from tiledask.plan.units import format_seconds
 
 if TYPE_CHECKING:
     from bokeh.document import Document
@@ -29,6 +35,9 @@ _SHARE = 0.02
 the scheduler waits for a core are not drawing, or nothing would be drawn while all cores compute.
 """
 _NEWEST, _TASKS = "newest", "tasks"
+_NOTHING = "Nothing has run yet: what td.run_schedule, td.matmul, td.train or Dask do is drawn here"
+_WINDOW = 60.0
+"""Seconds of tasks that are drawn; Dask's Task Stream has the rest."""
 _AFTER = 0.5
 """Seconds after a run's end in which tasks are its own."""
 
@@ -42,7 +51,7 @@ def view_of(recorder: Collector, choice: str = _NEWEST) -> View:
             begins = (t["start"] for task in recorder.tasks for t in task.times)
             run = None if max(begins, default=0.0) > run.last + _AFTER else run
     if run is None:
-        return tasks_view(recorder.tasks, recorder.workers)
+        return _tasks_view(recorder.tasks, recorder.workers)
     if run.kind == "pipeline":
         return pipeline_view(run, now, recorder.tasks)
     return product_view(run, now) if run.kind == "product" else training_view(run, now)
@@ -57,6 +66,30 @@ def every_view(recorder: Collector) -> Iterator[View]:
 def _choices(recorder: Collector) -> list[tuple[str, str]]:
     runs = [(run.id, facts_of(run, run.last)[0]) for run in reversed(recorder.runs.values())]
     return [(_NEWEST, "the newest, whatever it is"), *runs, (_TASKS, "tasks per worker")]
+
+
+def _tasks_view(tasks: Iterable[Task], workers: Iterable[str]) -> View:
+    """Tasks in the rows of their workers. Two at once on a worker count once as busy."""
+    spans = [
+        (task.worker, str(key_split(task.key)), t["start"], t["stop"])
+        for task in tasks
+        for t in task.times
+        if t["action"] == "compute"
+    ]
+    last = max((stop for *_, stop in spans), default=0.0)
+    spans = [each for each in spans if each[3] > last - _WINDOW]
+    first = min((start for _, _, start, _ in spans), default=0.0)
+    names = sorted({*workers, *(each[0] for each in spans)}, key=lambda name: (len(name), name))
+    boxes = [
+        span(names.index(worker), start - first, stop - first, colour_named(name), name, name)
+        for worker, name, start, stop in spans
+    ]
+    lanes = [f"worker {name.rpartition('://')[2][-22:]}" for name in names]
+    idle = gaps(boxes, len(names), last - first)
+    panels, shares, legend = over_time(lanes, [*idle, *boxes], last - first)
+    facts = {"workers": str(len(names)), "tasks": f"{len(spans):,}"}
+    facts |= {"makespan": format_seconds(last - first)} | shares if spans else {}
+    return View("Tasks per worker" if spans else _NOTHING, facts, panels, legend)
 
 
 def put_into(scheduler: "Scheduler") -> None:
@@ -96,7 +129,7 @@ def _page(framed: bool, scheduler: "Scheduler", extra: dict[str, Any], doc: "Doc
 
     from tiledask.lab.dashboard.board import Board, headline, legend
 
-    recorder = scheduler.plugins.get(PAGE) or Collector()
+    recorder: Any = scheduler.plugins.get(PAGE) or Collector()
     board = Board(view_of(recorder))
     above, below = Div(), Div()
     choice = Select(title="show", value=_NEWEST, options=_choices(recorder), width=260)

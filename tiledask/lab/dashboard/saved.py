@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["report"]
 
-_FEW, _ROW, _LOW_ROW = 12, 44, 24  # pixels of a row in a file: of few, and of more than that
-_AROUND = 90  # pixels of a figure beside its rows
 _SAFE = """{% block preamble %}<meta http-equiv="Content-Security-Policy" content="default-src \
 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:">\
 {% endblock %}"""
@@ -72,7 +70,8 @@ def _page_there(title: str, dask_scheduler: "Scheduler") -> str | None:
 
     from tiledask.lab.dashboard.board import Board, headline, legend
 
-    recorder, document = dask_scheduler.plugins.get(PAGE), Document()
+    recorder: Any = dask_scheduler.plugins.get(PAGE)
+    document = Document()
     if recorder is None or not (recorder.runs or recorder.tasks):
         return None
     date = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z").strip()
@@ -83,7 +82,7 @@ def _page_there(title: str, dask_scheduler: "Scheduler") -> str | None:
     write(f"<h1>{html.words(title)}</h1><p>{date}</p>")
     for view in every_view(recorder):
         rows = max(len(panel.lanes) for panel in view.panels.values())
-        height = max(180, _AROUND + rows * (_ROW if rows <= _FEW else _LOW_ROW))
+        height = max(180, 90 + rows * (44 if rows <= 12 else 24))  # pixels
         write(f"<hr>{headline(view)}")
         document.add_root(Board(view, height).layout)
         write(legend(view))

@@ -1,13 +1,13 @@
-"""What is drawn of a training: layers, ranks and the loss.
+"""What is drawn of a training: layers and the loss.
 
     layer 0  |####====|   barriers of a step        |########====|   bytes of a step
     layer 1  |####====|   (predicted: a black line) |########====|
-    rank 0   |##==|           share of the time in collectives, and the loss step by step
+    loss     step by step
 
 Ranks report the sums of all their steps so far: a report that is lost leaves no gap.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tiledask.distributed.training.by_layer import CallSite, Sums, ordered, together
@@ -37,8 +37,8 @@ def training_view(run: Run, now: float) -> View:
     """A training, as far as it has reported."""
     said, ranks = run.predicted, range(len(run.lanes))
     planned = [_sums(row for _, *row in said["sums"] if _ == rank) for rank in ranks]
-    counted = {rank: _sums(mine["sums"], mine["steps"]) for rank, mine in run.counted.items()}
-    step, expected = together(counted.values()), together(planned)
+    counted = [_sums(mine["sums"], mine["steps"]) for mine in run.counted.values()]
+    step, expected = together(counted), together(planned)
     places = ordered({**expected, **step}, said["units"])
     units = [*dict.fromkeys(place.unit for place in places)]
     panels = {}
@@ -49,9 +49,6 @@ def training_view(run: Run, now: float) -> View:
         bars = [*stacked(_bars(units, step, of))]
         marks = [sum(getattr(s, of) for p, s in expected.items() if p.unit == u) for u in units]
         panels[at] = Panel(label, "", unit, units, bars, marks)
-    shares = [*stacked(_shares(run, counted))]
-    title, label = "Time in collectives", "share of a rank's time, waiting included"
-    panels["ranks"] = Panel(title, label, "%", run.lanes, shares, end=100.0)
     used = {_part(place) for place in places}
     legend = [(words, span(0, 0, 0, c)) for part, (c, words) in PARTS.items() if part in used]
     rows: dict[int, dict[int, Any]] = {}
@@ -75,7 +72,7 @@ def training_view(run: Run, now: float) -> View:
 
 def _sums(rows: Iterable[Sequence[Any]], steps: int = 1) -> BySite:
     """What ``rows`` say of one of so many steps."""
-    return {CallSite(*row[:3]): Sums(*(n / steps for n in row[3:])) for row in rows}  # type: ignore[arg-type]
+    return {CallSite(*row[:3]): Sums(*(n / steps for n in row[3:])) for row in rows}
 
 
 def _part(place: CallSite) -> str:
@@ -91,14 +88,3 @@ def _bars(units: Sequence[str], step: BySite, of: str) -> Iterator[Box]:
         words += f"{format_bytes(mine.sent)} a step ({format_seconds(mine.seconds)})"
         colour, _ = PARTS[_part(place)]
         yield span(units.index(place.unit), 0, getattr(mine, of), colour, gid=words)
-
-
-def _shares(run: Run, counted: Mapping[int, BySite]) -> Iterator[Box]:
-    """A box per rank and part of a step, in percent of the rank's time."""
-    ends = {rank: end for rank, *_, end in run.spans}
-    for rank, sums in sorted(counted.items()):
-        seconds = (ends[rank] - run.counted[rank]["begin"]) / run.counted[rank]["steps"]
-        for part, (colour, name) in PARTS.items():
-            mine = [s.seconds for place, s in sums.items() if _part(place) == part]
-            share = 100 * sum(mine) / (seconds or 1.0)
-            yield span(rank, 0, share, colour, gid=f"{name}: {share:.1f} % of the time")

@@ -5,7 +5,7 @@ time    device 1   [F0][F1]....[B0]      idle    33.3 %  |//..x|     left, right
 """
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ class View(NamedTuple):
     title: str
     facts: Mapping[str, str]
     panels: Mapping[str, Panel]
-    """By place: time and idle, left and right, ranks."""
+    """By place: time and idle, left and right."""
     legend: Sequence[tuple[str, Box]]
     """(what it means, how it looks)."""
     number: str = ""
@@ -81,7 +81,7 @@ def gaps(busy: Iterable[Box], lanes: int, until: float) -> list[Box]:
 
 def stacked(boxes: Iterable[Box]) -> Iterator[Box]:
     """Bars: each box begins where the one before it in its lane ends."""
-    ends = Counter[int]()
+    ends = defaultdict[int, float](float)
     for box in boxes:
         (_, y, wide, high), lane = box.at, lane_of(box)
         yield box._replace(at=(ends[lane], y, wide, high))
@@ -99,12 +99,12 @@ def over_time(
 
     ``boxes`` are in seconds, idle time up to ``until`` among them; ``predicted``: idle shares."""
     means: dict[str, Box] = {}
-    shares = Counter[tuple[int, str]]()
+    shares, causes = defaultdict[tuple[int, str], float](float), defaultdict[str, float](float)
     for box in boxes:
         means.setdefault(box.gid, box)
         if box.gid.startswith(IDLE):
             shares[lane_of(box), box.gid] += 100 * box.at[2] / until
-    bars, percent, causes = [], [0.0] * len(lanes), Counter[str]()
+    bars, percent = [], [0.0] * len(lanes)
     for (lane, gid), share in sorted(shares.items()):
         words, look = f"{gid}: {share:.1f} % of the time", means[gid].look
         bars.append(span(lane, 0, share, means[gid].colour, gid=words, look=look))
