@@ -307,11 +307,9 @@ def test_a_run_is_announced_and_its_actions_reported(cluster, engine):
     assert end["state"] == "done"
     assert (about["kind"], *about["lanes"]) == ("pipeline", "device 1", "device 2")
     assert list(about["workers"]) == [cluster.address(d) for d in range(2)]
-    simulated, predicted = td.simulate(schedule, 0.01, 0.01), about["predicted"]
-    spans = [*map(tuple, predicted["spans"])]
-    assert spans == [*simulated.to_frame().itertuples(index=False, name=None)]
+    simulated = td.simulate(schedule, 0.01, 0.01)
     idle = [each / simulated.makespan for each in simulated.idle_per_device]
-    assert list(predicted["idle"]) == idle
+    assert list(about["predicted"]["idle"]) == idle
     events = [event["spans"][0] for _, event in cluster.client.get_events(about["run"])]
     assert sorted(tuple(span[1:4]) for span in events) == sorted(map(tuple, schedule))
     assert {(device, stage) for device, _, stage, *_ in events} == {(0, 0), (1, 1)}

@@ -20,7 +20,7 @@ import tiledask as td
 from tiledask.distributed.cluster.cluster import PAGE
 from tiledask.distributed.pipelines.stages import stack
 from tiledask.distributed.products import matmul
-from tiledask.errors import ConfigError, DeadlineError, PlacementError
+from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab.dashboard import Recorder
 from tiledask.lab.dashboard.page import view_of
 from tiledask.plan.units import format_bytes
@@ -136,14 +136,6 @@ def test_a_real_training_is_drawn_as_it_is_counted(cluster):
             ends[lane] = max(ends[lane], x + wide)
         assert ends == panel.marks
         assert sum(ends) == frame[what].sum()
-
-
-def test_a_real_training_that_fails_no_longer_runs(cluster):
-    text, mesh = td.load_text("tales"), td.Mesh(cluster, (2, 1, 1))
-    model = td.GPT(text.vocabulary, hidden=8, layers=1, heads=2, sequence=8)
-    with pytest.raises(DeadlineError) as raised:
-        td.train(model, text, mesh, steps=10**6, batch=4, timeout=2.0, progress=False)
-    assert last(cluster)[0] == f"failed: DeadlineError: {str(raised.value).splitlines()[0]}"
 
 
 @pytest.mark.slow

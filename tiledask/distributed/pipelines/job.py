@@ -27,8 +27,6 @@ from tiledask.plan.program.program import Program
 
 __all__ = ["Done", "PipelineJob"]
 
-_FOLLOWED = 4_000
-"""Actions of a run up to which its announcement says when each is predicted."""
 SILENCE = 5.0
 """Seconds without a report, all work being done, after which one is not waited for any more."""
 PATIENCE = 20.0
@@ -131,10 +129,6 @@ class PipelineJob:
         if simulated is not None:
             whole = simulated.makespan or 1.0
             predicted["idle"] = [each / whole for each in simulated.idle_per_device]
-            if len(simulated) <= _FOLLOWED:
-                names = ("device", "kind", "stage", "microbatch", "start", "end")
-                columns = (getattr(simulated, name).tolist() for name in names)
-                predicted["spans"] = list(zip(*columns, strict=True))
         about = {
             "kind": "pipeline",
             "lanes": [f"device {d + 1}" for d in range(schedule.devices)],

@@ -32,7 +32,7 @@ def pipeline_view(run: Run, now: float, tasks: Iterable[Task] = ()) -> View:
     drawn = [_in_words(b) for b in drawn if not so_far or b.words or b.at[0] < last[lane_of(b)]]
     known = [box for box in drawn if box.words or box.gid.startswith(IDLE)]
     drawn += gaps(known, devices, timeline.makespan)
-    predicted = _so_far(run, done) if so_far else run.predicted.get("idle")
+    predicted = run.predicted.get("idle")
     panels, idle, legend = over_time(run.lanes, drawn, timeline.makespan, predicted, so_far)
     facts["actions done"] = f"{len(done)} of {run.predicted['actions']}"
     facts[f"makespan{so_far}"] = format_seconds(timeline.makespan)
@@ -46,13 +46,6 @@ def _in_words(box: Box) -> Box:
         return box._replace(gid="transfer to the device")
     later = "" if box.gid[1:] == "0" else ", later stage of the device"
     return box._replace(gid=KINDS[box.gid[0]][0] + later)
-
-
-def _so_far(run: Run, done: Mapping[Any, Span]) -> list[float]:
-    """Idle shares of the predicted spans of what is ``done``, up to the last of their ends."""
-    every = run.predicted.get("spans", ())
-    same = Timeline.of(len(run.lanes), [tuple(s) for s in every if tuple(s[1:4]) in done])
-    return [idle / same.makespan for idle in same.idle_per_device if same.makespan]
 
 
 def _by_dask(run: Run, done: Mapping[Any, Span], tasks: Iterable[Task]) -> Iterator[Span]:

@@ -119,5 +119,5 @@ def over_time(
     legend += [(f"{gid}: {share:.1f} %", means[gid]) for gid, share in causes.items()]
     facts = {f"idle measured{so_far}": f"{sum(causes.values()):.1f} %"} if until else {}
     if marks:
-        facts[f"idle predicted{so_far}"] = f"{sum(marks) / len(marks):.1f} %"
+        facts["idle predicted"] = f"{sum(marks) / len(marks):.1f} %"
     return panels, facts, legend
