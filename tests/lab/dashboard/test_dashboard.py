@@ -108,7 +108,7 @@ def test_a_pipeline_is_drawn_in_the_colours_of_the_matplotlib_gantt(made):
     ran(made, "tcp://b", "hand-1", ("transfer", 100.9, 101.0), ("compute", 101.0, 101.1))
     ran(made, "tcp://b", "later-1", ("transfer", 120.0, 121.0))  # not of this run
     view = view_of(made, PIPELINE["run"])
-    time, idle = view.panels["time"], view.panels["idle"]
+    time, idle = view.charts["time"], view.charts["idle"]
     assert view.title.endswith(", done")
     assert boxes(time)[:3] == [(0, 0, 1, "0"), (0, 1, 2, "1"), (0, 4, 6, "0")]
     moved = [b.at for b in time.boxes if b.gid == "transfer to the device"]
@@ -137,7 +137,7 @@ def test_a_run_under_way_has_its_idle_time_by_cause_but_for_who_waits_now(made, 
     view = view_of(made)
     assert view.title.endswith(", running")
     assert view.facts["idle measured so far"] == idle
-    assert view.panels["idle"].marks == [25, 50]
+    assert view.charts["idle"].marks == [25, 50]
     assert "idle, not yet filled" in legend(view)
     assert "idle, draining" not in legend(view)  # nobody knows yet
 
@@ -145,7 +145,7 @@ def test_a_run_under_way_has_its_idle_time_by_cause_but_for_who_waits_now(made, 
 def test_a_product_under_way_shows_what_its_ranks_have_reported_beside_the_plan(made):
     says(made, PRODUCT)
     view = view_of(made)
-    assert boxes(view.panels["time"]) == []
+    assert boxes(view.charts["time"]) == []
     assert "idle measured so far" not in view.facts
     Board(view)
     spans = [(0, "read", -1, 101, 102), (0, "multiply", 0, 101, 103), (0, "wait", 0, 103, 104)]
@@ -155,14 +155,14 @@ def test_a_product_under_way_shows_what_its_ranks_have_reported_beside_the_plan(
     done = {"done": 1, "of": 2, "received": 40, "peak": 6100}
     says(made, PRODUCT, spans=[(1, "multiply", 0, 102, 104)], counted=[(1, done)])
     view = view_of(made)
-    drawn = [box for box in boxes(view.panels["time"]) if box[3]]
+    drawn = [box for box in boxes(view.charts["time"]) if box[3]]
     assert drawn == [(0, 1, 3, "0"), (0, 4, 6, "1"), (1, 2, 4, "0")]
     # rank 1 has told of 4 seconds: rank 0 multiplied in 2 of them, and so did rank 1
-    assert list(view.panels["idle"].lanes) == ["50.0 %", "50.0 %"]
-    assert view.panels["idle"].marks == [25, 50]
-    assert [end for _, _, end, _ in boxes(view.panels["left"])] == [100, 40]
-    assert [end for _, _, end, _ in boxes(view.panels["right"])] == [400 + 500, 500 + 100]
-    assert view.panels["right"].marks == [1000, 2000]
+    assert list(view.charts["idle"].lanes) == ["50.0 %", "50.0 %"]
+    assert view.charts["idle"].marks == [25, 50]
+    assert [end for _, _, end, _ in boxes(view.charts["left"])] == [100, 40]
+    assert [end for _, _, end, _ in boxes(view.charts["right"])] == [400 + 500, 500 + 100]
+    assert view.charts["right"].marks == [1000, 2000]
     assert facts(view) == (
         "algorithm: summa panel 2 | panels done: 3 of 4 | "
         "bytes between workers so far: 140 B, predicted 400 B | "
@@ -174,7 +174,7 @@ def test_a_product_under_way_shows_what_its_ranks_have_reported_beside_the_plan(
     view = view_of(made)
     assert view.facts["bytes between workers"] == "4 B, predicted 400 B"
     assert view.facts["memory of the fullest worker"] == "953 B, predicted at most 2 kB"
-    assert list(view.panels["idle"].lanes) == ["60.0 %", "80.0 %"]
+    assert list(view.charts["idle"].lanes) == ["60.0 %", "80.0 %"]
     says(made, PRODUCT, counted=[(0, {"received": None, "memory": None})])
     assert view_of(made).facts["bytes between workers"] == "not counted, predicted 400 B"
 
@@ -200,7 +200,7 @@ def test_a_training_is_drawn_by_layer(made):
         "layout: dp 2, tp 1, pp 1 | steps done: 3 of 3 | loss: 2.0000 | time per step: 1.03 s | "
         "tokens/s: 62 | barriers: 3 a step | bytes: 2 kB a step"
     )
-    left, right = view.panels["left"], view.panels["right"]
+    left, right = view.charts["left"], view.charts["right"]
     assert list(left.lanes) == ["layer 0", "head"]
     assert [box[:3] for box in boxes(left)] == [(0, 0, 2), (1, 0, 1)]
     assert [box[:3] for box in boxes(right)] == [(0, 0, 200), (1, 0, 1800)]
@@ -236,9 +236,9 @@ def test_tasks_are_drawn_by_worker_when_no_run_is_newer(made):
     ran(made, "tcp://gone", "add-1", ("transfer", 60, 61), ("compute", 61, 63))
     view = view_of(made)
     assert view.title == "Tasks per worker"
-    assert list(view.panels["time"].lanes) == ["worker 0", "worker 1", "worker gone"]
-    assert boxes(view.panels["time"]) == [(0, 0, 1, "old"), (2, 1, 3, "add")]
-    assert view.panels["time"].boxes[-1].colour == colour_named("add")
+    assert list(view.charts["time"].lanes) == ["worker 0", "worker 1", "worker gone"]
+    assert boxes(view.charts["time"]) == [(0, 0, 1, "old"), (2, 1, 3, "add")]
+    assert view.charts["time"].boxes[-1].colour == colour_named("add")
     assert view.facts["idle measured"] == "66.7 %"
     pipeline(made, until=3)
     ran(made, "tcp://a", "forward-1", ("compute", 100, 110))

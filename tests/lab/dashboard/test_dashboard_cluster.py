@@ -59,7 +59,7 @@ def test_a_real_run_is_drawn_as_it_is_measured(cluster, tmp_path):
     assert state == "done"
     assert len({span[1:4] for span in spans if span[1] != "T"}) == len(schedule)
     view = shown(cluster)
-    time, idle = view.panels["time"], view.panels["idle"]
+    time, idle = view.charts["time"], view.charts["idle"]
     ends = [box.at[0] + box.at[2] for box in time.boxes if box.words]
     assert max(ends) == pytest.approx(run.timeline.makespan, abs=1e-6)
     shares = [100 * each / run.timeline.makespan for each in run.timeline.idle_per_device]
@@ -96,7 +96,7 @@ def test_a_real_product_is_drawn_as_it_is_counted(cluster, algorithm):
     view, total = shown(cluster), format_bytes(c.traffic.measured.total)
     assert view.facts["bytes between workers"] == f"{total}, predicted {total}"
     idle = [1 - (s.multiply + s.sum) / c.seconds for s in c.spent]
-    assert list(view.panels["idle"].lanes) == [f"{100 * share:.1f} %" for share in idle]
+    assert list(view.charts["idle"].lanes) == [f"{100 * share:.1f} %" for share in idle]
 
 
 def test_a_product_fails_by_itself_and_never_by_the_page(cluster, monkeypatch):
@@ -129,7 +129,7 @@ def test_a_real_training_is_drawn_as_it_is_counted(cluster):
     view, frame = shown(cluster), got.layers()
     assert view.loss[1] == pytest.approx(got.losses.tolist(), rel=1e-12)
     for place, what in (("left", "barriers"), ("right", "bytes")):
-        panel = view.panels[place]
+        panel = view.charts[place]
         ends = [0.0] * len(panel.lanes)
         for (x, y, wide, high), *_ in panel.boxes:
             lane = round(y + high / 2)
@@ -143,7 +143,7 @@ def test_a_worker_that_dies_leaves_the_page_whole(cluster):
     cluster.gather([cluster.submit(1, os.getpid, name="before")], "before")
     os.kill(cluster.run(os.getpid)[1], signal.SIGKILL)
     cluster.gather([cluster.submit(1, os.getpid, name="after")], "after")
-    time = shown(cluster, "tasks").panels["time"]
+    time = shown(cluster, "tasks").charts["time"]
     assert list(time.lanes) == [f"worker {slot}" for slot in range(4)]
     assert {round(b.at[1] + 0.36) for b in time.boxes if b.words == "after"} == {1}
     has_the_page(cluster.client)

@@ -6,8 +6,8 @@ On another one:
     dask scheduler --preload tiledask.lab.dashboard
     client.register_plugin(tiledask.lab.dashboard.Recorder())    # if it runs already
 
-recorder                         collects events and tasks: a Run each
-pipelines, products, trainings   what is drawn of a Run: a View
+recorder                         collects events and tasks: a ReportedRun each
+pipelines, products, trainings   what is drawn of one: a View
 views, board                     boxes in lanes, idle shares, facts; the same in Bokeh
 page, saved                      the page in the dashboard, and `td.report`: the same as a file
 """

@@ -13,7 +13,7 @@ from bokeh.layouts import column, row
 from bokeh.models import ColumnDataSource, DataRange1d, FixedTicker, HoverTool, Range1d
 from bokeh.plotting import figure
 
-from tiledask.lab.dashboard.views import Panel, View
+from tiledask.lab.dashboard.views import Chart, View
 from tiledask.lab.plots.style import BLUE, GREY, INK, PALE, ink_on
 from tiledask.plan import html
 
@@ -57,35 +57,35 @@ class Lanes:
         plot.text("x", "y", text="text", color="ink", **middle, source=self.numbers)
         plot.xaxis[0].ticker.desired_num_ticks = 8 if over_time else 3
 
-    def show(self, panel: Panel) -> None:
-        """Draw ``panel`` in place of what was drawn before."""
-        ends = [box.at[0] + box.at[2] for box in panel.boxes]
-        last, units = max([*ends, *panel.marks], default=0.0), _UNITS.get(panel.unit)
-        units = units or ((1.0, panel.unit),)
+    def show(self, chart: Chart) -> None:
+        """Draw ``chart`` in place of what was drawn before."""
+        ends = [box.at[0] + box.at[2] for box in chart.boxes]
+        last, units = max([*ends, *chart.marks], default=0.0), _UNITS.get(chart.unit)
+        units = units or ((1.0, chart.unit),)
         size, unit = next((each for each in units if last >= each[0]), units[-1])
-        self.plot.title.text = panel.title
-        self.plot.xaxis[0].axis_label = f"{panel.label} ({unit})" if unit else panel.label
-        if panel.unit == "s":
+        self.plot.title.text = chart.title
+        self.plot.xaxis[0].axis_label = f"{chart.label} ({unit})" if unit else chart.label
+        if chart.unit == "s":
             self.hover.tooltips = f"@what @text: @left{{0.[0000]}} to @right{{0.[0000]}} {unit}"
-        if panel.end:
-            self.across.end = panel.end / size
-        count = max(1, len(panel.lanes))
+        if chart.end:
+            self.across.end = chart.end / size
+        count = max(1, len(chart.lanes))
         # a label under another cannot be read: beyond 40 rows some go without
         self.plot.yaxis[0].ticker.ticks = [*range(0, count, 1 + count // 40)]
-        self.plot.yaxis[0].major_label_overrides = dict(enumerate(panel.lanes))
+        self.plot.yaxis[0].major_label_overrides = dict(enumerate(chart.lanes))
         self.down.update(start=count - 0.42, end=-0.55)
         for source, hatches in ((self.boxes, False), (self.hatched, True)):
-            mine = [box for box in panel.boxes if ("hatch" in box.look) == hatches]
+            mine = [box for box in chart.boxes if ("hatch" in box.look) == hatches]
             source.data = _columns(mine, size, last)
-        end = _NARROW * (panel.end or last)
-        named = [box for box in panel.boxes if box.words and box.at[2] > end * len(box.words)]
+        end = _NARROW * (chart.end or last)
+        named = [box for box in chart.boxes if box.words and box.at[2] > end * len(box.words)]
         self.numbers.data = {
             "x": [(box.at[0] + box.at[2] / 2) / size for box in named],
             "y": [box.at[1] + box.at[3] / 2 for box in named],
             "text": [box.words for box in named],
             "ink": [_paint(box.colour)[1] for box in named],
         }
-        rows, marks = np.arange(len(panel.marks)), np.array(panel.marks, float) / size
+        rows, marks = np.arange(len(chart.marks)), np.array(chart.marks, float) / size
         self.marks.data = {"x": marks, "top": rows - 0.45, "bottom": rows + 0.45}
 
 
@@ -114,9 +114,9 @@ class Board:
     def show(self, view: View) -> None:
         """Draw ``view`` in place of what was drawn before."""
         for place, shown in self.rows.items():
-            shown.visible = place in view.panels or (place == "loss" and bool(view.loss[0]))
-        for place, panel in view.panels.items():
-            self.lanes[place].show(panel)
+            shown.visible = place in view.charts or (place == "loss" and bool(view.loss[0]))
+        for place, chart in view.charts.items():
+            self.lanes[place].show(chart)
         steps, losses, best = view.loss
         ends = [steps[0], steps[-1]] if steps and best is not None else []
         self.loss.data = {"x": [*steps], "y": [*losses]}
@@ -189,7 +189,7 @@ def legend(view: View) -> str:
         hatch, ink = 3 * box.look.get("hatch", " ")[0], box.look.get("edgecolor", INK)
         style = f"{_PATCH}background:{_paint(box.colour)[0]};color:{ink};outline:1px solid {GREY}"
         items.append(f"<span style='{style}'>{html.words(hatch)}</span>{html.words(words)}")
-    if any(panel.marks for panel in view.panels.values()):
+    if any(chart.marks for chart in view.charts.values()):
         items.append(f"<span style='{_PATCH}width:3px;background:{INK}'></span>predicted")
     if view.number:
         items.append(f"number in a box: {html.words(view.number)}")

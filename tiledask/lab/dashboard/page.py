@@ -86,10 +86,10 @@ def _tasks_view(tasks: Iterable[Task], workers: Iterable[str]) -> View:
     ]
     lanes = [f"worker {name.rpartition('://')[2][-22:]}" for name in names]
     idle = gaps(boxes, len(names), last - first)
-    panels, shares, legend = over_time(lanes, [*idle, *boxes], last - first)
+    charts, shares, legend = over_time(lanes, [*idle, *boxes], last - first)
     facts = {"workers": str(len(names)), "tasks": f"{len(spans):,}"}
     facts |= {"makespan": format_seconds(last - first)} | shares if spans else {}
-    return View("Tasks per worker" if spans else _NOTHING, facts, panels, legend)
+    return View("Tasks per worker" if spans else _NOTHING, facts, charts, legend)
 
 
 def put_into(scheduler: "Scheduler") -> None:

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from tiledask.lab.dashboard.recorder import Run, Task
+from tiledask.lab.dashboard.recorder import ReportedRun, Task
 from tiledask.lab.dashboard.views import IDLE, View, facts_of, gaps, lane_of, over_time
 from tiledask.lab.plots.gantt import KINDS, boxes_of
 from tiledask.lab.plots.primitives import Box
@@ -15,7 +15,7 @@ from tiledask.plan.units import format_seconds
 __all__ = ["pipeline_view"]
 
 
-def pipeline_view(run: Run, now: float, tasks: Iterable[Task] = ()) -> View:
+def pipeline_view(run: ReportedRun, now: float, tasks: Iterable[Task] = ()) -> View:
     """A pipeline's ``run``; while it goes on, what it has done so far. ``tasks``: for the transfers
     that Dask made."""
     spans, devices = [tuple(span) for span in run.spans], len(run.lanes)
@@ -33,10 +33,10 @@ def pipeline_view(run: Run, now: float, tasks: Iterable[Task] = ()) -> View:
     known = [box for box in drawn if box.words or box.gid.startswith(IDLE)]
     drawn += gaps(known, devices, timeline.makespan)
     predicted = run.predicted.get("idle")
-    panels, idle, legend = over_time(run.lanes, drawn, timeline.makespan, predicted, so_far)
+    charts, idle, legend = over_time(run.lanes, drawn, timeline.makespan, predicted, so_far)
     facts["actions done"] = f"{len(done)} of {run.predicted['actions']}"
     facts[f"makespan{so_far}"] = format_seconds(timeline.makespan)
-    return View(title, facts | idle, panels, legend, "the micro-batch")
+    return View(title, facts | idle, charts, legend, "the micro-batch")
 
 
 def _in_words(box: Box) -> Box:
@@ -48,7 +48,7 @@ def _in_words(box: Box) -> Box:
     return box._replace(gid=KINDS[box.gid[0]][0] + later)
 
 
-def _by_dask(run: Run, done: Mapping[Any, Span], tasks: Iterable[Task]) -> Iterator[Span]:
+def _by_dask(run: ReportedRun, done: Mapping[Any, Span], tasks: Iterable[Task]) -> Iterator[Span]:
     """Dask's transfers to the run's devices, each for the action that its device does next."""
     device_of = {address: device for device, address in enumerate(run.workers)}
     turns: list[list[Span]] = [[] for _ in run.lanes]

@@ -10,8 +10,8 @@ While it runs the numbers are those of its ranks' last reports; at the end they 
 from collections.abc import Callable
 from typing import Any
 
-from tiledask.lab.dashboard.recorder import Run
-from tiledask.lab.dashboard.views import Panel, View, facts_of, gaps, over_time
+from tiledask.lab.dashboard.recorder import ReportedRun
+from tiledask.lab.dashboard.views import Chart, View, facts_of, gaps, over_time
 from tiledask.lab.plots.primitives import HEIGHT, span
 from tiledask.lab.plots.style import colour_named
 from tiledask.plan.units import format_bytes, format_seconds
@@ -27,7 +27,7 @@ _WORDS = {
 """Kind of span -> what it is; the colours are those of `tiledask.lab.plots.slots`."""
 
 
-def product_view(run: Run, now: float) -> View:
+def product_view(run: ReportedRun, now: float) -> View:
     """A product, as far as it has reported."""
     lanes, predicted = range(len(run.lanes)), run.predicted
     zero = min([run.begin, *(start for *_, start, _ in run.spans)])
@@ -45,7 +45,7 @@ def product_view(run: Run, now: float) -> View:
     whole = predicted["seconds"]
     share = [max(0.0, 1 - each / whole) for each in predicted["busy"] or ()] if whole else None
     drawn = [*gaps(busy, len(lanes), until), *drawn]
-    panels, idle, legend = over_time(run.lanes, drawn, until, share, so_far)
+    charts, idle, legend = over_time(run.lanes, drawn, until, share, so_far)
     done = sum(mine.get("done", 0) for mine in counted)
     facts["panels done"] = f"{done} of {sum(predicted['panels'])}"
     received, memory = [mine.get("received", 0) for mine in counted], [*map(_memory, counted)]
@@ -61,11 +61,11 @@ def product_view(run: Run, now: float) -> View:
             for rank, size in enumerate(sizes)
             if size is not None
         ]
-        panels[place] = Panel(heading, label, "B", run.lanes, boxes, predicted[what])
+        charts[place] = Chart(heading, label, "B", run.lanes, boxes, predicted[what])
     facts[f"time{so_far}"] = format_seconds(seconds)
     if whole:
         facts["time predicted"] = format_seconds(whole)
-    return View(title, facts | idle, panels, legend, "the panel")
+    return View(title, facts | idle, charts, legend, "the panel")
 
 
 def _memory(counted: dict[str, Any]) -> int | None:

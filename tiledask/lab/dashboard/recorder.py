@@ -1,6 +1,6 @@
-"""What runs have reported, on the scheduler: one kind of event makes a Run.
+"""What runs have reported, on the scheduler: one kind of event makes a ReportedRun.
 
-run_schedule, td.train, td.matmul  --- announced, report, ended --->  Run: spans, counted, state
+run_schedule, td.train, td.matmul  --- announced, report, ended --->  ReportedRun
 a worker                           --- finishes a task ------------>  Task
 
 The events are those of `tiledask.distributed.cluster.progress`. Collecting costs one append per
@@ -20,7 +20,7 @@ from tiledask.distributed.cluster.cluster import PAGE
 if TYPE_CHECKING:
     from distributed import Scheduler
 
-__all__ = ["Collector", "Run", "Task"]
+__all__ = ["Collector", "ReportedRun", "Task"]
 
 KEPT_RUNS, KEPT_SPANS, KEPT_TASKS = 12, 4_000, 4_000
 _SILENT = 30.0
@@ -39,7 +39,7 @@ class Task(NamedTuple):
 
 
 @dataclass
-class Run:
+class ReportedRun:
     """A pipeline, training or product, as far as it has reported."""
 
     id: str
@@ -83,7 +83,7 @@ class Collector(SchedulerPlugin):
 
     def __init__(self) -> None:
         self.scheduler: Scheduler | None = None
-        self.runs: dict[str, Run] = {}
+        self.runs: dict[str, ReportedRun] = {}
         self.tasks: deque[Task] = deque(maxlen=KEPT_TASKS)
         self.changes = 0
         """Rises with everything that is collected."""
@@ -106,7 +106,7 @@ class Collector(SchedulerPlugin):
         if "kind" in msg:
             about = {name: msg[name] for name in ("kind", "lanes", "facts", "predicted")}
             workers = msg.get("workers", [])
-            self.runs[run] = Run(id=run, begin=now, workers=workers, **about)
+            self.runs[run] = ReportedRun(id=run, begin=now, workers=workers, **about)
             while len(self.runs) > KEPT_RUNS:
                 del self.runs[next(iter(self.runs))]
         if run in self.runs:

@@ -81,7 +81,7 @@ def _page_there(title: str, dask_scheduler: "Scheduler") -> str | None:
 
     write(f"<h1>{html.words(title)}</h1><p>{date}</p>")
     for view in every_view(recorder):
-        rows = max(len(panel.lanes) for panel in view.panels.values())
+        rows = max(len(chart.lanes) for chart in view.charts.values())
         height = max(180, 90 + rows * (44 if rows <= 12 else 24))  # pixels
         write(f"<hr>{headline(view)}")
         document.add_root(Board(view, height).layout)

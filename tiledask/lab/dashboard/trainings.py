@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tiledask.distributed.training.by_layer import CallSite, Sums, ordered, together
-from tiledask.lab.dashboard.recorder import Run
-from tiledask.lab.dashboard.views import Panel, View, facts_of, stacked
+from tiledask.lab.dashboard.recorder import ReportedRun
+from tiledask.lab.dashboard.views import Chart, View, facts_of, stacked
 from tiledask.lab.plots.primitives import Box, span
 from tiledask.lab.plots.style import BLUE, GREEN, GREY, ORANGE, PINK, YELLOW
 from tiledask.plan.units import format_bytes, format_seconds
@@ -33,7 +33,7 @@ _RECENT = 10
 BySite = dict[CallSite, Sums]
 
 
-def training_view(run: Run, now: float) -> View:
+def training_view(run: ReportedRun, now: float) -> View:
     """A training, as far as it has reported."""
     said, ranks = run.predicted, range(len(run.lanes))
     planned = [_sums(row for _, *row in said["sums"] if _ == rank) for rank in ranks]
@@ -41,14 +41,14 @@ def training_view(run: Run, now: float) -> View:
     step, expected = together(counted), together(planned)
     places = ordered({**expected, **step}, said["units"])
     units = [*dict.fromkeys(place.unit for place in places)]
-    panels = {}
+    charts = {}
     for at, label, unit, of in (
         ("left", "Barriers of a step, of the rank that has most", "", "barriers"),
         ("right", "Bytes of a step, sent by all ranks", "B", "sent"),
     ):
         bars = [*stacked(_bars(units, step, of))]
         marks = [sum(getattr(s, of) for p, s in expected.items() if p.unit == u) for u in units]
-        panels[at] = Panel(label, "", unit, units, bars, marks)
+        charts[at] = Chart(label, "", unit, units, bars, marks)
     used = {_part(place) for place in places}
     legend = [(words, span(0, 0, 0, c)) for part, (c, words) in PARTS.items() if part in used]
     rows: dict[int, dict[int, Any]] = {}
@@ -67,7 +67,7 @@ def training_view(run: Run, now: float) -> View:
         facts["tokens/s"] = f"{said['tokens'] / seconds:,.0f}"
         facts["barriers"] = f"{max(barriers)} a step"
         facts["bytes"] = f"{format_bytes(sum(sent))} a step"
-    return View(title, facts, panels, legend, loss=([*whole], losses, said["floor"]))
+    return View(title, facts, charts, legend, loss=([*whole], losses, said["floor"]))
 
 
 def _sums(rows: Iterable[Sequence[Any]], steps: int = 1) -> BySite:

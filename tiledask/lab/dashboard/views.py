@@ -9,18 +9,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from tiledask.lab.dashboard.recorder import Run
+from tiledask.lab.dashboard.recorder import ReportedRun
 from tiledask.lab.plots.primitives import Box, span
 from tiledask.lab.plots.style import PALE
 from tiledask.plan.units import format_seconds
 
-__all__ = ["IDLE", "Panel", "View", "facts_of", "gaps", "lane_of", "over_time", "stacked"]
+__all__ = ["IDLE", "Chart", "View", "facts_of", "gaps", "lane_of", "over_time", "stacked"]
 
 IDLE = "idle"
 """How the gid of idle time begins."""
 
 
-class Panel(NamedTuple):
+class Chart(NamedTuple):
     """One figure of boxes in lanes. A box's ``gid`` says in words what it is."""
 
     title: str
@@ -40,7 +40,7 @@ class View(NamedTuple):
 
     title: str
     facts: Mapping[str, str]
-    panels: Mapping[str, Panel]
+    charts: Mapping[str, Chart]
     """By place: time and idle, left and right."""
     legend: Sequence[tuple[str, Box]]
     """(what it means, how it looks)."""
@@ -50,7 +50,7 @@ class View(NamedTuple):
     """Of a training: steps, their losses, the best there is."""
 
 
-def facts_of(run: Run, now: float) -> tuple[str, dict[str, str], str]:
+def facts_of(run: ReportedRun, now: float) -> tuple[str, dict[str, str], str]:
     """(title, facts, " so far" if it is not done) of any run."""
     state = run.state
     if state == "running" and run.is_over(now):
@@ -94,7 +94,7 @@ def over_time(
     until: float,
     predicted: Sequence[float] | None = None,
     so_far: str = "",
-) -> tuple[dict[str, Panel], dict[str, str], list[tuple[str, Box]]]:
+) -> tuple[dict[str, Chart], dict[str, str], list[tuple[str, Box]]]:
     """(who computes when, and how long each lane is idle; idle shares as facts; the legend).
 
     ``boxes`` are in seconds, idle time up to ``until`` among them; ``predicted``: idle shares."""
@@ -112,12 +112,12 @@ def over_time(
         causes[gid] += share / len(lanes)
     names = [f"{share:.1f} %" if until else "" for share in percent]
     marks = [100 * share for share in predicted or ()]
-    panels = {"time": Panel("Who computes when", "time since the start", "s", lanes, boxes)}
+    charts = {"time": Chart("Who computes when", "time since the start", "s", lanes, boxes)}
     title, label = "Idle share of each", "idle / makespan"
-    panels["idle"] = Panel(title, label, "%", names, [*stacked(bars)], marks, 100.0)
+    charts["idle"] = Chart(title, label, "%", names, [*stacked(bars)], marks, 100.0)
     legend = [(gid, box) for gid, box in means.items() if gid not in causes]
     legend += [(f"{gid}: {share:.1f} %", means[gid]) for gid, share in causes.items()]
     facts = {f"idle measured{so_far}": f"{sum(causes.values()):.1f} %"} if until else {}
     if marks:
         facts["idle predicted"] = f"{sum(marks) / len(marks):.1f} %"
-    return panels, facts, legend
+    return charts, facts, legend
