@@ -308,13 +308,12 @@ def test_a_run_is_announced_and_its_actions_reported(cluster, engine):
     assert (about["kind"], *about["lanes"]) == ("pipeline", "device 1", "device 2")
     assert list(about["workers"]) == [cluster.address(d) for d in range(2)]
     simulated = td.simulate(schedule, 0.01, 0.01)
-    idle = [each / simulated.makespan for each in simulated.idle_per_device]
-    assert list(about["predicted"]["idle"]) == idle
+    idle = [share * simulated.makespan for share in about["predicted"]["idle"]]
+    assert idle == pytest.approx(simulated.idle_per_device)
     events = [event["spans"][0] for _, event in cluster.client.get_events(about["run"])]
     assert sorted(tuple(span[1:4]) for span in events) == sorted(map(tuple, schedule))
     assert {(device, stage) for device, _, stage, *_ in events} == {(0, 0), (1, 1)}
-    first = min(start for *_, start, _ in events)
-    starts = sorted(start - first for *_, start, _ in events)
+    starts = sorted(start - min(e[4] for e in events) for *_, start, _ in events)
     frame = run.timeline.to_frame().query("kind != 'T'")
     assert starts == pytest.approx(sorted(frame.start), abs=1e-6)
 

@@ -22,7 +22,6 @@ from tiledask.distributed.arrays import recompute
 from tiledask.distributed.cluster import counters
 from tiledask.distributed.cluster import worker as on_worker
 from tiledask.distributed.cluster.cluster import slot_on
-from tiledask.distributed.cluster.progress import RUNS
 from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.transport import loans, remote_read
 from tiledask.errors import DeadlineError, DoesNotFitError, KernelError, PlacementError
@@ -406,7 +405,7 @@ def test_where_the_time_went(cluster):
 def test_a_long_product_says_how_far_it_is(cluster):
     (a,) = on_grid(cluster, np.ones((1200, 1200)))
     td.matmul(a, a, algorithm="summa", kernel="tiled", tile=16, panel=32, progress=True)
-    events = [event for _, event in cluster.client.get_events(RUNS)]
+    events = [event for _, event in cluster.client.get_events("tiledask-runs")]
     counted = [pair for event in events for pair in event.get("counted", ()) if "of" in pair[1]]
     assert {rank for rank, _ in counted} == {0, 1, 2, 3}
     assert all(0 < numbers["done"] <= numbers["of"] for _, numbers in counted)
