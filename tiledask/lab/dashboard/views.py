@@ -112,7 +112,8 @@ def over_time(
         causes[gid] += share / len(lanes)
     names = [f"{share:.1f} %" if until else "" for share in percent]
     marks = [100 * share for share in predicted or ()]
-    charts = {"time": Chart("Who computes when", "time since the start", "s", lanes, boxes)}
+    drawn = [*boxes] or [span(lane, 0, 1, PALE, gid=IDLE) for lane in range(len(lanes))]
+    charts = {"time": Chart("Who computes when", "time since the start", "s", lanes, drawn)}
     title, label = "Idle share of each", "idle / makespan"
     charts["idle"] = Chart(title, label, "%", names, [*stacked(bars)], marks, 100.0)
     legend = [(gid, box) for gid, box in means.items() if gid not in causes]
