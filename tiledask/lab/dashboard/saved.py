@@ -65,26 +65,29 @@ def _page_there(title: str, dask_scheduler: "Scheduler") -> str | None:
     drawn Bokeh converts nothing, whatever the thread."""
     from bokeh.document import Document
     from bokeh.embed import file_html
+    from bokeh.layouts import column
     from bokeh.models import Div
     from bokeh.resources import INLINE
 
     from tiledask.lab.dashboard.board import Board, headline, legend
 
     recorder: Any = dask_scheduler.plugins.get(PAGE)
-    document = Document()
+    document, drawn = Document(), list[Any]()
     if recorder is None or not (recorder.runs or recorder.tasks):
         return None
     date = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z").strip()
 
     def write(text: str) -> None:
-        document.add_root(Div(text=text, sizing_mode="stretch_width"))
+        drawn.append(Div(text=text, sizing_mode="stretch_width"))
 
     write(f"<h1>{html.words(title)}</h1><p>{date}</p>")
     for view in every_view(recorder):
         rows = max(len(chart.lanes) for chart in view.charts.values())
         height = max(180, 90 + rows * (44 if rows <= 12 else 24))  # pixels
         write(f"<hr>{headline(view)}")
-        document.add_root(Board(view, height).layout)
+        drawn.append(Board(view, height).layout)
         write(legend(view))
+    # one root: with each Bokeh goes through all that there is
+    document.add_root(column(*drawn, sizing_mode="stretch_width"))
     page: str = file_html(document, INLINE, title, template=_SAFE)
     return page
