@@ -24,6 +24,10 @@ OPTIMIZERS = {
     "adam": "fp32-adam",
 }
 """Step -> what is kept, in fp32: 1 to 4 arrays as large as the weights."""
+BATCH = 0.6
+"""Seconds that all layers take for one batch, whoever does them."""
+LIGHTER = ("mixed-momentum", "mixed-adam-8bit", "bf16-adam", "bf16-adam-8bit", "fp16-sgd", "lora")
+"""Recipes that keep less of each parameter, most first."""
 
 
 @question(2)
@@ -45,17 +49,14 @@ def large_layer(weights: int, memory: int, gpus: int, step: str) -> Worked:
     size = {name: 4 * c * (arrays * r + tokens) for name, (r, c, tokens) in strategies.items()}
     survive, fewest = [name for name in size if size[name] <= memory], -(-columns // room)
     way = f"Only cutting the matrix itself helps, by columns over {count(fewest, 'GPU')} or more"
-    if "copies" in survive:
-        way = "W fits a GPU whole, and need not be cut"
     recipe = OPTIMIZERS[step]
     plans = {"copies": (Layout(dp=gpus), recipe), "columns": (Layout(tp=gpus), recipe)}
     return Worked(
-        f"Of {len(size)} strategies on {count(gpus, 'GPU')} these fit: "
-        f"{', '.join(survive) or 'nothing'}. {way}.",
+        f"These fit: {', '.join(survive) or 'nothing'}. "
+        f"{'W fits a GPU whole, and need not be cut' if 'copies' in survive else way}.",
         [
-            f"W of {ROWS:,} x {columns:,} takes {format_bytes(weights)} of a GPU's "
-            f"{format_bytes(memory)}; fp32, {step}: {arrays} x its size; and a GPU's part of y, of "
-            f"{TOKENS} tokens; nothing else is counted",
+            f"W of {ROWS:,} x {columns:,} takes {format_bytes(weights)} of {format_bytes(memory)}; "
+            f"fp32, {step}: {arrays} x its size; and y of {TOKENS} tokens; nothing else is counted",
             *(f"by {name}: {arrays} x {format_bytes(weights)} x {r * c / ROWS / columns:.4g} + "
               f"{format_bytes(4 * c * tokens)} = {format_bytes(size[name])}, "
               f"{holds(size[name], memory)}" for name, (r, c, tokens) in strategies.items()),
@@ -73,29 +74,21 @@ def bottleneck(weights: int, memory: int, gpus: int, recipe: str) -> Worked:
     fewest = {name: minimum_devices(n, name, memory) for name in recipes}
     few, fits = fewest[recipe], size[recipe] <= memory
     _, how, context = sizes.with_context(n / 1e9, memory, few, recipe)
-    cut = f"Cut W: {format_bytes(weights / gpus)} of it on each of {gpus}"
     plans = {"copies": (Layout(dp=gpus), "fp32-weights"), "slices": (Layout(tp=few), recipe)}
     return Worked(
-        f"{'W need not be cut' if few == 1 else cut}. By states alone {recipe}, "
-        f"{format_bytes(size[recipe])} a GPU, {'fits' if fits else 'does not fit'} "
-        f"{count(gpus, 'GPU')} of {format_bytes(memory)}: it takes {count(few, 'GPU')} or "
-        f"more{context}.",
+        f"{'W need not be cut' if few == 1 else f'Cut W over {gpus} GPUs'}. By states alone "
+        f"{recipe}, {format_bytes(size[recipe])} a GPU, {'fits' if fits else 'does not fit'} "
+        f"{format_bytes(memory)}: it takes {count(few, 'GPU')} or more{context}.",
         [
             f"data parallelism, or a layer to each GPU: {format_bytes(weights)} of weights on each",
-            *(
-                f"{name}: {load_recipe(name).bytes_per_parameter} B x {n:,} / {gpus} = "
-                f"{format_bytes(size[name])}; {count(fewest[name], 'GPU')} or more"
-                for name in recipes
-            ),
+            *(f"{name}: {load_recipe(name).bytes_per_parameter} B x {n:,} / {gpus} = "
+              f"{format_bytes(size[name])}; {count(fewest[name], 'GPU')} or more"
+              for name in recipes),
             f"{recipe} {how}",
         ],
         {"held": size, "fewest": fewest, "fits": fits},
         lambda cluster: held(cluster, n, plans, memory),
-    )
-
-
-BATCH = 0.6
-"""Seconds that all layers take for one batch, whoever does them."""
+    )  # fmt: skip
 
 
 @question(13)
@@ -103,27 +96,25 @@ def first_layers_first(
     parameters: float, memory: int, units: int, recipe: str, transfer: float
 ) -> Worked:
     """Bytes on one unit and on each of several; computation and time of one batch."""
-    B, p = load_recipe(recipe).bytes_per_parameter, units
-    whole, least = B * parameters, minimum_devices(int(parameters), recipe, memory)
-    share, T = whole / p, BATCH + 2 * (p - 1) * transfer
-    plans = {"one unit": (Layout(), recipe), f"{p} units": (Layout(pp=p), recipe)}
+    whole = parameters * load_recipe(recipe).bytes_per_parameter
+    share, T = whole / units, BATCH + 2 * (units - 1) * transfer
+    least = minimum_devices(int(parameters), recipe, memory)
+    plans = {"one unit": (Layout(), recipe), f"{units} units": (Layout(pp=units), recipe)}
     return Worked(
         f"It divides memory: {format_bytes(share)} instead of {format_bytes(whole)} on a unit of "
-        f"{format_bytes(memory)}. It saves no computation, and one batch takes {T:g} s, on one "
-        f"unit {BATCH:g} s.",
+        f"{format_bytes(memory)}. It saves no computation: one batch takes {T:g} s, on one unit "
+        f"{BATCH:g} s.",
         [
             sizes.convention(recipe),
-            f"one unit: {parameters / 1e9:g} billion x {B} B = {format_bytes(whole)}, "
-            f"{holds(whole, memory)}; {p} parts: {holds(share, memory)}; units needed: {least}",
+            *sizes.each_of(parameters / 1e9, memory, plans)[1],
             sizes.with_context(parameters / 1e9, memory, least, recipe)[1],
-            f"time of one batch: {BATCH:g} s of work + 2 x {p - 1} x {transfer:g} s of transfers = "
-            f"{T:g} s: each unit waits for the one before it",
+            f"one batch: {BATCH:g} s of work + 2 x {units - 1} x {transfer:g} s of transfers",
         ],
         {"one unit": whole, "each unit": share, "fits on one": whole <= memory,
          "fits in parts": share <= memory, "units needed": least, "seconds": T},
         lambda cluster: [
             *held(cluster, round(parameters), plans, memory),
-            *runs.idle(cluster, p, 1, "naive")],
+            *runs.idle(cluster, units, 1, "naive")],
     )  # fmt: skip
 
 
@@ -133,7 +124,7 @@ def copies_or_slices(billions: float, memory: int, devices: int) -> Worked:
     n, room = sizes.parameters(billions), format_bytes(memory)
     fewest = {name: minimum_devices(n, name, memory) for name in sizes.CONVENTIONS}
     whole, degree = n * load_recipe(ADAM).bytes_per_parameter, zero3_minimum_degree(n, ADAM, memory)
-    fails, few, part = whole > memory, fewest[ADAM], -(-whole // devices)
+    fails, few = whole > memory, fewest[ADAM]
     more, how, context = sizes.with_context(billions, memory, few)
     lean, there = Layout(dp=devices, flash_attention=True), sizes.machine(devices, memory)
     fix = td.fits(sizes.decoder(billions), lean, there).smallest_fix
@@ -143,6 +134,7 @@ def copies_or_slices(billions: float, memory: int, devices: int) -> Worked:
         f"B, {few} slices": (Layout(tp=few), ADAM),
         f"B, {few} slices, fp16 weights": (Layout(pp=few), "fp16-weights"),
     }
+    tried = plans | {f"B, {devices} slices": (Layout(tp=devices), ADAM)}
     return Worked(
         f"{'B' if fails else 'Either'}: A keeps {format_bytes(whole)} on every GPU of {room} and "
         f"{'cannot start' if fails else 'its states fit'}. B keeps 1/N: the training states take "
@@ -150,69 +142,53 @@ def copies_or_slices(billions: float, memory: int, devices: int) -> Worked:
         f"ZeRO-3 does the same with data parallelism, from {degree} copies on.",
         [
             sizes.convention(),
-            f"A, a copy on each of {devices} GPUs: {billions:g}e9 x 16 B = {format_bytes(whole)}, "
-            f"{whole / memory:.4g} times its {room}: fewest for B {few}, for ZeRO-3 {degree}",
-            f"B, split over {devices} GPUs: {format_bytes(whole)} / {devices} = "
-            f"{format_bytes(part)} a GPU, {holds(part, memory)}",
+            *sizes.each_of(billions, memory, tried)[1],
             "fewest by what is kept: " + ", ".join(f"{name} {n}" for name, n in fewest.items()),
             how,
             f"{COUNTED}: {brief(fix.layout) if fix else 'nothing'} fits",
         ],
-        {"fewest": fewest, "zero3_degree": degree, "copy_bytes": whole, "slice_bytes": part,
-         "fewest_with_context": more, "copies_fit": not fails,
-         "fitting_layout": fix and str(fix.layout)},
+        {"fewest": fewest, "zero3_degree": degree, "copy_bytes": whole,
+         "slice_bytes": -(-whole // devices), "fewest_with_context": more,
+         "copies_fit": not fails, "fitting_layout": fix and str(fix.layout)},
         lambda cluster: held(cluster, n, plans, memory),
-        lambda: sizes.bars(n, plans, memory),
     )  # fmt: skip
 
 
 @question(15)
 def why_cut(billions: float, memory: int, recipe: str) -> Worked:
     """Bytes of a GPU with copies and with slices, for 1, 2, 4, ... GPUs."""
-    n, kept, room = sizes.parameters(billions), load_recipe(recipe), format_bytes(memory)
-    each, whole = kept.bytes_per_parameter, n * kept.bytes_per_parameter
-    enough, size = minimum_devices(n, recipe, memory), format_bytes(whole)
+    n, kept = sizes.parameters(billions), load_recipe(recipe)
+    whole, enough = n * kept.bytes_per_parameter, minimum_devices(n, recipe, memory)
     _, how, context = sizes.with_context(billions, memory, enough, recipe)
     # 1, 2, 4, ... up to the first power of two that is enough
-    slices = {2**i: -(-n // 2**i) * each for i in range(max(1, enough - 1).bit_length() + 1)}
-    lines = [
-        sizes.convention(recipe),
-        f"copies: {billions:g}e9 x {each} B = {size} a GPU for every N, {holds(whole, memory)}",
-        *(
-            f"N = {N}: a slice each {size} / {N} = {format_bytes(-(-n // N) * each)}, "
-            f"{holds(-(-n // N) * each, memory)}"
-            for N in sorted({*slices, enough})
-        ),
-        how,
-    ]
+    powers = [2**i for i in range(max(1, enough - 1).bit_length() + 1)]
+    plans = {"2 copies": (Layout(dp=2), recipe)}
+    plans |= {f"{N} slices": (Layout(tp=N), recipe) for N in sorted({*powers, enough})}
+    found, lines = sizes.each_of(billions, memory, plans)
     if kept.trains:
         lines.append(
             f"copies would also send their fp{8 * kept.gradient_bytes} gradients in every step: "
             f"2 (N-1)/N x {format_bytes(n * kept.gradient_bytes)} a GPU"
         )
-    plans = {f"{N} slices": (Layout(tp=N), recipe) for N in sorted({*[*slices][-3:], enough})}
-    plans["2 copies"] = Layout(dp=2), recipe
+    run = [f"{N} slices" for N in {*powers[-3:], enough}]
     return Worked(
-        f"A slice shrinks with the number of GPUs and a copy does not: a copy, {size}, "
-        f"{'never fits' if whole > memory else 'fits'} {room}; slices fit from "
-        f"{count(enough, 'GPU')} on{context}. Cutting buys memory, not speed.",
-        lines,
-        {"copy_bytes": whole, "slice_bytes": [*slices.values()], "copies_fit": whole <= memory,
-         "fewest_slices": enough},
-        lambda cluster: held(cluster, n, plans, memory),
+        f"A slice shrinks with the number of GPUs and a copy does not: a copy, "
+        f"{format_bytes(whole)}, {'never fits' if whole > memory else 'fits'} "
+        f"{format_bytes(memory)}; slices fit from {count(enough, 'GPU')} on{context}. Cutting "
+        f"buys memory, not speed.",
+        [sizes.convention(recipe), *lines, how],
+        {"copy_bytes": whole, "slice_bytes": [found[f"{N} slices"] for N in powers],
+         "copies_fit": whole <= memory, "fewest_slices": enough},
+        lambda cluster: held(
+            cluster, n, {name: plans[name] for name in ("2 copies", *run)}, memory),
     )  # fmt: skip
-
-
-LIGHTER = ("mixed-momentum", "mixed-adam-8bit", "bf16-adam", "bf16-adam-8bit", "fp16-sgd", "lora")
-"""Recipes that keep less of each parameter, most first."""
 
 
 @question(18)
 def feasible(billions: float, memory: int, devices: int) -> Worked:
     """Whether a node trains it, and which recipe, GPU or number of GPUs would."""
-    n, room, gpus = sizes.parameters(billions), format_bytes(memory), count(devices, "GPU")
-    each = load_recipe(ADAM).bytes_per_parameter
-    few, part, model = minimum_devices(n, ADAM, memory), n * each / devices, sizes.decoder(billions)
+    n, room, model = sizes.parameters(billions), format_bytes(memory), sizes.decoder(billions)
+    few, each = minimum_devices(n, ADAM, memory), load_recipe(ADAM).bytes_per_parameter
     # as lean as can be: slices of a node, of the layers beyond it, and all that saves activations
     tp = max(t for t in (1, 2, 4, 8) if devices % t == 0)
     lean = Layout(
@@ -224,30 +200,28 @@ def feasible(billions: float, memory: int, devices: int) -> Worked:
 
     full, (_, how, context) = fit(memory), sizes.with_context(billions, memory, few)
     others = {name: fit(memory, name) for name in LIGHTER}
-    others |= {f"{gb} GB": fit(gb * GB) for gb in (94, 141, 192, 288)}
-    fix = full.smallest_fix
-    names = (name for name, found in others.items() if found.verdict == "fits")
-    outs = [f"GPUs of {name}" if name.endswith("GB") else name for name in names]
-    outs += [f"{count(fix.devices, 'GPU')} of this size, {brief(fix.layout)}"] if fix else []
-    answer = (
-        f"{ {'no': 'Infeasible', 'tight': 'Too tight', 'fits': 'Feasible'}[full.verdict] }: "
-        f"{format_bytes(part)} states a GPU, of {room}; they alone need {count(few, 'GPU')}"
-        f"{context}. What would do: {'; '.join(outs) or 'nothing tried'}."
+    others |= {f"GPUs of {gb} GB": fit(gb * GB) for gb in (94, 141, 192, 288)}
+    outs, fix = (
+        [name for name, found in others.items() if found.verdict == "fits"],
+        full.smallest_fix,
     )
+    outs += [f"{count(fix.devices, 'GPU')} of this size, {brief(fix.layout)}"] if fix else []
     plans = {r: (Layout(tp=devices), r) for r in (ADAM, "bf16-adam", "fp16-weights")}
     plans["ZeRO-3"] = Layout(dp=devices, zero=3), ADAM
     return Worked(
-        answer,
+        f"{ {'no': 'Infeasible', 'tight': 'Too tight', 'fits': 'Feasible'}[full.verdict] }: "
+        f"{format_bytes(n * each / devices)} states a GPU, of {room}; they alone need "
+        f"{count(few, 'GPU')}{context}. What would do: {'; '.join(outs) or 'nothing tried'}.",
         [
             sizes.convention(),
-            f"{billions:g}e9 parameters x {each} B / {gpus} = {format_bytes(part)} a GPU: "
-            f"{holds(part, memory)}, as slices and as ZeRO-3 alike",
+            *sizes.each_of(billions, memory, plans)[1],
             how,
             f"{COUNTED}, all activations recomputed: {sizes.verdict(full)}",
             *(f"{name}: {f.verdict}, {format_bytes(f.expected)}" for name, f in others.items()),
         ],
         {"states_each": -(-n // devices) * each, "fewest_devices": few, "verdict": full.verdict,
-         "other_verdicts": {name: f.verdict for name, f in others.items()},
+         "other_verdicts": {
+            name.removeprefix("GPUs of "): f.verdict for name, f in others.items()},
          "fix": fix and str(fix.layout)},
         lambda cluster: held(cluster, n, plans, memory),
     )  # fmt: skip
@@ -284,17 +258,17 @@ def postmortem(
         f"{story}. The ramp of m = {m} on {p} stages leaves {100 * (1 - float(busy)):.1f} % idle, "
         f"{100 * (1 - uneven.utilisation):.1f} % with a stage {slowest:g} times as slow: "
         f"{f'more micro-batches ({enough} for 90 % busy) and ' * (m < enough)}layers cut evenly "
-        f"help. The NaN comes from fp16 sums of {replicas} replicas above 65504: divide "
-        f"before the sum, sum in fp32, or let the loss scale give way.",
+        f"help. The NaN comes from fp16 sums of {replicas} replicas: divide before the sum, sum in "
+        f"fp32, or let the loss scale give way.",
         [
             sizes.convention(),
-            f"too large for one GPU in fp32: 4 B x P > {format_bytes(memory)}, so P > "
-            f"{least:.4g} billion; on {p} stages x {replicas} replicas at most:",
+            f"too large for one GPU in fp32: 4 B x P > {format_bytes(memory)}: P > {least:.4g} "
+            f"billion; on {p} stages x {replicas} replicas at most:",
             *(f"ZeRO-{z}: {format_bytes(memory)} / ({each[z] / 1e9:.4g} B a parameter) = "
               f"{high:.4g} billion" for z, high in enumerate(most)),
             f"busy, m / (m + p - 1); 90 % takes m >= 9 (p - 1) = {enough}: m = {m} {reaches} it",
-            f"{replicas} replicas whose scaled gradients are above {alike:g} sum to more: inf; "
-            f"with the loss times {scale:g} that is a gradient of {alike / scale:.4g}",
+            f"{replicas} replicas whose scaled gradients are above 65504 / {replicas} = {alike:g} "
+            f"sum to inf; with the loss times {scale:g} that is a gradient of {alike / scale:.4g}",
         ],
         {"least_billions": least, "most_billions": most, "zero_needed": works,
          "busy": float(busy), "enough": enough, "busy_uneven": uneven.utilisation,
@@ -309,10 +283,10 @@ def postmortem(
 def refresh(billions: float, memory: int, dp: int, tp: int, pp: int, microbatches: int) -> Worked:
     """What A and B keep under each stage of ZeRO, and how idle B's stages are."""
     n, devices, room = sizes.parameters(billions), dp * tp * pp, format_bytes(memory)
-    whole = n * load_recipe(ADAM).bytes_per_parameter
     plans = {f"B, ZeRO-{z}": (Layout(dp=dp, tp=tp, pp=pp, zero=z), ADAM) for z in range(4)}
-    worked = {name: sizes.states(billions, layout) for name, (layout, _) in plans.items()}
-    states = [size for size, _ in worked.values()]
+    plans["A"] = Layout(dp=devices), ADAM
+    found, lines = sizes.each_of(billions, memory, plans)
+    *states, whole = found.values()
     zero = next((z for z, size in enumerate(states) if size <= memory), None)
     run = Layout(
         dp=dp, tp=tp, pp=pp, zero=zero or 0, microbatches=microbatches, flash_attention=True
@@ -321,18 +295,14 @@ def refresh(billions: float, memory: int, dp: int, tp: int, pp: int, microbatche
     bubbles = {str(m): bubble_fraction(pp, m) for m in sorted({microbatches, 4, 8, 16, 32})}
     starts = f" does not start{' either' * (whole > memory)}, it needs ZeRO-{zero} or more"
     starts = {None: " does not start under any stage of ZeRO", 0: " starts"}.get(zero, starts)
-    plans["A"] = Layout(dp=devices), ADAM
     return Worked(
         f"A needs {format_bytes(whole)} on every GPU of {room} and "
-        f"{'cannot start' if whole > memory else 'starts'}. B as written{starts}: the states are "
-        f"{', '.join(f'{format_bytes(size)} (ZeRO-{z})' for z, size in enumerate(states))}. B's "
-        f"{pp} stages are busy {100 * (1 - bubbles[str(microbatches)]):.0f} % of the time with "
-        f"{microbatches} micro-batches; more of them, or chunks, fill the gaps.",
+        f"{'cannot start' if whole > memory else 'starts'}. B as written{starts}. B's {pp} stages "
+        f"are busy {100 * (1 - bubbles[str(microbatches)]):.0f} % of the time with {microbatches} "
+        f"micro-batches; more of them, or chunks, fill the gaps.",
         [
             sizes.convention(),
-            f"A, dp {devices}: 16 B x {billions:g}e9 = {format_bytes(whole)} a GPU of {room}, "
-            f"{holds(whole, memory)}",
-            *(f"{name}: {how}, {holds(size, memory)}" for name, (size, how) in worked.items()),
+            *lines,
             f"{COUNTED}, B with ZeRO-{zero or 0}: {sizes.verdict(fit)}",
             f"busy, m / (m + p - 1), p = {pp}: "
             + ", ".join(f"m = {m} {100 * (1 - idle):.1f} %" for m, idle in bubbles.items()),
@@ -342,7 +312,6 @@ def refresh(billions: float, memory: int, dp: int, tp: int, pp: int, microbatche
         lambda cluster: [
             *runs.idle(cluster, pp, microbatches), *runs.trained(cluster, run),
             *held(cluster, n, plans, memory)],
-        lambda: sizes.bars(n, plans, memory),
     )  # fmt: skip
 
 
@@ -354,22 +323,23 @@ def hybrid(
     """What every plan that was tried keeps, how busy stages are, and what fp16 loses."""
     from tiledask.lab.precision import FORMATS
 
-    n, p, d, m = sizes.parameters(billions), stages, max(1, devices // stages), microbatches
+    p, d, m = stages, max(1, devices // stages), microbatches
+    both = f"dp {d} x pp {p}"
     plans = {
         "copies, fp32": (Layout(dp=devices), "fp32-adam"),
         f"{p} stages, fp32 Adam": (Layout(pp=p), "fp32-adam"),
         f"{p} stages, fp32 SGD": (Layout(pp=p), "fp32-sgd"),
-        f"dp {d} x pp {p}": (Layout(dp=d, pp=p), ADAM),
-        f"dp {d} x pp {p}, ZeRO-1": (Layout(dp=d, pp=p, zero=1), ADAM),
-        f"dp {d} x pp {p}, ZeRO-2": (Layout(dp=d, pp=p, zero=2), ADAM),
+        both: (Layout(dp=d, pp=p), ADAM),
+        f"{both}, ZeRO-1": (Layout(dp=d, pp=p, zero=1), ADAM),
+        f"{both}, ZeRO-2": (Layout(dp=d, pp=p, zero=2), ADAM),
         f"{devices} slices": (Layout(tp=devices), ADAM),
     }
-    worked = {name: sizes.states(billions, *plan) for name, plan in plans.items()}
+    size, lines = sizes.each_of(billions, memory, plans)
     busy, piped, half = naive_utilisation(p), 1 - bubble_fraction(p, m), FORMATS["float16"]
     alone, kept = half.nearest(gradient), half.nearest(gradient * scale) / scale
     found = td.search(sizes.decoder(billions), sizes.machine(devices, memory), devices * m)
     best, fits = found.best, found.best.verdict == "fits"
-    fitting = [f"{name} ({format_bytes(n)})" for name, (n, _) in worked.items() if n <= memory]
+    fitting = [f"{name} ({format_bytes(n)})" for name, n in size.items() if n <= memory]
     return Worked(
         f"By their states these fit {format_bytes(memory)}: {'; '.join(fitting) or 'none'}. "
         f"With everything counted {found.counts['fits']:,} layouts fit, the best is "
@@ -377,18 +347,16 @@ def hybrid(
         f"not {100 * busy:.0f} %; fp16 needs a loss scale and fp32 masters.",
         [
             sizes.convention(ADAM, "fp32-adam", "fp32-sgd"),
-            *(f"{name}: {how}, {holds(n, memory)}" for name, (n, how) in worked.items()),
-            f"{p} stages, one batch at a time: 1 / {p} = {100 * busy:.1f} % busy; {m} "
-            f"micro-batches: {m} / {m + p - 1} = {100 * piped:.1f} %",
+            *lines,
+            f"one batch at a time: 1 / {p} busy; {m} micro-batches: {m} / {m + p - 1}",
             f"fp16, a gradient of {gradient:g}: {alone:.4g}; times {scale:g}, rounded, and back: "
             f"{kept:.4g}",
         ],
-        {"states": {name: size for name, (size, _) in worked.items()}, "busy_naive": busy,
-         "busy": piped, "gradient_alone": alone, "gradient_scaled": kept,
-         "fitting": found.counts["fits"], "best": str(best.layout) if fits else None},
+        {"states": size, "busy_naive": busy, "busy": piped, "gradient_alone": alone,
+         "gradient_scaled": kept, "fitting": found.counts["fits"],
+         "best": str(best.layout) if fits else None},
         lambda cluster: [
             *runs.idle(cluster, p, 1, "naive"), *runs.idle(cluster, p, m),
             *runs.trained(cluster, Layout(dp=d, pp=p, zero=1), "float16"),
-            *held(cluster, n, plans, memory)],
-        lambda: sizes.bars(n, plans, memory),
+            *held(cluster, sizes.parameters(billions), plans, memory)],
     )  # fmt: skip

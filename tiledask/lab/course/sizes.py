@@ -6,16 +6,13 @@ billions=30, memory="80GB", devices=8  ->  a Model, a ClusterSpec, the states on
 from collections.abc import Mapping
 from dataclasses import replace
 
-import tiledask as td
 from tiledask.lab.course.question import count
-from tiledask.lab.plots.primitives import Figure
 from tiledask.plan.fitting.fit import Fit, minimum_devices
 from tiledask.plan.fitting.overhead import CUDA_CONTEXT
 from tiledask.plan.inputs.hardware import ClusterSpec, load_cluster
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
-from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.timing.collective_time import zero_passes
 from tiledask.plan.units import format_bytes
 
@@ -98,6 +95,15 @@ def holds(size: float, memory: int) -> str:
     return f"{format_bytes(abs(memory - size))} {'left' if size < memory else 'too much'}"
 
 
+def each_of(
+    billions: float, memory: int, plans: Mapping[str, tuple[Layout, str]]
+) -> tuple[dict[str, int], list[str]]:
+    """(bytes of states on a GPU of ``memory``, how they are worked out) under each plan."""
+    found = {name: states(billions, *plan) for name, plan in plans.items()}
+    lines = [f"{name}: {how} a GPU, {holds(n, memory)}" for name, (n, how) in found.items()]
+    return {name: size for name, (size, _) in found.items()}, lines
+
+
 def convention(*recipes: str) -> str:
     """What is counted where states are: once on a page."""
     kept = ", ".join(f"{r} {load_recipe(r).bytes_per_parameter} B" for r in recipes or (ADAM,))
@@ -122,13 +128,11 @@ def with_context(
 
 def verdict(fit: Fit) -> str:
     """What `tiledask fit` says of everything counted, and of which bytes."""
-    room = format_bytes(fit.capacity)
-    if fit.verdict == "tight":
-        return (
-            f"tight (it may or may not fit {room}: {format_bytes(fit.band[0])} before overhead, "
-            f"{format_bytes(fit.expected)} with it)"
-        )
-    return f"{fit.verdict}, {format_bytes(fit.expected)} needed of {room}"
+    room, least = format_bytes(fit.capacity), format_bytes(fit.band[0])
+    if fit.verdict != "tight":
+        return f"{fit.verdict}, {format_bytes(fit.expected)} needed of {room}"
+    more = f"{least} before overhead, {format_bytes(fit.expected)} with it"
+    return f"tight (it may or may not fit {room}: {more})"
 
 
 def brief(layout: Layout) -> str:
@@ -143,15 +147,6 @@ def brief(layout: Layout) -> str:
     zero = f", ZeRO-{layout.zero}" if layout.zero else ""
     again = f", recompute {layout.recompute}" if layout.recompute != "none" else ""
     return f"{split}{chunks}{zero}{again}"
-
-
-def bars(n: int, plans: Mapping[str, tuple[Layout, str]], memory: int) -> Figure:
-    """A figure of the states of n parameters on a GPU, by tensor, of each (layout, recipe)."""
-    ledgers = {}
-    for name, (at, recipe) in plans.items():
-        size = state_bytes(-(-n // (at.tp * at.pp)), recipe, at.zero, at.dp)
-        ledgers[name] = Ledger.of(Row(0, tensor, ALWAYS, each) for tensor, each in size.items())
-    return td.plots.memory_bars(ledgers, memory, place="GPU", title="States on a GPU")
 
 
 def gradient_bytes(billions: float, layout: Layout) -> float:
