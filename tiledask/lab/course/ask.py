@@ -6,10 +6,10 @@ ask_command    `tiledask ask 34 --set layers=12`, list_all   `tiledask ask`
 """
 
 import re
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from textwrap import fill
 from typing import Any
 
 from rich.console import Console
@@ -19,7 +19,7 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.errors import ConfigError, short
 from tiledask.lab.course.by_words import by_words
-from tiledask.lab.course.index import Taught, taught
+from tiledask.lab.course.index import taught
 from tiledask.lab.course.question import MOST_WORKERS, Question, Worked
 from tiledask.lab.course.table import QUESTIONS
 from tiledask.lab.files import save_figure
@@ -41,8 +41,6 @@ class Answer:
     """Predicted, simulated and measured."""
     not_run: str
     """Why there is no run; empty if there is one."""
-    taught: tuple[Taught, ...]
-    """The sections of the walkthroughs that teach it."""
     found: str = ""
     """Which question was taken, where it was asked in words."""
 
@@ -77,24 +75,29 @@ class Answer:
         explain
             Also what the inputs are, and where it is taught.
         """
-        asks = self.question
+        asks, inputs = self.question, self.inputs.items()
         parts = {
             self.found: [],
             f"{asks.number}. {self.title}": [self.asked],
             "Answer": [self.worked.answer],
             "Working": self.worked.lines,
-            "Not run": [self.not_run] if self.not_run else None,
+            "Not run": [self.not_run] * bool(self.not_run),
+            "Inputs": [f"{asks.typed({n: v})}: {asks.inputs[n].meaning}" for n, v in inputs],
+            "Taught in": [*map(str, taught(asks.number))],
         }
-        if explain:
-            each = self.inputs.items()
-            parts["Inputs"] = [f"{asks.typed({n: v})}: {asks.inputs[n].meaning}" for n, v in each]
-            parts["Taught in"] = [*map(str, self.taught)]
-        else:
+        if not explain:
+            del parts["Inputs"], parts["Taught in"]
             parts[f"Inputs: {asks.typed(self.inputs)} (--set, --explain)"] = []
+        wrap: dict[str, Any] = {
+            "width": width,
+            "break_long_words": False,
+            "break_on_hyphens": False,
+        }
+        indent: dict[str, Any] = {"initial_indent": "  ", "subsequent_indent": "    "}
         text = "\n\n".join(
-            "\n".join([*textwrap.wrap(head, width, **WHOLE), *_wrapped(lines, width)])
+            "\n".join([fill(head, **wrap), *(fill(line, **wrap, **indent) for line in lines)])
             for head, lines in parts.items()
-            if head and lines is not None
+            if lines or head not in ("", "Not run")
         )
         return f"{text}\n" + ("" if self.run is None else f"\n{self.run.to_text(width)}")
 
@@ -118,21 +121,8 @@ class Answer:
             "values": dict(self.worked.values),
             "run": None if self.run is None else self.run.to_dict(),
             "not_run": self.not_run,
-            "taught": [each._asdict() for each in self.taught],
+            "taught": [each._asdict() for each in taught(self.question.number)],
         }
-
-
-WHOLE: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-"""Words stay whole."""
-
-
-def _wrapped(lines: Sequence[str], width: int) -> list[str]:
-    """Lines behind an indent; those of a drawing in letters, where spaces count, as they are."""
-    wrap = textwrap.TextWrapper(
-        width, initial_indent="  ", subsequent_indent=" " * (4 if len(lines) > 1 else 2), **WHOLE
-    )
-    every = (["  " + line] if "  " in line else wrap.wrap(line) for line in lines)
-    return [part for each in every for part in each]
 
 
 # -- asking ----------------------------------------------------------------------------------------
@@ -197,7 +187,7 @@ def answered(
         with start as running:
             title = taken.words(taken.title, given)
             table = Comparison(f"{title}: run on workers", worked.run(running))
-    return Answer(taken, given, worked, table, not_run, taught(taken.number), found)
+    return Answer(taken, given, worked, table, not_run, found)
 
 
 def _refusal(
@@ -251,8 +241,7 @@ def list_all(console: Console) -> tuple[int, dict[str, Any]]:
     facts = {}
     for number, each in QUESTIONS.items():
         title, asked = each.words(each.title), each.words(each.asked)
-        for line in textwrap.wrap(f"{number:4}  {title}", console.width, subsequent_indent=" " * 6):
-            say(console, line)
+        say(console, fill(f"{number:4}  {title}", console.width, subsequent_indent=" " * 6))
         inputs = {n: {"default": i.default, "meaning": i.meaning} for n, i in each.inputs.items()}
         facts[str(number)] = {"title": title, "asked": asked, "inputs": inputs}
     return 0, {"questions": facts}

@@ -8,7 +8,6 @@ worker 2    . B2↑ .  . B2↓  .       idle of a worker = time of the batch - i
 worker 3    .  . B3↑B3↓ .   .       total idle = p x time - all work
 """
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -46,8 +45,7 @@ def feed_forward(d: int, d_h: int, devices: int, tokens: int) -> Worked:
         f"are concatenated. The whole layer takes 1 all-reduce forward and 1 backward, "
         f"{format_bytes(sent)} each.",
         [
-            f"h = [h W^1 ... h W^{devices}]: every device needs all of h, {tokens} x {d}; GELU "
-            f"acts on each number: nothing is sent",
+            f"h = [h W^1 ... h W^{devices}], {tokens} x {d} of h on each; GELU sends nothing",
             f"the second matrix by rows: an all-reduce of {devices} terms, 2 (M - 1) x {tokens} x "
             f"{d} x {ITEM} B = {format_bytes(sent)} sent by all, in float64; backward one of dX",
             f"rows first would need GELU(a + b) = GELU(a) + GELU(b), up to {wrong:.3g} apart here",
@@ -66,21 +64,15 @@ def network(images: int, devices: int) -> Worked:
     for device, (layers, held) in enumerate(zip(stages, said.parameters, strict=True), 1):
         names = " + ".join(f"{LENET[i].name} {LENET[i].size:,}" for i in layers)
         lines.append(f"device {device}: {names} = {held:,} = {100 * held / PARAMETERS:.1f} %")
-    for device, layers in enumerate(stages[:-1], 2):
+    for layers in stages[:-1]:
         last = BOUNDARIES[layers[-1]]
         crossed.append(images * last.units * last.each * 4)
-        lines.append(
-            f"{last.name} -> device {device}: {images} x {last.units} x {last.each} x 4 B = "
-            f"{format_bytes(crossed[-1])}, and its gradient back"
-        )
+        lines.append(f"{last.name}: {images} x {last.units} x {last.each} x 4 B, and back")
     return Worked(
         f"A device needs at most {100 * max(said.parameters) / PARAMETERS:.0f} % of the memory; "
         f"neighbours wait for each other {said.transfers} times a step; the busiest has "
         f"{said.imbalance:.2g} times the mean work; {format_bytes(2 * sum(crossed))} cross.",
-        [
-            *lines,
-            f"transfers: 2 x ({devices} - 1), in turn; busiest over mean {said.imbalance:.3g}",
-        ],
+        [*lines, f"transfers: 2 x ({devices} - 1), in turn"],
         {"parameters": list(said.parameters), "boundary bytes": crossed,
          "transfers": said.transfers, "bytes": sum(said.sent), "imbalance": said.imbalance},
         lambda cluster: runs.lenet(cluster, devices, images, "network"),
@@ -115,8 +107,7 @@ def layerwise(channels: int, units: int, rows: int, devices: int) -> Worked:
             f"outputs of a fully connected layer: {shares(dense)} each",
             *(f"a convolution of 2 images {way}: {found['barriers']} synchronisations, "
               f"{format_bytes(found['bytes'])} in float64" for way, found in ways.items()),
-            f"LeNet: a gather for each of 4 layers, 3 sums back; layer by layer {chain.transfers} "
-            f"messages; {format_bytes(sum(whole.sent))} / {format_bytes(sum(chain.sent))} sent",
+            f"LeNet: {format_bytes(sum(whole.sent))} / {format_bytes(sum(chain.sent))} sent",
         ],
         {"channels": list(mine), "outputs": list(dense), "ways": ways,
          "barriers": [whole.barriers, chain.transfers, copies.barriers],
@@ -147,12 +138,10 @@ def copies(images: int, devices: int) -> Worked:
         f"a step: {format_bytes(sent)} sent by each. {faster:.3g} times as fast at best; but each "
         f"keeps all {P:,} parameters, so more devices allow no larger model.",
         [
-            f"1, 2. the batch is cut, {shares(mine)} images each, for a loss and gradients each",
-            f"3, 4. gradients are added up: in a ring each sends 2 (k - 1) / k x P x 4 B = 2 x "
-            f"{k - 1} / {k} x {P:,} x 4 B = {format_bytes(sent)}, and has the sum",
-            f"5. each updates all its weights, {format_bytes(4 * P)}, and all copies stay equal",
-            f"not the same as one device: batch normalisation with the mean and variance of its "
-            f"own {shares(mine)} random samples is off by up to {off:.3g}",
+            f"a loss and gradients each, added up: in a ring each sends 2 (k - 1) / k x P x 4 B = "
+            f"2 x {k - 1} / {k} x {P:,} x 4 B = {format_bytes(sent)}",
+            f"each updates all its weights, {format_bytes(4 * P)}, and all copies stay equal",
+            f"batch normalisation by each one's {shares(mine)} samples is off by up to {off:.3g}",
         ],
         {"images": list(mine), "bytes of each": round(sent), "synchronisations": said.barriers,
          "speed-up at best": faster, "batch normalisation off by": off},
@@ -164,19 +153,17 @@ def copies(images: int, devices: int) -> Worked:
 def layer_wise(layers: int, workers: int) -> Worked:
     """Consecutive layers on each worker; what each holds, sends and waits."""
     cut, p, order = td.partition(layers, workers), workers, one_batch(range(workers))
-    t, fullest = td.simulate(order), max(cut.sizes) / layers
-    times = {"forward": 0.1, "backward": 0.2}
+    fullest, times = max(cut.sizes) / layers, {"forward": 0.1, "backward": 0.2}
     return Worked(
         f"Consecutive layers on each worker: {cut}. Each holds {shares(cut.sizes)} of {layers} "
         f"layers; {2 * (p - 1)} transfers up and down, and one worker in {p} works at a time.",
         [
-            f"the fullest worker has {max(cut.sizes)} / {layers} = {100 * fullest:.1f} % of the "
-            f"weights",
+            f"the fullest has {max(cut.sizes)} / {layers} = {100 * fullest:.1f} % of the weights",
             f"outputs go up, {p} - 1 = {p - 1} transfers, and gradients the same way down",
             f"every layer needs the one before it, so workers take turns: 1/{p} is used",
         ],
         {"cut": str(cut), "fullest": fullest, "transfers": 2 * (p - 1),
-         "utilisation": t.utilisation},
+         "utilisation": td.simulate(order).utilisation},
         lambda cluster: [
             *runs.placed(cluster, "forward", cut.place, p - 1),
             *runs.timed(cluster, order, [0.3] * p, 0.3 * p, **times)],
@@ -188,9 +175,8 @@ def split_layers(hidden: int, heads: int, sequence: int, layers: int, workers: i
     """Shapes of the parts, what is added up, and the bytes of it."""
     if hidden % heads:
         raise PlacementError(f"{heads} heads share a width of {hidden}; take a multiple of {heads}")
-    h, t, size = hidden, workers, 4 * sequence * hidden * ITEM
-    stream = Stream(4, sequence, h, t)
-    calls = decoder_block(stream, heads, heads, h // heads, gated=False).calls
+    h, t = hidden, workers
+    calls = decoder_block(Stream(4, sequence, h, t), heads, heads, h // heads, gated=False).calls
     sums, sent = len(calls), sum(sum(call.cost(ITEM).sent) for call in calls)
     dealt, inner = even(heads, t), even(4 * h, t)
     x = np.random.default_rng(30).standard_normal(2)
@@ -204,8 +190,8 @@ def split_layers(hidden: int, heads: int, sequence: int, layers: int, workers: i
             "columns first, rows second: nothing to add in between, then one all_reduce",
             f"rows first would not do: gelu({x[0]:.3g} + {x[1]:.3g}) = {of_sum:.4g}, but "
             f"gelu({x[0]:.3g}) + gelu({x[1]:.3g}) = {sum(made):.4g}",
-            f"each of 4 x {sequence} x {h} x 8 B = {format_bytes(size)}; a ring sends 2 x "
-            f"({t} - 1) times that, a block {sums} times: {format_bytes(sent)}",
+            f"a block: {sums} rings of 2 x ({t} - 1) x 4 x {sequence} x {h} x 8 B = "
+            f"{format_bytes(sent)}",
         ],
         {"heads": list(dealt), "columns": list(inner), "all_reduces": layers * sums,
          "bytes": layers * sent, "gelu of a sum": of_sum, "sum of gelus": made[0] + made[1]},
@@ -229,24 +215,21 @@ def _flow(layers: int, workers: int, working: int, unit: str) -> Worked:
     states = runs.meanwhile(t, working - 1)
     busy = [n * (up + down) for n in cut.sizes]
     idle = some([str(w + 1) for w, state in states.items() if state == "idle"])
-    ends = f"B1↑ ... B{layers}↑, then B{layers}↓ ... B1↓"
-    title = f"{layers} layers on {workers} {unit}s, one batch"
     return Worked(
-        f"The blocks run in the order {ends}. While {unit} {working} computes its forward, "
-        f"these are idle: {unit} {idle}; one of {workers} works at a time, "
-        f"{100 / workers:.1f} % used.",
+        f"The blocks run in the order B1↑ ... B{layers}↑, then B{layers}↓ ... B1↓. While {unit} "
+        f"{working} computes its forward, these are idle: {unit} {idle}; one of {workers} works at "
+        f"a time, {100 / workers:.1f} % used.",
         [
             f"{layers} layers over {workers} {unit}s: {cut}; no block can go earlier",
             f"a layer takes {up:g} s up and {down:g} s down: {unit} {working} computes up from "
             f"{before} x {up:g} = {before * up:g} s to {(before + cut.sizes[working - 1]) * up:g} "
             f"s; {unit}s before it wait for gradients, those behind it for outputs",
-            f"time of the batch {layers} x ({up:g} + {down:g}) = {sum(busy):g} s; used: "
-            f"{sum(busy):g} / ({workers} x {sum(busy):g}) = 1/{workers}",
+            f"time of the batch {layers} x ({up:g} + {down:g}) = {sum(busy):g} s",
         ],
         {"cut": str(cut), "flow": runs.flow(t), "utilisation": t.utilisation,
          "states": {f"{unit} {w + 1}": state for w, state in states.items()}},
         lambda cluster: runs.timed(cluster, order, busy, sum(busy), **LAYER),
-        lambda: td.plots.gantt(t, title=title),
+        lambda: td.plots.gantt(t, title=f"{layers} layers on {workers} {unit}s, one batch"),
     )  # fmt: skip
 
 
@@ -254,34 +237,16 @@ question(31)(partial(_flow, unit="worker"))
 question(35)(partial(_flow, unit="GPU"))
 
 
-def _timetable(blocks: int) -> list[str]:
-    """A line per worker, the last one on top as in the book; "-" where it is idle.
-
-    >>> print("\\n".join(_timetable(2)))
-    slot          1    2    3    4
-    worker 2      -  B2↑  B2↓    -
-    worker 1    B1↑    -    -  B1↓
-    """
-    slots = range(1, 2 * blocks + 1)
-    lines = ["slot      " + "".join(f"{slot:>5}" for slot in slots)]
-    for worker in reversed(range(1, blocks + 1)):
-        busy = {worker: f"B{worker}↑", 2 * blocks + 1 - worker: f"B{worker}↓"}
-        lines.append(f"worker {worker:<3}" + "".join(f"{busy.get(slot, '-'):>5}" for slot in slots))
-    return lines
-
-
 @question(32)
 def decoder_blocks(blocks: int, slot: float) -> Worked:
-    """The timetable, and what each worker's two slots of 2L leave."""
+    """What each worker's two slots of 2L leave."""
     L, order = blocks, one_batch(range(blocks))
     t = td.simulate(order, slot, slot)
     return Worked(
         f"Worker l computes in slots l and {2 * L + 1} - l of {2 * L}, and idles in the other "
         f"{2 * L - 2}: it is used 2 / {2 * L} = 1/{L} = {100 / L:.1f} % of the time.",
         [
-            f"{L} blocks up and {L} blocks down: 2 x {L} = {2 * L} slots of {slot:g} s, "
-            f"{2 * L * slot:g} s",
-            *(_timetable(L) if L <= 6 else []),
+            f"{L} blocks up and {L} down: 2 x {L} slots of {slot:g} s, {2 * L * slot:g} s",
             f"worker 1 is busy in slots 1 and {2 * L}, worker {L} in {L} and {L + 1}",
             f"idle: {2 * L} - 2 = {2 * L - 2} slots = {(2 * L - 2) * slot:g} s each",
         ],
@@ -289,6 +254,7 @@ def decoder_blocks(blocks: int, slot: float) -> Worked:
          "makespan": t.makespan, "idle of each": t.idle_per_device[0]},
         lambda cluster: runs.timed(
             cluster, order, [2 * slot] * L, 2 * L * slot, forward=slot, backward=slot),
+        lambda: td.plots.gantt(t, title=f"One batch through {L} blocks"),
     )  # fmt: skip
 
 
@@ -301,10 +267,8 @@ def idle_time(workers: int, forward: float, backward: float) -> Worked:
         f"Each of {p} workers idles {T - each:g} of {T:g} s, all together {(p - 1) * T:g} s: "
         f"(p - 1) times the batch. Efficiency 1/{p} = {100 / p:.1f} %.",
         [
-            f"a worker's own work: {forward:g} + {backward:g} = {each:g} s; the batch passes all "
-            f"of them in turn: T = {p} x {each:g} = {T:g} s",
-            f"idle of each: T - {each:g} = {T - each:g} s; of all: {p} x {T - each:g} = "
-            f"{p * (T - each):g} s = (p - 1) T",
+            f"own work: {forward:g} + {backward:g} = {each:g} s; T = {p} x {each:g} = {T:g} s",
+            f"idle of each: T - {each:g} = {T - each:g} s; of all: {p} x {T - each:g} = (p - 1) T",
             f"busy + idle: {T:g} + {p * (T - each):g} = {p} x {T:g}, nothing is left out",
         ],
         {"makespan": T, "idle of each": T - each, "total idle": (p - 1) * T, "efficiency": 1 / p},
@@ -316,39 +280,27 @@ def idle_time(workers: int, forward: float, backward: float) -> Worked:
 @question(38)
 def more_workers(before: int, after: int, compute: float, transfer: float) -> Worked:
     """Utilisation, time and idle device-time with ``before`` and with ``after`` workers."""
-    cases = {
-        f"{p} workers" + ", transfers" * bool(c): (p, c)
-        for p in (before, after)
-        for c in dict.fromkeys((0.0, transfer))
-    }
-    found = {
-        name: td.simulate(one_batch(range(p), backward=False), forward=compute / p, latency=c)
-        for name, (p, c) in cases.items()
-    }
+    found, lines = {}, []
+    for p in (before, after):
+        for c in dict.fromkeys((0.0, transfer)):
+            t = td.simulate(one_batch(range(p), False), forward=compute / p, latency=c)
+            name = f"{p} workers" + ", transfers" * bool(c)
+            found[name] = {"time": t.makespan, "utilisation": t.utilisation, "idle": t.idle}
+            lines.append(
+                f"{name}: time {compute:g} + {p - 1} x {c:g} = {t.makespan:g} s, "
+                f"{100 * t.utilisation:.1f} % used; idle {p} x {t.makespan:g} - {compute:g} = {t.idle:g} s"
+            )
     sent = [compute + (p - 1) * transfer for p in (before, after)]
     moved = f" ({sent[0]:g} and {sent[1]:g} s with transfers of {transfer:g} s)" * bool(transfer)
     return Worked(
         f"Utilisation goes from {100 / before:.3g} % to {100 / after:.3g} %, and the batch takes "
         f"{compute:g} s before and after{moved}: workers that work in turn only wait.",
-        [
-            f"{name}: each computes {compute:g} / {p} = {compute / p:g} s; time {compute:g} + "
-            f"{p - 1} x {c:g} = {t.makespan:g} s; utilisation {100 * t.utilisation:.1f} %; idle "
-            f"{p} x {t.makespan:g} - {compute:g} = {t.idle:g} s"
-            for (name, (p, c)), t in zip(cases.items(), found.values(), strict=True)
-        ],
-        {
-            name: {"time": t.makespan, "utilisation": t.utilisation, "idle": t.idle}
-            for name, t in found.items()
-        },
+        [f"each computes {compute:g} s / workers, one after the other", *lines],
+        found,
         lambda cluster: runs.timed(
             cluster, one_batch(range(after), False), [compute / after] * after, sent[1],
             forward=compute / after, latency=transfer),
     )  # fmt: skip
-
-
-def added(numbers: Sequence[float]) -> str:
-    """A sum as it is written: "0.3 + 0.1 = 0.4"."""
-    return f"{' + '.join(f'{n:g}' for n in numbers)} = {sum(numbers):g}"
 
 
 @question(39)
@@ -371,13 +323,11 @@ def sequential(
         f"{T:g} s for the batch, {total:g} s of {p} x {T:g} = {p * T:g} device-seconds idle: "
         f"efficiency {100 * work / (p * T):.1f} %.",
         [
-            f"forward: {added(F)} s; backward: {added(B)} s; transfers: {added(c)} s up, and the "
-            f"same down: {sum(F):g} + {sum(B):g} + 2 x {way:g} = {T:g} s",
-            *(
-                f"worker {i}: busy {b:g} s, idle {T:g} - {b:g} = {T - b:g} s"
-                for i, b in enumerate(busy, 1)
-            ),
-            f"total idle: {p} x {T:g} - {work:g} = {added(idle)} s; efficiency: {work:g} / ({p} x "
+            f"forward, backward, transfers up and down: {sum(F):g} + {sum(B):g} + 2 x {way:g} = "
+            f"{T:g} s",
+            *(f"worker {i}: busy {F[i - 1]:g} + {B[i - 1]:g} = {b:g} s, idle {T:g} - {b:g} = "
+              f"{T - b:g} s" for i, b in enumerate(busy, 1)),
+            f"total idle: {p} x {T:g} - {work:g} = {total:g} s; efficiency: {work:g} / ({p} x "
             f"{T:g}) = {100 * work / (p * T):.2f} %, without transfers 1/{p}",
         ],
         {"makespan": T, "busy": busy, "idle": idle, "total idle": total,

@@ -56,14 +56,6 @@ def node(billions: float, memory: int, devices: int, link: float, batch: int) ->
     degrees = ["tp", "pp", "dp", "zero"]
     first = frame[frame["verdict"] == "fits"].groupby(degrees, sort=False).head(1)
     feasible = sorted([*map(int, row)] for row in first[degrees].itertuples(index=False))
-    lines = [
-        f"states, {ADAM}: 16 B x {billions:g}e9 / {devices} GPUs = {format_bytes(part)} (GB = 1e9 "
-        f"bytes), {holds(part, memory)}",
-        f"{COUNTED}: of {plans.considered:,} layouts {plans.counts['fits']:,} fit; as tp pp dp "
-        f"ZeRO: {'; '.join(' '.join(map(str, each)) for each in feasible) or 'none'}",
-    ]
-    for plan in (plans[int(at)] for at in first.index[:4]):
-        lines.append(f"{format_bytes(plan.peak)} a GPU, {_best(plan)} a step")
     counts = {
         str(gb): plans_of(billions, gb * GB, devices, devices, batch, link).counts["fits"]
         for gb in (24, 40, 48, 80, 141)
@@ -72,14 +64,25 @@ def node(billions: float, memory: int, devices: int, link: float, batch: int) ->
     return Worked(
         f"{len(feasible)} combinations fit; the best, {_best(best)}, needs "
         f"{format_bytes(best.peak)} and overhead, of {format_bytes(memory)}.",
-        lines,
+        [
+            *_states(billions, memory, devices),
+            f"of {plans.considered:,} layouts {plans.counts['fits']:,} fit; as tp pp dp ZeRO: "
+            f"{'; '.join(' '.join(map(str, each)) for each in feasible) or 'none'}",
+            *(f"{format_bytes(plans[int(at)].peak)} a GPU, {_best(plans[int(at)])} a step"
+              for at in first.index[:4]),
+        ],
         {"states_each": part, "fitting": plans.counts["fits"], "feasible": feasible,
          "best": str(best.layout), "verdict": best.verdict,
          "seconds": best.seconds if best.verdict != "no" else None, "fitting_by_memory": counts},
         lambda cluster: [
             *runs.trained(cluster, best.layout), *runs.held(cluster, n, tried, memory)],
-        lambda: td.plots.feasibility(plans),
     )  # fmt: skip
+
+
+def _states(billions: float, memory: int, devices: int) -> list[str]:
+    """What an equal share of all states takes, and what is counted below."""
+    size, how = sizes.states(billions, Layout(tp=devices))
+    return [sizes.convention(), f"{how} a GPU, {holds(size, memory)}; below, {COUNTED}"]
 
 
 def _best(plan: Plan) -> str:
@@ -93,8 +96,8 @@ def platform(
     billions: float, memory: int, devices: int, within: float, between: float, batch: int
 ) -> Worked:
     """The best layout for GPUs of each size and for more of them, and what binds."""
-    links, part = (within, between), 16 * sizes.parameters(billions) / devices
-    best = plans_of(billions, memory, devices, NODE, batch, *links).best
+    links = (within, between)
+    best = _best(plans_of(billions, memory, devices, NODE, batch, *links).best)
     limits = td.sensitivity(decoder(billions), machine(devices, memory, NODE, *links), batch)
     first, helping = limits[0], [each for each in limits if each.speedup > 1]
     decisions = {
@@ -102,22 +105,18 @@ def platform(
         for gb in (24, 40, 80, 141)
         for many in (devices, 2 * devices, 4 * devices)
     }
-    advice = "No limit that is doubled alone makes a plan fit"
-    if helping:
-        advice = f"What binds is {first.limit}: doubled, {_best(first.after)} a step"
-    now = f"run {_best(best)}" if best.verdict == "fits" else "nothing fits"
+    advice = f"What binds is {first.limit}: doubled, {_best(first.after)} a step"
     tried = {"now": (first.before.layout, ADAM),
              f"{first.limit} doubled": (first.after.layout, ADAM)}  # fmt: skip
     return Worked(
-        f"On {devices} GPUs of {format_bytes(memory)}, with {batch} sequences a step: {now}. "
-        f"{advice}.",
+        f"The best on {devices} GPUs of {format_bytes(memory)}, with {batch} sequences a step: "
+        f"{best}. {advice if helping else 'No limit that is doubled alone makes a plan fit'}.",
         [
-            f"states, {ADAM}: 16 B x {billions:g}e9 / {devices} GPUs = {format_bytes(part)} (GB = "
-            f"1e9 bytes), {holds(part, memory)}; below, {COUNTED}",
+            *_states(billions, memory, devices),
             *(f"{many}: {found}" for many, found in decisions.items()),
             *(f"{each.limit} x 2: {_best(each.after)}" for each in helping),
         ],
-        {"best": _best(best), "decisions": decisions, "binds": first.limit if helping else None,
+        {"best": best, "decisions": decisions, "binds": first.limit if helping else None,
          "speedups": {each.limit: str(round(each.speedup, 4)) for each in limits}},
         lambda cluster: [
             *runs.trained(cluster, first.after.layout),
@@ -156,8 +155,10 @@ def scaling(
             f"the best is {plans.best.layout}, {plans.best.verdict}: take larger GPUs"
         )
     copies = replace(layout, dp=layout.dp // nodes, microbatches=layout.microbatches * nodes)
-    small = td.estimate_step(model, copies, one, sequence=SEQUENCE)
-    large = td.estimate_step(model, layout, every, sequence=SEQUENCE)
+    small, large = (
+        td.estimate_step(model, each, there, sequence=SEQUENCE)
+        for each, there in ((copies, one), (layout, every))
+    )
     share = small.total / large.total / nodes
     # by formula: work is shared out, and ring, ramp and blocks between stages are added
     work, more = small.compute + small.recompute + small.tp, small.bubble + small.optimizer
@@ -168,24 +169,20 @@ def scaling(
     top = max(waits, key=waits.__getitem__)
     limit = td.sensitivity(model, every, batch, sequence=SEQUENCE)[0]
     return Worked(
-        f"{brief(layout)}, {layout.microbatches} micro-batches of {layout.microbatch}. From "
-        f"{per_node} to {nodes * per_node} GPUs it scales at {100 * share:.1f} %, "
-        f"{'not ' * (share < 0.9)}near-linear (90 % or more). The most waiting is for {top}; "
-        f"{limit.limit} doubled is {limit.speedup:.2f} times as fast. bf16 is stable as it is.",
+        f"{brief(layout)}. From {per_node} to {nodes * per_node} GPUs it scales at "
+        f"{100 * share:.1f} %, {'not ' * (share < 0.9)}near-linear (90 % or more); most waiting "
+        f"is for {top}; {limit.limit} doubled is {limit.speedup:.2f} times as fast.",
         [
-            f"the fastest layout that fits with {batch} sequences a step, {COUNTED} (GB = 1e9 "
-            f"bytes): {layout}",
-            f"states a GPU: {sizes.states(billions, layout)[1]}",
+            f"{sizes.convention()}; {sizes.states(billions, layout)[1]} a GPU",
+            f"the fastest layout that fits with {batch} sequences a step, {COUNTED}: {layout}",
             *(f"{name}: {format_bytes(nbytes)} sent a step" for name, nbytes in sent.items()),
             f"efficiency: {format_seconds(small.total)} on one node / ({nodes} x "
             f"{format_seconds(large.total)}); by formula {100 * formula:.1f} %",
-            f"of {format_seconds(large.total)}: compute {format_seconds(large.compute)}, "
-            + ", ".join(f"{name} {format_seconds(s)}" for name, s in waits.items() if s),
+            ", ".join(f"{name} {format_seconds(s)}" for name, s in waits.items() if s),
         ],
         {"layout": str(layout), "sent": sent, "seconds": large.total, "efficiency": share,
          "efficiency_by_formula": formula, "waits_for": top, "limit": limit.limit},
         lambda cluster: runs.trained(cluster, layout, "bfloat16"),
-        lambda: td.plots.step_breakdown({"one node": small, f"{nodes} nodes": large}),
     )  # fmt: skip
 
 
@@ -195,19 +192,19 @@ def regression(
     slower: float,
 ) -> Worked:  # fmt: skip
     """Ring bytes before and after, and the efficiency of each change alone."""
-    m, model = microbatches, decoder(billions)
+    m, model, layout, fit = microbatches, decoder(billions), Layout(), ""
     if m % 2:
         raise ConfigError(
             f"half of the microbatches go to each of twice the replicas, and {m} has no half; take "
             f"an even number, such as microbatches={m + 1}"
         )
-    layouts = [
-        Layout(dp=replicas, pp=stages, zero=zero, recompute="full", flash_attention=True)
-        for zero in range(4)
-    ]
     there = machine(replicas * stages, memory, NODE, between=link)
-    fitting = [each for each in layouts if td.fits(model, each, there).verdict == "fits"]
-    layout = [*fitting, layouts[-1]][0]
+    for zero in range(4):  # the first that fits, or the leanest
+        if fit != "fits":
+            layout = Layout(
+                dp=replicas, pp=stages, zero=zero, recompute="full", flash_attention=True
+            )
+            fit = td.fits(model, layout, there).verdict
 
     def step(times: int, m: int, slow: float = 1.0) -> StepEstimate:
         changed = replace(layout, dp=replicas * times, microbatches=m)
@@ -228,8 +225,9 @@ def regression(
     }
     speeds = "; ".join(f"{name} {100 * one:.0f} %" for name, one in each.items())
     plans = {f"d = {d}": (Layout(pp=stages, dp=d), ADAM) for d in (replicas, 2 * replicas)}
-    size, plain = sizes.states(billions, layouts[0])
+    size, plain = sizes.states(billions, plans[f"d = {replicas}"][0])
     sent = [sizes.gradient_bytes(billions, pure) for pure, _ in plans.values()]
+    start = "as described it does not start" if size > memory else "it can start"
     return Worked(
         f"More communication is not the whole story: a GPU sends {sent[1] / sent[0]:.3g} times as "
         f"much for twice the replicas ({format_bytes(sent[0])} to {format_bytes(sent[1])}). Speed "
@@ -237,8 +235,7 @@ def regression(
         f"batch 4 times as large and fp16 sums over more replicas can make it unstable.",
         [
             sizes.convention(),
-            f"a replica on {stages} GPUs: {plain}, {holds(size, memory)}: "
-            f"{'as described it does not start' if size > memory else 'it can start'}",
+            f"a replica on {stages} GPUs: {plain}, {holds(size, memory)}: {start}",
             f"a ring sends 2 (d-1)/d x 2 B x {billions:g}e9 / {stages} a GPU and step",
             f"simulated, {brief(before.layout)}: {format_seconds(before.total)} a step before, "
             + ", ".join(f"{name} {format_seconds(s.total)}" for name, s in steps.items()),
@@ -246,31 +243,33 @@ def regression(
         {"replica_bytes": size, "ring_bytes": sent, "ring_growth": sent[1] / sent[0],
          "layout": str(before.layout), "efficiency": each, "seconds": before.total},
         lambda cluster: runs.held(cluster, sizes.parameters(billions), plans, memory),
-        lambda: td.plots.step_breakdown({"before": before, **steps}, shares=True),
     )  # fmt: skip
 
 
 @lru_cache(maxsize=64)
 def common(
     billions: float, nodes: int, *clusters: tuple[int, float]
-) -> tuple[int, list[int], list[Layout]]:
-    """(nodes of each cluster, how many layouts fit each, those that fit all, the one whose slowest
-    cluster is fastest first), from ``nodes`` on, the fewest where there are any; a cluster is
-    (bytes of a GPU, bytes/s between nodes)."""
+) -> tuple[int, list[int], Layout]:
+    """(nodes of each cluster, how many layouts fit each and all, the one whose slowest cluster is
+    fastest), from ``nodes`` on, the fewest where there are any; a cluster is (bytes of a GPU,
+    bytes/s between nodes)."""
+    names, found = [*vars(Layout())], []
     while nodes <= 16:
-        found = []
         for memory, link in clusters:
             there = machine(NODE * nodes, memory, NODE, between=link)
             plans = td.search(decoder(billions), there, 64).to_frame(None)
             fitting = plans[plans["verdict"] == "fits"]
-            fields = [name for name in vars(Layout()) if name in fitting]
+            fields = [name for name in names if name in fitting]
             rows = fitting[fields].itertuples(index=False, name=None)
             found.append(dict(zip(rows, fitting["by_formula"], strict=True)))
         if every := set.intersection(*map(set, found)):
-            order = sorted(every, key=lambda row: (max(each[row] for each in found), row))
-            layouts = [Layout(**dict(zip(fields, row, strict=True))) for row in order]
-            return nodes, list(map(len, found)), layouts
-        nodes *= 2
+            best = min(every, key=lambda row: (max(each[row] for each in found), row))
+            return (
+                nodes,
+                [*map(len, (*found, every))],
+                Layout(**dict(zip(fields, best, strict=True))),
+            )
+        nodes, found = 2 * nodes, []
     raise ConfigError(
         f"no layout of {billions:g} billion parameters fits both on up to 16 nodes of {NODE}; take "
         f"larger GPUs"
@@ -283,16 +282,18 @@ def two_clusters(
 ) -> Worked:
     """What data parallelism keeps, and the layout that is best for both clusters."""
     clusters = {"A": (memory_a, link_a), "B": (memory_b, link_b)}
-    needed, counts, layouts = common(billions, nodes, *clusters.values())
-    layout, model, copies = layouts[0], decoder(billions), Layout(dp=NODE * nodes)
-    (alone, how), (size, states) = (sizes.states(billions, each) for each in (copies, layout))
-    steps = {
-        name: td.estimate_step(model, layout, machine(NODE * needed, memory, NODE, between=link))
+    needed, counts, layout = common(billions, nodes, *clusters.values())
+    model = decoder(billions)
+    plans = {"data parallel": (Layout(dp=NODE * nodes), ADAM), "the common layout": (layout, ADAM)}
+    states, lines = sizes.each_of(billions, memory_a, plans)
+    speeds = {
+        name: td.estimate_step(
+            model, layout, machine(NODE * needed, memory, NODE, between=link)
+        ).tokens_per_second
         for name, (memory, link) in clusters.items()
     }
+    alone, size = states.values()
     peak, sent = td.estimate_memory(model, layout).peak, sizes.gradient_bytes(billions, layout)
-    speeds = {name: step.tokens_per_second for name, step in steps.items()}
-    plans = {"data parallel": (copies, ADAM), "the common layout": (layout, ADAM)}
     return Worked(
         f"Pure data parallelism keeps {format_bytes(alone)} on every GPU, so on "
         f"{format_bytes(memory_a)} it {'trains' if alone <= memory_a else 'cannot have trained'}. "
@@ -300,14 +301,13 @@ def two_clusters(
         f"bf16, or a dynamic loss scale and fp32 masters, it is stable on both alike.",
         [
             sizes.convention(),
-            f"data parallel on A, each GPU: {how}, {holds(alone, memory_a)}",
+            *lines,
             f"{COUNTED}, {counts[0]:,} layouts of {needed} x {NODE} GPUs fit A, {counts[1]:,} B, "
-            f"and {len(layouts):,} both; the best of them for the slower cluster: {layout}",
-            f"states {states}; a GPU sends {format_bytes(sent)} a step: "
+            f"and {counts[2]:,} both; the best of them for the slower cluster: {layout}",
+            f"a GPU sends {format_bytes(sent)} a step: "
             + ", ".join(f"{speed:,.0f} tokens/s on {name}" for name, speed in speeds.items()),
         ],
-        {"nodes": needed, "fitting": [*counts, len(layouts)], "layout": str(layout),
-         "state_bytes": size,
+        {"nodes": needed, "fitting": counts, "layout": str(layout), "state_bytes": size,
          **{name: {"peak": peak, "sent": sent, "tokens_per_second": speed}
             for name, speed in speeds.items()}},
         lambda cluster: [

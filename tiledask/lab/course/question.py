@@ -94,10 +94,8 @@ class Input:
     def _rule(self) -> str:
         if self.choices:
             return f"one of {', '.join(map(str, self.choices))}"
-        if isinstance(self.default, str):
-            return f"text, such as {self.default}"
-        if isinstance(self.default, list):
-            return "a list of 1 to 1000 numbers of at least 0, as in '2, 22 x 1, 4'"
+        if isinstance(self.default, str | list):
+            return f"text, or a list of numbers from 0, such as {self.shown(self.default)}"
         kind, least = "a number", self.least
         if isinstance(self.default, int):
             kind, least = "a whole number", max(self.least, self.least > 0)
