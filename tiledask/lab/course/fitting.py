@@ -273,9 +273,7 @@ def postmortem(
         {"least_billions": least, "most_billions": most, "zero_needed": works,
          "busy": float(busy), "enough": enough, "busy_uneven": uneven.utilisation,
          "overflows_above": alike / scale},
-        lambda cluster: [
-            *runs.idle(cluster, p, m), *runs.idle(cluster, p, m, slowest=slowest),
-            *runs.trained(cluster, layouts[1], "float16"), *held(cluster, n, plans, memory)],
+        lambda cluster: [*runs.idle(cluster, p, m), *held(cluster, n, plans, memory)],
     )  # fmt: skip
 
 

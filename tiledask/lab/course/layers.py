@@ -286,10 +286,9 @@ def more_workers(before: int, after: int, compute: float, transfer: float) -> Wo
             t = td.simulate(one_batch(range(p), False), forward=compute / p, latency=c)
             name = f"{p} workers" + ", transfers" * bool(c)
             found[name] = {"time": t.makespan, "utilisation": t.utilisation, "idle": t.idle}
-            lines.append(
-                f"{name}: time {compute:g} + {p - 1} x {c:g} = {t.makespan:g} s, "
-                f"{100 * t.utilisation:.1f} % used; idle {p} x {t.makespan:g} - {compute:g} = {t.idle:g} s"
-            )
+            idle = f"idle {p} x {t.makespan:g} - {compute:g} = {t.idle:g} s"
+            took = f"time {compute:g} + {p - 1} x {c:g} = {t.makespan:g} s"
+            lines.append(f"{name}: {took}; utilisation {100 * t.utilisation:.1f} %; {idle}")
     sent = [compute + (p - 1) * transfer for p in (before, after)]
     moved = f" ({sent[0]:g} and {sent[1]:g} s with transfers of {transfer:g} s)" * bool(transfer)
     return Worked(

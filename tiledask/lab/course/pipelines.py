@@ -40,9 +40,8 @@ def combined(
         used, each = m / (m + p - 1), whole / (p * t)
         values[name] = {"devices": p * t * d, "utilisation": used, "bytes": each}
         lines.append(
-            f"{name}: n = {p} x {t} x {d} = {p * t * d} devices; m/(m + p - 1) = {m} / {m + p - 1} "
-            f"= {100 * used:.1f} % used; {format_bytes(whole)} / ({p} x {t}) = "
-            f"{format_bytes(each)} a device"
+            f"{name}: {p} x {t} x {d} devices; m/(m + p - 1) = {m} / {m + p - 1} used; "
+            f"{format_bytes(whole)} / ({p} x {t}) = {format_bytes(each)} a device"
         )
     first, second, _, last = values.values()
     return Worked(
@@ -73,8 +72,7 @@ def pipeline(
     values = {"utilisation": used, "makespan": (m + p - 1) * each, "bubble": bubble_overhead(p, m),
               "kept": kept}  # fmt: skip
     lines = [
-        f"the last stage begins p - 1 = {p - 1} turns late: m + p - 1 = {m + p - 1} turns of "
-        f"{forward:g} + {backward:g} = {each:g} s, {(m + p - 1) * each:g} s",
+        f"m + p - 1 = {m + p - 1} turns of {forward:g} + {backward:g} = {each:g} s",
         f"used: m / (m + p - 1) = {100 * used:.1f} %; bubble over ideal time: (p - 1) / m = "
         f"{100 * bubble_overhead(p, m):.1f} %; of all time: {100 * bubble_fraction(p, m):.1f} %",
         "the fullest stage keeps the activations of m by GPipe, of min(p, m) by 1F1B",
@@ -83,14 +81,13 @@ def pipeline(
     if overhead:  # the best is beside sqrt((p - 1) W / a), compared exactly
         near = isqrt(int((p - 1) * W / a))
         best = min((max(1, near), near + 1), key=seconds)
-        alike = seconds(best + 1) == seconds(best)
-        which = f"{best}" + f" (or {best + 1}, which takes as long)" * alike
+        alike = f" (or {best + 1}, which takes as long)" * (seconds(best + 1) == seconds(best))
         lines.append(
-            f"with a = {overhead:g} s for each beside its share of W = {float(W):g} s: t(m) = "
+            f"{overhead:g} s more for each, beside its share of W = {float(W):g} s: t(m) = "
             f"(m + p - 1)(a + W/m), least near sqrt((p - 1) W / a)"
         )
         values |= {"best microbatches": best, "best seconds": float(seconds(best))}
-        more = f"With {overhead:g} s of overhead for each in a stage, cut in {which} is fastest."
+        more = f"With {overhead:g} s of overhead for each, cut in {best}{alike} is fastest."
     return Worked(
         f"{m} micro-batches on {p} stages use {100 * used:.1f} % of the time, where one batch uses "
         f"{100 / p:.1f} %; {schedule} keeps the activations of {kept} at most. {more}",
@@ -117,10 +114,9 @@ def cut_layers(layers: int, devices: int, last_cost: float) -> Worked:
         f"crossings; the fullest device has {cut.bottleneck:g} layers' work.",
         [
             f"contiguous splits, none empty: C({layers - 1}, {devices - 1}) = {shown}; on average "
-            f"{sum(costs):g} / {devices} devices = {sum(costs) / devices:g}",
+            f"{sum(costs):g} / {devices} = {sum(costs) / devices:g} a device",
             *(f"{name}: {found.rule or 'legal'}. {found.reason.rstrip('.').split('. ')[0]}."
               for name, found in judged.items()),
-            f"crossings from device to device: {few} in one cut, {many} in round robin",
         ],
         {"sizes": list(cut.sizes), "fullest": cut.bottleneck, "splits": splits,
          "crossings": few, "crossings round robin": many},
@@ -131,20 +127,15 @@ def cut_layers(layers: int, devices: int, last_cost: float) -> Worked:
     )  # fmt: skip
 
 
-def _dealt(layers: int, devices: int) -> str:
-    """The layers of each device, from 1: "1,4,7,10 | 2,5,8,11 | 3,6,9,12"; of many, some."""
-    groups = [[str(n + 1) for n in range(d, layers, devices)] for d in range(devices)]
-    return some([some(group, ",", 8) for group in groups], " | ", 8)
-
-
 @question(36)
 def dealt_round(layers: int, devices: int, microbatches: int) -> Worked:
     """The verdict by the rule, crossings and utilisation both ways, and interleaving's bubble."""
-    p, m, v, shown = devices, microbatches, layers // devices, _dealt(layers, devices)
+    p, m, v = devices, microbatches, layers // devices
     cut, robin = list(td.partition(layers, p).place), [layer % p for layer in range(layers)]
+    groups = [[str(n + 1) for n in range(d, layers, p)] for d in range(p)]
+    shown = some([some(group, ",", 8) for group in groups], " | ", 8)
     plain = td.simulate("1f1b", p, m, forward=0.2, backward=0.4)
-    order = td.schedule("interleaved", layers, m, devices=p)
-    looped = td.simulate(order, 0.2 / v, 0.4 / v)
+    looped = td.simulate(td.schedule("interleaved", layers, m, devices=p), 0.2 / v, 0.4 / v)
     few, many = (td.judge(place, layers, p).crossings or 0 for place in (cut, robin))
     verdict, used = td.judge(robin, layers, p), td.simulate(runs.one_batch(cut)).utilisation
     answer = f"True: with one layer on each of {p} devices {shown} is layer-wise."
@@ -158,10 +149,9 @@ def dealt_round(layers: int, devices: int, microbatches: int) -> Worked:
         [
             f"{shown}: {verdict.rule or 'legal'}. {verdict.reason}",
             f"crossings: consecutive {p} - 1 = {few}; round robin {layers} - 1 = {many}",
-            f"one batch at a time both use 1/{p} = {100 / p:.1f} %: dealing alone gains nothing",
-            f"with micro-batches the same placement is interleaved 1F1B with v = {v} chunks a "
-            f"device; bubble over ideal time {100 * looped.bubble_overhead:.1f} %, (p - 1) / (v m) "
-            f"for m a multiple of p, and not (p - 1) / m = {100 * bubble_overhead(p, m):.1f} %",
+            f"with micro-batches it is interleaved 1F1B, {v} chunks a device; bubble over ideal "
+            f"time {100 * looped.bubble_overhead:.1f} %, (p - 1) / (v m) for m a multiple of p, "
+            f"and not (p - 1) / m = {100 * bubble_overhead(p, m):.1f} %",
         ],
         {"layer-wise": bool(verdict), "crossings": few, "crossings round robin": many,
          "utilisation": used, "bubble 1F1B": plain.bubble_overhead,
@@ -174,15 +164,6 @@ def dealt_round(layers: int, devices: int, microbatches: int) -> Worked:
 
 # -- 17 and 37: why devices idle or losses do not fall ---------------------------------------------
 
-TELLS = {
-    "one at a time": "raise the micro-batches from 1: a pipeline overlaps them, a chain does not",
-    "ramp": "sweep the micro-batches m: the idle share falls as (p-1)/(m+p-1)",
-    "imbalance": "time every stage: the slowest paces the rest, for every m",
-    "communication": "repeat on one node or with smaller messages: idle time falls with their time",
-    "overhead": "repeat with larger micro-batches: pauses per action become rarer",
-    "unexplained": "record one step with a label around each action",
-}
-"""Cause of idle time -> the experiment that tells it from the others."""
 TRAININGS: dict[str, dict[str, Any]] = {
     "gradients vanish in fp16": {"scale": 2.0**-22},
     "gradients overflow in fp16": {"scale": 2.0**24},
@@ -213,18 +194,13 @@ def _training(fault: str) -> tuple[str, list[str], dict[str, Any]]:
     """(answer, lines, values) of a training with the fault."""
     from tiledask.lab.precision import EXPERIMENTS, TrainingSetting, blame
 
-    setting = TrainingSetting(**TRAININGS[fault])
-    found = blame(setting)
-    helped, loss = next(iter(found.after.items()))
-    after = found.after.items()
+    found = blame(TrainingSetting(**TRAININGS[fault]))
+    (helped, loss), *_ = after = [*found.after.items()]
     return (
         f"The cause is: {found.cause}. With {EXPERIMENTS[helped][0]} the loss ends at {loss:.4g}, "
         f"and not at {found.loss:.4g}; without any training it is {found.untrained:.4g}.",
-        [
-            f"{suspect}? {EXPERIMENTS[suspect][0]}: the loss ends at {end:.4g}"
-            for suspect, end in after
-        ],
-        {"cause": found.cause, "ranked": [[suspect, str(end)] for suspect, end in after]},
+        [f"{name}? {EXPERIMENTS[name][0]}: the loss ends at {end:.4g}" for name, end in after],
+        {"cause": found.cause, "ranked": [[name, str(end)] for name, end in after]},
     )
 
 
@@ -236,7 +212,6 @@ def on_call(fault: str, polled: list[float], microbatches: int) -> Worked:
     p, m = len(polled), microbatches
     if not 2 <= p <= 256 or max(polled) > 100 or not 1 <= sum(polled) / p <= 99:
         raise ConfigError("polled is 2 to 256 percentages from 0 to 100, 1 to 99 on average")
-
     if fault in TRAININGS:
         return Worked(*_training(fault), lambda cluster: runs.idle(cluster, p, m))
     columns = {f"{at}": [busy] * 6 for at, busy in enumerate(polled)}
@@ -252,19 +227,18 @@ def on_call(fault: str, polled: list[float], microbatches: int) -> Worked:
         ramp = min(shares["unexplained"], (1 - planned) / found.idle_share)
         shares |= {"ramp": ramp, "unexplained": shares["unexplained"] - ramp}
     ranked = sorted((n for n in shares if shares[n] > 1e-9), key=lambda name: -shares[name])
-    first = ranked[0]
+    first, words = ranked[0], {cause.name: cause.words for cause in found.causes}
     return Worked(
-        f"{first.capitalize()}, {100 * shares[first]:.0f} % of the idle time: {TELLS[first]}. "
-        f"{found.summary[-1]}",
+        f"{first.capitalize()}, {100 * shares[first]:.0f} % of the idle time. {found.summary[-1]}",
         [
             f"symptom: devices busy {', '.join(f'{100 * b:.0f} %' for b in busy)} of the time; "
             f"p = {p} equal stages with m = {m} would be busy {100 * planned:.1f} %",
-            *(f"{n}: {100 * shares[n]:.0f} % of the idle time; {TELLS[n]}" for n in ranked),
+            *(f"{n}: {100 * shares[n]:.0f} % of the idle time; {words.get(n, '')}" for n in ranked),
             *(f"simulated: {r.change}: {100 * r.gain:.0f} % saved" for r in found.remedies),
         ],
         {"cause": first, "ranked": [[name, shares[name]] for name in ranked], "busy": busy,
          "planned": planned, "remedies": {r.change: r.gain for r in found.remedies}},
-        lambda cluster: [*runs.idle(cluster, p, m), *runs.idle(cluster, p, m, slowest=3.0)],
+        lambda cluster: runs.idle(cluster, p, m),
     )  # fmt: skip
 
 
@@ -304,11 +278,9 @@ def diagnosis(devices: int, microbatches: int, uneven: float, plans: int) -> Wor
         f"makes {100 * d.causes[0].seconds / d.idle:.0f} % of the idle time. Cut the batch into "
         f"micro-batches: {best.change}, {100 * best.gain:.0f} % of the time saved.",
         [
-            f"the trace: {p} devices, busy {t.busy:g} / ({p} x {t.makespan:g}) = "
-            f"{100 * t.utilisation:.1f} %; no two work at once",
-            f"told from the trace: p = {d['devices'].value}, m = {d['microbatches'].value}, order "
-            f"{d['schedule'].value}, imbalance {100 * d['imbalance'].value:.1f} %; of {plans} "
-            f"random plans, {found} are told from theirs",
+            f"the trace: {p} devices, busy {t.busy:g} / ({p} x {t.makespan:g}), none at once",
+            f"told from it: p = {d['devices'].value}, m = {d['microbatches'].value}, order "
+            f"{d['schedule'].value}; of {plans} random plans, {found} are told from theirs",
             *(f"{c.name}: {c.seconds:.4g} s idle, {c.words}" for c in d.causes if c.seconds > 0),
             *(f"remedy: {r.change}: {100 * r.gain:.1f} % saved" for r in d.remedies),
         ],

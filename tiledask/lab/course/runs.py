@@ -178,12 +178,6 @@ def meanwhile(timeline: Timeline, worker: int, kind: str = "F") -> dict[int, str
     return {o: ", ".join(sorted({timeline.state(o, at) for at in moments})) for o in others}
 
 
-def busy_together(timeline: Timeline) -> int:
-    """How many workers compute in the middle of what another does."""
-    states = [meanwhile(timeline, w, k) for w in range(timeline.devices) for k in ARROWS]
-    return sum(state not in ("idle", "") for each in states for state in each.values())
-
-
 def timed(
     cluster: Cluster, order: td.Schedule, busy: Sequence[float], makespan: float, **times: Any
 ) -> list[Claim]:
@@ -198,42 +192,32 @@ def timed(
 def timed_claims(busy: Sequence[float], makespan: float, s: Timeline, m: Timeline) -> list[Claim]:
     """Of a batch, simulated and measured: its time, utilisation, order, and idle time of each."""
     used = sum(busy) / (len(busy) * makespan)
-    each = zip(busy, s.idle_per_device, m.idle_per_device, strict=True)
+    each = enumerate(zip(busy, s.idle_per_device, m.idle_per_device, strict=True), 1)
     return [
         Claim("time of the batch", makespan, s.makespan, m.makespan, "seconds"),
         Claim("utilisation", used, s.utilisation, m.utilisation, "percent", NEARLY),
         Claim("order of the blocks", None, flow(s), flow(m), rule="equal"),
-        Claim("workers busy beside another", 0, busy_together(s), busy_together(m), rule="equal"),
-        *(
-            Claim(f"worker {i} idles", makespan - b, x, y, "seconds", note=f"busy {b:g} s")
-            for i, (b, x, y) in enumerate(each, 1)
-        ),
+        *(Claim(f"worker {i} idles", makespan - b, x, y, "seconds") for i, (b, x, y) in each),
     ]
 
 
-def idle(
-    cluster: Cluster, stages: int, microbatches: int, name: str = "1f1b", slowest: float = 1.0
-) -> list[Claim]:
-    """Idle share of a pipeline whose last stage takes ``slowest`` times as long as the others, and
-    what it keeps.
+def idle(cluster: Cluster, stages: int, microbatches: int, name: str = "1f1b") -> list[Claim]:
+    """Idle share of a pipeline of equal stages, and what it keeps.
 
     Whatever else the machine does adds to what is measured, so that no more is claimed of its time
     than that it ran.
     """
-    stages, even = min(stages, cluster.slots), slowest == 1.0
-    forward = [0.02] * (stages - 1) + [0.02 * slowest]
-    times: dict[str, Any] = {"forward": forward, "backward": [2 * each for each in forward]}
-    order = td.schedule(name, stages, microbatches)
-    ran = td.run_schedule(order, cluster=cluster, engine="loop", timeout=60.0, **times).timeline
-    said, note = td.simulate(order, **times), "a busy machine adds to what is measured"
+    stages, times = min(stages, cluster.slots), {"forward": 0.02, "backward": 0.04}
+    order: Any = td.schedule(name, stages, microbatches)
+    how: dict[str, Any] = {"cluster": cluster, "engine": "loop", "timeout": 60.0}
+    s, m = td.simulate(order, **times), td.run_schedule(order, **how, **times).timeline
     share = td.formulas.bubble_fraction(stages, 1 if name == "naive" else microbatches)
-    which = f"{name}, {stages} stages, m = {microbatches}"
-    which += "" if even else f", the last {slowest:g} times as slow"
+    which, note = f"{name}, {stages} stages, m = {microbatches}", "a busy machine adds to it"
     return [
-        Claim(f"idle, {which}", share if even else None, said.bubble_fraction, ran.bubble_fraction,
-              "percent", ("within", 1e-9) if even else None, note, ("predicted", "simulated")),
-        Claim(f"activations kept at most, {which}", None, max(said.peak_in_flight),
-              max(ran.peak_in_flight), rule="equal"),
+        Claim(f"idle, {which}", share, s.bubble_fraction, m.bubble_fraction, "percent",
+              ("within", 1e-9), note, ("predicted", "simulated")),
+        Claim(f"activations kept at most, {which}", None, max(s.peak_in_flight),
+              max(m.peak_in_flight), rule="equal"),
     ]  # fmt: skip
 
 
