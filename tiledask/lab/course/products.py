@@ -5,8 +5,10 @@ of the m x n x k multiplications        B to the p workers of a column,       k 
                                         r partial sums of C are added up      m n (r - 1)
 """
 
+from collections.abc import Collection
 from contextlib import suppress
 from functools import lru_cache
+from itertools import product
 from math import ceil, isqrt, prod
 from typing import NamedTuple
 
@@ -26,13 +28,24 @@ from tiledask.plan.products.product_plan import RUNTIME, ProductPlan
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile.backend import accumulator, as_dtype
 
-ITEM = 4
-"""Bytes of a float32."""
+FLOAT, ITEM = np.dtype("float32"), 4
+"""What is multiplied where nothing else is named, and its bytes."""
+STRATEGIES = "column_parallel", "row_parallel", "summa", "cannon", "gather"
 Grid = tuple[int, ...]
 
 
 def named(over: Grid) -> str:
     return "x".join(map(str, over))
+
+
+def _named(grids: Collection[Grid], blocking: str, workers: int) -> list[Grid]:
+    """The one that is called so, or all for "auto"."""
+    if found := [over for over in grids if blocking in ("auto", named(over))]:
+        return found
+    raise ConfigError(
+        f"a blocking of {blocking} is not one of {workers} workers with something for each; there "
+        f"are {', '.join(map(named, grids)) or 'none'}"
+    )
 
 
 def contents(ledger: Ledger) -> str:
@@ -53,12 +66,7 @@ def two_levels(
     plans = {g: Blocking(g).plan(m, n, k) for g in grids if g[0] <= min(m, k) and g[1] <= min(n, k)}
     moved = {over: plan.traffic(item).total for over, plan in plans.items()}
     ledgers = {over: ledger_of(plan, of, "tiled", tile) for over, plan in plans.items()}
-    asked = [over for over in plans if blocking in ("auto", named(over))]
-    if not asked:
-        raise ConfigError(
-            f"a blocking of {blocking} is not one of {workers} workers with something for each; "
-            f"there are {', '.join(map(named, plans)) or 'none'}"
-        )
+    asked = _named(plans, blocking, workers)
     p, q = chosen = min(asked, key=lambda g: (ledgers[g].peak > memory, moved[g], ledgers[g].peak))
     peak, rows, columns = ledgers[chosen].peak, even(m, p), even(n, q)
     if peak > memory:
@@ -77,9 +85,8 @@ def two_levels(
             f"level 1, A, B and C in p x q blocks: (m k (q - 1) + k n (p - 1)) x {item} B received",
             *(f"{a} x {b}: {format_bytes(moved[a, b])} in all, a worker holds "
               f"{format_bytes(by.peak)} at most" for (a, b), by in ledgers.items()),
-            f"level 2, in a worker: A is loaded {-(-max(columns) // tile)} times, B "
-            f"{-(-max(rows) // tile)}; a full tile: 2 x {tile}^3 FLOP / (2 x {tile}^2 x {item} B) "
-            f"= {in_tile:.4g} FLOP a byte",
+            f"level 2: A is loaded {-(-max(columns) // tile)} times, B {-(-max(rows) // tile)}; a "
+            f"full tile: 2 x {tile}^3 FLOP / (2 x {tile}^2 x {item} B) = {in_tile:.4g} FLOP a byte",
         ],
         {"blocking": [p, q], "sent": moved[chosen], "held": peak, "loaded": loads,
          "intensity": in_tile, "intensity in all": flops / loads, "room left": memory - peak},
@@ -195,6 +202,7 @@ class Proposal(NamedTuple):
     """A plan of a product in tiles, and what it comes to on GPUs of which the limits are known."""
 
     way: Blocking
+    plan: ProductPlan
     moved: int
     held: int
     loaded: int
@@ -205,35 +213,28 @@ class Proposal(NamedTuple):
         return f"{self.way.algorithm} on {p} x {q}, tiles of {self.way.tile}"
 
 
-@lru_cache(64)
-def _plan(shape: tuple[int, int, int], grid: Grid, strategy: str) -> ProductPlan:
-    return Blocking(grid, strategy).plan(*shape)
-
-
+@lru_cache(1024)
 def _proposal(shape: tuple[int, int, int], way: Blocking, device: str) -> Proposal:
     """By formula: tiles at their roofline, messages at the same time."""
-    plan = _plan(shape, way.grid, way.algorithm)
-    loaded, spec = runs.loaded(plan, way.tile), td.load_cluster(f"{plan.ranks}x{device}")
-    gpu, link = spec.device, spec.within_node
-    speed = min(gpu.peak("fp32"), 2 * float(prod(shape)) / loaded * gpu.memory_bandwidth)
+    plan, there = way.plan(*shape), td.load_cluster(f"{prod(way.grid)}x{device}")
+    gpu, link, loaded = there.device, there.within_node, runs.loaded(plan, way.tile)
     rates = MachineRates(
-        flops=speed, touch=gpu.memory_bandwidth, call=0.0, read=link.reached,
-        message=link.latency, run=0.0, task=0.0, request=0.0, overlapped=True,
+        flops=min(gpu.peak("fp32"), 2 * float(prod(shape)) / loaded * gpu.memory_bandwidth),
+        touch=gpu.memory_bandwidth, call=0.0, read=link.reached, message=link.latency, run=0.0,
+        task=0.0, request=0.0, overlapped=True,
     )  # fmt: skip
-    held = ledger_of(plan, np.dtype("float32"), "tiled", way.tile).peak
-    return Proposal(
-        way, plan.traffic(ITEM).total, held, loaded, cost(plan, ITEM, ITEM, rates).total
-    )
+    held = ledger_of(plan, FLOAT, "tiled", way.tile).peak
+    seconds = cost(plan, ITEM, ITEM, rates).total
+    return Proposal(way, plan, plan.traffic(ITEM).total, held, loaded, seconds)
 
 
 def _others(shape: tuple[int, int, int], given: Blocking, device: str) -> list[Proposal]:
     """Every strategy on every grid, in every tile."""
     found = []
-    for grid in td.formulas.grids(prod(given.grid), 2):
-        for name in ("column_parallel", "row_parallel", "summa", "cannon", "gather"):
-            for tile in dict.fromkeys((given.tile, 16, 32, 64, 128, 256)):
-                with suppress(PlacementError):
-                    found.append(_proposal(shape, Blocking(grid, name, tile), device))
+    for grid, name in product(td.formulas.grids(prod(given.grid), 2), STRATEGIES):
+        for tile in dict.fromkeys((given.tile, 16, 32, 64, 128, 256)):
+            with suppress(PlacementError):
+                found.append(_proposal(shape, Blocking(grid, name, tile), device))
     return found
 
 
@@ -253,27 +254,21 @@ def critique(
     fastest that does.
     """
     shape, flops, grids = (m, n, k), 2 * float(m * n * k), [*td.formulas.grids(workers, 2)]
-    names = {named(over): over for over in grids}
-    names["auto"] = max(grids, key=lambda g: (-max(g), g))
-    if blocking not in names:
-        raise ConfigError(
-            f"a blocking of {blocking} is not one of {workers} workers; there are "
-            f"{', '.join(names)}"
-        )
-    given = _proposal(shape, Blocking(names[blocking], strategy, tile), device)
-    others, ridge = _others(shape, given.way, device), td.tile.ridge(device)
-    plan, fits, now = _plan(shape, given.way.grid, strategy), given.held <= memory, given.seconds
+    grids.sort(key=lambda g: (max(g), [-n for n in g]))  # the squarest first
+    way = Blocking(_named(grids, blocking, workers)[0], strategy, tile)
+    given, ridge = _proposal(shape, way, device), td.tile.ridge(device)
+    others, fits, now = _others(shape, way, device), given.held <= memory, given.seconds
     alike = [other for other in others if other.way.tile == tile]
     least = min(o.moved for o in [given, *([o for o in alike if o.held <= memory] or alike)])
-    each = [float(prod(plan.extents(rank))) for rank in range(workers)]
-    balance, reuse = max(each) * workers / sum(each), flops / given.loaded
+    each = [float(prod(given.plan.extents(rank))) for rank in range(workers)]
+    balance, reuse, sums = max(each) * workers / sum(each), flops / given.loaded, given.plan.sums
     ideal = flops / workers / load_device(device).peak("fp32")
     points = {  # what is good -> whether it is, and why
         "memory": (fits, f"{format_bytes(given.held)} held, of {format_bytes(memory)}"),
         "balance": (balance <= 1.1, f"{balance:.3g} times the mean FLOP on one; 1.1 at most"),
         "traffic": (given.moved <= 1.1 * least, f"{format_bytes(given.moved)} received; "
                     f"{format_bytes(least)} would do; 1.1 times that at most"),
-        "barriers": (not plan.sums, "partial sums of C wait for all" * bool(plan.sums) or "none"),
+        "barriers": (not sums, "partial sums of C wait for all" if sums else "none"),
         "tiles": (reuse >= ridge, f"{reuse:.3g} FLOP a byte loaded; the {device} needs "
                   f"{ridge:.3g}, tiles of {ceil(ITEM * ridge)}"),
         "time": (now <= 2 * ideal, f"{_time(now)}, {now / ideal:,.4g} times the ideal; 2 at most"),
@@ -286,7 +281,7 @@ def critique(
     better.sort(key=lambda o: (o.seconds, max(0.0, ridge - flops / o.loaded), o.way.tile))
     after = [*better, given][0]
     end = f"No other plan that moves and loads no more is faster than {_time(now)}"
-    if after is not given:
+    if better:
         end = f"Take {after}: {_time(after.seconds)} for {_time(now)}"
     elif not fits:
         end = f"No plan fits: all hold {format_bytes(min(o.held for o in others))} or more"
