@@ -160,9 +160,15 @@ def one_batch(place: Sequence[int], backward: bool = True) -> td.Schedule:
 
 
 def flow(timeline: Timeline) -> str:
-    """The blocks in the order in which they began: "B1↑ B2↑ B2↓ B1↓"."""
-    spans = [i for i in np.argsort(timeline.start, kind="stable") if timeline.kind[i] in COMPUTE]
-    return " ".join(f"B{timeline.stage[i] + 1}{ARROWS[str(timeline.kind[i])]}" for i in spans)
+    """The blocks in the order in which they began, "B1↑ B2↑ B2↓ B1↓"; "+" is in front of one that
+    began before the middle of the last."""
+    text, middle = "", 0.0
+    for i in np.argsort(timeline.start, kind="stable"):
+        if timeline.kind[i] in COMPUTE:
+            text += "+" if text and timeline.start[i] < middle else " "
+            text += f"B{timeline.stage[i] + 1}{ARROWS[str(timeline.kind[i])]}"
+            middle = (timeline.start[i] + timeline.end[i]) / 2
+    return text.strip()
 
 
 def meanwhile(timeline: Timeline, worker: int, kind: str = "F") -> dict[int, str]:

@@ -33,8 +33,8 @@ def level_at_fault(size: int, workers: int, device: str, largest: float) -> Work
     loads = {tile: runs.loaded(plan, tile) for tile in (1, 2, 4, 8, 16, 32)}
     reuse = {tile: flop / nbytes for tile, nbytes in loads.items()}
     share = {tile: min(1.0, each / ridge) for tile, each in reuse.items()}
-    rows = [first, *even(size - first, workers - 1)]
-    used, most = size / workers / max(rows), flop / runs.loaded(plan, size)
+    rows = max(first, *even(size - first, workers - 1))
+    used, most = size / workers / rows, flop / runs.loaded(plan, size)
     # if the whole block as one tile loads too much, every tile does
     tiles = range(min(extent, size), size + 1) if most >= ridge else ()
     enough = next((tile for tile in tiles if flop / runs.loaded(plan, tile) >= ridge), None)
@@ -42,16 +42,16 @@ def level_at_fault(size: int, workers: int, device: str, largest: float) -> Work
     sent = ITEM * size * size * (workers - 1)
     products = {f"T = {tile}": (Blocking((1, workers), tile=tile), sent) for tile in (8, 16, 32)}
     return Worked(
-        f"If all workers are busy alike and the kernels slow, the low level is at fault: on the "
-        f"{device} tiles of 32 allow {100 * share[32]:.0f} % of the peak here, and all of it "
+        f"If all workers are busy alike, the low level is at fault: on the {device} tiles of 32 "
+        f"allow {100 * share[32]:.0f} % of the peak here, and all of it "
         f"{f'tiles of {enough}' if enough else none}. If kernels are fast and some workers idle, "
         f"it is the high level: here {100 * (1 - used):.0f} % idle.",
         [
             *(f"low level, tiles of {tile}: {format_bytes(loads[tile])} loaded, {each:.4g} FLOP a "
               f"byte, {100 * share[tile]:.1f} % of the peak" for tile, each in reuse.items()),
             f"ridge of the {device}: {ridge:.2f} FLOP a byte: T of {extent} or more",
-            f"high level, {largest:g} of the rows on the first worker: workers are busy "
-            f"{size / workers:.4g} / {max(rows)} = {100 * used:.1f} % of the time",
+            f"high level, the most rows on a worker: busy {size / workers:.4g} / {rows} = "
+            f"{100 * used:.1f} % of the time",
         ],
         {"loaded": [*loads.values()], "intensity": [*reuse.values()],
          "share of the peak": [*share.values()], "tile at the ridge": extent,
@@ -99,11 +99,6 @@ def carried_tile(kernel: str, tuned_on: str, runs_on: str, m: int, n: int, k: in
          "times as fast, tuned anew": best / old.flops_per_second,
          "blocks a multiprocessor": [old.occupancy.blocks, new.occupancy.blocks]},
         lambda cluster: runs.multiplied(cluster, (512, 512, 512), products),
-        lambda: td.plots.memory_bars(
-            {f"{name}\nby {each.binding}": {"bound": each.flops_per_second / 1e12}
-             for name, each in shown.items()},
-            unit="TFLOP/s", place="device", title=f"What bounds the tiles on the {runs_on}",
-        ),
     )  # fmt: skip
 
 
@@ -175,33 +170,25 @@ def goals(size: int, workers: int, tile: int, device: str) -> Worked:
     usual = Setup(size, square, even(size, workers), tile, device)
     few, part = workers // 2, size // (2 * workers)
     uneven = (size - (workers - 1) * part, *[part] * (workers - 1))
-    half = min(td.formulas.grids(few, 2), key=sum)
+    half = usual._replace(grid=min(td.formulas.grids(few, 2), key=sum), rows=even(size, few))
     flat, other = usual._replace(grid=(1, workers)), usual._replace(tile=48 - tile)
     changes = {
-        "high": {
-            f"blocks on 1 x {workers}": flat,
-            count(few, "worker"): usual._replace(grid=half, rows=even(size, few)),
-            "uneven rows": usual._replace(rows=uneven),
-        },
-        "low": {
-            "the other tile": other,
-            "threads read down columns": usual._replace(down=True),
-            "a tensor-core kernel": usual._replace(kernel="mma_multistage"),
-        },
+        f"blocks on 1 x {workers}": ("high", flat),
+        count(few, "worker"): ("high", half),
+        "uneven rows": ("high", usual._replace(rows=uneven)),
+        "the other tile": ("low", other),
+        "threads read down columns": ("low", usual._replace(down=True)),
+        "a tensor-core kernel": ("low", usual._replace(kernel="mma_multistage")),
     }
-    lines, numbers = [], {goal: number(usual) for goal, (_, _, number) in GOALS.items()}
-    levels: dict[str, str] = {}
+    lines, levels, numbers = [], dict[str, str](), dict[str, float]()
     for goal, (_, metric, number) in GOALS.items():
-        moved = {
-            (level, name): value
-            for level, one in changes.items()
-            for name, setup in one.items()
-            if (value := number(setup)) != numbers[goal]
-        }
-        levels[goal] = " and ".join(dict.fromkeys(level for level, _ in moved))
-        by = ", ".join(f"{value:,.12g} with {name}" for (_, name), value in moved.items())
-        lines.append(f"{levels[goal]}: {goal}. {metric}: {numbers[goal]:,.12g}; {by}")
-    high, low = ([goal for goal, level in levels.items() if level == at] for at in changes)
+        usually = numbers[goal] = number(usual)
+        after = {name: number(setup) for name, (_, setup) in changes.items()}
+        moved = [name for name in changes if after[name] != usually]
+        levels[goal] = " and ".join(dict.fromkeys(changes[name][0] for name in moved))
+        by = ", ".join(f"{after[name]:,.12g} with {name}" for name in moved)
+        lines.append(f"{levels[goal]}: {goal}. {metric}: {usually:,.12g}; {by}")
+    high, low = ([goal for goal in levels if levels[goal] == at] for at in ("high", "low"))
     products = {
         f"{named(s.grid)}, tiles of {s.tile}": (
             Blocking(s.grid, tile=s.tile), ITEM * size**2 * (sum(s.grid) - 2))
