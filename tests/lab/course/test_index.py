@@ -1,7 +1,7 @@
 """Every question has its section in the walkthroughs, and the index says which."""
 
 import tiledask as td
-from tiledask.lab.course.index import PAGE, page, sections, taught
+from tiledask.lab.course.index import PAGE, page, taught
 from tiledask.lab.course.table import QUESTIONS
 from tiledask.plan.data import shipped
 
@@ -18,12 +18,3 @@ def test_an_answer_says_where_it_is_taught():
 def test_the_page_is_what_the_headings_say():
     written = (shipped("nbs") / PAGE).read_text("utf-8")
     assert written == page(), "make it anew: python -m tiledask.lab.course.index"
-
-
-def test_a_section_is_found_wherever_it_begins_in_its_cell():
-    source = ["text\n", "\n", "### One (questions 3, 12)\n", "more"]
-    cell = {
-        "cell_type": "markdown",
-        "source": source,
-    }
-    assert [(n, w.section) for n, w in sections("09.ipynb", cell)] == [(3, "One"), (12, "One")]

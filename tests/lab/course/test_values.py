@@ -1,7 +1,5 @@
 """What the material's own numbers say, worked out by hand, and what cannot be."""
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -122,18 +120,6 @@ def test_a_plan_is_better_as_advised_and_its_faults_are_named():
 
 # -- pipelines -------------------------------------------------------------------------------------
 
-TIMETABLE = """
-slot          1    2    3    4    5    6    7    8
-worker 4      -    -    -  B4↑  B4↓    -    -    -
-worker 3      -    -  B3↑    -    -  B3↓    -    -
-worker 2      -  B2↑    -    -    -    -  B2↓    -
-worker 1    B1↑    -    -    -    -    -    -  B1↓
-"""
-
-
-def test_the_timetable_of_a_decoder_of_4_blocks():
-    assert TIMETABLE.strip() in "\n".join(td.ask(32, run=False).worked.lines)
-
 
 @pytest.mark.parametrize(("stages", "overhead"), [(4, 0.04), (3, 0.01), (8, 0.1), (2, 0.1)])
 def test_throughput_has_its_best_between_few_and_many(stages, overhead):
@@ -161,7 +147,7 @@ def test_claims_notice_workers_that_wait_too_long_or_work_at_once():
     at_once = (0, "F", 0, 1), (1, "F", 0, 1), (1, "B", 2, 3), (0, "B", 3, 4)
     assert failed(*right) == []
     assert failed(*late) == ["utilisation"]
-    assert failed(*at_once) == ["workers busy beside another"]
+    assert failed(*at_once) == ["order of the blocks"]
 
 
 def test_who_is_busy_meanwhile_is_not_called_idle():
@@ -169,17 +155,6 @@ def test_who_is_busy_meanwhile_is_not_called_idle():
 
 
 # -- planning --------------------------------------------------------------------------------------
-
-
-@given(st.floats(0.5, 500), st.sampled_from(["24GB", "40GB", "80GB"]))
-@settings(max_examples=20, deadline=None)
-def test_copies_never_shrink_and_slices_do(billions, memory):
-    told = values(15, billions=billions, memory=memory)
-    slices, whole = told["slice_bytes"], told["copy_bytes"]
-    assert slices[0] == whole
-    assert all(a > b for a, b in pairwise(slices))
-    room = td.plan.units.parse_bytes(memory)
-    assert (told["fewest_slices"] == 1) == told["copies_fit"] == (whole <= room)
 
 
 @given(
@@ -223,15 +198,6 @@ def test_the_confusion_matrix_of_pipelines_is_diagonal():
         assert {td.diagnose(each).cause for each in every} == {cause}
 
 
-@pytest.mark.parametrize(
-    ("polled", "cause"),
-    [([24, 24, 24, 96], "imbalance"), ([25] * 4, "one at a time"), ([73] * 4, "ramp")],
-)
-def test_how_busy_devices_are_says_why_they_idle(polled, cause):
-    told = values(17, polled=polled)
-    assert told["cause"] == told["ranked"][0][0] == cause
-
-
 def test_what_is_sent_grows_with_what_is_split():
     model = sizes.decoder(13)
     sent = layouts.sent_of(model, Layout(dp=4, tp=2, pp=2), 13)
@@ -245,16 +211,3 @@ def test_slow_links_are_what_a_plan_for_several_nodes_scales_by():
     fast, slow = values(20), values(20, between=1e9)
     assert slow["efficiency"] < 0.9 < fast["efficiency"]
     assert fast["efficiency_by_formula"] == pytest.approx(fast["efficiency"], abs=0.05)
-
-
-@pytest.mark.parametrize(
-    ("layout", "small"),
-    [
-        (Layout(dp=4, tp=2, pp=4), (2, 1, 2)),
-        (Layout(tp=8), (1, 4, 1)),
-        (Layout(dp=2, pp=8), (2, 1, 2)),
-        (Layout(), (1, 1, 1)),
-    ],
-)
-def test_what_was_split_stays_split_on_four_workers(layout, small):
-    assert runs.reduced(layout) == small

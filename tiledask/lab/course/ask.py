@@ -8,7 +8,7 @@ ask_command    `tiledask ask 34 --set layers=12`, list_all   `tiledask ask`
 import re
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from textwrap import fill
 from typing import Any
 
@@ -25,7 +25,6 @@ from tiledask.lab.course.table import QUESTIONS
 from tiledask.lab.files import save_figure
 from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.table import Comparison, say
-from tiledask.plan import html
 
 __all__ = ["Answer", "ask", "ask_command", "list_all", "read_inputs"]
 
@@ -104,10 +103,6 @@ class Answer:
     def __repr__(self) -> str:
         return self.to_text()
 
-    def _repr_html_(self) -> str:
-        run = "" if self.run is None else self.run._repr_html_()
-        return f"<pre>{html.words(replace(self, run=None).to_text())}</pre>{run}"
-
     def to_dict(self) -> dict[str, Any]:
         """The same as plain values, for JSON."""
         return {
@@ -185,8 +180,8 @@ def answered(
     if run and not not_run:
         start = nullcontext(there) if there else td.start_cluster(workers=workers, quiet=True)
         with start as running:
-            title = taken.words(taken.title, given)
-            table = Comparison(f"{title}: run on workers", worked.run(running))
+            title = f"{taken.words(taken.title, given)}: run on workers"
+            table = Comparison(title, worked.run(running))
     return Answer(taken, given, worked, table, not_run, found)
 
 

@@ -54,15 +54,13 @@ def large_layer(weights: int, memory: int, gpus: int, step: str) -> Worked:
     return Worked(
         f"These fit: {', '.join(survive) or 'nothing'}. "
         f"{'W fits a GPU whole, and need not be cut' if 'copies' in survive else way}.",
-        [
-            f"W of {ROWS:,} x {columns:,} takes {format_bytes(weights)} of {format_bytes(memory)}; "
-            f"fp32, {step}: {arrays} x its size; and y of {TOKENS} tokens; nothing else is counted",
-            *(f"by {name}: {arrays} x {format_bytes(weights)} x {r * c / ROWS / columns:.4g} + "
-              f"{format_bytes(4 * c * tokens)} = {format_bytes(size[name])}, "
-              f"{holds(size[name], memory)}" for name, (r, c, tokens) in strategies.items()),
-        ],
-        {"survive": survive, "held": size, "fewest": fewest},
-        lambda cluster: held(cluster, weights // 4, plans, memory),
+        f"W of {ROWS:,} x {columns:,} takes {format_bytes(weights)} of {format_bytes(memory)}; "
+        f"fp32, {step}: {arrays} x its size; and y of {TOKENS} tokens; nothing else is counted",
+        *(f"by {name}: {arrays} x {format_bytes(weights)} x {r * c / ROWS / columns:.4g} + "
+          f"{format_bytes(4 * c * tokens)} = {format_bytes(size[name])}, "
+          f"{holds(size[name], memory)}" for name, (r, c, tokens) in strategies.items()),
+        values={"survive": survive, "held": size, "fewest": fewest},
+        run=lambda cluster: held(cluster, weights // 4, plans, memory),
     )  # fmt: skip
 
 
@@ -79,15 +77,13 @@ def bottleneck(weights: int, memory: int, gpus: int, recipe: str) -> Worked:
         f"{'W need not be cut' if few == 1 else f'Cut W over {gpus} GPUs'}. By states alone "
         f"{recipe}, {format_bytes(size[recipe])} a GPU, {'fits' if fits else 'does not fit'} "
         f"{format_bytes(memory)}: it takes {count(few, 'GPU')} or more{context}.",
-        [
-            f"data parallelism, or a layer to each GPU: {format_bytes(weights)} of weights on each",
-            *(f"{name}: {load_recipe(name).bytes_per_parameter} B x {n:,} / {gpus} = "
-              f"{format_bytes(size[name])}; {count(fewest[name], 'GPU')} or more"
-              for name in recipes),
-            f"{recipe} {how}",
-        ],
-        {"held": size, "fewest": fewest, "fits": fits},
-        lambda cluster: held(cluster, n, plans, memory),
+        f"data parallelism, or a layer to each GPU: {format_bytes(weights)} of weights on each",
+        *(f"{name}: {load_recipe(name).bytes_per_parameter} B x {n:,} / {gpus} = "
+          f"{format_bytes(size[name])}; {count(fewest[name], 'GPU')} or more"
+          for name in recipes),
+        f"{recipe} {how}",
+        values={"held": size, "fewest": fewest, "fits": fits},
+        run=lambda cluster: held(cluster, n, plans, memory),
     )  # fmt: skip
 
 
@@ -104,15 +100,13 @@ def first_layers_first(
         f"It divides memory: {format_bytes(share)} instead of {format_bytes(whole)} on a unit of "
         f"{format_bytes(memory)}. It saves no computation: one batch takes {T:g} s, on one unit "
         f"{BATCH:g} s.",
-        [
-            sizes.convention(recipe),
-            *sizes.each_of(parameters / 1e9, memory, plans)[1],
-            sizes.with_context(parameters / 1e9, memory, least, recipe)[1],
-            f"one batch: {BATCH:g} s of work + 2 x {units - 1} x {transfer:g} s of transfers",
-        ],
-        {"one unit": whole, "each unit": share, "fits on one": whole <= memory,
-         "fits in parts": share <= memory, "units needed": least, "seconds": T},
-        lambda cluster: [
+        sizes.convention(recipe),
+        *sizes.each_of(parameters / 1e9, memory, plans)[1],
+        sizes.with_context(parameters / 1e9, memory, least, recipe)[1],
+        f"one batch: {BATCH:g} s of work + 2 x {units - 1} x {transfer:g} s of transfers",
+        values={"one unit": whole, "each unit": share, "fits on one": whole <= memory,
+                "fits in parts": share <= memory, "units needed": least, "seconds": T},
+        run=lambda cluster: [
             *held(cluster, round(parameters), plans, memory),
             *runs.idle(cluster, units, 1, "naive")],
     )  # fmt: skip
@@ -140,17 +134,15 @@ def copies_or_slices(billions: float, memory: int, devices: int) -> Worked:
         f"{'cannot start' if fails else 'its states fit'}. B keeps 1/N: the training states take "
         f"{count(few, 'GPU')}{context}, the half-precision weights alone {fewest['fp16-weights']}. "
         f"ZeRO-3 does the same with data parallelism, from {degree} copies on.",
-        [
-            sizes.convention(),
-            *sizes.each_of(billions, memory, tried)[1],
-            "fewest by what is kept: " + ", ".join(f"{name} {n}" for name, n in fewest.items()),
-            how,
-            f"{COUNTED}: {brief(fix.layout) if fix else 'nothing'} fits",
-        ],
-        {"fewest": fewest, "zero3_degree": degree, "copy_bytes": whole,
-         "slice_bytes": -(-whole // devices), "fewest_with_context": more,
-         "copies_fit": not fails, "fitting_layout": fix and str(fix.layout)},
-        lambda cluster: held(cluster, n, plans, memory),
+        sizes.convention(),
+        *sizes.each_of(billions, memory, tried)[1],
+        "fewest by what is kept: " + ", ".join(f"{name} {n}" for name, n in fewest.items()),
+        how,
+        f"{COUNTED}: {brief(fix.layout) if fix else 'nothing'} fits",
+        values={"fewest": fewest, "zero3_degree": degree, "copy_bytes": whole,
+                "slice_bytes": -(-whole // devices), "fewest_with_context": more,
+                "copies_fit": not fails, "fitting_layout": fix and str(fix.layout)},
+        run=lambda cluster: held(cluster, n, plans, memory),
     )  # fmt: skip
 
 
@@ -176,10 +168,10 @@ def why_cut(billions: float, memory: int, recipe: str) -> Worked:
         f"{format_bytes(whole)}, {'never fits' if whole > memory else 'fits'} "
         f"{format_bytes(memory)}; slices fit from {count(enough, 'GPU')} on{context}. Cutting "
         f"buys memory, not speed.",
-        [sizes.convention(recipe), *lines, how],
-        {"copy_bytes": whole, "slice_bytes": [found[f"{N} slices"] for N in powers],
-         "copies_fit": whole <= memory, "fewest_slices": enough},
-        lambda cluster: held(
+        sizes.convention(recipe), *lines, how,
+        values={"copy_bytes": whole, "slice_bytes": [found[f"{N} slices"] for N in powers],
+                "copies_fit": whole <= memory, "fewest_slices": enough},
+        run=lambda cluster: held(
             cluster, n, {name: plans[name] for name in ("2 copies", *run)}, memory),
     )  # fmt: skip
 
@@ -212,18 +204,16 @@ def feasible(billions: float, memory: int, devices: int) -> Worked:
         f"{ {'no': 'Infeasible', 'tight': 'Too tight', 'fits': 'Feasible'}[full.verdict] }: "
         f"{format_bytes(n * each / devices)} states a GPU, of {room}; they alone need "
         f"{count(few, 'GPU')}{context}. What would do: {'; '.join(outs) or 'nothing tried'}.",
-        [
-            sizes.convention(),
-            *sizes.each_of(billions, memory, plans)[1],
-            how,
-            f"{COUNTED}, all activations recomputed: {sizes.verdict(full)}",
-            *(f"{name}: {f.verdict}, {format_bytes(f.expected)}" for name, f in others.items()),
-        ],
-        {"states_each": -(-n // devices) * each, "fewest_devices": few, "verdict": full.verdict,
-         "other_verdicts": {
-            name.removeprefix("GPUs of "): f.verdict for name, f in others.items()},
-         "fix": fix and str(fix.layout)},
-        lambda cluster: held(cluster, n, plans, memory),
+        sizes.convention(),
+        *sizes.each_of(billions, memory, plans)[1],
+        how,
+        f"{COUNTED}, all activations recomputed: {sizes.verdict(full)}",
+        *(f"{name}: {f.verdict}, {format_bytes(f.expected)}" for name, f in others.items()),
+        values={"states_each": -(-n // devices) * each, "fewest_devices": few,
+                "verdict": full.verdict, "fix": fix and str(fix.layout),
+                "other_verdicts": {
+                    name.removeprefix("GPUs of "): f.verdict for name, f in others.items()}},
+        run=lambda cluster: held(cluster, n, plans, memory),
     )  # fmt: skip
 
 
@@ -260,20 +250,18 @@ def postmortem(
         f"{f'more micro-batches ({enough} for 90 % busy) and ' * (m < enough)}layers cut evenly "
         f"help. The NaN comes from fp16 sums of {replicas} replicas: divide before the sum, sum in "
         f"fp32, or let the loss scale give way.",
-        [
-            sizes.convention(),
-            f"too large for one GPU in fp32: 4 B x P > {format_bytes(memory)}: P > {least:.4g} "
-            f"billion; on {p} stages x {replicas} replicas at most:",
-            *(f"ZeRO-{z}: {format_bytes(memory)} / ({each[z] / 1e9:.4g} B a parameter) = "
-              f"{high:.4g} billion" for z, high in enumerate(most)),
-            f"busy, m / (m + p - 1); 90 % takes m >= 9 (p - 1) = {enough}: m = {m} {reaches} it",
-            f"{replicas} replicas whose scaled gradients are above 65504 / {replicas} = {alike:g} "
-            f"sum to inf; with the loss times {scale:g} that is a gradient of {alike / scale:.4g}",
-        ],
-        {"least_billions": least, "most_billions": most, "zero_needed": works,
-         "busy": float(busy), "enough": enough, "busy_uneven": uneven.utilisation,
-         "overflows_above": alike / scale},
-        lambda cluster: [*runs.idle(cluster, p, m), *held(cluster, n, plans, memory)],
+        sizes.convention(),
+        f"too large for one GPU in fp32: 4 B x P > {format_bytes(memory)}: P > {least:.4g} "
+        f"billion; on {p} stages x {replicas} replicas at most:",
+        *(f"ZeRO-{z}: {format_bytes(memory)} / ({each[z] / 1e9:.4g} B a parameter) = "
+          f"{high:.4g} billion" for z, high in enumerate(most)),
+        f"busy, m / (m + p - 1); 90 % takes m >= 9 (p - 1) = {enough}: m = {m} {reaches} it",
+        f"{replicas} replicas whose scaled gradients are above 65504 / {replicas} = {alike:g} "
+        f"sum to inf; with the loss times {scale:g} that is a gradient of {alike / scale:.4g}",
+        values={"least_billions": least, "most_billions": most, "zero_needed": works,
+                "busy": float(busy), "enough": enough, "busy_uneven": uneven.utilisation,
+                "overflows_above": alike / scale},
+        run=lambda cluster: [*runs.idle(cluster, p, m), *held(cluster, n, plans, memory)],
     )  # fmt: skip
 
 
@@ -298,16 +286,14 @@ def refresh(billions: float, memory: int, dp: int, tp: int, pp: int, microbatche
         f"{'cannot start' if whole > memory else 'starts'}. B as written{starts}. B's {pp} stages "
         f"are busy {100 * (1 - bubbles[str(microbatches)]):.0f} % of the time with {microbatches} "
         f"micro-batches; more of them, or chunks, fill the gaps.",
-        [
-            sizes.convention(),
-            *lines,
-            f"{COUNTED}, B with ZeRO-{zero or 0}: {sizes.verdict(fit)}",
-            f"busy, m / (m + p - 1), p = {pp}: "
-            + ", ".join(f"m = {m} {100 * (1 - idle):.1f} %" for m, idle in bubbles.items()),
-        ],
-        {"copy_bytes": whole, "states": states, "lowest_zero": zero, "idle": bubbles,
-         "idle_now": bubbles[str(microbatches)], "verdict": fit.verdict},
-        lambda cluster: [
+        sizes.convention(),
+        *lines,
+        f"{COUNTED}, B with ZeRO-{zero or 0}: {sizes.verdict(fit)}",
+        f"busy, m / (m + p - 1), p = {pp}: "
+        + ", ".join(f"m = {m} {100 * (1 - idle):.1f} %" for m, idle in bubbles.items()),
+        values={"copy_bytes": whole, "states": states, "lowest_zero": zero, "idle": bubbles,
+                "idle_now": bubbles[str(microbatches)], "verdict": fit.verdict},
+        run=lambda cluster: [
             *runs.idle(cluster, pp, microbatches), *runs.trained(cluster, run),
             *held(cluster, n, plans, memory)],
     )  # fmt: skip
@@ -343,17 +329,15 @@ def hybrid(
         f"With everything counted {found.counts['fits']:,} layouts fit, the best is "
         f"{brief(best.layout)}; micro-batches keep stages busy {100 * piped:.0f} % of the time and "
         f"not {100 * busy:.0f} %; fp16 needs a loss scale and fp32 masters.",
-        [
-            sizes.convention(ADAM, "fp32-adam", "fp32-sgd"),
-            *lines,
-            f"one batch at a time: 1 / {p} busy; {m} micro-batches: {m} / {m + p - 1}",
-            f"fp16, a gradient of {gradient:g}: {alone:.4g}; times {scale:g}, rounded, and back: "
-            f"{kept:.4g}",
-        ],
-        {"states": size, "busy_naive": busy, "busy": piped, "gradient_alone": alone,
-         "gradient_scaled": kept, "fitting": found.counts["fits"],
-         "best": str(best.layout) if fits else None},
-        lambda cluster: [
+        sizes.convention(ADAM, "fp32-adam", "fp32-sgd"),
+        *lines,
+        f"one batch at a time: 1 / {p} busy; {m} micro-batches: {m} / {m + p - 1}",
+        f"fp16, a gradient of {gradient:g}: {alone:.4g}; times {scale:g}, rounded, and back: "
+        f"{kept:.4g}",
+        values={"states": size, "busy_naive": busy, "busy": piped, "gradient_alone": alone,
+                "gradient_scaled": kept, "fitting": found.counts["fits"],
+                "best": str(best.layout) if fits else None},
+        run=lambda cluster: [
             *runs.idle(cluster, p, 1, "naive"), *runs.idle(cluster, p, m),
             *runs.trained(cluster, Layout(dp=d, pp=p, zero=1), "float16"),
             *held(cluster, sizes.parameters(billions), plans, memory)],

@@ -9,7 +9,7 @@ python -m tiledask.lab.course.index                  writes nbs/questions.md, an
 import json
 import re
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tiledask.files import atomic_write
 from tiledask.lab.course.table import QUESTIONS
@@ -17,10 +17,10 @@ from tiledask.lab.learner import contents
 from tiledask.lab.learner.contents import course
 from tiledask.plan.data import shipped
 
-__all__ = ["PAGE", "Taught", "page", "sections", "taught"]
+__all__ = ["PAGE", "Taught", "page", "taught"]
 
 PAGE = "questions.md"
-_MARKED = re.compile(r"#+ +(.+) \(questions? (\d+(?:, \d+)*)\)")
+_MARKED = re.compile(r"^#+ +(.+) \(questions? (\d+(?:, \d+)*)\)$", re.MULTILINE)
 
 
 class Taught(NamedTuple):
@@ -47,21 +47,13 @@ def taught(number: int) -> tuple[Taught, ...]:
 @cache
 def _all() -> tuple[tuple[int, Taught], ...]:
     return tuple(
-        (number, where)
+        (int(number), Taught(path.name, heading))
         for path in sorted(shipped("nbs").glob("[0-9]*.ipynb"))
         for cell in json.loads(path.read_text("utf-8"))["cells"]
-        for number, where in sections(path.name, cell)
+        if cell["cell_type"] == "markdown"
+        for heading, numbers in _MARKED.findall("".join(cell["source"]))
+        for number in numbers.split(", ")
     )
-
-
-def sections(notebook: str, cell: dict[str, Any]) -> list[tuple[int, Taught]]:
-    """(question, section) for every question in the headings of a cell."""
-    lines = "".join(cell["source"]).splitlines() if cell["cell_type"] == "markdown" else []
-    return [
-        (int(number), Taught(notebook, heading[1]))
-        for heading in filter(None, map(_MARKED.fullmatch, lines))
-        for number in heading[2].split(", ")
-    ]
 
 
 def page() -> str:

@@ -44,14 +44,12 @@ def feed_forward(d: int, d_h: int, devices: int, tokens: int) -> Worked:
         f"Each of {devices} devices has {shares(widths)} of {d_h} columns of W_h; their outputs "
         f"are concatenated. The whole layer takes 1 all-reduce forward and 1 backward, "
         f"{format_bytes(sent)} each.",
-        [
-            f"h = [h W^1 ... h W^{devices}], {tokens} x {d} of h on each; GELU sends nothing",
-            f"the second matrix by rows: an all-reduce of {devices} terms, 2 (M - 1) x {tokens} x "
-            f"{d} x {ITEM} B = {format_bytes(sent)} sent by all, in float64; backward one of dX",
-            f"rows first would need GELU(a + b) = GELU(a) + GELU(b), up to {wrong:.3g} apart here",
-        ],
-        {"widths": list(widths), "sent": sent, "wrong order, off by": wrong},
-        lambda cluster: runs.split_layer(cluster, d, d_h, tokens, devices, sent),
+        f"h = [h W^1 ... h W^{devices}], {tokens} x {d} of h on each; GELU sends nothing",
+        f"the second matrix by rows: an all-reduce of {devices} terms, 2 (M - 1) x {tokens} x "
+        f"{d} x {ITEM} B = {format_bytes(sent)} sent by all, in float64; backward one of dX",
+        f"rows first would need GELU(a + b) = GELU(a) + GELU(b), up to {wrong:.3g} apart here",
+        values={"widths": list(widths), "sent": sent, "wrong order, off by": wrong},
+        run=lambda cluster: runs.split_layer(cluster, d, d_h, tokens, devices, sent),
     )
 
 
@@ -72,10 +70,10 @@ def network(images: int, devices: int) -> Worked:
         f"A device needs at most {100 * max(said.parameters) / PARAMETERS:.0f} % of the memory; "
         f"neighbours wait for each other {said.transfers} times a step; the busiest has "
         f"{said.imbalance:.2g} times the mean work; {format_bytes(2 * sum(crossed))} cross.",
-        [*lines, f"transfers: 2 x ({devices} - 1), in turn"],
-        {"parameters": list(said.parameters), "boundary bytes": crossed,
-         "transfers": said.transfers, "bytes": sum(said.sent), "imbalance": said.imbalance},
-        lambda cluster: runs.lenet(cluster, devices, images, "network"),
+        *lines, f"transfers: 2 x ({devices} - 1), in turn",
+        values={"parameters": list(said.parameters), "boundary bytes": crossed,
+                "transfers": said.transfers, "bytes": sum(said.sent), "imbalance": said.imbalance},
+        run=lambda cluster: runs.lenet(cluster, devices, images, "network"),
     )  # fmt: skip
 
 
@@ -102,17 +100,16 @@ def layerwise(channels: int, units: int, rows: int, devices: int) -> Worked:
         f"Each of {devices} devices has {shares(mine)} of {channels} channels. Every layer "
         f"synchronises all devices: {whole.barriers} times in a step of LeNet, where data "
         f"parallelism does once, with {more:.2g} times the bytes of whole layers on devices.",
-        [
-            f"{channels} channels / {devices} devices: {shares(mine)} channels each; {units} "
-            f"outputs of a fully connected layer: {shares(dense)} each",
-            *(f"a convolution of 2 images {way}: {found['barriers']} synchronisations, "
-              f"{format_bytes(found['bytes'])} in float64" for way, found in ways.items()),
-            f"LeNet: {format_bytes(sum(whole.sent))} / {format_bytes(sum(chain.sent))} sent",
-        ],
-        {"channels": list(mine), "outputs": list(dense), "ways": ways,
-         "barriers": [whole.barriers, chain.transfers, copies.barriers],
-         "layerwise over network": more},
-        lambda cluster: runs.lenet(cluster, devices, 32, "network", "layerwise", "data parallel"),
+        f"{channels} channels / {devices} devices: {shares(mine)} channels each; {units} "
+        f"outputs of a fully connected layer: {shares(dense)} each",
+        *(f"a convolution of 2 images {way}: {found['barriers']} synchronisations, "
+          f"{format_bytes(found['bytes'])} in float64" for way, found in ways.items()),
+        f"LeNet: {format_bytes(sum(whole.sent))} / {format_bytes(sum(chain.sent))} sent",
+        values={"channels": list(mine), "outputs": list(dense), "ways": ways,
+                "barriers": [whole.barriers, chain.transfers, copies.barriers],
+                "layerwise over network": more},
+        run=lambda cluster: runs.lenet(
+            cluster, devices, 32, "network", "layerwise", "data parallel"),
     )  # fmt: skip
 
 
@@ -137,15 +134,13 @@ def copies(images: int, devices: int) -> Worked:
         f"Each of {k} devices computes {shares(mine)} of {images} images, and all synchronise once "
         f"a step: {format_bytes(sent)} sent by each. {faster:.3g} times as fast at best; but each "
         f"keeps all {P:,} parameters, so more devices allow no larger model.",
-        [
-            f"a loss and gradients each, added up: in a ring each sends 2 (k - 1) / k x P x 4 B = "
-            f"2 x {k - 1} / {k} x {P:,} x 4 B = {format_bytes(sent)}",
-            f"each updates all its weights, {format_bytes(4 * P)}, and all copies stay equal",
-            f"batch normalisation by each one's {shares(mine)} samples is off by up to {off:.3g}",
-        ],
-        {"images": list(mine), "bytes of each": round(sent), "synchronisations": said.barriers,
-         "speed-up at best": faster, "batch normalisation off by": off},
-        lambda cluster: runs.lenet(cluster, devices, images, "data parallel"),
+        f"a loss and gradients each, added up: in a ring each sends 2 (k - 1) / k x P x 4 B = "
+        f"2 x {k - 1} / {k} x {P:,} x 4 B = {format_bytes(sent)}",
+        f"each updates all its weights, {format_bytes(4 * P)}, and all copies stay equal",
+        f"batch normalisation by each one's {shares(mine)} samples is off by up to {off:.3g}",
+        values={"images": list(mine), "bytes of each": round(sent), "speed-up at best": faster,
+                "synchronisations": said.barriers, "batch normalisation off by": off},
+        run=lambda cluster: runs.lenet(cluster, devices, images, "data parallel"),
     )  # fmt: skip
 
 
@@ -157,14 +152,12 @@ def layer_wise(layers: int, workers: int) -> Worked:
     return Worked(
         f"Consecutive layers on each worker: {cut}. Each holds {shares(cut.sizes)} of {layers} "
         f"layers; {2 * (p - 1)} transfers up and down, and one worker in {p} works at a time.",
-        [
-            f"the fullest has {max(cut.sizes)} / {layers} = {100 * fullest:.1f} % of the weights",
-            f"outputs go up, {p} - 1 = {p - 1} transfers, and gradients the same way down",
-            f"every layer needs the one before it, so workers take turns: 1/{p} is used",
-        ],
-        {"cut": str(cut), "fullest": fullest, "transfers": 2 * (p - 1),
-         "utilisation": td.simulate(order).utilisation},
-        lambda cluster: [
+        f"the fullest has {max(cut.sizes)} / {layers} = {100 * fullest:.1f} % of the weights",
+        f"outputs go up, {p} - 1 = {p - 1} transfers, and gradients the same way down",
+        f"every layer needs the one before it, so workers take turns: 1/{p} is used",
+        values={"cut": str(cut), "fullest": fullest, "transfers": 2 * (p - 1),
+                "utilisation": td.simulate(order).utilisation},
+        run=lambda cluster: [
             *runs.placed(cluster, "forward", cut.place, p - 1),
             *runs.timed(cluster, order, [0.3] * p, 0.3 * p, **times)],
     )  # fmt: skip
@@ -186,16 +179,14 @@ def split_layers(hidden: int, heads: int, sequence: int, layers: int, workers: i
         f"{4 * h} inner columns in every layer, and all work at once. The price: {sums} "
         f"all_reduces a block, {layers * sums} in {count(layers, 'block')}, "
         f"{format_bytes(layers * sent)} a step.",
-        [
-            "columns first, rows second: nothing to add in between, then one all_reduce",
-            f"rows first would not do: gelu({x[0]:.3g} + {x[1]:.3g}) = {of_sum:.4g}, but "
-            f"gelu({x[0]:.3g}) + gelu({x[1]:.3g}) = {sum(made):.4g}",
-            f"a block: {sums} rings of 2 x ({t} - 1) x 4 x {sequence} x {h} x 8 B = "
-            f"{format_bytes(sent)}",
-        ],
-        {"heads": list(dealt), "columns": list(inner), "all_reduces": layers * sums,
-         "bytes": layers * sent, "gelu of a sum": of_sum, "sum of gelus": made[0] + made[1]},
-        lambda cluster: runs.trained(cluster, Layout(tp=workers)),
+        "columns first, rows second: nothing to add in between, then one all_reduce",
+        f"rows first would not do: gelu({x[0]:.3g} + {x[1]:.3g}) = {of_sum:.4g}, but "
+        f"gelu({x[0]:.3g}) + gelu({x[1]:.3g}) = {sum(made):.4g}",
+        f"a block: {sums} rings of 2 x ({t} - 1) x 4 x {sequence} x {h} x 8 B = "
+        f"{format_bytes(sent)}",
+        values={"heads": list(dealt), "columns": list(inner), "all_reduces": layers * sums,
+                "bytes": layers * sent, "gelu of a sum": of_sum, "sum of gelus": made[0] + made[1]},
+        run=lambda cluster: runs.trained(cluster, Layout(tp=workers)),
     )  # fmt: skip
 
 
@@ -219,17 +210,15 @@ def _flow(layers: int, workers: int, working: int, unit: str) -> Worked:
         f"The blocks run in the order B1↑ ... B{layers}↑, then B{layers}↓ ... B1↓. While {unit} "
         f"{working} computes its forward, these are idle: {unit} {idle}; one of {workers} works at "
         f"a time, {100 / workers:.1f} % used.",
-        [
-            f"{layers} layers over {workers} {unit}s: {cut}; no block can go earlier",
-            f"a layer takes {up:g} s up and {down:g} s down: {unit} {working} computes up from "
-            f"{before} x {up:g} = {before * up:g} s to {(before + cut.sizes[working - 1]) * up:g} "
-            f"s; {unit}s before it wait for gradients, those behind it for outputs",
-            f"time of the batch {layers} x ({up:g} + {down:g}) = {sum(busy):g} s",
-        ],
-        {"cut": str(cut), "flow": runs.flow(t), "utilisation": t.utilisation,
-         "states": {f"{unit} {w + 1}": state for w, state in states.items()}},
-        lambda cluster: runs.timed(cluster, order, busy, sum(busy), **LAYER),
-        lambda: td.plots.gantt(t, title=f"{layers} layers on {workers} {unit}s, one batch"),
+        f"{layers} layers over {workers} {unit}s: {cut}; no block can go earlier",
+        f"a layer takes {up:g} s up and {down:g} s down: {unit} {working} computes up from "
+        f"{before} x {up:g} = {before * up:g} s to {(before + cut.sizes[working - 1]) * up:g} "
+        f"s; {unit}s before it wait for gradients, those behind it for outputs",
+        f"time of the batch {layers} x ({up:g} + {down:g}) = {sum(busy):g} s",
+        values={"cut": str(cut), "flow": runs.flow(t), "utilisation": t.utilisation,
+                "states": {f"{unit} {w + 1}": state for w, state in states.items()}},
+        run=lambda cluster: runs.timed(cluster, order, busy, sum(busy), **LAYER),
+        figure=lambda: td.plots.gantt(t, title=f"{layers} layers on {workers} {unit}s, one batch"),
     )  # fmt: skip
 
 
@@ -245,16 +234,14 @@ def decoder_blocks(blocks: int, slot: float) -> Worked:
     return Worked(
         f"Worker l computes in slots l and {2 * L + 1} - l of {2 * L}, and idles in the other "
         f"{2 * L - 2}: it is used 2 / {2 * L} = 1/{L} = {100 / L:.1f} % of the time.",
-        [
-            f"{L} blocks up and {L} down: 2 x {L} slots of {slot:g} s, {2 * L * slot:g} s",
-            f"worker 1 is busy in slots 1 and {2 * L}, worker {L} in {L} and {L + 1}",
-            f"idle: {2 * L} - 2 = {2 * L - 2} slots = {(2 * L - 2) * slot:g} s each",
-        ],
-        {"slots": 2 * L, "flow": runs.flow(t), "utilisation": t.utilisation,
-         "makespan": t.makespan, "idle of each": t.idle_per_device[0]},
-        lambda cluster: runs.timed(
+        f"{L} blocks up and {L} down: 2 x {L} slots of {slot:g} s, {2 * L * slot:g} s",
+        f"worker 1 is busy in slots 1 and {2 * L}, worker {L} in {L} and {L + 1}",
+        f"idle: {2 * L} - 2 = {2 * L - 2} slots = {(2 * L - 2) * slot:g} s each",
+        values={"slots": 2 * L, "flow": runs.flow(t), "utilisation": t.utilisation,
+                "makespan": t.makespan, "idle of each": t.idle_per_device[0]},
+        run=lambda cluster: runs.timed(
             cluster, order, [2 * slot] * L, 2 * L * slot, forward=slot, backward=slot),
-        lambda: td.plots.gantt(t, title=f"One batch through {L} blocks"),
+        figure=lambda: td.plots.gantt(t, title=f"One batch through {L} blocks"),
     )  # fmt: skip
 
 
@@ -266,14 +253,19 @@ def idle_time(workers: int, forward: float, backward: float) -> Worked:
     return Worked(
         f"Each of {p} workers idles {T - each:g} of {T:g} s, all together {(p - 1) * T:g} s: "
         f"(p - 1) times the batch. Efficiency 1/{p} = {100 / p:.1f} %.",
-        [
-            f"own work: {forward:g} + {backward:g} = {each:g} s; T = {p} x {each:g} = {T:g} s",
-            f"idle of each: T - {each:g} = {T - each:g} s; of all: {p} x {T - each:g} = (p - 1) T",
-            f"busy + idle: {T:g} + {p * (T - each):g} = {p} x {T:g}, nothing is left out",
-        ],
-        {"makespan": T, "idle of each": T - each, "total idle": (p - 1) * T, "efficiency": 1 / p},
-        lambda cluster: runs.timed(cluster, order, [each] * p, T, **times),
-        lambda: td.plots.gantt(td.simulate(order, **times), title=f"One batch on {p} workers"),
+        f"own work: {forward:g} + {backward:g} = {each:g} s; T = {p} x {each:g} = {T:g} s",
+        f"idle of each: T - {each:g} = {T - each:g} s; of all: {p} x {T - each:g} = (p - 1) T",
+        f"busy + idle: {T:g} + {p * (T - each):g} = {p} x {T:g}, nothing is left out",
+        values={
+            "makespan": T,
+            "idle of each": T - each,
+            "total idle": (p - 1) * T,
+            "efficiency": 1 / p,
+        },
+        run=lambda cluster: runs.timed(cluster, order, [each] * p, T, **times),
+        figure=lambda: td.plots.gantt(
+            td.simulate(order, **times), title=f"One batch on {p} workers"
+        ),
     )
 
 
@@ -294,9 +286,9 @@ def more_workers(before: int, after: int, compute: float, transfer: float) -> Wo
     return Worked(
         f"Utilisation goes from {100 / before:.3g} % to {100 / after:.3g} %, and the batch takes "
         f"{compute:g} s before and after{moved}: workers that work in turn only wait.",
-        [f"each computes {compute:g} s / workers, one after the other", *lines],
-        found,
-        lambda cluster: runs.timed(
+        f"each computes {compute:g} s / workers, one after the other", *lines,
+        values=found,
+        run=lambda cluster: runs.timed(
             cluster, one_batch(range(after), False), [compute / after] * after, sent[1],
             forward=compute / after, latency=transfer),
     )  # fmt: skip
@@ -321,16 +313,14 @@ def sequential(
     return Worked(
         f"{T:g} s for the batch, {total:g} s of {p} x {T:g} = {p * T:g} device-seconds idle: "
         f"efficiency {100 * work / (p * T):.1f} %.",
-        [
-            f"forward, backward, transfers up and down: {sum(F):g} + {sum(B):g} + 2 x {way:g} = "
-            f"{T:g} s",
-            *(f"worker {i}: busy {F[i - 1]:g} + {B[i - 1]:g} = {b:g} s, idle {T:g} - {b:g} = "
-              f"{T - b:g} s" for i, b in enumerate(busy, 1)),
-            f"total idle: {p} x {T:g} - {work:g} = {total:g} s; efficiency: {work:g} / ({p} x "
-            f"{T:g}) = {100 * work / (p * T):.2f} %, without transfers 1/{p}",
-        ],
-        {"makespan": T, "busy": busy, "idle": idle, "total idle": total,
-         "efficiency": work / (p * T)},
-        lambda cluster: runs.timed(cluster, order, busy, T, **times),
-        lambda: td.plots.gantt(t, title=f"One batch on {p} workers"),
+        f"forward, backward, transfers up and down: {sum(F):g} + {sum(B):g} + 2 x {way:g} = "
+        f"{T:g} s",
+        *(f"worker {i}: busy {F[i - 1]:g} + {B[i - 1]:g} = {b:g} s, idle {T:g} - {b:g} = "
+          f"{T - b:g} s" for i, b in enumerate(busy, 1)),
+        f"total idle: {p} x {T:g} - {work:g} = {total:g} s; efficiency: {work:g} / ({p} x "
+        f"{T:g}) = {100 * work / (p * T):.2f} %, without transfers 1/{p}",
+        values={"makespan": T, "busy": busy, "idle": idle, "total idle": total,
+                "efficiency": work / (p * T)},
+        run=lambda cluster: runs.timed(cluster, order, busy, T, **times),
+        figure=lambda: td.plots.gantt(t, title=f"One batch on {p} workers"),
     )  # fmt: skip

@@ -64,17 +64,15 @@ def node(billions: float, memory: int, devices: int, link: float, batch: int) ->
     return Worked(
         f"{len(feasible)} combinations fit; the best, {_best(best)}, needs "
         f"{format_bytes(best.peak)} and overhead, of {format_bytes(memory)}.",
-        [
-            *_states(billions, memory, devices),
-            f"of {plans.considered:,} layouts {plans.counts['fits']:,} fit; as tp pp dp ZeRO: "
-            f"{'; '.join(' '.join(map(str, each)) for each in feasible) or 'none'}",
-            *(f"{format_bytes(plans[int(at)].peak)} a GPU, {_best(plans[int(at)])} a step"
-              for at in first.index[:4]),
-        ],
-        {"states_each": part, "fitting": plans.counts["fits"], "feasible": feasible,
-         "best": str(best.layout), "verdict": best.verdict,
-         "seconds": best.seconds if best.verdict != "no" else None, "fitting_by_memory": counts},
-        lambda cluster: [
+        *_states(billions, memory, devices),
+        f"of {plans.considered:,} layouts {plans.counts['fits']:,} fit; as tp pp dp ZeRO: "
+        f"{'; '.join(' '.join(map(str, each)) for each in feasible) or 'none'}",
+        *(f"{format_bytes(plans[int(at)].peak)} a GPU, {_best(plans[int(at)])} a step"
+          for at in first.index[:4]),
+        values={"states_each": part, "fitting": plans.counts["fits"], "feasible": feasible,
+                "best": str(best.layout), "verdict": best.verdict, "fitting_by_memory": counts,
+                "seconds": best.seconds if best.verdict != "no" else None},
+        run=lambda cluster: [
             *runs.trained(cluster, best.layout), *runs.held(cluster, n, tried, memory)],
     )  # fmt: skip
 
@@ -111,14 +109,12 @@ def platform(
     return Worked(
         f"The best on {devices} GPUs of {format_bytes(memory)}, with {batch} sequences a step: "
         f"{best}. {advice if helping else 'No limit that is doubled alone makes a plan fit'}.",
-        [
-            *_states(billions, memory, devices),
-            *(f"{many}: {found}" for many, found in decisions.items()),
-            *(f"{each.limit} x 2: {_best(each.after)}" for each in helping),
-        ],
-        {"best": best, "decisions": decisions, "binds": first.limit if helping else None,
-         "speedups": {each.limit: str(round(each.speedup, 4)) for each in limits}},
-        lambda cluster: [
+        *_states(billions, memory, devices),
+        *(f"{many}: {found}" for many, found in decisions.items()),
+        *(f"{each.limit} x 2: {_best(each.after)}" for each in helping),
+        values={"best": best, "decisions": decisions, "binds": first.limit if helping else None,
+                "speedups": {each.limit: str(round(each.speedup, 4)) for each in limits}},
+        run=lambda cluster: [
             *runs.trained(cluster, first.after.layout),
             *runs.held(cluster, sizes.parameters(billions), tried, memory)],
     )  # fmt: skip
@@ -172,17 +168,15 @@ def scaling(
         f"{brief(layout)}. From {per_node} to {nodes * per_node} GPUs it scales at "
         f"{100 * share:.1f} %, {'not ' * (share < 0.9)}near-linear (90 % or more); most waiting "
         f"is for {top}; {limit.limit} doubled is {limit.speedup:.2f} times as fast.",
-        [
-            f"{sizes.convention()}; {sizes.states(billions, layout)[1]} a GPU",
-            f"the fastest layout that fits with {batch} sequences a step, {COUNTED}: {layout}",
-            *(f"{name}: {format_bytes(nbytes)} sent a step" for name, nbytes in sent.items()),
-            f"efficiency: {format_seconds(small.total)} on one node / ({nodes} x "
-            f"{format_seconds(large.total)}); by formula {100 * formula:.1f} %",
-            ", ".join(f"{name} {format_seconds(s)}" for name, s in waits.items() if s),
-        ],
-        {"layout": str(layout), "sent": sent, "seconds": large.total, "efficiency": share,
-         "efficiency_by_formula": formula, "waits_for": top, "limit": limit.limit},
-        lambda cluster: runs.trained(cluster, layout, "bfloat16"),
+        f"{sizes.convention()}; {sizes.states(billions, layout)[1]} a GPU",
+        f"the fastest layout that fits with {batch} sequences a step, {COUNTED}: {layout}",
+        *(f"{name}: {format_bytes(nbytes)} sent a step" for name, nbytes in sent.items()),
+        f"efficiency: {format_seconds(small.total)} on one node / ({nodes} x "
+        f"{format_seconds(large.total)}); by formula {100 * formula:.1f} %",
+        ", ".join(f"{name} {format_seconds(s)}" for name, s in waits.items() if s),
+        values={"layout": str(layout), "sent": sent, "seconds": large.total, "efficiency": share,
+                "efficiency_by_formula": formula, "waits_for": top, "limit": limit.limit},
+        run=lambda cluster: runs.trained(cluster, layout, "bfloat16"),
     )  # fmt: skip
 
 
@@ -233,16 +227,14 @@ def regression(
         f"much for twice the replicas ({format_bytes(sent[0])} to {format_bytes(sent[1])}). Speed "
         f"per GPU, of that before: {speeds}. The worst is {min(each, key=each.__getitem__)}. A "
         f"batch 4 times as large and fp16 sums over more replicas can make it unstable.",
-        [
-            sizes.convention(),
-            f"a replica on {stages} GPUs: {plain}, {holds(size, memory)}: {start}",
-            f"a ring sends 2 (d-1)/d x 2 B x {billions:g}e9 / {stages} a GPU and step",
-            f"simulated, {brief(before.layout)}: {format_seconds(before.total)} a step before, "
-            + ", ".join(f"{name} {format_seconds(s.total)}" for name, s in steps.items()),
-        ],
-        {"replica_bytes": size, "ring_bytes": sent, "ring_growth": sent[1] / sent[0],
-         "layout": str(before.layout), "efficiency": each, "seconds": before.total},
-        lambda cluster: runs.held(cluster, sizes.parameters(billions), plans, memory),
+        sizes.convention(),
+        f"a replica on {stages} GPUs: {plain}, {holds(size, memory)}: {start}",
+        f"a ring sends 2 (d-1)/d x 2 B x {billions:g}e9 / {stages} a GPU and step",
+        f"simulated, {brief(before.layout)}: {format_seconds(before.total)} a step before, "
+        + ", ".join(f"{name} {format_seconds(s.total)}" for name, s in steps.items()),
+        values={"replica_bytes": size, "ring_bytes": sent, "ring_growth": sent[1] / sent[0],
+                "layout": str(before.layout), "efficiency": each, "seconds": before.total},
+        run=lambda cluster: runs.held(cluster, sizes.parameters(billions), plans, memory),
     )  # fmt: skip
 
 
@@ -299,18 +291,16 @@ def two_clusters(
         f"{format_bytes(memory_a)} it {'trains' if alone <= memory_a else 'cannot have trained'}. "
         f"One configuration for both: {brief(layout)} on {needed} x {NODE} GPUs of each; with "
         f"bf16, or a dynamic loss scale and fp32 masters, it is stable on both alike.",
-        [
-            sizes.convention(),
-            *lines,
-            f"{COUNTED}, {counts[0]:,} layouts of {needed} x {NODE} GPUs fit A, {counts[1]:,} B, "
-            f"and {counts[2]:,} both; the best of them for the slower cluster: {layout}",
-            f"a GPU sends {format_bytes(sent)} a step: "
-            + ", ".join(f"{speed:,.0f} tokens/s on {name}" for name, speed in speeds.items()),
-        ],
-        {"nodes": needed, "fitting": counts, "layout": str(layout), "state_bytes": size,
-         **{name: {"peak": peak, "sent": sent, "tokens_per_second": speed}
-            for name, speed in speeds.items()}},
-        lambda cluster: [
+        sizes.convention(),
+        *lines,
+        f"{COUNTED}, {counts[0]:,} layouts of {needed} x {NODE} GPUs fit A, {counts[1]:,} B, "
+        f"and {counts[2]:,} both; the best of them for the slower cluster: {layout}",
+        f"a GPU sends {format_bytes(sent)} a step: "
+        + ", ".join(f"{speed:,.0f} tokens/s on {name}" for name, speed in speeds.items()),
+        values={"nodes": needed, "fitting": counts, "layout": str(layout), "state_bytes": size,
+                **{name: {"peak": peak, "sent": sent, "tokens_per_second": speed}
+                   for name, speed in speeds.items()}},
+        run=lambda cluster: [
             *runs.trained(cluster, layout, "float16"),
             *runs.held(cluster, sizes.parameters(billions), plans, memory_b)],
     )  # fmt: skip

@@ -7,6 +7,7 @@ consecutive   [1 2 3 4][5 6 7 8][9 10 11 12]      2 crossings
 round robin   1|2|3|1|2|3|1|2|3|1|2|3             11 crossings: chunks of interleaved 1F1B
 """
 
+from collections.abc import Callable
 from fractions import Fraction
 from math import comb, isqrt
 from typing import Any
@@ -49,9 +50,9 @@ def combined(
         f"{microbatches} micro-batches {100 * second['utilisation']:.0f} %; replicas leave the "
         f"{format_bytes(first['bytes'])} a device as they are; splitting layers too makes them "
         f"{format_bytes(last['bytes'])} on {last['devices']} devices.",
-        lines,
-        values,
-        lambda cluster: [
+        *lines,
+        values=values,
+        run=lambda cluster: [
             *runs.idle(cluster, p, 1, "naive"), *runs.idle(cluster, p, microbatches),
             *runs.trained(cluster, Layout(dp=replicas, tp=tensor, pp=p))],
     )  # fmt: skip
@@ -91,10 +92,12 @@ def pipeline(
     return Worked(
         f"{m} micro-batches on {p} stages use {100 * used:.1f} % of the time, where one batch uses "
         f"{100 / p:.1f} %; {schedule} keeps the activations of {kept} at most. {more}",
-        lines,
-        values,
-        lambda cluster: runs.idle(cluster, p, m, schedule),
-        lambda: td.plots.gantt(td.simulate(schedule, p, m, forward=forward, backward=backward)),
+        *lines,
+        values=values,
+        run=lambda cluster: runs.idle(cluster, p, m, schedule),
+        figure=lambda: td.plots.gantt(
+            td.simulate(schedule, p, m, forward=forward, backward=backward)
+        ),
     )
 
 
@@ -112,18 +115,16 @@ def cut_layers(layers: int, devices: int, last_cost: float) -> Worked:
     return Worked(
         f"{some(groups, ' | ', 32)}: sizes {some([*map(str, cut.sizes)], most=32)}, {few} "
         f"crossings; the fullest device has {cut.bottleneck:g} layers' work.",
-        [
-            f"contiguous splits, none empty: C({layers - 1}, {devices - 1}) = {shown}; on average "
-            f"{sum(costs):g} / {devices} = {sum(costs) / devices:g} a device",
-            *(f"{name}: {found.rule or 'legal'}. {found.reason.rstrip('.').split('. ')[0]}."
-              for name, found in judged.items()),
-        ],
-        {"sizes": list(cut.sizes), "fullest": cut.bottleneck, "splits": splits,
-         "crossings": few, "crossings round robin": many},
-        lambda cluster: [
+        f"contiguous splits, none empty: C({layers - 1}, {devices - 1}) = {shown}; on average "
+        f"{sum(costs):g} / {devices} = {sum(costs) / devices:g} a device",
+        *(f"{name}: {found.rule or 'legal'}. {found.reason.rstrip('.').split('. ')[0]}."
+          for name, found in judged.items()),
+        values={"sizes": list(cut.sizes), "fullest": cut.bottleneck, "splits": splits,
+                "crossings": few, "crossings round robin": many},
+        run=lambda cluster: [
             *runs.placed(cluster, "the cut", cut.place, few),
             *runs.placed(cluster, "round robin", robin, many)],
-        lambda: td.plots.layers_on_devices(places),
+        figure=lambda: td.plots.layers_on_devices(places),
     )  # fmt: skip
 
 
@@ -146,17 +147,15 @@ def dealt_round(layers: int, devices: int, microbatches: int) -> Worked:
         )
     return Worked(
         answer,
-        [
-            f"{shown}: {verdict.rule or 'legal'}. {verdict.reason}",
-            f"crossings: consecutive {p} - 1 = {few}; round robin {layers} - 1 = {many}",
-            f"with micro-batches it is interleaved 1F1B, {v} chunks a device; bubble over ideal "
-            f"time {100 * looped.bubble_overhead:.1f} %, (p - 1) / (v m) for m a multiple of p, "
-            f"and not (p - 1) / m = {100 * bubble_overhead(p, m):.1f} %",
-        ],
-        {"layer-wise": bool(verdict), "crossings": few, "crossings round robin": many,
-         "utilisation": used, "bubble 1F1B": plain.bubble_overhead,
-         "bubble interleaved": looped.bubble_overhead},
-        lambda cluster: [
+        f"{shown}: {verdict.rule or 'legal'}. {verdict.reason}",
+        f"crossings: consecutive {p} - 1 = {few}; round robin {layers} - 1 = {many}",
+        f"with micro-batches it is interleaved 1F1B, {v} chunks a device; bubble over ideal "
+        f"time {100 * looped.bubble_overhead:.1f} %, (p - 1) / (v m) for m a multiple of p, "
+        f"and not (p - 1) / m = {100 * bubble_overhead(p, m):.1f} %",
+        values={"layer-wise": bool(verdict), "crossings": few, "crossings round robin": many,
+                "utilisation": used, "bubble 1F1B": plain.bubble_overhead,
+                "bubble interleaved": looped.bubble_overhead},
+        run=lambda cluster: [
             *runs.placed(cluster, "consecutive", cut, p - 1),
             *runs.placed(cluster, "round robin", robin, layers - 1)],
     )  # fmt: skip
@@ -190,17 +189,18 @@ def faulty(fault: str, devices: int, microbatches: int) -> Timeline:
                        latency=latency * 0.03)  # fmt: skip
 
 
-def _training(fault: str) -> tuple[str, list[str], dict[str, Any]]:
-    """(answer, lines, values) of a training with the fault."""
+def _training(fault: str, run: Callable[[Any], list[Any]]) -> Worked:
+    """The cause of a training's fault, found by experiments."""
     from tiledask.lab.precision import EXPERIMENTS, TrainingSetting, blame
 
     found = blame(TrainingSetting(**TRAININGS[fault]))
     (helped, loss), *_ = after = [*found.after.items()]
-    return (
+    return Worked(
         f"The cause is: {found.cause}. With {EXPERIMENTS[helped][0]} the loss ends at {loss:.4g}, "
         f"and not at {found.loss:.4g}; without any training it is {found.untrained:.4g}.",
-        [f"{name}? {EXPERIMENTS[name][0]}: the loss ends at {end:.4g}" for name, end in after],
-        {"cause": found.cause, "ranked": [[name, str(end)] for name, end in after]},
+        *(f"{name}? {EXPERIMENTS[name][0]}: the loss ends at {end:.4g}" for name, end in after),
+        values={"cause": found.cause, "ranked": [[name, str(end)] for name, end in after]},
+        run=run,
     )
 
 
@@ -213,7 +213,7 @@ def on_call(fault: str, polled: list[float], microbatches: int) -> Worked:
     if not 2 <= p <= 256 or max(polled) > 100 or not 1 <= sum(polled) / p <= 99:
         raise ConfigError("polled is 2 to 256 percentages from 0 to 100, 1 to 99 on average")
     if fault in TRAININGS:
-        return Worked(*_training(fault), lambda cluster: runs.idle(cluster, p, m))
+        return _training(fault, lambda cluster: runs.idle(cluster, p, m))
     columns = {f"{at}": [busy] * 6 for at, busy in enumerate(polled)}
     seen: Any = pd.DataFrame({"time": range(6)} | columns)
     busy = [share / 100 for share in polled]
@@ -230,15 +230,13 @@ def on_call(fault: str, polled: list[float], microbatches: int) -> Worked:
     first, words = ranked[0], {cause.name: cause.words for cause in found.causes}
     return Worked(
         f"{first.capitalize()}, {100 * shares[first]:.0f} % of the idle time. {found.summary[-1]}",
-        [
-            f"symptom: devices busy {', '.join(f'{100 * b:.0f} %' for b in busy)} of the time; "
-            f"p = {p} equal stages with m = {m} would be busy {100 * planned:.1f} %",
-            *(f"{n}: {100 * shares[n]:.0f} % of the idle time; {words.get(n, '')}" for n in ranked),
-            *(f"simulated: {r.change}: {100 * r.gain:.0f} % saved" for r in found.remedies),
-        ],
-        {"cause": first, "ranked": [[name, shares[name]] for name in ranked], "busy": busy,
-         "planned": planned, "remedies": {r.change: r.gain for r in found.remedies}},
-        lambda cluster: runs.idle(cluster, p, m),
+        f"symptom: devices busy {', '.join(f'{100 * b:.0f} %' for b in busy)} of the time; "
+        f"p = {p} equal stages with m = {m} would be busy {100 * planned:.1f} %",
+        *(f"{n}: {100 * shares[n]:.0f} % of the idle time; {words.get(n, '')}" for n in ranked),
+        *(f"simulated: {r.change}: {100 * r.gain:.0f} % saved" for r in found.remedies),
+        values={"cause": first, "ranked": [[name, shares[name]] for name in ranked], "busy": busy,
+                "planned": planned, "remedies": {r.change: r.gain for r in found.remedies}},
+        run=lambda cluster: runs.idle(cluster, p, m),
     )  # fmt: skip
 
 
@@ -277,16 +275,14 @@ def diagnosis(devices: int, microbatches: int, uneven: float, plans: int) -> Wor
         f"{100 * t.utilisation:.3g} % of {p} devices in use: layer-wise execution, one at a time, "
         f"makes {100 * d.causes[0].seconds / d.idle:.0f} % of the idle time. Cut the batch into "
         f"micro-batches: {best.change}, {100 * best.gain:.0f} % of the time saved.",
-        [
-            f"the trace: {p} devices, busy {t.busy:g} / ({p} x {t.makespan:g}), none at once",
-            f"told from it: p = {d['devices'].value}, m = {d['microbatches'].value}, order "
-            f"{d['schedule'].value}; of {plans} random plans, {found} are told from theirs",
-            *(f"{c.name}: {c.seconds:.4g} s idle, {c.words}" for c in d.causes if c.seconds > 0),
-            *(f"remedy: {r.change}: {100 * r.gain:.1f} % saved" for r in d.remedies),
-        ],
-        {"utilisation": t.utilisation, "devices": d["devices"].value,
-         "microbatches told": d["microbatches"].value, "imbalance": d["imbalance"].value,
-         "cause": d.cause, "remedy": best.change, "gain": best.gain, "plans told": found},
-        lambda cluster: runs.timed(cluster, order, t.busy_per_device, t.makespan, **times),
-        lambda: td.plots.gantt(t, after.timeline, titles=["as it is", best.change]),
+        f"the trace: {p} devices, busy {t.busy:g} / ({p} x {t.makespan:g}), none at once",
+        f"told from it: p = {d['devices'].value}, m = {d['microbatches'].value}, order "
+        f"{d['schedule'].value}; of {plans} random plans, {found} are told from theirs",
+        *(f"{c.name}: {c.seconds:.4g} s idle, {c.words}" for c in d.causes if c.seconds > 0),
+        *(f"remedy: {r.change}: {100 * r.gain:.1f} % saved" for r in d.remedies),
+        values={"utilisation": t.utilisation, "devices": d["devices"].value,
+                "microbatches told": d["microbatches"].value, "imbalance": d["imbalance"].value,
+                "cause": d.cause, "remedy": best.change, "gain": best.gain, "plans told": found},
+        run=lambda cluster: runs.timed(cluster, order, t.busy_per_device, t.makespan, **times),
+        figure=lambda: td.plots.gantt(t, after.timeline, titles=["as it is", best.change]),
     )  # fmt: skip

@@ -81,16 +81,15 @@ def two_levels(
         f"{p} x {q} blocks of {shares(rows)} rows x {shares(columns)} columns: workers receive "
         f"{format_bytes(moved[chosen])} in all and hold {format_bytes(peak)} at most; tiles load "
         f"{format_bytes(loads)}, {flops / loads:.4g} FLOP a byte{full}.",
-        [
-            f"level 1, A, B and C in p x q blocks: (m k (q - 1) + k n (p - 1)) x {item} B received",
-            *(f"{a} x {b}: {format_bytes(moved[a, b])} in all, a worker holds "
-              f"{format_bytes(by.peak)} at most" for (a, b), by in ledgers.items()),
-            f"level 2: A is loaded {-(-max(columns) // tile)} times, B {-(-max(rows) // tile)}; a "
-            f"full tile: 2 x {tile}^3 FLOP / (2 x {tile}^2 x {item} B) = {in_tile:.4g} FLOP a byte",
-        ],
-        {"blocking": [p, q], "sent": moved[chosen], "held": peak, "loaded": loads,
-         "intensity": in_tile, "intensity in all": flops / loads, "room left": memory - peak},
-        lambda cluster: runs.multiplied(cluster, (m, n, k), products, dtype),
+        f"level 1, A, B and C in p x q blocks: (m k (q - 1) + k n (p - 1)) x {item} B received",
+        *(f"{a} x {b}: {format_bytes(moved[a, b])} in all, a worker holds "
+          f"{format_bytes(by.peak)} at most" for (a, b), by in ledgers.items()),
+        f"level 2: A is loaded {-(-max(columns) // tile)} times, B {-(-max(rows) // tile)}; a "
+        f"full tile: 2 x {tile}^3 FLOP / (2 x {tile}^2 x {item} B) = {in_tile:.4g} FLOP a byte",
+        values={"blocking": [p, q], "sent": moved[chosen], "held": peak, "loaded": loads,
+                "intensity": in_tile, "intensity in all": flops / loads,
+                "room left": memory - peak},
+        run=lambda cluster: runs.multiplied(cluster, (m, n, k), products, dtype),
     )  # fmt: skip
 
 
@@ -124,16 +123,14 @@ def methods(rows: int, inner: int, columns: int, gpus: int, room: int) -> Worked
         f"Those that cut A itself: {cut}. Splitting X, or giving each GPU layers of its own, "
         f"leaves all {format_bytes(a)} of A on a GPU. Of {len(table)}, "
         f"{', '.join(fitting) or 'none'} fit {format_bytes(room)}.",
-        [
-            f"A is {inner} x {columns} x {ITEM} B = {format_bytes(a)}; bytes below are those of "
-            f"all {gpus} GPUs: an all-reduce of s bytes sends 2 ({gpus} - 1) s",
-            *(f"{name}: {format_bytes(held[name])} of A on the fullest GPU; forward "
-              f"{format_bytes(up)}, backward {format_bytes(down)}: {what}"
-              for name, (_, up, down, what) in table.items()),
-        ],
-        {"bytes of A": held, "fit": fitting,
-         "sent": {name: [up, down] for name, (_, up, down, _) in table.items()}},
-        lambda cluster: runs.multiplied(cluster, (rows, columns, inner), products),
+        f"A is {inner} x {columns} x {ITEM} B = {format_bytes(a)}; bytes below are those of "
+        f"all {gpus} GPUs: an all-reduce of s bytes sends 2 ({gpus} - 1) s",
+        *(f"{name}: {format_bytes(held[name])} of A on the fullest GPU; forward "
+          f"{format_bytes(up)}, backward {format_bytes(down)}: {what}"
+          for name, (_, up, down, what) in table.items()),
+        values={"bytes of A": held, "fit": fitting,
+                "sent": {name: [up, down] for name, (_, up, down, _) in table.items()}},
+        run=lambda cluster: runs.multiplied(cluster, (rows, columns, inner), products),
     )  # fmt: skip
 
 
@@ -181,17 +178,15 @@ def cuts(m: int, n: int, k: int, dtype: str, workers: int, memory: int) -> Worke
         products[names[p, q, r]] = ways[p, q, r], formula
     return Worked(
         answer,
-        [
-            f"p x q x r = {workers}: A and B lie in p x q blocks, a copy on each of the r layers; "
-            f"workers receive {item} B x (m k (q - 1) + k n (p - 1)) + {wide} B x m n (r - 1)",
-            *(f"{names[over]}: {format_bytes(moved[over])} received, {format_bytes(by.peak)} held "
-              f"at most{', too much' * (by.peak > memory)}" for over, by in ledgers.items()),
-            f"{names[lean]}: its fullest worker holds {contents(ledgers[lean])}",
-        ],
-        {"moved": {named(over): nbytes for over, nbytes in moved.items()},
-         "held": {named(over): by.peak for over, by in ledgers.items()},
-         "fit": len(fitting), "best": best and list(best)},
-        lambda cluster: runs.multiplied(cluster, (m, n, k), products, dtype),
+        f"p x q x r = {workers}: A and B lie in p x q blocks, a copy on each of the r layers; "
+        f"workers receive {item} B x (m k (q - 1) + k n (p - 1)) + {wide} B x m n (r - 1)",
+        *(f"{names[over]}: {format_bytes(moved[over])} received, {format_bytes(by.peak)} held "
+          f"at most{', too much' * (by.peak > memory)}" for over, by in ledgers.items()),
+        f"{names[lean]}: its fullest worker holds {contents(ledgers[lean])}",
+        values={"moved": {named(over): nbytes for over, nbytes in moved.items()},
+                "held": {named(over): by.peak for over, by in ledgers.items()},
+                "fit": len(fitting), "best": best and list(best)},
+        run=lambda cluster: runs.multiplied(cluster, (m, n, k), products, dtype),
     )  # fmt: skip
 
 
@@ -288,9 +283,9 @@ def critique(
     products = {str(plan): (plan.way, plan.moved) for plan in (given, after)}
     return Worked(
         f"Faults of {given}: {', '.join(faults) or 'none'}. {end}.",
-        [f"{name}: {'good' if ok else 'a fault'}: {why}" for name, (ok, why) in points.items()],
-        {"faults": faults, "advised": str(after), "seconds": now,
-         "seconds, advised": after.seconds, "moved": given.moved, "held": given.held,
-         "loaded": given.loaded, "room left": memory - given.held},
-        lambda cluster: runs.multiplied(cluster, shape, products),
+        *(f"{name}: {'good' if ok else 'a fault'}: {why}" for name, (ok, why) in points.items()),
+        values={"faults": faults, "advised": str(after), "seconds": now,
+                "seconds, advised": after.seconds, "moved": given.moved, "held": given.held,
+                "loaded": given.loaded, "room left": memory - given.held},
+        run=lambda cluster: runs.multiplied(cluster, shape, products),
     )  # fmt: skip

@@ -151,20 +151,31 @@ def _typed(text: str, unit: str) -> float | Fraction:
     return Fraction(found[1]) * Fraction(worth[ending])
 
 
-@dataclass(frozen=True)
 class Worked:
-    """What arithmetic and simulation say, and the run that bears it out."""
+    """What arithmetic and simulation say, and the run that bears it out.
 
-    answer: str
-    """The answer itself, in a sentence or two, with its numbers."""
-    lines: Sequence[str]
-    """The working, as a person would write it: "24 layers / 4 devices = 6 layers a device"."""
-    values: Mapping[str, Any]
-    """The results by name, as JSON can hold them; no inputs."""
-    run: "Callable[[Cluster], list[Claim]]"
-    """Predicted, simulated and measured on a cluster."""
-    figure: "Callable[[], Figure] | None" = None
-    """Draws the answer, where there is something to draw."""
+    answer
+        In a sentence or two, with its numbers.
+    lines
+        The working, as a person would write it: "24 layers / 4 devices = 6 layers a device".
+    values
+        The results by name, as JSON can hold them; no inputs.
+    run
+        Predicted, simulated and measured on a cluster.
+    figure
+        Draws the answer, where there is something to draw.
+    """
+
+    def __init__(
+        self,
+        answer: str,
+        *lines: str,
+        values: Mapping[str, Any],
+        run: "Callable[[Cluster], list[Claim]]",
+        figure: "Callable[[], Figure] | None" = None,
+    ) -> None:
+        self.answer, self.lines, self.values = answer, lines, values
+        self.run, self.figure = run, figure
 
 
 @dataclass(frozen=True)

@@ -46,17 +46,15 @@ def level_at_fault(size: int, workers: int, device: str, largest: float) -> Work
         f"allow {100 * share[32]:.0f} % of the peak here, and all of it "
         f"{f'tiles of {enough}' if enough else none}. If kernels are fast and some workers idle, "
         f"it is the high level: here {100 * (1 - used):.0f} % idle.",
-        [
-            *(f"low level, tiles of {tile}: {format_bytes(loads[tile])} loaded, {each:.4g} FLOP a "
-              f"byte, {100 * share[tile]:.1f} % of the peak" for tile, each in reuse.items()),
-            f"ridge of the {device}: {ridge:.2f} FLOP a byte: T of {extent} or more",
-            f"high level, the most rows on a worker: busy {size / workers:.4g} / {rows} = "
-            f"{100 * used:.1f} % of the time",
-        ],
-        {"loaded": [*loads.values()], "intensity": [*reuse.values()],
-         "share of the peak": [*share.values()], "tile at the ridge": extent,
-         "tile that allows all": enough, "busy, uneven blocks": used},
-        lambda cluster: runs.multiplied(cluster, (size,) * 3, products),
+        *(f"low level, tiles of {tile}: {format_bytes(loads[tile])} loaded, {each:.4g} FLOP a "
+          f"byte, {100 * share[tile]:.1f} % of the peak" for tile, each in reuse.items()),
+        f"ridge of the {device}: {ridge:.2f} FLOP a byte: T of {extent} or more",
+        f"high level, the most rows on a worker: busy {size / workers:.4g} / {rows} = "
+        f"{100 * used:.1f} % of the time",
+        values={"loaded": [*loads.values()], "intensity": [*reuse.values()],
+                "share of the peak": [*share.values()], "tile at the ridge": extent,
+                "tile that allows all": enough, "busy, uneven blocks": used},
+        run=lambda cluster: runs.multiplied(cluster, (size,) * 3, products),
     )  # fmt: skip
 
 
@@ -88,17 +86,15 @@ def carried_tile(kernel: str, tuned_on: str, runs_on: str, m: int, n: int, k: in
     products = {f"a tile of {tile}": (Blocking((1, 1), tile=tile), 0) for tile in (16, 64, 256)}
     return Worked(
         f"{answer}. The blocks over GPUs stay as they are.",
-        [
-            *(f"{name}: {each.occupancy}; {each.flops_per_second / 1e12:.4g} TFLOP/s at most, "
-              f"bound by {each.binding}" for name, each in shown.items()),
-            *([f"the old tile on the {runs_on} does not start: {why_not}"] if why_not else []),
-            f"1 - {reached / 1e12:.4g} / {best / 1e12:.4g} = {100 * loss:.1f} % given away",
-        ],
-        {"tile before": list(old.config.block), "tile after": list(new.config.block),
-         "given away": loss, "times as fast, carried": reached / old.flops_per_second,
-         "times as fast, tuned anew": best / old.flops_per_second,
-         "blocks a multiprocessor": [old.occupancy.blocks, new.occupancy.blocks]},
-        lambda cluster: runs.multiplied(cluster, (512, 512, 512), products),
+        *(f"{name}: {each.occupancy}; {each.flops_per_second / 1e12:.4g} TFLOP/s at most, "
+          f"bound by {each.binding}" for name, each in shown.items()),
+        *([f"the old tile on the {runs_on} does not start: {why_not}"] if why_not else []),
+        f"1 - {reached / 1e12:.4g} / {best / 1e12:.4g} = {100 * loss:.1f} % given away",
+        values={"tile before": list(old.config.block), "tile after": list(new.config.block),
+                "given away": loss, "times as fast, carried": reached / old.flops_per_second,
+                "times as fast, tuned anew": best / old.flops_per_second,
+                "blocks a multiprocessor": [old.occupancy.blocks, new.occupancy.blocks]},
+        run=lambda cluster: runs.multiplied(cluster, (512, 512, 512), products),
     )  # fmt: skip
 
 
@@ -197,7 +193,7 @@ def goals(size: int, workers: int, tile: int, device: str) -> Worked:
     return Worked(
         f"High level, blocks over devices ({len(high)}): {'; '.join(high)}. Low level, tiles "
         f"within a device ({len(low)}): {'; '.join(low)}.",
-        lines,
-        {"levels": levels, "numbers": numbers},
-        lambda cluster: runs.multiplied(cluster, (size,) * 3, products),
+        *lines,
+        values={"levels": levels, "numbers": numbers},
+        run=lambda cluster: runs.multiplied(cluster, (size,) * 3, products),
     )
