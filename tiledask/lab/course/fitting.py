@@ -1,7 +1,7 @@
 """2, 3, 13 to 15, 18, 21, 24 and 25: what no device holds, in copies or in slices, on how many."""
 
+from dataclasses import replace
 from fractions import Fraction
-from math import ceil
 
 import tiledask as td
 from tiledask.errors import ConfigError
@@ -74,9 +74,9 @@ def bottleneck(weights: int, memory: int, gpus: int, recipe: str) -> Worked:
     _, how, context = sizes.with_context(n / 1e9, memory, few, recipe)
     plans = {"copies": (Layout(dp=gpus), "fp32-weights"), "slices": (Layout(tp=few), recipe)}
     return Worked(
-        f"{'W need not be cut' if few == 1 else f'Cut W over {gpus} GPUs'}. By states alone "
-        f"{recipe}, {format_bytes(size[recipe])} a GPU, {'fits' if fits else 'does not fit'} "
-        f"{format_bytes(memory)}: it takes {count(few, 'GPU')} or more{context}.",
+        f"The states of {recipe} over {gpus} GPUs, {format_bytes(size[recipe])} each, "
+        f"{'fit' if fits else 'do not fit'} {format_bytes(memory)}: cut W itself, over "
+        f"{count(few, 'GPU')} or more{context}.",
         f"data parallelism, or a layer to each GPU: {format_bytes(weights)} of weights on each",
         *(f"{name}: {load_recipe(name).bytes_per_parameter} B x {n:,} / {gpus} = "
           f"{format_bytes(size[name])}; {count(fewest[name], 'GPU')} or more"
@@ -98,8 +98,7 @@ def first_layers_first(
     plans = {"one unit": (Layout(), recipe), f"{units} units": (Layout(pp=units), recipe)}
     return Worked(
         f"It divides memory: {format_bytes(share)} instead of {format_bytes(whole)} on a unit of "
-        f"{format_bytes(memory)}. It saves no computation: one batch takes {T:g} s, on one unit "
-        f"{BATCH:g} s.",
+        f"{format_bytes(memory)}. It saves no computation: {T:g} s a batch, on one {BATCH:g} s.",
         sizes.convention(recipe),
         *sizes.each_of(parameters / 1e9, memory, plans)[1],
         sizes.with_context(parameters / 1e9, memory, least, recipe)[1],
@@ -131,9 +130,8 @@ def copies_or_slices(billions: float, memory: int, devices: int) -> Worked:
     tried = plans | {f"B, {devices} slices": (Layout(tp=devices), ADAM)}
     return Worked(
         f"{'B' if fails else 'Either'}: A keeps {format_bytes(whole)} on every GPU of {room} and "
-        f"{'cannot start' if fails else 'its states fit'}. B keeps 1/N: the training states take "
-        f"{count(few, 'GPU')}{context}, the half-precision weights alone {fewest['fp16-weights']}. "
-        f"ZeRO-3 does the same with data parallelism, from {degree} copies on.",
+        f"{'cannot start' if fails else 'its states fit'}. B keeps 1/N: the states take "
+        f"{count(few, 'GPU')}{context}. A with ZeRO-3 does the same from {degree} copies on.",
         sizes.convention(),
         *sizes.each_of(billions, memory, tried)[1],
         "fewest by what is kept: " + ", ".join(f"{name} {n}" for name, n in fewest.items()),
@@ -158,16 +156,13 @@ def why_cut(billions: float, memory: int, recipe: str) -> Worked:
     plans |= {f"{N} slices": (Layout(tp=N), recipe) for N in sorted({*powers, enough})}
     found, lines = sizes.each_of(billions, memory, plans)
     if kept.trains:
-        lines.append(
-            f"copies would also send their fp{8 * kept.gradient_bytes} gradients in every step: "
-            f"2 (N-1)/N x {format_bytes(n * kept.gradient_bytes)} a GPU"
-        )
+        gradients = f"fp{8 * kept.gradient_bytes} gradients in every step: 2 (N-1)/N x "
+        lines.append(f"copies also send {gradients}{format_bytes(n * kept.gradient_bytes)} a GPU")
     run = [f"{N} slices" for N in {*powers[-3:], enough}]
     return Worked(
-        f"A slice shrinks with the number of GPUs and a copy does not: a copy, "
-        f"{format_bytes(whole)}, {'never fits' if whole > memory else 'fits'} "
-        f"{format_bytes(memory)}; slices fit from {count(enough, 'GPU')} on{context}. Cutting "
-        f"buys memory, not speed.",
+        f"A slice shrinks with the number of GPUs and a copy does not: {format_bytes(whole)} "
+        f"{'never fit' if whole > memory else 'fit'} {format_bytes(memory)}; slices do from "
+        f"{count(enough, 'GPU')} on{context}. Cutting buys memory, not speed.",
         sizes.convention(recipe), *lines, how,
         values={"copy_bytes": whole, "slice_bytes": [found[f"{N} slices"] for N in powers],
                 "copies_fit": whole <= memory, "fewest_slices": enough},
@@ -229,7 +224,7 @@ def postmortem(
     layouts = [Layout(dp=replicas, pp=p, zero=zero) for zero in range(4)]
     each = [sizes.states(1.0, layout)[0] for layout in layouts]
     most = [memory / size for size in each]
-    busy, enough = Fraction(m, m + p - 1), ceil(9 * (p - 1))
+    busy, enough = Fraction(m, m + p - 1), 9 * (p - 1)
     reaches = "reaches" if busy >= Fraction(9, 10) else "does not reach"
     times = [1.0] * (p - 1) + [slowest]
     uneven = td.simulate("1f1b", p, m, forward=times, backward=[2 * t for t in times])
@@ -237,19 +232,16 @@ def postmortem(
     works = next((zero for zero, high in enumerate(most) if high > least), None)
     story = "No size is both too large for one GPU and small enough for the stages"
     if works is not None:
-        story = (
-            f"The story holds {f'with ZeRO-{works} ' * bool(works)}for {least:.4g} to "
-            f"{most[works]:.4g} billion parameters"
-            f"{f', up to {most[3]:.4g} with ZeRO-3' * (0 < works < 3)}"
-        )
+        story = f"The story holds {f'with ZeRO-{works} ' * bool(works)}for {least:.4g} to "
+        story += f"{most[works]:.4g} billion parameters"
+        story += f", up to {most[3]:.4g} with ZeRO-3" * (0 < works < 3)
     n = sizes.parameters(least * 1.05)
     plans = {f"{n / 1e9:.4g} billion, ZeRO-{z}": (layouts[z], ADAM) for z in range(3)}
     return Worked(
         f"{story}. The ramp of m = {m} on {p} stages leaves {100 * (1 - float(busy)):.1f} % idle, "
         f"{100 * (1 - uneven.utilisation):.1f} % with a stage {slowest:g} times as slow: "
         f"{f'more micro-batches ({enough} for 90 % busy) and ' * (m < enough)}layers cut evenly "
-        f"help. The NaN comes from fp16 sums of {replicas} replicas: divide before the sum, sum in "
-        f"fp32, or let the loss scale give way.",
+        f"help. The NaN comes from fp16 sums of {replicas} replicas: divide before the sum.",
         sizes.convention(),
         f"too large for one GPU in fp32: 4 B x P > {format_bytes(memory)}: P > {least:.4g} "
         f"billion; on {p} stages x {replicas} replicas at most:",
@@ -274,9 +266,7 @@ def refresh(billions: float, memory: int, dp: int, tp: int, pp: int, microbatche
     found, lines = sizes.each_of(billions, memory, plans)
     *states, whole = found.values()
     zero = next((z for z, size in enumerate(states) if size <= memory), None)
-    run = Layout(
-        dp=dp, tp=tp, pp=pp, zero=zero or 0, microbatches=microbatches, flash_attention=True
-    )
+    run = replace(plans[f"B, ZeRO-{zero or 0}"][0], microbatches=microbatches, flash_attention=True)
     fit = td.fits(sizes.decoder(billions), run, sizes.machine(devices, memory))
     bubbles = {str(m): bubble_fraction(pp, m) for m in sorted({microbatches, 4, 8, 16, 32})}
     starts = f" does not start{' either' * (whole > memory)}, it needs ZeRO-{zero} or more"
@@ -284,8 +274,7 @@ def refresh(billions: float, memory: int, dp: int, tp: int, pp: int, microbatche
     return Worked(
         f"A needs {format_bytes(whole)} on every GPU of {room} and "
         f"{'cannot start' if whole > memory else 'starts'}. B as written{starts}. B's {pp} stages "
-        f"are busy {100 * (1 - bubbles[str(microbatches)]):.0f} % of the time with {microbatches} "
-        f"micro-batches; more of them, or chunks, fill the gaps.",
+        f"are busy {100 * (1 - bubbles[str(microbatches)]):.0f} % of the time.",
         sizes.convention(),
         *lines,
         f"{COUNTED}, B with ZeRO-{zero or 0}: {sizes.verdict(fit)}",
@@ -327,13 +316,11 @@ def hybrid(
     return Worked(
         f"By their states these fit {format_bytes(memory)}: {'; '.join(fitting) or 'none'}. "
         f"With everything counted {found.counts['fits']:,} layouts fit, the best is "
-        f"{brief(best.layout)}; micro-batches keep stages busy {100 * piped:.0f} % of the time and "
-        f"not {100 * busy:.0f} %; fp16 needs a loss scale and fp32 masters.",
+        f"{brief(best.layout)}; micro-batches keep stages busy {100 * piped:.0f} % of the time.",
         sizes.convention(ADAM, "fp32-adam", "fp32-sgd"),
         *lines,
         f"one batch at a time: 1 / {p} busy; {m} micro-batches: {m} / {m + p - 1}",
-        f"fp16, a gradient of {gradient:g}: {alone:.4g}; times {scale:g}, rounded, and back: "
-        f"{kept:.4g}",
+        f"fp16, a gradient of {gradient:g}: {alone:.4g}; times {scale:g} and back: {kept:.4g}",
         values={"states": size, "busy_naive": busy, "busy": piped, "gradient_alone": alone,
                 "gradient_scaled": kept, "fitting": found.counts["fits"],
                 "best": str(best.layout) if fits else None},

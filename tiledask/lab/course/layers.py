@@ -41,12 +41,11 @@ def feed_forward(d: int, d_h: int, devices: int, tokens: int) -> Worked:
     terms, gelu = [a @ w for a, w in zip(*cut, strict=True)], td.tile.gelu
     wrong = float(np.abs(gelu(sum(terms)) - sum(map(gelu, terms))).max())
     return Worked(
-        f"Each of {devices} devices has {shares(widths)} of {d_h} columns of W_h; their outputs "
-        f"are concatenated. The whole layer takes 1 all-reduce forward and 1 backward, "
-        f"{format_bytes(sent)} each.",
+        f"Each of {devices} devices has {shares(widths)} of {d_h} columns of W_h; a layer takes 1 "
+        f"all-reduce forward and 1 backward, {format_bytes(sent)} each.",
         f"h = [h W^1 ... h W^{devices}], {tokens} x {d} of h on each; GELU sends nothing",
-        f"the second matrix by rows: an all-reduce of {devices} terms, 2 (M - 1) x {tokens} x "
-        f"{d} x {ITEM} B = {format_bytes(sent)} sent by all, in float64; backward one of dX",
+        f"the second matrix by rows: an all-reduce, 2 (M - 1) x {tokens} x {d} x {ITEM} B = "
+        f"{format_bytes(sent)} sent by all, in float64; backward one of dX",
         f"rows first would need GELU(a + b) = GELU(a) + GELU(b), up to {wrong:.3g} apart here",
         values={"widths": list(widths), "sent": sent, "wrong order, off by": wrong},
         run=lambda cluster: runs.split_layer(cluster, d, d_h, tokens, devices, sent),
@@ -67,8 +66,7 @@ def network(images: int, devices: int) -> Worked:
         crossed.append(images * last.units * last.each * 4)
         lines.append(f"{last.name}: {images} x {last.units} x {last.each} x 4 B, and back")
     return Worked(
-        f"A device needs at most {100 * max(said.parameters) / PARAMETERS:.0f} % of the memory; "
-        f"neighbours wait for each other {said.transfers} times a step; the busiest has "
+        f"Neighbours wait for each other {said.transfers} times a step; the busiest has "
         f"{said.imbalance:.2g} times the mean work; {format_bytes(2 * sum(crossed))} cross.",
         *lines, f"transfers: 2 x ({devices} - 1), in turn",
         values={"parameters": list(said.parameters), "boundary bytes": crossed,
@@ -100,8 +98,7 @@ def layerwise(channels: int, units: int, rows: int, devices: int) -> Worked:
         f"Each of {devices} devices has {shares(mine)} of {channels} channels. Every layer "
         f"synchronises all devices: {whole.barriers} times in a step of LeNet, where data "
         f"parallelism does once, with {more:.2g} times the bytes of whole layers on devices.",
-        f"{channels} channels / {devices} devices: {shares(mine)} channels each; {units} "
-        f"outputs of a fully connected layer: {shares(dense)} each",
+        f"{shares(mine)} channels each; of {units} outputs of a dense layer {shares(dense)} each",
         *(f"a convolution of 2 images {way}: {found['barriers']} synchronisations, "
           f"{format_bytes(found['bytes'])} in float64" for way, found in ways.items()),
         f"LeNet: {format_bytes(sum(whole.sent))} / {format_bytes(sum(chain.sent))} sent",
@@ -134,8 +131,7 @@ def copies(images: int, devices: int) -> Worked:
         f"Each of {k} devices computes {shares(mine)} of {images} images, and all synchronise once "
         f"a step: {format_bytes(sent)} sent by each. {faster:.3g} times as fast at best; but each "
         f"keeps all {P:,} parameters, so more devices allow no larger model.",
-        f"a loss and gradients each, added up: in a ring each sends 2 (k - 1) / k x P x 4 B = "
-        f"2 x {k - 1} / {k} x {P:,} x 4 B = {format_bytes(sent)}",
+        f"in a ring each sends 2 (k - 1) / k x P x 4 B = 2 x {k - 1} / {k} x {P:,} x 4 B",
         f"each updates all its weights, {format_bytes(4 * P)}, and all copies stay equal",
         f"batch normalisation by each one's {shares(mine)} samples is off by up to {off:.3g}",
         values={"images": list(mine), "bytes of each": round(sent), "speed-up at best": faster,
@@ -176,14 +172,12 @@ def split_layers(hidden: int, heads: int, sequence: int, layers: int, workers: i
     *made, of_sum = (td.tile.gelu(v)[0].item() for v in (x[:1], x[1:], x[:1] + x[1:]))
     return Worked(
         f"Each of {t} workers has {shares(dealt)} of {count(heads, 'head')} and {shares(inner)} of "
-        f"{4 * h} inner columns in every layer, and all work at once. The price: {sums} "
-        f"all_reduces a block, {layers * sums} in {count(layers, 'block')}, "
-        f"{format_bytes(layers * sent)} a step.",
+        f"{4 * h} inner columns, and all work at once. The price: {layers * sums} all_reduces in "
+        f"{count(layers, 'block')}, {format_bytes(layers * sent)} a step.",
         "columns first, rows second: nothing to add in between, then one all_reduce",
         f"rows first would not do: gelu({x[0]:.3g} + {x[1]:.3g}) = {of_sum:.4g}, but "
         f"gelu({x[0]:.3g}) + gelu({x[1]:.3g}) = {sum(made):.4g}",
-        f"a block: {sums} rings of 2 x ({t} - 1) x 4 x {sequence} x {h} x 8 B = "
-        f"{format_bytes(sent)}",
+        f"a block: {sums} x 2 x ({t} - 1) x 4 x {sequence} x {h} x 8 B = {format_bytes(sent)}",
         values={"heads": list(dealt), "columns": list(inner), "all_reduces": layers * sums,
                 "bytes": layers * sent, "gelu of a sum": of_sum, "sum of gelus": made[0] + made[1]},
         run=lambda cluster: runs.trained(cluster, Layout(tp=workers)),
@@ -207,13 +201,11 @@ def _flow(layers: int, workers: int, working: int, unit: str) -> Worked:
     busy = [n * (up + down) for n in cut.sizes]
     idle = some([str(w + 1) for w, state in states.items() if state == "idle"])
     return Worked(
-        f"The blocks run in the order B1↑ ... B{layers}↑, then B{layers}↓ ... B1↓. While {unit} "
-        f"{working} computes its forward, these are idle: {unit} {idle}; one of {workers} works at "
-        f"a time, {100 / workers:.1f} % used.",
+        f"The order is B1↑ ... B{layers}↑, B{layers}↓ ... B1↓. While {unit} {working} computes its "
+        f"forward, these are idle: {unit} {idle}; {100 / workers:.1f} % used.",
         f"{layers} layers over {workers} {unit}s: {cut}; no block can go earlier",
-        f"a layer takes {up:g} s up and {down:g} s down: {unit} {working} computes up from "
-        f"{before} x {up:g} = {before * up:g} s to {(before + cut.sizes[working - 1]) * up:g} "
-        f"s; {unit}s before it wait for gradients, those behind it for outputs",
+        f"{unit} {working} computes from {before} x {up:g} = {before * up:g} s on; {unit}s before "
+        f"it wait for gradients, those behind it for outputs",
         f"time of the batch {layers} x ({up:g} + {down:g}) = {sum(busy):g} s",
         values={"cut": str(cut), "flow": runs.flow(t), "utilisation": t.utilisation,
                 "states": {f"{unit} {w + 1}": state for w, state in states.items()}},
@@ -313,12 +305,10 @@ def sequential(
     return Worked(
         f"{T:g} s for the batch, {total:g} s of {p} x {T:g} = {p * T:g} device-seconds idle: "
         f"efficiency {100 * work / (p * T):.1f} %.",
-        f"forward, backward, transfers up and down: {sum(F):g} + {sum(B):g} + 2 x {way:g} = "
-        f"{T:g} s",
+        f"forward, backward, 2 x transfers: {sum(F):g} + {sum(B):g} + 2 x {way:g} = {T:g} s",
         *(f"worker {i}: busy {F[i - 1]:g} + {B[i - 1]:g} = {b:g} s, idle {T:g} - {b:g} = "
           f"{T - b:g} s" for i, b in enumerate(busy, 1)),
-        f"total idle: {p} x {T:g} - {work:g} = {total:g} s; efficiency: {work:g} / ({p} x "
-        f"{T:g}) = {100 * work / (p * T):.2f} %, without transfers 1/{p}",
+        f"total idle: {p} x {T:g} - {work:g} s; efficiency: {work:g} / ({p} x {T:g})",
         values={"makespan": T, "busy": busy, "idle": idle, "total idle": total,
                 "efficiency": work / (p * T)},
         run=lambda cluster: runs.timed(cluster, order, busy, T, **times),

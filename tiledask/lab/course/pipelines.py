@@ -47,9 +47,8 @@ def combined(
     first, second, _, last = values.values()
     return Worked(
         f"Model parallelism alone uses {100 * first['utilisation']:.0f} % of {p} devices, with "
-        f"{microbatches} micro-batches {100 * second['utilisation']:.0f} %; replicas leave the "
-        f"{format_bytes(first['bytes'])} a device as they are; splitting layers too makes them "
-        f"{format_bytes(last['bytes'])} on {last['devices']} devices.",
+        f"{microbatches} micro-batches {100 * second['utilisation']:.0f} %; only splitting layers "
+        f"lowers {format_bytes(first['bytes'])} a device to {format_bytes(last['bytes'])}.",
         *lines,
         values=values,
         run=lambda cluster: [
@@ -141,10 +140,8 @@ def dealt_round(layers: int, devices: int, microbatches: int) -> Worked:
     verdict, used = td.judge(robin, layers, p), td.simulate(runs.one_batch(cut)).utilisation
     answer = f"True: with one layer on each of {p} devices {shown} is layer-wise."
     if not verdict:
-        answer = (
-            f"False: {shown} is not layer-wise: it crosses {many} times where {few} would do, and "
-            f"a single batch uses the same 1/{p}. Only a pipeline of micro-batches gains by it."
-        )
+        answer = f"False: {shown} crosses {many} times where {few} would do, and a single batch "
+        answer += f"uses the same 1/{p}. Only a pipeline of micro-batches gains by it."
     return Worked(
         answer,
         f"{shown}: {verdict.rule or 'legal'}. {verdict.reason}",
@@ -272,9 +269,8 @@ def diagnosis(devices: int, microbatches: int, uneven: float, plans: int) -> Wor
     d, found = diagnosed(t), _found_again(plans)
     best, after = d.remedies[0], d.remedies[0].plan
     return Worked(
-        f"{100 * t.utilisation:.3g} % of {p} devices in use: layer-wise execution, one at a time, "
-        f"makes {100 * d.causes[0].seconds / d.idle:.0f} % of the idle time. Cut the batch into "
-        f"micro-batches: {best.change}, {100 * best.gain:.0f} % of the time saved.",
+        f"{100 * t.utilisation:.3g} % of {p} devices in use; {d.cause} makes "
+        f"{100 * d.causes[0].seconds / d.idle:.0f} % of the idle time: {best.change}.",
         f"the trace: {p} devices, busy {t.busy:g} / ({p} x {t.makespan:g}), none at once",
         f"told from it: p = {d['devices'].value}, m = {d['microbatches'].value}, order "
         f"{d['schedule'].value}; of {plans} random plans, {found} are told from theirs",

@@ -70,16 +70,13 @@ def two_levels(
     p, q = chosen = min(asked, key=lambda g: (ledgers[g].peak > memory, moved[g], ledgers[g].peak))
     peak, rows, columns = ledgers[chosen].peak, even(m, p), even(n, q)
     if peak > memory:
-        raise ConfigError(
-            f"a worker would hold {format_bytes(peak)}, of {format_bytes(memory)}, {RUNTIME:,} B "
-            f"of it runtime; more workers, or more memory"
-        )
+        held = f"a worker would hold {format_bytes(peak)}, of {format_bytes(memory)}"
+        raise ConfigError(f"{held}, {RUNTIME:,} B of it runtime; more workers, or more memory")
     loads, in_tile = runs.loaded(plans[chosen], tile, item), tile / item
     full = f" (a full tile {in_tile:.4g})" * (round(flops / loads, 3) != round(in_tile, 3))
     products = {f"tiles of {t}": (Blocking(chosen, tile=t), moved[chosen]) for t in (tile, 32)}
     return Worked(
-        f"{p} x {q} blocks of {shares(rows)} rows x {shares(columns)} columns: workers receive "
-        f"{format_bytes(moved[chosen])} in all and hold {format_bytes(peak)} at most; tiles load "
+        f"{p} x {q} blocks of {shares(rows)} rows x {shares(columns)} columns; tiles load "
         f"{format_bytes(loads)}, {flops / loads:.4g} FLOP a byte{full}.",
         f"level 1, A, B and C in p x q blocks: (m k (q - 1) + k n (p - 1)) x {item} B received",
         *(f"{a} x {b}: {format_bytes(moved[a, b])} in all, a worker holds "
@@ -120,9 +117,8 @@ def methods(rows: int, inner: int, columns: int, gpus: int, room: int) -> Worked
         "blocks of A": (Blocking((p, q)), panels),
     }
     return Worked(
-        f"Those that cut A itself: {cut}. Splitting X, or giving each GPU layers of its own, "
-        f"leaves all {format_bytes(a)} of A on a GPU. Of {len(table)}, "
-        f"{', '.join(fitting) or 'none'} fit {format_bytes(room)}.",
+        f"Those that cut A itself: {cut}; all others leave {format_bytes(a)} of A on a GPU. "
+        f"{', '.join(fitting) or 'None'} fit {format_bytes(room)}.",
         f"A is {inner} x {columns} x {ITEM} B = {format_bytes(a)}; bytes below are those of "
         f"all {gpus} GPUs: an all-reduce of s bytes sends 2 ({gpus} - 1) s",
         *(f"{name}: {format_bytes(held[name])} of A on the fullest GPU; forward "
@@ -157,9 +153,7 @@ def cuts(m: int, n: int, k: int, dtype: str, workers: int, memory: int) -> Worke
         if p <= min(m, k) and q <= min(n, k) and r <= min(m, k)
     }
     if not ways:
-        raise ConfigError(
-            f"{workers} workers are more than {m} x {n} x {k} can be cut for; take fewer"
-        )
+        raise ConfigError(f"{m} x {n} x {k} cannot be cut for {workers} workers; take fewer")
     plans = {over: way.plan(m, n, k) for over, way in ways.items()}
     moved = {over: plan.traffic(item, wide).total for over, plan in plans.items()}
     ledgers = {over: ledger_of(plan, of) for over, plan in plans.items()}
@@ -170,16 +164,17 @@ def cuts(m: int, n: int, k: int, dtype: str, workers: int, memory: int) -> Worke
     names = {over: f"{' x '.join(map(str, over))}, {kind(over)}" for over in plans}
     answer = f"None of {among} fits {format_bytes(memory)}: each needs {peak} or more on a worker."
     if best:
-        received = f"workers receive {format_bytes(moved[best])} in all, the least of all that fit"
-        answer = f"{names[best]}, of {among}: {received}, and hold {peak}."
+        answer = (
+            f"{names[best]}, of {among}: the least received, {format_bytes(moved[best])} in all."
+        )
     products = {}
     for p, q, r in {kind(over): over for over in [*plans, lean]}.values():
         formula = item * (m * k * (q - 1) + k * n * (p - 1)) + wide * m * n * (r - 1)
         products[names[p, q, r]] = ways[p, q, r], formula
     return Worked(
         answer,
-        f"p x q x r = {workers}: A and B lie in p x q blocks, a copy on each of the r layers; "
-        f"workers receive {item} B x (m k (q - 1) + k n (p - 1)) + {wide} B x m n (r - 1)",
+        f"A and B lie in p x q blocks, a copy on each of the r layers; workers receive {item} B x "
+        f"(m k (q - 1) + k n (p - 1)) + {wide} B x m n (r - 1)",
         *(f"{names[over]}: {format_bytes(moved[over])} received, {format_bytes(by.peak)} held "
           f"at most{', too much' * (by.peak > memory)}" for over, by in ledgers.items()),
         f"{names[lean]}: its fullest worker holds {contents(ledgers[lean])}",

@@ -42,10 +42,10 @@ def level_at_fault(size: int, workers: int, device: str, largest: float) -> Work
     sent = ITEM * size * size * (workers - 1)
     products = {f"T = {tile}": (Blocking((1, workers), tile=tile), sent) for tile in (8, 16, 32)}
     return Worked(
-        f"If all workers are busy alike, the low level is at fault: on the {device} tiles of 32 "
-        f"allow {100 * share[32]:.0f} % of the peak here, and all of it "
+        f"If all workers are busy alike, it is the low level: tiles of 32 allow "
+        f"{100 * share[32]:.0f} % of the peak; for all of it: "
         f"{f'tiles of {enough}' if enough else none}. If kernels are fast and some workers idle, "
-        f"it is the high level: here {100 * (1 - used):.0f} % idle.",
+        f"it is the high level.",
         *(f"low level, tiles of {tile}: {format_bytes(loads[tile])} loaded, {each:.4g} FLOP a "
           f"byte, {100 * share[tile]:.1f} % of the peak" for tile, each in reuse.items()),
         f"ridge of the {device}: {ridge:.2f} FLOP a byte: T of {extent} or more",
@@ -79,10 +79,7 @@ def carried_tile(kernel: str, tuned_on: str, runs_on: str, m: int, n: int, k: in
     tiles = [" x ".join(map(str, each.config.block)) for each in (old, new)]
     answer = f"Nothing: of this product {tiles[1]} is the best tile on both"
     if not stays:
-        answer = (
-            f"The tile belongs to its device: {tiles[0]} of the {tuned_on} gives away "
-            f"{100 * loss:.1f} % on the {runs_on}, where {tiles[1]} is best"
-        )
+        answer = f"{tiles[0]} gives away {100 * loss:.1f} % on the {runs_on}; best is {tiles[1]}"
     products = {f"a tile of {tile}": (Blocking((1, 1), tile=tile), 0) for tile in (16, 64, 256)}
     return Worked(
         f"{answer}. The blocks over GPUs stay as they are.",
@@ -156,10 +153,8 @@ GOALS: dict[str, tuple[str, str, Callable[[Setup], float]]] = {
 def goals(size: int, workers: int, tile: int, device: str) -> Worked:
     """Every goal's number, as it is and after each change of one level."""
     if size % (2 * workers * 32) or workers % 2:
-        raise ConfigError(
-            "blocks must be whole tiles: size a multiple of 64 x workers, and workers even; got "
-            f"size {size} and {workers} workers"
-        )
+        rule = "blocks must be whole tiles: size a multiple of 64 x workers, and workers even"
+        raise ConfigError(f"{rule}; got size {size} and {workers} workers")
     if why_not := refusal(td.tile.config_of("mma_multistage"), device):
         raise ConfigError(f"the tensor-core kernel does not run on a {device}: {why_not}")
     square = next(g for g in td.formulas.grids(workers, 2) if g[0] ** 2 >= workers)
