@@ -213,10 +213,10 @@ def idle(cluster: Cluster, stages: int, microbatches: int, name: str = "1f1b") -
     Whatever else the machine does adds to what is measured, so that no more is claimed of its time
     than that it ran.
     """
-    stages, times = min(stages, cluster.slots), {"forward": 0.02, "backward": 0.04}
-    order: Any = td.schedule(name, stages, microbatches)
-    how: dict[str, Any] = {"cluster": cluster, "engine": "loop", "timeout": 60.0}
-    s, m = td.simulate(order, **times), td.run_schedule(order, **how, **times).timeline
+    stages, times = min(stages, cluster.slots), dict[str, Any](forward=0.02, backward=0.04)
+    order, how = td.schedule(name, stages, microbatches), times | {"timeout": 60.0}
+    s = td.simulate(order, **times)
+    m = td.run_schedule(order, cluster=cluster, engine="loop", **how).timeline
     share = td.formulas.bubble_fraction(stages, 1 if name == "naive" else microbatches)
     which, note = f"{name}, {stages} stages, m = {microbatches}", "a busy machine adds to it"
     return [
