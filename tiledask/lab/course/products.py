@@ -24,6 +24,8 @@ from tiledask.plan.collectives.cost import even
 from tiledask.plan.inputs.hardware import load_device
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.cost import MachineRates, cost
+from tiledask.plan.products.placement import Tiling
+from tiledask.plan.products.product import plan_product
 from tiledask.plan.products.product_plan import RUNTIME, ProductPlan
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile.backend import accumulator, as_dtype
@@ -167,6 +169,14 @@ def cuts(m: int, n: int, k: int, dtype: str, workers: int, memory: int) -> Worke
         answer = (
             f"{names[best]}, of {among}: the least received, {format_bytes(moved[best])} in all."
         )
+    square = min(td.formulas.grids(workers, 2), key=lambda grid: (max(grid), grid))
+    begin, spread = [Tiling(shape, square, runs.GRID) for shape in ((m, k), (k, n))], {}
+    for over in plans:
+        with suppress(PlacementError):  # too small for it
+            total = plan_product("3d", *begin, grid=over).traffic(item, wide).total
+            where = f"{square[0]} x {square[1]} blocks"
+            if over[2] > 1:
+                spread[over] = f"; {format_bytes(total)} received from {where} without copies"
     products = {}
     for p, q, r in {kind(over): over for over in [*plans, lean]}.values():
         formula = item * (m * k * (q - 1) + k * n * (p - 1)) + wide * m * n * (r - 1)
@@ -176,7 +186,8 @@ def cuts(m: int, n: int, k: int, dtype: str, workers: int, memory: int) -> Worke
         f"A and B lie in p x q blocks, a copy on each of the r layers; workers receive {item} B x "
         f"(m k (q - 1) + k n (p - 1)) + {wide} B x m n (r - 1)",
         *(f"{names[over]}: {format_bytes(moved[over])} received, {format_bytes(by.peak)} held "
-          f"at most{', too much' * (by.peak > memory)}" for over, by in ledgers.items()),
+          f"at most{', too much' * (by.peak > memory)}{spread.get(over, '')}"
+          for over, by in ledgers.items()),
         f"{names[lean]}: its fullest worker holds {contents(ledgers[lean])}",
         values={"moved": {named(over): nbytes for over, nbytes in moved.items()},
                 "held": {named(over): by.peak for over, by in ledgers.items()},
