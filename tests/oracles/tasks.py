@@ -10,8 +10,8 @@ import numpy as np
 import tiledask as td
 from tiledask.errors import PlacementError
 from tiledask.lab.exercises import products
-from tiledask.lab.exercises.layers import PLACES, STRATEGIES, survived
-from tiledask.lab.exercises.tiles import BlockRun, space
+from tiledask.lab.exercises.layers import PLACES
+from tiledask.lab.exercises.tiles import space
 from tiledask.lab.puzzles import puzzle_names
 from tiledask.plan.collectives.rows import split_rows
 from tiledask.plan.inputs.model import Model
@@ -54,20 +54,12 @@ def hurried(a, b, tile):
     return tile_loop(a, b, tile, last_columns=False, adds=False)
 
 
-def measured_runs() -> dict[str, BlockRun]:
-    """Two products as if measured: one slow everywhere, one on a single worker."""
-    runs = {"I": (4.0, 4.0), "II": (4.0, 0.5)}
-    return {n: BlockRun((100, 100), (1, 1), busy, (0.0, 0.0), (0, 0)) for n, busy in runs.items()}
-
-
-RUNS, RATE = measured_runs(), 50.0
 A, B = whole_numbers((600, 3000), (3000, 600))
 AT = ((S0, S1), (S0, S0))
 
 ABOUT: dict[str, dict[str, Any]] = {
     "fastest-within": {"model": GPT, "cluster": SMALL, "batch": 32, "room": 6 * GB},
     "fewest-devices": {"model": GPT, "cluster": SMALL, "batch": 32},
-    "levels-at-fault": {"runs": RUNS, "rate": RATE},
     "tile-within": {"intensity": 80},
     "hybrid-lenet": {"devices": 2, "batch": 4, "share": 60},
     "choreography": {"a": A, "b": B, "mesh": (2, 2), "placements": AT, "limit": 5_500_000},
@@ -91,11 +83,6 @@ def task(name: str, cluster: Any = None) -> Any:
 def first(exercise: Any, answers: Iterator[Any]) -> Any:
     """The first of ``answers`` that meets every target."""
     return next(answer for answer in answers if exercise.result(answer))
-
-
-def survivors(_: Any) -> dict[str, Any]:
-    fewest = next(n for n in range(1, 64) if survived("columns", n) == "adam")
-    return {name: survived(name, 4) for name in STRATEGIES} | {"ranks for adam": fewest}
 
 
 def searched(exercise: Any) -> td.Layout:
@@ -208,11 +195,9 @@ def choreographed(_: Any) -> dict[str, Any]:
 
 FOUND: dict[str, Callable[[Any], Any]] = {
     **{name: lambda puzzle: puzzle.solve() for name in puzzle_names()},
-    "layer-too-large": survivors,
     "fastest-within": searched,
     "fewest-devices": on_fewest,
     "repaired-kernel": lambda _: tile_loop,
-    "levels-at-fault": lambda _: {"I": "tile", "II": "blocking"},
     "tile-within": best_tile,
     "balanced-heads": heads_in_a_row,
     "skip-connection": lambda _: skipping(),

@@ -5,7 +5,6 @@ plots            matplotlib figures: pipelines, planning, products, training
 tour             runs nbs/tour.ipynb and leaves a page of it
 dashboard        tiledask's page in the Dask dashboard, and the same page as a file
 judging          one judged task: question, judge, hints, stars, drawing
-placing          answers placed by mouse or keyboard in JupyterLab
 puzzles          tasks from files, answered in a line of text; rules and exact methods judge them
 idle_ladder      twelve levels on idle time, with fresh numbers from a seed
 course           the course's questions by number, worked out and run

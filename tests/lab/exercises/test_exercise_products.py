@@ -13,8 +13,8 @@ from oracles.tasks import task, tile_loop
 
 import tiledask as td
 from tiledask.errors import PlacementError
-from tiledask.lab.exercises import products, tiles
-from tiledask.lab.exercises.tiles import SIDES, STAGES, STEPS, BlockRun, run_blocks
+from tiledask.lab.exercises import products
+from tiledask.lab.exercises.tiles import SIDES, STAGES, STEPS
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import algorithms, grids, options_of, plan_product
 
@@ -82,60 +82,6 @@ def test_only_these_tiles_keep_to_the_limits_by_hand():
     answers = product(product(SIDES, SIDES, STEPS), STAGES[2:])
     solved = {answer for answer in answers if task("tile-within").result(answer)}
     assert solved == fitting == {((128, 256, 32), 4), ((256, 128, 32), 4)}
-
-
-# -- which level is at fault -----------------------------------------------------------------------
-
-
-def made(busy, waited=(0.0, 0.0)):
-    """A run of two workers, 100 FLOP each."""
-    return BlockRun((100, 100), (1, 1), tuple(busy), tuple(waited), (0, 0))
-
-
-def at_fault(run, rate):
-    lost = run.lost(rate)
-    return max(lost, key=lost.get)
-
-
-def test_levels_are_judged_by_the_measurements_alone():
-    # a good tile does 100 FLOP in 1 s: the mean of 4 and 2 is 3, so 2 s were lost in the tiles,
-    # and the longer worker took 1 s more than the mean
-    assert made((4.0, 2.0)).lost(100.0) == {"blocking": 1.0, "tile": 2.0}
-    assert at_fault(made((4.0, 2.0), waited=(0.0, 9.0)), 100.0) == "blocking"
-    exercise = td.task("levels-at-fault", {"a": made((4.0, 4.0)), "b": made((4.0, 0.5))}, rate=50.0)
-    assert exercise.check({"a": "tile", "b": "blocking"}).best
-    wrong = exercise.check({"a": "blocking", "b": "blocking"})
-    assert "a: 0 s are lost at the level blocking, 2 s at the other" in wrong.reason
-
-
-@pytest.mark.parametrize(("name", "level"), [("I", "tile"), ("II", "blocking"), ("IV", "tile")])
-@pytest.mark.parametrize("slow", range(4))
-def test_a_worker_half_as_slow_again_changes_no_level_at_fault(name, level, slow):
-    """Else the machine answers, and not what the reader sees. Small tiles: 2.5 times a good one's
-    seconds, measured 5 times. III has its blocks to wait for, which another load makes longer."""
-    rows, tile = tiles.PRODUCTS[name]["rows"], tiles.PRODUCTS[name]["tile"]
-    per_row = 1.0 if tile == 256 else 2.5
-    busy = [r * per_row * (1.5 if worker == slow else 1.0) for worker, r in enumerate(rows)]
-    run = BlockRun(tuple(2 * r for r in rows), (1,) * 4, tuple(busy), (0.0,) * 4, (0,) * 4)
-    assert at_fault(run, rate=2.0) == level
-
-
-@pytest.mark.cluster
-def test_the_levels_are_independent_on_workers(cluster):
-    """The tile moves no byte between workers, the blocking no FLOP per byte in whole tiles."""
-    rng = np.random.default_rng(0)
-    a, b = (rng.integers(-4, 5, s).astype("f4") for s in ((1024, 256), (256, 512)))
-    even = (256,) * 4
-    good, small = (run_blocks(cluster, a, b, even, tile=tile) for tile in (256, 8))
-    uneven = run_blocks(cluster, a, b, (928, 32, 32, 32), tile=256)
-    far = run_blocks(cluster, a, b, even, tile=256, home=1)
-    assert small.received == good.received == uneven.received == (0,) * 4
-    assert far.received == tuple(256 * 256 * 4 * (slot != 1) for slot in range(4))
-    assert [sum(run.flops) / sum(run.loaded) for run in (good, small)] == [64.0, 2.0]
-    assert good.flops == small.flops == far.flops == (2 * 256 * 256 * 512,) * 4
-    assert min(far.waited[0], *far.waited[2:]) > 0 == far.waited[1]
-    rate = max(f / b for f, b in zip(good.flops, good.busy, strict=True))
-    assert (at_fault(small, rate), at_fault(uneven, rate)) == ("tile", "blocking")
 
 
 # -- kernels ---------------------------------------------------------------------------------------

@@ -1,29 +1,21 @@
-"""Layers split over ranks: Cannon's shifts, sums, heads, and a layer larger than a device; run."""
+"""Layers split over ranks, and run: Cannon's shifts, sums, heads."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError, RuleError
-from tiledask.lab.exercises.exercise import (
-    exercise,
-    instance,
-    none_wrong,
-    on_ranks,
-    whole_numbers,
-)
+from tiledask.lab.exercises.exercise import exercise, instance, none_wrong, on_ranks
 from tiledask.lab.judging import Target
 from tiledask.plan.whole import is_whole
 from tiledask.tile import layers as tile
-from tiledask.tile.memory.pool import Pool, Refused
 
-__all__ = ["balanced_heads", "cannon", "fewest_sums", "layer_too_large"]
+__all__ = ["balanced_heads", "cannon", "fewest_sums"]
 
 Values = dict[str, np.ndarray]
 
@@ -263,84 +255,3 @@ def wrong_results(ranks: list[tuple[int, ...]]) -> int:
         total += there_and_back(here, cut | {"wo": w["wo"][of_q]})
     right = there_and_back(heads, w)
     return sum(not _close(mine, one) for mine, one in zip(total, right, strict=True))
-
-
-# -- a layer larger than a device ------------------------------------------------------------------
-
-LEVELS = {"forward": 1, "sgd": 2, "momentum": 3, "adam": 4}
-"""Arrays as large as the weights: these, their gradient, and what the optimizer keeps, in fp32."""
-STRATEGIES = ("copies", "smaller batches", "a layer each", "columns", "rows")
-ON = "ranks for adam"
-SHAPE, CAP = (1000, 650), 2_400_000
-"""The matrix at 1:10,000, 2.6 MB in float32, and the bytes of a device."""
-
-
-def attempted(
-    rank: Rank, strategy: str, arrays: int, x: np.ndarray, w: np.ndarray, capacity: int
-) -> tuple[np.ndarray | None, int]:
-    """(this rank's part of y = x w, bytes held) in a step that keeps so many arrays as large as
-    its part of w; None for y where ``capacity`` was refused, with the bytes it would have been."""
-    pool, ranks, r = Pool(capacity), rank.group().size, rank.index
-    part, mine = w, x
-    if strategy == "columns":
-        part = np.array_split(w, ranks, 1)[r]
-    elif strategy == "rows":
-        part, mine = np.array_split(w, ranks, 0)[r], np.array_split(x, ranks, 1)[r]
-    elif strategy != "a layer each":
-        mine = x[: -(-len(x) // ranks) if strategy == "copies" else 1]
-    try:
-        kept = [pool.put("weights", part)]
-        kept += [pool.empty("states", part.shape, part.dtype) for _ in range(arrays - 1)]
-        return pool.put("y", mine @ kept[0]), pool.peak
-    except Refused as refused:
-        return None, refused.needed
-
-
-@cache
-def fits(strategy: str, level: str, ranks: int) -> bool:
-    """Whether a step of ``strategy`` finds room on every rank."""
-    rng = np.random.default_rng(2)
-    x, w = (rng.integers(-2, 3, shape).astype("float32") for shape in ((8, SHAPE[0]), SHAPE))
-    done = run_threads(attempted, ranks, strategy, LEVELS[level], x, w, CAP, timeout=240)
-    return all(out is not None for out, _ in done.results)
-
-
-def survived(strategy: str, ranks: int) -> str | None:
-    """The heaviest of LEVELS with which ``strategy`` runs through on ``ranks`` devices; or None.
-
-    >>> survived("copies", 2), survived("columns", 2)
-    (None, 'forward')
-    """
-    return next((level for level in reversed(LEVELS) if fits(strategy, level, ranks)), None)
-
-
-def _judgements(answer: Any) -> dict[str, Any] | None:
-    if not isinstance(answer, Mapping) or set(answer) != {*STRATEGIES, ON}:
-        return None
-    whole_numbers((answer[ON],), 1, 1)
-    known = all(answer[strategy] in (None, *LEVELS) for strategy in STRATEGIES)
-    return dict(answer) if known and answer[ON] <= 64 else None
-
-
-@exercise("layer-too-large", _judgements)
-def layer_too_large(given: dict[str, Any], ranks: int = 4) -> list[Target]:
-    """Say how far each strategy comes with 26 GB of weights on devices of 24 GB: the heaviest step
-    with which it works, or None if not even the forward pass does; and the fewest devices on which
-    the layer trains with Adam, by columns. All is run, on devices that refuse the byte too many."""
-    wrong, mine = [], given[ON]
-    for strategy in STRATEGIES:
-        level, runs = given[strategy], survived(strategy, ranks)
-        if level and LEVELS[level] > LEVELS.get(runs or "", 0):
-            each = 26 / ranks if strategy in ("columns", "rows") else 26
-            held = f"{LEVELS[level]} x {each:g} GB on a device of 24"
-            wrong.append(f"'{strategy}' with '{level}' is refused: {held}")
-        elif level != runs:
-            wrong.append(f"'{strategy}' comes further than '{level}': there is still room")
-    fewest = next(n for n in range(1, 64) if fits("columns", "adam", n))
-    refused = int(not fits("columns", "adam", mine))
-    too_few = f"on {mine} devices Adam by columns is refused: each would hold {104 / mine:.3g} GB"
-    return [
-        none_wrong("judged wrongly", wrong),
-        none_wrong("runs with Adam that were refused", [too_few] * refused),
-        Target(ON, fewest, mine, fewest, least=True),
-    ]

@@ -1,24 +1,14 @@
-"""One product in tiles: a loop to repair, sizes of tiles to choose, and which level is at fault.
+"""One product in tiles: a loop to repair, and sizes of tiles to choose."""
 
-          |<----------------------- makespan ------------------------>|
-worker 1  |busy busy busy busy busy busy busy busy busy busy busy busy|
-worker 2  |wait wait|busy busy busy busy|              idle           |
-          |<------ mean busy ------>|<------- lost between workers -->|
-          |<- ideal ->|<- in tiles->|    ideal: all FLOP at the rate of a good tile
-"""
-
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from distributed import Worker
 
-from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.errors import ConfigError, RuleError
+from tiledask.errors import RuleError
 from tiledask.lab import plots
 from tiledask.lab.exercises.exercise import (
     calling,
@@ -29,11 +19,10 @@ from tiledask.lab.exercises.exercise import (
 )
 from tiledask.lab.judging import Target
 from tiledask.lab.plots.primitives import Figure
-from tiledask.plan.units import format_bytes, format_seconds
-from tiledask.tile import Config, Tile, config_of, count_traffic, order, predict, traffic
+from tiledask.tile import Config, Tile, config_of, order, predict, traffic
 from tiledask.tile.choice.residency import refusal
 
-__all__ = ["four_products", "levels_at_fault", "repaired_kernel", "tile_within"]
+__all__ = ["repaired_kernel", "tile_within"]
 
 MB = 1_000_000
 Size = tuple[int, int, int]
@@ -200,131 +189,3 @@ def tile_within(
         Target("steps along k", steps, -(-k // tk), where=f"{k} / {tk} steps"),
         Target("microseconds at least", best, took, best, where=bound),
     ]
-
-
-# -- which level is at fault -----------------------------------------------------------------------
-
-
-class BlockRun(NamedTuple):
-    """What a product by rows measured, a number for each worker."""
-
-    flops: tuple[int, ...]
-    loaded: tuple[int, ...]
-    """Bytes that the tiles loaded, counted."""
-    busy: tuple[float, ...]
-    """Seconds of processor time in the kernel, the least of three."""
-    waited: tuple[float, ...]
-    """Seconds that its block took to arrive."""
-    received: tuple[int, ...]
-    """Bytes that came from other workers meanwhile."""
-
-    def lost(self, rate: float) -> dict[str, float]:
-        """Seconds lost at either level, beside a kernel of ``rate`` FLOP/s and an even split: by
-        waiting for other workers, and inside the tiles' own loop."""
-        makespan = max(b + w for b, w in zip(self.busy, self.waited, strict=True))
-        mean = sum(self.busy) / len(self.busy)
-        return {
-            "blocking": makespan - mean,
-            "tile": mean - sum(self.flops) / len(self.flops) / rate,
-        }
-
-    def __repr__(self) -> str:
-        flops = ", ".join(f"{f / 1e6:.0f}" for f in self.flops)
-        return (
-            f"{flops} MFLOP on the workers, {format_bytes(sum(self.received))} between them, "
-            f"{sum(self.flops) / sum(self.loaded):.3g} FLOP per byte loaded"
-        )
-
-
-def run_blocks(
-    cluster: Cluster, a: np.ndarray, b: np.ndarray, rows: Sequence[int], tile: int, home: int = -1
-) -> BlockRun:
-    """``a @ b`` in tiles of ``tile`` cubed, each worker its ``rows`` of ``a``, measured. Blocks lie
-    on their workers before, or all on worker ``home``, from where the others fetch theirs."""
-    slots, parts = range(len(rows)), np.split(a, np.cumsum(rows)[:-1])
-    at = [slot if home < 0 else home for slot in slots]
-    lay = [cluster.submit(to, np.asarray, part) for to, part in zip(at, parts, strict=True)]
-    others = [cluster.submit(slot, np.asarray, b) for slot in slots]
-    cluster.wait([*lay, *others], "the blocks", cancel=True)
-    before = cluster.run(_transfers)
-    tasks = [
-        cluster.submit(slot, _multiply, lay[slot], others[slot], tile, name="tile_product")
-        for slot in slots
-    ]
-    made = cluster.gather(tasks, "the products", cancel=True)
-    after = cluster.run(_transfers)
-    came = [after[slot][len(before[slot]) :] for slot in slots]
-    waited = [sum(seconds for seconds, _ in log) for log in came]
-    received = [sum(nbytes for _, nbytes in log) for log in came]
-    return BlockRun(*map(tuple, (*zip(*made, strict=True), waited, received)))
-
-
-def _multiply(a: np.ndarray, b: np.ndarray, tile: int) -> tuple[int, int, float]:
-    """(FLOP, bytes loaded, seconds of this thread): workers may outnumber cores."""
-    count_traffic(a[:tile, :tile], b[:tile, :tile], tile=tile)  # the first call is not like others
-    took = []
-    for _ in range(3):
-        begun = time.thread_time()
-        _, counted = count_traffic(a, b, tile=tile)
-        took.append(time.thread_time() - begun)
-    return counted.flops, counted.loaded, min(took)
-
-
-def _transfers(dask_worker: Worker) -> list[tuple[float, int]]:
-    return [(e["duration"], e["total"]) for e in dask_worker.transfer_incoming_log]
-
-
-PRODUCTS: dict[str, dict[str, Any]] = {
-    "I": {"rows": (256, 256, 256, 256), "tile": 16},
-    "II": {"rows": (928, 32, 32, 32), "tile": 256},
-    "III": {"rows": (1024, 1024, 1024, 1024), "tile": 256, "home": 0},
-    "IV": {"rows": (304, 240, 240, 240), "tile": 16},
-}
-"""How the four products are split: here, and not where they are asked about. The level at fault
-stays the same on a worker that is half as slow again as the others."""
-
-
-def four_products(cluster: Cluster, seed: int = 0) -> tuple[dict[str, BlockRun], float]:
-    """(four products by rows on four workers, measured; FLOP per second of a good tile), for
-    `levels_at_fault`; whole numbers in float32, drawn from ``seed``."""
-    rng = np.random.default_rng(seed)
-
-    def run(name: str, **split: Any) -> BlockRun:
-        shapes = ((4096, 2048), (2048, 32)) if name == "III" else ((1024, 512), (512, 512))
-        a, b = (rng.integers(-4, 5, shape).astype("float32") for shape in shapes)
-        return run_blocks(cluster, a, b, **split)
-
-    good = run("", rows=(256, 256, 256, 256), tile=256)
-    rate = max(f / b for f, b in zip(good.flops, good.busy, strict=True))
-    return {name: run(name, **split) for name, split in PRODUCTS.items()}, rate
-
-
-def _bars(_: Any, runs: Mapping[str, BlockRun], rate: float) -> Figure:
-    """Each worker's time, in the parts that were measured; last, a good tile and an even split."""
-    panels: dict[str, Any] = {}
-    for name, run in runs.items():
-        lanes = {
-            f"worker {w + 1}": [("its block on the way", 0, wait), ("kernel", wait, wait + busy)]
-            for w, (wait, busy) in enumerate(zip(run.waited, run.busy, strict=True))
-        }
-        ideal = sum(run.flops) / len(run.flops) / rate
-        panels[f"{name}: {run!r}"] = lanes | {"a good tile": [("good tile", 0, ideal)]}
-    return plots.slots(panels, title="Where did the workers' time go?")
-
-
-@exercise("levels-at-fault", dict, _bars)
-def levels_at_fault(
-    answer: dict[str, Any], runs: Mapping[str, BlockRun], rate: float
-) -> list[Target]:
-    """Say for each of the products at which level more time is lost: "blocking", between the
-    workers, or "tile", within them."""
-    lost = {name: run.lost(rate) for name, run in runs.items()}
-    if set(answer) != set(lost) or not all(answer[name] in (*lost[name],) for name in lost):
-        raise ConfigError(f"a level, 'blocking' or 'tile', belongs to each of {', '.join(runs)}")
-    wrong = [
-        f"{name}: {format_seconds(max(0.0, lost[name][level]))} are lost at the level {level}, "
-        f"{format_seconds(max(lost[name].values()))} at the other"
-        for name, level in answer.items()
-        if lost[name][level] < max(lost[name].values())
-    ]
-    return [none_wrong("levels named wrongly", wrong)]

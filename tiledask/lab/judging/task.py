@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError, RuleError
+from tiledask.lab.judging.placed import PlacedAnswer
 from tiledask.lab.judging.result import Result, Target
 from tiledask.lab.learner.kept import TASKS, here
-from tiledask.lab.placing import PlacedAnswer
 from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.plots.style import set_title
 from tiledask.plan import html

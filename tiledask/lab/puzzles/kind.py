@@ -46,10 +46,8 @@ class Kind:
     """The run of an answer that can run, legal or not; None: there is none."""
     single: tuple[str, ...] = ()
     """Inputs that are one number here, where other kinds may have one for each stage."""
-    page: str = ""
-    """The script of `tiledask.lab.placing` in which an answer is placed; empty if none does it."""
     board: Callable[[Inputs, Targets], dict[str, Any]] | None = None
-    """What that script draws; ConfigError for inputs that it cannot show."""
+    """What `tiledask.lab.judging.placed` draws, where an answer can be placed."""
 
 
 def frozen_key(inputs: Inputs) -> str:

@@ -218,27 +218,6 @@ def _validate(inputs: Inputs) -> None:
     _bound(inputs, next(_places(inputs)))  # refuses times of the wrong length
 
 
-def _board(inputs: Inputs, targets: Targets) -> dict[str, Any]:
-    if inputs.get("place") == "free":
-        raise ConfigError("here the stages are placed too, and only actions can be moved: type it")
-    work = _all_forwards_first(inputs, next(_places(inputs)))
-    run = run_order(inputs, work)
-    spans = zip(run.kind.tolist(), run.stage.tolist(), (run.end - run.start).tolist(), strict=True)
-    took = {(kind, stage): seconds for kind, stage, seconds in spans}
-    kinds = "FIW" if inputs.get("split") else "FB"
-    kept = targets.get("kept")
-    return {
-        "stages": work.stages,
-        "microbatches": inputs["microbatches"],
-        "place": list(work.place),
-        "kinds": kinds,
-        "seconds": {kind: [took[kind, s] for s in range(work.stages)] for kind in kinds},
-        "latency": inputs.get("latency", 0.0),
-        "limits": limits_of(inputs) or (None if kept is None else [kept] * work.devices),
-        "end": targets.get("makespan"),
-    }
-
-
 ORDER = Kind(
     needed=("stages", "microbatches"),
     optional=(*_TIMES, "devices", "place", "split", "memory_limit", "shown"),
@@ -252,6 +231,4 @@ ORDER = Kind(
     best=_best,
     solve=_solve,
     run=lambda inputs, answer: run_order(inputs, order_of(answer)),
-    page="orders",
-    board=_board,
 )

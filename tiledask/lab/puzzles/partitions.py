@@ -90,6 +90,5 @@ PARTITION = Kind(
     measure=_measure,
     best=_best,
     solve=lambda inputs, targets: str(_best_cut(inputs)),
-    page="cuts",
     board=_board,
 )

@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Any
 
 from tiledask.errors import ConfigError, RuleError, short
+from tiledask.lab.judging.placed import PlacedAnswer
 from tiledask.lab.judging.result import LEAST, OPTIMUM, Best, Target
 from tiledask.lab.judging.task import JudgedTask
-from tiledask.lab.placing import PlacedAnswer
 from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.puzzles.choices import CHOICE
 from tiledask.lab.puzzles.compositions import COMPOSITION
@@ -79,17 +79,12 @@ class Puzzle(JudgedTask):
         return DRAWINGS[self.kind](self.inputs, self.targets, answer, title)
 
     def place(self) -> PlacedAnswer:
-        """The answer as something that is moved with mouse and keyboard in JupyterLab.
-
-        Raises ConfigError for a kind of puzzle whose answer is typed.
-        """
+        """The cuts as handles that are moved with mouse and keyboard in JupyterLab; ConfigError
+        for a kind of puzzle whose answer is typed."""
         kind = KINDS[self.kind]
         if kind.board is None:
-            placed = ", ".join(name for name, each in KINDS.items() if each.board)
-            raise ConfigError(
-                f"{self.name} is a {self.kind}, and only {placed} are placed; type {kind.how}"
-            )
-        return PlacedAnswer(self.name, kind.how, kind.page, kind.board(self.inputs, self._limits()))
+            raise ConfigError(f"only cuts are placed, and {self.name} is typed: {kind.how}")
+        return PlacedAnswer(self.name, kind.how, kind.board(self.inputs, self._limits()))
 
     def solve(self) -> Any:
         """An answer that meets every target, found by the exact methods; None if there is none.

@@ -25,7 +25,6 @@ from tiledask.plan.data import shipped_json
 
 __all__ = [
     "exercise_names",
-    "four_products",
     "idle_level",
     "load_puzzle",
     "puzzle_levels",
@@ -66,11 +65,3 @@ def task(name: Any, *about: Any, seed: int = 0, **named: Any) -> JudgedTask:
     drawn = {"seed": seed} if seed else {}
     made: JudgedTask = getattr(home, name.replace("-", "_"))(*about, **named, **drawn)
     return made
-
-
-def four_products(cluster: Any, seed: int = 0) -> Any:
-    """Four products, measured on a cluster of four workers, for the exercise "levels-at-fault":
-    (by name what was measured of each, FLOP per second of a good tile)."""
-    from tiledask.lab.exercises import tiles
-
-    return tiles.four_products(cluster, seed)

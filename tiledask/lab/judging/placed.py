@@ -1,4 +1,4 @@
-"""What a reader has placed: the answer as text, and the widget in which it is moved."""
+"""Cuts between layers that a reader places in JupyterLab: the answer as text, and its widget."""
 
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ class PlacedAnswer:
     It is kept with the progress of the task, and stands there again the next time.
     """
 
-    def __init__(self, task: str, form: str, page: str, setup: dict[str, Any]) -> None:
-        """``page``: the script beside this file; ``setup``: the numbers that it draws."""
-        self.task, self.form, self.page, self.setup = task, form, page, setup
+    def __init__(self, task: str, form: str, setup: dict[str, Any]) -> None:
+        """``setup``: the numbers that cuts.js draws."""
+        self.task, self.form, self.setup = task, form, setup
         self.answer: str | None = here().get(task, TASKS).get("answer")
 
     def take(self, answer: str) -> None:
@@ -37,11 +37,10 @@ class PlacedAnswer:
             import traitlets
         except ImportError:
             return {"text/plain": repr(self)}
-        folder, script = Path(__file__).parent, self.page
+        folder = Path(__file__).parent
 
         class PlacingWidget(anywidget.AnyWidget):
-            _esm = folder / f"{script}.js"
-            _css = folder / "placing.css"
+            _esm, _css = folder / "cuts.js", folder / "cuts.css"
             setup = traitlets.Dict().tag(sync=True)
             answer = traitlets.Unicode().tag(sync=True)
 
