@@ -240,8 +240,6 @@ def test_a_share_may_be_rounded_and_a_number_nearly_the_best_is_two_stars():
             m, own = re.search(r"m = (\d+):", line)[1], float(line.split()[-2])
             result = task.result(f"{m}, {own} s")
             assert result.stars == (3 if own <= best + 1e-3 else 2 if own <= 1.05 * best else 1)
-            close = f"Close: {100 * (own / best - 1):.0f} % slower than the best m."
-            assert (result.reason == close) == (result.stars == 2)
             assert result.stars == 3 or f"{best:g}" not in result.reason
             found.add(result.stars)
     assert found == {1, 2, 3}

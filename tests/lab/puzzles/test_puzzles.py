@@ -11,6 +11,7 @@ from oracles.figures import places
 from tiledask.errors import ScheduleError
 from tiledask.lab.judging import UnsolvedError
 from tiledask.lab.judging.result import Result, Target
+from tiledask.lab.plots.style import RED
 from tiledask.lab.puzzles import load_puzzle, puzzle_levels
 from tiledask.plan.pipelines import closed_form
 from tiledask.plan.pipelines.needs import validate
@@ -265,8 +266,6 @@ def test_stars_and_scores():
     table = {"yardstick": "best of the table"}
     assert score(16, **table).score == "★★★ as good as the best of the table"
     assert score(15, **table).score == "★★★ better than the best of the table"
-    bound = {"yardstick": "no answer goes below"}
-    assert score(17, **bound).score.endswith("6.2 % above what no answer goes below")
     puzzle = load_puzzle("everything-at-once")  # its yardstick is a search, and the score says so
     assert puzzle.check(puzzle.solve()).score == score(16, **table).score
 
@@ -288,8 +287,9 @@ def test_the_drawing_shows_layers_limits_and_what_is_wrong():
     assert not [g for g in gids(load_puzzle("24-uneven").draw(EVEN)) if "wrong l" in g]
     assert "wrong excess" in gids(load_puzzle("24-uneven").draw(EVEN))
     capped = load_puzzle("24-memory-cap").draw(EVEN)
-    assert gids(capped).count("capacity") == 4
-    assert gids(capped).count("wrong excess") == 2  # both heavy devices
+    labels = capped.axes[0].get_yticklabels()
+    assert labels[0].get_text() == "device 1, 9 of 8 GB"
+    assert [tick.get_color() == RED for tick in labels] == [True, False, False, True]
     twice = load_puzzle("24-on-4").draw("1-6 | 6-12 | 13-18 | 19-23")
     assert {"wrong layer 6", "wrong layer 24"} <= set(gids(twice))
     assert "send" in gids(load_puzzle("costly-cuts").draw("1-4 | 5-8 | 9-12 | 13-16"))

@@ -114,7 +114,7 @@ def whole_numbers(answer: Any, count: int, least: int | None = None) -> tuple[An
 
 def none_wrong(name: str, wrong: Sequence[str], count: int | None = None) -> Target:
     """The target that nothing is wrong: how much is, and in words what is, worst first."""
-    return Target(name, 0, len(wrong) if count is None else count, 0, remarks=tuple(wrong))
+    return Target(name, 0, len(wrong) if count is None else count, 0, why="; ".join(wrong))
 
 
 @contextmanager

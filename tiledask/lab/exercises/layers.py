@@ -166,7 +166,7 @@ def fewest_sums(chosen: tuple[str, ...]) -> list[Target]:
     more = offence if wrong else "two sums whose results are added could be one"
     return [
         none_wrong("wrong results", [offence] * bool(wrong), len(wrong)),
-        Target("collectives a step", 2, done.records.barriers.get(None, 0), 2, where=more),
+        Target("collectives a step", 2, done.records.barriers.get(None, 0), 2, why=more),
     ]
 
 
@@ -224,7 +224,7 @@ def balanced_heads(ranks: list[tuple[int, ...]]) -> list[Target]:
     (least, fewest), copies = least_imbalance(), sum(len(kv_of(heads)) for heads in ranks)
     best, worst = round(least / even, 4), round(max(each) / even, 4)
     return [
-        Target("fullest rank / even share", best, worst, best, where=fullest),
+        Target("fullest rank / even share", best, worst, best, why=fullest),
         Target("kv heads computed, all ranks", fewest, copies, fewest),
         Target("wrong results", 0, wrong_results(ranks), 0),
     ]

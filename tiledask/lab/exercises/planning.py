@@ -117,6 +117,6 @@ def fastest_within(
     most, mine, least = (round(s, 2) for s in ((1 + within) * best.total, got.total, best.total))
     peak = round(fit.memory.peak / GB, 2)
     return [
-        Target("GB on the fullest device", room / GB, peak, where=fullest),
-        Target("seconds a step", most, mine, least, SEARCHED, where=where),
+        Target("GB on the fullest device", room / GB, peak, why=fullest),
+        Target("seconds a step", most, mine, least, SEARCHED, why=where),
     ]

@@ -129,7 +129,7 @@ def choreography(
     first = [f"C[{i}, {j}] is wrong" for i, j in wrong[:1]]
     fullest = f"rank {rank} holds {parts} MB"
     return [
-        Target("MB on the fullest worker", limit / MB, ledger.peak / MB, where=fullest),
-        Target("MB between workers", best / MB, received / MB, best / MB, where=moves),
+        Target("MB on the fullest worker", limit / MB, ledger.peak / MB, why=fullest),
+        Target("MB between workers", best / MB, received / MB, best / MB, why=moves),
         none_wrong("wrong numbers in C", first, len(wrong)),
     ]

@@ -79,7 +79,7 @@ def borrowed_rows(
     count = sum(map(len, loans.values()))
     return [
         none_wrong("output rows that lack an input row", lacking, missing),
-        Target("rows borrowed", fewest, count, fewest, where="; ".join(idle)),
+        Target("rows borrowed", fewest, count, fewest, why="; ".join(idle)),
     ]
 
 
@@ -128,9 +128,9 @@ def hybrid_lenet(
     copies, stages, parts = split.shape
     ways = f"by {copies} copies of {stages} x {parts} parts"
     return [
-        Target("MB that all devices send in a step", best, sent, best, where=ways),
-        Target("% of the model on a device", share, percent, where=ways),
-        Target("busiest over mean FLOP", balance, busiest, where=ways),
+        Target("MB that all devices send in a step", best, sent, best, why=ways),
+        Target("% of the model on a device", share, percent, why=ways),
+        Target("busiest over mean FLOP", balance, busiest, why=ways),
         Target("losses' distance from a single device's", 1e-10, far),
     ]
 
@@ -162,8 +162,8 @@ def skip_connection(answer: str | Program) -> list[Target]:
     on, most = f"that is rank {fullest}", 3 * KEPT + 2 * MESSAGE
     return [
         none_wrong("inputs that actions lack", lacks[:1], len(lacks)),
-        Target("bytes that all ranks send", least, sum(sent), least, where=by),
-        Target("bytes on the fullest rank", most, held[fullest], where=on),
+        Target("bytes that all ranks send", least, sum(sent), least, why=by),
+        Target("bytes on the fullest rank", most, held[fullest], why=on),
         Target("seconds until the end", 18, program.timeline({"F": 1.0, "B": 2.0}).makespan),
     ]
 

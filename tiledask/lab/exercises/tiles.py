@@ -184,8 +184,8 @@ def tile_within(
     reuse = f"a byte brings {flops / loaded:.3g} FLOP, {intensity:.3g} are asked"
     most, bound = flops / intensity / 1e9, f"bound by {found.binding}"
     return [
-        Target("kB of shared memory per block", limit / 1e3, shared, where=stage),
-        Target("GB into shared memory", most, loaded / 1e9, least / 1e9, where=reuse),
-        Target("steps along k", steps, -(-k // tk), where=f"{k} / {tk} steps"),
-        Target("microseconds at least", best, took, best, where=bound),
+        Target("kB of shared memory per block", limit / 1e3, shared, why=stage),
+        Target("GB into shared memory", most, loaded / 1e9, least / 1e9, why=reuse),
+        Target("steps along k", steps, -(-k // tk), why=f"{k} / {tk} steps"),
+        Target("microseconds at least", best, took, best, why=bound),
     ]

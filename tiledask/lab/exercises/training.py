@@ -61,13 +61,13 @@ def scale_rule(rule: ScaleRule) -> list[Target]:
     whether all gradients were. A step that was not finite is left out."""
     runs = {"from 2^44": _scaled(rule, 2.0**44), "from 1": _scaled(rule, 1.0)}
     each = ", ".join(f"{run.skipped} {name}" for name, run in runs.items())
-    targets = [Target("steps left out", 14, sum(run.skipped for run in runs.values()), where=each)]
+    targets = [Target("steps left out", 14, sum(run.skipped for run in runs.values()), why=each)]
     for name, run in runs.items():
         end = float(np.mean(run.losses[-8:]))
         end = round(end, 3) if np.isfinite(end) else float("inf")
         low, high = (np.log2(float(pick(run.scales))) for pick in (min, max))
         where = f"its scale lies between 2^{low:.0f} and 2^{high:.0f}"
-        targets.append(Target(f"loss of the last 8 steps, {name}", 1.55, end, where=where))
+        targets.append(Target(f"loss of the last 8 steps, {name}", 1.55, end, why=where))
     return targets
 
 

@@ -180,7 +180,7 @@ class IdleLevel(JudgedTask):
         pairs = zip(self.fields, given, strict=True)
         wrong = [field.remark(value) for field, value in pairs if field.is_wrong(value)]
         remarks = wrong[:1] + [f"{len(wrong)} of {len(given)} are off"] * (len(wrong) > 1)
-        return [Target(WRONG, 0, len(wrong), 0, remarks=remarks)]
+        return [Target(WRONG, 0, len(wrong), 0, why="; ".join(remarks))]
 
     def figure(self, answer: Any) -> Figure:
         """The fields as they are filled in; once all is right, the runs."""

@@ -16,7 +16,6 @@ from tiledask.lab.idle_ladder.level import (
     level_of,
     listed,
     num,
-    off_by,
     total,
 )
 from tiledask.lab.idle_ladder.one_batch import idle_share
@@ -105,10 +104,9 @@ def fewest_for_a_share(head: dict[str, Any], rng: Random) -> IdleLevel:
         if not 1 <= n <= most:
             raise ConfigError(f"there are 1 to {most} micro-batches here; got {given[0]:g}")
         idle = one_f_one_b(p, n).bubble_fraction
-        side = off_by(idle, wanted).removeprefix("too high")
-        words = f"{n} leave {format_percent(idle)} idle, more than {format_percent(wanted)}{side}"
+        words = f"{n} leave {format_percent(idle)} idle, more than {format_percent(wanted)}"
         return [
-            Target("idle share", wanted, idle, None, remarks=(words,)),
+            Target("idle share", wanted, idle, why=words),
             Target("micro-batches", least, n, least, least=True),
         ]
 
@@ -150,11 +148,10 @@ def best_with_overhead(head: dict[str, Any], rng: Random) -> IdleLevel:
         )
         off = not math.isclose(given[1], own, rel_tol=1e-3)
         time = Asked(f"with {k} micro-batches the time", own, wrong)
-        far = (f"{k} is not the best number; others end the batch more than 5 % sooner",)
-        close = f"Close: {100 * (own / best - 1):.0f} % slower than the best m"
+        far = f"{k} is not the best number; others end the batch more than 5 % sooner"
         return [
-            Target(WRONG, 0, int(off), 0, remarks=(time.remark(given[1]),)),
-            Target("seconds for the batch", 1.05 * best, own, best, "", True, far, almost=close),
+            Target(WRONG, 0, int(off), 0, why=time.remark(given[1])),
+            Target("seconds for the batch", 1.05 * best, own, best, least=True, why=far),
         ]
 
     words = {"p": p, "q": p - 1, "F": F, "twice": 2 * F, "T": T, "o": o, "options": listed(options)}

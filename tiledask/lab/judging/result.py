@@ -1,32 +1,16 @@
 """The worth of an answer: its targets, each beside the best there is, and up to three stars."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tiledask.plan import html
 
-__all__ = [
-    "BOUND",
-    "LEAST",
-    "NEAR",
-    "OPTIMUM",
-    "TABLE",
-    "WRONG",
-    "Best",
-    "Result",
-    "Target",
-    "UnsolvedError",
-    "number",
-    "within",
-]
+__all__ = ["LEAST", "OPTIMUM", "WRONG", "Result", "Target", "UnsolvedError", "number", "within"]
 
 LEAST = "least"
 """Stands in a file for a target that is worked out, where the number would be the answer."""
 OPTIMUM = "best possible"
-BOUND = "no answer goes below"
-TABLE = "best of the table"
-NEAR = 0.1
+_NEAR = 0.1
 """Up to which share above its target an answer is near."""
 _FEW = 100
 """Up to here people count, above they compare."""
@@ -36,16 +20,6 @@ WRONG = "wrong answers"
 
 class UnsolvedError(ValueError):
     """A task whose targets are not all met; the message says which and by how much."""
-
-
-@dataclass(frozen=True)
-class Best:
-    """What to compare a measure with, worked out for the puzzle's numbers."""
-
-    value: float
-    yardstick: str = OPTIMUM
-    """OPTIMUM: proven, and reached; BOUND: proven, perhaps out of reach; TABLE: the best that a
-    search over named schedules finds, which an order of one's own may beat."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +35,12 @@ class Target:
     """What any legal answer that meets the other targets may reach; None if not a question, or if
     it would tell a number that is asked for."""
     yardstick: str = OPTIMUM
+    """What ``best`` is; of a search it may be beaten."""
     least: bool = False
     """Asked for is the least there is, and the number is the answer: only who gives it reads it."""
-    remarks: Sequence[str] = ()
-    """What is wrong, worst first, in the reader's words; said in place of the number."""
-    where: str = ""
-    """What makes the number so large: which device, stage, layer or tile; said behind it."""
-    almost: str = ""
-    """What is said once it is met and not as good as can be, in place of the number."""
+    why: str = ""
+    """What is wrong where nothing may be, in the reader's words, said in place of the number; or
+    what makes a number so large, which device, stage, layer or tile, said behind it."""
 
     @property
     def goal(self) -> str:
@@ -90,11 +62,6 @@ class Target:
         return self.best is None or within(self.got, self.best)
 
     @property
-    def short(self) -> str:
-        """What keeps it from being as good as can be, in words; empty without such words."""
-        return self.almost if self.met and not self.as_good else ""
-
-    @property
     def gap(self) -> float | None:
         """How far above the best, as a share of it: 0.25 is 25 % more; None without a best,
         and for a number that stays unsaid."""
@@ -106,33 +73,33 @@ class Target:
 
     @property
     def beside(self) -> str:
-        """The best in words; empty where it says nothing. Whoever misses another target may go
-        below the best, which keeps all of them; until this one is met it is not named."""
-        if not self.met or self.hidden or self.best is None or not within(self.best, self.got):
+        """The best in words, for whoever has solved it; empty where it says nothing."""
+        if self.hidden or self.best is None or not within(self.best, self.got):
             return ""
         return f"{self.best:g}" + ("" if self.yardstick == OPTIMUM else f" ({self.yardstick})")
 
     @property
     def offence(self) -> str:
-        """What is wrong, or how far from met and where; empty once it is."""
+        """What is wrong, or how far from met and why; empty once it is."""
         if self.met:
             return ""
-        return "; ".join(self.remarks or filter(None, (self._distance(), self.where)))
+        told = self.why if not self.wanted else ""
+        return told or "; ".join(filter(None, (self._distance(), self.why)))
 
     def _distance(self) -> str:
         over, size = self.got - self.wanted, abs(self.wanted)
-        near = "near, " if over <= NEAR * size else ""
+        near = "near, " if over <= _NEAR * size else ""
         if self.least:
             return f"{near or 'far, ' * (over > size)}more than is needed"
         if not size or (over == round(over) and self.got <= _FEW):
             return f"{near}{number(over)} too much"
         if over > size:
             return f"far, {self.got / self.wanted:.3g} times as much"
-        return f"{near}{100 * over / size:{'.1g' if over < NEAR * size else '.0f'}} % too much"
+        return f"{near}{100 * over / size:{'.1g' if near else '.0f'}} % too much"
 
     def __str__(self) -> str:
-        if self.remarks and not self.met:
-            return self.offence
+        if self.why and not self.wanted and not self.met:
+            return self.why
         goal = "" if self.least and not self.met else f", target {self.goal}"
         return f"{self.name} {number(self.got)}{goal}: {self.offence or 'met'}"
 
@@ -190,18 +157,15 @@ class Result:
         if not self.targets:
             return ""
         words = ("not yet", "legal", "solved", "as good as can be")[self.stars]
-        if self.stars == 3:
-            ahead = [t for t in self.targets if t.best is not None and not within(t.best, t.got)]
-            if ahead:
-                words = f"better than the {ahead[0].yardstick}"
-            elif any(t.yardstick == TABLE for t in self.targets):
-                words = f"as good as the {TABLE}"
-        gaps = [(t.gap, t.name, t.yardstick) for t in self.targets if t.gap and not t.short]
+        searched = next((t for t in self.targets if t.yardstick != OPTIMUM), None)
+        if self.stars == 3 and searched and searched.best is not None:
+            ahead = not within(searched.best, searched.got)
+            words = f"{'better than' if ahead else 'as good as'} the {searched.yardstick}"
+        gaps = [(t.gap, t.name, t.yardstick) for t in self.targets if t.gap]
         if self.stars == 2 and gaps:
             gap, name, yardstick = max(gaps)
-            share = f"{100 * gap:.{int(gap < NEAR)}f}".removesuffix(".0")
-            above = "what" if yardstick == BOUND else "the"
-            words += f"; {name} {share} % above {above} {yardstick}"
+            share = f"{100 * gap:.{int(gap < _NEAR)}f}".removesuffix(".0")
+            words += f"; {name} {share} % above the {yardstick}"
         return f"{'★' * self.stars}{'☆' * (3 - self.stars)} {words}"
 
     def require(self) -> None:
@@ -232,7 +196,6 @@ class Result:
         rows = [
             (t.name, number(t.got), t.goal, *([t.beside] if self else []), t.offence or "met")
             for t in self.targets
-            if not t.short
         ]
         # not a caption: those wrap at the table's width, which is nothing without rows
         says = "<br>".join(html.words(part) for part in (self.reason, self.score) if part)

@@ -132,8 +132,7 @@ def _verdict(targets: Sequence[Target]) -> str:
     if missed:
         more = f"; {len(missed) - 1} more below" if len(missed) > 1 else ""
         return f"Not yet: {missed[0]}{more}."
-    short = "; ".join(filter(None, (target.short for target in targets)))
-    return f"{short}." if short else "Solved: every target is met."
+    return "Solved: every target is met."
 
 
 def _plain(answer: Any) -> Any:

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from tiledask.errors import ConfigError, ScheduleError
-from tiledask.lab.judging.result import Best, within
+from tiledask.lab.judging.result import within
 from tiledask.lab.puzzles.inputs import LONGEST, TIMES
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets, frozen_key, idle_causes
 from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, schedule
@@ -86,12 +86,12 @@ def _meeting(inputs: Inputs, targets: Targets) -> Iterator[tuple[Inputs, dict[st
             yield value, reached
 
 
-def _best(inputs: Inputs, targets: Targets) -> dict[str, Best]:
-    best: dict[str, Best] = {}
+def _best(inputs: Inputs, targets: Targets) -> dict[str, float]:
+    best: dict[str, float] = {}
     for name in targets:
         others = {other: wanted for other, wanted in targets.items() if other != name}
         reached = [reached[name] for _, reached in _meeting(inputs, others)]
-        best |= {name: Best(min(reached))} if reached else {}
+        best |= {name: min(reached)} if reached else {}
     return best
 
 

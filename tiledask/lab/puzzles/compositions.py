@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError, PartitionError, ScheduleError, short
-from tiledask.lab.judging.result import TABLE, Best
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets, frozen_key, idle_causes
 from tiledask.lab.puzzles.orders import order_of
 from tiledask.lab.puzzles.partitions import legal
@@ -162,9 +161,9 @@ def _found(key: str) -> tuple[float, str] | None:
     return best
 
 
-def _best(inputs: Inputs, targets: Targets) -> dict[str, Best]:
+def _best(inputs: Inputs, targets: Targets) -> dict[str, float]:
     found = _found(frozen_key(inputs))
-    return {"makespan": Best(found[0], TABLE)} if found else {}
+    return {"makespan": found[0]} if found else {}
 
 
 def _solve(inputs: Inputs, targets: Targets) -> str | None:
@@ -200,5 +199,6 @@ COMPOSITION = Kind(
     measure=_measure,
     best=_best,
     solve=_solve,
+    yardstick="best of the table",
     run=lambda inputs, answer: read_unlimited(inputs, answer).run,
 )

@@ -6,8 +6,8 @@ Each takes the puzzle's inputs and targets, an answer or None, and what makes a 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from tiledask.errors import ConfigError, PartitionError, RuleError, ScheduleError
 from tiledask.lab.judging.figure import titled_canvas
@@ -30,6 +30,8 @@ from tiledask.plan.units import format_seconds
 __all__ = ["DRAWINGS"]
 
 Titled = Callable[[str], str]
+_Row = tuple[str, Sequence[int], int | None]
+"""Layers behind one another: their name, the layers, their device from 0 (None: they have none)."""
 _GB = 1e9
 
 
@@ -73,20 +75,9 @@ def _mark_end(axes: Axes, run: Timeline, targets: Targets, judged: bool = True) 
 # -- layers on devices -----------------------------------------------------------------------------
 
 
-class _Row(NamedTuple):
-    """Layers behind one another."""
-
-    name: str
-    layers: Sequence[int]
-    device: int | None
-    """Counted from 0; None for layers that no device holds."""
-    sent: float = 0.0
-    """What follows them: the time to send the last."""
-
-
 @styled
 def draw_partition(inputs: Inputs, targets: Targets, answer: Any, title: Titled) -> Figure:
-    """A row per stage, as wide as its time, and the memory of each device; what breaks a rule in
+    """A row per stage, as wide as its time, named by what its device holds; what breaks a rule in
     red."""
     shown = inputs.get("shown") if answer is None else None
     note = f"as proposed: {shown}" if shown else ""
@@ -94,40 +85,34 @@ def draw_partition(inputs: Inputs, targets: Targets, answer: Any, title: Titled)
 
 
 def _draw_layers(inputs: Inputs, targets: Targets, answer: Any, title: str) -> Figure:
-    devices, costs, memory = inputs["devices"], inputs["costs"], inputs.get("memory", ())
-    speeds, limit = inputs.get("speeds") or [1.0] * devices, targets.get("bottleneck")
+    costs, sends, limit = inputs["costs"], inputs.get("communication"), targets.get("bottleneck")
+    devices, layers = inputs["devices"], len(costs)
+    speeds = inputs.get("speeds") or [1.0] * devices
     rows, odd = _rows(inputs, answer)
-    parts = [rows]
-    if memory:
-        held = [[n for row in rows if row.device == d for n in row.layers] for d in range(devices)]
-        on_devices = [_Row(stage_name(d, devices), mine, d) for d, mine in enumerate(held)]
-        parts.append(on_devices if any(held) else [rows[0], *on_devices])
-    heights = [0.8 + 0.3 * len(part) for part in parts]
-    figure = titled_canvas(0.5 + sum(heights), title)
-    panels = draw.stacked_axes(figure, heights)
-
-    def seconds(n: int, device: int | None) -> float:
-        cost = costs[n - 1] if 1 <= n <= len(costs) else 1.0
-        return float(cost if device is None else cost / speeds[device])
-
-    def size(n: int, device: int | None) -> float:
-        return memory[n - 1] / _GB if 1 <= n <= len(costs) else 0.0
-
-    limits = [None if row.device is None else limit for row in rows]
-    drawn = [_panel(panels[0], rows, seconds, limits, odd)]
-    panels[0].set_xlabel("time of the layers")
+    figure = titled_canvas(1.3 + 0.3 * len(rows), title)
+    axes, longest = figure.subplots(), limit or 0.0
+    boxes: list[draw.Box] = []
+    for at, (_, group, device) in enumerate(rows):
+        end, speed = 0.0, 1.0 if device is None else speeds[device]
+        tone = PALE if device is None else colour_of_rank(device)
+        for n in group:
+            start, end = end, end + (costs[n - 1] if 1 <= n <= layers else 1.0) / speed
+            boxes.append(draw.span(at, start, end, tone, f"{n}", f"layer {n}"))
+            if n in odd:
+                draw.mark_box(axes, boxes[-1].at, f"layer {n}")
+        if sends and device is not None and devices > 1 and group and 1 <= group[-1] < layers:
+            start, end = end, end + (sends[group[-1] - 1] if isinstance(sends, list) else sends)
+            boxes.append(draw.span(at, start, end, PALE, "send", "send", look={"hatch": "////"}))
+        if limit is not None and device is not None:
+            draw.mark_excess(axes, at, limit, end)
+        longest = max(longest, end)
+    draw.lanes(axes, [name for name, *_ in rows], boxes)
+    _label_rows(axes, _held(inputs, rows))
+    axes.set(xlim=(0, 1.03 * longest), xlabel="time of the layers")
     if limit is not None:
-        _limit_line(panels[0], limit, f"target: at most {limit:g}")
-    for axes in panels[1:]:
-        caps = [cap / _GB for cap in capacities(inputs["capacity"], devices)]
-        rooms = [None if row.device is None else caps[row.device] for row in parts[1]]
-        drawn.append(_panel(axes, parts[1], size, rooms))
-        for at, cap in ((at, cap) for at, cap in enumerate(rooms) if cap):
-            axes.plot([cap, cap], [at - 0.45, at + 0.45], color=INK, linewidth=2, gid="capacity")
-        axes.set_xlabel("memory of the layers, and of the device (GB)")
+        _limit_line(axes, limit, f"target: at most {limit:g}")
     figure.lay_out()
-    for axes, boxes in zip(panels, drawn, strict=True):
-        draw.write(axes, boxes)
+    draw.write(axes, boxes)
     return figure
 
 
@@ -135,52 +120,37 @@ def _rows(inputs: Inputs, answer: Any) -> tuple[list[_Row], set[int]]:
     """(The layers of each stage and those that are missing, the layers in a wrong place); if there
     is no answer that can be read, all layers before the empty stages."""
     devices, chunks, layers = inputs["devices"], inputs.get("chunks", 1), len(inputs["costs"])
-    speeds, sends, stages = inputs.get("speeds"), inputs.get("communication", 0.0), devices * chunks
     try:
-        groups = [] if answer is None else read_assignment(answer, layers, stages)
+        groups = [] if answer is None else read_assignment(answer, layers, devices * chunks)
     except PartitionError:
         groups = []
-    answered = 0 < sum(map(len, groups)) <= 20 * layers
-    rows = []
-    for s, group in enumerate(stages_of(groups if answered else [], devices, chunks)[:stages]):
-        speed = f", speed {speeds[s]:g}" if speeds and chunks == 1 else ""
-        cut = devices > 1 and group and 1 <= group[-1] < layers
-        sent = (sends[group[-1] - 1] if isinstance(sends, list) else sends) if cut else 0.0
-        rows.append(_Row(f"{stage_name(s, devices, chunks)}{speed}", group, s % devices, sent))
-    times = Counter(n for row in rows for n in row.layers)
+    if not 0 < sum(map(len, groups)) <= 20 * layers:
+        groups = []
+    stages = stages_of(groups, devices, chunks)[: devices * chunks]
+    rows: list[_Row] = [
+        (stage_name(s, devices, chunks), group, s % devices) for s, group in enumerate(stages)
+    ]
+    times = Counter(n for group in stages for n in group)
     missing = [n for n in range(1, layers + 1) if not times[n]]
-    if not answered:
-        return [_Row("layers", missing, None), *rows], set()
+    if not groups:
+        return [("layers", missing, None), *rows], set()
     odd = {n for n, count in times.items() if count > 1 or not 1 <= n <= layers} | {*missing}
-    return [*rows, *([_Row("missing", missing, None)] if missing else [])], odd
+    return [*rows, *([("missing", missing, None)] if missing else [])], odd
 
 
-def _panel(
-    axes: Axes,
-    rows: Sequence[_Row],
-    length: Callable[[int, int | None], float],
-    limits: Sequence[float | None],
-    odd: Iterable[int] = (),
-) -> list[draw.Box]:
-    """A box for each layer, red around ``odd`` ones and over what is behind the limit of its
-    row."""
-    boxes, longest = [], 0.0
-    for at, (row, limit) in enumerate(zip(rows, limits, strict=True)):
-        end, tone = 0.0, PALE if row.device is None else colour_of_rank(row.device)
-        for n in row.layers:
-            start, end = end, end + length(n, row.device)
-            boxes.append(draw.span(at, start, end, tone, f"{n}", f"layer {n}"))
-            if n in odd:
-                draw.mark_box(axes, boxes[-1].at, f"layer {n}")
-        if row.sent:
-            start, end = end, end + row.sent
-            boxes.append(draw.span(at, start, end, PALE, "send", "send", look={"hatch": "////"}))
-        if limit is not None:
-            draw.mark_excess(axes, at, limit, end)
-        longest = max(longest, end, limit or 0.0)
-    draw.lanes(axes, [row.name for row in rows], boxes)
-    axes.set_xlim(0, 1.03 * longest)
-    return boxes
+def _held(inputs: Inputs, rows: Sequence[_Row]) -> Iterator[tuple[str, bool]]:
+    """The name of each row, with the memory of its device; whether that is too little."""
+    memory, speeds, layers = inputs.get("memory"), inputs.get("speeds"), len(inputs["costs"])
+    caps = capacities(inputs["capacity"], inputs["devices"]) if memory else []
+    for name, _, device in rows:
+        words, held = name, 0.0
+        if device is not None and speeds:
+            words += f", speed {speeds[device]:g}"
+        if device is not None and memory:
+            mine = (n for _, group, on in rows if on == device for n in group)
+            held = sum(memory[n - 1] for n in mine if 1 <= n <= layers)
+            words += f", {held / _GB:.3g} of {caps[device] / _GB:.3g} GB"
+        yield words, bool(memory) and device is not None and held > caps[device]
 
 
 # -- orders and runs -------------------------------------------------------------------------------

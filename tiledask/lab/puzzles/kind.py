@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tiledask.lab.judging.result import Best
+from tiledask.lab.judging.result import OPTIMUM
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.units import format_seconds
 
@@ -38,10 +38,12 @@ class Kind:
     """The answer as a value; a tiledask error that names the rule it breaks."""
     measure: Callable[[Inputs, Any], Measured]
     """What that value reaches."""
-    best: Callable[[Inputs, Targets], Mapping[str, Best]]
+    best: Callable[[Inputs, Targets], Mapping[str, float]]
     """For each target, the least that an answer reaches which meets all the others."""
     solve: Callable[[Inputs, Targets], str | None]
     """The answer to try for these targets, written as people do; None if there is none."""
+    yardstick: str = OPTIMUM
+    """What ``best`` is: proven, or the best of a search, which an answer may beat."""
     run: Callable[[Inputs, Any], Timeline] | None = None
     """The run of an answer that can run, legal or not; None: there is none."""
     single: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from tiledask.errors import ConfigError, ScheduleError
-from tiledask.lab.judging.result import BOUND, OPTIMUM, Best, within
+from tiledask.lab.judging.result import within
 from tiledask.lab.puzzles.inputs import TIMES
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets, frozen_key, idle_causes
 from tiledask.plan.pipelines.needs import peaks, validate
@@ -181,16 +181,16 @@ def _all_forwards_first(inputs: Inputs, place: tuple[int, ...]) -> Schedule:
     return Schedule.of(rows, place)
 
 
-def _best(inputs: Inputs, targets: Targets) -> dict[str, Best]:
-    best = {}
+def _best(inputs: Inputs, targets: Targets) -> dict[str, float]:
+    best: dict[str, float] = {}
     shortest = _shortest(inputs, targets)
     if shortest is not None and "makespan" in targets:
-        best["makespan"] = Best(shortest.least, OPTIMUM if shortest.proven else BOUND)
+        best["makespan"] = shortest.least
     # the fewest activations with which some order meets the target for the makespan
     for kept in range(int(targets.get("kept", 0)), 0, -1):
         if _solve(inputs, {**targets, "kept": kept}) is None:
             break
-        best["kept"] = Best(kept)
+        best["kept"] = kept
     return best
 
 

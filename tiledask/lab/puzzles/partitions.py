@@ -3,7 +3,6 @@
 from typing import Any
 
 from tiledask.errors import ConfigError, PartitionError
-from tiledask.lab.judging.result import Best
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets
 from tiledask.plan.splitting.assignment import read_assignment
 from tiledask.plan.splitting.judge import Verdict, judge
@@ -52,9 +51,9 @@ def _measure(inputs: Inputs, verdict: Verdict) -> Measured:
     return {"crossings": (crossings, ""), "bottleneck": (max(times), where)}
 
 
-def _best(inputs: Inputs, targets: Targets) -> dict[str, Best]:
+def _best(inputs: Inputs, targets: Targets) -> dict[str, float]:
     fewest = _stages(inputs) - 1 if inputs["devices"] > 1 else 0
-    return {"crossings": Best(fewest), "bottleneck": Best(_best_cut(inputs).bottleneck)}
+    return {"crossings": fewest, "bottleneck": _best_cut(inputs).bottleneck}
 
 
 def _validate(inputs: Inputs) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tiledask.errors import ConfigError, RuleError, short
 from tiledask.lab.judging.placed import PlacedAnswer
-from tiledask.lab.judging.result import LEAST, OPTIMUM, Best, Target
+from tiledask.lab.judging.result import LEAST, Target
 from tiledask.lab.judging.task import JudgedTask
 from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.puzzles.choices import CHOICE
@@ -62,10 +62,10 @@ class Puzzle(JudgedTask):
                 kind.measures[name],
                 limits[name],
                 measured[name][0],
-                best[name].value if name in best else None,
-                best[name].yardstick if name in best else OPTIMUM,
-                least=wanted == LEAST,
-                where=measured[name][1],
+                best.get(name),
+                kind.yardstick,
+                wanted == LEAST,
+                measured[name][1],
             )
             for name, wanted in self.targets.items()
         ]
@@ -101,7 +101,7 @@ class Puzzle(JudgedTask):
         limits = {name: math.inf if w == LEAST else w for name, w in self.targets.items()}
         least = [name for name, wanted in self.targets.items() if wanted == LEAST]
         best = KINDS[self.kind].best(self.inputs, limits) if least else {}
-        return limits | {name: best.get(name, Best(math.inf)).value for name in least}
+        return limits | {name: best.get(name, math.inf) for name in least}
 
     @property
     def heading(self) -> str:

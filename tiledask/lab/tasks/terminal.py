@@ -140,7 +140,7 @@ def _print_result(task: Task, answer: Any, result: Result, console: Console) -> 
     say(console, "", bold=result.reason, colour="green" if result else "red", wrap=True)
     first = next((t for t in result.targets if not t.met), None)  # which the reason has said
     for t in result.targets:
-        if t.name == WRONG or t.short:
+        if t.name == WRONG:
             continue
         best = f", best {t.beside}" if puzzle and t.beside and result else ""
         off = f": {t.offence}" if puzzle and t.offence and t is not first else ""
